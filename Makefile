@@ -1,0 +1,74 @@
+# make          build skiff and kubectl into bin/
+# make up       build, start a cluster, apply the demo, show it        make down   stop it
+# make test     everything that must hold: lint, unit, end-to-end and comparison with upstream
+# make bench    skiff and upstream side by side, with ratios
+# make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression'
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+DATE    := $(shell git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)
+LDFLAGS := -s -w -X skiff/internal/version.commit=$(COMMIT) -X skiff/internal/version.date=$(DATE)
+
+# kubectl reports the version of the module it is built from.
+KUBECTL_VERSION := v1.37.1
+KUBECTL_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBECTL_VERSION) \
+	-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+
+CLASS ?= api
+FOCUS ?=
+PROCS ?= 4
+BENCH ?=
+
+.PHONY: build skiff kubectl up down test unit e2e lint generate bench conformance fuzz clean
+
+build: skiff kubectl
+
+skiff:
+	@go build -trimpath -ldflags '$(LDFLAGS)' -o bin/skiff ./cmd/skiff
+
+# Built once: it changes only with its module.
+kubectl: bin/kubectl
+bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
+	@echo 'building kubectl ...'
+	@mkdir -p bin
+	@cd tools/kubectl && go build -trimpath -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
+
+up: build
+	@scripts/up
+
+down:
+	@scripts/down
+
+test: lint unit e2e
+
+unit:
+	go test ./internal/... ./cmd/...
+
+# Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
+e2e: build
+	go test -timeout 30m ./test/...
+
+lint:
+	@unformatted=$$(gofmt -l cmd internal test tools); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
+	go vet ./...
+	go tool -modfile=tools/lint/go.mod staticcheck ./...
+
+generate:
+	go generate ./...
+
+bench: build
+	go run ./test/bench $(BENCH)
+
+conformance: build
+	go run ./test/conformance -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
+
+# Each fuzz target for FUZZTIME; in `make test` they run on their seeds.
+FUZZTIME ?= 10m
+fuzz:
+	@scripts/fuzz $(FUZZTIME)
+
+clean:
+	rm -rf bin test/conformance/results

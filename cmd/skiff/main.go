@@ -1,0 +1,83 @@
+// Command skiff is Kubernetes in one program. This file turns the command line into a configuration and hands it to
+// package system; it holds no logic of its own.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"skiff/internal/config"
+	"skiff/internal/system"
+	"skiff/internal/version"
+)
+
+// command is one word after `skiff`.
+type command struct {
+	name, summary string
+	run           func(ctx context.Context, args []string) error
+}
+
+// commands in the order `skiff help` shows them.
+var commands = []command{
+	{"server", "run a control plane", server},
+	{"version", "show the version", showVersion},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "skiff:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
+		usage()
+		return nil
+	}
+	for _, c := range commands {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:])
+		}
+	}
+	usage()
+	return fmt.Errorf("unknown command %q", args[0])
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "skiff is Kubernetes in one program.\n\nUsage: skiff COMMAND [flags]")
+	fmt.Fprintln(os.Stderr)
+	for _, c := range commands {
+		fmt.Fprintf(os.Stderr, "  %-10s %s\n", c.name, c.summary)
+	}
+	fmt.Fprintln(os.Stderr, "\n`skiff COMMAND -h` shows a command's flags.")
+}
+
+func server(ctx context.Context, args []string) error {
+	c := config.DefaultServer()
+	flags := flag.NewFlagSet("skiff server", flag.ContinueOnError)
+	c.Flags(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	return system.RunServer(ctx, c)
+}
+
+func showVersion(_ context.Context, _ []string) error {
+	v := version.Info()
+	fmt.Printf("skiff %s (Kubernetes %s, %s, %s)\n", version.Skiff(), v.GitVersion, v.GoVersion, v.Platform)
+	return nil
+}

@@ -1,0 +1,49 @@
+// Package admissionregistration holds the rows of admissionregistration.k8s.io: webhooks and policies that judge or change
+// what is written to the API. The rows check that rules make sense and that expressions compile; calling webhooks and
+// evaluating policies is admission's work.
+package admissionregistration
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
+)
+
+// Kinds are the rows of the group.
+func Kinds() []*kind.Kind {
+	return []*kind.Kind{
+		MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
+		ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+	}
+}
+
+var categories = []string{"api-extensions"}
+
+// Names with this ending belong to configuration that servers read from files. New objects may not take them; objects
+// from before the rule stay, with a warning.
+const staticSuffix = ".static.k8s.io"
+
+var staticRule = fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", staticSuffix)
+
+func validateNameOnCreate(name string) field.ErrorList {
+	if strings.HasSuffix(name, staticSuffix) {
+		return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), name, staticRule)}
+	}
+	return nil
+}
+
+func warnNameOnUpdate(name string, update bool) []string {
+	if update && strings.HasSuffix(name, staticSuffix) {
+		return []string{"metadata.name: " + staticRule}
+	}
+	return nil
+}
+
+func setDefault[T any](at **T, value T) {
+	if *at == nil {
+		*at = &value
+	}
+}

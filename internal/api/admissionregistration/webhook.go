@@ -1,0 +1,256 @@
+package admissionregistration
+
+import (
+	"fmt"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+)
+
+// The two kinds of webhook differ in one field. The rules are written for the one that has it.
+type webhook = admissionregistrationv1.MutatingWebhook
+
+func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match **admissionregistrationv1.MatchPolicyType,
+	namespaces, objects **metav1.LabelSelector, timeout **int32, client *admissionregistrationv1.WebhookClientConfig, rules []admissionregistrationv1.RuleWithOperations) {
+	setDefault(failure, admissionregistrationv1.Fail)
+	setDefault(match, admissionregistrationv1.Equivalent)
+	setDefault(namespaces, metav1.LabelSelector{})
+	setDefault(objects, metav1.LabelSelector{})
+	setDefault(timeout, 10)
+	if client.Service != nil {
+		setDefault(&client.Service.Port, 443)
+	}
+	for i := range rules {
+		defaultRule(&rules[i].Rule)
+	}
+}
+
+// tolerance is what stored webhooks may keep although new ones may not have it.
+type tolerance struct {
+	conditions  bool
+	sideEffects bool
+	versions    bool
+	sameNames   bool
+	labels      bool
+	stored      sets.Set[string]
+}
+
+func toleranceFor(hooks, old []webhook) tolerance {
+	t := tolerance{conditions: len(hooks) == len(old), stored: sets.New[string]()}
+	names := sets.New[string]()
+	for i := range old {
+		hook := &old[i]
+		t.conditions = t.conditions && reflect.DeepEqual(hooks[i].MatchConditions, hook.MatchConditions)
+		t.sideEffects = t.sideEffects || hook.SideEffects == nil || !slices.Contains(harmless, *hook.SideEffects)
+		t.versions = t.versions || len(hook.AdmissionReviewVersions) > 0 && !slices.ContainsFunc(hook.AdmissionReviewVersions, understood)
+		t.sameNames = t.sameNames || names.Has(hook.Name)
+		names.Insert(hook.Name)
+		for _, selector := range []*metav1.LabelSelector{hook.NamespaceSelector, hook.ObjectSelector} {
+			t.labels = t.labels || selector != nil && len(metavalidation.ValidateLabelSelector(selector, metavalidation.LabelSelectorValidationOptions{}, nil)) > 0
+		}
+		for _, condition := range hook.MatchConditions {
+			t.stored.Insert(condition.Expression)
+		}
+	}
+	return t
+}
+
+// validateWebhooks judges the hooks of a configuration; update says that old is what is stored.
+func validateWebhooks(hooks, old []webhook, update bool) field.ErrorList {
+	var errs field.ErrorList
+	var may tolerance
+	if update {
+		may = toleranceFor(hooks, old)
+	}
+	names := sets.New[string]()
+	for i := range hooks {
+		hook, path := &hooks[i], field.NewPath("webhooks").Index(i)
+		errs = append(errs, validateWebhook(hook, may, path)...)
+		errs = append(errs, validateReviewVersions(hook.AdmissionReviewVersions, may.versions, path.Child("admissionReviewVersions"))...)
+		if hook.Name != "" && names.Has(hook.Name) && !may.sameNames {
+			errs = append(errs, field.Duplicate(path.Child("name"), hook.Name))
+		}
+		names.Insert(hook.Name)
+	}
+	return errs
+}
+
+// harmless are the side effects a webhook may have: none that a dry run would leave behind.
+var harmless = []admissionregistrationv1.SideEffectClass{admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.SideEffectClassNoneOnDryRun}
+
+func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.ErrorList {
+	errs := utilvalidation.IsFullyQualifiedName(path.Child("name"), hook.Name)
+	for i := range hook.Rules {
+		errs = append(errs, validateRule(&hook.Rules[i], path.Child("rules").Index(i))...)
+	}
+	errs = append(errs, validateOneOf(hook.FailurePolicy, failurePolicies, false, path.Child("failurePolicy"))...)
+	errs = append(errs, validateOneOf(hook.MatchPolicy, matchPolicies, false, path.Child("matchPolicy"))...)
+	errs = append(errs, validateOneOf(hook.ReinvocationPolicy, reinvocationPolicies, false, path.Child("reinvocationPolicy"))...)
+	allowed := harmless
+	if may.sideEffects {
+		allowed = append(slices.Clone(harmless), admissionregistrationv1.SideEffectClassSome, admissionregistrationv1.SideEffectClassUnknown)
+	}
+	if hook.SideEffects == nil {
+		names := make([]string, len(allowed))
+		for i := range allowed {
+			names[i] = string(allowed[i])
+		}
+		errs = append(errs, field.Required(path.Child("sideEffects"), "must specify one of "+strings.Join(names, ", ")))
+	}
+	errs = append(errs, validateOneOf(hook.SideEffects, allowed, false, path.Child("sideEffects"))...)
+	if seconds := hook.TimeoutSeconds; seconds != nil && (*seconds > 30 || *seconds < 1) {
+		errs = append(errs, field.Invalid(path.Child("timeoutSeconds"), *seconds, "the timeout value must be between 1 and 30 seconds"))
+	}
+	options := metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: may.labels}
+	if hook.NamespaceSelector != nil {
+		errs = append(errs, metavalidation.ValidateLabelSelector(hook.NamespaceSelector, options, path.Child("namespaceSelector"))...)
+	}
+	if hook.ObjectSelector != nil {
+		errs = append(errs, metavalidation.ValidateLabelSelector(hook.ObjectSelector, options, path.Child("objectSelector"))...)
+	}
+	errs = append(errs, validateClientConfig(&hook.ClientConfig, path.Child("clientConfig"))...)
+	if !may.conditions {
+		errs = append(errs, validateMatchConditions(hook.MatchConditions, may.stored, false, path.Child("matchConditions"))...)
+	}
+	return errs
+}
+
+var reviewVersions = []string{"v1", "v1beta1"}
+
+func understood(version string) bool { return slices.Contains(reviewVersions, version) }
+
+func validateReviewVersions(versions []string, mayBeUnknown bool, path *field.Path) field.ErrorList {
+	if len(versions) == 0 {
+		return field.ErrorList{field.Required(path, "must specify one of "+strings.Join(reviewVersions, ", "))}
+	}
+	var errs field.ErrorList
+	for i, version := range versions {
+		if slices.Contains(versions[:i], version) {
+			errs = append(errs, field.Invalid(path.Index(i), version, "duplicate version"))
+			continue
+		}
+		for _, message := range utilvalidation.IsDNS1035Label(version) {
+			errs = append(errs, field.Invalid(path.Index(i), version, message))
+		}
+	}
+	if !mayBeUnknown && !slices.ContainsFunc(versions, understood) {
+		errs = append(errs, field.Invalid(path, versions, "must include at least one of "+strings.Join(reviewVersions, ", ")))
+	}
+	return errs
+}
+
+func validateClientConfig(config *admissionregistrationv1.WebhookClientConfig, path *field.Path) field.ErrorList {
+	switch {
+	case (config.URL == nil) == (config.Service == nil):
+		return field.ErrorList{field.Required(path, "exactly one of url or service is required")}
+	case config.URL != nil:
+		return validateURL(*config.URL, path.Child("url"))
+	}
+	return validateService(config.Service, path.Child("service"))
+}
+
+func validateURL(text string, path *field.Path) field.ErrorList {
+	const form = "; desired format: https://host[/path]"
+	u, err := url.Parse(text)
+	if err != nil {
+		return field.ErrorList{field.Required(path, "url must be a valid URL: "+err.Error()+form)}
+	}
+	var errs field.ErrorList
+	if u.Scheme != "https" {
+		errs = append(errs, field.Invalid(path, u.Scheme, "'https' is the only allowed URL scheme"+form))
+	}
+	if u.Host == "" {
+		errs = append(errs, field.Invalid(path, u.Host, "host must be specified"+form))
+	}
+	if u.User != nil {
+		errs = append(errs, field.Invalid(path, u.User.String(), "user information is not permitted in the URL"))
+	}
+	if u.Fragment != "" {
+		errs = append(errs, field.Invalid(path, u.Fragment, "fragments are not permitted in the URL"))
+	}
+	if u.RawQuery != "" {
+		errs = append(errs, field.Invalid(path, u.RawQuery, "query parameters are not permitted in the URL"))
+	}
+	return errs
+}
+
+func validateService(service *admissionregistrationv1.ServiceReference, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if service.Name == "" {
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	}
+	if service.Namespace == "" {
+		errs = append(errs, field.Required(path.Child("namespace"), ""))
+	}
+	port := ptr.Deref(service.Port, 0)
+	if messages := utilvalidation.IsValidPortNum(int(port)); messages != nil {
+		errs = append(errs, field.Invalid(path.Child("port"), port, "port is not valid: "+strings.Join(messages, ", ")))
+	}
+	return append(errs, validateServicePath(ptr.Deref(service.Path, ""), path.Child("path"))...)
+}
+
+func validateServicePath(text string, path *field.Path) field.ErrorList {
+	if text == "" || text == "/" {
+		return nil
+	}
+	if text == "//" {
+		return field.ErrorList{field.Invalid(path, text, "segment[0] may not be empty")}
+	}
+	var errs field.ErrorList
+	if !strings.HasPrefix(text, "/") {
+		errs = append(errs, field.Invalid(path, text, "must start with a '/'"))
+	}
+	for i, segment := range strings.Split(strings.TrimSuffix(text[1:], "/"), "/") {
+		if segment == "" {
+			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("segment[%d] may not be empty", i)))
+			continue
+		}
+		for _, message := range utilvalidation.IsDNS1123Subdomain(segment) {
+			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("segment[%d]: %v", i, message)))
+		}
+	}
+	return errs
+}
+
+// unhooked are the resources no webhook is asked about, because a webhook needs their answers itself.
+var unhooked = []schema.GroupResource{
+	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
+	{Group: "authentication.k8s.io", Resource: "tokenreviews"},
+	{Group: "authorization.k8s.io", Resource: "localsubjectaccessreviews"},
+	{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"},
+	{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"},
+	{Group: "authorization.k8s.io", Resource: "subjectaccessreviews"},
+}
+
+// warnUnhooked names the rules that will never match. Wildcards are spared: they mean everything that can be hooked.
+func warnUnhooked(hooks []webhook) []string {
+	var warnings []string
+	for i := range hooks {
+		for j, rule := range hooks[i].Rules {
+			if slices.Contains(rule.APIGroups, "*") || slices.Contains(rule.Resources, "*") {
+				continue
+			}
+			seen := sets.New[schema.GroupResource]()
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					named := schema.GroupResource{Group: group, Resource: resource}
+					if slices.Contains(unhooked, named) && !seen.Has(named) {
+						seen.Insert(named)
+						warnings = append(warnings, fmt.Sprintf("webhooks[%d].rules[%d]: %s is excluded from admission webhooks; this rule will have no effect", i, j, named))
+					}
+				}
+			}
+		}
+	}
+	return warnings
+}

@@ -1,0 +1,33 @@
+package authorization
+
+import (
+	"context"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"skiff/internal/kind"
+)
+
+func selfSubjectRulesReview(a Authorizer) *kind.Kind {
+	return kind.Of(kind.Spec[*authorizationv1.SelfSubjectRulesReview]{
+		GVK: authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectRulesReview"), Plural: "selfsubjectrulesreviews",
+		Action: func(ctx context.Context, _ kind.Env, req *kind.Request, review *authorizationv1.SelfSubjectRulesReview) (runtime.Object, error) {
+			if review.Spec.Namespace == "" {
+				return nil, apierrors.NewBadRequest("no namespace on request")
+			}
+			resources, nonResources, incomplete, err := a.RulesFor(ctx, req.User, review.Spec.Namespace)
+			// The lists are required by the schema: empty, never null.
+			answer := &authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{
+				ResourceRules:    append([]authorizationv1.ResourceRule{}, resources...),
+				NonResourceRules: append([]authorizationv1.NonResourceRule{}, nonResources...),
+				Incomplete:       incomplete,
+			}}
+			if err != nil {
+				answer.Status.EvaluationError = err.Error()
+			}
+			return answer, nil
+		},
+	})
+}

@@ -1,0 +1,221 @@
+package autoscaling
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+)
+
+// The annotations in which an object of v1 carries what v1 has no fields for.
+const (
+	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
+	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
+	conditionsAnnotation     = "autoscaling.alpha.kubernetes.io/conditions"
+	behaviorAnnotation       = "autoscaling.alpha.kubernetes.io/behavior"
+)
+
+// carried are the annotations that no object of v2 may have: the ones above, and two that older servers wrote.
+var carried = []string{
+	metricsAnnotation, currentMetricsAnnotation, conditionsAnnotation, behaviorAnnotation,
+	"autoscaling.alpha.kubernetes.io/scale-down-tolerance", "autoscaling.alpha.kubernetes.io/scale-up-tolerance",
+}
+
+// withoutCarried returns annotations without those that carry; the same map when it has none of them.
+func withoutCarried(annotations map[string]string) map[string]string {
+	kept := annotations
+	for _, name := range carried {
+		if _, has := kept[name]; has {
+			if len(kept) == len(annotations) {
+				kept = maps.Clone(annotations)
+			}
+			delete(kept, name)
+		}
+	}
+	return kept
+}
+
+// carriedBehavior is the behavior as the annotation spells it: with the capitals of Go and nothing left out.
+type carriedBehavior struct {
+	ScaleUp, ScaleDown *carriedRules
+}
+
+type carriedRules struct {
+	StabilizationWindowSeconds *int32
+	SelectPolicy               *autoscalingv2.ScalingPolicySelect
+	Policies                   []carriedPolicy
+	Tolerance                  *resource.Quantity
+}
+
+type carriedPolicy struct {
+	Type          autoscalingv2.HPAScalingPolicyType
+	Value         int32
+	PeriodSeconds int32
+}
+
+func carryRules(rules *autoscalingv2.HPAScalingRules) *carriedRules {
+	if rules == nil {
+		return nil
+	}
+	out := &carriedRules{StabilizationWindowSeconds: rules.StabilizationWindowSeconds, SelectPolicy: rules.SelectPolicy, Tolerance: rules.Tolerance}
+	if rules.Policies != nil {
+		out.Policies = make([]carriedPolicy, len(rules.Policies)) // none and an empty list are spelled differently
+	}
+	for i, policy := range rules.Policies {
+		out.Policies[i] = carriedPolicy(policy)
+	}
+	return out
+}
+
+func isCPUUtilization(metric autoscalingv2.MetricSpec) bool {
+	return metric.Type == autoscalingv2.ResourceMetricSourceType && metric.Resource != nil &&
+		metric.Resource.Name == corev1.ResourceCPU && metric.Resource.Target.AverageUtilization != nil
+}
+
+// toV1 shows a stored autoscaler in the words of v1.
+func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
+	stored = stored.DeepCopy()
+	hpa := &autoscalingv1.HorizontalPodAutoscaler{
+		ObjectMeta: stored.ObjectMeta,
+		Spec: autoscalingv1.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv1.CrossVersionObjectReference(stored.Spec.ScaleTargetRef),
+			MinReplicas:    stored.Spec.MinReplicas,
+			MaxReplicas:    stored.Spec.MaxReplicas,
+		},
+		Status: autoscalingv1.HorizontalPodAutoscalerStatus{
+			ObservedGeneration: stored.Status.ObservedGeneration,
+			LastScaleTime:      stored.Status.LastScaleTime,
+			CurrentReplicas:    stored.Status.CurrentReplicas,
+			DesiredReplicas:    stored.Status.DesiredReplicas,
+		},
+	}
+	var others []autoscalingv1.MetricSpec
+	for _, metric := range stored.Spec.Metrics {
+		switch {
+		case !isCPUUtilization(metric):
+			others = append(others, metricToV1(metric))
+		case hpa.Spec.TargetCPUUtilizationPercentage == nil:
+			hpa.Spec.TargetCPUUtilizationPercentage = metric.Resource.Target.AverageUtilization
+		}
+	}
+	// The statuses are carried complete: of the processor's, too, only a part has its field.
+	var current []autoscalingv1.MetricStatus
+	for _, status := range stored.Status.CurrentMetrics {
+		current = append(current, statusToV1(status))
+		if status.Type == autoscalingv2.ResourceMetricSourceType && status.Resource != nil &&
+			status.Resource.Name == corev1.ResourceCPU && status.Resource.Current.AverageUtilization != nil {
+			hpa.Status.CurrentCPUUtilizationPercentage = ptr.To(*status.Resource.Current.AverageUtilization)
+		}
+	}
+	var conditions []autoscalingv1.HorizontalPodAutoscalerCondition
+	for _, condition := range stored.Status.Conditions {
+		conditions = append(conditions, autoscalingv1.HorizontalPodAutoscalerCondition{
+			Type: autoscalingv1.HorizontalPodAutoscalerConditionType(condition.Type), Status: condition.Status,
+			LastTransitionTime: condition.LastTransitionTime, Reason: condition.Reason, Message: condition.Message,
+			ObservedGeneration: condition.ObservedGeneration,
+		})
+	}
+
+	hpa.Annotations = withoutCarried(hpa.Annotations)
+	carry := func(annotation string, present bool, value any) error {
+		if !present {
+			return nil
+		}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("write annotation %s: %w", annotation, err)
+		}
+		if hpa.Annotations == nil {
+			hpa.Annotations = map[string]string{}
+		}
+		hpa.Annotations[annotation] = string(text)
+		return nil
+	}
+	if err := carry(metricsAnnotation, len(others) > 0, others); err != nil {
+		return nil, err
+	}
+	if err := carry(currentMetricsAnnotation, len(current) > 0, current); err != nil {
+		return nil, err
+	}
+	if behavior := stored.Spec.Behavior; behavior != nil {
+		if err := carry(behaviorAnnotation, true, carriedBehavior{carryRules(behavior.ScaleUp), carryRules(behavior.ScaleDown)}); err != nil {
+			return nil, err
+		}
+	}
+	if err := carry(conditionsAnnotation, len(conditions) > 0, conditions); err != nil {
+		return nil, err
+	}
+	return hpa, nil
+}
+
+// fromV1 brings an autoscaler of v1 into the stored form. An annotation that cannot be read counts as absent.
+func fromV1(hpa *autoscalingv1.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscaler {
+	hpa = hpa.DeepCopy()
+	stored := &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: hpa.ObjectMeta,
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference(hpa.Spec.ScaleTargetRef),
+			MinReplicas:    hpa.Spec.MinReplicas,
+			MaxReplicas:    hpa.Spec.MaxReplicas,
+		},
+		Status: autoscalingv2.HorizontalPodAutoscalerStatus{
+			ObservedGeneration: hpa.Status.ObservedGeneration,
+			LastScaleTime:      hpa.Status.LastScaleTime,
+			CurrentReplicas:    hpa.Status.CurrentReplicas,
+			DesiredReplicas:    hpa.Status.DesiredReplicas,
+		},
+	}
+	annotations := hpa.Annotations
+
+	if others, ok := read[[]autoscalingv1.MetricSpec](annotations, metricsAnnotation); ok {
+		for _, metric := range others {
+			stored.Spec.Metrics = append(stored.Spec.Metrics, metricFromV1(metric))
+		}
+	}
+	if percent := hpa.Spec.TargetCPUUtilizationPercentage; percent != nil {
+		stored.Spec.Metrics = append(stored.Spec.Metrics, cpuUtilization(*percent))
+	}
+	if len(stored.Spec.Metrics) == 0 {
+		stored.Spec.Metrics = []autoscalingv2.MetricSpec{cpuUtilization(defaultCPUUtilization)}
+	}
+	if behavior, ok := read[autoscalingv2.HorizontalPodAutoscalerBehavior](annotations, behaviorAnnotation); ok &&
+		(behavior.ScaleUp != nil || behavior.ScaleDown != nil) {
+		stored.Spec.Behavior = &behavior
+	}
+	if current, ok := read[[]autoscalingv1.MetricStatus](annotations, currentMetricsAnnotation); ok {
+		for _, status := range current {
+			stored.Status.CurrentMetrics = append(stored.Status.CurrentMetrics, statusFromV1(status))
+		}
+	} else if percent := hpa.Status.CurrentCPUUtilizationPercentage; percent != nil {
+		stored.Status.CurrentMetrics = []autoscalingv2.MetricStatus{{
+			Type: autoscalingv2.ResourceMetricSourceType,
+			Resource: &autoscalingv2.ResourceMetricStatus{
+				Name: corev1.ResourceCPU, Current: autoscalingv2.MetricValueStatus{AverageUtilization: percent},
+			},
+		}}
+	}
+	if conditions, ok := read[[]autoscalingv1.HorizontalPodAutoscalerCondition](annotations, conditionsAnnotation); ok {
+		for _, condition := range conditions {
+			stored.Status.Conditions = append(stored.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
+				Type: autoscalingv2.HorizontalPodAutoscalerConditionType(condition.Type), Status: condition.Status,
+				LastTransitionTime: condition.LastTransitionTime, Reason: condition.Reason, Message: condition.Message,
+				ObservedGeneration: condition.ObservedGeneration,
+			})
+		}
+	}
+	stored.Annotations = withoutCarried(annotations)
+	return stored
+}
+
+func read[T any](annotations map[string]string, name string) (value T, ok bool) {
+	text, ok := annotations[name]
+	if !ok {
+		return value, false
+	}
+	return value, json.Unmarshal([]byte(text), &value) == nil
+}

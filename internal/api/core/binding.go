@@ -1,0 +1,128 @@
+package core
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
+)
+
+var podResource = schema.GroupResource{Resource: "pods"}
+
+// Binding puts a pod on a node. It is the older way to say it; the newer is pods/binding.
+var Binding = kind.Of(kind.Spec[*corev1.Binding]{
+	GVK: corev1.SchemeGroupVersion.WithKind("Binding"), Plural: "bindings", Namespaced: true,
+	Action: bindPod,
+})
+
+func bindNamedPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
+	binding := body.(*corev1.Binding)
+	if binding.Name != name {
+		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
+	}
+	return bind(ctx, env, req, namespace, binding)
+}
+
+func bindPod(ctx context.Context, env kind.Env, req *kind.Request, binding *corev1.Binding) (runtime.Object, error) {
+	return bind(ctx, env, req, binding.Namespace, binding)
+}
+
+func bind(ctx context.Context, env kind.Env, req *kind.Request, namespace string, binding *corev1.Binding) (runtime.Object, error) {
+	if errs := validateBinding(binding); len(errs) > 0 {
+		return nil, errs.ToAggregate()
+	}
+	err := changePod(ctx, env, req.DryRun, namespace, binding.Name, func(pod *corev1.Pod) error { return assign(pod, binding, req.Now) })
+	if err != nil {
+		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
+			err = apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, binding.Name, err)
+		}
+		return nil, err
+	}
+	return &metav1.Status{Status: metav1.StatusSuccess}, nil
+}
+
+func validateBinding(binding *corev1.Binding) field.ErrorList {
+	var errs field.ErrorList
+	target, path := binding.Target, field.NewPath("target")
+	isNode := target.Kind == "" || target.Kind == "Node"
+	if !isNode {
+		errs = append(errs, field.NotSupported(path.Child("kind"), target.Kind, []string{"Node", "<empty>"}))
+	}
+	if target.Name == "" {
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	} else if isNode {
+		for _, text := range apivalidation.NameIsDNSSubdomain(target.Name, false) {
+			errs = append(errs, field.Invalid(path.Child("name"), target.Name, text))
+		}
+	}
+	return errs
+}
+
+// changePod writes a change of a pod, or only tries it.
+func changePod(ctx context.Context, env kind.Env, dryRun bool, namespace, name string, change func(pod *corev1.Pod) error) error {
+	if dryRun {
+		obj, err := env.Get(ctx, podResource, namespace, name)
+		if err != nil {
+			return err
+		}
+		return change(obj.(*corev1.Pod).DeepCopy())
+	}
+	_, err := env.Update(ctx, podResource, namespace, name, func(obj kind.Object) error { return change(obj.(*corev1.Pod)) })
+	return err
+}
+
+// assign puts the pod on the node that binding names. The scheduler may know the pod by UID and version; then it must
+// still be that one.
+func assign(pod *corev1.Pod, binding *corev1.Binding, now metav1.Time) error {
+	precondition := func(name, wanted, found string) error {
+		if wanted == "" || wanted == found {
+			return nil
+		}
+		return apierrors.NewConflict(podResource, pod.Name, preconditionFailed(name, wanted, found))
+	}
+	if err := precondition("UID", string(binding.UID), string(pod.UID)); err != nil {
+		return err
+	}
+	if err := precondition("ResourceVersion", binding.ResourceVersion, pod.ResourceVersion); err != nil {
+		return err
+	}
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return fmt.Errorf("pod %s is being deleted, cannot be assigned to a host", pod.Name)
+	case pod.Spec.NodeName != "":
+		return fmt.Errorf("pod %v is already assigned to node %q", pod.Name, pod.Spec.NodeName)
+	case len(pod.Spec.SchedulingGates) > 0:
+		return fmt.Errorf("pod %v has non-empty .spec.schedulingGates", pod.Name)
+	}
+	pod.Spec.NodeName = binding.Target.Name
+	pod.Status.NominatedNodeName = ""
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	for key, value := range binding.Annotations {
+		pod.Annotations[key] = value
+	}
+	podspec.DropLegacyAnnotations(pod.Annotations)
+	for key, value := range binding.Labels { // the topology of the node, from admission
+		if pod.Labels == nil {
+			pod.Labels = map[string]string{}
+		}
+		pod.Labels[key] = value
+	}
+	setPodCondition(&pod.Status, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, now)
+	return nil
+}
+
+// preconditionFailed says that an object is not the one the client meant, in upstream's words.
+func preconditionFailed(name, wanted, found string) error {
+	return fmt.Errorf("Precondition failed: %s in precondition: %v, %s in object meta: %v", name, wanted, name, found)
+}

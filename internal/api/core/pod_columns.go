@@ -1,0 +1,198 @@
+package core
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
+)
+
+var podColumns = []metav1.TableColumnDefinition{
+	kind.NameColumn(),
+	kind.Column("Ready", "string", "The aggregate readiness state of this pod for accepting traffic."),
+	kind.Column("Status", "string", "The aggregate status of the containers in this pod."),
+	kind.Column("Restarts", "string", "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted."),
+	kind.AgeColumn(),
+	kind.Wide("IP", "string", corev1.PodStatus{}.SwaggerDoc()["podIP"]),
+	kind.Wide("Node", "string", corev1.PodSpec{}.SwaggerDoc()["nodeName"]),
+	kind.Wide("Nominated Node", "string", corev1.PodStatus{}.SwaggerDoc()["nominatedNodeName"]),
+	kind.Wide("Readiness Gates", "string", corev1.PodSpec{}.SwaggerDoc()["readinessGates"]),
+}
+
+// nodeLost is the reason on a pod whose kubelet no longer answers.
+const nodeLost = "NodeLost"
+
+func podRowConditions(obj *corev1.Pod) []metav1.TableRowCondition {
+	completed := metav1.TableRowCondition{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: string(obj.Status.Phase)}
+	switch obj.Status.Phase {
+	case corev1.PodSucceeded:
+		completed.Message = "The pod has completed successfully."
+	case corev1.PodFailed:
+		completed.Message = "The pod failed."
+	default:
+		return nil
+	}
+	return []metav1.TableRowCondition{completed}
+}
+
+func podRow(obj *corev1.Pod, now time.Time) []any {
+	s := summarizePod(obj)
+	restarts := strconv.Itoa(s.restarts.count)
+	if s.restarts.count != 0 && !s.restarts.last.IsZero() {
+		restarts += fmt.Sprintf(" (%s ago)", kind.Age(s.restarts.last, now))
+	}
+	return []any{
+		obj.Name, fmt.Sprintf("%d/%d", s.ready, s.total), s.status, restarts, kind.Age(obj.CreationTimestamp, now),
+		orElse(podIP(obj), "<none>"), orElse(obj.Spec.NodeName, "<none>"), orElse(obj.Status.NominatedNodeName, "<none>"), readinessGates(obj),
+	}
+}
+
+func readinessGates(obj *corev1.Pod) string {
+	if len(obj.Spec.ReadinessGates) == 0 {
+		return "<none>"
+	}
+	open := 0
+	for _, gate := range obj.Spec.ReadinessGates {
+		if podConditionTrue(obj, gate.ConditionType) {
+			open++
+		}
+	}
+	return fmt.Sprintf("%d/%d", open, len(obj.Spec.ReadinessGates))
+}
+
+// podConditionTrue reports whether the first condition of the type is true.
+func podConditionTrue(obj *corev1.Pod, conditionType corev1.PodConditionType) bool {
+	for _, condition := range obj.Status.Conditions {
+		if condition.Type == conditionType {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// restarts counts how often containers started again, and when the last one did.
+type restarts struct {
+	count int
+	last  metav1.Time
+}
+
+func (r *restarts) add(c *corev1.ContainerStatus) {
+	r.count += int(c.RestartCount)
+	if ended := c.LastTerminationState.Terminated; ended != nil && r.last.Before(&ended.FinishedAt) {
+		r.last = ended.FinishedAt
+	}
+}
+
+// podSummary is what a row says of a pod's containers together.
+type podSummary struct {
+	status       string
+	ready, total int
+	restarts     restarts
+}
+
+func summarizePod(obj *corev1.Pod) podSummary {
+	s := podSummary{status: orElse(obj.Status.Reason, string(obj.Status.Phase)), total: len(obj.Spec.Containers)}
+	for _, condition := range obj.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Reason == corev1.PodReasonSchedulingGated {
+			s.status = corev1.PodReasonSchedulingGated
+		}
+	}
+	sidecars := map[string]bool{}
+	for i := range obj.Spec.InitContainers {
+		if c := &obj.Spec.InitContainers[i]; podspec.Restartable(c) {
+			sidecars[c.Name] = true
+			s.total++
+		}
+	}
+	initializing, lasting := s.initContainers(obj, sidecars)
+	if !initializing || podConditionTrue(obj, corev1.PodInitialized) {
+		s.restarts = lasting
+		s.containers(obj)
+	}
+	if obj.DeletionTimestamp != nil {
+		ended := obj.Status.Phase == corev1.PodFailed || obj.Status.Phase == corev1.PodSucceeded
+		if obj.Status.Reason == nodeLost {
+			s.status = "Unknown"
+		} else if !ended {
+			s.status = "Terminating"
+		}
+	}
+	return s
+}
+
+// initContainers goes through the init containers until one is not done, and reports whether there is one. lasting
+// are the restarts of sidecars, which count on when initialization is over.
+func (s *podSummary) initContainers(obj *corev1.Pod, sidecars map[string]bool) (initializing bool, lasting restarts) {
+	for i := range obj.Status.InitContainerStatuses {
+		c := &obj.Status.InitContainerStatuses[i]
+		s.restarts.add(c)
+		if sidecars[c.Name] {
+			lasting.add(c)
+		}
+		ended, waiting := c.State.Terminated, c.State.Waiting
+		switch {
+		case ended != nil && ended.ExitCode == 0:
+			continue
+		case sidecars[c.Name] && c.Started != nil && *c.Started:
+			if c.Ready {
+				s.ready++
+			}
+			continue
+		case ended != nil:
+			s.status = "Init:" + endReason(ended)
+		case waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing":
+			s.status = "Init:" + waiting.Reason
+		default:
+			s.status = fmt.Sprintf("Init:%d/%d", i, len(obj.Spec.InitContainers))
+		}
+		return true, lasting
+	}
+	return false, lasting
+}
+
+// containers goes through the regular containers, the last first: what the first says counts most.
+func (s *podSummary) containers(obj *corev1.Pod) {
+	running, failure := false, ""
+	for i := len(obj.Status.ContainerStatuses) - 1; i >= 0; i-- {
+		c := &obj.Status.ContainerStatuses[i]
+		s.restarts.add(c)
+		switch {
+		case c.State.Waiting != nil && c.State.Waiting.Reason != "":
+			s.status = c.State.Waiting.Reason
+		case c.State.Terminated != nil:
+			s.status = endReason(c.State.Terminated)
+			if c.State.Terminated.ExitCode != 0 {
+				failure = s.status
+			}
+		case c.Ready && c.State.Running != nil:
+			running = true
+			s.ready++
+		}
+	}
+	// One container that completed does not mean that the pod did.
+	if s.status == "Completed" {
+		switch {
+		case running && podConditionTrue(obj, corev1.PodReady):
+			s.status = "Running"
+		case failure != "":
+			s.status = failure
+		case running:
+			s.status = "NotReady"
+		}
+	}
+}
+
+func endReason(ended *corev1.ContainerStateTerminated) string {
+	switch {
+	case ended.Reason != "":
+		return ended.Reason
+	case ended.Signal != 0:
+		return fmt.Sprintf("Signal:%d", ended.Signal)
+	}
+	return fmt.Sprintf("ExitCode:%d", ended.ExitCode)
+}

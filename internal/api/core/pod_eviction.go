@@ -1,0 +1,284 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-helpers/apps/poddisruptionbudget"
+	"k8s.io/utils/ptr"
+
+	"skiff/internal/kind"
+)
+
+var budgetResource = schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudgets"}
+
+const (
+	// evictionAttempts and evictionPause bound how long an eviction contends with other writers of the pod.
+	evictionAttempts = 20
+	evictionPause    = 500 * time.Millisecond
+	// disruptedPodsLimit is how many evictions may wait for the budget's controller to notice them.
+	disruptedPodsLimit = 2000
+	wouldViolate       = "Cannot evict pod as it would violate the pod's disruption budget."
+)
+
+// evictPod deletes a pod if the disruption budget that covers it can spare it.
+func evictPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
+	eviction := body.(*policyv1.Eviction)
+	if eviction.Name != name {
+		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
+	}
+	options := &metav1.DeleteOptions{}
+	if eviction.DeleteOptions != nil {
+		options = eviction.DeleteOptions.DeepCopy()
+	}
+	if ptr.Deref(options.IgnoreStoreReadErrorWithClusterBreakingPotential, false) {
+		return nil, apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), name, field.ErrorList{
+			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true,
+				"can not be set for pod eviction, try after removing the option")})
+	}
+	if req.DryRun && len(options.DryRun) == 0 {
+		options.DryRun = []string{metav1.DryRunAll}
+	}
+	e := &evictionRun{env: env, now: req.Now, namespace: namespace, name: name, options: options}
+	if err := e.run(ctx); err != nil {
+		return nil, err
+	}
+	return &metav1.Status{Status: metav1.StatusSuccess}, nil
+}
+
+// evictionRun is one eviction on its way.
+type evictionRun struct {
+	env             kind.Env
+	now             metav1.Time
+	namespace, name string
+	options         *metav1.DeleteOptions // the client's
+}
+
+func (e *evictionRun) dryRun() bool { return len(e.options.DryRun) > 0 }
+
+// pinned reports whether the client named the version of the pod to evict.
+func (e *evictionRun) pinned() bool {
+	return e.options.Preconditions != nil && e.options.Preconditions.ResourceVersion != nil
+}
+
+func (e *evictionRun) run(ctx context.Context) error {
+	pod, deleted, err := e.deleteUnguarded(ctx)
+	if err != nil || deleted {
+		return err
+	}
+	budget, err := e.budgetFor(ctx, pod)
+	if err != nil {
+		return err
+	}
+	options, unhealthy := e.options, false
+	if budget != nil {
+		if unhealthy = mayEvictUnhealthy(pod, budget); unhealthy {
+			// It costs nothing as long as it has not become healthy meanwhile.
+			options = withVersion(options, pod.ResourceVersion)
+		} else if err := e.spend(ctx, budget); err != nil {
+			return err
+		}
+	}
+	err = e.markAndDelete(ctx, options)
+	if unhealthy && apierrors.IsConflict(err) && !e.pinned() {
+		return stillProcessed(budget.Name)
+	}
+	return err
+}
+
+// deleteUnguarded deletes a pod that no budget guards: one that has ended, has not begun, or is already going.
+func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, deleted bool, err error) {
+	for attempt := 1; ; attempt++ {
+		obj, err := e.env.Get(ctx, podResource, e.namespace, e.name)
+		if err != nil {
+			return nil, false, err
+		}
+		pod = obj.(*corev1.Pod)
+		if err := checkUID(pod, e.options.Preconditions); err != nil {
+			return nil, false, err // no attempt will find the pod the client means
+		}
+		ending := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil
+		if !ending && pod.Status.Phase != corev1.PodPending {
+			return pod, false, nil
+		}
+		options := e.options
+		if !ending && !e.pinned() {
+			options = withVersion(options, pod.ResourceVersion) // it must not have begun meanwhile
+		}
+		err = e.markAndDelete(ctx, options)
+		if !apierrors.IsConflict(err) || e.pinned() || attempt == evictionAttempts {
+			return pod, err == nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		case <-time.After(evictionPause):
+		}
+	}
+}
+
+func withVersion(options *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
+	options = options.DeepCopy()
+	if options.Preconditions == nil {
+		options.Preconditions = &metav1.Preconditions{}
+	}
+	options.Preconditions.ResourceVersion = &version
+	return options
+}
+
+// markAndDelete tells the pod why it goes, and deletes it.
+func (e *evictionRun) markAndDelete(ctx context.Context, options *metav1.DeleteOptions) error {
+	if !e.dryRun() {
+		marked, err := e.env.Update(ctx, podResource, e.namespace, e.name, func(obj kind.Object) error {
+			pod := obj.(*corev1.Pod)
+			if err := checkPreconditions(pod, options.Preconditions); err != nil {
+				return err
+			}
+			setPodCondition(&pod.Status, corev1.PodCondition{
+				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting",
+			}, e.now)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if options.Preconditions != nil && options.Preconditions.ResourceVersion != nil {
+			options = withVersion(options, marked.GetResourceVersion())
+		}
+	}
+	return e.env.Delete(ctx, podResource, e.namespace, e.name, options)
+}
+
+func checkPreconditions(pod *corev1.Pod, wanted *metav1.Preconditions) error {
+	if err := checkUID(pod, wanted); err != nil || wanted == nil {
+		return err
+	}
+	if version := ptr.Deref(wanted.ResourceVersion, ""); version != "" && version != pod.ResourceVersion {
+		return podDiffers(pod, "the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", version, pod.ResourceVersion)
+	}
+	return nil
+}
+
+func checkUID(pod *corev1.Pod, wanted *metav1.Preconditions) error {
+	if wanted == nil || ptr.Deref(wanted.UID, "") == "" || *wanted.UID == pod.UID {
+		return nil
+	}
+	return podDiffers(pod, "the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *wanted.UID, pod.UID)
+}
+
+func podDiffers(pod *corev1.Pod, format string, args ...any) error {
+	return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, pod.Name, fmt.Errorf(format, args...))
+}
+
+// budgetFor is the budget that covers the pod, or nil. Nobody knows how to honour two.
+func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
+	objs, err := e.env.List(ctx, budgetResource, e.namespace)
+	if err != nil {
+		return nil, err
+	}
+	var found *policyv1.PodDisruptionBudget
+	for _, obj := range objs {
+		budget := obj.(*policyv1.PodDisruptionBudget)
+		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
+			continue // a broken selector selects nothing
+		}
+		if found != nil {
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 500,
+				Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
+		}
+		found = budget
+	}
+	return found, nil
+}
+
+// mayEvictUnhealthy reports whether a pod that does not count towards the budget may go without being charged to it.
+func mayEvictUnhealthy(pod *corev1.Pod, budget *policyv1.PodDisruptionBudget) bool {
+	if podConditionTrue(pod, corev1.PodReady) {
+		return false
+	}
+	status := &budget.Status
+	return ptr.Deref(budget.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow ||
+		status.CurrentHealthy >= status.DesiredHealthy && status.DesiredHealthy > 0
+}
+
+// spend takes one disruption from the budget.
+func (e *evictionRun) spend(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
+	if e.dryRun() {
+		return spendOne(budget.DeepCopy(), e.name, e.now)
+	}
+	_, err := e.env.Update(ctx, budgetResource, e.namespace, budget.Name, func(obj kind.Object) error {
+		return spendOne(obj.(*policyv1.PodDisruptionBudget), e.name, e.now)
+	})
+	if apierrors.IsConflict(err) {
+		return apierrors.NewTimeoutError(fmt.Sprintf("couldn't update PodDisruptionBudget %q due to conflicts", budget.Name), 10)
+	}
+	return err
+}
+
+// spendOne refuses when the budget is spent or not yet counted. It notes the pod, so that the budget's controller does
+// not count it as available until it is gone.
+func spendOne(budget *policyv1.PodDisruptionBudget, pod string, now metav1.Time) error {
+	status := &budget.Status
+	switch {
+	case status.ObservedGeneration < budget.Generation:
+		return stillProcessed(budget.Name)
+	case status.DisruptionsAllowed < 0:
+		return budgetForbids(budget.Name, "pdb disruptions allowed is negative", "pdb disruptions allowed is negative")
+	case len(status.DisruptedPods) > disruptedPodsLimit:
+		return budgetForbids(budget.Name, "DisruptedPods map too big - too many evictions not confirmed by PDB controller",
+			"too many pending evictions not confirmed by PDB controller")
+	case status.DisruptionsAllowed == 0:
+		return withCause(apierrors.NewTooManyRequests(wouldViolate, 0), whySpent(budget))
+	}
+	status.DisruptionsAllowed--
+	if status.DisruptionsAllowed == 0 {
+		poddisruptionbudget.UpdateDisruptionAllowedCondition(budget)
+	}
+	if status.DisruptedPods == nil {
+		status.DisruptedPods = map[string]metav1.Time{}
+	}
+	status.DisruptedPods[pod] = now
+	return nil
+}
+
+func withCause(err *apierrors.StatusError, message string) error {
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: message})
+	return err
+}
+
+func stillProcessed(budget string) error {
+	return withCause(apierrors.NewTooManyRequests(wouldViolate, 10),
+		fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget))
+}
+
+func budgetForbids(budget, reason, cause string) error {
+	return withCause(apierrors.NewForbidden(schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}, budget, errors.New(reason)),
+		fmt.Sprintf("The disruption budget %s does not allow evicting pods currently: %s", budget, cause))
+}
+
+func whySpent(budget *policyv1.PodDisruptionBudget) string {
+	status := &budget.Status
+	condition := meta.FindStatusCondition(status.Conditions, policyv1.DisruptionAllowedCondition)
+	explained := condition != nil && condition.Status == metav1.ConditionFalse && condition.Message != ""
+	switch {
+	case explained && condition.Reason == policyv1.SyncFailedReason: // then the numbers below mean nothing
+		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", budget.Name, condition.Message)
+	case status.CurrentHealthy <= status.DesiredHealthy:
+		return fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", budget.Name, status.DesiredHealthy, status.CurrentHealthy)
+	case explained:
+		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently (%s): %s", budget.Name, condition.Reason, condition.Message)
+	}
+	return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", budget.Name)
+}

@@ -1,0 +1,245 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/diff"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
+)
+
+// ephemeralContainersPart adds containers to a running pod, to look at it.
+func ephemeralContainersPart() *kind.Part {
+	part := kind.PartOf(prepareEphemeralContainers, validateEphemeralContainers)
+	part.Owned = []string{"spec.ephemeralContainers"}
+	return part
+}
+
+func prepareEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) {
+	containers := obj.Spec.EphemeralContainers
+	*obj = *old.DeepCopy()
+	obj.Spec.EphemeralContainers = containers
+	podspec.DropDisabled(&obj.Spec, &old.Spec)
+}
+
+func validateEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
+	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
+	}
+	errs := podspec.ValidatePod(obj, old)
+	path := field.NewPath("spec", "ephemeralContainers")
+	for i := range old.Spec.EphemeralContainers {
+		was := &old.Spec.EphemeralContainers[i]
+		k := slices.IndexFunc(obj.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == was.Name })
+		if k < 0 {
+			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", was.Name)))
+		} else if now := &obj.Spec.EphemeralContainers[k]; !equality.Semantic.DeepEqual(was, now) {
+			errs = append(errs, field.Forbidden(path, fmt.Sprintf("existing ephemeral containers %q may not be changed\n%v", was.Name, diff.Diff(*was, *now))))
+		}
+	}
+	return errs
+}
+
+// resizePart changes the cpu and memory of a running pod.
+func resizePart() *kind.Part {
+	part := kind.PartOf(prepareResize, validateResize)
+	part.Owned = []string{"spec.containers", "spec.initContainers", "spec.resources"}
+	return part
+}
+
+// prepareResize keeps of the client's object the resources and resize policies. Where its containers are not those of
+// the pod it keeps them whole, for validation to refuse.
+func prepareResize(_ *kind.Request, obj, old *corev1.Pod) {
+	containers := resizedContainers(obj.Spec.Containers, old.Spec.Containers)
+	initContainers := resizedContainers(obj.Spec.InitContainers, old.Spec.InitContainers)
+	resources := obj.Spec.Resources
+	*obj = *old.DeepCopy()
+	obj.Spec.Containers, obj.Spec.InitContainers = containers, initContainers
+	if resources != nil {
+		obj.Spec.Resources = resources
+	}
+	podspec.DefaultPodResources(&obj.Spec)
+	podspec.DropDisabled(&obj.Spec, &old.Spec)
+}
+
+func resizedContainers(now, was []corev1.Container) []corev1.Container {
+	same := slices.EqualFunc(now, was, func(a, b corev1.Container) bool { return a.Name == b.Name })
+	if !same {
+		return now
+	}
+	resized := slices.Clone(was)
+	for i := range resized {
+		resized[i] = *was[i].DeepCopy()
+		resized[i].Resources, resized[i].ResizePolicy = now[i].Resources, now[i].ResizePolicy
+	}
+	return resized
+}
+
+const onlyCPUAndMemory = "only cpu and memory resources are mutable"
+
+func validateResize(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
+	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods cannot be resized")}
+	}
+	if old.Spec.OS != nil && old.Spec.OS.Name == corev1.Windows {
+		return field.ErrorList{field.Forbidden(field.NewPath(""), "windows pods cannot be resized")}
+	}
+	path := field.NewPath("spec")
+	errs := podspec.ValidatePod(obj, old)
+	class := old.Status.QOSClass
+	if class == "" {
+		class = podspec.QOSClass(old)
+	}
+	if class != podspec.QOSClass(obj) {
+		errs = append(errs, field.Invalid(path, obj.Status.QOSClass, "Pod QOS Class may not change as a result of resizing"))
+	}
+	if !canResize(old) {
+		errs = append(errs, field.Forbidden(path, "Pod running on node without support for resize"))
+	}
+	spec := obj.Spec.DeepCopy()
+	errs = append(errs, validatePodResourcesResize(spec, &old.Spec, path)...)
+	if order := validateResizeOrder(obj, old, path); len(order) > 0 {
+		return append(errs, order...)
+	}
+	errs = append(errs, validateContainersResize(spec, &old.Spec, path)...)
+	if len(errs) == 0 && !equality.Semantic.DeepEqual(spec, &old.Spec) {
+		errs = append(errs, field.Forbidden(path, onlyCPUAndMemory))
+	}
+	return errs
+}
+
+// canResize reports whether the node knows how. A kubelet that does reports what its containers have.
+func canResize(pod *corev1.Pod) bool {
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.State.Running != nil {
+			return status.Resources != nil
+		}
+	}
+	return true
+}
+
+// validatePodResourcesResize judges the resources of the pod as a whole and puts cpu and memory back.
+func validatePodResourcesResize(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
+	set := func(s *corev1.PodSpec) bool {
+		return s.Resources != nil && len(s.Resources.Requests)+len(s.Resources.Limits) > 0
+	}
+	if !set(old) && !set(spec) {
+		return nil
+	}
+	at := path.Child("resources")
+	var errs field.ErrorList
+	if old.Resources != nil {
+		if spec.Resources == nil {
+			return field.ErrorList{field.Forbidden(at, "pod-level resources cannot be removed")}
+		}
+		if resourceRemoved(spec.Resources.Requests, old.Resources.Requests) {
+			errs = append(errs, field.Forbidden(at.Child("requests"), "pod-level resource requests cannot be removed"))
+		}
+		if resourceRemoved(spec.Resources.Limits, old.Resources.Limits) {
+			errs = append(errs, field.Forbidden(at.Child("limits"), "pod-level resource limits cannot be removed"))
+		}
+	}
+	was := corev1.ResourceRequirements{}
+	if old.Resources != nil {
+		was = *old.Resources
+	}
+	if spec.Resources != nil {
+		restoreCPUAndMemory(spec.Resources, &was)
+		if empty := len(spec.Resources.Requests)+len(spec.Resources.Limits)+len(spec.Resources.Claims) == 0; empty && old.Resources == nil {
+			spec.Resources = nil
+		}
+	}
+	if !equality.Semantic.DeepEqual(spec.Resources, old.Resources) {
+		errs = append(errs, field.Forbidden(path, onlyCPUAndMemory+" at pod-level"))
+	}
+	return errs
+}
+
+func validateResizeOrder(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	judge := func(name string, now, was []corev1.Container) {
+		if len(now) != len(was) {
+			errs = append(errs, field.Forbidden(path.Child(name), name+" may not be added or removed on resize"))
+			return
+		}
+		for i := range was {
+			if now[i].Name != was[i].Name {
+				errs = append(errs, field.Forbidden(path.Child(name).Index(i).Child("name"), name+" may not be renamed or reordered on resize"))
+			}
+		}
+	}
+	judge("containers", obj.Spec.Containers, old.Spec.Containers)
+	judge("initContainers", obj.Spec.InitContainers, old.Spec.InitContainers)
+	return errs
+}
+
+// validateContainersResize judges the resources of the containers and puts cpu and memory back.
+func validateContainersResize(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	judge := func(name string, now, was *corev1.Container, i int) {
+		at := path.Child(name).Index(i)
+		if resourceRemoved(now.Resources.Requests, was.Resources.Requests) {
+			errs = append(errs, field.Forbidden(at.Child("resources", "requests"), "resource requests cannot be removed"))
+		}
+		if resourceRemoved(now.Resources.Limits, was.Resources.Limits) {
+			errs = append(errs, field.Forbidden(at.Child("resources", "limits"), "resource limits cannot be removed"))
+		}
+		changed := !equality.Semantic.DeepEqual(now, was)
+		restoreCPUAndMemory(&now.Resources, &was.Resources)
+		isInit := name == "initContainers"
+		if !equality.Semantic.DeepEqual(now, was) {
+			if isInit {
+				errs = append(errs, field.Forbidden(at, "only cpu and memory resources for init or sidecar containers are mutable"))
+			} else {
+				errs = append(errs, field.Forbidden(path, onlyCPUAndMemory))
+			}
+		}
+		if isInit && changed && !podspec.Restartable(now) {
+			for _, policy := range now.ResizePolicy {
+				if policy.RestartPolicy == corev1.RestartContainer {
+					errs = append(errs, field.Forbidden(at, "non-sidecar init containers with a resize policy of RestartContainer cannot be resized"))
+				}
+			}
+		}
+	}
+	for i := range spec.InitContainers {
+		judge("initContainers", &spec.InitContainers[i], &old.InitContainers[i], i)
+	}
+	for i := range spec.Containers {
+		judge("containers", &spec.Containers[i], &old.Containers[i], i)
+	}
+	return errs
+}
+
+func resourceRemoved(now, was corev1.ResourceList) bool {
+	for name := range was {
+		if _, kept := now[name]; !kept {
+			return true
+		}
+	}
+	return false
+}
+
+// restoreCPUAndMemory puts back what a resize may change.
+func restoreCPUAndMemory(now, was *corev1.ResourceRequirements) {
+	restore := func(now, was corev1.ResourceList) corev1.ResourceList {
+		list := now.DeepCopy()
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			delete(list, name)
+			if quantity, set := was[name]; set {
+				if list == nil {
+					list = corev1.ResourceList{}
+				}
+				list[name] = quantity
+			}
+		}
+		return list
+	}
+	now.Requests = restore(now.Requests, was.Requests)
+	now.Limits = restore(now.Limits, was.Limits)
+}

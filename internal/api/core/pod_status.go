@@ -1,0 +1,480 @@
+package core
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
+)
+
+// eachContainerStatus visits the status of every container with its path.
+func eachContainerStatus(status *corev1.PodStatus, visit func(s *corev1.ContainerStatus, path *field.Path)) {
+	for _, list := range []struct {
+		name     string
+		statuses []corev1.ContainerStatus
+	}{
+		{"containerStatuses", status.ContainerStatuses},
+		{"initContainerStatuses", status.InitContainerStatuses},
+		{"ephemeralContainerStatuses", status.EphemeralContainerStatuses},
+	} {
+		if len(list.statuses) == 0 {
+			continue
+		}
+		path := field.NewPath("status", list.name)
+		for i := range list.statuses {
+			visit(&list.statuses[i], path.Index(i))
+		}
+	}
+}
+
+// preparePodStatus keeps what writers that do not know a field would otherwise clear, and drops what is switched off.
+func preparePodStatus(_ *kind.Request, obj, old *corev1.Pod) {
+	now, was := &obj.Status, &old.Status
+	if now.QOSClass == "" {
+		now.QOSClass = was.QOSClass
+	}
+	if now.ResourceClaimStatuses == nil {
+		now.ResourceClaimStatuses = was.ResourceClaimStatuses
+	}
+	if now.ExtendedResourceClaimStatus == nil {
+		now.ExtendedResourceClaimStatus = was.ExtendedResourceClaimStatus
+	}
+	if now.NodeAllocatableResourceClaimStatuses == nil {
+		now.NodeAllocatableResourceClaimStatuses = was.NodeAllocatableResourceClaimStatuses
+	}
+	keepObservedGenerations(now, was)
+
+	if len(was.NodeAllocatableResourceClaimStatuses) == 0 {
+		now.NodeAllocatableResourceClaimStatuses = nil
+	}
+	if len(was.VolumeHealth) == 0 {
+		now.VolumeHealth = nil
+	}
+	hasVolumeStatus := false
+	eachContainerStatus(was, func(s *corev1.ContainerStatus, _ *field.Path) {
+		hasVolumeStatus = hasVolumeStatus || slices.ContainsFunc(s.VolumeMounts, func(m corev1.VolumeMountStatus) bool { return m.VolumeStatus != nil })
+	})
+	if !hasVolumeStatus {
+		eachContainerStatus(now, func(s *corev1.ContainerStatus, _ *field.Path) {
+			for i := range s.VolumeMounts {
+				s.VolumeMounts[i].VolumeStatus = nil
+			}
+		})
+	}
+}
+
+// keepObservedGenerations keeps the generation a status speaks of when the writer names none: of the status, and of
+// each condition, the first of a type going with the first.
+func keepObservedGenerations(now, was *corev1.PodStatus) {
+	if now.ObservedGeneration == 0 {
+		now.ObservedGeneration = was.ObservedGeneration
+	}
+	generations := map[corev1.PodConditionType][]int64{}
+	for _, condition := range was.Conditions {
+		generations[condition.Type] = append(generations[condition.Type], condition.ObservedGeneration)
+	}
+	for i := range now.Conditions {
+		condition := &now.Conditions[i]
+		known := generations[condition.Type]
+		if len(known) == 0 {
+			continue
+		}
+		generations[condition.Type] = known[1:]
+		if condition.ObservedGeneration == 0 {
+			condition.ObservedGeneration = known[0]
+		}
+	}
+}
+
+func warnPodStatus(obj, _ *corev1.Pod) (warnings []string) {
+	for i, ip := range obj.Status.PodIPs {
+		warnings = append(warnings, validation.GetWarningsForIP(field.NewPath("status", "podIPs").Index(i).Child("ip"), ip.IP)...)
+	}
+	for i, ip := range obj.Status.HostIPs {
+		warnings = append(warnings, validation.GetWarningsForIP(field.NewPath("status", "hostIPs").Index(i).Child("ip"), ip.IP)...)
+	}
+	return warnings
+}
+
+func validatePodStatus(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
+	path := field.NewPath("status")
+	now, was := &obj.Status, &old.Status
+	errs := append(podspec.ValidateAnnotations(obj, old), validatePodAnnotationChange(obj, old)...)
+	for i, condition := range now.Conditions {
+		path := path.Child("conditions").Index(i)
+		if condition.ObservedGeneration < 0 {
+			errs = append(errs, field.Invalid(path.Child("observedGeneration"), condition.ObservedGeneration, "must be a non-negative integer"))
+		}
+		for _, text := range validation.IsQualifiedName(string(condition.Type)) {
+			errs = append(errs, field.Invalid(path.Child("Type"), string(condition.Type), text))
+		}
+	}
+	if now.NominatedNodeName != "" && now.NominatedNodeName != was.NominatedNodeName {
+		path := path.Child("nominatedNodeName")
+		for _, text := range apivalidation.NameIsDNSSubdomain(now.NominatedNodeName, false) {
+			errs = append(errs, field.Invalid(path, now.NominatedNodeName, text))
+		}
+		if old.Spec.NodeName != "" {
+			errs = append(errs, field.Forbidden(path, "may not be set on pods that are already bound to a node"))
+		}
+	}
+	if now.ObservedGeneration < 0 {
+		errs = append(errs, field.Invalid(path.Child("observedGeneration"), now.ObservedGeneration, "must be a non-negative integer"))
+	}
+	errs = append(errs, apivalidation.ValidateImmutableField(now.QOSClass, was.QOSClass, path.Child("qosClass"))...)
+	errs = append(errs, validateStateChanges(now, was, &old.Spec)...)
+	errs = append(errs, validateClaimStatuses(obj, path)...)
+	errs = append(errs, validateVolumeHealth(obj, path.Child("volumeHealth"))...)
+	errs = append(errs, validateStatusIPs(now, was, path)...)
+	eachContainerStatus(now, func(s *corev1.ContainerStatus, path *field.Path) {
+		errs = append(errs, validateContainerUser(s, obj.Spec.OS, path.Child("user", "linux"))...)
+	})
+	errs = append(errs, validateAllocatedResources(obj)...)
+	return errs
+}
+
+// validateStateChanges refuses that a container which has ended and will not be restarted runs again.
+func validateStateChanges(now, was *corev1.PodStatus, spec *corev1.PodSpec) field.ErrorList {
+	var errs field.ErrorList
+	restartsAll := slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.RestartPolicyRules, func(r corev1.ContainerRestartRule) bool {
+			return r.Action == corev1.ContainerRestartRuleActionRestartAllContainers
+		})
+	})
+	judge := func(now, was []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
+		for i := range was {
+			ended := &was[i]
+			if ended.State.Terminated == nil {
+				continue
+			}
+			k := slices.IndexFunc(now, func(s corev1.ContainerStatus) bool { return s.Name == ended.Name })
+			if k >= 0 && now[k].State.Terminated == nil && !mayRestart(ended) {
+				errs = append(errs, field.Forbidden(field.NewPath("status", name).Index(i).Child("state"), "may not be transitioned to non-terminated state"))
+			}
+		}
+	}
+	among := func(containers []corev1.Container) func(s *corev1.ContainerStatus) bool {
+		return func(s *corev1.ContainerStatus) bool {
+			k := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
+			return k >= 0 && restartsAfter(&containers[k], spec.RestartPolicy, s.State.Terminated.ExitCode)
+		}
+	}
+	if !restartsAll {
+		judge(now.ContainerStatuses, was.ContainerStatuses, "containerStatuses", among(spec.Containers))
+		judge(now.InitContainerStatuses, was.InitContainerStatuses, "initContainerStatuses", among(spec.InitContainers))
+	}
+	judge(now.EphemeralContainerStatuses, was.EphemeralContainerStatuses, "ephemeralContainerStatuses",
+		func(*corev1.ContainerStatus) bool { return false })
+	return errs
+}
+
+// restartsAfter says whether a container that ended with code starts again: the first of its rules that fits decides,
+// then its own policy, then the pod's.
+func restartsAfter(c *corev1.Container, pod corev1.RestartPolicy, code int32) bool {
+	if c.RestartPolicy != nil {
+		for _, rule := range c.RestartPolicyRules {
+			if rule.ExitCodes == nil {
+				continue
+			}
+			listed := slices.Contains(rule.ExitCodes.Values, code)
+			if listed == (rule.ExitCodes.Operator == corev1.ContainerRestartRuleOnExitCodesOpIn) {
+				return true // both actions restart it
+			}
+		}
+		pod = corev1.RestartPolicy(*c.RestartPolicy)
+	}
+	switch pod {
+	case corev1.RestartPolicyOnFailure:
+		return code != 0
+	case corev1.RestartPolicyNever:
+		return false
+	}
+	return true
+}
+
+func validateClaimStatuses(obj *corev1.Pod, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := sets.New[string]()
+	for i, status := range obj.Status.ResourceClaimStatuses {
+		path := path.Child("resourceClaimStatuses").Index(i)
+		if !slices.ContainsFunc(obj.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == status.Name }) {
+			errs = append(errs, field.Invalid(path.Child("name"), status.Name, "must match the name of an entry in `spec.resourceClaims`"))
+		}
+		if seen.Has(status.Name) {
+			errs = append(errs, field.Duplicate(path.Child("name"), status.Name))
+		}
+		seen.Insert(status.Name)
+		if name := status.ResourceClaimName; name != nil {
+			for _, text := range apivalidation.NameIsDNSSubdomain(*name, false) {
+				errs = append(errs, field.Invalid(path.Child("resourceClaimName"), *name, text))
+			}
+		}
+	}
+	if status := obj.Status.ExtendedResourceClaimStatus; status != nil {
+		errs = append(errs, validateExtendedClaim(status, &obj.Spec, path.Child("extendedResourceClaimStatus"))...)
+	}
+	return append(errs, validateNodeAllocatable(obj, path.Child("nodeAllocatableResourceClaimStatuses"))...)
+}
+
+// validateExtendedClaim judges the claim that stands for the devices containers ask for as extended resources.
+func validateExtendedClaim(status *corev1.PodExtendedResourceClaimStatus, spec *corev1.PodSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(status.RequestMappings) == 0 {
+		errs = append(errs, field.Required(path.Child("requestMappings"), "at least one request mapping is required"))
+	}
+	seen := sets.New[corev1.ContainerExtendedResourceRequest]()
+	for i, mapping := range status.RequestMappings {
+		at := path.Child("requestMappings").Index(i)
+		if c := findContainer(slices.Concat(spec.InitContainers, spec.Containers), mapping.ContainerName); c == nil {
+			errs = append(errs, field.Invalid(at.Child("containerName"), mapping.ContainerName,
+				"must match the name of an entry in spec.initContainers.name or spec.containers.name"))
+		} else if _, set := c.Resources.Requests[corev1.ResourceName(mapping.ResourceName)]; !set {
+			errs = append(errs, field.Invalid(at.Child("resourceName"), mapping.ResourceName,
+				"must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests"))
+		}
+		for _, text := range validation.IsDNS1123Label(mapping.RequestName) {
+			errs = append(errs, field.Invalid(path.Child("requestName"), mapping.RequestName, text))
+		}
+		if seen.Has(mapping) {
+			errs = append(errs, field.Duplicate(at.Child("containerName"), mapping.ContainerName),
+				field.Duplicate(at.Child("resourceName"), mapping.ResourceName), field.Duplicate(at.Child("requestName"), mapping.RequestName))
+		}
+		seen.Insert(mapping)
+	}
+	if status.ResourceClaimName == "" {
+		return append(errs, field.Required(path.Child("resourceClaimName"), ""))
+	}
+	for _, text := range apivalidation.NameIsDNSSubdomain(status.ResourceClaimName, false) {
+		errs = append(errs, field.Invalid(path.Child("resourceClaimName"), status.ResourceClaimName, text))
+	}
+	return errs
+}
+
+func findContainer(containers []corev1.Container, name string) *corev1.Container {
+	for i := range containers {
+		if containers[i].Name == name {
+			return &containers[i]
+		}
+	}
+	return nil
+}
+
+// validateNodeAllocatable judges what claims take of the node's own resources.
+func validateNodeAllocatable(obj *corev1.Pod, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	claims := sets.New[string]()
+	for _, claim := range obj.Spec.ResourceClaims {
+		if claim.ResourceClaimName != nil {
+			claims.Insert(*claim.ResourceClaimName)
+		}
+	}
+	for _, claim := range obj.Status.ResourceClaimStatuses {
+		if claim.ResourceClaimName != nil {
+			claims.Insert(*claim.ResourceClaimName)
+		}
+	}
+	name := func(path *field.Path, name corev1.ResourceName) {
+		if name != corev1.ResourceCPU && name != corev1.ResourceMemory && !podspec.IsHugePages(name) {
+			errs = append(errs, field.Invalid(path, name, "must be a node allocatable resource name"))
+		}
+	}
+	amount := func(path *field.Path, quantity *resource.Quantity) {
+		if quantity != nil && quantity.Sign() < 0 {
+			errs = append(errs, field.Invalid(path, quantity.String(), "must be non-negative"))
+		}
+	}
+	for i, status := range obj.Status.NodeAllocatableResourceClaimStatuses {
+		path := path.Index(i)
+		if status.ResourceClaimName == "" {
+			continue
+		}
+		if !claims.Has(status.ResourceClaimName) {
+			errs = append(errs, field.Invalid(path.Child("resourceClaimName"), status.ResourceClaimName, "no mapping found in pod reference"))
+		}
+		for k, mapping := range status.Mapping {
+			path := path.Child("mapping").Index(k)
+			name(path.Child("name"), mapping.Name)
+			amount(path.Child("quantity"), mapping.Quantity)
+		}
+		for k, overhead := range status.Overhead {
+			path := path.Child("overhead").Index(k)
+			name(path.Child("name"), overhead.Name)
+			if overhead.PerPod == nil && overhead.PerContainer == nil {
+				errs = append(errs, field.Invalid(path, "", "at least one of perPod or perContainer must be set"))
+			}
+			amount(path.Child("perPod"), overhead.PerPod)
+			amount(path.Child("perContainer"), overhead.PerContainer)
+		}
+	}
+	return errs
+}
+
+func validateVolumeHealth(obj *corev1.Pod, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, health := range obj.Status.VolumeHealth {
+		path := path.Index(i)
+		known := slices.ContainsFunc(obj.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == health.Name })
+		if health.Name != "" && !known {
+			errs = append(errs, field.NotFound(path.Child("name"), health.Name))
+		}
+		for k, condition := range health.HealthConditions {
+			if condition.Reason == "" {
+				continue
+			}
+			for _, text := range metavalidation.IsValidConditionReason(condition.Reason) {
+				errs = append(errs, field.Invalid(path.Child("healthConditions").Index(k).Child("reason"), condition.Reason, text))
+			}
+		}
+	}
+	return errs
+}
+
+func validateStatusIPs(now, was *corev1.PodStatus, path *field.Path) field.ErrorList {
+	ips := func(status *corev1.PodStatus) (pod, host []string) {
+		for _, ip := range status.PodIPs {
+			pod = append(pod, ip.IP)
+		}
+		for _, ip := range status.HostIPs {
+			host = append(host, ip.IP)
+		}
+		return pod, host
+	}
+	pod, host := ips(now)
+	oldPod, oldHost := ips(was)
+	podPath, hostPath := path.Child("podIPs"), path.Child("hostIPs")
+	errs := validateIPList(pod, oldPod, podPath, now.PodIPs)
+	switch {
+	case (now.PodIP != "") != (len(pod) > 0):
+		errs = append(errs, field.Invalid(podPath, now.PodIPs, "podIP and podIPs must either both be set or both be unset"))
+	case len(pod) > 0 && now.PodIP != pod[0]:
+		errs = append(errs, field.Invalid(podPath.Index(0).Child("ip"), pod[0], "must be equal to `podIP`"))
+	}
+	if len(host) > 0 && now.HostIP != host[0] {
+		errs = append(errs, field.Invalid(hostPath.Index(0).Child("ip"), host[0], "must be equal to `hostIP`"))
+	}
+	return append(errs, validateIPList(host, oldHost, hostPath, now.HostIPs)...)
+}
+
+// validateIPList allows one address of each family.
+func validateIPList(ips, old []string, path *field.Path, shown any) field.ErrorList {
+	var errs field.ErrorList
+	for i, ip := range ips {
+		errs = append(errs, validation.IsValidIPForLegacyField(path.Index(i), ip, true, old)...)
+	}
+	if len(ips) > 1 {
+		dual, err := netutils.IsDualStackIPStrings(ips)
+		if err != nil {
+			errs = append(errs, field.InternalError(path, fmt.Errorf("failed to check for dual stack with error:%v", err)))
+		}
+		if !dual || len(ips) > 2 {
+			errs = append(errs, field.Invalid(path, shown, "may specify no more than one IP for each IP family"))
+		}
+	}
+	return errs
+}
+
+func validateContainerUser(s *corev1.ContainerStatus, os *corev1.PodOS, path *field.Path) field.ErrorList {
+	if s.User == nil || s.User.Linux == nil {
+		return nil
+	}
+	if os != nil && os.Name == corev1.Windows {
+		return field.ErrorList{field.Forbidden(path, "cannot be set for a windows pod")}
+	}
+	var errs field.ErrorList
+	user := s.User.Linux
+	if user.UID < 0 || user.UID > math.MaxUint32 {
+		errs = append(errs, field.Invalid(path.Child("uid"), user.UID, fmt.Sprintf("must be between 0 and %d, inclusive", int64(math.MaxUint32))))
+	}
+	group := func(path *field.Path, id int64) {
+		for _, text := range validation.IsValidGroupID(id) {
+			errs = append(errs, field.Invalid(path, id, text))
+		}
+	}
+	group(path.Child("gid"), user.GID)
+	for i, id := range user.SupplementalGroups {
+		group(path.Child("supplementalGroups").Index(i), id)
+	}
+	return errs
+}
+
+// validateAllocatedResources judges the health of the devices containers got.
+func validateAllocatedResources(obj *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	containers := map[string]*corev1.Container{}
+	podspec.VisitContainers(&obj.Spec, nil, func(c *corev1.Container, _ podspec.ContainerKind, _ *field.Path) { containers[c.Name] = c })
+	eachContainerStatus(&obj.Status, func(s *corev1.ContainerStatus, path *field.Path) {
+		path = path.Child("allocatedResourcesStatus")
+		if len(s.AllocatedResourcesStatus) > 0 && strings.HasPrefix(path.String(), "status.ephemeralContainerStatuses") {
+			errs = append(errs, field.Forbidden(path, "must not be specified in container status"))
+			return
+		}
+		for i, allocated := range s.AllocatedResourcesStatus {
+			path := path.Index(i)
+			if c := containers[s.Name]; c != nil {
+				if text := unaskedResource(allocated.Name, c, obj.Status.ExtendedResourceClaimStatus); text != "" {
+					errs = append(errs, field.Invalid(path.Child("name"), allocated.Name, text))
+				}
+			}
+			errs = append(errs, validateResourceHealth(allocated.Resources, path.Child("resources"))...)
+		}
+	})
+	return errs
+}
+
+// unaskedResource says why a resource cannot have been allocated: the container did not ask for it.
+func unaskedResource(name corev1.ResourceName, c *corev1.Container, extended *corev1.PodExtendedResourceClaimStatus) string {
+	reference, isClaim := strings.CutPrefix(string(name), "claim:")
+	if !isClaim {
+		if _, asked := c.Resources.Requests[name]; !asked {
+			return "must match one of the container's resource requests"
+		}
+		return ""
+	}
+	for _, claim := range c.Resources.Claims {
+		if reference == claim.Name && claim.Request == "" || reference == claim.Name+"/"+claim.Request {
+			return ""
+		}
+	}
+	claim, request, _ := strings.Cut(reference, "/")
+	if extended != nil && request != "" && claim == extended.ResourceClaimName {
+		for _, mapping := range extended.RequestMappings {
+			quantity := c.Resources.Requests[corev1.ResourceName(mapping.ResourceName)]
+			if mapping.ContainerName == c.Name && mapping.RequestName == request && !quantity.IsZero() {
+				return ""
+			}
+		}
+	}
+	return "must match one of the container's resource claims as 'claim:<claimName>/<requestName>' when container.resources.claims[*].request is set or 'claim:<claimName>' when it is empty"
+}
+
+func validateResourceHealth(resources []corev1.ResourceHealth, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := sets.New[corev1.ResourceID]()
+	for i, r := range resources {
+		path := path.Index(i)
+		errs = append(errs, supported(path.Child("health"), r.Health,
+			sets.New(corev1.ResourceHealthStatusHealthy, corev1.ResourceHealthStatusUnhealthy, corev1.ResourceHealthStatusUnknown))...)
+		if r.Message != nil && *r.Message == "" {
+			errs = append(errs, field.Required(path.Child("message"), "must be non-empty if specified"))
+		} else if r.Message != nil && len(*r.Message) > corev1.ResourceHealthMessageMaxLength {
+			errs = append(errs, field.TooLong(path.Child("message"), *r.Message, corev1.ResourceHealthMessageMaxLength))
+		}
+		if seen.Has(r.ResourceID) {
+			errs = append(errs, field.Duplicate(path.Child("resourceID"), r.ResourceID))
+		}
+		seen.Insert(r.ResourceID)
+	}
+	return errs
+}

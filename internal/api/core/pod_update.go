@@ -1,0 +1,212 @@
+package core
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/diff"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
+)
+
+// changeable is what an update of a pod may change, in the words of the refusal.
+const changeable = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`," +
+	"`spec.tolerations` (only additions to existing tolerations)," +
+	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+
+func validatePod(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
+	if old == nil {
+		return podspec.ValidateNewPod(obj)
+	}
+	return validatePodUpdate(obj, old)
+}
+
+func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
+	path := field.NewPath("spec")
+	errs := podspec.ValidatePod(obj, old)
+	errs = append(errs, validatePodAnnotationChange(obj, old)...)
+	for _, list := range []struct {
+		name     string
+		now, was int
+	}{
+		{"containers", len(obj.Spec.Containers), len(old.Spec.Containers)},
+		{"initContainers", len(obj.Spec.InitContainers), len(old.Spec.InitContainers)},
+	} {
+		if list.now != list.was {
+			return append(errs, field.Forbidden(path.Child(list.name), "pod updates may not add or remove containers"))
+		}
+	}
+	if err := validateDeadlineChange(obj, old, path.Child("activeDeadlineSeconds")); err != nil {
+		return append(errs, err)
+	}
+	errs = append(errs, validateTolerationsChange(obj, old, path.Child("tolerations"))...)
+	errs = append(errs, validateGatesChange(obj, old, path.Child("schedulingGates"))...)
+
+	// Put back all that may change; then nothing may differ.
+	spec := obj.Spec.DeepCopy()
+	for i := range spec.Containers {
+		spec.Containers[i].Image = old.Spec.Containers[i].Image
+	}
+	for i := range spec.InitContainers {
+		spec.InitContainers[i].Image = old.Spec.InitContainers[i].Image
+	}
+	spec.ActiveDeadlineSeconds = old.Spec.ActiveDeadlineSeconds
+	spec.SchedulingGates = old.Spec.SchedulingGates
+	spec.Tolerations = old.Spec.Tolerations
+	if ptr.Deref(old.Spec.TerminationGracePeriodSeconds, 0) < 0 && ptr.Deref(spec.TerminationGracePeriodSeconds, 0) == 1 {
+		spec.TerminationGracePeriodSeconds = old.Spec.TerminationGracePeriodSeconds
+	}
+	if len(old.Spec.SchedulingGates) > 0 {
+		errs = append(errs, validateGatedChange(spec, &old.Spec, path)...)
+	}
+	if !equality.Semantic.DeepEqual(spec, &old.Spec) {
+		errs = append(errs, field.Forbidden(path,
+			fmt.Sprintf("pod updates may not change fields other than %s\n%v", changeable, diff.Diff(old.Spec, *spec))))
+	}
+	return errs
+}
+
+// validatePodAnnotationChange keeps annotations that say what a pod is.
+func validatePodAnnotationChange(obj, old *corev1.Pod) field.ErrorList {
+	var errs field.ErrorList
+	path := field.NewPath("metadata", "annotations")
+	forbid := func(key, verb string) {
+		if strings.HasPrefix(key, corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix) {
+			errs = append(errs, field.Forbidden(path.Key(key), "may not "+verb+" AppArmor annotations"))
+		}
+		if key == corev1.MirrorPodAnnotationKey {
+			errs = append(errs, field.Forbidden(path.Key(key), "may not "+verb+" mirror pod annotation"))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(old.Annotations)) {
+		if value, kept := obj.Annotations[key]; !kept || value != old.Annotations[key] {
+			forbid(key, "remove or update")
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(obj.Annotations)) {
+		if _, known := old.Annotations[key]; !known {
+			forbid(key, "add")
+		}
+	}
+	return errs
+}
+
+// validateDeadlineChange lets a deadline be set, and come nearer.
+func validateDeadlineChange(obj, old *corev1.Pod, path *field.Path) *field.Error {
+	now, was := obj.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds
+	switch {
+	case now != nil && (*now < 0 || *now > math.MaxInt32):
+		return field.Invalid(path, *now, validation.InclusiveRangeError(0, math.MaxInt32))
+	case now != nil && was != nil && *was < *now:
+		return field.Invalid(path, *now, "must be less than or equal to previous value")
+	case now == nil && was != nil:
+		return field.Invalid(path, now, "must not update from a positive integer to nil value")
+	}
+	return nil
+}
+
+// validateTolerationsChange lets tolerations be added, and their time be changed.
+func validateTolerationsChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
+	for _, was := range old.Spec.Tolerations {
+		kept := slices.ContainsFunc(obj.Spec.Tolerations, func(now corev1.Toleration) bool {
+			now.TolerationSeconds = was.TolerationSeconds
+			return now == was
+		})
+		if !kept {
+			return field.ErrorList{field.Forbidden(path, "existing toleration can not be modified except its tolerationSeconds")}
+		}
+	}
+	return nil
+}
+
+// validateGatesChange lets scheduling gates be taken away.
+func validateGatesChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	known := sets.New(old.Spec.SchedulingGates...)
+	for i, gate := range obj.Spec.SchedulingGates {
+		if !known.Has(gate) {
+			errs = append(errs, field.Forbidden(path.Index(i).Child("name"),
+				fmt.Sprintf("only deletion is allowed, but found new scheduling gate '%s'", gate.Name)))
+		}
+	}
+	return errs
+}
+
+// validateGatedChange judges what may change while a gate still holds a pod back: where it may run can be narrowed.
+// It puts the narrowed parts of spec back.
+func validateGatedChange(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for key, value := range old.NodeSelector {
+		if now, kept := spec.NodeSelector[key]; !kept || now != value {
+			errs = append(errs, field.Invalid(path.Child("nodeSelector"), spec.NodeSelector,
+				"only additions to spec.nodeSelector are allowed (no mutations or deletions)"))
+			break
+		}
+	}
+	spec.NodeSelector = old.NodeSelector
+
+	now, was := nodeAffinity(spec), nodeAffinity(old)
+	if equality.Semantic.DeepEqual(now, was) {
+		return errs
+	}
+	errs = append(errs, validateNodeAffinityChange(now, was, path.Child("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"))...)
+	switch {
+	case spec.Affinity == nil:
+		spec.Affinity = &corev1.Affinity{NodeAffinity: was}
+	case old.Affinity == nil && spec.Affinity.PodAffinity == nil && spec.Affinity.PodAntiAffinity == nil:
+		spec.Affinity = nil
+	default:
+		spec.Affinity.NodeAffinity = was
+	}
+	return errs
+}
+
+func nodeAffinity(spec *corev1.PodSpec) *corev1.NodeAffinity {
+	if spec.Affinity == nil {
+		return nil
+	}
+	return spec.Affinity.NodeAffinity
+}
+
+func requiredTerms(affinity *corev1.NodeAffinity) []corev1.NodeSelectorTerm {
+	if affinity == nil || affinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return nil
+	}
+	return affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+}
+
+// validateNodeAffinityChange lets each term be narrowed. Terms are alternatives, so one more or one less is no narrowing.
+func validateNodeAffinityChange(now, was *corev1.NodeAffinity, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	terms, oldTerms := requiredTerms(now), requiredTerms(was)
+	if len(oldTerms) > 0 && len(terms) != len(oldTerms) {
+		return field.ErrorList{field.Invalid(path, terms, "no additions/deletions to non-empty NodeSelectorTerms list are allowed")}
+	}
+	for i := range oldTerms {
+		if !narrows(&terms[i], &oldTerms[i]) {
+			errs = append(errs, field.Invalid(path.Index(i), terms[i], "only additions are allowed (no mutations or deletions)"))
+		}
+	}
+	return errs
+}
+
+// narrows reports whether term begins with all of old. An empty old term selects nothing, so anything more is wider.
+func narrows(term, old *corev1.NodeSelectorTerm) bool {
+	if len(old.MatchExpressions) == 0 && len(old.MatchFields) == 0 {
+		return len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0
+	}
+	begins := func(now, was []corev1.NodeSelectorRequirement) bool {
+		return len(now) >= len(was) && equality.Semantic.DeepEqual(now[:len(was)], was)
+	}
+	return begins(term.MatchExpressions, old.MatchExpressions) && begins(term.MatchFields, old.MatchFields)
+}

@@ -1,0 +1,54 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"skiff/internal/kind"
+)
+
+const enforceMountableSecrets = "kubernetes.io/enforce-mountable-secrets"
+
+var ServiceAccount = kind.Of(kind.Spec[*corev1.ServiceAccount]{
+	GVK: corev1.SchemeGroupVersion.WithKind("ServiceAccount"), Plural: "serviceaccounts", Short: []string{"sa"}, Namespaced: true,
+	List: &corev1.ServiceAccountList{},
+
+	ValidateName: apivalidation.ValidateServiceAccountName,
+	Prepare: func(_ *kind.Request, obj, _ *corev1.ServiceAccount) {
+		// Of a reference to a secret only the name counts; the rest would only mislead.
+		for i, secret := range obj.Secrets {
+			obj.Secrets[i] = corev1.ObjectReference{Name: secret.Name}
+		}
+	},
+	Warn: func(obj, old *corev1.ServiceAccount) []string {
+		if old != nil {
+			if _, before := old.Annotations[enforceMountableSecrets]; before {
+				return nil
+			}
+		}
+		if _, set := obj.Annotations[enforceMountableSecrets]; set {
+			return []string{fmt.Sprintf("metadata.annotations[%s]: deprecated in v1.32+; prefer separate namespaces to isolate access to mounted secrets", enforceMountableSecrets)}
+		}
+		return nil
+	},
+	ReturnDeleted: true,
+	Subresources: []kind.Subresource{{
+		Name: "token", GVK: authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"), Verbs: []string{"create"},
+		NewBody: func() kind.Object { return &authenticationv1.TokenRequest{} },
+		Create: func(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
+			return requestToken(ctx, env, req, namespace, name, body.(*authenticationv1.TokenRequest))
+		},
+	}},
+
+	Columns: []metav1.TableColumnDefinition{kind.NameColumn(), kind.AgeColumn()},
+	Row: func(obj *corev1.ServiceAccount, now time.Time) []any {
+		return []any{obj.Name, kind.Age(obj.CreationTimestamp, now)}
+	},
+})

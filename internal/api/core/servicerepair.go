@@ -1,0 +1,128 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/kind"
+)
+
+const (
+	// leakedAfter is how old the claim of an address must be before a missing service makes it a leak.
+	leakedAfter = time.Minute
+	// leakedPasses is how often a port must be found without a service before it is freed: between taking a port
+	// and storing its service other servers see a port without a service.
+	leakedPasses = 3
+)
+
+// Repair finds what crashes leave behind: addresses and ports without a service, and services whose addresses and
+// ports are not marked as taken. The server runs it at start and every few minutes. It is not for concurrent use.
+type Repair struct {
+	suspects map[int32]int // ports without a service, and in how many passes they were found so
+}
+
+// Run makes one pass. portRange is where node ports come from, such as 30000-32767; an allocation with another range
+// is brought to it.
+func (r *Repair) Run(ctx context.Context, env kind.Env, portRange string, now time.Time) error {
+	if portRange == "" {
+		portRange = DefaultNodePortRange
+	}
+	return errors.Join(r.repairPorts(ctx, env, portRange), repairAddresses(ctx, env, now))
+}
+
+func (r *Repair) repairPorts(ctx context.Context, env kind.Env, portRange string) error {
+	if err := createPortMap(ctx, env, portRange); err != nil {
+		return err
+	}
+	// The map is read before the services, so that a port taken in between is not called unused.
+	stored, err := readPortMap(ctx, env)
+	if err != nil {
+		return err
+	}
+	used, err := portsOfServices(ctx, env, portRange)
+	if err != nil {
+		return err
+	}
+	suspects := map[int32]int{}
+	for i := range stored.ports.Size {
+		if port := int32(stored.ports.Base + i); stored.has(port) && !used.has(port) {
+			suspects[port] = r.suspects[port] + 1
+		}
+	}
+	r.suspects = suspects
+	return changePorts(ctx, env, func(m *portMap) error {
+		next := &portMap{ports: used.ports, taken: new(big.Int).Set(used.taken)}
+		for i := range m.ports.Size {
+			port := int32(m.ports.Base + i)
+			if m.has(port) && suspects[port] < leakedPasses {
+				next.set(port, true)
+			}
+		}
+		if m.ports == next.ports && m.taken.Cmp(next.taken) == 0 {
+			return errNoChange
+		}
+		*m = *next
+		return nil
+	})
+}
+
+func repairAddresses(ctx context.Context, env kind.Env, now time.Time) error {
+	claims, err := env.List(ctx, ipAddresses, "")
+	if err != nil {
+		return fmt.Errorf("list IP addresses: %w", err)
+	}
+	objs, err := env.List(ctx, services, "")
+	if err != nil {
+		return fmt.Errorf("list services: %w", err)
+	}
+	owners := map[string]*corev1.Service{}
+	for _, obj := range objs {
+		service := obj.(*corev1.Service)
+		for _, text := range heldIPs(service) {
+			if ip := parseIP(text); ip.IsValid() {
+				owners[ip.String()] = service
+			}
+		}
+	}
+	var errs []error
+	for _, obj := range claims {
+		claim := obj.(*networkingv1.IPAddress)
+		owner := owners[claim.Name]
+		delete(owners, claim.Name)
+		if owner != nil && belongsTo(claim, owner) || claim.Labels[networkingv1.LabelManagedBy] != ipAllocator || now.Sub(claim.CreationTimestamp.Time) < leakedAfter {
+			continue
+		}
+		slog.WarnContext(ctx, "IP address without its service; deleting it", "ip", claim.Name)
+		uid := claim.UID
+		if err := env.Delete(ctx, ipAddresses, "", claim.Name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete IP address %s: %w", claim.Name, err))
+			continue
+		}
+		if owner != nil {
+			owners[claim.Name] = owner
+		}
+	}
+	for name, owner := range owners {
+		slog.WarnContext(ctx, "cluster IP is not marked as taken; repairing", "namespace", owner.Namespace, "service", owner.Name, "ip", name)
+		if _, err := env.Create(ctx, ipAddresses, newIPAddress(netip.MustParseAddr(name), owner)); err != nil && !apierrors.IsAlreadyExists(err) {
+			errs = append(errs, fmt.Errorf("create IP address %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// belongsTo says whether the claim names this service as its owner.
+func belongsTo(claim *networkingv1.IPAddress, owner *corev1.Service) bool {
+	ref := claim.Spec.ParentRef
+	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == owner.Namespace && ref.Name == owner.Name
+}

@@ -1,0 +1,9 @@
+// Package node has the row of RuntimeClass, which names a way to run containers.
+package node
+
+import "skiff/internal/kind"
+
+// Kinds are the kinds of group node.k8s.io.
+func Kinds() []*kind.Kind {
+	return []*kind.Kind{RuntimeClass}
+}

@@ -1,0 +1,86 @@
+package podspec
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+)
+
+// ValidateClaimSpec judges what a template of a claim asks for, in a pod or in a workload.
+func ValidateClaimSpec(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) field.ErrorList {
+	j := &judge{}
+	j.claimSpec(spec, path)
+	return j.errs
+}
+
+// claimSpec judges what a pod's own claim asks for.
+func (j *judge) claimSpec(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) {
+	if len(spec.AccessModes) == 0 {
+		j.required(path.Child("accessModes"), "at least 1 access mode is required")
+	}
+	if spec.Selector != nil {
+		j.selector(path.Child("selector"), spec.Selector, false)
+	}
+	j.accessModes(spec.AccessModes, path.Child("accessModes"))
+	storage, set := spec.Resources.Requests[corev1.ResourceStorage]
+	storagePath := path.Child("resources").Key(string(corev1.ResourceStorage))
+	switch {
+	case !set:
+		j.required(storagePath, "")
+	case storage.Sign() <= 0:
+		j.invalid(storagePath, storage.String(), "must be greater than zero")
+	}
+	if name := ptr.Deref(spec.StorageClassName, ""); name != "" {
+		j.subdomain(path.Child("storageClassName"), name)
+	}
+	optionalOneOf(j, path.Child("volumeMode"), spec.VolumeMode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
+	source, ref := spec.DataSource, spec.DataSourceRef
+	if source != nil {
+		j.dataSource(source.Name, source.Kind, source.APIGroup, path.Child("dataSource"))
+	}
+	if ref != nil {
+		j.dataSource(ref.Name, ref.Kind, ref.APIGroup, path.Child("dataSourceRef"))
+		if namespace := ptr.Deref(ref.Namespace, ""); namespace != "" {
+			j.messages(path.Child("dataSourceRef", "namespace"), namespace, validation.ValidateNamespaceName(namespace, false))
+		}
+	}
+	if source != nil && ref != nil {
+		if ptr.Deref(ref.Namespace, "") != "" {
+			j.invalid(path, path.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified")
+		} else if !equality.Semantic.DeepEqual(source.APIGroup, ref.APIGroup) || source.Kind != ref.Kind || source.Name != ref.Name {
+			j.invalid(path, path.Child("dataSource"), "must match dataSourceRef")
+		}
+	}
+	if name := ptr.Deref(spec.VolumeAttributesClassName, ""); name != "" {
+		j.subdomain(path.Child("volumeAttributesClassName"), name)
+	}
+}
+
+func (j *judge) accessModes(modes []corev1.PersistentVolumeAccessMode, path *field.Path) {
+	alone, shared := false, false
+	for _, mode := range modes {
+		switch mode {
+		case corev1.ReadWriteOncePod:
+			alone = true
+		case corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce:
+			shared = true
+		default:
+			oneOf(j, path, mode, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod)
+		}
+	}
+	if alone && shared {
+		j.forbidden(path, "may not use ReadWriteOncePod with other access modes")
+	}
+}
+
+func (j *judge) dataSource(name, kind string, group *string, path *field.Path) {
+	j.nonEmpty(path.Child("name"), name)
+	j.nonEmpty(path.Child("kind"), kind)
+	if ptr.Deref(group, "") != "" {
+		j.subdomain(path.Child("apiGroup"), *group)
+	} else if kind != "PersistentVolumeClaim" {
+		j.invalid(path, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup")
+	}
+}

@@ -1,0 +1,212 @@
+package podspec
+
+import (
+	// The digests an image reference may carry.
+	_ "crypto/sha256"
+	_ "crypto/sha512"
+
+	"github.com/distribution/reference"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+)
+
+// Default fills in what a pod specification left out, as far as it holds for templates too.
+func Default(spec *corev1.PodSpec) {
+	// serviceAccount is the old name of serviceAccountName; the two always say the same.
+	if spec.ServiceAccountName == "" {
+		spec.ServiceAccountName = spec.DeprecatedServiceAccount
+	}
+	spec.DeprecatedServiceAccount = spec.ServiceAccountName
+	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	setDefault(&spec.SchedulerName, corev1.DefaultSchedulerName)
+	if spec.SecurityContext == nil {
+		spec.SecurityContext = &corev1.PodSecurityContext{}
+	}
+	defaultPointer(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+
+	for i := range spec.Volumes {
+		defaultVolume(&spec.Volumes[i])
+	}
+	VisitContainers(spec, nil, func(c *corev1.Container, _ ContainerKind, _ *field.Path) { defaultContainer(c) })
+	RoundUp(spec.Overhead)
+	if spec.Resources != nil {
+		RoundUp(spec.Resources.Limits)
+		RoundUp(spec.Resources.Requests)
+	}
+}
+
+// DefaultTemplate is Default for a template. A nil template stays as it is.
+func DefaultTemplate(t *corev1.PodTemplateSpec) {
+	if t != nil {
+		Default(&t.Spec)
+	}
+}
+
+// RoundUp brings quantities to whole thousandths, the finest unit the API knows.
+func RoundUp(list corev1.ResourceList) {
+	for name, quantity := range list {
+		if !quantity.RoundUp(resource.Milli) {
+			list[name] = quantity
+		}
+	}
+}
+
+func defaultContainer(c *corev1.Container) {
+	setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
+	setDefault(&c.TerminationMessagePath, corev1.TerminationMessagePathDefault)
+	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	for i := range c.Ports {
+		setDefault(&c.Ports[i].Protocol, corev1.ProtocolTCP)
+	}
+	for i := range c.Env {
+		if from := c.Env[i].ValueFrom; from != nil {
+			defaultFieldRef(from.FieldRef)
+			if from.FileKeyRef != nil {
+				defaultPointer(&from.FileKeyRef.Optional, false)
+			}
+		}
+	}
+	RoundUp(c.Resources.Limits)
+	RoundUp(c.Resources.Requests)
+	for _, probe := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+		if probe != nil {
+			defaultProbe(probe)
+		}
+	}
+	if c.Lifecycle != nil {
+		for _, handler := range []*corev1.LifecycleHandler{c.Lifecycle.PostStart, c.Lifecycle.PreStop} {
+			if handler != nil {
+				defaultHTTPGet(handler.HTTPGet)
+			}
+		}
+	}
+}
+
+// pullPolicy is Always for an image whose name says "the newest", because what the node has may be old.
+func pullPolicy(image string) corev1.PullPolicy {
+	named, err := reference.ParseNormalizedNamed(image)
+	if err != nil {
+		return corev1.PullIfNotPresent // validation judges the name
+	}
+	if tagged, ok := named.(reference.Tagged); ok {
+		if tagged.Tag() == "latest" {
+			return corev1.PullAlways
+		}
+		return corev1.PullIfNotPresent
+	}
+	if _, ok := named.(reference.Digested); ok {
+		return corev1.PullIfNotPresent
+	}
+	return corev1.PullAlways
+}
+
+func defaultProbe(probe *corev1.Probe) {
+	setDefault(&probe.TimeoutSeconds, 1)
+	setDefault(&probe.PeriodSeconds, 10)
+	setDefault(&probe.SuccessThreshold, 1)
+	setDefault(&probe.FailureThreshold, 3)
+	defaultHTTPGet(probe.HTTPGet)
+	if probe.GRPC != nil {
+		defaultPointer(&probe.GRPC.Service, "")
+	}
+}
+
+func defaultHTTPGet(get *corev1.HTTPGetAction) {
+	if get != nil {
+		setDefault(&get.Path, "/")
+		setDefault(&get.Scheme, corev1.URISchemeHTTP)
+	}
+}
+
+func defaultFieldRef(ref *corev1.ObjectFieldSelector) {
+	if ref != nil {
+		setDefault(&ref.APIVersion, "v1")
+	}
+}
+
+func defaultVolume(v *corev1.Volume) {
+	if ptr.AllPtrFieldsNil(&v.VolumeSource) {
+		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
+	}
+	if v.Image != nil {
+		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
+	}
+	if v.HostPath != nil {
+		defaultPointer(&v.HostPath.Type, corev1.HostPathUnset)
+	}
+	if v.Secret != nil {
+		defaultPointer(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
+	}
+	if v.ConfigMap != nil {
+		defaultPointer(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
+	}
+	if v.DownwardAPI != nil {
+		defaultPointer(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
+		for i := range v.DownwardAPI.Items {
+			defaultFieldRef(v.DownwardAPI.Items[i].FieldRef)
+		}
+	}
+	if v.Projected != nil {
+		defaultProjected(v.Projected)
+	}
+	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
+		claim := &v.Ephemeral.VolumeClaimTemplate.Spec
+		defaultPointer(&claim.VolumeMode, corev1.PersistentVolumeFilesystem)
+		RoundUp(claim.Resources.Limits)
+		RoundUp(claim.Resources.Requests)
+	}
+	defaultRemovedVolume(v)
+}
+
+func defaultProjected(p *corev1.ProjectedVolumeSource) {
+	defaultPointer(&p.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
+	for i := range p.Sources {
+		source := &p.Sources[i]
+		if source.DownwardAPI != nil {
+			for j := range source.DownwardAPI.Items {
+				defaultFieldRef(source.DownwardAPI.Items[j].FieldRef)
+			}
+		}
+		if source.ServiceAccountToken != nil {
+			defaultPointer(&source.ServiceAccountToken.ExpirationSeconds, 60*60)
+		}
+	}
+}
+
+// defaultRemovedVolume is about volumes whose drivers live outside the tree today, or nowhere. The API keeps them.
+func defaultRemovedVolume(v *corev1.Volume) {
+	if v.ISCSI != nil {
+		setDefault(&v.ISCSI.ISCSIInterface, "default")
+	}
+	if v.RBD != nil {
+		setDefault(&v.RBD.RBDPool, "rbd")
+		setDefault(&v.RBD.RadosUser, "admin")
+		setDefault(&v.RBD.Keyring, "/etc/ceph/keyring")
+	}
+	if v.AzureDisk != nil {
+		defaultPointer(&v.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+		defaultPointer(&v.AzureDisk.FSType, "ext4")
+		defaultPointer(&v.AzureDisk.ReadOnly, false)
+		defaultPointer(&v.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
+	}
+	if v.ScaleIO != nil {
+		setDefault(&v.ScaleIO.StorageMode, "ThinProvisioned")
+		setDefault(&v.ScaleIO.FSType, "xfs")
+	}
+}
+
+func setDefault[T comparable](value *T, to T) {
+	var zero T
+	if *value == zero {
+		*value = to
+	}
+}
+
+func defaultPointer[T any](value **T, to T) {
+	if *value == nil {
+		*value = &to
+	}
+}

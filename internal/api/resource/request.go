@@ -1,0 +1,230 @@
+package resource
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	apiservercel "k8s.io/apiserver/pkg/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+	dracel "k8s.io/dynamic-resource-allocation/cel"
+)
+
+// What a claim asks for: requests, constraints between them, and configuration for the drivers.
+
+func defaultClaimSpec(spec *resourcev1.ResourceClaimSpec) {
+	for i := range spec.Devices.Requests {
+		request := &spec.Devices.Requests[i]
+		if exactly := request.Exactly; exactly != nil {
+			defaultCount(&exactly.AllocationMode, &exactly.Count)
+			defaultTolerations(exactly.Tolerations)
+		}
+		for j := range request.FirstAvailable {
+			choice := &request.FirstAvailable[j]
+			defaultCount(&choice.AllocationMode, &choice.Count)
+			defaultTolerations(choice.Tolerations)
+		}
+	}
+}
+
+func defaultCount(mode *resourcev1.DeviceAllocationMode, count *int64) {
+	if *mode == "" {
+		*mode = resourcev1.DeviceAllocationModeExactCount
+	}
+	if *mode == resourcev1.DeviceAllocationModeExactCount && *count == 0 {
+		*count = 1
+	}
+}
+
+// dropClaimSpec removes derived attributes, which are still being tried out.
+func dropClaimSpec(spec, old *resourcev1.ResourceClaimSpec) {
+	derived := func(spec *resourcev1.ResourceClaimSpec, visit func(*[]resourcev1.DeviceDerivedAttribute)) {
+		for i := range spec.Devices.Requests {
+			request := &spec.Devices.Requests[i]
+			if request.Exactly != nil {
+				visit(&request.Exactly.DerivedAttributes)
+			}
+			for j := range request.FirstAvailable {
+				visit(&request.FirstAvailable[j].DerivedAttributes)
+			}
+		}
+	}
+	inUse := false
+	if old != nil {
+		derived(old, func(list *[]resourcev1.DeviceDerivedAttribute) { inUse = inUse || len(*list) > 0 })
+	}
+	if !inUse {
+		derived(spec, func(list *[]resourcev1.DeviceDerivedAttribute) { *list = nil })
+	}
+}
+
+func validateClaimSpec(spec *resourcev1.ResourceClaimSpec, path *field.Path) field.ErrorList {
+	devices, path := &spec.Devices, path.Child("devices")
+	names := requestNames(devices)
+	errs := validateSet(devices.Requests, resourcev1.DeviceRequestsMaxSize, validateRequest,
+		func(request *resourcev1.DeviceRequest) string { return request.Name }, path.Child("requests"))
+	errs = append(errs, validateSlice(devices.Constraints, resourcev1.DeviceConstraintsMaxSize,
+		func(constraint *resourcev1.DeviceConstraint, path *field.Path) field.ErrorList {
+			return validateConstraint(constraint, names, path)
+		}, path.Child("constraints"))...)
+	return append(errs, validateSlice(devices.Config, resourcev1.DeviceConfigMaxSize,
+		func(config *resourcev1.DeviceClaimConfiguration, path *field.Path) field.ErrorList {
+			errs := validateReferences(config.Requests, names, path.Child("requests"))
+			return append(errs, validateConfiguration(&config.DeviceConfiguration, false, path)...)
+		}, path.Child("config"))...)
+}
+
+// requestNames are the names by which a claim's requests, and their alternatives as request/alternative, can be referred to.
+func requestNames(claim *resourcev1.DeviceClaim) sets.Set[string] {
+	names := sets.New[string]()
+	for _, request := range claim.Requests {
+		names.Insert(request.Name)
+		for _, choice := range request.FirstAvailable {
+			names.Insert(request.Name + "/" + choice.Name)
+		}
+	}
+	return names
+}
+
+func validateReferences(requests []string, names sets.Set[string], path *field.Path) field.ErrorList {
+	return validateSet(requests, resourcev1.DeviceRequestsMaxSize, func(name *string, path *field.Path) field.ErrorList {
+		return validateReference(*name, names, path)
+	}, itself, path)
+}
+
+func validateReference(name string, names sets.Set[string], path *field.Path) field.ErrorList {
+	const rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+	segments := strings.Split(name, "/")
+	if len(segments) > 2 {
+		return field.ErrorList{field.Invalid(path, name, rule)}
+	}
+	var errs field.ErrorList
+	for _, segment := range segments {
+		errs = append(errs, validateLabel(segment, path)...)
+	}
+	if !names.Has(name) || !names.Has(segments[0]) {
+		errs = append(errs, field.Invalid(path, name, rule))
+	}
+	return errs
+}
+
+func validateRequest(request *resourcev1.DeviceRequest, path *field.Path) field.ErrorList {
+	errs := validateLabel(request.Name, path.Child("name"))
+	switch exactly := request.Exactly; {
+	case exactly == nil && len(request.FirstAvailable) == 0:
+		errs = append(errs, field.Required(path, "exactly one of `exactly` or `firstAvailable` is required"))
+	case exactly != nil && len(request.FirstAvailable) > 0:
+		errs = append(errs, field.Invalid(path, nil, "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set"))
+	case exactly != nil:
+		errs = append(errs, validateDemand(exactly.DeviceClassName, exactly.Selectors, exactly.AllocationMode, exactly.Count, exactly.Tolerations, path.Child("exactly"))...)
+	default:
+		errs = append(errs, validateSet(request.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize,
+			func(choice *resourcev1.DeviceSubRequest, path *field.Path) field.ErrorList {
+				errs := validateLabel(choice.Name, path.Child("name"))
+				return append(errs, validateDemand(choice.DeviceClassName, choice.Selectors, choice.AllocationMode, choice.Count, choice.Tolerations, path)...)
+			}, func(choice *resourcev1.DeviceSubRequest) string { return choice.Name }, path.Child("firstAvailable"))...)
+	}
+	return errs
+}
+
+// validateDemand judges what requests and their alternatives have in common.
+func validateDemand(class string, selectors []resourcev1.DeviceSelector, mode resourcev1.DeviceAllocationMode, count int64, tolerations []resourcev1.DeviceToleration, path *field.Path) field.ErrorList {
+	errs := validateClassName(class, path.Child("deviceClassName"))
+	errs = append(errs, validateSelectors(selectors, false, path.Child("selectors"))...)
+	switch mode {
+	case resourcev1.DeviceAllocationModeAll:
+		if count != 0 {
+			errs = append(errs, field.Invalid(path.Child("count"), count, fmt.Sprintf("must not be specified when allocationMode is '%s'", mode)))
+		}
+	case resourcev1.DeviceAllocationModeExactCount:
+		if count <= 0 {
+			errs = append(errs, field.Invalid(path.Child("count"), count, "must be greater than zero"))
+		}
+	default:
+		errs = append(errs, field.NotSupported(path.Child("allocationMode"), mode,
+			[]resourcev1.DeviceAllocationMode{resourcev1.DeviceAllocationModeAll, resourcev1.DeviceAllocationModeExactCount}))
+	}
+	return append(errs, validateSlice(tolerations, unbounded, validateToleration, path.Child("tolerations"))...)
+}
+
+// validateSelectors compiles the expressions that choose devices. Stored ones are not compiled again: an expression that
+// was once accepted stays.
+func validateSelectors(selectors []resourcev1.DeviceSelector, stored bool, path *field.Path) field.ErrorList {
+	return validateSlice(selectors, resourcev1.DeviceSelectorsMaxSize, func(selector *resourcev1.DeviceSelector, path *field.Path) field.ErrorList {
+		if selector.CEL == nil {
+			return field.ErrorList{field.Required(path.Child("cel"), "")}
+		}
+		if stored {
+			return nil
+		}
+		return validateExpression(selector.CEL.Expression, path.Child("cel", "expression"))
+	}, path)
+}
+
+func validateExpression(text string, path *field.Path) field.ErrorList {
+	if len(text) > resourcev1.CELSelectorExpressionMaxLength {
+		return field.ErrorList{field.TooLong(path, "", resourcev1.CELSelectorExpressionMaxLength)}
+	}
+	mode := environment.NewExpressions
+	// The compiler is built for the first expression and kept.
+	result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(text, dracel.Options{EnvType: &mode})
+	switch {
+	case result.Error == nil && result.MaxCost > resourcev1.CELSelectorExpressionMaxCost:
+		return field.ErrorList{field.Forbidden(path, "too complex, exceeds cost limit")}
+	case result.Error == nil:
+		return nil
+	case result.Error.Type == apiservercel.ErrorTypeRequired:
+		return field.ErrorList{field.Required(path, result.Error.Detail)}
+	case result.Error.Type == apiservercel.ErrorTypeInvalid:
+		return field.ErrorList{field.Invalid(path, text, result.Error.Detail)}
+	}
+	return field.ErrorList{field.InternalError(path, result.Error)}
+}
+
+func validateConstraint(constraint *resourcev1.DeviceConstraint, names sets.Set[string], path *field.Path) field.ErrorList {
+	errs := validateReferences(constraint.Requests, names, path.Child("requests"))
+	if constraint.MatchAttribute == nil && constraint.DistinctAttribute == nil {
+		return append(errs, field.Required(path, `exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set`))
+	}
+	if constraint.MatchAttribute != nil {
+		errs = append(errs, validateFullyQualifiedName(constraint.MatchAttribute, path.Child("matchAttribute"))...)
+	}
+	if constraint.DistinctAttribute != nil {
+		errs = append(errs, validateFullyQualifiedName(constraint.DistinctAttribute, path.Child("distinctAttribute"))...)
+	}
+	return errs
+}
+
+func validateConfiguration(config *resourcev1.DeviceConfiguration, stored bool, path *field.Path) field.ErrorList {
+	opaque, path := config.Opaque, path.Child("opaque")
+	if opaque == nil {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	errs := validateDriverReference(&opaque.Driver, path.Child("driver"))
+	return append(errs, validateObject(&opaque.Parameters, stored, resourcev1.OpaqueParametersMaxLength, path.Child("parameters"))...)
+}
+
+// validateBindingConditions judges the conditions a device waits for before its pod is bound, which come in pairs of good
+// and bad outcomes.
+func validateBindingConditions(good, bad []string, path *field.Path) field.ErrorList {
+	goods, bads := path.Child("bindingConditions"), path.Child("bindingFailureConditions")
+	errs := validateSlice(good, resourcev1.BindingConditionsMaxSize, validateConditionName, goods)
+	errs = append(errs, validateSlice(bad, resourcev1.BindingFailureConditionsMaxSize, validateConditionName, bads)...)
+	errs = append(errs, validateUnique(good, itself, goods)...)
+	errs = append(errs, validateUnique(bad, itself, bads)...)
+	for i, condition := range bad {
+		if slices.Contains(good, condition) {
+			errs = append(errs, field.Invalid(bads.Index(i), condition, "bindingFailureConditions must not overlap with bindingConditions"))
+		}
+	}
+	if len(good) == 0 && len(bad) > 0 {
+		errs = append(errs, field.Invalid(goods, good, "bindingConditions are required to use bindingFailureConditions"))
+	}
+	if len(bad) == 0 && len(good) > 0 {
+		errs = append(errs, field.Invalid(bads, bad, "bindingFailureConditions are required to use bindingConditions"))
+	}
+	return errs
+}

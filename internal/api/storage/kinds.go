@@ -1,0 +1,95 @@
+// Package storage has the rows of group storage.k8s.io: classes of volumes, drivers that make them, what each node
+// and each corner of the cluster can hold, and which volume is attached where.
+package storage
+
+import (
+	"math"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
+)
+
+// Kinds are the kinds of group storage.k8s.io.
+func Kinds() []*kind.Kind {
+	return []*kind.Kind{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass}
+}
+
+const (
+	maxParameters     = 512
+	maxParametersSize = 256 << 10
+)
+
+// validateProvisioner judges the name of whoever makes or changes volumes.
+func validateProvisioner(name string, path *field.Path) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	return validateQualifiedName(strings.ToLower(name), path)
+}
+
+func validateQualifiedName(name string, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, message := range validation.IsQualifiedName(name) {
+		errs = append(errs, field.Invalid(path, name, message))
+	}
+	return errs
+}
+
+// validateParameters judges what a class hands to its driver: opaque, but not without bounds.
+func validateParameters(parameters map[string]string, path *field.Path) field.ErrorList {
+	if len(parameters) > maxParameters {
+		return field.ErrorList{field.TooLong(path, "", maxParameters)}
+	}
+	var errs field.ErrorList
+	size := 0
+	for key, value := range parameters {
+		if key == "" {
+			errs = append(errs, field.Invalid(path, key, "field can not be empty."))
+		}
+		size += len(key) + len(value)
+	}
+	if size > maxParametersSize {
+		errs = append(errs, field.TooLong(path, "", maxParametersSize))
+	}
+	return errs
+}
+
+const maxDriverName = 63
+
+func validateDriverName(name string, path *field.Path) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	var errs field.ErrorList
+	if len(name) > maxDriverName {
+		errs = append(errs, field.TooLong(path, "", maxDriverName))
+	}
+	for _, message := range validation.IsDNS1123Subdomain(strings.ToLower(name)) {
+		errs = append(errs, field.Invalid(path, name, message))
+	}
+	return errs
+}
+
+func validateErrorCode(code *int32, path *field.Path) field.ErrorList {
+	if code != nil && *code < 0 {
+		return field.ErrorList{field.Invalid(path, *code, validation.InclusiveRangeError(0, math.MaxInt32))}
+	}
+	return nil
+}
+
+// immutable refuses a change of a field. The rules of these fields do not name the refused value.
+func immutable(changed bool, path *field.Path) field.ErrorList {
+	if !changed {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, nil, "field is immutable")}
+}
+
+func setDefault[T any](value **T, to T) {
+	if *value == nil {
+		*value = &to
+	}
+}

@@ -1,0 +1,64 @@
+package apiserver
+
+import (
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/utils/ptr"
+
+	"skiff/internal/kind"
+)
+
+// applied merges the applied configuration into the live object, or into nothing when there is none, and shows the
+// result to admission.
+func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
+	w := p.w
+	m, err := w.s.fieldManager(w.res, w.sub)
+	if err != nil {
+		return nil, err
+	}
+	base := live
+	if base == nil {
+		base = w.res.kind.New()
+	}
+	obj, err := p.merge(m, base)
+	if err != nil {
+		return nil, err
+	}
+	if w.res.kind.Default != nil {
+		w.res.kind.Default(obj)
+	}
+	if live == nil && obj.GetUID() != "" {
+		return nil, apierrors.NewConflict(w.res.groupResource(), w.name,
+			fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", obj.GetUID()))
+	}
+	if err := p.check(obj); err != nil {
+		return nil, err
+	}
+	return w.mutated(c, live, obj)
+}
+
+// merge reads the configuration and applies it. What a strict reader finds is judged after what the merge finds.
+func (p *patching) merge(m *fieldManager, base kind.Object) (kind.Object, error) {
+	configuration := &unstructured.Unstructured{Object: map[string]any{}}
+	if err := apiyaml.Unmarshal(p.body, &configuration.Object); err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+	}
+	obj, err := m.apply(base, configuration, p.options.FieldManager, ptr.Deref(p.options.Force, false))
+	if err != nil {
+		return nil, err
+	}
+	if !p.validate.looks() {
+		return obj, nil
+	}
+	if err := apiyaml.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
+		if p.validate == metav1.FieldValidationStrict {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
+		}
+		warnStrict([]error{err}, p.w.warn)
+	}
+	return obj, nil
+}

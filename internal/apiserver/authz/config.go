@@ -1,0 +1,294 @@
+package authz
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/load"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
+
+	"skiff/internal/apiserver/authn"
+)
+
+// Modes an authorizer can be configured by.
+const (
+	ModeAlwaysAllow = "AlwaysAllow"
+	ModeAlwaysDeny  = "AlwaysDeny"
+	ModeABAC        = "ABAC"
+	ModeWebhook     = "Webhook"
+	ModeRBAC        = "RBAC"
+	ModeNode        = "Node"
+)
+
+var modes = []string{ModeAlwaysAllow, ModeAlwaysDeny, ModeABAC, ModeWebhook, ModeRBAC, ModeNode}
+
+// reloadEvery is how often a configuration file is looked at again.
+const reloadEvery = 10 * time.Second
+
+// Config says which authorizers there are and in which order: by the flags of a server, or by a file in their place.
+type Config struct {
+	Modes []string // --authorization-mode
+	// PolicyFile is ABAC's (--authorization-policy-file).
+	PolicyFile string
+	// The webhook's (--authorization-webhook-config-file, -version, -cache-authorized-ttl, -cache-unauthorized-ttl).
+	WebhookConfigFile      string
+	WebhookVersion         string
+	WebhookAuthorizedTTL   time.Duration
+	WebhookUnauthorizedTTL time.Duration
+	// File holds an AuthorizationConfiguration (--authorization-config). Modes and the webhook's fields must be empty then.
+	File string
+}
+
+// DefaultConfig is upstream's for the fields that have a default.
+func DefaultConfig() Config {
+	return Config{WebhookVersion: "v1beta1", WebhookAuthorizedTTL: 5 * time.Minute, WebhookUnauthorizedTTL: 30 * time.Second}
+}
+
+// Validate checks what can be checked without reading files.
+func (c Config) Validate() error {
+	if c.File != "" {
+		if len(c.Modes) > 0 || c.WebhookConfigFile != "" {
+			return errors.New("--authorization-config can not be specified when --authorization-mode or --authorization-webhook-* flags are defined")
+		}
+		return nil
+	}
+	var errs []error
+	if len(c.Modes) == 0 {
+		errs = append(errs, errors.New("at least one authorization-mode must be passed"))
+	}
+	for i, mode := range c.Modes {
+		if !slices.Contains(modes, mode) {
+			errs = append(errs, fmt.Errorf("authorization-mode %q is not a valid mode", mode))
+		}
+		if slices.Contains(c.Modes[:i], mode) {
+			errs = append(errs, fmt.Errorf("authorization-mode %q has mode specified more than once", c.Modes))
+		}
+	}
+	for _, needs := range []struct{ mode, file, missing, useless string }{
+		{ModeABAC, c.PolicyFile, "authorization-mode ABAC's authorization policy file not passed", "cannot specify --authorization-policy-file without mode ABAC"},
+		{ModeWebhook, c.WebhookConfigFile, "authorization-mode Webhook's authorization config file not passed", "cannot specify --authorization-webhook-config-file without mode Webhook"},
+	} {
+		switch has := slices.Contains(c.Modes, needs.mode); {
+		case has && needs.file == "":
+			errs = append(errs, errors.New(needs.missing))
+		case !has && needs.file != "":
+			errs = append(errs, errors.New(needs.useless))
+		}
+	}
+	return utilerrors.NewAggregate(errs)
+}
+
+// read is the configuration in the form of the file, whichever way it was given.
+func (c Config) read() (*apiserver.AuthorizationConfiguration, []byte, error) {
+	if c.File != "" {
+		data, err := os.ReadFile(c.File)
+		if err != nil {
+			return nil, nil, err
+		}
+		config, err := readConfiguration(data, nil)
+		return config, data, err
+	}
+	config := &apiserver.AuthorizationConfiguration{}
+	for _, mode := range c.Modes {
+		authorizer := apiserver.AuthorizerConfiguration{Type: apiserver.AuthorizerType(mode), Name: strings.ToLower(mode)}
+		if mode == ModeWebhook {
+			authorizer.Name = "default"
+			authorizer.Webhook = c.webhook()
+		}
+		config.Authorizers = append(config.Authorizers, authorizer)
+	}
+	return config, nil, nil
+}
+
+func (c Config) webhook() *apiserver.WebhookConfiguration {
+	return &apiserver.WebhookConfiguration{
+		AuthorizedTTL: metav1.Duration{Duration: c.WebhookAuthorizedTTL}, CacheAuthorizedRequests: c.WebhookAuthorizedTTL != 0,
+		UnauthorizedTTL: metav1.Duration{Duration: c.WebhookUnauthorizedTTL}, CacheUnauthorizedRequests: c.WebhookUnauthorizedTTL != 0,
+		Timeout: metav1.Duration{Duration: 30 * time.Second}, FailurePolicy: apiserver.FailurePolicyNoOpinion,
+		SubjectAccessReviewVersion: c.WebhookVersion,
+		ConnectionInfo: apiserver.WebhookConnectionInfo{
+			Type: apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile, KubeConfigFile: &c.WebhookConfigFile,
+		},
+	}
+}
+
+// compiler of match conditions: made when the first is needed, for it takes some memory.
+var compiler = sync.OnceValue(authorizationcel.NewDefaultCompiler)
+
+// readConfiguration reads and checks an AuthorizationConfiguration. All types in required must occur.
+func readConfiguration(data []byte, required []string) (*apiserver.AuthorizationConfiguration, error) {
+	config, err := load.LoadFromData(data)
+	if err != nil {
+		return nil, fmt.Errorf("failed to load AuthorizationConfiguration from file: %w", err)
+	}
+	if errs := validation.ValidateAuthorizationConfiguration(compiler(), nil, config, sets.New(modes...), sets.New(ModeWebhook)); len(errs) > 0 {
+		return nil, errs.ToAggregate()
+	}
+	var errs []error
+	missing := slices.Clone(required)
+	for _, authorizer := range config.Authorizers {
+		kind := string(authorizer.Type)
+		missing = slices.DeleteFunc(missing, func(wanted string) bool { return wanted == kind })
+		if name := strings.ToLower(kind); kind != ModeWebhook && authorizer.Name != name {
+			errs = append(errs, fmt.Errorf("expected name %s for authorizer %s instead of %s", name, kind, authorizer.Name))
+		}
+	}
+	if len(missing) > 0 {
+		errs = append(errs, fmt.Errorf("missing required types: %v", missing))
+	}
+	return config, utilerrors.NewAggregate(errs)
+}
+
+// Configured is the chain of authorizers of a configuration. Members of system:masters pass all.
+type Configured struct {
+	config Config
+	log    *slog.Logger
+	chain  atomic.Pointer[Chain]
+
+	// What outlives a change of the configuration file, nil for types that are not configured.
+	rbac *RBAC
+	node *Node
+	abac ABAC
+
+	data []byte // of the file, as it was read last
+}
+
+// New makes the authorizers of a configuration. RBAC follows the policy, Node the graph. Run must be called for changes of
+// the configuration file to be seen.
+func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Configured, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	read, data, err := c.read()
+	if err != nil {
+		return nil, err
+	}
+	made := &Configured{config: c, log: log, data: data}
+	for _, authorizer := range read.Authorizers {
+		switch string(authorizer.Type) {
+		case ModeRBAC:
+			made.rbac = NewRBAC(policy)
+		case ModeNode:
+			made.node = NewNode(graph)
+		case ModeABAC:
+			if made.abac, err = LoadABAC(c.PolicyFile); err != nil {
+				return nil, err
+			}
+		}
+	}
+	chain, err := made.build(read)
+	if err != nil {
+		return nil, err
+	}
+	made.chain.Store(&chain)
+	return made, nil
+}
+
+func (c *Configured) build(config *apiserver.AuthorizationConfiguration) (Chain, error) {
+	chain := Chain{Masters{}}
+	for _, authorizer := range config.Authorizers {
+		var next Authorizer
+		switch kind := string(authorizer.Type); {
+		case kind == ModeAlwaysAllow:
+			next = AlwaysAllow{}
+		case kind == ModeAlwaysDeny:
+			next = AlwaysDeny{}
+		case kind == ModeWebhook:
+			webhook, err := NewWebhook(authorizer.Webhook, compiler)
+			if err != nil {
+				return nil, fmt.Errorf("authorizer %s: %w", authorizer.Name, err)
+			}
+			next = webhook
+		case kind == ModeRBAC && c.rbac != nil:
+			next = c.rbac
+		case kind == ModeNode && c.node != nil:
+			next = c.node
+		case kind == ModeABAC && c.abac != nil:
+			next = c.abac
+		default:
+			return nil, fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", kind)
+		}
+		chain = append(chain, Named{authorizer.Name, next})
+	}
+	return chain, nil
+}
+
+// Authorize implements Authorizer.
+func (c *Configured) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
+	return c.chain.Load().Authorize(ctx, a)
+}
+
+// RulesFor implements RuleLister.
+func (c *Configured) RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error) {
+	return c.chain.Load().RulesFor(ctx, user, namespace)
+}
+
+// RBAC is the chain's authorizer of that kind, or nil.
+func (c *Configured) RBAC() *RBAC { return c.rbac }
+
+// Run looks at the configuration file from time to time and follows its changes until ctx ends. A file that cannot be read or is
+// wrong changes nothing.
+func (c *Configured) Run(ctx context.Context) error {
+	if c.config.File == "" {
+		<-ctx.Done()
+		return nil
+	}
+	ticker := time.NewTicker(reloadEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			if changed, err := c.reload(); err != nil {
+				c.log.Error("authorization configuration not reloaded", "file", c.config.File, "error", err)
+			} else if changed {
+				c.log.Info("authorization configuration reloaded", "file", c.config.File)
+			}
+		}
+	}
+}
+
+// reload reads the file again. Authorizers other than webhooks can neither come nor go while the server runs.
+func (c *Configured) reload() (changed bool, err error) {
+	data, err := os.ReadFile(c.config.File)
+	if err != nil || bytes.Equal(data, c.data) {
+		return false, err
+	}
+	c.data = data
+	var required []string
+	for _, authorizer := range *c.chain.Load() {
+		named, ok := authorizer.(Named)
+		if !ok {
+			continue
+		}
+		if _, isWebhook := named.Authorizer.(*Webhook); isWebhook {
+			continue
+		}
+		required = append(required, modes[slices.IndexFunc(modes, func(mode string) bool { return strings.ToLower(mode) == named.Name })])
+	}
+	config, err := readConfiguration(data, required)
+	if err != nil {
+		return false, err
+	}
+	chain, err := c.build(config)
+	if err != nil {
+		return false, err
+	}
+	c.chain.Store(&chain)
+	return true, nil
+}

@@ -1,0 +1,394 @@
+package authz
+
+import (
+	"slices"
+	"sync"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"skiff/internal/kind"
+)
+
+// NodeResources are the resources a NodeGraph must be shown.
+var NodeResources = []schema.GroupResource{
+	corev1.Resource("pods"), corev1.Resource("persistentvolumes"), storagev1.Resource("volumeattachments"),
+	resourcev1.Resource("resourceslices"), certificatesv1.Resource("podcertificaterequests"),
+}
+
+// relatedKind is a kind of object that can have to do with a node.
+type relatedKind uint8
+
+const (
+	relatedPod relatedKind = iota
+	relatedAttachment
+	relatedSlice
+	relatedCertificateRequest
+	relatedSecret
+	relatedConfigMap
+	relatedClaim
+	relatedResourceClaim
+	relatedServiceAccount
+)
+
+type related struct {
+	kind            relatedKind
+	namespace, name string
+}
+
+// NodeGraph knows which objects have to do with which nodes: a pod with the node it is bound to; what a pod refers to with the
+// pod's node; the volume bound to a claim, and the secrets to mount it, with the nodes of the claim. It is kept by counting
+// references as objects come and go, so that a question is a look into a map.
+type NodeGraph struct {
+	mu sync.RWMutex
+	// nodes holds the node of objects that belong to one.
+	nodes map[related]string
+	// reach holds for other objects the number of references from each node.
+	reach map[related]map[string]int
+	// pods holds what each pod refers to, volumes what volumes do.
+	pods    map[related][]related
+	volumes map[string]boundVolume
+	// ofClaim names the volumes bound to a claim: one, unless somebody makes mistakes.
+	ofClaim map[related][]string
+}
+
+// boundVolume is a persistent volume with a claim.
+type boundVolume struct {
+	claim   related
+	secrets []related
+}
+
+// NewNodeGraph makes an empty graph.
+func NewNodeGraph() *NodeGraph {
+	return &NodeGraph{
+		nodes: make(map[related]string), reach: make(map[related]map[string]int),
+		pods: make(map[related][]related), volumes: make(map[string]boundVolume), ofClaim: make(map[related][]string),
+	}
+}
+
+// Set shows the graph a new or changed object of one of NodeResources. Others are ignored.
+func (g *NodeGraph) Set(obj kind.Object) {
+	switch obj := obj.(type) {
+	case *corev1.Pod:
+		g.setPod(obj)
+	case *corev1.PersistentVolume:
+		g.setVolume(obj)
+	case *storagev1.VolumeAttachment:
+		g.setNode(related{relatedAttachment, "", obj.Name}, obj.Spec.NodeName)
+	case *resourcev1.ResourceSlice:
+		node := ""
+		if obj.Spec.NodeName != nil {
+			node = *obj.Spec.NodeName
+		}
+		g.setNode(related{relatedSlice, "", obj.Name}, node)
+	case *certificatesv1.PodCertificateRequest:
+		g.setNode(related{relatedCertificateRequest, obj.Namespace, obj.Name}, string(obj.Spec.NodeName))
+	}
+}
+
+// Delete tells the graph that an object is gone.
+func (g *NodeGraph) Delete(obj kind.Object) {
+	switch obj := obj.(type) {
+	case *corev1.Pod:
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.removePod(related{relatedPod, obj.Namespace, obj.Name})
+	case *corev1.PersistentVolume:
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.removeVolume(obj.Name)
+	case *storagev1.VolumeAttachment:
+		g.setNode(related{relatedAttachment, "", obj.Name}, "")
+	case *resourcev1.ResourceSlice:
+		g.setNode(related{relatedSlice, "", obj.Name}, "")
+	case *certificatesv1.PodCertificateRequest:
+		g.setNode(related{relatedCertificateRequest, obj.Namespace, obj.Name}, "")
+	}
+}
+
+// isRelated reports whether an object has to do with a node.
+func (g *NodeGraph) isRelated(to related, node string) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if to.kind <= relatedCertificateRequest {
+		return g.nodes[to] == node
+	}
+	return g.reach[to][node] > 0
+}
+
+// isVolumeRelated: a volume is for the nodes of its claim.
+func (g *NodeGraph) isVolumeRelated(name, node string) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	volume, ok := g.volumes[name]
+	return ok && g.reach[volume.claim][node] > 0
+}
+
+func (g *NodeGraph) setNode(of related, node string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if node == "" {
+		delete(g.nodes, of)
+	} else {
+		g.nodes[of] = node
+	}
+}
+
+func (g *NodeGraph) setPod(pod *corev1.Pod) {
+	if pod.Spec.NodeName == "" {
+		return
+	}
+	id := related{relatedPod, pod.Namespace, pod.Name}
+	var references []related
+	// A node can create mirror pods: they must never give it access to anything.
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
+		references = podReferences(pod)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.nodes[id] == pod.Spec.NodeName && slices.Equal(g.pods[id], references) {
+		return
+	}
+	g.removePod(id)
+	g.nodes[id] = pod.Spec.NodeName
+	if len(references) > 0 {
+		g.pods[id] = references
+	}
+	for _, to := range references {
+		g.count(to, pod.Spec.NodeName, +1)
+	}
+}
+
+func (g *NodeGraph) removePod(id related) {
+	for _, to := range g.pods[id] {
+		g.count(to, g.nodes[id], -1)
+	}
+	delete(g.pods, id)
+	delete(g.nodes, id)
+}
+
+// count adds to the references from a node to an object. A claim hands them on to the secrets of its volumes.
+func (g *NodeGraph) count(to related, node string, by int) {
+	from := g.reach[to]
+	if from == nil {
+		from = make(map[string]int, 1)
+		g.reach[to] = from
+	}
+	before := from[node]
+	from[node] += by
+	if from[node] == 0 {
+		if delete(from, node); len(from) == 0 {
+			delete(g.reach, to)
+		}
+	}
+	if to.kind != relatedClaim || (before > 0) == (before+by > 0) {
+		return
+	}
+	for _, volume := range g.ofClaim[to] {
+		for _, secret := range g.volumes[volume].secrets {
+			g.count(secret, node, by)
+		}
+	}
+}
+
+func (g *NodeGraph) setVolume(volume *corev1.PersistentVolume) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	claim := volume.Spec.ClaimRef
+	if claim == nil {
+		g.removeVolume(volume.Name)
+		return
+	}
+	bound := boundVolume{claim: related{relatedClaim, claim.Namespace, claim.Name}, secrets: volumeSecrets(volume)}
+	if had, ok := g.volumes[volume.Name]; ok && had.claim == bound.claim && slices.Equal(had.secrets, bound.secrets) {
+		return
+	}
+	g.removeVolume(volume.Name)
+	g.volumes[volume.Name] = bound
+	g.ofClaim[bound.claim] = append(g.ofClaim[bound.claim], volume.Name)
+	for node := range g.reach[bound.claim] {
+		for _, secret := range bound.secrets {
+			g.count(secret, node, +1)
+		}
+	}
+}
+
+func (g *NodeGraph) removeVolume(name string) {
+	had, ok := g.volumes[name]
+	if !ok {
+		return
+	}
+	for node := range g.reach[had.claim] {
+		for _, secret := range had.secrets {
+			g.count(secret, node, -1)
+		}
+	}
+	delete(g.volumes, name)
+	rest := slices.DeleteFunc(g.ofClaim[had.claim], func(other string) bool { return other == name })
+	if len(rest) == 0 {
+		delete(g.ofClaim, had.claim)
+	} else {
+		g.ofClaim[had.claim] = rest
+	}
+}
+
+// podReferences are the objects a kubelet must read to run a pod, each as often as it is referred to.
+func podReferences(pod *corev1.Pod) []related {
+	var found []related
+	add := func(kind relatedKind, name string) {
+		if name != "" {
+			found = append(found, related{kind, pod.Namespace, name})
+		}
+	}
+	spec := &pod.Spec
+	add(relatedServiceAccount, spec.ServiceAccountName)
+	for _, secret := range spec.ImagePullSecrets {
+		add(relatedSecret, secret.Name)
+	}
+	for i := range spec.InitContainers {
+		environmentReferences(spec.InitContainers[i].EnvFrom, spec.InitContainers[i].Env, add)
+	}
+	for i := range spec.Containers {
+		environmentReferences(spec.Containers[i].EnvFrom, spec.Containers[i].Env, add)
+	}
+	for i := range spec.EphemeralContainers {
+		environmentReferences(spec.EphemeralContainers[i].EnvFrom, spec.EphemeralContainers[i].Env, add)
+	}
+	for i := range spec.Volumes {
+		volumeReferences(&spec.Volumes[i].VolumeSource, add)
+		if spec.Volumes[i].Ephemeral != nil && spec.Volumes[i].PersistentVolumeClaim == nil {
+			add(relatedClaim, ephemeral.VolumeClaimName(pod, &spec.Volumes[i]))
+		}
+	}
+	for i := range spec.ResourceClaims {
+		// A claim that is not there yet, or never will be, has no name.
+		if name, _, err := resourceclaim.Name(pod, &spec.ResourceClaims[i]); err == nil && name != nil {
+			add(relatedResourceClaim, *name)
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		add(relatedResourceClaim, extended.ResourceClaimName)
+	}
+	return found
+}
+
+func environmentReferences(from []corev1.EnvFromSource, env []corev1.EnvVar, add func(relatedKind, string)) {
+	for i := range from {
+		if from[i].SecretRef != nil {
+			add(relatedSecret, from[i].SecretRef.Name)
+		}
+		if from[i].ConfigMapRef != nil {
+			add(relatedConfigMap, from[i].ConfigMapRef.Name)
+		}
+	}
+	for i := range env {
+		source := env[i].ValueFrom
+		if source == nil {
+			continue
+		}
+		if source.SecretKeyRef != nil {
+			add(relatedSecret, source.SecretKeyRef.Name)
+		}
+		if source.ConfigMapKeyRef != nil {
+			add(relatedConfigMap, source.ConfigMapKeyRef.Name)
+		}
+	}
+}
+
+func volumeReferences(source *corev1.VolumeSource, add func(relatedKind, string)) {
+	secret := func(ref *corev1.LocalObjectReference) {
+		if ref != nil {
+			add(relatedSecret, ref.Name)
+		}
+	}
+	switch {
+	case source.Secret != nil:
+		add(relatedSecret, source.Secret.SecretName)
+	case source.ConfigMap != nil:
+		add(relatedConfigMap, source.ConfigMap.Name)
+	case source.PersistentVolumeClaim != nil:
+		add(relatedClaim, source.PersistentVolumeClaim.ClaimName)
+	case source.Projected != nil:
+		for i := range source.Projected.Sources {
+			if projected := source.Projected.Sources[i].Secret; projected != nil {
+				add(relatedSecret, projected.Name)
+			}
+			if projected := source.Projected.Sources[i].ConfigMap; projected != nil {
+				add(relatedConfigMap, projected.Name)
+			}
+		}
+	case source.AzureFile != nil:
+		add(relatedSecret, source.AzureFile.SecretName)
+	case source.CephFS != nil:
+		secret(source.CephFS.SecretRef)
+	case source.Cinder != nil:
+		secret(source.Cinder.SecretRef)
+	case source.FlexVolume != nil:
+		secret(source.FlexVolume.SecretRef)
+	case source.RBD != nil:
+		secret(source.RBD.SecretRef)
+	case source.ScaleIO != nil:
+		secret(source.ScaleIO.SecretRef)
+	case source.ISCSI != nil:
+		secret(source.ISCSI.SecretRef)
+	case source.StorageOS != nil:
+		secret(source.StorageOS.SecretRef)
+	case source.CSI != nil:
+		secret(source.CSI.NodePublishSecretRef)
+	}
+}
+
+// volumeSecrets are the secrets a kubelet needs to mount a volume. Those without a namespace are in the claim's, but for the
+// kinds of volumes that always name one. Secrets that only controllers need are not among them.
+func volumeSecrets(volume *corev1.PersistentVolume) []related {
+	var found []related
+	add := func(namespace, name string) {
+		if name != "" {
+			found = append(found, related{relatedSecret, namespace, name})
+		}
+	}
+	here := volume.Spec.ClaimRef.Namespace
+	addRef := func(ref *corev1.SecretReference, namespace string) {
+		if ref == nil {
+			return
+		}
+		if ref.Namespace != "" {
+			namespace = ref.Namespace
+		}
+		add(namespace, ref.Name)
+	}
+	source := &volume.Spec.PersistentVolumeSource
+	switch {
+	case source.AzureFile != nil:
+		if source.AzureFile.SecretNamespace != nil && *source.AzureFile.SecretNamespace != "" {
+			here = *source.AzureFile.SecretNamespace
+		}
+		add(here, source.AzureFile.SecretName)
+	case source.CephFS != nil:
+		addRef(source.CephFS.SecretRef, here)
+	case source.Cinder != nil:
+		addRef(source.Cinder.SecretRef, "")
+	case source.FlexVolume != nil:
+		addRef(source.FlexVolume.SecretRef, here)
+	case source.RBD != nil:
+		addRef(source.RBD.SecretRef, here)
+	case source.ScaleIO != nil:
+		addRef(source.ScaleIO.SecretRef, here)
+	case source.ISCSI != nil:
+		addRef(source.ISCSI.SecretRef, here)
+	case source.StorageOS != nil:
+		if source.StorageOS.SecretRef != nil {
+			add(source.StorageOS.SecretRef.Namespace, source.StorageOS.SecretRef.Name)
+		}
+	case source.CSI != nil:
+		addRef(source.CSI.NodePublishSecretRef, "")
+		addRef(source.CSI.NodeStageSecretRef, "")
+		addRef(source.CSI.NodeExpandSecretRef, "")
+	}
+	return found
+}

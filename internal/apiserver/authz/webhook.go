@@ -1,0 +1,254 @@
+package authz
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	authorizationv1beta1 "k8s.io/api/authorization/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/cache"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"skiff/internal/apiserver/authn"
+)
+
+const (
+	// webhookCacheSize bounds the number of answers that are remembered.
+	webhookCacheSize = 8192
+	// maxRemembered is how long what a client can choose may be for the answer to be remembered.
+	maxRemembered = 10000
+	// maxWebhookAnswer bounds what is read of an answer.
+	maxWebhookAnswer = 1 << 20
+)
+
+// webhookRetry is how often and when a call is repeated that failed for a reason that may pass.
+var webhookRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
+
+// Webhook asks another server, in the form of a SubjectAccessReview, and remembers the answers for a while.
+type Webhook struct {
+	client        *http.Client
+	url           string
+	beta          bool // speaks v1beta1
+	allowedFor    time.Duration
+	notAllowedFor time.Duration
+	onError       Decision
+	matcher       *authorizationcel.CELMatcher // nil matches everything
+	answers       *cache.LRUExpireCache
+	retry         wait.Backoff
+}
+
+// NewWebhook makes an authorizer from its part of an AuthorizationConfiguration that has been validated. compile makes the
+// compiler of match conditions when there are any.
+func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationcel.Compiler) (*Webhook, error) {
+	w := &Webhook{answers: cache.NewLRUExpireCache(webhookCacheSize), retry: webhookRetry}
+	switch c.SubjectAccessReviewVersion {
+	case "v1":
+	case "v1beta1":
+		w.beta = true
+	default:
+		return nil, fmt.Errorf("unsupported webhook authorizer version %q, supported versions are %q, %q", c.SubjectAccessReviewVersion, "v1", "v1beta1")
+	}
+	if c.FailurePolicy == apiserver.FailurePolicyDeny {
+		w.onError = Deny
+	}
+	if c.CacheAuthorizedRequests {
+		w.allowedFor = c.AuthorizedTTL.Duration
+	}
+	if c.CacheUnauthorizedRequests {
+		w.notAllowedFor = c.UnauthorizedTTL.Duration
+	}
+	if len(c.MatchConditions) > 0 {
+		matcher, errs := validation.ValidateAndCompileMatchConditions(compile(), c.MatchConditions)
+		if err := errs.ToAggregate(); err != nil {
+			return nil, err
+		}
+		w.matcher = matcher
+	}
+	if c.ConnectionInfo.KubeConfigFile == nil {
+		return nil, fmt.Errorf("connection type %s is not supported, only %s is", c.ConnectionInfo.Type, apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
+	}
+	return w, w.connect(*c.ConnectionInfo.KubeConfigFile, c.Timeout.Duration)
+}
+
+// connect reads from a kubeconfig where the server is and how to speak to it.
+func (w *Webhook) connect(kubeconfig string, timeout time.Duration) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read the webhook's kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.Timeout = timeout
+	if timeout == 0 {
+		config.Timeout = 30 * time.Second
+	}
+	base, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return fmt.Errorf("read the webhook's kubeconfig %s: %w", kubeconfig, err)
+	}
+	if w.client, err = rest.HTTPClientFor(config); err != nil {
+		return fmt.Errorf("make a client for the webhook: %w", err)
+	}
+	// A redirect would carry the question, and whatever identifies us, to somebody who was not configured.
+	w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	w.url = base.String()
+	return nil
+}
+
+// RulesFor implements RuleLister. The other server cannot be asked for a list.
+func (w *Webhook) RulesFor(context.Context, authn.User, string) (Rules, error) {
+	return Rules{Incomplete: true}, errors.New("webhook authorizer does not support user rule resolution")
+}
+
+// Authorize implements Authorizer.
+func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
+	review := &authorizationv1.SubjectAccessReview{Spec: a.Review()}
+	if w.matcher != nil {
+		matches, err := w.matcher.Eval(ctx, review)
+		if err != nil {
+			return w.onError, "", err
+		}
+		if !matches {
+			return NoOpinion, "", nil
+		}
+	}
+	key, err := json.Marshal(review.Spec)
+	if err != nil {
+		return w.onError, "", err
+	}
+	if answer, ok := w.answers.Get(string(key)); ok {
+		return decide(answer.(authorizationv1.SubjectAccessReviewStatus))
+	}
+	answer, err := w.ask(ctx, review)
+	if err != nil {
+		return w.onError, "", err
+	}
+	if chosen := len(a.Namespace) + len(a.Verb) + len(a.Group) + len(a.Version) + len(a.Resource) + len(a.Subresource) + len(a.Name) + len(a.Path); chosen < maxRemembered {
+		keep := w.notAllowedFor
+		if answer.Allowed {
+			keep = w.allowedFor
+		}
+		w.answers.Add(string(key), answer, keep)
+	}
+	return decide(answer)
+}
+
+func decide(answer authorizationv1.SubjectAccessReviewStatus) (Decision, string, error) {
+	switch {
+	case answer.Denied && answer.Allowed:
+		return Deny, answer.Reason, errors.New("webhook subject access review returned both allow and deny response")
+	case answer.Denied:
+		return Deny, answer.Reason, nil
+	case answer.Allowed:
+		return Allow, answer.Reason, nil
+	}
+	return NoOpinion, answer.Reason, nil
+}
+
+// ask calls the server, again when it failed for a reason that may pass.
+func (w *Webhook) ask(ctx context.Context, review *authorizationv1.SubjectAccessReview) (authorizationv1.SubjectAccessReviewStatus, error) {
+	body, err := w.encode(review)
+	if err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, err
+	}
+	var answer authorizationv1.SubjectAccessReviewStatus
+	var last error
+	err = wait.ExponentialBackoffWithContext(ctx, w.retry, func(ctx context.Context) (bool, error) {
+		answer, last = w.post(ctx, body)
+		if last != nil && mayPass(last) {
+			return false, nil
+		}
+		return last == nil, last
+	})
+	if last != nil {
+		return answer, last
+	}
+	if err != nil {
+		return answer, fmt.Errorf("webhook call failed: %w", err)
+	}
+	return answer, nil
+}
+
+func mayPass(err error) bool {
+	if utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) {
+		return true
+	}
+	_, delay := apierrors.SuggestsClientDelay(err)
+	return delay || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
+}
+
+func (w *Webhook) encode(review *authorizationv1.SubjectAccessReview) ([]byte, error) {
+	if !w.beta {
+		review.TypeMeta = metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"}
+		return json.Marshal(review)
+	}
+	spec := &review.Spec
+	old := authorizationv1beta1.SubjectAccessReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1beta1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
+		Spec:     authorizationv1beta1.SubjectAccessReviewSpec{User: spec.User, Groups: spec.Groups, UID: spec.UID},
+	}
+	if spec.Extra != nil {
+		old.Spec.Extra = make(map[string]authorizationv1beta1.ExtraValue, len(spec.Extra))
+		for key, values := range spec.Extra {
+			old.Spec.Extra[key] = authorizationv1beta1.ExtraValue(values)
+		}
+	}
+	if spec.ResourceAttributes != nil {
+		old.Spec.ResourceAttributes = (*authorizationv1beta1.ResourceAttributes)(spec.ResourceAttributes)
+	}
+	if spec.NonResourceAttributes != nil {
+		old.Spec.NonResourceAttributes = (*authorizationv1beta1.NonResourceAttributes)(spec.NonResourceAttributes)
+	}
+	return json.Marshal(old)
+}
+
+func (w *Webhook) post(ctx context.Context, body []byte) (authorizationv1.SubjectAccessReviewStatus, error) {
+	var answer struct {
+		metav1.TypeMeta
+		Status *authorizationv1.SubjectAccessReviewStatus `json:"status"`
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, bytes.NewReader(body))
+	if err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json, */*")
+	response, err := w.client.Do(request)
+	if err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxWebhookAnswer))
+	if err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the webhook's answer: %w", err)
+	}
+	if response.StatusCode < 200 || response.StatusCode > 206 {
+		after, _ := strconv.Atoi(response.Header.Get("Retry-After"))
+		return authorizationv1.SubjectAccessReviewStatus{}, apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", string(data), after, true)
+	}
+	if err := json.Unmarshal(data, &answer); err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the webhook's answer: %w", err)
+	}
+	version := authorizationv1.SchemeGroupVersion.String()
+	if w.beta {
+		version = authorizationv1beta1.SchemeGroupVersion.String()
+	}
+	if answer.Kind != "SubjectAccessReview" || answer.APIVersion != version || answer.Status == nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("the webhook answered with %s %s in place of a SubjectAccessReview of %s", answer.APIVersion, answer.Kind, version)
+	}
+	return *answer.Status, nil
+}

@@ -1,0 +1,368 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+)
+
+// AuditEvent is what was asked and what came of it.
+type AuditEvent struct {
+	ID           string
+	Received     time.Time
+	Duration     time.Duration
+	User         authn.User // who sent the request
+	Impersonated *authn.User
+	SourceIP     string
+	UserAgent    string
+	RequestURI   string
+	Attributes   authz.Attributes
+	Code         int
+	Annotations  map[string]string
+}
+
+var (
+	cacheControl = []string{"no-cache, private"}
+	nosniff      = []string{"nosniff"}
+)
+
+// serve is the road of every request: whatever happens on it, the client gets an answer and the answer is counted.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	req := &request{Request: r, w: &responseWriter{ResponseWriter: w}, ctx: r.Context(), start: time.Now()}
+	defer s.finish(req)
+	header := w.Header()
+	header["Cache-Control"] = cacheControl
+	req.id = auditID(r)
+	header["Audit-Id"] = []string{req.id}
+	if r.URL.RawQuery != "" {
+		req.query = r.URL.Query()
+	}
+	req.info = parseRequest(r.Method, r.URL.Path, req.query)
+	if err := s.handle(req); err != nil {
+		s.respondError(req, err)
+	}
+}
+
+// handle takes a request past everything that may refuse it.
+func (s *Server) handle(req *request) error {
+	if err := s.authenticate(req); err != nil {
+		return err
+	}
+	if s.config.Impersonate != nil {
+		user, err := s.config.Impersonate(req.Request, req.user)
+		if err != nil {
+			return err
+		}
+		if user.Username != req.user.Username {
+			sender := req.user
+			req.sender, req.user = &sender, user
+		}
+	}
+	if !isLongRunning(&req.info) {
+		gate := &s.readOnly
+		if isMutating(req.Method) {
+			gate = &s.mutating
+		}
+		if err := gate.enter(&req.user); err != nil {
+			return err
+		}
+		defer gate.leave()
+		cancel, err := s.setDeadline(req)
+		if err != nil {
+			return err
+		}
+		defer cancel()
+	}
+	if err := s.authorize(req); err != nil {
+		return err
+	}
+	return s.dispatch(req)
+}
+
+func auditID(r *http.Request) string {
+	if sent := r.Header.Get("Audit-Id"); sent != "" {
+		return sent
+	}
+	return uuid.NewString()
+}
+
+func (s *Server) authenticate(req *request) error {
+	user, ok, err := s.config.Authenticator.Authenticate(req.Request)
+	if err != nil || !ok {
+		if err != nil {
+			s.log.Debug("request not authenticated", "path", req.URL.Path, "error", err)
+		}
+		return apierrors.NewUnauthorized("Unauthorized")
+	}
+	// Nobody further down, least of all a server we proxy to, needs the credential.
+	req.Header.Del("Authorization")
+	req.user = user
+	return nil
+}
+
+func isMutating(method string) bool {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		return false
+	}
+	return true
+}
+
+// isLongRunning: streams last as long as their clients want.
+func isLongRunning(info *requestInfo) bool {
+	if info.verb == "watch" {
+		return true
+	}
+	switch info.subresource {
+	case "attach", "exec", "proxy", "log", "portforward":
+		return true
+	}
+	return false
+}
+
+// setDeadline gives the request its time: the server's, or less when the client wants less.
+func (s *Server) setDeadline(req *request) (context.CancelFunc, error) {
+	timeout := s.limits.Timeout
+	if asked := req.query.Get("timeout"); asked != "" {
+		d, err := time.ParseDuration(asked)
+		if err != nil {
+			return nil, apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error())
+		}
+		if d > 0 && d < timeout {
+			timeout = d
+		}
+	}
+	ctx, cancel := context.WithTimeout(req.ctx, timeout)
+	req.ctx = ctx
+	return cancel, nil
+}
+
+func (s *Server) authorize(req *request) error {
+	info := &req.info
+	a := &req.attributes
+	a.User, a.Verb = req.user, info.verb
+	if info.isResource() {
+		a.ResourceRequest = true
+		a.Group, a.Version, a.Resource, a.Subresource = info.group, info.version, info.resource, info.subresource
+		a.Namespace, a.Name = info.namespace, info.name
+		switch info.verb {
+		case "list", "watch", "deletecollection":
+			a.FieldSelector, a.LabelSelector = req.query.Get("fieldSelector"), req.query.Get("labelSelector")
+		}
+	} else {
+		a.Path = info.path
+	}
+	decision, reason, err := s.config.Authorizer.Authorize(req.ctx, a)
+	if decision == authz.Allow {
+		return nil
+	}
+	if err != nil && decision == authz.NoOpinion && reason == "" {
+		reason = err.Error()
+	}
+	req.w.Header()["X-Content-Type-Options"] = nosniff
+	return errForbidden(a, reason)
+}
+
+// dispatch finds whom the path belongs to.
+func (s *Server) dispatch(req *request) error {
+	if !req.info.isResource() {
+		return s.dispatchPath(req)
+	}
+	info := &req.info
+	catalog := s.catalog.Load()
+	gv := schema.GroupVersion{Group: info.group, Version: info.version}
+	req.res = catalog.byVersion[gv.WithResource(info.resource)]
+	if req.res == nil {
+		if !catalog.versions[gv] {
+			return s.notFound(req)
+		}
+		return errNoRoute()
+	}
+	if err := checkScope(req); err != nil {
+		return err
+	}
+	if req.res.deprecation != "" {
+		req.warn(req.res.deprecation)
+	}
+	if info.subresource == "" {
+		return s.dispatchResource(req)
+	}
+	if req.sub = req.res.subs[info.subresource]; req.sub == nil || info.verb == "watch" {
+		return errNoRoute()
+	}
+	return s.dispatchSubresource(req)
+}
+
+// checkScope: objects of a namespaced kind live in a namespace, and only reading goes across all; other kinds have none.
+func checkScope(req *request) error {
+	info := &req.info
+	if info.resource == "namespaces" && info.group == "" {
+		return nil
+	}
+	if !req.res.kind.Namespaced {
+		if info.namespace != "" {
+			return errNoRoute()
+		}
+		return nil
+	}
+	if info.namespace == "" && info.verb != "list" && info.verb != "watch" {
+		if info.name != "" && info.verb != "deletecollection" {
+			return errNoRoute()
+		}
+		return errNoMethod()
+	}
+	return nil
+}
+
+func (s *Server) dispatchResource(req *request) error {
+	verb := req.info.verb
+	if req.Method == http.MethodHead || !req.res.kind.Serves(verb) {
+		return errNoMethod()
+	}
+	// What names one object and what names all of them take different methods.
+	named := req.info.name != "" && verb != "list" && verb != "watch" && verb != "deletecollection"
+	switch {
+	case verb == "get" && named:
+		return s.get(req)
+	case verb == "list":
+		return s.list(req)
+	case verb == "watch" && req.Method == http.MethodGet:
+		return s.watch(req)
+	case verb == "create" && !named:
+		return s.create(req)
+	case verb == "update" && named:
+		return s.update(req)
+	case verb == "patch" && named:
+		return s.patch(req)
+	case verb == "delete" && named:
+		return s.delete(req)
+	case verb == "deletecollection":
+		return s.deleteCollection(req)
+	}
+	return errNoMethod()
+}
+
+func (s *Server) dispatchSubresource(req *request) error {
+	sub := req.sub
+	if sub.Part == nil && sub.View == nil && sub.Create == nil {
+		return s.connect(req)
+	}
+	if req.info.rest != "" {
+		return errNoRoute()
+	}
+	if req.Method == http.MethodHead || !servesSub(req) {
+		return errNoMethod()
+	}
+	switch req.info.verb {
+	case "get":
+		return s.getSub(req)
+	case "update":
+		return s.updateSub(req)
+	case "patch":
+		return s.patchSub(req)
+	case "create":
+		return s.createSub(req)
+	}
+	return errNoMethod()
+}
+
+// servesSub reports whether the subresource answers the verb; see kind.Subresource for the defaults.
+func servesSub(req *request) bool {
+	for _, verb := range subVerbs(req.sub) {
+		if verb == req.info.verb {
+			return true
+		}
+	}
+	return false
+}
+
+// connect hands the request to whoever serves the stream.
+func (s *Server) connect(req *request) error {
+	info := &req.info
+	// Proxies pass all methods on; HEAD and OPTIONS have no verbs of their own.
+	bare := req.Method == http.MethodHead || req.Method == http.MethodOptions
+	if (bare && info.subresource != "proxy") || (!bare && !servesSub(req)) {
+		return errNoMethod()
+	}
+	connector := s.config.Connectors[info.resource+"/"+info.subresource]
+	if connector == nil {
+		return errNoRoute()
+	}
+	attributes := &admission.Attributes{
+		Operation: admission.Connect, Kind: req.res.gvk, Resource: req.res.gvr, Subresource: info.subresource,
+		Namespace: info.namespace, Name: info.name, User: req.user, Warn: req.warn, Annotate: req.annotate,
+	}
+	if err := s.config.Admission.Mutate(req.ctx, attributes); err != nil {
+		return err
+	}
+	if err := s.config.Admission.Validate(req.ctx, attributes); err != nil {
+		return err
+	}
+	req.writeWarnings()
+	return connector.Connect(req.w, req.Request.WithContext(req.ctx), &Connection{
+		User: req.user, Resource: req.res.groupResource(), Subresource: info.subresource,
+		Namespace: info.namespace, Name: info.name, Path: info.rest,
+	})
+}
+
+// respondError answers with the Status of an error, unless the answer has already begun.
+func (s *Server) respondError(req *request, err error) {
+	if req.w.code != 0 {
+		s.log.Warn("request failed after its answer had begun", "path", req.URL.Path, "error", err)
+		return
+	}
+	var gr schema.GroupResource
+	if req.res != nil {
+		gr = req.res.groupResource()
+	}
+	status := statusOf(err, gr, req.info.name)
+	if status.Code == http.StatusInternalServerError {
+		s.log.Error("request failed", "verb", req.info.verb, "path", req.URL.Path, "error", err)
+	}
+	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
+		req.w.Header().Set("Retry-After", fmt.Sprint(status.Details.RetryAfterSeconds))
+	}
+	if err := s.respondStatus(req, int(status.Code), status); err != nil {
+		s.log.Error("cannot write a Status", "path", req.URL.Path, "error", err)
+	}
+}
+
+// finish is the end of every request, also of one that panicked.
+func (s *Server) finish(req *request) {
+	if cause := recover(); cause != nil {
+		if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+			panic(cause)
+		}
+		s.log.Error("request panicked", "verb", req.info.verb, "path", req.URL.Path, "cause", cause, "stack", string(debug.Stack()))
+		if req.w.code != 0 {
+			panic(http.ErrAbortHandler) // the client must not take half an answer for a whole one
+		}
+		s.respondError(req, apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why")))
+	}
+	s.metrics.record(req)
+	if s.config.Audit != nil {
+		s.config.Audit(req.auditEvent())
+	}
+}
+
+func (r *request) auditEvent() *AuditEvent {
+	event := &AuditEvent{
+		ID: r.id, Received: r.start, Duration: time.Since(r.start), User: r.user, SourceIP: r.RemoteAddr,
+		UserAgent: r.UserAgent(), RequestURI: r.RequestURI, Attributes: r.attributes, Code: r.w.code, Annotations: r.annotations,
+	}
+	if r.sender != nil {
+		event.User, event.Impersonated = *r.sender, &r.user
+	}
+	return event
+}

@@ -1,0 +1,493 @@
+package apiserver
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/kind"
+	"skiff/internal/store"
+	"skiff/internal/store/cache"
+)
+
+// protoMessage is what all built-in API types are, besides being objects.
+type protoMessage interface {
+	Size() int
+	MarshalToSizedBuffer([]byte) (int, error)
+	Unmarshal([]byte) error
+}
+
+// The protobuf form of an object, on the wire and in the store, is an envelope: four bytes of magic, then a message with
+// the object's type (field 1), the object's own message (field 2), and two empty strings (fields 3 and 4).
+var (
+	envelopeMagic = []byte("k8s\x00")
+	envelopeTail  = []byte{0x1a, 0x00, 0x22, 0x00}
+)
+
+const (
+	tagField1 = 0x0a // a length-delimited field 1, and so on
+	tagField2 = 0x12
+	tagField6 = 0x32
+)
+
+// storeCodec is the form of a kind's objects in the store: protobuf for built-in types, JSON for the others. The
+// resourceVersion is not stored; it is the revision of the write.
+type storeCodec struct {
+	kind     *kind.Kind
+	protobuf bool
+	head     []byte // of the envelope: magic and type
+}
+
+func newStoreCodec(k *kind.Kind) *storeCodec {
+	_, protobuf := k.New().(protoMessage)
+	return &storeCodec{kind: k, protobuf: protobuf, head: envelopeHead(k.StoredGVK())}
+}
+
+// envelopeHead is the envelope up to the object's message.
+func envelopeHead(gvk schema.GroupVersionKind) []byte {
+	apiVersion, kindName := gvk.ToAPIVersionAndKind()
+	var typeMeta []byte
+	typeMeta = appendBytes(append(typeMeta, tagField1), []byte(apiVersion))
+	typeMeta = appendBytes(append(typeMeta, tagField2), []byte(kindName))
+	head := append(bytes.Clone(envelopeMagic), tagField1)
+	return appendBytes(head, typeMeta)
+}
+
+func appendBytes(to, what []byte) []byte {
+	return append(binary.AppendUvarint(to, uint64(len(what))), what...)
+}
+
+func uvarintLen(n int) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
+
+// Encode implements cache.Codec. The object is the writer's own until it is stored: Encode clears what is not stored.
+func (c *storeCodec) Encode(obj kind.Object) ([]byte, error) {
+	obj.SetResourceVersion("")
+	obj.SetSelfLink("")
+	if !c.protobuf {
+		value, err := json.Marshal(obj)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s %s/%s: %w", c.kind.Plural, obj.GetNamespace(), obj.GetName(), err)
+		}
+		return value, nil
+	}
+	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	value, err := appendEnvelope(nil, c.head, obj.(protoMessage))
+	if err != nil {
+		return nil, fmt.Errorf("encode %s %s/%s: %w", c.kind.Plural, obj.GetNamespace(), obj.GetName(), err)
+	}
+	return value, nil
+}
+
+// appendEnvelope appends the whole protobuf form of a message.
+func appendEnvelope(to, head []byte, message protoMessage) ([]byte, error) {
+	size := message.Size()
+	if to == nil {
+		to = make([]byte, 0, len(head)+1+uvarintLen(size)+size+len(envelopeTail))
+	}
+	to = append(append(to, head...), tagField2)
+	to = binary.AppendUvarint(to, uint64(size))
+	to, err := appendMessage(to, message, size)
+	return append(to, envelopeTail...), err
+}
+
+// appendMessage appends a message of known size.
+func appendMessage(to []byte, message protoMessage, size int) ([]byte, error) {
+	start := len(to)
+	to = append(to, make([]byte, size)...)
+	written, err := message.MarshalToSizedBuffer(to[start:])
+	if err == nil && written != size {
+		err = fmt.Errorf("message of %d bytes was announced as %d", written, size)
+	}
+	return to, err
+}
+
+// Decode implements cache.Codec.
+func (c *storeCodec) Decode(value []byte, revision store.Revision) (kind.Object, error) {
+	obj, err := c.decode(value)
+	if err != nil {
+		return nil, fmt.Errorf("decode stored %s: %w", c.kind.Plural, err)
+	}
+	if c.kind.Default != nil {
+		c.kind.Default(obj)
+	}
+	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
+	return obj, nil
+}
+
+func (c *storeCodec) decode(value []byte) (kind.Object, error) {
+	if !bytes.HasPrefix(value, envelopeMagic) {
+		obj := c.kind.New()
+		if err := unmarshalJSON(value, obj); err != nil {
+			return nil, err
+		}
+		if _, ok := obj.(runtime.Unstructured); !ok {
+			obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+		}
+		return obj, nil
+	}
+	envelope, err := parseEnvelope(value)
+	if err != nil {
+		return nil, err
+	}
+	if bytes.HasPrefix(value, c.head) {
+		return unmarshalMessage(envelope.raw, c.kind.New())
+	}
+	return c.decodeOther(envelope)
+}
+
+// decodeOther reads an object that was stored in another version than the one we store.
+func (c *storeCodec) decodeOther(e envelope) (kind.Object, error) {
+	gvk := schema.FromAPIVersionAndKind(e.apiVersion, e.kind)
+	if gvk == c.kind.GVK {
+		return unmarshalMessage(e.raw, c.kind.New())
+	}
+	for i := range c.kind.Versions {
+		if v := &c.kind.Versions[i]; v.GVK == gvk && v.New != nil {
+			obj, err := unmarshalMessage(e.raw, v.New())
+			if err != nil {
+				return nil, err
+			}
+			return v.ToStored(obj)
+		}
+	}
+	return nil, fmt.Errorf("stored as %s, which is not served", gvk)
+}
+
+func unmarshalMessage(raw []byte, obj kind.Object) (kind.Object, error) {
+	message, ok := obj.(protoMessage)
+	if !ok {
+		return nil, fmt.Errorf("%T has no protobuf form", obj)
+	}
+	return obj, message.Unmarshal(raw)
+}
+
+func unmarshalJSON(data []byte, obj kind.Object) error {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return u.UnmarshalJSON(data)
+	}
+	return json.Unmarshal(data, obj)
+}
+
+// envelope is the parsed outer message of a protobuf form. Its parts point into the bytes it was parsed from.
+type envelope struct {
+	apiVersion, kind string
+	raw              []byte
+	contentEncoding  string
+	contentType      string
+}
+
+var errTruncated = errors.New("protobuf message is cut off or malformed")
+
+// parseEnvelope reads the protobuf form of an object, magic included.
+func parseEnvelope(data []byte) (envelope, error) {
+	var e envelope
+	rest, ok := bytes.CutPrefix(data, envelopeMagic)
+	if !ok {
+		return e, errors.New("not the protobuf form of an object: it does not begin with k8s\\x00")
+	}
+	err := eachField(rest, func(field int, value []byte) error {
+		switch field {
+		case 1:
+			return eachField(value, func(field int, value []byte) error {
+				switch field {
+				case 1:
+					e.apiVersion = string(value)
+				case 2:
+					e.kind = string(value)
+				}
+				return nil
+			})
+		case 2:
+			e.raw = value
+		case 3:
+			e.contentEncoding = string(value)
+		case 4:
+			e.contentType = string(value)
+		}
+		return nil
+	})
+	return e, err
+}
+
+// eachField walks the length-delimited fields of a message; other fields are passed over.
+func eachField(message []byte, visit func(field int, value []byte) error) error {
+	for len(message) > 0 {
+		tag, n := binary.Uvarint(message)
+		if n <= 0 {
+			return errTruncated
+		}
+		message = message[n:]
+		size, err := fieldSize(message, tag)
+		if err != nil {
+			return err
+		}
+		if tag&7 == 2 {
+			length, n := binary.Uvarint(message)
+			if err := visit(int(tag>>3), message[n:n+int(length)]); err != nil {
+				return err
+			}
+		}
+		message = message[size:]
+	}
+	return nil
+}
+
+// fieldSize is how many bytes a field takes behind its tag.
+func fieldSize(rest []byte, tag uint64) (int, error) {
+	size := -1
+	switch tag & 7 {
+	case 0:
+		if _, n := binary.Uvarint(rest); n > 0 {
+			size = n
+		}
+	case 1:
+		size = 8
+	case 2:
+		if length, n := binary.Uvarint(rest); n > 0 && length <= uint64(len(rest)-n) {
+			size = n + int(length)
+		}
+	case 5:
+		size = 4
+	}
+	if size < 0 || size > len(rest) {
+		return 0, errTruncated
+	}
+	return size, nil
+}
+
+// splice is a stored message cut where its resourceVersion belongs, so that the message can be written with one and
+// without being decoded:
+//
+//	[tag of metadata] [length of metadata] before [tag, length, resourceVersion] after
+//
+// before is metadata up to its field 6, after is the rest of the message.
+type splice struct {
+	before, after []byte
+	metadata      int // length of metadata with the resourceVersion
+	version       [20]byte
+	versionLen    int
+}
+
+// newSplice cuts the message of a stored value. ok is false when it is not laid out as our own encoder lays it out.
+func newSplice(stored, head []byte, revision store.Revision) (s splice, ok bool) {
+	raw, ok := storedMessage(stored, head)
+	if !ok || len(raw) == 0 || raw[0] != tagField1 {
+		return s, false
+	}
+	length, n := binary.Uvarint(raw[1:])
+	if n <= 0 || length > uint64(len(raw)-1-n) {
+		return s, false
+	}
+	body := raw[1+n:]
+	meta := body[:length]
+	at := 0
+	for at < len(meta) && meta[at] < tagField6 {
+		size, err := fieldSize(meta[at+1:], uint64(meta[at]))
+		if err != nil {
+			return s, false
+		}
+		at += 1 + size
+	}
+	next := at
+	if at < len(meta) && meta[at] == tagField6 {
+		size, err := fieldSize(meta[at+1:], tagField6)
+		if err != nil {
+			return s, false
+		}
+		next = at + 1 + size
+	}
+	s.before, s.after = body[:at], body[next:]
+	s.versionLen = len(strconv.AppendInt(s.version[:0], revision, 10))
+	s.metadata = at + 2 + s.versionLen + len(meta) - next
+	return s, true
+}
+
+// storedMessage is the object's own message in a stored value.
+func storedMessage(stored, head []byte) ([]byte, bool) {
+	rest, ok := bytes.CutPrefix(stored, head)
+	if !ok || len(rest) == 0 || rest[0] != tagField2 {
+		return nil, false
+	}
+	length, n := binary.Uvarint(rest[1:])
+	if n <= 0 || length > uint64(len(rest)-1-n) {
+		return nil, false
+	}
+	return rest[1+n : 1+n+int(length)], true
+}
+
+func (s *splice) size() int {
+	return 1 + uvarintLen(s.metadata) + len(s.before) + 2 + s.versionLen + len(s.after)
+}
+
+func (s *splice) append(to []byte) []byte {
+	to = binary.AppendUvarint(append(to, tagField1), uint64(s.metadata))
+	to = append(to, s.before...)
+	to = append(to, tagField6, byte(s.versionLen))
+	to = append(to, s.version[:s.versionLen]...)
+	return append(to, s.after...)
+}
+
+// encoder makes the wire forms of one resource's entries.
+type encoder struct {
+	// jsonHead opens a JSON object with its type: {"kind":"Pod","apiVersion":"v1",
+	// It is what the memoized JSON of an entry lacks, because items of a list do not carry it. It is empty for custom
+	// resources, whose items do.
+	jsonHead  []byte
+	protoHead []byte
+	storeHead []byte // of the stored version
+	stored    bool
+	protobuf  bool
+	convert   func(kind.Object) (kind.Object, error)
+
+	ids encodingIDs
+}
+
+// encodingIDs name what is memoized for each entry of a resource.
+type encodingIDs struct {
+	json, proto, partialJSON, partialProto                         cache.EncodingID
+	departedJSON, departedProto                                    cache.EncodingID
+	packedJSON, packedProto, packedPartialJSON, packedPartialProto cache.EncodingID
+}
+
+func newEncoder(res *resource) encoder {
+	e := encoder{stored: res.stored(), protobuf: res.codec.protobuf, convert: res.version.FromStored,
+		protoHead: envelopeHead(res.gvk), storeHead: res.codec.head}
+	if e.protobuf {
+		e.jsonHead = jsonHead(res.gvk)
+	}
+	id := func(form string) cache.EncodingID {
+		return cache.EncodingID{Version: res.gvk.GroupVersion().String(), Format: form}
+	}
+	e.ids = encodingIDs{
+		json: id("json"), proto: id("proto"), partialJSON: id("partial json"), partialProto: id("partial proto"),
+		departedJSON: id("departed json"), departedProto: id("departed proto"),
+		packedJSON: id("packed json"), packedProto: id("packed proto"),
+		packedPartialJSON: id("packed partial json"), packedPartialProto: id("packed partial proto"),
+	}
+	return e
+}
+
+// jsonHead opens a JSON object with its type. Some old documents of discovery have no version.
+func jsonHead(gvk schema.GroupVersionKind) []byte {
+	apiVersion, kindName := gvk.ToAPIVersionAndKind()
+	if apiVersion == "" {
+		return fmt.Appendf(nil, `{"kind":%q,`, kindName)
+	}
+	return fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,`, kindName, apiVersion)
+}
+
+// object is the entry's object in the served version: shared and read-only.
+func (e *encoder) object(entry *cache.Entry) (kind.Object, error) {
+	obj, err := entry.Object()
+	if err != nil || e.convert == nil {
+		return obj, err
+	}
+	return e.convert(obj)
+}
+
+// json is the entry as an item of a JSON list: for built-in types without kind and apiVersion.
+func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
+	return entry.Encoding(e.ids.json, func(entry *cache.Entry) ([]byte, error) {
+		obj, err := e.object(entry)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(obj)
+	})
+}
+
+// message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,
+// and values that were not written by our encoder.
+func (e *encoder) message(entry *cache.Entry) ([]byte, error) {
+	return entry.Encoding(e.ids.proto, func(entry *cache.Entry) ([]byte, error) {
+		obj, err := e.object(entry)
+		if err != nil {
+			return nil, err
+		}
+		return marshalMessage(obj)
+	})
+}
+
+func marshalMessage(obj runtime.Object) ([]byte, error) {
+	message, ok := obj.(protoMessage)
+	if !ok {
+		return nil, fmt.Errorf("%T has no protobuf form", obj)
+	}
+	return appendMessage(nil, message, message.Size())
+}
+
+// protoItem is an entry's protobuf message ready to be written: spliced from the stored bytes where that is possible.
+type protoItem struct {
+	splice  splice
+	encoded []byte // set when there is no splice
+}
+
+func (e *encoder) proto(entry *cache.Entry) (protoItem, error) {
+	if e.stored {
+		if s, ok := newSplice(entry.Stored(), e.protoHead, entry.Revision()); ok {
+			return protoItem{splice: s}, nil
+		}
+	}
+	encoded, err := e.message(entry)
+	return protoItem{encoded: encoded}, err
+}
+
+func (p *protoItem) size() int {
+	if p.encoded != nil {
+		return len(p.encoded)
+	}
+	return p.splice.size()
+}
+
+func (p *protoItem) append(to []byte) []byte {
+	if p.encoded != nil {
+		return append(to, p.encoded...)
+	}
+	return p.splice.append(to)
+}
+
+// appendJSON appends the entry as a JSON object of its own, with kind and apiVersion.
+func (e *encoder) appendJSON(to []byte, entry *cache.Entry) ([]byte, error) {
+	body, err := e.json(entry)
+	if err != nil {
+		return to, err
+	}
+	return e.appendBody(to, body), nil
+}
+
+// appendBody appends an item of a list as an object of its own.
+func (e *encoder) appendBody(to, body []byte) []byte {
+	if len(e.jsonHead) == 0 {
+		return append(to, body...)
+	}
+	return append(append(to, e.jsonHead...), body[1:]...)
+}
+
+// appendProto appends the entry as an object of its own: the whole envelope.
+func (e *encoder) appendProto(to []byte, entry *cache.Entry) ([]byte, error) {
+	item, err := e.proto(entry)
+	if err != nil {
+		return to, err
+	}
+	return e.appendEnvelope(to, &item), nil
+}
+
+func (e *encoder) appendEnvelope(to []byte, item *protoItem) []byte {
+	to = append(append(to, e.protoHead...), tagField2)
+	to = binary.AppendUvarint(to, uint64(item.size()))
+	return append(item.append(to), envelopeTail...)
+}
+
+// envelopeSize is the length of what appendEnvelope appends.
+func (e *encoder) envelopeSize(item *protoItem) int {
+	size := item.size()
+	return len(e.protoHead) + 1 + uvarintLen(size) + size + len(envelopeTail)
+}

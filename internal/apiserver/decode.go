@@ -1,0 +1,413 @@
+package apiserver
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apijson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/kind"
+)
+
+// readBody reads the request's body up to the server's limit.
+func (s *Server) readBody(req *request) ([]byte, error) {
+	defer req.Body.Close()
+	limit := s.limits.Body
+	tooLarge := apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", limit))
+	if req.ContentLength > limit {
+		return nil, tooLarge
+	}
+	var body bytes.Buffer
+	if req.ContentLength > 0 {
+		body.Grow(int(req.ContentLength) + bytes.MinRead)
+	}
+	if _, err := body.ReadFrom(io.LimitReader(req.Body, limit+1)); err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("read body: %v", err))
+	}
+	if int64(body.Len()) > limit {
+		return nil, tooLarge
+	}
+	return body.Bytes(), nil
+}
+
+// parseOptions reads the parameters of a write into its options and judges them.
+func parseOptions[T any](query url.Values, kindName string, options *T, convert func(*url.Values, *T) error, validate func(*T) field.ErrorList) error {
+	if len(query) > 0 {
+		if err := convert(&query, options); err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+	}
+	if errs := validate(options); len(errs) > 0 {
+		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kindName}, "", errs)
+	}
+	return nil
+}
+
+func optionsType(name string) metav1.TypeMeta {
+	return metav1.TypeMeta{Kind: name, APIVersion: metav1.SchemeGroupVersion.String()}
+}
+
+func parseCreateOptions(query url.Values) (*metav1.CreateOptions, error) {
+	options := &metav1.CreateOptions{}
+	err := parseOptions(query, "CreateOptions", options, func(in *url.Values, out *metav1.CreateOptions) error {
+		return metav1.Convert_url_Values_To_v1_CreateOptions(in, out, nil)
+	}, validation.ValidateCreateOptions)
+	options.TypeMeta = optionsType("CreateOptions")
+	return options, err
+}
+
+func parseUpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
+	options := &metav1.UpdateOptions{}
+	err := parseOptions(query, "UpdateOptions", options, func(in *url.Values, out *metav1.UpdateOptions) error {
+		return metav1.Convert_url_Values_To_v1_UpdateOptions(in, out, nil)
+	}, validation.ValidateUpdateOptions)
+	options.TypeMeta = optionsType("UpdateOptions")
+	return options, err
+}
+
+func parsePatchOptions(query url.Values, patchType types.PatchType) (*metav1.PatchOptions, error) {
+	options := &metav1.PatchOptions{}
+	err := parseOptions(query, "PatchOptions", options, func(in *url.Values, out *metav1.PatchOptions) error {
+		return metav1.Convert_url_Values_To_v1_PatchOptions(in, out, nil)
+	}, func(o *metav1.PatchOptions) field.ErrorList { return validation.ValidatePatchOptions(o, patchType) })
+	options.TypeMeta = optionsType("PatchOptions")
+	return options, err
+}
+
+// parseDeleteOptions reads the options of a deletion from the body, or from the parameters when there is no body.
+func (s *Server) parseDeleteOptions(req *request) (*metav1.DeleteOptions, error) {
+	options := &metav1.DeleteOptions{}
+	body, err := s.readBody(req)
+	if err != nil {
+		return nil, err
+	}
+	query := req.query
+	if len(body) > 0 {
+		if err := req.decodeDeleteOptions(body, options); err != nil {
+			return nil, err
+		}
+		query = nil
+	}
+	err = parseOptions(query, "DeleteOptions", options, func(in *url.Values, out *metav1.DeleteOptions) error {
+		return metav1.Convert_url_Values_To_v1_DeleteOptions(in, out, nil)
+	}, validation.ValidateDeleteOptions)
+	options.TypeMeta = optionsType("DeleteOptions")
+	return options, err
+}
+
+func (r *request) decodeDeleteOptions(body []byte, options *metav1.DeleteOptions) error {
+	f, err := r.deleteFormat()
+	if err != nil {
+		return err
+	}
+	switch f {
+	case formatProtobuf:
+		e, err := openEnvelope(body)
+		if err == nil {
+			err = options.Unmarshal(e.raw)
+		}
+		if err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+		options.Kind = e.kind
+	default:
+		data := body
+		if f == formatYAML {
+			if data, err = yaml.YAMLToJSON(body); err != nil {
+				return apierrors.NewBadRequest(err.Error())
+			}
+		}
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(data, options); err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+	}
+	// Clients send the options as a kind of whatever group they delete from.
+	if options.Kind != "" && options.Kind != "DeleteOptions" {
+		return apierrors.NewBadRequest("decoded object cannot be converted to DeleteOptions")
+	}
+	options.IgnoreStoreReadErrorWithClusterBreakingPotential = nil
+	return nil
+}
+
+// deleteFormat: the options of a deletion have a protobuf form even where the objects have none.
+func (r *request) deleteFormat() (format, error) {
+	if r.Header.Get("Content-Type") == mediaProtobuf {
+		return formatProtobuf, nil
+	}
+	return r.contentFormat()
+}
+
+// isDryRun: the only value there is was checked before.
+func isDryRun(dryRun []string) bool { return len(dryRun) > 0 }
+
+// strictness is what becomes of fields the server does not know, and of fields given twice.
+type strictness string
+
+// strictnessOf reads the fieldValidation parameter: without it clients are warned.
+func strictnessOf(option string) strictness {
+	if option == "" {
+		return metav1.FieldValidationWarn
+	}
+	return strictness(option)
+}
+
+func (v strictness) looks() bool { return v != metav1.FieldValidationIgnore }
+
+// judge warns of, or refuses, what a strict decoder found.
+func (v strictness) judge(found []error, warn func(string)) error {
+	switch {
+	case len(found) == 0 || !v.looks():
+		return nil
+	case v == metav1.FieldValidationWarn:
+		warnStrict(found, warn)
+		return nil
+	}
+	return runtime.NewStrictDecodingError(found)
+}
+
+// warnStrict gives a warning for each finding; what YAML finds comes as one text with a line for each.
+func warnStrict(found []error, warn func(string)) {
+	for _, err := range found {
+		text := err.Error()
+		short, ok := strings.CutPrefix(text, "yaml: unmarshal errors:\n")
+		if !ok {
+			short, ok = strings.CutPrefix(text, "error converting YAML to JSON: yaml: unmarshal errors:\n")
+		}
+		if !ok {
+			warn(text)
+			continue
+		}
+		for _, line := range strings.Split(short, "\n") {
+			warn(strings.TrimSpace(line))
+		}
+	}
+}
+
+// decodeBody reads the request's body into an object of the resource in its stored version, with defaults.
+func (s *Server) decodeBody(req *request, body []byte, validate strictness) (kind.Object, error) {
+	f, err := req.contentFormat()
+	if err != nil {
+		return nil, err
+	}
+	return s.decodeObject(req, body, f, validate)
+}
+
+func (s *Server) decodeObject(req *request, body []byte, f format, validate strictness) (kind.Object, error) {
+	obj := req.res.newObject()
+	if err := s.decodeInto(obj, body, f, req.res, req.res.gvk, validate, req.warn); err != nil {
+		return nil, err
+	}
+	return req.res.toStored(obj)
+}
+
+// toStored fills in the defaults of an object in the served version and brings it into the stored one.
+func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
+	if r.version.Default != nil {
+		r.version.Default(obj)
+	}
+	if r.version.ToStored != nil {
+		converted, err := r.version.ToStored(obj)
+		if err != nil {
+			return nil, err
+		}
+		obj = converted
+	}
+	if r.kind.Default != nil {
+		r.kind.Default(obj)
+	}
+	clearType(obj)
+	return obj, nil
+}
+
+// decodeInto reads a body into an object of kind want. res is set when the object is one of the resource's own.
+func (s *Server) decodeInto(obj kind.Object, body []byte, f format, res *resource, want schema.GroupVersionKind, validate strictness, warn func(string)) error {
+	var found []error
+	var err error
+	data := body
+	if f == formatProtobuf {
+		err = s.decodeProtobuf(obj, body, want)
+	} else {
+		if f == formatYAML {
+			if data, err = yaml.YAMLToJSON(body); err != nil {
+				return errUnrecognized(err, want, body)
+			}
+			if validate.looks() {
+				if _, err := yaml.YAMLToJSONStrict(body); err != nil {
+					found = append(found, err)
+				}
+			}
+		}
+		var more []error
+		more, err = s.decodeJSON(obj, data, want, validate)
+		found = append(found, more...)
+	}
+	if err != nil {
+		return err
+	}
+	if res != nil && res.kind.Prune != nil {
+		unknown, err := res.kind.Prune(obj, res.version)
+		if err != nil {
+			return errCannotHandle(want, want.Kind, err)
+		}
+		for _, path := range unknown {
+			found = append(found, fmt.Errorf("unknown field %q", path))
+		}
+	}
+	if err := validate.judge(found, warn); err != nil {
+		return errCannotHandle(want, want.Kind, err)
+	}
+	return nil
+}
+
+// decodeJSON reads JSON into obj and checks that it says to be what is wanted, or nothing.
+func (s *Server) decodeJSON(obj kind.Object, data []byte, want schema.GroupVersionKind, validate strictness) ([]error, error) {
+	found, err := unmarshalStrict(data, obj, validate)
+	if err != nil {
+		// What the body says it is explains more than where its fields do not fit.
+		said, readErr := apijson.DefaultMetaFactory.Interpret(data)
+		if readErr != nil {
+			return nil, errUnrecognized(readErr, want, data)
+		}
+		if err := s.checkKind(*said, want); err != nil {
+			return nil, err
+		}
+		return nil, errCannotHandle(want, want.Kind, err)
+	}
+	apiVersion, kindName := typeOf(obj)
+	gv, err := schema.ParseGroupVersion(apiVersion)
+	if err != nil {
+		return nil, errUnrecognized(err, want, data)
+	}
+	if err := s.checkKind(gv.WithKind(kindName), want); err != nil {
+		return nil, err
+	}
+	if _, dynamic := obj.(runtime.Unstructured); dynamic {
+		obj.GetObjectKind().SetGroupVersionKind(want)
+	}
+	return found, nil
+}
+
+func typeOf(obj kind.Object) (apiVersion, kindName string) {
+	return obj.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
+}
+
+// unmarshalStrict reads JSON and returns what a strict reader would not accept, when that is asked for.
+func unmarshalStrict(data []byte, obj kind.Object, validate strictness) (found []error, err error) {
+	if dynamic, ok := obj.(runtime.Unstructured); ok {
+		content := map[string]any{}
+		if validate.looks() {
+			found, err = kjson.UnmarshalStrict(data, &content)
+		} else {
+			err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
+		}
+		dynamic.SetUnstructuredContent(content)
+		return found, err
+	}
+	if validate.looks() {
+		return kjson.UnmarshalStrict(data, obj)
+	}
+	return nil, kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
+}
+
+func (s *Server) decodeProtobuf(obj kind.Object, body []byte, want schema.GroupVersionKind) error {
+	e, err := openEnvelope(body)
+	if err != nil {
+		return errUnrecognized(err, want, body)
+	}
+	gv, err := schema.ParseGroupVersion(e.apiVersion)
+	if err != nil {
+		return errUnrecognized(err, want, body)
+	}
+	if err := s.checkKind(gv.WithKind(e.kind), want); err != nil {
+		return err
+	}
+	if _, err := unmarshalMessage(e.raw, obj); err != nil {
+		return errCannotHandle(want, want.Kind, err)
+	}
+	return nil
+}
+
+// openEnvelope reads the protobuf form of an object as a client sent it.
+func openEnvelope(body []byte) (envelope, error) {
+	switch {
+	case len(body) == 0:
+		return envelope{}, errors.New("empty data")
+	case !bytes.HasPrefix(body, envelopeMagic):
+		return envelope{}, fmt.Errorf("provided data does not appear to be a protobuf message, expected prefix %v", envelopeMagic)
+	case len(body) == len(envelopeMagic):
+		return envelope{}, errors.New("empty body")
+	}
+	return parseEnvelope(body)
+}
+
+// schemeName stands in messages where upstream names the place its types are registered.
+const schemeName = "pkg/api/legacyscheme/scheme.go:30"
+
+// checkKind compares what a body says it is with what the endpoint takes. What it does not say is taken from the endpoint.
+func (s *Server) checkKind(said, want schema.GroupVersionKind) error {
+	if said.Kind == "" {
+		said.Kind = want.Kind
+	}
+	if said.Version == "" && (said.Group == "" || said.Group == want.Group) {
+		said.Group, said.Version = want.Group, want.Version
+	}
+	if said == want {
+		return nil
+	}
+	if !s.config.Scheme.Recognizes(said) {
+		return errCannotHandle(said, want.Kind, runtime.NewNotRegisteredErrForKind(schemeName, said))
+	}
+	if said.Kind != want.Kind {
+		return errCannotHandle(said, want.Kind, fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion",
+			said.Version, said.Kind, internalPackage(want.Group), want.Kind))
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)",
+		said.GroupVersion(), want.GroupVersion()))
+}
+
+// internalPackage is what upstream's message calls the group's own form.
+func internalPackage(group string) string {
+	if group == "" {
+		return "core"
+	}
+	first, _, _ := strings.Cut(group, ".")
+	return first
+}
+
+func errCannotHandle(said schema.GroupVersionKind, want string, err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", said.Kind, said.Version, want, err))
+}
+
+func errUnrecognized(err error, want schema.GroupVersionKind, body []byte) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)", want.Kind, err, summary(body)))
+}
+
+// summary shows the beginning of a body.
+func summary(body []byte) string {
+	const longest = 30
+	if len(body) == 0 {
+		return "<empty>"
+	}
+	show := func(b []byte) string { return hex.EncodeToString(b) }
+	if body[0] == '{' {
+		show = func(b []byte) string { return string(b) }
+	}
+	if len(body) > longest {
+		return show(body[:longest]) + " ..."
+	}
+	return show(body)
+}

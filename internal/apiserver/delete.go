@@ -1,0 +1,387 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/apiserver/admission"
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+// deletion is what a DELETE came to. Either the object is gone, or it is still there because something holds it.
+type deletion struct {
+	entry *cache.Entry   // the object as it is, or was last
+	obj   runtime.Object // instead of an entry: a Status, or the outcome of a dry run
+	gone  bool
+}
+
+// delete answers a DELETE of one object.
+func (s *Server) delete(req *request) error {
+	if _, err := req.negotiate(); err != nil {
+		return err
+	}
+	options, err := s.parseDeleteOptions(req)
+	if err != nil {
+		return err
+	}
+	w := s.newWrite(req, isDryRun(options.DryRun))
+	done, err := w.delete(options)
+	if err != nil {
+		return err
+	}
+	code := http.StatusOK
+	if orphan := options.OrphanDependents; !done.gone && orphan != nil && !*orphan { //nolint:staticcheck // clients still send it
+		code = http.StatusAccepted
+	}
+	if done.entry != nil {
+		return s.respondEntry(req, code, done.entry)
+	}
+	return s.respondObject(req, code, done.obj)
+}
+
+// delete deletes an object, or begins to.
+func (w *write) delete(options *metav1.DeleteOptions) (deletion, error) {
+	ctx, cancel := context.WithTimeout(w.ctx, writeTimeout)
+	defer cancel()
+	w.ctx = ctx
+	entry, err := w.current()
+	if err != nil {
+		return deletion{}, err
+	}
+	for {
+		if entry == nil {
+			return deletion{}, apierrors.NewNotFound(w.res.groupResource(), w.name)
+		}
+		// Grace changes the options for the object at hand; the next attempt may meet another.
+		attempt := options.DeepCopy()
+		done, err := w.deleteOnce(entry, attempt)
+		var conflict *cache.Conflict
+		if !errors.As(err, &conflict) {
+			return done, err
+		}
+		if err := w.ctx.Err(); err != nil {
+			return deletion{}, err
+		}
+		entry = conflict.Current
+	}
+}
+
+func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (deletion, error) {
+	k := w.res.kind
+	live, err := entry.Object()
+	if err != nil {
+		return deletion{}, err
+	}
+	if err := w.checkPreconditions(live, options); err != nil {
+		return deletion{}, err
+	}
+	if k.Delete.Check != nil {
+		if err := k.Delete.Check(w.ctx, w.s.env(), live); err != nil {
+			return deletion{}, err
+		}
+	}
+	if k.Delete.Held != nil && (live.GetDeletionTimestamp() == nil || k.Delete.Held(live)) {
+		return w.beginHeld(entry, live, options)
+	}
+	grace := w.graceFor(live, options)
+	if grace.pending {
+		return w.finished(entry, live, false), nil
+	}
+	if err := grace.check(options); err != nil {
+		return deletion{}, err
+	}
+	undo, err := w.admitDelete(live, options)
+	if err != nil {
+		return deletion{}, err
+	}
+	if k.Delete.Warn != nil {
+		for _, text := range k.Delete.Warn(live, options) {
+			w.warn(text)
+		}
+	}
+	done, err := w.carryOut(entry, live, options, grace)
+	if err != nil || w.rules.DryRun {
+		undo()
+	}
+	return done, err
+}
+
+// checkPreconditions: the client may say which object, in which state, it means.
+func (w *write) checkPreconditions(live kind.Object, options *metav1.DeleteOptions) error {
+	wanted := options.Preconditions
+	if wanted == nil {
+		return nil
+	}
+	conflict := func(text string, want, is any) error {
+		gr := schema.GroupResource{Group: w.res.gvk.Group, Resource: w.res.gvk.Kind}
+		return apierrors.NewConflict(gr, w.name, fmt.Errorf(text, want, is))
+	}
+	if wanted.UID != nil && *wanted.UID != live.GetUID() {
+		return conflict("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated",
+			*wanted.UID, live.GetUID())
+	}
+	if wanted.ResourceVersion != nil && *wanted.ResourceVersion != live.GetResourceVersion() {
+		return conflict("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified",
+			*wanted.ResourceVersion, live.GetResourceVersion())
+	}
+	return nil
+}
+
+func (w *write) admitDelete(live kind.Object, options *metav1.DeleteOptions) (undo func(), err error) {
+	if len(w.chain) == 0 {
+		return func() {}, nil
+	}
+	a := w.attributesFor(admission.Delete, nil, live, options)
+	if err := w.chain.Mutate(w.ctx, a); err != nil {
+		return nil, err
+	}
+	if err := w.chain.Validate(w.ctx, a); err != nil {
+		return nil, err
+	}
+	return func() { w.chain.Undo(context.WithoutCancel(w.ctx), a) }, nil
+}
+
+// grace is how a deletion treats the time somebody needs to let go of the object.
+type grace struct {
+	// graceful: the object is marked and stays until its time is up.
+	graceful bool
+	// pending: the object is marked already, and the client asks for nothing sooner.
+	pending bool
+	first   bool
+	until   metav1.Time
+	seconds int64
+}
+
+func (g grace) check(options *metav1.DeleteOptions) error {
+	if g.graceful && options.GracePeriodSeconds == nil {
+		return apierrors.NewInternalError(errors.New("options.GracePeriodSeconds should not be nil"))
+	}
+	return nil
+}
+
+// graceFor decides about grace. A deletion that has begun can only become shorter.
+func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace {
+	if seconds := options.GracePeriodSeconds; seconds != nil && *seconds < 0 {
+		one := int64(1)
+		options.GracePeriodSeconds = &one
+	}
+	decide := w.res.kind.Delete.Grace
+	if decide == nil {
+		return grace{}
+	}
+	begun := live.GetDeletionTimestamp()
+	if begun == nil {
+		if !decide(live, options) || options.GracePeriodSeconds == nil {
+			return grace{}
+		}
+		seconds := *options.GracePeriodSeconds
+		return grace{graceful: true, first: true, seconds: seconds, until: after(w.rules.Now, seconds)}
+	}
+	left := live.GetDeletionGracePeriodSeconds()
+	if left == nil || *left == 0 {
+		return grace{}
+	}
+	had := *left
+	if had < 0 {
+		had = 1
+	}
+	if options.GracePeriodSeconds == nil {
+		options.GracePeriodSeconds = left
+		return grace{pending: true}
+	}
+	seconds := *options.GracePeriodSeconds
+	if seconds >= had {
+		return grace{pending: true}
+	}
+	until := after(after(*begun, -had), seconds)
+	if until.Before(&w.rules.Now) {
+		until = w.rules.Now
+		if seconds != 0 {
+			// Its time is over, but who holds the object still has to confirm.
+			seconds = 1
+		}
+	}
+	return grace{graceful: true, seconds: seconds, until: until}
+}
+
+func after(t metav1.Time, seconds int64) metav1.Time {
+	return metav1.NewTime(t.Add(time.Duration(seconds) * time.Second))
+}
+
+// carryOut marks the object, removes it, or does one after the other.
+func (w *write) carryOut(entry *cache.Entry, live kind.Object, options *metav1.DeleteOptions, g grace) (deletion, error) {
+	finalizers, changed := w.deletionFinalizers(live, options)
+	if !g.graceful && len(finalizers) == 0 {
+		return w.remove(entry, live)
+	}
+	if g.graceful && g.seconds == 0 && len(finalizers) == 0 && live.GetDeletionTimestamp() != nil && !w.rules.DryRun {
+		return w.remove(entry, live) // it is marked already; whoever confirms its end need not mark it again
+	}
+	obj := live.DeepCopyObject().(kind.Object)
+	if changed {
+		obj.SetFinalizers(finalizers)
+	}
+	if g.graceful {
+		obj.SetDeletionTimestamp(&g.until)
+		obj.SetDeletionGracePeriodSeconds(&g.seconds)
+		if g.first && obj.GetGeneration() > 0 {
+			obj.SetGeneration(obj.GetGeneration() + 1)
+		}
+	} else {
+		w.markDeleting(obj)
+	}
+	if begin := w.res.kind.Delete.Begin; begin != nil {
+		begin(obj)
+	}
+	gone := len(finalizers) == 0 && g.seconds == 0
+	if w.rules.DryRun {
+		obj.SetResourceVersion(live.GetResourceVersion())
+		return deletion{obj: obj, gone: gone}, nil
+	}
+	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	if err != nil {
+		return deletion{}, err
+	}
+	if !gone {
+		return deletion{entry: marked}, nil
+	}
+	return w.removeMarked(marked, live)
+}
+
+// markDeleting: the object waits for its finalizers alone.
+func (w *write) markDeleting(obj kind.Object) {
+	begun := obj.GetDeletionTimestamp()
+	if begun == nil && obj.GetGeneration() > 0 {
+		obj.SetGeneration(obj.GetGeneration() + 1)
+	}
+	if begun == nil || begun.After(w.rules.Now.Time) {
+		at := w.rules.Now
+		obj.SetDeletionTimestamp(&at)
+	}
+	zero := int64(0)
+	obj.SetDeletionGracePeriodSeconds(&zero)
+}
+
+// remove takes the object out of the store.
+func (w *write) remove(entry *cache.Entry, live kind.Object) (deletion, error) {
+	if w.rules.DryRun {
+		return w.finished(entry, live, true), nil
+	}
+	gone, err := w.res.table.Delete(w.ctx, w.key(), entry.Revision())
+	if err != nil {
+		return deletion{}, err
+	}
+	return w.finished(gone, live, true), w.afterDelete(gone)
+}
+
+// removeMarked removes an object that was just marked. Others may have seen the mark and removed it first.
+func (w *write) removeMarked(marked *cache.Entry, live kind.Object) (deletion, error) {
+	done, err := w.remove(marked, live)
+	var conflict *cache.Conflict
+	if errors.As(err, &conflict) && conflict.Current == nil {
+		return w.finished(marked, live, true), w.afterDelete(marked)
+	}
+	return done, err
+}
+
+// finished is the answer when nothing more is to be done: a Status with the object's identity, or the object.
+func (w *write) finished(entry *cache.Entry, live kind.Object, gone bool) deletion {
+	if w.res.kind.Delete.ReturnObject {
+		return deletion{entry: entry, gone: gone}
+	}
+	gr := w.res.groupResource()
+	return deletion{gone: gone, obj: &metav1.Status{
+		Status: metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{
+			Name: live.GetName(), Group: gr.Group, Kind: gr.Resource, UID: live.GetUID(),
+		},
+	}}
+}
+
+// beginHeld: an object that more than its finalizers can hold is only marked by the first request. Later ones find
+// nothing to do until it is let go.
+func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.DeleteOptions) (deletion, error) {
+	if live.GetDeletionTimestamp() != nil {
+		return deletion{entry: entry}, nil
+	}
+	undo, err := w.admitDelete(live, options)
+	if err != nil {
+		return deletion{}, err
+	}
+	obj := live.DeepCopyObject().(kind.Object)
+	at := w.rules.Now
+	obj.SetDeletionTimestamp(&at)
+	if finalizers, changed := w.deletionFinalizers(live, options); changed {
+		obj.SetFinalizers(finalizers)
+	}
+	if begin := w.res.kind.Delete.Begin; begin != nil {
+		begin(obj)
+	}
+	if w.rules.DryRun {
+		undo()
+		return deletion{obj: obj}, nil
+	}
+	marked, err := w.res.table.Update(w.ctx, w.key(), obj, w.res.kind.TTL, entry.Revision())
+	if err != nil {
+		undo()
+		return deletion{}, err
+	}
+	return deletion{entry: marked}, nil
+}
+
+// deletionFinalizers are the object's finalizers with those of the garbage collector as the deletion wants them: one to
+// let dependents go (orphan), one to wait for their end (foregroundDeletion), or none.
+func (w *write) deletionFinalizers(live kind.Object, options *metav1.DeleteOptions) (finalizers []string, changed bool) {
+	had := live.GetFinalizers()
+	policy := w.propagation(had, options)
+	for _, f := range had {
+		if f != metav1.FinalizerOrphanDependents && f != metav1.FinalizerDeleteDependents {
+			finalizers = append(finalizers, f)
+		}
+	}
+	switch policy {
+	case metav1.DeletePropagationOrphan:
+		finalizers = append(finalizers, metav1.FinalizerOrphanDependents)
+	case metav1.DeletePropagationForeground:
+		finalizers = append(finalizers, metav1.FinalizerDeleteDependents)
+	}
+	if len(finalizers) == len(had) && !slices.ContainsFunc(finalizers, func(f string) bool { return !slices.Contains(had, f) }) {
+		return had, false
+	}
+	return finalizers, true
+}
+
+// propagation is what becomes of dependents: as the options say, else as the object's finalizers say, else as the kind has it.
+func (w *write) propagation(finalizers []string, options *metav1.DeleteOptions) metav1.DeletionPropagation {
+	if orphan := options.OrphanDependents; orphan != nil { //nolint:staticcheck // clients still send it
+		if *orphan {
+			return metav1.DeletePropagationOrphan
+		}
+		return metav1.DeletePropagationBackground
+	}
+	if options.PropagationPolicy != nil {
+		return *options.PropagationPolicy
+	}
+	for _, f := range finalizers {
+		switch f {
+		case metav1.FinalizerOrphanDependents:
+			return metav1.DeletePropagationOrphan
+		case metav1.FinalizerDeleteDependents:
+			return metav1.DeletePropagationForeground
+		}
+	}
+	if w.res.kind.Delete.Propagation != "" {
+		return w.res.kind.Delete.Propagation
+	}
+	return metav1.DeletePropagationBackground
+}

@@ -1,0 +1,56 @@
+package apiserver
+
+import (
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// deleteCollection answers a DELETE of a collection: every object that the selectors mean is deleted as if it alone had
+// been asked for. The answer lists the objects as they were found. It is no transaction: an error leaves what was
+// deleted before it deleted.
+func (s *Server) deleteCollection(req *request) error {
+	out, err := req.negotiate()
+	if err != nil {
+		return err
+	}
+	if out.shape == shapePartial {
+		return errNotAcceptableText(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
+	}
+	listOptions, err := req.listOptions()
+	if err != nil {
+		return err
+	}
+	options, err := s.parseDeleteOptions(req)
+	if err != nil {
+		return err
+	}
+	found, err := s.find(req, listOptions)
+	if err != nil {
+		return err
+	}
+	for _, entry := range found.entries {
+		if err := req.ctx.Err(); err != nil {
+			return err
+		}
+		obj, err := entry.Object()
+		if err != nil {
+			return err
+		}
+		w := s.newWrite(req, isDryRun(options.DryRun))
+		w.name = obj.GetName()
+		if req.res.kind.Namespaced {
+			w.namespace = obj.GetNamespace()
+		}
+		if _, err := w.delete(options); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	switch out.shape {
+	case shapeTable:
+		return s.respondTable(req, out, found)
+	case shapePartialList:
+		return s.respondPartialList(req, out, found)
+	}
+	return s.respondList(req, out, found)
+}

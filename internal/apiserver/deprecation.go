@@ -1,0 +1,41 @@
+package apiserver
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// What the Go types of the API say of their own end.
+type (
+	deprecated interface{ APILifecycleDeprecated() (major, minor int) }
+	removed    interface{ APILifecycleRemoved() (major, minor int) }
+	replaced   interface {
+		APILifecycleReplacement() schema.GroupVersionKind
+	}
+)
+
+// deprecationOf is the warning that every request for a deprecated version of a resource is answered with; empty for all others.
+func deprecationOf(obj runtime.Object, gvk schema.GroupVersionKind) string {
+	d, ok := obj.(deprecated)
+	if !ok {
+		return ""
+	}
+	major, minor := d.APILifecycleDeprecated()
+	if major == 0 && minor == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", gvk.GroupVersion(), gvk.Kind, major, minor)
+	if r, ok := obj.(removed); ok {
+		if major, minor := r.APILifecycleRemoved(); major != 0 || minor != 0 {
+			text += fmt.Sprintf(", unavailable in v%d.%d+", major, minor)
+		}
+	}
+	if r, ok := obj.(replaced); ok {
+		if by := r.APILifecycleReplacement(); !by.Empty() {
+			text += fmt.Sprintf("; use %s %s", by.GroupVersion(), by.Kind)
+		}
+	}
+	return text
+}

@@ -1,0 +1,306 @@
+package apiserver
+
+import (
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+
+	"skiff/internal/kind"
+)
+
+// groupOrder is the order in which discovery lists groups: kubectl takes the first that has a resource of the name it
+// looks for. Groups that do not stand here follow by name.
+var groupOrder = []string{
+	"", "apiregistration.k8s.io", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling", "batch",
+	"certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
+	"admissionregistration.k8s.io", "apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io",
+	"discovery.k8s.io", "resource.k8s.io", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io",
+	"storagemigration.k8s.io", "lifecycle.k8s.io",
+}
+
+func compareGroups(a, b string) int {
+	rank := func(group string) int {
+		if i := slices.Index(groupOrder, group); i >= 0 {
+			return i
+		}
+		return len(groupOrder)
+	}
+	if d := rank(a) - rank(b); d != 0 {
+		return d
+	}
+	return strings.Compare(a, b)
+}
+
+// documents are what discovery tells about one catalog.
+type documents struct {
+	groups    []metav1.APIGroup // without the core group
+	core      metav1.APIVersions
+	resources map[schema.GroupVersion]*metav1.APIResourceList
+	// The aggregated documents of /api and /apis are made when they are first asked for.
+	aggregatedCore   func() *aggregated
+	aggregatedGroups func() *aggregated
+}
+
+// aggregated is everything about all groups in one document.
+type aggregated struct {
+	list *apidiscoveryv2.APIGroupDiscoveryList
+	etag string // quoted
+}
+
+func (s *Server) newDocuments(c *catalog) *documents {
+	d := &documents{resources: make(map[schema.GroupVersion]*metav1.APIResourceList)}
+	for _, served := range c.kinds {
+		if len(served.kind.Verbs) == 0 {
+			continue // the server's own
+		}
+		for _, res := range served.resources {
+			gv := res.gvr.GroupVersion()
+			list := d.resources[gv]
+			if list == nil {
+				list = &metav1.APIResourceList{GroupVersion: gv.String()}
+				d.resources[gv] = list
+			}
+			list.APIResources = append(list.APIResources, describe(res)...)
+		}
+	}
+	versions := make(map[string][]string)
+	for gv, list := range d.resources {
+		slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
+		versions[gv.Group] = append(versions[gv.Group], gv.Version)
+	}
+	names := make([]string, 0, len(versions))
+	for group, of := range versions {
+		names = append(names, group)
+		slices.SortFunc(of, func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
+	}
+	slices.SortFunc(names, compareGroups)
+	d.describeGroups(names, versions, s.config.Address)
+	aggregate := func(core bool) func() *aggregated {
+		return sync.OnceValue(func() *aggregated { return d.aggregate(names, versions, core) })
+	}
+	d.aggregatedCore, d.aggregatedGroups = aggregate(true), aggregate(false)
+	return d
+}
+
+func (d *documents) describeGroups(names []string, versions map[string][]string, address string) {
+	d.core.ServerAddressByClientCIDRs = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: address}}
+	d.core.Versions = []string{}
+	for _, name := range names {
+		if name == "" {
+			d.core.Versions = versions[""]
+			continue
+		}
+		group := metav1.APIGroup{Name: name}
+		for _, v := range versions[name] {
+			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: name + "/" + v, Version: v})
+		}
+		group.PreferredVersion = group.Versions[0]
+		d.groups = append(d.groups, group)
+	}
+}
+
+// describe is a resource and its subresources as discovery shows them.
+func describe(res *resource) []metav1.APIResource {
+	k := res.kind
+	own := metav1.APIResource{
+		Name: k.Plural, SingularName: k.Singular, Namespaced: k.Namespaced, Kind: res.gvk.Kind,
+		Verbs: sortedVerbs(k.Verbs), ShortNames: k.Short, Categories: k.Categories,
+	}
+	if k.Action == nil && k.Virtual == nil {
+		own.StorageVersionHash = storageVersionHash(k.StoredGVK())
+	}
+	all := []metav1.APIResource{own}
+	for i := range k.Subresources {
+		sub := &k.Subresources[i]
+		described := metav1.APIResource{
+			Name: k.Plural + "/" + sub.Name, Namespaced: k.Namespaced, Kind: res.gvk.Kind, Verbs: sortedVerbs(subVerbs(sub)),
+		}
+		if sub.GVK.Kind != "" {
+			described.Kind = sub.GVK.Kind
+			if sub.GVK.GroupVersion() != res.gvk.GroupVersion() {
+				described.Group, described.Version = sub.GVK.Group, sub.GVK.Version
+			}
+		}
+		all = append(all, described)
+	}
+	return all
+}
+
+// subVerbs are the verbs a subresource answers; see kind.Subresource for the defaults.
+func subVerbs(sub *kind.Subresource) []string {
+	switch {
+	case sub.Verbs != nil:
+		return sub.Verbs
+	case sub.Create != nil:
+		return []string{"create"}
+	}
+	return []string{"get", "patch", "update"}
+}
+
+func sortedVerbs(verbs []string) metav1.Verbs {
+	sorted := slices.Clone(verbs)
+	slices.Sort(sorted)
+	return sorted
+}
+
+// storageVersionHash changes when the version a kind is stored in changes.
+func storageVersionHash(gvk schema.GroupVersionKind) string {
+	sum := sha256.Sum256([]byte(gvk.Group + "/" + gvk.Version + "/" + gvk.Kind))
+	return base64.StdEncoding.EncodeToString(sum[:8])
+}
+
+func (d *documents) aggregate(names []string, versions map[string][]string, core bool) *aggregated {
+	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
+	for _, name := range names {
+		if (name == "") != core {
+			continue
+		}
+		group := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		for _, v := range versions[name] {
+			group.Versions = append(group.Versions, apidiscoveryv2.APIVersionDiscovery{
+				Version: v, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+				Resources: aggregateResources(d.resources[schema.GroupVersion{Group: name, Version: v}].APIResources),
+			})
+		}
+		list.Items = append(list.Items, group)
+	}
+	text, err := json.Marshal(list.Items)
+	if err != nil {
+		panic(err) // plain structs cannot fail
+	}
+	return &aggregated{list: list, etag: fmt.Sprintf(`"%X"`, sha512.Sum512(text))}
+}
+
+func aggregateResources(flat []metav1.APIResource) []apidiscoveryv2.APIResourceDiscovery {
+	var all []apidiscoveryv2.APIResourceDiscovery
+	for _, res := range flat {
+		responseKind := &metav1.GroupVersionKind{Group: res.Group, Version: res.Version, Kind: res.Kind}
+		if _, sub, ok := strings.Cut(res.Name, "/"); ok {
+			// Sorted by name, a subresource stands behind its parent.
+			parent := &all[len(all)-1]
+			parent.Subresources = append(parent.Subresources, apidiscoveryv2.APISubresourceDiscovery{
+				Subresource: sub, ResponseKind: responseKind, Verbs: res.Verbs,
+			})
+			continue
+		}
+		scope := apidiscoveryv2.ScopeCluster
+		if res.Namespaced {
+			scope = apidiscoveryv2.ScopeNamespace
+		}
+		all = append(all, apidiscoveryv2.APIResourceDiscovery{
+			Resource: res.Name, ResponseKind: responseKind, Scope: scope, SingularResource: res.SingularName,
+			Verbs: res.Verbs, ShortNames: res.ShortNames, Categories: res.Categories,
+		})
+	}
+	return all
+}
+
+// discover answers the paths of discovery. ok is false when the path is none of them.
+func (s *Server) discover(req *request) (ok bool, err error) {
+	root, rest := cutSegment(strings.Trim(req.info.path, "/"))
+	if root != "api" && root != "apis" {
+		return false, nil
+	}
+	d := s.catalog.Load().documents
+	switch {
+	case root == "api" && rest == "":
+		return true, s.respondRoot(req, &d.core, schema.GroupVersionKind{Kind: "APIVersions"}, d.aggregatedCore)
+	case root == "apis" && rest == "":
+		return true, s.respondRoot(req, &metav1.APIGroupList{Groups: d.groups}, metav1.Unversioned.WithKind("APIGroupList"), d.aggregatedGroups)
+	case root == "api":
+		return s.respondResources(req, d, schema.GroupVersion{Version: rest})
+	}
+	group, groupVersion := cutSegment(rest)
+	if groupVersion != "" {
+		return s.respondResources(req, d, schema.GroupVersion{Group: group, Version: groupVersion})
+	}
+	for i := range d.groups {
+		if d.groups[i].Name == group {
+			return true, s.respondDiscovery(req, &d.groups[i], metav1.Unversioned.WithKind("APIGroup"))
+		}
+	}
+	return false, nil
+}
+
+func (s *Server) respondResources(req *request, d *documents, gv schema.GroupVersion) (ok bool, err error) {
+	list := d.resources[gv]
+	if list == nil {
+		return false, nil
+	}
+	gvk := metav1.Unversioned.WithKind("APIResourceList")
+	if gv.Group == "" {
+		gvk.Version = ""
+	}
+	return true, s.respondDiscovery(req, list, gvk)
+}
+
+// respondDiscovery answers with one of discovery's plain documents. Those of the core group have no version.
+func (s *Server) respondDiscovery(req *request, document runtime.Object, gvk schema.GroupVersionKind) error {
+	if !isRead(req.Method) {
+		return errNoMethod()
+	}
+	out, ok := negotiate(req.Request, offer{protobuf: true})
+	if !ok {
+		return errNotAcceptable(acceptedTypes(true)...)
+	}
+	return s.respondDocument(req, out, document, gvk, out.format.mediaType())
+}
+
+func (s *Server) respondDocument(req *request, out output, document runtime.Object, gvk schema.GroupVersionKind, mediaType string) error {
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	var err error
+	if *buffer, err = appendObject(*buffer, document, gvk, out.format); err != nil {
+		return err
+	}
+	if mediaType == out.format.mediaType() {
+		return s.finishBody(req, http.StatusOK, out, buffer)
+	}
+	if out.format == formatJSON {
+		*buffer = append(*buffer, '\n')
+	}
+	return s.writeBody(req, http.StatusOK, mediaType, *buffer)
+}
+
+// respondRoot answers /api and /apis: with the aggregated document for whoever knows it, otherwise with the plain one.
+func (s *Server) respondRoot(req *request, plain runtime.Object, gvk schema.GroupVersionKind, all func() *aggregated) error {
+	format, ok := wantsAggregated(req.Header.Get("Accept"))
+	if !ok || !isRead(req.Method) {
+		return s.respondDiscovery(req, plain, gvk)
+	}
+	document := all()
+	header := req.w.Header()
+	header["Etag"] = []string{document.etag}
+	header["Vary"] = []string{"Accept"}
+	header["Cache-Control"] = []string{"public"}
+	if req.Header.Get("If-None-Match") == document.etag {
+		req.w.WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	gvk = apidiscoveryv2.SchemeGroupVersion.WithKind("APIGroupDiscoveryList")
+	mediaType := fmt.Sprintf("%s;g=%s;v=%s;as=%s", format.mediaType(), gvk.Group, gvk.Version, gvk.Kind)
+	return s.respondDocument(req, output{format: format}, document.list, gvk, mediaType)
+}
+
+func wantsAggregated(accept string) (format, bool) {
+	for _, c := range parseAccept(accept) {
+		if c.asked && c.g == "apidiscovery.k8s.io" && c.v == "v2" && c.as == "APIGroupDiscoveryList" && c.formats[0] != formatYAML {
+			return c.formats[0], true
+		}
+	}
+	return 0, false
+}
+
+func isRead(method string) bool { return method == http.MethodGet || method == http.MethodHead }

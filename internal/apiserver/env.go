@@ -1,0 +1,125 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+// namespaces are named by themselves: admission sees a namespace as being inside itself.
+var namespaces = schema.GroupResource{Resource: "namespaces"}
+
+// serverEnv is the server as rows see it; see kind.Env.
+type serverEnv struct {
+	s *Server
+}
+
+func (s *Server) env() kind.Env { return serverEnv{s} }
+
+// Env is the server as rows see it, for those who act beside requests.
+func (s *Server) Env() kind.Env { return s.env() }
+
+func (e serverEnv) resource(gr schema.GroupResource) (*resource, error) {
+	res := e.s.resource(gr)
+	if res == nil || res.table == nil {
+		return nil, fmt.Errorf("resource %s is not served", gr)
+	}
+	return res, nil
+}
+
+// Get implements kind.Env.
+func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
+	res, err := e.resource(gr)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := e.s.ownWrite(ctx, res, namespace, name).current()
+	if err != nil {
+		return nil, err
+	}
+	if entry == nil {
+		return nil, apierrors.NewNotFound(gr, name)
+	}
+	return entry.Object()
+}
+
+// List implements kind.Env.
+func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
+	res, err := e.resource(gr)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := e.s.config.Cache.Sync(ctx); err != nil {
+		return nil, err
+	}
+	prefix := res.kind.KeyPrefix(namespace)
+	snapshot := res.table.Snapshot()
+	objs := make([]kind.Object, 0, snapshot.Len(prefix))
+	snapshot.Ascend(prefix, "", func(entry *cache.Entry) bool {
+		var obj kind.Object
+		if obj, err = entry.Object(); err != nil {
+			return false
+		}
+		objs = append(objs, obj)
+		return true
+	})
+	return objs, err
+}
+
+// Create implements kind.Env.
+func (e serverEnv) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
+	res, err := e.resource(gr)
+	if err != nil {
+		return nil, err
+	}
+	w := e.s.ownWrite(ctx, res, obj.GetNamespace(), obj.GetName())
+	if res.kind.Default != nil {
+		res.kind.Default(obj)
+	}
+	made, err := w.create(obj, createOptions(nil, "", ""))
+	if err != nil {
+		return nil, err
+	}
+	return made.entry.Object()
+}
+
+// Update implements kind.Env.
+func (e serverEnv) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
+	res, err := e.resource(gr)
+	if err != nil {
+		return nil, err
+	}
+	w := e.s.ownWrite(ctx, res, namespace, name)
+	done, err := w.change(&change{bare: true, next: func(live kind.Object) (kind.Object, error) {
+		obj := live.DeepCopyObject().(kind.Object)
+		return obj, alter(obj)
+	}})
+	if err != nil {
+		return nil, err
+	}
+	if done.entry == nil {
+		return done.obj, nil
+	}
+	return done.entry.Object()
+}
+
+// Delete implements kind.Env.
+func (e serverEnv) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+	res, err := e.resource(gr)
+	if err != nil {
+		return err
+	}
+	if options == nil {
+		options = &metav1.DeleteOptions{}
+	}
+	w := e.s.ownWrite(ctx, res, namespace, name)
+	w.rules.DryRun = isDryRun(options.DryRun)
+	_, err = w.delete(options)
+	return err
+}

@@ -1,0 +1,143 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/store"
+	"skiff/internal/store/cache"
+)
+
+// Texts that clients and their users know.
+const (
+	textModified        = "the object has been modified; please apply your changes to the latest version and try again"
+	textListExpired     = "The resourceVersion for the provided list is too old."
+	textWatchExpired    = "The resourceVersion for the provided watch is too old."
+	textContinueExpired = "The provided continue parameter is too old to display a consistent list result. You can start a new " +
+		"list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. " +
+		"Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted " +
+		"between the time the first chunk was returned and now may show up in the list."
+)
+
+// apiError turns whatever a handler returned into an error that carries a Status. It is the one place where errors of
+// the store and the cache get their meaning for clients. name may be empty.
+func apiError(err error, res schema.GroupResource, name string) apierrors.APIStatus {
+	var status apierrors.APIStatus
+	var conflict *cache.Conflict
+	var storeConflict *store.ConflictError
+	switch {
+	case errors.As(err, &status):
+		return status
+	case errors.As(err, &conflict), errors.As(err, &storeConflict):
+		return apierrors.NewConflict(res, name, errors.New(textModified))
+	case errors.Is(err, store.ErrExists):
+		return apierrors.NewAlreadyExists(res, name)
+	case errors.Is(err, store.ErrNotFound):
+		return apierrors.NewNotFound(res, name)
+	case errors.Is(err, cache.ErrExpired), errors.Is(err, store.ErrCompacted):
+		return apierrors.NewResourceExpired(textListExpired)
+	case errors.Is(err, cache.ErrRemoved):
+		return errNoRoute()
+	case errors.Is(err, cache.ErrFuture), errors.Is(err, store.ErrFuture):
+		return apierrors.NewTimeoutError(err.Error(), 1)
+	case errors.Is(err, context.DeadlineExceeded):
+		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	case errors.Is(err, context.Canceled):
+		return apierrors.NewTimeoutError("request was cancelled by the client", 0)
+	case errors.Is(err, store.ErrTooLarge):
+		return apierrors.NewRequestEntityTooLargeError(err.Error())
+	case errors.Is(err, store.ErrUnavailable):
+		return apierrors.NewServiceUnavailable(err.Error())
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
+	}}
+}
+
+// statusOf is the Status a client gets for an error, complete with kind and code.
+func statusOf(err error, res schema.GroupResource, name string) *metav1.Status {
+	status := apiError(err, res, name).Status()
+	if status.Status == "" {
+		status.Status = metav1.StatusFailure
+	}
+	if status.Code == 0 {
+		status.Code = http.StatusInternalServerError
+		if status.Status == metav1.StatusSuccess {
+			status.Code = http.StatusOK
+		}
+	}
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	return &status
+}
+
+// errTooLarge says that a client asks for a state the server has not reached.
+func errTooLarge(wanted, current store.Revision) error {
+	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", wanted, current), 1)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
+		Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version",
+	}}
+	return err
+}
+
+// errNoRoute says that the path leads nowhere within a served group version.
+func errNoRoute() *apierrors.StatusError {
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, false)
+}
+
+// errNoMethod says that the path exists but does not answer the method.
+func errNoMethod() error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false)
+}
+
+// forbiddenEscapes keeps names from being read as markup by whoever shows the message.
+var forbiddenEscapes = strings.NewReplacer(`&`, "&amp;", `<`, "&lt;", `>`, "&gt;")
+
+// errForbidden says what the user may not do, and why.
+func errForbidden(a *authz.Attributes, reason string) error {
+	text := forbiddenEscapes.Replace(forbiddenText(a))
+	if reason != "" {
+		text += ": " + reason
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Group: a.Group, Resource: a.Resource}, a.Name, errors.New(text))
+}
+
+func forbiddenText(a *authz.Attributes) string {
+	if !a.ResourceRequest {
+		return fmt.Sprintf("User %q cannot %s path %q", a.User.Username, a.Verb, a.Path)
+	}
+	resource := a.Resource
+	if a.Subresource != "" {
+		resource += "/" + a.Subresource
+	}
+	scope := "at the cluster scope"
+	if a.Namespace != "" {
+		scope = fmt.Sprintf("in the namespace %q", a.Namespace)
+	}
+	return fmt.Sprintf("User %q cannot %s resource %q in API group %q %s", a.User.Username, a.Verb, resource, a.Group, scope)
+}
+
+// errNotAcceptable and errUnsupportedMediaType name the media types that would have done.
+func errNotAcceptable(accepted ...string) error {
+	return errNotAcceptableText("only the following media types are accepted: " + strings.Join(accepted, ", "))
+}
+
+func errNotAcceptableText(text string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable, Message: text,
+	}}
+}
+
+func errUnsupportedMediaType(accepted ...string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType, Reason: metav1.StatusReasonUnsupportedMediaType,
+		Message: "the body of the request was in an unknown format - accepted media types include: " + strings.Join(accepted, ", "),
+	}}
+}

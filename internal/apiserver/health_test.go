@@ -1,0 +1,73 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestHealth(t *testing.T) {
+	s := newTestServer(t, func(c *Config) {
+		c.Checks = []HealthCheck{
+			{Name: "etcd", Check: func(context.Context) error { return nil }},
+			{Name: "hooks", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }},
+		}
+	})
+	tests := []struct {
+		path string
+		code int
+		body string
+	}{
+		{"/healthz", 200, "ok"},
+		{"/livez", 200, "ok"},
+		{"/livez/ping", 200, "ok"},
+		{"/livez?verbose", 200, "[+]ping ok\n[+]etcd ok\nlivez check passed\n"},
+		{"/healthz?verbose=true&exclude=etcd", 200, "[+]ping ok\n[+]etcd excluded: ok\nhealthz check passed\n"},
+		{"/healthz?verbose&exclude=x&exclude=a", 200, "[+]ping ok\n[+]etcd ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"x\"\nhealthz check passed\n"},
+		{"/readyz", 500, "[+]ping ok\n[+]informer-sync ok\n[+]etcd ok\n[-]hooks failed: reason withheld\nreadyz check failed\n"},
+		{"/readyz/hooks", 500, "internal server error: not yet\n"},
+		{"/readyz?exclude=hooks", 200, "ok"},
+		{"/livez/hooks", 404, "404 page not found\n"},
+	}
+	for _, test := range tests {
+		got := s.get(test.path)
+		if got.code != test.code || string(got.body) != test.body {
+			t.Errorf("%s: %d %q, want %d %q", test.path, got.code, got.body, test.code, test.body)
+		}
+	}
+	if got := s.get("/healthz", "Authorization: Bearer guest"); got.code != 200 || got.header.Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Errorf("%d %v", got.code, got.header)
+	}
+	if got := s.get("/version"); !strings.Contains(string(got.body), `"gitVersion": "v1.37.1"`) {
+		t.Errorf("version: %s", got.body)
+	}
+	if got := s.get("/"); !strings.Contains(string(got.body), `"/apis/events.k8s.io/v1"`) || got.code != 200 {
+		t.Errorf("paths: %s", got.body)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s := newTestServer(t)
+	s.add("pods", pod("ns", "a", ""))
+	s.get("/api/v1/namespaces/ns/pods")
+	s.get("/api/v1/namespaces/ns/pods/a")
+	s.get("/api/v1/namespaces/ns/pods/b")
+	w := s.watch("/api/v1/pods?watch=true")
+	w.expect("ADDED a@2")
+	text := string(s.get("/metrics").body)
+	for _, want := range []string{
+		`apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="namespace",subresource="",verb="LIST",version="v1"} 1`,
+		`apiserver_request_total{code="404",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1"} 1`,
+		`apiserver_request_duration_seconds_count{component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1"} 2`,
+		`apiserver_longrunning_requests{component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1"} 1`,
+		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`,
+		`apiserver_storage_objects{resource="pods"} 1`,
+		`apiserver_watch_events_total{group="",resource="pods",version="v1"} 1`,
+		`kubernetes_build_info{`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("missing %s", want)
+		}
+	}
+}

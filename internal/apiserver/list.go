@@ -1,0 +1,380 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/kind"
+	"skiff/internal/store"
+	"skiff/internal/store/cache"
+)
+
+// freshTimeout is how long a read waits for the cache to reach the state the client has already seen elsewhere.
+const freshTimeout = 3 * time.Second
+
+// waitFor waits until the cache has reached a revision, or says that the client asks for too much.
+func (s *Server) waitFor(ctx context.Context, revision store.Revision) error {
+	if s.config.Cache.Revision() >= revision {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, freshTimeout)
+	defer cancel()
+	if err := s.config.Cache.WaitFor(ctx, revision); err != nil {
+		return errTooLarge(revision, s.config.Cache.Revision())
+	}
+	return nil
+}
+
+// page is what a list answers: entries of one snapshot, and how to go on.
+type page struct {
+	entries   []*cache.Entry
+	revision  store.Revision
+	next      string // the continue token; empty when the list is complete
+	remaining *int64 // nil when unknown
+	selected  bool   // a selector left some out
+}
+
+// list answers a LIST.
+func (s *Server) list(req *request) error {
+	out, err := req.negotiate()
+	if err != nil {
+		return err
+	}
+	if out.shape == shapePartial {
+		return errNotAcceptableText(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", req.res.listName()))
+	}
+	opts, err := req.listOptions()
+	if err != nil {
+		return err
+	}
+	if req.res.kind.Virtual != nil {
+		return s.listVirtual(req, out, opts)
+	}
+	found, err := s.find(req, opts)
+	if err != nil {
+		return err
+	}
+	switch out.shape {
+	case shapeTable:
+		return s.respondTable(req, out, found)
+	case shapePartialList:
+		return s.respondPartialList(req, out, found)
+	}
+	return s.respondList(req, out, found)
+}
+
+// listName names the type of a list in messages.
+func (r *resource) listName() string {
+	if list := r.newList(); list != nil {
+		return fmt.Sprintf("%T", list)
+	}
+	return r.kind.ListKind
+}
+
+// find collects the entries that a list, or a deletion of a collection, means.
+func (s *Server) find(req *request, opts *listOptions) (*page, error) {
+	prefix := req.res.kind.KeyPrefix(req.namespaceOfKeys())
+	snapshot, from, err := s.snapshot(req.ctx, req.res.table, prefix, opts)
+	if err != nil {
+		return nil, err
+	}
+	found := &page{revision: snapshot.Revision()}
+	limit := opts.limit
+	if opts.resourceVersion == "0" {
+		limit = 0
+	}
+	match := req.matcher(opts)
+	found.selected = !match.everything()
+	if key, ok := match.onlyKey(); ok {
+		if e := snapshot.Get(key); e != nil && key >= from && match.matches(e) {
+			found.entries = []*cache.Entry{e}
+		}
+		return found, nil
+	}
+	if limit == 0 && match.everything() {
+		found.entries = make([]*cache.Entry, 0, snapshot.Len(prefix))
+	}
+	more := false
+	snapshot.Ascend(prefix, from, func(e *cache.Entry) bool {
+		if limit > 0 && int64(len(found.entries)) == limit {
+			more = true
+			return false
+		}
+		if match.matches(e) {
+			found.entries = append(found.entries, e)
+		}
+		return true
+	})
+	if more {
+		last := found.entries[len(found.entries)-1].Key()
+		found.next = encodeContinue(last+"\x00", prefix, found.revision)
+		if match.everything() {
+			remaining := int64(snapshot.LenFrom(prefix, last+"\x00"))
+			found.remaining = &remaining
+		}
+	}
+	return found, nil
+}
+
+// snapshot finds the state a list is answered from, and the key it begins at:
+//
+//	resourceVersion   match          state
+//	""                               the newest, consistently
+//	"0"                              the newest the cache has
+//	N                 NotOlderThan   the newest, N at least
+//	N                 Exact          N itself; also without match when there is a limit
+//	N                                the newest, N at least
+//	continue                         the state of the first page
+func (s *Server) snapshot(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (cache.Snapshot, string, error) {
+	if opts.next != "" {
+		return s.snapshotOfContinue(ctx, table, prefix, opts)
+	}
+	if opts.resourceVersion == "" {
+		if _, err := s.config.Cache.Sync(ctx); err != nil {
+			return cache.Snapshot{}, "", err
+		}
+		return table.Snapshot(), "", nil
+	}
+	wanted, err := parseResourceVersion(opts.resourceVersion)
+	if err != nil {
+		return cache.Snapshot{}, "", err
+	}
+	if err := s.waitFor(ctx, wanted); err != nil {
+		return cache.Snapshot{}, "", err
+	}
+	if opts.match == matchExact || (opts.match == "" && opts.limit > 0 && wanted > 0) {
+		snapshot, err := table.SnapshotAt(wanted)
+		return snapshot, "", err
+	}
+	return table.Snapshot(), "", nil
+}
+
+func (s *Server) snapshotOfContinue(ctx context.Context, table *cache.Table, prefix string, opts *listOptions) (cache.Snapshot, string, error) {
+	from, revision, err := decodeContinue(opts.next, prefix)
+	if err != nil {
+		return cache.Snapshot{}, "", apierrors.NewBadRequest("invalid continue token: " + err.Error())
+	}
+	if opts.resourceVersion != "" && opts.resourceVersion != "0" {
+		return cache.Snapshot{}, "", apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
+	}
+	if revision < 0 {
+		_, err := s.config.Cache.Sync(ctx)
+		return table.Snapshot(), from, err
+	}
+	if err := s.waitFor(ctx, revision); err != nil {
+		return cache.Snapshot{}, "", err
+	}
+	snapshot, err := table.SnapshotAt(revision)
+	if errors.Is(err, cache.ErrExpired) {
+		expired := apierrors.NewResourceExpired(textContinueExpired)
+		expired.ErrStatus.Continue = encodeContinue(from, prefix, -1)
+		return snapshot, "", expired
+	}
+	return snapshot, from, err
+}
+
+func parseResourceVersion(text string) (store.Revision, error) {
+	if text == "" || text == "0" {
+		return 0, nil
+	}
+	revision, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || revision > 1<<63-1 {
+		if err == nil {
+			err = strconv.ErrRange
+		}
+		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: resourceVersion: Invalid value: %q: %v", text, err))
+	}
+	return store.Revision(revision), nil
+}
+
+// continueToken says where a list goes on. Its form is upstream's, so that a client can go on at either server.
+type continueToken struct {
+	Version  string `json:"v"`
+	Revision int64  `json:"rv"`    // -1: the newest
+	Start    string `json:"start"` // below the list's prefix
+}
+
+const continueVersion = "meta.k8s.io/v1"
+
+func encodeContinue(key, prefix string, revision store.Revision) string {
+	token, err := json.Marshal(continueToken{Version: continueVersion, Revision: revision, Start: strings.TrimPrefix(key, prefix)})
+	if err != nil {
+		panic(err) // three plain fields cannot fail
+	}
+	return base64.RawURLEncoding.EncodeToString(token)
+}
+
+func decodeContinue(text, prefix string) (from string, revision store.Revision, err error) {
+	const invalid = "continue key is not valid"
+	data, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		return "", 0, fmt.Errorf("%s: %w", invalid, err)
+	}
+	var token continueToken
+	if err := json.Unmarshal(data, &token); err != nil {
+		return "", 0, fmt.Errorf("%s: %w", invalid, err)
+	}
+	switch {
+	case token.Version != continueVersion:
+		return "", 0, fmt.Errorf("%s: server does not recognize this encoded version %s", invalid, token.Version)
+	case token.Revision == 0:
+		return "", 0, fmt.Errorf("%s: incorrect encoded start resourceVersion (version %s)", invalid, continueVersion)
+	case token.Start == "":
+		return "", 0, fmt.Errorf("%s: encoded start key empty (version %s)", invalid, continueVersion)
+	}
+	// A token comes from the client: it must not lead out of the prefix.
+	key := token.Start
+	if !strings.HasPrefix(key, "/") {
+		key = "/" + key
+	}
+	if path.Clean(key) != key {
+		return "", 0, fmt.Errorf("%s: %s", invalid, token.Start)
+	}
+	return prefix + key[1:], token.Revision, nil
+}
+
+// appendListHead opens a JSON list, up to and including the bracket of its items.
+func appendListHead(to []byte, kindName, apiVersion string, p *page) []byte {
+	to = fmt.Appendf(to, `{"kind":%q,"apiVersion":%q,"metadata":`, kindName, apiVersion)
+	to = appendListMeta(to, p)
+	return append(to, `,"items":[`...)
+}
+
+func appendListMeta(to []byte, p *page) []byte {
+	to = append(to, `{"resourceVersion":"`...)
+	to = strconv.AppendInt(to, p.revision, 10)
+	to = append(to, '"')
+	if p.next != "" { // base64 needs no escapes
+		to = append(append(append(to, `,"continue":"`...), p.next...), '"')
+	}
+	if p.remaining != nil {
+		to = strconv.AppendInt(append(to, `,"remainingItemCount":`...), *p.remaining, 10)
+	}
+	return append(to, '}')
+}
+
+var listTail = []byte("]}\n")
+
+// protoListMeta is a list's metadata as field 1 of a protobuf list.
+func protoListMeta(p *page) []byte {
+	var m []byte
+	m = append(m, tagField1, 0) // selfLink
+	m = appendBytes(append(m, tagField2), strconv.AppendInt(nil, p.revision, 10))
+	m = appendBytes(append(m, 0x1a), []byte(p.next))
+	if p.remaining != nil {
+		m = binary.AppendUvarint(append(m, 0x20), uint64(*p.remaining))
+	}
+	return appendBytes([]byte{tagField1}, m)
+}
+
+// listKind is the kind of a list of the resource.
+func (r *resource) listKind() schema.GroupVersionKind {
+	return r.gvk.GroupVersion().WithKind(r.kind.ListKind)
+}
+
+// respondList writes entries as a list, item by item, from encodings that are shared by all lists and watches.
+func (s *Server) respondList(req *request, out output, p *page) error {
+	res := req.res
+	if out.format == formatProtobuf {
+		items := &protoItems{page: p, encode: res.proto, packed: res.ids.packedProto}
+		return s.respondProtoItems(req, envelopeHead(res.listKind()), p, items)
+	}
+	head := appendListHead(nil, res.kind.ListKind, res.gvk.GroupVersion().String(), p)
+	return s.respondJSONItems(req, out, head, &jsonItems{page: p, encode: res.json, packed: res.ids.packedJSON})
+}
+
+// respondJSONItems writes a JSON list, or what it becomes as YAML or indented.
+func (s *Server) respondJSONItems(req *request, out output, head []byte, items *jsonItems) error {
+	if out.format == formatJSON && !out.pretty {
+		return s.writeItems(req, mediaJSON, head, items, listTail)
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	*buffer = append(*buffer, head...)
+	for i := range items.entries {
+		var err error
+		if *buffer, err = items.append(*buffer, i); err != nil {
+			return err
+		}
+	}
+	*buffer = append(*buffer, listTail[:2]...)
+	return s.finishBody(req, http.StatusOK, out, buffer)
+}
+
+// respondProtoItems writes a protobuf list. Its envelope tells the length of what it holds, so that is counted first.
+func (s *Server) respondProtoItems(req *request, head []byte, p *page, items *protoItems) error {
+	metadata := protoListMeta(p)
+	size := len(metadata)
+	for i := range items.entries {
+		item, err := items.size(i)
+		if err != nil {
+			return err
+		}
+		size += item
+	}
+	head = binary.AppendUvarint(append(head, tagField2), uint64(size))
+	head = append(head, metadata...)
+	return s.writeItems(req, mediaProtobuf, head, items, envelopeTail)
+}
+
+// listVirtual answers a list of objects that are computed on each read.
+func (s *Server) listVirtual(req *request, out output, opts *listOptions) error {
+	objs, err := s.virtual(req, opts)
+	if err != nil {
+		return err
+	}
+	switch out.shape {
+	case shapeTable:
+		return s.respondTableOf(req, out, objs)
+	case shapePartialList:
+		return s.respondPartialListOf(req, out, objs)
+	}
+	list := req.res.newList()
+	items := make([]runtime.Object, len(objs))
+	for i, obj := range objs {
+		items[i] = obj
+	}
+	if err := meta.SetList(list, items); err != nil {
+		return fmt.Errorf("make a list of %s: %w", req.res.kind.Plural, err)
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	if *buffer, err = appendObject(*buffer, list, req.res.listKind(), out.format); err != nil {
+		return err
+	}
+	return s.finishBody(req, http.StatusOK, out, buffer)
+}
+
+// virtual computes the objects of a view, in the served version, those that the selectors mean.
+func (s *Server) virtual(req *request, opts *listOptions) ([]kind.Object, error) {
+	objs, err := req.res.kind.Virtual(req.ctx, s.env())
+	if err != nil {
+		return nil, err
+	}
+	match := req.matcher(opts)
+	selected := make([]kind.Object, 0, len(objs))
+	for _, obj := range objs {
+		if !match.matchesObject(obj) {
+			continue
+		}
+		if obj, err = req.res.fromStored(obj); err != nil {
+			return nil, err
+		}
+		selected = append(selected, obj)
+	}
+	return selected, nil
+}

@@ -1,0 +1,305 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+// Local is the server as parts inside its own process see it. Reads hand out the cache's own objects, which are read-only;
+// everything else goes through the handler, without a connection, as the given user.
+type Local struct {
+	server *Server
+	user   authn.User
+}
+
+// Local returns the server for a part of the same process that acts as user. Such parts are trusted with reads.
+func (s *Server) Local(user authn.User) *Local { return &Local{server: s, user: user} }
+
+// find returns the resource, which must be stored in the version asked for: other versions are made for each reader.
+func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
+	res := l.server.catalog.Load().byVersion[gvr]
+	if res == nil || res.table == nil || !res.stored() {
+		return nil, apierrors.NewNotFound(gvr.GroupResource(), "")
+	}
+	return res, nil
+}
+
+// Get returns the cache's own object.
+func (l *Local) Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error) {
+	res, err := l.find(gvr)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+		return nil, err
+	}
+	e := res.table.Get(res.kind.Key(namespace, name))
+	if e == nil {
+		return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
+	}
+	return e.Object()
+}
+
+// List returns the cache's own objects that match, and the revision of the list. A nil selector matches everything.
+func (l *Local) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) ([]kind.Object, string, error) {
+	res, err := l.find(gvr)
+	if err != nil {
+		return nil, "", err
+	}
+	if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+		return nil, "", err
+	}
+	snapshot := res.table.Snapshot()
+	objs, err := objectsOf(snapshot, localMatcher(res, namespace, ls, fs))
+	return objs, strconv.FormatInt(snapshot.Revision(), 10), err
+}
+
+func localMatcher(res *resource, namespace string, ls labels.Selector, fs fields.Selector) *matcher {
+	req := &request{res: res, info: requestInfo{namespace: namespace}}
+	return req.matcher(&listOptions{labels: ls, fields: fs})
+}
+
+func objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err error) {
+	snapshot.Ascend(match.prefix, "", func(e *cache.Entry) bool {
+		if !match.matches(e) {
+			return true
+		}
+		var obj kind.Object
+		if obj, err = e.Object(); err == nil {
+			objs = append(objs, obj)
+		}
+		return err == nil
+	})
+	return objs, err
+}
+
+// Watch streams the cache's own objects: first, if initial is set, those that match now, with a bookmark behind them;
+// otherwise all changes after the revision.
+func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector, after string, initial bool) (watch.Interface, error) {
+	res, err := l.find(gvr)
+	if err != nil {
+		return nil, err
+	}
+	w := &localWatch{match: localMatcher(res, namespace, ls, fs), res: res, out: make(chan watch.Event)}
+	revision, err := parseResourceVersion(after)
+	if err != nil {
+		return nil, err
+	}
+	if initial || revision == 0 {
+		if _, err := l.server.config.Cache.Sync(ctx); err != nil {
+			return nil, err
+		}
+		snapshot := res.table.Snapshot()
+		revision = snapshot.Revision()
+		if initial {
+			if w.initial, err = objectsOf(snapshot, w.match); err != nil {
+				return nil, err
+			}
+			w.bookmark = res.newObject()
+			w.bookmark.SetResourceVersion(strconv.FormatInt(revision, 10))
+			w.bookmark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+		}
+	}
+	if w.cursor, err = res.table.Watch(revision); err != nil {
+		return nil, apiError(err, gvr.GroupResource(), "").(error)
+	}
+	ctx, w.cancel = context.WithCancel(ctx)
+	go w.run(ctx)
+	return w, nil
+}
+
+// localWatch carries changes of a table to a part of the same process.
+type localWatch struct {
+	res      *resource
+	match    *matcher
+	cursor   *cache.Cursor
+	initial  []kind.Object
+	bookmark kind.Object
+	out      chan watch.Event
+	cancel   context.CancelFunc
+}
+
+// ResultChan implements watch.Interface.
+func (w *localWatch) ResultChan() <-chan watch.Event { return w.out }
+
+// Stop implements watch.Interface.
+func (w *localWatch) Stop() { w.cancel() }
+
+func (w *localWatch) run(ctx context.Context) {
+	defer close(w.out)
+	defer w.cancel()
+	for _, obj := range w.initial {
+		if !w.send(ctx, watch.Added, obj) {
+			return
+		}
+	}
+	w.initial = nil
+	if w.bookmark != nil && !w.send(ctx, watch.Bookmark, w.bookmark) {
+		return
+	}
+	for {
+		events, _, err := w.cursor.Next(ctx)
+		for i := range events {
+			if !w.forward(ctx, &events[i]) {
+				return
+			}
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+			}
+			return
+		}
+	}
+}
+
+// forward sends a change as the selector sees it: what comes to match is added, what ceases to is deleted.
+func (w *localWatch) forward(ctx context.Context, event *cache.Event) bool {
+	change, departed := w.match.judge(event)
+	if change == 0 {
+		return true
+	}
+	obj, err := event.Entry.Object()
+	if departed {
+		obj, err = departedObject(event)
+	}
+	if err != nil {
+		return w.send(ctx, watch.Error, statusOf(err, w.res.groupResource(), ""))
+	}
+	return w.send(ctx, watch.EventType(change.String()), obj)
+}
+
+func (w *localWatch) send(ctx context.Context, kind watch.EventType, obj runtime.Object) bool {
+	select {
+	case w.out <- watch.Event{Type: kind, Object: obj}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Transport carries requests to the handler without a connection.
+func (l *Local) Transport() http.RoundTripper { return l }
+
+// RoundTrip implements http.RoundTripper. The handler runs beside the caller, so that streams work too.
+func (l *Local) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(authn.WithUser(r.Context(), l.user))
+	request := r.Clone(ctx)
+	request.RequestURI = r.URL.RequestURI()
+	if request.Body == nil {
+		request.Body = http.NoBody
+	}
+	w := &localResponse{header: make(http.Header), started: make(chan struct{}), cancel: cancel}
+	w.more.L = &w.mu
+	go func() {
+		defer w.finish()
+		defer request.Body.Close()
+		l.server.Handler().ServeHTTP(w, request)
+	}()
+	select {
+	case <-w.started:
+	case <-r.Context().Done():
+		cancel()
+		return nil, r.Context().Err()
+	}
+	return &http.Response{
+		Status: strconv.Itoa(w.code) + " " + http.StatusText(w.code), StatusCode: w.code,
+		Proto: "HTTP/2.0", ProtoMajor: 2, Header: w.header, Body: w, ContentLength: -1, Request: r,
+	}, nil
+}
+
+// localResponse is an answer on its way from the handler to a caller in the same process.
+type localResponse struct {
+	header  http.Header
+	code    int
+	started chan struct{}
+	cancel  context.CancelFunc
+
+	mu       sync.Mutex
+	more     sync.Cond
+	buffer   bytes.Buffer
+	answered bool
+	finished bool
+	closed   bool
+}
+
+// Header implements http.ResponseWriter.
+func (w *localResponse) Header() http.Header { return w.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *localResponse) WriteHeader(code int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer(code)
+}
+
+func (w *localResponse) answer(code int) {
+	if w.answered {
+		return
+	}
+	w.answered, w.code = true, code
+	close(w.started)
+}
+
+// Write implements http.ResponseWriter.
+func (w *localResponse) Write(data []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer(http.StatusOK)
+	if w.closed {
+		return 0, errors.New("the caller has gone away")
+	}
+	defer w.more.Signal()
+	return w.buffer.Write(data)
+}
+
+// Flush implements http.Flusher: everything is visible as soon as it is written, a header alone included.
+func (w *localResponse) Flush() { w.WriteHeader(http.StatusOK) }
+
+func (w *localResponse) finish() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answer(http.StatusOK)
+	w.finished = true
+	w.more.Signal()
+}
+
+// Read implements the body the caller reads.
+func (w *localResponse) Read(data []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.buffer.Len() == 0 {
+		if w.finished || w.closed {
+			return 0, io.EOF
+		}
+		w.more.Wait()
+	}
+	return w.buffer.Read(data)
+}
+
+// Close ends the request.
+func (w *localResponse) Close() error {
+	w.cancel()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	w.more.Signal()
+	return nil
+}

@@ -1,0 +1,282 @@
+package apiserver
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// metrics counts requests under upstream's names and labels. Counting a request looks up no labels: each resource keeps
+// the series of the requests it has seen.
+type metrics struct {
+	registry *prometheus.Registry
+	handler  http.Handler
+
+	requests   *prometheus.CounterVec
+	durations  *prometheus.HistogramVec
+	sizes      *prometheus.HistogramVec
+	running    *prometheus.GaugeVec
+	events     *prometheus.CounterVec
+	eventBytes *prometheus.HistogramVec
+
+	paths resourceMetrics // of requests that are not for a resource
+}
+
+var requestLabels = []string{"component", "dry_run", "group", "resource", "scope", "subresource", "verb", "version"}
+
+func newMetrics(registry *prometheus.Registry) *metrics {
+	if registry == nil {
+		registry = prometheus.NewRegistry()
+		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
+	m := &metrics{
+		registry: registry,
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_request_total",
+			Help: "Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
+		}, append([]string{"code"}, requestLabels...)),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_request_duration_seconds",
+			Help:    "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
+			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
+		}, requestLabels),
+		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "apiserver_response_sizes",
+			Help:    "Response size distribution in bytes for each group, version, verb, resource, subresource, scope and component.",
+			Buckets: prometheus.ExponentialBuckets(1000, 10, 7),
+		}, []string{"component", "group", "resource", "scope", "subresource", "verb", "version"}),
+		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "apiserver_longrunning_requests",
+			Help: "Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component.",
+		}, []string{"component", "group", "resource", "scope", "subresource", "verb", "version"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_watch_events_total", Help: "Number of events sent in watch clients",
+		}, []string{"group", "resource", "version"}),
+		eventBytes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "apiserver_watch_events_sizes", Help: "Watch event size distribution in bytes",
+			Buckets: prometheus.ExponentialBuckets(1024, 2, 8),
+		}, []string{"group", "resource", "version"}),
+	}
+	registry.MustRegister(m.requests, m.durations, m.sizes, m.running, m.events, m.eventBytes)
+	m.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	m.paths.all = m
+	return m
+}
+
+// watch adds what the server can be asked at any time.
+func (m *metrics) watch(s *Server) {
+	inflight := func(kindOfRequest string, g *gate) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "apiserver_current_inflight_requests",
+			Help:        "Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
+			ConstLabels: prometheus.Labels{"request_kind": kindOfRequest},
+		}, func() float64 { return float64(g.running.Load()) })
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "kubernetes_build_info",
+		Help: "A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
+		ConstLabels: prometheus.Labels{
+			"major": s.config.Version.Major, "minor": s.config.Version.Minor, "git_version": s.config.Version.GitVersion,
+			"git_commit": s.config.Version.GitCommit, "git_tree_state": s.config.Version.GitTreeState,
+			"build_date": s.config.Version.BuildDate, "go_version": s.config.Version.GoVersion,
+			"compiler": s.config.Version.Compiler, "platform": s.config.Version.Platform,
+		},
+	})
+	build.Set(1)
+	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), build, objectCounts{s})
+}
+
+// objectCounts tells how many objects there are of each kind, when it is asked.
+type objectCounts struct{ s *Server }
+
+var objectCountDesc = prometheus.NewDesc("apiserver_storage_objects",
+	"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
+
+// Describe implements prometheus.Collector.
+func (objectCounts) Describe(ch chan<- *prometheus.Desc) { ch <- objectCountDesc }
+
+// Collect implements prometheus.Collector.
+func (o objectCounts) Collect(ch chan<- prometheus.Metric) {
+	for _, served := range o.s.catalog.Load().kinds {
+		if served.table == nil {
+			continue
+		}
+		count := float64(served.table.Snapshot().Len(""))
+		ch <- prometheus.MustNewConstMetric(objectCountDesc, prometheus.GaugeValue, count, served.kind.GroupResource().String())
+	}
+}
+
+// resourceMetrics are the series of one resource.
+type resourceMetrics struct {
+	all                      *metrics
+	group, version, resource string
+	mu                       sync.Mutex // guards changes of series
+	series                   atomic.Pointer[map[seriesKey]*series]
+	events                   prometheus.Counter
+	eventBytes               prometheus.Observer
+}
+
+// seriesKey tells a resource's requests apart.
+type seriesKey struct {
+	verb, scope, subresource string
+	dryRun                   bool
+}
+
+// series counts requests of one sort.
+type series struct {
+	duration, size prometheus.Observer
+	labels         []string
+	codes          [600]atomic.Pointer[prometheus.Counter]
+}
+
+func (m *metrics) forResource(res *resource) *resourceMetrics {
+	return &resourceMetrics{
+		all: m, group: res.gvr.Group, version: res.gvr.Version, resource: res.gvr.Resource,
+		events:     m.events.WithLabelValues(res.gvr.Group, res.gvr.Resource, res.gvr.Version),
+		eventBytes: m.eventBytes.WithLabelValues(res.gvr.Group, res.gvr.Resource, res.gvr.Version),
+	}
+}
+
+// watched counts events that were sent together.
+func (r *resourceMetrics) watched(events, bytes int) {
+	if events == 0 {
+		return
+	}
+	r.events.Add(float64(events))
+	r.eventBytes.Observe(float64(bytes / events))
+}
+
+func (r *resourceMetrics) get(key seriesKey) *series {
+	if known := r.series.Load(); known != nil {
+		if found := (*known)[key]; found != nil {
+			return found
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := make(map[seriesKey]*series)
+	if known := r.series.Load(); known != nil {
+		for k, v := range *known {
+			next[k] = v
+		}
+	}
+	if next[key] == nil {
+		dryRun := ""
+		if key.dryRun {
+			dryRun = "All"
+		}
+		labels := []string{"apiserver", dryRun, r.group, r.resource, key.scope, key.subresource, key.verb, r.version}
+		next[key] = &series{
+			duration: r.all.durations.WithLabelValues(labels...),
+			size:     r.all.sizes.WithLabelValues("apiserver", r.group, r.resource, key.scope, key.subresource, key.verb, r.version),
+			labels:   labels,
+		}
+		r.series.Store(&next)
+	}
+	return next[key]
+}
+
+func (s *series) count(m *metrics, code int) {
+	if code < 0 || code >= len(s.codes) {
+		code = 0
+	}
+	counter := s.codes[code].Load()
+	if counter == nil {
+		made := m.requests.WithLabelValues(append([]string{strconv.Itoa(code)}, s.labels...)...)
+		counter = &made
+		s.codes[code].Store(counter)
+	}
+	(*counter).Inc()
+}
+
+// reportedVerb is the verb as metrics name it.
+func reportedVerb(req *request) string {
+	if req.sub != nil && req.sub.Part == nil && req.sub.View == nil && req.sub.Create == nil {
+		return "CONNECT"
+	}
+	switch verb := req.info.verb; verb {
+	case "create":
+		return "POST"
+	case "update":
+		return "PUT"
+	case "patch":
+		if strings.HasPrefix(req.Header.Get("Content-Type"), "application/apply-patch") {
+			return "APPLY"
+		}
+		return "PATCH"
+	case "get":
+		return "GET"
+	case "list":
+		return "LIST"
+	case "watch":
+		return "WATCH"
+	case "delete":
+		return "DELETE"
+	case "deletecollection":
+		return "DELETECOLLECTION"
+	}
+	return "other"
+}
+
+func scopeOf(info *requestInfo) string {
+	switch {
+	case !info.isResource():
+		return ""
+	case info.name != "" || info.verb == "create":
+		return "resource"
+	case info.namespace != "":
+		return "namespace"
+	}
+	return "cluster"
+}
+
+// seriesOf finds where a request is counted. Requests for what is not served are counted together, because anyone can
+// make up names.
+func (m *metrics) seriesOf(req *request) *series {
+	if req.res == nil {
+		key := seriesKey{verb: "other"}
+		if isRead(req.Method) {
+			key.verb = "GET"
+		}
+		return m.paths.get(key)
+	}
+	key := seriesKey{verb: reportedVerb(req), scope: scopeOf(&req.info), dryRun: req.query.Get("dryRun") != ""}
+	if req.sub != nil {
+		key.subresource = req.sub.Name
+	}
+	return req.res.metrics.get(key)
+}
+
+// record counts a request that has been answered. Streams have no duration worth comparing.
+func (m *metrics) record(req *request) {
+	s := m.seriesOf(req)
+	code := req.w.code
+	if code == 0 {
+		code = http.StatusOK
+	}
+	s.count(m, code)
+	if !isLongRunning(&req.info) {
+		s.duration.Observe(time.Since(req.start).Seconds())
+		if isRead(req.Method) {
+			s.size.Observe(float64(req.w.bytes))
+		}
+	}
+}
+
+// longRunning counts a stream until the function it returns is called.
+func (m *metrics) longRunning(req *request) func() {
+	key := seriesKey{verb: reportedVerb(req), scope: scopeOf(&req.info)}
+	if req.sub != nil {
+		key.subresource = req.sub.Name
+	}
+	gauge := m.running.WithLabelValues("apiserver", req.res.gvr.Group, req.res.gvr.Resource, key.scope, key.subresource, key.verb, req.res.gvr.Version)
+	gauge.Inc()
+	return gauge.Dec
+}

@@ -1,0 +1,302 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/mergepatch"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
+	kjson "sigs.k8s.io/json"
+
+	"skiff/internal/kind"
+)
+
+// maxPatchOperations is the largest number of operations in a JSON patch.
+const maxPatchOperations = 10000
+
+// patching is a PATCH on its way.
+type patching struct {
+	s         *Server
+	req       *request
+	w         *write
+	patchType types.PatchType
+	body      []byte
+	options   *metav1.PatchOptions
+	validate  strictness
+}
+
+// patchTypes are the patches a resource takes. Strategic merges need Go types to learn their strategies from.
+func patchTypes(dynamic bool) []string {
+	if dynamic {
+		return []string{string(types.JSONPatchType), string(types.MergePatchType), string(types.ApplyYAMLPatchType)}
+	}
+	return []string{
+		string(types.JSONPatchType), string(types.MergePatchType), string(types.StrategicMergePatchType), string(types.ApplyYAMLPatchType),
+	}
+}
+
+// beginPatch is what every PATCH begins with.
+func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
+	contentType, _, _ := strings.Cut(req.Header.Get("Content-Type"), ";")
+	known := false
+	for _, accepted := range patchTypes(dynamic) {
+		known = known || accepted == contentType
+	}
+	if !known {
+		return nil, errUnsupportedMediaType(patchTypes(dynamic)...)
+	}
+	if _, err := req.negotiate(); err != nil {
+		return nil, err
+	}
+	body, err := s.readBody(req)
+	if err != nil {
+		return nil, err
+	}
+	p := &patching{s: s, req: req, patchType: types.PatchType(contentType), body: body}
+	if p.options, err = parsePatchOptions(req.query, p.patchType); err != nil {
+		return nil, err
+	}
+	p.validate = strictnessOf(p.options.FieldValidation)
+	p.w = s.newWrite(req, isDryRun(p.options.DryRun))
+	p.w.manager = managerName(p.options.FieldManager, req.UserAgent())
+	return p, p.checkSyntax()
+}
+
+func (p *patching) checkSyntax() error {
+	if p.patchType == types.ApplyYAMLPatchType {
+		if _, err := apiyaml.ToJSON(p.body); err != nil {
+			return apierrors.NewBadRequest(fmt.Sprintf("error encoding patch: %v", err))
+		}
+		return nil
+	}
+	if !json.Valid(p.body) {
+		return apierrors.NewBadRequest("invalid JSON patch")
+	}
+	return nil
+}
+
+// change is the patch as a change of the object or of a part of it.
+func (p *patching) change() *change {
+	c := p.w.clientChange(p.req, p.options.DryRun, p.options.FieldManager, p.options.FieldValidation)
+	c.updateOptions = &metav1.UpdateOptions{
+		TypeMeta: optionsType("UpdateOptions"), DryRun: p.options.DryRun,
+		FieldManager: p.options.FieldManager, FieldValidation: p.options.FieldValidation,
+	}
+	return c
+}
+
+// patch answers a PATCH of an object or of a part of it.
+func (s *Server) patch(req *request) error {
+	_, dynamic := req.res.newObject().(runtime.Unstructured)
+	p, err := s.beginPatch(req, dynamic)
+	if err != nil {
+		return err
+	}
+	w := p.w
+	c := p.change()
+	if p.patchType == types.ApplyYAMLPatchType {
+		c.allowCreate = w.sub == nil
+		c.next = func(live kind.Object) (kind.Object, error) { return p.applied(c, live) }
+	} else {
+		c.next = func(live kind.Object) (kind.Object, error) {
+			obj, err := p.patchedResource(live)
+			if err != nil {
+				return nil, err
+			}
+			if err := p.check(obj); err != nil {
+				return nil, err
+			}
+			return w.managedAndMutated(c, live, obj)
+		}
+	}
+	done, err := w.change(c)
+	if err != nil {
+		return err
+	}
+	return s.respondOutcome(req, done)
+}
+
+// check: a patch cannot move an object.
+func (p *patching) check(obj kind.Object) error {
+	if err := ensureNamespace(p.w.namespace, obj); err != nil {
+		return err
+	}
+	return checkName(obj, p.w.name, p.w.namespace)
+}
+
+// patchedResource applies the patch to the live object in the version of the request, and returns the stored one.
+func (p *patching) patchedResource(live kind.Object) (kind.Object, error) {
+	res := p.w.res
+	versioned, err := res.fromStored(live)
+	if err != nil {
+		return nil, err
+	}
+	patched, err := p.patched(versioned, res.newObject, res, res.gvk)
+	if err != nil {
+		return nil, err
+	}
+	return res.toStored(patched)
+}
+
+// patched applies the patch to an object and returns a new one. res is nil for the views of a resource.
+func (p *patching) patched(obj kind.Object, empty func() kind.Object, res *resource, gvk schema.GroupVersionKind) (kind.Object, error) {
+	if p.patchType == types.StrategicMergePatchType {
+		return p.strategic(obj, empty)
+	}
+	before, err := appendObject(nil, obj, gvk, formatJSON)
+	if err != nil {
+		return nil, err
+	}
+	after, found, err := p.patchedJSON(before)
+	if err != nil {
+		return nil, err
+	}
+	invalid := func(err error) error {
+		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+			field.Invalid(field.NewPath("patch"), string(after), err.Error()),
+		})
+	}
+	out := empty()
+	more, err := unmarshalStrict(after, out, p.validate)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	found = append(found, more...)
+	if err := p.s.checkKind(out.GetObjectKind().GroupVersionKind(), gvk); err != nil {
+		return nil, invalid(err)
+	}
+	if _, dynamic := out.(runtime.Unstructured); dynamic {
+		out.GetObjectKind().SetGroupVersionKind(gvk)
+	}
+	if res != nil && res.kind.Prune != nil {
+		unknown, err := res.kind.Prune(out, res.version)
+		if err != nil {
+			return nil, invalid(err)
+		}
+		for _, path := range unknown {
+			found = append(found, fmt.Errorf("unknown field %q", path))
+		}
+	}
+	if err := p.validate.judge(found, p.w.warn); err != nil {
+		return nil, invalid(err)
+	}
+	return out, nil
+}
+
+// jsonPatchOperation is what a strict reader accepts as an operation of a JSON patch.
+type jsonPatchOperation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	From  string `json:"from"`
+	Value any    `json:"value"`
+}
+
+// patchedJSON applies a JSON patch or a JSON merge patch.
+func (p *patching) patchedJSON(before []byte) (after []byte, found []error, err error) {
+	if p.patchType == types.MergePatchType {
+		if p.validate.looks() {
+			if found, err = kjson.UnmarshalStrict(p.body, &map[string]any{}); err != nil {
+				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+			}
+		}
+		after, err = jsonpatch.MergePatch(before, p.body)
+		if err == jsonpatch.ErrBadJSONPatch {
+			err = apierrors.NewBadRequest(err.Error())
+		}
+		return after, found, err
+	}
+	if p.validate.looks() {
+		var operations []jsonPatchOperation
+		if found, err = kjson.UnmarshalStrict(p.body, &operations); err != nil {
+			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+		}
+		for i := range found {
+			found[i] = fmt.Errorf("json patch %v", found[i])
+		}
+	}
+	operations, err := jsonpatch.DecodePatch(p.body)
+	if err != nil {
+		return nil, nil, apierrors.NewBadRequest(err.Error())
+	}
+	if len(operations) > maxPatchOperations {
+		return nil, nil, apierrors.NewRequestEntityTooLargeError(
+			fmt.Sprintf("The allowed maximum operations in a JSON patch is %d, got %d", maxPatchOperations, len(operations)))
+	}
+	if after, err = applyOperations(operations, before); err != nil {
+		return nil, nil, errUnprocessable(err)
+	}
+	return after, found, nil
+}
+
+// applyOperations runs a JSON patch. Some operations on the whole document make the library panic.
+func applyOperations(operations jsonpatch.Patch, before []byte) (after []byte, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("operation cannot be applied: %v", cause)
+		}
+	}()
+	return operations.Apply(before)
+}
+
+func errUnprocessable(err error) error {
+	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+}
+
+// strategic applies a strategic merge patch.
+func (p *patching) strategic(obj kind.Object, empty func() kind.Object) (kind.Object, error) {
+	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, err
+	}
+	patch := map[string]any{}
+	var found []error
+	if p.validate.looks() {
+		found, err = kjson.UnmarshalStrict(p.body, &patch)
+	} else {
+		err = kjson.UnmarshalCaseSensitivePreserveInts(p.body, &patch)
+	}
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	merged, err := strategicpatch.StrategicMergeMapPatch(original, patch, empty())
+	if err != nil {
+		return nil, strategicError(err)
+	}
+	invalid := func(err error) error {
+		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+			field.Invalid(field.NewPath("patch"), fmt.Sprintf("%+v", patch), err.Error()),
+		})
+	}
+	out := empty()
+	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(merged, out, p.validate.looks())
+	if strict, ok := runtime.AsStrictDecodingError(err); ok {
+		found = append(found, strict.Errors()...)
+	} else if err != nil {
+		return nil, invalid(err)
+	}
+	if err := p.validate.judge(found, p.w.warn); err != nil {
+		return nil, invalid(err)
+	}
+	return out, nil
+}
+
+func strategicError(err error) error {
+	switch err {
+	case mergepatch.ErrBadJSONDoc, mergepatch.ErrBadPatchFormatForPrimitiveList, mergepatch.ErrBadPatchFormatForRetainKeys,
+		mergepatch.ErrBadPatchFormatForSetElementOrderList, mergepatch.ErrUnsupportedStrategicMergePatchFormat:
+		return apierrors.NewBadRequest(err.Error())
+	case mergepatch.ErrNoListOfLists, mergepatch.ErrPatchContentNotMatchRetainKeys:
+		return errUnprocessable(err)
+	}
+	return err
+}

@@ -1,0 +1,206 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/kind"
+)
+
+// request is one API request on its way through the server.
+type request struct {
+	*http.Request
+	w     *responseWriter
+	ctx   context.Context
+	query url.Values
+	info  requestInfo
+	res   *resource
+	sub   *kind.Subresource // nil for the resource itself
+	user  authn.User
+	start time.Time
+
+	id          string      // of the audit
+	sender      *authn.User // who acts for user, when somebody does
+	attributes  authz.Attributes
+	warnings    []string
+	annotations map[string]string
+}
+
+// Context ends when the client goes away or the request's time is up.
+func (r *request) Context() context.Context { return r.ctx }
+
+// warn adds a Warning header to the answer. It must be called before the answer is written.
+func (r *request) warn(text string) {
+	for _, had := range r.warnings {
+		if had == text {
+			return
+		}
+	}
+	r.warnings = append(r.warnings, text)
+}
+
+// annotate adds an annotation to the request's audit event.
+func (r *request) annotate(key, value string) {
+	if r.annotations == nil {
+		r.annotations = make(map[string]string)
+	}
+	r.annotations[key] = value
+}
+
+// requestInfo is what a path and a method say.
+type requestInfo struct {
+	verb string
+	path string
+	// resource is empty for requests that are not for a resource (discovery, health).
+	group, version, resource, subresource, namespace, name string
+	// rest is the path below the subresource, with its leading slash, or empty.
+	rest string
+}
+
+func (i *requestInfo) isResource() bool { return i.resource != "" }
+
+// cutSegment splits the first segment off a path without its leading slash.
+func cutSegment(p string) (segment, rest string) {
+	segment, rest, _ = strings.Cut(p, "/")
+	return segment, rest
+}
+
+// parseRequest reads a path and a method. Requests for resources look like
+//
+//	/api/{version}/{resource}[/{name}[/{subresource}]]
+//	/api/{version}/namespaces/{namespace}/{resource}[/{name}[/{subresource}]]
+//
+// with /apis/{group} in place of /api for all groups but the core one, and an old form of watching that puts "watch"
+// behind the version.
+func parseRequest(method, urlPath string, query url.Values) requestInfo {
+	info := requestInfo{verb: strings.ToLower(method), path: urlPath}
+	root, rest := cutSegment(strings.Trim(urlPath, "/"))
+	switch root {
+	case "apis":
+		info.group, rest = cutSegment(rest)
+		if info.group == "" {
+			return info
+		}
+	case "api":
+	default:
+		return info
+	}
+	info.version, rest = cutSegment(rest)
+	if info.version == "" || rest == "" {
+		return info
+	}
+	verb := verbOf(method)
+	if first, after := cutSegment(rest); first == "watch" && after != "" {
+		verb, rest = "watch", after
+	}
+	named := info
+	named.verb = verb
+	named.parseResource(rest)
+	if named.resource == "" {
+		return info
+	}
+	named.refineVerb(query)
+	return named
+}
+
+func verbOf(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead:
+		return "get"
+	case http.MethodPost:
+		return "create"
+	case http.MethodPut:
+		return "update"
+	case http.MethodPatch:
+		return "patch"
+	case http.MethodDelete:
+		return "delete"
+	}
+	return ""
+}
+
+// parseResource reads what follows the version. A namespace is a resource and a scope: what stands behind its name is a
+// resource within it, unless it is one of its own two subresources.
+func (i *requestInfo) parseResource(rest string) {
+	i.resource, rest = cutSegment(rest)
+	if i.resource == "namespaces" && rest != "" {
+		var after string
+		i.namespace, after = cutSegment(rest)
+		if next, below := cutSegment(after); next != "" && next != "status" && next != "finalize" {
+			i.resource, rest = next, below
+		}
+	}
+	if rest == "" {
+		return
+	}
+	i.name, rest = cutSegment(rest)
+	if rest == "" {
+		return
+	}
+	if i.name == "" {
+		// Something below nothing. It must not be taken for a list, which is authorized otherwise.
+		i.resource = ""
+		return
+	}
+	var below bool
+	i.subresource, i.rest, below = strings.Cut(rest, "/")
+	if below {
+		i.rest = "/" + i.rest
+	}
+}
+
+// refineVerb tells lists, watches and deletions of collections from what their methods share with single objects.
+func (i *requestInfo) refineVerb(query url.Values) {
+	if i.name != "" {
+		return
+	}
+	switch i.verb {
+	case "get":
+		i.verb = "list"
+		if isTrue(query, "watch") {
+			i.verb = "watch"
+		}
+	case "delete":
+		i.verb = "deletecollection"
+	}
+	if i.verb == "list" || i.verb == "watch" || i.verb == "deletecollection" {
+		i.name = selectedName(query.Get("fieldSelector"))
+	}
+}
+
+// selectedName is the one name a field selector leaves possible. Authorization sees it as the request's name.
+func selectedName(selector string) string {
+	if selector == "" || !strings.Contains(selector, "metadata.name") {
+		return ""
+	}
+	parsed, err := fields.ParseSelector(selector)
+	if err != nil {
+		return ""
+	}
+	name, ok := parsed.RequiresExactMatch("metadata.name")
+	if !ok || len(path.IsValidPathSegmentName(name)) > 0 {
+		return ""
+	}
+	return name
+}
+
+// isTrue reads a boolean parameter as API clients write them: present without a value means true.
+func isTrue(query url.Values, key string) bool {
+	values, ok := query[key]
+	if !ok || len(values) == 0 {
+		return false
+	}
+	switch strings.ToLower(values[0]) {
+	case "false", "0":
+		return false
+	}
+	return true
+}

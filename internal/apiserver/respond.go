@@ -1,0 +1,305 @@
+package apiserver
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+// responseWriter remembers what was answered, for metrics, audit and the last line of defence against panics.
+type responseWriter struct {
+	http.ResponseWriter
+	code  int // 0 until the header is written
+	bytes int64
+}
+
+func (w *responseWriter) WriteHeader(code int) {
+	if w.code == 0 {
+		w.code = code
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *responseWriter) Write(p []byte) (int, error) {
+	if w.code == 0 {
+		w.code = http.StatusOK
+	}
+	n, err := w.ResponseWriter.Write(p)
+	w.bytes += int64(n)
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (w *responseWriter) Flush() {
+	if flusher, ok := w.ResponseWriter.(http.Flusher); ok {
+		flusher.Flush()
+	}
+}
+
+// Hijack implements http.Hijacker, for streams that leave HTTP.
+func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	hijacker, ok := w.ResponseWriter.(http.Hijacker)
+	if !ok {
+		return nil, nil, fmt.Errorf("connection of %T cannot be taken over", w.ResponseWriter)
+	}
+	if w.code == 0 {
+		w.code = http.StatusSwitchingProtocols
+	}
+	return hijacker.Hijack()
+}
+
+// Unwrap lets http.ResponseController reach the server's own writer.
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// buffers are reused between answers. Those that grew beyond a single large object are left to the collector.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
+
+const largestPooledBuffer = 4 << 20
+
+func getBuffer() *[]byte { return buffers.Get().(*[]byte) }
+
+func putBuffer(b *[]byte) {
+	if cap(*b) <= largestPooledBuffer {
+		*b = (*b)[:0]
+		buffers.Put(b)
+	}
+}
+
+// gzipThreshold is the size above which an answer is compressed for clients that accept it.
+const gzipThreshold = 128 << 10
+
+// gzipWriters are at level 1: several times cheaper than the default for little more bytes.
+var gzipWriters = sync.Pool{New: func() any {
+	w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+	if err != nil {
+		panic(err)
+	}
+	return w
+}}
+
+// writeBody writes a complete answer.
+func (s *Server) writeBody(req *request, code int, mediaType string, body []byte) error {
+	header := req.w.Header()
+	header["Content-Type"] = contentType(mediaType)
+	req.writeWarnings()
+	if len(body) > gzipThreshold && acceptsGzip(req.Request) {
+		header["Content-Encoding"] = gzipEncoding
+		header.Add("Vary", "Accept-Encoding")
+		req.w.WriteHeader(code)
+		writer := gzipWriters.Get().(*gzip.Writer)
+		defer gzipWriters.Put(writer)
+		writer.Reset(req.w)
+		if _, err := writer.Write(body); err != nil {
+			return nil // the client is gone; there is nobody to tell
+		}
+		_ = writer.Close()
+		return nil
+	}
+	header["Content-Length"] = []string{strconv.Itoa(len(body))}
+	req.w.WriteHeader(code)
+	_, _ = req.w.Write(body)
+	return nil
+}
+
+// Header values that are written often. They are never changed.
+var (
+	gzipEncoding    = []string{"gzip"}
+	jsonContent     = []string{mediaJSON}
+	protobufContent = []string{mediaProtobuf}
+)
+
+func contentType(mediaType string) []string {
+	switch mediaType {
+	case mediaJSON:
+		return jsonContent
+	case mediaProtobuf:
+		return protobufContent
+	}
+	return []string{mediaType}
+}
+
+// Warnings beyond the total are cut to the item's length, and dropped when that does not help.
+const (
+	warningTotal = 4 << 10
+	warningItem  = 256
+)
+
+func (r *request) writeWarnings() {
+	total := 0
+	for _, text := range r.warnings {
+		total += len(text)
+	}
+	written := 0
+	for _, text := range r.warnings {
+		if runes := []rune(text); total > warningTotal && len(runes) > warningItem {
+			text = string(runes[:warningItem])
+		}
+		if written += len(text); written > warningTotal {
+			break
+		}
+		if value, err := utilnet.NewWarningHeader(299, "-", text); err == nil {
+			r.w.Header().Add("Warning", value)
+		}
+	}
+	r.warnings = nil
+}
+
+// respondEntry answers with an object of the cache, in the form the client asked for.
+func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error {
+	out, err := req.negotiate()
+	if err != nil {
+		return err
+	}
+	if out.shape != shapeObject {
+		obj, err := entry.Object()
+		if err != nil {
+			return err
+		}
+		return s.respondShaped(req, code, out, obj)
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	if out.format == formatProtobuf {
+		*buffer, err = req.res.appendProto(*buffer, entry)
+	} else {
+		*buffer, err = req.res.appendJSON(*buffer, entry)
+	}
+	if err != nil {
+		return err
+	}
+	return s.finishBody(req, code, out, buffer)
+}
+
+// finishBody writes a body that is in protobuf or compact JSON, as pretty JSON or YAML where that was asked for.
+func (s *Server) finishBody(req *request, code int, out output, body *[]byte) error {
+	switch {
+	case out.format == formatYAML:
+		text, err := yaml.JSONToYAML(*body)
+		if err != nil {
+			return fmt.Errorf("write YAML: %w", err)
+		}
+		return s.writeBody(req, code, mediaYAML, text)
+	case out.format == formatJSON && out.pretty:
+		var indented bytes.Buffer
+		if err := json.Indent(&indented, *body, "", "  "); err != nil {
+			return fmt.Errorf("indent JSON: %w", err)
+		}
+		return s.writeBody(req, code, mediaJSON, indented.Bytes())
+	case out.format == formatJSON:
+		*body = append(*body, '\n')
+	}
+	return s.writeBody(req, code, out.format.mediaType(), *body)
+}
+
+// respondObject answers with an object that is not in the cache: a Status, a view, the result of an action or of a dry
+// run. An object of the resource's stored version is shown in the version of the request. The object is not changed.
+func (s *Server) respondObject(req *request, code int, obj runtime.Object) error {
+	if _, isStatus := obj.(*metav1.Status); isStatus {
+		return s.respondStatus(req, code, obj)
+	}
+	out, err := req.negotiate()
+	if err != nil {
+		return err
+	}
+	if out.shape != shapeObject {
+		own, ok := obj.(kind.Object)
+		if !ok {
+			return errNotAcceptable(acceptedTypes(true)...)
+		}
+		return s.respondShaped(req, code, out, own)
+	}
+	gvk := s.kindOf(req, obj)
+	if own, ok := obj.(kind.Object); ok && req.res != nil && !req.res.stored() && gvk == req.res.kind.GVK {
+		if obj, err = req.res.fromStored(own); err != nil {
+			return err
+		}
+		gvk = req.res.gvk
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	if *buffer, err = appendObject(*buffer, obj, gvk, out.format); err != nil {
+		return err
+	}
+	return s.finishBody(req, code, out, buffer)
+}
+
+// respondStatus answers with a Status, which is never transformed. It must reach the client even when the client's
+// wishes cannot be met.
+func (s *Server) respondStatus(req *request, code int, status runtime.Object) error {
+	out, ok := negotiate(req.Request, offer{protobuf: true})
+	if !ok {
+		text, err := json.MarshalIndent(status, "", "  ")
+		if err != nil {
+			return err
+		}
+		return s.writeBody(req, code, mediaJSON, text)
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	var err error
+	if *buffer, err = appendObject(*buffer, status, metav1.Unversioned.WithKind("Status"), out.format); err != nil {
+		return err
+	}
+	return s.finishBody(req, code, out, buffer)
+}
+
+// kindOf says what an object is. Types that are registered under several kinds are taken for the one nearest to the request.
+func (s *Server) kindOf(req *request, obj runtime.Object) schema.GroupVersionKind {
+	if gvk := obj.GetObjectKind().GroupVersionKind(); gvk.Kind != "" {
+		return gvk
+	}
+	kinds, _, err := s.config.Scheme.ObjectKinds(obj)
+	if err != nil || len(kinds) == 0 {
+		switch {
+		case req.sub != nil && req.sub.GVK.Kind != "":
+			return req.sub.GVK
+		case req.res != nil:
+			return req.res.gvk
+		}
+		return schema.GroupVersionKind{}
+	}
+	for _, gvk := range kinds {
+		if req.res != nil && gvk.GroupVersion() == req.res.gvk.GroupVersion() {
+			return gvk
+		}
+	}
+	return kinds[0]
+}
+
+// appendObject appends an object with its type in protobuf or JSON (which also serves YAML).
+func appendObject(to []byte, obj runtime.Object, gvk schema.GroupVersionKind, f format) ([]byte, error) {
+	if f == formatProtobuf {
+		message, ok := obj.(protoMessage)
+		if !ok {
+			return to, errNotAcceptable(acceptedTypes(false)...)
+		}
+		return appendEnvelope(to, envelopeHead(gvk), message)
+	}
+	body, err := json.Marshal(obj)
+	if err != nil {
+		return to, fmt.Errorf("write JSON: %w", err)
+	}
+	if obj.GetObjectKind().GroupVersionKind().Kind != "" {
+		return append(to, body...), nil
+	}
+	to = append(to, jsonHead(gvk)...)
+	if len(body) == 2 { // an object without fields: the comma behind its type must go
+		to = to[:len(to)-1]
+	}
+	return append(to, body[1:]...), nil
+}

@@ -1,0 +1,337 @@
+package apiserver
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+const (
+	fieldName      = "metadata.name"
+	fieldNamespace = "metadata.namespace"
+
+	matchExact        = string(metav1.ResourceVersionMatchExact)
+	matchNotOlderThan = string(metav1.ResourceVersionMatchNotOlderThan)
+)
+
+// listOptions are the parameters of lists, watches and deletions of collections.
+type listOptions struct {
+	labels          labels.Selector // nil: everything
+	fields          fields.Selector // nil: everything; in the stored version's labels
+	resourceVersion string
+	match           string // of the resourceVersion
+	limit           int64
+	next            string // the continue token
+	watch           bool
+	// Of watches.
+	timeout       time.Duration // 0: the server's choice
+	bookmarks     bool
+	initialEvents *bool
+}
+
+// listOptions reads and judges the parameters of the request.
+func (r *request) listOptions() (*listOptions, error) {
+	opts, err := parseListOptions(r.query)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	opts.watch = r.info.verb == "watch"
+	if opts.watch && opts.initialEvents == nil && opts.match == "" && (opts.resourceVersion == "" || opts.resourceVersion == "0") {
+		// Without a place to begin at, a watch begins with what there is.
+		yes := true
+		opts.initialEvents, opts.match = &yes, matchNotOlderThan
+	}
+	if errs := opts.validate(); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+	}
+	if opts.fields != nil {
+		if opts.fields, err = opts.fields.Transform(r.res.storedField); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+	}
+	return opts, r.applyName(opts)
+}
+
+// applyName makes a name in the path or in the selector the one thing that is selected.
+func (r *request) applyName(opts *listOptions) error {
+	name := r.info.name
+	if name == "" {
+		return nil
+	}
+	if opts.fields != nil && !opts.fields.Empty() {
+		selected, ok := opts.fields.RequiresExactMatch(fieldName)
+		if !ok || selected != name {
+			return apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
+		}
+		return nil
+	}
+	opts.fields = fields.OneTermEqualSelector(fieldName, name)
+	return nil
+}
+
+func parseListOptions(query url.Values) (*listOptions, error) {
+	opts := &listOptions{}
+	if len(query) == 0 {
+		return opts, nil
+	}
+	opts.resourceVersion = query.Get("resourceVersion")
+	opts.match = query.Get("resourceVersionMatch")
+	opts.next = query.Get("continue")
+	opts.bookmarks = isTrue(query, "allowWatchBookmarks")
+	if _, ok := query["sendInitialEvents"]; ok {
+		send := isTrue(query, "sendInitialEvents")
+		opts.initialEvents = &send
+	}
+	var err error
+	if text := query.Get("labelSelector"); text != "" {
+		if opts.labels, err = labels.Parse(text); err != nil {
+			return nil, err
+		}
+	}
+	if text := query.Get("fieldSelector"); text != "" {
+		if opts.fields, err = fields.ParseSelector(text); err != nil {
+			return nil, err
+		}
+	}
+	if text := query.Get("limit"); text != "" {
+		if opts.limit, err = strconv.ParseInt(text, 10, 64); err != nil {
+			return nil, err
+		}
+	}
+	if text := query.Get("timeoutSeconds"); text != "" {
+		seconds, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		opts.timeout = time.Duration(max(seconds, 0)) * time.Second
+	}
+	return opts, nil
+}
+
+// validate judges which parameters go together.
+func (o *listOptions) validate() field.ErrorList {
+	var errs field.ErrorList
+	matchPath := field.NewPath("resourceVersionMatch")
+	initialPath := field.NewPath("sendInitialEvents")
+	if o.watch {
+		if o.initialEvents != nil && o.match != matchNotOlderThan {
+			errs = append(errs, field.Forbidden(matchPath, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"))
+		}
+		if o.match != "" {
+			if o.initialEvents == nil {
+				errs = append(errs, field.Forbidden(matchPath, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"))
+			}
+			if o.match != matchNotOlderThan {
+				errs = append(errs, field.NotSupported(matchPath, o.match, []string{matchNotOlderThan}))
+			}
+			if o.next != "" {
+				errs = append(errs, field.Forbidden(matchPath, "resourceVersionMatch is forbidden when continue is provided"))
+			}
+		}
+		return errs
+	}
+	if o.match != "" {
+		if o.resourceVersion == "" {
+			errs = append(errs, field.Forbidden(matchPath, "resourceVersionMatch is forbidden unless resourceVersion is provided"))
+		}
+		if o.next != "" {
+			errs = append(errs, field.Forbidden(matchPath, "resourceVersionMatch is forbidden when continue is provided"))
+		}
+		if o.match != matchExact && o.match != matchNotOlderThan {
+			errs = append(errs, field.NotSupported(matchPath, o.match, []string{matchExact, matchNotOlderThan, ""}))
+		}
+		if o.match == matchExact && o.resourceVersion == "0" {
+			errs = append(errs, field.Forbidden(matchPath, `resourceVersionMatch "exact" is forbidden for resourceVersion "0"`))
+		}
+	}
+	if o.initialEvents != nil {
+		errs = append(errs, field.Forbidden(initialPath, "sendInitialEvents is forbidden for list"))
+	}
+	return errs
+}
+
+// storedField translates a selector's label into the stored version's, and refuses those the kind does not have.
+func (r *resource) storedField(label, value string) (string, string, error) {
+	if label == fieldName || label == fieldNamespace {
+		return label, value, nil
+	}
+	if mapped, ok := r.version.Fields[label]; ok {
+		return mapped, value, nil
+	}
+	if _, ok := r.kind.Fields[label]; ok {
+		return label, value, nil
+	}
+	if len(r.kind.Fields) == 0 {
+		return "", "", fmt.Errorf("%q is not a known field selector: only %q, %q", label, fieldName, fieldNamespace)
+	}
+	return "", "", fmt.Errorf("field label not supported: %s", label)
+}
+
+// selectableFields computes what field selectors can ask for, besides name and namespace.
+func selectableFields(k *kind.Kind) func(kind.Object) map[string]string {
+	if len(k.Fields) == 0 {
+		return nil
+	}
+	labels := slices.Sorted(maps.Keys(k.Fields))
+	return func(obj kind.Object) map[string]string {
+		values := make(map[string]string, len(labels))
+		for _, label := range labels {
+			values[label] = k.Fields[label](obj)
+		}
+		return values
+	}
+}
+
+// matcher decides which entries a list or a watch means.
+type matcher struct {
+	kind           *kind.Kind
+	prefix         string // of keys
+	name           string // the only one possible, or empty
+	namespace      string
+	labels         labels.Selector // nil: everything
+	fields         fields.Selector // nil: everything
+	fieldsBeyondID bool            // the field selector asks for more than name and namespace
+	set            fieldSet        // of the entry being judged: a matcher serves one request
+}
+
+// namespaceOfKeys is the namespace whose keys the request can mean; empty for all.
+func (r *request) namespaceOfKeys() string {
+	if !r.res.kind.Namespaced {
+		return ""
+	}
+	return r.info.namespace
+}
+
+func (r *request) matcher(opts *listOptions) *matcher {
+	m := &matcher{kind: r.res.kind, namespace: r.namespaceOfKeys()}
+	m.prefix = m.kind.KeyPrefix(m.namespace)
+	if opts.labels != nil && !opts.labels.Empty() {
+		m.labels = opts.labels
+	}
+	if opts.fields != nil && !opts.fields.Empty() {
+		m.fields = opts.fields
+		m.name, _ = opts.fields.RequiresExactMatch(fieldName)
+		if namespace, ok := opts.fields.RequiresExactMatch(fieldNamespace); ok && m.namespace == "" && m.kind.Namespaced {
+			m.namespace = namespace
+		}
+		for _, requirement := range opts.fields.Requirements() {
+			if requirement.Field != fieldName && requirement.Field != fieldNamespace {
+				m.fieldsBeyondID = true
+			}
+		}
+	}
+	return m
+}
+
+// everything: all entries below the prefix match.
+func (m *matcher) everything() bool { return m.labels == nil && m.fields == nil }
+
+// onlyKey is the one key that can match.
+func (m *matcher) onlyKey() (string, bool) {
+	if m.name == "" || (m.kind.Namespaced && m.namespace == "") {
+		return "", false
+	}
+	return m.kind.Key(m.namespace, m.name), true
+}
+
+// matches judges an entry whose key lies below the prefix.
+func (m *matcher) matches(e *cache.Entry) bool {
+	if m.labels != nil && !m.labels.Matches(labels.Set(e.Labels())) {
+		return false
+	}
+	if m.fields == nil {
+		return true
+	}
+	m.set.namespace, m.set.name = splitKey(m.kind, e.Key())
+	if m.fieldsBeyondID {
+		m.set.values = e.Fields()
+	}
+	return m.fields.Matches(&m.set)
+}
+
+// judge says what a change of the table is to someone who looks at a selection: 0 when it is nothing. departed means that the
+// object still is, but has left the selection.
+func (m *matcher) judge(event *cache.Event) (change cache.EventType, departed bool) {
+	if !strings.HasPrefix(event.Entry.Key(), m.prefix) {
+		return 0, false
+	}
+	if m.everything() {
+		return event.Type, false
+	}
+	is := event.Type != cache.Deleted && m.matches(event.Entry)
+	was := event.Old != nil && m.matches(event.Old)
+	switch {
+	case is && was:
+		return cache.Modified, false
+	case is:
+		return cache.Added, false
+	case was:
+		return cache.Deleted, event.Type != cache.Deleted
+	}
+	return 0, false
+}
+
+// matchesObject judges an object that is no entry.
+func (m *matcher) matchesObject(obj kind.Object) bool {
+	if m.labels != nil && !m.labels.Matches(labels.Set(obj.GetLabels())) {
+		return false
+	}
+	if m.fields == nil {
+		return true
+	}
+	set := fieldSet{name: obj.GetName(), namespace: obj.GetNamespace()}
+	if compute := selectableFields(m.kind); compute != nil {
+		set.values = compute(obj)
+	}
+	return m.fields.Matches(&set)
+}
+
+// splitKey reads namespace and name out of a key.
+func splitKey(k *kind.Kind, key string) (namespace, name string) {
+	slash := strings.LastIndexByte(key, '/')
+	name = key[slash+1:]
+	if k.Namespaced && slash > 0 {
+		namespace = key[strings.LastIndexByte(key[:slash], '/')+1 : slash]
+	}
+	return namespace, name
+}
+
+// fieldSet is an object's selectable fields, name and namespace among them.
+type fieldSet struct {
+	name, namespace string
+	values          map[string]string
+}
+
+// Has implements fields.Fields.
+func (s *fieldSet) Has(label string) bool {
+	if label == fieldName || label == fieldNamespace {
+		return true
+	}
+	_, ok := s.values[label]
+	return ok
+}
+
+// Get implements fields.Fields.
+func (s *fieldSet) Get(label string) string {
+	switch label {
+	case fieldName:
+		return s.name
+	case fieldNamespace:
+		return s.namespace
+	}
+	return s.values[label]
+}

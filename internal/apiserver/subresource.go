@@ -1,0 +1,261 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"skiff/internal/apiserver/admission"
+	"skiff/internal/kind"
+)
+
+// getSub answers a GET of a part, which is the whole object, or of a view.
+func (s *Server) getSub(req *request) error {
+	if req.sub.View == nil {
+		return s.get(req)
+	}
+	entry, err := s.read(req)
+	if err != nil {
+		return err
+	}
+	parent, err := entry.Object()
+	if err != nil {
+		return err
+	}
+	return s.respondView(req, parent)
+}
+
+// respondView answers with an object as its view shows it.
+func (s *Server) respondView(req *request, parent kind.Object) error {
+	view, err := req.sub.View.From(parent)
+	if err != nil {
+		return err
+	}
+	view.GetObjectKind().SetGroupVersionKind(bodyKind(req.res, req.sub))
+	return s.respondObject(req, http.StatusOK, view)
+}
+
+// bodyKind is the kind of a subresource's body.
+func bodyKind(res *resource, sub *kind.Subresource) schema.GroupVersionKind {
+	if sub.GVK.Kind == "" {
+		return res.gvk
+	}
+	return sub.GVK
+}
+
+// updateSub answers a PUT of a part or of a view.
+func (s *Server) updateSub(req *request) error {
+	if req.sub.View == nil {
+		return s.update(req)
+	}
+	w, body, options, err := s.beginUpdate(req)
+	if err != nil {
+		return err
+	}
+	decode := func(validate strictness) (kind.Object, error) {
+		return s.decodeView(req, w, body, validate)
+	}
+	wanted, err := decode(strictnessOf(options.FieldValidation))
+	if err != nil {
+		return err
+	}
+	c := w.clientChange(req, options.DryRun, options.FieldManager, options.FieldValidation)
+	c.updateOptions = options
+	return s.changeView(req, w, c, func(old kind.Object, m *fieldManager) (kind.Object, error) {
+		view := wanted.DeepCopyObject().(kind.Object)
+		m.update(old, view, w.manager, w.rules.Now.Time)
+		return view, nil
+	})
+}
+
+func (s *Server) decodeView(req *request, w *write, body []byte, validate strictness) (kind.Object, error) {
+	f, err := req.contentFormat()
+	if err != nil {
+		return nil, err
+	}
+	view := req.sub.NewBody()
+	if err := s.decodeInto(view, body, f, nil, bodyKind(req.res, req.sub), validate, req.warn); err != nil {
+		return nil, err
+	}
+	clearType(view)
+	if err := ensureNamespace(w.namespace, view); err != nil {
+		return nil, err
+	}
+	return view, checkName(view, w.name, w.namespace)
+}
+
+// patchSub answers a PATCH of a part or of a view.
+func (s *Server) patchSub(req *request) error {
+	if req.sub.View == nil {
+		return s.patch(req)
+	}
+	p, err := s.beginPatch(req, false)
+	if err != nil {
+		return err
+	}
+	gvk := bodyKind(req.res, req.sub)
+	return s.changeView(req, p.w, p.change(), func(old kind.Object, m *fieldManager) (kind.Object, error) {
+		var view kind.Object
+		var err error
+		if p.patchType == types.ApplyYAMLPatchType {
+			view, err = p.merge(m, old)
+		} else if view, err = p.patched(old, req.sub.NewBody, nil, gvk); err == nil {
+			clearType(view)
+			m.update(old, view, p.w.manager, p.w.rules.Now.Time)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return view, p.check(view)
+	})
+}
+
+// changeView changes an object through its view: old object → old view → new view → new object.
+func (s *Server) changeView(req *request, w *write, c *change, next func(old kind.Object, m *fieldManager) (kind.Object, error)) error {
+	view := req.sub.View
+	gvk := bodyKind(req.res, req.sub)
+	w.attributes.Kind = gvk
+	c.next = func(live kind.Object) (kind.Object, error) {
+		return w.throughView(c, live, next)
+	}
+	c.admit = func(obj, live kind.Object) (func(), error) {
+		after, err := view.From(obj)
+		if err != nil {
+			return nil, err
+		}
+		before, err := view.From(live)
+		if err != nil {
+			return nil, err
+		}
+		return w.admit(admission.Update, after, before, c.updateOptions)
+	}
+	done, err := w.change(c)
+	if err != nil {
+		return err
+	}
+	parent := done.obj
+	if done.entry != nil {
+		if parent, err = done.entry.Object(); err != nil {
+			return err
+		}
+	}
+	return s.respondView(req, parent)
+}
+
+func (w *write) throughView(c *change, live kind.Object, next func(old kind.Object, m *fieldManager) (kind.Object, error)) (kind.Object, error) {
+	view := w.sub.View
+	m, err := w.s.fieldManager(w.res, w.sub)
+	if err != nil {
+		return nil, err
+	}
+	owners := managedfields.NewScaleHandler(live.GetManagedFields(), w.res.gvk.GroupVersion(), w.viewPaths())
+	old, err := view.From(live)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := owners.ToSubresource()
+	if err != nil {
+		return nil, err
+	}
+	old.SetManagedFields(entries)
+	wanted, err := next(old, m)
+	if err != nil {
+		return nil, err
+	}
+	if wanted, err = w.mutate(admission.Update, wanted, old, c.updateOptions); err != nil {
+		return nil, err
+	}
+	if view.Validate != nil {
+		if errs := view.Validate(wanted); len(errs) > 0 {
+			return nil, apierrors.NewInvalid(w.attributes.Kind.GroupKind(), live.GetName(), errs)
+		}
+	}
+	if uid := wanted.GetUID(); uid != "" && uid != live.GetUID() {
+		gr := w.res.groupResource()
+		gr.Resource += "/" + w.sub.Name
+		return nil, apierrors.NewConflict(gr, live.GetName(),
+			fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", uid, live.GetUID()))
+	}
+	parent := live.DeepCopyObject().(kind.Object)
+	if err := view.Apply(wanted, parent); err != nil {
+		return nil, err
+	}
+	parent.SetResourceVersion(wanted.GetResourceVersion())
+	if entries, err = owners.ToParent(wanted.GetManagedFields()); err != nil {
+		return nil, err
+	}
+	parent.SetManagedFields(entries)
+	return parent, nil
+}
+
+// viewPaths say, for each version of the parent, which field stands behind the view's replicas.
+func (w *write) viewPaths() managedfields.ResourcePathMappings {
+	dotted, ok := w.sub.View.Paths["spec.replicas"]
+	if !ok {
+		dotted = "spec.replicas"
+	}
+	var path fieldpath.Path
+	for _, name := range strings.Split(strings.TrimPrefix(dotted, "."), ".") {
+		path = append(path, fieldpath.FieldNameElement(name))
+	}
+	paths := managedfields.ResourcePathMappings{}
+	for _, v := range w.res.kind.Versions {
+		paths[v.GVK.GroupVersion().String()] = path
+	}
+	return paths
+}
+
+// createSub answers a POST below an object (eviction, binding, token).
+func (s *Server) createSub(req *request) error {
+	if req.sub.Create == nil {
+		return errNoMethod()
+	}
+	if _, err := req.negotiate(); err != nil {
+		return err
+	}
+	f, err := req.contentFormat()
+	if err != nil {
+		return err
+	}
+	body, err := s.readBody(req)
+	if err != nil {
+		return err
+	}
+	options, err := parseCreateOptions(req.query)
+	if err != nil {
+		return err
+	}
+	obj := req.sub.NewBody()
+	gvk := bodyKind(req.res, req.sub)
+	if err := s.decodeInto(obj, body, f, nil, gvk, strictnessOf(options.FieldValidation), req.warn); err != nil {
+		return err
+	}
+	clearType(obj)
+	w := s.newWrite(req, isDryRun(options.DryRun))
+	w.attributes.Kind = gvk
+	wipeSystemFields(obj)
+	if err := ensureNamespace(w.namespace, obj); err != nil {
+		return err
+	}
+	if obj, err = w.mutate(admission.Create, obj, nil, options); err != nil {
+		return err
+	}
+	undo, err := w.admit(admission.Create, obj, nil, options)
+	if err != nil {
+		return err
+	}
+	answer, err := req.sub.Create(w.ctx, s.env(), &w.rules, w.namespace, w.name, obj)
+	if err != nil || w.rules.DryRun {
+		undo()
+	}
+	if err != nil {
+		return err
+	}
+	return s.respondCreated(req, answer)
+}

@@ -1,0 +1,214 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
+	"skiff/internal/store/cache"
+)
+
+// tableWriter turns objects of one resource into the rows of a Table, which is written piece by piece.
+type tableWriter struct {
+	res     *resource
+	version string // of meta.k8s.io
+	include metav1.IncludeObjectPolicy
+	columns []metav1.TableColumnDefinition
+	row     func(obj kind.Object, now time.Time) []any
+	// convert says that rows are made of objects in the served version, not in the stored one.
+	convert bool
+}
+
+// defaultColumns are the table of a kind that has none of its own.
+var defaultColumns = []metav1.TableColumnDefinition{
+	kind.NameColumn(),
+	{Name: "Created At", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
+}
+
+func defaultRow(obj kind.Object, _ time.Time) []any {
+	return []any{obj.GetName(), obj.GetCreationTimestamp().UTC().Format(time.RFC3339)}
+}
+
+// tableWriter makes the writer for a request, whose parameter says what of the objects goes into the rows.
+func (r *request) tableWriter(out output) (*tableWriter, error) {
+	t := &tableWriter{res: r.res, version: out.metaVersion, include: metav1.IncludeObjectPolicy(r.query.Get("includeObject"))}
+	switch t.include {
+	case "":
+		t.include = metav1.IncludeMetadata
+	case metav1.IncludeMetadata, metav1.IncludeObject, metav1.IncludeNone:
+	default:
+		err := field.Invalid(field.NewPath("includeObject"), t.include, "must be 'Metadata', 'Object', 'None', or empty")
+		return nil, apierrors.NewBadRequest("Unable to convert to Table as requested: " + err.Error())
+	}
+	switch {
+	case r.res.version.Row != nil:
+		t.columns, t.row, t.convert = r.res.version.Columns, r.res.version.Row, true
+	case r.res.kind.Row != nil:
+		t.columns, t.row = r.res.kind.Columns, r.res.kind.Row
+	default:
+		t.columns, t.row = defaultColumns, defaultRow
+	}
+	return t, nil
+}
+
+// appendHead opens the table, up to and including the bracket of its rows.
+func (t *tableWriter) appendHead(to []byte, metadata []byte, headers bool) ([]byte, error) {
+	to = fmt.Appendf(to, `{"kind":"Table","apiVersion":"meta.k8s.io/%s","metadata":`, t.version)
+	to = append(append(to, metadata...), `,"columnDefinitions":`...)
+	if !headers {
+		return append(to, `null,"rows":[`...), nil
+	}
+	columns, err := json.Marshal(t.columns)
+	if err != nil {
+		return to, fmt.Errorf("write columns: %w", err)
+	}
+	return append(append(to, columns...), `,"rows":[`...), nil
+}
+
+// cells computes the cells of objects in the stored version.
+func (t *tableWriter) cells(objs []kind.Object, now time.Time) ([][]any, error) {
+	rows := make([][]any, len(objs))
+	for i, obj := range objs {
+		if t.convert {
+			var err error
+			if obj, err = t.res.fromStored(obj); err != nil {
+				return nil, err
+			}
+		}
+		rows[i] = t.row(obj, now)
+	}
+	return rows, nil
+}
+
+// appendRow appends one row. included writes what the row carries of its object, in the served version.
+func (t *tableWriter) appendRow(to []byte, obj kind.Object, cells []any, included func([]byte) ([]byte, error)) ([]byte, error) {
+	text, err := json.Marshal(cells)
+	if err != nil {
+		return to, fmt.Errorf("write cells of %s: %w", obj.GetName(), err)
+	}
+	to = append(append(to, `{"cells":`...), text...)
+	if t.res.kind.RowConditions != nil {
+		if conditions := t.res.kind.RowConditions(obj); len(conditions) > 0 {
+			if text, err = json.Marshal(conditions); err != nil {
+				return to, fmt.Errorf("write conditions of %s: %w", obj.GetName(), err)
+			}
+			to = append(append(to, `,"conditions":`...), text...)
+		}
+	}
+	to = append(to, `,"object":`...)
+	if to, err = included(to); err != nil {
+		return to, err
+	}
+	return append(to, '}'), nil
+}
+
+// appendEntry appends what the row carries of an entry, from its memoized encodings.
+func (t *tableWriter) appendEntry(to []byte, entry *cache.Entry) ([]byte, error) {
+	switch t.include {
+	case metav1.IncludeObject:
+		return t.res.appendJSON(to, entry)
+	case metav1.IncludeNone:
+		return append(to, "null"...), nil
+	}
+	return t.res.appendPartialJSON(to, entry, t.version)
+}
+
+// appendIncluded appends what the row carries of an object that is no entry.
+func (t *tableWriter) appendIncluded(to []byte, obj kind.Object, include metav1.IncludeObjectPolicy) ([]byte, error) {
+	switch include {
+	case metav1.IncludeObject:
+		served, err := t.res.fromStored(obj)
+		if err != nil {
+			return to, err
+		}
+		return appendObject(to, served, t.res.gvk, formatJSON)
+	case metav1.IncludeNone:
+		return append(to, "null"...), nil
+	}
+	return appendPartialOf(to, obj, t.version)
+}
+
+// respondTable answers a list with a table.
+func (s *Server) respondTable(req *request, out output, p *page) error {
+	objs := make([]kind.Object, len(p.entries))
+	for i, entry := range p.entries {
+		var err error
+		if objs[i], err = entry.Object(); err != nil {
+			return err
+		}
+	}
+	metadata := appendListMeta(nil, p)
+	return s.writeTable(req, http.StatusOK, out, metadata, objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
+		return t.appendEntry(to, p.entries[i])
+	})
+}
+
+// respondTableOf answers a list of computed objects with a table.
+func (s *Server) respondTableOf(req *request, out output, objs []kind.Object) error {
+	return s.writeTable(req, http.StatusOK, out, []byte("{}"), objs, func(t *tableWriter, to []byte, i int) ([]byte, error) {
+		return t.appendIncluded(to, objs[i], t.include)
+	})
+}
+
+// respondTableOfOne answers with the table of one object, in the stored version.
+func (s *Server) respondTableOfOne(req *request, code int, out output, obj kind.Object) error {
+	return s.writeTable(req, code, out, tableMeta(obj.GetResourceVersion()), []kind.Object{obj},
+		func(t *tableWriter, to []byte, i int) ([]byte, error) { return t.appendIncluded(to, obj, t.include) })
+}
+
+func tableMeta(resourceVersion string) []byte {
+	return fmt.Appendf(nil, `{"resourceVersion":%q}`, resourceVersion)
+}
+
+func (s *Server) writeTable(req *request, code int, out output, metadata []byte, objs []kind.Object,
+	include func(t *tableWriter, to []byte, i int) ([]byte, error)) error {
+	t, err := req.tableWriter(out)
+	if err != nil {
+		return err
+	}
+	rows, err := t.cells(objs, time.Now())
+	if err != nil {
+		return err
+	}
+	if req.res.kind.ListRows != nil {
+		req.res.kind.ListRows(objs, rows)
+	}
+	buffer := getBuffer()
+	defer putBuffer(buffer)
+	if *buffer, err = t.appendHead(*buffer, metadata, true); err != nil {
+		return err
+	}
+	for i, obj := range objs {
+		if i > 0 {
+			*buffer = append(*buffer, ',')
+		}
+		*buffer, err = t.appendRow(*buffer, obj, rows[i], func(to []byte) ([]byte, error) { return include(t, to, i) })
+		if err != nil {
+			return err
+		}
+	}
+	*buffer = append(*buffer, "]}"...)
+	return s.finishBody(req, code, out, buffer)
+}
+
+// appendTableEvent appends the one-row table that a watch sends for an object in the stored version.
+func (t *tableWriter) appendTableEvent(to []byte, obj kind.Object, headers bool, included func([]byte) ([]byte, error)) ([]byte, error) {
+	to, err := t.appendHead(to, tableMeta(obj.GetResourceVersion()), headers)
+	if err != nil {
+		return to, err
+	}
+	rows, err := t.cells([]kind.Object{obj}, time.Now())
+	if err != nil {
+		return to, err
+	}
+	if to, err = t.appendRow(to, obj, rows[0], included); err != nil {
+		return to, err
+	}
+	return append(to, "]}"...), nil
+}

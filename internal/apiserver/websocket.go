@@ -1,0 +1,87 @@
+package apiserver
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// socketSink writes each event as one message of a WebSocket: text for JSON, binary for protobuf.
+type socketSink struct {
+	req    *request
+	text   bool
+	conn   *websocket.Conn
+	ends   []int // of the events in the buffer
+	closed chan struct{}
+}
+
+// upgrader lets pages of any origin in: who may watch is decided by the credential, which a page of another origin
+// cannot make the browser send.
+var upgrader = websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }}
+
+// socketWait is how long a message may take to leave.
+const socketWait = 30 * time.Second
+
+func (s *socketSink) begin(mediaType string) error {
+	s.closed = make(chan struct{})
+	conn, err := upgrader.Upgrade(s.req.w, s.req.Request, http.Header{"Content-Type": []string{mediaType}})
+	if err != nil {
+		return nil // the upgrader has answered
+	}
+	s.conn = conn
+	go s.read()
+	return nil
+}
+
+// read waits for the client to go away. It has nothing to say.
+func (s *socketSink) read() {
+	defer close(s.closed)
+	for {
+		if _, _, err := s.conn.NextReader(); err != nil {
+			return
+		}
+	}
+}
+
+func (s *socketSink) mark(buffer []byte) { s.ends = append(s.ends, len(buffer)) }
+
+func (s *socketSink) send(buffer []byte) error {
+	if s.conn == nil {
+		return errClientGone
+	}
+	// A message has its length already; the frame's own is left away.
+	kindOfMessage, skip := websocket.BinaryMessage, 4
+	if s.text {
+		kindOfMessage, skip = websocket.TextMessage, 0
+	}
+	start := 0
+	for _, end := range s.ends {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(socketWait))
+		if err := s.conn.WriteMessage(kindOfMessage, buffer[start+skip:end]); err != nil {
+			return errClientGone
+		}
+		start = end
+	}
+	s.ends = s.ends[:0]
+	return nil
+}
+
+func (s *socketSink) gone() <-chan struct{} {
+	if s.conn == nil {
+		gone := make(chan struct{})
+		close(gone)
+		return gone
+	}
+	return s.closed
+}
+
+func (s *socketSink) close() {
+	if s.conn == nil {
+		return
+	}
+	message := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
+	_ = s.conn.WriteControl(websocket.CloseMessage, message, time.Now().Add(time.Second))
+	_ = s.conn.Close()
+	<-s.closed
+}

@@ -1,0 +1,179 @@
+// Package config holds the settings of each part: one struct per part, its defaults as one literal, flags, and a Validate
+// that names the flag at fault.
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Server is what `skiff server` runs by.
+type Server struct {
+	DataDir          string
+	BindAddress      string
+	SecurePort       int
+	AdvertiseAddress string
+	WriteKubeconfig  string
+	NoNode           bool
+	Token            string
+	ServiceCIDR      string
+	NodePortRange    string
+	ClusterDomain    string
+	Etcd             Etcd
+	EventTTL         time.Duration
+	Limits           Limits
+	LogLevel         string
+	Profiling        bool
+}
+
+// Etcd says where the state lives: embedded when Servers is empty.
+type Etcd struct {
+	Servers  []string
+	CAFile   string
+	CertFile string
+	KeyFile  string
+	// ListenClient opens the embedded etcd to other programs, at this unix:// or https:// URL. Empty: it stays inside the process.
+	ListenClient string
+	// CompactionInterval is how long history is kept.
+	CompactionInterval time.Duration
+}
+
+// Limits bound what clients may ask of the server at once.
+type Limits struct {
+	MaxRequestsInflight         int
+	MaxMutatingRequestsInflight int
+}
+
+// DefaultServer is the configuration of a server started without flags.
+func DefaultServer() Server {
+	return Server{
+		DataDir:       "/var/lib/skiff",
+		BindAddress:   "0.0.0.0",
+		SecurePort:    6443,
+		ServiceCIDR:   "10.96.0.0/12",
+		NodePortRange: "30000-32767",
+		ClusterDomain: "cluster.local",
+		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
+		EventTTL:      time.Hour,
+		Limits:        Limits{MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		LogLevel:      "info",
+	}
+}
+
+// Flags binds the settings to command-line flags, with upstream's names where the meaning is upstream's.
+func (c *Server) Flags(fs *flag.FlagSet) {
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder that holds all state")
+	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "address to serve the API on")
+	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "port to serve the API on, with TLS")
+	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress, "address other parts reach the API at; default: the bind address, or the machine's own")
+	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "also write the admin kubeconfig to this file")
+	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "run the control plane without a node")
+	fs.StringVar(&c.Token, "token", c.Token, "bearer token that is accepted as cluster administrator, besides the certificate in the kubeconfig")
+	fs.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "addresses for Services; two ranges, separated by a comma, for two IP families")
+	fs.StringVar(&c.NodePortRange, "service-node-port-range", c.NodePortRange, "ports for Services of type NodePort")
+	fs.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "DNS domain of the cluster")
+	fs.Var((*commaList)(&c.Etcd.Servers), "etcd-servers", "URLs of an external etcd, separated by commas; default: etcd inside this process")
+	fs.StringVar(&c.Etcd.CAFile, "etcd-cafile", c.Etcd.CAFile, "authority that signed the external etcd's certificates")
+	fs.StringVar(&c.Etcd.CertFile, "etcd-certfile", c.Etcd.CertFile, "client certificate for the external etcd")
+	fs.StringVar(&c.Etcd.KeyFile, "etcd-keyfile", c.Etcd.KeyFile, "key of the client certificate for the external etcd")
+	fs.StringVar(&c.Etcd.ListenClient, "etcd-listen-client-url", c.Etcd.ListenClient, "open the embedded etcd to other programs at this unix:// or https:// URL")
+	fs.DurationVar(&c.Etcd.CompactionInterval, "etcd-compaction-interval", c.Etcd.CompactionInterval, "how long history is kept")
+	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "how long events are kept")
+	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; 0: no limit")
+	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; 0: no limit")
+	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve /debug/pprof to administrators")
+}
+
+// Validate checks the settings and names the flag at fault.
+func (c *Server) Validate() error {
+	var errs []error
+	fail := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flag+": "+format, args...))
+	}
+	if !filepath.IsAbs(c.DataDir) {
+		fail("data-dir", "%q is not an absolute path", c.DataDir)
+	}
+	if net.ParseIP(c.BindAddress) == nil {
+		fail("bind-address", "%q is not an IP address", c.BindAddress)
+	}
+	if c.SecurePort < 0 || c.SecurePort > 65535 {
+		fail("secure-port", "%d is not a port", c.SecurePort)
+	}
+	if c.AdvertiseAddress != "" && net.ParseIP(c.AdvertiseAddress) == nil {
+		fail("advertise-address", "%q is not an IP address", c.AdvertiseAddress)
+	}
+	if !c.NoNode {
+		fail("no-node", "this version runs the control plane only; start it with --no-node")
+	}
+	if _, err := c.ServiceCIDRs(); err != nil {
+		fail("service-cidr", "%v", err)
+	}
+	if _, _, err := c.NodePorts(); err != nil {
+		fail("service-node-port-range", "%v", err)
+	}
+	if (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == "") {
+		fail("etcd-certfile", "certificate and key are needed together")
+	}
+	if c.Etcd.CompactionInterval < 0 {
+		fail("etcd-compaction-interval", "must not be negative")
+	}
+	if c.Limits.MaxRequestsInflight < 0 || c.Limits.MaxMutatingRequestsInflight < 0 {
+		fail("max-requests-inflight", "must not be negative")
+	}
+	return errors.Join(errs...)
+}
+
+// ServiceCIDRs parses ServiceCIDR: one range, or two of different families.
+func (c *Server) ServiceCIDRs() ([]netip.Prefix, error) {
+	var prefixes []netip.Prefix
+	for text := range strings.SplitSeq(c.ServiceCIDR, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a range of addresses", text)
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("%s has bits beyond its mask; did you mean %s?", p, p.Masked())
+		}
+		prefixes = append(prefixes, p)
+	}
+	if len(prefixes) > 2 {
+		return nil, errors.New("at most two ranges are allowed")
+	}
+	if len(prefixes) == 2 && prefixes[0].Addr().Is4() == prefixes[1].Addr().Is4() {
+		return nil, errors.New("two ranges must be of different IP families")
+	}
+	return prefixes, nil
+}
+
+// NodePorts parses NodePortRange.
+func (c *Server) NodePorts() (first, last int, err error) {
+	if n, err := fmt.Sscanf(c.NodePortRange, "%d-%d", &first, &last); n != 2 || err != nil {
+		return 0, 0, fmt.Errorf("%q is not a range like 30000-32767", c.NodePortRange)
+	}
+	if first < 1 || last > 65535 || first > last {
+		return 0, 0, fmt.Errorf("%q is not a range of ports", c.NodePortRange)
+	}
+	return first, last, nil
+}
+
+// commaList is a flag that holds values separated by commas.
+type commaList []string
+
+func (l *commaList) String() string { return strings.Join(*l, ",") }
+
+func (l *commaList) Set(text string) error {
+	*l = nil
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			*l = append(*l, part)
+		}
+	}
+	return nil
+}

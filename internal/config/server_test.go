@@ -1,0 +1,43 @@
+package config
+
+import (
+	"flag"
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestServerValidate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string // part of the error; empty: valid
+	}{
+		{"defaults", nil, ""},
+		{"dual stack", []string{"--service-cidr=10.96.0.0/16,fd00::/108"}, ""},
+		{"relative folder", []string{"--data-dir=state"}, `--data-dir: "state" is not an absolute path`},
+		{"bad address", []string{"--bind-address=everywhere"}, "--bind-address"},
+		{"same family twice", []string{"--service-cidr=10.96.0.0/16,10.97.0.0/16"}, "different IP families"},
+		{"bits beyond mask", []string{"--service-cidr=10.96.0.1/16"}, "did you mean 10.96.0.0/16?"},
+		{"node ports reversed", []string{"--service-node-port-range=9-5"}, "--service-node-port-range"},
+		{"key without certificate", []string{"--etcd-keyfile=k"}, "--etcd-certfile"},
+		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := DefaultServer()
+			fs := flag.NewFlagSet("server", flag.ContinueOnError)
+			fs.SetOutput(io.Discard)
+			c.Flags(fs)
+			if err := fs.Parse(append([]string{"--no-node"}, tt.args...)); err != nil {
+				t.Fatal(err)
+			}
+			err := c.Validate()
+			if tt.want == "" && err != nil {
+				t.Fatalf("unexpected error: %v", err)
+			}
+			if tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Fatalf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,317 @@
+package pki
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// dial shakes hands over a pipe and returns both ends.
+func dial(t *testing.T, server, client *tls.Config) (*tls.Conn, *tls.Conn) {
+	t.Helper()
+	a, b := net.Pipe()
+	accepted := tls.Server(a, server)
+	done := make(chan error, 1)
+	go func() { done <- accepted.Handshake() }()
+	dialed := tls.Client(b, client)
+	if err := dialed.Handshake(); err != nil {
+		t.Fatalf("client: %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Fatalf("server: %v", err)
+	}
+	return accepted, dialed
+}
+
+func exchange(t *testing.T, from, to *tls.Conn) {
+	t.Helper()
+	go func() { _, _ = from.Write([]byte("hello")) }()
+	got := make([]byte, 5)
+	if _, err := io.ReadFull(to, got); err != nil || string(got) != "hello" {
+		t.Fatalf("read %q, %v", got, err)
+	}
+}
+
+// Eighteen months pass, a year and a half of certificates that live one: nothing that was made stops working.
+func TestKeeperRenewsWhileRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		folder := Folder(t.TempDir())
+		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		serving, err := folder.Keep("apiserver", authority, Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := folder.Keep("admin", authority, User("admin", "system:masters"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		if err := client.OnRenew(func(p Pair) error { told = append(told, string(p.Cert)); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		stopped := make(chan error, 1)
+		go func() { stopped <- Keepers{serving, client}.Run(ctx, quiet) }()
+
+		serverTLS := ServerTLS(serving, authority)
+		clientTLS := &tls.Config{RootCAs: authority.Pool(), ServerName: "kubernetes", GetClientCertificate: client.GetClientCertificate}
+		oldServer, oldClient := dial(t, serverTLS, clientTLS)
+		first := oldClient.ConnectionState().PeerCertificates[0]
+
+		for month := 1; month <= 18; month++ {
+			time.Sleep(30 * 24 * time.Hour)
+			synctest.Wait()
+			now := time.Now()
+			accepted, dialed := dial(t, serverTLS, clientTLS)
+			exchange(t, dialed, accepted)
+			presented := accepted.ConnectionState().PeerCertificates[0]
+			if _, err := presented.Verify(x509.VerifyOptions{Roots: authority.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+				t.Fatalf("month %d: client certificate: %v", month, err)
+			}
+			if left := serving.Certificate().NotAfter.Sub(now); left < LeafLife/3-24*time.Hour {
+				t.Fatalf("month %d: the serving certificate has only %v left", month, left)
+			}
+			exchange(t, oldServer, oldClient) // the connection of before still stands
+		}
+		if serving.Certificate().Equal(first) {
+			t.Fatal("the certificate was never renewed")
+		}
+		if len(told) != 3 || told[2] != string(client.Pair().Cert) {
+			t.Fatalf("told %d times of new certificates", len(told))
+		}
+		kept, err := os.ReadFile(filepath.Join(string(folder), "apiserver.crt"))
+		if err != nil || string(kept) != string(serving.Pair().Cert) {
+			t.Fatalf("the folder does not hold the current certificate (%v)", err)
+		}
+		cancel()
+		if err := <-stopped; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestKeeperTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		folder := Folder(t.TempDir())
+		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keeper, err := folder.Keep("admin", authority, User("admin"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		if err := keeper.OnRenew(func(Pair) error {
+			if calls++; calls == 2 {
+				return errors.New("disk full")
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		stopped := make(chan error, 1)
+		go func() { stopped <- keeper.Run(ctx, quiet) }()
+		time.Sleep(LeafLife*2/3 + 2*time.Hour)
+		synctest.Wait()
+		if calls != 3 {
+			t.Errorf("told %d times, want 3: now, failing, again", calls)
+		}
+		cancel()
+		<-stopped
+	})
+}
+
+func TestReplaceAuthority(t *testing.T) {
+	dir := t.TempDir()
+	folder := Folder(dir)
+	old := mustAuthority(t, dir)
+	oldLeaf, err := folder.Leaf("admin", old, User("admin"), start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := start.Add(time.Hour)
+	if _, err := folder.ReplaceAuthority("ca", "skiff-ca-2", later); err != nil {
+		t.Fatal(err)
+	}
+	both, err := folder.Authority("ca", "unused", later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if both.Certificate().Subject.CommonName != "skiff-ca-2" {
+		t.Errorf("%s signs", both.Certificate().Subject.CommonName)
+	}
+	newLeaf, err := folder.Leaf("admin", both, User("admin"), later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(newLeaf.Cert) == string(oldLeaf.Cert) {
+		t.Error("a leaf of the old authority was not issued again")
+	}
+	for name, leaf := range map[string]Pair{"old": oldLeaf, "new": newLeaf} {
+		cert, err := parseCert(leaf.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: both.Pool(), CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			t.Errorf("%s leaf: %v", name, err)
+		}
+	}
+
+	// A crash after the certificates were written and before the key: the old key goes on signing with its own.
+	if err := writeFile(folder.path("ca.key"), old.Key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	halfway, err := folder.Authority("ca", "unused", later)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if halfway.Certificate().Subject.CommonName != "skiff-ca" {
+		t.Errorf("after a crash %s signs", halfway.Certificate().Subject.CommonName)
+	}
+
+	entries, err := folder.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name+" "+e.Subject)
+		if e.Authority != e.RenewAt.IsZero() || e.NotAfter.IsZero() || e.Issuer == "" {
+			t.Errorf("entry %+v", e)
+		}
+	}
+	if want := []string{"admin CN=admin", "ca CN=skiff-ca-2", "ca CN=skiff-ca"}; !slices.Equal(names, want) {
+		t.Errorf("list %q, want %q", names, want)
+	}
+}
+
+// A crash between writing key and certificate leaves a pair that does not fit; it is made anew, not used.
+func TestLeafWithForeignKey(t *testing.T) {
+	dir := t.TempDir()
+	a := mustAuthority(t, dir)
+	folder := Folder(dir)
+	if _, err := folder.Leaf("admin", a, User("admin"), start); err != nil {
+		t.Fatal(err)
+	}
+	other, err := a.Issue(User("admin"), start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(folder.path("admin.key"), other.Key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pair, err := folder.Leaf("admin", a, User("admin"), start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tls.X509KeyPair(pair.Cert, pair.Key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReadKeys(t *testing.T) {
+	dir := t.TempDir()
+	folder := Folder(dir)
+	ecKey, err := folder.SigningKey("sa")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(rsaKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := os.ReadFile(filepath.Join(dir, "sa.pub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := mustAuthority(t, dir)
+	all := slices.Concat(public, a.Cert,
+		pem.EncodeToMemory(&pem.Block{Type: "EC PARAMETERS", Bytes: []byte{1}}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
+		pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsaKey)}),
+		pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(&rsaKey.PublicKey)}))
+	path := filepath.Join(dir, "all.pem")
+	if err := os.WriteFile(path, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := ReadPublicKeys(path)
+	if err != nil || len(keys) != 5 {
+		t.Fatalf("%d keys, %v", len(keys), err)
+	}
+	if !ecKey.PublicKey.Equal(keys[0]) || !rsaKey.PublicKey.Equal(keys[2]) || !rsaKey.PublicKey.Equal(keys[4]) {
+		t.Error("other keys than those written")
+	}
+	signer, err := ReadSigner(path)
+	if err != nil || !rsaKey.Equal(signer) {
+		t.Errorf("signer %T, %v", signer, err)
+	}
+	if err := os.WriteFile(path, []byte("nothing"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadPublicKeys(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v does not name the file", err)
+	}
+}
+
+func TestLeaves(t *testing.T) {
+	a := mustAuthority(t, t.TempDir())
+	for name, test := range map[string]struct {
+		leaf           Leaf
+		server, client bool
+		host           string
+	}{
+		"front proxy":    {leaf: FrontProxyClient(), client: true},
+		"kubelet client": {leaf: KubeletClient(), client: true},
+		"node client":    {leaf: NodeClient("n1"), client: true},
+		"node serving":   {leaf: NodeServing("n1", []string{"n1.example.org"}, []net.IP{net.IPv4(10, 0, 0, 1)}), server: true, host: "10.0.0.1"},
+		"etcd member":    {leaf: EtcdMember("m1", []net.IP{net.IPv4(10, 0, 0, 2)}), server: true, client: true, host: "m1"},
+		"etcd client":    {leaf: EtcdClient(), client: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair, err := a.Issue(test.leaf, start)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cert, err := parseCert(pair.Cert)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageServerAuth); got != test.server {
+				t.Errorf("server: %v", got)
+			}
+			if got := slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth); got != test.client {
+				t.Errorf("client: %v", got)
+			}
+			if test.host != "" {
+				if err := cert.VerifyHostname(test.host); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,112 @@
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func mustAuthority(t *testing.T, dir string) *Authority {
+	t.Helper()
+	a, err := Folder(dir).Authority("ca", "skiff-ca", start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestAuthorityIsKept(t *testing.T) {
+	dir := t.TempDir()
+	first, second := mustAuthority(t, dir), mustAuthority(t, dir)
+	if string(first.Cert) != string(second.Cert) {
+		t.Fatal("a second start made another authority")
+	}
+	info, err := os.Stat(filepath.Join(dir, "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 {
+		t.Fatalf("key has mode %v, want 0600", info.Mode().Perm())
+	}
+}
+
+func TestLeaf(t *testing.T) {
+	base := Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, IPs: []net.IP{net.ParseIP("10.96.0.1")}, Server: true}
+	more := base
+	more.DNSNames = []string{"kubernetes", "example.org"}
+	renamed := base
+	renamed.CommonName = "other"
+	for _, tt := range []struct {
+		name  string
+		leaf  Leaf
+		now   time.Time
+		fresh bool
+	}{
+		{"same is kept", base, start.Add(time.Hour), false},
+		{"kept before two thirds", base, start.Add(LeafLife * 6 / 10), false},
+		{"renewed after two thirds", base, start.Add(LeafLife * 7 / 10), true},
+		{"new name", more, start, true},
+		{"new subject", renamed, start, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			a := mustAuthority(t, dir)
+			first, err := Folder(dir).Leaf("serving", a, base, start)
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, err := Folder(dir).Leaf("serving", a, tt.leaf, tt.now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if fresh := string(first.Cert) != string(second.Cert); fresh != tt.fresh {
+				t.Fatalf("fresh certificate: %v, want %v", fresh, tt.fresh)
+			}
+		})
+	}
+}
+
+func TestLeafVerifies(t *testing.T) {
+	a := mustAuthority(t, t.TempDir())
+	pair, err := a.Issue(Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, Client: true}, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyPair, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(a.Certificate())
+	verify := func(usage x509.ExtKeyUsage) error {
+		_, err := keyPair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{usage}})
+		return err
+	}
+	if err := verify(x509.ExtKeyUsageClientAuth); err != nil {
+		t.Fatal(err)
+	}
+	if verify(x509.ExtKeyUsageServerAuth) == nil {
+		t.Fatal("a client certificate verified for a server")
+	}
+}
+
+func TestSigningKeyIsKept(t *testing.T) {
+	dir := Folder(t.TempDir())
+	first, err := dir.SigningKey("service-account")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := dir.SigningKey("service-account")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !first.Equal(second) {
+		t.Fatal("a second start made another key")
+	}
+}

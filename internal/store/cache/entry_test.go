@@ -1,0 +1,209 @@
+package cache
+
+import (
+	"errors"
+	"maps"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/store/memory"
+)
+
+func entryOf(t testing.TB, pod *corev1.Pod) (*Entry, *podCodec) {
+	t.Helper()
+	codec := &podCodec{}
+	stored, err := codec.Encode(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resource := podResource()
+	resource.Codec = codec
+	table := newTable(New(memory.New(), quiet()), resource)
+	return table.entry(podKey(pod.Namespace, pod.Name), stored, 7), codec
+}
+
+func TestStoredLabels(t *testing.T) {
+	plain := newPod("default", "plain")
+	plain.Labels = nil
+	many := newPod("default", "many")
+	many.Labels = map[string]string{"a": "1", "empty": "", "example.com/long": "value", "b": "2"}
+	many.Annotations = map[string]string{"a": "not a label"}
+	many.Generation = 1 << 40
+	for _, pod := range []*corev1.Pod{plain, many, newPod("default", "one")} {
+		entry, _ := entryOf(t, pod)
+		labels, ok := storedLabels(entry.Stored())
+		if !ok || !maps.Equal(labels, pod.Labels) {
+			t.Errorf("%s: got %v, %v; want %v", pod.Name, labels, ok, pod.Labels)
+		}
+		for cut := range len(entry.Stored()) {
+			storedLabels(entry.Stored()[:cut]) // must not panic
+		}
+	}
+	for _, stored := range []string{"", "{}", "k8s:enc:aescbc", "k8s\x00\xff", "k8s\x00\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"} {
+		if labels, ok := storedLabels([]byte(stored)); ok && labels != nil {
+			t.Errorf("%q: got %v", stored, labels)
+		}
+	}
+}
+
+func FuzzStoredLabels(f *testing.F) {
+	entry, _ := entryOf(f, newPod("default", "a"))
+	f.Add(entry.Stored())
+	f.Fuzz(func(t *testing.T, stored []byte) { storedLabels(stored) })
+}
+
+func TestLabelsWithoutDecoding(t *testing.T) {
+	entry, codec := entryOf(t, newPod("default", "a"))
+	for range 2 {
+		if entry.Labels()["app"] != "a" {
+			t.Errorf("labels %v", entry.Labels())
+		}
+	}
+	if n := codec.decoded.Load(); n != 0 {
+		t.Errorf("%d decodes for labels", n)
+	}
+	if entry.Fields()["spec.nodeName"] != "node-1" || entry.Fields()["spec.nodeName"] != "node-1" {
+		t.Errorf("fields %v", entry.Fields())
+	}
+	if n := codec.decoded.Load(); n != 1 {
+		t.Errorf("%d decodes for fields, want 1", n)
+	}
+}
+
+func TestObjectDecodedOnceAndHeldWeakly(t *testing.T) {
+	entry, codec := entryOf(t, newPod("default", "a"))
+	objects := make([]any, 20)
+	var wait sync.WaitGroup
+	for i := range objects {
+		wait.Go(func() {
+			obj, err := entry.Object()
+			if err != nil {
+				t.Error(err)
+			}
+			objects[i] = obj
+		})
+	}
+	wait.Wait()
+	for _, obj := range objects {
+		if obj != objects[0] || obj.(*corev1.Pod).ResourceVersion != "7" {
+			t.Fatalf("readers got different objects")
+		}
+	}
+	if n := codec.decoded.Load(); n != 1 {
+		t.Errorf("%d decodes, want 1", n)
+	}
+	runtime.GC()
+	if obj, _ := entry.Object(); obj != objects[0] {
+		t.Error("an object in use was decoded again")
+	}
+	runtime.KeepAlive(objects)
+	clear(objects)
+	runtime.GC()
+	if obj := entry.object.Load().value(); obj != nil {
+		t.Error("an object nobody uses is kept")
+	}
+	if obj, err := entry.Object(); err != nil || obj.GetName() != "a" {
+		t.Errorf("decoding again: %v, %v", obj, err)
+	}
+}
+
+func TestObjectError(t *testing.T) {
+	entry, _ := entryOf(t, newPod("default", "a"))
+	broken := entry.table.entry("/registry/pods/default/b", []byte("?"), 8)
+	if _, err := broken.Object(); err == nil {
+		t.Error("broken bytes decode")
+	}
+	if broken.Labels() != nil || broken.Fields() != nil {
+		t.Error("broken bytes have labels")
+	}
+}
+
+func TestEncodingOnce(t *testing.T) {
+	entry, _ := entryOf(t, newPod("default", "a"))
+	var made atomic.Int64
+	ids := []EncodingID{{"v1", "json"}, {"v1", "protobuf"}, {"v1beta1", "json"}}
+	var wait sync.WaitGroup
+	for range 20 {
+		wait.Go(func() {
+			for _, id := range ids {
+				got, err := entry.Encoding(id, func(e *Entry) ([]byte, error) {
+					made.Add(1)
+					return []byte(id.Version + id.Format), nil
+				})
+				if err != nil || string(got) != id.Version+id.Format {
+					t.Errorf("%v: got %q, %v", id, got, err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if made.Load() != int64(len(ids)) {
+		t.Errorf("%d encodings made, want %d", made.Load(), len(ids))
+	}
+	failure := errors.New("failure")
+	for range 2 {
+		if _, err := entry.Encoding(EncodingID{Format: "bad"}, func(*Entry) ([]byte, error) { return nil, failure }); err != failure {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+func TestForget(t *testing.T) {
+	entry, _ := entryOf(t, newPod("default", "a"))
+	cache := entry.table.cache
+	ids := []EncodingID{{"v1", "1"}, {"v1", "2"}, {"v1", "3"}, {"v1", "4"}}
+	made := map[EncodingID]int{}
+	ask := func(ids ...EncodingID) {
+		for _, id := range ids {
+			entry.Encoding(id, func(*Entry) ([]byte, error) { made[id]++; return make([]byte, 100), nil })
+		}
+	}
+	ask(ids...)
+	if kept := entry.forget(cache.epoch.Add(1), false); kept != 400 {
+		t.Errorf("%d bytes stay after one epoch, want 400", kept)
+	}
+	ask(ids[1], ids[2])
+	if kept := entry.forget(cache.epoch.Add(1), false); kept != 200 {
+		t.Errorf("%d bytes stay after two epochs, want those of the two that were used", kept)
+	}
+	ask(ids...)
+	if made[ids[0]] != 2 || made[ids[1]] != 1 || made[ids[2]] != 1 || made[ids[3]] != 2 {
+		t.Errorf("made %v", made)
+	}
+	if kept := entry.forget(cache.epoch.Load(), true); kept != 0 || entry.memos.Load() != nil {
+		t.Errorf("%d bytes stay of nothing", kept)
+	}
+}
+
+// Memos come and go under the hands of those who use them.
+func TestForgetWhileUsed(t *testing.T) {
+	entry, _ := entryOf(t, newPod("default", "a"))
+	stop := make(chan struct{})
+	var wait sync.WaitGroup
+	for g := range 4 {
+		wait.Go(func() {
+			for i := g; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id := EncodingID{Format: string(rune('a' + i%6))}
+				got, _ := entry.Encoding(id, func(*Entry) ([]byte, error) { return []byte(id.Format), nil })
+				if string(got) != id.Format || entry.Labels()["app"] != "a" {
+					t.Errorf("got %q for %v", got, id)
+				}
+			}
+		})
+	}
+	for i := range 2000 {
+		entry.forget(entry.table.cache.epoch.Add(1), i%2 == 0)
+		runtime.Gosched()
+	}
+	close(stop)
+	wait.Wait()
+}

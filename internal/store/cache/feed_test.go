@@ -1,0 +1,445 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/store"
+	"skiff/internal/store/memory"
+)
+
+// shaky is a store whose watch can be broken, held back, and that can be exchanged for another.
+type shaky struct {
+	store.Store
+	mu     sync.Mutex
+	cut    context.CancelFunc
+	broken bool
+}
+
+func (s *shaky) inner() store.Store {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Store
+}
+
+func (s *shaky) Current(ctx context.Context) (store.Revision, error) {
+	s.mu.Lock()
+	broken := s.broken
+	s.mu.Unlock()
+	if broken {
+		return 0, store.ErrUnavailable
+	}
+	return s.inner().Current(ctx)
+}
+
+func (s *shaky) List(ctx context.Context, prefix, from string, limit int, at store.Revision) ([]store.KeyValue, store.Revision, int64, error) {
+	return s.inner().List(ctx, prefix, from, limit, at)
+}
+
+func (s *shaky) Watch(ctx context.Context, prefix string, after store.Revision) store.Watch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inner, cut := context.WithCancel(ctx)
+	s.cut = cut
+	return &shakyWatch{Watch: s.Store.Watch(inner, prefix, after), ctx: ctx}
+}
+
+// shakyWatch says that it broke when it was cut.
+type shakyWatch struct {
+	store.Watch
+	ctx context.Context
+}
+
+func (w *shakyWatch) Err() error {
+	if err := w.Watch.Err(); err != nil || w.ctx.Err() != nil {
+		return err
+	}
+	return store.ErrUnavailable
+}
+
+// breakFeed ends the feed; it stays broken until mended.
+func (s *shaky) breakFeed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken = true
+	s.cut()
+}
+
+func (s *shaky) mend() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken = false
+}
+
+// story runs a test in a bubble with a cache of a shaky store and one pod in it.
+func story(t *testing.T, tell func(t *testing.T, s *shaky, c *Cache, pods *Table)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shaky{Store: memory.New()}
+		c := New(s, quiet())
+		pods := c.Add(podResource())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); c.Run(ctx) }()
+		<-c.Ready()
+		synctest.Wait()
+		tell(t, s, c, pods)
+		cancel()
+		<-ended
+	})
+}
+
+func mustCreate(t *testing.T, pods *Table, name string) *Entry {
+	t.Helper()
+	entry, err := pods.Create(t.Context(), podKey("default", name), newPod("default", name), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entry
+}
+
+// putBehind writes to the store past the cache.
+func putBehind(t *testing.T, s store.Store, name string, uid types.UID) store.Revision {
+	t.Helper()
+	pod := newPod("default", name)
+	pod.UID = uid
+	value, err := (&podCodec{}).Encode(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	revision, err := s.Create(t.Context(), podKey("default", name), value, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return revision
+}
+
+func lines(events []Event) (found []string) {
+	for _, event := range events {
+		found = append(found, fmt.Sprintf("%s %s %d", event.Type, event.Entry.Key()[len(podPrefix+"default/"):], event.Revision))
+	}
+	return found
+}
+
+func TestBrokenFeedIsTakenUpAgain(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		cursor, err := pods.Watch(c.Revision())
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustCreate(t, pods, "a") // 2
+		s.breakFeed()
+		putBehind(t, s.Store, "b", "b") // 3
+		s.Store.Create(t.Context(), "/elsewhere", nil, 0)
+		synctest.Wait()
+		if pods.Get(podKey("default", "b")) != nil {
+			t.Error("a broken feed delivers")
+		}
+		s.mend()
+		mustCreate(t, pods, "c") // 5: waits for the feed
+		events, reached, err := cursor.Poll()
+		if got, want := fmt.Sprint(lines(events)), "[ADDED a 2 ADDED b 3 ADDED c 5]"; got != want || reached != 5 || err != nil {
+			t.Errorf("got %s up to %d, %v; want %s", got, reached, err, want)
+		}
+	})
+}
+
+func TestLostHistoryIsFoundByListing(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		a := mustCreate(t, pods, "a") // 2
+		b := mustCreate(t, pods, "b") // 3
+		mustCreate(t, pods, "same")   // 4
+		d := mustCreate(t, pods, "d") // 5
+		before := c.Revision()
+		cursor, _ := pods.Watch(before)
+		s.breakFeed()
+		inner := s.inner()
+		// a is changed, b is deleted, d is deleted and created again, e is new, f comes and goes.
+		value := slices.Clone(a.Stored())
+		if _, err := inner.Update(t.Context(), a.Key(), value, 0, a.Revision()); err != nil { // 6
+			t.Fatal(err)
+		}
+		inner.Delete(t.Context(), b.Key(), b.Revision()) // 7
+		inner.Delete(t.Context(), d.Key(), d.Revision()) // 8
+		putBehind(t, inner, "d", "another")              // 9
+		putBehind(t, inner, "e", "e")                    // 10
+		f := putBehind(t, inner, "f", "f")               // 11
+		last, _ := inner.Delete(t.Context(), podKey("default", "f"), f)
+		if err := inner.Compact(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		s.mend()
+		if err := c.WaitFor(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		events, reached, err := cursor.Poll()
+		want := "[MODIFIED a 6 DELETED d 8 ADDED d 9 ADDED e 10 DELETED b 12]"
+		if got := fmt.Sprint(lines(events)); got != want || reached != 12 || err != nil {
+			t.Errorf("got %s up to %d, %v; want %s", got, reached, err, want)
+		}
+		if !maps.Equal(content(pods.Snapshot()), listed(t, inner, 0)) {
+			t.Errorf("the cache shows %v", content(pods.Snapshot()))
+		}
+		for revision, want := range map[store.Revision]error{last: nil, last - 1: ErrExpired, last + 1: ErrFuture} {
+			if _, err := pods.SnapshotAt(revision); !errors.Is(err, want) {
+				t.Errorf("SnapshotAt(%d): %v, want %v", revision, err, want)
+			}
+		}
+		mustCreate(t, pods, "g") // 13
+		if events, _, _ := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED g 13]" {
+			t.Errorf("afterwards: %v", lines(events))
+		}
+	})
+}
+
+func TestStoreWentBack(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		for i := range 5 {
+			mustCreate(t, pods, fmt.Sprint(i))
+		}
+		time.Sleep(2 * historyAge) // old marks of the horizon must not judge the restored store
+		cursor, _ := pods.Watch(c.Revision())
+		other := memory.New()
+		putBehind(t, other, "restored", "x") // 2
+		s.mu.Lock()
+		s.Store = other
+		s.cut()
+		s.mu.Unlock()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if _, _, err := cursor.Poll(); !errors.Is(err, ErrExpired) {
+			t.Errorf("a watch goes on over a store that went back: %v", err)
+		}
+		if c.Revision() != 2 || !maps.Equal(content(pods.Snapshot()), listed(t, other, 0)) {
+			t.Errorf("the cache is at %d with %v", c.Revision(), content(pods.Snapshot()))
+		}
+		if entry := mustCreate(t, pods, "new"); entry.Revision() != 3 {
+			t.Errorf("created at %d, want 3", entry.Revision())
+		}
+		if snapshot, err := pods.SnapshotAt(2); err != nil || snapshot.Len("") != 1 {
+			t.Errorf("the restored state: %d objects, %v", snapshot.Len(""), err)
+		}
+	})
+}
+
+// A writer waits for the feed only as long as its context lasts.
+func TestWritersDoNotHang(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		entry := mustCreate(t, pods, "a")
+		s.breakFeed()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		begin := time.Now()
+		_, err := pods.Create(ctx, podKey("default", "b"), newPod("default", "b"), 0)
+		if !errors.Is(err, ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != 3*time.Second {
+			t.Errorf("Create: %v after %v", err, time.Since(begin))
+		}
+		if err := c.WaitFor(ctx, 3); !errors.Is(err, ErrTimeout) {
+			t.Errorf("WaitFor: %v", err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { _, err := pods.Delete(ctx, entry.Key(), entry.Revision()); ended <- err }()
+		synctest.Wait()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Delete: %v", err)
+		}
+		s.mend()
+		time.Sleep(time.Second)
+		if pods.Get(entry.Key()) != nil || pods.Get(podKey("default", "b")) == nil {
+			t.Error("what was written while the feed was broken is missing")
+		}
+	})
+}
+
+func TestWaitFor(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		reached := make(chan error, 1)
+		revision := c.Revision() + 2
+		go func() { reached <- c.WaitFor(t.Context(), revision) }()
+		mustCreate(t, pods, "a")
+		synctest.Wait()
+		select {
+		case err := <-reached:
+			t.Fatalf("WaitFor returned early: %v", err)
+		default:
+		}
+		mustCreate(t, pods, "b")
+		if err := <-reached; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestSlowWatcherExpires(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		slow, _ := pods.Watch(c.Revision())
+		quick, _ := pods.Watch(c.Revision())
+		seen := 0
+		value, _ := (&podCodec{}).Encode(newPod("default", "a"))
+		for i := range historyMax + 2*chunkEvents {
+			c.apply(store.Batch{Revision: c.Revision() + 1, Events: []store.Event{{
+				KeyValue: store.KeyValue{Key: podKey("default", fmt.Sprint(i%100)), Value: value, Modified: c.Revision() + 1},
+			}}})
+			if i%100 == 0 {
+				events, _, err := quick.Poll()
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen += len(events)
+			}
+		}
+		for {
+			events, _, err := quick.Poll()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(events) == 0 {
+				break
+			}
+			seen += len(events)
+		}
+		if seen != historyMax+2*chunkEvents {
+			t.Errorf("the quick watcher saw %d", seen)
+		}
+		if _, _, err := slow.Poll(); !errors.Is(err, ErrExpired) {
+			t.Errorf("the slow watcher: %v", err)
+		}
+		if _, err := pods.SnapshotAt(2); !errors.Is(err, ErrExpired) {
+			t.Errorf("SnapshotAt: %v", err)
+		}
+	})
+}
+
+// History of a quiet table ends by age, and what was memoized goes when nobody asks for it.
+func TestTidy(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		begin := c.Revision()
+		for i := range 4 * historyMin {
+			mustCreate(t, pods, fmt.Sprint(i))
+		}
+		entry := pods.Get(podKey("default", "7"))
+		made := 0
+		ask := func() {
+			entry.Encoding(EncodingID{"v1", "json"}, func(*Entry) ([]byte, error) { made++; return make([]byte, 1000), nil })
+		}
+		ask()
+		if c.memoBytes.Load() != 1000 {
+			t.Errorf("%d bytes counted", c.memoBytes.Load())
+		}
+		time.Sleep(memoEpoch)
+		ask()
+		if made != 1 {
+			t.Error("a memo went while it was used")
+		}
+		time.Sleep(3 * memoEpoch)
+		if c.memoBytes.Load() != 0 || entry.memos.Load() != nil {
+			t.Errorf("%d bytes are kept", c.memoBytes.Load())
+		}
+		if _, err := pods.Watch(begin); err != nil {
+			t.Errorf("history went early: %v", err)
+		}
+		time.Sleep(historyAge)
+		if _, err := pods.Watch(begin); !errors.Is(err, ErrExpired) {
+			t.Errorf("history never goes: %v", err)
+		}
+		if _, err := pods.Watch(c.Revision() - historyMin); err != nil {
+			t.Errorf("nothing is left of history: %v", err)
+		}
+		entry.Encoding(EncodingID{"v1", "huge"}, func(*Entry) ([]byte, error) { return make([]byte, memoBudget+1), nil })
+		synctest.Wait()
+		if c.memoBytes.Load() != 0 {
+			t.Errorf("%d bytes are kept over the budget", c.memoBytes.Load())
+		}
+	})
+}
+
+// A list at an old revision ends when the store would have forgotten it, even if nothing changed in its table.
+func TestSnapshotsEnd(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		mustCreate(t, pods, "a")
+		revision := c.Revision()
+		if _, err := s.Store.Create(t.Context(), "/registry/unknown/a", nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(historyAge - time.Second)
+		if _, err := pods.SnapshotAt(revision); err != nil {
+			t.Errorf("it ends early: %v", err)
+		}
+		time.Sleep(2 * memoEpoch)
+		if _, err := pods.SnapshotAt(revision); !errors.Is(err, ErrExpired) {
+			t.Errorf("it never ends: %v", err)
+		}
+		if _, err := pods.SnapshotAt(c.Revision()); err != nil {
+			t.Errorf("the newest revision: %v", err)
+		}
+	})
+}
+
+// Watchers are told of the first change at once and of what follows closely a little later, together.
+func TestPace(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		cursor, _ := pods.Watch(c.Revision())
+		var batches []string
+		var done sync.WaitGroup
+		begin := time.Now()
+		done.Go(func() {
+			for n := 0; n < 6; {
+				events, _, err := cursor.Next(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n += len(events)
+				batches = append(batches, fmt.Sprint(len(events), " after ", time.Since(begin)))
+			}
+		})
+		synctest.Wait()
+		for i := range 5 {
+			mustCreate(t, pods, fmt.Sprint(i))
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		mustCreate(t, pods, "late")
+		done.Wait()
+		if got, want := fmt.Sprint(batches), "[1 after 0s 4 after 5ms 1 after 1.005s]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestFutureWatch(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		cursor, err := pods.Watch(c.Revision() + 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			mustCreate(t, pods, fmt.Sprint(i))
+		}
+		if events, reached, err := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED 2 4 ADDED 3 5]" || reached != 5 || err != nil {
+			t.Errorf("got %v up to %d, %v", lines(events), reached, err)
+		}
+		s.Store.Create(t.Context(), "/registry/unknown/a", nil, 0)
+		synctest.Wait()
+		if events, reached, err := cursor.Poll(); len(events) != 0 || reached != 6 || err != nil {
+			t.Errorf("a bookmark says %v, %d, %v", events, reached, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, reached, err := cursor.Next(ctx); !errors.Is(err, context.DeadlineExceeded) || reached != 6 {
+			t.Errorf("Next: %d, %v", reached, err)
+		}
+	})
+}

@@ -1,0 +1,54 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	etcderrors "go.etcd.io/etcd/server/v3/etcdserver/errors"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"skiff/internal/store"
+)
+
+// embeddedError gives the errors of the server's own functions their names in package store.
+func embeddedError(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	case errors.Is(err, mvcc.ErrCompacted):
+		return store.ErrCompacted
+	case errors.Is(err, mvcc.ErrFutureRev):
+		return store.ErrFuture
+	case errors.Is(err, etcderrors.ErrRequestTooLarge):
+		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+}
+
+// remoteError does the same for what a server answers over the network.
+func remoteError(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = clientv3.ContextError(ctx, err)
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	case errors.Is(err, rpctypes.ErrCompacted):
+		return store.ErrCompacted
+	case errors.Is(err, rpctypes.ErrFutureRev):
+		return store.ErrFuture
+	case errors.Is(err, rpctypes.ErrRequestTooLarge):
+		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
+	case status.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpctypes.ErrNoSpace) && !errors.Is(err, rpctypes.ErrTooManyRequests):
+		return fmt.Errorf("%w: %w", store.ErrTooLarge, err)
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+}

@@ -1,0 +1,138 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Servers that share an etcd take turns: one compacts per interval, and another takes over when it is gone.
+func TestCompactionTurns(t *testing.T) {
+	ctx := context.Background()
+	address := "unix://" + t.TempDir() + "/socket"
+	var servers []*Store
+	for _, config := range []Config{{DataDir: t.TempDir(), Listen: []string{address}}, {Servers: []string{address}}} {
+		config.CompactionInterval = -1
+		config.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+		s, err := Open(ctx, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		servers = append(servers, s)
+	}
+	a, b := servers[0], servers[1]
+	var turnA, turnB compaction
+	for i, test := range []struct {
+		s        *Store
+		turn     *compaction
+		compacts bool
+	}{
+		{a, &turnA, false}, // the key is new: notes the revision
+		{b, &turnB, false}, // too late: learns the version
+		{a, &turnA, true},  // to its revision of the first turn
+		{b, &turnB, false}, // too late again
+		{a, &turnA, true},
+		{b, &turnB, false},
+		// a is gone
+		{b, &turnB, true},
+		{b, &turnB, true},
+		{a, &turnA, false}, // back, too late
+	} {
+		before := test.turn.revision
+		if _, err := a.Create(ctx, "/registry/"+string(rune('a'+i)), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		compacted, err := test.s.compactTurn(ctx, test.turn)
+		if err != nil {
+			t.Fatalf("turn %d: %v", i, err)
+		}
+		if (compacted > 0) != test.compacts || (compacted > 0 && compacted != before) {
+			t.Errorf("turn %d compacted to %d, want %v to %d", i, compacted, test.compacts, before)
+		}
+	}
+}
+
+func TestLeasesAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		begin := time.Now()
+		type granted struct{ from, until time.Duration }
+		ends := map[int64]granted{}
+		l := leases{grant: func(_ context.Context, seconds int64) (int64, error) {
+			id := int64(len(ends) + 1)
+			now := time.Since(begin)
+			ends[id] = granted{now, now + time.Duration(seconds)*time.Second}
+			return id, nil
+		}}
+		for range 600 { // an object a second, each living an hour
+			id, err := l.get(ctx, time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now := time.Since(begin)
+			if life := ends[id].until - now; life < time.Hour || life > time.Hour+leaseSlack {
+				t.Errorf("an object of an hour lives %v", life)
+			}
+			time.Sleep(time.Second)
+		}
+		if n := len(ends); n < 10 || n > 11 {
+			t.Errorf("%d leases for ten minutes, want one a minute", n)
+		}
+		before := len(ends)
+		for range 3 * leaseObjects {
+			l.get(ctx, time.Hour)
+		}
+		if n := len(ends) - before; n != 3 {
+			t.Errorf("%d more leases for %d objects", n, 3*leaseObjects)
+		}
+		if id, err := l.get(ctx, 0); id != 0 || err != nil {
+			t.Errorf("lease of an object that stays: %d, %v", id, err)
+		}
+		failure := errors.New("failure")
+		l.grant = func(context.Context, int64) (int64, error) { return 0, failure }
+		if _, err := l.get(ctx, time.Second); !errors.Is(err, failure) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestWorthShrinking(t *testing.T) {
+	const megabyte = 1 << 20
+	for _, test := range []struct {
+		size, used int64
+		want       bool
+	}{
+		{100, 1, false},    // too little to gain
+		{600, 200, true},   // two thirds
+		{600, 400, false},  // a third
+		{7500, 6000, true}, // nearly full
+		{7500, 7000, false},
+	} {
+		if got := worthShrinking(test.size*megabyte, test.used*megabyte, 8192*megabyte); got != test.want {
+			t.Errorf("file of %d MB with %d MB in use: %v", test.size, test.used, got)
+		}
+	}
+}
+
+func TestLogBridge(t *testing.T) {
+	var out strings.Builder
+	log := newLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	log.Sugar().Info("chatter")
+	log.Sugar().Warnw("trouble", "key", "value")
+	log.Sugar().With("member", 1).Errorw("failure")
+	got := out.String()
+	if strings.Contains(got, "chatter") {
+		t.Errorf("etcd is not quiet: %s", got)
+	}
+	for _, want := range []string{`level=WARN msg=trouble component=etcd key=value`, `level=ERROR msg=failure component=etcd member=1`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("log has no %q: %s", want, got)
+		}
+	}
+}

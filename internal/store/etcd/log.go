@@ -1,0 +1,61 @@
+package etcd
+
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// newLogger lets etcd write to the log of skiff, from warnings up: what it has to say below that is for those who
+// develop etcd.
+func newLogger(log *slog.Logger) *zap.Logger {
+	return zap.New(&core{handler: log.With("component", "etcd").Handler()})
+}
+
+// core is a zapcore.Core on a slog.Handler.
+type core struct{ handler slog.Handler }
+
+func (c *core) Enabled(level zapcore.Level) bool {
+	return level >= zapcore.WarnLevel && c.handler.Enabled(context.Background(), slogLevel(level))
+}
+
+func slogLevel(level zapcore.Level) slog.Level {
+	if level >= zapcore.ErrorLevel {
+		return slog.LevelError
+	}
+	return slog.LevelWarn
+}
+
+func (c *core) With(fields []zapcore.Field) zapcore.Core {
+	return &core{handler: c.handler.WithAttrs(attributes(fields))}
+}
+
+func (c *core) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(entry.Level) {
+		return checked.AddCore(entry, c)
+	}
+	return checked
+}
+
+func (c *core) Write(entry zapcore.Entry, fields []zapcore.Field) error {
+	record := slog.NewRecord(entry.Time, slogLevel(entry.Level), entry.Message, 0)
+	record.AddAttrs(attributes(fields)...)
+	return c.handler.Handle(context.Background(), record)
+}
+
+func (c *core) Sync() error { return nil }
+
+func attributes(fields []zapcore.Field) []slog.Attr {
+	encoder := zapcore.NewMapObjectEncoder()
+	var attrs []slog.Attr
+	for _, field := range fields {
+		clear(encoder.Fields)
+		field.AddTo(encoder)
+		for key, value := range encoder.Fields {
+			attrs = append(attrs, slog.Any(key, value))
+		}
+	}
+	return attrs
+}

@@ -1,0 +1,150 @@
+package system
+
+import (
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"skiff/internal/config"
+	"skiff/internal/pki"
+)
+
+// adminKubeconfig is the administrator's kubeconfig, below the data folder.
+const adminKubeconfig = "admin.kubeconfig"
+
+// certificates are what the server proves itself and others by.
+type certificates struct {
+	authority  *pki.Authority
+	signingKey *ecdsa.PrivateKey
+	serving    *tls.Config
+}
+
+// newCertificates loads the keys below the data folder, makes what is missing, and writes the administrator's kubeconfig.
+func newCertificates(c config.Server, now time.Time) (*certificates, error) {
+	folder := pki.Folder(filepath.Join(c.DataDir, "pki"))
+	authority, err := folder.Authority("ca", "skiff-ca", now)
+	if err != nil {
+		return nil, fmt.Errorf("cluster authority: %w", err)
+	}
+	signingKey, err := folder.SigningKey("service-account")
+	if err != nil {
+		return nil, fmt.Errorf("service-account key: %w", err)
+	}
+	leaf, err := servingLeaf(c)
+	if err != nil {
+		return nil, err
+	}
+	serving, err := folder.Leaf("apiserver", authority, leaf, now)
+	if err != nil {
+		return nil, fmt.Errorf("serving certificate: %w", err)
+	}
+	keyPair, err := tls.X509KeyPair(serving.Cert, serving.Key)
+	if err != nil {
+		return nil, fmt.Errorf("serving certificate: %w", err)
+	}
+	admin, err := folder.Leaf("admin", authority, pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, Client: true}, now)
+	if err != nil {
+		return nil, fmt.Errorf("administrator's certificate: %w", err)
+	}
+	if err := writeAdminKubeconfig(c, authority, admin); err != nil {
+		return nil, err
+	}
+	clients := x509.NewCertPool()
+	clients.AddCert(authority.Certificate())
+	return &certificates{
+		authority:  authority,
+		signingKey: signingKey,
+		serving: &tls.Config{
+			MinVersion:   tls.VersionTLS12,
+			Certificates: []tls.Certificate{keyPair},
+			ClientAuth:   tls.VerifyClientCertIfGiven,
+			ClientCAs:    clients,
+			NextProtos:   []string{"h2", "http/1.1"},
+		},
+	}, nil
+}
+
+// servingLeaf lists every name and address the API may be reached by.
+func servingLeaf(c config.Server) (pki.Leaf, error) {
+	leaf := pki.Leaf{
+		CommonName: "kube-apiserver",
+		DNSNames:   []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain},
+		IPs:        []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		Server:     true,
+	}
+	if host, err := os.Hostname(); err == nil {
+		leaf.DNSNames = append(leaf.DNSNames, host)
+	}
+	prefixes, err := c.ServiceCIDRs()
+	if err != nil {
+		return leaf, err
+	}
+	for _, p := range prefixes {
+		leaf.IPs = append(leaf.IPs, net.IP(p.Addr().Next().AsSlice()))
+	}
+	for _, text := range []string{c.AdvertiseAddress, c.BindAddress} {
+		if ip := net.ParseIP(text); ip != nil && !ip.IsUnspecified() {
+			leaf.IPs = append(leaf.IPs, ip)
+		}
+	}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return leaf, fmt.Errorf("list the machine's addresses: %w", err)
+	}
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			leaf.IPs = append(leaf.IPs, n.IP)
+		}
+	}
+	return leaf, nil
+}
+
+// advertised is the address other parts reach the API at.
+func advertised(c config.Server) net.IP {
+	for _, text := range []string{c.AdvertiseAddress, c.BindAddress} {
+		if ip := net.ParseIP(text); ip != nil && !ip.IsUnspecified() {
+			return ip
+		}
+	}
+	addresses, _ := net.InterfaceAddrs()
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP
+		}
+	}
+	return net.IPv4(127, 0, 0, 1)
+}
+
+func writeAdminKubeconfig(c config.Server, authority *pki.Authority, admin pki.Pair) error {
+	host := c.BindAddress
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	k := clientcmdapi.NewConfig()
+	k.Clusters["skiff"] = &clientcmdapi.Cluster{
+		Server:                   "https://" + net.JoinHostPort(host, strconv.Itoa(c.SecurePort)),
+		CertificateAuthorityData: authority.Cert,
+	}
+	k.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: admin.Cert, ClientKeyData: admin.Key}
+	k.Contexts["skiff"] = &clientcmdapi.Context{Cluster: "skiff", AuthInfo: "admin"}
+	k.CurrentContext = "skiff"
+	paths := []string{filepath.Join(c.DataDir, adminKubeconfig)}
+	if c.WriteKubeconfig != "" {
+		paths = append(paths, c.WriteKubeconfig)
+	}
+	for _, path := range paths {
+		if err := clientcmd.WriteToFile(*k, path); err != nil {
+			return fmt.Errorf("write kubeconfig: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+// Package system puts the parts together and runs them. It is the only package that knows all of them; nobody but
+// cmd imports it.
+package system
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/config"
+	"skiff/internal/openapi"
+	"skiff/internal/store/cache"
+	"skiff/internal/version"
+)
+
+// shutdownGrace is how long running requests may take to finish when the server stops.
+const shutdownGrace = 5 * time.Second
+
+// RunServer runs a control plane until ctx ends. It returns after everything it started has ended.
+func RunServer(ctx context.Context, c config.Server) error {
+	log, err := newLogger(c.LogLevel)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return fmt.Errorf("make data folder: %w", err)
+	}
+	unlock, err := lockFolder(c.DataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	began := time.Now()
+
+	listener, err := net.Listen("tcp", net.JoinHostPort(c.BindAddress, strconv.Itoa(c.SecurePort)))
+	if err != nil {
+		return fmt.Errorf("listen for the API: %w", err)
+	}
+	defer listener.Close()
+	// Port 0 asks for any free port; from here on the one that was given counts.
+	c.SecurePort = listener.Addr().(*net.TCPAddr).Port
+
+	certs, err := newCertificates(c, time.Now())
+	if err != nil {
+		return err
+	}
+	storage, err := openStore(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := storage.Close(); err != nil {
+			log.Error("closing the store failed", "error", err)
+		}
+	}()
+
+	objects := cache.New(storage, log.With("part", "cache"))
+	var started bootstrapped
+	server, err := newAPIServer(c, objects, log, started.check(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return wrap("cache", objects.Run(ctx)) })
+	group.Go(func() error { return wrap("API server", serve(ctx, listener, server, certs)) })
+	group.Go(func() error {
+		select {
+		case <-objects.Ready():
+		case <-ctx.Done():
+			return nil
+		}
+		if err := bootstrap(ctx, server.Env(), c); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("create the system's own objects: %w", err)
+		}
+		started.done.Store(true)
+		log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
+			"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
+		return nil
+	})
+	return group.Wait()
+}
+
+// publicPaths may be read by everyone.
+var publicPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
+
+// newAPIServer makes the API server with all built-in kinds.
+func newAPIServer(c config.Server, objects *cache.Cache, log *slog.Logger, checks ...apiserver.HealthCheck) (*apiserver.Server, error) {
+	authenticator := authn.Chain{authn.InProcess{}, authn.Certificate{}}
+	if c.Token != "" {
+		authenticator = append(authenticator, authn.NewTokens(map[string]authn.User{
+			c.Token: {Username: "admin", Groups: []string{authn.GroupMasters}},
+		}))
+	}
+	reviewed := authenticator
+	authenticator = append(authenticator, authn.AnonymousUser{})
+	authorizer := authz.Chain{authz.Masters{}, authz.AlwaysAllowPaths(publicPaths)}
+	kinds := api.Kinds(api.Settings{
+		EventTTL:      c.EventTTL,
+		Authenticator: tokenReviews{reviewed},
+		Authorizer:    accessReviews{authorizer},
+	})
+	documents := openapi.New(kinds, version.Info().GitVersion)
+	return apiserver.New(apiserver.Config{
+		Kinds:         kinds,
+		Scheme:        api.Scheme(),
+		Cache:         objects,
+		Authenticator: authenticator,
+		Authorizer:    authorizer,
+		OpenAPI:       documents,
+		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		Version:       version.Info(),
+		Limits:        apiserver.Limits{ReadOnly: c.Limits.MaxRequestsInflight, Mutating: c.Limits.MaxMutatingRequestsInflight},
+		Checks:        checks,
+		Log:           log.With("part", "apiserver"),
+	})
+}
+
+// serve answers requests on the listener until ctx ends, then lets running ones finish.
+func serve(ctx context.Context, listener net.Listener, server *apiserver.Server, certs *certificates) error {
+	// Long-running requests end with this context, so that shutting down need not wait for watchers.
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	h := &http.Server{
+		Handler:           server.Handler(),
+		TLSConfig:         certs.serving,
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       3 * time.Minute,
+		MaxHeaderBytes:    1 << 20,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		// What clients do wrong while connecting is theirs to know.
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:      1000,
+			MaxReadFrameSize:          1 << 18,
+			MaxReceiveBufferPerStream: 1 << 18,
+			SendPingTimeout:           time.Minute,
+		},
+	}
+	done := make(chan error, 1)
+	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	cancel()
+	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
+	defer stop()
+	if err := h.Shutdown(grace); err != nil {
+		_ = h.Close()
+	}
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func wrap(part string, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", part, err)
+}
+
+func newLogger(level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("--log-level: %w", err)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
+}

@@ -1,0 +1,162 @@
+// Command bench measures skiff and upstream side by side: the same load, one server after the other on the same machine,
+// and prints a table with the ratios. Server CPU per request comes first: it is steady where wall time is noise.
+//
+//	go run ./test/bench [-only create,list] [-pods 10000] [-sides skiff,upstream]
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"skiff/test/cluster"
+)
+
+// Row is one measured number of one server. Goal is the ratio to upstream that skiff wants to stay below
+// (or, for throughput, above).
+type Row struct {
+	Name  string
+	Value float64
+	Unit  string
+	Goal  float64
+	// More says that larger is better.
+	More bool
+}
+
+// load is one workload. It runs against a freshly started server; workloads run in the order of the list.
+type load struct {
+	name string
+	run  func(b *bench) error
+}
+
+// loads in order: later ones find the objects of earlier ones.
+var loads = []load{
+	{"start", measureStart},
+	{"create", measureWrites},
+	{"watch", measureWatch},
+	{"list", measureLists},
+	{"memory", measureMemory},
+}
+
+type options struct {
+	pods     int
+	requests int
+	workers  int
+	watchers int
+	events   int
+}
+
+func main() {
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory")
+	sides := flag.String("sides", "skiff,upstream", "servers to measure")
+	out := flag.String("json", "", "also write the numbers to this file")
+	keep := flag.String("dir", "", "keep state and logs in this folder")
+	var o options
+	flag.IntVar(&o.pods, "pods", 10000, "pods to list")
+	flag.IntVar(&o.requests, "requests", 4000, "writes of each kind")
+	flag.IntVar(&o.workers, "workers", 16, "clients that write at once")
+	flag.IntVar(&o.watchers, "watchers", 200, "watchers of one resource")
+	flag.IntVar(&o.events, "events", 500, "events sent to the watchers")
+	flag.Parse()
+	if err := run(*only, *sides, *out, *keep, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(only, sides, out, dir string, o options) error {
+	if dir == "" {
+		tmp, err := os.MkdirTemp("", "skiff-bench-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(tmp)
+		dir = tmp
+	}
+	results := map[string][]Row{}
+	for side := range strings.SplitSeq(sides, ",") {
+		rows, err := measure(side, filepath.Join(dir, side), only, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", side, err)
+		}
+		results[side] = rows
+	}
+	print(results)
+	if out != "" {
+		data, err := json.MarshalIndent(results, "", "  ")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(out, data, 0o644)
+	}
+	return nil
+}
+
+// measure starts one server and runs the workloads against it.
+func measure(side, dir, only string, o options) ([]Row, error) {
+	var c *cluster.Cluster
+	var err error
+	switch side {
+	case "skiff":
+		c, err = cluster.Skiff(dir)
+	case "upstream":
+		// Pods here have no service account: the token volume it would add is not what is measured.
+		c, err = cluster.UpstreamAPI(dir, "", "--disable-admission-plugins=ServiceAccount")
+	default:
+		return nil, fmt.Errorf("unknown server %q", side)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer c.Stop()
+	b, err := newBench(c, o)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range loads {
+		if only != "" && !strings.Contains(","+only+",", ","+l.name+",") {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "%s: %s ...\n", side, l.name)
+		if err := l.run(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", l.name, err)
+		}
+	}
+	return b.rows, nil
+}
+
+// print shows the table: skiff, upstream, ratio, goal.
+func print(results map[string][]Row) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', tabwriter.AlignRight)
+	defer w.Flush()
+	fmt.Fprintln(w, "\tunit\tskiff\tupstream\tratio\tgoal\t")
+	upstream := map[string]Row{}
+	for _, r := range results["upstream"] {
+		upstream[r.Name] = r
+	}
+	rows := results["skiff"]
+	if len(rows) == 0 {
+		rows = results["upstream"]
+	}
+	for _, r := range rows {
+		u, both := upstream[r.Name]
+		if !both || len(results["skiff"]) == 0 {
+			fmt.Fprintf(w, "%s\t%s\t%.1f\t\t\t\t\n", r.Name, r.Unit, r.Value)
+			continue
+		}
+		ratio, sign := r.Value/u.Value, "≤"
+		met := ratio <= r.Goal
+		if r.More {
+			sign, met = "≥", ratio >= r.Goal
+		}
+		mark := "yes"
+		if !met {
+			mark = "NO"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.3f\t%s %.2f %s\t\n", r.Name, r.Unit, r.Value, u.Value, ratio, sign, r.Goal, mark)
+	}
+}

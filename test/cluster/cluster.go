@@ -1,0 +1,285 @@
+// Package cluster starts control planes for tests and measurements: skiff's and upstream's, as real processes on
+// loopback with fresh folders and free ports, so that both can be asked the same and compared.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Cluster is a running control plane.
+type Cluster struct {
+	Name       string
+	Dir        string
+	URL        string
+	Kubeconfig string
+	// Ready is how long it took from the first exec to /readyz.
+	Ready time.Duration
+	// Server are the processes that serve the API: what is measured.
+	Server []*Process
+	// Others are helpers, such as a controller manager.
+	Others []*Process
+
+	pki *keys
+}
+
+// Process is one running program.
+type Process struct {
+	Name string
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{}
+}
+
+// Root is the folder of the project, found from the working folder upwards.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if data, err := os.ReadFile(filepath.Join(dir, "go.mod")); err == nil && strings.HasPrefix(string(data), "module skiff\n") {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("not inside skiff's tree")
+		}
+		dir = parent
+	}
+}
+
+// Upstream builds the named upstream programs, if they are not kept from before, and returns their folder.
+func Upstream(programs ...string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command(filepath.Join(root, "test/upstream/build"), programs...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("build upstream's %v: %w", programs, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Config returns a client configuration for the administrator.
+func (c *Cluster) Config() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return config, nil
+}
+
+// Stop ends all processes, those started last first, and waits for them.
+func (c *Cluster) Stop() {
+	all := append(append([]*Process(nil), c.Server...), c.Others...)
+	for i := len(all) - 1; i >= 0; i-- {
+		all[i].Stop()
+	}
+}
+
+// CPU is the processor time the serving processes have used.
+func (c *Cluster) CPU() (time.Duration, error) {
+	var sum time.Duration
+	for _, p := range c.Server {
+		used, err := p.CPU()
+		if err != nil {
+			return 0, err
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
+// Resident is the memory the serving processes hold, in bytes.
+func (c *Cluster) Resident() (int64, error) {
+	var sum int64
+	for _, p := range c.Server {
+		n, err := p.Resident()
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// start runs a program with its output in a log file below dir.
+func start(dir, name, path string, args ...string) (*Process, error) {
+	logPath := filepath.Join(dir, name+".log")
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir = dir
+	// The program ends with the test that started it, even if the test is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	p := &Process{Name: name, cmd: cmd, log: logPath, done: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// Stop asks the process to end, and after ten seconds makes it.
+func (p *Process) Stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(10 * time.Second):
+		p.Kill()
+	}
+}
+
+// Kill ends the process as a crash would (SIGKILL) and waits for it.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Exited reports whether the process has ended.
+func (p *Process) Exited() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Log returns the last lines the process wrote.
+func (p *Process) Log(lines int) string {
+	data, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// CPU is the processor time the process has used, user and system.
+func (p *Process) CPU() (time.Duration, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
+	if err != nil {
+		return 0, err
+	}
+	// The program's name, in parentheses, may hold spaces; the fields that follow it are counted from state, the third.
+	_, rest, ok := strings.Cut(string(data), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 13 {
+		return 0, fmt.Errorf("unexpected /proc stat line %q", data)
+	}
+	var ticks int64
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	const ticksPerSecond = 100 // USER_HZ, the same on every Linux
+	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+}
+
+// Resident is the memory the process holds, in bytes.
+func (p *Process) Resident() (int64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return kib * 1024, err
+		}
+	}
+	return 0, fmt.Errorf("no VmRSS for process %d", p.PID())
+}
+
+// freePorts finds ports nobody listens on now.
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		// All are held until the last is found, so that they differ.
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// waitReady polls /readyz until it answers 200.
+func waitReady(ctx context.Context, config *rest.Config, p *Process) error {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	last := errors.New("no answer yet")
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = fmt.Errorf("/readyz answers %s", resp.Status)
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			last = err
+		}
+		if p.Exited() {
+			return fmt.Errorf("%s ended before it was ready:\n%s", p.Name, p.Log(20))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w; its log ends:\n%s", p.Name, last, p.Log(20))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// writeKubeconfig writes a kubeconfig for a client certificate.
+func writeKubeconfig(path, url string, ca, cert, key []byte) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["cluster"] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca}
+	config.AuthInfos["user"] = &clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	config.Contexts["context"] = &clientcmdapi.Context{Cluster: "cluster", AuthInfo: "user"}
+	config.CurrentContext = "context"
+	return clientcmd.WriteToFile(*config, path)
+}

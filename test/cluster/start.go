@@ -1,0 +1,254 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"skiff/internal/pki"
+)
+
+// startTimeout bounds the start of a control plane on a busy machine.
+const startTimeout = 90 * time.Second
+
+// keys are the certificates of an upstream control plane.
+type keys struct {
+	dir       string
+	authority *pki.Authority
+	proxy     *pki.Authority
+}
+
+// Skiff starts `skiff server --no-node` from bin/ with its state below dir; more flags may follow.
+// Started again on the same dir it finds its state and keeps its port.
+func Skiff(dir string, flags ...string) (*Cluster, error) {
+	root, err := Root()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	port, err := keptPort(filepath.Join(dir, "port"))
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Name: "skiff", Dir: dir, URL: "https://127.0.0.1:" + port, Kubeconfig: filepath.Join(dir, "data/admin.kubeconfig")}
+	args := append([]string{"server", "--no-node", "--data-dir", filepath.Join(dir, "data"),
+		"--bind-address", "127.0.0.1", "--secure-port", port}, flags...)
+	began := time.Now()
+	p, err := start(dir, "skiff", filepath.Join(root, "bin/skiff"), args...)
+	if err != nil {
+		return nil, err
+	}
+	c.Server = []*Process{p}
+	// The kubeconfig is there before the port is.
+	for range 20000 {
+		if _, err := os.Stat(c.Kubeconfig); err == nil || p.Exited() {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	config, err := c.Config()
+	if err != nil {
+		c.Stop()
+		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; its log ends:\n%s", err, p.Log(20))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if err := waitReady(ctx, config, p); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	c.Ready = time.Since(began)
+	return c, nil
+}
+
+// UpstreamAPI starts upstream's etcd and kube-apiserver below dir. With etcd set, the API server uses that etcd instead.
+func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
+	programs, err := Upstream("etcd", "kube-apiserver")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Name: "upstream", Dir: dir, URL: "https://127.0.0.1:" + strconv.Itoa(ports[0]), Kubeconfig: filepath.Join(dir, "admin.kubeconfig")}
+	if c.pki, err = newKeys(filepath.Join(dir, "pki")); err != nil {
+		return nil, err
+	}
+	if err := c.pki.kubeconfig(c.Kubeconfig, c.URL, "admin", "system:masters"); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if etcd == "" {
+		etcd = "http://127.0.0.1:" + strconv.Itoa(ports[1])
+		p, err := startEtcd(dir, programs, etcd, ports[2])
+		if err != nil {
+			return nil, err
+		}
+		c.Server = append(c.Server, p)
+	}
+	f := c.pki.dir
+	args := append([]string{
+		// Upstream refuses to advertise loopback. The address, one reserved for documentation, is only written down.
+		"--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--secure-port=" + strconv.Itoa(ports[0]),
+		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
+		"--client-ca-file=" + f + "/ca.crt", "--tls-cert-file=" + f + "/apiserver.crt", "--tls-private-key-file=" + f + "/apiserver.key",
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + f + "/service-account.pub", "--service-account-signing-key-file=" + f + "/service-account.key",
+		"--requestheader-client-ca-file=" + f + "/front-proxy-ca.crt", "--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + f + "/front-proxy-client.crt", "--proxy-client-key-file=" + f + "/front-proxy-client.key",
+	}, flags...)
+	p, err := start(dir, "kube-apiserver", filepath.Join(programs, "kube-apiserver"), args...)
+	if err != nil {
+		c.Stop()
+		return nil, err
+	}
+	c.Server = append(c.Server, p)
+	config, err := c.Config()
+	if err != nil {
+		c.Stop()
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if err := waitReady(ctx, config, p); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	c.Ready = time.Since(began)
+	return c, nil
+}
+
+// Etcd starts upstream's etcd alone and returns its client URL.
+func Etcd(dir string) (*Process, string, error) {
+	programs, err := Upstream("etcd")
+	if err != nil {
+		return nil, "", err
+	}
+	ports, err := freePorts(2)
+	if err != nil {
+		return nil, "", err
+	}
+	url := "http://127.0.0.1:" + strconv.Itoa(ports[0])
+	p, err := startEtcd(dir, programs, url, ports[1])
+	return p, url, err
+}
+
+// startEtcd starts a single-member etcd.
+func startEtcd(dir, programs, url string, peerPort int) (*Process, error) {
+	peer := "http://127.0.0.1:" + strconv.Itoa(peerPort)
+	return start(dir, "etcd", filepath.Join(programs, "etcd"),
+		"--data-dir="+filepath.Join(dir, "etcd"), "--listen-client-urls="+url, "--advertise-client-urls="+url,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--log-level=warn")
+}
+
+// ControllerManager adds upstream's kube-controller-manager to a running cluster, acting as its administrator.
+func (c *Cluster) ControllerManager(flags ...string) error {
+	programs, err := Upstream("kube-controller-manager")
+	if err != nil {
+		return err
+	}
+	f, err := c.signingFiles()
+	if err != nil {
+		return err
+	}
+	args := append([]string{
+		"--kubeconfig=" + c.Kubeconfig, "--authentication-kubeconfig=" + c.Kubeconfig, "--authorization-kubeconfig=" + c.Kubeconfig,
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=0", "--kube-api-qps=-1",
+		"--service-account-private-key-file=" + f + "/service-account.key", "--root-ca-file=" + f + "/ca.crt",
+		"--cluster-signing-cert-file=" + f + "/ca.crt", "--cluster-signing-key-file=" + f + "/ca.key",
+		"--use-service-account-credentials=false", "--cert-dir=" + filepath.Join(c.Dir, "kcm-certs"),
+	}, flags...)
+	p, err := start(c.Dir, "kube-controller-manager", filepath.Join(programs, "kube-controller-manager"), args...)
+	if err != nil {
+		return err
+	}
+	c.Others = append(c.Others, p)
+	return nil
+}
+
+// Scheduler adds upstream's kube-scheduler to a running cluster, acting as its administrator.
+func (c *Cluster) Scheduler(flags ...string) error {
+	programs, err := Upstream("kube-scheduler")
+	if err != nil {
+		return err
+	}
+	args := append([]string{
+		"--kubeconfig=" + c.Kubeconfig, "--authentication-kubeconfig=" + c.Kubeconfig, "--authorization-kubeconfig=" + c.Kubeconfig,
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=0", "--kube-api-qps=-1", "--cert-dir=" + filepath.Join(c.Dir, "scheduler-certs"),
+	}, flags...)
+	p, err := start(c.Dir, "kube-scheduler", filepath.Join(programs, "kube-scheduler"), args...)
+	if err != nil {
+		return err
+	}
+	c.Others = append(c.Others, p)
+	return nil
+}
+
+// signingFiles is the folder with ca.crt, ca.key and service-account.key of the cluster.
+func (c *Cluster) signingFiles() (string, error) {
+	if c.pki != nil {
+		return c.pki.dir, nil
+	}
+	dir := filepath.Join(c.Dir, "data/pki")
+	_, err := os.Stat(filepath.Join(dir, "service-account.key"))
+	return dir, err
+}
+
+func newKeys(dir string) (*keys, error) {
+	now := time.Now()
+	folder := pki.Folder(dir)
+	authority, err := folder.Authority("ca", "kubernetes", now)
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := folder.Authority("front-proxy-ca", "front-proxy", now)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := folder.SigningKey("service-account"); err != nil {
+		return nil, err
+	}
+	if _, err := folder.Leaf("apiserver", authority, pki.Leaf{
+		CommonName: "kube-apiserver", DNSNames: []string{"localhost", "kubernetes", "kubernetes.default"},
+		IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)}, Server: true,
+	}, now); err != nil {
+		return nil, err
+	}
+	if _, err := folder.Leaf("front-proxy-client", proxy, pki.Leaf{CommonName: "front-proxy-client", Client: true}, now); err != nil {
+		return nil, err
+	}
+	return &keys{dir: dir, authority: authority, proxy: proxy}, nil
+}
+
+func (k *keys) kubeconfig(path, url, user string, groups ...string) error {
+	pair, err := k.authority.Issue(pki.Leaf{CommonName: user, Organizations: groups, Client: true}, time.Now())
+	if err != nil {
+		return err
+	}
+	return writeKubeconfig(path, url, k.authority.Cert, pair.Cert, pair.Key)
+}
+
+// keptPort returns the port noted in file, or notes a free one.
+func keptPort(file string) (string, error) {
+	if data, err := os.ReadFile(file); err == nil {
+		return string(data), nil
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return "", err
+	}
+	port := strconv.Itoa(ports[0])
+	return port, os.WriteFile(file, []byte(port), 0o600)
+}

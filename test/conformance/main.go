@@ -1,0 +1,196 @@
+// Command conformance runs Kubernetes' own conformance suite, or one class of it, against a fresh skiff cluster and counts.
+//
+//	go run ./test/conformance -class api
+//	go run ./test/conformance -focus 'ConfigMap should be'
+//
+// The classes are disjoint: api needs the API server and controllers only, node-hollow needs pods that become Running, node needs
+// real containers, net needs pod traffic, multi-node needs two nodes. Together they are the 462 tests of v1.37.
+package main
+
+import (
+	"embed"
+	"encoding/xml"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"skiff/test/cluster"
+)
+
+//go:embed focus/*.re
+var focusFiles embed.FS
+
+type options struct {
+	class, focus, skip string
+	procs              int
+	results            string
+	kubeconfig         string
+	jsonOnly           bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.class, "class", "api", "api, node-hollow, node, net, multi-node or all")
+	flag.StringVar(&o.focus, "focus", "", "regular expression of test names, instead of a class")
+	flag.StringVar(&o.skip, "skip", "", "regular expression of test names to leave out")
+	flag.IntVar(&o.procs, "procs", 4, "tests run at once")
+	flag.StringVar(&o.results, "results", "test/conformance/results", "folder for logs and junit files")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "use this running cluster instead of starting one")
+	flag.BoolVar(&o.jsonOnly, "json", false, "let the suite's clients speak JSON instead of protobuf")
+	flag.Parse()
+	failed, err := run(o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(2)
+	}
+	if failed > 0 {
+		os.Exit(1)
+	}
+}
+
+func run(o options) (failed int, err error) {
+	focus, err := focusOf(o)
+	if err != nil {
+		return 0, err
+	}
+	root, err := cluster.Root()
+	if err != nil {
+		return 0, err
+	}
+	results := o.results
+	if !filepath.IsAbs(results) {
+		results = filepath.Join(root, results)
+	}
+	if err := os.RemoveAll(results); err != nil {
+		return 0, err
+	}
+	if err := os.MkdirAll(results, 0o755); err != nil {
+		return 0, err
+	}
+	programs, err := cluster.Upstream("e2e.test", "ginkgo", "kubectl")
+	if err != nil {
+		return 0, err
+	}
+	kubeconfig := o.kubeconfig
+	if kubeconfig == "" {
+		c, err := cluster.Skiff(filepath.Join(results, "cluster"))
+		if err != nil {
+			return 0, err
+		}
+		defer c.Stop()
+		if err := c.ControllerManager(); err != nil {
+			return 0, err
+		}
+		if err := c.Scheduler(); err != nil {
+			return 0, err
+		}
+		kubeconfig = c.Kubeconfig
+	}
+	// The suite's own exit code says only that something failed; the junit files say what.
+	runErr := suite(o, programs, kubeconfig, focus, results)
+	passed, failures, err := count(results)
+	if err != nil {
+		return 0, fmt.Errorf("read results (the suite ended with: %v): %w", runErr, err)
+	}
+	for _, name := range failures {
+		fmt.Println("FAILED", name)
+	}
+	fmt.Printf("%s: %d passed, %d failed, %d total; junit in %s\n", cmpOr(o.focus, o.class), passed, len(failures), passed+len(failures), results)
+	if passed+len(failures) == 0 {
+		return 0, fmt.Errorf("no test ran: %v", runErr)
+	}
+	return len(failures), nil
+}
+
+func cmpOr(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// focusOf returns the expression that selects the tests.
+func focusOf(o options) (string, error) {
+	if o.focus != "" {
+		return o.focus, nil
+	}
+	if o.class == "all" {
+		return `\[Conformance\]`, nil
+	}
+	data, err := focusFiles.ReadFile("focus/" + o.class + ".re")
+	if err != nil {
+		return "", fmt.Errorf("unknown class %q", o.class)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// suite runs ginkgo and keeps its output in a file.
+func suite(o options, programs, kubeconfig, focus, results string) error {
+	log, err := os.Create(filepath.Join(results, "e2e.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	args := []string{"--procs=" + strconv.Itoa(o.procs), "--timeout=24h", "--no-color", "--focus=" + focus}
+	if o.skip != "" {
+		args = append(args, "--skip="+o.skip)
+	}
+	if o.class != "all" || o.focus != "" {
+		args = append(args, "--label-filter=Conformance")
+	}
+	args = append(args, filepath.Join(programs, "e2e.test"), "--",
+		"--kubeconfig="+kubeconfig, "--provider=skeleton", "--kubectl-path="+filepath.Join(programs, "kubectl"),
+		"--report-dir="+results, "--disable-log-dump", "--dump-logs-on-failure=false",
+		"--allowed-not-ready-nodes=-1", "--num-nodes=0", "--minStartupPods=-1")
+	if o.jsonOnly {
+		args = append(args, "--kube-api-content-type=application/json")
+	}
+	cmd := exec.Command(filepath.Join(programs, "ginkgo"), args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	fmt.Fprintf(os.Stderr, "running; follow %s\n", log.Name())
+	return cmd.Run()
+}
+
+// count reads the junit files: tests that ran, by outcome.
+func count(results string) (passed int, failed []string, err error) {
+	files, err := filepath.Glob(filepath.Join(results, "junit*.xml"))
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return 0, nil, err
+		}
+		var report struct {
+			Suites []struct {
+				Cases []struct {
+					Name    string    `xml:"name,attr"`
+					Status  string    `xml:"status,attr"`
+					Skipped *struct{} `xml:"skipped"`
+				} `xml:"testcase"`
+			} `xml:"testsuite"`
+		}
+		if err := xml.Unmarshal(data, &report); err != nil {
+			return 0, nil, fmt.Errorf("parse %s: %w", file, err)
+		}
+		for _, s := range report.Suites {
+			for _, c := range s.Cases {
+				switch {
+				case c.Skipped != nil || !strings.HasPrefix(c.Name, "[It]"):
+				case c.Status == "passed":
+					passed++
+				default:
+					failed = append(failed, c.Name)
+				}
+			}
+		}
+	}
+	slices.Sort(failed)
+	return passed, failed, nil
+}

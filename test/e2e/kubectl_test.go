@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"skiff/test/cluster"
+)
+
+// TestKubectl runs stories of kubectl commands against skiff and against upstream and compares, command by command, what
+// they print and how they end. A story is a text file: commands, one a line, then the files they use, each under a
+// line `-- name --`. What may differ is in testdata/kubectl/differences.txt, each with its reason.
+func TestKubectl(t *testing.T) {
+	stories, err := filepath.Glob("testdata/kubectl/*.story")
+	if err != nil || len(stories) == 0 {
+		t.Fatalf("no stories: %v", err)
+	}
+	allowed := readDifferences(t, "testdata/kubectl/differences.txt")
+	kubeconfigs := startBoth(t)
+	for _, file := range stories {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".story"), func(t *testing.T) {
+			s := readStory(t, file)
+			got, want := s.play(t, kubeconfigs["skiff"], kubeconfigs["upstream"])
+			for i, command := range s.commands {
+				if got[i] == want[i] || allowed.cover(command, got[i], want[i]) {
+					continue
+				}
+				t.Errorf("%s:%d: $ %s\n%s", filepath.Base(file), s.lines[i], command, difference(got[i], want[i]))
+			}
+		})
+	}
+	for _, d := range allowed {
+		if !d.used && !testing.Short() {
+			t.Errorf("differences.txt:%d: nothing differs by %q any more; remove it", d.line, d.pattern)
+		}
+	}
+}
+
+// startBoth starts skiff and upstream, and upstream's controllers on both, which the stories wait for.
+func startBoth(t *testing.T) map[string]string {
+	t.Helper()
+	skiff, err := cluster.Skiff(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(skiff.Stop)
+	upstream, err := cluster.UpstreamAPI(t.TempDir(), "", "--disable-admission-plugins=ServiceAccount")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(upstream.Stop)
+	for _, c := range []*cluster.Cluster{skiff, upstream} {
+		if err := c.ControllerManager(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return map[string]string{"skiff": skiff.Kubeconfig, "upstream": upstream.Kubeconfig}
+}
+
+type story struct {
+	commands []string
+	lines    []int
+	files    map[string]string
+}
+
+func readStory(t *testing.T, file string) story {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := story{files: map[string]string{}}
+	current := ""
+	for i, line := range strings.Split(string(data), "\n") {
+		if name, ok := strings.CutPrefix(line, "-- "); ok && strings.HasSuffix(name, " --") {
+			current = strings.TrimSuffix(name, " --")
+			continue
+		}
+		switch {
+		case current != "":
+			s.files[current] += line + "\n"
+		case line != "" && !strings.HasPrefix(line, "#"):
+			s.commands = append(s.commands, line)
+			s.lines = append(s.lines, i+1)
+		}
+	}
+	return s
+}
+
+// play runs the story on both servers side by side.
+func (s story) play(t *testing.T, skiff, upstream string) (got, want []string) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, side := range []struct {
+		kubeconfig string
+		out        *[]string
+	}{{skiff, &got}, {upstream, &want}} {
+		dir := t.TempDir()
+		for name, content := range s.files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wg.Go(func() {
+			for _, command := range s.commands {
+				*side.out = append(*side.out, runCommand(dir, side.kubeconfig, command))
+			}
+		})
+	}
+	wg.Wait()
+	return got, want
+}
+
+// runCommand returns everything a command printed, without what differs from run to run, and how it ended.
+func runCommand(dir, kubeconfig, command string) string {
+	root, err := cluster.Root()
+	if err != nil {
+		return err.Error()
+	}
+	cmd := exec.Command("timeout", "60", "bash", "-c", command)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig,
+		"HOME="+dir, "KUBE_EDITOR="+filepath.Join(dir, "editor"), "KUBECTL_EXTERNAL_DIFF=diff -N -u")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	code := 0
+	if err := cmd.Run(); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			return err.Error()
+		}
+		code = exit.ExitCode()
+	}
+	return fmt.Sprintf("%s[exit %d]", normalize(out.String()), code)
+}
+
+// volatile is what differs between any two runs.
+var volatile = []struct {
+	pattern *regexp.Regexp
+	with    string
+}{
+	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UID"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
+	{regexp.MustCompile(`[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d \+0000`), "TIME"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)? \+0000( UTC)?`), "TIME"},
+	{regexp.MustCompile(`(resourceVersion"?: ?"?)\d+`), "${1}N"},
+	{regexp.MustCompile(`[0-9a-f]{64}`), "SHA256"},
+	{regexp.MustCompile(`:[0-9a-f]{24}\b`), ":HASH"},
+	{regexp.MustCompile(`\(x\d+ over [0-9smh]+\)`), "(xN over AGE)"},
+	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "ADDRESS"},
+	{regexp.MustCompile(`\b10\.\d+\.\d+\.\d+\b`), "IP"},
+	{regexp.MustCompile(`(?m)(^|\s)(\d+[smhd])+(\s|$)`), "${1}AGE${3}"},
+	{regexp.MustCompile(`/tmp/[A-Za-z0-9_./-]+`), "FILE"},
+	{regexp.MustCompile(`\b3[0-2]\d{3}\b`), "PORT"},
+	{regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "-RANDOM"},
+	{regexp.MustCompile(`[ \t]+`), " "},
+	{regexp.MustCompile(` +\n`), "\n"},
+	{regexp.MustCompile(`-{3,}`), "---"},
+}
+
+func normalize(text string) string {
+	for _, v := range volatile {
+		text = v.pattern.ReplaceAllString(text, v.with)
+	}
+	return text
+}
+
+// difference shows the lines of both answers that the other does not have.
+func difference(got, want string) string {
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	count := map[string]int{}
+	for _, line := range w {
+		count[line]++
+	}
+	var out strings.Builder
+	for _, line := range g {
+		if count[line]--; count[line] < 0 {
+			fmt.Fprintf(&out, "  skiff:    %s\n", line)
+		}
+	}
+	count = map[string]int{}
+	for _, line := range g {
+		count[line]++
+	}
+	for _, line := range w {
+		if count[line]--; count[line] < 0 {
+			fmt.Fprintf(&out, "  upstream: %s\n", line)
+		}
+	}
+	if out.Len() == 0 {
+		return "  the same lines in another order:\n  skiff:\n" + got + "\n  upstream:\n" + want
+	}
+	text := out.String()
+	if lines := strings.SplitAfter(text, "\n"); len(lines) > 60 {
+		return strings.Join(lines[:60], "") + fmt.Sprintf("  ... %d lines more\n", len(lines)-60)
+	}
+	return text
+}
+
+// differences are lines that may be in one answer and not in the other.
+type differences []*allowedDifference
+
+type allowedDifference struct {
+	command, pattern *regexp.Regexp
+	line             int
+	used             bool
+}
+
+// readDifferences reads lines `command expression => line expression   # reason`.
+func readDifferences(t *testing.T, file string) differences {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all differences
+	for i, line := range strings.Split(string(data), "\n") {
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		rule, reason, ok := strings.Cut(line, "   # ")
+		command, pattern, ok2 := strings.Cut(rule, " => ")
+		if !ok || !ok2 || reason == "" {
+			t.Fatalf("%s:%d: want `command => line   # reason`", file, i+1)
+		}
+		all = append(all, &allowedDifference{command: regexp.MustCompile(command), pattern: regexp.MustCompile(strings.TrimSpace(pattern)), line: i + 1})
+	}
+	return all
+}
+
+// cover reports whether every line that is in only one of the answers may be.
+func (d differences) cover(command, got, want string) bool {
+	for line := range strings.SplitSeq(strings.TrimSpace(difference(got, want)), "\n") {
+		_, text, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		covered := false
+		for _, a := range d {
+			if a.command.MatchString(command) && a.pattern.MatchString(strings.TrimSpace(text)) {
+				a.used, covered = true, true
+			}
+		}
+		if !covered {
+			return false
+		}
+	}
+	return true
+}

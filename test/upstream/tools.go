@@ -1,0 +1,15 @@
+//go:build tools
+
+// Package upstream pins the upstream programs that skiff is compared with and
+// judged by. They are built from their Go modules, never copied into the tree.
+package upstream
+
+import (
+	_ "github.com/onsi/ginkgo/v2/ginkgo"
+	_ "go.etcd.io/etcd/server/v3"
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kube-scheduler"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+	_ "k8s.io/kubernetes/test/e2e"
+)
