@@ -167,8 +167,8 @@ func (s *Server) authorize(req *request) error {
 	if decision == authz.Allow {
 		return nil
 	}
-	if err != nil && decision == authz.NoOpinion && reason == "" {
-		reason = err.Error()
+	if err != nil {
+		return apierrors.NewInternalError(err)
 	}
 	req.w.Header()["X-Content-Type-Options"] = nosniff
 	return errForbidden(a, reason)

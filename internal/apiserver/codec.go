@@ -485,9 +485,3 @@ func (e *encoder) appendEnvelope(to []byte, item *protoItem) []byte {
 	to = binary.AppendUvarint(to, uint64(item.size()))
 	return append(item.append(to), envelopeTail...)
 }
-
-// envelopeSize is the length of what appendEnvelope appends.
-func (e *encoder) envelopeSize(item *protoItem) int {
-	size := item.size()
-	return len(e.protoHead) + 1 + uvarintLen(size) + size + len(envelopeTail)
-}

@@ -35,6 +35,8 @@ type write struct {
 	// attributes are what admission is told of every write of the request.
 	attributes admission.Attributes
 	warn       func(string)
+	// check is Config.CheckWrite for the client's request; nil for the server's own writes.
+	check func(obj, old kind.Object) error
 }
 
 // newWrite is a write for a client.
@@ -49,6 +51,9 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 	}
 	if req.res.kind.Namespaced {
 		w.namespace = req.info.namespace
+	}
+	if check := s.config.CheckWrite; check != nil && req.sub == nil {
+		w.check = func(obj, old kind.Object) error { return check(req.ctx, &req.attributes, obj, old) }
 	}
 	return w
 }
@@ -219,6 +224,11 @@ func (w *write) create(obj kind.Object, options runtime.Object) (outcome, error)
 func (w *write) createOnce(obj kind.Object, options runtime.Object) (outcome, error) {
 	fillSystemFields(obj, w.rules.Now)
 	w.name = obj.GetName()
+	if w.check != nil {
+		if err := w.check(obj, nil); err != nil {
+			return outcome{}, err
+		}
+	}
 	giveBack, err := w.beforeCreate(obj)
 	if err != nil {
 		return outcome{}, err

@@ -9,6 +9,7 @@
 package apiserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -50,6 +51,9 @@ type Config struct {
 	// Impersonate returns the user on whose behalf the request acts, after checking that user may do so. nil: nobody
 	// can act for another.
 	Impersonate func(r *http.Request, user authn.User) (authn.User, error)
+	// CheckWrite looks at what a client wants to write in the light of who it is, after admission has changed it and before it
+	// is judged: nobody may grant what they do not have. old is nil on create. nil: nothing is checked.
+	CheckWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) error
 	// Audit is told of every request when it has been answered; nil: of none.
 	Audit func(*AuditEvent)
 	// Connectors serve the subresources that are streams rather than objects, by "resource/subresource" ("pods/log").

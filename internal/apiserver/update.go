@@ -192,6 +192,11 @@ func (w *write) changeOnce(c *change, entry *cache.Entry) (outcome, error) {
 	if err := w.checkVersion(obj, live, entry); err != nil {
 		return outcome{}, err
 	}
+	if w.check != nil {
+		if err := w.check(obj, live); err != nil {
+			return outcome{}, err
+		}
+	}
 	if part := w.part(); part != nil && part.Before != nil && !c.bare {
 		if err := part.Before(w.ctx, w.s.env(), &w.rules, obj, live); err != nil {
 			return outcome{}, err

@@ -28,6 +28,8 @@ type Server struct {
 	Etcd             Etcd
 	EventTTL         time.Duration
 	Limits           Limits
+	Authorization    Authorization
+	Admission        Admission
 	LogLevel         string
 	Profiling        bool
 }
@@ -42,6 +44,22 @@ type Etcd struct {
 	ListenClient string
 	// CompactionInterval is how long history is kept.
 	CompactionInterval time.Duration
+}
+
+// Authorization says who decides what users may do, with upstream's meanings.
+type Authorization struct {
+	Modes             []string
+	PolicyFile        string
+	WebhookConfigFile string
+	// File is an AuthorizationConfiguration, in place of the others.
+	File string
+}
+
+// Admission chooses among the admission rules, with upstream's names for them.
+type Admission struct {
+	Enable, Disable []string
+	// ConfigFile is an AdmissionConfiguration.
+	ConfigFile string
 }
 
 // Limits bound what clients may ask of the server at once.
@@ -62,6 +80,7 @@ func DefaultServer() Server {
 		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
 		EventTTL:      time.Hour,
 		Limits:        Limits{MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
 		LogLevel:      "info",
 	}
 }
@@ -87,6 +106,13 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "how long events are kept")
 	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; 0: no limit")
 	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; 0: no limit")
+	fs.Var((*commaList)(&c.Authorization.Modes), "authorization-mode", "who is asked whether a request is allowed, in order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny")
+	fs.StringVar(&c.Authorization.PolicyFile, "authorization-policy-file", c.Authorization.PolicyFile, "policy of mode ABAC")
+	fs.StringVar(&c.Authorization.WebhookConfigFile, "authorization-webhook-config-file", c.Authorization.WebhookConfigFile, "kubeconfig of the service that mode Webhook asks")
+	fs.StringVar(&c.Authorization.File, "authorization-config", c.Authorization.File, "AuthorizationConfiguration file, in place of the flags above")
+	fs.Var((*commaList)(&c.Admission.Enable), "enable-admission-plugins", "admission rules to use besides those that are on by default")
+	fs.Var((*commaList)(&c.Admission.Disable), "disable-admission-plugins", "admission rules not to use")
+	fs.StringVar(&c.Admission.ConfigFile, "admission-control-config-file", c.Admission.ConfigFile, "AdmissionConfiguration file")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve /debug/pprof to administrators")
 }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -19,22 +20,73 @@ import (
 	"skiff/internal/api/flowcontrol"
 	"skiff/internal/api/scheduling"
 	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
 	"skiff/internal/kind"
 )
 
-// bootstrapped says whether the system's own objects are there.
-type bootstrapped struct {
-	done atomic.Bool
+// steps are what must have happened before the server is ready. Each shows as a check of its own.
+type steps struct {
+	names []string
+	open  map[string]chan struct{}
 }
 
-func (b *bootstrapped) check() apiserver.HealthCheck {
-	return apiserver.HealthCheck{Name: "poststarthook/start-system-namespaces-controller", OnlyReady: true, Check: func(context.Context) error {
-		if !b.done.Load() {
-			return errors.New("the system's own objects are being created")
+func newSteps(names ...string) *steps {
+	s := &steps{names: names, open: make(map[string]chan struct{}, len(names))}
+	for _, name := range names {
+		s.open[name] = make(chan struct{})
+	}
+	return s
+}
+
+// done marks a step as taken; to be called once for each.
+func (s *steps) done(name string) { close(s.open[name]) }
+
+// wait returns when all steps are taken, or false when ctx ends before.
+func (s *steps) wait(ctx context.Context) bool {
+	for _, name := range s.names {
+		select {
+		case <-s.open[name]:
+		case <-ctx.Done():
+			return false
 		}
+	}
+	return true
+}
+
+func (s *steps) checks() []apiserver.HealthCheck {
+	var checks []apiserver.HealthCheck
+	for _, name := range s.names {
+		checks = append(checks, apiserver.HealthCheck{Name: "poststarthook/" + name, OnlyReady: true, Check: func(context.Context) error {
+			select {
+			case <-s.open[name]:
+				return nil
+			default:
+				return errors.New("not finished")
+			}
+		}})
+	}
+	return checks
+}
+
+// prepareCluster makes everything a cluster has from its first moment.
+func prepareCluster(ctx context.Context, env kind.Env, c config.Server, started *steps) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := bootstrap(ctx, env, c); err != nil {
+			return err
+		}
+		started.done("start-system-namespaces-controller")
 		return nil
-	}}
+	})
+	group.Go(func() error {
+		if err := authz.Reconcile(ctx, env, authz.BootstrapPolicy()); err != nil {
+			return fmt.Errorf("RBAC policy: %w", err)
+		}
+		started.done("rbac/bootstrap-roles")
+		return nil
+	})
+	return group.Wait()
 }
 
 // wanted is one object the system needs.
@@ -148,4 +200,24 @@ func ensureEqual(ctx context.Context, env kind.Env, w wanted, assign func(to, fr
 		return fmt.Errorf("update %s %s: %w", w.resource, fresh.GetName(), err)
 	}
 	return nil
+}
+
+// repairInterval is how often allocations are compared with the services that should have them.
+const repairInterval = 3 * time.Minute
+
+// repairServices gives back addresses and ports that crashes have left allocated, now and again until ctx ends.
+func repairServices(ctx context.Context, env kind.Env, c config.Server, log *slog.Logger) {
+	var repair core.Repair
+	ticker := time.NewTicker(repairInterval)
+	defer ticker.Stop()
+	for {
+		if err := repair.Run(ctx, env, c.NodePortRange, time.Now()); err != nil && ctx.Err() == nil {
+			log.Warn("repairing the allocations of services failed", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"skiff/internal/atomicfile"
 	"skiff/internal/config"
 	"skiff/internal/pki"
 )
@@ -141,9 +142,13 @@ func writeAdminKubeconfig(c config.Server, authority *pki.Authority, admin pki.P
 	if c.WriteKubeconfig != "" {
 		paths = append(paths, c.WriteKubeconfig)
 	}
+	data, err := clientcmd.Write(*k)
+	if err != nil {
+		return fmt.Errorf("encode kubeconfig: %w", err)
+	}
 	for _, path := range paths {
-		if err := clientcmd.WriteToFile(*k, path); err != nil {
-			return fmt.Errorf("write kubeconfig: %w", err)
+		if err := atomicfile.Write(path, data, 0o600); err != nil {
+			return err
 		}
 	}
 	return nil

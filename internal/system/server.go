@@ -21,8 +21,6 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
-	"skiff/internal/apiserver/authn"
-	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
 	"skiff/internal/openapi"
 	"skiff/internal/store/cache"
@@ -71,60 +69,51 @@ func RunServer(ctx context.Context, c config.Server) error {
 	}()
 
 	objects := cache.New(storage, log.With("part", "cache"))
-	var started bootstrapped
-	server, err := newAPIServer(c, objects, log, started.check(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
+	gate, err := newGate(c, log)
+	if err != nil {
+		return err
+	}
+	started := newSteps("start-system-namespaces-controller", "rbac/bootstrap-roles", "node-authorizer")
+	checks := append(started.checks(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
+	server, err := newAPIServer(c, objects, gate, log, checks)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return wrap("cache", objects.Run(ctx)) })
 	group.Go(func() error { return wrap("API server", serve(ctx, listener, server, certs)) })
+	group.Go(func() error { return wrap("authorization", gate.run(ctx, objects.Ready(), started)) })
 	group.Go(func() error {
 		select {
 		case <-objects.Ready():
 		case <-ctx.Done():
 			return nil
 		}
-		if err := bootstrap(ctx, server.Env(), c); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return fmt.Errorf("create the system's own objects: %w", err)
+		if err := prepareCluster(ctx, server.Env(), c, started); err != nil {
+			return wrap("create the system's own objects", err)
 		}
-		started.done.Store(true)
-		log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
-			"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
+		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
+		if started.wait(ctx) {
+			log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
+				"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
+		}
 		return nil
 	})
 	return group.Wait()
 }
 
-// publicPaths may be read by everyone.
-var publicPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
-
 // newAPIServer makes the API server with all built-in kinds.
-func newAPIServer(c config.Server, objects *cache.Cache, log *slog.Logger, checks ...apiserver.HealthCheck) (*apiserver.Server, error) {
-	authenticator := authn.Chain{authn.InProcess{}, authn.Certificate{}}
-	if c.Token != "" {
-		authenticator = append(authenticator, authn.NewTokens(map[string]authn.User{
-			c.Token: {Username: "admin", Groups: []string{authn.GroupMasters}},
-		}))
-	}
-	reviewed := authenticator
-	authenticator = append(authenticator, authn.AnonymousUser{})
-	authorizer := authz.Chain{authz.Masters{}, authz.AlwaysAllowPaths(publicPaths)}
-	kinds := api.Kinds(api.Settings{
-		EventTTL:      c.EventTTL,
-		Authenticator: tokenReviews{reviewed},
-		Authorizer:    accessReviews{authorizer},
-	})
+func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.Logger, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
+	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.tokens, Authorizer: accessReviews{gate.authorizer}})
 	documents := openapi.New(kinds, version.Info().GitVersion)
-	return apiserver.New(apiserver.Config{
+	server, err := apiserver.New(apiserver.Config{
 		Kinds:         kinds,
 		Scheme:        api.Scheme(),
 		Cache:         objects,
-		Authenticator: authenticator,
-		Authorizer:    authorizer,
+		Authenticator: gate.authenticator,
+		Authorizer:    gate.authorizer,
+		CheckWrite:    gate.escalation.Check,
+		Admission:     gate.admission,
 		OpenAPI:       documents,
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
 		Version:       version.Info(),
@@ -132,6 +121,11 @@ func newAPIServer(c config.Server, objects *cache.Cache, log *slog.Logger, check
 		Checks:        checks,
 		Log:           log.With("part", "apiserver"),
 	})
+	if err != nil {
+		return nil, err
+	}
+	gate.attach(server, kinds)
+	return server, nil
 }
 
 // serve answers requests on the listener until ctx ends, then lets running ones finish.

@@ -100,12 +100,13 @@ func run(only, sides, out, dir string, o options) error {
 func measure(side, dir, only string, o options) ([]Row, error) {
 	var c *cluster.Cluster
 	var err error
+	// Pods here have no service account: the token volume it would add is not what is measured.
+	const flag = "--disable-admission-plugins=ServiceAccount"
 	switch side {
 	case "skiff":
-		c, err = cluster.Skiff(dir)
+		c, err = cluster.Skiff(dir, flag)
 	case "upstream":
-		// Pods here have no service account: the token volume it would add is not what is measured.
-		c, err = cluster.UpstreamAPI(dir, "", "--disable-admission-plugins=ServiceAccount")
+		c, err = cluster.UpstreamAPI(dir, "", flag)
 	default:
 		return nil, fmt.Errorf("unknown server %q", side)
 	}

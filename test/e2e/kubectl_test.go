@@ -47,7 +47,7 @@ func TestKubectl(t *testing.T) {
 // startBoth starts skiff and upstream, and upstream's controllers on both, which the stories wait for.
 func startBoth(t *testing.T) map[string]string {
 	t.Helper()
-	skiff, err := cluster.Skiff(t.TempDir())
+	skiff, err := cluster.Skiff(t.TempDir(), "--disable-admission-plugins=ServiceAccount")
 	if err != nil {
 		t.Fatal(err)
 	}

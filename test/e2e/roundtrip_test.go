@@ -28,16 +28,16 @@ import (
 // ways round: every object must be the same.
 func TestStoreRoundTrip(t *testing.T) {
 	etcdURL := "unix://" + filepath.Join(t.TempDir(), "etcd.sock")
-	upstreamFlags := []string{"--disable-admission-plugins=ServiceAccount"}
+	const flag = "--disable-admission-plugins=ServiceAccount"
 
 	t.Run("skiff writes, upstream reads", func(t *testing.T) {
-		skiff, err := cluster.Skiff(t.TempDir(), "--etcd-listen-client-url="+etcdURL)
+		skiff, err := cluster.Skiff(t.TempDir(), "--etcd-listen-client-url="+etcdURL, flag)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(skiff.Stop)
 		writeEverything(t, skiff)
-		upstream, err := cluster.UpstreamAPI(t.TempDir(), etcdURL, upstreamFlags...)
+		upstream, err := cluster.UpstreamAPI(t.TempDir(), etcdURL, flag)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,13 +51,13 @@ func TestStoreRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(etcd.Stop)
-		upstream, err := cluster.UpstreamAPI(t.TempDir(), url, upstreamFlags...)
+		upstream, err := cluster.UpstreamAPI(t.TempDir(), url, flag)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(upstream.Stop)
 		writeEverything(t, upstream)
-		skiff, err := cluster.Skiff(t.TempDir(), "--etcd-servers="+url)
+		skiff, err := cluster.Skiff(t.TempDir(), "--etcd-servers="+url, flag)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -217,7 +217,7 @@ func validateEventUpdate(obj, old *corev1.Event) (errs field.ErrorList) {
 }
 
 func eventRow(obj *corev1.Event, now time.Time) []any {
-	since := func(at metav1.MicroTime) string { return kind.Age(metav1.Time{Time: at.Time}, now) }
+	since := func(at metav1.MicroTime) string { return kind.Age(metav1.Time(at), now) }
 	first := kind.Age(obj.FirstTimestamp, now)
 	if obj.FirstTimestamp.IsZero() {
 		first = since(obj.EventTime)

@@ -42,7 +42,23 @@ type Attributes struct {
 	Warn func(text string)
 	// Annotate adds an audit annotation.
 	Annotate func(key, value string)
+
+	// charged is what ResourceQuota has taken for the write, so that it can be given back.
+	charged *charge
 }
+
+// is reports whether the write is to the resource, or to a subresource of it.
+func (a *Attributes) is(resource schema.GroupResource) bool {
+	return a.Resource.Resource == resource.Resource && a.Resource.Group == resource.Group
+}
+
+// isPlain reports whether the write is to the resource itself.
+func (a *Attributes) isPlain(resource schema.GroupResource) bool {
+	return a.Subresource == "" && a.is(resource)
+}
+
+// changes reports whether the write stores an object: it is no deletion and no connection.
+func (a *Attributes) changes() bool { return a.Operation == Create || a.Operation == Update }
 
 // Rule is one admission plugin. A rule implements Mutator, Validator or both.
 type Rule interface {

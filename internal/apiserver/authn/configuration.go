@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -80,7 +81,7 @@ func AnonymousFrom(c *Configuration, allowed bool) *AnonymousUser {
 // Follow replaces the identity providers whenever the file changes, until ctx ends. A file that is not valid leaves those
 // of before in place.
 func (p *IdentityProviders) Follow(ctx context.Context, path string, log *slog.Logger) error {
-	seen, _ := os.ReadFile(path)
+	var seen []byte
 	ticker := time.NewTicker(configurationPoll)
 	defer ticker.Stop()
 	for {
@@ -95,6 +96,9 @@ func (p *IdentityProviders) Follow(ctx context.Context, path string, log *slog.L
 		}
 		seen = data
 		c, err := parseConfiguration(data)
+		if err == nil && reflect.DeepEqual(c, p.configuration.Load()) {
+			continue
+		}
 		if err == nil {
 			err = p.Replace(c)
 		}

@@ -18,8 +18,9 @@ import (
 // IdentityProviders accepts the tokens that outside issuers sign, as an AuthenticationConfiguration says: OpenID Connect, or
 // anybody who signs JWTs and publishes the keys. Keys are fetched when the first token comes.
 type IdentityProviders struct {
-	options   IdentityProvidersOptions
-	providers atomic.Pointer[[]*identityProvider]
+	options       IdentityProvidersOptions
+	configuration atomic.Pointer[Configuration]
+	providers     atomic.Pointer[[]*identityProvider]
 }
 
 // IdentityProvidersOptions are what the configuration does not say.
@@ -57,6 +58,7 @@ func (p *IdentityProviders) Replace(c *Configuration) error {
 			providers = append(providers, provider)
 		}
 	}
+	p.configuration.Store(c)
 	p.providers.Store(&providers)
 	return nil
 }

@@ -74,6 +74,12 @@ func (t *Table) Get(key string) *Entry {
 	return s.tree.get(key)
 }
 
+// LastChange is the revision of the table's last change that readers can see.
+func (t *Table) LastChange() store.Revision {
+	s, _ := t.published()
+	return s.revision
+}
+
 // Snapshot returns everything as it is now.
 func (t *Table) Snapshot() Snapshot {
 	s, revision := t.published()

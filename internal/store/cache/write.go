@@ -112,12 +112,8 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 	defer t.writes.end(w)
 
 	revision, err := do()
-	var conflict *store.ConflictError
-	switch {
-	case errors.As(err, &conflict):
-		return nil, &Conflict{Current: t.current(conflict.Current)}
-	case err != nil:
-		return nil, err
+	if err != nil {
+		return nil, t.refused(ctx, err)
 	}
 	for t.cache.Revision() < revision {
 		select {
@@ -132,6 +128,26 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 		}
 	}
 	return t.written(w, revision), nil
+}
+
+// refused returns the error of a write that the store did not take. Whoever hears that another writer came first must find
+// that one's work with the next read, which asks the store only when it is shared.
+func (t *Table) refused(ctx context.Context, err error) error {
+	var conflict *store.ConflictError
+	late := errors.As(err, &conflict)
+	if (late || errors.Is(err, store.ErrExists)) && !t.cache.store.Shared() {
+		revision, err := t.cache.store.Current(ctx)
+		if err != nil {
+			return err
+		}
+		if err := t.cache.WaitFor(ctx, revision); err != nil {
+			return err
+		}
+	}
+	if late {
+		return &Conflict{Current: t.current(conflict.Current)}
+	}
+	return err
 }
 
 // written returns the entry that the write made.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"expvar"
 	"fmt"
 	"log/slog"
 	"net"
@@ -25,6 +26,7 @@ import (
 	"go.etcd.io/etcd/server/v3/features"
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 	"go.etcd.io/etcd/server/v3/storage/schema"
+	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -75,6 +77,8 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err != nil {
 		return nil, err
 	}
+	electing.Lock()
+	defer electing.Unlock()
 	server, err := etcdserver.NewServer(serverConfig(c))
 	if err != nil {
 		lock.Close()
@@ -93,15 +97,17 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	return e, nil
 }
 
+// electing is held while a server starts, because what etcd publishes of raft is that of the server made last.
+var electing sync.Mutex
+
 // elect makes the only member the leader and returns when it takes writes. Left alone, it would wait for one to two ticks to
-// hear of another leader first. A leader that hands over its office sends the same message that is sent here; a member
-// that has not finished reading its log does not heed it, and is sent another.
+// hear of another leader first; the message sent here is that of a leader who hands over its office.
 func (e *embedded) elect(ctx context.Context) error {
 	id := uint64(e.server.MemberID())
 	retry := time.NewTicker(time.Millisecond)
 	defer retry.Stop()
 	for {
-		if e.server.Lead() == 0 {
+		if e.server.Lead() == 0 && caughtUp() {
 			if err := e.server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), From: &id, To: &id}); err != nil {
 				return fmt.Errorf("elect the only member: %w", err)
 			}
@@ -116,6 +122,17 @@ func (e *embedded) elect(ctx context.Context) error {
 		case <-retry.C:
 		}
 	}
+}
+
+// caughtUp reports whether raft has nothing left to apply of the log it was started with. Before, it must not be told to
+// stand for election: it would look for changes of membership in a log that the server may just be shortening.
+func caughtUp() bool {
+	published, ok := expvar.Get("raft.status").(expvar.Func)
+	if !ok {
+		return false
+	}
+	status, ok := published().(raft.Status)
+	return ok && status.GetCommit() > 0 && status.Applied == status.GetCommit()
 }
 
 // lockFolder keeps a second process out of the folder, which etcd itself would let wait for ever.
@@ -364,7 +381,8 @@ func (e *embedded) past(prefix string, after store.Revision) (store.Batch, error
 	}
 	from := mvcc.RevToBytes(mvcc.Revision{Main: after + 1}, mvcc.NewRevBytes())
 	to := mvcc.RevToBytes(mvcc.Revision{Main: batch.Revision + 1}, mvcc.NewRevBytes())
-	tx := e.server.Backend().ConcurrentReadTx()
+	// A concurrent transaction would be kinder to writers, but may show what was committed a moment ago twice.
+	tx := e.server.Backend().ReadTx()
 	tx.RLock()
 	defer tx.RUnlock()
 	revisions, values := tx.UnsafeRange(schema.Key, from, to, 0)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,8 @@ type remote struct {
 
 // remoteStream is a running watch.
 type remoteStream struct {
+	remote    *remote
+	batches   chan<- store.Batch
 	delivered atomic.Int64
 	lagging   chan struct{} // asks for progress now
 }
@@ -126,8 +129,15 @@ func (r *remote) healthy(ctx context.Context) error {
 	return err
 }
 
+// etcd hands a watch that begins in the past no more than a thousand revisions every tenth of a second, whatever the number
+// of watches. Several at once, each a thousand revisions after the other, come to the present in one go.
+const (
+	pastRevisions = 1000
+	pastWatches   = 8
+)
+
 func (r *remote) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
-	stream := &remoteStream{lagging: make(chan struct{}, 1)}
+	stream := &remoteStream{remote: r, lagging: make(chan struct{}, 1), batches: batches}
 	stream.delivered.Store(after)
 	r.mu.Lock()
 	r.streams[stream] = struct{}{}
@@ -137,15 +147,50 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 		delete(r.streams, stream)
 		r.mu.Unlock()
 	}()
-
 	// A member that lost its cluster must say so instead of going silent.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	responses := r.client.Watch(ctx, prefix, clientv3.WithRange(string(prefixEnd(prefix))),
-		clientv3.WithRev(after+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
+	current, err := r.current(ctx)
+	if err != nil {
+		return err
+	}
+	type part struct {
+		responses clientv3.WatchChan
+		until     store.Revision
+		cancel    context.CancelFunc
+	}
+	var parts []part
+	for from, last := after, false; !last; from += pastRevisions {
+		last = from+pastRevisions >= current || len(parts) == pastWatches-1
+		p := part{until: from + pastRevisions}
+		if last {
+			p.until = math.MaxInt64
+		}
+		var watching context.Context
+		watching, p.cancel = context.WithCancel(ctx)
+		defer p.cancel()
+		p.responses = r.client.Watch(watching, prefix, clientv3.WithRange(string(prefixEnd(prefix))),
+			clientv3.WithRev(from+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
+		parts = append(parts, p)
+	}
+	for _, p := range parts {
+		if err := stream.forward(ctx, p.responses, p.until, current); err != nil {
+			return err
+		}
+		p.cancel()
+	}
+	return nil
+}
+
+// forward sends what a watch brings up to a revision. Until it has come to the present it asks often how far it is.
+func (s *remoteStream) forward(ctx context.Context, responses clientv3.WatchChan, until, current store.Revision) error {
+	behind := s.delivered.Load() < current
 	ticker := time.NewTicker(progress)
 	defer ticker.Stop()
-	for {
+	if behind {
+		ticker.Reset(pastProgress)
+	}
+	for s.delivered.Load() < until {
 		select {
 		case response, open := <-responses:
 			if !open {
@@ -154,40 +199,54 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 			if err := response.Err(); err != nil {
 				return remoteError(ctx, err)
 			}
-			batch := store.Batch{Revision: response.Header.Revision}
-			if n := len(response.Events); n > 0 {
-				batch.Events = make([]store.Event, 0, n)
-				for _, event := range response.Events {
-					batch.Events = append(batch.Events, store.Event{
-						KeyValue: keyValue(event.Kv), Deleted: event.Type == clientv3.EventTypeDelete,
-					})
-				}
-				// The header may be ahead of events that are still to come.
-				batch.Revision = response.Events[n-1].Kv.ModRevision
-			} else if !response.IsProgressNotify() {
-				continue
+			if err := s.deliver(ctx, &response, until); err != nil {
+				return err
 			}
-			if batch.Revision <= after {
-				continue
+			if behind && s.delivered.Load() >= current {
+				behind = false
+				ticker.Reset(progress)
 			}
-			after = batch.Revision
-			stream.delivered.Store(after)
-			select {
-			case batches <- batch:
-			case <-ctx.Done():
-				return nil
-			}
+			continue
 		case <-ticker.C:
-			if err := r.client.RequestProgress(ctx); err != nil && ctx.Err() == nil {
-				return remoteError(ctx, err)
-			}
-		case <-stream.lagging:
-			if err := r.client.RequestProgress(ctx); err != nil && ctx.Err() == nil {
-				return remoteError(ctx, err)
-			}
+		case <-s.lagging:
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		}
+		if err := s.remote.client.RequestProgress(ctx); err != nil {
+			return remoteError(ctx, err)
+		}
+	}
+	return nil
+}
+
+// pastProgress is how often a watch that has not come to the present is asked how far it is.
+const pastProgress = 10 * time.Millisecond
+
+// deliver sends the new events of a response that are not after until.
+func (s *remoteStream) deliver(ctx context.Context, response *clientv3.WatchResponse, until store.Revision) error {
+	var batch store.Batch
+	delivered := s.delivered.Load()
+	switch n := len(response.Events); {
+	case n > 0:
+		for _, event := range response.Events {
+			if revision := event.Kv.ModRevision; revision > delivered && revision <= until {
+				batch.Events = append(batch.Events, store.Event{KeyValue: keyValue(event.Kv), Deleted: event.Type == clientv3.EventTypeDelete})
+			}
+		}
+		// The header may be ahead of events that are still to come.
+		batch.Revision = min(until, response.Events[n-1].Kv.ModRevision)
+	case response.IsProgressNotify():
+		batch.Revision = min(until, response.Header.Revision)
+	}
+	if batch.Revision <= delivered {
+		return nil
+	}
+	select {
+	case s.batches <- batch:
+		s.delivered.Store(batch.Revision)
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

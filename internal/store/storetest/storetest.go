@@ -32,6 +32,8 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		{"WatchAtomic", testWatchAtomic},
 		{"WatchPrefix", testWatchPrefix},
 		{"WatchFuture", testWatchFuture},
+		{"WatchPast", testWatchPast},
+		{"WatchPastAgain", testWatchPastAgain},
 		{"WatchCompacted", testWatchCompacted},
 		{"WatchSlowReader", testWatchSlowReader},
 		{"WatchCancelled", testWatchCancelled},

@@ -207,6 +207,53 @@ func testWatchFuture(_ *testing.T, s *suite) {
 	s.equal("events", text(w.take(1)), "[/registry/3=v]")
 }
 
+// A watch that begins long ago comes to the present soon, even if what happened last happened elsewhere: a server that
+// starts waits for it.
+func testWatchPast(t *testing.T, s *suite) {
+	const n = 2500
+	written := make([]store.Revision, n)
+	s.parallel(50, n, func(i int) { written[i] = s.create(fmt.Sprintf("/registry/%d", i), "v") })
+	for i := range n / 10 {
+		s.delete(fmt.Sprintf("/registry/%d", i), written[i])
+	}
+	for i := range 20 {
+		s.create(fmt.Sprintf("/elsewhere/%d", i), "v")
+	}
+	begin := time.Now()
+	events := s.watch("/registry/", 1).until(s.current())
+	took := time.Since(begin)
+	if len(events) != n+n/10 {
+		t.Errorf("%d events, want %d", len(events), n+n/10)
+	}
+	for i, event := range events[n:] {
+		if !event.Deleted || event.Key != fmt.Sprintf("/registry/%d", i) {
+			t.Errorf("deletion %d is %+v", i, event)
+		}
+	}
+	if took > 700*time.Millisecond {
+		t.Errorf("it took %v: the watch waited for something to happen", took)
+	}
+}
+
+// What was written a moment ago may be on its way from memory to the disk. It comes once all the same.
+func testWatchPastAgain(_ *testing.T, s *suite) {
+	for i := range 4 {
+		for j := range 5 {
+			key := fmt.Sprintf("/registry/%d-%d", i, j)
+			s.create(key, "v")
+			if _, err := s.store.Get(s.ctx, key); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		for range 4 {
+			if events := s.watch("/registry/", 1).until(s.current()); len(events) != (i+1)*5 {
+				s.t.Fatalf("%d events of %d", len(events), (i+1)*5)
+			}
+			time.Sleep(35 * time.Millisecond)
+		}
+	}
+}
+
 func testWatchCompacted(t *testing.T, s *suite) {
 	start := s.current()
 	s.create("/registry/1", "v")

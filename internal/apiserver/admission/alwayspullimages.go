@@ -1,0 +1,85 @@
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/container"
+)
+
+// alwaysPullImages makes nodes ask the registry for every image, so that nobody runs an image he could not pull only
+// because it is on the node already. Off by default.
+type alwaysPullImages struct{}
+
+func (alwaysPullImages) Name() string { return "AlwaysPullImages" }
+
+// Handles includes ephemeral containers, which reach a pod by a subresource of their own.
+func (alwaysPullImages) Handles(a *Attributes) bool {
+	return a.changes() && a.is(pods) && (a.Subresource == "" || a.Subresource == "ephemeralcontainers") && !sameImages(a)
+}
+
+// sameImages reports whether an update brings no image that the pod did not have.
+func sameImages(a *Attributes) bool {
+	pod, ok := a.Object.(*corev1.Pod)
+	old, had := a.Old.(*corev1.Pod)
+	if a.Operation != Update || !ok || !had {
+		return false
+	}
+	images := map[string]bool{}
+	for _, c := range container.All(&old.Spec) {
+		images[c.Image] = true
+	}
+	for _, c := range container.All(&pod.Spec) {
+		if !images[c.Image] {
+			return false
+		}
+	}
+	return true
+}
+
+func (alwaysPullImages) Mutate(_ context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	for kind, c := range container.All(&pod.Spec) {
+		// Of a pod that runs, only the containers that are being added can change.
+		if a.Subresource == "" || kind == container.Ephemeral {
+			c.ImagePullPolicy = corev1.PullAlways
+		}
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Image != nil && a.Subresource == "" {
+			volume.Image.PullPolicy = corev1.PullAlways
+		}
+	}
+	return nil
+}
+
+func (alwaysPullImages) Validate(_ context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	judge := func(path *field.Path, pull corev1.PullPolicy) {
+		if pull != corev1.PullAlways {
+			errs = append(errs, forbidden(a, field.NotSupported(path, pull, []string{string(corev1.PullAlways)})))
+		}
+	}
+	spec := field.NewPath("spec")
+	for place, c := range container.Places(&pod.Spec, spec) {
+		if a.Subresource == "" || place.Kind == container.Ephemeral {
+			judge(place.Path.Child("imagePullPolicy"), c.ImagePullPolicy)
+		}
+	}
+	for i, volume := range pod.Spec.Volumes {
+		if volume.Image != nil && a.Subresource == "" {
+			judge(spec.Child("volumes").Index(i).Child("image", "pullPolicy"), volume.Image.PullPolicy)
+		}
+	}
+	return utilerrors.NewAggregate(errs)
+}

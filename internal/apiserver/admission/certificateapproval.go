@@ -1,0 +1,48 @@
+package admission
+
+import (
+	"context"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+)
+
+// signers asks whether users may act for a signer: for the one named, or for all of its domain.
+type signers struct{ authorizer authz.Authorizer }
+
+func (s signers) allow(ctx context.Context, user authn.User, verb, signer string) bool {
+	domain, _, _ := strings.Cut(signer, "/")
+	for _, name := range []string{signer, domain + "/*"} {
+		decision, _, err := s.authorizer.Authorize(ctx, &authz.Attributes{
+			User: user, Verb: verb, Name: name, ResourceRequest: true, Group: certificatesv1.GroupName, Version: "*", Resource: "signers",
+		})
+		if err == nil && decision == authz.Allow {
+			return true
+		}
+	}
+	return false
+}
+
+// certificateApproval lets only who may approve for the signer approve a request.
+type certificateApproval struct{ signers }
+
+func (certificateApproval) Name() string { return "CertificateApproval" }
+
+func (certificateApproval) Handles(a *Attributes) bool {
+	return a.Operation == Update && a.Subresource == "approval" && a.is(signingRequests)
+}
+
+func (r certificateApproval) Validate(ctx context.Context, a *Attributes) error {
+	// The stored signer counts, not one that the update claims.
+	request, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if !r.allow(ctx, a.User, "approve", request.Spec.SignerName) {
+		return forbid(a, "user not permitted to approve requests with signerName %q", request.Spec.SignerName)
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// defaultStorageClass gives a claim that asks for no storage class the default one.
+type defaultStorageClass struct{ env access }
+
+func (*defaultStorageClass) Name() string { return "DefaultStorageClass" }
+
+func (*defaultStorageClass) Handles(a *Attributes) bool {
+	return a.Operation == Create && a.isPlain(volumeClaims)
+}
+
+func (r *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
+	claim, err := objectOf[*corev1.PersistentVolumeClaim](a)
+	if err != nil {
+		return err
+	}
+	// An empty name asks for a volume without a class, which is something else than not to ask.
+	if _, annotated := claim.Annotations[corev1.BetaStorageClassAnnotation]; annotated || claim.Spec.StorageClassName != nil {
+		return nil
+	}
+	classes, err := list[*storagev1.StorageClass](ctx, r.env, storageClasses, "")
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if class, ok := newestDefault(classes, isDefaultStorageClass); ok {
+		name := class.Name
+		claim.Spec.StorageClassName = &name
+	}
+	return nil
+}
+
+func isDefaultStorageClass(annotations map[string]string) bool {
+	return annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||
+		annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
+}

@@ -1,0 +1,42 @@
+package admission
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/container"
+	"skiff/internal/quota"
+)
+
+// extendedResourceToleration lets pods that ask for an extended resource onto the nodes that are kept for it by a taint of
+// its name. Off by default.
+type extendedResourceToleration struct{}
+
+func (extendedResourceToleration) Name() string { return "ExtendedResourceToleration" }
+
+func (extendedResourceToleration) Handles(a *Attributes) bool { return a.changes() && a.isPlain(pods) }
+
+func (extendedResourceToleration) Mutate(_ context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, c := range container.All(&pod.Spec) {
+		for name := range c.Resources.Requests {
+			if quota.IsExtendedResource(name) {
+				names = append(names, string(name))
+			}
+		}
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		toleration := corev1.Toleration{Key: name, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.MatchToleration(&toleration) }) {
+			pod.Spec.Tolerations = append(pod.Spec.Tolerations, toleration)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,394 @@
+package admission
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/diff"
+
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/kind"
+)
+
+// nodeRestriction keeps a node to itself: to its own Node, lease and CSINode, to the pods bound to it and the tokens of
+// those pods. A node that is broken into must not reach further. Upstream leaves the rule off unless an installer turns
+// it on, as all do; skiff turns it on by default.
+type nodeRestriction struct {
+	env        access
+	authorizer authz.Authorizer
+}
+
+const (
+	nodeUserPrefix = "system:node:"
+	nodesGroup     = "system:nodes"
+)
+
+func (*nodeRestriction) Name() string { return "NodeRestriction" }
+
+// Handles: everybody but nodes is none of this rule's business, and nodes are recognised by a prefix.
+func (*nodeRestriction) Handles(a *Attributes) bool {
+	return a.Operation != Connect && strings.HasPrefix(a.User.Username, nodeUserPrefix) && slices.Contains(a.User.Groups, nodesGroup)
+}
+
+// nodeName is the node that a user is.
+func nodeName(user authn.User) string { return strings.TrimPrefix(user.Username, nodeUserPrefix) }
+
+func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
+	node := nodeName(a.User)
+	if node == "" {
+		return forbid(a, "could not determine node from user %q", a.User.Username)
+	}
+	switch a.Resource.GroupResource() {
+	case pods:
+		switch a.Subresource {
+		case "":
+			return r.pod(ctx, a, node)
+		case "status":
+			return podStatus(a, node)
+		case "eviction":
+			return r.eviction(ctx, a, node)
+		}
+		return forbid(a, "unexpected pod subresource %q, only 'status' and 'eviction' are allowed", a.Subresource)
+	case nodes:
+		return judgeNode(a, node)
+	case volumeClaims:
+		if a.Subresource == "status" {
+			return claimStatus(a, node)
+		}
+		return forbid(a, "may only update PVC status")
+	case serviceAccounts:
+		return r.token(ctx, a, node)
+	case podCertificates:
+		return r.podCertificate(ctx, a, node)
+	case leases:
+		if a.Namespace != corev1.NamespaceNodeLease {
+			return forbid(a, "can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
+		}
+		if ownName(a) != node {
+			return forbid(a, "can only access node lease with the same name as the requesting node")
+		}
+	case csiNodes:
+		return judgeCSINode(a, node)
+	case resourceSlices:
+		return judgeSlice(a, node)
+	case signingRequests:
+		return judgeSigningRequest(a, node)
+	}
+	return nil
+}
+
+// ownName is the name the written object has; that of a new one stands in the object.
+func ownName(a *Attributes) string {
+	if a.Operation == Create {
+		if obj, ok := a.Object.(kind.Object); ok {
+			return obj.GetName()
+		}
+	}
+	return a.Name
+}
+
+// pod: nodes show what they run of their own accord as mirror pods, and delete pods that have ended on them.
+func (r *nodeRestriction) pod(ctx context.Context, a *Attributes, node string) error {
+	switch a.Operation {
+	case Create:
+		return r.mirrorPod(ctx, a, node)
+	case Delete:
+		pod, err := oldOf[*corev1.Pod](a)
+		if err != nil {
+			return forbidden(a, err)
+		}
+		if pod.Spec.NodeName != node {
+			return forbid(a, "node %q can only delete pods with spec.nodeName set to itself", node)
+		}
+		return nil
+	}
+	return forbid(a, "unexpected operation %q, node %q can only create and delete mirror pods", a.Operation, node)
+}
+
+func (r *nodeRestriction) mirrorPod(ctx context.Context, a *Attributes, node string) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	switch {
+	case !isMirror(pod):
+		return forbid(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
+	case pod.Spec.NodeName != node:
+		return forbid(a, "node %q can only create pods with spec.nodeName set to itself", node)
+	case len(pod.OwnerReferences) > 1:
+		return forbid(a, "node %q can only create pods with a single owner reference set to itself", node)
+	case len(pod.OwnerReferences) == 0:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	}
+	owner := pod.OwnerReferences[0]
+	switch {
+	case owner.APIVersion != "v1" || owner.Kind != "Node" || owner.Name != node:
+		return forbid(a, "node %q can only create pods with an owner reference set to itself", node)
+	case owner.Controller == nil || !*owner.Controller:
+		return forbid(a, "node %q can only create pods with a controller owner reference set to itself", node)
+	case owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion:
+		return forbid(a, "node %q must not set blockOwnerDeletion on an owner reference", node)
+	}
+	self, err := get[*corev1.Node](ctx, r.env, nodes, "", node)
+	switch {
+	case apierrors.IsNotFound(err):
+		return err
+	case err != nil:
+		return forbid(a, "error looking up node %s to verify uid: %v", node, err)
+	case owner.UID != self.UID:
+		return forbid(a, "node %s UID mismatch: expected %s got %s", node, owner.UID, self.UID)
+	}
+	// By a pod that refers to objects the node would gain the right to read them.
+	referred, err := referredObject(&pod.Spec)
+	if err != nil {
+		return forbid(a, "error checking mirror pod for API references: %w", err)
+	}
+	if referred != "" {
+		return forbid(a, "node %q can not create pods that reference %s", node, referred)
+	}
+	return nil
+}
+
+func podStatus(a *Attributes, node string) error {
+	if a.Operation != Update {
+		return forbid(a, "unexpected operation %q", a.Operation)
+	}
+	old, err := oldOf[*corev1.Pod](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if old.Spec.NodeName != node {
+		return forbid(a, "node %q can only update pod status for pods with spec.nodeName set to itself", node)
+	}
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	same := equality.Semantic.DeepEqual
+	switch {
+	case !labels.Equals(old.Labels, pod.Labels):
+		return forbid(a, "node %q cannot update labels through pod status", node)
+	case !same(old.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses):
+		return forbid(a, "node %q cannot update resource claim statues", node)
+	case !same(old.Status.ExtendedResourceClaimStatus, pod.Status.ExtendedResourceClaimStatus):
+		return forbid(a, "node %q cannot update extended resource claim status", node)
+	case !same(old.Status.NodeAllocatableResourceClaimStatuses, pod.Status.NodeAllocatableResourceClaimStatuses):
+		return forbid(a, "node %q cannot update node allocatable resource claim statuses", node)
+	}
+	return nil
+}
+
+func (r *nodeRestriction) eviction(ctx context.Context, a *Attributes, node string) error {
+	if a.Operation != Create {
+		return forbid(a, "unexpected operation %s", a.Operation)
+	}
+	// The pod that is evicted is the one in the path, whatever the body names.
+	if a.Name == "" {
+		return forbid(a, "could not determine pod from request data")
+	}
+	pod, err := r.podNamed(ctx, a, a.Name)
+	if err != nil {
+		return err
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node %s can only evict pods with spec.nodeName set to itself", node)
+	}
+	return nil
+}
+
+// podNamed finds a pod of the write's namespace. That it is not there is no refusal but its own answer.
+func (r *nodeRestriction) podNamed(ctx context.Context, a *Attributes, name string) (*corev1.Pod, error) {
+	pod, err := get[*corev1.Pod](ctx, r.env, pods, a.Namespace, name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		err = forbidden(a, err)
+	}
+	return pod, err
+}
+
+// claimStatus: a node that has expanded a volume says so, and changes nothing else.
+func claimStatus(a *Attributes, node string) error {
+	if a.Operation != Update {
+		return forbid(a, "unexpected operation %q", a.Operation)
+	}
+	old, err := oldOf[*corev1.PersistentVolumeClaim](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	claim, err := objectOf[*corev1.PersistentVolumeClaim](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	old, claim = old.DeepCopy(), claim.DeepCopy()
+	for _, c := range []*corev1.PersistentVolumeClaim{old, claim} {
+		c.ResourceVersion = "" // who leaves it out overwrites whatever is there
+		c.ManagedFields = nil
+		c.Status.Capacity, c.Status.Conditions = nil, nil
+		c.Status.AllocatedResources, c.Status.AllocatedResourceStatuses = nil, nil
+	}
+	if !equality.Semantic.DeepEqual(old, claim) {
+		return forbid(a, "node %q is not allowed to update fields other than status.quantity and status.conditions: %v", node, diff.Diff(old, claim))
+	}
+	return nil
+}
+
+func judgeNode(a *Attributes, name string) error {
+	if own := ownName(a); own != name {
+		return forbid(a, "node %q is not allowed to modify node %q", name, own)
+	}
+	if !a.changes() {
+		return nil
+	}
+	node, err := objectOf[*corev1.Node](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if a.Operation == Create {
+		if node.Spec.ConfigSource != nil {
+			return forbid(a, "node %q is not allowed to create pods with a non-nil configSource", name)
+		}
+		if bad := restrictedLabels(node.Labels, nil); len(bad) > 0 {
+			return forbid(a, "node %q is not allowed to set the following labels: %s", name, strings.Join(bad, ", "))
+		}
+		return nil
+	}
+	old, err := oldOf[*corev1.Node](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	same := equality.Semantic.DeepEqual
+	switch {
+	case node.Spec.ConfigSource != nil && !same(node.Spec.ConfigSource, old.Spec.ConfigSource):
+		return forbid(a, "node %q is not allowed to update configSource to a new non-nil configSource", name)
+	// By its taints and labels a node could draw pods to itself that are not meant for it.
+	case !same(node.Spec.Taints, old.Spec.Taints):
+		return forbid(a, "node %q is not allowed to modify taints", name)
+	// An owner that is gone would let the node delete itself, and come back with other labels.
+	case !same(node.OwnerReferences, old.OwnerReferences):
+		return forbid(a, "node %q is not allowed to modify ownerReferences", name)
+	}
+	if bad := restrictedLabels(node.Labels, old.Labels); len(bad) > 0 {
+		return forbid(a, "is not allowed to modify labels: %s", strings.Join(bad, ", "))
+	}
+	return nil
+}
+
+// kubeletLabels are the labels of Kubernetes' own that a node may set on itself.
+var kubeletLabels = []string{
+	corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone,
+	corev1.LabelFailureDomainBetaRegion, corev1.LabelInstanceType, corev1.LabelInstanceTypeStable, corev1.LabelOSStable,
+	corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
+}
+
+// restrictedLabels are those labels that differ and that a node must not change.
+func restrictedLabels(now, before map[string]string) (restricted []string) {
+	judge := func(key string) {
+		prefix, _, qualified := strings.Cut(key, "/")
+		below := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
+		switch {
+		case !qualified || slices.Contains(restricted, key):
+		case below(corev1.LabelNamespaceNodeRestriction):
+			restricted = append(restricted, key)
+		case !below("kubernetes.io") && !below("k8s.io"), slices.Contains(kubeletLabels, key):
+		case below(corev1.LabelNamespaceSuffixKubelet), below(corev1.LabelNamespaceSuffixNode):
+		default:
+			restricted = append(restricted, key)
+		}
+	}
+	for key, value := range now {
+		if had, ok := before[key]; !ok || had != value {
+			judge(key)
+		}
+	}
+	for key := range before {
+		if _, ok := now[key]; !ok {
+			judge(key)
+		}
+	}
+	slices.Sort(restricted)
+	return restricted
+}
+
+func judgeCSINode(a *Attributes, node string) error {
+	if ownName(a) != node {
+		return forbid(a, "can only access CSINode with the same name as the requesting node")
+	}
+	if a.Subresource != "status" {
+		return nil
+	}
+	if a.Operation != Update {
+		return forbid(a, "unexpected operation %q", a.Operation)
+	}
+	old, err := oldOf[*storagev1.CSINode](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	obj, err := objectOf[*storagev1.CSINode](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if !equality.Semantic.DeepEqual(old.Spec, obj.Spec) {
+		return forbid(a, "node %q is not allowed to modify CSINode spec via status", node)
+	}
+	return nil
+}
+
+// judgeSlice: which slices a node may read and update the authorizer knows by field selectors; here are the writes whose
+// content it does not see.
+func judgeSlice(a *Attributes, node string) error {
+	obj, verb := a.Object, "create"
+	switch a.Operation {
+	case Update:
+		return nil
+	case Delete:
+		obj, verb = a.Old, "delete"
+	}
+	slice, err := typed[*resourcev1.ResourceSlice](obj)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
+		return forbid(a, "can only %s ResourceSlice with the same NodeName as the requesting node", verb)
+	}
+	return nil
+}
+
+// judgeSigningRequest: a node asks for certificates for itself.
+func judgeSigningRequest(a *Attributes, node string) error {
+	if a.Operation != Create {
+		return nil
+	}
+	request, err := objectOf[*certificatesv1.CertificateSigningRequest](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	if s := request.Spec.SignerName; s != certificatesv1.KubeletServingSignerName && s != certificatesv1.KubeAPIServerClientKubeletSignerName {
+		return nil
+	}
+	parsed, err := parseRequest(request.Spec.Request)
+	if err != nil {
+		return forbid(a, "unable to parse csr: %w", err)
+	}
+	if wanted := nodeUserPrefix + node; parsed.Subject.CommonName != wanted {
+		return forbid(a, "can only create a node CSR with CN=%s", wanted)
+	}
+	return nil
+}
+
+// may asks for a right that only the administrator can give to nodes.
+func (r *nodeRestriction) may(ctx context.Context, a *Attributes, verb, resource, name string) (bool, error) {
+	decision, _, err := r.authorizer.Authorize(ctx, &authz.Attributes{
+		User: a.User, Verb: verb, Group: a.Resource.Group, Version: a.Resource.Version, Resource: resource, Namespace: a.Namespace,
+		Name: name, ResourceRequest: true,
+	})
+	// An authorizer may fail on one policy and still allow by another.
+	return decision == authz.Allow, err
+}

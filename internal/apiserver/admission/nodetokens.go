@@ -1,0 +1,238 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+)
+
+// token: a node asks for tokens of the pods on it, and for the audiences those pods name.
+func (r *nodeRestriction) token(ctx context.Context, a *Attributes, node string) error {
+	if a.Operation != Create || a.Subresource != "token" {
+		return nil
+	}
+	request, err := objectOf[*authenticationv1.TokenRequest](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	ref := request.Spec.BoundObjectRef
+	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
+		return forbid(a, "node requested token not bound to a pod")
+	}
+	if ref.UID == "" {
+		return forbid(a, "node requested token with a pod binding without a uid")
+	}
+	pod, err := r.podNamed(ctx, a, ref.Name)
+	if err != nil {
+		return err
+	}
+	if ref.UID != pod.UID {
+		return forbid(a, "the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID)
+	}
+	if pod.Spec.NodeName != node {
+		return forbid(a, "node requested token bound to a pod scheduled on a different node")
+	}
+	if err := r.audience(ctx, a, request, pod); err != nil {
+		return forbidden(a, err)
+	}
+	return nil
+}
+
+func (r *nodeRestriction) audience(ctx context.Context, a *Attributes, request *authenticationv1.TokenRequest, pod *corev1.Pod) error {
+	audience := ""
+	switch len(request.Spec.Audiences) {
+	case 0:
+	case 1:
+		audience = request.Spec.Audiences[0]
+	default:
+		return fmt.Errorf("node may only request 0 or 1 audiences")
+	}
+	named, err := r.namesAudience(ctx, pod, audience)
+	if err != nil {
+		return fmt.Errorf("error validating audience %q: %w", audience, err)
+	}
+	if named {
+		return nil
+	}
+	allowed, err := r.may(ctx, a, "request-serviceaccounts-token-audience", audience, a.Name)
+	if allowed {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("error authorizing %s to request tokens for audience %q: %w", a.User.Username, audience, err)
+	}
+	return fmt.Errorf("%s is not authorized to request tokens for audience %q", a.User.Username, audience)
+}
+
+// namesAudience reports whether a volume of the pod needs a token for the audience: by itself, or because its driver does.
+func (r *nodeRestriction) namesAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
+	var errs []error
+	for i := range pod.Spec.Volumes {
+		volume := &pod.Spec.Volumes[i]
+		if volume.Projected != nil {
+			for _, source := range volume.Projected.Sources {
+				if source.ServiceAccountToken != nil && source.ServiceAccountToken.Audience == audience {
+					return true, nil
+				}
+			}
+		}
+		driver, err := r.driverOf(ctx, pod, volume)
+		if err == nil && driver != "" {
+			var wants bool
+			if wants, err = r.driverWants(ctx, driver, audience); wants {
+				return true, nil
+			}
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return false, utilerrors.NewAggregate(errs)
+}
+
+// driverOf is the CSI driver that serves a volume, "" when none does.
+func (r *nodeRestriction) driverOf(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error) {
+	claimName := ""
+	switch {
+	case volume.Ephemeral != nil && volume.Ephemeral.VolumeClaimTemplate != nil:
+		claimName = pod.Name + "-" + volume.Name
+	case volume.PersistentVolumeClaim != nil:
+		claimName = volume.PersistentVolumeClaim.ClaimName
+	case volume.CSI != nil:
+		return volume.CSI.Driver, nil
+	default:
+		v := &volume.VolumeSource
+		return migrated{v.AWSElasticBlockStore != nil, v.AzureDisk != nil, v.AzureFile != nil, v.Cinder != nil,
+			v.GCEPersistentDisk != nil, v.PortworxVolume != nil, v.VsphereVolume != nil}.driver(), nil
+	}
+	claim, err := get[*corev1.PersistentVolumeClaim](ctx, r.env, volumeClaims, pod.Namespace, claimName)
+	if err != nil {
+		return "", err
+	}
+	bound, err := get[*corev1.PersistentVolume](ctx, r.env, volumes, "", claim.Spec.VolumeName)
+	if err != nil {
+		return "", err
+	}
+	v := &bound.Spec.PersistentVolumeSource
+	if v.CSI != nil {
+		return v.CSI.Driver, nil
+	}
+	return migrated{v.AWSElasticBlockStore != nil, v.AzureDisk != nil, v.AzureFile != nil, v.Cinder != nil,
+		v.GCEPersistentDisk != nil, v.PortworxVolume != nil, v.VsphereVolume != nil}.driver(), nil
+}
+
+// migrated says which of the kinds of volume that Kubernetes once served itself a volume is, in the order of migratedTo.
+type migrated [7]bool
+
+// migratedTo are the drivers that took them over.
+var migratedTo = [7]string{
+	"ebs.csi.aws.com", "disk.csi.azure.com", "file.csi.azure.com", "cinder.csi.openstack.org", "pd.csi.storage.gke.io", "pxd.portworx.com",
+	"csi.vsphere.vmware.com",
+}
+
+func (m migrated) driver() string {
+	for i, is := range m {
+		if is {
+			return migratedTo[i]
+		}
+	}
+	return ""
+}
+
+func (r *nodeRestriction) driverWants(ctx context.Context, name, audience string) (bool, error) {
+	driver, err := get[*storagev1.CSIDriver](ctx, r.env, csiDrivers, "", name)
+	if err != nil {
+		return false, err
+	}
+	for _, request := range driver.Spec.TokenRequests {
+		if request.Audience == audience {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// podCertificate: a node asks for certificates of the pods on it, from signers those pods name. What may be only a view
+// that lags is an error that can be tried again, not a refusal.
+func (r *nodeRestriction) podCertificate(ctx context.Context, a *Attributes, node string) error {
+	if a.Operation != Create {
+		return forbid(a, "unexpected operation %v", a.Operation)
+	}
+	if a.Subresource != "" {
+		return forbid(a, "unexpected subresource %v", a.Subresource)
+	}
+	request, err := objectOf[*certificatesv1.PodCertificateRequest](a)
+	if err != nil {
+		return forbidden(a, err)
+	}
+	spec := &request.Spec
+	if string(spec.NodeName) != node {
+		return forbid(a, "PodCertificateRequest.Spec.NodeName=%q, which is not the requesting node %q", spec.NodeName, node)
+	}
+	lookup := func(what string, err error) error {
+		wrapped := fmt.Errorf("while retrieving %s named in the PodCertificateRequest: %w", what, err)
+		if apierrors.IsNotFound(err) {
+			return wrapped
+		}
+		return forbidden(a, wrapped)
+	}
+	self, err := get[*corev1.Node](ctx, r.env, nodes, "", node)
+	if err != nil {
+		return lookup(fmt.Sprintf("node %q", node), err)
+	}
+	podKey := a.Namespace + "/" + spec.PodName
+	if self.UID != spec.NodeUID {
+		return fmt.Errorf("PodCertificateRequest for pod %q names node UID %q, inconsistent with the running node (%q)", podKey, spec.NodeUID, self.UID)
+	}
+	pod, err := get[*corev1.Pod](ctx, r.env, pods, a.Namespace, spec.PodName)
+	switch {
+	case err != nil:
+		return lookup(fmt.Sprintf("pod %q", podKey), err)
+	case spec.PodUID != pod.UID:
+		return fmt.Errorf("PodCertificateRequest for pod %q contains pod UID (%q) which differs from running pod %q", podKey, spec.PodUID, string(pod.UID))
+	case pod.Spec.NodeName != node:
+		return forbid(a, "pod %q is not running on node %q named in the PodCertificateRequest", podKey, spec.NodeName)
+	case isMirror(pod):
+		return forbid(a, "pod %q is a mirror pod", podKey)
+	case spec.ServiceAccountName != pod.Spec.ServiceAccountName:
+		return forbid(a, "PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)", podKey, spec.ServiceAccountName, pod.Spec.ServiceAccountName)
+	}
+	account, err := get[*corev1.ServiceAccount](ctx, r.env, serviceAccounts, a.Namespace, spec.ServiceAccountName)
+	if err != nil {
+		return lookup(fmt.Sprintf("service account %q", a.Namespace+"/"+spec.ServiceAccountName), err)
+	}
+	if spec.ServiceAccountUID != account.UID {
+		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)", podKey, spec.ServiceAccountUID, account.UID)
+	}
+	return r.signer(ctx, a, request, pod)
+}
+
+func (r *nodeRestriction) signer(ctx context.Context, a *Attributes, request *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
+	signer := request.Spec.SignerName
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.PodCertificate != nil && source.PodCertificate.SignerName == signer {
+				return nil
+			}
+		}
+	}
+	// The names of resources in rules have no slashes.
+	allowed, err := r.may(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), request.Spec.ServiceAccountName)
+	if allowed {
+		return nil
+	}
+	if err != nil {
+		return forbid(a, "error authorizing %s to request podcertificaterequests for signer %q: %w", a.User.Username, signer, err)
+	}
+	return forbid(a, "pod %q does not mount a podCertificate projected volume for signer %q", a.Namespace+"/"+request.Spec.PodName, signer)
+}

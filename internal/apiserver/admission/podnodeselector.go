@@ -1,0 +1,93 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// podNodeSelector adds the node selector of a namespace to its pods and refuses pods whose own contradicts it. Off by default.
+type podNodeSelector struct {
+	env access
+	// selectors by namespace: what pods there may select. clusterDefault is for namespaces that say nothing themselves.
+	selectors map[string]string
+}
+
+// nodeSelectorConfig is older than configuration kinds; it is a plain map.
+type nodeSelectorConfig struct {
+	Selectors map[string]string `json:"podNodeSelectorPluginConfig"`
+}
+
+const (
+	clusterDefaultSelector = "clusterDefaultNodeSelector"
+	nodeSelectorAnnotation = "scheduler.alpha.kubernetes.io/node-selector"
+)
+
+func (*podNodeSelector) Name() string { return "PodNodeSelector" }
+
+func (*podNodeSelector) Handles(a *Attributes) bool { return a.Operation == Create && a.isPlain(pods) }
+
+func (r *podNodeSelector) Mutate(ctx context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	wanted, err := r.selectorOf(ctx, a.Namespace)
+	if err != nil {
+		return err
+	}
+	if labels.Conflicts(wanted, pod.Spec.NodeSelector) {
+		return errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
+	}
+	if len(wanted) > 0 {
+		if pod.Spec.NodeSelector == nil {
+			pod.Spec.NodeSelector = map[string]string{}
+		}
+		maps.Copy(pod.Spec.NodeSelector, wanted)
+	}
+	return r.Validate(ctx, a)
+}
+
+func (r *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	wanted, err := r.selectorOf(ctx, a.Namespace)
+	if err != nil {
+		return err
+	}
+	if labels.Conflicts(wanted, pod.Spec.NodeSelector) {
+		return errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
+	}
+	allowed, err := labels.ConvertSelectorToLabelsMap(r.selectors[a.Namespace])
+	if err != nil || len(allowed) == 0 {
+		return err
+	}
+	for key, value := range pod.Spec.NodeSelector {
+		if may, ok := allowed[key]; !ok || may != value {
+			return errSelector(pod, "pod node label selector labels conflict with its namespace whitelist")
+		}
+	}
+	return nil
+}
+
+func errSelector(pod *corev1.Pod, text string) error {
+	return apierrors.NewForbidden(pods, pod.Name, fmt.Errorf("%s", text))
+}
+
+func (r *podNodeSelector) selectorOf(ctx context.Context, name string) (labels.Set, error) {
+	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", name)
+	if err != nil {
+		return nil, apierrors.NewInternalError(fmt.Errorf("namespace %s does not exist", name))
+	}
+	text, ok := namespace.Annotations[nodeSelectorAnnotation]
+	if !ok {
+		text = r.selectors[clusterDefaultSelector]
+	}
+	return labels.ConvertSelectorToLabelsMap(text)
+}

@@ -1,0 +1,249 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	"skiff/internal/container"
+)
+
+// serviceAccount gives every pod an identity: the account it names, or its namespace's default one. The account must be
+// there; its token is mounted into every container that does not mount something else in its place, and its secrets to
+// pull images with are taken over. Mirror pods, which only show what a node runs anyway, may have none of that.
+type serviceAccount struct{ env access }
+
+const (
+	defaultAccount = "default"
+	// tokenMountPath is where containers find the token, the certificate authority and the namespace.
+	tokenMountPath    = "/var/run/secrets/kubernetes.io/serviceaccount"
+	tokenVolumePrefix = "kube-api-access-"
+	// tokenSeconds is the life of a mounted token: an hour, and a little for who renews it late.
+	tokenSeconds = 60*60 + 7
+	// enforceMountableSecrets is the annotation of an account whose pods may use only the secrets the account lists.
+	enforceMountableSecrets = "kubernetes.io/enforce-mountable-secrets"
+	// defaultAccountAttempts: the default account of a new namespace is made a moment after the namespace.
+	defaultAccountAttempts = 10
+)
+
+func (*serviceAccount) Name() string { return "ServiceAccount" }
+
+func (*serviceAccount) Handles(a *Attributes) bool {
+	return a.is(pods) && (a.Operation == Create && a.Subresource == "" || a.Operation == Update && a.Subresource == "ephemeralcontainers")
+}
+
+func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
+	if a.Operation != Create {
+		return nil
+	}
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	// A mirror pod must stay as the node wrote it, or the node would take it for another.
+	if isMirror(pod) {
+		return judgeMirror(a, pod)
+	}
+	if pod.Spec.ServiceAccountName == "" {
+		pod.Spec.ServiceAccountName = defaultAccount
+		pod.Spec.DeprecatedServiceAccount = defaultAccount
+	}
+	account, err := r.account(ctx, a, pod)
+	if err != nil {
+		return err
+	}
+	if automount(account, pod) {
+		mountToken(pod)
+	}
+	if len(pod.Spec.ImagePullSecrets) == 0 {
+		pod.Spec.ImagePullSecrets = slices.Clone(account.ImagePullSecrets)
+	}
+	return nil
+}
+
+func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	if a.Operation == Create && isMirror(pod) {
+		return judgeMirror(a, pod)
+	}
+	if pod.Spec.ServiceAccountName == "" {
+		return forbid(a, "no service account specified for pod %s/%s", a.Namespace, pod.Name)
+	}
+	account, err := r.account(ctx, a, pod)
+	if err != nil {
+		return err
+	}
+	if enforced, _ := strconv.ParseBool(account.Annotations[enforceMountableSecrets]); !enforced {
+		return nil
+	}
+	if err := judgeSecrets(account, pod, a.Operation == Create); err != nil {
+		return forbidden(a, err)
+	}
+	return nil
+}
+
+// account finds the pod's account. Who is early in a new namespace waits a moment for the default one.
+func (r *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1.Pod) (*corev1.ServiceAccount, error) {
+	name := pod.Spec.ServiceAccountName
+	attempts := 1
+	if name == defaultAccount {
+		attempts = defaultAccountAttempts
+	}
+	pause := time.Duration(100+mathrand.IntN(100)) * time.Millisecond
+	for i := range attempts {
+		if i > 0 {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(pause):
+			}
+		}
+		account, err := get[*corev1.ServiceAccount](ctx, r.env, serviceAccounts, a.Namespace, name)
+		if err == nil {
+			return account, nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return nil, forbid(a, "error looking up service account %s/%s: %w", a.Namespace, name, err)
+		}
+	}
+	missing := apierrors.NewNotFound(schema.GroupResource{Resource: "serviceaccount"}, name)
+	return nil, forbid(a, "error looking up service account %s/%s: %v", a.Namespace, name, missing)
+}
+
+func isMirror(pod *corev1.Pod) bool {
+	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return ok
+}
+
+// judgeMirror: a node must not reach identities and secrets by pods it shows.
+func judgeMirror(a *Attributes, pod *corev1.Pod) error {
+	if pod.Spec.ServiceAccountName != "" {
+		return forbid(a, "a mirror pod may not reference service accounts")
+	}
+	for range secretNames(&pod.Spec) {
+		return forbid(a, "a mirror pod may not reference secrets")
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.ServiceAccountToken != nil {
+				return forbid(a, "a mirror pod may not use ServiceAccountToken volume projections")
+			}
+		}
+	}
+	return nil
+}
+
+// automount: the pod's wish counts, then the account's; without either the token is mounted.
+func automount(account *corev1.ServiceAccount, pod *corev1.Pod) bool {
+	for _, wish := range []*bool{pod.Spec.AutomountServiceAccountToken, account.AutomountServiceAccountToken} {
+		if wish != nil {
+			return *wish
+		}
+	}
+	return true
+}
+
+// mountToken mounts the token into every container that has nothing else in its place. A volume that is named like ours
+// is taken for ours.
+func mountToken(pod *corev1.Pod) {
+	var name string
+	for _, volume := range pod.Spec.Volumes {
+		if strings.HasPrefix(volume.Name, tokenVolumePrefix) {
+			name = volume.Name
+			break
+		}
+	}
+	exists := name != ""
+	if !exists {
+		name = tokenVolumePrefix + rand.String(5)
+	}
+	needed := false
+	for kind, c := range container.All(&pod.Spec) {
+		if kind == container.Ephemeral {
+			continue // nobody can create a pod with them
+		}
+		if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenMountPath }) {
+			continue
+		}
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, ReadOnly: true, MountPath: tokenMountPath})
+		needed = true
+	}
+	if needed && !exists {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Projected: tokenVolume()}})
+	}
+}
+
+func tokenVolume() *corev1.ProjectedVolumeSource {
+	mode, seconds := corev1.ProjectedVolumeSourceDefaultMode, int64(tokenSeconds)
+	return &corev1.ProjectedVolumeSource{
+		DefaultMode: &mode,
+		Sources: []corev1.VolumeProjection{
+			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: &seconds}},
+			{ConfigMap: &corev1.ConfigMapProjection{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"},
+				Items:                []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
+			}},
+			{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{{
+				Path: "namespace", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"},
+			}}}},
+		},
+	}
+}
+
+// judgeSecrets refuses secrets that the account does not list. When ephemeral containers are added to a running pod, only
+// they are new.
+func judgeSecrets(account *corev1.ServiceAccount, pod *corev1.Pod, whole bool) error {
+	listed := func(name string) bool {
+		return slices.ContainsFunc(account.Secrets, func(s corev1.ObjectReference) bool { return s.Name == name })
+	}
+	if whole {
+		for _, volume := range pod.Spec.Volumes {
+			if volume.Secret != nil && !listed(volume.Secret.SecretName) {
+				return fmt.Errorf("volume with secret.secretName=%q is not allowed because service account %s does not reference that secret",
+					volume.Secret.SecretName, account.Name)
+			}
+		}
+	}
+	for kind, c := range container.All(&pod.Spec) {
+		if !whole && kind != container.Ephemeral {
+			continue
+		}
+		for _, env := range c.Env {
+			if env.ValueFrom != nil && env.ValueFrom.SecretKeyRef != nil && !listed(env.ValueFrom.SecretKeyRef.Name) {
+				return fmt.Errorf("%s %s with envVar %s referencing secret.secretName=%q is not allowed because service account %s does not reference that secret",
+					kind, c.Name, env.Name, env.ValueFrom.SecretKeyRef.Name, account.Name)
+			}
+		}
+		for _, from := range c.EnvFrom {
+			if from.SecretRef != nil && !listed(from.SecretRef.Name) {
+				return fmt.Errorf("%s %s with envFrom referencing secret.secretName=%q is not allowed because service account %s does not reference that secret",
+					kind, c.Name, from.SecretRef.Name, account.Name)
+			}
+		}
+	}
+	if !whole {
+		return nil
+	}
+	for i, wanted := range pod.Spec.ImagePullSecrets {
+		if !slices.Contains(account.ImagePullSecrets, wanted) {
+			return fmt.Errorf("imagePullSecrets[%d].name=%q is not allowed because service account %s does not reference that imagePullSecret",
+				i, wanted.Name, account.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+package admission
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// podTopologyLabels tells a pod the zone and region of the node it is put on, so that it can know them by its own labels.
+type podTopologyLabels struct{ env access }
+
+var topologyLabels = []string{corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
+
+func (*podTopologyLabels) Name() string { return "PodTopologyLabels" }
+
+func (*podTopologyLabels) Handles(a *Attributes) bool {
+	return a.Operation == Create && a.is(pods) && (a.Subresource == "" || a.Subresource == "binding")
+}
+
+func (r *podTopologyLabels) Mutate(ctx context.Context, a *Attributes) error {
+	switch obj := a.Object.(type) {
+	case *corev1.Pod:
+		return r.copyLabels(ctx, obj.Spec.NodeName, &obj.Labels)
+	case *corev1.Binding:
+		// Whoever carries the binding out copies its labels to the pod.
+		if obj.Target.Kind == "Node" {
+			return r.copyLabels(ctx, obj.Target.Name, &obj.Labels)
+		}
+	}
+	return nil
+}
+
+func (r *podTopologyLabels) copyLabels(ctx context.Context, name string, to *map[string]string) error {
+	if name == "" {
+		return nil
+	}
+	node, err := get[*corev1.Node](ctx, r.env, nodes, "", name)
+	if err != nil {
+		// A pod may be meant for a node that does not exist yet.
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	for _, key := range topologyLabels {
+		if value, ok := node.Labels[key]; ok {
+			if *to == nil {
+				*to = map[string]string{}
+			}
+			(*to)[key] = value
+		}
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package authn
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"skiff/internal/pki"
+)
+
+// TestOverTLS goes the whole way: a server that asks for certificates without judging them, and clients of all kinds.
+func TestOverTLS(t *testing.T) {
+	folder := pki.Folder(t.TempDir())
+	now := time.Now()
+	cluster, err := folder.Authority("ca", "cluster", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	front, err := folder.Authority("front-proxy-ca", "front-proxy", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, err := folder.Keep("apiserver", cluster, pki.Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(Config{
+		ClientAuthorities: cluster.Pool, FrontProxy: &FrontProxyConfig{Authorities: front.Pool, AllowedNames: []string{pki.FrontProxyClientName}},
+		Anonymous: &AnonymousUser{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, ok, err := a.Authenticate(r)
+		if !ok {
+			http.Error(w, fmt.Sprint(err), http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprintf(w, "%s %s %d", r.Proto, user.Username, len(r.Header["X-Remote-User"]))
+	}))
+	server.TLS = pki.ServerTLS(serving, cluster, front)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	strangers, err := pki.NewAuthority("strangers", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name      string
+		authority *pki.Authority
+		leaf      pki.Leaf
+		code      int
+		want      string
+	}{
+		{name: "nobody", code: 200, want: "HTTP/2.0 system:anonymous 0"},
+		{name: "user", authority: cluster, leaf: pki.User("jane"), code: 200, want: "HTTP/2.0 jane 0"},
+		{name: "proxy", authority: front, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 eve 0"},
+		{name: "another of the proxies' authority", authority: front, leaf: pki.User("jane"), code: 401},
+		{name: "proxy's name, cluster's authority", authority: cluster, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 front-proxy-client 0"},
+		{name: "stranger", authority: strangers, leaf: pki.User("jane"), code: 401},
+		{name: "expired", authority: cluster, leaf: pki.Leaf{CommonName: "jane", Client: true, Life: time.Nanosecond}, code: 401},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			config := &tls.Config{RootCAs: cluster.Pool(), ServerName: "kubernetes"}
+			if test.authority != nil {
+				pair, err := test.authority.Issue(test.leaf, now)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cert, err := tls.X509KeyPair(pair.Cert, pair.Key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				// Sent whatever the server says it would like to see.
+				config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+			}
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
+			defer client.CloseIdleConnections()
+			for range 2 {
+				request, err := http.NewRequest(http.MethodGet, server.URL, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				request.Header.Set("X-Remote-User", "eve")
+				response, err := client.Do(request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(response.Body)
+				response.Body.Close()
+				if err != nil || response.StatusCode != test.code || test.want != "" && string(body) != test.want {
+					t.Fatalf("%d %s, %v", response.StatusCode, body, err)
+				}
+			}
+		})
+	}
+}

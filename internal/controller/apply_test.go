@@ -1,0 +1,261 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/client"
+	"skiff/internal/kind"
+)
+
+// scribe writes down requests and refuses those it is told to.
+type scribe struct {
+	refuse func(verb string, obj kind.Object) error
+	live   map[string]kind.Object
+
+	mu       sync.Mutex
+	requests []string
+	events   []string
+	under    int // requests under way
+	most     int // most requests under way at once
+	gate     chan struct{}
+}
+
+func (s *scribe) request(verb string, obj kind.Object) (kind.Object, error) {
+	s.mu.Lock()
+	s.requests = append(s.requests, verb+" "+obj.GetName())
+	s.under++
+	s.most = max(s.most, s.under)
+	s.mu.Unlock()
+	defer func() { s.mu.Lock(); s.under--; s.mu.Unlock() }()
+	if s.gate != nil {
+		<-s.gate
+	}
+	if s.refuse != nil {
+		if err := s.refuse(verb, obj); err != nil {
+			return nil, err
+		}
+	}
+	return obj, nil
+}
+
+func (s *scribe) Create(_ context.Context, obj kind.Object, _ client.WriteOptions) (kind.Object, error) {
+	return s.request("create", obj)
+}
+func (s *scribe) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
+	return s.request(strings.TrimSpace("update "+o.Subresource), obj)
+}
+func (s *scribe) Patch(_ context.Context, obj kind.Object, _ client.PatchForm, _ []byte, o client.WriteOptions) (kind.Object, error) {
+	return s.request(strings.TrimSpace("patch "+o.Subresource), obj)
+}
+func (s *scribe) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
+	_, err := s.request("delete", obj)
+	return err
+}
+func (s *scribe) Read(_ context.Context, obj kind.Object) (kind.Object, error) {
+	if live, ok := s.live[obj.GetName()]; ok {
+		return live, nil
+	}
+	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, obj.GetName())
+}
+func (s *scribe) Event(about kind.Object, eventType, reason, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, fmt.Sprintf("%s %s %s: %s", about.GetName(), eventType, reason, message))
+}
+
+func pod(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
+}
+
+func creating(names ...string) (writes []Write) {
+	for _, name := range names {
+		writes = append(writes, Creating(pod(name)))
+	}
+	return writes
+}
+
+func TestApplyKeepsOrder(t *testing.T) {
+	s := &scribe{}
+	plan := Plan{
+		Steps: []Step{{Writes: []Write{Patching(pod("a"), client.MergePatch, nil)}}, {Writes: creating("b")}, {Writes: []Write{Deleting(pod("c"))}}},
+		Status: func(o Outcome) kind.Object {
+			if o.Err != nil || len(o.Written) != 2 || o.Written[0].GetName() != "a" || o.Written[1].GetName() != "b" {
+				t.Errorf("outcome %+v", o)
+			}
+			return pod("owner")
+		},
+		Events: []Event{{About: pod("owner"), Type: "Normal", Reason: "Done", Message: "all done"}},
+	}
+	if err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"patch a", "create b", "delete c", "update status owner"}
+	if !slices.Equal(s.requests, want) || !slices.Equal(s.events, []string{"owner Normal Done: all done"}) {
+		t.Errorf("requests %q, events %q", s.requests, s.events)
+	}
+}
+
+func TestApplyStopsBehindAFailedStep(t *testing.T) {
+	s := &scribe{refuse: func(verb string, obj kind.Object) error {
+		if obj.GetName() == "b" {
+			return errors.New("no room")
+		}
+		return nil
+	}}
+	var told error
+	plan := Plan{
+		Steps: []Step{
+			{Writes: []Write{Deleting(pod("a")), Deleting(pod("b")).OnFailed(Event{About: pod("owner"), Type: "Warning", Reason: "FailedDelete", Message: "Error deleting: %s"}),
+				Deleting(pod("c")).OnDone(Event{About: pod("owner"), Type: "Normal", Reason: "Killed", Message: "Deleted pod: %s"})}},
+			{Writes: creating("d")},
+		},
+		Status: func(o Outcome) kind.Object {
+			if told = o.Err; o.Failed() != Delete || o.Message() != "no room" {
+				t.Errorf("failed %q, message %q", o.Failed(), o.Message())
+			}
+			return pod("owner")
+		},
+		Events:       []Event{{About: pod("owner"), Reason: "Never"}},
+		RequeueAfter: 1,
+	}
+	err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan)
+	if err == nil || err.Error() != "delete Pod default/b: no room" || !errors.Is(told, err) {
+		t.Errorf("error %v, status was told %v", err, told)
+	}
+	slices.Sort(s.requests)
+	if want := []string{"delete a", "delete b", "delete c", "update status owner"}; !slices.Equal(s.requests, want) {
+		t.Errorf("requests %q", s.requests)
+	}
+	slices.Sort(s.events)
+	if want := []string{"owner Normal Killed: Deleted pod: c", "owner Warning FailedDelete: Error deleting: no room"}; !slices.Equal(s.events, want) {
+		t.Errorf("events %q", s.events)
+	}
+}
+
+func TestCreatesStartSlowly(t *testing.T) {
+	names := strings.Split("abcdefghijklmnopqrstuvwxyz", "")
+	for _, test := range []struct {
+		refuseFrom int // the request that is the first to be refused
+		asked      int
+	}{{0, 1}, {1, 3}, {3, 7}, {7, 15}, {100, 26}} {
+		n := 0
+		s := &scribe{}
+		var mu sync.Mutex
+		s.refuse = func(string, kind.Object) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if n++; n > test.refuseFrom {
+				return errors.New("quota")
+			}
+			return nil
+		}
+		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: creating(names...)}}})
+		if (err != nil) != (test.refuseFrom < 26) || len(s.requests) != test.asked {
+			t.Errorf("refusing from %d: asked %d times, want %d; %v", test.refuseFrom, len(s.requests), test.asked, err)
+		}
+	}
+}
+
+func TestToleratedRefusals(t *testing.T) {
+	notFound := apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "a")
+	terminating := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a", errors.New("ending"))
+	terminating.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil)
+	for _, test := range []struct {
+		what  string
+		write Write
+		err   error
+		fails bool
+	}{
+		{"a deletion of what is gone", Deleting(pod("a")), notFound, false},
+		{"a creation in a namespace that ends", Creating(pod("a")), terminating, false},
+		{"a patch of what is gone", Patching(pod("a"), client.MergePatch, nil), notFound, true},
+		{"a patch that may find nothing", Patching(pod("a"), client.MergePatch, nil).Tolerating(metav1.StatusReasonNotFound), notFound, false},
+		{"another refusal than the tolerated one", Patching(pod("a"), client.MergePatch, nil).Tolerating(metav1.StatusReasonNotFound), invalid, true},
+		{"an update in a namespace that ends", Updating(pod("a")), terminating, true},
+		{"a plan without a verb", Write{Object: pod("a")}, nil, true},
+	} {
+		wrote := false
+		a := &Applier{Writer: &scribe{refuse: func(string, kind.Object) error { return test.err }}, Wrote: func(kind.Object) { wrote = true }}
+		if err := a.Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{test.write}}}}); (err != nil) != test.fails || wrote {
+			t.Errorf("%s: %v, noted as written: %v", test.what, err, wrote)
+		}
+	}
+}
+
+func TestConfirmBeforeAdoption(t *testing.T) {
+	now := metav1.Now()
+	successor, leaving := pod("owner"), pod("owner")
+	successor.UID = "other"
+	leaving.DeletionTimestamp = &now
+	for _, test := range []struct {
+		what string
+		live kind.Object
+		want string
+	}{
+		{"still there", pod("owner"), ""},
+		{"gone", nil, "confirm that Pod default/owner stays"},
+		{"another", successor, "original Pod default/owner is gone: got uid other, wanted uid-owner"},
+		{"leaving", leaving, "Pod default/owner has just been deleted at"},
+	} {
+		s := &scribe{live: map[string]kind.Object{}}
+		if test.live != nil {
+			s.live["owner"] = test.live
+		}
+		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Confirm: pod("owner"), Writes: creating("a")}}})
+		if test.want == "" && (err != nil || len(s.requests) != 1) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || len(s.requests) != 0) {
+			t.Errorf("%s: %v, requests %q", test.what, err, s.requests)
+		}
+	}
+}
+
+func TestRequestsUnderWayAreBounded(t *testing.T) {
+	s := &scribe{gate: make(chan struct{})}
+	var writes []Write
+	for i := range 3 * atOnce {
+		writes = append(writes, Deleting(pod(fmt.Sprint(i))))
+	}
+	done := make(chan error)
+	go func() { done <- (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}}) }()
+	for range writes {
+		s.gate <- struct{}{}
+	}
+	if err := <-done; err != nil || len(s.requests) != 3*atOnce || s.most > atOnce || s.most < 2 {
+		t.Errorf("%v: %d requests, %d at once", err, len(s.requests), s.most)
+	}
+}
+
+func TestPlan(t *testing.T) {
+	var p Plan
+	p.Then()
+	if !p.Empty() || len(p.Steps) != 0 {
+		t.Errorf("no writes made a step: %+v", p)
+	}
+	p.Again(0)
+	p.Again(5)
+	p.Again(7)
+	p.Again(3)
+	if p.RequeueAfter != 3 {
+		t.Errorf("again after %v", p.RequeueAfter)
+	}
+	p.Status = func(Outcome) kind.Object { return nil }
+	if !p.Empty() {
+		t.Error("a status that stands is no change")
+	}
+	p.Status = func(Outcome) kind.Object { return pod("a") }
+	if p.Empty() {
+		t.Error("a status is a change")
+	}
+}

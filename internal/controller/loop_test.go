@@ -1,0 +1,316 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/test/inprocess"
+)
+
+// bench runs one controller on a server of its own.
+type bench struct {
+	t        *testing.T
+	ctx      context.Context
+	client   *client.Client
+	registry *prometheus.Registry
+}
+
+func (b *bench) start(d controller.Definition) {
+	b.t.Helper()
+	b.registry = prometheus.NewRegistry()
+	metrics, err := controller.NewMetrics(b.registry)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	informers := client.NewInformers(b.client)
+	loop, err := controller.NewLoop(d, controller.Environment{Client: b.client, Informers: informers, Metrics: metrics, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	go func() { _ = informers.Run(b.ctx) }()
+	if err := informers.WaitForSync(b.ctx); err != nil {
+		b.t.Fatal(err)
+	}
+	go func() { _ = loop.Run(b.ctx) }()
+}
+
+// inBubble runs a test with a server in a bubble of its own time.
+func inBubble(t *testing.T, test func(b *bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		test(&bench{t: t, ctx: ctx, client: inprocess.Start(t, ctx)})
+		cancel()
+		time.Sleep(time.Minute) // everything winds up
+	})
+}
+
+// pass lets time pass, and everything that is due be done.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (b *bench) configMap(name string) {
+	b.t.Helper()
+	_, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, client.WriteOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) metric(name string, label string) float64 {
+	families, err := b.registry.Gather()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if f.GetName() == name && l.GetValue() == label {
+					return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return 0
+}
+
+func (b *bench) watching(sync controller.SyncFunc) controller.Definition {
+	return controller.Definition{Name: "test-controller", Workers: 3, New: func(s *controller.Setup) (controller.Syncer, error) {
+		return sync, controller.WatchOwn[*corev1.ConfigMap](s)
+	}}
+}
+
+func TestOneWorkerPerKeyAndNoLookTwice(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		var mu sync.Mutex
+		working, looks, most := map[controller.Key]int{}, map[controller.Key]int{}, 0
+		b.start(b.watching(func(_ context.Context, key controller.Key) error {
+			mu.Lock()
+			working[key]++
+			looks[key]++
+			most = max(most, len(working))
+			if working[key] > 1 {
+				t.Errorf("two workers on %v", key)
+			}
+			mu.Unlock()
+			time.Sleep(time.Second)
+			mu.Lock()
+			delete(working, key)
+			mu.Unlock()
+			return nil
+		}))
+		for i := range 5 {
+			b.configMap(fmt.Sprint("c", i))
+		}
+		time.Sleep(500 * time.Millisecond)
+		// While the first three are worked on, all five change, twice. Each is looked at once more, not twice.
+		for range 2 {
+			for i := range 5 {
+				_, err := client.For[*corev1.ConfigMap](b.client).Patch(b.ctx, "default", fmt.Sprint("c", i), client.MergePatch, fmt.Appendf(nil, `{"data":{"t":"%d"}}`, time.Now().UnixNano()), client.WriteOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Millisecond)
+		}
+		pass(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		for key, n := range looks {
+			if want := 2; n > want || n < 1 {
+				t.Errorf("%v was looked at %d times", key, n)
+			}
+		}
+		if len(looks) != 5 || most != 3 {
+			t.Errorf("%d keys, %d at once", len(looks), most)
+		}
+		if b.metric("workqueue_adds_total", "test-controller") < 5 || b.metric("running_managed_controllers", "test-controller") != 1 {
+			t.Error("metrics do not count")
+		}
+	})
+}
+
+func TestBackoffAndPanic(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		began := time.Now()
+		var looks []time.Duration
+		b.start(b.watching(func(_ context.Context, key controller.Key) error {
+			if looks = append(looks, time.Since(began)); len(looks) == 3 {
+				panic("a bug")
+			}
+			if len(looks) < 30 {
+				return errors.New("not yet")
+			}
+			return nil
+		}))
+		b.configMap("a")
+		pass(time.Hour)
+		if len(looks) != 30 {
+			t.Fatalf("%d looks", len(looks))
+		}
+		for i := 2; i < len(looks); i++ {
+			before, after := looks[i-1]-looks[i-2], looks[i]-looks[i-1]
+			if after < before || after > time.Minute+time.Second {
+				t.Errorf("look %d came %v after the one before, that one %v", i, after, before)
+			}
+		}
+		if got := looks[29] - looks[28]; got < 59*time.Second {
+			t.Errorf("the last backoff was %v", got)
+		}
+		if b.metric("controller_syncs_total", "error") != 29 || b.metric("controller_syncs_total", "success") != 1 {
+			t.Errorf("syncs counted: %v failed, %v succeeded", b.metric("controller_syncs_total", "error"), b.metric("controller_syncs_total", "success"))
+		}
+	})
+}
+
+// eager wants three pods and creates what it does not see. Without reading its own writes it would create more.
+type eager struct {
+	pods controller.Dependents[*corev1.Pod]
+	maps client.Informer[*corev1.ConfigMap]
+}
+
+func (e *eager) Observe(key controller.Key) (view []*corev1.Pod, ok bool) {
+	owner, ok := e.maps.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil, false
+	}
+	return e.pods.Of(owner.UID), true
+}
+
+func (e *eager) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
+	for i := len(pods); i < 3; i++ {
+		owner := e.maps.List("default", nil)[0]
+		plan.Then(controller.Creating(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "p-", OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("ConfigMap"))}},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}))
+	}
+	plan.Again(time.Minute)
+	return plan
+}
+
+func TestReadsItsOwnWrites(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		looks := 0
+		b.start(controller.Definition{Name: "eager", Workers: 4, New: func(s *controller.Setup) (controller.Syncer, error) {
+			e := &eager{maps: client.InformerFor[*corev1.ConfigMap](s.Informers)}
+			var err error
+			if e.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
+				return nil, err
+			}
+			if err := controller.WatchOwn[*corev1.ConfigMap](s); err != nil {
+				return nil, err
+			}
+			// Every event asks for a look, so that looks come while the informer lags.
+			if err := controller.WatchDependents[*corev1.Pod, *corev1.ConfigMap](s, corev1.SchemeGroupVersion.WithKind("ConfigMap"), nil); err != nil {
+				return nil, err
+			}
+			planned := controller.Planned(s, e)
+			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+				looks++
+				defer s.Enqueue(key)
+				time.Sleep(time.Millisecond)
+				return planned.Sync(ctx, key)
+			}), nil
+		}})
+		b.configMap("owner")
+		pass(30 * time.Second)
+		pods, _, err := client.For[*corev1.Pod](b.client).List(b.ctx, "default", client.Match{})
+		if err != nil || len(pods) != 3 || looks < 100 {
+			t.Errorf("%d pods after %d looks, want 3; %v", len(pods), looks, err)
+		}
+	})
+}
+
+func TestRequeueAfter(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		var looks []time.Time
+		b.start(controller.Definition{Name: "later", New: func(s *controller.Setup) (controller.Syncer, error) {
+			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+				looks = append(looks, time.Now())
+				return s.Apply(ctx, key, controller.Plan{RequeueAfter: 10 * time.Minute})
+			}), controller.WatchOwn[*corev1.ConfigMap](s)
+		}})
+		b.configMap("a")
+		pass(59 * time.Minute)
+		if len(looks) != 6 {
+			t.Errorf("%d looks in an hour, want one each ten minutes: %v", len(looks), looks)
+		}
+	})
+}
+
+func TestLeadership(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		election := func(identity string) controller.LeaderElection {
+			return controller.LeaderElection{Namespace: "kube-system", Name: "kube-controller-manager", Identity: identity}
+		}
+		first, stopFirst := context.WithCancel(b.ctx)
+		var mu sync.Mutex
+		leads := map[string]bool{}
+		run := func(ctx context.Context, identity string) <-chan error {
+			done := make(chan error, 1)
+			go func() {
+				done <- election(identity).Lead(ctx, b.client, nil, func(ctx context.Context) error {
+					mu.Lock()
+					if leads[identity] = true; len(leads) > 1 {
+						t.Errorf("two lead: %v", leads)
+					}
+					mu.Unlock()
+					<-ctx.Done()
+					time.Sleep(5 * time.Second) // winding up
+					mu.Lock()
+					delete(leads, identity)
+					mu.Unlock()
+					return nil
+				})
+			}()
+			return done
+		}
+		ended := run(first, "a")
+		time.Sleep(time.Second)
+		secondEnded := run(b.ctx, "b")
+		pass(time.Minute)
+		lease, err := client.For[*coordinationv1.Lease](b.client).Get(b.ctx, "kube-system", "kube-controller-manager")
+		if err != nil || !leads["a"] || *lease.Spec.HolderIdentity != "a" {
+			t.Fatalf("leads %v, lease %+v, %v", leads, lease, err)
+		}
+		stopFirst()
+		if err := <-ended; err != nil {
+			t.Errorf("a leader told to stop: %v", err)
+		}
+		pass(10 * time.Second)
+		if !leads["b"] {
+			t.Error("nobody took over a lease that was given back")
+		}
+		// Someone takes the lease by force: b must stop.
+		lease, err = client.For[*coordinationv1.Lease](b.client).Get(b.ctx, "kube-system", "kube-controller-manager")
+		if err != nil {
+			t.Fatal(err)
+		}
+		stolen := lease.DeepCopy()
+		thief := "thief"
+		stolen.Spec.HolderIdentity = &thief
+		stolen.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		if _, err := client.For[*coordinationv1.Lease](b.client).Update(b.ctx, stolen, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-secondEnded; !errors.Is(err, controller.ErrLeadershipLost) {
+			t.Errorf("a leader that lost its lease: %v", err)
+		}
+	})
+}

@@ -1,0 +1,212 @@
+package quota
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Limited is a resource that can be used only where a quota covers it.
+type Limited struct {
+	APIGroup string `json:"apiGroup,omitempty"`
+	Resource string `json:"resource"`
+	// MatchContains are parts of names: who uses something with such a name needs a quota for it.
+	MatchContains []string `json:"matchContains,omitempty"`
+	// MatchScopes are scopes: who is in one of them needs a quota with it.
+	MatchScopes []corev1.ScopedResourceSelectorRequirement `json:"matchScopes,omitempty"`
+}
+
+// Refusal is the error of a write that quotas do not allow, as opposed to one that could not be judged.
+type Refusal struct{ reason string }
+
+func (r *Refusal) Error() string { return r.reason }
+
+func refuse(format string, args ...any) error { return &Refusal{fmt.Sprintf(format, args...)} }
+
+// Charge is what a write adds to each of the quotas: charges[i] belongs to quotas[i] and is nil when the write adds
+// nothing to it. It refuses what quotas forbid whatever is left of them; whether enough is left says Fit.
+func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Limited, now time.Time) (charges []corev1.ResourceList, err error) {
+	used, err := e.usage(w.Object, now)
+	if err != nil {
+		return nil, err
+	}
+	needed, err := e.needed(w.Object, used, limited)
+	if err != nil {
+		return nil, err
+	}
+	matching, err := e.match(quotas, w.Object, &needed)
+	if err != nil {
+		return nil, err
+	}
+	var negative []corev1.ResourceName
+	for name, quantity := range used {
+		if quantity.Sign() < 0 {
+			negative = append(negative, name)
+		}
+	}
+	if len(negative) > 0 {
+		return nil, refuse("quota usage is negative for resource(s): %s", join(negative))
+	}
+	more := used
+	if w.Old != nil {
+		before, err := e.usage(w.Old, now)
+		if err != nil {
+			return nil, err
+		}
+		more = Subtract(used, before)
+	}
+	charges = make([]corev1.ResourceList, len(quotas))
+	any := len(matching) == 0 && len(positive(more)) > 0
+	for _, i := range matching {
+		// An object that comes into the scope of a quota by the update is charged in full.
+		add := used
+		if w.Old != nil {
+			was, err := e.InScopes(quotas[i], w.Old)
+			if err != nil {
+				return nil, err
+			}
+			if was {
+				add = more
+			}
+		}
+		if add = positive(add); len(add) > 0 {
+			any = true
+			charges[i] = Mask(add, Names(quotas[i].Status.Hard))
+		}
+	}
+	if !any {
+		return make([]corev1.ResourceList, len(quotas)), nil
+	}
+	return charges, needed.covered()
+}
+
+// match finds the quotas that count the object and takes note of what they cover.
+func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, needed *needs) (matching []int, err error) {
+	for i, quota := range quotas {
+		if err := e.coverScopes(quota, obj, needed); err != nil {
+			return nil, fmt.Errorf("error matching scopes of quota %s, err: %v", quota.Name, err)
+		}
+		names := e.Counted(Names(quota.Status.Hard))
+		if len(names) == 0 {
+			continue
+		}
+		if in, err := e.InScopes(quota, obj); err != nil {
+			return nil, err
+		} else if !in {
+			continue
+		}
+		if e.missing != nil {
+			if err := e.missing(names, obj); err != nil {
+				return nil, refuse("failed quota: %s: %v", quota.Name, err)
+			}
+		}
+		for _, name := range names {
+			// What is used so far has not been added up yet.
+			if _, ok := quota.Status.Used[name]; !ok {
+				return nil, refuse("status unknown for quota: %s, resources: %s", quota.Name, join(names))
+			}
+			needed.have = append(needed.have, name)
+		}
+		matching = append(matching, i)
+	}
+	return matching, nil
+}
+
+// coverScopes takes note of the quota's scopes that the object is in.
+func (e *Evaluator) coverScopes(quota *corev1.ResourceQuota, obj runtime.Object, needed *needs) error {
+	if len(needed.scopes) == 0 {
+		return nil
+	}
+	for _, scope := range Scopes(&quota.Spec) {
+		if in, err := e.inScope(scope, obj); err != nil {
+			return fmt.Errorf("error on matching scope %v: %v", scope, err)
+		} else if in {
+			needed.haveScopes = append(needed.haveScopes, scope.ScopeName)
+		}
+	}
+	return nil
+}
+
+// needs are what an object may use or be in only where a quota covers it, and what the quotas at hand cover.
+type needs struct {
+	names      []corev1.ResourceName
+	scopes     []corev1.ScopedResourceSelectorRequirement
+	have       []corev1.ResourceName
+	haveScopes []corev1.ResourceQuotaScope
+}
+
+func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited []Limited) (needs, error) {
+	var n needs
+	for _, l := range limited {
+		for _, scope := range l.MatchScopes {
+			if e.inScope == nil {
+				break
+			}
+			in, err := e.inScope(scope, obj)
+			if err != nil {
+				return needs{}, fmt.Errorf("error on matching scope %v: %v", scope, err)
+			}
+			if in {
+				n.scopes = append(n.scopes, scope)
+			}
+		}
+		if l.APIGroup != e.Resource.Group || l.Resource != e.Resource.Resource {
+			continue
+		}
+		for name := range positive(used) {
+			if slices.ContainsFunc(l.MatchContains, func(part string) bool { return strings.Contains(string(name), part) }) {
+				n.names = append(n.names, name)
+			}
+		}
+	}
+	return n, nil
+}
+
+// covered refuses what no quota covers.
+func (n *needs) covered() error {
+	var missing []corev1.ResourceName
+	for _, name := range n.names {
+		if !slices.Contains(n.have, name) {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		slices.Sort(missing)
+		return refuse("insufficient quota to consume: %s", join(slices.Compact(missing)))
+	}
+	var scopes []corev1.ScopedResourceSelectorRequirement
+	for _, scope := range n.scopes {
+		if !slices.Contains(n.haveScopes, scope.ScopeName) {
+			scopes = append(scopes, scope)
+		}
+	}
+	if len(scopes) > 0 {
+		return refuse("insufficient quota to match these scopes: %v", scopes)
+	}
+	return nil
+}
+
+// Fit refuses a charge for which not enough is left.
+func Fit(quota *corev1.ResourceQuota, charge corev1.ResourceList) error {
+	var exceeded []corev1.ResourceName
+	for name, quantity := range charge {
+		hard, ok := quota.Status.Hard[name]
+		if !ok {
+			continue
+		}
+		sum := quota.Status.Used[name].DeepCopy()
+		sum.Add(quantity)
+		if sum.Cmp(hard) > 0 {
+			exceeded = append(exceeded, name)
+		}
+	}
+	if len(exceeded) == 0 {
+		return nil
+	}
+	return refuse("exceeded quota: %s, requested: %s, used: %s, limited: %s", quota.Name, Format(Mask(charge, exceeded)),
+		Format(Mask(quota.Status.Used, exceeded)), Format(Mask(quota.Status.Hard, exceeded)))
+}

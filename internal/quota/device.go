@@ -1,0 +1,186 @@
+package quota
+
+import (
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var resourceClaimsResource = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
+
+// Devices is what the use of a resource claim depends on besides the claim itself.
+type Devices interface {
+	// DeviceClasses are all classes of devices.
+	DeviceClasses() ([]*resourcev1.DeviceClass, error)
+	// Pod is a pod, nil when there is none.
+	Pod(namespace, name string) *corev1.Pod
+	// ResourceClaims are the claims of a namespace.
+	ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error)
+}
+
+func resourceClaimEvaluator(devices Devices) *Evaluator {
+	return &Evaluator{
+		Resource: resourceClaimsResource,
+		counts: func(name corev1.ResourceName) bool {
+			return name == CountName(resourceClaimsResource) || strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass) ||
+				devices != nil && servedByDevices(devices, name)
+		},
+		usage: func(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
+			claim, err := as[*resourcev1.ResourceClaim](obj)
+			if err != nil {
+				return nil, err
+			}
+			used := resourceClaimUsage(claim)
+			if devices == nil {
+				return used, nil
+			}
+			return used, addExtended(used, devices, usageOfOwner(claim, devices, now))
+		},
+		concerns: func(w Write) bool { return w.Subresource == "" },
+	}
+}
+
+// resourceClaimUsage counts the devices a claim asks for by class; of alternatives, the most that any of them takes.
+func resourceClaimUsage(claim *resourcev1.ResourceClaim) corev1.ResourceList {
+	used := corev1.ResourceList{CountName(resourceClaimsResource): count(1)}
+	add := func(class string, n int64) {
+		name := corev1.ResourceName(class + corev1.ResourceClaimsPerClass)
+		sum := used[name]
+		sum.Add(count(n))
+		used[name] = sum
+	}
+	for _, request := range claim.Spec.Devices.Requests {
+		switch {
+		case len(request.FirstAvailable) > 0:
+			most := map[string]int64{}
+			for _, alternative := range request.FirstAvailable {
+				n := deviceCount(alternative.AllocationMode, alternative.Count)
+				most[alternative.DeviceClassName] = max(most[alternative.DeviceClassName], n)
+			}
+			for class, n := range most {
+				if n > 0 {
+					add(class, n)
+				}
+			}
+		case request.Exactly != nil:
+			add(request.Exactly.DeviceClassName, deviceCount(request.Exactly.AllocationMode, request.Exactly.Count))
+		}
+	}
+	return used
+}
+
+// deviceCount: who asks for all devices is charged with as many as one claim can hold.
+func deviceCount(mode resourcev1.DeviceAllocationMode, n int64) int64 {
+	switch mode {
+	case resourcev1.DeviceAllocationModeExactCount:
+		return n
+	case resourcev1.DeviceAllocationModeAll:
+		return resourcev1.AllocationResultsMaxSize
+	}
+	return 0
+}
+
+// servedByDevices reports whether a name in a quota counts an extended resource that a class of devices stands behind.
+func servedByDevices(devices Devices, name corev1.ResourceName) bool {
+	class, implicit := strings.CutPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
+	if !implicit && !extendedInQuota(name) {
+		return false
+	}
+	classes, err := devices.DeviceClasses()
+	if err != nil {
+		return false
+	}
+	extended := strings.TrimPrefix(string(name), corev1.DefaultResourceRequestsPrefix)
+	for _, c := range classes {
+		explicit := c.Spec.ExtendedResourceName
+		if explicit != nil && *explicit == extended || implicit && c.Name == class {
+			return true
+		}
+	}
+	return false
+}
+
+// addExtended counts the devices of a claim also as the extended resources their classes stand behind, less what the
+// pod that the claim was made for is charged with already.
+func addExtended(used corev1.ResourceList, devices Devices, charged corev1.ResourceList) error {
+	extended := corev1.ResourceList{}
+	var classes []*resourcev1.DeviceClass
+	for name, quantity := range used {
+		class, ok := strings.CutSuffix(string(name), corev1.ResourceClaimsPerClass)
+		if !ok || class == "" {
+			continue
+		}
+		extended[corev1.ResourceName(corev1.ResourceImplicitExtendedClaimsPerClass+class)] = quantity
+		if classes == nil {
+			var err error
+			if classes, err = devices.DeviceClasses(); err != nil {
+				return err
+			}
+		}
+		for _, c := range classes {
+			if c.Name == class && c.Spec.ExtendedResourceName != nil {
+				extended[corev1.ResourceName(corev1.DefaultResourceRequestsPrefix+*c.Spec.ExtendedResourceName)] = quantity
+			}
+		}
+	}
+	for name, quantity := range extended {
+		quantity = quantity.DeepCopy()
+		if already, ok := charged[name]; ok {
+			quantity.Sub(already)
+		}
+		if quantity.Sign() > 0 {
+			used[name] = quantity
+		}
+	}
+	return nil
+}
+
+// usageOfOwner is what the pod uses for whose extended resources the claim was made, nil when there is no such pod. Only
+// one claim of a pod counts as charged with it: the one its status names, or the first.
+func usageOfOwner(claim *resourcev1.ResourceClaim, devices Devices, now time.Time) corev1.ResourceList {
+	owner := ownerOfExtended(claim)
+	if owner == nil {
+		return nil
+	}
+	pod := devices.Pod(claim.Namespace, owner.Name)
+	if pod == nil || pod.UID != owner.UID {
+		return nil
+	}
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
+		if status.ResourceClaimName != claim.Name {
+			return nil
+		}
+		return PodUsage(pod, now)
+	}
+	all, err := devices.ResourceClaims(claim.Namespace)
+	if err != nil {
+		return nil
+	}
+	for _, other := range all {
+		if o := ownerOfExtended(other); o == nil || o.UID != pod.UID {
+			continue
+		}
+		order := other.CreationTimestamp.Time.Compare(claim.CreationTimestamp.Time)
+		if order < 0 || order == 0 && other.Name < claim.Name {
+			return nil
+		}
+	}
+	return PodUsage(pod, now)
+}
+
+// ownerOfExtended is the pod a claim says it was made for, because of the pod's extended resources.
+func ownerOfExtended(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
+	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
+		return nil
+	}
+	owner := metav1.GetControllerOfNoCopy(claim)
+	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
+		return nil
+	}
+	return owner
+}

@@ -1,0 +1,279 @@
+package quota
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"skiff/internal/container"
+)
+
+var (
+	podsResource  = schema.GroupResource{Resource: "pods"}
+	podsCountName = CountName(podsResource)
+)
+
+// podNames are the names a quota counts pods under, besides those of huge pages and extended resources.
+var podNames = []corev1.ResourceName{
+	podsCountName, corev1.ResourcePods,
+	corev1.ResourceCPU, corev1.ResourceRequestsCPU, corev1.ResourceLimitsCPU,
+	corev1.ResourceMemory, corev1.ResourceRequestsMemory, corev1.ResourceLimitsMemory,
+	corev1.ResourceEphemeralStorage, corev1.ResourceRequestsEphemeralStorage, corev1.ResourceLimitsEphemeralStorage,
+}
+
+// obligatory are the names that force every container to name its need. No more will be added: it was a mistake to tie
+// validation to counting, and is kept because users rely on the refusal.
+var obligatory = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
+	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
+}
+
+func podEvaluator() *Evaluator {
+	return &Evaluator{
+		Resource: podsResource,
+		counts:   countsPods,
+		usage: func(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
+			pod, err := as[*corev1.Pod](obj)
+			if err != nil {
+				return nil, err
+			}
+			return PodUsage(pod, now), nil
+		},
+		inScope:  podInScope,
+		missing:  missingNeeds,
+		concerns: concernsPod,
+	}
+}
+
+func as[T runtime.Object](obj runtime.Object) (T, error) {
+	typed, ok := obj.(T)
+	if !ok {
+		return typed, fmt.Errorf("expected %T, got %T", typed, obj)
+	}
+	return typed, nil
+}
+
+// concernsPod: an update of a pod changes its use when its needs change, or the scope it is in.
+func concernsPod(w Write) bool {
+	switch w.Subresource {
+	case "":
+		if w.Old == nil {
+			return true
+		}
+		pod, isPod := w.Object.(*corev1.Pod)
+		old, wasPod := w.Old.(*corev1.Pod)
+		return isPod && wasPod && Terminating(pod) != Terminating(old)
+	case "resize":
+		return w.Old != nil
+	}
+	return false
+}
+
+func countsPods(name corev1.ResourceName) bool {
+	return slices.Contains(podNames, name) || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) ||
+		strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix) || extendedInQuota(name)
+}
+
+// extendedInQuota reports whether a name in a quota counts an extended resource: requests.example.com/gpu.
+func extendedInQuota(name corev1.ResourceName) bool {
+	if !strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
+		return false
+	}
+	return !native(name) || strings.HasPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
+}
+
+// native reports whether the resource is one of Kubernetes' own.
+func native(name corev1.ResourceName) bool {
+	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
+}
+
+// IsExtendedResource reports whether a container asks for an extended resource by this name.
+func IsExtendedResource(name corev1.ResourceName) bool {
+	if native(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
+		return false
+	}
+	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
+}
+
+// PodUsage is what a pod uses. Every pod that is stored counts as an object; only those that have not ended use
+// anything else.
+func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
+	used := corev1.ResourceList{podsCountName: count(1)}
+	if PodEnded(pod, now) {
+		return used
+	}
+	options := resourcehelper.PodResourcesOptions{UseStatusResources: true}
+	addNeeds(used, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
+	return used
+}
+
+// addNeeds writes requests and limits under the names quotas have for them.
+func addNeeds(used, requests, limits corev1.ResourceList) {
+	used[corev1.ResourcePods] = count(1)
+	for name, quantity := range requests {
+		switch {
+		case name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage ||
+			strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix):
+			used[name] = quantity
+			used[corev1.DefaultResourceRequestsPrefix+name] = quantity
+		case IsExtendedResource(name) || strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix):
+			used[corev1.DefaultResourceRequestsPrefix+name] = quantity
+		}
+	}
+	for name, quantity := range limits {
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+			used["limits."+name] = quantity
+		}
+	}
+}
+
+// PodEnded reports whether a pod no longer uses what it asked for: it is finished, or its node is lost and the time it
+// had to end is long over.
+func PodEnded(pod *corev1.Pod, now time.Time) bool {
+	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		return true
+	}
+	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {
+		return false
+	}
+	return now.After(pod.DeletionTimestamp.Add(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second))
+}
+
+// missingNeeds refuses a pod with a container that does not say what it needs of something a quota limits. A pod that
+// says it for all its containers together need not say it again for each.
+func missingNeeds(names []corev1.ResourceName, obj runtime.Object) error {
+	pod, err := as[*corev1.Pod](obj)
+	if err != nil {
+		return err
+	}
+	if resourcehelper.IsPodLevelResourcesSet(pod) {
+		return nil
+	}
+	missing := map[corev1.ResourceName][]string{}
+	for kind, c := range container.All(&pod.Spec) {
+		if kind == container.Ephemeral {
+			continue // they have no resources of their own
+		}
+		has := corev1.ResourceList{}
+		addNeeds(has, c.Resources.Requests, c.Resources.Limits)
+		for _, name := range names {
+			if _, ok := has[name]; !ok && slices.Contains(obligatory, name) {
+				missing[name] = append(missing[name], c.Name)
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	var texts []string
+	for name, containers := range missing {
+		slices.Sort(containers)
+		texts = append(texts, fmt.Sprintf("%s for: %s", name, strings.Join(slices.Compact(containers), ",")))
+	}
+	slices.Sort(texts)
+	return fmt.Errorf("must specify %s", strings.Join(texts, "; "))
+}
+
+func podInScope(scope corev1.ScopedResourceSelectorRequirement, obj runtime.Object) (bool, error) {
+	pod, err := as[*corev1.Pod](obj)
+	if err != nil {
+		return false, err
+	}
+	switch scope.ScopeName {
+	case corev1.ResourceQuotaScopeTerminating:
+		return Terminating(pod), nil
+	case corev1.ResourceQuotaScopeNotTerminating:
+		return !Terminating(pod), nil
+	case corev1.ResourceQuotaScopeBestEffort:
+		return bestEffort(pod), nil
+	case corev1.ResourceQuotaScopeNotBestEffort:
+		return !bestEffort(pod), nil
+	case corev1.ResourceQuotaScopePriorityClass:
+		var names []string
+		if pod.Spec.PriorityClassName != "" {
+			names = []string{pod.Spec.PriorityClassName}
+		}
+		return selects(scope, names)
+	case corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
+		return looksBeyondNamespace(pod.Spec.Affinity), nil
+	}
+	return false, nil
+}
+
+// selects reports whether a scope selects an object that refers to these classes.
+func selects(scope corev1.ScopedResourceSelectorRequirement, classes []string) (bool, error) {
+	listed := func(class string) bool { return slices.Contains(scope.Values, class) }
+	switch scope.Operator {
+	case corev1.ScopeSelectorOpExists:
+		return len(classes) > 0, nil
+	case corev1.ScopeSelectorOpDoesNotExist:
+		return len(classes) == 0, nil
+	case corev1.ScopeSelectorOpIn:
+		return slices.ContainsFunc(classes, listed), nil
+	case corev1.ScopeSelectorOpNotIn:
+		return len(classes) == 0 || slices.ContainsFunc(classes, func(class string) bool { return !listed(class) }), nil
+	}
+	return false, fmt.Errorf("failed to parse and convert selector: %q is not a valid scope selector operator", scope.Operator)
+}
+
+// Terminating reports whether the pod has a deadline.
+func Terminating(pod *corev1.Pod) bool {
+	return pod.Spec.ActiveDeadlineSeconds != nil && *pod.Spec.ActiveDeadlineSeconds >= 0
+}
+
+// bestEffort reports whether the pod asks for no processor and no memory, nor limits them.
+func bestEffort(pod *corev1.Pod) bool {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass == corev1.PodQOSBestEffort
+	}
+	if resourcehelper.IsPodLevelResourcesSet(pod) {
+		return asksNothing(pod.Spec.Resources)
+	}
+	for _, c := range container.All(&pod.Spec) {
+		if !asksNothing(&c.Resources) {
+			return false
+		}
+	}
+	return true
+}
+
+func asksNothing(r *corev1.ResourceRequirements) bool {
+	for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
+		if !list.Cpu().IsZero() || !list.Memory().IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// looksBeyondNamespace reports whether the pod wants to be near or far from pods of other namespaces.
+func looksBeyondNamespace(affinity *corev1.Affinity) bool {
+	if affinity == nil {
+		return false
+	}
+	var terms []corev1.PodAffinityTerm
+	var weighted []corev1.WeightedPodAffinityTerm
+	if near := affinity.PodAffinity; near != nil {
+		terms = append(terms, near.RequiredDuringSchedulingIgnoredDuringExecution...)
+		weighted = append(weighted, near.PreferredDuringSchedulingIgnoredDuringExecution...)
+	}
+	if far := affinity.PodAntiAffinity; far != nil {
+		terms = append(terms, far.RequiredDuringSchedulingIgnoredDuringExecution...)
+		weighted = append(weighted, far.PreferredDuringSchedulingIgnoredDuringExecution...)
+	}
+	for _, w := range weighted {
+		terms = append(terms, w.PodAffinityTerm)
+	}
+	return slices.ContainsFunc(terms, func(t corev1.PodAffinityTerm) bool {
+		return len(t.Namespaces) > 0 || t.NamespaceSelector != nil
+	})
+}

@@ -1,0 +1,134 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Counting are the evaluators that count any of the names.
+func (r *Registry) Counting(names []corev1.ResourceName) []*Evaluator {
+	var counting []*Evaluator
+	for _, e := range r.special {
+		if len(e.Counted(names)) > 0 {
+			counting = append(counting, e)
+		}
+	}
+	for _, name := range names {
+		if gr, ok := countedResource(name); ok && r.special[gr] == nil {
+			if e := r.For(gr); e != nil {
+				counting = append(counting, e)
+			}
+		}
+	}
+	slices.SortFunc(counting, func(a, b *Evaluator) int {
+		return compare(a.Resource, b.Resource)
+	})
+	return counting
+}
+
+func compare(a, b schema.GroupResource) int {
+	switch {
+	case a == b:
+		return 0
+	case a.String() < b.String():
+		return -1
+	}
+	return 1
+}
+
+// Used adds up what the objects of the quota's namespace use of everything the quota limits. list returns the
+// objects of a resource in that namespace. Names whose objects cannot be listed are left out and the reasons returned
+// beside the rest.
+func (r *Registry) Used(quota *corev1.ResourceQuota, list func(schema.GroupResource) ([]runtime.Object, error), now time.Time) (corev1.ResourceList, error) {
+	hard := Names(quota.Spec.Hard)
+	used := corev1.ResourceList{}
+	var failed []corev1.ResourceName
+	var errs []error
+	for _, e := range r.Counting(hard) {
+		names := e.Counted(hard)
+		sum, err := e.sum(quota, names, list, now)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("add up %s: %w", e.Resource, err))
+			failed = append(failed, names...)
+			continue
+		}
+		used = Add(used, sum)
+	}
+	for _, name := range failed {
+		delete(used, name)
+	}
+	return used, errors.Join(errs...)
+}
+
+func (e *Evaluator) sum(quota *corev1.ResourceQuota, names []corev1.ResourceName, list func(schema.GroupResource) ([]runtime.Object, error), now time.Time) (corev1.ResourceList, error) {
+	sum := corev1.ResourceList{}
+	for _, name := range names {
+		sum[name] = resource.Quantity{Format: resource.DecimalSI}
+	}
+	objs, err := list(e.Resource)
+	if err != nil {
+		return nil, err
+	}
+	for _, obj := range objs {
+		if in, err := e.InScopes(quota, obj); err != nil {
+			return nil, err
+		} else if !in {
+			continue
+		}
+		usage, err := e.usage(obj, now)
+		if err != nil {
+			return nil, err
+		}
+		sum = Add(sum, Mask(usage, names))
+	}
+	return sum, nil
+}
+
+// Frees reports whether an update may have lowered what an object uses, so that quotas must be added up again.
+// Deletions always have.
+func Frees(obj, old runtime.Object, now time.Time) bool {
+	switch obj := obj.(type) {
+	case *corev1.Pod:
+		before, ok := old.(*corev1.Pod)
+		return ok && (Terminating(obj) != Terminating(before) || !PodEnded(before, now) && PodEnded(obj, now) || resized(obj, before))
+	case *corev1.Service:
+		before, ok := old.(*corev1.Service)
+		return ok && exposure(obj) != exposure(before)
+	case *corev1.PersistentVolumeClaim:
+		before, ok := old.(*corev1.PersistentVolumeClaim)
+		return ok && claimStatusCounts(obj, before)
+	}
+	return false
+}
+
+// exposure is the type of a service as far as quotas tell types apart.
+func exposure(service *corev1.Service) corev1.ServiceType {
+	if t := service.Spec.Type; t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer {
+		return t
+	}
+	return ""
+}
+
+// resized reports whether the resources that containers run with have changed.
+func resized(pod, old *corev1.Pod) bool {
+	differ := func(now, before []corev1.ContainerStatus) bool {
+		for _, b := range before {
+			for _, n := range now {
+				if n.Name == b.Name && !equality.Semantic.DeepEqual(n.Resources, b.Resources) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	return differ(pod.Status.ContainerStatuses, old.Status.ContainerStatuses) ||
+		differ(pod.Status.InitContainerStatuses, old.Status.InitContainerStatuses)
+}

@@ -1,0 +1,214 @@
+package chaos
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// operation is one attempt of a client to read or change a key. Values are unique, so that each can be told apart.
+type operation struct {
+	kind    string // "create", "update", "delete", "get"
+	key     string
+	value   string
+	version int64 // the resourceVersion an update or deletion was conditional on
+}
+
+// result is what the client heard. unknown: the connection broke, the write may or may not have happened.
+type result string
+
+const (
+	ok       result = "ok"
+	notFound result = "not found"
+	exists   result = "exists"
+	conflict result = "conflict"
+	unknown  result = "unknown"
+)
+
+type outcome struct {
+	result  result
+	value   string
+	version int64
+}
+
+// history is what all clients did and heard.
+type history struct {
+	began time.Time
+
+	mu         sync.Mutex
+	operations []porcupine.Operation
+	// surprises are answers that no client should get, whatever crashes.
+	surprises []error
+}
+
+func (h *history) surprise(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.surprises = append(h.surprises, err)
+}
+
+func (h *history) record(client int, op operation, called time.Time, out outcome) {
+	returned := time.Since(h.began).Nanoseconds()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if out.result == unknown {
+		if op.kind == "get" {
+			return // a read that failed says nothing
+		}
+		// It may still take effect at any later time, while its client goes on as another one.
+		returned = int64(1 << 62)
+		client = 1000 + len(h.operations)
+	}
+	h.operations = append(h.operations, porcupine.Operation{
+		ClientId: client, Input: op, Call: called.Sub(h.began).Nanoseconds(), Output: out, Return: returned,
+	})
+}
+
+// register is the state of one key. An empty value is that of a key that is not there.
+type register struct {
+	value string
+	// version is 0 when the client that wrote the value never heard of it. Nobody can hold such a version: whoever reads it
+	// makes it known.
+	version int64
+	// newest is a revision that the key has reached; every write goes beyond it.
+	newest int64
+}
+
+// model says which outcomes a linearizable store may give.
+var model = porcupine.Model{
+	Partition: func(all []porcupine.Operation) [][]porcupine.Operation {
+		byKey := map[string][]porcupine.Operation{}
+		for _, op := range all {
+			key := op.Input.(operation).key
+			byKey[key] = append(byKey[key], op)
+		}
+		var parts [][]porcupine.Operation
+		for _, part := range byKey {
+			parts = append(parts, part)
+		}
+		return parts
+	},
+	Init: func() any { return register{} },
+	Step: func(state, input, output any) (bool, any) {
+		legal, next := step(state.(register), input.(operation), output.(outcome))
+		return legal, next
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v → %+v", input, output) },
+}
+
+// step returns whether the outcome is possible in a state, and the state after it. An operation whose outcome is unknown
+// takes effect where it can; one that had no effect is one that comes after everything else.
+func step(s register, op operation, out outcome) (bool, register) {
+	if out.result == notFound && op.kind != "create" {
+		return s.value == "", s
+	}
+	here := s.value != ""
+	matches := here && s.version == op.version
+	written := register{op.value, out.version, max(s.newest, out.version)}
+	switch op.kind {
+	case "get":
+		known := s.version == out.version || s.version == 0 && out.version > s.newest
+		return out.result == ok && here && s.value == out.value && known, register{out.value, out.version, out.version}
+	case "create":
+		switch out.result {
+		case ok:
+			return !here && out.version > s.newest, written
+		case exists:
+			return here, s
+		case unknown:
+			if here {
+				return true, s
+			}
+			return true, written
+		}
+	case "update", "delete":
+		if op.kind == "delete" {
+			written = register{newest: s.newest + 1}
+		}
+		switch out.result {
+		case ok:
+			return matches && (op.kind == "delete" || out.version > s.newest), written
+		case conflict:
+			return here && !matches, s
+		case unknown:
+			if !matches {
+				return true, s
+			}
+			return true, written
+		}
+	}
+	return false, s
+}
+
+// check fails the test when an answer was impossible, or the history is not linearizable.
+func (h *history) check(t *testing.T) {
+	t.Helper()
+	for _, err := range h.surprises {
+		t.Errorf("the server answered: %v", err)
+	}
+	if len(h.operations) < 100 {
+		t.Fatalf("only %d operations", len(h.operations))
+	}
+	judged, info := porcupine.CheckOperationsVerbose(model, h.operations, 2*time.Minute)
+	switch judged {
+	case porcupine.Illegal:
+		path := filepath.Join(t.ArtifactDir(), "history.html")
+		if err := porcupine.VisualizePath(model, info, path); err == nil {
+			t.Logf("history in %s", path)
+		}
+		t.Error("the history is not linearizable")
+	case porcupine.Unknown:
+		t.Error("the history could not be checked in time")
+	}
+}
+
+// TestModel: the judge itself knows right from wrong.
+func TestModel(t *testing.T) {
+	a7 := register{"a", 7, 7}
+	unheard := register{"a", 0, 7}
+	for _, test := range []struct {
+		name   string
+		before register
+		op     operation
+		out    outcome
+		legal  bool
+		after  register
+	}{
+		{"create", register{}, operation{kind: "create", value: "a"}, outcome{ok, "a", 7}, true, a7},
+		{"create over another", a7, operation{kind: "create", value: "b"}, outcome{ok, "b", 8}, false, a7},
+		{"create refused", a7, operation{kind: "create", value: "b"}, outcome{result: exists}, true, a7},
+		{"create refused for nothing", register{}, operation{kind: "create", value: "b"}, outcome{result: exists}, false, register{}},
+		{"create without namespace", register{}, operation{kind: "create", value: "b"}, outcome{result: notFound}, false, register{}},
+		{"create at an old revision", register{newest: 9}, operation{kind: "create", value: "a"}, outcome{ok, "a", 7}, false, register{newest: 9}},
+		{"create unheard", register{newest: 7}, operation{kind: "create", value: "a"}, outcome{result: unknown}, true, unheard},
+		{"read", a7, operation{kind: "get"}, outcome{ok, "a", 7}, true, a7},
+		{"read something else", a7, operation{kind: "get"}, outcome{ok, "b", 7}, false, a7},
+		{"read another version", a7, operation{kind: "get"}, outcome{ok, "a", 8}, false, a7},
+		{"read nothing", a7, operation{kind: "get"}, outcome{result: notFound}, false, a7},
+		{"read nothing where nothing is", register{}, operation{kind: "get"}, outcome{result: notFound}, true, register{}},
+		{"read the unheard", unheard, operation{kind: "get"}, outcome{ok, "a", 8}, true, register{"a", 8, 8}},
+		{"read the unheard at an old revision", unheard, operation{kind: "get"}, outcome{ok, "a", 6}, false, unheard},
+		{"update", a7, operation{"update", "", "b", 7}, outcome{ok, "b", 8}, true, register{"b", 8, 8}},
+		{"update of another version", a7, operation{"update", "", "b", 6}, outcome{ok, "b", 8}, false, a7},
+		{"update of the unheard", unheard, operation{"update", "", "b", 7}, outcome{ok, "b", 9}, false, unheard},
+		{"update refused", a7, operation{"update", "", "b", 6}, outcome{result: conflict}, true, a7},
+		{"update refused for nothing", a7, operation{"update", "", "b", 7}, outcome{result: conflict}, false, a7},
+		{"update of nothing", register{newest: 8}, operation{"update", "", "b", 7}, outcome{result: notFound}, true, register{newest: 8}},
+		{"update unheard", a7, operation{"update", "", "b", 7}, outcome{result: unknown}, true, register{"b", 0, 7}},
+		{"update unheard and refused", a7, operation{"update", "", "b", 6}, outcome{result: unknown}, true, a7},
+		{"delete", a7, operation{"delete", "", "", 7}, outcome{result: ok}, true, register{newest: 8}},
+		{"delete of another version", a7, operation{"delete", "", "", 6}, outcome{result: ok}, false, a7},
+		{"delete refused", a7, operation{"delete", "", "", 6}, outcome{result: conflict}, true, a7},
+		{"delete unheard", a7, operation{"delete", "", "", 7}, outcome{result: unknown}, true, register{newest: 8}},
+		{"delete twice", register{newest: 8}, operation{"delete", "", "", 7}, outcome{result: ok}, false, register{newest: 8}},
+	} {
+		legal, after := step(test.before, test.op, test.out)
+		if legal != test.legal || legal && after != test.after {
+			t.Errorf("%s: %v, then %+v; want %v, %+v", test.name, legal, after, test.legal, test.after)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// event is one watch event.
+type event struct {
+	kind     watch.EventType
+	key      string
+	value    string
+	revision int64
+}
+
+// watcher lists once, then watches, and resumes after every break where it was, with the next of the servers.
+type watcher struct {
+	id        int
+	servers   []connection
+	bookmarks bool
+
+	initial map[string]string // what the list showed
+	start   int64             // at this revision
+	events  []event
+	resumed int
+	failure string
+}
+
+// run watches until the marker is seen, the watch fails, or ctx ends.
+func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
+	version := w.list(ctx)
+	listed <- struct{}{}
+	for server := w.id; ctx.Err() == nil && w.failure == ""; server++ {
+		stream, err := w.servers[server%len(w.servers)].long.Watch(ctx, metav1.ListOptions{
+			ResourceVersion: version, LabelSelector: selector, AllowWatchBookmarks: w.bookmarks,
+		})
+		if err != nil {
+			w.fail(err)
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		w.resumed++
+		done := false
+		for e := range stream.ResultChan() {
+			cm, isObject := e.Object.(*corev1.ConfigMap)
+			if !isObject {
+				w.fail(apierrors.FromObject(e.Object))
+				break
+			}
+			version = cm.ResourceVersion
+			if done = cm.Name == marker; done {
+				break
+			}
+			w.saw(e.Type, cm)
+		}
+		stream.Stop()
+		if done {
+			return
+		}
+	}
+}
+
+// list reads the beginning; writers may be at work already.
+func (w *watcher) list(ctx context.Context) string {
+	for ctx.Err() == nil {
+		list, err := w.servers[w.id%len(w.servers)].short.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			w.fail(err)
+			continue
+		}
+		w.initial = map[string]string{}
+		for _, cm := range list.Items {
+			w.initial[cm.Name] = cm.Data["value"]
+		}
+		w.start, _ = strconv.ParseInt(list.ResourceVersion, 10, 64)
+		return list.ResourceVersion
+	}
+	return ""
+}
+
+// fail notes an answer of a server. A broken connection is none, though the client makes an event of one that breaks
+// in the middle of an event.
+func (w *watcher) fail(err error) {
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) && !apierrors.HasStatusCause(err, "ClientWatchDecoding") {
+		w.failure = err.Error()
+	}
+}
+
+func (w *watcher) saw(kind watch.EventType, cm *corev1.ConfigMap) {
+	revision, err := strconv.ParseInt(cm.ResourceVersion, 10, 64)
+	if err != nil {
+		w.failure = "resourceVersion is not a number: " + err.Error()
+	}
+	w.events = append(w.events, event{kind, cm.Name, cm.Data["value"], revision})
+}
+
+// check: revisions grow, each event fits the state before it, every acknowledged write is there, none is invented, and the
+// events add up to the final list.
+func (w *watcher) check(t *testing.T, h *history, final []corev1.ConfigMap) {
+	t.Helper()
+	if w.failure != "" {
+		t.Errorf("watcher %d failed: %s", w.id, w.failure)
+		return
+	}
+	state := w.initial
+	last := w.start
+	seen := map[int64]event{}
+	for i, e := range w.events {
+		bookmark := e.kind == watch.Bookmark
+		if e.revision < last || e.revision == last && !bookmark {
+			t.Fatalf("watcher %d: event %d (%v) after revision %d: repeated or out of order", w.id, i, e, last)
+		}
+		last = e.revision
+		if bookmark {
+			continue
+		}
+		seen[e.revision] = e
+		if _, present := state[e.key]; present == (e.kind == watch.Added) {
+			t.Fatalf("watcher %d: event %d (%v) does not fit: key present before: %v", w.id, i, e, present)
+		}
+		state[e.key] = e.value
+		if e.kind == watch.Deleted {
+			delete(state, e.key)
+		}
+	}
+	w.compare(t, h, seen)
+	if len(state) != len(final) {
+		t.Errorf("watcher %d ends with %d objects, the list has %d", w.id, len(state), len(final))
+	}
+	for _, cm := range final {
+		if state[cm.Name] != cm.Data["value"] {
+			t.Errorf("watcher %d ends with %s=%q, the list has %q", w.id, cm.Name, state[cm.Name], cm.Data["value"])
+		}
+	}
+}
+
+// compare holds the events against what the writers heard.
+func (w *watcher) compare(t *testing.T, h *history, seen map[int64]event) {
+	t.Helper()
+	tried := map[string]bool{}
+	for _, o := range h.operations {
+		op, out := o.Input.(operation), o.Output.(outcome)
+		if op.kind != "create" && op.kind != "update" {
+			continue
+		}
+		tried[op.key+"="+op.value] = out.result == ok || out.result == unknown
+		if out.result == ok && out.version > w.start {
+			if e := seen[out.version]; e.key != op.key || e.value != op.value || e.kind == watch.Deleted {
+				t.Errorf("watcher %d: %s of %s=%s at %d was acknowledged, but seen there is %v", w.id, op.kind, op.key, op.value, out.version, e)
+			}
+		}
+	}
+	for _, e := range seen {
+		if e.kind != watch.Deleted && !tried[e.key+"="+e.value] {
+			t.Errorf("watcher %d: %v was never written", w.id, e)
+		}
+	}
+}

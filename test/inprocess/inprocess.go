@@ -1,0 +1,56 @@
+// Package inprocess runs skiff's API server on a store in memory, inside a test's own process and, if the test wants,
+// inside its synctest bubble: real validation, defaults, revisions and watches, no network and no files.
+package inprocess
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/client"
+	"skiff/internal/openapi"
+	"skiff/internal/store/cache"
+	"skiff/internal/store/memory"
+	"skiff/internal/version"
+)
+
+// Start runs a server until the test ends, or until ctx does, and returns a client of it. The namespaces default and
+// kube-system exist.
+func Start(t testing.TB, ctx context.Context) *client.Client {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	kinds := api.Kinds(api.Settings{})
+	objects := cache.New(memory.New(), slog.New(slog.DiscardHandler))
+	server, err := apiserver.New(apiserver.Config{
+		Kinds: kinds, Scheme: api.Scheme(), Cache: objects,
+		Authenticator: authn.Chain{authn.InProcess{}}, Authorizer: authz.Chain{authz.Masters{}},
+		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		Version:       version.Info(), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { _ = objects.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	<-objects.Ready()
+	c, err := client.NewLocal(server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}}), api.Scheme(), kinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		if _, err := client.For[*corev1.Namespace](c).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}

@@ -1,0 +1,180 @@
+// Package world runs controllers against skiff's API server on a store in memory, in a bubble of its own time: hours pass in
+// milliseconds, and a test knows when everything that is due has been done. It is for tests of whole controllers; their decisions
+// are tested as tables beside them.
+package world
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+	"skiff/test/inprocess"
+)
+
+// World is a server and a client of it.
+type World struct {
+	T      *testing.T
+	Ctx    context.Context
+	Client *client.Client
+}
+
+// In runs a test in a new world.
+func In(t *testing.T, test func(w *World)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		test(&World{T: t, Ctx: ctx, Client: inprocess.Start(t, ctx)})
+		cancel()
+		time.Sleep(time.Minute) // everything winds up
+	})
+}
+
+// Run starts controllers and returns how to stop them. They stop with the world, too.
+func (w *World) Run(definitions ...controller.Definition) (stop func()) {
+	w.T.Helper()
+	ctx, cancel := context.WithCancel(w.Ctx)
+	informers := client.NewInformers(w.Client)
+	events := client.NewEvents(w.Client)
+	log := slog.New(slog.DiscardHandler)
+	if testing.Verbose() {
+		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	var loops []*controller.Loop
+	for _, d := range definitions {
+		loop, err := controller.NewLoop(d, controller.Environment{Client: w.Client, Informers: informers, Events: events, Log: log})
+		if err != nil {
+			w.T.Fatal(err)
+		}
+		loops = append(loops, loop)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { _ = informers.Run(ctx) })
+	running.Go(func() { _ = events.Run(ctx) })
+	if err := informers.WaitForSync(ctx); err != nil {
+		w.T.Fatal(err)
+	}
+	for _, loop := range loops {
+		running.Go(func() {
+			if err := loop.Run(ctx); err != nil {
+				w.T.Error(err)
+			}
+		})
+	}
+	return func() { cancel(); running.Wait() }
+}
+
+// Pass lets time pass, and everything that is due be done.
+func (w *World) Pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// Create writes an object, status included.
+func Create[T kind.Object](w *World, obj T) T {
+	w.T.Helper()
+	made, err := client.For[T](w.Client).Create(w.Ctx, obj, client.WriteOptions{})
+	if err != nil {
+		w.T.Fatalf("create %T %s: %v", obj, obj.GetName(), err)
+	}
+	return made
+}
+
+// Get reads an object.
+func Get[T kind.Object](w *World, namespace, name string) T {
+	w.T.Helper()
+	obj, err := client.For[T](w.Client).Get(w.Ctx, namespace, name)
+	if err != nil {
+		w.T.Fatalf("get %s: %v", name, err)
+	}
+	return obj
+}
+
+// Gone says whether there is no such object.
+func Gone[T kind.Object](w *World, namespace, name string) bool {
+	w.T.Helper()
+	_, err := client.For[T](w.Client).Get(w.Ctx, namespace, name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.T.Fatalf("get %s: %v", name, err)
+	}
+	return err != nil
+}
+
+// List reads all objects of a type.
+func List[T kind.Object](w *World) []T {
+	w.T.Helper()
+	objs, _, err := client.For[T](w.Client).List(w.Ctx, "", client.Match{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return objs
+}
+
+// Edit changes an object as a user would, again if someone else was faster.
+func Edit[T kind.Object](w *World, namespace, name string, change func(T)) T {
+	w.T.Helper()
+	return edit(w, namespace, name, client.WriteOptions{}, change)
+}
+
+// EditStatus changes the status of an object as a node would.
+func EditStatus[T kind.Object](w *World, namespace, name string, change func(T)) T {
+	w.T.Helper()
+	return edit(w, namespace, name, client.WriteOptions{Subresource: "status"}, change)
+}
+
+func edit[T kind.Object](w *World, namespace, name string, o client.WriteOptions, change func(T)) T {
+	w.T.Helper()
+	resource := client.For[T](w.Client)
+	for {
+		c := Get[T](w, namespace, name).DeepCopyObject().(T)
+		change(c)
+		changed, err := resource.Update(w.Ctx, c, o)
+		if err == nil {
+			return changed
+		}
+		if !apierrors.IsConflict(err) {
+			w.T.Fatalf("edit %s: %v", name, err)
+		}
+	}
+}
+
+// Remove deletes an object.
+func (w *World) Remove(obj kind.Object) {
+	w.T.Helper()
+	if err := w.Client.Delete(w.Ctx, obj, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		w.T.Fatal(err)
+	}
+}
+
+// Events lists the reasons and messages of all events about objects with a name.
+func (w *World) Events(name string) (told []string) {
+	w.T.Helper()
+	for _, e := range List[*corev1.Event](w) {
+		if e.InvolvedObject.Name == name {
+			told = append(told, e.Reason+": "+e.Message)
+		}
+	}
+	return told
+}
+
+// Newest is the largest revision of the objects, to see whether something was written.
+func Newest[T kind.Object](objs []T) (newest string) {
+	for _, obj := range objs {
+		rv := obj.GetResourceVersion()
+		if order, err := resourceversion.CompareResourceVersion(rv, newest); newest == "" || err == nil && order > 0 {
+			newest = rv
+		}
+	}
+	return newest
+}
