@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
+	"skiff/internal/api/core"
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -35,7 +36,9 @@ func In(t *testing.T, test func(w *World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		test(&World{T: t, Ctx: ctx, Client: inprocess.Start(t, ctx)})
+		w := &World{T: t, Ctx: ctx, Client: inprocess.Start(t, ctx)}
+		Create(w, core.NewDefaultServiceCIDR([]string{"10.96.0.0/12"}, metav1.Now())) // services need addresses
+		test(w)
 		cancel()
 		time.Sleep(time.Minute) // everything winds up
 	})

@@ -549,17 +549,24 @@ func TestLegacyClaimsDoNotMix(t *testing.T) {
 	sign := signES256(t, testKey)
 	header := map[string]any{"alg": "ES256"}
 	bound := map[string]any{"namespace": "ns", "serviceaccount": map[string]any{"name": "robot", "uid": "account-uid"}}
-	for name, claims := range map[string]map[string]any{
-		"bound claims, legacy issuer": {"iss": legacyIssuer, "sub": "system:serviceaccount:ns:robot", "kubernetes.io": bound},
-		"legacy claims, our issuer": {"iss": testIssuer, "sub": "system:serviceaccount:ns:robot", "aud": "api",
+	legacy := func(issuer, subject string) map[string]any {
+		return map[string]any{"iss": issuer, "sub": subject, "aud": "api",
 			"kubernetes.io/serviceaccount/namespace": "ns", "kubernetes.io/serviceaccount/service-account.name": "robot",
-			"kubernetes.io/serviceaccount/service-account.uid": "account-uid", "kubernetes.io/serviceaccount/secret.name": "secret"},
-		"subject of another": {"iss": legacyIssuer, "sub": "system:serviceaccount:kube-system:admin",
-			"kubernetes.io/serviceaccount/namespace": "ns", "kubernetes.io/serviceaccount/service-account.name": "robot",
-			"kubernetes.io/serviceaccount/service-account.uid": "account-uid", "kubernetes.io/serviceaccount/secret.name": "secret"},
+			"kubernetes.io/serviceaccount/service-account.uid": "account-uid", "kubernetes.io/serviceaccount/secret.name": "secret"}
+	}
+	for _, test := range []struct {
+		name   string
+		claims map[string]any
+		err    string
+	}{
+		{"bound claims, legacy issuer", map[string]any{"iss": legacyIssuer, "sub": "system:serviceaccount:ns:robot", "kubernetes.io": bound}, "namespace claim is missing"},
+		{"legacy claims, our issuer", legacy(testIssuer, "system:serviceaccount:ns:robot"), `serviceaccounts "" not found`},
+		{"subject of another", legacy(legacyIssuer, "system:serviceaccount:kube-system:admin"), "sub claim is invalid"},
+		{"subject of a user", legacy(legacyIssuer, "admin"), "sub claim is invalid"},
+		{"not in the secret", legacy(legacyIssuer, "system:serviceaccount:ns:robot"), "Token does not match server's copy"},
 	} {
-		if id, ok, err := w.accounts.IdentifyToken(t.Context(), forge(t, header, claims, sign), nil); ok || err == nil {
-			t.Errorf("%s: %+v, %v", name, id, err)
+		if id, ok, err := w.accounts.IdentifyToken(t.Context(), forge(t, header, test.claims, sign), nil); ok || err == nil || err.Error() != test.err {
+			t.Errorf("%s: %+v, %v", test.name, id, err)
 		}
 	}
 }

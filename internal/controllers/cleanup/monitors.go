@@ -1,0 +1,179 @@
+package cleanup
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/tools/cache"
+)
+
+// How often discovery is asked for resources that have come or gone, how long to let changes gather that tell of new ones, and
+// how long to wait for the first lists: a resource whose server is away must not stop all others.
+const (
+	discoveryPeriod  = 30 * time.Second
+	discoveryGather  = 200 * time.Millisecond
+	firstListTimeout = 30 * time.Second
+)
+
+// monitor follows the objects of one resource.
+type monitor struct {
+	cancel context.CancelFunc
+	synced func() bool
+}
+
+// ignored are resources whose objects own nothing and are owned by nothing, and are many.
+var ignored = map[schema.GroupResource]bool{{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true}
+
+// Run follows every resource there is, also those that come later, until ctx ends.
+func (g *garbage) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for first := true; ; first = false {
+		g.follow(ctx, &running)
+		if first {
+			g.awaitLists(ctx)
+			close(g.ready)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(discoveryPeriod):
+		case <-g.poke:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(discoveryGather):
+			}
+		}
+	}
+}
+
+// follow starts and stops monitors, so that there is one for every resource.
+func (g *garbage) follow(ctx context.Context, running *sync.WaitGroup) {
+	resources, err := g.resources(ctx)
+	if err != nil && ctx.Err() == nil {
+		g.setup.Log.Warn("discovery failed for some groups", "error", err)
+	}
+	if len(resources) == 0 {
+		return
+	}
+	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
+	wanted, changed := map[schema.GroupVersionResource]bool{}, false
+	for _, r := range resources {
+		if ignored[r.GroupResource()] || !r.can("delete", "list", "watch") {
+			continue
+		}
+		wanted[r.GroupVersionResource] = true
+		if g.follows[r.GroupVersionResource] == nil {
+			g.follows[r.GroupVersionResource] = g.startMonitor(ctx, r, running)
+			changed = true
+		}
+	}
+	for gvr, m := range g.follows {
+		// A group that is away for a while keeps what it had.
+		if away := failed[gvr.GroupVersion()] != nil && m.synced(); !wanted[gvr] && !away {
+			m.cancel()
+			delete(g.follows, gvr)
+			changed = true
+		}
+	}
+	if changed {
+		g.mapper.Reset()
+	}
+}
+
+func (g *garbage) awaitLists(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstListTimeout)
+	defer cancel()
+	var synced []cache.InformerSynced
+	for _, m := range g.follows {
+		synced = append(synced, m.synced)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) && ctx.Err() == context.DeadlineExceeded {
+		g.setup.Log.Warn("not all resources could be listed, proceeding without them")
+	}
+}
+
+// startMonitor follows a resource and tells the graph.
+func (g *garbage) startMonitor(ctx context.Context, r resource, running *sync.WaitGroup) *monitor {
+	apiVersion := r.GroupVersion().String()
+	announced := func() {}
+	if r.kind == "CustomResourceDefinition" || r.kind == "APIService" {
+		announced = g.expectResources
+	}
+	observe := func(m *metav1.PartialObjectMetadata) {
+		g.do(g.observe(identity{apiVersion: apiVersion, kind: r.kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m))
+		announced()
+	}
+	informer := newMonitor(g.server, r.GroupVersionResource, metadataHandler{
+		added:   observe,
+		changed: observe,
+		deleted: func(m *metav1.PartialObjectMetadata) { g.do(g.vanish(m.UID)); announced() },
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	running.Go(func() { informer.RunWithContext(ctx) })
+	return &monitor{cancel: cancel, synced: informer.HasSynced}
+}
+
+// metadataHandler is told of changes; any function may be nil.
+type metadataHandler struct {
+	added, changed, deleted func(*metav1.PartialObjectMetadata)
+}
+
+// newMonitor makes an informer of the metadata of one resource.
+func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) cache.Controller {
+	objects := s.in(gvr, "")
+	tell := func(f func(*metav1.PartialObjectMetadata), obj any) {
+		// A deletion the watch missed arrives as the last state known.
+		if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = unknown.Obj
+		}
+		if m, ok := obj.(*metav1.PartialObjectMetadata); ok && f != nil {
+			f(m)
+		}
+	}
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+				return objects.List(ctx, options)
+			},
+			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+				return objects.Watch(ctx, options)
+			},
+		}, s.metadata),
+		ObjectType: &metav1.PartialObjectMetadata{},
+		Transform:  onlyOwnership,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { tell(h.added, obj) },
+			UpdateFunc: func(_, obj any) { tell(h.changed, obj) },
+			DeleteFunc: func(obj any) { tell(h.deleted, obj) },
+		},
+	})
+	return informer
+}
+
+// expectResources has discovery asked soon.
+func (g *garbage) expectResources() {
+	select {
+	case g.poke <- struct{}{}:
+	default:
+	}
+}
+
+// onlyOwnership drops the metadata that ownership has nothing to do with: every object of the cluster is kept.
+func onlyOwnership(obj any) (any, error) {
+	m, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		OwnerReferences: m.OwnerReferences, Finalizers: m.Finalizers, DeletionTimestamp: m.DeletionTimestamp,
+	}}, nil
+}

@@ -1,0 +1,299 @@
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// NamespaceGrace is how long a deleted namespace is left alone at first, where several API servers share a store: all must
+// have heard that nothing may be created in it any more.
+const NamespaceGrace = 5 * time.Second
+
+// finalizerWait is how long finalizers of unknown controllers are expected to take.
+const finalizerWait = 15 * time.Second
+
+// resourcesAtOnce bounds the requests under way for one namespace.
+const resourcesAtOnce = 10
+
+var podResource = corev1.SchemeGroupVersion.WithResource("pods")
+
+// Namespace empties namespaces that are being deleted, pods first, and then lets them go. grace is how long it waits before it
+// begins: NamespaceGrace, or less for a server that is alone with its store.
+func Namespace(grace time.Duration) controller.Definition {
+	return controller.Definition{
+		Name: "namespace-controller", Aliases: []string{"namespace"}, Queue: "namespace", Workers: 10,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			api, err := newServer(s.Client.Config)
+			if err != nil {
+				return nil, err
+			}
+			n := &namespaces{server: api, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers)}
+			changed := func(namespace *corev1.Namespace) {
+				if namespace.DeletionTimestamp != nil {
+					s.EnqueueAfter(controller.KeyOf(namespace), grace)
+				}
+			}
+			if err := n.informer.Handle(changed, func(_, namespace *corev1.Namespace) { changed(namespace) }, nil); err != nil {
+				return nil, fmt.Errorf("watch namespaces: %w", err)
+			}
+			pods := client.InformerFor[*corev1.Pod](s.Informers)
+			if err := pods.Handle(nil, nil, func(pod *corev1.Pod) { n.podGone(pods, pod.Namespace) }); err != nil {
+				return nil, fmt.Errorf("watch pods: %w", err)
+			}
+			return n, nil
+		},
+	}
+}
+
+type namespaces struct {
+	*server
+	setup    *controller.Setup
+	grace    time.Duration
+	informer client.Informer[*corev1.Namespace]
+}
+
+// podGone looks at a namespace as soon as its last pod is gone: everything else waits for that.
+func (n *namespaces) podGone(pods client.Informer[*corev1.Pod], name string) {
+	namespace, ok := n.informer.Get("", name)
+	if !ok || namespace.DeletionTimestamp == nil || len(pods.List(name, nil)) > 0 {
+		return
+	}
+	n.setup.EnqueueAfter(controller.KeyOf(namespace), max(0, time.Until(namespace.DeletionTimestamp.Add(n.grace))))
+}
+
+// Sync empties a namespace as far as possible now, reports, and finalizes it when it is empty.
+func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
+	if seen, ok := n.informer.Get("", key.Name); !ok || seen.DeletionTimestamp == nil {
+		return nil
+	}
+	all := client.For[*corev1.Namespace](n.setup.Client)
+	namespace, err := all.Get(ctx, "", key.Name)
+	if err != nil || namespace.DeletionTimestamp == nil || len(namespace.Spec.Finalizers) == 0 {
+		return ignoreNotFound(err)
+	}
+	found, err := n.empty(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	namespace, err = n.report(ctx, namespace, found)
+	if err != nil {
+		return errors.Join(ignoreNotFound(err), found.err())
+	}
+	if err := found.err(); err != nil {
+		return fmt.Errorf("empty the namespace: %w", err)
+	}
+	if found.wait > 0 {
+		n.setup.EnqueueAfter(key, found.wait/2+time.Second)
+		return nil
+	}
+	final := namespace.DeepCopy()
+	final.Spec.Finalizers = slices.DeleteFunc(final.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
+	_, err = all.Update(ctx, final, client.WriteOptions{Subresource: "finalize"})
+	return ignoreNotFound(err)
+}
+
+// report writes the conditions, and the phase where the server has not set it.
+func (n *namespaces) report(ctx context.Context, namespace *corev1.Namespace, found contents) (*corev1.Namespace, error) {
+	conditions, changed := found.conditions(namespace.Status.Conditions, metav1.Now())
+	if !changed && namespace.Status.Phase == corev1.NamespaceTerminating {
+		return namespace, nil
+	}
+	next := namespace.DeepCopy()
+	next.Status.Phase, next.Status.Conditions = corev1.NamespaceTerminating, conditions
+	return client.For[*corev1.Namespace](n.setup.Client).UpdateStatus(ctx, next)
+}
+
+// empty deletes what the namespace contains: pods, and when there are none left, the rest. Objects may be written by pods, and
+// what a pod needs must outlive it.
+func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (contents, error) {
+	var found contents
+	all, err := n.resources(ctx)
+	found.discovered(err)
+	var rest []resource
+	for _, r := range all {
+		if !r.namespaced || !r.can("delete") {
+			continue
+		}
+		if r.GroupVersionResource != podResource {
+			rest = append(rest, r)
+			continue
+		}
+		grace, err := n.podGrace(ctx, namespace)
+		if err != nil {
+			found.add(r.GroupVersionResource, remains{}, fmt.Errorf("failed to delete pods for namespace: %s, err: %w", namespace.Name, err))
+			continue
+		}
+		left, err := n.emptyOf(ctx, r, namespace.Name, grace)
+		if err != nil {
+			err = fmt.Errorf("failed to delete pods for namespace: %s, err: %w", namespace.Name, err)
+		}
+		found.add(r.GroupVersionResource, left, err)
+	}
+	if found.objects[podResource] > 0 || ctx.Err() != nil {
+		return found, ctx.Err()
+	}
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	slots := make(chan struct{}, resourcesAtOnce)
+	for _, r := range rest {
+		slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-slots }()
+			left, err := n.emptyOf(ctx, r, namespace.Name, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			found.add(r.GroupVersionResource, left, err)
+		})
+	}
+	running.Wait()
+	return found, ctx.Err()
+}
+
+// podGrace is the longest time a running pod may take to end, zero when it is over already.
+func (n *namespaces) podGrace(ctx context.Context, namespace *corev1.Namespace) (time.Duration, error) {
+	pods, _, err := client.For[*corev1.Pod](n.setup.Client).List(ctx, namespace.Name, client.Match{})
+	if err != nil {
+		return 0, err
+	}
+	var longest time.Duration
+	for _, pod := range pods {
+		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+		if seconds := pod.Spec.TerminationGracePeriodSeconds; !ended && seconds != nil {
+			longest = max(longest, time.Duration(*seconds)*time.Second)
+		}
+	}
+	if time.Since(namespace.DeletionTimestamp.Time) >= longest {
+		return 0, nil
+	}
+	return longest, nil
+}
+
+// emptyOf deletes the objects of one resource. It returns what remains of them, and an error when something remains that
+// nothing explains: neither a grace period nor a finalizer.
+func (n *namespaces) emptyOf(ctx context.Context, r resource, namespace string, grace time.Duration) (remains, error) {
+	items, listed, err := n.listed(ctx, r, namespace)
+	if err != nil || listed && len(items) == 0 {
+		return remains{}, err
+	}
+	background := metav1.DeletePropagationBackground
+	options := metav1.DeleteOptions{PropagationPolicy: &background}
+	err = apierrors.NewMethodNotSupported(r.GroupResource(), "deletecollection")
+	if r.can("deletecollection") {
+		err = n.in(r.GroupVersionResource, namespace).DeleteCollection(ctx, options, metav1.ListOptions{})
+	}
+	if unsupported(err) {
+		if err = n.deleteEach(ctx, r, namespace, items, options); err != nil {
+			return remains{wait: grace}, err
+		}
+	}
+	if err != nil || !listed {
+		return remains{wait: grace}, err
+	}
+	if items, listed, err = n.listed(ctx, r, namespace); err != nil || !listed || len(items) == 0 {
+		return remains{}, err
+	}
+	left := remains{objects: len(items), finalizers: map[string]int{}, wait: grace}
+	for _, item := range items {
+		for _, finalizer := range item.Finalizers {
+			left.finalizers[finalizer]++
+		}
+	}
+	if grace == 0 && len(left.finalizers) == 0 {
+		return left, fmt.Errorf("unexpected items still remain in namespace: %s for gvr: %v", namespace, r.GroupVersionResource)
+	}
+	if grace == 0 {
+		left.wait = finalizerWait
+	}
+	return left, nil
+}
+
+func (n *namespaces) listed(ctx context.Context, r resource, namespace string) ([]metav1.PartialObjectMetadata, bool, error) {
+	if !r.can("list") {
+		return nil, false, nil
+	}
+	items, err := n.list(ctx, r.GroupVersionResource, namespace)
+	if unsupported(err) {
+		return nil, false, nil
+	}
+	return items, true, err
+}
+
+func (n *namespaces) deleteEach(ctx context.Context, r resource, namespace string, items []metav1.PartialObjectMetadata, options metav1.DeleteOptions) error {
+	for _, item := range items {
+		if err := n.in(r.GroupVersionResource, namespace).Delete(ctx, item.Name, options); err != nil && !unsupported(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// unsupported says whether a request failed because the server does not serve it, or no longer.
+func unsupported(err error) bool { return apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err) }
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// remains is what is left of one resource in a namespace.
+type remains struct {
+	objects    int
+	finalizers map[string]int
+	// wait is how long it may take until they are gone.
+	wait time.Duration
+}
+
+// contents is what was found in a namespace, all resources together.
+type contents struct {
+	discovery, parsing error
+	failures           []error
+	objects            map[schema.GroupVersionResource]int
+	finalizers         map[string]int
+	wait               time.Duration
+}
+
+func (c *contents) discovered(err error) {
+	var unread *misread
+	if errors.As(err, &unread) {
+		c.parsing = unread
+	}
+	if err != nil && err != error(unread) {
+		c.discovery = err
+	}
+}
+
+func (c *contents) add(gvr schema.GroupVersionResource, left remains, err error) {
+	if err != nil {
+		c.failures = append(c.failures, err)
+	}
+	c.wait = max(c.wait, left.wait)
+	if left.objects == 0 {
+		return
+	}
+	if c.objects == nil {
+		c.objects, c.finalizers = map[schema.GroupVersionResource]int{}, map[string]int{}
+	}
+	c.objects[gvr] = left.objects
+	for finalizer, count := range left.finalizers {
+		c.finalizers[finalizer] += count
+	}
+}
+
+// err is why the namespace cannot be known to be empty.
+func (c *contents) err() error {
+	return errors.Join(append([]error{c.discovery, c.parsing}, c.failures...)...)
+}

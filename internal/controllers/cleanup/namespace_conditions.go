@@ -1,0 +1,100 @@
+package cleanup
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+)
+
+// conditions are those a terminating namespace shows, all of them always, and whether they differ from the old ones. Those of
+// other controllers are kept.
+func (c *contents) conditions(old []corev1.NamespaceCondition, now metav1.Time) ([]corev1.NamespaceCondition, bool) {
+	result, changed := slices.Clone(old), false
+	for _, want := range []corev1.NamespaceCondition{
+		condition(corev1.NamespaceDeletionDiscoveryFailure, c.discoveryMessage(), "DiscoveryFailed", "ResourcesDiscovered", "All resources successfully discovered"),
+		condition(corev1.NamespaceDeletionGVParsingFailure, message(c.parsing), "GroupVersionParsingFailed", "ParsedGroupVersions", "All legacy kube types successfully parsed"),
+		condition(corev1.NamespaceDeletionContentFailure, c.failureMessage(), "ContentDeletionFailed", "ContentDeleted", "All content successfully deleted, may be waiting on finalization"),
+		condition(corev1.NamespaceContentRemaining, c.objectsMessage(), "SomeResourcesRemain", "ContentRemoved", "All content successfully removed"),
+		condition(corev1.NamespaceFinalizersRemaining, c.finalizersMessage(), "SomeFinalizersRemain", "ContentHasNoFinalizers", "All content-preserving finalizers finished"),
+	} {
+		want.LastTransitionTime = now
+		i := slices.IndexFunc(result, func(had corev1.NamespaceCondition) bool { return had.Type == want.Type })
+		if i < 0 {
+			result, changed = append(result, want), true
+			continue
+		}
+		if had := result[i]; had.Status == want.Status {
+			want.LastTransitionTime = had.LastTransitionTime
+			changed = changed || had.Reason != want.Reason || had.Message != want.Message
+		} else {
+			changed = true
+		}
+		result[i] = want
+	}
+	return result, changed
+}
+
+// condition is true with what is wrong, or false with the words for all being well.
+func condition(of corev1.NamespaceConditionType, wrong, wrongReason, wellReason, well string) corev1.NamespaceCondition {
+	if wrong == "" {
+		return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionFalse, Reason: wellReason, Message: well}
+	}
+	return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionTrue, Reason: wrongReason, Message: wrong}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func (c *contents) discoveryMessage() string {
+	var failed *discovery.ErrGroupDiscoveryFailed
+	if errors.As(c.discovery, &failed) {
+		return fmt.Sprintf("Discovery failed for some groups, %d failing: %v", len(failed.Groups), failed)
+	}
+	return message(c.discovery)
+}
+
+func (c *contents) failureMessage() string {
+	if len(c.failures) == 0 {
+		return ""
+	}
+	var texts []string
+	for _, err := range c.failures {
+		texts = append(texts, err.Error())
+	}
+	slices.Sort(texts)
+	return fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(texts), strings.Join(texts, ", "))
+}
+
+func (c *contents) objectsMessage() string {
+	var texts []string
+	for gvr, count := range c.objects {
+		texts = append(texts, fmt.Sprintf("%s.%s has %d resource instances", gvr.Resource, gvr.Group, count))
+	}
+	return sentence("Some resources are remaining: ", texts)
+}
+
+func (c *contents) finalizersMessage() string {
+	var texts []string
+	for finalizer, count := range c.finalizers {
+		texts = append(texts, fmt.Sprintf("%s in %d resource instances", finalizer, count))
+	}
+	return sentence("Some content in the namespace has finalizers remaining: ", texts)
+}
+
+// sentence lists texts in a stable order, or says nothing when there are none.
+func sentence(beginning string, texts []string) string {
+	if len(texts) == 0 {
+		return ""
+	}
+	slices.Sort(texts)
+	return beginning + strings.Join(texts, ", ")
+}

@@ -1,0 +1,267 @@
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/cache"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+	"skiff/internal/quota"
+)
+
+// When quotas are added up again: soon after something was freed, a while after something was created, because the sum may
+// have missed what was being stored just then, and all of them now and then.
+const (
+	recountAfterFreed   = 50 * time.Millisecond
+	recountAfterCreated = 5 * time.Second
+	recountUnknown      = 30 * time.Second
+	recountPeriod       = 5 * time.Minute
+)
+
+// ResourceQuota adds up what the objects of a namespace use of its quotas. Admission only ever adds; whoever frees something
+// is given it back here.
+var ResourceQuota = controller.Definition{
+	Name: "resourcequota-controller", Aliases: []string{"resourcequota"}, Queue: "resourcequota_primary", Workers: 5,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		api, err := newServer(s.Client.Config)
+		if err != nil {
+			return nil, err
+		}
+		q := &quotas{
+			server: api, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
+			mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
+			wanted: make(chan schema.GroupResource, 100), typed: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
+		}
+		q.registry = quota.NewRegistry(devices{
+			classes: client.InformerFor[*resourcev1.DeviceClass](s.Informers),
+			pods:    client.InformerFor[*corev1.Pod](s.Informers),
+			claims:  client.InformerFor[*resourcev1.ResourceClaim](s.Informers),
+		})
+		changed := func(old, quota *corev1.ResourceQuota) {
+			// What admission charges is no news.
+			if !equality.Semantic.DeepEqual(old.Spec, quota.Spec) || !equality.Semantic.DeepEqual(old.Status.Hard, quota.Status.Hard) {
+				s.Enqueue(controller.KeyOf(quota))
+			}
+		}
+		if err := q.informer.Handle(func(quota *corev1.ResourceQuota) { s.Enqueue(controller.KeyOf(quota)) }, changed, nil); err != nil {
+			return nil, fmt.Errorf("watch quotas: %w", err)
+		}
+		return q, errors.Join(
+			countTyped[*corev1.Pod](q, "", "pods"), countTyped[*corev1.Service](q, "", "services"),
+			countTyped[*corev1.PersistentVolumeClaim](q, "", "persistentvolumeclaims"),
+			countTyped[*resourcev1.ResourceClaim](q, resourcev1.GroupName, "resourceclaims"))
+	},
+}
+
+type quotas struct {
+	*server
+	setup    *controller.Setup
+	mapper   *restmapper.DeferredDiscoveryRESTMapper
+	registry *quota.Registry
+	informer client.Informer[*corev1.ResourceQuota]
+	// typed are the resources of which more is counted than how many there are: their objects must be read whole.
+	typed map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
+	// wanted are resources that a quota counts and nobody watches yet.
+	wanted chan schema.GroupResource
+}
+
+// countTyped watches a resource whose objects are read whole.
+func countTyped[T kind.Object](q *quotas, group, name string) error {
+	gr := schema.GroupResource{Group: group, Resource: name}
+	q.typed[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
+		objects, _, err := client.For[T](q.setup.Client).List(ctx, namespace, client.Match{})
+		if err != nil {
+			return nil, err
+		}
+		result := make([]runtime.Object, len(objects))
+		for i, obj := range objects {
+			result[i] = obj
+		}
+		return result, nil
+	}
+	err := client.InformerFor[T](q.setup.Informers).Handle(
+		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterCreated) },
+		func(old, obj T) {
+			if quota.Frees(obj, old, time.Now()) {
+				q.recount(gr, obj.GetNamespace(), recountAfterFreed)
+			}
+		},
+		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterFreed) })
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", gr, err)
+	}
+	return nil
+}
+
+// recount has the quotas of a namespace added up that count the resource; of all namespaces, for an empty one.
+func (q *quotas) recount(gr schema.GroupResource, namespace string, after time.Duration) {
+	evaluator := q.registry.For(gr)
+	if evaluator == nil {
+		return
+	}
+	for _, found := range q.informer.List(namespace, nil) {
+		if len(evaluator.Counted(quota.Names(found.Spec.Hard))) > 0 {
+			q.setup.EnqueueAfter(controller.KeyOf(found), after)
+		}
+	}
+}
+
+// Sync adds up one quota.
+func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
+	found, ok := q.informer.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil
+	}
+	for _, evaluator := range q.registry.Counting(quota.Names(found.Spec.Hard)) {
+		if q.typed[evaluator.Resource] == nil {
+			select {
+			case q.wanted <- evaluator.Resource:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	list := func(gr schema.GroupResource) ([]runtime.Object, error) { return q.objects(ctx, gr, key.Namespace) }
+	sum, err := q.registry.Used(found, list, time.Now())
+	if err != nil && onlyUnknown(err) {
+		q.setup.EnqueueAfter(key, recountUnknown)
+		err = nil
+	}
+	if status, changed := recounted(found, sum); changed {
+		next := found.DeepCopy()
+		next.Status = status
+		written, writeErr := client.For[*corev1.ResourceQuota](q.setup.Client).UpdateStatus(ctx, next)
+		if writeErr == nil {
+			q.setup.Wrote(key, written)
+		}
+		err = errors.Join(err, writeErr)
+	}
+	return err
+}
+
+// recounted is the status of a quota after a count. What could not be counted keeps the number it had.
+func recounted(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
+	used := corev1.ResourceList{}
+	for name := range found.Spec.Hard {
+		if amount, ok := sum[name]; ok {
+			used[name] = amount
+		} else if amount, ok := found.Status.Used[name]; ok {
+			used[name] = amount
+		}
+	}
+	changed := found.Status.Hard == nil || found.Status.Used == nil ||
+		!equality.Semantic.DeepEqual(found.Spec.Hard, found.Status.Hard) || !quota.Equal(used, found.Status.Used)
+	return corev1.ResourceQuotaStatus{Hard: found.Spec.Hard.DeepCopy(), Used: used}, changed
+}
+
+// objects reads the objects of a namespace from the server itself: informers may be behind, and a sum that is too small lets
+// in too much.
+func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace string) ([]runtime.Object, error) {
+	if list := q.typed[gr]; list != nil {
+		return list(ctx, namespace)
+	}
+	gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
+	if err != nil {
+		return nil, fmt.Errorf("%w for %s", errUnknownKind, gr)
+	}
+	items, err := q.list(ctx, gvr, namespace)
+	if err != nil {
+		return nil, err
+	}
+	objects := make([]runtime.Object, len(items))
+	for i := range items {
+		objects[i] = &items[i]
+	}
+	return objects, nil
+}
+
+// onlyUnknown says whether all that failed was that the server does not know a resource.
+func onlyUnknown(err error) bool {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return errors.Is(err, errUnknownKind)
+	}
+	for _, one := range joined.Unwrap() {
+		if !errors.Is(one, errUnknownKind) {
+			return false
+		}
+	}
+	return true
+}
+
+// Run adds up all quotas now and then, and watches the resources that quotas count and nobody else tells us of.
+func (q *quotas) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	watched := map[schema.GroupResource]bool{}
+	ticker := time.NewTicker(recountPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			q.mapper.Reset()
+			for _, found := range q.informer.List("", nil) {
+				q.setup.Enqueue(controller.KeyOf(found))
+			}
+		case gr := <-q.wanted:
+			if watched[gr] {
+				continue
+			}
+			gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
+			if err != nil {
+				continue // the server does not know it; the quota asks again
+			}
+			watched[gr] = true
+			monitor := q.monitor(gr, gvr)
+			running.Go(func() { monitor.RunWithContext(ctx) })
+			// What came or went before the first list was seen by nobody.
+			running.Go(func() {
+				if cache.WaitForCacheSync(ctx.Done(), monitor.HasSynced) {
+					q.recount(gr, "", 0)
+				}
+			})
+		}
+	}
+}
+
+// monitor has quotas added up when objects of a resource come or go.
+func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResource) cache.Controller {
+	return newMonitor(q.server, gvr, metadataHandler{
+		added:   func(obj *metav1.PartialObjectMetadata) { q.recount(gr, obj.Namespace, recountAfterCreated) },
+		deleted: func(obj *metav1.PartialObjectMetadata) { q.recount(gr, obj.Namespace, recountAfterFreed) },
+	})
+}
+
+// devices answers what the use of resource claims depends on.
+type devices struct {
+	classes client.Informer[*resourcev1.DeviceClass]
+	pods    client.Informer[*corev1.Pod]
+	claims  client.Informer[*resourcev1.ResourceClaim]
+}
+
+func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) { return d.classes.List("", nil), nil }
+
+func (d devices) Pod(namespace, name string) *corev1.Pod {
+	pod, _ := d.pods.Get(namespace, name)
+	return pod
+}
+
+func (d devices) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
+	return d.claims.List(namespace, nil), nil
+}

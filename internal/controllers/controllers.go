@@ -1,0 +1,157 @@
+// Package controllers is the list of controllers and runs those that are wanted, inside the server's process or alone. The
+// controllers stand in folders by what they look after; each is one file, or a few for the large ones. The loop they share is
+// package controller.
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/controllers/workload"
+)
+
+// All is the list. The names are upstream's, as --controllers has them.
+func All() []controller.Definition {
+	return []controller.Definition{
+		workload.ReplicaSet,
+		workload.ReplicationController,
+		workload.Deployment,
+	}
+}
+
+// Config says which controllers run, and how.
+type Config struct {
+	Client *client.Client
+	// Informers may be shared with other parts of the process; their owner runs them after New. nil: Run makes its own.
+	Informers *client.Informers
+	// Events may be shared; nil: Run makes its own.
+	Events *client.Events
+	// Enabled names controllers: "*" is all that are on by default, "name" one more, "-name" one less. Empty means "*".
+	Enabled []string
+	// Workers overrides how many keys a controller works on at once, by name.
+	Workers map[string]int
+	// LeaderElection, if set, lets only one of several processes work.
+	LeaderElection *controller.LeaderElection
+	// Metrics may be nil.
+	Metrics *controller.Metrics
+	Log     *slog.Logger
+}
+
+// Set is a number of controllers, wired and ready to run.
+type Set struct {
+	config Config
+	loops  []*controller.Loop
+}
+
+// New wires the controllers that are wanted. Run the informers after it, then the set.
+func New(c Config) (*Set, error) {
+	definitions, err := Select(All(), c.Enabled)
+	if err != nil {
+		return nil, err
+	}
+	s := &Set{config: c}
+	for _, d := range definitions {
+		if n := c.Workers[d.Name]; n > 0 {
+			d.Workers = n
+		}
+		loop, err := controller.NewLoop(d, controller.Environment{
+			Client: c.Client, Informers: c.Informers, Events: c.Events, Metrics: c.Metrics, Log: c.Log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.loops = append(s.loops, loop)
+	}
+	return s, nil
+}
+
+// Run works until ctx ends or leadership is lost. The informers must run.
+func (s *Set) Run(ctx context.Context) error {
+	if err := s.config.Informers.WaitForSync(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if s.config.LeaderElection == nil {
+		return s.work(ctx)
+	}
+	return s.config.LeaderElection.Lead(ctx, s.config.Client, s.config.Metrics, s.work)
+}
+
+func (s *Set) work(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, loop := range s.loops {
+		group.Go(func() error { return loop.Run(ctx) })
+	}
+	return group.Wait()
+}
+
+// Run runs the controllers that are wanted until ctx ends, with informers and events of their own where none are given.
+func Run(ctx context.Context, c Config) error {
+	group, ctx := errgroup.WithContext(ctx)
+	ownInformers := c.Informers == nil
+	if ownInformers {
+		c.Informers = client.NewInformers(c.Client)
+	}
+	if c.Events == nil {
+		c.Events = client.NewEvents(c.Client)
+		group.Go(func() error { return c.Events.Run(ctx) })
+	}
+	set, err := New(c)
+	if err == nil {
+		if ownInformers {
+			group.Go(func() error { return c.Informers.Run(ctx) })
+		}
+		group.Go(func() error { return set.Run(ctx) })
+	} else {
+		group.Go(func() error { return err })
+	}
+	return group.Wait()
+}
+
+// Select returns the definitions that are wanted. A name that is no controller's is an error.
+func Select(all []controller.Definition, wanted []string) ([]controller.Definition, error) {
+	if len(wanted) == 0 {
+		wanted = []string{"*"}
+	}
+	var unknown []error
+	for _, name := range wanted {
+		bare := strings.TrimPrefix(name, "-")
+		if name != "*" && !slices.ContainsFunc(all, func(d controller.Definition) bool { return named(d, bare) }) {
+			unknown = append(unknown, fmt.Errorf("%q is not in the list of known controllers", bare))
+		}
+	}
+	if len(unknown) > 0 {
+		return nil, errors.Join(unknown...)
+	}
+	var selected []controller.Definition
+	for _, d := range all {
+		if enabled(d, wanted) {
+			selected = append(selected, d)
+		}
+	}
+	return selected, nil
+}
+
+// enabled says whether a controller is wanted. What is said of it by name counts more than "*", the first of them most.
+func enabled(d controller.Definition, wanted []string) bool {
+	for _, name := range wanted {
+		if bare, not := strings.CutPrefix(name, "-"); named(d, bare) {
+			return !not
+		}
+	}
+	return slices.Contains(wanted, "*") && !d.Off
+}
+
+func named(d controller.Definition, name string) bool {
+	return d.Name == name || slices.Contains(d.Aliases, name)
+}

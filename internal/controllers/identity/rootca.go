@@ -1,0 +1,86 @@
+package identity
+
+import (
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+const (
+	rootCAName            = "kube-root-ca.crt"
+	rootCAKey             = "ca.crt"
+	descriptionAnnotation = "kubernetes.io/description"
+	rootCADescription     = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. " +
+		"No other usage is guaranteed across distributions of Kubernetes clusters."
+)
+
+// RootCA publishes in every namespace the certificates, as PEM, by which pods know the API server.
+func RootCA(bundle []byte) controller.Definition {
+	return controller.Definition{
+		Name: "root-ca-certificate-publisher-controller", Aliases: []string{"root-ca-cert-publisher"}, Queue: "root_ca_cert_publisher",
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &rootCA{
+				bundle:     string(bundle),
+				namespaces: client.InformerFor[*corev1.Namespace](s.Informers),
+				maps:       client.InformerFor[*corev1.ConfigMap](s.Informers),
+			}
+			if err := controller.WatchOwn[*corev1.Namespace](s); err != nil {
+				return nil, err
+			}
+			changed := func(m *corev1.ConfigMap) {
+				if m.Name == rootCAName {
+					s.Enqueue(controller.Key{Name: m.Namespace})
+				}
+			}
+			if err := c.maps.Handle(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed); err != nil {
+				return nil, err
+			}
+			return controller.Planned(s, c), nil
+		},
+	}
+}
+
+type rootCA struct {
+	bundle     string
+	namespaces client.Informer[*corev1.Namespace]
+	maps       client.Informer[*corev1.ConfigMap]
+}
+
+type rootCAView struct {
+	namespace *corev1.Namespace
+	published *corev1.ConfigMap // nil: not yet
+}
+
+// Observe gathers the namespace and what is published in it.
+func (c *rootCA) Observe(key controller.Key) (rootCAView, bool) {
+	namespace, ok := c.namespaces.Get("", key.Name)
+	if !ok {
+		return rootCAView{}, false
+	}
+	published, _ := c.maps.Get(key.Name, rootCAName)
+	return rootCAView{namespace: namespace, published: published}, true
+}
+
+// Reconcile creates or corrects the ConfigMap. Other annotations and labels on it are left alone.
+func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
+	var plan controller.Plan
+	data := map[string]string{rootCAKey: c.bundle}
+	switch {
+	case v.namespace.Status.Phase != corev1.NamespaceActive:
+	case v.published == nil:
+		plan.Then(controller.Creating(&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: rootCAName, Annotations: map[string]string{descriptionAnnotation: rootCADescription}},
+			Data:       data,
+		}).Tolerating(metav1.StatusReasonNotFound))
+	case !maps.Equal(v.published.Data, data) || v.published.Annotations[descriptionAnnotation] == "":
+		next := v.published.DeepCopy()
+		next.Data = data
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, descriptionAnnotation, rootCADescription)
+		plan.Then(controller.Updating(next))
+	}
+	return plan
+}

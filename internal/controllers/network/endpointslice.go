@@ -1,0 +1,430 @@
+package network
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/endpointslice/topologycache"
+	"k8s.io/endpointslice/trafficdist"
+	endpointsliceutil "k8s.io/endpointslice/util"
+	"k8s.io/klog/v2"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// sliceManager signs the slices of this controller.
+const sliceManager = "endpointslice-controller.k8s.io"
+
+// DefaultEndpointsPerSlice is how many endpoints a slice holds.
+const DefaultEndpointsPerSlice = 100
+
+var serviceKind = corev1.SchemeGroupVersion.WithKind("Service")
+
+// EndpointSlice publishes the pods of every service that has a selector, at most endpointsPerSlice of them in one slice.
+func EndpointSlice(endpointsPerSlice int) controller.Definition {
+	return controller.Definition{
+		Name: "endpointslice-controller", Aliases: []string{"endpointslice"}, Component: "endpoint-slice-controller", Queue: "endpoint_slice", Workers: 5,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &endpointSlices{
+				setup: s, most: endpointsPerSlice,
+				services: client.InformerFor[*corev1.Service](s.Informers),
+				pods:     client.InformerFor[*corev1.Pod](s.Informers),
+				nodes:    client.InformerFor[*corev1.Node](s.Informers),
+				slices:   client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
+				times:    endpointsliceutil.NewTriggerTimeTracker(),
+				topology: topologycache.NewTopologyCache(),
+			}
+			return controller.Planned(s, c), c.watch()
+		},
+	}
+}
+
+type endpointSlices struct {
+	setup    *controller.Setup
+	most     int
+	services client.Informer[*corev1.Service]
+	pods     client.Informer[*corev1.Pod]
+	nodes    client.Informer[*corev1.Node]
+	slices   client.Informer[*discoveryv1.EndpointSlice]
+	times    *endpointsliceutil.TriggerTimeTracker
+	// topology knows how CPUs and endpoints are spread over zones, for services that ask for topology aware hints. It has a
+	// memory on purpose: hints move only when the imbalance is large.
+	topology *topologycache.TopologyCache
+}
+
+func (c *endpointSlices) watch() error {
+	if err := controller.WatchOwn[*corev1.Service](c.setup); err != nil {
+		return err
+	}
+	if err := watchPods(c.setup); err != nil {
+		return err
+	}
+	if err := c.pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
+		return fmt.Errorf("index pods by node: %w", err)
+	}
+	if err := controller.Watch(c.setup, func(slice *discoveryv1.EndpointSlice) []controller.Key {
+		return keyOfManaged(slice, sliceManager)
+	}); err != nil {
+		return err
+	}
+	changed := func(old, node *corev1.Node) {
+		if zoneOf(old) != zoneOf(node) {
+			c.onNode(node)
+		} else if nodeReady(old) != nodeReady(node) {
+			c.onTopology()
+		}
+	}
+	if err := c.nodes.Handle(c.onNode, changed, c.onNode); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	return nil
+}
+
+// onNode looks at the services with pods on a node: they may have waited for it, or show its zone.
+func (c *endpointSlices) onNode(node *corev1.Node) {
+	pods, err := c.pods.ByIndex(podsOnNode, node.Name)
+	if err != nil {
+		return // the index exists: watch made it
+	}
+	for _, pod := range pods {
+		for _, service := range c.services.List(pod.Namespace, nil) {
+			if selects(service) && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+				c.setup.Enqueue(controller.KeyOf(service))
+			}
+		}
+	}
+	c.onTopology()
+}
+
+// onTopology looks at the services whose hints no longer fit the zones.
+func (c *endpointSlices) onTopology() {
+	c.topology.SetNodes(klog.Background(), c.nodes.List("", nil))
+	for _, key := range c.topology.GetOverloadedServices() {
+		namespace, name, _ := strings.Cut(key, "/")
+		c.setup.Enqueue(controller.Key{Namespace: namespace, Name: name})
+	}
+}
+
+// keyOfManaged is the key of the service a slice belongs to, if manager keeps it.
+func keyOfManaged(slice *discoveryv1.EndpointSlice, manager string) []controller.Key {
+	name := slice.Labels[discoveryv1.LabelServiceName]
+	if slice.Labels[discoveryv1.LabelManagedBy] != manager || name == "" {
+		return nil
+	}
+	return []controller.Key{{Namespace: slice.Namespace, Name: name}}
+}
+
+func zoneOf(node *corev1.Node) string { return node.Labels[corev1.LabelTopologyZone] }
+
+func nodeReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// slicesView is what decides about the slices of one service.
+type slicesView struct {
+	service  *corev1.Service
+	pods     []*corev1.Pod
+	nodes    map[string]*corev1.Node // those of the pods
+	slices   []*discoveryv1.EndpointSlice
+	most     int
+	trigger  time.Time
+	topology *topologycache.TopologyCache
+}
+
+// Observe gathers a service, its pods and its slices.
+func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
+	service, ok := c.services.Get(key.Namespace, key.Name)
+	if !ok {
+		c.times.DeleteService(key.Namespace, key.Name)
+		return slicesView{}, false // the slices go with their owner
+	}
+	if !selects(service) {
+		return slicesView{}, false
+	}
+	v := slicesView{service: service, pods: podsOf(c.pods, service), nodes: map[string]*corev1.Node{}, most: c.most, topology: c.topology}
+	for _, pod := range v.pods {
+		if node, ok := c.nodes.Get("", pod.Spec.NodeName); ok {
+			v.nodes[node.Name] = node
+		}
+	}
+	v.slices = slicesOf(c.slices, service.Namespace, service.Name, sliceManager)
+	v.trigger = c.times.ComputeEndpointLastChangeTriggerTime(key.Namespace, service, v.pods)
+	return v, true
+}
+
+// slicesOf returns the slices of a service that manager keeps, by name, without those that are being deleted.
+func slicesOf(all client.Informer[*discoveryv1.EndpointSlice], namespace, service, manager string) []*discoveryv1.EndpointSlice {
+	found := all.List(namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: manager}))
+	found = slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.DeletionTimestamp != nil })
+	slices.SortFunc(found, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return found
+}
+
+// Reconcile decides which slices to create, update and delete.
+func (c *endpointSlices) Reconcile(v slicesView) controller.Plan { return v.reconcile() }
+
+func (v slicesView) reconcile() controller.Plan {
+	var all sliceChanges
+	var plan controller.Plan
+	families := addressTypes(v.service)
+	for _, slice := range v.slices {
+		if !slices.Contains(families, slice.AddressType) {
+			v.topology.RemoveHints(v.key(), slice.AddressType)
+			all.remove = append(all.remove, slice)
+		}
+	}
+	for _, family := range families {
+		changes, events := v.ofFamily(family)
+		changes.recycle(func(slice *discoveryv1.EndpointSlice) bool { return ownedBy(slice, v.service) })
+		all.create = append(all.create, changes.create...)
+		all.update = append(all.update, changes.update...)
+		all.remove = append(all.remove, changes.remove...)
+		plan.Events = append(plan.Events, events...)
+	}
+	if v.service.DeletionTimestamp != nil {
+		all.create = nil // the garbage collector is about to delete what we would make
+	}
+	for _, slice := range slices.Concat(all.create, all.update) {
+		slice.Annotations = setOrDelete(slice.Annotations, corev1.EndpointsLastChangeTriggerTime, triggered(v.trigger))
+	}
+	failed := func(what string) controller.Event {
+		name := v.service.Namespace + "/" + v.service.Name
+		return controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
+			Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: failed to %s for Service %s: %%s", name, what, name)}
+	}
+	addSteps(&plan, all, failed)
+	return plan
+}
+
+// addSteps writes slices: first those that are new, last those that go, so that no address is missing in between.
+func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what string) controller.Event) {
+	var create, update, remove []controller.Write
+	for _, slice := range changes.create {
+		create = append(create, controller.Creating(slice).OnFailed(failed("create EndpointSlice")))
+	}
+	for _, slice := range changes.update {
+		update = append(update, controller.Updating(slice).OnFailed(failed("update "+slice.Name+" EndpointSlice")))
+	}
+	for _, slice := range changes.remove {
+		remove = append(remove, controller.Deleting(slice).OnFailed(failed("delete "+slice.Name+" EndpointSlice")))
+	}
+	plan.Then(create...)
+	plan.Then(update...)
+	plan.Then(remove...)
+}
+
+func (v slicesView) key() string { return v.service.Namespace + "/" + v.service.Name }
+
+// ofFamily decides about the slices with addresses of one family.
+func (v slicesView) ofFamily(family discoveryv1.AddressType) (changes sliceChanges, events []controller.Event) {
+	var existing []*discoveryv1.EndpointSlice
+	byPorts := map[string][]*discoveryv1.EndpointSlice{}
+	for _, slice := range v.slices {
+		if slice.AddressType != family {
+			continue
+		}
+		existing = append(existing, slice)
+		if ownedBy(slice, v.service) {
+			key := portsKey(slice.Ports)
+			byPorts[key] = append(byPorts[key], slice)
+		} else {
+			changes.remove = append(changes.remove, slice) // of an earlier service with this name
+		}
+	}
+	groups := v.wanted(family)
+	for _, group := range groups {
+		p := packing{most: v.most, relabel: v.labels, fresh: func() *discoveryv1.EndpointSlice { return v.empty(group.ports, family) }}
+		packed := p.pack(byPorts[group.key], &group.endpoints)
+		changes.create = append(changes.create, packed.create...)
+		changes.update = append(changes.update, packed.update...)
+		changes.remove = append(changes.remove, packed.remove...)
+	}
+	for _, slice := range existing {
+		wanted := slices.ContainsFunc(groups, func(g *portGroup) bool { return g.key == portsKey(slice.Ports) })
+		if !wanted && ownedBy(slice, v.service) {
+			changes.remove = append(changes.remove, slice)
+		}
+	}
+	// A service without endpoints has one empty slice: watchers see that the answer is "none", not "not yet known".
+	if len(existing) == len(changes.remove) && len(changes.create) == 0 {
+		placeholder := v.empty([]discoveryv1.EndpointPort{}, family)
+		if len(changes.remove) == 1 && isPlaceholder(changes.remove[0], placeholder) {
+			changes.remove = nil
+		} else {
+			changes.create = append(changes.create, placeholder)
+		}
+	}
+	return v.hint(family, existing, changes)
+}
+
+// portGroup are the endpoints that listen on the same ports.
+type portGroup struct {
+	key       string
+	ports     []discoveryv1.EndpointPort
+	endpoints endpointSet
+}
+
+// wanted returns the endpoints the service should have in a family, by ports.
+func (v slicesView) wanted(family discoveryv1.AddressType) (groups []*portGroup) {
+	for _, pod := range v.pods {
+		if !reachable(pod) {
+			continue
+		}
+		ports := v.ports(pod)
+		key := portsKey(ports)
+		i := slices.IndexFunc(groups, func(g *portGroup) bool { return g.key == key })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, &portGroup{key: key, ports: ports})
+		}
+		node := v.nodes[pod.Spec.NodeName]
+		if node == nil && !v.service.Spec.PublishNotReadyAddresses {
+			continue // a pod on a node nobody knows; the pod garbage collector removes it, or the node comes
+		}
+		if endpoint := v.endpoint(pod, node, family); len(endpoint.Addresses) > 0 {
+			groups[i].endpoints.add(endpoint)
+		}
+	}
+	return groups
+}
+
+// ports are the service's ports on a pod. Named ports may differ from pod to pod.
+func (v slicesView) ports(pod *corev1.Pod) []discoveryv1.EndpointPort {
+	ports := []discoveryv1.EndpointPort{}
+	for i := range v.service.Spec.Ports {
+		p := &v.service.Spec.Ports[i]
+		if number, ok := targetPort(pod, p); ok {
+			ports = append(ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &number, Protocol: &p.Protocol, AppProtocol: p.AppProtocol})
+		}
+	}
+	return ports
+}
+
+func (v slicesView) endpoint(pod *corev1.Pod, node *corev1.Node, family discoveryv1.AddressType) *discoveryv1.Endpoint {
+	serving, terminating := podReady(pod), pod.DeletionTimestamp != nil
+	ready := v.service.Spec.PublishNotReadyAddresses || serving && !terminating
+	e := &discoveryv1.Endpoint{
+		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+		TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+	}
+	for _, ip := range pod.Status.PodIPs {
+		if address, of, ok := canonical(ip.IP); ok && of == family {
+			e.Addresses = append(e.Addresses, address)
+		}
+	}
+	if pod.Spec.NodeName != "" {
+		e.NodeName = &pod.Spec.NodeName
+	}
+	if node != nil && zoneOf(node) != "" {
+		e.Zone = new(zoneOf(node))
+	}
+	if name := hostname(pod, v.service); name != "" {
+		e.Hostname = &name
+	}
+	return e
+}
+
+// hint tells proxies which endpoints to prefer, if the service asks for that, and takes hints away if it no longer does.
+func (v slicesView) hint(family discoveryv1.AddressType, existing []*discoveryv1.EndpointSlice, changes sliceChanges) (sliceChanges, []controller.Event) {
+	var events []controller.Event
+	annotated := topologyAnnotation(v.service)
+	distribution := v.service.Spec.TrafficDistribution
+	if annotated || !preferred(distribution) {
+		distribution = nil
+	}
+	info := &topologycache.SliceInfo{
+		ServiceKey: v.key(), AddressType: family, ToCreate: changes.create, ToUpdate: changes.update, Unchanged: changes.untouched(existing),
+	}
+	if annotated {
+		var told []*topologycache.EventBuilder
+		changes.create, changes.update, told = v.topology.AddHints(klog.Background(), info)
+		for _, e := range told {
+			events = append(events, controller.Event{About: v.service, Type: e.EventType, Reason: e.Reason, Message: e.Message})
+		}
+		return changes, events
+	}
+	if v.topology.HasPopulatedHints(v.key()) {
+		events = append(events, controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "TopologyAwareHintsDisabled",
+			Message: topologycache.FormatWithAddressType(topologycache.TopologyAwareHintsDisabled, family)})
+	}
+	v.topology.RemoveHints(v.key(), family)
+	if distribution == nil {
+		changes.create, changes.update = topologycache.RemoveHintsFromSlices(info)
+	} else {
+		changes.create, changes.update, _ = trafficdist.ReconcileHints(distribution, changes.create, changes.update, changes.untouched(existing))
+	}
+	return changes, events
+}
+
+func preferred(distribution *string) bool {
+	return distribution != nil && slices.Contains([]string{corev1.ServiceTrafficDistributionPreferClose,
+		corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode}, *distribution)
+}
+
+// topologyAnnotation says whether a service asks for hints by annotation. The older annotation counts more.
+func topologyAnnotation(service *corev1.Service) bool {
+	value, ok := service.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
+	if !ok {
+		value = service.Annotations[corev1.AnnotationTopologyMode]
+	}
+	return value == "Auto" || value == "auto"
+}
+
+// empty makes a slice without endpoints.
+func (v slicesView) empty(ports []discoveryv1.EndpointPort, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: v.service.Namespace, GenerateName: namePrefix(v.service.Name),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(v.service, serviceKind)},
+		},
+		AddressType: family, Ports: ports, Endpoints: []discoveryv1.Endpoint{},
+	}
+	slice.Labels, _ = v.labels(slice)
+	return slice
+}
+
+// reserved labels of a slice are the controller's; all others mirror the service's.
+var reserved = []string{discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy, corev1.IsHeadlessService}
+
+func (v slicesView) labels(slice *discoveryv1.EndpointSlice) (map[string]string, bool) {
+	want := without(v.service.Labels, reserved...)
+	changed := !maps.Equal(want, without(slice.Labels, reserved...))
+	if headless(v.service) {
+		want[corev1.IsHeadlessService] = ""
+	}
+	want[discoveryv1.LabelServiceName], want[discoveryv1.LabelManagedBy] = v.service.Name, sliceManager
+	return want, changed
+}
+
+// isPlaceholder says whether a slice is the empty one a service without endpoints should have.
+func isPlaceholder(slice, placeholder *discoveryv1.EndpointSlice) bool {
+	return len(slice.Endpoints) == 0 && len(slice.Ports) == 0 && maps.Equal(slice.Labels, placeholder.Labels) &&
+		apiequality.Semantic.DeepEqual(slice.OwnerReferences, placeholder.OwnerReferences)
+}
+
+// addressTypes are the families of a service's addresses. A service of a server that knows no families shows it in its cluster
+// IP; without one it may have both.
+func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
+	var types []discoveryv1.AddressType
+	for _, family := range service.Spec.IPFamilies {
+		types = append(types, discoveryv1.AddressType(family))
+	}
+	if len(types) > 0 {
+		return types
+	}
+	if _, family, ok := canonical(service.Spec.ClusterIP); ok {
+		return []discoveryv1.AddressType{family}
+	}
+	return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
+}

@@ -1,0 +1,261 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+const (
+	balancerFinalizer = "service.kubernetes.io/load-balancer-cleanup"
+	// BalancerClass is the class of services that ask for this load balancer by name; those without a class get it too.
+	BalancerClass = "skiff.io/node-address"
+)
+
+// DefaultReservedPorts are the ports on which nodes themselves answer: the API, the kubelet, the proxy's health, etcd. A service
+// that took one of them would take the cluster from its owner.
+var DefaultReservedPorts = []int32{2379, 2380, 6443, 10250, 10256}
+
+// LoadBalancer gives services of type LoadBalancer the addresses of the nodes. The proxy on every node takes what arrives there at
+// the service's ports, so no machine besides the nodes is needed. A port can be had once: of two services that want it, the
+// older has it. Services with another load balancer's class are left alone.
+func LoadBalancer(reservedPorts []int32) controller.Definition {
+	return controller.Definition{
+		Name: "service-lb-controller", Aliases: []string{"service"}, Component: "service-controller", Queue: "service", Workers: 1,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &balancers{
+				reserved: reservedPorts,
+				services: client.InformerFor[*corev1.Service](s.Informers),
+				nodes:    client.InformerFor[*corev1.Node](s.Informers),
+				slices:   client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
+			}
+			return controller.Planned(s, c), c.watch(s)
+		},
+	}
+}
+
+type balancers struct {
+	reserved []int32
+	services client.Informer[*corev1.Service]
+	nodes    client.Informer[*corev1.Node]
+	slices   client.Informer[*discoveryv1.EndpointSlice]
+}
+
+func (c *balancers) watch(s *controller.Setup) error {
+	all := func() {
+		for _, service := range c.services.List("", nil) {
+			if balanced(service) {
+				s.Enqueue(controller.KeyOf(service))
+			}
+		}
+	}
+	added := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
+	changed := func(old, service *corev1.Service) {
+		s.Enqueue(controller.KeyOf(service))
+		if balanced(old) && (!balanced(service) || service.DeletionTimestamp != nil || !apiequality.Semantic.DeepEqual(old.Spec.Ports, service.Spec.Ports)) {
+			all() // a port may have become free
+		}
+	}
+	gone := func(service *corev1.Service) {
+		if balanced(service) {
+			all()
+		}
+	}
+	if err := c.services.Handle(added, changed, gone); err != nil {
+		return fmt.Errorf("watch services: %w", err)
+	}
+	nodeChanged := func(old, node *corev1.Node) {
+		if eligible(old) != eligible(node) || !apiequality.Semantic.DeepEqual(old.Status.Addresses, node.Status.Addresses) {
+			all()
+		}
+	}
+	if err := c.nodes.Handle(func(*corev1.Node) { all() }, nodeChanged, func(*corev1.Node) { all() }); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	// Where traffic stays on the node it reached, the addresses follow the pods.
+	return controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
+		key := controller.Key{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
+		if service, ok := c.services.Get(key.Namespace, key.Name); ok && balanced(service) && local(service) {
+			return []controller.Key{key}
+		}
+		return nil
+	})
+}
+
+// balanced says whether a service is this load balancer's business.
+func balanced(service *corev1.Service) bool {
+	class := service.Spec.LoadBalancerClass
+	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == BalancerClass)
+}
+
+func local(service *corev1.Service) bool {
+	return service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// eligible nodes take traffic from outside.
+func eligible(node *corev1.Node) bool {
+	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded || node.DeletionTimestamp != nil {
+		return false
+	}
+	return nodeReady(node)
+}
+
+// balancerView is what decides about the addresses of one service.
+type balancerView struct {
+	service  *corev1.Service
+	others   []*corev1.Service // other balanced services, the oldest first
+	nodes    []*corev1.Node
+	serving  map[string]bool // nodes with a ready endpoint; nil: all are good
+	reserved []int32
+}
+
+// Observe gathers a service, those that may hold its ports, and the nodes.
+func (c *balancers) Observe(key controller.Key) (balancerView, bool) {
+	service, ok := c.services.Get(key.Namespace, key.Name)
+	if !ok || !balanced(service) && !slices.Contains(service.Finalizers, balancerFinalizer) {
+		return balancerView{}, false
+	}
+	if class := service.Spec.LoadBalancerClass; class != nil && *class != BalancerClass {
+		return balancerView{}, false // the finalizer is another's
+	}
+	v := balancerView{service: service, nodes: c.nodes.List("", nil), reserved: c.reserved}
+	for _, other := range c.services.List("", nil) {
+		if balanced(other) && other.UID != service.UID && other.DeletionTimestamp == nil {
+			v.others = append(v.others, other)
+		}
+	}
+	byAge(v.others)
+	if local(service) {
+		v.serving = map[string]bool{}
+		for _, slice := range c.slices.List(key.Namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: key.Name})) {
+			for _, e := range slice.Endpoints {
+				if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+					v.serving[*e.NodeName] = true
+				}
+			}
+		}
+	}
+	return v, true
+}
+
+// Reconcile decides which addresses a service has.
+func (c *balancers) Reconcile(v balancerView) controller.Plan { return v.reconcile() }
+
+func (v balancerView) reconcile() (plan controller.Plan) {
+	held := slices.Contains(v.service.Finalizers, balancerFinalizer)
+	tell := func(eventType, reason, message string) {
+		plan.Events = append(plan.Events, controller.Event{About: v.service, Type: eventType, Reason: reason, Message: message})
+	}
+	if v.service.DeletionTimestamp != nil || !balanced(v.service) {
+		if held {
+			if v.service.DeletionTimestamp == nil && len(v.service.Status.LoadBalancer.Ingress) > 0 {
+				plan.Then(v.patchStatus(nil))
+			}
+			plan.Then(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
+				Tolerating(metav1.StatusReasonNotFound))
+			tell(corev1.EventTypeNormal, "DeletingLoadBalancer", "Deleting load balancer")
+			tell(corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
+		}
+		return plan
+	}
+	if !held {
+		plan.Then(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
+	}
+	taken := v.taken()
+	var want []corev1.LoadBalancerIngress
+	if taken == "" {
+		want = v.ingress()
+	}
+	if apiequality.Semantic.DeepEqual(want, v.service.Status.LoadBalancer.Ingress) {
+		if taken != "" && !held {
+			tell(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+taken)
+		}
+		return plan
+	}
+	plan.Then(v.patchStatus(want))
+	switch {
+	case taken != "":
+		tell(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+taken)
+	case len(want) == 0:
+		tell(corev1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer")
+	case len(v.service.Status.LoadBalancer.Ingress) == 0:
+		tell(corev1.EventTypeNormal, "EnsuredLoadBalancer", "Ensured load balancer")
+	default:
+		tell(corev1.EventTypeNormal, "UpdatedLoadBalancer", "Updated load balancer with new hosts")
+	}
+	return plan
+}
+
+// patchStatus replaces the addresses and nothing else of the status.
+func (v balancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controller.Write {
+	// A list of strings and numbers always encodes.
+	list, _ := json.Marshal(ingress)
+	w := controller.Patching(v.service, client.MergePatch, []byte(`{"status":{"loadBalancer":{"ingress":`+string(list)+`}}}`))
+	w.Verb = controller.PatchStatus
+	return w
+}
+
+// taken says why the service cannot have its ports, "" if it can.
+func (v balancerView) taken() string {
+	for _, p := range v.service.Spec.Ports {
+		if p.Protocol == corev1.ProtocolTCP && slices.Contains(v.reserved, p.Port) {
+			return fmt.Sprintf("port %d/%s is a node's own", p.Port, p.Protocol)
+		}
+		for _, other := range v.others {
+			if !v.older(other) {
+				continue
+			}
+			if slices.ContainsFunc(other.Spec.Ports, func(o corev1.ServicePort) bool { return o.Port == p.Port && o.Protocol == p.Protocol }) {
+				return fmt.Sprintf("port %d/%s is in use by service %s/%s", p.Port, p.Protocol, other.Namespace, other.Name)
+			}
+		}
+	}
+	return ""
+}
+
+func (v balancerView) older(other *corev1.Service) bool {
+	both := []kind.Object{v.service, other}
+	byAge(both)
+	return both[0] == kind.Object(other)
+}
+
+// ingress are the addresses of the nodes in the service's families: what is reachable from outside, if they say so, and what they
+// have otherwise.
+func (v balancerView) ingress() (list []corev1.LoadBalancerIngress) {
+	families := addressTypes(v.service)
+	nodes := slices.Clone(v.nodes)
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	for _, node := range nodes {
+		if !eligible(node) || v.serving != nil && !v.serving[node.Name] {
+			continue
+		}
+		for _, family := range families {
+			if ip, ok := nodeAddress(node, family); ok {
+				list = append(list, corev1.LoadBalancerIngress{IP: ip, IPMode: new(corev1.LoadBalancerIPModeVIP)})
+			}
+		}
+	}
+	return list
+}
+
+func nodeAddress(node *corev1.Node, family discoveryv1.AddressType) (string, bool) {
+	for _, t := range []corev1.NodeAddressType{corev1.NodeExternalIP, corev1.NodeInternalIP} {
+		for _, a := range node.Status.Addresses {
+			if ip, of, ok := canonical(a.Address); ok && a.Type == t && of == family {
+				return ip, true
+			}
+		}
+	}
+	return "", false
+}

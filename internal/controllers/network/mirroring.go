@@ -1,0 +1,250 @@
+package network
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// mirrorManager signs the slices of this controller.
+const mirrorManager = "endpointslicemirroring-controller.k8s.io"
+
+// DefaultMirroredPerSubset is how many addresses of a subset are mirrored.
+const DefaultMirroredPerSubset = 1000
+
+var endpointsKind = corev1.SchemeGroupVersion.WithKind("Endpoints")
+
+// EndpointSliceMirroring makes slices of the Endpoints that people write themselves, for services without a selector: proxies read
+// slices only. At most perSubset addresses of a subset are mirrored.
+func EndpointSliceMirroring(perSubset int) controller.Definition {
+	return controller.Definition{
+		Name: "endpointslice-mirroring-controller", Aliases: []string{"endpointslicemirroring"}, Queue: "endpoint_slice_mirroring", Workers: 5,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &mirroring{
+				most:      perSubset,
+				services:  client.InformerFor[*corev1.Service](s.Informers),
+				endpoints: client.InformerFor[*corev1.Endpoints](s.Informers),
+				slices:    client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
+			}
+			if err := controller.WatchOwn[*corev1.Endpoints](s); err != nil {
+				return nil, err
+			}
+			enqueue := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
+			changed := func(old, service *corev1.Service) {
+				if (old.Spec.Selector == nil) != (service.Spec.Selector == nil) {
+					enqueue(service)
+				}
+			}
+			if err := c.services.Handle(enqueue, changed, enqueue); err != nil {
+				return nil, fmt.Errorf("watch services: %w", err)
+			}
+			if err := controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
+				return keyOfManaged(slice, mirrorManager)
+			}); err != nil {
+				return nil, err
+			}
+			return controller.Planned(s, c), nil
+		},
+	}
+}
+
+type mirroring struct {
+	most      int
+	services  client.Informer[*corev1.Service]
+	endpoints client.Informer[*corev1.Endpoints]
+	slices    client.Informer[*discoveryv1.EndpointSlice]
+}
+
+// mirrorView is what decides about the mirror of one Endpoints object.
+type mirrorView struct {
+	endpoints *corev1.Endpoints // nil: gone, or not to be mirrored
+	slices    []*discoveryv1.EndpointSlice
+	most      int
+}
+
+// Observe gathers Endpoints and their mirror.
+func (c *mirroring) Observe(key controller.Key) (mirrorView, bool) {
+	v := mirrorView{slices: slicesOf(c.slices, key.Namespace, key.Name, mirrorManager), most: c.most}
+	service, found := c.services.Get(key.Namespace, key.Name)
+	if e, ok := c.endpoints.Get(key.Namespace, key.Name); ok && found && service.Spec.Selector == nil && mirrored(e) {
+		v.endpoints = e
+	}
+	return v, v.endpoints != nil || len(v.slices) > 0
+}
+
+// mirrored says whether Endpoints want a mirror. Locks do not, nor do those that say so.
+func mirrored(e *corev1.Endpoints) bool {
+	_, lock := e.Annotations[leaderElection]
+	return !lock && e.Labels[discoveryv1.LabelSkipMirror] != "true"
+}
+
+// Reconcile decides which slices to create, update and delete.
+func (c *mirroring) Reconcile(v mirrorView) controller.Plan { return v.reconcile() }
+
+func (v mirrorView) reconcile() (plan controller.Plan) {
+	if v.endpoints == nil {
+		addSteps(&plan, sliceChanges{remove: v.slices}, v.failed)
+		return plan
+	}
+	groups, invalid, skipped := v.wanted()
+	var changes sliceChanges
+	for _, slice := range v.slices {
+		if !slices.ContainsFunc(groups, func(g *mirrorGroup) bool { return g.holds(slice) }) {
+			changes.remove = append(changes.remove, slice)
+		}
+	}
+	for _, group := range groups {
+		v.mirror(group, &changes)
+	}
+	changes.recycle(func(*discoveryv1.EndpointSlice) bool { return true })
+	if v.endpoints.DeletionTimestamp != nil {
+		changes.create = nil
+	}
+	if invalid > 0 {
+		plan.Events = append(plan.Events, controller.Event{About: v.endpoints, Type: corev1.EventTypeWarning, Reason: "InvalidIPAddress",
+			Message: fmt.Sprintf("Skipped %d invalid IP addresses when mirroring to EndpointSlices", invalid)})
+	}
+	if skipped > 0 {
+		plan.Events = append(plan.Events, controller.Event{About: v.endpoints, Type: corev1.EventTypeWarning, Reason: "TooManyAddressesToMirror",
+			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", v.most, invalid+skipped)})
+	}
+	addSteps(&plan, changes, v.failed)
+	return plan
+}
+
+func (v mirrorView) failed(what string) controller.Event {
+	about := v.endpoints
+	if about == nil {
+		about = &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: v.slices[0].Namespace, Name: v.slices[0].Labels[discoveryv1.LabelServiceName]}}
+	}
+	return controller.Event{About: about, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
+		Message: fmt.Sprintf("Error updating Endpoint Slices: failed to %s for Endpoints %s/%s: %%s", what, about.Namespace, about.Name)}
+}
+
+// mirrorGroup are the endpoints of one slice: same family, same ports.
+type mirrorGroup struct {
+	family    discoveryv1.AddressType
+	key       string
+	ports     []discoveryv1.EndpointPort
+	endpoints endpointSet
+}
+
+func (g *mirrorGroup) holds(slice *discoveryv1.EndpointSlice) bool {
+	return slice.AddressType == g.family && portsKey(slice.Ports) == g.key
+}
+
+// wanted returns what the slices should hold, how many addresses are none, and how many do not fit.
+func (v mirrorView) wanted() (groups []*mirrorGroup, invalid, skipped int) {
+	for _, subset := range repack(v.endpoints.Subsets) {
+		ports := []discoveryv1.EndpointPort{}
+		for i := range subset.Ports {
+			p := &subset.Ports[i]
+			ports = append(ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Port, Protocol: &p.Protocol, AppProtocol: p.AppProtocol})
+		}
+		group := func(family discoveryv1.AddressType) *mirrorGroup {
+			wanted := &mirrorGroup{family: family, key: portsKey(ports), ports: ports}
+			i := slices.IndexFunc(groups, func(g *mirrorGroup) bool { return g.family == family && g.key == wanted.key })
+			if i < 0 {
+				groups = append(groups, wanted)
+				return wanted
+			}
+			return groups[i]
+		}
+		added := 0
+		add := func(addresses []corev1.EndpointAddress, ready bool) {
+			for i := range addresses {
+				endpoint, family, ok := mirrorAddress(&addresses[i], ready)
+				switch {
+				case added >= v.most:
+					skipped++
+				case !ok:
+					invalid++
+				default:
+					group(family).endpoints.add(endpoint)
+					added++
+				}
+			}
+		}
+		add(subset.Addresses, true)
+		add(subset.NotReadyAddresses, false)
+	}
+	return groups, invalid, skipped
+}
+
+func mirrorAddress(a *corev1.EndpointAddress, ready bool) (*discoveryv1.Endpoint, discoveryv1.AddressType, bool) {
+	address, family, ok := canonical(a.IP)
+	if !ok {
+		return nil, "", false
+	}
+	e := &discoveryv1.Endpoint{
+		Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}, TargetRef: a.TargetRef, NodeName: a.NodeName,
+	}
+	if a.Hostname != "" {
+		e.Hostname = &a.Hostname
+	}
+	return e, family, true
+}
+
+// mirror brings the slices of a group down to one that holds its endpoints.
+func (v mirrorView) mirror(group *mirrorGroup, changes *sliceChanges) {
+	var existing []*discoveryv1.EndpointSlice
+	for _, slice := range v.slices {
+		if group.holds(slice) {
+			existing = append(existing, slice)
+		}
+	}
+	want := v.slice(group)
+	if len(existing) == 0 {
+		changes.create = append(changes.create, want)
+		return
+	}
+	changes.remove = append(changes.remove, existing[1:]...)
+	if v.upToDate(existing[0], want) {
+		return
+	}
+	changed := existing[0].DeepCopy()
+	changed.Labels, changed.Annotations, changed.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
+	changed.Ports, changed.Endpoints = want.Ports, want.Endpoints
+	changes.update = append(changes.update, changed)
+}
+
+func (v mirrorView) upToDate(slice, want *discoveryv1.EndpointSlice) bool {
+	if len(slice.Endpoints) != len(want.Endpoints) || !maps.Equal(slice.Labels, want.Labels) || !maps.Equal(slice.Annotations, want.Annotations) ||
+		!ownedBy(slice, v.endpoints) {
+		return false
+	}
+	var set endpointSet
+	for i := range want.Endpoints {
+		set.add(&want.Endpoints[i])
+	}
+	for i := range slice.Endpoints {
+		if wanted := set.take(&slice.Endpoints[i]); wanted == nil || !sameEndpoint(wanted, &slice.Endpoints[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// slice makes the slice of a group, with the labels and annotations of the Endpoints.
+func (v mirrorView) slice(group *mirrorGroup) *discoveryv1.EndpointSlice {
+	e := v.endpoints
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.Namespace, GenerateName: namePrefix(e.Name),
+			Labels:          without(e.Labels, discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy),
+			Annotations:     without(e.Annotations, corev1.EndpointsLastChangeTriggerTime, corev1.LastAppliedConfigAnnotation),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(e, endpointsKind)},
+		},
+		AddressType: group.family, Ports: group.ports,
+	}
+	slice.Labels[discoveryv1.LabelServiceName], slice.Labels[discoveryv1.LabelManagedBy] = e.Name, mirrorManager
+	group.endpoints.fill(slice, v.most)
+	return slice
+}

@@ -1,0 +1,212 @@
+// Package network holds the controllers behind Services: those that publish which pods answer for a service, as endpoint
+// slices and as the older Endpoints, the one that looks after the ranges of cluster IPs, and a load balancer that needs no
+// cloud.
+//
+// What upstream's controllers write, these write: labels, owners, annotations, conditions, events. Either can take over
+// from the other in a running cluster.
+package network
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	netutils "k8s.io/utils/net"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// podsOnNode finds pods by their node.
+const podsOnNode = "node"
+
+// leaderElection marks an Endpoints object that is a lock, not a list of addresses.
+const leaderElection = "control-plane.alpha.kubernetes.io/leader"
+
+// selects says whether a controller keeps the endpoints of a service: it has a selector and is not just a name elsewhere.
+func selects(service *corev1.Service) bool {
+	return service.Spec.Selector != nil && service.Spec.Type != corev1.ServiceTypeExternalName
+}
+
+// podsOf returns the pods a service selects, by name.
+func podsOf(pods client.Informer[*corev1.Pod], service *corev1.Service) []*corev1.Pod {
+	selected := pods.List(service.Namespace, labels.Set(service.Spec.Selector).AsSelectorPreValidated())
+	slices.SortFunc(selected, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return selected
+}
+
+// watchPods enqueues the services that select a pod when it changes in a way that endpoints show.
+func watchPods(s *controller.Setup) error {
+	services := client.InformerFor[*corev1.Service](s.Informers)
+	enqueue := func(pod *corev1.Pod) {
+		for _, service := range services.List(pod.Namespace, nil) {
+			if service.Spec.Selector != nil && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+				s.Enqueue(controller.KeyOf(service))
+			}
+		}
+	}
+	changed := func(old, pod *corev1.Pod) {
+		if !endpointsDiffer(old, pod) {
+			return
+		}
+		if !maps.Equal(old.Labels, pod.Labels) {
+			enqueue(old)
+		}
+		enqueue(pod)
+	}
+	if err := client.InformerFor[*corev1.Pod](s.Informers).Handle(enqueue, changed, enqueue); err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	return nil
+}
+
+// endpointsDiffer says whether a change of a pod may show in the endpoints of a service.
+func endpointsDiffer(old, pod *corev1.Pod) bool {
+	return !maps.Equal(old.Labels, pod.Labels) || old.Spec.Hostname != pod.Spec.Hostname || old.Spec.Subdomain != pod.Spec.Subdomain ||
+		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || podReady(old) != podReady(pod) || finished(old) != finished(pod) ||
+		old.Spec.NodeName != pod.Spec.NodeName || old.Status.PodIP != pod.Status.PodIP || !slices.Equal(old.Status.PodIPs, pod.Status.PodIPs)
+}
+
+// reachable says whether a pod can be an endpoint at all: it has an address and has not ended.
+func reachable(pod *corev1.Pod) bool {
+	return !finished(pod) && (pod.Status.PodIP != "" || len(pod.Status.PodIPs) > 0)
+}
+
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+func podReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// hostname is the name under which DNS shall know a pod of a service, "" if it has none.
+func hostname(pod *corev1.Pod, service *corev1.Service) string {
+	if pod.Spec.Subdomain == service.Name && pod.Namespace == service.Namespace {
+		return pod.Spec.Hostname
+	}
+	return ""
+}
+
+// targetPort finds the port of a pod that a service's port leads to. Sidecars' ports count, other init containers' do not.
+func targetPort(pod *corev1.Pod, port *corev1.ServicePort) (int32, bool) {
+	if port.TargetPort.Type == intstr.Int {
+		return port.TargetPort.IntVal, true
+	}
+	in := func(c *corev1.Container) (int32, bool) {
+		for _, p := range c.Ports {
+			if p.Name == port.TargetPort.StrVal && p.Protocol == port.Protocol {
+				return p.ContainerPort, true
+			}
+		}
+		return 0, false
+	}
+	for i := range pod.Spec.Containers {
+		if n, ok := in(&pod.Spec.Containers[i]); ok {
+			return n, true
+		}
+	}
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			continue
+		}
+		if n, ok := in(c); ok {
+			return n, true
+		}
+	}
+	return 0, false
+}
+
+// headless says whether a service has no cluster IP.
+func headless(service *corev1.Service) bool {
+	return service.Spec.ClusterIP == corev1.ClusterIPNone || service.Spec.ClusterIP == ""
+}
+
+// canonical parses an address the way old objects may hold it (leading zeros) and writes it in the one form slices have.
+func canonical(address string) (text string, family discoveryv1.AddressType, ok bool) {
+	ip := netutils.ParseIPSloppy(address)
+	if ip == nil {
+		return "", "", false
+	}
+	if ip.To4() == nil {
+		return ip.String(), discoveryv1.AddressTypeIPv6, true
+	}
+	return ip.String(), discoveryv1.AddressTypeIPv4, true
+}
+
+// namePrefix is the name and a dash, unless that is no good start of a name.
+func namePrefix(name string) string {
+	if prefix := name + "-"; len(validation.NameIsDNSSubdomain(prefix, true)) == 0 {
+		return prefix
+	}
+	return name
+}
+
+// triggered is the value of the annotation that says when the change happened that made us write; "" if unknown.
+func triggered(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return at.UTC().Format(time.RFC3339Nano)
+}
+
+// setOrDelete sets a key of an annotation map, or deletes it when the value is empty. The map may be nil.
+func setOrDelete(annotations map[string]string, key, value string) map[string]string {
+	if value == "" {
+		delete(annotations, key)
+		return annotations
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[key] = value
+	return annotations
+}
+
+// without copies a map except for some keys.
+func without(m map[string]string, keys ...string) map[string]string {
+	rest := make(map[string]string, len(m))
+	for key, value := range m {
+		if !slices.Contains(keys, key) {
+			rest[key] = value
+		}
+	}
+	return rest
+}
+
+// byAge sorts objects, the oldest first.
+func byAge[T kind.Object](objs []T) {
+	slices.SortFunc(objs, func(a, b T) int {
+		at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+		return cmp.Or(at.Compare(bt.Time), strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()))
+	})
+}
+
+// prefixes parses the ranges of a ServiceCIDR; what cannot be parsed is left out.
+func prefixes(cidrs []string) (parsed []netip.Prefix) {
+	for _, cidr := range cidrs {
+		if p, err := netip.ParsePrefix(cidr); err == nil {
+			parsed = append(parsed, p)
+		}
+	}
+	return parsed
+}
+
+// ownedBy says whether one of the owners of an object is this one.
+func ownedBy(obj, owner kind.Object) bool {
+	return slices.ContainsFunc(obj.GetOwnerReferences(), func(ref metav1.OwnerReference) bool { return ref.UID == owner.GetUID() })
+}

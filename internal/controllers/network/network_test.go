@@ -1,0 +1,538 @@
+package network
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/endpointslice/topologycache"
+
+	"skiff/internal/controller"
+	"skiff/test/world"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
+
+type change[T any] func(T)
+
+func with[T any](obj T, changes ...change[T]) T {
+	for _, c := range changes {
+		c(obj)
+	}
+	return obj
+}
+
+// aService selects app=web and leads to port 8080.
+func aService(changes ...change[*corev1.Service]) *corev1.Service {
+	return with(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-web", Labels: map[string]string{"team": "a"}, CreationTimestamp: ago(time.Hour)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.9", IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, Selector: map[string]string{"app": "web"},
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}, changes...)
+}
+
+// aPod is ready on node n1.
+func aPod(name, ip string, changes ...change[*corev1.Pod]) *corev1.Pod {
+	return with(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i",
+			Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080, Protocol: corev1.ProtocolTCP}}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}, changes...)
+}
+
+func unready(p *corev1.Pod)   { p.Status.Conditions = nil }
+func leaving(p *corev1.Pod)   { p.DeletionTimestamp = new(ago(time.Second)) }
+func succeeded(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }
+func onNode(name string) change[*corev1.Pod] {
+	return func(p *corev1.Pod) { p.Spec.NodeName = name }
+}
+func alsoAt(ip string) change[*corev1.Pod] {
+	return func(p *corev1.Pod) { p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip}) }
+}
+
+func aNode(name string, changes ...change[*corev1.Node]) *corev1.Node {
+	return with(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "z-" + name}},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2." + strings.TrimPrefix(name, "n")}}}}, changes...)
+}
+
+// words writes a plan down: one word per write, steps separated by commas.
+func words(plan controller.Plan) string {
+	var steps []string
+	for _, step := range plan.Steps {
+		var writes []string
+		for _, w := range step.Writes {
+			kind := fmt.Sprintf("%T", w.Object)
+			word := fmt.Sprintf("%s %s %s%s", w.Verb, kind[strings.LastIndexByte(kind, '.')+1:], w.Object.GetName(), w.Object.GetGenerateName())
+			if slice, ok := w.Object.(*discoveryv1.EndpointSlice); ok && w.Verb != controller.Delete {
+				word += " " + endpointWords(slice)
+			}
+			writes = append(writes, word)
+		}
+		steps = append(steps, strings.Join(writes, " + "))
+	}
+	for _, e := range plan.Events {
+		steps = append(steps, "tell "+e.Reason)
+	}
+	if plan.RequeueAfter > 0 {
+		steps = append(steps, "again "+plan.RequeueAfter.String())
+	}
+	return strings.Join(steps, ", ")
+}
+
+// endpointWords writes down a slice: "8080[10.0.0.1 !10.0.0.2]"; ! is not ready.
+func endpointWords(slice *discoveryv1.EndpointSlice) string {
+	var ports, addresses []string
+	for _, p := range slice.Ports {
+		ports = append(ports, fmt.Sprint(*p.Port))
+	}
+	for _, e := range slice.Endpoints {
+		word := strings.Join(e.Addresses, "|")
+		if !*e.Conditions.Ready {
+			word = "!" + word
+		}
+		addresses = append(addresses, word)
+	}
+	slices.Sort(addresses)
+	return fmt.Sprintf("%s[%s]", strings.Join(ports, "|"), strings.Join(addresses, " "))
+}
+
+func sliceViewOf(service *corev1.Service, pods []*corev1.Pod, existing ...*discoveryv1.EndpointSlice) slicesView {
+	return slicesView{service: service, pods: pods, slices: existing, most: 3, topology: topologycache.NewTopologyCache(),
+		nodes: map[string]*corev1.Node{"n1": aNode("n1"), "n2": aNode("n2")}}
+}
+
+// written returns the slices that a plan leaves behind.
+func written(v slicesView, plan controller.Plan) []*discoveryv1.EndpointSlice {
+	after := map[string]*discoveryv1.EndpointSlice{}
+	for _, s := range v.slices {
+		after[s.Name] = s
+	}
+	for _, step := range plan.Steps {
+		for _, w := range step.Writes {
+			slice := w.Object.(*discoveryv1.EndpointSlice)
+			switch w.Verb {
+			case controller.Create:
+				slice = slice.DeepCopy()
+				slice.Name, slice.GenerateName = fmt.Sprintf("%s%d", slice.GenerateName, len(after)+rand.IntN(1e9)), ""
+				after[slice.Name] = slice
+			case controller.Update:
+				after[slice.Name] = slice
+			case controller.Delete:
+				delete(after, slice.Name)
+			}
+		}
+	}
+	var all []*discoveryv1.EndpointSlice
+	for _, s := range after {
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// packed returns the slices a service has at rest.
+func packed(service *corev1.Service, pods ...*corev1.Pod) []*discoveryv1.EndpointSlice {
+	v := sliceViewOf(service, pods)
+	return written(v, v.reconcile())
+}
+
+func TestEndpointSlices(t *testing.T) {
+	one, two := aPod("a", "10.0.0.1"), aPod("b", "10.0.0.2")
+	three, four := aPod("c", "10.0.0.3"), aPod("d", "10.0.0.4")
+	named := func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromString("http") }
+	published := func(s *corev1.Service) { s.Spec.PublishNotReadyAddresses = true }
+	dual := func(s *corev1.Service) {
+		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	}
+	otherPort := func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].ContainerPort = 9090 }
+	sidecar := func(p *corev1.Pod) {
+		always := corev1.ContainerRestartPolicyAlways
+		p.Spec.InitContainers = []corev1.Container{{Name: "s", RestartPolicy: &always, Ports: p.Spec.Containers[0].Ports}}
+		p.Spec.Containers[0].Ports = nil
+	}
+	rename := func(s []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
+		for i := range s {
+			s[i].Name = fmt.Sprint("s", i)
+		}
+		return s
+	}
+	foreign := rename(packed(aService(func(s *corev1.Service) { s.UID = "another" }), one))
+	for _, test := range []struct {
+		what     string
+		service  *corev1.Service
+		pods     []*corev1.Pod
+		existing []*discoveryv1.EndpointSlice
+		want     string
+	}{
+		{"no pods: an empty slice", aService(), nil, nil, "create EndpointSlice web- []"},
+		{"and it stays", aService(), nil, rename(packed(aService())), ""},
+		{"pods", aService(), []*corev1.Pod{one, two}, nil, "create EndpointSlice web- 8080[10.0.0.1 10.0.0.2]"},
+		{"more than fit in one slice", aService(), []*corev1.Pod{one, two, three, four}, nil, "create EndpointSlice web- 8080[10.0.0.1 10.0.0.2 10.0.0.3] + create EndpointSlice web- 8080[10.0.0.4]"},
+		{"the empty slice is used again", aService(), []*corev1.Pod{one}, rename(packed(aService())), "update EndpointSlice s0 8080[10.0.0.1]"},
+		{"one more pod goes into the slice there is", aService(), []*corev1.Pod{one, two}, rename(packed(aService(), one)), "update EndpointSlice s0 8080[10.0.0.1 10.0.0.2]"},
+		{"a pod less", aService(), []*corev1.Pod{two}, rename(packed(aService(), one, two)), "update EndpointSlice s0 8080[10.0.0.2]"},
+		{"the last pod: the slice becomes the empty one", aService(), nil, rename(packed(aService(), one)), "update EndpointSlice s0 []"},
+		{"an unready pod", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", unready)}, rename(packed(aService(), one)), "update EndpointSlice s0 8080[!10.0.0.1]"},
+		{"an unready pod that is published", aService(published), []*corev1.Pod{aPod("a", "10.0.0.1", unready)}, nil, "create EndpointSlice web- 8080[10.0.0.1]"},
+		{"a leaving pod stays, not ready", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", leaving)}, nil, "create EndpointSlice web- 8080[!10.0.0.1]"},
+		{"a finished pod does not", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", succeeded)}, nil, "create EndpointSlice web- []"},
+		{"a pod on an unknown node waits", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", onNode("n9"))}, nil, "create EndpointSlice web- []"},
+		{"unless published", aService(published), []*corev1.Pod{aPod("a", "10.0.0.1", onNode("n9"))}, nil, "create EndpointSlice web- 8080[10.0.0.1]"},
+		{"named ports that differ", aService(named), []*corev1.Pod{one, aPod("b", "10.0.0.2", otherPort)}, nil, "create EndpointSlice web- 8080[10.0.0.1] + create EndpointSlice web- 9090[10.0.0.2]"},
+		{"a sidecar's port", aService(named), []*corev1.Pod{aPod("a", "10.0.0.1", sidecar)}, nil, "create EndpointSlice web- 8080[10.0.0.1]"},
+		{"two families", aService(dual), []*corev1.Pod{aPod("a", "10.0.0.1", alsoAt("fd00::1"))}, nil, "create EndpointSlice web- 8080[10.0.0.1] + create EndpointSlice web- 8080[fd00::1]"},
+		{"a family given up", aService(), []*corev1.Pod{aPod("a", "10.0.0.1", alsoAt("fd00::1"))}, rename(packed(aService(dual), aPod("a", "10.0.0.1", alsoAt("fd00::1")))), "delete EndpointSlice s"},
+		{"labels follow the service", aService(func(s *corev1.Service) { s.Labels = nil }), []*corev1.Pod{one}, rename(packed(aService(), one)), "update EndpointSlice s0 8080[10.0.0.1]"},
+		{"slices of an earlier service", aService(), []*corev1.Pod{one}, foreign, "create EndpointSlice web- 8080[10.0.0.1], delete EndpointSlice s0"},
+		{"a service that is leaving gets no new ones", aService(func(s *corev1.Service) { s.DeletionTimestamp = new(ago(0)) }), []*corev1.Pod{one}, nil, ""},
+	} {
+		v := sliceViewOf(test.service, test.pods, test.existing...)
+		plan := v.reconcile()
+		if got := words(plan); got != test.want && !(strings.HasSuffix(test.want, " s") && strings.HasPrefix(got, test.want) && !strings.Contains(got, ",")) {
+			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.want)
+		}
+		if test.service.DeletionTimestamp == nil {
+			v.slices = written(v, plan)
+			if again := v.reconcile(); !again.Empty() {
+				t.Errorf("%s: a second look changes something: %s", test.what, words(again))
+			}
+		}
+	}
+}
+
+func TestEndpointHasNodeZoneAndHostname(t *testing.T) {
+	service := aService()
+	pod := aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "db", "web" })
+	e := packed(service, pod)[0].Endpoints[0]
+	if *e.NodeName != "n1" || *e.Zone != "z-n1" || *e.Hostname != "db" || e.TargetRef.UID != pod.UID || !*e.Conditions.Serving || *e.Conditions.Terminating {
+		t.Errorf("endpoint %+v", e)
+	}
+	slice := packed(service, pod)[0]
+	wantLabels := map[string]string{"team": "a", discoveryv1.LabelServiceName: "web", discoveryv1.LabelManagedBy: sliceManager}
+	if fmt.Sprint(slice.Labels) != fmt.Sprint(wantLabels) || !metav1.IsControlledBy(slice, service) {
+		t.Errorf("labels %v, owners %v", slice.Labels, slice.OwnerReferences)
+	}
+}
+
+func TestHintsFollowTheTrafficDistribution(t *testing.T) {
+	pods := []*corev1.Pod{aPod("a", "10.0.0.1"), aPod("b", "10.0.0.2", onNode("n2"))}
+	service := aService()
+	v := sliceViewOf(service, pods)
+	v.slices = written(v, v.reconcile())
+	hints := func() (all []string) {
+		for _, e := range v.slices[0].Endpoints {
+			text := e.Addresses[0]
+			if e.Hints != nil {
+				for _, z := range e.Hints.ForZones {
+					text += " " + z.Name
+				}
+				for _, n := range e.Hints.ForNodes {
+					text += " " + n.Name
+				}
+			}
+			all = append(all, text)
+		}
+		return all
+	}
+	for _, test := range []struct{ distribution, want string }{
+		{"PreferSameZone", "[10.0.0.1 z-n1 10.0.0.2 z-n2]"},
+		{"PreferSameNode", "[10.0.0.1 z-n1 n1 10.0.0.2 z-n2 n2]"},
+		{"Something", "[10.0.0.1 10.0.0.2]"},
+	} {
+		v.service = aService(func(s *corev1.Service) { s.Spec.TrafficDistribution = &test.distribution })
+		v.slices = written(v, v.reconcile())
+		if got := fmt.Sprint(hints()); got != test.want {
+			t.Errorf("%s: %s, want %s", test.distribution, got, test.want)
+		}
+		if plan := v.reconcile(); !plan.Empty() {
+			t.Errorf("%s: a second look changes something", test.distribution)
+		}
+	}
+}
+
+// TestPackingKeepsItsPromises: whatever pods come and go, the slices hold exactly the wanted endpoints, none is too full, a
+// second look changes nothing, and a small change touches few slices.
+func TestPackingKeepsItsPromises(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	v := sliceViewOf(aService(), nil)
+	v.most = 10
+	pods := map[int]*corev1.Pod{}
+	for round := range 300 {
+		for range random.IntN(12) {
+			n := random.IntN(120)
+			if pods[n] != nil && random.IntN(3) == 0 {
+				delete(pods, n)
+			} else {
+				changes := []change[*corev1.Pod]{}
+				if random.IntN(4) == 0 {
+					changes = append(changes, unready)
+				}
+				pods[n] = aPod(fmt.Sprintf("p%03d", n), fmt.Sprintf("10.0.%d.%d", n/100, n%100), changes...)
+			}
+		}
+		v.pods = nil
+		want := map[string]bool{}
+		for _, p := range pods {
+			v.pods = append(v.pods, p)
+			want[p.Status.PodIP] = podReady(p)
+		}
+		slices.SortFunc(v.pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+		v.slices = written(v, v.reconcile())
+		for _, s := range v.slices {
+			if len(s.Endpoints) > v.most {
+				t.Fatalf("round %d: %d endpoints in a slice", round, len(s.Endpoints))
+			}
+			for _, e := range s.Endpoints {
+				if ready, ok := want[e.Addresses[0]]; !ok || ready != *e.Conditions.Ready {
+					t.Fatalf("round %d: %s is not wanted, or twice, or not as it should be", round, e.Addresses[0])
+				}
+				delete(want, e.Addresses[0])
+			}
+		}
+		if len(want) > 0 {
+			t.Fatalf("round %d: missing %v", round, want)
+		}
+		if plan := v.reconcile(); !plan.Empty() {
+			t.Fatalf("round %d: a second look changes something: %s", round, words(plan))
+		}
+	}
+}
+
+func TestRepack(t *testing.T) {
+	at := func(ips ...string) (list []corev1.EndpointAddress) {
+		for _, ip := range ips {
+			list = append(list, corev1.EndpointAddress{IP: ip})
+		}
+		return list
+	}
+	ports := func(numbers ...int32) (list []corev1.EndpointPort) {
+		for _, n := range numbers {
+			list = append(list, corev1.EndpointPort{Port: n})
+		}
+		return list
+	}
+	text := func(subsets []corev1.EndpointSubset) string {
+		var all []string
+		for _, s := range subsets {
+			var words []string
+			for _, a := range s.Addresses {
+				words = append(words, a.IP)
+			}
+			for _, a := range s.NotReadyAddresses {
+				words = append(words, "!"+a.IP)
+			}
+			for _, p := range s.Ports {
+				words = append(words, fmt.Sprint(":", p.Port))
+			}
+			all = append(all, strings.Join(words, " "))
+		}
+		return strings.Join(all, "; ")
+	}
+	for _, test := range []struct {
+		what string
+		in   []corev1.EndpointSubset
+		want string
+	}{
+		{"nothing", nil, ""},
+		{"same ports go together", []corev1.EndpointSubset{{Addresses: at("b"), Ports: ports(1)}, {Addresses: at("a"), Ports: ports(1)}}, "a b :1"},
+		{"same addresses go together", []corev1.EndpointSubset{{Addresses: at("a"), Ports: ports(2)}, {Addresses: at("a"), Ports: ports(1)}}, "a :1 :2"},
+		{"different ones stay apart", []corev1.EndpointSubset{{Addresses: at("a"), Ports: ports(2)}, {Addresses: at("b"), Ports: ports(1)}}, "a :2; b :1"},
+		{"not ready wins", []corev1.EndpointSubset{{Addresses: at("a"), Ports: ports(1)}, {NotReadyAddresses: at("a"), Ports: ports(1)}}, "!a :1"},
+		{"no ports", []corev1.EndpointSubset{{Addresses: at("a", "a")}}, "a"},
+	} {
+		got := repack(test.in)
+		if text(got) != test.want {
+			t.Errorf("%s: %q, want %q", test.what, text(got), test.want)
+		}
+		if text(repack(got)) != test.want {
+			t.Errorf("%s: packing again changes it", test.what)
+		}
+	}
+}
+
+func TestTruncate(t *testing.T) {
+	many := func(n int) []corev1.EndpointAddress { return make([]corev1.EndpointAddress, n) }
+	for _, test := range []struct {
+		ready, waiting           []int
+		cut                      bool
+		readyAfter, waitingAfter []int
+	}{
+		{[]int{600, 400}, []int{0, 0}, false, []int{600, 400}, []int{0, 0}},
+		{[]int{500, 200}, []int{300, 100}, true, []int{500, 200}, []int{225, 75}},
+		{[]int{1500, 500}, []int{10, 0}, true, []int{750, 250}, []int{0, 0}},
+		{[]int{334, 334, 334}, []int{1, 1, 1}, true, []int{334, 334, 332}, []int{0, 0, 0}},
+	} {
+		var subsets []corev1.EndpointSubset
+		for i := range test.ready {
+			subsets = append(subsets, corev1.EndpointSubset{Addresses: many(test.ready[i]), NotReadyAddresses: many(test.waiting[i])})
+		}
+		cut := truncate(subsets)
+		for i := range subsets {
+			if cut != test.cut || len(subsets[i].Addresses) != test.readyAfter[i] || len(subsets[i].NotReadyAddresses) != test.waitingAfter[i] {
+				t.Errorf("%v %v: cut %v, subset %d has %d + %d", test.ready, test.waiting, cut, i, len(subsets[i].Addresses), len(subsets[i].NotReadyAddresses))
+			}
+		}
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	written := func(plan controller.Plan) *corev1.Endpoints {
+		return plan.Steps[0].Writes[0].Object.(*corev1.Endpoints)
+	}
+	pods := []*corev1.Pod{aPod("a", "10.0.0.1"), aPod("b", "10.0.0.2", unready), aPod("c", "10.0.0.3", leaving), aPod("d", "10.0.0.4", succeeded)}
+	v := endpointsView{service: aService(), pods: pods, trigger: now}
+	e := written(v.reconcile())
+	if len(e.Subsets) != 1 || len(e.Subsets[0].Addresses) != 1 || e.Subsets[0].Addresses[0].IP != "10.0.0.1" ||
+		len(e.Subsets[0].NotReadyAddresses) != 1 || e.Subsets[0].NotReadyAddresses[0].IP != "10.0.0.2" || e.Subsets[0].Ports[0].Port != 8080 {
+		t.Fatalf("subsets %+v", e.Subsets)
+	}
+	if e.Annotations[corev1.EndpointsLastChangeTriggerTime] != "2026-03-01T12:00:00Z" || e.Labels[endpointsManagedBy] != endpointsManager || e.Labels["team"] != "a" {
+		t.Errorf("labels %v, annotations %v", e.Labels, e.Annotations)
+	}
+	v.current = e
+	if plan := v.reconcile(); !plan.Empty() {
+		t.Errorf("a second look changes something: %s", words(plan))
+	}
+	old := e.DeepCopy()
+	old.Subsets[0].Addresses[0].TargetRef.ResourceVersion = "7"
+	v.current = old
+	if plan := v.reconcile(); !plan.Empty() {
+		t.Errorf("the revision of a pod is no difference: %s", words(plan))
+	}
+	v.current, v.pods = e, pods[:1]
+	if got := words(v.reconcile()); got != "update Endpoints web" {
+		t.Errorf("a pod less: %s", got)
+	}
+	v = endpointsView{current: e}
+	if got := words(v.reconcile()); got != "delete Endpoints web" {
+		t.Errorf("no service: %s", got)
+	}
+	headless := aService(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.Ports = corev1.ClusterIPNone, nil })
+	v = endpointsView{service: headless, pods: pods[:1]}
+	if e = written(v.reconcile()); len(e.Subsets) != 1 || len(e.Subsets[0].Ports) != 0 {
+		t.Errorf("a headless service without ports: %+v", e.Subsets)
+	}
+	if _, ok := e.Labels[corev1.IsHeadlessService]; !ok {
+		t.Errorf("a headless service: labels %v", e.Labels)
+	}
+}
+
+func TestMirroring(t *testing.T) {
+	address := func(ip string) corev1.EndpointAddress { return corev1.EndpointAddress{IP: ip} }
+	e := &corev1.Endpoints{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "uid-e", Labels: map[string]string{"a": "b"},
+			Annotations: map[string]string{"kept": "1", corev1.LastAppliedConfigAnnotation: "x", corev1.EndpointsLastChangeTriggerTime: "y"}},
+		Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{address("10.0.0.1"), address("fd00::1")},
+			NotReadyAddresses: []corev1.EndpointAddress{address("10.0.0.2"), address("nonsense")}, Ports: []corev1.EndpointPort{{Port: 80, Protocol: "TCP"}}}},
+	}
+	v := mirrorView{endpoints: e, most: 1000}
+	plan := v.reconcile()
+	if got, want := words(plan), "create EndpointSlice web- 80[!10.0.0.2 10.0.0.1] + create EndpointSlice web- 80[fd00::1], tell InvalidIPAddress"; got != want {
+		t.Fatalf("got %s\nwant %s", got, want)
+	}
+	for i, w := range plan.Steps[0].Writes {
+		slice := w.Object.(*discoveryv1.EndpointSlice)
+		slice.Name = fmt.Sprint("s", i)
+		if fmt.Sprint(slice.Annotations) != "map[kept:1]" || slice.Labels["a"] != "b" || slice.Labels[discoveryv1.LabelManagedBy] != mirrorManager || !metav1.IsControlledBy(slice, e) {
+			t.Errorf("slice %+v", slice.ObjectMeta)
+		}
+		v.slices = append(v.slices, slice)
+	}
+	if plan := v.reconcile(); len(plan.Steps) != 0 {
+		t.Errorf("a second look changes something: %s", words(plan))
+	}
+	v.most = 1
+	if got, want := words(v.reconcile()), "update EndpointSlice s0web- 80[10.0.0.1], delete EndpointSlice s1web-, tell TooManyAddressesToMirror"; got != want {
+		t.Errorf("too many: %s\nwant %s", got, want)
+	}
+	v.endpoints = nil
+	if got, want := words(v.reconcile()), "delete EndpointSlice s0web- + delete EndpointSlice s1web-"; got != want {
+		t.Errorf("nothing to mirror: %s\nwant %s", got, want)
+	}
+	if mirrored(&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelSkipMirror: "true"}}}) ||
+		mirrored(&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{leaderElection: ""}}}) {
+		t.Error("locks and those that say so are not mirrored")
+	}
+}
+
+// TestServicesInAWorld lets the real controllers work on a real server.
+func TestServicesInAWorld(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		stop := w.Run(EndpointSlice(DefaultEndpointsPerSlice), Endpoints, EndpointSliceMirroring(DefaultMirroredPerSubset), ServiceCIDR, LoadBalancer(DefaultReservedPorts))
+		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+		world.EditStatus(w, "", "n1", func(n *corev1.Node) { n.Status = aNode("n1").Status })
+		service := world.Create(w, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80}}}})
+		w.Pass(time.Second)
+		all := world.List[*discoveryv1.EndpointSlice](w)
+		if len(all) != 1 || len(all[0].Endpoints) != 0 || !metav1.IsControlledBy(all[0], service) {
+			t.Fatalf("a service without pods has slices %+v", all)
+		}
+		world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", Labels: map[string]string{"app": "web"}},
+			Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}}})
+		world.EditStatus(w, "default", "a", func(p *corev1.Pod) { p.Status = aPod("a", "10.0.0.1").Status })
+		w.Pass(time.Second)
+		all = world.List[*discoveryv1.EndpointSlice](w)
+		if len(all) != 1 || endpointWords(all[0]) != "80[10.0.0.1]" {
+			t.Fatalf("with a pod, slices %+v", all)
+		}
+		if e := world.Get[*corev1.Endpoints](w, "default", "web"); len(e.Subsets) != 1 || e.Subsets[0].Addresses[0].IP != "10.0.0.1" {
+			t.Fatalf("endpoints %+v", e)
+		}
+		// A service without a selector, and Endpoints of its own.
+		world.Create(w, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "own"},
+			Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 80}}}})
+		world.Create(w, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "own"},
+			Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.1.2.3"}}, Ports: []corev1.EndpointPort{{Port: 80}}}}})
+		mirror := func() (found []string) {
+			for _, s := range world.List[*discoveryv1.EndpointSlice](w) {
+				if s.Labels[discoveryv1.LabelServiceName] == "own" {
+					found = append(found, endpointWords(s))
+				}
+			}
+			return found
+		}
+		w.Pass(time.Second)
+		if got := fmt.Sprint(mirror()); got != "[80[10.1.2.3]]" {
+			t.Fatalf("mirror %s", got)
+		}
+		world.Edit(w, "default", "own", func(e *corev1.Endpoints) { e.Subsets[0].Addresses[0].IP = "10.2.3.4" })
+		w.Pass(time.Second)
+		if got := fmt.Sprint(mirror()); got != "[80[10.2.3.4]]" {
+			t.Fatalf("mirror %s", got)
+		}
+		w.Remove(world.Get[*corev1.Endpoints](w, "default", "own"))
+		w.Pass(time.Second)
+		if got := mirror(); len(got) != 0 {
+			t.Fatalf("mirror of nothing: %s", got)
+		}
+		w.Remove(service)
+		w.Pass(time.Second)
+		if !world.Gone[*corev1.Endpoints](w, "default", "web") {
+			t.Error("Endpoints outlive their service")
+		}
+		// All is at rest: another start writes nothing.
+		stop()
+		before := world.Newest(world.List[*discoveryv1.EndpointSlice](w))
+		defer w.Run(EndpointSlice(DefaultEndpointsPerSlice), Endpoints, EndpointSliceMirroring(DefaultMirroredPerSubset))()
+		w.Pass(time.Minute)
+		if after := world.Newest(world.List[*discoveryv1.EndpointSlice](w)); after != before {
+			t.Errorf("a start at rest wrote: revision %s, was %s", after, before)
+		}
+	})
+}

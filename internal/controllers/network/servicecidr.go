@@ -1,0 +1,170 @@
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+const (
+	cidrFinalizer = "networking.k8s.io/service-cidr-finalizer"
+	// addressManager signs the IPAddress objects of the API server.
+	addressManager = "ipallocator.k8s.io"
+	// cidrGrace is how long a range that is being deleted stays: every API server must have heard that it allocates no more from it.
+	cidrGrace = 10 * time.Second
+)
+
+// ServiceCIDR says which ranges of cluster IPs are ready, and keeps a range from going while addresses of services hang on it.
+var ServiceCIDR = controller.Definition{
+	Name: "service-cidr-controller", Queue: "ipaddresses", Workers: 5,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		c := &serviceCIDRs{
+			cidrs:     client.InformerFor[*networkingv1.ServiceCIDR](s.Informers),
+			addresses: client.InformerFor[*networkingv1.IPAddress](s.Informers),
+		}
+		// A range that comes or goes may let an overlapping one go, or hold it.
+		if err := controller.Watch(s, func(cidr *networkingv1.ServiceCIDR) (keys []controller.Key) {
+			for _, other := range c.cidrs.List("", nil) {
+				if overlap(cidr, other) {
+					keys = append(keys, controller.KeyOf(other))
+				}
+			}
+			return append(keys, controller.KeyOf(cidr))
+		}); err != nil {
+			return nil, err
+		}
+		// So may an address; its changes are of no interest.
+		enqueue := func(address *networkingv1.IPAddress) {
+			for _, cidr := range containing(c.cidrs.List("", nil), address) {
+				s.Enqueue(controller.KeyOf(cidr))
+			}
+		}
+		if err := c.addresses.Handle(enqueue, nil, enqueue); err != nil {
+			return nil, fmt.Errorf("watch addresses: %w", err)
+		}
+		return controller.Planned(s, c), nil
+	},
+}
+
+type serviceCIDRs struct {
+	cidrs     client.Informer[*networkingv1.ServiceCIDR]
+	addresses client.Informer[*networkingv1.IPAddress]
+}
+
+// cidrView is what decides about one range.
+type cidrView struct {
+	cidr      *networkingv1.ServiceCIDR
+	all       []*networkingv1.ServiceCIDR
+	addresses []*networkingv1.IPAddress // only for a range that is being deleted
+	now       time.Time
+}
+
+// Observe gathers a range; when it is to go, all others and all addresses.
+func (c *serviceCIDRs) Observe(key controller.Key) (cidrView, bool) {
+	cidr, ok := c.cidrs.Get("", key.Name)
+	if !ok {
+		return cidrView{}, false
+	}
+	v := cidrView{cidr: cidr, now: time.Now()}
+	if cidr.DeletionTimestamp != nil {
+		v.all, v.addresses = c.cidrs.List("", nil), c.addresses.List("", nil)
+	}
+	return v, true
+}
+
+// Reconcile decides whether a range is ready, or may go.
+func (c *serviceCIDRs) Reconcile(v cidrView) controller.Plan { return v.reconcile() }
+
+func (v cidrView) reconcile() (plan controller.Plan) {
+	held := slices.Contains(v.cidr.Finalizers, cidrFinalizer)
+	if v.cidr.DeletionTimestamp == nil {
+		if !held {
+			plan.Then(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
+				Tolerating(metav1.StatusReasonNotFound))
+		}
+		plan.Status = v.report(metav1.ConditionTrue, "", "Kubernetes Service CIDR is ready")
+		return plan
+	}
+	if !v.mayGo() {
+		plan.Status = v.report(metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
+			"There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR")
+		return plan
+	}
+	if wait := cidrGrace - v.now.Sub(v.cidr.DeletionTimestamp.Time); wait > 0 {
+		plan.Again(wait)
+		return plan
+	}
+	if held {
+		plan.Then(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
+			Tolerating(metav1.StatusReasonNotFound))
+	}
+	return plan
+}
+
+// report returns the status with a Ready condition, unless it has it. After other writes it is left to the next look, which comes with them.
+func (v cidrView) report(status metav1.ConditionStatus, reason, message string) func(controller.Outcome) kind.Object {
+	return func(outcome controller.Outcome) kind.Object {
+		current := meta.FindStatusCondition(v.cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+		if outcome.Err != nil || len(outcome.Written) > 0 ||
+			current != nil && current.Status == status && current.Reason == reason && current.Message == message {
+			return nil
+		}
+		changed := v.cidr.DeepCopy()
+		meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
+			Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(v.now)})
+		return changed
+	}
+}
+
+// mayGo says whether no address would be left outside of all ranges.
+func (v cidrView) mayGo() bool {
+	covered := true
+	for _, prefix := range prefixes(v.cidr.Spec.CIDRs) {
+		if !slices.ContainsFunc(v.all, func(other *networkingv1.ServiceCIDR) bool {
+			return other.Name != v.cidr.Name && slices.ContainsFunc(prefixes(other.Spec.CIDRs), func(p netip.Prefix) bool {
+				return p.Bits() <= prefix.Bits() && p.Contains(prefix.Addr())
+			})
+		}) {
+			covered = false
+		}
+	}
+	if covered {
+		return true
+	}
+	return !slices.ContainsFunc(v.addresses, func(address *networkingv1.IPAddress) bool {
+		ranges := containing(v.all, address)
+		return len(ranges) == 1 && ranges[0].Name == v.cidr.Name
+	})
+}
+
+// containing returns the ranges an address of a service lies in; none for addresses that are not the server's.
+func containing(all []*networkingv1.ServiceCIDR, address *networkingv1.IPAddress) (ranges []*networkingv1.ServiceCIDR) {
+	ip, err := netip.ParseAddr(address.Name)
+	if err != nil || address.Labels[networkingv1.LabelManagedBy] != addressManager {
+		return nil
+	}
+	for _, cidr := range all {
+		if slices.ContainsFunc(prefixes(cidr.Spec.CIDRs), func(p netip.Prefix) bool { return p.Contains(ip) }) {
+			ranges = append(ranges, cidr)
+		}
+	}
+	return ranges
+}
+
+func overlap(a, b *networkingv1.ServiceCIDR) bool {
+	for _, p := range prefixes(a.Spec.CIDRs) {
+		if slices.ContainsFunc(prefixes(b.Spec.CIDRs), p.Overlaps) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,154 @@
+package network
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// portKey is an EndpointPort as a value that can be compared. The zero value stands for addresses without ports.
+type portKey struct {
+	name, appProtocol string
+	protocol          corev1.Protocol
+	port              int32
+	hasAppProtocol    bool
+}
+
+func keyOfPort(p corev1.EndpointPort) portKey {
+	key := portKey{name: p.Name, protocol: p.Protocol, port: p.Port}
+	if p.AppProtocol != nil {
+		key.appProtocol, key.hasAppProtocol = *p.AppProtocol, true
+	}
+	return key
+}
+
+func (k portKey) endpointPort() corev1.EndpointPort {
+	p := corev1.EndpointPort{Name: k.name, Port: k.port, Protocol: k.protocol}
+	if k.hasAppProtocol {
+		p.AppProtocol = &k.appProtocol
+	}
+	return p
+}
+
+func comparePorts(a, b portKey) int {
+	return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol), strings.Compare(a.appProtocol, b.appProtocol))
+}
+
+// addressID tells addresses apart: pods that use their node's network share its IP.
+type addressID struct {
+	ip  string
+	uid types.UID
+}
+
+func idOfAddress(a *corev1.EndpointAddress) addressID {
+	id := addressID{ip: a.IP}
+	if a.TargetRef != nil {
+		id.uid = a.TargetRef.UID
+	}
+	return id
+}
+
+func compareAddresses(a, b addressID) int {
+	return cmp.Or(strings.Compare(a.ip, b.ip), cmp.Compare(a.uid, b.uid))
+}
+
+// repack brings subsets into the one form in which they can be compared: addresses with the same ports stand in one subset, each
+// once, and everything is sorted. An address that is ready in one place and not in another counts as not ready.
+func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
+	addresses := map[addressID]corev1.EndpointAddress{}
+	byPort := map[portKey]map[addressID]bool{} // true: ready
+	note := func(port portKey, list []corev1.EndpointAddress, ready bool) {
+		for i := range list {
+			id := idOfAddress(&list[i])
+			if _, known := addresses[id]; !known {
+				addresses[id] = list[i]
+			}
+			if byPort[port] == nil {
+				byPort[port] = map[addressID]bool{}
+			}
+			if was, known := byPort[port][id]; !known || was {
+				byPort[port][id] = ready
+			}
+		}
+	}
+	for i := range subsets {
+		ports := []portKey{{}}
+		if len(subsets[i].Ports) > 0 {
+			ports = nil
+			for _, p := range subsets[i].Ports {
+				ports = append(ports, keyOfPort(p))
+			}
+		}
+		for _, port := range ports {
+			note(port, subsets[i].Addresses, true)
+			note(port, subsets[i].NotReadyAddresses, false)
+		}
+	}
+	// Ports with the same addresses belong together.
+	together := map[string]*corev1.EndpointSubset{}
+	for _, port := range slices.SortedFunc(maps.Keys(byPort), comparePorts) {
+		ids := slices.SortedFunc(maps.Keys(byPort[port]), compareAddresses)
+		var key strings.Builder
+		for _, id := range ids {
+			fmt.Fprintf(&key, "%s %s %t;", id.ip, id.uid, byPort[port][id])
+		}
+		subset := together[key.String()]
+		if subset == nil {
+			subset = &corev1.EndpointSubset{}
+			together[key.String()] = subset
+			for _, id := range ids {
+				if byPort[port][id] {
+					subset.Addresses = append(subset.Addresses, addresses[id])
+				} else {
+					subset.NotReadyAddresses = append(subset.NotReadyAddresses, addresses[id])
+				}
+			}
+		}
+		if port != (portKey{}) {
+			subset.Ports = append(subset.Ports, port.endpointPort())
+		}
+	}
+	packed := []corev1.EndpointSubset{}
+	for _, key := range slices.Sorted(maps.Keys(together)) {
+		packed = append(packed, *together[key])
+	}
+	return packed
+}
+
+// mostAddresses is how many addresses an Endpoints object holds. More would make it too large to be stored and watched.
+const mostAddresses = 1000
+
+// truncate cuts the subsets down to mostAddresses, each by its share; addresses that are not ready go first. It reports whether
+// something was cut. The subsets must be the caller's own.
+func truncate(subsets []corev1.EndpointSubset) bool {
+	ready, waiting := 0, 0
+	for _, s := range subsets {
+		ready += len(s.Addresses)
+		waiting += len(s.NotReadyAddresses)
+	}
+	if ready+waiting <= mostAddresses {
+		return false
+	}
+	room, total := mostAddresses-ready, waiting
+	cutReady := ready > mostAddresses
+	if cutReady {
+		room, total = mostAddresses, ready
+	}
+	left := room
+	for i := range subsets {
+		s := &subsets[i]
+		list := &s.NotReadyAddresses
+		if cutReady {
+			list, s.NotReadyAddresses = &s.Addresses, nil
+		}
+		share := min((len(*list)*room+total-1)/total, left, len(*list)) // rounded up; the last gets what is left
+		*list = (*list)[:share]
+		left -= share
+	}
+	return true
+}

@@ -1,0 +1,258 @@
+package workload
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/dump"
+
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// What a deployment writes into its sets. kubectl reads the revision, the rest is for the controller itself.
+const (
+	revisionAnnotation        = "deployment.kubernetes.io/revision"
+	revisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
+	desiredReplicasAnnotation = "deployment.kubernetes.io/desired-replicas"
+	maxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
+)
+
+// historyLength bounds the list of revisions a set has had.
+const historyLength = 2000
+
+// isOurs says that an annotation belongs to the controller or to kubectl apply and is not handed from a deployment to its sets.
+func isOurs(key string) bool {
+	switch key {
+	case corev1.LastAppliedConfigAnnotation, revisionAnnotation, revisionHistoryAnnotation,
+		desiredReplicasAnnotation, maxReplicasAnnotation, appsv1.DeprecatedRollbackTo:
+		return true
+	}
+	return false
+}
+
+// templateHash names a template. It is upstream's, so that sets made by either controller are found by both: FNV of
+// the template as the spew library dumps it, and of the collisions, in an alphabet without vowels.
+func templateHash(template *corev1.PodTemplateSpec, collisions *int32) string {
+	hash := fnv.New32a()
+	_, _ = fmt.Fprintf(hash, "%v", dump.ForHash(*template))
+	if collisions != nil {
+		suffix := make([]byte, 8)
+		binary.LittleEndian.PutUint32(suffix, uint32(*collisions))
+		_, _ = hash.Write(suffix)
+	}
+	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
+}
+
+// setName is the name of a set, cut to fit.
+func setName(deployment, hash string) string {
+	longest := validation.DNS1123SubdomainMaxLength - 1 - len(hash)
+	return deployment[:min(len(deployment), longest)] + "-" + hash
+}
+
+// sameTemplate compares templates, the hash label apart.
+func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
+	return apiequality.Semantic.DeepEqual(withoutHash(a), withoutHash(b))
+}
+
+func withoutHash(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
+	if _, ok := template.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
+		return template
+	}
+	bare := *template
+	bare.Labels = maps.Clone(template.Labels)
+	delete(bare.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
+	return &bare
+}
+
+// revisionOf reads a set's revision; without the annotation it is zero, and false means it cannot be read.
+func revisionOf(set *appsv1.ReplicaSet) (int64, bool) {
+	value, ok := set.Annotations[revisionAnnotation]
+	if !ok {
+		return 0, true
+	}
+	revision, err := strconv.ParseInt(value, 10, 64)
+	return revision, err == nil
+}
+
+func highestRevision(sets []*appsv1.ReplicaSet) (highest int64) {
+	for _, set := range sets {
+		if revision, ok := revisionOf(set); ok {
+			highest = max(highest, revision)
+		}
+	}
+	return highest
+}
+
+// lastRevision is the one before the highest.
+func lastRevision(sets []*appsv1.ReplicaSet) (second int64) {
+	highest := int64(0)
+	for _, set := range sets {
+		switch revision, ok := revisionOf(set); {
+		case !ok:
+		case revision >= highest:
+			second, highest = highest, revision
+		default:
+			second = max(second, revision)
+		}
+	}
+	return second
+}
+
+func annotatedReplicas(set *appsv1.ReplicaSet, key string) (int32, bool) {
+	n, err := strconv.ParseUint(set.Annotations[key], 10, 32)
+	return int32(n), err == nil && n <= math.MaxInt32
+}
+
+// scaledValue resolves a number or percentage of total. nil is zero; validation keeps malformed ones out.
+func scaledValue(value *intstr.IntOrString, total int32, roundUp bool) int32 {
+	if value == nil {
+		return 0
+	}
+	n, _ := intstr.GetScaledValueFromIntOrPercent(value, int(total), roundUp)
+	return int32(n)
+}
+
+// noteRevision makes the current set the newest revision and lets the deployment say so.
+func (r *rollout) noteRevision() {
+	if r.current == nil {
+		return
+	}
+	c := r.current.DeepCopy()
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	if r.annotate(c) || c.Spec.MinReadySeconds != r.deployment.Spec.MinReadySeconds {
+		c.Spec.MinReadySeconds = r.deployment.Spec.MinReadySeconds
+		edited := r.edit(r.current)
+		edited.Annotations, edited.Spec.MinReadySeconds = c.Annotations, c.Spec.MinReadySeconds
+	}
+	r.revision = c.Annotations[revisionAnnotation]
+	if r.hasDeadline() && r.condition(appsv1.DeploymentProgressing) == nil {
+		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "FoundNewReplicaSet", fmt.Sprintf("Found new replica set %q", c.Name))
+	}
+}
+
+// annotate gives the current set the deployment's annotations and the next revision. It says whether anything changed.
+func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
+	for key, value := range r.deployment.Annotations {
+		if was, ok := set.Annotations[key]; !isOurs(key) && (!ok || was != value) {
+			set.Annotations[key] = value
+			changed = true
+		}
+	}
+	next := highestRevision(r.old) + 1
+	was, had := set.Annotations[revisionAnnotation]
+	revision, ok := revisionOf(set)
+	if !ok && was != "" || revision >= next {
+		return changed
+	}
+	set.Annotations[revisionAnnotation] = strconv.FormatInt(next, 10)
+	if had {
+		noteHistory(set, was)
+	}
+	return true
+}
+
+// noteHistory adds a revision the set has had before to its list, and drops the oldest if the list gets too long.
+func noteHistory(set *appsv1.ReplicaSet, revision string) {
+	history := strings.Split(set.Annotations[revisionHistoryAnnotation], ",")
+	if history[0] == "" {
+		set.Annotations[revisionHistoryAnnotation] = revision
+		return
+	}
+	history = append(history, revision)
+	for len(strings.Join(history, ",")) > historyLength && len(history) > 1 {
+		history = history[1:]
+	}
+	set.Annotations[revisionHistoryAnnotation] = strings.Join(history, ",")
+}
+
+// ensureCurrent makes sure there is a set for the deployment's template. It says whether there is one already; if not, the plan
+// creates it and the next look goes on from there.
+func (r *rollout) ensureCurrent() bool {
+	if r.current != nil {
+		r.noteRevision()
+		return true
+	}
+	if r.namesake != nil {
+		// The name is taken by another template: a hash collision. With the count in the hash the next name is another.
+		collisions := int32(1)
+		if r.collisions != nil {
+			collisions = *r.collisions + 1
+		}
+		r.collisions = &collisions
+		r.reportAsIs()
+		return false
+	}
+	set := r.newSet()
+	failed := controller.Event{About: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
+		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
+	write := controller.Creating(set).OnFailed(failed)
+	if size := orOne(set.Spec.Replicas); size > 0 {
+		write = write.OnDone(r.scaled(set.Name, 0, size))
+	}
+	r.plan.Then(write)
+	r.plan.Status = func(outcome controller.Outcome) kind.Object { return r.reportCreation(set, outcome) }
+	return false
+}
+
+// newSet is the set for the deployment's template, as large as the strategy allows at once.
+func (r *rollout) newSet() *appsv1.ReplicaSet {
+	d := r.deployment
+	hash := templateHash(&d.Spec.Template, d.Status.CollisionCount)
+	template := *d.Spec.Template.DeepCopy()
+	if template.Labels == nil {
+		template.Labels = map[string]string{}
+	}
+	template.Labels[appsv1.DefaultDeploymentUniqueLabelKey] = hash
+	selector := d.Spec.Selector.DeepCopy()
+	if selector.MatchLabels == nil {
+		selector.MatchLabels = map[string]string{}
+	}
+	selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] = hash
+	size := r.roomFor(0, r.total(r.old))
+	set := &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: setName(d.Name, hash), Namespace: d.Namespace, Labels: template.Labels, Annotations: map[string]string{},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, deploymentKind)},
+		},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &size, MinReadySeconds: d.Spec.MinReadySeconds, Selector: selector, Template: template},
+	}
+	r.annotate(set)
+	r.noteReplicas(set)
+	return set
+}
+
+// reportCreation tells in the status that the set was created, or why not.
+func (r *rollout) reportCreation(set *appsv1.ReplicaSet, outcome controller.Outcome) kind.Object {
+	switch {
+	case outcome.Err == nil && !slices.ContainsFunc(outcome.Written, func(obj kind.Object) bool { return obj.GetName() == set.Name }):
+		return nil // the namespace is ending
+	case outcome.Err == nil:
+		r.revision = set.Annotations[revisionAnnotation]
+		if r.hasDeadline() {
+			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetCreated", fmt.Sprintf("Created new replica set %q", set.Name))
+		}
+	case outcome.Failed() == controller.Create && !apierrors.IsAlreadyExists(outcome.Err) && r.hasDeadline():
+		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse, "ReplicaSetCreateError",
+			fmt.Sprintf("Failed to create new replica set %q: %s", set.Name, outcome.Message()))
+	default:
+		return nil
+	}
+	return r.changedDeployment(r.deployment.Status)
+}

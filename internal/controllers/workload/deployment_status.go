@@ -1,0 +1,235 @@
+package workload
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// hasDeadline says whether the rollout is to be judged by its progress.
+func (r *rollout) hasDeadline() bool {
+	deadline := r.deployment.Spec.ProgressDeadlineSeconds
+	return deadline != nil && *deadline != math.MaxInt32
+}
+
+func (r *rollout) condition(t appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
+	for i := range r.conditions {
+		if r.conditions[i].Type == t {
+			return &r.conditions[i]
+		}
+	}
+	return nil
+}
+
+// setCondition replaces a condition if its status or reason changed. The transition time is kept while the status is.
+func (r *rollout) setCondition(t appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
+	r.putCondition(appsv1.DeploymentCondition{Type: t, Status: status, Reason: reason, Message: message,
+		LastUpdateTime: metav1.NewTime(r.now), LastTransitionTime: metav1.NewTime(r.now)})
+}
+
+func (r *rollout) putCondition(condition appsv1.DeploymentCondition) {
+	if was := r.condition(condition.Type); was != nil {
+		if was.Status == condition.Status && was.Reason == condition.Reason {
+			return
+		}
+		if was.Status == condition.Status {
+			condition.LastTransitionTime = was.LastTransitionTime
+		}
+	}
+	r.removeCondition(condition.Type)
+	r.conditions = append(r.conditions, condition)
+}
+
+func (r *rollout) removeCondition(t appsv1.DeploymentConditionType) {
+	r.conditions = filter(r.conditions, func(c appsv1.DeploymentCondition) bool { return c.Type != t })
+}
+
+// notePause says in the conditions that the rollout was paused or goes on. A rollout that goes on has its whole deadline again.
+func (r *rollout) notePause() {
+	progressing := r.condition(appsv1.DeploymentProgressing)
+	if !r.hasDeadline() || progressing != nil && progressing.Reason == "ProgressDeadlineExceeded" {
+		return
+	}
+	noted := progressing != nil && progressing.Reason == "DeploymentPaused"
+	switch {
+	case r.deployment.Spec.Paused && !noted:
+		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "DeploymentPaused", "Deployment is paused")
+	case !r.deployment.Spec.Paused && noted:
+		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "DeploymentResumed", "Deployment is resumed")
+	}
+}
+
+// report decides the status from what the sets say of themselves. During a rollout it also judges progress.
+func (r *rollout) report(rolling bool) {
+	status := r.count()
+	if rolling {
+		r.judge(&status)
+	}
+	changed := r.changedDeployment(status)
+	r.plan.Status = func(outcome controller.Outcome) kind.Object {
+		if outcome.Err != nil {
+			return nil
+		}
+		return changed
+	}
+	if rolling {
+		r.lookAgain(&status)
+	}
+}
+
+// reportAsIs writes what changed besides the counts.
+func (r *rollout) reportAsIs() {
+	changed := r.changedDeployment(r.deployment.Status)
+	r.plan.Status = func(controller.Outcome) kind.Object { return changed }
+}
+
+// count fills the numbers of the status and the condition of availability.
+func (r *rollout) count() appsv1.DeploymentStatus {
+	sets := r.all()
+	status := appsv1.DeploymentStatus{ObservedGeneration: r.deployment.Generation}
+	terminating, known := int32(0), true
+	for _, set := range sets {
+		status.Replicas += set.Status.Replicas
+		status.ReadyReplicas += set.Status.ReadyReplicas
+		status.AvailableReplicas += set.Status.AvailableReplicas
+		switch {
+		case set.Status.TerminatingReplicas != nil:
+			terminating += *set.Status.TerminatingReplicas
+		case set.Status.ObservedGeneration != 0:
+			known = false // a set kept by a controller that does not count them
+		}
+	}
+	if r.current != nil {
+		status.UpdatedReplicas = r.current.Status.Replicas
+	}
+	status.UnavailableReplicas = max(0, r.total(sets)-status.AvailableReplicas)
+	if known {
+		status.TerminatingReplicas = &terminating
+	}
+	if status.AvailableReplicas >= r.want()-r.leeway() {
+		r.setCondition(appsv1.DeploymentAvailable, corev1.ConditionTrue, "MinimumReplicasAvailable", "Deployment has minimum availability.")
+	} else {
+		r.setCondition(appsv1.DeploymentAvailable, corev1.ConditionFalse, "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
+	}
+	return status
+}
+
+// complete says that all wanted pods are of the new template and available, and nothing else is left.
+func complete(d *appsv1.Deployment, status *appsv1.DeploymentStatus) bool {
+	want := orOne(d.Spec.Replicas)
+	return status.UpdatedReplicas == want && status.Replicas == want && status.AvailableReplicas == want && status.ObservedGeneration >= d.Generation
+}
+
+// judge sets the conditions of progress and of failing pods.
+func (r *rollout) judge(status *appsv1.DeploymentStatus) {
+	if !r.hasDeadline() {
+		r.removeCondition(appsv1.DeploymentProgressing)
+	}
+	progressing := r.condition(appsv1.DeploymentProgressing)
+	done := status.Replicas == status.UpdatedReplicas && progressing != nil && progressing.Reason == "NewReplicaSetAvailable"
+	if r.hasDeadline() && !done {
+		subject := fmt.Sprintf("Deployment %q", r.deployment.Name)
+		if r.current != nil {
+			subject = fmt.Sprintf("ReplicaSet %q", r.current.Name)
+		}
+		switch {
+		case complete(r.deployment, status):
+			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetAvailable", subject+" has successfully progressed.")
+		case r.progressed(status):
+			r.noteProgress(progressing, subject+" is progressing.")
+		case r.timedOut():
+			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse, "ProgressDeadlineExceeded", subject+" has timed out progressing.")
+		}
+	}
+	if failure := r.replicaFailure(); failure != nil {
+		r.putCondition(*failure)
+	} else {
+		r.removeCondition(appsv1.DeploymentReplicaFailure)
+	}
+}
+
+// noteProgress renews the condition even if it said so before: the deadline runs from the last progress.
+func (r *rollout) noteProgress(was *appsv1.DeploymentCondition, message string) {
+	condition := appsv1.DeploymentCondition{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionTrue, Reason: "ReplicaSetUpdated", Message: message,
+		LastUpdateTime: metav1.NewTime(r.now), LastTransitionTime: metav1.NewTime(r.now)}
+	if was != nil && was.Status == corev1.ConditionTrue {
+		condition.LastTransitionTime = was.LastTransitionTime
+	}
+	r.removeCondition(appsv1.DeploymentProgressing)
+	r.conditions = append(r.conditions, condition)
+}
+
+// progressed says that there are more new pods, fewer old ones, or more that are ready or available, than last reported.
+func (r *rollout) progressed(status *appsv1.DeploymentStatus) bool {
+	was := r.deployment.Status
+	return status.UpdatedReplicas > was.UpdatedReplicas ||
+		status.Replicas-status.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
+		status.ReadyReplicas > was.ReadyReplicas || status.AvailableReplicas > was.AvailableReplicas
+}
+
+func (r *rollout) timedOut() bool {
+	progressing := r.condition(appsv1.DeploymentProgressing)
+	if progressing == nil || progressing.Reason == "NewReplicaSetAvailable" {
+		return false
+	}
+	return progressing.Reason == "ProgressDeadlineExceeded" || r.deadline(progressing).Before(r.now)
+}
+
+func (r *rollout) deadline(progressing *appsv1.DeploymentCondition) time.Time {
+	return progressing.LastUpdateTime.Add(seconds(*r.deployment.Spec.ProgressDeadlineSeconds))
+}
+
+// replicaFailure is the failure the current set reports, or else an old one.
+func (r *rollout) replicaFailure() *appsv1.DeploymentCondition {
+	sets := r.all()
+	if r.current != nil {
+		sets = append([]*appsv1.ReplicaSet{r.current}, r.old...)
+	}
+	for _, set := range sets {
+		for _, c := range set.Status.Conditions {
+			if c.Type == appsv1.ReplicaSetReplicaFailure {
+				return &appsv1.DeploymentCondition{Type: appsv1.DeploymentReplicaFailure, Status: c.Status, Reason: c.Reason, Message: c.Message,
+					LastTransitionTime: c.LastTransitionTime, LastUpdateTime: c.LastTransitionTime}
+			}
+		}
+	}
+	return nil
+}
+
+// lookAgain asks for a look when the deadline of a rollout that has not ended passes.
+func (r *rollout) lookAgain(status *appsv1.DeploymentStatus) {
+	progressing := r.condition(appsv1.DeploymentProgressing)
+	if !r.hasDeadline() || progressing == nil || complete(r.deployment, status) || progressing.Reason == "ProgressDeadlineExceeded" {
+		return
+	}
+	r.plan.Again(max(0, r.deadline(progressing).Sub(r.now)) + time.Second)
+}
+
+// changedDeployment returns the deployment with a new status and revision, or nil if nothing changed. The revision is an annotation and
+// written together with the status.
+func (r *rollout) changedDeployment(status appsv1.DeploymentStatus) kind.Object {
+	status.Conditions = r.conditions
+	status.CollisionCount = r.collisions
+	sameRevision := r.revision == r.deployment.Annotations[revisionAnnotation]
+	if sameRevision && apiequality.Semantic.DeepEqual(status, r.deployment.Status) {
+		return nil
+	}
+	changed := *r.deployment
+	changed.Status = status
+	if !sameRevision {
+		if changed.Annotations = maps.Clone(changed.Annotations); changed.Annotations == nil {
+			changed.Annotations = map[string]string{}
+		}
+		changed.Annotations[revisionAnnotation] = r.revision
+	}
+	return &changed
+}

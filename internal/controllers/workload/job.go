@@ -1,0 +1,164 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+var jobKind = batchv1.SchemeGroupVersion.WithKind("Job")
+
+// Job runs pods until enough of them have succeeded.
+//
+// Pods carry a finalizer until they are counted, so that none gets lost: a finished pod's uid first goes into the status
+// (uncountedTerminatedPods), then the finalizer is removed, and when that is seen the uid moves into the counters.
+var Job = controller.Definition{
+	Name: "job-controller", Aliases: []string{"job"}, Queue: "job", Workers: 5,
+	New: newJobs,
+}
+
+// strayPrefix marks keys that name a pod which may have lost its job, and with it whoever would remove its finalizer.
+const strayPrefix = "pod/"
+
+type jobs struct {
+	setup *controller.Setup
+	jobs  client.Informer[*batchv1.Job]
+	pods  controller.Dependents[*corev1.Pod]
+}
+
+func newJobs(s *controller.Setup) (controller.Syncer, error) {
+	c := &jobs{setup: s, jobs: client.InformerFor[*batchv1.Job](s.Informers)}
+	var err error
+	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
+		return nil, err
+	}
+	enqueue := func(job *batchv1.Job) { s.Enqueue(controller.KeyOf(job)) }
+	ended := func(job *batchv1.Job) {
+		for _, pod := range c.pods.Of(job.UID) {
+			c.enqueueStray(pod)
+		}
+		enqueue(job)
+	}
+	changed := func(_, job *batchv1.Job) {
+		if jobFinished(job) {
+			ended(job)
+		} else {
+			enqueue(job)
+		}
+	}
+	if err := c.jobs.Handle(enqueue, changed, ended); err != nil {
+		return nil, fmt.Errorf("watch jobs: %w", err)
+	}
+	selector := func(job *batchv1.Job) (labels.Selector, error) {
+		return metav1.LabelSelectorAsSelector(job.Spec.Selector)
+	}
+	if err := controller.WatchDependents[*corev1.Pod](s, jobKind, selector); err != nil {
+		return nil, err
+	}
+	if err := client.InformerFor[*corev1.Pod](s.Informers).Handle(c.enqueueStray, func(_, pod *corev1.Pod) { c.enqueueStray(pod) }, nil); err != nil {
+		return nil, fmt.Errorf("watch pods: %w", err)
+	}
+	planned := controller.Planned(s, c)
+	return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+		if name, ok := strings.CutPrefix(key.Name, strayPrefix); ok {
+			return c.syncStray(ctx, key, name)
+		}
+		return planned.Sync(ctx, key)
+	}), nil
+}
+
+// enqueueStray asks for a look at a pod that has the finalizer but seems to have nobody who would remove it.
+func (c *jobs) enqueueStray(pod *corev1.Pod) {
+	if isTracked(pod) && c.isStray(pod) {
+		c.setup.Enqueue(controller.Key{Namespace: pod.Namespace, Name: strayPrefix + pod.Name})
+	}
+}
+
+// isStray says that no job counts this pod any more.
+func (c *jobs) isStray(pod *corev1.Pod) bool {
+	ref := metav1.GetControllerOfNoCopy(pod)
+	if ref == nil {
+		return true
+	}
+	if ref.Kind != jobKind.Kind || ref.APIVersion != batchv1.SchemeGroupVersion.String() {
+		return false
+	}
+	job, ok := c.jobs.Get(pod.Namespace, ref.Name)
+	if !ok || job.UID != ref.UID {
+		return true
+	}
+	return !managedElsewhere(job) && jobFinished(job)
+}
+
+func (c *jobs) syncStray(ctx context.Context, key controller.Key, name string) error {
+	pod, ok := c.pods.Get(key.Namespace, name)
+	if !ok || !isTracked(pod) || !c.isStray(pod) {
+		return nil
+	}
+	var plan controller.Plan
+	plan.Then(untracking(pod))
+	return c.setup.Apply(ctx, key, plan)
+}
+
+// isTracked says whether a pod carries the finalizer.
+func isTracked(pod *corev1.Pod) bool {
+	return slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer)
+}
+
+// untracking removes the finalizer.
+func untracking(pod *corev1.Pod) controller.Write {
+	patch := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, batchv1.JobTrackingFinalizer)
+	return controller.Patching(pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)
+}
+
+// managedElsewhere says that another controller than the built-in one looks after the job.
+func managedElsewhere(job *batchv1.Job) bool {
+	return job.Spec.ManagedBy != nil && *job.Spec.ManagedBy != batchv1.JobControllerName
+}
+
+func jobFinished(job *batchv1.Job) bool {
+	return isTrue(job.Status.Conditions, batchv1.JobComplete) || isTrue(job.Status.Conditions, batchv1.JobFailed)
+}
+
+func jobCondition(conditions []batchv1.JobCondition, t batchv1.JobConditionType) *batchv1.JobCondition {
+	for i := range conditions {
+		if conditions[i].Type == t {
+			return &conditions[i]
+		}
+	}
+	return nil
+}
+
+func isTrue(conditions []batchv1.JobCondition, t batchv1.JobConditionType) bool {
+	c := jobCondition(conditions, t)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// jobView is what decides about one job.
+type jobView struct {
+	job  *batchv1.Job
+	pods []*corev1.Pod // its own and the orphans of its namespace
+	now  time.Time
+}
+
+// Observe gathers the job and its pods. A finished job, or another controller's, is none of our business.
+func (c *jobs) Observe(key controller.Key) (jobView, bool) {
+	job, ok := c.jobs.Get(key.Namespace, key.Name)
+	if !ok || managedElsewhere(job) || jobFinished(job) {
+		return jobView{}, false
+	}
+	return jobView{job: job, pods: c.pods.OfAndOrphans(job), now: time.Now()}, true
+}
+
+// Reconcile counts, creates and deletes pods until the job is done.
+func (c *jobs) Reconcile(v jobView) controller.Plan { return v.reconcile() }

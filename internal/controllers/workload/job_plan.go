@@ -1,0 +1,488 @@
+package workload
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/controller"
+)
+
+const (
+	// maxUncounted bounds the uids in the status.
+	maxUncounted = 500
+	// maxGeneratedName is how long a generated name's fixed part may be.
+	maxGeneratedName = 58
+)
+
+// jobLook is a job and its pods while one look at it is decided.
+type jobLook struct {
+	jobView
+	plan        *controller.Plan
+	status      batchv1.JobStatus // as it is going to be
+	pods        []*corev1.Pod     // the job's own
+	adopted     map[types.UID]bool
+	active      []*corev1.Pod
+	terminating int32
+	indexed     bool
+	completions int // of an indexed job
+
+	succeeded, failed   int32 // with those not yet counted
+	before, done, wrong indexes
+	// held are failed pods whose index will be tried again: the finalizer stays until the next pod has taken over the count.
+	held map[int]*corev1.Pod
+	// ending is why the job ends: an interim condition, SuccessCriteriaMet or FailureTarget.
+	ending *batchv1.JobCondition
+}
+
+func (v jobView) reconcile() controller.Plan {
+	var plan controller.Plan
+	selector, err := metav1.LabelSelectorAsSelector(v.job.Spec.Selector)
+	if err != nil {
+		return plan // validation keeps such selectors out
+	}
+	mode := v.job.Spec.CompletionMode
+	if mode != nil && *mode != batchv1.NonIndexedCompletion && *mode != batchv1.IndexedCompletion {
+		plan.Events = []controller.Event{{About: v.job, Type: corev1.EventTypeWarning, Reason: "UnknownCompletionMode",
+			Message: "Skipped Job sync because completion mode is unknown"}}
+		return plan
+	}
+	l := &jobLook{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
+	matches := func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }
+	l.pods = controller.Claim(&plan, v.job, jobKind, matches, v.pods, batchv1.JobTrackingFinalizer)
+	for _, pod := range l.pods {
+		if metav1.GetControllerOfNoCopy(pod) == nil {
+			l.adopted[pod.UID] = true
+		}
+	}
+	l.count()
+	l.judge()
+	l.act()
+	return plan
+}
+
+// tracked says whether a pod carries the finalizer, or is given it with its adoption.
+func (l *jobLook) tracked(pod *corev1.Pod) bool { return isTracked(pod) || l.adopted[pod.UID] }
+
+func (l *jobLook) suspended() bool { return l.job.Spec.Suspend != nil && *l.job.Spec.Suspend }
+
+// validIndex says whether a pod of an indexed job works on one of its indexes.
+func (l *jobLook) validIndex(pod *corev1.Pod) bool {
+	index := completionIndex(pod)
+	return !l.indexed || index >= 0 && index < l.completions
+}
+
+// count finds out how far the job has come.
+func (l *jobLook) count() {
+	l.status = *l.job.Status.DeepCopy()
+	if l.status.UncountedTerminatedPods == nil {
+		l.status.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
+	}
+	if l.indexed {
+		l.completions = int(*l.job.Spec.Completions)
+		slices.SortStableFunc(l.pods, func(a, b *corev1.Pod) int { return cmp.Compare(completionIndex(a), completionIndex(b)) })
+	}
+	l.active = filter(l.pods, active)
+	l.terminating = count(l.pods, terminating)
+	uncounted := l.status.UncountedTerminatedPods
+	l.succeeded = l.status.Succeeded + int32(len(uncounted.Succeeded))
+	l.failed = l.status.Failed + int32(len(uncounted.Failed))
+	for _, pod := range l.pods {
+		if !l.tracked(pod) || !l.validIndex(pod) {
+			continue
+		}
+		if pod.Status.Phase == corev1.PodSucceeded && !slices.Contains(uncounted.Succeeded, pod.UID) {
+			l.succeeded++
+		}
+		if jobPodFailed(pod, l.job) && !slices.Contains(uncounted.Failed, pod.UID) && judgeFailure(l.job.Spec.PodFailurePolicy, pod).counts() {
+			l.failed++
+		}
+	}
+	if l.status.StartTime == nil && !l.suspended() {
+		l.status.StartTime = &metav1.Time{Time: l.now}
+	}
+	if l.indexed {
+		l.countIndexes()
+	}
+}
+
+// countIndexes finds out which indexes are done and which have failed for good.
+func (l *jobLook) countIndexes() {
+	var succeeded, failed []int
+	for _, pod := range l.pods {
+		if !l.tracked(pod) || !l.validIndex(pod) {
+			continue
+		}
+		if pod.Status.Phase == corev1.PodSucceeded {
+			succeeded = append(succeeded, completionIndex(pod))
+		}
+		if l.job.Spec.BackoffLimitPerIndex != nil && l.indexFailed(pod) {
+			failed = append(failed, completionIndex(pod))
+		}
+	}
+	l.before = parseIndexes(l.status.CompletedIndexes, l.completions)
+	l.done = l.before.with(succeeded)
+	l.succeeded = int32(l.done.total())
+	if l.job.Spec.BackoffLimitPerIndex == nil {
+		return
+	}
+	if l.status.FailedIndexes != nil {
+		l.wrong = parseIndexes(*l.status.FailedIndexes, l.completions)
+	}
+	l.wrong = l.wrong.with(failed)
+	l.holdFailed()
+}
+
+// indexFailed says whether a pod's failure is the last its index may have.
+func (l *jobLook) indexFailed(pod *corev1.Pod) bool {
+	if !jobPodFailed(pod, l.job) {
+		return false
+	}
+	verdict := judgeFailure(l.job.Spec.PodFailurePolicy, pod)
+	counted, _ := indexFailures(pod)
+	return verdict.action == batchv1.PodFailurePolicyActionFailIndex || verdict.counts() && counted >= *l.job.Spec.BackoffLimitPerIndex
+}
+
+// holdFailed finds, for each index that will be tried again, the failed pod that carries its count.
+func (l *jobLook) holdFailed() {
+	l.held = map[int]*corev1.Pod{}
+	running := podIndexes(l.active)
+	for _, pod := range l.pods {
+		index := completionIndex(pod)
+		if !l.tracked(pod) || !l.validIndex(pod) || !jobPodFailed(pod, l.job) || l.done.has(index) || l.wrong.has(index) || slices.Contains(running, index) {
+			continue
+		}
+		if last := l.held[index]; last == nil || allFailures(last) <= allFailures(pod) && !endTime(pod).Before(endTime(last)) {
+			l.held[index] = pod
+		}
+	}
+}
+
+func allFailures(pod *corev1.Pod) int32 {
+	counted, ignored := indexFailures(pod)
+	return counted + ignored
+}
+
+func podIndexes(pods []*corev1.Pod) (all []int) {
+	for _, pod := range pods {
+		if index := completionIndex(pod); index >= 0 {
+			all = append(all, index)
+		}
+	}
+	return all
+}
+
+// judge decides whether the job ends, and why. What was decided before stands.
+func (l *jobLook) judge() {
+	spec := l.job.Spec
+	fail := func(reason, message string) { l.ending = l.condition(batchv1.JobFailureTarget, reason, message) }
+	for _, interim := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobFailureTarget} {
+		if isTrue(l.status.Conditions, interim) {
+			l.ending = jobCondition(l.status.Conditions, interim)
+			return
+		}
+	}
+	for _, pod := range l.pods {
+		if jobPodFailed(pod, l.job) {
+			if reason := judgeFailure(spec.PodFailurePolicy, pod).reason; reason != "" {
+				fail(batchv1.JobReasonPodFailurePolicy, reason)
+				return
+			}
+		}
+	}
+	switch {
+	case l.failed > *spec.BackoffLimit || l.restartedTooOften():
+		fail(batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
+		return
+	case spec.ActiveDeadlineSeconds != nil && !l.suspended():
+		left := l.status.StartTime.Add(seconds(*spec.ActiveDeadlineSeconds)).Sub(l.now)
+		if l.job.Status.StartTime != nil && left <= 0 {
+			fail(batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
+			return
+		}
+		l.plan.Again(left)
+	}
+	if !l.indexed {
+		return
+	}
+	if wrong := l.wrong.total(); spec.MaxFailedIndexes != nil && wrong > int(*spec.MaxFailedIndexes) {
+		fail(batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+	} else if wrong > 0 && wrong+l.done.total() >= l.completions {
+		fail(batchv1.JobReasonFailedIndexes, "Job has failed indexes")
+	} else if message, met := success(spec.SuccessPolicy, l.completions, l.done); met {
+		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonSuccessPolicy, message)
+	}
+}
+
+func (l *jobLook) condition(t batchv1.JobConditionType, reason, message string) *batchv1.JobCondition {
+	at := metav1.NewTime(l.now)
+	return &batchv1.JobCondition{Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastProbeTime: at, LastTransitionTime: at}
+}
+
+// restartedTooOften counts restarts in place, of jobs whose containers are restarted.
+func (l *jobLook) restartedTooOften() bool {
+	if l.job.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
+		return false
+	}
+	total := int32(0)
+	for _, pod := range l.pods {
+		if pod.Status.Phase == corev1.PodRunning || pod.Status.Phase == corev1.PodPending {
+			for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+				total += s.RestartCount
+			}
+		}
+	}
+	return total > 0 && total >= *l.job.Spec.BackoffLimit
+}
+
+// act turns what was found out into a plan: pods that must go, then what has to stand in the status before finalizers go, then the
+// finalizers, then new pods, and at last the status.
+func (l *jobLook) act() {
+	var creates []controller.Write
+	var deletes []*corev1.Pod
+	managed := l.ending == nil && l.job.DeletionTimestamp == nil
+	switch {
+	case l.ending != nil:
+		deletes = l.active
+		l.plan.Then(l.deleting(deletes)...)
+	case managed:
+		deletes, creates = l.manage()
+		var untrack []controller.Write
+		for _, pod := range deletes {
+			if l.tracked(pod) {
+				untrack = append(untrack, untracking(pod))
+			}
+		}
+		// A pod the job itself gives up is not counted.
+		l.plan.Then(untrack...)
+		l.plan.Then(l.deleting(deletes)...)
+	}
+	if l.ending == nil && l.isComplete(len(l.active)-len(deletes)+len(creates)) {
+		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+	} else if managed && l.ending == nil {
+		l.noteSuspension()
+	}
+	l.track()
+	l.plan.Then(creates...)
+	l.report(deletes, len(creates))
+}
+
+func (l *jobLook) deleting(pods []*corev1.Pod) (writes []controller.Write) {
+	for _, pod := range pods {
+		writes = append(writes, deletingPod(pod, l.job))
+	}
+	return writes
+}
+
+func (l *jobLook) isComplete(active int) bool {
+	if l.job.Spec.Completions == nil {
+		return l.succeeded > 0 && active == 0
+	}
+	return l.succeeded >= *l.job.Spec.Completions && active == 0
+}
+
+// manage decides which pods to delete or to create.
+func (l *jobLook) manage() (deletes []*corev1.Pod, creates []controller.Write) {
+	running := int32(len(l.active))
+	if l.suspended() {
+		return l.active, nil
+	}
+	want := *l.job.Spec.Parallelism
+	switch {
+	case l.job.Spec.Completions != nil:
+		want = max(0, min(want, *l.job.Spec.Completions-l.succeeded))
+	case l.succeeded > 0:
+		want = running // one has found the work done; the others finish
+	}
+	if deletes = l.surplus(int(max(0, running-want))); len(deletes) > 0 {
+		return deletes[:min(len(deletes), burst)], nil
+	}
+	missing := want - running
+	if onlyReplaceFailed(l.job) {
+		missing -= l.terminating
+	}
+	if missing <= 0 {
+		return nil, nil
+	}
+	return nil, l.creating(int(min(missing, burst)))
+}
+
+// surplus chooses at least n active pods to delete; of an indexed job also those with no, a foreign or a doubled index.
+func (l *jobLook) surplus(n int) []*corev1.Pod {
+	var out, left []*corev1.Pod
+	if l.indexed {
+		best := map[int]*corev1.Pod{}
+		ranked := slices.Clone(l.active)
+		sortForDeletion(ranked, alone, l.now)
+		for _, pod := range ranked {
+			index := completionIndex(pod)
+			if !l.validIndex(pod) {
+				out = append(out, pod)
+				continue
+			}
+			if worse := best[index]; worse != nil {
+				out = append(out, worse)
+			}
+			best[index] = pod
+		}
+		left = slices.Collect(maps.Values(best))
+	} else {
+		left = slices.Clone(l.active)
+	}
+	if more := n - len(out); more > 0 {
+		slices.SortFunc(left, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		sortForDeletion(left, alone, l.now)
+		out = append(out, left[:more]...)
+	}
+	return out
+}
+
+func alone(*corev1.Pod) int { return 0 }
+
+// creating makes n pods, unless it is too early after a failure.
+func (l *jobLook) creating(n int) []controller.Write {
+	perIndex := l.job.Spec.BackoffLimitPerIndex != nil
+	if !perIndex {
+		if wait := pause(l.failuresInARow()); wait > 0 {
+			l.plan.Again(wait)
+			return nil
+		}
+	}
+	pod := l.newPod()
+	if !l.indexed {
+		return slices.Repeat([]controller.Write{creatingPod(pod, l.job)}, n)
+	}
+	taken := l.done.with(podIndexes(l.active)).and(l.wrong)
+	if onlyReplaceFailed(l.job) {
+		taken = taken.with(podIndexes(filter(l.pods, terminating)))
+	}
+	var writes []controller.Write
+	var next time.Duration
+	for _, index := range taken.firstMissing(n, l.completions) {
+		last := l.held[index]
+		if last != nil {
+			if wait := pause(allFailures(last)+1, endTime(last), l.now); wait > 0 {
+				if next == 0 || wait < next {
+					next = wait
+				}
+				continue
+			}
+		}
+		writes = append(writes, creatingPod(l.indexedPod(pod, index, last), l.job))
+	}
+	// Also when some pods can start now, the others must not be forgotten.
+	l.plan.Again(next)
+	return writes
+}
+
+// failuresInARow counts the failures since the last success, for pause.
+func (l *jobLook) failuresInARow() (failures int32, last, now time.Time) {
+	var lastSuccess time.Time
+	for _, pod := range l.pods {
+		if t := endTime(pod); pod.Status.Phase == corev1.PodSucceeded && t.After(lastSuccess) {
+			lastSuccess = t
+		}
+	}
+	for _, pod := range l.pods {
+		// A pod the job itself gave up has lost its finalizer and is on its way out.
+		if !jobPodFailed(pod, l.job) || !l.validIndex(pod) || pod.DeletionTimestamp != nil && !l.tracked(pod) {
+			continue
+		}
+		if t := endTime(pod); t.After(lastSuccess) {
+			failures++
+			if t.After(last) {
+				last = t
+			}
+		}
+	}
+	return failures, last, l.now
+}
+
+// newPod is the pod of the job's template.
+func (l *jobLook) newPod() *corev1.Pod {
+	pod := podFrom(&l.job.Spec.Template, l.job, jobKind)
+	if !slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer) {
+		pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
+	}
+	if l.indexed {
+		for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range containers {
+				addIndexVariable(&containers[i])
+			}
+		}
+	}
+	return pod
+}
+
+func addIndexVariable(c *corev1.Container) {
+	const name = "JOB_COMPLETION_INDEX"
+	if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name }) {
+		return
+	}
+	c.Env = append(c.Env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: fmt.Sprintf("metadata.labels['%s']", batchv1.JobCompletionIndexAnnotation)}}})
+}
+
+// indexedPod is the pod for one index. last is the failed pod it replaces, whose failures it carries on.
+func (l *jobLook) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
+	p := *pod
+	number := strconv.Itoa(index)
+	p.Annotations = maps.Clone(pod.Annotations)
+	p.Labels = maps.Clone(pod.Labels)
+	metav1.SetMetaDataAnnotation(&p.ObjectMeta, batchv1.JobCompletionIndexAnnotation, number)
+	metav1.SetMetaDataLabel(&p.ObjectMeta, batchv1.JobCompletionIndexAnnotation, number)
+	p.Spec.Hostname = l.job.Name + "-" + number
+	suffix := "-" + number + "-"
+	p.GenerateName = l.job.Name[:min(len(l.job.Name), maxGeneratedName-len(suffix))] + suffix
+	if l.job.Spec.BackoffLimitPerIndex != nil {
+		var counted, ignored int32
+		if last != nil {
+			if counted, ignored = indexFailures(last); judgeFailure(l.job.Spec.PodFailurePolicy, last).counts() {
+				counted++
+			} else {
+				ignored++
+			}
+		}
+		p.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(int(counted))
+		if ignored > 0 {
+			p.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation] = strconv.Itoa(int(ignored))
+		}
+	}
+	return &p
+}
+
+// noteSuspension says in the conditions that the job was suspended or goes on.
+func (l *jobLook) noteSuspension() {
+	tell := func(reason, message string) {
+		l.plan.Events = append(l.plan.Events, controller.Event{About: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
+	}
+	was := isTrue(l.status.Conditions, batchv1.JobSuspended)
+	switch {
+	case l.suspended() && !was:
+		l.setCondition(corev1.ConditionTrue, *l.condition(batchv1.JobSuspended, "JobSuspended", "Job suspended"))
+		l.status.StartTime = nil
+		tell("Suspended", "Job suspended")
+	case !l.suspended() && was:
+		l.setCondition(corev1.ConditionFalse, *l.condition(batchv1.JobSuspended, "JobResumed", "Job resumed"))
+		l.status.StartTime = &metav1.Time{Time: l.now}
+		tell("Resumed", "Job resumed")
+	}
+}
+
+func (l *jobLook) setCondition(status corev1.ConditionStatus, condition batchv1.JobCondition) {
+	condition.Status = status
+	if was := jobCondition(l.status.Conditions, condition.Type); was != nil {
+		*was = condition
+		return
+	}
+	l.status.Conditions = append(l.status.Conditions, condition)
+}

@@ -1,0 +1,187 @@
+package workload
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A pod that failed is replaced after a pause that doubles with every failure since the last success.
+const (
+	firstPodBackoff   = 10 * time.Second
+	longestPodBackoff = 10 * time.Minute
+)
+
+// onlyReplaceFailed says that a pod on its way out must have ended before another takes its place.
+func onlyReplaceFailed(job *batchv1.Job) bool {
+	return job.Spec.PodReplacementPolicy != nil && *job.Spec.PodReplacementPolicy == batchv1.Failed
+}
+
+// jobPodFailed says whether a pod counts as failed: it has failed, or is on its way out and nobody waits for it.
+func jobPodFailed(pod *corev1.Pod, job *batchv1.Job) bool {
+	return pod.Status.Phase == corev1.PodFailed || !onlyReplaceFailed(job) && pod.DeletionTimestamp != nil && pod.Status.Phase != corev1.PodSucceeded
+}
+
+// verdict is what the failure policy says of a failed pod.
+type verdict struct {
+	action batchv1.PodFailurePolicyAction // "" when no rule matches
+	// reason is the message when the whole job is to fail.
+	reason string
+}
+
+// counts says whether the failure counts towards the backoff limit.
+func (v verdict) counts() bool { return v.action != batchv1.PodFailurePolicyActionIgnore }
+
+// judgeFailure applies the failure policy: the first rule that matches decides.
+func judgeFailure(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) verdict {
+	if policy == nil {
+		return verdict{}
+	}
+	for i, rule := range policy.Rules {
+		reason := ""
+		switch {
+		case rule.OnExitCodes != nil:
+			status := exitMatching(pod, rule.OnExitCodes)
+			if status == nil {
+				continue
+			}
+			reason = fmt.Sprintf("Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d",
+				status.Name, pod.Namespace, pod.Name, status.State.Terminated.ExitCode, rule.Action, i)
+		default:
+			condition := conditionMatching(pod, rule.OnPodConditions)
+			if condition == nil {
+				continue
+			}
+			reason = fmt.Sprintf("Pod %s/%s has condition %v matching %v rule at index %d", pod.Namespace, pod.Name, condition.Type, rule.Action, i)
+		}
+		if rule.Action != batchv1.PodFailurePolicyActionFailJob {
+			reason = ""
+		}
+		return verdict{action: rule.Action, reason: reason}
+	}
+	return verdict{}
+}
+
+func exitMatching(pod *corev1.Pod, want *batchv1.PodFailurePolicyOnExitCodesRequirement) *corev1.ContainerStatus {
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses} {
+		for i, status := range statuses {
+			ended := status.State.Terminated
+			if ended == nil || ended.ExitCode == 0 || want.ContainerName != nil && *want.ContainerName != status.Name {
+				continue
+			}
+			listed := slices.Contains(want.Values, ended.ExitCode)
+			if want.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn && listed || want.Operator == batchv1.PodFailurePolicyOnExitCodesOpNotIn && !listed {
+				return &statuses[i]
+			}
+		}
+	}
+	return nil
+}
+
+func conditionMatching(pod *corev1.Pod, patterns []batchv1.PodFailurePolicyOnPodConditionsPattern) *corev1.PodCondition {
+	for i, c := range pod.Status.Conditions {
+		if slices.ContainsFunc(patterns, func(p batchv1.PodFailurePolicyOnPodConditionsPattern) bool {
+			return p.Type == c.Type && p.Status == c.Status
+		}) {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// success says which rule of the success policy the succeeded indexes satisfy, if any.
+func success(policy *batchv1.SuccessPolicy, completions int, succeeded indexes) (message string, met bool) {
+	if policy == nil {
+		return "", false
+	}
+	for i, rule := range policy.Rules {
+		message = fmt.Sprintf("Matched rules at index %d", i)
+		if rule.SucceededIndexes == nil {
+			if rule.SucceededCount != nil && succeeded.total() >= int(*rule.SucceededCount) {
+				return message, true
+			}
+			continue
+		}
+		required := parseIndexes(*rule.SucceededIndexes, completions)
+		done := required.common(succeeded)
+		if len(required) > 0 && (done == required.total() || rule.SucceededCount != nil && done >= int(*rule.SucceededCount)) {
+			return message, true
+		}
+	}
+	return "", false
+}
+
+// pause is how long to wait before the next pod, after so many failures in a row.
+func pause(failures int32, last, now time.Time) time.Duration {
+	if failures == 0 {
+		return 0
+	}
+	backoff := firstPodBackoff
+	for i := int32(1); i < failures && backoff < longestPodBackoff; i++ {
+		backoff *= 2
+	}
+	return max(0, min(backoff, longestPodBackoff)-now.Sub(last))
+}
+
+// endTime is when a pod ended, as well as can be told.
+func endTime(pod *corev1.Pod) time.Time {
+	if t, ok := containersEnded(pod); ok {
+		return t
+	}
+	if c := podCondition(pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && !c.LastTransitionTime.IsZero() {
+		return c.LastTransitionTime.Time
+	}
+	if pod.DeletionTimestamp != nil {
+		grace := time.Duration(0)
+		if pod.DeletionGracePeriodSeconds != nil {
+			grace = seconds(*pod.DeletionGracePeriodSeconds)
+		}
+		return pod.DeletionTimestamp.Add(-grace)
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// containersEnded is when the last container or sidecar ended; false if one has not, or nobody knows when.
+func containersEnded(pod *corev1.Pod) (last time.Time, ok bool) {
+	statuses := slices.Clone(pod.Status.ContainerStatuses)
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			statuses = append(statuses, filter(pod.Status.InitContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == c.Name })...)
+		}
+	}
+	for _, s := range statuses {
+		if s.State.Terminated == nil || s.State.Terminated.FinishedAt.IsZero() {
+			return time.Time{}, false
+		}
+		if s.State.Terminated.FinishedAt.After(last) {
+			last = s.State.Terminated.FinishedAt.Time
+		}
+	}
+	return last, len(statuses) > 0
+}
+
+// completionIndex is the index a pod works on, or -1.
+func completionIndex(pod *corev1.Pod) int {
+	index, err := strconv.Atoi(pod.Annotations[batchv1.JobCompletionIndexAnnotation])
+	if err != nil || index < 0 {
+		return -1
+	}
+	return index
+}
+
+// indexFailures is how often the pod's index had failed before it, and how often that was ignored.
+func indexFailures(pod *corev1.Pod) (counted, ignored int32) {
+	read := func(key string) int32 {
+		n, err := strconv.Atoi(pod.Annotations[key])
+		if err != nil || n < 0 || n > math.MaxInt32 {
+			return 0
+		}
+		return int32(n)
+	}
+	return read(batchv1.JobIndexFailureCountAnnotation), read(batchv1.JobIndexIgnoredFailureCountAnnotation)
+}

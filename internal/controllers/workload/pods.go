@@ -1,0 +1,236 @@
+// Package workload holds the controllers that keep pods running: ReplicaSet and ReplicationController, Deployment,
+// StatefulSet, DaemonSet, Job, CronJob and the one that removes finished jobs.
+//
+// Each controller is Observe, which gathers a view, and a pure Reconcile, which turns it into a plan; package controller carries
+// it out. What upstream's controllers write, these write: names, hashes, annotations, conditions, reasons and
+// messages are the same, so that either can take over from the other in a running cluster.
+package workload
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// active pods count as replicas: they run or are going to.
+func active(pod *corev1.Pod) bool { return !finished(pod) && pod.DeletionTimestamp == nil }
+
+// finished pods have ended and never run again.
+func finished(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// terminating pods are on their way out but not there yet.
+func terminating(pod *corev1.Pod) bool { return !finished(pod) && pod.DeletionTimestamp != nil }
+
+// podCondition returns the condition of a type, or nil.
+func podCondition(pod *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type == t {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func ready(pod *corev1.Pod) bool {
+	c := podCondition(pod, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// available pods have been ready for a while.
+func available(pod *corev1.Pod, minReadySeconds int32, now time.Time) bool {
+	if !ready(pod) {
+		return false
+	}
+	return minReadySeconds == 0 || untilAvailable(pod, minReadySeconds, now) == 0 && !podCondition(pod, corev1.PodReady).LastTransitionTime.IsZero()
+}
+
+// untilAvailable is how long a ready pod needs until it is available; zero for pods that are, or are not ready.
+func untilAvailable(pod *corev1.Pod, minReadySeconds int32, now time.Time) time.Duration {
+	c := podCondition(pod, corev1.PodReady)
+	if minReadySeconds <= 0 || c == nil || c.Status != corev1.ConditionTrue || c.LastTransitionTime.IsZero() {
+		return 0
+	}
+	return max(0, c.LastTransitionTime.Add(seconds(minReadySeconds)).Sub(now))
+}
+
+// nextAvailable is how long until the next of the pods becomes available, zero if none is going to.
+func nextAvailable(pods []*corev1.Pod, minReadySeconds int32, now time.Time) (next time.Duration) {
+	for _, pod := range pods {
+		if d := untilAvailable(pod, minReadySeconds, now); d > 0 && (next == 0 || d < next) {
+			next = d
+		}
+	}
+	return next
+}
+
+func seconds[N int32 | int64](n N) time.Duration { return time.Duration(n) * time.Second }
+
+// filter returns the elements for which keep holds, in a new slice.
+func filter[T any](all []T, keep func(T) bool) []T {
+	var kept []T
+	for _, element := range all {
+		if keep(element) {
+			kept = append(kept, element)
+		}
+	}
+	return kept
+}
+
+func count[T any](all []T, is func(T) bool) (n int32) {
+	for _, element := range all {
+		if is(element) {
+			n++
+		}
+	}
+	return n
+}
+
+// podFrom makes a pod of a template, controlled by owner and named after it. Pods from one template may share it: nobody changes what is sent.
+func podFrom(template *corev1.PodTemplateSpec, owner kind.Object, ownerKind schema.GroupVersionKind) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       owner.GetNamespace(),
+			GenerateName:    podPrefix(owner.GetName()),
+			Labels:          maps.Clone(template.Labels),
+			Annotations:     maps.Clone(template.Annotations),
+			Finalizers:      slices.Clone(template.Finalizers),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, ownerKind)},
+		},
+		Spec: *template.Spec.DeepCopy(),
+	}
+}
+
+// podPrefix is the owner's name and a dash, unless that is too long.
+func podPrefix(owner string) string {
+	if prefix := owner + "-"; len(validation.NameIsDNSSubdomain(prefix, true)) == 0 {
+		return prefix
+	}
+	return owner
+}
+
+// The events all controllers of pods tell about them.
+
+func creatingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
+	return controller.Creating(pod).
+		OnDone(controller.Event{About: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created pod: %s"}).
+		OnFailed(controller.Event{About: owner, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating: %s"})
+}
+
+func deletingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
+	return controller.Deleting(pod).
+		OnDone(controller.Event{About: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted pod: %s"}).
+		OnFailed(controller.Event{About: owner, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Error deleting: %s"})
+}
+
+// phaseOrder: the further a pod has come, the more it is worth.
+var phaseOrder = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown: 1, corev1.PodRunning: 2}
+
+// sortForDeletion puts the pods that are the least loss first. doubled says how many related pods share a pod's node.
+//
+// In order: without a node before with one; pending before unknown before running; not ready before ready; lower deletion cost before higher; on a
+// crowded node before alone; ready for a short time before a long one; more restarts before fewer; younger before older. Times are
+// compared by their binary logarithm, and pods that are equal so far by uid: a random choice, but the same each time.
+func sortForDeletion(pods []*corev1.Pod, doubled func(*corev1.Pod) int, now time.Time) {
+	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
+		if hasA, hasB := a.Spec.NodeName != "", b.Spec.NodeName != ""; hasA != hasB {
+			return falseFirst(hasA, hasB)
+		}
+		if c := cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]); c != 0 {
+			return c
+		}
+		if c := falseFirst(ready(a), ready(b)); c != 0 {
+			return c
+		}
+		if c := cmp.Compare(deletionCost(a), deletionCost(b)); c != 0 {
+			return c
+		}
+		if c := cmp.Compare(doubled(b), doubled(a)); c != 0 {
+			return c
+		}
+		if ready(a) {
+			if c := younger(podCondition(a, corev1.PodReady).LastTransitionTime, podCondition(b, corev1.PodReady).LastTransitionTime, a, b, now); c != 0 {
+				return c
+			}
+		}
+		regularA, sidecarA := restarts(a)
+		regularB, sidecarB := restarts(b)
+		if c := cmp.Or(cmp.Compare(regularB, regularA), cmp.Compare(sidecarB, sidecarA)); c != 0 {
+			return c
+		}
+		return younger(a.CreationTimestamp, b.CreationTimestamp, a, b, now)
+	})
+}
+
+func falseFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	default:
+		return 1
+	}
+}
+
+// younger compares two times on a logarithmic scale, the later first and a missing one before all; within one step the uids decide.
+func younger(a, b metav1.Time, podA, podB *corev1.Pod, now time.Time) int {
+	switch {
+	case a.Equal(&b):
+		return 0
+	case a.IsZero() || b.IsZero():
+		return falseFirst(!a.IsZero(), !b.IsZero())
+	}
+	return cmp.Or(cmp.Compare(magnitude(now.Sub(a.Time)), magnitude(now.Sub(b.Time))), strings.Compare(string(podA.UID), string(podB.UID)))
+}
+
+func magnitude(age time.Duration) int64 {
+	if age <= 0 {
+		return -1
+	}
+	return int64(math.Log2(float64(age)))
+}
+
+// deletionCost is what the user says a pod is worth. A malformed value counts as zero.
+func deletionCost(pod *corev1.Pod) int32 {
+	value := pod.Annotations[corev1.PodDeletionCost]
+	if value == "" || value[0] == '+' || len(value) > 1 && value[0] == '0' {
+		return 0
+	}
+	cost, err := strconv.ParseInt(value, 10, 32)
+	if err != nil {
+		return 0
+	}
+	return int32(cost)
+}
+
+// restarts are the most restarts of a container, and of a sidecar.
+func restarts(pod *corev1.Pod) (regular, sidecar int32) {
+	for _, c := range pod.Status.ContainerStatuses {
+		regular = max(regular, c.RestartCount)
+	}
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			continue
+		}
+		for _, s := range pod.Status.InitContainerStatuses {
+			if s.Name == c.Name {
+				sidecar = max(sidecar, s.RestartCount)
+			}
+		}
+	}
+	return regular, sidecar
+}

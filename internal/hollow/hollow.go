@@ -1,0 +1,299 @@
+// Package hollow plays nodes that do not exist: thousands of them in one small process.
+//
+// To the API server they look like nodes with a kubelet. They register, renew their leases, and lead the pods that the scheduler
+// gives them from Pending over Running to their end, without ever running a container. That is enough to test and measure a
+// control plane: controllers, scheduler, API server and store cannot tell the difference. There is one watch for all nodes, and
+// what is written about a pod is decided by a pure function, plan.
+package hollow
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+
+	"skiff/internal/client"
+	"skiff/internal/version"
+)
+
+const (
+	leaseNamespace = "kube-node-lease"
+	leaseSeconds   = 40
+	// writers bounds the writes on their way to the API server.
+	writers = 32
+)
+
+// Config describes the nodes.
+type Config struct {
+	Client *client.Client
+	// Nodes is how many there are, named NamePrefix and a number from First on.
+	Nodes      int
+	First      int
+	NamePrefix string
+	// CPU, Memory, Storage and Pods are what each node has.
+	CPU, Memory, Storage, Pods string
+	Labels                     map[string]string
+	// Zones spreads the nodes over so many zones by label. 0 leaves the label out.
+	Zones  int
+	Taints []corev1.Taint
+	// LeasePeriod and StatusPeriod are how often a node says that it is alive.
+	LeasePeriod, StatusPeriod time.Duration
+	// StartDelay is how long a pod takes to run, FinishDelay how long the pods of jobs run, StopDelay how long pods take to go.
+	StartDelay, FinishDelay, StopDelay time.Duration
+	Log                                *slog.Logger
+}
+
+// Defaults fills in what a Config leaves out.
+func (c Config) withDefaults() Config {
+	text := func(s *string, value string) {
+		if *s == "" {
+			*s = value
+		}
+	}
+	text(&c.NamePrefix, "hollow-")
+	text(&c.CPU, "32")
+	text(&c.Memory, "256Gi")
+	text(&c.Storage, "100Gi")
+	text(&c.Pods, "110")
+	duration := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	duration(&c.LeasePeriod, 10*time.Second)
+	duration(&c.StatusPeriod, 5*time.Minute)
+	duration(&c.FinishDelay, time.Second)
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return c
+}
+
+// fleet is all nodes of one process.
+type fleet struct {
+	Config
+	nodes  client.Resource[*corev1.Node]
+	leases client.Resource[*coordinationv1.Lease]
+	pods   client.Resource[*corev1.Pod]
+	// number is a node's place among the nodes, by name.
+	number map[string]int
+	seen   client.Informer[*corev1.Pod]
+	queue  workqueue.TypedRateLimitingInterface[types.NamespacedName]
+
+	mu   sync.Mutex
+	next uint32 // addresses given out
+}
+
+// Run plays the nodes until ctx ends.
+func Run(ctx context.Context, config Config) error {
+	config = config.withDefaults()
+	informers := client.NewInformers(config.Client)
+	f := &fleet{
+		Config: config, number: map[string]int{},
+		nodes: client.For[*corev1.Node](config.Client), leases: client.For[*coordinationv1.Lease](config.Client), pods: client.For[*corev1.Pod](config.Client),
+		seen: client.InformerFor[*corev1.Pod](informers),
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](20*time.Millisecond, 10*time.Second)),
+	}
+	for i := range config.Nodes {
+		f.number[f.name(i)] = i
+	}
+	if err := f.watchPods(); err != nil {
+		return err
+	}
+	if err := f.register(ctx); err != nil {
+		return err
+	}
+	config.Log.Info("hollow nodes are registered", "nodes", config.Nodes)
+
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer f.queue.ShutDown()
+	running.Go(func() { _ = informers.Run(ctx) })
+	running.Go(func() { f.each(ctx, config.LeasePeriod, f.renewLease) })
+	running.Go(func() { f.each(ctx, config.StatusPeriod, f.renewStatus) })
+	for range writers {
+		running.Go(func() {
+			for f.work(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (f *fleet) name(i int) string { return fmt.Sprintf("%s%d", f.NamePrefix, f.First+i) }
+
+// nodeAddress is a node's address; it is never reached.
+func nodeAddress(i int) string { return fmt.Sprintf("10.%d.%d.%d", 128+i>>16&31, i>>8&255, i&255) }
+
+// podAddress gives out an address for a pod; it is never reached.
+func (f *fleet) podAddress() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next++
+	return fmt.Sprintf("10.%d.%d.%d", f.next>>16&127, f.next>>8&255, f.next&255)
+}
+
+// inParallel calls do for the numbers 0 to n-1, some at a time, and returns the first error.
+func inParallel(ctx context.Context, n int, do func(i int) error) error {
+	var group sync.WaitGroup
+	numbers := make(chan int)
+	failed := make(chan error, writers)
+	for range min(writers, n) {
+		group.Go(func() {
+			for i := range numbers {
+				if err := do(i); err != nil {
+					select {
+					case failed <- err:
+					default:
+					}
+				}
+			}
+		})
+	}
+	for i := range n {
+		select {
+		case numbers <- i:
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	close(numbers)
+	group.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return ctx.Err()
+	}
+}
+
+// register creates the nodes and their leases. Nodes that exist already, from an earlier run, are taken over.
+func (f *fleet) register(ctx context.Context) error {
+	return inParallel(ctx, f.Nodes, func(i int) error {
+		node := f.node(i)
+		made, err := f.nodes.Create(ctx, node, client.WriteOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			made, err = f.nodes.Get(ctx, "", node.Name)
+		}
+		if err != nil {
+			return fmt.Errorf("register node %s: %w", node.Name, err)
+		}
+		if made.Status.Allocatable.Cpu().IsZero() || !ready(made) {
+			made = made.DeepCopy()
+			made.Status = node.Status
+			if _, err := f.nodes.UpdateStatus(ctx, made); err != nil {
+				return fmt.Errorf("report status of node %s: %w", node.Name, err)
+			}
+		}
+		return f.renewLease(ctx, i)
+	})
+}
+
+func ready(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// node is the object of a node.
+func (f *fleet) node(i int) *corev1.Node {
+	name, now := f.name(i), metav1.Now()
+	labels := map[string]string{
+		corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", "kubernetes.io/role": "hollow",
+	}
+	if f.Zones > 0 {
+		labels[corev1.LabelTopologyZone] = fmt.Sprintf("zone-%d", i%f.Zones)
+		labels[corev1.LabelTopologyRegion] = "hollow"
+	}
+	for key, value := range f.Labels {
+		labels[key] = value
+	}
+	resources := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse(f.CPU), corev1.ResourceMemory: resource.MustParse(f.Memory),
+		corev1.ResourceEphemeralStorage: resource.MustParse(f.Storage), corev1.ResourcePods: resource.MustParse(f.Pods),
+	}
+	condition := func(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
+		return corev1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Spec:       corev1.NodeSpec{ProviderID: "hollow://" + name, Taints: f.Taints},
+		Status: corev1.NodeStatus{
+			Capacity: resources, Allocatable: resources,
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress(i)}, {Type: corev1.NodeHostName, Address: name}},
+			NodeInfo: corev1.NodeSystemInfo{
+				KubeletVersion: version.Info().GitVersion, OperatingSystem: "linux", Architecture: "amd64",
+				OSImage: "hollow", ContainerRuntimeVersion: "hollow://1", KernelVersion: "hollow", MachineID: name, SystemUUID: name, BootID: name,
+			},
+			Conditions: []corev1.NodeCondition{
+				condition(corev1.NodeMemoryPressure, corev1.ConditionFalse, "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+				condition(corev1.NodeDiskPressure, corev1.ConditionFalse, "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+				condition(corev1.NodePIDPressure, corev1.ConditionFalse, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+				condition(corev1.NodeReady, corev1.ConditionTrue, "KubeletReady", "kubelet is posting ready status"),
+			},
+		},
+	}
+}
+
+// each calls do for every node once a period, evenly over time.
+func (f *fleet) each(ctx context.Context, period time.Duration, do func(context.Context, int) error) {
+	const steps = 50
+	ticker := time.NewTicker(max(period/steps, time.Millisecond))
+	defer ticker.Stop()
+	for step := 0; ; step = (step + 1) % steps {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		from, to := f.Nodes*step/steps, f.Nodes*(step+1)/steps
+		if err := inParallel(ctx, to-from, func(i int) error { return do(ctx, from+i) }); err != nil && ctx.Err() == nil {
+			f.Log.Warn("hollow node does not report", "error", err)
+		}
+	}
+}
+
+// renewLease says that a node is alive.
+func (f *fleet) renewLease(ctx context.Context, i int) error {
+	name, now := f.name(i), metav1.NowMicro()
+	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, now.UTC().Format(metav1.RFC3339Micro))
+	_, err := f.leases.Patch(ctx, leaseNamespace, name, client.MergePatch, patch, client.WriteOptions{})
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	seconds := int32(leaseSeconds)
+	_, err = f.leases.Create(ctx, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &now},
+	}, client.WriteOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// renewStatus refreshes a node's conditions, and nothing else: resources may have been changed by a test.
+func (f *fleet) renewStatus(ctx context.Context, i int) error {
+	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"kubelet is posting ready status","lastHeartbeatTime":%q}]}}`,
+		time.Now().UTC().Format(time.RFC3339))
+	_, err := f.nodes.Patch(ctx, "", f.name(i), client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+	if apierrors.IsNotFound(err) {
+		return nil // somebody has removed the node
+	}
+	return err
+}

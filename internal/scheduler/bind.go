@@ -1,0 +1,381 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/component-helpers/storage/volume"
+
+	"skiff/internal/client"
+)
+
+// writer is how decisions reach the API server. Tests have their own.
+type writer interface {
+	bind(ctx context.Context, pod *corev1.Pod, node string) error
+	patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error
+	deletePod(ctx context.Context, pod *corev1.Pod) error
+	updateVolume(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error)
+	updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error)
+}
+
+// apiWriter writes through the client.
+type apiWriter struct {
+	pods    client.Resource[*corev1.Pod]
+	volumes client.Resource[*corev1.PersistentVolume]
+	claims  client.Resource[*corev1.PersistentVolumeClaim]
+}
+
+func newAPIWriter(c *client.Client) *apiWriter {
+	return &apiWriter{pods: client.For[*corev1.Pod](c), volumes: client.For[*corev1.PersistentVolume](c), claims: client.For[*corev1.PersistentVolumeClaim](c)}
+}
+
+func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) error {
+	return retried(ctx, func() error {
+		return w.pods.Act(ctx, pod.Namespace, pod.Name, "binding", &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Target:     corev1.ObjectReference{Kind: "Node", Name: node},
+		}, nil)
+	})
+}
+
+func (w *apiWriter) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
+	return retried(ctx, func() error {
+		_, err := w.pods.Patch(ctx, pod.Namespace, pod.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+		return err
+	})
+}
+
+func (w *apiWriter) deletePod(ctx context.Context, pod *corev1.Pod) error {
+	return w.pods.Delete(ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+}
+
+func (w *apiWriter) updateVolume(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	return w.volumes.Update(ctx, pv, client.WriteOptions{})
+}
+
+func (w *apiWriter) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	return w.claims.Update(ctx, claim, client.WriteOptions{})
+}
+
+// retried tries a write again while the server is out of order, a few times.
+func retried(ctx context.Context, write func() error) error {
+	pause := 10 * time.Millisecond
+	for try := 1; ; try++ {
+		err := write()
+		retriable := apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
+		if err == nil || !retriable || try == 5 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(jitter(pause)):
+			pause *= 5
+		}
+	}
+}
+
+// assume takes a decision for granted and has it written. The caller holds s.mu.
+func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision) {
+	info := p.info
+	plan, err := s.reserve(d)
+	if err != nil {
+		s.failed(ctx, p, d, err)
+		return
+	}
+	s.snapshot.Assume(info, d.Node)
+	// From here on the pod is no longer the queue's business; if binding fails it comes back as it was.
+	s.queue.Done(info.Pod.UID)
+	s.background(ctx, func() {
+		err := s.bind(ctx, d, plan)
+		if err == nil {
+			s.tell(d.profile, info.Pod, corev1.EventTypeNormal, "Scheduled",
+				fmt.Sprintf("Successfully assigned %v/%v to %v", info.Pod.Namespace, info.Pod.Name, d.Node))
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unbound(ctx, p, d, plan, err)
+	})
+}
+
+// reserve decides which volumes and devices the pod gets on its node.
+func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
+	r := &reservation{}
+	if d.profile.binding == nil || len(claimNames(d.Pod.Pod)) == 0 {
+		return r, nil
+	}
+	claims, err := s.snapshot.volumes.claimsOf(d.Pod.Pod)
+	if err != nil {
+		return nil, err
+	}
+	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object)
+	if err != nil {
+		return nil, err
+	}
+	if len(reasons) > 0 {
+		return nil, fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
+	}
+	r.volumes = plan
+	return r, s.snapshot.volumes.assume(&r.volumes, d.Node)
+}
+
+// reservation is what a pod needs besides the node itself.
+type reservation struct {
+	volumes volumePlan
+}
+
+// bind writes a decision: volumes first, then the binding itself.
+func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error {
+	pod := d.Pod.Pod
+	if !r.volumes.empty() {
+		// Binding volumes may take long. Others should know meanwhile where the pod is going.
+		s.nominate(ctx, pod, d.Node)
+		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
+			return fmt.Errorf("binding volumes: %w", err)
+		}
+	}
+	for _, e := range s.extenders {
+		if e.config.BindVerb == "" || !e.interested(pod) {
+			continue
+		}
+		if err := e.bind(ctx, pod, d.Node); err == nil || !e.config.Ignorable {
+			return err
+		}
+	}
+	return s.writer.bind(ctx, pod, d.Node)
+}
+
+// unbound takes back a decision that could not be written.
+func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *reservation, err error) {
+	pod := p.info.Pod
+	s.snapshot.volumes.revert(&r.volumes)
+	if !s.snapshot.Forget(pod.UID) {
+		return // deleted, or on a node by somebody else's hand
+	}
+	s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
+	s.awake()
+	if ctx.Err() != nil {
+		return
+	}
+	s.log.Warn("binding failed", "pod", keyOf(pod), "node", d.Node, "error", err)
+	current, ok := s.lists.pods(pod.Namespace, pod.Name)
+	if !ok || current.UID != pod.UID || current.Spec.NodeName != "" || current.DeletionTimestamp != nil {
+		return
+	}
+	if info := s.read(current); info != nil {
+		p.info = info
+	}
+	s.queue.all[pod.UID] = p
+	p.place = nowhere
+	s.failed(ctx, p, d, err)
+}
+
+// bindVolumes writes a volume plan and waits until the volume controller has carried it out.
+func (s *Scheduler) bindVolumes(ctx context.Context, d *Decision, plan *volumePlan) error {
+	for i := range plan.bindings {
+		b := &plan.bindings[i]
+		pv, err := s.writer.updateVolume(ctx, b.volume)
+		if err != nil {
+			return err
+		}
+		b.volume = pv
+	}
+	for i := range plan.provisions {
+		p := &plan.provisions[i]
+		claim, err := s.writer.updateClaim(ctx, p.claim)
+		if err != nil {
+			return err
+		}
+		p.claim = claim
+	}
+	deadline := time.NewTimer(time.Duration(d.profile.binding.timeoutSeconds) * time.Second)
+	defer deadline.Stop()
+	for {
+		s.mu.Lock()
+		done, err := s.volumesBound(d, plan)
+		s.mu.Unlock()
+		if done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-deadline.C:
+			return fmt.Errorf("timed out waiting for the condition")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// volumesBound reports whether a plan has been carried out. An error means that it never will be.
+func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
+	v := &s.snapshot.volumes
+	if s.snapshot.pods[d.Pod.Pod.UID] == nil {
+		return false, fmt.Errorf("pod does not exist any more: %s", keyOf(d.Pod.Pod))
+	}
+	number, known := s.snapshot.nodeNumber[d.Node]
+	if !known || s.snapshot.nodes[number].object == nil {
+		return false, fmt.Errorf("failed to get node %q", d.Node)
+	}
+	labels := s.snapshot.nodes[number].object.Labels
+	for _, b := range plan.bindings {
+		pv, claim := v.volumes[b.volume.Name], v.claims[keyOf(b.claim)]
+		switch {
+		case pv == nil || claim == nil:
+			return false, fmt.Errorf("failed to check binding: volume %s or claim %s is gone", b.volume.Name, keyOf(b.claim))
+		case newer(b.volume, pv):
+			return false, nil
+		case volume.CheckNodeAffinity(pv, labels) != nil:
+			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
+		case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "":
+			return false, fmt.Errorf("ClaimRef got reset for pv %q", pv.Name)
+		case !fullyBound(claim):
+			return false, nil
+		}
+	}
+	for _, p := range plan.provisions {
+		claim := v.claims[keyOf(p.claim)]
+		switch {
+		case claim == nil:
+			return false, fmt.Errorf("failed to check provisioning pvc: %s is gone", keyOf(p.claim))
+		case newer(p.claim, claim):
+			return false, nil
+		case claim.Annotations[volume.AnnSelectedNode] != d.Node:
+			return false, fmt.Errorf("provisioning failed for PVC %q", claim.Name)
+		case !fullyBound(claim):
+			return false, nil
+		}
+		if pv := v.volumes[claim.Spec.VolumeName]; pv == nil {
+			return false, nil
+		} else if volume.CheckNodeAffinity(pv, labels) != nil {
+			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
+		}
+	}
+	return true, nil
+}
+
+// evict tells the victims of a preemption to go. The caller holds s.mu.
+func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
+	pod := info.Pod
+	var weaker []*corev1.Pod
+	if number, ok := s.snapshot.nodeNumber[way.Node]; ok {
+		for _, p := range s.snapshot.nominated[number] {
+			if priorityOf(p.info.Pod) < priorityOf(pod) {
+				weaker = append(weaker, p.info.Pod)
+			}
+		}
+	}
+	s.preempting[pod.UID] = true
+	s.background(ctx, func() {
+		failed := false
+		for _, w := range weaker {
+			s.nominate(ctx, w, "")
+		}
+		for _, victim := range way.Victims {
+			if victim.DeletionTimestamp != nil {
+				continue
+			}
+			if err := s.evictOne(ctx, info, victim, way.Node); err != nil && !apierrors.IsNotFound(err) {
+				s.log.Warn("preemption failed", "pod", keyOf(pod), "victim", keyOf(victim), "error", err)
+				failed = true
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.preempting, pod.UID)
+		if failed {
+			s.queue.Activate(pod.UID, time.Now())
+			s.awake()
+		}
+	})
+}
+
+func (s *Scheduler) evictOne(ctx context.Context, by *PodInfo, victim *corev1.Pod, node string) error {
+	// A victim that we have not bound yet is deleted as well: its binding fails then.
+	condition := corev1.PodCondition{
+		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
+		Message: fmt.Sprintf("%s: preempting to accommodate a higher priority pod", by.Pod.Spec.SchedulerName),
+	}
+	if patch := conditionPatch(victim, condition, nil); patch != nil {
+		if err := s.writer.patchStatus(ctx, victim, patch); err != nil {
+			return fmt.Errorf("mark victim: %w", err)
+		}
+	}
+	if err := s.writer.deletePod(ctx, victim); err != nil {
+		return fmt.Errorf("delete victim: %w", err)
+	}
+	if profile := s.profiles[by.Pod.Spec.SchedulerName]; profile != nil {
+		s.tell(profile, victim, corev1.EventTypeNormal, "Preempted", fmt.Sprintf("Preempted by pod %v on node %v", by.Pod.UID, node))
+	}
+	return nil
+}
+
+// setCondition tells in the pod's status why it has no node, and which node it waits for. The caller holds s.mu.
+func (s *Scheduler) setCondition(ctx context.Context, pod *corev1.Pod, reason, message, nominated string) {
+	condition := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: reason, Message: message}
+	patch := conditionPatch(pod, condition, &nominated)
+	if patch == nil {
+		return
+	}
+	s.background(ctx, func() {
+		if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+			s.log.Warn("pod status not written", "pod", keyOf(pod), "error", err)
+		}
+	})
+}
+
+// nominate writes which node a pod waits for.
+func (s *Scheduler) nominate(ctx context.Context, pod *corev1.Pod, node string) {
+	if pod.Status.NominatedNodeName == node {
+		return
+	}
+	patch := statusPatch(pod, map[string]any{"nominatedNodeName": orNull(node)})
+	if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+		s.log.Warn("nominated node not written", "pod", keyOf(pod), "node", node, "error", err)
+	}
+}
+
+// conditionPatch is what a condition changes in a pod's status, and a nominated node if given; nil when nothing.
+func conditionPatch(pod *corev1.Pod, c corev1.PodCondition, nominated *string) []byte {
+	c.ObservedGeneration = pod.Generation
+	status := map[string]any{}
+	i := slices.IndexFunc(pod.Status.Conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type })
+	c.LastTransitionTime = metav1.Now()
+	if i >= 0 && pod.Status.Conditions[i].Status == c.Status {
+		c.LastTransitionTime = pod.Status.Conditions[i].LastTransitionTime
+	}
+	same := i >= 0 && pod.Status.Conditions[i].Status == c.Status && pod.Status.Conditions[i].Reason == c.Reason &&
+		pod.Status.Conditions[i].Message == c.Message && pod.Status.Conditions[i].ObservedGeneration == c.ObservedGeneration
+	if !same {
+		status["conditions"] = []corev1.PodCondition{c}
+	}
+	if nominated != nil && *nominated != pod.Status.NominatedNodeName {
+		status["nominatedNodeName"] = orNull(*nominated)
+	}
+	if len(status) == 0 {
+		return nil
+	}
+	return statusPatch(pod, status)
+}
+
+// statusPatch is a patch of status. It names the pod's UID, so that a new pod of the same name is left alone.
+func statusPatch(pod *corev1.Pod, status map[string]any) []byte {
+	// Maps of strings and API types always encode.
+	data, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
+	return data
+}
+
+func orNull(name string) any {
+	if name == "" {
+		return nil
+	}
+	return name
+}

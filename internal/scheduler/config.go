@@ -1,0 +1,112 @@
+package scheduler
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// The longest a scheduler backs off from a pod, and the first time, unless its file says otherwise.
+const (
+	defaultInitialBackoff = 1 * time.Second
+	defaultMaxBackoff     = 10 * time.Second
+)
+
+// ReadConfiguration reads a KubeSchedulerConfiguration file of version kubescheduler.config.k8s.io/v1.
+func ReadConfiguration(path string) (*configv1.KubeSchedulerConfiguration, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read scheduler configuration: %w", err)
+	}
+	return ParseConfiguration(data)
+}
+
+// ParseConfiguration reads a KubeSchedulerConfiguration. Fields nobody knows are errors, as in upstream.
+func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
+	c := &configv1.KubeSchedulerConfiguration{}
+	if err := yaml.UnmarshalStrict(data, c); err != nil {
+		return nil, fmt.Errorf("parse scheduler configuration: %w", err)
+	}
+	if c.Kind != "KubeSchedulerConfiguration" || c.APIVersion != configv1.SchemeGroupVersion.String() {
+		return nil, fmt.Errorf("parse scheduler configuration: want KubeSchedulerConfiguration of %s, got %s of %s", configv1.SchemeGroupVersion, c.Kind, c.APIVersion)
+	}
+	if p := c.PercentageOfNodesToScore; p != nil && (*p < 0 || *p > 100) {
+		return nil, fmt.Errorf("percentageOfNodesToScore: Invalid value: %d: not in valid range [0-100]", *p)
+	}
+	if _, err := profilesOf(c); err != nil {
+		return nil, err
+	}
+	initial, most := backoffOf(c)
+	if initial <= 0 {
+		return nil, fmt.Errorf("podInitialBackoffSeconds: Invalid value: %v: must be greater than 0", *c.PodInitialBackoffSeconds)
+	}
+	if most < initial {
+		return nil, fmt.Errorf("podMaxBackoffSeconds: Invalid value: %v: must be greater than or equal to PodInitialBackoffSeconds", most.Seconds())
+	}
+	for i := range c.Extenders {
+		if _, err := newExtender(&c.Extenders[i]); err != nil {
+			return nil, fmt.Errorf("extenders[%d]: %w", i, err)
+		}
+	}
+	return c, nil
+}
+
+// profilesOf makes the profiles a configuration describes, by name.
+func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*Profile, error) {
+	files := c.Profiles
+	if len(files) == 0 {
+		files = []configv1.KubeSchedulerProfile{{}}
+	}
+	profiles := map[string]*Profile{}
+	for i := range files {
+		if files[i].SchedulerName == nil && len(files) > 1 {
+			return nil, fmt.Errorf("profiles[%d].schedulerName: Required value", i)
+		}
+		p, err := newProfile(&files[i])
+		if err != nil {
+			return nil, err
+		}
+		if profiles[p.Name] != nil {
+			return nil, fmt.Errorf("profiles[%d].schedulerName: Duplicate value: %q", i, p.Name)
+		}
+		profiles[p.Name] = p
+	}
+	return profiles, nil
+}
+
+func backoffOf(c *configv1.KubeSchedulerConfiguration) (initial, most time.Duration) {
+	initial, most = defaultInitialBackoff, defaultMaxBackoff
+	if c.PodInitialBackoffSeconds != nil {
+		initial = time.Duration(*c.PodInitialBackoffSeconds) * time.Second
+	}
+	if c.PodMaxBackoffSeconds != nil {
+		most = time.Duration(*c.PodMaxBackoffSeconds) * time.Second
+	}
+	return initial, most
+}
+
+// extendersOf makes the extenders a configuration describes; those that may be ignored come last.
+func extendersOf(c *configv1.KubeSchedulerConfiguration) ([]*extender, error) {
+	var all []*extender
+	for i := range c.Extenders {
+		e, err := newExtender(&c.Extenders[i])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, e)
+	}
+	slices.SortStableFunc(all, func(a, b *extender) int {
+		switch {
+		case a.config.Ignorable == b.config.Ignorable:
+			return 0
+		case b.config.Ignorable:
+			return -1
+		}
+		return 1
+	})
+	return all, nil
+}

@@ -1,0 +1,112 @@
+package scheduler
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+)
+
+// Resource is a kind of object whose changes may help a waiting pod.
+type Resource string
+
+// The resources rules give hints about. AssignedPod is a pod on a node; TargetPod is the waiting pod itself.
+const (
+	AnyResource                Resource = "*"
+	AssignedPod                Resource = "AssignedPod"
+	TargetPod                  Resource = "TargetPod"
+	NodeResource               Resource = "Node"
+	PersistentVolumeResource   Resource = "PersistentVolume"
+	PersistentVolumeClaim      Resource = "PersistentVolumeClaim"
+	StorageClassResource       Resource = "StorageClass"
+	CSINodeResource            Resource = "CSINode"
+	CSIDriverResource          Resource = "CSIDriver"
+	CSIStorageCapacityResource Resource = "CSIStorageCapacity"
+	VolumeAttachmentResource   Resource = "VolumeAttachment"
+	ResourceClaimResource      Resource = "ResourceClaim"
+	ResourceSliceResource      Resource = "ResourceSlice"
+	DeviceClassResource        Resource = "DeviceClass"
+)
+
+// Action is a set of kinds of change.
+type Action uint32
+
+// The kinds of change. Update is any update.
+const (
+	Add Action = 1 << iota
+	Delete
+	UpdateNodeAllocatable
+	UpdateNodeLabel
+	UpdateNodeTaint
+	UpdateNodeFeature
+	UpdatePodLabel
+	UpdatePodScaleDown
+	UpdatePodToleration
+	UpdatePodGates
+	UpdatePodClaims
+	updateOther
+
+	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature | UpdatePodLabel | UpdatePodScaleDown |
+		UpdatePodToleration | UpdatePodGates | UpdatePodClaims | updateOther
+	anyAction = ^Action(0)
+)
+
+// Event is a change in the cluster.
+type Event struct {
+	Resource Resource
+	Action   Action
+	Old, New any
+}
+
+// asPod, and its likes, read a side of an event that may be missing.
+func asPod(object any) *corev1.Pod {
+	pod, _ := object.(*corev1.Pod)
+	return pod
+}
+
+func asNode(object any) *corev1.Node {
+	node, _ := object.(*corev1.Node)
+	return node
+}
+
+// nodeChanges tells in which ways a node's update may matter to waiting pods. 0 means that it does not.
+func nodeChanges(old, now *corev1.Node) (a Action) {
+	if !equality.Semantic.DeepEqual(old.Status.Allocatable, now.Status.Allocatable) {
+		a |= UpdateNodeAllocatable
+	}
+	if !sameLabels(old.Labels, now.Labels) {
+		a |= UpdateNodeLabel
+	}
+	if !slices.EqualFunc(old.Spec.Taints, now.Spec.Taints, sameTaint) || old.Spec.Unschedulable && !now.Spec.Unschedulable {
+		a |= UpdateNodeTaint
+	}
+	if !slices.Equal(old.Status.DeclaredFeatures, now.Status.DeclaredFeatures) {
+		a |= UpdateNodeFeature
+	}
+	return a
+}
+
+// podChanges tells in which ways a pod's update may matter, to others or to itself.
+func podChanges(old, now *corev1.Pod) (a Action) {
+	if !sameLabels(old.Labels, now.Labels) {
+		a |= UpdatePodLabel
+	}
+	if len(old.Spec.Tolerations) != len(now.Spec.Tolerations) {
+		a |= UpdatePodToleration
+	}
+	if len(old.Spec.SchedulingGates) > 0 && len(now.Spec.SchedulingGates) == 0 {
+		a |= UpdatePodGates
+	}
+	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses) {
+		a |= UpdatePodClaims
+	}
+	before, after := requestOf(old, old.Spec.NodeName != ""), requestOf(now, now.Spec.NodeName != "")
+	if before.MilliCPU > after.MilliCPU || before.Memory > after.Memory || before.Storage > after.Storage ||
+		!slices.Equal(before.Extended, after.Extended) {
+		a |= UpdatePodScaleDown
+	}
+	if a == 0 {
+		a = updateOther
+	}
+	return a
+}

@@ -1,0 +1,95 @@
+package scheduler
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// ownerSelectors knows which pods belong together: those of one service, and those of one controller.
+type ownerSelectors struct {
+	services    map[string]map[string]map[string]string // by namespace, name: the selector
+	controllers map[ownerKey]labels.Selector
+}
+
+type ownerKey struct{ apiVersion, kind, namespace, name string }
+
+func newOwnerSelectors() ownerSelectors {
+	return ownerSelectors{services: map[string]map[string]map[string]string{}, controllers: map[ownerKey]labels.Selector{}}
+}
+
+// SetService takes over the selector of a service.
+func (s *Snapshot) SetService(service *corev1.Service) {
+	space := s.owners.services[service.Namespace]
+	if space == nil {
+		space = map[string]map[string]string{}
+		s.owners.services[service.Namespace] = space
+	}
+	if old, known := space[service.Name]; !known || !sameLabels(old, service.Spec.Selector) {
+		s.neighbourVersion++
+	}
+	space[service.Name] = service.Spec.Selector
+}
+
+// DeleteService forgets a service.
+func (s *Snapshot) DeleteService(namespace, name string) {
+	delete(s.owners.services[namespace], name)
+	s.neighbourVersion++
+}
+
+// SetReplicationController takes over the selector of a replication controller.
+func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
+	s.setController(ownerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}, labels.SelectorFromSet(rc.Spec.Selector))
+}
+
+// SetReplicaSet takes over the selector of a replica set.
+func (s *Snapshot) SetReplicaSet(rs *appsv1.ReplicaSet) {
+	s.setLabelSelector("ReplicaSet", rs.Namespace, rs.Name, rs.Spec.Selector)
+}
+
+// SetStatefulSet takes over the selector of a stateful set.
+func (s *Snapshot) SetStatefulSet(ss *appsv1.StatefulSet) {
+	s.setLabelSelector("StatefulSet", ss.Namespace, ss.Name, ss.Spec.Selector)
+}
+
+func (s *Snapshot) setLabelSelector(kind, namespace, name string, selector *metav1.LabelSelector) {
+	// A selector that cannot be read adds nothing.
+	if read, err := metav1.LabelSelectorAsSelector(selector); err == nil {
+		s.setController(ownerKey{appsv1.SchemeGroupVersion.String(), kind, namespace, name}, read)
+	}
+}
+
+func (s *Snapshot) setController(key ownerKey, selector labels.Selector) {
+	if old := s.owners.controllers[key]; old == nil || old.String() != selector.String() {
+		s.neighbourVersion++
+	}
+	s.owners.controllers[key] = selector
+}
+
+// DeleteController forgets a controller of pods.
+func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
+	delete(s.owners.controllers, ownerKey{apiVersion, kind, namespace, name})
+	s.neighbourVersion++
+}
+
+// ownerSelector selects the pods that belong with a pod. It is empty for a pod that stands alone.
+func (s *Snapshot) ownerSelector(pod *corev1.Pod) labels.Selector {
+	set := labels.Set{}
+	for _, selector := range s.owners.services[pod.Namespace] {
+		if selector != nil && labels.SelectorFromValidatedSet(selector).Matches(labels.Set(pod.Labels)) {
+			set = labels.Merge(set, selector)
+		}
+	}
+	selector := set.AsSelector()
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return selector
+	}
+	if own := s.owners.controllers[ownerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}]; own != nil {
+		if requirements, selectable := own.Requirements(); selectable {
+			selector = selector.Add(requirements...)
+		}
+	}
+	return selector
+}

@@ -1,0 +1,547 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+)
+
+const (
+	volumeRestrictionsName = "VolumeRestrictions"
+	nodeVolumeLimitsName   = "NodeVolumeLimits"
+	volumeBindingName      = "VolumeBinding"
+	volumeZoneName         = "VolumeZone"
+)
+
+// volumeRestrictions keeps pods from nodes where another pod holds a disk they need for themselves.
+type volumeRestrictions struct{}
+
+func (volumeRestrictions) Name() string { return volumeRestrictionsName }
+
+var (
+	refusedDisk = refuse(volumeRestrictionsName, false, "node(s) had no available disk")
+	refusedOnce = refuse(volumeRestrictionsName, false, "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod")
+)
+
+func needsDiskCheck(v *corev1.Volume) bool {
+	return v.GCEPersistentDisk != nil || v.AWSElasticBlockStore != nil || v.RBD != nil || v.ISCSI != nil
+}
+
+func (volumeRestrictions) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
+	if !p.hasVolumes {
+		return Filter{}, nil
+	}
+	pod := p.Pod
+	var disks []*corev1.Volume
+	var alone []string
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if needsDiskCheck(v) {
+			disks = append(disks, v)
+		}
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		name := v.PersistentVolumeClaim.ClaimName
+		claim := s.volumes.claim(pod.Namespace, name)
+		if claim == nil {
+			return Filter{}, refuse(volumeRestrictionsName, true, claimNotFound(name).Error())
+		}
+		if slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod) {
+			alone = append(alone, pod.Namespace+"/"+name)
+		}
+	}
+	if len(disks)+len(alone) == 0 {
+		return Filter{}, nil
+	}
+	return Filter{Volatile: true, Check: func(node int32) *Refusal {
+		for _, disk := range disks {
+			if slices.ContainsFunc(s.nodes[node].pods, func(other *podEntry) bool { return diskConflict(disk, other.info.Pod) }) {
+				return refusedDisk
+			}
+		}
+		if slices.ContainsFunc(alone, func(key string) bool { return s.claimUsers[key] > 0 }) {
+			return refusedOnce
+		}
+		return nil
+	}}, nil
+}
+
+// diskConflict reports whether a pod holds a disk so that it cannot be attached again.
+func diskConflict(v *corev1.Volume, pod *corev1.Pod) bool {
+	for i := range pod.Spec.Volumes {
+		o := &pod.Spec.Volumes[i]
+		switch {
+		case v.GCEPersistentDisk != nil && o.GCEPersistentDisk != nil:
+			a, b := v.GCEPersistentDisk, o.GCEPersistentDisk
+			if a.PDName == b.PDName && !(a.ReadOnly && b.ReadOnly) {
+				return true
+			}
+		case v.AWSElasticBlockStore != nil && o.AWSElasticBlockStore != nil:
+			if v.AWSElasticBlockStore.VolumeID == o.AWSElasticBlockStore.VolumeID {
+				return true
+			}
+		case v.ISCSI != nil && o.ISCSI != nil:
+			if v.ISCSI.IQN == o.ISCSI.IQN && !(v.ISCSI.ReadOnly && o.ISCSI.ReadOnly) {
+				return true
+			}
+		case v.RBD != nil && o.RBD != nil:
+			a, b := v.RBD, o.RBD
+			shared := slices.ContainsFunc(a.CephMonitors, func(m string) bool { return slices.Contains(b.CephMonitors, m) })
+			if shared && a.RBDPool == b.RBDPool && a.RBDImage == b.RBDImage && !(a.ReadOnly && b.ReadOnly) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (volumeRestrictions) Hints() []Hint {
+	return []Hint{
+		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, pod *corev1.Pod, old, _ any) bool {
+			gone := asPod(old)
+			if gone.Namespace != pod.Namespace {
+				return false
+			}
+			for i := range pod.Spec.Volumes {
+				if v := &pod.Spec.Volumes[i]; needsDiskCheck(v) && diskConflict(v, gone) {
+					return true
+				}
+			}
+			used := claimNames(gone)
+			return slices.ContainsFunc(claimNames(pod), func(name string) bool { return slices.Contains(used, name) })
+		}},
+		{Resource: NodeResource, Action: Add},
+		{Resource: PersistentVolumeClaim, Action: Add, Helps: claimHelps},
+	}
+}
+
+// claimHelps reports whether a claim that changed is one of the pod's.
+func claimHelps(_ *Snapshot, pod *corev1.Pod, _, now any) bool {
+	claim, _ := now.(*corev1.PersistentVolumeClaim)
+	return usesClaim(pod, claim)
+}
+
+// nodeVolumeLimits keeps pods from nodes that cannot attach more volumes of a driver.
+type nodeVolumeLimits struct{}
+
+func (nodeVolumeLimits) Name() string { return nodeVolumeLimitsName }
+
+var refusedCount = refuse(nodeVolumeLimitsName, false, "node(s) exceed max volume count")
+
+func (nodeVolumeLimits) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
+	if len(claimNames(p.Pod)) == 0 {
+		return Filter{}, nil
+	}
+	wanted, err := s.attachable(p.Pod, true)
+	if err != nil {
+		if apierrors.IsNotFound(errors.Unwrap(err)) || apierrors.IsNotFound(err) {
+			return Filter{}, refuse(nodeVolumeLimitsName, true, err.Error())
+		}
+		return Filter{}, &Refusal{Rule: nodeVolumeLimitsName, Err: err}
+	}
+	if len(wanted) == 0 {
+		return Filter{}, nil
+	}
+	return Filter{Volatile: true, Check: func(node int32) *Refusal { return s.checkLimits(node, wanted) }}, nil
+}
+
+// attachedVolume is a volume of a driver.
+type attachedVolume struct{ driver, handle string }
+
+// attachable are the volumes a pod needs attached. Claims of pods that run already may be gone; those of a new pod must be there.
+func (s *Snapshot) attachable(pod *corev1.Pod, isNew bool) (map[attachedVolume]bool, error) {
+	all := map[attachedVolume]bool{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		var name string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			name = ephemeral.VolumeClaimName(pod, v)
+		default:
+			continue
+		}
+		claim := s.volumes.claim(pod.Namespace, name)
+		if claim == nil {
+			if isNew {
+				return nil, fmt.Errorf("looking up PVC %s/%s: %w", pod.Namespace, name, claimNotFound(name))
+			}
+			continue
+		}
+		if v.Ephemeral != nil {
+			if err := ephemeral.VolumeIsForPod(pod, claim); err != nil {
+				return nil, err
+			}
+		}
+		if a, ok := s.attachedVolume(claim); ok {
+			all[a] = true
+		}
+	}
+	return all, nil
+}
+
+func (s *Snapshot) attachedVolume(claim *corev1.PersistentVolumeClaim) (attachedVolume, bool) {
+	if pv := s.volumes.volume(claim.Spec.VolumeName); pv != nil {
+		if pv.Spec.CSI == nil {
+			return attachedVolume{}, false
+		}
+		return attachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, true
+	}
+	// The volume is still to be made: it will be a new one of the class's driver.
+	class := s.volumes.classes[volume.GetPersistentVolumeClaimClass(claim)]
+	if class == nil || class.Provisioner == volume.NotSupportedProvisioner {
+		return attachedVolume{}, false
+	}
+	return attachedVolume{class.Provisioner, "\x00" + keyOf(claim)}, true
+}
+
+func (s *Snapshot) checkLimits(node int32, wanted map[attachedVolume]bool) *Refusal {
+	csi := s.nodes[node].csi
+	for v := range wanted {
+		driver := s.volumes.drivers[v.driver]
+		if driver == nil || driver.Spec.PreventPodSchedulingIfMissing == nil || !*driver.Spec.PreventPodSchedulingIfMissing {
+			continue
+		}
+		if csi == nil || !slices.ContainsFunc(csi.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == v.driver }) {
+			return refuse(nodeVolumeLimitsName, false, v.driver+" CSI driver is not installed on the node")
+		}
+	}
+	if csi == nil {
+		return nil
+	}
+	limits := map[string]int{}
+	for _, d := range csi.Spec.Drivers {
+		if d.Allocatable != nil && d.Allocatable.Count != nil {
+			limits[d.Name] = int(*d.Allocatable.Count)
+		}
+	}
+	if len(limits) == 0 {
+		return nil
+	}
+	attached := map[attachedVolume]bool{}
+	for _, p := range s.nodes[node].pods {
+		if !p.info.hasVolumes {
+			continue
+		}
+		volumes, err := s.attachable(p.info.Pod, false)
+		if err != nil {
+			return &Refusal{Rule: nodeVolumeLimitsName, Err: err}
+		}
+		for v := range volumes {
+			attached[v] = true
+		}
+	}
+	for _, a := range s.volumes.attachedTo[s.nodes[node].name] {
+		if a.Spec.Attacher == "" || a.Spec.Source.PersistentVolumeName == nil {
+			continue
+		}
+		if pv := s.volumes.volume(*a.Spec.Source.PersistentVolumeName); pv != nil && pv.Spec.CSI != nil {
+			attached[attachedVolume{a.Spec.Attacher, pv.Spec.CSI.VolumeHandle}] = true
+		}
+	}
+	count, more := map[string]int{}, map[string]bool{}
+	for v := range attached {
+		count[v.driver]++
+	}
+	for v := range wanted {
+		if !attached[v] {
+			count[v.driver]++
+			more[v.driver] = true
+		}
+	}
+	for driver := range more {
+		if limit, limited := limits[driver]; limited && count[driver] > limit {
+			return refusedCount
+		}
+	}
+	return nil
+}
+
+func (nodeVolumeLimits) Hints() []Hint {
+	return []Hint{
+		{Resource: CSINodeResource, Action: Add},
+		{Resource: CSINodeResource, Action: Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			was := map[string]int32{}
+			count := func(d storagev1.CSINodeDriver) int32 {
+				if d.Allocatable == nil || d.Allocatable.Count == nil {
+					return 0
+				}
+				return *d.Allocatable.Count
+			}
+			for _, d := range old.(*storagev1.CSINode).Spec.Drivers {
+				was[d.Name] = count(d)
+			}
+			return slices.ContainsFunc(now.(*storagev1.CSINode).Spec.Drivers, func(d storagev1.CSINodeDriver) bool {
+				before, had := was[d.Name]
+				return !had || count(d) > before
+			})
+		}},
+		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, _ *corev1.Pod, old, _ any) bool { return len(claimNames(asPod(old))) > 0 }},
+		{Resource: PersistentVolumeClaim, Action: Add, Helps: claimHelps},
+		{Resource: VolumeAttachmentResource, Action: Delete, Helps: func(_ *Snapshot, pod *corev1.Pod, _, _ any) bool { return len(claimNames(pod)) > 0 }},
+	}
+}
+
+// volumeBinding keeps pods from nodes their volumes cannot reach, and chooses volumes for claims that wait for a pod.
+type volumeBinding struct {
+	timeoutSeconds int64
+	shape          []configv1.UtilizationShapePoint
+}
+
+func newVolumeBinding(args *configv1.VolumeBindingArgs) (Rule, error) {
+	r := &volumeBinding{timeoutSeconds: 600, shape: args.Shape}
+	if args.BindTimeoutSeconds != nil {
+		r.timeoutSeconds = *args.BindTimeoutSeconds
+	}
+	if r.timeoutSeconds < 0 {
+		return nil, fmt.Errorf("bindTimeoutSeconds: Invalid value: %d: invalid BindTimeoutSeconds, should not be a negative value", r.timeoutSeconds)
+	}
+	if len(r.shape) == 0 {
+		r.shape = []configv1.UtilizationShapePoint{{Utilization: 0, Score: maxCustomScore}, {Utilization: 100, Score: 0}}
+	}
+	return r, checkShape(r.shape)
+}
+
+func (*volumeBinding) Name() string { return volumeBindingName }
+
+func (r *volumeBinding) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
+	if !p.hasVolumes {
+		return Filter{}, nil
+	}
+	has, err := s.volumes.checkClaims(p.Pod)
+	if err != nil {
+		return Filter{}, refuse(volumeBindingName, true, err.Error())
+	}
+	if !has {
+		return Filter{}, nil
+	}
+	claims, err := s.volumes.claimsOf(p.Pod)
+	if err != nil {
+		return Filter{}, &Refusal{Rule: volumeBindingName, Err: err}
+	}
+	if claims.immediate {
+		return Filter{}, refuse(volumeBindingName, true, "pod has unbound immediate PersistentVolumeClaims")
+	}
+	return Filter{Volatile: true, Check: func(node int32) *Refusal {
+		_, reasons, err := s.volumes.plan(claims, s.nodes[node].object)
+		if err != nil {
+			return &Refusal{Rule: volumeBindingName, Err: err}
+		}
+		if len(reasons) > 0 {
+			return refuse(volumeBindingName, true, reasons...)
+		}
+		return nil
+	}}, nil
+}
+
+// Score prefers nodes where the volumes fit most closely, or have most room, as the shape says.
+func (r *volumeBinding) Score(s *Snapshot, p *PodInfo) Scorer {
+	if len(claimNames(p.Pod)) == 0 {
+		return Scorer{}
+	}
+	claims, err := s.volumes.claimsOf(p.Pod)
+	if err != nil || len(claims.waiting) == 0 {
+		return Scorer{}
+	}
+	return Scorer{Volatile: true, Of: func(node int32) int64 {
+		plan, _, err := s.volumes.plan(claims, s.nodes[node].object)
+		if err != nil {
+			return 0
+		}
+		return r.planScore(&plan)
+	}}
+}
+
+func (r *volumeBinding) planScore(plan *volumePlan) int64 {
+	type use struct{ asked, capacity int64 }
+	classes := map[string]*use{}
+	of := func(class string) *use {
+		if classes[class] == nil {
+			classes[class] = &use{}
+		}
+		return classes[class]
+	}
+	for _, b := range plan.bindings {
+		u := of(volume.GetPersistentVolumeClass(b.volume))
+		u.asked += b.claim.Spec.Resources.Requests.Storage().Value()
+		u.capacity += b.volume.Spec.Capacity.Storage().Value()
+	}
+	if len(plan.bindings) == 0 {
+		for _, p := range plan.provisions {
+			if p.capacity == nil || p.capacity.Capacity == nil {
+				continue
+			}
+			u := of(volume.GetPersistentVolumeClaimClass(p.claim))
+			u.capacity = p.capacity.Capacity.Value()
+			u.asked += p.claim.Spec.Resources.Requests.Storage().Value()
+		}
+	}
+	if len(classes) == 0 {
+		return 0
+	}
+	var sum int64
+	for _, u := range classes {
+		utilization := int64(100)
+		if u.capacity > 0 && u.asked <= u.capacity {
+			utilization = u.asked * 100 / u.capacity
+		}
+		sum += brokenLine(r.shape, utilization)
+	}
+	return int64(math.Round(float64(sum) / float64(len(classes))))
+}
+
+func (r *volumeBinding) Hints() []Hint {
+	return []Hint{
+		{Resource: StorageClassResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			before, had := old.(*storagev1.StorageClass)
+			return !had || !equality.Semantic.DeepEqual(before.AllowedTopologies, now.(*storagev1.StorageClass).AllowedTopologies)
+		}},
+		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: claimHelps},
+		{Resource: PersistentVolumeResource, Action: Add | Update},
+		{Resource: NodeResource, Action: Add | UpdateNodeLabel | UpdateNodeTaint},
+		{Resource: CSIStorageCapacityResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			limit := func(c *storagev1.CSIStorageCapacity) int64 {
+				if c.MaximumVolumeSize != nil {
+					return c.MaximumVolumeSize.Value()
+				}
+				if c.Capacity != nil {
+					return c.Capacity.Value()
+				}
+				return -1
+			}
+			before, had := old.(*storagev1.CSIStorageCapacity)
+			return !had || limit(now.(*storagev1.CSIStorageCapacity)) > limit(before)
+		}},
+		{Resource: CSIDriverResource, Action: Update},
+	}
+}
+
+// volumeZone keeps pods to the zones their volumes are in, for volumes that say so by label.
+type volumeZone struct{}
+
+func (volumeZone) Name() string { return volumeZoneName }
+
+var refusedZone = refuse(volumeZoneName, true, "node(s) had no available volume zone")
+
+// zoneLabels are the labels that speak of zones and regions; the first two are old names of the others.
+var zoneLabels = []string{corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
+
+var newZoneLabel = map[string]string{
+	corev1.LabelFailureDomainBetaZone: corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
+}
+
+// zoneDemand is where a volume can be used.
+type zoneDemand struct {
+	key    string
+	values []string
+}
+
+func (volumeZone) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
+	if !p.hasVolumes {
+		return Filter{}, nil
+	}
+	var demands []zoneDemand
+	for i := range p.Pod.Spec.Volumes {
+		source := p.Pod.Spec.Volumes[i].PersistentVolumeClaim
+		if source == nil {
+			continue
+		}
+		more, refusal := zoneDemands(s, p.Pod.Namespace, source.ClaimName)
+		if refusal != nil {
+			return Filter{}, refusal
+		}
+		demands = append(demands, more...)
+	}
+	if len(demands) == 0 {
+		return Filter{}, nil
+	}
+	return Filter{Volatile: true, Check: func(node int32) *Refusal {
+		set := s.nodes[node].object.Labels
+		if !slices.ContainsFunc(zoneLabels, func(key string) bool { _, has := set[key]; return has }) {
+			return nil
+		}
+		for _, d := range demands {
+			value, has := set[d.key]
+			if !has {
+				value, has = set[newZoneLabel[d.key]]
+			}
+			if !has || !slices.Contains(d.values, value) {
+				return refusedZone
+			}
+		}
+		return nil
+	}}, nil
+}
+
+func zoneDemands(s *Snapshot, namespace, claimName string) ([]zoneDemand, *Refusal) {
+	claim := s.volumes.claim(namespace, claimName)
+	if claim == nil {
+		return nil, refuse(volumeZoneName, true, claimNotFound(claimName).Error())
+	}
+	if claim.Spec.VolumeName == "" {
+		name := volume.GetPersistentVolumeClaimClass(claim)
+		if name == "" {
+			return nil, refuse(volumeZoneName, true, "PersistentVolumeClaim had no pv name and storageClass name")
+		}
+		class := s.volumes.classes[name]
+		switch {
+		case class == nil:
+			return nil, refuse(volumeZoneName, true, apierrors.NewNotFound(storagev1.Resource("storageclass"), name).Error())
+		case class.VolumeBindingMode == nil:
+			return nil, refuse(volumeZoneName, true, fmt.Sprintf("VolumeBindingMode not set for StorageClass %q", name))
+		case *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer:
+			return nil, nil
+		}
+		return nil, refuse(volumeZoneName, true, "PersistentVolume had no name")
+	}
+	pv := s.volumes.volume(claim.Spec.VolumeName)
+	if pv == nil {
+		return nil, refuse(volumeZoneName, true, apierrors.NewNotFound(corev1.Resource("persistentvolume"), claim.Spec.VolumeName).Error())
+	}
+	return demandsOf(pv), nil
+}
+
+func demandsOf(pv *corev1.PersistentVolume) (demands []zoneDemand) {
+	for _, key := range zoneLabels {
+		value, has := pv.Labels[key]
+		if !has {
+			continue
+		}
+		var values []string
+		for _, zone := range strings.Split(value, "__") {
+			values = append(values, strings.TrimSpace(zone))
+		}
+		// A list with a hole in it is no list.
+		if !slices.Contains(values, "") {
+			demands = append(demands, zoneDemand{key: key, values: values})
+		}
+	}
+	return demands
+}
+
+func (volumeZone) Hints() []Hint {
+	return []Hint{
+		{Resource: StorageClassResource, Action: Add, Helps: func(_ *Snapshot, _ *corev1.Pod, _, now any) bool {
+			mode := now.(*storagev1.StorageClass).VolumeBindingMode
+			return mode != nil && *mode == storagev1.VolumeBindingWaitForFirstConsumer
+		}},
+		{Resource: NodeResource, Action: Add | UpdateNodeLabel},
+		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: claimHelps},
+		{Resource: PersistentVolumeResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			before, had := old.(*corev1.PersistentVolume)
+			return !had || !equality.Semantic.DeepEqual(demandsOf(before), demandsOf(now.(*corev1.PersistentVolume)))
+		}},
+	}
+}

@@ -1,0 +1,374 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/client"
+)
+
+// maxInFlight bounds the writes on their way to the API server: bindings, conditions, evictions. When it is reached, deciding waits.
+const maxInFlight = 512
+
+// Config is what a Scheduler needs.
+type Config struct {
+	Client *client.Client
+	// Informers are shared with the other parts of the process. They must not run yet when New is called.
+	Informers *client.Informers
+	// Events may be nil: then users are told by conditions only.
+	Events *client.Events
+	// Configuration may be nil: then there is one profile with all rules.
+	Configuration *configv1.KubeSchedulerConfiguration
+	Log           *slog.Logger
+}
+
+// Scheduler gives nodes to pods. New makes it follow the cluster; Run makes it act.
+type Scheduler struct {
+	log       *slog.Logger
+	profiles  map[string]*Profile
+	extenders []*extender
+	events    *client.Events
+	writer    writer
+	lists     lists
+	wake      chan struct{}
+	inFlight  chan struct{}
+	writing   sync.WaitGroup
+
+	mu       sync.Mutex
+	snapshot *Snapshot
+	queue    *Queue
+	// preempting pods have victims that are being told to go.
+	preempting map[types.UID]bool
+	decisions  decisionLog
+}
+
+// New makes a scheduler and registers what it wants to know of the cluster.
+func New(config Config) (*Scheduler, error) {
+	s, err := newScheduler(config.Configuration, config.Log)
+	if err != nil {
+		return nil, err
+	}
+	s.events = config.Events
+	s.writer = newAPIWriter(config.Client)
+	if err := s.watch(config.Informers); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Run makes a scheduler and runs it until ctx ends. The informers must be run by the caller afterwards.
+func Run(ctx context.Context, config Config) error {
+	s, err := New(config)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}
+
+// newScheduler makes a scheduler that knows nothing of the cluster yet.
+func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.Logger) (*Scheduler, error) {
+	if configuration == nil {
+		configuration = &configv1.KubeSchedulerConfiguration{}
+	}
+	profiles, err := profilesOf(configuration)
+	if err != nil {
+		return nil, err
+	}
+	extenders, err := extendersOf(configuration)
+	if err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	initial, most := backoffOf(configuration)
+	return &Scheduler{
+		log: log, profiles: profiles, extenders: extenders,
+		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
+		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preempting: map[types.UID]bool{},
+	}, nil
+}
+
+// Run decides about one pod after another until ctx ends, and returns when all it has begun to write is written.
+func (s *Scheduler) Run(ctx context.Context) error {
+	if err := s.lists.waitForSync(ctx); err != nil {
+		return err
+	}
+	defer s.writing.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		p, wait := s.queue.Pop(time.Now())
+		if p != nil {
+			s.scheduleOne(ctx, p)
+			s.mu.Unlock()
+			continue
+		}
+		s.mu.Unlock()
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+		case <-s.wake:
+		case <-timer.C:
+		}
+	}
+	return nil
+}
+
+// awake makes Run look at the queue again.
+func (s *Scheduler) awake() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// background writes something to the API server while deciding goes on. The caller holds s.mu, which is let go while there is no
+// room for another write.
+func (s *Scheduler) background(ctx context.Context, write func()) {
+	select {
+	case s.inFlight <- struct{}{}:
+	default:
+		s.mu.Unlock()
+		select {
+		case s.inFlight <- struct{}{}:
+		case <-ctx.Done():
+			s.mu.Lock()
+			return
+		}
+		s.mu.Lock()
+	}
+	s.writing.Go(func() {
+		defer func() { <-s.inFlight }()
+		write()
+	})
+}
+
+// scheduleOne decides about one pod and has the decision carried out. The caller holds s.mu.
+func (s *Scheduler) scheduleOne(ctx context.Context, p *queued) {
+	pod := p.info.Pod
+	profile := s.profiles[pod.Spec.SchedulerName]
+	if profile == nil || pod.DeletionTimestamp != nil {
+		if profile != nil {
+			s.tell(profile, pod, corev1.EventTypeWarning, "FailedScheduling", fmt.Sprintf("skip schedule deleting pod: %v/%v", pod.Namespace, pod.Name))
+		}
+		s.queue.Done(pod.UID)
+		return
+	}
+	if s.snapshot.pods[pod.UID] != nil {
+		s.queue.Done(pod.UID) // it has a node, or we have given it one
+		return
+	}
+	d, err := Schedule(s.snapshot, p.info, profile)
+	if err == nil {
+		err = s.askExtenders(ctx, d)
+	}
+	if s.queue.all[pod.UID] != p {
+		return // deleted while an extender was asked
+	}
+	s.decisions.remember(d, err)
+	if err != nil {
+		s.failed(ctx, p, d, err)
+		return
+	}
+	s.assume(ctx, p, d)
+}
+
+// askExtenders lets extenders narrow and weigh the choice. s.mu is let go meanwhile, so the chosen node is checked once more.
+func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
+	pod := d.Pod.Pod
+	interested := slices.DeleteFunc(slices.Clone(s.extenders), func(e *extender) bool { return !e.interested(pod) })
+	if len(interested) == 0 {
+		return nil
+	}
+	verdicts, _ := d.Explain()
+	totals := map[string]int64{}
+	var nodes []*corev1.Node
+	for _, v := range verdicts {
+		if v.Refusal == nil {
+			totals[v.Node] = v.Total
+			nodes = append(nodes, s.snapshot.nodes[s.snapshot.nodeNumber[v.Node]].object)
+		}
+	}
+	s.mu.Unlock()
+	nodes, refusals, err := narrow(ctx, interested, pod, nodes)
+	if err == nil && len(nodes) > 1 {
+		s.weigh(ctx, interested, pod, nodes, totals)
+	}
+	s.mu.Lock()
+	if err != nil {
+		return err
+	}
+	if len(nodes) == 0 {
+		return s.refusedByExtenders(d, refusals)
+	}
+	return s.takeBest(d, nodes, totals)
+}
+
+func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*Refusal, error) {
+	all := map[string]*Refusal{}
+	for _, e := range extenders {
+		if len(nodes) == 0 {
+			break
+		}
+		kept, refusals, err := e.filter(ctx, pod, nodes)
+		if err != nil {
+			if e.config.Ignorable {
+				continue
+			}
+			return nil, nil, err
+		}
+		nodes = kept
+		for name, r := range refusals {
+			all[name] = r
+		}
+	}
+	return nodes, all, nil
+}
+
+func (s *Scheduler) weigh(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node, totals map[string]int64) {
+	for _, e := range extenders {
+		scores, err := e.scores(ctx, pod, nodes)
+		if err != nil {
+			s.log.Warn("extender does not score", "extender", e.config.URLPrefix, "pod", keyOf(pod), "error", err)
+			continue
+		}
+		for name, score := range scores {
+			totals[name] += score
+		}
+	}
+}
+
+// refusedByExtenders adds the extenders' refusals to those of the rules.
+func (s *Scheduler) refusedByExtenders(d *Decision, refusals map[string]*Refusal) error {
+	if d.overrides == nil {
+		d.overrides = map[int32]*Refusal{}
+	}
+	for name, r := range refusals {
+		if node, ok := s.snapshot.nodeNumber[name]; ok {
+			d.overrides[node] = r
+			if d.limited != nil {
+				d.limited[node] = r
+			}
+		}
+	}
+	d.Node, d.number, d.Feasible = "", none, 0
+	e := d.fitError()
+	if !slices.Contains(e.Rules, extenderName) {
+		e.Rules = append(e.Rules, extenderName)
+	}
+	return e
+}
+
+// takeBest takes the best of the nodes that still can take the pod.
+func (s *Scheduler) takeBest(d *Decision, nodes []*corev1.Node, totals map[string]int64) error {
+	near, err := s.snapshot.neighbourhoodFor(d.Pod, d.profile)
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(nodes, func(a, b *corev1.Node) int { return int(totals[b.Name] - totals[a.Name]) })
+	for _, n := range nodes {
+		number, ok := s.snapshot.nodeNumber[n.Name]
+		if ok && s.snapshot.nodes[number].object != nil && d.checkWithNominated(near, number) == nil {
+			d.Node, d.number, d.Feasible = n.Name, number, len(nodes)
+			return nil
+		}
+	}
+	return errors.New("the cluster changed while extenders were asked")
+}
+
+// failed puts a pod back and tells why, after trying to make room for it.
+func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err error) {
+	pod := p.info.Pod
+	reason := corev1.PodReasonSchedulerError
+	var rules []string
+	var preemption *Preemption
+	nominated := pod.Status.NominatedNodeName
+	var fit *FitError
+	switch {
+	case errors.Is(err, ErrNoNodes):
+		reason = corev1.PodReasonUnschedulable
+		// Any node helps.
+		rules, nominated = []string{nodeNameName}, ""
+	case errors.As(err, &fit):
+		reason, rules = corev1.PodReasonUnschedulable, fit.Rules
+		switch {
+		case s.preempting[pod.UID]:
+		case d.profile.preemption == nil:
+			nominated = ""
+		default:
+			var hopeless bool
+			if preemption, fit.Preemption, hopeless = s.makeRoom(ctx, d); preemption != nil {
+				nominated = preemption.Node
+			} else if hopeless {
+				nominated = ""
+			}
+		}
+	default:
+		nominated = ""
+		s.log.Error("scheduling failed", "pod", keyOf(pod), "error", err)
+	}
+	s.snapshot.Nominate(p.info, pod.UID, nominated)
+	s.queue.Return(s.snapshot, p, rules, time.Now())
+	if preemption != nil {
+		s.evict(ctx, p.info, preemption)
+	}
+	message := err.Error()
+	s.tell(d.profile, pod, corev1.EventTypeWarning, "FailedScheduling", truncated(message))
+	s.setCondition(ctx, pod, reason, message, nominated)
+}
+
+// makeRoom looks for pods to move away. Extenders are asked without holding s.mu.
+func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption, message string, hopeless bool) {
+	review := func(candidates []Preemption) ([]Preemption, error) {
+		for _, e := range s.extenders {
+			if e.config.PreemptVerb == "" || !e.interested(d.Pod.Pod) || len(candidates) == 0 {
+				continue
+			}
+			s.mu.Unlock()
+			kept, err := e.preempt(ctx, d.Pod.Pod, candidates)
+			s.mu.Lock()
+			if err != nil {
+				if e.config.Ignorable {
+					continue
+				}
+				return nil, err
+			}
+			candidates = kept
+		}
+		return candidates, nil
+	}
+	way, message, err := Preempt(d, s.lists.budgets(), review)
+	if message != "" {
+		message = "preemption: " + message
+	}
+	return way, message, errors.Is(err, ErrHopeless)
+}
+
+// tell records an event about a pod in the name of its profile.
+func (s *Scheduler) tell(profile *Profile, pod *corev1.Pod, eventType, reason, message string) {
+	s.events.For(profile.Name).Event(pod, eventType, reason, message)
+}
+
+// truncated cuts a message to what an event can hold.
+func truncated(message string) string {
+	const most = 1024
+	if len(message) <= most {
+		return message
+	}
+	return message[:most-4] + " ..."
+}
+
+// jitter spreads out retries.
+func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }

@@ -1,0 +1,32 @@
+package scheduler
+
+// workspace is memory used again from decision to decision.
+type workspace struct {
+	numbers []int64
+	sums    []int64
+	nodes   []int32
+	marked  []bool
+}
+
+func sized[T any](buffer *[]T, n int) []T {
+	if cap(*buffer) < n {
+		*buffer = make([]T, n+n/4)
+	}
+	return (*buffer)[:n]
+}
+
+// scratch returns room for n numbers, of any content.
+func (s *Snapshot) scratch(n int) []int64 { return sized(&s.work.numbers, n) }
+
+// totals returns room for n sums, of any content.
+func (s *Snapshot) totals(n int) []int64 { return sized(&s.work.sums, n) }
+
+// list returns an empty list with room for n nodes.
+func (s *Snapshot) list(n int) []int32 { return sized(&s.work.nodes, n)[:0] }
+
+// marks returns n marks, none set.
+func (s *Snapshot) marks(n int) []bool {
+	marks := sized(&s.work.marked, n)
+	clear(marks)
+	return marks
+}

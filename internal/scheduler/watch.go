@@ -1,0 +1,297 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/client"
+	"skiff/internal/kind"
+)
+
+// lists is what the scheduler reads from informers directly, and how it knows that it has seen everything once.
+type lists struct {
+	pods      func(namespace, name string) (*corev1.Pod, bool)
+	budgets   func() []*policyv1.PodDisruptionBudget
+	followers []follower
+}
+
+// follower is one kind of object being followed.
+type follower struct {
+	name   string
+	synced func() bool
+	known  func() int
+	// seen counts the additions handled; it reaches known when the first list has arrived in the snapshot.
+	seen *atomic.Int64
+}
+
+// waitForSync returns when everything that was there at first has arrived in the snapshot: deciding earlier would put pods
+// on nodes that seem empty.
+func (l *lists) waitForSync(ctx context.Context) error {
+	for _, f := range l.followers {
+		for !f.synced() || f.seen.Load() < int64(f.known()) {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the first list of %s: %w", f.name, context.Cause(ctx))
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// follow registers handlers for one kind of object. They run with s.mu held.
+func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func(T), changed func(old, now T), deleted func(T)) error {
+	informer := client.InformerFor[T](informers)
+	f := follower{
+		name: reflect.TypeFor[T]().Elem().Name(), synced: informer.HasSynced, seen: &atomic.Int64{},
+		known: func() int { return len(informer.List("", nil)) },
+	}
+	s.lists.followers = append(s.lists.followers, f)
+	locked := func(do func()) {
+		s.mu.Lock()
+		do()
+		s.mu.Unlock()
+		s.awake()
+	}
+	err := informer.Handle(
+		func(now T) { locked(func() { added(now) }); f.seen.Add(1) },
+		func(old, now T) { locked(func() { changed(old, now) }) },
+		func(old T) { locked(func() { deleted(old) }) },
+	)
+	if err != nil {
+		return fmt.Errorf("follow %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// watch registers everything the scheduler wants to know.
+func (s *Scheduler) watch(informers *client.Informers) error {
+	pods := client.InformerFor[*corev1.Pod](informers)
+	s.lists.pods = pods.Get
+	budgets := client.InformerFor[*policyv1.PodDisruptionBudget](informers)
+	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return budgets.List("", nil) }
+	n := s.snapshot
+	for _, register := range []func() error{
+		// Nodes first: pods of unknown nodes are kept, but it is cheaper the other way round.
+		func() error { return follow(s, informers, s.nodeAdded, s.nodeChanged, s.nodeDeleted) },
+		func() error { return follow(s, informers, s.podAdded, s.podChanged, s.podDeleted) },
+		func() error {
+			return followSimply(s, informers, "", n.SetNamespace, func(o *corev1.Namespace) { n.DeleteNamespace(o.Name) })
+		},
+		func() error {
+			return followSimply(s, informers, "", n.SetService, func(o *corev1.Service) { n.DeleteService(o.Namespace, o.Name) })
+		},
+		func() error {
+			return followSimply(s, informers, "", n.SetReplicationController, func(o *corev1.ReplicationController) {
+				n.DeleteController("v1", "ReplicationController", o.Namespace, o.Name)
+			})
+		},
+		func() error {
+			return followSimply(s, informers, "", n.SetReplicaSet, func(o *appsv1.ReplicaSet) { n.DeleteController("apps/v1", "ReplicaSet", o.Namespace, o.Name) })
+		},
+		func() error {
+			return followSimply(s, informers, "", n.SetStatefulSet, func(o *appsv1.StatefulSet) { n.DeleteController("apps/v1", "StatefulSet", o.Namespace, o.Name) })
+		},
+		func() error {
+			return followSimply(s, informers, PersistentVolumeClaim, setObject[*corev1.PersistentVolumeClaim](n), deleteObject[*corev1.PersistentVolumeClaim](n))
+		},
+		func() error {
+			return followSimply(s, informers, PersistentVolumeResource, setObject[*corev1.PersistentVolume](n), deleteObject[*corev1.PersistentVolume](n))
+		},
+		func() error {
+			return followSimply(s, informers, StorageClassResource, setObject[*storagev1.StorageClass](n), deleteObject[*storagev1.StorageClass](n))
+		},
+		func() error {
+			return followSimply(s, informers, CSINodeResource, setObject[*storagev1.CSINode](n), deleteObject[*storagev1.CSINode](n))
+		},
+		func() error {
+			return followSimply(s, informers, CSIDriverResource, setObject[*storagev1.CSIDriver](n), deleteObject[*storagev1.CSIDriver](n))
+		},
+		func() error {
+			return followSimply(s, informers, CSIStorageCapacityResource, setObject[*storagev1.CSIStorageCapacity](n), deleteObject[*storagev1.CSIStorageCapacity](n))
+		},
+		func() error {
+			return followSimply(s, informers, VolumeAttachmentResource, setObject[*storagev1.VolumeAttachment](n), deleteObject[*storagev1.VolumeAttachment](n))
+		},
+	} {
+		if err := register(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func setObject[T kind.Object](n *Snapshot) func(T)    { return func(o T) { n.SetObject(o) } }
+func deleteObject[T kind.Object](n *Snapshot) func(T) { return func(o T) { n.DeleteObject(o) } }
+
+// followSimply keeps the snapshot up to date with a kind of object, and wakes pods its changes may help.
+func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, resource Resource, set, remove func(T)) error {
+	return follow(s, informers,
+		func(now T) { set(now); s.happened(Event{Resource: resource, Action: Add, New: now}) },
+		func(old, now T) {
+			set(now)
+			s.happened(Event{Resource: resource, Action: updateOther, Old: old, New: now})
+		},
+		func(old T) { remove(old); s.happened(Event{Resource: resource, Action: Delete, Old: old}) },
+	)
+}
+
+// happened wakes the pods a change may help.
+func (s *Scheduler) happened(e Event) { s.queue.Move(s.snapshot, e, time.Now(), nil) }
+
+func (s *Scheduler) nodeAdded(node *corev1.Node) {
+	s.snapshot.SetNode(node)
+	s.happened(Event{Resource: NodeResource, Action: Add, New: node})
+}
+
+func (s *Scheduler) nodeChanged(old, now *corev1.Node) {
+	s.snapshot.SetNode(now)
+	if a := nodeChanges(old, now); a != 0 {
+		s.happened(Event{Resource: NodeResource, Action: a, Old: old, New: now})
+	}
+}
+
+func (s *Scheduler) nodeDeleted(node *corev1.Node) {
+	s.snapshot.DeleteNode(node.Name)
+	s.happened(Event{Resource: NodeResource, Action: Delete, Old: node})
+}
+
+func (s *Scheduler) podAdded(pod *corev1.Pod) {
+	info := s.read(pod)
+	if info == nil {
+		return
+	}
+	if pod.Spec.NodeName != "" {
+		s.assigned(info)
+	} else if s.responsible(pod) {
+		s.pending(nil, info)
+	}
+}
+
+func (s *Scheduler) podChanged(old, now *corev1.Pod) {
+	// A pod that was deleted and made again under the same name between two looks.
+	if old.UID != now.UID {
+		s.podDeleted(old)
+		s.podAdded(now)
+		return
+	}
+	info := s.read(now)
+	if info == nil {
+		return
+	}
+	switch {
+	case old.Spec.NodeName != "":
+		s.snapshot.SetPod(info)
+		if ended(now) && !ended(old) {
+			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: old})
+		} else if a := podChanges(old, now); a != updateOther {
+			s.happened(Event{Resource: AssignedPod, Action: a, Old: old, New: now})
+		}
+	case now.Spec.NodeName != "":
+		s.queue.Done(now.UID)
+		s.assigned(info)
+	case s.responsible(now):
+		s.pending(old, info)
+	}
+}
+
+// assigned takes over a pod that has a node.
+func (s *Scheduler) assigned(info *PodInfo) {
+	s.snapshot.Nominate(nil, info.Pod.UID, "")
+	s.snapshot.SetPod(info)
+	if !ended(info.Pod) {
+		s.happened(Event{Resource: AssignedPod, Action: Add, New: info.Pod})
+	}
+}
+
+// pending takes over a pod that has no node yet.
+func (s *Scheduler) pending(old *corev1.Pod, info *PodInfo) {
+	pod := info.Pod
+	if _, assumed := s.snapshot.Assumed(pod.UID); assumed {
+		if pod.DeletionTimestamp != nil && (old == nil || old.DeletionTimestamp == nil) {
+			s.snapshot.Forget(pod.UID)
+			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
+		}
+		return
+	}
+	if ended(pod) {
+		s.queue.Delete(pod.UID)
+		s.snapshot.Nominate(nil, pod.UID, "")
+		return
+	}
+	if old == nil {
+		s.queue.Add(info, time.Now())
+	} else {
+		s.queue.Update(s.snapshot, old, info, time.Now())
+	}
+	// What we have nominated ourselves may not be in the API server's copy yet.
+	if was := nominatedName(old); pod.Status.NominatedNodeName != "" || was != "" {
+		s.snapshot.Nominate(info, pod.UID, pod.Status.NominatedNodeName)
+		if was != "" && was != pod.Status.NominatedNodeName {
+			s.freed(old)
+		}
+	}
+}
+
+func nominatedName(pod *corev1.Pod) string {
+	if pod == nil {
+		return ""
+	}
+	return pod.Status.NominatedNodeName
+}
+
+// freed wakes pods that may use what was kept for a nominated pod.
+func (s *Scheduler) freed(pod *corev1.Pod) {
+	s.queue.Move(s.snapshot, Event{Resource: AssignedPod, Action: Delete, Old: pod}, time.Now(), func(other *corev1.Pod) bool {
+		return priorityOf(other) <= priorityOf(pod)
+	})
+}
+
+// placed is a pod as it would be on the node it was assumed on, for rules that only look at pods on nodes.
+func placed(pod *corev1.Pod) *corev1.Pod {
+	on := *pod
+	on.Spec.NodeName = "assumed"
+	return &on
+}
+
+func (s *Scheduler) podDeleted(pod *corev1.Pod) {
+	s.forgetPod(pod.UID)
+	if pod.Spec.NodeName != "" {
+		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})
+	} else if pod.Status.NominatedNodeName != "" {
+		s.freed(pod)
+	}
+}
+
+func (s *Scheduler) forgetPod(uid types.UID) {
+	_, assumed := s.snapshot.Assumed(uid)
+	s.snapshot.DeletePod(uid)
+	s.queue.Delete(uid)
+	delete(s.preempting, uid)
+	s.decisions.forget(uid)
+	if assumed {
+		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(&corev1.Pod{})})
+	}
+}
+
+func (s *Scheduler) responsible(pod *corev1.Pod) bool {
+	return s.profiles[pod.Spec.SchedulerName] != nil
+}
+
+func (s *Scheduler) read(pod *corev1.Pod) *PodInfo {
+	info, err := NewPodInfo(pod)
+	if err != nil {
+		s.log.Error("pod cannot be read", "pod", keyOf(pod), "error", err)
+		return nil
+	}
+	return info
+}
