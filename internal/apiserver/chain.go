@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -59,15 +61,14 @@ func (s *Server) handle(req *request) error {
 	if err := s.authenticate(req); err != nil {
 		return err
 	}
-	if s.config.Impersonate != nil {
+	if s.config.Impersonate != nil && asksForAnother(req.Header) {
 		user, err := s.config.Impersonate(req.Request, req.user)
 		if err != nil {
 			return err
 		}
-		if user.Username != req.user.Username {
-			sender := req.user
-			req.sender, req.user = &sender, user
-		}
+		// Also under one's own name the other may have fewer groups.
+		sender := req.user
+		req.sender, req.user = &sender, user
 	}
 	if !isLongRunning(&req.info) {
 		gate := &s.readOnly
@@ -149,20 +150,9 @@ func (s *Server) setDeadline(req *request) (context.CancelFunc, error) {
 }
 
 func (s *Server) authorize(req *request) error {
-	info := &req.info
 	a := &req.attributes
-	a.User, a.Verb = req.user, info.verb
-	if info.isResource() {
-		a.ResourceRequest = true
-		a.Group, a.Version, a.Resource, a.Subresource = info.group, info.version, info.resource, info.subresource
-		a.Namespace, a.Name = info.namespace, info.name
-		switch info.verb {
-		case "list", "watch", "deletecollection":
-			a.FieldSelector, a.LabelSelector = req.query.Get("fieldSelector"), req.query.Get("labelSelector")
-		}
-	} else {
-		a.Path = info.path
-	}
+	*a = req.info.attributes(req.query)
+	a.User = req.user
 	decision, reason, err := s.config.Authorizer.Authorize(req.ctx, a)
 	if decision == authz.Allow {
 		return nil
@@ -172,6 +162,39 @@ func (s *Server) authorize(req *request) error {
 	}
 	req.w.Header()["X-Content-Type-Options"] = nosniff
 	return errForbidden(a, reason)
+}
+
+// asksForAnother reports whether the sender wants to act as somebody else.
+func asksForAnother(header http.Header) bool {
+	for name := range header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			return true
+		}
+	}
+	return false
+}
+
+// attributes is what is asked for, by whomever.
+func (i *requestInfo) attributes(query url.Values) authz.Attributes {
+	if !i.isResource() {
+		return authz.Attributes{Verb: i.verb, Path: i.path}
+	}
+	a := authz.Attributes{
+		ResourceRequest: true, Verb: i.verb, Group: i.group, Version: i.version, Resource: i.resource, Subresource: i.subresource,
+		Namespace: i.namespace, Name: i.name,
+	}
+	switch i.verb {
+	case "list", "watch", "deletecollection":
+		a.FieldSelector, a.LabelSelector = query.Get("fieldSelector"), query.Get("labelSelector")
+	}
+	return a
+}
+
+// RequestAttributes tells what a request asks for. The user is not looked at.
+func RequestAttributes(r *http.Request) authz.Attributes {
+	query := r.URL.Query()
+	info := parseRequest(r.Method, r.URL.Path, query)
+	return info.attributes(query)
 }
 
 // dispatch finds whom the path belongs to.

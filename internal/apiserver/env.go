@@ -20,7 +20,26 @@ type serverEnv struct {
 	s *Server
 }
 
-func (s *Server) env() kind.Env { return serverEnv{s} }
+func (s *Server) env() kind.Env {
+	if s.config.Tokens != nil {
+		return issuingEnv{serverEnv{s}, s.config.Tokens}
+	}
+	return serverEnv{s}
+}
+
+// issuingEnv is a serverEnv that also signs tokens.
+type issuingEnv struct {
+	serverEnv
+	kind.TokenIssuer
+}
+
+// ComponentHealth implements kind.Health.
+func (e serverEnv) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
+	if e.s.config.Components == nil {
+		return nil
+	}
+	return e.s.config.Components(ctx)
+}
 
 // Env is the server as rows see it, for those who act beside requests.
 func (s *Server) Env() kind.Env { return s.env() }

@@ -54,6 +54,10 @@ type Config struct {
 	// CheckWrite looks at what a client wants to write in the light of who it is, after admission has changed it and before it
 	// is judged: nobody may grant what they do not have. old is nil on create. nil: nothing is checked.
 	CheckWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) error
+	// Tokens signs tokens of service accounts; nil: nobody gets any.
+	Tokens kind.TokenIssuer
+	// Components tells how the parts of the control plane are; nil: nobody knows.
+	Components func(ctx context.Context) []kind.ComponentHealth
 	// Audit is told of every request when it has been answered; nil: of none.
 	Audit func(*AuditEvent)
 	// Connectors serve the subresources that are streams rather than objects, by "resource/subresource" ("pods/log").

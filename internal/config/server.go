@@ -28,6 +28,7 @@ type Server struct {
 	Etcd             Etcd
 	EventTTL         time.Duration
 	Limits           Limits
+	Authentication   Authentication
 	Authorization    Authorization
 	Admission        Admission
 	LogLevel         string
@@ -44,6 +45,23 @@ type Etcd struct {
 	ListenClient string
 	// CompactionInterval is how long history is kept.
 	CompactionInterval time.Duration
+}
+
+// Authentication says which credentials are accepted besides client certificates, with upstream's meanings.
+type Authentication struct {
+	// Issuer is the name in tokens of service accounts; Audiences are the server's own names, by default the issuer.
+	Issuer    string
+	Audiences []string
+	// MaxTokenExpiration shortens what clients ask for.
+	MaxTokenExpiration time.Duration
+	ExtendTokens       bool
+	TokenFile          string
+	PasswordFile       string
+	BootstrapTokens    bool
+	WebhookConfigFile  string
+	// File is an AuthenticationConfiguration.
+	File      string
+	Anonymous bool
 }
 
 // Authorization says who decides what users may do, with upstream's meanings.
@@ -80,6 +98,9 @@ func DefaultServer() Server {
 		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
 		EventTTL:      time.Hour,
 		Limits:        Limits{MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		Authentication: Authentication{
+			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
+		},
 		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
 		LogLevel:      "info",
 	}
@@ -106,6 +127,17 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "how long events are kept")
 	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; 0: no limit")
 	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; 0: no limit")
+	a := &c.Authentication
+	fs.StringVar(&a.Issuer, "service-account-issuer", a.Issuer, "name that tokens of service accounts are issued under")
+	fs.Var((*commaList)(&a.Audiences), "api-audiences", "names of this API server that tokens may be meant for; default: the issuer")
+	fs.DurationVar(&a.MaxTokenExpiration, "service-account-max-token-expiration", a.MaxTokenExpiration, "longest life of a token; 0: no limit")
+	fs.BoolVar(&a.ExtendTokens, "service-account-extend-token-expiration", a.ExtendTokens, "let the tokens that pods mount live for a year, with a warning after the hour they asked for")
+	fs.StringVar(&a.TokenFile, "token-auth-file", a.TokenFile, "file of static bearer tokens: token,user,uid,\"groups\"")
+	fs.StringVar(&a.PasswordFile, "basic-auth-file", a.PasswordFile, "file of users and bcrypt passwords; without it passwords are not accepted")
+	fs.BoolVar(&a.BootstrapTokens, "enable-bootstrap-token-auth", a.BootstrapTokens, "accept bootstrap tokens, with which new nodes introduce themselves")
+	fs.StringVar(&a.WebhookConfigFile, "authentication-token-webhook-config-file", a.WebhookConfigFile, "kubeconfig of a service that knows further tokens")
+	fs.StringVar(&a.File, "authentication-config", a.File, "AuthenticationConfiguration file: OIDC issuers and anonymous access")
+	fs.BoolVar(&a.Anonymous, "anonymous-auth", a.Anonymous, "let requests without credentials in as system:anonymous, who may read health and version")
 	fs.Var((*commaList)(&c.Authorization.Modes), "authorization-mode", "who is asked whether a request is allowed, in order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny")
 	fs.StringVar(&c.Authorization.PolicyFile, "authorization-policy-file", c.Authorization.PolicyFile, "policy of mode ABAC")
 	fs.StringVar(&c.Authorization.WebhookConfigFile, "authorization-webhook-config-file", c.Authorization.WebhookConfigFile, "kubeconfig of the service that mode Webhook asks")

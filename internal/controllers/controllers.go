@@ -24,6 +24,7 @@ func All() []controller.Definition {
 		workload.ReplicaSet,
 		workload.ReplicationController,
 		workload.Deployment,
+		workload.Job,
 	}
 }
 

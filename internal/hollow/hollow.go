@@ -8,8 +8,10 @@ package hollow
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -197,8 +199,23 @@ func (f *fleet) register(ctx context.Context) error {
 				return fmt.Errorf("report status of node %s: %w", node.Name, err)
 			}
 		}
+		if err := f.open(ctx, made); err != nil {
+			return fmt.Errorf("open node %s: %w", node.Name, err)
+		}
 		return f.renewLease(ctx, i)
 	})
+}
+
+// open takes off the taint every new node has until the node controller has seen it ready: these are, and there may be no controller.
+func (f *fleet) open(ctx context.Context, node *corev1.Node) error {
+	left := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady })
+	if len(left) == len(node.Spec.Taints) {
+		return nil
+	}
+	// Taints always encode.
+	patch, _ := json.Marshal(map[string]any{"spec": map[string]any{"taints": left}})
+	_, err := f.nodes.Patch(ctx, "", node.Name, client.MergePatch, patch, client.WriteOptions{})
+	return err
 }
 
 func ready(n *corev1.Node) bool {

@@ -3,7 +3,6 @@ package system
 import (
 	"crypto/ecdsa"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -22,11 +21,17 @@ import (
 // adminKubeconfig is the administrator's kubeconfig, below the data folder.
 const adminKubeconfig = "admin.kubeconfig"
 
+// frontProxyName is the common name of the certificate the server shows to API servers behind it.
+const frontProxyName = "front-proxy-client"
+
 // certificates are what the server proves itself and others by.
 type certificates struct {
 	authority  *pki.Authority
+	frontProxy *pki.Authority
 	signingKey *ecdsa.PrivateKey
 	serving    *tls.Config
+	// keepers renew the leaves while the server runs.
+	keepers pki.Keepers
 }
 
 // newCertificates loads the keys below the data folder, makes what is missing, and writes the administrator's kubeconfig.
@@ -36,6 +41,10 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster authority: %w", err)
 	}
+	frontProxy, err := folder.Authority("front-proxy-ca", "skiff-front-proxy-ca", now)
+	if err != nil {
+		return nil, fmt.Errorf("front-proxy authority: %w", err)
+	}
 	signingKey, err := folder.SigningKey("service-account")
 	if err != nil {
 		return nil, fmt.Errorf("service-account key: %w", err)
@@ -44,33 +53,23 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	serving, err := folder.Leaf("apiserver", authority, leaf, now)
+	serving, err := folder.Keep("apiserver", authority, leaf)
 	if err != nil {
-		return nil, fmt.Errorf("serving certificate: %w", err)
-	}
-	keyPair, err := tls.X509KeyPair(serving.Cert, serving.Key)
-	if err != nil {
-		return nil, fmt.Errorf("serving certificate: %w", err)
-	}
-	admin, err := folder.Leaf("admin", authority, pki.Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, Client: true}, now)
-	if err != nil {
-		return nil, fmt.Errorf("administrator's certificate: %w", err)
-	}
-	if err := writeAdminKubeconfig(c, authority, admin); err != nil {
 		return nil, err
 	}
-	clients := x509.NewCertPool()
-	clients.AddCert(authority.Certificate())
+	admin, err := folder.Keep("admin", authority, pki.User("admin", "system:masters"))
+	if err != nil {
+		return nil, err
+	}
+	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, authority, pair) }); err != nil {
+		return nil, err
+	}
 	return &certificates{
 		authority:  authority,
+		frontProxy: frontProxy,
 		signingKey: signingKey,
-		serving: &tls.Config{
-			MinVersion:   tls.VersionTLS12,
-			Certificates: []tls.Certificate{keyPair},
-			ClientAuth:   tls.VerifyClientCertIfGiven,
-			ClientCAs:    clients,
-			NextProtos:   []string{"h2", "http/1.1"},
-		},
+		serving:    pki.ServerTLS(serving, authority, frontProxy),
+		keepers:    pki.Keepers{serving, admin},
 	}, nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -11,6 +13,7 @@ import (
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authn/impersonation"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
 	"skiff/internal/kind"
@@ -21,8 +24,13 @@ var gatekeeper = authn.User{Username: "system:apiserver", Groups: []string{authn
 
 // gate decides who comes in and what they may do.
 type gate struct {
-	authenticator authn.Chain
-	tokens        tokenReviews
+	authenticator *authn.Authenticators
+	objects       *authn.LateObjects // what the authenticators look up
+	issuer        *authn.Issuer
+	discovery     *authn.Discovery
+	impersonation *impersonation.Impersonation
+	providers     *authn.IdentityProviders // nil without providersFile
+	providersFile string
 	authorizer    *authz.Configured
 	escalation    *authz.Escalation
 	admission     admission.Chain
@@ -35,17 +43,11 @@ type gate struct {
 	resources resources
 }
 
-func newGate(c config.Server, log *slog.Logger) (*gate, error) {
+func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, error) {
 	g := &gate{policy: &policy{}, graph: authz.NewNodeGraph(), resources: resources{}, log: log.With("part", "authorization")}
-	g.authenticator = authn.Chain{authn.InProcess{}, authn.Certificate{}}
-	if c.Token != "" {
-		g.authenticator = append(g.authenticator, authn.NewTokens(map[string]authn.User{
-			c.Token: {Username: "admin", Groups: []string{authn.GroupMasters}},
-		}))
+	if err := g.authentication(c, certs); err != nil {
+		return nil, fmt.Errorf("authentication: %w", err)
 	}
-	g.tokens = tokenReviews{g.authenticator}
-	g.authenticator = append(g.authenticator, authn.AnonymousUser{})
-
 	settings := authz.DefaultConfig()
 	settings.PolicyFile, settings.WebhookConfigFile = c.Authorization.PolicyFile, c.Authorization.WebhookConfigFile
 	if settings.File = c.Authorization.File; settings.File == "" {
@@ -55,6 +57,7 @@ func newGate(c config.Server, log *slog.Logger) (*gate, error) {
 	if g.authorizer, err = authz.New(settings, g.policy, g.graph, g.log); err != nil {
 		return nil, fmt.Errorf("authorization: %w", err)
 	}
+	g.impersonation = impersonation.New(g.authorizer, apiserver.RequestAttributes)
 	// What users hold by roles is asked also where RBAC does not decide.
 	rbac := g.authorizer.RBAC()
 	if rbac == nil {
@@ -71,9 +74,66 @@ func newGate(c config.Server, log *slog.Logger) (*gate, error) {
 	return g, nil
 }
 
+// authentication puts together everybody who can tell who sends a request.
+func (g *gate) authentication(c config.Server, certs *certificates) error {
+	a := &c.Authentication
+	audiences := a.Audiences
+	if len(audiences) == 0 {
+		audiences = []string{a.Issuer}
+	}
+	keys, err := authn.NewKeys(certs.signingKey.Public())
+	if err != nil {
+		return err
+	}
+	if g.issuer, err = authn.NewIssuer(authn.IssuerConfig{
+		Issuer: a.Issuer, Key: certs.signingKey, Audiences: audiences, MaxExpiration: a.MaxTokenExpiration, KeepExpiration: !a.ExtendTokens,
+	}); err != nil {
+		return err
+	}
+	if g.discovery, err = authn.NewDiscovery(a.Issuer, "", net.JoinHostPort(advertised(c).String(), strconv.Itoa(c.SecurePort)), keys); err != nil {
+		return err
+	}
+	g.objects = &authn.LateObjects{}
+	settings := authn.Config{
+		Audiences:         audiences,
+		FrontProxy:        &authn.FrontProxyConfig{Authorities: certs.frontProxy.Pool, AllowedNames: []string{frontProxyName}},
+		ClientAuthorities: certs.authority.Pool,
+		TokenFile:         a.TokenFile,
+		PasswordFile:      a.PasswordFile,
+	}
+	if settings.ServiceAccounts, err = authn.NewServiceAccounts(authn.ServiceAccountsConfig{
+		Issuers: []string{a.Issuer}, Keys: keys, Audiences: audiences, Objects: g.objects, Log: g.log,
+	}); err != nil {
+		return err
+	}
+	if a.BootstrapTokens {
+		settings.BootstrapTokens = authn.NewBootstrapTokens(g.objects)
+	}
+	if c.Token != "" {
+		settings.Tokens = authn.NewTokens(map[string]authn.User{c.Token: {Username: "admin", Groups: []string{authn.GroupMasters}}})
+	}
+	if a.WebhookConfigFile != "" {
+		settings.Webhook = &authn.WebhookConfig{Kubeconfig: a.WebhookConfigFile, Audiences: audiences}
+	}
+	var configured *authn.Configuration
+	if a.File != "" {
+		if configured, err = authn.ReadConfiguration(a.File); err != nil {
+			return err
+		}
+		if g.providers, err = authn.NewIdentityProviders(configured, authn.IdentityProvidersOptions{ServiceAccountIssuers: []string{a.Issuer}}); err != nil {
+			return err
+		}
+		g.providersFile, settings.IdentityProviders = a.File, g.providers
+	}
+	settings.Anonymous = authn.AnonymousFrom(configured, a.Anonymous)
+	g.authenticator, err = authn.New(settings)
+	return err
+}
+
 // attach gives the gate the server it stands before.
 func (g *gate) attach(server *apiserver.Server, kinds []*kind.Kind) {
 	g.env = server.Env()
+	g.objects.Set(g.env)
 	g.policy.local = server.Local(gatekeeper)
 	for _, k := range kinds {
 		for i := range k.Versions {
@@ -100,6 +160,9 @@ func (r resources) find(gvk schema.GroupVersionKind) (schema.GroupVersionResourc
 func (g *gate) run(ctx context.Context, ready <-chan struct{}, started *steps) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return g.authorizer.Run(ctx) })
+	if g.providers != nil {
+		group.Go(func() error { return g.providers.Follow(ctx, g.providersFile, g.log) })
+	}
 	group.Go(func() error {
 		select {
 		case <-ready:

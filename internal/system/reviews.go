@@ -2,31 +2,12 @@ package system
 
 import (
 	"context"
-	"net/http"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 
-	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 )
-
-// tokenReviews answers TokenReviews with the server's own authenticators.
-type tokenReviews struct {
-	authenticator authn.Authenticator
-}
-
-// AuthenticateToken implements authentication.Authenticator. Static tokens are bound to no audience: they are valid for all
-// that are asked for.
-func (r tokenReviews) AuthenticateToken(ctx context.Context, token string, audiences []string) (authenticationv1.UserInfo, []string, bool, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "/", nil)
-	if err != nil {
-		return authn.User{}, nil, false, err
-	}
-	request.Header.Set("Authorization", "Bearer "+token)
-	user, ok, err := r.authenticator.Authenticate(request)
-	return user, audiences, ok, err
-}
 
 // accessReviews answers SubjectAccessReviews with the server's own authorizers.
 type accessReviews struct {

@@ -21,7 +21,9 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/config"
+	"skiff/internal/kind"
 	"skiff/internal/openapi"
 	"skiff/internal/store/cache"
 	"skiff/internal/version"
@@ -69,19 +71,20 @@ func RunServer(ctx context.Context, c config.Server) error {
 	}()
 
 	objects := cache.New(storage, log.With("part", "cache"))
-	gate, err := newGate(c, log)
+	gate, err := newGate(c, certs, log)
 	if err != nil {
 		return err
 	}
 	started := newSteps("start-system-namespaces-controller", "rbac/bootstrap-roles", "node-authorizer")
 	checks := append(started.checks(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
-	server, err := newAPIServer(c, objects, gate, log, checks)
+	server, err := newAPIServer(c, objects, gate, log, storage.Healthy, checks)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return wrap("cache", objects.Run(ctx)) })
 	group.Go(func() error { return wrap("API server", serve(ctx, listener, server, certs)) })
+	group.Go(func() error { return certs.keepers.Run(ctx, log.With("part", "certificates")) })
 	group.Go(func() error { return wrap("authorization", gate.run(ctx, objects.Ready(), started)) })
 	group.Go(func() error {
 		select {
@@ -103,8 +106,8 @@ func RunServer(ctx context.Context, c config.Server) error {
 }
 
 // newAPIServer makes the API server with all built-in kinds.
-func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.Logger, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
-	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.tokens, Authorizer: accessReviews{gate.authorizer}})
+func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.Logger, storeHealthy func(context.Context) error, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
+	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.authenticator, Authorizer: accessReviews{gate.authorizer}})
 	documents := openapi.New(kinds, version.Info().GitVersion)
 	server, err := apiserver.New(apiserver.Config{
 		Kinds:         kinds,
@@ -112,7 +115,16 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.L
 		Cache:         objects,
 		Authenticator: gate.authenticator,
 		Authorizer:    gate.authorizer,
+		Impersonate:   gate.impersonation.Impersonate,
 		CheckWrite:    gate.escalation.Check,
+		Tokens:        gate.issuer,
+		Components: func(ctx context.Context) []kind.ComponentHealth {
+			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}
+		},
+		Paths: map[string]http.Handler{
+			authn.OpenIDConfigurationPath: gate.discovery,
+			authn.OpenIDKeysPath:          gate.discovery,
+		},
 		Admission:     gate.admission,
 		OpenAPI:       documents,
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),

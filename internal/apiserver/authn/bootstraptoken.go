@@ -3,7 +3,6 @@ package authn
 import (
 	"context"
 	"crypto/subtle"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,12 +16,10 @@ const (
 	bootstrapSecretPrefix = "bootstrap-token-"
 	bootstrapUserPrefix   = "system:bootstrap:"
 	bootstrapGroup        = "system:bootstrappers"
-)
 
-var (
-	bootstrapID           = regexp.MustCompile(`\A[a-z0-9]{6}\z`)
+	bootstrapIDLength     = 6
 	bootstrapSecretLength = 16
-	bootstrapExtraGroup   = regexp.MustCompile(`\Asystem:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]\z`)
+	bootstrapGroupLength  = 256 // of what follows the common group's name
 )
 
 // BootstrapTokens accepts the tokens by which new nodes join: id.secret, kept in the secret kube-system/bootstrap-token-<id>.
@@ -35,7 +32,7 @@ func NewBootstrapTokens(objects Objects) *BootstrapTokens { return &BootstrapTok
 
 func (b *BootstrapTokens) find(ctx context.Context, token string) (User, bool, error) {
 	id, secret, ok := strings.Cut(token, ".")
-	if !ok || len(secret) != bootstrapSecretLength || !bootstrapID.MatchString(id) || !isAlphanumeric(secret) {
+	if !ok || len(id) != bootstrapIDLength || len(secret) != bootstrapSecretLength || !isAlphanumeric(id) || !isAlphanumeric(secret) {
 		return User{}, false, nil
 	}
 	obj, err := b.objects.Get(ctx, corev1.Resource("secrets"), "kube-system", bootstrapSecretPrefix+id)
@@ -84,11 +81,18 @@ func bootstrapGroups(extra string) ([]string, bool) {
 		return groups, true
 	}
 	for group := range strings.SplitSeq(extra, ",") {
-		if !bootstrapExtraGroup.MatchString(group) {
+		if !isBootstrapGroup(group) {
 			return nil, false
 		}
 		groups = append(groups, group)
 	}
 	slices.Sort(groups)
 	return slices.Compact(groups), true
+}
+
+// isBootstrapGroup: extra groups are below the common one, so that a bootstrap token cannot make its bearer anything else.
+func isBootstrapGroup(group string) bool {
+	name, ok := strings.CutPrefix(group, bootstrapGroup+":")
+	return ok && name != "" && len(name) <= bootstrapGroupLength &&
+		isAlphanumeric(strings.NewReplacer(":", "", "-", "").Replace(name)) && isAlphanumeric(name[len(name)-1:])
 }

@@ -303,6 +303,10 @@ func TestBootstrapTokens(t *testing.T) {
 	}{
 		{name: "good", groups: []string{"system:bootstrappers"}},
 		{name: "more groups", change: with("auth-extra-groups", "system:bootstrappers:b,system:bootstrappers:a"), groups: []string{"system:bootstrappers", "system:bootstrappers:a", "system:bootstrappers:b"}},
+		{name: "group ends in a dash", change: with("auth-extra-groups", "system:bootstrappers:a-")},
+		{name: "group too long", change: with("auth-extra-groups", "system:bootstrappers:"+strings.Repeat("a", 257))},
+		{name: "group without a name", change: with("auth-extra-groups", "system:bootstrappers:")},
+		{name: "group with dashes", change: with("auth-extra-groups", "system:bootstrappers:a-b:c"), groups: []string{"system:bootstrappers", "system:bootstrappers:a-b:c"}},
 		{name: "foreign group", change: with("auth-extra-groups", "system:masters")},
 		{name: "not expired", change: with("expiration", in(time.Hour)), groups: []string{"system:bootstrappers"}},
 		{name: "expired", change: with("expiration", in(-time.Hour))},

@@ -9,6 +9,8 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/rbacrules"
 )
 
 // bootstrapTable is read once, when the first server starts.
@@ -96,7 +98,7 @@ func readPolicy(table string) (PolicyObjects, error) {
 	if pending != "" {
 		return PolicyObjects{}, fmt.Errorf("%q goes nowhere", pending)
 	}
-	for _, changed := range Aggregate(r.policy.ClusterRoles) {
+	for _, changed := range rbacrules.Aggregate(r.policy.ClusterRoles) {
 		i := slices.IndexFunc(r.policy.ClusterRoles, func(role *rbacv1.ClusterRole) bool { return role.Name == changed.Name })
 		r.policy.ClusterRoles[i] = changed
 	}

@@ -15,6 +15,7 @@ import (
 	rbacvalidation "k8s.io/component-helpers/auth/rbac/validation"
 
 	"skiff/internal/kind"
+	"skiff/internal/rbacrules"
 )
 
 var (
@@ -219,7 +220,7 @@ func (r *reconciler) aggregate() {
 	for _, obj := range all {
 		typed = append(typed, obj.(*rbacv1.ClusterRole))
 	}
-	for _, role := range Aggregate(typed) {
+	for _, role := range rbacrules.Aggregate(typed) {
 		if _, err := r.store.Update(r.ctx, clusterRoles, "", role.Name, func(obj kind.Object) error {
 			obj.(*rbacv1.ClusterRole).Rules = role.Rules
 			return nil

@@ -168,6 +168,13 @@ func (g *graph) link(n *node, owners []metav1.OwnerReference, w *work) {
 			w.look = append(w.look, ref.UID)
 		}
 		owner.dependents[n] = struct{}{}
+		// The owner may have begun to leave before this dependent was seen.
+		if owner.foreground {
+			w.look = append(w.look, n.uid)
+		}
+		if owner.orphaning {
+			w.orphan = append(w.orphan, owner.uid)
+		}
 		switch {
 		case !found || doubtful:
 		case owner.namespace != "" && owner.namespace != n.namespace:

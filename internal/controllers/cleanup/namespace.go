@@ -240,7 +240,9 @@ func (n *namespaces) deleteEach(ctx context.Context, r resource, namespace strin
 }
 
 // unsupported says whether a request failed because the server does not serve it, or no longer.
-func unsupported(err error) bool { return apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err) }
+func unsupported(err error) bool {
+	return apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err)
+}
 
 func ignoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {

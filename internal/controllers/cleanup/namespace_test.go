@@ -163,7 +163,10 @@ func TestNamespaceConditions(t *testing.T) {
 			"NamespaceDeletionDiscoveryFailure DiscoveryFailed: Discovery failed for some groups, 1 failing: " + groups.Error()},
 		{"discovery fails", func(c *contents) { c.discovered(errors.New("no route")) }, "NamespaceDeletionDiscoveryFailure DiscoveryFailed: no route"},
 		{"a strange version", func(c *contents) { c.discovered(&misread{errors.New("a/b/c")}) }, "NamespaceDeletionGroupVersionParsingFailure GroupVersionParsingFailed: a/b/c"},
-		{"failures, sorted", func(c *contents) { c.add(widgets, remains{}, errors.New("z")); c.add(podResource, remains{}, errors.New("a")) },
+		{"failures, sorted", func(c *contents) {
+			c.add(widgets, remains{}, errors.New("z"))
+			c.add(podResource, remains{}, errors.New("a"))
+		},
 			"NamespaceDeletionContentFailure ContentDeletionFailed: Failed to delete all resource types, 2 remaining: a, z"},
 		{"what remains", func(c *contents) {
 			c.add(widgets, remains{objects: 2, finalizers: map[string]int{"f": 2}}, nil)

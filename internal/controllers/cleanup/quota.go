@@ -255,7 +255,9 @@ type devices struct {
 	claims  client.Informer[*resourcev1.ResourceClaim]
 }
 
-func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) { return d.classes.List("", nil), nil }
+func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
+	return d.classes.List("", nil), nil
+}
 
 func (d devices) Pod(namespace, name string) *corev1.Pod {
 	pod, _ := d.pods.Get(namespace, name)

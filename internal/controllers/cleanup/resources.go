@@ -40,6 +40,9 @@ type server struct {
 }
 
 func newServer(config *rest.Config) (*server, error) {
+	config = rest.CopyConfig(config)
+	// Old versions of resources are read because they are there; nobody is to be warned of that.
+	config.WarningHandler = rest.NoWarnings{}
 	d, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make discovery client: %w", err)

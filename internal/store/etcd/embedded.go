@@ -379,8 +379,21 @@ func (e *embedded) past(prefix string, after store.Revision) (store.Batch, error
 	if batch.Revision <= after {
 		return batch, nil
 	}
+	var err error
+	if batch.Events, err = e.changes(prefix, after, batch.Revision); err != nil {
+		return batch, err
+	}
+	// Compaction moves its mark before it removes anything. If the mark is not beyond what was read, nothing was missing.
+	if e.server.KV().FirstRev() > after+1 {
+		return batch, store.ErrCompacted
+	}
+	return batch, nil
+}
+
+// changes reads those after one revision up to another.
+func (e *embedded) changes(prefix string, after, until store.Revision) (events []store.Event, err error) {
 	from := mvcc.RevToBytes(mvcc.Revision{Main: after + 1}, mvcc.NewRevBytes())
-	to := mvcc.RevToBytes(mvcc.Revision{Main: batch.Revision + 1}, mvcc.NewRevBytes())
+	to := mvcc.RevToBytes(mvcc.Revision{Main: until + 1}, mvcc.NewRevBytes())
 	// A concurrent transaction would be kinder to writers, but may show what was committed a moment ago twice.
 	tx := e.server.Backend().ReadTx()
 	tx.RLock()
@@ -389,20 +402,16 @@ func (e *embedded) past(prefix string, after store.Revision) (store.Batch, error
 	for i, value := range values {
 		kv := &mvccpb.KeyValue{}
 		if err := proto.Unmarshal(value, kv); err != nil {
-			return batch, fmt.Errorf("read the change of revision %d: %w", mvcc.BytesToRev(revisions[i]).Main, err)
+			return nil, fmt.Errorf("read the change of revision %d: %w", mvcc.BytesToRev(revisions[i]).Main, err)
 		}
 		if !bytes.HasPrefix(kv.Key, []byte(prefix)) {
 			continue
 		}
 		event := store.Event{KeyValue: keyValue(kv), Deleted: mvcc.IsTombstone(revisions[i])}
 		event.Modified = mvcc.BytesToRev(revisions[i]).Main
-		batch.Events = append(batch.Events, event)
+		events = append(events, event)
 	}
-	// Compaction moves its mark before it removes anything. If the mark is not beyond what was read, nothing was missing.
-	if e.server.KV().FirstRev() > after+1 {
-		return batch, store.ErrCompacted
-	}
-	return batch, nil
+	return events, nil
 }
 
 // gather makes one batch of a response and those that wait behind it.

@@ -82,6 +82,9 @@ kubectl -n basics replace -f absent.yaml
 kubectl -n basics edit configmap settings
 kubectl -n basics get configmap settings -o jsonpath='{.data}'
 kubectl -n basics create configmap settings
+kubectl -n basics create token robot | wc -l
+kubectl --as=nobody get pods
+kubectl --as=nobody auth can-i --list
 kubectl -n basics delete configmap settings
 kubectl -n basics delete configmap settings
 kubectl -n basics delete configmap settings --ignore-not-found

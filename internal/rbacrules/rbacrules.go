@@ -1,4 +1,6 @@
-package authz
+// Package rbacrules computes the rules of aggregated roles. The API server needs them when it makes its own roles, the aggregation
+// controller whenever a role changes.
+package rbacrules
 
 import (
 	"fmt"
@@ -11,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// AggregatedRules are the rules an aggregated role should have: those of all roles its selectors choose, selector by
+// Of returns the rules an aggregated role should have: those of all roles its selectors choose, selector by
 // selector and in the order of the roles' names, each rule once.
-func AggregatedRules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
+func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
 	}
@@ -59,7 +61,7 @@ func Aggregate(all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	for range len(current) {
 		settled := true
 		for i, role := range current {
-			rules, err := AggregatedRules(role, current)
+			rules, err := Of(role, current)
 			if err != nil || equality.Semantic.DeepEqual(rules, role.Rules) {
 				continue
 			}

@@ -1,0 +1,100 @@
+package cleanup
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// How long requests for certificates are kept: an hour after they were answered, a day when nobody answers. Those of pods are
+// answered within minutes or never.
+const (
+	answeredLife       = time.Hour
+	pendingLife        = 24 * time.Hour
+	requestCheckPeriod = time.Hour
+
+	podRequestLife        = 15 * time.Minute
+	podRequestCheckPeriod = 5 * time.Minute
+)
+
+// CertificateRequests deletes certificate signing requests that have served or were never served.
+var CertificateRequests = controller.Definition{
+	Name: "certificatesigningrequest-cleaner-controller", Aliases: []string{"csrcleaner"}, Queue: "certificate-csrcleaner",
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		requests := client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers)
+		return periodically(s, requestCheckPeriod, func(ctx context.Context, key controller.Key) error {
+			var plan controller.Plan
+			now := time.Now()
+			for _, request := range requests.List("", nil) {
+				if requestIsOver(request, now) {
+					plan.Then(controller.Deleting(request))
+				}
+			}
+			return s.Apply(ctx, key, plan)
+		}), nil
+	},
+}
+
+func requestIsOver(request *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	older := func(t metav1.Time, life time.Duration) bool { return !t.IsZero() && now.Sub(t.Time) > life }
+	issued := len(request.Status.Certificate) > 0
+	if len(request.Status.Conditions) == 0 && older(request.CreationTimestamp, pendingLife) {
+		return true
+	}
+	for _, c := range request.Status.Conditions {
+		life := answeredLife
+		switch c.Type {
+		case certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
+		case certificatesv1.CertificateApproved:
+			if issued && expired(request.Status.Certificate, now) {
+				return true
+			}
+			if !issued {
+				life = pendingLife
+			}
+		default:
+			continue
+		}
+		if older(c.LastUpdateTime, life) {
+			return true
+		}
+	}
+	return false
+}
+
+// expired says whether a certificate, as PEM, is past. What is no certificate is not.
+func expired(certificate []byte, now time.Time) bool {
+	block, _ := pem.Decode(certificate)
+	if block == nil {
+		return false
+	}
+	parsed, err := x509.ParseCertificate(block.Bytes)
+	return err == nil && now.After(parsed.NotAfter)
+}
+
+// PodCertificateRequests deletes requests for pod certificates that are older than any request takes.
+var PodCertificateRequests = controller.Definition{
+	Name: "podcertificaterequest-cleaner-controller", Queue: "podcertificaterequest_cleaner",
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		requests := client.InformerFor[*certificatesv1.PodCertificateRequest](s.Informers)
+		return periodically(s, podRequestCheckPeriod, func(ctx context.Context, key controller.Key) error {
+			var failures []error
+			for _, request := range requests.List("", nil) {
+				if time.Since(request.CreationTimestamp.Time) >= podRequestLife {
+					var plan controller.Plan
+					plan.Then(controller.Deleting(request))
+					failures = append(failures, s.Apply(ctx, key, plan))
+				}
+			}
+			return errors.Join(failures...)
+		}), nil
+	},
+}

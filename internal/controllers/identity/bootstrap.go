@@ -1,0 +1,176 @@
+package identity
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"maps"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// How bootstrap tokens are kept in secrets.
+const (
+	bootstrapSecretType   = "bootstrap.kubernetes.io/token"
+	bootstrapSecretPrefix = "bootstrap-token-"
+	tokenIDKey            = "token-id"
+	tokenSecretKey        = "token-secret"
+	tokenExpirationKey    = "expiration"
+	tokenSigningKey       = "usage-bootstrap-signing"
+
+	clusterInfoName    = "cluster-info"
+	clusterInfoKey     = "kubeconfig"
+	signatureKeyPrefix = "jws-kubeconfig-"
+)
+
+var clusterInfo = controller.Key{Namespace: metav1.NamespacePublic, Name: clusterInfoName}
+
+// BootstrapSigner signs the public description of the cluster with every bootstrap token, so that a machine that has nothing
+// but a token can tell whether it speaks to the right cluster.
+var BootstrapSigner = controller.Definition{
+	Name: "bootstrap-signer-controller", Aliases: []string{"bootstrapsigner"}, Queue: "bootstrap_signer_queue", Off: true,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		c := &bootstrapSigner{maps: client.InformerFor[*corev1.ConfigMap](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers)}
+		err := controller.Watch(s, func(m *corev1.ConfigMap) []controller.Key {
+			if controller.KeyOf(m) == clusterInfo {
+				return []controller.Key{clusterInfo}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		return controller.Planned(s, c), controller.Watch(s, func(secret *corev1.Secret) []controller.Key {
+			if isBootstrapToken(secret) {
+				return []controller.Key{clusterInfo}
+			}
+			return nil
+		})
+	},
+}
+
+func isBootstrapToken(secret *corev1.Secret) bool {
+	return secret.Type == bootstrapSecretType && secret.Namespace == metav1.NamespaceSystem
+}
+
+type bootstrapSigner struct {
+	maps    client.Informer[*corev1.ConfigMap]
+	secrets client.Informer[*corev1.Secret]
+}
+
+type bootstrapView struct {
+	info    *corev1.ConfigMap
+	secrets []*corev1.Secret
+	now     time.Time
+}
+
+// Observe gathers the description and the tokens.
+func (c *bootstrapSigner) Observe(key controller.Key) (bootstrapView, bool) {
+	info, ok := c.maps.Get(key.Namespace, key.Name)
+	return bootstrapView{info: info, secrets: c.secrets.List(metav1.NamespaceSystem, nil), now: time.Now()}, ok
+}
+
+// Reconcile makes the signatures those of the tokens there are.
+func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
+	var plan controller.Plan
+	content, ok := v.info.Data[clusterInfoKey]
+	if !ok {
+		return plan
+	}
+	data := map[string]string{}
+	for key, value := range v.info.Data {
+		if !strings.HasPrefix(key, signatureKeyPrefix) {
+			data[key] = value
+		}
+	}
+	for _, secret := range v.secrets {
+		if id, key, ok := signingToken(secret, v.now); ok {
+			data[signatureKeyPrefix+id] = detachedSignature(content, id, key)
+		}
+	}
+	if !maps.Equal(data, v.info.Data) {
+		next := v.info.DeepCopy()
+		next.Data = data
+		plan.Then(controller.Updating(next).Tolerating(metav1.StatusReasonNotFound))
+	}
+	return plan
+}
+
+// signingToken returns id and secret of a token that may sign.
+func signingToken(secret *corev1.Secret, now time.Time) (id, key string, ok bool) {
+	id, key = string(secret.Data[tokenIDKey]), string(secret.Data[tokenSecretKey])
+	if !isBootstrapToken(secret) || len(id) != 6 || key == "" || secret.Name != bootstrapSecretPrefix+id || string(secret.Data[tokenSigningKey]) != "true" {
+		return "", "", false
+	}
+	if _, expired := expiration(secret, now); expired {
+		return "", "", false
+	}
+	return id, key, true
+}
+
+// expiration returns how long a token still lives, zero for ever. A time that cannot be read is past.
+func expiration(secret *corev1.Secret, now time.Time) (left time.Duration, expired bool) {
+	text := string(secret.Data[tokenExpirationKey])
+	if text == "" {
+		return 0, false
+	}
+	end, err := time.Parse(time.RFC3339, text)
+	if err != nil || !now.Before(end) {
+		return 0, true
+	}
+	return end.Sub(now), false
+}
+
+// detachedSignature is a JSON Web Signature (HS256) of the content without the content, RFC 7515 appendix F.
+func detachedSignature(content, id, key string) string {
+	header, err := json.Marshal(struct {
+		Algorithm string `json:"alg"`
+		KeyID     string `json:"kid"`
+	}{"HS256", id})
+	if err != nil {
+		panic(err) // two strings can be written
+	}
+	encoded := base64.RawURLEncoding.EncodeToString(header)
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(encoded + "." + base64.RawURLEncoding.EncodeToString([]byte(content))))
+	return encoded + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// BootstrapTokenCleaner deletes bootstrap tokens that are past.
+var BootstrapTokenCleaner = controller.Definition{
+	Name: "token-cleaner-controller", Aliases: []string{"tokencleaner"}, Queue: "token_cleaner", Off: true,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		secrets := client.InformerFor[*corev1.Secret](s.Informers)
+		err := controller.Watch(s, func(secret *corev1.Secret) []controller.Key {
+			if isBootstrapToken(secret) {
+				return []controller.Key{controller.KeyOf(secret)}
+			}
+			return nil
+		})
+		return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+			secret, ok := secrets.Get(key.Namespace, key.Name)
+			if !ok || !isBootstrapToken(secret) {
+				return nil
+			}
+			return s.Apply(ctx, key, cleanToken(secret, time.Now()))
+		}), err
+	},
+}
+
+func cleanToken(secret *corev1.Secret, now time.Time) controller.Plan {
+	var plan controller.Plan
+	left, expired := expiration(secret, now)
+	if expired {
+		plan.Then(controller.Deleting(secret).Tolerating(metav1.StatusReasonConflict))
+	}
+	plan.Again(left)
+	return plan
+}

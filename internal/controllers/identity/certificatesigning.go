@@ -1,0 +1,132 @@
+package identity
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+const (
+	shortestLife = 10 * time.Minute
+	// backdating allows for clocks that are behind. Short lives are not shortened by it.
+	backdating = 5 * time.Minute
+	shortLife  = 8 * time.Hour
+	// CertificateLife is how long certificates live by default.
+	CertificateLife = 365 * 24 * time.Hour
+)
+
+// CertificateAuthority signs certificates. pki.Authority is one.
+type CertificateAuthority interface {
+	// Sign makes a certificate of the template and the key, as PEM, that ends no later than the authority itself.
+	Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error)
+}
+
+// SigningAuthorities say who signs for which signer name. One that is nil leaves its requests to others.
+type SigningAuthorities struct {
+	KubeletServing, KubeletClient, APIServerClient, LegacyUnknown CertificateAuthority
+	// Life is the longest a certificate may live; requests may ask for less. Zero: CertificateLife.
+	Life time.Duration
+}
+
+func (s SigningAuthorities) of(signer string) CertificateAuthority {
+	switch signer {
+	case certificatesv1.KubeletServingSignerName:
+		return s.KubeletServing
+	case certificatesv1.KubeAPIServerClientKubeletSignerName:
+		return s.KubeletClient
+	case certificatesv1.KubeAPIServerClientSignerName:
+		return s.APIServerClient
+	case legacyUnknownSigner:
+		return s.LegacyUnknown
+	}
+	return nil
+}
+
+// CertificateSigning signs what has been approved, for the signers of Kubernetes itself.
+func CertificateSigning(authorities SigningAuthorities) controller.Definition {
+	if authorities.Life == 0 {
+		authorities.Life = CertificateLife
+	}
+	return controller.Definition{
+		Name: "certificatesigningrequest-signing-controller", Aliases: []string{"csrsigning"}, Queue: "certificate-csrsigning", Workers: 5,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			if err := controller.WatchOwn[*certificatesv1.CertificateSigningRequest](s); err != nil {
+				return nil, err
+			}
+			requests := client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers)
+			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+				request, ok := requests.Get("", key.Name)
+				if !ok {
+					return nil
+				}
+				answer, err := authorities.answer(request, time.Now())
+				if err != nil || answer == nil {
+					return err
+				}
+				return s.Apply(ctx, key, controller.Plan{Status: func(controller.Outcome) kind.Object { return answer }})
+			}), nil
+		},
+	}
+}
+
+// answer is the request with its certificate, or with the reason why it gets none; nil when there is nothing to say.
+func (s SigningAuthorities) answer(request *certificatesv1.CertificateSigningRequest, now time.Time) (*certificatesv1.CertificateSigningRequest, error) {
+	authority := s.of(request.Spec.SignerName)
+	if authority == nil || len(request.Status.Certificate) > 0 || !has(request, certificatesv1.CertificateApproved) ||
+		has(request, certificatesv1.CertificateDenied) || has(request, certificatesv1.CertificateFailed) {
+		return nil, nil
+	}
+	parsed, err := parseRequest(request)
+	if err != nil {
+		return nil, err
+	}
+	next := request.DeepCopy()
+	if err := allowed(request.Spec.SignerName, parsed, request.Spec.Usages); err != nil {
+		next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "SignerValidationFailure", Message: err.Error(),
+			LastUpdateTime: metav1.NewTime(now),
+		})
+		return next, nil
+	}
+	if next.Status.Certificate, err = s.sign(authority, parsed, &request.Spec, now); err != nil {
+		return nil, fmt.Errorf("error auto signing csr: %w", err)
+	}
+	return next, nil
+}
+
+func (s SigningAuthorities) sign(authority CertificateAuthority, parsed *x509.CertificateRequest, spec *certificatesv1.CertificateSigningRequestSpec, now time.Time) ([]byte, error) {
+	if err := parsed.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("unable to verify certificate request signature: %w", err)
+	}
+	plain, extended, err := translateUsages(spec.Usages)
+	if err != nil {
+		return nil, err
+	}
+	life := s.life(spec.ExpirationSeconds)
+	end := now.Add(life - backdating)
+	if life < shortLife {
+		end = now.Add(life)
+	}
+	return authority.Sign(x509.Certificate{
+		Subject: parsed.Subject, DNSNames: parsed.DNSNames, IPAddresses: parsed.IPAddresses, EmailAddresses: parsed.EmailAddresses, URIs: parsed.URIs,
+		KeyUsage: plain, ExtKeyUsage: extended, BasicConstraintsValid: true,
+		NotBefore: now.Add(-backdating), NotAfter: end,
+	}, parsed.PublicKey, now)
+}
+
+func (s SigningAuthorities) life(asked *int32) time.Duration {
+	if asked == nil {
+		return s.Life
+	}
+	return min(max(time.Duration(*asked)*time.Second, shortestLife), s.Life)
+}

@@ -1,0 +1,164 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// TokenSigner signs the tokens that are kept in secrets. The API server's issuer is one.
+type TokenSigner interface {
+	LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret) (string, error)
+}
+
+// Tokens fills secrets of type kubernetes.io/service-account-token that users make by hand, and deletes them with their
+// account. rootCA, as PEM, is put beside the token; it may be empty.
+func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
+	return controller.Definition{
+		Name: "serviceaccount-token-controller", Aliases: []string{"serviceaccount-token"}, Queue: "serviceaccount_tokens_service", Workers: 5,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &tokens{
+				setup: s, signer: signer, rootCA: rootCA,
+				accounts: client.InformerFor[*corev1.ServiceAccount](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers),
+			}
+			look := func(secret *corev1.Secret) {
+				if secret.Type == corev1.SecretTypeServiceAccountToken {
+					s.Enqueue(controller.KeyOf(secret))
+				}
+			}
+			gone := func(secret *corev1.Secret) {
+				if secret.Type == corev1.SecretTypeServiceAccountToken {
+					s.Enqueue(controller.Key{Namespace: secret.Namespace, Name: forgetPrefix + secret.Annotations[corev1.ServiceAccountNameKey] + "/" + secret.Name})
+				}
+			}
+			if err := c.secrets.Handle(look, func(_, secret *corev1.Secret) { look(secret) }, gone); err != nil {
+				return nil, fmt.Errorf("watch secrets: %w", err)
+			}
+			ofAccount := func(account *corev1.ServiceAccount) {
+				for _, secret := range c.secrets.List(account.Namespace, nil) {
+					if secret.Annotations[corev1.ServiceAccountNameKey] == account.Name {
+						look(secret)
+					}
+				}
+			}
+			if err := c.accounts.Handle(ofAccount, nil, ofAccount); err != nil {
+				return nil, fmt.Errorf("watch service accounts: %w", err)
+			}
+			return c, nil
+		},
+	}
+}
+
+// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account, "/", the secret. No
+// secret has a slash in its name.
+const forgetPrefix = "forget/"
+
+type tokens struct {
+	setup    *controller.Setup
+	signer   TokenSigner
+	rootCA   []byte
+	accounts client.Informer[*corev1.ServiceAccount]
+	secrets  client.Informer[*corev1.Secret]
+}
+
+// Sync fills a secret, deletes it when its account is gone, or removes the trace of one that was deleted.
+func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
+	if rest, ok := bytes.CutPrefix([]byte(key.Name), []byte(forgetPrefix)); ok {
+		account, secret, _ := bytes.Cut(rest, []byte("/"))
+		return c.forget(ctx, key.Namespace, string(account), string(secret))
+	}
+	secret, ok := c.secrets.Get(key.Namespace, key.Name)
+	if !ok || secret.Type != corev1.SecretTypeServiceAccountToken {
+		return nil
+	}
+	account, err := c.account(ctx, secret)
+	if err != nil {
+		return err
+	}
+	var plan controller.Plan
+	if account == nil {
+		plan.Then(controller.Deleting(secret).Tolerating(metav1.StatusReasonConflict))
+		return c.setup.Apply(ctx, key, plan)
+	}
+	next, err := c.fill(secret, account)
+	if err != nil || next == nil {
+		return err
+	}
+	plan.Then(controller.Updating(next).Tolerating(metav1.StatusReasonNotFound))
+	return c.setup.Apply(ctx, key, plan)
+}
+
+// account is the one a secret belongs to, nil when there is none. What the informer does not know is asked of the server:
+// a token must not be deleted because the account is new.
+func (c *tokens) account(ctx context.Context, secret *corev1.Secret) (*corev1.ServiceAccount, error) {
+	name, uid := secret.Annotations[corev1.ServiceAccountNameKey], types.UID(secret.Annotations[corev1.ServiceAccountUIDKey])
+	if account, ok := c.accounts.Get(secret.Namespace, name); ok && (uid == "" || uid == account.UID) {
+		return account, nil
+	}
+	account, err := client.For[*corev1.ServiceAccount](c.setup.Client).Get(ctx, secret.Namespace, name)
+	if apierrors.IsNotFound(err) || err == nil && uid != "" && uid != account.UID {
+		return nil, nil
+	}
+	return account, err
+}
+
+// fill returns the secret with what it lacks, nil when it lacks nothing.
+func (c *tokens) fill(secret *corev1.Secret, account *corev1.ServiceAccount) (*corev1.Secret, error) {
+	needsCA := len(c.rootCA) > 0 && !bytes.Equal(secret.Data[corev1.ServiceAccountRootCAKey], c.rootCA)
+	needsNamespace := len(secret.Data[corev1.ServiceAccountNamespaceKey]) == 0
+	needsToken := len(secret.Data[corev1.ServiceAccountTokenKey]) == 0
+	if !needsCA && !needsNamespace && !needsToken {
+		return nil, nil
+	}
+	next := secret.DeepCopy()
+	if next.Data == nil {
+		next.Data = map[string][]byte{}
+	}
+	if needsCA {
+		next.Data[corev1.ServiceAccountRootCAKey] = c.rootCA
+	}
+	if needsNamespace {
+		next.Data[corev1.ServiceAccountNamespaceKey] = []byte(secret.Namespace)
+	}
+	if needsToken {
+		token, err := c.signer.LegacyToken(account, secret)
+		if err != nil {
+			return nil, fmt.Errorf("sign token: %w", err)
+		}
+		next.Data[corev1.ServiceAccountTokenKey] = []byte(token)
+	}
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, corev1.ServiceAccountNameKey, account.Name)
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, corev1.ServiceAccountUIDKey, string(account.UID))
+	return next, nil
+}
+
+// forget removes a secret from the list its account keeps.
+func (c *tokens) forget(ctx context.Context, namespace, name, secret string) error {
+	named := func(ref corev1.ObjectReference) bool { return ref.Name == secret }
+	if _, again := c.secrets.Get(namespace, secret); again {
+		return nil
+	}
+	all := client.For[*corev1.ServiceAccount](c.setup.Client)
+	account, err := all.Get(ctx, namespace, name)
+	if err != nil || !slices.ContainsFunc(account.Secrets, named) {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	next := account.DeepCopy()
+	next.Secrets = slices.DeleteFunc(next.Secrets, named)
+	if _, err = all.Update(ctx, next, client.WriteOptions{}); apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,82 @@
+package identity
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+const apiServerServingSigner = "kubernetes.io/kube-apiserver-serving"
+
+// TrustBundle publishes the certificates, as PEM, by which everybody knows the API server, as a ClusterTrustBundle. Its name
+// has a hash of the content; bundles of former content are deleted.
+func TrustBundle(bundle []byte) controller.Definition {
+	return controller.Definition{
+		Name: "kube-apiserver-serving-clustertrustbundle-publisher-controller", Queue: "ca_cert_publisher_cluster_trust_bundles",
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &trustBundle{content: string(bundle), bundles: client.InformerFor[*certificatesv1.ClusterTrustBundle](s.Informers)}
+			s.Enqueue(controller.Key{Name: c.name()})
+			err := controller.Watch(s, func(bundle *certificatesv1.ClusterTrustBundle) []controller.Key {
+				if bundle.Spec.SignerName != apiServerServingSigner {
+					return nil
+				}
+				return []controller.Key{{Name: c.name()}}
+			})
+			return controller.Planned(s, c), err
+		},
+	}
+}
+
+type trustBundle struct {
+	content string
+	bundles client.Informer[*certificatesv1.ClusterTrustBundle]
+}
+
+func (c *trustBundle) name() string {
+	hash := sha256.Sum256([]byte(c.content))
+	return fmt.Sprintf("%s:%x", strings.ReplaceAll(apiServerServingSigner, "/", ":"), hash[:12])
+}
+
+// Observe gathers the bundles of the signer.
+func (c *trustBundle) Observe(controller.Key) ([]*certificatesv1.ClusterTrustBundle, bool) {
+	var own []*certificatesv1.ClusterTrustBundle
+	for _, bundle := range c.bundles.List("", nil) {
+		if bundle.Spec.SignerName == apiServerServingSigner {
+			own = append(own, bundle)
+		}
+	}
+	return own, true
+}
+
+// Reconcile makes the one bundle, and then deletes the others.
+func (c *trustBundle) Reconcile(bundles []*certificatesv1.ClusterTrustBundle) controller.Plan {
+	var plan controller.Plan
+	var others []controller.Write
+	published := false
+	for _, bundle := range bundles {
+		if bundle.Name != c.name() {
+			others = append(others, controller.Deleting(bundle))
+			continue
+		}
+		published = true
+		if bundle.Spec.TrustBundle != c.content {
+			next := bundle.DeepCopy()
+			next.Spec.TrustBundle = c.content
+			plan.Then(controller.Updating(next))
+		}
+	}
+	if !published {
+		plan.Then(controller.Creating(&certificatesv1.ClusterTrustBundle{
+			ObjectMeta: metav1.ObjectMeta{Name: c.name()},
+			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: apiServerServingSigner, TrustBundle: c.content},
+		}).Tolerating(metav1.StatusReasonAlreadyExists))
+	}
+	plan.Then(others...)
+	return plan
+}

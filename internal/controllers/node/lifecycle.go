@@ -1,0 +1,436 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// LifecycleSettings say when a node counts as lost and how fast pods are taken from lost nodes.
+type LifecycleSettings struct {
+	// Grace is how long a node may be silent: --node-monitor-grace-period.
+	Grace time.Duration
+	// StartupGrace is how long a node may take until it says anything: --node-startup-grace-period.
+	StartupGrace time.Duration
+	// EvictionRate is how many nodes per second and zone are tainted so that their pods go: --node-eviction-rate.
+	EvictionRate float64
+	// SecondaryRate is the rate in a zone where many nodes are lost: --secondary-node-eviction-rate. It is zero in small zones.
+	SecondaryRate float64
+	// LargeZone is how many nodes a zone needs not to be small: --large-cluster-size-threshold.
+	LargeZone int
+	// UnhealthyZone is the share of lost nodes from which a zone counts as disrupted: --unhealthy-zone-threshold.
+	UnhealthyZone float64
+}
+
+// DefaultLifecycle are upstream's defaults.
+var DefaultLifecycle = LifecycleSettings{
+	Grace: 50 * time.Second, StartupGrace: time.Minute, EvictionRate: 0.1, SecondaryRate: 0.01, LargeZone: 50, UnhealthyZone: 0.55,
+}
+
+// Lifecycle watches over nodes. A node is heard when it writes its status or renews its lease; one that is silent for too long gets
+// its conditions set to Unknown. What the conditions say stands in taints as well: at once as taints that keep new pods away, and,
+// no faster than the zone's state allows, as taints that drive pods off.
+func Lifecycle(settings LifecycleSettings) controller.Definition {
+	return controller.Definition{
+		Name: "node-lifecycle-controller", Aliases: []string{"nodelifecycle"}, Component: "node-controller", Queue: "node_lifecycle_controller", Workers: 8,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &lifecycle{
+				setup: s, settings: settings,
+				nodes:  client.InformerFor[*corev1.Node](s.Informers),
+				pods:   client.InformerFor[*corev1.Pod](s.Informers),
+				leases: client.InformerFor[*coordinationv1.Lease](s.Informers),
+				zones:  newZones(settings),
+				health: map[string]*health{}, renewals: map[string]time.Time{},
+			}
+			return c, c.watch()
+		},
+	}
+}
+
+type lifecycle struct {
+	setup    *controller.Setup
+	settings LifecycleSettings
+	nodes    client.Informer[*corev1.Node]
+	pods     client.Informer[*corev1.Pod]
+	leases   client.Informer[*coordinationv1.Lease]
+	zones    *zones
+
+	mu       sync.Mutex
+	health   map[string]*health
+	renewals map[string]time.Time // when the lease of a node was last seen renewed
+}
+
+// health is what is remembered of a node. Times are of our own clock: those of nodes may be wrong.
+type health struct {
+	heard     time.Time // the last sign of life
+	heartbeat metav1.Time
+	ready     bool // as last seen: when it becomes false, the pods of the node are marked
+}
+
+func (c *lifecycle) watch() error {
+	if err := indexPods(c.pods); err != nil {
+		return err
+	}
+	enqueue := func(node *corev1.Node) { c.setup.Enqueue(controller.KeyOf(node)) }
+	added := func(node *corev1.Node) { c.zones.touch(); enqueue(node) }
+	changed := func(old, node *corev1.Node) {
+		if readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) || excluded(old) != excluded(node) {
+			c.zones.touch()
+		}
+		enqueue(node)
+	}
+	if err := c.nodes.Handle(added, changed, added); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	// A renewal is noted, no more: most nodes are well, and looked at again only when they could have been silent for too long.
+	renewed := func(lease *coordinationv1.Lease) {
+		if lease.Namespace == corev1.NamespaceNodeLease {
+			c.mu.Lock()
+			c.renewals[lease.Name] = time.Now()
+			c.mu.Unlock()
+		}
+	}
+	rechecked := func(old, lease *coordinationv1.Lease) {
+		if lease.Spec.RenewTime != nil && (old.Spec.RenewTime == nil || old.Spec.RenewTime.Before(lease.Spec.RenewTime)) {
+			renewed(lease)
+		}
+	}
+	if err := c.leases.Handle(renewed, rechecked, nil); err != nil {
+		return fmt.Errorf("watch leases: %w", err)
+	}
+	return nil
+}
+
+// Sync looks at one node.
+func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
+	now := time.Now()
+	if c.zones.update(c.nodes.List, now) {
+		for _, node := range c.nodes.List("", nil) {
+			c.setup.Enqueue(controller.KeyOf(node))
+		}
+	}
+	node, ok := c.nodes.Get("", key.Name)
+	if !ok {
+		c.forget(key.Name)
+		return nil
+	}
+	v, fresh := c.observe(node, now)
+	if v.unknown() != nil {
+		if err := c.confirmSilent(ctx, node.Name); err != nil {
+			return err
+		}
+	}
+	waits := v.needsTurn() && !c.zones.take(zoneOf(node), now)
+	if waits {
+		v.drive = driveNobody
+	}
+	plan := v.reconcile()
+	if waits {
+		plan.Again(c.zones.wait(zoneOf(node)))
+	}
+	if fresh {
+		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
+	}
+	if err := c.setup.Apply(ctx, key, plan); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h := c.health[node.Name]; h != nil {
+		h.ready = readiness(node) == corev1.ConditionTrue && !v.silent()
+	}
+	return nil
+}
+
+func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
+	return controller.Event{About: node, Type: corev1.EventTypeNormal, Reason: reason,
+		Message: fmt.Sprintf("Node %s event: %s", node.Name, fmt.Sprintf(message, node.Name))}
+}
+
+// forget tells that a node is gone, once.
+func (c *lifecycle) forget(name string) {
+	c.mu.Lock()
+	_, known := c.health[name]
+	delete(c.health, name)
+	delete(c.renewals, name)
+	c.mu.Unlock()
+	if known {
+		gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		c.setup.Events.Eventf(gone, corev1.EventTypeNormal, "RemovingNode", "Node %s event: Removing Node %s from Controller", name, name)
+	}
+}
+
+// observe notes signs of life and gathers the view. It says whether the node was not known before.
+func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, fresh bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.health[node.Name]
+	ready := condition(node, corev1.NodeReady)
+	switch {
+	case h == nil:
+		// A node we do not know may have spoken just before we began. One that never spoke counts from its creation.
+		fresh = true
+		h = &health{heard: now, ready: ready != nil && ready.Status == corev1.ConditionTrue}
+		if ready == nil {
+			h.heard = node.CreationTimestamp.Time
+		}
+		c.health[node.Name] = h
+	case ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
+		h.heard = now
+	}
+	if ready != nil {
+		h.heartbeat = ready.LastHeartbeatTime
+	}
+	for _, sign := range []time.Time{c.renewals[node.Name], c.zones.resumed()} {
+		if sign.After(h.heard) {
+			h.heard = sign
+		}
+	}
+	v = nodeView{node: node, heard: h.heard, grace: c.settings.Grace, wasReady: h.ready, drive: c.zones.drive(zoneOf(node)), now: now}
+	if ready == nil {
+		v.grace = c.settings.StartupGrace
+	}
+	if v.wasReady && (v.silent() || readiness(node) != corev1.ConditionTrue) {
+		v.pods = podsOn(c.pods, node.Name)
+	}
+	return v, fresh
+}
+
+// confirmSilent asks the server itself whether the lease was renewed: a watch that hangs must not empty the cluster.
+func (c *lifecycle) confirmSilent(ctx context.Context, name string) error {
+	known, _ := c.leases.Get(corev1.NamespaceNodeLease, name)
+	live, err := c.setup.Client.Read(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up the lease of node %s: %w", name, err)
+	}
+	if known == nil || known.ResourceVersion != live.GetResourceVersion() {
+		return fmt.Errorf("the lease of node %s has changed and we have not heard of it yet", name)
+	}
+	return nil
+}
+
+// drive says whether pods may be driven off a node that is lost.
+type drive int
+
+const (
+	driveSlowly drive = iota // by turns
+	driveNobody              // not now
+	// driveStopped: no zone has a node that answers. Then it is more likely us who are cut off, and taints that are there already go.
+	driveStopped
+)
+
+// nodeView is what decides about one node.
+type nodeView struct {
+	node     *corev1.Node
+	heard    time.Time
+	grace    time.Duration
+	wasReady bool
+	pods     []*corev1.Pod // when it is no longer ready
+	drive    drive
+	now      time.Time
+}
+
+func (v nodeView) silent() bool { return v.now.After(v.heard.Add(v.grace)) }
+
+// reconcile decides. When the node falls silent, the conditions are written first; the taints follow with the next look, which
+// sees them.
+func (v nodeView) reconcile() (plan controller.Plan) {
+	status := v.unknown()
+	if v.wasReady && (status != nil || readiness(v.node) != corev1.ConditionTrue) {
+		plan.Events = append(plan.Events, controller.Event{About: v.node, Type: corev1.EventTypeNormal, Reason: "NodeNotReady",
+			Message: fmt.Sprintf("Node %s status is now: NodeNotReady", v.node.Name)})
+		plan.Then(v.markPods()...)
+	}
+	if status != nil {
+		plan.Steps = slices.Insert(plan.Steps, 0, controller.Step{Writes: []controller.Write{controller.UpdatingStatus(status)}})
+		return plan
+	}
+	if patch := v.patch(); patch != nil {
+		plan.Then(controller.Patching(v.node, client.MergePatch, patch))
+	}
+	if !v.silent() {
+		plan.Again(v.heard.Add(v.grace).Sub(v.now) + time.Millisecond)
+	}
+	return plan
+}
+
+// judged are the conditions a kubelet answers for. NetworkUnavailable is somebody else's.
+var judged = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
+
+// unknown returns the node with its conditions set to Unknown, if it is silent and they are not.
+func (v nodeView) unknown() kind.Object {
+	if !v.silent() {
+		return nil
+	}
+	changed := v.node.DeepCopy()
+	differs := false
+	for _, t := range judged {
+		c := condition(changed, t)
+		switch {
+		case c == nil:
+			differs = true
+			changed.Status.Conditions = append(changed.Status.Conditions, corev1.NodeCondition{
+				Type: t, Status: corev1.ConditionUnknown, Reason: "NodeStatusNeverUpdated", Message: "Kubelet never posted node status.",
+				LastHeartbeatTime: v.node.CreationTimestamp, LastTransitionTime: metav1.NewTime(v.now)})
+		case c.Status != corev1.ConditionUnknown:
+			differs = true
+			c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
+			c.LastTransitionTime = metav1.NewTime(v.now)
+		}
+	}
+	if !differs {
+		return nil
+	}
+	return changed
+}
+
+// markPods makes the pods of the node not ready, so that no service leads to them.
+func (v nodeView) markPods() (writes []controller.Write) {
+	for _, pod := range v.pods {
+		i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+		if i < 0 || pod.Status.Conditions[i].Status == corev1.ConditionFalse {
+			continue
+		}
+		changed := pod.DeepCopy()
+		changed.Status.Conditions[i].Status, changed.Status.Conditions[i].LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(v.now)
+		writes = append(writes, controller.UpdatingStatus(changed).Tolerating(metav1.StatusReasonNotFound).
+			OnDone(controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}))
+	}
+	return writes
+}
+
+// patch corrects taints and labels. It is nil when they are right. The revision guards taints that others set meanwhile.
+func (v nodeView) patch() []byte {
+	metadata := map[string]any{"resourceVersion": v.node.ResourceVersion}
+	body := map[string]any{"metadata": metadata}
+	taints := v.taints()
+	if taints != nil {
+		body["spec"] = map[string]any{"taints": taints}
+	}
+	labels := v.labels()
+	if len(labels) > 0 {
+		metadata["labels"] = labels
+	}
+	if taints == nil && len(labels) == 0 {
+		return nil
+	}
+	// Taints and strings always encode.
+	patch, _ := json.Marshal(body)
+	return patch
+}
+
+// labels are the older names of labels that must follow the newer ones.
+func (v nodeView) labels() map[string]string {
+	older := map[string]string{corev1.LabelOSStable: "beta.kubernetes.io/os", corev1.LabelArchStable: "beta.kubernetes.io/arch"}
+	wrong := map[string]string{}
+	for stable, beta := range older {
+		if value, ok := v.node.Labels[stable]; ok && v.node.Labels[beta] != value {
+			wrong[beta] = value
+		}
+	}
+	return wrong
+}
+
+// spoken says which condition in which status stands for which taint.
+var spoken = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
+	corev1.NodeReady:              {corev1.ConditionFalse: corev1.TaintNodeNotReady, corev1.ConditionUnknown: corev1.TaintNodeUnreachable},
+	corev1.NodeMemoryPressure:     {corev1.ConditionTrue: corev1.TaintNodeMemoryPressure},
+	corev1.NodeDiskPressure:       {corev1.ConditionTrue: corev1.TaintNodeDiskPressure},
+	corev1.NodeNetworkUnavailable: {corev1.ConditionTrue: corev1.TaintNodeNetworkUnavailable},
+	corev1.NodePIDPressure:        {corev1.ConditionTrue: corev1.TaintNodePIDPressure},
+}
+
+// taints returns the taints the node should have, or nil when it has them. Foreign taints stay.
+func (v nodeView) taints() []corev1.Taint {
+	want := map[corev1.Taint]bool{}
+	for _, c := range v.node.Status.Conditions {
+		if key := spoken[c.Type][c.Status]; key != "" {
+			want[corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}] = true
+		}
+	}
+	if v.node.Spec.Unschedulable {
+		want[corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}] = true
+	}
+	if key := v.driven(); key != "" {
+		want[corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute}] = true
+	}
+	taints := []corev1.Taint{}
+	changed := false
+	for _, t := range v.node.Spec.Taints {
+		id := corev1.Taint{Key: t.Key, Effect: t.Effect}
+		if ours(t) && !want[id] {
+			changed = true
+			continue
+		}
+		delete(want, id)
+		taints = append(taints, t)
+	}
+	if len(want) == 0 && !changed {
+		return nil
+	}
+	for _, t := range slices.SortedFunc(maps.Keys(want), func(a, b corev1.Taint) int { return compareTaints(a, b) }) {
+		t.TimeAdded = new(metav1.NewTime(v.now))
+		taints = append(taints, t)
+	}
+	return taints
+}
+
+// driven is the taint that drives pods off the node, "" for none. A node that has one of the two keeps one, whatever its turn: the
+// key follows the condition.
+func (v nodeView) driven() string {
+	if v.drive == driveStopped || v.drive == driveNobody && !v.driving() {
+		return ""
+	}
+	return spoken[corev1.NodeReady][readiness(v.node)]
+}
+
+// driving says whether pods are driven off the node already.
+func (v nodeView) driving() bool {
+	return slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute && ours(t) })
+}
+
+// needsTurn says whether pods are going to be driven off the node that were not so far.
+func (v nodeView) needsTurn() bool { return v.unknown() == nil && v.driven() != "" && !v.driving() }
+
+// ours says whether a taint is one that follows conditions.
+func ours(t corev1.Taint) bool {
+	switch t.Effect {
+	case corev1.TaintEffectNoExecute:
+		return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
+	case corev1.TaintEffectNoSchedule:
+		if t.Key == corev1.TaintNodeUnschedulable {
+			return true
+		}
+		for _, byStatus := range spoken {
+			for _, key := range byStatus {
+				if key == t.Key {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func compareTaints(a, b corev1.Taint) int {
+	if a.Key != b.Key {
+		return slices.Compare([]byte(a.Key), []byte(b.Key))
+	}
+	return slices.Compare([]byte(a.Effect), []byte(b.Effect))
+}

@@ -1,0 +1,69 @@
+// Package node holds the controllers that look after nodes: the one that notices when a node no longer answers and taints it, the
+// one that takes pods from tainted nodes, the one that gives each node a range of pod addresses, and the one that tells
+// kubelets how long they may keep secrets in memory.
+package node
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/client"
+)
+
+// podsOnNode finds pods by their node.
+const podsOnNode = "node"
+
+// indexPods lets pods be found by their node.
+func indexPods(pods client.Informer[*corev1.Pod]) error {
+	if err := pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
+		return fmt.Errorf("index pods by node: %w", err)
+	}
+	return nil
+}
+
+// podsOn returns the pods of a node.
+func podsOn(pods client.Informer[*corev1.Pod], node string) []*corev1.Pod {
+	// The index exists: indexPods made it.
+	found, _ := pods.ByIndex(podsOnNode, node)
+	return found
+}
+
+// condition returns the condition of a type, or nil.
+func condition(node *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == t {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// readiness is the status of the Ready condition, "" when there is none.
+func readiness(node *corev1.Node) corev1.ConditionStatus {
+	if c := condition(node, corev1.NodeReady); c != nil {
+		return c.Status
+	}
+	return ""
+}
+
+// setPodCondition returns the conditions with one changed or added. The transition time moves only with the status. It returns
+// false when nothing changes.
+func setPodCondition(conditions []corev1.PodCondition, c corev1.PodCondition) ([]corev1.PodCondition, bool) {
+	i := slices.IndexFunc(conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type })
+	if i < 0 {
+		return append(slices.Clone(conditions), c), true
+	}
+	old := conditions[i]
+	if old.Status == c.Status {
+		c.LastTransitionTime = old.LastTransitionTime
+	}
+	if old.Status == c.Status && old.Reason == c.Reason && old.Message == c.Message {
+		return conditions, false
+	}
+	changed := slices.Clone(conditions)
+	c.LastProbeTime = old.LastProbeTime
+	changed[i] = c
+	return changed, true
+}

@@ -1,0 +1,219 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// PodRange is a range of pod addresses that is cut into one piece per node.
+type PodRange struct {
+	// Prefix is the whole: --cluster-cidr.
+	Prefix netip.Prefix
+	// NodeBits is the length of a node's prefix: --node-cidr-mask-size, 24 or 64 unless told otherwise.
+	NodeBits int
+}
+
+// ParsePodRanges reads --cluster-cidr: one range, or one of each family. Lengths of zero mean 24 and 64.
+func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
+	var ranges []PodRange
+	for text := range strings.SplitSeq(cidrs, ",") {
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("cluster CIDR %q: %w", text, err)
+		}
+		r := PodRange{Prefix: prefix.Masked(), NodeBits: bits4}
+		switch {
+		case !prefix.Addr().Is4():
+			if r.NodeBits = bits6; bits6 == 0 {
+				r.NodeBits = 64
+			}
+		case bits4 == 0:
+			r.NodeBits = 24
+		}
+		if r.NodeBits < prefix.Bits() || r.NodeBits > prefix.Addr().BitLen() || r.NodeBits-prefix.Bits() > 16 {
+			return nil, fmt.Errorf("cluster CIDR %s cannot be cut into nodes' ranges of /%d: the difference must be from 0 to 16 bits", prefix, r.NodeBits)
+		}
+		if len(ranges) == 1 && ranges[0].Prefix.Addr().Is4() == prefix.Addr().Is4() || len(ranges) == 2 {
+			return nil, fmt.Errorf("cluster CIDR %q: one range, or one of each family", cidrs)
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges, nil
+}
+
+// PodCIDR gives every node its own range of pod addresses, of each family one. taken are ranges nobody may have, such as those of
+// services.
+//
+// All nodes are looked at together, under one key: what one node gets depends on what all others have, and the loop does not look
+// again before it has seen what it gave.
+func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
+	return controller.Definition{
+		Name: "node-ipam-controller", Aliases: []string{"nodeipam"}, Component: "cidrAllocator", Queue: "cidrallocator_node", Workers: 1,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &podCIDRs{ranges: ranges, taken: taken, last: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
+			all := controller.Key{Name: "nodes"}
+			need := func(node *corev1.Node) {
+				if len(node.Spec.PodCIDRs) == 0 {
+					s.Enqueue(all)
+				}
+			}
+			gone := func(*corev1.Node) { s.Enqueue(all) } // a range is free
+			if err := c.nodes.Handle(need, func(_, node *corev1.Node) { need(node) }, gone); err != nil {
+				return nil, fmt.Errorf("watch nodes: %w", err)
+			}
+			return controller.Planned(s, c), nil
+		},
+	}
+}
+
+type podCIDRs struct {
+	ranges []PodRange
+	taken  []netip.Prefix
+	nodes  client.Informer[*corev1.Node]
+	last   []uint64 // the piece given last, per range; only the one worker uses it
+}
+
+// cidrView is what decides who gets what.
+type podCIDRView struct {
+	nodes  []*corev1.Node
+	ranges []PodRange
+	taken  []netip.Prefix
+	last   []uint64
+}
+
+// Observe gathers all nodes.
+func (c *podCIDRs) Observe(controller.Key) (podCIDRView, bool) {
+	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, taken: c.taken, last: c.last}, true
+}
+
+// Reconcile gives ranges to the nodes without.
+func (c *podCIDRs) Reconcile(v podCIDRView) controller.Plan {
+	plan, last := v.reconcile()
+	c.last = last
+	return plan
+}
+
+// reconcile returns the plan and the pieces given last. Pieces are given in turn, so that one that became free is not in use
+// again at once: routes to it may linger.
+func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
+	used := make([]map[uint64]bool, len(v.ranges))
+	for i, r := range v.ranges {
+		used[i] = map[uint64]bool{}
+		for _, t := range v.taken {
+			r.occupy(t, used[i])
+		}
+		for _, node := range v.nodes {
+			for _, text := range node.Spec.PodCIDRs {
+				if prefix, err := netip.ParsePrefix(text); err == nil {
+					r.occupy(prefix.Masked(), used[i])
+				}
+			}
+		}
+	}
+	last = slices.Clone(v.last)
+	nodes := slices.Clone(v.nodes)
+	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	var writes []controller.Write
+	for _, node := range nodes {
+		if len(node.Spec.PodCIDRs) > 0 || node.DeletionTimestamp != nil {
+			continue
+		}
+		cidrs := make([]string, 0, len(v.ranges))
+		pieces := make([]uint64, len(v.ranges))
+		for i, r := range v.ranges {
+			piece, ok := r.next(last[i], used[i])
+			if !ok {
+				break
+			}
+			pieces[i] = piece
+			cidrs = append(cidrs, r.piece(piece).String())
+		}
+		if len(cidrs) < len(v.ranges) {
+			plan.Events = append(plan.Events, statusChange(node, "CIDRNotAvailable"))
+			continue
+		}
+		for i, piece := range pieces {
+			used[i][piece], last[i] = true, piece
+		}
+		// Strings always encode.
+		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
+		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound).
+			OnFailed(statusChange(node, "CIDRAssignmentFailed")))
+	}
+	plan.Then(writes...)
+	return plan, last
+}
+
+func statusChange(node *corev1.Node, status string) controller.Event {
+	return controller.Event{About: node, Type: corev1.EventTypeNormal, Reason: status, Message: fmt.Sprintf("Node %s status is now: %s", node.Name, status)}
+}
+
+// pieces is how many nodes the range is enough for.
+func (r PodRange) pieces() uint64 { return 1 << (r.NodeBits - r.Prefix.Bits()) }
+
+// piece returns the n-th part of the range.
+func (r PodRange) piece(n uint64) netip.Prefix {
+	bytes := r.Prefix.Addr().AsSlice()
+	for i := 0; i < 64 && n>>i > 0; i++ {
+		if n>>i&1 == 1 {
+			bit := r.NodeBits - 1 - i
+			bytes[bit/8] |= 1 << (7 - bit%8)
+		}
+	}
+	// The bytes are those of an address, so they are one.
+	address, _ := netip.AddrFromSlice(bytes)
+	return netip.PrefixFrom(address, r.NodeBits)
+}
+
+// number says which part of the range an address lies in.
+func (r PodRange) number(address netip.Addr) (n uint64) {
+	bytes := address.AsSlice()
+	for bit := r.Prefix.Bits(); bit < r.NodeBits; bit++ {
+		n = n<<1 | uint64(bytes[bit/8]>>(7-bit%8)&1)
+	}
+	return n
+}
+
+// occupy marks the parts that a prefix touches.
+func (r PodRange) occupy(prefix netip.Prefix, used map[uint64]bool) {
+	if !r.Prefix.Overlaps(prefix) {
+		return
+	}
+	if prefix.Bits() <= r.Prefix.Bits() {
+		for n := range r.pieces() {
+			used[n] = true
+		}
+		return
+	}
+	first := r.number(prefix.Addr())
+	count := uint64(1)
+	if prefix.Bits() < r.NodeBits {
+		count = 1 << (r.NodeBits - prefix.Bits())
+	}
+	for n := range count {
+		used[first+n] = true
+	}
+}
+
+// next finds a free part behind the last one given, from the start again at the end.
+func (r PodRange) next(last uint64, used map[uint64]bool) (uint64, bool) {
+	start := last
+	if used[last] {
+		start = last + 1
+	}
+	for i := range r.pieces() {
+		if n := (start + i) % r.pieces(); !used[n] {
+			return n, true
+		}
+	}
+	return 0, false
+}

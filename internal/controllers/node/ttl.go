@@ -1,0 +1,84 @@
+package node
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// TTL tells kubelets how many seconds they may keep ConfigMaps and Secrets before they ask again: the more nodes, the longer.
+var TTL = controller.Definition{
+	Name: "ttl-controller", Aliases: []string{"ttl"}, Queue: "ttlcontroller", Workers: 5,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		c := &ttl{nodes: client.InformerFor[*corev1.Node](s.Informers)}
+		enqueue := func(node *corev1.Node) { s.Enqueue(controller.KeyOf(node)) }
+		sized := func(node *corev1.Node) {
+			if c.resize(len(c.nodes.List("", nil))) {
+				for _, each := range c.nodes.List("", nil) {
+					enqueue(each)
+				}
+			}
+			enqueue(node)
+		}
+		if err := c.nodes.Handle(sized, func(_, node *corev1.Node) { enqueue(node) }, sized); err != nil {
+			return nil, fmt.Errorf("watch nodes: %w", err)
+		}
+		return controller.Planned(s, c), nil
+	},
+}
+
+// steps by cluster size. They overlap, so that a node that comes and goes does not change all others each time.
+var steps = []struct{ from, to, seconds int }{
+	{0, 100, 0}, {90, 500, 15}, {450, 1000, 30}, {900, 2000, 60}, {1800, math.MaxInt32, 300},
+}
+
+type ttl struct {
+	nodes client.Informer[*corev1.Node]
+
+	mu   sync.Mutex
+	step int
+}
+
+// resize moves to the step of a cluster size, and says whether that is another one.
+func (c *ttl) resize(size int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.step
+	for size > steps[c.step].to && c.step < len(steps)-1 {
+		c.step++
+	}
+	for size < steps[c.step].from && c.step > 0 {
+		c.step--
+	}
+	return c.step != before
+}
+
+type ttlView struct {
+	node    *corev1.Node
+	seconds int
+}
+
+// Observe gathers a node and what it should say.
+func (c *ttl) Observe(key controller.Key) (ttlView, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	node, ok := c.nodes.Get("", key.Name)
+	return ttlView{node: node, seconds: steps[c.step].seconds}, ok
+}
+
+// Reconcile writes the annotation.
+func (c *ttl) Reconcile(v ttlView) (plan controller.Plan) {
+	want := strconv.Itoa(v.seconds)
+	if current, ok := v.node.Annotations[corev1.ObjectTTLAnnotationKey]; !ok || current != want {
+		plan.Then(controller.Patching(v.node, client.MergePatch,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, want)).Tolerating(metav1.StatusReasonNotFound))
+	}
+	return plan
+}

@@ -1,0 +1,359 @@
+package scaling
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/component-helpers/apps/poddisruptionbudget"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+const (
+	// deletionTimeout is how long an evicted pod may take until it is seen to be going. After it, it is taken to stay.
+	deletionTimeout = 2 * time.Minute
+	// staleTimeout is how long a pod may be said to be a target of disruption without going.
+	staleTimeout = 2 * time.Minute
+	// podKey marks a key as that of a pod. No name has a slash.
+	podKey = "pod/"
+)
+
+// Disruption keeps the status of disruption budgets: how many of the pods they cover are healthy, and how many may be evicted now. It
+// also takes back the mark of pods that were to be disrupted and were not.
+var Disruption = controller.Definition{
+	Name: "disruption-controller", Aliases: []string{"disruption"}, Component: "controllermanager", Queue: "disruption", Workers: 5,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		c := &disruption{
+			setup:       s,
+			budgets:     client.InformerFor[*policyv1.PodDisruptionBudget](s.Informers),
+			pods:        client.InformerFor[*corev1.Pod](s.Informers),
+			controllers: client.InformerFor[*corev1.ReplicationController](s.Informers),
+			sets:        client.InformerFor[*appsv1.ReplicaSet](s.Informers),
+			deployments: client.InformerFor[*appsv1.Deployment](s.Informers),
+			stateful:    client.InformerFor[*appsv1.StatefulSet](s.Informers),
+		}
+		var err error
+		if c.api, err = newAPI(s.Client); err != nil {
+			return nil, err
+		}
+		if err := controller.WatchOwn[*policyv1.PodDisruptionBudget](s); err != nil {
+			return nil, err
+		}
+		if err := c.pods.Handle(c.onPod, func(_, pod *corev1.Pod) { c.onPod(pod) }, c.onPod); err != nil {
+			return nil, fmt.Errorf("watch pods: %w", err)
+		}
+		return c, nil
+	},
+}
+
+type disruption struct {
+	setup       *controller.Setup
+	api         *api
+	budgets     client.Informer[*policyv1.PodDisruptionBudget]
+	pods        client.Informer[*corev1.Pod]
+	controllers client.Informer[*corev1.ReplicationController]
+	sets        client.Informer[*appsv1.ReplicaSet]
+	deployments client.Informer[*appsv1.Deployment]
+	stateful    client.Informer[*appsv1.StatefulSet]
+}
+
+// onPod looks at the budgets that cover a pod, and at the pod if its mark may have to go.
+func (c *disruption) onPod(pod *corev1.Pod) {
+	var covering []*policyv1.PodDisruptionBudget
+	for _, budget := range c.budgets.List(pod.Namespace, nil) {
+		if selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
+			covering = append(covering, budget)
+			c.setup.Enqueue(controller.KeyOf(budget))
+		}
+	}
+	if len(covering) > 1 && pod.DeletionTimestamp == nil {
+		c.setup.Events.Eventf(pod, corev1.EventTypeWarning, "MultiplePodDisruptionBudgets",
+			"Pod %q/%q matches multiple PodDisruptionBudgets.  Chose %q arbitrarily.", pod.Namespace, pod.Name, covering[0].Name)
+	}
+	if wait, marked := stale(pod, time.Now()); marked {
+		c.setup.EnqueueAfter(controller.Key{Namespace: pod.Namespace, Name: podKey + pod.Name}, wait)
+	}
+}
+
+// Sync looks at a budget, or at a pod that was marked.
+func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
+	if name, isPod := strings.CutPrefix(key.Name, podKey); isPod {
+		if pod, ok := c.pods.Get(key.Namespace, name); ok {
+			return c.setup.Apply(ctx, key, unmark(pod, time.Now()))
+		}
+		return nil
+	}
+	budget, ok := c.budgets.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil
+	}
+	v := budgetView{budget: budget, now: time.Now()}
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
+		v.failure, v.failed = err, controller.Event{About: budget, Type: corev1.EventTypeWarning, Reason: "NoPods", Message: fmt.Sprintf("Failed to get pods: %v", err)}
+	} else {
+		v.pods = c.pods.List(budget.Namespace, selector)
+		c.expect(ctx, &v)
+	}
+	return c.setup.Apply(ctx, key, v.reconcile())
+}
+
+// expect counts the pods there should be, where the budget is a share of them.
+func (c *disruption) expect(ctx context.Context, v *budgetView) {
+	if v.budget.Spec.MaxUnavailable == nil && (v.budget.Spec.MinAvailable == nil || v.budget.Spec.MinAvailable.Type == intstr.Int) {
+		return
+	}
+	scales := map[types.UID]int32{}
+	for _, pod := range v.pods {
+		owner := metav1.GetControllerOfNoCopy(pod)
+		if owner == nil {
+			v.unmanaged = append(v.unmanaged, pod.Name)
+			continue
+		}
+		if _, known := scales[owner.UID]; known {
+			continue
+		}
+		uid, replicas, err := c.scaleOf(ctx, pod.Namespace, owner)
+		if err == nil && uid == "" {
+			err = fmt.Errorf("found no controllers for pod %q", pod.Name)
+		}
+		if err != nil {
+			v.failure, v.failed = err, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+				Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
+			return
+		}
+		scales[uid] = replicas
+	}
+	for _, n := range scales {
+		v.scale += n
+	}
+}
+
+// scaleOf returns how many pods the controller of a pod wants, and who that is: for a ReplicaSet, its Deployment. It returns no uid when
+// the controller is gone.
+func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav1.OwnerReference) (types.UID, int32, error) {
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return "", 0, fmt.Errorf("owner %s %s: %w", owner.Kind, owner.Name, err)
+	}
+	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
+	case schema.GroupKind{Kind: "ReplicationController"}:
+		if rc, ok := c.controllers.Get(namespace, owner.Name); ok && rc.UID == owner.UID {
+			return rc.UID, orOne(rc.Spec.Replicas), nil
+		}
+	case schema.GroupKind{Group: "apps", Kind: "StatefulSet"}:
+		if set, ok := c.stateful.Get(namespace, owner.Name); ok && set.UID == owner.UID {
+			return set.UID, orOne(set.Spec.Replicas), nil
+		}
+	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}:
+		set, ok := c.sets.Get(namespace, owner.Name)
+		if !ok || set.UID != owner.UID {
+			break
+		}
+		above := metav1.GetControllerOfNoCopy(set)
+		if above == nil || above.Kind != "Deployment" {
+			return set.UID, orOne(set.Spec.Replicas), nil
+		}
+		if d, ok := c.deployments.Get(namespace, above.Name); ok && d.UID == above.UID {
+			return d.UID, orOne(d.Spec.Replicas), nil
+		}
+	}
+	return c.scaleByName(ctx, namespace, gv.WithKind(owner.Kind), owner)
+}
+
+// scaleByName asks the scale subresource, which every kind of controller may have.
+func (c *disruption) scaleByName(ctx context.Context, namespace string, gvk schema.GroupVersionKind, owner *metav1.OwnerReference) (types.UID, int32, error) {
+	target, err := c.api.find(ctx, gvk)
+	if err != nil {
+		return "", 0, err
+	}
+	if !target.scalable {
+		return "", 0, fmt.Errorf("%s does not implement the scale subresource", target.GroupResource())
+	}
+	scale, err := c.api.scale(ctx, target, namespace, owner.Name)
+	if apierrors.IsNotFound(err) || err == nil && scale.UID != owner.UID {
+		return "", 0, nil
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	return scale.UID, scale.Spec.Replicas, nil
+}
+
+func orOne(n *int32) int32 {
+	if n == nil {
+		return 1
+	}
+	return *n
+}
+
+// budgetView is what decides about one budget.
+type budgetView struct {
+	budget    *policyv1.PodDisruptionBudget
+	pods      []*corev1.Pod
+	scale     int32 // the pods that the controllers of the pods want
+	unmanaged []string
+	failure   error // why the pods could not be counted
+	failed    controller.Event
+	now       time.Time
+}
+
+func (v budgetView) reconcile() (plan controller.Plan) {
+	expected, desired, err := v.counts()
+	if err != nil && v.failure == nil {
+		v.failure, v.failed = err, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+			Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
+	}
+	if v.failure != nil {
+		plan.Events = append(plan.Events, v.failed)
+		plan.Status = func(controller.Outcome) kind.Object { return v.safe() }
+		return plan
+	}
+	if len(v.pods) == 0 {
+		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeNormal, Reason: "NoPods", Message: "No matching pods found"})
+	}
+	if len(v.unmanaged) > 0 {
+		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "UnmanagedPods",
+			Message: fmt.Sprintf("Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be "+
+				"calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" "+
+				"field of the PDB to an integer value.", v.budget.Spec.Selector)})
+	}
+	disrupted := v.disrupted(&plan)
+	status := policyv1.PodDisruptionBudgetStatus{
+		ObservedGeneration: v.budget.Generation, DisruptedPods: disrupted,
+		CurrentHealthy: v.healthy(disrupted), DesiredHealthy: desired, ExpectedPods: expected, Conditions: v.budget.Status.Conditions,
+	}
+	if expected > 0 {
+		status.DisruptionsAllowed = max(0, status.CurrentHealthy-desired)
+	}
+	plan.Status = func(controller.Outcome) kind.Object { return v.report(status) }
+	return plan
+}
+
+// counts returns how many pods there should be and how many of them must be healthy.
+func (v budgetView) counts() (expected, desired int32, err error) {
+	spec := v.budget.Spec
+	switch {
+	case spec.MaxUnavailable != nil:
+		most, err := intstr.GetScaledValueFromIntOrPercent(spec.MaxUnavailable, int(v.scale), true)
+		return v.scale, max(0, v.scale-int32(most)), err
+	case spec.MinAvailable != nil && spec.MinAvailable.Type == intstr.Int:
+		return int32(len(v.pods)), spec.MinAvailable.IntVal, nil
+	case spec.MinAvailable != nil:
+		least, err := intstr.GetScaledValueFromIntOrPercent(spec.MinAvailable, int(v.scale), true)
+		return v.scale, int32(least), err
+	}
+	return 0, 0, nil
+}
+
+// disrupted are the evicted pods that are still to be seen going. Those that take too long are taken to stay.
+func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
+	waiting := map[string]metav1.Time{}
+	for _, pod := range v.pods {
+		at, evicted := v.budget.Status.DisruptedPods[pod.Name]
+		if !evicted || pod.DeletionTimestamp != nil {
+			continue
+		}
+		if left := at.Add(deletionTimeout).Sub(v.now); left >= 0 {
+			waiting[pod.Name] = at
+			plan.Again(left + time.Millisecond)
+			continue
+		}
+		plan.Events = append(plan.Events, controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NotDeleted",
+			Message: fmt.Sprintf("Pod was expected by PDB %s/%s to be deleted but it wasn't", v.budget.Namespace, v.budget.Namespace)})
+	}
+	return waiting
+}
+
+// healthy counts the pods that are ready and not about to go.
+func (v budgetView) healthy(disrupted map[string]metav1.Time) (n int32) {
+	for _, pod := range v.pods {
+		if _, going := disrupted[pod.Name]; !going && pod.DeletionTimestamp == nil && podReady(pod) {
+			n++
+		}
+	}
+	return n
+}
+
+func podReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// report returns the budget with a new status, or nil when nothing changes.
+func (v budgetView) report(status policyv1.PodDisruptionBudgetStatus) kind.Object {
+	changed := v.budget.DeepCopy()
+	changed.Status = *status.DeepCopy()
+	if len(changed.Status.DisruptedPods) == 0 {
+		changed.Status.DisruptedPods = nil
+	}
+	if poddisruptionbudget.ConditionsAreUpToDate(changed) && apiequality.Semantic.DeepEqual(changed.Status, v.budget.Status) {
+		return nil
+	}
+	poddisruptionbudget.UpdateDisruptionAllowedCondition(changed)
+	return changed
+}
+
+// safe returns the budget with no disruption allowed: what cannot be counted must not be disrupted.
+func (v budgetView) safe() kind.Object {
+	changed := v.budget.DeepCopy()
+	changed.Status.DisruptionsAllowed = 0
+	meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
+		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason,
+		Message: v.failure.Error(), ObservedGeneration: changed.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(v.now)})
+	if apiequality.Semantic.DeepEqual(changed.Status, v.budget.Status) {
+		return nil
+	}
+	return changed
+}
+
+// stale says whether a pod is marked as a target of disruption without going, and when that mark is to be taken back. What kubelets
+// mark they end themselves, however long it takes.
+func stale(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
+	if i < 0 || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return 0, false
+	}
+	c := pod.Status.Conditions[i]
+	if c.Status != corev1.ConditionTrue || c.Reason == corev1.PodReasonTerminationByKubelet {
+		return 0, false
+	}
+	return max(0, staleTimeout-now.Sub(c.LastTransitionTime.Time)), true
+}
+
+// unmark takes the mark back when its time has come.
+func unmark(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
+	wait, marked := stale(pod, now)
+	if !marked {
+		return plan
+	}
+	if wait > 0 {
+		plan.Again(wait)
+		return plan
+	}
+	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil}
+	// Strings and times always encode.
+	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": []any{c}}})
+	w := controller.Patching(pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)
+	w.Verb = controller.PatchStatus
+	plan.Then(w)
+	return plan
+}

@@ -1,0 +1,140 @@
+package workload
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+var statefulSetKind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
+
+// StatefulSet keeps pods that have names and storage of their own, and changes them one after the other.
+var StatefulSet = controller.Definition{
+	Name: "statefulset-controller", Aliases: []string{"statefulset"}, Queue: "statefulset", Workers: 5,
+	New: newStatefulSets,
+}
+
+type statefulSets struct {
+	sets      client.Informer[*appsv1.StatefulSet]
+	pods      controller.Dependents[*corev1.Pod]
+	revisions controller.Dependents[*appsv1.ControllerRevision]
+	claims    client.Informer[*corev1.PersistentVolumeClaim]
+}
+
+func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
+	c := &statefulSets{sets: client.InformerFor[*appsv1.StatefulSet](s.Informers), claims: client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers)}
+	var err error
+	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
+		return nil, err
+	}
+	if c.revisions, err = controller.DependentsOf[*appsv1.ControllerRevision](s); err != nil {
+		return nil, err
+	}
+	if err := controller.WatchOwn[*appsv1.StatefulSet](s); err != nil {
+		return nil, err
+	}
+	selector := func(set *appsv1.StatefulSet) (labels.Selector, error) {
+		return metav1.LabelSelectorAsSelector(set.Spec.Selector)
+	}
+	if err := controller.WatchDependents[*corev1.Pod](s, statefulSetKind, selector); err != nil {
+		return nil, err
+	}
+	if err := controller.WatchDependents[*appsv1.ControllerRevision](s, statefulSetKind, selector); err != nil {
+		return nil, err
+	}
+	return controller.Planned(s, c), nil
+}
+
+// statefulView is what decides about one set.
+type statefulView struct {
+	set       *appsv1.StatefulSet
+	pods      []*corev1.Pod                // its own and the orphans of its namespace
+	revisions []*appsv1.ControllerRevision // likewise
+	// claims are those the set's pods have or will have, by name.
+	claims map[string]*corev1.PersistentVolumeClaim
+	// taken are revisions by name, whoever they belong to; nil: no name is taken.
+	taken func(name string) *appsv1.ControllerRevision
+	now   time.Time
+}
+
+// Observe gathers the set, its pods, their claims and the set's history.
+func (c *statefulSets) Observe(key controller.Key) (statefulView, bool) {
+	set, ok := c.sets.Get(key.Namespace, key.Name)
+	if !ok {
+		return statefulView{}, false
+	}
+	v := statefulView{
+		set: set, pods: c.pods.OfAndOrphans(set), revisions: c.revisions.OfAndOrphans(set), now: time.Now(),
+		claims: map[string]*corev1.PersistentVolumeClaim{},
+		taken: func(name string) *appsv1.ControllerRevision {
+			r, _ := c.revisions.Get(key.Namespace, name)
+			return r
+		},
+	}
+	note := func(ordinal int) {
+		for i := range set.Spec.VolumeClaimTemplates {
+			name := claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal)
+			if claim, ok := c.claims.Get(key.Namespace, name); ok {
+				v.claims[name] = claim
+			}
+		}
+	}
+	for ordinal := startOrdinal(set); ordinal < endOrdinal(set); ordinal++ {
+		note(ordinal)
+	}
+	for _, pod := range v.pods {
+		if _, ordinal := parentAndOrdinal(pod); ordinal >= endOrdinal(set) || ordinal >= 0 && ordinal < startOrdinal(set) {
+			note(ordinal)
+		}
+	}
+	return v, true
+}
+
+// Reconcile decides the next change of a set.
+func (c *statefulSets) Reconcile(v statefulView) controller.Plan { return v.reconcile() }
+
+// parentAndOrdinal splits a pod's name, "web-2"; the ordinal is -1 if there is none.
+func parentAndOrdinal(pod *corev1.Pod) (string, int) {
+	cut := strings.LastIndexByte(pod.Name, '-')
+	if cut < 0 {
+		return "", -1
+	}
+	digits := pod.Name[cut+1:]
+	ordinal, err := strconv.ParseInt(digits, 10, 32)
+	if err != nil || digits[0] == '+' {
+		return "", -1
+	}
+	return pod.Name[:cut], int(ordinal)
+}
+
+func ordinalOf(pod *corev1.Pod) int { _, ordinal := parentAndOrdinal(pod); return ordinal }
+
+func startOrdinal(set *appsv1.StatefulSet) int {
+	if set.Spec.Ordinals != nil {
+		return int(set.Spec.Ordinals.Start)
+	}
+	return 0
+}
+
+// endOrdinal is the first ordinal behind the set's.
+func endOrdinal(set *appsv1.StatefulSet) int {
+	return startOrdinal(set) + int(orOne(set.Spec.Replicas))
+}
+
+func inRange(set *appsv1.StatefulSet, pod *corev1.Pod) bool {
+	ordinal := ordinalOf(pod)
+	return ordinal >= startOrdinal(set) && ordinal < endOrdinal(set)
+}
+
+func claimName(set *appsv1.StatefulSet, claim *corev1.PersistentVolumeClaim, ordinal int) string {
+	return fmt.Sprintf("%s-%s-%d", claim.Name, set.Name, ordinal)
+}
