@@ -25,6 +25,9 @@ type command struct {
 // commands in the order `skiff help` shows them.
 var commands = []command{
 	{"server", "run a control plane", server},
+	{"controller-manager", "run the controllers alone", controllerManager},
+	{"scheduler", "run the scheduler alone", scheduler},
+	{"hollow", "play nodes without containers, to test scale", hollow},
 	{"version", "show the version", showVersion},
 }
 
@@ -55,14 +58,40 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "skiff is Kubernetes in one program.\n\nUsage: skiff COMMAND [flags]")
 	fmt.Fprintln(os.Stderr)
 	for _, c := range commands {
-		fmt.Fprintf(os.Stderr, "  %-10s %s\n", c.name, c.summary)
+		fmt.Fprintf(os.Stderr, "  %-20s %s\n", c.name, c.summary)
 	}
 	fmt.Fprintln(os.Stderr, "\n`skiff COMMAND -h` shows a command's flags.")
 }
 
 func server(ctx context.Context, args []string) error {
 	c := config.DefaultServer()
-	flags := flag.NewFlagSet("skiff server", flag.ContinueOnError)
+	return runPart("server", &c, args, func() error { return system.RunServer(ctx, c) })
+}
+
+func controllerManager(ctx context.Context, args []string) error {
+	c := config.DefaultControllerManager()
+	return runPart("controller-manager", &c, args, func() error { return system.RunControllerManager(ctx, c) })
+}
+
+func scheduler(ctx context.Context, args []string) error {
+	c := config.DefaultScheduler()
+	return runPart("scheduler", &c, args, func() error { return system.RunScheduler(ctx, c) })
+}
+
+func hollow(ctx context.Context, args []string) error {
+	c := config.DefaultHollow()
+	return runPart("hollow", &c, args, func() error { return system.RunHollow(ctx, c) })
+}
+
+// settings are those of any part.
+type settings interface {
+	Flags(*flag.FlagSet)
+	Validate() error
+}
+
+// runPart reads a part's flags into its settings and runs it.
+func runPart(name string, c settings, args []string, run func() error) error {
+	flags := flag.NewFlagSet("skiff "+name, flag.ContinueOnError)
 	c.Flags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -73,7 +102,7 @@ func server(ctx context.Context, args []string) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	return system.RunServer(ctx, c)
+	return run()
 }
 
 func showVersion(_ context.Context, _ []string) error {

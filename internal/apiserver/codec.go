@@ -268,12 +268,14 @@ func fieldSize(rest []byte, tag uint64) (int, error) {
 //
 //	[tag of metadata] [length of metadata] before [tag, length, resourceVersion] after
 //
-// before is metadata up to its field 6, after is the rest of the message.
+// before is metadata up to its field 6, after is the rest of the message. A list keeps one for each of its items, so
+// they are kept small: as places in body, which is the message behind the length of metadata.
 type splice struct {
-	before, after []byte
-	metadata      int // length of metadata with the resourceVersion
-	version       [20]byte
-	versionLen    int
+	body       []byte
+	at, next   int32 // before is body[:at], after is body[next:]
+	metadata   int32 // length of metadata with the resourceVersion
+	versionLen int32
+	revision   store.Revision
 }
 
 // newSplice cuts the message of a stored value. ok is false when it is not laid out as our own encoder lays it out.
@@ -304,9 +306,10 @@ func newSplice(stored, head []byte, revision store.Revision) (s splice, ok bool)
 		}
 		next = at + 1 + size
 	}
-	s.before, s.after = body[:at], body[next:]
-	s.versionLen = len(strconv.AppendInt(s.version[:0], revision, 10))
-	s.metadata = at + 2 + s.versionLen + len(meta) - next
+	var version [20]byte
+	s = splice{body: body, at: int32(at), next: int32(next), revision: revision}
+	s.versionLen = int32(len(strconv.AppendInt(version[:0], revision, 10)))
+	s.metadata = int32(at+2+len(meta)-next) + s.versionLen
 	return s, true
 }
 
@@ -324,15 +327,15 @@ func storedMessage(stored, head []byte) ([]byte, bool) {
 }
 
 func (s *splice) size() int {
-	return 1 + uvarintLen(s.metadata) + len(s.before) + 2 + s.versionLen + len(s.after)
+	return 1 + uvarintLen(int(s.metadata)) + int(s.at) + 2 + int(s.versionLen) + len(s.body) - int(s.next)
 }
 
 func (s *splice) append(to []byte) []byte {
 	to = binary.AppendUvarint(append(to, tagField1), uint64(s.metadata))
-	to = append(to, s.before...)
+	to = append(to, s.body[:s.at]...)
 	to = append(to, tagField6, byte(s.versionLen))
-	to = append(to, s.version[:s.versionLen]...)
-	return append(to, s.after...)
+	to = strconv.AppendInt(to, s.revision, 10)
+	return append(to, s.body[s.next:]...)
 }
 
 // encoder makes the wire forms of one resource's entries.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -300,7 +301,7 @@ func (s *Server) respondList(req *request, out output, p *page) error {
 // respondJSONItems writes a JSON list, or what it becomes as YAML or indented.
 func (s *Server) respondJSONItems(req *request, out output, head []byte, items *jsonItems) error {
 	if out.format == formatJSON && !out.pretty {
-		return s.writeItems(req, mediaJSON, head, items, listTail)
+		return s.writeItems(req, mediaJSON, func(int) []byte { return head }, items, listTail)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
@@ -315,20 +316,13 @@ func (s *Server) respondJSONItems(req *request, out output, head []byte, items *
 	return s.finishBody(req, http.StatusOK, out, buffer)
 }
 
-// respondProtoItems writes a protobuf list. Its envelope tells the length of what it holds, so that is counted first.
+// respondProtoItems writes a protobuf list. Its envelope tells the length of what it holds.
 func (s *Server) respondProtoItems(req *request, head []byte, p *page, items *protoItems) error {
 	metadata := protoListMeta(p)
-	size := len(metadata)
-	for i := range items.entries {
-		item, err := items.size(i)
-		if err != nil {
-			return err
-		}
-		size += item
-	}
-	head = binary.AppendUvarint(append(head, tagField2), uint64(size))
-	head = append(head, metadata...)
-	return s.writeItems(req, mediaProtobuf, head, items, envelopeTail)
+	return s.writeItems(req, mediaProtobuf, func(size int) []byte {
+		head := binary.AppendUvarint(append(slices.Clip(head), tagField2), uint64(len(metadata)+size))
+		return append(head, metadata...)
+	}, items, envelopeTail)
 }
 
 // listVirtual answers a list of objects that are computed on each read.

@@ -127,14 +127,10 @@ func packRun(list items, r run) ([]byte, error) {
 var gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 0xff}
 
 // writePacked writes a list as a gzip stream of packed runs.
-func (s *Server) writePacked(req *request, mediaType string, head []byte, list items, tail []byte) error {
-	opening, err := pack(head)
-	if err != nil {
-		return err
-	}
+func (s *Server) writePacked(req *request, mediaType string, head listHead, list items, tail []byte) error {
 	entries := list.of().entries
-	runs := make([][]byte, 1, 2+len(entries)>>runBits)
-	runs[0] = opening
+	runs := make([][]byte, 1, 2+len(entries)>>runBits) // the first is the head's
+	length := 0
 	for start := 0; start < len(entries); {
 		r := nextRun(entries, start)
 		packed, err := packRun(list, r)
@@ -142,7 +138,12 @@ func (s *Server) writePacked(req *request, mediaType string, head []byte, list i
 			return err
 		}
 		runs = append(runs, packed)
+		length += packedLength(packed)
 		start = r.end
+	}
+	var err error
+	if runs[0], err = pack(head(length)); err != nil {
+		return err
 	}
 	total := len(gzipHeader)
 	var sum checksum
@@ -166,11 +167,8 @@ func (s *Server) writePacked(req *request, mediaType string, head []byte, list i
 	defer func() { *buffer = chunk }()
 	for _, run := range runs {
 		chunk = append(chunk, run[packedHeader:]...)
-		if len(chunk) >= chunkSize {
-			if _, err := req.w.Write(chunk); err != nil {
-				return nil // the client is gone
-			}
-			chunk = chunk[:0]
+		if chunk, err = req.w.writeFrames(chunk); err != nil {
+			return nil // the client is gone
 		}
 	}
 	chunk = append(chunk, ending...)
@@ -192,11 +190,14 @@ type checksum struct {
 	length int
 }
 
+// packedLength is the length of the plain text.
+func packedLength(packed []byte) int { return int(binary.LittleEndian.Uint32(packed[4:])) }
+
 func (c *checksum) add(packed []byte) {
 	crc := binary.LittleEndian.Uint32(packed)
 	operator := binary.LittleEndian.Uint32(packed[8:])
 	c.crc = multiply(operator, c.crc) ^ crc
-	c.length += int(binary.LittleEndian.Uint32(packed[4:]))
+	c.length += packedLength(packed)
 }
 
 func (c *checksum) addText(text []byte) {

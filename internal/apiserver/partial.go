@@ -72,7 +72,7 @@ func (e *encoder) partialProto(entry *cache.Entry) (protoItem, error) {
 
 // metadataOnly leaves the rest of the message away.
 func (s splice) metadataOnly() splice {
-	s.after = s.after[:s.metadata-len(s.before)-2-s.versionLen]
+	s.body = s.body[:s.metadata-2-s.versionLen+s.next-s.at]
 	return s
 }
 

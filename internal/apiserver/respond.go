@@ -24,9 +24,15 @@ import (
 // responseWriter remembers what was answered, for metrics, audit and the last line of defence against panics.
 type responseWriter struct {
 	http.ResponseWriter
-	code  int // 0 until the header is written
-	bytes int64
+	code   int // 0 until the header is written
+	bytes  int64
+	frames bool // the connection speaks HTTP/2
 }
+
+// framePayload is how much is given to an HTTP/2 connection at once: with its header of nine bytes such a frame just
+// fills a TLS record. A frame of the usual largest size takes two records, and the one for the nine bytes that are left
+// costs as much to send as a full one.
+const framePayload = 16<<10 - 9
 
 func (w *responseWriter) WriteHeader(code int) {
 	if w.code == 0 {
@@ -39,9 +45,17 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.code = http.StatusOK
 	}
-	n, err := w.ResponseWriter.Write(p)
+	written := 0
+	for w.frames && len(p)-written > framePayload {
+		n, err := w.ResponseWriter.Write(p[written : written+framePayload])
+		w.bytes += int64(n)
+		if written += n; err != nil {
+			return written, err
+		}
+	}
+	n, err := w.ResponseWriter.Write(p[written:])
 	w.bytes += int64(n)
-	return n, err
+	return written + n, err
 }
 
 // Flush implements http.Flusher.

@@ -81,6 +81,8 @@ func newClient(config *rest.Config, local Local, scheme *runtime.Scheme, kinds [
 	config.QPS, config.RateLimiter = -1, flowcontrol.NewFakeAlwaysRateLimiter()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	// Warnings are for people; parts that use what is deprecated do so because users have it.
+	config.WarningHandler = rest.NoWarnings{}
 	if config.UserAgent == "" {
 		config.UserAgent = "skiff"
 	}

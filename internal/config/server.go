@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,18 +22,20 @@ type Server struct {
 	AdvertiseAddress string
 	WriteKubeconfig  string
 	NoNode           bool
-	Token            string
-	ServiceCIDR      string
-	NodePortRange    string
-	ClusterDomain    string
-	Etcd             Etcd
-	EventTTL         time.Duration
-	Limits           Limits
-	Authentication   Authentication
-	Authorization    Authorization
-	Admission        Admission
-	LogLevel         string
-	Profiling        bool
+	// Without names parts that run elsewhere: upstream's in place of ours, or ours on another machine.
+	Without        []string
+	Token          string
+	ServiceCIDR    string
+	NodePortRange  string
+	ClusterDomain  string
+	Etcd           Etcd
+	EventTTL       time.Duration
+	Limits         Limits
+	Authentication Authentication
+	Authorization  Authorization
+	Admission      Admission
+	LogLevel       string
+	Profiling      bool
 }
 
 // Etcd says where the state lives: embedded when Servers is empty.
@@ -114,6 +117,7 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress, "address other parts reach the API at; default: the bind address, or the machine's own")
 	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "also write the admin kubeconfig to this file")
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "run the control plane without a node")
+	fs.Var((*commaList)(&c.Without), "without", "parts not to run in this process: controllers, scheduler")
 	fs.StringVar(&c.Token, "token", c.Token, "bearer token that is accepted as cluster administrator, besides the certificate in the kubeconfig")
 	fs.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "addresses for Services; two ranges, separated by a comma, for two IP families")
 	fs.StringVar(&c.NodePortRange, "service-node-port-range", c.NodePortRange, "ports for Services of type NodePort")
@@ -170,6 +174,9 @@ func (c *Server) Validate() error {
 	if !c.NoNode {
 		fail("no-node", "this version runs the control plane only; start it with --no-node")
 	}
+	if err := validateParts(c.Without); err != nil {
+		errs = append(errs, err)
+	}
 	if _, err := c.ServiceCIDRs(); err != nil {
 		fail("service-cidr", "%v", err)
 	}
@@ -187,6 +194,9 @@ func (c *Server) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Runs reports whether a part runs in the server's process.
+func (c *Server) Runs(part string) bool { return !slices.Contains(c.Without, part) }
 
 // ServiceCIDRs parses ServiceCIDR: one range, or two of different families.
 func (c *Server) ServiceCIDRs() ([]netip.Prefix, error) {

@@ -21,6 +21,7 @@ func TestServerValidate(t *testing.T) {
 		{"bits beyond mask", []string{"--service-cidr=10.96.0.1/16"}, "did you mean 10.96.0.0/16?"},
 		{"node ports reversed", []string{"--service-node-port-range=9-5"}, "--service-node-port-range"},
 		{"key without certificate", []string{"--etcd-keyfile=k"}, "--etcd-certfile"},
+		{"unknown part", []string{"--without=kubelet"}, `--without: "kubelet" is not one of controllers, scheduler`},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

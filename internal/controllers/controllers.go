@@ -15,16 +15,60 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/controllers/cleanup"
+	"skiff/internal/controllers/identity"
+	"skiff/internal/controllers/network"
+	"skiff/internal/controllers/node"
+	"skiff/internal/controllers/scaling"
+	"skiff/internal/controllers/volume"
 	"skiff/internal/controllers/workload"
 )
 
 // All is the list. The names are upstream's, as --controllers has them.
-func All() []controller.Definition {
+func All(settings Settings) []controller.Definition {
 	return []controller.Definition{
 		workload.ReplicaSet,
 		workload.ReplicationController,
 		workload.Deployment,
 		workload.Job,
+		workload.StatefulSet,
+		workload.DaemonSet,
+		workload.CronJob,
+		workload.TTLAfterFinished,
+		cleanup.Namespace(settings.namespaceGrace()),
+		cleanup.GarbageCollector,
+		cleanup.ResourceQuota,
+		cleanup.Pods(settings.terminatedPods()),
+		cleanup.CertificateRequests,
+		cleanup.PodCertificateRequests,
+		cleanup.LegacyTokens(cleanup.LegacyTokenLife),
+		cleanup.ServerLeases,
+		identity.ServiceAccount,
+		identity.Tokens(settings.TokenSigner, settings.RootCA),
+		identity.RootCA(settings.RootCA),
+		identity.TrustBundle(settings.RootCA),
+		identity.ClusterRoleAggregation,
+		identity.CertificateApproving,
+		identity.CertificateSigning(settings.Signing),
+		identity.BootstrapSigner,
+		identity.BootstrapTokenCleaner,
+		network.EndpointSlice(or(settings.EndpointsPerSlice, network.DefaultEndpointsPerSlice)),
+		network.Endpoints,
+		network.EndpointSliceMirroring(or(settings.MirroredPerSubset, network.DefaultMirroredPerSubset)),
+		network.ServiceCIDR,
+		network.LoadBalancer(or(settings.ReservedPorts, network.DefaultReservedPorts)),
+		node.Lifecycle(or(settings.NodeLifecycle, node.DefaultLifecycle)),
+		node.TaintEviction,
+		node.PodCIDR(settings.PodRanges, settings.ServiceRanges),
+		node.TTL,
+		scaling.Disruption,
+		volume.Binder,
+		volume.ClaimProtection,
+		volume.VolumeProtection,
+		volume.AttributesClassProtection,
+		volume.Ephemeral,
+		volume.Expand,
+		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Folder: volume.DefaultLocalPathFolder})),
 	}
 }
 
@@ -39,6 +83,8 @@ type Config struct {
 	Enabled []string
 	// Workers overrides how many keys a controller works on at once, by name.
 	Workers map[string]int
+	// Settings are what single controllers must be told.
+	Settings Settings
 	// LeaderElection, if set, lets only one of several processes work.
 	LeaderElection *controller.LeaderElection
 	// Metrics may be nil.
@@ -54,7 +100,7 @@ type Set struct {
 
 // New wires the controllers that are wanted. Run the informers after it, then the set.
 func New(c Config) (*Set, error) {
-	definitions, err := Select(All(), c.Enabled)
+	definitions, err := Select(All(c.Settings), c.Enabled)
 	if err != nil {
 		return nil, err
 	}

@@ -193,9 +193,12 @@ func (f *fleet) register(ctx context.Context) error {
 			return fmt.Errorf("register node %s: %w", node.Name, err)
 		}
 		if made.Status.Allocatable.Cpu().IsZero() || !ready(made) {
-			made = made.DeepCopy()
-			made.Status = node.Status
-			if _, err := f.nodes.UpdateStatus(ctx, made); err != nil {
+			// A patch: controllers write the node too, as soon as they see it.
+			patch, err := json.Marshal(map[string]any{"status": node.Status})
+			if err != nil {
+				return err
+			}
+			if made, err = f.nodes.Patch(ctx, "", node.Name, client.MergePatch, patch, client.WriteOptions{Subresource: "status"}); err != nil {
 				return fmt.Errorf("report status of node %s: %w", node.Name, err)
 			}
 		}

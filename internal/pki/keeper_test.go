@@ -18,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"skiff/internal/atomicfile"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -179,7 +181,7 @@ func TestReplaceAuthority(t *testing.T) {
 	}
 
 	// A crash after the certificates were written and before the key: the old key goes on signing with its own.
-	if err := writeFile(folder.path("ca.key"), old.Key, 0o600); err != nil {
+	if err := atomicfile.Write(folder.path("ca.key"), old.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	halfway, err := folder.Authority("ca", "unused", later)
@@ -218,7 +220,7 @@ func TestLeafWithForeignKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := writeFile(folder.path("admin.key"), other.Key, 0o600); err != nil {
+	if err := atomicfile.Write(folder.path("admin.key"), other.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	pair, err := folder.Leaf("admin", a, User("admin"), start)

@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"skiff/internal/atomicfile"
 )
 
 // How long certificates live. Leaves are renewed long before (Keeper); authorities are replaced by hand (ReplaceAuthority).
@@ -169,10 +171,10 @@ func (f Folder) ReplaceAuthority(name, commonName string, now time.Time) (*Autho
 		}
 	}
 	// The certificates first: until the key follows, the old key still finds its own among them.
-	if err := writeFile(f.path(name+".crt"), bundle, 0o644); err != nil {
+	if err := atomicfile.Write(f.path(name+".crt"), bundle, 0o644); err != nil {
 		return nil, err
 	}
-	if err := writeFile(f.path(name+".key"), a.Key, 0o600); err != nil {
+	if err := atomicfile.Write(f.path(name+".key"), a.Key, 0o600); err != nil {
 		return nil, err
 	}
 	return parseAuthority(Pair{Cert: bundle, Key: a.Key})
@@ -223,10 +225,13 @@ func (f Folder) SigningKey(name string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode public key %s: %w", name, err)
 	}
-	if err := writeFile(f.path(name+".pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
+	if err := os.MkdirAll(string(f), 0o700); err != nil {
 		return nil, err
 	}
-	return key, writeFile(f.path(name+".key"), private, 0o600)
+	if err := atomicfile.Write(f.path(name+".pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
+		return nil, err
+	}
+	return key, atomicfile.Write(f.path(name+".key"), private, 0o600)
 }
 
 func (f Folder) path(file string) string { return filepath.Join(string(f), file) }
@@ -248,35 +253,10 @@ func (f Folder) write(name string, p Pair) error {
 	if err := os.MkdirAll(string(f), 0o700); err != nil {
 		return err
 	}
-	if err := writeFile(f.path(name+".key"), p.Key, 0o600); err != nil {
+	if err := atomicfile.Write(f.path(name+".key"), p.Key, 0o600); err != nil {
 		return err
 	}
-	return writeFile(f.path(name+".crt"), p.Cert, 0o644)
-}
-
-// writeFile replaces path in one step, so that a crash leaves the old file or the new one, never a part.
-func writeFile(path string, data []byte, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	if _, err = tmp.Write(data); err == nil {
-		err = tmp.Chmod(mode)
-	}
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return os.Rename(tmp.Name(), path)
+	return atomicfile.Write(f.path(name+".crt"), p.Cert, 0o644)
 }
 
 // serves reports whether a kept certificate can go on being used for leaf.
@@ -433,4 +413,17 @@ func minTime(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+// ReadAuthority loads an authority from two PEM files.
+func ReadAuthority(certFile, keyFile string) (*Authority, error) {
+	cert, err := os.ReadFile(certFile)
+	if err != nil {
+		return nil, err
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return nil, err
+	}
+	return parseAuthority(Pair{Cert: cert, Key: key})
 }

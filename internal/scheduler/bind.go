@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -23,6 +24,8 @@ type writer interface {
 	deletePod(ctx context.Context, pod *corev1.Pod) error
 	updateVolume(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error)
 	updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error)
+	updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
+	updateDeviceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 }
 
 // apiWriter writes through the client.
@@ -30,10 +33,14 @@ type apiWriter struct {
 	pods    client.Resource[*corev1.Pod]
 	volumes client.Resource[*corev1.PersistentVolume]
 	claims  client.Resource[*corev1.PersistentVolumeClaim]
+	devices client.Resource[*resourcev1.ResourceClaim]
 }
 
 func newAPIWriter(c *client.Client) *apiWriter {
-	return &apiWriter{pods: client.For[*corev1.Pod](c), volumes: client.For[*corev1.PersistentVolume](c), claims: client.For[*corev1.PersistentVolumeClaim](c)}
+	return &apiWriter{
+		pods: client.For[*corev1.Pod](c), volumes: client.For[*corev1.PersistentVolume](c), claims: client.For[*corev1.PersistentVolumeClaim](c),
+		devices: client.For[*resourcev1.ResourceClaim](c),
+	}
 }
 
 func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) error {
@@ -62,6 +69,14 @@ func (w *apiWriter) updateVolume(ctx context.Context, pv *corev1.PersistentVolum
 
 func (w *apiWriter) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	return w.claims.Update(ctx, claim, client.WriteOptions{})
+}
+
+func (w *apiWriter) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return w.devices.Update(ctx, claim, client.WriteOptions{})
+}
+
+func (w *apiWriter) updateDeviceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return w.devices.UpdateStatus(ctx, claim)
 }
 
 // retried tries a write again while the server is out of order, a few times.
@@ -106,38 +121,86 @@ func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision) {
 	})
 }
 
+// reservation is what a pod needs besides the node itself.
+type reservation struct {
+	volumes volumePlan
+	devices []claimGrant
+}
+
+func (r *reservation) empty() bool { return r.volumes.empty() && len(r.devices) == 0 }
+
 // reserve decides which volumes and devices the pod gets on its node.
 func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
 	r := &reservation{}
+	if err := s.reserveDevices(d, r); err != nil {
+		return nil, err
+	}
 	if d.profile.binding == nil || len(claimNames(d.Pod.Pod)) == 0 {
 		return r, nil
 	}
 	claims, err := s.snapshot.volumes.claimsOf(d.Pod.Pod)
 	if err != nil {
+		s.release(r)
 		return nil, err
 	}
 	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object)
+	if err == nil && len(reasons) > 0 {
+		err = fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
+	}
+	if err == nil {
+		r.volumes = plan
+		err = s.snapshot.volumes.assume(&r.volumes, d.Node)
+	}
 	if err != nil {
+		s.release(r)
 		return nil, err
 	}
-	if len(reasons) > 0 {
-		return nil, fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
-	}
-	r.volumes = plan
-	return r, s.snapshot.volumes.assume(&r.volumes, d.Node)
+	return r, nil
 }
 
-// reservation is what a pod needs besides the node itself.
-type reservation struct {
-	volumes volumePlan
+func (s *Scheduler) reserveDevices(d *Decision, r *reservation) error {
+	if len(d.Pod.Pod.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	request, refusal := s.snapshot.deviceRequest(d.Pod.Pod)
+	if refusal == nil {
+		var results []resourcev1.AllocationResult
+		if results, refusal = request.on(s.snapshot, d.number); refusal == nil {
+			for i, claim := range request.open {
+				r.devices = append(r.devices, claimGrant{claim: claim, allocation: &results[i]})
+			}
+			for _, claim := range request.held {
+				r.devices = append(r.devices, claimGrant{claim: claim})
+			}
+			s.snapshot.devices.assume(r.devices)
+			return nil
+		}
+	}
+	if refusal.Err != nil {
+		return refusal.Err
+	}
+	return fmt.Errorf("devices on node %s: %v", d.Node, refusal.Reasons)
+}
+
+// release takes back what reserve decided.
+func (s *Scheduler) release(r *reservation) {
+	s.snapshot.volumes.revert(&r.volumes)
+	s.snapshot.devices.revert(r.devices)
 }
 
 // bind writes a decision: volumes first, then the binding itself.
 func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error {
 	pod := d.Pod.Pod
-	if !r.volumes.empty() {
-		// Binding volumes may take long. Others should know meanwhile where the pod is going.
+	if !r.empty() {
+		// This may take long. Others should know meanwhile where the pod is going.
 		s.nominate(ctx, pod, d.Node)
+	}
+	for i := range r.devices {
+		if err := s.bindDevices(ctx, pod, &r.devices[i]); err != nil {
+			return err
+		}
+	}
+	if !r.volumes.empty() {
 		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
 			return fmt.Errorf("binding volumes: %w", err)
 		}
@@ -156,7 +219,7 @@ func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error
 // unbound takes back a decision that could not be written.
 func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *reservation, err error) {
 	pod := p.info.Pod
-	s.snapshot.volumes.revert(&r.volumes)
+	s.release(r)
 	if !s.snapshot.Forget(pod.UID) {
 		return // deleted, or on a node by somebody else's hand
 	}
@@ -176,6 +239,56 @@ func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *rese
 	s.queue.all[pod.UID] = p
 	p.place = nowhere
 	s.failed(ctx, p, d, err)
+}
+
+// bindDevices writes down that a claim has its devices, and that the pod uses it.
+func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *claimGrant) error {
+	claim := g.claim.DeepCopy()
+	if g.allocation != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+		updated, err := s.writer.updateDeviceClaim(ctx, claim)
+		if err != nil {
+			return fmt.Errorf("add finalizer to claim %s: %w", keyOf(claim), err)
+		}
+		claim = updated.DeepCopy()
+	}
+	if g.allocation != nil {
+		if claim.Status.Allocation != nil {
+			return fmt.Errorf("claim %s got allocated elsewhere in the meantime", keyOf(claim))
+		}
+		claim.Status.Allocation = g.allocation
+	}
+	if slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
+		return nil
+	}
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+	if _, err := s.writer.updateDeviceClaimStatus(ctx, claim); err != nil {
+		return fmt.Errorf("add allocation and reservation to claim %s: %w", keyOf(claim), err)
+	}
+	return nil
+}
+
+// freeIdleDevices gives back the devices of a claim that only this pod uses and that keep it from the nodes it could run on.
+// It reports whether it did: then the pod is tried again when the claim is free.
+func (s *Scheduler) freeIdleDevices(ctx context.Context, pod *corev1.Pod) bool {
+	claims, err := s.snapshot.devices.claimsOf(pod)
+	if err != nil {
+		return false
+	}
+	for _, claim := range claims {
+		if claim.Status.Allocation == nil || slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != pod.UID }) {
+			continue
+		}
+		free := claim.DeepCopy()
+		free.Status.Allocation, free.Status.ReservedFor, free.Status.Devices = nil, nil, nil
+		s.background(ctx, func() {
+			if _, err := s.writer.updateDeviceClaimStatus(ctx, free); err != nil && ctx.Err() == nil {
+				s.log.Warn("claim is not freed", "claim", keyOf(free), "error", err)
+			}
+		})
+		return true
+	}
+	return false
 }
 
 // bindVolumes writes a volume plan and waits until the volume controller has carried it out.

@@ -92,7 +92,7 @@ type toleranceAnswer struct {
 }
 
 func (t *tolerance) of(node int32) *toleranceAnswer {
-	set := t.snapshot.nodes[node].taints
+	set := t.snapshot.taints[node]
 	for int(set) >= len(t.known) {
 		t.known = append(t.known, toleranceAnswer{})
 	}
@@ -145,6 +145,7 @@ func normalImage(name string) string {
 }
 
 func (s *Snapshot) setImages(n *node, images []corev1.ContainerImage) {
+	s.imagesVersion++
 	names := map[string]int64{}
 	for _, i := range images {
 		for _, name := range i.Names {

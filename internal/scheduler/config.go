@@ -70,12 +70,25 @@ func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*Profile, er
 		if err != nil {
 			return nil, err
 		}
+		p.ignore(ignoredResources(c))
 		if profiles[p.Name] != nil {
 			return nil, fmt.Errorf("profiles[%d].schedulerName: Duplicate value: %q", i, p.Name)
 		}
 		profiles[p.Name] = p
 	}
 	return profiles, nil
+}
+
+// ignoredResources are the resources that extenders account for in our place.
+func ignoredResources(c *configv1.KubeSchedulerConfiguration) (names []string) {
+	for i := range c.Extenders {
+		for _, r := range c.Extenders[i].ManagedResources {
+			if r.IgnoredByScheduler {
+				names = append(names, r.Name)
+			}
+		}
+	}
+	return names
 }
 
 func backoffOf(c *configv1.KubeSchedulerConfiguration) (initial, most time.Duration) {

@@ -1,11 +1,181 @@
 package scheduler
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"fmt"
+	"slices"
 
-type deviceObjects struct{}
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
 
-func newDeviceObjects() deviceObjects { return deviceObjects{} }
+// deviceObjects is what the snapshot knows of devices: which there are, and who has them.
+type deviceObjects struct {
+	claims  map[string]*resourcev1.ResourceClaim // by namespace/name
+	slices  map[string]*resourcev1.ResourceSlice
+	classes map[string]*resourcev1.DeviceClass
+	// assumed claims are allocated by us, and the API server has not told yet.
+	assumed     map[string]*resourcev1.ResourceClaim
+	expressions *cel.Cache
+}
 
-func (d *deviceObjects) delegated(s *Snapshot, node int32, w *want) bool { return false }
-func (d *deviceObjects) set(object metav1.Object)                        {}
-func (d *deviceObjects) delete(object metav1.Object)                     {}
+// deviceFeatures are what upstream's allocator is asked to mind.
+var deviceFeatures = structured.Features{
+	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, FractionalCapacityRange: true,
+}
+
+func newDeviceObjects() deviceObjects {
+	return deviceObjects{
+		claims: map[string]*resourcev1.ResourceClaim{}, slices: map[string]*resourcev1.ResourceSlice{}, classes: map[string]*resourcev1.DeviceClass{},
+		assumed: map[string]*resourcev1.ResourceClaim{}, expressions: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
+	}
+}
+
+func (d *deviceObjects) set(object metav1.Object) {
+	switch o := object.(type) {
+	case *resourcev1.ResourceClaim:
+		d.claims[keyOf(o)] = o
+		if assumed := d.assumed[keyOf(o)]; assumed != nil && (assumed.UID != o.UID || newer(o, assumed)) {
+			delete(d.assumed, keyOf(o))
+		}
+	case *resourcev1.ResourceSlice:
+		d.slices[o.Name] = o
+	case *resourcev1.DeviceClass:
+		d.classes[o.Name] = o
+	}
+}
+
+func (d *deviceObjects) delete(object metav1.Object) {
+	switch o := object.(type) {
+	case *resourcev1.ResourceClaim:
+		delete(d.claims, keyOf(o))
+		delete(d.assumed, keyOf(o))
+	case *resourcev1.ResourceSlice:
+		delete(d.slices, o.Name)
+	case *resourcev1.DeviceClass:
+		delete(d.classes, o.Name)
+	}
+}
+
+// claimsOf are the resource claims a pod uses. A claim that is still to be made for it is an error, as is one on its way out.
+func (d *deviceObjects) claimsOf(pod *corev1.Pod) (all []*resourcev1.ResourceClaim, err error) {
+	for i := range pod.Spec.ResourceClaims {
+		name, own, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return nil, err
+		}
+		if name == nil {
+			continue // the template was optional
+		}
+		key := pod.Namespace + "/" + *name
+		claim := d.claims[key]
+		if claim == nil {
+			return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaim"), *name)
+		}
+		if claim.DeletionTimestamp != nil {
+			return nil, fmt.Errorf("resourceclaim %q is being deleted", *name)
+		}
+		if own {
+			if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, claim)
+	}
+	return all, nil
+}
+
+// allocated is what all claims together hold, assumed ones included.
+func (d *deviceObjects) allocated() structured.AllocatedState {
+	state := structured.AllocatedState{
+		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	}
+	for key, claim := range d.claims {
+		if assumed := d.assumed[key]; assumed != nil {
+			claim = assumed
+		}
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		for i := range claim.Status.Allocation.Devices.Results {
+			r := &claim.Status.Allocation.Devices.Results[i]
+			if r.AdminAccess != nil && *r.AdminAccess {
+				continue // watching a device does not take it
+			}
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			if r.ConsumedCapacity != nil {
+				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+			}
+		}
+	}
+	return state
+}
+
+// sliceList are all slices, in an order that does not change by itself.
+func (d *deviceObjects) sliceList() []*resourcev1.ResourceSlice {
+	names := make([]string, 0, len(d.slices))
+	for name := range d.slices {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	all := make([]*resourcev1.ResourceSlice, len(names))
+	for i, name := range names {
+		all[i] = d.slices[name]
+	}
+	return all
+}
+
+// classLister gives the allocator the device classes.
+type classLister struct{ devices *deviceObjects }
+
+func (l classLister) List() (all []*resourcev1.DeviceClass, err error) {
+	for _, class := range l.devices.classes {
+		all = append(all, class)
+	}
+	return all, nil
+}
+
+func (l classLister) Get(name string) (*resourcev1.DeviceClass, error) {
+	if class := l.devices.classes[name]; class != nil {
+		return class, nil
+	}
+	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclass"), name)
+}
+
+// claimGrant is an allocation decided for a claim; nil when the claim had one already and is only reserved.
+type claimGrant struct {
+	claim      *resourcev1.ResourceClaim
+	allocation *resourcev1.AllocationResult
+}
+
+// assume decides allocations: from now on the devices are taken.
+func (d *deviceObjects) assume(grants []claimGrant) {
+	for _, g := range grants {
+		if g.allocation == nil {
+			continue
+		}
+		claim := g.claim.DeepCopy()
+		claim.Status.Allocation = g.allocation
+		d.assumed[keyOf(claim)] = claim
+	}
+}
+
+// revert takes back what assume decided.
+func (d *deviceObjects) revert(grants []claimGrant) {
+	for _, g := range grants {
+		if g.allocation != nil {
+			delete(d.assumed, keyOf(g.claim))
+		}
+	}
+}

@@ -36,6 +36,7 @@ var Rules = []RuleMaker{
 	{Name: volumeZoneName, Make: fixed(volumeZone{})},
 	{Name: podTopologySpreadName, Weight: 2, Make: with(newPodTopologySpread)},
 	{Name: interPodAffinityName, Weight: 2, Make: with(newInterPodAffinity)},
+	{Name: dynamicResourcesName, Weight: 2, Make: fixed(dynamicResources{})},
 	{Name: defaultPreemptionName, Make: with(newDefaultPreemption)},
 	{Name: balancedAllocationName, Make: with(newBalancedAllocation)},
 	{Name: imageLocalityName, Make: fixed(imageLocality{})},
@@ -94,6 +95,15 @@ func DefaultProfile() *Profile {
 	return p
 }
 
+// ignore leaves resources to others to account for.
+func (p *Profile) ignore(resources []string) {
+	for _, rule := range p.filters {
+		if fit, ok := rule.(*nodeResourcesFit); ok {
+			fit.ignored = append(fit.ignored, resources...)
+		}
+	}
+}
+
 // firstNeighbourRule is the place of the first rule about neighbours.
 func (p *Profile) firstNeighbourRule() int {
 	if p.spreadOrder < 0 || p.affinityOrder >= 0 && p.affinityOrder < p.spreadOrder {
@@ -137,9 +147,9 @@ func newProfile(file *configv1.KubeSchedulerProfile) (*Profile, error) {
 			local++
 		}
 	}
-	// TaintToleration and NodeAffinity are scaled and need no room in a cell.
-	if local-2 > maxLocalScores {
-		return nil, fmt.Errorf("profile %s: more than %d rules score nodes", p.Name, maxLocalScores+2)
+	// TaintToleration, NodeAffinity and DynamicResources are scaled and need no room in a cell.
+	if local-3 > maxLocalScores {
+		return nil, fmt.Errorf("profile %s: more than %d rules score nodes", p.Name, maxLocalScores+3)
 	}
 	return p, nil
 }

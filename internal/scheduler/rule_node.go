@@ -55,7 +55,7 @@ func (nodeUnschedulable) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 		return Filter{}, nil
 	}
 	return Filter{Check: func(node int32) *Refusal {
-		if s.nodes[node].object.Spec.Unschedulable {
+		if s.closed[node] {
 			return refusedUnschedulable
 		}
 		return nil
@@ -84,7 +84,7 @@ var refusedTaint = refuse(taintTolerationName, true, "node(s) had untolerated ta
 func (taintToleration) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	t := &tolerance{snapshot: s, tolerations: p.Pod.Spec.Tolerations}
 	return Filter{Check: func(node int32) *Refusal {
-		if s.nodes[node].taints != 0 && t.of(node).refused != nil {
+		if s.taints[node] != 0 && t.of(node).refused != nil {
 			return refusedTaint
 		}
 		return nil
@@ -94,7 +94,7 @@ func (taintToleration) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 func (taintToleration) Score(s *Snapshot, p *PodInfo) Scorer {
 	t := &tolerance{snapshot: s, tolerations: p.Pod.Spec.Tolerations}
 	return Scorer{Scale: LeastIsBest, Of: func(node int32) int64 {
-		if s.nodes[node].taints == 0 {
+		if s.taints[node] == 0 {
 			return 0
 		}
 		return t.of(node).disliked

@@ -145,7 +145,7 @@ func (r *nodeResourcesFit) refusal(s *Snapshot, node int32, wants []want, known 
 	}
 	for i := range wants {
 		w := &wants[i]
-		if w.amount > s.allocatable[w.resource][node]-s.requested[w.resource][node] && !s.devices.delegated(s, node, w) {
+		if w.amount > s.allocatable[w.resource][node]-s.requested[w.resource][node] {
 			missing = append(missing, byte(i+1))
 			if w.amount > s.allocatable[w.resource][node] {
 				unresolvable = 1
@@ -293,7 +293,6 @@ func (r *nodeResourcesFit) Hints() []Hint {
 		{Resource: AssignedPod, Action: UpdatePodScaleDown, Helps: freesSomeOf},
 		{Resource: TargetPod, Action: UpdatePodScaleDown},
 		{Resource: NodeResource, Action: Add | UpdateNodeAllocatable, Helps: r.nodeHelps},
-		{Resource: DeviceClassResource, Action: Add | Update},
 	}
 }
 
@@ -418,11 +417,18 @@ func (imageLocality) Score(s *Snapshot, p *PodInfo) Scorer {
 		return Scorer{}
 	}
 	most := imageMaximum * int64(len(names))
+	// Mostly no node holds any of them; that is found out once, not node by node.
+	var version uint64
+	known := false
 	return Scorer{Of: func(node int32) int64 {
-		held := s.nodes[node].images
-		if len(held) == 0 {
+		if version != s.imagesVersion {
+			version = s.imagesVersion
+			known = slices.ContainsFunc(names, func(name string) bool { return s.images[name] != nil })
+		}
+		if !known {
 			return 0
 		}
+		held := s.nodes[node].images
 		var sum int64
 		for _, name := range names {
 			if _, has := held[name]; has {

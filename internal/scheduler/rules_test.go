@@ -52,7 +52,9 @@ func TestFilters(t *testing.T) {
 		return func(c *corev1.TopologySpreadConstraint) { c.MinDomains = &n }
 	}
 	honorTaints := func(c *corev1.TopologySpreadConstraint) { c.NodeTaintsPolicy = ptr.To(corev1.NodeInclusionPolicyHonor) }
-	ignoreAffinity := func(c *corev1.TopologySpreadConstraint) { c.NodeAffinityPolicy = ptr.To(corev1.NodeInclusionPolicyIgnore) }
+	ignoreAffinity := func(c *corev1.TopologySpreadConstraint) {
+		c.NodeAffinityPolicy = ptr.To(corev1.NodeInclusionPolicyIgnore)
+	}
 	keys := func(k ...string) func(*corev1.TopologySpreadConstraint) {
 		return func(c *corev1.TopologySpreadConstraint) { c.MatchLabelKeys = k }
 	}
@@ -553,10 +555,12 @@ func TestVolumeRules(t *testing.T) {
 			objects: []metav1.Object{claim("c", boundTo("v")), pv("v", csi("1")), limit("a", 1)},
 			running: []*corev1.Pod{testPod("1", on("a"), uses("c"))}, pod: testPod("p", uses("c")),
 		},
-		"disk in use": {running: []*corev1.Pod{testPod("1", on("a"), disk(false))}, pod: testPod("p", disk(true)), want: map[string]string{"a": "node(s) had no available disk"}},
+		"disk in use":       {running: []*corev1.Pod{testPod("1", on("a"), disk(false))}, pod: testPod("p", disk(true)), want: map[string]string{"a": "node(s) had no available disk"}},
 		"disk read by many": {running: []*corev1.Pod{testPod("1", on("a"), disk(true))}, pod: testPod("p", disk(true))},
 		"claim for one pod": {
-			objects: []metav1.Object{claim("c", boundTo("v"), func(c *corev1.PersistentVolumeClaim) { c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod} }), pv("v")},
+			objects: []metav1.Object{claim("c", boundTo("v"), func(c *corev1.PersistentVolumeClaim) {
+				c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+			}), pv("v")},
 			running: []*corev1.Pod{testPod("1", on("a"), uses("c"))}, pod: testPod("p", uses("c")), want: map[string]string{"a": refusedOnce.Reasons[0], "b": refusedOnce.Reasons[0]},
 		},
 	}

@@ -305,6 +305,8 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 		reason, rules = corev1.PodReasonUnschedulable, fit.Rules
 		switch {
 		case s.preempting[pod.UID]:
+		case slices.Contains(rules, dynamicResourcesName) && s.freeIdleDevices(ctx, pod):
+			fit.Preemption = "deallocation of ResourceClaim completed"
 		case d.profile.preemption == nil:
 			nominated = ""
 		default:

@@ -30,6 +30,10 @@ type Snapshot struct {
 	free       []int32
 	count      int // nodes that exist
 
+	exists []bool  // by node: it is more than a name that pods speak of
+	closed []bool  // by node: spec.unschedulable
+	taints []int32 // by node: number of its combination of taints
+
 	allocatable [][]int64 // by resource, node
 	requested   [][]int64 // by resource, node
 	assumed     [2][]int64
@@ -43,8 +47,7 @@ type Snapshot struct {
 	taintSets      []taintSet
 	taintSetNumber map[string]int32
 	images         map[string]*image
-	unschedulable  int // nodes with spec.unschedulable
-	nodesVersion   uint64
+	imagesVersion  uint64 // grows when a node gets or loses an image
 
 	pods        map[types.UID]*podEntry
 	byNamespace map[string][]*podEntry
@@ -81,7 +84,6 @@ const maxChanges = 8192
 type node struct {
 	name   string
 	object *corev1.Node // nil while only pods speak of the node
-	taints int32
 	pods   []*podEntry
 	ports  []hostPort
 	images map[string]int64
@@ -177,6 +179,7 @@ func (s *Snapshot) number(name string) int32 {
 		n = int32(len(s.nodes))
 		s.nodes = append(s.nodes, node{})
 		s.served = append(s.served, 0)
+		s.exists, s.closed, s.taints = append(s.exists, false), append(s.closed, false), append(s.taints, 0)
 		for r := range s.allocatable {
 			s.allocatable[r] = append(s.allocatable[r], 0)
 			s.requested[r] = append(s.requested[r], 0)
@@ -206,7 +209,6 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 	old := nd.object
 	if old == nil {
 		s.count++
-		s.nodesVersion++
 	}
 	// Domains move under the feet of the pods on the node: count them out before and in after.
 	moves := old == nil || !sameLabels(old.Labels, object.Labels) || !slices.EqualFunc(old.Spec.Taints, object.Spec.Taints, sameTaint) ||
@@ -214,14 +216,8 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 	if moves {
 		s.leaveDomains(n)
 	}
-	if old != nil && old.Spec.Unschedulable {
-		s.unschedulable--
-	}
-	if object.Spec.Unschedulable {
-		s.unschedulable++
-	}
 	nd.object = object
-	nd.taints = s.taintSetOf(object.Spec.Taints)
+	s.exists[n], s.closed[n], s.taints[n] = true, object.Spec.Unschedulable, s.taintSetOf(object.Spec.Taints)
 	for r := range s.allocatable {
 		s.allocatable[r][n] = 0
 	}
@@ -259,13 +255,10 @@ func (s *Snapshot) DeleteNode(name string) {
 	}
 	nd := &s.nodes[n]
 	s.leaveDomains(n)
-	if nd.object.Spec.Unschedulable {
-		s.unschedulable--
-	}
 	s.setImages(nd, nil)
-	nd.object, nd.taints = nil, 0
+	nd.object = nil
+	s.exists[n], s.closed[n], s.taints[n] = false, false, 0
 	s.count--
-	s.nodesVersion++
 	for r := range s.allocatable {
 		s.allocatable[r][n] = 0
 	}

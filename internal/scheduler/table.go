@@ -216,7 +216,7 @@ func (t *table) update(s *Snapshot, node int32) {
 
 // evaluate asks the node-local rules about one node.
 func (t *table) evaluate(s *Snapshot, node int32) (c cell) {
-	if s.nodes[node].object == nil {
+	if !s.exists[node] {
 		c.refusal = absent
 		return c
 	}
@@ -265,7 +265,7 @@ func (t *table) weighScales(s *Snapshot, node int32) {
 	for i := range t.scales {
 		x := &t.scales[i]
 		var raw int64
-		if s.nodes[node].object != nil {
+		if s.exists[node] {
 			raw = x.of(node)
 		}
 		if x.raw[node] != 0 {

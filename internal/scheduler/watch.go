@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -121,6 +122,15 @@ func (s *Scheduler) watch(informers *client.Informers) error {
 		},
 		func() error {
 			return followSimply(s, informers, VolumeAttachmentResource, setObject[*storagev1.VolumeAttachment](n), deleteObject[*storagev1.VolumeAttachment](n))
+		},
+		func() error {
+			return followSimply(s, informers, ResourceClaimResource, setObject[*resourcev1.ResourceClaim](n), deleteObject[*resourcev1.ResourceClaim](n))
+		},
+		func() error {
+			return followSimply(s, informers, ResourceSliceResource, setObject[*resourcev1.ResourceSlice](n), deleteObject[*resourcev1.ResourceSlice](n))
+		},
+		func() error {
+			return followSimply(s, informers, DeviceClassResource, setObject[*resourcev1.DeviceClass](n), deleteObject[*resourcev1.DeviceClass](n))
 		},
 	} {
 		if err := register(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,6 +24,7 @@ import (
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/config"
+	"skiff/internal/controllers"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 	"skiff/internal/store/cache"
@@ -96,6 +98,10 @@ func RunServer(ctx context.Context, c config.Server) error {
 			return wrap("create the system's own objects", err)
 		}
 		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
+		settings := controllers.Settings{
+			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
+		}
+		group.Go(func() error { return wrap("controllers and scheduler", runParts(ctx, c, server, settings, log)) })
 		if started.wait(ctx) {
 			log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
 				"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
@@ -109,6 +115,13 @@ func RunServer(ctx context.Context, c config.Server) error {
 func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.Logger, storeHealthy func(context.Context) error, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
 	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.authenticator, Authorizer: accessReviews{gate.authorizer}})
 	documents := openapi.New(kinds, version.Info().GitVersion)
+	paths := map[string]http.Handler{
+		authn.OpenIDConfigurationPath: gate.discovery,
+		authn.OpenIDKeysPath:          gate.discovery,
+	}
+	if c.Profiling {
+		addProfiling(paths)
+	}
 	server, err := apiserver.New(apiserver.Config{
 		Kinds:         kinds,
 		Scheme:        api.Scheme(),
@@ -121,10 +134,7 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.L
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}
 		},
-		Paths: map[string]http.Handler{
-			authn.OpenIDConfigurationPath: gate.discovery,
-			authn.OpenIDKeysPath:          gate.discovery,
-		},
+		Paths:         paths,
 		Admission:     gate.admission,
 		OpenAPI:       documents,
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
@@ -140,14 +150,27 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.L
 	return server, nil
 }
 
+// addProfiling adds the paths of net/http/pprof, which like all others are for those whom the authorizer allows them.
+// Nothing else reaches that package: it also registers with the default mux, which nobody serves.
+func addProfiling(paths map[string]http.Handler) {
+	paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
+	paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
+	paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+	paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
+	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+}
+
 // serve answers requests on the listener until ctx ends, then lets running ones finish.
 func serve(ctx context.Context, listener net.Listener, server *apiserver.Server, certs *certificates) error {
 	// Long-running requests end with this context, so that shutting down need not wait for watchers.
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	secure := certs.serving.Clone()
+	// Small records at first would let a browser show something sooner; here they are only more of them to send.
+	secure.DynamicRecordSizingDisabled = true
 	h := &http.Server{
 		Handler:           server.Handler(),
-		TLSConfig:         certs.serving,
+		TLSConfig:         secure,
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       3 * time.Minute,
 		MaxHeaderBytes:    1 << 20,

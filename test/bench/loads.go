@@ -4,9 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,7 +56,11 @@ func (b *bench) client(contentType string) (*clientset.Clientset, error) {
 }
 
 // cpu runs f and returns the server's CPU and the wall time it took.
-func (b *bench) cpu(f func() error) (used, wall time.Duration, err error) {
+func (b *bench) cpu(name string, f func() error) (used, wall time.Duration, err error) {
+	if b.profiles != "" && b.cluster.Name == "skiff" {
+		done := b.profile(name)
+		defer func() { err = errors.Join(err, <-done) }()
+	}
 	before, err := b.cluster.CPU()
 	if err != nil {
 		return 0, 0, err
@@ -64,6 +72,34 @@ func (b *bench) cpu(f func() error) (used, wall time.Duration, err error) {
 	wall = time.Since(began)
 	after, err := b.cluster.CPU()
 	return after - before, wall, err
+}
+
+// profile lets the server profile itself for a few seconds while the load runs.
+func (b *bench) profile(name string) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		data, err := func() ([]byte, error) {
+			client, err := b.rawClient(true)
+			if err != nil {
+				return nil, err
+			}
+			defer client.CloseIdleConnections()
+			resp, err := client.Get(b.config.Host + "/debug/pprof/profile?seconds=2")
+			if err != nil {
+				return nil, err
+			}
+			defer resp.Body.Close()
+			return io.ReadAll(resp.Body)
+		}()
+		if err == nil {
+			file := strings.NewReplacer(" ", "-", ",", "").Replace(name) + ".pprof"
+			err = os.WriteFile(filepath.Join(b.profiles, file), data, 0o644)
+		}
+		done <- err
+	}()
+	// The profile has begun when the load does.
+	time.Sleep(100 * time.Millisecond)
+	return done
 }
 
 func measureStart(b *bench) error {
@@ -117,11 +153,11 @@ func measureWrites(b *bench) error {
 				return err
 			}},
 		} {
-			used, wall, err := b.cpu(func() error { return b.parallel(b.requests, step.do) })
-			if err != nil {
-				return fmt.Errorf("%s, %s: %w", step.name, short, err)
-			}
 			name := step.name + ", " + short
+			used, wall, err := b.cpu(name, func() error { return b.parallel(b.requests, step.do) })
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
 			b.add(name+": server CPU", float64(used.Microseconds())/float64(b.requests), "µs", 1./4)
 			b.rows = append(b.rows, Row{Name: name + ": throughput", Value: float64(b.requests) / wall.Seconds(), Unit: "/s", Goal: 2.5, More: true})
 		}
@@ -195,16 +231,15 @@ func (b *bench) measureList(name, contentType string, gzip bool, page int) error
 	if err := once(); err != nil {
 		return err
 	}
-	const rounds = 10
-	used, _, err := b.cpu(func() error {
-		for range rounds {
+	used, _, err := b.cpu(name, func() error {
+		for range b.rounds {
 			if err := once(); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	b.add(name+": server CPU", float64(used.Microseconds())/1000/rounds, "ms", 1./10)
+	b.add(name+": server CPU", float64(used.Microseconds())/1000/float64(b.rounds), "ms", 1./10)
 	return err
 }
 
@@ -302,7 +337,7 @@ func (b *bench) measureFanOut(name, contentType string, goal float64) error {
 		})
 	}
 	want := int64(b.watchers) * int64(b.events)
-	used, wall, err := b.cpu(func() error {
+	used, wall, err := b.cpu(name, func() error {
 		if err := b.parallel(b.events, func(i int) error {
 			_, err := pods.Create(ctx, pod(fmt.Sprintf("%s-%d", map[string]string{jsonType: "j", protobufType: "p"}[contentType], i)), metav1.CreateOptions{})
 			return err

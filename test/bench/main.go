@@ -48,19 +48,23 @@ type options struct {
 	workers  int
 	watchers int
 	events   int
+	rounds   int
+	profiles string
 }
 
 func main() {
+	var o options
 	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this folder")
-	var o options
+	flag.StringVar(&o.profiles, "profiles", "", "write a CPU profile of skiff's first seconds under each load to this folder; the numbers are then a little worse")
 	flag.IntVar(&o.pods, "pods", 10000, "pods to list")
 	flag.IntVar(&o.requests, "requests", 4000, "writes of each kind")
 	flag.IntVar(&o.workers, "workers", 16, "clients that write at once")
 	flag.IntVar(&o.watchers, "watchers", 200, "watchers of one resource")
 	flag.IntVar(&o.events, "events", 500, "events sent to the watchers")
+	flag.IntVar(&o.rounds, "rounds", 40, "lists of each form")
 	flag.Parse()
 	if err := run(*only, *sides, *out, *keep, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -104,7 +108,7 @@ func measure(side, dir, only string, o options) ([]Row, error) {
 	const flag = "--disable-admission-plugins=ServiceAccount"
 	switch side {
 	case "skiff":
-		c, err = cluster.Skiff(dir, flag)
+		c, err = cluster.Skiff(dir, flag, fmt.Sprintf("--profiling=%t", o.profiles != ""))
 	case "upstream":
 		c, err = cluster.UpstreamAPI(dir, "", flag)
 	default:

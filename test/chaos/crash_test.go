@@ -120,9 +120,6 @@ func story(t *testing.T, servers []connection, chaos func()) {
 	watching, stopWatching := context.WithCancel(t.Context())
 	defer stopWatching()
 	var writersDone, watchersDone sync.WaitGroup
-	for id := range writers {
-		writersDone.Go(func() { (&writer{id: id, servers: servers, history: h}).run(writing) })
-	}
 	listed := make(chan struct{}, watchers)
 	var all []*watcher
 	for id := range watchers {
@@ -132,6 +129,9 @@ func story(t *testing.T, servers []connection, chaos func()) {
 	}
 	for range watchers {
 		<-listed
+	}
+	for id := range writers {
+		writersDone.Go(func() { (&writer{id: id, servers: servers, history: h}).run(writing) })
 	}
 	chaos()
 	time.Sleep(time.Second)
@@ -149,11 +149,13 @@ func story(t *testing.T, servers []connection, chaos func()) {
 	if !tooLate.Stop() {
 		t.Error("the watchers did not see the last write within 10 s")
 	}
-	h.check(t)
 	resumed := 0
 	for _, w := range all {
 		w.check(t, h, final.Items)
 		resumed += w.resumed - 1
 	}
-	t.Logf("%d operations, %d events seen by each watcher, %d watches resumed", len(h.operations), len(all[0].events), resumed)
+	unheard := h.resolve(all[0].events)
+	h.check(t)
+	t.Logf("%d operations, the end of %d unknown to their clients, %d events seen by each watcher, %d watches resumed",
+		len(h.operations), unheard, len(all[0].events), resumed)
 }

@@ -68,7 +68,7 @@ func (w *watcher) run(ctx context.Context, listed chan<- struct{}) {
 	}
 }
 
-// list reads the beginning; writers may be at work already.
+// list reads the beginning.
 func (w *watcher) list(ctx context.Context) string {
 	for ctx.Err() == nil {
 		list, err := w.servers[w.id%len(w.servers)].short.List(ctx, metav1.ListOptions{LabelSelector: selector})

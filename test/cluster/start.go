@@ -22,7 +22,8 @@ type keys struct {
 	proxy     *pki.Authority
 }
 
-// Skiff starts `skiff server --no-node` from bin/ with its state below dir; more flags may follow.
+// Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags that
+// follow say otherwise (--without=).
 // Started again on the same dir it finds its state and keeps its port.
 func Skiff(dir string, flags ...string) (*Cluster, error) {
 	root, err := Root()
@@ -37,7 +38,7 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{Name: "skiff", Dir: dir, URL: "https://127.0.0.1:" + port, Kubeconfig: filepath.Join(dir, "data/admin.kubeconfig")}
-	args := append([]string{"server", "--no-node", "--data-dir", filepath.Join(dir, "data"),
+	args := append([]string{"server", "--no-node", "--without=controllers,scheduler", "--data-dir", filepath.Join(dir, "data"),
 		"--bind-address", "127.0.0.1", "--secure-port", port}, flags...)
 	began := time.Now()
 	p, err := start(dir, "skiff", filepath.Join(root, "bin/skiff"), args...)
@@ -45,14 +46,11 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 		return nil, err
 	}
 	c.Server = []*Process{p}
-	// The kubeconfig is there before the port is.
-	for range 20000 {
-		if _, err := os.Stat(c.Kubeconfig); err == nil || p.Exited() {
-			break
-		}
+	// The kubeconfig is there before the port is, but not all of it from its first moment.
+	config, err := c.Config()
+	for ; err != nil && !p.Exited() && time.Since(began) < startTimeout; config, err = c.Config() {
 		time.Sleep(time.Millisecond)
 	}
-	config, err := c.Config()
 	if err != nil {
 		c.Stop()
 		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; its log ends:\n%s", err, p.Log(20))

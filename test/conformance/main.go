@@ -78,7 +78,7 @@ func run(o options) (failed int, err error) {
 	}
 	kubeconfig := o.kubeconfig
 	if kubeconfig == "" {
-		c, err := cluster.Skiff(filepath.Join(results, "cluster"))
+		c, err := cluster.Skiff(filepath.Join(results, "cluster"), "--advertise-address=192.0.2.1")
 		if err != nil {
 			return 0, err
 		}

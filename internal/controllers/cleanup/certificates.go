@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -31,14 +30,8 @@ var CertificateRequests = controller.Definition{
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		requests := client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers)
 		return periodically(s, requestCheckPeriod, func(ctx context.Context, key controller.Key) error {
-			var plan controller.Plan
 			now := time.Now()
-			for _, request := range requests.List("", nil) {
-				if requestIsOver(request, now) {
-					plan.Then(controller.Deleting(request))
-				}
-			}
-			return s.Apply(ctx, key, plan)
+			return s.Apply(ctx, key, deleting(requests, func(r *certificatesv1.CertificateSigningRequest) bool { return requestIsOver(r, now) }))
 		}), nil
 	},
 }
@@ -86,15 +79,10 @@ var PodCertificateRequests = controller.Definition{
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		requests := client.InformerFor[*certificatesv1.PodCertificateRequest](s.Informers)
 		return periodically(s, podRequestCheckPeriod, func(ctx context.Context, key controller.Key) error {
-			var failures []error
-			for _, request := range requests.List("", nil) {
-				if time.Since(request.CreationTimestamp.Time) >= podRequestLife {
-					var plan controller.Plan
-					plan.Then(controller.Deleting(request))
-					failures = append(failures, s.Apply(ctx, key, plan))
-				}
-			}
-			return errors.Join(failures...)
+			now := time.Now()
+			return s.Apply(ctx, key, deleting(requests, func(r *certificatesv1.PodCertificateRequest) bool {
+				return now.Sub(r.CreationTimestamp.Time) >= podRequestLife
+			}))
 		}), nil
 	},
 }

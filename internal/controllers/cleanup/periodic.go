@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/kind"
 )
 
 // periodically makes a Syncer that does its work at once, and again whenever the period is over. Work that fails comes again
@@ -18,4 +20,17 @@ func periodically(s *controller.Setup, period time.Duration, do func(ctx context
 		s.EnqueueAfter(key, period)
 		return nil
 	})
+}
+
+// deleting is a plan that deletes all objects that are over. One that cannot be deleted does not save the others.
+func deleting[T kind.Object](objects client.Informer[T], over func(T) bool) controller.Plan {
+	var plan controller.Plan
+	var writes []controller.Write
+	for _, obj := range objects.List("", nil) {
+		if over(obj) {
+			writes = append(writes, controller.Deleting(obj))
+		}
+	}
+	plan.Then(writes...)
+	return plan
 }

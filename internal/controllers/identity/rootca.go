@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"errors"
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,11 +19,18 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// RootCA publishes in every namespace the certificates, as PEM, by which pods know the API server.
+// errNoAuthority: what is to be published is missing.
+var errNoAuthority = errors.New("there is no certificate authority to publish")
+
+// RootCA publishes in every namespace the certificates, as PEM, by which pods know the API server. Without any it is off.
 func RootCA(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "root-ca-certificate-publisher-controller", Aliases: []string{"root-ca-cert-publisher"}, Queue: "root_ca_cert_publisher",
+		Off: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
+			if len(bundle) == 0 {
+				return nil, errNoAuthority
+			}
 			c := &rootCA{
 				bundle:     string(bundle),
 				namespaces: client.InformerFor[*corev1.Namespace](s.Informers),

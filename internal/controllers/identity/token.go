@@ -3,6 +3,7 @@ package identity
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -21,11 +22,15 @@ type TokenSigner interface {
 }
 
 // Tokens fills secrets of type kubernetes.io/service-account-token that users make by hand, and deletes them with their
-// account. rootCA, as PEM, is put beside the token; it may be empty.
+// account. rootCA, as PEM, is put beside the token; it may be empty. Without a signer it is off.
 func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	return controller.Definition{
 		Name: "serviceaccount-token-controller", Aliases: []string{"serviceaccount-token"}, Queue: "serviceaccount_tokens_service", Workers: 5,
+		Off: signer == nil,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
+			if signer == nil {
+				return nil, errors.New("there is no key to sign tokens with")
+			}
 			c := &tokens{
 				setup: s, signer: signer, rootCA: rootCA,
 				accounts: client.InformerFor[*corev1.ServiceAccount](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers),

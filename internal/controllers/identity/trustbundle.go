@@ -15,11 +15,15 @@ import (
 const apiServerServingSigner = "kubernetes.io/kube-apiserver-serving"
 
 // TrustBundle publishes the certificates, as PEM, by which everybody knows the API server, as a ClusterTrustBundle. Its name
-// has a hash of the content; bundles of former content are deleted.
+// has a hash of the content; bundles of former content are deleted. Without any it is off.
 func TrustBundle(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "kube-apiserver-serving-clustertrustbundle-publisher-controller", Queue: "ca_cert_publisher_cluster_trust_bundles",
+		Off: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
+			if len(bundle) == 0 {
+				return nil, errNoAuthority
+			}
 			c := &trustBundle{content: string(bundle), bundles: client.InformerFor[*certificatesv1.ClusterTrustBundle](s.Informers)}
 			s.Enqueue(controller.Key{Name: c.name()})
 			err := controller.Watch(s, func(bundle *certificatesv1.ClusterTrustBundle) []controller.Key {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -51,14 +52,18 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 }
 
 // PodCIDR gives every node its own range of pod addresses, of each family one. taken are ranges nobody may have, such as those of
-// services.
+// services. Without ranges it is off.
 //
 // All nodes are looked at together, under one key: what one node gets depends on what all others have, and the loop does not look
 // again before it has seen what it gave.
 func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 	return controller.Definition{
 		Name: "node-ipam-controller", Aliases: []string{"nodeipam"}, Component: "cidrAllocator", Queue: "cidrallocator_node", Workers: 1,
+		Off: len(ranges) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
+			if len(ranges) == 0 {
+				return nil, errors.New("no range of pod addresses is set")
+			}
 			c := &podCIDRs{ranges: ranges, taken: taken, last: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
 			all := controller.Key{Name: "nodes"}
 			need := func(node *corev1.Node) {

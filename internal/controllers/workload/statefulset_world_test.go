@@ -33,11 +33,15 @@ func TestStatefulSetsReachAFixedPoint(t *testing.T) {
 				pods := list[*corev1.Pod](w)
 				switch w.random.IntN(6) {
 				case 0, 1:
-					edit(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("image:", w.random.IntN(4)) })
+					edit(w, "db", func(s *appsv1.StatefulSet) {
+						s.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("image:", w.random.IntN(4))
+					})
 				case 2:
 					edit(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32(w.random.IntN(6))) })
 				case 3:
-					edit(w, "db", func(s *appsv1.StatefulSet) { s.Spec.UpdateStrategy.RollingUpdate.Partition = new(int32(w.random.IntN(3))) })
+					edit(w, "db", func(s *appsv1.StatefulSet) {
+						s.Spec.UpdateStrategy.RollingUpdate.Partition = new(int32(w.random.IntN(3)))
+					})
 				case 4:
 					if len(pods) > 0 {
 						remove(w, pick(w, pods...))

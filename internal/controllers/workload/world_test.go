@@ -135,8 +135,8 @@ func (w *world) playPod(pod *corev1.Pod) {
 		return
 	case pod.Spec.NodeName == "":
 		node := fmt.Sprint("n", w.random.IntN(w.nodes))
-		if pinned := pinnedNode(pod); pinned != "" {
-			node = pinned
+		if target := targetNode(pod); target != "" {
+			node = target
 		}
 		err = resource.Act(w.ctx, pod.Namespace, pod.Name, "binding", &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
@@ -160,21 +160,6 @@ func (w *world) playPod(pod *corev1.Pod) {
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && w.ctx.Err() == nil {
 		w.t.Errorf("play pod %s: %v", pod.Name, err)
 	}
-}
-
-// pinnedNode is the node a pod of a DaemonSet is made for.
-func pinnedNode(pod *corev1.Pod) string {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil || pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		for _, f := range term.MatchFields {
-			if f.Key == metav1.ObjectNameField {
-				return f.Values[0]
-			}
-		}
-	}
-	return ""
 }
 
 func create[T kind.Object](w *world, obj T) T {
@@ -273,4 +258,13 @@ func (w *world) nudge() {
 		w.playPod(pod)
 		w.mu.Unlock()
 	}
+}
+
+func (w *world) node(name string) (*corev1.Node, error) {
+	return client.For[*corev1.Node](w.client).Get(w.ctx, "", name)
+}
+
+func (w *world) updateNode(node *corev1.Node) error {
+	_, err := client.For[*corev1.Node](w.client).Update(w.ctx, node, client.WriteOptions{})
+	return err
 }

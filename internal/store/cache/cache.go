@@ -65,8 +65,9 @@ type Cache struct {
 	store store.Store
 	log   *slog.Logger
 
-	ready chan struct{} // closed when the cache has reached what was current when it was loaded
-	done  chan struct{} // closed when Run has ended
+	ready  chan struct{} // closed when the cache has reached what was current when it was loaded
+	opened atomic.Bool   // ready is closed
+	done   chan struct{} // closed when Run has ended
 
 	// revision is published after everything up to it is in the tables.
 	revision atomic.Int64
@@ -85,11 +86,11 @@ type Cache struct {
 	// tables by prefix. The map is replaced, never changed, so that it can be read without mu.
 	tables  atomic.Pointer[map[string]*Table]
 	running bool
-	opened  bool           // ready is closed
 	target  store.Revision // what was current when the tables were loaded
 	// generation counts the times history was lost; whoever loads a table meanwhile must start again.
 	generation int
-	marks      []mark   // the revisions of the time since the horizon
+	marks      []mark // the revisions of the time since the horizon
+	unclaimed  unclaimed
 	touched    []*Table // scratch of apply
 }
 
@@ -141,6 +142,7 @@ func (c *Cache) Remove(t *Table) {
 	delete(tables, t.resource.Prefix)
 	c.tables.Store(&tables)
 	t.removed.Store(true)
+	c.unclaimed.drop() // what this table saw is not there
 	t.wake()
 	t.wakeWriters(true)
 }
@@ -160,7 +162,7 @@ func (c *Cache) route(tables map[string]*Table, key string) (found *Table) {
 	return found
 }
 
-// Ready is closed when the cache shows everything that was in the store when it was loaded. Before, it is empty or old:
+// Ready is closed when the cache shows everything that was in the store when it was loaded. Before, it looks empty:
 // Sync and WaitFor wait for it, and a cursor finds its place then.
 func (c *Cache) Ready() <-chan struct{} { return c.ready }
 
@@ -280,6 +282,7 @@ func (c *Cache) trim(now time.Time) {
 	for _, t := range *c.tables.Load() {
 		t.trim(now)
 	}
+	c.unclaimed.trim(now)
 }
 
 // mark is the revision that the cache had reached at a time.

@@ -130,16 +130,17 @@ func (c *Cache) begin(lists map[*Table][]*Entry, revision, current store.Revisio
 		t.loaded = true
 	}
 	c.running, c.target = true, current
+	c.unclaimed = unclaimed{from: revision, until: time.Now().Add(claimTime)}
 	c.publish(revision, time.Now())
 	return true
 }
 
 // open lets readers in, once the cache has reached what was current when it was loaded. It is called with mu held.
 func (c *Cache) open() {
-	if c.opened || !c.running || c.Revision() < c.target {
+	if c.opened.Load() || !c.running || c.Revision() < c.target {
 		return
 	}
-	c.opened = true
+	c.opened.Store(true)
 	close(c.ready)
 	for _, t := range *c.tables.Load() {
 		t.wake()
@@ -206,7 +207,9 @@ func (c *Cache) apply(batch store.Batch) {
 	for _, event := range batch.Events {
 		t := c.route(tables, event.Key)
 		switch {
-		case t == nil || event.Modified <= reached:
+		case event.Modified <= reached:
+		case t == nil:
+			c.unclaimed.add(event)
 		case t.loaded:
 			t.stage(event, now)
 		default:
@@ -231,49 +234,4 @@ func (c *Cache) publish(revision store.Revision, now time.Time) {
 	c.touched = c.touched[:0]
 	c.waiters.wake(revision)
 	c.open()
-}
-
-// loadLate loads a table while the feed is running: what the feed brings meanwhile waits in the table's backlog.
-func (c *Cache) loadLate(t *Table) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		select {
-		case <-c.done:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	c.insist(ctx, "load", func(ctx context.Context) error {
-		c.mu.Lock()
-		generation := c.generation
-		if t.removed.Load() || t.loaded {
-			c.mu.Unlock()
-			return nil
-		}
-		c.mu.Unlock()
-		entries, revision, err := c.list(ctx, t, 0)
-		if err != nil {
-			return err
-		}
-		if err := c.WaitFor(ctx, revision); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.generation != generation {
-			return fmt.Errorf("history was lost while %s was loaded", t.resource.Prefix)
-		}
-		t.replace(entries, revision)
-		now := time.Now()
-		for _, event := range t.backlog {
-			if event.Modified > revision {
-				t.stage(event, now)
-			}
-		}
-		t.backlog, t.loaded = nil, true
-		c.publish(c.revision.Load(), now)
-		t.wakeWriters(true)
-		return nil
-	})
 }

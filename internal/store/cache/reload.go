@@ -27,6 +27,7 @@ func (c *Cache) reload(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.generation++
+	c.unclaimed.drop()
 	reached := c.revision.Load()
 	now := time.Now()
 	for _, t := range *c.tables.Load() {

@@ -301,25 +301,6 @@ func TestAddWhileRunning(t *testing.T) {
 	})
 }
 
-func TestRestart(t *testing.T) {
-	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
-		s := open(t)
-		var before Snapshot
-		t.Run("first", func(t *testing.T) {
-			c, tables := start(t, s, podResource())
-			churn(t, c, tables[0], 2, 50)
-			before = tables[0].Snapshot()
-		})
-		_, tables := start(t, s, podResource())
-		if after := tables[0].Snapshot(); !maps.Equal(content(before), content(after)) {
-			t.Errorf("a new cache shows %v, the old one showed %v", content(after), content(before))
-		}
-		if _, err := tables[0].Watch(1); !errors.Is(err, ErrExpired) || !errors.Is(err, store.ErrCompacted) {
-			t.Errorf("watch of history before the cache: %v", err)
-		}
-	})
-}
-
 func TestTTL(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
 		ctx := context.Background()

@@ -55,6 +55,9 @@ func newTable(c *Cache, r Resource) *Table {
 // exactly that of the revision: a state is installed before its revision is published, so a state found not to be ahead
 // holds every change up to the revision and none after it.
 func (t *Table) published() (*state, store.Revision) {
+	if !t.cache.opened.Load() {
+		return &state{}, 0
+	}
 	for {
 		revision := t.cache.revision.Load()
 		s := t.state.Load()

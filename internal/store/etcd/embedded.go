@@ -58,8 +58,8 @@ type embedded struct {
 	quota     int64
 	lock      *os.File // on the data folder, as long as it is open
 	listeners []*grpc.Server
-	// full is set while the file has reached the quota, so that this is said once.
-	full atomic.Bool
+	// refused is the size of the last write for which there was no room within the quota, 0 when the last one found room.
+	refused atomic.Int64
 	// tending keeps one from starting while another runs.
 	tending atomic.Bool
 	wait    sync.WaitGroup
@@ -249,11 +249,14 @@ func (e *embedded) room(request *pb.TxnRequest) error {
 			size += int64(len(put.Key) + len(put.Value))
 		}
 	}
-	if size == 0 || e.server.Backend().Size()+size <= e.quota {
-		e.full.Store(false)
+	switch {
+	case size == 0:
+		return nil
+	case e.server.Backend().Size()+size <= e.quota:
+		e.refused.Store(0)
 		return nil
 	}
-	if !e.full.Swap(true) {
+	if e.refused.Swap(size) == 0 {
 		e.log.Error("the store is full and takes no more writes", "quota", e.quota)
 		e.tend()
 	}
@@ -303,7 +306,7 @@ func (e *embedded) healthy(ctx context.Context) error {
 	for _, alarm := range e.server.Alarms() {
 		return fmt.Errorf("etcd raised alarm %s: %w", alarm.Alarm, store.ErrUnavailable)
 	}
-	if e.full.Load() && e.server.Backend().Size() >= e.quota {
+	if refused := e.refused.Load(); refused > 0 && e.server.Backend().Size()+refused > e.quota {
 		return fmt.Errorf("no space within the quota of %d bytes: %w", e.quota, store.ErrUnavailable)
 	}
 	return nil

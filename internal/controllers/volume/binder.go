@@ -1,0 +1,447 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// resyncPeriod is how often pending claims are looked at although nothing changed: their events should not vanish.
+const resyncPeriod = time.Minute
+
+// Binder binds claims to volumes, says what became of either, and reclaims volumes whose claims are gone.
+//
+// It has two kinds of keys: claims, which have a namespace, and volumes, which have none. A binding is written to the volume first;
+// should two claims want one volume, the second write fails on the revision, and the claim looks for another.
+var Binder = controller.Definition{
+	Name: "persistentvolume-binder-controller", Aliases: []string{"persistentvolume-binder"}, Component: "persistentvolume-controller", Queue: "claims", Workers: 4,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		b := &binder{
+			setup:   s,
+			claims:  client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
+			volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers),
+			classes: client.InformerFor[*storagev1.StorageClass](s.Informers),
+			pods:    client.InformerFor[*corev1.Pod](s.Informers),
+		}
+		if err := indexPods(b.pods); err != nil {
+			return nil, err
+		}
+		return b, b.watch()
+	},
+}
+
+type binder struct {
+	setup   *controller.Setup
+	claims  client.Informer[*corev1.PersistentVolumeClaim]
+	volumes client.Informer[*corev1.PersistentVolume]
+	classes client.Informer[*storagev1.StorageClass]
+	pods    client.Informer[*corev1.Pod]
+}
+
+func (b *binder) watch() error {
+	if err := controller.Watch(b.setup, func(claim *corev1.PersistentVolumeClaim) []controller.Key {
+		keys := []controller.Key{controller.KeyOf(claim)}
+		if claim.Spec.VolumeName != "" {
+			keys = append(keys, controller.Key{Name: claim.Spec.VolumeName})
+		}
+		return keys
+	}); err != nil {
+		return err
+	}
+	// A claim that goes releases its volume, whether it knew of it or not.
+	if err := b.claims.Handle(nil, nil, func(claim *corev1.PersistentVolumeClaim) {
+		for _, volume := range b.volumes.List("", nil) {
+			if ref := volume.Spec.ClaimRef; ref != nil && ref.UID == claim.UID {
+				b.setup.Enqueue(controller.KeyOf(volume))
+			}
+		}
+	}); err != nil {
+		return fmt.Errorf("watch claims: %w", err)
+	}
+	if err := controller.Watch(b.setup, func(volume *corev1.PersistentVolume) []controller.Key {
+		keys := []controller.Key{{Name: volume.Name}}
+		if ref := volume.Spec.ClaimRef; ref != nil {
+			return append(keys, controller.Key{Namespace: ref.Namespace, Name: ref.Name})
+		}
+		return append(keys, b.pending()...) // one of them may have waited for it
+	}); err != nil {
+		return err
+	}
+	if err := controller.Watch(b.setup, func(*storagev1.StorageClass) []controller.Key { return b.pending() }); err != nil {
+		return err
+	}
+	return nil
+}
+
+// pending are the claims that have no volume.
+func (b *binder) pending() (keys []controller.Key) {
+	for _, claim := range b.claims.List("", nil) {
+		if claim.Spec.VolumeName == "" && !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
+			keys = append(keys, controller.KeyOf(claim))
+		}
+	}
+	return keys
+}
+
+// Run looks at all pending claims from time to time.
+func (b *binder) Run(ctx context.Context) error {
+	ticker := time.NewTicker(resyncPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			for _, key := range b.pending() {
+				b.setup.Enqueue(key)
+			}
+		}
+	}
+}
+
+// Sync looks at a claim or at a volume.
+func (b *binder) Sync(ctx context.Context, key controller.Key) error {
+	if key.Namespace == "" {
+		volume, ok := b.volumes.Get("", key.Name)
+		if !ok {
+			return nil
+		}
+		v := volumeView{volume: volume}
+		if ref := volume.Spec.ClaimRef; ref != nil {
+			v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
+			if v.claim == nil && volume.Status.Phase != corev1.VolumeReleased && volume.Status.Phase != corev1.VolumeFailed {
+				// Data are about to be given up: ask the server itself whether the claim is really gone.
+				if live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name); err == nil {
+					v.claim = live
+				}
+			}
+		}
+		return b.setup.Apply(ctx, key, v.reconcile())
+	}
+	claim, ok := b.claims.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil
+	}
+	v := claimView{claim: claim, classes: b.classes.List("", nil)}
+	if claim.Spec.VolumeName != "" {
+		v.volume, _ = b.volumes.Get("", claim.Spec.VolumeName)
+	} else if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
+		var err error
+		if v.volume, err = match(claim, b.volumes.List("", nil), waits(v.class())); err != nil {
+			return err
+		}
+		if v.volume == nil {
+			v.waiting = unscheduled(podsUsing(b.pods, claim.Namespace, claim.Name))
+		}
+	}
+	return b.setup.Apply(ctx, key, v.reconcile())
+}
+
+// unscheduled are the names of pods that wait for a node.
+func unscheduled(pods []*corev1.Pod) (names []string) {
+	for _, pod := range pods {
+		if pod.Spec.NodeName == "" && !ended(pod) {
+			names = append(names, pod.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// claimView is what decides about one claim.
+type claimView struct {
+	claim   *corev1.PersistentVolumeClaim
+	volume  *corev1.PersistentVolume // the one it has or asks for by name, or the best match; nil: none
+	classes []*storagev1.StorageClass
+	waiting []string // pods with the claim that wait for a node
+}
+
+// class is the storage class of the claim, or nil.
+func (v claimView) class() *storagev1.StorageClass {
+	i := slices.IndexFunc(v.classes, func(c *storagev1.StorageClass) bool { return c.Name == classOfClaim(v.claim) })
+	if i < 0 {
+		return nil
+	}
+	return v.classes[i]
+}
+
+func (v claimView) reconcile() controller.Plan {
+	switch {
+	case metav1.HasAnnotation(v.claim.ObjectMeta, bindCompleted):
+		return v.bound()
+	case v.claim.Spec.VolumeName != "":
+		return v.asksFor()
+	case v.volume != nil:
+		return v.bind()
+	}
+	return v.unbound()
+}
+
+// bound checks that a binding still holds.
+func (v claimView) bound() controller.Plan {
+	switch {
+	case v.claim.Spec.VolumeName == "":
+		return v.lost("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
+	case v.volume == nil:
+		return v.lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
+	case v.volume.Spec.ClaimRef == nil || v.volume.Spec.ClaimRef.UID == v.claim.UID:
+		return v.bind()
+	}
+	return v.lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
+}
+
+func (v claimView) lost(reason, message string) (plan controller.Plan) {
+	if v.claim.Status.Phase != corev1.ClaimLost {
+		plan.Then(v.phase(corev1.ClaimLost)...)
+		plan.Events = append(plan.Events, warning(v.claim, reason, message))
+	}
+	return plan
+}
+
+// asksFor handles a claim that names its volume.
+func (v claimView) asksFor() (plan controller.Plan) {
+	switch {
+	case v.volume == nil: // it may come
+	case v.volume.Spec.ClaimRef == nil:
+		err := satisfies(v.volume, v.claim)
+		if err == nil {
+			return v.bind()
+		}
+		plan.Events = append(plan.Events, warning(v.claim, "VolumeMismatch", fmt.Sprintf("Cannot bind to requested volume %q: %s", v.volume.Name, err)))
+	case boundTo(v.volume, v.claim):
+		return v.bind()
+	default:
+		plan.Events = append(plan.Events, warning(v.claim, "FailedBinding", fmt.Sprintf("volume %q already bound to a different claim.", v.volume.Name)))
+	}
+	plan.Then(v.phase(corev1.ClaimPending)...)
+	return plan
+}
+
+// unbound handles a claim for which there is no volume.
+func (v claimView) unbound() (plan controller.Plan) {
+	if name := v.missingClass(); name != "" {
+		changed := v.claim.DeepCopy()
+		changed.Spec.StorageClassName = &name
+		plan.Then(controller.Updating(changed))
+		return plan
+	}
+	class := v.class()
+	_, chosen := v.claim.Annotations[selectedNode]
+	switch {
+	case waits(class) && !chosen:
+		reason, message := "WaitForFirstConsumer", "waiting for first consumer to be created before binding"
+		if len(v.waiting) == 1 {
+			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pod %s to be scheduled", v.waiting[0])
+		} else if len(v.waiting) > 1 {
+			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pods %s to be scheduled", strings.Join(v.waiting, ","))
+		}
+		plan.Events = append(plan.Events, normal(v.claim, reason, message))
+	case classOfClaim(v.claim) == "":
+		plan.Events = append(plan.Events, normal(v.claim, "FailedBinding", "no persistent volumes available for this claim and no storage class is set"))
+	case class == nil:
+		plan.Events = append(plan.Events, warning(v.claim, "ProvisioningFailed", fmt.Sprintf("storageclass.storage.k8s.io %q not found", classOfClaim(v.claim))))
+	case strings.HasPrefix(class.Provisioner, "kubernetes.io/"):
+		plan.Events = append(plan.Events, warning(v.claim, "ProvisioningFailed", "no volume plugin matched name: "+class.Provisioner))
+	default:
+		return v.provision(class)
+	}
+	plan.Then(v.phase(corev1.ClaimPending)...)
+	return plan
+}
+
+// missingClass is the default class, for a claim that says nothing about a class and came before there was a default. Of several
+// defaults the newest counts.
+func (v claimView) missingClass() string {
+	if _, old := v.claim.Annotations[corev1.BetaStorageClassAnnotation]; old || v.claim.Spec.StorageClassName != nil {
+		return ""
+	}
+	var newest *storagev1.StorageClass
+	for _, class := range v.classes {
+		if class.Annotations[defaultClass] != "true" && class.Annotations[oldDefaultClass] != "true" {
+			continue
+		}
+		if newest == nil || newest.CreationTimestamp.Before(&class.CreationTimestamp) ||
+			newest.CreationTimestamp.Equal(&class.CreationTimestamp) && class.Name < newest.Name {
+			newest = class
+		}
+	}
+	if newest == nil {
+		return ""
+	}
+	return newest.Name
+}
+
+// provision calls for the provisioner of a class: it watches for its name.
+func (v claimView) provision(class *storagev1.StorageClass) (plan controller.Plan) {
+	if v.claim.Annotations[storageProvisioner] != class.Provisioner {
+		changed := v.claim.DeepCopy()
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, oldStorageProvisioner, class.Provisioner)
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, storageProvisioner, class.Provisioner)
+		plan.Then(controller.Updating(changed))
+	}
+	plan.Then(v.phase(corev1.ClaimPending)...)
+	plan.Events = append(plan.Events, normal(v.claim, "ExternalProvisioning", fmt.Sprintf("Waiting for a volume to be created either by the external provisioner '%s' "+
+		"or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.", class.Provisioner)))
+	return plan
+}
+
+// phase writes a phase of a claim without a volume, if it is another.
+func (v claimView) phase(phase corev1.PersistentVolumeClaimPhase) []controller.Write {
+	s := v.claim.Status
+	if s.Phase == phase && len(s.AccessModes) == 0 && len(s.Capacity) == 0 && s.CurrentVolumeAttributesClassName == nil {
+		return nil
+	}
+	return []controller.Write{patchStatus(v.claim, map[string]any{"phase": phase, "accessModes": nil, "capacity": nil, "currentVolumeAttributesClassName": nil})}
+}
+
+// bind makes the claim and its volume each other's: first the volume says so, last the claim's status.
+func (v claimView) bind() (plan controller.Plan) {
+	if volume := v.boundVolume(); volume != nil {
+		plan.Then(controller.Updating(volume))
+	}
+	if v.volume.Status.Phase != corev1.VolumeBound {
+		plan.Then(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeBound, "message": nil}))
+	}
+	if claim := v.boundClaim(); claim != nil {
+		plan.Then(controller.Updating(claim))
+	}
+	if status := v.boundStatus(); len(status) > 0 {
+		plan.Then(patchStatus(v.claim, status))
+	}
+	return plan
+}
+
+// boundVolume is the volume with the claim's reference, nil if it has it.
+func (v claimView) boundVolume() *corev1.PersistentVolume {
+	ref := v.volume.Spec.ClaimRef
+	if ref != nil && ref.Name == v.claim.Name && ref.Namespace == v.claim.Namespace && ref.UID == v.claim.UID {
+		return nil
+	}
+	changed := v.volume.DeepCopy()
+	if !boundTo(v.volume, v.claim) {
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, boundByController, "yes")
+	}
+	changed.Spec.ClaimRef = &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: v.claim.Namespace, Name: v.claim.Name, UID: v.claim.UID, ResourceVersion: v.claim.ResourceVersion,
+	}
+	return changed
+}
+
+// boundClaim is the claim with its volume's name, nil if it has it.
+func (v claimView) boundClaim() *corev1.PersistentVolumeClaim {
+	changed := v.claim.DeepCopy()
+	if v.claim.Spec.VolumeName != v.volume.Name {
+		changed.Spec.VolumeName = v.volume.Name
+		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, boundByController, "yes")
+	} else if metav1.HasAnnotation(v.claim.ObjectMeta, bindCompleted) {
+		return nil
+	}
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, bindCompleted, "yes")
+	return changed
+}
+
+// boundStatus is what changes of the status of a bound claim. Its capacity is set once; from then on resizing has it.
+func (v claimView) boundStatus() map[string]any {
+	status := map[string]any{}
+	if !slices.Equal(v.claim.Status.AccessModes, v.volume.Spec.AccessModes) {
+		status["accessModes"] = v.volume.Spec.AccessModes
+	}
+	if v.claim.Status.Phase != corev1.ClaimBound {
+		status["phase"] = corev1.ClaimBound
+		status["capacity"] = v.volume.Spec.Capacity
+		if before, resizing := v.volume.Annotations[preResizeCapacity]; resizing {
+			status["capacity"] = map[string]string{"storage": before}
+		}
+		if class := v.volume.Spec.VolumeAttributesClassName; v.claim.Status.Phase == corev1.ClaimPending && class != nil {
+			status["currentVolumeAttributesClassName"] = *class
+		}
+	}
+	return status
+}
+
+// volumeView is what decides about one volume.
+type volumeView struct {
+	volume *corev1.PersistentVolume
+	claim  *corev1.PersistentVolumeClaim // the one its reference names; nil: gone
+}
+
+func (v volumeView) reconcile() (plan controller.Plan) {
+	ref := v.volume.Spec.ClaimRef
+	switch {
+	case ref == nil || ref.UID == "": // nobody's, or reserved for a claim that has not come
+		plan.Then(v.phase(corev1.VolumeAvailable)...)
+	case v.claim == nil || v.claim.UID != ref.UID:
+		return v.release()
+	case v.claim.Spec.VolumeName == v.volume.Name:
+		plan.Then(v.phase(corev1.VolumeBound)...)
+	case v.claim.Spec.VolumeName == "":
+		if modeOf(v.claim.Spec.VolumeMode) != modeOf(v.volume.Spec.VolumeMode) {
+			plan.Events = append(plan.Events,
+				warning(v.volume, "VolumeMismatch", fmt.Sprintf("Cannot bind PersistentVolume to requested PersistentVolumeClaim %q due to incompatible volumeMode.", v.claim.Name)),
+				warning(v.claim, "VolumeMismatch", fmt.Sprintf("Cannot bind PersistentVolume %q to requested PersistentVolumeClaim due to incompatible volumeMode.", v.volume.Name)))
+		}
+		// The claim's own key finishes the binding; the change of the volume has enqueued it.
+	case metav1.HasAnnotation(v.volume.ObjectMeta, provisionedBy) && v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
+		return v.release() // made for a claim that took another
+	default:
+		return v.unbind()
+	}
+	return plan
+}
+
+// unbind takes the claim, which has another volume, from this one. A reservation by a user stays, without the uid.
+func (v volumeView) unbind() (plan controller.Plan) {
+	changed := v.volume.DeepCopy()
+	if metav1.HasAnnotation(v.volume.ObjectMeta, boundByController) {
+		changed.Spec.ClaimRef = nil
+		delete(changed.Annotations, boundByController)
+	} else {
+		changed.Spec.ClaimRef.UID = ""
+	}
+	plan.Then(controller.Updating(changed))
+	plan.Then(v.phase(corev1.VolumeAvailable)...)
+	return plan
+}
+
+func (v volumeView) phase(phase corev1.PersistentVolumePhase) []controller.Write {
+	if v.volume.Status.Phase == phase {
+		return nil
+	}
+	return []controller.Write{patchStatus(v.volume, map[string]any{"phase": phase, "message": nil})}
+}
+
+// release gives a volume up: what happens to it is the reclaim policy's to say.
+func (v volumeView) release() (plan controller.Plan) {
+	failed := v.volume.Status.Phase == corev1.VolumeFailed
+	if !failed {
+		plan.Then(v.phase(corev1.VolumeReleased)...)
+	}
+	if _, migrated := v.volume.Annotations[migratedTo]; migrated || failed || v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
+		return plan
+	}
+	fail := func(reason, message string) controller.Plan {
+		plan.Then(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeFailed, "message": message}))
+		plan.Events = append(plan.Events, warning(v.volume, reason, message))
+		return plan
+	}
+	switch v.volume.Spec.PersistentVolumeReclaimPolicy {
+	case corev1.PersistentVolumeReclaimRecycle:
+		return fail("VolumeFailedRecycle", "No recycler plugin found for the volume!")
+	case corev1.PersistentVolumeReclaimDelete:
+		// What a provisioner or a CSI driver made, it deletes itself.
+		if by := v.volume.Annotations[provisionedBy]; by != "" && !strings.HasPrefix(by, "kubernetes.io/") || v.volume.Spec.CSI != nil {
+			return plan
+		}
+		return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", v.volume.Name))
+	}
+	return fail("VolumeUnknownReclaimPolicy", "Volume has unrecognized PersistentVolumeReclaimPolicy")
+}

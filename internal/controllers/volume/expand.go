@@ -1,0 +1,60 @@
+package volume
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+// Expand tells the owner of a claim that asks for more than it has who is going to enlarge it. No volume is enlarged from here: that
+// is the CSI driver's resizer.
+var Expand = controller.Definition{
+	Name: "persistentvolume-expander-controller", Aliases: []string{"persistentvolume-expander"}, Component: "volume_expand", Queue: "volume_expand", Workers: 2,
+	New: func(s *controller.Setup) (controller.Syncer, error) {
+		c := expand{claims: client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers), volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers)}
+		grown := func(old, claim *corev1.PersistentVolumeClaim) {
+			if storageOf(claim.Spec.Resources.Requests) > storageOf(old.Spec.Resources.Requests) {
+				s.Enqueue(controller.KeyOf(claim))
+			}
+		}
+		if err := c.claims.Handle(nil, grown, nil); err != nil {
+			return nil, fmt.Errorf("watch claims: %w", err)
+		}
+		return controller.Planned(s, c), nil
+	},
+}
+
+type expand struct {
+	claims  client.Informer[*corev1.PersistentVolumeClaim]
+	volumes client.Informer[*corev1.PersistentVolume]
+}
+
+type expandView struct {
+	claim  *corev1.PersistentVolumeClaim
+	volume *corev1.PersistentVolume
+}
+
+// Observe gathers a bound claim and its volume.
+func (c expand) Observe(key controller.Key) (v expandView, ok bool) {
+	if v.claim, ok = c.claims.Get(key.Namespace, key.Name); !ok || v.claim.Spec.VolumeName == "" {
+		return v, false
+	}
+	v.volume, ok = c.volumes.Get("", v.claim.Spec.VolumeName)
+	return v, ok && v.volume.Spec.ClaimRef != nil && v.volume.Spec.ClaimRef.UID == v.claim.UID
+}
+
+// Reconcile tells.
+func (c expand) Reconcile(v expandView) (plan controller.Plan) {
+	if storageOf(v.claim.Spec.Resources.Requests) <= storageOf(v.claim.Status.Capacity) {
+		return plan
+	}
+	eventType := corev1.EventTypeNormal
+	if v.volume.Spec.CSI == nil {
+		eventType = corev1.EventTypeWarning // nobody is known who could
+	}
+	plan.Events = append(plan.Events, controller.Event{About: v.claim, Type: eventType, Reason: "ExternalExpanding", Message: "waiting for an external controller to expand this PVC"})
+	return plan
+}

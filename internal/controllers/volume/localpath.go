@@ -1,0 +1,284 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+const (
+	// LocalPathProvisioner is the provisioner's name in storage classes.
+	LocalPathProvisioner = "skiff.io/local-path"
+	// LocalPathClass is the storage class it comes with.
+	LocalPathClass = "local-path"
+	// localPathFinalizer keeps a volume until its node has removed the folder.
+	localPathFinalizer = "skiff.io/local-path"
+	// localPathNode names a volume's node, for the one that removes the folder.
+	localPathNode = "skiff.io/local-path-node"
+)
+
+// LocalPathSettings say where volumes are made.
+type LocalPathSettings struct {
+	// Folder is where the folders of volumes are made, on every node.
+	Folder string
+	// Cleaned says that every node runs LocalPathCleaner. Then volumes wait for it, and their data go with them. Otherwise the
+	// folders stay.
+	Cleaned bool
+	// NoClass: no storage class is created at the start.
+	NoClass bool
+}
+
+// DefaultLocalPathFolder is the folder of volumes unless told otherwise.
+const DefaultLocalPathFolder = "/var/lib/skiff/volumes"
+
+// LocalPath makes volumes of folders on nodes: for a claim whose pod has been given a node, a folder there. The kubelet creates the
+// folder when the pod comes. The pod, and all that use the claim later, stay on that node.
+func LocalPath(settings LocalPathSettings) controller.Definition {
+	return controller.Definition{
+		Name: "local-path-provisioner", Component: LocalPathProvisioner, Queue: "local_path", Workers: 2,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &localPath{
+				setup: s, settings: settings,
+				claims:  client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
+				volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers),
+				classes: client.InformerFor[*storagev1.StorageClass](s.Informers),
+				nodes:   client.InformerFor[*corev1.Node](s.Informers),
+			}
+			if err := controller.WatchOwn[*corev1.PersistentVolumeClaim](s); err != nil {
+				return nil, err
+			}
+			if err := controller.WatchOwn[*corev1.PersistentVolume](s); err != nil {
+				return nil, err
+			}
+			// A node that is gone removes no folders.
+			if err := c.nodes.Handle(nil, nil, func(node *corev1.Node) {
+				for _, volume := range c.volumes.List("", nil) {
+					if volume.Annotations[localPathNode] == node.Name {
+						s.Enqueue(controller.KeyOf(volume))
+					}
+				}
+			}); err != nil {
+				return nil, fmt.Errorf("watch nodes: %w", err)
+			}
+			return c, nil
+		},
+	}
+}
+
+type localPath struct {
+	setup    *controller.Setup
+	settings LocalPathSettings
+	claims   client.Informer[*corev1.PersistentVolumeClaim]
+	volumes  client.Informer[*corev1.PersistentVolume]
+	classes  client.Informer[*storagev1.StorageClass]
+	nodes    client.Informer[*corev1.Node]
+}
+
+// Run creates the storage class if it is not there. It is the default one unless there is a default already.
+func (c *localPath) Run(ctx context.Context) error {
+	for !c.settings.NoClass {
+		if _, there := c.classes.Get("", LocalPathClass); there {
+			break
+		}
+		_, err := client.For[*storagev1.StorageClass](c.setup.Client).Create(ctx, newLocalPathClass(c.classes.List("", nil)), client.WriteOptions{})
+		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
+			break
+		}
+		c.setup.Log.Warn("cannot create the storage class", "class", LocalPathClass, "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(5 * time.Second):
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func newLocalPathClass(others []*storagev1.StorageClass) *storagev1.StorageClass {
+	class := &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: LocalPathClass},
+		Provisioner:       LocalPathProvisioner,
+		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+	if !slices.ContainsFunc(others, func(other *storagev1.StorageClass) bool { return other.Annotations[defaultClass] == "true" }) {
+		class.Annotations = map[string]string{defaultClass: "true"}
+	}
+	return class
+}
+
+// Sync looks at a claim, which has a namespace, or at a volume.
+func (c *localPath) Sync(ctx context.Context, key controller.Key) error {
+	if key.Namespace == "" {
+		volume, ok := c.volumes.Get("", key.Name)
+		if !ok || volume.Annotations[provisionedBy] != LocalPathProvisioner {
+			return nil
+		}
+		_, nodeThere := c.nodes.Get("", volume.Annotations[localPathNode])
+		return c.setup.Apply(ctx, key, reclaimLocalPath(volume, nodeThere))
+	}
+	claim, ok := c.claims.Get(key.Namespace, key.Name)
+	if !ok || claim.Annotations[storageProvisioner] != LocalPathProvisioner || claim.Spec.VolumeName != "" || claim.DeletionTimestamp != nil {
+		return nil
+	}
+	v := localPathView{claim: claim, settings: c.settings}
+	if v.class, ok = c.classes.Get("", classOfClaim(claim)); !ok {
+		return nil
+	}
+	if _, ok := c.volumes.Get("", "pvc-"+string(claim.UID)); ok {
+		return nil // made already; the binder has it
+	}
+	v.nodeName = claim.Annotations[selectedNode]
+	v.node, _ = c.nodes.Get("", v.nodeName)
+	return c.setup.Apply(ctx, key, v.reconcile())
+}
+
+// localPathView is what decides about one claim.
+type localPathView struct {
+	claim    *corev1.PersistentVolumeClaim
+	class    *storagev1.StorageClass
+	nodeName string
+	node     *corev1.Node
+	settings LocalPathSettings
+}
+
+func (v localPathView) reconcile() (plan controller.Plan) {
+	if err := v.refuse(); err != "" {
+		plan.Events = append(plan.Events, warning(v.claim, "ProvisioningFailed", fmt.Sprintf("failed to provision volume with StorageClass %q: %s", v.class.Name, err)))
+		return plan
+	}
+	if v.nodeName == "" {
+		return plan // no pod needs it yet
+	}
+	volume := v.volume()
+	plan.Then(controller.Creating(volume).Tolerating(metav1.StatusReasonAlreadyExists).
+		OnDone(normal(v.claim, "ProvisioningSucceeded", "Successfully provisioned volume %s")).
+		OnFailed(warning(v.claim, "ProvisioningFailed", "failed to provision volume with StorageClass \""+v.class.Name+"\": %s")))
+	return plan
+}
+
+// refuse says why a claim cannot be served, "" if it can.
+func (v localPathView) refuse() string {
+	switch {
+	case !waits(v.class):
+		return "a folder on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"
+	case modeOf(v.claim.Spec.VolumeMode) != corev1.PersistentVolumeFilesystem:
+		return "folders are no block devices"
+	case slices.ContainsFunc(v.claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+		return m != corev1.ReadWriteOnce && m != corev1.ReadWriteOncePod
+	}):
+		return "a folder on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"
+	case v.claim.Spec.Selector != nil:
+		return "claim Selector is not supported"
+	case v.claim.Spec.DataSource != nil || v.claim.Spec.DataSourceRef != nil:
+		return "data sources are not supported"
+	case v.nodeName != "" && v.node == nil:
+		return fmt.Sprintf("node %q not found", v.nodeName)
+	}
+	return ""
+}
+
+func (v localPathView) volume() *corev1.PersistentVolume {
+	name := "pvc-" + string(v.claim.UID)
+	host := v.node.Labels[corev1.LabelHostname]
+	if host == "" {
+		host = v.node.Name
+	}
+	volume := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedBy: LocalPathProvisioner, localPathNode: v.node.Name}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: v.claim.Spec.Resources.Requests[corev1.ResourceStorage]},
+			AccessModes: v.claim.Spec.AccessModes, StorageClassName: v.class.Name, VolumeMode: new(corev1.PersistentVolumeFilesystem),
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, MountOptions: v.class.MountOptions,
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: v.claim.Namespace, Name: v.claim.Name, UID: v.claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{
+				Path: path.Join(v.settings.Folder, folderName(name, v.claim)), Type: new(corev1.HostPathDirectoryOrCreate)}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{host}}}}}}},
+		},
+	}
+	if v.class.ReclaimPolicy != nil {
+		volume.Spec.PersistentVolumeReclaimPolicy = *v.class.ReclaimPolicy
+	}
+	if v.settings.Cleaned && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
+		volume.Finalizers = []string{localPathFinalizer}
+	}
+	return volume
+}
+
+// folderName tells a person who looks into the folder what is what. It is one element of a path: names have no slash.
+func folderName(volume string, claim *corev1.PersistentVolumeClaim) string {
+	name := volume + "_" + claim.Namespace + "_" + claim.Name
+	return name[:min(len(name), 255)]
+}
+
+// reclaimLocalPath deletes a volume that was released, and lets go of one whose node is gone.
+func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan controller.Plan) {
+	released := volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
+	switch {
+	case volume.DeletionTimestamp == nil && released:
+		plan.Then(controller.Deleting(volume))
+	case volume.DeletionTimestamp != nil && !nodeThere && slices.Contains(volume.Finalizers, localPathFinalizer):
+		plan.Then(removeFinalizer(volume, localPathFinalizer))
+	}
+	return plan
+}
+
+// LocalPathCleaner removes, on one node, the folders of volumes that are being deleted. It runs on every node, with rights to patch
+// volumes.
+func LocalPathCleaner(node, folder string) controller.Definition {
+	return controller.Definition{
+		Name: "local-path-cleaner", Component: LocalPathProvisioner, Queue: "local_path_cleaner",
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			volumes := client.InformerFor[*corev1.PersistentVolume](s.Informers)
+			if err := controller.WatchOwn[*corev1.PersistentVolume](s); err != nil {
+				return nil, err
+			}
+			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
+				volume, ok := volumes.Get("", key.Name)
+				if !ok || volume.Annotations[localPathNode] != node || volume.DeletionTimestamp == nil ||
+					!slices.Equal(volume.Finalizers, []string{localPathFinalizer}) {
+					return nil // not ours, not to go, or held by others
+				}
+				if err := removeFolder(folder, volume); err != nil {
+					return err
+				}
+				var plan controller.Plan
+				plan.Then(removeFinalizer(volume, localPathFinalizer))
+				return s.Apply(ctx, key, plan)
+			}), nil
+		},
+	}
+}
+
+// removeFolder removes the folder of a volume with all that is in it. It must lie directly below folder; no link leads out of it.
+func removeFolder(folder string, volume *corev1.PersistentVolume) error {
+	source := volume.Spec.HostPath
+	if source == nil || path.Dir(source.Path) != path.Clean(folder) || !strings.HasPrefix(path.Base(source.Path), volume.Name) {
+		return fmt.Errorf("volume %s does not lie in %s: nothing is removed", volume.Name, folder)
+	}
+	root, err := os.OpenRoot(folder)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open folder of volumes: %w", err)
+	}
+	defer root.Close()
+	if err := root.RemoveAll(path.Base(source.Path)); err != nil {
+		return fmt.Errorf("remove folder of volume %s: %w", volume.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,391 @@
+package workload
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"skiff/internal/api/batch"
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+var cronJobKind = batchv1.SchemeGroupVersion.WithKind("CronJob")
+
+const (
+	// afterSchedule is how long after the scheduled time a look is taken: clocks and timers are not exact.
+	afterSchedule = 100 * time.Millisecond
+	// manyMissed is how many missed times are worth a warning.
+	manyMissed = 100
+)
+
+// CronJob starts jobs on a schedule.
+var CronJob = controller.Definition{
+	Name: "cronjob-controller", Aliases: []string{"cronjob"}, Queue: "cronjob", Workers: 5,
+	New: newCronJobs,
+}
+
+type cronJobs struct {
+	cronJobs client.Informer[*batchv1.CronJob]
+	jobs     controller.Dependents[*batchv1.Job]
+}
+
+func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
+	c := &cronJobs{cronJobs: client.InformerFor[*batchv1.CronJob](s.Informers)}
+	var err error
+	if c.jobs, err = controller.DependentsOf[*batchv1.Job](s); err != nil {
+		return nil, err
+	}
+	enqueue := func(cronJob *batchv1.CronJob) { s.Enqueue(controller.KeyOf(cronJob)) }
+	changed := func(old, cronJob *batchv1.CronJob) {
+		if old.Spec.Schedule == cronJob.Spec.Schedule && ptr.Equal(old.Spec.TimeZone, cronJob.Spec.TimeZone) {
+			enqueue(cronJob)
+			return
+		}
+		// A new schedule begins now: what it would have missed before is nobody's loss.
+		schedule, err := parseSchedule(cronJob)
+		if err != nil {
+			s.Events.Eventf(cronJob, corev1.EventTypeWarning, "UnParseableCronJobSchedule", "unparseable schedule for cronjob: %s", cronJob.Spec.Schedule)
+			return
+		}
+		s.EnqueueAfter(controller.KeyOf(cronJob), untilNext(cronJob, time.Now(), schedule))
+	}
+	if err := c.cronJobs.Handle(enqueue, changed, enqueue); err != nil {
+		return nil, fmt.Errorf("watch cron jobs: %w", err)
+	}
+	if err := controller.WatchDependents[*batchv1.Job, *batchv1.CronJob](s, cronJobKind, nil); err != nil {
+		return nil, err
+	}
+	return controller.Planned(s, c), nil
+}
+
+// cronJobView is what decides about one cron job.
+type cronJobView struct {
+	cronJob *batchv1.CronJob
+	jobs    []*batchv1.Job // those it controls
+	// named returns the job of a name, whoever it belongs to; nil: there is none.
+	named func(name string) *batchv1.Job
+	now   time.Time
+}
+
+// Observe gathers the cron job and its jobs.
+func (c *cronJobs) Observe(key controller.Key) (cronJobView, bool) {
+	cronJob, ok := c.cronJobs.Get(key.Namespace, key.Name)
+	if !ok {
+		return cronJobView{}, false
+	}
+	return cronJobView{cronJob: cronJob, jobs: c.jobs.Of(cronJob.UID), now: time.Now(), named: func(name string) *batchv1.Job {
+		job, _ := c.jobs.Get(key.Namespace, name)
+		return job
+	}}, true
+}
+
+// Reconcile removes old jobs, takes note of finished ones and starts the one that is due.
+func (c *cronJobs) Reconcile(v cronJobView) controller.Plan { return v.reconcile() }
+
+// schedule tells the next time after a given one.
+type schedule interface{ Next(time.Time) time.Time }
+
+// parseSchedule reads the schedule in the cron job's time zone.
+func parseSchedule(cronJob *batchv1.CronJob) (schedule, error) {
+	text := cronJob.Spec.Schedule
+	if zone := cronJob.Spec.TimeZone; zone != nil && !strings.Contains(text, "TZ") {
+		if _, err := time.LoadLocation(*zone); err == nil {
+			text = "TZ=" + *zone + " " + text
+		}
+	}
+	return batch.ParseSchedule(text)
+}
+
+// due is what a schedule says of a moment.
+type due struct {
+	earliest time.Time // from when on times count
+	last     time.Time // the last scheduled time that counts, zero if none has come
+	missed   int64     // how many times came and went
+}
+
+// lastDue finds the last scheduled time. It goes near it in one step, by the distance of the first two: a controller that was off
+// for a year does not count a year of minutes.
+func lastDue(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline bool) (due, error) {
+	d := due{earliest: cronJob.CreationTimestamp.Time}
+	if cronJob.Status.LastScheduleTime != nil {
+		d.earliest = cronJob.Status.LastScheduleTime.Time
+	}
+	if deadline := cronJob.Spec.StartingDeadlineSeconds; withDeadline && deadline != nil {
+		if limit := now.Add(-seconds(*deadline)); limit.After(d.earliest) {
+			d.earliest = limit
+		}
+	}
+	first := s.Next(d.earliest)
+	second := s.Next(first)
+	if now.Before(first) {
+		return d, nil
+	}
+	if now.Before(second) {
+		d.last = first
+		return d, nil
+	}
+	distance := int64(second.Sub(first).Round(time.Second).Seconds())
+	if distance < 1 {
+		return d, fmt.Errorf("time difference between two schedules is less than 1 second")
+	}
+	d.missed = int64(now.Sub(first).Seconds())/distance + 1
+	near := first.Add(time.Duration((d.missed-2)*distance) * time.Second)
+	for t := s.Next(near); !t.After(now); t = s.Next(t) {
+		d.last = t
+	}
+	return d, nil
+}
+
+// untilNext is how long until the next scheduled time.
+func untilNext(cronJob *batchv1.CronJob, now time.Time, s schedule) time.Duration {
+	d, err := lastDue(cronJob, now, s, false)
+	from := d.last
+	switch {
+	case err != nil, from.IsZero() && d.missed > 0:
+		from = now
+	case from.IsZero():
+		from = d.earliest
+	}
+	return s.Next(from).Add(afterSchedule).Sub(now)
+}
+
+// cronLook is a cron job while one look at it is decided.
+type cronLook struct {
+	cronJobView
+	plan   *controller.Plan
+	status batchv1.CronJobStatus // as it is going to be
+	// removed are jobs that leave the list of active ones when their deletion has succeeded.
+	removed []types.UID
+}
+
+func (v cronJobView) reconcile() controller.Plan {
+	var plan controller.Plan
+	l := &cronLook{cronJobView: v, plan: &plan, status: *v.cronJob.Status.DeepCopy()}
+	slices.SortFunc(l.jobs, func(a, b *batchv1.Job) int { return cmp.Compare(a.Name, b.Name) })
+	l.cleanUp()
+	l.takeNote()
+	started := l.start()
+	plan.Status = func(outcome controller.Outcome) kind.Object { return l.report(started, outcome) }
+	return plan
+}
+
+func (l *cronLook) tell(eventType, reason, format string, args ...any) {
+	l.plan.Events = append(l.plan.Events, controller.Event{About: l.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
+}
+
+// cleanUp deletes finished jobs beyond the history limits, the oldest first.
+func (l *cronLook) cleanUp() {
+	var deletes []controller.Write
+	for _, history := range []struct {
+		ended batchv1.JobConditionType
+		limit *int32
+	}{{batchv1.JobComplete, l.cronJob.Spec.SuccessfulJobsHistoryLimit}, {batchv1.JobFailed, l.cronJob.Spec.FailedJobsHistoryLimit}} {
+		if history.limit == nil {
+			continue
+		}
+		jobs := filter(l.jobs, func(job *batchv1.Job) bool {
+			return job.DeletionTimestamp == nil && isTrue(job.Status.Conditions, history.ended)
+		})
+		slices.SortStableFunc(jobs, startedFirst)
+		for i := range len(jobs) - int(*history.limit) {
+			deletes = append(deletes, l.deleting(jobs[i]))
+		}
+	}
+	l.plan.Then(deletes...)
+}
+
+func startedFirst(a, b *batchv1.Job) int {
+	switch {
+	case a.Status.StartTime == nil || b.Status.StartTime == nil:
+		return cmp.Or(falseFirst(a.Status.StartTime == nil, b.Status.StartTime == nil), cmp.Compare(a.Name, b.Name))
+	default:
+		return cmp.Or(a.Status.StartTime.Compare(b.Status.StartTime.Time), cmp.Compare(a.Name, b.Name))
+	}
+}
+
+func (l *cronLook) deleting(job *batchv1.Job) controller.Write {
+	l.removed = append(l.removed, job.UID)
+	w := controller.Deleting(job).
+		OnDone(controller.Event{About: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
+		OnFailed(controller.Event{About: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
+	w.Delete.PropagationPolicy = ptr.To(metav1.DeletePropagationBackground)
+	return w
+}
+
+func (l *cronLook) isActive(uid types.UID) bool {
+	return slices.ContainsFunc(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID == uid })
+}
+
+func (l *cronLook) deactivate(uid types.UID) {
+	l.status.Active = filter(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID != uid })
+}
+
+// takeNote brings the list of active jobs up to date.
+func (l *cronLook) takeNote() {
+	known := map[types.UID]bool{}
+	for _, job := range l.jobs {
+		known[job.UID] = true
+		switch {
+		case !jobFinished(job):
+			if !l.isActive(job.UID) {
+				l.tell(corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", job.Name)
+			}
+			continue
+		case l.isActive(job.UID):
+			l.deactivate(job.UID)
+			condition := batchv1.JobComplete
+			if isTrue(job.Status.Conditions, batchv1.JobFailed) {
+				condition = batchv1.JobFailed
+			}
+			l.tell(corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", job.Name, condition)
+		}
+		ended := job.Status.CompletionTime
+		if isTrue(job.Status.Conditions, batchv1.JobComplete) && ended != nil && (l.status.LastSuccessfulTime == nil || ended.After(l.status.LastSuccessfulTime.Time)) {
+			l.status.LastSuccessfulTime = ended
+		}
+	}
+	for _, ref := range l.status.Active {
+		if !known[ref.UID] && !(l.named != nil && l.named(ref.Name) != nil) {
+			l.tell(corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
+			l.deactivate(ref.UID)
+		}
+	}
+}
+
+// beginning is a job that is started, or was and is missing in the status.
+type beginning struct {
+	name     string
+	at       time.Time
+	existing *batchv1.Job
+}
+
+// start decides whether a job is due and plans it.
+func (l *cronLook) start() *beginning {
+	spec := l.cronJob.Spec
+	if l.cronJob.DeletionTimestamp != nil {
+		return nil
+	}
+	zone, err := time.LoadLocation(ptr.Deref(spec.TimeZone, ""))
+	if err != nil {
+		l.tell(corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *spec.TimeZone, err)
+		return nil
+	}
+	if spec.Suspend != nil && *spec.Suspend {
+		return nil
+	}
+	if strings.Contains(spec.Schedule, "TZ") {
+		l.tell(corev1.EventTypeWarning, "UnsupportedSchedule", "CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", spec.Schedule)
+	}
+	times, err := parseSchedule(l.cronJob)
+	if err != nil {
+		l.tell(corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", spec.Schedule, err)
+		return nil
+	}
+	d, err := lastDue(l.cronJob, l.now, times, true)
+	if err != nil {
+		l.tell(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
+		return nil
+	}
+	l.plan.Again(max(untilNext(l.cronJob, l.now, times), time.Millisecond))
+	if d.last.IsZero() {
+		return nil
+	}
+	if d.missed > manyMissed {
+		l.tell(corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
+	}
+	return l.startAt(d.last, zone)
+}
+
+// startAt plans the job of a scheduled time, unless something speaks against it.
+func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
+	spec := l.cronJob.Spec
+	if spec.StartingDeadlineSeconds != nil && at.Add(seconds(*spec.StartingDeadlineSeconds)).Before(l.now) {
+		l.tell(corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
+		return nil
+	}
+	name := fmt.Sprintf("%s-%d", l.cronJob.Name, at.Unix()/60)
+	started := l.status.LastScheduleTime != nil && l.status.LastScheduleTime.Time.Equal(at)
+	if started || slices.ContainsFunc(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.Name == name }) {
+		return nil
+	}
+	if spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(l.status.Active) > 0 {
+		l.tell(corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+		return nil
+	}
+	if spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent {
+		var deletes []controller.Write
+		for _, job := range l.jobs {
+			if l.isActive(job.UID) {
+				deletes = append(deletes, l.deleting(job))
+			}
+		}
+		l.plan.Then(deletes...)
+	}
+	begin := &beginning{name: name, at: at}
+	if l.named != nil {
+		begin.existing = l.named(name)
+	}
+	switch existing := begin.existing; {
+	case existing == nil:
+		l.plan.Then(controller.Creating(l.newJob(name, at, zone)).
+			OnDone(controller.Event{About: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
+			OnFailed(controller.Event{About: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
+	case !metav1.IsControlledBy(existing, l.cronJob):
+		return nil // someone else has the name
+	}
+	return begin
+}
+
+func (l *cronLook) newJob(name string, at time.Time, zone *time.Location) *batchv1.Job {
+	template := &l.cronJob.Spec.JobTemplate
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: l.cronJob.Namespace, Labels: maps.Clone(template.Labels), Annotations: maps.Clone(template.Annotations),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(l.cronJob, cronJobKind)},
+		},
+		Spec: *template.Spec.DeepCopy(),
+	}
+	metav1.SetMetaDataAnnotation(&job.ObjectMeta, batchv1.CronJobScheduledTimestampAnnotation, at.In(zone).Format(time.RFC3339))
+	return job
+}
+
+// report writes what was found, and the job that was started.
+func (l *cronLook) report(begin *beginning, outcome controller.Outcome) kind.Object {
+	status := *l.status.DeepCopy()
+	if outcome.Failed() != controller.Delete {
+		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(l.removed, ref.UID) })
+	}
+	if begin != nil {
+		job := begin.existing
+		for _, obj := range outcome.Written {
+			if written, ok := obj.(*batchv1.Job); ok && written.Name == begin.name {
+				job = written
+			}
+		}
+		if job != nil {
+			if !jobFinished(job) {
+				status.Active = append(status.Active, corev1.ObjectReference{Kind: jobKind.Kind, APIVersion: batchv1.SchemeGroupVersion.String(),
+					Namespace: job.Namespace, Name: job.Name, UID: job.UID, ResourceVersion: job.ResourceVersion})
+			}
+			status.LastScheduleTime = &metav1.Time{Time: begin.at}
+		}
+	}
+	if apiequality.Semantic.DeepEqual(status, l.cronJob.Status) {
+		return nil
+	}
+	changed := *l.cronJob
+	changed.Status = status
+	return &changed
+}

@@ -1,0 +1,258 @@
+package workload
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/flowcontrol"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+)
+
+var daemonSetKind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
+
+// DaemonSet keeps one pod on every node that fits.
+var DaemonSet = controller.Definition{
+	Name: "daemonset-controller", Aliases: []string{"daemonset"}, Queue: "daemonset", Workers: 2,
+	New: newDaemonSets,
+}
+
+// A daemon pod that failed is replaced, but not faster than this.
+const (
+	firstDaemonBackoff   = time.Second
+	longestDaemonBackoff = 15 * time.Minute
+)
+
+type daemonSets struct {
+	sets      client.Informer[*appsv1.DaemonSet]
+	nodes     client.Informer[*corev1.Node]
+	pods      controller.Dependents[*corev1.Pod]
+	revisions controller.Dependents[*appsv1.ControllerRevision]
+	// failures remembers, by set, generation and node, when a failed pod was last replaced. Nothing in the API tells.
+	failures *flowcontrol.Backoff
+}
+
+func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
+	c := &daemonSets{
+		sets: client.InformerFor[*appsv1.DaemonSet](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
+		failures: flowcontrol.NewBackOff(firstDaemonBackoff, longestDaemonBackoff),
+	}
+	var err error
+	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
+		return nil, err
+	}
+	if c.revisions, err = controller.DependentsOf[*appsv1.ControllerRevision](s); err != nil {
+		return nil, err
+	}
+	if err := controller.WatchOwn[*appsv1.DaemonSet](s); err != nil {
+		return nil, err
+	}
+	selector := func(set *appsv1.DaemonSet) (labels.Selector, error) {
+		return metav1.LabelSelectorAsSelector(set.Spec.Selector)
+	}
+	if err := controller.WatchDependents[*corev1.Pod](s, daemonSetKind, selector); err != nil {
+		return nil, err
+	}
+	if err := controller.WatchDependents[*appsv1.ControllerRevision](s, daemonSetKind, selector); err != nil {
+		return nil, err
+	}
+	if err := c.watchNodes(s); err != nil {
+		return nil, err
+	}
+	return controller.Planned(s, c), nil
+}
+
+// watchNodes enqueues the sets to which a change of a node makes a difference. Nodes report often; labels and taints change seldom.
+func (c *daemonSets) watchNodes(s *controller.Setup) error {
+	each := func(differs func(*appsv1.DaemonSet) bool) {
+		for _, set := range c.sets.List("", nil) {
+			if differs(set) {
+				s.Enqueue(controller.KeyOf(set))
+			}
+		}
+	}
+	added := func(node *corev1.Node) {
+		each(func(set *appsv1.DaemonSet) bool { run, _ := newPlacement(set).on(node); return run })
+	}
+	changed := func(old, node *corev1.Node) {
+		if apiequality.Semantic.DeepEqual(old.Labels, node.Labels) && apiequality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) {
+			return
+		}
+		each(func(set *appsv1.DaemonSet) bool {
+			placement := newPlacement(set)
+			wasRun, wasStay := placement.on(old)
+			run, stay := placement.on(node)
+			return run != wasRun || stay != wasStay
+		})
+	}
+	gone := func(*corev1.Node) { each(func(*appsv1.DaemonSet) bool { return true }) }
+	if err := c.nodes.Handle(added, changed, gone); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	return nil
+}
+
+// daemonView is what decides about one set.
+type daemonView struct {
+	set       *appsv1.DaemonSet
+	nodes     []*corev1.Node
+	pods      []*corev1.Pod                // its own and the orphans of its namespace
+	revisions []*appsv1.ControllerRevision // likewise
+	// namesake has the name the next revision will be given, whoever it belongs to.
+	namesake *appsv1.ControllerRevision
+	// pause is how long a failed pod on a node has to wait for its replacement; nil: no pod has to.
+	pause func(node string) time.Duration
+	now   time.Time
+}
+
+// Observe gathers the set, all nodes, its pods and its history.
+func (c *daemonSets) Observe(key controller.Key) (daemonView, bool) {
+	set, ok := c.sets.Get(key.Namespace, key.Name)
+	if !ok || set.DeletionTimestamp != nil {
+		return daemonView{}, false
+	}
+	v := daemonView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.OfAndOrphans(set), revisions: c.revisions.OfAndOrphans(set), now: time.Now()}
+	v.namesake, _ = c.revisions.Get(key.Namespace, set.Name+"-"+templateHash(&set.Spec.Template, set.Status.CollisionCount))
+	v.pause = func(node string) time.Duration {
+		if c.failures.IsInBackOffSinceUpdate(failureKey(set, node), v.now) {
+			return c.failures.Get(failureKey(set, node))
+		}
+		return 0
+	}
+	return v, true
+}
+
+// Reconcile decides, and remembers which failed pods are replaced.
+func (c *daemonSets) Reconcile(v daemonView) controller.Plan {
+	plan := v.reconcile()
+	for _, step := range plan.Steps {
+		for _, w := range step.Writes {
+			if pod, ok := w.Object.(*corev1.Pod); ok && w.Verb == controller.Delete && pod.Status.Phase == corev1.PodFailed {
+				c.failures.Next(failureKey(v.set, targetNode(pod)), v.now)
+			}
+		}
+	}
+	c.failures.GC()
+	return plan
+}
+
+func failureKey(set *appsv1.DaemonSet, node string) string {
+	return fmt.Sprintf("%s/%d/%s", set.UID, set.Status.ObservedGeneration, node)
+}
+
+// placement says on which nodes the pods of a set belong, by the scheduler's own rules.
+type placement struct {
+	nodeName    string
+	affinity    nodeaffinity.RequiredNodeAffinity
+	tolerations []corev1.Toleration
+}
+
+func newPlacement(set *appsv1.DaemonSet) placement {
+	spec := &set.Spec.Template.Spec
+	return placement{
+		nodeName: spec.NodeName, affinity: nodeaffinity.NewRequiredNodeAffinity(spec.NodeSelector, spec.Affinity),
+		tolerations: daemonTolerations(spec),
+	}
+}
+
+// on says whether a pod should be started on the node, and whether one that is there may stay.
+func (p placement) on(node *corev1.Node) (run, stay bool) {
+	if p.nodeName != "" && p.nodeName != node.Name {
+		return false, false
+	}
+	if fits, _ := p.affinity.Match(node); !fits {
+		return false, false
+	}
+	tolerates := func(effects ...corev1.TaintEffect) bool {
+		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.tolerations,
+			func(t *corev1.Taint) bool { return slices.Contains(effects, t.Effect) }, false)
+		return !refused
+	}
+	stay = tolerates(corev1.TaintEffectNoExecute)
+	return stay && tolerates(corev1.TaintEffectNoSchedule), stay
+}
+
+// daemonTolerations are the template's tolerations and those every daemon has: a node in trouble needs its daemons most.
+func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
+	type taint struct {
+		key    string
+		effect corev1.TaintEffect
+	}
+	always := []taint{
+		{corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute}, {corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute},
+		{corev1.TaintNodeDiskPressure, corev1.TaintEffectNoSchedule}, {corev1.TaintNodeMemoryPressure, corev1.TaintEffectNoSchedule},
+		{corev1.TaintNodePIDPressure, corev1.TaintEffectNoSchedule}, {corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule},
+	}
+	if spec.HostNetwork {
+		always = append(always, taint{corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule})
+	}
+	tolerations := slices.Clone(spec.Tolerations)
+	for _, t := range always {
+		toleration := corev1.Toleration{Key: t.key, Operator: corev1.TolerationOpExists, Effect: t.effect}
+		same := func(other corev1.Toleration) bool { return toleration.MatchToleration(&other) }
+		// One that only holds for a while gives way.
+		if i := slices.IndexFunc(tolerations, same); i >= 0 {
+			tolerations[i] = toleration
+		} else {
+			tolerations = append(tolerations, toleration)
+		}
+	}
+	return tolerations
+}
+
+// targetNode is the node a pod is on or made for.
+func targetNode(pod *corev1.Pod) string {
+	if pod.Spec.NodeName != "" {
+		return pod.Spec.NodeName
+	}
+	a := pod.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, f := range term.MatchFields {
+			if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
+				return f.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// pinned returns the affinity with the required node replaced by the one named.
+func pinned(affinity *corev1.Affinity, node string) *corev1.Affinity {
+	a := affinity.DeepCopy()
+	if a == nil {
+		a = &corev1.Affinity{}
+	}
+	if a.NodeAffinity == nil {
+		a.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}
+	return a
+}
+
+// daemonPod is the pod of a set for a node.
+func daemonPod(set *appsv1.DaemonSet, node, hash string) *corev1.Pod {
+	pod := podFrom(&set.Spec.Template, set, daemonSetKind)
+	pod.Labels = maps.Clone(pod.Labels)
+	if generation := set.Annotations[appsv1.DeprecatedTemplateGeneration]; generation != "" {
+		metav1.SetMetaDataLabel(&pod.ObjectMeta, "pod-template-generation", generation)
+	}
+	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, hash)
+	pod.Spec.Tolerations = daemonTolerations(&set.Spec.Template.Spec)
+	pod.Spec.Affinity = pinned(set.Spec.Template.Spec.Affinity, node)
+	return pod
+}

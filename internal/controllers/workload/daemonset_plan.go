@@ -1,0 +1,432 @@
+package workload
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+// daemonLook is a set while one look at it is decided.
+type daemonLook struct {
+	daemonView
+	plan      *controller.Plan
+	placement placement
+	pods      []*corev1.Pod            // all that are the set's
+	onNode    map[string][]*corev1.Pod // the same by node, without those that ended and are going
+	hash      string                   // of the current template
+	old       []*appsv1.ControllerRevision
+
+	creates []string // nodes
+	deletes []*corev1.Pod
+}
+
+func (v daemonView) reconcile() controller.Plan {
+	var plan controller.Plan
+	selector, err := metav1.LabelSelectorAsSelector(v.set.Spec.Selector)
+	if err != nil {
+		return plan // validation keeps such selectors out
+	}
+	if selector.Empty() {
+		plan.Events = []controller.Event{{About: v.set, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
+			Message: "This daemon set is selecting all pods. A non-empty selector is required."}}
+		return plan
+	}
+	l := &daemonLook{daemonView: v, plan: &plan, placement: newPlacement(v.set), onNode: map[string][]*corev1.Pod{}}
+	history := controller.Claim(&plan, v.set, daemonSetKind, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
+	l.pods = controller.Claim(&plan, v.set, daemonSetKind, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
+	for _, pod := range l.pods {
+		if node := targetNode(pod); node != "" && !(finished(pod) && pod.DeletionTimestamp != nil) {
+			l.onNode[node] = append(l.onNode[node], pod)
+		}
+	}
+	slices.SortFunc(l.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	if !l.revise(history) {
+		return plan
+	}
+	l.manage()
+	if len(l.creates)+len(l.deletes) == 0 && v.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
+		l.roll()
+	}
+	l.write()
+	l.truncate()
+	l.report()
+	return plan
+}
+
+// revise finds or makes the revision of the set's template. It says whether there is one to go on with.
+func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
+	patch, err := templatePatch(&l.set.Spec.Template)
+	if err != nil {
+		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
+		return false
+	}
+	var writes []controller.Write
+	for i, r := range history {
+		// Revisions of an age before the label are named by it all the same.
+		if r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == "" {
+			c := r.DeepCopy()
+			metav1.SetMetaDataLabel(&c.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, r.Name)
+			history[i] = c
+			writes = append(writes, controller.Updating(c))
+		}
+	}
+	l.plan.Then(writes...)
+	slices.SortStableFunc(history, byRevision)
+	same := equalTo(history, patch)
+	l.old = filter(history, func(r *appsv1.ControllerRevision) bool { return !bytes.Equal(r.Data.Raw, patch) })
+	if len(same) == 0 {
+		return l.newRevision(patch)
+	}
+	current := last(same)
+	l.hash = current.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
+	if doubles := same[:len(same)-1]; len(doubles) > 0 {
+		l.merge(doubles)
+		return false // the pods in view still have the labels of before
+	}
+	if next := nextRevision(l.old); len(l.old) > 0 && current.Revision < next {
+		l.plan.Then(controller.Updating(renumbered(current, next)))
+	}
+	return true
+}
+
+// newRevision plans the revision of a template that has none.
+func (l *daemonLook) newRevision(patch []byte) bool {
+	l.hash = templateHash(&l.set.Spec.Template, l.set.Status.CollisionCount)
+	if l.namesake != nil {
+		if bytes.Equal(l.namesake.Data.Raw, patch) && metav1.IsControlledBy(l.namesake, l.set) {
+			return true
+		}
+		// The name is taken: with the count in the hash the next one is another.
+		l.plan.Status = func(controller.Outcome) kind.Object {
+			changed := *l.set
+			changed.Status.CollisionCount = new(orZero(l.set.Status.CollisionCount) + 1)
+			return &changed
+		}
+		return false
+	}
+	r := &appsv1.ControllerRevision{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: l.set.Name + "-" + l.hash, Namespace: l.set.Namespace, Annotations: l.set.Annotations,
+			Labels:          maps.Clone(l.set.Spec.Template.Labels),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(l.set, daemonSetKind)},
+		},
+		Data: runtime.RawExtension{Raw: patch}, Revision: nextRevision(l.old),
+	}
+	metav1.SetMetaDataLabel(&r.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, l.hash)
+	l.plan.Then(controller.Creating(r))
+	return true
+}
+
+// merge removes doubles of the current revision; pods made from one are counted as made from the other.
+func (l *daemonLook) merge(doubles []*appsv1.ControllerRevision) {
+	var relabel, remove []controller.Write
+	for _, pod := range l.pods {
+		if pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != l.hash {
+			patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, appsv1.DefaultDaemonSetUniqueLabelKey, l.hash)
+			relabel = append(relabel, controller.Patching(pod, client.MergePatch, patch))
+		}
+	}
+	for _, r := range doubles {
+		remove = append(remove, controller.Deleting(r))
+	}
+	l.plan.Then(relabel...)
+	l.plan.Then(remove...)
+}
+
+func (l *daemonLook) isUpdated(pod *corev1.Pod) bool {
+	generation := l.set.Annotations[appsv1.DeprecatedTemplateGeneration]
+	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash || generation != "" && pod.Labels["pod-template-generation"] == generation
+}
+
+func (l *daemonLook) available(pod *corev1.Pod) bool {
+	return available(pod, l.set.Spec.MinReadySeconds, l.now)
+}
+
+// surges says whether a new pod may run beside the old one.
+func (l *daemonLook) surges() bool {
+	rolling := l.set.Spec.UpdateStrategy.RollingUpdate
+	return l.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType && rolling != nil && scaledValue(rolling.MaxSurge, 1, true) > 0
+}
+
+// manage sees that every node that should has one pod, and no other node any.
+func (l *daemonLook) manage() {
+	known := map[string]bool{}
+	for _, node := range l.nodes {
+		known[node.Name] = true
+		run, stay := l.placement.on(node)
+		pods := l.onNode[node.Name]
+		switch {
+		case run && len(pods) == 0:
+			l.creates = append(l.creates, node.Name)
+		case stay:
+			l.manageNode(node.Name, run, pods)
+		default:
+			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil })...)
+		}
+	}
+	// A pod that waits for a node that is gone would wait for ever.
+	for node, pods := range l.onNode {
+		if !known[node] {
+			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil })...)
+		}
+	}
+}
+
+// manageNode keeps the right pod on a node that may have one.
+func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
+	var running []*corev1.Pod
+	tell := func(eventType, reason, text string, pod *corev1.Pod) {
+		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: eventType, Reason: reason,
+			Message: fmt.Sprintf(text, pod.Namespace+"/"+pod.Name, node)})
+		l.deletes = append(l.deletes, pod)
+	}
+	for _, pod := range pods {
+		switch {
+		case pod.DeletionTimestamp != nil:
+		case pod.Status.Phase == corev1.PodFailed:
+			if l.pause != nil {
+				if wait := l.pause(node); wait > 0 {
+					l.plan.Again(wait)
+					continue
+				}
+			}
+			tell(corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s on node %s, will try to kill it", pod)
+		case pod.Status.Phase == corev1.PodSucceeded:
+			tell(corev1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s on node %s, will try to delete it", pod)
+		default:
+			running = append(running, pod)
+		}
+	}
+	slices.SortFunc(running, scheduledThenOlder)
+	if !l.surges() {
+		if len(running) > 1 {
+			l.deletes = append(l.deletes, running[1:]...)
+		}
+		return
+	}
+	if len(running) == 0 && run {
+		l.creates = append(l.creates, node)
+		return
+	}
+	l.manageSurge(running)
+}
+
+// manageSurge leaves at most one old and one new pod on a node; the old one goes when the new one is available, or is of no use itself.
+func (l *daemonLook) manageSurge(running []*corev1.Pod) {
+	if len(running) <= 1 {
+		return
+	}
+	var current, old *corev1.Pod
+	for _, pod := range running {
+		switch isNew := pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash; {
+		case isNew && current == nil:
+			current = pod
+		case !isNew && old == nil:
+			old = pod
+		default:
+			l.deletes = append(l.deletes, pod)
+		}
+	}
+	if current != nil && old != nil && (!ready(old) || l.available(current)) {
+		l.deletes = append(l.deletes, old)
+	}
+}
+
+func scheduledThenOlder(a, b *corev1.Pod) int {
+	return cmp.Or(falseFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+}
+
+// roll replaces pods of old templates, within what may be unavailable or doubled.
+func (l *daemonLook) roll() {
+	desired := int32(0)
+	wanted := map[string]bool{}
+	for _, node := range l.nodes {
+		if run, _ := l.placement.on(node); run {
+			desired++
+			wanted[node.Name] = true
+		}
+	}
+	var surge, unavailable int32
+	if rolling := l.set.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
+		surge, unavailable = scaledValue(rolling.MaxSurge, desired, true), scaledValue(rolling.MaxUnavailable, desired, true)
+	}
+	if desired > 0 && surge == 0 && unavailable == 0 {
+		unavailable = 1
+	}
+	nodes := slices.Sorted(maps.Keys(l.onNode))
+	for node := range wanted {
+		if l.onNode[node] == nil {
+			nodes = append(nodes, node)
+		}
+	}
+	if surge == 0 {
+		l.rollInPlace(nodes, unavailable)
+	} else {
+		l.rollBeside(nodes, wanted, desired, surge)
+	}
+}
+
+// pair returns the updated and the outdated pod of a node; false if there are several of a kind.
+func (l *daemonLook) pair(node string) (current, old *corev1.Pod, ok bool) {
+	for _, pod := range l.onNode[node] {
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		place := &old
+		if l.isUpdated(pod) {
+			place = &current
+		}
+		if *place != nil {
+			return nil, nil, false
+		}
+		*place = pod
+	}
+	return current, old, true
+}
+
+// rollInPlace deletes old pods: those that are unavailable anyway, and as many more as may be.
+func (l *daemonLook) rollInPlace(nodes []string, budget int32) {
+	var candidates []*corev1.Pod
+	for _, node := range nodes {
+		current, old, ok := l.pair(node)
+		switch {
+		case !ok, current == nil && old == nil, current != nil && old != nil:
+			budget--
+		case current != nil:
+			if !l.available(current) {
+				budget--
+			}
+		case !l.available(old):
+			l.deletes = append(l.deletes, old)
+			budget--
+		default:
+			candidates = append(candidates, old)
+		}
+	}
+	l.deletes = append(l.deletes, candidates[:max(0, min(int(budget), len(candidates)))]...)
+}
+
+// rollBeside starts new pods beside old ones, as many as surge allows, and deletes the old ones when the new are available.
+func (l *daemonLook) rollBeside(nodes []string, wanted map[string]bool, desired, surge int32) {
+	var candidates []string
+	var unwanted []*corev1.Pod
+	availableNodes := int32(0)
+	for _, node := range nodes {
+		current, old, ok := l.pair(node)
+		if !ok {
+			surge--
+			continue
+		}
+		if shown := cmp.Or(old, current); shown != nil && l.available(shown) {
+			availableNodes++
+		}
+		switch {
+		case old == nil:
+		case current != nil && l.available(current):
+			l.deletes = append(l.deletes, old)
+		case current != nil:
+			surge--
+		case !wanted[node] && !l.available(old):
+			l.deletes = append(l.deletes, old)
+		case !wanted[node]:
+			unwanted = append(unwanted, old)
+		case !l.available(old):
+			l.creates = append(l.creates, node)
+		default:
+			candidates = append(candidates, node)
+		}
+	}
+	l.deletes = append(l.deletes, unwanted[:max(0, min(int(availableNodes-desired), len(unwanted)))]...)
+	l.creates = append(l.creates, candidates[:max(0, min(int(surge), len(candidates)))]...)
+}
+
+func (l *daemonLook) write() {
+	var creates, deletes []controller.Write
+	for _, node := range l.creates[:min(len(l.creates), burst)] {
+		creates = append(creates, creatingPod(daemonPod(l.set, node, l.hash), l.set))
+	}
+	for _, pod := range l.deletes[:min(len(l.deletes), burst)] {
+		deletes = append(deletes, deletingPod(pod, l.set))
+	}
+	// Deletions first: where creations are refused, what is too much must still go.
+	l.plan.Then(deletes...)
+	l.plan.Then(creates...)
+}
+
+// truncate deletes the oldest revisions no pod is made from, beyond the history limit.
+func (l *daemonLook) truncate() {
+	limit := 10
+	if l.set.Spec.RevisionHistoryLimit != nil {
+		limit = int(*l.set.Spec.RevisionHistoryLimit)
+	}
+	surplus := len(l.old) - limit
+	live := map[string]bool{}
+	for _, pod := range l.pods {
+		live[pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]] = true
+	}
+	var deletes []controller.Write
+	for _, r := range l.old {
+		if surplus > len(deletes) && !live[r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]] {
+			deletes = append(deletes, controller.Deleting(r))
+		}
+	}
+	l.plan.Then(deletes...)
+}
+
+// report counts nodes, not pods.
+func (l *daemonLook) report() {
+	status := l.set.Status
+	status.ObservedGeneration = l.set.Generation
+	status.DesiredNumberScheduled, status.CurrentNumberScheduled, status.NumberMisscheduled = 0, 0, 0
+	status.NumberReady, status.NumberAvailable, status.UpdatedNumberScheduled = 0, 0, 0
+	for _, node := range l.nodes {
+		run, _ := l.placement.on(node)
+		pods := l.onNode[node.Name]
+		switch {
+		case !run && len(pods) > 0:
+			status.NumberMisscheduled++
+		case run:
+			status.DesiredNumberScheduled++
+		}
+		if !run || len(pods) == 0 {
+			continue
+		}
+		status.CurrentNumberScheduled++
+		pod := slices.MinFunc(pods, scheduledThenOlder)
+		if ready(pod) {
+			status.NumberReady++
+			if l.available(pod) {
+				status.NumberAvailable++
+			}
+		}
+		if l.isUpdated(pod) {
+			status.UpdatedNumberScheduled++
+		}
+	}
+	status.NumberUnavailable = status.DesiredNumberScheduled - status.NumberAvailable
+	l.plan.Status = func(controller.Outcome) kind.Object {
+		if apiequality.Semantic.DeepEqual(status, l.set.Status) {
+			return nil
+		}
+		changed := *l.set
+		changed.Status = status
+		return &changed
+	}
+	if l.set.Spec.MinReadySeconds > 0 && status.NumberReady != status.NumberAvailable {
+		l.plan.Again(seconds(l.set.Spec.MinReadySeconds))
+		l.plan.Again(nextAvailable(l.pods, l.set.Spec.MinReadySeconds, l.now))
+	}
+}

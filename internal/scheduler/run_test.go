@@ -1,0 +1,529 @@
+package scheduler
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+)
+
+// fakeServer is the API server as the scheduler sees it: it takes writes and, a moment later, tells what has changed.
+type fakeServer struct {
+	t         testing.TB
+	scheduler *Scheduler
+	delay     time.Duration
+
+	mu      sync.Mutex
+	pods    map[string]*corev1.Pod
+	patches map[string][]string
+	deleted []string
+	// refuse makes bindings fail while it returns an error.
+	refuse func(pod *corev1.Pod, node string) error
+	bound  map[string]int
+}
+
+func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfiguration) *fakeServer {
+	t.Helper()
+	s, err := newScheduler(configuration, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, pods: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
+	s.writer = f
+	s.lists.pods = func(_, name string) (*corev1.Pod, bool) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		p, ok := f.pods[name]
+		return p, ok
+	}
+	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return nil }
+	return f
+}
+
+// tell lets the scheduler know of a change.
+func (f *fakeServer) tell(change func()) {
+	f.scheduler.mu.Lock()
+	change()
+	f.scheduler.mu.Unlock()
+	f.scheduler.awake()
+}
+
+func (f *fakeServer) addNode(n *corev1.Node) { f.tell(func() { f.scheduler.nodeAdded(n) }) }
+
+func (f *fakeServer) addPod(p *corev1.Pod) {
+	f.mu.Lock()
+	f.pods[p.Name] = p
+	f.mu.Unlock()
+	f.tell(func() { f.scheduler.podAdded(p) })
+}
+
+func (f *fakeServer) removePod(name string) {
+	f.mu.Lock()
+	p := f.pods[name]
+	delete(f.pods, name)
+	f.mu.Unlock()
+	f.tell(func() { f.scheduler.podDeleted(p) })
+}
+
+func (f *fakeServer) nodeOf(name string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.pods[name]; p != nil {
+		return p.Spec.NodeName
+	}
+	return ""
+}
+
+func (f *fakeServer) change(name string, change func(*corev1.Pod)) {
+	f.mu.Lock()
+	old := f.pods[name]
+	if old == nil {
+		f.mu.Unlock()
+		return
+	}
+	now := old.DeepCopy()
+	change(now)
+	f.pods[name] = now
+	f.mu.Unlock()
+	f.tell(func() { f.scheduler.podChanged(old, now) })
+}
+
+func (f *fakeServer) bind(_ context.Context, pod *corev1.Pod, node string) error {
+	time.Sleep(f.delay)
+	f.mu.Lock()
+	current := f.pods[pod.Name]
+	switch {
+	case current == nil:
+		f.mu.Unlock()
+		return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
+	case current.Spec.NodeName != "":
+		f.mu.Unlock()
+		return apierrors.NewConflict(corev1.Resource("pods"), pod.Name, errors.New("already assigned"))
+	}
+	if f.refuse != nil {
+		if err := f.refuse(pod, node); err != nil {
+			f.mu.Unlock()
+			return err
+		}
+	}
+	f.bound[pod.Name]++
+	f.mu.Unlock()
+	// The watch is slower than the answer.
+	go func() {
+		time.Sleep(f.delay)
+		f.change(pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = node })
+	}()
+	return nil
+}
+
+func (f *fakeServer) patchStatus(_ context.Context, pod *corev1.Pod, patch []byte) error {
+	var read struct{ Status corev1.PodStatus }
+	if err := json.Unmarshal(patch, &read); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	f.patches[pod.Name] = append(f.patches[pod.Name], string(patch))
+	f.mu.Unlock()
+	f.change(pod.Name, func(p *corev1.Pod) {
+		for _, c := range read.Status.Conditions {
+			p.Status.Conditions = append(slices.DeleteFunc(p.Status.Conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type }), c)
+		}
+		if strings.Contains(string(patch), "nominatedNodeName") {
+			p.Status.NominatedNodeName = read.Status.NominatedNodeName
+		}
+	})
+	return nil
+}
+
+func (f *fakeServer) deletePod(_ context.Context, pod *corev1.Pod) error {
+	f.mu.Lock()
+	f.deleted = append(f.deleted, pod.Name)
+	f.mu.Unlock()
+	f.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} })
+	go func() {
+		time.Sleep(3 * time.Second) // the grace it is given
+		f.removePod(pod.Name)
+	}()
+	return nil
+}
+
+func (f *fakeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	return pv, nil
+}
+
+func (f *fakeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	return claim, nil
+}
+
+// podsKnown counts the pods the scheduler takes to be on nodes.
+func (f *fakeServer) podsKnown() int {
+	f.scheduler.mu.Lock()
+	defer f.scheduler.mu.Unlock()
+	return f.scheduler.snapshot.Pods()
+}
+
+// told are the patches written about a pod.
+func (f *fakeServer) told(pod string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.patches[pod])
+}
+
+// victims are the pods that were deleted.
+func (f *fakeServer) victims() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.deleted)
+}
+
+// boundTimes counts the bindings of a pod.
+func (f *fakeServer) boundTimes(pod string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.bound[pod]
+}
+
+func (f *fakeServer) updateDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return f.storeClaim(claim), nil
+}
+
+func (f *fakeServer) updateDeviceClaimStatus(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return f.storeClaim(claim), nil
+}
+
+func (f *fakeServer) storeClaim(claim *resourcev1.ResourceClaim) *resourcev1.ResourceClaim {
+	claim = claim.DeepCopy()
+	version, _ := strconv.Atoi(claim.ResourceVersion)
+	claim.ResourceVersion = strconv.Itoa(version + 1)
+	f.tell(func() {
+		old := f.scheduler.snapshot.devices.claims[keyOf(claim)]
+		f.scheduler.snapshot.SetObject(claim)
+		f.scheduler.happened(Event{Resource: ResourceClaimResource, Action: updateOther, Old: old, New: claim})
+	})
+	return claim
+}
+
+// pass lets time go by, until nothing happens any more at its end.
+func (f *fakeServer) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// story runs a scheduler over a fake server, in a bubble of its own time.
+func story(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, tell func(*fakeServer)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer(t, configuration)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.scheduler.Run(ctx) }()
+		tell(f)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		// What the server still has to tell.
+		time.Sleep(10 * time.Second)
+	})
+}
+
+func TestSchedulerBindsEachPodOnce(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		for i := range 10 {
+			f.addNode(testNode(fmt.Sprint("n", i)))
+		}
+		for i := range 400 {
+			f.addPod(testPod(fmt.Sprint("p", i), asksCPU("100m")))
+		}
+		f.pass(time.Minute)
+		byNode := map[string]int{}
+		for i := range 400 {
+			name := fmt.Sprint("p", i)
+			if f.boundTimes(name) != 1 {
+				t.Errorf("pod %s was bound %d times", name, f.boundTimes(name))
+			}
+			byNode[f.nodeOf(name)]++
+		}
+		for node, n := range byNode {
+			if n != 40 {
+				t.Errorf("node %s has %d pods", node, n)
+			}
+		}
+	})
+}
+
+func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("n"))
+		fails := 3
+		f.refuse = func(*corev1.Pod, string) error {
+			if fails--; fails >= 0 {
+				return errors.New("no luck")
+			}
+			return nil
+		}
+		f.addPod(testPod("p", asksCPU("4")))
+		f.pass(500 * time.Millisecond)
+		if f.podsKnown() != 0 {
+			t.Error("the room of a pod that was not bound is still taken")
+		}
+		f.pass(30 * time.Second)
+		if f.nodeOf("p") != "n" || f.boundTimes("p") != 1 {
+			t.Errorf("the pod is on %q, bound %d times", f.nodeOf("p"), f.boundTimes("p"))
+		}
+		if patches := f.told("p"); len(patches) == 0 || !strings.Contains(patches[0], corev1.PodReasonSchedulerError) || !strings.Contains(patches[0], "no luck") {
+			t.Errorf("patches %v", patches)
+		}
+	})
+}
+
+func TestSchedulerWakesPodsWhenThereIsRoom(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addPod(testPod("first", asksCPU("3")))
+		f.pass(time.Second)
+		if p := f.told("first"); len(p) != 1 || !strings.Contains(p[0], "no nodes available to schedule pods") {
+			t.Errorf("patches %v", p)
+		}
+		f.addNode(testNode("n"))
+		f.pass(10 * time.Second)
+		if f.nodeOf("first") != "n" {
+			t.Error("the pod is not scheduled when a node comes")
+		}
+		f.addPod(testPod("second", asksCPU("3")))
+		f.pass(time.Minute)
+		if f.nodeOf("second") != "" {
+			t.Fatal("the node is over its allocatable")
+		}
+		if p := f.told("second"); len(p) != 1 {
+			t.Errorf("the same condition is written %d times: %v", len(p), p)
+		}
+		f.removePod("first")
+		f.pass(12 * time.Second)
+		if f.nodeOf("second") != "n" {
+			t.Error("the pod is not scheduled when there is room")
+		}
+	})
+}
+
+func TestSchedulerPreempts(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b"))
+		for _, node := range []string{"a", "b"} {
+			for i := range 3 {
+				f.addPod(testPod(fmt.Sprint(node, i), on(node), asksCPU("1"), priority(int32(i))))
+			}
+		}
+		f.addPod(testPod("urgent", asksCPU("2"), priority(100)))
+		f.pass(time.Second)
+		// The least important pod of one node had to go, and no other.
+		if len(f.victims()) != 1 || f.victims()[0] != "a0" && f.victims()[0] != "b0" {
+			t.Errorf("deleted: %v", f.victims())
+		}
+		node := f.victims()[0][:1]
+		if p := f.told(f.victims()[0]); len(p) != 1 || !strings.Contains(p[0], corev1.PodReasonPreemptionByScheduler) ||
+			!strings.Contains(p[0], "default-scheduler: preempting to accommodate a higher priority pod") {
+			t.Errorf("the victim is told %v", p)
+		}
+		if urgent, _ := f.scheduler.lists.pods("default", "urgent"); urgent.Status.NominatedNodeName != node {
+			t.Errorf("nominated to %q, not %q", urgent.Status.NominatedNodeName, node)
+		}
+		if p := f.told("urgent"); !strings.Contains(p[0], "found a potential placement for pod on node "+node+", preempting 1 victims") {
+			t.Errorf("the pod is told %v", p)
+		}
+		// Somebody less important does not take the room meanwhile.
+		f.addPod(testPod("greedy", asksCPU("2")))
+		f.pass(30 * time.Second)
+		if f.nodeOf("urgent") != node || f.nodeOf("greedy") != "" {
+			t.Errorf("urgent is on %q, greedy on %q", f.nodeOf("urgent"), f.nodeOf("greedy"))
+		}
+		if len(f.victims()) != 1 {
+			t.Errorf("deleted: %v", f.victims())
+		}
+	})
+}
+
+func TestSchedulerLeavesOthersPodsAlone(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("n"))
+		f.addPod(testPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.addPod(testPod("gone", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }))
+		f.pass(time.Minute)
+		if f.boundTimes("theirs")+f.boundTimes("gone") != 0 {
+			t.Error("a pod was bound that is not ours to bind")
+		}
+	})
+}
+
+func TestWhyAndWhatIf(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a", taint("k", "v", corev1.TaintEffectNoSchedule)))
+		f.addNode(testNode("b"))
+		f.addPod(testPod("there", on("b"), asksCPU("3")))
+		f.addPod(testPod("waits", asksCPU("2")))
+		f.addPod(testPod("runs", asksCPU("500m")))
+		f.pass(time.Second)
+		e, err := f.scheduler.Why("default", "waits")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []Change{
+			{Node: "a", Steps: []string{"tolerate the taint k=v:NoSchedule or remove it from node a"}},
+			{Node: "b", Steps: []string{"free 1500m cpu on node b (3500m of 4 are requested)"}},
+		}
+		if fmt.Sprint(e.Changes) != fmt.Sprint(want) {
+			t.Errorf("changes %v, want %v", e.Changes, want)
+		}
+		e, err = f.scheduler.Why("default", "runs")
+		if err != nil || e.Node != "b" || !e.AsDecided || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[nodeResourcesFitName] == 0 {
+			t.Errorf("%+v, %v", e, err)
+		}
+		before := f.podsKnown()
+		answers, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("x", asksCPU("400m")), testPod("y", asksCPU("400m"))})
+		if err != nil || answers[0].Node != "b" || answers[1].Node != "" || len(answers[1].Changes) == 0 {
+			t.Errorf("%+v, %v", answers, err)
+		}
+		if f.podsKnown() != before {
+			t.Error("asking has changed something")
+		}
+	})
+}
+
+func TestExtenders(t *testing.T) {
+	var bound []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var answer any
+		switch r.URL.Path {
+		case "/x/filter":
+			var a extenderv1.ExtenderArgs
+			_ = json.NewDecoder(r.Body).Decode(&a)
+			names := slices.DeleteFunc(*a.NodeNames, func(n string) bool { return n == "a" })
+			answer = extenderv1.ExtenderFilterResult{NodeNames: &names, FailedNodes: extenderv1.FailedNodesMap{"a": "not this one"}}
+		case "/x/prioritize":
+			answer = extenderv1.HostPriorityList{{Host: "c", Score: 10}}
+		case "/x/bind":
+			var a extenderv1.ExtenderBindingArgs
+			_ = json.NewDecoder(r.Body).Decode(&a)
+			bound = append(bound, a.PodName+" on "+a.Node)
+			answer = extenderv1.ExtenderBindingResult{}
+		}
+		_ = json.NewEncoder(w).Encode(answer)
+	}))
+	defer server.Close()
+	config, err := ParseConfiguration(fmt.Appendf(nil, `
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+percentageOfNodesToScore: 50
+extenders:
+- {urlPrefix: %q, filterVerb: filter, prioritizeVerb: prioritize, bindVerb: bind, weight: 5, nodeCacheCapable: true}
+`, server.URL+"/x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFakeServer(t, config)
+	for _, name := range []string{"a", "b", "c"} {
+		f.scheduler.snapshot.SetNode(testNode(name))
+	}
+	info := infoOf(t, testPod("p"))
+	f.scheduler.mu.Lock()
+	d, err := Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
+	if err == nil {
+		err = f.scheduler.askExtenders(t.Context(), d)
+	}
+	f.scheduler.mu.Unlock()
+	if err != nil || d.Node != "c" {
+		t.Fatalf("decided for %q, %v", d.Node, err)
+	}
+	if err := f.scheduler.bind(t.Context(), d, &reservation{}); err != nil || fmt.Sprint(bound) != "[p on c]" {
+		t.Errorf("bound %v, %v", bound, err)
+	}
+	for _, name := range []string{"b", "c"} {
+		f.scheduler.snapshot.DeleteNode(name)
+	}
+	f.scheduler.mu.Lock()
+	d, _ = Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
+	err = f.scheduler.askExtenders(t.Context(), d)
+	f.scheduler.mu.Unlock()
+	if err == nil || err.Error() != "0/1 nodes are available: 1 not this one." {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	slice := func(node string, devices ...string) *resourcev1.ResourceSlice {
+		x := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice-" + node}, Spec: resourcev1.ResourceSliceSpec{
+			Driver: "gpu.example.com", NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, ResourceSliceCount: 1},
+		}}
+		for _, d := range devices {
+			x.Spec.Devices = append(x.Spec.Devices, resourcev1.Device{Name: d})
+		}
+		return x
+	}
+	claim := func(name string, count int64) *resourcev1.ResourceClaim {
+		return &resourcev1.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), ResourceVersion: "1"},
+			Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{{
+				Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu", AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: count},
+			}}}},
+		}
+	}
+	claiming := func(names ...string) podOption {
+		return func(p *corev1.Pod) {
+			for _, name := range names {
+				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+			}
+		}
+	}
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b"))
+		f.addPod(testPod("early", claiming("one")))
+		f.pass(time.Second)
+		if told := f.told("early"); len(told) != 1 || !strings.Contains(told[0], `resourceclaim.resource.k8s.io \"one\" not found`) {
+			t.Errorf("the pod whose claim is missing is told %v", told)
+		}
+		for _, o := range []metav1.Object{slice("a", "x"), slice("b", "y", "z"), claim("two", 2), claim("many", 3), &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}} {
+			f.tell(func() { f.scheduler.snapshot.SetObject(o) })
+		}
+		f.addPod(testPod("pair", claiming("two")))
+		f.addPod(testPod("greedy", claiming("many")))
+		f.pass(time.Second)
+		if f.nodeOf("pair") != "b" || f.nodeOf("greedy") != "" {
+			t.Errorf("pair is on %q, greedy on %q", f.nodeOf("pair"), f.nodeOf("greedy"))
+		}
+		if told := f.told("greedy"); len(told) == 0 || !strings.Contains(told[0], "2 cannot allocate all claims") {
+			t.Errorf("the pod that claims too much is told %v", told)
+		}
+		f.storeClaim(claim("one", 1))
+		f.pass(15 * time.Second)
+		if f.nodeOf("early") != "a" {
+			t.Errorf("the pod whose claim came late is on %q", f.nodeOf("early"))
+		}
+		f.tell(func() {
+			given := f.scheduler.snapshot.devices.claims["default/two"]
+			if given.Status.Allocation == nil || len(given.Status.Allocation.Devices.Results) != 2 || len(given.Status.ReservedFor) != 1 || len(given.Finalizers) != 1 {
+				t.Errorf("claim %+v", given)
+			}
+		})
+	})
+}
