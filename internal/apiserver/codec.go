@@ -398,13 +398,15 @@ func (e *encoder) object(entry *cache.Entry) (kind.Object, error) {
 
 // json is the entry as an item of a JSON list: for built-in types without kind and apiVersion.
 func (e *encoder) json(entry *cache.Entry) ([]byte, error) {
-	return entry.Encoding(e.ids.json, func(entry *cache.Entry) ([]byte, error) {
-		obj, err := e.object(entry)
-		if err != nil {
-			return nil, err
-		}
-		return json.Marshal(obj)
-	})
+	return entry.Encoding(e.ids.json, e.marshalJSON)
+}
+
+func (e *encoder) marshalJSON(entry *cache.Entry) ([]byte, error) {
+	obj, err := e.object(entry)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(obj)
 }
 
 // message is the entry's own protobuf message where it must be made by encoding: versions other than the stored one,
@@ -460,6 +462,15 @@ func (p *protoItem) append(to []byte) []byte {
 // appendJSON appends the entry as a JSON object of its own, with kind and apiVersion.
 func (e *encoder) appendJSON(to []byte, entry *cache.Entry) ([]byte, error) {
 	body, err := e.json(entry)
+	if err != nil {
+		return to, err
+	}
+	return e.appendBody(to, body), nil
+}
+
+// appendMarshaled is appendJSON for an entry that is hardly asked for again.
+func (e *encoder) appendMarshaled(to []byte, entry *cache.Entry) ([]byte, error) {
+	body, err := e.marshalJSON(entry)
 	if err != nil {
 		return to, err
 	}

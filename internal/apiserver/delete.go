@@ -65,14 +65,13 @@ func (w *write) delete(options *metav1.DeleteOptions) (deletion, error) {
 		// Grace changes the options for the object at hand; the next attempt may meet another.
 		attempt := options.DeepCopy()
 		done, err := w.deleteOnce(entry, attempt)
-		var conflict *cache.Conflict
-		if !errors.As(err, &conflict) {
-			return done, err
+		if err == nil {
+			return done, nil
 		}
-		if err := w.ctx.Err(); err != nil {
+		var again bool
+		if entry, again, err = w.again(entry, err); !again {
 			return deletion{}, err
 		}
-		entry = conflict.Current
 	}
 }
 

@@ -188,9 +188,13 @@ func (s *Server) respondEntry(req *request, code int, entry *cache.Entry) error 
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)
-	if out.format == formatProtobuf {
+	switch {
+	case out.format == formatProtobuf:
 		*buffer, err = req.res.appendProto(*buffer, entry)
-	} else {
+	case isMutating(req.Method) && req.res.watchers.Load() == 0:
+		// The writer is the only one who asked to see it; it is not worth being remembered.
+		*buffer, err = req.res.appendMarshaled(*buffer, entry)
+	default:
 		*buffer, err = req.res.appendJSON(*buffer, entry)
 	}
 	if err != nil {

@@ -251,6 +251,7 @@ type resource struct {
 	deprecation string
 
 	encoder
+	watchers atomic.Int64 // watches that are being served in JSON
 	metrics  *resourceMetrics
 	managers fieldManagers // of metadata.managedFields
 }

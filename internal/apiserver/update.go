@@ -151,15 +151,33 @@ func (w *write) change(c *change) (outcome, error) {
 	}
 	for {
 		done, err := w.changeOnce(c, entry)
-		var conflict *cache.Conflict
-		if !errors.As(err, &conflict) {
-			return done, err
+		if err == nil {
+			return done, nil
 		}
-		if err := w.ctx.Err(); err != nil {
+		var again bool
+		if entry, again, err = w.again(entry, err); !again {
 			return outcome{}, err
 		}
-		entry = conflict.Current
 	}
+}
+
+// again tells whether a write that failed is to be tried again, and on which state: on the one another writer left, or on
+// the newest when it failed on an older one, because another server's writes reach the cache a little later. What
+// is refused for the state it meets is refused for the newest.
+func (w *write) again(entry *cache.Entry, failure error) (*cache.Entry, bool, error) {
+	if err := w.ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	var conflict *cache.Conflict
+	if errors.As(failure, &conflict) {
+		return conflict.Current, true, nil
+	}
+	if _, err := w.s.config.Cache.Sync(w.ctx); err != nil {
+		return nil, false, err
+	}
+	newest := w.res.table.Get(w.key())
+	same := newest == entry || newest != nil && entry != nil && newest.Revision() <= entry.Revision()
+	return newest, !same, failure
 }
 
 // current finds the object to be changed, nil when there is none. A shared store may know more than the cache.
@@ -290,15 +308,6 @@ func (w *write) checkVersion(obj, live kind.Object, entry *cache.Entry) error {
 		})
 	case version == entry.Revision():
 		return nil
-	case version > entry.Revision() && version > w.s.config.Cache.Revision():
-		// The client may have seen a state from another server that has not reached this one yet.
-		reached, err := w.s.config.Cache.Sync(w.ctx)
-		if err != nil {
-			return err
-		}
-		if version <= reached {
-			return &cache.Conflict{Current: w.res.table.Get(w.key())}
-		}
 	}
 	return apierrors.NewConflict(gr, w.name, errors.New(textModified))
 }

@@ -103,6 +103,10 @@ func (s *Server) watch(req *request) error {
 	}
 	done := s.metrics.longRunning(req)
 	defer done()
+	if out.format == formatJSON && out.shape == shapeObject {
+		req.res.watchers.Add(1)
+		defer req.res.watchers.Add(-1)
+	}
 	return w.serve(timeout)
 }
 
@@ -543,8 +547,9 @@ func (w *watcher) flush() error {
 	if w.borrowed == nil {
 		return nil
 	}
-	err := w.sink.send(w.buffer)
+	// Counted first: whoever has seen an event finds it counted.
 	w.res.metrics.watched(w.counted, len(w.buffer))
+	err := w.sink.send(w.buffer)
 	w.counted = 0
 	*w.borrowed = w.buffer
 	putBuffer(w.borrowed)

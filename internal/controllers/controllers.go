@@ -62,12 +62,14 @@ func All(settings Settings) []controller.Definition {
 		node.PodCIDR(settings.PodRanges, settings.ServiceRanges),
 		node.TTL,
 		scaling.Disruption,
+		scaling.Autoscaler(or(settings.Autoscaler, scaling.DefaultAutoscaler)),
 		volume.Binder,
 		volume.ClaimProtection,
 		volume.VolumeProtection,
 		volume.AttributesClassProtection,
 		volume.Ephemeral,
 		volume.Expand,
+		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultUnmountWait)),
 		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Folder: volume.DefaultLocalPathFolder})),
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"skiff/internal/controllers/cleanup"
 	"skiff/internal/controllers/identity"
 	"skiff/internal/controllers/node"
+	"skiff/internal/controllers/scaling"
 	"skiff/internal/controllers/volume"
 )
 
@@ -37,6 +38,10 @@ type Settings struct {
 	ServiceRanges []netip.Prefix
 	// LocalPath says where volumes are made on nodes. Nil: in volume.DefaultLocalPathFolder, and their folders stay.
 	LocalPath *volume.LocalPathSettings
+	// UnmountWait is how long a lost node may keep a volume. Nil: volume.DefaultUnmountWait. Zero: for ever.
+	UnmountWait *time.Duration
+	// Autoscaler says how workloads are scaled. Nil: scaling.DefaultAutoscaler.
+	Autoscaler *scaling.AutoscalerSettings
 }
 
 // or returns what was set, or else the default.

@@ -48,7 +48,8 @@ func BenchmarkSchedule(b *testing.B) {
 		for _, n := range []int{1000, 5000, 15000} {
 			b.Run(fmt.Sprintf("%s/%d", load.name, n), func(b *testing.B) {
 				s, profile := cluster(b, benchNodes(n)), DefaultProfile()
-				placed, round := 0, 0
+				placed := 0
+				var log decisionLog
 				b.ResetTimer()
 				for i := range b.N {
 					info := infoOf(b, load.pod(i))
@@ -58,7 +59,7 @@ func BenchmarkSchedule(b *testing.B) {
 						// The cluster is full: begin with an empty one.
 						b.StopTimer()
 						s, placed = cluster(b, benchNodes(n)), 0
-						round++
+						log = decisionLog{}
 						b.StartTimer()
 						continue
 					}
@@ -66,6 +67,8 @@ func BenchmarkSchedule(b *testing.B) {
 						b.Fatal(err)
 					}
 					s.Assume(info, d.Node)
+					// The record is kept for a while, as the scheduler keeps it.
+					log.remember(d, nil)
 					placed++
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pods/s")

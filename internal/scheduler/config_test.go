@@ -21,7 +21,7 @@ profiles:
       disabled: [{name: NodeResourcesBalancedAllocation}, {name: ImageLocality}]
       enabled: [{name: NodeResourcesFit, weight: 7}]
     filter:
-      disabled: [{name: TaintToleration}]
+      disabled: [{name: TaintToleration}, {name: InterPodAffinity}]
     postFilter:
       disabled: [{name: "*"}]
   pluginConfig:
@@ -44,7 +44,7 @@ profiles:
 	s := cluster(t, []*corev1.Node{
 		testNode("full", nodeLabel("pool", "batch"), taint("k", "", corev1.TaintEffectNoSchedule)), testNode("empty", nodeLabel("pool", "batch")), testNode("other"),
 	}, testPod("1", on("full"), asksCPU("2")))
-	d, err := Schedule(s, infoOf(t, testPod("p", asksCPU("1"))), packing)
+	d, err := Schedule(s, infoOf(t, testPod("p", asksCPU("1"), near(corev1.LabelHostname, "nobody", "there"))), packing)
 	if err != nil || d.Node != "full" {
 		t.Errorf("packing chose %q, %v", d.Node, err)
 	}

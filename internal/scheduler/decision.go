@@ -26,7 +26,7 @@ type Decision struct {
 	table    *table
 	position uint64
 	// beside holds what rules about neighbours said, by node, when there are any; its scores are in the order of besideNames.
-	beside      []cell
+	beside      []besideCell
 	besideNames []besideScore
 	// overrides are refusals because of pods nominated to a node.
 	overrides map[int32]*Refusal
@@ -35,6 +35,12 @@ type Decision struct {
 	totals  map[int32]int64
 	// faded decisions have lost part of their record.
 	faded bool
+}
+
+// besideCell is what rules about neighbours say of a node. It is small: there is one for every node of every such decision.
+type besideCell struct {
+	refusal uint8
+	scores  [2]uint8
 }
 
 // besideScore names a slot of Decision.beside.
@@ -54,7 +60,7 @@ var besideRefusals = []*Refusal{
 }
 
 const (
-	missingLabel uint16 = iota + 1
+	missingLabel uint8 = iota + 1
 	skewed
 	noAffinity
 	antiAffinity

@@ -9,6 +9,6 @@
 // one pod after another, assumes the decision, and binds in the background, many at a time; what fails is forgotten and
 // tried again. Rules have upstream's names, order, weights and texts, and a KubeSchedulerConfiguration file arranges them.
 //
-// Follow one pod: events.go (it arrives) → queue.go → run.go → schedule.go → bind.go. Why a pod is where it is, or why it is not
+// Follow one pod: watch.go (it arrives) → queue.go → run.go → schedule.go → bind.go. Why a pod is where it is, or why it is not
 // anywhere, is told by Decision.Explain and Scheduler.Why.
 package scheduler

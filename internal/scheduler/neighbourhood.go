@@ -58,7 +58,7 @@ func (a *attraction) of() (pods []int32, column *labelColumn, total int) {
 
 // neighbourhoodFor returns a pod's neighbourhood.
 func (s *Snapshot) neighbourhoodFor(p *PodInfo, profile *Profile) (*neighbourhood, error) {
-	key := profile.Name + "\x00" + p.neighbourKey
+	key := profile.Name + "\x00" + p.neighbourKey()
 	if n := s.neighbourhoods[key]; n != nil && n.version == s.neighbourVersion {
 		return n, nil
 	}
@@ -75,9 +75,26 @@ func (s *Snapshot) neighbourhoodFor(p *PodInfo, profile *Profile) (*neighbourhoo
 	if profile.affinity != nil {
 		profile.affinity.read(s, p, n)
 	}
+	n.limit(profile)
 	n.version = s.neighbourVersion
 	s.neighbourhoods[key] = n
 	return n, nil
+}
+
+// limit leaves out what the profile does not want to hear.
+func (n *neighbourhood) limit(profile *Profile) {
+	if profile.spreadOrder < 0 {
+		n.hard = nil
+	}
+	if profile.spreadWeight == 0 {
+		n.soft = nil
+	}
+	if profile.affinityOrder < 0 {
+		n.affinity, n.anti, n.against = nil, nil, nil
+	}
+	if profile.affinityWeight == 0 {
+		n.attraction = nil
+	}
 }
 
 // quiet reports whether neighbours have no say for now: nothing to filter by, nothing to score by.
@@ -104,7 +121,7 @@ func (n *neighbourhood) quiet() bool {
 }
 
 // check tells whether neighbours let the pod run on one node: the code of the refusal, or 0.
-func (n *neighbourhood) check(node int32, spread, affinity bool) uint16 {
+func (n *neighbourhood) check(node int32, spread, affinity bool) uint8 {
 	if spread {
 		for i := range n.hard {
 			fewest := n.hard[i].fewest()
@@ -140,7 +157,7 @@ func (l *spreadLimit) fewest() int32 {
 	return fewest
 }
 
-func (l *spreadLimit) check(node, fewest int32) uint16 {
+func (l *spreadLimit) check(node, fewest int32) uint8 {
 	pods, has := at(l.counter.pods, l.counter.column, node)
 	if !has {
 		return missingLabel
@@ -170,7 +187,7 @@ func (n *neighbourhood) attracted(node int32, first bool) bool {
 
 // keep leaves in list the nodes neighbours let the pod run on, and notes the others' refusals. The loops run over columns, one
 // constraint after another.
-func (n *neighbourhood) keep(list []int32, beside []cell) []int32 {
+func (n *neighbourhood) keep(list []int32, beside []besideCell) []int32 {
 	for i := range n.hard {
 		l := &n.hard[i]
 		fewest := l.fewest()
@@ -210,7 +227,7 @@ func (n *neighbourhood) keep(list []int32, beside []cell) []int32 {
 }
 
 // without leaves out the nodes of domains that have pods.
-func without(list []int32, beside []cell, pods []int32, column *labelColumn, code uint16) []int32 {
+func without(list []int32, beside []besideCell, pods []int32, column *labelColumn, code uint8) []int32 {
 	kept := list[:0]
 	for _, node := range list {
 		if domain := column.of[node]; domain != none && int(domain) < len(pods) && pods[domain] > 0 {

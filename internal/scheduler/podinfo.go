@@ -56,11 +56,9 @@ func (p hostPort) conflicts(other hostPort) bool {
 type PodInfo struct {
 	Pod     *corev1.Pod
 	Request Request
-	// localKey is equal for pods that mean the same to each node alone: what they ask, tolerate, select and hold.
-	localKey string
-	// neighbourKey is equal for pods that mean the same to other pods: namespace, labels, affinity, spreading, owner.
-	neighbourKey string
-	ports        []hostPort
+	// local and neighbours are the keys below, once they are asked for: most pods have a node and are never asked.
+	local, neighbours string
+	ports             []hostPort
 	// required and preferred are the terms about other pods.
 	affinity, antiAffinity                   []term
 	preferredAffinity, preferredAntiAffinity []weightedTerm
@@ -79,9 +77,23 @@ func NewPodInfo(pod *corev1.Pod) (*PodInfo, error) {
 			p.hasVolumes = true
 		}
 	}
-	p.localKey = p.makeLocalKey()
-	p.neighbourKey = p.makeNeighbourKey()
 	return p, nil
+}
+
+// localKey is equal for pods that mean the same to each node alone: what they ask, tolerate, select and hold.
+func (p *PodInfo) localKey() string {
+	if p.local == "" {
+		p.local = p.makeLocalKey()
+	}
+	return p.local
+}
+
+// neighbourKey is equal for pods that mean the same to other pods: namespace, labels, affinity, spreading, owner.
+func (p *PodInfo) neighbourKey() string {
+	if p.neighbours == "" {
+		p.neighbours = p.makeNeighbourKey()
+	}
+	return p.neighbours
 }
 
 func (p *PodInfo) readAffinity() (err error) {

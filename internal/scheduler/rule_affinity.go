@@ -80,7 +80,7 @@ func (s *Snapshot) termCounter(t term) *counter {
 
 // attractionScores adds what affinity says of the nodes in list to totals, and writes it to slot of beside. It reports false when
 // there is nothing to say.
-func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int64, beside []cell, slot int, weight int64) bool {
+func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64) bool {
 	raw := s.scratch(len(list))
 	clear(raw)
 	any := false

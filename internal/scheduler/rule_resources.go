@@ -361,28 +361,28 @@ func (r *balancedAllocation) Score(s *Snapshot, p *PodInfo) Scorer {
 
 // evenness is MaxScore less the standard deviation of the used shares of a node's resources.
 func evenness(s *Snapshot, resources []scored, node int32, withPod bool) int64 {
-	var shares [8]float64
-	n, total := 0, 0.0
+	var buffer [8]float64
+	shares, total := buffer[:0], 0.0
 	for i := range resources {
 		x := &resources[i]
 		capacity := s.allocatable[x.resource][node]
-		if capacity == 0 || n == len(shares) {
+		if capacity == 0 {
 			continue
 		}
 		used := s.requested[x.resource][node]
 		if withPod {
 			used += x.asked
 		}
-		shares[n] = min(float64(used)/float64(capacity), 1)
-		total += shares[n]
-		n++
+		share := min(float64(used)/float64(capacity), 1)
+		shares = append(shares, share)
+		total += share
 	}
 	deviation := 0.0
-	if n == 2 {
+	if n := len(shares); n == 2 {
 		deviation = math.Abs((shares[0] - shares[1]) / 2)
 	} else if n > 2 {
 		mean, sum := total/float64(n), 0.0
-		for _, share := range shares[:n] {
+		for _, share := range shares {
 			sum += (share - mean) * (share - mean)
 		}
 		deviation = math.Sqrt(sum / float64(n))

@@ -182,13 +182,14 @@ func (r *podTopologySpread) counter(s *Snapshot, p *PodInfo, c *constraint, all 
 }
 
 // spreadScores adds what spreading says of the nodes in list to totals, and writes it to slot of beside.
-func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, beside []cell, slot int, weight int64) {
+func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64) {
 	raw := s.scratch(len(list))
 	ignored := int64(-1)
-	heavy := n.domainWeights(s, list)
+	complete := !n.whole || n.complete(list)
+	heavy := n.domainWeights(s, list, complete)
 	least, most := int64(math.MaxInt64), int64(0)
 	for i, node := range list {
-		if n.whole && !n.hasAllKeys(node) {
+		if !complete && !n.hasAllKeys(node) {
 			raw[i] = ignored
 			continue
 		}
@@ -227,11 +228,24 @@ func (n *neighbourhood) hasAllKeys(node int32) bool {
 	return true
 }
 
+// complete reports whether all nodes in list have all keys, as they mostly do.
+func (n *neighbourhood) complete(list []int32) bool {
+	for i := range n.soft {
+		of := n.soft[i].label.of
+		for _, node := range list {
+			if of[node] == none {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // domainWeights make pods in few large domains count as much as pods in many small ones.
-func (n *neighbourhood) domainWeights(s *Snapshot, list []int32) []float64 {
+func (n *neighbourhood) domainWeights(s *Snapshot, list []int32, complete bool) []float64 {
 	weights := make([]float64, len(n.soft))
 	counting := len(list)
-	if n.whole {
+	if !complete {
 		counting = 0
 		for _, node := range list {
 			if n.hasAllKeys(node) {
@@ -242,7 +256,7 @@ func (n *neighbourhood) domainWeights(s *Snapshot, list []int32) []float64 {
 	for w := range n.soft {
 		size := counting
 		if !n.soft[w].host {
-			size = n.distinct(s, list, n.soft[w].label)
+			size = n.distinct(s, list, n.soft[w].label, complete)
 		}
 		weights[w] = math.Log(float64(size + 2))
 	}
@@ -250,7 +264,7 @@ func (n *neighbourhood) domainWeights(s *Snapshot, list []int32) []float64 {
 }
 
 // distinct counts the domains the nodes in list are in. Nodes without the label are one more.
-func (n *neighbourhood) distinct(s *Snapshot, list []int32, column *labelColumn) int {
+func (n *neighbourhood) distinct(s *Snapshot, list []int32, column *labelColumn, complete bool) int {
 	seen := s.marks(len(column.values) + 1)
 	found := 0
 	for _, node := range list {
@@ -260,7 +274,7 @@ func (n *neighbourhood) distinct(s *Snapshot, list []int32, column *labelColumn)
 				continue
 			}
 			domain = int32(len(column.values))
-		} else if n.whole && !n.hasAllKeys(node) {
+		} else if !complete && !n.hasAllKeys(node) {
 			continue
 		}
 		if !seen[domain] {

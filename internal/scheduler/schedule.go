@@ -218,7 +218,7 @@ func (d *Decision) byTree(near *neighbourhood) {
 // byNeighbours looks at all nodes, because what counts for one depends on the others.
 func (d *Decision) byNeighbours(near *neighbourhood) {
 	s, t := d.snapshot, d.table
-	d.beside = make([]cell, len(t.cells))
+	d.beside = s.besideCells(len(t.cells))
 	first := d.profile.firstNeighbourRule()
 	list := s.list(len(t.cells))
 	for node := range t.cells {

@@ -6,6 +6,33 @@ type workspace struct {
 	sums    []int64
 	nodes   []int32
 	marked  []bool
+	// spare are records of decisions nobody will ask about any more.
+	spare [][]besideCell
+}
+
+// maxSpare bounds the records kept for use again.
+const maxSpare = 4
+
+// besideCells returns a record for n nodes, empty.
+func (s *Snapshot) besideCells(n int) []besideCell {
+	if last := len(s.work.spare) - 1; last >= 0 {
+		cells := s.work.spare[last]
+		s.work.spare = s.work.spare[:last]
+		if cap(cells) >= n {
+			cells = cells[:n]
+			clear(cells)
+			return cells
+		}
+	}
+	return make([]besideCell, n)
+}
+
+// fade drops a decision's record. Explain has nothing to tell then.
+func (d *Decision) fade() {
+	if work := &d.snapshot.work; d.beside != nil && len(work.spare) < maxSpare {
+		work.spare = append(work.spare, d.beside)
+	}
+	d.beside, d.table, d.faded = nil, nil, true
 }
 
 func sized[T any](buffer *[]T, n int) []T {

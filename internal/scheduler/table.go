@@ -118,7 +118,7 @@ func (s *Snapshot) prepare(p *PodInfo, profile *Profile) (*table, *Refusal) {
 func (s *Snapshot) tableFor(p *PodInfo, profile *Profile) (*table, *Refusal) {
 	s.clock++
 	cacheable := !p.hasVolumes && len(p.Pod.Spec.ResourceClaims) == 0
-	key := profile.Name + "\x00" + p.localKey
+	key := profile.Name + "\x00" + p.localKey()
 	if cacheable {
 		if t := s.tables[key]; t != nil {
 			t.used = s.clock
@@ -227,7 +227,7 @@ func (t *table) evaluate(s *Snapshot, node int32) (c cell) {
 		}
 	}
 	for i := range t.scorers {
-		c.scores[i] = uint8(t.scorers[i].of(node))
+		c.scores[i] = uint8(min(max(t.scorers[i].of(node), 0), MaxScore))
 	}
 	return c
 }

@@ -12,7 +12,6 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 	"skiff/internal/kind"
@@ -274,22 +273,18 @@ func placed(pod *corev1.Pod) *corev1.Pod {
 }
 
 func (s *Scheduler) podDeleted(pod *corev1.Pod) {
-	s.forgetPod(pod.UID)
-	if pod.Spec.NodeName != "" {
+	_, assumed := s.snapshot.Assumed(pod.UID)
+	s.snapshot.DeletePod(pod.UID)
+	s.queue.Delete(pod.UID)
+	delete(s.preempting, pod.UID)
+	s.decisions.forget(pod.UID)
+	switch {
+	case pod.Spec.NodeName != "":
 		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})
-	} else if pod.Status.NominatedNodeName != "" {
+	case assumed:
+		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
+	case pod.Status.NominatedNodeName != "":
 		s.freed(pod)
-	}
-}
-
-func (s *Scheduler) forgetPod(uid types.UID) {
-	_, assumed := s.snapshot.Assumed(uid)
-	s.snapshot.DeletePod(uid)
-	s.queue.Delete(uid)
-	delete(s.preempting, uid)
-	s.decisions.forget(uid)
-	if assumed {
-		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(&corev1.Pod{})})
 	}
 }
 

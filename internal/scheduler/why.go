@@ -14,7 +14,7 @@ import (
 const (
 	// maxRemembered bounds the decisions kept for questions.
 	maxRemembered = 1024
-	// maxDetailed bounds how many of them keep what was said of every node because of its neighbours.
+	// maxDetailed bounds how many of them keep what was said of every node.
 	maxDetailed = 64
 	// maxChangesTold bounds the ways to help a pod that an explanation names.
 	maxChangesTold = 5
@@ -36,9 +36,11 @@ func (l *decisionLog) remember(d *Decision, err error) {
 	if l.byPod == nil {
 		l.byPod = map[types.UID]*remembered{}
 	}
-	if fading := l.byPod[l.ring[(l.next+maxRemembered-maxDetailed)%maxRemembered]]; fading != nil {
-		fading.decision.beside = nil
-		fading.decision.faded = true
+	if previous := l.byPod[d.Pod.Pod.UID]; previous != nil {
+		previous.decision.fade()
+	}
+	if fading := l.byPod[l.ring[(l.next+maxRemembered-maxDetailed)%maxRemembered]]; fading != nil && !fading.decision.faded {
+		fading.decision.fade()
 	}
 	delete(l.byPod, l.ring[l.next])
 	uid := d.Pod.Pod.UID

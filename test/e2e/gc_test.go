@@ -12,6 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -23,25 +26,26 @@ import (
 
 // TestCleanup lets skiff's own controllers, in this process and over the network, clean up on skiff.
 func TestCleanup(t *testing.T) {
-	c, err := cluster.Skiff(t.TempDir())
+	c, err := cluster.Skiff(t.TempDir(), "--without=controllers,scheduler")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	cleanUp(t, c)
+	cleanUp(t, c, nil)
 }
 
-// TestCleanupOnUpstream does the same on upstream's API server.
+// TestCleanupOnUpstream does the same on upstream's API server, and there also with custom resources.
 func TestCleanupOnUpstream(t *testing.T) {
 	c, err := cluster.UpstreamAPI(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	cleanUp(t, c)
+	cleanUp(t, c, (*cleanupTest).custom)
 }
 
-func cleanUp(t *testing.T, c *cluster.Cluster) {
+// cleanUp runs the controllers and the tests of them; more, if given, is one more test.
+func cleanUp(t *testing.T, c *cluster.Cluster, more func(*cleanupTest, *testing.T)) {
 	config, err := c.Config()
 	if err != nil {
 		t.Fatal(err)
@@ -61,13 +65,16 @@ func cleanUp(t *testing.T, c *cluster.Cluster) {
 			Settings: controllers.Settings{NamespaceGrace: ptr.To(100 * time.Millisecond), RootCA: []byte("authority")},
 		})
 	}()
-	k := &cleanupTest{Interface: clientset.NewForConfigOrDie(config), ctx: ctx}
+	k := &cleanupTest{Interface: clientset.NewForConfigOrDie(config), dynamic: dynamic.NewForConfigOrDie(config), ctx: ctx}
 	t.Run("background", k.background)
 	t.Run("foreground", k.foreground)
 	t.Run("orphan", k.orphan)
 	t.Run("circle", k.circle)
 	t.Run("namespace", k.namespace)
 	t.Run("quota", k.quota)
+	if more != nil {
+		t.Run("more", func(t *testing.T) { more(k, t) })
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Errorf("the controllers ended with %v", err)
@@ -76,7 +83,8 @@ func cleanUp(t *testing.T, c *cluster.Cluster) {
 
 type cleanupTest struct {
 	clientset.Interface
-	ctx context.Context
+	dynamic dynamic.Interface
+	ctx     context.Context
 }
 
 // newNamespace makes a namespace and waits for what the controllers put into it.
@@ -281,4 +289,70 @@ func (k *cleanupTest) quota(t *testing.T) {
 	}
 	k.delete(t, "quota", "more", metav1.DeletePropagationBackground)
 	used("0", "0", "1")
+}
+
+// custom does it with a resource that comes while the collector runs, and for which there are no strategic patches.
+func (k *cleanupTest) custom(t *testing.T) {
+	definitions := k.dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	_, err := definitions.Create(k.ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "widgets.example.com"},
+		"spec": map[string]any{
+			"group": "example.com", "scope": "Namespaced", "names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget"},
+			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{
+				"openAPIV3Schema": map[string]any{"type": "object"}}}},
+		},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.newNamespace(t, "custom")
+	widgets := k.dynamic.Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}).Namespace("custom")
+	widget := func(name string, owners ...*unstructured.Unstructured) *unstructured.Unstructured {
+		w := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
+		w.SetName(name)
+		var refs []metav1.OwnerReference
+		for _, owner := range owners {
+			refs = append(refs, metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: owner.GetName(), UID: owner.GetUID()})
+		}
+		w.SetOwnerReferences(refs)
+		var made *unstructured.Unstructured
+		eventually(k.ctx, t, "a widget can be made", func(ctx context.Context) (bool, error) {
+			made, err = widgets.Create(ctx, w, metav1.CreateOptions{})
+			if apierrors.IsNotFound(err) {
+				return false, nil // not served yet
+			}
+			return err == nil, err
+		})
+		return made
+	}
+	first, second := widget("first"), widget("second")
+	widget("of-first", first)
+	widget("of-both", first, second)
+	began := time.Now()
+	if err := widgets.Delete(k.ctx, "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(k.ctx, t, "the dependent goes, the shared one is released", func(ctx context.Context) (bool, error) {
+		list, err := widgets.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		return len(list.Items) == 2 && len(list.Items[0].GetOwnerReferences()) == 1 && list.Items[1].GetName() == "second", nil
+	})
+	t.Logf("took %v", time.Since(began))
+	orphan := metav1.DeletePropagationOrphan
+	if err := widgets.Delete(k.ctx, "second", metav1.DeleteOptions{PropagationPolicy: &orphan}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(k.ctx, t, "the last one is an orphan", func(ctx context.Context) (bool, error) {
+		list, err := widgets.List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 1 && len(list.Items[0].GetOwnerReferences()) == 0, err
+	})
+	if err := k.CoreV1().Namespaces().Delete(k.ctx, "custom", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(k.ctx, t, "the namespace goes with the widget in it", func(ctx context.Context) (bool, error) {
+		_, err := k.CoreV1().Namespaces().Get(ctx, "custom", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	})
 }

@@ -3,10 +3,14 @@ package e2e
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientset "k8s.io/client-go/kubernetes"
 
@@ -57,9 +61,7 @@ func rollOutAndBack(t *testing.T, c *cluster.Cluster, replicas int32) {
 	if err := createReadyNode(ctx, k, "node"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-		t.Logf("service account: %v", err)
-	}
+	ensureAccount(ctx, t, k)
 	go bindAll(ctx, k)
 	go (&hollowKubelet{client: k}).run(ctx)
 	deployment, err := k.AppsV1().Deployments("default").Create(ctx, webDeployment(replicas), metav1.CreateOptions{})
@@ -93,6 +95,15 @@ func rollOutAndBack(t *testing.T, c *cluster.Cluster, replicas int32) {
 	}
 }
 
+// ensureAccount creates the service account pods run as, where no controller has done so.
+func ensureAccount(ctx context.Context, t *testing.T, k clientset.Interface) {
+	t.Helper()
+	_, err := k.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
 // bindAll is a scheduler that knows one node.
 func bindAll(ctx context.Context, k clientset.Interface) {
 	for ctx.Err() == nil {
@@ -108,4 +119,138 @@ func bindAll(ctx context.Context, k clientset.Interface) {
 		}
 		w.Stop()
 	}
+}
+
+// TestTakeOver lets upstream's controllers make sets, revisions and pods, and then skiff's look at them: nothing may change. The names
+// hold hashes of templates; if one differed, every workload of a cluster would be started anew.
+func TestTakeOver(t *testing.T) {
+	c, err := cluster.Skiff(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Stop)
+	names := "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,job-controller"
+	if err := c.ControllerManager("--controllers=" + names); err != nil {
+		t.Fatal(err)
+	}
+	config, err := c.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := clientset.NewForConfigOrDie(config)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := createReadyNode(ctx, k, "node"); err != nil {
+		t.Fatal(err)
+	}
+	ensureAccount(ctx, t, k)
+	deployment := webDeployment(3)
+	if _, err := k.AppsV1().Deployments("default").Create(ctx, deployment, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string]string{"app": "other"}
+	template := *deployment.Spec.Template.DeepCopy()
+	template.Labels = labels
+	stateful := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "db"}, Spec: appsv1.StatefulSetSpec{
+		ServiceName: "db", Replicas: new(int32(2)), PodManagementPolicy: appsv1.ParallelPodManagement, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}}
+	if _, err := k.AppsV1().StatefulSets("default").Create(ctx, stateful, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	logging := map[string]string{"app": "log"}
+	daemonTemplate := *template.DeepCopy()
+	daemonTemplate.Labels = logging
+	daemonTemplate.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // no controller says that the node is ready
+	daemon := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "log"}, Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: logging}, Template: daemonTemplate}}
+	if _, err := k.AppsV1().DaemonSets("default").Create(ctx, daemon, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	jobTemplate := *deployment.Spec.Template.DeepCopy()
+	jobTemplate.Labels, jobTemplate.Spec.RestartPolicy = nil, corev1.RestartPolicyNever
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "work"}, Spec: batchv1.JobSpec{Completions: new(int32(3)), Parallelism: new(int32(2)), CompletionMode: new(batchv1.IndexedCompletion), Template: jobTemplate}}
+	if _, err := k.BatchV1().Jobs("default").Create(ctx, job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	go bindAll(ctx, k)
+	go (&hollowKubelet{client: k}).run(ctx)
+	eventually(ctx, t, "upstream's controllers are done", func(ctx context.Context) (bool, error) {
+		pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		return err == nil && len(pods.Items) == 3+2+1+2, err
+	})
+	time.Sleep(3 * time.Second) // statuses follow
+	c.Others[0].Stop()
+	before := written(ctx, t, k)
+
+	own, err := client.New(config, api.Scheme(), api.Kinds(api.Settings{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- controllers.Run(ours, controllers.Config{Client: own, Enabled: strings.Split(names, ","), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	}()
+	time.Sleep(5 * time.Second)
+	after := written(ctx, t, k)
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for name, revision := range after {
+		if before[name] != revision {
+			t.Errorf("%s was at %q and is at %s", name, before[name], revision)
+		}
+	}
+	if len(after) != len(before) {
+		t.Errorf("%d objects before, %d after", len(before), len(after))
+	}
+}
+
+// written returns the revisions of everything the controllers write.
+func written(ctx context.Context, t *testing.T, k clientset.Interface) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	note := func(kind string, items []metav1.Object) {
+		for _, item := range items {
+			all[kind+" "+item.GetName()] = item.GetResourceVersion()
+		}
+	}
+	pods, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range pods.Items {
+		note("pod", []metav1.Object{&pods.Items[i]})
+	}
+	sets, err := k.AppsV1().ReplicaSets("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range sets.Items {
+		note("replica set", []metav1.Object{&sets.Items[i]})
+	}
+	revisions, err := k.AppsV1().ControllerRevisions("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range revisions.Items {
+		note("revision", []metav1.Object{&revisions.Items[i]})
+	}
+	deployment, err := k.AppsV1().Deployments("default").Get(ctx, "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stateful, err := k.AppsV1().StatefulSets("default").Get(ctx, "db", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := k.AppsV1().DaemonSets("default").Get(ctx, "log", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, err := k.BatchV1().Jobs("default").Get(ctx, "work", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	note("owner", []metav1.Object{deployment, stateful, daemon, job})
+	return all
 }

@@ -155,6 +155,27 @@ func TestForegroundWaitsForBlockers(t *testing.T) {
 	eventually(t, "both are gone", func() bool { return len(state(t, c, "default")) == 0 })
 }
 
+// TestForegroundCircle: three that own one another, each of which would wait for the next.
+func TestForegroundCircle(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, GarbageCollector)
+	things := client.For[*corev1.ConfigMap](c)
+	first := create(t, c, thing("default", "first"))
+	second := create(t, c, thing("default", "second", ownedBy(true, first)...))
+	third := create(t, c, thing("default", "third", ownedBy(true, second)...))
+	closing := first.DeepCopy()
+	closing.OwnerReferences = ownedBy(true, third)
+	if _, err := things.Update(t.Context(), closing, client.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // the collector has seen the circle
+	foreground := metav1.DeletePropagationForeground
+	if err := things.Delete(t.Context(), "default", "first", metav1.DeleteOptions{PropagationPolicy: &foreground}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the whole circle is gone", func() bool { return len(state(t, c, "default")) == 0 })
+}
+
 func TestOwnerInAnotherNamespace(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
 	run(t, c, GarbageCollector)

@@ -31,7 +31,7 @@ func identityOf(ref metav1.OwnerReference, namespace string) identity {
 	return identity{apiVersion: ref.APIVersion, kind: ref.Kind, namespace: namespace, name: ref.Name, uid: ref.UID}
 }
 
-// names says whether a reference means the object, namespaces apart.
+// named says whether a reference means the object, namespaces apart.
 func (id identity) named(ref metav1.OwnerReference) bool { return identityOf(ref, id.namespace) == id }
 
 // node is one object in the graph.

@@ -98,6 +98,71 @@ func filled(b testing.TB, n int) (*Cache, *Table) {
 	return c, tables[0]
 }
 
+// BenchmarkLoad is the time until a new cache of 10,000 objects is ready, of which 5,000 were written just now: with the
+// history that they leave, and without, as after a compaction.
+func BenchmarkLoad(b *testing.B) {
+	open := func(b *testing.B, config etcd.Config) store.Store {
+		config.Log = quiet()
+		s, err := etcd.Open(context.Background(), config)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { s.Close() })
+		return s
+	}
+	address := "unix://" + b.TempDir() + "/socket"
+	embedded := open(b, etcd.Config{DataDir: b.TempDir(), Listen: []string{address}, CompactionInterval: -1})
+	remote := open(b, etcd.Config{Servers: []string{address}, CompactionInterval: -1})
+	ctx := context.Background()
+	value := bytes.Repeat([]byte("x"), 2048)
+	var next atomic.Int64
+	var wait sync.WaitGroup
+	for range 64 {
+		wait.Go(func() {
+			for i := next.Add(1); i <= 10000; i = next.Add(1) {
+				key := podKey(fmt.Sprint("namespace-", i%50), fmt.Sprint(i))
+				revision, err := embedded.Create(ctx, key, value, 0)
+				if err == nil && i%2 == 0 {
+					_, err = embedded.Update(ctx, key, value, 0, revision)
+				}
+				if err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	for _, history := range []bool{true, false} {
+		if !history {
+			current, _ := embedded.Current(ctx)
+			if err := embedded.Compact(ctx, current); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, s := range []struct {
+			name string
+			store.Store
+		}{{"embedded", embedded}, {"remote", remote}} {
+			b.Run(fmt.Sprintf("%s/history=%v", s.name, history), func(b *testing.B) {
+				before := cpu()
+				for b.Loop() {
+					c := New(s, quiet())
+					pods := c.Add(opaqueResource())
+					running, stop := context.WithCancel(ctx)
+					go c.Run(running)
+					<-c.Ready()
+					if pods.Snapshot().Len("") != 10000 {
+						b.Fatal("objects are missing")
+					}
+					stop()
+					<-c.done
+				}
+				b.ReportMetric(float64((cpu()-before).Microseconds())/float64(b.N)/1000, "cpu-ms/op")
+			})
+		}
+	}
+}
+
 // BenchmarkList walks over 10,000 entries whose encodings are there.
 func BenchmarkList(b *testing.B) {
 	_, pods := filled(b, 10000)

@@ -1,0 +1,217 @@
+package scaling
+
+import (
+	"errors"
+	"fmt"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// answer is what one metric asks for.
+type answer struct {
+	replicas int32
+	metric   string // how people call it
+}
+
+// metricError says why a metric has no answer: reason is that of events and conditions, inner their text.
+type metricError struct {
+	reason, what string
+	inner        error
+}
+
+func (e *metricError) Error() string { return fmt.Sprintf("failed to get %s: %v", e.what, e.inner) }
+func (e *metricError) Unwrap() error { return e.inner }
+
+// ask asks one metric how many pods there should be, and notes what it is now.
+func (l *scalerLook) ask(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (answer, *metricError) {
+	status.Type = spec.Type
+	var a answer
+	var err error
+	failure := &metricError{}
+	switch spec.Type {
+	case autoscalingv2.ResourceMetricSourceType:
+		failure.reason, failure.what = "FailedGetResourceMetric", string(spec.Resource.Name)+" resource metric value"
+		status.Resource = &autoscalingv2.ResourceMetricStatus{Name: spec.Resource.Name}
+		a, err = l.askResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
+	case autoscalingv2.ContainerResourceMetricSourceType:
+		r := spec.ContainerResource
+		failure.reason, failure.what = "FailedGetContainerResourceMetric", r.Container+" container metric value"
+		status.ContainerResource = &autoscalingv2.ContainerResourceMetricStatus{Name: r.Name, Container: r.Container}
+		a, err = l.askResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
+	case autoscalingv2.PodsMetricSourceType:
+		failure.reason, failure.what = "FailedGetPodsMetric", "pods metric value"
+		status.Pods = &autoscalingv2.PodsMetricStatus{Metric: spec.Pods.Metric}
+		a, err = l.askPods(scale, spec.Pods, &status.Pods.Current)
+	case autoscalingv2.ObjectMetricSourceType:
+		failure.reason, failure.what = "FailedGetObjectMetric", "object metric value"
+		status.Object = &autoscalingv2.ObjectMetricStatus{Metric: spec.Object.Metric, DescribedObject: spec.Object.DescribedObject}
+		a, err = l.askObject(scale, spec.Object, &status.Object.Current)
+	case autoscalingv2.ExternalMetricSourceType:
+		failure.reason, failure.what = "FailedGetExternalMetric", spec.External.Metric.Name+" external metric value"
+		status.External = &autoscalingv2.ExternalMetricStatus{Metric: spec.External.Metric}
+		a, err = l.askExternal(scale, spec.External, &status.External.Current)
+	default:
+		failure.reason, err = "InvalidMetricSourceType", fmt.Errorf("unknown metric source type %q", spec.Type)
+	}
+	if err != nil {
+		*status = autoscalingv2.MetricStatus{}
+		failure.inner = err
+		return answer{}, failure
+	}
+	return a, nil
+}
+
+func (l *scalerLook) tolerance() tolerance {
+	t := tolerance{down: l.controller.settings.Tolerance, up: l.controller.settings.Tolerance}
+	if b := l.scaler.Spec.Behavior; b != nil {
+		if b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
+			t.down = b.ScaleDown.Tolerance.AsApproximateFloat64()
+		}
+		if b.ScaleUp != nil && b.ScaleUp.Tolerance != nil {
+			t.up = b.ScaleUp.Tolerance.AsApproximateFloat64()
+		}
+	}
+	return t
+}
+
+func (l *scalerLook) crowd(samples map[string]sample, name corev1.ResourceName) crowd {
+	return crowd{pods: l.pods, samples: samples, resource: name, startup: l.controller.settings.CPUInitialization, delay: l.controller.settings.InitialReadiness, now: l.now}
+}
+
+// quantity writes thousandths as the metrics API does: memory in powers of two.
+func quantity(name corev1.ResourceName, milli int64) *resource.Quantity {
+	if name == corev1.ResourceMemory {
+		return resource.NewMilliQuantity(milli, resource.BinarySI)
+	}
+	return resource.NewMilliQuantity(milli, resource.DecimalSI)
+}
+
+func (l *scalerLook) askResource(scale *autoscalingv1.Scale, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) (answer, error) {
+	if target.AverageValue == nil && target.AverageUtilization == nil {
+		return answer{}, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
+	}
+	kind := "usage"
+	if target.AverageValue == nil {
+		kind = "utilization"
+	}
+	fail := func(err error) (answer, error) {
+		return answer{}, fmt.Errorf("failed to get %s %s: %w", name, kind, err)
+	}
+	samples, err := l.meter.usage(l.ctx, l.scaler.Namespace, l.selector, name, container)
+	if err != nil {
+		return fail(fmt.Errorf("unable to get metrics for resource %s: %w", name, err))
+	}
+	c := l.crowd(samples, name)
+	if target.AverageValue != nil {
+		replicas, err := c.propose(scale.Spec.Replicas, average{target.AverageValue.MilliValue()}, l.tolerance())
+		if err != nil {
+			return fail(err)
+		}
+		counted, _, _, _ := c.sorted()
+		status.AverageValue = quantity(name, mean(counted))
+		return answer{replicas, fmt.Sprintf("%s resource", name)}, nil
+	}
+	requests, err := requestsOf(l.pods, name, container)
+	if err != nil {
+		return fail(err)
+	}
+	m := utilization{target: *target.AverageUtilization, requests: requests}
+	replicas, err := c.propose(scale.Spec.Replicas, m, l.tolerance())
+	if err != nil {
+		return fail(err)
+	}
+	counted, _, _, _ := c.sorted()
+	percent, each, err := m.of(counted)
+	if err != nil {
+		return fail(err)
+	}
+	status.AverageUtilization, status.AverageValue = &percent, quantity(name, each)
+	if container != "" {
+		return answer{replicas, fmt.Sprintf("%s container resource utilization (percentage of request)", name)}, nil
+	}
+	return answer{replicas, fmt.Sprintf("%s resource utilization (percentage of request)", name)}, nil
+}
+
+func (l *scalerLook) askPods(scale *autoscalingv1.Scale, source *autoscalingv2.PodsMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+	selector, err := metricSelector(source.Metric.Selector)
+	if err != nil {
+		return answer{}, err
+	}
+	samples, err := l.meter.ofPods(l.ctx, l.scaler.Namespace, l.selector, source.Metric.Name, selector)
+	if err != nil {
+		return answer{}, fmt.Errorf("unable to get metric %s: %w", source.Metric.Name, err)
+	}
+	c := l.crowd(samples, "")
+	replicas, err := c.propose(scale.Spec.Replicas, average{source.Target.AverageValue.MilliValue()}, l.tolerance())
+	if err != nil {
+		return answer{}, err
+	}
+	counted, _, _, _ := c.sorted()
+	status.AverageValue = quantity("", mean(counted))
+	return answer{replicas, "pods metric " + source.Metric.Name}, nil
+}
+
+func (l *scalerLook) askObject(scale *autoscalingv1.Scale, source *autoscalingv2.ObjectMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+	selector, err := metricSelector(source.Metric.Selector)
+	if err != nil {
+		return answer{}, err
+	}
+	if source.Target.Value == nil && source.Target.AverageValue == nil {
+		return answer{}, errors.New("invalid object metric source: neither a value target nor an average value target was set")
+	}
+	o := source.DescribedObject
+	usage, err := l.meter.ofObject(l.ctx, l.scaler.Namespace, o, source.Metric.Name, selector)
+	if err != nil {
+		return answer{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, l.scaler.Namespace, o.Name, err)
+	}
+	if source.Target.Type == autoscalingv2.ValueMetricType && source.Target.Value != nil {
+		replicas, err := l.crowd(nil, "").byRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+		if err != nil {
+			return answer{}, err
+		}
+		status.Value = quantity("", usage)
+		return answer{replicas, fmt.Sprintf("%s metric %s", o.Kind, source.Metric.Name)}, nil
+	}
+	replicas, each := byShare(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+	status.AverageValue = quantity("", each)
+	return answer{replicas, fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)}, nil
+}
+
+func (l *scalerLook) askExternal(scale *autoscalingv1.Scale, source *autoscalingv2.ExternalMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+	selector, err := metricSelector(source.Metric.Selector)
+	if err != nil {
+		return answer{}, err
+	}
+	if source.Target.Value == nil && source.Target.AverageValue == nil {
+		return answer{}, errors.New("invalid external metric source: neither a value target nor an average value target was set")
+	}
+	usage, err := l.meter.external(l.ctx, l.scaler.Namespace, source.Metric.Name, selector)
+	if err != nil {
+		return answer{}, fmt.Errorf("unable to get external metric %s/%s/%+v: %w", l.scaler.Namespace, source.Metric.Name, source.Metric.Selector, err)
+	}
+	name := fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)
+	if source.Target.AverageValue != nil {
+		replicas, each := byShare(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+		status.AverageValue = quantity("", each)
+		return answer{replicas, name}, nil
+	}
+	replicas, err := l.crowd(nil, "").byRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+	if err != nil {
+		return answer{}, err
+	}
+	status.Value = quantity("", usage)
+	return answer{replicas, name}, nil
+}
+
+// metricSelector selects among the series of a metric; without one, all are meant.
+func metricSelector(selector *metav1.LabelSelector) (labels.Selector, error) {
+	if selector == nil {
+		return labels.Everything(), nil
+	}
+	return metav1.LabelSelectorAsSelector(selector)
+}

@@ -1,0 +1,180 @@
+package scaling
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+)
+
+// advice is what the metrics said at a time.
+type advice struct {
+	replicas int32
+	at       time.Time
+}
+
+// step is a change that was made.
+type step struct {
+	change int32 // positive when pods were added
+	at     time.Time
+}
+
+// history is what is remembered of one autoscaler.
+type history struct {
+	advice []advice
+	steps  []step
+}
+
+// prune forgets what no window reaches back to.
+func (h *history) prune(window time.Duration, now time.Time) {
+	h.advice = slices.DeleteFunc(h.advice, func(a advice) bool { return a.at.Before(now.Add(-window)) })
+	h.steps = slices.DeleteFunc(h.steps, func(s step) bool { return s.at.Before(now.Add(-window)) })
+}
+
+// longestWindow is the longest that the API allows, for windows and periods.
+const longestWindow = time.Hour
+
+// bounds are what limits a change. Reasons and messages are those of the ScalingLimited condition.
+type bounds struct{ least, most int32 }
+
+const (
+	inRange     = "DesiredWithinRange"
+	inRangeText = "the desired count is within the acceptable range"
+	upLimit     = "ScaleUpLimit"
+	upLimitText = "the desired replica count is increasing faster than the maximum scale rate"
+	downLimit   = "ScaleDownLimit"
+	downText    = "the desired replica count is decreasing faster than the maximum scale rate"
+	tooMany     = "TooManyReplicas"
+	tooManyText = "the desired replica count is more than the maximum replica count"
+	tooFew      = "TooFewReplicas"
+	tooFewText  = "the desired replica count is less than the minimum replica count"
+)
+
+// limit applies the limits of an autoscaler without a behavior: pods at most double, or become four.
+func (b bounds) limit(current, desired int32) (replicas int32, reason, message string) {
+	most, reason, message := b.most, tooMany, tooManyText
+	if fast := int32(max(2*float64(current), 4)); b.most > fast {
+		most, reason, message = fast, upLimit, upLimitText
+	}
+	switch {
+	case desired < b.least:
+		return b.least, tooFew, tooFewText
+	case desired > most:
+		return most, reason, message
+	}
+	return desired, inRange, inRangeText
+}
+
+// limitBy applies the limits of a behavior.
+func (b bounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, steps []step, now time.Time) (replicas int32, reason, message string) {
+	switch {
+	case desired > current:
+		fast := max(current, rate(behavior.ScaleUp, current, steps, now, true))
+		most, reason, message := b.most, tooMany, tooManyText
+		if most > fast {
+			most, reason, message = fast, upLimit, upLimitText
+		}
+		if desired > most {
+			return most, reason, message
+		}
+	case desired < current:
+		fast := min(current, rate(behavior.ScaleDown, current, steps, now, false))
+		least, reason, message := b.least, tooFew, tooFewText
+		if least < fast {
+			least, reason, message = fast, downLimit, downText
+		}
+		if desired < least {
+			return least, reason, message
+		}
+	}
+	return desired, inRange, inRangeText
+}
+
+// rate is how far the policies allow to go: the furthest of them, or the nearest, as the rules say.
+func rate(rules *autoscalingv2.HPAScalingRules, current int32, steps []step, now time.Time, up bool) int32 {
+	choice := autoscalingv2.MaxChangePolicySelect
+	if rules.SelectPolicy != nil {
+		choice = *rules.SelectPolicy
+	}
+	if choice == autoscalingv2.DisabledPolicySelect {
+		return current
+	}
+	highest := (choice != autoscalingv2.MinChangePolicySelect) == up
+	result := int32(math.MaxInt32)
+	if highest {
+		result = math.MinInt32
+	}
+	for _, policy := range rules.Policies {
+		start := current
+		for _, s := range steps {
+			if s.at.After(now.Add(-time.Duration(policy.PeriodSeconds) * time.Second)) {
+				start -= s.change
+			}
+		}
+		if proposed := allowed(policy, start, up); highest {
+			result = max(result, proposed)
+		} else {
+			result = min(result, proposed)
+		}
+	}
+	return result
+}
+
+// allowed is how far one policy allows to go from where its period began. Shares are rounded towards more pods: a small
+// target could never grow otherwise.
+func allowed(policy autoscalingv2.HPAScalingPolicy, start int32, up bool) int32 {
+	switch {
+	case policy.Type == autoscalingv2.PodsScalingPolicy && up:
+		return start + policy.Value
+	case policy.Type == autoscalingv2.PodsScalingPolicy:
+		return start - policy.Value
+	case up:
+		return int32(math.Ceil(float64(start) * (1 + float64(policy.Value)/100)))
+	default:
+		return int32(float64(start) * (1 - float64(policy.Value)/100))
+	}
+}
+
+const (
+	downStable     = "ScaleDownStabilized"
+	downStableText = "recent recommendations were higher than current one, applying the highest recent recommendation"
+	upStable       = "ScaleUpStabilized"
+	upStableText   = "recent recommendations were lower than current one, applying the lowest recent recommendation"
+)
+
+// stabilize keeps to the highest recent advice, so that pods do not go as soon as they may.
+func (h *history) stabilize(desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
+	replicas = desired
+	for _, a := range h.advice {
+		if !a.at.Before(now.Add(-window)) {
+			replicas = max(replicas, a.replicas)
+		}
+	}
+	return replicas, downStable, downStableText
+}
+
+// stabilizeBy does it with the windows of a behavior, in both directions.
+func (h *history) stabilizeBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
+	seconds := func(rules *autoscalingv2.HPAScalingRules, otherwise time.Duration) time.Duration {
+		if rules.StabilizationWindowSeconds != nil {
+			return time.Duration(*rules.StabilizationWindowSeconds) * time.Second
+		}
+		return otherwise
+	}
+	lowest, highest := desired, desired
+	upWindow, downWindow := seconds(behavior.ScaleUp, 0), seconds(behavior.ScaleDown, window)
+	for _, a := range h.advice {
+		if a.at.After(now.Add(-upWindow)) {
+			lowest = min(lowest, a.replicas)
+		}
+		if a.at.After(now.Add(-downWindow)) {
+			highest = max(highest, a.replicas)
+		}
+	}
+	replicas = min(max(current, lowest), highest)
+	if desired >= current {
+		return replicas, upStable, upStableText
+	}
+	return replicas, downStable, downStableText
+}

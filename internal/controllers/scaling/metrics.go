@@ -1,0 +1,175 @@
+package scaling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// sample is what one pod used, in thousandths.
+type sample struct {
+	value  int64
+	at     time.Time
+	window time.Duration
+}
+
+// defaultWindow is the span of a custom metric that does not say it.
+const defaultWindow = time.Minute
+
+// meter reads metrics. api is one; tables have their own.
+type meter interface {
+	// usage returns what pods, or one container of each, use of a resource. Pods without a complete answer are missing.
+	usage(ctx context.Context, namespace string, selector labels.Selector, resource corev1.ResourceName, container string) (map[string]sample, error)
+	// ofPods returns a custom metric of each pod.
+	ofPods(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error)
+	// ofObject returns a custom metric of an object.
+	ofObject(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error)
+	// external returns the sum of a metric from outside.
+	external(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error)
+}
+
+// podMetrics is metrics.k8s.io's PodMetricsList as far as it is needed.
+type podMetrics struct {
+	Items []struct {
+		Metadata   metav1.ObjectMeta
+		Timestamp  metav1.Time
+		Window     metav1.Duration
+		Containers []struct {
+			Name  string
+			Usage corev1.ResourceList
+		}
+	}
+}
+
+func (a *api) usage(ctx context.Context, namespace string, selector labels.Selector, name corev1.ResourceName, container string) (map[string]sample, error) {
+	var list podMetrics
+	path := []string{"apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"}
+	if err := a.get(ctx, path, url.Values{"labelSelector": {selector.String()}}, &list); err != nil {
+		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return nil, errors.New("no metrics returned from resource metrics API")
+	}
+	samples := map[string]sample{}
+	for _, item := range list.Items {
+		s, complete := sample{at: item.Timestamp.Time, window: item.Window.Duration}, false
+		for _, c := range item.Containers {
+			if container != "" && c.Name != container {
+				continue
+			}
+			used, known := c.Usage[name]
+			s.value += used.MilliValue()
+			if complete = known; !known {
+				break
+			}
+		}
+		if complete {
+			samples[item.Metadata.Name] = s
+		}
+	}
+	return samples, nil
+}
+
+// metricValues is a MetricValueList of custom.metrics.k8s.io, in either of its versions.
+type metricValues struct {
+	Items []struct {
+		DescribedObject       struct{ Name string }
+		Timestamp             metav1.Time
+		Window, WindowSeconds *int64
+		Value                 resource.Quantity
+	}
+}
+
+func (a *api) custom(ctx context.Context, path []string, query url.Values) (metricValues, error) {
+	var group metav1.APIGroup
+	if err := a.get(ctx, []string{"apis", "custom.metrics.k8s.io"}, nil, &group); err != nil {
+		return metricValues{}, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
+	var list metricValues
+	path = append([]string{"apis", "custom.metrics.k8s.io", group.PreferredVersion.Version}, path...)
+	if err := a.get(ctx, path, query, &list); err != nil {
+		return metricValues{}, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+	}
+	return list, nil
+}
+
+func selecting(key string, selector labels.Selector, query url.Values) url.Values {
+	if !selector.Empty() {
+		query.Set(key, selector.String())
+	}
+	return query
+}
+
+func (a *api) ofPods(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error) {
+	query := selecting("metricLabelSelector", selector, selecting("labelSelector", pods, url.Values{}))
+	list, err := a.custom(ctx, []string{"namespaces", namespace, "pods", "*", metric}, query)
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Items) == 0 {
+		return nil, errors.New("no metrics returned from custom metrics API")
+	}
+	samples := map[string]sample{}
+	for _, item := range list.Items {
+		s := sample{value: item.Value.MilliValue(), at: item.Timestamp.Time, window: defaultWindow}
+		for _, seconds := range []*int64{item.Window, item.WindowSeconds} {
+			if seconds != nil {
+				s.window = time.Duration(*seconds) * time.Second
+			}
+		}
+		samples[item.DescribedObject.Name] = s
+	}
+	return samples, nil
+}
+
+func (a *api) ofObject(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+	gvk := schema.FromAPIVersionAndKind(object.APIVersion, object.Kind)
+	path := []string{"namespaces", namespace, "metrics", metric}
+	if gvk.Group != "" || gvk.Kind != "Namespace" {
+		t, err := a.find(ctx, gvk)
+		if err != nil {
+			return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: %w", err)
+		}
+		path = []string{"namespaces", namespace, t.GroupResource().String(), object.Name, metric}
+	}
+	list, err := a.custom(ctx, path, selecting("metricLabelSelector", selector, url.Values{}))
+	if err != nil {
+		return 0, err
+	}
+	if len(list.Items) != 1 {
+		return 0, fmt.Errorf("unable to fetch metrics from custom metrics API: the custom metrics API server returned %d results when we asked for exactly one", len(list.Items))
+	}
+	return list.Items[0].Value.MilliValue(), nil
+}
+
+func (a *api) external(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error) {
+	var list struct {
+		Items []struct{ Value resource.Quantity }
+	}
+	path := []string{"apis", "external.metrics.k8s.io", "v1beta1", "namespaces", namespace, metric}
+	if err := a.get(ctx, path, selecting("labelSelector", selector, url.Values{}), &list); err != nil {
+		return 0, fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return 0, errors.New("no metrics returned from external metrics API")
+	}
+	var sum int64
+	for _, item := range list.Items {
+		value := item.Value.MilliValue()
+		if value > 0 && sum > math.MaxInt64-value {
+			return math.MaxInt64, nil
+		}
+		sum += value
+	}
+	return sum, nil
+}

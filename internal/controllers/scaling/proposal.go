@@ -1,0 +1,242 @@
+package scaling
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// tolerance is how far usage may be from its target before anything is done.
+type tolerance struct{ down, up float64 }
+
+func (t tolerance) holds(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
+
+// crowd are the pods of a target and what they use.
+type crowd struct {
+	pods    []*corev1.Pod
+	samples map[string]sample
+	// resource decides whose samples count: CPU usage during start-up says little. "" for other metrics.
+	resource corev1.ResourceName
+	// startup and delay are when the CPU usage of a young pod counts.
+	startup, delay time.Duration
+	now            time.Time
+}
+
+// sorted says which pods count as they are, which are not ready, and which have no sample. Samples of others are dropped.
+func (c crowd) sorted() (counted map[string]sample, ready int, unready, missing []string) {
+	counted = map[string]sample{}
+	ignored := map[string]bool{}
+	for _, pod := range c.pods {
+		s, measured := c.samples[pod.Name]
+		switch {
+		case pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed:
+			ignored[pod.Name] = true
+		case pod.Status.Phase == corev1.PodPending:
+			unready = append(unready, pod.Name)
+		case !measured:
+			missing = append(missing, pod.Name)
+		case c.resource == corev1.ResourceCPU && c.starting(pod, s):
+			unready = append(unready, pod.Name)
+		default:
+			ready++
+		}
+	}
+	for name, s := range c.samples {
+		if !ignored[name] && !slices.Contains(unready, name) {
+			counted[name] = s
+		}
+	}
+	return counted, ready, unready, missing
+}
+
+// starting says whether a pod is still starting, so that its CPU usage must not count.
+func (c crowd) starting(pod *corev1.Pod, s sample) bool {
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	if i < 0 || pod.Status.StartTime == nil {
+		return true
+	}
+	condition, began := pod.Status.Conditions[i], pod.Status.StartTime.Time
+	if began.Add(c.startup).After(c.now) {
+		return condition.Status == corev1.ConditionFalse || s.at.Before(condition.LastTransitionTime.Add(s.window))
+	}
+	return condition.Status == corev1.ConditionFalse && began.Add(c.delay).After(condition.LastTransitionTime.Time)
+}
+
+// measure judges samples: the ratio of usage to target.
+type measure interface {
+	ratio(samples map[string]sample) (float64, error)
+	// full is what a pod without a sample is taken to use when fewer pods are considered.
+	full(pod string) int64
+}
+
+var errNoMetrics = errors.New("did not receive metrics for targeted pods (pods might be unready)")
+
+// propose returns how many pods there should be by what they use. Pods of which nothing is known count against a change: as using
+// nothing when there should be more pods, as using their full share when there should be fewer. So do pods that are not ready, when
+// there should be more.
+func (c crowd) propose(current int32, m measure, t tolerance) (int32, error) {
+	if len(c.pods) == 0 {
+		return 0, errors.New("no pods returned by selector while calculating replica count")
+	}
+	samples, ready, unready, missing := c.sorted()
+	if len(samples) == 0 {
+		return 0, errNoMetrics
+	}
+	ratio, err := m.ratio(samples)
+	if err != nil {
+		return 0, err
+	}
+	more := ratio > 1
+	if !(more && len(unready) > 0) && len(missing) == 0 {
+		if t.holds(ratio) {
+			return current, nil
+		}
+		return int32(math.Ceil(ratio * float64(ready))), nil
+	}
+	for _, name := range missing {
+		switch {
+		case ratio < 1:
+			samples[name] = sample{value: m.full(name)}
+		case more:
+			samples[name] = sample{}
+		}
+	}
+	if more {
+		for _, name := range unready {
+			samples[name] = sample{}
+		}
+	}
+	careful, err := m.ratio(samples)
+	if err != nil {
+		return 0, err
+	}
+	if t.holds(careful) || ratio < 1 && careful > 1 || more && careful < 1 {
+		return current, nil
+	}
+	proposed := int32(math.Ceil(careful * float64(len(samples))))
+	if careful < 1 && proposed > current || careful > 1 && proposed < current {
+		return current, nil // the direction must not turn
+	}
+	return proposed, nil
+}
+
+// average measures against a value per pod.
+type average struct{ target int64 }
+
+func (m average) full(string) int64 { return m.target }
+
+func (m average) ratio(samples map[string]sample) (float64, error) {
+	return float64(mean(samples)) / float64(m.target), nil
+}
+
+func mean(samples map[string]sample) int64 {
+	var sum int64
+	for _, s := range samples {
+		sum += s.value
+	}
+	return sum / int64(len(samples))
+}
+
+// utilization measures against a share of what pods request, in percent.
+type utilization struct {
+	target   int32
+	requests map[string]int64
+}
+
+func (m utilization) full(pod string) int64 { return m.requests[pod] * int64(max(100, m.target)) / 100 }
+
+func (m utilization) ratio(samples map[string]sample) (float64, error) {
+	percent, _, err := m.of(samples)
+	return float64(percent) / float64(m.target), err
+}
+
+// of returns how many percent of their requests pods use, and how much on average.
+func (m utilization) of(samples map[string]sample) (percent int32, mean int64, err error) {
+	var used, requested, n int64
+	for name, s := range samples {
+		if request, ok := m.requests[name]; ok {
+			used, requested, n = used+s.value, requested+request, n+1
+		}
+	}
+	if requested == 0 {
+		return 0, 0, errors.New("no metrics returned matched known pods")
+	}
+	return int32(used * 100 / requested), used / n, nil
+}
+
+// requestsOf returns what pods, or one container of each, request of a resource.
+func requestsOf(pods []*corev1.Pod, name corev1.ResourceName, container string) (map[string]int64, error) {
+	requests := map[string]int64{}
+	for _, pod := range pods {
+		if r := pod.Spec.Resources; r != nil && len(r.Requests) > 0 && container == "" {
+			quantity, ok := r.Requests[name]
+			if !ok {
+				return nil, fmt.Errorf("missing pod-level request for %s in Pod %s", name, pod.Name)
+			}
+			requests[pod.Name] = quantity.MilliValue()
+			continue
+		}
+		containers := slices.Clone(pod.Spec.Containers)
+		for _, c := range pod.Spec.InitContainers {
+			if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+				containers = append(containers, c)
+			}
+		}
+		found := container == ""
+		var sum int64
+		for _, c := range containers {
+			if container != "" && c.Name != container {
+				continue
+			}
+			found = true
+			quantity, ok := c.Resources.Requests[name]
+			if !ok {
+				return nil, fmt.Errorf("missing request for %s in container %s of Pod %s", name, c.Name, pod.Name)
+			}
+			sum += quantity.MilliValue()
+		}
+		if !found {
+			return nil, fmt.Errorf("container %s not found in Pod %s", container, pod.Name)
+		}
+		requests[pod.Name] = sum
+	}
+	return requests, nil
+}
+
+// byRatio returns how many pods there should be when a metric of the whole is a multiple of its target.
+func (c crowd) byRatio(current int32, ratio float64, t tolerance) (int32, error) {
+	if current == 0 {
+		return bounded(math.Ceil(ratio)), nil
+	}
+	if t.holds(ratio) {
+		return current, nil
+	}
+	if len(c.pods) == 0 {
+		return 0, errors.New("unable to calculate ready pods: no pods returned by selector while calculating replica count")
+	}
+	ready := 0
+	for _, pod := range c.pods {
+		if pod.Status.Phase == corev1.PodRunning && podReady(pod) {
+			ready++
+		}
+	}
+	return bounded(math.Ceil(ratio * float64(ready))), nil
+}
+
+// byShare returns how many pods there should be when each takes its share of a metric, and what each takes now.
+func byShare(current int32, usage, target int64, t tolerance) (replicas int32, each int64) {
+	replicas = current
+	if !t.holds(float64(usage) / (float64(target) * float64(current))) {
+		replicas = bounded(math.Ceil(float64(usage) / float64(target)))
+	}
+	if current == 0 || usage == math.MaxInt64 {
+		return replicas, usage
+	}
+	return replicas, int64(math.Ceil(float64(usage) / float64(current)))
+}
+
+func bounded(n float64) int32 { return int32(min(n, math.MaxInt32)) }

@@ -1,0 +1,378 @@
+package volume
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"skiff/internal/client"
+	"skiff/internal/controller"
+	"skiff/internal/kind"
+)
+
+const (
+	// podsOnNode finds pods by their node.
+	podsOnNode = "node"
+	// managedAttach is a kubelet's word that volumes are attached from here.
+	managedAttach = "volumes.kubernetes.io/controller-managed-attach-detach"
+	// DefaultUnmountWait is how long a node that does not answer may keep a volume nobody needs there any more.
+	DefaultUnmountWait = 6 * time.Minute
+)
+
+// AttachDetach has CSI volumes attached to the nodes whose pods need them, and detached when none does. The CSI driver's attacher
+// does the work: it watches the VolumeAttachments that are made here. unmountWait is for nodes that are lost; a node that answers is
+// waited for.
+func AttachDetach(unmountWait time.Duration) controller.Definition {
+	return controller.Definition{
+		Name: "persistentvolume-attach-detach-controller", Aliases: []string{"attachdetach"}, Component: "attachdetach-controller", Queue: "attachdetach", Workers: 5,
+		New: func(s *controller.Setup) (controller.Syncer, error) {
+			c := &attachDetach{
+				unmountWait: unmountWait, unneeded: map[string]time.Time{},
+				nodes:       client.InformerFor[*corev1.Node](s.Informers),
+				pods:        client.InformerFor[*corev1.Pod](s.Informers),
+				claims:      client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
+				volumes:     client.InformerFor[*corev1.PersistentVolume](s.Informers),
+				attachments: client.InformerFor[*storagev1.VolumeAttachment](s.Informers),
+				drivers:     client.InformerFor[*storagev1.CSIDriver](s.Informers),
+			}
+			return controller.Planned(s, c), c.watch(s)
+		},
+	}
+}
+
+type attachDetach struct {
+	unmountWait time.Duration
+	nodes       client.Informer[*corev1.Node]
+	pods        client.Informer[*corev1.Pod]
+	claims      client.Informer[*corev1.PersistentVolumeClaim]
+	volumes     client.Informer[*corev1.PersistentVolume]
+	attachments client.Informer[*storagev1.VolumeAttachment]
+	drivers     client.Informer[*storagev1.CSIDriver]
+
+	mu       sync.Mutex
+	unneeded map[string]time.Time // since when attachments are no longer needed, by name
+}
+
+func nodeKey(name string) []controller.Key {
+	if name == "" {
+		return nil
+	}
+	return []controller.Key{{Name: name}}
+}
+
+func (c *attachDetach) watch(s *controller.Setup) error {
+	if err := c.pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
+		return fmt.Errorf("index pods by node: %w", err)
+	}
+	if err := indexPods(c.pods); err != nil {
+		return err
+	}
+	if err := controller.WatchOwn[*corev1.Node](s); err != nil {
+		return err
+	}
+	if err := controller.Watch(s, func(pod *corev1.Pod) []controller.Key {
+		if len(claimKeys(pod)) == 0 {
+			return nil
+		}
+		return nodeKey(pod.Spec.NodeName)
+	}); err != nil {
+		return err
+	}
+	if err := controller.Watch(s, func(claim *corev1.PersistentVolumeClaim) []controller.Key { return c.nodesOf(claim.Namespace, claim.Name) }); err != nil {
+		return err
+	}
+	if err := controller.Watch(s, c.nodesOfVolume); err != nil {
+		return err
+	}
+	if err := controller.Watch(s, func(*storagev1.CSIDriver) (keys []controller.Key) {
+		for _, node := range c.nodes.List("", nil) {
+			keys = append(keys, controller.KeyOf(node))
+		}
+		return keys
+	}); err != nil {
+		return err
+	}
+	// An attachment that goes may be what another node waits for.
+	return controller.Watch(s, func(a *storagev1.VolumeAttachment) []controller.Key {
+		keys := nodeKey(a.Spec.NodeName)
+		if volume, ok := c.volumes.Get("", value(a.Spec.Source.PersistentVolumeName)); ok {
+			keys = append(keys, c.nodesOfVolume(volume)...)
+		}
+		return keys
+	})
+}
+
+// nodesOf are the nodes with pods that use a claim, nodesOfVolume those with pods that use a volume.
+func (c *attachDetach) nodesOf(namespace, claim string) (keys []controller.Key) {
+	for _, pod := range podsUsing(c.pods, namespace, claim) {
+		keys = append(keys, nodeKey(pod.Spec.NodeName)...)
+	}
+	return keys
+}
+
+func (c *attachDetach) nodesOfVolume(volume *corev1.PersistentVolume) []controller.Key {
+	if ref := volume.Spec.ClaimRef; ref != nil && volume.Spec.CSI != nil {
+		return c.nodesOf(ref.Namespace, ref.Name)
+	}
+	return nil
+}
+
+// attachView is what decides about the volumes of one node.
+type attachView struct {
+	name string
+	node *corev1.Node // nil: gone
+	// needed are the volumes that pods of the node need, by name, with those pods.
+	needed map[string]need
+	// here are the attachments of the node, elsewhere those of the needed volumes on other nodes.
+	here, elsewhere []*storagev1.VolumeAttachment
+	volumes         map[string]*corev1.PersistentVolume // those of the attachments, by name
+	unneeded        map[string]time.Time
+	unmountWait     time.Duration
+	now             time.Time
+}
+
+type need struct {
+	volume *corev1.PersistentVolume
+	pods   []*corev1.Pod
+}
+
+// Observe gathers a node, what its pods need, and what is attached.
+func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
+	v := attachView{name: key.Name, needed: map[string]need{}, volumes: map[string]*corev1.PersistentVolume{}, unmountWait: c.unmountWait, now: time.Now()}
+	v.node, _ = c.nodes.Get("", key.Name)
+	// The index exists: watch made it.
+	pods, _ := c.pods.ByIndex(podsOnNode, key.Name)
+	for _, pod := range pods {
+		if ended(pod) {
+			continue
+		}
+		for _, volume := range c.volumesOf(pod) {
+			n := v.needed[volume.Name]
+			n.volume, n.pods = volume, append(n.pods, pod)
+			v.needed[volume.Name] = n
+		}
+	}
+	for _, a := range c.attachments.List("", labels.Everything()) {
+		name := value(a.Spec.Source.PersistentVolumeName)
+		_, needed := v.needed[name]
+		switch {
+		case a.Spec.NodeName == key.Name:
+			v.here = append(v.here, a)
+		case needed:
+			v.elsewhere = append(v.elsewhere, a)
+		default:
+			continue
+		}
+		if volume, ok := c.volumes.Get("", name); ok {
+			v.volumes[name] = volume
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v.unneeded = maps.Clone(c.unneeded)
+	return v, v.node != nil || len(v.here) > 0
+}
+
+// volumesOf returns the volumes of a pod that must be attached.
+func (c *attachDetach) volumesOf(pod *corev1.Pod) (volumes []*corev1.PersistentVolume) {
+	for i := range pod.Spec.Volumes {
+		source := &pod.Spec.Volumes[i]
+		claim, ok := c.claims.Get(pod.Namespace, claimName(pod, source))
+		if !ok || claim.Status.Phase != corev1.ClaimBound || source.Ephemeral != nil && !metav1.IsControlledBy(claim, pod) {
+			continue
+		}
+		volume, ok := c.volumes.Get("", claim.Spec.VolumeName)
+		if !ok || volume.Spec.ClaimRef == nil || volume.Spec.ClaimRef.UID != claim.UID || volume.Spec.CSI == nil {
+			continue
+		}
+		if driver, ok := c.drivers.Get("", volume.Spec.CSI.Driver); ok && driver.Spec.AttachRequired != nil && !*driver.Spec.AttachRequired {
+			continue
+		}
+		volumes = append(volumes, volume)
+	}
+	return volumes
+}
+
+// Reconcile decides and remembers since when attachments are no longer needed.
+func (c *attachDetach) Reconcile(v attachView) controller.Plan {
+	plan, unneeded := v.reconcile()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range v.here {
+		if since, ok := unneeded[a.Name]; ok {
+			c.unneeded[a.Name] = since
+		} else {
+			delete(c.unneeded, a.Name)
+		}
+	}
+	return plan
+}
+
+// attachmentName is upstream's, so that attachers and either's controllers find each other's.
+func attachmentName(volume *corev1.PersistentVolume, node string) string {
+	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(volume.Spec.CSI.VolumeHandle+volume.Spec.CSI.Driver+node)))
+}
+
+// uniqueName is how nodes call a volume in their status.
+func uniqueName(volume *corev1.PersistentVolume) corev1.UniqueVolumeName {
+	return corev1.UniqueVolumeName("kubernetes.io/csi/" + volume.Spec.CSI.Driver + "^" + volume.Spec.CSI.VolumeHandle)
+}
+
+// reconcile returns the plan, and since when which attachments are no longer needed.
+//
+// A node is told in its status what is attached, before anything is detached: what is not told there, a kubelet does not mount.
+func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.Time) {
+	unneeded = map[string]time.Time{}
+	var attach, detach []controller.Write
+	going := map[string]bool{}
+	for _, a := range v.here {
+		if v.isNeeded(a) {
+			continue
+		}
+		since, known := v.unneeded[a.Name]
+		if !known {
+			since = v.now
+		}
+		unneeded[a.Name] = since
+		if ok, wait := v.mayDetach(a, since); ok {
+			going[a.Name] = true
+			if a.DeletionTimestamp == nil {
+				detach = append(detach, controller.Deleting(a))
+			}
+		} else {
+			plan.Again(wait)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.needed)) {
+		if w, ok := v.attach(v.needed[name], &plan); ok {
+			attach = append(attach, w)
+		}
+	}
+	if status := v.attached(going, &plan); status != nil {
+		plan.Then(controller.UpdatingStatus(status))
+	}
+	plan.Then(attach...)
+	plan.Then(detach...)
+	return plan, unneeded
+}
+
+func (v attachView) isNeeded(a *storagev1.VolumeAttachment) bool {
+	_, needed := v.needed[value(a.Spec.Source.PersistentVolumeName)]
+	return needed || value(a.Spec.Source.PersistentVolumeName) == "" // attached by others, for reasons of their own
+}
+
+// mayDetach says whether a volume may be detached, or when to look again. A node that is up must have unmounted it first.
+func (v attachView) mayDetach(a *storagev1.VolumeAttachment, since time.Time) (bool, time.Duration) {
+	volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]
+	if v.node == nil || volume == nil || volume.Spec.CSI == nil || !slices.Contains(v.node.Status.VolumesInUse, uniqueName(volume)) {
+		return true, 0
+	}
+	if slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService }) {
+		return true, 0 // its owner says that it is off
+	}
+	up := slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	if up || v.unmountWait <= 0 {
+		return false, 0 // the change of its status enqueues it
+	}
+	wait := since.Add(v.unmountWait).Sub(v.now)
+	return wait <= 0, max(wait, 0)
+}
+
+// attach makes the attachment of a volume, if it is missing and may be made.
+func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, bool) {
+	if v.node == nil || v.node.Annotations[managedAttach] != "true" {
+		return controller.Write{}, false
+	}
+	name := attachmentName(n.volume, v.name)
+	if slices.ContainsFunc(v.here, func(a *storagev1.VolumeAttachment) bool { return a.Name == name }) {
+		return controller.Write{}, false
+	}
+	if other := v.attachedElsewhere(n.volume); other != "" {
+		for _, pod := range n.pods {
+			plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume",
+				fmt.Sprintf("Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", n.volume.Name)))
+		}
+		return controller.Write{}, false
+	}
+	w := controller.Creating(&storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: n.volume.Spec.CSI.Driver, NodeName: v.name,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &n.volume.Name}},
+	}).Tolerating(metav1.StatusReasonAlreadyExists)
+	return w.OnFailed(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
+}
+
+// attachedElsewhere is the node that has a volume which only one may have.
+func (v attachView) attachedElsewhere(volume *corev1.PersistentVolume) string {
+	if len(volume.Spec.AccessModes) == 0 || slices.ContainsFunc(volume.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
+	}) {
+		return ""
+	}
+	for _, a := range v.elsewhere {
+		if value(a.Spec.Source.PersistentVolumeName) == volume.Name {
+			return a.Spec.NodeName
+		}
+	}
+	return ""
+}
+
+// attached returns the node with what is attached, or nil when its status says it already. It tells the pods whose volumes came,
+// and those whose did not.
+func (v attachView) attached(going map[string]bool, plan *controller.Plan) kind.Object {
+	if v.node == nil || v.node.Annotations[managedAttach] != "true" {
+		return nil
+	}
+	var list []corev1.AttachedVolume
+	// What is not ours to attach stays in the list.
+	for _, a := range v.node.Status.VolumesAttached {
+		if !strings.HasPrefix(string(a.Name), "kubernetes.io/csi/") {
+			list = append(list, a)
+		}
+	}
+	attachments := slices.Clone(v.here)
+	slices.SortFunc(attachments, func(a, b *storagev1.VolumeAttachment) int { return strings.Compare(a.Name, b.Name) })
+	for _, a := range attachments {
+		name := value(a.Spec.Source.PersistentVolumeName)
+		volume := v.volumes[name]
+		if volume == nil || volume.Spec.CSI == nil {
+			continue
+		}
+		if !a.Status.Attached || going[a.Name] {
+			if a.Status.AttachError != nil {
+				for _, pod := range v.needed[name].pods {
+					plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", name, a.Status.AttachError.Message)))
+				}
+			}
+			continue
+		}
+		entry := corev1.AttachedVolume{Name: uniqueName(volume)}
+		list = append(list, entry)
+		if !slices.Contains(v.node.Status.VolumesAttached, entry) {
+			for _, pod := range v.needed[name].pods {
+				plan.Events = append(plan.Events, normal(pod, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q ", name)))
+			}
+		}
+	}
+	byName := func(a, b corev1.AttachedVolume) int { return strings.Compare(string(a.Name), string(b.Name)) }
+	current := slices.SortedFunc(slices.Values(v.node.Status.VolumesAttached), byName)
+	slices.SortFunc(list, byName)
+	if apiequality.Semantic.DeepEqual(current, list) {
+		return nil
+	}
+	changed := v.node.DeepCopy()
+	changed.Status.VolumesAttached = list
+	return changed
+}
