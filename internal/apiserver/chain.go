@@ -58,6 +58,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 // handle takes a request past everything that may refuse it.
 func (s *Server) handle(req *request) error {
+	if err := s.waitForCache(req); err != nil {
+		return err
+	}
 	if err := s.authenticate(req); err != nil {
 		return err
 	}
@@ -162,6 +165,20 @@ func (s *Server) authorize(req *request) error {
 	}
 	req.w.Header()["X-Content-Type-Options"] = nosniff
 	return errForbidden(a, reason)
+}
+
+// waitForCache holds requests back while the cache is being loaded: until then nobody knows who may do what. Health and the
+// like answer at once.
+func (s *Server) waitForCache(req *request) error {
+	if !req.info.isResource() {
+		return nil
+	}
+	select {
+	case <-s.config.Cache.Ready():
+		return nil
+	case <-req.ctx.Done():
+		return req.ctx.Err()
+	}
 }
 
 // asksForAnother reports whether the sender wants to act as somebody else.

@@ -48,7 +48,7 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 		return errNoRoute()
 	case errors.Is(err, cache.ErrFuture), errors.Is(err, store.ErrFuture):
 		return apierrors.NewTimeoutError(err.Error(), 1)
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, cache.ErrTimeout):
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	case errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("request was cancelled by the client", 0)

@@ -135,25 +135,13 @@ func (s *Server) writeItems(req *request, mediaType string, head listHead, list 
 		if chunk, err = list.append(chunk, i); err != nil {
 			return err
 		}
-		if chunk, err = req.w.writeFrames(chunk); err != nil {
+		if chunk, err = req.w.writeWholeFrames(chunk); err != nil {
 			return nil // the client is gone
 		}
 	}
 	chunk = append(chunk, tail...)
-	_, _ = req.w.Write(chunk)
+	_ = req.w.writeFrames(chunk)
 	return nil
-}
-
-// writeFrames writes what was gathered when that is much, and returns the rest, less than a frame, in the same buffer.
-func (w *responseWriter) writeFrames(gathered []byte) ([]byte, error) {
-	if len(gathered) < chunkSize {
-		return gathered, nil
-	}
-	whole := len(gathered) - len(gathered)%framePayload
-	if _, err := w.Write(gathered[:whole]); err != nil {
-		return gathered, err
-	}
-	return gathered[:copy(gathered, gathered[whole:])], nil
 }
 
 func (r *request) writeListHeader(mediaType string, length int) {

@@ -167,12 +167,12 @@ func (s *Server) writePacked(req *request, mediaType string, head listHead, list
 	defer func() { *buffer = chunk }()
 	for _, run := range runs {
 		chunk = append(chunk, run[packedHeader:]...)
-		if chunk, err = req.w.writeFrames(chunk); err != nil {
+		if chunk, err = req.w.writeWholeFrames(chunk); err != nil {
 			return nil // the client is gone
 		}
 	}
 	chunk = append(chunk, ending...)
-	_, _ = req.w.Write(chunk)
+	_ = req.w.writeFrames(chunk)
 	return nil
 }
 

@@ -29,9 +29,10 @@ type responseWriter struct {
 	frames bool // the connection speaks HTTP/2
 }
 
-// framePayload is how much is given to an HTTP/2 connection at once: with its header of nine bytes such a frame just
-// fills a TLS record. A frame of the usual largest size takes two records, and the one for the nine bytes that are left
-// costs as much to send as a full one.
+// framePayload is how much of a list is given to an HTTP/2 connection at once: with its header of nine bytes such a frame
+// just fills a TLS record. A frame of the usual largest size takes two records, and the one for the nine bytes that are
+// left costs as much to send as a full one. For a watch that is no gain: there the many writers wait for one another more
+// often than they save.
 const framePayload = 16<<10 - 9
 
 func (w *responseWriter) WriteHeader(code int) {
@@ -45,17 +46,33 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.code = http.StatusOK
 	}
-	written := 0
-	for w.frames && len(p)-written > framePayload {
-		n, err := w.ResponseWriter.Write(p[written : written+framePayload])
-		w.bytes += int64(n)
-		if written += n; err != nil {
-			return written, err
-		}
-	}
-	n, err := w.ResponseWriter.Write(p[written:])
+	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
-	return written + n, err
+	return n, err
+}
+
+// writeFrames writes what was gathered in frames that fill a record each.
+func (w *responseWriter) writeFrames(gathered []byte) error {
+	for w.frames && len(gathered) > framePayload {
+		if _, err := w.Write(gathered[:framePayload]); err != nil {
+			return err
+		}
+		gathered = gathered[framePayload:]
+	}
+	_, err := w.Write(gathered)
+	return err
+}
+
+// writeWholeFrames is writeFrames once much was gathered. It returns the rest, less than a frame, in the same buffer.
+func (w *responseWriter) writeWholeFrames(gathered []byte) ([]byte, error) {
+	if len(gathered) < chunkSize {
+		return gathered, nil
+	}
+	whole := len(gathered) - len(gathered)%framePayload
+	if err := w.writeFrames(gathered[:whole]); err != nil {
+		return gathered, err
+	}
+	return gathered[:copy(gathered, gathered[whole:])], nil
 }
 
 // Flush implements http.Flusher.

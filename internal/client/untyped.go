@@ -23,7 +23,7 @@ func (c *Client) KindOf(obj kind.Object) schema.GroupVersionKind { return c.targ
 func (c *Client) Create(ctx context.Context, obj kind.Object, o WriteOptions) (kind.Object, error) {
 	t := c.targetOf(obj)
 	return sameType(obj, c.restOf(t).Post().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).
-		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(obj).Do(ctx))
+		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
 }
 
 // Update replaces an object, or its subresource.
@@ -31,7 +31,7 @@ func (c *Client) Update(ctx context.Context, obj kind.Object, o WriteOptions) (k
 	t := c.targetOf(obj)
 	return sameType(obj, c.restOf(t).Put().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
 		SubResource(o.subresource()...).
-		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(obj).Do(ctx))
+		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
 }
 
 // Patch changes the object with obj's type, namespace and name.
@@ -100,6 +100,14 @@ func (c *Client) targetOf(obj kind.Object) target {
 }
 
 func (c *Client) restOf(t target) rest.Interface { return c.rest[t.gvk.GroupVersion()] }
+
+// shallow copies the outer struct of an object. Encoding an object writes its kind into it for a moment, and the same object may be
+// sent by several at once, or be a cache's.
+func shallow(obj kind.Object) kind.Object {
+	outer := reflect.New(reflect.TypeOf(obj).Elem())
+	outer.Elem().Set(reflect.ValueOf(obj).Elem())
+	return outer.Interface().(kind.Object)
+}
 
 // sameType decodes an answer into a new object of obj's type.
 func sameType(obj kind.Object, result rest.Result) (kind.Object, error) {

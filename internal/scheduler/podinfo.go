@@ -33,11 +33,6 @@ type Request struct {
 	Extended                       []Amount // sorted by name
 }
 
-// empty reports whether the pod asks for nothing but a place.
-func (r *Request) empty() bool {
-	return r.MilliCPU == 0 && r.Memory == 0 && r.Storage == 0 && len(r.Extended) == 0
-}
-
 // hostPort is a port of the node itself.
 type hostPort struct {
 	ip       string

@@ -55,7 +55,8 @@ func rollOutAndBack(t *testing.T, c *cluster.Cluster, replicas int32) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- controllers.Run(ctx, controllers.Config{Client: own, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		ended <- controllers.Run(ctx, controllers.Config{
+			Client: own, Enabled: []string{"deployment-controller", "replicaset-controller"}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	}()
 	k := clientset.NewForConfigOrDie(config)
 	if err := createReadyNode(ctx, k, "node"); err != nil {
@@ -121,8 +122,9 @@ func bindAll(ctx context.Context, k clientset.Interface) {
 	}
 }
 
-// TestTakeOver lets upstream's controllers make sets, revisions and pods, and then skiff's look at them: nothing may change. The names
-// hold hashes of templates; if one differed, every workload of a cluster would be started anew.
+// TestTakeOver lets upstream's controllers make sets, revisions and pods, then skiff's look at them and change the deployment, then upstream's
+// again: whoever takes over finds nothing to do. The names hold hashes of templates; if one differed, every workload of a cluster would
+// be started anew.
 func TestTakeOver(t *testing.T) {
 	c, err := cluster.Skiff(t.TempDir())
 	if err != nil {
@@ -190,18 +192,30 @@ func TestTakeOver(t *testing.T) {
 		ended <- controllers.Run(ours, controllers.Config{Client: own, Enabled: strings.Split(names, ","), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	}()
 	time.Sleep(5 * time.Second)
-	after := written(ctx, t, k)
+	assertSame(t, "skiff's controllers", before, written(ctx, t, k))
+	setImage(ctx, t, k, deployment.Name, "image:2")
+	waitForRollout(ctx, t, k, deployment.Name, "image:2", 3)
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+	before = written(ctx, t, k)
+	if err := c.ControllerManager("--controllers=" + names); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(8 * time.Second)
+	assertSame(t, "upstream's controllers", before, written(ctx, t, k))
+}
+
+func assertSame(t *testing.T, who string, before, after map[string]string) {
+	t.Helper()
 	for name, revision := range after {
 		if before[name] != revision {
-			t.Errorf("%s was at %q and is at %s", name, before[name], revision)
+			t.Errorf("%s moved %s from %q to %s", who, name, before[name], revision)
 		}
 	}
 	if len(after) != len(before) {
-		t.Errorf("%d objects before, %d after", len(before), len(after))
+		t.Errorf("%s left %d objects of %d", who, len(after), len(before))
 	}
 }
 

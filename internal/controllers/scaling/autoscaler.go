@@ -103,7 +103,7 @@ func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	defer c.setup.EnqueueAfter(key, c.settings.SyncPeriod)
-	look := &scalerLook{controller: c, ctx: ctx, key: key, meter: c.meter, scaler: scaler.DeepCopy(), now: time.Now(), history: c.historyOf(key)}
+	look := &scalerLook{controller: c, ctx: ctx, key: key, meter: c.meter, about: scaler, scaler: scaler.DeepCopy(), now: time.Now(), history: c.historyOf(key)}
 	if err := look.run(); err != nil {
 		c.setup.Log.Debug("cannot scale", "autoscaler", key.String(), "error", err)
 	}
@@ -136,6 +136,7 @@ type scalerLook struct {
 	ctx        context.Context // of this one look
 	key        controller.Key
 	meter      meter
+	about      *autoscalingv2.HorizontalPodAutoscaler // as it was seen: events are about it, and are told while the copy is written
 	scaler     *autoscalingv2.HorizontalPodAutoscaler // our copy: the status is written into it
 	history    *history
 	now        time.Time
@@ -145,7 +146,7 @@ type scalerLook struct {
 }
 
 func (l *scalerLook) tell(eventType, reason, message string) {
-	l.controller.setup.Events.Event(l.scaler, eventType, reason, message)
+	l.controller.setup.Events.Event(l.about, eventType, reason, message)
 }
 
 // condition sets a condition. Its transition time moves with its status.

@@ -88,7 +88,9 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	}); err != nil {
 		return err
 	}
-	if err := controller.Watch(s, func(claim *corev1.PersistentVolumeClaim) []controller.Key { return c.nodesOf(claim.Namespace, claim.Name) }); err != nil {
+	if err := controller.Watch(s, func(claim *corev1.PersistentVolumeClaim) []controller.Key {
+		return c.nodesOf(claim.Namespace, claim.Name)
+	}); err != nil {
 		return err
 	}
 	if err := controller.Watch(s, c.nodesOfVolume); err != nil {

@@ -380,6 +380,7 @@ func TestStorageInAWorld(t *testing.T) {
 		w.Pass(time.Second)
 		a := claim("a", new(""))
 		claim("b", new(""))
+		w.Pass(time.Second)
 		claim("c", new(""))
 		w.Pass(time.Second)
 		if phase("a") != corev1.ClaimBound || phase("b") != corev1.ClaimBound || phase("c") != corev1.ClaimPending {

@@ -149,7 +149,7 @@ func (v deploymentView) reconcile() controller.Plan {
 	case wanted:
 		r.notePause()
 		r.rollback(to)
-	case r.isScaled():
+	case r.isScaled() && r.canScale():
 		r.notePause()
 		r.noteRevision()
 		r.scale()
@@ -422,6 +422,12 @@ func (r *rollout) isScaled() bool {
 		desired, ok := annotatedReplicas(set, desiredReplicasAnnotation)
 		return ok && desired != r.want()
 	})
+}
+
+// canScale says whether scale knows what to do. With several sets of a deployment that recreates, changed in the middle of a rollout, only
+// the rollout itself leads on.
+func (r *rollout) canScale() bool {
+	return r.deployment.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType || r.activeOrLatest() != nil || r.isSaturated()
 }
 
 // scale brings the sets to a new number of replicas without moving the rollout: each set gets its share.

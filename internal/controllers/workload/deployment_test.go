@@ -205,6 +205,8 @@ func TestRecreate(t *testing.T) {
 		{"old pods have ended", []*appsv1.ReplicaSet{empty}, pods(aPod("a", inPhase(corev1.PodFailed))), "create ReplicaSet " + newName(d) + " size 3"},
 		{"the new set is there", []*appsv1.ReplicaSet{empty, two}, nil, "update ReplicaSet web-2 size 3"},
 		{"done", []*appsv1.ReplicaSet{empty, setOf(d, 2, 3, 3)}, nil, ""},
+		{"a rolling update it once was, and scaled since: all old pods go", []*appsv1.ReplicaSet{setOf(d, 0, 2, 2, noted(desiredReplicasAnnotation, "9")), setOf(d, 1, 2, 2, noted(desiredReplicasAnnotation, "9"))}, nil,
+			"update ReplicaSet web-0 size 0 + update ReplicaSet web-1 size 0"},
 	} {
 		plan := deploymentView{deployment: d, sets: test.sets, pods: test.pods, now: now}.reconcile()
 		expect(t, test.what, told(withoutTimer(plan)), test.want)

@@ -27,11 +27,12 @@ type world struct {
 	t       *testing.T
 	ctx     context.Context
 	client  *client.Client
-	random  *rand.Rand
+	random  *rand.Rand // the test's own
 	nodes   int
 	mu      sync.Mutex
-	failing float64 // how likely a pod fails instead of getting ready
-	ending  float64 // how likely a pod succeeds after it ran
+	luck    *rand.Rand // the pods'
+	failing float64    // how likely a pod fails instead of getting ready
+	ending  float64    // how likely a pod succeeds after it ran
 }
 
 // inWorld runs a test in a world with some nodes.
@@ -39,7 +40,7 @@ func inWorld(t *testing.T, seed uint64, nodes int, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		w := &world{t: t, ctx: ctx, client: inprocess.Start(t, ctx), random: rand.New(rand.NewPCG(seed, 1)), nodes: nodes}
+		w := &world{t: t, ctx: ctx, client: inprocess.Start(t, ctx), random: rand.New(rand.NewPCG(seed, 1)), luck: rand.New(rand.NewPCG(seed, 2)), nodes: nodes}
 		for i := range nodes {
 			create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i), Labels: map[string]string{"zone": fmt.Sprint(i % 2)}},
 				Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110")}}})
@@ -134,7 +135,7 @@ func (w *world) playPod(pod *corev1.Pod) {
 	case pod.DeletionTimestamp != nil || finished(pod):
 		return
 	case pod.Spec.NodeName == "":
-		node := fmt.Sprint("n", w.random.IntN(w.nodes))
+		node := fmt.Sprint("n", w.luck.IntN(w.nodes))
 		if target := targetNode(pod); target != "" {
 			node = target
 		}
@@ -144,14 +145,14 @@ func (w *world) playPod(pod *corev1.Pod) {
 		c := pod.DeepCopy()
 		c.Status.StartTime = new(metav1.Now())
 		switch {
-		case w.chance(w.failing):
+		case w.luck.Float64() < w.failing:
 			c.Status.Phase = corev1.PodFailed
 		default:
 			c.Status.Phase = corev1.PodRunning
 			c.Status.Conditions = append(c.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
 		}
 		_, err = resource.UpdateStatus(w.ctx, c)
-	case w.chance(w.ending):
+	case w.luck.Float64() < w.ending:
 		c := pod.DeepCopy()
 		c.Status.Phase = corev1.PodSucceeded
 		c.Status.Conditions = nil
