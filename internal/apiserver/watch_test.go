@@ -226,9 +226,8 @@ func TestWatchOfMetadata(t *testing.T) {
 	}
 	p := s.watch("/api/v1/pods?watch=true&labelSelector=a%3Db", "Accept: application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
 	j := s.watch("/api/v1/pods?watch=true&labelSelector=a%3Db", "Accept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
-	s.change("pods", "ns", "full", func(obj kind.Object) { obj.SetLabels(nil) })
-	j.expect("ADDED full@2", "DELETED full@3")
-	for _, want := range []string{"ADDED 2 b", "DELETED 3 b"} {
+	expect := func(want string) {
+		t.Helper()
 		var e metav1.WatchEvent
 		if err := e.Unmarshal(p.frame()); err != nil {
 			t.Fatal(err)
@@ -245,6 +244,12 @@ func TestWatchOfMetadata(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
+	// A watch has begun when its first event arrives, not with the header.
+	expect("ADDED 2 b")
+	j.expect("ADDED full@2")
+	s.change("pods", "ns", "full", func(obj kind.Object) { obj.SetLabels(nil) })
+	expect("DELETED 3 b")
+	j.expect("DELETED full@3")
 }
 
 func TestWatchOfATable(t *testing.T) {

@@ -192,14 +192,14 @@ type WriteOptions struct {
 // Create writes a new object.
 func (r Resource[T]) Create(ctx context.Context, obj T, o WriteOptions) (T, error) {
 	return r.into(r.rest.Post().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).
-		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(obj).Do(ctx))
+		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
 }
 
 // Update replaces an object, or its subresource.
 func (r Resource[T]) Update(ctx context.Context, obj T, o WriteOptions) (T, error) {
 	return r.into(r.rest.Put().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).Name(obj.GetName()).
 		SubResource(o.subresource()...).
-		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(obj).Do(ctx))
+		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
 }
 
 // UpdateStatus replaces the status of an object.

@@ -25,7 +25,7 @@ func aDaemonSet(changes ...change[*appsv1.DaemonSet]) *appsv1.DaemonSet {
 
 // TestDaemonSetsReachAFixedPoint changes the set, its nodes and its pods. In the end exactly one pod of the last template runs on each node that fits.
 func TestDaemonSetsReachAFixedPoint(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, seed uint64) {
+	seeds(t, 12, func(t *testing.T, seed uint64) {
 		inWorld(t, seed, 5, func(w *world) {
 			stop := w.run(DaemonSet)
 			create(w, aDaemonSet(func(s *appsv1.DaemonSet) {

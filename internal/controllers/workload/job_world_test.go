@@ -13,7 +13,7 @@ import (
 // TestJobsReachAFixedPoint runs jobs of all sorts with pods that fail, are deleted and suspended. In the end each has
 // finished, every pod was counted once, and no finalizer is left.
 func TestJobsReachAFixedPoint(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, seed uint64) {
+	seeds(t, 12, func(t *testing.T, seed uint64) {
 		inWorld(t, seed, 3, func(w *world) {
 			stop := w.run(Job)
 			indexed := w.chance(0.5)

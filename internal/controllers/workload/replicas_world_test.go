@@ -14,7 +14,7 @@ import (
 
 // TestReplicaSetsReachAFixedPoint scales a set, takes pods from it, gives it strangers and lets pods fail; in the end exactly the wanted pods run.
 func TestReplicaSetsReachAFixedPoint(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, seed uint64) {
+	seeds(t, 12, func(t *testing.T, seed uint64) {
 		inWorld(t, seed, 3, func(w *world) {
 			stop := w.run(ReplicaSet, ReplicationController)
 			create(w, aSet(3, func(s *appsv1.ReplicaSet) {
@@ -69,7 +69,7 @@ func TestReplicaSetsReachAFixedPoint(t *testing.T) {
 // TestDeploymentsReachAFixedPoint changes a deployment in all ways a user can while pods fail and sets are taken from it. In the
 // end the last template runs, with nothing left over.
 func TestDeploymentsReachAFixedPoint(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, seed uint64) {
+	seeds(t, 12, func(t *testing.T, seed uint64) {
 		inWorld(t, seed, 3, func(w *world) {
 			stop := w.run(ReplicaSet, Deployment)
 			create(w, aDeployment(3, func(d *appsv1.Deployment) { d.UID, d.Generation = "", 0; d.Spec.RevisionHistoryLimit = new(int32(2)) }))

@@ -15,7 +15,7 @@ import (
 // TestStatefulSetsReachAFixedPoint scales, changes and disturbs a set. In the end the pods with the right names run the last template,
 // each with its claim, and the status says so.
 func TestStatefulSetsReachAFixedPoint(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, seed uint64) {
+	seeds(t, 12, func(t *testing.T, seed uint64) {
 		inWorld(t, seed, 3, func(w *world) {
 			stop := w.run(StatefulSet)
 			set := aStatefulSet(3, func(s *appsv1.StatefulSet) {
