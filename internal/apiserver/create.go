@@ -271,7 +271,7 @@ func (w *write) createPrepared(obj kind.Object, options runtime.Object) (outcome
 // prepareNew brings a new object into the form it is stored in, and judges it.
 func (w *write) prepareNew(obj kind.Object) error {
 	k := w.res.kind
-	if k.Status != nil {
+	if k.Status != nil && !k.StatusOnCreate {
 		k.Status(obj, k.New())
 	}
 	obj.SetGeneration(0)

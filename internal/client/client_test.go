@@ -267,3 +267,19 @@ func waitFor(t *testing.T, condition func() bool) {
 	}
 	t.Fatal("it did not happen within ten seconds")
 }
+
+// TestNodeRegistersWithStatus: a kubelet creates its node with the status it has; other kinds begin without one.
+func TestNodeRegistersWithStatus(t *testing.T) {
+	onBothHinges(t, func(t *testing.T, c *client.Client) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
+		made, err := client.For[*corev1.Node](c).Create(t.Context(), node, client.WriteOptions{})
+		if err != nil || made.Status.Phase != corev1.NodeRunning {
+			t.Fatalf("status after create: %+v, %v", made, err)
+		}
+		terminating := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}, Status: corev1.NamespaceStatus{Phase: corev1.NamespaceTerminating}}
+		namespace, err := client.For[*corev1.Namespace](c).Create(t.Context(), terminating, client.WriteOptions{})
+		if err != nil || namespace.Status.Phase != corev1.NamespaceActive {
+			t.Fatalf("status after create: %+v, %v", namespace, err)
+		}
+	})
+}
