@@ -12,7 +12,7 @@ kubectl -n basics get configmap settings -o custom-columns=NAME:.metadata.name,B
 kubectl -n basics get configmap settings -o go-template='{{.data.a}}'
 kubectl -n basics get configmap settings -o name
 kubectl -n basics get cm settings -o wide
-kubectl -n basics describe configmap settings
+kubectl -n basics describe --show-events=false configmap settings
 kubectl -n basics label configmap settings tier=web
 kubectl -n basics label configmap settings tier=db
 kubectl -n basics label configmap settings tier=db --overwrite
@@ -28,32 +28,32 @@ kubectl -n basics get cm absent
 kubectl -n basics get nothing
 kubectl -n basics create secret generic password --from-literal=word=secret
 kubectl -n basics get secret password -o yaml
-kubectl -n basics describe secret password
+kubectl -n basics describe --show-events=false secret password
 kubectl -n basics create serviceaccount robot
 kubectl -n basics create quota small --hard=pods=3,configmaps=10
 kubectl -n basics create role reader --verb=get,list --resource=pods,configmaps
 kubectl -n basics create rolebinding readers --role=reader --serviceaccount=basics:robot
-kubectl -n basics describe role reader
-kubectl -n basics describe rolebinding readers
+kubectl -n basics describe --show-events=false role reader
+kubectl -n basics describe --show-events=false rolebinding readers
 kubectl -n basics get role,rolebinding -o wide
 kubectl create clusterrole lister --verb=list --resource=nodes
 kubectl create clusterrolebinding listers --clusterrole=lister --group=people
 kubectl get clusterrolebinding listers -o wide
-kubectl describe clusterrole lister
+kubectl describe --show-events=false clusterrole lister
 kubectl create priorityclass important --value=1000 --description='more than others'
 kubectl get priorityclass important system-node-critical system-cluster-critical
 kubectl -n basics create poddisruptionbudget guard --selector=app=web --min-available=1
 kubectl -n basics get pdb guard
 kubectl -n basics create ingress front --class=main --rule='example.org/path*=web:80'
 kubectl -n basics get ingress front -o wide
-kubectl -n basics describe ingress front
+kubectl -n basics describe --show-events=false ingress front
 kubectl -n basics create service clusterip web --tcp=80:8080
 kubectl -n basics create service nodeport ports --tcp=80:8080
 kubectl -n basics create service externalname out --external-name=example.org
 kubectl -n basics create service loadbalancer lb --tcp=80:8080
 kubectl -n basics get services -o wide
 kubectl -n basics get svc web -o yaml
-kubectl -n basics describe service web
+kubectl -n basics describe --show-events=false service web
 kubectl -n basics create job once --image=busybox -- true
 kubectl -n basics create cronjob often --image=busybox --schedule='*/5 * * * *' -- true
 kubectl -n basics get cronjob often -o wide

@@ -1,4 +1,5 @@
-# One object of nearly every kind: how it is created, shown, described and deleted.
+# One object of nearly every kind: how it is created, shown, described and deleted. Events are left out: how often a
+# controller has tried again by then is chance.
 kubectl apply -f namespace.yaml
 kubectl apply -f cluster.yaml
 kubectl apply -f namespaced.yaml
@@ -46,18 +47,18 @@ kubectl get runtimeclass sandbox -o yaml
 kubectl get ingressclass main -o yaml
 kubectl get deviceclass gpu -o yaml
 kubectl get csr person -o yaml
-kubectl describe node worker
-kubectl describe pv disk
-kubectl describe storageclass fast
-kubectl -n kinds describe pod plain
-kubectl -n kinds describe pod full
-kubectl -n kinds describe statefulset db
-kubectl -n kinds describe daemonset agent
-kubectl -n kinds describe pvc claim
-kubectl -n kinds describe limitrange limits
-kubectl -n kinds describe networkpolicy deny
-kubectl -n kinds describe endpointslice slice
-kubectl -n kinds describe pdb guard
+kubectl describe --show-events=false node worker
+kubectl describe --show-events=false pv disk
+kubectl describe --show-events=false storageclass fast
+kubectl -n kinds describe --show-events=false pod plain
+kubectl -n kinds describe --show-events=false pod full
+kubectl -n kinds describe --show-events=false statefulset db
+kubectl -n kinds describe --show-events=false daemonset agent
+kubectl -n kinds describe --show-events=false pvc claim
+kubectl -n kinds describe --show-events=false limitrange limits
+kubectl -n kinds describe --show-events=false networkpolicy deny
+kubectl -n kinds describe --show-events=false endpointslice slice
+kubectl -n kinds describe --show-events=false pdb guard
 kubectl certificate approve person
 kubectl get csr person -o jsonpath='{.status.conditions[*].type}'
 kubectl cordon worker
