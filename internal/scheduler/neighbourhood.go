@@ -97,7 +97,7 @@ func (n *neighbourhood) limit(profile *Profile) {
 	}
 }
 
-// quiet reports whether neighbours have no say for now: nothing to filter by, nothing to score by.
+// quiet reports whether neighbours have no say: nothing to filter by, nothing to score by.
 func (n *neighbourhood) quiet() bool {
 	if len(n.hard)+len(n.soft)+len(n.affinity) > 0 {
 		return false

@@ -21,18 +21,6 @@ import (
 // old one is verified again.
 type Pool func() *x509.CertPool
 
-// Certificate accepts TLS client certificates that the server's TLS configuration has already verified against the
-// client CA, and against no other. The common name is the user, the organizations are the groups.
-type Certificate struct{}
-
-// Authenticate implements Authenticator.
-func (Certificate) Authenticate(r *http.Request) (User, bool, error) {
-	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-		return User{}, false, nil
-	}
-	return certificateUser(r.TLS.VerifiedChains[0][0])
-}
-
 // Certificates accepts TLS client certificates that the client authorities have signed. It verifies them itself, once for
 // as long as the client stays connected, so that the handshake need not know which authority is for what: the
 // server's TLS configuration only asks for a certificate (tls.RequestClientCert).

@@ -69,7 +69,7 @@ type garbage struct {
 	follows map[schema.GroupVersionResource]*monitor
 }
 
-// errUnknownKind: the server has no such kind, for now.
+// errUnknownKind: the server has no such kind. A custom resource may still bring it, so the object is looked at again later.
 var errUnknownKind = errors.New("unable to get REST mapping")
 
 // errNoNamespace: an object without a namespace names an owner that needs one. Such an owner cannot be found.
