@@ -355,9 +355,9 @@ type encoder struct {
 
 // encodingIDs name what is memoized for each entry of a resource.
 type encodingIDs struct {
-	json, proto, partialJSON, partialProto                         cache.EncodingID
-	departedJSON, departedProto                                    cache.EncodingID
-	packedJSON, packedProto, packedPartialJSON, packedPartialProto cache.EncodingID
+	json, proto, partialJSON, partialProto                 cache.EncodingID
+	departedJSON, departedProto                            cache.EncodingID
+	listJSON, listProto, listPartialJSON, listPartialProto cache.EncodingID
 }
 
 func newEncoder(res *resource) encoder {
@@ -372,8 +372,8 @@ func newEncoder(res *resource) encoder {
 	e.ids = encodingIDs{
 		json: id("json"), proto: id("proto"), partialJSON: id("partial json"), partialProto: id("partial proto"),
 		departedJSON: id("departed json"), departedProto: id("departed proto"),
-		packedJSON: id("packed json"), packedProto: id("packed proto"),
-		packedPartialJSON: id("packed partial json"), packedPartialProto: id("packed partial proto"),
+		listJSON: id("list json"), listProto: id("list proto"),
+		listPartialJSON: id("list partial json"), listPartialProto: id("list partial proto"),
 	}
 	return e
 }

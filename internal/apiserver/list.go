@@ -42,11 +42,45 @@ func (s *Server) waitFor(ctx context.Context, revision store.Revision) error {
 
 // page is what a list answers: entries of one snapshot, and how to go on.
 type page struct {
+	extent
 	entries   []*cache.Entry
-	revision  store.Revision
+	snapshot  cache.Snapshot
 	next      string // the continue token; empty when the list is complete
 	remaining *int64 // nil when unknown
 	selected  bool   // a selector left some out
+}
+
+func (p *page) revision() store.Revision { return p.snapshot.Revision() }
+
+// extent says which part of a snapshot a page is.
+type extent struct {
+	prefix, from string
+	limit        int64 // 0 is none
+}
+
+// part is what a snapshot has in an extent.
+type part struct {
+	entries []*cache.Entry
+	more    bool
+}
+
+// part collects what lies in the extent and matches; nil matches everything.
+func (e extent) part(snapshot cache.Snapshot, match *matcher) *part {
+	found := &part{}
+	if e.limit == 0 && match == nil {
+		found.entries = make([]*cache.Entry, 0, snapshot.LenFrom(e.prefix, e.from))
+	}
+	snapshot.Ascend(e.prefix, e.from, func(entry *cache.Entry) bool {
+		if e.limit > 0 && int64(len(found.entries)) == e.limit {
+			found.more = true
+			return false
+		}
+		if match == nil || match.matches(entry) {
+			found.entries = append(found.entries, entry)
+		}
+		return true
+	})
+	return found
 }
 
 // list answers a LIST.
@@ -93,10 +127,9 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := &page{revision: snapshot.Revision()}
-	limit := opts.limit
+	found := &page{snapshot: snapshot, extent: extent{prefix: prefix, from: from, limit: opts.limit}}
 	if opts.resourceVersion == "0" {
-		limit = 0
+		found.limit = 0
 	}
 	match := req.matcher(opts)
 	found.selected = !match.everything()
@@ -106,24 +139,21 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 		}
 		return found, nil
 	}
-	if limit == 0 && match.everything() {
-		found.entries = make([]*cache.Entry, 0, snapshot.Len(prefix))
+	var there *part
+	if found.selected {
+		there = found.part(snapshot, match)
+	} else {
+		view, err := snapshot.View(found.extent, func() (any, error) { return found.part(snapshot, nil), nil })
+		if err != nil {
+			return nil, err
+		}
+		there = view.(*part)
 	}
-	more := false
-	snapshot.Ascend(prefix, from, func(e *cache.Entry) bool {
-		if limit > 0 && int64(len(found.entries)) == limit {
-			more = true
-			return false
-		}
-		if match.matches(e) {
-			found.entries = append(found.entries, e)
-		}
-		return true
-	})
-	if more {
+	found.entries = there.entries
+	if there.more {
 		last := found.entries[len(found.entries)-1].Key()
-		found.next = encodeContinue(last+"\x00", prefix, found.revision)
-		if match.everything() {
+		found.next = encodeContinue(last+"\x00", prefix, found.revision())
+		if !found.selected {
 			remaining := int64(snapshot.LenFrom(prefix, last+"\x00"))
 			found.remaining = &remaining
 		}
@@ -257,7 +287,7 @@ func appendListHead(to []byte, kindName, apiVersion string, p *page) []byte {
 
 func appendListMeta(to []byte, p *page) []byte {
 	to = append(to, `{"resourceVersion":"`...)
-	to = strconv.AppendInt(to, p.revision, 10)
+	to = strconv.AppendInt(to, p.revision(), 10)
 	to = append(to, '"')
 	if p.next != "" { // base64 needs no escapes
 		to = append(append(append(to, `,"continue":"`...), p.next...), '"')
@@ -274,7 +304,7 @@ var listTail = []byte("]}\n")
 func protoListMeta(p *page) []byte {
 	var m []byte
 	m = append(m, tagField1, 0) // selfLink
-	m = appendBytes(append(m, tagField2), strconv.AppendInt(nil, p.revision, 10))
+	m = appendBytes(append(m, tagField2), strconv.AppendInt(nil, p.revision(), 10))
 	m = appendBytes(append(m, 0x1a), []byte(p.next))
 	if p.remaining != nil {
 		m = binary.AppendUvarint(append(m, 0x20), uint64(*p.remaining))
@@ -291,11 +321,11 @@ func (r *resource) listKind() schema.GroupVersionKind {
 func (s *Server) respondList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
-		items := &protoItems{page: p, encode: res.proto, packed: res.ids.packedProto}
+		items := &protoItems{page: p, encode: res.proto, id: res.ids.listProto}
 		return s.respondProtoItems(req, envelopeHead(res.listKind()), p, items)
 	}
 	head := appendListHead(nil, res.kind.ListKind, res.gvk.GroupVersion().String(), p)
-	return s.respondJSONItems(req, out, head, &jsonItems{page: p, encode: res.json, packed: res.ids.packedJSON})
+	return s.respondJSONItems(req, out, head, &jsonItems{page: p, encode: res.json, id: res.ids.listJSON})
 }
 
 // respondJSONItems writes a JSON list, or what it becomes as YAML or indented.

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"skiff/internal/kind"
+	"skiff/internal/store/cache"
 )
 
 func TestGet(t *testing.T) {
@@ -344,6 +346,51 @@ func TestPackedListEqualsPlainList(t *testing.T) {
 	small := s.get("/api/v1/configmaps?limit=5", "Accept-Encoding: gzip")
 	if small.header.Get("Content-Encoding") != "" || !json.Valid(small.body) {
 		t.Errorf("a small list was packed")
+	}
+}
+
+// TestRememberedListsFollowChanges: whatever is remembered of a list, it shows what single reads show.
+func TestRememberedListsFollowChanges(t *testing.T) {
+	s := newTestServer(t)
+	for i := range 150 {
+		s.add("configmaps", configMap([]string{"a", "b"}[i%2], fmt.Sprintf("cm%03d", i)))
+	}
+	items := func(path string) (found []string) {
+		for next := ""; ; {
+			var list corev1.ConfigMapList
+			answer := s.get(path + next)
+			if err := json.Unmarshal(answer.body, &list); err != nil {
+				t.Fatal(err)
+			}
+			for _, item := range list.Items {
+				found = append(found, fmt.Sprint(item.Namespace, "/", item.Name, "@", item.ResourceVersion))
+			}
+			if list.Continue == "" {
+				return found
+			}
+			next = "&continue=" + list.Continue
+		}
+	}
+	res := s.find("configmaps")
+	for round := range 30 {
+		for range rand.IntN(3) {
+			i := 100 + rand.IntN(50)
+			s.change("configmaps", []string{"a", "b"}[i%2], fmt.Sprintf("cm%03d", i), func(obj kind.Object) { obj.SetGeneration(int64(round + 1)) })
+		}
+		s.remove("configmaps", []string{"a", "b"}[round%2], fmt.Sprintf("cm%03d", round))
+		for path, prefix := range map[string]string{"/api/v1/configmaps": "", "/api/v1/namespaces/b/configmaps": "b"} {
+			var want []string
+			res.table.Snapshot().Ascend(res.kind.KeyPrefix(prefix), "", func(e *cache.Entry) bool {
+				namespace, name := splitKey(res.kind, e.Key())
+				want = append(want, fmt.Sprint(namespace, "/", name, "@", e.Revision()))
+				return true
+			})
+			for _, query := range []string{"?", "?limit=40", "?limit=41", "?labelSelector=!x"} {
+				if got := items(path + query); !slices.Equal(got, want) {
+					t.Fatalf("round %d: %s%s shows\n%v, want\n%v", round, path, query, got, want)
+				}
+			}
+		}
 	}
 }
 

@@ -154,6 +154,7 @@ func (w *localWatch) Stop() { w.cancel() }
 func (w *localWatch) run(ctx context.Context) {
 	defer close(w.out)
 	defer w.cancel()
+	defer w.cursor.Close()
 	for _, obj := range w.initial {
 		if !w.send(ctx, watch.Added, obj) {
 			return

@@ -3,14 +3,9 @@ package apiserver
 import (
 	"encoding/binary"
 	"hash/crc32"
-	"hash/maphash"
-	"math/bits"
-	"strconv"
 	"sync"
 
 	"github.com/klauspost/compress/flate"
-
-	"skiff/internal/store/cache"
 )
 
 // A gzip stream of a list is put together from runs of items that were compressed before. That works because:
@@ -18,47 +13,11 @@ import (
 //   - a compressor that starts anew refers to nothing before its first byte;
 //   - the checksum of two strings follows from their checksums and the second one's length.
 //
-// A run is some thirty items that follow one another, enough for them to profit from one another's text. Where runs end
-// is decided by the items' keys alone, so that a change makes one run new and leaves the others as they were. A packed
-// run is kept with its first entry, under a name made from the revisions of all its entries.
+// The runs (see run.go) are long enough for their items to profit from one another's text.
 //
 // The layout of a packed run: checksum, length of the plain text, and the operator that moves a checksum on by that
 // length, four bytes each, then the blocks.
 const packedHeader = 12
-
-// A run ends before a key whose hash ends in runBits zeros, and in any case at runEntries or runBytes of stored bytes.
-const (
-	runBits    = 5
-	runEntries = 128
-	runBytes   = 512 << 10
-)
-
-// runSeed keeps clients from choosing keys and revisions that make two runs look the same.
-var runSeed = maphash.MakeSeed()
-
-// run is a part of a list: the entries from start to end.
-type run struct {
-	start, end int
-	signature  uint64 // of keys and revisions
-}
-
-// nextRun finds the run that begins at an entry.
-func nextRun(entries []*cache.Entry, start int) run {
-	r := run{start: start, signature: 0x9e3779b97f4a7c15}
-	stored := 0
-	for i := start; i < len(entries); i++ {
-		key := maphash.String(runSeed, entries[i].Key())
-		if i > start && (key&(1<<runBits-1) == 0 || i-start == runEntries || stored >= runBytes) {
-			r.end = i
-			return r
-		}
-		high, low := bits.Mul64(r.signature^uint64(entries[i].Revision()), key|1)
-		r.signature = high ^ low
-		stored += len(entries[i].Stored())
-	}
-	r.end = len(entries)
-	return r
-}
 
 // packers compress at level 1, like everything the server compresses.
 var packers = sync.Pool{New: func() any {
@@ -98,81 +57,58 @@ func pack(text []byte) ([]byte, error) {
 	return append([]byte(nil), p.out...), nil
 }
 
-// packRun returns a run packed, from memory if it was packed before. The first run of a list is another than the same
-// run elsewhere: its first item has no comma before it. Selections are not remembered, there are too many of them.
+// packRun returns a run packed, from memory if it was packed before.
 func packRun(list items, r run) ([]byte, error) {
-	make := func(*cache.Entry) ([]byte, error) {
+	return remember(list, r, formGzip, func() ([]byte, error) {
 		buffer := getBuffer()
 		defer putBuffer(buffer)
 		var err error
-		for i := r.start; i < r.end; i++ {
-			if *buffer, err = list.append(*buffer, i); err != nil {
-				return nil, err
-			}
+		if *buffer, err = appendRun(*buffer, list, r); err != nil {
+			return nil, err
 		}
 		return pack(*buffer)
-	}
-	first := list.of().entries[r.start]
-	if list.of().selected {
-		return make(first)
-	}
-	id := list.packing()
-	id.Format += strconv.FormatUint(r.signature, 36)
-	if r.start == 0 {
-		id.Format += " first"
-	}
-	return first.Encoding(id, make)
+	})
 }
 
 var gzipHeader = []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 0xff}
 
 // writePacked writes a list as a gzip stream of packed runs.
 func (s *Server) writePacked(req *request, mediaType string, head listHead, list items, tail []byte) error {
-	entries := list.of().entries
-	runs := make([][]byte, 1, 2+len(entries)>>runBits) // the first is the head's
-	length := 0
-	for start := 0; start < len(entries); {
-		r := nextRun(entries, start)
-		packed, err := packRun(list, r)
-		if err != nil {
-			return err
-		}
-		runs = append(runs, packed)
-		length += packedLength(packed)
-		start = r.end
-	}
-	var err error
-	if runs[0], err = pack(head(length)); err != nil {
+	packed, err := runsOf(list, formGzip, packRun)
+	if err != nil {
 		return err
 	}
-	total := len(gzipHeader)
+	length := 0
+	for _, piece := range packed.pieces {
+		length += packedLength(piece)
+	}
+	opening, err := pack(head(length))
+	if err != nil {
+		return err
+	}
 	var sum checksum
-	for _, run := range runs {
-		total += len(run) - packedHeader
-		sum.add(run)
+	sum.add(opening)
+	for _, piece := range packed.pieces {
+		sum.add(piece)
 	}
 	ending := finalBlock(tail)
 	sum.addText(tail)
 	ending = binary.LittleEndian.AppendUint32(ending, sum.crc)
 	ending = binary.LittleEndian.AppendUint32(ending, uint32(sum.length))
-	total += len(ending)
+	total := len(gzipHeader) + len(opening) - packedHeader + packed.length - packedHeader*len(packed.pieces) + len(ending)
 
 	header := req.w.Header()
 	header["Content-Encoding"] = gzipEncoding
 	header.Add("Vary", "Accept-Encoding")
 	req.writeListHeader(mediaType, total)
-	buffer := getBuffer()
-	defer putBuffer(buffer)
-	chunk := append(*buffer, gzipHeader...)
-	defer func() { *buffer = chunk }()
-	for _, run := range runs {
-		chunk = append(chunk, run[packedHeader:]...)
-		if chunk, err = req.w.writeWholeFrames(chunk); err != nil {
-			return nil // the client is gone
-		}
+	body := req.w.frameWriter()
+	defer body.close()
+	body.write(gzipHeader)
+	body.write(opening[packedHeader:])
+	for _, piece := range packed.pieces {
+		body.write(piece[packedHeader:])
 	}
-	chunk = append(chunk, ending...)
-	_ = req.w.writeFrames(chunk)
+	body.write(ending)
 	return nil
 }
 

@@ -107,12 +107,12 @@ func (s *Server) respondPartialList(req *request, out output, p *page) error {
 	res := req.res
 	if out.format == formatProtobuf {
 		head := envelopeHead(schema.GroupVersionKind{Group: metav1.GroupName, Version: out.metaVersion, Kind: "PartialObjectMetadataList"})
-		return s.respondProtoItems(req, head, p, &protoItems{page: p, encode: res.partialProto, packed: res.ids.packedPartialProto})
+		return s.respondProtoItems(req, head, p, &protoItems{page: p, encode: res.partialProto, id: res.ids.listPartialProto})
 	}
-	packed := res.ids.packedPartialJSON
-	packed.Format += " " + out.metaVersion
+	id := res.ids.listPartialJSON
+	id.Format += " " + out.metaVersion
 	return s.respondJSONItems(req, out, partialListHead(out.metaVersion, p), &jsonItems{
-		page: p, encode: res.partialJSON, head: partialHeads[out.metaVersion].json, packed: packed,
+		page: p, encode: res.partialJSON, head: partialHeads[out.metaVersion].json, id: id,
 	})
 }
 

@@ -51,28 +51,55 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeFrames writes what was gathered in frames that fill a record each.
-func (w *responseWriter) writeFrames(gathered []byte) error {
-	for w.frames && len(gathered) > framePayload {
-		if _, err := w.Write(gathered[:framePayload]); err != nil {
-			return err
-		}
-		gathered = gathered[framePayload:]
-	}
-	_, err := w.Write(gathered)
-	return err
+// frameWriter writes the pieces of a long answer in frames that fill a record each. Whole frames are written from where
+// they are; only what lies across two pieces is copied.
+type frameWriter struct {
+	w      *responseWriter
+	rest   []byte // less than a frame
+	buffer *[]byte
+	err    error // the client is gone
 }
 
-// writeWholeFrames is writeFrames once much was gathered. It returns the rest, less than a frame, in the same buffer.
-func (w *responseWriter) writeWholeFrames(gathered []byte) ([]byte, error) {
-	if len(gathered) < chunkSize {
-		return gathered, nil
+func (w *responseWriter) frameWriter() *frameWriter {
+	buffer := getBuffer()
+	return &frameWriter{w: w, buffer: buffer, rest: *buffer}
+}
+
+// write takes a piece. That the client has gone is nobody's business until close.
+func (f *frameWriter) write(piece []byte) {
+	if len(f.rest) > 0 {
+		n := min(framePayload-len(f.rest), len(piece))
+		f.rest, piece = append(f.rest, piece[:n]...), piece[n:]
+		if len(f.rest) < framePayload {
+			return
+		}
+		f.send(f.rest)
+		f.rest = f.rest[:0]
 	}
-	whole := len(gathered) - len(gathered)%framePayload
-	if err := w.writeFrames(gathered[:whole]); err != nil {
-		return gathered, err
+	if !f.w.frames && len(piece) >= framePayload {
+		f.send(piece)
+		return
 	}
-	return gathered[:copy(gathered, gathered[whole:])], nil
+	for len(piece) >= framePayload {
+		f.send(piece[:framePayload])
+		piece = piece[framePayload:]
+	}
+	f.rest = append(f.rest, piece...)
+}
+
+func (f *frameWriter) send(data []byte) {
+	if f.err == nil {
+		_, f.err = f.w.Write(data)
+	}
+}
+
+// close writes what is left.
+func (f *frameWriter) close() {
+	if len(f.rest) > 0 {
+		f.send(f.rest)
+	}
+	*f.buffer = f.rest
+	putBuffer(f.buffer)
 }
 
 // Flush implements http.Flusher.

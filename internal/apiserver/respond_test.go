@@ -28,53 +28,38 @@ func (p *pieces) Write(data []byte) (int, error) {
 }
 
 func TestWritesFillFrames(t *testing.T) {
-	data := make([]byte, 2*framePayload+100)
+	data := make([]byte, 4*framePayload+100)
 	_, _ = rand.Read(data)
 	for _, test := range []struct {
 		frames bool
-		length int
+		pieces []int
 		want   []int
 	}{
-		{true, 0, []int{0}},
-		{true, 10, []int{10}},
-		{true, framePayload, []int{framePayload}},
-		{true, framePayload + 1, []int{framePayload, 1}},
-		{true, 2*framePayload + 100, []int{framePayload, framePayload, 100}},
-		{false, 2*framePayload + 100, []int{2*framePayload + 100}},
+		{true, []int{}, nil},
+		{true, []int{10}, []int{10}},
+		{true, []int{10, 20}, []int{30}},
+		{true, []int{framePayload}, []int{framePayload}},
+		{true, []int{framePayload + 1}, []int{framePayload, 1}},
+		{true, []int{2*framePayload + 100}, []int{framePayload, framePayload, 100}},
+		{true, []int{100, 2 * framePayload, framePayload - 100}, []int{framePayload, framePayload, framePayload}},
+		{true, []int{framePayload - 1, 1, 1}, []int{framePayload, 1}},
+		{false, []int{2*framePayload + 100}, []int{2*framePayload + 100}},
+		{false, []int{100, 2 * framePayload, 7}, []int{framePayload, framePayload + 100, 7}},
 	} {
 		to := &pieces{}
 		w := &responseWriter{ResponseWriter: to, frames: test.frames}
-		err := w.writeFrames(data[:test.length])
-		if err != nil || w.bytes != int64(test.length) || !bytes.Equal(to.all.Bytes(), data[:test.length]) {
-			t.Errorf("%d bytes: counted %d, %v", test.length, w.bytes, err)
+		f, at := w.frameWriter(), 0
+		for _, size := range test.pieces {
+			f.write(data[at : at+size])
+			at += size
+		}
+		f.close()
+		if w.bytes != int64(at) || !bytes.Equal(to.all.Bytes(), data[:at]) {
+			t.Errorf("pieces of %d: %d of %d bytes arrived, or others", test.pieces, w.bytes, at)
 		}
 		if !slices.Equal(to.sizes, test.want) {
-			t.Errorf("%d bytes were written as %d, want %d", test.length, to.sizes, test.want)
+			t.Errorf("pieces of %d were written as %d, want %d", test.pieces, to.sizes, test.want)
 		}
-	}
-}
-
-func TestGatheredFrames(t *testing.T) {
-	data := make([]byte, 20*framePayload)
-	_, _ = rand.Read(data)
-	to := &pieces{}
-	w := &responseWriter{ResponseWriter: to, frames: true}
-	var gathered []byte
-	for rest, size := data, 1; len(rest) > 0; size += 997 {
-		size = min(size, len(rest))
-		var err error
-		if gathered, err = w.writeWholeFrames(append(gathered, rest[:size]...)); err != nil {
-			t.Fatal(err)
-		}
-		rest = rest[size:]
-	}
-	for _, size := range to.sizes {
-		if size != framePayload {
-			t.Errorf("%d bytes were written before the end", size)
-		}
-	}
-	if !bytes.Equal(append(to.all.Bytes(), gathered...), data) {
-		t.Error("what was written is not what was gathered")
 	}
 }
 

@@ -251,7 +251,8 @@ type resource struct {
 	deprecation string
 
 	encoder
-	watchers atomic.Int64 // watches that are being served in JSON
+	watchers atomic.Int64                              // watches that are being served in JSON
+	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, what was last sent to those who watch everything
 	metrics  *resourceMetrics
 	managers fieldManagers // of metadata.managedFields
 }

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -32,6 +34,9 @@ const (
 // lastBookmark is how long before its end a watch sends a last bookmark, from which the client's next watch goes on.
 const lastBookmark = 2 * time.Second
 
+// initialChunk is how much of the initial state is gathered before it is sent.
+const initialChunk = 64 << 10
+
 // watcher serves one watch. It reads changes where its cursor stands, and writes all that are there with one flush.
 type watcher struct {
 	s      *Server
@@ -44,6 +49,8 @@ type watcher struct {
 	table  *tableWriter
 	sink   sink
 	cursor *cache.Cursor
+	// shared is where watchers who see the same find what one of them made of the last events; nil for those who select.
+	shared *atomic.Pointer[batch]
 	// reached is the revision up to which the client has seen everything.
 	reached store.Revision
 	headers bool // the columns of a table have not been sent yet
@@ -87,6 +94,9 @@ func (s *Server) watch(req *request) error {
 	}
 	w := &watcher{s: s, req: req, res: req.res, out: out, opts: opts, match: req.matcher(opts), headers: true}
 	w.key, _ = w.match.onlyKey()
+	if out.shape == shapeObject && w.match.everything() && !websocket.IsWebSocketUpgrade(req.Request) {
+		w.shared = &req.res.batches[out.format]
+	}
 	if out.shape == shapeTable {
 		if w.table, err = req.tableWriter(out); err != nil {
 			return err
@@ -191,7 +201,7 @@ func (w *watcher) sendInitial(snapshot cache.Snapshot) (err error) {
 			return true
 		}
 		event := cache.Event{Type: cache.Added, Entry: e, Revision: e.Revision()}
-		if err = w.appendChange(&event, cache.Added, false); err == nil && len(w.buffer) >= chunkSize {
+		if err = w.appendChange(&event, cache.Added, false); err == nil && len(w.buffer) >= initialChunk {
 			err = w.flush()
 		}
 		return err == nil
@@ -217,10 +227,8 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 		if err != nil {
 			return err
 		}
-		for i := range events {
-			if err := w.consider(&events[i]); err != nil {
-				return err
-			}
+		if err := w.take(events); err != nil {
+			return err
 		}
 		w.reached = reached
 		if due {
@@ -244,6 +252,53 @@ func (w *watcher) follow(ctx context.Context, deadline time.Time) error {
 			return nil
 		}
 	}
+}
+
+// take sends or appends events. Watchers of all of a resource that are woken together send the same bytes, which the first
+// of them makes.
+func (w *watcher) take(events []cache.Event) error {
+	if w.shared == nil || len(events) == 0 {
+		return w.considerAll(events)
+	}
+	key := batchKey{prefix: w.match.prefix, first: events[0].Revision, last: events[len(events)-1].Revision}
+	if made := w.shared.Load(); made != nil && made.batchKey == key {
+		if made.count == 0 {
+			return nil
+		}
+		w.res.metrics.watched(made.count, len(made.bytes))
+		return w.sink.send(made.bytes)
+	}
+	if err := w.considerAll(events); err != nil {
+		return err
+	}
+	if len(w.buffer) <= largestBatch {
+		w.shared.Store(&batch{batchKey: key, count: w.counted, bytes: bytes.Clone(w.buffer)})
+	}
+	return nil
+}
+
+// largestBatch bounds what a resource keeps for watchers who come together: it stays when they have gone.
+const largestBatch = 64 << 10
+
+// batch is what a watcher of all of a resource sends for some events.
+type batch struct {
+	batchKey
+	count int // of events within the prefix
+	bytes []byte
+}
+
+type batchKey struct {
+	prefix      string
+	first, last store.Revision
+}
+
+func (w *watcher) considerAll(events []cache.Event) error {
+	for i := range events {
+		if err := w.consider(&events[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bookmarkTimer fires when the next bookmark is due; never when the client wants none.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -460,4 +461,42 @@ func TestWatchIsListPlusEvents(t *testing.T) {
 	}
 	check("n%3D1")
 	check("n%3D2")
+}
+
+// TestWatchersTogether: those who send what another made, and those who select for themselves, each show what is theirs.
+func TestWatchersTogether(t *testing.T) {
+	s := newTestServer(t)
+	version := strconv.FormatInt(s.find("configmaps").table.Snapshot().Revision(), 10)
+	all, ofA, selected := []*stream{}, []*stream{}, []*stream{}
+	for range 3 {
+		all = append(all, s.watch("/api/v1/configmaps?watch=1&resourceVersion="+version))
+		ofA = append(ofA, s.watch("/api/v1/namespaces/a/configmaps?watch=1&resourceVersion="+version))
+		selected = append(selected, s.watch("/api/v1/configmaps?watch=1&labelSelector=even&resourceVersion="+version))
+	}
+	var wantAll, wantA, wantSelected []string
+	for i := range 60 {
+		cm := configMap([]string{"a", "b"}[i%3/2], fmt.Sprint("cm", i))
+		if i%2 == 0 {
+			cm.Labels = map[string]string{"even": "yes"}
+		}
+		s.add("configmaps", cm)
+		event := fmt.Sprint("ADDED ", cm.Name)
+		wantAll = append(wantAll, event)
+		if cm.Namespace == "a" {
+			wantA = append(wantA, event)
+		}
+		if i%2 == 0 {
+			wantSelected = append(wantSelected, event)
+		}
+	}
+	for want, streams := range map[*[]string][]*stream{&wantAll: all, &wantA: ofA, &wantSelected: selected} {
+		for _, w := range streams {
+			for i, expected := range *want {
+				e, meta := w.next()
+				if got := e.Type + " " + meta.Name; got != expected {
+					t.Fatalf("event %d is %s, want %s", i, got, expected)
+				}
+			}
+		}
+	}
 }

@@ -38,7 +38,7 @@ type Event struct {
 // pollLimit is about how many events a cursor hands out at once.
 const pollLimit = 256
 
-// Cursor is a place in a table's history from which a watcher reads on. It costs the table nothing, and is for one
+// Cursor is a place in a table's history from which a watcher reads on. It costs the table nothing. It is for one
 // goroutine at a time.
 type Cursor struct {
 	table    *Table
@@ -60,6 +60,7 @@ func (t *Table) Watch(after store.Revision) (*Cursor, error) {
 	if err := c.place(); err != nil {
 		return nil, err
 	}
+	t.watchers.Add(1)
 	return c, nil
 }
 
@@ -139,5 +140,5 @@ func (c *Cursor) Next(ctx context.Context) (events []Event, reached store.Revisi
 	}
 }
 
-// Close ends the cursor. A cursor holds nothing of the table, so this is a courtesy to readers of the code.
-func (c *Cursor) Close() {}
+// Close ends the cursor. It must be called once: the table counts who watches it.
+func (c *Cursor) Close() { c.table.watchers.Add(-1) }

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"hash/maphash"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ type Entry struct {
 	key      string
 	stored   []byte
 	revision store.Revision
+	hash     uint64 // of the key
 	object   atomic.Pointer[reference]
 	memos    atomic.Pointer[memo]
 }
@@ -77,6 +79,12 @@ func (r *reference) value() kind.Object {
 
 // Key is the key in the store, the table's prefix included.
 func (e *Entry) Key() string { return e.key }
+
+// keySeed keeps clients from choosing keys whose hashes they know.
+var keySeed = maphash.MakeSeed()
+
+// KeyHash is a hash of the key, the same for as long as the process lives.
+func (e *Entry) KeyHash() uint64 { return e.hash }
 
 // Revision is the revision of the write that made the entry: the object's resourceVersion.
 func (e *Entry) Revision() store.Revision { return e.revision }

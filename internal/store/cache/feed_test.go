@@ -386,10 +386,27 @@ func TestSnapshotsEnd(t *testing.T) {
 	})
 }
 
-// Watchers are told of the first change at once and of what follows closely a little later, together.
+// Watchers are told of the first change at once and of what follows closely a little later, together: the more they
+// are, the later.
 func TestPace(t *testing.T) {
+	for watchers, want := range map[int]string{
+		1:   "[1 after 0s 1 after 1ms 1 after 2ms 1 after 3ms 1 after 4ms 1 after 1.005s]",
+		41:  "[1 after 0s 2 after 2.05ms 2 after 4.1ms 1 after 1.005s]",
+		100: "[1 after 0s 4 after 5ms 1 after 1.005s]",
+		999: "[1 after 0s 4 after 10ms 1 after 1.005s]",
+	} {
+		t.Run(fmt.Sprint(watchers), func(t *testing.T) { testPace(t, watchers, want) })
+	}
+}
+
+func testPace(t *testing.T, watchers int, want string) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		for range watchers - 1 {
+			other, _ := pods.Watch(c.Revision())
+			defer other.Close()
+		}
 		cursor, _ := pods.Watch(c.Revision())
+		defer cursor.Close()
 		var batches []string
 		var done sync.WaitGroup
 		begin := time.Now()
@@ -413,7 +430,7 @@ func TestPace(t *testing.T) {
 		time.Sleep(time.Second)
 		mustCreate(t, pods, "late")
 		done.Wait()
-		if got, want := fmt.Sprint(batches), "[1 after 0s 4 after 5ms 1 after 1.005s]"; got != want {
+		if got := fmt.Sprint(batches); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	})
@@ -440,6 +457,42 @@ func TestFutureWatch(t *testing.T) {
 		defer cancel()
 		if _, reached, err := cursor.Next(ctx); !errors.Is(err, context.DeadlineExceeded) || reached != 6 {
 			t.Errorf("Next: %d, %v", reached, err)
+		}
+	})
+}
+
+func TestViewsGoWithTheState(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		made := 0
+		view := func(snapshot Snapshot) int {
+			value, err := snapshot.View("count", func() (any, error) { made++; return snapshot.Len(""), nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return value.(int)
+		}
+		mustCreate(t, pods, "a")
+		before := pods.Snapshot()
+		if got := view(before) + view(pods.Snapshot()); got != 2 || made != 1 {
+			t.Errorf("two looks at one state: counted %d, made %d", got, made)
+		}
+		mustCreate(t, pods, "b")
+		if got := view(pods.Snapshot()); got != 2 || made != 2 {
+			t.Errorf("after a change: counted %d, made %d", got, made)
+		}
+		if got := view(before); got != 1 || made != 2 {
+			t.Errorf("the state before: counted %d, made %d", got, made)
+		}
+		c.sweep(false)
+		if got := view(pods.Snapshot()); got != 2 || made != 3 {
+			t.Errorf("after a sweep: counted %d, made %d", got, made)
+		}
+		failed := errors.New("no")
+		if _, err := pods.Snapshot().View("fails", func() (any, error) { return nil, failed }); err != failed {
+			t.Errorf("got %v", err)
+		}
+		if _, err := pods.Snapshot().View("fails", func() (any, error) { return 1, nil }); err != nil {
+			t.Errorf("an error was remembered: %v", err)
 		}
 	})
 }

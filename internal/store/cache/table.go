@@ -2,6 +2,7 @@ package cache
 
 import (
 	"bytes"
+	"hash/maphash"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ type state struct {
 	exact store.Revision
 	// previous is set from the moment the state is installed until its revision is published (see published).
 	previous atomic.Pointer[state]
+	views    views
 }
 
 // Table holds the objects of one resource.
@@ -28,8 +30,9 @@ type Table struct {
 	resource Resource
 	state    atomic.Pointer[state]
 	// changed is closed when the state changes, if anybody asked for it.
-	changed atomic.Pointer[chan struct{}]
-	removed atomic.Bool
+	changed  atomic.Pointer[chan struct{}]
+	watchers atomic.Int64 // open cursors
+	removed  atomic.Bool
 
 	// Guarded by cache.mu.
 	loaded  bool
@@ -86,7 +89,11 @@ func (t *Table) LastChange() store.Revision {
 // Snapshot returns everything as it is now.
 func (t *Table) Snapshot() Snapshot {
 	s, revision := t.published()
-	return Snapshot{tree: s.tree, revision: revision}
+	return s.snapshot(revision)
+}
+
+func (s *state) snapshot(revision store.Revision) Snapshot {
+	return Snapshot{tree: s.tree, revision: revision, views: &s.views}
 }
 
 // Resource returns what the table was made of.
@@ -96,6 +103,7 @@ func (t *Table) Resource() Resource { return t.resource }
 type Snapshot struct {
 	tree     tree
 	revision store.Revision
+	views    *views // nil when the snapshot is of no state that lists will find again
 }
 
 // Revision at which the snapshot was taken, which may be later than any of its entries.
@@ -193,15 +201,20 @@ func (t *Table) replace(entries []*Entry, revision store.Revision) {
 	t.rewinds.reset()
 }
 
-// pace is how often watchers are woken at most. The first change after a quiet moment is told at once; under load each
-// waking costs every watcher a write to its connection, and a few milliseconds bring several events into one.
-const pace = 5 * time.Millisecond
+// The first change after a quiet moment is told at once. Under load each waking costs every watcher a write to its
+// connection, some ten microseconds, and waiting a little brings several events into one write: the more watchers there
+// are, the longer, so that telling them never takes more than a part of the machine.
+const (
+	pacePerWatcher = 50 * time.Microsecond
+	paceMax        = 10 * time.Millisecond
+)
 
 // wakePaced tells those who wait for the table that its state changed, now or soon. It is called with cache.mu held.
 func (t *Table) wakePaced(now time.Time) {
 	if t.changed.Load() == nil || t.waking {
 		return // nobody waits, or all will be woken
 	}
+	pace := min(time.Duration(t.watchers.Load())*pacePerWatcher, paceMax)
 	if rest := pace - now.Sub(t.woken); rest > 0 && rest <= pace {
 		t.waking = true
 		time.AfterFunc(rest, func() {
@@ -240,6 +253,7 @@ func (t *Table) trim(now time.Time) {
 // forget drops memos of all entries, those that only history holds included.
 func (t *Table) forget(epoch uint32, all bool) (kept int) {
 	s := t.state.Load()
+	s.views.forget()
 	s.tree.ascend("", func(e *Entry) bool {
 		kept += e.forget(epoch, all)
 		return true
@@ -258,7 +272,7 @@ func (t *Table) forget(epoch uint32, all bool) (kept int) {
 }
 
 func (t *Table) entry(key string, stored []byte, revision store.Revision) *Entry {
-	return &Entry{table: t, key: key, stored: stored, revision: revision}
+	return &Entry{table: t, key: key, hash: maphash.String(keySeed, key), stored: stored, revision: revision}
 }
 
 // rewinds keeps the trees of a few old revisions that were asked for, because a list goes on page by page at
@@ -289,7 +303,7 @@ func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 	case revision < t.cache.horizon.Load():
 		return Snapshot{}, ErrExpired
 	case revision >= s.revision:
-		return Snapshot{tree: s.tree, revision: revision}, nil
+		return s.snapshot(revision), nil
 	case revision < max(s.exact, s.history.floor):
 		return Snapshot{}, ErrExpired
 	}
