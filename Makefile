@@ -1,4 +1,5 @@
-# make          build skiff and kubectl into bin/
+# make          build skiff, kubectl and the container runtime into bin/
+# make runtime  build containerd, its shim, runc and the pause image   make images  build the images tests run
 # make up       build, start a cluster, apply the demo, show it        make down   stop it
 # make test     everything that must hold: lint, unit, end-to-end and comparison with upstream
 # make bench    skiff and upstream side by side, with ratios
@@ -22,12 +23,13 @@ FOCUS ?=
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl up down test unit e2e lint generate bench conformance fuzz clean
+.PHONY: build skiff kubectl runtime images up down test unit e2e lint generate bench conformance fuzz clean
 
-build: skiff kubectl
+build: skiff kubectl runtime
 
 skiff:
 	@go build -trimpath -ldflags '$(LDFLAGS)' -o bin/skiff ./cmd/skiff
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/skiff-cni ./cmd/skiff-cni
 
 # Built once: it changes only with its module.
 kubectl: bin/kubectl
@@ -35,6 +37,16 @@ bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
 	@echo 'building kubectl ...'
 	@mkdir -p bin
 	@cd tools/kubectl && go build -trimpath -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
+
+# Built once: they change only with their modules and with the pause program.
+RUNTIME := bin/containerd bin/containerd-shim-runc-v2 bin/runc bin/pause.tar
+runtime: $(RUNTIME)
+$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/pause/image/main.go
+	@runtime/build bin
+	@touch $(RUNTIME)
+
+images:
+	@test/images/build
 
 up: build
 	@scripts/up
@@ -52,7 +64,7 @@ e2e: build
 	go test -timeout 30m ./test/...
 
 lint:
-	@unformatted=$$(gofmt -l cmd internal test tools); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
+	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
 	go vet ./...
 	go tool -modfile=tools/lint/go.mod staticcheck ./...
 
@@ -63,7 +75,7 @@ bench: build
 	go run ./test/bench $(BENCH)
 
 conformance: build
-	go run ./test/conformance -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
+	go run ./test/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
 
 # Each fuzz target for FUZZTIME; in `make test` they run on their seeds.
 FUZZTIME ?= 10m

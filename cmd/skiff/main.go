@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"skiff/internal/config"
+	"skiff/internal/network/cni"
 	"skiff/internal/system"
 	"skiff/internal/version"
 )
@@ -27,11 +28,19 @@ var commands = []command{
 	{"server", "run a control plane", server},
 	{"controller-manager", "run the controllers alone", controllerManager},
 	{"scheduler", "run the scheduler alone", scheduler},
+	{"kubelet", "run this machine as a node", kubelet},
+	{"why", "tell why a pod is on its node, or on none", why},
+	{"what-if", "tell where the pods of a manifest would go", whatIf},
 	{"hollow", "play nodes without containers, to test scale", hollow},
+	{"image", "import and list the images of this node", image},
 	{"version", "show the version", showVersion},
 }
 
 func main() {
+	// skiff-cni is a program of its own, because this one takes long to start; a link of that name to this one works as well.
+	if cni.Is(os.Args[0]) {
+		os.Exit(cni.Main())
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {

@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"skiff/internal/api/admissionregistration"
 	"skiff/internal/api/apps"
@@ -43,6 +44,7 @@ import (
 	"skiff/internal/api/core"
 	"skiff/internal/api/discovery"
 	"skiff/internal/api/flowcontrol"
+	"skiff/internal/api/metrics"
 	"skiff/internal/api/networking"
 	"skiff/internal/api/node"
 	"skiff/internal/api/policy"
@@ -61,6 +63,8 @@ type Settings struct {
 	// Authenticator and Authorizer answer the reviews; without one its group has no kinds.
 	Authenticator authentication.Authenticator
 	Authorizer    authorization.Authorizer
+	// Metrics tells what nodes and pods use; without it the group has no kinds.
+	Metrics metrics.Source
 }
 
 // Kinds is the table.
@@ -90,11 +94,19 @@ func Kinds(s Settings) []*kind.Kind {
 	if s.Authorizer != nil {
 		groups = append(groups, authorization.Kinds(s.Authorizer))
 	}
+	if s.Metrics != nil {
+		groups = append(groups, metrics.Kinds(s.Metrics))
+	}
 	var all []*kind.Kind
 	for _, group := range groups {
 		all = append(all, group...)
 	}
 	return all
+}
+
+// Named is the table as clients name it: the reviews belong to it, because whoever asks need not be able to answer.
+func Named() []*kind.Kind {
+	return append(append(Kinds(Settings{}), authentication.Kinds(nil)...), authorization.Kinds(nil)...)
 }
 
 // coreKinds are the core group's rows with the configured life of events.
@@ -122,7 +134,7 @@ var Scheme = sync.OnceValue(func() *runtime.Scheme {
 		autoscalingv1.AddToScheme, autoscalingv2.AddToScheme, batchv1.AddToScheme, certificatesv1.AddToScheme,
 		coordinationv1.AddToScheme, corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme, flowcontrolv1.AddToScheme,
 		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme, resourcev1.AddToScheme,
-		schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme,
+		schedulingv1.AddToScheme, storagev1.AddToScheme, storagemigrationv1.AddToScheme, metricsv1beta1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}

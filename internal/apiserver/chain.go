@@ -15,24 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/apiserver/admission"
-	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 )
-
-// AuditEvent is what was asked and what came of it.
-type AuditEvent struct {
-	ID           string
-	Received     time.Time
-	Duration     time.Duration
-	User         authn.User // who sent the request
-	Impersonated *authn.User
-	SourceIP     string
-	UserAgent    string
-	RequestURI   string
-	Attributes   authz.Attributes
-	Code         int
-	Annotations  map[string]string
-}
 
 var (
 	cacheControl = []string{"no-cache, private"}
@@ -65,28 +49,26 @@ func (s *Server) handle(req *request) error {
 		return err
 	}
 	if s.config.Impersonate != nil && asksForAnother(req.Header) {
-		user, err := s.config.Impersonate(req.Request, req.user)
+		user, mode, err := s.config.Impersonate(req.Request, req.user)
 		if err != nil {
 			return err
 		}
 		// Also under one's own name the other may have fewer groups.
-		sender := req.user
-		req.sender, req.user = &sender, user
+		req.user = user
+		req.event.Impersonated(user, mode)
 	}
+	req.attributes = req.info.attributes(req.query)
+	req.attributes.User = req.user
 	if !isLongRunning(&req.info) {
-		gate := &s.readOnly
-		if isMutating(req.Method) {
-			gate = &s.mutating
-		}
-		if err := gate.enter(&req.user); err != nil {
-			return err
-		}
-		defer gate.leave()
 		cancel, err := s.setDeadline(req)
 		if err != nil {
 			return err
 		}
 		defer cancel()
+	}
+	defer req.leave()
+	if admitted, err := s.takeTurn(req); err != nil || !admitted {
+		return err
 	}
 	if err := s.authorize(req); err != nil {
 		return err
@@ -102,17 +84,21 @@ func auditID(r *http.Request) string {
 }
 
 func (s *Server) authenticate(req *request) error {
-	user, ok, err := s.config.Authenticator.Authenticate(req.Request)
+	id, ok, err := s.identify(req.Request)
 	if err != nil || !ok {
 		if err != nil {
 			s.log.Debug("request not authenticated", "path", req.URL.Path, "error", err)
 		}
+		s.auditRefused(req)
 		return apierrors.NewUnauthorized("Unauthorized")
 	}
 	// Nobody further down, least of all a server we proxy to, needs the credential.
 	req.Header.Del("Authorization")
-	req.user = user
-	return nil
+	req.user = id.User
+	for _, text := range id.Warnings {
+		req.warn(text)
+	}
+	return s.beginAudit(req, &id)
 }
 
 func isMutating(method string) bool {
@@ -154,15 +140,16 @@ func (s *Server) setDeadline(req *request) (context.CancelFunc, error) {
 
 func (s *Server) authorize(req *request) error {
 	a := &req.attributes
-	*a = req.info.attributes(req.query)
-	a.User = req.user
 	decision, reason, err := s.config.Authorizer.Authorize(req.ctx, a)
 	if decision == authz.Allow {
+		req.auditDecision("allow", reason)
 		return nil
 	}
 	if err != nil {
+		req.event.Annotate("authorization.k8s.io/reason", "internal error")
 		return apierrors.NewInternalError(err)
 	}
+	req.auditDecision("forbid", reason)
 	req.w.Header()["X-Content-Type-Options"] = nosniff
 	return errForbidden(a, reason)
 }
@@ -339,6 +326,13 @@ func (s *Server) connect(req *request) error {
 	if connector == nil {
 		return errNoRoute()
 	}
+	// A browser's WebSocket can only GET. That must not let those run commands who may only read.
+	if info.verb == "get" && (info.subresource == "exec" || info.subresource == "attach" || info.subresource == "portforward") {
+		req.attributes.Verb = "create"
+		if err := s.authorize(req); err != nil {
+			return err
+		}
+	}
 	attributes := &admission.Attributes{
 		Operation: admission.Connect, Kind: req.res.gvk, Resource: req.res.gvr, Subresource: info.subresource,
 		Namespace: info.namespace, Name: info.name, User: req.user, Warn: req.warn, Annotate: req.annotate,
@@ -381,6 +375,7 @@ func (s *Server) respondError(req *request, err error) {
 // finish is the end of every request, also of one that panicked.
 func (s *Server) finish(req *request) {
 	if cause := recover(); cause != nil {
+		req.event.Panicked(cause)
 		if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 			panic(cause)
 		}
@@ -391,18 +386,5 @@ func (s *Server) finish(req *request) {
 		s.respondError(req, apierrors.NewInternalError(errors.New("this request caused the server to panic; its log says why")))
 	}
 	s.metrics.record(req)
-	if s.config.Audit != nil {
-		s.config.Audit(req.auditEvent())
-	}
-}
-
-func (r *request) auditEvent() *AuditEvent {
-	event := &AuditEvent{
-		ID: r.id, Received: r.start, Duration: time.Since(r.start), User: r.user, SourceIP: r.RemoteAddr,
-		UserAgent: r.UserAgent(), RequestURI: r.RequestURI, Attributes: r.attributes, Code: r.w.code, Annotations: r.annotations,
-	}
-	if r.sender != nil {
-		event.User, event.Impersonated = *r.sender, &r.user
-	}
-	return event
+	s.finishAudit(req)
 }

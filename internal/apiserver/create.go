@@ -43,7 +43,7 @@ type write struct {
 func (s *Server) newWrite(req *request, dryRun bool) *write {
 	w := &write{
 		s: s, ctx: req.ctx, res: req.res, sub: req.sub, name: req.info.name, warn: req.warn, chain: s.config.Admission,
-		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion()},
+		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
 			User: req.user, DryRun: dryRun, Warn: req.warn, Annotate: req.annotate,
@@ -163,6 +163,7 @@ func (s *Server) create(req *request) error {
 	if err != nil {
 		return err
 	}
+	s.auditObject(req, obj, req.res.gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.manager = managerName(options.FieldManager, req.UserAgent())
 	if req.res.kind.Action != nil {

@@ -100,6 +100,9 @@ func (s *Server) parseDeleteOptions(req *request) (*metav1.DeleteOptions, error)
 		if err := req.decodeDeleteOptions(body, options); err != nil {
 			return nil, err
 		}
+		if req.event.WantsRequest() {
+			s.auditDeletion(req, options)
+		}
 		query = nil
 	}
 	err = parseOptions(query, "DeleteOptions", options, func(in *url.Values, out *metav1.DeleteOptions) error {

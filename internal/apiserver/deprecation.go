@@ -16,6 +16,16 @@ type (
 	}
 )
 
+// removalOf is the release that no longer serves the type, empty when there is none.
+func removalOf(obj runtime.Object) string {
+	if r, ok := obj.(removed); ok {
+		if major, minor := r.APILifecycleRemoved(); major != 0 || minor != 0 {
+			return fmt.Sprintf("%d.%d", major, minor)
+		}
+	}
+	return ""
+}
+
 // deprecationOf is the warning that every request for a deprecated version of a resource is answered with; empty for all others.
 func deprecationOf(obj runtime.Object, gvk schema.GroupVersionKind) string {
 	d, ok := obj.(deprecated)
@@ -27,10 +37,8 @@ func deprecationOf(obj runtime.Object, gvk schema.GroupVersionKind) string {
 		return ""
 	}
 	text := fmt.Sprintf("%s %s is deprecated in v%d.%d+", gvk.GroupVersion(), gvk.Kind, major, minor)
-	if r, ok := obj.(removed); ok {
-		if major, minor := r.APILifecycleRemoved(); major != 0 || minor != 0 {
-			text += fmt.Sprintf(", unavailable in v%d.%d+", major, minor)
-		}
+	if release := removalOf(obj); release != "" {
+		text += fmt.Sprintf(", unavailable in v%s+", release)
 	}
 	if r, ok := obj.(replaced); ok {
 		if by := r.APILifecycleReplacement(); !by.Empty() {

@@ -58,12 +58,16 @@ func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, 
 	if err != nil {
 		return nil, err
 	}
-	entry, err := e.s.ownWrite(ctx, res, namespace, name).current()
-	if err != nil {
-		return nil, err
-	}
+	key := res.kind.Key(namespace, name)
+	entry := res.table.Get(key)
 	if entry == nil {
-		return nil, apierrors.NewNotFound(gr, name)
+		// It may be there since a moment ago.
+		if _, err := e.s.config.Cache.Sync(ctx); err != nil {
+			return nil, err
+		}
+		if entry = res.table.Get(key); entry == nil {
+			return nil, apierrors.NewNotFound(gr, name)
+		}
 	}
 	return entry.Object()
 }
@@ -77,8 +81,11 @@ func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace 
 	if _, err := e.s.config.Cache.Sync(ctx); err != nil {
 		return nil, err
 	}
-	prefix := res.kind.KeyPrefix(namespace)
 	snapshot := res.table.Snapshot()
+	if snapshot.Len("") == 0 {
+		return nil, nil // most clusters have no limit ranges, most have no quotas
+	}
+	prefix := res.kind.KeyPrefix(namespace)
 	objs := make([]kind.Object, 0, snapshot.Len(prefix))
 	snapshot.Ascend(prefix, "", func(entry *cache.Entry) bool {
 		var obj kind.Object

@@ -33,11 +33,17 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	var status apierrors.APIStatus
 	var conflict *cache.Conflict
 	var storeConflict *store.ConflictError
+	var sealed *store.SealError
 	switch {
 	case errors.As(err, &status):
 		return status
 	case errors.As(err, &conflict), errors.As(err, &storeConflict):
 		return apierrors.NewConflict(res, name, errors.New(textModified))
+	case errors.As(err, &sealed) && name == "" && sealed.Key != "":
+		// Among many objects it must be said which one it is.
+		return apierrors.NewInternalError(fmt.Errorf("unable to transform key %q: %w", sealed.Key, sealed))
+	case errors.As(err, &sealed):
+		return apierrors.NewInternalError(sealed)
 	case errors.Is(err, store.ErrExists):
 		return apierrors.NewAlreadyExists(res, name)
 	case errors.Is(err, store.ErrNotFound):

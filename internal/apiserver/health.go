@@ -10,114 +10,37 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/health"
 )
 
 // HealthCheck is one part's answer to the question whether it works.
-type HealthCheck struct {
-	Name  string
-	Check func(ctx context.Context) error
-	// OnlyReady: a failure means that the server should get no requests, not that it should be restarted.
-	OnlyReady bool
+type HealthCheck = health.Check
+
+// healthChecks answers /healthz, /livez and /readyz.
+type healthChecks struct {
+	live, ready health.Checks
 }
 
-// health answers /healthz, /livez and /readyz.
-type health struct {
-	live, ready []HealthCheck
-}
-
-func newHealth(s *Server, checks []HealthCheck) *health {
-	own := []HealthCheck{{Name: "ping", Check: func(context.Context) error { return nil }}}
-	h := &health{live: slices.Clone(own), ready: own}
-	h.ready = append(h.ready, HealthCheck{Name: "informer-sync", Check: func(context.Context) error {
+func newHealth(s *Server, checks []HealthCheck) *healthChecks {
+	ready := append(health.Checks{health.Ping, {Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error {
 		select {
 		case <-s.config.Cache.Ready():
 			return nil
 		default:
 			return errors.New("the cache has not been loaded")
 		}
-	}})
-	for _, check := range checks {
-		if !check.OnlyReady {
-			h.live = append(h.live, check)
-		}
-		h.ready = append(h.ready, check)
-	}
-	return h
+	}}}, checks...)
+	return &healthChecks{live: health.Live(ready), ready: ready}
 }
 
 // serve answers a path below one of the three roots. ok is false when there is no such check.
-func (h *health) serve(req *request, root, name string) (ok bool) {
+func (h *healthChecks) serve(req *request, root, name string) (ok bool) {
 	checks := h.live
 	if root == "readyz" {
 		checks = h.ready
 	}
-	if name != "" {
-		for _, check := range checks {
-			if check.Name == name {
-				serveCheck(req, check)
-				return true
-			}
-		}
-		return false
-	}
-	h.serveAll(req, root, checks)
-	return true
-}
-
-func serveCheck(req *request, check HealthCheck) {
-	if err := check.Check(req.ctx); err != nil {
-		http.Error(req.w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
-		return
-	}
-	writeText(req, "ok")
-}
-
-// serveAll asks all checks. It names those that failed, but not why: the path is open to everyone.
-func (h *health) serveAll(req *request, root string, checks []HealthCheck) {
-	excluded := slices.Clone(req.query["exclude"])
-	var text strings.Builder
-	failed := false
-	for _, check := range checks {
-		if i := slices.Index(excluded, check.Name); i >= 0 {
-			excluded = slices.DeleteFunc(excluded, func(name string) bool { return name == check.Name })
-			fmt.Fprintf(&text, "[+]%s excluded: ok\n", check.Name)
-			continue
-		}
-		if err := check.Check(req.ctx); err != nil {
-			failed = true
-			fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", check.Name)
-			continue
-		}
-		fmt.Fprintf(&text, "[+]%s ok\n", check.Name)
-	}
-	if len(excluded) > 0 {
-		slices.Sort(excluded)
-		fmt.Fprintf(&text, "warn: some health checks cannot be excluded: no matches for %s\n", quoted(slices.Compact(excluded)))
-	}
-	if failed {
-		http.Error(req.w, fmt.Sprintf("%s%s check failed", text.String(), root), http.StatusInternalServerError)
-		return
-	}
-	if _, verbose := req.query["verbose"]; !verbose {
-		writeText(req, "ok")
-		return
-	}
-	writeText(req, fmt.Sprintf("%s%s check passed\n", text.String(), root))
-}
-
-func quoted(names []string) string {
-	all := make([]string, len(names))
-	for i, name := range names {
-		all[i] = fmt.Sprintf("%q", name)
-	}
-	return strings.Join(all, ",")
-}
-
-func writeText(req *request, text string) {
-	header := req.w.Header()
-	header["Content-Type"] = []string{"text/plain; charset=utf-8"}
-	header["X-Content-Type-Options"] = nosniff
-	_, _ = req.w.Write([]byte(text))
+	return checks.Serve(req.ctx, req.w, req.query, root, name)
 }
 
 // dispatchPath answers what is not a resource.
@@ -148,10 +71,6 @@ func (s *Server) dispatchPath(req *request) error {
 	case "", "index.html":
 		return writeRawJSON(req, metav1.RootPaths{Paths: s.paths()})
 	}
-	if handler := s.extraPath(req.info.path); handler != nil {
-		handler.ServeHTTP(req.w, req.Request.WithContext(req.ctx))
-		return nil
-	}
 	return s.notFound(req)
 }
 
@@ -170,8 +89,13 @@ func (s *Server) extraPath(path string) http.Handler {
 	return found
 }
 
-// notFound answers paths nobody knows.
+// notFound answers paths that no kind and no part of the server knows: those the configuration added, also such as look like
+// resources of another group and were authorized as such, and then those nobody knows.
 func (s *Server) notFound(req *request) error {
+	if handler := s.extraPath(req.info.path); handler != nil {
+		handler.ServeHTTP(req.w, req.Request.WithContext(req.ctx))
+		return nil
+	}
 	if s.config.NotFound != nil {
 		s.config.NotFound.ServeHTTP(req.w, req.Request.WithContext(req.ctx))
 		return nil

@@ -5,14 +5,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"skiff/internal/apiserver/authn"
 )
 
 // Limits protect the server from too much at once. Zero values mean the defaults.
 type Limits struct {
-	// ReadOnly and Mutating are how many requests of each kind may run at once; streams are not counted.
+	// ReadOnly and Mutating are how many requests of each kind may run at once where there is no fairness; streams are not
+	// counted. Less than zero means no limit.
 	ReadOnly, Mutating int
 	// Timeout is how long a request may take that is not a stream.
 	Timeout time.Duration
@@ -30,7 +29,7 @@ var defaultLimits = Limits{
 
 func (l Limits) withDefaults() Limits {
 	pick := func(value, standard int) int {
-		if value > 0 {
+		if value != 0 {
 			return value
 		}
 		return standard
@@ -57,14 +56,10 @@ type gate struct {
 	running atomic.Int64
 }
 
-// enter lets a request in unless too many are running. Members of system:masters always get in, so that a cluster in
-// trouble can be repaired.
-func (g *gate) enter(user *authn.User) error {
-	if g.running.Add(1) > g.limit && !slices.Contains(user.Groups, authn.GroupMasters) {
-		g.running.Add(-1)
-		return apierrors.NewTooManyRequests("Too many requests, please try again later.", 1)
-	}
-	return nil
+// enter counts a request and reports whether there are not too many. Members of system:masters always get in, so that a
+// cluster in trouble can be repaired.
+func (g *gate) enter(user *authn.User) bool {
+	return g.running.Add(1) <= g.limit || g.limit < 0 || slices.Contains(user.Groups, authn.GroupMasters)
 }
 
 func (g *gate) leave() { g.running.Add(-1) }

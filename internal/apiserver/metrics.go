@@ -91,6 +91,9 @@ func (m *metrics) watch(s *Server) {
 	})
 	build.Set(1)
 	m.registry.MustRegister(inflight("readOnly", &s.readOnly), inflight("mutating", &s.mutating), build, objectCounts{s})
+	if s.config.Fairness != nil {
+		m.registry.MustRegister(s.config.Fairness)
+	}
 }
 
 // objectCounts tells how many objects there are of each kind, when it is asked.

@@ -69,7 +69,11 @@ func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
 	p.validate = strictnessOf(p.options.FieldValidation)
 	p.w = s.newWrite(req, isDryRun(p.options.DryRun))
 	p.w.manager = managerName(p.options.FieldManager, req.UserAgent())
-	return p, p.checkSyntax()
+	if err := p.checkSyntax(); err != nil {
+		return nil, err
+	}
+	p.auditPatch()
+	return p, nil
 }
 
 func (p *patching) checkSyntax() error {

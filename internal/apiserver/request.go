@@ -10,8 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"skiff/internal/apiserver/audit"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/apiserver/fairness"
 	"skiff/internal/kind"
 )
 
@@ -26,12 +28,13 @@ type request struct {
 	sub   *kind.Subresource // nil for the resource itself
 	user  authn.User
 	start time.Time
+	gate  *gate // where the request is counted, if it is
+	turn  fairness.Turn
 
-	id          string      // of the audit
-	sender      *authn.User // who acts for user, when somebody does
-	attributes  authz.Attributes
-	warnings    []string
-	annotations map[string]string
+	id         string       // of the audit
+	event      *audit.Event // nil when the request is not recorded
+	attributes authz.Attributes
+	warnings   []string
 }
 
 // Context ends when the client goes away or the request's time is up.
@@ -48,12 +51,7 @@ func (r *request) warn(text string) {
 }
 
 // annotate adds an annotation to the request's audit event.
-func (r *request) annotate(key, value string) {
-	if r.annotations == nil {
-		r.annotations = make(map[string]string)
-	}
-	r.annotations[key] = value
-}
+func (r *request) annotate(key, value string) { r.event.Annotate(key, value) }
 
 // requestInfo is what a path and a method say.
 type requestInfo struct {

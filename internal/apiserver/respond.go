@@ -17,6 +17,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"sigs.k8s.io/yaml"
 
+	"skiff/internal/apiserver/audit"
 	"skiff/internal/kind"
 	"skiff/internal/store/cache"
 )
@@ -27,6 +28,16 @@ type responseWriter struct {
 	code   int // 0 until the header is written
 	bytes  int64
 	frames bool // the connection speaks HTTP/2
+	event  *audit.Event
+	copied []byte // what was written, for the audit; nil when it does not want it
+}
+
+// begin notes that the answer begins.
+func (w *responseWriter) begin(code int) {
+	if w.code == 0 {
+		w.code = code
+		w.event.Started(code)
+	}
 }
 
 // framePayload is how much of a list is given to an HTTP/2 connection at once: with its header of nine bytes such a frame
@@ -36,15 +47,14 @@ type responseWriter struct {
 const framePayload = 16<<10 - 9
 
 func (w *responseWriter) WriteHeader(code int) {
-	if w.code == 0 {
-		w.code = code
-	}
+	w.begin(code)
 	w.ResponseWriter.WriteHeader(code)
 }
 
 func (w *responseWriter) Write(p []byte) (int, error) {
-	if w.code == 0 {
-		w.code = http.StatusOK
+	w.begin(http.StatusOK)
+	if w.copied != nil {
+		w.copied = append(w.copied, p...)
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.bytes += int64(n)
@@ -115,9 +125,7 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if !ok {
 		return nil, nil, fmt.Errorf("connection of %T cannot be taken over", w.ResponseWriter)
 	}
-	if w.code == 0 {
-		w.code = http.StatusSwitchingProtocols
-	}
+	w.begin(http.StatusSwitchingProtocols)
 	return hijacker.Hijack()
 }
 
@@ -305,11 +313,15 @@ func (s *Server) respondObject(req *request, code int, obj runtime.Object) error
 func (s *Server) respondStatus(req *request, code int, status runtime.Object) error {
 	out, ok := negotiate(req.Request, offer{protobuf: true})
 	if !ok {
+		req.w.copied = nil // what nobody asked for is not recorded
 		text, err := json.MarshalIndent(status, "", "  ")
 		if err != nil {
 			return err
 		}
 		return s.writeBody(req, code, mediaJSON, text)
+	}
+	if said, ok := status.(*metav1.Status); ok {
+		req.event.SetStatus(said)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)

@@ -1,7 +1,7 @@
 // Package apiserver is HTTP in front of kinds and store. It has no code for any particular resource: a request's path
 // names a row of the table of kinds in one of its served versions (resource), and the row says what the request may do.
 //
-// A request takes one road, which chain.go shows in order: limits, authentication, authorization, dispatch. The verbs
+// A request takes one road, which chain.go shows in order: authentication, its turn, authorization, dispatch. The verbs
 // have a file each. Reads are answered from the cache (package store/cache) with encodings that are made once per object
 // and shared by everyone who asks; writes go through admission and the row's rules.
 //
@@ -24,8 +24,10 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/audit"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/apiserver/fairness"
 	"skiff/internal/kind"
 	"skiff/internal/store/cache"
 )
@@ -44,13 +46,15 @@ type Config struct {
 	TypeConverter func() (managedfields.TypeConverter, error)
 	Version       version.Info
 	Limits        Limits
-	Log           *slog.Logger
+	// Fairness gives requests their turns; nil: they are only counted, up to the Limits.
+	Fairness *fairness.Fairness
+	Log      *slog.Logger
 	// Checks are asked by /healthz, /livez and /readyz besides the server's own.
 	Checks []HealthCheck
 
-	// Impersonate returns the user on whose behalf the request acts, after checking that user may do so. nil: nobody
-	// can act for another.
-	Impersonate func(r *http.Request, user authn.User) (authn.User, error)
+	// Impersonate returns the user on whose behalf the request acts, after checking that user may do so, and for the audit the
+	// verb by which that is allowed when it is for this request only. nil: nobody can act for another.
+	Impersonate func(r *http.Request, user authn.User) (acting authn.User, constraint string, err error)
 	// CheckWrite looks at what a client wants to write in the light of who it is, after admission has changed it and before it
 	// is judged: nobody may grant what they do not have. old is nil on create. nil: nothing is checked.
 	CheckWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) error
@@ -58,11 +62,11 @@ type Config struct {
 	Tokens kind.TokenIssuer
 	// Components tells how the parts of the control plane are; nil: nobody knows.
 	Components func(ctx context.Context) []kind.ComponentHealth
-	// Audit is told of every request when it has been answered; nil: of none.
-	Audit func(*AuditEvent)
+	// Audit records requests; nil: none.
+	Audit *audit.Auditor
 	// Connectors serve the subresources that are streams rather than objects, by "resource/subresource" ("pods/log").
 	Connectors map[string]Connector
-	// Paths serve further paths that are not resources, exactly as written or with everything below when they end in "/".
+	// Paths serve further paths that no kind has, exactly as written or with everything below when they end in "/".
 	Paths map[string]http.Handler
 	// Address is where clients reach the server, as discovery tells them ("10.0.0.1:6443").
 	Address string
@@ -94,9 +98,11 @@ type Server struct {
 	log     *slog.Logger
 	limits  Limits
 	metrics *metrics
-	health  *health
+	health  *healthChecks
 	// readOnly and mutating count the requests that are running.
 	readOnly, mutating gate
+	// identify tells who sends a request, and what is to be said of how that was found out.
+	identify func(*http.Request) (authn.Identity, bool, error)
 
 	plans   fieldPlans // of managedFields
 	mu      sync.Mutex // guards changes of the catalog
@@ -112,6 +118,10 @@ func New(c Config) (*Server, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry)}
+	s.identify = identifierOf(c.Authenticator)
+	if c.Audit != nil {
+		s.metrics.registry.MustRegister(c.Audit)
+	}
 	s.readOnly.limit, s.mutating.limit = int64(s.limits.ReadOnly), int64(s.limits.Mutating)
 	s.metrics.watch(s)
 	s.health = newHealth(s, c.Checks)
@@ -120,6 +130,19 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// identifierOf asks an authenticator for all it knows; most know the user alone.
+func identifierOf(a authn.Authenticator) func(*http.Request) (authn.Identity, bool, error) {
+	if knows, ok := a.(interface {
+		Identify(*http.Request) (authn.Identity, bool, error)
+	}); ok {
+		return knows.Identify
+	}
+	return func(r *http.Request) (authn.Identity, bool, error) {
+		user, ok, err := a.Authenticate(r)
+		return authn.Identity{User: user}, ok, err
+	}
 }
 
 // SetKinds makes kinds the whole set that is served. Kinds that were served before keep their tables.

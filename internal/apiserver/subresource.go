@@ -84,6 +84,7 @@ func (s *Server) decodeView(req *request, w *write, body []byte, validate strict
 		return nil, err
 	}
 	clearType(view)
+	s.auditObject(req, view, bodyKind(req.res, req.sub))
 	if err := ensureNamespace(w.namespace, view); err != nil {
 		return nil, err
 	}
@@ -237,6 +238,7 @@ func (s *Server) createSub(req *request) error {
 		return err
 	}
 	clearType(obj)
+	s.auditObject(req, obj, gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.attributes.Kind = gvk
 	wipeSystemFields(obj)

@@ -48,6 +48,7 @@ func (s *Server) update(req *request) error {
 	if err != nil {
 		return err
 	}
+	s.auditObject(req, obj, req.res.gvk)
 	if err := ensureNamespace(w.namespace, obj); err != nil {
 		return err
 	}

@@ -113,6 +113,8 @@ func (s *Server) watch(req *request) error {
 	}
 	done := s.metrics.longRunning(req)
 	defer done()
+	forget := s.countWatch(req, opts)
+	defer forget()
 	if out.format == formatJSON && out.shape == shapeObject {
 		req.res.watchers.Add(1)
 		defer req.res.watchers.Add(-1)
@@ -137,6 +139,7 @@ func (w *watcher) serve(timeout time.Duration) error {
 	}
 	defer w.sink.close()
 	err := w.start(ctx)
+	w.req.turn.Leave() // what follows comes as it happens
 	if err == nil {
 		defer w.cursor.Close()
 		err = w.follow(ctx, deadline)

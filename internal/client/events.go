@@ -5,7 +5,9 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/tools/reference"
 
 	"skiff/internal/kind"
 )
@@ -23,8 +25,9 @@ type Events struct {
 
 // toldEvent is an event on its way to the server.
 type toldEvent struct {
-	component               string
+	recorder                Recorder
 	about                   kind.Object
+	fieldPath               string
 	eventType, reason, text string
 }
 
@@ -35,20 +38,31 @@ func NewEvents(c *Client) *Events {
 
 // Recorder tells events in the name of one component.
 type Recorder struct {
-	events    *Events
-	component string
+	events          *Events
+	component, host string
 }
 
 // For returns the recorder of a component, such as "deployment-controller". A nil Events gives a recorder that is silent.
 func (e *Events) For(component string) Recorder { return Recorder{events: e, component: component} }
 
+// On returns the recorder of the same component on a node.
+func (r Recorder) On(host string) Recorder {
+	r.host = host
+	return r
+}
+
 // Event tells that something happened to an object. eventType is corev1.EventTypeNormal or EventTypeWarning. It never blocks.
 func (r Recorder) Event(about kind.Object, eventType, reason, message string) {
+	r.EventAt(about, "", eventType, reason, message)
+}
+
+// EventAt is Event about a part of an object, such as spec.containers{web}.
+func (r Recorder) EventAt(about kind.Object, fieldPath, eventType, reason, message string) {
 	if r.events == nil {
 		return
 	}
 	select {
-	case r.events.incoming <- toldEvent{component: r.component, about: about, eventType: eventType, reason: reason, text: message}:
+	case r.events.incoming <- toldEvent{recorder: r, about: about, fieldPath: fieldPath, eventType: eventType, reason: reason, text: message}:
 	default:
 	}
 }
@@ -63,18 +77,25 @@ func (e *Events) Run(ctx context.Context) error {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(eventSink{ctx: ctx, events: For[*corev1.Event](e.client)})
-	recorders := map[string]record.EventRecorder{}
+	recorders := map[corev1.EventSource]record.EventRecorder{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case told := <-e.incoming:
-			recorder := recorders[told.component]
+			source := corev1.EventSource{Component: told.recorder.component, Host: told.recorder.host}
+			recorder := recorders[source]
 			if recorder == nil {
-				recorder = broadcaster.NewRecorder(e.client.Scheme, corev1.EventSource{Component: told.component})
-				recorders[told.component] = recorder
+				recorder = broadcaster.NewRecorder(e.client.Scheme, source)
+				recorders[source] = recorder
 			}
-			recorder.Event(told.about, told.eventType, told.reason, told.text)
+			var about runtime.Object = told.about
+			if told.fieldPath != "" {
+				if part, err := reference.GetPartialReference(e.client.Scheme, told.about, told.fieldPath); err == nil {
+					about = part
+				}
+			}
+			recorder.Event(about, told.eventType, told.reason, told.text)
 		}
 	}
 }

@@ -90,6 +90,22 @@ func (s *Informers) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
+// Check fails while an informer has not read its first list.
+func (s *Informers) Check(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waiting := 0
+	for _, informer := range s.byType {
+		if !informer.HasSynced() {
+			waiting++
+		}
+	}
+	if waiting > 0 {
+		return fmt.Errorf("%d informers not started yet", waiting)
+	}
+	return nil
+}
+
 // Get returns the object as last seen, or false.
 func (i Informer[T]) Get(namespace, name string) (T, bool) {
 	key := name
@@ -145,7 +161,13 @@ func (i Informer[T]) HasSynced() bool { return i.shared.HasSynced() }
 
 // Handle calls the functions for every change, in order; any may be nil. They must not block for long.
 func (i Informer[T]) Handle(added func(T), changed func(old, obj T), deleted func(T)) error {
-	_, err := i.shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := i.HandleSynced(added, changed, deleted)
+	return err
+}
+
+// HandleSynced is Handle with a function that reports whether the functions have been called for everything in the first list.
+func (i Informer[T]) HandleSynced(added func(T), changed func(old, obj T), deleted func(T)) (handled func() bool, err error) {
+	registration, err := i.shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if added != nil {
 				added(obj.(T))
@@ -166,7 +188,10 @@ func (i Informer[T]) Handle(added func(T), changed func(old, obj T), deleted fun
 			}
 		},
 	})
-	return err
+	if err != nil {
+		return nil, err
+	}
+	return registration.HasSynced, nil
 }
 
 // listWatch is the informer's source: the cache's own objects in process, the API across the network.

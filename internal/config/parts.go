@@ -45,66 +45,6 @@ func (c *Connection) validate() error {
 	return nil
 }
 
-// ControllerManager is what `skiff controller-manager` runs by, with upstream's flag names.
-type ControllerManager struct {
-	Connection
-	Controllers []string
-	LeaderElect bool
-	// RootCAFile is published in every namespace; ServiceAccountKeyFile signs the tokens kept in secrets; ClusterSigningCertFile and
-	// ClusterSigningKeyFile sign approved certificate requests. Controllers that need one that is missing are off.
-	RootCAFile             string
-	ServiceAccountKeyFile  string
-	ClusterSigningCertFile string
-	ClusterSigningKeyFile  string
-}
-
-// DefaultControllerManager is the configuration of a controller manager started without flags.
-func DefaultControllerManager() ControllerManager {
-	return ControllerManager{Connection: defaultConnection(), Controllers: []string{"*"}, LeaderElect: true}
-}
-
-// Flags binds the settings to command-line flags.
-func (c *ControllerManager) Flags(fs *flag.FlagSet) {
-	c.flags(fs)
-	fs.Var((*commaList)(&c.Controllers), "controllers", "controllers to run: * is all that are on by default, name one more, -name one less")
-	fs.BoolVar(&c.LeaderElect, "leader-elect", c.LeaderElect, "work only while no other manager of the cluster does")
-	fs.StringVar(&c.RootCAFile, "root-ca-file", c.RootCAFile, "certificates by which clients know the API server, for every namespace")
-	fs.StringVar(&c.ServiceAccountKeyFile, "service-account-private-key-file", c.ServiceAccountKeyFile, "key that signs the tokens kept in secrets")
-	fs.StringVar(&c.ClusterSigningCertFile, "cluster-signing-cert-file", c.ClusterSigningCertFile, "authority that signs approved certificate requests")
-	fs.StringVar(&c.ClusterSigningKeyFile, "cluster-signing-key-file", c.ClusterSigningKeyFile, "key of that authority")
-}
-
-// Validate checks the settings and names the flag at fault.
-func (c *ControllerManager) Validate() error {
-	if (c.ClusterSigningCertFile == "") != (c.ClusterSigningKeyFile == "") {
-		return errors.New("--cluster-signing-cert-file: certificate and key are needed together")
-	}
-	return c.validate()
-}
-
-// Scheduler is what `skiff scheduler` runs by, with upstream's flag names.
-type Scheduler struct {
-	Connection
-	// ConfigFile is a KubeSchedulerConfiguration.
-	ConfigFile  string
-	LeaderElect bool
-}
-
-// DefaultScheduler is the configuration of a scheduler started without flags.
-func DefaultScheduler() Scheduler {
-	return Scheduler{Connection: defaultConnection(), LeaderElect: true}
-}
-
-// Flags binds the settings to command-line flags.
-func (c *Scheduler) Flags(fs *flag.FlagSet) {
-	c.flags(fs)
-	fs.StringVar(&c.ConfigFile, "config", c.ConfigFile, "KubeSchedulerConfiguration file")
-	fs.BoolVar(&c.LeaderElect, "leader-elect", c.LeaderElect, "work only while no other scheduler of the cluster does")
-}
-
-// Validate checks the settings and names the flag at fault.
-func (c *Scheduler) Validate() error { return c.validate() }
-
 // Hollow is what `skiff hollow` runs by.
 type Hollow struct {
 	Connection

@@ -22,10 +22,12 @@ type Server struct {
 	AdvertiseAddress string
 	WriteKubeconfig  string
 	NoNode           bool
+	Node             Node
 	// Without names parts that run elsewhere: upstream's in place of ours, or ours on another machine.
 	Without        []string
 	Token          string
 	ServiceCIDR    string
+	PodAddresses   PodAddresses
 	NodePortRange  string
 	ClusterDomain  string
 	Etcd           Etcd
@@ -34,6 +36,8 @@ type Server struct {
 	Authentication Authentication
 	Authorization  Authorization
 	Admission      Admission
+	Audit          Audit
+	Encryption     Encryption
 	LogLevel       string
 	Profiling      bool
 }
@@ -83,8 +87,18 @@ type Admission struct {
 	ConfigFile string
 }
 
+// Encryption says how objects are sealed in the store, with upstream's meanings.
+type Encryption struct {
+	// File is an EncryptionConfiguration. Without it objects are stored as they are.
+	File string
+	// Reload reads the file again when it changes.
+	Reload bool
+}
+
 // Limits bound what clients may ask of the server at once.
 type Limits struct {
+	// PriorityAndFairness lets requests wait for their turns, and takes the sum of the numbers below for the server's seats.
+	PriorityAndFairness         bool
 	MaxRequestsInflight         int
 	MaxMutatingRequestsInflight int
 }
@@ -96,15 +110,17 @@ func DefaultServer() Server {
 		BindAddress:   "0.0.0.0",
 		SecurePort:    6443,
 		ServiceCIDR:   "10.96.0.0/12",
+		PodAddresses:  PodAddresses{ClusterCIDR: "10.42.0.0/16"},
 		NodePortRange: "30000-32767",
 		ClusterDomain: "cluster.local",
 		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
 		EventTTL:      time.Hour,
-		Limits:        Limits{MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		Limits:        Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
 		Authentication: Authentication{
 			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
 		},
 		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
+		Audit:         defaultAudit(),
 		LogLevel:      "info",
 	}
 }
@@ -117,9 +133,11 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress, "address other parts reach the API at; default: the bind address, or the machine's own")
 	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "also write the admin kubeconfig to this file")
 	fs.BoolVar(&c.NoNode, "no-node", c.NoNode, "run the control plane without a node")
+	c.Node.flags(fs, "node-name", "kubelet-config")
 	fs.Var((*commaList)(&c.Without), "without", "parts not to run in this process: controllers, scheduler")
 	fs.StringVar(&c.Token, "token", c.Token, "bearer token that is accepted as cluster administrator, besides the certificate in the kubeconfig")
 	fs.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "addresses for Services; two ranges, separated by a comma, for two IP families")
+	c.PodAddresses.flags(fs)
 	fs.StringVar(&c.NodePortRange, "service-node-port-range", c.NodePortRange, "ports for Services of type NodePort")
 	fs.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "DNS domain of the cluster")
 	fs.Var((*commaList)(&c.Etcd.Servers), "etcd-servers", "URLs of an external etcd, separated by commas; default: etcd inside this process")
@@ -129,8 +147,9 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Etcd.ListenClient, "etcd-listen-client-url", c.Etcd.ListenClient, "open the embedded etcd to other programs at this unix:// or https:// URL")
 	fs.DurationVar(&c.Etcd.CompactionInterval, "etcd-compaction-interval", c.Etcd.CompactionInterval, "how long history is kept")
 	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "how long events are kept")
-	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; 0: no limit")
-	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; 0: no limit")
+	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; with --enable-priority-and-fairness the sum of both limits is what is divided, otherwise 0 means no limit")
+	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; as above")
+	fs.BoolVar(&c.Limits.PriorityAndFairness, "enable-priority-and-fairness", c.Limits.PriorityAndFairness, "let requests wait for their turns as FlowSchemas and PriorityLevelConfigurations say, instead of refusing them above a limit")
 	a := &c.Authentication
 	fs.StringVar(&a.Issuer, "service-account-issuer", a.Issuer, "name that tokens of service accounts are issued under")
 	fs.Var((*commaList)(&a.Audiences), "api-audiences", "names of this API server that tokens may be meant for; default: the issuer")
@@ -149,6 +168,9 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.Var((*commaList)(&c.Admission.Enable), "enable-admission-plugins", "admission rules to use besides those that are on by default")
 	fs.Var((*commaList)(&c.Admission.Disable), "disable-admission-plugins", "admission rules not to use")
 	fs.StringVar(&c.Admission.ConfigFile, "admission-control-config-file", c.Admission.ConfigFile, "AdmissionConfiguration file")
+	c.Audit.flags(fs)
+	fs.StringVar(&c.Encryption.File, "encryption-provider-config", c.Encryption.File, "EncryptionConfiguration file: which resources are encrypted in the store, and how")
+	fs.BoolVar(&c.Encryption.Reload, "encryption-provider-config-automatic-reload", c.Encryption.Reload, "read the EncryptionConfiguration file again when it changes")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve /debug/pprof to administrators")
 }
@@ -171,14 +193,17 @@ func (c *Server) Validate() error {
 	if c.AdvertiseAddress != "" && net.ParseIP(c.AdvertiseAddress) == nil {
 		fail("advertise-address", "%q is not an IP address", c.AdvertiseAddress)
 	}
-	if !c.NoNode {
-		fail("no-node", "this version runs the control plane only; start it with --no-node")
+	if err := c.Node.validate("node-name"); err != nil {
+		errs = append(errs, err)
 	}
 	if err := validateParts(c.Without); err != nil {
 		errs = append(errs, err)
 	}
 	if _, err := c.ServiceCIDRs(); err != nil {
 		fail("service-cidr", "%v", err)
+	}
+	if err := c.PodAddresses.validate(); err != nil {
+		errs = append(errs, err)
 	}
 	if _, _, err := c.NodePorts(); err != nil {
 		fail("service-node-port-range", "%v", err)
@@ -192,6 +217,15 @@ func (c *Server) Validate() error {
 	if c.Limits.MaxRequestsInflight < 0 || c.Limits.MaxMutatingRequestsInflight < 0 {
 		fail("max-requests-inflight", "must not be negative")
 	}
+	if c.Limits.PriorityAndFairness && c.Limits.MaxRequestsInflight+c.Limits.MaxMutatingRequestsInflight == 0 {
+		fail("max-requests-inflight", "must add up to something positive with --max-mutating-requests-inflight, unless --enable-priority-and-fairness=false")
+	}
+	if c.Encryption.Reload && c.Encryption.File == "" {
+		fail("encryption-provider-config-automatic-reload", "there is no file to read; set --encryption-provider-config")
+	}
+	if err := c.Audit.validate(); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
@@ -199,26 +233,7 @@ func (c *Server) Validate() error {
 func (c *Server) Runs(part string) bool { return !slices.Contains(c.Without, part) }
 
 // ServiceCIDRs parses ServiceCIDR: one range, or two of different families.
-func (c *Server) ServiceCIDRs() ([]netip.Prefix, error) {
-	var prefixes []netip.Prefix
-	for text := range strings.SplitSeq(c.ServiceCIDR, ",") {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a range of addresses", text)
-		}
-		if p != p.Masked() {
-			return nil, fmt.Errorf("%s has bits beyond its mask; did you mean %s?", p, p.Masked())
-		}
-		prefixes = append(prefixes, p)
-	}
-	if len(prefixes) > 2 {
-		return nil, errors.New("at most two ranges are allowed")
-	}
-	if len(prefixes) == 2 && prefixes[0].Addr().Is4() == prefixes[1].Addr().Is4() {
-		return nil, errors.New("two ranges must be of different IP families")
-	}
-	return prefixes, nil
-}
+func (c *Server) ServiceCIDRs() ([]netip.Prefix, error) { return parseRanges(c.ServiceCIDR) }
 
 // NodePorts parses NodePortRange.
 func (c *Server) NodePorts() (first, last int, err error) {

@@ -22,6 +22,12 @@ func TestServerValidate(t *testing.T) {
 		{"node ports reversed", []string{"--service-node-port-range=9-5"}, "--service-node-port-range"},
 		{"key without certificate", []string{"--etcd-keyfile=k"}, "--etcd-certfile"},
 		{"unknown part", []string{"--without=kubelet"}, `--without: "kubelet" is not one of controllers, scheduler`},
+		{"audit mode", []string{"--audit-log-path=-", "--audit-log-mode=sometimes"}, "--audit-log-mode"},
+		{"audit format", []string{"--audit-log-path=-", "--audit-log-format=xml"}, "--audit-log-format"},
+		{"audit batches", []string{"--audit-webhook-config-file=f", "--audit-webhook-batch-throttle-qps=0"}, "--audit-webhook-batch-throttle-qps"},
+		{"audit settings that are not used", []string{"--audit-log-mode=sometimes"}, ""},
+		{"nothing to be fair with", []string{"--max-requests-inflight=0", "--max-mutating-requests-inflight=0"}, "--max-requests-inflight: must add up"},
+		{"no limit at all", []string{"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false"}, ""},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

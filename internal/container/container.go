@@ -53,6 +53,9 @@ func All(spec *corev1.PodSpec) iter.Seq2[Kind, *corev1.Container] {
 	}
 }
 
+// lists are the fields of a pod's spec that hold containers, by kind.
+var lists = [3]string{"initContainers", "containers", "ephemeralContainers"}
+
 // Place is where a container stands in a pod.
 type Place struct {
 	Kind Kind
@@ -63,9 +66,8 @@ type Place struct {
 func Places(spec *corev1.PodSpec, path *field.Path) iter.Seq2[Place, *corev1.Container] {
 	return func(yield func(Place, *corev1.Container) bool) {
 		index := [3]int{}
-		names := [3]string{"initContainers", "containers", "ephemeralContainers"}
 		for kind, c := range All(spec) {
-			if !yield(Place{kind, path.Child(names[kind]).Index(index[kind])}, c) {
+			if !yield(Place{kind, path.Child(lists[kind]).Index(index[kind])}, c) {
 				return
 			}
 			index[kind]++

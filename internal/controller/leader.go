@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -27,11 +28,24 @@ type LeaderElection struct {
 	// Identity tells this process from its peers: the host's name and something random.
 	Identity                                  string
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+
+	elector atomic.Pointer[leaderelection.LeaderElector]
+}
+
+// overdue is how long a leader may go without renewing its lease beyond the lease's life before it counts as hung.
+const overdue = 20 * time.Second
+
+// Check fails when this process should lead but has not renewed its lease for too long. Who does not lead is well.
+func (e *LeaderElection) Check(context.Context) error {
+	if elector := e.elector.Load(); elector != nil {
+		return elector.Check(overdue)
+	}
+	return nil
 }
 
 // Lead waits until this process leads and then calls run, whose context ends when leadership or ctx does. It returns what run
 // returned, ErrLeadershipLost, or nil when ctx ended before this process ever led.
-func (e LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics, run func(ctx context.Context) error) error {
+func (e *LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics, run func(ctx context.Context) error) error {
 	// The election outlives ctx until run has wound up, so that nobody else leads meanwhile; then the lease is given back.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -76,6 +90,7 @@ func (e LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics, 
 	if err != nil {
 		return fmt.Errorf("prepare leader election: %w", err)
 	}
+	e.elector.Store(elector)
 	elector.Run(electing)
 	if electing.Err() == nil {
 		// The lease could not be renewed. run's context has ended with it.

@@ -256,8 +256,8 @@ func TestRequeueAfter(t *testing.T) {
 
 func TestLeadership(t *testing.T) {
 	inBubble(t, func(b *bench) {
-		election := func(identity string) controller.LeaderElection {
-			return controller.LeaderElection{Namespace: "kube-system", Name: "kube-controller-manager", Identity: identity}
+		election := func(identity string) *controller.LeaderElection {
+			return &controller.LeaderElection{Namespace: "kube-system", Name: "kube-controller-manager", Identity: identity}
 		}
 		first, stopFirst := context.WithCancel(b.ctx)
 		var mu sync.Mutex

@@ -41,7 +41,7 @@ func All(settings Settings) []controller.Definition {
 		cleanup.Pods(settings.terminatedPods()),
 		cleanup.CertificateRequests,
 		cleanup.PodCertificateRequests,
-		cleanup.LegacyTokens(cleanup.LegacyTokenLife),
+		cleanup.LegacyTokens(or(settings.LegacyTokenLife, cleanup.LegacyTokenLife)),
 		cleanup.ServerLeases,
 		identity.ServiceAccount,
 		identity.Tokens(settings.TokenSigner, settings.RootCA),

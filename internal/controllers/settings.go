@@ -18,6 +18,8 @@ type Settings struct {
 	NamespaceGrace *time.Duration
 	// TerminatedPods is how many pods that have ended are kept. Nil: cleanup.TerminatedPods. Zero: all.
 	TerminatedPods *int
+	// LegacyTokenLife is how long a token in a secret may go unused. Nil: cleanup.LegacyTokenLife.
+	LegacyTokenLife *time.Duration
 	// RootCA are the certificates, as PEM, by which clients know the API server. They are published in every namespace.
 	RootCA []byte
 	// TokenSigner signs the tokens that are kept in secrets.

@@ -32,6 +32,8 @@ type Request struct {
 	DryRun bool
 	// APIVersion is the served version the request came in; events are judged by it.
 	APIVersion schema.GroupVersion
+	// Annotate adds an annotation to the request's audit event; nil for the server's own writes.
+	Annotate func(key, value string)
 }
 
 // Kind is a row of the table. Fields left nil mean the ordinary behaviour.
@@ -217,6 +219,8 @@ type TokenClaims struct {
 	Pod, Node, Secret Object
 	Audiences         []string
 	ExpirationSeconds int64
+	// Annotate, when it is not nil, is told the token's identity for the audit.
+	Annotate func(key, value string)
 }
 
 // Subresource is one further endpoint below an object. Exactly one of Part, View and Create is set.

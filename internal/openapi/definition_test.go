@@ -35,8 +35,8 @@ func TestEveryDefinition(t *testing.T) {
 			}
 		}
 	}
-	// What upstream publishes of its stable versions in 1.37.
-	if total != 624 {
+	// What upstream publishes of its stable versions in 1.37, and six for metrics.k8s.io, which skiff serves itself.
+	if total != 624+6 {
 		t.Errorf("%d definitions", total)
 	}
 }

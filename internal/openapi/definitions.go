@@ -91,6 +91,9 @@ var apimachineryPkgVersion string
 //go:embed definitions/io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.txt
 var kubeAggregatorPkgApisApiregistrationV1 string
 
+//go:embed definitions/io.k8s.metrics.pkg.apis.metrics.v1beta1.txt
+var metricsPkgApisMetricsV1beta1 string
+
 // files are the embedded definitions by the package part of their names.
 var files = map[string]*file{
 	"io.k8s.api.admissionregistration.v1":                      {group: "admissionregistration.k8s.io", version: "v1", hash: "8b8a09d5262d5726f354b0955e375451cc05fb57392b619ce88457a057968bdf", text: &apiAdmissionregistrationV1},
@@ -117,9 +120,10 @@ var files = map[string]*file{
 	"io.k8s.api.storagemigration.v1":                           {group: "storagemigration.k8s.io", version: "v1", hash: "5aa501ad0fe0d24b92ee30ef7b29eb67bf6ab9d2657bfd1585699ab6b57ec180", text: &apiStoragemigrationV1},
 	"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1": {group: "apiextensions.k8s.io", version: "v1", hash: "5c2994329e20c13f3d9a00d73261d128df3cc85bf761842e8d25f8d6c63e47d0", text: &apiextensionsApiserverPkgApisApiextensionsV1},
 	"io.k8s.apimachinery.pkg.api.resource":                     {group: "", version: "", hash: "14545c7c3d8e2a50bb1270ea98e81d1d71a325d46cede483d3ba865a4cd9f301", text: &apimachineryPkgApiResource},
-	"io.k8s.apimachinery.pkg.apis.meta.v1":                     {group: "", version: "", hash: "fcc817338fde11176b153403b11b8c7fc880f475851232a5b61b10a6672135dc", text: &apimachineryPkgApisMetaV1},
+	"io.k8s.apimachinery.pkg.apis.meta.v1":                     {group: "", version: "", hash: "a7124ce927bc4f1e1fa3806c6404dc6c70dad9047337f7bbe7690bf41baddd7b", text: &apimachineryPkgApisMetaV1},
 	"io.k8s.apimachinery.pkg.runtime":                          {group: "", version: "", hash: "3b9ac19526299898386ea11f1e37f63d41752de4aec8979b822de80491ae0cde", text: &apimachineryPkgRuntime},
 	"io.k8s.apimachinery.pkg.util.intstr":                      {group: "", version: "", hash: "0b54573650df8f2a2b56b1ecb90c5cb9c04295ccf46fb5f1efa2670718a8d72c", text: &apimachineryPkgUtilIntstr},
 	"io.k8s.apimachinery.pkg.version":                          {group: "", version: "", hash: "8bb6c44e12eb71dab5b3f3116587d8910a2983dd378980ad8e26ce82b1958cda", text: &apimachineryPkgVersion},
 	"io.k8s.kube-aggregator.pkg.apis.apiregistration.v1":       {group: "apiregistration.k8s.io", version: "v1", hash: "c016a7913848e9a2bdf5f1ae4f8a41135d6af485536626583f1624316dbb2f3e", text: &kubeAggregatorPkgApisApiregistrationV1},
+	"io.k8s.metrics.pkg.apis.metrics.v1beta1":                  {group: "metrics.k8s.io", version: "v1beta1", hash: "b7ed7f0c02c18cffb71d45aa25563012888d5894f8013e5242dd44f47492bfdd", text: &metricsPkgApisMetricsV1beta1},
 }

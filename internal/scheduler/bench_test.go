@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -68,7 +69,7 @@ func BenchmarkSchedule(b *testing.B) {
 					}
 					s.Assume(info, d.Node)
 					// The record is kept for a while, as the scheduler keeps it.
-					log.remember(d, nil)
+					log.remember(d, nil, time.Time{})
 					placed++
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pods/s")

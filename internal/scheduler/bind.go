@@ -98,10 +98,13 @@ func retried(ctx context.Context, write func() error) error {
 }
 
 // assume takes a decision for granted and has it written. The caller holds s.mu.
-func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision) {
+func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision, began time.Time) {
 	info := p.info
+	done := s.metrics.timed("Reserve", d.profile)
 	plan, err := s.reserve(d)
+	done(err)
 	if err != nil {
+		s.metrics.tried(info.Pod, err, began)
 		s.failed(ctx, p, d, err)
 		return
 	}
@@ -111,10 +114,12 @@ func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision) {
 	s.background(ctx, func() {
 		err := s.bind(ctx, d, plan)
 		if err == nil {
+			s.metrics.bound(p, began)
 			s.tell(d.profile, info.Pod, corev1.EventTypeNormal, "Scheduled",
 				fmt.Sprintf("Successfully assigned %v/%v to %v", info.Pod.Namespace, info.Pod.Name, d.Node))
 			return
 		}
+		s.metrics.tried(info.Pod, err, began)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.unbound(ctx, p, d, plan, err)
@@ -194,9 +199,23 @@ func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error
 	if !r.empty() {
 		// This may take long. Others should know meanwhile where the pod is going.
 		s.nominate(ctx, pod, d.Node)
+		done := s.metrics.timed("PreBind", d.profile)
+		err := s.prepareNode(ctx, d, r)
+		done(err)
+		if err != nil {
+			return err
+		}
 	}
+	done := s.metrics.timed("Bind", d.profile)
+	err := s.bindPod(ctx, d)
+	done(err)
+	return err
+}
+
+// prepareNode binds what the pod needs besides the node itself.
+func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation) error {
 	for i := range r.devices {
-		if err := s.bindDevices(ctx, pod, &r.devices[i]); err != nil {
+		if err := s.bindDevices(ctx, d.Pod.Pod, &r.devices[i]); err != nil {
 			return err
 		}
 	}
@@ -205,6 +224,12 @@ func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error
 			return fmt.Errorf("binding volumes: %w", err)
 		}
 	}
+	return nil
+}
+
+// bindPod writes the binding, or lets an extender do it.
+func (s *Scheduler) bindPod(ctx context.Context, d *Decision) error {
+	pod := d.Pod.Pod
 	for _, e := range s.extenders {
 		if e.config.BindVerb == "" || !e.interested(pod) {
 			continue

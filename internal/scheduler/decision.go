@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -32,7 +33,11 @@ type Decision struct {
 	overrides map[int32]*Refusal
 	// limited decisions looked at these nodes only.
 	limited map[int32]*Refusal
-	totals  map[int32]int64
+	// few holds the scores of limited decisions that had a choice.
+	few map[int32]map[string]int64
+	// alone is set when no affinity, neither the pod's own nor that of pods on nodes, had a say before anything was tried. As in
+	// upstream, affinity then has none while pods are moved to see what would be.
+	alone bool
 	// faded decisions have lost part of their record.
 	faded bool
 }
@@ -167,12 +172,12 @@ func refusalOfOthers(t *table) *Refusal {
 
 // Verdict is what the rules said of one node.
 type Verdict struct {
-	Node string
+	Node string `json:"node"`
 	// Refusal is nil when the node could take the pod.
-	Refusal *Refusal
+	Refusal *Refusal `json:"refusal,omitempty"`
 	// Scores are weighted, by rule; Total is their sum.
-	Scores map[string]int64
-	Total  int64
+	Scores map[string]int64 `json:"scores,omitempty"`
+	Total  int64            `json:"total"`
 }
 
 // Explain writes out what was said of every node, best first, then the refused ones by name. current is false when the decision
@@ -199,7 +204,7 @@ func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 			v.Refusal = d.refusal
 		case d.limited != nil:
 			v.Refusal = d.refusalAt(node)
-			v.Total = d.totals[node]
+			d.explainFew(&v, node)
 		case i >= len(cells):
 			continue
 		case d.overrides[node] != nil:
@@ -248,6 +253,20 @@ func (d *Decision) largestRaw(cells []cell) []int64 {
 		}
 	}
 	return largest
+}
+
+// explainFew writes out the scores of a limited decision.
+func (d *Decision) explainFew(v *Verdict, node int32) {
+	if d.few[node] == nil {
+		return
+	}
+	v.Scores = maps.Clone(d.few[node])
+	for i, x := range d.besideNames {
+		v.Scores[x.name] = x.weight * int64(d.beside[node].scores[i])
+	}
+	for _, score := range v.Scores {
+		v.Total += score
+	}
 }
 
 func (d *Decision) explainScores(v *Verdict, c cell, node int32, largest []int64) {

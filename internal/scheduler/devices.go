@@ -75,7 +75,7 @@ func (d *deviceObjects) claimsOf(pod *corev1.Pod) (all []*resourcev1.ResourceCla
 		key := pod.Namespace + "/" + *name
 		claim := d.claims[key]
 		if claim == nil {
-			return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaim"), *name)
+			return nil, fmt.Errorf("could not find ResourceClaim %q", key)
 		}
 		if claim.DeletionTimestamp != nil {
 			return nil, fmt.Errorf("resourceclaim %q is being deleted", *name)

@@ -58,6 +58,19 @@ type Event struct {
 	Old, New any
 }
 
+// label is the change's name in metrics, as upstream writes it.
+func (e *Event) label() string {
+	names := map[Action]string{
+		Add: "Add", Delete: "Delete", UpdateNodeAllocatable: "UpdateNodeAllocatable", UpdateNodeLabel: "UpdateNodeLabel", UpdateNodeTaint: "UpdateNodeTaint",
+		UpdateNodeFeature: "UpdateNodeDeclaredFeature", UpdatePodLabel: "UpdatePodLabel", UpdatePodScaleDown: "UpdatePodScaleDown",
+		UpdatePodToleration: "UpdatePodToleration", UpdatePodGates: "UpdatePodSchedulingGatesEliminated", UpdatePodClaims: "UpdatePodGeneratedResourceClaim",
+	}
+	if name := names[e.Action]; name != "" {
+		return string(e.Resource) + name
+	}
+	return string(e.Resource) + "Update"
+}
+
 // asPod, and its likes, read a side of an event that may be missing.
 func asPod(object any) *corev1.Pod {
 	pod, _ := object.(*corev1.Pod)

@@ -120,6 +120,12 @@ func (n *neighbourhood) quiet() bool {
 	return true
 }
 
+// alone reports whether no affinity keeps the pod from any node.
+func (n *neighbourhood) alone() bool {
+	return len(n.affinity)+len(n.anti) == 0 &&
+		!slices.ContainsFunc(n.against, func(h *holder) bool { return slices.ContainsFunc(h.pods, func(pods int32) bool { return pods > 0 }) })
+}
+
 // check tells whether neighbours let the pod run on one node: the code of the refusal, or 0.
 func (n *neighbourhood) check(node int32, spread, affinity bool) uint8 {
 	if spread {

@@ -69,7 +69,11 @@ func (s *Snapshot) setController(key ownerKey, selector labels.Selector) {
 
 // DeleteController forgets a controller of pods.
 func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
-	delete(s.owners.controllers, ownerKey{apiVersion, kind, namespace, name})
+	s.deleteController(ownerKey{apiVersion, kind, namespace, name})
+}
+
+func (s *Snapshot) deleteController(key ownerKey) {
+	delete(s.owners.controllers, key)
 	s.neighbourVersion++
 }
 

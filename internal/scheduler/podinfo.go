@@ -58,6 +58,7 @@ type PodInfo struct {
 	affinity, antiAffinity                   []term
 	preferredAffinity, preferredAntiAffinity []weightedTerm
 	hasVolumes                               bool
+	needsFeatures                            bool
 }
 
 // NewPodInfo reads a pod. It fails on selectors that cannot be read, which the API server would not have let in.
@@ -275,15 +276,32 @@ func (k *keyWriter) pairs(m map[string]string) {
 	}
 }
 
-func (p *PodInfo) makeLocalKey() string {
-	spec, r := &p.Pod.Spec, &p.Request
-	k := make(keyWriter, 0, 160)
+func (k *keyWriter) request(r *Request) {
 	for _, n := range []int64{r.MilliCPU, r.Memory, r.Storage, r.AssumedMilliCPU, r.AssumedMemory, int64(len(r.Extended))} {
 		k.number(n)
 	}
 	for _, a := range r.Extended {
 		k.text(string(a.Resource))
 		k.number(a.Value)
+	}
+}
+
+// parts is the pod as the sum of its containers, whatever it asks for as a whole.
+func (p *PodInfo) parts() *PodInfo {
+	if p.Pod.Spec.Resources == nil {
+		return p
+	}
+	pod := *p.Pod
+	pod.Spec.Resources = nil
+	return &PodInfo{Pod: &pod, Request: requestOf(&pod, false)}
+}
+
+func (p *PodInfo) makeLocalKey() string {
+	spec := &p.Pod.Spec
+	k := make(keyWriter, 0, 160)
+	k.request(&p.Request)
+	if parts := p.parts(); parts != p {
+		k.request(&parts.Request)
 	}
 	k.text(spec.NodeName)
 	k.pairs(spec.NodeSelector)
@@ -316,6 +334,8 @@ func (p *PodInfo) makeLocalKey() string {
 			k.text(spec.Volumes[i].Image.Reference)
 		}
 	}
+	needed, err := neededFeatures(p.Pod)
+	p.needsFeatures = err != nil || !needed.IsEmpty()
 	return string(k)
 }
 

@@ -31,6 +31,8 @@ type Queue struct {
 	happened        []Event // since the oldest flying pod was taken out
 	interest        map[Resource]Action
 	nextFlush       time.Time
+	// came is told of every pod that comes to a place, and which event brought it; it may be nil.
+	came func(to place, gated bool, event string)
 }
 
 // place is where a pod is.
@@ -50,6 +52,7 @@ type queued struct {
 	// since orders pods of equal priority: when the pod came, or last came back.
 	since    time.Time
 	arrived  time.Time
+	firstTry time.Time
 	attempts int
 	// refusals and errors count failed tries; they make the backoff longer.
 	refusals, errors int
@@ -102,11 +105,20 @@ func (q *Queue) Add(info *PodInfo, now time.Time) {
 	}
 	p := &queued{info: info, since: now, arrived: now}
 	q.all[info.Pod.UID] = p
-	q.put(p, isActive)
+	q.put(p, isActive, eventPodAdded)
 }
 
+// What brings a pod to a place besides changes in the cluster, by upstream's names.
+const (
+	eventPodAdded    = "UnscheduledPodAdd"
+	eventFailed      = "ScheduleAttemptFailure"
+	eventBackoffOver = "BackoffComplete"
+	eventTimeout     = "UnschedulableTimeout"
+	eventActivated   = "ForceActivate"
+)
+
 // put moves a pod to a place. A pod with gates always waits.
-func (q *Queue) put(p *queued, to place) {
+func (q *Queue) put(p *queued, to place, event string) {
 	q.take(p)
 	p.gated = q.isGated(p.info.Pod)
 	if p.gated && to != isFlying {
@@ -116,6 +128,9 @@ func (q *Queue) put(p *queued, to place) {
 		}
 	}
 	p.place = to
+	if q.came != nil && to != isFlying {
+		q.came(to, p.gated, event)
+	}
 	switch to {
 	case isActive:
 		heap.Push(&q.active, p)
@@ -169,9 +184,9 @@ func (q *Queue) Update(s *Snapshot, old *corev1.Pod, info *PodInfo, now time.Tim
 	case isWaiting:
 		if p.gated && !q.isGated(info.Pod) {
 			p.rules = nil
-			q.put(p, isActive)
+			q.put(p, isActive, event.label())
 		} else if q.helps(s, p, &event) {
-			q.wake(p, now)
+			q.wake(p, now, event.label())
 		}
 	}
 }
@@ -188,7 +203,7 @@ func (q *Queue) Delete(uid types.UID) {
 func (q *Queue) Pop(now time.Time) (*queued, time.Duration) {
 	q.flush(now)
 	for len(q.backoff.pods) > 0 && !q.backoff.pods[0].until.After(now) {
-		q.put(q.backoff.pods[0], isActive)
+		q.put(q.backoff.pods[0], isActive, eventBackoffOver)
 	}
 	var p *queued
 	switch {
@@ -204,9 +219,11 @@ func (q *Queue) Pop(now time.Time) (*queued, time.Duration) {
 		}
 		return nil, max(wait, time.Millisecond)
 	}
-	q.put(p, isFlying)
+	q.put(p, isFlying, "")
 	p.heard = len(q.happened)
-	p.attempts++
+	if p.attempts++; p.attempts == 1 {
+		p.firstTry = now
+	}
 	return p, 0
 }
 
@@ -218,7 +235,7 @@ func (q *Queue) flush(now time.Time) {
 	q.nextFlush = now.Add(30 * time.Second)
 	for _, p := range q.waiting {
 		if !p.gated && now.Sub(p.since) > maxWaiting {
-			q.wake(p, now)
+			q.wake(p, now, eventTimeout)
 		}
 	}
 }
@@ -246,11 +263,11 @@ func (q *Queue) Return(s *Snapshot, p *queued, rules []string, now time.Time) {
 	}
 	switch {
 	case len(rules) == 0:
-		q.put(p, isBackoff)
+		q.put(p, isBackoff, eventFailed)
 	case slices.ContainsFunc(missed, func(e Event) bool { return q.helps(s, p, &e) }):
-		q.wake(p, now)
+		q.wake(p, now, eventFailed)
 	default:
-		q.put(p, isWaiting)
+		q.put(p, isWaiting, eventFailed)
 	}
 }
 
@@ -270,18 +287,18 @@ func (q *Queue) backoffOf(p *queued) time.Duration {
 }
 
 // wake moves a pod that something may have helped to where it is tried again.
-func (q *Queue) wake(p *queued, now time.Time) {
+func (q *Queue) wake(p *queued, now time.Time, event string) {
 	if p.until.After(now) {
-		q.put(p, isBackoff)
+		q.put(p, isBackoff, event)
 	} else {
-		q.put(p, isActive)
+		q.put(p, isActive, event)
 	}
 }
 
 // Activate tries a waiting pod again whatever refused it.
 func (q *Queue) Activate(uid types.UID, now time.Time) {
 	if p := q.all[uid]; p != nil && p.place == isWaiting && !p.gated {
-		q.wake(p, now)
+		q.wake(p, now, eventActivated)
 	}
 }
 
@@ -300,7 +317,7 @@ func (q *Queue) Move(s *Snapshot, e Event, now time.Time, only func(*corev1.Pod)
 		}
 	}
 	for _, p := range woken {
-		q.wake(p, now)
+		q.wake(p, now, e.label())
 	}
 	return len(woken) > 0
 }

@@ -77,12 +77,12 @@ func (x Scale) scaled(raw, largest int64) int64 {
 
 // Refusal is why a rule keeps a pod from a node.
 type Refusal struct {
-	Rule    string
-	Reasons []string
+	Rule    string   `json:"rule"`
+	Reasons []string `json:"reasons,omitempty"`
 	// Unresolvable refusals stay even if other pods of the node went away.
-	Unresolvable bool
+	Unresolvable bool `json:"unresolvable,omitempty"`
 	// Err is set when the rule could not decide. Scheduling stops.
-	Err error
+	Err error `json:"-"`
 }
 
 func refuse(rule string, unresolvable bool, reasons ...string) *Refusal {

@@ -46,9 +46,14 @@ var (
 	kubernetesVersion = versionutil.MustParse(version.Kubernetes)
 )
 
+// neededFeatures are what a pod needs of a kubelet beyond what all have.
+func neededFeatures(pod *corev1.Pod) (nodedeclaredfeatures.FeatureSet, error) {
+	return nodedeclaredfeatures.DefaultFramework.InferForPodScheduling(&featuretypes.PodInfo{Spec: &pod.Spec}, kubernetesVersion)
+}
+
 func (nodeDeclaredFeatures) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	features := nodedeclaredfeatures.DefaultFramework
-	needed, err := features.InferForPodScheduling(&featuretypes.PodInfo{Spec: &p.Pod.Spec}, kubernetesVersion)
+	needed, err := neededFeatures(p.Pod)
 	if err != nil {
 		return Filter{}, &Refusal{Rule: nodeDeclaredFeaturesName, Err: err}
 	}

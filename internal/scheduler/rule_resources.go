@@ -219,7 +219,8 @@ func scoredResources(s *Snapshot, p *PodInfo, resources []configv1.ResourceSpec,
 }
 
 func (r *nodeResourcesFit) Score(s *Snapshot, p *PodInfo) Scorer {
-	resources := scoredResources(s, p, r.resources, true)
+	// As in upstream, what a pod asks for as a whole decides where it fits, but not which of those nodes is best.
+	resources := scoredResources(s, p.parts(), r.resources, true)
 	if r.strategy == configv1.RequestedToCapacityRatio {
 		return Scorer{Of: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
 	}

@@ -183,9 +183,13 @@ func (r *podTopologySpread) counter(s *Snapshot, p *PodInfo, c *constraint, all 
 
 // spreadScores adds what spreading says of the nodes in list to totals, and writes it to slot of beside.
 func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64) {
+	complete := !n.whole || n.complete(list)
+	if complete && len(n.soft) == 1 && !n.soft[0].host {
+		n.soft[0].scoresByDomain(s, list, totals, beside, slot, weight, n.whole)
+		return
+	}
 	raw := s.scratch(len(list))
 	ignored := int64(-1)
-	complete := !n.whole || n.complete(list)
 	heavy := n.domainWeights(s, list, complete)
 	least, most := int64(math.MaxInt64), int64(0)
 	for i, node := range list {
@@ -207,16 +211,70 @@ func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, 
 	}
 	for i, node := range list {
 		var score int64
-		switch {
-		case raw[i] == ignored:
-		case most == 0:
-			score = MaxScore
-		default:
-			score = MaxScore * (most + least - raw[i]) / most
+		if raw[i] != ignored {
+			score = spreadScore(raw[i], least, most)
 		}
 		totals[i] += weight * score
 		beside[node].scores[slot] = uint8(score)
 	}
+}
+
+// scoresByDomain is spreadScores for one wish: all nodes of a domain have the same score, which is found once.
+func (w *spreadWish) scoresByDomain(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64, whole bool) {
+	of := w.label.of
+	outside := len(w.label.values) // where nodes without the label are
+	seen := s.marks(outside + 1)
+	for _, node := range list {
+		domain := int(of[node])
+		if domain < 0 {
+			domain = outside
+		}
+		seen[domain] = true
+	}
+	size := 0
+	for domain := range seen {
+		if seen[domain] && (domain < outside || !whole) {
+			size++
+		}
+	}
+	heavy := math.Log(float64(size + 2))
+	raw := s.scratch(outside + 1)
+	least, most := int64(math.MaxInt64), int64(0)
+	for domain := range seen {
+		if !seen[domain] {
+			continue
+		}
+		raw[domain] = 0
+		if domain < outside {
+			var pods int32
+			if domain < len(w.counter.pods) {
+				pods = w.counter.pods[domain]
+			}
+			raw[domain] = int64(math.Round(float64(pods)*heavy + float64(w.maxSkew-1)))
+		}
+		least, most = min(least, raw[domain]), max(most, raw[domain])
+	}
+	for domain := range seen {
+		if seen[domain] {
+			raw[domain] = spreadScore(raw[domain], least, most)
+		}
+	}
+	for i, node := range list {
+		domain := int(of[node])
+		if domain < 0 {
+			domain = outside
+		}
+		totals[i] += weight * raw[domain]
+		beside[node].scores[slot] = uint8(raw[domain])
+	}
+}
+
+// spreadScore brings a number into the range of scores: the fewer the better.
+func spreadScore(raw, least, most int64) int64 {
+	if most == 0 {
+		return MaxScore
+	}
+	return MaxScore * (most + least - raw) / most
 }
 
 func (n *neighbourhood) hasAllKeys(node int32) bool {

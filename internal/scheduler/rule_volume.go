@@ -61,7 +61,8 @@ func (volumeRestrictions) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 			alone = append(alone, pod.Namespace+"/"+name)
 		}
 	}
-	if len(disks)+len(alone) == 0 {
+	inUse := func(key string) bool { return s.claimUsers[key] > 0 }
+	if len(disks) == 0 && !slices.ContainsFunc(alone, inUse) {
 		return Filter{}, nil
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
@@ -70,7 +71,7 @@ func (volumeRestrictions) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 				return refusedDisk
 			}
 		}
-		if slices.ContainsFunc(alone, func(key string) bool { return s.claimUsers[key] > 0 }) {
+		if slices.ContainsFunc(alone, inUse) {
 			return refusedOnce
 		}
 		return nil

@@ -29,7 +29,9 @@ type Config struct {
 	Events *client.Events
 	// Configuration may be nil: then there is one profile with all rules.
 	Configuration *configv1.KubeSchedulerConfiguration
-	Log           *slog.Logger
+	// Metrics may be nil: then nothing is counted.
+	Metrics *Metrics
+	Log     *slog.Logger
 }
 
 // Scheduler gives nodes to pods. New makes it follow the cluster; Run makes it act.
@@ -38,6 +40,7 @@ type Scheduler struct {
 	profiles  map[string]*Profile
 	extenders []*extender
 	events    *client.Events
+	metrics   *Metrics
 	writer    writer
 	lists     lists
 	wake      chan struct{}
@@ -58,7 +61,11 @@ func New(config Config) (*Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.events = config.Events
+	s.events, s.metrics = config.Events, config.Metrics
+	if err := s.metrics.observe(s); err != nil {
+		return nil, err
+	}
+	s.metrics.timeRules(s.snapshot)
 	s.writer = newAPIWriter(config.Client)
 	if err := s.watch(config.Informers); err != nil {
 		return nil, err
@@ -170,19 +177,25 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queued) {
 		s.queue.Done(pod.UID) // it has a node, or we have given it one
 		return
 	}
+	began := time.Now()
 	d, err := Schedule(s.snapshot, p.info, profile)
+	if s.metrics != nil {
+		s.metrics.algorithm.Observe(time.Since(began).Seconds())
+		s.metrics.points.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
+	}
 	if err == nil {
 		err = s.askExtenders(ctx, d)
 	}
 	if s.queue.all[pod.UID] != p {
 		return // deleted while an extender was asked
 	}
-	s.decisions.remember(d, err)
+	s.decisions.remember(d, err, time.Now())
 	if err != nil {
+		s.metrics.tried(pod, err, began)
 		s.failed(ctx, p, d, err)
 		return
 	}
-	s.assume(ctx, p, d)
+	s.assume(ctx, p, d, began)
 }
 
 // askExtenders lets extenders narrow and weigh the choice. s.mu is let go meanwhile, so the chosen node is checked once more.
@@ -277,6 +290,7 @@ func (s *Scheduler) takeBest(d *Decision, nodes []*corev1.Node, totals map[strin
 	if err != nil {
 		return err
 	}
+	d.alone = near.alone()
 	slices.SortStableFunc(nodes, func(a, b *corev1.Node) int { return int(totals[b.Name] - totals[a.Name]) })
 	for _, n := range nodes {
 		number, ok := s.snapshot.nodeNumber[n.Name]
@@ -351,7 +365,10 @@ func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption,
 		}
 		return candidates, nil
 	}
+	done := s.metrics.timed("PostFilter", d.profile)
 	way, message, err := Preempt(d, s.lists.budgets(), review)
+	done(err)
+	s.metrics.preempted(way)
 	if message != "" {
 		message = "preemption: " + message
 	}

@@ -388,18 +388,18 @@ func TestWhyAndWhatIf(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []Change{
-			{Node: "a", Steps: []string{"tolerate the taint k=v:NoSchedule or remove it from node a"}},
-			{Node: "b", Steps: []string{"free 1500m cpu on node b (3500m of 4 are requested)"}},
+			{Node: "a", Steps: []string{"tolerate the taint k=v:NoSchedule, or remove it"}},
+			{Node: "b", Steps: []string{"request 1500m less cpu, or free as much: 3500m of 4 are requested already"}},
 		}
 		if fmt.Sprint(e.Changes) != fmt.Sprint(want) {
 			t.Errorf("changes %v, want %v", e.Changes, want)
 		}
 		e, err = f.scheduler.Why("default", "runs")
-		if err != nil || e.Node != "b" || !e.AsDecided || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[nodeResourcesFitName] == 0 {
+		if err != nil || e.Node != "b" || e.Decided == nil || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[nodeResourcesFitName] == 0 {
 			t.Errorf("%+v, %v", e, err)
 		}
 		before := f.podsKnown()
-		answers, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("x", asksCPU("400m")), testPod("y", asksCPU("400m"))})
+		answers, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("x", asksCPU("400m")), testPod("y", asksCPU("400m"))}, false)
 		if err != nil || answers[0].Node != "b" || answers[1].Node != "" || len(answers[1].Changes) == 0 {
 			t.Errorf("%+v, %v", answers, err)
 		}
@@ -499,7 +499,7 @@ func TestDevices(t *testing.T) {
 		f.addNode(testNode("b"))
 		f.addPod(testPod("early", claiming("one")))
 		f.pass(time.Second)
-		if told := f.told("early"); len(told) != 1 || !strings.Contains(told[0], `resourceclaim.resource.k8s.io \"one\" not found`) {
+		if told := f.told("early"); len(told) != 1 || !strings.Contains(told[0], `could not find ResourceClaim \"default/one\"`) {
 			t.Errorf("the pod whose claim is missing is told %v", told)
 		}
 		for _, o := range []metav1.Object{slice("a", "x"), slice("b", "y", "z"), claim("two", 2), claim("many", 3), &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}} {

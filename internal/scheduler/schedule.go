@@ -25,6 +25,7 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 	if err != nil {
 		return d, err
 	}
+	d.alone = near.alone()
 	if d.takeNominated(near) {
 		return d, nil
 	}
@@ -87,6 +88,9 @@ func (d *Decision) takeNominated(near *neighbourhood) bool {
 func (d *Decision) check(near *neighbourhood, node int32) *Refusal {
 	t := d.table
 	spread, affinity := d.profile.spreadOrder, d.profile.affinityOrder
+	if d.alone {
+		affinity = -1
+	}
 	for i := range t.filters {
 		f := &t.filters[i]
 		if spread >= 0 && f.order > spread {
@@ -152,11 +156,12 @@ func (d *Decision) nominatedBefore(node int32) (coming []*podEntry) {
 	return coming
 }
 
-// overrideNominated refuses the nodes that have room only until the pods nominated to them arrive.
+// overrideNominated refuses the nodes that have room only until the pods nominated to them arrive. A node that is refused anyway
+// is refused as it will be then.
 func (d *Decision) overrideNominated(near *neighbourhood) {
 	s := d.snapshot
 	for node := range s.nominated {
-		if s.nodes[node].object == nil || d.refusalAt(node) != nil || len(d.nominatedBefore(node)) == 0 {
+		if s.nodes[node].object == nil || len(d.nominatedBefore(node)) == 0 {
 			continue
 		}
 		if r := d.checkWithNominated(near, node); r != nil {
@@ -171,26 +176,60 @@ func (d *Decision) overrideNominated(near *neighbourhood) {
 // amongFew decides among nodes the pod names itself, as pods of a DaemonSet do.
 func (d *Decision) amongFew(near *neighbourhood) {
 	s, t := d.snapshot, d.table
-	d.limited, d.totals = map[int32]*Refusal{}, map[int32]int64{}
-	best := int64(refusedKey)
+	d.limited = map[int32]*Refusal{}
+	var list []int32
 	for _, name := range t.only {
 		node, ok := s.nodeNumber[name]
 		if !ok || s.nodes[node].object == nil {
 			continue
 		}
 		r := d.checkWithNominated(near, node)
-		d.limited[node] = r
-		if r != nil {
-			continue
+		if d.limited[node] = r; r == nil {
+			list = append(list, node)
 		}
-		d.Feasible++
-		for i := range t.scorers {
-			d.totals[node] += t.scorers[i].weight * t.scorers[i].of(node)
-		}
-		if key := orderKey(d.totals[node], s.served[node]); key > best {
+	}
+	if d.Feasible = len(list); len(list) == 0 {
+		return
+	}
+	totals := make([]int64, len(list))
+	if len(list) > 1 {
+		d.scoreFew(near, list, totals)
+	}
+	best := int64(refusedKey)
+	for i, node := range list {
+		if key := orderKey(totals[i], s.served[node]); key > best {
 			best, d.number = key, node
 		}
 	}
+}
+
+// scoreFew adds up what all rules say in favour of some nodes, and remembers it.
+func (d *Decision) scoreFew(near *neighbourhood, list []int32, totals []int64) {
+	t := d.table
+	d.few = map[int32]map[string]int64{}
+	for i, node := range list {
+		d.few[node] = map[string]int64{}
+		for x := range t.scorers {
+			score := t.scorers[x].weight * min(max(t.scorers[x].of(node), 0), MaxScore)
+			d.few[node][t.scorers[x].name] = score
+			totals[i] += score
+		}
+	}
+	for x := range t.scales {
+		scale := &t.scales[x]
+		raw, largest := make([]int64, len(list)), int64(0)
+		for i, node := range list {
+			raw[i] = scale.of(node)
+			largest = max(largest, raw[i])
+		}
+		for i, node := range list {
+			score := scale.weight * scale.scale.scaled(raw[i], largest)
+			d.few[node][scale.name] = score
+			totals[i] += score
+		}
+	}
+	d.beside = d.snapshot.besideCells(len(d.snapshot.nodes))
+	d.addNeighbours(near, list, totals)
 }
 
 // byTree takes the best cell of the table: nothing but the node itself matters to the pod.
@@ -203,8 +242,11 @@ func (d *Decision) byTree(near *neighbourhood) {
 	if t.tree.size == 0 {
 		t.tree.grow(t, s)
 	}
-	d.Feasible = t.feasible - len(d.overrides)
+	d.Feasible = t.feasible
 	for node := range d.overrides {
+		if t.cells[node].refusal == 0 {
+			d.Feasible--
+		}
 		t.tree.set(node, refusedKey)
 	}
 	if best, ok := t.tree.best(); ok {
@@ -221,20 +263,20 @@ func (d *Decision) byNeighbours(near *neighbourhood) {
 	d.beside = s.besideCells(len(t.cells))
 	first := d.profile.firstNeighbourRule()
 	list := s.list(len(t.cells))
+	refused := false
 	for node := range t.cells {
-		// A node refused by a rule that comes after those about neighbours is still asked, to name the first refusal.
-		if code := t.cells[node].refusal; code == 0 || code != absent && t.orders[code] > first {
+		code := t.cells[node].refusal
+		if code == 0 {
 			list = append(list, int32(node))
+		} else if code != absent && t.orders[code] > first {
+			// A node refused by a rule that comes after those about neighbours is still asked, to name the first refusal.
+			list, refused = append(list, int32(node)), true
 		}
 	}
 	list = near.keep(list, d.beside)
-	kept := list[:0]
-	for _, node := range list {
-		if t.cells[node].refusal == 0 {
-			kept = append(kept, node)
-		}
+	if refused {
+		list = slices.DeleteFunc(list, func(node int32) bool { return t.cells[node].refusal != 0 })
 	}
-	list = kept
 	d.position = t.position()
 	if len(s.nominated) > 0 {
 		d.overrideNominated(near)

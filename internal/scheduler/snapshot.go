@@ -75,6 +75,8 @@ type Snapshot struct {
 	devices    deviceObjects
 	work       workspace
 	rehearsing bool // pods are moved only to see what would be, and moved back
+	// timed measures what a rule takes to read a pod, until the function it returns is called. It may be nil.
+	timed func(rule, point string) func(*Refusal)
 }
 
 // maxChanges bounds the log of changed nodes. A table that has not followed for longer is made anew.

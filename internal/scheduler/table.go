@@ -83,7 +83,9 @@ func (s *Snapshot) prepare(p *PodInfo, profile *Profile) (*table, *Refusal) {
 		if rule == nil {
 			continue // a rule about neighbours
 		}
+		done := s.timing(rule, "PreFilter")
 		f, refusal := rule.Filter(s, p)
+		done(refusal)
 		if refusal != nil {
 			return nil, refusal
 		}
@@ -99,7 +101,9 @@ func (s *Snapshot) prepare(p *PodInfo, profile *Profile) (*table, *Refusal) {
 		t.volatile = t.volatile || f.Volatile
 	}
 	for _, rule := range profile.scorers {
+		done := s.timing(rule.rule, "PreScore")
 		x := rule.rule.Score(s, p)
+		done(nil)
 		if x.Of == nil {
 			continue
 		}
@@ -114,11 +118,20 @@ func (s *Snapshot) prepare(p *PodInfo, profile *Profile) (*table, *Refusal) {
 	return t, nil
 }
 
+// timing measures a rule, if anybody wants to know.
+func (s *Snapshot) timing(rule Rule, point string) func(*Refusal) {
+	if s.timed == nil {
+		return func(*Refusal) {}
+	}
+	return s.timed(rule.Name(), point)
+}
+
 // tableFor returns the table of a pod, up to date with the snapshot.
 func (s *Snapshot) tableFor(p *PodInfo, profile *Profile) (*table, *Refusal) {
 	s.clock++
-	cacheable := !p.hasVolumes && len(p.Pod.Spec.ResourceClaims) == 0
 	key := profile.Name + "\x00" + p.localKey()
+	// What the key does not cover makes a pod one of its own.
+	cacheable := !p.hasVolumes && len(p.Pod.Spec.ResourceClaims) == 0 && !p.needsFeatures
 	if cacheable {
 		if t := s.tables[key]; t != nil {
 			t.used = s.clock

@@ -2,9 +2,10 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -26,18 +27,29 @@ type lists struct {
 
 // follower is one kind of object being followed.
 type follower struct {
-	name   string
+	name string
+	// synced reports whether what was there at first has been handled.
 	synced func() bool
-	known  func() int
-	// seen counts the additions handled; it reaches known when the first list has arrived in the snapshot.
-	seen *atomic.Int64
+}
+
+// synced reports whether everything that was there at first has arrived in the snapshot.
+func (l *lists) synced() bool {
+	return !slices.ContainsFunc(l.followers, func(f follower) bool { return !f.synced() })
+}
+
+// Synced fails until the scheduler has seen everything that was there when it began to follow the cluster.
+func (s *Scheduler) Synced(context.Context) error {
+	if !s.lists.synced() {
+		return errors.New("the first lists have not been handled")
+	}
+	return nil
 }
 
 // waitForSync returns when everything that was there at first has arrived in the snapshot: deciding earlier would put pods
 // on nodes that seem empty.
 func (l *lists) waitForSync(ctx context.Context) error {
 	for _, f := range l.followers {
-		for !f.synced() || f.seen.Load() < int64(f.known()) {
+		for !f.synced() {
 			select {
 			case <-ctx.Done():
 				return fmt.Errorf("wait for the first list of %s: %w", f.name, context.Cause(ctx))
@@ -51,25 +63,22 @@ func (l *lists) waitForSync(ctx context.Context) error {
 // follow registers handlers for one kind of object. They run with s.mu held.
 func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func(T), changed func(old, now T), deleted func(T)) error {
 	informer := client.InformerFor[T](informers)
-	f := follower{
-		name: reflect.TypeFor[T]().Elem().Name(), synced: informer.HasSynced, seen: &atomic.Int64{},
-		known: func() int { return len(informer.List("", nil)) },
-	}
-	s.lists.followers = append(s.lists.followers, f)
+	name := reflect.TypeFor[T]().Elem().Name()
 	locked := func(do func()) {
 		s.mu.Lock()
 		do()
 		s.mu.Unlock()
 		s.awake()
 	}
-	err := informer.Handle(
-		func(now T) { locked(func() { added(now) }); f.seen.Add(1) },
+	handled, err := informer.HandleSynced(
+		func(now T) { locked(func() { added(now) }) },
 		func(old, now T) { locked(func() { changed(old, now) }) },
 		func(old T) { locked(func() { deleted(old) }) },
 	)
 	if err != nil {
-		return fmt.Errorf("follow %s: %w", f.name, err)
+		return fmt.Errorf("follow %s: %w", name, err)
 	}
+	s.lists.followers = append(s.lists.followers, follower{name: name, synced: handled})
 	return nil
 }
 

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -16,8 +16,6 @@ const (
 	maxRemembered = 1024
 	// maxDetailed bounds how many of them keep what was said of every node.
 	maxDetailed = 64
-	// maxChangesTold bounds the ways to help a pod that an explanation names.
-	maxChangesTold = 5
 )
 
 // decisionLog remembers the last decision about each of the pods decided last.
@@ -30,9 +28,10 @@ type decisionLog struct {
 type remembered struct {
 	decision *Decision
 	err      error
+	at       time.Time
 }
 
-func (l *decisionLog) remember(d *Decision, err error) {
+func (l *decisionLog) remember(d *Decision, err error, now time.Time) {
 	if l.byPod == nil {
 		l.byPod = map[types.UID]*remembered{}
 	}
@@ -46,74 +45,98 @@ func (l *decisionLog) remember(d *Decision, err error) {
 	uid := d.Pod.Pod.UID
 	l.ring[l.next] = uid
 	l.next = (l.next + 1) % maxRemembered
-	l.byPod[uid] = &remembered{decision: d, err: err}
+	l.byPod[uid] = &remembered{decision: d, err: err, at: now}
 }
 
 func (l *decisionLog) forget(uid types.UID) { delete(l.byPod, uid) }
 
 // Explanation tells why a pod is where it is, or nowhere.
 type Explanation struct {
-	Namespace, Name string
+	metav1.TypeMeta `json:",inline"`
+	Namespace       string `json:"namespace"`
+	Name            string `json:"name"`
 	// Node is where the pod was put, empty when it has no place.
-	Node string
+	Node string `json:"node,omitempty"`
 	// Message is what the pod's condition says.
-	Message string
-	// AsDecided is true when Verdicts are those the decision was made by; otherwise they are what would be said now.
-	AsDecided bool
-	Verdicts  []Verdict
+	Message string `json:"message,omitempty"`
+	// Decided is when the decision was made that Verdicts are of. Without it they are what would be said now.
+	Decided *metav1.Time `json:"decided,omitempty"`
+	// Feasible nodes could take the pod, out of Nodes.
+	Feasible int `json:"feasible"`
+	Nodes    int `json:"nodes"`
+	// Verdicts are about every node, the best first.
+	Verdicts []Verdict `json:"verdicts,omitempty"`
 	// Changes are the smallest ones that would let a pending pod run, the smallest first.
-	Changes []Change
+	Changes []Change `json:"changes,omitempty"`
+	// Preemption is how the pod would get room for itself.
+	Preemption *Room `json:"preemption,omitempty"`
 }
 
-// Change is what would have to be different for a pod to run on a node.
-type Change struct {
-	Node  string
-	Steps []string
+// Room is what a pod would get by moving pods of lower priority away. Their names are not told: they may be anybody's.
+type Room struct {
+	Node    string `json:"node"`
+	Victims int    `json:"victims"`
 }
+
+// ErrNotOurs says that another scheduler looks after a pod.
+var ErrNotOurs = errors.New("another scheduler looks after the pod")
+
+// ErrUnknownPod says that there is no such pod.
+var ErrUnknownPod = errors.New("pod not found")
 
 // Why explains the last decision about a pod, or what would be decided now.
 func (s *Scheduler) Why(namespace, name string) (*Explanation, error) {
 	pod, ok := s.lists.pods(namespace, name)
 	if !ok {
-		return nil, fmt.Errorf("pod %s/%s is not known", namespace, name)
+		return nil, ErrUnknownPod
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := &Explanation{Namespace: namespace, Name: name, Node: pod.Spec.NodeName}
-	last := s.decisions.byPod[pod.UID]
-	if last != nil && !last.decision.faded && (pod.Spec.NodeName == "" || last.decision.Node == pod.Spec.NodeName) {
-		e.describe(last.decision, last.err)
-		if e.AsDecided && pod.Spec.NodeName != "" {
-			return e, nil
-		}
-	}
 	profile := s.profiles[pod.Spec.SchedulerName]
 	if profile == nil {
-		return nil, fmt.Errorf("no profile is named %q", pod.Spec.SchedulerName)
+		return nil, fmt.Errorf("%w: its schedulerName is %q", ErrNotOurs, pod.Spec.SchedulerName)
 	}
+	e := &Explanation{Namespace: namespace, Name: name, Node: pod.Spec.NodeName}
 	if message := gateMessage(pod); message != "" && profile.gates && pod.Spec.NodeName == "" {
-		e.Message = message
-		e.Changes = []Change{{Steps: []string{"remove the scheduling gates"}}}
+		e.Message, e.Nodes = message, s.snapshot.count
+		e.Changes = []Change{{Steps: []string{"remove the pod's scheduling gates"}}}
 		return e, nil
 	}
+	last := s.decisions.byPod[pod.UID]
+	if last != nil && !last.decision.faded && (pod.Spec.NodeName == "" || last.decision.Node == pod.Spec.NodeName) {
+		if verdicts, current := last.decision.Explain(); current {
+			e.describe(last.decision, last.err)
+			e.Verdicts, e.Decided = verdicts, &metav1.Time{Time: last.at}
+		}
+	}
+	if e.Decided != nil && e.Node != "" {
+		return e, nil
+	}
+	return e, s.explainNow(e, pod, profile)
+}
+
+// explainNow adds what would be decided now, and for a pod that has no place what would have to change.
+func (s *Scheduler) explainNow(e *Explanation, pod *corev1.Pod, profile *Profile) error {
 	asked := *pod
 	asked.Spec.NodeName = ""
 	info, err := NewPodInfo(&asked)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var d *Decision
-	s.without(pod.UID, func() { d, err = Schedule(s.snapshot, info, profile) })
-	if !e.AsDecided {
-		e.describe(d, err)
-		e.AsDecided = false
-	}
-	if pod.Spec.NodeName != "" {
-		e.Node = pod.Spec.NodeName
-	} else if d.Node == "" {
-		e.Changes = d.smallestChanges()
-	}
-	return e, nil
+	s.without(pod.UID, func() {
+		d, failure := Schedule(s.snapshot, info, profile)
+		if e.Decided == nil {
+			e.describe(d, failure)
+			e.Verdicts, _ = d.Explain()
+		}
+		if pod.Spec.NodeName != "" {
+			// What would be decided now is not where the pod is.
+			e.Node, e.Message = pod.Spec.NodeName, ""
+		} else if failure != nil {
+			s.helpOut(e, d)
+		}
+	})
+	return nil
 }
 
 // without looks at the cluster as if a pod were not there.
@@ -131,160 +154,93 @@ func (s *Scheduler) without(uid types.UID, do func()) {
 }
 
 func (e *Explanation) describe(d *Decision, err error) {
-	e.Verdicts, e.AsDecided = d.Explain()
-	e.Node, e.Message = d.Node, ""
+	e.Node, e.Message, e.Feasible, e.Nodes = d.Node, "", d.Feasible, d.Nodes
 	if err != nil {
 		e.Message = err.Error()
 	}
 }
 
-// WhatIf decides about pods as if they were created now, one after another, and changes nothing.
-func (s *Scheduler) WhatIf(pods []*corev1.Pod) ([]Explanation, error) {
+// helpOut tells how a pod that fits nowhere could run.
+func (s *Scheduler) helpOut(e *Explanation, d *Decision) {
+	e.Changes = d.smallestChanges()
+	if d.profile.preemption == nil || d.table == nil {
+		return
+	}
+	if way, _, err := Preempt(d, s.lists.budgets(), nil); err == nil {
+		e.Preemption = &Room{Node: way.Node, Victims: len(way.Victims)}
+	}
+}
+
+// WhatIf decides about pods as if they were created now, one after another, and changes nothing. Verdicts about every node are
+// added if wanted.
+func (s *Scheduler) WhatIf(pods []*corev1.Pod, verdicts bool) ([]Explanation, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var all []Explanation
-	var assumed []types.UID
+	return s.whatIfAll(pods, verdicts)
+}
+
+// whatIfAll is WhatIf for callers that hold s.mu.
+func (s *Scheduler) whatIfAll(pods []*corev1.Pod, verdicts bool) ([]Explanation, error) {
+	all := make([]Explanation, 0, len(pods))
+	var undo []func()
 	defer func() {
-		for _, uid := range slices.Backward(assumed) {
-			s.snapshot.Forget(uid)
+		for _, back := range slices.Backward(undo) {
+			back()
 		}
 	}()
+	services, served := s.snapshot.services, slices.Clone(s.snapshot.served)
+	undo = append(undo, func() { s.snapshot.services = services; copy(s.snapshot.served, served) })
 	for i, pod := range pods {
-		pod = pod.DeepCopy()
-		if pod.Spec.SchedulerName == "" {
-			pod.Spec.SchedulerName = corev1.DefaultSchedulerName
-		}
-		// A name of its own, so that it is not taken for a pod that exists.
-		pod.UID = types.UID(fmt.Sprintf("what-if/%d/%s", i, keyOf(pod)))
-		profile := s.profiles[pod.Spec.SchedulerName]
-		if profile == nil {
-			return nil, fmt.Errorf("no profile is named %q", pod.Spec.SchedulerName)
-		}
-		info, err := NewPodInfo(pod)
+		e, back, err := s.whatIf(i, pod, verdicts)
 		if err != nil {
 			return nil, err
 		}
-		d, err := Schedule(s.snapshot, info, profile)
-		e := Explanation{Namespace: pod.Namespace, Name: pod.Name}
-		e.describe(d, err)
-		if err == nil {
-			s.snapshot.Assume(info, d.Node)
-			assumed = append(assumed, pod.UID)
-		} else {
-			e.Changes = d.smallestChanges()
+		if back != nil {
+			undo = append(undo, back)
 		}
-		all = append(all, e)
+		all = append(all, *e)
 	}
 	return all, nil
 }
 
-// smallestChanges asks all rules about all nodes, not only the first that refuses, and tells what is in the way on the nodes where
-// least is.
-func (d *Decision) smallestChanges() []Change {
-	s := d.snapshot
-	if d.table == nil {
-		if d.refusal == nil {
-			return []Change{{Steps: []string{"add a node"}}}
-		}
-		return []Change{{Steps: d.refusal.Reasons}}
+// whatIf decides about one pod and assumes that it is there from now on, until back is called.
+func (s *Scheduler) whatIf(i int, pod *corev1.Pod, verdicts bool) (e *Explanation, back func(), err error) {
+	pod = pod.DeepCopy()
+	if pod.Spec.SchedulerName == "" {
+		pod.Spec.SchedulerName = corev1.DefaultSchedulerName
 	}
-	near, err := s.neighbourhoodFor(d.Pod, d.profile)
+	// A name of its own, so that it is not taken for a pod that exists.
+	pod.UID = types.UID(fmt.Sprintf("what-if/%d/%s", i, keyOf(pod)))
+	pod.Spec.NodeName, pod.Status = "", corev1.PodStatus{}
+	profile := s.profiles[pod.Spec.SchedulerName]
+	if profile == nil {
+		return nil, nil, fmt.Errorf("pod %s: %w: its schedulerName is %q", keyOf(pod), ErrNotOurs, pod.Spec.SchedulerName)
+	}
+	e = &Explanation{Namespace: pod.Namespace, Name: pod.Name}
+	if message := gateMessage(pod); message != "" && profile.gates {
+		e.Message, e.Nodes = message, s.snapshot.count
+		return e, nil, nil
+	}
+	info, err := NewPodInfo(pod)
 	if err != nil {
-		return nil
+		return nil, nil, fmt.Errorf("pod %s: %w", keyOf(pod), err)
 	}
-	var all []Change
-	for i := range s.nodes {
-		node := int32(i)
-		if s.nodes[i].object == nil {
-			continue
-		}
-		var refusals []*Refusal
-		for f := range d.table.filters {
-			if r := d.table.filters[f].check(node); r != nil {
-				refusals = append(refusals, r)
-			}
-		}
-		for _, point := range [][2]bool{{true, false}, {false, true}} {
-			if code := near.check(node, point[0] && d.profile.spreadOrder >= 0, point[1] && d.profile.affinityOrder >= 0); code != 0 {
-				refusals = append(refusals, besideRefusals[code])
-			}
-		}
-		c := Change{Node: s.nodes[i].name}
-		for _, r := range refusals {
-			c.Steps = append(c.Steps, d.remedies(node, r)...)
-		}
-		if len(c.Steps) == 0 && d.overrides[node] != nil {
-			c.Steps = []string{"wait: room is kept for a nominated pod of the same or higher priority"}
-		}
-		if len(c.Steps) > 0 {
-			all = append(all, c)
-		}
+	d, failure := Schedule(s.snapshot, info, profile)
+	e.describe(d, failure)
+	if verdicts {
+		e.Verdicts, _ = d.Explain()
 	}
-	slices.SortStableFunc(all, func(a, b Change) int {
-		if len(a.Steps) != len(b.Steps) {
-			return len(a.Steps) - len(b.Steps)
-		}
-		return strings.Compare(a.Node, b.Node)
-	})
-	return all[:min(len(all), maxChangesTold)]
-}
-
-// remedies are the steps that would take one refusal away.
-func (d *Decision) remedies(node int32, r *Refusal) []string {
-	s, pod := d.snapshot, d.Pod.Pod
-	name := s.nodes[node].name
-	switch r.Rule {
-	case nodeUnschedulableName:
-		return []string{"uncordon node " + name}
-	case taintTolerationName:
-		t := (&tolerance{snapshot: s, tolerations: pod.Spec.Tolerations}).of(node).refused
-		return []string{fmt.Sprintf("tolerate the taint %s or remove it from node %s", t.ToString(), name)}
-	case nodeAffinityName:
-		return []string{fmt.Sprintf("label node %s so that the pod's node selector and affinity match, or relax them", name)}
-	case nodePortsName:
-		return []string{fmt.Sprintf("free the pod's host ports on node %s", name)}
-	case nodeResourcesFitName:
-		return d.missingResources(node)
-	case podTopologySpreadName:
-		return []string{fmt.Sprintf("relax the topology spread constraints, or balance the pods they count so that the domain of node %s has fewer", name)}
-	case interPodAffinityName:
-		return []string{fmt.Sprintf("%s: relax the affinity terms, or move pods to or from the domain of node %s", strings.TrimPrefix(r.Reasons[0], "node(s) "), name)}
+	if failure != nil {
+		s.helpOut(e, d)
+		return e, nil, nil
 	}
-	if r.Err != nil {
-		return []string{r.Err.Error()}
+	plan, err := s.reserve(d)
+	if err != nil {
+		e.Node, e.Message = "", err.Error()
+		return e, nil, nil
 	}
-	return r.Reasons
-}
-
-func (d *Decision) missingResources(node int32) (steps []string) {
-	s, name := d.snapshot, d.snapshot.nodes[node].name
-	if s.requested[pods][node]+1 > s.allocatable[pods][node] {
-		steps = append(steps, fmt.Sprintf("remove a pod from node %s, which can hold %d", name, s.allocatable[pods][node]))
-	}
-	fit := &nodeResourcesFit{}
-	for _, w := range fit.wants(s, d.Pod) {
-		has, used := s.allocatable[w.resource][node], s.requested[w.resource][node]
-		if w.amount <= has-used {
-			continue
-		}
-		if w.amount > has {
-			steps = append(steps, fmt.Sprintf("ask for at most %s %s, which is all node %s has", quantity(w, has), w.name, name))
-		} else {
-			steps = append(steps, fmt.Sprintf("free %s %s on node %s (%s of %s are requested)", quantity(w, w.amount-(has-used)), w.name, name, quantity(w, used), quantity(w, has)))
-		}
-	}
-	return steps
-}
-
-// quantity writes an amount as users do.
-func quantity(w want, amount int64) string {
-	switch w.resource {
-	case cpu:
-		return resource.NewMilliQuantity(amount, resource.DecimalSI).String()
-	case memory, storage:
-		return resource.NewQuantity(amount, resource.BinarySI).String()
-	}
-	return resource.NewQuantity(amount, resource.DecimalSI).String()
+	s.snapshot.Assume(info, d.Node)
+	return e, func() { s.snapshot.Forget(pod.UID); s.release(plan) }, nil
 }
 
 // Pending counts the pods that want a node, by place in the queue.

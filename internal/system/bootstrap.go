@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"skiff/internal/api/core"
-	"skiff/internal/api/flowcontrol"
 	"skiff/internal/api/scheduling"
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authz"
@@ -104,14 +103,6 @@ func bootstrap(ctx context.Context, env kind.Env, c config.Server) error {
 	}
 	for _, p := range scheduling.SystemPriorityClasses() {
 		objects = append(objects, wanted{schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}, p})
-	}
-	for _, f := range []flowcontrol.Configuration{flowcontrol.Mandatory(), flowcontrol.Suggested()} {
-		for _, l := range f.PriorityLevels {
-			objects = append(objects, wanted{schema.GroupResource{Group: "flowcontrol.apiserver.k8s.io", Resource: "prioritylevelconfigurations"}, l})
-		}
-		for _, s := range f.FlowSchemas {
-			objects = append(objects, wanted{schema.GroupResource{Group: "flowcontrol.apiserver.k8s.io", Resource: "flowschemas"}, s})
-		}
 	}
 	for _, o := range objects {
 		if err := ensure(ctx, env, o); err != nil {

@@ -30,6 +30,8 @@ type certificates struct {
 	frontProxy *pki.Authority
 	signingKey *ecdsa.PrivateKey
 	serving    *tls.Config
+	// kubeletClient proves the server to kubelets.
+	kubeletClient *pki.Keeper
 	// keepers renew the leaves while the server runs.
 	keepers pki.Keepers
 }
@@ -57,6 +59,10 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
+	kubeletClient, err := folder.Keep("apiserver-kubelet-client", authority, pki.KubeletClient())
+	if err != nil {
+		return nil, err
+	}
 	admin, err := folder.Keep("admin", authority, pki.User("admin", "system:masters"))
 	if err != nil {
 		return nil, err
@@ -69,7 +75,9 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 		frontProxy: frontProxy,
 		signingKey: signingKey,
 		serving:    pki.ServerTLS(serving, authority, frontProxy),
-		keepers:    pki.Keepers{serving, admin},
+		keepers:    pki.Keepers{serving, admin, kubeletClient},
+
+		kubeletClient: kubeletClient,
 	}, nil
 }
 

@@ -12,9 +12,11 @@ import (
 
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/audit"
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authn/impersonation"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/apiserver/fairness"
 	"skiff/internal/config"
 	"skiff/internal/kind"
 )
@@ -34,6 +36,8 @@ type gate struct {
 	authorizer    *authz.Configured
 	escalation    *authz.Escalation
 	admission     admission.Chain
+	fairness      *fairness.Fairness // nil: requests are only counted
+	auditor       *audit.Auditor     // nil: nothing is recorded
 	policy        *policy
 	graph         *authz.NodeGraph
 	log           *slog.Logger
@@ -44,7 +48,7 @@ type gate struct {
 }
 
 func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, error) {
-	g := &gate{policy: &policy{}, graph: authz.NewNodeGraph(), resources: resources{}, log: log.With("part", "authorization")}
+	g := &gate{policy: &policy{}, graph: authz.NewNodeGraph(), resources: resources{}, fairness: newFairness(c.Limits), log: log.With("part", "authorization")}
 	if err := g.authentication(c, certs); err != nil {
 		return nil, fmt.Errorf("authentication: %w", err)
 	}
@@ -70,6 +74,9 @@ func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("admission: %w", err)
+	}
+	if g.auditor, err = newAuditor(c.Audit, log.With("part", "audit")); err != nil {
+		return nil, err
 	}
 	return g, nil
 }

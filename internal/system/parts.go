@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -19,6 +20,9 @@ import (
 	"skiff/internal/controller"
 	"skiff/internal/controllers"
 	"skiff/internal/controllers/identity"
+	"skiff/internal/controllers/node"
+	"skiff/internal/controllers/scaling"
+	"skiff/internal/health"
 	"skiff/internal/hollow"
 	"skiff/internal/pki"
 	"skiff/internal/scheduler"
@@ -28,17 +32,21 @@ import (
 var partsUser = authn.User{Username: "system:skiff", Groups: []string{authn.GroupMasters}}
 
 // runParts runs the controllers and the scheduler inside the server's process, as far as they are wanted, until ctx ends. They
-// share one client and one set of informers.
-func runParts(ctx context.Context, c config.Server, server *apiserver.Server, settings controllers.Settings, log *slog.Logger) error {
-	local, err := client.NewLocal(server.Local(partsUser), api.Scheme(), api.Kinds(api.Settings{}))
+// share one client, one set of informers and one registry of metrics.
+func runParts(ctx context.Context, c config.Server, server *apiserver.Server, settings controllers.Settings, registry *prometheus.Registry, why *schedulerDoor, log *slog.Logger) error {
+	local, err := client.NewLocal(server.Local(partsUser), api.Scheme(), api.Named())
 	if err != nil {
 		return err
 	}
 	informers, events := client.NewInformers(local), client.NewEvents(local)
 	var runs []func(context.Context) error
 	if c.Runs(config.PartControllers) {
+		metrics, err := controller.NewMetrics(registry)
+		if err != nil {
+			return err
+		}
 		set, err := controllers.New(controllers.Config{
-			Client: local, Informers: informers, Events: events, Settings: settings, Log: log.With("part", "controllers"),
+			Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers"),
 		})
 		if err != nil {
 			return err
@@ -46,10 +54,15 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		runs = append(runs, set.Run)
 	}
 	if c.Runs(config.PartScheduler) {
-		s, err := scheduler.New(scheduler.Config{Client: local, Informers: informers, Events: events, Log: log.With("part", "scheduler")})
+		metrics, err := scheduler.NewMetrics(registry)
 		if err != nil {
 			return err
 		}
+		s, err := scheduler.New(scheduler.Config{Client: local, Informers: informers, Events: events, Metrics: metrics, Log: log.With("part", "scheduler")})
+		if err != nil {
+			return err
+		}
+		why.open(s)
 		runs = append(runs, s.Run)
 	}
 	if len(runs) == 0 {
@@ -67,50 +80,64 @@ func signingAuthorities(a *pki.Authority) identity.SigningAuthorities {
 	return identity.SigningAuthorities{KubeletServing: a, KubeletClient: a, APIServerClient: a, LegacyUnknown: a}
 }
 
-// schedule runs a scheduler with informers and events of its own.
-func schedule(ctx context.Context, c *client.Client, configFile string, log *slog.Logger) error {
-	informers, events := client.NewInformers(c), client.NewEvents(c)
-	settings := scheduler.Config{Client: c, Informers: informers, Events: events, Log: log}
-	if configFile != "" {
-		configuration, err := scheduler.ReadConfiguration(configFile)
-		if err != nil {
-			return err
-		}
-		settings.Configuration = configuration
-	}
-	s, err := scheduler.New(settings)
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range []func(context.Context) error{informers.Run, events.Run, s.Run} {
-		group.Go(func() error { return run(ctx) })
-	}
-	return group.Wait()
-}
-
 // RunControllerManager runs the controllers alone, against an API server elsewhere, until ctx ends.
 func RunControllerManager(ctx context.Context, c config.ControllerManager) error {
 	log, remote, err := connect(c.Connection)
 	if err != nil {
 		return err
 	}
-	settings := controllers.Config{Client: remote, Enabled: c.Controllers, Log: log}
+	informers, events := client.NewInformers(remote), client.NewEvents(remote)
+	settings := controllers.Config{Client: remote, Informers: informers, Events: events, Enabled: c.Controllers, Log: log}
 	if settings.Settings, err = controllerSettings(c); err != nil {
 		return err
 	}
+	post := &watchpost{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
+	if settings.Metrics, err = controller.NewMetrics(post.registry); err != nil {
+		return err
+	}
+	if err := client.RegisterMetrics(post.registry); err != nil {
+		return err
+	}
+	post.checks = []health.Check{{Name: "informer-sync", OnlyReady: true, Check: informers.Check}}
 	if c.LeaderElect {
 		if settings.LeaderElection, err = election("kube-controller-manager"); err != nil {
 			return err
 		}
+		post.checks = append(post.checks, health.Check{Name: "leaderElection", Check: settings.LeaderElection.Check})
 	}
-	return wrap("controllers", controllers.Run(ctx, settings))
+	set, err := controllers.New(settings)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, run := range []func(context.Context) error{post.run, informers.Run, events.Run, set.Run} {
+		group.Go(func() error { return wrap("controllers", run(ctx)) })
+	}
+	return group.Wait()
 }
 
-// controllerSettings reads the keys that single controllers need.
+// controllerSettings is what single controllers are told, with the keys some of them need.
 func controllerSettings(c config.ControllerManager) (controllers.Settings, error) {
-	var s controllers.Settings
+	s := controllers.Settings{
+		TerminatedPods: &c.TerminatedPods, LegacyTokenLife: &c.LegacyTokenLife, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
+		NodeLifecycle: &node.LifecycleSettings{
+			Grace: c.NodeLoss.MonitorGrace, StartupGrace: c.NodeLoss.StartupGrace, EvictionRate: c.NodeLoss.EvictionRate,
+			SecondaryRate: c.NodeLoss.SecondaryRate, LargeZone: c.NodeLoss.LargeCluster, UnhealthyZone: c.NodeLoss.UnhealthyZone,
+		},
+		Autoscaler: &scaling.AutoscalerSettings{
+			SyncPeriod: c.Autoscaling.SyncPeriod, DownscaleStabilization: c.Autoscaling.DownscaleStabilization, Tolerance: c.Autoscaling.Tolerance,
+			CPUInitialization: c.Autoscaling.CPUInitialization, InitialReadiness: c.Autoscaling.InitialReadiness,
+		},
+	}
 	var err error
+	if s.ServiceRanges, err = c.ServiceCIDRs(); err != nil {
+		return s, fmt.Errorf("--service-cluster-ip-range: %w", err)
+	}
+	if c.AllocateNodeCIDRs {
+		if s.PodRanges, err = podRanges(c.PodAddresses); err != nil {
+			return s, err
+		}
+	}
 	if c.RootCAFile != "" {
 		if s.RootCA, err = os.ReadFile(c.RootCAFile); err != nil {
 			return s, fmt.Errorf("--root-ca-file: %w", err)
@@ -138,21 +165,16 @@ func controllerSettings(c config.ControllerManager) (controllers.Settings, error
 	return s, nil
 }
 
-// RunScheduler runs the scheduler alone, against an API server elsewhere, until ctx ends.
-func RunScheduler(ctx context.Context, c config.Scheduler) error {
-	log, remote, err := connect(c.Connection)
+// podRanges is what is cut into the nodes' pod CIDRs.
+func podRanges(c config.PodAddresses) ([]node.PodRange, error) {
+	if c.ClusterCIDR == "" {
+		return nil, nil
+	}
+	ranges, err := node.ParsePodRanges(c.ClusterCIDR, c.Mask(true), c.Mask(false))
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("--cluster-cidr: %w", err)
 	}
-	run := func(ctx context.Context) error { return schedule(ctx, remote, c.ConfigFile, log) }
-	if !c.LeaderElect {
-		return wrap("scheduler", run(ctx))
-	}
-	leader, err := election("kube-scheduler")
-	if err != nil {
-		return err
-	}
-	return wrap("scheduler", leader.Lead(ctx, remote, nil, run))
+	return ranges, nil
 }
 
 // RunHollow plays nodes without containers until ctx ends.
@@ -177,12 +199,20 @@ func connect(c config.Connection) (*slog.Logger, *client.Client, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	settings, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	remote, err := dial(c.Kubeconfig)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
-	remote, err := client.New(settings, api.Scheme(), api.Kinds(api.Settings{}))
-	return log, remote, err
+	return log, remote, nil
+}
+
+// dial makes a client of the API server that a kubeconfig names.
+func dial(kubeconfig string) (*client.Client, error) {
+	settings, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(settings, api.Scheme(), api.Named())
 }
 
 // election is the lease that parts of one name compete for.

@@ -17,16 +17,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"skiff/internal/api"
 	"skiff/internal/apiserver"
 	"skiff/internal/apiserver/authn"
+	streams "skiff/internal/apiserver/connect"
 	"skiff/internal/config"
 	"skiff/internal/controllers"
+	"skiff/internal/controllers/volume"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
+	"skiff/internal/scheduler"
 	"skiff/internal/store/cache"
 	"skiff/internal/version"
 )
@@ -62,7 +66,11 @@ func RunServer(ctx context.Context, c config.Server) error {
 	if err != nil {
 		return err
 	}
-	storage, err := openStore(ctx, c, log)
+	sealing, err := newEncryption(c.Encryption, log)
+	if err != nil {
+		return err
+	}
+	storage, err := openStore(ctx, c, sealing, log)
 	if err != nil {
 		return err
 	}
@@ -77,15 +85,27 @@ func RunServer(ctx context.Context, c config.Server) error {
 	if err != nil {
 		return err
 	}
-	started := newSteps("start-system-namespaces-controller", "rbac/bootstrap-roles", "node-authorizer")
+	started := newSteps(append(fairnessSteps(gate.fairness), "start-system-namespaces-controller", "rbac/bootstrap-roles", "node-authorizer")...)
 	checks := append(started.checks(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
-	server, err := newAPIServer(c, objects, gate, log, storage.Healthy, checks)
+	if name := sealing.HealthCheck(); name != "" {
+		checks = append(checks, apiserver.HealthCheck{Name: name, Check: sealing.Healthy})
+	}
+	registry := newRegistry()
+	why := &schedulerDoor{}
+	server, err := newAPIServer(c, objects, gate, connection(gate, certs), registry, why, log, storage.Healthy, checks)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return wrap("cache", objects.Run(ctx)) })
-	group.Go(func() error { return wrap("API server", serve(ctx, listener, server, certs)) })
+	// The audit and the keys of the store are needed until the last request.
+	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
+	group.Go(func() error {
+		defer recorded()
+		return wrap("API server", serve(ctx, listener, server, certs))
+	})
+	group.Go(func() error { return wrap("audit", gate.auditor.Run(recording)) })
+	group.Go(func() error { return wrap("encryption", sealing.Run(recording)) })
 	group.Go(func() error { return certs.keepers.Run(ctx, log.With("part", "certificates")) })
 	group.Go(func() error { return wrap("authorization", gate.run(ctx, objects.Ready(), started)) })
 	group.Go(func() error {
@@ -94,18 +114,32 @@ func RunServer(ctx context.Context, c config.Server) error {
 		case <-ctx.Done():
 			return nil
 		}
+		group.Go(func() error { return wrap("fairness", runFlowControl(ctx, server, gate.fairness, started, log)) })
 		if err := prepareCluster(ctx, server.Env(), c, started); err != nil {
 			return wrap("create the system's own objects", err)
 		}
 		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
 		settings := controllers.Settings{
 			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
+			LocalPath: &volume.LocalPathSettings{Folder: filepath.Join(c.DataDir, "volumes")},
+		}
+		var err error
+		if settings.ServiceRanges, err = c.ServiceCIDRs(); err != nil {
+			return err
+		}
+		if settings.PodRanges, err = podRanges(c.PodAddresses); err != nil {
+			return err
 		}
 		if !storage.Shared() {
 			// No other API server has to hear of a deleted namespace first.
 			settings.NamespaceGrace = new(time.Duration)
 		}
-		group.Go(func() error { return wrap("controllers and scheduler", runParts(ctx, c, server, settings, log)) })
+		group.Go(func() error {
+			return wrap("controllers and scheduler", runParts(ctx, c, server, settings, registry, why, log))
+		})
+		if !c.NoNode {
+			group.Go(func() error { return wrap("node", runServerNode(ctx, c, certs, server, log)) })
+		}
 		if started.wait(ctx) {
 			log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
 				"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
@@ -116,12 +150,15 @@ func RunServer(ctx context.Context, c config.Server) error {
 }
 
 // newAPIServer makes the API server with all built-in kinds.
-func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.Logger, storeHealthy func(context.Context) error, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
-	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.authenticator, Authorizer: accessReviews{gate.authorizer}})
+func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others streams.Config, registry *prometheus.Registry, why http.Handler, log *slog.Logger, storeHealthy func(context.Context) error, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
+	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.authenticator, Authorizer: accessReviews{gate.authorizer}, Metrics: streams.NewMetrics(others)})
 	documents := openapi.New(kinds, version.Info().GitVersion)
 	paths := map[string]http.Handler{
 		authn.OpenIDConfigurationPath: gate.discovery,
 		authn.OpenIDKeysPath:          gate.discovery,
+	}
+	if c.Runs(config.PartScheduler) {
+		paths[scheduler.Root] = why
 	}
 	if c.Profiling {
 		addProfiling(paths)
@@ -138,13 +175,17 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.L
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}
 		},
+		Connectors:    streams.New(others),
 		Paths:         paths,
 		Admission:     gate.admission,
 		OpenAPI:       documents,
 		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
 		Version:       version.Info(),
-		Limits:        apiserver.Limits{ReadOnly: c.Limits.MaxRequestsInflight, Mutating: c.Limits.MaxMutatingRequestsInflight},
+		Limits:        apiserver.Limits{ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight)},
+		Fairness:      gate.fairness,
+		Audit:         gate.auditor,
 		Checks:        checks,
+		Registry:      registry,
 		Log:           log.With("part", "apiserver"),
 	})
 	if err != nil {
@@ -152,6 +193,14 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, log *slog.L
 	}
 	gate.attach(server, kinds)
 	return server, nil
+}
+
+// unlimited is a limit in the words of the API server: where the flag says zero, there is none.
+func unlimited(limit int) int {
+	if limit == 0 {
+		return -1
+	}
+	return limit
 }
 
 // addProfiling adds the paths of net/http/pprof, which like all others are for those whom the authorizer allows them.
@@ -212,12 +261,4 @@ func wrap(part string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", part, err)
-}
-
-func newLogger(level string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("--log-level: %w", err)
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l})), nil
 }

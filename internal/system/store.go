@@ -8,11 +8,13 @@ import (
 
 	"skiff/internal/config"
 	"skiff/internal/store"
+	"skiff/internal/store/encryption"
 	"skiff/internal/store/etcd"
 )
 
-// openStore opens the embedded etcd below the data folder, or connects to the one that was configured.
-func openStore(ctx context.Context, c config.Server, log *slog.Logger) (store.Store, error) {
+// openStore opens the embedded etcd below the data folder, or connects to the one that was configured. What is kept there is
+// sealed when that is wanted.
+func openStore(ctx context.Context, c config.Server, sealing *encryption.Encryption, log *slog.Logger) (store.Store, error) {
 	settings := etcd.Config{
 		CAFile: c.Etcd.CAFile, CertFile: c.Etcd.CertFile, KeyFile: c.Etcd.KeyFile,
 		CompactionInterval: c.Etcd.CompactionInterval,
@@ -30,5 +32,9 @@ func openStore(ctx context.Context, c config.Server, log *slog.Logger) (store.St
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
-	return s, nil
+	if sealing == nil {
+		return s, nil
+	}
+	sealing.Prime(ctx)
+	return sealing.Wrap(s, resourceOfKey()), nil
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -25,6 +26,8 @@ type Row struct {
 	Goal  float64
 	// More says that larger is better.
 	More bool
+	// Limit is the most that is wanted of a number that is not compared with upstream; 0: none.
+	Limit float64
 }
 
 // load is one workload. It runs against a freshly started server; workloads run in the order of the list.
@@ -42,7 +45,20 @@ var loads = []load{
 	{"memory", measureMemory},
 }
 
+// alone are workloads that start servers of their own.
+var alone = []struct {
+	name string
+	run  func(side, dir string, o options) ([]Row, error)
+}{
+	{"deployment", measureDeployment},
+	{"idle", measureIdle},
+	{"schedule", measureScheduling},
+	{"algorithm", measureAlgorithm},
+	{"gate", measureGate},
+}
+
 type options struct {
+	replicas int
 	pods     int
 	requests int
 	workers  int
@@ -54,12 +70,13 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, gate")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this folder")
 	flag.StringVar(&o.profiles, "profiles", "", "write a CPU profile of skiff's first seconds under each load to this folder; the numbers are then a little worse")
 	flag.IntVar(&o.pods, "pods", 10000, "pods to list")
+	flag.IntVar(&o.replicas, "replicas", 2000, "replicas of the deployment")
 	flag.IntVar(&o.requests, "requests", 4000, "writes of each kind")
 	flag.IntVar(&o.workers, "workers", 16, "clients that write at once")
 	flag.IntVar(&o.watchers, "watchers", 200, "watchers of one resource")
@@ -100,8 +117,30 @@ func run(only, sides, out, dir string, o options) error {
 	return nil
 }
 
-// measure starts one server and runs the workloads against it.
-func measure(side, dir, only string, o options) ([]Row, error) {
+// measure runs the workloads against one server after the other.
+func measure(side, dir, only string, o options) (rows []Row, err error) {
+	wanted := func(name string) bool { return only == "" || strings.Contains(","+only+",", ","+name+",") }
+	if slices.ContainsFunc(loads, func(l load) bool { return wanted(l.name) }) {
+		if rows, err = measureShared(side, dir, wanted, o); err != nil {
+			return nil, err
+		}
+	}
+	for _, l := range alone {
+		if !wanted(l.name) {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "%s: %s ...\n", side, l.name)
+		more, err := l.run(side, filepath.Join(dir, l.name), o)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", l.name, err)
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
+// measureShared starts one server and runs the workloads that share it.
+func measureShared(side, dir string, wanted func(string) bool, o options) ([]Row, error) {
 	var c *cluster.Cluster
 	var err error
 	// Pods here have no service account: the token volume it would add is not what is measured.
@@ -123,7 +162,7 @@ func measure(side, dir, only string, o options) ([]Row, error) {
 		return nil, err
 	}
 	for _, l := range loads {
-		if only != "" && !strings.Contains(","+only+",", ","+l.name+",") {
+		if !wanted(l.name) {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%s: %s ...\n", side, l.name)
@@ -132,6 +171,17 @@ func measure(side, dir, only string, o options) ([]Row, error) {
 		}
 	}
 	return b.rows, nil
+}
+
+// limit says what is wanted of a row that stands alone, and whether it is so.
+func (r Row) limit() string {
+	switch {
+	case r.Limit == 0:
+		return ""
+	case r.Value <= r.Limit:
+		return fmt.Sprintf("≤ %.0f yes", r.Limit)
+	}
+	return fmt.Sprintf("≤ %.0f NO", r.Limit)
 }
 
 // print shows the table: skiff, upstream, ratio, goal.
@@ -150,7 +200,7 @@ func print(results map[string][]Row) {
 	for _, r := range rows {
 		u, both := upstream[r.Name]
 		if !both || len(results["skiff"]) == 0 {
-			fmt.Fprintf(w, "%s\t%s\t%.1f\t\t\t\t\n", r.Name, r.Unit, r.Value)
+			fmt.Fprintf(w, "%s\t%s\t%.1f\t\t\t%s\t\n", r.Name, r.Unit, r.Value, r.limit())
 			continue
 		}
 		ratio, sign := r.Value/u.Value, "≤"

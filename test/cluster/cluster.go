@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"skiff/test/registry"
 )
 
 // Cluster is a running control plane.
@@ -36,6 +38,10 @@ type Cluster struct {
 	Others []*Process
 
 	pki *keys
+	// nodes counts those that run containers; images is where they pull from; memory are their data folders.
+	nodes  int
+	images *registry.Registry
+	memory []string
 }
 
 // Process is one running program.
@@ -79,6 +85,21 @@ func Upstream(programs ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// Images builds the archives of the images that tests run, if they are not kept from before, and returns their folder.
+func Images() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command(filepath.Join(root, "test/images/build"))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("build the test images: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
 // Config returns a client configuration for the administrator.
 func (c *Cluster) Config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
@@ -89,11 +110,18 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	return config, nil
 }
 
-// Stop ends all processes, those started last first, and waits for them.
+// Stop ends all processes, those started last first, and waits for them. The data of nodes with containers is gone then; to start one again,
+// end its process alone.
 func (c *Cluster) Stop() {
 	all := append(append([]*Process(nil), c.Server...), c.Others...)
 	for i := len(all) - 1; i >= 0; i-- {
 		all[i].Stop()
+	}
+	if c.images != nil {
+		c.images.Stop()
+	}
+	for _, folder := range c.memory {
+		_ = unix.Unmount(folder, unix.MNT_DETACH)
 	}
 }
 
@@ -125,6 +153,11 @@ func (c *Cluster) Resident() (int64, error) {
 
 // start runs a program with its output in a log file below dir.
 func start(dir, name, path string, args ...string) (*Process, error) {
+	return startBy((*exec.Cmd).Start, dir, name, path, args...)
+}
+
+// startBy is start with another way to start a command.
+func startBy(run func(*exec.Cmd) error, dir, name, path string, args ...string) (*Process, error) {
 	logPath := filepath.Join(dir, name+".log")
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -136,7 +169,7 @@ func start(dir, name, path string, args ...string) (*Process, error) {
 	cmd.Dir = dir
 	// The program ends with the test that started it, even if the test is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	if err := run(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	p := &Process{Name: name, cmd: cmd, log: logPath, done: make(chan struct{})}

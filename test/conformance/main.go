@@ -10,6 +10,7 @@ package main
 import (
 	"embed"
 	"encoding/xml"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"strings"
 
 	"skiff/test/cluster"
+	"skiff/test/namespaces"
 )
 
 //go:embed focus/*.re
@@ -31,6 +33,9 @@ type options struct {
 	results            string
 	kubeconfig         string
 	jsonOnly           bool
+	parts              string
+	nodes              int
+	real               bool
 }
 
 func main() {
@@ -42,7 +47,20 @@ func main() {
 	flag.StringVar(&o.results, "results", "test/conformance/results", "folder for logs and junit files")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "use this running cluster instead of starting one")
 	flag.BoolVar(&o.jsonOnly, "json", false, "let the suite's clients speak JSON instead of protobuf")
+	flag.StringVar(&o.parts, "parts", "skiff", "whose controllers and scheduler run: skiff's own, inside the server, or upstream's")
+	flag.IntVar(&o.nodes, "nodes", 2, "how many nodes without containers there are")
+	flag.BoolVar(&o.real, "real", false, "run on a node with containers, in namespaces of its own; without -focus that is so for node, net and multi-node")
 	flag.Parse()
+	if o.focus == "" && slices.Contains([]string{"node", "net", "multi-node", "all"}, o.class) {
+		o.real = true
+	}
+	if o.real && o.kubeconfig == "" {
+		if err := prepare(); err != nil {
+			fmt.Fprintln(os.Stderr, "conformance:", err)
+			os.Exit(2)
+		}
+		namespaces.Enter()
+	}
 	failed, err := run(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -78,17 +96,11 @@ func run(o options) (failed int, err error) {
 	}
 	kubeconfig := o.kubeconfig
 	if kubeconfig == "" {
-		c, err := cluster.Skiff(filepath.Join(results, "cluster"), "--advertise-address=192.0.2.1")
+		c, err := startCluster(o, filepath.Join(results, "cluster"))
 		if err != nil {
 			return 0, err
 		}
 		defer c.Stop()
-		if err := c.ControllerManager(); err != nil {
-			return 0, err
-		}
-		if err := c.Scheduler(); err != nil {
-			return 0, err
-		}
 		kubeconfig = c.Kubeconfig
 	}
 	// The suite's own exit code says only that something failed; the junit files say what.
@@ -105,6 +117,53 @@ func run(o options) (failed int, err error) {
 		return 0, fmt.Errorf("no test ran: %v", runErr)
 	}
 	return len(failures), nil
+}
+
+// prepare builds what a run needs, while there still is a network to get it from.
+func prepare() error {
+	if _, err := cluster.Upstream("e2e.test", "ginkgo", "kubectl"); err != nil {
+		return err
+	}
+	_, err := cluster.Images()
+	return err
+}
+
+// startCluster starts the API server, controllers, scheduler and nodes.
+func startCluster(o options, dir string) (*cluster.Cluster, error) {
+	if o.real {
+		c, err := cluster.SkiffNode(dir)
+		if err != nil || o.class != "multi-node" && o.class != "all" {
+			return c, err
+		}
+		if err := c.AddNode(); err != nil {
+			c.Stop()
+			return nil, err
+		}
+		return c, nil
+	}
+	flags := []string{"--advertise-address=192.0.2.1"}
+	switch o.parts {
+	case "skiff":
+		flags = append(flags, "--without=")
+	case "upstream":
+	default:
+		return nil, fmt.Errorf("-parts: %q is neither skiff nor upstream", o.parts)
+	}
+	c, err := cluster.Skiff(dir, flags...)
+	if err != nil {
+		return nil, err
+	}
+	if o.parts == "upstream" {
+		err = errors.Join(c.ControllerManager(), c.Scheduler())
+	}
+	if err == nil && o.nodes > 0 {
+		_, err = c.Hollow(o.nodes)
+	}
+	if err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
 }
 
 func cmpOr(a, b string) string {
@@ -145,8 +204,10 @@ func suite(o options, programs, kubeconfig, focus, results string) error {
 	}
 	args = append(args, filepath.Join(programs, "e2e.test"), "--",
 		"--kubeconfig="+kubeconfig, "--provider=skeleton", "--kubectl-path="+filepath.Join(programs, "kubectl"),
-		"--report-dir="+results, "--disable-log-dump", "--dump-logs-on-failure=false",
-		"--allowed-not-ready-nodes=-1", "--num-nodes=0", "--minStartupPods=-1")
+		"--report-dir="+results, "--disable-log-dump", "--dump-logs-on-failure=false")
+	if !o.real {
+		args = append(args, "--allowed-not-ready-nodes=-1", "--num-nodes=0", "--minStartupPods=-1")
+	}
 	if o.jsonOnly {
 		args = append(args, "--kube-api-content-type=application/json")
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -27,8 +29,30 @@ import (
 // kube-system exist.
 func Start(t testing.TB, ctx context.Context) *client.Client {
 	t.Helper()
+	c := Client(t, Server(t, ctx))
+	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		if _, err := client.For[*corev1.Namespace](c).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+// Client makes a client of what a server offers to parts in its own process.
+func Client(t testing.TB, local client.Local) *client.Client {
+	t.Helper()
+	c, err := client.NewLocal(local, api.Scheme(), api.Named())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Server runs a server until the test ends, or until ctx does, and returns what it offers to parts in its own process. It is empty.
+func Server(t testing.TB, ctx context.Context) client.Local {
+	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
-	kinds := api.Kinds(api.Settings{})
+	kinds := api.Kinds(api.Settings{Authorizer: permissive{}})
 	objects := cache.New(memory.New(), slog.New(slog.DiscardHandler))
 	server, err := apiserver.New(apiserver.Config{
 		Kinds: kinds, Scheme: api.Scheme(), Cache: objects,
@@ -43,14 +67,16 @@ func Start(t testing.TB, ctx context.Context) *client.Client {
 	running.Go(func() { _ = objects.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
 	<-objects.Ready()
-	c, err := client.NewLocal(server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}}), api.Scheme(), kinds)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
-		if _, err := client.For[*corev1.Namespace](c).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.WriteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return c
+	return server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
+}
+
+// permissive allows everybody everything.
+type permissive struct{}
+
+func (permissive) Authorize(context.Context, authenticationv1.UserInfo, *authorizationv1.ResourceAttributes, *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string, err error) {
+	return true, false, "", nil
+}
+
+func (permissive) RulesFor(context.Context, authenticationv1.UserInfo, string) ([]authorizationv1.ResourceRule, []authorizationv1.NonResourceRule, bool, error) {
+	return nil, nil, false, nil
 }

@@ -5,7 +5,9 @@ package world
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"testing"
@@ -29,14 +31,42 @@ type World struct {
 	T      *testing.T
 	Ctx    context.Context
 	Client *client.Client
+	// Random is for the test's own choices: the same in every run.
+	Random *rand.Rand
+
+	local client.Local
+	nodes int
+	mu    sync.Mutex // guards how pods are played
+	luck  *rand.Rand // the pods' own
+	// failing is how likely a pod fails instead of getting ready, ending how likely it succeeds after it ran.
+	failing, ending float64
+	played          int // pods that were given an address
 }
 
 // In runs a test in a new world.
-func In(t *testing.T, test func(w *World)) {
+func In(t *testing.T, test func(w *World)) { InSeeded(t, 0, test) }
+
+// Seeds runs a test in several worlds, each with other random choices.
+func Seeds(t *testing.T, n int, test func(w *World)) {
+	if testing.Short() {
+		n = min(n, 3)
+	}
+	for seed := range n {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { InSeeded(t, uint64(seed), test) })
+	}
+}
+
+// InSeeded runs a test in a new world with the random choices of a seed.
+func InSeeded(t *testing.T, seed uint64, test func(w *World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		w := &World{T: t, Ctx: ctx, Client: inprocess.Start(t, ctx)}
+		local := inprocess.Server(t, ctx)
+		w := &World{T: t, Ctx: ctx, Client: inprocess.Client(t, local), local: local,
+			Random: rand.New(rand.NewPCG(seed, 1)), luck: rand.New(rand.NewPCG(seed, 2))}
+		for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+			Create(w, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
 		Create(w, core.NewDefaultServiceCIDR([]string{"10.96.0.0/12"}, metav1.Now())) // services need addresses
 		test(w)
 		cancel()
@@ -47,8 +77,14 @@ func In(t *testing.T, test func(w *World)) {
 // Run starts controllers and returns how to stop them. They stop with the world, too.
 func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 	w.T.Helper()
-	ctx, cancel := context.WithCancel(w.Ctx)
-	informers := client.NewInformers(w.Client)
+	return w.start(w.Ctx, &Faults{}, definitions)
+}
+
+// start runs controllers as one process would, until ctx ends.
+func (w *World) start(ctx context.Context, faults *Faults, definitions []controller.Definition) (stop func()) {
+	w.T.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	informers := client.NewInformers(inprocess.Client(w.T, faults.reading(w.local)))
 	events := client.NewEvents(w.Client)
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
@@ -56,7 +92,8 @@ func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 	}
 	var loops []*controller.Loop
 	for _, d := range definitions {
-		loop, err := controller.NewLoop(d, controller.Environment{Client: w.Client, Informers: informers, Events: events, Log: log})
+		c := inprocess.Client(w.T, faults.writing(w.local, d.Name))
+		loop, err := controller.NewLoop(d, controller.Environment{Client: c, Informers: informers, Events: events, Log: log})
 		if err != nil {
 			w.T.Fatal(err)
 		}
@@ -65,7 +102,7 @@ func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = informers.Run(ctx) })
 	running.Go(func() { _ = events.Run(ctx) })
-	if err := informers.WaitForSync(ctx); err != nil {
+	if err := informers.WaitForSync(ctx); err != nil && ctx.Err() == nil {
 		w.T.Fatal(err)
 	}
 	for _, loop := range loops {
@@ -76,6 +113,15 @@ func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 		})
 	}
 	return func() { cancel(); running.Wait() }
+}
+
+// Local is what the server offers to parts in its own process.
+func (w *World) Local() client.Local { return w.local }
+
+// ClientOf makes a client of the server as it is reached in some other way.
+func (w *World) ClientOf(local client.Local) *client.Client {
+	w.T.Helper()
+	return inprocess.Client(w.T, local)
 }
 
 // Pass lets time pass, and everything that is due be done.
@@ -149,6 +195,24 @@ func edit[T kind.Object](w *World, namespace, name string, o client.WriteOptions
 		if !apierrors.IsConflict(err) {
 			w.T.Fatalf("edit %s: %v", name, err)
 		}
+	}
+}
+
+// Chance is true as often as p says.
+func (w *World) Chance(p float64) bool { return p > 0 && w.Random.Float64() < p }
+
+// Pick returns a random element.
+func Pick[T any](w *World, from ...T) T { return from[w.Random.IntN(len(from))] }
+
+// AssertSettled lets controllers that start anew look at everything and fails if they write anything but events: a fixed point is one.
+func (w *World) AssertSettled(definitions ...controller.Definition) {
+	w.T.Helper()
+	var nothing Faults
+	stop := w.start(w.Ctx, &nothing, definitions)
+	w.Pass(30 * time.Second)
+	stop()
+	if writes, _ := nothing.Writes(); len(writes) > 0 {
+		w.T.Errorf("a second look wrote %q", writes)
 	}
 }
 

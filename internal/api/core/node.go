@@ -33,6 +33,9 @@ var Node = kind.Of(kind.Spec[*corev1.Node]{
 		}
 	},
 	ValidateStatus: validateNodeUpdate,
+	Subresources: []kind.Subresource{
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("NodeProxyOptions"), Verbs: proxyVerbs},
+	},
 
 	Fields: map[string]func(*corev1.Node) string{
 		"spec.unschedulable": func(obj *corev1.Node) string { return fmt.Sprint(obj.Spec.Unschedulable) },

@@ -33,9 +33,14 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 	WarnStatus:     warnPodStatus,
 
 	Subresources: []kind.Subresource{
+		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}},
 		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod},
 		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Part: ephemeralContainersPart()},
 		{Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} }, Create: evictPod},
+		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}},
+		{Name: "log", Verbs: []string{"get"}},
+		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}},
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("PodProxyOptions"), Verbs: proxyVerbs},
 		{Name: "resize", Verbs: []string{"get", "patch", "update"}, Part: resizePart()},
 	},
 
@@ -58,6 +63,9 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 	Grace:         podGrace,
 	ReturnDeleted: true,
 })
+
+// proxyVerbs: a proxy passes on whatever is asked for.
+var proxyVerbs = []string{"create", "delete", "get", "patch", "update"}
 
 func podIP(obj *corev1.Pod) string {
 	if len(obj.Status.PodIPs) == 0 {

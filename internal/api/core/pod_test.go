@@ -235,7 +235,10 @@ func TestPodGrace(t *testing.T) {
 }
 
 func TestPodSubresources(t *testing.T) {
-	want := map[string]string{"status": "", "binding": "Binding", "ephemeralcontainers": "", "eviction": "Eviction", "resize": ""}
+	want := map[string]string{
+		"status": "", "binding": "Binding", "ephemeralcontainers": "", "eviction": "Eviction", "resize": "", "log": "", "exec": "PodExecOptions",
+		"attach": "PodAttachOptions", "portforward": "PodPortForwardOptions", "proxy": "PodProxyOptions",
+	}
 	for _, s := range Pod.Subresources {
 		body, known := want[s.Name]
 		if !known || s.GVK.Kind != body {

@@ -39,6 +39,9 @@ var Service = kind.Of(kind.Spec[*corev1.Service]{
 	},
 	Warn:                warnService,
 	AllowCreateOnUpdate: true,
+	Subresources: []kind.Subresource{
+		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("ServiceProxyOptions"), Verbs: proxyVerbs},
+	},
 
 	Status: func(to, from *corev1.Service) { to.Status = from.Status },
 	ValidateStatus: func(_ *kind.Request, obj, old *corev1.Service) field.ErrorList {

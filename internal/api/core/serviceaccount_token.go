@@ -52,7 +52,7 @@ func requestToken(ctx context.Context, env kind.Env, req *kind.Request, namespac
 	if errs := validateTokenExpiration(*request.Spec.ExpirationSeconds, field.NewPath("spec", "expirationSeconds")); len(errs) > 0 {
 		return nil, apierrors.NewInvalid(tokenRequestKind, "", errs)
 	}
-	claims := kind.TokenClaims{ServiceAccount: account, Audiences: request.Spec.Audiences, ExpirationSeconds: *request.Spec.ExpirationSeconds}
+	claims := kind.TokenClaims{ServiceAccount: account, Audiences: request.Spec.Audiences, ExpirationSeconds: *request.Spec.ExpirationSeconds, Annotate: req.Annotate}
 	if err := bindToken(ctx, env, &claims, request.Spec.BoundObjectRef); err != nil {
 		return nil, err
 	}

@@ -30,6 +30,9 @@ func (r *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) erro
 			return (t.Key == taint.key || t.Key == "") && (t.Effect == corev1.TaintEffectNoExecute || t.Effect == "")
 		})
 		if !tolerated {
+			if len(pod.Spec.Tolerations) == len(had) {
+				pod.Spec.Tolerations = slices.Grow(had, 2)
+			}
 			seconds := taint.seconds
 			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
 				Key: taint.key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds,

@@ -43,12 +43,12 @@ func (r *namespaceLifecycle) Mutate(ctx context.Context, a *Attributes) error {
 	}
 	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", a.Namespace)
 	switch {
+	case err == nil && namespace.Status.Phase != corev1.NamespaceTerminating:
+		return nil
 	case apierrors.IsNotFound(err):
 		return err
 	case err != nil:
 		return apierrors.NewInternalError(err)
-	case namespace.Status.Phase != corev1.NamespaceTerminating:
-		return nil
 	}
 	refusal := forbid(a, "unable to create new content in namespace %s because it is being terminated", a.Namespace)
 	var status *apierrors.StatusError

@@ -85,7 +85,11 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 	if err != nil {
 		return err
 	}
-	if enforced, _ := strconv.ParseBool(account.Annotations[enforceMountableSecrets]); !enforced {
+	text, annotated := account.Annotations[enforceMountableSecrets]
+	if !annotated {
+		return nil
+	}
+	if enforced, _ := strconv.ParseBool(text); !enforced {
 		return nil
 	}
 	if err := judgeSecrets(account, pod, a.Operation == Create); err != nil {

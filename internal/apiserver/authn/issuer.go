@@ -132,6 +132,7 @@ func (i *Issuer) IssueToken(_ context.Context, c kind.TokenClaims) (string, int6
 	if c.Secret != nil {
 		bound.Secret = refTo(c.Secret)
 	}
+	id := uuid.NewString()
 	token, err := i.signer.sign(claims{
 		Issuer:     i.config.Issuer,
 		Subject:    ServiceAccountName(bound.Namespace, bound.ServiceAccount.Name),
@@ -139,9 +140,12 @@ func (i *Issuer) IssueToken(_ context.Context, c kind.TokenClaims) (string, int6
 		IssuedAt:   newUnixTime(now),
 		NotBefore:  newUnixTime(now),
 		Expiry:     newUnixTime(now.Add(time.Duration(life) * time.Second)),
-		ID:         uuid.NewString(),
+		ID:         id,
 		Kubernetes: bound,
 	})
+	if err == nil && c.Annotate != nil {
+		c.Annotate("authentication.kubernetes.io/issued-credential-id", "JTI="+id)
+	}
 	return token, told, err
 }
 

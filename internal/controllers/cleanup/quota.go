@@ -163,8 +163,7 @@ func recounted(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.Res
 			used[name] = amount
 		}
 	}
-	changed := found.Status.Hard == nil || found.Status.Used == nil ||
-		!equality.Semantic.DeepEqual(found.Spec.Hard, found.Status.Hard) || !quota.Equal(used, found.Status.Used)
+	changed := !equality.Semantic.DeepEqual(found.Spec.Hard, found.Status.Hard) || !quota.Equal(used, found.Status.Used)
 	return corev1.ResourceQuotaStatus{Hard: found.Spec.Hard.DeepCopy(), Used: used}, changed
 }
 

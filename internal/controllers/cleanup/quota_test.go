@@ -62,6 +62,7 @@ func TestRecounted(t *testing.T) {
 		changed          bool
 	}{
 		{"new", amounts("pods", "1"), nil, nil, amounts("pods", "0"), amounts("pods", "0"), true},
+		{"limits nothing", nil, nil, nil, nil, nil, false},
 		{"as before", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), false},
 		{"freed", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "0"), amounts("pods", "0"), true},
 		{"limit changed", amounts("pods", "2"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), true},

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"net/url"
 	"time"
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -51,10 +53,24 @@ type podMetrics struct {
 	}
 }
 
+// isUnserved says that nobody serves the path, not that there is nothing at it.
+func isUnserved(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	return details == nil || details.Kind == ""
+}
+
 func (a *api) usage(ctx context.Context, namespace string, selector labels.Selector, name corev1.ResourceName, container string) (map[string]sample, error) {
 	var list podMetrics
 	path := []string{"apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"}
 	if err := a.get(ctx, path, url.Values{"labelSelector": {selector.String()}}, &list); err != nil {
+		if isUnserved(err) {
+			// As who asks for a resource by name, not by a path, is told.
+			err = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Group: "metrics.k8s.io", Resource: "pods"}, "", "", 0, true)
+		}
 		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -268,9 +269,21 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 	return plan, unneeded
 }
 
+// isNeeded says whether an attachment is to stay: pods need it, or others made it for reasons of their own.
 func (v attachView) isNeeded(a *storagev1.VolumeAttachment) bool {
 	_, needed := v.needed[value(a.Spec.Source.PersistentVolumeName)]
-	return needed || value(a.Spec.Source.PersistentVolumeName) == "" // attached by others, for reasons of their own
+	return needed || !v.isOurs(a)
+}
+
+// ownName is the form of the names of attachments that this controller, upstream's or ours, makes.
+var ownName = regexp.MustCompile("^csi-[0-9a-f]{64}$")
+
+// isOurs tells the attachments this controller makes from those of others, by their names.
+func (v attachView) isOurs(a *storagev1.VolumeAttachment) bool {
+	if volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]; volume != nil && volume.Spec.CSI != nil {
+		return a.Name == attachmentName(volume, v.name)
+	}
+	return value(a.Spec.Source.PersistentVolumeName) != "" && ownName.MatchString(a.Name) // the volume is gone
 }
 
 // mayDetach says whether a volume may be detached, or when to look again. A node that is up must have unmounted it first.
@@ -349,7 +362,7 @@ func (v attachView) attached(going map[string]bool, plan *controller.Plan) kind.
 	for _, a := range attachments {
 		name := value(a.Spec.Source.PersistentVolumeName)
 		volume := v.volumes[name]
-		if volume == nil || volume.Spec.CSI == nil {
+		if volume == nil || volume.Spec.CSI == nil || !v.isOurs(a) {
 			continue
 		}
 		if !a.Status.Attached || going[a.Name] {

@@ -41,6 +41,9 @@ func TestAttachDetach(t *testing.T) {
 	lost := func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }
 	off := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}} }
 	name := attachmentName(disk, "n1")
+	others, ofGone := attachment(disk, "n1", true), attachment(disk, "n1", true)
+	others.Name = "mine"
+	ofGone.Spec.Source.PersistentVolumeName = new("gone")
 	if !strings.HasPrefix(name, "csi-") || len(name) != 4+64 {
 		t.Errorf("name %s", name)
 	}
@@ -63,6 +66,9 @@ func TestAttachDetach(t *testing.T) {
 		{"no longer needed, the node is lost", attachView{node: aNode(told, inUse, lost), here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, time.Minute, "", 5 * time.Minute},
 		{"for long", attachView{node: aNode(told, inUse, lost), here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, 7 * time.Minute, "update status of Node n1, delete VolumeAttachment NAME", 0},
 		{"no longer needed, the node is off", attachView{node: aNode(told, inUse, lost, off), here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, 0, "update status of Node n1, delete VolumeAttachment NAME", 0},
+		{"made by others", attachView{node: aNode(), here: []*storagev1.VolumeAttachment{others}}, time.Hour, "", 0},
+		{"made by others, the node is gone", attachView{here: []*storagev1.VolumeAttachment{others}}, time.Hour, "", 0},
+		{"the volume is gone", attachView{node: aNode(), here: []*storagev1.VolumeAttachment{ofGone}}, 0, "delete VolumeAttachment NAME", 0},
 		{"the node is gone", attachView{here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, 0, "delete VolumeAttachment NAME", 0},
 	} {
 		v := test.view

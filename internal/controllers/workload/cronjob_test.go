@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/controller"
+	"skiff/test/world"
 )
 
 // aCronJob runs every ten minutes, last at ten to twelve; it is twelve.
@@ -203,21 +204,21 @@ func TestExpiry(t *testing.T) {
 
 // TestCronJobsRun lets a cron job run for two hours, with the controllers of jobs and of their end.
 func TestCronJobsRun(t *testing.T) {
-	inWorld(t, 1, 2, func(w *world) {
-		stop := w.run(CronJob, Job, TTLAfterFinished)
+	inWorld(t, 2, func(w *world.World) {
+		stop := w.Run(CronJob, Job, TTLAfterFinished)
 		cronJob := aCronJob(func(c *batchv1.CronJob) {
 			c.UID, c.CreationTimestamp, c.Status = "", metav1.Time{}, batchv1.CronJobStatus{}
 			c.Spec.JobTemplate.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
 		})
-		create(w, cronJob)
+		world.Create(w, cronJob)
 		short := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "short"}, Spec: batchv1.JobSpec{TTLSecondsAfterFinished: new(int32(60)), Template: *cronJob.Spec.JobTemplate.Spec.Template.DeepCopy()}}
-		create(w, short)
-		w.chaos(0, 1)
+		world.Create(w, short)
+		w.Chaos(0, 1)
 		seen := map[string]bool{}
 		for range 24 {
-			w.pass(5 * time.Minute)
-			w.nudge()
-			for _, job := range list[*batchv1.Job](w) {
+			w.Pass(5 * time.Minute)
+			w.Nudge()
+			for _, job := range world.List[*batchv1.Job](w) {
 				seen[job.Name] = true
 				if name, minutes, _ := strings.Cut(job.Name, "-"); name == "tick" {
 					if got := fmt.Sprint(job.CreationTimestamp.Unix() / 60); got != minutes {
@@ -226,18 +227,18 @@ func TestCronJobsRun(t *testing.T) {
 				}
 			}
 		}
-		w.pass(time.Minute)
-		w.nudge()
-		w.pass(time.Minute)
-		got := get[*batchv1.CronJob](w, "tick")
+		w.Pass(time.Minute)
+		w.Nudge()
+		w.Pass(time.Minute)
+		got := world.Get[*batchv1.CronJob](w, "default", "tick")
 		if len(seen) != 13 || len(got.Status.Active) != 0 || got.Status.LastSuccessfulTime == nil {
 			t.Errorf("%d jobs were seen: %v; status %+v", len(seen), seen, got.Status)
 		}
-		left := filter(list[*batchv1.Job](w), func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "tick") })
+		left := filter(world.List[*batchv1.Job](w), func(j *batchv1.Job) bool { return strings.HasPrefix(j.Name, "tick") })
 		if len(left) != 3 {
 			t.Errorf("%d jobs are kept", len(left))
 		}
-		if job := get[*batchv1.Job](w, "short"); job.DeletionTimestamp == nil || job.DeletionTimestamp.Sub(job.Status.CompletionTime.Time) < time.Minute {
+		if job := world.Get[*batchv1.Job](w, "default", "short"); job.DeletionTimestamp == nil || job.DeletionTimestamp.Sub(job.Status.CompletionTime.Time) < time.Minute {
 			t.Errorf("%+v", job.ObjectMeta)
 		}
 		stop()

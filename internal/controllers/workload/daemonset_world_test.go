@@ -10,6 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"skiff/internal/client"
+	"skiff/test/world"
 )
 
 func aDaemonSet(changes ...change[*appsv1.DaemonSet]) *appsv1.DaemonSet {
@@ -25,81 +28,80 @@ func aDaemonSet(changes ...change[*appsv1.DaemonSet]) *appsv1.DaemonSet {
 
 // TestDaemonSetsReachAFixedPoint changes the set, its nodes and its pods. In the end exactly one pod of the last template runs on each node that fits.
 func TestDaemonSetsReachAFixedPoint(t *testing.T) {
-	seeds(t, 12, func(t *testing.T, seed uint64) {
-		inWorld(t, seed, 5, func(w *world) {
-			stop := w.run(DaemonSet)
-			create(w, aDaemonSet(func(s *appsv1.DaemonSet) {
-				s.UID, s.Generation = "", 0
-				s.Spec.RevisionHistoryLimit = new(int32(1))
-				if w.chance(0.5) {
-					s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromInt32(0)), MaxSurge: new(intstr.FromInt32(2))}
-				}
-			}))
-			w.chaos(0.2, 0)
-			for range 12 {
-				w.pass(time.Duration(w.random.IntN(2000)) * time.Millisecond)
-				pods := list[*corev1.Pod](w)
-				switch w.random.IntN(5) {
-				case 0, 1:
-					edit(w, "log", func(s *appsv1.DaemonSet) {
-						s.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("image:", w.random.IntN(4))
-					})
-				case 2:
-					node, err := w.node(fmt.Sprint("n", w.random.IntN(5)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					c := node.DeepCopy()
-					c.Labels = maps.Clone(c.Labels)
-					c.Labels["zone"] = pick(w, "0", "1", "2")
-					c.Spec.Taints = pick(w, nil, []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}, []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoExecute}}, []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}})
-					if err := w.updateNode(c); err != nil {
-						t.Fatal(err)
-					}
-				case 3:
-					edit(w, "log", func(s *appsv1.DaemonSet) {
-						s.Spec.Template.Spec.NodeSelector = pick(w, nil, map[string]string{"zone": "0"}, map[string]string{"zone": "1"})
-					})
-				case 4:
-					if len(pods) > 0 {
-						remove(w, pick(w, pods...))
-					}
-				}
+	seeds(t, 12, 5, func(w *world.World) {
+		t := w.T
+		stop := w.Run(DaemonSet)
+		world.Create(w, aDaemonSet(func(s *appsv1.DaemonSet) {
+			s.UID, s.Generation = "", 0
+			s.Spec.RevisionHistoryLimit = new(int32(1))
+			if w.Chance(0.5) {
+				s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromInt32(0)), MaxSurge: new(intstr.FromInt32(2))}
 			}
-			w.chaos(0, 0)
-			w.pass(25 * time.Minute)
-			set := get[*appsv1.DaemonSet](w, "log")
-			want := int32(0)
-			placed := map[string]*corev1.Pod{}
-			for _, pod := range list[*corev1.Pod](w) {
-				if !active(pod) || placed[pod.Spec.NodeName] != nil {
-					t.Errorf("pod %s on %s, %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase)
-				}
-				placed[pod.Spec.NodeName] = pod
-			}
-			for i := range 5 {
-				node, err := w.node(fmt.Sprint("n", i))
+		}))
+		w.Chaos(0.2, 0)
+		for range 12 {
+			w.Pass(time.Duration(w.Random.IntN(2000)) * time.Millisecond)
+			pods := world.List[*corev1.Pod](w)
+			switch w.Random.IntN(5) {
+			case 0, 1:
+				world.Edit(w, "default", "log", func(s *appsv1.DaemonSet) {
+					s.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("image:", w.Random.IntN(4))
+				})
+			case 2:
+				node, err := client.For[*corev1.Node](w.Client).Get(w.Ctx, "", fmt.Sprint("n", w.Random.IntN(5)))
 				if err != nil {
 					t.Fatal(err)
 				}
-				run, stay := newPlacement(set).on(node)
-				pod := placed[node.Name]
-				if run {
-					want++
+				c := node.DeepCopy()
+				c.Labels = maps.Clone(c.Labels)
+				c.Labels["zone"] = world.Pick(w, "0", "1", "2")
+				c.Spec.Taints = world.Pick(w, nil, []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}}, []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoExecute}}, []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}})
+				if _, err := client.For[*corev1.Node](w.Client).Update(w.Ctx, c, client.WriteOptions{}); err != nil {
+					t.Fatal(err)
 				}
-				if run && pod == nil || !stay && pod != nil {
-					t.Errorf("node %s with %v %v has %v", node.Name, node.Labels, node.Spec.Taints, pod)
-				}
-				if pod != nil && pod.Spec.Containers[0].Image != set.Spec.Template.Spec.Containers[0].Image && run {
-					t.Errorf("pod %s runs %s", pod.Name, pod.Spec.Containers[0].Image)
+			case 3:
+				world.Edit(w, "default", "log", func(s *appsv1.DaemonSet) {
+					s.Spec.Template.Spec.NodeSelector = world.Pick(w, nil, map[string]string{"zone": "0"}, map[string]string{"zone": "1"})
+				})
+			case 4:
+				if len(pods) > 0 {
+					w.Remove(world.Pick(w, pods...))
 				}
 			}
-			s := set.Status
-			if s.DesiredNumberScheduled != want || s.CurrentNumberScheduled != want || s.NumberAvailable != want || s.UpdatedNumberScheduled != want || s.NumberUnavailable != 0 || s.ObservedGeneration != set.Generation {
-				t.Errorf("wanted %d: %+v", want, s)
+		}
+		w.Chaos(0, 0)
+		w.Pass(25 * time.Minute)
+		set := world.Get[*appsv1.DaemonSet](w, "default", "log")
+		want := int32(0)
+		placed := map[string]*corev1.Pod{}
+		for _, pod := range world.List[*corev1.Pod](w) {
+			if !active(pod) || placed[pod.Spec.NodeName] != nil {
+				t.Errorf("pod %s on %s, %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase)
 			}
-			stop()
-			w.assertSettled(DaemonSet)
-		})
+			placed[pod.Spec.NodeName] = pod
+		}
+		for i := range 5 {
+			node, err := client.For[*corev1.Node](w.Client).Get(w.Ctx, "", fmt.Sprint("n", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			run, stay := newPlacement(set).on(node)
+			pod := placed[node.Name]
+			if run {
+				want++
+			}
+			if run && pod == nil || !stay && pod != nil {
+				t.Errorf("node %s with %v %v has %v", node.Name, node.Labels, node.Spec.Taints, pod)
+			}
+			if pod != nil && pod.Spec.Containers[0].Image != set.Spec.Template.Spec.Containers[0].Image && run {
+				t.Errorf("pod %s runs %s", pod.Name, pod.Spec.Containers[0].Image)
+			}
+		}
+		s := set.Status
+		if s.DesiredNumberScheduled != want || s.CurrentNumberScheduled != want || s.NumberAvailable != want || s.UpdatedNumberScheduled != want || s.NumberUnavailable != 0 || s.ObservedGeneration != set.Generation {
+			t.Errorf("wanted %d: %+v", want, s)
+		}
+		stop()
+		w.AssertSettled(DaemonSet)
 	})
 }

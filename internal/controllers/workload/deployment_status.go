@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -135,12 +136,14 @@ func (r *rollout) judge(status *appsv1.DeploymentStatus) {
 		r.removeCondition(appsv1.DeploymentProgressing)
 	}
 	progressing := r.condition(appsv1.DeploymentProgressing)
-	done := status.Replicas == status.UpdatedReplicas && progressing != nil && progressing.Reason == "NewReplicaSetAvailable"
+	subject := fmt.Sprintf("Deployment %q", r.deployment.Name)
+	if r.current != nil {
+		subject = fmt.Sprintf("ReplicaSet %q", r.current.Name)
+	}
+	// What is said of another set was said before this one was made, by a controller that ended before it could say so.
+	done := status.Replicas == status.UpdatedReplicas && progressing != nil && progressing.Reason == "NewReplicaSetAvailable" &&
+		(r.current == nil || !strings.HasPrefix(progressing.Message, "ReplicaSet ") || strings.HasPrefix(progressing.Message, subject))
 	if r.hasDeadline() && !done {
-		subject := fmt.Sprintf("Deployment %q", r.deployment.Name)
-		if r.current != nil {
-			subject = fmt.Sprintf("ReplicaSet %q", r.current.Name)
-		}
 		switch {
 		case complete(r.deployment, status):
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetAvailable", subject+" has successfully progressed.")

@@ -266,10 +266,13 @@ func (l *jobLook) act() {
 		l.plan.Then(untrack...)
 		l.plan.Then(l.deleting(deletes)...)
 	}
-	if l.ending == nil && l.isComplete(len(l.active)-len(deletes)+len(creates)) {
-		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
-	} else if managed && l.ending == nil {
+	complete := l.ending == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
+	// A job that went on and ended before anyone could say so went on all the same.
+	if managed && !(complete && l.suspended()) {
 		l.noteSuspension()
+	}
+	if complete {
+		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
 	}
 	l.track()
 	l.plan.Then(creates...)

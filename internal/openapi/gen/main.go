@@ -19,7 +19,7 @@ import (
 )
 
 // modules are those the API types live in.
-var modules = []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/apiextensions-apiserver", "k8s.io/kube-aggregator"}
+var modules = []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/apiextensions-apiserver", "k8s.io/kube-aggregator", "k8s.io/metrics"}
 
 // metaPackage holds what every group version shares.
 const metaPackage = "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,6 +49,7 @@ var versions = []string{
 	"k8s.io/api/storagemigration/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1",
+	"k8s.io/metrics/pkg/apis/metrics/v1beta1",
 }
 
 // metaRoots are the types that requests and answers of every group version use. The kinds registered without a group of

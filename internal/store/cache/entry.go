@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"fmt"
 	"hash/maphash"
 	"reflect"
@@ -89,7 +90,7 @@ func (e *Entry) KeyHash() uint64 { return e.hash }
 // Revision is the revision of the write that made the entry: the object's resourceVersion.
 func (e *Entry) Revision() store.Revision { return e.revision }
 
-// Stored returns the bytes as they are in the store. They must not be changed.
+// Stored returns the bytes of the object, or those in the store where they could not be opened. They must not be changed.
 func (e *Entry) Stored() []byte { return e.stored }
 
 // decoding keeps two goroutines from decoding one entry at the same time; an entry finds its lock by revision.
@@ -106,12 +107,32 @@ func (e *Entry) Object() (kind.Object, error) {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj, nil
 	}
-	obj, err := e.table.resource.Codec.Decode(e.stored, e.revision)
+	value, err := e.value()
+	if err != nil {
+		return nil, err
+	}
+	obj, err := e.table.resource.Codec.Decode(value, e.revision)
 	if err != nil {
 		return nil, fmt.Errorf("decode %s at revision %d: %w", e.key, e.revision, err)
 	}
 	e.object.Store(newReference(obj))
 	return obj, nil
+}
+
+// sealed reports whether the store could not open the value when it was read. Nothing is remembered of such an entry, because
+// it may be opened later.
+func (e *Entry) sealed() bool { return store.Sealed(e.stored) }
+
+// value is what the object is decoded from.
+func (e *Entry) value() ([]byte, error) {
+	if !e.sealed() {
+		return e.stored, nil
+	}
+	opener, ok := e.table.cache.store.(store.Opener)
+	if !ok {
+		return nil, &store.SealError{Key: e.key, Err: store.ErrNotConfigured}
+	}
+	return opener.Open(context.Background(), e.key, e.stored)
 }
 
 // adopt makes the object the entry's decoded object.
@@ -123,6 +144,12 @@ func (e *Entry) adopt(obj kind.Object) {
 func (e *Entry) Labels() map[string]string {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj.GetLabels()
+	}
+	if e.sealed() {
+		if obj, err := e.Object(); err == nil {
+			return obj.GetLabels()
+		}
+		return nil
 	}
 	found := e.recall(labelsID)
 	var labels map[string]string
@@ -153,6 +180,12 @@ func (e *Entry) Fields() map[string]string {
 	if e.table.resource.Fields == nil {
 		return nil
 	}
+	if e.sealed() {
+		if obj, err := e.Object(); err == nil {
+			return e.table.resource.Fields(obj)
+		}
+		return nil
+	}
 	found := e.recall(fieldsID)
 	if found == nil {
 		found = e.remember(fieldsID)
@@ -168,6 +201,9 @@ func (e *Entry) Fields() map[string]string {
 // Encoding returns the bytes made from the entry under the id. make is called when nobody made them before, or when they
 // have not been asked for in a while; its error is remembered like a result.
 func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
+	if e.sealed() {
+		return make(e)
+	}
 	found := e.recall(id)
 	if found == nil {
 		found = e.remember(id)

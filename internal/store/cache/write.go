@@ -40,13 +40,14 @@ func (t *Table) Create(ctx context.Context, key string, obj kind.Object, ttl tim
 }
 
 // Update overwrites the object whose revision is expected; a *Conflict says that it is another by now. Writing what
-// is stored already changes nothing and returns the entry there is. The object passed becomes shared as with Create.
+// is stored already changes nothing and returns the entry there is, unless it would be sealed otherwise now. The object passed
+// becomes shared as with Create.
 func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl time.Duration, expected store.Revision) (*Entry, error) {
 	value, err := t.resource.Codec.Encode(obj)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", key, err)
 	}
-	if current := t.Get(key); current != nil && current.revision == expected && current.holds(value) {
+	if current := t.Get(key); current != nil && current.revision == expected && current.holds(value) && !t.stale(ctx, key) {
 		if t.cache.store.Shared() {
 			// The cache may lag behind another server's write, and then this is a conflict after all.
 			found, err := t.cache.store.Get(ctx, key)
@@ -65,6 +66,16 @@ func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl tim
 	return t.write(ctx, &write{key: key, value: value, object: obj}, func() (store.Revision, error) {
 		return t.cache.store.Update(ctx, key, value, ttl, expected)
 	})
+}
+
+// stale reports whether a value should be written again although it has not changed. When nobody can tell, writing does no harm.
+func (t *Table) stale(ctx context.Context, key string) bool {
+	opener, ok := t.cache.store.(store.Opener)
+	if !ok {
+		return false
+	}
+	stale, err := opener.Stale(ctx, key)
+	return stale || err != nil
 }
 
 // Delete removes the object whose revision is expected and returns its last state with the revision of the deletion; a

@@ -33,17 +33,21 @@ func New(authorizer authz.Authorizer, attributes func(*http.Request) authz.Attri
 	return &Impersonation{authorizer: authorizer, attributes: attributes}
 }
 
-// Impersonate returns the user the request is to be served as: the sender, unless it asks for another. The headers that
-// ask are removed. An error is one for the client: bad request or forbidden.
-func (i *Impersonation) Impersonate(r *http.Request, sender authn.User) (authn.User, error) {
+// Impersonate returns the user the request is to be served as: the sender, unless it asks for another. constraint is the
+// verb of the constrained way by which that is allowed, empty for the old way. The headers that ask are removed. An error is
+// one for the client: bad request or forbidden.
+func (i *Impersonation) Impersonate(r *http.Request, sender authn.User) (user authn.User, constraint string, err error) {
 	wanted, err := requested(r.Header)
 	if err != nil || wanted == nil {
-		return sender, err
+		return sender, "", err
 	}
 	a := i.attributes(r)
 	a.User = sender
-	user, _, err := i.Check(r.Context(), wanted, &a)
-	return user, err
+	user, name, err := i.Check(r.Context(), wanted, &a)
+	if m := (mode{name: name}); err == nil && m.constrained() {
+		constraint = m.verb()
+	}
+	return user, constraint, err
 }
 
 // Check returns the complete user when the sender of the request, a.User, may act as wanted, and the mode it may do so in: ""

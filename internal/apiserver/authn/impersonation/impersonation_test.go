@@ -185,7 +185,7 @@ func TestImpersonate(t *testing.T) {
 				test.headers = headers("Accept", "x")
 			}
 			request := &http.Request{URL: &url.URL{Path: "/"}, Header: test.headers}
-			got, err := New(r, getPod).Impersonate(request, test.sender)
+			got, _, err := New(r, getPod).Impersonate(request, test.sender)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("%+v, error %v, want %s", got, err, test.err)
@@ -215,7 +215,7 @@ func TestWhoIsAskedAbout(t *testing.T) {
 	sender := authn.User{Username: "system:serviceaccount:ns:agent", Extra: map[string]authenticationv1.ExtraValue{authn.ExtraNodeName: {"n1"}, "b": {"x"}}}
 	r := &rules{allowed: []string{"impersonate-on:associated-node:get", "impersonate:associated-node"}}
 	request := &http.Request{Header: headers("Impersonate-User", "system:node:n1")}
-	if _, err := New(r, getPod).Impersonate(request, sender); err != nil {
+	if _, _, err := New(r, getPod).Impersonate(request, sender); err != nil {
 		t.Fatal(err)
 	}
 	want := authn.User{Username: sender.Username, Extra: map[string]authenticationv1.ExtraValue{associatedNodeKeys: {authn.ExtraNodeName, "b"}}}
@@ -232,12 +232,12 @@ func TestWhoIsAskedAbout(t *testing.T) {
 func TestAuthorizerErrors(t *testing.T) {
 	r := &rules{allowed: []string{"impersonate /users"}, err: errors.New("broken rule")}
 	request := &http.Request{Header: headers("Impersonate-User", "jane")}
-	if _, err := New(r, getPod).Impersonate(request, authn.User{}); err != nil {
+	if _, _, err := New(r, getPod).Impersonate(request, authn.User{}); err != nil {
 		t.Errorf("allowed in spite of an error, but: %v", err)
 	}
 	r.allowed = nil
 	request.Header = headers("Impersonate-User", "jane")
-	if _, err := New(r, getPod).Impersonate(request, authn.User{}); err == nil || !strings.HasSuffix(err.Error(), "broken rule: no rule") {
+	if _, _, err := New(r, getPod).Impersonate(request, authn.User{}); err == nil || !strings.HasSuffix(err.Error(), "broken rule: no rule") {
 		t.Error(err)
 	}
 }

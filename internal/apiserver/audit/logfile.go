@@ -1,0 +1,79 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// logLinger is how long an event waits for others, so that a busy server writes many at once.
+const logLinger = 2 * time.Millisecond
+
+// logQueue is how many events wait to be written before those who ask have to wait too.
+const logQueue = 10000
+
+// logFile writes events as lines.
+type logFile struct {
+	auditor *Auditor
+	strict  bool
+	queue   *queue
+	mu      sync.Mutex // held to write
+	out     io.Writer
+	file    *rotatingFile // nil for the standard output
+}
+
+func newLogFile(c Log, a *Auditor) (*logFile, error) {
+	l := &logFile{auditor: a, strict: c.Delivery.Mode == ModeBlockingStrict, out: os.Stdout}
+	if c.Path != "-" {
+		file, err := openRotating(c, a.log)
+		if err != nil {
+			return nil, fmt.Errorf("open audit log: %w", err)
+		}
+		l.file, l.out = file, file
+	}
+	d := c.Delivery
+	if d.Mode != ModeBatch {
+		d = Delivery{BufferSize: logQueue}
+	}
+	l.queue = newQueue(&d, logLinger, '\n')
+	l.queue.waits = c.Delivery.Mode == ModeBlocking
+	l.queue.deliver = func(events []byte, count int) { l.write(events, count) }
+	l.queue.lost = func(events int, err error) { a.lost("buffered", events, err) }
+	return l, nil
+}
+
+func (l *logFile) send(line []byte) bool {
+	if !l.strict {
+		l.queue.put(line)
+		return true
+	}
+	return l.write(append(line, '\n'), 1)
+}
+
+func (l *logFile) write(lines []byte, events int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.out.Write(lines); err != nil {
+		l.auditor.lost("log", events, err)
+		return false
+	}
+	return true
+}
+
+func (l *logFile) run(ctx context.Context) error {
+	var tidied sync.WaitGroup
+	if l.file != nil {
+		tidied.Go(func() { l.file.tidy(ctx) })
+	}
+	l.queue.run(ctx)
+	tidied.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		return l.file.Close()
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/apiserver/authz"
+)
+
+// level is how much of a request is recorded.
+type level uint8
+
+const (
+	levelNone level = iota
+	levelMetadata
+	levelRequest
+	levelRequestResponse
+)
+
+// levelNames are the levels as policies and events spell them.
+var levelNames = [...]string{"None", "Metadata", "Request", "RequestResponse"}
+
+// stage is a moment in the life of a request; sets of stages are bits.
+type stage uint8
+
+const (
+	stageReceived stage = 1 << iota
+	stageStarted
+	stageComplete
+	stagePanic
+)
+
+var stages = map[string]stage{
+	"RequestReceived": stageReceived, "ResponseStarted": stageStarted, "ResponseComplete": stageComplete, "Panic": stagePanic,
+}
+
+// stageNames are all stages, in the order of their bits.
+var stageNames = []string{"RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"}
+
+func (s stage) String() string { return stageNames[bits.TrailingZeros8(uint8(s))] }
+
+// Policy says which requests are recorded, and how much of them: the first rule that matches decides.
+type Policy struct {
+	rules []rule
+}
+
+// rule is one line of a policy.
+type rule struct {
+	auditv1.PolicyRule
+	verdict verdict
+}
+
+// verdict is what a policy says of a request.
+type verdict struct {
+	level             level
+	omitted           stage // no events of these
+	omitManagedFields bool
+}
+
+// ReadPolicy reads a file with a Policy of audit.k8s.io/v1. warnings tell of fields that nobody knows.
+func ReadPolicy(path string) (policy *Policy, warnings []error, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read audit policy: %w", err)
+	}
+	policy, warnings, err = ParsePolicy(text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("audit policy %s: %w", path, err)
+	}
+	return policy, warnings, nil
+}
+
+// ParsePolicy reads a Policy in YAML or JSON.
+func ParsePolicy(text []byte) (*Policy, []error, error) {
+	data, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	var read auditv1.Policy
+	warnings, err := kjson.UnmarshalStrict(data, &read)
+	if err != nil {
+		return nil, nil, err
+	}
+	if read.APIVersion != "audit.k8s.io/v1" || read.Kind != "Policy" {
+		return nil, nil, fmt.Errorf("apiVersion and kind must be audit.k8s.io/v1 and Policy, not %q and %q", read.APIVersion, read.Kind)
+	}
+	if errs := validatePolicy(&read); len(errs) > 0 {
+		return nil, nil, errs.ToAggregate()
+	}
+	if len(read.Rules) == 0 {
+		return nil, nil, errors.New("rules: a policy without rules records nothing")
+	}
+	policy := &Policy{}
+	for _, r := range read.Rules {
+		compiled := rule{PolicyRule: r, verdict: verdict{
+			level:             level(slices.Index(levelNames[:], string(r.Level))),
+			omitted:           stagesOf(read.OmitStages) | stagesOf(r.OmitStages),
+			omitManagedFields: read.OmitManagedFields,
+		}}
+		if r.OmitManagedFields != nil {
+			compiled.verdict.omitManagedFields = *r.OmitManagedFields
+		}
+		policy.rules = append(policy.rules, compiled)
+	}
+	return policy, warnings, nil
+}
+
+func stagesOf(names []auditv1.Stage) (set stage) {
+	for _, name := range names {
+		set |= stages[string(name)]
+	}
+	return set
+}
+
+func validatePolicy(p *auditv1.Policy) field.ErrorList {
+	errs := validateStages(p.OmitStages, field.NewPath("omitStages"))
+	for i := range p.Rules {
+		errs = append(errs, validateRule(&p.Rules[i], field.NewPath("rules").Index(i))...)
+	}
+	return errs
+}
+
+func validateRule(r *auditv1.PolicyRule, path *field.Path) (errs field.ErrorList) {
+	switch {
+	case r.Level == "":
+		errs = append(errs, field.Required(path.Child("level"), ""))
+	case !slices.Contains(levelNames[:], string(r.Level)):
+		errs = append(errs, field.NotSupported(path.Child("level"), r.Level, levelNames[:]))
+	}
+	for i, url := range r.NonResourceURLs {
+		at := path.Child("nonResourceURLs").Index(i)
+		if url == "*" {
+			continue
+		}
+		if !strings.HasPrefix(url, "/") {
+			errs = append(errs, field.Invalid(at, url, "non-resource URL rules must begin with a '/' character"))
+		}
+		if url != "" && strings.Contains(url[:len(url)-1], "*") {
+			errs = append(errs, field.Invalid(at, url, "non-resource URL wildcards '*' must be the final character of the rule"))
+		}
+	}
+	for i, group := range r.Resources {
+		at := path.Child("resources").Index(i)
+		if group.Group != "" && group.Group != "*" {
+			if problems := validation.NameIsDNSSubdomain(group.Group, false); len(problems) > 0 {
+				errs = append(errs, field.Invalid(at.Child("group"), group.Group, strings.Join(problems, ",")))
+			}
+		}
+		if len(group.ResourceNames) > 0 && len(group.Resources) == 0 {
+			errs = append(errs, field.Invalid(at.Child("resourceNames"), group.ResourceNames, "using resourceNames requires at least one resource"))
+		}
+	}
+	errs = append(errs, validateStages(r.OmitStages, path.Child("omitStages"))...)
+	if len(r.NonResourceURLs) > 0 && len(r.Resources)+len(r.Namespaces) > 0 {
+		errs = append(errs, field.Invalid(path.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+	}
+	return errs
+}
+
+func validateStages(names []auditv1.Stage, path *field.Path) (errs field.ErrorList) {
+	for i, name := range names {
+		if stages[string(name)] == 0 {
+			errs = append(errs, field.Invalid(path.Index(i), string(name), "allowed stages are "+strings.Join(stageNames, ",")))
+		}
+	}
+	return errs
+}
+
+// evaluate says how much of a request is recorded. What is asked for counts, and who asks: a.User, who is empty when
+// nobody knows. Requests that carry secrets are never recorded with their bodies, whatever the policy says.
+func (p *Policy) evaluate(a *authz.Attributes) verdict {
+	for i := range p.rules {
+		if r := &p.rules[i]; r.matches(a) {
+			v := r.verdict
+			if v.level > levelMetadata && carriesSecrets(a) {
+				v.level = levelMetadata
+			}
+			return v
+		}
+	}
+	return verdict{level: levelNone}
+}
+
+// carriesSecrets reports whether the bodies of the request or of its answer hold credentials.
+func carriesSecrets(a *authz.Attributes) bool {
+	switch a.Resource {
+	case "secrets":
+		return a.Group == ""
+	case "serviceaccounts":
+		return a.Group == "" && a.Subresource == "token"
+	case "tokenreviews":
+		return a.Group == "authentication.k8s.io"
+	}
+	return false
+}
+
+func (r *rule) matches(a *authz.Attributes) bool {
+	if len(r.Users) > 0 && (a.User.Username == "" || !slices.Contains(r.Users, a.User.Username)) {
+		return false
+	}
+	if len(r.UserGroups) > 0 && !slices.ContainsFunc(a.User.Groups, func(g string) bool { return slices.Contains(r.UserGroups, g) }) {
+		return false
+	}
+	if len(r.Verbs) > 0 && !slices.Contains(r.Verbs, a.Verb) {
+		return false
+	}
+	switch {
+	case len(r.Namespaces) > 0 || len(r.Resources) > 0:
+		return a.ResourceRequest && r.matchesResource(a)
+	case len(r.NonResourceURLs) > 0:
+		return !a.ResourceRequest && slices.ContainsFunc(r.NonResourceURLs, func(url string) bool { return matchesPath(a.Path, url) })
+	}
+	return true
+}
+
+func matchesPath(path, wanted string) bool {
+	if prefix, wild := strings.CutSuffix(wanted, "*"); wild {
+		return strings.HasPrefix(path, prefix)
+	}
+	return path == wanted
+}
+
+func (r *rule) matchesResource(a *authz.Attributes) bool {
+	if len(r.Namespaces) > 0 && !slices.Contains(r.Namespaces, a.Namespace) {
+		return false
+	}
+	if len(r.Resources) == 0 {
+		return true
+	}
+	for i := range r.Resources {
+		group := &r.Resources[i]
+		if group.Group != a.Group && group.Group != "*" {
+			continue
+		}
+		if len(group.Resources) == 0 {
+			return true
+		}
+		if len(group.ResourceNames) > 0 && !slices.Contains(group.ResourceNames, a.Name) {
+			continue
+		}
+		for _, wanted := range group.Resources {
+			if matchesName(wanted, a.Resource, a.Subresource) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// matchesName compares a resource with what a rule names: "pods", "pods/log", "pods/*", "*/log" or "*". The resource itself
+// is among "pods/*".
+func matchesName(wanted, resource, subresource string) bool {
+	if wanted == "*" {
+		return true
+	}
+	name, below, isSub := strings.Cut(wanted, "/")
+	switch {
+	case !isSub:
+		return subresource == "" && name == resource
+	case below == "*" && name == resource:
+		return true
+	case name == "*":
+		return subresource != "" && below == subresource
+	}
+	return name == resource && subresource != "" && below == subresource
+}

@@ -1,0 +1,37 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+)
+
+var errNotAllowed = errors.New("address not allowed")
+
+// checkedControl looks at the address a connection is really made to, after names have been resolved, so that no name can
+// mean one thing when it is checked and another when it is used.
+func checkedControl(check func(address string) error) func(context.Context, string, string, syscall.RawConn) error {
+	return func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address) }
+}
+
+// refuseNearby refuses what is not an address of some other machine or pod: loopback, link-local (where clouds keep their
+// credentials), multicast, and none at all.
+func refuseNearby(address string) error {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil || !reachable(at.Addr()) {
+		return errNotAllowed
+	}
+	return nil
+}
+
+func reachable(ip netip.Addr) bool {
+	ip = ip.Unmap()
+	return ip.IsGlobalUnicast() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
+}
+
+// reachableText is reachable for an address out of an object.
+func reachableText(text string) bool {
+	ip, err := netip.ParseAddr(text)
+	return err == nil && reachable(ip)
+}

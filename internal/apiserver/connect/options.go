@@ -1,0 +1,74 @@
+package connect
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// parameters reads options out of a query. The first that cannot be read is remembered.
+type parameters struct {
+	query url.Values
+	err   error
+}
+
+// flag is set by any value but "false" and "0".
+func (p *parameters) flag(name string) bool {
+	values, ok := p.query[name]
+	return ok && len(values) > 0 && !strings.EqualFold(values[0], "false") && values[0] != "0"
+}
+
+// number is nil when the parameter is absent or empty.
+func (p *parameters) number(name string) *int64 {
+	text := p.query.Get(name)
+	if text == "" {
+		return nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil && p.err == nil {
+		p.err = apierrors.NewBadRequest(fmt.Sprintf("%s: %v", name, err))
+	}
+	return &n
+}
+
+func (p *parameters) time(name string) *metav1.Time {
+	text := p.query.Get(name)
+	if text == "" {
+		return nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil && p.err == nil {
+		p.err = apierrors.NewBadRequest(fmt.Sprintf("%s: %v", name, err))
+	}
+	return &metav1.Time{Time: t}
+}
+
+func logOptions(query url.Values) (*corev1.PodLogOptions, error) {
+	p := parameters{query: query}
+	o := &corev1.PodLogOptions{
+		Container: query.Get("container"), Follow: p.flag("follow"), Previous: p.flag("previous"), Timestamps: p.flag("timestamps"),
+		SinceSeconds: p.number("sinceSeconds"), SinceTime: p.time("sinceTime"), TailLines: p.number("tailLines"), LimitBytes: p.number("limitBytes"),
+		InsecureSkipTLSVerifyBackend: p.flag("insecureSkipTLSVerifyBackend"),
+	}
+	if stream := query.Get("stream"); stream != "" {
+		o.Stream = &stream
+	}
+	return o, p.err
+}
+
+// streamQuery asks the kubelet for the streams that the client asked for.
+func streamQuery(query url.Values) url.Values {
+	p, to := parameters{query: query}, url.Values{}
+	for name, kubelets := range map[string]string{"stdin": "input", "stdout": "output", "stderr": "error", "tty": "tty"} {
+		if p.flag(name) {
+			to.Set(kubelets, "1")
+		}
+	}
+	return to
+}

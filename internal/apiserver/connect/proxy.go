@@ -1,0 +1,178 @@
+package connect
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"skiff/internal/apiserver"
+)
+
+// target reads "name", "name:port" or "scheme:name:port".
+func target(c *apiserver.Connection, what string) (scheme, name, port string, err error) {
+	scheme, name, port, ok := utilnet.SplitSchemeNamePort(c.Name)
+	if !ok {
+		return "", "", "", apierrors.NewBadRequest(fmt.Sprintf("invalid %s request %q", what, c.Name))
+	}
+	if scheme == "" {
+		scheme = "http"
+	}
+	return scheme, name, port, nil
+}
+
+func (d *roads) podProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+	scheme, name, port, err := target(c, "pod")
+	if err != nil {
+		return err
+	}
+	obj, err := d.objects.Get(r.Context(), pods, c.Namespace, name)
+	if err != nil {
+		return err
+	}
+	pod := obj.(*corev1.Pod)
+	if port == "" {
+		port = firstPort(pod)
+	}
+	ip := pod.Status.PodIP
+	if len(pod.Status.PodIPs) > 0 {
+		ip = pod.Status.PodIPs[0].IP
+	}
+	if !reachableText(ip) {
+		return apierrors.NewBadRequest(errNotAllowed.Error())
+	}
+	return through(w, r, &url.URL{Scheme: scheme, Host: hostPort(ip, port)}, c.Path, d.workloads)
+}
+
+// firstPort is the first port any container of the pod declares, or empty.
+func firstPort(pod *corev1.Pod) string {
+	for i := range pod.Spec.Containers {
+		if ports := pod.Spec.Containers[i].Ports; len(ports) > 0 {
+			return strconv.Itoa(int(ports[0].ContainerPort))
+		}
+	}
+	return ""
+}
+
+func hostPort(ip, port string) string {
+	switch {
+	case port != "":
+		return net.JoinHostPort(ip, port)
+	case strings.Contains(ip, ":"):
+		return "[" + ip + "]"
+	}
+	return ip
+}
+
+func (d *roads) nodeProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+	scheme, name, port, err := target(c, "node")
+	if err != nil {
+		return err
+	}
+	location, err := d.kubeletOf(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	if port == "" || port == location.Port() {
+		return through(w, r, location, c.Path, d.kubelet)
+	}
+	return through(w, r, &url.URL{Scheme: scheme, Host: net.JoinHostPort(location.Hostname(), port)}, c.Path, d.workloads)
+}
+
+func (d *roads) serviceProxy(w http.ResponseWriter, r *http.Request, c *apiserver.Connection) error {
+	scheme, name, port, err := target(c, "service")
+	if err != nil {
+		return err
+	}
+	obj, err := d.objects.Get(r.Context(), services, c.Namespace, name)
+	if err != nil {
+		return err
+	}
+	service := obj.(*corev1.Service)
+	if number, err := strconv.Atoi(port); err == nil {
+		if port, err = portName(service, number); err != nil {
+			return err
+		}
+	}
+	host, err := d.endpointOf(r, service, port)
+	if err != nil {
+		return err
+	}
+	return through(w, r, &url.URL{Scheme: scheme, Host: host}, c.Path, d.workloads)
+}
+
+// portName is the name of a service's port, empty for one that needs none.
+func portName(service *corev1.Service, number int) (string, error) {
+	for _, port := range service.Spec.Ports {
+		if int(port.Port) == number {
+			return port.Name, nil
+		}
+	}
+	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", number, service.Name))
+}
+
+// endpointOf picks one of a service's ready endpoints. Only addresses of the service's own pods are taken: a slice could
+// name any address at all.
+func (d *roads) endpointOf(r *http.Request, service *corev1.Service, port string) (string, error) {
+	objs, err := d.objects.List(r.Context(), endpointSlices, service.Namespace)
+	if err != nil {
+		return "", err
+	}
+	var candidates []string
+	for _, obj := range objs {
+		slice := obj.(*discoveryv1.EndpointSlice)
+		if slice.Labels[discoveryv1.LabelServiceName] != service.Name || slice.AddressType == discoveryv1.AddressTypeFQDN {
+			continue
+		}
+		number, ok := slicePort(slice, port)
+		if !ok {
+			continue
+		}
+		for i := range slice.Endpoints {
+			endpoint := &slice.Endpoints[i]
+			if endpoint.Conditions.Ready != nil && !*endpoint.Conditions.Ready || !d.isPod(r, service.Namespace, endpoint) {
+				continue
+			}
+			candidates = append(candidates, net.JoinHostPort(endpoint.Addresses[0], strconv.Itoa(int(number))))
+		}
+	}
+	if len(candidates) == 0 {
+		return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service.Name))
+	}
+	return candidates[rand.IntN(len(candidates))], nil
+}
+
+func slicePort(slice *discoveryv1.EndpointSlice, name string) (int32, bool) {
+	for _, port := range slice.Ports {
+		if port.Port != nil && (port.Name == nil && name == "" || port.Name != nil && *port.Name == name) {
+			return *port.Port, true
+		}
+	}
+	return 0, false
+}
+
+// isPod: the endpoint is a pod of the namespace, at an address that pod really has.
+func (d *roads) isPod(r *http.Request, namespace string, endpoint *discoveryv1.Endpoint) bool {
+	ref := endpoint.TargetRef
+	if ref == nil || ref.Kind != "Pod" || len(endpoint.Addresses) == 0 || ref.Namespace != namespace {
+		return false
+	}
+	obj, err := d.objects.Get(r.Context(), pods, namespace, ref.Name)
+	if err != nil {
+		return false
+	}
+	for _, ip := range obj.(*corev1.Pod).Status.PodIPs {
+		if ip.IP == endpoint.Addresses[0] {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,88 @@
+package volume
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestExpand(t *testing.T) {
+	has := func(size string) change[*corev1.PersistentVolumeClaim] {
+		return func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = room(size) }
+	}
+	for _, test := range []struct {
+		what   string
+		claim  *corev1.PersistentVolumeClaim
+		volume *corev1.PersistentVolume
+		told   string
+	}{
+		{"as large as wanted", aClaim(has("1Gi")), aVolume("v", csi), ""},
+		{"larger than wanted", aClaim(has("2Gi")), aVolume("v", csi), ""},
+		{"a driver will do it", aClaim(has("500Mi")), aVolume("v", csi), "Normal"},
+		{"nobody is known who could", aClaim(has("500Mi")), aVolume("v"), "Warning"},
+	} {
+		plan := expand{}.Reconcile(expandView{claim: test.claim, volume: test.volume})
+		told := ""
+		for _, e := range plan.Events {
+			if told = e.Type; e.Reason != "ExternalExpanding" {
+				t.Errorf("%s: told %s", test.what, e.Reason)
+			}
+		}
+		if told != test.told || len(plan.Steps) > 0 {
+			t.Errorf("%s: %q, want %q; %+v", test.what, told, test.told, plan.Steps)
+		}
+	}
+}
+
+func TestSatisfies(t *testing.T) {
+	inClass := func(name string) change[*corev1.PersistentVolume] {
+		return func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = name }
+	}
+	for _, test := range []struct {
+		what   string
+		volume *corev1.PersistentVolume
+		claim  *corev1.PersistentVolumeClaim
+		want   string
+	}{
+		{"it fits", aVolume("v"), aClaim(), ""},
+		{"leaving", aVolume("v", func(v *corev1.PersistentVolume) { v.DeletionTimestamp = new(ago(0)) }), aClaim(), `the volume is marked for deletion "v"`},
+		{"too small", aVolume("v", sized("1Mi")), aClaim(), "requested PV is too small"},
+		{"another class", aVolume("v", inClass("slow")), aClaim(ofClass("fast")), "storageClassName does not match"},
+		{"a class by annotation", aVolume("v", marked(corev1.BetaStorageClassAnnotation, "fast")), aClaim(ofClass("fast")), ""},
+		{"another attributes class", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = new("gold") }), aClaim(), "volumeAttributesClassName does not match"},
+		{"a device for a folder", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }), aClaim(), "incompatible volumeMode"},
+		{"for one node only", aVolume("v"), aClaim(func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+		}), "incompatible accessMode"},
+	} {
+		got := ""
+		if err := satisfies(test.volume, test.claim); err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", test.what, got, test.want)
+		}
+	}
+}
+
+func TestEnded(t *testing.T) {
+	pod := func(changes ...change[*corev1.Pod]) *corev1.Pod {
+		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, changes...)
+	}
+	phase := func(phase corev1.PodPhase) change[*corev1.Pod] { return func(p *corev1.Pod) { p.Status.Phase = phase } }
+	for _, test := range []struct {
+		what string
+		pod  *corev1.Pod
+		want bool
+	}{
+		{"pending", pod(phase(corev1.PodPending)), false},
+		{"running", pod(phase(corev1.PodRunning)), false},
+		{"succeeded", pod(phase(corev1.PodSucceeded)), true},
+		{"failed", pod(phase(corev1.PodFailed)), true},
+	} {
+		if got := ended(test.pod); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+}

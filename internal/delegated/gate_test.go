@@ -1,0 +1,229 @@
+package delegated
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+
+	"skiff/internal/health"
+	"skiff/internal/pki"
+)
+
+// court knows tokens "alice" and "bob" and lets users do what stands in its list: "alice get /metrics".
+type court struct {
+	allowed        []string
+	tokens, access int
+	down           bool
+}
+
+func (c *court) Token(_ context.Context, spec authenticationv1.TokenReviewSpec) (authenticationv1.TokenReviewStatus, error) {
+	c.tokens++
+	if c.down {
+		return authenticationv1.TokenReviewStatus{}, errors.New("no connection")
+	}
+	if spec.Token != "alice" && spec.Token != "bob" {
+		return authenticationv1.TokenReviewStatus{Error: "invalid bearer token"}, nil
+	}
+	return authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
+		Username: spec.Token, UID: "1", Groups: []string{groupAuthenticated}, Extra: map[string]authenticationv1.ExtraValue{"scope": {"all"}}}}, nil
+}
+
+func (c *court) Access(_ context.Context, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error) {
+	c.access++
+	if c.down {
+		return authorizationv1.SubjectAccessReviewStatus{}, errors.New("no connection")
+	}
+	question := spec.User + " "
+	switch {
+	case spec.NonResourceAttributes != nil:
+		question += spec.NonResourceAttributes.Verb + " " + spec.NonResourceAttributes.Path
+	case spec.ResourceAttributes != nil:
+		question += spec.ResourceAttributes.Verb + " " + spec.ResourceAttributes.Resource + "/" + spec.ResourceAttributes.Subresource
+	}
+	return authorizationv1.SubjectAccessReviewStatus{Allowed: slices.Contains(c.allowed, question)}, nil
+}
+
+func ask(h http.Handler, method, target, authorization string, certificates ...*x509.Certificate) (int, string) {
+	r := httptest.NewRequest(method, target, nil)
+	if authorization != "" {
+		r.Header.Set("Authorization", authorization)
+	}
+	if certificates != nil {
+		r.TLS = &tls.ConnectionState{PeerCertificates: certificates}
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Code, strings.TrimSpace(w.Body.String())
+}
+
+func TestGate(t *testing.T) {
+	authority, certificate := issued(t, "carol", "auditors")
+	_, stranger := issued(t, "mallory")
+	greet := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, _ := User(r.Context())
+		_, _ = w.Write([]byte("hello " + user.Username + r.Header.Get("Authorization")))
+	})
+	gate := func(anonymous bool) http.Handler {
+		g := &Gate{
+			Reviewer:  &court{allowed: []string{"alice get /metrics", "alice create /metrics", "carol get /metrics", anonymousUser + " get /public"}},
+			Anonymous: anonymous, Open: []string{"/healthz", "/livez/*"}, ClientAuthorities: authority.Pool,
+		}
+		return g.Guard(greet)
+	}
+	for _, test := range []struct {
+		what, method, path, authorization string
+		certificate                       *x509.Certificate
+		strict                            bool
+		code                              int
+		body                              string
+	}{
+		{what: "an open path needs nobody", path: "/healthz", code: 200, body: "hello"},
+		{what: "nor does what is below an open prefix", path: "/livez/ping", code: 200, body: "hello"},
+		{what: "an open path is no prefix", path: "/healthz/ping", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/healthz/ping)"},
+		{what: "a path that climbs out of an open prefix is not open", path: "/livez/../metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/livez/../metrics)"},
+		{what: "a token that may; the secret stays outside", path: "/metrics", authorization: "Bearer alice", code: 200, body: "hello alice"},
+		{what: "the scheme's case does not matter", path: "/metrics", authorization: "bearer  alice", code: 200, body: "hello alice"},
+		{what: "the method decides the verb", method: http.MethodPost, path: "/metrics", authorization: "Bearer alice", code: 200, body: "hello alice"},
+		{what: "another verb", method: http.MethodDelete, path: "/metrics", authorization: "Bearer alice", code: 403, body: "Forbidden (user=alice, verb=delete, path=/metrics)"},
+		{what: "a token that may not", path: "/metrics", authorization: "Bearer bob", code: 403, body: "Forbidden (user=bob, verb=get, path=/metrics)"},
+		{what: "a bad token is not anonymous", path: "/public", authorization: "Bearer eve", code: 401, body: "Unauthorized"},
+		{what: "nor is a password", path: "/public", authorization: "Basic YTpi", code: 401, body: "Unauthorized"},
+		{what: "anonymous may", path: "/public", code: 200, body: "hello system:anonymous"},
+		{what: "anonymous may not", path: "/metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/metrics)"},
+		{what: "nobody is anonymous", path: "/public", strict: true, code: 401, body: "Unauthorized"},
+		{what: "a certificate", path: "/metrics", certificate: certificate, code: 200, body: "hello carol"},
+		{what: "a certificate of another authority is not anonymous", path: "/public", certificate: stranger, code: 401, body: "Unauthorized"},
+		{what: "but a token beside it counts", path: "/metrics", certificate: stranger, authorization: "Bearer alice", code: 200, body: "hello alice"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			var certificates []*x509.Certificate
+			if test.certificate != nil {
+				certificates = append(certificates, test.certificate)
+			}
+			if test.method == "" {
+				test.method = http.MethodGet
+			}
+			code, body := ask(gate(!test.strict), test.method, test.path, test.authorization, certificates...)
+			if code != test.code || body != test.body {
+				t.Errorf("%d %q, want %d %q", code, body, test.code, test.body)
+			}
+		})
+	}
+}
+
+// issued is a new authority and the client certificate it signed.
+func issued(t *testing.T, name string, groups ...string) (*pki.Authority, *x509.Certificate) {
+	t.Helper()
+	authority, err := pki.NewAuthority(name+"-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := authority.Issue(pki.User(name, groups...), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificates, err := pki.ParseCertificates(pair.Cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return authority, certificates[0]
+}
+
+func TestResources(t *testing.T) {
+	g := &Gate{Reviewer: &court{allowed: []string{"alice get nodes/stats"}}, Access: func(r *http.Request) (asked []authorizationv1.SubjectAccessReviewSpec) {
+		for subresource := range strings.SplitSeq(strings.TrimPrefix(r.URL.Path, "/"), "/") {
+			asked = append(asked, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Verb: Verb(r), Resource: "nodes", Subresource: subresource}})
+		}
+		return asked
+	}}
+	h := g.Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	if code, body := ask(h, http.MethodGet, "/stats", "Bearer alice"); code != 200 {
+		t.Errorf("%d %s", code, body)
+	}
+	if code, body := ask(h, http.MethodGet, "/log/stats", "Bearer alice"); code != 200 {
+		t.Errorf("one of two: %d %s", code, body)
+	}
+	if code, body := ask(h, http.MethodGet, "/proxy", "Bearer alice"); code != 403 || body != "Forbidden (user=alice, verb=get, resource=nodes, subresource=proxy)" {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// Answers are kept for a while, failures are not.
+func TestMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		judge := &court{allowed: []string{"alice get /metrics"}}
+		h := (&Gate{Reviewer: judge, TokenTTL: time.Minute}).Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		times := func(tokens, access int) {
+			t.Helper()
+			if judge.tokens != tokens || judge.access != access {
+				t.Errorf("asked %d times about tokens, %d about access; want %d and %d", judge.tokens, judge.access, tokens, access)
+			}
+		}
+		judge.down = true
+		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 401 {
+			t.Errorf("%d while nobody could say who it is", code)
+		}
+		judge.down = false
+		for range 3 {
+			if code, body := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
+				t.Fatalf("%d %s", code, body)
+			}
+		}
+		times(2, 1)
+		time.Sleep(11 * time.Second)
+		judge.down = true
+		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 500 {
+			t.Errorf("%d while nobody could say whether alice may", code)
+		}
+		times(2, 2)
+		judge.down = false
+		time.Sleep(50 * time.Second)
+		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
+			t.Errorf("%d", code)
+		}
+		times(3, 3)
+	})
+}
+
+func TestServer(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "answer"}, func() float64 { return 42 }))
+	unready := health.Check{Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }}
+	h := (&Server{
+		Gate:    &Gate{Reviewer: &court{allowed: []string{"alice get /metrics", "alice get /debug/x"}}, Anonymous: true, Open: HealthPaths},
+		Metrics: registry, Checks: []health.Check{unready},
+		Paths: map[string]http.Handler{"/debug/": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("deep")) })},
+	}).Handler()
+	for _, test := range []struct {
+		path, authorization string
+		code                int
+		contains            string
+	}{
+		{"/healthz", "", 200, "ok"},
+		{"/livez?verbose", "", 200, "[+]ping ok"},
+		{"/readyz", "", 500, "[-]informer-sync failed"},
+		{"/readyz/ping", "", 200, "ok"},
+		{"/healthz/nobody", "", 404, "404 page not found"},
+		{"/metrics", "", 403, "Forbidden"},
+		{"/metrics", "Bearer alice", 200, "answer 42"},
+		{"/debug/x", "Bearer alice", 200, "deep"},
+		{"/debug/x", "Bearer bob", 403, "Forbidden"},
+	} {
+		if code, body := ask(h, http.MethodGet, test.path, test.authorization); code != test.code || !strings.Contains(body, test.contains) {
+			t.Errorf("%s: %d %q, want %d %q", test.path, code, body, test.code, test.contains)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+// Package health answers the questions of those who watch over a part: /healthz, /livez and /readyz, each with all checks or one of
+// them, in the words every part of Kubernetes uses.
+package health
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Check is one answer to the question whether a part works.
+type Check struct {
+	Name  string
+	Check func(ctx context.Context) error
+	// OnlyReady: a failure means that the part should get no requests, not that it should be restarted.
+	OnlyReady bool
+}
+
+// Ping is the check that answering is enough.
+var Ping = Check{Name: "ping", Check: func(context.Context) error { return nil }}
+
+// Checks are asked by one of the three paths.
+type Checks []Check
+
+// Live are the checks of /healthz and /livez: those whose failure asks for a restart.
+func Live(all []Check) Checks {
+	return slices.DeleteFunc(slices.Clone(all), func(c Check) bool { return c.OnlyReady })
+}
+
+// Serve answers for root, one of healthz, livez and readyz: all checks, or the one that is named. It returns false when there is no
+// such check.
+func (c Checks) Serve(ctx context.Context, w http.ResponseWriter, query url.Values, root, name string) bool {
+	if name == "" {
+		c.serveAll(ctx, w, query, root)
+		return true
+	}
+	i := slices.IndexFunc(c, func(check Check) bool { return check.Name == name })
+	if i < 0 {
+		return false
+	}
+	if err := c[i].Check(ctx); err != nil {
+		http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
+		return true
+	}
+	writeText(w, "ok")
+	return true
+}
+
+// serveAll asks all checks. It names those that failed, but not why: the path is open to everyone.
+func (c Checks) serveAll(ctx context.Context, w http.ResponseWriter, query url.Values, root string) {
+	excluded := slices.Clone(query["exclude"])
+	var text strings.Builder
+	failed := false
+	for _, check := range c {
+		if slices.Contains(excluded, check.Name) {
+			excluded = slices.DeleteFunc(excluded, func(name string) bool { return name == check.Name })
+			fmt.Fprintf(&text, "[+]%s excluded: ok\n", check.Name)
+			continue
+		}
+		if err := check.Check(ctx); err != nil {
+			failed = true
+			fmt.Fprintf(&text, "[-]%s failed: reason withheld\n", check.Name)
+			continue
+		}
+		fmt.Fprintf(&text, "[+]%s ok\n", check.Name)
+	}
+	if len(excluded) > 0 {
+		slices.Sort(excluded)
+		fmt.Fprintf(&text, "warn: some health checks cannot be excluded: no matches for %s\n", quoted(slices.Compact(excluded)))
+	}
+	if failed {
+		http.Error(w, fmt.Sprintf("%s%s check failed", text.String(), root), http.StatusInternalServerError)
+		return
+	}
+	if _, verbose := query["verbose"]; !verbose {
+		writeText(w, "ok")
+		return
+	}
+	writeText(w, fmt.Sprintf("%s%s check passed\n", text.String(), root))
+}
+
+func quoted(names []string) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = fmt.Sprintf("%q", name)
+	}
+	return strings.Join(all, ",")
+}
+
+func writeText(w http.ResponseWriter, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write([]byte(text))
+}

@@ -1,0 +1,292 @@
+package kubelet
+
+import (
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"skiff/internal/api/podspec"
+	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/status"
+)
+
+// safeSysctls are those every pod may set.
+var safeSysctls = []string{
+	"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
+	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
+	"net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem",
+	"net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_notsent_lowat",
+}
+
+// refusal is why a pod does not fit.
+type refusal struct {
+	status.Reason
+	// resource and missing say how much of what is missing, when that is all that is wrong.
+	resource corev1.ResourceName
+	missing  int64
+}
+
+// admit decides, once, whether the pod may run here. A pod that already runs here has been admitted before.
+func (w *worker) admit(pod *corev1.Pod, seen *cri.Pod) (bool, error) {
+	w.mu.Lock()
+	admitted := w.allocated != nil
+	w.mu.Unlock()
+	if admitted {
+		return true, nil
+	}
+	if len(seen.Sandboxes) > 0 || len(seen.Containers) > 0 {
+		w.allocate(allocationFromStatus(pod))
+		return true, nil
+	}
+	w.k.admission.Lock()
+	defer w.k.admission.Unlock()
+	why, err := w.k.refuses(pod, w.k.Active())
+	if err != nil {
+		return false, err
+	}
+	if why == nil {
+		w.allocate(allocationOf(pod))
+		return true, nil
+	}
+	w.k.podEvent(pod, corev1.EventTypeWarning, why.Reason.Reason, "%s", why.Message)
+	now := metav1.NewTime(time.Now())
+	w.mu.Lock()
+	w.rejected = true
+	w.mu.Unlock()
+	w.k.writer.Set(w.uid, &corev1.PodStatus{
+		QOSClass: qosClass(pod), Phase: corev1.PodFailed, Reason: why.Reason.Reason, Message: "Pod was rejected: " + why.Message,
+		StartTime: &now, ObservedGeneration: pod.Generation,
+	}, false)
+	return false, nil
+}
+
+func (w *worker) allocate(a *allocation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.allocated = a
+}
+
+// refuses says why a pod cannot run here beside the others, or is nil. A critical pod makes itself room.
+func (k *Kubelet) refuses(pod *corev1.Pod, others []*corev1.Pod) (*refusal, error) {
+	if k.Refuse != nil {
+		if why := k.Refuse(pod); why != nil {
+			return &refusal{Reason: *why}, nil
+		}
+	}
+	node := k.Node()
+	if node == nil {
+		return nil, fmt.Errorf("this node is not known yet")
+	}
+	reasons := fits(pod, others, node, k.AllowedSysctls)
+	if len(reasons) == 0 {
+		return nil, nil
+	}
+	if critical(pod) {
+		for i := range reasons {
+			if reasons[i].resource == "" {
+				return &reasons[i], nil
+			}
+		}
+		if err := k.preempt(pod, others, reasons); err != nil {
+			return &refusal{Reason: status.Reason{
+				Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Unexpected error while attempting to recover from admission failure: %v", err),
+			}}, nil
+		}
+		return nil, nil
+	}
+	return &reasons[0], nil
+}
+
+// fits lists what keeps a pod from running on a node, the most telling first.
+func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysctls []string) []refusal {
+	refuse := func(reason, message string) []refusal {
+		return []refusal{{Reason: status.Reason{Reason: reason, Message: message}}}
+	}
+	if message := forbiddenSysctl(pod, allowedSysctls); message != "" {
+		return refuse("SysctlForbidden", message)
+	}
+	if os := pod.Labels[corev1.LabelOSStable]; os != "" && os != runtime.GOOS {
+		return refuse("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
+	}
+	if pod.Spec.OS != nil && string(pod.Spec.OS.Name) != runtime.GOOS {
+		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+	}
+	if s := pod.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil && *s.SupplementalGroupsPolicy == corev1.SupplementalGroupsPolicyStrict {
+		if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
+			return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
+		}
+	}
+	reasons := insufficient(pod, others, node)
+	predicate := func(name, text string) {
+		reasons = append(reasons, refusal{Reason: status.Reason{Reason: name, Message: fmt.Sprintf("Predicate %s failed: %s", name, text)}})
+	}
+	if match, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !match {
+		predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+	}
+	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
+		predicate("NodeName", "node(s) didn't match the requested node name")
+	}
+	if portsTaken(pod, others) {
+		predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+	}
+	if !status.Static(pod) {
+		_, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations,
+			func(t *corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute }, false)
+		if untolerated {
+			predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+		}
+	}
+	return reasons
+}
+
+// insufficient lists the resources of which the node has too little left.
+func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []refusal {
+	used := corev1.ResourceList{}
+	for _, other := range others {
+		addTo(used, resourcehelper.PodRequests(other, resourcehelper.PodResourcesOptions{}))
+	}
+	var reasons []refusal
+	check := func(name corev1.ResourceName, requested, used, capacity int64) {
+		if requested > capacity-used {
+			reasons = append(reasons, refusal{
+				Reason: status.Reason{
+					Reason:  "OutOf" + string(name),
+					Message: fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity),
+				},
+				resource: name, missing: requested - (capacity - used),
+			})
+		}
+	}
+	if pods, ok := node.Status.Allocatable[corev1.ResourcePods]; ok {
+		check(corev1.ResourcePods, 1, int64(len(others)), pods.Value())
+	}
+	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+		if q, ok := requests[name]; ok && !q.IsZero() {
+			check(name, amount(name, requests), amount(name, used), amount(name, node.Status.Allocatable))
+		}
+	}
+	for name := range requests {
+		// Resources that the node does not have are the cluster's, not the node's.
+		if _, has := node.Status.Allocatable[name]; has && name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage {
+			check(name, amount(name, requests), amount(name, used), amount(name, node.Status.Allocatable))
+		}
+	}
+	return reasons
+}
+
+func amount(name corev1.ResourceName, list corev1.ResourceList) int64 {
+	q := list[name]
+	if name == corev1.ResourceCPU {
+		return q.MilliValue()
+	}
+	return q.Value()
+}
+
+func addTo(sum, list corev1.ResourceList) {
+	for name, q := range list {
+		total := sum[name]
+		total.Add(q)
+		sum[name] = total
+	}
+}
+
+// hostPort is a port of the node that a pod takes.
+type hostPort struct {
+	protocol corev1.Protocol
+	port     int32
+	ip       string
+}
+
+func hostPorts(pod *corev1.Pod) []hostPort {
+	var ports []hostPort
+	for kind, c := range container.All(&pod.Spec) {
+		if kind == container.Ephemeral || kind == container.Init && !container.IsSidecar(c) {
+			continue
+		}
+		for _, p := range c.Ports {
+			if p.HostPort > 0 {
+				port := hostPort{protocol: p.Protocol, port: p.HostPort, ip: p.HostIP}
+				if port.protocol == "" {
+					port.protocol = corev1.ProtocolTCP
+				}
+				ports = append(ports, port)
+			}
+		}
+	}
+	return ports
+}
+
+// portsTaken reports whether another pod holds a port of the node that this one wants.
+func portsTaken(pod *corev1.Pod, others []*corev1.Pod) bool {
+	wanted := hostPorts(pod)
+	if len(wanted) == 0 {
+		return false
+	}
+	everywhere := func(ip string) bool { return ip == "" || net.ParseIP(ip).IsUnspecified() }
+	for _, other := range others {
+		for _, held := range hostPorts(other) {
+			for _, p := range wanted {
+				if p.protocol == held.protocol && p.port == held.port && (p.ip == held.ip || everywhere(p.ip) || everywhere(held.ip)) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// forbiddenSysctl is empty if all sysctls of a pod are allowed.
+func forbiddenSysctl(pod *corev1.Pod, allowed []string) string {
+	if pod.Spec.SecurityContext == nil {
+		return ""
+	}
+	for _, s := range pod.Spec.SecurityContext.Sysctls {
+		name := s.Name
+		if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' {
+			name = strings.NewReplacer("/", ".", ".", "/").Replace(name)
+		}
+		listed := false
+		for _, pattern := range append(safeSysctls[:len(safeSysctls):len(safeSysctls)], allowed...) {
+			pattern = strings.ReplaceAll(pattern, "/", ".")
+			prefix, open := strings.CutSuffix(pattern, "*")
+			listed = listed || pattern == name || open && strings.HasPrefix(name, prefix)
+		}
+		ipc := strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || strings.HasPrefix(name, "fs.mqueue.") || name == "kernel.sem"
+		switch {
+		case !listed:
+			return fmt.Sprintf("forbidden sysctl: %q not allowlisted", name)
+		case strings.HasPrefix(name, "net.") && pod.Spec.HostNetwork:
+			return fmt.Sprintf("forbidden sysctl: %q not allowed with host net enabled", name)
+		case ipc && pod.Spec.HostIPC:
+			return fmt.Sprintf("forbidden sysctl: %q not allowed with host ipc enabled", name)
+		}
+	}
+	return ""
+}
+
+// systemCritical is the lowest priority that only parts of the system itself have.
+const systemCritical = 2_000_000_000
+
+// critical tells static pods, their mirrors and pods of the system's own priorities.
+func critical(pod *corev1.Pod) bool {
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	return status.Static(pod) || mirror || pod.Spec.Priority != nil && *pod.Spec.Priority >= systemCritical
+}
+
+func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass
+	}
+	return podspec.QOSClass(pod)
+}

@@ -1,0 +1,492 @@
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// list makes a list of resources from "cpu=1 memory=1Gi".
+func list(text string) corev1.ResourceList {
+	l := corev1.ResourceList{}
+	for _, pair := range strings.Fields(text) {
+		name, value, _ := strings.Cut(pair, "=")
+		l[corev1.ResourceName(name)] = resource.MustParse(value)
+	}
+	return l
+}
+
+func ctr(requests, limits string) corev1.Container {
+	return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list(requests), Limits: list(limits)}}
+}
+
+func podOf(uid string, containers ...corev1.Container) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Spec: corev1.PodSpec{Containers: containers}}
+}
+
+func TestPodLimits(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	sidecar := ctr("cpu=100m memory=64Mi", "cpu=200m memory=128Mi")
+	sidecar.RestartPolicy = &always
+	tests := map[string]struct {
+		pod      *corev1.Pod
+		settings Settings
+		v1, v2   string
+	}{
+		"best effort": {
+			podOf("u", ctr("", "")), Settings{},
+			"cpu.shares=2 cpu.cfs_period_us=100000 cpu.cfs_quota_us=-1 memory.limit_in_bytes=-1",
+			"cpu.weight=1 cpu.max=max 100000 memory.max=max",
+		},
+		"guaranteed": {
+			podOf("u", ctr("cpu=500m memory=128Mi", "cpu=500m memory=128Mi")), Settings{PodPids: 100},
+			"cpu.shares=512 cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000 memory.limit_in_bytes=134217728 pids.max=100",
+			"cpu.weight=20 cpu.max=50000 100000 memory.max=134217728 pids.max=100",
+		},
+		"burstable, one container without a limit of memory": {
+			podOf("u", ctr("cpu=1 memory=1Gi", "cpu=2 memory=1Gi"), ctr("", "cpu=1")), Settings{},
+			"cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=300000 memory.limit_in_bytes=-1",
+			"cpu.weight=39 cpu.max=300000 100000 memory.max=max",
+		},
+		"a tiny limit is what the kernel allows": {
+			podOf("u", ctr("cpu=1m", "cpu=1m")), Settings{},
+			"cpu.shares=2 cpu.cfs_period_us=100000 cpu.cfs_quota_us=1000 memory.limit_in_bytes=-1",
+			"cpu.weight=1 cpu.max=1000 100000 memory.max=max",
+		},
+		"quota off": {
+			podOf("u", ctr("cpu=1", "cpu=1")), Settings{NoCPUQuota: true},
+			"cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=-1 memory.limit_in_bytes=-1",
+			"cpu.weight=39 cpu.max=max 100000 memory.max=max",
+		},
+		"another period": {
+			podOf("u", ctr("cpu=1", "cpu=1")), Settings{CPUPeriod: 10 * time.Millisecond},
+			"cpu.shares=1024 cpu.cfs_period_us=10000 cpu.cfs_quota_us=10000 memory.limit_in_bytes=-1",
+			"cpu.weight=39 cpu.max=10000 10000 memory.max=max",
+		},
+		"the pod's own resources": {
+			func() *corev1.Pod {
+				p := podOf("u", ctr("", ""), ctr("", ""))
+				p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("cpu=200m memory=100Mi"), Limits: list("cpu=1 memory=200Mi")}
+				return p
+			}(), Settings{},
+			"cpu.shares=204 cpu.cfs_period_us=100000 cpu.cfs_quota_us=100000 memory.limit_in_bytes=209715200",
+			"cpu.weight=8 cpu.max=100000 100000 memory.max=209715200",
+		},
+		"overhead and a sidecar": {
+			func() *corev1.Pod {
+				p := podOf("u", ctr("cpu=100m memory=64Mi", "cpu=200m memory=128Mi"))
+				p.Spec.InitContainers, p.Spec.Overhead = []corev1.Container{sidecar}, list("cpu=50m memory=32Mi")
+				return p
+			}(), Settings{},
+			"cpu.shares=256 cpu.cfs_period_us=100000 cpu.cfs_quota_us=45000 memory.limit_in_bytes=301989888",
+			"cpu.weight=10 cpu.max=45000 100000 memory.max=301989888",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if test.settings.CPUPeriod == 0 {
+				test.settings.CPUPeriod = 100 * time.Millisecond
+			}
+			for version, want := range map[int]string{1: test.v1, 2: test.v2} {
+				var got []string
+				for _, s := range PodLimits(test.pod, test.settings, nil).settings(version) {
+					got = append(got, s.file+"="+s.value)
+				}
+				if strings.Join(got, " ") != want {
+					t.Errorf("version %d\ngot  %s\nwant %s", version, strings.Join(got, " "), want)
+				}
+			}
+		})
+	}
+}
+
+func TestHugePages(t *testing.T) {
+	pod := podOf("u", ctr("cpu=1 hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi"))
+	l := PodLimits(pod, Settings{}, []int64{2 << 20, 1 << 30})
+	if l.HugePages[2<<20] != 4<<20 || l.HugePages[1<<30] != 0 || len(l.HugePages) != 2 {
+		t.Errorf("%v", l.HugePages)
+	}
+	files := func(version int) (all []string) {
+		for _, s := range (Limits{HugePages: l.HugePages}).settings(version) {
+			all = append(all, s.file+"="+s.value)
+		}
+		return all
+	}
+	if got := fmt.Sprint(files(1)); got != "[hugetlb.2MB.limit_in_bytes=4194304 hugetlb.2MB.rsvd.limit_in_bytes=4194304 hugetlb.1GB.limit_in_bytes=0 hugetlb.1GB.rsvd.limit_in_bytes=0]" {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(files(2)); got != "[hugetlb.2MB.max=4194304 hugetlb.2MB.rsvd.max=4194304 hugetlb.1GB.max=0 hugetlb.1GB.rsvd.max=0]" {
+		t.Error(got)
+	}
+}
+
+func TestNodeLimits(t *testing.T) {
+	l := NodeLimits(list("cpu=3500m memory=1Gi pid=1000"))
+	if *l.Shares != 3584 || *l.Memory != 1<<30 || *l.Pids != 1000 || l.Quota != nil {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestWeights(t *testing.T) {
+	for shares, weight := range map[uint64]uint64{0: 1, 2: 1, 1024: 39, 262144: 10000, 1 << 40: 10000} {
+		if got := weightOf(shares); got != weight {
+			t.Errorf("weight of %d shares is %d, want %d", shares, got, weight)
+		}
+	}
+	for weight := uint64(1); weight <= 10000; weight++ {
+		if back := weightOf(sharesOfWeight(weight)); back > weight || back+1 < weight {
+			t.Fatalf("weight %d comes back as %d", weight, back)
+		}
+	}
+}
+
+func TestLarger(t *testing.T) {
+	n := func(v int64) *int64 { return &v }
+	tests := map[string]struct {
+		now, wanted, want *int64
+	}{
+		"more":              {n(10), n(20), n(20)},
+		"less":              {n(20), n(10), nil},
+		"no limit any more": {n(20), n(Unlimited), n(Unlimited)},
+		"a limit at last":   {n(Unlimited), n(20), nil},
+		"unknown":           {nil, n(20), n(20)},
+		"not asked":         {n(20), nil, nil},
+	}
+	for name, test := range tests {
+		got := larger(Limits{Memory: test.now, Quota: test.now}, Limits{Memory: test.wanted, Quota: test.wanted})
+		for _, p := range []*int64{got.Memory, got.Quota} {
+			if (p == nil) != (test.want == nil) || p != nil && *p != *test.want {
+				t.Errorf("%s: got %v, want %v", name, p, test.want)
+			}
+		}
+	}
+}
+
+func TestGroupOfAClass(t *testing.T) {
+	for want, pod := range map[string]*corev1.Pod{
+		"kubepods/podu":            podOf("u", ctr("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")),
+		"kubepods/burstable/podu":  podOf("u", ctr("cpu=1", "")),
+		"kubepods/besteffort/podu": podOf("u", ctr("", "")),
+	} {
+		if got := podGroup(pod); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+// standIn is a folder that plays a tree of version 2.
+func standIn(t *testing.T, available string) *Groups {
+	t.Helper()
+	tree := t.TempDir()
+	files := map[string]string{
+		filepath.Join(tree, "cgroup.controllers"): available,
+		filepath.Join(tree, "mountinfo"): fmt.Sprintf("30 20 0:26 / %s rw,nosuid shared:4 - cgroup2 cgroup2 rw\n", tree) +
+			"22 1 8:1 / / rw - ext4 /dev/root rw\n",
+	}
+	for path, text := range files {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g, err := New(Settings{Root: "/node-a", MountInfo: filepath.Join(tree, "mountinfo"), PodPids: 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.pages = nil
+	// In a plain folder files are not there before they are written, and what is switched on is not added up.
+	g.write = func(path, value string) error {
+		if strings.HasSuffix(path, "subtree_control") {
+			value = strings.ReplaceAll(value, "+", "")
+		}
+		return os.WriteFile(path, []byte(value), 0o600)
+	}
+	return g
+}
+
+func TestVersion2(t *testing.T) {
+	g := standIn(t, "cpuset cpu io memory hugetlb pids rdma misc")
+	if g.Version() != 2 || len(g.Missing()) != 0 {
+		t.Fatalf("version %d, missing %v", g.Version(), g.Missing())
+	}
+	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
+		t.Fatal(err)
+	}
+	pod := podOf("1-2", ctr("cpu=500m memory=1Gi", "cpu=1 memory=2Gi"))
+	parent, err := g.Ensure(pod)
+	if err != nil || parent != "/node-a/kubepods/burstable/pod1-2" {
+		t.Fatalf("%s, %v", parent, err)
+	}
+	if err := g.UpdateClasses([]*corev1.Pod{pod, podOf("3", ctr("cpu=500m", "")), podOf("4", ctr("", ""))}); err != nil {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		text, _ := os.ReadFile(filepath.Join(g.trees["cpu"], path))
+		return string(text)
+	}
+	for path, want := range map[string]string{
+		"cgroup.subtree_control":                           "cpu hugetlb memory pids",
+		"node-a/cgroup.subtree_control":                    "cpu hugetlb memory pids",
+		"node-a/kubepods/cpu.weight":                       "157",
+		"node-a/kubepods/memory.max":                       "8589934592",
+		"node-a/kubepods/cgroup.subtree_control":           "cpu hugetlb memory pids",
+		"node-a/kubepods/burstable/cpu.weight":             "39",
+		"node-a/kubepods/besteffort/cpu.weight":            "1",
+		"node-a/kubepods/burstable/pod1-2/cpu.weight":      "20",
+		"node-a/kubepods/burstable/pod1-2/cpu.max":         "100000 100000",
+		"node-a/kubepods/burstable/pod1-2/memory.max":      "2147483648",
+		"node-a/kubepods/burstable/pod1-2/pids.max":        "50",
+		"node-a/kubepods/burstable/cgroup.subtree_control": "cpu hugetlb memory pids",
+	} {
+		if got := read(path); got != want {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+	// A resize that wants more memory and less CPU: first the one, then the other.
+	pod.Spec.Containers[0].Resources.Limits = list("cpu=500m memory=3Gi")
+	if err := g.Grow(pod); err != nil {
+		t.Fatal(err)
+	}
+	if m, c := read("node-a/kubepods/burstable/pod1-2/memory.max"), read("node-a/kubepods/burstable/pod1-2/cpu.max"); m != "3221225472" || c != "100000 100000" {
+		t.Errorf("after growing: %s, %s", m, c)
+	}
+	if err := g.Update(pod); err != nil {
+		t.Fatal(err)
+	}
+	if c := read("node-a/kubepods/burstable/pod1-2/cpu.max"); c != "50000 100000" {
+		t.Errorf("after shrinking: %s", c)
+	}
+	if uids, err := g.Pods(); err != nil || !slices.Equal(uids, []types.UID{"1-2"}) {
+		t.Errorf("%v, %v", uids, err)
+	}
+	for name, text := range map[string]string{
+		"cpu.stat":    "usage_usec 5000\nuser_usec 3000\nsystem_usec 2000\nnr_periods 7\nnr_throttled 3\nthrottled_usec 9\n",
+		"memory.stat": "anon 4096\nfile 8192\nfile_mapped 100\ninactive_file 2048\npgfault 11\npgmajfault 2\n", "memory.current": "10240\n",
+		"memory.swap.current": "5\n", "pids.current": "3\n", "memory.events": "low 0\nmax 4\noom_kill 1\n", "memory.peak": "20480\n",
+	} {
+		if err := os.WriteFile(filepath.Join(g.trees["cpu"], parent, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats, err := g.PodStats("1-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stats.Time = time.Time{}
+	want := Stats{
+		CPU: CPUStats{Usage: 5e6, User: 3e6, System: 2e6, Periods: 7, Throttled: 3, ThrottledTime: 9000},
+		Memory: MemoryStats{Usage: 10240, WorkingSet: 8192, RSS: 4096, Cache: 8192, MappedFile: 100, Swap: 5, Limit: 3221225472, MaxUsage: 20480,
+			PageFaults: 11, MajorPageFaults: 2, LimitHits: 4, Kills: 1},
+		Processes: 3, ProcessLimit: 50,
+	}
+	if stats != want {
+		t.Errorf("got  %+v\nwant %+v", stats, want)
+	}
+	if _, err := g.PodStats("none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestMissingControllers(t *testing.T) {
+	g := standIn(t, "memory")
+	if !slices.Equal(g.Missing(), []string{"cpu", "pids", "hugetlb"}) {
+		t.Errorf("missing %v", g.Missing())
+	}
+	if err := g.Setup(list("cpu=4 memory=8Gi")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Ensure(podOf("a", ctr("cpu=1", "cpu=1"))); err != nil {
+		t.Fatal(err)
+	}
+	if stats, err := g.PodStats("a"); err != nil || stats.CPU.Usage != 0 {
+		t.Errorf("%+v, %v", stats, err)
+	}
+	if _, err := New(Settings{MountInfo: os.DevNull}); err == nil {
+		t.Error("a host without control groups was accepted")
+	}
+}
+
+// here makes groups on this host's own control groups, below a root of their own.
+func here(t *testing.T) *Groups {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("control groups are root's")
+	}
+	g, err := New(Settings{Root: fmt.Sprintf("/skiff-test-%d-%d", os.Getpid(), time.Now().UnixNano()), PodPids: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Teardown(); err != nil {
+			t.Error(err)
+		}
+		for _, folder := range g.folders("", true) {
+			if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is left: %v", folder, err)
+			}
+		}
+	})
+	if err := g.Setup(list("cpu=2 memory=4Gi")); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// start runs a command in a group, as the runtime does with a container.
+func start(t *testing.T, g *Groups, parent, name string, command ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", `read go; exec "$@"`, "sh"}, command...)...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	for _, tree := range slices.Compact(slices.Sorted(maps.Values(g.trees))) {
+		folder := filepath.Join(tree, parent, name)
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeFile(filepath.Join(folder, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := in.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func TestOnThisHost(t *testing.T) {
+	g := here(t)
+	t.Logf("version %d, missing %v", g.Version(), g.Missing())
+	pod := podOf("11-22", ctr("cpu=250m memory=64Mi", "cpu=500m memory=128Mi"))
+	parent, err := g.Ensure(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := g.Ensure(pod); err != nil || again != parent {
+		t.Errorf("%s, %v", again, err)
+	}
+	now, err := g.read(podGroup(pod))
+	if err != nil || *now.Memory != 128<<20 || *now.Shares != 256 && g.Version() == 1 || now.Quota != nil && *now.Quota != 50000 {
+		t.Errorf("%+v, %v", now, err)
+	}
+	start(t, g, parent, "container", "sh", "-c", "while :; do :; done")
+	// The kernel adds up some of it late, and a busy machine gives the loop little time.
+	var stats, whole Stats
+	counted := func() bool {
+		return stats.CPU.Usage > 0 && stats.Memory.Usage > 0 && stats.Memory.RSS > 0 && stats.Memory.PageFaults > 0 && stats.Processes == 1 &&
+			(now.Quota == nil || whole.CPU.Throttled > 0)
+	}
+	for began := time.Now(); !counted() && time.Since(began) < 30*time.Second; time.Sleep(50 * time.Millisecond) {
+		if stats, err = g.ContainerStats("11-22", "container"); err != nil {
+			t.Fatal(err)
+		}
+		if whole, err = g.PodStats("11-22"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !counted() {
+		t.Errorf("container %+v\npod %+v", stats, whole)
+	}
+	if whole.CPU.Usage < stats.CPU.Usage || whole.Memory.Limit != 128<<20 || whole.ProcessLimit != 20 {
+		t.Errorf("%+v", whole)
+	}
+	if all, err := g.PodsStats(); err != nil || all.CPU.Usage < whole.CPU.Usage || all.Memory.Limit != 4<<30 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if node, err := g.NodeStats(); err != nil || node.Memory.Usage == 0 || node.CPU.Usage == 0 || node.Memory.Limit == 0 {
+		t.Errorf("%+v, %v", node, err)
+	}
+	pod.Spec.Containers[0].Resources.Limits = list("cpu=400m memory=256Mi")
+	if err := g.Grow(pod); err != nil {
+		t.Fatal(err)
+	}
+	if now, err = g.read(podGroup(pod)); err != nil || *now.Memory != 256<<20 || now.Quota != nil && *now.Quota != 50000 {
+		t.Errorf("after growing: %+v, %v", now, err)
+	}
+	if err := g.Update(pod); err != nil {
+		t.Fatal(err)
+	}
+	if now, err = g.read(podGroup(pod)); err != nil || now.Quota != nil && *now.Quota != 40000 {
+		t.Errorf("after shrinking: %+v, %v", now, err)
+	}
+	if uids, err := g.Pods(); err != nil || !slices.Equal(uids, []types.UID{"11-22"}) {
+		t.Errorf("%v, %v", uids, err)
+	}
+}
+
+// TestRemoveEndsWhatIsLeft leaves a tree of processes in a pod's group, one of which makes new ones all the time.
+func TestRemoveEndsWhatIsLeft(t *testing.T) {
+	g := here(t)
+	pod := podOf("left", ctr("", ""))
+	parent, err := g.Ensure(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := start(t, g, parent, "container", "sh", "-c", "trap '' TERM; while :; do sleep 0.01 & sleep 0.02; done")
+	go func() { _ = cmd.Wait() }() // a zombie would stay in its group
+	time.Sleep(100 * time.Millisecond)
+	if err := g.Remove("left"); err != nil {
+		t.Fatal(err)
+	}
+	if uids, err := g.Pods(); err != nil || len(uids) != 0 {
+		t.Errorf("%v, %v", uids, err)
+	}
+	if err := g.Remove("left"); err != nil {
+		t.Errorf("the second time: %v", err)
+	}
+}
+
+// TestForkBomb holds a pod to its number of processes.
+func TestForkBomb(t *testing.T) {
+	g := here(t)
+	if slices.Contains(g.Missing(), "pids") {
+		t.Fatal("this host does not count processes")
+	}
+	parent, err := g.Ensure(podOf("bomb", ctr("", "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", `read go; i=0; while [ $i -lt 40 ]; do sleep 5 & i=$((i+1)); done; echo all`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if err := writeFile(filepath.Join(g.trees["pids"], parent, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := bufio.NewReader(out).ReadString('\n'); !strings.Contains(strings.ToLower(line), "fork") {
+		t.Errorf("40 processes where 20 are allowed: %q", line)
+	}
+	if stats, err := g.PodStats("bomb"); err != nil || stats.Processes > 20 {
+		t.Errorf("%d processes, %v", stats.Processes, err)
+	}
+}

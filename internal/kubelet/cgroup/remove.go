@@ -1,0 +1,106 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Remove ends the processes that are left in a pod's group and removes the group, with those below it, from all trees.
+func (g *Groups) Remove(uid types.UID) error {
+	var problems []error
+	for _, class := range classGroups {
+		for _, folder := range g.folders(filepath.Join(class, podPrefix+string(uid)), true) {
+			if err := removeTree(folder); err != nil {
+				problems = append(problems, fmt.Errorf("remove control group of pod %s: %w", uid, err))
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Teardown removes everything of this node. Processes of pods that still run are ended.
+func (g *Groups) Teardown() error {
+	var problems []error
+	for _, folder := range g.folders(podsGroup, true) {
+		if err := removeTree(folder); err != nil {
+			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
+		}
+		if g.settings.Root == "/" {
+			continue
+		}
+		// The root itself goes if it is ours alone.
+		if err := os.Remove(filepath.Dir(folder)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
+			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// removeTree removes a group of one tree. A group can go only when its last process is gone from the kernel, which takes a moment
+// after it was killed, so it is tried for a while.
+func removeTree(folder string) error {
+	wait := time.Millisecond
+	for {
+		err := removeFolders(folder)
+		if err == nil || wait > time.Second {
+			return err
+		}
+		kill(folder)
+		time.Sleep(wait)
+		wait *= 2
+	}
+}
+
+// removeFolders removes a group and those below it, the innermost first.
+func removeFolders(folder string) error {
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			if err := removeFolders(filepath.Join(folder, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := syscall.Rmdir(folder); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
+	}
+	return nil
+}
+
+// kill ends all processes of a group and of those below it. What it misses is met the next time.
+func kill(folder string) {
+	if err := writeFile(filepath.Join(folder, "cgroup.kill"), "1"); err == nil {
+		return
+	}
+	_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || entry.Name() != "cgroup.procs" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil
+		}
+		for _, line := range strings.Fields(string(text)) {
+			// 0 stands for a process we cannot see, and would mean our own.
+			if pid, err := strconv.Atoi(line); err == nil && pid > 1 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,229 @@
+package cgroup
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Stats are what a group has used and uses. Times are in nanoseconds, amounts in bytes; what the host does not count is zero.
+type Stats struct {
+	Time   time.Time
+	CPU    CPUStats
+	Memory MemoryStats
+	// Processes is how many there are, threads counted, and ProcessLimit how many there may be, 0 for no limit.
+	Processes, ProcessLimit uint64
+}
+
+// CPUStats are times since the group was made.
+type CPUStats struct {
+	Usage, User, System uint64
+	// Periods have passed, Throttled of them with the quota used up, for ThrottledTime.
+	Periods, Throttled, ThrottledTime uint64
+}
+
+// MemoryStats are of the group and those below it.
+type MemoryStats struct {
+	// WorkingSet is usage without what the kernel can drop at once. Limit is 0 where there is none.
+	Usage, WorkingSet, RSS, Cache, MappedFile, Swap, Limit, MaxUsage uint64
+	PageFaults, MajorPageFaults                                      uint64
+	// LimitHits counts how often the limit was met, Kills the processes that had to go for it.
+	LimitHits, Kills uint64
+}
+
+// PodStats reads the use of a pod's group. It fails with fs.ErrNotExist when there is none.
+func (g *Groups) PodStats(uid types.UID) (Stats, error) {
+	for _, class := range classGroups {
+		group := filepath.Join(class, podPrefix+string(uid))
+		if g.exists(group) {
+			return g.stats(filepath.Join(g.settings.Root, group)), nil
+		}
+	}
+	return Stats{}, fmt.Errorf("control group of pod %s: %w", uid, fs.ErrNotExist)
+}
+
+// ContainerStats reads the use of a container's group, which the runtime made below its pod's: id is the runtime's.
+func (g *Groups) ContainerStats(uid types.UID, id string) (Stats, error) {
+	for _, class := range classGroups {
+		group := filepath.Join(class, podPrefix+string(uid), id)
+		if g.exists(group) {
+			return g.stats(filepath.Join(g.settings.Root, group)), nil
+		}
+	}
+	return Stats{}, fmt.Errorf("control group of container %s: %w", id, fs.ErrNotExist)
+}
+
+// PodsStats reads the use of all pods together.
+func (g *Groups) PodsStats() (Stats, error) {
+	if !g.exists(podsGroup) {
+		return Stats{}, fmt.Errorf("control group of all pods: %w", fs.ErrNotExist)
+	}
+	return g.stats(filepath.Join(g.settings.Root, podsGroup)), nil
+}
+
+// NodeStats reads the use of the whole machine.
+func (g *Groups) NodeStats() (Stats, error) {
+	s := g.stats("/")
+	info, err := memoryInfo()
+	if err != nil {
+		return s, err
+	}
+	// The topmost group of version 2 does not count its use.
+	if s.Memory.Usage == 0 {
+		s.Memory.Usage = info["MemTotal"] - info["MemFree"]
+		s.Memory.RSS = info["AnonPages"]
+		s.Memory.WorkingSet = saturating(s.Memory.Usage, info["Inactive(file)"])
+	}
+	s.Memory.Limit = info["MemTotal"]
+	if s.CPU.Usage == 0 {
+		s.CPU.Usage, err = machineCPU()
+	}
+	return s, err
+}
+
+// stats reads the use of a group at a path below the trees.
+func (g *Groups) stats(path string) Stats {
+	s := Stats{Time: time.Now()}
+	file := func(controller, name string) string { return filepath.Join(g.trees[controller], path, name) }
+	if g.version == 2 {
+		g.readV2(&s, file)
+	} else {
+		g.readV1(&s, file)
+	}
+	if _, ok := g.trees["pids"]; ok {
+		s.Processes = readNumber(file("pids", "pids.current"))
+		s.ProcessLimit = readNumber(file("pids", "pids.max"))
+	}
+	return s
+}
+
+func (g *Groups) readV1(s *Stats, file func(controller, name string) string) {
+	if _, ok := g.trees["cpuacct"]; ok {
+		s.CPU.Usage = readNumber(file("cpuacct", "cpuacct.usage"))
+		s.CPU.User = readNumber(file("cpuacct", "cpuacct.usage_user"))
+		s.CPU.System = readNumber(file("cpuacct", "cpuacct.usage_sys"))
+	}
+	if _, ok := g.trees["cpu"]; ok {
+		cpu := readTable(file("cpu", "cpu.stat"))
+		s.CPU.Periods, s.CPU.Throttled, s.CPU.ThrottledTime = cpu["nr_periods"], cpu["nr_throttled"], cpu["throttled_time"]
+	}
+	if _, ok := g.trees["memory"]; !ok {
+		return
+	}
+	table, m := readTable(file("memory", "memory.stat")), &s.Memory
+	m.Usage, m.MaxUsage = readNumber(file("memory", "memory.usage_in_bytes")), readNumber(file("memory", "memory.max_usage_in_bytes"))
+	m.Limit, m.LimitHits = readNumber(file("memory", "memory.limit_in_bytes")), readNumber(file("memory", "memory.failcnt"))
+	m.WorkingSet = saturating(m.Usage, table["total_inactive_file"])
+	m.RSS, m.Cache, m.MappedFile, m.Swap = table["total_rss"], table["total_cache"], table["total_mapped_file"], table["total_swap"]
+	m.PageFaults, m.MajorPageFaults = table["total_pgfault"], table["total_pgmajfault"]
+	m.Kills = readTable(file("memory", "memory.oom_control"))["oom_kill"]
+}
+
+func (g *Groups) readV2(s *Stats, file func(controller, name string) string) {
+	if _, ok := g.trees["cpu"]; ok {
+		cpu := readTable(file("cpu", "cpu.stat"))
+		s.CPU = CPUStats{
+			Usage: cpu["usage_usec"] * 1000, User: cpu["user_usec"] * 1000, System: cpu["system_usec"] * 1000,
+			Periods: cpu["nr_periods"], Throttled: cpu["nr_throttled"], ThrottledTime: cpu["throttled_usec"] * 1000,
+		}
+	}
+	if _, ok := g.trees["memory"]; !ok {
+		return
+	}
+	table, m := readTable(file("memory", "memory.stat")), &s.Memory
+	m.Usage, m.MaxUsage = readNumber(file("memory", "memory.current")), readNumber(file("memory", "memory.peak"))
+	m.Limit, m.Swap = readNumber(file("memory", "memory.max")), readNumber(file("memory", "memory.swap.current"))
+	m.WorkingSet = saturating(m.Usage, table["inactive_file"])
+	m.RSS, m.Cache, m.MappedFile = table["anon"], table["file"], table["file_mapped"]
+	m.PageFaults, m.MajorPageFaults = table["pgfault"], table["pgmajfault"]
+	events := readTable(file("memory", "memory.events"))
+	m.LimitHits, m.Kills = events["max"], events["oom_kill"]
+}
+
+func saturating(a, b uint64) uint64 {
+	if b > a {
+		return 0
+	}
+	return a - b
+}
+
+// readNumber reads a file with a number. No limit, and no file, is 0.
+func readNumber(path string) uint64 {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || n >= noLimit {
+		return 0
+	}
+	return n
+}
+
+// readTable reads a file of names and numbers.
+func readTable(path string) map[string]uint64 {
+	table := map[string]uint64{}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return table
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if n, err := strconv.ParseUint(value, 10, 64); err == nil {
+			table[name] = n
+		}
+	}
+	return table
+}
+
+// memoryInfo is what the kernel says about the machine's memory, in bytes.
+func memoryInfo() (map[string]uint64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil, fmt.Errorf("read memory of the machine: %w", err)
+	}
+	info := map[string]uint64{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		number, _, _ := strings.Cut(strings.TrimSpace(value), " ")
+		if n, err := strconv.ParseUint(number, 10, 64); err == nil {
+			info[name] = n * 1024
+		}
+	}
+	return info, nil
+}
+
+// machineCPU is the time all processors have worked.
+func machineCPU() (uint64, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, fmt.Errorf("read CPU time of the machine: %w", err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, errors.New("read CPU time of the machine: unknown format")
+	}
+	var ticks uint64
+	for i, field := range fields[1:9] {
+		if i == 3 || i == 4 {
+			continue // idle, and waiting for disks
+		}
+		n, err := strconv.ParseUint(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU time of the machine: %w", err)
+		}
+		ticks += n
+	}
+	const perTick = 10_000_000 // the kernel reports hundredths of a second
+	return ticks * perTick, nil
+}

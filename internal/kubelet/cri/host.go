@@ -1,0 +1,90 @@
+package cri
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DetectHost reads what this machine is like. The rest of Host are settings, which get upstream's defaults.
+func DetectHost(seccompRoot string) Host {
+	h := Host{SeccompRoot: seccompRoot, CPUQuota: true, CPUPeriod: 100_000, MaskedPaths: maskedPaths(), HugePageSizes: hugePageSizes()}
+	h.MemoryCapacity, h.SwapCapacity = memory()
+	var fs unix.Statfs_t
+	h.CgroupV2 = unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+	_, err := os.Stat(swapLimitFile(h.CgroupV2))
+	h.SwapController = err == nil
+	return h
+}
+
+// swapLimitFile exists where swap can be limited. The root of the v2 hierarchy has no limits, so there it is this process's own group.
+func swapLimitFile(v2 bool) string {
+	if !v2 {
+		return "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(own)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return filepath.Join("/sys/fs/cgroup", path, "memory.swap.max")
+		}
+	}
+	return ""
+}
+
+// memory is the machine's memory and swap in bytes; 0 where it does not say.
+func memory() (total, swap int64) {
+	file, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, 0
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 2 {
+			continue
+		}
+		kilobytes, err := strconv.ParseInt(fields[1], 10, 64)
+		switch {
+		case err != nil:
+		case fields[0] == "MemTotal:":
+			total = kilobytes * 1024
+		case fields[0] == "SwapTotal:":
+			swap = kilobytes * 1024
+		}
+	}
+	return total, swap
+}
+
+func hugePageSizes() []string {
+	folders, err := os.ReadDir("/sys/kernel/mm/hugepages")
+	if err != nil {
+		return nil
+	}
+	var sizes []string
+	for _, folder := range folders {
+		var kilobytes int64
+		if _, err := fmt.Sscanf(folder.Name(), "hugepages-%dkB", &kilobytes); err == nil {
+			sizes = append(sizes, HugePageSize(kilobytes*1024))
+		}
+	}
+	return sizes
+}
+
+// maskedPaths are the paths that would tell a container too much about its host, or let it harm it.
+func maskedPaths() []string {
+	paths := []string{
+		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+		"/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+	}
+	// The pattern is constant and correct.
+	throttles, _ := filepath.Glob("/sys/devices/system/cpu/cpu*/thermal_throttle")
+	return append(paths, throttles...)
+}

@@ -1,0 +1,138 @@
+package cri
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestHashIsUpstreams(t *testing.T) {
+	// A node that changes from upstream's kubelet to ours must not restart its containers.
+	if got := Hash(&corev1.Container{Name: "test_container", Image: "foo/image:v1"}); got != "8e45cbd0" {
+		t.Errorf("hash %s, want 8e45cbd0", got)
+	}
+}
+
+func TestTerminationMessage(t *testing.T) {
+	folder := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	long := strings.Repeat("x", 5000)
+	var lines strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&lines, "2026-01-02T03:04:05.000000000Z stdout F line %d\n", i)
+	}
+	log := file("log", "2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04:06Z stderr P par\n2026-01-02T03:04:06Z stderr F tial\n")
+	const fallBack = string(corev1.TerminationMessageFallbackToLogsOnError)
+	for _, row := range []struct {
+		name, message, log, policy string
+		code                       int32
+		reason                     string
+		want                       string
+	}{
+		{"written", file("a", "bye"), log, "File", 1, "Error", "bye"},
+		{"nothing written", file("b", ""), log, "File", 1, "Error", ""},
+		{"never made", filepath.Join(folder, "none"), log, "File", 1, "Error", ""},
+		{"too long keeps the end", file("c", "begin"+long), log, "File", 1, "Error", long[:4096]},
+		{"falls back to the log", file("d", ""), log, fallBack, 1, "Error", "one\npartial\n"},
+		{"prefers the file", file("e", "bye"), log, fallBack, 1, "Error", "bye"},
+		{"no fall back after success", file("f", ""), log, fallBack, 0, "Completed", ""},
+		{"no fall back when it never ran", file("g", ""), log, fallBack, 128, "ContainerCannotRun", ""},
+		{"the last eighty lines", file("h", ""), file("lines", lines.String()), fallBack, 1, "Error", "line 20\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			got := terminationMessage(&runtimeapi.ContainerStatus{
+				ExitCode: row.code, Reason: row.reason, LogPath: row.log, Mounts: []*runtimeapi.Mount{{ContainerPath: "/dev/termination-log", HostPath: row.message}},
+				Annotations: map[string]string{AnnotationTerminationMessagePath: "/dev/termination-log", AnnotationTerminationMessagePolicy: row.policy},
+			})
+			if row.name == "the last eighty lines" {
+				if !strings.HasPrefix(got, row.want) || !strings.HasSuffix(got, "line 99\n") {
+					t.Errorf("message %q", got)
+				}
+			} else if got != row.want {
+				t.Errorf("message %.60q, want %.60q", got, row.want)
+			}
+		})
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(folder, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tail(filepath.Join(folder, "link"), 10); err == nil {
+		t.Error("a link was followed out of the container's folder")
+	}
+}
+
+func TestLogRotation(t *testing.T) {
+	folder := t.TempDir()
+	fake := NewFake("image")
+	ctx := t.Context()
+	sandbox, err := fake.RunPodSandbox(ctx, &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := fake.CreateContainer(ctx, sandbox, &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "image"}, LogPath: "0.log"},
+		&runtimeapi.PodSandboxConfig{LogDirectory: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fake.StartContainer(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(folder, "0.log")
+	logs := &Logs{Runtime: fake, MaxSize: 100, MaxFiles: 3}
+	write := func(n int) {
+		if err := os.WriteFile(path, make([]byte, n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := func() []string {
+		files, err := filepath.Glob(path + "*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	write(99)
+	if err := logs.Rotate(ctx); err != nil || len(names()) != 1 {
+		t.Fatalf("a short log: %v, %v", names(), err)
+	}
+	for round := range 5 {
+		write(100 + round)
+		// Rotated files have the second in their name.
+		for _, old := range names() {
+			if old != path && !strings.HasSuffix(old, ".gz") {
+				if err := os.Rename(old, fmt.Sprintf("%s.2020010%d-000000", path, round+1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := logs.Rotate(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Size() != 0 {
+			t.Fatalf("round %d: no new log: %v", round, err)
+		}
+		if len(names()) > 3 {
+			t.Fatalf("round %d: %v", round, names())
+		}
+	}
+	compressed := 0
+	for _, name := range names() {
+		if strings.HasSuffix(name, ".gz") {
+			compressed++
+		}
+	}
+	if compressed != 1 {
+		t.Errorf("%v: want one compressed log", names())
+	}
+}

@@ -1,0 +1,216 @@
+package cri
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/container"
+)
+
+// PodSettings are what a sandbox needs besides its pod's spec.
+type PodSettings struct {
+	Host Host
+	// Attempt counts the sandboxes the pod has had before.
+	Attempt uint32
+	// LogDirectory is where the containers' logs go (PodLogDirectory).
+	LogDirectory string
+	CgroupParent string
+	DNS          *runtimeapi.DNSConfig
+	// Hostname is the name the pod's kernel reports. Pods on the host's network have none of their own.
+	Hostname string
+	// UserNamespace has the pod's ids on this host; nil for pods that say nothing about it.
+	UserNamespace *runtimeapi.UserNamespace
+	// ExtraGroups are groups that the pod's persistent volumes ask for.
+	ExtraGroups []int64
+}
+
+// PodLogDirectory is the folder of a pod's logs below the folder of all logs.
+func PodLogDirectory(logs string, pod *corev1.Pod) string {
+	return filepath.Join(logs, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
+}
+
+// SandboxConfig says what sandbox a pod wants.
+func SandboxConfig(pod *corev1.Pod, s PodSettings) (*runtimeapi.PodSandboxConfig, error) {
+	labels := map[string]string{}
+	maps.Copy(labels, pod.Labels)
+	maps.Copy(labels, podLabels(pod))
+	security, err := sandboxSecurity(pod, s)
+	if err != nil {
+		return nil, err
+	}
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: s.Attempt},
+		Labels:       labels,
+		Annotations:  pod.Annotations,
+		DnsConfig:    s.DNS,
+		LogDirectory: s.LogDirectory,
+		PortMappings: portMappings(pod),
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent:    s.CgroupParent,
+			SecurityContext: security,
+			Sysctls:         sysctls(pod),
+			Overhead:        overhead(pod, s.Host),
+			Resources:       sandboxResources(pod, s.Host),
+		},
+	}
+	if !pod.Spec.HostNetwork {
+		config.Hostname = s.Hostname
+	}
+	return config, nil
+}
+
+func podLabels(pod *corev1.Pod) map[string]string {
+	return map[string]string{LabelPodName: pod.Name, LabelPodNamespace: pod.Namespace, LabelPodUID: string(pod.UID)}
+}
+
+func sysctls(pod *corev1.Pod) map[string]string {
+	values := map[string]string{}
+	if pod.Spec.SecurityContext != nil {
+		for _, sysctl := range pod.Spec.SecurityContext.Sysctls {
+			values[sysctl.Name] = sysctl.Value
+		}
+	}
+	return values
+}
+
+// sandboxSecurity is how the sandbox itself runs. Its own process always has the runtime's seccomp profile, so that a pod may
+// choose a narrow one for its containers.
+func sandboxSecurity(pod *corev1.Pod, s PodSettings) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+	security := &runtimeapi.LinuxSandboxSecurityContext{
+		NamespaceOptions: namespaces(pod, s.UserNamespace),
+		Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+	}
+	for _, c := range container.All(&pod.Spec) {
+		if c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged) {
+			security.Privileged = true
+		}
+	}
+	var err error
+	security.SupplementalGroups, security.SupplementalGroupsPolicy, err = supplementalGroups(pod, s.ExtraGroups)
+	if err != nil {
+		return nil, err
+	}
+	if context := pod.Spec.SecurityContext; context != nil {
+		security.RunAsUser, security.RunAsGroup = int64Value(context.RunAsUser), int64Value(context.RunAsGroup)
+		security.SelinuxOptions = selinuxOptions(context.SELinuxOptions)
+	}
+	return security, nil
+}
+
+// namespaces says which of its namespaces a pod shares with the host, and whether its containers share their processes.
+func namespaces(pod *corev1.Pod, user *runtimeapi.UserNamespace) *runtimeapi.NamespaceOption {
+	mode := func(host bool) runtimeapi.NamespaceMode {
+		if host {
+			return runtimeapi.NamespaceMode_NODE
+		}
+		return runtimeapi.NamespaceMode_POD
+	}
+	options := &runtimeapi.NamespaceOption{
+		Ipc: mode(pod.Spec.HostIPC), Network: mode(pod.Spec.HostNetwork), Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: user,
+	}
+	switch {
+	case pod.Spec.HostPID:
+		options.Pid = runtimeapi.NamespaceMode_NODE
+	case isTrue(pod.Spec.ShareProcessNamespace):
+		options.Pid = runtimeapi.NamespaceMode_POD
+	}
+	return options
+}
+
+func supplementalGroups(pod *corev1.Pod, extra []int64) ([]int64, runtimeapi.SupplementalGroupsPolicy, error) {
+	var groups []int64
+	policy := runtimeapi.SupplementalGroupsPolicy_Merge
+	if context := pod.Spec.SecurityContext; context != nil {
+		if context.FSGroup != nil {
+			groups = append(groups, *context.FSGroup)
+		}
+		groups = append(groups, context.SupplementalGroups...)
+		if context.SupplementalGroupsPolicy != nil {
+			value, ok := runtimeapi.SupplementalGroupsPolicy_value[string(*context.SupplementalGroupsPolicy)]
+			if !ok {
+				return nil, 0, fmt.Errorf("unsupported supplementalGroupsPolicy: %s", *context.SupplementalGroupsPolicy)
+			}
+			policy = runtimeapi.SupplementalGroupsPolicy(value)
+		}
+	}
+	return append(groups, extra...), policy, nil
+}
+
+// portMappings are the ports of all containers that keep running: regular ones and sidecars.
+func portMappings(pod *corev1.Pod) []*runtimeapi.PortMapping {
+	var mappings []*runtimeapi.PortMapping
+	for kind, c := range container.All(&pod.Spec) {
+		if kind == container.Ephemeral || kind == container.Init && !isSidecar(c) {
+			continue
+		}
+		named := map[string]bool{}
+		for _, port := range c.Ports {
+			name := port.Name
+			if name == "" {
+				name = fmt.Sprintf("%s-%s:%d:%d", port.Protocol, port.HostIP, port.ContainerPort, port.HostPort)
+			}
+			if named[name] {
+				continue
+			}
+			named[name] = true
+			mappings = append(mappings, &runtimeapi.PortMapping{
+				Protocol: protocol(port.Protocol), ContainerPort: port.ContainerPort, HostPort: port.HostPort, HostIp: port.HostIP,
+			})
+		}
+	}
+	return mappings
+}
+
+func protocol(p corev1.Protocol) runtimeapi.Protocol {
+	switch p {
+	case corev1.ProtocolUDP:
+		return runtimeapi.Protocol_UDP
+	case corev1.ProtocolSCTP:
+		return runtimeapi.Protocol_SCTP
+	}
+	return runtimeapi.Protocol_TCP
+}
+
+func overhead(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResources {
+	if pod.Spec.Overhead == nil {
+		return &runtimeapi.LinuxContainerResources{}
+	}
+	cpu := pod.Spec.Overhead.Cpu()
+	return h.limits(cpu, cpu, pod.Spec.Overhead.Memory())
+}
+
+// sandboxResources are the sums over the pod. Runtimes that start a machine for a pod size it by them.
+func sandboxResources(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResources {
+	options := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
+	requests, limits := resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options)
+	cpu := limits.Cpu()
+	if _, asked := requests[corev1.ResourceCPU]; asked {
+		cpu = requests.Cpu()
+	}
+	return h.limits(cpu, limits.Cpu(), limits.Memory())
+}
+
+func isSidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func int64Value(v *int64) *runtimeapi.Int64Value {
+	if v == nil {
+		return nil
+	}
+	return &runtimeapi.Int64Value{Value: *v}
+}
+
+func selinuxOptions(o *corev1.SELinuxOptions) *runtimeapi.SELinuxOption {
+	if o == nil {
+		return nil
+	}
+	return &runtimeapi.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
+}

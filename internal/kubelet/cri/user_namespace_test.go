@@ -1,0 +1,62 @@
+package cri
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestUserNamespaces(t *testing.T) {
+	folder := t.TempDir()
+	all := NewUserNamespaces(folder)
+	first := func(uid string) uint32 {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(folder, uid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = types.UID(uid), ptr(false) })
+		user, err := all.Of(pod, "", true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if user.Mode != runtimeapi.NamespaceMode_POD || len(user.Uids) != 1 || user.Uids[0].Length != 65536 || user.Uids[0].HostId != user.Gids[0].HostId || user.Uids[0].ContainerId != 0 {
+			t.Errorf("%s: %v", uid, user)
+		}
+		return user.Uids[0].HostId
+	}
+	if a, b, again := first("a"), first("b"), first("a"); a != 65536 || b != 2*65536 || again != a {
+		t.Errorf("ranges %d, %d and then %d", a, b, again)
+	}
+	all = NewUserNamespaces(folder) // the kubelet was restarted
+	if err := os.RemoveAll(filepath.Join(folder, "a")); err != nil {
+		t.Fatal(err)
+	}
+	if b, c, d := first("b"), first("c"), first("d"); b != 2*65536 || c != 65536 || d != 3*65536 {
+		t.Errorf("after a restart %d, %d, %d", b, c, d)
+	}
+	for text, want := range map[string]string{"{}": "not as they were given", "x": "invalid character", `{"uidMappings":[{"hostId":0,"length":65536}],"gidMappings":[{"hostId":0,"length":65536}]}`: "not as they were given"} {
+		if err := os.WriteFile(filepath.Join(folder, "b", "userns"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = "b", ptr(false) })
+		if _, err := all.Of(pod, "", true); err == nil {
+			t.Errorf("%s is taken, want %s", text, want)
+		}
+	}
+	for hostUsers, want := range map[*bool]runtimeapi.NamespaceMode{nil: runtimeapi.NamespaceMode_NODE, ptr(true): runtimeapi.NamespaceMode_NODE} {
+		if user, err := all.Of(specPod(func(p *corev1.Pod) { p.Spec.HostUsers = hostUsers }), "", false); err != nil || user.Mode != want {
+			t.Errorf("%v, %v", user, err)
+		}
+	}
+	own := specPod(func(p *corev1.Pod) { p.Spec.HostUsers = ptr(false) })
+	if _, err := all.Of(own, "", false); err == nil || err.Error() != "can't set `spec.hostUsers: false`, runtime does not support user namespaces" {
+		t.Error(err)
+	}
+	if _, err := all.Of(own, "odd", false); err == nil || err.Error() != "can't set `spec.hostUsers: false`, RuntimeClass handler \"odd\" does not support user namespaces" {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,205 @@
+package environment
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// What resolvers take, and what the API lets a pod ask for.
+const (
+	mostNameservers   = 3
+	mostSearchPaths   = 32
+	longestSearchLine = 2048
+)
+
+// DNSSettings are what the node knows about name resolution.
+type DNSSettings struct {
+	ClusterDNS    []string // addresses of the cluster's DNS; empty where there is none
+	ClusterDomain string
+	// Host is the node's own resolver configuration (ParseResolver); nil when it was told to have none.
+	Host *runtimeapi.DNSConfig
+	// NodeIPs say which families a resolver on the node itself would listen on.
+	NodeIPs []string
+	// Warn tells an event about the pod, and about the node too where onNode is set. It may be nil.
+	Warn func(reason, message string, onNode bool)
+}
+
+// DNS is the resolver configuration of a pod by its policy, with its own configuration added, cut to what resolvers take.
+func DNS(pod *corev1.Pod, s DNSSettings) (*runtimeapi.DNSConfig, error) {
+	config := &runtimeapi.DNSConfig{}
+	if s.Host != nil {
+		config.Servers, config.Searches = slices.Clone(s.Host.Servers), slices.Clone(s.Host.Searches)
+		config.Options = slices.Clone(s.Host.Options)
+	}
+	policy := pod.Spec.DNSPolicy
+	if policy == corev1.DNSClusterFirst && pod.Spec.HostNetwork {
+		policy = corev1.DNSDefault
+	}
+	switch policy {
+	case corev1.DNSNone:
+		config = &runtimeapi.DNSConfig{}
+	case corev1.DNSDefault:
+		s.hostOnly(config)
+	default:
+		if len(s.ClusterDNS) == 0 {
+			s.missingClusterDNS(pod)
+			s.hostOnly(config)
+			break
+		}
+		config.Servers = slices.Clone(s.ClusterDNS)
+		if s.ClusterDomain != "" {
+			config.Searches = unique(append([]string{pod.Namespace + ".svc." + s.ClusterDomain, "svc." + s.ClusterDomain, s.ClusterDomain}, config.Searches...))
+		}
+		config.Options = []string{"ndots:5"}
+	}
+	if own := pod.Spec.DNSConfig; own != nil {
+		config.Servers = unique(append(config.Servers, own.Nameservers...))
+		config.Searches = unique(append(config.Searches, own.Searches...))
+		config.Options = mergeOptions(config.Options, own.Options)
+	}
+	config.Servers = s.fitServers(config.Servers)
+	config.Searches = s.fitSearches(config.Searches)
+	return config, nil
+}
+
+// hostOnly leaves the node's resolver, or, where it has none, one on the node itself.
+func (s DNSSettings) hostOnly(config *runtimeapi.DNSConfig) {
+	if s.Host != nil {
+		return
+	}
+	for _, ip := range s.NodeIPs {
+		server := "127.0.0.1"
+		if strings.Contains(ip, ":") {
+			server = "::1"
+		}
+		config.Servers = append(config.Servers, server)
+	}
+	if len(config.Servers) == 0 {
+		config.Servers = []string{"127.0.0.1"}
+	}
+	config.Searches = []string{"."}
+}
+
+func (s DNSSettings) missingClusterDNS(pod *corev1.Pod) {
+	message := fmt.Sprintf("kubelet does not have ClusterDNS IP configured and cannot create Pod using %q policy. Falling back to %q policy.",
+		corev1.DNSClusterFirst, corev1.DNSDefault)
+	s.warn("MissingClusterDNS", message, true)
+	s.warn("MissingClusterDNS", fmt.Sprintf("pod: %q. %s", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), message), false)
+}
+
+func (s DNSSettings) fitServers(servers []string) []string {
+	if len(servers) > mostNameservers {
+		servers = servers[:mostNameservers]
+		s.warn("DNSConfigForming", "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: "+
+			strings.Join(servers, " "), false)
+	}
+	return servers
+}
+
+func (s DNSSettings) fitSearches(searches []string) []string {
+	asked := len(searches)
+	searches = searches[:min(asked, mostSearchPaths)]
+	// Some resolvers abort on a path that is longer than a name can be.
+	searches = slices.DeleteFunc(slices.Clone(searches), func(search string) bool { return len(search) > validation.DNS1123SubdomainMaxLength })
+	for len(strings.Join(searches, " ")) > longestSearchLine {
+		searches = searches[:len(searches)-1]
+	}
+	if len(searches) != asked {
+		s.warn("DNSConfigForming", "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: "+
+			strings.Join(searches, " "), false)
+	}
+	return searches
+}
+
+func (s DNSSettings) warn(reason, message string, onNode bool) {
+	if s.Warn != nil {
+		s.Warn(reason, message, onNode)
+	}
+}
+
+// ParseResolver reads the text of a resolv.conf.
+func ParseResolver(text string) (*runtimeapi.DNSConfig, error) {
+	config := &runtimeapi.DNSConfig{}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		switch fields[0] {
+		case "nameserver":
+			if len(fields) < 2 {
+				return nil, errors.New("Encountered error while parsing resolv conf file. Error: nameserver list is empty ")
+			}
+			config.Servers = append(config.Servers, fields[1])
+		case "search":
+			// The last line counts. One domain with and without its final dot is one domain.
+			config.Searches = nil
+			for _, domain := range fields[1:] {
+				if domain != "." {
+					config.Searches = append(config.Searches, strings.TrimSuffix(domain, "."))
+				}
+			}
+		case "options":
+			for _, option := range fields[1:] {
+				config.Options = setOption(config.Options, option)
+			}
+		}
+	}
+	return config, nil
+}
+
+// CheckResolver says what of the node's resolver configuration pods cannot have, or "".
+func CheckResolver(path string, host *runtimeapi.DNSConfig, clusterDomain string) string {
+	most := mostSearchPaths
+	if clusterDomain != "" {
+		most -= 3 // those that ClusterFirst adds
+	}
+	switch {
+	case len(host.Searches) > most:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", path, most)
+	case slices.ContainsFunc(host.Searches, func(search string) bool { return len(search) > validation.DNS1123SubdomainMaxLength }):
+		return fmt.Sprintf("Resolv.conf file %q contains a search path which length is more than allowed %d chars!", path, validation.DNS1123SubdomainMaxLength)
+	case len(strings.Join(host.Searches, " ")) > longestSearchLine:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path, longestSearchLine)
+	}
+	return ""
+}
+
+// mergeOptions adds a pod's options; one of a name that is there already replaces it.
+func mergeOptions(options []string, own []corev1.PodDNSConfigOption) []string {
+	for _, option := range own {
+		text := option.Name
+		if option.Value != nil && *option.Value != "" {
+			text += ":" + *option.Value
+		}
+		options = setOption(options, text)
+	}
+	return options
+}
+
+func setOption(options []string, option string) []string {
+	name, _, _ := strings.Cut(option, ":")
+	for i, have := range options {
+		if other, _, _ := strings.Cut(have, ":"); other == name {
+			options[i] = option
+			return options
+		}
+	}
+	return append(options, option)
+}
+
+// unique keeps the first of each.
+func unique(values []string) []string {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(values, func(value string) bool {
+		was := seen[value]
+		seen[value] = true
+		return was
+	})
+}

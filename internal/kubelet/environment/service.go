@@ -1,0 +1,76 @@
+package environment
+
+import (
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// serviceVariables are the variables that tell a container where services are: always the API's own service, and with
+// service links those of the pod's namespace.
+func serviceVariables(pod *corev1.Pod, s Sources) (map[string]string, error) {
+	if pod.Spec.EnableServiceLinks == nil {
+		return nil, errors.New("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
+	}
+	chosen := map[string]*corev1.Service{}
+	if *pod.Spec.EnableServiceLinks {
+		services, err := s.Services(pod.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		for _, service := range services {
+			chosen[service.Name] = service
+		}
+	}
+	services, err := s.Services(metav1.NamespaceDefault)
+	if err != nil {
+		return nil, err
+	}
+	for _, service := range services {
+		if service.Name == "kubernetes" {
+			chosen[service.Name] = service // also before a namesake in the pod's namespace
+		}
+	}
+	variables := map[string]string{}
+	for _, service := range chosen {
+		describe(variables, service)
+	}
+	return variables, nil
+}
+
+// describe adds the variables of one service. Headless ones have none.
+func describe(variables map[string]string, service *corev1.Service) {
+	address := service.Spec.ClusterIP
+	if address == "" || address == corev1.ClusterIPNone || len(service.Spec.Ports) == 0 {
+		return
+	}
+	prefix := variableName(service.Name)
+	variables[prefix+"_SERVICE_HOST"] = address
+	variables[prefix+"_SERVICE_PORT"] = strconv.Itoa(int(service.Spec.Ports[0].Port))
+	for i := range service.Spec.Ports {
+		port := &service.Spec.Ports[i]
+		number, protocol := strconv.Itoa(int(port.Port)), string(port.Protocol)
+		if protocol == "" {
+			protocol = string(corev1.ProtocolTCP)
+		}
+		if port.Name != "" {
+			variables[prefix+"_SERVICE_PORT_"+variableName(port.Name)] = number
+		}
+		scheme := strings.ToLower(protocol)
+		url := scheme + "://" + net.JoinHostPort(address, number)
+		if i == 0 {
+			variables[prefix+"_PORT"] = url
+		}
+		link := prefix + "_PORT_" + number + "_" + strings.ToUpper(protocol)
+		variables[link] = url
+		variables[link+"_PROTO"] = scheme
+		variables[link+"_PORT"] = number
+		variables[link+"_ADDR"] = address
+	}
+}
+
+func variableName(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }

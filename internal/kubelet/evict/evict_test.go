@@ -1,0 +1,269 @@
+package evict
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/client"
+)
+
+// played is a node whose memory and disk the test sets. It is actor and source.
+type played struct {
+	mu     sync.Mutex
+	did    []string
+	pods   []*corev1.Pod
+	signal map[Signal]Observation
+	// after is called when a pod goes or something is freed.
+	after func(p *played, what string)
+	why   []string
+	disks map[types.UID]PodUsage
+}
+
+func (p *played) do(what string) {
+	p.did = append(p.did, what)
+	if p.after != nil {
+		p.after(p, what)
+	}
+}
+
+func (p *played) Pods() []*corev1.Pod { p.mu.Lock(); defer p.mu.Unlock(); return slices.Clone(p.pods) }
+
+func (p *played) Evict(_ context.Context, e Eviction) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.why = append(p.why, e.Message)
+	p.pods = slices.DeleteFunc(p.pods, func(o *corev1.Pod) bool { return o == e.Pod })
+	p.do(fmt.Sprintf("evict %s with %d", e.Pod.Name, e.Grace))
+	return nil
+}
+
+func (p *played) Gone(*corev1.Pod) bool { return true }
+
+func (p *played) FreeContainers(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.do("free containers")
+	return nil
+}
+
+func (p *played) FreeImages(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.do("free images")
+	return nil
+}
+
+func (p *played) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u := Usage{Signals: map[Signal]Observation{}, Pods: map[types.UID]PodUsage{}}
+	for s, o := range p.signal {
+		u.Signals[s] = o
+	}
+	for _, pod := range pods {
+		u.Pods[pod.UID] = PodUsage{}
+		if disks == nil || disks(pod) {
+			u.Pods[pod.UID] = p.disks[pod.UID]
+		}
+	}
+	return u, nil
+}
+
+// guarded runs a guard over a played node for a time, and returns what was done and which conditions there are then.
+func guarded(t *testing.T, p *played, c Config, passes time.Duration) (did []string, conditions []corev1.NodeConditionType) {
+	synctest.Test(t, func(t *testing.T) {
+		changed := 0
+		g := New(c, Parts{
+			Actor: p, Source: p, Events: (*client.Events)(nil).For("kubelet"), Log: slog.New(slog.DiscardHandler), Changed: func() { changed++ },
+			NodeEvent: func(_, reason, message string) {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.did = append(p.did, reason+": "+message)
+			},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- g.Run(ctx) }()
+		time.Sleep(passes)
+		synctest.Wait()
+		conditions = g.Conditions()
+		if changed == 0 && len(conditions) > 0 {
+			t.Error("nobody was told of the pressure")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return p.did, conditions
+}
+
+func TestGuard(t *testing.T) {
+	short, plenty := Observation{1, 1000}, Observation{900, 1000}
+	config := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "10%", "nodefs.available": "10%"}, nil, nil, nil)}
+	tests := map[string]struct {
+		node *played
+		want string
+	}{
+		"plenty": {&played{signal: map[Signal]Observation{MemoryAvailable: plenty, NodeFsAvailable: plenty}}, "[] []"},
+		"memory runs short until one pod is gone": {
+			&played{
+				pods: []*corev1.Pod{pod("a", "", "", priority(5)), pod("b", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short},
+				after: func(p *played, what string) { p.signal[MemoryAvailable] = plenty },
+			},
+			"[EvictionThresholdMet: Attempting to reclaim memory evict b with 1] [MemoryPressure]",
+		},
+		"one pod is not enough": {
+			&played{
+				pods: []*corev1.Pod{pod("a", "", ""), pod("b", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short},
+				after: func(p *played, what string) {
+					if len(p.pods) == 0 {
+						p.signal[MemoryAvailable] = plenty
+					}
+				},
+			},
+			"[EvictionThresholdMet: Attempting to reclaim memory evict a with 1 EvictionThresholdMet: Attempting to reclaim memory evict b with 1] [MemoryPressure]",
+		},
+		"unused images are enough": {
+			&played{
+				pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{NodeFsAvailable: short},
+				after: func(p *played, what string) {
+					if what == "free images" {
+						p.signal[NodeFsAvailable] = plenty
+					}
+				},
+			},
+			"[EvictionThresholdMet: Attempting to reclaim ephemeral-storage free containers free images] [DiskPressure]",
+		},
+		"they are not": {
+			&played{
+				pods: []*corev1.Pod{pod("small", "", "", emptyDir("v", "9Gi", "")), pod("large", "", "", emptyDir("v", "9Gi", ""))}, signal: map[Signal]Observation{NodeFsAvailable: short},
+				disks: map[types.UID]PodUsage{"small": {Volumes: map[string]Disk{"v": {Bytes: 1}}}, "large": {Volumes: map[string]Disk{"v": {Bytes: mebi}}}},
+				after: func(p *played, what string) {
+					if what == "evict large with 1" {
+						p.signal[NodeFsAvailable] = plenty
+					}
+				},
+			},
+			"[EvictionThresholdMet: Attempting to reclaim ephemeral-storage free containers free images evict large with 1] [DiskPressure]",
+		},
+		"a volume outgrows its limit": {
+			&played{
+				pods: []*corev1.Pod{pod("a", "", "", emptyDir("v", "1Mi", "")), pod("b", "", "")}, signal: map[Signal]Observation{NodeFsAvailable: plenty},
+				disks: map[types.UID]PodUsage{"a": {Volumes: map[string]Disk{"v": {Bytes: 2 * mebi}}}},
+			},
+			"[evict a with 1] []",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			did, conditions := guarded(t, test.node, config, 25*time.Second)
+			if got := fmt.Sprint(did, " ", conditions); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+			if slices.Contains(test.node.why, "") {
+				t.Error("a pod is not told why it has to go")
+			}
+		})
+	}
+	// The pressure ends some minutes after it was last seen.
+	node := &played{pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short}, after: func(p *played, _ string) { p.signal[MemoryAvailable] = plenty }}
+	if _, conditions := guarded(t, node, config, 6*time.Minute); len(conditions) != 0 {
+		t.Errorf("still %v", conditions)
+	}
+}
+
+func TestObserve(t *testing.T) {
+	folder := t.TempDir()
+	u, err := Observe(folder, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.SeparateImages || u.Signals[NodeFsAvailable] != u.Signals[ImageFsAvailable] {
+		t.Errorf("%+v", u)
+	}
+	for _, s := range []Signal{NodeFsAvailable, PIDAvailable} {
+		if o := u.Signals[s]; o.Available <= 0 || o.Capacity < o.Available {
+			t.Errorf("%s: %+v", s, o)
+		}
+	}
+	if other, err := Observe(folder, "/proc"); err != nil || !other.SeparateImages {
+		t.Errorf("%+v, %v", other, err)
+	}
+	if _, err := Observe(filepath.Join(folder, "none"), folder); err == nil {
+		t.Error("a folder that is not there was looked at")
+	}
+	if err := os.WriteFile(filepath.Join(folder, "file"), make([]byte, 100_000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := DiskOf(folder)
+	if before.Bytes < 100_000 || before.Inodes != 2 {
+		t.Errorf("%+v", before)
+	}
+	if err := os.Link(filepath.Join(folder, "file"), filepath.Join(folder, "again")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/", filepath.Join(folder, "root")); err != nil {
+		t.Fatal(err)
+	}
+	if after := DiskOf(folder); after.Inodes != 3 || after.Bytes != before.Bytes {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}
+
+func TestObserver(t *testing.T) {
+	root := t.TempDir()
+	p := pod("p", "", "", emptyDir("v", "1Mi", ""), emptyDir("m", "1Mi", corev1.StorageMediumMemory))
+	for path, size := range map[string]int{
+		"pods/p/volumes/kubernetes.io~empty-dir/v/file": 200_000, "pods/p/volumes/kubernetes.io~empty-dir/m/file": 300_000, "logs/default_p_p/c/0.log": 50_000,
+	} {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := 0
+	o := &Observer{
+		Root: root, ImageFolder: root,
+		Machine:  func() (Memory, error) { return Memory{WorkingSet: 300, Limit: 1000}, nil },
+		Together: func() (Memory, error) { return Memory{WorkingSet: 200, Limit: 500}, nil },
+		Pod: func(pod *corev1.Pod) (PodUsage, bool) {
+			return PodUsage{Memory: 7, Processes: 2, Containers: []ContainerUsage{{Name: "c", Memory: 5}}}, pod.UID == "p"
+		},
+		Layers: func(context.Context) (map[types.UID]map[string]Disk, error) {
+			asked++
+			return LayersOf([]*runtimeapi.ContainerStats{{
+				Attributes:    &runtimeapi.ContainerAttributes{Labels: map[string]string{"io.kubernetes.pod.uid": "p", "io.kubernetes.container.name": "c"}},
+				WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: &runtimeapi.UInt64Value{Value: 1000}, InodesUsed: &runtimeapi.UInt64Value{Value: 3}},
+			}}), nil
+		},
+	}
+	u, err := o.Usage(t.Context(), []*corev1.Pod{p, pod("unknown", "", "")}, func(*corev1.Pod) bool { return false })
+	if err != nil || u.Signals[MemoryAvailable] != (Observation{700, 1000}) || u.Signals[AllocatableMemoryAvailable] != (Observation{300, 500}) ||
+		len(u.Pods) != 1 || u.Pods["p"].Disk.Bytes != 0 || asked != 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if u, err = o.Usage(t.Context(), []*corev1.Pod{p}, nil); err != nil || asked != 1 {
+		t.Fatal(err)
+	}
+	got := u.Pods["p"]
+	if got.Containers[0].Root != (Disk{1000, 3}) || got.Containers[0].Logs.Bytes < 50_000 || got.Volumes["v"].Bytes < 200_000 || len(got.Volumes) != 1 ||
+		got.Disk != got.Containers[0].Root.plus(got.Containers[0].Logs).plus(got.Volumes["v"]) || got.Memory != 7 {
+		t.Errorf("%+v", got)
+	}
+}

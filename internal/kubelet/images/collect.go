@@ -1,0 +1,321 @@
+package images
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kind"
+)
+
+// Store is what the collector needs of a runtime.
+type Store interface {
+	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
+	RemoveImage(ctx context.Context, image *runtimeapi.ImageSpec) error
+	ImageFsInfo(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error)
+	ListContainers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
+	ContainerStatus(ctx context.Context, id string, verbose bool) (*runtimeapi.ContainerStatusResponse, error)
+}
+
+// Policy says when images are removed.
+type Policy struct {
+	// Above HighPercent of the disk in use, images are removed until LowPercent is reached.
+	HighPercent, LowPercent int
+	// MinAge is how long an image must have been here; MaxAge, if not 0, how long it may be here without being used.
+	MinAge, MaxAge time.Duration
+}
+
+// DefaultPolicy is upstream's.
+func DefaultPolicy() Policy { return Policy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time.Minute} }
+
+// Validate says what is wrong with a policy.
+func (p Policy) Validate() error {
+	switch {
+	case p.HighPercent < 0 || p.HighPercent > 100:
+		return fmt.Errorf("invalid HighThresholdPercent %d, must be in range [0-100]", p.HighPercent)
+	case p.LowPercent < 0 || p.LowPercent > 100:
+		return fmt.Errorf("invalid LowThresholdPercent %d, must be in range [0-100]", p.LowPercent)
+	case p.LowPercent > p.HighPercent:
+		return fmt.Errorf("LowThresholdPercent %d can not be higher than HighThresholdPercent %d", p.LowPercent, p.HighPercent)
+	}
+	return nil
+}
+
+// collectPeriod is how often the collector looks.
+const collectPeriod = 5 * time.Minute
+
+// Collector removes images that nobody uses when the disk they are on fills up. It never removes an image that a container has, running
+// or not, that a pod mounts, or that the runtime has pinned.
+type Collector struct {
+	Store  Store
+	Policy Policy
+	// Images, if set, has its records of images that are gone dropped.
+	Images *Images
+	// Events and Node, if set, let the collector tell that it could not free enough.
+	Events Recorder
+	Node   func() kind.Object
+	// Disk returns size and free bytes of the file system at a path; without it, the kernel is asked.
+	Disk func(path string) (capacity, available int64, err error)
+	Log  *slog.Logger
+
+	mu    sync.Mutex
+	began time.Time
+	seen  map[string]*sighting
+}
+
+// sighting is what is remembered about an image between two looks.
+type sighting struct {
+	first, used time.Time
+}
+
+// candidate is an image that could be removed.
+type candidate struct {
+	id   string
+	size int64
+	sighting
+}
+
+// Run collects every few minutes until ctx ends, for the first time when the runtime is there.
+func (c *Collector) Run(ctx context.Context) error {
+	for _, err := c.Store.ListImages(ctx, nil); err != nil; _, err = c.Store.ListImages(ctx, nil) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+	ticker := time.NewTicker(collectPeriod)
+	defer ticker.Stop()
+	for {
+		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
+			c.Log.Error("image garbage collection failed", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// Collect looks once, and removes what the policy says.
+func (c *Collector) Collect(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	if c.began.IsZero() {
+		c.began = now
+	}
+	unused, err := c.unused(ctx, now)
+	if err != nil {
+		return err
+	}
+	// Before this process has run that long it cannot know that an image was not used.
+	if c.Policy.MaxAge > 0 && now.Sub(c.began) > c.Policy.MaxAge {
+		if unused, err = c.removeOld(ctx, unused, now); err != nil {
+			return err
+		}
+	}
+	capacity, available, err := c.disk(ctx)
+	if err != nil {
+		return err
+	}
+	used := 100 - int(available*100/capacity)
+	if used < c.Policy.HighPercent {
+		return nil
+	}
+	need := capacity*int64(100-c.Policy.LowPercent)/100 - available
+	c.Log.Info("the disk of images is filling up; removing unused images", "used", used, "threshold", c.Policy.HighPercent, "bytes", need)
+	freed, err := c.free(ctx, unused, need, now)
+	if err != nil {
+		return fmt.Errorf("wanted to free %d bytes, but freed %d bytes space with errors in image deletion: %w", need, freed, err)
+	}
+	if freed < need {
+		message := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). "+
+			"Failed to free sufficient space by deleting unused images (freed %d bytes). "+
+			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", used, formatSize(capacity), freed)
+		c.tell("FreeDiskSpaceFailed", message)
+		return errors.New(message)
+	}
+	return nil
+}
+
+// DeleteUnused removes every image that may be removed: what eviction does before it touches pods.
+func (c *Collector) DeleteUnused(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	unused, err := c.unused(ctx, now)
+	if err != nil {
+		return err
+	}
+	_, err = c.free(ctx, unused, math.MaxInt64, now)
+	return err
+}
+
+// unused returns the images nobody uses, those unused for longest first. The caller holds mu.
+func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, error) {
+	list, err := c.Store.ListImages(ctx, nil)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	inUse, err := c.inUse(ctx)
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[string]*sighting, len(list))
+	var unused []candidate
+	for _, image := range list {
+		s := c.seen[image.Id]
+		if s == nil {
+			s = &sighting{first: now}
+		}
+		seen[image.Id] = s
+		if inUse[image.Id] {
+			s.used = now
+		} else if !image.Pinned {
+			unused = append(unused, candidate{image.Id, int64(image.Size), *s})
+		}
+	}
+	c.seen = seen
+	if c.Images != nil {
+		if err := c.Images.records.forget(func(ref string) bool { return seen[ref] != nil }); err != nil {
+			c.Log.Error("cannot forget images that are gone", "err", err)
+		}
+	}
+	slices.SortFunc(unused, func(a, b candidate) int {
+		return cmp.Or(a.used.Compare(b.used), a.first.Compare(b.first), cmp.Compare(a.id, b.id))
+	})
+	return unused, nil
+}
+
+// inUse has the ids of the images of all containers, and of the images they mount.
+func (c *Collector) inUse(ctx context.Context) (map[string]bool, error) {
+	containers, err := c.Store.ListContainers(ctx, nil)
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	ids := map[string]bool{}
+	for _, container := range containers {
+		ids[container.ImageId] = true
+		ids[container.ImageRef] = true
+		ids[container.Image.GetImage()] = true
+		answer, err := c.Store.ContainerStatus(ctx, container.Id, false)
+		if err != nil {
+			return nil, fmt.Errorf("get container status: %w", err)
+		}
+		for _, mount := range answer.GetStatus().GetMounts() {
+			if image := mount.GetImage().GetImage(); image != "" {
+				ids[image] = true
+			}
+		}
+	}
+	return ids, nil
+}
+
+// removeOld removes images that were not used for too long and returns the others.
+func (c *Collector) removeOld(ctx context.Context, unused []candidate, now time.Time) ([]candidate, error) {
+	var left []candidate
+	var failures []error
+	for _, image := range unused {
+		if now.Sub(image.used) <= c.Policy.MaxAge {
+			left = append(left, image)
+		} else if err := c.remove(ctx, image); err != nil {
+			failures = append(failures, err)
+			left = append(left, image)
+		}
+	}
+	if err := errors.Join(failures...); err != nil {
+		return left, fmt.Errorf("wanted to free images older than %v, encountered errors in image deletion: %w", c.Policy.MaxAge, err)
+	}
+	return left, nil
+}
+
+// free removes images until so many bytes are free, as far as they are old enough: a new one may be about to be used.
+func (c *Collector) free(ctx context.Context, unused []candidate, need int64, now time.Time) (freed int64, err error) {
+	var failures []error
+	for _, image := range unused {
+		if freed >= need {
+			break
+		}
+		if now.Sub(image.first) < c.Policy.MinAge {
+			continue
+		}
+		if err := c.remove(ctx, image); err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		freed += image.size
+	}
+	return freed, errors.Join(failures...)
+}
+
+func (c *Collector) remove(ctx context.Context, image candidate) error {
+	c.Log.Info("removing unused image", "id", image.id, "bytes", image.size)
+	if err := c.Store.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: image.id}); err != nil {
+		return err
+	}
+	delete(c.seen, image.id)
+	return nil
+}
+
+// disk returns size and free bytes of the file system that images are on.
+func (c *Collector) disk(ctx context.Context) (capacity, available int64, err error) {
+	answer, err := c.Store.ImageFsInfo(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("find the disk of images: %w", err)
+	}
+	if len(answer.ImageFilesystems) == 0 {
+		return 0, 0, errors.New("the runtime does not say where its images are")
+	}
+	ask := c.Disk
+	if ask == nil {
+		ask = statfs
+	}
+	capacity, available, err = ask(answer.ImageFilesystems[0].GetFsId().GetMountpoint())
+	if err != nil {
+		return 0, 0, err
+	}
+	if capacity == 0 {
+		err := errors.New("invalid capacity 0 on image filesystem")
+		c.tell("InvalidDiskCapacity", err.Error())
+		return 0, 0, err
+	}
+	return capacity, min(available, capacity), nil
+}
+
+func statfs(path string) (capacity, available int64, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil {
+		return 0, 0, fmt.Errorf("read the state of the file system at %s: %w", path, err)
+	}
+	return int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize, nil
+}
+
+func (c *Collector) tell(reason, message string) {
+	if c.Events != nil && c.Node != nil {
+		c.Events.EventAt(c.Node(), "", corev1.EventTypeWarning, reason, message)
+	}
+}
+
+// formatSize is a size for people.
+func formatSize(bytes int64) string {
+	if bytes < 1024 {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	size, unit := float64(bytes)/1024, 0
+	for size >= 1024 && unit < 3 {
+		size, unit = size/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %s", size, [...]string{"KiB", "MiB", "GiB", "TiB"}[unit])
+}

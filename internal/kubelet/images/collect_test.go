@@ -1,0 +1,164 @@
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kind"
+)
+
+// store has images of one unit each, and containers that use some.
+type store struct {
+	images     []*runtimeapi.Image
+	containers []*runtimeapi.Container
+	mounts     map[string][]*runtimeapi.Mount
+	stuck      string // an image that cannot be removed
+	removed    []string
+}
+
+const unit = 1 << 20
+
+func images(ids ...string) []*runtimeapi.Image {
+	var all []*runtimeapi.Image
+	for _, id := range ids {
+		all = append(all, &runtimeapi.Image{Id: id, Size: unit, Pinned: strings.HasPrefix(id, "pinned")})
+	}
+	return all
+}
+
+func (s *store) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return s.images, nil
+}
+
+func (s *store) RemoveImage(_ context.Context, image *runtimeapi.ImageSpec) error {
+	if image.Image == s.stuck {
+		return errors.New("stuck")
+	}
+	s.removed = append(s.removed, image.Image)
+	s.images = slices.DeleteFunc(s.images, func(i *runtimeapi.Image) bool { return i.Id == image.Image })
+	return nil
+}
+
+func (s *store) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/images"}}}}, nil
+}
+
+func (s *store) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	return s.containers, nil
+}
+
+func (s *store) ContainerStatus(_ context.Context, id string, _ bool) (*runtimeapi.ContainerStatusResponse, error) {
+	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{Mounts: s.mounts[id]}}, nil
+}
+
+func TestCollect(t *testing.T) {
+	container := func(image string) *runtimeapi.Container {
+		return &runtimeapi.Container{Id: "c-" + image, ImageId: image}
+	}
+	for _, row := range []struct {
+		name    string
+		store   store
+		free    int64 // percent of 100 units
+		age     time.Duration
+		policy  Policy
+		removed []string
+		err     string
+	}{
+		{name: "room enough", store: store{images: images("a", "b")}, free: 16, age: time.Hour},
+		{name: "at the threshold: one in five goes until 20 % are free", store: store{images: images("a", "b", "c", "d", "e", "f")}, free: 15, age: time.Hour,
+			removed: []string{"a", "b", "c", "d", "e"}},
+		{name: "never one in use", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("a")}}, free: 15, age: time.Hour,
+			removed: []string{"b"}, err: "Insufficient free disk space on the node's image filesystem (85% of 100.0 MiB used). Failed to free sufficient space by deleting unused images (freed 1048576 bytes). " +
+				"Investigate disk usage, as it could be used by active images, logs, volumes, or other data."},
+		{name: "never one that is mounted", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("x")},
+			mounts: map[string][]*runtimeapi.Mount{"c-x": {{Image: &runtimeapi.ImageSpec{Image: "b"}}}}}, free: 15, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
+		{name: "never one that is pinned", store: store{images: images("a", "pinned")}, free: 0, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
+		{name: "never one that is new", store: store{images: images("a", "b")}, free: 15, age: time.Minute, err: "Insufficient"},
+		{name: "one that cannot be removed does not keep the others", store: store{images: images("a", "b"), stuck: "a"}, free: 15, age: time.Hour, removed: []string{"b"},
+			err: "wanted to free 5242880 bytes, but freed 1048576 bytes space with errors in image deletion: stuck"},
+		{name: "too old, whatever the disk", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("b")}}, free: 90, age: 2 * time.Hour,
+			policy: Policy{HighPercent: 85, LowPercent: 80, MaxAge: time.Hour}, removed: []string{"a"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if row.policy == (Policy{}) {
+					row.policy = DefaultPolicy()
+				}
+				told := &events{}
+				free := int64(90)
+				c := &Collector{
+					Store: &row.store, Policy: row.policy, Log: quiet, Events: told, Node: func() kind.Object { return &corev1.Node{} },
+					Disk: func(path string) (int64, int64, error) {
+						if path != "/images" {
+							t.Errorf("looked at %s", path)
+						}
+						return 100 * unit, free * unit, nil
+					},
+				}
+				// The first look sees the images; the second comes after some time.
+				if err := c.Collect(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(row.age)
+				free = row.free
+				err := c.Collect(t.Context())
+				if (err == nil) != (row.err == "") || err != nil && !strings.HasPrefix(err.Error(), row.err) {
+					t.Errorf("error %v, want %q", err, row.err)
+				}
+				if !reflect.DeepEqual(row.store.removed, row.removed) {
+					t.Errorf("removed %v, want %v", row.store.removed, row.removed)
+				}
+				lines := told.take()
+				if failed := strings.HasPrefix(row.err, "Insufficient"); failed != (len(lines) == 1) || failed && !strings.HasPrefix(lines[0], "Warning FreeDiskSpaceFailed Insufficient") {
+					t.Errorf("told %v", lines)
+				}
+			})
+		})
+	}
+}
+
+func TestLongestUnusedGoesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &store{images: images("a", "b", "c")}
+		free := int64(90)
+		c := &Collector{Store: s, Policy: DefaultPolicy(), Log: quiet, Disk: func(string) (int64, int64, error) { return 100 * unit, free * unit, nil }}
+		for _, user := range []string{"c", "a", "b"} { // the order in which they are used
+			s.containers = []*runtimeapi.Container{{Id: "x", ImageId: user}}
+			if err := c.Collect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Hour)
+		}
+		s.containers = nil
+		if err := c.DeleteUnused(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(s.removed); got != "[c a b]" {
+			t.Errorf("removed in the order %s", got)
+		}
+	})
+}
+
+func TestPolicyIsChecked(t *testing.T) {
+	for _, row := range []struct {
+		policy Policy
+		ok     bool
+	}{
+		{DefaultPolicy(), true}, {Policy{HighPercent: 100, LowPercent: 100}, true}, {Policy{HighPercent: 101}, false},
+		{Policy{HighPercent: 50, LowPercent: -1}, false}, {Policy{HighPercent: 50, LowPercent: 60}, false},
+	} {
+		if err := row.policy.Validate(); (err == nil) != row.ok {
+			t.Errorf("%+v: %v", row.policy, err)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+)
+
+// Machine is what the node runs on. Amounts are bytes.
+type Machine struct {
+	CPUs                          int
+	Memory, Swap, Storage         int64
+	HugePages                     map[int64]int64 // by page size
+	MachineID, SystemUUID, BootID string
+	KernelVersion, OSImage        string
+}
+
+// ReadMachine looks at the machine. root is the folder whose disk the pods' data is on.
+func ReadMachine(root string) (Machine, error) {
+	m := Machine{CPUs: processors(), HugePages: hugePages(), OSImage: osImage()}
+	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
+		if m.MachineID = firstLine(path); m.MachineID != "" {
+			break
+		}
+	}
+	m.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/proc/device-tree/system-id", "/proc/device-tree/vm,uuid", "/etc/machine-id"} {
+		if m.SystemUUID = strings.TrimRight(firstLine(path), "\x00"); m.SystemUUID != "" {
+			break
+		}
+	}
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return m, fmt.Errorf("read memory of the machine: %w", err)
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		number, _, _ := strings.Cut(strings.TrimSpace(value), " ")
+		n, _ := strconv.ParseInt(number, 10, 64)
+		switch name {
+		case "MemTotal":
+			m.Memory = n * 1024
+		case "SwapTotal":
+			m.Swap = n * 1024
+		}
+	}
+	var disk unix.Statfs_t
+	if err := unix.Statfs(root, &disk); err != nil {
+		return m, fmt.Errorf("read size of the disk of %s: %w", root, err)
+	}
+	m.Storage = int64(disk.Blocks) * disk.Bsize
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return m, fmt.Errorf("read version of the kernel: %w", err)
+	}
+	m.KernelVersion = unix.ByteSliceToString(name.Release[:])
+	return m, nil
+}
+
+func firstLine(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return strings.TrimSpace(line)
+}
+
+// processors counts those of the machine, also those this process may not use.
+func processors() int {
+	count := 0
+	for _, part := range strings.Split(firstLine("/sys/devices/system/cpu/online"), ",") {
+		from, to, ranged := strings.Cut(part, "-")
+		first, err := strconv.Atoi(from)
+		if err != nil {
+			return runtime.NumCPU()
+		}
+		last := first
+		if ranged {
+			if last, err = strconv.Atoi(to); err != nil {
+				return runtime.NumCPU()
+			}
+		}
+		count += last - first + 1
+	}
+	return count
+}
+
+func hugePages() map[int64]int64 {
+	pages := map[int64]int64{}
+	folders, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
+	if err != nil {
+		return pages
+	}
+	for _, folder := range folders {
+		size, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(folder), "hugepages-"), "kB"), 10, 64)
+		if err != nil {
+			continue
+		}
+		count, err := strconv.ParseInt(firstLine(filepath.Join(folder, "nr_hugepages")), 10, 64)
+		if err == nil {
+			pages[size*1024] = size * 1024 * count
+		}
+	}
+	return pages
+}
+
+func osImage() string {
+	for _, path := range []string{"/etc/os-release", "/usr/lib/os-release"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); ok {
+				return strings.Trim(value, `"'`)
+			}
+		}
+	}
+	return "Unknown"
+}
+
+// Addresses are those the node reports: the given ones, which must be the host's, or that of the interface of the default route, or the
+// first of any interface.
+func Addresses(given []string) ([]string, error) {
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("find the node's addresses: %w", err)
+	}
+	var found []net.IP
+	for _, a := range own {
+		if n, ok := a.(*net.IPNet); ok {
+			found = append(found, n.IP)
+		}
+	}
+	if len(given) > 0 {
+		for _, text := range given {
+			if err := usable(text, found); err != nil {
+				return nil, fmt.Errorf("failed to validate nodeIP: %w", err)
+			}
+		}
+		return given, nil
+	}
+	if ip, err := utilnet.ChooseHostInterface(); err == nil {
+		return []string{ip.String()}, nil
+	}
+	for _, wantIPv4 := range []bool{true, false} {
+		for _, ip := range found {
+			if ip.IsGlobalUnicast() && (ip.To4() != nil) == wantIPv4 {
+				return []string{ip.String()}, nil
+			}
+		}
+	}
+	return nil, errors.New("find the node's addresses: the host has none")
+}
+
+func usable(text string, own []net.IP) error {
+	ip := net.ParseIP(text)
+	switch {
+	case ip == nil:
+		return errors.New("nodeIP must be a valid IP address")
+	case ip.IsLoopback():
+		return errors.New("nodeIP can't be loopback address")
+	case ip.IsMulticast():
+		return errors.New("nodeIP can't be a multicast address")
+	case ip.IsLinkLocalUnicast():
+		return errors.New("nodeIP can't be a link-local unicast address")
+	case ip.IsUnspecified():
+		return errors.New("nodeIP can't be an all zeros address")
+	}
+	for _, o := range own {
+		if o.Equal(ip) {
+			return nil
+		}
+	}
+	return fmt.Errorf("node IP: %q not found in the host's network interfaces", text)
+}

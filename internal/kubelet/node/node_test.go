@@ -1,0 +1,246 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/client"
+	"skiff/test/inprocess"
+)
+
+// playedRuntime is a runtime whose state the test sets.
+type playedRuntime struct {
+	mu          sync.Mutex
+	up, network bool
+	down        bool
+}
+
+func (r *playedRuntime) set(change func(*playedRuntime)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r)
+}
+
+func (r *playedRuntime) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: "played", RuntimeVersion: "1.0.0"}, nil
+}
+
+func (r *playedRuntime) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down {
+		return nil, errors.New("connection refused")
+	}
+	return &runtimeapi.StatusResponse{Status: runtimeStatus(r.up, r.network)}, nil
+}
+
+func (r *playedRuntime) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return []*runtimeapi.Image{{Id: "i", Size: 5, RepoTags: []string{"pause"}}}, nil
+}
+
+// stage is a node on an API server in the test's process.
+type stage struct {
+	t       *testing.T
+	client  *client.Client
+	runtime *playedRuntime
+	node    *Node
+
+	mu       sync.Mutex
+	ranges   [][]string
+	pressure Pressure
+	problems []error
+}
+
+func newStage(t *testing.T, ctx context.Context, before func(*client.Client)) *stage {
+	t.Helper()
+	s := &stage{t: t, client: inprocess.Start(t, ctx), runtime: &playedRuntime{up: true}}
+	_, err := client.For[*corev1.Namespace](s.client).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}, client.WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before != nil {
+		before(s.client)
+	}
+	events := client.NewEvents(s.client)
+	s.node = New(Settings{
+		Name: "a", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
+		CheckEvery: 50 * time.Millisecond, LeaseSeconds: 1,
+	}, Parts{
+		Client: s.client, Runtime: s.runtime, Events: events.For("kubelet").On("a"), Log: slog.New(slog.DiscardHandler),
+		PodCIDRs: func(r []string) { s.mu.Lock(); defer s.mu.Unlock(); s.ranges = append(s.ranges, r) },
+		Pressure: func() Pressure { s.mu.Lock(); defer s.mu.Unlock(); return s.pressure },
+		Problems: func() []error { s.mu.Lock(); defer s.mu.Unlock(); return s.problems },
+		Machine:  func() (Machine, error) { return healthy().Machine, nil },
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.node.Run(ctx) })
+	running.Go(func() { _ = events.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return s
+}
+
+// until waits for the node to be as told.
+func (s *stage) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
+	s.t.Helper()
+	var last *corev1.Node
+	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+		node, err := client.For[*corev1.Node](s.client).Get(s.t.Context(), "", "a")
+		if err == nil && ok(node) {
+			return node
+		}
+		last = node
+	}
+	s.t.Fatalf("%s: it never was; %+v", what, last)
+	return nil
+}
+
+func (s *stage) patch(subresource string, patch map[string]any) {
+	s.t.Helper()
+	text, err := json.Marshal(patch)
+	if err == nil {
+		_, err = client.For[*corev1.Node](s.client).Patch(s.t.Context(), "", "a", client.StrategicPatch, text, client.WriteOptions{Subresource: subresource})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func ready(n *corev1.Node) bool {
+	return condition(n.Status, corev1.NodeReady).Status == corev1.ConditionTrue
+}
+
+func TestLifeOfANode(t *testing.T) {
+	ctx := t.Context()
+	s := newStage(t, ctx, nil)
+	node := s.until("registered, without a network", func(n *corev1.Node) bool {
+		return condition(n.Status, corev1.NodeReady).Message == "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
+	})
+	if node.Labels["disk"] != "fast" || node.Labels[corev1.LabelHostname] != "a" || node.Labels[corev1.LabelOSStable] != "linux" || node.Annotations[attachAnnotation] != "true" ||
+		!slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == "special" }) {
+		t.Errorf("%+v", node.ObjectMeta)
+	}
+	s.patch("", map[string]any{"spec": map[string]any{"podCIDR": "10.42.0.0/24", "podCIDRs": []string{"10.42.0.0/24"}}})
+	s.runtime.set(func(r *playedRuntime) { r.network = true })
+	node = s.until("ready", ready)
+	if node.Status.NodeInfo.ContainerRuntimeVersion != "played://1.0.0" || len(node.Status.Images) != 1 || len(node.Status.Addresses) < 2 {
+		t.Errorf("%+v", node.Status)
+	}
+	s.until("its ranges are told", func(*corev1.Node) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.ranges) == 1 && slices.Equal(s.ranges[0], []string{"10.42.0.0/24"})
+	})
+	// Somebody adds an extended resource; the node makes it allocatable and leaves it.
+	s.patch("status", map[string]any{"status": map[string]any{"capacity": map[string]string{"example.com/dongle": "5"}}})
+	s.until("with a dongle", func(n *corev1.Node) bool {
+		return n.Status.Allocatable["example.com/dongle"] == resource.MustParse("5") && n.Status.Capacity["example.com/dongle"] == resource.MustParse("5")
+	})
+	s.mu.Lock()
+	s.pressure.Memory = true
+	s.mu.Unlock()
+	s.node.Changed()
+	s.until("short of memory", func(n *corev1.Node) bool {
+		return condition(n.Status, corev1.NodeMemoryPressure).Status == corev1.ConditionTrue
+	})
+	s.mu.Lock()
+	s.problems = []error{ErrShuttingDown}
+	s.mu.Unlock()
+	s.until("going down", func(n *corev1.Node) bool {
+		return condition(n.Status, corev1.NodeReady).Message == "node is shutting down" && n.Status.Allocatable["example.com/dongle"] == resource.MustParse("5")
+	})
+	s.mu.Lock()
+	s.problems = nil
+	s.mu.Unlock()
+	s.until("ready again", ready)
+
+	// Nothing changes: nothing is written.
+	before := s.until("quiet", func(*corev1.Node) bool { return true })
+	time.Sleep(300 * time.Millisecond)
+	if after := s.until("quiet", func(*corev1.Node) bool { return true }); after.ResourceVersion != before.ResourceVersion {
+		t.Error("the status is written though nothing has changed")
+	}
+
+	s.wantEvents("Starting", "NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady", "NodeHasInsufficientMemory", "NodeNotReady")
+	s.checkLease(node)
+
+	// Somebody deletes the node; it comes back.
+	if err := client.For[*corev1.Node](s.client).Delete(ctx, "", "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.until("back", func(n *corev1.Node) bool { return n.UID != node.UID && n.Labels["disk"] == "fast" })
+}
+
+// wantEvents waits until events with these reasons have been told.
+func (s *stage) wantEvents(wanted ...string) {
+	s.t.Helper()
+	var missing []string
+	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+		events, _, err := client.For[*corev1.Event](s.client).List(s.t.Context(), "default", client.Match{})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		missing = slices.DeleteFunc(slices.Clone(wanted), func(reason string) bool {
+			return slices.ContainsFunc(events, func(e *corev1.Event) bool {
+				return e.Reason == reason && e.InvolvedObject.Name == "a" && e.Source.Host == "a"
+			})
+		})
+		if len(missing) == 0 {
+			return
+		}
+	}
+	s.t.Errorf("never told: %v", missing)
+}
+
+func (s *stage) checkLease(node *corev1.Node) {
+	s.t.Helper()
+	leases := client.For[*coordinationv1.Lease](s.client)
+	first, err := leases.Get(s.t.Context(), corev1.NamespaceNodeLease, "a")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if *first.Spec.HolderIdentity != "a" || *first.Spec.LeaseDurationSeconds != 1 || len(first.OwnerReferences) != 1 || first.OwnerReferences[0].UID != node.UID {
+		s.t.Errorf("%+v", first)
+	}
+	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(50 * time.Millisecond) {
+		if next, err := leases.Get(s.t.Context(), corev1.NamespaceNodeLease, "a"); err == nil && next.Spec.RenewTime.After(first.Spec.RenewTime.Time) {
+			return
+		}
+	}
+	s.t.Error("the lease is not renewed")
+}
+
+// TestTakeOver starts a node whose object exists: what an administrator has set stays, what is the node's own is set right.
+func TestTakeOver(t *testing.T) {
+	s := newStage(t, t.Context(), func(c *client.Client) {
+		_, err := client.For[*corev1.Node](c).Create(t.Context(), &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"mine": "yes", corev1.LabelHostname: "old"}},
+			Spec:       corev1.NodeSpec{Unschedulable: true, PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}},
+			Status:     corev1.NodeStatus{Capacity: list("example.com/dongle=3 memory=1Gi"), Allocatable: list("example.com/dongle=3 memory=1Gi"), NodeInfo: corev1.NodeSystemInfo{BootID: "before"}},
+		}, client.WriteOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	s.runtime.set(func(r *playedRuntime) { r.network = true })
+	node := s.until("ready", ready)
+	if node.Labels["mine"] != "yes" || node.Labels[corev1.LabelHostname] != "a" || node.Labels["disk"] != "" || !node.Spec.Unschedulable || len(node.Spec.Taints) > 1 {
+		t.Errorf("%+v %+v", node.ObjectMeta, node.Spec)
+	}
+	if node.Status.Capacity["example.com/dongle"] != resource.MustParse("3") || node.Status.Capacity.Memory().String() != "8Gi" {
+		t.Errorf("%s", text(node.Status.Capacity))
+	}
+	s.wantEvents("NodeNotSchedulable", "Rebooted")
+}

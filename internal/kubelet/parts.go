@@ -1,0 +1,59 @@
+package kubelet
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Volumes sets up the volumes of pods.
+type Volumes interface {
+	// Mount sets up every volume of a pod and refreshes those that follow an object. It is called at every sync.
+	Mount(ctx context.Context, pod *corev1.Pod) error
+	// Mounts is what a container mounts. release frees what must only live until the container is created; it may be nil.
+	Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) (mounts []*runtimeapi.Mount, release func(), err error)
+	// Devices are the block volumes a container uses.
+	Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error)
+	// Groups are the groups that a pod's volumes ask for.
+	Groups(uid types.UID) []int64
+	// Unmount takes down all volumes of a pod and removes their folders.
+	Unmount(ctx context.Context, uid types.UID) error
+	// Pods are those with folders on disk.
+	Pods() ([]types.UID, error)
+	// File reads a file of a pod's volume, without leaving the volume.
+	File(pod *corev1.Pod, volume, path string) ([]byte, error)
+}
+
+// Images makes sure that images are there.
+type Images interface {
+	// Ensure returns the image as the runtime knows it. Errors tell their reason by a method Reason() string, such as ErrImagePull.
+	Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *runtimeapi.PodSandboxConfig) (ref string, err error)
+}
+
+// Cgroups keeps the group of each pod.
+type Cgroups interface {
+	// Ensure makes the group of a pod, with its limits, and returns what the runtime is told as its parent.
+	Ensure(pod *corev1.Pod) (parent string, err error)
+	// Grow raises the limits of a pod's group to what it may have now; Update also lowers them.
+	Grow(pod *corev1.Pod) error
+	Update(pod *corev1.Pod) error
+	// Remove ends what is left in a pod's group and removes it.
+	Remove(uid types.UID) error
+	// Pods are those with groups.
+	Pods() ([]types.UID, error)
+}
+
+// Objects holds the config maps and secrets that pods name.
+type Objects interface {
+	Register(pod *corev1.Pod)
+	Unregister(uid types.UID)
+	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
+	Secret(namespace, name string) (*corev1.Secret, error)
+}
+
+// Handlers finds what the runtime calls a RuntimeClass.
+type Handlers interface {
+	Handler(class *string) (string, error)
+}

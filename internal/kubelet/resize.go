@@ -1,0 +1,341 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
+)
+
+// resizeRetry is how often a resize that had to wait is tried again, besides whenever a pod ends.
+const resizeRetry = 3 * time.Minute
+
+// allocation is the resources that a pod holds on the node. They follow its spec when there is room.
+type allocation struct {
+	containers map[string]corev1.ResourceRequirements
+	pod        *corev1.ResourceRequirements
+}
+
+// allocationOf are the resources a pod asks for.
+func allocationOf(pod *corev1.Pod) *allocation {
+	a := &allocation{containers: map[string]corev1.ResourceRequirements{}, pod: pod.Spec.Resources.DeepCopy()}
+	for kind, c := range container.All(&pod.Spec) {
+		if kind != container.Ephemeral {
+			a.containers[c.Name] = *c.Resources.DeepCopy()
+		}
+	}
+	return a
+}
+
+// allocationFromStatus are the resources that a pod which already runs was said to hold. A resize that was asked for meanwhile shows
+// as a difference to its spec.
+func allocationFromStatus(pod *corev1.Pod) *allocation {
+	a := allocationOf(pod)
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		spec, ok := a.containers[s.Name]
+		if !ok || s.State.Running == nil || s.Resources == nil {
+			continue
+		}
+		if s.AllocatedResources != nil {
+			spec.Requests = s.AllocatedResources.DeepCopy()
+		}
+		for name, q := range s.Resources.Limits {
+			if _, has := spec.Limits[name]; has && (name == corev1.ResourceCPU || name == corev1.ResourceMemory) {
+				spec.Limits[name] = q
+			}
+		}
+		a.containers[s.Name] = spec
+	}
+	return a
+}
+
+// applied is the pod with the resources it holds in place of those it asks for.
+func (a *allocation) applied(pod *corev1.Pod) *corev1.Pod {
+	if a.matches(pod) {
+		return pod
+	}
+	held := *pod
+	held.Spec.Resources = a.pod
+	held.Spec.Containers, held.Spec.InitContainers = slices.Clone(pod.Spec.Containers), slices.Clone(pod.Spec.InitContainers)
+	for _, list := range [][]corev1.Container{held.Spec.Containers, held.Spec.InitContainers} {
+		for i := range list {
+			if r, ok := a.containers[list[i].Name]; ok {
+				list[i].Resources = r
+			}
+		}
+	}
+	return &held
+}
+
+func (a *allocation) matches(pod *corev1.Pod) bool {
+	if !equality.Semantic.DeepEqual(a.pod, pod.Spec.Resources) {
+		return false
+	}
+	for kind, c := range container.All(&pod.Spec) {
+		if kind != container.Ephemeral && !equality.Semantic.DeepEqual(a.containers[c.Name], c.Resources) {
+			return false
+		}
+	}
+	return true
+}
+
+// resizeState is how far a resize has come.
+type resizeState struct {
+	pending, progress *corev1.PodCondition
+	actuatedPod       *corev1.ResourceRequirements
+}
+
+func (r *resizeState) conditions() []corev1.PodCondition {
+	var list []corev1.PodCondition
+	if r.pending != nil {
+		list = append(list, *r.pending)
+	}
+	if r.progress != nil {
+		list = append(list, *r.progress)
+	}
+	return list
+}
+
+// resizeCondition is a condition of a resize; one that says the same as before keeps its time.
+func resizeCondition(kind corev1.PodConditionType, old *corev1.PodCondition, reason, message string, generation int64) *corev1.PodCondition {
+	now := metav1.NewTime(time.Now())
+	c := &corev1.PodCondition{
+		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: generation, LastTransitionTime: now, LastProbeTime: now,
+	}
+	if old != nil && old.Reason == reason {
+		c.LastTransitionTime = old.LastTransitionTime
+		if old.Message == message && old.ObservedGeneration == generation {
+			c.LastProbeTime = old.LastProbeTime
+		}
+	}
+	return c
+}
+
+// reallocate gives the pod the resources it asks for, if they are others than it has and there is room.
+func (w *worker) reallocate() {
+	w.mu.Lock()
+	pod, held := w.pod, w.allocated
+	w.mu.Unlock()
+	if held.matches(pod) {
+		w.resize.pending = nil
+		return
+	}
+	w.k.admission.Lock()
+	defer w.k.admission.Unlock()
+	others := slices.DeleteFunc(w.k.Active(), func(other *corev1.Pod) bool { return other.UID == w.uid })
+	node := w.k.Node()
+	if node == nil {
+		return
+	}
+	if reasons := insufficient(pod, others, node); len(reasons) > 0 {
+		old := w.resize.pending
+		w.resize.pending = resizeCondition(corev1.PodResizePending, old, corev1.PodReasonDeferred, reasons[0].Message, pod.Generation)
+		if old == nil || old.ObservedGeneration != pod.Generation {
+			w.k.podEvent(pod, corev1.EventTypeWarning, "ResizeDeferred", "%s", resizeMessage(pod, pod.Generation, reasons[0].Message, "Pod resize "+corev1.PodReasonDeferred))
+		}
+		return
+	}
+	w.allocate(allocationOf(pod))
+	w.resize.pending = nil
+	w.resize.progress = resizeCondition(corev1.PodResizeInProgress, nil, "", "", pod.Generation)
+	w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeStarted", "%s", resizeMessage(pod, pod.Generation, "", "Pod resize started"))
+}
+
+// resizeMessage is what events about a resize say.
+func resizeMessage(pod *corev1.Pod, generation int64, failure, text string) string {
+	type amount struct {
+		Name      string                      `json:"name,omitempty"`
+		Resources corev1.ResourceRequirements `json:"resources"`
+	}
+	summary := struct {
+		Containers     []amount `json:"containers,omitempty"`
+		InitContainers []amount `json:"initContainers,omitempty"`
+		Generation     int64    `json:"generation"`
+		Error          string   `json:"error,omitempty"`
+	}{Generation: generation, Error: failure}
+	for kind, c := range container.All(&pod.Spec) {
+		switch kind {
+		case container.Init:
+			summary.InitContainers = append(summary.InitContainers, amount{c.Name, c.Resources})
+		case container.Regular:
+			summary.Containers = append(summary.Containers, amount{c.Name, c.Resources})
+		}
+	}
+	encoded, err := json.Marshal(summary)
+	if err != nil {
+		return text
+	}
+	return text + ": " + string(encoded)
+}
+
+// resizeProgress notes whether a resize is under way, and tells when it is done.
+func (w *worker) resizeProgress(pod *corev1.Pod, plan *Actions) {
+	under := len(plan.Resize) > 0 || plan.ResizePod
+	switch {
+	case under && w.resize.progress == nil:
+		w.resize.progress = resizeCondition(corev1.PodResizeInProgress, nil, "", "", pod.Generation)
+	case !under && w.resize.progress != nil:
+		w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeCompleted", "%s", resizeMessage(pod, w.resize.progress.ObservedGeneration, "", "Pod resize completed"))
+		w.resize.progress = nil
+	}
+}
+
+// learnActuated takes over from the runtime what containers that this kubelet did not start have.
+func (w *worker) learnActuated(pod *corev1.Pod, runtime *cri.Pod) {
+	if w.actuated == nil {
+		w.actuated = map[string]corev1.ResourceRequirements{}
+		w.resize.actuatedPod = pod.Spec.Resources.DeepCopy()
+	}
+	for kind, c := range container.All(&pod.Spec) {
+		if _, known := w.actuated[c.Name]; known || kind == container.Ephemeral {
+			continue
+		}
+		found := runtime.Container(c.Name)
+		if found == nil || found.State != cri.Running {
+			continue
+		}
+		has := *c.Resources.DeepCopy()
+		set := func(list corev1.ResourceList, name corev1.ResourceName, q *resource.Quantity, least int64) {
+			if old, ok := list[name]; ok && q != nil && (q.MilliValue() > least || old.MilliValue() > least) {
+				list[name] = *q
+			}
+		}
+		set(has.Limits, corev1.ResourceMemory, found.Resources.MemoryLimit, 0)
+		set(has.Limits, corev1.ResourceCPU, found.Resources.CPULimit, 10)
+		set(has.Requests, corev1.ResourceCPU, found.Resources.CPURequest, 2)
+		w.actuated[c.Name] = has
+	}
+}
+
+// setActuated notes that a container has the resources allocated to it.
+func (w *worker) setActuated(c *corev1.Container) { w.actuated[c.Name] = *c.Resources.DeepCopy() }
+
+// applyResize changes limits: those of the pod before its containers' where they grow, after them where they shrink, memory before
+// CPU. What could not be changed is tried again.
+func (w *worker) applyResize(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions) {
+	if err := w.resizeAll(ctx, pod, runtime, plan); err != nil {
+		old := w.resize.progress
+		w.resize.progress = resizeCondition(corev1.PodResizeInProgress, old, corev1.PodReasonError, err.Error(), pod.Generation)
+		if old != nil {
+			w.resize.progress.ObservedGeneration = old.ObservedGeneration
+		}
+		if old == nil || old.Message != err.Error() {
+			w.k.podEvent(pod, corev1.EventTypeWarning, "ResizeError", "%s", resizeMessage(pod, w.resize.progress.ObservedGeneration, err.Error(), "Pod resize error"))
+		}
+	}
+}
+
+func (w *worker) resizeAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions) error {
+	if err := w.k.Cgroups.Grow(pod); err != nil {
+		return fmt.Errorf("resize the pod's cgroup: %w", err)
+	}
+	for _, r := range plan.Resize {
+		if err := w.resizeOne(ctx, pod, runtime, r); err != nil {
+			return err
+		}
+	}
+	if err := w.k.Cgroups.Update(pod); err != nil {
+		return fmt.Errorf("resize the pod's cgroup: %w", err)
+	}
+	w.resize.actuatedPod = pod.Spec.Resources.DeepCopy()
+	if sandbox := runtime.Sandbox(); sandbox != "" {
+		request := &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: sandbox}
+		if config, err := w.sandboxConfig(pod, plan.Attempt); err == nil {
+			request.Overhead, request.Resources = config.GetLinux().GetOverhead(), config.GetLinux().GetResources()
+		}
+		// Runtimes may do without it: those that hold pods in machines of their own need it.
+		_, _ = w.k.Runtime.UpdatePodSandboxResources(ctx, request)
+	}
+	return nil
+}
+
+// resizeOne changes one resource of a container and leaves the other as it is.
+func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r Resize) error {
+	has := w.actuated[r.Container.Name]
+	target := r.Container.DeepCopy()
+	other := corev1.ResourceCPU
+	if r.Resource == corev1.ResourceCPU {
+		other = corev1.ResourceMemory
+	}
+	keep := func(to *corev1.ResourceList, from corev1.ResourceList) {
+		if q, ok := from[other]; ok {
+			if *to == nil {
+				*to = corev1.ResourceList{}
+			}
+			(*to)[other] = q
+		} else {
+			delete(*to, other)
+		}
+	}
+	keep(&target.Resources.Limits, has.Limits)
+	keep(&target.Resources.Requests, has.Requests)
+	if err := w.belowUse(ctx, runtime, r, &has, target); err != nil {
+		return err
+	}
+	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, &runtimeapi.ContainerResources{Linux: cri.ContainerResources(pod, target, w.k.Host)})
+	if err != nil {
+		return fmt.Errorf("resize %s of container %s: %w", r.Resource, r.Container.Name, err)
+	}
+	w.actuated[r.Container.Name] = target.Resources
+	return nil
+}
+
+// belowUse refuses to lower a memory limit below what the container uses: it would be killed.
+func (w *worker) belowUse(ctx context.Context, _ *cri.Pod, r Resize, has *corev1.ResourceRequirements, target *corev1.Container) error {
+	limit := target.Resources.Limits.Memory().Value()
+	if r.Resource != corev1.ResourceMemory || limit == 0 {
+		return nil
+	}
+	if old := has.Limits.Memory().Value(); old != 0 && limit >= old {
+		return nil
+	}
+	stats, err := w.k.Runtime.ContainerStats(ctx, r.ID)
+	if err != nil || stats.GetMemory().GetUsageBytes() == nil {
+		return nil // what cannot be measured is tried
+	}
+	if used := stats.GetMemory().GetUsageBytes().GetValue(); used >= uint64(limit) {
+		return fmt.Errorf("cannot decrease memory limits: attempting to set container %q memory limit (%d) below current usage (%d)", r.Container.Name, limit, used)
+	}
+	return nil
+}
+
+// podResources are what the status says of the pod as a whole.
+func podResources(pod *corev1.Pod, actuated *corev1.ResourceRequirements) (*corev1.ResourceRequirements, corev1.ResourceList) {
+	options := resourcehelper.PodResourcesOptions{}
+	requests := resourcehelper.PodRequests(pod, options)
+	r := &corev1.ResourceRequirements{Requests: requests, Limits: resourcehelper.PodLimits(pod, options)}
+	if actuated != nil {
+		for name, q := range actuated.Limits {
+			if r.Limits == nil {
+				r.Limits = corev1.ResourceList{}
+			}
+			r.Limits[name] = q
+		}
+	}
+	return r, requests
+}
+
+// roomFreed lets pods whose resize had to wait try again: another has ended.
+func (k *Kubelet) roomFreed() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, w := range k.workers {
+		w.mu.Lock()
+		waiting := w.allocated != nil && w.stage == syncing && !w.allocated.matches(w.pod)
+		w.mu.Unlock()
+		if waiting {
+			w.poke()
+		}
+	}
+}

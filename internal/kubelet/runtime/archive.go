@@ -1,0 +1,138 @@
+package runtime
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/distribution/reference"
+)
+
+// archived is an image in an archive: a name, and the digest of its configuration, by which the CRI knows an image.
+type archived struct {
+	name, id string
+}
+
+// errUnknownForm says that an archive is not of a kind whose contents can be told without importing it.
+var errUnknownForm = errors.New("neither a docker nor an OCI archive")
+
+// importRepository is the repository of images whose archive names only a tag.
+const importRepository = "localhost/import"
+
+// Small files of an archive that say what is in it; none is larger than this.
+const documentMax = 4 << 20
+
+// readArchive tells what images are in an archive, as far as names are given. A docker archive has them in manifest.json, an OCI
+// archive in index.json; one with both is read as OCI, as containerd does.
+func readArchive(file string) ([]archived, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	documents := map[string][]byte{}
+	// The tar reader skips over what is not read, so that large layers cost a seek.
+	for r := tar.NewReader(f); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		name := path.Clean(header.Name)
+		if header.Typeflag != tar.TypeReg || header.Size > documentMax || !mayBeDocument(name, header.Size) {
+			continue
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			return nil, err
+		}
+		documents[name] = data
+	}
+	if _, ok := documents["index.json"]; ok {
+		return readIndex(documents)
+	}
+	if _, ok := documents["manifest.json"]; ok {
+		return readManifests(documents["manifest.json"])
+	}
+	return nil, errUnknownForm
+}
+
+// mayBeDocument picks the index, the manifest list and blobs that are small enough to be a manifest.
+func mayBeDocument(name string, size int64) bool {
+	return name == "index.json" || name == "manifest.json" || strings.HasPrefix(name, "blobs/") && size < 64<<10
+}
+
+// readIndex reads the images of an OCI archive.
+func readIndex(documents map[string][]byte) ([]archived, error) {
+	var index struct {
+		Manifests []struct {
+			Digest      string
+			Annotations map[string]string
+		}
+	}
+	if err := json.Unmarshal(documents["index.json"], &index); err != nil {
+		return nil, fmt.Errorf("read index.json: %w", err)
+	}
+	var images []archived
+	for _, m := range index.Manifests {
+		name := importedName(m.Annotations)
+		if name == "" {
+			continue // containerd does not store what has no name
+		}
+		var manifest struct {
+			Config struct{ Digest string }
+		}
+		blob := documents["blobs/"+strings.Replace(m.Digest, ":", "/", 1)]
+		if json.Unmarshal(blob, &manifest) != nil || manifest.Config.Digest == "" {
+			return nil, errUnknownForm // an index of several platforms: containerd chooses
+		}
+		images = append(images, archived{name: name, id: manifest.Config.Digest})
+	}
+	return images, nil
+}
+
+// importedName is the name containerd gives an image by the annotations it has in an index. One that is only a tag gets our repository.
+func importedName(annotations map[string]string) string {
+	full := func(name string) bool { return strings.ContainsAny(name, "/:@") }
+	if name := annotations["io.containerd.image.name"]; name != "" {
+		if full(name) {
+			return name
+		}
+		return ""
+	}
+	name := annotations["org.opencontainers.image.ref.name"]
+	if name == "" || full(name) {
+		return name
+	}
+	return importRepository + ":" + name
+}
+
+// readManifests reads the images of a docker archive.
+func readManifests(data []byte) ([]archived, error) {
+	var manifests []struct {
+		Config   string
+		RepoTags []string
+	}
+	if err := json.Unmarshal(data, &manifests); err != nil {
+		return nil, fmt.Errorf("read manifest.json: %w", err)
+	}
+	var images []archived
+	for _, m := range manifests {
+		id := "sha256:" + strings.TrimSuffix(path.Base(m.Config), ".json")
+		for _, tag := range m.RepoTags {
+			name, err := reference.ParseDockerRef(tag)
+			if err != nil {
+				return nil, fmt.Errorf("read manifest.json: %w", err)
+			}
+			images = append(images, archived{name: name.String(), id: id})
+		}
+	}
+	return images, nil
+}

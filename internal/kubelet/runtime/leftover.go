@@ -1,0 +1,86 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/atomicfile"
+)
+
+func writePID(path string, pid int) error {
+	return atomicfile.Write(path, []byte(strconv.Itoa(pid)), 0o600)
+}
+
+// endLeftover ends the containerd noted in a file, if it still runs with the given configuration: that of a skiff that was killed.
+// The kernel has told it to end, too, but it may not have got that far.
+func endLeftover(ctx context.Context, pidFile, config string) error {
+	data, err := os.ReadFile(pidFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid <= 1 {
+		return os.Remove(pidFile)
+	}
+	// A handle of the process, so that what is signalled is what was looked at: numbers are used again.
+	handle, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return os.Remove(pidFile)
+	}
+	defer unix.Close(handle)
+	if !runsWith(pid, config) {
+		return os.Remove(pidFile)
+	}
+	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if err := unix.PidfdSendSignal(handle, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+		if err := waitEnd(ctx, handle, stopTimeout); err == nil {
+			return os.Remove(pidFile)
+		} else if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return fmt.Errorf("process %d does not end", pid)
+}
+
+// runsWith reports whether a process was started with the given argument.
+func runsWith(pid int, argument string) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return false
+	}
+	for arg := range bytes.SplitSeq(line, []byte{0}) {
+		if string(arg) == argument {
+			return true
+		}
+	}
+	return false
+}
+
+// waitEnd waits until the process behind a handle has ended.
+func waitEnd(ctx context.Context, handle int, timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 50)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if ready > 0 {
+			return nil
+		}
+	}
+	return errors.New("timed out")
+}

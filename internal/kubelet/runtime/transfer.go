@@ -1,0 +1,228 @@
+package runtime
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	goruntime "runtime"
+	"strings"
+	"time"
+
+	streaming "github.com/containerd/containerd/api/services/streaming/v1"
+	transfer "github.com/containerd/containerd/api/services/transfer/v1"
+	"github.com/containerd/containerd/api/types"
+	transfertypes "github.com/containerd/containerd/api/types/transfer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// namespace is where containerd's CRI keeps its images.
+	namespace = "k8s.io"
+	// pinned is the label by which the CRI knows images that garbage collection leaves alone.
+	pinnedLabel, pinnedValue = "io.cri-containerd.pinned", "pinned"
+	// chunk is what is sent at once; containerd's window is twice that.
+	chunk = 32 << 10
+	// presentTimeout is how long the CRI may take to hear of an imported image.
+	presentTimeout = 10 * time.Second
+)
+
+// Importer brings archives of images into containerd, through its transfer service: containerd reads the archive from a stream,
+// stores what is new and unpacks it for this machine.
+type Importer struct {
+	connection *grpc.ClientConn
+}
+
+// NewImporter makes an importer for the containerd at an endpoint. Close ends its connection.
+func NewImporter(endpoint string) (Importer, error) {
+	connection, err := dial(endpoint)
+	return Importer{connection: connection}, err
+}
+
+// Close ends the connection.
+func (i Importer) Close() error { return i.connection.Close() }
+
+// Import reads an archive of one of the usual kinds (docker save, OCI layout; plain or compressed) and stores its images under the names
+// they have in it.
+func (i Importer) Import(ctx context.Context, archive string) error {
+	return i.transfer(ctx, archive, nil)
+}
+
+// List returns the images the runtime has.
+func (i Importer) List(ctx context.Context) ([]*runtimeapi.Image, error) {
+	answer, err := runtimeapi.NewImageServiceClient(i.connection).ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	return answer.GetImages(), err
+}
+
+// ensure imports an archive whose images are not all there already. With keep they are never collected: no registry may have them.
+func (i Importer) ensure(ctx context.Context, archive string, keep bool) error {
+	if i.present(ctx, archive) {
+		return nil
+	}
+	var labels map[string]string
+	if keep {
+		labels = map[string]string{pinnedLabel: pinnedValue}
+	}
+	return i.transfer(ctx, archive, labels)
+}
+
+// present reports whether the runtime has every image of an archive. When in doubt it says no.
+func (i Importer) present(ctx context.Context, archive string) bool {
+	images, err := readArchive(archive)
+	return err == nil && len(images) > 0 && i.have(ctx, images)
+}
+
+// have reports whether the runtime has all of these images.
+func (i Importer) have(ctx context.Context, images []archived) bool {
+	client := runtimeapi.NewImageServiceClient(i.connection)
+	for _, image := range images {
+		answer, err := client.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image.name}})
+		if err != nil || answer.Image.GetId() != image.id {
+			return false
+		}
+	}
+	return true
+}
+
+// transfer sends an archive to containerd and waits until its images are stored and unpacked.
+func (i Importer) transfer(ctx context.Context, archive string, labels map[string]string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace))
+	defer cancel(nil)
+	id := "import-" + rand.Text()
+	stream, err := openStream(ctx, i.connection, id)
+	if err != nil {
+		return fmt.Errorf("open stream to containerd: %w", err)
+	}
+	go func() {
+		if err := send(stream, f); err != nil {
+			cancel(fmt.Errorf("send %s: %w", archive, err))
+		}
+	}()
+	request, err := importRequest(id, labels)
+	if err != nil {
+		return err
+	}
+	if _, err := transfer.NewTransferClient(i.connection).Transfer(ctx, request); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		return fmt.Errorf("import %s: %w", archive, err)
+	}
+	return i.waitPresent(ctx, archive)
+}
+
+// waitPresent waits until the CRI has heard of the images that containerd has stored, which it does by an event.
+func (i Importer) waitPresent(ctx context.Context, archive string) error {
+	images, err := readArchive(archive)
+	if err != nil {
+		return nil // its images cannot be told from outside; containerd could read it
+	}
+	if len(images) == 0 {
+		return fmt.Errorf("import %s: no image in it has a name", archive)
+	}
+	ctx, cancel := context.WithTimeout(ctx, presentTimeout)
+	defer cancel()
+	for !i.have(ctx, images) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("import %s: containerd does not show its images", archive)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// importRequest asks containerd to read the stream and to store what it finds.
+func importRequest(stream string, labels map[string]string) (*transfer.TransferRequest, error) {
+	platform := &types.Platform{OS: "linux", Architecture: goruntime.GOARCH}
+	source, err := pack(&transfertypes.ImageImportStream{Stream: stream})
+	if err != nil {
+		return nil, err
+	}
+	destination, err := pack(&transfertypes.ImageStore{
+		Labels: labels, Platforms: []*types.Platform{platform}, Unpacks: []*transfertypes.UnpackConfiguration{{Platform: platform}},
+		// A name without a repository gets this one; a full name stands.
+		ExtraReferences: []*transfertypes.ImageReference{{Name: importRepository, IsPrefix: true, AllowOverwrite: true}},
+	})
+	return &transfer.TransferRequest{Source: source, Destination: destination, Options: &transfer.TransferOptions{}}, err
+}
+
+// openStream opens a stream that containerd will know by its id.
+func openStream(ctx context.Context, connection *grpc.ClientConn, id string) (streaming.Streaming_StreamClient, error) {
+	stream, err := streaming.NewStreamingClient(connection).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hello, err := pack(&streaming.StreamInit{ID: id})
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.Send(hello); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	// An answer says that the stream is registered.
+	_, err = stream.Recv()
+	return stream, err
+}
+
+// send sends all of r, never more than containerd has made room for.
+func send(stream streaming.Streaming_StreamClient, r io.Reader) error {
+	buffer := make([]byte, chunk)
+	room := 0
+	for {
+		for room <= 0 {
+			message, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil // containerd has all it wants
+			}
+			if err != nil {
+				return err
+			}
+			var update transfertypes.WindowUpdate
+			if err := message.UnmarshalTo(&update); err != nil {
+				return err
+			}
+			room += int(update.Update)
+		}
+		n, err := r.Read(buffer[:min(len(buffer), room)])
+		if n > 0 {
+			data, err := pack(&transfertypes.Data{Data: buffer[:n]})
+			if err != nil {
+				return err
+			}
+			if err := stream.Send(data); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			room -= n
+		}
+		if errors.Is(err, io.EOF) {
+			return stream.CloseSend()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// pack wraps a message with its plain name, as containerd wants it, where protobuf's own way puts a host before it.
+func pack(message proto.Message) (*anypb.Any, error) {
+	packed, err := anypb.New(message)
+	if err != nil {
+		return nil, err
+	}
+	packed.TypeUrl = packed.TypeUrl[strings.LastIndexByte(packed.TypeUrl, '/')+1:]
+	return packed, nil
+}

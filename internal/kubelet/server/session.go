@@ -1,0 +1,195 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
+)
+
+// The channels of a session: the first byte of a message says which it belongs to.
+const (
+	channelStdin  = 0
+	channelStdout = 1
+	channelStderr = 2
+	channelError  = 3
+	channelResize = 4
+	channelClose  = 255 // followed by the channel that is closed
+)
+
+// translateSession serves a session over a WebSocket that can close single channels, so that a command sees the end of its
+// input. Towards the runtime it is a SPDY session, which can do the same.
+func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *url.URL, o streams) {
+	executor, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: to.Host}, http.MethodPost, to)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	conn, err := upgrade(w, r, protocolSession)
+	if err != nil {
+		return // the upgrader has answered
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	socket := &sessionSocket{conn: conn}
+	options := remotecommand.StreamOptions{Tty: o.tty}
+	input, feed := io.Pipe()
+	if o.stdin {
+		options.Stdin = input
+	}
+	if o.stdout {
+		options.Stdout = socket.channel(channelStdout)
+	}
+	if o.stderr {
+		options.Stderr = socket.channel(channelStderr)
+	}
+	sizes := make(terminalSizes, 1)
+	if o.tty {
+		options.TerminalSizeQueue = sizes
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer close(sizes)
+		// The client has gone, or has said all: a session without its client ends.
+		defer cancel()
+		feed.CloseWithError(socket.read(feed, sizes))
+	}()
+	err = executor.StreamWithContext(ctx, options)
+	input.Close()
+	socket.finish(err)
+	conn.Close()
+	<-done
+}
+
+// terminalSizes are the sizes a client's terminal has had and not yet told.
+type terminalSizes chan remotecommand.TerminalSize
+
+// Next implements remotecommand.TerminalSizeQueue.
+func (t terminalSizes) Next() *remotecommand.TerminalSize {
+	size, ok := <-t
+	if !ok {
+		return nil
+	}
+	return &size
+}
+
+// tell replaces a size that has not been read yet: only the newest counts.
+func (t terminalSizes) tell(size remotecommand.TerminalSize) {
+	select {
+	case <-t:
+	default:
+	}
+	select {
+	case t <- size:
+	default:
+	}
+}
+
+// sessionSocket speaks the channels of a session. Writers may be many, the reader is one.
+type sessionSocket struct {
+	conn *websocket.Conn
+	mu   sync.Mutex // guards writing
+}
+
+// read brings the client's input to stdin and its terminal's sizes to sizes until the client is gone.
+func (s *sessionSocket) read(stdin *io.PipeWriter, sizes terminalSizes) error {
+	for {
+		_, message, err := s.conn.ReadMessage()
+		if err != nil {
+			return io.EOF
+		}
+		if len(message) == 0 {
+			continue
+		}
+		switch body := message[1:]; message[0] {
+		case channelStdin:
+			if _, err := stdin.Write(body); err != nil {
+				continue // the command no longer reads
+			}
+		case channelResize:
+			var size remotecommand.TerminalSize
+			if json.Unmarshal(body, &size) == nil {
+				sizes.tell(size)
+			}
+		case channelClose:
+			if len(body) == 1 && body[0] == channelStdin {
+				stdin.Close()
+			}
+		}
+	}
+}
+
+func (s *sessionSocket) write(channel byte, data []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w, err := s.conn.NextWriter(websocket.BinaryMessage)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write([]byte{channel}); err != nil {
+		return err
+	}
+	if _, err := w.Write(data); err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+type channelWriter struct {
+	socket  *sessionSocket
+	channel byte
+}
+
+func (s *sessionSocket) channel(channel byte) io.Writer { return channelWriter{s, channel} }
+
+// Write implements io.Writer.
+func (c channelWriter) Write(p []byte) (int, error) {
+	if err := c.socket.write(c.channel, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// finish tells the client how the command ended.
+func (s *sessionSocket) finish(err error) {
+	status, _ := json.Marshal(sessionStatus(err)) // a Status can always be encoded
+	if s.write(channelError, status) != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(time.Second))
+}
+
+// sessionStatus is the end of a command as clients understand it.
+func sessionStatus(err error) *metav1.Status {
+	if err == nil {
+		return &metav1.Status{Status: metav1.StatusSuccess}
+	}
+	var exited exec.CodeExitError
+	if errors.As(err, &exited) {
+		return &metav1.Status{
+			Status: metav1.StatusFailure, Reason: "NonZeroExitCode",
+			Message: fmt.Sprintf("command terminated with non-zero exit code: %v", err),
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode", Message: strconv.Itoa(exited.Code)}}},
+		}
+	}
+	return &metav1.Status{
+		Status: metav1.StatusFailure, Reason: metav1.StatusReasonInternalError, Code: http.StatusInternalServerError,
+		Message: err.Error(), Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Message: err.Error()}}},
+	}
+}

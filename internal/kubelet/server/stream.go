@@ -1,0 +1,241 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/forward"
+	"skiff/internal/kubelet/cri"
+)
+
+// The runtime serves sessions itself, at an address on this machine that it tells when asked for one, and speaks SPDY and the
+// older WebSocket protocols. Those are carried byte for byte. What newer clients speak is translated: see session.go
+// for commands and tunnel.go for ports.
+
+// local reaches the runtime. A session has a connection of its own.
+var local = &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext}
+
+func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	if len(query["command"]) == 0 {
+		http.Error(w, "you must specify at least 1 command to run", http.StatusBadRequest)
+		return
+	}
+	s.session(w, r, func(ctx context.Context, id string, o streams) (string, error) {
+		response, err := s.Runtime.Exec(ctx, &runtimeapi.ExecRequest{
+			ContainerId: id, Cmd: query["command"], Tty: o.tty, Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr,
+		})
+		return response.GetUrl(), err
+	})
+}
+
+func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
+	s.session(w, r, func(ctx context.Context, id string, o streams) (string, error) {
+		response, err := s.Runtime.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: id, Tty: o.tty, Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr})
+		return response.GetUrl(), err
+	})
+}
+
+// streams are those of a session.
+type streams struct{ stdin, stdout, stderr, tty bool }
+
+// parseStreams reads what a client asks for. A terminal has but one output.
+func parseStreams(query url.Values) (streams, error) {
+	o := streams{
+		stdin: query.Get("input") == "1", stdout: query.Get("output") == "1", stderr: query.Get("error") == "1", tty: query.Get("tty") == "1",
+	}
+	if o.tty && o.stderr {
+		o.stderr = false
+	}
+	if !o.stdin && !o.stdout && !o.stderr {
+		return o, errors.New("you must specify at least 1 of stdin, stdout, stderr")
+	}
+	return o, nil
+}
+
+// session carries a session with a container, which begin asks the runtime for.
+func (s *Server) session(w http.ResponseWriter, r *http.Request, begin func(ctx context.Context, id string, o streams) (string, error)) {
+	options, err := parseStreams(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	pod, ok := s.find(w, r)
+	if !ok {
+		return
+	}
+	id, err := s.running(r.Context(), pod, r.PathValue("container"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	address, err := begin(r.Context(), id, options)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	to, err := url.Parse(address)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("the runtime's address of the session: %v", err), http.StatusInternalServerError)
+		return
+	}
+	if websocket.IsWebSocketUpgrade(r) && slices.Contains(websocket.Subprotocols(r), protocolSession) {
+		s.translateSession(w, r, to, options)
+		return
+	}
+	s.carry(w, r, to)
+}
+
+// running is the id of a running container.
+func (s *Server) running(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
+	seen, err := cri.ReadPod(ctx, s.Runtime, pod.UID)
+	if err != nil {
+		return "", err
+	}
+	c := seen.Active(name)
+	if c == nil || c.State != cri.Running {
+		return "", fmt.Errorf("container not found (%q)", name)
+	}
+	return c.ID, nil
+}
+
+func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
+	pod, ok := s.find(w, r)
+	if !ok {
+		return
+	}
+	ports, err := parsePorts(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	seen, err := cri.ReadPod(r.Context(), s.Runtime, pod.UID)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	sandbox := seen.Sandbox()
+	if sandbox == "" {
+		http.Error(w, fmt.Sprintf("pod not found (%q)", pod.Name+"_"+pod.Namespace), http.StatusInternalServerError)
+		return
+	}
+	response, err := s.Runtime.PortForward(r.Context(), &runtimeapi.PortForwardRequest{PodSandboxId: sandbox, Port: ports})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	to, err := url.Parse(response.Url)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("the runtime's address of the session: %v", err), http.StatusInternalServerError)
+		return
+	}
+	if websocket.IsWebSocketUpgrade(r) && slices.Contains(websocket.Subprotocols(r), protocolTunnel) {
+		s.tunnel(w, r, to)
+		return
+	}
+	s.carry(w, r, to)
+}
+
+func parsePorts(query url.Values) (ports []int32, err error) {
+	for _, list := range query["port"] {
+		for text := range strings.SplitSeq(list, ",") {
+			port, err := strconv.ParseUint(text, 10, 16)
+			if err != nil || port == 0 {
+				return nil, fmt.Errorf("%q is not a port", text)
+			}
+			ports = append(ports, int32(port))
+		}
+	}
+	return ports, nil
+}
+
+// carry lets client and runtime speak to each other.
+func (s *Server) carry(w http.ResponseWriter, r *http.Request, to *url.URL) {
+	if err := forward.Request(w, r, to, local); err != nil {
+		http.Error(w, fmt.Sprintf("reach the container runtime: %v", err), http.StatusBadGateway)
+	}
+}
+
+// run runs a command in a container to its end and answers with what it wrote.
+func (s *Server) run(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	pod, ok := s.find(w, r)
+	if !ok {
+		return
+	}
+	command := strings.Fields(r.FormValue("cmd"))
+	if len(command) == 0 {
+		http.Error(w, "you must specify the command to run as cmd", http.StatusBadRequest)
+		return
+	}
+	id, err := s.running(r.Context(), pod, r.PathValue("container"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	stdout, stderr, err := s.Runtime.ExecSync(r.Context(), id, command, 0)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_, _ = w.Write(bytes.Join([][]byte{stdout, stderr}, nil))
+}
+
+// WebSocket subprotocols that are translated.
+const (
+	protocolSession = "v5.channel.k8s.io"
+	protocolTunnel  = "SPDY/3.1+portforward.k8s.io"
+)
+
+// upgrade takes a WebSocket with the given subprotocol.
+func upgrade(w http.ResponseWriter, r *http.Request, protocol string) (*websocket.Conn, error) {
+	upgrader := websocket.Upgrader{
+		ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10, Subprotocols: []string{protocol},
+		CheckOrigin: func(*http.Request) bool { return true }, // the gate has asked for credentials
+	}
+	return upgrader.Upgrade(w, r, nil)
+}
+
+// dialSPDY opens an upgraded connection to the runtime.
+func dialSPDY(ctx context.Context, to *url.URL, headers http.Header) (net.Conn, error) {
+	conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", to.Host)
+	if err != nil {
+		return nil, err
+	}
+	request := &http.Request{Method: http.MethodPost, URL: to, Host: to.Host, Header: headers.Clone(), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+	request.Header.Set("Connection", "Upgrade")
+	request.Header.Set("Upgrade", "SPDY/3.1")
+	if err := request.Write(conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	buffered := &bufferedConn{Conn: conn}
+	response, err := buffered.readResponse(request)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if response.StatusCode != http.StatusSwitchingProtocols {
+		defer conn.Close()
+		text := new(bytes.Buffer)
+		_, _ = text.ReadFrom(http.MaxBytesReader(nil, response.Body, 4<<10))
+		return nil, fmt.Errorf("the runtime does not switch to SPDY: %s: %s", response.Status, strings.TrimSpace(text.String()))
+	}
+	return buffered, nil
+}

@@ -1,0 +1,372 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"skiff/internal/api/core"
+	"skiff/internal/api/podspec"
+	"skiff/internal/client"
+	"skiff/internal/kubelet/status"
+)
+
+// The annotations of static pods and their mirrors.
+const (
+	annotationHash   = "kubernetes.io/config.hash"
+	annotationSource = "kubernetes.io/config.source"
+	annotationSeen   = "kubernetes.io/config.seen"
+)
+
+const (
+	// staticPoll is how often the folder of static pods is looked at for changes.
+	staticPoll = 2 * time.Second
+	// maxManifest bounds a manifest.
+	maxManifest = 10 << 20
+)
+
+// watchStatic follows the static pods of this node until ctx ends. A source that cannot be read keeps the pods it had.
+func (k *Kubelet) watchStatic(ctx context.Context) error {
+	if k.StaticPods == "" && k.StaticPodURL == "" {
+		k.listed(&k.staticListed)
+		return nil
+	}
+	period := k.StaticPodPeriod
+	if period <= 0 {
+		period = 20 * time.Second
+	}
+	known := map[string]map[types.UID]*corev1.Pod{}
+	stamp, lastURL := "", time.Time{}
+	ticker := time.NewTicker(min(staticPoll, period))
+	defer ticker.Stop()
+	for {
+		if now := folderStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
+			stamp = now
+			pods, err := k.readManifests(k.StaticPods)
+			k.takeStatic(known, "file", pods, err)
+		}
+		if k.StaticPodURL != "" && time.Since(lastURL) >= period {
+			lastURL = time.Now()
+			pods, err := k.fetchManifest(ctx)
+			k.takeStatic(known, "http", pods, err)
+		}
+		k.listed(&k.staticListed)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// takeStatic compares what a source says now with what it said before.
+func (k *Kubelet) takeStatic(known map[string]map[types.UID]*corev1.Pod, source string, pods []*corev1.Pod, err error) {
+	if err != nil {
+		k.Log.Warn("static pods could not all be read", "source", source, "error", err)
+		if pods == nil {
+			return
+		}
+	}
+	now := map[types.UID]*corev1.Pod{}
+	for _, pod := range pods {
+		now[pod.UID] = pod
+		if known[source][pod.UID] == nil {
+			pod.Annotations[annotationSource] = source
+			pod.Annotations[annotationSeen] = time.Now().Format(time.RFC3339Nano)
+		} else {
+			now[pod.UID] = known[source][pod.UID]
+		}
+	}
+	for uid := range known[source] {
+		if now[uid] == nil {
+			k.remove(uid)
+		}
+	}
+	for uid, pod := range now {
+		if known[source][uid] == nil {
+			k.update(pod)
+		}
+	}
+	known[source] = now
+}
+
+// folderStamp changes when a file below a folder does.
+func folderStamp(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "absent"
+	}
+	var stamp strings.Builder
+	fmt.Fprint(&stamp, info.ModTime().UnixNano(), info.Size())
+	entries, _ := os.ReadDir(path) // a file has none
+	for _, e := range entries {
+		if info, err := os.Stat(filepath.Join(path, e.Name())); err == nil {
+			fmt.Fprint(&stamp, " ", e.Name(), info.ModTime().UnixNano(), info.Size())
+		}
+	}
+	return stamp.String()
+}
+
+// readManifests reads the pods of a file, or of all files of a folder.
+func (k *Kubelet) readManifests(path string) ([]*corev1.Pod, error) {
+	pods := []*corev1.Pod{}
+	info, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return pods, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	files := []string{path}
+	if info.IsDir() {
+		if files, err = filepath.Glob(filepath.Join(path, "*")); err != nil {
+			return nil, err
+		}
+	}
+	var errs []error
+	for _, file := range files {
+		if strings.HasPrefix(filepath.Base(file), ".") {
+			continue
+		}
+		if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		found, err := k.decodeManifest(data, "file:"+file)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", file, err))
+		}
+		pods = append(pods, found...)
+	}
+	return pods, errors.Join(errs...)
+}
+
+// fetchManifest reads the pods that a server has for this node.
+func (k *Kubelet) fetchManifest(ctx context.Context) ([]*corev1.Pod, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, k.StaticPodURL, nil)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(request.Header, k.StaticPodHeader)
+	response, err := (&http.Client{Timeout: 10 * time.Second}).Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxManifest))
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", k.StaticPodURL, response.Status)
+	}
+	if len(data) == 0 {
+		return []*corev1.Pod{}, nil
+	}
+	return k.decodeManifest(data, "url:"+k.StaticPodURL)
+}
+
+// decodeManifest reads one pod, or a list of them.
+func (k *Kubelet) decodeManifest(data []byte, source string) ([]*corev1.Pod, error) {
+	var list corev1.PodList
+	if err := yaml.Unmarshal(data, &list); err == nil && list.Kind == "PodList" {
+		var pods []*corev1.Pod
+		for i := range list.Items {
+			if err := k.staticPod(&list.Items[i], source); err != nil {
+				return pods, err
+			}
+			pods = append(pods, &list.Items[i])
+		}
+		return pods, nil
+	}
+	pod := &corev1.Pod{}
+	if err := yaml.Unmarshal(data, pod); err != nil {
+		return nil, err
+	}
+	if pod.Kind != "Pod" {
+		return nil, fmt.Errorf("invalid pod: kind is %q", pod.Kind)
+	}
+	if err := k.staticPod(pod, source); err != nil {
+		return nil, err
+	}
+	return []*corev1.Pod{pod}, nil
+}
+
+// staticPod makes a pod of a manifest one of this node's.
+func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
+	if pod.Name == "" {
+		return errors.New("invalid pod: name is needed for the pod")
+	}
+	if pod.UID == "" {
+		text, err := json.Marshal(pod)
+		if err != nil {
+			return err
+		}
+		h := fnv.New128a()
+		h.Write(text)
+		fmt.Fprintf(h, "host:%s%s", k.NodeName, source)
+		pod.UID = types.UID(hex.EncodeToString(h.Sum(nil)))
+	}
+	pod.Name += "-" + strings.ToLower(k.NodeName)
+	if pod.Namespace == "" {
+		pod.Namespace = metav1.NamespaceDefault
+	}
+	pod.Spec.NodeName = k.NodeName
+	pod.Annotations = maps.Clone(pod.Annotations)
+	if pod.Annotations == nil {
+		pod.Annotations = map[string]string{}
+	}
+	pod.Annotations[annotationHash] = string(pod.UID)
+	if strings.HasPrefix(source, "file:") {
+		// Node problems do not evict it.
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})
+	}
+	pod.Status.Phase = corev1.PodPending
+	core.Pod.Default(pod)
+	if errs := podspec.ValidateNewPod(pod); len(errs) > 0 {
+		return fmt.Errorf("invalid pod: %w", errs.ToAggregate())
+	}
+	return nil
+}
+
+// observeMirror takes note of a mirror pod as the API has it.
+func (k *Kubelet) observeMirror(mirror *corev1.Pod) {
+	k.mu.Lock()
+	k.mirrors[name(mirror)] = mirror
+	w := k.staticOf(mirror)
+	k.mu.Unlock()
+	if w != nil {
+		k.writer.Observe(w.uid, mirror)
+		w.poke()
+	} else if k.complete() {
+		k.dropMirror(mirror)
+	}
+}
+
+// staticOf is the worker of the static pod that a mirror stands for. mu is held.
+func (k *Kubelet) staticOf(mirror *corev1.Pod) *worker {
+	for _, w := range k.workers {
+		if pod := w.current(); status.Static(pod) && name(pod) == name(mirror) {
+			return w
+		}
+	}
+	return nil
+}
+
+// mirrorVanished lets a static pod whose mirror is gone make another.
+func (k *Kubelet) mirrorVanished(mirror *corev1.Pod) {
+	k.mu.Lock()
+	if known := k.mirrors[name(mirror)]; known != nil && known.UID == mirror.UID {
+		delete(k.mirrors, name(mirror))
+	}
+	w := k.staticOf(mirror)
+	k.mu.Unlock()
+	if w != nil {
+		w.poke()
+	}
+}
+
+// dropMirror deletes a mirror pod whose static pod does not exist.
+func (k *Kubelet) dropMirror(mirror *corev1.Pod) {
+	k.mu.Lock()
+	ctx := k.ctx
+	k.mu.Unlock()
+	k.running.Go(func() {
+		if err := k.deletePod(ctx, mirror); err != nil && ctx.Err() == nil {
+			k.Log.Warn("a mirror pod without its static pod could not be deleted", "pod", describe(mirror), "error", err)
+		}
+	})
+}
+
+func (k *Kubelet) deletePod(ctx context.Context, pod *corev1.Pod) error {
+	zero := int64(0)
+	err := client.For[*corev1.Pod](k.Client).Delete(ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID},
+	})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// ensureMirror makes the API show a static pod. An API that is away does not keep the pod from running.
+func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
+	if !status.Static(pod) {
+		return nil
+	}
+	k.mu.Lock()
+	mirror, listed := k.mirrors[name(pod)], k.apiListed
+	k.mu.Unlock()
+	if !listed {
+		return nil
+	}
+	hash := pod.Annotations[annotationHash]
+	if mirror != nil && mirror.DeletionTimestamp == nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == hash {
+		k.writer.Observe(pod.UID, mirror) // it may have been seen before its static pod was
+		return nil
+	}
+	if mirror != nil {
+		if err := k.deletePod(ctx, mirror); err != nil {
+			return nil
+		}
+	}
+	node := k.Node()
+	if node == nil || node.UID == "" {
+		return nil
+	}
+	made := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy(), Spec: *pod.Spec.DeepCopy()}
+	made.UID, made.ResourceVersion, made.Generation = "", "", 0
+	made.Annotations[corev1.MirrorPodAnnotationKey] = hash
+	yes := true
+	made.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes}}
+	created, err := client.For[*corev1.Pod](k.Client).Create(ctx, made, client.WriteOptions{})
+	if err == nil {
+		k.observeMirror(created)
+	} else if !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
+		k.Log.Warn("the mirror of a static pod could not be created", "pod", describe(pod), "error", err)
+	}
+	return nil
+}
+
+// deleteMirror lets the API forget a static pod that is gone.
+func (k *Kubelet) deleteMirror(ctx context.Context, pod *corev1.Pod) error {
+	k.mu.Lock()
+	mirror := k.mirrors[name(pod)]
+	k.mu.Unlock()
+	if mirror == nil || mirror.Annotations[corev1.MirrorPodAnnotationKey] != pod.Annotations[annotationHash] {
+		return nil
+	}
+	return wrapped("delete mirror pod", k.deletePod(ctx, mirror))
+}
+
+// statusInAPI is the status of a pod as the API has it: for a static pod, that of its mirror.
+func (k *Kubelet) statusInAPI(pod *corev1.Pod) *corev1.PodStatus {
+	if status.Static(pod) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if mirror := k.mirrors[name(pod)]; mirror != nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == pod.Annotations[annotationHash] {
+			return &mirror.Status
+		}
+	}
+	return &pod.Status
+}

@@ -1,0 +1,113 @@
+package status
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/container"
+)
+
+// tally counts in what states the containers of a pod are.
+type tally struct {
+	pendingInit, pendingSidecars int
+	initFailed                   bool // for good
+	running, waiting, stopped    int
+	stoppedForGood, succeeded    int
+	unknown                      int
+}
+
+// phase is where a pod stands in its life.
+func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) corev1.PodPhase {
+	var t tally
+	for kind, c := range container.All(&pod.Spec) {
+		switch {
+		case kind == container.Init && container.IsSidecar(c):
+			t.sidecar(find(status.InitContainerStatuses, c.Name))
+		case kind == container.Init:
+			t.init(c, &pod.Spec, find(status.InitContainerStatuses, c.Name))
+		case kind == container.Regular:
+			t.regular(c, &pod.Spec, find(status.ContainerStatuses, c.Name))
+		}
+	}
+	switch {
+	case t.initFailed:
+		return corev1.PodFailed
+	case t.pendingInit > 0, t.pendingSidecars > 0 && !initialized, t.waiting > 0:
+		return corev1.PodPending
+	case t.running > 0 && t.unknown == 0:
+		return corev1.PodRunning
+	case t.running == 0 && t.stopped > 0 && t.unknown == 0:
+		forGood := t.stopped == t.stoppedForGood || ended && !Static(pod)
+		switch {
+		case !forGood:
+			return corev1.PodRunning // about to be restarted
+		case t.stopped == t.succeeded:
+			return corev1.PodSucceeded
+		}
+		return corev1.PodFailed
+	}
+	return corev1.PodPending
+}
+
+// ended is how a container ended last, or nil.
+func ended(s *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
+	if s.State.Terminated != nil {
+		return s.State.Terminated
+	}
+	if s.State.Waiting != nil {
+		return s.LastTerminationState.Terminated
+	}
+	return nil
+}
+
+// forGood reports whether a container that ended so will not be restarted.
+func forGood(c *corev1.Container, spec *corev1.PodSpec, end *corev1.ContainerStateTerminated) bool {
+	return !container.ShouldRestart(c, spec, end.ExitCode) && end.Reason != RestartingAll
+}
+
+func (t *tally) init(c *corev1.Container, spec *corev1.PodSpec, s *corev1.ContainerStatus) {
+	end := ended(s)
+	switch {
+	case end == nil:
+		t.pendingInit++
+	case end.ExitCode != 0 && forGood(c, spec, end):
+		t.initFailed = true
+	}
+}
+
+func (t *tally) sidecar(s *corev1.ContainerStatus) {
+	switch {
+	case s.State.Running != nil:
+		if s.Started != nil && !*s.Started {
+			t.pendingSidecars++
+		}
+		t.running++
+	case ended(s) != nil:
+		// Sidecars that have ended say nothing about the pod.
+	case s.State.Waiting != nil:
+		t.pendingSidecars++
+		t.waiting++
+	default:
+		t.pendingSidecars++
+		t.unknown++
+	}
+}
+
+func (t *tally) regular(c *corev1.Container, spec *corev1.PodSpec, s *corev1.ContainerStatus) {
+	end := ended(s)
+	switch {
+	case s.State.Running != nil:
+		t.running++
+	case end != nil:
+		t.stopped++
+		if forGood(c, spec, end) {
+			t.stoppedForGood++
+		}
+		if s.State.Terminated != nil && end.ExitCode == 0 {
+			t.succeeded++
+		}
+	case s.State.Waiting != nil:
+		t.waiting++
+	default:
+		t.unknown++
+	}
+}

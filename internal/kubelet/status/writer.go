@@ -1,0 +1,337 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/util/workqueue"
+
+	"skiff/internal/client"
+	"skiff/internal/container"
+)
+
+// writers bounds the statuses that are on their way at once.
+const writers = 16
+
+// Writer tells the API how the pods of this node are. For each pod it holds the status said last and the pod as the API has it,
+// and sends the difference. The API's version is the newest of those the node's watch brought and those its own writes returned, so
+// nothing has to be read before it is written.
+type Writer struct {
+	pods  client.Resource[*corev1.Pod]
+	log   *slog.Logger
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+
+	mu      sync.Mutex
+	entries map[types.UID]*entry
+}
+
+// entry is one pod. For a static pod api is its mirror pod.
+type entry struct {
+	api    *corev1.Pod
+	status *corev1.PodStatus
+	// mayRun says that containers may be running: then the pod cannot be reported as ended yet.
+	mayRun bool
+	// finished says that nothing of the pod is left on the node but its dead containers.
+	finished bool
+}
+
+// NewWriter makes a writer. Nothing is sent before Run.
+func NewWriter(c *client.Client, log *slog.Logger) *Writer {
+	return &Writer{
+		pods: client.For[*corev1.Pod](c), log: log, entries: map[types.UID]*entry{},
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](20*time.Millisecond, 10*time.Second)),
+	}
+}
+
+// Run sends statuses until ctx ends.
+func (w *Writer) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for range writers {
+		running.Go(func() {
+			for w.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	w.queue.ShutDown()
+	running.Wait()
+	return nil
+}
+
+func (w *Writer) next(ctx context.Context) bool {
+	uid, ended := w.queue.Get()
+	if ended {
+		return false
+	}
+	defer w.queue.Done(uid)
+	if err := w.send(ctx, uid); err != nil && ctx.Err() == nil {
+		w.log.Warn("a pod's status could not be written", "uid", uid, "error", err)
+		w.queue.AddRateLimited(uid)
+		return true
+	}
+	w.queue.Forget(uid)
+	return true
+}
+
+// Get returns the status said last.
+func (w *Writer) Get(uid types.UID) (*corev1.PodStatus, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.entries[uid]; e != nil && e.status != nil {
+		return e.status, true
+	}
+	return nil, false
+}
+
+// Set says how a pod is. mayRun tells whether containers of it may still be running. It returns at once.
+func (w *Writer) Set(uid types.UID, status *corev1.PodStatus, mayRun bool) {
+	if w.set(uid, status, mayRun) {
+		w.queue.Add(uid)
+	}
+}
+
+// soon is how long a status waits that is about to be replaced by another.
+const soon = 200 * time.Millisecond
+
+// SetSoon is Set for a status that will not last: it is sent only if no other follows for a moment.
+func (w *Writer) SetSoon(uid types.UID, status *corev1.PodStatus, mayRun bool) {
+	if w.set(uid, status, mayRun) {
+		w.queue.AddAfter(uid, soon)
+	}
+}
+
+// set reports whether the status is news.
+func (w *Writer) set(uid types.UID, status *corev1.PodStatus, mayRun bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.entry(uid)
+	if e.finished {
+		return false
+	}
+	news := e.status == nil || e.mayRun != mayRun || !equality.Semantic.DeepEqual(e.status, status)
+	e.status, e.mayRun = status, mayRun
+	return news
+}
+
+// Finish says that everything of a pod but its dead containers is gone from the node. A pod that was asked to go is now deleted from
+// the API.
+func (w *Writer) Finish(pod *corev1.Pod) {
+	w.mu.Lock()
+	e := w.entry(pod.UID)
+	status := e.status
+	if status == nil {
+		status = &pod.Status
+	}
+	e.status, e.mayRun, e.finished = final(pod, status), false, true
+	w.mu.Unlock()
+	w.queue.Add(pod.UID)
+}
+
+// Observe takes note of a pod as the API has it. uid is that of the pod on this node: for a mirror pod, that of its static pod.
+func (w *Writer) Observe(uid types.UID, api *corev1.Pod) {
+	w.mu.Lock()
+	e := w.entry(uid)
+	e.see(api)
+	send := e.status != nil
+	w.mu.Unlock()
+	if send {
+		w.queue.Add(uid)
+	}
+}
+
+// Forget drops a pod that the API no longer has.
+func (w *Writer) Forget(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.entries, uid)
+}
+
+func (w *Writer) entry(uid types.UID) *entry {
+	e := w.entries[uid]
+	if e == nil {
+		e = &entry{mayRun: true}
+		w.entries[uid] = e
+	}
+	return e
+}
+
+// see keeps the newer of two versions of the API's pod.
+func (e *entry) see(api *corev1.Pod) {
+	if e.api == nil || e.api.UID != api.UID || revision(api) >= revision(e.api) {
+		e.api = api
+	}
+}
+
+func revision(pod *corev1.Pod) uint64 {
+	n, _ := strconv.ParseUint(pod.ResourceVersion, 10, 64)
+	return n
+}
+
+// send brings the API's status of a pod up to date, and deletes the pod when its time has come.
+func (w *Writer) send(ctx context.Context, uid types.UID) error {
+	w.mu.Lock()
+	e := w.entries[uid]
+	if e == nil || e.api == nil || e.status == nil {
+		w.mu.Unlock()
+		return nil
+	}
+	api, status, mayRun, finished := e.api, e.status, e.mayRun, e.finished
+	w.mu.Unlock()
+
+	merged := merge(api, status, mayRun)
+	if !equality.Semantic.DeepEqual(&api.Status, merged) {
+		patch, err := statusPatch(api, merged)
+		if err != nil {
+			return err
+		}
+		written, err := w.pods.Patch(ctx, api.Namespace, api.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+		switch {
+		case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+			return nil // the pod is gone, or is another one by now
+		case err != nil:
+			return fmt.Errorf("patch status of %s/%s: %w", api.Namespace, api.Name, err)
+		}
+		w.mu.Lock()
+		if e.api == api || e.api.UID == written.UID {
+			e.see(written)
+		}
+		w.mu.Unlock()
+		api = written
+	}
+	if !finished || api.DeletionTimestamp == nil || api.Annotations[corev1.MirrorPodAnnotationKey] != "" || !over(api.Status.Phase) {
+		return nil
+	}
+	zero := int64(0)
+	err := w.pods.Delete(ctx, api.Namespace, api.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &api.UID}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete %s/%s: %w", api.Namespace, api.Name, err)
+	}
+	return nil
+}
+
+// merge is the status to be: the kubelet's, with what others have written kept.
+func merge(api *corev1.Pod, status *corev1.PodStatus, mayRun bool) *corev1.PodStatus {
+	merged := status.DeepCopy()
+	ending := !over(api.Status.Phase) && over(status.Phase)
+	merged.Conditions = nil
+	for _, c := range api.Status.Conditions {
+		if !slices.Contains(owned, c.Type) {
+			merged.Conditions = append(merged.Conditions, c)
+		}
+	}
+	for _, c := range status.Conditions {
+		switch {
+		case slices.Contains(owned, c.Type):
+			merged.Conditions = append(merged.Conditions, c)
+		case c.Type == corev1.DisruptionTarget && ending && !mayRun:
+			merged.Conditions = slices.DeleteFunc(merged.Conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type })
+			merged.Conditions = append(merged.Conditions, c)
+		}
+	}
+	old := &api.Status
+	merged.ResourceClaimStatuses, merged.ExtendedResourceClaimStatus = old.ResourceClaimStatuses, old.ExtendedResourceClaimStatus
+	merged.NodeAllocatableResourceClaimStatuses, merged.VolumeHealth = old.NodeAllocatableResourceClaimStatuses, old.VolumeHealth
+	merged.NominatedNodeName = old.NominatedNodeName
+	merged.ObservedGeneration = max(merged.ObservedGeneration, old.ObservedGeneration)
+	if ending && mayRun {
+		merged.Phase, merged.Reason, merged.Message = old.Phase, old.Reason, old.Message
+	}
+	if over(old.Phase) {
+		merged.Phase = old.Phase
+	}
+	if over(merged.Phase) {
+		reason := podFailed
+		if merged.Phase == corev1.PodSucceeded {
+			reason = podCompleted
+		}
+		for i := range merged.Conditions {
+			c := &merged.Conditions[i]
+			if (c.Type == corev1.PodReady || c.Type == corev1.ContainersReady) && c.Status == corev1.ConditionTrue {
+				c.Status, c.Reason, c.Message = corev1.ConditionFalse, reason, ""
+			}
+		}
+	}
+	return merged
+}
+
+// statusPatch changes the status of one pod and no other that may have its name.
+func statusPatch(api *corev1.Pod, status *corev1.PodStatus) ([]byte, error) {
+	before, err1 := json.Marshal(&corev1.Pod{Status: api.Status})
+	after, err2 := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: api.UID}, Status: *status})
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("encode status: %w", err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, &corev1.Pod{})
+	if err != nil {
+		return nil, fmt.Errorf("make patch of status: %w", err)
+	}
+	return patch, nil
+}
+
+// final is the status of a pod that has ended: whatever nobody saw the end of counts as failed.
+func final(pod *corev1.Pod, status *corev1.PodStatus) *corev1.PodStatus {
+	last := status.DeepCopy()
+	lost := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: StatusUnknown, Message: lostWhenEnded, ExitCode: killedCode}}
+	if wasInitialized(pod, status) {
+		for i := range last.ContainerStatuses {
+			if last.ContainerStatuses[i].State.Terminated == nil {
+				last.ContainerStatuses[i].State = lost
+			}
+		}
+	}
+	// All init containers up to the last that was ever tried, at least the first.
+	tried := min(1, len(last.InitContainerStatuses))
+	for i, s := range last.InitContainerStatuses {
+		if s.State.Waiting == nil || s.LastTerminationState.Terminated != nil {
+			tried = i + 1
+		}
+	}
+	for i := range tried {
+		if last.InitContainerStatuses[i].State.Terminated == nil {
+			last.InitContainerStatuses[i].State = lost
+		}
+	}
+	if !Static(pod) && !over(last.Phase) {
+		last.Phase = corev1.PodFailed
+	}
+	return last
+}
+
+// wasInitialized reports whether regular containers of a pod may have run.
+func wasInitialized(pod *corev1.Pod, status *corev1.PodStatus) bool {
+	n := len(pod.Spec.InitContainers)
+	if n == 0 {
+		return true
+	}
+	for _, s := range status.ContainerStatuses {
+		if s.State.Waiting == nil || s.LastTerminationState.Terminated != nil {
+			return true
+		}
+	}
+	c := &pod.Spec.InitContainers[n-1]
+	s := find(status.InitContainerStatuses, c.Name)
+	if s == nil {
+		return false
+	}
+	if container.IsSidecar(c) {
+		return s.State.Running != nil && s.Started != nil && *s.Started
+	}
+	end := s.State.Terminated
+	if end == nil {
+		end = s.LastTerminationState.Terminated
+	}
+	return end != nil && end.ExitCode == 0
+}

@@ -1,0 +1,425 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/probe"
+	"skiff/internal/kubelet/status"
+)
+
+// rounds bounds how often a worker looks and acts before it lets others have their turn.
+const rounds = 8
+
+// sync brings a pod that should run to where it should be. over says that it has ended, or cannot run here.
+func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error) {
+	pod := w.current()
+	if status.Static(pod) && w.k.predecessor(pod) {
+		return time.Time{}, false, nil // its predecessor's end will wake this worker
+	}
+	runtime, err := cri.ReadPod(ctx, w.k.Runtime, w.uid)
+	if err != nil {
+		return time.Time{}, false, err
+	}
+	admitted, err := w.admit(pod, runtime)
+	if err != nil || !admitted {
+		return time.Time{}, true, err
+	}
+	w.k.Objects.Register(pod)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w.mu.Lock()
+	w.cancelSync = cancel
+	ending := w.ending()
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		w.cancelSync = nil
+		w.mu.Unlock()
+	}()
+	if ending {
+		return time.Now(), false, nil
+	}
+	for range rounds {
+		var again bool
+		if next, again, over, err = w.round(ctx, runtime); err != nil || over || !again {
+			break
+		}
+		if runtime, err = cri.ReadPod(ctx, w.k.Runtime, w.uid); err != nil {
+			break
+		}
+	}
+	w.mu.Lock()
+	ending = w.ending()
+	w.mu.Unlock()
+	if ending {
+		return time.Now(), false, nil
+	}
+	return next, over, err
+}
+
+// round looks at the pod once and does what is to be done. again says that something was done, so that it is worth another look.
+func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, again, over bool, err error) {
+	w.reallocate()
+	pod := w.active()
+	w.learnActuated(pod, runtime)
+	w.followProbes(pod, runtime)
+	now := time.Now()
+	said := w.status(pod, runtime, false)
+	plan := planPod(pod, w.see(pod, runtime, said), now)
+	if plan.Fail != nil {
+		w.k.podEvent(pod, corev1.EventTypeNormal, plan.Fail.Reason, "%s", plan.Fail.Message)
+		w.mu.Lock()
+		w.evicted = &eviction{Reason: *plan.Fail}
+		w.mu.Unlock()
+		return time.Time{}, false, true, nil
+	}
+	if w.holdBack(pod, plan.Wait) {
+		said = w.status(pod, runtime, false)
+	}
+	w.resizeProgress(pod, &plan)
+	if ended(said.Phase) {
+		w.k.writer.Set(w.uid, said, true)
+		return time.Time{}, false, true, nil
+	}
+	if plan.Nothing() {
+		w.k.writer.Set(w.uid, said, true)
+	} else {
+		w.k.writer.SetSoon(w.uid, said, true)
+	}
+	if err := w.prepare(ctx, pod, &plan); err != nil {
+		return time.Time{}, false, false, err
+	}
+	if plan.Nothing() {
+		return w.nextLook(plan.Wake), false, false, nil
+	}
+	err = w.act(ctx, pod, runtime, &plan)
+	var start *startError
+	if errors.As(err, &start) {
+		// Why is in the container's status; the pod as a whole is well.
+		if fresh, readErr := cri.ReadPod(ctx, w.k.Runtime, w.uid); readErr == nil {
+			runtime = fresh
+		}
+		w.followProbes(pod, runtime)
+		w.k.writer.Set(w.uid, w.status(pod, runtime, false), true)
+		return w.earlier(now.Add(startRetry), plan.Wake), start.progress, false, nil
+	}
+	return time.Time{}, true, false, err
+}
+
+// earlier is the earlier of two times, of which zero is never.
+func (w *worker) earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// refreshPeriod is how often volumes that change with time are looked at: tokens expire.
+const refreshPeriod = time.Minute
+
+// nextLook is when to look at a pod again that is as it should be. Only pods with volumes that change with time need it.
+func (w *worker) nextLook(wake time.Time) time.Time {
+	pod := w.current()
+	for i := range pod.Spec.Volumes {
+		if projected := pod.Spec.Volumes[i].Projected; projected != nil && slices.ContainsFunc(projected.Sources, func(s corev1.VolumeProjection) bool {
+			return s.ServiceAccountToken != nil || s.PodCertificate != nil
+		}) {
+			wake = w.earlier(wake, time.Now().Add(refreshPeriod))
+		}
+	}
+	if w.resize.pending != nil {
+		wake = w.earlier(wake, time.Now().Add(resizeRetry))
+	}
+	return wake
+}
+
+// see gathers what a plan is made from.
+func (w *worker) see(pod *corev1.Pod, runtime *cri.Pod, said *corev1.PodStatus) seen {
+	s := seen{
+		Runtime: runtime, Liveness: map[string]probe.Result{}, Startup: map[string]probe.Result{},
+		Actuated: w.actuated, ActuatedPod: w.resize.actuatedPod, Restarts: w.restarts,
+	}
+	for _, c := range runtime.Containers {
+		if result, found := w.k.probes.Result(w.uid, c.ID, probe.Liveness); found {
+			s.Liveness[c.ID] = result
+		}
+		if result, found := w.k.probes.Result(w.uid, c.ID, probe.Startup); found {
+			s.Startup[c.ID] = result
+		}
+	}
+	for _, c := range said.Conditions {
+		if c.Type == corev1.AllContainersRestarting && c.Status == corev1.ConditionTrue {
+			s.RestartAll = true
+		}
+	}
+	if said.StartTime != nil {
+		s.StartedAt = said.StartTime.Time
+	}
+	return s
+}
+
+// status says how the pod is.
+func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.PodStatus {
+	old, found := w.k.writer.Get(w.uid)
+	if !found {
+		old = w.k.statusInAPI(pod)
+	}
+	s := status.Seen{
+		Runtime: runtime, RuntimeName: w.k.runtimeName, Old: old, Failed: w.failed, HostIPs: w.k.HostIPs(), Ended: over,
+		Started: func(c *corev1.Container, id string) bool {
+			if c.StartupProbe == nil {
+				return true
+			}
+			result, _ := w.k.probes.Result(w.uid, id, probe.Startup)
+			return result == probe.Passed
+		},
+		Ready: func(c *corev1.Container, id string) bool {
+			if c.ReadinessProbe == nil {
+				return true
+			}
+			result, _ := w.k.probes.Result(w.uid, id, probe.Readiness)
+			return result == probe.Passed
+		},
+		Resize: w.resize.conditions(), Actuated: w.actuated, RecursiveReadOnly: w.k.RecursiveReadOnly,
+		QOSClass: qosClass(pod), Now: time.Now(),
+	}
+	s.PodResources, s.PodRequests = podResources(pod, w.resize.actuatedPod)
+	w.mu.Lock()
+	if e := w.evicted; e != nil {
+		s.Evicted = &e.Reason
+	}
+	w.mu.Unlock()
+	said := status.Of(pod, s)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.evicted; e != nil && e.target != nil && !slices.ContainsFunc(said.Conditions, func(c corev1.PodCondition) bool { return c.Type == e.target.Type }) {
+		said.Conditions = append(said.Conditions, *e.target)
+	}
+	return &said
+}
+
+// followProbes lets the containers that run now be probed.
+func (w *worker) followProbes(pod *corev1.Pod, runtime *cri.Pod) {
+	probed := probe.Probed(&pod.Spec)
+	ip := podIP(pod, runtime, w.k.HostIPs())
+	var running []probe.Running
+	for _, c := range runtime.Containers {
+		spec := probed[c.Name]
+		if spec == nil || c.State != cri.Running {
+			continue
+		}
+		r := probe.Running{Container: spec, ID: c.ID, StartedAt: c.StartedAt}
+		for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+			for i := range list {
+				if list[i].ContainerID == w.k.runtimeName+"://"+c.ID {
+					r.WasReady, r.WasStarted = list[i].Ready, list[i].Started != nil && *list[i].Started
+				}
+			}
+		}
+		running = append(running, r)
+	}
+	w.k.mu.Lock()
+	ctx := w.k.ctx
+	w.k.mu.Unlock()
+	w.k.probes.Follow(ctx, pod, ip, running)
+}
+
+func podIP(pod *corev1.Pod, runtime *cri.Pod, hostIPs []string) string {
+	ips := status.SortIPs(runtime.IPs, hostIPs)
+	if pod.Spec.HostNetwork {
+		ips = hostIPs
+	}
+	if len(ips) == 0 {
+		return ""
+	}
+	return ips[0]
+}
+
+// holdBack notes which containers have to wait before they are started again. It reports whether that is news.
+func (w *worker) holdBack(pod *corev1.Pod, waits []Wait) bool {
+	news := false
+	for _, wait := range waits {
+		c := wait.Container
+		message := fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", wait.Delay, c.Name, describe(pod))
+		reason := status.Reason{Reason: "CrashLoopBackOff", Message: message}
+		if w.failed[c.Name] != reason {
+			w.failed[c.Name] = reason
+			news = true
+		}
+		w.tellOnce("backoff/"+c.Name, wait.Until.String(), func() {
+			w.k.containerEvent(pod, c, corev1.EventTypeWarning, "BackOff", fmt.Sprintf("Back-off restarting failed container %s in pod %s", c.Name, describe(pod)))
+		})
+	}
+	return news
+}
+
+// prepare makes what containers need besides a sandbox: the pod's group, its folders and its volumes.
+func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) error {
+	if plan.KillPod && !plan.NewSandbox {
+		return nil
+	}
+	if w.cgroup == "" {
+		parent, err := w.k.Cgroups.Ensure(pod)
+		if err != nil {
+			w.k.podEvent(pod, corev1.EventTypeWarning, "FailedCreatePodContainer", "unable to ensure pod container exists: %v", err)
+			return fmt.Errorf("failed to ensure that the pod: %v cgroups exist and are correctly applied: %w", pod.UID, err)
+		}
+		w.cgroup = parent
+	}
+	if err := w.k.ensureMirror(ctx, pod); err != nil {
+		return err
+	}
+	if !w.prepared {
+		for _, folder := range []string{w.k.podFolder(pod.UID), cri.PodLogDirectory(w.k.LogsFolder(), pod)} {
+			if err := os.MkdirAll(folder, 0o750); err != nil {
+				w.k.podEvent(pod, corev1.EventTypeWarning, "Failed", "error making pod data directories: %v", err)
+				return err
+			}
+		}
+		w.prepared = true
+	}
+	if err := w.k.Volumes.Mount(ctx, pod); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for _, one := range split(err) {
+			w.k.podEvent(pod, corev1.EventTypeWarning, "FailedMount", "%v", one)
+		}
+		return err
+	}
+	return nil
+}
+
+// split takes apart errors that were joined.
+func split(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// terminate stops the pod's containers.
+func (w *worker) terminate(ctx context.Context) error {
+	w.mu.Lock()
+	rejected := w.rejected
+	w.mu.Unlock()
+	if rejected {
+		return nil // nothing of it was ever here
+	}
+	runtime, err := cri.ReadPod(ctx, w.k.Runtime, w.uid)
+	if err != nil {
+		return err
+	}
+	pod := w.shown()
+	if len(runtime.Containers) > 0 || len(runtime.Sandboxes) > 0 {
+		w.k.writer.Set(w.uid, w.status(pod, runtime, false), len(runtime.Running()) > 0)
+	}
+	w.k.probes.StopLivenessAndStartup(w.uid)
+	w.mu.Lock()
+	killing, cancel := context.WithCancel(ctx)
+	w.cancelKill, w.killGrace = cancel, w.grace()
+	grace := w.killGrace
+	w.mu.Unlock()
+	killed := make(chan error, 1)
+	go func() { killed <- w.k.killPod(killing, pod, runtime, &grace) }()
+	for waiting := true; waiting; {
+		select {
+		case err = <-killed:
+			waiting = false
+		case <-w.wake:
+			// Meanwhile the pod's readiness and the ends of its containers are told.
+			if now, err := cri.ReadPod(ctx, w.k.Runtime, w.uid); err == nil {
+				w.k.writer.Set(w.uid, w.status(w.shown(), now, false), true)
+			}
+		}
+	}
+	w.mu.Lock()
+	w.cancelKill = nil
+	w.mu.Unlock()
+	interrupted := killing.Err() != nil && ctx.Err() == nil
+	cancel()
+	if interrupted {
+		return context.Canceled // with less time, at once
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			w.tellOnce("kill", err.Error(), func() {
+				w.k.podEvent(pod, corev1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
+			})
+		}
+		return fmt.Errorf("error killing terminating pod: %w", err)
+	}
+	w.k.probes.Forget(w.uid)
+	ips := runtime.IPs
+	if runtime, err = cri.ReadPod(ctx, w.k.Runtime, w.uid); err != nil {
+		return err
+	}
+	if left := runtime.Running(); len(left) > 0 {
+		return fmt.Errorf("container %s still runs after it was stopped", left[0].ID)
+	}
+	runtime.IPs = ips
+	w.k.writer.Set(w.uid, w.status(pod, runtime, true), false)
+	return nil
+}
+
+// shown is the pod as it was admitted, or as it is if it was not.
+func (w *worker) shown() *corev1.Pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.allocated == nil {
+		return w.pod
+	}
+	return w.allocated.applied(w.pod)
+}
+
+// cleanUp removes what is left of a pod that has ended. Once its source no longer has the pod, its containers and logs go too, and
+// done says that nothing is left.
+func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
+	w.mu.Lock()
+	pod, gone := w.pod, w.gone
+	w.mu.Unlock()
+	if !w.cleaned {
+		if err := w.k.Volumes.Unmount(ctx, w.uid); err != nil {
+			return false, wrapped("unmount volumes", err)
+		}
+		w.k.Objects.Unregister(w.uid)
+		if err := w.k.Cgroups.Remove(w.uid); err != nil {
+			return false, wrapped("remove cgroup", err)
+		}
+		w.cleaned = true
+		w.k.writer.Finish(pod)
+		w.k.roomFreed()
+	}
+	if !gone {
+		return false, nil
+	}
+	if status.Static(pod) {
+		if err := w.k.deleteMirror(ctx, pod); err != nil {
+			return false, err
+		}
+	}
+	if err := w.k.removeContainers(ctx, w.uid); err != nil {
+		return false, err
+	}
+	return true, errors.Join(os.RemoveAll(w.k.podFolder(w.uid)), os.RemoveAll(cri.PodLogDirectory(w.k.LogsFolder(), pod)))
+}
+
+// specOf finds a container of a pod by name.
+func specOf(pod *corev1.Pod, name string) *corev1.Container {
+	for _, c := range container.All(&pod.Spec) {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+// Package usage tells what a node, its pods and their containers use: as the summary that autoscalers and `kubectl top`
+// go by, and as the metrics that dashboards read.
+//
+// What has been used so far is read from control groups when somebody asks. How much is used at the moment is the difference
+// of two such readings; Sampler takes one every ten seconds, so that the answer is there when it is asked for.
+package usage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cri"
+)
+
+// Groups reads control groups.
+type Groups interface {
+	NodeStats() (cgroup.Stats, error)
+	PodsStats() (cgroup.Stats, error)
+	PodStats(uid types.UID) (cgroup.Stats, error)
+	ContainerStats(uid types.UID, id string) (cgroup.Stats, error)
+}
+
+// Usage tells what is used. Its fields must not change once it is in use.
+type Usage struct {
+	NodeName string
+	Groups   Groups
+	Runtime  cri.Runtime
+	// Pods are those of the node.
+	Pods func() []*corev1.Pod
+	// Root is a folder on the node's own file system.
+	Root string
+	// Started is when the node began to run.
+	Started time.Time
+
+	mu    sync.Mutex
+	rates map[string]*rate // by what was read
+}
+
+// sampleEvery is how often Run takes a reading.
+const sampleEvery = 10 * time.Second
+
+// rate is how fast CPU time has been used between the last two readings.
+type rate struct {
+	usage uint64
+	at    time.Time
+	cores *uint64 // nanoseconds per second; nil before the second reading
+	seen  bool    // in the last round
+}
+
+// Run takes readings until ctx ends.
+func (u *Usage) Run(ctx context.Context) error {
+	ticker := time.NewTicker(sampleEvery)
+	defer ticker.Stop()
+	for {
+		u.sample(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// sample takes a reading of everything, and forgets what is no more.
+func (u *Usage) sample(ctx context.Context) {
+	u.mu.Lock()
+	for _, r := range u.rates {
+		r.seen = false
+	}
+	u.mu.Unlock()
+	_, _ = u.Summary(ctx, true) // who asks will be told what is wrong
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for name, r := range u.rates {
+		if !r.seen {
+			delete(u.rates, name)
+		}
+	}
+}
+
+// shortestRate is the shortest time over which a rate means something.
+const shortestRate = time.Second
+
+// rateOf remembers a reading and says how fast CPU time is used.
+func (u *Usage) rateOf(name string, s cgroup.Stats) *uint64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.rates == nil {
+		u.rates = map[string]*rate{}
+	}
+	r := u.rates[name]
+	if r == nil {
+		u.rates[name] = &rate{usage: s.CPU.Usage, at: s.Time, seen: true}
+		return nil
+	}
+	r.seen = true
+	if passed := s.Time.Sub(r.at); passed >= shortestRate && s.CPU.Usage >= r.usage {
+		cores := uint64(float64(s.CPU.Usage-r.usage) / passed.Seconds())
+		r.usage, r.at, r.cores = s.CPU.Usage, s.Time, &cores
+	}
+	return r.cores
+}
+
+// Summary is what everything uses. CPU and memory alone are cheap; disks are asked for at the runtime.
+func (u *Usage) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
+	summary := &statsapi.Summary{Node: statsapi.NodeStats{NodeName: u.NodeName, StartTime: metav1.NewTime(u.Started)}, Pods: []statsapi.PodStats{}}
+	node, err := u.Groups.NodeStats()
+	if err != nil {
+		return nil, fmt.Errorf("read what the node uses: %w", err)
+	}
+	summary.Node.CPU, summary.Node.Memory = u.cpu("node", node), memory(node)
+	if pods, err := u.Groups.PodsStats(); err == nil {
+		summary.Node.SystemContainers = []statsapi.ContainerStats{{
+			Name: statsapi.SystemContainerPods, StartTime: metav1.NewTime(u.Started), CPU: u.cpu("pods", pods), Memory: memory(pods),
+		}}
+	}
+	layers := map[string]*runtimeapi.FilesystemUsage{}
+	if !onlyCPUAndMemory {
+		summary.Node.Fs = fileSystem(u.Root)
+		if layers, err = u.layers(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, pod := range u.Pods() {
+		if stats, ok := u.pod(pod, layers); ok {
+			summary.Pods = append(summary.Pods, stats)
+		}
+	}
+	return summary, nil
+}
+
+// layers are what containers have written, by their id.
+func (u *Usage) layers(ctx context.Context) (map[string]*runtimeapi.FilesystemUsage, error) {
+	containers, err := u.Runtime.ListContainerStats(ctx, nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask the runtime what containers use: %w", err)
+	}
+	layers := map[string]*runtimeapi.FilesystemUsage{}
+	for _, c := range containers {
+		layers[c.GetAttributes().GetId()] = c.WritableLayer
+	}
+	return layers, nil
+}
+
+// pod is what a pod uses that has a control group, and its running containers.
+func (u *Usage) pod(pod *corev1.Pod, layers map[string]*runtimeapi.FilesystemUsage) (statsapi.PodStats, bool) {
+	group, err := u.Groups.PodStats(pod.UID)
+	if err != nil {
+		return statsapi.PodStats{}, false // it does not run
+	}
+	stats := statsapi.PodStats{
+		PodRef: statsapi.PodReference{Name: pod.Name, Namespace: pod.Namespace, UID: string(pod.UID)},
+		CPU:    u.cpu(string(pod.UID), group), Memory: memory(group), Containers: []statsapi.ContainerStats{},
+		ProcessStats: &statsapi.ProcessStats{ProcessCount: &group.Processes},
+	}
+	if pod.Status.StartTime != nil {
+		stats.StartTime = *pod.Status.StartTime
+	}
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
+		for i := range list {
+			if c, ok := u.container(pod, &list[i], layers); ok {
+				stats.Containers = append(stats.Containers, c)
+			}
+		}
+	}
+	return stats, true
+}
+
+func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layers map[string]*runtimeapi.FilesystemUsage) (statsapi.ContainerStats, bool) {
+	if status.State.Running == nil {
+		return statsapi.ContainerStats{}, false
+	}
+	id := containerID(status.ContainerID)
+	group, err := u.Groups.ContainerStats(pod.UID, id)
+	if err != nil {
+		return statsapi.ContainerStats{}, false // it has ended meanwhile
+	}
+	stats := statsapi.ContainerStats{Name: status.Name, StartTime: status.State.Running.StartedAt, CPU: u.cpu(id, group), Memory: memory(group)}
+	if layer := layers[id]; layer != nil {
+		stats.Rootfs = &statsapi.FsStats{
+			Time: metav1.NewTime(time.Unix(0, layer.Timestamp)), UsedBytes: &layer.UsedBytes.Value, InodesUsed: &layer.InodesUsed.Value,
+		}
+	}
+	return stats, true
+}
+
+func (u *Usage) cpu(name string, s cgroup.Stats) *statsapi.CPUStats {
+	return &statsapi.CPUStats{Time: metav1.NewTime(s.Time), UsageCoreNanoSeconds: &s.CPU.Usage, UsageNanoCores: u.rateOf(name, s)}
+}
+
+func memory(s cgroup.Stats) *statsapi.MemoryStats {
+	m := &statsapi.MemoryStats{
+		Time: metav1.NewTime(s.Time), UsageBytes: &s.Memory.Usage, WorkingSetBytes: &s.Memory.WorkingSet, RSSBytes: &s.Memory.RSS,
+		PageFaults: &s.Memory.PageFaults, MajorPageFaults: &s.Memory.MajorPageFaults,
+	}
+	if s.Memory.Limit > 0 {
+		available := uint64(0)
+		if s.Memory.Limit > s.Memory.WorkingSet {
+			available = s.Memory.Limit - s.Memory.WorkingSet
+		}
+		m.AvailableBytes = &available
+	}
+	return m
+}
+
+// fileSystem is how full the file system of a folder is; nil when it cannot be told.
+func fileSystem(folder string) *statsapi.FsStats {
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(folder, &s); err != nil {
+		return nil
+	}
+	block := uint64(s.Bsize)
+	capacity, available, used := s.Blocks*block, s.Bavail*block, (s.Blocks-s.Bfree)*block
+	inodes, free, inodesUsed := s.Files, s.Ffree, s.Files-s.Ffree
+	return &statsapi.FsStats{
+		Time: metav1.Now(), CapacityBytes: &capacity, AvailableBytes: &available, UsedBytes: &used, Inodes: &inodes, InodesFree: &free, InodesUsed: &inodesUsed,
+	}
+}

@@ -1,0 +1,155 @@
+package usage
+
+import (
+	"context"
+	"io/fs"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cri"
+)
+
+// groups are control groups whose CPU time runs at a core each.
+type groups struct {
+	at   time.Time
+	used time.Duration
+}
+
+func (g *groups) stats() (cgroup.Stats, error) {
+	s := cgroup.Stats{Time: g.at, Processes: 4}
+	s.CPU.Usage = uint64(g.used)
+	s.Memory = cgroup.MemoryStats{Usage: 300, WorkingSet: 200, RSS: 100, Limit: 1000}
+	return s, nil
+}
+
+func (g *groups) NodeStats() (cgroup.Stats, error) { return g.stats() }
+func (g *groups) PodsStats() (cgroup.Stats, error) { return g.stats() }
+
+func (g *groups) PodStats(uid types.UID) (cgroup.Stats, error) {
+	if uid == "pending" {
+		return cgroup.Stats{}, fs.ErrNotExist
+	}
+	return g.stats()
+}
+
+func (g *groups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
+	return g.PodStats(uid)
+}
+
+// layered is a runtime that knows what containers have written.
+type layered struct{ cri.Runtime }
+
+func (layered) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+	return []*runtimeapi.ContainerStats{{
+		Attributes:    &runtimeapi.ContainerAttributes{Id: "id"},
+		WritableLayer: &runtimeapi.FilesystemUsage{Timestamp: 1, UsedBytes: &runtimeapi.UInt64Value{Value: 77}, InodesUsed: &runtimeapi.UInt64Value{Value: 7}},
+	}}, nil
+}
+
+func newUsage(t *testing.T) (*Usage, *groups) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Unix(50, 0)}}
+	pod := func(name string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}, Status: corev1.PodStatus{
+			StartTime: &metav1.Time{Time: time.Unix(40, 0)},
+			ContainerStatuses: []corev1.ContainerStatus{
+				{Name: "c", ContainerID: "containerd://id", State: running},
+				{Name: "ended", ContainerID: "containerd://old", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}},
+			},
+		}}
+	}
+	g := &groups{at: time.Unix(1000, 0), used: time.Minute}
+	return &Usage{
+		NodeName: "n", Groups: g, Runtime: layered{}, Root: t.TempDir(),
+		Pods: func() []*corev1.Pod { return []*corev1.Pod{pod("p"), pod("pending")} },
+	}, g
+}
+
+func TestSummary(t *testing.T) {
+	u, _ := newUsage(t)
+	s, err := u.Summary(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Pods) != 1 || s.Pods[0].PodRef.Name != "p" || len(s.Pods[0].Containers) != 1 || s.Pods[0].Containers[0].Name != "c" {
+		t.Fatalf("pods: %+v", s.Pods)
+	}
+	c := s.Pods[0].Containers[0]
+	if *c.Memory.WorkingSetBytes != 200 || *c.Memory.AvailableBytes != 800 || *c.Rootfs.UsedBytes != 77 || *c.CPU.UsageCoreNanoSeconds != uint64(time.Minute) {
+		t.Errorf("container: %+v %+v %+v", c.Memory, c.Rootfs, c.CPU)
+	}
+	if s.Node.Fs == nil || *s.Node.Fs.CapacityBytes == 0 || s.Node.NodeName != "n" || *s.Pods[0].ProcessStats.ProcessCount != 4 {
+		t.Errorf("node: %+v", s.Node)
+	}
+	if s, err = u.Summary(t.Context(), true); err != nil || s.Node.Fs != nil || s.Pods[0].Containers[0].Rootfs != nil {
+		t.Errorf("disks were not asked for: %v", err)
+	}
+}
+
+// TestRates: how much is used is known from the second reading on, and forgotten with what used it.
+func TestRates(t *testing.T) {
+	u, g := newUsage(t)
+	cores := func() *uint64 {
+		s, err := u.Summary(t.Context(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Pods[0].Containers[0].CPU.UsageNanoCores
+	}
+	if got := cores(); got != nil {
+		t.Errorf("after one reading: %d", *got)
+	}
+	g.at, g.used = g.at.Add(10*time.Second), g.used+5*time.Second
+	if got := cores(); got == nil || *got != uint64(500*time.Millisecond) {
+		t.Errorf("half a core: %v", got)
+	}
+	// A reading that follows at once says nothing new.
+	g.at, g.used = g.at.Add(10*time.Millisecond), g.used+10*time.Millisecond
+	if got := cores(); got == nil || *got != uint64(500*time.Millisecond) {
+		t.Errorf("right after: %v", got)
+	}
+	if len(u.rates) != 4 { // node, pods, the pod, its container
+		t.Errorf("%d rates", len(u.rates))
+	}
+	u.Pods = func() []*corev1.Pod { return nil }
+	u.sample(t.Context())
+	if len(u.rates) != 2 {
+		t.Errorf("%d rates are left", len(u.rates))
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	u, _ := newUsage(t)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(Resource{u})
+	want := `
+# HELP container_memory_working_set_bytes Current working set of the container in bytes
+# TYPE container_memory_working_set_bytes gauge
+container_memory_working_set_bytes{container="c",namespace="ns",pod="p"} 200 1000000
+# HELP node_cpu_usage_seconds_total Cumulative cpu time consumed by the node in core-seconds
+# TYPE node_cpu_usage_seconds_total counter
+node_cpu_usage_seconds_total 60 1000000
+# HELP pod_memory_working_set_bytes Current working set of the pod in bytes
+# TYPE pod_memory_working_set_bytes gauge
+pod_memory_working_set_bytes{namespace="ns",pod="p"} 200 1000000
+# HELP resource_scrape_error 1 if there was an error while getting container metrics, 0 otherwise
+# TYPE resource_scrape_error gauge
+resource_scrape_error 0
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "container_memory_working_set_bytes", "node_cpu_usage_seconds_total", "pod_memory_working_set_bytes", "resource_scrape_error"); err != nil {
+		t.Error(err)
+	}
+	advisor := prometheus.NewRegistry()
+	advisor.MustRegister(Advisor{u})
+	if n, err := testutil.GatherAndCount(advisor, "container_cpu_usage_seconds_total", "container_memory_rss", "container_spec_memory_limit_bytes"); err != nil || n != 3 {
+		t.Errorf("%d series, %v", n, err)
+	}
+}

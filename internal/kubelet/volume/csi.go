@@ -1,0 +1,429 @@
+package volume
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/client"
+)
+
+const csiPlugin = "kubernetes.io/csi"
+
+// volumeData is what is kept beside a CSI volume, so that it can be taken down when its pod and its driver's objects are gone.
+// The keys are upstream's.
+type volumeData struct {
+	Driver     string `json:"driverName"`
+	Handle     string `json:"volumeHandle"`
+	Name       string `json:"specVolID"`
+	NodeName   string `json:"nodeName"`
+	Lifecycle  string `json:"volumeLifecycleMode"`
+	Attachment string `json:"attachmentID"`
+	// Staged is the folder the driver has staged the volume in, "" for none.
+	Staged string `json:"deviceMountPath,omitempty"`
+	// Owned says that the volume was given to the pod's group, which is done once.
+	Owned bool `json:"fsGroupApplied,omitempty"`
+}
+
+// csiVolume is a CSI volume on its way into a pod, inline or persistent.
+type csiVolume struct {
+	volumeData
+	pod            *corev1.Pod
+	spec           storagev1.CSIDriverSpec // what the driver wants; upstream's defaults where it has not said
+	attributes     map[string]string
+	publishSecret  *corev1.SecretReference
+	stageSecret    *corev1.SecretReference
+	capability     *csi.VolumeCapability
+	publishContext map[string]string
+	readOnly       bool
+	fsType         string
+	accessModes    []corev1.PersistentVolumeAccessMode
+	folder         string // of this volume in the pod's folder
+	target         string // what the driver publishes to
+}
+
+// setUpInlineCSI sets up a volume that lives as long as the pod and exists only in its spec.
+func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
+	source := volume.CSI
+	vol := &csiVolume{
+		pod: pod, attributes: source.VolumeAttributes, readOnly: isTrue(source.ReadOnly), folder: v.folder(pod.UID, csiPlugin, volume.Name),
+		volumeData: volumeData{Driver: source.Driver, Name: volume.Name, Handle: "csi-" + sum(string(pod.UID)+volume.Name), Lifecycle: string(storagev1.VolumeLifecycleEphemeral)},
+	}
+	if source.FSType != nil {
+		vol.fsType = *source.FSType
+	}
+	if source.NodePublishSecretRef != nil {
+		vol.publishSecret = &corev1.SecretReference{Namespace: pod.Namespace, Name: source.NodePublishSecretRef.Name}
+	}
+	vol.accessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	vol.capability = capabilityOf(vol.fsType, nil, vol.accessModes, false)
+	return v.publish(ctx, vol, false)
+}
+
+// setUpCSI sets up a persistent volume: attached to the node, staged where the driver wants that, and published to the pod.
+func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
+	source := pv.Spec.CSI
+	vol := &csiVolume{
+		pod: pod, attributes: source.VolumeAttributes, readOnly: readOnly, fsType: source.FSType, accessModes: pv.Spec.AccessModes,
+		publishSecret: source.NodePublishSecretRef, stageSecret: source.NodeStageSecretRef,
+		capability: capabilityOf(source.FSType, pv.Spec.MountOptions, pv.Spec.AccessModes, block),
+		folder:     v.folder(pod.UID, csiPlugin, pv.Name),
+		volumeData: volumeData{Driver: source.Driver, Name: pv.Name, Handle: source.VolumeHandle, Lifecycle: string(storagev1.VolumeLifecyclePersistent)},
+	}
+	return v.publish(ctx, vol, block)
+}
+
+func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mounted, error) {
+	vol.NodeName, vol.Attachment = v.NodeName, "csi-"+sum(vol.Handle+vol.Driver+v.NodeName)
+	vol.target = filepath.Join(vol.folder, "mount")
+	m := &mounted{kind: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: block}
+	driver, err := v.csi.registered(vol.Driver)
+	if err != nil {
+		return nil, err
+	}
+	defer v.csi.lock(vol.volumeData)()
+	if err := v.readDriver(ctx, vol); err != nil {
+		return nil, err
+	}
+	if err := v.waitAttached(ctx, vol); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(vol.folder, 0o750); err != nil {
+		return nil, err
+	}
+	if driver.stages && vol.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
+		vol.Staged = filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, sum(vol.Handle), "globalmount")
+	}
+	if before, err := load(vol.folder); err == nil {
+		vol.Owned = before.Owned
+	}
+	// Written before the driver does anything, so that a kubelet that dies meanwhile knows what to take down.
+	if err := save(vol.folder, vol.volumeData); err != nil {
+		return nil, err
+	}
+	if vol.Staged != "" {
+		if err := v.stage(ctx, driver, vol); err != nil {
+			return nil, err
+		}
+	}
+	if err := v.publishToPod(ctx, driver, vol); err != nil {
+		return nil, err
+	}
+	m.republish = isTrue(vol.spec.RequiresRepublish)
+	group := fsGroup(vol.pod)
+	if group == nil || block || driver.ownsGroups || !vol.groupApplies() || vol.Owned {
+		return m, nil
+	}
+	if err := own(vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
+		return nil, fmt.Errorf("applyFSGroup failed for vol %s: %w", vol.Handle, err)
+	}
+	vol.Owned = true
+	return m, save(vol.folder, vol.volumeData)
+}
+
+// readDriver reads how the driver wants to be called. A driver without an object of its own gets the defaults.
+func (v *Volumes) readDriver(ctx context.Context, vol *csiVolume) error {
+	object, err := client.For[*storagev1.CSIDriver](v.Client).Get(ctx, "", vol.Driver)
+	switch {
+	case apierrors.IsNotFound(err) && vol.Lifecycle == string(storagev1.VolumeLifecycleEphemeral):
+		return fmt.Errorf("volume mode %q not supported by driver %s (no CSIDriver object)", vol.Lifecycle, vol.Driver)
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read CSIDriver %s: %w", vol.Driver, err)
+	}
+	vol.spec = object.Spec
+	modes := object.Spec.VolumeLifecycleModes
+	if len(modes) > 0 && !slices.Contains(modes, storagev1.VolumeLifecycleMode(vol.Lifecycle)) {
+		return fmt.Errorf("volume mode %q not supported by driver %s (only supports %q)", vol.Lifecycle, vol.Driver, modes)
+	}
+	return nil
+}
+
+// waitAttached makes sure that a volume that has to be attached is, and takes what the controller says about it.
+func (v *Volumes) waitAttached(ctx context.Context, vol *csiVolume) error {
+	required := vol.spec.AttachRequired == nil || *vol.spec.AttachRequired
+	if !required || vol.Lifecycle == string(storagev1.VolumeLifecycleEphemeral) {
+		return nil
+	}
+	attachment, err := client.For[*storagev1.VolumeAttachment](v.Client).Get(ctx, "", vol.Attachment)
+	switch {
+	case err != nil:
+		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: fmt.Errorf("volume %s has GET error for volume attachment %s: %w", vol.Handle, vol.Attachment, err)}
+	case attachment.Status.AttachError != nil:
+		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: errors.New(attachment.Status.AttachError.Message)}
+	case !attachment.Status.Attached:
+		return &MountError{Volume: vol.Name, Step: "MountVolume.WaitForAttach", Err: fmt.Errorf("volume %s is not attached to the node yet", vol.Handle)}
+	}
+	vol.publishContext = attachment.Status.AttachmentMetadata
+	return nil
+}
+
+func (v *Volumes) stage(ctx context.Context, driver *driver, vol *csiVolume) error {
+	secrets, err := v.csiSecrets(ctx, vol.stageSecret)
+	if err != nil {
+		return fmt.Errorf("fetching NodeStageSecretRef failed: %w", err)
+	}
+	if err := os.MkdirAll(vol.Staged, 0o750); err != nil {
+		return err
+	}
+	capability := vol.withGroup(driver)
+	_, err = driver.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged,
+		VolumeCapability: capability, Secrets: secrets, VolumeContext: vol.attributes,
+	})
+	if err != nil {
+		return &MountError{Volume: vol.Name, Step: "MountVolume.MountDevice", Err: err}
+	}
+	return nil
+}
+
+func (v *Volumes) publishToPod(ctx context.Context, driver *driver, vol *csiVolume) error {
+	secrets, err := v.csiSecrets(ctx, vol.publishSecret)
+	if err != nil {
+		return fmt.Errorf("fetching NodePublishSecretRef failed: %w", err)
+	}
+	attributes := map[string]string{}
+	maps.Copy(attributes, vol.attributes)
+	if isTrue(vol.spec.PodInfoOnMount) {
+		maps.Copy(attributes, map[string]string{
+			"csi.storage.k8s.io/pod.name":            vol.pod.Name,
+			"csi.storage.k8s.io/pod.namespace":       vol.pod.Namespace,
+			"csi.storage.k8s.io/pod.uid":             string(vol.pod.UID),
+			"csi.storage.k8s.io/serviceAccount.name": vol.pod.Spec.ServiceAccountName,
+			"csi.storage.k8s.io/ephemeral":           strconv.FormatBool(vol.Lifecycle == string(storagev1.VolumeLifecycleEphemeral)),
+		})
+	}
+	if len(vol.spec.TokenRequests) > 0 {
+		tokens, err := v.csiTokens(ctx, vol)
+		if err != nil {
+			return err
+		}
+		into := attributes
+		if isTrue(vol.spec.ServiceAccountTokenInSecrets) {
+			into = secrets
+		}
+		into["csi.storage.k8s.io/serviceAccount.tokens"] = tokens
+	}
+	_, err = driver.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged, TargetPath: vol.target,
+		VolumeCapability: vol.withGroup(driver), Readonly: vol.readOnly, Secrets: secrets, VolumeContext: attributes,
+	})
+	return err
+}
+
+// csiTokens are the tokens of the pod's account a driver asks for, by audience.
+func (v *Volumes) csiTokens(ctx context.Context, vol *csiVolume) (string, error) {
+	tokens := map[string]authenticationv1.TokenRequestStatus{}
+	for _, wanted := range vol.spec.TokenRequests {
+		token, err := v.tokens.get(ctx, vol.pod, &corev1.ServiceAccountTokenProjection{Audience: wanted.Audience, ExpirationSeconds: wanted.ExpirationSeconds})
+		if err != nil {
+			return "", err
+		}
+		tokens[wanted.Audience] = authenticationv1.TokenRequestStatus{Token: token}
+	}
+	text, err := json.Marshal(tokens)
+	return string(text), err
+}
+
+func (v *Volumes) csiSecrets(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	secrets := map[string]string{}
+	if ref == nil {
+		return secrets, nil
+	}
+	secret, err := client.For[*corev1.Secret](v.Client).Get(ctx, ref.Namespace, ref.Name)
+	if err != nil {
+		return nil, err
+	}
+	for key, value := range secret.Data {
+		secrets[key] = string(value)
+	}
+	return secrets, nil
+}
+
+// withGroup is the capability with the pod's group in it, for drivers that give volumes to groups themselves.
+func (vol *csiVolume) withGroup(driver *driver) *csi.VolumeCapability {
+	mount := vol.capability.GetMount()
+	if group := fsGroup(vol.pod); group != nil && mount != nil && driver.ownsGroups {
+		mount.VolumeMountGroup = strconv.FormatInt(*group, 10)
+	}
+	return vol.capability
+}
+
+// groupApplies reports whether the kubelet gives the volume to the pod's group: as the driver says, or for volumes with a file
+// system that only this node writes.
+func (vol *csiVolume) groupApplies() bool {
+	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
+	if vol.spec.FSGroupPolicy != nil {
+		policy = *vol.spec.FSGroupPolicy
+	}
+	switch policy {
+	case storagev1.NoneFSGroupPolicy:
+		return false
+	case storagev1.FileFSGroupPolicy:
+		return true
+	}
+	once := slices.Contains(vol.accessModes, corev1.ReadWriteOnce) || slices.Contains(vol.accessModes, corev1.ReadWriteOncePod)
+	return vol.fsType != "" && once && !vol.readOnly
+}
+
+func capabilityOf(fsType string, options []string, modes []corev1.PersistentVolumeAccessMode, block bool) *csi.VolumeCapability {
+	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	if len(modes) > 0 {
+		switch modes[0] {
+		case corev1.ReadOnlyMany:
+			mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+		case corev1.ReadWriteMany:
+			mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		case corev1.ReadWriteOncePod:
+			mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		}
+	}
+	capability := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+	if block {
+		capability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		capability.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: options}}
+	}
+	return capability
+}
+
+// Files of CSI volumes.
+const dataFile = "vol_data.json"
+
+func save(folder string, data volumeData) error {
+	text, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, dataFile), text, 0o600)
+}
+
+func load(folder string) (volumeData, error) {
+	var data volumeData
+	text, err := os.ReadFile(filepath.Join(folder, dataFile))
+	if err == nil {
+		err = json.Unmarshal(text, &data)
+	}
+	return data, err
+}
+
+func sum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
+
+// InUse are the names of attached volumes that pods of this node use or are about to, as the node's status tells them: while a
+// name is there, nobody detaches the volume.
+func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
+	published, err := v.csi.published()
+	if err != nil {
+		return nil, err
+	}
+	names := map[corev1.UniqueVolumeName]bool{}
+	for _, data := range published {
+		if data.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
+			names[corev1.UniqueVolumeName(csiPlugin+"/"+data.Driver+"^"+data.Handle)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names)), nil
+}
+
+// published are all CSI volumes that pods of this node have, by folder.
+func (d *drivers) published() (map[string]volumeData, error) {
+	files, err := filepath.Glob(filepath.Join(d.root, "pods", "*", "volumes", strings.ReplaceAll(csiPlugin, "/", "~"), "*", dataFile))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]volumeData{}
+	for _, file := range files {
+		data, err := load(filepath.Dir(file))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		all[filepath.Dir(file)] = data
+	}
+	return all, nil
+}
+
+// tearDown takes the CSI volumes of a pod down, and off the node those that no other pod has.
+func (d *drivers) tearDown(ctx context.Context, uid types.UID, podFolder string) error {
+	if _, err := os.Lstat(filepath.Join(podFolder, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	published, err := d.published()
+	if err != nil {
+		return err
+	}
+	for folder, data := range published {
+		if !strings.HasPrefix(folder, podFolder+"/") {
+			continue
+		}
+		if err := d.unpublish(ctx, folder, data); err != nil {
+			return fmt.Errorf("take down volume %q of pod %s: %w", data.Name, uid, err)
+		}
+	}
+	return nil
+}
+
+// shared reports whether another pod has the same volume.
+func (d *drivers) shared(folder string, data volumeData) (bool, error) {
+	published, err := d.published()
+	if err != nil {
+		return false, err
+	}
+	for other, its := range published {
+		if other != folder && its.Driver == data.Driver && its.Handle == data.Handle {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// unpublish takes a volume out of a pod, and off the node where this was the last pod to have it.
+func (d *drivers) unpublish(ctx context.Context, folder string, data volumeData) error {
+	defer d.lock(data)()
+	driver, err := d.registered(data.Driver)
+	if err != nil {
+		return err
+	}
+	target := filepath.Join(folder, "mount")
+	if _, err := driver.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: data.Handle, TargetPath: target}); err != nil {
+		return err
+	}
+	if err := unmountBelow(target); err != nil {
+		return err
+	}
+	shared, err := d.shared(folder, data)
+	if err != nil {
+		return err
+	}
+	if data.Staged != "" && !shared {
+		if _, err := driver.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: data.Handle, StagingTargetPath: data.Staged}); err != nil {
+			return err
+		}
+		staging := filepath.Dir(data.Staged)
+		if err := unmountBelow(staging); err != nil {
+			return err
+		}
+		if err := removeTree(filepath.Dir(staging), filepath.Base(staging)); err != nil {
+			return err
+		}
+	}
+	return os.Remove(filepath.Join(folder, dataFile))
+}

@@ -1,0 +1,239 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	resourcehelper "k8s.io/component-helpers/resource"
+
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/container"
+)
+
+const emptyDirPlugin = "kubernetes.io/empty-dir"
+
+// setUpEmptyDir makes a folder that is the pod's own: on disk, in memory or in huge pages.
+func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
+	source := volume.EmptyDir
+	m := &mounted{kind: emptyDirPlugin, path: v.folder(pod.UID, emptyDirPlugin, volume.Name), managed: true}
+	ready := v.readyFile(pod.UID, volume.Name)
+	if v.emptyDirReady(m.path, ready, source.Medium) {
+		return m, nil
+	}
+	mode := os.FileMode(0o777)
+	if source.Mode != nil {
+		mode = os.FileMode(*source.Mode) & os.ModePerm
+		if *source.Mode&unix.S_ISVTX != 0 {
+			mode |= os.ModeSticky
+		}
+	}
+	err := v.makeFolder(m.path, mode)
+	switch {
+	case err != nil:
+		return nil, err
+	case source.Medium == corev1.StorageMediumDefault:
+	case source.Medium == corev1.StorageMediumMemory:
+		err = v.makeMemory(m.path, v.memorySize(pod, source.SizeLimit))
+		if err == nil && source.Mode != nil {
+			err = os.Chmod(m.path, mode)
+		}
+	case strings.HasPrefix(string(source.Medium), string(corev1.StorageMediumHugePages)):
+		err = mountHugePages(m.path, pod, source.Medium)
+	default:
+		err = fmt.Errorf("unknown storage medium %q", source.Medium)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if group := fsGroup(pod); group != nil {
+		if err := own(m.path, *group, false, nil); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(ready), 0o750); err != nil {
+		return nil, err
+	}
+	return m, os.WriteFile(ready, nil, 0o640)
+}
+
+func (v *Volumes) readyFile(uid types.UID, volume string) string {
+	return filepath.Join(v.podFolder(uid), "plugins", strings.ReplaceAll(emptyDirPlugin, "/", "~"), volume, "ready")
+}
+
+// emptyDirReady reports whether a volume is complete. One in memory does not survive a restart of the machine, whatever the file says.
+func (v *Volumes) emptyDirReady(folder, ready string, medium corev1.StorageMedium) bool {
+	if _, err := os.Lstat(ready); err != nil {
+		return false
+	}
+	if medium == corev1.StorageMediumDefault {
+		_, err := os.Lstat(folder)
+		return err == nil
+	}
+	mounted, err := isMounted(folder)
+	return err == nil && mounted
+}
+
+// makeMemory makes a folder with a file system of memory on it.
+func (v *Volumes) makeMemory(folder string, size int64) error {
+	if err := v.makeFolder(folder, 0o777); err != nil {
+		return err
+	}
+	if mounted, err := isMounted(folder); err != nil || mounted {
+		return err
+	}
+	return mountMemory(folder, size)
+}
+
+// memorySize is how large a volume in memory may be: as large as asked for, as the pod's memory, as that of all pods together,
+// whichever is least.
+func (v *Volumes) memorySize(pod *corev1.Pod, asked *resource.Quantity) int64 {
+	size := int64(0)
+	atMost := func(limit int64) {
+		if limit > 0 && (size == 0 || limit <= size) {
+			size = limit
+		}
+	}
+	if node := v.Node(); node != nil {
+		atMost(node.Status.Allocatable.Memory().Value())
+	}
+	if memoryLimited(pod) {
+		limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
+		atMost(limits.Memory().Value())
+	}
+	if asked != nil {
+		atMost(asked.Value())
+	}
+	return size
+}
+
+// memoryLimited reports whether the pod as a whole has a memory limit: its own, or because all its containers have one.
+func memoryLimited(pod *corev1.Pod) bool {
+	if resourcehelper.IsPodLevelResourcesSet(pod) && !pod.Spec.Resources.Limits.Memory().IsZero() {
+		return true
+	}
+	for kind, c := range container.All(&pod.Spec) {
+		if kind != container.Ephemeral && c.Resources.Limits.Memory().IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+func mountHugePages(folder string, pod *corev1.Pod, medium corev1.StorageMedium) error {
+	if mounted, err := isMounted(folder); err != nil || mounted {
+		return err
+	}
+	size, err := hugePageSize(pod, medium)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("nodev", folder, "hugetlbfs", 0, "pagesize="+size); err != nil {
+		return fmt.Errorf("mount hugetlbfs on %s: %w", folder, err)
+	}
+	return nil
+}
+
+// hugePageSize is the page size a medium names, or else the only one the pod asks for.
+func hugePageSize(pod *corev1.Pod, medium corev1.StorageMedium) (string, error) {
+	wanted, named := strings.CutPrefix(string(medium), string(corev1.StorageMediumHugePagesPrefix))
+	lists := []corev1.ResourceList{}
+	if resourcehelper.IsPodLevelResourcesSet(pod) {
+		lists = append(lists, pod.Spec.Resources.Requests)
+	}
+	for _, c := range container.All(&pod.Spec) {
+		lists = append(lists, c.Resources.Requests)
+	}
+	found := ""
+	for _, list := range lists {
+		for name := range list {
+			size, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
+			switch {
+			case !ok, named && size != wanted:
+			case found != "" && found != size:
+				return "", fmt.Errorf("medium: %s can't be used if container requests multiple huge page sizes", medium)
+			default:
+				found = size
+			}
+		}
+	}
+	if found == "" {
+		return "", fmt.Errorf("medium %s: hugePages storage requested, but there is no resource request for huge pages", medium)
+	}
+	if _, err := resource.ParseQuantity(found); err != nil {
+		return "", err
+	}
+	return found, nil
+}
+
+// Usage is how much of its storage a volume uses, in bytes and files.
+type Usage struct {
+	Used, Available, Capacity      int64
+	InodesUsed, InodesFree, Inodes int64
+}
+
+// Usage measures a volume that is set up. A file system of its own knows what is used; a folder on a shared one is counted.
+func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
+	m := v.mounted(uid, volume)
+	if m == nil || m.path == "" || m.block {
+		return Usage{}, fmt.Errorf("volume %q is not set up or has no files", volume)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(m.path, &fs); err != nil {
+		return Usage{}, fmt.Errorf("measure volume %q: %w", volume, err)
+	}
+	usage := Usage{
+		Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize,
+		InodesUsed: int64(fs.Files - fs.Ffree), InodesFree: int64(fs.Ffree), Inodes: int64(fs.Files),
+	}
+	own, err := isMounted(m.path)
+	if err != nil || own {
+		return usage, err
+	}
+	usage.Used, usage.InodesUsed, err = count(m.path)
+	return usage, err
+}
+
+// count adds up what is in a folder and on the same file system. Files with several names count once.
+func count(folder string) (used, inodes int64, err error) {
+	root, err := openFolder(folder)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer unix.Close(root)
+	var first unix.Stat_t
+	if err := unix.Fstat(root, &first); err != nil {
+		return 0, 0, err
+	}
+	used, inodes = first.Blocks*512, 1
+	linked := map[uint64]bool{}
+	paths := []string{"."}
+	for i := 0; i < len(paths); i++ {
+		names, err := list(root, paths[i])
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return 0, 0, err
+		}
+		for _, name := range names {
+			path := filepath.Join(paths[i], name)
+			var stat unix.Stat_t
+			if unix.Fstatat(root, path, &stat, unix.AT_SYMLINK_NOFOLLOW) != nil || stat.Dev != first.Dev || linked[stat.Ino] {
+				continue
+			}
+			if stat.Nlink > 1 && stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+				linked[stat.Ino] = true
+			}
+			used += stat.Blocks * 512
+			inodes++
+			if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+				paths = append(paths, path)
+			}
+		}
+	}
+	return used, inodes, nil
+}

@@ -1,0 +1,289 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"golang.org/x/sys/unix"
+)
+
+// raceTime is how long each race below runs.
+const raceTime = 400 * time.Millisecond
+
+// swap keeps exchanging a folder with a symlink to somewhere else, as a container would that waits for the kubelet to look away. It
+// returns what ends it.
+func swap(t *testing.T, path, target string) (stop func()) {
+	t.Helper()
+	other := path + ".other"
+	if err := os.Symlink(target, other); err != nil {
+		t.Fatal(err)
+	}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	return func() { close(end); <-ended }
+}
+
+// outside makes a folder no volume may reach, with a file of a mode that must not change.
+func outside(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "secret"), []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// unharmed checks that a folder is as outside made it.
+func unharmed(t *testing.T, folder string) {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("outside has %v, %v", entries, err)
+	}
+	for path, want := range map[string]os.FileMode{folder: os.ModeDir | 0o700, filepath.Join(folder, "secret"): 0o600} {
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode() != want {
+			t.Errorf("%s has mode %v, want %v, %v", path, info.Mode(), want, err)
+		}
+		if owner := info.Sys().(*syscall.Stat_t); owner.Gid != uint32(os.Getgid()) {
+			t.Errorf("%s belongs to group %d", path, owner.Gid)
+		}
+	}
+}
+
+func TestSubPathRace(t *testing.T) {
+	root := privateMounts(t)
+	secret := outside(t)
+	v := testVolumes(root, &fakeObjects{})
+	pod := testPod(corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	pod.Spec.Containers[0].VolumeMounts[0].SubPath = "a/b"
+	if err := v.Mount(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	volume := v.folder(pod.UID, emptyDirPlugin, "data")
+	if err := os.MkdirAll(filepath.Join(volume, "a"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stop := swap(t, filepath.Join(volume, "a"), secret)
+	defer stop()
+	bound, refused := 0, 0
+	for end := time.Now().Add(raceTime); time.Now().Before(end); {
+		mounts, _, err := v.Mounts(pod, &pod.Spec.Containers[0], nil)
+		if err != nil {
+			refused++
+			continue
+		}
+		bound++
+		if _, err := os.Lstat(filepath.Join(mounts[0].HostPath, "secret")); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the container sees what is outside: %v", err)
+		}
+		if entries, _ := os.ReadDir(secret); len(entries) != 1 {
+			t.Fatalf("something was made outside: %v", entries)
+		}
+	}
+	t.Logf("bound %d times, refused %d times", bound, refused)
+	if bound == 0 {
+		t.Error("never bound")
+	}
+}
+
+func TestOwnRace(t *testing.T) {
+	volume, secret := t.TempDir(), outside(t)
+	for i := range 20 {
+		if err := os.MkdirAll(filepath.Join(volume, "a", fmt.Sprint(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop := swap(t, filepath.Join(volume, "a"), secret)
+	defer stop()
+	for end := time.Now().Add(raceTime); time.Now().Before(end); {
+		if err := own(volume, 4321, false, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unharmed(t, secret)
+}
+
+func TestRemoveRace(t *testing.T) {
+	parent, secret := t.TempDir(), outside(t)
+	for end := time.Now().Add(raceTime); time.Now().Before(end); {
+		if err := os.MkdirAll(filepath.Join(parent, "volume", "a", "b"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		stop := swap(t, filepath.Join(parent, "volume", "a"), secret)
+		err := removeTree(parent, "volume")
+		stop()
+		// A container that keeps writing can make it fail, which is tried again; what it must not is reach outside.
+		if err != nil {
+			if err := removeTree(parent, "volume"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unharmed(t, secret)
+	}
+}
+
+func TestRemoveTree(t *testing.T) {
+	parent, secret := t.TempDir(), outside(t)
+	folder := filepath.Join(parent, "volume")
+	deep := folder
+	for range 30 {
+		deep = filepath.Join(deep, strings.Repeat("d", 100))
+	}
+	if err := os.MkdirAll(deep, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"link": secret, "file": filepath.Join(secret, "secret"), "loop": "loop"} {
+		if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(deep, "last"), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	// What an earlier attempt has moved up and left.
+	if err := os.MkdirAll(filepath.Join(parent, "volume"+removedMark+"1", "x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeTree(parent, "volume"); err != nil {
+		t.Fatal(err)
+	}
+	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
+		t.Errorf("left: %v", entries)
+	}
+	unharmed(t, secret)
+	if err := removeTree(parent, "volume"); err != nil {
+		t.Errorf("what is not there is removed already: %v", err)
+	}
+}
+
+// TestRemoveDeep removes folders nested deeper than any path can name or than there are descriptors for.
+func TestRemoveDeep(t *testing.T) {
+	parent := t.TempDir()
+	at, err := unix.Open(parent, unix.O_DIRECTORY|unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3000 {
+		if err := unix.Mkdirat(at, "volume", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(at, "volume", unix.O_DIRECTORY|unix.O_RDONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(at)
+		at = next
+	}
+	unix.Close(at)
+	if err := removeTree(parent, "volume"); err != nil {
+		t.Fatal(err)
+	}
+	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
+		t.Errorf("left: %v", entries)
+	}
+}
+
+// TestRemoveStopsAtMounts refuses to delete what is mounted inside a folder, however deep.
+func TestRemoveStopsAtMounts(t *testing.T) {
+	root := privateMounts(t)
+	source := filepath.Join(root, "source")
+	inner := filepath.Join(root, "volume", "a", "b")
+	for _, folder := range []string{source, inner} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(source, "keep"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := bindPath(source, inner); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeTree(root, "volume"); err == nil {
+		t.Error("a tree with a mount in it was removed")
+	}
+	if _, err := os.Lstat(filepath.Join(source, "keep")); err != nil {
+		t.Errorf("what was mounted is gone: %v", err)
+	}
+	if err := unmountBelow(root); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeTree(root, "volume"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUnmountFollowsNoLinks leaves a mount alone that is reached only through a symlink.
+func TestUnmountFollowsNoLinks(t *testing.T) {
+	root := privateMounts(t)
+	target, link := filepath.Join(root, "target"), filepath.Join(root, "link")
+	if err := os.Mkdir(target, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := mountMemory(target, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := unmount(link); err == nil {
+		t.Error("a link was unmounted")
+	}
+	if mounted, err := isMounted(target); err != nil || !mounted {
+		t.Errorf("the mount is gone, %v", err)
+	}
+	// Several on one place go all.
+	if err := mountMemory(target, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unmountBelow(target); err != nil {
+		t.Fatal(err)
+	}
+	if mounted, err := isMounted(target); err != nil || mounted {
+		t.Errorf("the mount is still there, %v", err)
+	}
+}
+
+func TestReadBeneath(t *testing.T) {
+	volume, secret := t.TempDir(), outside(t)
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.WriteFile(filepath.Join(volume, "plain"), []byte("A='1'"), 0o644))
+	must(os.Symlink("plain", filepath.Join(volume, "inner")))
+	must(os.Symlink(filepath.Join(secret, "secret"), filepath.Join(volume, "absolute")))
+	must(os.Symlink("../../../../../../../../../../etc/passwd", filepath.Join(volume, "up")))
+	must(unix.Mkfifo(filepath.Join(volume, "pipe"), 0o644))
+	for path, ok := range map[string]bool{"plain": true, "inner": true, "absolute": false, "up": false, "pipe": false, "../x": false, ".": false} {
+		if _, err := readBeneath(volume, path, 100); (err == nil) != ok {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := readBeneath(volume, "plain", 2); err == nil {
+		t.Error("a file over the limit is read")
+	}
+}

@@ -1,0 +1,117 @@
+package volume
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Mounts is what a container mounts of its pod's volumes, which Mount has set up. env is the container's environment, for
+// paths made of it. The function returned is to be called once the container was made, or could not be.
+func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, func(), error) {
+	release := func() {} // subPaths are needed again when the container starts, and go with the pod's volumes
+	mounts := make([]*runtimeapi.Mount, 0, len(c.VolumeMounts))
+	for i := range c.VolumeMounts {
+		mount, err := v.mountOf(pod, c, i, env)
+		if err != nil {
+			return nil, release, err
+		}
+		mounts = append(mounts, mount)
+	}
+	return mounts, release, nil
+}
+
+func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env []*runtimeapi.KeyValue) (*runtimeapi.Mount, error) {
+	wanted := &c.VolumeMounts[index]
+	m := v.mounted(pod.UID, wanted.Name)
+	if m == nil || m.block {
+		return nil, fmt.Errorf("cannot find volume %q to mount into container %q", wanted.Name, c.Name)
+	}
+	path, err := subPath(wanted, env)
+	if err != nil {
+		return nil, err
+	}
+	mount := &runtimeapi.Mount{
+		ContainerPath: wanted.MountPath, Readonly: wanted.ReadOnly || m.readOnly, SelinuxRelabel: m.managed && hasSELinux(),
+		MountOptions: wanted.BindMountOptions,
+	}
+	if !filepath.IsAbs(mount.ContainerPath) {
+		mount.ContainerPath = "/" + mount.ContainerPath
+	}
+	if mount.Propagation, err = propagation(wanted.MountPropagation); err != nil {
+		return nil, err
+	}
+	if mount.RecursiveReadOnly, err = v.recursiveReadOnly(pod, wanted); err != nil {
+		return nil, fmt.Errorf("failed to resolve recursive read-only mode: %w", err)
+	}
+	switch {
+	case m.image != "":
+		mount.Image, mount.ImageSubPath = &runtimeapi.ImageSpec{Image: m.image}, path
+	case path == "":
+		mount.HostPath = m.path
+	default:
+		mount.HostPath, err = v.bindSubPath(pod, c.Name, index, wanted.Name, m, path)
+	}
+	return mount, err
+}
+
+// hasSELinux reports whether this host labels files.
+var hasSELinux = sync.OnceValue(func() bool { return exists("/sys/fs/selinux/enforce") })
+
+func propagation(mode *corev1.MountPropagationMode) (runtimeapi.MountPropagation, error) {
+	switch {
+	case mode == nil, *mode == corev1.MountPropagationNone:
+		return runtimeapi.MountPropagation_PROPAGATION_PRIVATE, nil
+	case *mode == corev1.MountPropagationHostToContainer:
+		return runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, nil
+	case *mode == corev1.MountPropagationBidirectional:
+		return runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, nil
+	}
+	return 0, fmt.Errorf("invalid MountPropagation mode: %q", *mode)
+}
+
+func (v *Volumes) recursiveReadOnly(pod *corev1.Pod, mount *corev1.VolumeMount) (bool, error) {
+	if mount.RecursiveReadOnly == nil || *mount.RecursiveReadOnly == corev1.RecursiveReadOnlyDisabled {
+		return false, nil
+	}
+	if !mount.ReadOnly {
+		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not read-only", mount.Name)
+	}
+	if mode := mount.MountPropagation; mode != nil && *mode != corev1.MountPropagationNone {
+		return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not compatible with propagation %q", mount.Name, *mode)
+	}
+	supported := v.RecursiveReadOnly != nil && v.RecursiveReadOnly(pod)
+	switch *mount.RecursiveReadOnly {
+	case corev1.RecursiveReadOnlyIfPossible:
+		return supported, nil
+	case corev1.RecursiveReadOnlyEnabled:
+		if !supported {
+			return false, fmt.Errorf("volume %q requested recursive read-only mode, but it is not supported by the runtime", mount.Name)
+		}
+		return true, nil
+	}
+	return false, fmt.Errorf("unknown recursive read-only mode %q", *mount.RecursiveReadOnly)
+}
+
+// Devices are the block volumes a container uses.
+func (v *Volumes) Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error) {
+	var devices []*runtimeapi.Device
+	for _, wanted := range c.VolumeDevices {
+		if !filepath.IsAbs(wanted.DevicePath) {
+			return nil, fmt.Errorf("error DevicePath `%s` must be an absolute path", wanted.DevicePath)
+		}
+		m := v.mounted(pod.UID, wanted.Name)
+		if m == nil || !m.block {
+			return nil, fmt.Errorf("cannot find volume %q to pass into container %q", wanted.Name, c.Name)
+		}
+		permissions := "mrw"
+		if m.readOnly {
+			permissions = "r"
+		}
+		devices = append(devices, &runtimeapi.Device{HostPath: m.path, ContainerPath: wanted.DevicePath, Permissions: permissions})
+	}
+	return devices, nil
+}

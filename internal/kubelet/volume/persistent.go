@@ -1,0 +1,170 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	storagehelper "k8s.io/component-helpers/storage/volume"
+
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/client"
+)
+
+const localPlugin = "kubernetes.io/local-volume"
+
+// groupAnnotation names the group that may use a persistent volume.
+const groupAnnotation = "pv.beta.kubernetes.io/gid"
+
+// setUpClaim sets up the persistent volume that a claim is bound to.
+func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume, claimName string, readOnly, ephemeral bool) (*mounted, error) {
+	claim, pv, err := v.boundVolume(ctx, pod, claimName, ephemeral)
+	if err != nil {
+		return nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, claimName, err)
+	}
+	if node := v.Node(); node != nil {
+		if err := storagehelper.CheckNodeAffinity(pv, node.Labels); err != nil {
+			return nil, &MountError{Volume: pv.Name, Step: "MountVolume.NodeAffinity check", Err: err}
+		}
+	}
+	block := claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
+	if err := usedAs(pod, volume, block); err != nil {
+		return nil, err
+	}
+	m, err := v.setUpPersistent(ctx, pod, pv, readOnly, block)
+	if err != nil {
+		return nil, &MountError{Volume: pv.Name, Step: "MountVolume.SetUp", Err: err}
+	}
+	if group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64); err == nil {
+		m.groups = append(m.groups, group)
+	}
+	return m, nil
+}
+
+// boundVolume reads a claim and its volume, and checks that they belong to each other and to the pod.
+func (v *Volumes) boundVolume(ctx context.Context, pod *corev1.Pod, name string, ephemeral bool) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	claim, err := client.For[*corev1.PersistentVolumeClaim](v.Client).Get(ctx, pod.Namespace, name)
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("failed to fetch PVC from API server: %w", err)
+	case ephemeral && !metav1.IsControlledBy(claim, pod):
+		return nil, nil, fmt.Errorf("PVC %s/%s was not created for pod %s/%s (pod is not owner)", claim.Namespace, claim.Name, pod.Namespace, pod.Name)
+	case claim.DeletionTimestamp != nil:
+		return nil, nil, errors.New("PVC is being deleted")
+	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
+		return nil, nil, errors.New("PVC is not bound")
+	}
+	pv, err := client.For[*corev1.PersistentVolume](v.Client).Get(ctx, "", claim.Spec.VolumeName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("failed to fetch PV %s from API server: %w", claim.Spec.VolumeName, err)
+	}
+	if pv.Spec.ClaimRef == nil {
+		return nil, nil, fmt.Errorf("PV %s has nil ClaimRef, expected PVC UID %s", pv.Name, claim.UID)
+	}
+	if pv.Spec.ClaimRef.UID != claim.UID {
+		return nil, nil, fmt.Errorf("PV %s bound to PVC UID %s, expected PVC UID %s", pv.Name, pv.Spec.ClaimRef.UID, claim.UID)
+	}
+	return claim, pv, nil
+}
+
+// usedAs checks that containers use a volume as what it is.
+func usedAs(pod *corev1.Pod, volume string, block bool) error {
+	for i := range pod.Spec.Containers {
+		c := &pod.Spec.Containers[i]
+		mounts := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+		devices := slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool { return d.Name == volume })
+		if block && mounts {
+			return fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", volume)
+		}
+		if !block && devices {
+			return fmt.Errorf("volume %s has volumeMode Filesystem, but is specified in volumeDevices", volume)
+		}
+	}
+	return nil
+}
+
+func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
+	switch {
+	case pv.Spec.HostPath != nil:
+		m, err := setUpHostPath(pv.Spec.HostPath, readOnly)
+		if m != nil {
+			m.block = block
+		}
+		return m, err
+	case pv.Spec.Local != nil:
+		return v.setUpLocal(pod, pv, readOnly, block)
+	case pv.Spec.CSI != nil:
+		return v.setUpCSI(ctx, pod, pv, readOnly || pv.Spec.CSI.ReadOnly, block)
+	}
+	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
+}
+
+// setUpLocal shows a folder, or the file system of a device, of this host in the pod's own place.
+func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
+	path := pv.Spec.Local.Path
+	if err := noBacksteps(path); err != nil {
+		return nil, fmt.Errorf("invalid path: %s %w", path, err)
+	}
+	kind, err := typeOf(path)
+	if err != nil {
+		return nil, err
+	}
+	if block {
+		if kind != corev1.HostPathBlockDev {
+			return nil, fmt.Errorf("path %q is not a block device", path)
+		}
+		return &mounted{kind: localPlugin, path: path, readOnly: readOnly, block: true}, nil
+	}
+	m := &mounted{kind: localPlugin, path: v.folder(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
+	if done, err := isMounted(m.path); err != nil || done {
+		return m, err
+	}
+	if err := v.makeFolder(m.path, 0o750); err != nil {
+		return nil, err
+	}
+	switch kind {
+	case corev1.HostPathDirectory:
+		err = bindPath(path, m.path)
+	case corev1.HostPathBlockDev:
+		err = mountDevice(path, m.path, pv.Spec.Local.FSType)
+	default:
+		err = fmt.Errorf("only filesystem directories and block devices are supported, %q is a %s", path, kind)
+	}
+	if err == nil && readOnly {
+		err = remountReadOnly(m.path)
+	}
+	if group := fsGroup(pod); err == nil && group != nil && !readOnly {
+		err = own(m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
+	}
+	if err != nil {
+		return nil, errors.Join(err, unmountBelow(m.path), os.Remove(m.path))
+	}
+	return m, nil
+}
+
+func bindPath(source, target string) error {
+	fd, err := openFolder(source)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return bind(fd, target, true)
+}
+
+// mountDevice mounts the file system that is on a device. It makes none: whoever hands out a device has to have done that.
+func mountDevice(device, target string, fsType *string) error {
+	kind := "ext4"
+	if fsType != nil && *fsType != "" {
+		kind = *fsType
+	}
+	if err := unix.Mount(device, target, kind, 0, ""); err != nil {
+		return fmt.Errorf("mount %s on %s as %s: %w (devices are not formatted here)", device, target, kind, err)
+	}
+	return nil
+}

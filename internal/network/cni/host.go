@@ -1,0 +1,406 @@
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Setup makes the host ready for pods: the bridge with its addresses, routes, sysctls and rules. It changes nothing where all
+// is as it should be, and repairs what is not.
+func Setup(s Settings) error {
+	s = s.WithDefaults()
+	if err := s.Validate(); err != nil {
+		return fmt.Errorf("set up pod network: %w", err)
+	}
+	return locked(s.DataDir, func(state *State) error { return setup(planHost(s), state) })
+}
+
+// ready reports whether the host is as the plan wants it, and returns the bridge.
+func ready(plan hostPlan) (netlink.Link, bool) {
+	bridge, err := netlink.LinkByName(plan.settings.Bridge)
+	if err != nil || bridge.Attrs().Flags&net.FlagUp == 0 {
+		return nil, false
+	}
+	rules, err := nftables.New()
+	if err != nil {
+		return nil, false
+	}
+	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
+	if _, err := rules.ListChain(table, plan.mark()); err != nil {
+		return nil, false
+	}
+	return bridge, true
+}
+
+// setup carries a plan out. The caller holds the lock.
+func setup(plan hostPlan, state *State) error {
+	if _, ok := ready(plan); ok {
+		return nil
+	}
+	bridge, err := setupBridge(plan)
+	if err != nil {
+		return fmt.Errorf("set up bridge %s: %w", plan.settings.Bridge, err)
+	}
+	if err := keepRouterAdvertisements(plan); err != nil {
+		return err
+	}
+	for _, s := range plan.sysctls {
+		if err := s.set(); err != nil {
+			return err
+		}
+	}
+	if err := setupRoutes(plan, bridge); err != nil {
+		return err
+	}
+	// Last, because it carries the mark that all is done.
+	return setupRules(plan, state)
+}
+
+func setupBridge(plan hostPlan) (netlink.Link, error) {
+	mtu := plan.settings.MTU
+	if mtu == 0 {
+		mtu = uplinkMTU()
+	}
+	bridge, err := netlink.LinkByName(plan.settings.Bridge)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		attrs := netlink.NewLinkAttrs()
+		// The address is fixed: by itself a bridge takes that of one of its ports, and changes it when the port goes.
+		attrs.Name, attrs.HardwareAddr, attrs.MTU = plan.settings.Bridge, plan.mac, mtu
+		snooping := false
+		if err = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}); err == nil || errors.Is(err, unix.EEXIST) {
+			bridge, err = netlink.LinkByName(plan.settings.Bridge)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if bridge.Type() != "bridge" {
+		return nil, fmt.Errorf("the interface is a %s", bridge.Type())
+	}
+	if bridge.Attrs().MTU != mtu {
+		if err := netlink.LinkSetMTU(bridge, mtu); err != nil {
+			return nil, fmt.Errorf("set MTU %d: %w", mtu, err)
+		}
+	}
+	if bridge.Attrs().HardwareAddr.String() != plan.mac.String() {
+		if err := netlink.LinkSetHardwareAddr(bridge, plan.mac); err != nil {
+			return nil, fmt.Errorf("set hardware address: %w", err)
+		}
+	}
+	// Before the addresses: where IPv6 is off by default, it must be on for them.
+	for _, s := range plan.sysctls {
+		if strings.HasSuffix(s.name, "/disable_ipv6") || strings.HasSuffix(s.name, "/accept_dad") {
+			if err := s.set(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := setupAddresses(plan, bridge); err != nil {
+		return nil, err
+	}
+	return bridge, netlink.LinkSetUp(bridge)
+}
+
+// setupAddresses gives the bridge its addresses and takes away those of ranges the node no longer has.
+func setupAddresses(plan hostPlan, bridge netlink.Link) error {
+	have, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	var present []netip.Prefix
+	for _, a := range have {
+		p := prefixOf(a.IPNet)
+		if p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if !slices.Contains(plan.addresses, p) {
+			if err := netlink.AddrDel(bridge, &a); err != nil {
+				return fmt.Errorf("remove address %s: %w", p, err)
+			}
+			continue
+		}
+		present = append(present, p)
+	}
+	for _, p := range plan.addresses {
+		if slices.Contains(present, p) {
+			continue
+		}
+		if err := addAddress(bridge, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addAddress gives an interface an address that is usable at once.
+func addAddress(link netlink.Link, p netip.Prefix) error {
+	address := &netlink.Addr{IPNet: netOf(p)}
+	if p.Addr().Is6() {
+		address.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add address %s to %s: %w", p, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// uplinkMTU is that of the interface of the default route.
+func uplinkMTU() int {
+	const usual = 1500
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			continue
+		}
+		for _, r := range routes {
+			if r.Dst != nil && prefixOf(r.Dst).Bits() != 0 || r.LinkIndex == 0 {
+				continue
+			}
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && link.Attrs().Flags&net.FlagLoopback == 0 && link.Attrs().MTU > 0 {
+				return link.Attrs().MTU
+			}
+		}
+	}
+	return usual
+}
+
+// keepRouterAdvertisements makes interfaces that learn their routes from routers go on doing so: by default a host that forwards stops
+// listening, and would lose its way out.
+func keepRouterAdvertisements(plan hostPlan) error {
+	if _, ok := plan.settings.rangeOf(false); !ok {
+		return nil
+	}
+	if forwarding, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err != nil || strings.TrimSpace(string(forwarding)) == "1" {
+		return nil
+	}
+	links, err := os.ReadDir("/proc/sys/net/ipv6/conf")
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, link := range links {
+		name := "net/ipv6/conf/" + link.Name() + "/accept_ra"
+		if value, err := os.ReadFile("/proc/sys/" + name); err == nil && strings.TrimSpace(string(value)) == "1" && link.Name() != plan.settings.Bridge {
+			if err := (sysctl{name, "2"}).set(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// set writes a kernel setting, if it is another now: /proc/sys may be read-only where all is right already.
+func (s sysctl) set() error {
+	path := filepath.Join("/proc/sys", s.name)
+	if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == s.value {
+		return nil
+	}
+	if err := os.WriteFile(path, []byte(s.value), 0); err != nil {
+		return fmt.Errorf("set %s to %s: %w", s.name, s.value, err)
+	}
+	return nil
+}
+
+// ours lists the routes we have made.
+func ours() ([]netlink.Route, error) {
+	var all []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
+}
+
+func setupRoutes(plan hostPlan, bridge netlink.Link) error {
+	old, err := ours()
+	if err != nil {
+		return err
+	}
+	for _, r := range old {
+		// Routes of another bridge are those of another node, and so may be unreachable ones.
+		if r.LinkIndex != bridge.Attrs().Index || r.Type == unix.RTN_UNREACHABLE {
+			continue
+		}
+		wanted := slices.ContainsFunc(plan.routes, func(w route) bool { return r.Dst != nil && prefixOf(r.Dst) == w.to && !w.unreachable })
+		if !wanted {
+			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("remove route to %s: %w", r.Dst, err)
+			}
+		}
+	}
+	for _, w := range plan.routes {
+		r := netlink.Route{Dst: netOf(w.to), Priority: routeMetric, Protocol: routeProtocol, Table: unix.RT_TABLE_MAIN}
+		if w.unreachable {
+			r.Type = unix.RTN_UNREACHABLE
+		} else {
+			r.LinkIndex, r.Scope = bridge.Attrs().Index, netlink.SCOPE_LINK
+		}
+		if err := netlink.RouteReplace(&r); err != nil {
+			return fmt.Errorf("add route: %s: %w", w, err)
+		}
+	}
+	return nil
+}
+
+// setupRules replaces our table in one transaction.
+func setupRules(plan hostPlan, state *State) error {
+	connection, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("set up rules: %w", err)
+	}
+	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
+	connection.AddTable(table) // so that there is one to delete
+	connection.DelTable(table)
+	connection.AddTable(table)
+	sets, err := portSets(table)
+	if err != nil {
+		return fmt.Errorf("set up rules: %w", err)
+	}
+	for _, set := range sets {
+		if err := connection.AddSet(set, nil); err != nil {
+			return fmt.Errorf("set up rules: %w", err)
+		}
+	}
+	connection.AddChain(&nftables.Chain{Name: plan.mark(), Table: table})
+	// Chains that are jumped to must be there first.
+	for _, base := range []bool{false, true} {
+		for _, c := range plan.rules.chains {
+			if (c.hook != "") != base {
+				continue
+			}
+			made := connection.AddChain(&nftables.Chain{Name: c.name, Table: table, Type: c.kind, Hooknum: c.at, Priority: c.priority})
+			for _, r := range c.rules {
+				connection.AddRule(&nftables.Rule{Table: table, Chain: made, Exprs: r.exprs})
+			}
+		}
+	}
+	elements, err := planPorts(state.Attachments)
+	if err != nil {
+		return fmt.Errorf("set up rules: %w", err)
+	}
+	if err := addElements(connection, sets, elements); err != nil {
+		return err
+	}
+	if err := connection.Flush(); err != nil {
+		return fmt.Errorf("set up rules: %w", err)
+	}
+	return nil
+}
+
+// updatePorts makes the rules follow a change of the attachments. Where they are not what we left there, they are written anew.
+func updatePorts(s Settings, before []Attachment, state *State) error {
+	if changePorts(s, before, state.Attachments) == nil {
+		return nil
+	}
+	return setupRules(planHost(s), state)
+}
+
+// changePorts sends what changes in the maps of host ports, in one transaction, and no more: to take something out of a map takes the
+// kernel far longer than to put something in.
+func changePorts(s Settings, before, after []Attachment) error {
+	old, err := planPorts(before)
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	wanted, err := planPorts(after)
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	out, in := portChanges(old, wanted)
+	if len(out)+len(in) == 0 {
+		return nil
+	}
+	connection, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	sets, err := portSets(&nftables.Table{Name: s.Table, Family: nftables.TableFamilyINet})
+	if err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	for _, e := range out {
+		if err := connection.SetDeleteElements(sets[e.set], []nftables.SetElement{{Key: e.key, Val: e.val}}); err != nil {
+			return fmt.Errorf("update host ports: %w", err)
+		}
+	}
+	if err := addElements(connection, sets, in); err != nil {
+		return err
+	}
+	if err := connection.Flush(); err != nil {
+		return fmt.Errorf("update host ports: %w", err)
+	}
+	return nil
+}
+
+func addElements(connection *nftables.Conn, sets map[string]*nftables.Set, elements []element) error {
+	for _, e := range elements {
+		if err := connection.SetAddElements(sets[e.set], []nftables.SetElement{{Key: e.key, Val: e.val}}); err != nil {
+			return fmt.Errorf("update host ports: %w", err)
+		}
+	}
+	return nil
+}
+
+// Remove takes the pod network away: links, routes, rules and the state. Sysctls stay, others may count on them by now.
+func Remove(s Settings) error {
+	s = s.WithDefaults()
+	return locked(s.DataDir, func(state *State) error {
+		*state = State{}
+		var problems []error
+		bridge, err := netlink.LinkByName(s.Bridge)
+		if err == nil {
+			problems = append(problems, removePorts(bridge, nil))
+			problems = append(problems, netlink.LinkDel(bridge))
+		} else if !errors.As(err, &netlink.LinkNotFoundError{}) {
+			problems = append(problems, err)
+		}
+		routes, err := ours()
+		problems = append(problems, err)
+		for _, r := range routes {
+			mine := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && prefixOf(r.Dst) == p.Masked() })
+			if !mine {
+				continue
+			}
+			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+				problems = append(problems, fmt.Errorf("remove route to %s: %w", r.Dst, err))
+			}
+		}
+		connection, err := nftables.New()
+		if err == nil {
+			table := &nftables.Table{Name: s.Table, Family: nftables.TableFamilyINet}
+			connection.AddTable(table)
+			connection.DelTable(table)
+			err = connection.Flush()
+		}
+		problems = append(problems, err)
+		if err := errors.Join(problems...); err != nil {
+			return fmt.Errorf("remove pod network: %w", err)
+		}
+		return nil
+	})
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	address, _ := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if address = address.Unmap(); bits == 128 && address.Is4() && ones >= 96 {
+		ones -= 96
+	}
+	return netip.PrefixFrom(address, ones)
+}
+
+func netOf(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

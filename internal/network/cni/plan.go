@@ -1,0 +1,261 @@
+package cni
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// The plan is what the host must look like for pods to have a network. It is a value: computed from the settings alone,
+// compared in tests, carried out by host.go.
+
+// routeMetric puts our routes behind everybody's: they say what happens to addresses nobody else has claimed.
+const routeMetric = 1 << 20
+
+// routeProtocol marks our routes, so that those no longer wanted are found.
+const routeProtocol = 83
+
+// route is a route of the host.
+type route struct {
+	to netip.Prefix
+	// unreachable routes answer at once that there is no such host; the others lead to the bridge.
+	unreachable bool
+}
+
+func (r route) String() string {
+	if r.unreachable {
+		return "unreachable " + r.to.String()
+	}
+	return "bridge " + r.to.String()
+}
+
+// sysctl is a kernel setting, named as below /proc/sys.
+type sysctl struct{ name, value string }
+
+// hostPlan is the host's side of the pod network.
+type hostPlan struct {
+	settings  Settings
+	addresses []netip.Prefix // of the bridge: the pods' gateways
+	mac       net.HardwareAddr
+	routes    []route
+	sysctls   []sysctl
+	rules     ruleset
+}
+
+// gateway is the first address of a range; the bridge has it.
+func gateway(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
+
+// rangeOf is the node's range of a family.
+func (s Settings) rangeOf(is4 bool) (netip.Prefix, bool) {
+	i := slices.IndexFunc(s.PodCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
+	if i < 0 {
+		return netip.Prefix{}, false
+	}
+	return s.PodCIDRs[i].Masked(), true
+}
+
+// planHost computes what the host needs.
+func planHost(s Settings) hostPlan {
+	plan := hostPlan{settings: s, rules: planRules(s)}
+	for _, p := range s.PodCIDRs {
+		plan.addresses = append(plan.addresses, netip.PrefixFrom(gateway(p), p.Bits()))
+	}
+	plan.mac = hardwareAddress(plan.addresses[0].Addr())
+	for _, p := range s.ClusterCIDRs {
+		plan.routes = append(plan.routes, route{to: p.Masked(), unreachable: true})
+	}
+	for _, p := range s.ServiceCIDRs {
+		// A host's own packet is routed before it is translated to a pod's address, so a service's address must have a route. It leads to the
+		// bridge, where the source address is one that every pod can answer to. What is not translated is rejected by the rules.
+		_, known := s.rangeOf(p.Addr().Is4())
+		plan.routes = append(plan.routes, route{to: p.Masked(), unreachable: !known})
+	}
+	plan.sysctls = planSysctls(s)
+	return plan
+}
+
+func planSysctls(s Settings) []sysctl {
+	var all []sysctl
+	if _, ok := s.rangeOf(true); ok {
+		conf := "net/ipv4/conf/" + s.Bridge + "/"
+		all = append(all,
+			sysctl{"net/ipv4/ip_forward", "1"},
+			// Pods reach each other through the host, and must not be told of a shorter way. Either setting would turn redirects on.
+			sysctl{"net/ipv4/conf/all/send_redirects", "0"},
+			sysctl{conf + "send_redirects", "0"},
+			// A connection to 127.0.0.1 that a host port leads to a pod leaves by the bridge. The rules see that nothing else does.
+			sysctl{conf + "route_localnet", "1"},
+		)
+	}
+	if _, ok := s.rangeOf(false); ok {
+		conf := "net/ipv6/conf/" + s.Bridge + "/"
+		all = append(all,
+			sysctl{conf + "disable_ipv6", "0"},
+			sysctl{conf + "accept_ra", "0"},
+			sysctl{conf + "accept_dad", "0"},
+			sysctl{"net/ipv6/conf/all/forwarding", "1"},
+		)
+	}
+	return all
+}
+
+// mark is the name of a chain without rules in our table. It is there as long as the host is as this plan wants it, so one look
+// tells that nothing is to be done.
+func (p hostPlan) mark() string {
+	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, p.rules)
+	sum := sha256.Sum256([]byte(text))
+	return "plan-" + hex.EncodeToString(sum[:8])
+}
+
+// hardwareAddress belongs to an address, so that a neighbour that remembers the last owner of the address is not wrong.
+func hardwareAddress(a netip.Addr) net.HardwareAddr {
+	mac := net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 0}
+	if a.Is4() {
+		b := a.As4()
+		copy(mac[2:], b[:])
+		return mac
+	}
+	b := a.As16()
+	sum := sha256.Sum256(b[:])
+	copy(mac[2:], sum[:4])
+	return mac
+}
+
+// vethName is the host's end of a pod's link. It follows from the attachment, so that it is found without a memory.
+func vethName(container, ifname string) string {
+	sum := sha256.Sum256([]byte(container + "\x00" + ifname))
+	return "veth" + hex.EncodeToString(sum[:4])
+}
+
+// podPlan is a pod's side of the network.
+type podPlan struct {
+	addresses []netip.Prefix
+	gateways  []netip.Addr
+	mac       net.HardwareAddr
+	sysctls   []sysctl
+}
+
+// planPod computes a pod's side from the addresses it was given.
+func planPod(s Settings, ifname string, addresses []netip.Addr) podPlan {
+	plan := podPlan{mac: hardwareAddress(addresses[0])}
+	for _, a := range addresses {
+		own, _ := s.rangeOf(a.Is4())
+		plan.addresses = append(plan.addresses, netip.PrefixFrom(a, a.BitLen()))
+		plan.gateways = append(plan.gateways, gateway(own))
+		if a.Is6() {
+			conf := "net/ipv6/conf/" + ifname + "/"
+			// The address is ours alone: nobody is asked whether it is taken, and no router is listened to.
+			plan.sysctls = append(plan.sysctls, sysctl{conf + "disable_ipv6", "0"}, sysctl{conf + "accept_dad", "0"},
+				sysctl{conf + "accept_ra", "0"}, sysctl{conf + "accept_redirects", "0"})
+		}
+	}
+	return plan
+}
+
+// Port is a port of the host that leads to a pod.
+type Port struct {
+	HostPort      uint16 `json:"hostPort"`
+	ContainerPort uint16 `json:"containerPort"`
+	Protocol      string `json:"protocol,omitempty"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+// protocols by their name in the API, in lower case.
+var protocols = map[string]byte{"tcp": 6, "udp": 17, "sctp": 132}
+
+// element is an entry of one of the maps of host ports.
+type element struct {
+	set      string
+	key, val []byte
+	text     string
+}
+
+// planPorts computes the maps of host ports. Where two pods have the same port, the newer one gets it: the older one is on its way out.
+func planPorts(attachments []Attachment) ([]element, error) {
+	newest := map[string]element{}
+	sorted := slices.SortedFunc(slices.Values(attachments), func(a, b Attachment) int { return int(a.Sequence) - int(b.Sequence) })
+	for _, a := range sorted {
+		for _, port := range a.Ports {
+			elements, err := port.elements(a.Addresses)
+			if err != nil {
+				return nil, err
+			}
+			for _, e := range elements {
+				newest[e.set+string(e.key)] = e
+			}
+		}
+	}
+	all := make([]element, 0, len(newest))
+	for _, e := range newest {
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b element) int { return strings.Compare(a.text, b.text) })
+	return all, nil
+}
+
+// portChanges compares two states of the maps: what to take out and what to put in.
+func portChanges(before, after []element) (out, in []element) {
+	same := func(e element) func(element) bool { return func(other element) bool { return other.text == e.text } }
+	for _, e := range before {
+		if !slices.ContainsFunc(after, same(e)) {
+			out = append(out, e)
+		}
+	}
+	for _, e := range after {
+		if !slices.ContainsFunc(before, same(e)) {
+			in = append(in, e)
+		}
+	}
+	return out, in
+}
+
+// elements of a port: one for each address of the pod whose family the port's host address has.
+func (p Port) elements(addresses []netip.Addr) ([]element, error) {
+	name := strings.ToLower(p.Protocol)
+	if name == "" {
+		name = "tcp"
+	}
+	protocol, ok := protocols[name]
+	if !ok {
+		return nil, fmt.Errorf("host port %d has unknown protocol %q", p.HostPort, p.Protocol)
+	}
+	if p.HostPort == 0 {
+		return nil, nil
+	}
+	var host netip.Addr
+	if p.HostIP != "" {
+		var err error
+		if host, err = netip.ParseAddr(p.HostIP); err != nil {
+			return nil, fmt.Errorf("host port %d: %w", p.HostPort, err)
+		}
+		host = host.Unmap()
+	}
+	var all []element
+	for _, a := range addresses {
+		if host.IsValid() && host.Is4() != a.Is4() {
+			continue
+		}
+		family := "6"
+		if a.Is4() {
+			family = "4"
+		}
+		e := element{set: portsAny + family, val: slices.Concat(a.AsSlice(), padded(p.ContainerPort))}
+		at := "any" + family
+		e.key = slices.Concat([]byte{protocol, 0, 0, 0}, padded(p.HostPort))
+		if host.IsValid() && !host.IsUnspecified() {
+			e.set, at = portsAddress+family, host.String()
+			e.key = slices.Concat(host.AsSlice(), e.key)
+		}
+		e.text = fmt.Sprintf("%s: %s %s %d -> %s", e.set, at, name, p.HostPort, netip.AddrPortFrom(a, p.ContainerPort))
+		all = append(all, e)
+	}
+	return all, nil
+}
+
+// padded is a port as it stands in a register of four bytes.
+func padded(port uint16) []byte { return append(binary.BigEndian.AppendUint16(nil, port), 0, 0) }

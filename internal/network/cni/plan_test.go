@@ -1,0 +1,366 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func addresses(texts ...string) []netip.Addr {
+	var all []netip.Addr
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
+}
+
+func TestPlanHost(t *testing.T) {
+	tests := map[string]struct {
+		settings                   Settings
+		addresses, routes, sysctls string
+	}{
+		"IPv4": {
+			Settings{PodCIDRs: prefixes("10.42.3.0/24"), ClusterCIDRs: prefixes("10.42.0.0/16"), ServiceCIDRs: prefixes("10.43.0.0/16")},
+			"[10.42.3.1/24]", "[unreachable 10.42.0.0/16 bridge 10.43.0.0/16]",
+			"[{net/ipv4/ip_forward 1} {net/ipv4/conf/all/send_redirects 0} {net/ipv4/conf/skiff0/send_redirects 0} {net/ipv4/conf/skiff0/route_localnet 1}]",
+		},
+		"IPv6": {
+			Settings{PodCIDRs: prefixes("fd00:42:0:3::/64"), ClusterCIDRs: prefixes("fd00:42::/48"), ServiceCIDRs: prefixes("fd00:43::/112")},
+			"[fd00:42:0:3::1/64]", "[unreachable fd00:42::/48 bridge fd00:43::/112]",
+			"[{net/ipv6/conf/skiff0/disable_ipv6 0} {net/ipv6/conf/skiff0/accept_ra 0} {net/ipv6/conf/skiff0/accept_dad 0} {net/ipv6/conf/all/forwarding 1}]",
+		},
+		"services of a family the pods do not have": {
+			Settings{PodCIDRs: prefixes("10.42.3.7/24"), ServiceCIDRs: prefixes("10.43.0.0/16", "fd00:43::/112")},
+			"[10.42.3.1/24]", "[bridge 10.43.0.0/16 unreachable fd00:43::/112]",
+			"[{net/ipv4/ip_forward 1} {net/ipv4/conf/all/send_redirects 0} {net/ipv4/conf/skiff0/send_redirects 0} {net/ipv4/conf/skiff0/route_localnet 1}]",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			plan := planHost(test.settings.WithDefaults())
+			for _, pair := range [][2]string{
+				{fmt.Sprint(plan.addresses), test.addresses}, {fmt.Sprint(plan.routes), test.routes}, {fmt.Sprint(plan.sysctls), test.sysctls},
+			} {
+				if pair[0] != pair[1] {
+					t.Errorf("got  %s\nwant %s", pair[0], pair[1])
+				}
+			}
+		})
+	}
+}
+
+func TestRules(t *testing.T) {
+	s := Settings{
+		PodCIDRs: prefixes("10.42.3.0/24", "fd00:42:0:3::/64"), ClusterCIDRs: prefixes("10.42.0.0/16", "fd00:42::/48"),
+		ServiceCIDRs: prefixes("10.43.0.0/16"), NonMasqueradeCIDRs: prefixes("192.168.0.0/16"),
+	}.WithDefaults()
+	const want = `chain guard (filter prerouting -300)
+  iifname skiff0 ip daddr 127.0.0.0/8 drop
+  iifname skiff0 ip saddr 127.0.0.0/8 drop
+chain ports-in (nat prerouting -100)
+  fib daddr type local jump host-ports
+chain ports-out (nat output -100)
+  fib daddr type local jump host-ports
+chain unowned-forward (filter forward 0)
+  ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
+chain unowned-output (filter output 0)
+  ip daddr 10.43.0.0/16 reject with icmpx host-unreachable
+chain host-ports
+  meta mark |= 0x2000 dnat ip to ip daddr . meta l4proto . th dport map @ports-address4
+  meta mark |= 0x2000 dnat ip to meta l4proto . th dport map @ports-any4
+  meta mark |= 0x2000 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-address6
+  meta mark |= 0x2000 dnat ip6 to meta l4proto . th dport map @ports-any6
+chain outbound-4
+  ip daddr 10.42.3.0/24 accept
+  ip daddr 10.42.0.0/16 accept
+  ip daddr 192.168.0.0/16 accept
+  ip daddr 224.0.0.0/4 accept
+  masquerade fully-random
+chain outbound-6
+  ip6 daddr fd00:42:0:3::/64 accept
+  ip6 daddr fd00:42::/48 accept
+  ip6 daddr ff00::/8 accept
+  masquerade fully-random
+chain outbound (nat postrouting 100)
+  meta mark & 0x2000 != 0 ip saddr 127.0.0.0/8 masquerade fully-random
+  meta mark & 0x2000 != 0 ip saddr 10.42.3.0/24 masquerade fully-random
+  meta mark & 0x2000 != 0 ip6 saddr fd00:42:0:3::/64 masquerade fully-random
+  ip saddr 10.42.3.0/24 jump outbound-4
+  ip6 saddr fd00:42:0:3::/64 jump outbound-6
+`
+	if got := planRules(s).String(); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	other := s
+	other.ServiceCIDRs = nil
+	if first, again := planHost(s).mark(), planHost(s).mark(); first != again || first == planHost(other).mark() {
+		t.Error("the mark does not tell plans apart")
+	}
+}
+
+func TestPlanPorts(t *testing.T) {
+	both := addresses("10.42.3.5", "fd00::5")
+	tests := map[string]struct {
+		attachments []Attachment
+		want        []string
+	}{
+		"none": {nil, nil},
+		"all of the host's addresses": {
+			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 8080, ContainerPort: 80, Protocol: "TCP"}}}},
+			[]string{"ports-any4: any4 tcp 8080 -> 10.42.3.5:80", "ports-any6: any6 tcp 8080 -> [fd00::5]:80"},
+		},
+		"one address of the host": {
+			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: "192.168.1.1"}}}},
+			[]string{"ports-address4: 192.168.1.1 udp 53 -> 10.42.3.5:5353"},
+		},
+		"loopback": {
+			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 53, ContainerPort: 53, Protocol: "sctp", HostIP: "127.0.0.1"}}}},
+			[]string{"ports-address4: 127.0.0.1 sctp 53 -> 10.42.3.5:53"},
+		},
+		"all IPv4 addresses": {
+			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 1, ContainerPort: 2, HostIP: "0.0.0.0"}}}},
+			[]string{"ports-any4: any4 tcp 1 -> 10.42.3.5:2"},
+		},
+		"all IPv6 addresses": {
+			[]Attachment{{Addresses: both, Ports: []Port{{HostPort: 1, ContainerPort: 2, HostIP: "::"}}}},
+			[]string{"ports-any6: any6 tcp 1 -> [fd00::5]:2"},
+		},
+		"the same port for several protocols and addresses": {
+			[]Attachment{
+				{Addresses: addresses("10.42.3.5"), Ports: []Port{{HostPort: 1, ContainerPort: 2, Protocol: "tcp"}, {HostPort: 1, ContainerPort: 2, Protocol: "udp"}}},
+				{Addresses: addresses("10.42.3.6"), Ports: []Port{{HostPort: 1, ContainerPort: 2, Protocol: "tcp", HostIP: "10.0.0.1"}}},
+			},
+			[]string{"ports-address4: 10.0.0.1 tcp 1 -> 10.42.3.6:2", "ports-any4: any4 tcp 1 -> 10.42.3.5:2", "ports-any4: any4 udp 1 -> 10.42.3.5:2"},
+		},
+		"the newer of two": {
+			[]Attachment{
+				{Sequence: 9, Addresses: addresses("10.42.3.9"), Ports: []Port{{HostPort: 1, ContainerPort: 2}}},
+				{Sequence: 2, Addresses: addresses("10.42.3.2"), Ports: []Port{{HostPort: 1, ContainerPort: 2}}},
+			},
+			[]string{"ports-any4: any4 tcp 1 -> 10.42.3.9:2"},
+		},
+		"a container port without a host port": {
+			[]Attachment{{Addresses: both, Ports: []Port{{ContainerPort: 2}}}}, nil,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			elements, err := planPorts(test.attachments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range elements {
+				got = append(got, e.text)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got  %q\nwant %q", got, test.want)
+			}
+		})
+	}
+	for _, bad := range []Port{{HostPort: 1, Protocol: "icmp"}, {HostPort: 1, HostIP: "localhost"}} {
+		if _, err := planPorts([]Attachment{{Addresses: both, Ports: []Port{bad}}}); err == nil {
+			t.Errorf("%+v was accepted", bad)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	small := prefixes("10.0.0.0/29") // .2 to .6 are free
+	s := &State{}
+	take := func(name string) string {
+		a, err := s.reserve(Attachment{Container: name, Interface: "eth0"}, small)
+		if err != nil {
+			return err.Error()
+		}
+		return a.Addresses[0].String()
+	}
+	steps := []struct{ do, name, want string }{
+		{"take", "a", "10.0.0.2"}, {"take", "b", "10.0.0.3"}, {"take", "a", "10.0.0.2"},
+		{"drop", "a", ""}, {"take", "c", "10.0.0.4"}, {"take", "d", "10.0.0.5"}, {"take", "e", "10.0.0.6"},
+		{"take", "f", "10.0.0.2"}, {"take", "g", "range 10.0.0.0/29: no address is free"},
+		{"drop", "d", ""}, {"take", "h", "10.0.0.5"},
+	}
+	for i, step := range steps {
+		if step.do == "drop" {
+			s.release(step.name, "eth0")
+		} else if got := take(step.name); got != step.want {
+			t.Fatalf("step %d: %s got %q, want %q", i, step.name, got, step.want)
+		}
+	}
+	gone := s.keep([]Identity{{"h", "eth0"}, {"b", "eth1"}})
+	if len(gone) != 4 || len(s.Attachments) != 1 {
+		t.Errorf("%d gone, %d left", len(gone), len(s.Attachments))
+	}
+	dual, err := s.reserve(Attachment{Container: "dual", Interface: "eth0"}, prefixes("10.0.0.0/29", "fd00::/64"))
+	if err != nil || dual.Addresses[1] != netip.MustParseAddr("fd00::2") {
+		t.Errorf("%v, %v", dual, err)
+	}
+	// The node got another range: the old address is of no use.
+	if moved, err := s.reserve(Attachment{Container: "dual", Interface: "eth0"}, prefixes("10.9.0.0/24")); err != nil || moved.Addresses[0] != netip.MustParseAddr("10.9.0.2") {
+		t.Errorf("%v, %v", moved, err)
+	}
+}
+
+// TestNoAddressTwice takes and releases at random: nobody ever gets an address that is taken or not a pod's.
+func TestNoAddressTwice(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		ranges := prefixes(fmt.Sprintf("10.0.0.0/%d", 26+random.IntN(4)), "fd00::/125")
+		s, held := &State{}, map[string][]netip.Addr{}
+		for range 500 {
+			name := fmt.Sprint(random.IntN(80))
+			if random.IntN(3) == 0 {
+				s.release(name, "eth0")
+				delete(held, name)
+				continue
+			}
+			a, err := s.reserve(Attachment{Container: name, Interface: "eth0"}, ranges)
+			if err != nil {
+				// fd00::/125 has six usable addresses: all but the range's own and the gateway.
+				if len(s.Attachments) < 5 {
+					t.Fatalf("seed %d: %v with %d held", seed, err, len(held))
+				}
+				s.release(name, "eth0")
+				delete(held, name)
+				continue
+			}
+			for other, taken := range held {
+				if other != name && (slices.Contains(taken, a.Addresses[0]) || slices.Contains(taken, a.Addresses[1])) {
+					t.Fatalf("seed %d: %s and %s share %v", seed, name, other, a.Addresses)
+				}
+			}
+			for i, p := range ranges {
+				if !p.Contains(a.Addresses[i]) || a.Addresses[i] == gateway(p) || a.Addresses[i] == p.Addr() {
+					t.Fatalf("seed %d: %v is not a pod's address", seed, a.Addresses[i])
+				}
+			}
+			held[name] = a.Addresses
+		}
+	}
+}
+
+func TestStateFile(t *testing.T) {
+	dir := t.TempDir()
+	reserve := func(s *State) error {
+		_, err := s.reserve(Attachment{Container: "a", Interface: "eth0"}, prefixes("10.0.0.0/24"))
+		return err
+	}
+	if err := locked(dir, reserve); err != nil {
+		t.Fatal(err)
+	}
+	count := func() (n int) {
+		if err := locked(dir, func(s *State) error { n = len(s.Attachments); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if count() != 1 {
+		t.Fatal("the attachment was forgotten")
+	}
+	path := filepath.Join(dir, "state.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text[:len(text)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if count() != 0 {
+		t.Error("half a file was read")
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), `"boot":"`, `"boot":"another-`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if count() != 0 {
+		t.Error("an attachment outlived the machine's restart")
+	}
+	if err := locked(dir, func(s *State) error { _ = reserve(s); return os.ErrInvalid }); err == nil || count() != 0 {
+		t.Error("a change that failed was kept")
+	}
+}
+
+func TestInstall(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bin")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := Install(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{Name, "loopback"} {
+		if at, err := os.Readlink(filepath.Join(dir, name)); err != nil || at != self {
+			t.Errorf("%s leads to %q, %v", name, at, err)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+func TestConfigure(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "net.d")
+	s := Settings{DataDir: "/data", PodCIDRs: prefixes("10.42.0.0/24"), MTU: 1400}
+	for range 2 {
+		if err := Configure(dir, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, fileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		CNIVersion, Name string
+		Plugins          []configuration
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		t.Fatal(err)
+	}
+	if list.CNIVersion != "1.1.0" || list.Name != "skiff" || len(list.Plugins) != 1 || list.Plugins[0].Type != Name ||
+		list.Plugins[0].Bridge != "skiff0" || list.Plugins[0].MTU != 1400 || list.Plugins[0].PodCIDRs[0] != s.PodCIDRs[0] {
+		t.Errorf("%s", text)
+	}
+	if others, err := Others(dir); err != nil || len(others) != 0 {
+		t.Errorf("%v, %v", others, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "05-calico.conflist"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if others, err := Others(dir); err != nil || !slices.Equal(others, []string{"05-calico.conflist"}) {
+		t.Errorf("%v, %v", others, err)
+	}
+	if err := Unconfigure(dir); err != nil {
+		t.Error(err)
+	}
+	bad := map[string]Settings{
+		"no range":           {DataDir: "/d"},
+		"no folder":          {PodCIDRs: prefixes("10.0.0.0/24")},
+		"no room":            {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/31")},
+		"two of one family":  {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/24", "10.1.0.0/24")},
+		"a name too long":    {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/24"), Bridge: "a-very-long-bridge"},
+		"an MTU that is not": {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/24"), MTU: 70000},
+	}
+	for name, s := range bad {
+		if err := Configure(dir, s); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

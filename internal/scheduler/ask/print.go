@@ -1,0 +1,126 @@
+package ask
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"skiff/internal/scheduler"
+)
+
+// PrintWhy writes an explanation as a person reads it: the outcome, a table of all nodes, and what would help.
+func PrintWhy(w io.Writer, e *scheduler.Explanation) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "Pod %s/%s %s\n", e.Namespace, e.Name, outcome(e))
+	if e.Decided != nil {
+		fmt.Fprintf(&text, "Decided %s; of %d nodes %d could take it.\n", e.Decided.Format(time.RFC3339), e.Nodes, e.Feasible)
+	} else if len(e.Verdicts) > 0 {
+		fmt.Fprintf(&text, "The decision's record is gone; this is how it would be decided now: of %d nodes %d could take it.\n", e.Nodes, e.Feasible)
+	}
+	printVerdicts(&text, e)
+	printHelp(&text, e)
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// PrintWhatIf writes where each pod would go.
+func PrintWhatIf(w io.Writer, all []scheduler.Explanation) error {
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "NAMESPACE\tPOD\tNODE\tCOULD TAKE IT")
+	placed := 0
+	for i := range all {
+		e := &all[i]
+		node := e.Node
+		if node == "" {
+			node = "<none>"
+		} else {
+			placed++
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d of %d\n", e.Namespace, e.Name, node, e.Feasible, e.Nodes)
+	}
+	table.Flush()
+	fmt.Fprintf(&text, "\n%d of %d pods would have a node.\n", placed, len(all))
+	for i := range all {
+		e := &all[i]
+		if e.Node == "" || len(e.Verdicts) > 0 {
+			fmt.Fprintf(&text, "\nPod %s/%s %s\n", e.Namespace, e.Name, outcome(e))
+			printVerdicts(&text, e)
+			printHelp(&text, e)
+		}
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func outcome(e *scheduler.Explanation) string {
+	if e.Node != "" {
+		return "goes to node " + e.Node
+	}
+	return "has no node: " + e.Message
+}
+
+// printVerdicts writes the table of nodes: a column for each rule that scored, and the refusal of those that cannot take the pod.
+func printVerdicts(w io.Writer, e *scheduler.Explanation) {
+	if len(e.Verdicts) == 0 {
+		return
+	}
+	named := map[string]bool{}
+	for _, v := range e.Verdicts {
+		for rule := range v.Scores {
+			named[rule] = true
+		}
+	}
+	rules := slices.Sorted(maps.Keys(named))
+	fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(table, "NODE\tVERDICT\tTOTAL\t%s\n", strings.Join(rules, "\t"))
+	for _, v := range e.Verdicts {
+		if v.Refusal != nil {
+			fmt.Fprintf(table, "%s\trefused by %s: %s\n", v.Node, v.Refusal.Rule, strings.Join(v.Refusal.Reasons, ", "))
+			continue
+		}
+		verdict := "fits"
+		if v.Node == e.Node {
+			verdict = "chosen"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%d", v.Node, verdict, v.Total)
+		for _, rule := range rules {
+			fmt.Fprintf(table, "\t%d", v.Scores[rule])
+		}
+		fmt.Fprintln(table)
+	}
+	table.Flush()
+}
+
+func printHelp(w io.Writer, e *scheduler.Explanation) {
+	if e.Preemption != nil {
+		fmt.Fprintf(w, "\nIt would get room on node %s if %s lower priority made way.\n", e.Preemption.Node, counted(e.Preemption.Victims, "pod of", "pods of"))
+	}
+	if len(e.Changes) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nThe smallest changes that would let it run:")
+	for _, c := range e.Changes {
+		where := ""
+		if c.Node != "" {
+			where = "on node " + c.Node
+			if c.Others > 0 {
+				where += fmt.Sprintf(" (likewise on %s)", counted(c.Others, "other node", "other nodes"))
+			}
+			where += ": "
+		}
+		fmt.Fprintf(w, "  %s%s\n", where, strings.Join(c.Steps, "; and "))
+	}
+}
+
+func counted(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

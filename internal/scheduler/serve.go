@@ -1,0 +1,251 @@
+package scheduler
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the API under which a scheduler answers questions, wherever it is served:
+//
+//	GET  /apis/scheduling.skiff.io/v1/namespaces/{namespace}/pods/{name}/why   an Explanation
+//	POST /apis/scheduling.skiff.io/v1/[namespaces/{namespace}/]whatifs         a WhatIf, answered with its results
+//
+// To an authorizer that is `get` of pods/why and `create` of whatifs, in the API group scheduling.skiff.io.
+var GroupVersion = schema.GroupVersion{Group: "scheduling.skiff.io", Version: "v1"}
+
+// Root is what all paths of the API begin with.
+const Root = "/apis/scheduling.skiff.io/"
+
+const (
+	// maxQuestion bounds the bytes of a question, and maxAsked the pods in it: deciding for others waits meanwhile.
+	maxQuestion = 3 << 20
+	maxAsked    = 20000
+)
+
+// WhatIf asks where pods would go if they were created one after another.
+type WhatIf struct {
+	metav1.TypeMeta `json:",inline"`
+	Pods            []Supposed `json:"pods"`
+	// Verdicts asks for what is said of every node.
+	Verdicts bool          `json:"verdicts,omitempty"`
+	Results  []Explanation `json:"results,omitempty"`
+}
+
+// Supposed is a pod that does not exist, so many times.
+type Supposed struct {
+	Pod corev1.Pod `json:"pod"`
+	// Copies are told apart by a number behind the name. 0 means one.
+	Copies int `json:"copies,omitempty"`
+	// EveryNode supposes one for each node, as a DaemonSet makes them.
+	EveryNode bool `json:"everyNode,omitempty"`
+	// Owner is the controller the pods would have. It matters to how they are spread by default.
+	Owner *SupposedOwner `json:"owner,omitempty"`
+}
+
+// SupposedOwner is a controller of pods that does not exist.
+type SupposedOwner struct {
+	APIVersion string               `json:"apiVersion"`
+	Kind       string               `json:"kind"`
+	Selector   metav1.LabelSelector `json:"selector"`
+}
+
+// Handler answers questions. Whoever serves it has made sure that the sender may ask; the path says what.
+func (s *Scheduler) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer, err := s.answer(w, r)
+		code := http.StatusOK
+		if err != nil {
+			var status apierrors.APIStatus
+			if !errors.As(err, &status) {
+				status = apierrors.NewInternalError(err)
+			}
+			refused := status.Status()
+			refused.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+			answer, code = refused, int(refused.Code)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		// A client that has gone away needs no answer.
+		_ = json.NewEncoder(w).Encode(answer)
+	})
+}
+
+// answer reads a path just as authorizers do: by its segments, whatever they contain.
+func (s *Scheduler) answer(w http.ResponseWriter, r *http.Request) (any, error) {
+	path, below := strings.CutPrefix(strings.Trim(r.URL.Path, "/"), "apis/"+GroupVersion.String())
+	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	switch {
+	case !below:
+	case path == "" && r.Method == http.MethodGet:
+		return resources, nil
+	case len(parts) == 5 && parts[0] == "namespaces" && parts[2] == "pods" && parts[4] == "why":
+		if r.Method != http.MethodGet {
+			return nil, apierrors.NewMethodNotSupported(podResource, r.Method)
+		}
+		return s.answerWhy(parts[1], parts[3])
+	case len(parts) == 1 && parts[0] == "whatifs":
+		return s.answerWhatIf(w, r, "")
+	case len(parts) == 3 && parts[0] == "namespaces" && parts[2] == "whatifs":
+		return s.answerWhatIf(w, r, parts[1])
+	}
+	return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, schema.GroupResource{}, "", "the server could not find the requested resource", 0, false)
+}
+
+var podResource = schema.GroupResource{Group: GroupVersion.Group, Resource: "pods"}
+
+// resources is what discovery tells of the API.
+var resources = metav1.APIResourceList{
+	TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: GroupVersion.String(),
+	APIResources: []metav1.APIResource{
+		{Name: "pods/why", Namespaced: true, Kind: "Explanation", Verbs: metav1.Verbs{"get"}},
+		{Name: "whatifs", SingularName: "whatif", Namespaced: true, Kind: "WhatIf", Verbs: metav1.Verbs{"create"}},
+	},
+}
+
+func (s *Scheduler) answerWhy(namespace, name string) (any, error) {
+	if !s.lists.synced() {
+		return nil, apierrors.NewServiceUnavailable("the scheduler has not seen the whole cluster yet")
+	}
+	e, err := s.Why(namespace, name)
+	switch {
+	case errors.Is(err, ErrUnknownPod):
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, name)
+	case errors.Is(err, ErrNotOurs):
+		return nil, apierrors.NewBadRequest(err.Error())
+	case err != nil:
+		return nil, err
+	}
+	e.TypeMeta = metav1.TypeMeta{Kind: "Explanation", APIVersion: GroupVersion.String()}
+	return e, nil
+}
+
+// answerWhatIf takes pods of one namespace only when the path names it: the sender may ask about no other.
+func (s *Scheduler) answerWhatIf(w http.ResponseWriter, r *http.Request, namespace string) (any, error) {
+	if r.Method != http.MethodPost {
+		return nil, apierrors.NewMethodNotSupported(GroupVersion.WithResource("whatifs").GroupResource(), r.Method)
+	}
+	if !s.lists.synced() {
+		return nil, apierrors.NewServiceUnavailable("the scheduler has not seen the whole cluster yet")
+	}
+	var question WhatIf
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxQuestion))
+	if err := decoder.Decode(&question); err != nil {
+		return nil, apierrors.NewBadRequest("read the question: " + err.Error())
+	}
+	var pods []*corev1.Pod
+	var owners []owner
+	for i := range question.Pods {
+		supposed := &question.Pods[i]
+		if supposed.Pod.Namespace == "" {
+			supposed.Pod.Namespace = namespace
+		}
+		if supposed.Pod.Namespace == "" || namespace != "" && supposed.Pod.Namespace != namespace {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, supposed.Pod.Namespace))
+		}
+		if len(pods)+max(supposed.Copies, 1) > maxAsked {
+			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
+		}
+		if supposed.Owner != nil {
+			o, err := supposed.owner(i)
+			if err != nil {
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d].owner.selector: %v", i, err))
+			}
+			owners = append(owners, o)
+		}
+		pods = append(pods, s.suppose(supposed)...)
+	}
+	if len(pods) > maxAsked {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
+	}
+	results, err := s.whatIfOwned(owners, pods, question.Verdicts)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return &WhatIf{TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: GroupVersion.String()}, Results: results}, nil
+}
+
+// owner makes the supposed controller the pod's, under a name no object can have.
+func (x *Supposed) owner(i int) (owner, error) {
+	selector, err := metav1.LabelSelectorAsSelector(&x.Owner.Selector)
+	name, controls := fmt.Sprintf("what-if/%d", i), true
+	x.Pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: x.Owner.APIVersion, Kind: x.Owner.Kind, Name: name, Controller: &controls}}
+	return owner{ownerKey{x.Owner.APIVersion, x.Owner.Kind, x.Pod.Namespace, name}, selector}, err
+}
+
+// owner is a controller of pods and which pods it selects.
+type owner struct {
+	key      ownerKey
+	selector labels.Selector
+}
+
+// whatIfOwned is WhatIf with controllers that exist only meanwhile.
+func (s *Scheduler) whatIfOwned(owners []owner, pods []*corev1.Pod, verdicts bool) ([]Explanation, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range owners {
+		s.snapshot.setController(o.key, o.selector)
+		defer s.snapshot.deleteController(o.key)
+	}
+	return s.whatIfAll(pods, verdicts)
+}
+
+// suppose writes out the pods that are meant.
+func (s *Scheduler) suppose(supposed *Supposed) (pods []*corev1.Pod) {
+	if supposed.EveryNode {
+		for _, node := range s.nodeNames() {
+			pod := supposed.Pod.DeepCopy()
+			pod.Name += "-" + node
+			keepTo(pod, node)
+			pods = append(pods, pod)
+		}
+		return pods
+	}
+	if supposed.Copies <= 1 {
+		return []*corev1.Pod{&supposed.Pod}
+	}
+	for i := range supposed.Copies {
+		// WhatIf changes only copies of its own, so these share what is below.
+		pod := supposed.Pod
+		pod.Name = fmt.Sprintf("%s-%d", pod.Name, i)
+		pods = append(pods, &pod)
+	}
+	return pods
+}
+
+func (s *Scheduler) nodeNames() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.snapshot.nodes {
+		if s.snapshot.nodes[i].object != nil {
+			names = append(names, s.snapshot.nodes[i].name)
+		}
+	}
+	return names
+}
+
+// keepTo ties a pod to a node as DaemonSets do.
+func keepTo(pod *corev1.Pod, node string) {
+	if pod.Spec.Affinity == nil {
+		pod.Spec.Affinity = &corev1.Affinity{}
+	}
+	if pod.Spec.Affinity.NodeAffinity == nil {
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	named := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
+	affinity := pod.Spec.Affinity.NodeAffinity
+	if affinity.RequiredDuringSchedulingIgnoredDuringExecution == nil || len(affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms) == 0 {
+		affinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+	}
+	for i := range affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i].MatchFields = named
+	}
+}

@@ -1,0 +1,190 @@
+package scheduler
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// request asks a scheduler over HTTP.
+func (f *fakeServer) request(method, path, body string) (int, string) {
+	w := httptest.NewRecorder()
+	f.scheduler.Handler().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	data, err := io.ReadAll(w.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return w.Code, string(data)
+}
+
+func supposing(t testing.TB, all ...Supposed) string {
+	t.Helper()
+	data, err := json.Marshal(WhatIf{Pods: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestHandler(t *testing.T) {
+	const pods = "/apis/scheduling.skiff.io/v1/namespaces/default/pods/"
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b", cordoned))
+		f.addPod(testPod("runs", asksCPU("1")))
+		f.addPod(testPod("waits", asksCPU("9")))
+		f.addPod(testPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.addPod(testPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
+		f.pass(time.Second)
+		for _, test := range []struct {
+			what, method, path, body string
+			code                     int
+			contains                 string
+		}{
+			{"a pod with a node", "GET", pods + "runs/why", "", 200, `"kind":"Explanation","apiVersion":"scheduling.skiff.io/v1","namespace":"default","name":"runs","node":"a","decided":`},
+			{"a slash too many", "GET", pods + "runs/why/", "", 200, `"node":"a"`},
+			{"a pod without", "GET", pods + "waits/why", "", 200, `"message":"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable.`},
+			{"the refusals of all nodes", "GET", pods + "waits/why", "", 200, `{"node":"b","refusal":{"rule":"NodeUnschedulable","reasons":["node(s) were unschedulable"],"unresolvable":true},"total":0}`},
+			{"a gated pod", "GET", pods + "gated/why", "", 200, `"changes":[{"steps":["remove the pod's scheduling gates"]}]`},
+			{"another scheduler's pod", "GET", pods + "theirs/why", "", 400, `another scheduler looks after the pod: its schedulerName is \"another\"`},
+			{"no such pod", "GET", pods + "nobody/why", "", 404, `pods \"nobody\" not found`},
+			{"not a question", "GET", pods + "runs", "", 404, "could not find the requested resource"},
+			{"more than a question", "GET", pods + "runs/why/not", "", 404, "could not find the requested resource"},
+			{"nothing between slashes", "GET", "/apis/scheduling.skiff.io/v1/namespaces//pods/runs/why", "", 404, `pods \"runs\" not found`},
+			{"another version", "GET", "/apis/scheduling.skiff.io/v2/namespaces/default/pods/runs/why", "", 404, "could not find"},
+			{"no writing", "POST", pods + "runs/why", "", 405, `"reason":"MethodNotAllowed"`},
+			{"discovery", "GET", "/apis/scheduling.skiff.io/v1", "", 200, `"name":"pods/why"`},
+			{"what if", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", asksCPU("2")), Copies: 2}), 200, `"name":"x-0","node":"a"`},
+			{"what if in all namespaces", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("other"))}), 200, `"namespace":"other","name":"x","node":"a"`},
+			{"a pod of another namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("other"))}), 400, `namespace \"other\" is not that of the request`},
+			{"a pod of no namespace", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace(""))}), 400, "is not that of the request"},
+			{"a pod of nobody's profile", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" })}), 400, "another scheduler"},
+			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: maxAsked + 1}), 413, "at most 20000 pods"},
+			{"a bad selector", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Owner: &SupposedOwner{Selector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}), 400, "pods[0].owner.selector"},
+			{"not JSON", "POST", "/apis/scheduling.skiff.io/v1/whatifs", "{", 400, "read the question"},
+			{"too long", "POST", "/apis/scheduling.skiff.io/v1/whatifs", `{"x":"` + strings.Repeat("x", maxQuestion), 400, "read the question"},
+			{"reading what is only written", "GET", "/apis/scheduling.skiff.io/v1/whatifs", "", 405, "MethodNotAllowed"},
+		} {
+			if code, body := f.request(test.method, test.path, test.body); code != test.code || !strings.Contains(body, test.contains) {
+				t.Errorf("%s: %d %s\nwant %d with %s", test.what, code, body, test.code, test.contains)
+			}
+		}
+	})
+}
+
+func TestHandlerBeforeTheFirstLists(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.scheduler.lists.followers = []follower{{name: "pods", synced: func() bool { return false }}}
+		for _, test := range [][2]string{{http.MethodGet, "namespaces/x/pods/y/why"}, {http.MethodPost, "whatifs"}} {
+			if code, body := f.request(test[0], Root+"v1/"+test[1], ""); code != http.StatusServiceUnavailable {
+				t.Errorf("%v: %d %s", test, code, body)
+			}
+		}
+		if f.scheduler.Synced(t.Context()) == nil {
+			t.Error("it says that it has seen everything")
+		}
+		f.scheduler.lists.followers = nil
+		if err := f.scheduler.Synced(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What is only supposed leaves no trace: the next decision is the same as if nobody had asked.
+func TestWhatIfLeavesNoTrace(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		for i := range 6 {
+			f.addNode(testNode(fmt.Sprint("n", i), zone(fmt.Sprint("z", i%2))))
+		}
+		for i := range 9 {
+			f.addPod(testPod(fmt.Sprint("p", i), asksCPU("300m"), labelled("app", "web")))
+		}
+		f.pass(time.Second)
+		pods := []*corev1.Pod{
+			testPod("a", asksCPU("1"), labelled("app", "web"), away(corev1.LabelHostname, "app", "web")),
+			testPod("b", asksCPU("2"), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web")), testPod("c", asksCPU("50")),
+		}
+		state := func() string {
+			s := f.scheduler.snapshot
+			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods), s.claimUsers)
+		}
+		before := state()
+		first, err := f.scheduler.WhatIf(pods, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state() != before {
+			t.Errorf("asking changed the columns:\n%s\n%s", before, state())
+		}
+		second, err := f.scheduler.WhatIf(pods, true)
+		if err != nil || fmt.Sprintf("%+v", first) != fmt.Sprintf("%+v", second) {
+			t.Errorf("asked twice, told\n%+v\nand\n%+v, %v", first, second, err)
+		}
+		if len(first[0].Verdicts) != 6 || first[2].Node != "" || len(first[2].Changes) == 0 {
+			t.Errorf("%+v", first)
+		}
+	})
+}
+
+// Pods of one controller are spread by default, also when the controller is only supposed.
+func TestWhatIfOwned(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a", nodeHas(corev1.ResourceCPU, "64")))
+		f.addNode(testNode("b", nodeHas(corev1.ResourceCPU, "8")))
+		f.pass(time.Second)
+		question := Supposed{Pod: *testPod("x", labelled("app", "web"), asksCPU("100m")), Copies: 4}
+		on := func(owner *SupposedOwner) map[string]int {
+			question.Owner = owner
+			code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, question))
+			var answer WhatIf
+			if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK {
+				t.Fatal(code, body, err)
+			}
+			nodes := map[string]int{}
+			for _, r := range answer.Results {
+				nodes[r.Node]++
+			}
+			return nodes
+		}
+		if alone := on(nil); alone["a"] != 4 {
+			t.Errorf("without an owner they go to %v, want all on the large node", alone)
+		}
+		owner := &SupposedOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}
+		if spread := on(owner); spread["a"] != 2 || spread["b"] != 2 {
+			t.Errorf("with an owner they go to %v, want two on each", spread)
+		}
+		if len(f.scheduler.snapshot.owners.controllers) != 0 {
+			t.Error("the supposed owner is still there")
+		}
+	})
+}
+
+func TestWhatIfOnEveryNode(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b", nodeLabel("disk", "ssd")))
+		f.addNode(testNode("c", nodeLabel("disk", "ssd"), nodeHas(corev1.ResourceCPU, "100m")))
+		f.pass(time.Second)
+		pod := testPod("d", asksCPU("1"), requiresNodes(expression("disk", corev1.NodeSelectorOpIn, "ssd")))
+		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, Supposed{Pod: *pod, EveryNode: true}))
+		var answer WhatIf
+		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK {
+			t.Fatal(code, body, err)
+		}
+		got := map[string]string{}
+		for _, r := range answer.Results {
+			got[r.Name] = r.Node
+		}
+		if want := (map[string]string{"d-a": "", "d-b": "b", "d-c": ""}); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}

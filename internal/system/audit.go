@@ -1,0 +1,22 @@
+package system
+
+import (
+	"log/slog"
+
+	"skiff/internal/apiserver/audit"
+	"skiff/internal/config"
+)
+
+// newAuditor makes what records requests; nil when nothing is to be recorded.
+func newAuditor(c config.Audit, log *slog.Logger) (*audit.Auditor, error) {
+	return audit.New(audit.Config{
+		PolicyFile: c.PolicyFile,
+		Log: audit.Log{
+			Path: c.Log.Path, MaxAge: c.Log.MaxAge, MaxBackups: c.Log.MaxBackups, MaxSize: c.Log.MaxSize,
+			Compress: c.Log.Compress, Format: c.Log.Format, Delivery: audit.Delivery(c.Log.Delivery),
+		},
+		Webhook: audit.Webhook{
+			Kubeconfig: c.Webhook.ConfigFile, InitialBackoff: c.Webhook.InitialBackoff, Delivery: audit.Delivery(c.Webhook.Delivery),
+		},
+	}, log)
+}

@@ -1,0 +1,79 @@
+package system
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/config"
+	"skiff/internal/kubelet/runtime"
+)
+
+// ImportImages brings archives of images into a node's runtime.
+func ImportImages(ctx context.Context, c config.Image, archives []string, out io.Writer) error {
+	return withImages(c, func(images runtime.Importer) error {
+		for _, archive := range archives {
+			if err := images.Import(ctx, archive); err != nil {
+				return err
+			}
+			fmt.Fprintln(out, "imported", archive)
+		}
+		return nil
+	})
+}
+
+// ListImages prints the images of a node's runtime, one line for each name.
+func ListImages(ctx context.Context, c config.Image, out io.Writer) error {
+	return withImages(c, func(images runtime.Importer) error {
+		list, err := images.List(ctx)
+		if err != nil {
+			return fmt.Errorf("list images: %w", err)
+		}
+		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+		fmt.Fprintln(w, "IMAGE\tID\tSIZE")
+		for _, line := range imageLines(list) {
+			fmt.Fprintln(w, line)
+		}
+		return w.Flush()
+	})
+}
+
+// imageLines has one line for each name of each image, in order of names; an image without a name shows its digest.
+func imageLines(images []*runtimeapi.Image) []string {
+	var lines []string
+	for _, image := range images {
+		names := image.RepoTags
+		if len(names) == 0 {
+			names = image.RepoDigests
+		}
+		for _, name := range names {
+			lines = append(lines, fmt.Sprintf("%s\t%s\t%.1f MB", name, shortID(image.Id), float64(image.Size)/1e6))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// shortID is what tells images apart for a reader: the algorithm and twelve digits.
+func shortID(id string) string {
+	const length = len("sha256:") + 12
+	return id[:min(len(id), length)]
+}
+
+func withImages(c config.Image, do func(runtime.Importer) error) error {
+	own, err := runtime.Endpoint(c.DataDir)
+	if err != nil {
+		return err
+	}
+	images, err := runtime.NewImporter(cmp.Or(c.ContainerRuntimeEndpoint, own))
+	if err != nil {
+		return fmt.Errorf("reach the container runtime: %w", err)
+	}
+	defer images.Close()
+	return do(images)
+}

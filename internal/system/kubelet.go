@@ -1,0 +1,407 @@
+package system
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/client"
+	"skiff/internal/config"
+	"skiff/internal/kubelet"
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/environment"
+	"skiff/internal/kubelet/evict"
+	"skiff/internal/kubelet/node"
+	"skiff/internal/kubelet/objects"
+	"skiff/internal/kubelet/runtime"
+	"skiff/internal/kubelet/usage"
+	"skiff/internal/kubelet/volume"
+	"skiff/internal/network/cni"
+	"skiff/internal/pki"
+)
+
+// nodeSettings are what the node of this machine is made from.
+type nodeSettings struct {
+	config.Node
+	// dataDir holds the runtime and the network's state, root what belongs to pods.
+	dataDir, root string
+	// staticPods is the folder of static pods, if the configuration file names none.
+	staticPods string
+	// clusterRanges and serviceRanges are the cluster's addresses, as far as they are known here.
+	clusterRanges, serviceRanges []netip.Prefix
+	clusterDomain                string
+	// identity makes what the node's server proves itself by; nil: what its own configuration says.
+	identity func(name string, addresses []string) (*nodeIdentity, error)
+}
+
+// RunKubelet runs this machine as a node of a cluster elsewhere until ctx ends.
+func RunKubelet(ctx context.Context, c config.Kubelet) error {
+	log, remote, err := connect(c.Connection)
+	if err != nil {
+		return err
+	}
+	return wrap("kubelet", runNode(ctx, remote, nodeSettings{
+		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
+	}, log))
+}
+
+// runServerNode runs the node inside `skiff server`. It acts as the node it is, with no more rights than a node elsewhere has.
+func runServerNode(ctx context.Context, c config.Server, certs *certificates, server *apiserver.Server, log *slog.Logger) error {
+	name, err := c.Node.NodeName()
+	if err != nil {
+		return err
+	}
+	user := authn.User{Username: "system:node:" + name, Groups: []string{"system:nodes", "system:authenticated"}}
+	local, err := client.NewLocal(server.Local(user), api.Scheme(), api.Named())
+	if err != nil {
+		return err
+	}
+	settings := nodeSettings{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
+	settings.identity = func(name string, addresses []string) (*nodeIdentity, error) {
+		return serverNodeIdentity(pki.Folder(filepath.Join(c.DataDir, "pki")), certs.authority, name, addresses)
+	}
+	if settings.serviceRanges, err = c.ServiceCIDRs(); err != nil {
+		return err
+	}
+	for text := range strings.SplitSeq(c.PodAddresses.ClusterCIDR, ",") {
+		if prefix, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			settings.clusterRanges = append(settings.clusterRanges, prefix)
+		}
+	}
+	return runNode(ctx, local, settings, log)
+}
+
+// runNode runs the parts of a node until ctx ends.
+func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Logger) error {
+	settings, err := s.Settings()
+	if err != nil {
+		return err
+	}
+	name, err := s.NodeName()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(part string, run func(context.Context) error) {
+		group.Go(func() error { return wrap(part, run(ctx)) })
+	}
+	endpoint, networkBin, networkConf := s.ContainerRuntimeEndpoint, "/opt/cni/bin", "/etc/cni/net.d"
+	var ready <-chan struct{}
+	if endpoint == "" {
+		own, err := ownRuntime(s.dataDir, log)
+		if err != nil {
+			return err
+		}
+		start("containerd", own.Run)
+		endpoint, networkBin, networkConf = own.Endpoint(), filepath.Join(s.dataDir, "cni/bin"), filepath.Join(s.dataDir, "cni/net.d")
+		ready = own.Ready()
+	} else {
+		there := make(chan struct{})
+		close(there)
+		ready = there
+	}
+	runtimeClient, err := cri.Dial(endpoint)
+	if err != nil {
+		return err
+	}
+	defer runtimeClient.Close(context.Background())
+	var given []string
+	if s.IP != "" {
+		given = strings.Split(s.IP, ",")
+	}
+	addresses, err := node.Addresses(given)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.root, 0o750); err != nil {
+		return fmt.Errorf("make the kubelet's folder: %w", err)
+	}
+	n := &nodeParts{
+		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient,
+		ranges: make(chan []string, 1), log: log,
+	}
+	if err := n.make(); err != nil {
+		return err
+	}
+	for part, run := range n.runs {
+		start(part, run)
+	}
+	start("kubelet server", n.serve)
+	start("usage", n.usage.Run)
+	start("kubelet certificates", func(ctx context.Context) error { return n.proof.keepers.Run(ctx, log.With("part", "certificates")) })
+	start("kubelet", func(ctx context.Context) error {
+		if err := n.preparePodNetwork(ctx, networkBin, networkConf); err != nil {
+			return err
+		}
+		select {
+		case <-ready: // and the images that lay ready are in
+			if err := n.collectPodNetwork(ctx); err != nil {
+				n.log.Warn("leftovers of the pod network are not collected", "error", err)
+			}
+			return n.kubelet.Run(ctx)
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	return group.Wait()
+}
+
+// nodeParts are the parts of a node, tied together.
+type nodeParts struct {
+	nodeSettings
+	settings  *kubeletconfig.KubeletConfiguration
+	name      string
+	addresses []string
+	client    *client.Client
+	runtime   *cri.Client
+	// ranges brings the node's pod addresses when they are known.
+	ranges chan []string
+	log    *slog.Logger
+
+	kubelet *kubelet.Kubelet
+	node    *node.Node
+	proof   *nodeIdentity
+	usage   *usage.Usage
+	guard   *evict.Guard
+	// network is the pod network where it is skiff's own.
+	network *cni.Settings
+	// runs has what has to run beside the kubelet, by name.
+	runs map[string]func(context.Context) error
+}
+
+// make makes the parts. It starts nothing.
+func (n *nodeParts) make() error {
+	if err := n.makeIdentity(); err != nil {
+		return err
+	}
+	events := client.NewEvents(n.client)
+	recorder := events.For("kubelet").On(n.name)
+	informers := client.NewInformers(n.client)
+	services := client.InformerFor[*corev1.Service](informers)
+	classes := kubelet.RuntimeClasses{Classes: client.InformerFor[*nodev1.RuntimeClass](informers)}
+	named := objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("part", "objects"))
+	if err := n.makeNode(recorder); err != nil {
+		return err
+	}
+	host := cri.DetectHost(filepath.Join(n.root, "seccomp"))
+	host.CPUQuota, host.CPUPeriod = *n.settings.CPUCFSQuota, n.settings.CPUCFSQuotaPeriod.Duration.Microseconds()
+	host.SeccompDefault = *n.settings.SeccompDefault
+	groups, err := cgroup.New(cgroup.Settings{
+		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
+	})
+	if err != nil {
+		return err
+	}
+	n.usage = &usage.Usage{
+		NodeName: n.name, Groups: groups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
+	}
+	pulls, collector, err := newImages(n.client, n.nodeSettings, n.settings, n.runtime, named, recorder, n.node.Node, n.log)
+	if err != nil {
+		return err
+	}
+	n.runs["image collector"] = collector.Run
+	if err := n.makeGuard(groups, collector, recorder); err != nil {
+		return err
+	}
+	volumes := volume.New(volume.Options{
+		Root: n.root, Client: n.client, Objects: named, NodeName: n.name, Node: n.node.Node, Image: pulls.EnsureVolume, Events: recorder,
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, Log: n.log.With("part", "volumes"),
+	})
+	resolver, err := n.resolver()
+	if err != nil {
+		return err
+	}
+	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
+	n.kubelet = kubelet.New(kubelet.Config{
+		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: volumes, Images: pulls, Cgroups: groups, Objects: named,
+		Handlers: classes,
+		Services: func(namespace string) ([]*corev1.Service, error) {
+			if !services.HasSynced() {
+				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+			}
+			return services.List(namespace, nil), nil
+		},
+		Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: recorder, Host: host, DNS: resolver,
+		LongestRestartDelay: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
+		StaticPods:          cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
+		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration,
+		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
+		Refuse: n.refuse, RecursiveReadOnly: true, Log: n.log.With("part", "kubelet"),
+	})
+	n.runs["objects"], n.runs["informers"], n.runs["events"], n.runs["node"] = named.Run, informers.Run, events.Run, n.node.Run
+	n.runs["volumes"] = func(ctx context.Context) error {
+		if err := errors.Join(volumes.Prepare(), n.setUpGroups(groups)); err != nil {
+			return err
+		}
+		return volumes.Run(ctx)
+	}
+	return nil
+}
+
+// makeNode makes what tells the API of this node.
+func (n *nodeParts) makeNode(recorder client.Recorder) error {
+	thresholds, err := n.thresholds()
+	if err != nil {
+		return err
+	}
+	machine, err := node.ReadMachine(n.root)
+	if err != nil {
+		return err
+	}
+	labels := map[string]string{}
+	for _, label := range n.Labels {
+		key, value, _ := strings.Cut(label, "=")
+		labels[key] = value
+	}
+	n.node = node.New(node.Settings{
+		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
+		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
+		CheckEvery: n.settings.NodeStatusUpdateFrequency.Duration, ReportEvery: n.settings.NodeStatusReportFrequency.Duration,
+		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
+		EvictionReserved: evict.Reserved(thresholds, node.Capacity(machine, node.Settings{})),
+	}, node.Parts{
+		Client: n.client, Runtime: n.runtime, Events: recorder, Pressure: n.pressure,
+		PodCIDRs: func(ranges []string) {
+			select {
+			case n.ranges <- ranges:
+			default:
+			}
+		},
+		Log: n.log.With("part", "node"),
+	})
+	n.runs = map[string]func(context.Context) error{}
+	return nil
+}
+
+func reserved(amounts map[string]string) corev1.ResourceList {
+	list := corev1.ResourceList{}
+	for name, text := range amounts {
+		if q, err := resource.ParseQuantity(text); err == nil {
+			list[corev1.ResourceName(name)] = q
+		}
+	}
+	return list
+}
+
+// resolver says how pods find names.
+func (n *nodeParts) resolver() (environment.DNSSettings, error) {
+	s := environment.DNSSettings{ClusterDNS: n.settings.ClusterDNS, ClusterDomain: cmp.Or(n.settings.ClusterDomain, n.clusterDomain)}
+	path := *n.settings.ResolverConfig
+	if path == "" {
+		return s, nil
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		s.Host, err = environment.ParseResolver(string(text))
+	}
+	if err != nil {
+		return s, fmt.Errorf("resolvConf: %w", err)
+	}
+	return s, nil
+}
+
+// setUpGroups makes the control groups that all pods are in.
+func (n *nodeParts) setUpGroups(groups *cgroup.Groups) error {
+	machine, err := node.ReadMachine(n.root)
+	if err != nil {
+		return err
+	}
+	settings := node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)}
+	err = groups.Setup(node.Enforced(node.Capacity(machine, settings), node.Settings{
+		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
+	}))
+	if err != nil {
+		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
+		return err
+	}
+	if missing := groups.Missing(); len(missing) > 0 {
+		n.log.Warn("this host does not have all controllers of control groups: their limits are not enforced", "missing", missing)
+	}
+	n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	return nil
+}
+
+// ownRuntime is the containerd that lies beside this program.
+func ownRuntime(dataDir string, log *slog.Logger) (*runtime.Containerd, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return runtime.New(runtime.Options{DataDir: dataDir, Programs: filepath.Dir(program), Log: log.With("part", "containerd")})
+}
+
+// preparePodNetwork waits until the node has its range of pod addresses, and then configures the network, unless somebody else does.
+func (n *nodeParts) preparePodNetwork(ctx context.Context, bin, conf string) error {
+	others, err := cni.Others(conf)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		n.log.Info("the pod network is configured by somebody else", "configuration", others)
+		return nil
+	}
+	var texts []string
+	for len(texts) == 0 {
+		select {
+		case texts = <-n.ranges:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	settings := cni.Settings{DataDir: filepath.Join(n.dataDir, "cni/state"), ClusterCIDRs: n.clusterRanges, ServiceCIDRs: n.serviceRanges}
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("read the node's range of pod addresses: %w", err)
+		}
+		settings.PodCIDRs = append(settings.PodCIDRs, prefix)
+	}
+	if len(settings.ClusterCIDRs) == 0 {
+		settings.ClusterCIDRs = slices.Clone(settings.PodCIDRs)
+	}
+	if err := cni.Install(bin); err != nil {
+		return err
+	}
+	settings = settings.WithDefaults()
+	if err := cni.Setup(settings); err != nil {
+		return fmt.Errorf("prepare the pod network: %w", err)
+	}
+	n.network = &settings
+	return cni.Configure(conf, settings)
+}
+
+// collectPodNetwork takes away what pods that ended while nobody looked have left in the network. The kubelet does not run yet.
+func (n *nodeParts) collectPodNetwork(ctx context.Context) error {
+	if n.network == nil {
+		return nil
+	}
+	sandboxes, err := n.runtime.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return err
+	}
+	var live []cni.Identity
+	for _, s := range sandboxes {
+		live = append(live, cni.Identity{Container: s.Id, Interface: "eth0"})
+	}
+	_, err = cni.Collect(*n.network, live)
+	return err
+}

@@ -1,0 +1,52 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"k8s.io/klog/v2"
+)
+
+// newLogger writes to standard error. What libraries say goes the same way.
+func newLogger(level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("--log-level: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("part", "library"))
+	return log, nil
+}
+
+// libraryHandler takes the log of libraries: what they find worth telling is for those who look for a fault.
+type libraryHandler struct{ slog.Handler }
+
+func lowered(l slog.Level) slog.Level {
+	if l <= slog.LevelInfo {
+		return slog.LevelDebug
+	}
+	return l
+}
+
+// Enabled implements slog.Handler.
+func (h libraryHandler) Enabled(ctx context.Context, l slog.Level) bool {
+	return h.Handler.Enabled(ctx, lowered(l))
+}
+
+// Handle implements slog.Handler.
+func (h libraryHandler) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = lowered(r.Level)
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h libraryHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return libraryHandler{h.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (h libraryHandler) WithGroup(name string) slog.Handler {
+	return libraryHandler{h.Handler.WithGroup(name)}
+}

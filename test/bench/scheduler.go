@@ -1,0 +1,254 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientset "k8s.io/client-go/kubernetes"
+
+	"skiff/internal/scheduler"
+	"skiff/test/cluster"
+	"skiff/test/workloads"
+)
+
+// schedulerNodes is how many nodes the schedulers have to choose from.
+const schedulerNodes = 5000
+
+// measureScheduling creates pods as fast as it can and waits until all have a node. The whole control plane and the client that
+// creates the pods share the machine; nobody is throttled.
+func measureScheduling(side, dir string, o options) ([]Row, error) {
+	c, err := startScheduled(side, dir, o)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Stop()
+	b, err := newBench(c, o)
+	if err != nil {
+		return nil, err
+	}
+	k, err := b.client(protobufType)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	if err := b.parallel(schedulerNodes, func(i int) error {
+		_, err := k.CoreV1().Nodes().Create(ctx, workloads.Node(i), metav1.CreateOptions{})
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("create nodes: %w", err)
+	}
+	load := &workloads.All[0]
+	if err := b.schedule(ctx, k, load, 0, load.First); err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("schedule %d pods on %d nodes while creating them", load.Pods, schedulerNodes)
+	used, wall, err := b.cpu(name, func() error { return b.schedule(ctx, k, load, load.First, load.Pods) })
+	if err != nil {
+		return nil, err
+	}
+	b.rows = append(b.rows, Row{Name: name, Value: float64(load.Pods) / wall.Seconds(), Unit: "pods/s", Goal: 6, More: true})
+	b.add(name+": CPU of the whole control plane", float64(used.Microseconds())/float64(load.Pods), "µs/pod", 1./6)
+	return b.rows, nil
+}
+
+// startScheduled starts a control plane with its scheduler: skiff in one process, upstream in three.
+func startScheduled(side, dir string, o options) (*cluster.Cluster, error) {
+	// Nodes here are ready from the first; nothing is to take them for new.
+	const flag = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"
+	switch side {
+	case "skiff":
+		return cluster.Skiff(dir, flag, "--without=controllers", fmt.Sprintf("--profiling=%t", o.profiles != ""))
+	case "upstream":
+		c, err := cluster.UpstreamAPI(dir, "", flag, "--max-requests-inflight=3000", "--max-mutating-requests-inflight=3000")
+		if err != nil {
+			return nil, err
+		}
+		if err := c.Scheduler("--kube-api-qps=5000", "--kube-api-burst=5000"); err != nil {
+			c.Stop()
+			return nil, err
+		}
+		c.Server, c.Others = append(c.Server, c.Others...), nil
+		return c, nil
+	}
+	return nil, fmt.Errorf("unknown server %q", side)
+}
+
+// schedule creates pods and returns when all of them have a node.
+func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workloads.Workload, first, pods int) error {
+	list, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return err
+	}
+	w, err := k.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	created := make(chan error, 1)
+	go func() {
+		created <- b.parallel(pods, func(i int) error {
+			_, err := k.CoreV1().Pods("default").Create(ctx, load.Pod(first+i), metav1.CreateOptions{})
+			return err
+		})
+	}()
+	placed := map[string]bool{}
+	for len(placed) < pods {
+		select {
+		case event, ok := <-w.ResultChan():
+			if !ok {
+				return fmt.Errorf("the watch ended after %d of %d pods", len(placed), pods)
+			}
+			if p, ok := event.Object.(*corev1.Pod); ok && p.Spec.NodeName != "" {
+				placed[p.Name] = true
+			}
+		case err := <-created:
+			if err != nil {
+				return err
+			}
+			created = nil
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d pods have a node: %w", len(placed), pods, ctx.Err())
+		}
+	}
+	return nil
+}
+
+// measureAlgorithm measures the deciding alone, without an API server: decide, assume, next pod.
+func measureAlgorithm(side, _ string, _ options) ([]Row, error) {
+	if side == "upstream" {
+		return upstreamAlgorithm()
+	}
+	var rows []Row
+	for i := range workloads.All {
+		w := &workloads.All[i]
+		rate, err := decide(w, schedulerNodes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", w.Name, err)
+		}
+		rows = append(rows, algorithmRow(w.Name, rate))
+	}
+	plain := &workloads.All[0]
+	few, err := decide(plain, 1000)
+	if err != nil {
+		return nil, err
+	}
+	many, err := decide(plain, 15000)
+	if err != nil {
+		return nil, err
+	}
+	rows = append(rows, Row{Name: "deciding alone, plain pods: a pod's cost with 15000 nodes over that with 1000 (less than 15 wanted)", Value: few / many, Unit: "times"})
+	size, err := schedulerMemory()
+	return append(rows, Row{Name: "scheduler's memory beyond the shared objects, 5000 nodes and 50000 pods (less than 100 wanted)", Value: size, Unit: "MB"}), err
+}
+
+func algorithmRow(name string, rate float64) Row {
+	goal := 20.
+	if name == workloads.All[0].Name {
+		name += " (20000 wanted)"
+	}
+	return Row{Name: "deciding alone, 5000 nodes, " + name, Value: rate, Unit: "pods/s", Goal: goal, More: true}
+}
+
+// upstreamAlgorithm runs upstream's own code, which is another module's.
+func upstreamAlgorithm() ([]Row, error) {
+	root, err := cluster.Root()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("go", "run", "./algorithm")
+	cmd.Dir, cmd.Stderr = filepath.Join(root, "test/differential"), os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("measure upstream's algorithm: %w", err)
+	}
+	rates := map[string]float64{}
+	if err := json.Unmarshal(out, &rates); err != nil {
+		return nil, err
+	}
+	var rows []Row
+	for i := range workloads.All {
+		rows = append(rows, algorithmRow(workloads.All[i].Name, rates[workloads.All[i].Name]))
+	}
+	return rows, nil
+}
+
+// decide places pods on nodes and returns how many a second.
+func decide(w *workloads.Workload, nodes int) (float64, error) {
+	s, profile := scheduler.NewSnapshot(), scheduler.DefaultProfile()
+	for i := range nodes {
+		s.SetNode(workloads.Node(i))
+	}
+	place := func(i int) error {
+		info, err := scheduler.NewPodInfo(w.Pod(i))
+		if err != nil {
+			return err
+		}
+		d, err := scheduler.Schedule(s, info, profile)
+		if err != nil {
+			return err
+		}
+		s.Assume(info, d.Node)
+		return nil
+	}
+	for i := range w.First {
+		if err := place(i); err != nil {
+			return 0, err
+		}
+	}
+	began := time.Now()
+	for i := range w.Pods {
+		if err := place(w.First + i); err != nil {
+			return 0, err
+		}
+	}
+	return float64(w.Pods) / time.Since(began).Seconds(), nil
+}
+
+// schedulerMemory is what a snapshot with pods of all workloads takes, without the objects themselves.
+func schedulerMemory() (float64, error) {
+	const pods = 50000
+	nodes, objects := make([]*corev1.Node, schedulerNodes), make([]*corev1.Pod, pods)
+	for i := range nodes {
+		nodes[i] = workloads.Node(i)
+	}
+	for i := range objects {
+		objects[i] = workloads.All[i%len(workloads.All)].Pod(i)
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	s, profile := scheduler.NewSnapshot(), scheduler.DefaultProfile()
+	for _, n := range nodes {
+		s.SetNode(n)
+	}
+	for _, p := range objects {
+		info, err := scheduler.NewPodInfo(p)
+		if err != nil {
+			return 0, err
+		}
+		d, err := scheduler.Schedule(s, info, profile)
+		var full *scheduler.FitError
+		if errors.As(err, &full) {
+			continue // anti-affinity leaves no room for more of its kind
+		}
+		if err != nil {
+			return 0, err
+		}
+		s.Assume(info, d.Node)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	runtime.KeepAlive(objects)
+	runtime.KeepAlive(s)
+	return float64(after.HeapAlloc-before.HeapAlloc) / 1e6, nil
+}

@@ -1,0 +1,216 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"skiff/internal/pki"
+	"skiff/test/namespaces"
+	"skiff/test/registry"
+)
+
+// nodeTimeout bounds the time until a node is ready: the images are imported first.
+const nodeTimeout = 3 * time.Minute
+
+// Main runs the tests of a package that starts nodes, inside namespaces of their own. What they need is built before, while there is a network
+// to get it from.
+func Main(m *testing.M) {
+	if _, err := Images(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	namespaces.Main(m)
+}
+
+// SkiffNode starts the whole of skiff with this machine as its node, below dir, and waits until the node is ready. It has to be called inside
+// the namespaces of package namespaces. All images of the conformance suite are there, and a registry has them too.
+//
+// The data folder is in memory and goes with the namespaces; the logs stay.
+func SkiffNode(dir string, flags ...string) (*Cluster, error) {
+	source, err := serveImages()
+	if err != nil {
+		return nil, err
+	}
+	if err := nodeFolder(filepath.Join(dir, "data"), source); err != nil {
+		source.Stop()
+		return nil, err
+	}
+	c, err := Skiff(dir, append([]string{
+		"--no-node=false", "--without=", "--bind-address=0.0.0.0", "--advertise-address=" + namespaces.NodeAddress, "--node-ip=" + namespaces.NodeAddress,
+	}, flags...)...)
+	if err != nil {
+		source.Stop()
+		return nil, err
+	}
+	c.images, c.nodes, c.memory = source, 1, []string{filepath.Join(dir, "data")}
+	if err := c.waitNodes(); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+// AddNode adds a node to a cluster of SkiffNode: `skiff kubelet` on a host of its own, with the rights of a node and no more.
+func (c *Cluster) AddNode() error {
+	c.nodes++
+	host := namespaces.Host{Name: fmt.Sprintf("node-%d", c.nodes), Address: fmt.Sprintf("10.88.0.%d", c.nodes)}
+	dir := filepath.Join(c.Dir, host.Name)
+	if err := nodeFolder(dir, c.images); err != nil {
+		return err
+	}
+	c.memory = append(c.memory, dir)
+	folder, err := c.signingFiles()
+	if err != nil {
+		return err
+	}
+	authority, err := pki.Folder(folder).Authority("ca", "kubernetes", time.Now())
+	if err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(c.URL, "https://"))
+	if err != nil {
+		return err
+	}
+	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "kubelet.yaml")
+	if err := (&keys{authority: authority}).kubeconfig(kubeconfig, "https://"+net.JoinHostPort(namespaces.NodeAddress, port), "system:node:"+host.Name, "system:nodes"); err != nil {
+		return err
+	}
+	// The hosts of a test share its control groups.
+	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
+	root, err := Root()
+	if err != nil {
+		return err
+	}
+	p, err := startBy(host.Start, c.Dir, host.Name, filepath.Join(root, "bin/skiff"), "kubelet", "--kubeconfig="+kubeconfig, "--config="+config,
+		"--root-dir="+filepath.Join(dir, "kubelet"), "--hostname-override="+host.Name, "--node-ip="+host.Address)
+	if err != nil {
+		return err
+	}
+	c.Others = append(c.Others, p)
+	return c.waitNodes()
+}
+
+// serveImages starts a registry with the images of the conformance suite.
+func serveImages() (*registry.Registry, error) {
+	archives, err := imageArchives()
+	if err != nil {
+		return nil, err
+	}
+	source, err := registry.StartAt(namespaces.NodeAddress)
+	if err != nil {
+		return nil, err
+	}
+	for _, archive := range archives {
+		if err := source.AddArchive(archive); err != nil {
+			source.Stop()
+			return nil, err
+		}
+	}
+	return source, nil
+}
+
+func imageArchives() ([]string, error) {
+	images, err := Images()
+	if err != nil {
+		return nil, err
+	}
+	return filepath.Glob(filepath.Join(images, "*.tar"))
+}
+
+// nodeFolder makes a data folder in memory, with images laid ready and a registry for all others. One that was made before is kept as it is, but
+// for the registry.
+func nodeFolder(data string, source *registry.Registry) error {
+	ready := filepath.Join(data, "images")
+	if _, err := os.Stat(ready); err != nil {
+		if err := os.MkdirAll(data, 0o700); err != nil {
+			return err
+		}
+		if err := unix.Mount("tmpfs", data, "tmpfs", 0, "mode=700,size=75%"); err != nil {
+			return fmt.Errorf("mount the data folder: %w", err)
+		}
+		if err := os.Mkdir(ready, 0o700); err != nil {
+			return err
+		}
+		archives, err := imageArchives()
+		if err != nil {
+			return err
+		}
+		for _, archive := range archives {
+			if err := os.Symlink(archive, filepath.Join(ready, filepath.Base(archive))); err != nil {
+				return err
+			}
+		}
+	}
+	return source.UseFor(filepath.Join(data, "registries"))
+}
+
+// waitNodes waits until all nodes are ready.
+func (c *Cluster) waitNodes() error {
+	want := c.nodes
+	config, err := c.Config()
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), nodeTimeout)
+	defer cancel()
+	for {
+		ready, err := readyNodes(ctx, client, c.URL)
+		if ready >= want {
+			return nil
+		}
+		if c.Server[0].Exited() {
+			return fmt.Errorf("%s ended before its node was ready:\n%s", c.Server[0].Name, c.Server[0].Log(20))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d nodes are ready (%v); the log ends:\n%s", ready, want, err, c.Server[0].Log(20))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// readyNodes counts the nodes that pods can be put on.
+func readyNodes(ctx context.Context, client *http.Client, url string) (int, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/nodes", nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	var nodes corev1.NodeList
+	if err := json.NewDecoder(response.Body).Decode(&nodes); err != nil {
+		return 0, err
+	}
+	ready := 0
+	for _, node := range nodes.Items {
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && len(node.Spec.Taints) == 0 {
+				ready++
+			}
+		}
+	}
+	return ready, nil
+}

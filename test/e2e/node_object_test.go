@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/api"
+	"skiff/internal/client"
+	"skiff/internal/kubelet/node"
+	"skiff/test/cluster"
+)
+
+// TestNodeObject has a node register and report with nothing but the rights of a node, on skiff.
+func TestNodeObject(t *testing.T) {
+	c, err := cluster.Skiff(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Stop)
+	nodeObject(t, c)
+}
+
+// TestNodeObjectOnUpstream does the same on upstream's API server, with its Node authorizer and NodeRestriction.
+func TestNodeObjectOnUpstream(t *testing.T) {
+	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--enable-admission-plugins=NodeRestriction")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Stop)
+	nodeObject(t, c)
+}
+
+// readyRuntime is a runtime in good health.
+type readyRuntime struct{}
+
+func (readyRuntime) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: "played", RuntimeVersion: "1.2.3"}, nil
+}
+
+func (readyRuntime) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
+	}}}, nil
+}
+
+func (readyRuntime) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+	return []*runtimeapi.Image{{Id: "i", Size: 7, RepoTags: []string{"registry.k8s.io/pause:3.10"}}}, nil
+}
+
+func nodeObject(t *testing.T, c *cluster.Cluster) {
+	config, err := c.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := client.New(config, api.Scheme(), api.Named())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:n1", Groups: []string{"system:nodes", "system:authenticated"}}
+	own, err := client.New(config, api.Scheme(), api.Named())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// Upstream makes its namespaces a moment after it is ready.
+	_, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease)
+	for ; err != nil && ctx.Err() == nil; _, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	events := client.NewEvents(own)
+	ranges := make(chan []string, 10)
+	n := node.New(node.Settings{
+		Name: "n1", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Value: "yes", Effect: corev1.TaintEffectNoSchedule}},
+		CheckEvery: 200 * time.Millisecond, LeaseSeconds: 4, Root: t.TempDir(),
+	}, node.Parts{
+		Client: own, Runtime: readyRuntime{}, Events: events.For("kubelet").On("n1"), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		PodCIDRs: func(r []string) { ranges <- r },
+	})
+	ended := make(chan error, 2)
+	go func() { ended <- n.Run(ctx) }()
+	go func() { ended <- events.Run(ctx) }()
+
+	nodes := client.For[*corev1.Node](admin)
+	until := func(what string, ok func(*corev1.Node) bool) *corev1.Node {
+		t.Helper()
+		var last *corev1.Node
+		for ctx.Err() == nil {
+			seen, err := nodes.Get(ctx, "", "n1")
+			if err == nil && ok(seen) {
+				return seen
+			}
+			last = seen
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Fatalf("%s: never; %+v", what, last)
+		return nil
+	}
+	ready := until("ready", func(n *corev1.Node) bool {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status == corev1.ConditionTrue
+			}
+		}
+		return false
+	})
+	if ready.Labels["disk"] != "fast" || ready.Spec.Taints[0].Key != "special" || ready.Status.NodeInfo.ContainerRuntimeVersion != "played://1.2.3" ||
+		ready.Status.Allocatable.Cpu().IsZero() || len(ready.Status.Addresses) == 0 || len(ready.Status.Images) != 1 {
+		t.Errorf("%+v", ready)
+	}
+	patch := func(subresource string, change map[string]any) {
+		t.Helper()
+		text, err := json.Marshal(change)
+		if err == nil {
+			_, err = nodes.Patch(ctx, "", "n1", client.StrategicPatch, text, client.WriteOptions{Subresource: subresource})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	patch("", map[string]any{"spec": map[string]any{"podCIDR": "10.9.0.0/24", "podCIDRs": []string{"10.9.0.0/24"}}})
+	select {
+	case r := <-ranges:
+		if len(r) != 1 || r[0] != "10.9.0.0/24" {
+			t.Errorf("%v", r)
+		}
+	case <-ctx.Done():
+		t.Fatal("the node never heard of its range")
+	}
+	patch("status", map[string]any{"status": map[string]any{"capacity": map[string]string{"example.com/dongle": "5"}}})
+	until("an extended resource", func(n *corev1.Node) bool {
+		return n.Status.Allocatable["example.com/dongle"] == resource.MustParse("5")
+	})
+
+	leases := client.For[*coordinationv1.Lease](admin)
+	first, err := leases.Get(ctx, corev1.NamespaceNodeLease, "n1")
+	for ; err != nil && ctx.Err() == nil; first, err = leases.Get(ctx, corev1.NamespaceNodeLease, "n1") {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if len(first.OwnerReferences) != 1 || first.OwnerReferences[0].UID != ready.UID {
+		t.Errorf("%+v", first.OwnerReferences)
+	}
+	for next := first; !next.Spec.RenewTime.After(first.Spec.RenewTime.Time); time.Sleep(100 * time.Millisecond) {
+		if next, err = leases.Get(ctx, corev1.NamespaceNodeLease, "n1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nodes.Delete(ctx, "", "n1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until("back", func(n *corev1.Node) bool { return n.UID != ready.UID })
+	told, _, err := client.For[*corev1.Event](admin).List(ctx, metav1.NamespaceDefault, client.Match{})
+	if err != nil || len(told) == 0 {
+		t.Errorf("events: %d, %v", len(told), err)
+	}
+	cancel()
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,327 @@
+// Command images puts together the images that Kubernetes' conformance suite runs, from Debian's packages and upstream's Go modules, and
+// writes them as OCI archives that containerd imports under the names the suite uses.
+//
+//	go run . -parts DIR -programs DIR -out DIR
+//
+// The suite looks into its images: at users, at files, at what the shell does with odd variables. The table below says what each must hold.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// sources are the folders everything is taken from.
+type sources struct {
+	parts    string // busybox, debian.tar, pause, sample-apiserver
+	programs string // agnhost, nonewprivs, etcd
+	module   string // upstream's source, for pictures and certificates
+}
+
+// image is one row: layers from the bottom up, and how it starts.
+type image struct {
+	name   string
+	layers []v1.Layer
+	config v1.Config
+}
+
+func main() {
+	var s sources
+	var out string
+	flag.StringVar(&s.parts, "parts", "", "folder with busybox, debian.tar, pause and sample-apiserver")
+	flag.StringVar(&s.programs, "programs", "", "folder with upstream's agnhost, nonewprivs and etcd")
+	flag.StringVar(&s.module, "module", "", "folder with the source of k8s.io/kubernetes")
+	flag.StringVar(&out, "out", "", "folder for the archives")
+	flag.Parse()
+	if err := run(s, out); err != nil {
+		fmt.Fprintln(os.Stderr, "images:", err)
+		os.Exit(1)
+	}
+}
+
+func run(s sources, out string) error {
+	archives, err := s.archives()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	for name, images := range archives {
+		if err := write(filepath.Join(out, name+".tar"), images); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// archives is the table: what is in each archive. Images that share layers stand together, so that these are stored once.
+func (s sources) archives() (map[string][]image, error) {
+	const suite = "registry.k8s.io/e2e-test-images/"
+	b := builder{sources: s}
+	busybox := b.busybox()
+	pause := b.layer(program("pause", s.parts+"/pause"))
+	debian := b.debian()
+	agnhost := b.agnhost()
+	agnhostConfig := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
+	// The suite tells the previous version from the current one by the digest.
+	previous := agnhostConfig
+	previous.Labels = map[string]string{"version": "2.55"}
+	pictures := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}
+	archives := map[string][]image{
+		"busybox": {
+			{suite + "busybox:1.37.0-2", layers(busybox), v1.Config{Cmd: []string{"sh"}}},
+			// Nothing talks to nginx: it has only to run.
+			{suite + "nginx:1.27.0-2", layers(busybox, pause), v1.Config{Cmd: []string{"/pause"}}},
+		},
+		"pause": {
+			{"registry.k8s.io/pause:3.10.2", layers(pause), v1.Config{User: "65535:65535", Entrypoint: []string{"/pause"}, WorkingDir: "/"}},
+		},
+		"agnhost": {
+			{suite + "agnhost:2.66.1", layers(debian, agnhost), agnhostConfig},
+			{suite + "agnhost:2.55", layers(debian, agnhost), previous},
+			{suite + "nautilus:1.8", layers(debian, agnhost, b.picture("nautilus")), pictures},
+			{suite + "kitten:1.8", layers(debian, agnhost, b.picture("kitten")), pictures},
+			{suite + "glibc-dns-testing:2.1.1", layers(debian), v1.Config{Cmd: []string{"sh"}}},
+			{"registry.k8s.io/etcd:3.7.0-0", layers(debian, b.layer(program("usr/local/bin/etcd", s.programs+"/etcd"))), v1.Config{}},
+		},
+		"programs": {
+			{suite + "nonewprivs:1.4", layers(busybox, b.layer(setuid("usr/local/bin/nnp", s.programs+"/nonewprivs"))), v1.Config{Cmd: []string{"nnp"}}},
+			{suite + "sample-apiserver:1.29.2", layers(b.layer(program("sample-apiserver", s.parts+"/sample-apiserver"))),
+				v1.Config{Entrypoint: []string{"/sample-apiserver"}}},
+		},
+	}
+	return archives, b.err
+}
+
+func layers(l ...v1.Layer) []v1.Layer { return l }
+
+// builder makes layers and keeps the first error.
+type builder struct {
+	sources
+	err error
+}
+
+func (b *builder) fail(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+}
+
+// busybox is the program with a link for each of its names, and the users the suite asks for.
+func (b *builder) busybox() v1.Layer {
+	path := filepath.Join(b.parts, "busybox")
+	names, err := exec.Command(path, "--list").Output()
+	if err != nil {
+		b.fail(fmt.Errorf("list the applets of busybox: %w", err))
+	}
+	files := []file{
+		folder("bin"), folder("etc"), folder("home"), folder("root"), folder("usr"), folder("usr/bin"), folder("var"),
+		{Header: tar.Header{Name: "tmp", Typeflag: tar.TypeDir, Mode: 0o1777}},
+		program("bin/busybox", path),
+		text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\nbin:x:2:2:bin:/bin:/bin/false\nnobody:x:65534:65534:nobody:/home:/bin/false\n"),
+		text("etc/group", "root:x:0:\ndaemon:x:1:\nbin:x:2:\nnogroup:x:65534:\n"),
+		link("usr/bin/env", "../../bin/env"),
+	}
+	for name := range strings.FieldsSeq(string(names)) {
+		if name != "busybox" {
+			files = append(files, link("bin/"+name, "busybox"))
+		}
+	}
+	return b.layer(files...)
+}
+
+// debian is the small root file system.
+func (b *builder) debian() v1.Layer {
+	l, err := tarball.LayerFromFile(filepath.Join(b.parts, "debian.tar"), tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		b.fail(fmt.Errorf("read the Debian root: %w", err))
+	}
+	return l
+}
+
+// agnhost is upstream's test program with the files and users that tests look for.
+func (b *builder) agnhost() v1.Layer {
+	source := filepath.Join(b.module, "test/images/agnhost/porter")
+	passwd, group := b.fromDebian("./etc/passwd"), b.fromDebian("./etc/group")
+	return b.layer(
+		program("agnhost", b.programs+"/agnhost"), link("agnhost-2", "agnhost"), folder("uploads"),
+		b.copy("localhost.crt", source+"/localhost.crt"), b.copy("localhost.key", source+"/localhost.key"),
+		text("etc/alpine-release", "3.22.0\n"),
+		text("etc/passwd", passwd+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"),
+		text("etc/group", group+"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n"),
+	)
+}
+
+// picture is what the update demo and the image volume test show.
+func (b *builder) picture(name string) v1.Layer {
+	source := filepath.Join(b.module, "test/images", name, "html")
+	return b.layer(
+		b.copy("data.json", source+"/data.json"), b.copy(name+".jpg", source+"/"+name+".jpg"),
+		text("etc/os-release", "NAME=\"Alpine Linux\"\nID=alpine\nVERSION_ID=3.22.0\nPRETTY_NAME=\"Alpine Linux v3.22\"\n"),
+	)
+}
+
+// fromDebian reads a file of the Debian root.
+func (b *builder) fromDebian(name string) string {
+	f, err := os.Open(filepath.Join(b.parts, "debian.tar"))
+	if err != nil {
+		b.fail(err)
+		return ""
+	}
+	defer f.Close()
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if err != nil {
+			b.fail(fmt.Errorf("find %s in the Debian root: %w", name, err))
+			return ""
+		}
+		if h.Name == name {
+			data, err := io.ReadAll(r)
+			if err != nil {
+				b.fail(err)
+			}
+			return string(data)
+		}
+	}
+}
+
+// file is an entry of a layer; its content is in data, or in the file named by path.
+type file struct {
+	tar.Header
+	data []byte
+	path string
+}
+
+func folder(name string) file {
+	return file{Header: tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}}
+}
+
+func link(name, to string) file {
+	return file{Header: tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to, Mode: 0o777}}
+}
+
+func text(name, data string) file {
+	return file{Header: tar.Header{Name: name, Mode: 0o644}, data: []byte(data)}
+}
+
+func program(name, path string) file {
+	return file{Header: tar.Header{Name: name, Mode: 0o755}, path: path}
+}
+
+func setuid(name, path string) file {
+	return file{Header: tar.Header{Name: name, Mode: 0o6755}, path: path}
+}
+
+func (b *builder) copy(name, path string) file {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		b.fail(err)
+	}
+	return text(name, string(data))
+}
+
+// layer packs files into a layer, without times.
+func (b *builder) layer(files ...file) v1.Layer {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, f := range files {
+		if f.path != "" {
+			data, err := os.ReadFile(f.path)
+			if err != nil {
+				b.fail(err)
+				return nil
+			}
+			f.data = data
+		}
+		f.Size = int64(len(f.data))
+		if err := w.WriteHeader(&f.Header); err != nil {
+			b.fail(err)
+			return nil
+		}
+		if _, err := w.Write(f.data); err != nil {
+			b.fail(err)
+			return nil
+		}
+	}
+	if err := w.Close(); err != nil {
+		b.fail(err)
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(out.Bytes())), nil },
+		tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		b.fail(err)
+	}
+	return l
+}
+
+// write stores images as one OCI archive, complete or not at all.
+func write(path string, images []image) error {
+	dir, err := os.MkdirTemp(filepath.Dir(path), "layout-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	store, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		built, err := i.build()
+		if err != nil {
+			return fmt.Errorf("build %s: %w", i.name, err)
+		}
+		if err := store.AppendImage(built, layout.WithAnnotations(map[string]string{"io.containerd.image.name": i.name}),
+			layout.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH})); err != nil {
+			return fmt.Errorf("store %s: %w", i.name, err)
+		}
+	}
+	f, err := os.Create(path + ".tmp")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	if err := w.AddFS(os.DirFS(dir)); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+func (i image) build() (v1.Image, error) {
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	built, err := mutate.AppendLayers(base, i.layers...)
+	if err != nil {
+		return nil, err
+	}
+	config, err := built.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.Config = i.config
+	config.Config.Env = append(config.Config.Env, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	return mutate.ConfigFile(built, config)
+}

@@ -1,0 +1,133 @@
+package namespaces
+
+import (
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+func TestAlone(t *testing.T) {
+	links, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range links {
+		names = append(names, l.Name)
+	}
+	// Some kernels give every namespace tunnel devices of its own; what must not be here is the machine's own link.
+	if _, err := net.InterfaceByName(uplink); err != nil {
+		t.Errorf("no link %s among %v", uplink, names)
+	}
+	routes, err := os.ReadFile("/proc/net/route")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.SplitSeq(strings.TrimSpace(string(routes)), "\n") {
+		if fields := strings.Fields(line); fields[0] != "Iface" && fields[0] != uplink {
+			t.Errorf("a route leads out of the namespaces: %s", line)
+		}
+	}
+	if name, _ := os.Hostname(); name != "node-1" {
+		t.Errorf("host name is %s", name)
+	}
+	if os.Getpid() > 100 {
+		t.Errorf("process id %d: not in a namespace of its own", os.Getpid())
+	}
+	if entries, err := os.ReadDir("/run"); err != nil || len(entries) > 1 {
+		t.Errorf("/run is not our own: %v %v", entries, err)
+	}
+}
+
+func TestControlGroupsBelongToTheRun(t *testing.T) {
+	hierarchies, err := mountedGroups()
+	if err != nil || len(hierarchies) == 0 {
+		t.Fatalf("no control groups: %v", err)
+	}
+	for _, h := range hierarchies {
+		if stale, _ := os.ReadDir(h.path + "/" + groupPrefix + "1"); stale != nil {
+			t.Errorf("%s shows the machine's groups", h.path)
+		}
+		procs, err := os.ReadFile(h.path + "/cgroup.procs")
+		if err != nil || strings.TrimSpace(string(procs)) == "" {
+			t.Errorf("the root of %s does not hold this process: %v", h.path, err)
+		}
+		if err := os.Mkdir(h.path+"/kubepods", 0o755); err != nil {
+			t.Errorf("cannot make a group: %v", err)
+		}
+	}
+}
+
+func TestAnotherHost(t *testing.T) {
+	listener, err := net.Listen("tcp", NodeAddress+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	answered := make(chan string, 1)
+	go func() {
+		connection, err := listener.Accept()
+		if err != nil {
+			answered <- err.Error()
+			return
+		}
+		defer connection.Close()
+		data, _ := io.ReadAll(connection)
+		answered <- strings.TrimSpace(string(data)) + " from " + connection.RemoteAddr().(*net.TCPAddr).IP.String()
+	}()
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	cmd := exec.Command("bash", "-c", "hostname >/dev/tcp/"+NodeAddress+"/"+port+"; ls /run; grep -c cgroup /proc/self/mounts")
+	out := &strings.Builder{}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := (Host{Name: "node-2", Address: "10.88.0.2"}).Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if got := <-answered; got != "node-2 from 10.88.0.2" {
+		t.Errorf("heard %q", got)
+	}
+	hierarchies, err := mountedGroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/run/resolv.conf"); err != nil {
+		t.Errorf("the host's mounts came over: %v", err)
+	}
+	// Nothing of the other machine is in /run, and each control group is mounted once, with the folder that holds them.
+	if want := strconv.Itoa(len(hierarchies) + 1); strings.TrimSpace(out.String()) != want {
+		t.Errorf("/run and the number of control group mounts: %q, want %s", out, want)
+	}
+}
+
+func TestMountsStayInside(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, 0) })
+	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOrphansAreBuried(t *testing.T) {
+	// A shell whose child outlives it: the child becomes the first process's.
+	out, err := exec.Command("sh", "-c", "sleep 0.05 & echo $!").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := strings.TrimSpace(string(out))
+	if err := exec.Command("sh", "-c", "for i in $(seq 100); do [ -d /proc/"+pid+" ] || exit 0; sleep 0.05; done; exit 1").Run(); err != nil {
+		t.Errorf("process %s stays as a zombie", pid)
+	}
+}
