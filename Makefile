@@ -2,6 +2,7 @@
 # make runtime  build containerd, its shim, runc and the pause image   make images  build the images tests run
 # make up       build, start a cluster, apply the demo, show it        make down   stop it
 # make test     everything that must hold: lint, unit, end-to-end and comparison with upstream
+# make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression'
 
@@ -23,7 +24,7 @@ FOCUS ?=
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime images up down test unit e2e lint generate bench conformance fuzz clean
+.PHONY: build skiff kubectl runtime demo images up down test unit e2e lint generate bench conformance fuzz clean
 
 build: skiff kubectl runtime
 
@@ -41,14 +42,22 @@ bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
 # Built once: they change only with their modules and with the pause program.
 RUNTIME := bin/containerd bin/containerd-shim-runc-v2 bin/runc bin/pause.tar
 runtime: $(RUNTIME)
-$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/pause/image/main.go
+$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/image/main.go
 	@runtime/build bin
 	@touch $(RUNTIME)
+
+# The demo's image: its program and nothing else.
+demo: bin/demo.tar
+bin/demo.tar: demo/web/main.go runtime/image/main.go
+	@mkdir -p bin
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/web ./demo/web
+	@cd runtime && go run ./image localhost/skiff/demo:1 ../bin/web ../bin/demo.tar
+	@rm bin/web
 
 images:
 	@test/images/build
 
-up: build
+up: build demo
 	@scripts/up
 
 down:
@@ -60,8 +69,13 @@ unit:
 	go test ./internal/... ./cmd/...
 
 # Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
-e2e: build
+e2e: build demo
 	go test -timeout 30m ./test/...
+
+# The scheduler's decisions beside those of upstream's own code, on random clusters.
+CLUSTERS ?= 1000
+differential:
+	cd test/differential && go test -mod=mod -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
 
 lint:
 	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }

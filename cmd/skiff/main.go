@@ -33,6 +33,8 @@ var commands = []command{
 	{"what-if", "tell where the pods of a manifest would go", whatIf},
 	{"hollow", "play nodes without containers, to test scale", hollow},
 	{"image", "import and list the images of this node", image},
+	{"clean", "remove the pods, network and mounts of a node that has stopped", clean},
+	{"cert", "show, renew and rotate certificates", cert},
 	{"version", "show the version", showVersion},
 }
 
@@ -90,6 +92,11 @@ func scheduler(ctx context.Context, args []string) error {
 func hollow(ctx context.Context, args []string) error {
 	c := config.DefaultHollow()
 	return runPart("hollow", &c, args, func() error { return system.RunHollow(ctx, c) })
+}
+
+func clean(ctx context.Context, args []string) error {
+	c := config.DefaultClean()
+	return runPart("clean", &c, args, func() error { return system.Clean(ctx, c, os.Stdout) })
 }
 
 // settings are those of any part.

@@ -110,6 +110,17 @@ func (p *patching) auditPatch() {
 	p.req.event.SetRequest(body)
 }
 
+// auditStatus notes a Status that is about to be sent, also where a stream was asked for, of which nothing else is recorded.
+func (s *Server) auditStatus(req *request, status *metav1.Status) {
+	req.event.SetStatus(status)
+	if !req.event.WantsResponse() {
+		return
+	}
+	if body, err := appendObject(nil, status, metav1.Unversioned.WithKind("Status"), formatJSON); err == nil {
+		req.event.SetResponse(body)
+	}
+}
+
 // finishAudit records the answer.
 func (s *Server) finishAudit(req *request) {
 	if req.event == nil {

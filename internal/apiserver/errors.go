@@ -39,11 +39,8 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 		return status
 	case errors.As(err, &conflict), errors.As(err, &storeConflict):
 		return apierrors.NewConflict(res, name, errors.New(textModified))
-	case errors.As(err, &sealed) && name == "" && sealed.Key != "":
-		// Among many objects it must be said which one it is.
-		return apierrors.NewInternalError(fmt.Errorf("unable to transform key %q: %w", sealed.Key, sealed))
 	case errors.As(err, &sealed):
-		return apierrors.NewInternalError(sealed)
+		return sealedStatus(sealed, res, name)
 	case errors.Is(err, store.ErrExists):
 		return apierrors.NewAlreadyExists(res, name)
 	case errors.Is(err, store.ErrNotFound):
@@ -65,6 +62,28 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
+	}}
+}
+
+// sealedStatus says of an object that it cannot be decrypted. Where many were asked for, name is empty.
+func sealedStatus(sealed *store.SealError, res schema.GroupResource, name string) apierrors.APIStatus {
+	if sealed.Key == "" {
+		return apierrors.NewInternalError(sealed) // it could not be encrypted
+	}
+	describe := func(key string) string {
+		return fmt.Sprintf("StorageError: corrupt object, Code: 7, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: "+
+			"data from the storage is not transformable revision=0: %v", key, sealed.Err)
+	}
+	if name != "" {
+		return apierrors.NewInternalError(errors.New(describe(strings.TrimPrefix(sealed.Key, "/registry"))))
+	}
+	text := describe(sealed.Key)
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError,
+		Message: fmt.Sprintf("failed to read one or more %s from the storage: %s", res, text),
+		Details: &metav1.StatusDetails{Group: res.Group, Kind: res.Resource, Name: "/" + res.Resource, Causes: []metav1.StatusCause{
+			{Type: metav1.CauseTypeUnexpectedServerResponse, Field: sealed.Key, Message: text},
+		}},
 	}}
 }
 

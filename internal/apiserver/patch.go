@@ -24,6 +24,9 @@ import (
 // maxPatchOperations is the largest number of operations in a JSON patch.
 const maxPatchOperations = 10000
 
+// A few operations that copy a value into itself would otherwise make an object of any size. The library knows one limit for all.
+func init() { jsonpatch.AccumulatedCopySizeLimit = defaultLimits.Body }
+
 // patching is a PATCH on its way.
 type patching struct {
 	s         *Server

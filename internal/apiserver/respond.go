@@ -321,7 +321,7 @@ func (s *Server) respondStatus(req *request, code int, status runtime.Object) er
 		return s.writeBody(req, code, mediaJSON, text)
 	}
 	if said, ok := status.(*metav1.Status); ok {
-		req.event.SetStatus(said)
+		s.auditStatus(req, said)
 	}
 	buffer := getBuffer()
 	defer putBuffer(buffer)

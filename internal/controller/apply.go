@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -99,17 +100,21 @@ func (a *Applier) step(ctx context.Context, step Step) ([]kind.Object, error) {
 			others = append(others, i)
 		}
 	}
-	do := func(indexes []int) error {
-		return concurrently(indexes, func(i int) (err error) {
+	do := func(indexes []int, all bool) error {
+		return concurrently(indexes, all, func(i int) (err error) {
 			written[i], err = a.write(ctx, step.Writes[i])
 			return err
 		})
 	}
-	err := do(others)
-	for size := 1; err == nil && len(creates) > 0; size *= 2 {
-		size = min(size, len(creates), atOnce)
-		err = do(creates[:size])
+	err := do(others, true)
+	for size := 1; err == nil && len(creates) > 0 && size < atOnce; size *= 2 {
+		size = min(size, len(creates))
+		err = do(creates[:size], true)
 		creates = creates[size:]
+	}
+	if err == nil {
+		// So many have succeeded that the rest need not wait for each other.
+		err = do(creates, false)
 	}
 	return slices.DeleteFunc(written, func(obj kind.Object) bool { return obj == nil }), err
 }
@@ -190,19 +195,26 @@ func (a *Applier) tell(event *Event, detail string) {
 	}
 }
 
-// concurrently calls do for every index, at most atOnce at a time, waits for all and returns the error of the lowest index.
-func concurrently(indexes []int, do func(int) error) error {
+// concurrently calls do for the indexes, at most atOnce at a time, waits for those it called and returns the error of the lowest index. It
+// calls do for all of them, or begins nothing more once one has failed.
+func concurrently(indexes []int, all bool, do func(int) error) error {
 	if len(indexes) == 1 {
 		return do(indexes[0])
 	}
 	failures := make([]error, len(indexes))
 	slots := make(chan struct{}, atOnce)
+	var failed atomic.Bool
 	var running sync.WaitGroup
 	for n, i := range indexes {
 		slots <- struct{}{}
+		if failed.Load() && !all {
+			break
+		}
 		running.Go(func() {
 			defer func() { <-slots }()
-			failures[n] = do(i)
+			if failures[n] = do(i); failures[n] != nil {
+				failed.Store(true)
+			}
 		})
 	}
 	running.Wait()

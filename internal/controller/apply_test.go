@@ -237,6 +237,28 @@ func TestRequestsUnderWayAreBounded(t *testing.T) {
 	}
 }
 
+// When many creates have succeeded the rest go out as fast as they are answered, and still nothing more begins behind one that fails.
+func TestManyCreatesStopBehindAFailure(t *testing.T) {
+	const failing = 5 * atOnce
+	var writes []Write
+	for i := range 10 * atOnce {
+		writes = append(writes, Creating(pod(fmt.Sprint(i))))
+	}
+	s := &scribe{refuse: func(_ string, obj kind.Object) error {
+		if obj.GetName() == fmt.Sprint(failing) {
+			return errors.New("the quota is used up")
+		}
+		return nil
+	}}
+	err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}})
+	if err == nil || !strings.Contains(err.Error(), "the quota is used up") {
+		t.Errorf("%v", err)
+	}
+	if n := len(s.requests); n <= failing || n > failing+2*atOnce || s.most > atOnce {
+		t.Errorf("%d requests, %d at once", n, s.most)
+	}
+}
+
 func TestPlan(t *testing.T) {
 	var p Plan
 	p.Then()

@@ -48,9 +48,9 @@ func (p *Plan) Empty() bool {
 	return len(p.Steps) == 0 && len(p.Events) == 0 && (p.Status == nil || p.Status(Outcome{}) == nil)
 }
 
-// Step is a set of writes that do not depend on each other. Creates go out in batches of 1, 2, 4, … and stop behind the first
-// batch in which one fails: if the quota is used up, the server is asked twice, not five hundred times. Everything else goes
-// out at once, and every write is tried.
+// Step is a set of writes that do not depend on each other. Creates go out in batches of 1, 2, 4, …, then as many at once as one plan may
+// have, and stop behind the first that fails: if the quota is used up, the server is asked twice, not five hundred times. Everything else
+// goes out at once, and every write is tried.
 type Step struct {
 	// Confirm is read from the server itself before the first write. Unless it is still the same object and not being
 	// deleted, the step fails. Adoption needs it: a cache that lags must not give an owner to its successor's objects.

@@ -57,6 +57,8 @@ type Config struct {
 	AllowedSysctls []string
 	// Refuse, if set, may refuse a pod before anything else is looked at: a node under pressure, or shutting down.
 	Refuse func(pod *corev1.Pod) *status.Reason
+	// RuntimeChanged, if set, is called when RuntimeError has begun or ceased to be nil.
+	RuntimeChanged func()
 	// RecursiveReadOnly says that the runtime can make mounts below a read-only mount read-only too.
 	RecursiveReadOnly bool
 	Log               *slog.Logger
@@ -147,8 +149,12 @@ func (k *Kubelet) waitForRuntime(ctx context.Context) error {
 
 func (k *Kubelet) runtimeHealth(err error) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
+	changed := (k.runtimeError == nil) != (err == nil)
 	k.runtimeError = err
+	k.mu.Unlock()
+	if changed && k.RuntimeChanged != nil {
+		k.RuntimeChanged()
+	}
 }
 
 // RuntimeError says why the runtime did not answer when it was last asked, or is nil.

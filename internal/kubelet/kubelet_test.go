@@ -71,6 +71,7 @@ func (f *fakeParts) Mounts(*corev1.Pod, *corev1.Container, []*runtimeapi.KeyValu
 func (f *fakeParts) Devices(*corev1.Pod, *corev1.Container) ([]*runtimeapi.Device, error) {
 	return nil, nil
 }
+func (f *fakeParts) Due(types.UID) time.Time  { return time.Time{} }
 func (f *fakeParts) Groups(types.UID) []int64 { return nil }
 func (f *fakeParts) Unmount(_ context.Context, uid types.UID) error {
 	f.note("unmount %s", uid)

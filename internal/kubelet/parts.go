@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,6 +15,8 @@ type Volumes interface {
 	Mount(ctx context.Context, pod *corev1.Pod) error
 	// Mounts is what a container mounts. release frees what must only live until the container is created; it may be nil.
 	Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) (mounts []*runtimeapi.Mount, release func(), err error)
+	// Due is when a pod's volumes want to be mounted again although nothing has changed, zero for never: tokens end.
+	Due(uid types.UID) time.Time
 	// Devices are the block volumes a container uses.
 	Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error)
 	// Groups are the groups that a pod's volumes ask for.

@@ -169,10 +169,15 @@ func (w *worker) current() *corev1.Pod {
 func (w *worker) active() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.allocated == nil || w.stage == terminated {
+	switch {
+	case w.stage == terminated || w.rejected:
 		return nil
+	case w.allocated != nil:
+		return w.allocated.applied(w.pod)
+	case w.pod.Status.Phase == corev1.PodRunning:
+		return w.pod // after a restart of the kubelet: it holds its room before it has been looked at
 	}
-	return w.allocated.applied(w.pod)
+	return nil
 }
 
 // run leads the pod to its end, or until ctx ends.

@@ -309,6 +309,13 @@ func (k *Kubelet) deletePod(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
+// mirrored reports whether the API shows a pod of this node: all but static pods whose mirror could not be made.
+func (k *Kubelet) mirrored(pod *corev1.Pod) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !status.Static(pod) || k.mirrors[name(pod)] != nil
+}
+
 // ensureMirror makes the API show a static pod. An API that is away does not keep the pod from running.
 func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
 	if !status.Static(pod) {

@@ -124,21 +124,15 @@ func (w *worker) earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// refreshPeriod is how often volumes that change with time are looked at: tokens expire.
-const refreshPeriod = time.Minute
-
-// nextLook is when to look at a pod again that is as it should be. Only pods with volumes that change with time need it.
+// nextLook is when to look at a pod again that is as it should be: when a volume wants to be refreshed, or when a resize or the making of
+// a mirror is to be tried again.
 func (w *worker) nextLook(wake time.Time) time.Time {
-	pod := w.current()
-	for i := range pod.Spec.Volumes {
-		if projected := pod.Spec.Volumes[i].Projected; projected != nil && slices.ContainsFunc(projected.Sources, func(s corev1.VolumeProjection) bool {
-			return s.ServiceAccountToken != nil || s.PodCertificate != nil
-		}) {
-			wake = w.earlier(wake, time.Now().Add(refreshPeriod))
-		}
-	}
+	wake = w.earlier(wake, w.k.Volumes.Due(w.uid))
 	if w.resize.pending != nil {
 		wake = w.earlier(wake, time.Now().Add(resizeRetry))
+	}
+	if !w.k.mirrored(w.current()) {
+		wake = w.earlier(wake, time.Now().Add(lastRetry))
 	}
 	return wake
 }

@@ -6,26 +6,31 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
 const (
-	// lookAgain is the longest a Keeper sleeps: a machine that was asleep, or whose clock was set, must not miss the day.
-	lookAgain = time.Hour
+	// lookAgain is how often a Keeper looks: a machine that was asleep, or whose clock was set, must not miss the day, and who
+	// renews a certificate by hand wants to see it used.
+	lookAgain = 5 * time.Minute
 	// tryAgain is how soon a renewal that failed is tried again. There is a third of the certificate's life to succeed in.
 	tryAgain = 10 * time.Minute
 )
 
 // Keeper keeps one certificate of a folder fresh while the program runs: at two thirds of its life the authority issues the
-// next one, with a key of its own. Handshakes take whichever is current; connections that stand are not touched.
+// next one, with a key of its own, and one that somebody else has put into the folder is taken up. Handshakes take whichever is
+// current; connections that stand are not touched.
 type Keeper struct {
 	folder    Folder
 	name      string
 	authority *Authority
 	leaf      Leaf
 	current   atomic.Pointer[keptPair]
+	// written is when the file was written that was read last. Only Keep and Run, one after the other, use it.
+	written time.Time
 
 	mu      sync.Mutex
 	renewed []func(Pair) error
@@ -69,7 +74,7 @@ func (k *Keeper) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifi
 
 // Run renews the certificate in time, until ctx ends.
 func (k *Keeper) Run(ctx context.Context, log *slog.Logger) error {
-	untold, wait := false, k.sleep()
+	untold, wait := false, lookAgain
 	for {
 		select {
 		case <-time.After(wait):
@@ -77,8 +82,9 @@ func (k *Keeper) Run(ctx context.Context, log *slog.Logger) error {
 			return nil
 		}
 		var err error
-		if now := time.Now(); now.After(RenewAt(k.Certificate())) {
-			if err = k.renew(now); err == nil {
+		if now := time.Now(); now.After(RenewAt(k.Certificate())) || k.changed() {
+			before := k.Certificate()
+			if err = k.renew(now); err == nil && !before.Equal(k.Certificate()) {
 				untold = true
 				log.Info("certificate renewed", "name", k.name, "until", k.Certificate().NotAfter)
 			}
@@ -87,20 +93,24 @@ func (k *Keeper) Run(ctx context.Context, log *slog.Logger) error {
 			err = k.tell()
 			untold = err != nil
 		}
-		if wait = k.sleep(); err != nil {
+		if wait = lookAgain; err != nil {
 			log.Error("renewing a certificate failed", "name", k.name, "until", k.Certificate().NotAfter, "error", err)
 			wait = tryAgain
 		}
 	}
 }
 
-// sleep is how long there is nothing to do.
-func (k *Keeper) sleep() time.Duration {
-	return min(max(time.Until(RenewAt(k.Certificate()))+time.Second, time.Minute), lookAgain)
+// changed reports whether somebody has written the certificate's file.
+func (k *Keeper) changed() bool {
+	info, err := os.Stat(k.folder.path(k.name + ".crt"))
+	return err == nil && !info.ModTime().Equal(k.written)
 }
 
 // renew takes the certificate from the folder, or a new one when that no longer serves.
 func (k *Keeper) renew(now time.Time) error {
+	if info, err := os.Stat(k.folder.path(k.name + ".crt")); err == nil {
+		k.written = info.ModTime() // before it is read: what comes later is found the next time
+	}
 	pair, err := k.folder.Leaf(k.name, k.authority, k.leaf, now)
 	if err != nil {
 		return fmt.Errorf("certificate %s: %w", k.name, err)

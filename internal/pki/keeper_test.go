@@ -170,6 +170,16 @@ func TestReplaceAuthority(t *testing.T) {
 	if string(newLeaf.Cert) == string(oldLeaf.Cert) {
 		t.Error("a leaf of the old authority was not issued again")
 	}
+	// Who knows the old authority alone believes the new one's leaves, by what comes with them.
+	chain, err := ParseCertificates(newLeaf.Cert)
+	if err != nil || len(chain) != 2 {
+		t.Fatalf("%d certificates, %v", len(chain), err)
+	}
+	bridges := x509.NewCertPool()
+	bridges.AddCert(chain[1])
+	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: old.Pool(), Intermediates: bridges, CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Errorf("known by the old authority alone: %v", err)
+	}
 	for name, leaf := range map[string]Pair{"old": oldLeaf, "new": newLeaf} {
 		cert, err := parseCert(leaf.Cert)
 		if err != nil {
@@ -203,9 +213,86 @@ func TestReplaceAuthority(t *testing.T) {
 			t.Errorf("entry %+v", e)
 		}
 	}
-	if want := []string{"admin CN=admin", "ca CN=skiff-ca-2", "ca CN=skiff-ca"}; !slices.Equal(names, want) {
+	if want := []string{"admin CN=admin", "ca CN=skiff-ca-2", "ca CN=skiff-ca-2", "ca CN=skiff-ca"}; !slices.Equal(names, want) {
 		t.Errorf("list %q, want %q", names, want)
 	}
+}
+
+// After some time nothing of the old authority is needed; until then its leaves are renewed by the new one.
+func TestForgetAuthorities(t *testing.T) {
+	dir := t.TempDir()
+	folder, old := Folder(dir), mustAuthority(t, dir)
+	leaf := NodeServing("n1", []string{"n1.example.org"}, []net.IP{net.IPv4(10, 0, 0, 1)})
+	before, err := folder.Leaf("kubelet", old, leaf, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := folder.ReplaceAuthority("ca", "", start); err != nil {
+		t.Fatal(err)
+	}
+	if err := folder.Renew("ca", start); err == nil {
+		t.Error("an authority was renewed")
+	}
+	if err := folder.Renew("kubelet", start.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	alone, err := folder.ForgetAuthorities("ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := folder.read("kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !serves(after, alone, leaf, start) {
+		t.Error("the renewed certificate is not what it was")
+	}
+	for name, want := range map[string]struct {
+		cert []byte
+		good bool
+	}{"before": {before.Cert, false}, "after": {after.Cert, true}} {
+		cert, err := parseCert(want.cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: alone.Pool(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); (err == nil) != want.good {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What somebody renews by hand is used soon, by a program that runs.
+func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		folder := Folder(t.TempDir())
+		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keeper, err := folder.Keep("admin", authority, User("admin"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := 0
+		if err := keeper.OnRenew(func(Pair) error { told++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		stopped := make(chan error, 1)
+		go func() { stopped <- keeper.Run(ctx, quiet) }()
+		time.Sleep(time.Hour)
+		before := keeper.Certificate()
+		if err := folder.Renew("admin", time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * lookAgain)
+		synctest.Wait()
+		if keeper.Certificate().Equal(before) || told != 2 {
+			t.Errorf("the new certificate is not used, or nobody was told (%d)", told)
+		}
+		cancel()
+		<-stopped
+	})
 }
 
 // A crash between writing key and certificate leaves a pair that does not fit; it is made anew, not used.

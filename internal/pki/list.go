@@ -1,6 +1,8 @@
 package pki
 
 import (
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -42,6 +44,9 @@ func (f Folder) List() ([]Entry, error) {
 		if err != nil {
 			return err
 		}
+		if !certs[0].IsCA {
+			certs = certs[:1] // what follows leads to the authority
+		}
 		for i, cert := range certs {
 			entry := Entry{
 				Name: name, Subject: cert.Subject.String(), Issuer: cert.Issuer.String(), Serial: cert.SerialNumber.Text(16),
@@ -56,4 +61,61 @@ func (f Folder) List() ([]Entry, error) {
 	})
 	slices.SortStableFunc(entries, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	return entries, err
+}
+
+// Renew lets the authority that signed a certificate, or the one that has followed it, issue it anew, with a fresh key and all
+// else as it was.
+func (f Folder) Renew(name string, now time.Time) error {
+	pair, err := f.read(name)
+	if err != nil {
+		return err
+	}
+	cert, err := parseCert(pair.Cert)
+	if err != nil {
+		return fmt.Errorf("parse %s: %w", f.path(name+".crt"), err)
+	}
+	if cert.IsCA {
+		return fmt.Errorf("%s is an authority: those are replaced, not renewed", name)
+	}
+	a, err := f.authorityOf(cert)
+	if err != nil {
+		return fmt.Errorf("renew %s: %w", name, err)
+	}
+	leaf := Leaf{
+		CommonName: cert.Subject.CommonName, Organizations: cert.Subject.Organization, DNSNames: cert.DNSNames, IPs: cert.IPAddresses,
+		Server: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageServerAuth), Client: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth),
+	}
+	if pair, err = a.Issue(leaf, now); err != nil {
+		return err
+	}
+	return f.write(name, pair)
+}
+
+// authorityOf finds the authority of the folder that a certificate is from.
+func (f Folder) authorityOf(cert *x509.Certificate) (*Authority, error) {
+	entries, err := f.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if !entry.Authority || !entry.Signs {
+			continue
+		}
+		pair, err := f.read(entry.Name)
+		if err != nil {
+			continue // an authority whose key is elsewhere signs nothing here
+		}
+		a, err := parseAuthority(pair)
+		if err != nil {
+			return nil, err
+		}
+		known, err := ParseCertificates(pair.Cert)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(known, func(by *x509.Certificate) bool { return cert.CheckSignatureFrom(by) == nil }) {
+			return a, nil
+		}
+	}
+	return nil, errors.New("no authority of this folder has signed it")
 }

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,12 +40,15 @@ type Pair struct {
 }
 
 // Authority signs certificates. Its file may hold several certificates: one signs, the others are those of authorities
-// before it (or of one to come) whose certificates are trusted side by side.
+// before it, whose certificates are trusted side by side, and what they signed for the one that follows them: with that beside
+// a leaf, who knows only the old authority believes the leaf of the new one.
 type Authority struct {
 	Pair
 	cert *x509.Certificate
 	key  crypto.Signer
 	pool *x509.CertPool
+	// bridges are the certificates that older authorities signed for this one's key.
+	bridges []*x509.Certificate
 }
 
 // Leaf describes a certificate to be signed.
@@ -127,7 +131,28 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	if err != nil {
 		return Pair{}, fmt.Errorf("sign certificate for %s: %w", leaf.CommonName, err)
 	}
-	return encodePair(der, key)
+	pair, err := encodePair(der, key)
+	for _, bridge := range a.bridges {
+		if now.Before(bridge.NotAfter) {
+			pair.Cert = append(pair.Cert, encodeCert(bridge.Raw)...)
+		}
+	}
+	return pair, err
+}
+
+// bridgeTo signs the certificate of another authority, so that who trusts this one trusts that one too.
+func (a *Authority) bridgeTo(other *Authority) ([]byte, error) {
+	serial, err := serialNumber()
+	if err != nil {
+		return nil, err
+	}
+	template := *other.cert
+	template.SerialNumber, template.NotAfter = serial, minTime(a.cert.NotAfter, other.cert.NotAfter)
+	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, other.cert.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign authority %s: %w", other.cert.Subject.CommonName, err)
+	}
+	return der, nil
 }
 
 // Folder keeps pairs as NAME.crt and NAME.key.
@@ -149,25 +174,38 @@ func (f Folder) Authority(name, commonName string, now time.Time) (*Authority, e
 	return a, f.write(name, a.Pair)
 }
 
-// ReplaceAuthority makes a new authority that signs from now on, and keeps the certificates of the old one beside its own, so
-// that what they have signed is trusted until it has been renewed. Those that are past are dropped.
+// ReplaceAuthority makes a new authority that signs from now on. The certificates of the old one are kept beside its own, so that
+// what they have signed is trusted until it has been renewed, and the old one signs for the new one, so that who knows only the
+// old one trusts what the new one signs. Those that are past are dropped. An empty name is the old one's with the date.
 func (f Folder) ReplaceAuthority(name, commonName string, now time.Time) (*Authority, error) {
-	old, err := f.read(name)
+	pair, err := f.read(name)
 	if err != nil {
 		return nil, err
 	}
-	kept, err := ParseCertificates(old.Cert)
+	old, err := parseAuthority(pair)
 	if err != nil {
-		return nil, fmt.Errorf("parse %s: %w", f.path(name+".crt"), err)
+		return nil, err
+	}
+	if commonName == "" {
+		first, _, _ := strings.Cut(old.cert.Subject.CommonName, "@")
+		commonName = first + "@" + strconv.FormatInt(now.Unix(), 10)
 	}
 	a, err := NewAuthority(commonName, now)
 	if err != nil {
 		return nil, err
 	}
-	bundle := a.Cert
+	bridge, err := old.bridgeTo(a)
+	if err != nil {
+		return nil, err
+	}
+	bundle := append(slices.Clone(a.Cert), encodeCert(bridge)...)
+	kept, err := ParseCertificates(old.Cert)
+	if err != nil {
+		return nil, fmt.Errorf("parse %s: %w", f.path(name+".crt"), err)
+	}
 	for _, cert := range kept {
 		if now.Before(cert.NotAfter) {
-			bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
+			bundle = append(bundle, encodeCert(cert.Raw)...)
 		}
 	}
 	// The certificates first: until the key follows, the old key still finds its own among them.
@@ -178,6 +216,23 @@ func (f Folder) ReplaceAuthority(name, commonName string, now time.Time) (*Autho
 		return nil, err
 	}
 	return parseAuthority(Pair{Cert: bundle, Key: a.Key})
+}
+
+// ForgetAuthorities drops the authorities before the one that signs: what they have signed is no longer trusted.
+func (f Folder) ForgetAuthorities(name string) (*Authority, error) {
+	pair, err := f.read(name)
+	if err != nil {
+		return nil, err
+	}
+	a, err := parseAuthority(pair)
+	if err != nil {
+		return nil, err
+	}
+	pair.Cert = encodeCert(a.cert.Raw)
+	if err := atomicfile.Write(f.path(name+".crt"), pair.Cert, 0o644); err != nil {
+		return nil, err
+	}
+	return parseAuthority(pair)
 }
 
 // Leaf loads the certificate called name, or lets the authority issue one: also when the kept one is past two thirds of its
@@ -306,8 +361,13 @@ func parseAuthority(p Pair) (*Authority, error) {
 		if !cert.IsCA {
 			return nil, fmt.Errorf("certificate %s is not an authority", cert.Subject.CommonName)
 		}
-		if a.pool.AddCert(cert); a.cert == nil && sameKey(cert, key) {
+		a.pool.AddCert(cert)
+		switch {
+		case !sameKey(cert, key):
+		case a.cert == nil:
 			a.cert = cert
+		default:
+			a.bridges = append(a.bridges, cert)
 		}
 	}
 	if a.cert == nil {
@@ -389,7 +449,11 @@ func encodePair(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM}, nil
+	return Pair{Cert: encodeCert(der), Key: keyPEM}, nil
+}
+
+func encodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {

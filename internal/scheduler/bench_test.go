@@ -78,6 +78,40 @@ func BenchmarkSchedule(b *testing.B) {
 	}
 }
 
+// BenchmarkRecord measures what keeping decisions for questions costs, beside deciding itself.
+func BenchmarkRecord(b *testing.B) {
+	for _, load := range benchLoads[:5] {
+		for _, kept := range []bool{true, false} {
+			b.Run(fmt.Sprintf("%s/kept=%t", load.name, kept), func(b *testing.B) {
+				s, profile := cluster(b, benchNodes(5000)), DefaultProfile()
+				infos := make([]*PodInfo, 4000)
+				for i := range infos {
+					infos[i] = infoOf(b, load.pod(i))
+				}
+				var log decisionLog
+				b.ResetTimer()
+				for i := range b.N {
+					info := infos[i%len(infos)]
+					d, err := Schedule(s, info, profile)
+					if err != nil {
+						b.Fatal(err)
+					}
+					if kept {
+						log.remember(d, nil, time.Time{})
+					} else {
+						d.fade()
+					}
+					if s.Assume(info, d.Node); i%len(infos) == len(infos)-1 {
+						b.StopTimer()
+						s, log = cluster(b, benchNodes(5000)), decisionLog{}
+						b.StartTimer()
+					}
+				}
+			})
+		}
+	}
+}
+
 // BenchmarkMemory measures what 5,000 nodes with 50,000 pods take, tables of several kinds of pods included.
 func BenchmarkMemory(b *testing.B) {
 	nodes := benchNodes(5000)

@@ -205,8 +205,8 @@ func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 		case d.limited != nil:
 			v.Refusal = d.refusalAt(node)
 			d.explainFew(&v, node)
-		case i >= len(cells):
-			continue
+		case i >= len(cells) || cells[i].refusal == absent:
+			continue // it has come since
 		case d.overrides[node] != nil:
 			v.Refusal = d.overrides[node]
 		default:

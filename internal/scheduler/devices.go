@@ -2,7 +2,9 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -19,6 +21,7 @@ type deviceObjects struct {
 	claims  map[string]*resourcev1.ResourceClaim // by namespace/name
 	slices  map[string]*resourcev1.ResourceSlice
 	classes map[string]*resourcev1.DeviceClass
+	rules   map[string]*resourcev1.DeviceTaintRule
 	// assumed claims are allocated by us, and the API server has not told yet.
 	assumed     map[string]*resourcev1.ResourceClaim
 	expressions *cel.Cache
@@ -31,7 +34,7 @@ var deviceFeatures = structured.Features{
 
 func newDeviceObjects() deviceObjects {
 	return deviceObjects{
-		claims: map[string]*resourcev1.ResourceClaim{}, slices: map[string]*resourcev1.ResourceSlice{}, classes: map[string]*resourcev1.DeviceClass{},
+		claims: map[string]*resourcev1.ResourceClaim{}, slices: map[string]*resourcev1.ResourceSlice{}, classes: map[string]*resourcev1.DeviceClass{}, rules: map[string]*resourcev1.DeviceTaintRule{},
 		assumed: map[string]*resourcev1.ResourceClaim{}, expressions: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
 	}
 }
@@ -47,6 +50,8 @@ func (d *deviceObjects) set(object metav1.Object) {
 		d.slices[o.Name] = o
 	case *resourcev1.DeviceClass:
 		d.classes[o.Name] = o
+	case *resourcev1.DeviceTaintRule:
+		d.rules[o.Name] = o
 	}
 }
 
@@ -59,6 +64,8 @@ func (d *deviceObjects) delete(object metav1.Object) {
 		delete(d.slices, o.Name)
 	case *resourcev1.DeviceClass:
 		delete(d.classes, o.Name)
+	case *resourcev1.DeviceTaintRule:
+		delete(d.rules, o.Name)
 	}
 }
 
@@ -122,16 +129,41 @@ func (d *deviceObjects) allocated() structured.AllocatedState {
 	return state
 }
 
-// sliceList are all slices, in an order that does not change by itself.
+// tainted is a slice with the taints that rules add to its devices; the slice itself when none does.
+func (d *deviceObjects) tainted(slice *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
+	changed := slice
+	for _, rule := range rules {
+		selector := rule.Spec.DeviceSelector
+		if selector == nil || !speaksOf(selector.Driver, slice.Spec.Driver) || !speaksOf(selector.Pool, slice.Spec.Pool.Name) {
+			continue
+		}
+		for i := range slice.Spec.Devices {
+			if !speaksOf(selector.Device, slice.Spec.Devices[i].Name) {
+				continue
+			}
+			if changed == slice {
+				changed = slice.DeepCopy()
+			}
+			changed.Spec.Devices[i].Taints = append(changed.Spec.Devices[i].Taints, rule.Spec.Taint)
+		}
+	}
+	return changed
+}
+
+// speaksOf reports whether a part of a selector allows a name: without one, any.
+func speaksOf(part *string, name string) bool { return part == nil || *part == name }
+
+// sliceList are all slices, in an order that does not change by itself, with the taints rules give their devices.
 func (d *deviceObjects) sliceList() []*resourcev1.ResourceSlice {
 	names := make([]string, 0, len(d.slices))
 	for name := range d.slices {
 		names = append(names, name)
 	}
 	slices.Sort(names)
+	rules := slices.SortedFunc(maps.Values(d.rules), func(a, b *resourcev1.DeviceTaintRule) int { return strings.Compare(a.Name, b.Name) })
 	all := make([]*resourcev1.ResourceSlice, len(names))
 	for i, name := range names {
-		all[i] = d.slices[name]
+		all[i] = d.tainted(d.slices[name], rules)
 	}
 	return all
 }

@@ -26,6 +26,7 @@ const (
 	ResourceClaimResource      Resource = "ResourceClaim"
 	ResourceSliceResource      Resource = "ResourceSlice"
 	DeviceClassResource        Resource = "DeviceClass"
+	DeviceTaintRuleResource    Resource = "DeviceTaintRule"
 )
 
 // Action is a set of kinds of change.

@@ -180,6 +180,7 @@ func (dynamicResources) Hints() []Hint {
 		}},
 		{Resource: DeviceClassResource, Action: Add | Update},
 		{Resource: ResourceSliceResource, Action: Add | Update},
+		{Resource: DeviceTaintRuleResource, Action: Update | Delete},
 	}
 }
 

@@ -99,11 +99,13 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 		log = slog.Default()
 	}
 	initial, most := backoffOf(configuration)
-	return &Scheduler{
+	s := &Scheduler{
 		log: log, profiles: profiles, extenders: extenders,
 		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
 		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preempting: map[types.UID]bool{},
-	}, nil
+	}
+	s.snapshot.dropped = s.decisions.dropped
+	return s, nil
 }
 
 // Run decides about one pod after another until ctx ends, and returns when all it has begun to write is written.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -87,6 +88,7 @@ func (s *Scheduler) answer(w http.ResponseWriter, r *http.Request) (any, error) 
 	case !below:
 	case path == "" && r.Method == http.MethodGet:
 		return resources, nil
+	case slices.Contains(parts, ""):
 	case len(parts) == 5 && parts[0] == "namespaces" && parts[2] == "pods" && parts[4] == "why":
 		if r.Method != http.MethodGet {
 			return nil, apierrors.NewMethodNotSupported(podResource, r.Method)

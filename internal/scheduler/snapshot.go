@@ -77,6 +77,8 @@ type Snapshot struct {
 	rehearsing bool // pods are moved only to see what would be, and moved back
 	// timed measures what a rule takes to read a pod, until the function it returns is called. It may be nil.
 	timed func(rule, point string) func(*Refusal)
+	// dropped is told of tables that nobody should keep any longer. It may be nil.
+	dropped func(*table)
 }
 
 // maxChanges bounds the log of changed nodes. A table that has not followed for longer is made anew.

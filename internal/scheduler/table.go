@@ -31,8 +31,8 @@ type table struct {
 	scales  []scaledScorer
 	only    []string
 	limited bool
-	// volatile tables serve one pod.
-	volatile bool
+	// volatile tables serve one pod; shared ones all pods of one make.
+	volatile, shared bool
 
 	cells    []cell
 	base     []int64 // by node: weighted sum of the cell's scores
@@ -153,6 +153,7 @@ func (s *Snapshot) tableFor(p *PodInfo, profile *Profile) (*table, *Refusal) {
 		if len(s.tables) >= maxTables {
 			s.dropTable()
 		}
+		t.shared = true
 		s.tables[key] = t
 	}
 	return t, nil
@@ -165,6 +166,9 @@ func (s *Snapshot) dropTable() {
 		if oldest == "" || t.used < s.tables[oldest].used {
 			oldest = key
 		}
+	}
+	if s.dropped != nil {
+		s.dropped(s.tables[oldest])
 	}
 	delete(s.tables, oldest)
 }

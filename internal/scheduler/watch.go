@@ -140,6 +140,9 @@ func (s *Scheduler) watch(informers *client.Informers) error {
 		func() error {
 			return followSimply(s, informers, DeviceClassResource, setObject[*resourcev1.DeviceClass](n), deleteObject[*resourcev1.DeviceClass](n))
 		},
+		func() error {
+			return followSimply(s, informers, DeviceTaintRuleResource, setObject[*resourcev1.DeviceTaintRule](n), deleteObject[*resourcev1.DeviceTaintRule](n))
+		},
 	} {
 		if err := register(); err != nil {
 			return err
@@ -286,7 +289,6 @@ func (s *Scheduler) podDeleted(pod *corev1.Pod) {
 	s.snapshot.DeletePod(pod.UID)
 	s.queue.Delete(pod.UID)
 	delete(s.preempting, pod.UID)
-	s.decisions.forget(pod.UID)
 	switch {
 	case pod.Spec.NodeName != "":
 		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})

@@ -14,15 +14,16 @@ import (
 const (
 	// maxRemembered bounds the decisions kept for questions.
 	maxRemembered = 1024
-	// maxDetailed bounds how many of them keep what was said of every node.
-	maxDetailed = 64
+	// maxDetailed bounds how many of them keep a record of their own. Decisions that only point into a table shared by pods of their
+	// make keep that for as long as the table is there and its history reaches.
+	maxDetailed = 16
 )
 
-// decisionLog remembers the last decision about each of the pods decided last.
+// decisionLog remembers the last decisions. It is written for every pod and read for few, so writing costs next to nothing and
+// reading looks at all of them.
 type decisionLog struct {
-	byPod map[types.UID]*remembered
-	ring  [maxRemembered]types.UID
-	next  int
+	ring [maxRemembered]remembered
+	next int
 }
 
 type remembered struct {
@@ -32,23 +33,38 @@ type remembered struct {
 }
 
 func (l *decisionLog) remember(d *Decision, err error, now time.Time) {
-	if l.byPod == nil {
-		l.byPod = map[types.UID]*remembered{}
+	if fading := l.ring[(l.next+maxRemembered-maxDetailed)%maxRemembered].decision; fading != nil && fading.ownRecord() {
+		fading.fade()
 	}
-	if previous := l.byPod[d.Pod.Pod.UID]; previous != nil {
-		previous.decision.fade()
-	}
-	if fading := l.byPod[l.ring[(l.next+maxRemembered-maxDetailed)%maxRemembered]]; fading != nil && !fading.decision.faded {
-		fading.decision.fade()
-	}
-	delete(l.byPod, l.ring[l.next])
-	uid := d.Pod.Pod.UID
-	l.ring[l.next] = uid
+	l.ring[l.next] = remembered{decision: d, err: err, at: now}
 	l.next = (l.next + 1) % maxRemembered
-	l.byPod[uid] = &remembered{decision: d, err: err, at: now}
 }
 
-func (l *decisionLog) forget(uid types.UID) { delete(l.byPod, uid) }
+// dropped lets go of a table that the snapshot has forgotten.
+func (l *decisionLog) dropped(t *table) {
+	for i := range l.ring {
+		if d := l.ring[i].decision; d != nil && d.table == t {
+			d.fade()
+		}
+	}
+}
+
+// ownRecord reports whether a decision keeps more than a place in a shared table.
+func (d *Decision) ownRecord() bool { return d.beside != nil || d.table == nil || !d.table.shared }
+
+// last is the last decision about a pod, or nil.
+func (l *decisionLog) last(uid types.UID) *remembered {
+	for i := range l.ring {
+		r := &l.ring[(l.next+maxRemembered-1-i)%maxRemembered]
+		if r.decision == nil {
+			return nil
+		}
+		if r.decision.Pod.Pod.UID == uid {
+			return r
+		}
+	}
+	return nil
+}
 
 // Explanation tells why a pod is where it is, or nowhere.
 type Explanation struct {
@@ -102,7 +118,7 @@ func (s *Scheduler) Why(namespace, name string) (*Explanation, error) {
 		e.Changes = []Change{{Steps: []string{"remove the pod's scheduling gates"}}}
 		return e, nil
 	}
-	last := s.decisions.byPod[pod.UID]
+	last := s.decisions.last(pod.UID)
 	if last != nil && !last.decision.faded && (pod.Spec.NodeName == "" || last.decision.Node == pod.Spec.NodeName) {
 		if verdicts, current := last.decision.Explain(); current {
 			e.describe(last.decision, last.err)

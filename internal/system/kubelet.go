@@ -188,7 +188,7 @@ type nodeParts struct {
 	runs map[string]func(context.Context) error
 }
 
-// make makes the parts. It starts nothing.
+// make makes the parts, and what they need on this machine. It starts nothing.
 func (n *nodeParts) make() error {
 	if err := n.makeIdentity(); err != nil {
 		return err
@@ -245,16 +245,12 @@ func (n *nodeParts) make() error {
 		StaticPods:          cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration,
 		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
-		Refuse: n.refuse, RecursiveReadOnly: true, Log: n.log.With("part", "kubelet"),
+		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Log: n.log.With("part", "kubelet"),
 	})
 	n.runs["objects"], n.runs["informers"], n.runs["events"], n.runs["node"] = named.Run, informers.Run, events.Run, n.node.Run
-	n.runs["volumes"] = func(ctx context.Context) error {
-		if err := errors.Join(volumes.Prepare(), n.setUpGroups(groups)); err != nil {
-			return err
-		}
-		return volumes.Run(ctx)
-	}
-	return nil
+	n.runs["volumes"] = volumes.Run
+	// Before the first pod mounts or starts anything.
+	return errors.Join(volumes.Prepare(), n.setUpGroups(groups))
 }
 
 // makeNode makes what tells the API of this node.
@@ -280,6 +276,12 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		EvictionReserved: evict.Reserved(thresholds, node.Capacity(machine, node.Settings{})),
 	}, node.Parts{
 		Client: n.client, Runtime: n.runtime, Events: recorder, Pressure: n.pressure,
+		Problems: func() []error {
+			if err := n.kubelet.RuntimeError(); err != nil {
+				return []error{err}
+			}
+			return nil
+		},
 		PodCIDRs: func(ranges []string) {
 			select {
 			case n.ranges <- ranges:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -45,13 +46,16 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		if err != nil {
 			return err
 		}
-		set, err := controllers.New(controllers.Config{
-			Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers"),
-		})
-		if err != nil {
-			return err
+		wanted := controllers.Config{Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers")}
+		if len(c.Etcd.Servers) > 0 {
+			runs = append(runs, func(ctx context.Context) error { return compete(ctx, wanted) })
+		} else {
+			set, err := controllers.New(wanted)
+			if err != nil {
+				return err
+			}
+			runs = append(runs, set.Run)
 		}
-		runs = append(runs, set.Run)
 	}
 	if c.Runs(config.PartScheduler) {
 		metrics, err := scheduler.NewMetrics(registry)
@@ -73,6 +77,22 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		group.Go(func() error { return run(ctx) })
 	}
 	return group.Wait()
+}
+
+// compete runs the controllers of a server that is not alone with its store: of several, one works. A server that loses the lead goes on
+// serving, and competes again with controllers that know nothing yet.
+func compete(ctx context.Context, wanted controllers.Config) error {
+	wanted.Informers = nil // of their own: loops run once, and so do the informers that feed them
+	for {
+		var err error
+		if wanted.LeaderElection, err = election("kube-controller-manager"); err != nil {
+			return err
+		}
+		if err = controllers.Run(ctx, wanted); ctx.Err() != nil || !errors.Is(err, controller.ErrLeadershipLost) {
+			return err
+		}
+		wanted.Log.Warn("another server may have taken over the controllers; competing again")
+	}
 }
 
 // signingAuthorities lets one authority sign for everybody.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -80,7 +81,28 @@ func (w *watchpost) run(ctx context.Context) error {
 	if w.config.Profiling {
 		addProfiling(server.Paths)
 	}
-	return server.Run(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return server.Run(ctx) })
+	group.Go(func() error { w.followAuthorities(ctx); return nil })
+	return group.Wait()
+}
+
+// authorityPeriod is how often the client authorities are read again: they may have been renewed.
+const authorityPeriod = time.Minute
+
+func (w *watchpost) followAuthorities(ctx context.Context) {
+	ticker := time.NewTicker(authorityPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := w.loadAuthorities(ctx); err != nil && ctx.Err() == nil {
+			w.log.Warn("the client authorities could not be read again; those known before count", "error", err)
+		}
+	}
 }
 
 // reviewer asks the API servers of the kubeconfigs, or the part's own.

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	clientset "k8s.io/client-go/kubernetes"
 
 	"skiff/internal/scheduler"
@@ -85,15 +86,13 @@ func startScheduled(side, dir string, o options) (*cluster.Cluster, error) {
 
 // schedule creates pods and returns when all of them have a node.
 func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workloads.Workload, first, pods int) error {
-	list, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{Limit: 1})
+	placed := map[string]bool{}
+	w, err := follow(ctx, k, placed)
 	if err != nil {
 		return err
 	}
-	w, err := k.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
+	defer func() { w.Stop() }()
+	before := len(placed)
 	created := make(chan error, 1)
 	go func() {
 		created <- b.parallel(pods, func(i int) error {
@@ -101,15 +100,18 @@ func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workl
 			return err
 		})
 	}()
-	placed := map[string]bool{}
-	for len(placed) < pods {
+	for len(placed) < before+pods {
 		select {
 		case event, ok := <-w.ResultChan():
-			if !ok {
-				return fmt.Errorf("the watch ended after %d of %d pods", len(placed), pods)
+			if p, isPod := event.Object.(*corev1.Pod); ok && isPod {
+				if p.Spec.NodeName != "" {
+					placed[p.Name] = true
+				}
+				continue
 			}
-			if p, ok := event.Object.(*corev1.Pod); ok && p.Spec.NodeName != "" {
-				placed[p.Name] = true
+			// A server may end a watch that is too slow for it.
+			if w, err = follow(ctx, k, placed); err != nil {
+				return err
 			}
 		case err := <-created:
 			if err != nil {
@@ -117,10 +119,24 @@ func (b *bench) schedule(ctx context.Context, k clientset.Interface, load *workl
 			}
 			created = nil
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d pods have a node: %w", len(placed), pods, ctx.Err())
+			return fmt.Errorf("%d of %d pods have a node: %w", len(placed)-before, pods, ctx.Err())
 		}
 	}
 	return nil
+}
+
+// follow notes the pods that have a node and watches for more.
+func follow(ctx context.Context, k clientset.Interface, placed map[string]bool) (watch.Interface, error) {
+	list, err := k.CoreV1().Pods("default").List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		if list.Items[i].Spec.NodeName != "" {
+			placed[list.Items[i].Name] = true
+		}
+	}
+	return k.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 }
 
 // measureAlgorithm measures the deciding alone, without an API server: decide, assume, next pod.

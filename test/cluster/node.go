@@ -156,7 +156,7 @@ func nodeFolder(data string, source *registry.Registry) error {
 			}
 		}
 	}
-	return source.UseFor(filepath.Join(data, "registries"))
+	return source.StandIn(filepath.Join(data, "registries"), registry.Everything)
 }
 
 // waitNodes waits until all nodes are ready.

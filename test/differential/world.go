@@ -473,6 +473,20 @@ func (w *world) deviceObjects() {
 		}
 		w.others = append(w.others, slice)
 	}
+	if w.oneIn(2) {
+		rule := &resourcev1.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rule"}, Spec: resourcev1.DeviceTaintRuleSpec{
+			DeviceSelector: &resourcev1.DeviceTaintSelector{}, Taint: resourcev1.DeviceTaint{Key: "repair", Effect: resourcev1.DeviceTaintEffect(w.of("NoSchedule", "NoExecute", "None"))},
+		}}
+		switch w.random.IntN(3) {
+		case 0:
+			rule.Spec.DeviceSelector.Pool = ptr.To(w.nodes[w.random.IntN(len(w.nodes))].Name)
+		case 1:
+			rule.Spec.DeviceSelector.Driver, rule.Spec.DeviceSelector.Device = ptr.To("example.com"), ptr.To("device-0")
+		case 2:
+			rule.Spec.DeviceSelector.Driver = ptr.To("another.example.com")
+		}
+		w.others = append(w.others, rule)
+	}
 	for i := range 3 {
 		name := fmt.Sprintf("device-claim-%d", i)
 		request := resourcev1.DeviceRequest{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: w.of("gpu", "gpu", "gpu", "unknown"), AllocationMode: resourcev1.DeviceAllocationModeExactCount, Count: int64(1 + w.random.IntN(2))}}

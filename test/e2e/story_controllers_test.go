@@ -33,25 +33,12 @@ type side struct {
 // there is in the end.
 func TestStory(t *testing.T) {
 	s := readStory(t, "testdata/controllers/life.story")
-	sides := startStorySides(t)
+	var sides []*side
 	var playing sync.WaitGroup
-	for _, side := range sides {
-		for name, content := range s.files {
-			if err := os.WriteFile(filepath.Join(side.dir, name), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		kubeconfig := storyKubeconfig(t, side)
-		playing.Go(func() {
-			for _, command := range s.commands {
-				if _, lose := strings.CutPrefix(command, "lose "); lose {
-					side.lost.Stop()
-					side.said = append(side.said, "")
-					continue
-				}
-				side.said = append(side.said, runCommand(side.dir, kubeconfig, command))
-			}
-		})
+	for _, way := range storyWays {
+		side := way.start(t)
+		sides = append(sides, side)
+		playing.Go(side.player(t, s))
 	}
 	playing.Wait()
 	want := sides[0]
@@ -77,45 +64,96 @@ func TestStory(t *testing.T) {
 	t.Logf("%d commands, %d objects in the end", len(s.commands), len(want.end))
 }
 
-func startStorySides(t *testing.T) []*side {
+// TestStoryAlone plays the story on skiff alone: every command does what it should, or fails as it should.
+func TestStoryAlone(t *testing.T) {
+	s := readStory(t, "testdata/controllers/life.story")
+	side := storyWays[len(storyWays)-1].start(t)
+	side.player(t, s)()
+	// What is not there, or no longer, and a rollback of what is paused.
+	fails := []string{"kubectl rollout undo deployment/web --to-revision=7", "kubectl rollout undo deployment/web --to-revision=2", "kubectl get namespace doomed"}
+	for i, command := range s.commands {
+		if failed := !strings.HasSuffix(side.said[i], "[exit 0]") && !strings.HasPrefix(command, "lose "); failed != slices.Contains(fails, command) {
+			t.Errorf("line %d: $ %s\n%s", s.lines[i], command, side.said[i])
+		}
+	}
+	for line, want := range map[string]string{
+		"kubectl rollout history deployment/web --revision=1": "Image: image:1", "kubectl get replicasets,pods -l app=temp": "No resources found",
+		"kubectl drain a-2 --pod-selector=app=web --timeout=55s >drain.txt 2>&1; echo $?; tail -1 drain.txt": "0\nnode/a-2 drained",
+		"kubectl get pods --field-selector=spec.nodeName=a-2 -l app=web":                                     "No resources found",
+	} {
+		if i := slices.Index(s.commands, line); i < 0 || !strings.Contains(side.said[i], want) {
+			t.Errorf("$ %s\nwithout %q", line, want)
+		}
+	}
+	t.Logf("%d commands, %d objects in the end", len(s.commands), len(storyEnd(t, side.cluster)))
+}
+
+// player plays the story on a side.
+func (p *side) player(t *testing.T, s story) func() {
 	t.Helper()
-	flags := []string{"--allocate-node-cidrs=true", "--cluster-cidr=10.42.0.0/16", "--service-cluster-ip-range=10.96.0.0/12", "--node-monitor-grace-period=40s"}
-	ways := []struct {
-		name  string
-		start func(dir string) (*cluster.Cluster, error)
-		parts func(c *cluster.Cluster) error
-	}{
+	for name, content := range s.files {
+		if err := os.WriteFile(filepath.Join(p.dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubeconfig := storyKubeconfig(t, p)
+	return func() {
+		for _, command := range s.commands {
+			if strings.HasPrefix(command, "lose ") {
+				p.lost.Stop()
+				p.said = append(p.said, "")
+				continue
+			}
+			p.said = append(p.said, runCommand(p.dir, kubeconfig, command))
+		}
+	}
+}
+
+// way is a control plane the story can be played on.
+type way struct {
+	name    string
+	cluster func(dir string) (*cluster.Cluster, error)
+	parts   func(c *cluster.Cluster) error
+}
+
+var (
+	managerFlags = []string{"--allocate-node-cidrs=true", "--cluster-cidr=10.42.0.0/16", "--service-cluster-ip-range=10.96.0.0/12", "--node-monitor-grace-period=40s"}
+
+	storyWays = []way{
 		{"upstream", func(dir string) (*cluster.Cluster, error) { return cluster.UpstreamAPI(dir, "") },
-			func(c *cluster.Cluster) error { return errors.Join(c.ControllerManager(flags...), c.Scheduler()) }},
+			func(c *cluster.Cluster) error {
+				return errors.Join(c.ControllerManager(managerFlags...), c.Scheduler())
+			}},
 		{"skiff's controllers", func(dir string) (*cluster.Cluster, error) { return cluster.UpstreamAPI(dir, "") },
 			func(c *cluster.Cluster) error {
-				_, err := c.OwnControllerManager(append(flags, "--controllers=*,-local-path-provisioner")...)
+				_, err := c.OwnControllerManager(append(slices.Clone(managerFlags), "--controllers=*,-local-path-provisioner")...)
 				return errors.Join(err, c.Scheduler())
 			}},
 		{"skiff", func(dir string) (*cluster.Cluster, error) { return cluster.Skiff(dir, "--without=") },
 			func(*cluster.Cluster) error { return nil }},
 	}
-	var sides []*side
-	for _, way := range ways {
-		dir := t.TempDir()
-		c, err := way.start(filepath.Join(dir, "cluster"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Stop)
-		side := &side{name: way.name, cluster: c, dir: dir}
-		if err := way.parts(c); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Hollow(3, "--name-prefix=a-", "--labels=part=stays"); err != nil {
-			t.Fatal(err)
-		}
-		if side.lost, err = c.Hollow(1, "--name-prefix=lost-"); err != nil {
-			t.Fatal(err)
-		}
-		sides = append(sides, side)
+)
+
+// start starts the control plane and its nodes.
+func (w way) start(t *testing.T) *side {
+	t.Helper()
+	dir := t.TempDir()
+	c, err := w.cluster(filepath.Join(dir, "cluster"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return sides
+	t.Cleanup(c.Stop)
+	side := &side{name: w.name, cluster: c, dir: dir}
+	if err := w.parts(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Hollow(3, "--name-prefix=a-", "--labels=part=stays"); err != nil {
+		t.Fatal(err)
+	}
+	if side.lost, err = c.Hollow(1, "--name-prefix=lost-"); err != nil {
+		t.Fatal(err)
+	}
+	return side
 }
 
 // storyKubeconfig is the administrator's, with the story's namespace.
@@ -143,6 +181,7 @@ var chance = []struct {
 	{regexp.MustCompile(`\b10\.\d+\.\d+\.\d+\b`), "IP"},
 	{regexp.MustCompile(`-----BEGIN CERTIFICATE-----[^"]*`), "PEM"},
 	{regexp.MustCompile(`minute-\d+`), "minute-N"},
+	{regexp.MustCompile(`unable to get metrics for resource cpu: [^"]*`), "no metrics"}, // skiff serves the metrics API itself
 	{regexp.MustCompile(`kube-api-access-\w{5}`), "kube-api-access-X"},
 	{regexp.MustCompile(`"(nodeName|lastProbeTime)":("[^"]*"|null),?`), ""}, // the scheduler's choice
 	{regexp.MustCompile(`"batch.kubernetes.io/cronjob-scheduled-timestamp":"[^"]*",?`), ""},

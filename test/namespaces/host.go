@@ -23,6 +23,17 @@ const (
 	hostLink = "eth0"
 )
 
+// A copy of the program that is to become a host does so before anything else: what it was given as arguments is another program's.
+func init() {
+	if os.Getenv(stageVariable) != stageHost {
+		return
+	}
+	if err := becomeHost(); err != nil {
+		fmt.Fprintln(os.Stderr, "namespaces:", err)
+		os.Exit(1)
+	}
+}
+
 // Host is one more machine beside the one of a test: a network, a host name and running services of its own, joined to the same bridge.
 type Host struct {
 	Name    string

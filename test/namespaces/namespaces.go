@@ -55,8 +55,6 @@ func Enter() {
 		return
 	case stageFirst:
 		code, err = first()
-	case stageHost:
-		err = becomeHost()
 	default:
 		code, err = outside()
 	}

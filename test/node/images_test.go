@@ -76,7 +76,12 @@ func TestPullFromARegistry(t *testing.T) {
 	}
 	gone.Close()
 
-	c := start(t, shortDir(t))
+	dataDir := shortDir(t)
+	// Registries that are not to be reached in the usual way.
+	if err := open.StandIn(dataDir+"/registries", "example.org"); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, dataDir)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "login", UID: "login"}, Type: corev1.SecretTypeDockerConfigJson}
 	data, err := json.Marshal(map[string]any{"auths": map[string]any{private.Host: map[string]string{"username": "user", "password": "secret"}}})
 	if err != nil {
@@ -102,6 +107,7 @@ func TestPullFromARegistry(t *testing.T) {
 		{name: "pull", image: open.Host + "/team/app:1", policy: corev1.PullIfNotPresent, events: []string{"Pulling", "Pulled"}, requests: 2},
 		{name: "present", image: open.Host + "/team/app:1", policy: corev1.PullIfNotPresent, events: []string{"Pulled"}},
 		{name: "present, always", image: open.Host + "/team/app:1", policy: corev1.PullAlways, events: []string{"Pulling", "Pulled"}, requests: 1},
+		{name: "a registry that is served by another", image: "example.org/team/app:1", policy: corev1.PullIfNotPresent, events: []string{"Pulling", "Pulled"}, requests: 1},
 		{name: "no such tag", image: open.Host + "/team/app:2", policy: corev1.PullIfNotPresent, reason: "ErrImagePull", contains: "not found",
 			events: []string{"Pulling", "Failed"}, requests: 1},
 		{name: "no secret", image: private.Host + "/team/app:1", policy: corev1.PullIfNotPresent, reason: "ErrImagePull", contains: "pull access denied",

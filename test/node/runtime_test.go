@@ -1,12 +1,18 @@
 package node
 
 import (
+	"archive/tar"
+	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -246,9 +252,13 @@ func TestImportByCommand(t *testing.T) {
 		}
 		return string(out)
 	}
-	skiff("import", images+"/busybox.tar", images+"/pause.tar")
+	docker := dockerArchive(t)
+	skiff("import", images+"/busybox.tar", images+"/pause.tar", docker, compressed(t, images+"/programs.tar"))
 	list := skiff("ls")
-	for _, name := range []string{"registry.k8s.io/e2e-test-images/busybox:1.37.0-2", "registry.k8s.io/pause:3.10.2", "localhost/skiff/pause:1"} {
+	for _, name := range []string{
+		"registry.k8s.io/e2e-test-images/busybox:1.37.0-2", "registry.k8s.io/pause:3.10.2", "localhost/skiff/pause:1",
+		"docker.io/library/saved:1", "registry.k8s.io/e2e-test-images/nonewprivs:1.4",
+	} {
 		if !slices.ContainsFunc(strings.Split(list, "\n"), func(line string) bool { return strings.HasPrefix(line, name+" ") }) {
 			t.Errorf("no %s in\n%s", name, list)
 		}
@@ -256,6 +266,63 @@ func TestImportByCommand(t *testing.T) {
 	if out, err := exec.Command(filepath.Join(root, "bin/skiff"), "image", "--data-dir", dataDir, "import", "/etc/passwd").CombinedOutput(); err == nil {
 		t.Errorf("a file that is no archive was imported: %s", out)
 	}
+}
+
+// dockerArchive makes an archive as `docker save` does.
+func dockerArchive(t *testing.T) string {
+	t.Helper()
+	layer := pack(t, map[string]string{"hello": "world"})
+	config := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`, goruntime.GOARCH, sha256.Sum256([]byte(layer)))
+	name := fmt.Sprintf("%x.json", sha256.Sum256([]byte(config)))
+	path := filepath.Join(t.TempDir(), "saved.tar")
+	archive := pack(t, map[string]string{
+		name: config, "layer/layer.tar": layer, "manifest.json": `[{"Config":"` + name + `","RepoTags":["saved:1"],"Layers":["layer/layer.tar"]}]`,
+	})
+	if err := os.WriteFile(path, []byte(archive), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// pack makes a tar of files.
+func pack(t *testing.T, files map[string]string) string {
+	t.Helper()
+	var out strings.Builder
+	w := tar.NewWriter(&out)
+	for name, data := range files {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// compressed makes a gzip of a file.
+func compressed(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), filepath.Base(file)+".gz")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := gzip.NewWriter(f)
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Close(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestSandboxesOutliveContainerd(t *testing.T) {

@@ -68,10 +68,13 @@ func StartAt(address string) (*Registry, error) {
 // Stop ends it.
 func (r *Registry) Stop() { _ = r.server.Close() }
 
-// UseFor makes a containerd whose registries are configured in a folder ask this registry for everything. Naming it as the server too keeps
-// it from asking the real one afterwards.
-func (r *Registry) UseFor(registries string) error {
-	dir := filepath.Join(registries, "_default")
+// Everything, as a host to stand in for, is every registry there is.
+const Everything = "_default"
+
+// StandIn makes a containerd whose registries are configured in a folder ask this registry for the images of a host. Naming it as the server too
+// keeps containerd from asking the real one afterwards.
+func (r *Registry) StandIn(registries, host string) error {
+	dir := filepath.Join(registries, host)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

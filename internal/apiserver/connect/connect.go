@@ -54,6 +54,8 @@ type roads struct {
 	kubelet *http.Transport
 	// unverified is the way to a kubelet for a client that does not insist on its certificate.
 	unverified *http.Transport
+	// nodes is the way to a kubelet for a client that chooses the path, and may have chosen the node's address as well.
+	nodes *http.Transport
 	// workloads is the way to pods and services, whose certificates nobody knows.
 	workloads *http.Transport
 }
@@ -65,13 +67,15 @@ func newRoads(c Config) *roads {
 		objects:    c.Objects,
 		kubelet:    newTransport(c.Kubelet, nil),
 		unverified: newTransport(unverified, nil),
+		nodes:      newTransport(c.Kubelet, refuseNearby),
 		workloads:  newTransport(&tls.Config{InsecureSkipVerify: true}, refuseNearby),
 	}
 }
 
 // New returns the connectors by resource and subresource.
-func New(c Config) map[string]apiserver.Connector {
-	r := newRoads(c)
+func New(c Config) map[string]apiserver.Connector { return newRoads(c).connectors() }
+
+func (r *roads) connectors() map[string]apiserver.Connector {
 	return map[string]apiserver.Connector{
 		"pods/log":         connector(r.podLog),
 		"pods/exec":        connector(r.podExec),

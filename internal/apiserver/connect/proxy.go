@@ -82,7 +82,7 @@ func (d *roads) nodeProxy(w http.ResponseWriter, r *http.Request, c *apiserver.C
 		return err
 	}
 	if port == "" || port == location.Port() {
-		return through(w, r, location, c.Path, d.kubelet)
+		return through(w, r, location, c.Path, d.nodes)
 	}
 	return through(w, r, &url.URL{Scheme: scheme, Host: net.JoinHostPort(location.Hostname(), port)}, c.Path, d.workloads)
 }

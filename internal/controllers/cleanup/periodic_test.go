@@ -269,4 +269,20 @@ func TestSecretsOfPods(t *testing.T) {
 	if names := secretsOf(&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}}}}}); len(names) > 0 {
 		t.Errorf("%v", names)
 	}
+	for i, source := range []corev1.VolumeSource{
+		{AzureFile: &corev1.AzureFileVolumeSource{SecretName: "x"}}, {CephFS: &corev1.CephFSVolumeSource{SecretRef: ref}}, {Cinder: &corev1.CinderVolumeSource{SecretRef: ref}},
+		{FlexVolume: &corev1.FlexVolumeSource{SecretRef: ref}}, {RBD: &corev1.RBDVolumeSource{SecretRef: ref}}, {ScaleIO: &corev1.ScaleIOVolumeSource{SecretRef: ref}},
+		{ISCSI: &corev1.ISCSIVolumeSource{SecretRef: ref}}, {StorageOS: &corev1.StorageOSVolumeSource{SecretRef: ref}},
+	} {
+		if names := secretsOfVolume(&source); fmt.Sprint(names) != "[x]" {
+			t.Errorf("volume %d: %v", i, names)
+		}
+	}
+	if names := secretsOfVolume(&corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}); names != nil {
+		t.Errorf("an empty folder names %v", names)
+	}
+	user := &corev1.Pod{Spec: corev1.PodSpec{ImagePullSecrets: []corev1.LocalObjectReference{*ref}}}
+	if !mounted([]*corev1.Pod{{}, user}, "x") || mounted([]*corev1.Pod{user}, "y") || mounted(nil, "x") {
+		t.Error("who uses a secret is not known")
+	}
 }

@@ -140,12 +140,16 @@ func (r *rollout) judge(status *appsv1.DeploymentStatus) {
 	if r.current != nil {
 		subject = fmt.Sprintf("ReplicaSet %q", r.current.Name)
 	}
+	available := progressing != nil && progressing.Reason == "NewReplicaSetAvailable"
 	// What is said of another set was said before this one was made, by a controller that ended before it could say so.
-	done := status.Replicas == status.UpdatedReplicas && progressing != nil && progressing.Reason == "NewReplicaSetAvailable" &&
-		(r.current == nil || !strings.HasPrefix(progressing.Message, "ReplicaSet ") || strings.HasPrefix(progressing.Message, subject))
+	stale := available && r.current != nil && strings.HasPrefix(progressing.Message, "ReplicaSet ") && !strings.HasPrefix(progressing.Message, subject)
+	done := status.Replicas == status.UpdatedReplicas && available && !stale
 	if r.hasDeadline() && !done {
 		switch {
 		case complete(r.deployment, status):
+			if stale {
+				r.removeCondition(appsv1.DeploymentProgressing)
+			}
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetAvailable", subject+" has successfully progressed.")
 		case r.progressed(status):
 			r.noteProgress(progressing, subject+" is progressing.")

@@ -341,6 +341,11 @@ func TestJobStatusNumbers(t *testing.T) {
 	if got := events(lookAt(aJob(suspended))); !slices.Equal(got, []string{"Suspended: Job suspended"}) {
 		t.Errorf("events %q", got)
 	}
+	// It went on, and its pod was quicker than whoever should have said so.
+	resumed := aJob(wants(1, 1), hasCondition(batchv1.JobSuspended, "JobSuspended"))
+	if _, status := after(resumed, lookAt(resumed, work("a", corev1.PodSucceeded))); isTrue(status.Conditions, batchv1.JobSuspended) || !isTrue(status.Conditions, batchv1.JobSuccessCriteriaMet) {
+		t.Errorf("%+v", status.Conditions)
+	}
 	odd := aJob(func(j *batchv1.Job) { j.Spec.CompletionMode = new(batchv1.CompletionMode("Odd")) })
 	if plan := lookAt(odd); len(plan.Steps) != 0 || plan.Events[0].Reason != "UnknownCompletionMode" {
 		t.Errorf("%+v", plan)

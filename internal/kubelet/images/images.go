@@ -171,7 +171,8 @@ func withTag(name string, named reference.Named) string {
 func (i *Images) present(ctx context.Context, w want, credentials func() ([]credentials.Credential, error)) (string, error) {
 	answer, err := i.Runtime.ImageStatus(ctx, w.spec, false)
 	if err != nil {
-		return "", i.fail(w, ReasonInspect, "InspectFailed", fmt.Sprintf("Failed to inspect image %q: %v", "", err))
+		// Between the quotes upstream has the reference, which is not known then.
+		return "", i.fail(w, ReasonInspect, "InspectFailed", fmt.Sprintf(`Failed to inspect image "": %v`, err))
 	}
 	ref := answer.GetImage().GetId()
 	if ref != "" {

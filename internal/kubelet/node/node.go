@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/watch"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -347,6 +348,13 @@ func reconcilePatch(existing, wanted *corev1.Node) []byte {
 // take remembers what the API has, and tells who waits for its parts.
 func (n *Node) take(node *corev1.Node) {
 	n.mu.Lock()
+	// The answer to a write can come after the watch has shown what others wrote since.
+	if old := n.seen; old != nil && old.UID == node.UID {
+		if order, err := resourceversion.CompareResourceVersion(node.ResourceVersion, old.ResourceVersion); err == nil && order < 0 {
+			n.mu.Unlock()
+			return
+		}
+	}
 	n.seen = node
 	newRanges := len(node.Spec.PodCIDRs) > 0 && !slices.Equal(n.ranges, node.Spec.PodCIDRs)
 	if newRanges {

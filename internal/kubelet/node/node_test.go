@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/client"
@@ -243,4 +244,23 @@ func TestTakeOver(t *testing.T) {
 		t.Errorf("%s", text(node.Status.Capacity))
 	}
 	s.wantEvents("NodeNotSchedulable", "Rebooted")
+}
+
+// TestOldAnswers come after the watch has shown something newer: they change nothing.
+func TestOldAnswers(t *testing.T) {
+	n := New(Settings{Name: "a"}, Parts{Log: slog.New(slog.DiscardHandler)})
+	at := func(uid types.UID, version string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: uid, ResourceVersion: version}}
+	}
+	for _, step := range []struct {
+		takes *corev1.Node
+		want  string
+	}{
+		{at("u", "9"), "9"}, {at("u", "10"), "10"}, {at("u", "9"), "10"}, {at("u", "10"), "10"}, {at("v", "3"), "3"},
+	} {
+		n.take(step.takes)
+		if got := n.Node().ResourceVersion; got != step.want {
+			t.Errorf("after %s: %s, want %s", step.takes.ResourceVersion, got, step.want)
+		}
+	}
 }

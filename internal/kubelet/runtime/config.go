@@ -120,7 +120,7 @@ func (s settings) text() string {
 	line("[grpc]\n  address = %s", quote(s.folders.socket()))
 	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(s.folders.sockets))
 	line("[plugins.'%s'.pinned_images]\n  sandbox = %s", images, quote(SandboxImage))
-	line("[plugins.'%s'.registry]\n  config_path = %s", images, quote(s.folders.registries()+":/etc/containerd/certs.d"))
+	line("[plugins.'%s'.registry]\n  config_path = %s", images, quote(s.folders.registries()))
 	line("[plugins.'%s']", runtime)
 	line("  restrict_oom_score_adj = %t", !s.privileged)
 	line("  netns_mounts_under_state_dir = true")

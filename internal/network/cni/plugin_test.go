@@ -411,6 +411,16 @@ func testHostPort(t *testing.T) {
 	w.mustSee("", "tcp", "127.0.0.1", "8080", bridge4)
 	w.mustSee("", "tcp", "127.0.0.1", "8082", bridge4)
 	w.mustSee("", "udp", "127.0.0.1", "5353", bridge4)
+	// From another address of the host than the one it connects to.
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(hostAddress)}, Timeout: 3 * time.Second}
+	if c, err := dialer.Dial("tcp", "127.0.0.1:8082"); err != nil {
+		t.Error(err)
+	} else {
+		if seen, err := io.ReadAll(c); err != nil || string(seen) != hostAddress {
+			t.Errorf("seen as %q, %v", seen, err)
+		}
+		_ = c.Close()
+	}
 	w.mustSee("", "tcp", hostAddress, "8080", hostAddress)
 	w.mustSee("", "tcp", hostAddress, "8081", hostAddress)
 	w.mustSee(other, "tcp", hostAddress, "8080", address)

@@ -163,6 +163,22 @@ func Install(dir string) error {
 	return nil
 }
 
+// Read returns the settings that Configure wrote into dir, if it did.
+func Read(dir string) (s Settings, configured bool, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, fileName))
+	if errors.Is(err, os.ErrNotExist) {
+		return s, false, nil
+	}
+	if err != nil {
+		return s, false, fmt.Errorf("read pod network configuration: %w", err)
+	}
+	var list struct{ Plugins []Settings }
+	if err := json.Unmarshal(text, &list); err != nil || len(list.Plugins) == 0 {
+		return s, false, fmt.Errorf("read pod network configuration: %s is not what was written: %w", fileName, err)
+	}
+	return list.Plugins[0], true, nil
+}
+
 // Unconfigure takes the configuration out of dir again.
 func Unconfigure(dir string) error {
 	if err := os.Remove(filepath.Join(dir, fileName)); err != nil && !errors.Is(err, os.ErrNotExist) {

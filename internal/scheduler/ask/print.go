@@ -78,7 +78,7 @@ func printVerdicts(w io.Writer, e *scheduler.Explanation) {
 	rules := slices.Sorted(maps.Keys(named))
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(table, "NODE\tVERDICT\tTOTAL\t%s\n", strings.Join(rules, "\t"))
+	fmt.Fprintln(table, strings.Join(append([]string{"NODE", "VERDICT", "TOTAL"}, rules...), "\t"))
 	for _, v := range e.Verdicts {
 		if v.Refusal != nil {
 			fmt.Fprintf(table, "%s\trefused by %s: %s\n", v.Node, v.Refusal.Rule, strings.Join(v.Refusal.Reasons, ", "))

@@ -22,7 +22,7 @@ kubectl rollout pause deployment/web
 kubectl set image deployment/web web=image:3
 kubectl scale deployment/web --replicas=4
 kubectl wait deployment/web --for=jsonpath='{.status.readyReplicas}'=4 --timeout=50s
-kubectl rollout undo deployment/web
+kubectl rollout undo deployment/web --to-revision=2
 kubectl rollout resume deployment/web
 kubectl rollout status deployment/web --timeout=50s | tail -1
 kubectl rollout history deployment/web

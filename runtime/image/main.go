@@ -1,6 +1,7 @@
-// Command image packs the pause program as an OCI image, in an archive that containerd imports. The same program gives the same bytes.
+// Command image packs a static program as an OCI image of its own, in an archive that containerd imports. The same program gives the same
+// bytes.
 //
-//	go run ./pause/image PROGRAM ARCHIVE
+//	go run ./image NAME PROGRAM ARCHIVE
 package main
 
 import (
@@ -12,29 +13,28 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 )
 
-// name is the reference under which the image is imported and which skiff's containerd names as its sandbox image.
-const name = "localhost/skiff/pause:1"
-
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: image PROGRAM ARCHIVE")
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: image NAME PROGRAM ARCHIVE")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2]); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(program, archive string) error {
+func run(name, program, archive string) error {
 	data, err := os.ReadFile(program)
 	if err != nil {
 		return err
 	}
-	files, err := image(data)
+	files, err := image(name, filepath.Base(program), data)
 	if err != nil {
 		return err
 	}
@@ -53,9 +53,9 @@ type file struct {
 
 type object = map[string]any
 
-// image returns the files of an OCI image layout with one layer.
-func image(program []byte) ([]file, error) {
-	layer, err := pack([]file{{"pause", 0o755, program}})
+// image returns the files of an OCI image layout with one layer, which holds the program alone. name is the reference it is imported under.
+func image(name, base string, program []byte) ([]file, error) {
+	layer, err := pack([]file{{base, 0o755, program}})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func image(program []byte) ([]file, error) {
 	config, err := json.Marshal(object{
 		"architecture": runtime.GOARCH, "os": "linux",
 		// A user of its own, and none that an image is likely to have.
-		"config": object{"User": "65535:65535", "Entrypoint": []string{"/pause"}, "WorkingDir": "/"},
+		"config": object{"User": "65535:65535", "Entrypoint": []string{"/" + base}, "WorkingDir": "/"},
 		"rootfs": object{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(diff[:])}},
 	})
 	if err != nil {
@@ -94,7 +94,7 @@ func image(program []byte) ([]file, error) {
 		return nil, err
 	}
 	descriptor := add("application/vnd.oci.image.manifest.v1+json", manifest)
-	descriptor["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
+	descriptor["annotations"] = object{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name[strings.LastIndex(name, ":")+1:]}
 	descriptor["platform"] = object{"architecture": runtime.GOARCH, "os": "linux"}
 	index, err := json.Marshal(object{
 		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []object{descriptor},

@@ -1,0 +1,68 @@
+package config
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestKubeletConfiguration(t *testing.T) {
+	const head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+	for _, row := range []struct{ name, text, want string }{
+		{"empty", head, ""},
+		{"usual", head + "maxPods: 50\ncontainerLogMaxSize: 1Mi\nclusterDNS: [10.96.0.10]\n", ""},
+		{"unknown field", head + "maxPodz: 50\n", "maxPodz"},
+		{"another kind", "apiVersion: v1\nkind: Pod\n", "not a KubeletConfiguration"},
+		{"size", head + "containerLogMaxSize: large\n", "containerLogMaxSize"},
+		{"files", head + "containerLogMaxFiles: 1\n", "containerLogMaxFiles"},
+		{"restart period too long", head + "crashLoopBackOff: {maxContainerRestartPeriod: 10m}\n", "maxContainerRestartPeriod"},
+		{"restart period too short", head + "crashLoopBackOff: {maxContainerRestartPeriod: 1ms}\n", "maxContainerRestartPeriod"},
+		{"DNS", head + "clusterDNS: [kube-dns]\n", "clusterDNS"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "kubelet.yaml")
+			if err := os.WriteFile(file, []byte(row.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := (&Node{ConfigFile: file}).Settings()
+			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("error %v, want %q", err, row.want)
+			}
+		})
+	}
+	settings, err := (&Node{}).Settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if settings.MaxPods != 110 || settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration != 5*time.Minute || settings.EvictionHard["memory.available"] != "100Mi" {
+		t.Errorf("defaults %+v", settings)
+	}
+}
+
+func TestKubeletFlags(t *testing.T) {
+	for _, row := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--kubeconfig=k"}, ""},
+		{nil, "--kubeconfig"},
+		{[]string{"--kubeconfig=k", "--root-dir=relative"}, "--root-dir"},
+		{[]string{"--kubeconfig=k", "--hostname-override=Not_A_Name"}, "--hostname-override"},
+		{[]string{"--kubeconfig=k", "--node-ip=nowhere"}, "--node-ip"},
+		{[]string{"--kubeconfig=k", "--node-ip=10.0.0.1,fd00::1"}, ""},
+		{[]string{"--kubeconfig=k", "--node-labels=a"}, "--node-labels"},
+	} {
+		c := DefaultKubelet()
+		flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
+		c.Flags(flags)
+		if err := flags.Parse(row.args); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Validate(); row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+			t.Errorf("%v: error %v, want %q", row.args, err, row.want)
+		}
+	}
+}

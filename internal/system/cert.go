@@ -1,0 +1,86 @@
+package system
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"skiff/internal/config"
+	"skiff/internal/pki"
+)
+
+func certificateFolder(c config.Certificate) pki.Folder {
+	return pki.Folder(filepath.Join(c.DataDir, "pki"))
+}
+
+// ShowCertificates lists the certificates of a data folder.
+func ShowCertificates(c config.Certificate, out io.Writer) error {
+	entries, err := certificateFolder(c).List()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSUBJECT\tISSUER\tEXPIRES\tLEFT\tRENEWED")
+	for _, e := range entries {
+		renewed := "by hand"
+		switch {
+		case e.Authority && !e.Signs:
+			renewed = "old, still trusted"
+		case !e.Authority:
+			renewed = e.RenewAt.UTC().Format(time.DateOnly)
+		}
+		left := fmt.Sprintf("%dd", int(e.NotAfter.Sub(now).Hours()/24))
+		if now.After(e.NotAfter) {
+			left = "expired"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Name, e.Subject, e.Issuer, e.NotAfter.UTC().Format(time.RFC3339), left, renewed)
+	}
+	return w.Flush()
+}
+
+// RenewCertificates issues certificates anew, by their names or all.
+func RenewCertificates(c config.Certificate, names []string, out io.Writer) error {
+	folder := certificateFolder(c)
+	if len(names) == 1 && names[0] == "all" {
+		entries, err := folder.List()
+		if err != nil {
+			return err
+		}
+		names = nil
+		for _, e := range entries {
+			if !e.Authority {
+				names = append(names, e.Name)
+			}
+		}
+	}
+	for _, name := range names {
+		if err := folder.Renew(name, time.Now()); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s renewed\n", name)
+	}
+	return nil
+}
+
+// RotateAuthority puts a new authority in the place of one, which is trusted beside it.
+func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
+	a, err := certificateFolder(c).ReplaceAuthority(name, "", time.Now())
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s is now %s; restart the server to use it\n", name, a.Certificate().Subject.CommonName)
+	return nil
+}
+
+// ForgetAuthorities ends the trust in the authorities before the one that signs now.
+func ForgetAuthorities(c config.Certificate, name string, out io.Writer) error {
+	a, err := certificateFolder(c).ForgetAuthorities(name)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "only %s is trusted now; restart the server to make it so\n", a.Certificate().Subject.CommonName)
+	return nil
+}

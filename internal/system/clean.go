@@ -1,0 +1,143 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"skiff/internal/config"
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/network/cni"
+)
+
+// cleanTimeout is how long the runtime may take to end all pods.
+const cleanTimeout = 2 * time.Minute
+
+// Clean takes away what a node of this machine leaves behind when skiff stops, so that pods outlive it: pods, links, routes, rules,
+// control groups and mounts. The state of the cluster and the images stay.
+func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
+	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("--data-dir: there is no %s", c.DataDir)
+	}
+	unlock, err := lockFolder(c.DataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	node := config.Node{ConfigFile: c.KubeletConfig}
+	settings, err := node.Settings()
+	if err != nil {
+		return err
+	}
+	pods, err := removePods(ctx, c.DataDir)
+	if err != nil {
+		return fmt.Errorf("remove pods: %w", err)
+	}
+	conf := filepath.Join(c.DataDir, "cni/net.d")
+	network, configured, err := cni.Read(conf)
+	if err != nil {
+		return err
+	}
+	if configured {
+		if err := errors.Join(cni.Remove(network), cni.Unconfigure(conf)); err != nil {
+			return err
+		}
+	}
+	groups, err := cgroup.New(cgroup.Settings{Root: settings.CgroupRoot})
+	if err != nil {
+		return err
+	}
+	if err := groups.Teardown(); err != nil {
+		return err
+	}
+	mounts, err := unmountBelow(c.DataDir)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "removed %d pods, %d mounts, the pod network and the control groups of %s\n", pods, mounts, c.DataDir)
+	return nil
+}
+
+// removePods has the runtime end and remove all pods.
+func removePods(ctx context.Context, dataDir string) (int, error) {
+	if _, err := os.Stat(filepath.Join(dataDir, "containerd")); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	own, err := ownRuntime(dataDir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
+	done := make(chan error, 1)
+	go func() { done <- own.Run(ctx) }()
+	removed, err := func() (int, error) {
+		select {
+		case <-own.Ready():
+		case err := <-done:
+			done <- err
+			return 0, fmt.Errorf("start the runtime: %w", err)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+		return removeSandboxes(ctx, own.Endpoint())
+	}()
+	cancel()
+	if ended := <-done; err == nil && ended != nil && !errors.Is(ended, context.Canceled) {
+		err = ended
+	}
+	return removed, err
+}
+
+func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
+	runtime, err := cri.Dial(endpoint)
+	if err != nil {
+		return 0, err
+	}
+	defer runtime.Close(context.WithoutCancel(ctx))
+	sandboxes, err := runtime.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range sandboxes {
+		if err := runtime.StopPodSandbox(ctx, s.Id); err != nil {
+			return 0, fmt.Errorf("stop %s/%s: %w", s.GetMetadata().GetNamespace(), s.GetMetadata().GetName(), err)
+		}
+		if err := runtime.RemovePodSandbox(ctx, s.Id); err != nil {
+			return 0, fmt.Errorf("remove %s/%s: %w", s.GetMetadata().GetNamespace(), s.GetMetadata().GetName(), err)
+		}
+	}
+	return len(sandboxes), nil
+}
+
+// unmountBelow takes down all mounts at and below a folder, the innermost first.
+func unmountBelow(folder string) (int, error) {
+	folder, err := filepath.EvalSymlinks(folder)
+	if err != nil {
+		return 0, err
+	}
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Mountpoint != folder && !strings.HasPrefix(m.Mountpoint, folder+"/"), false
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list mounts: %w", err)
+	}
+	slices.Reverse(mounts)
+	for _, m := range mounts {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			return 0, fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+		}
+	}
+	return len(mounts), nil
+}

@@ -1,0 +1,146 @@
+package system
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/api/flowcontrol"
+	"skiff/internal/apiserver/admission"
+	"skiff/internal/config"
+	"skiff/internal/store/cache"
+	"skiff/internal/store/memory"
+)
+
+// gatekeeping says which parts of the gate a benchmark has.
+type gatekeeping struct{ rbac, admission, audit, fairness bool }
+
+// guardedHandler is the whole server without network and disk.
+func guardedHandler(b *testing.B, with gatekeeping) http.Handler {
+	b.Helper()
+	dir := b.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			b.Fatal(err)
+		}
+		return path
+	}
+	c := config.DefaultServer()
+	c.DataDir, c.BindAddress, c.NoNode = dir, "127.0.0.1", true
+	c.Authentication.TokenFile = write("tokens.csv", "token,jane,1\n")
+	c.Limits.PriorityAndFairness = with.fairness
+	if !with.rbac {
+		c.Authorization.Modes = []string{"AlwaysAllow"}
+	}
+	if !with.admission {
+		c.Admission.Disable, _ = admission.Names()
+	}
+	if with.audit {
+		c.Audit.PolicyFile = write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
+		c.Audit.Log.Path = os.DevNull
+	}
+	log := slog.New(slog.DiscardHandler)
+	certs, err := newCertificates(c, time.Now())
+	if err != nil {
+		b.Fatal(err)
+	}
+	gate, err := newGate(c, certs, log)
+	if err != nil {
+		b.Fatal(err)
+	}
+	objects := cache.New(memory.New(), log)
+	healthy := func(context.Context) error { return nil }
+	server, err := newAPIServer(c, objects, gate, connection(gate, certs), newRegistry(), http.NotFoundHandler(), log, healthy, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = objects.Run(ctx) })
+	running.Go(func() { _ = gate.auditor.Run(ctx) })
+	b.Cleanup(func() { cancel(); running.Wait() })
+	<-objects.Ready()
+	if err := prepareCluster(ctx, server.Env(), c, newSteps("start-system-namespaces-controller", "rbac/bootstrap-roles")); err != nil {
+		b.Fatal(err)
+	}
+	if gate.fairness != nil {
+		mandatory, suggested := flowcontrol.Mandatory(), flowcontrol.Suggested()
+		gate.fairness.Configure(append(mandatory.PriorityLevels, suggested.PriorityLevels...), append(mandatory.FlowSchemas, suggested.FlowSchemas...))
+	}
+	for _, w := range []wanted{
+		{schema.GroupResource{Group: "rbac.authorization.k8s.io", Resource: "rolebindings"}, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "jane", Namespace: "default"}, Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "jane"}},
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		}},
+		{schema.GroupResource{Resource: "serviceaccounts"}, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}},
+	} {
+		if err := ensure(ctx, server.Env(), w); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return server.Handler()
+}
+
+// BenchmarkGate is a create by a plain user, with each part of the gate, with all of it and with none.
+func BenchmarkGate(b *testing.B) {
+	for _, test := range []struct {
+		name string
+		with gatekeeping
+	}{
+		{"none", gatekeeping{}},
+		{"rbac", gatekeeping{rbac: true}},
+		{"admission", gatekeeping{admission: true}},
+		{"audit", gatekeeping{audit: true}},
+		{"fairness", gatekeeping{fairness: true}},
+		{"all", gatekeeping{true, true, true, true}},
+	} {
+		for _, what := range []string{"configmaps", "pods"} {
+			b.Run(what+"/"+test.name, func(b *testing.B) {
+				handler := guardedHandler(b, test.with)
+				body := `{"metadata":{"name":"x%d","labels":{"app":"bench"}},"data":{"a":"b"}}`
+				if what == "pods" {
+					body = `{"metadata":{"name":"x%d","labels":{"app":"bench"}},"spec":{"automountServiceAccountToken":false,"containers":[{"name":"c","image":"i"}]}}`
+				}
+				b.ReportAllocs()
+				began := processorTime(b)
+				n := 0
+				for b.Loop() {
+					n++
+					r := httptest.NewRequest("POST", "/api/v1/namespaces/default/"+what, io.NopCloser(bytes.NewBufferString(fmt.Sprintf(body, n))))
+					r.Header.Set("Authorization", "Bearer token")
+					r.Header.Set("Content-Type", "application/json")
+					w := httptest.NewRecorder()
+					if handler.ServeHTTP(w, r); w.Code != http.StatusCreated {
+						b.Fatal(w.Code, w.Body.String())
+					}
+				}
+				b.ReportMetric(float64(processorTime(b)-began)/float64(n), "cpu-ns/op")
+			})
+		}
+	}
+}
+
+// processorTime is what this process has used: on a busy machine a better measure than the clock.
+func processorTime(b *testing.B) time.Duration {
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}

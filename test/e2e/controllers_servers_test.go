@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientset "k8s.io/client-go/kubernetes"
+
+	"skiff/test/cluster"
+)
+
+// TestServersShareControllers starts two servers on one etcd: one of them runs the controllers. It is killed, and the other takes over.
+func TestServersShareControllers(t *testing.T) {
+	etcd, url, err := cluster.Etcd(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Stop)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var servers []*cluster.Cluster
+	var clients []clientset.Interface
+	for range 2 {
+		c, err := cluster.Skiff(t.TempDir(), "--without=scheduler", "--etcd-servers="+url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Stop)
+		config, err := c.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers, clients = append(servers, c), append(clients, clientset.NewForConfigOrDie(config))
+	}
+	holder := func(ctx context.Context) string {
+		lease, err := clients[1].CoordinationV1().Leases("kube-system").Get(ctx, "kube-controller-manager", metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil {
+			return ""
+		}
+		return *lease.Spec.HolderIdentity
+	}
+	account := func(namespace string) {
+		t.Helper()
+		if _, err := clients[1].CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(ctx, t, "somebody makes the account of "+namespace, func(ctx context.Context) (bool, error) {
+			_, err := clients[1].CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{})
+			return err == nil, ignoreNotFound(err)
+		})
+	}
+	eventually(ctx, t, "somebody leads", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
+	first := holder(ctx)
+	account("one")
+	// The first server was there before the second: it leads.
+	servers[0].Server[0].Kill()
+	eventually(ctx, t, "the other leads", func(ctx context.Context) (bool, error) { return holder(ctx) != first && holder(ctx) != "", nil })
+	account("two")
+}

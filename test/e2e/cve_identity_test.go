@@ -1,0 +1,223 @@
+package e2e
+
+import (
+	"crypto/ecdsa"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+
+	"skiff/internal/pki"
+)
+
+// whoami is who the server takes a client for; empty when it takes it for nobody.
+func whoami(t *testing.T, c *caller) string {
+	t.Helper()
+	code, text := c.do(t, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{}`)
+	if code == 401 {
+		return ""
+	}
+	if code == 403 { // nobody in particular may not even ask
+		return "system:anonymous"
+	}
+	var review authenticationv1.SelfSubjectReview
+	decode(t, []byte(text), &review)
+	return review.Status.UserInfo.Username
+}
+
+// A proxy's word counts only with the proxy's certificate, of the proxies' own authority.
+func frontProxyHeaders(t *testing.T, a *target) {
+	forged := func(c *caller) *caller {
+		return c.with("X-Remote-User", "eve").with("X-Remote-Group", "system:masters").with("X-Remote-Uid", "1").with("X-Remote-Extra-Scopes", "all")
+	}
+	front, err := pki.ReadAuthority(filepath.Join(string(a.pki), "front-proxy-ca.crt"), filepath.Join(string(a.pki), "front-proxy-ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	strangers, err := pki.NewAuthority("skiff-front-proxy-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range []struct {
+		name string
+		c    *caller
+		want string
+	}{
+		{"without a certificate", a.stranger(), "system:anonymous"},
+		{"a user", a.user(t, "bob"), "bob"},
+		{"a user called like the proxy", a.user(t, pki.FrontProxyClientName), pki.FrontProxyClientName},
+		{"another certificate of the proxies' authority", a.caller(t, front, pki.User("bob")), ""},
+		{"a serving certificate of the proxies' authority", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Server: true}), ""},
+		{"an authority that is called like the proxies'", a.caller(t, strangers, pki.FrontProxyClient()), ""},
+		{"an expired proxy", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Client: true, Life: time.Nanosecond}), ""},
+		{"the proxy", a.caller(t, front, pki.FrontProxyClient()), "eve"},
+	} {
+		if got := whoami(t, forged(who.c)); got != who.want {
+			t.Errorf("%s is taken for %q, want %q", who.name, got, who.want)
+		}
+	}
+	forged(a.stranger()).refused(t, 403, "GET", "/api/v1/secrets", "")
+	forged(a.user(t, "bob")).refused(t, 403, "GET", "/api/v1/secrets", "")
+	// Nor may somebody act as another by asking to, or by asking for a half of it.
+	a.user(t, "bob").with("Impersonate-User", "root").refused(t, 403, "GET", "/api/v1/secrets", "")
+	a.user(t, "bob").with("Impersonate-Group", "system:masters").refused(t, 400, "GET", "/api/v1/secrets", "")
+	a.admin.with("Impersonate-User", "bob").refused(t, 403, "GET", "/api/v1/secrets", "")
+}
+
+// A token proves somebody only as long as all it says is so.
+func badTokens(t *testing.T, a *target) {
+	a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts", `{"metadata":{"name":"robot"}}`)
+	a.admin.must(t, "POST", "/api/v1/namespaces/team/pods", `{"metadata":{"name":"bearer"},"spec":{"serviceAccountName":"robot","containers":[{"name":"c","image":"i"}]}}`)
+	var pod struct{ Metadata struct{ UID string } }
+	decode(t, []byte(a.admin.must(t, "GET", "/api/v1/namespaces/team/pods/bearer", "")), &pod)
+	request := func(spec string) string {
+		t.Helper()
+		var answer authenticationv1.TokenRequest
+		decode(t, []byte(a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts/robot/token", `{"spec":{`+spec+`}}`)), &answer)
+		return answer.Status.Token
+	}
+	as := func(token string) string { return whoami(t, a.stranger().with("Authorization", "Bearer "+token)) }
+	const robot = "system:serviceaccount:team:robot"
+	bound := `"boundObjectRef":{"apiVersion":"v1","kind":"Pod","name":"bearer","uid":"` + pod.Metadata.UID + `"}`
+	plain, ofPod, elsewhere := request(`"expirationSeconds":3600`), request(bound), request(`"audiences":["vault"]`)
+	if got := []string{as(plain), as(ofPod)}; got[0] != robot || got[1] != robot {
+		t.Fatalf("good tokens are taken for %q", got)
+	}
+	for name, token := range map[string]string{
+		"another audience": elsewhere, "no token": "x", "two parts": strings.Join(strings.Split(plain, ".")[:2], "."), "no signature": strings.Join(strings.Split(plain, ".")[:2], ".") + ".",
+	} {
+		if got := as(token); got != "" {
+			t.Errorf("%s: taken for %q", name, got)
+		}
+	}
+	forgedTokens(t, a, plain, as)
+
+	a.admin.must(t, "DELETE", "/api/v1/namespaces/team/pods/bearer?gracePeriodSeconds=0", "")
+	if got := as(ofPod); got != "" {
+		t.Errorf("the token of a deleted pod is taken for %q", got)
+	}
+	a.admin.must(t, "DELETE", "/api/v1/namespaces/team/serviceaccounts/robot", "")
+	if got := as(plain); got != "" {
+		t.Errorf("the token of a deleted account is taken for %q", got)
+	}
+	a.admin.must(t, "POST", "/api/v1/namespaces/team/serviceaccounts", `{"metadata":{"name":"robot"}}`)
+	if got := as(plain); got != "" {
+		t.Errorf("the token of an account before is taken for %q", got)
+	}
+}
+
+// forgedTokens changes a good token in every part, and signs as an attacker might.
+func forgedTokens(t *testing.T, a *target, good string, as func(string) string) {
+	t.Helper()
+	signer, err := pki.ReadSigner(filepath.Join(string(a.pki), "service-account.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := signer.(*ecdsa.PrivateKey)
+	public, err := os.ReadFile(filepath.Join(string(a.pki), "service-account.pub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := strings.Split(good, ".")
+	part := func(text string) map[string]any {
+		data, err := base64.RawURLEncoding.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m map[string]any
+		decode(t, data, &m)
+		return m
+	}
+	encode := func(value any) string {
+		data, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return base64.RawURLEncoding.EncodeToString(data)
+	}
+	// The server's own key signs what it would never sign: only the claims are wrong then.
+	signed := func(header, claims map[string]any) string {
+		text := encode(header) + "." + encode(claims)
+		sum := sha256.Sum256([]byte(text))
+		r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		signature := append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
+		return text + "." + base64.RawURLEncoding.EncodeToString(signature)
+	}
+	header := func(algorithm string) map[string]any {
+		h := part(parts[0])
+		h["alg"] = algorithm
+		return h
+	}
+	claim := func(name string, value any) map[string]any {
+		c := part(parts[1])
+		c[name] = value
+		return c
+	}
+	if got := as(signed(part(parts[0]), part(parts[1]))); got == "" {
+		t.Fatal("a token signed here is not believed, so that none of the others means anything")
+	}
+	// The objects a token is bound to say whose it is; that it calls itself something else changes nothing.
+	if got := as(signed(part(parts[0]), claim("sub", "system:serviceaccount:kube-system:admin"))); got != "system:serviceaccount:team:robot" {
+		t.Errorf("a token with another subject is taken for %q", got)
+	}
+	now := time.Now().Unix()
+	for name, token := range map[string]string{
+		"expired":                signed(part(parts[0]), claim("exp", now-60)),
+		"expired long ago":       signed(part(parts[0]), claim("exp", 1)),
+		"not yet":                signed(part(parts[0]), claim("nbf", now+3600)),
+		"another issuer":         signed(part(parts[0]), claim("iss", "https://other.example.com")),
+		"another audience":       signed(part(parts[0]), claim("aud", []string{"vault"})),
+		"of nothing":             signed(part(parts[0]), claim("kubernetes.io", map[string]any{"namespace": "team"})),
+		"changed, not signed":    parts[0] + "." + encode(claim("sub", "system:serviceaccount:kube-system:admin")) + "." + parts[2],
+		"alg none":               encode(header("none")) + "." + parts[1] + ".",
+		"alg None":               encode(header("None")) + "." + parts[1] + ".",
+		"alg none and signature": encode(header("none")) + "." + parts[1] + "." + parts[2],
+		"alg empty":              encode(header("")) + "." + parts[1] + "." + parts[2],
+		"public key as password": hmacToken(encode(header("HS256"))+"."+parts[1], public),
+		"key in the header":      ownKeyToken(t, encode, header("ES256"), parts[1]),
+	} {
+		if got := as(token); got != "" {
+			t.Errorf("%s: taken for %q", name, got)
+		}
+	}
+}
+
+// hmacToken signs with what is public, as if it were a password.
+func hmacToken(text string, password []byte) string {
+	mac := hmac.New(sha256.New, password)
+	mac.Write([]byte(text))
+	return text + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// ownKeyToken brings the key along that it was signed with.
+func ownKeyToken(t *testing.T, encode func(any) string, header map[string]any, claims string) string {
+	t.Helper()
+	key, err := pki.Folder(t.TempDir()).SigningKey("own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	point, err := key.PublicKey.Bytes() // 4, x, y
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoding := base64.RawURLEncoding
+	header["jwk"] = map[string]any{"kty": "EC", "crv": "P-256", "x": encoding.EncodeToString(point[1:33]), "y": encoding.EncodeToString(point[33:])}
+	text := encode(header) + "." + claims
+	sum := sha256.Sum256([]byte(text))
+	r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text + "." + base64.RawURLEncoding.EncodeToString(append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...))
+}
