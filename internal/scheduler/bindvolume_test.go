@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,20 +23,36 @@ import (
 // volumeServer is a fakeServer with a volume controller behind it.
 type volumeServer struct {
 	*fakeServer
-	version int
+	version *atomic.Int64
 	// lazy controllers never finish; failing ones take the node back.
 	lazy, failing bool
 	refused       error
 }
 
-func (v *volumeServer) next() string { v.version++; return strconv.Itoa(1000 + v.version) }
+func (v *volumeServer) next() string { return strconv.FormatInt(1000+v.version.Add(1), 10) }
+
+// now reads what the test may change meanwhile.
+func (v *volumeServer) now() (failing bool, refused error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.failing, v.refused
+}
+
+// recover makes everything work again.
+func (v *volumeServer) recover() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.failing, v.refused = false, nil
+}
 
 func (v *volumeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
-	if v.refused != nil {
-		return nil, v.refused
+	if _, refused := v.now(); refused != nil {
+		return nil, refused
 	}
 	pv = pv.DeepCopy()
 	pv.ResourceVersion = v.next()
+	v.scheduler.mu.Lock()
+	defer v.scheduler.mu.Unlock()
 	claim := v.scheduler.snapshot.volumes.claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name].DeepCopy()
 	v.finish(func() {
 		v.scheduler.snapshot.SetObject(pv)
@@ -48,7 +65,7 @@ func (v *volumeServer) updateClaim(_ context.Context, claim *corev1.PersistentVo
 	claim = claim.DeepCopy()
 	claim.ResourceVersion = v.next()
 	v.finish(func() {
-		if v.failing {
+		if failing, _ := v.now(); failing {
 			delete(claim.Annotations, volume.AnnSelectedNode)
 			claim.ResourceVersion = v.next()
 			v.scheduler.snapshot.SetObject(claim)
@@ -98,7 +115,7 @@ func volumeStory(t *testing.T, server volumeServer, provisioner string, tell fun
 	t.Helper()
 	story(t, nil, func(f *fakeServer) {
 		v := &server
-		v.fakeServer = f
+		v.fakeServer, v.version = f, &atomic.Int64{}
 		f.tell(func() {
 			f.scheduler.writer = v
 			wait := storagev1.VolumeBindingWaitForFirstConsumer
@@ -135,9 +152,11 @@ func TestVolumeIsBoundBeforeThePod(t *testing.T) {
 			t.Error("the pod was bound before its volume")
 		}
 		// Who else wants the disk finds it taken.
-		if got := refusalsOf(t, v.scheduler.snapshot, testPod("q", usingClaim("claim")), DefaultProfile()); len(got) != 1 || got["a"] == "" {
-			t.Errorf("refused: %v", got)
-		}
+		v.tell(func() {
+			if got := refusalsOf(t, v.scheduler.snapshot, testPod("q", usingClaim("claim")), DefaultProfile()); len(got) != 1 || got["a"] == "" {
+				t.Errorf("refused: %v", got)
+			}
+		})
 		v.pass(10 * time.Second)
 		if v.nodeOf("p") != "b" {
 			t.Errorf("the pod is on %q, want b", v.nodeOf("p"))
@@ -164,7 +183,7 @@ func TestVolumeIsNotMade(t *testing.T) {
 		if v.nodeOf("p") != "" {
 			t.Fatal("a pod without its volume was bound")
 		}
-		v.failing = false
+		v.recover()
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" {
 			t.Errorf("the pod was forgotten: %v", v.told("p"))
@@ -198,7 +217,7 @@ func TestVolumeWriteFails(t *testing.T) {
 		if v.nodeOf("p") != "" {
 			t.Error("bound without a volume")
 		}
-		v.refused = nil
+		v.recover()
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" {
 			t.Errorf("not tried again: %v", v.told("p"))

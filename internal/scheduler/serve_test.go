@@ -81,21 +81,20 @@ func TestHandler(t *testing.T) {
 }
 
 func TestHandlerBeforeTheFirstLists(t *testing.T) {
-	story(t, nil, func(f *fakeServer) {
-		f.scheduler.lists.followers = []follower{{name: "pods", synced: func() bool { return false }}}
-		for _, test := range [][2]string{{http.MethodGet, "namespaces/x/pods/y/why"}, {http.MethodPost, "whatifs"}} {
-			if code, body := f.request(test[0], Root+"v1/"+test[1], ""); code != http.StatusServiceUnavailable {
-				t.Errorf("%v: %d %s", test, code, body)
-			}
+	f := newFakeServer(t, nil)
+	f.scheduler.lists.followers = []follower{{name: "pods", synced: func() bool { return false }}}
+	for _, test := range [][2]string{{http.MethodGet, "namespaces/x/pods/y/why"}, {http.MethodPost, "whatifs"}} {
+		if code, body := f.request(test[0], Root+"v1/"+test[1], ""); code != http.StatusServiceUnavailable {
+			t.Errorf("%v: %d %s", test, code, body)
 		}
-		if f.scheduler.Synced(t.Context()) == nil {
-			t.Error("it says that it has seen everything")
-		}
-		f.scheduler.lists.followers = nil
-		if err := f.scheduler.Synced(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	}
+	if f.scheduler.Synced(t.Context()) == nil {
+		t.Error("it says that it has seen everything")
+	}
+	f.scheduler.lists.followers = nil
+	if err := f.scheduler.Synced(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // What is only supposed leaves no trace: the next decision is the same as if nobody had asked.
@@ -113,6 +112,8 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 			testPod("b", asksCPU("2"), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web")), testPod("c", asksCPU("50")),
 		}
 		state := func() string {
+			f.scheduler.mu.Lock()
+			defer f.scheduler.mu.Unlock()
 			s := f.scheduler.snapshot
 			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods), s.claimUsers)
 		}

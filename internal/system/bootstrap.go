@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -104,12 +105,25 @@ func bootstrap(ctx context.Context, env kind.Env, c config.Server) error {
 	for _, p := range scheduling.SystemPriorityClasses() {
 		objects = append(objects, wanted{schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}, p})
 	}
+	objects = append(objects, wanted{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()})
 	for _, o := range objects {
 		if err := ensure(ctx, env, o); err != nil {
 			return err
 		}
 	}
 	return ensureOwnService(ctx, env, c)
+}
+
+// metricsReader lets everybody who may look at pods see what they use. Upstream's metrics server brings a role of this name.
+func metricsReader() *rbacv1.ClusterRole {
+	return &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "system:aggregated-metrics-reader", Labels: map[string]string{
+			"rbac.authorization.k8s.io/aggregate-to-view":  "true",
+			"rbac.authorization.k8s.io/aggregate-to-edit":  "true",
+			"rbac.authorization.k8s.io/aggregate-to-admin": "true",
+		}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}},
+	}
 }
 
 // ensure creates an object unless it is there.

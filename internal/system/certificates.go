@@ -3,6 +3,7 @@ package system
 import (
 	"crypto/ecdsa"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -67,6 +68,14 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
+	proxyClient, err := folder.Keep("front-proxy-client", frontProxy, pki.FrontProxyClient())
+	if err != nil {
+		return nil, err
+	}
+	etcd, err := etcdKeepers(folder, leaf.IPs, now)
+	if err != nil {
+		return nil, err
+	}
 	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, authority, pair) }); err != nil {
 		return nil, err
 	}
@@ -75,10 +84,37 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 		frontProxy: frontProxy,
 		signingKey: signingKey,
 		serving:    pki.ServerTLS(serving, authority, frontProxy),
-		keepers:    pki.Keepers{serving, admin, kubeletClient},
+		keepers:    append(etcd, serving, admin, kubeletClient, proxyClient),
 
 		kubeletClient: kubeletClient,
 	}, nil
+}
+
+// etcdKeepers make and keep the certificates of etcd, which has an authority of its own: whom the cluster knows may not therefore
+// read its store.
+func etcdKeepers(folder pki.Folder, addresses []net.IP, now time.Time) (pki.Keepers, error) {
+	authority, err := folder.Authority("etcd-ca", "skiff-etcd-ca", now)
+	if err != nil {
+		return nil, fmt.Errorf("etcd authority: %w", err)
+	}
+	member, err := folder.Keep("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
+	if err != nil {
+		return nil, err
+	}
+	client, err := folder.Keep("etcd-client", authority, pki.EtcdClient())
+	return pki.Keepers{member, client}, err
+}
+
+// etcdFiles are what the embedded etcd proves itself by and knows its clients by, at an https address.
+func etcdFiles(c config.Server) (authority, cert, key string, err error) {
+	if e := &c.Etcd; e.CertFile != "" || e.CAFile != "" {
+		if e.CAFile == "" {
+			return "", "", "", errors.New("--etcd-cafile: without it everybody could read the store through --etcd-listen-client-url")
+		}
+		return e.CAFile, e.CertFile, e.KeyFile, nil
+	}
+	folder := filepath.Join(c.DataDir, "pki")
+	return filepath.Join(folder, "etcd-ca.crt"), filepath.Join(folder, "etcd-server.crt"), filepath.Join(folder, "etcd-server.key"), nil
 }
 
 // servingLeaf lists every name and address the API may be reached by.

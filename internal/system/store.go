@@ -26,6 +26,10 @@ func openStore(ctx context.Context, c config.Server, sealing *encryption.Encrypt
 		settings.DataDir = filepath.Join(c.DataDir, "etcd")
 		if c.Etcd.ListenClient != "" {
 			settings.Listen = []string{c.Etcd.ListenClient}
+			var err error
+			if settings.CAFile, settings.CertFile, settings.KeyFile, err = etcdFiles(c); err != nil {
+				return nil, err
+			}
 		}
 	}
 	s, err := etcd.Open(ctx, settings)

@@ -28,7 +28,7 @@ func ownLevel(name string, shares int32, queuing *flowcontrolv1.QueuingConfigura
 		response = flowcontrolv1.LimitResponse{Type: flowcontrolv1.LimitResponseTypeQueue, Queuing: queuing}
 	}
 	return &flowcontrolv1.PriorityLevelConfiguration{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-" + "level"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-level"},
 		Spec: flowcontrolv1.PriorityLevelConfigurationSpec{
 			Type: flowcontrolv1.PriorityLevelEnablementLimited,
 			Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
