@@ -64,6 +64,7 @@ down:
 	@scripts/down
 
 test: lint unit e2e
+	@$(MAKE) --no-print-directory differential CLUSTERS=150
 
 unit:
 	go test ./internal/... ./cmd/...
