@@ -55,6 +55,7 @@ var alone = []struct {
 	{"schedule", measureScheduling},
 	{"algorithm", measureAlgorithm},
 	{"gate", measureGate},
+	{"node", measureNode},
 }
 
 type options struct {
@@ -70,7 +71,7 @@ type options struct {
 
 func main() {
 	var o options
-	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, gate")
+	only := flag.String("only", "", "workloads to run, separated by commas: start, create, watch, list, memory, deployment, idle, schedule, algorithm, gate, node")
 	sides := flag.String("sides", "skiff,upstream", "servers to measure")
 	out := flag.String("json", "", "also write the numbers to this file")
 	keep := flag.String("dir", "", "keep state and logs in this folder")
@@ -83,6 +84,13 @@ func main() {
 	flag.IntVar(&o.events, "events", 500, "events sent to the watchers")
 	flag.IntVar(&o.rounds, "rounds", 40, "lists of each form")
 	flag.Parse()
+	if side := os.Getenv(nodeVariable); side != "" {
+		if err := nodeMain(side, *keep); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(*only, *sides, *out, *keep, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)

@@ -85,13 +85,13 @@ func Upstream(programs ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Images builds the archives of the images that tests run, if they are not kept from before, and returns their folder.
-func Images() (string, error) {
+// Images builds archives of the images that tests run, those named or else all, if they are not kept from before, and returns their folder.
+func Images(archives ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command(filepath.Join(root, "test/images/build"))
+	cmd := exec.Command(filepath.Join(root, "test/images/build"), archives...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

@@ -24,18 +24,28 @@ import (
 // nodeTimeout bounds the time until a node is ready: the images are imported first.
 const nodeTimeout = 3 * time.Minute
 
+// archives are those whose images the nodes of this process have; none: all.
+var archives []string
+
 // Main runs the tests of a package that starts nodes, inside namespaces of their own. What they need is built before, while there is a network
-// to get it from.
-func Main(m *testing.M) {
-	if _, err := Images(); err != nil {
+// to get it from: the named archives of images, or else all.
+func Main(m *testing.M, images ...string) {
+	if err := UseImages(images...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	namespaces.Main(m)
 }
 
+// UseImages says which images the nodes of this process have, and builds them.
+func UseImages(images ...string) error {
+	archives = images
+	_, err := Images(archives...)
+	return err
+}
+
 // SkiffNode starts the whole of skiff with this machine as its node, below dir, and waits until the node is ready. It has to be called inside
-// the namespaces of package namespaces. All images of the conformance suite are there, and a registry has them too.
+// the namespaces of package namespaces. The images that Main was told are there, and a registry has them too.
 //
 // The data folder is in memory and goes with the namespaces; the logs stay.
 func SkiffNode(dir string, flags ...string) (*Cluster, error) {
@@ -124,12 +134,20 @@ func serveImages() (*registry.Registry, error) {
 	return source, nil
 }
 
+// imageArchives are the files of those archives.
 func imageArchives() ([]string, error) {
-	images, err := Images()
+	images, err := Images(archives...)
 	if err != nil {
 		return nil, err
 	}
-	return filepath.Glob(filepath.Join(images, "*.tar"))
+	if len(archives) == 0 {
+		return filepath.Glob(filepath.Join(images, "*.tar"))
+	}
+	var files []string
+	for _, name := range archives {
+		files = append(files, filepath.Join(images, name+".tar"))
+	}
+	return files, nil
 }
 
 // nodeFolder makes a data folder in memory, with images laid ready and a registry for all others. One that was made before is kept as it is, but

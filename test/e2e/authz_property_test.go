@@ -104,14 +104,14 @@ func newRandomPolicy(number int) *randomPolicy {
 		for i := range 3 {
 			p.objects = append(p.objects, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.own(fmt.Sprint("role-", i))}, Rules: p.rules(false)})
 		}
-		for i := range 4 {
+		for i := range 6 {
 			p.objects = append(p.objects, &rbacv1.RoleBinding{
 				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.own(fmt.Sprint("binding-", i))},
 				RoleRef:    p.roleRef(p.one("Role", "ClusterRole"), 4), Subjects: p.subjects(true),
 			})
 		}
 	}
-	for i := range 3 {
+	for i := range 4 {
 		p.objects = append(p.objects, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: p.own(fmt.Sprint("binding-", i))}, RoleRef: p.roleRef("ClusterRole", 6), Subjects: p.subjects(false)})
 	}
 	return p
@@ -135,17 +135,17 @@ func (p *randomPolicy) some(of ...string) []string {
 
 func (p *randomPolicy) rules(urls bool) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
-	for range 1 + p.IntN(3) {
+	for range 1 + p.IntN(4) {
 		if urls && p.IntN(4) == 0 {
 			rules = append(rules, rbacv1.PolicyRule{Verbs: p.some("get", "post", "*"), NonResourceURLs: p.some("/metrics", "/debug/*", "/logs*", "/logs", "/", "/debug/pprof", "*")})
 			continue
 		}
 		rule := rbacv1.PolicyRule{
-			Verbs: p.some("get", "list", "watch", "create", "update", "delete", "bind", "get", "list", "*"), APIGroups: p.some("", "", "apps", "example.com", "*"),
-			Resources: p.some("pods", "pods/log", "secrets", "deployments", "deployments/scale", "widgets", "pods/*", "*/scale", "*/log", "*"),
+			Verbs: p.some("get", "list", "watch", "create", "bind", "*"), APIGroups: p.some("", "", "apps", "example.com", "*"),
+			Resources: p.some("pods", "pods/log", "deployments", "deployments/scale", "widgets", "pods/*", "*/scale", "*/log", "*"),
 		}
-		if p.IntN(3) == 0 {
-			rule.ResourceNames = p.some("one", "two", "three", "")
+		if p.IntN(4) == 0 {
+			rule.ResourceNames = p.some("one", "two", "")
 		}
 		rules = append(rules, rule)
 	}
@@ -163,7 +163,7 @@ func (p *randomPolicy) subjects(namespaced bool) []rbacv1.Subject {
 	for range 1 + p.IntN(3) {
 		switch p.IntN(6) {
 		case 0, 1:
-			subjects = append(subjects, subject(rbacv1.UserKind, p.own(p.one("ann", "bob", "cid"))))
+			subjects = append(subjects, subject(rbacv1.UserKind, p.own(p.one("ann", "bob"))))
 		case 2:
 			subjects = append(subjects, subject(rbacv1.GroupKind, p.own(p.one("red", "blue"))))
 		case 3:
@@ -182,21 +182,21 @@ func (p *randomPolicy) subjects(namespaced bool) []rbacv1.Subject {
 }
 
 func (p *randomPolicy) question() authorizationv1.SubjectAccessReviewSpec {
-	user, groups := p.own(p.one("ann", "bob", "cid", "dan")), []string{"system:authenticated"}
+	user, groups := p.own(p.one("ann", "ann", "bob", "bob", "cid")), []string{"system:authenticated"}
 	if p.IntN(3) == 0 {
 		namespace := p.one(p.namespaces[:]...)
 		user, groups = "system:serviceaccount:"+namespace+":"+p.one("robot", "crane"), append(groups, "system:serviceaccounts", "system:serviceaccounts:"+namespace)
 	}
-	if p.IntN(3) == 0 {
+	if p.IntN(2) == 0 {
 		groups = append(groups, p.own(p.one("red", "blue")))
 	}
 	if p.IntN(8) == 0 {
 		path := p.one("/metrics", "/metrics/", "/debug", "/debug/", "/debug/pprof", "/logs", "/logs/x", "/logsx", "/", "*")
 		return authorizationv1.SubjectAccessReviewSpec{User: user, Groups: groups, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: p.one("get", "post", "put", "*")}}
 	}
-	return reviewOf(user, groups, p.one("get", "list", "watch", "create", "update", "delete", "bind", "*", "GET"), p.one("", "", "apps", "example.com", "other.io", "*"),
-		p.one("pods", "pods", "pods/log", "pods/exec", "secrets", "deployments", "deployments/scale", "deployments/log", "widgets", "widgets/scale", "*", "pods/*", "*/log", "pod"),
-		p.one(p.namespaces[0], p.namespaces[0], p.namespaces[1], "default", ""), p.one("", "one", "two", "four"), "")
+	return reviewOf(user, groups, p.one("get", "get", "list", "watch", "create", "bind", "*", "GET"), p.one("", "", "", "apps", "apps", "example.com", "other.io", "*"),
+		p.one("pods", "pods", "pods/log", "pods/exec", "deployments", "deployments/scale", "deployments/log", "widgets", "widgets/scale", "*", "pods/*", "*/log", "pod"),
+		p.one(p.namespaces[0], p.namespaces[0], p.namespaces[1], p.namespaces[1], "default", ""), p.one("", "one", "two", "three"), "")
 }
 
 // sentinel allows one user something by each way there is, after all else is written.

@@ -1,7 +1,7 @@
 // Command images puts together the images that Kubernetes' conformance suite runs, from Debian's packages and upstream's Go modules, and
 // writes them as OCI archives that containerd imports under the names the suite uses.
 //
-//	go run . -parts DIR -programs DIR -out DIR
+//	go run . -parts DIR -programs DIR -out DIR ARCHIVE...
 //
 // The suite looks into its images: at users, at files, at what the shell does with odd variables. The table below says what each must hold.
 package main
@@ -48,21 +48,21 @@ func main() {
 	flag.StringVar(&s.module, "module", "", "folder with the source of k8s.io/kubernetes")
 	flag.StringVar(&out, "out", "", "folder for the archives")
 	flag.Parse()
-	if err := run(s, out); err != nil {
+	if err := run(s, out, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
-func run(s sources, out string) error {
-	archives, err := s.archives()
-	if err != nil {
-		return err
-	}
+func run(s sources, out string, names []string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
-	for name, images := range archives {
+	for _, name := range names {
+		images, err := s.archive(name)
+		if err != nil {
+			return err
+		}
 		if err := write(filepath.Join(out, name+".tar"), images); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
 		}
@@ -70,44 +70,52 @@ func run(s sources, out string) error {
 	return nil
 }
 
-// archives is the table: what is in each archive. Images that share layers stand together, so that these are stored once.
-func (s sources) archives() (map[string][]image, error) {
+// archive is the table: what is in each archive. Images that share layers stand together, so that these are stored once.
+func (s sources) archive(name string) ([]image, error) {
 	const suite = "registry.k8s.io/e2e-test-images/"
 	b := builder{sources: s}
-	busybox := b.busybox()
-	pause := b.layer(program("pause", s.parts+"/pause"))
-	debian := b.debian()
-	agnhost := b.agnhost()
-	agnhostConfig := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
-	// The suite tells the previous version from the current one by the digest.
-	previous := agnhostConfig
-	previous.Labels = map[string]string{"version": "2.55"}
-	pictures := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}
-	archives := map[string][]image{
-		"busybox": {
+	var images []image
+	switch name {
+	case "busybox":
+		busybox := b.busybox()
+		images = []image{
 			{suite + "busybox:1.37.0-2", layers(busybox), v1.Config{Cmd: []string{"sh"}}},
 			// Nothing talks to nginx: it has only to run.
-			{suite + "nginx:1.27.0-2", layers(busybox, pause), v1.Config{Cmd: []string{"/pause"}}},
-		},
-		"pause": {
-			{"registry.k8s.io/pause:3.10.2", layers(pause), v1.Config{User: "65535:65535", Entrypoint: []string{"/pause"}, WorkingDir: "/"}},
-		},
-		"agnhost": {
-			{suite + "agnhost:2.66.1", layers(debian, agnhost), agnhostConfig},
+			{suite + "nginx:1.27.0-2", layers(busybox, b.pause()), v1.Config{Cmd: []string{"/pause"}}},
+		}
+	case "pause":
+		images = []image{
+			{"registry.k8s.io/pause:3.10.2", layers(b.pause()), v1.Config{User: "65535:65535", Entrypoint: []string{"/pause"}, WorkingDir: "/"}},
+		}
+	case "agnhost":
+		debian, agnhost := b.debian(), b.agnhost()
+		config := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
+		// The suite tells the previous version from the current one by the digest.
+		previous := config
+		previous.Labels = map[string]string{"version": "2.55"}
+		pictures := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}
+		images = []image{
+			{suite + "agnhost:2.66.1", layers(debian, agnhost), config},
 			{suite + "agnhost:2.55", layers(debian, agnhost), previous},
 			{suite + "nautilus:1.8", layers(debian, agnhost, b.picture("nautilus")), pictures},
 			{suite + "kitten:1.8", layers(debian, agnhost, b.picture("kitten")), pictures},
 			{suite + "glibc-dns-testing:2.1.1", layers(debian), v1.Config{Cmd: []string{"sh"}}},
 			{"registry.k8s.io/etcd:3.7.0-0", layers(debian, b.layer(program("usr/local/bin/etcd", s.programs+"/etcd"))), v1.Config{}},
-		},
-		"programs": {
-			{suite + "nonewprivs:1.4", layers(busybox, b.layer(setuid("usr/local/bin/nnp", s.programs+"/nonewprivs"))), v1.Config{Cmd: []string{"nnp"}}},
+		}
+	case "programs":
+		images = []image{
+			{suite + "nonewprivs:1.4", layers(b.busybox(), b.layer(setuid("usr/local/bin/nnp", s.programs+"/nonewprivs"))), v1.Config{Cmd: []string{"nnp"}}},
 			{suite + "sample-apiserver:1.29.2", layers(b.layer(program("sample-apiserver", s.parts+"/sample-apiserver"))),
 				v1.Config{Entrypoint: []string{"/sample-apiserver"}}},
-		},
+		}
+	default:
+		return nil, fmt.Errorf("there is no archive %q", name)
 	}
-	return archives, b.err
+	return images, b.err
 }
+
+// pause is the program that holds a pod's namespaces.
+func (b *builder) pause() v1.Layer { return b.layer(program("pause", b.parts+"/pause")) }
 
 func layers(l ...v1.Layer) []v1.Layer { return l }
 

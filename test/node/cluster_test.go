@@ -78,11 +78,11 @@ spec:
   containers:
   - name: c
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
-    command: [sh, -c, 'grep kitten.jpg /volume/data.json && ! touch /volume/x']
+    command: [sh, -c, '[ -x /volume/pause ] && ! touch /volume/x']
     volumeMounts: [{name: v, mountPath: /volume}]
   volumes:
   - name: v
-    image: {reference: 'registry.k8s.io/e2e-test-images/kitten:1.8', pullPolicy: Always}
+    image: {reference: 'registry.k8s.io/e2e-test-images/nginx:1.27.0-2', pullPolicy: Always}
 ---
 apiVersion: v1
 kind: Pod

@@ -11,7 +11,7 @@ import (
 
 // TestContainerdIsWhatTheKubeletExpects runs the suite that the fake runtime passes on containerd.
 func TestContainerdIsWhatTheKubeletExpects(t *testing.T) {
-	images, err := cluster.Images()
+	images, err := cluster.Images("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}

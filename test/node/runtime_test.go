@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	if dataDir := os.Getenv(ownerVariable); dataDir != "" {
 		own(dataDir)
 	}
-	cluster.Main(m)
+	cluster.Main(m, "busybox", "pause")
 }
 
 // own runs containerd until it is killed, and says when it is ready.
@@ -178,7 +178,7 @@ func shortDir(t *testing.T) string {
 }
 
 func TestImagesAreThereWithoutARegistry(t *testing.T) {
-	images, err := cluster.Images()
+	images, err := cluster.Images("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func remove(t *testing.T, client *cri.Client, id string) {
 }
 
 func TestImportByCommand(t *testing.T) {
-	images, err := cluster.Images()
+	images, err := cluster.Images("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,11 +253,10 @@ func TestImportByCommand(t *testing.T) {
 		return string(out)
 	}
 	docker := dockerArchive(t)
-	skiff("import", images+"/busybox.tar", images+"/pause.tar", docker, compressed(t, images+"/programs.tar"))
+	skiff("import", docker, compressed(t, images+"/busybox.tar"))
 	list := skiff("ls")
 	for _, name := range []string{
-		"registry.k8s.io/e2e-test-images/busybox:1.37.0-2", "registry.k8s.io/pause:3.10.2", "localhost/skiff/pause:1",
-		"docker.io/library/saved:1", "registry.k8s.io/e2e-test-images/nonewprivs:1.4",
+		"registry.k8s.io/e2e-test-images/busybox:1.37.0-2", "registry.k8s.io/e2e-test-images/nginx:1.27.0-2", "localhost/skiff/pause:1", "docker.io/library/saved:1",
 	} {
 		if !slices.ContainsFunc(strings.Split(list, "\n"), func(line string) bool { return strings.HasPrefix(line, name+" ") }) {
 			t.Errorf("no %s in\n%s", name, list)

@@ -80,7 +80,7 @@ func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	images, err := cluster.Images()
+	images, err := cluster.Images("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}

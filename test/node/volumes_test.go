@@ -43,7 +43,7 @@ type storageNode struct {
 
 func startStorageNode(t *testing.T) *storageNode {
 	t.Helper()
-	images, err := cluster.Images()
+	images, err := cluster.Images("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,11 +64,11 @@ func (d *roads) podLog(w http.ResponseWriter, r *http.Request, c *apiserver.Conn
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", "text/plain")
 	if pod.Spec.NodeName == "" {
-		w.WriteHeader(http.StatusOK) // nothing has been said yet
+		w.WriteHeader(http.StatusNoContent) // nothing has been said yet
 		return nil
 	}
+	w.Header().Set("Content-Type", "text/plain")
 	location, err := d.kubeletOf(r.Context(), pod.Spec.NodeName)
 	if err != nil {
 		return err
