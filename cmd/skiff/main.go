@@ -26,6 +26,8 @@ type command struct {
 // commands in the order `skiff help` shows them.
 var commands = []command{
 	{"server", "run a control plane", server},
+	{"agent", "join this machine to a cluster as one more node", agent},
+	{"token", "make, list and delete the tokens by which machines join", token},
 	{"controller-manager", "run the controllers alone", controllerManager},
 	{"scheduler", "run the scheduler alone", scheduler},
 	{"kubelet", "run this machine as a node", kubelet},

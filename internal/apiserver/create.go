@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/kind"
@@ -37,13 +38,15 @@ type write struct {
 	warn       func(string)
 	// check is Config.CheckWrite for the client's request; nil for the server's own writes.
 	check func(obj, old kind.Object) error
+	// judge is Config.JudgeWrite, likewise.
+	judge func(obj, old kind.Object) field.ErrorList
 }
 
 // newWrite is a write for a client.
 func (s *Server) newWrite(req *request, dryRun bool) *write {
 	w := &write{
 		s: s, ctx: req.ctx, res: req.res, sub: req.sub, name: req.info.name, warn: req.warn, chain: s.config.Admission,
-		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate},
+		rules: kind.Request{User: req.user, Now: now(), DryRun: dryRun, APIVersion: req.res.gvk.GroupVersion(), Annotate: req.annotate, Warn: req.warn},
 		attributes: admission.Attributes{
 			Kind: req.res.gvk, Resource: req.res.gvr, Subresource: req.info.subresource, Namespace: req.info.namespace,
 			User: req.user, DryRun: dryRun, Warn: req.warn, Annotate: req.annotate,
@@ -54,6 +57,9 @@ func (s *Server) newWrite(req *request, dryRun bool) *write {
 	}
 	if check := s.config.CheckWrite; check != nil && req.sub == nil {
 		w.check = func(obj, old kind.Object) error { return check(req.ctx, &req.attributes, obj, old) }
+	}
+	if judge := s.config.JudgeWrite; judge != nil {
+		w.judge = func(obj, old kind.Object) field.ErrorList { return judge(req.ctx, &req.attributes, obj, old) }
 	}
 	return w
 }
@@ -288,6 +294,9 @@ func (w *write) prepareNew(obj kind.Object) error {
 	}
 	if len(errs) == 0 {
 		errs = validateNames(obj)
+	}
+	if len(errs) == 0 && w.judge != nil {
+		errs = w.judge(obj, nil)
 	}
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(w.res.gvk.GroupKind(), obj.GetName(), errs)

@@ -2,12 +2,16 @@ package apiserver
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strings"
+	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,13 +39,33 @@ func (s *Server) readBody(req *request) ([]byte, error) {
 	if req.ContentLength > 0 {
 		body.Grow(int(req.ContentLength) + bytes.MinRead)
 	}
+	defer cutOff(req)()
 	if _, err := body.ReadFrom(io.LimitReader(req.Body, limit+1)); err != nil {
+		if req.ctx.Err() != nil {
+			return nil, req.ctx.Err()
+		}
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("read body: %v", err))
 	}
 	if int64(body.Len()) > limit {
 		return nil, tooLarge
 	}
 	return body.Bytes(), nil
+}
+
+// cutOff ends the reading of a body with the request's time, also when its client sends nothing more. What it returns must be called
+// before the request is over.
+func cutOff(req *request) (done func()) {
+	var cutting sync.WaitGroup
+	cutting.Add(1)
+	stop := context.AfterFunc(req.ctx, func() {
+		defer cutting.Done()
+		_ = http.NewResponseController(req.w).SetReadDeadline(time.Unix(1, 0))
+	})
+	return func() {
+		if !stop() {
+			cutting.Wait()
+		}
+	}
 }
 
 // parseOptions reads the parameters of a write into its options and judges them.

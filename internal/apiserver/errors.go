@@ -125,6 +125,9 @@ func errNoMethod() error {
 // forbiddenEscapes keeps names from being read as markup by whoever shows the message.
 var forbiddenEscapes = strings.NewReplacer(`&`, "&amp;", `<`, "&lt;", `>`, "&gt;")
 
+// Refusal is the error of a request that is not allowed, for others who ask the authorizer.
+func Refusal(a *authz.Attributes, reason string) error { return errForbidden(a, reason) }
+
 // errForbidden says what the user may not do, and why.
 func errForbidden(a *authz.Attributes, reason string) error {
 	text := forbiddenEscapes.Replace(forbiddenText(a))

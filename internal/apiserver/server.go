@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/version"
 
 	"skiff/internal/apiserver/admission"
@@ -58,6 +59,8 @@ type Config struct {
 	// CheckWrite looks at what a client wants to write in the light of who it is, after admission has changed it and before it
 	// is judged: nobody may grant what they do not have. old is nil on create. nil: nothing is checked.
 	CheckWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) error
+	// JudgeWrite finds what is wrong with an object, valid otherwise, because of who writes it. old is nil on create. nil: nothing is.
+	JudgeWrite func(ctx context.Context, a *authz.Attributes, obj, old kind.Object) field.ErrorList
 	// Tokens signs tokens of service accounts; nil: nobody gets any.
 	Tokens kind.TokenIssuer
 	// Components tells how the parts of the control plane are; nil: nobody knows.

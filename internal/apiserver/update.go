@@ -348,6 +348,9 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 		if validate != nil {
 			errs = append(errs, validate(&w.rules, obj, live)...)
 		}
+		if len(errs) == 0 && w.judge != nil {
+			errs = w.judge(obj, live)
+		}
 		if len(errs) == 0 && warnings != nil {
 			for _, text := range warnings(obj, live) {
 				w.warn(text)

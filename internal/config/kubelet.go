@@ -193,6 +193,10 @@ type Kubelet struct {
 	RootDir string
 	// PodManifestPath is the folder of static pods; the configuration file may name it too.
 	PodManifestPath string
+	// BootstrapKubeconfig is by what the node introduces itself while Kubeconfig is not there or no longer good; Kubeconfig is written then.
+	BootstrapKubeconfig string
+	// CertDir is where the certificates are kept that the cluster gives to the node; pki below RootDir by default.
+	CertDir string
 }
 
 // DefaultKubelet is the configuration of a kubelet started without flags.
@@ -206,6 +210,16 @@ func (c *Kubelet) Flags(fs *flag.FlagSet) {
 	c.Node.flags(fs, "hostname-override", "config")
 	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "folder of what belongs to pods")
 	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "folder of static pods")
+	fs.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig, "kubeconfig to ask for a certificate with while there is no good --kubeconfig, which is written then")
+	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "folder of the certificates that the cluster gives to this node; default: pki below --root-dir")
+}
+
+// CertificateFolder is where the certificates are kept that the cluster gives to the node.
+func (c *Kubelet) CertificateFolder() string {
+	if c.CertDir != "" {
+		return c.CertDir
+	}
+	return filepath.Join(c.RootDir, "pki")
 }
 
 // Validate checks the settings and names the flag at fault.

@@ -28,6 +28,7 @@ type Server struct {
 	Token          string
 	ServiceCIDR    string
 	PodAddresses   PodAddresses
+	NodeLoss       NodeLoss
 	NodePortRange  string
 	ClusterDomain  string
 	Etcd           Etcd
@@ -85,6 +86,9 @@ type Admission struct {
 	Enable, Disable []string
 	// ConfigFile is an AdmissionConfiguration.
 	ConfigFile string
+	// NotReadySeconds and UnreachableSeconds are how long pods that do not say otherwise stay on a node that is not ready or cannot be
+	// reached.
+	NotReadySeconds, UnreachableSeconds int64
 }
 
 // Encryption says how objects are sealed in the store, with upstream's meanings.
@@ -111,6 +115,7 @@ func DefaultServer() Server {
 		SecurePort:    6443,
 		ServiceCIDR:   "10.96.0.0/12",
 		PodAddresses:  PodAddresses{ClusterCIDR: "10.42.0.0/16"},
+		NodeLoss:      defaultNodeLoss(),
 		NodePortRange: "30000-32767",
 		ClusterDomain: "cluster.local",
 		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
@@ -120,6 +125,7 @@ func DefaultServer() Server {
 			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
 		},
 		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
+		Admission:     Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
 		Audit:         defaultAudit(),
 		LogLevel:      "info",
 	}
@@ -138,6 +144,7 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Token, "token", c.Token, "bearer token that is accepted as cluster administrator, besides the certificate in the kubeconfig")
 	fs.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "addresses for Services; two ranges, separated by a comma, for two IP families")
 	c.PodAddresses.flags(fs)
+	c.NodeLoss.flags(fs)
 	fs.StringVar(&c.NodePortRange, "service-node-port-range", c.NodePortRange, "ports for Services of type NodePort")
 	fs.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "DNS domain of the cluster")
 	fs.Var((*commaList)(&c.Etcd.Servers), "etcd-servers", "URLs of an external etcd, separated by commas; default: etcd inside this process")
@@ -168,6 +175,8 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.Var((*commaList)(&c.Admission.Enable), "enable-admission-plugins", "admission rules to use besides those that are on by default")
 	fs.Var((*commaList)(&c.Admission.Disable), "disable-admission-plugins", "admission rules not to use")
 	fs.StringVar(&c.Admission.ConfigFile, "admission-control-config-file", c.Admission.ConfigFile, "AdmissionConfiguration file")
+	fs.Int64Var(&c.Admission.NotReadySeconds, "default-not-ready-toleration-seconds", c.Admission.NotReadySeconds, "how long pods that do not say otherwise stay on a node that is not ready")
+	fs.Int64Var(&c.Admission.UnreachableSeconds, "default-unreachable-toleration-seconds", c.Admission.UnreachableSeconds, "how long pods that do not say otherwise stay on a node that cannot be reached")
 	c.Audit.flags(fs)
 	fs.StringVar(&c.Encryption.File, "encryption-provider-config", c.Encryption.File, "EncryptionConfiguration file: which resources are encrypted in the store, and how")
 	fs.BoolVar(&c.Encryption.Reload, "encryption-provider-config-automatic-reload", c.Encryption.Reload, "read the EncryptionConfiguration file again when it changes")
@@ -202,7 +211,7 @@ func (c *Server) Validate() error {
 	if _, err := c.ServiceCIDRs(); err != nil {
 		fail("service-cidr", "%v", err)
 	}
-	if err := c.PodAddresses.validate(); err != nil {
+	if err := errors.Join(c.PodAddresses.validate(), c.NodeLoss.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if _, _, err := c.NodePorts(); err != nil {

@@ -49,6 +49,7 @@ func All(settings Settings) []controller.Definition {
 		identity.TrustBundle(settings.RootCA),
 		identity.ClusterRoleAggregation,
 		identity.CertificateApproving,
+		identity.ServingApproving(settings.ServerNames),
 		identity.CertificateSigning(settings.Signing),
 		identity.BootstrapSigner,
 		identity.BootstrapTokenCleaner,

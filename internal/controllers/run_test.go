@@ -175,11 +175,12 @@ func TestListOfControllers(t *testing.T) {
 		}
 		queues[d.Queue] = d.Name
 	}
-	// Without keys and ranges, those that need them are off.
+	// Without keys and ranges, those that need them are off, and those that whoever runs them has to want.
 	for _, d := range controllers.All(controllers.Settings{}) {
 		wanted := map[string]bool{"serviceaccount-token-controller": true, "root-ca-certificate-publisher-controller": true, "node-ipam-controller": true,
 			"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
-			"bootstrap-signer-controller":                                    true, "token-cleaner-controller": true}[d.Name]
+			"bootstrap-signer-controller":                                    true, "token-cleaner-controller": true,
+			"kubelet-serving-approving-controller": true}[d.Name]
 		if d.Off != wanted {
 			t.Errorf("%s is off: %v", d.Name, d.Off)
 		}

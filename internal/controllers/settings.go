@@ -26,6 +26,8 @@ type Settings struct {
 	TokenSigner identity.TokenSigner
 	// Signing are the authorities that sign approved certificate requests.
 	Signing identity.SigningAuthorities
+	// ServerNames are names and addresses of the API server, which no node gets a certificate for without a person's approval.
+	ServerNames []string
 	// EndpointsPerSlice is how many endpoints a slice holds. Nil: network.DefaultEndpointsPerSlice.
 	EndpointsPerSlice *int
 	// MirroredPerSubset is how many addresses of an Endpoints subset are mirrored. Nil: network.DefaultMirroredPerSubset.

@@ -34,6 +34,8 @@ type Request struct {
 	APIVersion schema.GroupVersion
 	// Annotate adds an annotation to the request's audit event; nil for the server's own writes.
 	Annotate func(key, value string)
+	// Warn adds a Warning header to the answer; nil for the server's own writes.
+	Warn func(text string)
 }
 
 // Kind is a row of the table. Fields left nil mean the ordinary behaviour.

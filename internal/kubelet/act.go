@@ -105,8 +105,14 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.Pod
 	k := w.k
 	dns := k.DNS
 	dns.NodeIPs = k.HostIPs()
-	dns.Warn = func(reason, message string, _ bool) {
-		w.tellOnce("dns/"+reason+message, message, func() { k.podEvent(pod, corev1.EventTypeWarning, reason, "%s", message) })
+	dns.Warn = func(reason, message string, ofNode bool) {
+		w.tellOnce("dns/"+reason+message, message, func() {
+			if ofNode {
+				k.Events.Event(k.Node(), corev1.EventTypeWarning, reason, message)
+				return
+			}
+			k.podEvent(pod, corev1.EventTypeWarning, reason, "%s", message)
+		})
 	}
 	resolver, err := environment.DNS(pod, dns)
 	if err != nil {

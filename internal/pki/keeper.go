@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,8 @@ type Keeper struct {
 type keptPair struct {
 	pair Pair
 	tls  tls.Certificate
+	// chain is tls with the authority behind it.
+	chain *tls.Certificate
 }
 
 // Keep loads the certificate called name or lets the authority issue it, and returns its Keeper. Run renews it.
@@ -65,6 +68,12 @@ func (k *Keeper) Certificate() *x509.Certificate { return k.current.Load().tls.L
 // GetCertificate is for the tls.Config of a server.
 func (k *Keeper) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return &k.current.Load().tls, nil
+}
+
+// GetChain is GetCertificate with the authority's own certificate at the end: nobody has to believe it, but who knows the hash of its
+// key can learn it from here.
+func (k *Keeper) GetChain(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return k.current.Load().chain, nil
 }
 
 // GetClientCertificate is for the tls.Config of a client.
@@ -119,7 +128,9 @@ func (k *Keeper) renew(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("certificate %s: %w", k.name, err)
 	}
-	k.current.Store(&keptPair{pair: pair, tls: cert})
+	chain := cert
+	chain.Certificate = append(slices.Clone(cert.Certificate), k.authority.cert.Raw)
+	k.current.Store(&keptPair{pair: pair, tls: cert, chain: &chain})
 	return nil
 }
 
@@ -148,7 +159,7 @@ func (k Keepers) Run(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// ServerTLS is the TLS configuration of a server that keeps its certificate fresh. It asks clients for a certificate of one
+// ServerTLS is the TLS configuration of a server that keeps its certificate fresh and shows its authority with it. It asks clients for a certificate of one
 // of the authorities but does not judge what it gets: who signs for whom is for the authenticators to say, and a client
 // whose certificate has expired gets an answer it can read.
 func ServerTLS(serving *Keeper, clients ...*Authority) *tls.Config {
@@ -160,7 +171,7 @@ func ServerTLS(serving *Keeper, clients ...*Authority) *tls.Config {
 	}
 	return &tls.Config{
 		MinVersion:     tls.VersionTLS12,
-		GetCertificate: serving.GetCertificate,
+		GetCertificate: serving.GetChain,
 		ClientAuth:     tls.RequestClientCert,
 		ClientCAs:      hint,
 		NextProtos:     []string{"h2", "http/1.1"},

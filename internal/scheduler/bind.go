@@ -24,6 +24,8 @@ type writer interface {
 	deletePod(ctx context.Context, pod *corev1.Pod) error
 	updateVolume(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error)
 	updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error)
+	createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
+	deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error
 	updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 	updateDeviceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 }
@@ -69,6 +71,14 @@ func (w *apiWriter) updateVolume(ctx context.Context, pv *corev1.PersistentVolum
 
 func (w *apiWriter) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	return w.claims.Update(ctx, claim, client.WriteOptions{})
+}
+
+func (w *apiWriter) createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return w.devices.Create(ctx, claim, client.WriteOptions{})
+}
+
+func (w *apiWriter) deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	return w.devices.Delete(ctx, claim.Namespace, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 }
 
 func (w *apiWriter) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
@@ -148,7 +158,7 @@ func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
 		s.release(r)
 		return nil, err
 	}
-	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object)
+	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object, s.snapshot.nodes[d.number].csi)
 	if err == nil && len(reasons) > 0 {
 		err = fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
 	}
@@ -161,30 +171,6 @@ func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
 		return nil, err
 	}
 	return r, nil
-}
-
-func (s *Scheduler) reserveDevices(d *Decision, r *reservation) error {
-	if len(d.Pod.Pod.Spec.ResourceClaims) == 0 {
-		return nil
-	}
-	request, refusal := s.snapshot.deviceRequest(d.Pod.Pod)
-	if refusal == nil {
-		var results []resourcev1.AllocationResult
-		if results, refusal = request.on(s.snapshot, d.number); refusal == nil {
-			for i, claim := range request.open {
-				r.devices = append(r.devices, claimGrant{claim: claim, allocation: &results[i]})
-			}
-			for _, claim := range request.held {
-				r.devices = append(r.devices, claimGrant{claim: claim})
-			}
-			s.snapshot.devices.assume(r.devices)
-			return nil
-		}
-	}
-	if refusal.Err != nil {
-		return refusal.Err
-	}
-	return fmt.Errorf("devices on node %s: %v", d.Node, refusal.Reasons)
 }
 
 // release takes back what reserve decided.
@@ -219,6 +205,9 @@ func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation
 			return err
 		}
 	}
+	if err := s.awaitDevices(ctx, d, r.devices); err != nil {
+		return err
+	}
 	if !r.volumes.empty() {
 		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
 			return fmt.Errorf("binding volumes: %w", err)
@@ -245,6 +234,7 @@ func (s *Scheduler) bindPod(ctx context.Context, d *Decision) error {
 func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *reservation, err error) {
 	pod := p.info.Pod
 	s.release(r)
+	s.giveBackDevices(ctx, pod, r.devices)
 	if !s.snapshot.Forget(pod.UID) {
 		return // deleted, or on a node by somebody else's hand
 	}
@@ -264,56 +254,6 @@ func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *rese
 	s.queue.all[pod.UID] = p
 	p.place = nowhere
 	s.failed(ctx, p, d, err)
-}
-
-// bindDevices writes down that a claim has its devices, and that the pod uses it.
-func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *claimGrant) error {
-	claim := g.claim.DeepCopy()
-	if g.allocation != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
-		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
-		updated, err := s.writer.updateDeviceClaim(ctx, claim)
-		if err != nil {
-			return fmt.Errorf("add finalizer to claim %s: %w", keyOf(claim), err)
-		}
-		claim = updated.DeepCopy()
-	}
-	if g.allocation != nil {
-		if claim.Status.Allocation != nil {
-			return fmt.Errorf("claim %s got allocated elsewhere in the meantime", keyOf(claim))
-		}
-		claim.Status.Allocation = g.allocation
-	}
-	if slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
-		return nil
-	}
-	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
-	if _, err := s.writer.updateDeviceClaimStatus(ctx, claim); err != nil {
-		return fmt.Errorf("add allocation and reservation to claim %s: %w", keyOf(claim), err)
-	}
-	return nil
-}
-
-// freeIdleDevices gives back the devices of a claim that only this pod uses and that keep it from the nodes it could run on.
-// It reports whether it did: then the pod is tried again when the claim is free.
-func (s *Scheduler) freeIdleDevices(ctx context.Context, pod *corev1.Pod) bool {
-	claims, err := s.snapshot.devices.claimsOf(pod)
-	if err != nil {
-		return false
-	}
-	for _, claim := range claims {
-		if claim.Status.Allocation == nil || slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != pod.UID }) {
-			continue
-		}
-		free := claim.DeepCopy()
-		free.Status.Allocation, free.Status.ReservedFor, free.Status.Devices = nil, nil, nil
-		s.background(ctx, func() {
-			if _, err := s.writer.updateDeviceClaimStatus(ctx, free); err != nil && ctx.Err() == nil {
-				s.log.Warn("claim is not freed", "claim", keyOf(free), "error", err)
-			}
-		})
-		return true
-	}
-	return false
 }
 
 // bindVolumes writes a volume plan and waits until the volume controller has carried it out.
@@ -363,7 +303,10 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 	if !known || s.snapshot.nodes[number].object == nil {
 		return false, fmt.Errorf("failed to get node %q", d.Node)
 	}
-	labels := s.snapshot.nodes[number].object.Labels
+	reaches := func(pv *corev1.PersistentVolume) bool {
+		seen, err := asOnNode(pv, s.snapshot.nodes[number].csi)
+		return err == nil && volume.CheckNodeAffinity(seen, s.snapshot.nodes[number].object.Labels) == nil
+	}
 	for _, b := range plan.bindings {
 		pv, claim := v.volumes[b.volume.Name], v.claims[keyOf(b.claim)]
 		switch {
@@ -371,7 +314,7 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 			return false, fmt.Errorf("failed to check binding: volume %s or claim %s is gone", b.volume.Name, keyOf(b.claim))
 		case newer(b.volume, pv):
 			return false, nil
-		case volume.CheckNodeAffinity(pv, labels) != nil:
+		case !reaches(pv):
 			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
 		case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "":
 			return false, fmt.Errorf("ClaimRef got reset for pv %q", pv.Name)
@@ -393,7 +336,7 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 		}
 		if pv := v.volumes[claim.Spec.VolumeName]; pv == nil {
 			return false, nil
-		} else if volume.CheckNodeAffinity(pv, labels) != nil {
+		} else if !reaches(pv) {
 			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
 		}
 	}

@@ -23,19 +23,26 @@ type deviceObjects struct {
 	classes map[string]*resourcev1.DeviceClass
 	rules   map[string]*resourcev1.DeviceTaintRule
 	// assumed claims are allocated by us, and the API server has not told yet.
-	assumed     map[string]*resourcev1.ResourceClaim
+	assumed     map[string]*assumedClaim
 	expressions *cel.Cache
+}
+
+// assumedClaim is a claim as it will be. Once it is written, it is as the API server has it, and stands until that is heard.
+type assumedClaim struct {
+	claim   *resourcev1.ResourceClaim
+	written bool
 }
 
 // deviceFeatures are what upstream's allocator is asked to mind.
 var deviceFeatures = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, ConsumableCapacity: true, FractionalCapacityRange: true,
+	DeviceBindingAndStatus: true,
 }
 
 func newDeviceObjects() deviceObjects {
 	return deviceObjects{
 		claims: map[string]*resourcev1.ResourceClaim{}, slices: map[string]*resourcev1.ResourceSlice{}, classes: map[string]*resourcev1.DeviceClass{}, rules: map[string]*resourcev1.DeviceTaintRule{},
-		assumed: map[string]*resourcev1.ResourceClaim{}, expressions: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
+		assumed: map[string]*assumedClaim{}, expressions: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
 	}
 }
 
@@ -43,7 +50,7 @@ func (d *deviceObjects) set(object metav1.Object) {
 	switch o := object.(type) {
 	case *resourcev1.ResourceClaim:
 		d.claims[keyOf(o)] = o
-		if assumed := d.assumed[keyOf(o)]; assumed != nil && (assumed.UID != o.UID || newer(o, assumed)) {
+		if a := d.assumed[keyOf(o)]; a != nil && (a.claim.UID != o.UID || a.written && !older(o, a.claim)) {
 			delete(d.assumed, keyOf(o))
 		}
 	case *resourcev1.ResourceSlice:
@@ -69,6 +76,25 @@ func (d *deviceObjects) delete(object metav1.Object) {
 	}
 }
 
+// older reports whether an object the API server told of is older than what it answered to a write.
+func older(told, answered metav1.Object) bool {
+	return told.GetResourceVersion() != answered.GetResourceVersion() && !newer(told, answered)
+}
+
+// claim is a claim as the API server has it, so far as we know.
+func (d *deviceObjects) claim(key string) *resourcev1.ResourceClaim {
+	if a := d.assumed[key]; a != nil && a.written {
+		return a.claim
+	}
+	return d.claims[key]
+}
+
+// pending reports whether we are about to write that a claim has its devices.
+func (d *deviceObjects) pending(key string) bool {
+	a := d.assumed[key]
+	return a != nil && !a.written
+}
+
 // claimsOf are the resource claims a pod uses. A claim that is still to be made for it is an error, as is one on its way out.
 func (d *deviceObjects) claimsOf(pod *corev1.Pod) (all []*resourcev1.ResourceClaim, err error) {
 	for i := range pod.Spec.ResourceClaims {
@@ -80,7 +106,7 @@ func (d *deviceObjects) claimsOf(pod *corev1.Pod) (all []*resourcev1.ResourceCla
 			continue // the template was optional
 		}
 		key := pod.Namespace + "/" + *name
-		claim := d.claims[key]
+		claim := d.claim(key)
 		if claim == nil {
 			return nil, fmt.Errorf("could not find ResourceClaim %q", key)
 		}
@@ -104,29 +130,36 @@ func (d *deviceObjects) allocated() structured.AllocatedState {
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
 	}
 	for key, claim := range d.claims {
-		if assumed := d.assumed[key]; assumed != nil {
-			claim = assumed
-		}
-		if claim.Status.Allocation == nil {
-			continue
-		}
-		for i := range claim.Status.Allocation.Devices.Results {
-			r := &claim.Status.Allocation.Devices.Results[i]
-			if r.AdminAccess != nil && *r.AdminAccess {
-				continue // watching a device does not take it
-			}
-			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-			if r.ShareID == nil {
-				state.AllocatedDevices.Insert(id)
-				continue
-			}
-			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-			if r.ConsumedCapacity != nil {
-				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
-			}
+		if d.assumed[key] == nil {
+			take(&state, claim)
 		}
 	}
+	for _, a := range d.assumed {
+		take(&state, a.claim)
+	}
 	return state
+}
+
+// take notes the devices that a claim holds.
+func take(state *structured.AllocatedState, claim *resourcev1.ResourceClaim) {
+	if claim.Status.Allocation == nil {
+		return
+	}
+	for i := range claim.Status.Allocation.Devices.Results {
+		r := &claim.Status.Allocation.Devices.Results[i]
+		if r.AdminAccess != nil && *r.AdminAccess {
+			continue // watching a device does not take it
+		}
+		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+		if r.ShareID == nil {
+			state.AllocatedDevices.Insert(id)
+			continue
+		}
+		state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+		if r.ConsumedCapacity != nil {
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
 }
 
 // tainted is a slice with the taints that rules add to its devices; the slice itself when none does.
@@ -189,6 +222,10 @@ func (l classLister) Get(name string) (*resourcev1.DeviceClass, error) {
 type claimGrant struct {
 	claim      *resourcev1.ResourceClaim
 	allocation *resourcev1.AllocationResult
+	// extended is set when the claim stands for extended resources: then it is made when it is written.
+	extended *extendedClaim
+	// made claims were not there before; written grants are the API server's. Then claim is what it answered.
+	made, written bool
 }
 
 // assume decides allocations: from now on the devices are taken.
@@ -199,14 +236,25 @@ func (d *deviceObjects) assume(grants []claimGrant) {
 		}
 		claim := g.claim.DeepCopy()
 		claim.Status.Allocation = g.allocation
-		d.assumed[keyOf(claim)] = claim
+		d.assumed[keyOf(claim)] = &assumedClaim{claim: claim}
 	}
 }
 
-// revert takes back what assume decided.
+// write notes that the API server has a grant. The claim is under its own name now, which it may have been given only then.
+func (d *deviceObjects) write(g *claimGrant, answer *resourcev1.ResourceClaim) {
+	if d.pending(keyOf(g.claim)) {
+		delete(d.assumed, keyOf(g.claim))
+	}
+	if told := d.claims[keyOf(answer)]; told == nil && g.extended != nil || told != nil && older(told, answer) {
+		d.assumed[keyOf(answer)] = &assumedClaim{claim: answer, written: true}
+	}
+	g.claim, g.written = answer, true
+}
+
+// revert takes back what assume decided and nobody has written.
 func (d *deviceObjects) revert(grants []claimGrant) {
 	for _, g := range grants {
-		if g.allocation != nil {
+		if g.allocation != nil && d.pending(keyOf(g.claim)) {
 			delete(d.assumed, keyOf(g.claim))
 		}
 	}

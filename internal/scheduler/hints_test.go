@@ -26,6 +26,9 @@ func TestHints(t *testing.T) {
 		return Event{Resource: TargetPod, Action: podChanges(old, now), Old: old, New: now}
 	}
 	object := func(r Resource, a Action, now any) Event { return Event{Resource: r, Action: a, New: now} }
+	detached := func(driver string) Event {
+		return Event{Resource: VolumeAttachmentResource, Action: Delete, Old: &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: driver}}}
+	}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim"}}
 	otherClaim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"}}
 
@@ -92,6 +95,22 @@ func TestHints(t *testing.T) {
 		{nodeVolumeLimitsName, "a node's drivers", testPod("p", usingClaim("claim")), object(CSINodeResource, Add, &storagev1.CSINode{}), true},
 		{nodeVolumeLimitsName, "a node", testPod("p", usingClaim("claim")), nodeAdded(testNode("n")), false},
 		{schedulingGatesName, "the gates are gone", testPod("p"), itself(testPod("p", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }), testPod("p")), true},
+		{nodeVolumeLimitsName, "a disk of a pod is free", testPod("p", usingClaim("claim")), podGone(testPod("x", on("n"), inlineDisk("d"))), true},
+		{nodeVolumeLimitsName, "a pod without volumes is gone", testPod("p", usingClaim("claim")), podGone(testPod("x", on("n"))), false},
+		{nodeVolumeLimitsName, "a volume of its driver is detached", testPod("p", inlineDisk("d")), detached("disk.csi.azure.com"), true},
+		{nodeVolumeLimitsName, "a volume of another driver", testPod("p", inlineDisk("d")), detached(ebsDriver), false},
+		{nodeVolumeLimitsName, "a volume of any driver, for a claim", testPod("p", usingClaim("claim")), detached(ebsDriver), true},
+		{nodeVolumeLimitsName, "a volume, for a pod without any", testPod("p"), detached(ebsDriver), false},
+		{volumeBindingName, "a node's drivers", testPod("p", usingClaim("claim")), object(CSINodeResource, Add, &storagev1.CSINode{}), true},
+		{volumeBindingName, "a kind has moved to a driver", testPod("p", usingClaim("claim")), Event{Resource: CSINodeResource, Action: updateOther, Old: driverLimit("n", "x", 1, ""), New: driverLimit("n", "x", 1, "kubernetes.io/aws-ebs")}, true},
+		{volumeBindingName, "a limit has changed", testPod("p", usingClaim("claim")), Event{Resource: CSINodeResource, Action: updateOther, Old: driverLimit("n", "x", 1, ""), New: driverLimit("n", "x", 2, "")}, false},
+		{nodeResourcesFitName, "a class for what it asks", testPod("p", asks(gpu, "1")), object(DeviceClassResource, Add, classStandingFor("c", string(gpu), 0)), true},
+		{nodeResourcesFitName, "a class for something else", testPod("p", asks(gpu, "1")), object(DeviceClassResource, Add, classStandingFor("c", "example.com/nic", 0)), false},
+		{nodeResourcesFitName, "a class asked for by its own name", testPod("p", asks("deviceclass.resource.kubernetes.io/c", "1")), object(DeviceClassResource, Add, classStandingFor("c", "", 0)), true},
+		{nodeResourcesFitName, "a class that has come to stand for it", testPod("p", asks(gpu, "1")), Event{Resource: DeviceClassResource, Action: updateOther, Old: classStandingFor("c", "", 0), New: classStandingFor("c", string(gpu), 0)}, true},
+		{nodeResourcesFitName, "a class that stood for it before", testPod("p", asks(gpu, "1")), Event{Resource: DeviceClassResource, Action: updateOther, Old: classStandingFor("c", string(gpu), 0), New: classStandingFor("c", string(gpu), 0)}, false},
+		{dynamicResourcesName, "devices became free", testPod("p", asks(gpu, "1")), Event{Resource: ResourceClaimResource, Action: Delete, Old: claimHolding("x", "n", "device-0")}, true},
+		{dynamicResourcesName, "a claim without devices is gone", testPod("p", asks(gpu, "1")), Event{Resource: ResourceClaimResource, Action: Delete, Old: deviceClaim("x", 1)}, false},
 		{dynamicResourcesName, "devices", testPod("p", claiming("claim")), object(ResourceSliceResource, Add, deviceSlice("n", 1)), true},
 		{dynamicResourcesName, "a class", testPod("p", claiming("claim")), object(DeviceClassResource, Add, &resourcev1.DeviceClass{}), true},
 		{dynamicResourcesName, "a taint of devices is gone", testPod("p", claiming("claim")), Event{Resource: DeviceTaintRuleResource, Action: Delete, Old: taintRule(nil, "")}, true},

@@ -69,7 +69,7 @@ func NewPodInfo(pod *corev1.Pod) (*PodInfo, error) {
 	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil || needsDiskCheck(v) {
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil || needsDiskCheck(v) || movedInline(v) {
 			p.hasVolumes = true
 		}
 	}

@@ -36,7 +36,7 @@ var Rules = []RuleMaker{
 	{Name: volumeZoneName, Make: fixed(volumeZone{})},
 	{Name: podTopologySpreadName, Weight: 2, Make: with(newPodTopologySpread)},
 	{Name: interPodAffinityName, Weight: 2, Make: with(newInterPodAffinity)},
-	{Name: dynamicResourcesName, Weight: 2, Make: fixed(dynamicResources{})},
+	{Name: dynamicResourcesName, Weight: 2, Make: with(newDynamicResources)},
 	{Name: defaultPreemptionName, Make: with(newDefaultPreemption)},
 	{Name: balancedAllocationName, Make: with(newBalancedAllocation)},
 	{Name: imageLocalityName, Make: fixed(imageLocality{})},
@@ -79,6 +79,7 @@ type Profile struct {
 	spreadWeight, affinityWeight int64
 	preemption                   *defaultPreemption
 	binding                      *volumeBinding
+	devices                      *dynamicResources
 }
 
 type weightedRule struct {
@@ -187,6 +188,8 @@ func (p *Profile) add(rule Rule, part enabled) {
 		p.gates = part.other
 	case *volumeBinding:
 		p.binding = r
+	case *dynamicResources:
+		p.devices = r
 	}
 	if f, ok := rule.(FilterRule); ok && part.filter {
 		p.filters = append(p.filters, f)

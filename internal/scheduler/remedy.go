@@ -250,11 +250,11 @@ func (d *Decision) missingResources(node int32) (steps []step) {
 	}
 	fit := &nodeResourcesFit{}
 	for _, w := range fit.wants(s, d.Pod) {
-		has, used := s.allocatable[w.resource][node], s.requested[w.resource][node]
-		short := w.amount - (has - used)
-		if short <= 0 {
+		if !w.missing(s, node) {
 			continue
 		}
+		has, used := s.allocatable[w.resource][node], s.requested[w.resource][node]
+		short := w.amount - (has - used)
 		text := fmt.Sprintf("request %s less %s", quantity(w, short), w.name)
 		switch {
 		case has == 0:

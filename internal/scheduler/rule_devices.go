@@ -4,65 +4,100 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/dynamic-resource-allocation/structured"
+	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
 const dynamicResourcesName = "DynamicResources"
 
 // dynamicResources keeps pods to nodes where the devices they claim are, and chooses devices for claims that have none.
-type dynamicResources struct{}
+type dynamicResources struct {
+	// filterTimeout is how long devices are looked for on one node; 0 is without end. bindingTimeout is how long a pod waits
+	// for its devices to be ready.
+	filterTimeout, bindingTimeout time.Duration
+}
 
-func (dynamicResources) Name() string { return dynamicResourcesName }
+func newDynamicResources(args *configv1.DynamicResourcesArgs) (Rule, error) {
+	r := &dynamicResources{filterTimeout: configv1.DynamicResourcesFilterTimeoutDefault, bindingTimeout: configv1.DynamicResourcesBindingTimeoutDefault}
+	if args.FilterTimeout != nil {
+		r.filterTimeout = args.FilterTimeout.Duration
+	}
+	if args.BindingTimeout != nil {
+		r.bindingTimeout = args.BindingTimeout.Duration
+	}
+	if r.filterTimeout < 0 {
+		return nil, fmt.Errorf("filterTimeout: Invalid value: %q: must be zero or positive", r.filterTimeout)
+	}
+	if r.bindingTimeout < time.Second {
+		return nil, fmt.Errorf("bindingTimeout: Invalid value: %q: must be at least 1 second", r.bindingTimeout)
+	}
+	return r, nil
+}
+
+func (*dynamicResources) Name() string { return dynamicResourcesName }
 
 var (
 	refusedClaimElsewhere = refuse(dynamicResourcesName, true, "resourceclaim not available on the node")
 	refusedDevices        = refuse(dynamicResourcesName, true, "cannot allocate all claims")
 )
 
+// wantsDevices reports whether a pod claims devices, or asks for resources that device classes stand for.
+func (s *Snapshot) wantsDevices(p *PodInfo) bool {
+	return len(p.Pod.Spec.ResourceClaims) > 0 || s.devices.standFor(p.Request.Extended)
+}
+
 // deviceRequest is what one pod claims, read once.
 type deviceRequest struct {
+	rule *dynamicResources
 	// held claims have their devices; open ones do not.
 	held, open []*resourcev1.ResourceClaim
 	selections []*nodeSelection // of held claims; nil lets all nodes in
-	allocator  structured.Allocator
+	// unusable is set when the devices of a held claim failed to get ready.
+	unusable  bool
+	extended  *extendedDevices // nil when the pod asks for none
+	allocator structured.Allocator
 }
 
-func (s *Snapshot) deviceRequest(pod *corev1.Pod) (*deviceRequest, *Refusal) {
-	claims, err := s.devices.claimsOf(pod)
+func (r *dynamicResources) request(s *Snapshot, p *PodInfo) (*deviceRequest, *Refusal) {
+	claims, err := s.devices.claimsOf(p.Pod)
 	if err != nil {
 		return nil, refuse(dynamicResourcesName, true, err.Error())
 	}
-	r := &deviceRequest{}
+	q := &deviceRequest{rule: r, extended: s.extendedDevices(p)}
 	for _, claim := range claims {
 		if a := claim.Status.Allocation; a != nil {
-			r.held = append(r.held, claim)
+			q.held = append(q.held, claim)
 			var selection *nodeSelection
 			if a.NodeSelector != nil {
 				selection = s.selection(nil, a.NodeSelector)
 			}
-			r.selections = append(r.selections, selection)
+			q.selections = append(q.selections, selection)
+			q.unusable = q.unusable || !r.usable(claim)
 			continue
 		}
-		if s.devices.assumed[keyOf(claim)] != nil {
+		if s.devices.pending(keyOf(claim)) {
 			return nil, refuse(dynamicResourcesName, true, fmt.Sprintf("resource claim %s is in the process of being allocated", keyOf(claim)))
 		}
 		if refusal := s.checkClasses(claim); refusal != nil {
 			return nil, refusal
 		}
-		r.open = append(r.open, claim)
+		q.open = append(q.open, claim)
 	}
-	if len(r.open) > 0 {
-		r.allocator, err = structured.NewAllocator(context.Background(), deviceFeatures, s.devices.allocated(), classLister{&s.devices}, s.devices.sliceList(), s.devices.expressions)
+	if len(q.open) > 0 || q.extended != nil {
+		q.allocator, err = structured.NewAllocator(context.Background(), deviceFeatures, s.devices.allocated(), classLister{&s.devices}, s.devices.sliceList(), s.devices.expressions)
 		if err != nil {
 			return nil, &Refusal{Rule: dynamicResourcesName, Err: err}
 		}
 	}
-	return r, nil
+	return q, nil
 }
 
 // checkClasses reports a device class that a claim names and that does not exist.
@@ -88,53 +123,79 @@ func (s *Snapshot) checkClasses(claim *resourcev1.ResourceClaim) *Refusal {
 	return nil
 }
 
-// on finds devices for the open claims on a node.
-func (r *deviceRequest) on(s *Snapshot, node int32) ([]resourcev1.AllocationResult, *Refusal) {
-	for _, selection := range r.selections {
-		if selection != nil && !selection.matches(node) {
+// on finds devices for the open claims on a node, and for what the pod asks as extended resources.
+func (q *deviceRequest) on(s *Snapshot, node int32) ([]claimGrant, *Refusal) {
+	open := q.open
+	var extra *extendedClaim
+	if q.extended != nil {
+		var refusal *Refusal
+		if extra, refusal = q.extended.on(s, node); refusal != nil {
+			return nil, refusal
+		}
+		if extra != nil {
+			open = append(slices.Clip(open), extra.claim)
+		}
+	}
+	for _, selection := range q.selections {
+		if q.unusable || selection != nil && !selection.matches(node) {
 			return nil, refusedClaimElsewhere
 		}
 	}
-	if len(r.open) == 0 {
+	if len(open) == 0 {
 		return nil, nil
 	}
-	results, err := r.allocator.Allocate(context.Background(), s.nodes[node].object, r.open)
+	ctx := context.Background()
+	if q.rule.filterTimeout > 0 {
+		limited, cancel := context.WithTimeout(ctx, q.rule.filterTimeout)
+		defer cancel()
+		ctx = limited
+	}
+	results, err := q.allocator.Allocate(ctx, s.nodes[node].object, open)
 	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, &Refusal{Rule: dynamicResourcesName, Err: fmt.Errorf("node %s: timed out trying to allocate devices", s.nodes[node].name)}
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
 		return nil, refuse(dynamicResourcesName, true, err.Error())
 	case err != nil:
 		return nil, &Refusal{Rule: dynamicResourcesName, Err: err}
-	case len(results) != len(r.open):
+	case len(results) != len(open):
 		return nil, refusedDevices
 	}
-	return results, nil
+	grants := make([]claimGrant, len(open))
+	for i, claim := range open {
+		grants[i] = claimGrant{claim: claim, allocation: &results[i]}
+	}
+	if extra != nil {
+		grants[len(open)-1].extended = extra
+	}
+	return grants, nil
 }
 
-func (dynamicResources) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
-	if len(p.Pod.Spec.ResourceClaims) == 0 {
+func (r *dynamicResources) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
+	if !s.wantsDevices(p) {
 		return Filter{}, nil
 	}
-	r, refusal := s.deviceRequest(p.Pod)
-	if refusal != nil || len(r.held)+len(r.open) == 0 {
+	q, refusal := r.request(s, p)
+	if refusal != nil || len(q.held)+len(q.open) == 0 && q.extended == nil {
 		return Filter{}, refusal
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
-		_, refusal := r.on(s, node)
+		_, refusal := q.on(s, node)
 		return refusal
 	}}, nil
 }
 
 // Score prefers nodes where the alternatives a claim names first can be had.
-func (dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
+func (r *dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
 	if len(p.Pod.Spec.ResourceClaims) == 0 {
 		return Scorer{}
 	}
-	r, refusal := s.deviceRequest(p.Pod)
+	q, refusal := r.request(s, p)
 	if refusal != nil {
 		return Scorer{}
 	}
 	alternatives := false
-	for _, claim := range r.open {
+	for _, claim := range q.open {
 		for i := range claim.Spec.Devices.Requests {
 			alternatives = alternatives || len(claim.Spec.Devices.Requests[i].FirstAvailable) > 0
 		}
@@ -143,12 +204,12 @@ func (dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
 		return Scorer{}
 	}
 	return Scorer{Volatile: true, Scale: MostIsBest, Of: func(node int32) (sum int64) {
-		results, refusal := r.on(s, node)
+		grants, refusal := q.on(s, node)
 		if refusal != nil {
 			return 0
 		}
-		for i, claim := range r.open {
-			sum += alternativeScore(claim, &results[i])
+		for _, g := range grants {
+			sum += alternativeScore(g.claim, g.allocation)
 		}
 		return sum
 	}}
@@ -170,7 +231,7 @@ func alternativeScore(claim *resourcev1.ResourceClaim, allocation *resourcev1.Al
 	return sum
 }
 
-func (dynamicResources) Hints() []Hint {
+func (*dynamicResources) Hints() []Hint {
 	return []Hint{
 		{Resource: NodeResource, Action: Add | UpdateNodeLabel | UpdateNodeAllocatable},
 		{Resource: ResourceClaimResource, Action: Add | Update | Delete, Helps: claimChangeHelps},
@@ -192,7 +253,8 @@ func claimChangeHelps(s *Snapshot, pod *corev1.Pod, old, now any) bool {
 		return true
 	}
 	if after == nil {
-		return false
+		// The claim of an earlier attempt is gone, and the pod may be tried again.
+		return before != nil && standsForExtended(before) && metav1.IsControlledBy(before, pod)
 	}
 	claims, err := s.devices.claimsOf(pod)
 	if err != nil {

@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -89,13 +91,24 @@ type want struct {
 	resource int
 	name     corev1.ResourceName
 	amount   int64
+	// devices are what nodes give that do not offer the resource itself; DynamicResources looks for them.
+	devices bool
+}
+
+// missing reports whether a node has not enough left.
+func (w *want) missing(s *Snapshot, node int32) bool {
+	has := s.allocatable[w.resource][node]
+	return w.amount > has-s.requested[w.resource][node] && !(w.devices && has == 0)
 }
 
 // wants are what a pod asks for, in the order in which refusals name them.
 func (r *nodeResourcesFit) wants(s *Snapshot, p *PodInfo) []want {
 	q := &p.Request
 	var all []want
-	for _, w := range []want{{cpu, corev1.ResourceCPU, q.MilliCPU}, {memory, corev1.ResourceMemory, q.Memory}, {storage, corev1.ResourceEphemeralStorage, q.Storage}} {
+	for _, w := range []want{
+		{resource: cpu, name: corev1.ResourceCPU, amount: q.MilliCPU}, {resource: memory, name: corev1.ResourceMemory, amount: q.Memory},
+		{resource: storage, name: corev1.ResourceEphemeralStorage, amount: q.Storage},
+	} {
 		if w.amount > 0 {
 			all = append(all, w)
 		}
@@ -108,7 +121,9 @@ func (r *nodeResourcesFit) wants(s *Snapshot, p *PodInfo) []want {
 			}
 		}
 		if a.Value > 0 {
-			all = append(all, want{s.resource(a.Resource), a.Resource, a.Value})
+			all = append(all, want{
+				resource: s.resource(a.Resource), name: a.Resource, amount: a.Value, devices: s.devices.classFor(a.Resource) != nil,
+			})
 		}
 	}
 	return all
@@ -118,12 +133,12 @@ func (r *nodeResourcesFit) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	wants := r.wants(s, p)
 	// Refusals are made once for each combination of what is missing.
 	known := map[string]*Refusal{}
-	return Filter{Check: func(node int32) *Refusal {
+	volatile := slices.ContainsFunc(wants, func(w want) bool { return w.devices })
+	return Filter{Volatile: volatile, Check: func(node int32) *Refusal {
 		if s.requested[pods][node]+1 <= s.allocatable[pods][node] {
 			fits := true
 			for i := range wants {
-				w := &wants[i]
-				if w.amount > s.allocatable[w.resource][node]-s.requested[w.resource][node] {
+				if wants[i].missing(s, node) {
 					fits = false
 					break
 				}
@@ -145,7 +160,7 @@ func (r *nodeResourcesFit) refusal(s *Snapshot, node int32, wants []want, known 
 	}
 	for i := range wants {
 		w := &wants[i]
-		if w.amount > s.allocatable[w.resource][node]-s.requested[w.resource][node] {
+		if w.missing(s, node) {
 			missing = append(missing, byte(i+1))
 			if w.amount > s.allocatable[w.resource][node] {
 				unresolvable = 1
@@ -179,6 +194,22 @@ type scored struct {
 	// asked is what the pod adds; used is what scores take as used already.
 	asked int64
 	used  func(node int32) int64
+	// devices is set when a device class stands for the resource: its devices count on nodes that do not offer the resource itself.
+	devices func(node int32) deviceCount
+}
+
+// on is how much of the resource a node has, and how much of that is used.
+func (x *scored) on(s *Snapshot, node int32) (capacity, used int64) {
+	if capacity = s.allocatable[x.resource][node]; capacity == 0 && x.devices != nil {
+		count := x.devices(node)
+		return count.all, count.taken
+	}
+	return capacity, x.used(node)
+}
+
+// countsDevices reports whether scores change as devices do, and not only as nodes and their pods do.
+func countsDevices(resources []scored) bool {
+	return slices.ContainsFunc(resources, func(x scored) bool { return x.devices != nil })
 }
 
 // scoredResources are the resources a score looks at. assume makes containers without requests count.
@@ -206,6 +237,9 @@ func scoredResources(s *Snapshot, p *PodInfo, resources []configv1.ResourceSpec,
 				continue // a resource the pod does not ask for says nothing
 			}
 			x.resource, x.asked = s.resource(name), p.Request.Extended[i].Value
+			if class := s.devices.classFor(name); class != nil {
+				x.devices = s.countDevices(class)
+			}
 		}
 		r := x.resource
 		if assume && r <= memory {
@@ -222,18 +256,18 @@ func (r *nodeResourcesFit) Score(s *Snapshot, p *PodInfo) Scorer {
 	// As in upstream, what a pod asks for as a whole decides where it fits, but not which of those nodes is best.
 	resources := scoredResources(s, p.parts(), r.resources, true)
 	if r.strategy == configv1.RequestedToCapacityRatio {
-		return Scorer{Of: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
+		return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 { return ratioScore(s, resources, r.shape, node) }}
 	}
 	most := r.strategy == configv1.MostAllocated
-	return Scorer{Of: func(node int32) int64 {
+	return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 {
 		var sum, weights int64
 		for i := range resources {
 			x := &resources[i]
-			capacity := s.allocatable[x.resource][node]
+			capacity, used := x.on(s, node)
 			if capacity == 0 {
 				continue
 			}
-			used := min(x.used(node)+x.asked, capacity)
+			used = min(used+x.asked, capacity)
 			if most {
 				sum += x.weight * (used * MaxScore / capacity)
 			} else {
@@ -252,12 +286,12 @@ func ratioScore(s *Snapshot, resources []scored, shape []configv1.UtilizationSha
 	var sum, weights int64
 	for i := range resources {
 		x := &resources[i]
-		capacity := s.allocatable[x.resource][node]
+		capacity, used := x.on(s, node)
 		if capacity == 0 {
 			continue
 		}
 		utilization := int64(100)
-		if used := x.used(node) + x.asked; used <= capacity {
+		if used += x.asked; used <= capacity {
 			utilization = used * 100 / capacity
 		}
 		if score := brokenLine(shape, utilization); score > 0 {
@@ -294,6 +328,7 @@ func (r *nodeResourcesFit) Hints() []Hint {
 		{Resource: AssignedPod, Action: UpdatePodScaleDown, Helps: freesSomeOf},
 		{Resource: TargetPod, Action: UpdatePodScaleDown},
 		{Resource: NodeResource, Action: Add | UpdateNodeAllocatable, Helps: r.nodeHelps},
+		{Resource: DeviceClassResource, Action: Add | Update, Helps: classHelps},
 	}
 }
 
@@ -316,12 +351,15 @@ func freesSomeOf(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
 }
 
 // nodeHelps reports whether a node could take the pod if it were empty, and offers more than before.
-func (r *nodeResourcesFit) nodeHelps(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
+func (r *nodeResourcesFit) nodeHelps(s *Snapshot, pod *corev1.Pod, old, now any) bool {
 	info, err := NewPodInfo(pod)
 	if err != nil {
 		return true
 	}
 	one := NewSnapshot()
+	if s != nil {
+		one.devices.classes = s.devices.classes
+	}
 	one.SetNode(asNode(now))
 	f, _ := r.Filter(one, info)
 	if refusal := f.Check(0); refusal != nil {
@@ -335,7 +373,23 @@ func (r *nodeResourcesFit) nodeHelps(_ *Snapshot, pod *corev1.Pod, old, now any)
 		is, was := asNode(now).Status.Allocatable[name], before.Status.Allocatable[name]
 		return is.Cmp(was) > 0
 	}
-	return more(corev1.ResourcePods) || slices.ContainsFunc(r.wants(one, info), func(w want) bool { return more(w.name) })
+	return more(corev1.ResourcePods) || slices.ContainsFunc(r.wants(one, info), func(w want) bool {
+		return w.devices && one.allocatable[w.resource][0] == 0 || more(w.name)
+	})
+}
+
+// classHelps reports whether a device class has come to stand for something the pod asks.
+func classHelps(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
+	before, had := old.(*resourcev1.DeviceClass)
+	class := now.(*resourcev1.DeviceClass)
+	name := ptr.Deref(class.Spec.ExtendedResourceName, "")
+	if had && ptr.Deref(before.Spec.ExtendedResourceName, "") == name {
+		return false
+	}
+	wanted := requestOf(pod, false)
+	return slices.ContainsFunc(wanted.Extended, func(a Amount) bool {
+		return string(a.Resource) == name || !had && string(a.Resource) == resourcev1.ResourceDeviceClassPrefix+class.Name
+	})
 }
 
 // balancedAllocation prefers nodes whose resources are used evenly once the pod is there.
@@ -354,7 +408,7 @@ func (r *balancedAllocation) Score(s *Snapshot, p *PodInfo) Scorer {
 	if !slices.ContainsFunc(resources, func(x scored) bool { return x.asked > 0 }) {
 		return Scorer{} // such pods would all gather on the best balanced node
 	}
-	return Scorer{Of: func(node int32) int64 {
+	return Scorer{Volatile: countsDevices(resources), Of: func(node int32) int64 {
 		with, without := evenness(s, resources, node, true), evenness(s, resources, node, false)
 		return MaxScore/2 + (MaxScore/2+with-without)/2
 	}}
@@ -366,11 +420,10 @@ func evenness(s *Snapshot, resources []scored, node int32, withPod bool) int64 {
 	shares, total := buffer[:0], 0.0
 	for i := range resources {
 		x := &resources[i]
-		capacity := s.allocatable[x.resource][node]
+		capacity, used := x.on(s, node)
 		if capacity == 0 {
 			continue
 		}
-		used := s.requested[x.resource][node]
 		if withPod {
 			used += x.asked
 		}

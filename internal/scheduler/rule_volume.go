@@ -141,27 +141,44 @@ func (nodeVolumeLimits) Name() string { return nodeVolumeLimitsName }
 var refusedCount = refuse(nodeVolumeLimitsName, false, "node(s) exceed max volume count")
 
 func (nodeVolumeLimits) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
-	if len(claimNames(p.Pod)) == 0 {
+	if !mayAttach(p.Pod) {
 		return Filter{}, nil
 	}
-	wanted, err := s.attachable(p.Pod, true)
+	wanted, err := s.attachable(p.Pod, true, false)
+	var moved map[attachedVolume]bool
+	if err == nil {
+		moved, err = s.attachable(p.Pod, true, true)
+	}
 	if err != nil {
 		if apierrors.IsNotFound(errors.Unwrap(err)) || apierrors.IsNotFound(err) {
 			return Filter{}, refuse(nodeVolumeLimitsName, true, err.Error())
 		}
 		return Filter{}, &Refusal{Rule: nodeVolumeLimitsName, Err: err}
 	}
-	if len(wanted) == 0 {
+	if len(moved) == 0 {
 		return Filter{}, nil
 	}
-	return Filter{Volatile: true, Check: func(node int32) *Refusal { return s.checkLimits(node, wanted) }}, nil
+	return Filter{Volatile: true, Check: func(node int32) *Refusal {
+		if s.nodes[node].csi == nil {
+			return s.checkLimits(node, wanted)
+		}
+		return s.checkLimits(node, moved)
+	}}, nil
+}
+
+// mayAttach reports whether a pod has volumes that a driver may have to attach.
+func mayAttach(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || movedInline(&v)
+	})
 }
 
 // attachedVolume is a volume of a driver.
 type attachedVolume struct{ driver, handle string }
 
 // attachable are the volumes a pod needs attached. Claims of pods that run already may be gone; those of a new pod must be there.
-func (s *Snapshot) attachable(pod *corev1.Pod, isNew bool) (map[attachedVolume]bool, error) {
+// Volumes of built-in kinds count where drivers have moved in: on nodes that tell of their drivers.
+func (s *Snapshot) attachable(pod *corev1.Pod, isNew, moved bool) (map[attachedVolume]bool, error) {
 	all := map[attachedVolume]bool{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -171,6 +188,13 @@ func (s *Snapshot) attachable(pod *corev1.Pod, isNew bool) (map[attachedVolume]b
 			name = v.PersistentVolumeClaim.ClaimName
 		case v.Ephemeral != nil:
 			name = ephemeral.VolumeClaimName(pod, v)
+		case moved && movedInline(v):
+			a, err := inlineVolume(v, pod.Namespace)
+			if err != nil {
+				return nil, err
+			}
+			all[a] = true
+			continue
 		default:
 			continue
 		}
@@ -186,26 +210,33 @@ func (s *Snapshot) attachable(pod *corev1.Pod, isNew bool) (map[attachedVolume]b
 				return nil, err
 			}
 		}
-		if a, ok := s.attachedVolume(claim); ok {
+		if a, ok := s.attachedVolume(claim, moved); ok {
 			all[a] = true
 		}
 	}
 	return all, nil
 }
 
-func (s *Snapshot) attachedVolume(claim *corev1.PersistentVolumeClaim) (attachedVolume, bool) {
+func (s *Snapshot) attachedVolume(claim *corev1.PersistentVolumeClaim, moved bool) (attachedVolume, bool) {
 	if pv := s.volumes.volume(claim.Spec.VolumeName); pv != nil {
-		if pv.Spec.CSI == nil {
-			return attachedVolume{}, false
+		switch {
+		case pv.Spec.CSI != nil:
+			return attachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, true
+		case moved:
+			return movedVolume(pv)
 		}
-		return attachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, true
+		return attachedVolume{}, false
 	}
 	// The volume is still to be made: it will be a new one of the class's driver.
 	class := s.volumes.classes[volume.GetPersistentVolumeClaimClass(claim)]
 	if class == nil || class.Provisioner == volume.NotSupportedProvisioner {
 		return attachedVolume{}, false
 	}
-	return attachedVolume{class.Provisioner, "\x00" + keyOf(claim)}, true
+	driver, counts := movedProvisioner(class.Provisioner)
+	if !counts || driver != class.Provisioner && !moved {
+		return attachedVolume{}, false
+	}
+	return attachedVolume{driver, "\x00" + keyOf(claim)}, true
 }
 
 func (s *Snapshot) checkLimits(node int32, wanted map[attachedVolume]bool) *Refusal {
@@ -236,7 +267,7 @@ func (s *Snapshot) checkLimits(node int32, wanted map[attachedVolume]bool) *Refu
 		if !p.info.hasVolumes {
 			continue
 		}
-		volumes, err := s.attachable(p.info.Pod, false)
+		volumes, err := s.attachable(p.info.Pod, false, true)
 		if err != nil {
 			return &Refusal{Rule: nodeVolumeLimitsName, Err: err}
 		}
@@ -289,10 +320,25 @@ func (nodeVolumeLimits) Hints() []Hint {
 				return !had || count(d) > before
 			})
 		}},
-		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, _ *corev1.Pod, old, _ any) bool { return len(claimNames(asPod(old))) > 0 }},
+		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, _ *corev1.Pod, old, _ any) bool { return mayAttach(asPod(old)) }},
 		{Resource: PersistentVolumeClaim, Action: Add, Helps: claimHelps},
-		{Resource: VolumeAttachmentResource, Action: Delete, Helps: func(_ *Snapshot, pod *corev1.Pod, _, _ any) bool { return len(claimNames(pod)) > 0 }},
+		{Resource: VolumeAttachmentResource, Action: Delete, Helps: detachHelps},
 	}
+}
+
+// detachHelps reports whether a volume that was detached makes room for one of the pod's.
+func detachHelps(_ *Snapshot, pod *corev1.Pod, old, _ any) bool {
+	gone, _ := old.(*storagev1.VolumeAttachment)
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		if v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+			return true
+		}
+		if gone == nil || !movedInline(&v) {
+			return false
+		}
+		a, err := inlineVolume(&v, pod.Namespace)
+		return err != nil || a.driver == gone.Spec.Attacher
+	})
 }
 
 // volumeBinding keeps pods from nodes their volumes cannot reach, and chooses volumes for claims that wait for a pod.
@@ -336,7 +382,7 @@ func (r *volumeBinding) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 		return Filter{}, refuse(volumeBindingName, true, "pod has unbound immediate PersistentVolumeClaims")
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
-		_, reasons, err := s.volumes.plan(claims, s.nodes[node].object)
+		_, reasons, err := s.volumes.plan(claims, s.nodes[node].object, s.nodes[node].csi)
 		if err != nil {
 			return &Refusal{Rule: volumeBindingName, Err: err}
 		}
@@ -357,7 +403,7 @@ func (r *volumeBinding) Score(s *Snapshot, p *PodInfo) Scorer {
 		return Scorer{}
 	}
 	return Scorer{Volatile: true, Of: func(node int32) int64 {
-		plan, _, err := s.volumes.plan(claims, s.nodes[node].object)
+		plan, _, err := s.volumes.plan(claims, s.nodes[node].object, s.nodes[node].csi)
 		if err != nil {
 			return 0
 		}
@@ -412,6 +458,10 @@ func (r *volumeBinding) Hints() []Hint {
 		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: claimHelps},
 		{Resource: PersistentVolumeResource, Action: Add | Update},
 		{Resource: NodeResource, Action: Add | UpdateNodeLabel | UpdateNodeTaint},
+		{Resource: CSINodeResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			before, had := old.(*storagev1.CSINode)
+			return !had || movedOn(before) != movedOn(now.(*storagev1.CSINode))
+		}},
 		{Resource: CSIStorageCapacityResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
 			limit := func(c *storagev1.CSIStorageCapacity) int64 {
 				if c.MaximumVolumeSize != nil {

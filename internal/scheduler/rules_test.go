@@ -611,7 +611,7 @@ func TestVolumePlanIsAssumedAndReverted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, reasons, err := s.volumes.plan(claims, s.nodes[0].object)
+	plan, reasons, err := s.volumes.plan(claims, s.nodes[0].object, nil)
 	if err != nil || len(reasons) > 0 || len(plan.bindings) != 1 {
 		t.Fatalf("plan %+v, %v, %v", plan, reasons, err)
 	}

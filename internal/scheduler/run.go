@@ -319,10 +319,13 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 		rules, nominated = []string{nodeNameName}, ""
 	case errors.As(err, &fit):
 		reason, rules = corev1.PodReasonUnschedulable, fit.Rules
+		freed := func() bool {
+			fit.Preemption = s.freeIdleDevices(ctx, p.info, d.profile.devices)
+			return fit.Preemption != ""
+		}
 		switch {
 		case s.preempting[pod.UID]:
-		case slices.Contains(rules, dynamicResourcesName) && s.freeIdleDevices(ctx, pod):
-			fit.Preemption = "deallocation of ResourceClaim completed"
+		case slices.Contains(rules, dynamicResourcesName) && freed():
 		case d.profile.preemption == nil:
 			nominated = ""
 		default:

@@ -203,6 +203,22 @@ func (f *fakeServer) boundTimes(pod string) int {
 	return f.bound[pod]
 }
 
+func (f *fakeServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	claim = claim.DeepCopy()
+	claim.Name = claim.GenerateName + "x"
+	claim.UID = types.UID(claim.Name)
+	return f.storeClaim(claim), nil
+}
+
+func (f *fakeServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
+	f.tell(func() {
+		old := f.scheduler.snapshot.devices.claims[keyOf(claim)]
+		f.scheduler.snapshot.DeleteObject(claim)
+		f.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Delete, Old: old})
+	})
+	return nil
+}
+
 func (f *fakeServer) updateDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	return f.storeClaim(claim), nil
 }

@@ -131,7 +131,7 @@ func (s *Snapshot) tableFor(p *PodInfo, profile *Profile) (*table, *Refusal) {
 	s.clock++
 	key := profile.Name + "\x00" + p.localKey()
 	// What the key does not cover makes a pod one of its own.
-	cacheable := !p.hasVolumes && len(p.Pod.Spec.ResourceClaims) == 0 && !p.needsFeatures
+	cacheable := !p.hasVolumes && !s.wantsDevices(p) && !p.needsFeatures
 	if cacheable {
 		if t := s.tables[key]; t != nil {
 			t.used = s.clock

@@ -276,12 +276,15 @@ const (
 )
 
 // plan finds how a pod's claims can be had on a node, or the reasons why not.
-func (v *volumeObjects) plan(claims *podClaims, node *corev1.Node) (plan volumePlan, reasons []string, err error) {
+func (v *volumeObjects) plan(claims *podClaims, node *corev1.Node, csi *storagev1.CSINode) (plan volumePlan, reasons []string, err error) {
 	for _, claim := range claims.bound {
 		pv := v.volume(claim.Spec.VolumeName)
 		if pv == nil {
 			reasons = append(reasons, reasonVolumeMissing)
 			break
+		}
+		if pv, err = asOnNode(pv, csi); err != nil {
+			return plan, nil, err
 		}
 		if volume.CheckNodeAffinity(pv, node.Labels) != nil {
 			reasons = append(reasons, reasonNodeConflict)

@@ -23,6 +23,7 @@ import (
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
 	"skiff/internal/kind"
+	"skiff/internal/kubelet/bootstrap"
 )
 
 // steps are what must have happened before the server is ready. Each shows as a check of its own.
@@ -73,7 +74,7 @@ func (s *steps) checks() []apiserver.HealthCheck {
 func prepareCluster(ctx context.Context, env kind.Env, c config.Server, started *steps) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := bootstrap(ctx, env, c); err != nil {
+		if err := ensureSystem(ctx, env, c); err != nil {
 			return err
 		}
 		started.done("start-system-namespaces-controller")
@@ -95,9 +96,9 @@ type wanted struct {
 	object   kind.Object
 }
 
-// bootstrap creates what every cluster has from its first moment, and puts the server's own address where pods look for it.
+// ensureSystem creates what every cluster has from its first moment, and puts the server's own address where pods look for it.
 // Objects that are there are left as they are: they may have been changed on purpose.
-func bootstrap(ctx context.Context, env kind.Env, c config.Server) error {
+func ensureSystem(ctx context.Context, env kind.Env, c config.Server) error {
 	var objects []wanted
 	for _, n := range core.SystemNamespaces() {
 		objects = append(objects, wanted{schema.GroupResource{Resource: "namespaces"}, n})
@@ -106,6 +107,9 @@ func bootstrap(ctx context.Context, env kind.Env, c config.Server) error {
 		objects = append(objects, wanted{schema.GroupResource{Group: "scheduling.k8s.io", Resource: "priorityclasses"}, p})
 	}
 	objects = append(objects, wanted{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}, metricsReader()})
+	for _, b := range nodeBindings() {
+		objects = append(objects, wanted{schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, b})
+	}
 	for _, o := range objects {
 		if err := ensure(ctx, env, o); err != nil {
 			return err
@@ -124,6 +128,24 @@ func metricsReader() *rbacv1.ClusterRole {
 		}},
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"metrics.k8s.io"}, Resources: []string{"pods", "nodes"}, Verbs: []string{"get", "list", "watch"}}},
 	}
+}
+
+// nodeBindings let machines with a bootstrap token of the right group become nodes, and nodes renew their certificates, without a person who
+// approves. The roles are upstream's own; kubeadm binds them likewise.
+func nodeBindings() []*rbacv1.ClusterRoleBinding {
+	var bindings []*rbacv1.ClusterRoleBinding
+	for _, b := range []struct{ name, role, group string }{
+		{"skiff:node-bootstrapper", "system:node-bootstrapper", bootstrap.NodeGroup},
+		{"skiff:node-autoapprove", "system:certificates.k8s.io:certificatesigningrequests:nodeclient", bootstrap.NodeGroup},
+		{"skiff:node-autoapprove-renewal", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
+	} {
+		bindings = append(bindings, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: b.name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: b.role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: b.group}},
+		})
+	}
+	return bindings
 }
 
 // ensure creates an object unless it is there.

@@ -23,7 +23,7 @@ import (
 const adminKubeconfig = "admin.kubeconfig"
 
 // frontProxyName is the common name of the certificate the server shows to API servers behind it.
-const frontProxyName = "front-proxy-client"
+const frontProxyName = pki.FrontProxyClientName
 
 // certificates are what the server proves itself and others by.
 type certificates struct {

@@ -35,6 +35,7 @@ type gate struct {
 	providersFile string
 	authorizer    *authz.Configured
 	escalation    *authz.Escalation
+	judge         *authz.Judge
 	admission     admission.Chain
 	fairness      *fairness.Fairness // nil: requests are only counted
 	auditor       *audit.Auditor     // nil: nothing is recorded
@@ -68,9 +69,20 @@ func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, err
 		rbac = authz.NewRBAC(g.policy)
 	}
 	g.escalation = &authz.Escalation{RBAC: rbac, Authorizer: g.authorizer}
+	g.judge = &authz.Judge{
+		Authorizer: g.authorizer, Refusal: apiserver.Refusal,
+		Objects: func(ctx context.Context, resource schema.GroupResource, name string) (kind.Object, error) {
+			return g.env.Get(ctx, resource, "", name)
+		},
+		Resource: func(gvk schema.GroupVersionKind) (string, bool) {
+			resource, _, ok := g.resources.find(gvk)
+			return resource.Resource, ok
+		},
+	}
 	g.admission, err = admission.List(admission.Options{
 		Env: func() kind.Env { return g.env }, Authorizer: g.authorizer, Resources: g.resources.find,
 		Enable: c.Admission.Enable, Disable: c.Admission.Disable, ConfigFile: c.Admission.ConfigFile,
+		DefaultNotReadyTolerationSeconds: &c.Admission.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.Admission.UnreachableSeconds,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("admission: %w", err)

@@ -51,17 +51,10 @@ type nodeSettings struct {
 	clusterDomain                string
 	// identity makes what the node's server proves itself by; nil: what its own configuration says.
 	identity func(name string, addresses []string) (*nodeIdentity, error)
-}
-
-// RunKubelet runs this machine as a node of a cluster elsewhere until ctx ends.
-func RunKubelet(ctx context.Context, c config.Kubelet) error {
-	log, remote, err := connect(c.Connection)
-	if err != nil {
-		return err
-	}
-	return wrap("kubelet", runNode(ctx, remote, nodeSettings{
-		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local",
-	}, log))
+	// certificates is the folder of the certificates that the cluster gives to the node.
+	certificates string
+	// authorityFile holds the authority of the cluster that the node has joined by a token; empty: it is a node in another way.
+	authorityFile string
 }
 
 // runServerNode runs the node inside `skiff server`. It acts as the node it is, with no more rights than a node elsewhere has.
@@ -77,7 +70,7 @@ func runServerNode(ctx context.Context, c config.Server, certs *certificates, se
 	}
 	settings := nodeSettings{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
 	settings.identity = func(name string, addresses []string) (*nodeIdentity, error) {
-		return serverNodeIdentity(pki.Folder(filepath.Join(c.DataDir, "pki")), certs.authority, name, addresses)
+		return serverNodeIdentity(pki.Folder(filepath.Join(c.DataDir, "pki")), certs.authority, name, addresses, log)
 	}
 	if settings.serviceRanges, err = c.ServiceCIDRs(); err != nil {
 		return err
@@ -92,7 +85,7 @@ func runServerNode(ctx context.Context, c config.Server, certs *certificates, se
 
 // runNode runs the parts of a node until ctx ends.
 func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Logger) error {
-	settings, err := s.Settings()
+	settings, err := s.configuration()
 	if err != nil {
 		return err
 	}
@@ -147,7 +140,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 	}
 	start("kubelet server", n.serve)
 	start("usage", n.usage.Run)
-	start("kubelet certificates", func(ctx context.Context) error { return n.proof.keepers.Run(ctx, log.With("part", "certificates")) })
+	start("kubelet certificates", n.proof.run)
 	start("kubelet", func(ctx context.Context) error {
 		if err := n.preparePodNetwork(ctx, networkBin, networkConf); err != nil {
 			return err

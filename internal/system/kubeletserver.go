@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,8 +13,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 
 	"skiff/internal/delegated"
+	"skiff/internal/kubelet/bootstrap"
 	"skiff/internal/kubelet/server"
 	"skiff/internal/pki"
 )
@@ -25,17 +28,22 @@ const kubeletPort = 10250
 type nodeIdentity struct {
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	clients     func() *x509.CertPool
-	// keepers renew the certificate while the node runs.
-	keepers pki.Keepers
+	// run renews the certificate until ctx ends.
+	run func(ctx context.Context) error
 }
 
 // serverNodeIdentity is the identity of the node inside `skiff server`, given to it by the cluster's own authority.
-func serverNodeIdentity(folder pki.Folder, authority *pki.Authority, name string, addresses []string) (*nodeIdentity, error) {
+func serverNodeIdentity(folder pki.Folder, authority *pki.Authority, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
 	keeper, err := folder.Keep("kubelet-serving", authority, pki.NodeServing(name, nil, parseIPs(addresses)))
 	if err != nil {
 		return nil, err
 	}
-	return &nodeIdentity{certificate: keeper.GetCertificate, clients: authority.Pool, keepers: pki.Keepers{keeper}}, nil
+	return &nodeIdentity{certificate: keeper.GetCertificate, clients: authority.Pool, run: renewing(keeper, log)}, nil
+}
+
+// renewing renews a certificate that this machine's own authority issues.
+func renewing(keeper *pki.Keeper, log *slog.Logger) func(context.Context) error {
+	return func(ctx context.Context) error { return keeper.Run(ctx, log.With("part", "certificates")) }
 }
 
 // makeIdentity finds out what the node's server proves itself by.
@@ -48,9 +56,10 @@ func (n *nodeParts) makeIdentity() (err error) {
 	return err
 }
 
-// ownNodeIdentity is the identity of a kubelet that runs alone: the files its configuration names, or a certificate it makes itself.
+// ownNodeIdentity is the identity of a kubelet that runs alone: the files its configuration names, a certificate that
+// the cluster gives it, or one it makes itself.
 func (n *nodeParts) ownNodeIdentity() (*nodeIdentity, error) {
-	id := &nodeIdentity{clients: func() *x509.CertPool { return nil }}
+	id := &nodeIdentity{clients: func() *x509.CertPool { return nil }, run: func(context.Context) error { return nil }}
 	if file := n.settings.Authentication.X509.ClientCAFile; file != "" {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -70,6 +79,16 @@ func (n *nodeParts) ownNodeIdentity() (*nodeIdentity, error) {
 		id.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &pair, nil }
 		return id, nil
 	}
+	if n.settings.ServerTLSBootstrap {
+		serving := bootstrap.NodeServing(n.certificates, n.name, n.registered, n.log.With("part", "certificates"))
+		if err := serving.Load(); err != nil {
+			return nil, fmt.Errorf("serverTLSBootstrap: %w", err)
+		}
+		renewForNewest(serving, n.authorityFile)
+		id.certificate = serving.GetCertificate
+		id.run = func(ctx context.Context) error { return serving.Run(ctx, n.client) }
+		return id, nil
+	}
 	folder := pki.Folder(filepath.Join(n.root, "pki"))
 	authority, err := folder.Authority("kubelet-ca", n.name+"-ca", time.Now())
 	if err != nil {
@@ -79,8 +98,17 @@ func (n *nodeParts) ownNodeIdentity() (*nodeIdentity, error) {
 	if err != nil {
 		return nil, err
 	}
-	id.certificate, id.keepers = keeper.GetCertificate, pki.Keepers{keeper}
+	id.certificate, id.run = keeper.GetCertificate, renewing(keeper, n.log)
 	return id, nil
+}
+
+// registered is the node as the API has it, or nil as long as it has none.
+func (n *nodeParts) registered() *corev1.Node {
+	object := n.node.Node()
+	if object == nil || object.UID == "" {
+		return nil
+	}
+	return object
 }
 
 func parseIPs(texts []string) (ips []net.IP) {

@@ -46,7 +46,11 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		if err != nil {
 			return err
 		}
-		wanted := controllers.Config{Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers")}
+		wanted := controllers.Config{
+			Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers"),
+			// Nodes join by themselves: `skiff agent`.
+			Enabled: []string{"*", identity.ServingApprovingName, identity.BootstrapTokenCleaner.Name},
+		}
 		if len(c.Etcd.Servers) > 0 {
 			runs = append(runs, func(ctx context.Context) error { return compete(ctx, wanted) })
 		} else {
@@ -136,14 +140,19 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 	return group.Wait()
 }
 
+// nodeLifecycle is what the controller that watches over nodes is told.
+func nodeLifecycle(c config.NodeLoss) *node.LifecycleSettings {
+	return &node.LifecycleSettings{
+		Grace: c.MonitorGrace, StartupGrace: c.StartupGrace, EvictionRate: c.EvictionRate, SecondaryRate: c.SecondaryRate,
+		LargeZone: c.LargeCluster, UnhealthyZone: c.UnhealthyZone,
+	}
+}
+
 // controllerSettings is what single controllers are told, with the keys some of them need.
 func controllerSettings(c config.ControllerManager) (controllers.Settings, error) {
 	s := controllers.Settings{
 		TerminatedPods: &c.TerminatedPods, LegacyTokenLife: &c.LegacyTokenLife, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
-		NodeLifecycle: &node.LifecycleSettings{
-			Grace: c.NodeLoss.MonitorGrace, StartupGrace: c.NodeLoss.StartupGrace, EvictionRate: c.NodeLoss.EvictionRate,
-			SecondaryRate: c.NodeLoss.SecondaryRate, LargeZone: c.NodeLoss.LargeCluster, UnhealthyZone: c.NodeLoss.UnhealthyZone,
-		},
+		NodeLifecycle: nodeLifecycle(c.NodeLoss),
 		Autoscaler: &scaling.AutoscalerSettings{
 			SyncPeriod: c.Autoscaling.SyncPeriod, DownscaleStabilization: c.Autoscaling.DownscaleStabilization, Tolerance: c.Autoscaling.Tolerance,
 			CPUInitialization: c.Autoscaling.CPUInitialization, InitialReadiness: c.Autoscaling.InitialReadiness,

@@ -121,9 +121,13 @@ func RunServer(ctx context.Context, c config.Server) error {
 		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
 		settings := controllers.Settings{
 			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
-			LocalPath: &volume.LocalPathSettings{Folder: filepath.Join(c.DataDir, "volumes")},
+			NodeLifecycle: nodeLifecycle(c.NodeLoss),
+			LocalPath:     &volume.LocalPathSettings{Folder: filepath.Join(c.DataDir, "volumes")},
 		}
 		var err error
+		if settings.ServerNames, err = serverNames(c); err != nil {
+			return err
+		}
 		if settings.ServiceRanges, err = c.ServiceCIDRs(); err != nil {
 			return err
 		}
@@ -171,6 +175,7 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others stre
 		Authorizer:    gate.authorizer,
 		Impersonate:   gate.impersonation.Impersonate,
 		CheckWrite:    gate.escalation.Check,
+		JudgeWrite:    gate.judge.Check,
 		Tokens:        gate.issuer,
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}

@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 
-	"skiff/internal/pki"
 	"skiff/test/namespaces"
 	"skiff/test/registry"
 )
@@ -72,47 +73,73 @@ func SkiffNode(dir string, flags ...string) (*Cluster, error) {
 	return c, nil
 }
 
-// AddNode adds a node to a cluster of SkiffNode: `skiff kubelet` on a host of its own, with the rights of a node and no more.
+// AddNode adds a node to a cluster of SkiffNode: a host of its own, which joins by a token.
 func (c *Cluster) AddNode() error {
+	token, err := c.NodeToken()
+	if err != nil {
+		return err
+	}
 	c.nodes++
-	host := namespaces.Host{Name: fmt.Sprintf("node-%d", c.nodes), Address: fmt.Sprintf("10.88.0.%d", c.nodes)}
+	p, dir, err := c.StartAgent(c.nodes, token)
+	if err != nil {
+		return err
+	}
+	if err := c.waitNodes(); err != nil {
+		return fmt.Errorf("%w; the log of %s ends:\n%s", err, p.Name, p.Log(20))
+	}
+	// Ready does not mean yet that logs can be read: that needs a certificate for the addresses the node has registered.
+	for end := time.Now().Add(nodeTimeout); ; time.Sleep(50 * time.Millisecond) {
+		if _, err = os.Stat(filepath.Join(dir, "kubelet/pki/kubelet-server-current.pem")); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// NodeToken makes a token by which a machine can join, as `skiff token create` does with the flags.
+func (c *Cluster) NodeToken(flags ...string) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command(filepath.Join(root, "bin/skiff"), append([]string{"token", "create", "--kubeconfig=" + c.Kubeconfig}, flags...)...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("skiff token create: %w: %s", err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// StartAgent starts `skiff agent` on the host of a number, for the first time or again, and returns it and its data folder.
+func (c *Cluster) StartAgent(number int, token string) (*Process, string, error) {
+	host := namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
 	dir := filepath.Join(c.Dir, host.Name)
 	if err := nodeFolder(dir, c.images); err != nil {
-		return err
+		return nil, "", err
 	}
-	c.memory = append(c.memory, dir)
-	folder, err := c.signingFiles()
-	if err != nil {
-		return err
-	}
-	authority, err := pki.Folder(folder).Authority("ca", "kubernetes", time.Now())
-	if err != nil {
-		return err
+	if !slices.Contains(c.memory, dir) {
+		c.memory = append(c.memory, dir)
 	}
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(c.URL, "https://"))
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "kubelet.yaml")
-	if err := (&keys{authority: authority}).kubeconfig(kubeconfig, "https://"+net.JoinHostPort(namespaces.NodeAddress, port), "system:node:"+host.Name, "system:nodes"); err != nil {
-		return err
-	}
+	config := filepath.Join(dir, "kubelet.yaml")
 	// The hosts of a test share its control groups.
 	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return err
+		return nil, "", err
 	}
 	root, err := Root()
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	p, err := startBy(host.Start, c.Dir, host.Name, filepath.Join(root, "bin/skiff"), "kubelet", "--kubeconfig="+kubeconfig, "--config="+config,
-		"--root-dir="+filepath.Join(dir, "kubelet"), "--hostname-override="+host.Name, "--node-ip="+host.Address)
+	p, err := startBy(host.Start, c.Dir, host.Name, filepath.Join(root, "bin/skiff"), "agent",
+		"--server=https://"+net.JoinHostPort(namespaces.NodeAddress, port), "--token="+token, "--data-dir="+dir,
+		"--kubelet-config="+config, "--node-name="+host.Name, "--node-ip="+host.Address)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	c.Others = append(c.Others, p)
-	return c.waitNodes()
+	return p, dir, nil
 }
 
 // serveImages starts a registry with the images of the conformance suite.
@@ -150,17 +177,19 @@ func imageArchives() ([]string, error) {
 	return files, nil
 }
 
-// nodeFolder makes a data folder in memory, with images laid ready and a registry for all others. One that was made before is kept as it is, but
-// for the registry.
+// nodeFolder makes a data folder in memory, with images laid ready and a registry for all others. A folder that is there already is used as it is,
+// on whatever disk.
 func nodeFolder(data string, source *registry.Registry) error {
-	ready := filepath.Join(data, "images")
-	if _, err := os.Stat(ready); err != nil {
+	if _, err := os.Stat(data); err != nil {
 		if err := os.MkdirAll(data, 0o700); err != nil {
 			return err
 		}
 		if err := unix.Mount("tmpfs", data, "tmpfs", 0, "mode=700,size=75%"); err != nil {
 			return fmt.Errorf("mount the data folder: %w", err)
 		}
+	}
+	ready := filepath.Join(data, "images")
+	if _, err := os.Stat(ready); err != nil {
 		if err := os.Mkdir(ready, 0o700); err != nil {
 			return err
 		}

@@ -70,6 +70,10 @@ func (h Host) plug(pid int) error {
 	if err != nil {
 		return err
 	}
+	// The kernel takes its time to remove what a host of the same name has left when it ended.
+	if left, err := netlink.LinkByName("to-" + h.Name); err == nil {
+		_ = netlink.LinkDel(left) // it may be gone by now
+	}
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "to-" + h.Name, MasterIndex: bridge.Attrs().Index}, PeerName: hostLink, PeerNamespace: netlink.NsPid(pid)}
 	if err := netlink.LinkAdd(pair); err != nil {
 		return err

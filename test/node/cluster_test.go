@@ -21,11 +21,16 @@ func kubectl(t *testing.T, c *cluster.Cluster, input string, args ...string) str
 
 // kubectlCommand runs kubectl as the cluster's administrator and returns what it wrote.
 func kubectlCommand(c *cluster.Cluster, input string, args ...string) ([]byte, error) {
+	return kubectlAs(c.Kubeconfig, input, args...)
+}
+
+// kubectlAs runs kubectl as whoever a kubeconfig is for.
+func kubectlAs(kubeconfig, input string, args ...string) ([]byte, error) {
 	root, err := cluster.Root()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(filepath.Join(root, "bin/kubectl"), append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
+	cmd := exec.Command(filepath.Join(root, "bin/kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...)
 	cmd.Stdin = strings.NewReader(input)
 	return cmd.CombinedOutput()
 }

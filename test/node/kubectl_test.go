@@ -97,6 +97,11 @@ func TestKubectl(t *testing.T) {
 				t.Errorf("nothing like %s in\n%s", want, text)
 			}
 		}
+		for _, line := range eventLines(t, c, "twice") {
+			if strings.HasPrefix(line, "Warning MissingClusterDNS kubelet does not have") {
+				t.Errorf("an event of the node's is told of the pod: %s", line)
+			}
+		}
 	})
 	// Nothing is left of a pod that is gone, not even its logs.
 	kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")

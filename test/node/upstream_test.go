@@ -76,14 +76,6 @@ spec:
 // startKubelet starts `skiff kubelet` as a node of the cluster until the test ends, and returns its log.
 func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	t.Helper()
-	root, err := cluster.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	images, err := cluster.Images("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
 	authority, err := pki.Folder(filepath.Join(c.Dir, "pki")).Authority("ca", "kubernetes", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -92,18 +84,47 @@ func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := shortDir(t)
-	kubeconfig := clientcmdapi.NewConfig()
-	kubeconfig.Clusters["c"] = &clientcmdapi.Cluster{Server: c.URL, CertificateAuthorityData: authority.Cert}
-	kubeconfig.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
-	kubeconfig.Contexts["x"], kubeconfig.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
-	if err := clientcmd.WriteToFile(*kubeconfig, filepath.Join(dir, "kubeconfig")); err != nil {
+	dir := nodeDir(t)
+	credentials := writeCredentials(t, c, dir, &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key})
+	return runKubelet(t, dir, name, "--kubeconfig="+credentials)
+}
+
+// nodeDir is a data folder in which busybox lies ready.
+func nodeDir(t *testing.T) string {
+	t.Helper()
+	images, err := cluster.Images("busybox")
+	if err != nil {
 		t.Fatal(err)
 	}
+	dir := shortDir(t)
 	if err := os.Mkdir(filepath.Join(dir, "images"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(images+"/busybox.tar", filepath.Join(dir, "images/busybox.tar")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// writeCredentials writes a kubeconfig for a user of an upstream cluster, and returns its path.
+func writeCredentials(t *testing.T, c *cluster.Cluster, dir string, user *clientcmdapi.AuthInfo) string {
+	t.Helper()
+	kubeconfig := clientcmdapi.NewConfig()
+	kubeconfig.Clusters["c"] = &clientcmdapi.Cluster{Server: c.URL, CertificateAuthority: filepath.Join(c.Dir, "pki/ca.crt")}
+	kubeconfig.AuthInfos["u"] = user
+	kubeconfig.Contexts["x"], kubeconfig.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
+	path := filepath.Join(dir, "credentials")
+	if err := clientcmd.WriteToFile(*kubeconfig, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// runKubelet runs `skiff kubelet` until the test ends, and returns its log.
+func runKubelet(t *testing.T, dir, name string, flags ...string) string {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
 		t.Fatal(err)
 	}
 	log, err := os.Create(filepath.Join(t.TempDir(), "kubelet.log"))
@@ -111,8 +132,8 @@ func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(root, "bin/skiff"), "kubelet", "--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--root-dir="+filepath.Join(dir, "kubelet"),
-		"--hostname-override="+name, "--node-ip="+namespaces.NodeAddress)
+	cmd := exec.Command(filepath.Join(root, "bin/skiff"), append([]string{"kubelet", "--root-dir=" + filepath.Join(dir, "kubelet"), "--hostname-override=" + name,
+		"--node-ip=" + namespaces.NodeAddress}, flags...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

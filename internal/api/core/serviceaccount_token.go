@@ -60,6 +60,9 @@ func requestToken(ctx context.Context, env kind.Env, req *kind.Request, namespac
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("failed to generate token: %w", err))
 	}
+	if asked := claims.ExpirationSeconds; seconds < asked && req.Warn != nil {
+		req.Warn(fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", asked, seconds))
+	}
 	request.Spec.ExpirationSeconds = &seconds
 	request.Status = authenticationv1.TokenRequestStatus{
 		Token: token, ExpirationTimestamp: metav1.NewTime(req.Now.Add(time.Duration(seconds) * time.Second)),

@@ -64,7 +64,10 @@ func TestTokenRequest(t *testing.T) {
 		{name: "absent secret", account: "sa", body: bound("Secret", "s", ""), err: "not found"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := token.Create(ctx, env, request, "ns", test.account, test.body)
+			var warnings []string
+			request := *request
+			request.Warn = func(text string) { warnings = append(warnings, text) }
+			got, err := token.Create(ctx, env, &request, "ns", test.account, test.body)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("error %v, want %q", err, test.err)
@@ -77,6 +80,9 @@ func TestTokenRequest(t *testing.T) {
 			answer := got.(*authenticationv1.TokenRequest)
 			if answer.Status.Token != "token" || *answer.Spec.ExpirationSeconds != test.seconds || answer.Status.ExpirationTimestamp.Sub(request.Now.Time).Seconds() != float64(test.seconds) || answer.UID != "u" {
 				t.Errorf("%+v", answer)
+			}
+			if shortened := test.seconds == 7200; shortened != (len(warnings) == 1 && warnings[0] == "requested expiration of 86400 seconds shortened to 7200 seconds") {
+				t.Errorf("warnings %q", warnings)
 			}
 			if test.name == "pod" && (env.issued.Pod.GetName() != "mine" || env.issued.Node.GetName() != "n") {
 				t.Errorf("claims %+v", env.issued)

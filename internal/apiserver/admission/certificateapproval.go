@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
@@ -14,16 +13,7 @@ import (
 type signers struct{ authorizer authz.Authorizer }
 
 func (s signers) allow(ctx context.Context, user authn.User, verb, signer string) bool {
-	domain, _, _ := strings.Cut(signer, "/")
-	for _, name := range []string{signer, domain + "/*"} {
-		decision, _, err := s.authorizer.Authorize(ctx, &authz.Attributes{
-			User: user, Verb: verb, Name: name, ResourceRequest: true, Group: certificatesv1.GroupName, Version: "*", Resource: "signers",
-		})
-		if err == nil && decision == authz.Allow {
-			return true
-		}
-	}
-	return false
+	return authz.MaySign(ctx, s.authorizer, user, verb, signer)
 }
 
 // certificateApproval lets only who may approve for the signer approve a request.

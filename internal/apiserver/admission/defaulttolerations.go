@@ -12,6 +12,13 @@ import (
 // pod says itself how long.
 type defaultTolerationSeconds struct{ notReady, unreachable int64 }
 
+func orFiveMinutes(seconds *int64) int64 {
+	if seconds == nil {
+		return 300
+	}
+	return *seconds
+}
+
 func (*defaultTolerationSeconds) Name() string { return "DefaultTolerationSeconds" }
 
 func (*defaultTolerationSeconds) Handles(a *Attributes) bool { return a.changes() && a.isPlain(pods) }

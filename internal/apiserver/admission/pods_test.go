@@ -358,6 +358,24 @@ func TestPriority(t *testing.T) {
 	want(t, try(r, creating(pod(), sub("binding"))), unhandled)
 }
 
+func TestTolerationSecondsAreGiven(t *testing.T) {
+	zero := int64(0)
+	for _, o := range []struct {
+		options               Options
+		notReady, unreachable int64
+	}{{Options{}, 300, 300}, {Options{DefaultNotReadyTolerationSeconds: &zero}, 0, 300}} {
+		for _, e := range all {
+			if e.name != "DefaultTolerationSeconds" {
+				continue
+			}
+			r, err := e.make(&o.options, &config{})
+			if err != nil || *r.(*defaultTolerationSeconds) != (defaultTolerationSeconds{o.notReady, o.unreachable}) {
+				t.Errorf("%+v, %v", r, err)
+			}
+		}
+	}
+}
+
 func TestDefaultTolerationSeconds(t *testing.T) {
 	r := &defaultTolerationSeconds{300, 400}
 	tolerate := func(key, effect string) func(*corev1.Pod) {

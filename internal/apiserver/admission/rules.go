@@ -26,9 +26,8 @@ type Options struct {
 	ConfigFile string
 
 	// DefaultNotReadyTolerationSeconds and DefaultUnreachableTolerationSeconds are how long pods stay on a node that is
-	// not ready, or cannot be reached. Zero means five minutes.
-	DefaultNotReadyTolerationSeconds    int64
-	DefaultUnreachableTolerationSeconds int64
+	// not ready, or cannot be reached. nil means five minutes.
+	DefaultNotReadyTolerationSeconds, DefaultUnreachableTolerationSeconds *int64
 }
 
 // entry is a line of the list of rules.
@@ -53,7 +52,7 @@ var all = []entry{
 	}},
 	{"Priority", true, func(o *Options, _ *config) (Rule, error) { return &priority{o.Env}, nil }},
 	{"DefaultTolerationSeconds", true, func(o *Options, _ *config) (Rule, error) {
-		return &defaultTolerationSeconds{o.DefaultNotReadyTolerationSeconds, o.DefaultUnreachableTolerationSeconds}, nil
+		return &defaultTolerationSeconds{orFiveMinutes(o.DefaultNotReadyTolerationSeconds), orFiveMinutes(o.DefaultUnreachableTolerationSeconds)}, nil
 	}},
 	{"EventRateLimit", false, func(_ *Options, c *config) (Rule, error) { return newEventRateLimit(&c.eventLimits) }},
 	{"ExtendedResourceToleration", false, func(*Options, *config) (Rule, error) { return extendedResourceToleration{}, nil }},
@@ -95,11 +94,6 @@ func Names() (names []string, on []bool) {
 func List(o Options) (Chain, error) {
 	if o.Env == nil || o.Authorizer == nil {
 		return nil, errors.New("admission rules need access to objects and an authorizer")
-	}
-	for _, seconds := range []*int64{&o.DefaultNotReadyTolerationSeconds, &o.DefaultUnreachableTolerationSeconds} {
-		if *seconds == 0 {
-			*seconds = 300
-		}
 	}
 	if err := checkNames(o.Enable, o.Disable); err != nil {
 		return nil, err

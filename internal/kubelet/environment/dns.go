@@ -26,8 +26,8 @@ type DNSSettings struct {
 	Host *runtimeapi.DNSConfig
 	// NodeIPs say which families a resolver on the node itself would listen on.
 	NodeIPs []string
-	// Warn tells an event about the pod, and about the node too where onNode is set. It may be nil.
-	Warn func(reason, message string, onNode bool)
+	// Warn tells an event: about the node where ofNode is set, otherwise about the pod. It may be nil.
+	Warn func(reason, message string, ofNode bool)
 }
 
 // DNS is the resolver configuration of a pod by its policy, with its own configuration added, cut to what resolvers take.
@@ -117,9 +117,9 @@ func (s DNSSettings) fitSearches(searches []string) []string {
 	return searches
 }
 
-func (s DNSSettings) warn(reason, message string, onNode bool) {
+func (s DNSSettings) warn(reason, message string, ofNode bool) {
 	if s.Warn != nil {
-		s.Warn(reason, message, onNode)
+		s.Warn(reason, message, ofNode)
 	}
 }
 

@@ -215,8 +215,10 @@ func (i *Images) pull(ctx context.Context, w want, with []credentials.Credential
 		i.backoff.failed(key, failure.Error())
 		return "", failure
 	}
+	// Who joined a pull under way has waited for the rest of it alone.
+	waited := time.Since(began)
 	i.tell(w, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
-		w.name, got.took.Truncate(time.Millisecond), time.Since(began).Truncate(time.Millisecond), got.size))
+		w.name, min(got.took, waited).Truncate(time.Millisecond), waited.Truncate(time.Millisecond), got.size))
 	i.backoff.succeeded(key)
 	return got.ref, nil
 }

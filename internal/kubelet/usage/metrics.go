@@ -41,7 +41,7 @@ func (r Resource) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (r Resource) Collect(to chan<- prometheus.Metric) {
-	summary, err := r.Summary(context.Background(), true)
+	summary, err := r.read(context.Background(), true)
 	if err != nil {
 		to <- prometheus.MustNewConstMetric(scrapeError, prometheus.GaugeValue, 1)
 		return

@@ -2,7 +2,8 @@
 // go by, and as the metrics that dashboards read.
 //
 // What has been used so far is read from control groups when somebody asks. How much is used at the moment is the difference
-// of two such readings; Sampler takes one every ten seconds, so that the answer is there when it is asked for.
+// of two such readings. Run takes one every ten seconds while there is somebody who asks again and again, so that the answer
+// is there; who is the first to ask after a while waits a second for it. A node that nobody asks costs nothing.
 package usage
 
 import (
@@ -42,12 +43,16 @@ type Usage struct {
 	// Started is when the node began to run.
 	Started time.Time
 
-	mu    sync.Mutex
-	rates map[string]*rate // by what was read
+	mu            sync.Mutex
+	rates         map[string]*rate // by what was read
+	asked, sample time.Time        // when somebody asked, and when a reading was taken, last
 }
 
-// sampleEvery is how often Run takes a reading.
-const sampleEvery = 10 * time.Second
+const (
+	// sampleEvery is how often Run takes a reading, sampleFor for how long after somebody has asked.
+	sampleEvery = 10 * time.Second
+	sampleFor   = 5 * time.Minute
+)
 
 // rate is how fast CPU time has been used between the last two readings.
 type rate struct {
@@ -62,29 +67,51 @@ func (u *Usage) Run(ctx context.Context) error {
 	ticker := time.NewTicker(sampleEvery)
 	defer ticker.Stop()
 	for {
-		u.sample(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 		}
+		u.mu.Lock()
+		wanted := !u.asked.IsZero() && time.Since(u.asked) < sampleFor
+		u.mu.Unlock()
+		if wanted {
+			u.take(ctx)
+		}
 	}
 }
 
-// sample takes a reading of everything, and forgets what is no more.
-func (u *Usage) sample(ctx context.Context) {
+// take takes a reading of everything, and forgets what is no more.
+func (u *Usage) take(ctx context.Context) {
 	u.mu.Lock()
+	u.sample = time.Now()
 	for _, r := range u.rates {
 		r.seen = false
 	}
 	u.mu.Unlock()
-	_, _ = u.Summary(ctx, true) // who asks will be told what is wrong
+	_, _ = u.read(ctx, true) // who asks will be told what is wrong
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for name, r := range u.rates {
 		if !r.seen {
 			delete(u.rates, name)
 		}
+	}
+}
+
+// refresh makes sure that there is a reading to compare with, not too long ago.
+func (u *Usage) refresh(ctx context.Context) {
+	u.mu.Lock()
+	u.asked = time.Now()
+	stale := time.Since(u.sample) > 2*sampleEvery
+	u.mu.Unlock()
+	if !stale {
+		return
+	}
+	u.take(ctx)
+	select {
+	case <-ctx.Done():
+	case <-time.After(shortestRate):
 	}
 }
 
@@ -113,6 +140,11 @@ func (u *Usage) rateOf(name string, s cgroup.Stats) *uint64 {
 
 // Summary is what everything uses. CPU and memory alone are cheap; disks are asked for at the runtime.
 func (u *Usage) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
+	u.refresh(ctx)
+	return u.read(ctx, onlyCPUAndMemory)
+}
+
+func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	summary := &statsapi.Summary{Node: statsapi.NodeStats{NodeName: u.NodeName, StartTime: metav1.NewTime(u.Started)}, Pods: []statsapi.PodStats{}}
 	node, err := u.Groups.NodeStats()
 	if err != nil {

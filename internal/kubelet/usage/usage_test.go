@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -98,7 +99,7 @@ func TestSummary(t *testing.T) {
 func TestRates(t *testing.T) {
 	u, g := newUsage(t)
 	cores := func() *uint64 {
-		s, err := u.Summary(t.Context(), true)
+		s, err := u.read(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,10 +121,47 @@ func TestRates(t *testing.T) {
 		t.Errorf("%d rates", len(u.rates))
 	}
 	u.Pods = func() []*corev1.Pod { return nil }
-	u.sample(t.Context())
+	u.take(t.Context())
 	if len(u.rates) != 2 {
 		t.Errorf("%d rates are left", len(u.rates))
 	}
+}
+
+// TestOnlyWhoIsAskedMeasures: the first who asks waits for a second reading, the next do not, and a node nobody asks takes none.
+func TestOnlyWhoIsAskedMeasures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, g := newUsage(t)
+		read := 0
+		pods := u.Pods
+		u.Pods = func() []*corev1.Pod {
+			read++
+			g.at, g.used = time.Now(), g.used+100*time.Millisecond
+			return pods()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- u.Run(ctx) }()
+		time.Sleep(time.Hour)
+		if read != 0 {
+			t.Errorf("%d readings that nobody asked for", read)
+		}
+		for _, want := range []time.Duration{shortestRate, 0, 0} {
+			began := time.Now()
+			s, err := u.Summary(ctx, true)
+			if err != nil || time.Since(began) != want || s.Pods[0].CPU.UsageNanoCores == nil {
+				t.Errorf("took %s, want %s; %v", time.Since(began), want, err)
+			}
+			time.Sleep(15 * time.Second)
+		}
+		time.Sleep(time.Hour)
+		if most := int(sampleFor/sampleEvery) + 12; read > most {
+			t.Errorf("%d readings for three who asked", read)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestMetrics(t *testing.T) {

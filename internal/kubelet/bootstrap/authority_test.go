@@ -1,0 +1,158 @@
+package bootstrap
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"skiff/internal/pki"
+)
+
+// serve lets a server on loopback show the certificates, and returns its URL.
+func serve(t *testing.T, config *tls.Config) string {
+	t.Helper()
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				// A machine that does not know the server yet must not tell it anything.
+				if n, _ := conn.Read(make([]byte, 1)); n > 0 {
+					t.Error("the server was told something")
+				}
+			}()
+		}
+	}()
+	return "https://" + listener.Addr().String()
+}
+
+func authority(t *testing.T, name string) *pki.Authority {
+	t.Helper()
+	a, err := pki.NewAuthority(name, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// pair is a server's certificate, with others shown behind it.
+func pair(t *testing.T, a *pki.Authority, leaf pki.Leaf, behind ...*pki.Authority) *tls.Config {
+	t.Helper()
+	leaf.CommonName, leaf.Server = "kube-apiserver", true
+	issued, err := a.Issue(leaf, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := tls.X509KeyPair(issued.Cert, issued.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range behind {
+		cert.Certificate = append(cert.Certificate, b.Certificate().Raw)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}}
+}
+
+func TestFindAuthority(t *testing.T) {
+	ours, theirs := authority(t, "skiff-ca"), authority(t, "skiff-ca")
+	here := pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	folder := pki.Folder(t.TempDir())
+	keeper, err := folder.Keep("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		what   string
+		server *tls.Config
+		want   Hash
+		good   bool
+	}{
+		{"the API server's own configuration", pki.ServerTLS(keeper, ours), HashOf(ours.Certificate()), true},
+		{"the right server", pair(t, ours, here, ours), HashOf(ours.Certificate()), true},
+		{"another server", pair(t, theirs, here, theirs), HashOf(ours.Certificate()), false},
+		{"another server that shows our authority", pair(t, theirs, here, theirs, ours), HashOf(ours.Certificate()), false},
+		{"a server that does not show its authority", pair(t, ours, here), HashOf(ours.Certificate()), false},
+		{"a server of ours with another address", pair(t, ours, pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 2)}}, ours), HashOf(ours.Certificate()), false},
+		{"the key of the server itself", pair(t, ours, here, ours), leafHash(t, pair(t, ours, here, ours)), false},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			found, err := FindAuthority(t.Context(), serve(t, test.server), test.want)
+			if !test.good {
+				if !errors.Is(err, ErrStranger) || found != nil {
+					t.Errorf("found %q, %v", found, err)
+				}
+				return
+			}
+			if err != nil || string(found) != string(ours.Cert) {
+				t.Errorf("found %q, %v", found, err)
+			}
+		})
+	}
+	if _, err := FindAuthority(t.Context(), "http://127.0.0.1:1", Hash{}); err == nil || !strings.Contains(err.Error(), "https") {
+		t.Errorf("without TLS: %v", err)
+	}
+}
+
+func leafHash(t *testing.T, config *tls.Config) Hash {
+	t.Helper()
+	leaf, err := x509.ParseCertificate(config.Certificates[0].Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return HashOf(leaf)
+}
+
+// An agent that knows an authority goes with its cluster to the next one, and with nobody else.
+func TestFollowAuthority(t *testing.T) {
+	folder := pki.Folder(t.TempDir())
+	first, err := folder.Authority("ca", "skiff-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := pki.Leaf{CommonName: "kube-apiserver", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true}
+	server := func(a *pki.Authority) string {
+		t.Helper()
+		keeper, err := folder.Keep("apiserver", a, leaf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return serve(t, pki.ServerTLS(keeper, a))
+	}
+	if known, err := FollowAuthority(t.Context(), server(first), first.Cert); err != nil || string(known) != string(first.Cert) {
+		t.Errorf("nothing has changed, but %q, %v", known, err)
+	}
+	second, err := folder.ReplaceAuthority("ca", "", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := FollowAuthority(t.Context(), server(second), first.Cert)
+	if certs, parseErr := pki.ParseCertificates(known); err != nil || parseErr != nil || len(certs) != 2 || !certs[1].Equal(second.Certificate()) {
+		t.Fatalf("the new authority is not learned: %q, %v", known, err)
+	}
+	second, err = folder.ForgetAuthorities("ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := FollowAuthority(t.Context(), server(second), known); err != nil || string(again) != string(known) {
+		t.Errorf("after the old one is forgotten: %q, %v", again, err)
+	}
+	stranger := authority(t, "skiff-ca")
+	if known, err := FollowAuthority(t.Context(), serve(t, pair(t, first, leaf, first, stranger)), first.Cert); err != nil || string(known) != string(first.Cert) {
+		t.Errorf("somebody else's authority is believed: %q, %v", known, err)
+	}
+	if _, err := FollowAuthority(t.Context(), serve(t, pair(t, stranger, leaf, stranger)), first.Cert); err == nil {
+		t.Error("another server is followed")
+	}
+}

@@ -1,0 +1,169 @@
+package scheduler
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+)
+
+func TestDiskConflict(t *testing.T) {
+	ebs := func(id string, readOnly bool) corev1.VolumeSource {
+		return corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: id, ReadOnly: readOnly}}
+	}
+	gce := func(name string, readOnly bool) corev1.VolumeSource {
+		return corev1.VolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: name, ReadOnly: readOnly}}
+	}
+	iscsi := func(name string, readOnly bool) corev1.VolumeSource {
+		return corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{IQN: name, ReadOnly: readOnly}}
+	}
+	rbd := func(image string, readOnly bool, monitors ...string) corev1.VolumeSource {
+		return corev1.VolumeSource{RBD: &corev1.RBDVolumeSource{CephMonitors: monitors, RBDPool: "pool", RBDImage: image, ReadOnly: readOnly}}
+	}
+	for _, test := range []struct {
+		what        string
+		wanted, has corev1.VolumeSource
+		conflict    bool
+	}{
+		{"the same GCE disk", gce("x", false), gce("x", false), true},
+		{"written by one of two", gce("x", true), gce("x", false), true},
+		{"read by both", gce("x", true), gce("x", true), false},
+		{"another GCE disk", gce("x", false), gce("y", false), false},
+		{"the same EBS disk", ebs("x", false), ebs("x", false), true},
+		{"which nobody shares, not even to read", ebs("x", true), ebs("x", true), true},
+		{"another EBS disk", ebs("x", false), ebs("y", false), false},
+		{"the same target", iscsi("x", false), iscsi("x", true), true},
+		{"a target read by both", iscsi("x", true), iscsi("x", true), false},
+		{"another target", iscsi("x", false), iscsi("y", false), false},
+		{"the same image", rbd("x", false, "1", "2"), rbd("x", false, "2", "3"), true},
+		{"an image read by both", rbd("x", true, "1"), rbd("x", true, "1"), false},
+		{"an image of another cluster", rbd("x", false, "1"), rbd("x", false, "2"), false},
+		{"another image", rbd("x", false, "1"), rbd("y", false, "1"), false},
+		{"different kinds", gce("x", false), ebs("x", false), false},
+	} {
+		pod := testPod("p", func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "has", VolumeSource: test.has}} })
+		if got := diskConflict(&corev1.Volume{Name: "wanted", VolumeSource: test.wanted}, pod); got != test.conflict {
+			t.Errorf("%s: conflict is %t", test.what, got)
+		}
+	}
+}
+
+func TestAlternativeScore(t *testing.T) {
+	claim := &resourcev1.ResourceClaim{Spec: resourcev1.ResourceClaimSpec{Devices: resourcev1.DeviceClaim{Requests: []resourcev1.DeviceRequest{
+		{Name: "fixed", Exactly: &resourcev1.ExactDeviceRequest{}},
+		{Name: "one", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "big"}, {Name: "small"}}},
+		{Name: "two", FirstAvailable: []resourcev1.DeviceSubRequest{{Name: "fast"}, {Name: "slow"}, {Name: "old"}}},
+	}}}}
+	for _, test := range []struct {
+		given string
+		want  int64
+	}{
+		{"", 0}, {"fixed", 0}, {"one/big", 8}, {"one/small", 7}, {"two/old", 6},
+		{"one/big two/fast", 16}, {"one/small two/slow fixed", 14}, {"one/big one/big", 8}, {"one/unknown", 0},
+	} {
+		allocation := &resourcev1.AllocationResult{}
+		for _, name := range strings.Fields(test.given) {
+			allocation.Devices.Results = append(allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{Request: name})
+		}
+		if got := alternativeScore(claim, allocation); got != test.want {
+			t.Errorf("given %q: %d, want %d", test.given, got, test.want)
+		}
+	}
+}
+
+func TestCheckShape(t *testing.T) {
+	type shape = []configv1.UtilizationShapePoint
+	for _, test := range []struct {
+		what  string
+		shape shape
+		fail  string
+	}{
+		{"none", nil, "at least one point"},
+		{"one point", shape{{Utilization: 50, Score: 5}}, ""},
+		{"both ends", shape{{Utilization: 0, Score: 10}, {Utilization: 100, Score: 0}}, ""},
+		{"below nothing", shape{{Utilization: -1, Score: 5}}, "not in valid range [0-100]"},
+		{"more than all", shape{{Utilization: 101, Score: 5}}, "not in valid range [0-100]"},
+		{"backwards", shape{{Utilization: 50, Score: 5}, {Utilization: 40, Score: 5}}, "sorted in increasing order"},
+		{"twice the same", shape{{Utilization: 50, Score: 5}, {Utilization: 50, Score: 6}}, "sorted in increasing order"},
+		{"a score too high", shape{{Utilization: 50, Score: 11}}, "not in valid range [0-10]"},
+		{"a score too low", shape{{Utilization: 50, Score: -1}}, "not in valid range [0-10]"},
+	} {
+		if err := checkShape(test.shape); (err != nil) != (test.fail != "") || err != nil && !strings.Contains(err.Error(), test.fail) {
+			t.Errorf("%s: %v", test.what, err)
+		}
+	}
+}
+
+func TestFreesSomeOf(t *testing.T) {
+	for _, test := range []struct {
+		what             string
+		wanted, old, now podOption
+		helps            bool
+	}{
+		{"less CPU for who wants CPU", asksCPU("1"), asksCPU("2"), asksCPU("1"), true},
+		{"less CPU for who wants memory", asksMemory("1Gi"), asksCPU("2"), asksCPU("1"), false},
+		{"less memory", asksMemory("1Gi"), asksMemory("2Gi"), asksMemory("1Gi"), true},
+		{"more memory", asksMemory("1Gi"), asksMemory("1Gi"), asksMemory("2Gi"), false},
+		{"less storage", asks(corev1.ResourceEphemeralStorage, "1Gi"), asks(corev1.ResourceEphemeralStorage, "2Gi"), asks(corev1.ResourceEphemeralStorage, "1Gi"), true},
+		{"one device less", asks(gpu, "1"), asks(gpu, "2"), asks(gpu, "1"), true},
+		{"none of the devices", asks(gpu, "1"), asks(gpu, "2"), func(*corev1.Pod) {}, true},
+		{"a device of another kind", asks(gpu, "1"), asks("example.com/nic", "2"), asks("example.com/nic", "1"), false},
+	} {
+		if got := freesSomeOf(nil, testPod("p", test.wanted), testPod("x", on("n"), test.old), testPod("x", on("n"), test.now)); got != test.helps {
+			t.Errorf("%s: helps is %t", test.what, got)
+		}
+	}
+}
+
+// An assumption holds from the decision until the API server has told of what was written, and no event in between ends it.
+func TestAssumedClaims(t *testing.T) {
+	version := func(claim *resourcev1.ResourceClaim, version string) *resourcev1.ResourceClaim {
+		claim.ResourceVersion = version
+		return claim
+	}
+	held := func(v string) *resourcev1.ResourceClaim { return version(claimHolding("c", "a", "device-0"), v) }
+	for _, test := range []struct {
+		what    string
+		events  func(d *deviceObjects, g *claimGrant)
+		assumed bool
+		taken   int
+	}{
+		{"decided", func(*deviceObjects, *claimGrant) {}, true, 1},
+		{"taken back", func(d *deviceObjects, g *claimGrant) { d.revert([]claimGrant{*g}) }, false, 0},
+		{"its finalizer is told of", func(d *deviceObjects, g *claimGrant) { d.set(version(deviceClaim("c", 1), "2")) }, true, 1},
+		{"written", func(d *deviceObjects, g *claimGrant) { d.write(g, held("3")) }, true, 1},
+		{"written, and what was before is told of", func(d *deviceObjects, g *claimGrant) {
+			d.write(g, held("3"))
+			d.set(version(deviceClaim("c", 1), "2"))
+		}, true, 1},
+		{"written, and told of", func(d *deviceObjects, g *claimGrant) { d.write(g, held("3")); d.set(held("3")) }, false, 1},
+		{"told of before the answer", func(d *deviceObjects, g *claimGrant) { d.set(held("3")); d.write(g, held("3")) }, false, 1},
+		{"written, and freed since", func(d *deviceObjects, g *claimGrant) {
+			d.write(g, held("3"))
+			d.set(version(deviceClaim("c", 1), "4"))
+		}, false, 0},
+		{"written, and taken back too late", func(d *deviceObjects, g *claimGrant) { d.write(g, held("3")); d.revert([]claimGrant{*g}) }, true, 1},
+		{"deleted", func(d *deviceObjects, g *claimGrant) { d.delete(deviceClaim("c", 1)) }, false, 0},
+		{"another claim of the name", func(d *deviceObjects, g *claimGrant) {
+			d.set(&resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "new"}})
+		}, false, 0},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			d := newDeviceObjects()
+			claim := version(deviceClaim("c", 1), "1")
+			d.set(claim)
+			grants := []claimGrant{{claim: claim, allocation: held("").Status.Allocation}}
+			d.assume(grants)
+			test.events(&d, &grants[0])
+			if assumed := d.assumed["default/c"] != nil; assumed != test.assumed {
+				t.Errorf("assumed is %t", assumed)
+			}
+			if taken := d.allocated().AllocatedDevices.Len(); taken != test.taken {
+				t.Errorf("%d devices are taken, want %d", taken, test.taken)
+			}
+		})
+	}
+}

@@ -1,0 +1,120 @@
+package system
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"skiff/internal/api"
+	"skiff/internal/client"
+	"skiff/internal/config"
+	"skiff/internal/kubelet/bootstrap"
+	"skiff/internal/pki"
+)
+
+// administrator connects to the API server as `skiff token` does.
+func administrator(c config.Token) (*rest.Config, client.Resource[*corev1.Secret], error) {
+	path := cmp.Or(c.Kubeconfig, filepath.Join(c.DataDir, adminKubeconfig))
+	connection, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, client.Resource[*corev1.Secret]{}, fmt.Errorf("read the administrator's kubeconfig: %w", err)
+	}
+	remote, err := client.New(connection, api.Scheme(), api.Named())
+	if err != nil {
+		return nil, client.Resource[*corev1.Secret]{}, err
+	}
+	return connection, client.For[*corev1.Secret](remote), nil
+}
+
+// CreateToken makes a token by which machines can join, and writes the word for `skiff agent --token`.
+func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
+	connection, secrets, err := administrator(c)
+	if err != nil {
+		return err
+	}
+	if err := rest.LoadTLSFiles(connection); err != nil {
+		return err
+	}
+	// The first is the one that signs.
+	authorities, err := pki.ParseCertificates(connection.CAData)
+	if err != nil || len(authorities) == 0 {
+		return errors.Join(errors.New("the kubeconfig holds no authority by which a new machine could know the server"), err)
+	}
+	token := bootstrap.NewToken(bootstrap.HashOf(authorities[0]))
+	groups := c.Groups
+	if len(groups) == 0 {
+		groups = []string{bootstrap.NodeGroup}
+	}
+	var end time.Time
+	if c.Life > 0 {
+		end = time.Now().Add(c.Life)
+	}
+	if _, err := secrets.Create(ctx, token.Kept(c.Description, groups, end), client.WriteOptions{}); err != nil {
+		return fmt.Errorf("keep the token: %w", err)
+	}
+	_, err = fmt.Fprintln(out, token)
+	return err
+}
+
+// ListTokens shows the tokens of the cluster, without what is secret in them.
+func ListTokens(ctx context.Context, c config.Token, out io.Writer) error {
+	_, secrets, err := administrator(c)
+	if err != nil {
+		return err
+	}
+	kept, _, err := secrets.List(ctx, metav1.NamespaceSystem, client.Match{Fields: fields.OneTermEqualSelector("type", string(bootstrap.SecretType))})
+	if err != nil {
+		return fmt.Errorf("list the tokens: %w", err)
+	}
+	slices.SortFunc(kept, func(a, b *corev1.Secret) int { return cmp.Compare(a.Name, b.Name) })
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "ID\tEXPIRES\tLEFT\tGROUPS\tDESCRIPTION")
+	for _, secret := range kept {
+		text := func(key string) string { return string(secret.Data[key]) }
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", text("token-id"), cmp.Or(text("expiration"), "never"), timeLeft(text("expiration"), time.Now()),
+			text("auth-extra-groups"), text("description"))
+	}
+	return w.Flush()
+}
+
+func timeLeft(expiration string, now time.Time) string {
+	if expiration == "" {
+		return "for ever"
+	}
+	end, err := time.Parse(time.RFC3339, expiration)
+	if err != nil || !now.Before(end) {
+		return "expired"
+	}
+	return end.Sub(now).Round(time.Second).String()
+}
+
+// DeleteTokens deletes tokens: nobody can join by them any more. Nodes that have joined stay.
+func DeleteTokens(ctx context.Context, c config.Token, tokens []string, out io.Writer) error {
+	_, secrets, err := administrator(c)
+	if err != nil {
+		return err
+	}
+	for _, text := range tokens {
+		id, err := bootstrap.IDOf(text)
+		if err != nil {
+			return err
+		}
+		if err := secrets.Delete(ctx, metav1.NamespaceSystem, bootstrap.SecretName(id), metav1.DeleteOptions{}); err != nil {
+			return fmt.Errorf("delete token %s: %w", id, err)
+		}
+		fmt.Fprintln(out, "deleted", id)
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"skiff/test/cluster"
+)
+
+// runSkiff runs the program and returns all it says.
+func runSkiff(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(root, "bin/skiff"), args...).CombinedOutput()
+	if ctx.Err() != nil {
+		err = errors.Join(ctx.Err(), err)
+	}
+	return string(out), err
+}
+
+// A machine that may not join says why, and what to do, and tells a server that it does not know nothing.
+func TestWhoMayNotJoin(t *testing.T) {
+	c, err := cluster.Skiff(t.TempDir(), "--without=scheduler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Stop() })
+	create := func(flags ...string) string {
+		t.Helper()
+		token, err := c.NodeToken(flags...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	good := create("--description=for the test")
+	shown, err := runSkiff(t, "token", "ls", "--kubeconfig", c.Kubeconfig)
+	if err != nil || !strings.Contains(shown, good[:6]) || !strings.Contains(shown, "for the test") || strings.Contains(shown, good[7:23]) {
+		t.Errorf("skiff token ls: %v\n%s", err, shown)
+	}
+	deleted := create()
+	if out, err := runSkiff(t, "token", "delete", deleted, "--kubeconfig", c.Kubeconfig); err != nil || out != "deleted "+deleted[:6]+"\n" {
+		t.Errorf("skiff token delete: %v\n%s", err, out)
+	}
+	flipped := map[bool]string{true: "1", false: "0"}[strings.HasSuffix(good, "0")]
+	expired := create("--ttl=1s")
+	time.Sleep(1100 * time.Millisecond)
+	for what, test := range map[string]struct{ token, want string }{
+		"another server":    {good[:len(good)-1] + flipped, "this is not the server the token was made for"},
+		"expired":           {expired, "the server does not accept the token: it has expired"},
+		"deleted":           {deleted, "make a new one with `skiff token create`"},
+		"guessed":           {good[:7] + "0000000000000000" + good[23:], "the server does not accept the token"},
+		"without rights":    {create("--groups=system:bootstrappers:others"), "it needs the group system:bootstrappers:kubeadm:default-node-token"},
+		"without the hash":  {good[:23], "--token: this is not a token as `skiff token create` prints it"},
+		"without any token": {"", "`skiff token create` on the server makes a token"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			folder := t.TempDir()
+			out, err := runSkiff(t, "agent", "--server", c.URL, "--token", test.token, "--data-dir", folder, "--node-name=stranger")
+			var ended *exec.ExitError
+			if !errors.As(err, &ended) || ended.ExitCode() != 1 || !strings.Contains(out, test.want) {
+				t.Errorf("%v, want %q:\n%s", err, test.want, out)
+			}
+			if left, err := os.ReadDir(filepath.Join(folder, "kubelet/pki")); err != nil || len(left) > 0 {
+				t.Errorf("it keeps %v, %v", left, err)
+			}
+		})
+	}
+	if out, err := runSkiff(t, "token", "create", "--groups=system:masters", "--kubeconfig", c.Kubeconfig); err == nil || !strings.Contains(out, "--groups") {
+		t.Errorf("a token for administrators: %v\n%s", err, out)
+	}
+}

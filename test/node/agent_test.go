@@ -1,0 +1,203 @@
+package node
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"skiff/test/cluster"
+	"skiff/test/namespaces"
+)
+
+// TestMachineJoinsByToken: a machine that has nothing but one word becomes a node, runs a pod, and lets its logs be read.
+func TestMachineJoinsByToken(t *testing.T) {
+	c, err := cluster.SkiffNode(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	if err := c.AddNode(); err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c, `
+apiVersion: v1
+kind: Pod
+metadata: {name: guest}
+spec:
+  nodeName: node-2
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  containers:
+  - name: c
+    image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
+    command: [sh, -c, 'echo hello; sleep 1000']
+`, "apply", "-f", "-")
+	kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/guest", "--timeout=60s")
+	// Both go through the server of the node, which the API server knows by the certificate that the cluster gave it.
+	if out := kubectl(t, c, "", "logs", "guest"); out != "hello\n" {
+		t.Errorf("the log is %q", out)
+	}
+	if out := kubectl(t, c, "", "exec", "guest", "--", "hostname"); strings.TrimSpace(out) != "guest" {
+		t.Errorf("exec says %q", out)
+	}
+	requests := strings.Split(strings.TrimSpace(kubectl(t, c, "", "get", "csr", "--sort-by=.spec.signerName", "-o",
+		`jsonpath={range .items[*]}{.spec.signerName} {.spec.username} {.status.conditions[*].type}{"\n"}{end}`)), "\n")
+	if len(requests) != 2 || !strings.HasPrefix(requests[0], "kubernetes.io/kube-apiserver-client-kubelet system:bootstrap:") ||
+		requests[1] != "kubernetes.io/kubelet-serving system:node:node-2 Approved" {
+		t.Errorf("certificates were asked for %d times:\n%s", len(requests), strings.Join(requests, "\n"))
+	}
+	folder := filepath.Join(c.Dir, "node-2/kubelet")
+	for _, name := range []string{"pki/kubelet-client-current.pem", "pki/kubelet-server-current.pem", "kubeconfig"} {
+		if info, err := os.Stat(filepath.Join(folder, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	// What the node acts by are the rights of a node, not those of its token.
+	out, err := kubectlAs(filepath.Join(folder, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+	if string(out) != "system:node:node-2" {
+		t.Errorf("the node is %q to the API server, %v", out, err)
+	}
+	// It needs no token to come back.
+	c.Others[len(c.Others)-1].Stop()
+	if _, _, err := c.StartAgent(2, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log of the pod that ran on", func() bool {
+		out, err := kubectlCommand(c, "", "logs", "guest")
+		return err == nil && string(out) == "hello\n"
+	})
+	kubectl(t, c, "", "delete", "pod", "guest", "--wait")
+	if out := kubectl(t, c, "", "get", "csr", "-o", "name"); strings.Count(out, "\n") != 2 {
+		t.Errorf("certificates were asked for again:\n%s", out)
+	}
+}
+
+// TestKubeletIntroducesItself runs `skiff kubelet` with a bootstrap token as a node of upstream's cluster, where a person approves what it serves with.
+func TestKubeletIntroducesItself(t *testing.T) {
+	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Stop()
+	if err := c.ControllerManager(); err != nil {
+		t.Fatal(err)
+	}
+	token, err := c.NodeToken()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for role, group := range map[string]string{
+		"system:node-bootstrapper": "system:bootstrappers:kubeadm:default-node-token",
+		"system:certificates.k8s.io:certificatesigningrequests:nodeclient": "system:bootstrappers:kubeadm:default-node-token",
+	} {
+		kubectl(t, c, "", "create", "clusterrolebinding", "test-"+role[strings.LastIndex(role, ":")+1:], "--clusterrole="+role, "--group="+group)
+	}
+	dir := nodeDir(t)
+	credentials := writeCredentials(t, c, dir, &clientcmdapi.AuthInfo{Token: token[:strings.LastIndex(token, ".")]})
+	settings := filepath.Join(dir, "kubelet.yaml")
+	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nserverTLSBootstrap: true\nrotateCertificates: true\n"
+	if err := os.WriteFile(settings, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := runKubelet(t, dir, "n1", "--bootstrap-kubeconfig="+credentials, "--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--config="+settings)
+	defer func() {
+		if t.Failed() {
+			text, _ := os.ReadFile(log)
+			t.Logf("%s", text)
+		}
+	}()
+	var request string
+	eventually(t, "the node asks for what it serves with", func() bool {
+		out, err := kubectlCommand(c, "", "get", "csr", "-o", `jsonpath={.items[?(@.spec.signerName=="kubernetes.io/kubelet-serving")].metadata.name}`)
+		request = string(out)
+		return err == nil && request != ""
+	})
+	kubectl(t, c, "", "certificate", "approve", request)
+	data, err := os.ReadFile(filepath.Join(c.Dir, "pki/ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(data)
+	eventually(t, "the node's server proves itself", func() bool {
+		conn, err := tls.Dial("tcp", net.JoinHostPort(namespaces.NodeAddress, "10250"), &tls.Config{RootCAs: roots})
+		if err != nil {
+			return false
+		}
+		return conn.Close() == nil
+	})
+	if out, err := kubectlAs(filepath.Join(dir, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); string(out) != "system:node:n1" {
+		t.Errorf("the node is %q to the API server, %v", out, err)
+	}
+}
+
+// TestAgentFollowsTheAuthority: the cluster gets a new authority and forgets the old one; a node that has joined by the old one goes on.
+func TestAgentFollowsTheAuthority(t *testing.T) {
+	dir := t.TempDir()
+	first, err := cluster.SkiffNode(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Stop()
+	if err := first.AddNode(); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "node-2/kubelet/pki/kubelet-server-current.pem")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restart := func(verb string) {
+		t.Helper()
+		first.Server[0].Stop()
+		root, err := cluster.Root()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(filepath.Join(root, "bin/skiff"), "cert", verb, "ca", "--data-dir="+filepath.Join(dir, "data")).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		c, err := cluster.SkiffNode(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first.Server = c.Server
+	}
+	restart("rotate-ca")
+	agent := first.Others[len(first.Others)-1]
+	agent.Stop()
+	if agent, _, err = first.StartAgent(2, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node has its certificates from the new authority", func() bool {
+		after, err := os.ReadFile(file)
+		return err == nil && string(after) != string(before) &&
+			strings.Count(kubectl(t, first, "", "get", "csr", "-o", "jsonpath={.items[*].status.conditions[*].type}"), "Approved") == 4
+	})
+	restart("forget-ca")
+	kubectl(t, first, `
+apiVersion: v1
+kind: Pod
+metadata: {name: late}
+spec:
+  nodeName: node-2
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  containers:
+  - name: c
+    image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
+    command: [sh, -c, 'echo still here; sleep 1000']
+`, "apply", "-f", "-")
+	kubectl(t, first, "", "wait", "--for=condition=Ready", "pod/late", "--timeout=60s")
+	if out := kubectl(t, first, "", "logs", "late"); out != "still here\n" {
+		t.Errorf("the log is %q; the agent says:\n%s", out, agent.Log(20))
+	}
+	kubectl(t, first, "", "delete", "pod", "late", "--wait")
+}

@@ -1,0 +1,544 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/runtime"
+	"skiff/test/cluster"
+	"skiff/test/registry"
+)
+
+const roadDeployment = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: road}
+spec:
+  replicas: 3
+  selector: {matchLabels: {app: road}}
+  template:
+    metadata: {labels: {app: road}}
+    spec:
+      dnsPolicy: Default
+      terminationGracePeriodSeconds: 1
+      tolerations:
+      - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 1}
+      initContainers:
+      - {name: first, image: IMAGE, command: ["true"]}
+      containers:
+      - name: c
+        image: IMAGE
+        command: [sh, -c, 'echo version $VERSION; exec sleep 1000']
+        env: [{name: VERSION, value: "1"}]
+        readinessProbe: {exec: {command: ["true"]}, periodSeconds: 1}
+        resources: {requests: {cpu: 10m, memory: 16Mi}}
+`
+
+// road is a cluster on which a Deployment is followed from kubectl to its containers.
+type road struct {
+	*testing.T
+	c       *cluster.Cluster
+	source  *registry.Registry
+	runtime *cri.Client
+	store   *clientv3.Client
+	hollow  *cluster.Process
+	seen    *sightings
+}
+
+// TestRoad follows a Deployment: kubectl, API server, store, controllers, scheduler, kubelet, runtime, and back into the status. Then
+// come an update, a rollback, and the failure of a container, a pod and a node. Each stage starts from what the one before left.
+func TestRoad(t *testing.T) {
+	r := startRoad(t)
+	for _, stage := range []struct {
+		name string
+		run  func(*road)
+	}{
+		{"apply", (*road).apply}, {"update", (*road).update}, {"rollback", (*road).rollback}, {"a container is killed", (*road).killContainer},
+		{"a pod is deleted", (*road).deletePod}, {"a node fails", (*road).failNode},
+	} {
+		if !t.Run(stage.name, func(t *testing.T) {
+			on := *r
+			on.T = t
+			stage.run(&on)
+		}) {
+			t.Fatalf("the pods are\n%s\nthe events\n%s", kubectl(t, r.c, "", "get", "pods", "-o", "wide"), kubectl(t, r.c, "", "get", "events"))
+		}
+	}
+}
+
+// startRoad starts a node with containers and one without, which takes no pods yet, and a registry that has the image alone.
+func startRoad(t *testing.T) *road {
+	t.Helper()
+	socket := "unix://" + shortDir(t) + "/etcd"
+	c, err := cluster.SkiffNode(t.TempDir(), "--etcd-listen-client-url="+socket, "--node-monitor-grace-period=15s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Stop)
+	r := &road{T: t, c: c}
+	if r.source, err = registry.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.source.Stop)
+	images, err := cluster.Images("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.source.AddArchive(images + "/busybox.tar"); err != nil {
+		t.Fatal(err)
+	}
+	dataDir := filepath.Join(c.Dir, "data")
+	if err := r.source.StandIn(filepath.Join(dataDir, "registries"), r.source.Host); err != nil {
+		t.Fatal(err)
+	}
+	endpoint, err := runtime.Endpoint(dataDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.runtime, err = cri.Dial(endpoint); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.runtime.Close(context.Background()) })
+	// What lay ready on the node would save it from asking for the same under another name.
+	for _, image := range []string{busybox, "registry.k8s.io/e2e-test-images/nginx:1.27.0-2"} {
+		if err := r.runtime.RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: image}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.store, err = clientv3.New(clientv3.Config{Endpoints: []string{socket}, DialTimeout: 10 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.store.Close() })
+	if r.hollow, err = c.Hollow(1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second node is there", func() bool { return strings.Contains(kubectl(t, c, "", "get", "nodes"), "hollow-0") })
+	kubectl(t, c, "", "cordon", "hollow-0")
+	kubectl(t, c, "", "wait", "--for=condition=Ready", "node", "--all", "--timeout=30s")
+	r.seen = watchPods(t, c)
+	return r
+}
+
+// sightings are the states that pods went through, as a watch told them.
+type sightings struct {
+	mu     sync.Mutex
+	states map[string][]string
+}
+
+// watchPods follows the pods of the Deployment: whether each has a node, its phase and whether it is ready.
+func watchPods(t *testing.T, c *cluster.Cluster) *sightings {
+	t.Helper()
+	s := &sightings{states: map[string][]string{}}
+	const line = `{.metadata.name} {.spec.nodeName}/{.status.phase}/{.status.conditions[?(@.type=="Ready")].status}{"\n"}`
+	out, stop := follow(t, c, "get", "pods", "-l", "app=road", "--watch", "-o", "jsonpath="+line)
+	t.Cleanup(stop)
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			pod, state, _ := strings.Cut(lines.Text(), " ")
+			s.mu.Lock()
+			if known := s.states[pod]; len(known) == 0 || known[len(known)-1] != state {
+				s.states[pod] = append(known, state)
+			}
+			s.mu.Unlock()
+		}
+	}()
+	return s
+}
+
+// of are the states of a pod, in order.
+func (s *sightings) of(pod string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.states[pod])
+}
+
+// read asks kubectl for objects.
+func (r *road) read(into any, args ...string) {
+	r.Helper()
+	if err := json.Unmarshal([]byte(kubectl(r.T, r.c, "", append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// pods are those of the Deployment that are not going, by name.
+func (r *road) pods() map[string]corev1.Pod {
+	r.Helper()
+	var list corev1.PodList
+	r.read(&list, "pods", "-l", "app=road")
+	pods := map[string]corev1.Pod{}
+	for _, pod := range list.Items {
+		if pod.DeletionTimestamp == nil {
+			pods[pod.Name] = pod
+		}
+	}
+	return pods
+}
+
+// settle waits until so many pods are all there is and all are ready on the node with containers.
+func (r *road) settle(count int) map[string]corev1.Pod {
+	r.Helper()
+	var pods map[string]corev1.Pod
+	eventually(r.T, fmt.Sprint(count, " pods are ready on node-1"), func() bool {
+		pods = r.pods()
+		for _, pod := range pods {
+			if condition(pod, corev1.PodReady) == nil || pod.Spec.NodeName != "node-1" {
+				return false
+			}
+		}
+		return len(pods) == count
+	})
+	return pods
+}
+
+// condition is a condition that is true.
+func condition(pod corev1.Pod, name corev1.PodConditionType) *corev1.PodCondition {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == name && c.Status == corev1.ConditionTrue {
+			return &c
+		}
+	}
+	return nil
+}
+
+// containers are the containers that run for pods, by pod, as the runtime knows them.
+func (r *road) containers() map[string]string {
+	r.Helper()
+	list, err := r.runtime.ListContainers(context.Background(), &runtimeapi.ContainerFilter{
+		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	containers := map[string]string{}
+	for _, c := range list {
+		containers[c.Labels["io.kubernetes.pod.name"]] = "containerd://" + c.Id
+	}
+	return containers
+}
+
+// checkContainers checks that the pods' containers, and no others, run.
+func (r *road) checkContainers(pods map[string]corev1.Pod) {
+	r.Helper()
+	want := map[string]string{}
+	for name, pod := range pods {
+		want[name] = pod.Status.ContainerStatuses[0].ContainerID
+	}
+	eventually(r.T, "the runtime runs what the status says, and nothing else", func() bool { return maps.Equal(r.containers(), want) })
+}
+
+// created is the revision of the store at which an object was made.
+func (r *road) created(resource, name string) int64 {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	key := "/registry/" + resource + "/default/" + name
+	answer, err := r.store.Get(ctx, key)
+	if err != nil || len(answer.Kvs) != 1 {
+		r.Fatalf("the store has not %s: %v", key, err)
+	}
+	return answer.Kvs[0].CreateRevision
+}
+
+// replicaSets are those of the Deployment, by revision.
+func (r *road) replicaSets() map[string]appsv1.ReplicaSet {
+	r.Helper()
+	var list appsv1.ReplicaSetList
+	r.read(&list, "replicasets", "-l", "app=road")
+	sets := map[string]appsv1.ReplicaSet{}
+	for _, set := range list.Items {
+		sets[set.Annotations["deployment.kubernetes.io/revision"]] = set
+	}
+	return sets
+}
+
+func (r *road) apply() {
+	image := r.source.Host + "/e2e-test-images/busybox:1.37.0-2"
+	kubectl(r.T, r.c, strings.ReplaceAll(roadDeployment, "IMAGE", image), "apply", "-f", "-")
+	stored := r.created("deployments", "road")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	sets := r.replicaSets()
+	set, ok := sets["1"]
+	if len(sets) != 1 || !ok || !ownedBy(set.OwnerReferences, "Deployment", "road") {
+		r.Fatalf("the ReplicaSets are %v", sets)
+	}
+	pods := r.settle(3)
+	setStored := r.created("replicasets", set.Name)
+	if stored >= setStored {
+		r.Errorf("the Deployment was stored at %d, its ReplicaSet at %d", stored, setStored)
+	}
+	for name, pod := range pods {
+		if !ownedBy(pod.OwnerReferences, "ReplicaSet", set.Name) || r.created("pods", name) <= setStored {
+			r.Errorf("%s was not made by the ReplicaSet: %v", name, pod.OwnerReferences)
+		}
+		want := []string{"/Pending/", "node-1/Pending/", "node-1/Pending/False", "node-1/Running/False", "node-1/Running/True"}
+		if !inOrder(r.seen.of(name), want) {
+			r.Errorf("%s went through %v, want a part of %v in this order", name, r.seen.of(name), want)
+		}
+		r.checkTimes(pod)
+		r.checkEvents(pod)
+		r.checkDecision(name)
+	}
+	r.checkContainers(pods)
+	// Three pods wanted the image at once. It was asked for once.
+	if requests := r.source.Requests(); len(requests) != 2 || !strings.HasPrefix(requests[0], "HEAD manifest e2e-test-images/busybox:1.37") || !strings.HasPrefix(requests[1], "GET manifest") {
+		r.Errorf("the registry was asked %q", requests)
+	}
+}
+
+func ownedBy(owners []metav1.OwnerReference, kind, name string) bool {
+	return len(owners) == 1 && owners[0].Kind == kind && owners[0].Name == name && owners[0].Controller != nil && *owners[0].Controller
+}
+
+// inOrder reports whether a pod went through states that are a part of what may be, in the same order, from the first to the last.
+func inOrder(states, all []string) bool {
+	if len(states) == 0 || states[0] != all[0] || states[len(states)-1] != all[len(all)-1] {
+		return false
+	}
+	for _, state := range states {
+		i := slices.Index(all, state)
+		if i < 0 {
+			return false
+		}
+		all = all[i+1:]
+	}
+	return true
+}
+
+// checkTimes checks that a pod's conditions became true one after the other.
+func (r *road) checkTimes(pod corev1.Pod) {
+	r.Helper()
+	last := pod.CreationTimestamp.Time
+	for _, name := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		c := condition(pod, name)
+		if c == nil || c.LastTransitionTime.Time.Before(last) {
+			r.Errorf("%s: %s is %v, after %v", pod.Name, name, c, last)
+			return
+		}
+		last = c.LastTransitionTime.Time
+	}
+	first, main := pod.Status.InitContainerStatuses[0].State.Terminated, pod.Status.ContainerStatuses[0].State.Running
+	if first == nil || main == nil || first.ExitCode != 0 || main.StartedAt.Time.Before(first.FinishedAt.Time) {
+		r.Errorf("%s: the init container is %v, the container %v", pod.Name, first, main)
+	}
+}
+
+// checkEvents checks that a pod's events tell its way.
+func (r *road) checkEvents(pod corev1.Pod) {
+	r.Helper()
+	var list corev1.EventList
+	r.read(&list, "events", "--field-selector", "involvedObject.uid="+string(pod.UID))
+	var reasons []string
+	for _, e := range list.Items {
+		if e.Type != corev1.EventTypeNormal {
+			r.Errorf("%s: %s %s", pod.Name, e.Reason, e.Message)
+		}
+		if times := pullTimes.FindStringSubmatch(e.Message); times != nil {
+			pull, err := time.ParseDuration(times[1])
+			all, err2 := time.ParseDuration(times[2])
+			if err != nil || err2 != nil || pull > all {
+				r.Errorf("%s: %s", pod.Name, e.Message)
+			}
+		}
+		if e.Reason != "Pulling" { // not told by those who came when the image was there
+			reasons = append(reasons, e.Reason+" "+e.InvolvedObject.FieldPath)
+		}
+	}
+	want := []string{"Scheduled ", "Pulled spec.initContainers{first}", "Created spec.initContainers{first}", "Started spec.initContainers{first}",
+		"Pulled spec.containers{c}", "Created spec.containers{c}", "Started spec.containers{c}"}
+	slices.Sort(reasons)
+	slices.Sort(want)
+	if !slices.Equal(reasons, want) {
+		r.Errorf("%s: the events are %q, want %q", pod.Name, reasons, want)
+	}
+}
+
+var pullTimes = regexp.MustCompile(`^Successfully pulled image .* in (\S+) \((\S+) including waiting\)`)
+
+// checkDecision checks that the scheduler left out one node and chose among the rest.
+func (r *road) checkDecision(pod string) {
+	r.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		r.Fatal(err)
+	}
+	out, err := exec.Command(filepath.Join(root, "bin/skiff"), "why", "pod/"+pod, "--kubeconfig="+r.c.Kubeconfig).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "Pod default/"+pod+" goes to node node-1") || !strings.Contains(string(out), "refused by NodeUnschedulable") {
+		r.Errorf("why: %v\n%s", err, out)
+	}
+}
+
+func (r *road) update() {
+	before := r.pods()
+	kubectl(r.T, r.c, "", "set", "env", "deployment/road", "VERSION=2")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	pods := r.settle(3)
+	for name := range pods {
+		if _, old := before[name]; old {
+			r.Errorf("%s is still there", name)
+		}
+		if said := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); said != "version 2\n" {
+			r.Errorf("%s says %q", name, said)
+		}
+	}
+	r.checkSets("2", "1")
+	r.checkContainers(pods)
+	if requests := r.source.Requests(); len(requests) != 0 {
+		r.Errorf("an image that is there was asked for: %q", requests)
+	}
+}
+
+// checkSets checks that the ReplicaSet of one revision has all pods and that of another none.
+func (r *road) checkSets(full, empty string) {
+	r.Helper()
+	sets := r.replicaSets()
+	if len(sets) != 2 || *sets[full].Spec.Replicas != 3 || sets[full].Status.ReadyReplicas != 3 || *sets[empty].Spec.Replicas != 0 || sets[empty].Status.Replicas != 0 {
+		r.Errorf("the ReplicaSets are %v", sets)
+	}
+}
+
+func (r *road) rollback() {
+	first := r.replicaSets()["1"].Name
+	kubectl(r.T, r.c, "", "rollout", "undo", "deployment/road")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	pods := r.settle(3)
+	for name := range pods {
+		if said := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); said != "version 1\n" {
+			r.Errorf("%s says %q", name, said)
+		}
+	}
+	r.checkSets("3", "2")
+	if again := r.replicaSets()["3"].Name; again != first {
+		r.Errorf("the rollback made %s, want %s", again, first)
+	}
+	r.checkContainers(pods)
+}
+
+// killContainer kills a container's process behind everybody's back.
+func (r *road) killContainer() {
+	pods := r.pods()
+	name := slices.Sorted(maps.Keys(pods))[0]
+	victim := pods[name]
+	status, err := r.runtime.ContainerStatus(context.Background(), strings.TrimPrefix(victim.Status.ContainerStatuses[0].ContainerID, "containerd://"), true)
+	if err != nil {
+		r.Fatal(err)
+	}
+	var info struct{ PID int }
+	if err := json.Unmarshal([]byte(status.Info["info"]), &info); err != nil || info.PID == 0 {
+		r.Fatalf("the runtime tells no process: %v %v", err, status.Info)
+	}
+	if err := syscall.Kill(info.PID, syscall.SIGKILL); err != nil {
+		r.Fatal(err)
+	}
+	eventually(r.T, "the container runs again", func() bool {
+		s := podNow(r.T, r.c, name).Status.ContainerStatuses[0]
+		return s.RestartCount == 1 && s.State.Running != nil && s.Ready
+	})
+	now := podNow(r.T, r.c, name)
+	s := now.Status.ContainerStatuses[0]
+	if now.UID != victim.UID || s.ContainerID == victim.Status.ContainerStatuses[0].ContainerID || now.Status.PodIP != victim.Status.PodIP {
+		r.Errorf("it is %s %s %s, was %s %s", now.UID, now.Status.PodIP, identity(now), victim.UID, identity(victim))
+	}
+	if last := s.LastTerminationState.Terminated; last == nil || last.ExitCode != 137 || last.Reason != "Error" || last.ContainerID != victim.Status.ContainerStatuses[0].ContainerID {
+		r.Errorf("its last state is %v", s.LastTerminationState)
+	}
+	if started := eventCount(r.T, r.c, name, "Started"); started != 3 {
+		r.Errorf("%d starts, want those of the init container, the container, and its second life", started)
+	}
+	for other, pod := range r.settle(3) {
+		if other != name && identity(pod) != identity(pods[other]) {
+			r.Errorf("%s is %s, was %s", other, identity(pod), identity(pods[other]))
+		}
+	}
+}
+
+func (r *road) deletePod() {
+	before := r.pods()
+	name := slices.Sorted(maps.Keys(before))[0]
+	kubectl(r.T, r.c, "", "delete", "pod", name)
+	pods := r.settle(3)
+	fresh := 0
+	for other, pod := range pods {
+		switch old, ok := before[other]; {
+		case other == name:
+			r.Errorf("%s is still there", name)
+		case !ok:
+			fresh++
+		case identity(pod) != identity(old):
+			r.Errorf("%s is %s, was %s", other, identity(pod), identity(old))
+		}
+	}
+	if fresh != 1 {
+		r.Errorf("%d pods are new", fresh)
+	}
+	r.checkContainers(pods)
+}
+
+// failNode puts two pods on the second node and ends it.
+func (r *road) failNode() {
+	before := r.pods()
+	kubectl(r.T, r.c, "", "cordon", "node-1")
+	kubectl(r.T, r.c, "", "uncordon", "hollow-0")
+	kubectl(r.T, r.c, "", "scale", "deployment/road", "--replicas=5")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=30s")
+	kubectl(r.T, r.c, "", "uncordon", "node-1")
+	var lost []string
+	for name, pod := range r.pods() {
+		if pod.Spec.NodeName == "hollow-0" {
+			lost = append(lost, name)
+		}
+	}
+	if len(lost) != 2 {
+		r.Fatalf("on the second node are %v, want two pods", lost)
+	}
+	r.hollow.Kill()
+	kubectl(r.T, r.c, "", "wait", "--for=condition=Ready=Unknown", "node/hollow-0", "--timeout=40s")
+	pods := r.settle(5)
+	for name, old := range before {
+		if identity(pods[name]) != identity(old) {
+			r.Errorf("%s is %s, was %s", name, identity(pods[name]), identity(old))
+		}
+	}
+	r.checkContainers(pods)
+	var node corev1.Node
+	r.read(&node, "node", "hollow-0")
+	silent := time.Time{}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Reason == "NodeStatusUnknown" {
+			silent = c.LastTransitionTime.Time
+		}
+	}
+	for _, name := range lost {
+		pod := podNow(r.T, r.c, name)
+		if pod.DeletionTimestamp == nil || silent.IsZero() || pod.DeletionTimestamp.Time.Before(silent) {
+			r.Errorf("%s on the lost node is to go at %v; the node was found silent at %v", name, pod.DeletionTimestamp, silent)
+		}
+		if eventCount(r.T, r.c, name, "TaintManagerEviction") == 0 || eventCount(r.T, r.c, name, "NodeNotReady") == 0 {
+			r.Errorf("no events say why %s goes", name)
+		}
+	}
+	for name, pod := range pods {
+		if _, old := before[name]; !old && pod.CreationTimestamp.Time.Before(silent) {
+			r.Errorf("%s replaces a lost pod, but was made at %v, before the node was found silent", name, pod.CreationTimestamp)
+		}
+	}
+}
