@@ -32,6 +32,9 @@ type Local struct {
 // Local returns the server for a part of the same process that acts as user. Such parts are trusted with reads.
 func (s *Server) Local(user authn.User) *Local { return &Local{server: s, user: user} }
 
+// As is what the server offers to somebody else.
+func (l *Local) As(user authn.User) *Local { return l.server.Local(user) }
+
 // find returns the resource, which must be stored in the version asked for: other versions are made for each reader.
 func (l *Local) find(gvr schema.GroupVersionResource) (*resource, error) {
 	res := l.server.catalog.Load().byVersion[gvr]

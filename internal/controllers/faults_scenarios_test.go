@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"net/netip"
 	"time"
 
@@ -117,6 +118,7 @@ func scenarios() []scenario {
 		{name: "quota", run: []string{"resourcequota"}, play: playQuota},
 		{name: "pods that are over", run: []string{"podgc"}, settings: all, play: playPodCleanup},
 		{name: "certificates", run: []string{"csrapproving", "csrsigning", "csrcleaner"}, settings: all, play: playCertificates},
+		{name: "serving certificates", run: []string{identity.ServingApprovingName, "csrsigning"}, settings: all, play: playServingCertificates},
 		{name: "pod certificates", run: []string{"podcertificaterequest-cleaner-controller"}, settings: all, play: playPodCertificates},
 		{name: "tokens nobody uses", run: []string{"legacy-service-account-token-cleaner"}, settings: all, play: playLegacyTokens},
 		{name: "server leases", run: []string{"apiserver-lease-cleaner-controller"}, settings: all, play: playServerLeases},
@@ -300,12 +302,14 @@ func playPodCleanup(w *world.World) {
 	w.Pass(5 * time.Minute)
 }
 
-func certificateRequest(w *world.World, name string) *certificatesv1.CertificateSigningRequest {
+func certificateRequest(w *world.World, name string, addresses ...net.IP) *certificatesv1.CertificateSigningRequest {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}, IPAddresses: addresses,
+	}, key)
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -321,6 +325,26 @@ func playCertificates(w *world.World) {
 	world.Create(w, certificateRequest(w, "a"))
 	world.Create(w, certificateRequest(w, "b"))
 	w.Pass(time.Minute)
+}
+
+// playServingCertificates has two nodes ask for what they serve with, one of them for an address that is not its own.
+func playServingCertificates(w *world.World) {
+	for name, address := range map[string]string{"n0": "10.9.0.1", "n1": "10.9.0.2"} {
+		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}}})
+	}
+	for _, name := range []string{"n0", "n1"} {
+		request := certificateRequest(w, name, net.ParseIP("10.9.0.1"))
+		request.Spec.SignerName = certificatesv1.KubeletServingSignerName
+		request.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+		world.CreateAs(w, "system:node:"+name, []string{"system:nodes", "system:authenticated"}, request)
+	}
+	w.Pass(time.Minute)
+	for _, request := range world.List[*certificatesv1.CertificateSigningRequest](w) {
+		if signed := len(request.Status.Certificate) > 0; signed != (request.Name == "n0") {
+			w.T.Errorf("the request of %s is signed: %t", request.Name, signed)
+		}
+	}
 }
 
 func playPodCertificates(w *world.World) {

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"skiff/internal/api/core"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -136,6 +138,17 @@ func Create[T kind.Object](w *World, obj T) T {
 	made, err := client.For[T](w.Client).Create(w.Ctx, obj, client.WriteOptions{})
 	if err != nil {
 		w.T.Fatalf("create %T %s: %v", obj, obj.GetName(), err)
+	}
+	return made
+}
+
+// CreateAs makes an object as a user would who is one of the groups and may do everything.
+func CreateAs[T kind.Object](w *World, user string, groups []string, obj T) T {
+	w.T.Helper()
+	local := w.local.(*apiserver.Local).As(authn.User{Username: user, Groups: append(groups, authn.GroupMasters)})
+	made, err := client.For[T](inprocess.Client(w.T, local)).Create(w.Ctx, obj, client.WriteOptions{})
+	if err != nil {
+		w.T.Fatalf("create %T %s as %s: %v", obj, obj.GetName(), user, err)
 	}
 	return made
 }

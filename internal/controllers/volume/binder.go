@@ -82,10 +82,10 @@ func (b *binder) watch() error {
 	return nil
 }
 
-// pending are the claims that have no volume.
+// pending are the claims that are not bound yet, those that name the volume they want included: it may come after them.
 func (b *binder) pending() (keys []controller.Key) {
 	for _, claim := range b.claims.List("", nil) {
-		if claim.Spec.VolumeName == "" && !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
+		if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
 			keys = append(keys, controller.KeyOf(claim))
 		}
 	}

@@ -439,3 +439,19 @@ func TestStorageInAWorld(t *testing.T) {
 		}
 	})
 }
+
+// TestClaimBeforeItsVolume: a claim may name a volume that is made after it.
+func TestClaimBeforeItsVolume(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		defer w.Run(Binder)()
+		spec := *aClaim().Spec.DeepCopy()
+		spec.VolumeName = "disk"
+		world.Create(w, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}, Spec: spec})
+		w.Pass(time.Second)
+		world.Create(w, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: aVolume("disk", csi).Spec})
+		w.Pass(time.Second)
+		if got := world.Get[*corev1.PersistentVolumeClaim](w, "default", "data").Status.Phase; got != corev1.ClaimBound {
+			t.Errorf("the claim is %s", got)
+		}
+	})
+}
