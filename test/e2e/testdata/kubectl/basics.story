@@ -3,7 +3,7 @@ kubectl create namespace basics
 kubectl create namespace basics
 kubectl get namespace basics
 kubectl get namespace basics -o yaml
-kubectl get namespaces --show-labels | grep -v e2e
+kubectl get namespaces --show-labels | grep -v -e e2e -e Terminating
 kubectl -n basics create configmap settings --from-literal=a=1 --from-literal=b=two
 kubectl -n basics get configmap settings -o yaml
 kubectl -n basics get configmap settings -o json
