@@ -266,8 +266,8 @@ spec:
   nodeName: node-2
   terminationGracePeriodSeconds: 0
   containers:
-  - {name: c, image: IMAGE, command: [sh, -c, 'cat /dev/zero > /work/all; exec sleep 1000'], volumeMounts: [{name: work, mountPath: /work}]}
-  volumes: [{name: work, emptyDir: {}}]
+  - {name: c, image: IMAGE, command: [sh, -c, 'cat /dev/zero > /scratch/all; exec sleep 1000'], volumeMounts: [{name: scratch, mountPath: /scratch}]}
+  volumes: [{name: scratch, emptyDir: {}}]
 ---
 apiVersion: v1
 kind: Pod

@@ -32,12 +32,12 @@ spec:
   containers:
   - name: c
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
-    command: [sh, -c, 'echo one; sleep 0.5; echo two >&2; touch /work/said; sleep 3; echo three; exec tail -f /work/said']
-    volumeMounts: [{name: work, mountPath: /work}]
+    command: [sh, -c, 'echo one; sleep 0.5; echo two >&2; touch /scratch/said; sleep 3; echo three; exec tail -f /scratch/said']
+    volumeMounts: [{name: scratch, mountPath: /scratch}]
   - name: d
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
     command: [sh, -c, 'echo other; head -c 20m /dev/zero > /dev/shm/held; mkdir /www; echo welcome > /www/index.html; exec httpd -f -p 8080 -h /www']
-  volumes: [{name: work, emptyDir: {}}]
+  volumes: [{name: scratch, emptyDir: {}}]
 ---
 apiVersion: v1
 kind: Pod
@@ -47,9 +47,9 @@ spec:
   containers:
   - name: c
     image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2
-    command: [sh, -c, '[ -e /work/seen ] && { echo second life; exec sleep 1000; }; touch /work/seen; echo first life; exit 3']
-    volumeMounts: [{name: work, mountPath: /work}]
-  volumes: [{name: work, emptyDir: {}}]
+    command: [sh, -c, '[ -e /scratch/seen ] && { echo second life; exec sleep 1000; }; touch /scratch/seen; echo first life; exit 3']
+    volumeMounts: [{name: scratch, mountPath: /scratch}]
+  volumes: [{name: scratch, emptyDir: {}}]
 ---
 apiVersion: v1
 kind: Pod
@@ -157,7 +157,7 @@ func testLogs(t *testing.T, c *cluster.Cluster) {
 	followed, stop := follow(t, c, "logs", "-f", "--since=1s", "speaker", "-c", "c")
 	defer stop()
 	for _, word := range []string{"four", "five"} {
-		kubectl(t, c, word+"\n", "exec", "-i", "speaker", "-c", "c", "--", "sh", "-c", "cat >> /work/said")
+		kubectl(t, c, word+"\n", "exec", "-i", "speaker", "-c", "c", "--", "sh", "-c", "cat >> /scratch/said")
 		if line, err := followed.ReadString('\n'); line == "three\n" {
 			// Said less than a second ago, on a fast machine.
 			line, err = followed.ReadString('\n')
@@ -296,11 +296,11 @@ func testCopy(t *testing.T, c *cluster.Cluster) {
 	if err := errors.Join(os.MkdirAll(dir+"/folder/below", 0o755), os.WriteFile(dir+"/folder/below/file", content, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	kubectl(t, c, "", "cp", dir+"/folder", "speaker:/work/copied", "-c", "c")
-	if got := strings.Fields(kubectl(t, c, "", "exec", "speaker", "-c", "c", "--", "wc", "-c", "/work/copied/below/file")); len(got) == 0 || got[0] != "300000" {
+	kubectl(t, c, "", "cp", dir+"/folder", "speaker:/scratch/copied", "-c", "c")
+	if got := strings.Fields(kubectl(t, c, "", "exec", "speaker", "-c", "c", "--", "wc", "-c", "/scratch/copied/below/file")); len(got) == 0 || got[0] != "300000" {
 		t.Errorf("in the container are %v bytes", got)
 	}
-	kubectl(t, c, "", "cp", "speaker:/work/copied/below/file", dir+"/back", "-c", "c")
+	kubectl(t, c, "", "cp", "speaker:/scratch/copied/below/file", dir+"/back", "-c", "c")
 	if back, err := os.ReadFile(dir + "/back"); err != nil || !bytes.Equal(back, content) {
 		t.Errorf("%d bytes came back (%v), other than were sent", len(back), err)
 	}
@@ -332,9 +332,9 @@ func testDebug(t *testing.T, c *cluster.Cluster) {
 	running := "jsonpath={.status.ephemeralContainerStatuses[0].state.running.startedAt}"
 	kubectl(t, c, "", "wait", "pod/speaker", "--for="+running, "--timeout=30s")
 	eventually(t, "the new container sees the old one's processes", func() bool {
-		return strings.Contains(kubectl(t, c, "", "logs", "speaker", "-c", "looker"), "tail -f /work/said")
+		return strings.Contains(kubectl(t, c, "", "logs", "speaker", "-c", "looker"), "tail -f /scratch/said")
 	})
-	if out := kubectl(t, c, "", "exec", "speaker", "-c", "looker", "--", "ls", "/proc/1/root/work"); !strings.Contains(out, "said") {
+	if out := kubectl(t, c, "", "exec", "speaker", "-c", "looker", "--", "ls", "/proc/1/root/scratch"); !strings.Contains(out, "said") {
 		t.Errorf("through /proc it sees %q of the other's files", out)
 	}
 	if now := identity(podNow(t, c, "speaker")); now != before {

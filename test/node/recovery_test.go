@@ -33,8 +33,8 @@ metadata: {name: leaving}
 spec:
   terminationGracePeriodSeconds: 1
   containers:
-  - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sh, -c, 'while [ ! -e /work/go ]; do sleep 0.2; done; rm /work/go; exit 7'], volumeMounts: [{name: work, mountPath: /work}]}
-  volumes: [{name: work, emptyDir: {}}]
+  - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sh, -c, 'while [ ! -e /scratch/go ]; do sleep 0.2; done; rm /scratch/go; exit 7'], volumeMounts: [{name: scratch, mountPath: /scratch}]}
+  volumes: [{name: scratch, emptyDir: {}}]
 ---
 apiVersion: v1
 kind: Pod
@@ -42,8 +42,8 @@ metadata: {name: done}
 spec:
   restartPolicy: Never
   containers:
-  - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sh, -c, 'while [ ! -e /work/go ]; do sleep 0.2; done; exit 3'], volumeMounts: [{name: work, mountPath: /work}]}
-  volumes: [{name: work, emptyDir: {}}]
+  - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sh, -c, 'while [ ! -e /scratch/go ]; do sleep 0.2; done; exit 3'], volumeMounts: [{name: scratch, mountPath: /scratch}]}
+  volumes: [{name: scratch, emptyDir: {}}]
 ---
 apiVersion: v1
 kind: Pod
@@ -94,7 +94,7 @@ func eventCount(t *testing.T, c *cluster.Cluster, pod string, reasons ...string)
 // letGo lets a container end that waits for a file in its volume.
 func letGo(t *testing.T, dataDir string, pod corev1.Pod) {
 	t.Helper()
-	file := filepath.Join(dataDir, "kubelet/pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/work/go")
+	file := filepath.Join(dataDir, "kubelet/pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/scratch/go")
 	if err := writeFile(file); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestRecovery(t *testing.T) {
 	dataDir := filepath.Join(dir, "data")
 	kubectl(t, c, survivors, "apply", "-f", "-")
 	kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/steady", "pod/leaving", "pod/done", "pod/deleted", "--timeout=60s")
-	steady, leaving, done, deleted := podNow(t, c, "steady"), podNow(t, c, "leaving"), podNow(t, c, "done"), podNow(t, c, "deleted")
+	steady, leaving, done := podNow(t, c, "steady"), podNow(t, c, "leaving"), podNow(t, c, "done")
 	starts := eventCount(t, c, "steady", "Created", "Started")
 
 	t.Run("skiff is killed", func(t *testing.T) {
@@ -155,7 +155,15 @@ func TestRecovery(t *testing.T) {
 		}
 	})
 
+	pid := func() int {
+		data, _ := os.ReadFile(filepath.Join(dataDir, "containerd/pid")) // absent while it starts
+		n, _ := strconv.Atoi(string(data))
+		return n
+	}
+	past := 0
 	t.Run("skiff is killed while a pod is deleted", func(t *testing.T) {
+		eventually(t, "containerd runs", func() bool { return pid() != 0 && syscall.Kill(pid(), 0) == nil })
+		past = pid()
 		kubectl(t, c, "", "delete", "pod", "deleted", "--wait=false")
 		c.Server[0].Kill()
 		again, err := cluster.Skiff(dir, "--no-node=false", "--without=", "--bind-address=0.0.0.0", "--advertise-address="+namespaces.NodeAddress, "--node-ip="+namespaces.NodeAddress)
@@ -167,16 +175,11 @@ func TestRecovery(t *testing.T) {
 		if now := podNow(t, c, "steady"); identity(now) != identity(steady) {
 			t.Errorf("the containers are %s, were %s", identity(now), identity(steady))
 		}
-		_ = deleted
 	})
 
 	t.Run("containerd is killed", func(t *testing.T) {
-		pid := func() int {
-			data, _ := os.ReadFile(filepath.Join(dataDir, "containerd/pid")) // absent while it starts
-			n, _ := strconv.Atoi(string(data))
-			return n
-		}
-		eventually(t, "containerd runs", func() bool { return pid() != 0 })
+		// Not the one that ended with the skiff before.
+		eventually(t, "containerd runs", func() bool { now := pid(); return now != 0 && now != past })
 		before := pid()
 		if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
