@@ -99,12 +99,12 @@ func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	for c.position < h.end && h.at(c.position).Revision <= c.after {
 		c.position++
 	}
-	events = h.slice(c.position, pollLimit)
+	events = h.slice(c.position, min(c.position+pollLimit, max(c.position, c.table.held.Load())))
 	c.position += int64(len(events))
 	if c.position == h.end {
 		c.after = max(c.after, published)
 	} else {
-		c.after = events[len(events)-1].Revision
+		c.after = max(c.after, h.at(c.position).Revision-1)
 	}
 	return events, c.after, nil
 }

@@ -194,6 +194,7 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 			}
 		}
 		mustCreate(t, pods, "g") // 13
+		time.Sleep(paceMax)
 		if events, _, _ := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED g 13]" {
 			t.Errorf("afterwards: %v", lines(events))
 		}
@@ -292,6 +293,7 @@ func TestSlowWatcherExpires(t *testing.T) {
 				KeyValue: store.KeyValue{Key: podKey("default", fmt.Sprint(i%100)), Value: value, Modified: c.Revision() + 1},
 			}}})
 			if i%100 == 0 {
+				time.Sleep(paceMax)
 				events, _, err := quick.Poll()
 				if err != nil {
 					t.Fatal(err)
@@ -299,6 +301,7 @@ func TestSlowWatcherExpires(t *testing.T) {
 				seen += len(events)
 			}
 		}
+		time.Sleep(paceMax)
 		for {
 			events, _, err := quick.Poll()
 			if err != nil {
@@ -436,6 +439,39 @@ func testPace(t *testing.T, watchers int, want string) {
 	})
 }
 
+// Whoever comes by between two wakings takes the same steps as all others: what waits for the next one is not seen before.
+func TestHeldEvents(t *testing.T) {
+	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
+		early, _ := pods.Watch(c.Revision())
+		defer early.Close()
+		late, _ := pods.Watch(c.Revision())
+		defer late.Close()
+		poll := func(cursor *Cursor, want string, wantReached store.Revision) {
+			t.Helper()
+			events, reached, err := cursor.Poll()
+			if fmt.Sprint(lines(events)) != want || reached != wantReached || err != nil {
+				t.Errorf("got %v up to %d, %v, want %s up to %d", lines(events), reached, err, want, wantReached)
+			}
+		}
+		mustCreate(t, pods, "a") // 2
+		poll(early, "[ADDED a 2]", 2)
+		mustCreate(t, pods, "b") // 3
+		mustCreate(t, pods, "c") // 4
+		poll(early, "[]", 2)
+		poll(late, "[ADDED a 2]", 2)
+		if late.after > 2 || c.Revision() != 4 {
+			t.Errorf("a bookmark would say %d", late.after)
+		}
+		fresh, _ := pods.Watch(c.Revision())
+		defer fresh.Close()
+		poll(fresh, "[]", 4)
+		time.Sleep(2 * pacePerWatcher)
+		synctest.Wait()
+		poll(early, "[ADDED b 3 ADDED c 4]", 4)
+		poll(late, "[ADDED b 3 ADDED c 4]", 4)
+	})
+}
+
 func TestFutureWatch(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		cursor, err := pods.Watch(c.Revision() + 2)
@@ -445,6 +481,7 @@ func TestFutureWatch(t *testing.T) {
 		for i := range 4 {
 			mustCreate(t, pods, fmt.Sprint(i))
 		}
+		time.Sleep(paceMax)
 		if events, reached, err := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED 2 4 ADDED 3 5]" || reached != 5 || err != nil {
 			t.Errorf("got %v up to %d, %v", lines(events), reached, err)
 		}

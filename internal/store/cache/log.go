@@ -93,14 +93,14 @@ func (h history) after(revision store.Revision) int64 {
 	}))
 }
 
-// slice returns events from the position on, about limit of them, never splitting a revision. They must not be changed.
-func (h history) slice(position int64, limit int) []Event {
-	end := min(position+int64(limit), h.end)
+// slice returns the events from one position to another, or a little further: it never splits a revision. They must not
+// be changed.
+func (h history) slice(position, end int64) []Event {
+	if end = min(end, h.end); position == end {
+		return nil
+	}
 	for end < h.end && h.at(end).Revision == h.at(end-1).Revision {
 		end++
-	}
-	if position == end {
-		return nil
 	}
 	first, last := (position-h.start)/chunkEvents, (end-1-h.start)/chunkEvents
 	from := (position - h.start) % chunkEvents

@@ -43,7 +43,7 @@ func TestHistorySlice(t *testing.T) {
 		{300, 5, 0, 0, 0},
 		{400, 5, 0, 0, 0},
 	} {
-		got := revisions(h.slice(h.after(test.after), test.limit))
+		got := revisions(h.slice(h.after(test.after), h.after(test.after)+int64(test.limit)))
 		if len(got) != test.count || (test.count > 0 && (got[0] != test.first || got[len(got)-1] != test.last)) {
 			t.Errorf("%d after %d: got %v", test.limit, test.after, got)
 		}
@@ -79,7 +79,7 @@ func TestHistoryTrim(t *testing.T) {
 		if first := h.at(h.start).Revision; first != h.floor+1 {
 			t.Errorf("%s: floor is %d, first event is %d", test.name, h.floor, first)
 		}
-		if got := h.slice(h.after(h.floor), int(kept)); int64(len(got)) != kept {
+		if got := h.slice(h.after(h.floor), h.end); int64(len(got)) != kept {
 			t.Errorf("%s: slice returns %d of %d", test.name, len(got), kept)
 		}
 	}
@@ -91,11 +91,11 @@ func TestHistoryReset(t *testing.T) {
 		h = h.append(Event{Revision: store.Revision(i + 1)}, time.Now())
 	}
 	after := h.reset(100)
-	if after.start <= h.end || after.floor != 100 || after.slice(after.after(100), 10) != nil {
+	if after.start <= h.end || after.floor != 100 || after.slice(after.after(100), after.end) != nil {
 		t.Errorf("reset leaves %+v", after)
 	}
 	after = after.append(Event{Revision: 101}, time.Now())
-	if got := revisions(after.slice(after.after(100), 10)); len(got) != 1 || got[0] != 101 {
+	if got := revisions(after.slice(after.after(100), after.end)); len(got) != 1 || got[0] != 101 {
 		t.Errorf("got %v", got)
 	}
 }

@@ -3,6 +3,7 @@ package cache
 import (
 	"bytes"
 	"hash/maphash"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,9 @@ type Table struct {
 	resource Resource
 	state    atomic.Pointer[state]
 	// changed is closed when the state changes, if anybody asked for it.
-	changed  atomic.Pointer[chan struct{}]
+	changed atomic.Pointer[chan struct{}]
+	// held is the position from which on events wait for the next waking; notHeld when none do.
+	held     atomic.Int64
 	watchers atomic.Int64 // open cursors
 	removed  atomic.Bool
 
@@ -43,6 +46,7 @@ type Table struct {
 	inexact store.Revision // the batch skips states of the table before this revision
 	woken   time.Time      // when watchers were last woken
 	waking  bool           // they will be woken soon
+	told    int64          // the end of history at the last change
 
 	writes  writes
 	rewinds rewinds
@@ -50,6 +54,7 @@ type Table struct {
 
 func newTable(c *Cache, r Resource) *Table {
 	t := &Table{cache: c, resource: r}
+	t.held.Store(notHeld)
 	t.state.Store(&state{})
 	return t
 }
@@ -203,20 +208,26 @@ func (t *Table) replace(entries []*Entry, revision store.Revision) {
 
 // The first change after a quiet moment is told at once. Under load each waking costs every watcher a write to its
 // connection, some ten microseconds, and waiting a little brings several events into one write: the more watchers there
-// are, the longer, so that telling them never takes more than a part of the machine.
+// are, the longer, so that telling them never takes more than a part of the machine. Until then the events are held back
+// from those too who come by just now: watchers who take the same steps send the same bytes, which are then made once.
 const (
 	pacePerWatcher = 50 * time.Microsecond
 	paceMax        = 10 * time.Millisecond
+	notHeld        = math.MaxInt64
 )
 
 // wakePaced tells those who wait for the table that its state changed, now or soon. It is called with cache.mu held.
 func (t *Table) wakePaced(now time.Time) {
-	if t.changed.Load() == nil || t.waking {
-		return // nobody waits, or all will be woken
+	before := t.told
+	t.told = t.state.Load().history.end
+	watchers := t.watchers.Load()
+	if watchers == 0 || t.waking {
+		return // nobody watches, or all will be woken
 	}
-	pace := min(time.Duration(t.watchers.Load())*pacePerWatcher, paceMax)
+	pace := min(time.Duration(watchers)*pacePerWatcher, paceMax)
 	if rest := pace - now.Sub(t.woken); rest > 0 && rest <= pace {
 		t.waking = true
+		t.held.Store(before)
 		time.AfterFunc(rest, func() {
 			t.cache.mu.Lock()
 			defer t.cache.mu.Unlock()
@@ -231,6 +242,7 @@ func (t *Table) wakePaced(now time.Time) {
 
 // wake tells those who wait for the table that its state changed.
 func (t *Table) wake() {
+	t.held.Store(notHeld)
 	if t.changed.Load() == nil {
 		return
 	}
