@@ -25,7 +25,7 @@ var (
 
 // serve is the road of every request: whatever happens on it, the client gets an answer and the answer is counted.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	req := &request{Request: r, w: &responseWriter{ResponseWriter: w, frames: r.ProtoMajor == 2}, ctx: r.Context(), start: time.Now()}
+	req := &request{Request: r, w: &responseWriter{ResponseWriter: w}, ctx: r.Context(), start: time.Now()}
 	defer s.finish(req)
 	header := w.Header()
 	header["Cache-Control"] = cacheControl

@@ -82,13 +82,9 @@ func (s *Server) writeItems(req *request, mediaType string, head listHead, list 
 		return s.writePacked(req, mediaType, head, list, tail)
 	}
 	req.writeListHeader(mediaType, total)
-	body := req.w.frameWriter()
-	defer body.close()
-	body.write(opening)
-	for _, piece := range plain.pieces {
-		body.write(piece)
-	}
-	body.write(tail)
+	req.w.writeAll(opening)
+	req.w.writeAll(plain.pieces...)
+	req.w.writeAll(tail)
 	return nil
 }
 

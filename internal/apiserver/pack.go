@@ -101,14 +101,11 @@ func (s *Server) writePacked(req *request, mediaType string, head listHead, list
 	header["Content-Encoding"] = gzipEncoding
 	header.Add("Vary", "Accept-Encoding")
 	req.writeListHeader(mediaType, total)
-	body := req.w.frameWriter()
-	defer body.close()
-	body.write(gzipHeader)
-	body.write(opening[packedHeader:])
+	req.w.writeAll(gzipHeader, opening[packedHeader:])
 	for _, piece := range packed.pieces {
-		body.write(piece[packedHeader:])
+		req.w.writeAll(piece[packedHeader:])
 	}
-	body.write(ending)
+	req.w.writeAll(ending)
 	return nil
 }
 

@@ -27,7 +27,6 @@ type responseWriter struct {
 	http.ResponseWriter
 	code   int // 0 until the header is written
 	bytes  int64
-	frames bool // the connection speaks HTTP/2
 	event  *audit.Event
 	copied []byte // what was written, for the audit; nil when it does not want it
 }
@@ -39,12 +38,6 @@ func (w *responseWriter) begin(code int) {
 		w.event.Started(code)
 	}
 }
-
-// framePayload is how much of a list is given to an HTTP/2 connection at once: with its header of nine bytes such a frame
-// just fills a TLS record. A frame of the usual largest size takes two records, and the one for the nine bytes that are
-// left costs as much to send as a full one. For a watch that is no gain: there the many writers wait for one another more
-// often than they save.
-const framePayload = 16<<10 - 9
 
 func (w *responseWriter) WriteHeader(code int) {
 	w.begin(code)
@@ -61,55 +54,13 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// frameWriter writes the pieces of a long answer in frames that fill a record each. Whole frames are written from where
-// they are; only what lies across two pieces is copied.
-type frameWriter struct {
-	w      *responseWriter
-	rest   []byte // less than a frame
-	buffer *[]byte
-	err    error // the client is gone
-}
-
-func (w *responseWriter) frameWriter() *frameWriter {
-	buffer := getBuffer()
-	return &frameWriter{w: w, buffer: buffer, rest: *buffer}
-}
-
-// write takes a piece. That the client has gone is nobody's business until close.
-func (f *frameWriter) write(piece []byte) {
-	if len(f.rest) > 0 {
-		n := min(framePayload-len(f.rest), len(piece))
-		f.rest, piece = append(f.rest, piece[:n]...), piece[n:]
-		if len(f.rest) < framePayload {
+// writeAll writes the pieces of a long answer. That the client has gone is nobody's business.
+func (w *responseWriter) writeAll(pieces ...[]byte) {
+	for _, piece := range pieces {
+		if _, err := w.Write(piece); err != nil {
 			return
 		}
-		f.send(f.rest)
-		f.rest = f.rest[:0]
 	}
-	if !f.w.frames && len(piece) >= framePayload {
-		f.send(piece)
-		return
-	}
-	for len(piece) >= framePayload {
-		f.send(piece[:framePayload])
-		piece = piece[framePayload:]
-	}
-	f.rest = append(f.rest, piece...)
-}
-
-func (f *frameWriter) send(data []byte) {
-	if f.err == nil {
-		_, f.err = f.w.Write(data)
-	}
-}
-
-// close writes what is left.
-func (f *frameWriter) close() {
-	if len(f.rest) > 0 {
-		f.send(f.rest)
-	}
-	*f.buffer = f.rest
-	putBuffer(f.buffer)
 }
 
 // Flush implements http.Flusher.

@@ -1,67 +1,17 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"testing"
 
+	"skiff/internal/http2"
 	"skiff/internal/store/cache"
 )
-
-// pieces remembers what it was given at once.
-type pieces struct {
-	discard
-	sizes []int
-	all   bytes.Buffer
-}
-
-func (p *pieces) Write(data []byte) (int, error) {
-	p.sizes = append(p.sizes, len(data))
-	return p.all.Write(data)
-}
-
-func TestWritesFillFrames(t *testing.T) {
-	data := make([]byte, 4*framePayload+100)
-	_, _ = rand.Read(data)
-	for _, test := range []struct {
-		frames bool
-		pieces []int
-		want   []int
-	}{
-		{true, []int{}, nil},
-		{true, []int{10}, []int{10}},
-		{true, []int{10, 20}, []int{30}},
-		{true, []int{framePayload}, []int{framePayload}},
-		{true, []int{framePayload + 1}, []int{framePayload, 1}},
-		{true, []int{2*framePayload + 100}, []int{framePayload, framePayload, 100}},
-		{true, []int{100, 2 * framePayload, framePayload - 100}, []int{framePayload, framePayload, framePayload}},
-		{true, []int{framePayload - 1, 1, 1}, []int{framePayload, 1}},
-		{false, []int{2*framePayload + 100}, []int{2*framePayload + 100}},
-		{false, []int{100, 2 * framePayload, 7}, []int{framePayload, framePayload + 100, 7}},
-	} {
-		to := &pieces{}
-		w := &responseWriter{ResponseWriter: to, frames: test.frames}
-		f, at := w.frameWriter(), 0
-		for _, size := range test.pieces {
-			f.write(data[at : at+size])
-			at += size
-		}
-		f.close()
-		if w.bytes != int64(at) || !bytes.Equal(to.all.Bytes(), data[:at]) {
-			t.Errorf("pieces of %d: %d of %d bytes arrived, or others", test.pieces, w.bytes, at)
-		}
-		if !slices.Equal(to.sizes, test.want) {
-			t.Errorf("pieces of %d were written as %d, want %d", test.pieces, to.sizes, test.want)
-		}
-	}
-}
 
 // TestWritersAnswerIsNotRemembered: memory is for what more than one client may ask for.
 func TestWritersAnswerIsNotRemembered(t *testing.T) {
@@ -100,6 +50,8 @@ func BenchmarkListOverHTTP2(b *testing.B) {
 	server := httptest.NewUnstartedServer(s.Handler())
 	server.EnableHTTP2 = true
 	server.TLS = &tls.Config{DynamicRecordSizingDisabled: true}
+	http2.Configure(server.Config)
+	server.Listener = http2.Listener(server.Listener)
 	server.StartTLS()
 	defer server.Close()
 	for _, accept := range []string{mediaJSON, mediaProtobuf} {

@@ -28,6 +28,7 @@ import (
 	"skiff/internal/config"
 	"skiff/internal/controllers"
 	"skiff/internal/controllers/volume"
+	"skiff/internal/http2"
 	"skiff/internal/kind"
 	"skiff/internal/openapi"
 	"skiff/internal/scheduler"
@@ -235,15 +236,10 @@ func serve(ctx context.Context, listener net.Listener, server *apiserver.Server,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		// What clients do wrong while connecting is theirs to know.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:      1000,
-			MaxReadFrameSize:          1 << 18,
-			MaxReceiveBufferPerStream: 1 << 18,
-			SendPingTimeout:           time.Minute,
-		},
 	}
+	http2.Configure(h)
 	done := make(chan error, 1)
-	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
+	go func() { done <- h.Serve(tls.NewListener(http2.Listener(listener), h.TLSConfig)) }()
 	select {
 	case err := <-done:
 		return err

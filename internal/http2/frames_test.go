@@ -1,0 +1,489 @@
+package http2
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// peer is a client that says what it is told to, frame by frame.
+type peer struct {
+	*http2.Framer
+	t       *testing.T
+	conn    *tls.Conn
+	encoder *hpack.Encoder
+	block   bytes.Buffer
+}
+
+// connect greets the server with some settings.
+func connect(t *testing.T, s *server, settings ...http2.Setting) *peer {
+	t.Helper()
+	p := dial(t, s)
+	p.must(io.WriteString(p.conn, http2.ClientPreface))
+	p.do(p.WriteSettings(settings...))
+	p.do(p.WriteSettingsAck())
+	return p
+}
+
+func dial(t *testing.T, s *server) *peer {
+	t.Helper()
+	config := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos = []string{"h2"}
+	conn, err := tls.Dial("tcp", s.Listener.Addr().String(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	p := &peer{Framer: http2.NewFramer(conn, conn), t: t, conn: conn}
+	p.AllowIllegalWrites = true
+	p.encoder = hpack.NewEncoder(&p.block)
+	p.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	return p
+}
+
+func (p *peer) must(_ int, err error) { p.do(err) }
+
+func (p *peer) do(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// pack packs headers given as "name value".
+func (p *peer) pack(headers ...string) []byte {
+	p.block.Reset()
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, " ")
+		p.do(p.encoder.WriteField(hpack.HeaderField{Name: name, Value: value}))
+	}
+	return p.block.Bytes()
+}
+
+// the pseudo headers of an ordinary request
+func request(method string, more ...string) []string {
+	return append([]string{":method " + method, ":scheme https", ":path /", ":authority localhost"}, more...)
+}
+
+func (p *peer) ask(id uint32, end bool, headers ...string) {
+	p.t.Helper()
+	p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: p.pack(headers...), EndStream: end, EndHeaders: true}))
+}
+
+// next is the next frame that is no mere housekeeping, in words.
+func (p *peer) next() string {
+	for {
+		frame, err := p.ReadFrame()
+		if err != nil {
+			return "closed"
+		}
+		switch f := frame.(type) {
+		case *http2.MetaHeadersFrame:
+			return fmt.Sprintf("%d: %s", f.StreamID, f.PseudoValue("status"))
+		case *http2.DataFrame:
+			if len(f.Data()) > 0 || f.StreamEnded() {
+				return fmt.Sprintf("%d: %q %t", f.StreamID, f.Data(), f.StreamEnded())
+			}
+		case *http2.RSTStreamFrame:
+			return fmt.Sprintf("%d: %s", f.StreamID, f.ErrCode)
+		case *http2.GoAwayFrame:
+			return fmt.Sprintf("goaway: %s", f.ErrCode)
+		case *http2.PingFrame:
+			return fmt.Sprintf("ping: %t %s", f.IsAck(), f.Data)
+		}
+	}
+}
+
+// What clients may not do, and what they may: RFC 9113.
+func TestProtocol(t *testing.T) {
+	const fine = "1: 200"
+	ask := func(headers ...string) func(*peer) { return func(p *peer) { p.ask(1, true, headers...) } }
+	for _, test := range []struct {
+		name string
+		do   func(p *peer)
+		want string
+	}{
+		{"an ordinary request", ask(request("GET")...), fine},
+		{"a method of its own", ask(request("SPROUT")...), fine},
+		{"host in place of authority", ask(":method GET", ":scheme https", ":path /", "host here"), fine},
+		{"all of the server", ask(":method OPTIONS", ":scheme https", ":path *"), fine},
+		{"te trailers", ask(request("GET", "te trailers")...), fine},
+		{"te gzip", ask(request("GET", "te gzip")...), "1: PROTOCOL_ERROR"},
+		{"connection", ask(request("GET", "connection close")...), "1: PROTOCOL_ERROR"},
+		{"transfer-encoding", ask(request("GET", "transfer-encoding chunked")...), "1: PROTOCOL_ERROR"},
+		{"upgrade", ask(request("GET", "upgrade websocket")...), "1: PROTOCOL_ERROR"},
+		{"upper case", ask(request("GET", "X-Up 1")...), "1: PROTOCOL_ERROR"},
+		{"a line break in a value", ask(request("GET", "x a\r\nb: c")...), "1: PROTOCOL_ERROR"},
+		{"no method", ask(":scheme https", ":path /"), "1: PROTOCOL_ERROR"},
+		{"no scheme", ask(":method GET", ":path /"), "1: PROTOCOL_ERROR"},
+		{"another scheme", ask(":method GET", ":path /", ":scheme ftp"), "1: PROTOCOL_ERROR"},
+		{"no path", ask(":method GET", ":scheme https"), "1: PROTOCOL_ERROR"},
+		{"a path that is none", ask(":method GET", ":scheme https", ":path a b"), "1: PROTOCOL_ERROR"},
+		{"CONNECT", ask(":method CONNECT", ":authority a:1"), "1: PROTOCOL_ERROR"},
+		{"two methods", ask(request("GET", ":method PUT")...), "1: PROTOCOL_ERROR"},
+		{"a pseudo header too late", ask("a b", ":method GET", ":scheme https", ":path /"), "1: PROTOCOL_ERROR"},
+		{"an unknown pseudo header", ask(request("GET", ":color red")...), "1: PROTOCOL_ERROR"},
+		{"a status in a request", ask(request("GET", ":status 200")...), "1: PROTOCOL_ERROR"},
+		{"a length without a body", ask(request("POST", "content-length 5")...), "1: PROTOCOL_ERROR"},
+		{"a length that is none", ask(request("POST", "content-length -0")...), "1: PROTOCOL_ERROR"},
+		{"two lengths", ask(request("POST", "content-length 0", "content-length 0")...), "1: PROTOCOL_ERROR"},
+		{"large headers", ask(request("GET", "x-big "+strings.Repeat("x", 60<<10))...), fine},
+		{"headers too large", ask(request("GET", "x-big "+strings.Repeat("x", 40<<10), "x-too "+strings.Repeat("x", 40<<10))...), "1: 431"},
+		{"a header beyond all measure", ask(request("GET", "x-big "+strings.Repeat("x", 70<<10))...), "goaway: COMPRESSION_ERROR"},
+		{"headers in pieces", func(p *peer) {
+			block := p.pack(request("GET")...)
+			p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:2], EndStream: true}))
+			p.do(p.WriteContinuation(1, false, block[2:3]))
+			p.do(p.WriteContinuation(1, true, block[3:]))
+		}, fine},
+		{"something between pieces", func(p *peer) {
+			p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.pack(request("GET")...), EndStream: true}))
+			p.do(p.WritePing(false, [8]byte{}))
+		}, "goaway: PROTOCOL_ERROR"},
+		{"headers without end", func(p *peer) {
+			p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.pack(request("GET")...), EndStream: true}))
+			for i := range 1000 { // the server gives up before all are sent
+				if p.WriteContinuation(1, false, p.pack(fmt.Sprint("x-", i, " ", strings.Repeat("x", 1000)))) != nil {
+					return
+				}
+			}
+		}, "goaway: PROTOCOL_ERROR|closed"},
+		{"headers that cannot be unpacked", func(p *peer) {
+			p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, EndHeaders: true}))
+		}, "goaway: COMPRESSION_ERROR"},
+		{"an even stream", func(p *peer) { p.ask(2, true, request("GET")...) }, "goaway: PROTOCOL_ERROR"},
+		{"a stream of the past", func(p *peer) {
+			p.ask(5, true, request("GET")...)
+			p.next()
+			p.ask(3, true, request("GET")...)
+		}, "goaway: STREAM_CLOSED"},
+		{"a stream that depends on itself", func(p *peer) {
+			p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.pack(request("GET")...), EndStream: true, EndHeaders: true,
+				Priority: http2.PriorityParam{StreamDep: 1, Weight: 1}}))
+		}, "1: PROTOCOL_ERROR"},
+		{"a priority on itself", func(p *peer) { p.do(p.WritePriority(1, http2.PriorityParam{StreamDep: 1})) }, "1: PROTOCOL_ERROR"},
+		{"a priority", func(p *peer) {
+			p.do(p.WritePriority(3, http2.PriorityParam{StreamDep: 1}))
+			p.ask(1, true, request("GET")...)
+		}, fine},
+		{"an unknown frame", func(p *peer) { p.do(p.WriteRawFrame(0x77, 1, 9, []byte("x"))); p.ask(1, true, request("GET")...) }, fine},
+		{"a promise", func(p *peer) {
+			p.do(p.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: p.pack("a b"), EndHeaders: true}))
+		}, "goaway: PROTOCOL_ERROR"},
+		{"a ping", func(p *peer) { p.do(p.WritePing(false, [8]byte{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})) }, "ping: true abcdefgh"},
+		{"an answer to no ping", func(p *peer) { p.do(p.WritePing(true, [8]byte{})); p.ask(1, true, request("GET")...) }, fine},
+		{"a short ping", func(p *peer) { p.do(p.WriteRawFrame(http2.FramePing, 0, 0, []byte("abc"))) }, "goaway: FRAME_SIZE_ERROR"},
+		{"too large a frame", func(p *peer) { p.do(p.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, maxFrameSize+1))) }, "goaway: FRAME_SIZE_ERROR"},
+		{"data on stream 0", func(p *peer) { p.do(p.WriteRawFrame(http2.FrameData, 0, 0, []byte("x"))) }, "goaway: PROTOCOL_ERROR"},
+		{"data on a stream to come", func(p *peer) { p.do(p.WriteData(1, true, []byte("x"))) }, "goaway: PROTOCOL_ERROR"},
+		{"data after the end", func(p *peer) { p.ask(1, true, request("HANG")...); p.do(p.WriteData(1, true, []byte("x"))) }, "1: STREAM_CLOSED"},
+		{"headers after the end", func(p *peer) { p.ask(1, true, request("HANG")...); p.ask(1, true, "a b") }, "1: STREAM_CLOSED"},
+		{"data on a closed stream", func(p *peer) {
+			p.ask(1, true, request("GET")...)
+			p.next()
+			p.do(p.WriteData(1, true, []byte("x")))
+		}, "1: STREAM_CLOSED"},
+		{"more than declared", func(p *peer) {
+			p.ask(1, false, request("HANG", "content-length 1")...)
+			p.do(p.WriteData(1, true, []byte("xx")))
+		}, "1: PROTOCOL_ERROR"},
+		{"less than declared", func(p *peer) {
+			p.ask(1, false, request("HANG", "content-length 3")...)
+			p.do(p.WriteData(1, true, []byte("xx")))
+		}, "1: PROTOCOL_ERROR"},
+		{"less than declared, then trailers", func(p *peer) {
+			p.ask(1, false, request("HANG", "content-length 3")...)
+			p.do(p.WriteData(1, false, []byte("xx")))
+			p.ask(1, true, "a b")
+		}, "1: PROTOCOL_ERROR"},
+		{"trailers that do not end", func(p *peer) { p.ask(1, false, request("HANG")...); p.ask(1, false, "a b") }, "1: PROTOCOL_ERROR"},
+		{"trailers with a pseudo header", func(p *peer) { p.ask(1, false, request("HANG")...); p.ask(1, true, ":path /") }, "1: PROTOCOL_ERROR"},
+		{"padded data", func(p *peer) {
+			p.ask(1, false, request("ECHO")...)
+			p.do(p.WriteDataPadded(1, true, []byte("x"), make([]byte, 200)))
+			p.next()
+		}, `1: "x" true`},
+		{"more on a stream than its window", func(p *peer) {
+			p.ask(1, false, request("HANG")...)
+			p.do(p.WriteData(1, false, make([]byte, streamWindow)))
+			p.do(p.WriteData(1, false, make([]byte, 1)))
+		}, "1: FLOW_CONTROL_ERROR"},
+		{"more than the connection's window", func(p *peer) {
+			for id := uint32(1); id < 11; id += 2 {
+				p.ask(id, false, request("HANG")...)
+				p.do(p.WriteData(id, false, make([]byte, streamWindow)))
+			}
+		}, "goaway: FLOW_CONTROL_ERROR"},
+		{"a reset of a stream to come", func(p *peer) { p.do(p.WriteRSTStream(1, http2.ErrCodeCancel)) }, "goaway: PROTOCOL_ERROR"},
+		{"a reset of a closed stream", func(p *peer) {
+			p.ask(1, true, request("HANG")...)
+			p.do(p.WriteRSTStream(1, http2.ErrCodeCancel))
+			p.do(p.WriteRSTStream(1, http2.ErrCodeCancel))
+			p.ask(3, true, request("GET")...)
+		}, "3: 200"},
+		{"a window for a stream to come", func(p *peer) { p.do(p.WriteWindowUpdate(1, 1)) }, "goaway: PROTOCOL_ERROR"},
+		{"a window for a closed stream", func(p *peer) {
+			p.ask(1, true, request("HANG")...)
+			p.do(p.WriteRSTStream(1, http2.ErrCodeCancel))
+			p.do(p.WriteWindowUpdate(1, 1))
+			p.ask(3, true, request("GET")...)
+		}, "3: 200"},
+		{"a stream's window widened by nothing", func(p *peer) { p.ask(1, true, request("HANG")...); p.do(p.WriteWindowUpdate(1, 0)) }, "1: PROTOCOL_ERROR"},
+		{"the window widened by nothing", func(p *peer) { p.do(p.WriteWindowUpdate(0, 0)) }, "goaway: PROTOCOL_ERROR"},
+		{"a stream's window beyond all measure", func(p *peer) { p.ask(1, true, request("HANG")...); p.do(p.WriteWindowUpdate(1, maxWindow)) }, "1: FLOW_CONTROL_ERROR"},
+		{"the window beyond all measure", func(p *peer) { p.do(p.WriteWindowUpdate(0, maxWindow)) }, "goaway: FLOW_CONTROL_ERROR"},
+		{"initial windows beyond all measure", func(p *peer) {
+			p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 31}))
+		}, "goaway: FLOW_CONTROL_ERROR"},
+		{"initial windows that make another overflow", func(p *peer) {
+			p.ask(1, true, request("HANG")...)
+			p.do(p.WriteWindowUpdate(1, maxWindow-65535))
+			p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 65536}))
+		}, "goaway: FLOW_CONTROL_ERROR"},
+		{"small frames", func(p *peer) { p.do(p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1})) }, "goaway: PROTOCOL_ERROR"},
+		{"a setting of its own", func(p *peer) { p.do(p.WriteSettings(http2.Setting{ID: 99, Val: 1})); p.ask(1, true, request("GET")...) }, fine},
+		{"no table for headers", func(p *peer) {
+			p.do(p.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0}))
+			for id := uint32(1); id < 9; id += 2 {
+				p.ask(id, true, request("GET")...)
+				p.next()
+			}
+			p.ask(9, true, request("GET")...)
+		}, "9: 200"},
+		{"settings for a stream", func(p *peer) { p.do(p.WriteRawFrame(http2.FrameSettings, 0, 1, nil)) }, "goaway: PROTOCOL_ERROR"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				switch r.Method {
+				case "HANG":
+					<-r.Context().Done()
+				case "ECHO":
+					body, _ := io.ReadAll(r.Body)
+					_, _ = w.Write(body)
+				}
+			})
+			p := connect(t, s)
+			test.do(p)
+			if got := p.next(); !strings.Contains("|"+test.want+"|", "|"+got+"|") {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestGreeting(t *testing.T) {
+	s := serve(t, func(http.ResponseWriter, *http.Request) {})
+	for name, say := range map[string]func(*peer){
+		"HTTP/1":   func(p *peer) { p.must(io.WriteString(p.conn, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")) },
+		"no setup": func(p *peer) { p.must(io.WriteString(p.conn, http2.ClientPreface)); p.ask(1, true, request("GET")...) },
+		"only an answer": func(p *peer) {
+			p.must(io.WriteString(p.conn, http2.ClientPreface))
+			p.do(p.WriteSettingsAck())
+		},
+	} {
+		p := dial(t, s)
+		say(p)
+		if got := p.next(); got != "goaway: PROTOCOL_ERROR" {
+			t.Errorf("%s: got %s", name, got)
+		}
+	}
+}
+
+// However little the client allows at a time, everything arrives once and in order, and never more than it allows.
+func TestFlowControl(t *testing.T) {
+	data := random(3*capacity + 1000)
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		rest := data
+		for _, size := range []int{5, payload, capacity, 1, 2 * payload, len(data)} {
+			n := min(size, len(rest))
+			_, _ = w.Write(rest[:n])
+			if rest = rest[n:]; n%2 == 1 {
+				w.(http.Flusher).Flush()
+			}
+		}
+	})
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 1))
+			initial := r.IntN(40_000) * r.IntN(2)
+			p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(initial)})
+			p.ask(1, true, request("GET")...)
+			stream, conn := initial, 65535
+			var got []byte
+			for ended := false; !ended; {
+				if stream <= 0 || conn <= 0 {
+					more := 1 + r.IntN(30_000)*r.IntN(2)
+					switch {
+					case conn <= 0:
+						p.do(p.WriteWindowUpdate(0, uint32(more)))
+						conn += more
+					case r.IntN(4) == 0: // all streams at once, and perhaps below zero before
+						p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(initial / 2)}))
+						p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(initial + more)}))
+						stream, initial = stream+more, initial+more
+					default:
+						p.do(p.WriteWindowUpdate(1, uint32(more)))
+						stream += more
+					}
+				}
+				frame, err := p.ReadFrame()
+				if err != nil {
+					t.Fatalf("after %d of %d bytes: %v", len(got), len(data), err)
+				}
+				if f, ok := frame.(*http2.DataFrame); ok {
+					got = append(got, f.Data()...)
+					stream, conn = stream-len(f.Data()), conn-len(f.Data())
+					if stream < 0 || conn < 0 {
+						t.Fatalf("the window was passed by %d", max(-stream, -conn))
+					}
+					ended = f.StreamEnded()
+				}
+			}
+			if !bytes.Equal(got, data) {
+				t.Errorf("%d bytes arrived of %d, or others", len(got), len(data))
+			}
+		})
+	}
+}
+
+// A stream that its client does not read leaves the others alone.
+func TestStalledStream(t *testing.T) {
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "MUCH" {
+			for {
+				if _, err := w.Write(make([]byte, 10_000)); err != nil {
+					return
+				}
+			}
+		}
+	})
+	p := connect(t, s)
+	p.do(p.WriteWindowUpdate(0, 1<<20))
+	p.ask(1, true, request("MUCH")...)
+	for read := 0; read < 65535; {
+		frame, err := p.ReadFrame()
+		p.do(err)
+		if f, ok := frame.(*http2.DataFrame); ok {
+			read += len(f.Data())
+		}
+	}
+	p.ask(3, true, request("GET")...)
+	if got := p.next(); got != "3: 200" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A client that opens streams and resets them at once cannot have more handlers than streams.
+func TestRapidReset(t *testing.T) {
+	release, running := make(chan struct{}), make(chan struct{}, 2*maxStreams)
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		running <- struct{}{}
+		<-release
+	})
+	p := connect(t, s)
+	for i := range uint32(maxStreams) {
+		p.ask(2*i+1, true, request("GET")...)
+		p.do(p.WriteRSTStream(2*i+1, http2.ErrCodeCancel))
+	}
+	for range maxStreams {
+		<-running
+	}
+	p.ask(2*maxStreams+1, true, request("GET")...)
+	if got, want := p.next(), fmt.Sprint(2*maxStreams+1, ": REFUSED_STREAM"); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if len(running) > 0 {
+		t.Error("more handlers run than may")
+	}
+	close(release)
+	for i := uint32(1); ; i++ { // until one of them has ended
+		p.ask(2*maxStreams+1+2*i, true, request("GET")...)
+		if got := p.next(); !strings.Contains(got, "REFUSED") || i > 1000 {
+			if !strings.Contains(got, ": 200") {
+				t.Errorf("got %s", got)
+			}
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Who asks for answers that it never reads is cut off.
+func TestPingFlood(t *testing.T) {
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		for {
+			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+				return
+			}
+		}
+	})
+	p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+	p.do(p.WriteWindowUpdate(0, maxWindow-65535))
+	p.ask(1, true, request("GET")...)
+	var err error
+	for range 1_000_000 {
+		if err = p.WritePing(false, [8]byte{}); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Error("a million pings were taken")
+	}
+	var timeout interface{ Timeout() bool }
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		t.Errorf("the server stopped listening in place of hanging up: %v", err)
+	}
+}
+
+func TestOutbox(t *testing.T) {
+	data := random(capacity + 10)
+	for _, size := range []int{0, 1, payload - 1, payload, payload + 1, capacity - 1, capacity} {
+		for _, step := range []int{1, 8, 9, 10, 1000, payload, capacity} {
+			if step == 1 && size > payload+1 {
+				continue // would take long and show no more
+			}
+			o := &outbox{}
+			if taken := o.append(data[:size]); taken != size {
+				t.Fatalf("took %d of %d", taken, size)
+			}
+			if o.full() != (size == capacity) || size == capacity && o.append(data[:1]) != 0 {
+				t.Errorf("of %d: full is %t", size, o.full())
+			}
+			var got []byte
+			head := []byte("head")
+			for first := true; first || o.waiting() > 0; first = false {
+				frame := o.frame(7, step, true, head)
+				if !bytes.HasPrefix(frame, head) || len(frame) > record+len(head) {
+					t.Fatalf("a frame of %d begins with %q", len(frame), frame[:min(len(frame), 4)])
+				}
+				framer := http2.NewFramer(nil, bytes.NewReader(frame[len(head):]))
+				f, err := framer.ReadFrame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				d := f.(*http2.DataFrame)
+				got = append(got, d.Data()...)
+				if d.StreamID != 7 || d.StreamEnded() != (o.waiting() == 0) {
+					t.Errorf("of %d by %d: frame %v with %d left", size, step, d, o.waiting())
+				}
+				head = nil
+			}
+			if !bytes.Equal(got, data[:size]) {
+				t.Errorf("of %d by %d: got %d bytes, or others", size, step, len(got))
+			}
+		}
+	}
+}

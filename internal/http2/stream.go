@@ -1,0 +1,379 @@
+package http2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// errGone says that the client is no longer there.
+var errGone = errors.New("http2: the connection is gone")
+
+// stream is a request and its answer.
+type stream struct {
+	conn     *conn
+	id       uint32
+	request  *http.Request
+	cancel   context.CancelFunc
+	response response
+	wake     chan struct{} // there may be room to send
+	arrived  chan struct{} // the body has grown, or ended
+
+	// What follows is guarded by conn.mu.
+	window  int64 // how much may be sent
+	stalled bool  // the handler waits for wake
+	failed  error // the stream ended before its time
+	ended   bool  // the client has sent everything
+
+	body     []byte // what has arrived and was not read
+	credit   window
+	declared int64 // the body's length, -1 when the client did not tell
+	received int64
+	readErr  error // a deadline has passed, or the body was closed
+	deadline *time.Timer
+	trailers [][2]string
+}
+
+// open makes the request.
+func (s *stream) open(f *http2.MetaHeadersFrame) error {
+	malformed := http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
+	method, path, scheme := f.PseudoValue("method"), f.PseudoValue("path"), f.PseudoValue("scheme")
+	if method == "" || path == "" || scheme != "https" && scheme != "http" {
+		return malformed
+	}
+	s.ended, s.declared = f.StreamEnded(), -1
+	s.credit = window{size: streamWindow, open: streamWindow}
+	header, err := headerOf(f.RegularFields())
+	if err != nil {
+		return malformed
+	}
+	host := f.PseudoValue("authority")
+	if host == "" {
+		host = header.Get("Host")
+	}
+	header.Del("Host")
+	req := &http.Request{
+		Method: method, Proto: "HTTP/2.0", ProtoMajor: 2, Header: header, Host: host, RequestURI: path,
+		RemoteAddr: s.conn.remote, TLS: s.conn.state, Body: http.NoBody,
+	}
+	if req.URL, err = url.ParseRequestURI(path); err != nil && path != "*" {
+		return malformed
+	}
+	if path == "*" {
+		req.URL = &url.URL{Path: "*"}
+	}
+	if err := s.openBody(req); err != nil {
+		return malformed
+	}
+	ctx, cancel := context.WithCancel(s.conn.ctx)
+	s.cancel, s.request = cancel, req.WithContext(ctx)
+	s.response = response{stream: s, header: http.Header{}, tooLarge: f.Truncated}
+	return nil
+}
+
+// openBody says what the request's body is.
+func (s *stream) openBody(req *http.Request) error {
+	if lengths := req.Header["Content-Length"]; len(lengths) > 0 {
+		n, err := strconv.ParseUint(lengths[0], 10, 63)
+		if err != nil || len(lengths) > 1 || s.ended && n > 0 {
+			return errors.New("the body's length makes no sense")
+		}
+		s.declared = int64(n)
+	}
+	if s.ended {
+		return nil
+	}
+	req.Body, req.ContentLength = &body{s}, s.declared
+	for _, names := range req.Header["Trailer"] {
+		for name := range strings.SplitSeq(names, ",") {
+			if req.Trailer == nil {
+				req.Trailer = http.Header{}
+			}
+			req.Trailer[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))] = nil
+		}
+	}
+	req.Header.Del("Trailer")
+	return nil
+}
+
+// headerOf makes a header of the fields of a request.
+func headerOf(fields []hpack.HeaderField) (http.Header, error) {
+	header := make(http.Header, len(fields))
+	values := make([]string, len(fields)) // one allocation for all
+	for i, field := range fields {
+		switch field.Name {
+		case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+			return nil, fmt.Errorf("%s has no meaning here", field.Name)
+		case "te":
+			if field.Value != "trailers" {
+				return nil, errors.New("only trailers can be accepted")
+			}
+		}
+		name := textproto.CanonicalMIMEHeaderKey(field.Name)
+		if there := header[name]; there != nil && name == "Cookie" {
+			there[0] += "; " + field.Value
+		} else if there != nil {
+			header[name] = append(there, field.Value)
+		} else {
+			values[i] = field.Value
+			header[name] = values[i : i+1 : i+1]
+		}
+	}
+	return header, nil
+}
+
+// answer runs the handler.
+func (s *stream) answer() {
+	defer s.cancel()
+	finished := false
+	defer func() {
+		if finished {
+			return
+		}
+		if reason := recover(); reason != nil && reason != http.ErrAbortHandler {
+			s.log("http2: panic serving %s: %v\n%s", s.conn.remote, reason, debug.Stack())
+		}
+		s.response.drop()
+		s.conn.resetStream(s.id, http2.ErrCodeInternal)
+	}()
+	if s.response.tooLarge {
+		s.response.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
+	} else {
+		s.conn.handler.ServeHTTP(&s.response, s.request)
+	}
+	s.response.finish()
+	finished = true
+	s.close()
+}
+
+func (s *stream) log(format string, args ...any) {
+	if logger := s.conn.server.ErrorLog; logger != nil {
+		logger.Printf(format, args...)
+	}
+}
+
+// close ends the stream after its answer. What the client still sends of its request nobody wants.
+func (s *stream) close() {
+	c := s.conn
+	c.mu.Lock()
+	unwanted := !s.ended && c.streams[s.id] == s
+	s.readErr = http.ErrBodyReadAfterClose
+	if s.deadline != nil {
+		s.deadline.Stop()
+	}
+	c.remove(s)
+	c.mu.Unlock()
+	if unwanted {
+		c.queue(func(b []byte) []byte { return appendReset(b, s.id, http2.ErrCodeNo) })
+	}
+	_ = c.flushQueue()
+}
+
+// fail ends the stream for its handler. It is called with conn.mu held.
+func (s *stream) fail(err error) {
+	if s.failed == nil {
+		s.failed = err
+		s.cancel()
+		s.signal(s.wake)
+		s.signal(s.arrived)
+	}
+}
+
+// failure says whether the stream has ended before its time.
+func (s *stream) failure() error {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	return s.failed
+}
+
+func (*stream) signal(to chan struct{}) {
+	select {
+	case to <- struct{}{}:
+	default: // it is signalled already
+	}
+}
+
+// widen lets the handler send more. It is called with conn.mu held.
+func (s *stream) widen(n int64) error {
+	if s.window += n; s.window > maxWindow {
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
+	}
+	if s.stalled {
+		s.signal(s.wake)
+	}
+	return nil
+}
+
+// take waits until something may be sent and says how much, at most want.
+func (s *stream) take(want int) (int, error) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		if s.failed != nil {
+			return 0, s.failed
+		}
+		if n := min(int64(want), s.window, c.send); n > 0 {
+			s.window -= n
+			c.send -= n
+			return int(n), nil
+		}
+		s.stalled = true
+		c.stalled++
+		c.mu.Unlock()
+		<-s.wake
+		c.mu.Lock()
+		s.stalled = false
+		c.stalled--
+	}
+}
+
+// onData takes a part of the request's body. It is called with conn.mu held; length includes padding.
+func (s *stream) onData(f *http2.DataFrame, length int64) error {
+	c, data := s.conn, f.Data()
+	if !s.credit.take(length) {
+		c.giveBack(length)
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
+	}
+	s.received += int64(len(data))
+	if s.declared >= 0 && (s.received > s.declared || f.StreamEnded() && s.received < s.declared) {
+		c.giveBack(length)
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
+	}
+	s.ended = f.StreamEnded()
+	if s.readErr != nil {
+		s.giveBack(length) // nobody reads it
+		return nil
+	}
+	s.giveBack(length - int64(len(data)))
+	s.body = append(s.body, data...)
+	s.signal(s.arrived)
+	return nil
+}
+
+// giveBack lets the client send more of its request. It is called with conn.mu held.
+func (s *stream) giveBack(n int64) {
+	s.conn.giveBack(n)
+	if more := s.credit.giveBack(n); more > 0 && !s.ended {
+		s.conn.queue(func(b []byte) []byte { return appendWindowUpdate(b, s.id, uint32(more)) })
+	}
+}
+
+// dropBody gives up what has arrived. It is called with conn.mu held.
+func (s *stream) dropBody() {
+	s.conn.giveBack(int64(len(s.body)))
+	s.body = nil
+}
+
+// onTrailers ends the request's body. It is called with conn.mu held.
+func (s *stream) onTrailers(f *http2.MetaHeadersFrame) error {
+	switch {
+	case s.ended:
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeStreamClosed}
+	case !f.StreamEnded() || len(f.PseudoFields()) > 0:
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
+	case s.declared >= 0 && s.received < s.declared:
+		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
+	}
+	for _, field := range f.RegularFields() {
+		if httpguts.ValidTrailerHeader(textproto.CanonicalMIMEHeaderKey(field.Name)) {
+			s.trailers = append(s.trailers, [2]string{textproto.CanonicalMIMEHeaderKey(field.Name), field.Value})
+		}
+	}
+	s.ended = true
+	s.signal(s.arrived)
+	return nil
+}
+
+// body is the body of a request.
+type body struct{ s *stream }
+
+func (b *body) Read(p []byte) (int, error) {
+	s := b.s
+	c := s.conn
+	s.response.sendContinue()
+	defer c.flushQueue()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch {
+		case len(p) == 0:
+			return 0, nil
+		case s.readErr != nil:
+			return 0, s.readErr
+		case len(s.body) > 0:
+			n := copy(p, s.body)
+			if s.body = s.body[n:]; len(s.body) == 0 {
+				s.body = nil
+			}
+			s.giveBack(int64(n))
+			return n, nil
+		case s.failed != nil:
+			return 0, s.failed
+		case s.ended:
+			s.fillTrailers()
+			return 0, io.EOF
+		}
+		c.mu.Unlock()
+		<-s.arrived
+		c.mu.Lock()
+	}
+}
+
+// fillTrailers shows the trailers that were announced to whoever has read the body to its end.
+func (s *stream) fillTrailers() {
+	for _, t := range s.trailers {
+		if values, announced := s.request.Trailer[t[0]]; announced {
+			s.request.Trailer[t[0]] = append(slices.Clip(values), t[1])
+		}
+	}
+	s.trailers = nil
+}
+
+func (b *body) Close() error {
+	b.s.stopReading(http.ErrBodyReadAfterClose)
+	return nil
+}
+
+// stopReading ends reading with an error.
+func (s *stream) stopReading(err error) {
+	s.conn.mu.Lock()
+	if s.readErr == nil {
+		s.readErr = err
+		s.dropBody()
+		s.signal(s.arrived)
+	}
+	s.conn.mu.Unlock()
+	_ = s.conn.flushQueue()
+}
+
+// setReadDeadline ends reading at a time; never when it is zero.
+func (s *stream) setReadDeadline(t time.Time) {
+	s.conn.mu.Lock()
+	if s.deadline != nil {
+		s.deadline.Stop()
+		s.deadline = nil
+	}
+	left := time.Until(t)
+	if left > 0 {
+		s.deadline = time.AfterFunc(left, func() { s.stopReading(os.ErrDeadlineExceeded) })
+	}
+	s.conn.mu.Unlock()
+	if left <= 0 && !t.IsZero() {
+		s.stopReading(os.ErrDeadlineExceeded)
+	}
+}
