@@ -51,6 +51,9 @@ type conn struct {
 // maxWindow is the largest window the protocol knows.
 const maxWindow = 1<<31 - 1
 
+// maxSettings is far more than there are.
+const maxSettings = 100
+
 // idleWorkers is how many goroutines wait on a connection for its next requests.
 const idleWorkers = 4
 
@@ -434,8 +437,8 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		return nil
 	}
-	if f.HasDuplicates() {
-		return http2.ConnectionError(http2.ErrCodeProtocol)
+	if f.NumSettings() > maxSettings {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	if err := f.ForeachSetting(c.set); err != nil {
 		return err

@@ -253,6 +253,13 @@ func TestProtocol(t *testing.T) {
 		}, "goaway: FLOW_CONTROL_ERROR"},
 		{"small frames", func(p *peer) { p.do(p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1})) }, "goaway: PROTOCOL_ERROR"},
 		{"a setting of its own", func(p *peer) { p.do(p.WriteSettings(http2.Setting{ID: 99, Val: 1})); p.ask(1, true, request("GET")...) }, fine},
+		{"the same setting twice", func(p *peer) {
+			p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3}))
+			p.ask(1, false, request("ECHO")...)
+			p.do(p.WriteData(1, true, []byte("four")))
+			p.next()
+		}, `1: "fou" false`},
+		{"very many settings", func(p *peer) { p.do(p.WriteSettings(make([]http2.Setting, maxSettings+1)...)) }, "goaway: ENHANCE_YOUR_CALM"},
 		{"no table for headers", func(p *peer) {
 			p.do(p.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0}))
 			for id := uint32(1); id < 9; id += 2 {
