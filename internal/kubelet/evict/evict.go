@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ type Actor interface {
 	FreeImages(ctx context.Context) error
 }
 
-// Source tells what is used. disks names the pods whose use of disks is asked for; nil asks for those of all.
+// Source tells what is used by the node and by the given pods. disks names those whose use of disks is asked for; nil asks for that of all.
 type Source interface {
 	Usage(ctx context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error)
 }
@@ -157,7 +158,7 @@ func (g *Guard) look(ctx context.Context) ([]*corev1.Pod, error) {
 		g.NodeEvent(corev1.EventTypeWarning, "EvictionThresholdMet", fmt.Sprintf("Attempting to reclaim %s", decision.Starved))
 	}
 	if decision.Containers || decision.Images {
-		if g.free(ctx, decision, pods) {
+		if g.free(ctx, decision) {
 			return nil, nil
 		}
 	}
@@ -167,22 +168,27 @@ func (g *Guard) look(ctx context.Context) ([]*corev1.Pod, error) {
 	return []*corev1.Pod{g.evict(ctx, decision.Candidates[0])}, nil
 }
 
-// usage asks for what is used; for pods' use of disks only where it is needed.
+// usage asks for what is used: by the node at every look, by pods only where it matters. That is for those whose disks have limits from time to
+// time, and for all when the node runs short.
 func (g *Guard) usage(ctx context.Context, pods []*corev1.Pod) (Usage, error) {
 	due := time.Since(g.disksSeen) >= diskEvery
-	usage, err := g.Source.Usage(ctx, pods, func(pod *corev1.Pod) bool { return due && HasDiskLimits(pod) })
+	var limited []*corev1.Pod
+	if due {
+		limited = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !HasDiskLimits(pod) })
+	}
+	usage, err := g.Source.Usage(ctx, limited, nil)
 	if err != nil {
 		return usage, err
 	}
-	short := false
-	for _, t := range append(metBy(g.config.Thresholds, usage, false), metBy(g.state.Met, usage, true)...) {
-		short = short || t.Signal.condition() == corev1.NodeDiskPressure
-	}
-	if short {
+	met := append(metBy(g.config.Thresholds, usage, false), metBy(g.state.Met, usage, true)...)
+	if slices.ContainsFunc(met, func(t Threshold) bool { return t.Signal.condition() == corev1.NodeDiskPressure }) {
 		return g.Source.Usage(ctx, pods, nil)
 	}
 	if due {
 		g.disksSeen = time.Now()
+	}
+	if len(met) > 0 {
+		return g.Source.Usage(ctx, pods, func(pod *corev1.Pod) bool { return due && HasDiskLimits(pod) })
 	}
 	return usage, nil
 }
@@ -199,7 +205,7 @@ func (g *Guard) report(conditions []corev1.NodeConditionType) {
 }
 
 // free frees what nobody needs and reports whether that was enough.
-func (g *Guard) free(ctx context.Context, d Decision, pods []*corev1.Pod) bool {
+func (g *Guard) free(ctx context.Context, d Decision) bool {
 	if d.Containers {
 		if err := g.Actor.FreeContainers(ctx); err != nil {
 			g.Log.Warn("containers that have ended are not removed", "error", err)
@@ -210,7 +216,7 @@ func (g *Guard) free(ctx context.Context, d Decision, pods []*corev1.Pod) bool {
 			g.Log.Warn("images nobody uses are not removed", "error", err)
 		}
 	}
-	usage, err := g.Source.Usage(ctx, pods, func(*corev1.Pod) bool { return false })
+	usage, err := g.Source.Usage(ctx, nil, nil)
 	return err == nil && Relieved(g.config, usage)
 }
 

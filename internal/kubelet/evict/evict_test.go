@@ -29,6 +29,7 @@ type played struct {
 	after func(p *played, what string)
 	why   []string
 	disks map[types.UID]PodUsage
+	asked []string // pods whose use was asked for, with a * where that is of disks too
 }
 
 func (p *played) do(what string) {
@@ -74,9 +75,12 @@ func (p *played) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1
 	}
 	for _, pod := range pods {
 		u.Pods[pod.UID] = PodUsage{}
+		asked := pod.Name
 		if disks == nil || disks(pod) {
 			u.Pods[pod.UID] = p.disks[pod.UID]
+			asked += "*"
 		}
+		p.asked = append(p.asked, asked)
 	}
 	return u, nil
 }
@@ -108,6 +112,38 @@ func guarded(t *testing.T, p *played, c Config, passes time.Duration) (did []str
 		}
 	})
 	return p.did, conditions
+}
+
+// A look at a node that has enough of everything costs next to nothing, however many pods it runs.
+func TestPodsAreAskedForWhereItMatters(t *testing.T) {
+	short, plenty := Observation{1, 1000}, Observation{900, 1000}
+	for _, test := range []struct {
+		name         string
+		memory, disk Observation
+		first, later string
+	}{
+		{"plenty", plenty, plenty, "[limited*]", "[]"},
+		{"memory is short", short, plenty, "[limited* plain limited*]", "[plain limited]"},
+		{"disk is short", plenty, short, "[limited* plain* limited*]", "[limited* plain* limited*]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := &played{
+				pods:   []*corev1.Pod{pod("plain", "", ""), pod("limited", "", "ephemeral-storage=1Gi")},
+				signal: map[Signal]Observation{MemoryAvailable: test.memory, NodeFsAvailable: test.disk},
+			}
+			config := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "10%", "nodefs.available": "10%"}, nil, nil, nil)}
+			g := New(config, Parts{Actor: p, Source: p})
+			for _, want := range []string{test.first, test.later} {
+				p.asked = nil
+				if _, err := g.usage(t.Context(), p.pods); err != nil {
+					t.Fatal(err)
+				}
+				if got := fmt.Sprint(p.asked); got != want {
+					t.Errorf("asked for %s, want %s", got, want)
+				}
+			}
+		})
+	}
 }
 
 func TestGuard(t *testing.T) {
