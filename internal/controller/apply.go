@@ -161,7 +161,9 @@ func (a *Applier) write(ctx context.Context, w Write) (kind.Object, error) {
 		if w.tolerates(err) {
 			return nil, nil
 		}
-		a.tell(w.Failed, err.Error())
+		if !slices.Contains(w.Silent, apierrors.ReasonForError(err)) {
+			a.tell(w.Failed, err.Error())
+		}
 		return nil, &WriteError{Verb: w.Verb, Object: w.Object, Err: err}
 	}
 	if w.Verb == Delete {

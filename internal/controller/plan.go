@@ -130,6 +130,8 @@ type Write struct {
 	Done *Event
 	// Failed is told when it failed. "%s" in its message stands for the error.
 	Failed *Event
+	// Silent are refusals that fail the write but are not worth telling: they come from a cache that lags.
+	Silent []metav1.StatusReason
 }
 
 // Event is told about an object, as kubectl describe shows it.
@@ -164,6 +166,12 @@ func (w Write) OnDone(event Event) Write { w.Done = &event; return w }
 
 // OnFailed returns the write with an event for its failure.
 func (w Write) OnFailed(event Event) Write { w.Failed = &event; return w }
+
+// SilentOn returns the write with refusals that are not told.
+func (w Write) SilentOn(reasons ...metav1.StatusReason) Write {
+	w.Silent = append(w.Silent, reasons...)
+	return w
+}
 
 // Tolerating returns the write with refusals that count as success.
 func (w Write) Tolerating(reasons ...metav1.StatusReason) Write {

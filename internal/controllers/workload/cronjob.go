@@ -245,6 +245,9 @@ func (l *cronLook) takeNote() {
 			continue
 		case l.isActive(job.UID):
 			l.deactivate(job.UID)
+			if slices.Contains(l.removed, job.UID) {
+				break // its deletion is told
+			}
 			condition := batchv1.JobComplete
 			if isTrue(job.Status.Conditions, batchv1.JobFailed) {
 				condition = batchv1.JobFailed

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -200,11 +201,14 @@ func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
 	tolerations := slices.Clone(spec.Tolerations)
 	for _, t := range always {
 		toleration := corev1.Toleration{Key: t.key, Operator: corev1.TolerationOpExists, Effect: t.effect}
-		same := func(other corev1.Toleration) bool { return toleration.MatchToleration(&other) }
-		// One that only holds for a while gives way.
-		if i := slices.IndexFunc(tolerations, same); i >= 0 {
-			tolerations[i] = toleration
-		} else {
+		known := false
+		for i := range tolerations {
+			if toleration.MatchToleration(&tolerations[i]) {
+				tolerations[i] = toleration // one that only holds for a while gives way
+				known = true
+			}
+		}
+		if !known {
 			tolerations = append(tolerations, toleration)
 		}
 	}
@@ -244,11 +248,17 @@ func pinned(affinity *corev1.Affinity, node string) *corev1.Affinity {
 	return a
 }
 
+// templateGeneration is how often the template changed, as older clients count it; false if nobody does.
+func templateGeneration(set *appsv1.DaemonSet) (string, bool) {
+	generation, err := strconv.ParseInt(set.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
+	return strconv.FormatInt(generation, 10), err == nil
+}
+
 // daemonPod is the pod of a set for a node.
 func daemonPod(set *appsv1.DaemonSet, node, hash string) *corev1.Pod {
 	pod := podFrom(&set.Spec.Template, set, daemonSetKind)
 	pod.Labels = maps.Clone(pod.Labels)
-	if generation := set.Annotations[appsv1.DeprecatedTemplateGeneration]; generation != "" {
+	if generation, ok := templateGeneration(set); ok {
 		metav1.SetMetaDataLabel(&pod.ObjectMeta, "pod-template-generation", generation)
 	}
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, hash)

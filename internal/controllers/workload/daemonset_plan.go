@@ -96,7 +96,7 @@ func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 		l.merge(doubles)
 		return false // the pods in view still have the labels of before
 	}
-	if next := nextRevision(l.old); len(l.old) > 0 && current.Revision < next {
+	if next := nextRevision(l.old); current.Revision < next {
 		l.plan.Then(controller.Updating(renumbered(current, next)))
 	}
 	return true
@@ -106,10 +106,10 @@ func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 func (l *daemonLook) newRevision(patch []byte) bool {
 	l.hash = templateHash(&l.set.Spec.Template, l.set.Status.CollisionCount)
 	if l.namesake != nil {
-		if bytes.Equal(l.namesake.Data.Raw, patch) && metav1.IsControlledBy(l.namesake, l.set) {
-			return true
+		if bytes.Equal(l.namesake.Data.Raw, patch) {
+			return true // the same template: a set of this name that was here before has left it, or its labels were changed
 		}
-		// The name is taken: with the count in the hash the next one is another.
+		// The name is another template's: with the count in the hash the next one is another.
 		l.plan.Status = func(controller.Outcome) kind.Object {
 			changed := *l.set
 			changed.Status.CollisionCount = new(orZero(l.set.Status.CollisionCount) + 1)
@@ -147,8 +147,8 @@ func (l *daemonLook) merge(doubles []*appsv1.ControllerRevision) {
 }
 
 func (l *daemonLook) isUpdated(pod *corev1.Pod) bool {
-	generation := l.set.Annotations[appsv1.DeprecatedTemplateGeneration]
-	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash || generation != "" && pod.Labels["pod-template-generation"] == generation
+	generation, counted := templateGeneration(l.set)
+	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash || counted && pod.Labels["pod-template-generation"] == generation
 }
 
 func (l *daemonLook) available(pod *corev1.Pod) bool {
@@ -417,8 +417,8 @@ func (l *daemonLook) report() {
 		}
 	}
 	status.NumberUnavailable = status.DesiredNumberScheduled - status.NumberAvailable
-	l.plan.Status = func(controller.Outcome) kind.Object {
-		if apiequality.Semantic.DeepEqual(status, l.set.Status) {
+	l.plan.Status = func(outcome controller.Outcome) kind.Object {
+		if isUnsettled(outcome) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
 			return nil
 		}
 		changed := *l.set

@@ -137,6 +137,7 @@ func (v deploymentView) reconcile() controller.Plan {
 	r := newRollout(v, &plan, controller.Claim(&plan, d, deploymentKind, matches, v.sets))
 	switch to, wanted := rollbackTo(d); {
 	case d.DeletionTimestamp != nil:
+		r.noteRevision()
 		r.report(false)
 	case d.Spec.Paused:
 		r.notePause()
@@ -212,13 +213,16 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 
 func (r *rollout) want() int32 { return orOne(r.deployment.Spec.Replicas) }
 
-// size is what a set is scaled to, with what this step has decided.
-func (r *rollout) size(set *appsv1.ReplicaSet) int32 {
+// decided is a set with what this step has decided.
+func (r *rollout) decided(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	if c := r.changed[set.UID]; c != nil {
-		set = c
+		return c
 	}
-	return orOne(set.Spec.Replicas)
+	return set
 }
+
+// size is what a set is scaled to, with what this step has decided.
+func (r *rollout) size(set *appsv1.ReplicaSet) int32 { return orOne(r.decided(set).Spec.Replicas) }
 
 func (r *rollout) total(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, set := range sets {
@@ -364,11 +368,16 @@ func (r *rollout) shrinkOld() bool {
 	}
 	shrunk := int32(0)
 	for _, set := range old {
-		if sick := r.size(set) - set.Status.AvailableReplicas; sick > 0 && shrunk < budget {
-			by := min(budget-shrunk, sick)
-			r.resize(set, r.size(set)-by)
-			shrunk += by
+		if shrunk == budget {
+			break
 		}
+		sick := r.size(set) - set.Status.AvailableReplicas
+		if sick < 0 {
+			return false // what it says of itself is older than its size: counting on its pods could take too many
+		}
+		by := min(budget-shrunk, sick)
+		r.resize(set, r.size(set)-by)
+		shrunk += by
 	}
 	spare := -least + r.current.Status.AvailableReplicas
 	for _, set := range old {
@@ -489,7 +498,7 @@ func (r *rollout) scaleProportionally() {
 	sizes, changed := make([]int32, len(sets)), int32(0)
 	for i, set := range sets {
 		sizes[i] = r.size(set)
-		if change != 0 {
+		if change != changed {
 			share := r.share(set)
 			if change > 0 {
 				share = min(share, change-changed)
@@ -542,7 +551,7 @@ func (r *rollout) cleanUp() {
 	})
 	var deletes []controller.Write
 	for i := range len(alive) - int(*limit) {
-		if set := alive[i]; set.Status.Replicas == 0 && r.size(set) == 0 && set.Generation <= set.Status.ObservedGeneration {
+		if set := alive[i]; set.Status.Replicas == 0 && orOne(set.Spec.Replicas) == 0 && set.Generation <= set.Status.ObservedGeneration {
 			deletes = append(deletes, controller.Deleting(set))
 		}
 	}
@@ -565,13 +574,17 @@ func (r *rollout) rollback(revision int64) {
 	tell := func(eventType, reason, message string) {
 		r.plan.Then(controller.Updating(d).OnDone(controller.Event{About: r.deployment, Type: eventType, Reason: reason, Message: message}))
 	}
+	sets := r.all()
+	for i, set := range sets {
+		sets[i] = r.decided(set) // the current set may have become the newest revision in this very step
+	}
 	if revision == 0 {
-		if revision = lastRevision(r.all()); revision == 0 {
+		if revision = lastRevision(sets); revision == 0 {
 			tell(corev1.EventTypeWarning, "DeploymentRollbackRevisionNotFound", "Unable to find last revision.")
 			return
 		}
 	}
-	for _, set := range r.all() {
+	for _, set := range sets {
 		if found, ok := revisionOf(set); !ok || found != revision {
 			continue
 		}

@@ -158,7 +158,10 @@ func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	next := highestRevision(r.old) + 1
 	was, had := set.Annotations[revisionAnnotation]
 	revision, ok := revisionOf(set)
-	if !ok && was != "" || revision >= next {
+	if !ok && was != "" {
+		return false // whoever wrote that keeps the set as it is
+	}
+	if revision >= next {
 		return changed
 	}
 	set.Annotations[revisionAnnotation] = strconv.FormatInt(next, 10)
@@ -202,7 +205,7 @@ func (r *rollout) ensureCurrent() bool {
 	set := r.newSet()
 	failed := controller.Event{About: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
 		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
-	write := controller.Creating(set).OnFailed(failed)
+	write := controller.Creating(set).OnFailed(failed).SilentOn(metav1.StatusReasonAlreadyExists)
 	if size := orOne(set.Spec.Replicas); size > 0 {
 		write = write.OnDone(r.scaled(set.Name, 0, size))
 	}

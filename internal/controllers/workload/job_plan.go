@@ -205,7 +205,7 @@ func (l *jobLook) judge() {
 		return
 	case spec.ActiveDeadlineSeconds != nil && !l.suspended():
 		left := l.status.StartTime.Add(seconds(*spec.ActiveDeadlineSeconds)).Sub(l.now)
-		if l.job.Status.StartTime != nil && left <= 0 {
+		if left <= 0 {
 			fail(batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
 			return
 		}
@@ -325,7 +325,7 @@ func (l *jobLook) surplus(n int) []*corev1.Pod {
 	if l.indexed {
 		best := map[int]*corev1.Pod{}
 		ranked := slices.Clone(l.active)
-		sortForDeletion(ranked, alone, l.now)
+		sortByProgress(ranked)
 		for _, pod := range ranked {
 			index := completionIndex(pod)
 			if !l.validIndex(pod) {
@@ -343,13 +343,11 @@ func (l *jobLook) surplus(n int) []*corev1.Pod {
 	}
 	if more := n - len(out); more > 0 {
 		slices.SortFunc(left, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
-		sortForDeletion(left, alone, l.now)
+		sortByProgress(left)
 		out = append(out, left[:more]...)
 	}
 	return out
 }
-
-func alone(*corev1.Pod) int { return 0 }
 
 // creating makes n pods, unless it is too early after a failure.
 func (l *jobLook) creating(n int) []controller.Write {
@@ -468,13 +466,16 @@ func (l *jobLook) noteSuspension() {
 	tell := func(reason, message string) {
 		l.plan.Events = append(l.plan.Events, controller.Event{About: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
 	}
-	was := isTrue(l.status.Conditions, batchv1.JobSuspended)
+	was := jobCondition(l.status.Conditions, batchv1.JobSuspended)
+	says := func(status corev1.ConditionStatus, reason, message string) bool {
+		return was != nil && was.Status == status && was.Reason == reason && was.Message == message
+	}
 	switch {
-	case l.suspended() && !was:
+	case l.suspended() && !says(corev1.ConditionTrue, "JobSuspended", "Job suspended"):
 		l.setCondition(corev1.ConditionTrue, *l.condition(batchv1.JobSuspended, "JobSuspended", "Job suspended"))
 		l.status.StartTime = nil
 		tell("Suspended", "Job suspended")
-	case !l.suspended() && was:
+	case !l.suspended() && was != nil && !says(corev1.ConditionFalse, "JobResumed", "Job resumed"):
 		l.setCondition(corev1.ConditionFalse, *l.condition(batchv1.JobSuspended, "JobResumed", "Job resumed"))
 		l.status.StartTime = &metav1.Time{Time: l.now}
 		tell("Resumed", "Job resumed")

@@ -146,33 +146,54 @@ var phaseOrder = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown
 // compared by their binary logarithm, and pods that are equal so far by uid: a random choice, but the same each time.
 func sortForDeletion(pods []*corev1.Pod, doubled func(*corev1.Pod) int, now time.Time) {
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
-		if hasA, hasB := a.Spec.NodeName != "", b.Spec.NodeName != ""; hasA != hasB {
-			return falseFirst(hasA, hasB)
-		}
-		if c := cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]); c != 0 {
+		if c := byProgress(a, b); c != 0 {
 			return c
 		}
-		if c := falseFirst(ready(a), ready(b)); c != 0 {
+		if c := cmp.Or(cmp.Compare(deletionCost(a), deletionCost(b)), cmp.Compare(doubled(b), doubled(a))); c != 0 {
 			return c
 		}
-		if c := cmp.Compare(deletionCost(a), deletionCost(b)); c != 0 {
-			return c
-		}
-		if c := cmp.Compare(doubled(b), doubled(a)); c != 0 {
-			return c
-		}
-		if ready(a) {
-			if c := younger(podCondition(a, corev1.PodReady).LastTransitionTime, podCondition(b, corev1.PodReady).LastTransitionTime, a, b, now); c != 0 {
-				return c
-			}
-		}
-		regularA, sidecarA := restarts(a)
-		regularB, sidecarB := restarts(b)
-		if c := cmp.Or(cmp.Compare(regularB, regularA), cmp.Compare(sidecarB, sidecarA)); c != 0 {
-			return c
-		}
-		return younger(a.CreationTimestamp, b.CreationTimestamp, a, b, now)
+		return byHistory(a, b, func(timeA, timeB metav1.Time) int {
+			return cmp.Or(cmp.Compare(magnitude(now.Sub(timeA.Time)), magnitude(now.Sub(timeB.Time))), strings.Compare(string(a.UID), string(b.UID)))
+		})
 	})
+}
+
+// sortByProgress puts the pods first that have come least far. It is sortForDeletion without costs and crowds, and by the exact times: a job has
+// no pods that are as good as each other.
+func sortByProgress(pods []*corev1.Pod) {
+	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
+		if c := byProgress(a, b); c != 0 {
+			return c
+		}
+		return byHistory(a, b, func(timeA, timeB metav1.Time) int { return timeB.Compare(timeA.Time) })
+	})
+}
+
+// byProgress compares how far two pods have come.
+func byProgress(a, b *corev1.Pod) int {
+	return cmp.Or(falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
+		falseFirst(ready(a), ready(b)))
+}
+
+// byHistory compares two pods that have come equally far, both ready or neither, by how long and how well they have run. later compares two different times.
+func byHistory(a, b *corev1.Pod, later func(timeA, timeB metav1.Time) int) int {
+	compare := func(timeA, timeB metav1.Time) int {
+		switch {
+		case timeA.Equal(&timeB):
+			return 0
+		case timeA.IsZero() || timeB.IsZero():
+			return falseFirst(!timeA.IsZero(), !timeB.IsZero())
+		}
+		return later(timeA, timeB)
+	}
+	if ready(a) {
+		if c := compare(podCondition(a, corev1.PodReady).LastTransitionTime, podCondition(b, corev1.PodReady).LastTransitionTime); c != 0 {
+			return c
+		}
+	}
+	regularA, sidecarA := restarts(a)
+	regularB, sidecarB := restarts(b)
+	return cmp.Or(cmp.Compare(regularB, regularA), cmp.Compare(sidecarB, sidecarA), compare(a.CreationTimestamp, b.CreationTimestamp))
 }
 
 func falseFirst(a, b bool) int {
@@ -186,17 +207,7 @@ func falseFirst(a, b bool) int {
 	}
 }
 
-// younger compares two times on a logarithmic scale, the later first and a missing one before all; within one step the uids decide.
-func younger(a, b metav1.Time, podA, podB *corev1.Pod, now time.Time) int {
-	switch {
-	case a.Equal(&b):
-		return 0
-	case a.IsZero() || b.IsZero():
-		return falseFirst(!a.IsZero(), !b.IsZero())
-	}
-	return cmp.Or(cmp.Compare(magnitude(now.Sub(a.Time)), magnitude(now.Sub(b.Time))), strings.Compare(string(podA.UID), string(podB.UID)))
-}
-
+// magnitude is the binary logarithm of an age.
 func magnitude(age time.Duration) int64 {
 	if age <= 0 {
 		return -1

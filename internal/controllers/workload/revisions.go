@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/rand"
 
+	"skiff/internal/controller"
 	"skiff/internal/kind"
 )
 
@@ -77,6 +79,16 @@ func revisionHash(patch []byte, collisions int32) string {
 	_, _ = hash.Write(patch)
 	_, _ = hash.Write([]byte(strconv.Itoa(int(collisions))))
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
+}
+
+// isUnsettled says that the steps ended before it was clear whose the pods are and which revision they should have: nothing can be reported.
+func isUnsettled(outcome controller.Outcome) bool {
+	var failure *controller.WriteError
+	if !errors.As(outcome.Err, &failure) {
+		return outcome.Err != nil
+	}
+	_, isRevision := failure.Object.(*appsv1.ControllerRevision)
+	return failure.Verb == controller.Patch || isRevision && failure.Verb != controller.Delete
 }
 
 // equalTo selects the revisions with the same data.

@@ -109,9 +109,12 @@ func parentAndOrdinal(pod *corev1.Pod) (string, int) {
 		return "", -1
 	}
 	digits := pod.Name[cut+1:]
-	ordinal, err := strconv.ParseInt(digits, 10, 32)
-	if err != nil || digits[0] == '+' {
+	if digits == "" || strings.Trim(digits, "0123456789") != "" {
 		return "", -1
+	}
+	ordinal, err := strconv.ParseInt(digits, 10, 32)
+	if err != nil {
+		return pod.Name[:cut], -1 // a number no set ever counts to
 	}
 	return pod.Name[:cut], int(ordinal)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,27 +31,27 @@ func (l *statefulLook) claimsOf(pod *corev1.Pod) (claims []*corev1.PersistentVol
 	return claims
 }
 
-// claimsReady says whether a new pod can have its claims. A claim that is going, or belongs to a pod that was here before, is not
-// to be used again: the garbage collector removes it.
-func (l *statefulLook) claimsReady(pod *corev1.Pod) bool {
-	for _, claim := range l.claimsOf(pod) {
-		known := l.claims[claim.Name]
-		if known == nil {
-			continue
-		}
-		stale := l.policy().WhenScaled != appsv1.RetainPersistentVolumeClaimRetentionPolicyType && isStale(known, pod, podKind)
-		if stale || known.DeletionTimestamp != nil {
-			l.plan.Again(claimPatience)
-			return false
-		}
+// hasStaleClaim says that a claim a new pod needs still belongs to a pod that was here before: the garbage collector removes it, and it is
+// not to be used again.
+func (l *statefulLook) hasStaleClaim(pod *corev1.Pod) bool {
+	if l.policy().WhenScaled == appsv1.RetainPersistentVolumeClaimRetentionPolicyType {
+		return false
 	}
-	return true
+	return slices.ContainsFunc(l.claimsOf(pod), func(claim *corev1.PersistentVolumeClaim) bool {
+		known := l.claims[claim.Name]
+		return known != nil && isStale(known, pod, podKind)
+	})
 }
 
-// ensureClaims plans the claims of a pod that do not exist.
-func (l *statefulLook) ensureClaims(pod *corev1.Pod) {
+// ensureClaims plans the claims of a pod that do not exist. It returns those that are on their way out and have to be made anew when they are
+// gone, which nobody tells: another look is taken after a while.
+func (l *statefulLook) ensureClaims(pod *corev1.Pod) (leaving []string) {
 	for _, claim := range l.claimsOf(pod) {
-		if l.claims[claim.Name] != nil {
+		if known := l.claims[claim.Name]; known != nil {
+			if known.DeletionTimestamp != nil {
+				leaving = append(leaving, claim.Name)
+				l.plan.Again(claimPatience)
+			}
 			continue
 		}
 		claim.OwnerReferences = l.owners(claim, pod)
@@ -61,6 +62,19 @@ func (l *statefulLook) ensureClaims(pod *corev1.Pod) {
 			OnFailed(controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
 				Message: fmt.Sprintf("Create Claim %s for Pod %s in StatefulSet %s failed error: %%s", claim.Name, pod.Name, l.set.Name)}))
 	}
+	return leaving
+}
+
+// claimsLeaving says which claims keep a pod from being made.
+func claimsLeaving(names []string) string {
+	var all []string
+	for _, name := range names {
+		all = append(all, fmt.Sprintf("pvc %s is being deleted", name))
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
+	return "[" + strings.Join(all, ", ") + "]"
 }
 
 // policy says what becomes of claims when the set is scaled down or deleted.

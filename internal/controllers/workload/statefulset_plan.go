@@ -35,6 +35,9 @@ type statefulLook struct {
 	replicas        []*corev1.Pod // by ordinal; nil where there is none
 	condemned       []*corev1.Pod // beyond the set's ordinals, the highest first
 
+	// outdated are the pods of an old revision this look deletes.
+	outdated []*corev1.Pod
+
 	// The writes of this look. Claims come before the pods that need them.
 	makeClaims, makePods, updates, deletes []controller.Write
 }
@@ -180,10 +183,14 @@ func (l *statefulLook) settleReplica(i int, pod *corev1.Pod) bool {
 		}
 		return false
 	}
-	if pod.Status.Phase == corev1.PodPending {
+	pending := pod.Status.Phase == corev1.PodPending
+	if pending {
 		l.ensureClaims(pod)
 	}
 	if l.ordered && (pod.Status.Phase != corev1.PodRunning || !l.available(pod)) {
+		if pending {
+			l.updates = append(l.updates, l.ownClaims(pod)...)
+		}
 		return false
 	}
 	l.correct(pod)
@@ -197,11 +204,16 @@ func (l *statefulLook) create(ordinal int) {
 		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: err.Error()})
 		return
 	}
-	if !l.claimsReady(pod) {
+	if l.hasStaleClaim(pod) {
+		l.plan.Again(claimPatience)
 		return
 	}
-	l.ensureClaims(pod)
-	l.makePods = append(l.makePods, l.telling(controller.Creating(pod), "Create", pod))
+	if leaving := l.ensureClaims(pod); len(leaving) > 0 {
+		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
+			Message: fmt.Sprintf("Create Pod %s in StatefulSet %s failed error: %s", pod.Name, l.set.Name, claimsLeaving(leaving))})
+		return
+	}
+	l.makePods = append(l.makePods, l.telling(controller.Creating(pod).SilentOn(metav1.StatusReasonAlreadyExists), "Create", pod))
 }
 
 // newPod is the pod of an ordinal. Below the partition, or where the old revision still stands, it is made from the old template.
@@ -279,6 +291,7 @@ func (l *statefulLook) hasStorage(pod *corev1.Pod) bool {
 
 // correct brings back a pod's labels, volumes and the owners of its claims.
 func (l *statefulLook) correct(pod *corev1.Pod) {
+	claims := l.ownClaims(pod)
 	if !l.hasIdentity(pod) || !l.hasStorage(pod) {
 		changed := pod.DeepCopy()
 		l.identify(changed)
@@ -287,8 +300,10 @@ func (l *statefulLook) correct(pod *corev1.Pod) {
 			l.ensureClaims(changed)
 		}
 		l.updates = append(l.updates, l.telling(controller.Updating(changed), "Update", pod))
+	} else if n := len(claims); n > 0 {
+		claims[n-1] = l.telling(claims[n-1], "Update", pod)
 	}
-	l.updates = append(l.updates, l.ownClaims(pod)...)
+	l.updates = append(l.updates, claims...)
 }
 
 func (l *statefulLook) delete(pod *corev1.Pod) {
@@ -343,6 +358,10 @@ func (l *statefulLook) roll() {
 			budget = max(1, int(scaledValue(strategy.RollingUpdate.MaxUnavailable, orOne(l.set.Spec.Replicas), false)))
 		}
 	}
+	replace := func(pod *corev1.Pod) {
+		l.delete(pod)
+		l.outdated = append(l.outdated, pod)
+	}
 	isOld := func(pod *corev1.Pod) bool {
 		return pod != nil && pod.DeletionTimestamp == nil && pod.Labels[appsv1.StatefulSetRevisionLabel] != l.update.Name
 	}
@@ -355,19 +374,19 @@ func (l *statefulLook) roll() {
 		// What is unavailable anyway costs nothing.
 		for i := len(l.replicas) - 1; i >= partition; i-- {
 			if pod := l.replicas[i]; isOld(pod) && !l.available(pod) && !finished(pod) {
-				l.delete(pod)
+				replace(pod)
 			}
 		}
 	}
 	for i := len(l.replicas) - 1; i >= partition && budget > 0; i-- {
 		if pod := l.replicas[i]; isOld(pod) && (l.ordered || l.available(pod)) {
-			l.delete(pod)
+			replace(pod)
 			budget--
 		}
 	}
 }
 
-// report decides the status from the pods as they are.
+// report decides the status from the pods as they are. A pod that is deleted to be replaced is no longer one of the current revision.
 func (l *statefulLook) report() {
 	status := appsv1.StatefulSetStatus{
 		ObservedGeneration: l.set.Generation, CurrentRevision: l.current.Name, UpdateRevision: l.update.Name,
@@ -388,6 +407,7 @@ func (l *statefulLook) report() {
 			case revision == l.current.Name && revision == l.update.Name:
 				status.CurrentReplicas++
 				status.UpdatedReplicas++
+			case revision == l.current.Name && slices.Contains(l.outdated, pod):
 			case revision == l.current.Name:
 				status.CurrentReplicas++
 			case revision == l.update.Name:
@@ -402,8 +422,8 @@ func (l *statefulLook) report() {
 		l.plan.Again(seconds(l.set.Spec.MinReadySeconds))
 		l.plan.Again(nextAvailable(pods, l.set.Spec.MinReadySeconds, l.now))
 	}
-	l.plan.Status = func(controller.Outcome) kind.Object {
-		if apiequality.Semantic.DeepEqual(status, l.set.Status) {
+	l.plan.Status = func(outcome controller.Outcome) kind.Object {
+		if isUnsettled(outcome) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
 			return nil
 		}
 		changed := *l.set
