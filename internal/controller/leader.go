@@ -11,6 +11,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -28,6 +29,8 @@ type LeaderElection struct {
 	// Identity tells this process from its peers: the host's name and something random.
 	Identity                                  string
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// Events, if set, tells in the lease's namespace who leads.
+	Events Teller
 
 	elector atomic.Pointer[leaderelection.LeaderElector]
 }
@@ -61,7 +64,7 @@ func (e *LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics,
 	})()
 	m.leading(e.Name, false)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:          &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: e.Namespace, name: e.Name, identity: e.Identity},
+		Lock:          &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: e.Namespace, name: e.Name, identity: e.Identity, events: e.Events},
 		Name:          e.Name,
 		LeaseDuration: cmp.Or(e.LeaseDuration, 15*time.Second),
 		RenewDeadline: cmp.Or(e.RenewDeadline, 10*time.Second),
@@ -109,6 +112,7 @@ type leaseLock struct {
 	leases                    client.Resource[*coordinationv1.Lease]
 	namespace, name, identity string
 	lease                     *coordinationv1.Lease
+	events                    Teller
 }
 
 var _ resourcelock.Interface = (*leaseLock)(nil)
@@ -146,7 +150,11 @@ func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElecti
 	return nil
 }
 
-func (l *leaseLock) RecordEvent(string) {}
+func (l *leaseLock) RecordEvent(what string) {
+	if l.events != nil && l.lease != nil {
+		l.events.Event(l.lease, corev1.EventTypeNormal, "LeaderElection", l.identity+" "+what)
+	}
+}
 
 func (l *leaseLock) Identity() string { return l.identity }
 

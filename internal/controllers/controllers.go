@@ -134,7 +134,11 @@ func (s *Set) Run(ctx context.Context) error {
 	if s.config.LeaderElection == nil {
 		return s.work(ctx)
 	}
-	return s.config.LeaderElection.Lead(ctx, s.config.Client, s.config.Metrics, s.work)
+	election := s.config.LeaderElection
+	if election.Events == nil {
+		election.Events = s.config.Events.For(election.Name)
+	}
+	return election.Lead(ctx, s.config.Client, s.config.Metrics, s.work)
 }
 
 func (s *Set) work(ctx context.Context) error {
