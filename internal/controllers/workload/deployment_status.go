@@ -93,12 +93,13 @@ func (r *rollout) reportAsIs() {
 	r.plan.Status = func(controller.Outcome) kind.Object { return changed }
 }
 
-// count fills the numbers of the status and the condition of availability.
+// count fills the numbers of the status and the condition of availability, from the sets as they are before this step.
 func (r *rollout) count() appsv1.DeploymentStatus {
 	sets := r.all()
 	status := appsv1.DeploymentStatus{ObservedGeneration: r.deployment.Generation}
-	terminating, known := int32(0), true
+	wanted, terminating, known := int32(0), int32(0), true
 	for _, set := range sets {
+		wanted += orOne(set.Spec.Replicas)
 		status.Replicas += set.Status.Replicas
 		status.ReadyReplicas += set.Status.ReadyReplicas
 		status.AvailableReplicas += set.Status.AvailableReplicas
@@ -112,7 +113,7 @@ func (r *rollout) count() appsv1.DeploymentStatus {
 	if r.current != nil {
 		status.UpdatedReplicas = r.current.Status.Replicas
 	}
-	status.UnavailableReplicas = max(0, r.total(sets)-status.AvailableReplicas)
+	status.UnavailableReplicas = max(0, wanted-status.AvailableReplicas)
 	if known {
 		status.TerminatingReplicas = &terminating
 	}

@@ -413,7 +413,7 @@ func TestDeploymentStatus(t *testing.T) {
 	plan := look(d, old, current)
 	changed := plan.Status(controller.Outcome{}).(*appsv1.Deployment)
 	s := changed.Status
-	if s.Replicas != 6 || s.UpdatedReplicas != 4 || s.ReadyReplicas != 4 || s.AvailableReplicas != 4 || s.UnavailableReplicas != 1 || *s.TerminatingReplicas != 2 || s.ObservedGeneration != 2 {
+	if s.Replicas != 6 || s.UpdatedReplicas != 4 || s.ReadyReplicas != 4 || s.AvailableReplicas != 4 || s.UnavailableReplicas != 2 || *s.TerminatingReplicas != 2 || s.ObservedGeneration != 2 {
 		t.Errorf("%+v", s)
 	}
 	if plan.Status(controller.Outcome{Err: errors.New("conflict")}) != nil {
