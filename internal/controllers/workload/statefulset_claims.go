@@ -160,8 +160,10 @@ func owns(owner kind.Object, claim *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(claim.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == owner.GetUID() })
 }
 
-// sameOwners compares references by what matters here: who, and whether it controls.
+// sameOwners compares references by what matters here: who, and whether it controls. Their order does not.
 func sameOwners(a, b []metav1.OwnerReference) bool {
 	controls := func(ref metav1.OwnerReference) bool { return ref.Controller != nil && *ref.Controller }
-	return slices.EqualFunc(a, b, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID && controls(a) == controls(b) })
+	return len(a) == len(b) && all(a, func(one metav1.OwnerReference) bool {
+		return slices.ContainsFunc(b, func(other metav1.OwnerReference) bool { return one.UID == other.UID && controls(one) == controls(other) })
+	})
 }
