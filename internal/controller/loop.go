@@ -81,7 +81,7 @@ func (l *Loop) enqueue(key Key, delay time.Duration) {
 	}
 }
 
-// Run works until ctx ends and all workers have returned. The informers must have synced. A loop runs once.
+// Run works until ctx ends, or until the controller's own work fails, and all workers have returned. The informers must have synced. A loop runs once.
 func (l *Loop) Run(ctx context.Context) error {
 	config := workqueue.TypedRateLimitingQueueConfig[Key]{Name: l.definition.Queue}
 	if l.metrics != nil {
@@ -104,7 +104,12 @@ func (l *Loop) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	var failure error
 	if background, ok := l.syncer.(Background); ok {
-		running.Go(func() { failure = background.Run(ctx) })
+		running.Go(func() {
+			if err := background.Run(ctx); err != nil && ctx.Err() == nil {
+				failure = fmt.Errorf("%s: %w", l.definition.Name, err)
+				queue.ShutDown() // half a controller is worse than none: whoever runs the loop must hear of it
+			}
+		})
 	}
 	for range l.definition.Workers {
 		running.Go(func() {
@@ -114,10 +119,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 	running.Wait()
 	queue.ShutDown()
-	if failure != nil && ctx.Err() == nil {
-		return fmt.Errorf("%s: %w", l.definition.Name, failure)
-	}
-	return nil
+	return failure
 }
 
 // next works on one key. It returns false when the queue has shut down.

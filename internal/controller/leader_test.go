@@ -1,0 +1,66 @@
+package controller
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"skiff/internal/client"
+	"skiff/test/inprocess"
+)
+
+// TestLeaseLock: what stands in the lease is what the election wrote, and nobody overwrites what he has not read.
+func TestLeaseLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := inprocess.Start(t, t.Context())
+		s := &scribe{}
+		lock := func(identity string) *leaseLock {
+			return &leaseLock{leases: client.For[*coordinationv1.Lease](c), namespace: "kube-system", name: "lock", identity: identity, events: s}
+		}
+		first, second := lock("a"), lock("b")
+		if first.Identity() != "a" || first.Describe() != "kube-system/lock" {
+			t.Errorf("%s, %s", first.Identity(), first.Describe())
+		}
+		at := metav1.NewTime(time.Now())
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: "a", LeaseDurationSeconds: 15, AcquireTime: at, RenewTime: at, LeaderTransitions: 2}
+		if _, _, err := first.Get(t.Context()); !apierrors.IsNotFound(err) {
+			t.Errorf("a lease that is not there: %v", err)
+		}
+		if err := first.Update(t.Context(), record); err == nil {
+			t.Error("a lease nobody has read was overwritten")
+		}
+		first.RecordEvent("became leader")
+		if len(s.events) != 0 {
+			t.Errorf("told of a lease that is not there: %q", s.events)
+		}
+		if err := first.Create(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+		if err := second.Create(t.Context(), record); !apierrors.IsAlreadyExists(err) {
+			t.Errorf("made twice: %v", err)
+		}
+		got, raw, err := second.Get(t.Context())
+		if err != nil || got.HolderIdentity != "a" || got.LeaseDurationSeconds != 15 || got.LeaderTransitions != 2 || !got.RenewTime.Equal(&at) || len(raw) == 0 {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		record.HolderIdentity = "b"
+		if err := second.Update(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+		if err := first.Update(t.Context(), record); !apierrors.IsConflict(err) {
+			t.Errorf("what was written meanwhile was overwritten: %v", err)
+		}
+		if err := second.Update(t.Context(), record); err != nil {
+			t.Errorf("its own write is no conflict: %v", err)
+		}
+		second.RecordEvent("became leader")
+		if len(s.events) != 1 || s.events[0] != "lock Normal LeaderElection: b became leader" {
+			t.Errorf("%q", s.events)
+		}
+	})
+}
