@@ -301,18 +301,18 @@ func TestLoopEnds(t *testing.T) {
 		what string
 		run  func(ctx context.Context) error // nil: no work of its own
 		sync func(ctx context.Context) error
-		want string
 		most time.Duration // how long the end may take
 	}{
-		{"nothing to do", nil, func(context.Context) error { return nil }, "", 0},
-		{"a look in the middle", nil, func(context.Context) error { time.Sleep(30 * time.Second); return nil }, "", 30 * time.Second},
-		{"a look that hears of the end", nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, "", 0},
-		{"work of its own", func(ctx context.Context) error { <-ctx.Done(); time.Sleep(5 * time.Second); return nil }, func(context.Context) error { return nil }, "", 5 * time.Second},
-		{"work of its own that fails at the end", func(ctx context.Context) error { <-ctx.Done(); return errors.New("late") }, func(context.Context) error { return nil }, "", 0},
+		{"nothing to do", nil, func(context.Context) error { return nil }, 0},
+		{"a look in the middle", nil, func(context.Context) error { time.Sleep(30 * time.Second); return nil }, 30 * time.Second},
+		{"a look that hears of the end", nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, 0},
+		{"work of its own", func(ctx context.Context) error { <-ctx.Done(); time.Sleep(5 * time.Second); return nil }, func(context.Context) error { return nil }, 5 * time.Second},
+		{"work of its own that fails at the end", func(ctx context.Context) error { <-ctx.Done(); return errors.New("late") }, func(context.Context) error { return nil }, 0},
 	} {
 		inBubble(t, func(b *bench) {
 			ctx, cancel := context.WithCancel(b.ctx)
 			informers := client.NewInformers(b.client)
+			var text strings.Builder
 			loop, err := controller.NewLoop(controller.Definition{Name: "ending", New: func(s *controller.Setup) (controller.Syncer, error) {
 				s.Enqueue(controller.Key{Name: "k"})
 				syncer := controller.SyncFunc(func(ctx context.Context, _ controller.Key) error { return test.sync(ctx) })
@@ -320,7 +320,7 @@ func TestLoopEnds(t *testing.T) {
 					return syncer, nil
 				}
 				return &worker{run: test.run}, nil
-			}}, controller.Environment{Client: b.client, Informers: informers, Log: slog.New(slog.DiscardHandler)})
+			}}, controller.Environment{Client: b.client, Informers: informers, Log: slog.New(slog.NewTextHandler(&text, nil))})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -334,6 +334,9 @@ func TestLoopEnds(t *testing.T) {
 			}
 			if took := time.Since(asked); took > test.most {
 				t.Errorf("%s: the end took %v", test.what, took)
+			}
+			if text.Len() > 0 {
+				t.Errorf("%s: the end is no failure: %s", test.what, &text)
 			}
 		})
 	}

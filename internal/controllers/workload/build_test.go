@@ -107,13 +107,19 @@ func names[T kind.Object](objs []T) string {
 	return strings.Join(all, " ")
 }
 
+// writesOf are all writes of a plan, in order.
+func writesOf(plan controller.Plan) (all []controller.Write) {
+	for _, step := range plan.Steps {
+		all = append(all, step.Writes...)
+	}
+	return all
+}
+
 // events lists the events that a plan tells when everything succeeds.
 func events(plan controller.Plan) (all []string) {
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			if w.Done != nil {
-				all = append(all, w.Done.Reason+": "+strings.Replace(w.Done.Message, "%s", w.Object.GetName(), 1))
-			}
+	for _, w := range writesOf(plan) {
+		if w.Done != nil {
+			all = append(all, w.Done.Reason+": "+strings.Replace(w.Done.Message, "%s", w.Object.GetName(), 1))
 		}
 	}
 	for _, e := range plan.Events {

@@ -265,14 +265,12 @@ func TestConcurrency(t *testing.T) {
 		plan.RequeueAfter = 0
 		expect(t, test.what, told(plan), test.writes)
 		outcome := controller.Outcome{}
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Create {
-					outcome.Written = append(outcome.Written, w.Object)
-				}
-				if w.Verb == controller.Delete && (w.Delete.PropagationPolicy == nil || *w.Delete.PropagationPolicy != metav1.DeletePropagationBackground || *w.Delete.Preconditions.UID != w.Object.GetUID()) {
-					t.Errorf("%s: %+v", test.what, w.Delete)
-				}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Create {
+				outcome.Written = append(outcome.Written, w.Object)
+			}
+			if w.Verb == controller.Delete && (w.Delete.PropagationPolicy == nil || *w.Delete.PropagationPolicy != metav1.DeletePropagationBackground || *w.Delete.Preconditions.UID != w.Object.GetUID()) {
+				t.Errorf("%s: %+v", test.what, w.Delete)
 			}
 		}
 		var left []string
@@ -333,10 +331,8 @@ func TestCronHistory(t *testing.T) {
 	} {
 		plan := cronJobView{cronJob: test.cron, jobs: test.jobs, now: now}.reconcile()
 		var deleted []string
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				deleted = append(deleted, w.Object.GetName())
-			}
+		for _, w := range writesOf(plan) {
+			deleted = append(deleted, w.Object.GetName())
 		}
 		slices.Sort(deleted)
 		expect(t, test.what, strings.Join(deleted, " "), test.want)

@@ -117,11 +117,9 @@ func TestCronJobPlan(t *testing.T) {
 			t.Errorf("%s: events %q", test.what, got)
 		}
 		outcome := controller.Outcome{}
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Create {
-					outcome.Written = append(outcome.Written, w.Object)
-				}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Create {
+				outcome.Written = append(outcome.Written, w.Object)
 			}
 		}
 		status := test.cronJob.Status

@@ -56,17 +56,15 @@ func fleet(t *testing.T, text string) (nodes []*corev1.Node, pods []*corev1.Pod)
 // daemonOrders are the nodes a plan makes pods for and the pods it deletes: "+n1 -a".
 func daemonOrders(plan controller.Plan) string {
 	var words []string
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			if pod := asPod(w.Object); pod != nil {
-				switch w.Verb {
-				case controller.Create:
-					words = append(words, "+"+targetNode(pod))
-				case controller.Delete:
-					words = append(words, "-"+pod.Name)
-				default:
-					words = append(words, "@"+pod.Name)
-				}
+	for _, w := range writesOf(plan) {
+		if pod := asPod(w.Object); pod != nil {
+			switch w.Verb {
+			case controller.Create:
+				words = append(words, "+"+targetNode(pod))
+			case controller.Delete:
+				words = append(words, "-"+pod.Name)
+			default:
+				words = append(words, "@"+pod.Name)
 			}
 		}
 	}
@@ -282,11 +280,9 @@ func TestDaemonRevisions(t *testing.T) {
 		plan := daemonView{set: aDaemonSet(daemonImage(2)), revisions: test.history, namesake: test.namesake, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 		number := int64(0)
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Create || w.Verb == controller.Update {
-					number = w.Object.(*appsv1.ControllerRevision).Revision
-				}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Create || w.Verb == controller.Update {
+				number = w.Object.(*appsv1.ControllerRevision).Revision
 			}
 		}
 		if number != test.number {
@@ -342,11 +338,9 @@ func TestDaemonHistoryLimit(t *testing.T) {
 		}
 		nodes, pods := fleet(t, test.pods)
 		var deleted []string
-		for _, step := range (daemonView{set: set, nodes: nodes, pods: pods, revisions: backwards(history), now: now}).reconcile().Steps {
-			for _, w := range step.Writes {
-				if n := number[w.Object.GetName()]; w.Verb == controller.Delete && n != "" {
-					deleted = append(deleted, n)
-				}
+		for _, w := range writesOf(daemonView{set: set, nodes: nodes, pods: pods, revisions: backwards(history), now: now}.reconcile()) {
+			if n := number[w.Object.GetName()]; w.Verb == controller.Delete && n != "" {
+				deleted = append(deleted, n)
 			}
 		}
 		expect(t, test.what, strings.Join(deleted, " "), test.want)
@@ -455,22 +449,20 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 					break
 				}
 			}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					pod := asPod(w.Object)
-					if pod == nil {
-						continue
-					}
-					if w.Verb == controller.Create {
-						made++
-						pods = append(pods, with(pod.DeepCopy(), func(p *corev1.Pod) {
-							p.Name, p.Spec.NodeName, p.Status.Phase, p.CreationTimestamp = fmt.Sprint("p", made), targetNode(p), corev1.PodRunning, ago(time.Minute)
-						}))
-						continue
-					}
-					if i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == pod.Name }); i >= 0 {
-						pods[i] = with(pods[i].DeepCopy(), leaving)
-					}
+			for _, w := range writesOf(plan) {
+				pod := asPod(w.Object)
+				if pod == nil {
+					continue
+				}
+				if w.Verb == controller.Create {
+					made++
+					pods = append(pods, with(pod.DeepCopy(), func(p *corev1.Pod) {
+						p.Name, p.Spec.NodeName, p.Status.Phase, p.CreationTimestamp = fmt.Sprint("p", made), targetNode(p), corev1.PodRunning, ago(time.Minute)
+					}))
+					continue
+				}
+				if i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.Name == pod.Name }); i >= 0 {
+					pods[i] = with(pods[i].DeepCopy(), leaving)
 				}
 			}
 		}

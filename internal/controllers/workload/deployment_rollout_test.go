@@ -66,20 +66,18 @@ func sizes(sets []*appsv1.ReplicaSet, plan controller.Plan) string {
 		order = append(order, name)
 		size[name] = fmt.Sprint(orOne(set.Spec.Replicas))
 	}
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			set, ok := w.Object.(*appsv1.ReplicaSet)
-			name := strings.TrimPrefix(w.Object.GetName(), "web-")
-			switch {
-			case !ok:
-			case w.Verb == controller.Create:
-				order = append(order, "new")
-				size["new"] = fmt.Sprint(orOne(set.Spec.Replicas))
-			case w.Verb == controller.Delete:
-				size[name] = "gone"
-			case w.Verb == controller.Update:
-				size[name] = fmt.Sprint(orOne(set.Spec.Replicas))
-			}
+	for _, w := range writesOf(plan) {
+		set, ok := w.Object.(*appsv1.ReplicaSet)
+		name := strings.TrimPrefix(w.Object.GetName(), "web-")
+		switch {
+		case !ok:
+		case w.Verb == controller.Create:
+			order = append(order, "new")
+			size["new"] = fmt.Sprint(orOne(set.Spec.Replicas))
+		case w.Verb == controller.Delete:
+			size[name] = "gone"
+		case w.Verb == controller.Update:
+			size[name] = fmt.Sprint(orOne(set.Spec.Replicas))
 		}
 	}
 	var words []string
@@ -279,21 +277,19 @@ func TestRolloutKeepsItsPromise(t *testing.T) {
 			} else {
 				quiet = 0
 			}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					set := w.Object.(*appsv1.ReplicaSet).DeepCopy()
-					i := slices.IndexFunc(sets, func(s *appsv1.ReplicaSet) bool { return s.Name == set.Name })
-					switch w.Verb {
-					case controller.Create:
-						born++
-						set.UID, set.CreationTimestamp = types.UID(fmt.Sprint("set-", born)), ago(time.Hour-time.Duration(born)*time.Second)
-						set.Status.TerminatingReplicas = new(int32(0))
-						sets = append(sets, set)
-					case controller.Update:
-						sets[i] = set
-					case controller.Delete:
-						sets = slices.Delete(sets, i, i+1)
-					}
+			for _, w := range writesOf(plan) {
+				set := w.Object.(*appsv1.ReplicaSet).DeepCopy()
+				i := slices.IndexFunc(sets, func(s *appsv1.ReplicaSet) bool { return s.Name == set.Name })
+				switch w.Verb {
+				case controller.Create:
+					born++
+					set.UID, set.CreationTimestamp = types.UID(fmt.Sprint("set-", born)), ago(time.Hour-time.Duration(born)*time.Second)
+					set.Status.TerminatingReplicas = new(int32(0))
+					sets = append(sets, set)
+				case controller.Update:
+					sets[i] = set
+				case controller.Delete:
+					sets = slices.Delete(sets, i, i+1)
 				}
 			}
 			total, available := int32(0), int32(0)
@@ -573,11 +569,9 @@ func TestCleanUp(t *testing.T) {
 			test.edit(sets[:4])
 		}
 		var deleted []string
-		for _, step := range look(test.d, sets...).Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Delete {
-					deleted = append(deleted, strings.TrimPrefix(w.Object.GetName(), "web-"))
-				}
+		for _, w := range writesOf(look(test.d, sets...)) {
+			if w.Verb == controller.Delete {
+				deleted = append(deleted, strings.TrimPrefix(w.Object.GetName(), "web-"))
 			}
 		}
 		expect(t, test.what, strings.Join(deleted, " "), test.want)
@@ -616,12 +610,10 @@ func TestRollbackChoice(t *testing.T) {
 		d := asking(test.revision, test.image)
 		plan := look(d, setsOf(d, test.sets)...)
 		var back *appsv1.Deployment
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Update {
-					if changed, ok := w.Object.(*appsv1.Deployment); ok {
-						back = changed
-					}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Update {
+				if changed, ok := w.Object.(*appsv1.Deployment); ok {
+					back = changed
 				}
 			}
 		}

@@ -252,10 +252,8 @@ func TestScaling(t *testing.T) {
 		sets := []*appsv1.ReplicaSet{setOf(d, 0, 3, 3, from(10)), setOf(d, 1, 3, 3, from(10)), setOf(d, 2, 5, 0, from(10))}
 		plan, sum := look(aDeployment(total), sets...), int32(0)
 		sizes := map[string]int32{"web-0": 3, "web-1": 3, "web-2": 5}
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				sizes[w.Object.GetName()] = *w.Object.(*appsv1.ReplicaSet).Spec.Replicas
-			}
+		for _, w := range writesOf(plan) {
+			sizes[w.Object.GetName()] = *w.Object.(*appsv1.ReplicaSet).Spec.Replicas
 		}
 		for _, n := range sizes {
 			sum += n

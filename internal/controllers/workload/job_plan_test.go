@@ -41,11 +41,9 @@ func goneJob(j *batchv1.Job) { gone(j) }
 // deeds are what a plan does to pods, by number: "2 create, 1 delete".
 func deeds(plan controller.Plan) string {
 	n := map[controller.Verb]int{}
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			if _, ok := w.Object.(*corev1.Pod); ok && w.Verb != controller.Patch {
-				n[w.Verb]++
-			}
+	for _, w := range writesOf(plan) {
+		if _, ok := w.Object.(*corev1.Pod); ok && w.Verb != controller.Patch {
+			n[w.Verb]++
 		}
 	}
 	var words []string
@@ -227,11 +225,9 @@ func TestJobSurplus(t *testing.T) {
 	} {
 		for _, pods := range [][]*corev1.Pod{test.pods, backwards(test.pods)} {
 			var deleted []string
-			for _, step := range lookAt(test.job, pods...).Steps {
-				for _, w := range step.Writes {
-					if w.Verb == controller.Delete {
-						deleted = append(deleted, w.Object.GetName())
-					}
+			for _, w := range writesOf(lookAt(test.job, pods...)) {
+				if w.Verb == controller.Delete {
+					deleted = append(deleted, w.Object.GetName())
 				}
 			}
 			slices.Sort(deleted)
@@ -271,11 +267,9 @@ func TestIndexChoice(t *testing.T) {
 	} {
 		plan := lookAt(test.job, test.pods...)
 		var begun []string
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Create {
-					begun = append(begun, w.Object.GetAnnotations()[batchv1.JobCompletionIndexAnnotation])
-				}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Create {
+				begun = append(begun, w.Object.GetAnnotations()[batchv1.JobCompletionIndexAnnotation])
 			}
 		}
 		expect(t, test.what, strings.Join(begun, " "), test.want)
@@ -429,25 +423,23 @@ func TestJobsAlwaysEnd(t *testing.T) {
 			}
 			plan := jobView{job: job, pods: pods, now: clock}.reconcile()
 			outcome := controller.Outcome{}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.UID == w.Object.GetUID() })
-					switch w.Verb {
-					case controller.UpdateStatus:
-						job = w.Object.(*batchv1.Job)
-						outcome.Written = append(outcome.Written, job)
-					case controller.Create:
-						made++
-						pod := with(w.Object.(*corev1.Pod).DeepCopy(), inPhase(corev1.PodRunning))
-						pod.Name, pod.UID, pod.CreationTimestamp = fmt.Sprint("p", made), types.UID(fmt.Sprint("p", made)), metav1.NewTime(clock)
-						pods = append(pods, pod)
-						outcome.Written = append(outcome.Written, pod)
-					case controller.Patch:
-						pods[i] = with(pods[i].DeepCopy(), untracked)
-						outcome.Written = append(outcome.Written, pods[i])
-					case controller.Delete:
-						pods[i] = with(pods[i].DeepCopy(), leaving)
-					}
+			for _, w := range writesOf(plan) {
+				i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.UID == w.Object.GetUID() })
+				switch w.Verb {
+				case controller.UpdateStatus:
+					job = w.Object.(*batchv1.Job)
+					outcome.Written = append(outcome.Written, job)
+				case controller.Create:
+					made++
+					pod := with(w.Object.(*corev1.Pod).DeepCopy(), inPhase(corev1.PodRunning))
+					pod.Name, pod.UID, pod.CreationTimestamp = fmt.Sprint("p", made), types.UID(fmt.Sprint("p", made)), metav1.NewTime(clock)
+					pods = append(pods, pod)
+					outcome.Written = append(outcome.Written, pod)
+				case controller.Patch:
+					pods[i] = with(pods[i].DeepCopy(), untracked)
+					outcome.Written = append(outcome.Written, pods[i])
+				case controller.Delete:
+					pods[i] = with(pods[i].DeepCopy(), leaving)
 				}
 			}
 			if changed := plan.Status(outcome); changed != nil {

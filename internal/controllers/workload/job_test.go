@@ -108,12 +108,10 @@ func lookAt(job *batchv1.Job, pods ...*corev1.Pod) controller.Plan {
 func after(job *batchv1.Job, plan controller.Plan) (words string, status batchv1.JobStatus) {
 	status = job.Status
 	outcome := controller.Outcome{}
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			outcome.Written = append(outcome.Written, w.Object)
-			if w.Verb == controller.UpdateStatus {
-				status = w.Object.(*batchv1.Job).Status
-			}
+	for _, w := range writesOf(plan) {
+		outcome.Written = append(outcome.Written, w.Object)
+		if w.Verb == controller.UpdateStatus {
+			status = w.Object.(*batchv1.Job).Status
 		}
 	}
 	if changed := plan.Status(outcome); changed != nil {

@@ -70,11 +70,9 @@ func TestTracking(t *testing.T) {
 	} {
 		plan := lookAt(test.job, test.pods...)
 		var freed []string
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if pod := asPod(w.Object); pod != nil && w.Verb == controller.Patch && strings.Contains(string(w.Patch), "deleteFromPrimitiveList") && len(w.Tolerate) == 1 {
-					freed = append(freed, pod.Name)
-				}
+		for _, w := range writesOf(plan) {
+			if pod := asPod(w.Object); pod != nil && w.Verb == controller.Patch && strings.Contains(string(w.Patch), "deleteFromPrimitiveList") && len(w.Tolerate) == 1 {
+				freed = append(freed, pod.Name)
 			}
 		}
 		slices.Sort(freed)

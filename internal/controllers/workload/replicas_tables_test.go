@@ -403,26 +403,24 @@ func TestReplicasModel(t *testing.T) {
 			if look == 2 {
 				t.Fatalf("seed %d: a third look still wants %s", seed, told(plan))
 			}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					i := slices.Index(pods, asPod(w.Object))
-					switch w.Verb {
-					case controller.Create:
-						made++
-						pods = append(pods, aPod(fmt.Sprint("made", made), mine))
-					case controller.Delete:
-						if !active(pods[i]) || pods[i].Labels["app"] != "web" {
-							t.Errorf("seed %d: deletes %s, which does not count", seed, pods[i].Name)
-						}
-						pods = slices.Delete(pods, i, i+1)
-					case controller.Patch:
-						changed := pods[i].DeepCopy()
-						if changed.OwnerReferences = nil; changed.Labels["app"] == "web" {
-							mine(changed)
-						}
-						// Later writes of the plan know the pod as it was.
-						*pods[i] = *changed
+			for _, w := range writesOf(plan) {
+				i := slices.Index(pods, asPod(w.Object))
+				switch w.Verb {
+				case controller.Create:
+					made++
+					pods = append(pods, aPod(fmt.Sprint("made", made), mine))
+				case controller.Delete:
+					if !active(pods[i]) || pods[i].Labels["app"] != "web" {
+						t.Errorf("seed %d: deletes %s, which does not count", seed, pods[i].Name)
 					}
+					pods = slices.Delete(pods, i, i+1)
+				case controller.Patch:
+					changed := pods[i].DeepCopy()
+					if changed.OwnerReferences = nil; changed.Labels["app"] == "web" {
+						mine(changed)
+					}
+					// Later writes of the plan know the pod as it was.
+					*pods[i] = *changed
 				}
 			}
 		}

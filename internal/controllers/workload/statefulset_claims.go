@@ -164,6 +164,8 @@ func owns(owner kind.Object, claim *corev1.PersistentVolumeClaim) bool {
 func sameOwners(a, b []metav1.OwnerReference) bool {
 	controls := func(ref metav1.OwnerReference) bool { return ref.Controller != nil && *ref.Controller }
 	return len(a) == len(b) && all(a, func(one metav1.OwnerReference) bool {
-		return slices.ContainsFunc(b, func(other metav1.OwnerReference) bool { return one.UID == other.UID && controls(one) == controls(other) })
+		return slices.ContainsFunc(b, func(other metav1.OwnerReference) bool {
+			return one.UID == other.UID && controls(one) == controls(other)
+		})
 	})
 }

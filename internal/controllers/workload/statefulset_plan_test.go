@@ -42,12 +42,10 @@ func crew(t *testing.T, set *appsv1.StatefulSet, text string) (pods []*corev1.Po
 // orders are the pods a plan creates, changes and deletes: "+2 *1 -0".
 func orders(plan controller.Plan) string {
 	var words []string
-	for _, step := range plan.Steps {
-		for _, w := range step.Writes {
-			if pod := asPod(w.Object); pod != nil {
-				sign := map[controller.Verb]string{controller.Create: "+", controller.Update: "*", controller.Patch: "@", controller.Delete: "-"}[w.Verb]
-				words = append(words, sign+strings.TrimPrefix(pod.Name, "db-"))
-			}
+	for _, w := range writesOf(plan) {
+		if pod := asPod(w.Object); pod != nil {
+			sign := map[controller.Verb]string{controller.Create: "+", controller.Update: "*", controller.Patch: "@", controller.Delete: "-"}[w.Verb]
+			words = append(words, sign+strings.TrimPrefix(pod.Name, "db-"))
 		}
 	}
 	return strings.Join(words, " ")
@@ -258,14 +256,12 @@ func TestStatefulTemplate(t *testing.T) {
 		{"the old revision is gone", aStatefulSet(3, atImage(2), parallel, partition(2), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = "db-gone" }), "2 2 2"},
 	} {
 		var images []string
-		for _, step := range stateful(t, test.set).Steps {
-			for _, w := range step.Writes {
-				if pod := asPod(w.Object); pod != nil {
-					image := strings.TrimPrefix(pod.Spec.Containers[0].Image, "image:")
-					images = append(images, image)
-					if want := revisionFor(t, test.set, int(image[0]-'0')).Name; pod.Labels[appsv1.StatefulSetRevisionLabel] != want {
-						t.Errorf("%s: %s says %s", test.what, pod.Name, pod.Labels[appsv1.StatefulSetRevisionLabel])
-					}
+		for _, w := range writesOf(stateful(t, test.set)) {
+			if pod := asPod(w.Object); pod != nil {
+				image := strings.TrimPrefix(pod.Spec.Containers[0].Image, "image:")
+				images = append(images, image)
+				if want := revisionFor(t, test.set, int(image[0]-'0')).Name; pod.Labels[appsv1.StatefulSetRevisionLabel] != want {
+					t.Errorf("%s: %s says %s", test.what, pod.Name, pod.Labels[appsv1.StatefulSetRevisionLabel])
 				}
 			}
 		}
@@ -411,11 +407,9 @@ func TestStatefulHistory(t *testing.T) {
 		}
 		plan := statefulView{set: test.set, pods: crew(t, test.set, test.pods), revisions: backwards(history), claims: claimsFor(test.set, 0, 7), now: now}.reconcile()
 		var deleted []string
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				if w.Verb == controller.Delete && number[w.Object.GetName()] != "" {
-					deleted = append(deleted, number[w.Object.GetName()])
-				}
+		for _, w := range writesOf(plan) {
+			if w.Verb == controller.Delete && number[w.Object.GetName()] != "" {
+				deleted = append(deleted, number[w.Object.GetName()])
 			}
 		}
 		expect(t, test.what, strings.Join(deleted, " "), test.want)
@@ -470,16 +464,14 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 					break
 				}
 			}
-			for _, step := range plan.Steps {
-				for _, w := range step.Writes {
-					pod := asPod(w.Object)
-					switch {
-					case pod == nil:
-					case w.Verb == controller.Create:
-						pods[pod.Name] = with(pod.DeepCopy(), inPhase(corev1.PodRunning))
-					case w.Verb == controller.Delete && pods[pod.Name] != nil:
-						pods[pod.Name] = with(pods[pod.Name].DeepCopy(), leaving)
-					}
+			for _, w := range writesOf(plan) {
+				pod := asPod(w.Object)
+				switch {
+				case pod == nil:
+				case w.Verb == controller.Create:
+					pods[pod.Name] = with(pod.DeepCopy(), inPhase(corev1.PodRunning))
+				case w.Verb == controller.Delete && pods[pod.Name] != nil:
+					pods[pod.Name] = with(pods[pod.Name].DeepCopy(), leaving)
 				}
 			}
 		}
