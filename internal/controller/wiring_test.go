@@ -631,3 +631,34 @@ func TestMetrics(t *testing.T) {
 		}
 	})
 }
+
+// TestWorkers: as many keys are worked on at once as the definition says, one if it says nothing.
+func TestWorkers(t *testing.T) {
+	for workers, want := range map[int]int{-1: 1, 0: 1, 1: 1, 2: 2, 5: 5} {
+		inBubble(t, func(b *bench) {
+			var mu sync.Mutex
+			under, most := 0, 0
+			b.start(controller.Definition{Name: "busy", Workers: workers, New: func(s *controller.Setup) (controller.Syncer, error) {
+				for i := range 10 {
+					s.Enqueue(controller.Key{Name: fmt.Sprint(i)})
+				}
+				return controller.SyncFunc(func(context.Context, controller.Key) error {
+					mu.Lock()
+					under++
+					most = max(most, under)
+					mu.Unlock()
+					time.Sleep(time.Second)
+					mu.Lock()
+					under--
+					mu.Unlock()
+					return nil
+				}), nil
+			}})
+			pass(time.Minute)
+			if mu.Lock(); most != want || under != 0 {
+				t.Errorf("%d workers: %d at once, want %d", workers, most, want)
+			}
+			mu.Unlock()
+		})
+	}
+}
