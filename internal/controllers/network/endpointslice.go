@@ -12,6 +12,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/endpointslice/topologycache"
 	"k8s.io/endpointslice/trafficdist"
 	endpointsliceutil "k8s.io/endpointslice/util"
@@ -198,26 +199,55 @@ func (v slicesView) reconcile() controller.Plan {
 	for _, slice := range slices.Concat(all.create, all.update) {
 		slice.Annotations = setOrDelete(slice.Annotations, corev1.EndpointsLastChangeTriggerTime, triggered(v.trigger))
 	}
-	failed := func(what string) controller.Event {
-		name := v.service.Namespace + "/" + v.service.Name
-		return controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
-			Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: failed to %s for Service %s: %%s", name, what, name)}
+	if homeless := v.homeless(); homeless != nil {
+		plan.Events = append(plan.Events, v.failed(homeless.Error()))
 	}
-	addSteps(&plan, all, failed)
+	addSteps(&plan, all, func(what string) controller.Event {
+		return v.failed(fmt.Sprintf("failed to %s for Service %s: %%s", what, v.key()))
+	})
 	return plan
 }
 
-// addSteps writes slices: first those that are new, last those that go, so that no address is missing in between.
+func (v slicesView) failed(message string) controller.Event {
+	return controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
+		Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: %s", v.key(), message)}
+}
+
+// homeless tells of the pods that are left out because nobody knows their nodes; nil if there are none.
+func (v slicesView) homeless() error {
+	var missing []error
+	for _, pod := range v.pods {
+		if reachable(pod) && v.leavesOut(pod) {
+			missing = append(missing, fmt.Errorf("skipping Pod %s for Service %s: Node %s Not Found", pod.Name, v.key(), pod.Spec.NodeName))
+		}
+	}
+	return utilerrors.NewAggregate(missing)
+}
+
+// leavesOut says whether a pod is on a node nobody knows: the pod garbage collector removes it, or the node comes. A service that
+// publishes what is not ready publishes it anyway.
+func (v slicesView) leavesOut(pod *corev1.Pod) bool {
+	return v.nodes[pod.Spec.NodeName] == nil && !v.service.Spec.PublishNotReadyAddresses
+}
+
+// addSteps writes slices: first those that are new, last those that go, so that no address is missing in between. failed makes the
+// event of a write that fails; nil: nothing is told.
 func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what string) controller.Event) {
+	telling := func(w controller.Write, what string) controller.Write {
+		if failed == nil {
+			return w
+		}
+		return w.OnFailed(failed(what))
+	}
 	var create, update, remove []controller.Write
 	for _, slice := range changes.create {
-		create = append(create, controller.Creating(slice).OnFailed(failed("create EndpointSlice")))
+		create = append(create, telling(controller.Creating(slice), "create EndpointSlice"))
 	}
 	for _, slice := range changes.update {
-		update = append(update, controller.Updating(slice).OnFailed(failed("update "+slice.Name+" EndpointSlice")))
+		update = append(update, telling(controller.Updating(slice), "update "+slice.Name+" EndpointSlice"))
 	}
 	for _, slice := range changes.remove {
-		remove = append(remove, controller.Deleting(slice).OnFailed(failed("delete "+slice.Name+" EndpointSlice")))
+		remove = append(remove, telling(controller.Deleting(slice), "delete "+slice.Name+" EndpointSlice"))
 	}
 	plan.Then(create...)
 	plan.Then(update...)
@@ -288,11 +318,10 @@ func (v slicesView) wanted(family discoveryv1.AddressType) (groups []*portGroup)
 			i = len(groups)
 			groups = append(groups, &portGroup{key: key, ports: ports})
 		}
-		node := v.nodes[pod.Spec.NodeName]
-		if node == nil && !v.service.Spec.PublishNotReadyAddresses {
-			continue // a pod on a node nobody knows; the pod garbage collector removes it, or the node comes
+		if v.leavesOut(pod) {
+			continue
 		}
-		if endpoint := v.endpoint(pod, node, family); len(endpoint.Addresses) > 0 {
+		if endpoint := v.endpoint(pod, v.nodes[pod.Spec.NodeName], family); len(endpoint.Addresses) > 0 {
 			groups[i].endpoints.add(endpoint)
 		}
 	}

@@ -190,6 +190,7 @@ func (v balancerView) reconcile() (plan controller.Plan) {
 	case len(want) == 0:
 		tell(corev1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer")
 	case len(v.service.Status.LoadBalancer.Ingress) == 0:
+		tell(corev1.EventTypeNormal, "EnsuringLoadBalancer", "Ensuring load balancer")
 		tell(corev1.EventTypeNormal, "EnsuredLoadBalancer", "Ensured load balancer")
 	default:
 		tell(corev1.EventTypeNormal, "UpdatedLoadBalancer", "Updated load balancer with new hosts")

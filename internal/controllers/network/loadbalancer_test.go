@@ -43,7 +43,7 @@ func TestLoadBalancer(t *testing.T) {
 		ips  string
 	}{
 		{"new", balancerView{service: balancer(), nodes: []*corev1.Node{n2, n1, down, excluded, public}},
-			"patch Service web, patch status of Service web, tell EnsuredLoadBalancer", "192.0.2.1 192.0.2.2 198.51.100.5"},
+			"patch Service web, patch status of Service web, tell EnsuringLoadBalancer, tell EnsuredLoadBalancer", "192.0.2.1 192.0.2.2 198.51.100.5"},
 		{"at rest", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, "", ""},
 		{"one node more", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.1 192.0.2.2"},
 		{"no node left", balancerView{service: balancer(has("192.0.2.1"))}, "patch status of Service web, tell UnAvailableLoadBalancer", ""},

@@ -90,7 +90,7 @@ func (c *mirroring) Reconcile(v mirrorView) controller.Plan { return v.reconcile
 
 func (v mirrorView) reconcile() (plan controller.Plan) {
 	if v.endpoints == nil {
-		addSteps(&plan, sliceChanges{remove: v.slices}, v.failed)
+		addSteps(&plan, sliceChanges{remove: v.slices}, nil)
 		return plan
 	}
 	groups, invalid, skipped := v.wanted()
@@ -115,17 +115,8 @@ func (v mirrorView) reconcile() (plan controller.Plan) {
 		plan.Events = append(plan.Events, controller.Event{About: v.endpoints, Type: corev1.EventTypeWarning, Reason: "TooManyAddressesToMirror",
 			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", v.most, invalid+skipped)})
 	}
-	addSteps(&plan, changes, v.failed)
+	addSteps(&plan, changes, nil)
 	return plan
-}
-
-func (v mirrorView) failed(what string) controller.Event {
-	about := v.endpoints
-	if about == nil {
-		about = &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: v.slices[0].Namespace, Name: v.slices[0].Labels[discoveryv1.LabelServiceName]}}
-	}
-	return controller.Event{About: about, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
-		Message: fmt.Sprintf("Error updating Endpoint Slices: failed to %s for Endpoints %s/%s: %%s", what, about.Namespace, about.Name)}
 }
 
 // mirrorGroup are the endpoints of one slice: same family, same ports.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,7 +143,17 @@ func (v cidrView) mayGo() bool {
 	}
 	return !slices.ContainsFunc(v.addresses, func(address *networkingv1.IPAddress) bool {
 		ranges := containing(v.all, address)
-		return len(ranges) == 1 && ranges[0].Name == v.cidr.Name
+		return len(ranges) == 1 && ranges[0].Name == v.cidr.Name && v.hasFamily(address.Labels[networkingv1.LabelIPAddressFamily])
+	})
+}
+
+// hasFamily says whether the range has addresses of a family, as the server labels them.
+func (v cidrView) hasFamily(label string) bool {
+	return slices.ContainsFunc(prefixes(v.cidr.Spec.CIDRs), func(p netip.Prefix) bool {
+		if p.Addr().Is4() {
+			return label == string(corev1.IPv4Protocol)
+		}
+		return label == string(corev1.IPv6Protocol)
 	})
 }
 
@@ -153,11 +164,17 @@ func containing(all []*networkingv1.ServiceCIDR, address *networkingv1.IPAddress
 		return nil
 	}
 	for _, cidr := range all {
-		if slices.ContainsFunc(prefixes(cidr.Spec.CIDRs), func(p netip.Prefix) bool { return p.Contains(ip) }) {
+		if slices.ContainsFunc(prefixes(cidr.Spec.CIDRs), func(p netip.Prefix) bool { return mayHold(p, ip) }) {
 			ranges = append(ranges, cidr)
 		}
 	}
 	return ranges
+}
+
+// mayHold says whether a service's address can come from a range. The first address of a range never does, nor the last one of IPv4:
+// they are the network's own.
+func mayHold(p netip.Prefix, ip netip.Addr) bool {
+	return p.Contains(ip) && ip != p.Masked().Addr() && !(ip.Is4() && !p.Contains(ip.Next()))
 }
 
 func overlap(a, b *networkingv1.ServiceCIDR) bool {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,12 @@ func aCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 }
 
 func anAddress(ip string) *networkingv1.IPAddress {
-	return &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: ip, Labels: map[string]string{networkingv1.LabelManagedBy: addressManager}}}
+	family := "IPv4"
+	if strings.Contains(ip, ":") {
+		family = "IPv6"
+	}
+	return &networkingv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Name: ip, Labels: map[string]string{
+		networkingv1.LabelManagedBy: addressManager, networkingv1.LabelIPAddressFamily: family}}}
 }
 
 func TestServiceCIDRMayGo(t *testing.T) {
@@ -90,9 +96,9 @@ func TestServiceCIDRInAWorld(t *testing.T) {
 		if !meta.IsStatusConditionTrue(got.Status.Conditions, "Ready") || len(got.Finalizers) != 1 {
 			t.Fatalf("a new range: %+v", got)
 		}
-		address := world.Create(w, &networkingv1.IPAddress{
-			ObjectMeta: metav1.ObjectMeta{Name: "10.5.0.7", Labels: map[string]string{networkingv1.LabelManagedBy: addressManager}},
-			Spec:       networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "x"}}})
+		address := anAddress("10.5.0.7")
+		address.Spec.ParentRef = &networkingv1.ParentReference{Resource: "services", Namespace: "default", Name: "x"}
+		address = world.Create(w, address)
 		w.Remove(cidr)
 		w.Pass(time.Minute)
 		got = world.Get[*networkingv1.ServiceCIDR](w, "", "more")
