@@ -13,6 +13,7 @@ import (
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -125,7 +126,7 @@ func (a *api) find(ctx context.Context, gvk schema.GroupVersionKind) (target, er
 			}
 		}
 	}
-	return target{}, fmt.Errorf("no matches for kind %q in group %q", gvk.Kind, gvk.Group)
+	return target{}, &meta.NoKindMatchError{GroupKind: gvk.GroupKind()}
 }
 
 func among(list []metav1.APIResource, gv schema.GroupVersion, kind string) (t target, found bool) {

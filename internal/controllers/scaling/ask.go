@@ -18,13 +18,14 @@ type answer struct {
 	metric   string // how people call it
 }
 
-// metricError says why a metric has no answer: reason is that of events and conditions, inner their text.
+// metricError says why a metric has no answer: reason is that of events and conditions, inner their text. Where all metrics are told
+// of together, the text says more of which one it was.
 type metricError struct {
-	reason, what string
-	inner        error
+	reason, prefix string
+	inner          error
 }
 
-func (e *metricError) Error() string { return fmt.Sprintf("failed to get %s: %v", e.what, e.inner) }
+func (e *metricError) Error() string { return e.prefix + e.inner.Error() }
 func (e *metricError) Unwrap() error { return e.inner }
 
 // ask asks one metric how many pods there should be, and notes what it is now.
@@ -35,24 +36,33 @@ func (l *scalerLook) ask(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Sca
 	failure := &metricError{}
 	switch spec.Type {
 	case autoscalingv2.ResourceMetricSourceType:
-		failure.reason, failure.what = "FailedGetResourceMetric", string(spec.Resource.Name)+" resource metric value"
+		failure.reason, failure.prefix = "FailedGetResourceMetric", fmt.Sprintf("failed to get %s resource metric value: ", spec.Resource.Name)
 		status.Resource = &autoscalingv2.ResourceMetricStatus{Name: spec.Resource.Name}
 		a, err = l.askResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
 	case autoscalingv2.ContainerResourceMetricSourceType:
 		r := spec.ContainerResource
-		failure.reason, failure.what = "FailedGetContainerResourceMetric", r.Container+" container metric value"
+		failure.reason, failure.prefix = "FailedGetContainerResourceMetric", fmt.Sprintf("failed to get %s container metric value: ", r.Container)
 		status.ContainerResource = &autoscalingv2.ContainerResourceMetricStatus{Name: r.Name, Container: r.Container}
 		a, err = l.askResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
 	case autoscalingv2.PodsMetricSourceType:
-		failure.reason, failure.what = "FailedGetPodsMetric", "pods metric value"
+		failure.reason, failure.prefix = "FailedGetPodsMetric", "failed to get pods metric value: "
 		status.Pods = &autoscalingv2.PodsMetricStatus{Metric: spec.Pods.Metric}
 		a, err = l.askPods(scale, spec.Pods, &status.Pods.Current)
 	case autoscalingv2.ObjectMetricSourceType:
-		failure.reason, failure.what = "FailedGetObjectMetric", "object metric value"
+		failure.reason, failure.prefix = "FailedGetObjectMetric", "failed to get object metric value: "
+		if targetsAverage(spec.Object.Target) {
+			failure.prefix += fmt.Sprintf("failed to get %s object metric: ", spec.Object.Metric.Name)
+		}
 		status.Object = &autoscalingv2.ObjectMetricStatus{Metric: spec.Object.Metric, DescribedObject: spec.Object.DescribedObject}
 		a, err = l.askObject(scale, spec.Object, &status.Object.Current)
 	case autoscalingv2.ExternalMetricSourceType:
-		failure.reason, failure.what = "FailedGetExternalMetric", spec.External.Metric.Name+" external metric value"
+		name := spec.External.Metric.Name
+		failure.reason, failure.prefix = "FailedGetExternalMetric", fmt.Sprintf("failed to get %s external metric value: ", name)
+		if spec.External.Target.AverageValue != nil {
+			failure.prefix += fmt.Sprintf("failed to get %s external metric: ", name)
+		} else if spec.External.Target.Value != nil {
+			failure.prefix += fmt.Sprintf("failed to get external metric %s: ", name)
+		}
 		status.External = &autoscalingv2.ExternalMetricStatus{Metric: spec.External.Metric}
 		a, err = l.askExternal(scale, spec.External, &status.External.Current)
 	default:
@@ -116,6 +126,10 @@ func (l *scalerLook) askResource(scale *autoscalingv1.Scale, name corev1.Resourc
 		status.AverageValue = quantity(name, mean(counted))
 		return answer{replicas, fmt.Sprintf("%s resource", name)}, nil
 	}
+	counted, err := c.measured()
+	if err != nil {
+		return fail(err)
+	}
 	requests, err := requestsOf(l.pods, name, container)
 	if err != nil {
 		return fail(err)
@@ -125,7 +139,6 @@ func (l *scalerLook) askResource(scale *autoscalingv1.Scale, name corev1.Resourc
 	if err != nil {
 		return fail(err)
 	}
-	counted, _, _, _ := c.sorted()
 	percent, each, err := m.of(counted)
 	if err != nil {
 		return fail(err)
@@ -161,7 +174,7 @@ func (l *scalerLook) askObject(scale *autoscalingv1.Scale, source *autoscalingv2
 	if err != nil {
 		return answer{}, err
 	}
-	if source.Target.Value == nil && source.Target.AverageValue == nil {
+	if !targetsValue(source.Target) && !targetsAverage(source.Target) {
 		return answer{}, errors.New("invalid object metric source: neither a value target nor an average value target was set")
 	}
 	o := source.DescribedObject
@@ -169,7 +182,7 @@ func (l *scalerLook) askObject(scale *autoscalingv1.Scale, source *autoscalingv2
 	if err != nil {
 		return answer{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, l.scaler.Namespace, o.Name, err)
 	}
-	if source.Target.Type == autoscalingv2.ValueMetricType && source.Target.Value != nil {
+	if targetsValue(source.Target) {
 		replicas, err := l.crowd(nil, "").byRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
 		if err != nil {
 			return answer{}, err
@@ -206,6 +219,15 @@ func (l *scalerLook) askExternal(scale *autoscalingv1.Scale, source *autoscaling
 	}
 	status.Value = quantity("", usage)
 	return answer{replicas, name}, nil
+}
+
+// targetsValue and targetsAverage say what the target of an object's metric is. Its type decides, and the value must be there.
+func targetsValue(target autoscalingv2.MetricTarget) bool {
+	return target.Type == autoscalingv2.ValueMetricType && target.Value != nil
+}
+
+func targetsAverage(target autoscalingv2.MetricTarget) bool {
+	return target.Type == autoscalingv2.AverageValueMetricType && target.AverageValue != nil
 }
 
 // metricSelector selects among the series of a metric; without one, all are meant.

@@ -317,7 +317,9 @@ func (l *scalerLook) rescale(t target, scale *autoscalingv1.Scale, d *decision) 
 	}
 	l.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", d.replicas))
 	l.tell(corev1.EventTypeNormal, "SuccessfulRescale", fmt.Sprintf("New size: %d; reason: %s", d.replicas, d.reason))
-	l.history.steps = append(l.history.steps, step{d.replicas - before, l.now})
+	if l.scaler.Spec.Behavior != nil {
+		l.history.steps = append(l.history.steps, step{d.replicas - before, l.now})
+	}
 	if before > 0 && d.replicas == 0 && l.least() == 0 && l.wholeMetrics() {
 		l.condition(autoscalingv2.ScaledToZero, corev1.ConditionTrue, "ScaledToZero", "the HPA controller scaled the workload to zero")
 	} else {

@@ -33,6 +33,8 @@ const (
 	staleTimeout = 2 * time.Minute
 	// podKey marks a key as that of a pod. No name has a slash.
 	podKey = "pod/"
+	// noPods is the reason of the events that say so, or that it is not known.
+	noPods = "NoPods"
 )
 
 // Disruption keeps the status of disruption budgets: how many of the pods they cover are healthy, and how many may be evicted now. It
@@ -107,7 +109,7 @@ func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 	v := budgetView{budget: budget, now: time.Now()}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
-		v.failure, v.failed = err, controller.Event{About: budget, Type: corev1.EventTypeWarning, Reason: "NoPods", Message: fmt.Sprintf("Failed to get pods: %v", err)}
+		v.failure, v.failed = err, controller.Event{About: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
 	} else {
 		v.pods = c.pods.List(budget.Namespace, selector)
 		c.expect(ctx, &v)
@@ -151,7 +153,7 @@ func (c *disruption) expect(ctx context.Context, v *budgetView) {
 func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
-		return "", 0, fmt.Errorf("owner %s %s: %w", owner.Kind, owner.Name, err)
+		return "", 0, err
 	}
 	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
 	case schema.GroupKind{Kind: "ReplicationController"}:
@@ -162,7 +164,7 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 		if set, ok := c.stateful.Get(namespace, owner.Name); ok && set.UID == owner.UID {
 			return set.UID, orOne(set.Spec.Replicas), nil
 		}
-	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}:
+	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}, schema.GroupKind{Group: "extensions", Kind: "ReplicaSet"}:
 		set, ok := c.sets.Get(namespace, owner.Name)
 		if !ok || set.UID != owner.UID {
 			break
@@ -181,6 +183,9 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 // scaleByName asks the scale subresource, which every kind of controller may have.
 func (c *disruption) scaleByName(ctx context.Context, namespace string, gvk schema.GroupVersionKind, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	target, err := c.api.find(ctx, gvk)
+	if meta.IsNoMatchError(err) {
+		err = &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
+	}
 	if err != nil {
 		return "", 0, err
 	}
@@ -221,13 +226,13 @@ func (v budgetView) reconcile() (plan controller.Plan) {
 		v.failure, v.failed = err, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
 			Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
 	}
+	if len(v.pods) == 0 && v.failed.Reason != noPods {
+		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeNormal, Reason: noPods, Message: "No matching pods found"})
+	}
 	if v.failure != nil {
 		plan.Events = append(plan.Events, v.failed)
 		plan.Status = func(controller.Outcome) kind.Object { return v.safe() }
 		return plan
-	}
-	if len(v.pods) == 0 {
-		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeNormal, Reason: "NoPods", Message: "No matching pods found"})
 	}
 	if len(v.unmanaged) > 0 {
 		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "UnmanagedPods",
@@ -285,7 +290,9 @@ func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
 // healthy counts the pods that are ready and not about to go.
 func (v budgetView) healthy(disrupted map[string]metav1.Time) (n int32) {
 	for _, pod := range v.pods {
-		if _, going := disrupted[pod.Name]; !going && pod.DeletionTimestamp == nil && podReady(pod) {
+		at, evicted := disrupted[pod.Name]
+		going := evicted && at.Add(deletionTimeout).After(v.now)
+		if !going && pod.DeletionTimestamp == nil && podReady(pod) {
 			n++
 		}
 	}
@@ -349,7 +356,8 @@ func unmark(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
 		plan.Again(wait)
 		return plan
 	}
-	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil}
+	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil,
+		"observedGeneration": pod.Generation}
 	// Strings and times always encode.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": []any{c}}})
 	w := controller.Patching(pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // tolerance is how far usage may be from its target before anything is done.
@@ -73,19 +74,26 @@ type measure interface {
 	full(pod string) int64
 }
 
-var errNoMetrics = errors.New("did not receive metrics for targeted pods (pods might be unready)")
+// measured returns the samples that count. There must be some.
+func (c crowd) measured() (map[string]sample, error) {
+	if len(c.pods) == 0 {
+		return nil, errors.New("no pods returned by selector while calculating replica count")
+	}
+	counted, _, _, _ := c.sorted()
+	if len(counted) == 0 {
+		return nil, errors.New("did not receive metrics for targeted pods (pods might be unready)")
+	}
+	return counted, nil
+}
 
 // propose returns how many pods there should be by what they use. Pods of which nothing is known count against a change: as using
 // nothing when there should be more pods, as using their full share when there should be fewer. So do pods that are not ready, when
 // there should be more.
 func (c crowd) propose(current int32, m measure, t tolerance) (int32, error) {
-	if len(c.pods) == 0 {
-		return 0, errors.New("no pods returned by selector while calculating replica count")
+	if _, err := c.measured(); err != nil {
+		return 0, err
 	}
 	samples, ready, unready, missing := c.sorted()
-	if len(samples) == 0 {
-		return 0, errNoMetrics
-	}
 	ratio, err := m.ratio(samples)
 	if err != nil {
 		return 0, err
@@ -168,12 +176,13 @@ func (m utilization) of(samples map[string]sample) (percent int32, mean int64, e
 	return int32(used * 100 / requested), used / n, nil
 }
 
-// requestsOf returns what pods, or one container of each, request of a resource.
+// requestsOf returns what pods, or one container of each, request of a resource. Pods that request as a whole are asked as the scheduler
+// asks them: overhead included, and what the whole says nothing about, its containers say.
 func requestsOf(pods []*corev1.Pod, name corev1.ResourceName, container string) (map[string]int64, error) {
 	requests := map[string]int64{}
 	for _, pod := range pods {
-		if r := pod.Spec.Resources; r != nil && len(r.Requests) > 0 && container == "" {
-			quantity, ok := r.Requests[name]
+		if container == "" && resourcehelper.IsPodLevelRequestsSet(pod) {
+			quantity, ok := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})[name]
 			if !ok {
 				return nil, fmt.Errorf("missing pod-level request for %s in Pod %s", name, pod.Name)
 			}

@@ -139,6 +139,7 @@ type attachView struct {
 	// here are the attachments of the node, elsewhere those of the needed volumes on other nodes.
 	here, elsewhere []*storagev1.VolumeAttachment
 	volumes         map[string]*corev1.PersistentVolume // those of the attachments, by name
+	users           map[string][]string                 // pods that use the needed volumes where they are attached elsewhere, by volume
 	unneeded        map[string]time.Time
 	unmountWait     time.Duration
 	now             time.Time
@@ -151,7 +152,7 @@ type need struct {
 
 // Observe gathers a node, what its pods need, and what is attached.
 func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
-	v := attachView{name: key.Name, needed: map[string]need{}, volumes: map[string]*corev1.PersistentVolume{}, unmountWait: c.unmountWait, now: time.Now()}
+	v := attachView{name: key.Name, needed: map[string]need{}, volumes: map[string]*corev1.PersistentVolume{}, users: map[string][]string{}, unmountWait: c.unmountWait, now: time.Now()}
 	v.node, _ = c.nodes.Get("", key.Name)
 	// The index exists: watch made it.
 	pods, _ := c.pods.ByIndex(podsOnNode, key.Name)
@@ -173,6 +174,7 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 			v.here = append(v.here, a)
 		case needed:
 			v.elsewhere = append(v.elsewhere, a)
+			v.users[name] = append(v.users[name], c.usersOn(a.Spec.NodeName, v.needed[name].volume)...)
 		default:
 			continue
 		}
@@ -184,6 +186,16 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 	defer c.mu.Unlock()
 	v.unneeded = maps.Clone(c.unneeded)
 	return v, v.node != nil || len(v.here) > 0
+}
+
+// usersOn are the pods on a node that use a volume.
+func (c *attachDetach) usersOn(node string, volume *corev1.PersistentVolume) (names []string) {
+	for _, pod := range podsUsing(c.pods, volume.Spec.ClaimRef.Namespace, volume.Spec.ClaimRef.Name) {
+		if pod.Spec.NodeName == node && !ended(pod) {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
 }
 
 // volumesOf returns the volumes of a pod that must be attached.
@@ -286,16 +298,19 @@ func (v attachView) isOurs(a *storagev1.VolumeAttachment) bool {
 	return value(a.Spec.Source.PersistentVolumeName) != "" && ownName.MatchString(a.Name) // the volume is gone
 }
 
-// mayDetach says whether a volume may be detached, or when to look again. A node that is up must have unmounted it first.
+// mayDetach says whether a volume may be detached, or when to look again. A node that is up must have unmounted it first; one that is
+// gone may still run, and is waited for.
 func (v attachView) mayDetach(a *storagev1.VolumeAttachment, since time.Time) (bool, time.Duration) {
-	volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]
-	if v.node == nil || volume == nil || volume.Spec.CSI == nil || !slices.Contains(v.node.Status.VolumesInUse, uniqueName(volume)) {
-		return true, 0
+	if v.node != nil {
+		volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]
+		if volume == nil || volume.Spec.CSI == nil || !slices.Contains(v.node.Status.VolumesInUse, uniqueName(volume)) {
+			return true, 0
+		}
+		if slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService }) {
+			return true, 0 // its owner says that it is off
+		}
 	}
-	if slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService }) {
-		return true, 0 // its owner says that it is off
-	}
-	up := slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
+	up := v.node != nil && slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	if up || v.unmountWait <= 0 {
@@ -307,17 +322,20 @@ func (v attachView) mayDetach(a *storagev1.VolumeAttachment, since time.Time) (b
 
 // attach makes the attachment of a volume, if it is missing and may be made.
 func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, bool) {
-	if v.node == nil || v.node.Annotations[managedAttach] != "true" {
+	if !v.managed() {
 		return controller.Write{}, false
 	}
 	name := attachmentName(n.volume, v.name)
 	if slices.ContainsFunc(v.here, func(a *storagev1.VolumeAttachment) bool { return a.Name == name }) {
 		return controller.Write{}, false
 	}
-	if other := v.attachedElsewhere(n.volume); other != "" {
+	if v.attachedElsewhere(n.volume) {
+		why := "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"
+		if users := slices.Sorted(slices.Values(v.users[n.volume.Name])); len(users) > 0 {
+			why = "Volume is already used by pod(s) " + strings.Join(users, ", ")
+		}
 		for _, pod := range n.pods {
-			plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume",
-				fmt.Sprintf("Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", n.volume.Name)))
+			plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume", fmt.Sprintf("Waiting for detach for volume %q %s", n.volume.Name, why)))
 		}
 		return controller.Write{}, false
 	}
@@ -329,25 +347,27 @@ func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, boo
 	return w.OnFailed(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
 }
 
-// attachedElsewhere is the node that has a volume which only one may have.
-func (v attachView) attachedElsewhere(volume *corev1.PersistentVolume) string {
+// managed says whether volumes of the node are attached from here. Its kubelet says so by an annotation, whatever its value.
+func (v attachView) managed() bool {
+	return v.node != nil && metav1.HasAnnotation(v.node.ObjectMeta, managedAttach)
+}
+
+// attachedElsewhere says whether another node has a volume which only one may have.
+func (v attachView) attachedElsewhere(volume *corev1.PersistentVolume) bool {
 	if len(volume.Spec.AccessModes) == 0 || slices.ContainsFunc(volume.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
 	}) {
-		return ""
+		return false
 	}
-	for _, a := range v.elsewhere {
-		if value(a.Spec.Source.PersistentVolumeName) == volume.Name {
-			return a.Spec.NodeName
-		}
-	}
-	return ""
+	return slices.ContainsFunc(v.elsewhere, func(a *storagev1.VolumeAttachment) bool {
+		return value(a.Spec.Source.PersistentVolumeName) == volume.Name
+	})
 }
 
 // attached returns the node with what is attached, or nil when its status says it already. It tells the pods whose volumes came,
 // and those whose did not.
 func (v attachView) attached(going map[string]bool, plan *controller.Plan) kind.Object {
-	if v.node == nil || v.node.Annotations[managedAttach] != "true" {
+	if !v.managed() {
 		return nil
 	}
 	var list []corev1.AttachedVolume

@@ -69,7 +69,8 @@ func TestAttachDetach(t *testing.T) {
 		{"made by others", attachView{node: aNode(), here: []*storagev1.VolumeAttachment{others}}, time.Hour, "", 0},
 		{"made by others, the node is gone", attachView{here: []*storagev1.VolumeAttachment{others}}, time.Hour, "", 0},
 		{"the volume is gone", attachView{node: aNode(), here: []*storagev1.VolumeAttachment{ofGone}}, 0, "delete VolumeAttachment NAME", 0},
-		{"the node is gone", attachView{here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, 0, "delete VolumeAttachment NAME", 0},
+		{"the node is gone: it may still run", attachView{here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, time.Minute, "", 5 * time.Minute},
+		{"the node is gone for long", attachView{here: []*storagev1.VolumeAttachment{attachment(disk, "n1", true)}}, 7 * time.Minute, "delete VolumeAttachment NAME", 0},
 	} {
 		v := test.view
 		v.name, v.now, v.unmountWait = "n1", now, DefaultUnmountWait

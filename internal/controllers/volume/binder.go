@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
@@ -118,9 +120,13 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 		v := volumeView{volume: volume}
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
-			if v.claim == nil && volume.Status.Phase != corev1.VolumeReleased && volume.Status.Phase != corev1.VolumeFailed {
+			if v.givesUp() {
 				// Data are about to be given up: ask the server itself whether the claim is really gone.
-				if live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name); err == nil {
+				live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name)
+				if err != nil && !apierrors.IsNotFound(err) {
+					return fmt.Errorf("get claim %s/%s: %w", ref.Namespace, ref.Name, err)
+				}
+				if v.claim = nil; err == nil {
 					v.claim = live
 				}
 			}
@@ -266,7 +272,7 @@ func (v claimView) missingClass() string {
 	}
 	var newest *storagev1.StorageClass
 	for _, class := range v.classes {
-		if class.Annotations[defaultClass] != "true" && class.Annotations[oldDefaultClass] != "true" {
+		if !isDefault(class) {
 			continue
 		}
 		if newest == nil || newest.CreationTimestamp.Before(&class.CreationTimestamp) ||
@@ -358,8 +364,8 @@ func (v claimView) boundStatus() map[string]any {
 	if v.claim.Status.Phase != corev1.ClaimBound {
 		status["phase"] = corev1.ClaimBound
 		status["capacity"] = v.volume.Spec.Capacity
-		if before, resizing := v.volume.Annotations[preResizeCapacity]; resizing {
-			status["capacity"] = map[string]string{"storage": before}
+		if before, err := resource.ParseQuantity(v.volume.Annotations[preResizeCapacity]); err == nil {
+			status["capacity"] = corev1.ResourceList{corev1.ResourceStorage: before}
 		}
 		if class := v.volume.Spec.VolumeAttributesClassName; v.claim.Status.Phase == corev1.ClaimPending && class != nil {
 			status["currentVolumeAttributesClassName"] = *class
@@ -372,6 +378,15 @@ func (v claimView) boundStatus() map[string]any {
 type volumeView struct {
 	volume *corev1.PersistentVolume
 	claim  *corev1.PersistentVolumeClaim // the one its reference names; nil: gone
+}
+
+// givesUp says whether the volume would be released: its claim is gone, or another one has its name.
+func (v volumeView) givesUp() bool {
+	ref := v.volume.Spec.ClaimRef
+	if ref.UID == "" || v.claim != nil && v.claim.UID == ref.UID {
+		return false
+	}
+	return v.claim != nil || v.volume.Status.Phase != corev1.VolumeReleased && v.volume.Status.Phase != corev1.VolumeFailed
 }
 
 func (v volumeView) reconcile() (plan controller.Plan) {
@@ -425,7 +440,7 @@ func (v volumeView) release() (plan controller.Plan) {
 	if !failed {
 		plan.Then(v.phase(corev1.VolumeReleased)...)
 	}
-	if _, migrated := v.volume.Annotations[migratedTo]; migrated || failed || v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
+	if migrated := v.volume.Annotations[migratedTo] != ""; migrated || failed || v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
 		return plan
 	}
 	fail := func(reason, message string) controller.Plan {
@@ -437,11 +452,16 @@ func (v volumeView) release() (plan controller.Plan) {
 	case corev1.PersistentVolumeReclaimRecycle:
 		return fail("VolumeFailedRecycle", "No recycler plugin found for the volume!")
 	case corev1.PersistentVolumeReclaimDelete:
-		// What a provisioner or a CSI driver made, it deletes itself.
-		if by := v.volume.Annotations[provisionedBy]; by != "" && !strings.HasPrefix(by, "kubernetes.io/") || v.volume.Spec.CSI != nil {
-			return plan
+		by := v.volume.Annotations[provisionedBy]
+		switch {
+		case strings.HasPrefix(by, "kubernetes.io/"):
+			return fail("VolumeFailedDelete", "no volume plugin matched name: "+by)
+		case by != "" || v.volume.Spec.CSI != nil:
+			return plan // what a provisioner or a CSI driver made, it deletes itself
+		case v.volume.Spec.HostPath != nil || v.volume.Spec.NFS != nil:
+			return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", v.volume.Name))
 		}
-		return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", v.volume.Name))
+		return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no volume plugin matched", v.volume.Name))
 	}
 	return fail("VolumeUnknownReclaimPolicy", "Volume has unrecognized PersistentVolumeReclaimPolicy")
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -15,12 +16,17 @@ var Expand = controller.Definition{
 	Name: "persistentvolume-expander-controller", Aliases: []string{"persistentvolume-expander"}, Component: "volume_expand", Queue: "volume_expand", Workers: 2,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := expand{claims: client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers), volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers)}
-		grown := func(old, claim *corev1.PersistentVolumeClaim) {
-			if storageOf(claim.Spec.Resources.Requests) > storageOf(old.Spec.Resources.Requests) {
+		enqueue := func(claim *corev1.PersistentVolumeClaim) {
+			if claim.Status.Phase == corev1.ClaimBound {
 				s.Enqueue(controller.KeyOf(claim))
 			}
 		}
-		if err := c.claims.Handle(nil, grown, nil); err != nil {
+		grown := func(old, claim *corev1.PersistentVolumeClaim) {
+			if storageOf(claim.Spec.Resources.Requests) > storageOf(old.Spec.Resources.Requests) || storageOf(claim.Status.Capacity) > storageOf(old.Status.Capacity) {
+				enqueue(claim)
+			}
+		}
+		if err := c.claims.Handle(enqueue, grown, nil); err != nil {
 			return nil, fmt.Errorf("watch claims: %w", err)
 		}
 		return controller.Planned(s, c), nil
@@ -48,13 +54,9 @@ func (c expand) Observe(key controller.Key) (v expandView, ok bool) {
 
 // Reconcile tells.
 func (c expand) Reconcile(v expandView) (plan controller.Plan) {
-	if storageOf(v.claim.Spec.Resources.Requests) <= storageOf(v.claim.Status.Capacity) {
+	if storageOf(v.claim.Spec.Resources.Requests) <= storageOf(v.claim.Status.Capacity) && !metav1.HasAnnotation(v.volume.ObjectMeta, preResizeCapacity) {
 		return plan
 	}
-	eventType := corev1.EventTypeNormal
-	if v.volume.Spec.CSI == nil {
-		eventType = corev1.EventTypeWarning // nobody is known who could
-	}
-	plan.Events = append(plan.Events, controller.Event{About: v.claim, Type: eventType, Reason: "ExternalExpanding", Message: "waiting for an external controller to expand this PVC"})
+	plan.Events = append(plan.Events, normal(v.claim, "ExternalExpanding", "waiting for an external controller to expand this PVC"))
 	return plan
 }

@@ -20,7 +20,8 @@ func TestExpand(t *testing.T) {
 		{"as large as wanted", aClaim(has("1Gi")), aVolume("v", csi), ""},
 		{"larger than wanted", aClaim(has("2Gi")), aVolume("v", csi), ""},
 		{"a driver will do it", aClaim(has("500Mi")), aVolume("v", csi), "Normal"},
-		{"nobody is known who could", aClaim(has("500Mi")), aVolume("v"), "Warning"},
+		{"nobody is known who could", aClaim(has("500Mi")), aVolume("v"), "Normal"},
+		{"as large as wanted, but a resize is not over", aClaim(has("1Gi")), aVolume("v", marked(preResizeCapacity, "500Mi")), "Normal"},
 	} {
 		plan := expand{}.Reconcile(expandView{claim: test.claim, volume: test.volume})
 		told := ""

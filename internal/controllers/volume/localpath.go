@@ -113,7 +113,7 @@ func newLocalPathClass(others []*storagev1.StorageClass) *storagev1.StorageClass
 		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
-	if !slices.ContainsFunc(others, func(other *storagev1.StorageClass) bool { return other.Annotations[defaultClass] == "true" }) {
+	if !slices.ContainsFunc(others, isDefault) {
 		class.Annotations = map[string]string{defaultClass: "true"}
 	}
 	return class

@@ -17,8 +17,8 @@ func boundTo(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClai
 	return ref != nil && ref.Name == claim.Name && ref.Namespace == claim.Namespace && (ref.UID == "" || ref.UID == claim.UID)
 }
 
-// match finds the volume for a claim: one that is reserved for it, or the smallest that is large enough, among those with as few
-// access modes as possible. When binding waits for a consumer, only a reserved one counts: the scheduler chooses.
+// match finds the volume for a claim, among those with as few access modes as possible: one that is reserved for it, or else the
+// smallest that is large enough. When binding waits for a consumer, only a reserved one counts: the scheduler chooses.
 func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, delayed bool) (*corev1.PersistentVolume, error) {
 	selector := labels.Everything()
 	if claim.Spec.Selector != nil {
@@ -33,13 +33,10 @@ func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolu
 		if volume.Spec.ClaimRef != nil && !reserved || !fits(claim, volume) {
 			continue
 		}
-		if reserved {
-			return volume, nil
-		}
-		if delayed || volume.Status.Phase != corev1.VolumeAvailable || !selector.Matches(labels.Set(volume.Labels)) || classOfVolume(volume) != classOfClaim(claim) {
+		if !reserved && (delayed || volume.Status.Phase != corev1.VolumeAvailable || !selector.Matches(labels.Set(volume.Labels)) || classOfVolume(volume) != classOfClaim(claim)) {
 			continue
 		}
-		if best == nil || better(volume, best) {
+		if best == nil || better(claim, volume, best) {
 			best = volume
 		}
 	}
@@ -60,10 +57,13 @@ func allows(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim
 	})
 }
 
-// better prefers fewer access modes, then a smaller volume, then the name.
-func better(a, b *corev1.PersistentVolume) bool {
+// better prefers fewer access modes, then what is reserved for the claim, then a smaller volume, then the name.
+func better(claim *corev1.PersistentVolumeClaim, a, b *corev1.PersistentVolume) bool {
 	if len(a.Spec.AccessModes) != len(b.Spec.AccessModes) {
 		return len(a.Spec.AccessModes) < len(b.Spec.AccessModes)
+	}
+	if reserved := boundTo(a, claim); reserved != boundTo(b, claim) {
+		return reserved
 	}
 	if sizeA, sizeB := storageOf(a.Spec.Capacity), storageOf(b.Spec.Capacity); sizeA != sizeB {
 		return sizeA < sizeB

@@ -127,6 +127,11 @@ func waits(class *storagev1.StorageClass) bool {
 	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
+// isDefault says whether a class is the one of claims that name none.
+func isDefault(class *storagev1.StorageClass) bool {
+	return class.Annotations[defaultClass] == "true" || class.Annotations[oldDefaultClass] == "true"
+}
+
 func storageOf(resources corev1.ResourceList) int64 {
 	quantity := resources[corev1.ResourceStorage]
 	return quantity.Value()
