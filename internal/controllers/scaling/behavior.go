@@ -54,7 +54,7 @@ const (
 // limit applies the limits of an autoscaler without a behavior: pods at most double, or become four.
 func (b bounds) limit(current, desired int32) (replicas int32, reason, message string) {
 	most, reason, message := b.most, tooMany, tooManyText
-	if fast := int32(max(2*float64(current), 4)); b.most > fast {
+	if fast := bounded(max(2*float64(current), 4)); b.most > fast {
 		most, reason, message = fast, upLimit, upLimitText
 	}
 	switch {
