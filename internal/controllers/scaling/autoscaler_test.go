@@ -30,46 +30,6 @@ func uses(values ...int64) map[string]sample {
 	return samples
 }
 
-func TestProposeByAverage(t *testing.T) {
-	pending := func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }
-	young := func(p *corev1.Pod) {
-		p.Status.StartTime, p.Status.Conditions[0].LastTransitionTime = new(ago(time.Minute)), ago(10*time.Second)
-	}
-	for _, test := range []struct {
-		what     string
-		pods     []*corev1.Pod
-		samples  map[string]sample
-		resource corev1.ResourceName
-		want     int32
-		err      string
-	}{
-		{"on target", ready(3), uses(100, 100, 100), "", 3, ""},
-		{"within tolerance", ready(3), uses(109, 109, 109), "", 3, ""},
-		{"twice as much", ready(3), uses(200, 200, 200), "", 6, ""},
-		{"half as much", ready(4), uses(50, 50, 50, 50), "", 2, ""},
-		{"one without a sample, more wanted: it counts as idle", ready(3), uses(300, 300, -1), "", 6, ""},
-		{"one without a sample, less wanted: it counts as full", ready(3), uses(10, 10, -1), "", 2, ""},
-		{"that would turn the direction", ready(4), uses(115, -1, -1, -1), "", 4, ""},
-		{"one pending, more wanted: it counts as idle", append(ready(2), aPod("p2", pending)), uses(300, 300, -1), "", 6, ""},
-		{"one pending, less wanted: it does not count", append(ready(2), aPod("p2", pending)), uses(50, 50, -1), "", 1, ""},
-		{"one leaving does not count", append(ready(2), aPod("p2", leaving)), uses(200, 200, 900), "", 4, ""},
-		{"a young pod's CPU does not count", append(ready(1), aPod("p1", young)), uses(100, 900), corev1.ResourceCPU, 1, ""},
-		{"its memory does", append(ready(1), aPod("p1", young)), uses(100, 900), corev1.ResourceMemory, 10, ""},
-		{"no pods", nil, uses(1), "", 0, "no pods returned by selector while calculating replica count"},
-		{"no samples", ready(1), nil, "", 0, "did not receive metrics for targeted pods (pods might be unready)"},
-	} {
-		c := crowd{pods: test.pods, samples: test.samples, resource: test.resource, startup: 5 * time.Minute, delay: 30 * time.Second, now: now}
-		current := int32(len(test.pods))
-		if test.what == "a young pod's CPU does not count" {
-			current = 1
-		}
-		got, err := c.propose(current, average{100}, tolerance{0.1, 0.1})
-		if got != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
-			t.Errorf("%s: %d, %v; want %d, %s", test.what, got, err, test.want, test.err)
-		}
-	}
-}
-
 // dial is a meter that shows what a test sets.
 type dial struct {
 	world *world.World
@@ -219,5 +179,353 @@ func TestAutoscalerScalesToZeroAndBack(t *testing.T) {
 		if size() != 0 {
 			t.Errorf("a user's zero became %d", size())
 		}
+	})
+}
+
+// gauge shows, by the metric's name, what pods use each or a value of the whole; a metric it does not know it has not.
+type gauge struct {
+	mu    sync.Mutex
+	each  map[string]int64
+	whole map[string]int64
+	world *world.World
+}
+
+func (g *gauge) show(name string, each, whole int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.each[name], g.whole[name] = each, whole
+}
+
+// pods takes a moment to answer: events of one moment have one name.
+func (g *gauge) pods(name string) (map[string]sample, error) {
+	time.Sleep(time.Millisecond)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	each, known := g.each[name]
+	if !known {
+		return nil, errors.New("no metrics")
+	}
+	samples := map[string]sample{}
+	for _, pod := range world.List[*corev1.Pod](g.world) {
+		samples[pod.Name] = sample{value: each, at: time.Now(), window: time.Second}
+	}
+	return samples, nil
+}
+
+func (g *gauge) usage(_ context.Context, _ string, _ labels.Selector, name corev1.ResourceName, _ string) (map[string]sample, error) {
+	return g.pods(string(name))
+}
+
+func (g *gauge) ofPods(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
+	return g.pods(metric)
+}
+
+func (g *gauge) ofObject(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+	return g.external(ctx, namespace, metric, selector)
+}
+
+func (g *gauge) external(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if whole, known := g.whole[metric]; known {
+		return whole, nil
+	}
+	return 0, errors.New("no metrics")
+}
+
+// stage is a world with a Deployment, its pods and an autoscaler.
+type stage struct {
+	*world.World
+	gauge *gauge
+}
+
+// onStage puts a Deployment of a size with that many ready pods, each of which requests 100m, and an autoscaler on a stage.
+func onStage(t *testing.T, size int32, scaler *autoscalingv2.HorizontalPodAutoscaler, play func(s *stage)) {
+	world.In(t, func(w *world.World) {
+		s := &stage{World: w, gauge: &gauge{each: map[string]int64{}, whole: map[string]int64{}, world: w}}
+		set := map[string]string{"app": "web"}
+		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: set}, Spec: corev1.PodSpec{Containers: []corev1.Container{
+			{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("100m")}}}}}}
+		world.Create(w, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: appsv1.DeploymentSpec{Replicas: &size, Selector: &metav1.LabelSelector{MatchLabels: set}, Template: template}})
+		world.EditStatus(w, "default", "web", func(d *appsv1.Deployment) { d.Status.Replicas = size })
+		for i := range size {
+			name := fmt.Sprint("web-", i)
+			world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: set}, Spec: template.Spec})
+			world.EditStatus(w, "default", name, func(p *corev1.Pod) {
+				before := metav1.NewTime(time.Now().Add(-time.Hour))
+				p.Status = corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &before, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: before}}}
+			})
+		}
+		status := scaler.Status
+		made := world.Create(w, scaler)
+		if len(status.Conditions) > 0 {
+			world.EditStatus(w, made.Namespace, made.Name, func(h *autoscalingv2.HorizontalPodAutoscaler) {
+				for i := range status.Conditions {
+					status.Conditions[i].LastTransitionTime = metav1.NewTime(time.Now())
+				}
+				h.Status.Conditions = status.Conditions
+			})
+		}
+		play(s)
+	})
+}
+
+// aScaler scales the Deployment web from 1 to 10.
+func aScaler(metrics []autoscalingv2.MetricSpec, changes ...change[*autoscalingv2.HorizontalPodAutoscaler]) *autoscalingv2.HorizontalPodAutoscaler {
+	return with(&autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "hpa"}, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+		ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}, MinReplicas: new(int32(1)), MaxReplicas: 10, Metrics: metrics}}, changes...)
+}
+
+func from(least, most int32) change[*autoscalingv2.HorizontalPodAutoscaler] {
+	return func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas, h.Spec.MaxReplicas = &least, most }
+}
+
+func of(kind, name string) change[*autoscalingv2.HorizontalPodAutoscaler] {
+	return func(h *autoscalingv2.HorizontalPodAutoscaler) {
+		h.Spec.ScaleTargetRef.Kind, h.Spec.ScaleTargetRef.Name = kind, name
+	}
+}
+
+func wasScaledToZero(h *autoscalingv2.HorizontalPodAutoscaler) {
+	h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.ScaledToZero, Status: corev1.ConditionTrue, Reason: "ScaledToZero"}}
+}
+
+func (s *stage) size() int32 {
+	return *world.Get[*appsv1.Deployment](s.World, "default", "web").Spec.Replicas
+}
+
+func (s *stage) scaler() *autoscalingv2.HorizontalPodAutoscaler {
+	return world.Get[*autoscalingv2.HorizontalPodAutoscaler](s.World, "default", "hpa")
+}
+
+// conditions writes the conditions down, one a line.
+func (s *stage) conditions() string {
+	var lines []string
+	for _, c := range s.scaler().Status.Conditions {
+		lines = append(lines, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
+	}
+	return strings.Join(lines, "\n")
+}
+
+const (
+	gotScale   = "AbleToScale=True SucceededGetScale: the HPA controller was able to get the target's current scale"
+	readyFor   = "AbleToScale=True ReadyForNewScale: recommended size matches current size"
+	within     = "ScalingLimited=False DesiredWithinRange: the desired count is within the acceptable range"
+	notZero    = "ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero"
+	stabilized = "AbleToScale=True ScaleDownStabilized: recent recommendations were higher than current one, applying the highest recent recommendation"
+)
+
+func valid(metric string) string {
+	return "ScalingActive=True ValidMetricFound: the HPA was able to successfully calculate a replica count from " + metric
+}
+
+func rescaledTo(n int) string {
+	return fmt.Sprintf("AbleToScale=True SucceededRescale: the HPA controller was able to update the target scale to %d", n)
+}
+
+// TestFirstLook: one look at a Deployment; its size after, the whole status, and what is told.
+func TestFirstLook(t *testing.T) {
+	cpu, hits, jobs := resourceMetric("cpu", perPod("100m")), podsMetric("hits", perPod("1")), externalMetric("jobs", inAll("1"))
+	all := func(m ...autoscalingv2.MetricSpec) []autoscalingv2.MetricSpec { return m }
+	const cpuName, hitsName = "cpu resource", "pods metric hits"
+	jobsName := fmt.Sprintf("external metric jobs(%+v)", (*metav1.LabelSelector)(nil))
+	const noCPU = "failed to get cpu usage: unable to get metrics for resource cpu: no metrics"
+	for _, test := range []struct {
+		what       string
+		size       int32
+		scaler     *autoscalingv2.HorizontalPodAutoscaler
+		show       func(g *gauge)
+		want       int32
+		status     string // current, desired, whether there was a rescale
+		conditions []string
+		told       []string
+	}{
+		{"as wanted", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 100, 0) }, 3, "3 3 false; Resource cpu: each 100m", []string{readyFor, valid(cpuName), within}, nil},
+		{"more", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 150, 0) }, 5, "3 5 true; Resource cpu: each 150m", []string{rescaledTo(5), valid(cpuName), within, notZero},
+			[]string{"SuccessfulRescale: New size: 5; reason: cpu resource above target"}},
+		{"less, but not so soon", 3, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 10, 0) }, 3, "3 3 false; Resource cpu: each 10m", []string{stabilized, valid(cpuName), within}, nil},
+		{"less, at once where the behavior says so", 3, aScaler(all(cpu), func(h *autoscalingv2.HorizontalPodAutoscaler) {
+			h.Spec.Behavior = both(nil, &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: new(int32(0))})
+		}), func(g *gauge) { g.show("cpu", 10, 0) }, 1, "3 1 true; Resource cpu: each 10m", []string{rescaledTo(1), valid(cpuName), within, notZero},
+			[]string{"SuccessfulRescale: New size: 1; reason: All metrics below target"}},
+		{"too fast", 1, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 900, 0) }, 4, "1 4 true; Resource cpu: each 900m",
+			[]string{rescaledTo(4), valid(cpuName), "ScalingLimited=True ScaleUpLimit: the desired replica count is increasing faster than the maximum scale rate", notZero},
+			[]string{"SuccessfulRescale: New size: 4; reason: cpu resource above target"}},
+		{"too many", 6, aScaler(all(cpu)), func(g *gauge) { g.show("cpu", 900, 0) }, 10, "6 10 true; Resource cpu: each 900m",
+			[]string{rescaledTo(10), valid(cpuName), "ScalingLimited=True TooManyReplicas: the desired replica count is more than the maximum replica count", notZero},
+			[]string{"SuccessfulRescale: New size: 10; reason: cpu resource above target"}},
+		{"too few, where the window is over", 3, aScaler(all(cpu), from(2, 10), func(h *autoscalingv2.HorizontalPodAutoscaler) {
+			h.Spec.Behavior = both(nil, &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: new(int32(0))})
+		}), func(g *gauge) { g.show("cpu", 10, 0) }, 2, "3 2 true; Resource cpu: each 10m",
+			[]string{rescaledTo(2), valid(cpuName), "ScalingLimited=True TooFewReplicas: the desired replica count is less than the minimum replica count", notZero},
+			[]string{"SuccessfulRescale: New size: 2; reason: All metrics below target"}},
+		{"above the bounds, without asking", 5, aScaler(all(cpu), from(1, 3)), func(g *gauge) {}, 3, "5 3 true", []string{rescaledTo(3), notZero},
+			[]string{"SuccessfulRescale: New size: 3; reason: Current number of replicas above Spec.MaxReplicas"}},
+		{"below the bounds, without asking", 1, aScaler(all(cpu), from(3, 9)), func(g *gauge) {}, 3, "1 3 true", []string{rescaledTo(3), notZero},
+			[]string{"SuccessfulRescale: New size: 3; reason: Current number of replicas below Spec.MinReplicas"}},
+		{"switched off by a user", 0, aScaler(all(cpu)), func(g *gauge) {}, 0, "0 0 false",
+			[]string{gotScale, "ScalingActive=False ScalingDisabled: scaling is disabled since the replica count of the target is zero"}, nil},
+		{"the highest of two", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("cpu", 110, 0); g.show("hits", 1500, 0) }, 5, "3 5 true; Resource cpu: each 110m; Pods hits: each 1500m",
+			[]string{rescaledTo(5), valid(hitsName), within, notZero}, []string{"SuccessfulRescale: New size: 5; reason: pods metric hits above target"}},
+		{"one fails, the other wants more", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 1500, 0) }, 5, "3 5 true; ; Pods hits: each 1500m",
+			[]string{rescaledTo(5), valid(hitsName), within, notZero}, []string{"FailedGetResourceMetric: " + noCPU, "SuccessfulRescale: New size: 5; reason: pods metric hits above target"}},
+		{"one fails, the other wants the same", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 1000, 0) }, 3, "3 3 false; ; Pods hits: each 1",
+			[]string{readyFor, valid(hitsName), within}, []string{"FailedGetResourceMetric: " + noCPU}},
+		{"one fails, the other wants less: nothing is done", 3, aScaler(all(cpu, hits)), func(g *gauge) { g.show("hits", 100, 0) }, 3, "3 0 false; ; Pods hits: each 100m",
+			[]string{gotScale, "ScalingActive=False FailedGetResourceMetric: the HPA was unable to compute the replica count: " + noCPU},
+			[]string{"FailedComputeMetricsReplicas: invalid metrics (1 invalid out of 2), first error is: failed to get cpu resource metric value: " + noCPU, "FailedGetResourceMetric: " + noCPU}},
+		{"two fail of three, and the third wants less: the first is told", 3, aScaler(all(hits, cpu, podsMetric("rests", perPod("1")))), func(g *gauge) { g.show("rests", 1, 0) }, 3, "3 0 false; ; ; Pods rests: each 1m",
+			[]string{gotScale, "ScalingActive=False FailedGetPodsMetric: the HPA was unable to compute the replica count: unable to get metric hits: no metrics"},
+			[]string{"FailedComputeMetricsReplicas: invalid metrics (2 invalid out of 3), first error is: failed to get pods metric value: unable to get metric hits: no metrics",
+				"FailedGetPodsMetric: unable to get metric hits: no metrics", "FailedGetResourceMetric: " + noCPU}},
+		{"a target that is not there", 3, aScaler(all(cpu), of("Deployment", "other")), func(g *gauge) {}, 3, "0 0 false",
+			[]string{`AbleToScale=False FailedGetScale: the HPA controller was unable to get the target's current scale: deployments.apps "other" not found`},
+			[]string{`FailedGetScale: deployments.apps "other" not found`}},
+		{"a kind nobody knows", 3, aScaler(all(cpu), of("Nothing", "web")), func(g *gauge) {}, 3, "0 0 false",
+			[]string{`AbleToScale=False FailedGetScale: the HPA controller was unable to get the target's current scale: no matches for kind "Nothing" in group "apps"`},
+			[]string{`FailedGetScale: no matches for kind "Nothing" in group "apps"`}},
+		{"zero, which was ours, and there is work", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 3000) }, 3, "0 3 true; External jobs: all 3",
+			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(3), valid(jobsName), within},
+			[]string{"SuccessfulRescale: New size: 3; reason: " + jobsName + " above target"}},
+		{"zero, which was ours, and there is none", 0, aScaler(all(jobs), from(0, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 0) }, 0, "0 0 false; External jobs: all 0",
+			[]string{"ScaledToZero=True ScaledToZero: ", readyFor, valid(jobsName), within}, nil},
+		{"zero, which was a user's, and there is work", 0, aScaler(all(jobs), from(0, 10)), func(g *gauge) { g.show("jobs", 0, 3000) }, 0, "0 0 false",
+			[]string{gotScale, "ScalingActive=False ScalingDisabled: scaling is disabled since the replica count of the target is zero"}, nil},
+		{"zero, which was ours, and one is the least now", 0, aScaler(all(jobs), from(2, 10), wasScaledToZero), func(g *gauge) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
+			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(2), valid(jobsName),
+				"ScalingLimited=True TooFewReplicas: the desired replica count is less than the minimum replica count"},
+			[]string{"SuccessfulRescale: New size: 2; reason: "}},
+		{"the same with a behavior, which does not know of bounds", 0, aScaler(all(jobs), from(2, 10), wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) {
+			h.Spec.Behavior = both(rules(theMost, policy(byPods, 9, 60)), nil)
+		}), func(g *gauge) { g.show("jobs", 0, 0) }, 2, "0 2 true; External jobs: all 0",
+			[]string{"ScaledToZero=False NotScaledToZero: the HPA controller did not scale the workload to zero", rescaledTo(2), valid(jobsName), within},
+			[]string{"SuccessfulRescale: New size: 2; reason: Current number of replicas below Spec.MinReplicas"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			onStage(t, test.size, test.scaler, func(s *stage) {
+				test.show(s.gauge)
+				defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+				s.Pass(time.Second)
+				h := s.scaler()
+				status := fmt.Sprintf("%d %d %v", h.Status.CurrentReplicas, h.Status.DesiredReplicas, h.Status.LastScaleTime != nil)
+				for _, m := range h.Status.CurrentMetrics {
+					status += "; " + metricWords(m)
+				}
+				if s.size() != test.want || status != test.status {
+					t.Errorf("size %d, status %s\nwant %d, %s", s.size(), status, test.want, test.status)
+				}
+				if got, want := s.conditions(), strings.Join(test.conditions, "\n"); got != want {
+					t.Errorf("conditions\n%s\nwant\n%s", got, want)
+				}
+				told := s.Events("hpa")
+				slices.Sort(told)
+				if strings.Join(told, "\n") != strings.Join(test.told, "\n") {
+					t.Errorf("told\n%s\nwant\n%s", strings.Join(told, "\n"), strings.Join(test.told, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// TestScalingOverTime: windows, rates and memory, over many looks.
+func TestScalingOverTime(t *testing.T) {
+	cpu := []autoscalingv2.MetricSpec{resourceMetric("cpu", perPod("100m"))}
+	t.Run("less is waited for five minutes", func(t *testing.T) {
+		onStage(t, 4, aScaler(cpu), func(s *stage) {
+			s.gauge.show("cpu", 50, 0)
+			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			s.Pass(4*time.Minute + 50*time.Second)
+			if s.size() != 4 {
+				t.Errorf("after less than five minutes: %d", s.size())
+			}
+			s.Pass(time.Minute)
+			if s.size() != 2 {
+				t.Errorf("after more than five minutes: %d", s.size())
+			}
+		})
+	})
+	t.Run("a rate of one pod a minute", func(t *testing.T) {
+		slow := func(h *autoscalingv2.HorizontalPodAutoscaler) {
+			h.Spec.Behavior = both(rules(theMost, policy(byPods, 1, 60)), window(0, rules(theMost, policy(byPods, 1, 60))))
+		}
+		onStage(t, 2, aScaler(cpu, slow), func(s *stage) {
+			s.gauge.show("cpu", 1000, 0)
+			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			for minute, want := range []int32{3, 4, 5} {
+				s.Pass(10 * time.Second)
+				if s.size() != want {
+					t.Errorf("in minute %d: %d, want %d", minute, s.size(), want)
+				}
+				s.Pass(55 * time.Second)
+			}
+		})
+	})
+	t.Run("what was done before there was a behavior does not count", func(t *testing.T) {
+		onStage(t, 2, aScaler(cpu), func(s *stage) {
+			s.gauge.show("cpu", 200, 0)
+			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			s.Pass(time.Second)
+			if s.size() != 4 {
+				t.Fatalf("without a behavior: %d", s.size())
+			}
+			world.Edit(s.World, "default", "hpa", func(h *autoscalingv2.HorizontalPodAutoscaler) {
+				h.Spec.Behavior = both(rules(theMost, policy(byPods, 2, 600)), nil)
+			})
+			s.gauge.show("cpu", 1000, 0)
+			s.Pass(20 * time.Second)
+			if s.size() != 6 {
+				t.Errorf("two more are allowed: %d", s.size())
+			}
+		})
+	})
+	t.Run("a change of what is wanted is looked at now", func(t *testing.T) {
+		onStage(t, 3, aScaler(cpu), func(s *stage) {
+			s.gauge.show("cpu", 100, 0)
+			defer s.Run(autoscalerWith(AutoscalerSettings{SyncPeriod: time.Hour, Tolerance: 0.1}, s.gauge))()
+			s.Pass(time.Second)
+			world.Edit(s.World, "default", "hpa", func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = new(int32(5)) })
+			s.Pass(time.Second)
+			if h := s.scaler(); s.size() != 5 || *h.Status.ObservedGeneration != h.Generation {
+				t.Errorf("size %d, observed %d of %d", s.size(), *h.Status.ObservedGeneration, h.Generation)
+			}
+		})
+	})
+	t.Run("a transition time stays while the status does", func(t *testing.T) {
+		onStage(t, 3, aScaler(cpu), func(s *stage) {
+			s.gauge.show("cpu", 100, 0)
+			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			s.Pass(time.Second)
+			before := s.scaler().Status.Conditions
+			s.Pass(time.Minute)
+			revision := s.scaler().ResourceVersion
+			s.Pass(10 * time.Minute)
+			if after := s.scaler(); after.ResourceVersion != revision || !after.Status.Conditions[0].LastTransitionTime.Equal(&before[0].LastTransitionTime) {
+				t.Errorf("nothing changed, yet it was written: %s, was %s", after.ResourceVersion, revision)
+			}
+		})
+	})
+	t.Run("two autoscalers of the same pods", func(t *testing.T) {
+		onStage(t, 3, aScaler(cpu), func(s *stage) {
+			second := aScaler(cpu)
+			second.Name = "other"
+			world.Create(s.World, second)
+			s.gauge.show("cpu", 300, 0)
+			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			s.Pass(time.Minute)
+			text := "pods by selector app=web are controlled by more than one HPA (e.g. [default/hpa default/other])"
+			if got := s.conditions(); !strings.Contains(got, "ScalingActive=False AmbiguousSelector: "+text) {
+				t.Errorf("conditions\n%s", got)
+			}
+			if told := s.Events("hpa"); !slices.Contains(told, "AmbiguousSelector: "+text) {
+				t.Errorf("told %q", told)
+			}
+			// The other one goes: this one works again.
+			s.Remove(world.Get[*autoscalingv2.HorizontalPodAutoscaler](s.World, "default", "other"))
+			s.Pass(time.Minute)
+			if got := s.conditions(); !strings.Contains(got, "ScalingActive=True ValidMetricFound") {
+				t.Errorf("alone again:\n%s", got)
+			}
+		})
 	})
 }

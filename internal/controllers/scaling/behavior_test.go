@@ -266,3 +266,58 @@ func TestLimitsKeepTheirPromises(t *testing.T) {
 		}
 	}
 }
+
+// TestHistoryBesideUpstreamsBuffers: upstream keeps advice in a list whose outdated places are used again; ours forgets. The answers are
+// the same, look after look.
+func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
+	const seed = 3
+	random := rand.New(rand.NewPCG(seed, seed))
+	for round := range 200 {
+		windows := []int32{0, 15, 60, 300, 3600}
+		up, down := windows[random.IntN(len(windows))], windows[random.IntN(len(windows))]
+		behavior := both(window(up, rules(theMost)), window(down, rules(theMost)))
+		var h history
+		type said struct {
+			n  int32
+			at time.Time
+		}
+		var buffer []said
+		at := now
+		for look := range 60 {
+			at = at.Add(time.Duration(1+random.IntN(40)) * time.Second)
+			current, desired := random.Int32N(12), random.Int32N(12)
+			h.prune(longestWindow, at)
+			got, _, _ := h.stabilizeBy(behavior, current, desired, 5*time.Minute, at)
+			h.advice = append(h.advice, advice{desired, at})
+			// The buffer.
+			low, high, free := desired, desired, -1
+			upCut, downCut := at.Add(-time.Duration(up)*time.Second), at.Add(-time.Duration(down)*time.Second)
+			for i, s := range buffer {
+				if s.at.After(upCut) {
+					low = min(low, s.n)
+				}
+				if s.at.After(downCut) {
+					high = max(high, s.n)
+				}
+				if s.at.Before(upCut) && s.at.Before(downCut) {
+					free = i
+				}
+			}
+			want := current
+			if want < low {
+				want = low
+			}
+			if want > high {
+				want = high
+			}
+			if free >= 0 {
+				buffer[free] = said{desired, at}
+			} else {
+				buffer = append(buffer, said{desired, at})
+			}
+			if got != want {
+				t.Fatalf("seed %d, round %d, look %d: windows %d and %d: %d, upstream %d", seed, round, look, up, down, got, want)
+			}
+		}
+	}
+}

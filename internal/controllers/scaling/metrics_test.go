@@ -10,11 +10,9 @@ import (
 	"testing"
 	"time"
 
-	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 
@@ -218,78 +216,6 @@ func (m fixedMeter) ofObject(context.Context, string, autoscalingv2.CrossVersion
 
 func (m fixedMeter) external(context.Context, string, string, labels.Selector) (int64, error) {
 	return m.whole, m.err
-}
-
-// TestAsk asks every sort of metric: three pods that each ask for 200m of CPU.
-func TestAsk(t *testing.T) {
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	old := metav1.NewTime(now.Add(-time.Hour))
-	var pods []*corev1.Pod
-	samples := map[string]sample{}
-	for _, name := range []string{"a", "b", "c"} {
-		pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{
-			{Name: "web", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")}}}}},
-			Status: corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &old, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: old}}}})
-		samples[name] = sample{value: 300, at: now, window: time.Minute}
-	}
-	metric := func(name string) autoscalingv2.MetricIdentifier { return autoscalingv2.MetricIdentifier{Name: name} }
-	q := func(text string) *resource.Quantity { return new(resource.MustParse(text)) }
-	cpu := func(target autoscalingv2.MetricTarget) autoscalingv2.MetricSpec {
-		return autoscalingv2.MetricSpec{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{Name: corev1.ResourceCPU, Target: target}}
-	}
-	deployment := autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}
-	for _, test := range []struct {
-		what  string
-		spec  autoscalingv2.MetricSpec
-		meter fixedMeter
-		want  int32
-		name  string
-		fails string // the reason
-	}{
-		{"average usage", cpu(autoscalingv2.MetricTarget{AverageValue: q("100m")}), fixedMeter{samples: samples}, 9, "cpu resource", ""},
-		{"usage as wanted", cpu(autoscalingv2.MetricTarget{AverageValue: q("300m")}), fixedMeter{samples: samples}, 3, "cpu resource", ""},
-		{"usage within the tolerance", cpu(autoscalingv2.MetricTarget{AverageValue: q("280m")}), fixedMeter{samples: samples}, 3, "cpu resource", ""},
-		{"utilization", cpu(autoscalingv2.MetricTarget{AverageUtilization: new(int32(50))}), fixedMeter{samples: samples}, 9, "cpu resource utilization (percentage of request)", ""},
-		{"no target", cpu(autoscalingv2.MetricTarget{}), fixedMeter{samples: samples}, 0, "", "FailedGetResourceMetric"},
-		{"no metrics", cpu(autoscalingv2.MetricTarget{AverageValue: q("1")}), fixedMeter{err: fmt.Errorf("none")}, 0, "", "FailedGetResourceMetric"},
-		{"of one container", autoscalingv2.MetricSpec{Type: autoscalingv2.ContainerResourceMetricSourceType, ContainerResource: &autoscalingv2.ContainerResourceMetricSource{
-			Name: corev1.ResourceCPU, Container: "web", Target: autoscalingv2.MetricTarget{AverageUtilization: new(int32(75))}}}, fixedMeter{samples: samples}, 6, "cpu container resource utilization (percentage of request)", ""},
-		{"of a container nobody has", autoscalingv2.MetricSpec{Type: autoscalingv2.ContainerResourceMetricSourceType, ContainerResource: &autoscalingv2.ContainerResourceMetricSource{
-			Name: corev1.ResourceCPU, Container: "other", Target: autoscalingv2.MetricTarget{AverageUtilization: new(int32(75))}}}, fixedMeter{samples: samples}, 0, "", "FailedGetContainerResourceMetric"},
-		{"of pods", autoscalingv2.MetricSpec{Type: autoscalingv2.PodsMetricSourceType, Pods: &autoscalingv2.PodsMetricSource{Metric: metric("hits"), Target: autoscalingv2.MetricTarget{AverageValue: q("150m")}}},
-			fixedMeter{samples: samples}, 6, "pods metric hits", ""},
-		{"of pods, none", autoscalingv2.MetricSpec{Type: autoscalingv2.PodsMetricSourceType, Pods: &autoscalingv2.PodsMetricSource{Metric: metric("hits"), Target: autoscalingv2.MetricTarget{AverageValue: q("1")}}},
-			fixedMeter{err: fmt.Errorf("none")}, 0, "", "FailedGetPodsMetric"},
-		{"of an object", autoscalingv2.MetricSpec{Type: autoscalingv2.ObjectMetricSourceType, Object: &autoscalingv2.ObjectMetricSource{DescribedObject: deployment, Metric: metric("hits"),
-			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: q("10")}}}, fixedMeter{whole: 20000}, 6, "Deployment metric hits", ""},
-		{"of an object, each pod's share", autoscalingv2.MetricSpec{Type: autoscalingv2.ObjectMetricSourceType, Object: &autoscalingv2.ObjectMetricSource{DescribedObject: deployment, Metric: metric("hits"),
-			Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: q("5")}}}, fixedMeter{whole: 20000}, 4, "external metric hits(nil)", ""},
-		{"of an object, no target", autoscalingv2.MetricSpec{Type: autoscalingv2.ObjectMetricSourceType, Object: &autoscalingv2.ObjectMetricSource{DescribedObject: deployment, Metric: metric("hits")}},
-			fixedMeter{}, 0, "", "FailedGetObjectMetric"},
-		{"external", autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{Metric: metric("jobs"), Target: autoscalingv2.MetricTarget{Value: q("10")}}},
-			fixedMeter{whole: 5000}, 2, "external metric jobs(nil)", ""},
-		{"external, each pod's share", autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{Metric: metric("jobs"), Target: autoscalingv2.MetricTarget{AverageValue: q("1")}}},
-			fixedMeter{whole: 5000}, 5, "external metric jobs(nil)", ""},
-		{"external, none", autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{Metric: metric("jobs"), Target: autoscalingv2.MetricTarget{Value: q("10")}}},
-			fixedMeter{err: fmt.Errorf("none")}, 0, "", "FailedGetExternalMetric"},
-	} {
-		t.Run(test.what, func(t *testing.T) {
-			look := &scalerLook{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler}, meter: test.meter, pods: pods, selector: labels.Everything(), now: now,
-				scaler: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}}}
-			scale := &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}, Status: autoscalingv1.ScaleStatus{Replicas: 3}}
-			var status autoscalingv2.MetricStatus
-			got, failure := look.ask(test.spec, scale, &status)
-			if failure != nil {
-				if failure.reason != test.fails || failure.Unwrap() == nil || status.Type != "" {
-					t.Errorf("failed with %s: %v, status %+v; want %q", failure.reason, failure, status, test.fails)
-				}
-				return
-			}
-			if test.fails != "" || got.replicas != test.want || !strings.HasPrefix(got.metric, strings.TrimSuffix(test.name, "(nil)")) || status.Type != test.spec.Type {
-				t.Errorf("%d by %q, status %+v; want %d by %q", got.replicas, got.metric, status, test.want, test.name)
-			}
-		})
-	}
 }
 
 func TestToleranceOfItsOwn(t *testing.T) {
