@@ -36,37 +36,6 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-func TestSatisfies(t *testing.T) {
-	inClass := func(name string) change[*corev1.PersistentVolume] {
-		return func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = name }
-	}
-	for _, test := range []struct {
-		what   string
-		volume *corev1.PersistentVolume
-		claim  *corev1.PersistentVolumeClaim
-		want   string
-	}{
-		{"it fits", aVolume("v"), aClaim(), ""},
-		{"leaving", aVolume("v", func(v *corev1.PersistentVolume) { v.DeletionTimestamp = new(ago(0)) }), aClaim(), `the volume is marked for deletion "v"`},
-		{"too small", aVolume("v", sized("1Mi")), aClaim(), "requested PV is too small"},
-		{"another class", aVolume("v", inClass("slow")), aClaim(ofClass("fast")), "storageClassName does not match"},
-		{"a class by annotation", aVolume("v", marked(corev1.BetaStorageClassAnnotation, "fast")), aClaim(ofClass("fast")), ""},
-		{"another attributes class", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = new("gold") }), aClaim(), "volumeAttributesClassName does not match"},
-		{"a device for a folder", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }), aClaim(), "incompatible volumeMode"},
-		{"for one node only", aVolume("v"), aClaim(func(c *corev1.PersistentVolumeClaim) {
-			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
-		}), "incompatible accessMode"},
-	} {
-		got := ""
-		if err := satisfies(test.volume, test.claim); err != nil {
-			got = err.Error()
-		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", test.what, got, test.want)
-		}
-	}
-}
-
 func TestEnded(t *testing.T) {
 	pod := func(changes ...change[*corev1.Pod]) *corev1.Pod {
 		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, changes...)
