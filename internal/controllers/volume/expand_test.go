@@ -2,9 +2,13 @@ package volume
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/test/world"
 )
 
 func TestExpand(t *testing.T) {
@@ -54,5 +58,59 @@ func TestEnded(t *testing.T) {
 		if got := ended(test.pod); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
+	}
+}
+
+// TestExpandInAWorld: it is told when a claim asks for more, at the start and later, and only of claims that are bound.
+func TestExpandInAWorld(t *testing.T) {
+	const text = "ExternalExpanding: waiting for an external controller to expand this PVC"
+	for _, test := range []struct {
+		what   string
+		phase  corev1.PersistentVolumeClaimPhase
+		has    string
+		uid    string // of the volume's claim; "": the claim's
+		before bool   // it asks before anybody looks
+		grows  bool
+		want   int
+	}{
+		{"as it is", corev1.ClaimBound, "1Gi", "", true, false, 0},
+		{"asked before the start", corev1.ClaimBound, "500Mi", "", true, false, 1},
+		{"asked later", corev1.ClaimBound, "1Gi", "", false, true, 1},
+		{"not bound", corev1.ClaimPending, "500Mi", "", true, false, 0},
+		{"another's volume", corev1.ClaimBound, "500Mi", "uid-other", true, false, 0},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			world.In(t, func(w *world.World) {
+				class := aClass("fast", "disk.example.com", storagev1.VolumeBindingImmediate)
+				class.AllowVolumeExpansion = new(true)
+				world.Create(w, class)
+				claim := aClaim(names("v"), ofClass("fast"))
+				claim.UID = ""
+				made := world.Create(w, claim)
+				uid := string(made.UID)
+				if test.uid != "" {
+					uid = test.uid
+				}
+				volume := aVolume("v", csi, claimedBy("data", uid))
+				volume.UID = ""
+				world.Create(w, volume)
+				world.EditStatus(w, "default", "data", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase, c.Status.Capacity = test.phase, room(test.has) })
+				defer w.Run(Expand)()
+				w.Pass(time.Second)
+				if test.grows {
+					world.Edit(w, "default", "data", func(c *corev1.PersistentVolumeClaim) { c.Spec.Resources.Requests = room("2Gi") })
+					w.Pass(time.Second)
+				}
+				n := 0
+				for _, told := range w.Events("data") {
+					if told == text {
+						n++
+					}
+				}
+				if n != test.want {
+					t.Errorf("told %q", w.Events("data"))
+				}
+			})
+		})
 	}
 }
