@@ -1,12 +1,16 @@
 package network
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"skiff/internal/controller"
 	"skiff/test/world"
@@ -103,5 +107,242 @@ func TestLoadBalancerInAWorld(t *testing.T) {
 		if !world.Gone[*corev1.Service](w, "default", "first") || ip("second") != "192.0.2.1" {
 			t.Errorf("the first goes, the second has %q", ip("second"))
 		}
+	})
+}
+
+func dated(name string, before time.Duration) change[*corev1.Service] {
+	return func(s *corev1.Service) {
+		s.Name, s.UID, s.CreationTimestamp = name, types.UID("uid-"+name), ago(before)
+	}
+}
+
+func onPort(port int32, protocol corev1.Protocol) change[*corev1.Service] {
+	return func(s *corev1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[0].Protocol = port, protocol }
+}
+
+func ofBalancer(class string) change[*corev1.Service] {
+	return func(s *corev1.Service) { s.Spec.LoadBalancerClass = &class }
+}
+
+// TestBalancersBusiness: which services, and which nodes.
+func TestBalancersBusiness(t *testing.T) {
+	for _, test := range []struct {
+		what    string
+		service *corev1.Service
+		want    bool
+	}{
+		{"a load balancer", balancer(), true}, {"of our class", balancer(ofBalancer("skiff.io/node-address")), true}, {"of another's class", balancer(ofBalancer("example.com/x")), false},
+		{"of an empty class", balancer(ofBalancer("")), false}, {"a cluster IP", aService(), false},
+		{"a node port", aService(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }), false},
+	} {
+		if got := balanced(test.service); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+	condition := func(kind corev1.NodeConditionType, status corev1.ConditionStatus) change[*corev1.Node] {
+		return func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: kind, Status: status}} }
+	}
+	for _, test := range []struct {
+		what string
+		node *corev1.Node
+		want bool
+	}{
+		{"ready", aNode("n1"), true}, {"not ready", aNode("n1", condition(corev1.NodeReady, "False")), false}, {"nobody knows", aNode("n1", condition(corev1.NodeReady, "Unknown")), false},
+		{"no condition", aNode("n1", func(n *corev1.Node) { n.Status.Conditions = nil }), false}, {"another condition", aNode("n1", condition(corev1.NodeMemoryPressure, "True")), false},
+		{"excluded", aNode("n1", func(n *corev1.Node) { n.Labels[corev1.LabelNodeExcludeBalancers] = "false" }), false},
+		{"leaving", aNode("n1", func(n *corev1.Node) { n.DeletionTimestamp = new(ago(0)) }), false},
+		{"cordoned: it still serves", aNode("n1", func(n *corev1.Node) { n.Spec.Unschedulable = true }), true},
+	} {
+		if got := eligible(test.node); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+}
+
+// TestBalancerAddresses: the addresses of nodes, in the families of the service.
+func TestBalancerAddresses(t *testing.T) {
+	node := func(name string, addresses ...string) *corev1.Node {
+		return aNode(name, func(n *corev1.Node) {
+			n.Status.Addresses = nil
+			for _, a := range addresses {
+				kind, ip, _ := strings.Cut(a, "=")
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeAddressType(kind), Address: ip})
+			}
+		})
+	}
+	v4, v6 := corev1.IPv4Protocol, corev1.IPv6Protocol
+	for _, test := range []struct {
+		what    string
+		service *corev1.Service
+		nodes   []*corev1.Node
+		serving map[string]bool
+		want    string
+	}{
+		{"no nodes", balancer(), nil, nil, ""},
+		{"an inner address", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1")}, nil, "192.0.2.1"},
+		{"an outer one goes first", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1", "ExternalIP=198.51.100.1")}, nil, "198.51.100.1"},
+		{"an outer one of another family does not", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1", "ExternalIP=2001:db8::1")}, nil, "192.0.2.1"},
+		{"the first of two", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1", "InternalIP=192.0.2.2")}, nil, "192.0.2.1"},
+		{"names are no addresses", balancer(), []*corev1.Node{node("a", "Hostname=a", "InternalDNS=a.example.com")}, nil, ""},
+		{"by the nodes' names", balancer(), []*corev1.Node{node("b", "InternalIP=192.0.2.1"), node("a", "InternalIP=192.0.2.2")}, nil, "192.0.2.2 192.0.2.1"},
+		{"of the other family", balancer(families(v6)), []*corev1.Node{node("a", "InternalIP=192.0.2.1", "InternalIP=2001:db8::1")}, nil, "2001:db8::1"},
+		{"of both, in the service's order", balancer(families(v6, v4)), []*corev1.Node{node("a", "InternalIP=192.0.2.1", "InternalIP=2001:db8::1")}, nil, "2001:db8::1 192.0.2.1"},
+		{"odd spelling is mended", balancer(), []*corev1.Node{node("a", "InternalIP=192.000.002.001")}, nil, "192.0.2.1"},
+		{"only those that serve", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1"), node("b", "InternalIP=192.0.2.2")}, map[string]bool{"b": true}, "192.0.2.2"},
+		{"none serves", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1")}, map[string]bool{}, ""},
+	} {
+		var got []string
+		for _, i := range (balancerView{service: test.service, nodes: test.nodes, serving: test.serving}).ingress() {
+			got = append(got, i.IP)
+			if *i.IPMode != corev1.LoadBalancerIPModeVIP || i.Hostname != "" || i.Ports != nil {
+				t.Errorf("%s: %+v", test.what, i)
+			}
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s: %v, want %s", test.what, got, test.want)
+		}
+	}
+}
+
+// TestBalancerPorts: who has a port.
+func TestBalancerPorts(t *testing.T) {
+	list := func(s ...*corev1.Service) []*corev1.Service { return s }
+	older, younger, twin := balancer(dated("older", 2*time.Hour)), balancer(dated("younger", time.Minute)), balancer(dated("aaa", time.Hour))
+	for _, test := range []struct {
+		what     string
+		service  *corev1.Service
+		others   []*corev1.Service
+		reserved []int32
+		want     string
+	}{
+		{"alone", balancer(), nil, nil, ""},
+		{"an older one has it", balancer(), list(older), nil, "port 80/TCP is in use by service default/older"},
+		{"a younger one wants it", balancer(), list(younger), nil, ""},
+		{"of the same age, the first by name has it", balancer(), list(twin), nil, "port 80/TCP is in use by service default/aaa"},
+		{"of the same age, the last by name has not", balancer(), list(balancer(dated("zzz", time.Hour))), nil, ""},
+		{"an older one has another", balancer(), list(balancer(dated("older", 2*time.Hour), onPort(81, corev1.ProtocolTCP))), nil, ""},
+		{"an older one has it by another protocol", balancer(), list(balancer(dated("older", 2*time.Hour), onPort(80, corev1.ProtocolUDP))), nil, ""},
+		{"a node's own", balancer(), nil, []int32{443, 80}, "port 80/TCP is a node's own"},
+		{"a node's own by another protocol", balancer(onPort(80, corev1.ProtocolUDP)), nil, []int32{80}, ""},
+		{"the second of two ports", balancer(alsoPort("x", 443, intstr.FromInt32(1), corev1.ProtocolTCP, nil)), nil, []int32{443}, "port 443/TCP is a node's own"},
+		{"no ports", balancer(portless), list(older), []int32{80}, ""},
+	} {
+		if got := (balancerView{service: test.service, others: test.others, reserved: test.reserved}).taken(); got != test.want {
+			t.Errorf("%s: %q, want %q", test.what, got, test.want)
+		}
+	}
+	if fmt.Sprint(DefaultReservedPorts) != "[2379 2380 6443 10250 10256]" {
+		t.Errorf("reserved %v", DefaultReservedPorts)
+	}
+}
+
+// TestBalancerWrites: patches and what is told, completely.
+func TestBalancerWrites(t *testing.T) {
+	n1, n2 := aNode("n1"), aNode("n2")
+	const hold, release = `{"metadata":{"finalizers":["service.kubernetes.io/load-balancer-cleanup"]}}`, `{"metadata":{"$deleteFromPrimitiveList/finalizers":["service.kubernetes.io/load-balancer-cleanup"]}}`
+	at := func(ips ...string) string {
+		var list []string
+		for _, ip := range ips {
+			list = append(list, `{"ip":"`+ip+`","ipMode":"VIP"}`)
+		}
+		return `{"status":{"loadBalancer":{"ingress":[` + strings.Join(list, ",") + `]}}}`
+	}
+	const none = `{"status":{"loadBalancer":{"ingress":null}}}`
+	for _, test := range []struct {
+		what string
+		view balancerView
+		want []string
+	}{
+		{"new", balancerView{service: balancer(), nodes: []*corev1.Node{n1}}, []string{hold, at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
+		{"new, without nodes", balancerView{service: balancer()}, []string{hold}},
+		{"held, its first node comes", balancerView{service: balancer(has()), nodes: []*corev1.Node{n1}}, []string{at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
+		{"a node more", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, []string{at("192.0.2.1", "192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
+		{"a node less", balancerView{service: balancer(has("192.0.2.1", "192.0.2.2")), nodes: []*corev1.Node{n2}}, []string{at("192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
+		{"the last node goes", balancerView{service: balancer(has("192.0.2.1"))}, []string{none, "Warning UnAvailableLoadBalancer: There are no available nodes for LoadBalancer"}},
+		{"at rest", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, nil},
+		{"the finalizer went", balancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.Finalizers = nil }), nodes: []*corev1.Node{n1}}, []string{hold}},
+		{"a port it cannot have, from the start", balancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{hold, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"a port it cannot have, known", balancerView{service: balancer(has()), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, nil},
+		{"a port it can no longer have", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{none, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"leaving", balancerView{service: balancer(has("192.0.2.1"), goingAway), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+		{"leaving, let go already", balancerView{service: balancer(goingAway), nodes: []*corev1.Node{n1}}, nil},
+		{"another type now", balancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, []string{none, release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+		{"another type now, without addresses", balancerView{service: aService(has()), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+	} {
+		plan := test.view.reconcile()
+		var got []string
+		for _, step := range plan.Steps {
+			for _, w := range step.Writes {
+				got = append(got, string(w.Patch))
+			}
+		}
+		for _, e := range plan.Events {
+			got = append(got, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Message))
+		}
+		if strings.Join(got, "\n") != strings.Join(test.want, "\n") {
+			t.Errorf("%s:\n got %s\nwant %s", test.what, strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+		}
+	}
+}
+
+// TestBalancerFollowsPodsAndPorts: with local traffic the addresses follow the pods; a port that becomes free goes to the next.
+func TestBalancerFollowsPodsAndPorts(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		defer w.Run(LoadBalancer(DefaultReservedPorts))()
+		for _, name := range []string{"n1", "n2"} {
+			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			world.EditStatus(w, "", name, func(n *corev1.Node) { n.Status = aNode(name).Status })
+		}
+		create := func(name string, port int32, policy corev1.ServiceExternalTrafficPolicy) {
+			world.Create(w, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+				Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: policy, Ports: []corev1.ServicePort{{Port: port}}}})
+			w.Pass(time.Second)
+		}
+		addresses := func(name string) string {
+			w.Pass(time.Second)
+			var list []string
+			for _, i := range world.Get[*corev1.Service](w, "default", name).Status.LoadBalancer.Ingress {
+				list = append(list, strings.TrimPrefix(i.IP, "192.0.2."))
+			}
+			return strings.Join(list, " ")
+		}
+		create("local", 80, corev1.ServiceExternalTrafficPolicyLocal)
+		if got := addresses("local"); got != "" {
+			t.Errorf("nobody serves: %s", got)
+		}
+		slice := func(name, node string, ready *bool) {
+			world.Create(w, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "local"}}, AddressType: discoveryv1.AddressTypeIPv4,
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: ready}}}})
+		}
+		slice("a", "n2", nil)
+		if got := addresses("local"); got != "2" {
+			t.Errorf("one serves, and does not say whether it is ready: %s", got)
+		}
+		slice("b", "n1", new(false))
+		if got := addresses("local"); got != "2" {
+			t.Errorf("one is not ready: %s", got)
+		}
+		world.Edit(w, "default", "b", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Conditions.Ready = new(true) })
+		if got := addresses("local"); got != "1 2" {
+			t.Errorf("both serve: %s", got)
+		}
+		create("next", 80, corev1.ServiceExternalTrafficPolicyCluster)
+		create("own", 6443, corev1.ServiceExternalTrafficPolicyCluster)
+		if got := addresses("next") + addresses("own"); got != "" {
+			t.Errorf("ports of others: %s", got)
+		}
+		world.Edit(w, "default", "local", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+		if got := addresses("next"); got != "1 2" {
+			t.Errorf("the port is free: %s", got)
+		}
+		world.EditStatus(w, "", "n1", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
+		if got := addresses("next"); got != "2" {
+			t.Errorf("a node is out: %s", got)
+		}
+		world.Edit(w, "", "n2", func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: ""} })
+		if got := addresses("next"); got != "" {
+			t.Errorf("the other is excluded: %s", got)
+		}
+		w.AssertSettled(LoadBalancer(DefaultReservedPorts))
 	})
 }
