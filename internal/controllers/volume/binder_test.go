@@ -1,8 +1,10 @@
 package volume
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -399,6 +402,198 @@ func TestBinderInAWorld(t *testing.T) {
 		world.Edit(w, "", "v2", func(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil })
 		if got := state(); got != "first:Lost:v1 second:Bound:v2 third:Bound:v3 v2:Bound v3:Bound" {
 			t.Errorf("an owner gave a volume free: %s", got)
+		}
+		w.AssertSettled(Binder)
+	})
+}
+
+// TestBindingReachesARest: claims and volumes of all sorts, looked at in random order, with objects that come and go meanwhile: in the
+// end every binding is mutual, no volume has two claims, what could be bound is, and nothing more is written.
+func TestBindingReachesARest(t *testing.T) {
+	const seed = 37
+	for round := range 150 {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		pick := func(from ...string) string { return from[random.IntN(len(from))] }
+		claims, volumes := map[string]*corev1.PersistentVolumeClaim{}, map[string]*corev1.PersistentVolume{}
+		serial := 0
+		addClaim := func() {
+			name := fmt.Sprint("c", random.IntN(5))
+			if claims[name] != nil {
+				return
+			}
+			serial++
+			c := aClaim(ofClass(pick("", "", "fast")), asking(pick("1Gi", "3Gi", "6Gi")))
+			c.Name, c.UID = name, types.UID(fmt.Sprint("uid-c", serial))
+			if random.IntN(4) == 0 {
+				c.Spec.VolumeName = fmt.Sprint("v", random.IntN(5))
+			}
+			claims[name] = c
+		}
+		addVolume := func() {
+			name := fmt.Sprint("v", random.IntN(5))
+			if volumes[name] != nil {
+				return
+			}
+			v := aVolume(name, inClass(pick("", "", "fast")), sized(pick("2Gi", "4Gi")), inPhase(corev1.VolumePending))
+			if random.IntN(4) == 0 {
+				claimedBy(fmt.Sprint("c", random.IntN(5)), "")(v)
+			}
+			volumes[name] = v
+		}
+		apply := func(plan controller.Plan) (writes int) {
+			for _, step := range plan.Steps {
+				for _, w := range step.Writes {
+					writes++
+					switch o := w.Object.(type) {
+					case *corev1.PersistentVolumeClaim:
+						if w.Patch == nil {
+							status := claims[o.Name].Status
+							claims[o.Name] = o.DeepCopy()
+							claims[o.Name].Status = status
+						} else if err := json.Unmarshal(w.Patch, claims[o.Name]); err != nil {
+							t.Fatal(err)
+						}
+					case *corev1.PersistentVolume:
+						if w.Patch == nil {
+							status := volumes[o.Name].Status
+							volumes[o.Name] = o.DeepCopy()
+							volumes[o.Name].Status = status
+						} else if err := json.Unmarshal(w.Patch, volumes[o.Name]); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+			return writes
+		}
+		all := func() (list []*corev1.PersistentVolume) {
+			for _, name := range slices.Sorted(maps.Keys(volumes)) {
+				list = append(list, volumes[name].DeepCopy())
+			}
+			return list
+		}
+		lookAtClaim := func(name string) int {
+			v := claimView{claim: claims[name].DeepCopy()}
+			if v.claim.Spec.VolumeName != "" {
+				v.volume = volumes[v.claim.Spec.VolumeName].DeepCopy()
+			} else if !metav1.HasAnnotation(v.claim.ObjectMeta, bindCompleted) {
+				v.volume, _ = match(v.claim, all(), false)
+			}
+			return apply(v.reconcile())
+		}
+		lookAtVolume := func(name string) int {
+			v := volumeView{volume: volumes[name].DeepCopy()}
+			if ref := v.volume.Spec.ClaimRef; ref != nil {
+				v.claim = claims[ref.Name].DeepCopy()
+			}
+			return apply(v.reconcile())
+		}
+		for range 60 {
+			switch random.IntN(8) {
+			case 0:
+				addClaim()
+			case 1:
+				addVolume()
+			case 2:
+				if name := fmt.Sprint("c", random.IntN(5)); random.IntN(3) == 0 {
+					delete(claims, name)
+				}
+			default:
+				if name := fmt.Sprint("c", random.IntN(5)); random.IntN(2) == 0 && claims[name] != nil {
+					lookAtClaim(name)
+				} else if name := fmt.Sprint("v", random.IntN(5)); volumes[name] != nil {
+					lookAtVolume(name)
+				}
+			}
+		}
+		for turn := 0; ; turn++ {
+			writes := 0
+			for _, name := range slices.Sorted(maps.Keys(claims)) {
+				writes += lookAtClaim(name)
+			}
+			for _, name := range slices.Sorted(maps.Keys(volumes)) {
+				writes += lookAtVolume(name)
+			}
+			if writes == 0 {
+				break
+			}
+			if turn > 20 {
+				t.Fatalf("seed %d, round %d: no rest", seed, round)
+			}
+		}
+		fail := func(why string, obj kind.Object) {
+			t.Fatalf("seed %d, round %d: %s: %s", seed, round, why, objectWords(obj))
+		}
+		for _, c := range claims {
+			v := volumes[c.Spec.VolumeName]
+			switch {
+			case c.Status.Phase == corev1.ClaimBound && (v == nil || v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID || v.Status.Phase != corev1.VolumeBound || !metav1.HasAnnotation(c.ObjectMeta, bindCompleted)):
+				fail("a claim that is bound alone", c)
+			case c.Status.Phase == corev1.ClaimBound && storageOf(c.Status.Capacity) != storageOf(v.Spec.Capacity):
+				fail("a claim with another capacity than its volume's", c)
+			case c.Status.Phase == corev1.ClaimPending && c.Spec.VolumeName == "":
+				if free, _ := match(c, all(), false); free != nil {
+					fail("a claim that could be bound to "+free.Name, c)
+				}
+			}
+		}
+		for _, v := range volumes {
+			ref := v.Spec.ClaimRef
+			switch {
+			case v.Status.Phase == corev1.VolumeBound && (ref == nil || claims[ref.Name] == nil || claims[ref.Name].UID != ref.UID):
+				fail("a volume that is bound alone", v)
+			case v.Status.Phase == corev1.VolumeAvailable && ref != nil && ref.UID != "":
+				fail("a volume that is free and has a claim", v)
+			case ref != nil && ref.UID != "" && (claims[ref.Name] == nil || claims[ref.Name].UID != ref.UID) && v.Status.Phase != corev1.VolumeReleased:
+				fail("a volume that keeps a claim that is gone", v)
+			}
+		}
+	}
+}
+
+// TestWaitingForAConsumer: with a class that waits, nothing is bound before a pod has a node; a class that comes later is used.
+func TestWaitingForAConsumer(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		defer w.Run(Binder)()
+		lazy := aClass("lazy", "example.com/disk", storagev1.VolumeBindingWaitForFirstConsumer)
+		lazy.Annotations = map[string]string{defaultClass: "true"}
+		claim := aClaim(saysNothing)
+		claim.UID, claim.Status = "", corev1.PersistentVolumeClaimStatus{}
+		world.Create(w, claim)
+		get := func() *corev1.PersistentVolumeClaim {
+			w.Pass(time.Second)
+			return world.Get[*corev1.PersistentVolumeClaim](w, "default", "data")
+		}
+		if c := get(); c.Spec.StorageClassName != nil {
+			t.Fatalf("a class from nowhere: %s", *c.Spec.StorageClassName)
+		}
+		world.Create(w, lazy)
+		if c := get(); value(c.Spec.StorageClassName) != "lazy" {
+			t.Fatalf("the default came later: %q", value(c.Spec.StorageClassName))
+		}
+		volume := aVolume("v", inClass("lazy"), func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: "/v"} })
+		volume.UID, volume.Status = "", corev1.PersistentVolumeStatus{}
+		world.Create(w, volume)
+		if c := get(); c.Spec.VolumeName != "" {
+			t.Errorf("bound before it is needed: %s", c.Spec.VolumeName)
+		}
+		pod := claimPod("p", "")
+		pod.UID = ""
+		world.Create(w, pod)
+		w.Pass(2 * time.Minute)
+		told := w.Events("data")
+		for _, want := range []string{"WaitForFirstConsumer: waiting for first consumer to be created before binding", "WaitForPodScheduled: waiting for pod p to be scheduled"} {
+			if !slices.Contains(told, want) {
+				t.Errorf("told %q, not %q", told, want)
+			}
+		}
+		// The scheduler chose the volume: it writes the claim into it.
+		uid := get().UID
+		world.Edit(w, "", "v", func(v *corev1.PersistentVolume) {
+			v.Spec.ClaimRef = &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: "default", Name: "data", UID: uid}
+		})
+		if c := get(); c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != "v" {
+			t.Errorf("chosen: %s %s", c.Status.Phase, c.Spec.VolumeName)
 		}
 		w.AssertSettled(Binder)
 	})

@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/test/world"
 )
@@ -36,27 +35,6 @@ func TestExpand(t *testing.T) {
 		}
 		if told != test.told || len(plan.Steps) > 0 {
 			t.Errorf("%s: %q, want %q; %+v", test.what, told, test.told, plan.Steps)
-		}
-	}
-}
-
-func TestEnded(t *testing.T) {
-	pod := func(changes ...change[*corev1.Pod]) *corev1.Pod {
-		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, changes...)
-	}
-	phase := func(phase corev1.PodPhase) change[*corev1.Pod] { return func(p *corev1.Pod) { p.Status.Phase = phase } }
-	for _, test := range []struct {
-		what string
-		pod  *corev1.Pod
-		want bool
-	}{
-		{"pending", pod(phase(corev1.PodPending)), false},
-		{"running", pod(phase(corev1.PodRunning)), false},
-		{"succeeded", pod(phase(corev1.PodSucceeded)), true},
-		{"failed", pod(phase(corev1.PodFailed)), true},
-	} {
-		if got := ended(test.pod); got != test.want {
-			t.Errorf("%s: %v", test.what, got)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/test/world"
 )
@@ -223,4 +224,91 @@ func TestClaimBeforeItsVolume(t *testing.T) {
 			t.Errorf("the claim is %s", got)
 		}
 	})
+}
+
+func TestEnded(t *testing.T) {
+	pod := func(changes ...change[*corev1.Pod]) *corev1.Pod {
+		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, changes...)
+	}
+	phase := func(phase corev1.PodPhase) change[*corev1.Pod] { return func(p *corev1.Pod) { p.Status.Phase = phase } }
+	for _, test := range []struct {
+		what string
+		pod  *corev1.Pod
+		want bool
+	}{
+		{"pending", pod(phase(corev1.PodPending)), false},
+		{"running", pod(phase(corev1.PodRunning)), false},
+		{"succeeded", pod(phase(corev1.PodSucceeded)), true},
+		{"failed", pod(phase(corev1.PodFailed)), true},
+	} {
+		if got := ended(test.pod); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+}
+
+// TestClaimsOfPods: the claims behind a pod's volumes.
+func TestClaimsOfPods(t *testing.T) {
+	empty := corev1.Volume{Name: "e", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+	for _, test := range []struct {
+		what    string
+		volumes []corev1.Volume
+		want    string
+	}{
+		{"none", nil, "[]"},
+		{"no claim behind it", []corev1.Volume{empty}, "[]"},
+		{"by name", []corev1.Volume{usesClaim("v", "data")}, "[default/data]"},
+		{"its own", []corev1.Volume{usesEphemeral("v")}, "[default/p-v]"},
+		{"all together", []corev1.Volume{usesClaim("v", "data"), empty, usesEphemeral("w"), usesClaim("x", "more")}, "[default/data default/p-w default/more]"},
+		{"the same twice", []corev1.Volume{usesClaim("v", "data"), usesClaim("w", "data")}, "[default/data default/data]"},
+	} {
+		pod := claimPod("p", "n", withVolumes(test.volumes...))
+		if got, keys := fmt.Sprint(claimsOf(pod)), fmt.Sprint(claimKeys(pod)); got != test.want || keys != test.want {
+			t.Errorf("%s: %s, keys %s, want %s", test.what, got, keys, test.want)
+		}
+	}
+}
+
+// TestSayings: what claims, volumes and classes say by fields and by older annotations.
+func TestSayings(t *testing.T) {
+	beta := corev1.BetaStorageClassAnnotation
+	for _, test := range []struct {
+		what      string
+		got, want any
+	}{
+		{"a claim's class", classOfClaim(aClaim(ofClass("fast"))), "fast"},
+		{"a claim's class by annotation", classOfClaim(aClaim(ofClass("fast"), noted(beta, "slow"))), "slow"},
+		{"a claim's class by an empty annotation", classOfClaim(aClaim(ofClass("fast"), noted(beta, ""))), ""},
+		{"a claim that says nothing", classOfClaim(aClaim(saysNothing)), ""},
+		{"a volume's class", classOfVolume(aVolume("v", inClass("fast"))), "fast"},
+		{"a volume's class by annotation", classOfVolume(aVolume("v", inClass("fast"), marked(beta, "slow"))), "slow"},
+		{"no mode", modeOf(nil), corev1.PersistentVolumeFilesystem},
+		{"blocks", modeOf(new(corev1.PersistentVolumeBlock)), corev1.PersistentVolumeBlock},
+		{"no class waits", waits(nil), false},
+		{"a class without a mode", waits(&storagev1.StorageClass{}), false},
+		{"a class that binds at once", waits(aClass("x", "y", storagev1.VolumeBindingImmediate)), false},
+		{"a class that waits", waits(aClass("x", "y", storagev1.VolumeBindingWaitForFirstConsumer)), true},
+		{"room", storageOf(room("1Ki")), int64(1024)},
+		{"part of a byte", storageOf(room("1500m")), int64(2)},
+		{"no room", storageOf(nil), int64(0)},
+		{"no default", isDefault(aClass("x", "y", storagev1.VolumeBindingImmediate)), false},
+		{"nothing behind a pointer", value[string](nil), ""},
+	} {
+		if test.got != test.want {
+			t.Errorf("%s: %v, want %v", test.what, test.got, test.want)
+		}
+	}
+}
+
+// TestPatches: patches name the object they are for, so that another of its name is spared.
+func TestPatches(t *testing.T) {
+	w := patchStatus(aVolume("v"), map[string]any{"phase": corev1.VolumeBound})
+	if string(w.Patch) != `{"metadata":{"uid":"uid-v"},"status":{"phase":"Bound"}}` || w.Verb != controller.PatchStatus || w.Form != client.MergePatch {
+		t.Errorf("%s %s %v", w.Verb, w.Patch, w.Form)
+	}
+	for verb, write := range map[string]controller.Write{"finalizers": addFinalizer(aVolume("v"), "f"), "$deleteFromPrimitiveList/finalizers": removeFinalizer(aVolume("v"), "f")} {
+		if want := fmt.Sprintf(`"%s":["f"]`, verb); !strings.Contains(string(write.Patch), want) || !strings.Contains(string(write.Patch), `"uid":"uid-v"`) || write.Form != client.StrategicPatch {
+			t.Errorf("%s: %s", verb, write.Patch)
+		}
+	}
 }
