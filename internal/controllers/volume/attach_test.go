@@ -355,6 +355,10 @@ func TestVolumesOfPods(t *testing.T) {
 		}, 0},
 		{"a driver that must attach", func(w *stageOfVolumes) { w.attach = new(true) }, 1},
 		{"a driver that need not", func(w *stageOfVolumes) { w.attach = new(false) }, 0},
+		{"its own claim", func(w *stageOfVolumes) { w.ownClaim() }, 1},
+		{"a claim of its own's name that is not its own", func(w *stageOfVolumes) { w.ownClaim(); w.foreign = true }, 0},
+		{"two pods of one claim", func(w *stageOfVolumes) { w.second = true }, 1},
+		{"a driver that says nothing of it", func(w *stageOfVolumes) { w.attach = new(true); w.silent = true }, 1},
 		{"a pod that is over", func(w *stageOfVolumes) { w.pod.Status.Phase = corev1.PodSucceeded }, 0},
 		{"a pod on another node", func(w *stageOfVolumes) { w.pod.Spec.NodeName = "n2" }, 0},
 		{"a pod that waits", func(w *stageOfVolumes) { w.pod.Spec.NodeName = "" }, 0},
@@ -367,21 +371,39 @@ func TestVolumesOfPods(t *testing.T) {
 					pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}},
 						Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}}},
 				}
-				s.claim.UID = ""
-				made := world.Create(w, s.claim.DeepCopy())
-				s.volume.Spec.ClaimRef.UID, s.volume.UID = made.UID, ""
+				s.claim.UID, s.volume.UID = "", ""
+				s.volume.Spec.ClaimRef.UID = "the claim's"
 				test.change(s)
-				world.EditStatus(w, "default", "data", func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = s.claim.Status.Phase })
-				world.Create(w, s.volume)
-				if s.attach != nil {
-					world.Create(w, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: s.attach}})
-				}
-				world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttach: "true"}}})
 				phase := s.pod.Status.Phase
-				world.Create(w, s.pod)
+				pod := world.Create(w, s.pod)
 				if phase != "" {
 					world.EditStatus(w, "default", "p", func(p *corev1.Pod) { p.Status.Phase = phase })
 				}
+				if s.second {
+					twin := s.pod.DeepCopy()
+					twin.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "twin"}
+					world.Create(w, twin)
+				}
+				if s.claim.Name != "data" && !s.foreign {
+					s.claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod, podKind)}
+				}
+				bound := s.claim.Status.Phase
+				claim := world.Create(w, s.claim)
+				world.EditStatus(w, "default", claim.Name, func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = bound })
+				if ref := s.volume.Spec.ClaimRef; ref != nil {
+					if ref.Name = claim.Name; ref.UID == "the claim's" {
+						ref.UID = claim.UID
+					}
+				}
+				world.Create(w, s.volume)
+				if s.attach != nil {
+					driver := &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "disk.example.com"}, Spec: storagev1.CSIDriverSpec{AttachRequired: s.attach}}
+					if s.silent {
+						driver.Spec.AttachRequired = nil
+					}
+					world.Create(w, driver)
+				}
+				world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttach: "true"}}})
 				defer w.Run(AttachDetach(DefaultUnmountWait))()
 				w.Pass(time.Second)
 				if got := len(world.List[*storagev1.VolumeAttachment](w)); got != test.want {
@@ -397,6 +419,13 @@ type stageOfVolumes struct {
 	volume *corev1.PersistentVolume
 	pod    *corev1.Pod
 	attach *bool
+	// foreign: the claim is not the pod's own. second: another pod has the claim, too. silent: the driver does not say whether it attaches.
+	foreign, second, silent bool
+}
+
+// ownClaim makes the volume an ephemeral one.
+func (s *stageOfVolumes) ownClaim() {
+	s.claim.Name, s.pod.Spec.Volumes = "p-v", []corev1.Volume{usesEphemeral("v")}
 }
 
 // TestMovingAVolume: a pod moves to another node; the volume follows when the first node has let go.

@@ -236,3 +236,28 @@ func TestProtectionInAWorld(t *testing.T) {
 		}
 	})
 }
+
+// TestProtectionWithALaggingCache: a pod that is not seen yet holds its claim all the same: the server itself is asked.
+func TestProtectionWithALaggingCache(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		claim := aClaim(func(c *corev1.PersistentVolumeClaim) { c.Finalizers = []string{claimFinalizer} })
+		claim.UID = ""
+		made := world.Create(w, claim)
+		w.Manage(&world.Faults{Lag: time.Minute}, ClaimProtection)
+		w.Pass(2 * time.Minute)
+		w.Remove(made)
+		w.Pass(30 * time.Second)
+		pod := claimPod("p", "n")
+		pod.UID, pod.Spec.TerminationGracePeriodSeconds = "", new(int64(0))
+		late := world.Create(w, pod)
+		w.Pass(45 * time.Second) // the deletion is seen, the pod is not
+		if world.Gone[*corev1.PersistentVolumeClaim](w, "default", "data") {
+			t.Fatal("the claim went while a pod used it")
+		}
+		w.Remove(late)
+		w.Pass(3 * time.Minute)
+		if !world.Gone[*corev1.PersistentVolumeClaim](w, "default", "data") {
+			t.Error("nobody uses the claim, and it stays")
+		}
+	})
+}

@@ -226,20 +226,35 @@ func TestClaimBeforeItsVolume(t *testing.T) {
 	})
 }
 
+// TestEnded: when a pod no longer uses its volumes.
 func TestEnded(t *testing.T) {
-	pod := func(changes ...change[*corev1.Pod]) *corev1.Pod {
-		return with(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, changes...)
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	waiting := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
+	stopped := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}
+	with := func(states ...corev1.ContainerState) change[*corev1.Pod] {
+		return func(p *corev1.Pod) {
+			for _, s := range states {
+				p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{State: s})
+			}
+		}
 	}
-	phase := func(phase corev1.PodPhase) change[*corev1.Pod] { return func(p *corev1.Pod) { p.Status.Phase = phase } }
 	for _, test := range []struct {
 		what string
 		pod  *corev1.Pod
 		want bool
 	}{
-		{"pending", pod(phase(corev1.PodPending)), false},
-		{"running", pod(phase(corev1.PodRunning)), false},
-		{"succeeded", pod(phase(corev1.PodSucceeded)), true},
-		{"failed", pod(phase(corev1.PodFailed)), true},
+		{"pending", claimPod("p", "n", podInPhase(corev1.PodPending)), false},
+		{"running", claimPod("p", "n", podInPhase(corev1.PodRunning)), false},
+		{"unknown", claimPod("p", "n", podInPhase(corev1.PodUnknown)), false},
+		{"succeeded", claimPod("p", "n", podInPhase(corev1.PodSucceeded)), true},
+		{"failed", claimPod("p", "n", podInPhase(corev1.PodFailed)), true},
+		{"failed, though a container runs", claimPod("p", "n", podInPhase(corev1.PodFailed), with(running)), true},
+		{"all containers stopped, but it stays", claimPod("p", "n", with(stopped)), false},
+		{"leaving, without containers", claimPod("p", "n", leavingPod), true},
+		{"leaving, one runs", claimPod("p", "n", leavingPod, with(stopped, running)), false},
+		{"leaving, all stopped", claimPod("p", "n", leavingPod, with(stopped, stopped)), true},
+		{"leaving, one never started", claimPod("p", "n", leavingPod, with(stopped, waiting)), true},
+		{"leaving, nobody knows what one does", claimPod("p", "n", leavingPod, with(corev1.ContainerState{})), false},
 	} {
 		if got := ended(test.pod); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
