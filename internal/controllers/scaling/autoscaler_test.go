@@ -2,8 +2,10 @@ package scaling
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -11,12 +13,18 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
+	skiffapi "skiff/internal/api"
+	"skiff/internal/client"
+	"skiff/internal/controller"
 	"skiff/test/world"
 )
 
@@ -299,10 +307,12 @@ func (s *stage) scaler() *autoscalingv2.HorizontalPodAutoscaler {
 	return world.Get[*autoscalingv2.HorizontalPodAutoscaler](s.World, "default", "hpa")
 }
 
-// conditions writes the conditions down, one a line.
-func (s *stage) conditions() string {
+func (s *stage) conditions() string { return conditionWords(s.scaler()) }
+
+// conditionWords writes the conditions of an autoscaler down, one a line.
+func conditionWords(h *autoscalingv2.HorizontalPodAutoscaler) string {
 	var lines []string
-	for _, c := range s.scaler().Status.Conditions {
+	for _, c := range h.Status.Conditions {
 		lines = append(lines, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
 	}
 	return strings.Join(lines, "\n")
@@ -528,4 +538,151 @@ func TestScalingOverTime(t *testing.T) {
 			}
 		})
 	})
+}
+
+// scales is a server with one scale, which somebody else changes a number of times while it is being written.
+type scales struct {
+	conflicts, code int // code: another refusal, 0 for none
+	replicas        []int32
+	reads           int
+	revision        int
+}
+
+func (s *scales) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	refuse := func(code int, reason, message string) {
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":%q,"code":%d}`, reason, message, code)
+	}
+	if r.Method == http.MethodGet {
+		s.reads++
+		fmt.Fprintf(w, `{"kind":"Scale","apiVersion":"autoscaling/v1","metadata":{"name":"web","namespace":"default","resourceVersion":"%d"},"spec":{"replicas":7}}`, s.revision)
+		return
+	}
+	var scale autoscalingv1.Scale
+	if err := json.NewDecoder(r.Body).Decode(&scale); err != nil {
+		refuse(http.StatusBadRequest, "BadRequest", err.Error())
+		return
+	}
+	switch {
+	case s.code != 0:
+		refuse(s.code, "Forbidden", "you may not")
+	case s.conflicts > 0:
+		s.conflicts--
+		s.revision++
+		refuse(http.StatusConflict, "Conflict", "changed")
+	case scale.ResourceVersion != fmt.Sprint(s.revision):
+		refuse(http.StatusConflict, "Conflict", "an old revision: "+scale.ResourceVersion)
+	default:
+		s.replicas = append(s.replicas, scale.Spec.Replicas)
+		fmt.Fprint(w, `{"kind":"Scale"}`)
+	}
+}
+
+// TestRescale: written again when somebody else was faster, and what stands in the conditions.
+func TestRescale(t *testing.T) {
+	where := target{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true}
+	whole := []autoscalingv2.MetricSpec{externalMetric("jobs", inAll("1"))}
+	for _, test := range []struct {
+		what         string
+		server       *scales
+		scaler       *autoscalingv2.HorizontalPodAutoscaler
+		before, want int32
+		written      string
+		reads        int
+		conditions   string
+		steps        int
+		err          string
+	}{
+		{"at once", &scales{}, aScaler(nil), 3, 5, "[5]", 0, rescaledTo(5) + "\n" + notZero, 0, ""},
+		{"a behavior: the step is remembered", &scales{}, aScaler(nil, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.Behavior = both(nil, nil) }), 3, 5, "[5]", 0, rescaledTo(5) + "\n" + notZero, 1, ""},
+		{"somebody was faster once", &scales{conflicts: 1}, aScaler(nil), 3, 5, "[5]", 1, rescaledTo(5) + "\n" + notZero, 0, ""},
+		{"somebody was faster four times", &scales{conflicts: 4}, aScaler(nil), 3, 5, "[5]", 4, rescaledTo(5) + "\n" + notZero, 0, ""},
+		{"somebody is always faster", &scales{conflicts: 99}, aScaler(nil), 3, 5, "[]", 5, "AbleToScale=False FailedUpdateScale: the HPA controller was unable to update the target scale: changed", 0, "changed"},
+		{"forbidden: asked once", &scales{code: http.StatusForbidden}, aScaler(nil), 3, 5, "[]", 0, "AbleToScale=False FailedUpdateScale: the HPA controller was unable to update the target scale: you may not", 0, "you may not"},
+		{"to zero", &scales{}, aScaler(whole, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\nScaledToZero=True ScaledToZero: the HPA controller scaled the workload to zero", 0, ""},
+		{"to zero, where zero is not the least", &scales{}, aScaler(whole, from(1, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
+		{"to zero, by pods' metrics: nobody could wake it", &scales{}, aScaler([]autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
+		{"from zero", &scales{}, aScaler(whole, from(0, 9), wasScaledToZero), 0, 2, "[2]", 0, notZero + "\n" + rescaledTo(2), 0, ""},
+	} {
+		c, err := client.New(&rest.Config{Host: "http://server.invalid", Transport: doorway{test.server}}, skiffapi.Scheme(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := newAPI(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{api: a, settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
+		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "0"}, Spec: autoscalingv1.ScaleSpec{Replicas: test.before}}
+		err = look.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
+		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(look.history.steps) != test.steps {
+			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(look.history.steps), err)
+		}
+		if got := conditionWords(test.scaler); got != test.conditions {
+			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.conditions)
+		}
+		if test.steps == 1 && look.history.steps[0] != (step{test.want - test.before, now}) {
+			t.Errorf("%s: step %+v", test.what, look.history.steps[0])
+		}
+	}
+}
+
+// TestNormalize: windows first, limits then; both are told.
+func TestNormalize(t *testing.T) {
+	const limitedUp = "ScalingLimited=True ScaleUpLimit: the desired replica count is increasing faster than the maximum scale rate"
+	const limitedMany = "ScalingLimited=True TooManyReplicas: the desired replica count is more than the maximum replica count"
+	const limitedDown = "ScalingLimited=True ScaleDownLimit: the desired replica count is decreasing faster than the maximum scale rate"
+	const stableUp = "AbleToScale=True ScaleUpStabilized: recent recommendations were lower than current one, applying the lowest recent recommendation"
+	recently := func(n int32) history { return history{advice: []advice{{n, now.Add(-time.Minute)}}} }
+	slow := func(h *autoscalingv2.HorizontalPodAutoscaler) {
+		h.Spec.Behavior = both(window(120, rules(theMost, policy(byPods, 2, 60))), window(300, rules(theMost, policy(byPods, 2, 60))))
+	}
+	for _, test := range []struct {
+		what              string
+		scaler            *autoscalingv2.HorizontalPodAutoscaler
+		history           history
+		current, proposed int32
+		want              int32
+		conditions        string
+	}{
+		{"as it is", aScaler(nil), history{}, 3, 3, 3, readyFor + "\n" + within},
+		{"up", aScaler(nil), history{}, 3, 5, 5, readyFor + "\n" + within},
+		{"up too fast", aScaler(nil), history{}, 3, 9, 6, readyFor + "\n" + limitedUp},
+		{"down, and more was said", aScaler(nil), recently(3), 3, 1, 3, stabilized + "\n" + within},
+		{"down, and much more was said", aScaler(nil), recently(9), 3, 1, 6, stabilized + "\n" + limitedUp},
+		{"down, and it was said too long ago", aScaler(nil), history{advice: []advice{{9, now.Add(-5*time.Minute - time.Nanosecond)}}}, 3, 1, 1, readyFor + "\n" + within},
+		{"up by a behavior, and less was said", aScaler(nil, slow), recently(4), 3, 9, 4, stableUp + "\n" + within},
+		{"up by a behavior, too fast", aScaler(nil, slow), history{}, 3, 9, 5, readyFor + "\n" + limitedUp},
+		{"up by a behavior, too many", aScaler(nil, slow, from(1, 4)), history{}, 3, 9, 4, readyFor + "\n" + limitedMany},
+		{"down by a behavior, too fast", aScaler(nil, slow), history{}, 9, 1, 7, readyFor + "\n" + limitedDown},
+		{"down by a behavior, and more was said", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
+	} {
+		look := &scalerLook{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
+		if got := look.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
+			t.Errorf("%s: %d, want %d\n got %s\nwant %s", test.what, got, test.want, conditionWords(test.scaler), test.conditions)
+		}
+		if last := test.history.advice[len(test.history.advice)-1]; last != (advice{test.proposed, now}) {
+			t.Errorf("%s: what was said is remembered as %+v", test.what, last)
+		}
+	}
+}
+
+// TestConditions: the time of a condition moves with its status alone.
+func TestConditions(t *testing.T) {
+	look := &scalerLook{scaler: aScaler(nil), now: now}
+	look.condition(autoscalingv2.AbleToScale, "True", "A", "a")
+	look.condition(autoscalingv2.ScalingActive, "True", "X", "x")
+	look.now = now.Add(time.Hour)
+	look.condition(autoscalingv2.AbleToScale, "True", "B", "b")
+	look.condition(autoscalingv2.ScalingActive, "False", "Y", "y")
+	if got := conditionWords(look.scaler); got != "AbleToScale=True B: b\nScalingActive=False Y: y" {
+		t.Errorf("conditions\n%s", got)
+	}
+	if list := look.scaler.Status.Conditions; !list[0].LastTransitionTime.Time.Equal(now) || !list[1].LastTransitionTime.Time.Equal(look.now) {
+		t.Errorf("times %v, %v", list[0].LastTransitionTime, list[1].LastTransitionTime)
+	}
+	if !look.is(autoscalingv2.AbleToScale) || look.is(autoscalingv2.ScalingActive) || look.is(autoscalingv2.ScalingLimited) {
+		t.Error("what is so is so")
+	}
 }
