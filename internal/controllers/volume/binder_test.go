@@ -598,3 +598,97 @@ func TestWaitingForAConsumer(t *testing.T) {
 		w.AssertSettled(Binder)
 	})
 }
+
+// TestStoppedAnywhere: whichever write of a binding was the last before the process ended, the next look finishes it, and what is there in
+// the end is the same.
+func TestStoppedAnywhere(t *testing.T) {
+	end := func(stop int) (string, int) {
+		claim, volume := aClaim(), aVolume("v")
+		writes := 0
+		for {
+			plan := claimView{claim: claim.DeepCopy(), volume: volume.DeepCopy()}.reconcile()
+			if len(plan.Steps) == 0 {
+				break
+			}
+			for _, step := range plan.Steps {
+				w := step.Writes[0]
+				switch o := w.Object.(type) {
+				case *corev1.PersistentVolumeClaim:
+					if w.Patch == nil {
+						status := claim.Status
+						claim = o.DeepCopy()
+						claim.Status = status
+					} else if err := json.Unmarshal(w.Patch, claim); err != nil {
+						t.Fatal(err)
+					}
+				case *corev1.PersistentVolume:
+					if w.Patch == nil {
+						status := volume.Status
+						volume = o.DeepCopy()
+						volume.Status = status
+					} else if err := json.Unmarshal(w.Patch, volume); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if writes++; writes == stop {
+					break // nobody hears of the rest
+				}
+			}
+		}
+		return fmt.Sprint(objectWords(claim), claim.Status.Phase, claim.Status.AccessModes, storageOf(claim.Status.Capacity), objectWords(volume), volume.Status.Phase), writes
+	}
+	want, writes := end(0)
+	if writes != 4 || !strings.Contains(want, "Bound") {
+		t.Fatalf("undisturbed: %d writes, %s", writes, want)
+	}
+	for stop := 1; stop <= writes; stop++ {
+		if got, n := end(stop); got != want || n != writes {
+			t.Errorf("stopped behind write %d: %d writes\n got %s\nwant %s", stop, n, got, want)
+		}
+	}
+}
+
+// TestReclaimInAWorld: what becomes of volumes when their claims go, policy by policy, told to who looks.
+func TestReclaimInAWorld(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		change change[*corev1.PersistentVolume]
+		phase  corev1.PersistentVolumePhase
+		told   string
+	}{
+		{"kept", func(*corev1.PersistentVolume) {}, corev1.VolumeReleased, ""},
+		{"deleted by who made it", func(v *corev1.PersistentVolume) {
+			reclaims(corev1.PersistentVolumeReclaimDelete)(v)
+			marked(provisionedBy, "example.com/disk")(v)
+		}, corev1.VolumeReleased, ""},
+		{"nobody deletes a folder of a node", reclaims(corev1.PersistentVolumeReclaimDelete), corev1.VolumeFailed,
+			`VolumeFailedDelete: error getting deleter volume plugin for volume "v": no deletable volume plugin matched`},
+		{"nobody recycles", reclaims(corev1.PersistentVolumeReclaimRecycle), corev1.VolumeFailed, "VolumeFailedRecycle: No recycler plugin found for the volume!"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			world.In(t, func(w *world.World) {
+				defer w.Run(Binder)()
+				volume := aVolume("v", test.change, func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: "/v"} })
+				volume.UID, volume.Status = "", corev1.PersistentVolumeStatus{}
+				world.Create(w, volume)
+				claim := aClaim()
+				claim.UID, claim.Status = "", corev1.PersistentVolumeClaimStatus{}
+				made := world.Create(w, claim)
+				w.Pass(time.Second)
+				if got := world.Get[*corev1.PersistentVolume](w, "", "v").Status.Phase; got != corev1.VolumeBound {
+					t.Fatalf("bound: %s", got)
+				}
+				w.Remove(made)
+				w.Pass(time.Minute)
+				got := world.Get[*corev1.PersistentVolume](w, "", "v")
+				if got.Status.Phase != test.phase || (got.Status.Message != "") != (test.phase == corev1.VolumeFailed) {
+					t.Errorf("%s: %q", got.Status.Phase, got.Status.Message)
+				}
+				if told := strings.Join(w.Events("v"), "; "); told != test.told {
+					t.Errorf("told %q, want %q", told, test.told)
+				}
+				w.AssertSettled(Binder)
+			})
+		})
+	}
+}

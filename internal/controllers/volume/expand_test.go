@@ -92,3 +92,28 @@ func TestExpandInAWorld(t *testing.T) {
 		})
 	}
 }
+
+// TestWhoIsExpanded: only a claim whose volume knows it.
+func TestWhoIsExpanded(t *testing.T) {
+	has := func(size string) change[*corev1.PersistentVolumeClaim] {
+		return func(c *corev1.PersistentVolumeClaim) { c.Status.Capacity = room(size) }
+	}
+	for _, test := range []struct {
+		what   string
+		claim  *corev1.PersistentVolumeClaim
+		volume *corev1.PersistentVolume
+		want   bool
+	}{
+		{"a byte more", aClaim(asking("1073741825"), has("1Gi")), aVolume("v"), true},
+		{"exactly", aClaim(asking("1073741824"), has("1Gi")), aVolume("v"), false},
+		{"a byte less", aClaim(asking("1073741823"), has("1Gi")), aVolume("v"), false},
+		{"no capacity is known", aClaim(), aVolume("v"), true},
+		{"nothing is asked for", aClaim(asking("0")), aVolume("v"), false},
+		{"nothing more is asked for, a resize is not over", aClaim(has("9Gi")), aVolume("v", marked(preResizeCapacity, "")), true},
+	} {
+		plan := expand{}.Reconcile(expandView{claim: test.claim, volume: test.volume})
+		if got := fully(plan) == "tell data Normal ExternalExpanding: waiting for an external controller to expand this PVC"; got != test.want || !test.want && !plan.Empty() {
+			t.Errorf("%s: %s", test.what, fully(plan))
+		}
+	}
+}
