@@ -31,10 +31,10 @@ func (d doorway) RoundTrip(r *http.Request) (*http.Response, error) {
 	return recorder.Result(), nil
 }
 
-func apiOf(t *testing.T, answers map[string]string) (*api, *metricsServer) {
+// apiAt asks a handler.
+func apiAt(t *testing.T, handler http.Handler) *api {
 	t.Helper()
-	server := &metricsServer{answers: answers}
-	c, err := client.New(&rest.Config{Host: "http://server.invalid", Transport: doorway{server}}, skiffapi.Scheme(), nil)
+	c, err := client.New(&rest.Config{Host: "http://server.invalid", Transport: doorway{handler}}, skiffapi.Scheme(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,14 @@ func apiOf(t *testing.T, answers map[string]string) (*api, *metricsServer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a, server
+	return a
+}
+
+// apiOf asks a server that has these answers.
+func apiOf(t *testing.T, answers map[string]string) (*api, *metricsServer) {
+	t.Helper()
+	server := &metricsServer{answers: answers}
+	return apiAt(t, server), server
 }
 
 func resourceList(resources ...string) string {
@@ -156,14 +163,7 @@ func TestScales(t *testing.T) {
 			_, _ = io.WriteString(w, `{"kind":"Scale","apiVersion":"autoscaling/v1","metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7"},"spec":{"replicas":3},"status":{"replicas":2,"selector":"app=web"}}`)
 		}
 	})
-	c, err := client.New(&rest.Config{Host: "http://server.invalid", Transport: doorway{handler}}, skiffapi.Scheme(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := newAPI(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := apiAt(t, handler)
 	where := target{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true, scalable: true}
 	scale, err := a.scale(t.Context(), where, "default", "web")
 	if err != nil || scale.Spec.Replicas != 3 || scale.Status.Replicas != 2 || scale.Status.Selector != "app=web" || scale.UID != "u" {

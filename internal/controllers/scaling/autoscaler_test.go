@@ -20,10 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
 
-	skiffapi "skiff/internal/api"
-	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/test/world"
 )
@@ -605,17 +602,9 @@ func TestRescale(t *testing.T) {
 		{"to zero, by pods' metrics: nobody could wake it", &scales{}, aScaler([]autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
 		{"from zero", &scales{}, aScaler(whole, from(0, 9), wasScaledToZero), 0, 2, "[2]", 0, notZero + "\n" + rescaledTo(2), 0, ""},
 	} {
-		c, err := client.New(&rest.Config{Host: "http://server.invalid", Transport: doorway{test.server}}, skiffapi.Scheme(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := newAPI(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{api: a, settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
+		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
 		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "0"}, Spec: autoscalingv1.ScaleSpec{Replicas: test.before}}
-		err = look.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
+		err := look.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
 		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(look.history.steps) != test.steps {
 			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(look.history.steps), err)
 		}

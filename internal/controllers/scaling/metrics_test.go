@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -13,11 +12,8 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/rest"
-
-	skiffapi "skiff/internal/api"
-	"skiff/internal/client"
 )
 
 // metricsServer answers paths with JSON; others are not found. It notes what it was asked.
@@ -35,22 +31,6 @@ func (s *metricsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write([]byte(answer))
-}
-
-func meterOf(t *testing.T, answers map[string]string) (*api, *metricsServer) {
-	t.Helper()
-	server := &metricsServer{answers: answers}
-	listening := httptest.NewServer(server)
-	t.Cleanup(listening.Close)
-	c, err := client.New(&rest.Config{Host: listening.URL}, skiffapi.Scheme(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := newAPI(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a, server
 }
 
 func podUsage(items ...string) string {
@@ -84,7 +64,7 @@ func TestUsageOfPods(t *testing.T) {
 			if test.answer != "" {
 				answers[path] = test.answer
 			}
-			a, server := meterOf(t, answers)
+			a, server := apiOf(t, answers)
 			samples, err := a.usage(t.Context(), "default", labels.SelectorFromSet(labels.Set{"app": "web"}), test.resource, test.container)
 			if got := sampleWords(samples); got != test.want || errorText(err) != test.err {
 				t.Errorf("%q, %v; want %q, %q", got, err, test.want, test.err)
@@ -125,7 +105,7 @@ const (
 func TestCustomMetrics(t *testing.T) {
 	values := func(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
 	queue := labels.SelectorFromSet(labels.Set{"queue": "mail"})
-	a, server := meterOf(t, map[string]string{
+	a, server := apiOf(t, map[string]string{
 		"/apis/custom.metrics.k8s.io": customGroup,
 		"/apis/apps/v1":               appsList,
 		customPath + "pods/*/hits": values(`{"describedObject":{"name":"a"},"timestamp":"2026-03-01T12:00:00Z","value":"1500m"}`,
@@ -163,7 +143,7 @@ func TestCustomMetrics(t *testing.T) {
 			t.Errorf("%s: %d, %v", test.what, got, err)
 		}
 	}
-	deaf, _ := meterOf(t, nil)
+	deaf, _ := apiOf(t, nil)
 	if _, err := deaf.ofObject(t.Context(), "default", autoscalingv2.CrossVersionObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "default"}, "hits", labels.Everything()); !strings.HasPrefix(errorText(err), "unable to fetch metrics from custom metrics API: ") {
 		t.Error(err)
 	}
@@ -171,7 +151,7 @@ func TestCustomMetrics(t *testing.T) {
 
 func TestExternalMetrics(t *testing.T) {
 	const path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/"
-	a, server := meterOf(t, map[string]string{
+	a, server := apiOf(t, map[string]string{
 		path + "jobs": `{"items":[{"value":"3"},{"value":"1500m"}]}`,
 		path + "huge": fmt.Sprintf(`{"items":[{"value":"%dm"},{"value":"%dm"}]}`, int64(math.MaxInt64), int64(math.MaxInt64)),
 		path + "none": `{"items":[]}`,
@@ -229,5 +209,86 @@ func TestToleranceOfItsOwn(t *testing.T) {
 	}
 	if got := look.tolerance(); got.down != 0 || got.up != 0.5 {
 		t.Errorf("by its own rules %+v", got)
+	}
+}
+
+// TestMetricsThatCannotBeHad: every meter says which API it asked, and what that said.
+func TestMetricsThatCannotBeHad(t *testing.T) {
+	broken := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"you may not","code":403,"details":{"kind":"pods"}}`))
+	})
+	nonsense := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{")) })
+	all := labels.Everything()
+	namespace := autoscalingv2.CrossVersionObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "default"}
+	other := autoscalingv2.CrossVersionObjectReference{APIVersion: "example.com/v1", Kind: "Thing", Name: "x"}
+	for what, ask := range map[string]func(a *api) error{
+		"resource metrics API":                func(a *api) error { _, err := a.usage(t.Context(), "default", all, "cpu", ""); return err },
+		"custom metrics API":                  func(a *api) error { _, err := a.ofPods(t.Context(), "default", all, "hits", all); return err },
+		"custom metrics API of the namespace": func(a *api) error { _, err := a.ofObject(t.Context(), "default", namespace, "hits", all); return err },
+		"external metrics API":                func(a *api) error { _, err := a.external(t.Context(), "default", "jobs", all); return err },
+	} {
+		prefix := "unable to fetch metrics from " + strings.TrimSuffix(what, " of the namespace") + ": "
+		if err := ask(apiAt(t, broken)); errorText(err) != prefix+"you may not" {
+			t.Errorf("%s, forbidden: %v", what, err)
+		}
+		if err := ask(apiAt(t, nonsense)); !strings.HasPrefix(errorText(err), prefix) {
+			t.Errorf("%s, nonsense: %v", what, err)
+		}
+	}
+	if _, err := apiAt(t, broken).ofObject(t.Context(), "default", other, "hits", all); errorText(err) != "unable to fetch metrics from custom metrics API: discover example.com/v1: you may not" {
+		t.Errorf("an object whose kind cannot be found out: %v", err)
+	}
+}
+
+// TestExternalSums: many series are one sum, which never turns over.
+func TestExternalSums(t *testing.T) {
+	const path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/jobs"
+	huge := fmt.Sprintf("%dm", int64(math.MaxInt64))
+	for _, test := range []struct {
+		values []string
+		want   int64
+	}{
+		{[]string{"0"}, 0}, {[]string{"1", "2", "3"}, 6000}, {[]string{"1m", "1m"}, 2}, {[]string{"5", "-2"}, 3000}, {[]string{"-1"}, -1000}, {[]string{"1n"}, 1},
+		{[]string{huge}, math.MaxInt64}, {[]string{huge, "1m"}, math.MaxInt64}, {[]string{"1m", huge}, math.MaxInt64}, {[]string{huge, "-1m"}, math.MaxInt64 - 1}, {[]string{"-1m", huge}, math.MaxInt64 - 1},
+	} {
+		var items []string
+		for _, v := range test.values {
+			items = append(items, fmt.Sprintf(`{"value":%q}`, v))
+		}
+		a, _ := apiOf(t, map[string]string{path: `{"items":[` + strings.Join(items, ",") + `]}`})
+		if got, err := a.external(t.Context(), "default", "jobs", labels.Everything()); err != nil || got != test.want {
+			t.Errorf("%v: %d, %v; want %d", test.values, got, err, test.want)
+		}
+	}
+}
+
+// TestSeriesSelectors: a selector goes along when there is one, and only then.
+func TestSeriesSelectors(t *testing.T) {
+	const pods = customPath + "pods/*/hits"
+	queue := labels.SelectorFromSet(labels.Set{"queue": "mail"})
+	for _, test := range []struct {
+		what         string
+		pods, series labels.Selector
+		want         string
+	}{
+		{"neither", labels.Everything(), labels.Everything(), ""},
+		{"pods", queue, labels.Everything(), "labelSelector=queue%3Dmail"},
+		{"series", labels.Everything(), queue, "metricLabelSelector=queue%3Dmail"},
+		{"both", queue, queue, "labelSelector=queue%3Dmail&metricLabelSelector=queue%3Dmail"},
+	} {
+		a, server := apiOf(t, map[string]string{"/apis/custom.metrics.k8s.io": customGroup, pods: `{"items":[{"describedObject":{"name":"a"},"value":"1"}]}`})
+		if _, err := a.ofPods(t.Context(), "default", test.pods, "hits", test.series); err != nil {
+			t.Errorf("%s: %v", test.what, err)
+		}
+		if _, query, _ := strings.Cut(server.asked[len(server.asked)-1], "?"); query != test.want {
+			t.Errorf("%s: asked with %q", test.what, query)
+		}
+	}
+	for what, selector := range map[string]*metav1.LabelSelector{"none": nil, "an empty one": {}} {
+		if got, err := metricSelector(selector); err != nil || !got.Empty() {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
 	}
 }
