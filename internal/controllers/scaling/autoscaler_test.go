@@ -675,3 +675,25 @@ func TestConditions(t *testing.T) {
 		t.Error("what is so is so")
 	}
 }
+
+// TestZeroOfOurs: who may wake a target that has no pods.
+func TestZeroOfOurs(t *testing.T) {
+	cpu := []autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}
+	for _, test := range []struct {
+		what     string
+		scaler   *autoscalingv2.HorizontalPodAutoscaler
+		disabled bool
+	}{
+		{"a user's zero", aScaler(cpu), true},
+		{"ours, and by pods' metrics there is nothing to measure", aScaler(cpu, from(0, 9), wasScaledToZero), true},
+		{"ours, and one is the least now: it is asked", aScaler(cpu, from(1, 9), wasScaledToZero), false},
+		{"ours, and nothing is said of the least", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
+	} {
+		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
+		// Without a selector nobody can be asked: that is as far as it goes when it is not disabled.
+		d, err := look.decide(&autoscalingv1.Scale{})
+		if test.disabled != (err == nil && d != nil && d.disabled) || !test.disabled && errorText(err) != "selector is required" {
+			t.Errorf("%s: %+v, %v", test.what, d, err)
+		}
+	}
+}

@@ -407,6 +407,36 @@ func TestBinderInAWorld(t *testing.T) {
 	})
 }
 
+// claimAfter and volumeAfter are what a write leaves of an object: an update changes all but the status, a patch the status.
+func claimAfter(t *testing.T, w controller.Write, current *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaim {
+	t.Helper()
+	if w.Patch == nil {
+		after := w.Object.(*corev1.PersistentVolumeClaim).DeepCopy()
+		after.Status = current.Status
+		return after
+	}
+	patched(t, w, current)
+	return current
+}
+
+func volumeAfter(t *testing.T, w controller.Write, current *corev1.PersistentVolume) *corev1.PersistentVolume {
+	t.Helper()
+	if w.Patch == nil {
+		after := w.Object.(*corev1.PersistentVolume).DeepCopy()
+		after.Status = current.Status
+		return after
+	}
+	patched(t, w, current)
+	return current
+}
+
+func patched(t *testing.T, w controller.Write, obj kind.Object) {
+	t.Helper()
+	if err := json.Unmarshal(w.Patch, obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestBindingReachesARest: claims and volumes of all sorts, looked at in random order, with objects that come and go meanwhile: in the
 // end every binding is mutual, no volume has two claims, what could be bound is, and nothing more is written.
 func TestBindingReachesARest(t *testing.T) {
@@ -446,21 +476,9 @@ func TestBindingReachesARest(t *testing.T) {
 					writes++
 					switch o := w.Object.(type) {
 					case *corev1.PersistentVolumeClaim:
-						if w.Patch == nil {
-							status := claims[o.Name].Status
-							claims[o.Name] = o.DeepCopy()
-							claims[o.Name].Status = status
-						} else if err := json.Unmarshal(w.Patch, claims[o.Name]); err != nil {
-							t.Fatal(err)
-						}
+						claims[o.Name] = claimAfter(t, w, claims[o.Name])
 					case *corev1.PersistentVolume:
-						if w.Patch == nil {
-							status := volumes[o.Name].Status
-							volumes[o.Name] = o.DeepCopy()
-							volumes[o.Name].Status = status
-						} else if err := json.Unmarshal(w.Patch, volumes[o.Name]); err != nil {
-							t.Fatal(err)
-						}
+						volumes[o.Name] = volumeAfter(t, w, volumes[o.Name])
 					}
 				}
 			}
@@ -612,23 +630,11 @@ func TestStoppedAnywhere(t *testing.T) {
 			}
 			for _, step := range plan.Steps {
 				w := step.Writes[0]
-				switch o := w.Object.(type) {
+				switch w.Object.(type) {
 				case *corev1.PersistentVolumeClaim:
-					if w.Patch == nil {
-						status := claim.Status
-						claim = o.DeepCopy()
-						claim.Status = status
-					} else if err := json.Unmarshal(w.Patch, claim); err != nil {
-						t.Fatal(err)
-					}
+					claim = claimAfter(t, w, claim)
 				case *corev1.PersistentVolume:
-					if w.Patch == nil {
-						status := volume.Status
-						volume = o.DeepCopy()
-						volume.Status = status
-					} else if err := json.Unmarshal(w.Patch, volume); err != nil {
-						t.Fatal(err)
-					}
+					volume = volumeAfter(t, w, volume)
 				}
 				if writes++; writes == stop {
 					break // nobody hears of the rest

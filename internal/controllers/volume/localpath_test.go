@@ -296,3 +296,42 @@ func TestLocalPathInAWorld(t *testing.T) {
 		}
 	})
 }
+
+// TestCleanerKeepsItsHandsOff: what is not its node's, not to go, or held by others, stays.
+func TestCleanerKeepsItsHandsOff(t *testing.T) {
+	for _, test := range []struct {
+		what       string
+		node       string
+		finalizers []string
+		leaves     bool
+		cleaned    bool
+	}{
+		{"its own, to go", "n1", []string{localPathFinalizer}, true, true},
+		{"another node's", "n2", []string{localPathFinalizer}, true, false},
+		{"not to go", "n1", []string{localPathFinalizer}, false, false},
+		{"held by others, too", "n1", []string{"example.com/mine", localPathFinalizer}, true, false},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			folder := t.TempDir()
+			path := filepath.Join(folder, "pvc-1_default_data")
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			world.In(t, func(w *world.World) {
+				defer w.Run(LocalPathCleaner("n1", folder))()
+				v := aVolume("pvc-1", marked(localPathNode, test.node), func(v *corev1.PersistentVolume) {
+					v.Finalizers, v.UID, v.Spec.HostPath = test.finalizers, "", &corev1.HostPathVolumeSource{Path: path}
+				})
+				made := world.Create(w, v)
+				if test.leaves {
+					w.Remove(made)
+				}
+				w.Pass(time.Second)
+				_, err := os.Stat(path)
+				if cleaned := os.IsNotExist(err); cleaned != test.cleaned || world.Gone[*corev1.PersistentVolume](w, "", "pvc-1") != test.cleaned {
+					t.Errorf("cleaned %v", cleaned)
+				}
+			})
+		})
+	}
+}

@@ -261,3 +261,46 @@ func TestProtectionWithALaggingCache(t *testing.T) {
 		}
 	})
 }
+
+// TestAttributesClassesInUse: a class stays as long as any claim or volume has it, wants it or is on its way to it.
+func TestAttributesClassesInUse(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		claim  *corev1.PersistentVolumeClaim // nil: none
+		volume *corev1.PersistentVolume
+		gone   bool
+	}{
+		{"nobody", nil, nil, true},
+		{"a claim wants it", aClaim(wantingAttributes("gold")), nil, false},
+		{"a claim has it", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Status.CurrentVolumeAttributesClassName = new("gold") }), nil, false},
+		{"a claim is on its way to it", aClaim(func(c *corev1.PersistentVolumeClaim) {
+			c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: "gold", Status: corev1.PersistentVolumeClaimModifyVolumePending}
+		}), nil, false},
+		{"a claim has another", aClaim(wantingAttributes("silver")), nil, true},
+		{"a volume has it", nil, aVolume("v", csi, ofAttributes("gold")), false},
+		{"a volume has another", nil, aVolume("v", csi, ofAttributes("silver")), true},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			world.In(t, func(w *world.World) {
+				defer w.Run(AttributesClassProtection)()
+				class := world.Create(w, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, DriverName: "disk.example.com", Parameters: map[string]string{"iops": "5"}})
+				if test.claim != nil {
+					status := test.claim.Status
+					test.claim.UID = ""
+					world.Create(w, test.claim)
+					world.EditStatus(w, "default", "data", func(c *corev1.PersistentVolumeClaim) { c.Status = status })
+				}
+				if test.volume != nil {
+					test.volume.UID = ""
+					world.Create(w, test.volume)
+				}
+				w.Pass(time.Second)
+				w.Remove(class)
+				w.Pass(time.Second)
+				if got := world.Gone[*storagev1.VolumeAttributesClass](w, "", "gold"); got != test.gone {
+					t.Errorf("gone %v", got)
+				}
+			})
+		})
+	}
+}
