@@ -108,11 +108,16 @@ func (t *tolerance) of(node int32) *toleranceAnswer {
 			if !tolerates(preferTolerations(t.tolerations), taint) {
 				answer.disliked++
 			}
-		} else if answer.refused == nil && !tolerates(t.tolerations, taint) {
+		} else if keepsAway(taint) && answer.refused == nil && !tolerates(t.tolerations, taint) {
 			answer.refused = taint
 		}
 	}
 	return answer
+}
+
+// keepsAway reports whether a taint is one that pods must tolerate.
+func keepsAway(taint *corev1.Taint) bool {
+	return taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
 }
 
 func tolerates(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
@@ -149,7 +154,9 @@ func (s *Snapshot) setImages(n *node, images []corev1.ContainerImage) {
 	names := map[string]int64{}
 	for _, i := range images {
 		for _, name := range i.Names {
-			names[name] = i.SizeBytes
+			if _, twice := names[name]; !twice {
+				names[name] = i.SizeBytes
+			}
 		}
 	}
 	for name := range n.images {
@@ -164,10 +171,15 @@ func (s *Snapshot) setImages(n *node, images []corev1.ContainerImage) {
 		}
 	}
 	for name, size := range names {
+		held := s.images[name]
 		if _, had := n.images[name]; had {
+			// The size is that of the node that held the image first; alone, the node decides anew.
+			if held.nodes == 1 && held.size != size {
+				held.size = size
+				held.version++
+			}
 			continue
 		}
-		held := s.images[name]
 		if held == nil {
 			held = &image{size: size, version: s.nextVersion()}
 			s.images[name] = held

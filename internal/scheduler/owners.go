@@ -9,14 +9,16 @@ import (
 
 // ownerSelectors knows which pods belong together: those of one service, and those of one controller.
 type ownerSelectors struct {
-	services    map[string]map[string]map[string]string // by namespace, name: the selector
+	services map[string]map[string]map[string]string // by namespace, name: the selector
+	sets     map[ownerKey]labels.Set                 // of replication controllers
+	// controllers are those with a selector of several kinds of demands.
 	controllers map[ownerKey]labels.Selector
 }
 
 type ownerKey struct{ apiVersion, kind, namespace, name string }
 
 func newOwnerSelectors() ownerSelectors {
-	return ownerSelectors{services: map[string]map[string]map[string]string{}, controllers: map[ownerKey]labels.Selector{}}
+	return ownerSelectors{services: map[string]map[string]map[string]string{}, sets: map[ownerKey]labels.Set{}, controllers: map[ownerKey]labels.Selector{}}
 }
 
 // SetService takes over the selector of a service.
@@ -40,7 +42,11 @@ func (s *Snapshot) DeleteService(namespace, name string) {
 
 // SetReplicationController takes over the selector of a replication controller.
 func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
-	s.setController(ownerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}, labels.SelectorFromSet(rc.Spec.Selector))
+	key := ownerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}
+	if old, known := s.owners.sets[key]; !known || !sameLabels(old, rc.Spec.Selector) {
+		s.neighbourVersion++
+	}
+	s.owners.sets[key] = rc.Spec.Selector
 }
 
 // SetReplicaSet takes over the selector of a replica set.
@@ -54,10 +60,12 @@ func (s *Snapshot) SetStatefulSet(ss *appsv1.StatefulSet) {
 }
 
 func (s *Snapshot) setLabelSelector(kind, namespace, name string, selector *metav1.LabelSelector) {
-	// A selector that cannot be read adds nothing.
-	if read, err := metav1.LabelSelectorAsSelector(selector); err == nil {
-		s.setController(ownerKey{appsv1.SchemeGroupVersion.String(), kind, namespace, name}, read)
+	read, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		// A selector that cannot be read adds nothing.
+		read = labels.Nothing()
 	}
+	s.setController(ownerKey{appsv1.SchemeGroupVersion.String(), kind, namespace, name}, read)
 }
 
 func (s *Snapshot) setController(key ownerKey, selector labels.Selector) {
@@ -73,6 +81,7 @@ func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
 }
 
 func (s *Snapshot) deleteController(key ownerKey) {
+	delete(s.owners.sets, key)
 	delete(s.owners.controllers, key)
 	s.neighbourVersion++
 }
@@ -85,12 +94,14 @@ func (s *Snapshot) ownerSelector(pod *corev1.Pod) labels.Selector {
 			set = labels.Merge(set, selector)
 		}
 	}
-	selector := set.AsSelector()
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
-		return selector
+		return set.AsSelector()
 	}
-	if own := s.owners.controllers[ownerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}]; own != nil {
+	key := ownerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}
+	// A replication controller has the last word on a label that services name too; other controllers add to what services demand.
+	selector := labels.Merge(set, s.owners.sets[key]).AsSelector()
+	if own := s.owners.controllers[key]; own != nil {
 		if requirements, selectable := own.Requirements(); selectable {
 			selector = selector.Add(requirements...)
 		}

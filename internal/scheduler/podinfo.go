@@ -159,25 +159,23 @@ func plainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 	if len(spec.InitContainers) > 0 || spec.Overhead != nil || spec.Resources != nil {
 		return r, false
 	}
-	if running {
-		for i := range pod.Status.ContainerStatuses {
-			if c := &pod.Status.ContainerStatuses[i]; c.Resources != nil || c.AllocatedResources != nil {
-				return r, false
-			}
-		}
+	if running && resized(pod) {
+		return r, false
 	}
 	for i := range spec.Containers {
 		cpu, memory := int64(assumedMilliCPU), int64(assumedMemory)
 		for name, quantity := range spec.Containers[i].Resources.Requests {
-			switch name {
-			case corev1.ResourceCPU:
+			// Parts of a byte are rounded once they are added up.
+			bytes, whole := quantity.AsInt64()
+			switch {
+			case name == corev1.ResourceCPU:
 				cpu = quantity.MilliValue()
 				r.MilliCPU += cpu
-			case corev1.ResourceMemory:
-				memory = quantity.Value()
+			case name == corev1.ResourceMemory && whole:
+				memory = bytes
 				r.Memory += memory
-			case corev1.ResourceEphemeralStorage:
-				r.Storage += quantity.Value()
+			case name == corev1.ResourceEphemeralStorage && whole:
+				r.Storage += bytes
 			default:
 				return r, false
 			}
@@ -186,6 +184,13 @@ func plainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 		r.AssumedMemory += memory
 	}
 	return r, true
+}
+
+// resized reports whether a pod's status has a say in what it takes up.
+func resized(pod *corev1.Pod) bool {
+	status := &pod.Status
+	return status.Resources != nil || status.AllocatedResources != nil || resourcehelper.IsPodResizeInfeasible(pod) ||
+		slices.ContainsFunc(status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Resources != nil || c.AllocatedResources != nil })
 }
 
 // countable reports whether a resource beyond the well-known ones is counted on nodes: extended resources, huge pages, those

@@ -173,7 +173,7 @@ func (d *Decision) remedies(node int32, r *Refusal) []step {
 // tolerateAll are the steps past the taints that keep a pod away.
 func tolerateAll(taints []corev1.Taint, tolerations []corev1.Toleration) (steps []step) {
 	for i := range taints {
-		if t := &taints[i]; t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerates(tolerations, t) {
+		if t := &taints[i]; keepsAway(t) && !tolerates(tolerations, t) {
 			text := fmt.Sprintf("tolerate the taint %s, or remove it", t.ToString())
 			steps = append(steps, step{kind: text, text: text})
 		}
@@ -214,8 +214,8 @@ func (t *selectionTerm) missing(s *Snapshot, node int32) (steps []step) {
 			steps = append(steps, t.requirements[i].remedy())
 		}
 	}
-	for _, name := range t.names {
-		if slices.Contains(name.values, s.nodes[node].name) == name.not {
+	for i := range t.fields {
+		if !t.fields[i].met(s, node) {
 			steps = append(steps, step{kind: "name", text: "change the names of nodes in the pod's node affinity", size: hardSize})
 		}
 	}

@@ -103,6 +103,11 @@ type Hint struct {
 	Helps func(s *Snapshot, pod *corev1.Pod, old, now any) bool
 }
 
+// hasPlace reports whether a pod takes up room somewhere: it is on a node, or nominated to one.
+func hasPlace(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName != "" || pod.Status.NominatedNodeName != ""
+}
+
 // Node returns a node by its number, for rules.
 func (s *Snapshot) Node(node int32) *corev1.Node { return s.nodes[node].object }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -19,8 +20,11 @@ type interPodAffinity struct {
 
 func newInterPodAffinity(args *configv1.InterPodAffinityArgs) (Rule, error) {
 	r := &interPodAffinity{hardWeight: 1, ignoreOthers: args.IgnorePreferredTermsOfExistingPods}
-	if args.HardPodAffinityWeight != nil {
-		r.hardWeight = int64(*args.HardPodAffinityWeight)
+	if weight := args.HardPodAffinityWeight; weight != nil {
+		if *weight < 0 || *weight > 100 {
+			return nil, field.Invalid(field.NewPath("hardPodAffinityWeight"), *weight, "not in valid range [0, 100]")
+		}
+		r.hardWeight = int64(*weight)
 	}
 	return r, nil
 }
@@ -125,10 +129,8 @@ func (r *interPodAffinity) Hints() []Hint {
 
 func (r *interPodAffinity) podHelps(s *Snapshot, pod *corev1.Pod, old, now any) bool {
 	before, after := asPod(old), asPod(now)
-	for _, other := range []*corev1.Pod{before, after} {
-		if other != nil && other.Spec.NodeName == "" && other.Status.NominatedNodeName == "" {
-			return false
-		}
+	if before != nil && !hasPlace(before) || after != nil && !hasPlace(after) {
+		return false
 	}
 	info, err := NewPodInfo(pod)
 	if err != nil {

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,5 +75,15 @@ func (nodeDeclaredFeatures) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 }
 
 func (nodeDeclaredFeatures) Hints() []Hint {
-	return []Hint{{Resource: NodeResource, Action: Add | UpdateNodeFeature}}
+	return []Hint{
+		{Resource: NodeResource, Action: Add | UpdateNodeFeature, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			before := asNode(old)
+			return before == nil || !slices.Equal(before.Status.DeclaredFeatures, asNode(now).Status.DeclaredFeatures)
+		}},
+		{Resource: TargetPod, Action: Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			before, errBefore := neededFeatures(asPod(old))
+			after, errAfter := neededFeatures(asPod(now))
+			return errBefore != nil || errAfter != nil || !after.Equal(before)
+		}},
+	}
 }

@@ -7,6 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -104,7 +107,7 @@ func (taintToleration) Score(s *Snapshot, p *PodInfo) Scorer {
 func (taintToleration) Hints() []Hint {
 	refused := func(n *corev1.Node, pod *corev1.Pod) bool {
 		return n == nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
-			return t.Effect != corev1.TaintEffectPreferNoSchedule && !tolerates(pod.Spec.Tolerations, &t)
+			return keepsAway(&t) && !tolerates(pod.Spec.Tolerations, &t)
 		})
 	}
 	return []Hint{
@@ -122,7 +125,19 @@ type nodeAffinity struct {
 }
 
 func newNodeAffinity(args *configv1.NodeAffinityArgs) (Rule, error) {
-	return &nodeAffinity{added: args.AddedAffinity}, nil
+	r := &nodeAffinity{added: args.AddedAffinity}
+	if r.added == nil {
+		return r, nil
+	}
+	var errs []error
+	path := field.NewPath("addedAffinity")
+	if required := r.added.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
+		_, err := nodeaffinity.NewNodeSelector(required, field.WithPath(path.Child("requiredDuringSchedulingIgnoredDuringExecution")))
+		errs = append(errs, err)
+	}
+	_, err := nodeaffinity.NewPreferredSchedulingTerms(r.added.PreferredDuringSchedulingIgnoredDuringExecution,
+		field.WithPath(path.Child("preferredDuringSchedulingIgnoredDuringExecution")))
+	return r, utilerrors.Flatten(utilerrors.NewAggregate(append(errs, err)))
 }
 
 func (*nodeAffinity) Name() string { return nodeAffinityName }
@@ -252,7 +267,7 @@ type nodeSelection struct {
 // selectionTerm matches nodes that meet all its requirements.
 type selectionTerm struct {
 	requirements []requirement
-	names        []nameRequirement
+	fields       []fieldRequirement
 	never        bool
 }
 
@@ -264,9 +279,11 @@ type requirement struct {
 	known    []bool // by value: whether it is wanted
 }
 
-type nameRequirement struct {
-	values []string
-	not    bool
+// fieldRequirement is a demand on one field. The name is the only field nodes have here; all others are empty.
+type fieldRequirement struct {
+	named bool
+	value string
+	not   bool
 }
 
 // requiredSelection reads which nodes a pod selects; nil means all.
@@ -298,16 +315,16 @@ func (s *Snapshot) selection(exact map[string]string, required *corev1.NodeSelec
 }
 
 func (s *Snapshot) selectionTerm(t *corev1.NodeSelectorTerm) selectionTerm {
+	// A term that cannot be read matches nothing.
+	if _, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*t}}); err != nil {
+		return selectionTerm{never: true}
+	}
 	var x selectionTerm
 	for _, e := range t.MatchExpressions {
 		x.requirements = append(x.requirements, requirement{column: s.column(e.Key), operator: e.Operator, values: e.Values})
 	}
 	for _, f := range t.MatchFields {
-		if f.Key != metav1.ObjectNameField || f.Operator != corev1.NodeSelectorOpIn && f.Operator != corev1.NodeSelectorOpNotIn {
-			x.never = true
-			continue
-		}
-		x.names = append(x.names, nameRequirement{values: f.Values, not: f.Operator == corev1.NodeSelectorOpNotIn})
+		x.fields = append(x.fields, fieldRequirement{named: f.Key == metav1.ObjectNameField, value: f.Values[0], not: f.Operator == corev1.NodeSelectorOpNotIn})
 	}
 	return x
 }
@@ -338,12 +355,20 @@ func (t *selectionTerm) matches(s *Snapshot, node int32) bool {
 			return false
 		}
 	}
-	for i := range t.names {
-		if slices.Contains(t.names[i].values, s.nodes[node].name) == t.names[i].not {
+	for i := range t.fields {
+		if !t.fields[i].met(s, node) {
 			return false
 		}
 	}
 	return true
+}
+
+func (r *fieldRequirement) met(s *Snapshot, node int32) bool {
+	has := ""
+	if r.named {
+		has = s.nodes[node].name
+	}
+	return (r.value == has) != r.not
 }
 
 func (r *requirement) met(node int32) bool {
@@ -368,7 +393,7 @@ func (r *requirement) wants(value string) bool {
 		return true
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		has, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || len(r.values) != 1 {
+		if err != nil {
 			return false
 		}
 		limit, err := strconv.ParseInt(r.values[0], 10, 64)
@@ -418,7 +443,7 @@ func portsConflict(wanted, used []hostPort) bool {
 func (nodePorts) Hints() []Hint {
 	return []Hint{
 		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, pod *corev1.Pod, old, _ any) bool {
-			return portsConflict(hostPortsOf(pod), hostPortsOf(asPod(old)))
+			return hasPlace(asPod(old)) && portsConflict(hostPortsOf(pod), hostPortsOf(asPod(old)))
 		}},
 		{Resource: NodeResource, Action: Add},
 	}

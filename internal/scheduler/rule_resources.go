@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 )
@@ -42,16 +44,43 @@ func newNodeResourcesFit(args *configv1.NodeResourcesFitArgs) (Rule, error) {
 		}
 	}
 	r.resources = withDefaultResources(r.resources)
-	switch r.strategy {
-	case configv1.LeastAllocated, configv1.MostAllocated:
-	case configv1.RequestedToCapacityRatio:
-		if err := checkShape(r.shape); err != nil {
-			return nil, err
-		}
-	default:
-		return nil, fmt.Errorf("scoring strategy %s is not supported", r.strategy)
+	return r, r.check(args.ScoringStrategy)
+}
+
+// check demands of the arguments what upstream demands.
+func (r *nodeResourcesFit) check(given *configv1.ScoringStrategy) error {
+	var errs field.ErrorList
+	for i, name := range r.ignored {
+		errs = append(errs, metav1validation.ValidateLabelName(name, field.NewPath("ignoredResources").Index(i))...)
 	}
-	return r, nil
+	for i, group := range r.ignoredGroups {
+		path := field.NewPath("ignoredResourceGroups").Index(i)
+		if strings.Contains(group, "/") {
+			errs = append(errs, field.Invalid(path, group, "resource group name can't contain '/'"))
+		}
+		errs = append(errs, metav1validation.ValidateLabelName(group, path)...)
+	}
+	strategy := field.NewPath("scoringStrategy")
+	known := []configv1.ScoringStrategyType{configv1.LeastAllocated, configv1.MostAllocated, configv1.RequestedToCapacityRatio}
+	if given != nil && !slices.Contains(known, given.Type) {
+		errs = append(errs, field.NotSupported(strategy.Child("type"), given.Type, known))
+	}
+	for i, resource := range r.resources {
+		if resource.Weight <= 0 || resource.Weight > 100 {
+			errs = append(errs, field.Invalid(strategy.Child("resources").Index(i).Child("weight"), resource.Weight,
+				fmt.Sprintf("resource weight of %v not in valid range (0, 100]", resource.Name)))
+		}
+	}
+	switch ratio := strategy.Child("requestedToCapacityRatio"); {
+	case given == nil:
+	case r.strategy == configv1.RequestedToCapacityRatio && given.RequestedToCapacityRatio == nil:
+		errs = append(errs, field.Required(ratio, "must be specified when type is RequestedToCapacityRatio"))
+	case r.strategy == configv1.RequestedToCapacityRatio:
+		errs = append(errs, checkShape(r.shape, ratio.Child("shape"))...)
+	case given.RequestedToCapacityRatio != nil:
+		errs = append(errs, field.Forbidden(ratio, "must be nil when type is not RequestedToCapacityRatio"))
+	}
+	return errs.ToAggregate()
 }
 
 func withDefaultResources(resources []configv1.ResourceSpec) []configv1.ResourceSpec {
@@ -67,21 +96,25 @@ func withDefaultResources(resources []configv1.ResourceSpec) []configv1.Resource
 	return resources
 }
 
-func checkShape(shape []configv1.UtilizationShapePoint) error {
+func checkShape(shape []configv1.UtilizationShapePoint, path *field.Path) (errs field.ErrorList) {
 	if len(shape) == 0 {
-		return fmt.Errorf("requestedToCapacityRatio.shape: Required value: at least one point must be specified")
+		return field.ErrorList{field.Required(path, "at least one point must be specified")}
 	}
-	for i, p := range shape {
-		switch {
-		case p.Utilization < 0 || p.Utilization > 100:
-			return fmt.Errorf("requestedToCapacityRatio.shape[%d].utilization: Invalid value: %d: not in valid range [0-100]", i, p.Utilization)
-		case i > 0 && p.Utilization <= shape[i-1].Utilization:
-			return fmt.Errorf("requestedToCapacityRatio.shape[%d].utilization: Invalid value: %d: utilization values must be sorted in increasing order", i, p.Utilization)
-		case p.Score < 0 || p.Score > maxCustomScore:
-			return fmt.Errorf("requestedToCapacityRatio.shape[%d].score: Invalid value: %d: not in valid range [0-%d]", i, p.Score, maxCustomScore)
+	for i := 1; i < len(shape); i++ {
+		if shape[i].Utilization <= shape[i-1].Utilization {
+			errs = append(errs, field.Invalid(path.Index(i).Child("utilization"), shape[i].Utilization, "values must be sorted in increasing order"))
+			break
 		}
 	}
-	return nil
+	for i, p := range shape {
+		if p.Utilization < 0 || p.Utilization > 100 {
+			errs = append(errs, field.Invalid(path.Index(i).Child("utilization"), p.Utilization, "not in valid range [0, 100]"))
+		}
+		if p.Score < 0 || p.Score > maxCustomScore {
+			errs = append(errs, field.Invalid(path.Index(i).Child("score"), p.Score, fmt.Sprintf("not in valid range [0, %d]", maxCustomScore)))
+		}
+	}
+	return errs
 }
 
 func (*nodeResourcesFit) Name() string { return nodeResourcesFitName }
@@ -324,7 +357,7 @@ func brokenLine(shape []configv1.UtilizationShapePoint, utilization int64) int64
 
 func (r *nodeResourcesFit) Hints() []Hint {
 	return []Hint{
-		{Resource: AssignedPod, Action: Delete},
+		{Resource: AssignedPod, Action: Delete, Helps: func(_ *Snapshot, _ *corev1.Pod, old, _ any) bool { return hasPlace(asPod(old)) }},
 		{Resource: AssignedPod, Action: UpdatePodScaleDown, Helps: freesSomeOf},
 		{Resource: TargetPod, Action: UpdatePodScaleDown},
 		{Resource: NodeResource, Action: Add | UpdateNodeAllocatable, Helps: r.nodeHelps},
@@ -334,6 +367,9 @@ func (r *nodeResourcesFit) Hints() []Hint {
 
 // freesSomeOf reports whether a pod on a node now asks for less of something another pod wants.
 func freesSomeOf(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
+	if asPod(now).Spec.NodeName == "" {
+		return false
+	}
 	before, after, wanted := requestOf(asPod(old), true), requestOf(asPod(now), true), requestOf(pod, false)
 	if wanted.MilliCPU > 0 && before.MilliCPU > after.MilliCPU || wanted.Memory > 0 && before.Memory > after.Memory ||
 		wanted.Storage > 0 && before.Storage > after.Storage {
@@ -398,7 +434,18 @@ type balancedAllocation struct {
 }
 
 func newBalancedAllocation(args *configv1.NodeResourcesBalancedAllocationArgs) (Rule, error) {
-	return &balancedAllocation{resources: withDefaultResources(args.Resources)}, nil
+	r := &balancedAllocation{resources: withDefaultResources(args.Resources)}
+	var errs field.ErrorList
+	for i, resource := range r.resources {
+		path := field.NewPath("resources").Index(i)
+		if slices.ContainsFunc(r.resources[:i], func(other configv1.ResourceSpec) bool { return other.Name == resource.Name }) {
+			errs = append(errs, field.Duplicate(path.Child("name"), resource.Name))
+		}
+		if resource.Weight != 1 {
+			errs = append(errs, field.Invalid(path.Child("weight"), resource.Weight, "must be 1"))
+		}
+	}
+	return r, errs.ToAggregate()
 }
 
 func (*balancedAllocation) Name() string { return balancedAllocationName }

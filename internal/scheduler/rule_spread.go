@@ -1,13 +1,17 @@
 package scheduler
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -27,10 +31,52 @@ var systemSpread = []corev1.TopologySpreadConstraint{
 }
 
 func newPodTopologySpread(args *configv1.PodTopologySpreadArgs) (Rule, error) {
+	if err := checkSpread(args); err != nil {
+		return nil, err
+	}
 	if args.DefaultingType == configv1.ListDefaulting {
 		return &podTopologySpread{defaults: args.DefaultConstraints}, nil
 	}
 	return &podTopologySpread{defaults: systemSpread, system: true}, nil
+}
+
+// checkSpread demands of default constraints what the API server demands of a pod's own, and that they leave the selector to us.
+func checkSpread(args *configv1.PodTopologySpreadArgs) error {
+	var errs field.ErrorList
+	switch path := field.NewPath("defaultingType"); {
+	case !slices.Contains([]configv1.PodTopologySpreadConstraintsDefaulting{"", configv1.SystemDefaulting, configv1.ListDefaulting}, args.DefaultingType):
+		errs = append(errs, field.NotSupported(path, args.DefaultingType, []configv1.PodTopologySpreadConstraintsDefaulting{configv1.SystemDefaulting, configv1.ListDefaulting}))
+	case args.DefaultingType != configv1.ListDefaulting && len(args.DefaultConstraints) > 0:
+		errs = append(errs, field.Invalid(path, configv1.SystemDefaulting, "when .defaultConstraints are not empty"))
+	}
+	all := field.NewPath("defaultConstraints")
+	for i := range args.DefaultConstraints {
+		c, path := &args.DefaultConstraints[i], all.Index(i)
+		if c.MaxSkew <= 0 {
+			errs = append(errs, field.Invalid(path.Child("maxSkew"), c.MaxSkew, "not in valid range (0, inf)"))
+		}
+		if c.TopologyKey == "" {
+			errs = append(errs, field.Required(path.Child("topologyKey"), "can not be empty"))
+		} else {
+			errs = append(errs, metav1validation.ValidateLabelName(c.TopologyKey, path.Child("topologyKey"))...)
+		}
+		switch c.WhenUnsatisfiable {
+		case corev1.DoNotSchedule, corev1.ScheduleAnyway:
+		case "":
+			errs = append(errs, field.Required(path.Child("whenUnsatisfiable"), "can not be empty"))
+		default:
+			errs = append(errs, field.NotSupported(path.Child("whenUnsatisfiable"), c.WhenUnsatisfiable, []corev1.UnsatisfiableConstraintAction{corev1.DoNotSchedule, corev1.ScheduleAnyway}))
+		}
+		if c.LabelSelector != nil {
+			errs = append(errs, field.Forbidden(path.Child("labelSelector"), "constraint must not define a selector, as they deduced for each pod"))
+		}
+		if slices.ContainsFunc(args.DefaultConstraints[:i], func(other corev1.TopologySpreadConstraint) bool {
+			return other.TopologyKey == c.TopologyKey && other.WhenUnsatisfiable == c.WhenUnsatisfiable
+		}) {
+			errs = append(errs, field.Duplicate(path, fmt.Sprintf("{%v, %v}", c.TopologyKey, c.WhenUnsatisfiable)))
+		}
+	}
+	return errs.ToAggregate()
 }
 
 func (*podTopologySpread) Name() string { return podTopologySpreadName }
@@ -354,7 +400,7 @@ func (r *podTopologySpread) Hints() []Hint {
 func (r *podTopologySpread) podHelps(s *Snapshot, pod *corev1.Pod, old, now any) bool {
 	before, after := asPod(old), asPod(now)
 	for _, other := range []*corev1.Pod{before, after} {
-		if other != nil && (other.Spec.NodeName == "" && other.Status.NominatedNodeName == "" || other.Namespace != pod.Namespace) {
+		if other != nil && (!hasPlace(other) || other.Namespace != pod.Namespace) {
 			return false
 		}
 	}
@@ -378,7 +424,7 @@ func (r *podTopologySpread) targetHelps(s *Snapshot, pod *corev1.Pod, old, now a
 		return true
 	}
 	for i := range hard {
-		if hard[i].honorTaints && len(before.Spec.Tolerations) != len(after.Spec.Tolerations) {
+		if hard[i].honorTaints && !equality.Semantic.DeepEqual(before.Spec.Tolerations, after.Spec.Tolerations) {
 			return true
 		}
 		if hard[i].selector.Matches(labels.Set(before.Labels)) != hard[i].selector.Matches(labels.Set(after.Labels)) {

@@ -11,6 +11,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 	configv1 "k8s.io/kube-scheduler/config/v1"
@@ -358,7 +359,7 @@ func newVolumeBinding(args *configv1.VolumeBindingArgs) (Rule, error) {
 	if len(r.shape) == 0 {
 		r.shape = []configv1.UtilizationShapePoint{{Utilization: 0, Score: maxCustomScore}, {Utilization: 100, Score: 0}}
 	}
-	return r, checkShape(r.shape)
+	return r, checkShape(r.shape, field.NewPath("shape")).ToAggregate()
 }
 
 func (*volumeBinding) Name() string { return volumeBindingName }

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
 func TestDiskConflict(t *testing.T) {
@@ -70,50 +69,6 @@ func TestAlternativeScore(t *testing.T) {
 		}
 		if got := alternativeScore(claim, allocation); got != test.want {
 			t.Errorf("given %q: %d, want %d", test.given, got, test.want)
-		}
-	}
-}
-
-func TestCheckShape(t *testing.T) {
-	type shape = []configv1.UtilizationShapePoint
-	for _, test := range []struct {
-		what  string
-		shape shape
-		fail  string
-	}{
-		{"none", nil, "at least one point"},
-		{"one point", shape{{Utilization: 50, Score: 5}}, ""},
-		{"both ends", shape{{Utilization: 0, Score: 10}, {Utilization: 100, Score: 0}}, ""},
-		{"below nothing", shape{{Utilization: -1, Score: 5}}, "not in valid range [0-100]"},
-		{"more than all", shape{{Utilization: 101, Score: 5}}, "not in valid range [0-100]"},
-		{"backwards", shape{{Utilization: 50, Score: 5}, {Utilization: 40, Score: 5}}, "sorted in increasing order"},
-		{"twice the same", shape{{Utilization: 50, Score: 5}, {Utilization: 50, Score: 6}}, "sorted in increasing order"},
-		{"a score too high", shape{{Utilization: 50, Score: 11}}, "not in valid range [0-10]"},
-		{"a score too low", shape{{Utilization: 50, Score: -1}}, "not in valid range [0-10]"},
-	} {
-		if err := checkShape(test.shape); (err != nil) != (test.fail != "") || err != nil && !strings.Contains(err.Error(), test.fail) {
-			t.Errorf("%s: %v", test.what, err)
-		}
-	}
-}
-
-func TestFreesSomeOf(t *testing.T) {
-	for _, test := range []struct {
-		what             string
-		wanted, old, now podOption
-		helps            bool
-	}{
-		{"less CPU for who wants CPU", asksCPU("1"), asksCPU("2"), asksCPU("1"), true},
-		{"less CPU for who wants memory", asksMemory("1Gi"), asksCPU("2"), asksCPU("1"), false},
-		{"less memory", asksMemory("1Gi"), asksMemory("2Gi"), asksMemory("1Gi"), true},
-		{"more memory", asksMemory("1Gi"), asksMemory("1Gi"), asksMemory("2Gi"), false},
-		{"less storage", asks(corev1.ResourceEphemeralStorage, "1Gi"), asks(corev1.ResourceEphemeralStorage, "2Gi"), asks(corev1.ResourceEphemeralStorage, "1Gi"), true},
-		{"one device less", asks(gpu, "1"), asks(gpu, "2"), asks(gpu, "1"), true},
-		{"none of the devices", asks(gpu, "1"), asks(gpu, "2"), func(*corev1.Pod) {}, true},
-		{"a device of another kind", asks(gpu, "1"), asks("example.com/nic", "2"), asks("example.com/nic", "1"), false},
-	} {
-		if got := freesSomeOf(nil, testPod("p", test.wanted), testPod("x", on("n"), test.old), testPod("x", on("n"), test.now)); got != test.helps {
-			t.Errorf("%s: helps is %t", test.what, got)
 		}
 	}
 }

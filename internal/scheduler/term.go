@@ -63,7 +63,7 @@ func termOf(pod *corev1.Pod, t *corev1.PodAffinityTerm) (term, error) {
 		namespaces = []string{pod.Namespace}
 	}
 	slices.Sort(namespaces)
-	return newTerm(namespaces, namespaceSelector, selector, t.TopologyKey), nil
+	return newTerm(slices.Compact(namespaces), namespaceSelector, selector, t.TopologyKey), nil
 }
 
 func newTerm(namespaces []string, namespaceSelector, selector labels.Selector, topologyKey string) term {
