@@ -1,0 +1,881 @@
+package scheduler
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	spreadHost, spreadZone = corev1.LabelHostname, corev1.LabelTopologyZone
+	spreadHard, spreadSoft = corev1.DoNotSchedule, corev1.ScheduleAnyway
+	skewReason             = "node(s) didn't match pod topology spread constraints"
+	keyReason              = lasting + skewReason + " (missing required label)"
+)
+
+func spreadMinDomains(n int32) func(*corev1.TopologySpreadConstraint) {
+	return func(c *corev1.TopologySpreadConstraint) { c.MinDomains = &n }
+}
+
+func spreadPolicies(affinity, taints corev1.NodeInclusionPolicy) func(*corev1.TopologySpreadConstraint) {
+	return func(c *corev1.TopologySpreadConstraint) {
+		if affinity != "" {
+			c.NodeAffinityPolicy = &affinity
+		}
+		if taints != "" {
+			c.NodeTaintsPolicy = &taints
+		}
+	}
+}
+
+func spreadByLabels(keys ...string) func(*corev1.TopologySpreadConstraint) {
+	return func(c *corev1.TopologySpreadConstraint) { c.MatchLabelKeys = keys }
+}
+
+func spreadSelector(selector *metav1.LabelSelector) func(*corev1.TopologySpreadConstraint) {
+	return func(c *corev1.TopologySpreadConstraint) { c.LabelSelector = selector }
+}
+
+func leaving(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }
+
+// spreadPods makes pods by node: "a a b" are two on a, and one on b, all with the label app=x.
+func spreadPods(text string, options ...podOption) []*corev1.Pod {
+	return podsOn(text, append([]podOption{labelled("app", "x")}, options...)...)
+}
+
+// podsOn makes a pod for each node the text names, no two of one name.
+func podsOn(text string, options ...podOption) (pods []*corev1.Pod) {
+	for _, node := range strings.Fields(text) {
+		podsMade++
+		pods = append(pods, testPod(fmt.Sprintf("%s-%d", node, podsMade), append([]podOption{on(node)}, options...)...))
+	}
+	return pods
+}
+
+var podsMade int
+
+// neighbourRefusals asks all rules, and tells what one of them refuses, with what it says of lasting.
+func neighbourRefusals(t testing.TB, s *Snapshot, pod *corev1.Pod, profile *Profile, rule string) map[string]string {
+	t.Helper()
+	d, err := Schedule(s, infoOf(t, pod), profile)
+	if err != nil && !IsUnschedulable(err) {
+		t.Fatal(err)
+	}
+	refusals := map[string]string{}
+	verdicts, _ := d.Explain()
+	for _, v := range verdicts {
+		if v.Refusal == nil || v.Refusal.Rule != rule {
+			continue
+		}
+		text := strings.Join(v.Refusal.Reasons, ", ")
+		if v.Refusal.Unresolvable {
+			text = lasting + text
+		}
+		refusals[v.Node] = text
+	}
+	return refusals
+}
+
+// spreadRow is a cluster, a pod, and what spreading refuses.
+type spreadRow struct {
+	what    string
+	nodes   []*corev1.Node
+	running []*corev1.Pod
+	pod     *corev1.Pod
+	want    map[string]string
+}
+
+// checkNeighbours asks in every order of arrival: pods before the newcomer is known, after it, and after others have come and gone.
+func checkNeighbours(t *testing.T, rule string, rows []spreadRow) {
+	t.Helper()
+	for _, row := range rows {
+		t.Run(row.what, func(t *testing.T) {
+			profile := DefaultProfile()
+			ask := func(how string, s *Snapshot) {
+				t.Helper()
+				if got := neighbourRefusals(t, s, row.pod, profile, rule); !maps.Equal(got, row.want) {
+					t.Errorf("%s: refused %v, want %v", how, got, row.want)
+				}
+			}
+			before := cluster(t, row.nodes, row.running...)
+			ask("at first sight", before)
+			after := cluster(t, row.nodes)
+			neighbourRefusals(t, after, row.pod, profile, rule)
+			for _, p := range slices.Backward(row.running) {
+				after.SetPod(infoOf(t, p))
+			}
+			ask("with pods that came later", after)
+			late := cluster(t, nil, row.running...)
+			for _, n := range row.nodes {
+				late.SetNode(n)
+			}
+			ask("with nodes that came later", late)
+			for _, n := range row.nodes {
+				bare := n.DeepCopy()
+				bare.Labels, bare.Spec.Taints = nil, nil
+				after.SetNode(bare)
+			}
+			neighbourRefusals(t, after, row.pod, profile, rule)
+			for _, n := range row.nodes {
+				after.SetNode(n)
+			}
+			ask("after nodes were something else for a while", after)
+			for _, p := range row.running {
+				before.DeletePod(p.UID)
+			}
+			neighbourRefusals(t, before, row.pod, profile, rule)
+			for _, p := range row.running {
+				before.SetPod(infoOf(t, p))
+			}
+			ask("after pods went and came again", before)
+		})
+	}
+}
+
+func TestPodTopologySpreadFilter(t *testing.T) {
+	x := labelled("app", "x")
+	onZones := func(more ...func(*corev1.TopologySpreadConstraint)) podOption {
+		return spread(spreadZone, 1, spreadHard, "app", "x", more...)
+	}
+	onHosts := func(more ...func(*corev1.TopologySpreadConstraint)) podOption {
+		return spread(spreadHost, 1, spreadHard, "app", "x", more...)
+	}
+	three := []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("1")), testNode("c", zone("2"))}
+	four := append(slices.Clone(three), testNode("d", zone("2")))
+	noZone := append(slices.Clone(three), testNode("d"))
+	refused := func(names string) map[string]string {
+		all := map[string]string{}
+		for _, name := range strings.Fields(names) {
+			if missing, found := strings.CutSuffix(name, "?"); found {
+				all[missing] = keyReason
+			} else {
+				all[name] = skewReason
+			}
+		}
+		return all
+	}
+	everything := &metav1.LabelSelector{}
+	within := func(values ...string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values}}}
+	}
+	checkNeighbours(t, podTopologySpreadName, []spreadRow{
+		{"nobody is there", three, nil, testPod("p", x, onZones()), refused("")},
+		{"one in a zone", three, spreadPods("a"), testPod("p", x, onZones()), refused("a b")},
+		{"one in each zone", three, spreadPods("a c"), testPod("p", x, onZones()), refused("")},
+		{"two and one", three, spreadPods("a b c"), testPod("p", x, onZones()), refused("a b")},
+		{"a skew of two", three, spreadPods("a"), testPod("p", x, spread(spreadZone, 2, spreadHard, "app", "x")), refused("")},
+		{"a skew of two, two are there", three, spreadPods("a b"), testPod("p", x, spread(spreadZone, 2, spreadHard, "app", "x")), refused("a b")},
+		{"a very large skew", three, spreadPods("a a a a"), testPod("p", x, spread(spreadZone, math.MaxInt32, spreadHard, "app", "x")), refused("")},
+		{"on hosts", three, spreadPods("a c"), testPod("p", x, onHosts()), refused("a c")},
+		{"a pod that does not count itself may make the skew full", three, spreadPods("a"), testPod("p", onZones()), refused("")},
+		{"a pod that does not count itself, more", three, spreadPods("a a"), testPod("p", onZones()), refused("a b")},
+		{"pods of another namespace do not count", three, spreadPods("a", namespace("other")), testPod("p", x, onZones()), refused("")},
+		{"in the other namespace they do", three, spreadPods("a", namespace("other")), testPod("p", x, namespace("other"), onZones()), refused("a b")},
+		{"pods with another label do not count", three, spreadPods("a", labelled("app", "y")), testPod("p", x, onZones()), refused("")},
+		{"pods on their way out do not count", three, spreadPods("a", leaving), testPod("p", x, onZones()), refused("")},
+		{"pods that have ended do not count", three, spreadPods("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), testPod("p", x, onZones()), refused("")},
+		{"a node without the key is refused, whatever is there", noZone, nil, testPod("p", x, onZones()), refused("d?")},
+		{"its pods do not count", noZone, spreadPods("d d d"), testPod("p", x, onZones()), refused("d?")},
+		{"a key nobody has", three, nil, testPod("p", x, spread("rack", 1, spreadHard, "app", "x")), refused("a? b? c?")},
+		{"an empty value is a domain", []*corev1.Node{testNode("a", zone("")), testNode("b", zone("1"))}, spreadPods("a"), testPod("p", x, onZones()), refused("a")},
+		{"one domain is never skewed", three[:2], spreadPods("a a b"), testPod("p", x, onZones()), refused("")},
+
+		{"two constraints must both hold", four, spreadPods("a c"), testPod("p", x, onZones(), onHosts()), refused("a c")},
+		{"two constraints, skewed zones", four, spreadPods("a a c d d d"), testPod("p", x, onZones(), onHosts()), refused("a c d")},
+		{"two constraints that leave nothing", three, spreadPods("a a b b c c c"), testPod("p", x, onZones(), onHosts()), refused("a b c")},
+		{"one constraint twice, the narrower counts", three, spreadPods("a"), testPod("p", x, spread(spreadZone, 2, spreadHard, "app", "x"), onZones()), refused("a b")},
+		{"constraints of two selectors", three, slices.Concat(spreadPods("a"), spreadPods("c", labelled("app", "y"), labelled("tier", "web"))), testPod("p", x, labelled("tier", "web"), onZones(), spread(spreadZone, 1, spreadHard, "tier", "web")), refused("a b c")},
+		{"a node must have all keys to count for either", []*corev1.Node{testNode("a", zone("1"), nodeLabel("rack", "r")), testNode("b", zone("2"))}, spreadPods("a"),
+			testPod("p", x, onZones(), spread("rack", 5, spreadHard, "app", "x")), refused("b?")},
+		{"soft constraints refuse nobody", three, spreadPods("a a a"), testPod("p", x, spread(spreadZone, 1, spreadSoft, "app", "x")), refused("")},
+		{"a soft key is not demanded", noZone, nil, testPod("p", x, onHosts(), spread(spreadZone, 1, spreadSoft, "app", "x")), refused("")},
+
+		{"as many domains as demanded", three, spreadPods("a c"), testPod("p", x, onZones(spreadMinDomains(2))), refused("")},
+		{"fewer domains than demanded: the fewest is nothing", three, spreadPods("a c"), testPod("p", x, onZones(spreadMinDomains(3))), refused("a b c")},
+		{"fewer domains than demanded, one has room", three, spreadPods("a"), testPod("p", x, onZones(spreadMinDomains(3))), refused("a b")},
+		{"fewer domains than demanded, a larger skew", three, spreadPods("a c"), testPod("p", x, spread(spreadZone, 2, spreadHard, "app", "x", spreadMinDomains(9))), refused("")},
+		{"one domain demanded is as none", three, spreadPods("a c"), testPod("p", x, onZones(spreadMinDomains(1))), refused("")},
+		{"domains are those of nodes that count", []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("2")), testNode("c", zone("3"), taint("k", "v", noSchedule))}, spreadPods("a b"),
+			testPod("p", x, onZones(spreadMinDomains(3), spreadPolicies("", corev1.NodeInclusionPolicyHonor))), refused("a b")},
+
+		{"no selector matches nobody", three, spreadPods("a a"), testPod("p", x, onZones(spreadSelector(nil))), refused("")},
+		{"an empty selector counts nobody but the pod itself", three, spreadPods("a a"), testPod("p", x, onZones(spreadSelector(everything))), refused("")},
+		{"a selector of values", three, slices.Concat(spreadPods("a"), spreadPods("c", labelled("app", "y"))), testPod("p", x, onZones(spreadSelector(within("x", "y")))), refused("")},
+		{"a selector of values, one side", three, slices.Concat(spreadPods("a"), spreadPods("b", labelled("app", "y"))), testPod("p", x, spread(spreadZone, 2, spreadHard, "", "", spreadSelector(within("x", "y")))), refused("a b")},
+		{"labels of the pod narrow the selector", three, spreadPods("a", labelled("hash", "old")), testPod("p", x, labelled("hash", "new"), onZones(spreadByLabels("hash"))), refused("")},
+		{"labels of the pod, the same", three, spreadPods("a", labelled("hash", "new")), testPod("p", x, labelled("hash", "new"), onZones(spreadByLabels("hash"))), refused("a b")},
+		{"labels the pod does not have narrow nothing", three, spreadPods("a", labelled("hash", "old")), testPod("p", x, onZones(spreadByLabels("hash"))), refused("a b")},
+		{"two labels, one of which the pod has", three, spreadPods("a", labelled("hash", "new")), testPod("p", x, labelled("hash", "new"), onZones(spreadByLabels("other", "hash"))), refused("a b")},
+		{"labels make nothing of no selector", three, spreadPods("a"), testPod("p", x, onZones(spreadSelector(nil), spreadByLabels("app"))), refused("")},
+		{"labels make something of an empty selector", three, spreadPods("a"), testPod("p", x, onZones(spreadSelector(everything), spreadByLabels("app"))), refused("a b")},
+	})
+}
+
+// Which nodes count: those the pod may go to, as far as the constraint says so.
+func TestPodTopologySpreadCountsNodes(t *testing.T) {
+	x := labelled("app", "x")
+	honor, ignore := corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore
+	nodes := []*corev1.Node{testNode("a", zone("1"), nodeLabel("disk", "ssd")), testNode("b", zone("2"), nodeLabel("disk", "ssd")), testNode("c", zone("3")), testNode("d", zone("4"), nodeLabel("disk", "ssd"), taint("k", "v", noSchedule))}
+	ssd, tolerant := selecting("disk", "ssd"), toleration("k", tolExists, "", "")
+	required := requiresNodes(expression("disk", opIn, "ssd"))
+	row := func(what, at string, pod []podOption, affinity, taints corev1.NodeInclusionPolicy, refused string) spreadRow {
+		want := map[string]string{}
+		for _, name := range strings.Fields(refused) {
+			want[name] = skewReason
+		}
+		return spreadRow{what, nodes, spreadPods(at), testPod("p", append(pod, x, spread(spreadZone, 1, spreadHard, "app", "x", spreadPolicies(affinity, taints)))...), want}
+	}
+	rows := []spreadRow{
+		row("all nodes count for a pod that selects none", "a b d", nil, "", "", "a b"),
+		row("tainted nodes count unless told", "a b c", nil, "", "", "a b c"),
+		row("tainted nodes do not count", "a b c", nil, "", honor, ""),
+		row("tainted nodes count when told to", "a b c", nil, "", ignore, "a b c"),
+		row("tainted nodes that are tolerated count", "a b c", []podOption{tolerant}, "", honor, "a b c"),
+		row("tainted nodes that are tolerated otherwise do not", "a b c", []podOption{toleration("k", tolEqual, "w", "")}, "", honor, ""),
+		row("nodes that are not selected do not count", "a b d", []podOption{ssd}, "", "", ""),
+		row("nodes that are not selected count when told to", "a b d", []podOption{ssd}, ignore, "", "a b"),
+		row("told what is the rule anyway", "a b d", []podOption{ssd}, honor, "", ""),
+		row("affinity selects as selectors do", "a b d", []podOption{required}, "", "", ""),
+		row("affinity that is not minded", "a b d", []podOption{required}, ignore, "", "a b"),
+		row("both", "a b", []podOption{ssd}, honor, honor, ""),
+		row("both, and one is free", "a", []podOption{ssd}, honor, honor, "a"),
+		row("neither", "a b d", []podOption{ssd}, ignore, ignore, "a b"),
+		row("pods on nodes that do not count are not counted", "a b c c c", []podOption{ssd, tolerant}, "", "", "a b"),
+	}
+	checkNeighbours(t, podTopologySpreadName, rows)
+	// Two pods that differ only in what they tolerate or select have counts of their own.
+	s := cluster(t, nodes, spreadPods("a b c")...)
+	for range 2 {
+		for _, i := range []int{2, 4, 1, 6, 7, 5} {
+			s2 := neighbourRefusals(t, s, rows[i].pod, DefaultProfile(), podTopologySpreadName)
+			fresh := neighbourRefusals(t, cluster(t, nodes, spreadPods("a b c")...), rows[i].pod, DefaultProfile(), podTopologySpreadName)
+			if !maps.Equal(s2, fresh) {
+				t.Errorf("%s: %v beside others, %v alone", rows[i].what, s2, fresh)
+			}
+		}
+	}
+}
+
+// neighbourScores tells what one rule gives each node that can take the pod, without its weight; nil when it had nothing to say.
+func neighbourScores(t testing.TB, s *Snapshot, pod *corev1.Pod, profile *Profile, rule string, weight int64) map[string]int64 {
+	t.Helper()
+	d, err := Schedule(s, infoOf(t, pod), profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verdicts, _ := d.Explain()
+	scores := map[string]int64{}
+	spoke := false
+	for _, v := range verdicts {
+		if v.Refusal == nil {
+			score, said := v.Scores[rule]
+			spoke = spoke || said
+			if score%weight != 0 {
+				t.Errorf("%s: %d is no multiple of the weight", v.Node, score)
+			}
+			scores[v.Node] = score / weight
+		}
+	}
+	if !spoke {
+		return nil
+	}
+	return scores
+}
+
+func TestPodTopologySpreadScore(t *testing.T) {
+	x := labelled("app", "x")
+	zones := []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("1")), testNode("c", zone("2")), testNode("d", zone("3"))}
+	// scores turns what each node counts into scores: the fewest is best.
+	scores := func(raw map[string]float64) map[string]int64 {
+		least, most := int64(math.MaxInt64), int64(0)
+		whole := map[string]int64{}
+		for name, n := range raw {
+			if n >= 0 {
+				whole[name] = int64(math.Round(n))
+				least, most = min(least, whole[name]), max(most, whole[name])
+			}
+		}
+		all := map[string]int64{}
+		for name, n := range raw {
+			switch {
+			case n < 0: // does not count
+				all[name] = 0
+			case most == 0:
+				all[name] = 100
+			default:
+				all[name] = 100 * (most + least - whole[name]) / most
+			}
+		}
+		return all
+	}
+	ln := func(n int) float64 { return math.Log(float64(n + 2)) }
+	soft := func(key string, skew int32, more ...func(*corev1.TopologySpreadConstraint)) podOption {
+		return spread(key, skew, spreadSoft, "app", "x", more...)
+	}
+	for _, test := range []struct {
+		what    string
+		nodes   []*corev1.Node
+		running []*corev1.Pod
+		pod     *corev1.Pod
+		want    map[string]int64
+	}{
+		{"no constraint, no say", zones, spreadPods("a"), testPod("p", x), nil},
+		{"hard constraints have no say in scores", zones, nil, testPod("p", x, spread(spreadZone, 1, spreadHard, "app", "x")), nil},
+		{"nobody is there: all are best", zones, nil, testPod("p", x, soft(spreadZone, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"one in a zone", zones, spreadPods("a"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"a": ln(3), "b": ln(3), "c": 0, "d": 0})},
+		{"by zone, not by node", zones, spreadPods("a b c"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"a": 2 * ln(3), "b": 2 * ln(3), "c": ln(3), "d": 0})},
+		{"by host", zones, spreadPods("a a c"), testPod("p", x, soft(spreadHost, 1)), scores(map[string]float64{"a": 2 * ln(4), "b": 0, "c": ln(4), "d": 0})},
+		{"a larger skew waters differences down", zones, spreadPods("a a c"), testPod("p", x, soft(spreadHost, 5)), scores(map[string]float64{"a": 2*ln(4) + 4, "b": 4, "c": ln(4) + 4, "d": 4})},
+		{"all alike: all are best", zones, spreadPods("a b c d"), testPod("p", x, soft(spreadHost, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"zone and host", zones, spreadPods("a a c"), testPod("p", x, soft(spreadZone, 1), soft(spreadHost, 1)), scores(map[string]float64{"a": 2*ln(3) + 2*ln(4), "b": 2 * ln(3), "c": ln(3) + ln(4), "d": 0})},
+		{"host and zone of different skew", zones, spreadPods("a a c"), testPod("p", x, soft(spreadHost, 2), soft(spreadZone, 3)), scores(map[string]float64{"a": 2*ln(4) + 1 + 2*ln(3) + 2, "b": 1 + 2*ln(3) + 2, "c": ln(4) + 1 + ln(3) + 2, "d": 3})},
+		{"two keys that are not hosts", []*corev1.Node{testNode("a", zone("1"), nodeLabel("rack", "r")), testNode("b", zone("1"), nodeLabel("rack", "s")), testNode("c", zone("2"), nodeLabel("rack", "s"))}, spreadPods("a"),
+			testPod("p", x, soft(spreadZone, 1), soft("rack", 1)), scores(map[string]float64{"a": 2 * ln(2), "b": ln(2), "c": 0})},
+		{"pods that do not count", zones, slices.Concat(spreadPods("a", leaving), spreadPods("b", namespace("other")), spreadPods("c", labelled("app", "y"))), testPod("p", x, soft(spreadZone, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"a node without the key scores nothing", append(slices.Clone(zones), testNode("e")), spreadPods("a e"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"a": ln(3), "b": ln(3), "c": 0, "d": 0, "e": -1})},
+		{"a node without one of two keys scores nothing, and does not count for either", append(slices.Clone(zones), testNode("e")), spreadPods("a e"), testPod("p", x, soft(spreadZone, 1), soft(spreadHost, 1)), scores(map[string]float64{"a": ln(3) + ln(4), "b": ln(3), "c": 0, "d": 0, "e": -1})},
+		{"no node has the key", zones, spreadPods("a"), testPod("p", x, soft("rack", 1)), map[string]int64{"a": 0, "b": 0, "c": 0, "d": 0}},
+		{"domains are those of nodes that can take the pod", zones, spreadPods("a"), testPod("p", x, selecting(spreadZone, "1"), soft(spreadHost, 1)), scores(map[string]float64{"a": ln(2), "b": 0})},
+		{"pods on nodes that cannot take the pod count in their domain, if they are selected", []*corev1.Node{testNode("a", zone("1"), cordoned), testNode("b", zone("1")), testNode("c", zone("2"))}, spreadPods("a"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"b": ln(2), "c": 0})},
+		{"pods on nodes that are not selected do not count", []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("1"), nodeLabel("disk", "ssd")), testNode("c", zone("2"), nodeLabel("disk", "ssd"))}, spreadPods("a"), testPod("p", x, selecting("disk", "ssd"), soft(spreadZone, 1)), map[string]int64{"b": 100, "c": 100}},
+		{"unless told", []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("1"), nodeLabel("disk", "ssd")), testNode("c", zone("2"), nodeLabel("disk", "ssd"))}, spreadPods("a"),
+			testPod("p", x, selecting("disk", "ssd"), soft(spreadZone, 1, spreadPolicies(corev1.NodeInclusionPolicyIgnore, ""))), scores(map[string]float64{"b": ln(2), "c": 0})},
+		{"pods on tainted nodes count unless told", []*corev1.Node{testNode("a", zone("1"), taint("k", "v", noSchedule)), testNode("b", zone("1")), testNode("c", zone("2"))}, spreadPods("a"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"b": ln(2), "c": 0})},
+		{"told, they do not", []*corev1.Node{testNode("a", zone("1"), taint("k", "v", noSchedule)), testNode("b", zone("1")), testNode("c", zone("2"))}, spreadPods("a"), testPod("p", x, soft(spreadZone, 1, spreadPolicies("", corev1.NodeInclusionPolicyHonor))), map[string]int64{"b": 100, "c": 100}},
+		{"labels of the pod narrow the selector", zones, spreadPods("a", labelled("hash", "old")), testPod("p", x, labelled("hash", "new"), soft(spreadZone, 1, spreadByLabels("hash"))), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"an empty selector counts nobody", zones, spreadPods("a a"), testPod("p", x, soft(spreadZone, 1, spreadSelector(&metav1.LabelSelector{}))), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"no selector counts nobody", zones, spreadPods("a a"), testPod("p", x, soft(spreadHost, 1, spreadSelector(nil))), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"nodes of one host name are nodes of their own", []*corev1.Node{testNode("a", nodeLabel(spreadHost, "h")), testNode("b", nodeLabel(spreadHost, "h")), testNode("c")}, spreadPods("a"), testPod("p", x, soft(spreadHost, 1)), scores(map[string]float64{"a": ln(3), "b": 0, "c": 0})},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			s := cluster(t, test.nodes)
+			if got := neighbourScores(t, s, test.pod, DefaultProfile(), podTopologySpreadName, 2); (got == nil) != (test.want == nil) {
+				t.Errorf("without pods: %v", got)
+			}
+			for _, p := range test.running {
+				s.SetPod(infoOf(t, p))
+			}
+			for range 2 {
+				if got := neighbourScores(t, s, test.pod, DefaultProfile(), podTopologySpreadName, 2); !maps.Equal(got, test.want) {
+					t.Errorf("scores %v, want %v", got, test.want)
+				}
+			}
+		})
+	}
+}
+
+// spreadService, spreadSet and spreadOwned make pods belong together.
+func spreadService(name string, selector map[string]string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{Selector: selector}}
+}
+
+func spreadOwned(apiVersion, kind, name string) podOption {
+	return func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, Controller: ptr.To(true)}}
+	}
+}
+
+func TestPodTopologySpreadDefaults(t *testing.T) {
+	ln := func(n int) float64 { return math.Log(float64(n + 2)) }
+	x := labelled("app", "x")
+	nodes := []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("1")), testNode("c", zone("2")), testNode("d")}
+	round := func(f float64) int64 { return int64(math.Round(f)) }
+	// Hosts with skew 3, zones with skew 5; nodes without a zone are one zone more, and are spared its part.
+	raw := map[string]int64{"a": round(ln(4) + 2 + ln(3) + 4), "b": round(2 + ln(3) + 4), "c": 2 + 4, "d": 2}
+	system := map[string]int64{}
+	for name, n := range raw {
+		system[name] = 100 * (raw["a"] + raw["d"] - n) / raw["a"]
+	}
+	list := func(constraints string) string {
+		return `{"defaultingType":"List","defaultConstraints":[` + constraints + `]}`
+	}
+	const zoneSoft = `{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone","whenUnsatisfiable":"ScheduleAnyway"}`
+	const zoneHard = `{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone","whenUnsatisfiable":"DoNotSchedule"}`
+	byZone := map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}
+	for _, test := range []struct {
+		what, arguments string
+		pod             *corev1.Pod
+		want            map[string]int64
+		refused         string
+	}{
+		{"a pod of a service", "", testPod("p", x), system, ""},
+		{"told what is the rule anyway", `{"defaultingType":"System"}`, testPod("p", x), system, ""},
+		{"a pod nobody else looks like", "", testPod("p", labelled("app", "lonely")), nil, ""},
+		{"a pod without labels", "", testPod("p"), nil, ""},
+		{"a pod of another namespace", "", testPod("p", x, namespace("other")), nil, ""},
+		{"a pod with a constraint of its own has no others", "", testPod("p", x, spread(spreadZone, 1, spreadHard, "app", "y")), nil, "d?"},
+		{"a list in place of the rule", list(zoneSoft), testPod("p", x), byZone, ""},
+		{"a list, for a pod with its own", list(zoneSoft), testPod("p", x, spread(spreadHost, 9, spreadHard, "app", "x")), nil, ""},
+		{"a list, for a pod nobody looks like", list(zoneSoft), testPod("p"), nil, ""},
+		{"a hard one in the list", list(zoneHard), testPod("p", x), nil, "a b d?"},
+		{"a hard one and a soft one", list(zoneHard + "," + zoneSoft), testPod("p", x), map[string]int64{"c": 100}, "a b d?"},
+		{"an empty list", list(""), testPod("p", x), nil, ""},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			profile, err := newProfile(ptr.To(profileWith(podTopologySpreadName, test.arguments)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := cluster(t, nodes, spreadPods("a")...)
+			s.SetService(spreadService("web", map[string]string{"app": "x"}))
+			if got := neighbourScores(t, s, test.pod, profile, podTopologySpreadName, 2); !maps.Equal(got, test.want) {
+				t.Errorf("scores %v, want %v", got, test.want)
+			}
+			want := map[string]string{}
+			for _, name := range strings.Fields(test.refused) {
+				if missing, found := strings.CutSuffix(name, "?"); found {
+					want[missing] = keyReason
+				} else {
+					want[name] = skewReason
+				}
+			}
+			if got := neighbourRefusals(t, s, test.pod, profile, podTopologySpreadName); !maps.Equal(got, want) {
+				t.Errorf("refused %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestPodTopologySpreadArguments(t *testing.T) {
+	list := func(constraints string) string {
+		return `{"defaultingType":"List","defaultConstraints":[` + constraints + `]}`
+	}
+	const good = `{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway"}`
+	for _, test := range []struct{ what, arguments, fail string }{
+		{"none", "", ""},
+		{"the system's", `{"defaultingType":"System"}`, ""},
+		{"an empty list", `{"defaultingType":"List"}`, ""},
+		{"a list", list(good), ""},
+		{"one key, hard and soft", list(good + `,{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}`), ""},
+		{"a type nobody knows", `{"defaultingType":"Some"}`, `defaultingType: Unsupported value: "Some": supported values: "System", "List"`},
+		{"constraints beside the system's", `{"defaultConstraints":[` + good + `]}`, `defaultingType: Invalid value: "System": when .defaultConstraints are not empty`},
+		{"constraints beside the system's, spelt out", `{"defaultingType":"System","defaultConstraints":[` + good + `]}`, `defaultingType: Invalid value: "System": when .defaultConstraints are not empty`},
+		{"no skew", list(`{"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[0].maxSkew: Invalid value: 0: not in valid range (0, inf)`},
+		{"a skew below 0", list(good + `,{"maxSkew":-1,"topologyKey":"rack","whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[1].maxSkew: Invalid value: -1: not in valid range (0, inf)`},
+		{"no key", list(`{"maxSkew":1,"whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[0].topologyKey: Required value: can not be empty`},
+		{"a key no label can have", list(`{"maxSkew":1,"topologyKey":"a key!","whenUnsatisfiable":"ScheduleAnyway"}`),
+			`defaultConstraints[0].topologyKey: Invalid value: "a key!": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`},
+		{"no action", list(`{"maxSkew":1,"topologyKey":"zone"}`), `defaultConstraints[0].whenUnsatisfiable: Required value: can not be empty`},
+		{"an action nobody knows", list(`{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"Maybe"}`), `defaultConstraints[0].whenUnsatisfiable: Unsupported value: "Maybe": supported values: "DoNotSchedule", "ScheduleAnyway"`},
+		{"a selector", list(`{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway","labelSelector":{}}`), `defaultConstraints[0].labelSelector: Forbidden: constraint must not define a selector, as they deduced for each pod`},
+		{"one constraint twice", list(good + "," + good), `defaultConstraints[1]: Duplicate value: "{zone, ScheduleAnyway}"`},
+		{"two things wrong", list(`{"topologyKey":"zone"}`), `[defaultConstraints[0].maxSkew: Invalid value: 0: not in valid range (0, inf), defaultConstraints[0].whenUnsatisfiable: Required value: can not be empty]`},
+		{"a field nobody knows", `{"defaults":[]}`, `read arguments: json: unknown field "defaults"`},
+	} {
+		if got := argumentError(t, podTopologySpreadName, test.arguments); got != test.fail {
+			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
+		}
+	}
+}
+
+func TestPodTopologySpreadHints(t *testing.T) {
+	x, y := labelled("app", "x"), labelled("app", "y")
+	hard := spread(spreadZone, 1, spreadHard, "app", "x")
+	pod := testPod("p", x, hard)
+	onlySoft := testPod("p", x, spread(spreadZone, 1, spreadSoft, "app", "x"))
+	both := testPod("p", x, hard, spread(spreadHost, 1, spreadHard, "tier", "web"))
+	honoring := testPod("p", x, spread(spreadZone, 1, spreadHard, "app", "x", spreadPolicies("", corev1.NodeInclusionPolicyHonor)))
+	other := func(options ...podOption) *corev1.Pod {
+		return testPod("other", append([]podOption{on("n")}, options...)...)
+	}
+	tolerant := toleration("k", tolExists, "", "")
+	broken := testPod("p", x, spread(spreadZone, 1, spreadHard, "", "", spreadSelector(&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}})))
+	checkHints(t, DefaultProfile(), podTopologySpreadName, cluster(t, nil), []ruleHint{
+		{"one of those counted came", pod, rulePodCame(other(x)), true},
+		{"one of those counted went", pod, rulePodWent(other(x)), true},
+		{"somebody else came", pod, rulePodCame(other(y)), false},
+		{"somebody else went", pod, rulePodWent(other(y)), false},
+		{"one of those counted by the second constraint came", both, rulePodCame(other(labelled("tier", "web"))), true},
+		{"one of another namespace came", pod, rulePodCame(other(x, namespace("other"))), false},
+		{"one of another namespace went", pod, rulePodWent(other(x, namespace("other"))), false},
+		{"one that is only nominated came", pod, rulePodCame(testPod("other", x, nominatedTo("n"))), true},
+		{"one without a place came", pod, rulePodCame(testPod("other", x)), false},
+		{"one without a place went", pod, rulePodWent(testPod("other", x)), false},
+		{"one has become one of those counted", pod, rulePodIs(other(y), other(x)), true},
+		{"one has ceased to be one of those counted", pod, rulePodIs(other(x), other(y)), true},
+		{"one of those counted has another label", pod, rulePodIs(other(x), other(x, labelled("more", "of"))), false},
+		{"one asks for less", pod, rulePodIs(other(x, asksCPU("2")), other(x, asksCPU("1"))), false},
+		{"soft constraints were not what refused", onlySoft, rulePodCame(other(x)), false},
+
+		{"the pod itself has become one of those counted", pod, ruleItselfIs(testPod("p", hard), pod), true},
+		{"the pod itself is one of those counted no longer", pod, ruleItselfIs(pod, testPod("p", y, hard)), true},
+		{"the pod itself has another label", pod, ruleItselfIs(pod, testPod("p", x, hard, labelled("more", "of"))), false},
+		{"the pod itself tolerates more, which does not count", pod, ruleItselfIs(pod, testPod("p", x, hard, tolerant)), false},
+		{"the pod itself tolerates more, which counts", honoring, ruleItselfIs(honoring, testPod("p", x, tolerant)), true},
+		{"the pod itself asks for less", pod, ruleItselfIs(testPod("p", x, hard, asksCPU("2")), testPod("p", x, hard, asksCPU("1"))), false},
+
+		{"a node with the key came", pod, ruleNodeCame(testNode("n", zone("1"))), true},
+		{"a node without the key came", pod, ruleNodeCame(testNode("n")), false},
+		{"a node with one of two keys came", both, ruleNodeCame(testNode("n")), false},
+		{"a node with both keys came", both, ruleNodeCame(testNode("n", zone("1"))), true},
+		{"a node with the key went", pod, ruleNodeWent(testNode("n", zone("1"))), true},
+		{"a node without the key went", pod, ruleNodeWent(testNode("n")), false},
+		{"a node got the key", pod, ruleNodeIs(testNode("n"), testNode("n", zone("1"))), true},
+		{"a node lost the key", pod, ruleNodeIs(testNode("n", zone("1")), testNode("n")), true},
+		{"a node moved", pod, ruleNodeIs(testNode("n", zone("1")), testNode("n", zone("2"))), true},
+		{"a node has another label", pod, ruleNodeIs(testNode("n", zone("1")), testNode("n", zone("1"), nodeLabel("x", "y"))), false},
+		{"a node without the key has another label", pod, ruleNodeIs(testNode("n"), testNode("n", nodeLabel("x", "y"))), false},
+		{"a node got a taint", pod, ruleNodeIs(testNode("n", zone("1")), testNode("n", zone("1"), taint("k", "v", noSchedule))), true},
+		{"a node without the key got a taint", pod, ruleNodeIs(testNode("n"), testNode("n", taint("k", "v", noSchedule))), false},
+		{"a node was opened", pod, ruleNodeIs(testNode("n", zone("1"), cordoned), testNode("n", zone("1"))), false},
+		{"a node has room", pod, ruleNodeIs(testNode("n", zone("1")), testNode("n", zone("1"), nodeHas(corev1.ResourceCPU, "9"))), false},
+		{"what cannot be read is tried: a pod", broken, rulePodCame(other(y)), true},
+		{"what cannot be read is tried: a node", broken, ruleNodeCame(testNode("n")), true},
+		{"what cannot be read is tried: itself", broken, ruleItselfIs(testPod("p", x), testPod("p", y)), true},
+	})
+}
+
+// Default constraints that are hard wait for what a pod's own would wait for.
+func TestPodTopologySpreadHintsOfDefaults(t *testing.T) {
+	profile, err := newProfile(ptr.To(profileWith(podTopologySpreadName, `{"defaultingType":"List","defaultConstraints":[{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone","whenUnsatisfiable":"DoNotSchedule"}]}`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := cluster(t, nil)
+	s.SetService(spreadService("web", map[string]string{"app": "x"}))
+	x := testPod("p", labelled("app", "x"))
+	checkHints(t, profile, podTopologySpreadName, s, []ruleHint{
+		{"one of the service came", x, rulePodCame(testPod("o", on("n"), labelled("app", "x"))), true},
+		{"one of another service came", x, rulePodCame(testPod("o", on("n"), labelled("app", "y"))), false},
+		{"a node with the key came", x, ruleNodeCame(testNode("n", zone("1"))), true},
+		{"a node without came", x, ruleNodeCame(testNode("n")), false},
+		{"a pod nobody looks like has no constraints: any node", testPod("p"), ruleNodeCame(testNode("n")), true},
+		{"a pod nobody looks like: no pod", testPod("p"), rulePodCame(testPod("o", on("n"))), false},
+	})
+}
+
+func TestWithMatchLabelKeys(t *testing.T) {
+	read := func(text string) labels.Selector {
+		selector, err := labels.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return selector
+	}
+	own := map[string]string{"a": "1", "b": ""}
+	for _, test := range []struct {
+		what     string
+		selector labels.Selector
+		keys     []string
+		want     string
+	}{
+		{"no keys", read("x=y"), nil, "x=y"},
+		{"a key", read("x=y"), []string{"a"}, "a=1,x=y"},
+		{"a key with the empty value", read("x=y"), []string{"b"}, "b=,x=y"},
+		{"a key the pod does not have", read("x=y"), []string{"c"}, "x=y"},
+		{"some of the keys", read("x=y"), []string{"c", "b", "a"}, "a=1,b=,x=y"},
+		{"a key the selector has", read("a in (1,2)"), []string{"a"}, "a=1,a in (1,2)"},
+		{"everything is narrowed", labels.Everything(), []string{"a"}, "a=1"},
+		{"nothing stays nothing", labels.Nothing(), []string{"a"}, ""},
+	} {
+		got := withMatchLabelKeys(test.selector, test.keys, own)
+		if got.String() != test.want || nothing(got) != nothing(test.selector) {
+			t.Errorf("%s: %s, want %s", test.what, got, test.want)
+		}
+	}
+}
+
+// spreadModel answers by counting pods anew, node by node, in plain words.
+type spreadModel struct {
+	nodes []*corev1.Node
+	pods  []*corev1.Pod
+	pod   *corev1.Pod
+}
+
+type spreadDomains map[string]int
+
+func (m *spreadModel) selector(c *corev1.TopologySpreadConstraint) labels.Selector {
+	selector, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
+	if err != nil {
+		panic(err)
+	}
+	if requirements, selectable := selector.Requirements(); selectable {
+		for _, key := range c.MatchLabelKeys {
+			if value, has := m.pod.Labels[key]; has {
+				selector = labels.SelectorFromSet(labels.Set{key: value}).Add(requirements...)
+				requirements, _ = selector.Requirements()
+			}
+		}
+	}
+	return selector
+}
+
+func (m *spreadModel) constraints(action corev1.UnsatisfiableConstraintAction) (all []*corev1.TopologySpreadConstraint) {
+	for i := range m.pod.Spec.TopologySpreadConstraints {
+		if c := &m.pod.Spec.TopologySpreadConstraints[i]; c.WhenUnsatisfiable == action {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func (m *spreadModel) counts(n *corev1.Node, c *corev1.TopologySpreadConstraint, all []*corev1.TopologySpreadConstraint) bool {
+	for _, other := range all {
+		if _, has := n.Labels[other.TopologyKey]; !has {
+			return false
+		}
+	}
+	if c.NodeAffinityPolicy == nil || *c.NodeAffinityPolicy == corev1.NodeInclusionPolicyHonor {
+		if match, _ := nodeaffinity.GetRequiredNodeAffinity(m.pod).Match(n); !match {
+			return false
+		}
+	}
+	if c.NodeTaintsPolicy != nil && *c.NodeTaintsPolicy == corev1.NodeInclusionPolicyHonor {
+		for i := range n.Spec.Taints {
+			if taint := &n.Spec.Taints[i]; taint.Effect != preferNo && !tolerates(m.pod.Spec.Tolerations, taint) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (m *spreadModel) matching(n *corev1.Node, c *corev1.TopologySpreadConstraint) (count int) {
+	selector := m.selector(c)
+	for _, p := range m.pods {
+		if p.Spec.NodeName == n.Name && p.Namespace == m.pod.Namespace && p.DeletionTimestamp == nil && !selector.Empty() && selector.Matches(labels.Set(p.Labels)) {
+			count++
+		}
+	}
+	return count
+}
+
+func (m *spreadModel) domains(c *corev1.TopologySpreadConstraint, all []*corev1.TopologySpreadConstraint) spreadDomains {
+	domains := spreadDomains{}
+	for _, n := range m.nodes {
+		if m.counts(n, c, all) {
+			domains[n.Labels[c.TopologyKey]] += m.matching(n, c)
+		}
+	}
+	return domains
+}
+
+func (m *spreadModel) refusal(n *corev1.Node) string {
+	hard := m.constraints(spreadHard)
+	for _, c := range hard {
+		value, has := n.Labels[c.TopologyKey]
+		if !has {
+			return keyReason
+		}
+		domains := m.domains(c, hard)
+		fewest := 0
+		if len(domains) >= int(ptr.Deref(c.MinDomains, 1)) {
+			fewest = slices.Min(slices.Collect(maps.Values(domains)))
+		}
+		self := 0
+		if m.selector(c).Matches(labels.Set(m.pod.Labels)) {
+			self = 1
+		}
+		if domains[value]+self-fewest > int(c.MaxSkew) {
+			return skewReason
+		}
+	}
+	return ""
+}
+
+func (m *spreadModel) scores(feasible []*corev1.Node) map[string]int64 {
+	soft := m.constraints(spreadSoft)
+	if len(soft) == 0 {
+		return nil
+	}
+	complete := func(n *corev1.Node) bool {
+		return !slices.ContainsFunc(soft, func(c *corev1.TopologySpreadConstraint) bool { _, has := n.Labels[c.TopologyKey]; return !has })
+	}
+	raw, least, most := map[string]int64{}, int64(math.MaxInt64), int64(0)
+	for _, n := range feasible {
+		if !complete(n) {
+			continue
+		}
+		sum := 0.0
+		for _, c := range soft {
+			size, values := 0, map[string]bool{}
+			for _, other := range feasible {
+				if complete(other) {
+					size++
+					values[other.Labels[c.TopologyKey]] = true
+				}
+			}
+			count := m.matching(n, c)
+			if c.TopologyKey != spreadHost {
+				size, count = len(values), m.domains(c, soft)[n.Labels[c.TopologyKey]]
+			}
+			sum += float64(count)*math.Log(float64(size+2)) + float64(c.MaxSkew-1)
+		}
+		raw[n.Name] = int64(math.Round(sum))
+		least, most = min(least, raw[n.Name]), max(most, raw[n.Name])
+	}
+	scores := map[string]int64{}
+	for _, n := range feasible {
+		switch _, counts := raw[n.Name]; {
+		case !counts:
+			scores[n.Name] = 0
+		case most == 0:
+			scores[n.Name] = 100
+		default:
+			scores[n.Name] = 100 * (most + least - raw[n.Name]) / most
+		}
+	}
+	return scores
+}
+
+// Random clusters that change under the snapshot's feet: what spreading says is what the model says, each time.
+func TestPodTopologySpreadEqualsModel(t *testing.T) {
+	profile := DefaultProfile()
+	refused, scored := 0, 0
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 31))
+		nodeOf := func(i int) *corev1.Node {
+			n := testNode(fmt.Sprint("n", i), func(n *corev1.Node) {
+				maps.Copy(n.Labels, randomLabels(r, []string{spreadZone, "rack"}, "1", "2", "3"))
+				maps.Copy(n.Labels, randomLabels(r, []string{"disk"}, "ssd", "hdd"))
+			})
+			if chance(r, 5) {
+				taint("k", "v", oneOf(r, noSchedule, preferNo))(n)
+			}
+			return n
+		}
+		constraint := func() podOption {
+			selector := oneOf(r, &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}, &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}, nil, &metav1.LabelSelector{},
+				&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"y"}}}})
+			more := []func(*corev1.TopologySpreadConstraint){spreadSelector(selector)}
+			if chance(r, 3) {
+				more = append(more, spreadPolicies(oneOf(r, "", corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore), oneOf(r, "", corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)))
+			}
+			if chance(r, 4) {
+				more = append(more, spreadByLabels(oneOf(r, "tier", "app", "no")))
+			}
+			when := oneOf(r, spreadHard, spreadSoft)
+			if when == spreadHard && chance(r, 4) {
+				more = append(more, spreadMinDomains(int32(1+r.IntN(4))))
+			}
+			return spread(oneOf(r, spreadZone, spreadHost, "rack"), int32(1+r.IntN(3)), when, "", "", more...)
+		}
+		podOf := func(name string) *corev1.Pod {
+			return testPod(name, namespace(oneOf(r, "default", "default", "other")), func(p *corev1.Pod) {
+				p.Labels = randomLabels(r, []string{"app", "tier"}, "x", "y")
+				if chance(r, 8) {
+					leaving(p)
+				}
+			})
+		}
+		m := &spreadModel{}
+		for i := range 5 {
+			m.nodes = append(m.nodes, nodeOf(i))
+		}
+		s := cluster(t, m.nodes)
+		var askers []*corev1.Pod
+		for i := range 4 {
+			asker := podOf(fmt.Sprint("asker", i))
+			asker.DeletionTimestamp = nil
+			for _, o := range someOf(r, 3, constraint) {
+				o(asker)
+			}
+			if chance(r, 3) {
+				selecting("disk", "ssd")(asker)
+			}
+			if chance(r, 3) {
+				toleration("k", tolExists, "", "")(asker)
+			}
+			askers = append(askers, asker)
+		}
+		for step := range 60 {
+			switch r.IntN(6) {
+			case 0:
+				i := r.IntN(len(m.nodes))
+				m.nodes[i] = nodeOf(i)
+				s.SetNode(m.nodes[i])
+			case 1:
+				if i := r.IntN(len(m.pods) + 1); i < len(m.pods) {
+					s.DeletePod(m.pods[i].UID)
+					m.pods = slices.Delete(m.pods, i, i+1)
+				}
+			default:
+				p := podOf(fmt.Sprint("pod", step))
+				p.Spec.NodeName = oneOf(r, m.nodes...).Name
+				m.pods = append(m.pods, p)
+				s.SetPod(infoOf(t, p))
+			}
+			m.pod = oneOf(r, askers...)
+			want := map[string]string{}
+			var feasible []*corev1.Node
+			for _, n := range m.nodes {
+				match, _ := nodeaffinity.GetRequiredNodeAffinity(m.pod).Match(n)
+				tainted := slices.ContainsFunc(n.Spec.Taints, func(x corev1.Taint) bool { return x.Effect != preferNo && !tolerates(m.pod.Spec.Tolerations, &x) })
+				if !match || tainted {
+					continue // refused before spreading is asked
+				}
+				if why := m.refusal(n); why != "" {
+					want[n.Name] = why
+					refused++
+				} else {
+					feasible = append(feasible, n)
+				}
+			}
+			if got := neighbourRefusals(t, s, m.pod, profile, podTopologySpreadName); !maps.Equal(got, want) {
+				t.Fatalf("seed %d, step %d: pod %+v: refused %v, want %v", seed, step, m.pod.Spec.TopologySpreadConstraints, got, want)
+			}
+			if len(feasible) == 0 {
+				continue
+			}
+			scores := m.scores(feasible)
+			if got := neighbourScores(t, s, m.pod, profile, podTopologySpreadName, 2); !maps.Equal(got, scores) {
+				t.Fatalf("seed %d, step %d: pod %+v: scores %v, want %v", seed, step, m.pod.Spec.TopologySpreadConstraints, got, scores)
+			}
+			if scores != nil {
+				scored++
+			}
+		}
+	}
+	if refused < 500 || scored < 500 {
+		t.Errorf("%d refusals and %d scores: too few to tell anything", refused, scored)
+	}
+}
+
+// A set's pods are spread by the selector of the set, once it is known, and as it is now.
+func TestPodTopologySpreadFollowsOwners(t *testing.T) {
+	nodes := []*corev1.Node{testNode("a"), testNode("b")}
+	pod := testPod("p", labelled("app", "x"), spreadOwned("apps/v1", "ReplicaSet", "rs"))
+	set := func(match map[string]string) *appsv1.ReplicaSet {
+		return &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rs"}, Spec: appsv1.ReplicaSetSpec{Selector: &metav1.LabelSelector{MatchLabels: match}}}
+	}
+	s := cluster(t, nodes, spreadPods("a")...)
+	for _, step := range []struct {
+		what string
+		do   func()
+		on   string // where the pod is drawn to, when it is spread at all
+	}{
+		{"nobody knows the set", func() {}, ""},
+		{"the set is known", func() { s.SetReplicaSet(set(map[string]string{"app": "x"})) }, "b"},
+		{"another of its pods came", func() {
+			for _, p := range spreadPods("b b", labelled("more", "of")) {
+				s.SetPod(infoOf(t, p))
+			}
+		}, "a"},
+		{"the set selects others now", func() { s.SetReplicaSet(set(map[string]string{"app": "x", "more": "of"})) }, "a"},
+		{"the set selects the first again", func() { s.SetReplicaSet(set(map[string]string{"app": "x"})) }, "a"},
+		{"the set is gone", func() { s.DeleteController("apps/v1", "ReplicaSet", "default", "rs") }, ""},
+	} {
+		step.do()
+		scores := neighbourScores(t, s, pod, DefaultProfile(), podTopologySpreadName, 2)
+		best := ""
+		if scores["a"] > scores["b"] {
+			best = "a"
+		} else if scores["b"] > scores["a"] {
+			best = "b"
+		}
+		if best != step.on || (scores == nil) != (step.on == "") {
+			t.Errorf("%s: scores %v, want %q to be best", step.what, scores, step.on)
+		}
+	}
+}
