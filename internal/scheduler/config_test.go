@@ -97,7 +97,7 @@ func TestConfigurationErrors(t *testing.T) {
 		head + "profiles: [{schedulerName: a}, {schedulerName: a}]":                                                "Duplicate value",
 		head + "profiles: [{}, {schedulerName: a}]":                                                                "schedulerName: Required value",
 		head + "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}}]":                                       `plugin "Magic" is not known`,
-		head + "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy: {type: Best}}}]}]":     "scoring strategy Best is not supported",
+		head + "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringStrategy: {type: Best}}}]}]":     `type: Unsupported value: "Best"`,
 		head + "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoring: 1}}]}]":                        "unknown field",
 		head + "profiles: [{pluginConfig: [{name: DefaultPreemption, args: {minCandidateNodesPercentage: 200}}]}]": "not in valid range",
 		head + "percentageOfNodesToScore: 101":                                                                     "not in valid range",
