@@ -172,9 +172,9 @@ func (s *Snapshot) setImages(n *node, images []corev1.ContainerImage) {
 	}
 	for name, size := range names {
 		held := s.images[name]
-		if _, had := n.images[name]; had {
-			// The size is that of the node that held the image first; alone, the node decides anew.
-			if held.nodes == 1 && held.size != size {
+		if before, had := n.images[name]; had {
+			// Only where nobody else has told another size, the new one counts.
+			if before != size && held.nodes == 1 {
 				held.size = size
 				held.version++
 			}

@@ -204,7 +204,7 @@ func TestNeighbourhoodThatCannotBeRead(t *testing.T) {
 }
 
 // Asking all nodes at once and asking each of them say the same, in the same words.
-func TestKeepEqualsCheck(t *testing.T) {
+func TestAllNodesEqualEachNode(t *testing.T) {
 	profile := DefaultProfile()
 	codes := map[uint8]int{}
 	for seed := range uint64(60) {
@@ -235,24 +235,21 @@ func TestKeepEqualsCheck(t *testing.T) {
 			}
 		}
 		n := neighbourhoodOf(t, s, pod, profile)
-		list := make([]int32, len(nodes))
-		for i := range list {
-			list[i] = int32(i)
+		d, err := Schedule(s, infoOf(t, pod), profile)
+		if err != nil && !IsUnschedulable(err) {
+			t.Fatal(err)
 		}
-		beside := make([]besideCell, len(nodes))
-		kept := n.keep(slices.Clone(list), beside)
-		for _, node := range list {
+		verdicts, _ := d.Explain()
+		for _, v := range verdicts {
+			node := s.nodeNumber[v.Node]
 			code := n.check(node, true, true)
 			codes[code]++
-			if beside[node].refusal != code || slices.Contains(kept, node) != (code == 0) {
-				t.Fatalf("seed %d: node %d is refused with %d alone, with %d among all, and kept is %t", seed, node, code, beside[node].refusal, slices.Contains(kept, node))
+			if v.Refusal != besideRefusals[code] {
+				t.Fatalf("seed %d: %s is refused with %v alone, with %v among all", seed, v.Node, besideRefusals[code], v.Refusal)
 			}
 			if spreadOnly, affinityOnly := n.check(node, true, false), n.check(node, false, true); spreadOnly > skewed || affinityOnly != 0 && affinityOnly < noAffinity || max(spreadOnly, affinityOnly) == 0 && code != 0 {
-				t.Fatalf("seed %d: node %d: spreading says %d, affinity %d, both %d", seed, node, spreadOnly, affinityOnly, code)
+				t.Fatalf("seed %d: %s: spreading says %d, affinity %d, both %d", seed, v.Node, spreadOnly, affinityOnly, code)
 			}
-		}
-		if !slices.IsSorted(kept) {
-			t.Fatalf("seed %d: kept %v", seed, kept)
 		}
 	}
 	for code := range uint8(len(besideRefusals)) {

@@ -45,6 +45,8 @@ type Scorer struct {
 	Of       func(node int32) int64
 	Scale    Scale
 	Volatile bool
+	// Err is set when the rule could not read the pod. Scheduling stops where there is a choice of nodes.
+	Err error
 }
 
 // Scale is how raw numbers become scores.

@@ -209,6 +209,9 @@ func (r *nodeAffinity) Score(s *Snapshot, p *PodInfo) Scorer {
 	if a := p.Pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
 		preferred = append(preferred, a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution...)
 	}
+	if _, err := nodeaffinity.NewPreferredSchedulingTerms(preferred); err != nil {
+		return Scorer{Err: err}
+	}
 	if r.added != nil {
 		preferred = append(preferred, r.added.PreferredDuringSchedulingIgnoredDuringExecution...)
 	}

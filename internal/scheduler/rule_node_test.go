@@ -486,10 +486,40 @@ func TestNodeAffinityScore(t *testing.T) {
 		{"a node by name", testPod("p", prefersNode(4, named("d")), prefersNode(1, x1)), map[string]int64{"a": 25, "b": 25, "c": 0, "d": 100}},
 		{"any but a node by name", testPod("p", prefersNode(4, nodeFieldTerm(nodeRequirement("metadata.name", opNotIn, "d")))), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 0}},
 		{"numbers", testPod("p", prefersNode(4, expression("y", opGt, "1"))), map[string]int64{"a": 0, "b": 0, "c": 100, "d": 0}},
-		{"a preference that cannot be read matches nothing", testPod("p", prefersNode(4, expression("y", opNotIn, "a value!")), prefersNode(1, x1)), map[string]int64{"a": 100, "b": 100, "c": 0, "d": 0}},
 	} {
 		if got := ruleScores(t, &nodeAffinity{}, cluster(t, nodes), test.pod); !maps.Equal(got, test.want) || (got == nil) != (test.want == nil) {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
+		}
+	}
+}
+
+// The API server lets preferences in whose values no label can have: such a pod is scheduled where it has no choice, and nowhere else.
+func TestNodeAffinityPreferencesThatCannotBeRead(t *testing.T) {
+	const why = `running PreScore plugin "NodeAffinity": [1].matchExpressions[0].values[0][x]: Invalid value: "a value!": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')`
+	odd := []podOption{prefersNode(1, expression("x", opExists)), prefersNode(1, expression("x", opIn, "a value!"))}
+	for _, test := range []struct {
+		what  string
+		nodes []*corev1.Node
+		pod   *corev1.Pod
+		node  string
+		fail  string
+	}{
+		{"two nodes", []*corev1.Node{testNode("a"), testNode("b")}, testPod("p", odd...), "", why},
+		{"one node", []*corev1.Node{testNode("a")}, testPod("p", odd...), "a", ""},
+		{"two nodes, one of them closed", []*corev1.Node{testNode("a", cordoned), testNode("b")}, testPod("p", odd...), "b", ""},
+		{"two nodes, neither of them open", []*corev1.Node{testNode("a", cordoned), testNode("b", cordoned)}, testPod("p", odd...), "", "0/2 nodes are available: 2 node(s) were unschedulable."},
+		{"two nodes of which the pod names one", []*corev1.Node{testNode("a"), testNode("b")}, testPod("p", append([]podOption{requiresNodes(named("b"))}, odd...)...), "b", ""},
+		{"two nodes of which the pod names both", []*corev1.Node{testNode("a"), testNode("b")}, testPod("p", append([]podOption{requiresNodes(named("a"), named("b"))}, odd...)...), "", why},
+		{"two nodes, nominated to one", []*corev1.Node{testNode("a"), testNode("b")}, testPod("p", append([]podOption{nominatedTo("b")}, odd...)...), "b", ""},
+		{"two nodes that differ for neighbours", []*corev1.Node{testNode("a", zone("1")), testNode("b")}, testPod("p", append([]podOption{spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "a", "b")}, odd...)...), "", why},
+	} {
+		d, err := Schedule(cluster(t, test.nodes), infoOf(t, test.pod), DefaultProfile())
+		fail := ""
+		if err != nil {
+			fail = err.Error()
+		}
+		if d.Node != test.node || fail != test.fail {
+			t.Errorf("%s: %q, %s, want %q, %s", test.what, d.Node, fail, test.node, test.fail)
 		}
 	}
 }
@@ -559,7 +589,7 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 				matched++
 			}
 		}
-		// Preferences, too; those that cannot be read are refused by the library as a whole, so each is asked for itself.
+		// Preferences, too; one that cannot be read spoils all, so that each is asked for itself.
 		for _, x := range someOf(r, 3, func() corev1.PreferredSchedulingTerm {
 			return corev1.PreferredSchedulingTerm{Weight: int32(r.IntN(5)), Preference: term()}
 		}) {
@@ -567,11 +597,13 @@ func TestNodeAffinityEqualsLibrary(t *testing.T) {
 			score := (&nodeAffinity{}).Score(s, infoOf(t, preferring))
 			read, err := nodeaffinity.NewPreferredSchedulingTerms([]corev1.PreferredSchedulingTerm{x})
 			for i, n := range nodes {
-				want := int64(0)
-				if err == nil {
-					want = read.Score(n)
+				if err != nil {
+					if score.Err == nil || score.Err.Error() != err.Error() || score.Of != nil {
+						t.Fatalf("seed %d, round %d: %+v cannot be read: %v, want %v", seed, round, x, score.Err, err)
+					}
+					continue
 				}
-				if got := score.Of(int32(i)); got != want {
+				if got, want := score.Of(int32(i)), read.Score(n); got != want {
 					t.Fatalf("seed %d, round %d: node %v is worth %d to %+v, want %d", seed, round, n.Labels, got, x, want)
 				}
 			}

@@ -841,17 +841,6 @@ func TestImageLocalityFollowsTheNodes(t *testing.T) {
 	}
 }
 
-func TestNormalImage(t *testing.T) {
-	for name, want := range map[string]string{
-		"x": "x:latest", "x:1": "x:1", "x:latest": "x:latest", "library/x": "library/x:latest", "host/library/x:1": "host/library/x:1", "host:5000/x": "host:5000/x:latest",
-		"host:5000/x:1": "host:5000/x:1", "x@sha256:ab": "x@sha256:ab", "host:5000/x@sha256:ab": "host:5000/x@sha256:ab", "": ":latest",
-	} {
-		if got := normalImage(name); got != want {
-			t.Errorf("%s is %s, want %s", name, got, want)
-		}
-	}
-}
-
 // Devices stand for an extended resource only where the node does not offer the resource itself.
 func TestNodeResourcesFitLeavesDevicesToOthers(t *testing.T) {
 	for _, test := range []struct {

@@ -40,6 +40,10 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 	if err := d.ruleError(); err != nil {
 		return d, err
 	}
+	// As in upstream, nodes are compared only where there is a choice.
+	if d.Feasible > 1 && t.unscored != nil {
+		return d, t.unscored
+	}
 	if d.number == none {
 		return d, d.fitError()
 	}

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"slices"
 )
 
@@ -42,6 +43,8 @@ type table struct {
 	feasible int
 
 	tree tree
+	// unscored is why the pod's nodes cannot be compared.
+	unscored error
 
 	undo     []undo
 	undoFrom uint64
@@ -104,6 +107,9 @@ func (s *Snapshot) prepare(p *PodInfo, profile *Profile) (*table, *Refusal) {
 		done := s.timing(rule.rule, "PreScore")
 		x := rule.rule.Score(s, p)
 		done(nil)
+		if x.Err != nil && t.unscored == nil {
+			t.unscored = fmt.Errorf("running PreScore plugin %q: %w", rule.rule.Name(), x.Err)
+		}
 		if x.Of == nil {
 			continue
 		}
