@@ -1,0 +1,205 @@
+package differential
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"skiff/internal/scheduler"
+)
+
+// hinted are the rules whose hints are compared: those about nodes, resources and neighbours.
+var hinted = []string{"NodeName", "NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts", "NodeResourcesFit", "PodTopologySpread", "InterPodAffinity", "NodeDeclaredFeatures", "SchedulingGates"}
+
+// ourActions are upstream's kinds of change by our names.
+var ourActions = map[fwk.ActionType]scheduler.Action{
+	fwk.Add: scheduler.Add, fwk.Delete: scheduler.Delete, fwk.UpdateNodeAllocatable: scheduler.UpdateNodeAllocatable, fwk.UpdateNodeLabel: scheduler.UpdateNodeLabel,
+	fwk.UpdateNodeTaint: scheduler.UpdateNodeTaint, fwk.UpdateNodeDeclaredFeature: scheduler.UpdateNodeFeature, fwk.UpdatePodLabel: scheduler.UpdatePodLabel,
+	fwk.UpdatePodScaleDown: scheduler.UpdatePodScaleDown, fwk.UpdatePodToleration: scheduler.UpdatePodToleration, fwk.UpdatePodSchedulingGatesEliminated: scheduler.UpdatePodGates,
+	fwk.UpdatePodGeneratedResourceClaim: scheduler.UpdatePodClaims, fwk.Update: scheduler.Update,
+}
+
+var ourResources = map[fwk.EventResource]scheduler.Resource{fwk.Node: scheduler.NodeResource, fwk.AssignedPod: scheduler.AssignedPod, fwk.TargetPod: scheduler.TargetPod}
+
+// change is something that happens in a cluster.
+type change struct {
+	event    fwk.ClusterEvent
+	old, now any
+}
+
+// changes draws one: an update may be of several kinds at once.
+func (w *world) changes(target *corev1.Pod) (pod *corev1.Pod, all []change) {
+	one := func(resource fwk.EventResource, action fwk.ActionType, old, now any) []change {
+		return []change{{fwk.ClusterEvent{Resource: resource, ActionType: action}, old, now}}
+	}
+	several := func(events []fwk.ClusterEvent, old, now any) (all []change) {
+		for _, e := range events {
+			all = append(all, change{e, old, now})
+		}
+		return all
+	}
+	onNode := func(name string) *corev1.Pod {
+		p := w.pod(name, false)
+		p.Spec.NodeName = w.nodes[w.random.IntN(len(w.nodes))].Name
+		return p
+	}
+	switch w.random.IntN(7) {
+	case 0:
+		return target, one(fwk.Node, fwk.Add, nil, w.node(90))
+	case 1:
+		return target, one(fwk.Node, fwk.Delete, w.node(91), nil)
+	case 2:
+		old, now := w.node(92), w.node(92)
+		if w.oneIn(3) { // a small change
+			now = old.DeepCopy()
+			switch w.random.IntN(4) {
+			case 0:
+				now.Labels["disk"] = w.of("ssd", "hdd")
+			case 1:
+				now.Spec.Taints = nil
+			case 2:
+				now.Spec.Unschedulable = !old.Spec.Unschedulable
+			case 3:
+				now.Status.Allocatable["cpu"] = quantities("cpu", w.of("1", "2", "16"))["cpu"]
+			}
+		}
+		if w.oneIn(4) {
+			now.Status.DeclaredFeatures = []string{"UserNamespacesHostNetworkSupport"}
+		}
+		return target, several(framework.NodeSchedulingPropertiesChange(now, old), old, now)
+	case 3:
+		return target, one(fwk.AssignedPod, fwk.Add, nil, onNode("came"))
+	case 4:
+		p := onNode("went")
+		if w.oneIn(5) {
+			p.Status.NominatedNodeName, p.Spec.NodeName = p.Spec.NodeName, ""
+		}
+		return target, one(fwk.AssignedPod, fwk.Delete, p, nil)
+	case 5:
+		old := onNode("changed")
+		now := old.DeepCopy()
+		if w.oneIn(2) {
+			now.Labels["color"] = w.of("green", "blue", "red", "grey")
+		} else {
+			now.Spec.Containers[0].Resources.Requests = w.container("c").Resources.Requests
+		}
+		return target, several(framework.PodSchedulingPropertiesChange(now, old, false), old, now)
+	}
+	now := target.DeepCopy()
+	switch w.random.IntN(5) {
+	case 0:
+		now.Labels["color"] = w.of("green", "blue", "red", "grey")
+	case 1:
+		now.Spec.Tolerations = append(now.Spec.Tolerations, corev1.Toleration{Key: w.of("dedicated", corev1.TaintNodeUnschedulable), Operator: corev1.TolerationOpExists})
+	case 2:
+		now.Spec.Containers[0].Resources.Requests = w.container("c").Resources.Requests
+	case 3:
+		off := false
+		now.Spec.HostNetwork, now.Spec.HostUsers = true, &off
+	case 4:
+		target = target.DeepCopy()
+		target.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "gate"}}
+		if w.oneIn(2) {
+			now.Spec.SchedulingGates = target.Spec.SchedulingGates
+		}
+	}
+	return now, several(framework.PodSchedulingPropertiesChange(now, target, true), target, now)
+}
+
+// choosesNamespaces reports whether a pod's terms choose namespaces by their labels. Upstream's hints do not look those up, so that they
+// overlook such pods; ours do not.
+func choosesNamespaces(object any) bool {
+	p, ok := object.(*corev1.Pod)
+	if !ok || p == nil || p.Spec.Affinity == nil {
+		return false
+	}
+	var terms []corev1.PodAffinityTerm
+	if a := p.Spec.Affinity.PodAffinity; a != nil {
+		terms = append(terms, a.RequiredDuringSchedulingIgnoredDuringExecution...)
+	}
+	if a := p.Spec.Affinity.PodAntiAffinity; a != nil {
+		terms = append(terms, a.RequiredDuringSchedulingIgnoredDuringExecution...)
+	}
+	return slices.ContainsFunc(terms, func(t corev1.PodAffinityTerm) bool { return t.NamespaceSelector != nil })
+}
+
+// TestHintsAreUpstreams asks both sides which changes may help a pod that a rule has refused.
+func TestHintsAreUpstreams(t *testing.T) {
+	klog.SetLogger(logr.Discard())
+	ours := map[string][]scheduler.Hint{}
+	for _, maker := range scheduler.Rules {
+		rule, err := maker.Make(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, ok := rule.(scheduler.HintRule); ok {
+			ours[maker.Name] = h.Hints()
+		}
+	}
+	asked, helped := map[string]int{}, map[string]int{}
+	for seed := *first; seed < *first+uint64(*clusters)/3; seed++ {
+		w := newWorld(seed)
+		var pods []*corev1.Pod
+		for i := range 5 {
+			pods = append(pods, w.pod(fmt.Sprintf("new-%d", i), true))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		them, err := newTheirs(ctx, w, pods)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshot, err := newOurs(w, pods)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs := map[string][]fwk.ClusterEventWithHint{}
+		for _, plugin := range them.framework.EnqueueExtensions() {
+			if theirs[plugin.Name()], err = plugin.EventsToRegister(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 60 {
+			pod, changes := w.changes(pods[w.random.IntN(len(pods))])
+			for _, c := range changes {
+				for _, rule := range hinted {
+					want := slices.ContainsFunc(theirs[rule], func(h fwk.ClusterEventWithHint) bool {
+						if h.Event.Resource != c.event.Resource || h.Event.ActionType&c.event.ActionType == 0 {
+							return false
+						}
+						if h.QueueingHintFn == nil {
+							return true
+						}
+						hint, err := h.QueueingHintFn(logr.Discard(), pod, c.old, c.now)
+						return err != nil || hint == fwk.Queue
+					})
+					got := slices.ContainsFunc(ours[rule], func(h scheduler.Hint) bool {
+						return h.Resource == ourResources[c.event.Resource] && h.Action&ourActions[c.event.ActionType] != 0 && (h.Helps == nil || h.Helps(snapshot, pod, c.old, c.now))
+					})
+					asked[rule]++
+					if want {
+						helped[rule]++
+					}
+					if got != want && !(got && rule == "InterPodAffinity" && (choosesNamespaces(pod) || choosesNamespaces(c.old) || choosesNamespaces(c.now))) {
+						t.Errorf("cluster %d: %s, %s: helps is %t, upstream says %t\npod %+v\nold %+v\nnow %+v", seed, rule, c.event.Label(), got, want, pod.Spec, c.old, c.now)
+					}
+				}
+			}
+		}
+		if cancel(); t.Failed() {
+			return
+		}
+	}
+	t.Logf("asked %v, may help %v", asked, helped)
+	for _, rule := range hinted {
+		if *clusters >= 150 && helped[rule] < 10 {
+			t.Errorf("%s: only %d of %d changes may help, too few to tell anything", rule, helped[rule], asked[rule])
+		}
+	}
+}
