@@ -25,6 +25,7 @@ type counter struct {
 	pods    []int32 // by domain
 	domains []int32 // by domain: nodes that count, to know which domains exist
 	total   int     // pods counted in domains
+	outside int32   // pods on nodes that count and are in no domain
 	used    uint64
 }
 
@@ -151,7 +152,11 @@ func (c *counter) noteDomain(s *Snapshot, node, delta int32) {
 // add counts a pod in, or out, on a node.
 func (c *counter) add(node, delta int32) {
 	domain := c.column.of[node]
-	if domain == none || c.eligible != nil && !c.counts[node] {
+	if c.eligible != nil && !c.counts[node] {
+		return
+	}
+	if domain == none {
+		c.outside += delta
 		return
 	}
 	c.pods = grow(c.pods, domain)

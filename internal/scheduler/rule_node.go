@@ -239,22 +239,27 @@ func (r *nodeAffinity) Score(s *Snapshot, p *PodInfo) Scorer {
 }
 
 func (r *nodeAffinity) Hints() []Hint {
-	return []Hint{{Resource: NodeResource, Action: Add | UpdateNodeLabel, Helps: func(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
-		// The columns hold the node as it is now; a snapshot of the one node tells what it was.
-		matches := func(n *corev1.Node) bool {
-			if n == nil {
-				return false
-			}
-			one := NewSnapshot()
-			one.SetNode(n)
-			if r.added != nil && r.added.RequiredDuringSchedulingIgnoredDuringExecution != nil &&
-				!one.selection(nil, r.added.RequiredDuringSchedulingIgnoredDuringExecution).matches(0) {
-				return false
-			}
-			selected := one.requiredSelection(pod)
-			return selected == nil || selected.matches(0)
+	enforced := func(n *corev1.Node) bool {
+		if r.added == nil || r.added.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+			return true
 		}
-		return matches(asNode(now)) && !matches(asNode(old))
+		selector, err := nodeaffinity.NewNodeSelector(r.added.RequiredDuringSchedulingIgnoredDuringExecution)
+		return err != nil || selector.Match(n)
+	}
+	return []Hint{{Resource: NodeResource, Action: Add | UpdateNodeLabel, Helps: func(_ *Snapshot, pod *corev1.Pod, old, now any) bool {
+		before, after := asNode(old), asNode(now)
+		required := nodeaffinity.GetRequiredNodeAffinity(pod)
+		match, err := required.Match(after)
+		switch {
+		case !enforced(after):
+			return false
+		case err != nil:
+			return true // a term that cannot be read may match after all
+		case !match || before == nil || !enforced(before):
+			return match
+		}
+		match, err = required.Match(before)
+		return !match || err != nil
 	}}}
 }
 

@@ -541,6 +541,12 @@ func TestNodeAffinityHints(t *testing.T) {
 		{"the node that is named came", byName, ruleNodeCame(testNode("n")), true},
 		{"another node came", byName, ruleNodeCame(testNode("m")), false},
 		{"the node that is named got a label", byName, ruleNodeIs(testNode("n"), testNode("n", ssd)), false},
+		{"a term that cannot be read may match: a node that is not selected otherwise came", testPod("p", requiresNodes(expression("x", opNotIn, "a value!"), expression("disk", opIn, "hdd"))), ruleNodeCame(testNode("n", ssd)), true},
+		{"a node that is selected otherwise came", testPod("p", requiresNodes(expression("x", opNotIn, "a value!"), expression("disk", opIn, "ssd"))), ruleNodeCame(testNode("n", ssd)), true},
+		{"a node that was selected otherwise has another label", testPod("p", requiresNodes(expression("x", opNotIn, "a value!"), expression("disk", opIn, "ssd"))), ruleNodeIs(testNode("n", ssd), testNode("n", ssd, zone("1"))), false},
+		{"a node that was selected otherwise is so no longer", testPod("p", requiresNodes(expression("x", opNotIn, "a value!"), expression("disk", opIn, "ssd"))), ruleNodeIs(testNode("n", ssd), testNode("n")), true},
+		{"a node is selected otherwise now", testPod("p", requiresNodes(expression("x", opNotIn, "a value!"), expression("disk", opIn, "ssd"))), ruleNodeIs(testNode("n"), testNode("n", ssd)), true},
+		{"the selector is not met, and a term cannot be read", testPod("p", selecting("disk", "hdd"), requiresNodes(expression("x", opNotIn, "a value!"))), ruleNodeCame(testNode("n", ssd)), false},
 		{"a pod that selects nothing was not refused for the node's labels", testPod("p"), ruleNodeIs(testNode("n"), testNode("n", ssd)), false},
 	})
 }

@@ -246,10 +246,15 @@ func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, 
 		var score float64
 		for w := range n.soft {
 			wish := &n.soft[w]
-			if wish.label.of[node] == none {
+			domain := wish.label.of[node]
+			if domain == none {
 				continue
 			}
 			pods, _ := at(wish.counter.pods, wish.counter.column, node)
+			// To the built-in defaults a node without the label is one with the empty value.
+			if !n.whole && !wish.host && wish.label.values[domain] == "" {
+				pods += wish.counter.outside
+			}
 			score += float64(pods)*heavy[w] + float64(wish.maxSkew-1)
 		}
 		raw[i] = int64(math.Round(score))
@@ -367,9 +372,13 @@ func (n *neighbourhood) domainWeights(s *Snapshot, list []int32, complete bool) 
 	return weights
 }
 
-// distinct counts the domains the nodes in list are in. Nodes without the label are one more.
+// distinct counts the domains the nodes in list are in. Nodes without the label are one more, unless some have it with no value.
 func (n *neighbourhood) distinct(s *Snapshot, list []int32, column *labelColumn, complete bool) int {
 	seen := s.marks(len(column.values) + 1)
+	unlabelled := int32(len(column.values))
+	if empty, known := column.number[""]; known {
+		unlabelled = empty
+	}
 	found := 0
 	for _, node := range list {
 		domain := column.of[node]
@@ -377,7 +386,7 @@ func (n *neighbourhood) distinct(s *Snapshot, list []int32, column *labelColumn,
 			if n.whole {
 				continue
 			}
-			domain = int32(len(column.values))
+			domain = unlabelled
 		} else if !complete && !n.hasAllKeys(node) {
 			continue
 		}

@@ -447,6 +447,32 @@ func TestPodTopologySpreadDefaults(t *testing.T) {
 	}
 }
 
+// To the built-in defaults, nodes without a zone and nodes of a zone without a name are in one zone; only the latter are scored by it.
+func TestPodTopologySpreadDefaultsAndNamelessZones(t *testing.T) {
+	round := func(hosts, zones int, onHost, inZone float64) int64 {
+		return int64(math.Round(onHost*math.Log(float64(hosts+2)) + 2 + inZone*math.Log(float64(zones+2)) + 4))
+	}
+	nodes := []*corev1.Node{testNode("a", zone("")), testNode("b", zone("1")), testNode("c"), testNode("d")}
+	s := cluster(t, nodes, spreadPods("a c c d")...)
+	s.SetService(spreadService("web", map[string]string{"app": "x"}))
+	check := func(what string, raw map[string]int64) {
+		t.Helper()
+		least, most := slices.Min(slices.Collect(maps.Values(raw))), slices.Max(slices.Collect(maps.Values(raw)))
+		want := map[string]int64{}
+		for name, n := range raw {
+			want[name] = 100 * (most + least - n) / most
+		}
+		if got := neighbourScores(t, s, testPod("p", labelled("app", "x")), DefaultProfile(), podTopologySpreadName, 2); !maps.Equal(got, want) {
+			t.Errorf("%s: scores %v, want %v", what, got, want)
+		}
+	}
+	check("two zones, the first and the one without a name, which has all four pods",
+		map[string]int64{"a": round(4, 2, 1, 4), "b": round(4, 2, 0, 0), "c": int64(math.Round(2*math.Log(6) + 2)), "d": int64(math.Round(math.Log(6) + 2))})
+	s.SetNode(testNode("c", zone("1")))
+	s.DeleteNode("d")
+	check("after nodes have moved and gone", map[string]int64{"a": round(3, 2, 1, 1), "b": round(3, 2, 0, 2), "c": round(3, 2, 2, 2)})
+}
+
 func TestPodTopologySpreadArguments(t *testing.T) {
 	list := func(constraints string) string {
 		return `{"defaultingType":"List","defaultConstraints":[` + constraints + `]}`

@@ -180,7 +180,11 @@ func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
 		return a, t.makeRoom(state, pod, statuses, potential, a)
 	}
 	if status := t.framework.RunPreScorePlugins(t.ctx, state, pod, fits); !status.IsSuccess() {
-		return nil, status.AsError()
+		// Upstream's scheduler compares nodes only where there is a choice.
+		if len(fits) > 1 {
+			a.failed = "error"
+		}
+		return a, nil
 	}
 	scores, status := t.framework.RunScorePlugins(t.ctx, state, pod, fits)
 	if !status.IsSuccess() {
@@ -239,6 +243,10 @@ func newOurs(w *world, pods []*corev1.Pod) (*scheduler.Snapshot, error) {
 			s.SetService(o)
 		case *appsv1.ReplicaSet:
 			s.SetReplicaSet(o)
+		case *appsv1.StatefulSet:
+			s.SetStatefulSet(o)
+		case *corev1.ReplicationController:
+			s.SetReplicationController(o)
 		default:
 			s.SetObject(o.(metav1.Object))
 		}

@@ -48,6 +48,7 @@ func newWorld(seed uint64) *world {
 		p.Status.Phase = corev1.PodRunning
 		p.Status.StartTime = &metav1.Time{Time: time.Unix(1700000000+int64(order[i]), 0)}
 		w.keepPortsApart(p)
+		w.resize(p)
 		if w.oneIn(15) {
 			p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1700000100, 0)}
 		}
@@ -97,6 +98,9 @@ func (w *world) node(i int) *corev1.Node {
 		n.Labels[corev1.LabelTopologyZone] = w.of("z1", "z2", "z3")
 		n.Labels[corev1.LabelTopologyRegion] = w.of("r1", "r2")
 	}
+	if w.oneIn(15) {
+		n.Labels[corev1.LabelTopologyZone] = ""
+	}
 	for range 2 {
 		if w.oneIn(5) {
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: w.of("dedicated", "other"), Value: w.of("x", "y"), Effect: corev1.TaintEffect(w.of("NoSchedule", "PreferNoSchedule", "NoExecute"))})
@@ -119,6 +123,29 @@ func (w *world) node(i int) *corev1.Node {
 	return n
 }
 
+// resize gives a running pod a history: it may have been given something else than it asks for, or ask for what cannot be.
+func (w *world) resize(p *corev1.Pod) {
+	given := func() corev1.ResourceList {
+		return quantities("cpu", w.of("100m", "700m", "1500m"), "memory", w.of("64Mi", "1Gi"))
+	}
+	if w.oneIn(10) {
+		c := corev1.ContainerStatus{Name: "c", AllocatedResources: given()}
+		if w.oneIn(2) {
+			c.Resources = &corev1.ResourceRequirements{Requests: given()}
+		}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{c}
+	}
+	if w.oneIn(20) {
+		p.Status.AllocatedResources = given()
+		if !w.oneIn(3) {
+			p.Status.Resources = &corev1.ResourceRequirements{Requests: given()}
+		}
+	}
+	if w.oneIn(20) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: w.of(corev1.PodReasonInfeasible, corev1.PodReasonDeferred)}}
+	}
+}
+
 // owners makes namespaces, services and controllers.
 func (w *world) owners() {
 	w.others = append(w.others,
@@ -126,6 +153,9 @@ func (w *world) owners() {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "side", Labels: map[string]string{"team": w.of("a", "b")}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"color": "blue"}}},
 		&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "set"}, Spec: appsv1.ReplicaSetSpec{Selector: selects("color", "red")}},
+		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "stateful"}, Spec: appsv1.StatefulSetSpec{Selector: selects("version", "1")}},
+		// It selects others than its own pods, which the service above selects too.
+		&corev1.ReplicationController{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "set", UID: "controller"}, Spec: corev1.ReplicationControllerSpec{Selector: map[string]string{"color": "grey"}}},
 	)
 }
 
@@ -141,6 +171,12 @@ func (w *world) pod(name string, isNew bool) *corev1.Pod {
 	}
 	if color == "red" && w.oneIn(2) {
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "set", UID: "set", Controller: ptr.To(true)}}
+	}
+	if color == "blue" && w.oneIn(2) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "set", UID: "stateful", Controller: ptr.To(true)}}
+		if w.oneIn(2) {
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ReplicationController", Name: "set", UID: "controller", Controller: ptr.To(true)}}
+		}
 	}
 	if w.oneIn(5) {
 		p.Spec.Containers = append(p.Spec.Containers, w.container("d"))
@@ -227,7 +263,11 @@ func (w *world) keepPortsApart(p *corev1.Pod) {
 func (w *world) podAffinity(p *corev1.Pod, color string) {
 	term := func(color string) corev1.PodAffinityTerm {
 		t := corev1.PodAffinityTerm{TopologyKey: w.of(corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion), LabelSelector: selects("color", color)}
-		switch w.random.IntN(6) {
+		switch w.random.IntN(8) {
+		case 4:
+			t.Namespaces = []string{"side", "side"}
+		case 5:
+			t.LabelSelector = []*metav1.LabelSelector{nil, {}, {MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "color", Operator: metav1.LabelSelectorOpNotIn, Values: []string{color}}}}}[w.random.IntN(3)]
 		case 0:
 			t.Namespaces = []string{"default", "side"}
 		case 1:
@@ -321,6 +361,9 @@ func (w *world) nodeAffinity(p *corev1.Pod) {
 		required = []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{need("metadata.name", corev1.NodeSelectorOpNotIn, "n00")}}}
 	case 3:
 		required = []corev1.NodeSelectorTerm{expressions(need("size", corev1.NodeSelectorOpNotIn, "1", "9"), need(corev1.LabelTopologyZone, corev1.NodeSelectorOpExists))}
+	case 5:
+		// The API server once let such values in.
+		required = []corev1.NodeSelectorTerm{expressions(need("disk", corev1.NodeSelectorOpNotIn, "a tape")), expressions(need("disk", corev1.NodeSelectorOpIn, "ssd"))}
 	case 4:
 		required = []corev1.NodeSelectorTerm{{}, expressions(need(corev1.LabelTopologyZone, corev1.NodeSelectorOpDoesNotExist))}
 	}
@@ -333,6 +376,9 @@ func (w *world) nodeAffinity(p *corev1.Pod) {
 			{Weight: 30, Preference: expressions(need("disk", corev1.NodeSelectorOpIn, "ssd"))},
 			{Weight: 7, Preference: expressions(need("size", corev1.NodeSelectorOpLt, "6"))},
 		}
+	}
+	if w.oneIn(40) {
+		affinity.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{Weight: 1, Preference: expressions(need("disk", corev1.NodeSelectorOpIn, "a tape"))}}
 	}
 	p.Spec.Affinity.NodeAffinity = affinity
 }
@@ -349,6 +395,10 @@ func (w *world) spread(p *corev1.Pod, key, color string) corev1.TopologySpreadCo
 	}
 	if w.oneIn(4) && c.WhenUnsatisfiable == corev1.DoNotSchedule {
 		c.MinDomains = ptr.To(int32(1 + w.random.IntN(4)))
+	}
+	if w.oneIn(12) {
+		c.LabelSelector = []*metav1.LabelSelector{nil, {}}[w.random.IntN(2)]
+		return c
 	}
 	if w.oneIn(4) {
 		c.MatchLabelKeys = []string{"version"}
