@@ -188,9 +188,12 @@ func plainRequest(pod *corev1.Pod, running bool) (r Request, ok bool) {
 
 // resized reports whether a pod's status has a say in what it takes up.
 func resized(pod *corev1.Pod) bool {
-	status := &pod.Status
-	return status.Resources != nil || status.AllocatedResources != nil || resourcehelper.IsPodResizeInfeasible(pod) ||
-		slices.ContainsFunc(status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Resources != nil || c.AllocatedResources != nil })
+	for i := range pod.Status.ContainerStatuses {
+		if c := &pod.Status.ContainerStatuses[i]; c.Resources != nil || c.AllocatedResources != nil {
+			return true
+		}
+	}
+	return pod.Status.Resources != nil || pod.Status.AllocatedResources != nil || resourcehelper.IsPodResizeInfeasible(pod)
 }
 
 // countable reports whether a resource beyond the well-known ones is counted on nodes: extended resources, huge pages, those

@@ -209,8 +209,10 @@ func (r *nodeAffinity) Score(s *Snapshot, p *PodInfo) Scorer {
 	if a := p.Pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
 		preferred = append(preferred, a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution...)
 	}
-	if _, err := nodeaffinity.NewPreferredSchedulingTerms(preferred); err != nil {
-		return Scorer{Err: err}
+	if len(preferred) > 0 {
+		if _, err := nodeaffinity.NewPreferredSchedulingTerms(preferred); err != nil {
+			return Scorer{Err: err}
+		}
 	}
 	if r.added != nil {
 		preferred = append(preferred, r.added.PreferredDuringSchedulingIgnoredDuringExecution...)
@@ -401,14 +403,8 @@ func (r *requirement) wants(value string) bool {
 		return true
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		has, err := strconv.ParseInt(value, 10, 64)
-		if err != nil {
-			return false
-		}
-		limit, err := strconv.ParseInt(r.values[0], 10, 64)
-		if err != nil {
-			return false
-		}
-		return r.operator == corev1.NodeSelectorOpGt && has > limit || r.operator == corev1.NodeSelectorOpLt && has < limit
+		limit, _ := strconv.ParseInt(r.values[0], 10, 64) // terms whose limit is no number are not asked
+		return err == nil && (r.operator == corev1.NodeSelectorOpGt && has > limit || r.operator == corev1.NodeSelectorOpLt && has < limit)
 	}
 	return false
 }
