@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
@@ -917,46 +916,5 @@ func TestNodeRulesFollowTheNode(t *testing.T) {
 	s.SetNode(testNode("c", cordoned)) // takes the number of a
 	if got := refusalsOf(t, s, pod, profile); !maps.Equal(got, map[string]string{"c": strings.TrimPrefix(unschedulableReason, lasting)}) {
 		t.Errorf("a node in place of another: %v", got)
-	}
-}
-
-// A column knows every value of a label once, and what has none.
-func TestLabelColumns(t *testing.T) {
-	s := cluster(t, []*corev1.Node{testNode("a", zone("1")), testNode("b"), testNode("c", zone("")), testNode("d", zone("1"))})
-	c := s.column(corev1.LabelTopologyZone)
-	at := func(node string) string {
-		if v := c.of[s.nodeNumber[node]]; v != none {
-			return "=" + c.values[v]
-		}
-		return "none"
-	}
-	check := func(what string, want ...string) {
-		t.Helper()
-		var got []string
-		for i := range s.nodes {
-			if s.nodes[i].object != nil {
-				got = append(got, s.nodes[i].name+at(s.nodes[i].name))
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", what, got, want)
-		}
-	}
-	check("filled", "a=1", "bnone", "c=", "d=1")
-	s.SetNode(testNode("b", zone("2")))
-	s.SetNode(testNode("a"))
-	s.SetNode(testNode("e", zone("2")))
-	check("followed", "anone", "b=2", "c=", "d=1", "e=2")
-	s.DeleteNode("d")
-	s.SetNode(testNode("f"))
-	check("a number used again", "anone", "b=2", "c=", "fnone", "e=2")
-	if want := []string{"1", "", "2"}; !slices.Equal(c.values, want) || len(c.number) != len(want) {
-		t.Errorf("values %v, numbers %v, want %v", c.values, c.number, want)
-	}
-	if s.column(corev1.LabelTopologyZone) != c {
-		t.Error("the column is made twice")
-	}
-	if metav1.ObjectNameField != "metadata.name" {
-		t.Error("the field of the name has another name")
 	}
 }

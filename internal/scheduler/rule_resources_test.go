@@ -808,6 +808,8 @@ func TestImageLocalityFollowsTheNodes(t *testing.T) {
 		changes bool // whether tables made before must be made anew
 	}{
 		{"nobody has it", func() {}, map[string]int64{"a": 0, "b": 0}, false},
+		{"a node comes while nobody has it", func() { s.SetNode(testNode("z")) }, map[string]int64{"a": 0, "b": 0, "z": 0}, false},
+		{"and goes", func() { s.DeleteNode("z") }, map[string]int64{"a": 0, "b": 0}, false},
 		{"a has it", func() { s.SetNode(testNode("a", nodeImage("x:1", 600*mb))) }, map[string]int64{"a": worth(300), "b": 0}, true},
 		{"b has it too, larger", func() { s.SetNode(testNode("b", nodeImage("x:1", 900*mb))) }, map[string]int64{"a": worth(600), "b": worth(600)}, true},
 		{"a has another label", func() { s.SetNode(testNode("a", nodeImage("x:1", 600*mb), zone("1"))) }, map[string]int64{"a": worth(600), "b": worth(600)}, false},
