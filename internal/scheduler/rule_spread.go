@@ -453,7 +453,7 @@ func (r *podTopologySpread) nodeHelps(s *Snapshot, pod *corev1.Pod, old, now any
 		return n != nil && !slices.ContainsFunc(hard, func(c constraint) bool { _, has := n.Labels[c.TopologyKey]; return !has })
 	}
 	was, is := hasKeys(before), hasKeys(after)
-	if was != is || !is || before == nil {
+	if was != is || !is {
 		return was || is
 	}
 	return !slices.EqualFunc(before.Spec.Taints, after.Spec.Taints, sameTaint) ||
