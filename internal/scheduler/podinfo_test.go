@@ -82,6 +82,7 @@ func TestRequestOf(t *testing.T) {
 		{"as a whole, in place of the containers", false, fitPod("p", fitWhole("cpu=3 memory=3Mi"), fitContainer("c", "cpu=1 memory=1Mi")), Request{MilliCPU: 3000, Memory: 3 * podMi, AssumedMilliCPU: 3000, AssumedMemory: 3 * podMi}},
 		{"as a whole in CPU; memory is the containers'", false, fitPod("p", fitWhole("cpu=3"), fitContainer("c", "cpu=1 memory=1Mi"), fitContainer("c2", "")), Request{MilliCPU: 3000, Memory: podMi, AssumedMilliCPU: 3000, AssumedMemory: podMi}},
 		{"as a whole in CPU; nobody says a word of memory", false, fitPod("p", fitWhole("cpu=3"), fitContainer("c", "cpu=1"), fitContainer("c2", "")), Request{MilliCPU: 3000, AssumedMilliCPU: 3000, AssumedMemory: 400 * podMi}},
+		{"as a whole in memory; nobody says a word of CPU", false, fitPod("p", fitWhole("memory=3Mi"), fitContainer("c", "memory=1Mi"), fitContainer("c2", "")), Request{Memory: 3 * podMi, AssumedMilliCPU: 200, AssumedMemory: 3 * podMi}},
 		{"as a whole, less than the containers", false, fitPod("p", fitWhole("cpu=1 memory=0"), fitContainer("c", "cpu=3 memory=1Mi")), Request{MilliCPU: 1000, AssumedMilliCPU: 1000}},
 		{"as a whole, with overhead", false, fitPod("p", fitWhole("cpu=1 memory=0"), fitContainer("c", ""), fitOverhead("cpu=1")), Request{MilliCPU: 2000, AssumedMilliCPU: 2000}},
 		{"as a whole, huge pages", false, fitPod("p", fitWhole("hugepages-2Mi=4Mi cpu=1 memory=0"), fitContainer("c", "")), Request{MilliCPU: 1000, AssumedMilliCPU: 1000, Extended: []Amount{{fitPages, 4 * podMi}}}},
