@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -43,6 +44,8 @@ var DefaultLifecycle = LifecycleSettings{
 // Lifecycle watches over nodes. A node is heard when it writes its status or renews its lease; one that is silent for too long gets
 // its conditions set to Unknown. What the conditions say stands in taints as well: at once as taints that keep new pods away, and,
 // no faster than the zone's state allows, as taints that drive pods off.
+//
+// A key without a namespace is a node. A key with one is a pod that has come to a node, or whose node fell silent: it is made not ready.
 func Lifecycle(settings LifecycleSettings) controller.Definition {
 	return controller.Definition{
 		Name: "node-lifecycle-controller", Aliases: []string{"nodelifecycle"}, Component: "node-controller", Queue: "node_lifecycle_controller", Workers: 8,
@@ -75,9 +78,10 @@ type lifecycle struct {
 
 // health is what is remembered of a node. Times are of our own clock: those of nodes may be wrong.
 type health struct {
+	uid       types.UID
 	heard     time.Time // the last sign of life
+	spoke     bool      // it had a Ready condition when we last looked
 	heartbeat metav1.Time
-	ready     bool // as last seen: when it becomes false, the pods of the node are marked
 }
 
 func (c *lifecycle) watch() error {
@@ -91,9 +95,23 @@ func (c *lifecycle) watch() error {
 			c.zones.touch()
 		}
 		enqueue(node)
+		if readiness(old) == corev1.ConditionTrue && readiness(node) == corev1.ConditionUnknown {
+			for _, pod := range podsOn(c.pods, node.Name) {
+				enqueueMarkable(c.setup, pod)
+			}
+		}
 	}
 	if err := c.nodes.Handle(added, changed, added); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
+	}
+	arrived := func(pod *corev1.Pod) { enqueueMarkable(c.setup, pod) }
+	moved := func(old, pod *corev1.Pod) {
+		if old.Spec.NodeName != pod.Spec.NodeName {
+			arrived(pod)
+		}
+	}
+	if err := c.pods.Handle(arrived, moved, nil); err != nil {
+		return fmt.Errorf("watch pods: %w", err)
 	}
 	// A renewal is noted, no more: most nodes are well, and looked at again only when they could have been silent for too long.
 	renewed := func(lease *coordinationv1.Lease) {
@@ -114,9 +132,12 @@ func (c *lifecycle) watch() error {
 	return nil
 }
 
-// Sync looks at one node.
+// Sync looks at one node, or at one pod.
 func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	now := time.Now()
+	if key.Namespace != "" {
+		return c.syncPod(ctx, key, now)
+	}
 	if c.zones.update(c.nodes.List, now) {
 		for _, node := range c.nodes.List("", nil) {
 			c.setup.Enqueue(controller.KeyOf(node))
@@ -144,15 +165,50 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	if fresh {
 		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
 	}
-	if err := c.setup.Apply(ctx, key, plan); err != nil {
-		return err
+	return c.setup.Apply(ctx, key, plan)
+}
+
+// syncPod makes a pod not ready if its node is not.
+func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Time) error {
+	pod, ok := c.pods.Get(key.Namespace, key.Name)
+	if !ok {
+		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if h := c.health[node.Name]; h != nil {
-		h.ready = readiness(node) == corev1.ConditionTrue && !v.silent()
+	node, ok := c.nodes.Get("", pod.Spec.NodeName)
+	if !ok {
+		return nil
 	}
-	return nil
+	var plan controller.Plan
+	if write, needed := markPod(pod, node, now); needed {
+		plan.Then(write)
+	}
+	return c.setup.Apply(ctx, key, plan)
+}
+
+// enqueueMarkable asks for a look at a pod that is on a node and not marked.
+func enqueueMarkable(s *controller.Setup, pod *corev1.Pod) {
+	if pod.Spec.NodeName != "" && markable(pod) >= 0 {
+		s.Enqueue(controller.KeyOf(pod))
+	}
+}
+
+// markable finds the Ready condition of a pod that is not False. It is -1 when there is none.
+func markable(pod *corev1.Pod) int {
+	return slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status != corev1.ConditionFalse
+	})
+}
+
+// markPod makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
+func markPod(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
+	i := markable(pod)
+	if status := readiness(node); i < 0 || status == "" || status == corev1.ConditionTrue {
+		return controller.Write{}, false
+	}
+	changed := pod.DeepCopy()
+	changed.Status.Conditions[i].Status, changed.Status.Conditions[i].LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(now)
+	return controller.UpdatingStatus(changed).Tolerating(metav1.StatusReasonNotFound).
+		OnDone(controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}), true
 }
 
 func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
@@ -163,12 +219,12 @@ func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
 // forget tells that a node is gone, once.
 func (c *lifecycle) forget(name string) {
 	c.mu.Lock()
-	_, known := c.health[name]
+	known := c.health[name]
 	delete(c.health, name)
 	delete(c.renewals, name)
 	c.mu.Unlock()
-	if known {
-		gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if known != nil {
+		gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: known.uid}}
 		c.setup.Events.Eventf(gone, corev1.EventTypeNormal, "RemovingNode", "Node %s event: Removing Node %s from Controller", name, name)
 	}
 }
@@ -183,14 +239,16 @@ func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, fresh
 	case h == nil:
 		// A node we do not know may have spoken just before we began. One that never spoke counts from its creation.
 		fresh = true
-		h = &health{heard: now, ready: ready != nil && ready.Status == corev1.ConditionTrue}
+		h = &health{heard: now}
 		if ready == nil {
 			h.heard = node.CreationTimestamp.Time
 		}
 		c.health[node.Name] = h
-	case ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
+	case ready != nil && ready.Reason == neverUpdated: // our own word
+	case h.spoke != (ready != nil), ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
 		h.heard = now
 	}
+	h.uid, h.spoke = node.UID, ready != nil
 	if ready != nil {
 		h.heartbeat = ready.LastHeartbeatTime
 	}
@@ -199,12 +257,9 @@ func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, fresh
 			h.heard = sign
 		}
 	}
-	v = nodeView{node: node, heard: h.heard, grace: c.settings.Grace, wasReady: h.ready, drive: c.zones.drive(zoneOf(node)), now: now}
+	v = nodeView{node: node, heard: h.heard, grace: c.settings.Grace, drive: c.zones.drive(zoneOf(node)), now: now}
 	if ready == nil {
 		v.grace = c.settings.StartupGrace
-	}
-	if v.wasReady && (v.silent() || readiness(node) != corev1.ConditionTrue) {
-		v.pods = podsOn(c.pods, node.Name)
 	}
 	return v, fresh
 }
@@ -237,13 +292,11 @@ const (
 
 // nodeView is what decides about one node.
 type nodeView struct {
-	node     *corev1.Node
-	heard    time.Time
-	grace    time.Duration
-	wasReady bool
-	pods     []*corev1.Pod // when it is no longer ready
-	drive    drive
-	now      time.Time
+	node  *corev1.Node
+	heard time.Time
+	grace time.Duration
+	drive drive
+	now   time.Time
 }
 
 func (v nodeView) silent() bool { return v.now.After(v.heard.Add(v.grace)) }
@@ -251,14 +304,12 @@ func (v nodeView) silent() bool { return v.now.After(v.heard.Add(v.grace)) }
 // reconcile decides. When the node falls silent, the conditions are written first; the taints follow with the next look, which
 // sees them.
 func (v nodeView) reconcile() (plan controller.Plan) {
-	status := v.unknown()
-	if v.wasReady && (status != nil || readiness(v.node) != corev1.ConditionTrue) {
-		plan.Events = append(plan.Events, controller.Event{About: v.node, Type: corev1.EventTypeNormal, Reason: "NodeNotReady",
-			Message: fmt.Sprintf("Node %s status is now: NodeNotReady", v.node.Name)})
-		plan.Then(v.markPods()...)
-	}
-	if status != nil {
-		plan.Steps = slices.Insert(plan.Steps, 0, controller.Step{Writes: []controller.Write{controller.UpdatingStatus(status)}})
+	if status := v.unknown(); status != nil {
+		write := controller.UpdatingStatus(status)
+		if readiness(v.node) == corev1.ConditionTrue {
+			write = write.OnDone(statusChange(v.node, "NodeNotReady"))
+		}
+		plan.Then(write)
 		return plan
 	}
 	if patch := v.patch(); patch != nil {
@@ -270,49 +321,31 @@ func (v nodeView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
+// neverUpdated is the reason of conditions that no kubelet has ever written.
+const neverUpdated = "NodeStatusNeverUpdated"
+
 // judged are the conditions a kubelet answers for. NetworkUnavailable is somebody else's.
 var judged = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
 
-// unknown returns the node with its conditions set to Unknown, if it is silent and they are not.
+// unknown returns the node with its conditions set to Unknown, if it is silent and not known to be.
 func (v nodeView) unknown() kind.Object {
-	if !v.silent() {
+	if !v.silent() || readiness(v.node) == corev1.ConditionUnknown {
 		return nil
 	}
 	changed := v.node.DeepCopy()
-	differs := false
 	for _, t := range judged {
 		c := condition(changed, t)
 		switch {
 		case c == nil:
-			differs = true
 			changed.Status.Conditions = append(changed.Status.Conditions, corev1.NodeCondition{
-				Type: t, Status: corev1.ConditionUnknown, Reason: "NodeStatusNeverUpdated", Message: "Kubelet never posted node status.",
+				Type: t, Status: corev1.ConditionUnknown, Reason: neverUpdated, Message: "Kubelet never posted node status.",
 				LastHeartbeatTime: v.node.CreationTimestamp, LastTransitionTime: metav1.NewTime(v.now)})
 		case c.Status != corev1.ConditionUnknown:
-			differs = true
 			c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
 			c.LastTransitionTime = metav1.NewTime(v.now)
 		}
 	}
-	if !differs {
-		return nil
-	}
 	return changed
-}
-
-// markPods makes the pods of the node not ready, so that no service leads to them.
-func (v nodeView) markPods() (writes []controller.Write) {
-	for _, pod := range v.pods {
-		i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
-		if i < 0 || pod.Status.Conditions[i].Status == corev1.ConditionFalse {
-			continue
-		}
-		changed := pod.DeepCopy()
-		changed.Status.Conditions[i].Status, changed.Status.Conditions[i].LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(v.now)
-		writes = append(writes, controller.UpdatingStatus(changed).Tolerating(metav1.StatusReasonNotFound).
-			OnDone(controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}))
-	}
-	return writes
 }
 
 // patch corrects taints and labels. It is nil when they are right. The revision guards taints that others set meanwhile.

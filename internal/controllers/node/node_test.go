@@ -1,8 +1,8 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +11,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/controller"
@@ -49,7 +48,15 @@ var (
 			says(t, corev1.ConditionUnknown)(n)
 		}
 	}
+	isCordoned = func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	isDeleted  = func(n *corev1.Node) { n.DeletionTimestamp = new(ago(time.Second)) }
 )
+
+func labelled(key, value string) change[*corev1.Node] {
+	return func(n *corev1.Node) { n.Labels[key] = value }
+}
+
+func inZone(zone string) change[*corev1.Node] { return labelled(corev1.LabelTopologyZone, zone) }
 
 func tainted(key string, effect corev1.TaintEffect) change[*corev1.Node] {
 	return func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: key, Effect: effect}) }
@@ -63,32 +70,52 @@ func aPod(name string, changes ...change[*corev1.Pod]) *corev1.Pod {
 }
 
 func tolerates(key string, seconds ...int64) change[*corev1.Pod] {
-	return func(p *corev1.Pod) {
-		t := corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
-		if len(seconds) > 0 {
-			t.TolerationSeconds = &seconds[0]
-		}
-		p.Spec.Tolerations = append(p.Spec.Tolerations, t)
+	t := corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}
+	if len(seconds) > 0 {
+		t.TolerationSeconds = &seconds[0]
 	}
+	return toleration(t)
 }
 
-// words writes a plan down.
+func toleration(t corev1.Toleration) change[*corev1.Pod] {
+	return func(p *corev1.Pod) { p.Spec.Tolerations = append(p.Spec.Tolerations, t) }
+}
+
+func podSays(conditions ...corev1.PodCondition) change[*corev1.Pod] {
+	return func(p *corev1.Pod) { p.Status.Conditions = conditions }
+}
+
+func podDeleted(p *corev1.Pod) { p.DeletionTimestamp = new(ago(time.Second)) }
+
+// words writes a plan down: what is written, with the patch, the event of its success and of its failure, and what is told.
 func words(plan controller.Plan) string {
 	var all []string
 	for _, step := range plan.Steps {
 		for _, w := range step.Writes {
 			kind := fmt.Sprintf("%T", w.Object)
-			all = append(all, fmt.Sprintf("%s %s %s", w.Verb, kind[strings.LastIndexByte(kind, '.')+1:], w.Object.GetName()))
+			line := fmt.Sprintf("%s %s %s", w.Verb, kind[strings.LastIndexByte(kind, '.')+1:], w.Object.GetName())
+			if w.Patch != nil {
+				line += " " + string(w.Patch)
+			}
+			if w.Done != nil {
+				line += " then " + told(*w.Done)
+			}
+			if w.Failed != nil {
+				line += " else " + told(*w.Failed)
+			}
+			all = append(all, line)
 		}
 	}
 	for _, e := range plan.Events {
-		all = append(all, "tell "+e.Reason)
+		all = append(all, told(e))
 	}
 	if plan.RequeueAfter > 0 {
 		all = append(all, "again "+plan.RequeueAfter.Round(time.Second).String())
 	}
-	return strings.Join(all, ", ")
+	return strings.Join(all, "; ")
 }
+
+func told(e controller.Event) string { return fmt.Sprintf("%s %s %q", e.Type, e.Reason, e.Message) }
 
 // taintWords writes taints down: "not-ready:NoSchedule".
 func taintWords(taints []corev1.Taint) string {
@@ -102,233 +129,123 @@ func taintWords(taints []corev1.Taint) string {
 	return strings.Join(all, " ")
 }
 
-func TestTaintsFollowConditions(t *testing.T) {
-	const no, out = corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute
-	mine := tainted("mine", no)
+// heartbeat is what a kubelet that is well writes.
+func heartbeat(w *world.World, name string) {
+	nodeSays(w, name, corev1.ConditionTrue)
+}
+
+func nodeSays(w *world.World, name string, status corev1.ConditionStatus) {
+	w.T.Helper()
+	world.EditStatus(w, "", name, func(n *corev1.Node) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
+	})
+}
+
+// newNodes makes nodes that are well.
+func newNodes(w *world.World, names ...string) {
+	w.T.Helper()
+	for _, name := range names {
+		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		heartbeat(w, name)
+	}
+}
+
+// newPod makes a pod that runs on a node and is ready.
+func newPod(w *world.World, name, node string, tolerations ...corev1.Toleration) {
+	w.T.Helper()
+	world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
+		NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}, TerminationGracePeriodSeconds: new(int64(0)), Tolerations: tolerations}})
+	world.EditStatus(w, "default", name, func(p *corev1.Pod) { p.Status = aPod("").Status })
+}
+
+// forSeconds tolerates a NoExecute taint for a while.
+func forSeconds(key string, seconds int64) corev1.Toleration {
+	return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds}
+}
+
+// keepAlive lets time pass while nodes write their status every ten seconds.
+func keepAlive(w *world.World, rounds int, names ...string) {
+	for range rounds {
+		w.Pass(10 * time.Second)
+		for _, name := range names {
+			heartbeat(w, name)
+		}
+	}
+	w.Pass(time.Second)
+}
+
+// podReadiness is the status of the pod's Ready condition.
+func podReadiness(w *world.World, name string) corev1.ConditionStatus {
+	w.T.Helper()
+	for _, c := range world.Get[*corev1.Pod](w, "default", name).Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+func taintsOf(w *world.World, node string) string {
+	w.T.Helper()
+	taints := append([]corev1.Taint{}, world.Get[*corev1.Node](w, "", node).Spec.Taints...)
+	slices.SortFunc(taints, func(a, b corev1.Taint) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(string(a.Effect), string(b.Effect)))
+	})
+	return taintWords(taints)
+}
+
+func TestConditionsAreFoundByType(t *testing.T) {
+	pressed := says(corev1.NodeMemoryPressure, corev1.ConditionTrue)
 	for _, test := range []struct {
-		what  string
-		node  *corev1.Node
-		drive drive
-		want  string
+		what string
+		node *corev1.Node
+		want corev1.ConditionStatus
 	}{
-		{"ready", aNode("n", isReady), driveSlowly, "as it is"},
-		{"ready, with a foreign taint", aNode("n", isReady, mine), driveSlowly, "as it is"},
-		{"not ready", aNode("n", isNotReady, mine), driveSlowly, "mine:NoSchedule not-ready:NoExecute not-ready:NoSchedule"},
-		{"not ready, not its turn", aNode("n", isNotReady), driveNobody, "not-ready:NoSchedule"},
-		{"not ready, nobody answers", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no)), driveStopped, "not-ready:NoSchedule"},
-		{"not ready, then silent: the taint changes, turn or not", aNode("n", isUnknown, tainted(corev1.TaintNodeNotReady, out)), driveNobody, "unreachable:NoExecute unreachable:NoSchedule"},
-		{"ready again", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), driveSlowly, ""},
-		{"under pressure", aNode("n", isReady, says(corev1.NodeMemoryPressure, corev1.ConditionTrue), says(corev1.NodeDiskPressure, corev1.ConditionTrue)), driveSlowly, "disk-pressure:NoSchedule memory-pressure:NoSchedule"},
-		{"without a network", aNode("n", isReady, says(corev1.NodeNetworkUnavailable, corev1.ConditionTrue)), driveSlowly, "network-unavailable:NoSchedule"},
-		{"cordoned", aNode("n", isReady, func(n *corev1.Node) { n.Spec.Unschedulable = true }), driveSlowly, "unschedulable:NoSchedule"},
-		{"no longer cordoned", aNode("n", isReady, tainted(corev1.TaintNodeUnschedulable, no)), driveSlowly, ""},
+		{"no conditions", aNode("n"), ""},
+		{"others only", aNode("n", pressed), ""},
+		{"behind others", aNode("n", pressed, isReady), corev1.ConditionTrue},
+		{"of two the first", aNode("n", isNotReady, isReady), corev1.ConditionFalse},
+		{"unknown", aNode("n", isUnknown), corev1.ConditionUnknown},
 	} {
-		v := nodeView{node: test.node, drive: test.drive, now: now, heard: now, grace: time.Minute}
-		got := v.taints()
-		if taintWords(got) != test.want {
-			t.Errorf("%s: %s, want %s", test.what, taintWords(got), test.want)
-		}
-		if got != nil {
-			changed := test.node.DeepCopy()
-			changed.Spec.Taints = got
-			v.node = changed
-			if again := v.taints(); again != nil {
-				t.Errorf("%s: a second look changes %s", test.what, taintWords(again))
-			}
+		if got := readiness(test.node); got != test.want {
+			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
 	}
 }
 
-func TestNodeFallsSilent(t *testing.T) {
-	pods := []*corev1.Pod{aPod("a"), aPod("b", func(p *corev1.Pod) { p.Status.Conditions = nil })}
+func TestSetPodCondition(t *testing.T) {
+	before, after, probe := ago(time.Hour), ago(0), ago(time.Minute)
+	is := func(status corev1.ConditionStatus, reason, message string, at metav1.Time) corev1.PodCondition {
+		return corev1.PodCondition{Type: corev1.PodReady, Status: status, Reason: reason, Message: message, LastTransitionTime: at}
+	}
+	probed := func(c corev1.PodCondition) corev1.PodCondition { c.LastProbeTime = probe; return c }
+	other := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}
+	lost := is("False", "Lost", "gone", after)
 	for _, test := range []struct {
-		what  string
-		view  nodeView
-		words string
+		what    string
+		was     []corev1.PodCondition
+		changed bool
+		want    []corev1.PodCondition
 	}{
-		{"heard just now", nodeView{node: aNode("n", isReady), heard: now, wasReady: true}, "again 50s"},
-		{"heard a while ago", nodeView{node: aNode("n", isReady), heard: now.Add(-45 * time.Second), wasReady: true}, "again 5s"},
-		{"silent", nodeView{node: aNode("n", isReady), heard: now.Add(-time.Minute), wasReady: true, pods: pods}, "update status of Node n, update status of Pod a, tell NodeNotReady"},
-		{"silent and known to be", nodeView{node: aNode("n", isUnknown), heard: now.Add(-time.Minute), drive: driveNobody}, "patch Node n"},
-		{"never heard", nodeView{node: aNode("n"), heard: now.Add(-time.Hour)}, "update status of Node n"},
-		{"says it is not ready", nodeView{node: aNode("n", isNotReady), heard: now, wasReady: true, pods: pods, drive: driveNobody}, "update status of Pod a, patch Node n, tell NodeNotReady, again 50s"},
-		{"labels", nodeView{node: aNode("n", isReady, func(n *corev1.Node) { n.Labels[corev1.LabelOSStable] = "linux" }), heard: now}, "patch Node n, again 50s"},
+		{"the first", nil, true, []corev1.PodCondition{lost}},
+		{"new: at the end", []corev1.PodCondition{other}, true, []corev1.PodCondition{other, lost}},
+		{"the same: the time stays", []corev1.PodCondition{other, is("False", "Lost", "gone", before)}, false, []corev1.PodCondition{other, is("False", "Lost", "gone", before)}},
+		{"another status: in its place, with a new time", []corev1.PodCondition{is("True", "", "", before), other}, true, []corev1.PodCondition{lost, other}},
+		{"unknown is another status", []corev1.PodCondition{is("Unknown", "Lost", "gone", before)}, true, []corev1.PodCondition{lost}},
+		{"another reason: no transition", []corev1.PodCondition{is("False", "Slow", "gone", before)}, true, []corev1.PodCondition{is("False", "Lost", "gone", before)}},
+		{"another message: no transition", []corev1.PodCondition{is("False", "Lost", "", before)}, true, []corev1.PodCondition{is("False", "Lost", "gone", before)}},
+		{"the time of the probe stays", []corev1.PodCondition{probed(is("True", "", "", before))}, true, []corev1.PodCondition{probed(lost)}},
 	} {
-		test.view.now, test.view.grace = now, 50*time.Second
-		if got := words(test.view.reconcile()); got != test.words {
-			t.Errorf("%s: %s\nwant %s", test.what, got, test.words)
+		kept := slices.Clone(test.was)
+		got, changed := setPodCondition(test.was, lost)
+		if changed != test.changed || !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v %+v\nwant %v %+v", test.what, changed, got, test.changed, test.want)
 		}
-	}
-	v := nodeView{node: aNode("n"), heard: now.Add(-time.Hour), now: now}
-	silent := v.unknown().(*corev1.Node)
-	for _, c := range silent.Status.Conditions {
-		if c.Status != corev1.ConditionUnknown || c.Reason != "NodeStatusNeverUpdated" || c.Message != "Kubelet never posted node status." {
-			t.Errorf("condition %+v", c)
+		if !slices.Equal(test.was, kept) {
+			t.Errorf("%s: what was given has changed", test.what)
 		}
-	}
-	if len(silent.Status.Conditions) != 4 {
-		t.Errorf("conditions %+v", silent.Status.Conditions)
-	}
-}
-
-func TestJudgeZones(t *testing.T) {
-	for _, test := range []struct {
-		ready, lost int
-		want        zoneState
-	}{
-		{0, 0, zoneNormal}, {3, 0, zoneNormal}, {0, 1, zoneFull}, {1, 2, zoneNormal}, {2, 3, zonePartial}, {10, 3, zoneNormal}, {9, 11, zonePartial}, {0, 5, zoneFull},
-	} {
-		if got := judge(test.ready, test.lost, 0.55); got != test.want {
-			t.Errorf("%d ready, %d lost: %v, want %v", test.ready, test.lost, got, test.want)
-		}
-	}
-}
-
-func TestZonesLimitHowFastPodsGo(t *testing.T) {
-	inZone := func(zone string) change[*corev1.Node] {
-		return func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = zone }
-	}
-	z := newZones(DefaultLifecycle)
-	see := func(nodes ...*corev1.Node) bool {
-		z.touch()
-		return z.update(func(string, labels.Selector) []*corev1.Node { return nodes }, now)
-	}
-	a, b, lost := aNode("a", isReady, inZone("1")), aNode("b", isReady, inZone("2")), aNode("b", isUnknown, inZone("2"))
-	if !see(a, b) || see(a, b) {
-		t.Error("zones are new once")
-	}
-	if !see(a, lost) || z.drive(zoneOf(b)) != driveSlowly || z.drive("nowhere") != driveNobody {
-		t.Error("one zone of two is lost: its pods go, by turns")
-	}
-	if !z.take(zoneOf(b), now) || z.take(zoneOf(b), now.Add(9*time.Second)) || !z.take(zoneOf(b), now.Add(10*time.Second)) {
-		t.Error("a turn every ten seconds")
-	}
-	if !see(aNode("a", isUnknown, inZone("1")), lost) || z.drive(zoneOf(a)) != driveStopped {
-		t.Error("nobody answers: nothing is done")
-	}
-	if !see(a, lost) || !z.resumed().Equal(now) || z.drive(zoneOf(b)) != driveSlowly {
-		t.Error("one answers again: the others are given time")
-	}
-	var many []*corev1.Node
-	for i := range 60 {
-		state := isReady
-		if i < 40 {
-			state = isNotReady
-		}
-		many = append(many, aNode(fmt.Sprint(i), state))
-	}
-	see(many...)
-	if limit := z.byName[""].limiter.Limit(); limit != 0.01 {
-		t.Errorf("a large disrupted zone has rate %v", limit)
-	}
-	see(many[:50]...)
-	if z.drive("") != driveNobody {
-		t.Error("in a small disrupted zone nothing is done")
-	}
-}
-
-func TestTaintEviction(t *testing.T) {
-	out := corev1.Taint{Key: "a", Effect: corev1.TaintEffectNoExecute}
-	other := corev1.Taint{Key: "b", Effect: corev1.TaintEffectNoExecute}
-	const evict = "patch status of Pod p, delete Pod p, tell TaintManagerEviction"
-	for _, test := range []struct {
-		what   string
-		pod    *corev1.Pod
-		taints []corev1.Taint
-		due    time.Time
-		want   string
-		keeps  time.Time
-	}{
-		{"no taints", aPod("p"), nil, time.Time{}, "", time.Time{}},
-		{"not tolerated", aPod("p"), []corev1.Taint{out}, time.Time{}, evict, now},
-		{"tolerated for good", aPod("p", tolerates("a")), []corev1.Taint{out}, time.Time{}, "", time.Time{}},
-		{"one of two tolerated", aPod("p", tolerates("a")), []corev1.Taint{out, other}, time.Time{}, evict, now},
-		{"tolerated for a while", aPod("p", tolerates("a", 60)), []corev1.Taint{out}, time.Time{}, "again 1m0s", now.Add(time.Minute)},
-		{"for the shorter while", aPod("p", tolerates("a", 60), tolerates("b", 5)), []corev1.Taint{out, other}, time.Time{}, "again 5s", now.Add(5 * time.Second)},
-		{"for no time", aPod("p", tolerates("a", 0)), []corev1.Taint{out}, time.Time{}, evict, now},
-		{"the time given stays", aPod("p", tolerates("a", 60)), []corev1.Taint{out}, now.Add(20 * time.Second), "again 20s", now.Add(20 * time.Second)},
-		{"the time is up", aPod("p", tolerates("a", 60)), []corev1.Taint{out}, now, evict, now},
-		{"a taint that is not tolerated comes", aPod("p", tolerates("a", 60)), []corev1.Taint{out, other}, now.Add(20 * time.Second), evict, now},
-		{"the taints go", aPod("p", tolerates("a", 60)), nil, now.Add(20 * time.Second), "tell TaintManagerEviction", time.Time{}},
-	} {
-		plan, due := evictionView{pod: test.pod, taints: test.taints, due: test.due, now: now}.reconcile()
-		if got := words(plan); got != test.want || !due.Equal(test.keeps) {
-			t.Errorf("%s: %s, due %v\nwant %s, due %v", test.what, got, due, test.want, test.keeps)
-		}
-	}
-}
-
-func TestPodRanges(t *testing.T) {
-	r := PodRange{Prefix: netip.MustParsePrefix("10.244.0.0/16"), NodeBits: 24}
-	six := PodRange{Prefix: netip.MustParsePrefix("fd00:10::/48"), NodeBits: 64}
-	for n, want := range map[uint64]string{0: "10.244.0.0/24", 1: "10.244.1.0/24", 255: "10.244.255.0/24"} {
-		if got := r.piece(n); got.String() != want || r.number(got.Addr()) != n {
-			t.Errorf("piece %d is %s, and that is number %d", n, got, r.number(got.Addr()))
-		}
-	}
-	if got := six.piece(258); got.String() != "fd00:10:0:102::/64" {
-		t.Errorf("piece 258 is %s", got)
-	}
-	for _, test := range []struct {
-		text string
-		ok   bool
-	}{
-		{"10.0.0.0/16", true}, {"10.0.0.0/16,fd00::/48", true}, {"10.0.0.0/16,10.1.0.0/16", false}, {"10.0.0.0/25", false}, {"10.0.0.0/4", false}, {"x", false}, {"", false},
-	} {
-		if ranges, err := ParsePodRanges(test.text, 0, 0); (err == nil) != test.ok {
-			t.Errorf("%q: %v, %v", test.text, ranges, err)
-		}
-	}
-}
-
-func TestPodCIDRs(t *testing.T) {
-	holds := func(cidrs ...string) change[*corev1.Node] { return func(n *corev1.Node) { n.Spec.PodCIDRs = cidrs } }
-	ranges, err := ParsePodRanges("10.0.0.0/22,fd00::/62", 24, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	given := func(plan controller.Plan) (all []string) {
-		for _, step := range plan.Steps {
-			for _, w := range step.Writes {
-				all = append(all, w.Object.GetName()+" "+string(w.Patch[strings.Index(string(w.Patch), `"podCIDRs"`):]))
-			}
-		}
-		for _, e := range plan.Events {
-			all = append(all, e.About.GetName()+" "+e.Reason)
-		}
-		return all
-	}
-	for _, test := range []struct {
-		what  string
-		nodes []*corev1.Node
-		taken string
-		last  uint64
-		want  []string
-	}{
-		{"two nodes", []*corev1.Node{aNode("b"), aNode("a")}, "", 0, []string{`a "podCIDRs":["10.0.0.0/24","fd00::/64"]}}`, `b "podCIDRs":["10.0.1.0/24","fd00:0:0:1::/64"]}}`}},
-		{"what others hold is not given", []*corev1.Node{aNode("a", holds("10.0.0.0/24", "fd00::/64")), aNode("b")}, "", 0, []string{`b "podCIDRs":["10.0.1.0/24","fd00:0:0:1::/64"]}}`}},
-		{"nor what is taken", []*corev1.Node{aNode("a")}, "10.0.0.0/23", 0, []string{`a "podCIDRs":["10.0.2.0/24","fd00::/64"]}}`}},
-		{"in turn", []*corev1.Node{aNode("a")}, "", 3, []string{`a "podCIDRs":["10.0.3.0/24","fd00:0:0:3::/64"]}}`}},
-		{"around", []*corev1.Node{aNode("a"), aNode("z", holds("10.0.3.0/24", "fd00:0:0:3::/64"))}, "", 3, []string{`a "podCIDRs":["10.0.0.0/24","fd00::/64"]}}`}},
-		{"none left", []*corev1.Node{aNode("a")}, "10.0.0.0/8", 0, []string{"a CIDRNotAvailable"}},
-	} {
-		v := podCIDRView{nodes: test.nodes, ranges: ranges, last: []uint64{test.last, test.last}}
-		if test.taken != "" {
-			v.taken = []netip.Prefix{netip.MustParsePrefix(test.taken)}
-		}
-		plan, _ := v.reconcile()
-		if got := given(plan); !slices.Equal(got, test.want) {
-			t.Errorf("%s: %q\nwant %q", test.what, got, test.want)
-		}
-	}
-}
-
-func TestTTLSteps(t *testing.T) {
-	c := &ttl{}
-	for _, test := range []struct{ size, want int }{{50, 0}, {100, 0}, {101, 15}, {95, 15}, {89, 0}, {600, 30}, {3000, 300}, {10, 0}} {
-		c.resize(test.size)
-		if got := steps[c.step].seconds; got != test.want {
-			t.Errorf("%d nodes: %d seconds, want %d", test.size, got, test.want)
+		if again, changes := setPodCondition(got, lost); changes || !slices.Equal(again, got) {
+			t.Errorf("%s: a second time changes %+v", test.what, again)
 		}
 	}
 }
@@ -342,30 +259,16 @@ func TestNodesInAWorld(t *testing.T) {
 		}
 		defer w.Run(Lifecycle(DefaultLifecycle), TaintEviction, PodCIDR(ranges, nil), TTL)()
 		world.Create(w, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}})
-		beat := func(name string) {
-			world.EditStatus(w, "", name, func(n *corev1.Node) {
-				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()}}
-			})
-		}
-		for _, name := range []string{"n1", "n2"} {
-			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
-			beat(name)
-		}
+		newNodes(w, "n1", "n2")
 		lease := world.Create(w, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "n1"}, Spec: coordinationv1.LeaseSpec{RenewTime: new(metav1.NowMicro())}})
-		pod := func(name string, seconds int64) {
-			world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
-				NodeName: "n2", Containers: []corev1.Container{{Name: "c", Image: "i"}}, TerminationGracePeriodSeconds: new(int64(0)),
-				Tolerations: []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds}}}})
-			world.EditStatus(w, "default", name, func(p *corev1.Pod) { p.Status = aPod("").Status })
-		}
-		pod("hasty", 0)
-		pod("patient", 600)
+		newPod(w, "hasty", "n2", forSeconds(corev1.TaintNodeUnreachable, 0))
+		newPod(w, "patient", "n2", forSeconds(corev1.TaintNodeUnreachable, 600))
 		w.Pass(10 * time.Second)
 		cidrs := map[string]bool{}
 		for _, n := range world.List[*corev1.Node](w) {
 			cidrs[n.Spec.PodCIDR] = true
-			if _, ok := n.Annotations[corev1.ObjectTTLAnnotationKey]; !ok {
-				t.Errorf("node %s has no ttl", n.Name)
+			if n.Annotations[corev1.ObjectTTLAnnotationKey] != "0" {
+				t.Errorf("node %s has ttl %q", n.Name, n.Annotations[corev1.ObjectTTLAnnotationKey])
 			}
 		}
 		if len(cidrs) != 2 || cidrs[""] {
@@ -380,45 +283,47 @@ func TestNodesInAWorld(t *testing.T) {
 		if readiness(n1) != corev1.ConditionTrue || len(n1.Spec.Taints) != 0 {
 			t.Errorf("n1 is %s with taints %s", readiness(n1), taintWords(n1.Spec.Taints))
 		}
-		if readiness(n2) != corev1.ConditionUnknown || taintWords(n2.Spec.Taints) != "unreachable:NoExecute unreachable:NoSchedule" {
-			t.Errorf("n2 is %s with taints %s", readiness(n2), taintWords(n2.Spec.Taints))
+		if readiness(n2) != corev1.ConditionUnknown || taintsOf(w, "n2") != "unreachable:NoExecute unreachable:NoSchedule" {
+			t.Errorf("n2 is %s with taints %s", readiness(n2), taintsOf(w, "n2"))
 		}
 		if !world.Gone[*corev1.Pod](w, "default", "hasty") {
 			t.Error("the hasty pod stays")
 		}
-		if p := world.Get[*corev1.Pod](w, "default", "patient"); p.Status.Conditions[0].Status != corev1.ConditionFalse || p.DeletionTimestamp != nil {
+		if p := world.Get[*corev1.Pod](w, "default", "patient"); podReadiness(w, "patient") != corev1.ConditionFalse || p.DeletionTimestamp != nil {
 			t.Errorf("the patient pod: %+v", p.Status)
 		}
-		if told := w.Events("hasty"); !slices.Contains(told, "TaintManagerEviction: Marking for deletion Pod default/hasty") {
-			t.Errorf("events %q", told)
+		for about, want := range map[string][]string{
+			"hasty":   {"NodeNotReady: Node is not ready", "TaintManagerEviction: Marking for deletion Pod default/hasty"},
+			"patient": {"NodeNotReady: Node is not ready"},
+			"n1":      {"RegisteredNode: Node n1 event: Registered Node n1 in Controller"},
+			"n2":      {"NodeNotReady: Node n2 status is now: NodeNotReady", "RegisteredNode: Node n2 event: Registered Node n2 in Controller"},
+		} {
+			if got := slices.Sorted(slices.Values(w.Events(about))); !slices.Equal(got, want) {
+				t.Errorf("about %s was told %q, want %q", about, got, want)
+			}
 		}
 		// n2 speaks again.
-		beat("n2")
+		heartbeat(w, "n2")
 		w.Pass(5 * time.Second)
-		if n2 = world.Get[*corev1.Node](w, "", "n2"); len(n2.Spec.Taints) != 0 {
-			t.Errorf("n2 has taints %s", taintWords(n2.Spec.Taints))
+		if got := taintsOf(w, "n2"); got != "" {
+			t.Errorf("n2 has taints %s", got)
 		}
-		for range 120 {
-			w.Pass(10 * time.Second)
-			beat("n1")
-			beat("n2")
+		if told := w.Events("patient"); !slices.Contains(told, "TaintManagerEviction: Cancelling deletion of Pod default/patient") {
+			t.Errorf("about the patient pod was told %q", told)
 		}
+		keepAlive(w, 120, "n1", "n2")
 		if world.Gone[*corev1.Pod](w, "default", "patient") {
 			t.Error("the patient pod went although its node is back")
 		}
-	})
-}
-
-// TestNobodyAnswers: when no node is heard, nothing is driven anywhere.
-func TestNobodyAnswers(t *testing.T) {
-	world.In(t, func(w *world.World) {
-		defer w.Run(Lifecycle(DefaultLifecycle))()
-		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "alone"}})
-		world.EditStatus(w, "", "alone", func(n *corev1.Node) { isReady(n) })
-		w.Pass(10 * time.Minute)
-		n := world.Get[*corev1.Node](w, "", "alone")
-		if readiness(n) != corev1.ConditionUnknown || taintWords(n.Spec.Taints) != "unreachable:NoSchedule" {
-			t.Errorf("%s with taints %s", readiness(n), taintWords(n.Spec.Taints))
+		w.Remove(n2)
+		w.Pass(time.Second)
+		if told := w.Events("n2"); !slices.Contains(told, "RemovingNode: Node n2 event: Removing Node n2 from Controller") {
+			t.Errorf("about n2 was told %q", told)
+		}
+		for _, e := range world.List[*corev1.Event](w) {
+			if e.Reason == "RemovingNode" && (e.InvolvedObject.UID != n2.UID || e.InvolvedObject.Kind != "Node" || e.Source.Component != "node-controller") {
+				t.Errorf("it was told by %s about %+v, want uid %s", e.Source.Component, e.InvolvedObject, n2.UID)
+			}
 		}
 	})
 }

@@ -40,8 +40,8 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 		case bits4 == 0:
 			r.NodeBits = 24
 		}
-		if r.NodeBits < prefix.Bits() || r.NodeBits > prefix.Addr().BitLen() || r.NodeBits-prefix.Bits() > 16 {
-			return nil, fmt.Errorf("cluster CIDR %s cannot be cut into nodes' ranges of /%d: the difference must be from 0 to 16 bits", prefix, r.NodeBits)
+		if r.NodeBits < prefix.Bits() || r.NodeBits > prefix.Addr().BitLen() || !prefix.Addr().Is4() && r.NodeBits-prefix.Bits() > 16 {
+			return nil, fmt.Errorf("cluster CIDR %s cannot be cut into nodes' ranges of /%d: the difference must not be negative, nor above 16 bits of IPv6", prefix, r.NodeBits)
 		}
 		if len(ranges) == 1 && ranges[0].Prefix.Addr().Is4() == prefix.Addr().Is4() || len(ranges) == 2 {
 			return nil, fmt.Errorf("cluster CIDR %q: one range, or one of each family", cidrs)
@@ -64,7 +64,7 @@ func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 			if len(ranges) == 0 {
 				return nil, errors.New("no range of pod addresses is set")
 			}
-			c := &podCIDRs{ranges: ranges, taken: taken, last: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
+			c := &podCIDRs{ranges: ranges, taken: taken, candidates: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
 			all := controller.Key{Name: "nodes"}
 			need := func(node *corev1.Node) {
 				if len(node.Spec.PodCIDRs) == 0 {
@@ -81,35 +81,35 @@ func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 }
 
 type podCIDRs struct {
-	ranges []PodRange
-	taken  []netip.Prefix
-	nodes  client.Informer[*corev1.Node]
-	last   []uint64 // the piece given last, per range; only the one worker uses it
+	ranges     []PodRange
+	taken      []netip.Prefix
+	nodes      client.Informer[*corev1.Node]
+	candidates []uint64 // the piece behind the one given last, per range; only the one worker uses it
 }
 
-// cidrView is what decides who gets what.
+// podCIDRView is what decides who gets what.
 type podCIDRView struct {
-	nodes  []*corev1.Node
-	ranges []PodRange
-	taken  []netip.Prefix
-	last   []uint64
+	nodes      []*corev1.Node
+	ranges     []PodRange
+	taken      []netip.Prefix
+	candidates []uint64
 }
 
 // Observe gathers all nodes.
 func (c *podCIDRs) Observe(controller.Key) (podCIDRView, bool) {
-	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, taken: c.taken, last: c.last}, true
+	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, taken: c.taken, candidates: c.candidates}, true
 }
 
 // Reconcile gives ranges to the nodes without.
 func (c *podCIDRs) Reconcile(v podCIDRView) controller.Plan {
-	plan, last := v.reconcile()
-	c.last = last
+	plan, candidates := v.reconcile()
+	c.candidates = candidates
 	return plan
 }
 
-// reconcile returns the plan and the pieces given last. Pieces are given in turn, so that one that became free is not in use
+// reconcile returns the plan and where to look for a free piece next. Pieces are given in turn, so that one that became free is not in use
 // again at once: routes to it may linger.
-func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
+func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 	used := make([]map[uint64]bool, len(v.ranges))
 	for i, r := range v.ranges {
 		used[i] = map[uint64]bool{}
@@ -124,7 +124,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
 			}
 		}
 	}
-	last = slices.Clone(v.last)
+	candidates = slices.Clone(v.candidates)
 	nodes := slices.Clone(v.nodes)
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	var writes []controller.Write
@@ -135,7 +135,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
 		cidrs := make([]string, 0, len(v.ranges))
 		pieces := make([]uint64, len(v.ranges))
 		for i, r := range v.ranges {
-			piece, ok := r.next(last[i], used[i])
+			piece, ok := r.next(candidates[i], used[i])
 			if !ok {
 				break
 			}
@@ -147,7 +147,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
 			continue
 		}
 		for i, piece := range pieces {
-			used[i][piece], last[i] = true, piece
+			used[i][piece], candidates[i] = true, (piece+1)%v.ranges[i].pieces()
 		}
 		// Strings always encode.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
@@ -155,7 +155,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, last []uint64) {
 			OnFailed(statusChange(node, "CIDRAssignmentFailed")))
 	}
 	plan.Then(writes...)
-	return plan, last
+	return plan, candidates
 }
 
 func statusChange(node *corev1.Node, status string) controller.Event {
@@ -209,14 +209,10 @@ func (r PodRange) occupy(prefix netip.Prefix, used map[uint64]bool) {
 	}
 }
 
-// next finds a free part behind the last one given, from the start again at the end.
-func (r PodRange) next(last uint64, used map[uint64]bool) (uint64, bool) {
-	start := last
-	if used[last] {
-		start = last + 1
-	}
+// next finds a free part, from the candidate on and from the start again at the end.
+func (r PodRange) next(candidate uint64, used map[uint64]bool) (uint64, bool) {
 	for i := range r.pieces() {
-		if n := (start + i) % r.pieces(); !used[n] {
+		if n := (candidate + i) % r.pieces(); !used[n] {
 			return n, true
 		}
 	}

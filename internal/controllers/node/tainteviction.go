@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -11,7 +12,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	corehelpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 
 	"skiff/internal/client"
@@ -23,8 +23,8 @@ var TaintEviction = controller.Definition{
 	Name: "taint-eviction-controller", Queue: "noexec_taint_pod", Workers: 8,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &taintEviction{
-			pods: client.InformerFor[*corev1.Pod](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
-			due: map[types.UID]time.Time{}, uids: map[controller.Key]types.UID{},
+			setup: s, pods: client.InformerFor[*corev1.Pod](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
+			due: map[controller.Key]eviction{},
 		}
 		if err := indexPods(c.pods); err != nil {
 			return nil, err
@@ -75,13 +75,18 @@ func driving(node *corev1.Node) (taints []corev1.Taint) {
 }
 
 type taintEviction struct {
+	setup *controller.Setup
 	pods  client.Informer[*corev1.Pod]
 	nodes client.Informer[*corev1.Node]
 
 	mu  sync.Mutex
-	due map[types.UID]time.Time // when pods go that tolerate their node for a while
-	// uids are those of the pods in due, by key: when a pod is gone, only its key is known.
-	uids map[controller.Key]types.UID
+	due map[controller.Key]eviction // of pods that tolerate their node for a while
+}
+
+// eviction is when which pod goes.
+type eviction struct {
+	uid types.UID
+	at  time.Time
 }
 
 // evictionView is what decides about one pod.
@@ -96,15 +101,22 @@ type evictionView struct {
 func (c *taintEviction) Observe(key controller.Key) (evictionView, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	now := time.Now()
 	pod, ok := c.pods.Get(key.Namespace, key.Name)
-	if uid, known := c.uids[key]; known && (!ok || pod.UID != uid) {
-		delete(c.due, uid)
-		delete(c.uids, key)
+	known, waiting := c.due[key]
+	if waiting && (!ok || pod.UID != known.uid) {
+		delete(c.due, key)
+		gone := evictionView{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: known.uid}}, due: known.at, now: now}
+		if gone.waits() {
+			e := gone.cancelled()
+			c.setup.Events.Event(e.About, e.Type, e.Reason, e.Message)
+		}
+		known = eviction{}
 	}
-	if !ok || pod.DeletionTimestamp != nil || pod.Spec.NodeName == "" {
+	if !ok || pod.Spec.NodeName == "" {
 		return evictionView{}, false
 	}
-	v := evictionView{pod: pod, due: c.due[pod.UID], now: time.Now()}
+	v := evictionView{pod: pod, due: known.at, now: now}
 	node, ok := c.nodes.Get("", pod.Spec.NodeName)
 	if !ok {
 		return evictionView{}, false // what is on a node that is gone is the garbage collector's
@@ -120,62 +132,76 @@ func (c *taintEviction) Reconcile(v evictionView) controller.Plan {
 	defer c.mu.Unlock()
 	key := controller.KeyOf(v.pod)
 	if due.IsZero() {
-		delete(c.due, v.pod.UID)
-		delete(c.uids, key)
+		delete(c.due, key)
 	} else {
-		c.due[v.pod.UID], c.uids[key] = due, v.pod.UID
+		c.due[key] = eviction{uid: v.pod.UID, at: due}
 	}
 	return plan
 }
 
 // reconcile returns what to do, and when the pod is to go if not now. A pod that was given a time keeps it, however the taints change,
-// as long as some of them would drive it off.
+// as long as it tolerates all of them and one of them not for ever.
 func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
-	patience, forever := v.patience()
-	if forever {
-		if !v.due.IsZero() {
-			plan.Events = append(plan.Events, v.event("Cancelling deletion of Pod "))
-		}
+	patience, tolerated := v.patience()
+	if v.waits() && (!tolerated || patience == forever) {
+		plan.Events = append(plan.Events, v.cancelled())
+	}
+	switch {
+	case !tolerated:
+		due = v.now
+	case patience == forever:
 		return plan, time.Time{}
-	}
-	due = v.due
-	if patience == 0 || due.IsZero() {
+	case v.due.IsZero():
 		due = v.now.Add(patience)
+	default:
+		due = v.due
 	}
-	if wait := due.Sub(v.now); wait > 0 {
-		plan.Again(wait)
+	if due.After(v.now) {
+		plan.Again(due.Sub(v.now))
 		return plan, due
 	}
-	plan.Events = append(plan.Events, v.event("Marking for deletion Pod "))
-	if w, ok := v.mark(); ok {
-		plan.Then(w)
+	mark, unmarked := v.mark()
+	deleted := v.pod.DeletionTimestamp != nil
+	if deleted && !unmarked {
+		return plan, due // it is on its way
 	}
-	plan.Then(controller.Deleting(v.pod))
+	plan.Events = append(plan.Events, v.event("Marking for deletion Pod "))
+	if unmarked {
+		plan.Then(mark)
+	}
+	if !deleted {
+		plan.Then(controller.Deleting(v.pod))
+	}
 	return plan, due
 }
+
+// waits says whether the pod has a time to go that is still ahead.
+func (v evictionView) waits() bool { return v.due.After(v.now) }
+
+func (v evictionView) cancelled() controller.Event { return v.event("Cancelling deletion of Pod ") }
 
 func (v evictionView) event(message string) controller.Event {
 	return controller.Event{About: v.pod, Type: corev1.EventTypeNormal, Reason: "TaintManagerEviction", Message: message + v.pod.Namespace + "/" + v.pod.Name}
 }
 
-// patience is how long the pod tolerates its node from when it is first asked.
+// forever is the patience of a pod that need not go.
+const forever time.Duration = math.MaxInt64
+
+// patience is how long the pod tolerates its node from when it is first asked. It is false when a taint is not tolerated at all.
 func (v evictionView) patience() (time.Duration, bool) {
-	var least *int64
+	patience := forever
 	for i := range v.taints {
 		j := slices.IndexFunc(v.pod.Spec.Tolerations, func(t corev1.Toleration) bool {
-			return corehelpers.TolerationsTolerateTaint(klog.Background(), []corev1.Toleration{t}, &v.taints[i], true)
+			return t.ToleratesTaint(klog.Background(), &v.taints[i], false)
 		})
 		if j < 0 {
 			return 0, false
 		}
-		if seconds := v.pod.Spec.Tolerations[j].TolerationSeconds; seconds != nil && (least == nil || *seconds < *least) {
-			least = seconds
+		if seconds := v.pod.Spec.Tolerations[j].TolerationSeconds; seconds != nil && *seconds <= int64(forever/time.Second) {
+			patience = min(patience, time.Duration(max(0, *seconds))*time.Second)
 		}
 	}
-	if least == nil {
-		return 0, true
-	}
-	return time.Duration(max(0, *least)) * time.Second, false
+	return patience, true
 }
 
 // mark says in the pod's status why it goes.
@@ -184,9 +210,11 @@ func (v evictionView) mark() (controller.Write, bool) {
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
 		Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(v.now), ObservedGeneration: v.pod.Generation,
 	}
-	if _, changes := setPodCondition(v.pod.Status.Conditions, c); !changes {
+	conditions, changes := setPodCondition(v.pod.Status.Conditions, c)
+	if !changes {
 		return controller.Write{}, false
 	}
+	c = conditions[slices.IndexFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })]
 	// Conditions and strings always encode.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": v.pod.UID}, "status": map[string]any{"conditions": []corev1.PodCondition{c}}})
 	w := controller.Patching(v.pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)

@@ -1,0 +1,340 @@
+package node
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/controller"
+	"skiff/test/world"
+)
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func holds(cidrs ...string) change[*corev1.Node] {
+	return func(n *corev1.Node) { n.Spec.PodCIDRs = cidrs }
+}
+
+func TestParsePodRanges(t *testing.T) {
+	for _, test := range []struct {
+		text         string
+		bits4, bits6 int
+		want         string // "" is an error
+	}{
+		{"10.0.0.0/16", 0, 0, "10.0.0.0/16→24"},
+		{"10.0.0.0/16", 26, 0, "10.0.0.0/16→26"},
+		{"10.0.0.0/16", 16, 0, "10.0.0.0/16→16"},
+		{"10.0.0.0/16", 15, 0, ""},
+		{"10.0.0.0/16", 32, 0, "10.0.0.0/16→32"},
+		{"10.0.0.0/16", 33, 0, ""},
+		{"10.1.2.3/16", 0, 0, "10.1.0.0/16→24"},
+		{"10.0.0.0/24", 0, 0, "10.0.0.0/24→24"},
+		{"10.0.0.0/25", 0, 0, ""},
+		{"10.0.0.0/8", 25, 0, "10.0.0.0/8→25"}, // more than 16 bits are a matter of IPv6
+		{"10.0.0.0/4", 0, 0, "0.0.0.0/4→24"},
+		{"fd00::/48", 0, 0, "fd00::/48→64"},
+		{"fd00::/48", 24, 0, "fd00::/48→64"}, // the other family's length
+		{"fd00::/48", 0, 56, "fd00::/48→56"},
+		{"fd00::/47", 0, 0, ""},
+		{"fd00::/64", 0, 0, "fd00::/64→64"},
+		{"fd00::/65", 0, 0, ""},
+		{"fd00::/112", 0, 128, "fd00::/112→128"},
+		{"fd00::/111", 0, 128, ""},
+		{"fd00::/120", 0, 129, ""},
+		{"10.0.0.0/16,fd00::/48", 0, 0, "10.0.0.0/16→24 fd00::/48→64"},
+		{"fd00::/48,10.0.0.0/16", 25, 60, "fd00::/48→60 10.0.0.0/16→25"},
+		{" 10.0.0.0/16 , fd00::/48 ", 0, 0, "10.0.0.0/16→24 fd00::/48→64"},
+		{"10.0.0.0/16,10.1.0.0/16", 0, 0, ""},
+		{"fd00::/48,fd01::/48", 0, 0, ""},
+		{"10.0.0.0/16,fd00::/48,10.1.0.0/16", 0, 0, ""},
+		{"10.0.0.0/16,", 0, 0, ""}, {"10.0.0.0", 0, 0, ""}, {"x", 0, 0, ""}, {"", 0, 0, ""},
+	} {
+		ranges, err := ParsePodRanges(test.text, test.bits4, test.bits6)
+		var got []string
+		for _, r := range ranges {
+			got = append(got, fmt.Sprintf("%s→%d", r.Prefix, r.NodeBits))
+		}
+		if (err != nil) != (test.want == "") || strings.Join(got, " ") != test.want {
+			t.Errorf("%q, %d, %d: %v, %v; want %s", test.text, test.bits4, test.bits6, got, err, test.want)
+		}
+	}
+}
+
+func TestPiecesOfARange(t *testing.T) {
+	for _, test := range []struct {
+		prefix string
+		bits   int
+		pieces uint64
+		n      uint64
+		want   string
+	}{
+		{"10.244.0.0/16", 24, 256, 0, "10.244.0.0/24"}, {"10.244.0.0/16", 24, 256, 1, "10.244.1.0/24"}, {"10.244.0.0/16", 24, 256, 255, "10.244.255.0/24"},
+		{"10.0.0.0/8", 24, 65536, 65535, "10.255.255.0/24"}, {"10.0.0.0/8", 25, 131072, 131071, "10.255.255.128/25"},
+		{"10.0.0.0/24", 24, 1, 0, "10.0.0.0/24"}, {"10.0.0.0/30", 32, 4, 3, "10.0.0.3/32"}, {"172.16.0.0/12", 20, 256, 17, "172.17.16.0/20"},
+		{"fd00:10::/48", 64, 65536, 258, "fd00:10:0:102::/64"}, {"fd00::/56", 72, 65536, 0x1ff, "fd00:0:0:1:ff00::/72"},
+		{"fd00::/60", 64, 16, 15, "fd00:0:0:f::/64"}, {"fd00::/112", 128, 65536, 65535, "fd00::ffff/128"}, {"fd00::/63", 65, 4, 3, "fd00:0:0:1:8000::/65"},
+	} {
+		r := PodRange{Prefix: netip.MustParsePrefix(test.prefix), NodeBits: test.bits}
+		if got := r.piece(test.n); got.String() != test.want || r.pieces() != test.pieces || r.number(got.Addr()) != test.n {
+			t.Errorf("%s of %d: piece %d of %d is %s, and that is number %d; want %s of %d", test.prefix, test.bits, test.n, r.pieces(), got, r.number(got.Addr()), test.want, test.pieces)
+		}
+	}
+}
+
+func TestOccupiedPieces(t *testing.T) {
+	for _, test := range []struct {
+		what, cidr string
+		bits       int
+		takes      string
+		want       []uint64
+	}{
+		{"one piece", "10.0.0.0/21", 24, "10.0.3.0/24", []uint64{3}},
+		{"the first", "10.0.0.0/21", 24, "10.0.0.0/24", []uint64{0}},
+		{"the last", "10.0.0.0/21", 24, "10.0.7.0/24", []uint64{7}},
+		{"a part of a piece", "10.0.0.0/21", 24, "10.0.3.128/26", []uint64{3}},
+		{"one address", "10.0.0.0/21", 24, "10.0.5.9/32", []uint64{5}},
+		{"two pieces", "10.0.0.0/21", 24, "10.0.4.0/23", []uint64{4, 5}},
+		{"the second half", "10.0.0.0/21", 24, "10.0.4.0/22", []uint64{4, 5, 6, 7}},
+		{"everything", "10.0.0.0/22", 24, "10.0.0.0/22", []uint64{0, 1, 2, 3}},
+		{"more than everything", "10.0.0.0/22", 24, "10.0.0.0/8", []uint64{0, 1, 2, 3}},
+		{"outside", "10.0.0.0/22", 24, "10.0.4.0/24", nil},
+		{"the other family", "10.0.0.0/22", 24, "fd00::/64", nil},
+		{"IPv6, one piece", "fd00::/61", 64, "fd00:0:0:5::/64", []uint64{5}},
+		{"IPv6, half", "fd00::/61", 64, "fd00:0:0:4::/62", []uint64{4, 5, 6, 7}},
+		{"IPv6, more than everything", "fd00::/62", 64, "fd00::/16", []uint64{0, 1, 2, 3}},
+		{"IPv6, outside", "fd00::/62", 64, "fd01::/64", nil},
+	} {
+		used := map[uint64]bool{}
+		PodRange{Prefix: netip.MustParsePrefix(test.cidr), NodeBits: test.bits}.occupy(netip.MustParsePrefix(test.takes), used)
+		var got []uint64
+		for n := range used {
+			got = append(got, n)
+		}
+		if slices.Sort(got); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %v, want %v", test.what, got, test.want)
+		}
+	}
+}
+
+func TestNextPiece(t *testing.T) {
+	r := PodRange{Prefix: netip.MustParsePrefix("10.0.0.0/22"), NodeBits: 24}
+	for _, test := range []struct {
+		candidate uint64
+		used      []uint64
+		want      int // -1: none
+	}{
+		{0, nil, 0}, {0, []uint64{0}, 1}, {3, nil, 3}, {3, []uint64{3}, 0}, {2, []uint64{2, 3, 0}, 1}, {1, []uint64{0, 1, 2, 3}, -1}, {1, []uint64{1, 2}, 3},
+	} {
+		used := map[uint64]bool{}
+		for _, n := range test.used {
+			used[n] = true
+		}
+		got := -1
+		if n, ok := r.next(test.candidate, used); ok {
+			got = int(n)
+		}
+		if got != test.want {
+			t.Errorf("from %d, used %v: %d, want %d", test.candidate, test.used, got, test.want)
+		}
+	}
+}
+
+func TestPodCIDRs(t *testing.T) {
+	const noneLeft = `Normal CIDRNotAvailable "Node a status is now: CIDRNotAvailable"`
+	given := func(node string, cidrs ...string) string {
+		return fmt.Sprintf(`patch Node %s {"metadata":{"uid":"uid-%s"},"spec":{"podCIDR":%q,"podCIDRs":["%s"]}} else Normal CIDRAssignmentFailed "Node %s status is now: CIDRAssignmentFailed"`,
+			node, node, cidrs[0], strings.Join(cidrs, `","`), node)
+	}
+	const four, six, both = "10.0.0.0/22", "fd00::/62", "10.0.0.0/22,fd00::/62"
+	all4 := holds("10.0.0.0/22")
+	for _, test := range []struct {
+		what   string
+		ranges string
+		nodes  []*corev1.Node
+		taken  []netip.Prefix
+		from   uint64
+		want   string
+		next   []uint64
+	}{
+		{"no nodes", four, nil, nil, 0, "", []uint64{0}},
+		{"one node", four, []*corev1.Node{aNode("a")}, nil, 0, given("a", "10.0.0.0/24"), []uint64{1}},
+		{"of IPv6", six, []*corev1.Node{aNode("a")}, nil, 0, given("a", "fd00::/64"), []uint64{1}},
+		{"of both families, in the order of the ranges", both, []*corev1.Node{aNode("a")}, nil, 0, given("a", "10.0.0.0/24", "fd00::/64"), []uint64{1, 1}},
+		{"two nodes, by name", both, []*corev1.Node{aNode("b"), aNode("a")}, nil, 0, given("a", "10.0.0.0/24", "fd00::/64") + "; " + given("b", "10.0.1.0/24", "fd00:0:0:1::/64"), []uint64{2, 2}},
+		{"who has one keeps it", four, []*corev1.Node{aNode("a", holds("10.0.0.0/24"))}, nil, 0, "", []uint64{0}},
+		{"what others hold is not given", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24", "fd00::/64")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24", "fd00:0:0:1::/64"), []uint64{2, 2}},
+		{"families need not be in step", both, []*corev1.Node{aNode("a", holds("10.0.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24", "fd00::/64"), []uint64{2, 1}},
+		{"what a node that goes holds is not given", four, []*corev1.Node{aNode("a", isDeleted, holds("10.0.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24"), []uint64{2}},
+		{"a node that goes gets none", four, []*corev1.Node{aNode("a", isDeleted)}, nil, 0, "", []uint64{0}},
+		{"a node that holds what is in no range", four, []*corev1.Node{aNode("a", holds("192.168.0.0/24")), aNode("b")}, nil, 0, given("b", "10.0.0.0/24"), []uint64{1}},
+		{"a node that holds nonsense", four, []*corev1.Node{aNode("a", holds("x")), aNode("b")}, nil, 0, given("b", "10.0.0.0/24"), []uint64{1}},
+		{"a range with host bits counts as its network", four, []*corev1.Node{aNode("a", holds("10.0.0.7/24")), aNode("b")}, nil, 0, given("b", "10.0.1.0/24"), []uint64{2}},
+		{"a node that holds two pieces", four, []*corev1.Node{aNode("a", holds("10.0.0.0/23")), aNode("b")}, nil, 0, given("b", "10.0.2.0/24"), []uint64{3}},
+		{"nor what is taken", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/23"), 0, given("a", "10.0.2.0/24", "fd00::/64"), []uint64{3, 1}},
+		{"of both families", both, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/24", "fd00::/63"), 0, given("a", "10.0.1.0/24", "fd00:0:0:2::/64"), []uint64{2, 3}},
+		{"in turn, although one before is free", four, []*corev1.Node{aNode("a")}, nil, 2, given("a", "10.0.2.0/24"), []uint64{3}},
+		{"the last piece, then around", four, []*corev1.Node{aNode("a"), aNode("b")}, nil, 3, given("a", "10.0.3.0/24") + "; " + given("b", "10.0.0.0/24"), []uint64{1}},
+		{"around, over what is held", four, []*corev1.Node{aNode("a"), aNode("z", holds("10.0.3.0/24"))}, nil, 3, given("a", "10.0.0.0/24"), []uint64{1}},
+		{"none left: taken", four, []*corev1.Node{aNode("a")}, prefixes("10.0.0.0/8"), 0, noneLeft, []uint64{0}},
+		{"none left: held", four, []*corev1.Node{aNode("a"), aNode("b", all4)}, nil, 1, noneLeft, []uint64{1}},
+		{"none left of one family: nothing is given of the other", both, []*corev1.Node{aNode("a"), aNode("b", holds("10.0.0.0/24", "fd00::/62"))}, nil, 1, noneLeft, []uint64{1, 1}},
+		{"the last one goes to the first", four, []*corev1.Node{aNode("a"), aNode("0"), aNode("b", holds("10.0.0.0/23")), aNode("c", holds("10.0.2.0/24"))}, nil, 0, given("0", "10.0.3.0/24") + "; " + noneLeft, []uint64{0}},
+	} {
+		ranges, err := ParsePodRanges(test.ranges, 24, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := podCIDRView{nodes: test.nodes, ranges: ranges, taken: test.taken}
+		for range ranges {
+			v.candidates = append(v.candidates, test.from)
+		}
+		plan, next := v.reconcile()
+		if got := words(plan); got != test.want || !slices.Equal(next, test.next) {
+			t.Errorf("%s: %s, next %v\nwant %s, next %v", test.what, got, next, test.want, test.next)
+		}
+		if v.candidates[0] != test.from {
+			t.Errorf("%s: the view has changed", test.what)
+		}
+	}
+}
+
+// TestRandomPodCIDRs: nodes come and go; nobody's range meets another's or one that is taken, ranges never change, and a node goes without
+// only when all are in use.
+func TestRandomPodCIDRs(t *testing.T) {
+	const seed = 3
+	random := rand.New(rand.NewPCG(seed, 0))
+	ranges, err := ParsePodRanges("10.0.0.0/20,fd00::/60", 24, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 200 {
+		v := podCIDRView{ranges: ranges, taken: prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16))), candidates: make([]uint64, 2)}
+		made := 0
+		for look := range 40 {
+			for range random.IntN(3) {
+				made++
+				v.nodes = append(v.nodes, aNode(fmt.Sprint("n", made)))
+			}
+			if len(v.nodes) > 0 && random.IntN(3) > 0 {
+				i := random.IntN(len(v.nodes))
+				v.nodes = slices.Delete(v.nodes, i, i+1)
+			}
+			random.Shuffle(len(v.nodes), func(i, j int) { v.nodes[i], v.nodes[j] = v.nodes[j], v.nodes[i] })
+			if random.IntN(10) == 0 {
+				v.candidates = make([]uint64, 2) // the manager starts anew
+			}
+			plan, next := v.reconcile()
+			v.candidates = next
+			applied := map[string][]string{}
+			for _, step := range plan.Steps {
+				for _, w := range step.Writes {
+					text := string(w.Patch)
+					applied[w.Object.GetName()] = strings.Split(strings.Trim(text[strings.Index(text, `"podCIDRs":[`)+len(`"podCIDRs":[`):], `]}"`), `","`)
+				}
+			}
+			for i, n := range v.nodes {
+				if cidrs, ok := applied[n.Name]; ok {
+					if len(n.Spec.PodCIDRs) > 0 {
+						t.Fatalf("seed %d, round %d, look %d: %s had %v and gets %v", seed, round, look, n.Name, n.Spec.PodCIDRs, cidrs)
+					}
+					v.nodes[i] = aNode(n.Name, holds(cidrs...))
+				}
+			}
+			inUse := map[string]string{v.taken[0].String(): "taken", v.taken[1].String(): "taken"}
+			without := 0
+			for _, n := range v.nodes {
+				if len(n.Spec.PodCIDRs) == 0 {
+					without++
+					continue
+				}
+				for i, cidr := range n.Spec.PodCIDRs {
+					if by, ok := inUse[cidr]; ok {
+						t.Fatalf("seed %d, round %d, look %d: %s of %s is of %s", seed, round, look, cidr, n.Name, by)
+					}
+					if inUse[cidr] = n.Name; !ranges[i].Prefix.Contains(netip.MustParsePrefix(cidr).Addr()) {
+						t.Fatalf("seed %d, round %d, look %d: %s is not in %s", seed, round, look, cidr, ranges[i].Prefix)
+					}
+				}
+			}
+			if want := max(0, len(v.nodes)-15); without != want || len(plan.Events) != want {
+				t.Fatalf("seed %d, round %d, look %d: %d of %d nodes are without, %d events", seed, round, look, without, len(v.nodes), len(plan.Events))
+			}
+			if again, _ := v.reconcile(); len(again.Steps) > 0 {
+				t.Fatalf("seed %d, round %d, look %d: a second look writes %s", seed, round, look, words(again))
+			}
+		}
+	}
+}
+
+func TestPodCIDRWithoutRangesIsOff(t *testing.T) {
+	off := PodCIDR(nil, nil)
+	if !off.Off || PodCIDR([]PodRange{{Prefix: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}, nil).Off {
+		t.Error("it is on without ranges, or off with one")
+	}
+	if _, err := off.New(&controller.Setup{}); err == nil {
+		t.Error("it starts without ranges")
+	}
+}
+
+// TestPodCIDRsInAWorld: both families, until nothing is left; a node that goes makes room; a manager that starts anew gives nothing twice.
+func TestPodCIDRsInAWorld(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		ranges, err := ParsePodRanges("10.0.0.0/22,fd00::/62", 24, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		allocator := PodCIDR(ranges, prefixes("10.0.0.0/24"))
+		cidrs := func() map[string]string {
+			w.Pass(time.Second)
+			all := map[string]string{}
+			for _, n := range world.List[*corev1.Node](w) {
+				all[n.Name] = strings.Join(n.Spec.PodCIDRs, " ")
+				if n.Spec.PodCIDR != "" && !strings.HasPrefix(all[n.Name], n.Spec.PodCIDR) {
+					t.Errorf("%s has %s and %s", n.Name, n.Spec.PodCIDR, all[n.Name])
+				}
+			}
+			return all
+		}
+		node := func(name string) *corev1.Node {
+			made := world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			w.Pass(time.Second)
+			return made
+		}
+		expect := func(what string, want map[string]string) {
+			t.Helper()
+			if got := cidrs(); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: %v\nwant %v", what, got, want)
+			}
+		}
+		stop := w.Run(allocator)
+		a := node("a")
+		node("b")
+		expect("two nodes", map[string]string{"a": "10.0.1.0/24 fd00::/64", "b": "10.0.2.0/24 fd00:0:0:1::/64"})
+		stop()
+		node("c")
+		stop = w.Run(allocator)
+		expect("anew", map[string]string{"a": "10.0.1.0/24 fd00::/64", "b": "10.0.2.0/24 fd00:0:0:1::/64", "c": "10.0.3.0/24 fd00:0:0:2::/64"})
+		node("d")
+		expect("full", map[string]string{"a": "10.0.1.0/24 fd00::/64", "b": "10.0.2.0/24 fd00:0:0:1::/64", "c": "10.0.3.0/24 fd00:0:0:2::/64", "d": ""})
+		if told := w.Events("d"); !slices.Contains(told, "CIDRNotAvailable: Node d status is now: CIDRNotAvailable") {
+			t.Errorf("told %q", told)
+		}
+		w.Remove(a)
+		expect("room", map[string]string{"b": "10.0.2.0/24 fd00:0:0:1::/64", "c": "10.0.3.0/24 fd00:0:0:2::/64", "d": "10.0.1.0/24 fd00:0:0:3::/64"})
+		stop()
+		w.AssertSettled(allocator)
+	})
+}
