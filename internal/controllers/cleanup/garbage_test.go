@@ -9,11 +9,16 @@ import (
 	"testing"
 	"time"
 
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/restmapper"
 
 	"skiff/internal/client"
+	"skiff/internal/kind"
 	"skiff/test/inprocess"
 )
 
@@ -225,31 +230,279 @@ func TestManyDependents(t *testing.T) {
 	}
 }
 
+// TestDecide goes through all there is to know about an object and compares with the rules, said in another way.
 func TestDecide(t *testing.T) {
 	uid := []types.UID{"x"}
-	plain, orphaning := &metav1.ObjectMeta{}, &metav1.ObjectMeta{Finalizers: []string{metav1.FinalizerOrphanDependents}}
-	waiting := &metav1.ObjectMeta{Finalizers: []string{metav1.FinalizerDeleteDependents}}
-	alone, parent := item{}, item{dependents: []identity{{}}}
-	circular := item{dependents: []identity{{}}, circular: true}
-	for _, test := range []struct {
-		what   string
-		owners ownership
-		it     item
-		latest metav1.Object
-		want   decision
+	finalizers := map[string][]string{"none": nil, "other": {"example.com/other"}, "orphan": {metav1.FinalizerOrphanDependents}, "foreground": {metav1.FinalizerDeleteDependents}, "both": {metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}}
+	kinds := map[string]item{"alone": {}, "parent": {dependents: []identity{{}}}, "circular": {dependents: []identity{{}}, circular: true}}
+	names := map[decision]string{keep: "keep", release: "release", unblockAndDelete: "unblock", deleteForeground: "foreground", deleteOrphan: "orphan", deleteBackground: "background"}
+	lists := [][]types.UID{nil, uid}
+	for _, solid := range []bool{false, true} {
+		for _, absent := range lists {
+			for _, waiting := range lists {
+				if !solid && absent == nil && waiting == nil {
+					continue // it has owners
+				}
+				for shape, it := range kinds {
+					for held, list := range finalizers {
+						want := "background"
+						switch {
+						case solid && absent == nil && waiting == nil:
+							want = "keep"
+						case solid:
+							want = "release"
+						case waiting != nil && shape == "circular":
+							want = "unblock"
+						case waiting != nil && shape == "parent", held == "foreground":
+							want = "foreground"
+						case held == "orphan", held == "both":
+							want = "orphan"
+						}
+						got := decide(ownership{solid: solid, absent: absent, waiting: waiting}, it, &metav1.ObjectMeta{Finalizers: list})
+						if names[got] != want {
+							t.Errorf("solid %v, absent %v, waiting %v, %s, finalizers %s: %s, want %s", solid, absent, waiting, shape, held, names[got], want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestOwnersOfEveryKind plays many small stories in one cluster: who owns whom, what is deleted and how, what is left.
+func TestOwnersOfEveryKind(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, GarbageCollector)
+	const background, foreground, orphaned = metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan
+	type story struct {
+		t         *testing.T
+		namespace string
+	}
+	owned := func(kind, apiVersion string, owner metav1.Object) metav1.OwnerReference {
+		return metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: owner.GetName(), UID: owner.GetUID(), BlockOwnerDeletion: new(true)}
+	}
+	mine := func(owner *corev1.ConfigMap) metav1.OwnerReference { return owned("ConfigMap", "v1", owner) }
+	add := func(s story, name string, refs ...metav1.OwnerReference) *corev1.ConfigMap {
+		return create(s.t, c, thing(s.namespace, name, refs...))
+	}
+	role := func(s story, refs ...metav1.OwnerReference) *rbacv1.ClusterRole {
+		return create(s.t, c, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: s.namespace, OwnerReferences: refs}})
+	}
+	erase := func(s story, obj kind.Object, policy metav1.DeletionPropagation) {
+		time.Sleep(30 * time.Millisecond) // the collector has seen who owns whom
+		if err := c.Delete(s.t.Context(), obj, metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	stories := []struct {
+		what string
+		play func(s story)
+		left string // of the config maps, with their owners
 	}{
-		{"an owner that stays", ownership{solid: true}, alone, plain, keep},
-		{"one stays, one is gone", ownership{solid: true, absent: uid}, alone, plain, release},
-		{"one stays, one waits", ownership{solid: true, waiting: uid}, parent, plain, release},
-		{"all gone", ownership{absent: uid}, parent, plain, deleteBackground},
-		{"all gone, to orphan", ownership{absent: uid}, parent, orphaning, deleteOrphan},
-		{"all gone, to wait", ownership{absent: uid}, parent, waiting, deleteForeground},
-		{"waited for, nothing below", ownership{waiting: uid}, alone, plain, deleteBackground},
-		{"waited for, with dependents", ownership{waiting: uid}, parent, plain, deleteForeground},
-		{"waited for, in a circle", ownership{waiting: uid}, circular, plain, unblockAndDelete},
+		{"nobody owns anything", func(s story) { add(s, "a"); add(s, "b") }, "a→ b→"},
+		{"background takes dependents along", func(s story) {
+			a := add(s, "a")
+			add(s, "c", mine(add(s, "b", mine(a))))
+			erase(s, a, background)
+		}, ""},
+		{"foreground takes dependents along", func(s story) {
+			a := add(s, "a")
+			add(s, "c", mine(add(s, "b", mine(a))))
+			erase(s, a, foreground)
+		}, ""},
+		{"orphans stay, and what they own", func(s story) {
+			a := add(s, "a")
+			add(s, "c", mine(add(s, "b", mine(a))))
+			erase(s, a, orphaned)
+		}, "b→ c→b"},
+		{"one of two owners goes", func(s story) {
+			a := add(s, "a")
+			add(s, "c", mine(a), mine(add(s, "b")))
+			erase(s, a, background)
+		}, "b→ c→b"},
+		{"one of two owners goes in the foreground: it waits for nobody", func(s story) {
+			a := add(s, "a")
+			add(s, "c", mine(a), mine(add(s, "b")))
+			erase(s, a, foreground)
+		}, "b→ c→b"},
+		{"both owners go", func(s story) {
+			a, b := add(s, "a"), add(s, "b")
+			add(s, "c", mine(a), mine(b))
+			erase(s, a, background)
+			erase(s, b, foreground)
+		}, ""},
+		{"an owner that never was", func(s story) {
+			add(s, "a", metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "never", UID: types.UID("never-" + s.namespace)})
+		}, ""},
+		{"an owner that never was, beside one that is", func(s story) {
+			add(s, "b", mine(add(s, "a")), metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "never", UID: types.UID("never-" + s.namespace)})
+		}, "a→ b→a"},
+		{"an owner's successor of the same name is another", func(s story) {
+			a := add(s, "a")
+			erase(s, a, background)
+			add(s, "a")
+			add(s, "b", mine(a))
+		}, "a→"},
+		{"the uid of another kind", func(s story) { add(s, "b", owned("Secret", "v1", add(s, "a"))) }, "a→"},
+		{"the uid of another name", func(s story) {
+			wrong := mine(add(s, "a"))
+			wrong.Name = "else"
+			add(s, "b", wrong)
+		}, "a→"},
+		{"an owner of the cluster", func(s story) { add(s, "a", owned("ClusterRole", "rbac.authorization.k8s.io/v1", role(s))) }, "a→" + "ROLE"},
+		{"an owner of the cluster goes", func(s story) {
+			r := role(s)
+			add(s, "a", owned("ClusterRole", "rbac.authorization.k8s.io/v1", r))
+			erase(s, r, background)
+		}, ""},
+		{"an owner of the cluster goes in the foreground", func(s story) {
+			r := role(s)
+			add(s, "a", owned("ClusterRole", "rbac.authorization.k8s.io/v1", r))
+			erase(s, r, foreground)
+		}, ""},
+		{"an owner of the cluster leaves orphans", func(s story) {
+			r := role(s)
+			add(s, "a", owned("ClusterRole", "rbac.authorization.k8s.io/v1", r))
+			erase(s, r, orphaned)
+		}, "a→"},
+		{"an object of the cluster names an owner in a namespace: it stays", func(s story) {
+			a := add(s, "a")
+			role(s, mine(a))
+			erase(s, a, background)
+		}, "ROLE"},
+		{"an owner of a kind nobody knows: the object stays", func(s story) {
+			add(s, "a", metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: "w", UID: types.UID("w-" + s.namespace)})
+		}, "a→w"},
+		{"an owner of a kind nobody knows, beside one that is gone: the object stays", func(s story) {
+			a := add(s, "a")
+			add(s, "b", mine(a), metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Widget", Name: "w", UID: types.UID("w-" + s.namespace)})
+			erase(s, a, background)
+		}, "b→a,w"},
+		{"two that own each other stay", func(s story) {
+			a := add(s, "a")
+			b := add(s, "b", mine(a))
+			next := a.DeepCopy()
+			next.OwnerReferences = []metav1.OwnerReference{mine(b)}
+			if _, err := client.For[*corev1.ConfigMap](c).Update(s.t.Context(), next, client.WriteOptions{}); err != nil {
+				s.t.Fatal(err)
+			}
+		}, "a→b b→a"},
+		{"one that owns itself stays", func(s story) {
+			a := add(s, "a").DeepCopy()
+			a.OwnerReferences = []metav1.OwnerReference{mine(a)}
+			if _, err := client.For[*corev1.ConfigMap](c).Update(s.t.Context(), a, client.WriteOptions{}); err != nil {
+				s.t.Fatal(err)
+			}
+		}, "a→a"},
+		{"a dependent that asked for orphans leaves them when its owner goes", func(s story) {
+			a := add(s, "a")
+			b := thing(s.namespace, "b", mine(a))
+			b.Finalizers = []string{metav1.FinalizerOrphanDependents}
+			middle := create(s.t, c, b)
+			add(s, "c", mine(middle))
+			erase(s, a, background)
+		}, "c→"},
+		{"a dependent with a finalizer of its own is only marked", func(s story) {
+			a := add(s, "a")
+			b := thing(s.namespace, "b", mine(a))
+			b.Finalizers = []string{"example.com/hold"}
+			create(s.t, c, b)
+			erase(s, a, background)
+		}, "b→a"},
+		{"a version the server also serves", func(s story) {
+			hpa := create(s.t, c, &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "h"},
+				Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 1, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{Kind: "Deployment", Name: "d", APIVersion: "apps/v1"}}})
+			add(s, "a", owned("HorizontalPodAutoscaler", "autoscaling/v1", hpa))
+		}, "a→h"},
+	}
+	for i, st := range stories {
+		namespace := fmt.Sprintf("story-%02d", i)
+		create(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+		st.play(story{t, namespace})
+	}
+	check := func(i int) (string, string) {
+		namespace := fmt.Sprintf("story-%02d", i)
+		left := state(t, c, namespace).String()
+		want := strings.ReplaceAll(stories[i].left, "a→ROLE", "a→"+namespace)
+		if want == "ROLE" {
+			if want = ""; gone[*rbacv1.ClusterRole](t, c, "", namespace) {
+				left += " and the role is gone"
+			}
+		}
+		return left, want
+	}
+	for i, st := range stories {
+		eventually(t, st.what+": "+st.left, func() bool { left, want := check(i); return left == want })
+	}
+	time.Sleep(300 * time.Millisecond) // nothing more goes
+	for i, st := range stories {
+		if left, want := check(i); left != want {
+			t.Errorf("%s: %s, want %s", st.what, left, want)
+		}
+	}
+}
+
+// TestReferencesThatOnlyAPlainPatchCanChange: custom resources know no strategic patch; the list is replaced as it was read, and again when
+// somebody was faster.
+func TestReferencesThatOnlyAPlainPatchCanChange(t *testing.T) {
+	const at = "/apis/example.com/v1/namespaces/work/widgets/w"
+	object := func(revision string) string {
+		return `{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","metadata":{"namespace":"work","name":"w","uid":"u","resourceVersion":"` + revision + `","finalizers":["x","foregroundDeletion"],"ownerReferences":[` +
+			`{"apiVersion":"v1","kind":"ConfigMap","name":"a","uid":"a","blockOwnerDeletion":true},{"apiVersion":"v1","kind":"ConfigMap","name":"b","uid":"b"}]}}`
+	}
+	discovered := map[string][]string{
+		"GET /api": {`{"kind":"APIVersions","versions":[]}`}, "GET /apis": {`{"kind":"APIGroupList","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}],"preferredVersion":{"groupVersion":"example.com/v1","version":"v1"}}]}`},
+		"GET /apis/example.com/v1": {`{"kind":"APIResourceList","groupVersion":"example.com/v1","resources":[{"name":"widgets","kind":"Widget","namespaced":true,"verbs":["get","patch"]}]}`},
+	}
+	unsupportedPatch, conflict, notThere := refusal(415, metav1.StatusReasonUnsupportedMediaType, "no"), refusal(409, metav1.StatusReasonConflict, "late"), refusal(404, metav1.StatusReasonNotFound, "gone")
+	widget := identity{apiVersion: "example.com/v1", kind: "Widget", namespace: "work", name: "w", uid: "u"}
+	for _, test := range []struct {
+		what    string
+		patches []string // answers
+		do      func(g *garbage) error
+		err     bool
+		asked   int // patches
+	}{
+		{"released by a strategic patch", []string{object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
+		{"released by a plain one", []string{unsupportedPatch, object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 2},
+		{"released at the second try", []string{unsupportedPatch, conflict, object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 3},
+		{"gone: nothing to release", []string{notThere}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
+		{"refused", []string{refusal(403, metav1.StatusReasonForbidden, "no")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, true, 1},
+		{"a finalizer is taken out", []string{object("2")}, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 1},
+		{"a finalizer is taken out at the second try", []string{conflict, object("2")}, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 2},
+		{"a finalizer that is not there", nil, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "orphan") }, false, 0},
+		{"a finalizer of a successor", nil, func(g *garbage) error {
+			other := widget
+			other.uid = "v"
+			return g.removeFinalizer(t.Context(), other, "foregroundDeletion")
+		}, false, 0},
+		{"unblocked", []string{unsupportedPatch, object("2")}, func(g *garbage) error {
+			latest, err := g.get(t.Context(), widget)
+			if err == nil {
+				_, err = g.unblock(t.Context(), widget, latest)
+			}
+			return err
+		}, false, 2},
+		{"nothing to unblock", nil, func(g *garbage) error {
+			_, err := g.unblock(t.Context(), widget, &metav1.PartialObjectMetadata{})
+			return err
+		}, false, 0},
+		{"a kind nobody knows", nil, func(g *garbage) error {
+			return g.release(t.Context(), identity{apiVersion: "example.com/v1", kind: "Gadget", namespace: "work", name: "w"}, nil)
+		}, true, 0},
+		{"an object without the namespace it needs", nil, func(g *garbage) error {
+			return g.release(t.Context(), identity{apiVersion: "example.com/v1", kind: "Widget", name: "w"}, nil)
+		}, true, 0},
 	} {
-		if got := decide(test.owners, test.it, test.latest); got != test.want {
-			t.Errorf("%s: %v, want %v", test.what, got, test.want)
+		said := maps.Clone(discovered)
+		said["GET "+at], said["PATCH "+at] = []string{object("1")}, test.patches
+		api, heard := playing(t, said)
+		g := &garbage{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+		if err := test.do(g); (err != nil) != test.err {
+			t.Errorf("%s: %v", test.what, err)
+		}
+		if got := slices.DeleteFunc(slices.Clone(heard.asked), func(r string) bool { return r != "PATCH "+at }); len(got) != test.asked {
+			t.Errorf("%s: %d patches, want %d", test.what, len(got), test.asked)
 		}
 	}
 }

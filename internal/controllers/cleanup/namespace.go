@@ -131,13 +131,9 @@ func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (co
 			continue
 		}
 		grace, err := n.podGrace(ctx, namespace)
-		if err != nil {
-			found.add(r.GroupVersionResource, remains{}, fmt.Errorf("failed to delete pods for namespace: %s, err: %w", namespace.Name, err))
-			continue
-		}
-		left, err := n.emptyOf(ctx, r, namespace.Name, grace)
-		if err != nil {
-			err = fmt.Errorf("failed to delete pods for namespace: %s, err: %w", namespace.Name, err)
+		var left remains
+		if err == nil {
+			left, err = n.emptyOf(ctx, r, namespace.Name, grace)
 		}
 		found.add(r.GroupVersionResource, left, err)
 	}

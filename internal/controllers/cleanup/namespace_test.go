@@ -2,18 +2,21 @@ package cleanup
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -150,52 +153,188 @@ func TestNamespaceKeepsForeignFinalizers(t *testing.T) {
 	})
 }
 
-func TestNamespaceConditions(t *testing.T) {
-	groups := &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{{Group: "metrics.k8s.io", Version: "v1"}: errors.New("away")}}
-	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	for _, test := range []struct {
-		what  string
-		found func(*contents)
-		want  string // type, reason and message of those that are true
+// TestHowLongPodsMayTake: the longest grace of a pod that has not ended, counted from the deletion of the namespace.
+func TestHowLongPodsMayTake(t *testing.T) {
+	grace := func(seconds int64) podChange {
+		return func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = &seconds }
+	}
+	for i, test := range []struct {
+		what    string
+		deleted time.Duration // ago
+		pods    []podChange
+		want    time.Duration
 	}{
-		{"nothing", func(*contents) {}, ""},
-		{"a group is away", func(c *contents) { c.discovered(groups) },
-			"NamespaceDeletionDiscoveryFailure DiscoveryFailed: Discovery failed for some groups, 1 failing: " + groups.Error()},
-		{"discovery fails", func(c *contents) { c.discovered(errors.New("no route")) }, "NamespaceDeletionDiscoveryFailure DiscoveryFailed: no route"},
-		{"a strange version", func(c *contents) { c.discovered(&misread{errors.New("a/b/c")}) }, "NamespaceDeletionGroupVersionParsingFailure GroupVersionParsingFailed: a/b/c"},
-		{"failures, sorted", func(c *contents) {
-			c.add(widgets, remains{}, errors.New("z"))
-			c.add(podResource, remains{}, errors.New("a"))
-		},
-			"NamespaceDeletionContentFailure ContentDeletionFailed: Failed to delete all resource types, 2 remaining: a, z"},
-		{"what remains", func(c *contents) {
-			c.add(widgets, remains{objects: 2, finalizers: map[string]int{"f": 2}}, nil)
-			c.add(podResource, remains{objects: 1, finalizers: map[string]int{"f": 1}}, nil)
-		}, "NamespaceContentRemaining SomeResourcesRemain: Some resources are remaining: pods. has 1 resource instances, widgets.example.com has 2 resource instances\n" +
-			"NamespaceFinalizersRemaining SomeFinalizersRemain: Some content in the namespace has finalizers remaining: f in 3 resource instances"},
+		{"no pods", 0, nil, 0},
+		{"one", 0, []podChange{grace(30)}, 30 * time.Second},
+		{"the longest", 0, []podChange{grace(30), grace(600), grace(5)}, 10 * time.Minute},
+		{"of no time", 0, []podChange{grace(0)}, 0},
+		{"those that ended do not count", 0, []podChange{func(p *corev1.Pod) { grace(600)(p); succeeded(p) }, func(p *corev1.Pod) { grace(300)(p); failed(p) }, grace(7)}, 7 * time.Second},
+		{"a part of it is over", 20 * time.Second, []podChange{grace(30)}, 30 * time.Second},
+		{"it is over", 31 * time.Second, []podChange{grace(30)}, 0},
 	} {
-		var found contents
-		test.found(&found)
-		now := metav1.NewTime(time.Unix(1000, 0))
-		conditions, changed := found.conditions(nil, now)
-		if !changed || len(conditions) != 5 {
-			t.Errorf("%s: changed %v, %d conditions", test.what, changed, len(conditions))
-		}
-		var got []string
-		for _, c := range conditions {
-			if c.Status == corev1.ConditionTrue {
-				got = append(got, string(c.Type)+" "+c.Reason+": "+c.Message)
+		c := inprocess.Start(t, t.Context())
+		n := &namespaces{setup: &controller.Setup{Client: c}}
+		for j, change := range test.pods {
+			pod := podOf("default", string(rune('a'+i))+string(rune('a'+j)))
+			change(pod)
+			status := pod.Status
+			made := create(t, c, pod).DeepCopy()
+			made.Status = status
+			if _, err := client.For[*corev1.Pod](c).UpdateStatus(t.Context(), made); status.Phase != "" && err != nil {
+				t.Fatal(err)
 			}
 		}
-		if text := strings.Join(got, "\n"); text != test.want {
-			t.Errorf("%s:\n%s\nwant\n%s", test.what, text, test.want)
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", DeletionTimestamp: new(metav1.NewTime(time.Now().Add(-test.deleted)))}}
+		if got, err := n.podGrace(t.Context(), namespace); err != nil || got != test.want {
+			t.Errorf("%s: %s, %v; want %s", test.what, got, err, test.want)
 		}
-		later := metav1.NewTime(now.Add(time.Minute))
-		if again, changed := found.conditions(conditions, later); changed || again[0].LastTransitionTime != now {
-			t.Errorf("%s: a second report changes %v", test.what, again)
+	}
+}
+
+// answers plays an API server: it answers requests by method and path and notes them.
+type answers struct {
+	mu    sync.Mutex
+	said  map[string][]string // the last answer stays
+	asked []string
+}
+
+func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	request := r.Method + " " + r.URL.Path
+	a.asked = append(a.asked, request)
+	all := a.said[request]
+	if len(all) == 0 {
+		http.NotFound(w, r)
+		return
+	}
+	if len(all) > 1 {
+		a.said[request] = all[1:]
+	}
+	w.Header().Set("Content-Type", "application/json")
+	var status metav1.Status
+	if err := json.Unmarshal([]byte(all[0]), &status); err == nil && status.Code >= 400 {
+		w.WriteHeader(int(status.Code))
+	}
+	_, _ = w.Write([]byte(all[0]))
+}
+
+// playing starts an API server that answers so.
+func playing(t *testing.T, said map[string][]string) (*server, *answers) {
+	t.Helper()
+	a := &answers{said: said}
+	http := httptest.NewServer(a)
+	t.Cleanup(http.Close)
+	s, err := newServer(&rest.Config{Host: http.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, a
+}
+
+// refusal is an answer of a server that does not do what was asked.
+func refusal(code int, reason metav1.StatusReason, message string) string {
+	text, _ := json.Marshal(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason, Message: message})
+	return string(text)
+}
+
+// listing is an answer with the metadata of objects, by name; behind a colon stand their finalizers.
+func listing(names ...string) string {
+	list := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+	for _, name := range names {
+		name, finalizers, found := strings.Cut(name, ":")
+		item := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: metav1.ObjectMeta{Namespace: "work", Name: name}}
+		if found {
+			item.Finalizers = strings.Split(finalizers, ",")
 		}
-		if again, _ := new(contents).conditions(conditions, later); (again[0].LastTransitionTime == later) != (conditions[0].Status == corev1.ConditionTrue) {
-			t.Errorf("%s: transition times %v", test.what, again[0])
+		list.Items = append(list.Items, item)
+	}
+	text, _ := json.Marshal(list)
+	return string(text)
+}
+
+func TestOneResourceIsEmptied(t *testing.T) {
+	const at = "/apis/example.com/v1/namespaces/work/widgets"
+	const done = `{"apiVersion":"v1","kind":"Status","status":"Success"}`
+	const lists, collection = "GET " + at, "DELETE " + at
+	notServed, notThere, forbidden := refusal(405, metav1.StatusReasonMethodNotAllowed, "no"), refusal(404, metav1.StatusReasonNotFound, "gone"), refusal(403, metav1.StatusReasonForbidden, "forbidden")
+	const unexpected = "unexpected items still remain in namespace: work for gvr: example.com/v1, Resource=widgets"
+	all := []string{"list", "delete", "deletecollection"}
+	single := []string{"list", "delete"}
+	for _, test := range []struct {
+		what  string
+		verbs []string
+		said  map[string][]string
+		grace time.Duration
+		left  remains
+		err   string
+		asked []string
+	}{
+		{"nothing is there", all, map[string][]string{lists: {listing()}}, 0, remains{}, "", []string{lists}},
+		{"all goes at once", all, map[string][]string{lists: {listing("a", "b"), listing()}, collection: {done}}, 0, remains{}, "", []string{lists, collection, lists}},
+		{"one by one", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {done}, "DELETE " + at + "/b": {done}}, 0, remains{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
+		{"one by one because the server does not do it otherwise", all, map[string][]string{lists: {listing("a"), listing()}, collection: {notServed}, "DELETE " + at + "/a": {done}}, 0, remains{}, "", []string{lists, collection, "DELETE " + at + "/a", lists}},
+		{"one is gone already", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {notThere}, "DELETE " + at + "/b": {done}}, 0, remains{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
+		{"one must not be deleted", single, map[string][]string{lists: {listing("a", "b")}, "DELETE " + at + "/a": {forbidden}}, 9 * time.Second, remains{wait: 9 * time.Second}, "forbidden", []string{lists, "DELETE " + at + "/a"}},
+		{"they must not be deleted", all, map[string][]string{lists: {listing("a")}, collection: {forbidden}}, 0, remains{}, "forbidden", []string{lists, collection}},
+		{"they must not be listed", all, map[string][]string{lists: {forbidden}}, 0, remains{}, "forbidden", []string{lists}},
+		{"the resource is no longer there", all, map[string][]string{lists: {notThere}, collection: {notThere}}, 0, remains{}, "", []string{lists, collection}},
+		{"the resource cannot be listed", []string{"delete", "deletecollection"}, map[string][]string{collection: {done}}, 0, remains{}, "", []string{collection}},
+		{"finalizers hold some", all, map[string][]string{lists: {listing("a", "b", "c"), listing("a:x", "b:x,y")}, collection: {done}}, 0, remains{objects: 2, finalizers: map[string]int{"x": 2, "y": 1}, wait: 15 * time.Second}, "", []string{lists, collection, lists}},
+		{"a grace period is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 30 * time.Second, remains{objects: 1, finalizers: map[string]int{}, wait: 30 * time.Second}, "", []string{lists, collection, lists}},
+		{"a grace period is left, and a finalizer", all, map[string][]string{lists: {listing("a"), listing("a:x")}, collection: {done}}, 30 * time.Second, remains{objects: 1, finalizers: map[string]int{"x": 1}, wait: 30 * time.Second}, "", []string{lists, collection, lists}},
+		{"nothing explains what is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 0, remains{objects: 1, finalizers: map[string]int{}}, unexpected, []string{lists, collection, lists}},
+	} {
+		api, heard := playing(t, test.said)
+		left, err := (&namespaces{server: api}).emptyOf(t.Context(), resource{GroupVersionResource: widgets, verbs: test.verbs}, "work", test.grace)
+		if message(err) != test.err || !reflect.DeepEqual(left, test.left) {
+			t.Errorf("%s: %+v, %v; want %+v, %s", test.what, left, err, test.left, test.err)
 		}
+		if !slices.Equal(heard.asked, test.asked) {
+			t.Errorf("%s: asked %q, want %q", test.what, heard.asked, test.asked)
+		}
+	}
+}
+
+// TestPodsThatCannotBeDeleted: the condition has the server's own words.
+func TestPodsThatCannotBeDeleted(t *testing.T) {
+	discovered := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["delete","deletecollection","list"]}]}`
+	api, _ := playing(t, map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":["v1"]}`}, "GET /apis": {`{"kind":"APIGroupList","groups":[]}`}, "GET /api/v1": {discovered},
+		"GET /api/v1/namespaces/work/pods": {refusal(403, metav1.StatusReasonForbidden, "you may not")}})
+	n := &namespaces{server: api, setup: &controller.Setup{Client: inprocess.Start(t, t.Context())}}
+	found, err := n.empty(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "work", DeletionTimestamp: new(metav1.Now())}})
+	if want := "Failed to delete all resource types, 1 remaining: you may not"; err != nil || found.failureMessage() != want {
+		t.Errorf("%v, %q, want %q", err, found.failureMessage(), want)
+	}
+}
+
+// TestNamespacesInAWorld: one is left alone for its grace, one goes at once, and one that is not deleted stays.
+func TestNamespacesInAWorld(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, Namespace(300*time.Millisecond))
+	for _, name := range []string{"stays", "goes", "empty"} {
+		create(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	for _, name := range []string{"stays", "goes"} {
+		create(t, c, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "settings"}})
+		create(t, c, podOf(name, "pod"))
+	}
+	began := time.Now()
+	for _, name := range []string{"goes", "empty"} {
+		if err := client.For[*corev1.Namespace](c).Delete(t.Context(), "", name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "both are gone", func() bool {
+		return gone[*corev1.Namespace](t, c, "", "goes") && gone[*corev1.Namespace](t, c, "", "empty")
+	})
+	if took := time.Since(began); took < 300*time.Millisecond {
+		t.Errorf("they were gone after %s", took)
+	}
+	if !gone[*corev1.Pod](t, c, "goes", "pod") || !gone[*corev1.ConfigMap](t, c, "goes", "settings") {
+		t.Error("something is left of a namespace that is gone")
+	}
+	if gone[*corev1.Pod](t, c, "stays", "pod") || gone[*corev1.ConfigMap](t, c, "stays", "settings") {
+		t.Error("something of another namespace is gone")
 	}
 }

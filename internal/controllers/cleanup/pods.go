@@ -55,10 +55,8 @@ func (c *podCleaner) clean(ctx context.Context, key controller.Key) error {
 	for _, node := range c.nodes.List("", nil) {
 		v.nodes[node.Name] = node
 	}
-	var err error
-	if v.gone, err = c.goneNodes(ctx, v, time.Now()); err != nil {
-		return err
-	}
+	var unclear error
+	v.gone, unclear = c.goneNodes(ctx, v, time.Now())
 	var group errgroup.Group
 	group.SetLimit(podsAtOnce)
 	doomed := v.doomed()
@@ -70,10 +68,11 @@ func (c *podCleaner) clean(ctx context.Context, key controller.Key) error {
 		})
 	}
 	_ = group.Wait() // the failures are kept
-	return errors.Join(failures...)
+	return errors.Join(append(failures, unclear)...)
 }
 
-// goneNodes are nodes that have been missing for long enough, also for the server itself.
+// goneNodes are nodes that have been missing for long enough, also for the server itself. One that cannot be asked for does not save the
+// pods of others.
 func (c *podCleaner) goneNodes(ctx context.Context, v podsView, now time.Time) (map[string]bool, error) {
 	named := map[string]bool{}
 	for _, pod := range v.pods {
@@ -85,6 +84,7 @@ func (c *podCleaner) goneNodes(ctx context.Context, v podsView, now time.Time) (
 		}
 	}
 	gone := map[string]bool{}
+	var failures []error
 	for name, since := range c.missing {
 		if !named[name] {
 			delete(c.missing, name)
@@ -95,11 +95,12 @@ func (c *podCleaner) goneNodes(ctx context.Context, v podsView, now time.Time) (
 		}
 		_, err := client.For[*corev1.Node](c.setup.Client).Get(ctx, "", name)
 		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("look for node %s: %w", name, err)
+			failures = append(failures, fmt.Errorf("look for node %s: %w", name, err))
+			continue
 		}
 		gone[name] = err != nil
 	}
-	return gone, nil
+	return gone, errors.Join(failures...)
 }
 
 // podsView is what decides which pods go.
@@ -173,6 +174,11 @@ func (d doomedPod) plan() controller.Plan {
 		if d.condition != nil {
 			condition := *d.condition
 			condition.LastTransitionTime = metav1.Now()
+			for _, had := range d.pod.Status.Conditions {
+				if had.Type == condition.Type && had.Status == condition.Status {
+					condition.LastTransitionTime = had.LastTransitionTime
+				}
+			}
 			status["conditions"] = []corev1.PodCondition{condition}
 		}
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": d.pod.UID}, "status": status})

@@ -1,6 +1,8 @@
 package cleanup
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,6 +69,14 @@ func TestRecounted(t *testing.T) {
 		{"freed", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "0"), amounts("pods", "0"), true},
 		{"limit changed", amounts("pods", "2"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), true},
 		{"not counted", amounts("pods", "1", "secrets", "1"), amounts("pods", "1", "secrets", "1"), amounts("pods", "1", "secrets", "1"), amounts("pods", "1"), amounts("pods", "1", "secrets", "1"), false},
+		{"a new limit beside an old one", amounts("pods", "1", "secrets", "2"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1", "secrets", "2"), amounts("pods", "1", "secrets", "2"), true},
+		{"a new limit that cannot be counted", amounts("pods", "1", "secrets", "2"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), true},
+		{"nothing could be counted", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "3"), nil, amounts("pods", "3"), false},
+		{"the same amount in other words", amounts("requests.cpu", "1"), amounts("requests.cpu", "1000m"), amounts("requests.cpu", "500m"), amounts("requests.cpu", "0.5"), amounts("requests.cpu", "500m"), false},
+		{"what is counted and not limited is left out", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1", "secrets", "7"), amounts("pods", "1"), false},
+		{"no limits any more", nil, amounts("pods", "1"), amounts("pods", "1"), nil, nil, true},
+		{"more than is allowed", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "5"), amounts("pods", "5"), true},
+		{"a very large amount", amounts("requests.storage", "8Ei"), amounts("requests.storage", "8Ei"), amounts("requests.storage", "1"), amounts("requests.storage", "7Ei"), amounts("requests.storage", "7Ei"), true},
 		{"no longer limited", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1", "secrets", "1"), amounts("pods", "1"), amounts("pods", "1"), true},
 	} {
 		found := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: test.hard}, Status: corev1.ResourceQuotaStatus{Hard: test.status, Used: test.used}}
@@ -74,5 +84,64 @@ func TestRecounted(t *testing.T) {
 		if changed != test.changed || !quota.Equal(status.Used, test.after) || !quota.Equal(status.Hard, test.hard) {
 			t.Errorf("%s: %v %v", test.what, changed, status)
 		}
+	}
+}
+
+func TestOnlyUnknown(t *testing.T) {
+	unknownKind, other := fmt.Errorf("%w for widgets", errUnknownKind), errors.New("no route")
+	for _, test := range []struct {
+		what string
+		err  error
+		want bool
+	}{
+		{"a kind nobody knows", unknownKind, true},
+		{"wrapped", fmt.Errorf("count: %w", unknownKind), true},
+		{"something else", other, false},
+		{"two kinds", errors.Join(unknownKind, unknownKind), true},
+		{"one of two", errors.Join(unknownKind, other), false},
+		{"the other of two", errors.Join(other, unknownKind), false},
+	} {
+		if got := onlyUnknown(test.err); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+}
+
+// TestQuotasOfScopes: a quota for some pods counts those only, and a second one counts for itself.
+func TestQuotasOfScopes(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, ResourceQuota)
+	quotaFor := func(name string, scopes ...corev1.ResourceQuotaScope) {
+		create(t, c, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ResourceQuotaSpec{Hard: amounts("pods", "9"), Scopes: scopes}})
+	}
+	quotaFor("all")
+	quotaFor("best-effort", corev1.ResourceQuotaScopeBestEffort)
+	quotaFor("other", corev1.ResourceQuotaScopeNotBestEffort)
+	quotaFor("limited", corev1.ResourceQuotaScopeTerminating)
+	sized := podOf("default", "sized")
+	sized.Spec.Containers[0].Resources.Requests = amounts("cpu", "1")
+	limited := podOf("default", "limited")
+	limited.Spec.ActiveDeadlineSeconds = new(int64(5))
+	ended := podOf("default", "ended")
+	for _, pod := range []*corev1.Pod{podOf("default", "plain"), sized, limited, ended} {
+		create(t, c, pod)
+	}
+	found, err := client.For[*corev1.Pod](c).Get(t.Context(), "default", "ended")
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := found.DeepCopy()
+	over.Status.Phase = corev1.PodSucceeded
+	if _, err := client.For[*corev1.Pod](c).UpdateStatus(t.Context(), over); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"all": "3", "best-effort": "2", "other": "1", "limited": "1"} {
+		eventually(t, name+" counts "+want, func() bool {
+			q, err := client.For[*corev1.ResourceQuota](c).Get(t.Context(), "default", name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return quota.Equal(q.Status.Used, amounts("pods", want))
+		})
 	}
 }
