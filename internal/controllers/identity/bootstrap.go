@@ -107,13 +107,18 @@ func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
 // signingToken returns id and secret of a token that may sign.
 func signingToken(secret *corev1.Secret, now time.Time) (id, key string, ok bool) {
 	id, key = string(secret.Data[tokenIDKey]), string(secret.Data[tokenSecretKey])
-	if !isBootstrapToken(secret) || len(id) != 6 || key == "" || secret.Name != bootstrapSecretPrefix+id || string(secret.Data[tokenSigningKey]) != "true" {
+	if !isBootstrapToken(secret) || !isTokenID(id) || key == "" || secret.Name != bootstrapSecretPrefix+id || string(secret.Data[tokenSigningKey]) != "true" {
 		return "", "", false
 	}
 	if _, expired := expiration(secret, now); expired {
 		return "", "", false
 	}
 	return id, key, true
+}
+
+// isTokenID: six lower-case letters and digits.
+func isTokenID(id string) bool {
+	return len(id) == 6 && !strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 }
 
 // expiration returns how long a token still lives, zero for ever. A time that cannot be read is past.

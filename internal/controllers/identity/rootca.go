@@ -78,7 +78,7 @@ func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
 	var plan controller.Plan
 	data := map[string]string{rootCAKey: c.bundle}
 	switch {
-	case v.namespace.Status.Phase != corev1.NamespaceActive:
+	case v.published == nil && v.namespace.Status.Phase != corev1.NamespaceActive: // nothing can be made there any more
 	case v.published == nil:
 		plan.Then(controller.Creating(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: rootCAName, Annotations: map[string]string{descriptionAnnotation: rootCADescription}},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,7 +43,7 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 			}
 			gone := func(secret *corev1.Secret) {
 				if secret.Type == corev1.SecretTypeServiceAccountToken {
-					s.Enqueue(controller.Key{Namespace: secret.Namespace, Name: forgetPrefix + secret.Annotations[corev1.ServiceAccountNameKey] + "/" + secret.Name})
+					s.Enqueue(forgetting(secret))
 				}
 			}
 			if err := c.secrets.Handle(look, func(_, secret *corev1.Secret) { look(secret) }, gone); err != nil {
@@ -63,9 +64,15 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	}
 }
 
-// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account, "/", the secret. No
-// secret has a slash in its name.
+// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account's name and uid, and the secret's
+// name, with slashes between. No name has a slash.
 const forgetPrefix = "forget/"
+
+// forgetting is the key that asks to remove a deleted secret from its account.
+func forgetting(secret *corev1.Secret) controller.Key {
+	parts := []string{secret.Annotations[corev1.ServiceAccountNameKey], secret.Annotations[corev1.ServiceAccountUIDKey], secret.Name}
+	return controller.Key{Namespace: secret.Namespace, Name: forgetPrefix + strings.Join(parts, "/")}
+}
 
 type tokens struct {
 	setup    *controller.Setup
@@ -77,12 +84,12 @@ type tokens struct {
 
 // Sync fills a secret, deletes it when its account is gone, or removes the trace of one that was deleted.
 func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
-	if rest, ok := bytes.CutPrefix([]byte(key.Name), []byte(forgetPrefix)); ok {
-		account, secret, _ := bytes.Cut(rest, []byte("/"))
-		return c.forget(ctx, key.Namespace, string(account), string(secret))
+	if rest, ok := strings.CutPrefix(key.Name, forgetPrefix); ok {
+		parts := strings.SplitN(rest, "/", 3)
+		return c.forget(ctx, key.Namespace, parts[0], types.UID(parts[1]), parts[2])
 	}
 	secret, ok := c.secrets.Get(key.Namespace, key.Name)
-	if !ok || secret.Type != corev1.SecretTypeServiceAccountToken {
+	if !ok || secret.Type != corev1.SecretTypeServiceAccountToken || secret.Annotations[corev1.ServiceAccountNameKey] == "" {
 		return nil
 	}
 	account, err := c.account(ctx, secret)
@@ -146,15 +153,15 @@ func (c *tokens) fill(secret *corev1.Secret, account *corev1.ServiceAccount) (*c
 	return next, nil
 }
 
-// forget removes a secret from the list its account keeps.
-func (c *tokens) forget(ctx context.Context, namespace, name, secret string) error {
+// forget removes a secret from the list its account keeps. A successor of the account keeps its own list.
+func (c *tokens) forget(ctx context.Context, namespace, name string, uid types.UID, secret string) error {
 	named := func(ref corev1.ObjectReference) bool { return ref.Name == secret }
 	if _, again := c.secrets.Get(namespace, secret); again {
 		return nil
 	}
 	all := client.For[*corev1.ServiceAccount](c.setup.Client)
 	account, err := all.Get(ctx, namespace, name)
-	if err != nil || !slices.ContainsFunc(account.Secrets, named) {
+	if err != nil || uid != "" && uid != account.UID || !slices.ContainsFunc(account.Secrets, named) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
