@@ -76,6 +76,25 @@ func NewLocal(local Local, scheme *runtime.Scheme, kinds []*kind.Kind) (*Client,
 }
 
 func newClient(config *rest.Config, local Local, scheme *runtime.Scheme, kinds []*kind.Kind) (*Client, error) {
+	c := &Client{local: local, Scheme: scheme, kinds: map[reflect.Type]target{}}
+	for _, k := range kinds {
+		for i := range k.Versions {
+			v := &k.Versions[i]
+			newObject, newList := v.New, v.NewList
+			if newObject == nil {
+				newObject, newList = k.New, k.NewList
+			}
+			c.kinds[reflect.TypeOf(newObject())] = target{gvk: v.GVK, gvr: v.GVK.GroupVersion().WithResource(k.Plural), namespaced: k.Namespaced, newList: newList}
+		}
+	}
+	if err := c.dial(config); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// dial makes the client speak to the server that the configuration names, about the kinds it can name.
+func (c *Client) dial(config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	// Fairness belongs to the server; nobody is throttled here.
 	config.QPS, config.RateLimiter = -1, flowcontrol.NewFakeAlwaysRateLimiter()
@@ -88,34 +107,26 @@ func newClient(config *rest.Config, local Local, scheme *runtime.Scheme, kinds [
 	}
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("make HTTP client: %w", err)
+		return fmt.Errorf("make HTTP client: %w", err)
 	}
-	c := &Client{local: local, Config: config, Scheme: scheme, rest: map[schema.GroupVersion]rest.Interface{}, kinds: map[reflect.Type]target{}}
-	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
-	for _, k := range kinds {
-		for i := range k.Versions {
-			v := &k.Versions[i]
-			gv := v.GVK.GroupVersion()
-			newObject, newList := v.New, v.NewList
-			if newObject == nil {
-				newObject, newList = k.New, k.NewList
-			}
-			c.kinds[reflect.TypeOf(newObject())] = target{gvk: v.GVK, gvr: gv.WithResource(k.Plural), namespaced: k.Namespaced, newList: newList}
-			if c.rest[gv] != nil {
-				continue
-			}
-			perVersion := rest.CopyConfig(config)
-			perVersion.GroupVersion, perVersion.NegotiatedSerializer = &gv, codecs
-			perVersion.APIPath = "/apis"
-			if gv.Group == "" {
-				perVersion.APIPath = "/api"
-			}
-			if c.rest[gv], err = rest.RESTClientForConfigAndClient(perVersion, httpClient); err != nil {
-				return nil, fmt.Errorf("make client of %s: %w", gv, err)
-			}
+	c.Config, c.rest = config, map[schema.GroupVersion]rest.Interface{}
+	codecs := serializer.NewCodecFactory(c.Scheme).WithoutConversion()
+	for _, t := range c.kinds {
+		gv := t.gvk.GroupVersion()
+		if c.rest[gv] != nil {
+			continue
+		}
+		perVersion := rest.CopyConfig(config)
+		perVersion.GroupVersion, perVersion.NegotiatedSerializer = &gv, codecs
+		perVersion.APIPath = "/apis"
+		if gv.Group == "" {
+			perVersion.APIPath = "/api"
+		}
+		if c.rest[gv], err = rest.RESTClientForConfigAndClient(perVersion, httpClient); err != nil {
+			return fmt.Errorf("make client of %s: %w", gv, err)
 		}
 	}
-	return c, nil
+	return nil
 }
 
 // Resource reads and writes the objects of one type.

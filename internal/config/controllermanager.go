@@ -84,8 +84,8 @@ func (c *PodAddresses) validate() error {
 		return errors.New("--node-cidr-mask-size: it is for one IP family; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
 	}
 	for _, p := range prefixes {
-		if mask := c.Mask(p.Addr().Is4()); mask < p.Bits() || mask > p.Addr().BitLen() || mask-p.Bits() > 16 {
-			return fmt.Errorf("--cluster-cidr: %s cannot be cut into nodes' ranges of /%d: the difference must be from 0 to 16 bits", p, mask)
+		if mask := c.Mask(p.Addr().Is4()); mask < p.Bits() || mask > p.Addr().BitLen() || !p.Addr().Is4() && mask-p.Bits() > 16 {
+			return fmt.Errorf("--cluster-cidr: %s cannot be cut into nodes' ranges of /%d: the difference must not be negative, nor above 16 bits of IPv6", p, mask)
 		}
 	}
 	return nil
@@ -179,6 +179,8 @@ type ControllerManager struct {
 	Serving     Serving
 	Controllers []string
 	LeaderElect bool
+	// UseServiceAccounts: each controller acts as its own service account in kube-system instead of as who the kubeconfig says.
+	UseServiceAccounts bool
 	// RootCAFile is published in every namespace; ServiceAccountKeyFile signs the tokens kept in secrets; ClusterSigningCertFile and
 	// ClusterSigningKeyFile sign approved certificate requests. Controllers that need one that is missing are off.
 	RootCAFile             string
@@ -213,6 +215,7 @@ func (c *ControllerManager) Flags(fs *flag.FlagSet) {
 	c.Serving.flags(fs)
 	fs.Var((*commaList)(&c.Controllers), "controllers", "controllers to run: * is all that are on by default, name one more, -name one less")
 	fs.BoolVar(&c.LeaderElect, "leader-elect", c.LeaderElect, "work only while no other manager of the cluster does")
+	fs.BoolVar(&c.UseServiceAccounts, "use-service-account-credentials", c.UseServiceAccounts, "let each controller act as its own service account, with no more rights than it needs")
 	fs.StringVar(&c.RootCAFile, "root-ca-file", c.RootCAFile, "certificates by which clients know the API server, for every namespace")
 	fs.StringVar(&c.ServiceAccountKeyFile, "service-account-private-key-file", c.ServiceAccountKeyFile, "key that signs the tokens kept in secrets")
 	fs.StringVar(&c.ClusterSigningCertFile, "cluster-signing-cert-file", c.ClusterSigningCertFile, "authority that signs approved certificate requests")

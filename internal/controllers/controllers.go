@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
@@ -84,6 +85,9 @@ type Config struct {
 	Events *client.Events
 	// Enabled names controllers: "*" is all that are on by default, "name" one more, "-name" one less. Empty means "*".
 	Enabled []string
+	// Accounts lets each controller act as its own service account (accounts.go). Informers and leadership stay the client's own, as
+	// with upstream.
+	Accounts bool
 	// Workers overrides how many keys a controller works on at once, by name.
 	Workers map[string]int
 	// Settings are what single controllers must be told.
@@ -99,6 +103,7 @@ type Config struct {
 type Set struct {
 	config Config
 	loops  []*controller.Loop
+	events []*client.Events // those of accounts
 }
 
 // New wires the controllers that are wanted. Run the informers after it, then the set.
@@ -112,9 +117,15 @@ func New(c Config) (*Set, error) {
 		if n := c.Workers[d.Name]; n > 0 {
 			d.Workers = n
 		}
-		loop, err := controller.NewLoop(d, controller.Environment{
-			Client: c.Client, Informers: c.Informers, Events: c.Events, Metrics: c.Metrics, Log: c.Log,
-		})
+		environment := controller.Environment{Client: c.Client, Informers: c.Informers, Events: c.Events, Metrics: c.Metrics, Log: c.Log}
+		if account := accounts[d.Name]; c.Accounts && account != "" {
+			if environment.Client, err = c.Client.As(metav1.NamespaceSystem, account); err != nil {
+				return nil, err
+			}
+			environment.Events = client.NewEvents(environment.Client)
+			s.events = append(s.events, environment.Events)
+		}
+		loop, err := controller.NewLoop(d, environment)
 		if err != nil {
 			return nil, err
 		}
@@ -143,6 +154,9 @@ func (s *Set) Run(ctx context.Context) error {
 
 func (s *Set) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
+	for _, events := range s.events {
+		group.Go(func() error { return events.Run(ctx) })
+	}
 	for _, loop := range s.loops {
 		group.Go(func() error { return loop.Run(ctx) })
 	}

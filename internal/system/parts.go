@@ -111,7 +111,7 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 		return err
 	}
 	informers, events := client.NewInformers(remote), client.NewEvents(remote)
-	settings := controllers.Config{Client: remote, Informers: informers, Events: events, Enabled: c.Controllers, Log: log}
+	settings := controllers.Config{Client: remote, Informers: informers, Events: events, Enabled: c.Controllers, Accounts: c.UseServiceAccounts, Log: log}
 	if settings.Settings, err = controllerSettings(c); err != nil {
 		return err
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +19,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/kind"
 )
 
 // Faults is what goes wrong for a process that runs controllers. The zero value: nothing.
@@ -33,6 +36,25 @@ type Faults struct {
 	stop     func() // ends the process
 	writes   []string
 	by       map[string]int
+	asked    map[string]bool
+}
+
+// Asked are all requests of the controllers, readings included, each once: "namespace-controller: GET /api/v1/namespaces/work". What
+// informers read is not among them.
+func (f *Faults) Asked() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Sorted(maps.Keys(f.asked))
+}
+
+// ask notes a request.
+func (f *Faults) ask(who, method, path string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.asked == nil {
+		f.asked = map[string]bool{}
+	}
+	f.asked[who+": "+method+" "+path] = true
 }
 
 // Writes are what the controllers wrote, in order, and how often each of them did.
@@ -87,6 +109,28 @@ type writer struct {
 
 func (w writer) Transport() http.RoundTripper { return transport{w.Local.Transport(), w.faults, w.who} }
 
+func (w writer) Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error) {
+	w.faults.ask(w.who, http.MethodGet, pathOf(gvr, namespace)+"/"+name)
+	return w.Local.Get(ctx, gvr, namespace, name)
+}
+
+func (w writer) List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, l labels.Selector, f fields.Selector) ([]kind.Object, string, error) {
+	w.faults.ask(w.who, http.MethodGet, pathOf(gvr, namespace))
+	return w.Local.List(ctx, gvr, namespace, l, f)
+}
+
+// pathOf is where a resource is served.
+func pathOf(gvr schema.GroupVersionResource, namespace string) string {
+	path := "/apis/" + gvr.Group + "/" + gvr.Version
+	if gvr.Group == "" {
+		path = "/api/" + gvr.Version
+	}
+	if namespace != "" {
+		path += "/namespaces/" + namespace
+	}
+	return path + "/" + gvr.Resource
+}
+
 type transport struct {
 	http.RoundTripper
 	faults *Faults
@@ -95,6 +139,7 @@ type transport struct {
 
 // RoundTrip lets requests through until the process has ended. Questions that are sent as creations are no writes.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	t.faults.ask(t.who, r.Method, r.URL.Path)
 	if r.Method == http.MethodGet || strings.HasSuffix(r.URL.Path, "reviews") {
 		return t.RoundTripper.RoundTrip(r)
 	}

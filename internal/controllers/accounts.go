@@ -1,0 +1,43 @@
+package controllers
+
+// accounts are the service accounts in kube-system that controllers act as, when they are to: upstream's names, for which the API server
+// has a role each. Controllers that are not here act as the manager itself: the one that makes the tokens of all accounts, those that
+// upstream's manager does not have, and those that patch objects of volumes, which their roles let them replace only.
+var accounts = map[string]string{
+	"replicaset-controller":                                          "replicaset-controller",
+	"replicationcontroller-controller":                               "replication-controller",
+	"deployment-controller":                                          "deployment-controller",
+	"job-controller":                                                 "job-controller",
+	"statefulset-controller":                                         "statefulset-controller",
+	"daemonset-controller":                                           "daemon-set-controller",
+	"cronjob-controller":                                             "cronjob-controller",
+	"ttl-after-finished-controller":                                  "ttl-after-finished-controller",
+	"namespace-controller":                                           "namespace-controller",
+	"garbage-collector-controller":                                   "generic-garbage-collector",
+	"resourcequota-controller":                                       "resourcequota-controller",
+	"pod-garbage-collector-controller":                               "pod-garbage-collector",
+	"certificatesigningrequest-cleaner-controller":                   "certificate-controller",
+	"podcertificaterequest-cleaner-controller":                       "podcertificaterequestcleaner",
+	"legacy-serviceaccount-token-cleaner-controller":                 "legacy-service-account-token-cleaner",
+	"serviceaccount-controller":                                      "service-account-controller",
+	"root-ca-certificate-publisher-controller":                       "root-ca-cert-publisher",
+	"kube-apiserver-serving-clustertrustbundle-publisher-controller": "kube-apiserver-serving-clustertrustbundle-publisher",
+	"clusterrole-aggregation-controller":                             "clusterrole-aggregation-controller",
+	"certificatesigningrequest-approving-controller":                 "certificate-controller",
+	"certificatesigningrequest-signing-controller":                   "certificate-controller",
+	"bootstrap-signer-controller":                                    "bootstrap-signer",
+	"token-cleaner-controller":                                       "token-cleaner",
+	"endpointslice-controller":                                       "endpointslice-controller",
+	"endpoints-controller":                                           "endpoint-controller",
+	"endpointslice-mirroring-controller":                             "endpointslicemirroring-controller",
+	"service-cidr-controller":                                        "service-cidrs-controller",
+	"node-lifecycle-controller":                                      "node-controller",
+	"taint-eviction-controller":                                      "node-controller",
+	"node-ipam-controller":                                           "node-controller",
+	"ttl-controller":                                                 "ttl-controller",
+	"disruption-controller":                                          "disruption-controller",
+	"horizontal-pod-autoscaler-controller":                           "horizontal-pod-autoscaler",
+	"ephemeral-volume-controller":                                    "ephemeral-volume-controller",
+	"persistentvolume-expander-controller":                           "expand-controller",
+	"persistentvolume-attach-detach-controller":                      "attachdetach-controller",
+}

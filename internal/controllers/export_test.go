@@ -1,0 +1,4 @@
+package controllers
+
+// Accounts is for tests.
+var Accounts = accounts
