@@ -1,7 +1,9 @@
 package cleanup
 
 import (
+	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"skiff/internal/client"
+	"skiff/internal/controller"
 	"skiff/internal/kind"
 	"skiff/test/inprocess"
 )
@@ -504,5 +507,239 @@ func TestReferencesThatOnlyAPlainPatchCanChange(t *testing.T) {
 		if got := slices.DeleteFunc(slices.Clone(heard.asked), func(r string) bool { return r != "PATCH "+at }); len(got) != test.asked {
 			t.Errorf("%s: %d patches, want %d", test.what, len(got), test.asked)
 		}
+	}
+}
+
+// known are the resources of the server that plays along below: things of a namespace, boxes of the cluster.
+var known = map[string][]string{
+	"GET /api":                 {`{"kind":"APIVersions","versions":[]}`},
+	"GET /apis":                {`{"kind":"APIGroupList","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}],"preferredVersion":{"groupVersion":"example.com/v1","version":"v1"}}]}`},
+	"GET /apis/example.com/v1": {`{"kind":"APIResourceList","groupVersion":"example.com/v1","resources":[{"name":"things","kind":"Thing","namespaced":true,"verbs":["get"]},{"name":"boxes","kind":"Box","namespaced":false,"verbs":["get"]}]}`},
+}
+
+// stored is the metadata of an object as the server has it.
+func stored(name, uid, revision string, finalizers []string, refs ...metav1.OwnerReference) string {
+	m := metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(uid), ResourceVersion: revision, Finalizers: finalizers, OwnerReferences: refs}}
+	text, _ := json.Marshal(m)
+	return string(text)
+}
+
+// storedLeaving is the same of one that is being deleted.
+func storedLeaving(name, uid string, finalizers ...string) string {
+	return strings.Replace(stored(name, uid, "1", finalizers), `"metadata":{`, `"metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z",`, 1)
+}
+
+// collector is a garbage collector of a server that answers so.
+func collector(t *testing.T, said map[string][]string) (*garbage, *answers) {
+	t.Helper()
+	all := maps.Clone(known)
+	maps.Copy(all, said)
+	api, heard := playing(t, all)
+	c := inprocess.Client(t, inprocess.Server(t, t.Context()))
+	g := &garbage{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+	_, err := controller.NewLoop(controller.Definition{Name: "garbage", New: func(s *controller.Setup) (controller.Syncer, error) {
+		g.setup = s
+		return g, nil
+	}}, controller.Environment{Client: c, Informers: client.NewInformers(c), Events: client.NewEvents(c), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, heard
+}
+
+// TestOneLook goes through what the server may say about an object and its owners, and looks what is asked of it then.
+func TestOneLook(t *testing.T) {
+	const at = "/apis/example.com/v1/namespaces/work/things/"
+	const success = `{"apiVersion":"v1","kind":"Status","status":"Success"}`
+	id := func(name string) identity {
+		return identity{apiVersion: "example.com/v1", kind: "Thing", namespace: "work", name: name, uid: types.UID(name)}
+	}
+	ref := func(kind, name string) metav1.OwnerReference {
+		return metav1.OwnerReference{APIVersion: "example.com/v1", Kind: kind, Name: name, UID: types.UID(name)}
+	}
+	blocking := func(name string) metav1.OwnerReference {
+		r := ref("Thing", name)
+		r.BlockOwnerDeletion = new(true)
+		return r
+	}
+	notThere := refusal(404, metav1.StatusReasonNotFound, "gone")
+	conflict := refusal(409, metav1.StatusReasonConflict, "changed")
+	get := func(name string) string { return "GET " + at + name }
+	remove := func(policy, revision string) string {
+		condition := `{"uid":"child"`
+		if revision != "" {
+			condition += `,"resourceVersion":"` + revision + `"`
+		}
+		return "DELETE " + at + `child {"kind":"DeleteOptions","apiVersion":"v1","preconditions":` + condition + `},"propagationPolicy":"` + policy + `"}`
+	}
+	patch := func(name, body string) string { return "PATCH " + at + name + " " + body }
+	owner := ref("Thing", "owner")
+	foreground := []string{metav1.FinalizerDeleteDependents}
+	for _, test := range []struct {
+		what  string
+		graph func(g *graph) // beside the child itself
+		child *metav1.ObjectMeta
+		said  map[string][]string
+		asked []string // without discovery; bodies where there are any
+		err   bool
+		gone  bool // from the graph
+	}{
+		{what: "without owners it stays", child: naming(), said: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
+		{what: "it is gone", child: naming(owner), said: map[string][]string{get("child"): {notThere}}, asked: []string{get("child")}, gone: true},
+		{what: "its name is another's", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "successor", "1", nil)}}, asked: []string{get("child")}, gone: true},
+		{what: "the server does not say", child: naming(owner), said: map[string][]string{get("child"): {refusal(500, metav1.StatusReasonInternalError, "no")}}, asked: []string{get("child")}, err: true},
+		{what: "its owner stays", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "1", nil, owner)}, get("owner"): {stored("owner", "owner", "1", nil)}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner was taken from it meanwhile", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "1", nil)}}, asked: []string{get("child")}},
+		{what: "its owner is gone", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
+		{what: "its owner's name is another's", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "successor", "1", nil)}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
+		{what: "its owner cannot be asked for", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {refusal(403, metav1.StatusReasonForbidden, "no")}}, asked: []string{get("child"), get("owner")}, err: true},
+		{what: "its owner is known to be gone", graph: func(g *graph) { g.markAbsent(id("owner")) }, child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), remove("Background", "7")}},
+		{what: "its owner is gone, and it is to leave orphans", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerOrphanDependents}, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Orphan", "7")}},
+		{what: "its owner is gone, and it is to wait for its own", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", foreground, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Foreground", "7")}},
+		{what: "one owner is gone, one stays", child: naming(owner, ref("Thing", "other")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "other"))}, get("owner"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked: []string{get("child"), get("owner"), get("other"), patch("child", `{"metadata":{"ownerReferences":[{"$patch":"delete","uid":"owner"}],"uid":"child"}}`)}},
+		{what: "one owner waits, one is gone, one stays", child: naming(owner, ref("Thing", "gone"), ref("Thing", "other")),
+			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, owner, ref("Thing", "gone"), ref("Thing", "other"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, get("gone"): {notThere}, get("other"): {stored("other", "other", "1", nil)}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked: []string{get("child"), get("owner"), get("gone"), get("other"), patch("child", `{"metadata":{"ownerReferences":[{"$patch":"delete","uid":"gone"},{"$patch":"delete","uid":"owner"}],"uid":"child"}}`)}},
+		{what: "its owner waits for it", child: naming(blocking("owner")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7")}},
+		{what: "its owner is being deleted, but does not wait", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {storedLeaving("owner", "owner", "example.com/other")}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner has the finalizer, but is not being deleted", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {stored("owner", "owner", "1", foreground)}}, asked: []string{get("child"), get("owner")}},
+		{what: "its owner waits for it, and it has dependents", graph: func(g *graph) { g.observe(id("grandchild"), naming(ref("Thing", "child"))) }, child: naming(blocking("owner")),
+			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), remove("Foreground", "7")}},
+		{what: "its owner waits for it, and a dependent of its own waits, too", graph: func(g *graph) {
+			waits := leaving(metav1.FinalizerDeleteDependents)
+			waits.OwnerReferences = []metav1.OwnerReference{blocking("child")}
+			g.observe(id("owner"), waits)
+		}, child: naming(blocking("owner")),
+			said:  map[string][]string{get("child"): {stored("child", "child", "7", nil, blocking("owner"))}, get("owner"): {storedLeaving("owner", "owner", foreground...)}, "PATCH " + at + "child": {stored("child", "child", "8", nil, ref("Thing", "owner"))}, "DELETE " + at + "child": {success}},
+			asked: []string{get("child"), get("owner"), patch("child", `{"metadata":{"ownerReferences":[{"blockOwnerDeletion":false,"uid":"owner"}],"uid":"child"}}`), remove("Foreground", "8")}},
+		{what: "it is being deleted", child: leaving("example.com/other"), said: nil, asked: nil},
+		{what: "it waits, and nobody blocks it", child: leaving(metav1.FinalizerDeleteDependents), said: map[string][]string{get("child"): {stored("child", "child", "7", []string{"x", metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked: []string{get("child"), get("child"), patch("child", `{"metadata":{"finalizers":["x"],"resourceVersion":"7"}}`)}},
+		{what: "it waits, and a dependent does not block it", graph: func(g *graph) { g.observe(id("grandchild"), naming(ref("Thing", "child"))) }, child: leaving(metav1.FinalizerDeleteDependents),
+			said:  map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}, "PATCH " + at + "child": {stored("child", "child", "8", nil)}},
+			asked: []string{get("child"), get("child"), patch("child", `{"metadata":{"finalizers":[],"resourceVersion":"7"}}`)}},
+		{what: "it waits for one that blocks it", graph: func(g *graph) { g.observe(id("grandchild"), naming(blocking("child"))) }, child: leaving(metav1.FinalizerDeleteDependents),
+			said: map[string][]string{get("child"): {stored("child", "child", "7", []string{metav1.FinalizerDeleteDependents})}}, asked: []string{get("child")}},
+		{what: "somebody changed it, but not its owners", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict, success}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child"), remove("Background", "")}},
+		{what: "somebody gave it another owner", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), stored("child", "child", "9", nil, ref("Thing", "other"))}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child")}, err: true},
+		{what: "somebody deleted it", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner)}, get("owner"): {notThere}, "DELETE " + at + "child": {notThere}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7")}, gone: true},
+		{what: "somebody changed and deleted it", child: naming(owner), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, owner), notThere}, get("owner"): {notThere}, "DELETE " + at + "child": {conflict}},
+			asked: []string{get("child"), get("owner"), remove("Background", "7"), get("child")}, gone: true},
+		{what: "an owner of the cluster stays", child: naming(ref("Box", "box")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "GET /apis/example.com/v1/boxes/box": {stored("box", "box", "1", nil)}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box"}},
+		{what: "an owner of the cluster is gone", child: naming(ref("Box", "box")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Box", "box"))}, "DELETE " + at + "child": {success}}, asked: []string{get("child"), "GET /apis/example.com/v1/boxes/box", remove("Background", "7")}},
+		{what: "an owner of a kind nobody knows", child: naming(ref("Gadget", "g")), said: map[string][]string{get("child"): {stored("child", "child", "7", nil, ref("Gadget", "g"))}}, asked: []string{get("child")}, err: true},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			g, heard := collector(t, test.said)
+			if test.graph != nil {
+				test.graph(g.graph)
+			}
+			g.observe(id("child"), test.child)
+			it, _ := g.item("child")
+			if err := g.lookAt(t.Context(), it); (err != nil) != test.err {
+				t.Errorf("%v", err)
+			}
+			var asked []string
+			bodies := slices.Clone(heard.bodies)
+			for _, request := range heard.asked {
+				if !strings.Contains(request, "/v1/") {
+					continue // discovery
+				}
+				if i := slices.IndexFunc(bodies, func(b string) bool { return strings.HasPrefix(b, request+" ") }); i >= 0 {
+					request = strings.TrimSpace(bodies[i])
+					bodies = slices.Delete(bodies, i, i+1)
+				}
+				asked = append(asked, request)
+			}
+			if !slices.Equal(asked, test.asked) {
+				t.Errorf("asked\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(test.asked, "\n"))
+			}
+			if _, there := g.item("child"); there == test.gone {
+				t.Errorf("it is in the graph: %v", there)
+			}
+		})
+	}
+}
+
+// TestOrphans: all dependents are released before their owner goes, and it stays as long as one is not.
+func TestOrphans(t *testing.T) {
+	const at = "/apis/example.com/v1/namespaces/work/things/"
+	id := func(name string) identity {
+		return identity{apiVersion: "example.com/v1", kind: "Thing", namespace: "work", name: name, uid: types.UID(name)}
+	}
+	ofOwner := metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Thing", Name: "owner", UID: "owner"}
+	released, forbidden, notThere := stored("a", "a", "2", nil), refusal(403, metav1.StatusReasonForbidden, "no"), refusal(404, metav1.StatusReasonNotFound, "gone")
+	holds := []string{metav1.FinalizerOrphanDependents}
+	for _, test := range []struct {
+		what    string
+		answers []string // for a, b and the owner
+		held    []string // the owner's finalizers
+		patched []string
+		err     bool
+	}{
+		{"all are released", []string{released, released, released}, holds, []string{"a", "b", "owner"}, false},
+		{"one is gone", []string{notThere, released, released}, holds, []string{"a", "b", "owner"}, false},
+		{"one cannot be released: the owner stays", []string{released, forbidden, released}, holds, []string{"a", "b"}, true},
+		{"the owner is released already", []string{released, released, released}, nil, []string{"a", "b"}, false},
+		{"the owner cannot be released", []string{released, released, forbidden}, holds, []string{"a", "b", "owner"}, true},
+		{"the owner goes meanwhile", []string{released, released, notThere}, holds, []string{"a", "b", "owner"}, false},
+	} {
+		g, heard := collector(t, map[string][]string{"PATCH " + at + "a": {test.answers[0]}, "PATCH " + at + "b": {test.answers[1]}, "PATCH " + at + "owner": {test.answers[2]}, "GET " + at + "owner": {stored("owner", "owner", "1", test.held)}})
+		g.observe(id("owner"), leaving(metav1.FinalizerOrphanDependents))
+		g.observe(id("a"), naming(ofOwner))
+		g.observe(id("b"), naming(ofOwner))
+		it, _ := g.item("owner")
+		if err := g.releaseDependents(t.Context(), it); (err != nil) != test.err {
+			t.Errorf("%s: %v", test.what, err)
+		}
+		var patched []string
+		for _, request := range heard.asked {
+			if name, ok := strings.CutPrefix(request, "PATCH "+at); ok {
+				patched = append(patched, name)
+			}
+		}
+		if owner := slices.Index(patched, "owner"); owner >= 0 && owner != len(patched)-1 {
+			t.Errorf("%s: the owner goes before its dependents: %v", test.what, patched)
+		}
+		if slices.Sort(patched); !slices.Equal(patched, test.patched) {
+			t.Errorf("%s: patched %v, want %v", test.what, patched, test.patched)
+		}
+	}
+}
+
+// TestManyOrphans: more than are released at once.
+func TestManyOrphans(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, GarbageCollector)
+	owner := create(t, c, thing("default", "owner"))
+	const orphans = 3*releasesAtOnce + 1
+	for i := range orphans {
+		create(t, c, thing("default", fmt.Sprint("orphan-", i), ownedBy(true, owner)...))
+	}
+	time.Sleep(100 * time.Millisecond) // the collector has seen them
+	if err := c.Delete(t.Context(), owner, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the owner is gone", func() bool { return gone[*corev1.ConfigMap](t, c, "default", "owner") })
+	left := state(t, c, "default")
+	for name, owners := range left {
+		if len(owners) > 0 {
+			t.Errorf("%s is still owned by %v", name, owners)
+		}
+	}
+	if len(left) != orphans {
+		t.Errorf("%d are left of %d", len(left), orphans)
 	}
 }

@@ -3,6 +3,7 @@ package cleanup
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -193,9 +194,10 @@ func TestHowLongPodsMayTake(t *testing.T) {
 
 // answers plays an API server: it answers requests by method and path and notes them.
 type answers struct {
-	mu    sync.Mutex
-	said  map[string][]string // the last answer stays
-	asked []string
+	mu     sync.Mutex
+	said   map[string][]string // the last answer stays
+	asked  []string
+	bodies []string // of those that had one
 }
 
 func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -203,6 +205,9 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer a.mu.Unlock()
 	request := r.Method + " " + r.URL.Path
 	a.asked = append(a.asked, request)
+	if body, err := io.ReadAll(r.Body); err == nil && len(body) > 0 {
+		a.bodies = append(a.bodies, request+" "+string(body))
+	}
 	all := a.said[request]
 	if len(all) == 0 {
 		http.NotFound(w, r)
