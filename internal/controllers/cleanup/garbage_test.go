@@ -743,3 +743,134 @@ func TestManyOrphans(t *testing.T) {
 		t.Errorf("%d are left of %d", len(left), orphans)
 	}
 }
+
+// TestRandomReferences gives objects references that are right, or wrong in kind, name, namespace or uid. Only right ones count: who has
+// none of them, though it has references, goes, and so on; who stays has only right ones left.
+func TestRandomReferences(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, GarbageCollector)
+	type object struct {
+		kind, namespace, name string
+		made                  kind.Object
+		refs                  []metav1.OwnerReference
+	}
+	update := func(o *object) {
+		next := o.made.DeepCopyObject().(kind.Object)
+		next.SetOwnerReferences(o.refs)
+		if _, err := c.Update(t.Context(), next, client.WriteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seed := range uint64(15) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		spaces := []string{fmt.Sprintf("left-%d", seed), fmt.Sprintf("right-%d", seed)}
+		for _, name := range spaces {
+			create(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+		var objects []*object
+		for i := range 4 + random.IntN(8) {
+			o := &object{kind: []string{"ConfigMap", "Secret"}[random.IntN(2)], namespace: spaces[random.IntN(2)], name: fmt.Sprintf("%c", 'a'+i)}
+			if meta := (metav1.ObjectMeta{Namespace: o.namespace, Name: o.name}); o.kind == "Secret" {
+				o.made = create(t, c, &corev1.Secret{ObjectMeta: meta})
+			} else {
+				o.made = create(t, c, &corev1.ConfigMap{ObjectMeta: meta})
+			}
+			objects = append(objects, o)
+		}
+		alive := map[*object]bool{}
+		for i, o := range objects {
+			alive[o] = true
+			for j, owner := range objects {
+				if i == j || random.IntN(4) > 0 {
+					continue
+				}
+				ref := metav1.OwnerReference{APIVersion: "v1", Kind: owner.kind, Name: owner.name, UID: owner.made.GetUID(), BlockOwnerDeletion: new(random.IntN(2) == 0)}
+				switch random.IntN(12) {
+				case 0:
+					ref.Kind = map[string]string{"ConfigMap": "Secret", "Secret": "ConfigMap"}[ref.Kind]
+				case 1:
+					ref.Name = "else"
+				case 2:
+					ref.UID = types.UID(fmt.Sprintf("nobody-%d-%d-%d", seed, i, j))
+				}
+				o.refs = append(o.refs, ref)
+			}
+		}
+		right := func(o *object, ref metav1.OwnerReference) bool {
+			return slices.ContainsFunc(objects, func(owner *object) bool {
+				return alive[owner] && owner.made.GetUID() == ref.UID && owner.kind == ref.Kind && owner.name == ref.Name && owner.namespace == o.namespace
+			})
+		}
+		settle := func() {
+			for again := true; again; {
+				again = false
+				for _, o := range objects {
+					if alive[o] && len(o.refs) > 0 && !slices.ContainsFunc(o.refs, func(ref metav1.OwnerReference) bool { return right(o, ref) }) {
+						alive[o], again = false, true
+					}
+				}
+			}
+		}
+		words := func(name string, refs []metav1.OwnerReference) string {
+			var owners []string
+			for _, ref := range refs {
+				owners = append(owners, ref.Kind+"/"+ref.Name)
+			}
+			slices.Sort(owners)
+			return name + "→" + strings.Join(owners, ",")
+		}
+		check := func(what string) {
+			settle()
+			var want []string
+			for _, o := range objects {
+				if alive[o] {
+					want = append(want, words(o.name, slices.DeleteFunc(slices.Clone(o.refs), func(ref metav1.OwnerReference) bool { return !right(o, ref) })))
+				}
+			}
+			slices.Sort(want)
+			var got []string
+			defer func() {
+				if t.Failed() {
+					t.Logf("seed %d, %s: %v, want %v", seed, what, got, want)
+				}
+			}()
+			eventually(t, fmt.Sprintf("seed %d: %s leaves %v", seed, what, want), func() bool {
+				got = nil
+				for _, namespace := range spaces {
+					maps, _, err := client.For[*corev1.ConfigMap](c).List(t.Context(), namespace, client.Match{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, m := range maps {
+						got = append(got, words(m.Name, m.OwnerReferences))
+					}
+					secrets, _, err := client.For[*corev1.Secret](c).List(t.Context(), namespace, client.Match{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, s := range secrets {
+						got = append(got, words(s.Name, s.OwnerReferences))
+					}
+				}
+				slices.Sort(got)
+				return slices.Equal(got, want)
+			})
+		}
+		for _, o := range objects {
+			if len(o.refs) > 0 {
+				update(o)
+			}
+		}
+		check("the references themselves")
+		for _, o := range objects {
+			if alive[o] {
+				if err := c.Delete(t.Context(), o.made, metav1.DeleteOptions{PropagationPolicy: new([]metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground}[random.IntN(2)])}); err != nil {
+					t.Fatal(err)
+				}
+				alive[o] = false
+				check("deleting " + o.name)
+				break
+			}
+		}
+	}
+}

@@ -10,10 +10,12 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"skiff/internal/client"
 	"skiff/internal/pki"
 	"skiff/test/inprocess"
+	"skiff/test/world"
 )
 
 // nodeWith is a node with addresses, as it has registered them itself.
@@ -131,4 +133,113 @@ func TestServingCertificateIsLeftToAPerson(t *testing.T) {
 	if err != nil || len(request.Status.Conditions) > 0 || len(request.Status.Certificate) > 0 {
 		t.Errorf("%+v, %v", request.Status, err)
 	}
+}
+
+func TestWhatTheServerIsKnownBy(t *testing.T) {
+	view := servingView{server: []string{"Master.example", "10.0.0.9", "fd00::9", "2001:db8::0:1"}}
+	for name, want := range map[string]bool{
+		"localhost": true, "kubernetes": true, "kubernetes.default": true, "kubernetes.default.svc": true, "kubernetes.default.svc.cluster.local": true, "kubernetes.default.anything": true,
+		"kubernetes-default": false, "kubernetes.other": false, "mykubernetes": false, "kubernetes.defaults": false,
+		"master.example": true, "MASTER.EXAMPLE": true, "master": false, "master.example.com": false,
+		"10.0.0.9": true, "::ffff:10.0.0.9": true, "10.0.0.90": false, "fd00::9": true, "fd00:0:0::9": true, "FD00::9": true, "fd00::90": false, "2001:db8::1": true, "": false,
+	} {
+		if got := view.isServer(name); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}
+
+func TestAddressesOfNodes(t *testing.T) {
+	node := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeExternalIP, Address: "203.0.113.1"}, {Type: corev1.NodeInternalIP, Address: "fd00::1"},
+		{Type: corev1.NodeHostName, Address: "10.0.0.2"}, {Type: corev1.NodeInternalDNS, Address: "10.0.0.3"}, {Type: corev1.NodeExternalDNS, Address: "10.0.0.4"}, {Type: corev1.NodeInternalIP, Address: "nonsense"},
+	}}}
+	for address, want := range map[string]bool{"10.0.0.1": true, "203.0.113.1": true, "fd00::1": true, "fd00:0::1": true, "::ffff:10.0.0.1": true, "10.0.0.2": false, "10.0.0.3": false, "10.0.0.4": false, "fd00::2": false} {
+		if got := hasAddress(node, net.ParseIP(address)); got != want {
+			t.Errorf("%s: %v", address, got)
+		}
+	}
+	view := servingView{nodes: []*corev1.Node{nodeWith("one", "10.0.0.1"), nodeWith("two", "10.0.0.1", "10.0.0.2"), nodeWith("three", "fd00::3")}}
+	for _, test := range []struct{ name, address, want string }{
+		{"one", "10.0.0.1", "two"}, {"two", "10.0.0.1", "one"}, {"two", "10.0.0.2", ""}, {"one", "10.0.0.2", "two"}, {"one", "fd00::3", "three"}, {"three", "fd00::3", ""}, {"four", "10.0.0.9", ""},
+	} {
+		if got := view.otherWith(test.name, net.ParseIP(test.address)); got != test.want {
+			t.Errorf("%s of %s is of %q, want %q", test.address, test.name, got, test.want)
+		}
+	}
+}
+
+// TestServingCertificates goes the whole way for nodes that ask for themselves: what is theirs is approved and signed, what the API server
+// is known by, in this process, by its service or behind it, is not.
+func TestServingCertificates(t *testing.T) {
+	authority, err := pki.NewAuthority("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		what     string
+		names    []string
+		ips      []net.IP
+		before   func(*csr)
+		approved bool
+		told     string
+	}{
+		{"its name and address", []string{"one"}, ips("10.0.0.1"), nil, true, ""},
+		{"the address of the server's process", nil, ips("10.0.0.9"), nil, false, "10.0.0.9 is an address of the API server"},
+		{"the address of the server's service", nil, ips("10.96.0.1"), nil, false, "10.96.0.1 is an address of the API server"},
+		{"the address behind the server's service", nil, ips("10.0.0.8"), nil, false, "10.0.0.8 is an address of the API server"},
+		{"an address of nobody", nil, ips("10.0.0.77"), nil, false, "10.0.0.77 is not an address that the node has registered"},
+		{"another signer's request is left alone", []string{"one"}, nil, func(r *csr) { r.Spec.SignerName = "example.com/mine" }, false, ""},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			world.In(t, func(w *world.World) {
+				defer w.Run(ServingApproving([]string{"10.0.0.9"}), CertificateSigning(SigningAuthorities{KubeletServing: authority}))()
+				node := world.Create(w, &corev1.Node{ObjectMeta: named("", "one")})
+				world.EditStatus(w, "", node.Name, func(n *corev1.Node) {
+					n.Status.Addresses = nodeWith("one", "10.0.0.1", "10.0.0.9", "10.96.0.1", "10.0.0.8").Status.Addresses
+				})
+				world.Create(w, &corev1.Service{ObjectMeta: named("default", "kubernetes"), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 443}}}})
+				slice := &discoveryv1.EndpointSlice{ObjectMeta: named("default", "kubernetes"), AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.8"}}}}
+				slice.Labels = map[string]string{discoveryv1.LabelServiceName: "kubernetes"}
+				world.Create(w, slice)
+				request := requestOf(t, x509.CertificateRequest{Subject: nodeSubject, DNSNames: test.names, IPAddresses: test.ips}, servingSigner, signature, forServers)
+				if test.before != nil {
+					test.before(request)
+				}
+				world.CreateAs(w, "system:node:one", []string{"system:nodes"}, request)
+				w.Pass(time.Second)
+				got := world.Get[*csr](w, "", "request")
+				if has(got, certificatesv1.CertificateApproved) != test.approved || (len(got.Status.Certificate) > 0) != test.approved {
+					t.Errorf("%+v", got.Status)
+				}
+				var told []string
+				for _, e := range w.Events("request") {
+					told = append(told, strings.TrimPrefix(e, "NotAutoApproved: "))
+				}
+				if text := strings.Join(told, "; "); text != test.told {
+					t.Errorf("told %q, want %q", text, test.told)
+				}
+			})
+		})
+	}
+}
+
+// TestANodeThatRegistersItsAddressLater is approved at the next look.
+func TestANodeThatRegistersItsAddressLater(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		defer w.Run(ServingApproving(nil))()
+		world.Create(w, &corev1.Node{ObjectMeta: named("", "one")})
+		request := requestOf(t, x509.CertificateRequest{Subject: nodeSubject, IPAddresses: ips("10.0.0.1")}, servingSigner, signature, forServers)
+		world.CreateAs(w, "system:node:one", []string{"system:nodes"}, request)
+		w.Pass(time.Second)
+		if has(world.Get[*csr](w, "", "request"), certificatesv1.CertificateApproved) {
+			t.Error("it was approved at once")
+		}
+		world.EditStatus(w, "", "one", func(n *corev1.Node) { n.Status.Addresses = nodeWith("one", "10.0.0.1").Status.Addresses })
+		w.Pass(approvalWait)
+		got := world.Get[*csr](w, "", "request")
+		if len(got.Status.Conditions) != 1 || got.Status.Conditions[0].Reason != "AutoApproved" || got.Status.Conditions[0].Message != "Auto approving kubelet serving certificate for the node's own name and addresses." {
+			t.Errorf("%+v", got.Status.Conditions)
+		}
+	})
 }

@@ -9,7 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/test/world"
 )
@@ -181,6 +183,79 @@ func TestSecretsOfAccounts(t *testing.T) {
 				stop()
 				w.AssertSettled(definition)
 			})
+		})
+	}
+}
+
+// TestKeysOfSecretsThatAreGone: which account a secret was of is all that is known of it.
+func TestKeysOfSecretsThatAreGone(t *testing.T) {
+	for _, test := range []struct {
+		what        string
+		annotations map[string]string
+		want        string
+	}{
+		{"name and uid", map[string]string{corev1.ServiceAccountNameKey: "robot", corev1.ServiceAccountUIDKey: "1"}, "forget/robot/1/token"},
+		{"no uid", map[string]string{corev1.ServiceAccountNameKey: "robot"}, "forget/robot//token"},
+		{"nothing", nil, "forget///token"},
+	} {
+		key := forgetting(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "work", Name: "token", Annotations: test.annotations}})
+		if key.Namespace != "work" || key.Name != test.want {
+			t.Errorf("%s: %v, want %s", test.what, key, test.want)
+		}
+	}
+}
+
+// TestForgottenSecrets: an account's list loses a secret that is gone, and nothing else is touched.
+func TestForgottenSecrets(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		has    []string
+		uid    string // "own" is the account's
+		secret string
+		there  bool // the secret is, again
+		want   []string
+	}{
+		{"the only one", []string{"t"}, "own", "t", false, nil},
+		{"one of three", []string{"a", "t", "b"}, "own", "t", false, []string{"a", "b"}},
+		{"twice on the list", []string{"t", "a", "t"}, "own", "t", false, []string{"a"}},
+		{"not on the list", []string{"a"}, "own", "t", false, []string{"a"}},
+		{"an empty list", nil, "own", "t", false, nil},
+		{"without a uid", []string{"t"}, "", "t", false, nil},
+		{"of another account", []string{"t"}, "other", "t", false, []string{"t"}},
+		{"it is there again", []string{"t"}, "own", "t", true, []string{"t"}},
+		{"part of another's name", []string{"token"}, "own", "t", false, []string{"token"}},
+	} {
+		world.In(t, func(w *world.World) {
+			account := &corev1.ServiceAccount{ObjectMeta: named("default", "robot")}
+			for _, name := range test.has {
+				account.Secrets = append(account.Secrets, corev1.ObjectReference{Name: name})
+			}
+			made := world.Create(w, account)
+			if test.there {
+				world.Create(w, &corev1.Secret{ObjectMeta: named("default", test.secret)})
+			}
+			var c *tokens
+			stop := w.Run(controller.Definition{Name: "tokens", New: func(s *controller.Setup) (controller.Syncer, error) {
+				c = &tokens{setup: s, accounts: client.InformerFor[*corev1.ServiceAccount](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers)}
+				return c, nil
+			}})
+			defer stop()
+			uid := types.UID(test.uid)
+			if uid == "own" {
+				uid = made.UID
+			}
+			for _, name := range []string{"robot", "nobody"} {
+				if err := c.forget(w.Ctx, "default", name, uid, test.secret); err != nil {
+					t.Errorf("%s: %v", test.what, err)
+				}
+			}
+			var got []string
+			for _, ref := range world.Get[*corev1.ServiceAccount](w, "default", "robot").Secrets {
+				got = append(got, ref.Name)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%s: %v, want %v", test.what, got, test.want)
+			}
 		})
 	}
 }

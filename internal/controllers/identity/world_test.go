@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
@@ -57,15 +55,6 @@ func create[T kind.Object](t *testing.T, c *client.Client, obj T) T {
 	return created
 }
 
-func update[T kind.Object](t *testing.T, c *client.Client, obj T, subresource string) T {
-	t.Helper()
-	updated, err := client.For[T](c).Update(t.Context(), obj, client.WriteOptions{Subresource: subresource})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return updated
-}
-
 // await waits until the object exists and is as it should be.
 func await[T kind.Object](t *testing.T, c *client.Client, namespace, name string, right func(T) bool) T {
 	t.Helper()
@@ -77,18 +66,6 @@ func await[T kind.Object](t *testing.T, c *client.Client, namespace, name string
 		}
 		if time.Now().After(end) {
 			t.Fatalf("%s/%s does not become what it should: %+v, %v", namespace, name, obj, err)
-		}
-	}
-}
-
-func awaitGone[T kind.Object](t *testing.T, c *client.Client, namespace, name string) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := client.For[T](c).Get(t.Context(), namespace, name); apierrors.IsNotFound(err) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s/%s is still there", namespace, name)
 		}
 	}
 }

@@ -503,6 +503,25 @@ func TestAManagerThatStartsLate(t *testing.T) {
 	})
 }
 
+// TestPodsAreMarkedOnce: what the pod of a silent node says after it was marked is not overruled whenever the node changes.
+func TestPodsAreMarkedOnce(t *testing.T) {
+	world.In(t, func(w *world.World) {
+		defer w.Run(Lifecycle(DefaultLifecycle))()
+		newNodes(w, "well", "lost")
+		newPod(w, "p", "lost")
+		keepAlive(w, 6, "well")
+		if got := podReadiness(w, "p"); got != corev1.ConditionFalse {
+			t.Fatalf("the pod is ready: %s", got)
+		}
+		world.EditStatus(w, "default", "p", func(p *corev1.Pod) { p.Status = aPod("").Status })
+		world.Edit(w, "", "lost", func(n *corev1.Node) { n.Annotations = map[string]string{"x": "y"} })
+		keepAlive(w, 1, "well")
+		if got := podReadiness(w, "p"); got != corev1.ConditionTrue {
+			t.Errorf("the pod is ready: %s", got)
+		}
+	})
+}
+
 // TestHowLongANodeMayBeSilent: with a lease, without, and one that never spoke, to the second.
 func TestHowLongANodeMayBeSilent(t *testing.T) {
 	world.In(t, func(w *world.World) {
