@@ -174,6 +174,7 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 	if s.MaxPods < 0 {
 		errs = append(errs, errors.New("maxPods: must not be negative"))
 	}
+	errs = append(errs, validateShutdown(s)...)
 	for _, address := range s.ClusterDNS {
 		if net.ParseIP(address) == nil {
 			errs = append(errs, fmt.Errorf("clusterDNS: %q is not an IP address", address))
@@ -183,6 +184,24 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 		return fmt.Errorf("KubeletConfiguration: %w", err)
 	}
 	return nil
+}
+
+// validateShutdown checks how long pods get before the machine goes down.
+func validateShutdown(s *kubeletconfig.KubeletConfiguration) (errs []error) {
+	all, critical := s.ShutdownGracePeriod.Duration, s.ShutdownGracePeriodCriticalPods.Duration
+	if critical > all {
+		errs = append(errs, fmt.Errorf("shutdownGracePeriodCriticalPods %v must be <= shutdownGracePeriod %v", critical, all))
+	}
+	if all != 0 && all < time.Second {
+		errs = append(errs, fmt.Errorf("shutdownGracePeriod %v must be either zero or otherwise >= 1 sec", all))
+	}
+	if critical != 0 && critical < time.Second {
+		errs = append(errs, fmt.Errorf("shutdownGracePeriodCriticalPods %v must be either zero or otherwise >= 1 sec", critical))
+	}
+	if len(s.ShutdownGracePeriodByPodPriority) > 0 && (all > 0 || critical > 0) {
+		errs = append(errs, errors.New("Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time"))
+	}
+	return errs
 }
 
 // Kubelet is what `skiff kubelet` runs by, with upstream's flag names.

@@ -20,6 +20,13 @@ func TestKubeletConfiguration(t *testing.T) {
 		{"files", head + "containerLogMaxFiles: 1\n", "containerLogMaxFiles"},
 		{"restart period too long", head + "crashLoopBackOff: {maxContainerRestartPeriod: 10m}\n", "maxContainerRestartPeriod"},
 		{"restart period too short", head + "crashLoopBackOff: {maxContainerRestartPeriod: 1ms}\n", "maxContainerRestartPeriod"},
+		{"time to shut down", head + "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n", ""},
+		{"a second to shut down", head + "shutdownGracePeriod: 1s\nshutdownGracePeriodCriticalPods: 1s\n", ""},
+		{"too much for critical pods", head + "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 30s\n", "shutdownGracePeriodCriticalPods 30s must be <= shutdownGracePeriod 10s"},
+		{"less than a second to shut down", head + "shutdownGracePeriod: 1ms\n", "shutdownGracePeriod 1ms must be either zero or otherwise >= 1 sec"},
+		{"less than no time to shut down", head + "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: -1s\n", "shutdownGracePeriodCriticalPods -1s must be either zero or otherwise >= 1 sec"},
+		{"time to shut down in two ways", head + "shutdownGracePeriod: 30s\nshutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 2}]\n", "Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time"},
+		{"time to shut down by priority", head + "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 2}]\n", ""},
 		{"DNS", head + "clusterDNS: [kube-dns]\n", "clusterDNS"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

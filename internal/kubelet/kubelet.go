@@ -245,6 +245,18 @@ func (k *Kubelet) Evict(uid types.UID, why status.Reason, grace *int64, target *
 	return true
 }
 
+// Freed is closed when a pod has ended and holds nothing of the node any more: no container, no volume, no group.
+func (k *Kubelet) Freed(uid types.UID) <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if w := k.workers[uid]; w != nil {
+		return w.freed
+	}
+	gone := make(chan struct{})
+	close(gone)
+	return gone
+}
+
 // announce reports whether it has not been said yet that a container is being stopped.
 func (k *Kubelet) announce(id string) bool {
 	_, said := k.killed.LoadOrStore(id, true)

@@ -44,6 +44,8 @@ type worker struct {
 	uid  types.UID
 	born time.Time
 	wake chan struct{}
+	// freed is closed when the pod has ended and holds nothing of the node any more.
+	freed chan struct{}
 
 	mu  sync.Mutex
 	pod *corev1.Pod
@@ -74,7 +76,7 @@ type worker struct {
 
 func newWorker(k *Kubelet, pod *corev1.Pod) *worker {
 	return &worker{
-		k: k, uid: pod.UID, born: time.Now(), pod: pod, wake: make(chan struct{}, 1), restarts: newRestarts(k.LongestRestartDelay),
+		k: k, uid: pod.UID, born: time.Now(), pod: pod, wake: make(chan struct{}, 1), freed: make(chan struct{}), restarts: newRestarts(k.LongestRestartDelay),
 		failed: map[string]status.Reason{}, told: map[string]string{},
 	}
 }

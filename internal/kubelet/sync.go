@@ -391,6 +391,7 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 			return false, wrapped("remove cgroup", err)
 		}
 		w.cleaned = true
+		close(w.freed)
 		w.k.writer.Finish(pod)
 		w.k.roomFreed()
 	}

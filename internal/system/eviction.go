@@ -19,6 +19,7 @@ import (
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/images"
 	"skiff/internal/kubelet/node"
+	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/kubelet/status"
 )
 
@@ -117,10 +118,13 @@ func (n *nodeParts) pressure() node.Pressure {
 	return p
 }
 
-// refuse says why a node under pressure does not take a pod, or is nil.
+// refuse says why a node under pressure, or one that is shutting down, does not take a pod, or is nil.
 func (n *nodeParts) refuse(pod *corev1.Pod) *status.Reason {
 	if ok, why := evict.Admits(n.guard.Conditions(), pod, podspec.QOSClass(pod), kubelet.Critical(pod)); !ok {
 		return &status.Reason{Reason: evict.Reason, Message: why}
+	}
+	if n.shutdown.Now() {
+		return &status.Reason{Reason: shutdown.RefusedReason, Message: shutdown.RefusedMessage}
 	}
 	return nil
 }

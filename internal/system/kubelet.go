@@ -33,6 +33,8 @@ import (
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
 	"skiff/internal/kubelet/runtime"
+	"skiff/internal/kubelet/shutdown"
+	"skiff/internal/kubelet/status"
 	"skiff/internal/kubelet/usage"
 	"skiff/internal/kubelet/volume"
 	"skiff/internal/network/cni"
@@ -175,6 +177,8 @@ type nodeParts struct {
 	proof   *nodeIdentity
 	usage   *usage.Usage
 	guard   *evict.Guard
+	// shutdown ends the pods before the machine goes down.
+	shutdown *shutdown.Shutdown
 	// network is the pod network where it is skiff's own.
 	network *cni.Settings
 	// runs has what has to run beside the kubelet, by name.
@@ -269,12 +273,7 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		EvictionReserved: evict.Reserved(thresholds, node.Capacity(machine, node.Settings{})),
 	}, node.Parts{
 		Client: n.client, Runtime: n.runtime, Events: recorder, Pressure: n.pressure,
-		Problems: func() []error {
-			if err := n.kubelet.RuntimeError(); err != nil {
-				return []error{err}
-			}
-			return nil
-		},
+		Problems: n.problems,
 		PodCIDRs: func(ranges []string) {
 			select {
 			case n.ranges <- ranges:
@@ -283,8 +282,30 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		},
 		Log: n.log.With("part", "node"),
 	})
-	n.runs = map[string]func(context.Context) error{}
+	n.shutdown = shutdown.New(shutdown.Options{
+		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, End: n.endForShutdown,
+		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("part", "shutdown"),
+	})
+	n.runs = map[string]func(context.Context) error{"shutdown": n.shutdown.Run}
 	return nil
+}
+
+// problems are what keeps the node from being ready, besides its runtime's own word.
+func (n *nodeParts) problems() (errs []error) {
+	if err := n.kubelet.RuntimeError(); err != nil {
+		errs = append(errs, err)
+	}
+	if n.shutdown.Now() {
+		errs = append(errs, node.ErrShuttingDown)
+	}
+	return errs
+}
+
+// endForShutdown ends a pod because the machine goes down.
+func (n *nodeParts) endForShutdown(pod *corev1.Pod, grace int64) <-chan struct{} {
+	freed := n.kubelet.Freed(pod.UID)
+	n.kubelet.Evict(pod.UID, status.Reason{Reason: shutdown.Reason, Message: shutdown.Message}, &grace, shutdown.Condition(pod, time.Now()))
+	return freed
 }
 
 func reserved(amounts map[string]string) corev1.ResourceList {
