@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/environment"
 	kubeletstatus "skiff/internal/kubelet/status"
 )
@@ -283,6 +285,13 @@ func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container)
 // containerConfig says what container is to be made. release frees what is only needed until it is made.
 func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, ref string, attempt uint32, target string, ips []string) (*runtimeapi.ContainerConfig, func(), error) {
 	k := w.k
+	var given devices.Settings
+	if k.Devices != nil {
+		var err error
+		if given, err = k.Devices.Prepare(ctx, pod, c); err != nil {
+			return nil, nil, err
+		}
+	}
 	hostIPs := k.HostIPs()
 	sorted := kubeletstatus.SortIPs(ips, hostIPs)
 	if pod.Spec.HostNetwork {
@@ -300,7 +309,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if err != nil {
 		return nil, release, err
 	}
-	devices, err := k.Volumes.Devices(pod, c)
+	blocks, err := k.Volumes.Devices(pod, c)
 	if err != nil {
 		return nil, release, err
 	}
@@ -313,7 +322,8 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 		return nil, release, err
 	}
 	settings := cri.ContainerSettings{
-		Host: k.Host, Attempt: attempt, Env: env, Mounts: append(mounts, own...), Devices: devices, ImageRef: ref, ImageUser: image.GetImage().GetUsername(), TargetID: target,
+		Host: k.Host, Attempt: attempt, Env: append(given.Env, env...), Mounts: slices.Concat(given.Mounts, mounts, own),
+		Devices: append(given.Devices, blocks...), CDIDevices: given.CDI, Annotations: given.Annotations, ImageRef: ref, ImageUser: image.GetImage().GetUsername(), TargetID: target,
 		ExtraGroups: k.Volumes.Groups(pod.UID), UserNamespace: user,
 	}
 	if uid := image.GetImage().GetUid(); uid != nil {

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"runtime"
@@ -17,6 +18,7 @@ import (
 	"skiff/internal/api/podspec"
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/status"
 )
 
@@ -37,7 +39,7 @@ type refusal struct {
 }
 
 // admit decides, once, whether the pod may run here. A pod that already runs here has been admitted before.
-func (w *worker) admit(pod *corev1.Pod, seen *cri.Pod) (bool, error) {
+func (w *worker) admit(ctx context.Context, pod *corev1.Pod, seen *cri.Pod) (bool, error) {
 	w.mu.Lock()
 	admitted := w.allocated != nil
 	w.mu.Unlock()
@@ -50,7 +52,7 @@ func (w *worker) admit(pod *corev1.Pod, seen *cri.Pod) (bool, error) {
 	}
 	w.k.admission.Lock()
 	defer w.k.admission.Unlock()
-	why, err := w.k.refuses(pod, w.k.Active())
+	why, err := w.k.refuses(ctx, pod, w.k.Active())
 	if err != nil {
 		return false, err
 	}
@@ -77,7 +79,7 @@ func (w *worker) allocate(a *allocation) {
 }
 
 // refuses says why a pod cannot run here beside the others, or is nil. A critical pod makes itself room.
-func (k *Kubelet) refuses(pod *corev1.Pod, others []*corev1.Pod) (*refusal, error) {
+func (k *Kubelet) refuses(ctx context.Context, pod *corev1.Pod, others []*corev1.Pod) (*refusal, error) {
 	if k.Refuse != nil {
 		if why := k.Refuse(pod); why != nil {
 			return &refusal{Reason: *why}, nil
@@ -86,6 +88,12 @@ func (k *Kubelet) refuses(pod *corev1.Pod, others []*corev1.Pod) (*refusal, erro
 	node := k.Node()
 	if node == nil {
 		return nil, fmt.Errorf("this node is not known yet")
+	}
+	if k.Devices != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
+		if err := k.Devices.Allocate(ctx, pod); err != nil {
+			reason, message := devices.Refusal(err)
+			return &refusal{Reason: status.Reason{Reason: reason, Message: message}}, nil
+		}
 	}
 	reasons := fits(pod, others, node, k.AllowedSysctls)
 	if len(reasons) == 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,6 +34,8 @@ type Config struct {
 	Images  Images
 	Cgroups Cgroups
 	Objects Objects
+	// Devices may be nil: then there are none.
+	Devices Devices
 	// Handlers may be nil: then there is but the runtime's own handler.
 	Handlers Handlers
 	// Services are those of a namespace, for the variables that name them.
@@ -221,6 +224,22 @@ func (k *Kubelet) Active() []*corev1.Pod {
 	}
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	return pods
+}
+
+// Unfinished are the pods that have not ended and were not refused, admitted or not, and whether those are all there are.
+func (k *Kubelet) Unfinished() (pods []*corev1.Pod, all bool) {
+	k.mu.Lock()
+	all = k.apiListed && k.staticListed
+	workers := slices.Collect(maps.Values(k.workers))
+	k.mu.Unlock()
+	for _, w := range workers {
+		w.mu.Lock()
+		if w.stage != terminated && !w.rejected {
+			pods = append(pods, w.pod)
+		}
+		w.mu.Unlock()
+	}
+	return pods, all
 }
 
 func (k *Kubelet) withStatus(pod *corev1.Pod) *corev1.Pod {

@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/devices"
 )
 
 // Volumes sets up the volumes of pods.
@@ -54,6 +56,16 @@ type Objects interface {
 	Unregister(uid types.UID)
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
+}
+
+// Devices gives containers the devices that plugins bring.
+type Devices interface {
+	// Allocate gives a pod that is to be admitted its devices.
+	Allocate(ctx context.Context, pod *corev1.Pod) error
+	// Prepare readies the devices of a container that is to be started, and says what it needs to use them.
+	Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (devices.Settings, error)
+	// Healths tells how the devices of a container are.
+	Healths(uid types.UID, container string) []corev1.ResourceStatus
 }
 
 // Handlers finds what the runtime calls a RuntimeClass.

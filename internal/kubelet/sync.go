@@ -29,7 +29,7 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	if err != nil {
 		return time.Time{}, false, err
 	}
-	admitted, err := w.admit(pod, runtime)
+	admitted, err := w.admit(ctx, pod, runtime)
 	if err != nil || !admitted {
 		return time.Time{}, true, err
 	}
@@ -186,6 +186,9 @@ func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.Po
 		},
 		Resize: w.resize.conditions(), Actuated: w.actuated, RecursiveReadOnly: w.k.RecursiveReadOnly,
 		QOSClass: qosClass(pod), Now: time.Now(),
+	}
+	if w.k.Devices != nil {
+		s.Devices = func(container string) []corev1.ResourceStatus { return w.k.Devices.Healths(w.uid, container) }
 	}
 	s.PodResources, s.PodRequests = podResources(pod, w.resize.actuatedPod)
 	w.mu.Lock()

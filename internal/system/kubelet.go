@@ -28,10 +28,12 @@ import (
 	"skiff/internal/kubelet"
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/environment"
 	"skiff/internal/kubelet/evict"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
+	"skiff/internal/kubelet/podresources"
 	"skiff/internal/kubelet/runtime"
 	"skiff/internal/kubelet/shutdown"
 	"skiff/internal/kubelet/status"
@@ -177,6 +179,7 @@ type nodeParts struct {
 	proof   *nodeIdentity
 	usage   *usage.Usage
 	guard   *evict.Guard
+	devices *devices.Devices
 	// shutdown ends the pods before the machine goes down.
 	shutdown *shutdown.Shutdown
 	// network is the pod network where it is skiff's own.
@@ -230,7 +233,7 @@ func (n *nodeParts) make() error {
 	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
 	n.kubelet = kubelet.New(kubelet.Config{
 		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: volumes, Images: pulls, Cgroups: groups, Objects: named,
-		Handlers: classes,
+		Devices: n.devices, Handlers: classes,
 		Services: func(namespace string) ([]*corev1.Service, error) {
 			if !services.HasSynced() {
 				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
@@ -274,6 +277,10 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 	}, node.Parts{
 		Client: n.client, Runtime: n.runtime, Events: recorder, Pressure: n.pressure,
 		Problems: n.problems,
+		Devices: func() (told node.Devices) {
+			told.Capacity, told.Allocatable, told.Removed = n.devices.Capacity(time.Now())
+			return told
+		},
 		PodCIDRs: func(ranges []string) {
 			select {
 			case n.ranges <- ranges:
@@ -286,7 +293,15 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, End: n.endForShutdown,
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("part", "shutdown"),
 	})
-	n.runs = map[string]func(context.Context) error{"shutdown": n.shutdown.Run}
+	n.devices = devices.New(devices.Options{
+		Folder: filepath.Join(n.root, "device-plugins"), Active: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
+		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("part", "devices"),
+	})
+	resources := &podresources.Server{
+		Folder: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Log: n.log.With("part", "pod resources"),
+		Pods: func() []*corev1.Pod { return n.kubelet.Active() }, Pod: func(namespace, name string) (*corev1.Pod, bool) { return n.kubelet.Pod(namespace, name) },
+	}
+	n.runs = map[string]func(context.Context) error{"shutdown": n.shutdown.Run, "devices": n.devices.Run, "pod resources": resources.Run}
 	return nil
 }
 

@@ -65,6 +65,9 @@ func (b *builder) container(kind container.Kind, c *corev1.Container, old *corev
 			status.LastTerminationState = b.convert(c, seen[1], old).State
 		}
 	}
+	if b.Devices != nil && kind == container.Regular {
+		status.AllocatedResourcesStatus = b.Devices(c.Name)
+	}
 	return b.waiting(kind, c, seen, status)
 }
 

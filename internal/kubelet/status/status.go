@@ -44,6 +44,8 @@ type Seen struct {
 	Resize []corev1.PodCondition
 	// Actuated has, by container, the resources as they were last applied. The runtime's own report goes before.
 	Actuated map[string]corev1.ResourceRequirements
+	// Devices tells how the devices of a container are; nil where there are none.
+	Devices func(container string) []corev1.ResourceStatus
 	// PodResources are the resources of the pod as a whole, for the status.
 	PodResources *corev1.ResourceRequirements
 	PodRequests  corev1.ResourceList

@@ -1,0 +1,143 @@
+package podresources
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"skiff/internal/kubelet/devices"
+)
+
+// given are the devices of a node, by container.
+type given struct {
+	of     map[string][]devices.Held
+	usable []devices.Held
+	freed  int
+}
+
+func (g *given) Free() { g.freed++ }
+func (g *given) Of(uid types.UID, container string) []devices.Held {
+	return g.of[string(uid)+"/"+container]
+}
+func (g *given) Usable() []devices.Held { return g.usable }
+
+// write is an answer in one line.
+func write(pods ...*api.PodResources) string {
+	var words []string
+	for _, p := range pods {
+		word := p.Namespace + "/" + p.Name
+		for _, c := range p.Containers {
+			word += " " + c.Name + writeDevices(c.Devices)
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, "; ")
+}
+
+func writeDevices(list []*api.ContainerDevices) string {
+	var words []string
+	for _, d := range list {
+		word := d.ResourceName + "=" + strings.Join(d.DeviceIds, "+")
+		if d.Topology != nil {
+			word += "@"
+			for _, node := range d.Topology.Nodes {
+				word += fmt.Sprint(node.ID)
+			}
+		}
+		words = append(words, word)
+	}
+	return fmt.Sprint(words)
+}
+
+func TestAnswers(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "user", UID: "u"}, Spec: corev1.PodSpec{
+		InitContainers: []corev1.Container{{Name: "init"}, {Name: "sidecar", RestartPolicy: &always}}, Containers: []corev1.Container{{Name: "c"}, {Name: "plain"}},
+		EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}},
+	}}
+	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "ended", UID: "e"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
+	held := &given{
+		of: map[string][]devices.Held{
+			"u/c": {{Resource: "x/gpu", ID: "1"}, {Resource: "x/nic", ID: "2", Nodes: []int64{0, 1}}}, "u/sidecar": {{Resource: "x/gpu", ID: "3"}}, "u/init": {{Resource: "x/gpu", ID: "3"}},
+		},
+		usable: []devices.Held{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", Nodes: []int64{1}}},
+	}
+	s := &Server{
+		Folder: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
+		Pod: func(namespace, name string) (*corev1.Pod, bool) {
+			for _, p := range []*corev1.Pod{user, ended} {
+				if p.Namespace == namespace && p.Name == name {
+					return p, true
+				}
+			}
+			return nil, false
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	connection, err := grpc.NewClient("unix://"+filepath.Join(s.Folder, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	lister := api.NewPodResourcesListerClient(connection)
+	const whole = "a/user sidecar[x/gpu=3] c[x/gpu=1 x/nic=2@0 x/nic=2@1] plain[]"
+	all, err := lister.List(ctx, &api.ListPodResourcesRequest{})
+	if got := write(all.GetPodResources()...); err != nil || got != whole {
+		t.Errorf("all: %q, %v; want %q", got, err, whole)
+	}
+	if held.freed != 1 {
+		t.Error("the devices of pods that are gone were not taken back")
+	}
+	for _, row := range []struct{ namespace, name, want, wrong string }{
+		{"a", "user", whole, ""},
+		{"a", "ended", "a/ended c[]", ""},
+		{"b", "user", "", "pod user in namespace b not found"},
+	} {
+		one, err := lister.Get(ctx, &api.GetPodResourcesRequest{PodNamespace: row.namespace, PodName: row.name})
+		if row.wrong != "" {
+			if status.Convert(err).Message() != row.wrong {
+				t.Errorf("%s/%s: error %v, want %q", row.namespace, row.name, err, row.wrong)
+			}
+			continue
+		}
+		if got := write(one.GetPodResources()); err != nil || got != row.want {
+			t.Errorf("%s/%s: %q, %v; want %q", row.namespace, row.name, got, err, row.want)
+		}
+	}
+	usable, err := lister.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+	if got, want := writeDevices(usable.GetDevices()), "[x/gpu=1 x/gpu=4@1]"; err != nil || got != want {
+		t.Errorf("usable: %q, %v; want %q", got, err, want)
+	}
+	refused := false
+	for range 20 * burst {
+		if _, err := lister.List(ctx, &api.ListPodResourcesRequest{}); err != nil {
+			refused = true
+			if s := status.Convert(err); s.Code() != codes.ResourceExhausted || s.Message() != "rejected by rate limit" {
+				t.Errorf("error %v", err)
+			}
+		}
+	}
+	if !refused {
+		t.Error("somebody who asks without end is not slowed down")
+	}
+}
