@@ -97,7 +97,7 @@ func (k *Kubelet) refuses(ctx context.Context, pod *corev1.Pod, others []*corev1
 	}
 	reasons := fits(pod, others, node, k.AllowedSysctls)
 	if len(reasons) == 0 {
-		return nil, nil
+		return appArmorRefusal(pod, k.Host.AppArmor), nil
 	}
 	if critical(pod) {
 		for i := range reasons {
@@ -110,7 +110,7 @@ func (k *Kubelet) refuses(ctx context.Context, pod *corev1.Pod, others []*corev1
 				Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Unexpected error while attempting to recover from admission failure: %v", err),
 			}}, nil
 		}
-		return nil, nil
+		return appArmorRefusal(pod, k.Host.AppArmor), nil
 	}
 	return &reasons[0], nil
 }

@@ -2,6 +2,8 @@ package cri
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -348,5 +350,39 @@ func TestDetectHost(t *testing.T) {
 	h := DetectHost("/seccomp")
 	if h.MemoryCapacity < 1<<20 || !slices.Contains(h.MaskedPaths, "/proc/kcore") || h.SeccompRoot != "/seccomp" || h.CPUPeriod != 100000 || !h.CPUQuota {
 		t.Errorf("%+v", h)
+	}
+}
+
+func TestAppArmorOfTheHost(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		folder bool
+		word   string
+		want   bool
+	}{
+		{"on", true, "Y\n", true},
+		{"switched off", true, "N\n", false},
+		{"built in, but not mounted", false, "Y\n", false},
+		{"not built in", false, "", false},
+		{"mounted without a switch", true, "", false},
+	} {
+		sys := t.TempDir()
+		if row.folder {
+			if err := os.MkdirAll(filepath.Join(sys, "kernel/security/apparmor"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if row.word != "" {
+			file := filepath.Join(sys, "module/apparmor/parameters/enabled")
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(row.word), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := appArmorEnabled(sys); got != row.want {
+			t.Errorf("%s: %t, want %t", row.name, got, row.want)
+		}
 	}
 }

@@ -199,7 +199,7 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, s ContainerSettings
 	if security.Seccomp, err = seccomp(effective.SeccompProfile, s.Host); err != nil {
 		return nil, err
 	}
-	if profile := appArmorProfile(pod, c); profile != nil {
+	if profile := AppArmorProfile(pod, c); profile != nil {
 		if security.Apparmor, security.ApparmorProfile, err = appArmor(profile); err != nil { //nolint:staticcheck // older runtimes read the old field
 			return nil, err
 		}
@@ -236,8 +236,8 @@ func seccomp(profile *corev1.SeccompProfile, h Host) (*runtimeapi.SecurityProfil
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, nil
 }
 
-// appArmorProfile finds the profile of a container: its own, that of an old annotation (which static pods may still have), or the pod's.
-func appArmorProfile(pod *corev1.Pod, c *corev1.Container) *corev1.AppArmorProfile {
+// AppArmorProfile finds the profile of a container: its own, that of an old annotation (which static pods may still have), or the pod's.
+func AppArmorProfile(pod *corev1.Pod, c *corev1.Container) *corev1.AppArmorProfile {
 	if c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil {
 		return c.SecurityContext.AppArmorProfile
 	}

@@ -19,7 +19,17 @@ func DetectHost(seccompRoot string) Host {
 	h.CgroupV2 = unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 	_, err := os.Stat(swapLimitFile(h.CgroupV2))
 	h.SwapController = err == nil
+	h.AppArmor = appArmorEnabled("/sys")
 	return h
+}
+
+// appArmorEnabled reports whether the kernel below a /sys has AppArmor, and has it switched on.
+func appArmorEnabled(sys string) bool {
+	if _, err := os.Stat(filepath.Join(sys, "kernel/security/apparmor")); err != nil {
+		return false
+	}
+	word, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
+	return err == nil && strings.HasPrefix(string(word), "Y")
 }
 
 // swapLimitFile exists where swap can be limited. The root of the v2 hierarchy has no limits, so there it is this process's own group.

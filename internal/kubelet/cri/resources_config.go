@@ -31,6 +31,8 @@ type Host struct {
 	SingleProcessOOMKill bool
 	// HugePageSizes are the sizes this host has, such as "2MB".
 	HugePageSizes []string
+	// AppArmor says that the host enforces AppArmor profiles.
+	AppArmor bool
 	// MaskedPaths are hidden from containers that have not asked for an unmasked /proc.
 	MaskedPaths []string
 }
