@@ -80,6 +80,13 @@ func (f *Fake) Exit(id string, code int32) {
 	f.exit(f.containers[id], code)
 }
 
+// Lose makes a running container one of which the runtime no longer knows how it is.
+func (f *Fake) Lose(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.containers[id].status.State = runtimeapi.ContainerState_CONTAINER_UNKNOWN
+}
+
 // ContainerID returns the id of the newest container of a name in a pod, or empty.
 func (f *Fake) ContainerID(uid, name string) string {
 	f.mu.Lock()
