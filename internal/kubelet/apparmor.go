@@ -38,7 +38,9 @@ func checkAppArmor(pod *corev1.Pod, enabled bool) error {
 
 // wantsAppArmor reports whether a pod names a profile that confines anything, in a field or in an annotation of old.
 func wantsAppArmor(pod *corev1.Pod) bool {
-	confines := func(p *corev1.AppArmorProfile) bool { return p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined }
+	confines := func(p *corev1.AppArmorProfile) bool {
+		return p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined
+	}
 	if s := pod.Spec.SecurityContext; s != nil && confines(s.AppArmorProfile) {
 		return true
 	}

@@ -51,8 +51,8 @@ type Config struct {
 	// StaticPods is the folder or file of static pods, StaticPodURL where others are read from; both may be empty.
 	StaticPods, StaticPodURL string
 	StaticPodHeader          map[string][]string
-	// StaticPodPeriod is how often they are read.
-	StaticPodPeriod time.Duration
+	// StaticPodPeriod and StaticPodURLPeriod are how often each is read; zero is upstream's 20 seconds.
+	StaticPodPeriod, StaticPodURLPeriod time.Duration
 	// LogMaxSize and LogMaxFiles bound the logs of a container.
 	LogMaxSize  int64
 	LogMaxFiles int

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -24,6 +25,7 @@ import (
 	"skiff/internal/api/core"
 	"skiff/internal/api/podspec"
 	"skiff/internal/client"
+	"skiff/internal/container"
 	"skiff/internal/kubelet/status"
 )
 
@@ -35,6 +37,8 @@ const (
 )
 
 const (
+	// defaultStaticPeriod is how often static pods are read if nobody says.
+	defaultStaticPeriod = 20 * time.Second
 	// staticPoll is how often the folder of static pods is looked at for changes.
 	staticPoll = 2 * time.Second
 	// maxManifest bounds a manifest.
@@ -47,13 +51,11 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 		k.listed(&k.staticListed)
 		return nil
 	}
-	period := k.StaticPodPeriod
-	if period <= 0 {
-		period = 20 * time.Second
-	}
+	period := cmp.Or(max(k.StaticPodPeriod, 0), defaultStaticPeriod)
+	urlPeriod := cmp.Or(max(k.StaticPodURLPeriod, 0), defaultStaticPeriod)
 	known := map[string]map[types.UID]*corev1.Pod{}
 	stamp, lastURL := "", time.Time{}
-	ticker := time.NewTicker(min(staticPoll, period))
+	ticker := time.NewTicker(min(staticPoll, period, urlPeriod))
 	defer ticker.Stop()
 	for {
 		if now := folderStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
@@ -61,7 +63,7 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 			pods, err := k.readManifests(k.StaticPods)
 			k.takeStatic(known, "file", pods, err)
 		}
-		if k.StaticPodURL != "" && time.Since(lastURL) >= period {
+		if k.StaticPodURL != "" && time.Since(lastURL) >= urlPeriod {
 			lastURL = time.Now()
 			pods, err := k.fetchManifest(ctx)
 			k.takeStatic(known, "http", pods, err)
@@ -173,9 +175,12 @@ func (k *Kubelet) fetchManifest(ctx context.Context) ([]*corev1.Pod, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxManifest))
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxManifest+1))
 	if err != nil {
 		return nil, err
+	}
+	if len(data) > maxManifest {
+		return nil, fmt.Errorf("%s: more than %d bytes", k.StaticPodURL, maxManifest)
 	}
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", k.StaticPodURL, response.Status)
@@ -245,6 +250,14 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	core.Pod.Default(pod)
 	if errs := podspec.ValidateNewPod(pod); len(errs) > 0 {
 		return fmt.Errorf("invalid pod: %w", errs.ToAggregate())
+	}
+	// It must be able to run without the API.
+	referred, err := container.ReferredObject(&pod.Spec)
+	if err != nil {
+		return err
+	}
+	if referred != "" {
+		return fmt.Errorf("static pods may not reference %s", referred)
 	}
 	return nil
 }

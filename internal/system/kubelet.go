@@ -243,7 +243,7 @@ func (n *nodeParts) make() error {
 		Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: recorder, Host: host, DNS: resolver,
 		LongestRestartDelay: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
 		StaticPods:          cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
-		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration,
+		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
 		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
 		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Log: n.log.With("part", "kubelet"),
 	})

@@ -39,12 +39,12 @@ func TestDevicePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	t.Cleanup(func() {
+	defer func() {
 		if t.Failed() {
 			out, _ := kubectlCommand(c, "", "get", "pods,events,nodes", "-o", "yaml")
 			t.Logf("%s\n%s", out, c.Server[0].Log(40))
 		}
-	})
+	}()
 	root := filepath.Join(c.Dir, "data/kubelet")
 	brought := t.TempDir()
 	if err := os.WriteFile(filepath.Join(brought, "word"), []byte("hello\n"), 0o644); err != nil {

@@ -22,12 +22,12 @@ func TestContainersTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	t.Cleanup(func() {
+	defer func() {
 		if t.Failed() {
 			out, _ := kubectlCommand(c, "", "get", "pods,events", "-o", "yaml")
 			t.Logf("%s", out)
 		}
-	})
+	}()
 	for _, policy := range []string{"Always", "OnFailure", "Never"} {
 		kubectl(t, c, fmt.Sprintf(`
 apiVersion: v1

@@ -16,6 +16,7 @@ import (
 
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/container"
 	"skiff/internal/kind"
 )
 
@@ -148,7 +149,7 @@ func (r *nodeRestriction) mirrorPod(ctx context.Context, a *Attributes, node str
 		return forbid(a, "node %s UID mismatch: expected %s got %s", node, owner.UID, self.UID)
 	}
 	// By a pod that refers to objects the node would gain the right to read them.
-	referred, err := referredObject(&pod.Spec)
+	referred, err := container.ReferredObject(&pod.Spec)
 	if err != nil {
 		return forbid(a, "error checking mirror pod for API references: %w", err)
 	}

@@ -136,7 +136,7 @@ func judgeMirror(a *Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
 	}
-	for range secretNames(&pod.Spec) {
+	for range container.SecretNames(&pod.Spec) {
 		return forbid(a, "a mirror pod may not reference secrets")
 	}
 	for _, volume := range pod.Spec.Volumes {

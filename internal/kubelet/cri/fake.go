@@ -185,7 +185,7 @@ func (f *Fake) RuntimeConfig(context.Context) (*runtimeapi.RuntimeConfigResponse
 func (f *Fake) Close(context.Context) error { return nil }
 
 // RunPodSandbox implements Runtime.
-func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxConfig, _ string) (string, error) {
+func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.call("RunPodSandbox", config.GetMetadata().GetName()); err != nil {
@@ -195,7 +195,7 @@ func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxCon
 	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	s := &fakeSandbox{config: config, status: &runtimeapi.PodSandboxStatus{
 		Id: id, Metadata: config.Metadata, State: runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: f.now(),
-		Labels: config.Labels, Annotations: config.Annotations, Network: &runtimeapi.PodSandboxNetworkStatus{},
+		Labels: config.Labels, Annotations: config.Annotations, RuntimeHandler: handler, Network: &runtimeapi.PodSandboxNetworkStatus{},
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: options}},
 	}}
 	if options.GetNetwork() != runtimeapi.NamespaceMode_NODE {

@@ -1,16 +1,14 @@
-package admission
+package container
 
 import (
 	"fmt"
 	"iter"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"skiff/internal/container"
 )
 
-// secretNames yields the names of all secrets a pod refers to, wherever it does.
-func secretNames(spec *corev1.PodSpec) iter.Seq[string] {
+// SecretNames yields the names of all secrets a pod refers to, wherever it does.
+func SecretNames(spec *corev1.PodSpec) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		visit := func(name string) bool { return name == "" || yield(name) }
 		for _, reference := range spec.ImagePullSecrets {
@@ -18,7 +16,7 @@ func secretNames(spec *corev1.PodSpec) iter.Seq[string] {
 				return
 			}
 		}
-		for _, c := range container.All(spec) {
+		for _, c := range All(spec) {
 			for _, from := range c.EnvFrom {
 				if from.SecretRef != nil && !visit(from.SecretRef.Name) {
 					return
@@ -80,7 +78,7 @@ func volumeSecrets(v *corev1.VolumeSource) (names []string) {
 
 // usesConfigMap reports whether a pod refers to a config map.
 func usesConfigMap(spec *corev1.PodSpec) bool {
-	for _, c := range container.All(spec) {
+	for _, c := range All(spec) {
 		for _, from := range c.EnvFrom {
 			if from.ConfigMapRef != nil && from.ConfigMapRef.Name != "" {
 				return true
@@ -108,13 +106,13 @@ func usesConfigMap(spec *corev1.PodSpec) bool {
 	return false
 }
 
-// referredObject names the first sort of API object that a pod refers to, "" when it refers to none. A source it does not
+// ReferredObject names the first sort of API object that a pod refers to, "" when it refers to none. A source it does not
 // know is an error: it could refer to anything.
-func referredObject(spec *corev1.PodSpec) (string, error) {
+func ReferredObject(spec *corev1.PodSpec) (string, error) {
 	if spec.ServiceAccountName != "" {
 		return "serviceaccounts", nil
 	}
-	for range secretNames(spec) {
+	for range SecretNames(spec) {
 		return "secrets", nil
 	}
 	if usesConfigMap(spec) {
