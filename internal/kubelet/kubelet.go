@@ -208,7 +208,8 @@ func (k *Kubelet) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return nil, false
 }
 
-// Active are the pods that have been admitted and have not ended, with their resources as allocated.
+// Active are the pods that have been admitted and have not ended, with their resources as allocated. One whose source no longer has it does
+// not count, though it may still be ending: whoever deleted it by force has its room given away already.
 func (k *Kubelet) Active() []*corev1.Pod {
 	k.mu.Lock()
 	workers := make([]*worker, 0, len(k.workers))
@@ -218,7 +219,7 @@ func (k *Kubelet) Active() []*corev1.Pod {
 	k.mu.Unlock()
 	var pods []*corev1.Pod
 	for _, w := range workers {
-		if pod := w.active(); pod != nil {
+		if pod := w.active(); pod != nil && !w.forsaken() {
 			pods = append(pods, pod)
 		}
 	}
@@ -226,7 +227,7 @@ func (k *Kubelet) Active() []*corev1.Pod {
 	return pods
 }
 
-// Unfinished are the pods that have not ended and were not refused, admitted or not, and whether those are all there are.
+// Unfinished are the pods that their sources have, that have not ended and were not refused, admitted or not, and whether those are all.
 func (k *Kubelet) Unfinished() (pods []*corev1.Pod, all bool) {
 	k.mu.Lock()
 	all = k.apiListed && k.staticListed
@@ -234,7 +235,7 @@ func (k *Kubelet) Unfinished() (pods []*corev1.Pod, all bool) {
 	k.mu.Unlock()
 	for _, w := range workers {
 		w.mu.Lock()
-		if w.stage != terminated && !w.rejected {
+		if w.stage != terminated && !w.rejected && !w.gone {
 			pods = append(pods, w.pod)
 		}
 		w.mu.Unlock()

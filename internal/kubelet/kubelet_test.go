@@ -359,6 +359,16 @@ func TestForcedDeletion(t *testing.T) {
 	})
 }
 
+// TestRoomOfForcedDeletion: the scheduler gives the room away as soon as the pod is gone from the API, however long its containers take.
+func TestRoomOfForcedDeletion(t *testing.T) {
+	b := newBench(t)
+	b.runtime.IgnoreStop = func(string) bool { return true }
+	pod := b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
+	b.delete(pod, 0)
+	b.eventually("stopping", func() bool { return slices.Contains(b.runtime.Calls(), "StopContainer a") })
+	b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
+}
+
 func TestGraceCanBeShortened(t *testing.T) {
 	b := newBench(t)
 	b.runtime.IgnoreStop = func(string) bool { return true }

@@ -182,6 +182,13 @@ func (w *worker) active() *corev1.Pod {
 	return nil
 }
 
+// forsaken reports whether the pod's source no longer has it.
+func (w *worker) forsaken() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gone
+}
+
 // run leads the pod to its end, or until ctx ends.
 func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
