@@ -173,7 +173,7 @@ func (c *Containerd) prepare() error {
 		}
 	}
 	// The roots of containers are in here, and those with users of their own have to pass through. What is secret says so itself.
-	for _, dir := range []string{c.folders.dir, c.folders.state()} {
+	for _, dir := range []string{c.folders.data, c.folders.dir, c.folders.state()} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
 		}
