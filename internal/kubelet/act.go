@@ -172,6 +172,7 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 			w.restarts.restarted(restartKey(c), start.Ended, time.Now())
 		}
 		reason := w.startContainer(ctx, pod, runtime, start, plan.Sandbox, config)
+		w.countContainer(start.Kind, reason)
 		if reason == nil {
 			delete(w.failed, c.Name)
 			progress = true

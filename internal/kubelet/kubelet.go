@@ -19,6 +19,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/environment"
+	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/probe"
 	"skiff/internal/kubelet/status"
 )
@@ -64,7 +65,9 @@ type Config struct {
 	RuntimeChanged func()
 	// RecursiveReadOnly says that the runtime can make mounts below a read-only mount read-only too.
 	RecursiveReadOnly bool
-	Log               *slog.Logger
+	// Metrics counts what happens; nil does not.
+	Metrics *metrics.Metrics
+	Log     *slog.Logger
 }
 
 // Kubelet runs the pods of one node.
@@ -100,7 +103,7 @@ func New(c Config) *Kubelet {
 	}
 	k.users = cri.NewUserNamespaces(k.podsFolder())
 	k.probes = probe.New(probe.Options{
-		Exec: k.exec, Changed: k.Changed, Log: c.Log,
+		Exec: k.exec, Changed: k.Changed, Answered: c.Metrics.Probed, Forgotten: c.Metrics.Unprobed, Log: c.Log,
 		Event: func(pod *corev1.Pod, c *corev1.Container, reason, message string) {
 			k.containerEvent(pod, c, corev1.EventTypeWarning, reason, message)
 		},
@@ -122,7 +125,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	k.mu.Lock()
 	k.ctx = ctx
 	k.mu.Unlock()
-	watcher := &cri.Watcher{Runtime: k.Runtime, Changed: k.Changed, Healthy: k.runtimeHealth, Log: k.Log}
+	watcher := &cri.Watcher{Runtime: k.Runtime, Changed: k.Changed, Healthy: k.runtimeHealth, Relisted: k.Metrics.Relisted, Log: k.Log}
 	for _, run := range []func(context.Context) error{
 		k.writer.Run, watcher.Run, k.watchPods, k.watchStatic, k.housekeep, k.rotateLogs,
 	} {

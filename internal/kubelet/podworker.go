@@ -58,20 +58,23 @@ type worker struct {
 	stage                  stage
 	// rejected says that the pod was never admitted.
 	rejected bool
+	// changed says that the pod was changed since the worker last looked.
+	changed bool
 	// allocated are the resources the pod was admitted with; nil until then.
 	allocated *allocation
 
 	// The rest belongs to the worker's goroutine.
-	restarts  *restarts
-	failed    map[string]status.Reason
-	actuated  map[string]corev1.ResourceRequirements
-	resize    resizeState
-	retry     time.Duration
-	told      map[string]string // what events have said last, so that it is not said again
-	prepared  bool
-	cleaned   bool
-	cgroup    string
-	lastError string
+	looked, counted bool
+	restarts        *restarts
+	failed          map[string]status.Reason
+	actuated        map[string]corev1.ResourceRequirements
+	resize          resizeState
+	retry           time.Duration
+	told            map[string]string // what events have said last, so that it is not said again
+	prepared        bool
+	cleaned         bool
+	cgroup          string
+	lastError       string
 }
 
 func newWorker(k *Kubelet, pod *corev1.Pod) *worker {
@@ -94,7 +97,7 @@ func (w *worker) poke() {
 // update hands over a newer version of the pod.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
-	w.pod = pod
+	w.pod, w.changed = pod, true
 	w.interrupt()
 	w.mu.Unlock()
 	w.poke()
@@ -200,7 +203,9 @@ func (w *worker) run(ctx context.Context) {
 		case <-w.wake:
 		case <-timer.C:
 		}
+		operation, began := w.operation(), time.Now()
 		next, done := w.step(ctx)
+		w.k.Metrics.Worked(operation, began)
 		if done {
 			w.k.forget(w)
 			return

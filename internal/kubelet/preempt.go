@@ -38,6 +38,7 @@ func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []refus
 	for _, victim := range victims {
 		select {
 		case <-k.Freed(victim.UID):
+			k.Metrics.Preempted(missing[0].resource)
 		case <-time.After(time.Until(began.Add(patience(victim)))):
 			// Its end is under way, and the critical pod needs its room more.
 			k.Log.Warn("a pod that makes room has not ended in time", "pod", describe(victim), "for", describe(pod))

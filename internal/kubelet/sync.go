@@ -86,6 +86,7 @@ func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, a
 	if w.holdBack(pod, plan.Wait) {
 		said = w.status(pod, runtime, false)
 	}
+	w.countStart(pod, said)
 	w.resizeProgress(pod, &plan)
 	if ended(said.Phase) {
 		w.k.writer.Set(w.uid, said, true)

@@ -156,6 +156,7 @@ func (e evictor) Evict(_ context.Context, eviction evict.Eviction) error {
 	if !e.kubelet.Evict(eviction.Pod.UID, why, &eviction.Grace, eviction.Condition(time.Now())) {
 		return fmt.Errorf("pod %s/%s is gone already", eviction.Pod.Namespace, eviction.Pod.Name)
 	}
+	e.metrics.Evicted(eviction.Signal)
 	return nil
 }
 

@@ -31,6 +31,7 @@ import (
 	"skiff/internal/kubelet/devices"
 	"skiff/internal/kubelet/environment"
 	"skiff/internal/kubelet/evict"
+	"skiff/internal/kubelet/metrics"
 	"skiff/internal/kubelet/node"
 	"skiff/internal/kubelet/objects"
 	"skiff/internal/kubelet/podresources"
@@ -116,7 +117,8 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		close(there)
 		ready = there
 	}
-	runtimeClient, err := cri.Dial(endpoint)
+	counts := metrics.New(name)
+	runtimeClient, err := cri.Dial(endpoint, counts.Operation)
 	if err != nil {
 		return err
 	}
@@ -133,7 +135,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		return fmt.Errorf("make the kubelet's folder: %w", err)
 	}
 	n := &nodeParts{
-		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient,
+		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient, metrics: counts,
 		ranges: make(chan []string, 1), log: log,
 	}
 	if err := n.make(); err != nil {
@@ -170,6 +172,7 @@ type nodeParts struct {
 	addresses []string
 	client    *client.Client
 	runtime   *cri.Client
+	metrics   *metrics.Metrics
 	// ranges brings the node's pod addresses when they are known.
 	ranges chan []string
 	log    *slog.Logger
@@ -245,8 +248,10 @@ func (n *nodeParts) make() error {
 		StaticPods:          cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
 		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
-		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Log: n.log.With("part", "kubelet"),
+		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
+		Log: n.log.With("part", "kubelet"),
 	})
+	n.metrics.All.MustRegister(metrics.Node{Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: volumes.Count, Shutdown: n.shutdown.Times})
 	n.runs["objects"], n.runs["informers"], n.runs["events"], n.runs["node"] = named.Run, informers.Run, events.Run, n.node.Run
 	n.runs["volumes"] = volumes.Run
 	// Before the first pod mounts or starts anything.

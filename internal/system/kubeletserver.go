@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 
 	"skiff/internal/delegated"
@@ -130,9 +129,9 @@ func (n *nodeParts) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listen for the API server: %w", err)
 	}
-	pods := &server.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Log: n.log.With("part", "kubelet-server")}
+	pods := &server.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("part", "kubelet-server")}
 	s := &delegated.Server{
-		Listener: listener, Certificate: n.proof.certificate, Metrics: prometheus.NewRegistry(), Paths: pods.Paths(),
+		Listener: listener, Certificate: n.proof.certificate, Metrics: n.metrics.All, Paths: pods.Paths(),
 		Gate: &delegated.Gate{
 			Reviewer: delegated.Reviews(n.client), ClientAuthorities: n.proof.clients, Access: server.Access(n.name), Log: n.log.With("part", "kubelet-server"),
 		},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -32,15 +33,25 @@ var _ Runtime = (*Client)(nil)
 
 // Dial makes a client of the runtime at an endpoint such as unix:///run/containerd/containerd.sock. It connects with the first
 // call, and again whenever the runtime has restarted.
-func Dial(endpoint string) (*Client, error) {
+//
+// observe, if given, is told of every request but those that stream.
+func Dial(endpoint string, observe ...func(operation string, request any, took time.Duration, err error)) (*Client, error) {
 	if !strings.Contains(endpoint, "://") {
 		endpoint = "unix://" + endpoint
 	}
 	if !strings.HasPrefix(endpoint, "unix://") {
 		return nil, fmt.Errorf("container runtime endpoint %q is not a unix socket", endpoint)
 	}
+	watched := func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+		began := time.Now()
+		err := invoke(ctx, method, request, reply, connection, options...)
+		for _, tell := range observe {
+			tell(operation(method), request, time.Since(began), err)
+		}
+		return err
+	}
 	connection, err := grpc.NewClient(endpoint,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(watched),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		// A runtime that restarts is back within a second.
@@ -51,6 +62,29 @@ func Dial(endpoint string) (*Client, error) {
 		return nil, fmt.Errorf("reach container runtime at %s: %w", endpoint, err)
 	}
 	return &Client{connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection), images: runtimeapi.NewImageServiceClient(connection)}, nil
+}
+
+// operations are upstream's names of requests, where they are not made from the method's by the rule.
+var operations = map[string]string{
+	"ListPodSandbox": "list_podsandbox", "PodSandboxStatus": "podsandbox_status", "RunPodSandbox": "run_podsandbox", "StopPodSandbox": "stop_podsandbox",
+	"RemovePodSandbox": "remove_podsandbox", "PodSandboxStats": "podsandbox_stats", "ListPodSandboxStats": "list_podsandbox_stats",
+	"ListPodSandboxMetrics": "list_podsandbox_metrics", "UpdatePodSandboxResources": "update_podsandbox_resources", "UpdateContainerResources": "update_container",
+}
+
+// operation is what metrics call a method of the runtime, such as start_container for /runtime.v1.RuntimeService/StartContainer.
+func operation(method string) string {
+	name := method[strings.LastIndexByte(method, '/')+1:]
+	if known, ok := operations[name]; ok {
+		return known
+	}
+	var words strings.Builder
+	for i, letter := range name {
+		if i > 0 && unicode.IsUpper(letter) {
+			words.WriteByte('_')
+		}
+		words.WriteRune(unicode.ToLower(letter))
+	}
+	return words.String()
 }
 
 // Close ends the connection.

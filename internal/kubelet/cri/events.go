@@ -28,7 +28,9 @@ type Watcher struct {
 	Changed func(uid types.UID)
 	// Healthy is called with the result of every listing, so that the node can say whether its runtime answers.
 	Healthy func(err error)
-	Log     *slog.Logger
+	// Relisted, if set, is told how long a listing took.
+	Relisted func(took time.Duration)
+	Log      *slog.Logger
 
 	known map[string]seenState
 }
@@ -124,6 +126,7 @@ func (w *Watcher) tell(event *runtimeapi.ContainerEventResponse) {
 
 // relist compares everything the runtime has with what it had at the last listing.
 func (w *Watcher) relist(ctx context.Context) {
+	began := time.Now()
 	now := make(map[string]seenState, len(w.known))
 	sandboxes, err := w.Runtime.ListPodSandbox(ctx, nil)
 	if err == nil {
@@ -144,6 +147,9 @@ func (w *Watcher) relist(ctx context.Context) {
 	}
 	if err != nil {
 		return
+	}
+	if w.Relisted != nil {
+		w.Relisted(time.Since(began))
 	}
 	changed := map[types.UID]bool{}
 	for id, s := range now {

@@ -81,6 +81,8 @@ type Eviction struct {
 	Pod     *corev1.Pod
 	Grace   int64
 	Message string
+	// Signal is what metrics count it by: what ran short, or which limit was exceeded.
+	Signal string
 	// Disruption says that the pod is not to blame: it did not use more than it may.
 	Disruption bool
 }
@@ -186,7 +188,7 @@ func candidates(c Config, t Threshold, met []Threshold, u Usage, pods []*corev1.
 				grace = min(grace, *own)
 			}
 		}
-		all = append(all, Eviction{Pod: pod, Grace: grace, Message: message(t.Signal.resource(), pod, met, u), Disruption: true})
+		all = append(all, Eviction{Pod: pod, Grace: grace, Message: message(t.Signal.resource(), pod, met, u), Signal: string(t.Signal), Disruption: true})
 	}
 	return all
 }
@@ -316,15 +318,22 @@ func overLimit(c Config, u Usage, pods []*corev1.Pod) (all []Eviction) {
 		if !ok || c.Critical != nil && c.Critical(pod) {
 			continue
 		}
-		if why := usage.over(pod, u.SeparateImages); why != "" {
-			all = append(all, Eviction{Pod: pod, Grace: immediately, Message: why})
+		if limit, why := usage.over(pod, u.SeparateImages); why != "" {
+			all = append(all, Eviction{Pod: pod, Grace: immediately, Message: why, Signal: limit})
 		}
 	}
 	return all
 }
 
+// The limits of disk that pods can exceed, as metrics have them.
+const (
+	emptyDirLimit  = "emptydirfs.limit"
+	podLimit       = "ephemeralpodfs.limit"
+	containerLimit = "ephemeralcontainerfs.limit"
+)
+
 // over says which limit of disk a pod exceeds.
-func (p PodUsage) over(pod *corev1.Pod, separateImages bool) string {
+func (p PodUsage) over(pod *corev1.Pod, separateImages bool) (limit, why string) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		// The kernel holds volumes in memory to their size.
@@ -332,12 +341,12 @@ func (p PodUsage) over(pod *corev1.Pod, separateImages bool) string {
 			continue
 		}
 		if p.Volumes[v.Name].Bytes > v.EmptyDir.SizeLimit.Value() {
-			return fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, v.EmptyDir.SizeLimit.String())
+			return emptyDirLimit, fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, v.EmptyDir.SizeLimit.String())
 		}
 	}
 	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
 	if limit, ok := limits[corev1.ResourceEphemeralStorage]; ok && p.Disk.Bytes > limit.Value() {
-		return fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String())
+		return podLimit, fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String())
 	}
 	for _, seen := range p.Containers {
 		used := seen.Logs.Bytes
@@ -350,11 +359,11 @@ func (p PodUsage) over(pod *corev1.Pod, separateImages bool) string {
 				continue
 			}
 			if limit := c.Resources.Limits.StorageEphemeral(); !limit.IsZero() && used > limit.Value() {
-				return fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
+				return containerLimit, fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
 			}
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // HasDiskLimits tells pods whose use of disks must be known even when there is enough of it.

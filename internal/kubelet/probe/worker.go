@@ -53,7 +53,10 @@ type Options struct {
 	Event func(pod *corev1.Pod, c *corev1.Container, reason, message string)
 	// Changed is called when a result has changed. It must not block.
 	Changed func(uid types.UID)
-	Log     *slog.Logger
+	// Answered, if set, is told of every answer and how long it took, Forgotten of every pod that is asked no more.
+	Answered  func(pod *corev1.Pod, c *corev1.Container, kind string, success bool, took time.Duration)
+	Forgotten func(uid types.UID)
+	Log       *slog.Logger
 }
 
 // Probes asks the containers of a node's pods. There is one goroutine for each probe of a container that runs, and none otherwise.
@@ -139,6 +142,9 @@ func (p *Probes) Forget(uid types.UID) {
 		w.stop(Liveness, Readiness, Startup)
 	}
 	delete(p.pods, uid)
+	if p.Forgotten != nil {
+		p.Forgotten(uid)
+	}
 }
 
 // Result is what counts now for a container. found is false when the container has no such probe, or is not asked.
@@ -263,6 +269,7 @@ func (a *asker) ask(ctx context.Context) (Outcome, bool) {
 	var outcome Outcome
 	var output string
 	var err error
+	began := time.Now()
 	for range retries {
 		if outcome, output, err = Once(ctx, a.spec, a.target, a.p.Exec); err == nil || ctx.Err() != nil {
 			break
@@ -270,6 +277,9 @@ func (a *asker) ask(ctx context.Context) (Outcome, bool) {
 	}
 	if ctx.Err() != nil {
 		return Failure, false
+	}
+	if err == nil && a.p.Answered != nil {
+		a.p.Answered(a.pod, a.target.Container, a.kind.String(), outcome != Failure, time.Since(began))
 	}
 	tell := func(reason, format string, args ...any) {
 		a.p.Event(a.pod, a.target.Container, reason, fmt.Sprintf(format, args...))

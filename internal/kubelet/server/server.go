@@ -32,7 +32,9 @@ type Server struct {
 	Pods    Pods
 	Runtime cri.Runtime
 	Usage   *usage.Usage
-	Log     *slog.Logger
+	// Probes has the metrics of probes.
+	Probes prometheus.Gatherer
+	Log    *slog.Logger
 }
 
 // Paths are what the server answers.
@@ -42,6 +44,7 @@ func (s *Server) Paths() map[string]http.Handler {
 		"GET /stats/summary":    http.HandlerFunc(s.summary),
 		"GET /metrics/resource": metrics(usage.Resource{Usage: s.Usage}),
 		"GET /metrics/cadvisor": metrics(usage.Advisor{Usage: s.Usage}),
+		"GET /metrics/probes":   promhttp.HandlerFor(s.Probes, promhttp.HandlerOpts{}),
 		"GET /containerLogs/{namespace}/{pod}/{container}": http.HandlerFunc(s.containerLogs),
 		"/run/{namespace}/{pod}/{container}":               http.HandlerFunc(s.run),
 		"/portForward/{namespace}/{pod}":                   http.HandlerFunc(s.portForward),

@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+const imagePlugin = "kubernetes.io/image"
+
 // setUpImage makes sure that the image is present. The runtime mounts it itself.
 func (v *Volumes) setUpImage(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	if v.Image == nil {
@@ -16,5 +18,5 @@ func (v *Volumes) setUpImage(ctx context.Context, pod *corev1.Pod, volume *corev
 	if err != nil {
 		return nil, err
 	}
-	return &mounted{kind: "kubernetes.io/image", image: reference, readOnly: true}, nil
+	return &mounted{kind: imagePlugin, image: reference, readOnly: true}, nil
 }

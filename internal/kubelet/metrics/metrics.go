@@ -1,0 +1,228 @@
+// Package metrics counts and times what a kubelet does, under the names that dashboards and alerts know from upstream's.
+//
+// What happens is told by the parts as it happens; what is, such as how many pods run, is looked at when somebody asks (node.go). All methods may
+// be called on a nil Metrics, which counts nothing.
+package metrics
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/container"
+)
+
+// startBuckets are the seconds a pod may take to start.
+var startBuckets = []float64{0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}
+
+// Metrics are those of one kubelet.
+type Metrics struct {
+	// All has what is shown at /metrics, Probes what is shown at /metrics/probes.
+	All, Probes *prometheus.Registry
+
+	operations, operationErrors *prometheus.CounterVec
+	operationTime               *prometheus.HistogramVec
+	sandboxTime                 *prometheus.HistogramVec
+	sandboxErrors               *prometheus.CounterVec
+	workerTime                  *prometheus.HistogramVec
+	startTime                   prometheus.Histogram
+	startedPods, failedPods     prometheus.Counter
+	startedContainers           *prometheus.CounterVec
+	failedContainers            *prometheus.CounterVec
+	relistTime, relistInterval  prometheus.Histogram
+	relistLast                  prometheus.Gauge
+	evictions, preemptions      *prometheus.CounterVec
+	probes                      *prometheus.CounterVec
+	probeTime                   *prometheus.HistogramVec
+
+	mu       sync.Mutex
+	relisted time.Time
+	// probed are the names of the pods that have been probed.
+	probed map[types.UID]types.NamespacedName
+}
+
+// New makes the metrics of a node's kubelet.
+func New(nodeName string) *Metrics {
+	m := &Metrics{All: prometheus.NewRegistry(), Probes: prometheus.NewRegistry(), probed: map[types.UID]types.NamespacedName{}}
+	m.All.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	name := gaugeVec(m.All, "node_name", "The node's name. The count is always 1.", "node")
+	name.WithLabelValues(nodeName).Set(1)
+
+	m.operations = counterVec(m.All, "runtime_operations_total", "Cumulative number of runtime operations by operation type.", "operation_type")
+	m.operationErrors = counterVec(m.All, "runtime_operations_errors_total", "Cumulative number of runtime operation errors by operation type.", "operation_type")
+	m.operationTime = histogramVec(m.All, "runtime_operations_duration_seconds", "Duration in seconds of runtime operations. Broken down by operation type.",
+		prometheus.ExponentialBuckets(.005, 2.5, 14), "operation_type")
+	m.sandboxTime = histogramVec(m.All, "run_podsandbox_duration_seconds", "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.", prometheus.DefBuckets, "runtime_handler")
+	m.sandboxErrors = counterVec(m.All, "run_podsandbox_errors_total", "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.", "runtime_handler")
+
+	m.workerTime = histogramVec(m.All, "pod_worker_duration_seconds", "Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync", prometheus.DefBuckets, "operation_type")
+	m.startTime = histogram(m.All, "pod_start_duration_seconds", "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run", startBuckets)
+	m.startedPods = counter(m.All, "started_pods_total", "Cumulative number of pods started")
+	m.failedPods = counter(m.All, "started_pods_errors_total", "Cumulative number of errors when starting pods")
+	m.startedContainers = counterVec(m.All, "started_containers_total", "Cumulative number of containers started", "container_type")
+	m.failedContainers = counterVec(m.All, "started_containers_errors_total", "Cumulative number of errors when starting containers", "container_type", "code")
+
+	m.relistTime = histogram(m.All, "pleg_relist_duration_seconds", "Duration in seconds for relisting pods in PLEG.", prometheus.DefBuckets)
+	m.relistInterval = histogram(m.All, "pleg_relist_interval_seconds", "Interval in seconds between relisting in PLEG.", prometheus.DefBuckets)
+	m.relistLast = gauge(m.All, "pleg_last_seen_seconds", "Timestamp in seconds when PLEG was last seen active.")
+	m.evictions = counterVec(m.All, "evictions", "Cumulative number of pod evictions by eviction signal", "eviction_signal")
+	m.preemptions = counterVec(m.All, "preemptions", "Cumulative number of pod preemptions by preemption resource", "preemption_signal")
+
+	m.probes = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "prober_probe_total", Help: "Cumulative number of a liveness, readiness or startup probe for a container by result.",
+	}, []string{"probe_type", "result", "container", "pod", "namespace", "pod_uid"})
+	m.probeTime = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "prober_probe_duration_seconds", Help: "Duration in seconds for a probe response.", Buckets: prometheus.DefBuckets,
+	}, []string{"probe_type", "container", "pod", "namespace"})
+	m.Probes.MustRegister(m.probes, m.probeTime)
+	return m
+}
+
+const subsystem = "kubelet"
+
+func register[C prometheus.Collector](to *prometheus.Registry, c C) C {
+	to.MustRegister(c)
+	return c
+}
+
+func counter(to *prometheus.Registry, name, help string) prometheus.Counter {
+	return register(to, prometheus.NewCounter(prometheus.CounterOpts{Subsystem: subsystem, Name: name, Help: help}))
+}
+
+func counterVec(to *prometheus.Registry, name, help string, labels ...string) *prometheus.CounterVec {
+	return register(to, prometheus.NewCounterVec(prometheus.CounterOpts{Subsystem: subsystem, Name: name, Help: help}, labels))
+}
+
+func gauge(to *prometheus.Registry, name, help string) prometheus.Gauge {
+	return register(to, prometheus.NewGauge(prometheus.GaugeOpts{Subsystem: subsystem, Name: name, Help: help}))
+}
+
+func gaugeVec(to *prometheus.Registry, name, help string, labels ...string) *prometheus.GaugeVec {
+	return register(to, prometheus.NewGaugeVec(prometheus.GaugeOpts{Subsystem: subsystem, Name: name, Help: help}, labels))
+}
+
+func histogram(to *prometheus.Registry, name, help string, buckets []float64) prometheus.Histogram {
+	return register(to, prometheus.NewHistogram(prometheus.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets}))
+}
+
+func histogramVec(to *prometheus.Registry, name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return register(to, prometheus.NewHistogramVec(prometheus.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets}, labels))
+}
+
+// Operation notes a request to the container runtime.
+func (m *Metrics) Operation(name string, request any, took time.Duration, err error) {
+	if m == nil {
+		return
+	}
+	m.operations.WithLabelValues(name).Inc()
+	m.operationTime.WithLabelValues(name).Observe(took.Seconds())
+	if err != nil {
+		m.operationErrors.WithLabelValues(name).Inc()
+	}
+	if sandbox, ok := request.(*runtimeapi.RunPodSandboxRequest); ok {
+		m.sandboxTime.WithLabelValues(sandbox.RuntimeHandler).Observe(took.Seconds())
+		m.startedPods.Inc()
+		if err != nil {
+			m.sandboxErrors.WithLabelValues(sandbox.RuntimeHandler).Inc()
+			m.failedPods.Inc()
+		}
+	}
+}
+
+// Worked notes one look of a pod's worker: its first, one after a change of the pod, one to end it, or any other.
+func (m *Metrics) Worked(operation string, since time.Time) {
+	if m != nil {
+		m.workerTime.WithLabelValues(operation).Observe(time.Since(since).Seconds())
+	}
+}
+
+// PodRuns notes that a pod runs, so long after it was first seen.
+func (m *Metrics) PodRuns(after time.Duration) {
+	if m != nil {
+		m.startTime.Observe(after.Seconds())
+	}
+}
+
+// ContainerStarted notes that a container was to be started; reason says why it was not, if it was not.
+func (m *Metrics) ContainerStarted(kind container.Kind, reason string) {
+	if m == nil {
+		return
+	}
+	label := "container"
+	switch kind {
+	case container.Init:
+		label = "init_container"
+	case container.Ephemeral:
+		label = "ephemeral_container"
+	}
+	m.startedContainers.WithLabelValues(label).Inc()
+	if reason != "" {
+		m.failedContainers.WithLabelValues(label, reason).Inc()
+	}
+}
+
+// Relisted notes that everything the runtime has was looked at.
+func (m *Metrics) Relisted(took time.Duration) {
+	if m == nil {
+		return
+	}
+	now := time.Now()
+	m.relistTime.Observe(took.Seconds())
+	m.relistLast.Set(float64(now.Unix()))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.relisted.IsZero() {
+		m.relistInterval.Observe(now.Sub(m.relisted).Seconds())
+	}
+	m.relisted = now
+}
+
+// Evicted notes that a pod had to go because of a signal.
+func (m *Metrics) Evicted(signal string) {
+	if m != nil {
+		m.evictions.WithLabelValues(signal).Inc()
+	}
+}
+
+// Preempted notes that a pod had to go for a critical one that lacked a resource.
+func (m *Metrics) Preempted(resource corev1.ResourceName) {
+	if m != nil {
+		m.preemptions.WithLabelValues(string(resource)).Inc()
+	}
+}
+
+// Probed notes an answer to a probe; failures are not timed, since what they took is what they were given.
+func (m *Metrics) Probed(pod *corev1.Pod, c *corev1.Container, kind string, success bool, took time.Duration) {
+	if m == nil {
+		return
+	}
+	result := "failed"
+	if success {
+		result = "successful"
+		m.probeTime.WithLabelValues(kind, c.Name, pod.Name, pod.Namespace).Observe(took.Seconds())
+	}
+	m.probes.WithLabelValues(kind, result, c.Name, pod.Name, pod.Namespace, string(pod.UID)).Inc()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.probed[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// Unprobed forgets the probes of a pod that is gone.
+func (m *Metrics) Unprobed(uid types.UID) {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	name, known := m.probed[uid]
+	delete(m.probed, uid)
+	m.mu.Unlock()
+	if known {
+		m.probes.DeletePartialMatch(prometheus.Labels{"pod_uid": string(uid)})
+		m.probeTime.DeletePartialMatch(prometheus.Labels{"namespace": name.Namespace, "pod": name.Name})
+	}
+}

@@ -1,0 +1,229 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
+)
+
+// lines are the samples a registry shows, sorted: histograms as their count and sum. What Go and the process say of themselves is left out.
+func lines(t *testing.T, from prometheus.Gatherer) []string {
+	t.Helper()
+	families, err := from.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, family := range families {
+		name := family.GetName()
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue
+		}
+		for _, m := range family.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			value := fmt.Sprint(m.GetCounter().GetValue() + m.GetGauge().GetValue())
+			if h := m.Histogram; h != nil {
+				value = fmt.Sprintf("%d in %g", h.GetSampleCount(), h.GetSampleSum())
+			}
+			all = append(all, fmt.Sprintf("%s{%s} %s", name, strings.Join(labels, ","), value))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// shows compares what is shown beyond what a kubelet shows that has done nothing.
+func shows(t *testing.T, from prometheus.Gatherer, idle []string, want ...string) {
+	t.Helper()
+	got := slices.DeleteFunc(lines(t, from), func(line string) bool { return slices.Contains(idle, line) })
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("shows\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+func TestWhatHappens(t *testing.T) {
+	idle := lines(t, New("n").All)
+	broken := errors.New("broken")
+	for _, row := range []struct {
+		name string
+		do   func(m *Metrics)
+		want []string
+	}{
+		{"an operation", func(m *Metrics) { m.Operation("start_container", nil, 2*time.Second, nil) }, []string{
+			"kubelet_runtime_operations_total{operation_type=start_container} 1", "kubelet_runtime_operations_duration_seconds{operation_type=start_container} 1 in 2",
+		}},
+		{"an operation that fails", func(m *Metrics) { m.Operation("status", nil, time.Second, broken) }, []string{
+			"kubelet_runtime_operations_total{operation_type=status} 1", "kubelet_runtime_operations_duration_seconds{operation_type=status} 1 in 1",
+			"kubelet_runtime_operations_errors_total{operation_type=status} 1",
+		}},
+		{"sandboxes", func(m *Metrics) {
+			m.Operation("run_podsandbox", &runtimeapi.RunPodSandboxRequest{}, time.Second, nil)
+			m.Operation("run_podsandbox", &runtimeapi.RunPodSandboxRequest{RuntimeHandler: "kata"}, time.Second, broken)
+		}, []string{
+			"kubelet_runtime_operations_total{operation_type=run_podsandbox} 2", "kubelet_runtime_operations_duration_seconds{operation_type=run_podsandbox} 2 in 2",
+			"kubelet_runtime_operations_errors_total{operation_type=run_podsandbox} 1", "kubelet_run_podsandbox_duration_seconds{runtime_handler=} 1 in 1",
+			"kubelet_run_podsandbox_duration_seconds{runtime_handler=kata} 1 in 1", "kubelet_run_podsandbox_errors_total{runtime_handler=kata} 1",
+			"kubelet_started_pods_total{} 2", "kubelet_started_pods_errors_total{} 1",
+		}},
+		{"containers", func(m *Metrics) {
+			m.ContainerStarted(container.Regular, "")
+			m.ContainerStarted(container.Init, "")
+			m.ContainerStarted(container.Ephemeral, "")
+			m.ContainerStarted(container.Regular, "ErrImagePull")
+		}, []string{
+			"kubelet_started_containers_total{container_type=container} 2", "kubelet_started_containers_total{container_type=init_container} 1",
+			"kubelet_started_containers_total{container_type=ephemeral_container} 1", "kubelet_started_containers_errors_total{code=ErrImagePull,container_type=container} 1",
+		}},
+		{"a pod that runs", func(m *Metrics) { m.PodRuns(3 * time.Second) }, []string{"kubelet_pod_start_duration_seconds{} 1 in 3"}},
+		{"pods that had to go", func(m *Metrics) {
+			m.Evicted("memory.available")
+			m.Evicted("memory.available")
+			m.Preempted(corev1.ResourceCPU)
+		}, []string{"kubelet_evictions{eviction_signal=memory.available} 2", "kubelet_preemptions{preemption_signal=cpu} 1"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			m := New("n")
+			row.do(m)
+			shows(t, m.All, idle, row.want...)
+			row.do(nil) // counts nothing, and says nothing of it
+		})
+	}
+	if !slices.Contains(idle, "kubelet_node_name{node=n} 1") {
+		t.Errorf("a kubelet that has done nothing shows %q", idle)
+	}
+}
+
+func TestRelists(t *testing.T) {
+	m := New("n")
+	m.Relisted(time.Second)
+	m.Relisted(time.Second)
+	var nobody *Metrics
+	nobody.Relisted(time.Second)
+	got := lines(t, m.All)
+	if !slices.Contains(got, "kubelet_pleg_relist_duration_seconds{} 2 in 2") {
+		t.Errorf("shows %q", got)
+	}
+	for _, line := range got {
+		if strings.HasPrefix(line, "kubelet_pleg_relist_interval_seconds{} ") && !strings.HasPrefix(line, "kubelet_pleg_relist_interval_seconds{} 1 in ") {
+			t.Errorf("between two listings there is one interval: %s", line)
+		}
+		if line == "kubelet_pleg_last_seen_seconds{} 0" {
+			t.Error("the last listing has no time")
+		}
+	}
+}
+
+func TestWorked(t *testing.T) {
+	m := New("n")
+	for _, operation := range []string{"create", "sync", "sync"} {
+		m.Worked(operation, time.Now())
+	}
+	got := strings.Join(lines(t, m.All), "\n")
+	for _, want := range []string{"kubelet_pod_worker_duration_seconds{operation_type=create} 1 in ", "kubelet_pod_worker_duration_seconds{operation_type=sync} 2 in "} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not shown:\n%s", want, got)
+		}
+	}
+}
+
+func TestProbesComeAndGo(t *testing.T) {
+	m := New("n")
+	pod := func(uid string) *corev1.Pod {
+		p := &corev1.Pod{}
+		p.Namespace, p.Name, p.UID = "ns", "p", "u"
+		if uid != "u" {
+			p.Name, p.UID = uid, "other"
+		}
+		return p
+	}
+	c := &corev1.Container{Name: "c"}
+	m.Probed(pod("u"), c, "Liveness", true, time.Second)
+	m.Probed(pod("u"), c, "Readiness", false, time.Second)
+	m.Probed(pod("u"), c, "Readiness", false, time.Second)
+	m.Probed(pod("q"), c, "Startup", true, 2*time.Second)
+	other := []string{
+		"prober_probe_total{container=c,namespace=ns,pod=q,pod_uid=other,probe_type=Startup,result=successful} 1",
+		"prober_probe_duration_seconds{container=c,namespace=ns,pod=q,probe_type=Startup} 1 in 2",
+	}
+	shows(t, m.Probes, nil, append([]string{
+		"prober_probe_total{container=c,namespace=ns,pod=p,pod_uid=u,probe_type=Liveness,result=successful} 1",
+		"prober_probe_duration_seconds{container=c,namespace=ns,pod=p,probe_type=Liveness} 1 in 1",
+		"prober_probe_total{container=c,namespace=ns,pod=p,pod_uid=u,probe_type=Readiness,result=failed} 2",
+	}, other...)...)
+	m.Unprobed("u")
+	m.Unprobed("never probed")
+	shows(t, m.Probes, nil, other...)
+}
+
+func TestNode(t *testing.T) {
+	fake := cri.NewFake("image")
+	for _, uid := range []string{"a", "b"} {
+		sandbox, err := fake.RunPodSandbox(t.Context(), &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Name: uid}}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, err := fake.CreateContainer(t.Context(), sandbox, &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "image"}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid == "a" {
+			if err := fake.StartContainer(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			fake.StopSandbox(sandbox)
+		}
+	}
+	static := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "static", Annotations: map[string]string{"kubernetes.io/config.source": "file"}}}
+	plain := &corev1.Pod{Spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{}, {}}}}
+	ended := &corev1.Pod{}
+	n := Node{
+		Pods: func() []*corev1.Pod { return []*corev1.Pod{static, plain, ended} }, Active: func() []*corev1.Pod { return []*corev1.Pod{static, plain} }, Runtime: fake,
+		Volumes: func(pods []*corev1.Pod) (map[string]int, map[string]int) {
+			return map[string]int{"kubernetes.io/secret": len(pods)}, map[string]int{"kubernetes.io/secret": 1}
+		},
+		Shutdown: func() (time.Time, time.Time) { return time.Unix(100, 0), time.Time{} },
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(n)
+	rest := []string{
+		"kubelet_active_pods{static=true} 1", "kubelet_active_pods{static=} 1", "kubelet_desired_pods{static=true} 1", "kubelet_desired_pods{static=} 2",
+		"kubelet_mirror_pods{} 1", "kubelet_managed_ephemeral_containers{} 2", "kubelet_graceful_shutdown_start_time_seconds{} 100", "kubelet_graceful_shutdown_end_time_seconds{} 0",
+		"volume_manager_total_volumes{plugin_name=kubernetes.io/secret,state=desired_state_of_world} 2",
+		"volume_manager_total_volumes{plugin_name=kubernetes.io/secret,state=actual_state_of_world} 1",
+	}
+	shows(t, registry, nil, append([]string{
+		"kubelet_running_pods{} 1", "kubelet_running_containers{container_state=running} 1", "kubelet_running_containers{container_state=created} 1",
+	}, rest...)...)
+
+	n.Runtime = away{}
+	registry = prometheus.NewRegistry()
+	registry.MustRegister(n)
+	shows(t, registry, nil, rest...)
+}
+
+// away is a runtime that does not answer.
+type away struct{}
+
+func (away) ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
+	return nil, errors.New("away")
+}
+func (away) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	return nil, errors.New("away")
+}
