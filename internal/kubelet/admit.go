@@ -60,6 +60,7 @@ func (w *worker) admit(ctx context.Context, pod *corev1.Pod, seen *cri.Pod) (boo
 		w.allocate(allocationOf(pod))
 		return true, nil
 	}
+	w.k.Metrics.Rejected(why.Reason.Reason)
 	w.k.podEvent(pod, corev1.EventTypeWarning, why.Reason.Reason, "%s", why.Message)
 	now := metav1.NewTime(time.Now())
 	w.mu.Lock()

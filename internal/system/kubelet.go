@@ -251,7 +251,9 @@ func (n *nodeParts) make() error {
 		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
 		Log: n.log.With("part", "kubelet"),
 	})
-	n.metrics.All.MustRegister(metrics.Node{Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: volumes.Count, Shutdown: n.shutdown.Times})
+	n.metrics.All.MustRegister(metrics.Node{
+		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: volumes.Count, Claims: volumes.Claims, Shutdown: n.shutdown.Times,
+	})
 	n.runs["objects"], n.runs["informers"], n.runs["events"], n.runs["node"] = named.Run, informers.Run, events.Run, n.node.Run
 	n.runs["volumes"] = volumes.Run
 	// Before the first pod mounts or starts anything.

@@ -37,6 +37,7 @@ type Metrics struct {
 	relistTime, relistInterval  prometheus.Histogram
 	relistLast                  prometheus.Gauge
 	evictions, preemptions      *prometheus.CounterVec
+	rejections                  *prometheus.CounterVec
 	probes                      *prometheus.CounterVec
 	probeTime                   *prometheus.HistogramVec
 
@@ -72,6 +73,8 @@ func New(nodeName string) *Metrics {
 	m.relistLast = gauge(m.All, "pleg_last_seen_seconds", "Timestamp in seconds when PLEG was last seen active.")
 	m.evictions = counterVec(m.All, "evictions", "Cumulative number of pod evictions by eviction signal", "eviction_signal")
 	m.preemptions = counterVec(m.All, "preemptions", "Cumulative number of pod preemptions by preemption resource", "preemption_signal")
+
+	m.rejections = counterVec(m.All, "admission_rejections_total", "Cumulative number pod admission rejections by the Kubelet.", "reason")
 
 	m.probes = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "prober_probe_total", Help: "Cumulative number of a liveness, readiness or startup probe for a container by result.",
@@ -193,6 +196,13 @@ func (m *Metrics) Evicted(signal string) {
 func (m *Metrics) Preempted(resource corev1.ResourceName) {
 	if m != nil {
 		m.preemptions.WithLabelValues(string(resource)).Inc()
+	}
+}
+
+// Rejected notes that a pod was not admitted.
+func (m *Metrics) Rejected(reason string) {
+	if m != nil {
+		m.rejections.WithLabelValues(reason).Inc()
 	}
 }
 

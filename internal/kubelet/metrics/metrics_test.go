@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
@@ -95,7 +97,8 @@ func TestWhatHappens(t *testing.T) {
 			m.Evicted("memory.available")
 			m.Evicted("memory.available")
 			m.Preempted(corev1.ResourceCPU)
-		}, []string{"kubelet_evictions{eviction_signal=memory.available} 2", "kubelet_preemptions{preemption_signal=cpu} 1"}},
+			m.Rejected("OutOfcpu")
+		}, []string{"kubelet_admission_rejections_total{reason=OutOfcpu} 1", "kubelet_evictions{eviction_signal=memory.available} 2", "kubelet_preemptions{preemption_signal=cpu} 1"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			m := New("n")
@@ -198,6 +201,7 @@ func TestNode(t *testing.T) {
 		Volumes: func(pods []*corev1.Pod) (map[string]int, map[string]int) {
 			return map[string]int{"kubernetes.io/secret": len(pods)}, map[string]int{"kubernetes.io/secret": 1}
 		},
+		Claims:   func([]*corev1.Pod) map[types.NamespacedName]string { return nil },
 		Shutdown: func() (time.Time, time.Time) { return time.Unix(100, 0), time.Time{} },
 	}
 	registry := prometheus.NewRegistry()
@@ -226,4 +230,30 @@ func (away) ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*ru
 }
 func (away) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
 	return nil, errors.New("away")
+}
+
+func TestClaims(t *testing.T) {
+	folder := t.TempDir()
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(folder, &disk); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	collectClaims(map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: folder, {Namespace: "ns", Name: "gone"}: folder + "/gone"}, func(d *prometheus.Desc, value float64, labels ...string) {
+		if strings.Join(labels, "/") != "ns/data" {
+			t.Errorf("%s is shown of %q", d, labels)
+		}
+		for _, v := range volumeStats {
+			if v.desc == d {
+				values[v.name] = value
+			}
+		}
+	})
+	block := float64(disk.Bsize)
+	if values["capacity_bytes"] != float64(disk.Blocks)*block || values["inodes"] != float64(disk.Files) {
+		t.Errorf("capacity %g and %g inodes, want %g and %d", values["capacity_bytes"], values["inodes"], float64(disk.Blocks)*block, disk.Files)
+	}
+	if len(values) != 6 || values["inodes_used"]+values["inodes_free"] != values["inodes"] || values["used_bytes"]+values["available_bytes"] > values["capacity_bytes"] {
+		t.Errorf("values %v", values)
+	}
 }

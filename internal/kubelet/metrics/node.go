@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/kubelet/status"
@@ -42,6 +43,8 @@ type Node struct {
 	}
 	// Volumes counts by plugin those that pods want and those that are set up.
 	Volumes func(pods []*corev1.Pod) (wanted, there map[string]int)
+	// Claims are the volumes of claims that have file systems of their own, and where those are.
+	Claims func(pods []*corev1.Pod) map[types.NamespacedName]string
 	// Shutdown is when pods were last ended for a shutdown.
 	Shutdown func() (start, end time.Time)
 }
@@ -50,6 +53,9 @@ type Node struct {
 func (n Node) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{runningPods, runningContainers, desiredPods, activePods, mirrorPods, ephemeral, shutdownStart, shutdownEnd, totalVolumes} {
 		to <- d
+	}
+	for _, v := range volumeStats {
+		to <- v.desc
 	}
 }
 
@@ -87,6 +93,7 @@ func (n Node) Collect(to chan<- prometheus.Metric) {
 	for plugin, number := range there {
 		emit(totalVolumes, float64(number), plugin, "actual_state_of_world")
 	}
+	collectClaims(n.Claims(active), emit)
 	start, end := n.Shutdown()
 	emit(shutdownStart, seconds(start))
 	emit(shutdownEnd, seconds(end))

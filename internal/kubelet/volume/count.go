@@ -1,6 +1,9 @@
 package volume
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // Count counts volumes by the name of their plugin: those that pods want, and those that are set up. Of a claim that is not set up yet it
 // is not known which plugin it needs, so it is not counted.
@@ -45,4 +48,31 @@ func kindOf(volume *corev1.Volume) string {
 		return emptyDirPlugin
 	}
 	return ""
+}
+
+// Claims are the claims of pods whose volumes have file systems of their own, and where those are.
+func (v *Volumes) Claims(pods []*corev1.Pod) map[types.NamespacedName]string {
+	claims := map[types.NamespacedName]string{}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, pod := range pods {
+		for i := range pod.Spec.Volumes {
+			volume := &pod.Spec.Volumes[i]
+			name := ""
+			switch {
+			case volume.PersistentVolumeClaim != nil:
+				name = volume.PersistentVolumeClaim.ClaimName
+			case volume.Ephemeral != nil:
+				name = pod.Name + "-" + volume.Name
+			}
+			state := v.pods[pod.UID]
+			if name == "" || state == nil || state.byName[volume.Name] == nil {
+				continue
+			}
+			if m := state.byName[volume.Name]; !m.block && (m.kind == csiPlugin || m.kind == localPlugin) {
+				claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}] = m.path
+			}
+		}
+	}
+	return claims
 }
