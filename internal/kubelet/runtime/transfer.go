@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	leases "github.com/containerd/containerd/api/services/leases/v1"
 	streaming "github.com/containerd/containerd/api/services/streaming/v1"
 	transfer "github.com/containerd/containerd/api/services/transfer/v1"
 	"github.com/containerd/containerd/api/types"
@@ -100,6 +101,11 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace))
 	defer cancel(nil)
 	id := "import-" + rand.Text()
+	ctx, release, err := i.lease(ctx, id)
+	if err != nil {
+		return fmt.Errorf("hold what is imported: %w", err)
+	}
+	defer release()
 	stream, err := openStream(ctx, i.connection, id)
 	if err != nil {
 		return fmt.Errorf("open stream to containerd: %w", err)
@@ -120,6 +126,23 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 		return fmt.Errorf("import %s: %w", archive, err)
 	}
 	return i.waitPresent(ctx, archive)
+}
+
+// leaseTime is how long what an import has begun is kept at most, should nobody release it.
+const leaseTime = 24 * time.Hour
+
+// lease keeps containerd from collecting what is made by requests with the context, which no image holds yet: the stream, and what has been
+// read from it.
+func (i Importer) lease(ctx context.Context, id string) (context.Context, func(), error) {
+	client := leases.NewLeasesClient(i.connection)
+	_, err := client.Create(ctx, &leases.CreateRequest{ID: id, Labels: map[string]string{"containerd.io/gc.expire": time.Now().Add(leaseTime).Format(time.RFC3339)}})
+	if err != nil {
+		return nil, nil, err
+	}
+	release := func() {
+		_, _ = client.Delete(context.WithoutCancel(ctx), &leases.DeleteRequest{ID: id}) // it ends by itself one day
+	}
+	return metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
 // waitPresent waits until the CRI has heard of the images that containerd has stored, which it does by an event.
