@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/component-helpers/storage/volume"
 
@@ -45,13 +47,29 @@ func newAPIWriter(c *client.Client) *apiWriter {
 	}
 }
 
+// bind puts a pod on a node. An error means that it is not there.
 func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) error {
-	return retried(ctx, func() error {
+	err := retried(ctx, func() error {
 		return w.pods.Act(ctx, pod.Namespace, pod.Name, "binding", &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 		}, nil)
 	})
+	// The answer to a binding that was done may have got lost. The room of such a pod must not be given to another.
+	for pause := 10 * time.Millisecond; err != nil && ctx.Err() == nil; pause = min(5*pause, 5*time.Second) {
+		current, unknown := w.pods.Get(ctx, pod.Namespace, pod.Name)
+		if unknown == nil && current.UID == pod.UID && current.Spec.NodeName == node {
+			return nil
+		}
+		if unknown == nil || apierrors.IsNotFound(unknown) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(jitter(pause)):
+		}
+	}
+	return err
 }
 
 func (w *apiWriter) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
@@ -148,29 +166,32 @@ func (r *reservation) empty() bool { return r.volumes.empty() && len(r.devices) 
 func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
 	r := &reservation{}
 	if err := s.reserveDevices(d, r); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("running Reserve plugin %q: %w", dynamicResourcesName, err)
 	}
 	if d.profile.binding == nil || len(claimNames(d.Pod.Pod)) == 0 {
 		return r, nil
 	}
-	claims, err := s.snapshot.volumes.claimsOf(d.Pod.Pod)
-	if err != nil {
+	if err := s.reserveVolumes(d, r); err != nil {
 		s.release(r)
-		return nil, err
-	}
-	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object, s.snapshot.nodes[d.number].csi)
-	if err == nil && len(reasons) > 0 {
-		err = fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
-	}
-	if err == nil {
-		r.volumes = plan
-		err = s.snapshot.volumes.assume(&r.volumes, d.Node)
-	}
-	if err != nil {
-		s.release(r)
-		return nil, err
+		return nil, fmt.Errorf("running Reserve plugin %q: %w", volumeBindingName, err)
 	}
 	return r, nil
+}
+
+func (s *Scheduler) reserveVolumes(d *Decision, r *reservation) error {
+	claims, err := s.snapshot.volumes.claimsOf(d.Pod.Pod)
+	if err != nil {
+		return err
+	}
+	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object, s.snapshot.nodes[d.number].csi)
+	if err != nil {
+		return err
+	}
+	if len(reasons) > 0 {
+		return fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
+	}
+	r.volumes = plan
+	return s.snapshot.volumes.assume(&r.volumes, d.Node)
 }
 
 // release takes back what reserve decided.
@@ -186,7 +207,7 @@ func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error
 		// This may take long. Others should know meanwhile where the pod is going.
 		s.nominate(ctx, pod, d.Node)
 		done := s.metrics.timed("PreBind", d.profile)
-		err := s.prepareNode(ctx, d, r)
+		err := s.prepare(ctx, d, r)
 		done(err)
 		if err != nil {
 			return err
@@ -198,19 +219,37 @@ func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error
 	return err
 }
 
-// prepareNode binds what the pod needs besides the node itself.
+// prepare binds what the pod needs besides the node itself, unless somebody preempts it meanwhile.
+func (s *Scheduler) prepare(ctx context.Context, d *Decision, r *reservation) error {
+	uid := d.Pod.Pod.UID
+	ctx, callOff := context.WithCancelCause(ctx)
+	defer callOff(nil)
+	s.mu.Lock()
+	s.preparing[uid] = callOff
+	s.mu.Unlock()
+	err := s.prepareNode(ctx, d, r)
+	s.mu.Lock()
+	delete(s.preparing, uid)
+	s.mu.Unlock()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// prepareNode binds devices and volumes.
 func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation) error {
 	for i := range r.devices {
 		if err := s.bindDevices(ctx, d.Pod.Pod, &r.devices[i]); err != nil {
-			return err
+			return fmt.Errorf("running PreBind plugin %q: %w", dynamicResourcesName, err)
 		}
 	}
 	if err := s.awaitDevices(ctx, d, r.devices); err != nil {
-		return err
+		return fmt.Errorf("running PreBind plugin %q: %w", dynamicResourcesName, err)
 	}
 	if !r.volumes.empty() {
 		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
-			return fmt.Errorf("binding volumes: %w", err)
+			return fmt.Errorf("running PreBind plugin %q: binding volumes: %w", volumeBindingName, err)
 		}
 	}
 	return nil
@@ -227,7 +266,10 @@ func (s *Scheduler) bindPod(ctx context.Context, d *Decision) error {
 			return err
 		}
 	}
-	return s.writer.bind(ctx, pod, d.Node)
+	if err := s.writer.bind(ctx, pod, d.Node); err != nil {
+		return fmt.Errorf("running Bind plugin \"DefaultBinder\": %w", err)
+	}
+	return nil
 }
 
 // unbound takes back a decision that could not be written.
@@ -346,6 +388,11 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 // evict tells the victims of a preemption to go. The caller holds s.mu.
 func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
 	pod := info.Pod
+	victims := slices.DeleteFunc(slices.Clone(way.Victims), func(v *corev1.Pod) bool { return v.DeletionTimestamp != nil })
+	if len(victims) == 0 {
+		s.queue.Release(pod.UID, time.Now(), false)
+		return
+	}
 	var weaker []*corev1.Pod
 	if number, ok := s.snapshot.nodeNumber[way.Node]; ok {
 		for _, p := range s.snapshot.nominated[number] {
@@ -354,33 +401,52 @@ func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
 			}
 		}
 	}
-	s.preempting[pod.UID] = true
 	s.background(ctx, func() {
 		failed := false
 		for _, w := range weaker {
 			s.nominate(ctx, w, "")
 		}
-		for _, victim := range way.Victims {
-			if victim.DeletionTimestamp != nil {
-				continue
-			}
+		for _, victim := range victims {
 			if err := s.evictOne(ctx, info, victim, way.Node); err != nil && !apierrors.IsNotFound(err) {
 				s.log.Warn("preemption failed", "pod", keyOf(pod), "victim", keyOf(victim), "error", err)
 				failed = true
+				break // without this one's room, that of the others is of no use
 			}
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.preempting, pod.UID)
-		if failed {
-			s.queue.Activate(pod.UID, time.Now())
-			s.awake()
-		}
+		s.queue.Release(pod.UID, time.Now(), failed)
+		s.awake()
 	})
 }
 
+// evictOne tells one victim to go. One whose volumes or devices are not ready yet is not on its node: it only waits again.
 func (s *Scheduler) evictOne(ctx context.Context, by *PodInfo, victim *corev1.Pod, node string) error {
-	// A victim that we have not bound yet is deleted as well: its binding fails then.
+	message := fmt.Sprintf("Preempted by pod %v on node %v", by.Pod.UID, node)
+	if s.callOff(victim.UID) {
+		message += " (in kube-scheduler memory)."
+	} else if err := s.deleteVictim(ctx, by, victim); err != nil {
+		return err
+	}
+	if profile := s.profiles[by.Pod.Spec.SchedulerName]; profile != nil {
+		s.tell(profile, victim, corev1.EventTypeNormal, "Preempted", message)
+	}
+	return nil
+}
+
+// callOff ends the binding of a pod that is not ready for it yet. It reports false when it is too late for that.
+func (s *Scheduler) callOff(uid types.UID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cancel := s.preparing[uid]
+	if cancel == nil {
+		return false
+	}
+	cancel(errors.New("preempted by " + defaultPreemptionName))
+	return true
+}
+
+func (s *Scheduler) deleteVictim(ctx context.Context, by *PodInfo, victim *corev1.Pod) error {
 	condition := corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
 		Message: fmt.Sprintf("%s: preempting to accommodate a higher priority pod", by.Pod.Spec.SchedulerName),
@@ -392,9 +458,6 @@ func (s *Scheduler) evictOne(ctx context.Context, by *PodInfo, victim *corev1.Po
 	}
 	if err := s.writer.deletePod(ctx, victim); err != nil {
 		return fmt.Errorf("delete victim: %w", err)
-	}
-	if profile := s.profiles[by.Pod.Spec.SchedulerName]; profile != nil {
-		s.tell(profile, victim, corev1.EventTypeNormal, "Preempted", fmt.Sprintf("Preempted by pod %v on node %v", by.Pod.UID, node))
 	}
 	return nil
 }
@@ -434,7 +497,7 @@ func conditionPatch(pod *corev1.Pod, c corev1.PodCondition, nominated *string) [
 		c.LastTransitionTime = pod.Status.Conditions[i].LastTransitionTime
 	}
 	same := i >= 0 && pod.Status.Conditions[i].Status == c.Status && pod.Status.Conditions[i].Reason == c.Reason &&
-		pod.Status.Conditions[i].Message == c.Message && pod.Status.Conditions[i].ObservedGeneration == c.ObservedGeneration
+		pod.Status.Conditions[i].Message == c.Message
 	if !same {
 		status["conditions"] = []corev1.PodCondition{c}
 	}

@@ -12,7 +12,6 @@ type Resource string
 
 // The resources rules give hints about. AssignedPod is a pod on a node; TargetPod is the waiting pod itself.
 const (
-	AnyResource                Resource = "*"
 	AssignedPod                Resource = "AssignedPod"
 	TargetPod                  Resource = "TargetPod"
 	NodeResource               Resource = "Node"
@@ -49,7 +48,6 @@ const (
 
 	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature | UpdatePodLabel | UpdatePodScaleDown |
 		UpdatePodToleration | UpdatePodGates | UpdatePodClaims | updateOther
-	anyAction = ^Action(0)
 )
 
 // Event is a change in the cluster.
@@ -70,6 +68,17 @@ func (e *Event) label() string {
 		return string(e.Resource) + name
 	}
 	return string(e.Resource) + "Update"
+}
+
+// parts are the changes of a single kind that an update consists of.
+func (e Event) parts() []Event {
+	var all []Event
+	for rest := e.Action; rest != 0; rest &= rest - 1 {
+		part := e
+		part.Action = rest & -rest
+		all = append(all, part)
+	}
+	return all
 }
 
 // asPod, and its likes, read a side of an event that may be missing.
@@ -100,6 +109,13 @@ func nodeChanges(old, now *corev1.Node) (a Action) {
 	return a
 }
 
+func amountOf(all []Amount, name corev1.ResourceName) int64 {
+	if i := slices.IndexFunc(all, func(a Amount) bool { return a.Resource == name }); i >= 0 {
+		return all[i].Value
+	}
+	return 0
+}
+
 // podChanges tells in which ways a pod's update may matter, to others or to itself.
 func podChanges(old, now *corev1.Pod) (a Action) {
 	if !sameLabels(old.Labels, now.Labels) {
@@ -111,12 +127,13 @@ func podChanges(old, now *corev1.Pod) (a Action) {
 	if len(old.Spec.SchedulingGates) > 0 && len(now.Spec.SchedulingGates) == 0 {
 		a |= UpdatePodGates
 	}
-	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses) {
+	if !equality.Semantic.DeepEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses) ||
+		!equality.Semantic.DeepEqual(old.Status.ExtendedResourceClaimStatus, now.Status.ExtendedResourceClaimStatus) {
 		a |= UpdatePodClaims
 	}
 	before, after := requestOf(old, old.Spec.NodeName != ""), requestOf(now, now.Spec.NodeName != "")
 	if before.MilliCPU > after.MilliCPU || before.Memory > after.Memory || before.Storage > after.Storage ||
-		!slices.Equal(before.Extended, after.Extended) {
+		slices.ContainsFunc(before.Extended, func(b Amount) bool { return b.Value > amountOf(after.Extended, b.Resource) }) {
 		a |= UpdatePodScaleDown
 	}
 	if a == 0 {

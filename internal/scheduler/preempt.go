@@ -10,6 +10,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -65,8 +66,11 @@ func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([
 	if err != nil {
 		return nil, err.Error(), err
 	}
-	candidates, statuses := d.candidates(near, budgets)
-	if len(candidates) == 0 {
+	candidates, statuses, err := d.candidates(near, budgets)
+	switch {
+	case err != nil:
+		return nil, err.Error(), err
+	case len(candidates) == 0:
 		return nil, d.helpless(statuses).Error(), ErrHopeless
 	}
 	if review != nil {
@@ -123,8 +127,9 @@ func (d *Decision) helpless(statuses map[int32]*Refusal) *FitError {
 	return e
 }
 
-// candidates are the nodes where moving pods away would help, and what was said of those where it would not.
-func (d *Decision) candidates(near *neighbourhood, budgets []*policyv1.PodDisruptionBudget) ([]Preemption, map[int32]*Refusal) {
+// candidates are the nodes where moving pods away would help, and what was said of those where it would not. The error is what kept
+// rules from deciding, if there are no candidates.
+func (d *Decision) candidates(near *neighbourhood, budgets []*policyv1.PodDisruptionBudget) ([]Preemption, map[int32]*Refusal, error) {
 	s := d.snapshot
 	statuses := map[int32]*Refusal{}
 	var nodes []int32
@@ -137,17 +142,21 @@ func (d *Decision) candidates(near *neighbourhood, budgets []*policyv1.PodDisrup
 		}
 	}
 	if len(nodes) == 0 {
-		return nil, statuses
+		return nil, statuses, nil
 	}
 	enough := min(max(len(nodes)*d.profile.preemption.percentage/100, d.profile.preemption.absolute), len(nodes))
 	offset := int(s.services) % len(nodes)
 	var safe, violating []Preemption
+	var failures []error
 	for i := range nodes {
 		node := nodes[(offset+i)%len(nodes)]
 		found, refusal := d.victims(near, node, budgets)
 		switch {
 		case refusal != nil:
 			statuses[node] = refusal
+			if refusal.Err != nil {
+				failures = append(failures, filterError(refusal))
+			}
 			continue
 		case found.Violations == 0:
 			safe = append(safe, *found)
@@ -158,7 +167,10 @@ func (d *Decision) candidates(near *neighbourhood, budgets []*policyv1.PodDisrup
 			break
 		}
 	}
-	return append(safe, violating...), statuses
+	if len(safe)+len(violating) == 0 && len(failures) > 0 {
+		return nil, statuses, utilerrors.NewAggregate(failures)
+	}
+	return append(safe, violating...), statuses, nil
 }
 
 var refusedNoVictims = refuse(defaultPreemptionName, true, "No preemption victims found for incoming pod")
@@ -190,6 +202,9 @@ func (d *Decision) victims(near *neighbourhood, node int32, budgets []*policyv1.
 		}
 		found = d.reprieve(near, node, weaker, budgets)
 	})
+	if found != nil && len(found.Victims) == 0 {
+		return nil, &Refusal{Err: fmt.Errorf("expected at least one victim pod on node %q", found.Node)}
+	}
 	return found, refusal
 }
 

@@ -15,22 +15,24 @@ const maxWaiting = 5 * time.Minute
 // Queue holds the pods that want a node. A pod is in one of four places:
 //
 //   - active: to be tried next, the highest priority first, then the one that came first;
-//   - backoff: tried in vain a moment ago, and something has changed that may help;
+//   - backoff: tried in vain a moment ago, and something has changed that may help, or the try itself failed;
 //   - waiting: refused, until a change that may help; gated pods wait too, for their gates to be removed;
 //   - flying: taken out to be tried. Changes are remembered meanwhile, for they may help if the try fails.
 //
 // A Queue is not safe for use by several goroutines at once, and has no clock.
 type Queue struct {
-	profiles        map[string]*Profile
-	initialBackoff  time.Duration
-	maxBackoff      time.Duration
-	active, backoff podHeap
-	waiting         map[types.UID]*queued
-	all             map[types.UID]*queued
-	flying          int
-	happened        []Event // since the oldest flying pod was taken out
-	interest        map[Resource]Action
-	nextFlush       time.Time
+	profiles       map[string]*Profile
+	initialBackoff time.Duration
+	maxBackoff     time.Duration
+	active         podHeap
+	// backoff holds pods that were refused, which need not wait when nobody else wants to be tried; erred those whose try failed.
+	backoff, erred podHeap
+	waiting        map[types.UID]*queued
+	all            map[types.UID]*queued
+	flying         int
+	happened       []Event // since the oldest flying pod was taken out
+	interest       map[Resource]Action
+	nextFlush      time.Time
 	// came is told of every pod that comes to a place, and which event brought it; it may be nil.
 	came func(to place, gated bool, event string)
 }
@@ -59,9 +61,13 @@ type queued struct {
 	until            time.Time // end of backoff
 	rules            []string  // that refused the pod when it was last tried
 	gated            bool
-	place            place
-	index            int // in its heap
-	heard            int // flying: place in Queue.happened when taken out
+	// held pods wait whatever happens; helped is the event that would have woken one meanwhile.
+	held   bool
+	helped string
+	place  place
+	heap   *podHeap // active or in backoff
+	index  int      // in its heap
+	heard  int      // flying: place in Queue.happened when taken out
 }
 
 // NewQueue makes an empty queue for the profiles. Backoff doubles from initial to most.
@@ -82,6 +88,7 @@ func NewQueue(profiles map[string]*Profile, initial, most time.Duration) *Queue 
 		}
 		return q.active.before(a, b)
 	}
+	q.erred.before = q.backoff.before
 	for _, p := range profiles {
 		for _, hints := range p.hints {
 			for _, h := range hints {
@@ -94,7 +101,7 @@ func NewQueue(profiles map[string]*Profile, initial, most time.Duration) *Queue 
 
 // Len counts the pods by place.
 func (q *Queue) Len() (active, backoff, waiting, flying int) {
-	return len(q.active.pods), len(q.backoff.pods), len(q.waiting), q.flying
+	return len(q.active.pods), len(q.backoff.pods) + len(q.erred.pods), len(q.waiting), q.flying
 }
 
 // Add takes in a pod that has no node yet.
@@ -113,6 +120,7 @@ const (
 	eventPodAdded    = "UnscheduledPodAdd"
 	eventFailed      = "ScheduleAttemptFailure"
 	eventBackoffOver = "BackoffComplete"
+	eventNotWaited   = "PopFromBackoffQ"
 	eventTimeout     = "UnschedulableTimeout"
 	eventActivated   = "ForceActivate"
 )
@@ -133,9 +141,13 @@ func (q *Queue) put(p *queued, to place, event string) {
 	}
 	switch to {
 	case isActive:
-		heap.Push(&q.active, p)
+		q.push(&q.active, p)
 	case isBackoff:
-		heap.Push(&q.backoff, p)
+		if len(p.rules) > 0 {
+			q.push(&q.backoff, p)
+		} else {
+			q.push(&q.erred, p)
+		}
 	case isWaiting:
 		q.waiting[p.info.Pod.UID] = p
 	case isFlying:
@@ -143,13 +155,16 @@ func (q *Queue) put(p *queued, to place, event string) {
 	}
 }
 
+func (q *Queue) push(to *podHeap, p *queued) {
+	p.heap = to
+	heap.Push(to, p)
+}
+
 // take removes a pod from where it is.
 func (q *Queue) take(p *queued) {
 	switch p.place {
-	case isActive:
-		heap.Remove(&q.active, p.index)
-	case isBackoff:
-		heap.Remove(&q.backoff, p.index)
+	case isActive, isBackoff:
+		heap.Remove(p.heap, p.index)
 	case isWaiting:
 		delete(q.waiting, p.info.Pod.UID)
 	case isFlying:
@@ -175,18 +190,22 @@ func (q *Queue) Update(s *Snapshot, old *corev1.Pod, info *PodInfo, now time.Tim
 	p.info = info
 	event := Event{Resource: TargetPod, Action: podChanges(old, info.Pod), Old: old, New: info.Pod}
 	switch p.place {
-	case isActive:
-		heap.Fix(&q.active, p.index)
-	case isBackoff:
-		heap.Fix(&q.backoff, p.index)
+	case isActive, isBackoff:
+		heap.Fix(p.heap, p.index)
 	case isFlying:
 		q.happened = append(q.happened, event)
 	case isWaiting:
 		if p.gated && !q.isGated(info.Pod) {
 			p.rules = nil
+			event.Action = UpdatePodGates
 			q.put(p, isActive, event.label())
-		} else if q.helps(s, p, &event) {
-			q.wake(p, now, event.label())
+			return
+		}
+		for _, part := range event.parts() {
+			if q.helps(s, p, &part) {
+				q.wake(p, now, part.label())
+				return
+			}
 		}
 	}
 }
@@ -202,20 +221,25 @@ func (q *Queue) Delete(uid types.UID) {
 // Pop takes out the next pod to try. When there is none, it tells when to look again at the latest.
 func (q *Queue) Pop(now time.Time) (*queued, time.Duration) {
 	q.flush(now)
-	for len(q.backoff.pods) > 0 && !q.backoff.pods[0].until.After(now) {
-		q.put(q.backoff.pods[0], isActive, eventBackoffOver)
+	for _, h := range []*podHeap{&q.backoff, &q.erred} {
+		for len(h.pods) > 0 && !h.pods[0].until.After(now) {
+			q.put(h.pods[0], isActive, eventBackoffOver)
+		}
 	}
 	var p *queued
 	switch {
 	case len(q.active.pods) > 0:
 		p = q.active.pods[0]
-	case len(q.backoff.pods) > 0 && len(q.backoff.pods[0].rules) > 0:
+	case len(q.backoff.pods) > 0:
 		// Nobody else wants to be tried, and something has changed that may help: there is no reason to wait.
 		p = q.backoff.pods[0]
+		if q.came != nil {
+			q.came(isActive, false, eventNotWaited)
+		}
 	default:
 		wait := q.nextFlush.Sub(now)
-		if len(q.backoff.pods) > 0 {
-			wait = min(wait, q.backoff.pods[0].until.Sub(now))
+		if len(q.erred.pods) > 0 {
+			wait = min(wait, q.erred.pods[0].until.Sub(now))
 		}
 		return nil, max(wait, time.Millisecond)
 	}
@@ -256,7 +280,7 @@ func (q *Queue) Return(s *Snapshot, p *queued, rules []string, now time.Time) {
 		p.errors = 0
 	}
 	p.since = now
-	p.until = now.Add(q.backoffOf(p))
+	p.until = endOf(now, q.backoffOf(p))
 	var missed []Event
 	if p.place == isFlying {
 		missed = slices.Clone(q.happened[min(p.heard, len(q.happened)):])
@@ -271,6 +295,19 @@ func (q *Queue) Return(s *Snapshot, p *queued, rules []string, now time.Time) {
 	}
 }
 
+// endOf is when a backoff that begins now is over: at a full second, so that pods whose time comes within the same one are tried by
+// their priority.
+func endOf(now time.Time, backoff time.Duration) time.Time {
+	if backoff == 0 {
+		return now
+	}
+	end := now.Add(backoff)
+	if whole := end.Truncate(time.Second); whole.Before(end) {
+		return whole.Add(time.Second)
+	}
+	return end
+}
+
 // backoffOf is how long a pod waits after a failed try.
 func (q *Queue) backoffOf(p *queued) time.Duration {
 	tries := p.refusals
@@ -280,7 +317,7 @@ func (q *Queue) backoffOf(p *queued) time.Duration {
 	if tries == 0 {
 		return 0
 	}
-	if shift := tries - 1; shift < 32 && q.initialBackoff <= q.maxBackoff>>shift {
+	if shift := tries - 1; q.initialBackoff <= q.maxBackoff>>shift {
 		return q.initialBackoff << shift
 	}
 	return q.maxBackoff
@@ -288,17 +325,35 @@ func (q *Queue) backoffOf(p *queued) time.Duration {
 
 // wake moves a pod that something may have helped to where it is tried again.
 func (q *Queue) wake(p *queued, now time.Time, event string) {
-	if p.until.After(now) {
+	switch {
+	case p.held:
+		p.helped = event
+		if p.place != isWaiting {
+			q.put(p, isWaiting, event)
+		}
+	case p.until.After(now):
 		q.put(p, isBackoff, event)
-	} else {
+	default:
 		q.put(p, isActive, event)
 	}
 }
 
-// Activate tries a waiting pod again whatever refused it.
-func (q *Queue) Activate(uid types.UID, now time.Time) {
-	if p := q.all[uid]; p != nil && p.place == isWaiting && !p.gated {
-		q.wake(p, now, eventActivated)
+// Hold lets a pod that is being tried wait until Release, once it is back: what its try has set going is not finished.
+func (q *Queue) Hold(p *queued) { p.held, p.helped = true, "" }
+
+// Release lets a held pod be tried again: at once if retry is set, or else when a change may help it, or has done so meanwhile.
+func (q *Queue) Release(uid types.UID, now time.Time, retry bool) {
+	p := q.all[uid]
+	if p == nil || !p.held {
+		return
+	}
+	p.held = false
+	switch {
+	case p.place != isWaiting:
+	case retry:
+		q.put(p, isActive, eventActivated)
+	case p.helped != "":
+		q.wake(p, now, p.helped)
 	}
 }
 

@@ -50,9 +50,9 @@ type Scheduler struct {
 	mu       sync.Mutex
 	snapshot *Snapshot
 	queue    *Queue
-	// preempting pods have victims that are being told to go.
-	preempting map[types.UID]bool
-	decisions  decisionLog
+	// preparing pods wait for volumes and devices before they are bound; who preempts one calls it off.
+	preparing map[types.UID]context.CancelCauseFunc
+	decisions decisionLog
 }
 
 // New makes a scheduler and registers what it wants to know of the cluster.
@@ -102,7 +102,7 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	s := &Scheduler{
 		log: log, profiles: profiles, extenders: extenders,
 		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
-		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preempting: map[types.UID]bool{},
+		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preparing: map[types.UID]context.CancelCauseFunc{},
 	}
 	s.snapshot.dropped = s.decisions.dropped
 	return s, nil
@@ -324,7 +324,6 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 			return fit.Preemption != ""
 		}
 		switch {
-		case s.preempting[pod.UID]:
 		case slices.Contains(rules, dynamicResourcesName) && freed():
 		case d.profile.preemption == nil:
 			nominated = ""
@@ -340,7 +339,13 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 		nominated = ""
 		s.log.Error("scheduling failed", "pod", keyOf(pod), "error", err)
 	}
+	if s.queue.all[pod.UID] != p {
+		return // deleted, or given a node by somebody else, while an extender was asked
+	}
 	s.snapshot.Nominate(p.info, pod.UID, nominated)
+	if preemption != nil {
+		s.queue.Hold(p)
+	}
 	s.queue.Return(s.snapshot, p, rules, time.Now())
 	if preemption != nil {
 		s.evict(ctx, p.info, preemption)

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"slices"
 )
 
@@ -16,7 +17,7 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 	if refusal != nil {
 		d.refusal = refusal
 		if refusal.Err != nil {
-			return d, refusal.Err
+			return d, fmt.Errorf("running PreFilter plugin %q: %w", refusal.Rule, refusal.Err)
 		}
 		return d, d.fitError()
 	}
@@ -55,15 +56,23 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 func (d *Decision) ruleError() error {
 	for _, r := range d.limited {
 		if r != nil && r.Err != nil {
-			return r.Err
+			return filterError(r)
 		}
 	}
 	for code, r := range d.table.refusals {
 		if r != nil && r.Err != nil && d.table.refused[code] > 0 {
-			return r.Err
+			return filterError(r)
 		}
 	}
 	return nil
+}
+
+// filterError tells which rule could not decide about a node.
+func filterError(r *Refusal) error {
+	if r.Rule == "" {
+		return r.Err
+	}
+	return fmt.Errorf("running %q filter plugin: %w", r.Rule, r.Err)
 }
 
 // takeNominated takes the node other pods were moved away from for this pod, if it fits there now.

@@ -328,7 +328,7 @@ func (s *Snapshot) SetPod(info *PodInfo) {
 	pod := info.Pod
 	old := s.pods[pod.UID]
 	if ended(pod) || pod.Spec.NodeName == "" {
-		if old != nil && !old.assumed {
+		if old != nil {
 			s.removePod(old)
 		}
 		return

@@ -167,7 +167,11 @@ func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, reso
 }
 
 // happened wakes the pods a change may help.
-func (s *Scheduler) happened(e Event) { s.queue.Move(s.snapshot, e, time.Now(), nil) }
+func (s *Scheduler) happened(e Event) {
+	for _, part := range e.parts() {
+		s.queue.Move(s.snapshot, part, time.Now(), nil)
+	}
+}
 
 func (s *Scheduler) nodeAdded(node *corev1.Node) {
 	s.snapshot.SetNode(node)
@@ -212,7 +216,10 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 	switch {
 	case old.Spec.NodeName != "":
 		s.snapshot.SetPod(info)
-		if ended(now) && !ended(old) {
+		if ended(old) {
+			return // it has held nothing for a while
+		}
+		if ended(now) {
 			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: old})
 		} else if a := podChanges(old, now); a != updateOther {
 			s.happened(Event{Resource: AssignedPod, Action: a, Old: old, New: now})
@@ -237,16 +244,17 @@ func (s *Scheduler) assigned(info *PodInfo) {
 // pending takes over a pod that has no node yet.
 func (s *Scheduler) pending(old *corev1.Pod, info *PodInfo) {
 	pod := info.Pod
+	if ended(pod) {
+		if old != nil && !ended(old) {
+			s.podDeleted(old)
+		}
+		return
+	}
 	if _, assumed := s.snapshot.Assumed(pod.UID); assumed {
 		if pod.DeletionTimestamp != nil && (old == nil || old.DeletionTimestamp == nil) {
 			s.snapshot.Forget(pod.UID)
 			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
 		}
-		return
-	}
-	if ended(pod) {
-		s.queue.Delete(pod.UID)
-		s.snapshot.Nominate(nil, pod.UID, "")
 		return
 	}
 	if old == nil {
@@ -288,13 +296,13 @@ func (s *Scheduler) podDeleted(pod *corev1.Pod) {
 	_, assumed := s.snapshot.Assumed(pod.UID)
 	s.snapshot.DeletePod(pod.UID)
 	s.queue.Delete(pod.UID)
-	delete(s.preempting, pod.UID)
 	switch {
+	case ended(pod):
 	case pod.Spec.NodeName != "":
 		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})
 	case assumed:
 		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
-	case pod.Status.NominatedNodeName != "":
+	case pod.Status.NominatedNodeName != "" && s.responsible(pod):
 		s.freed(pod)
 	}
 }
@@ -303,10 +311,19 @@ func (s *Scheduler) responsible(pod *corev1.Pod) bool {
 	return s.profiles[pod.Spec.SchedulerName] != nil
 }
 
+// read reads a pod. One on a node takes its room even if nobody can tell which neighbours it wants.
 func (s *Scheduler) read(pod *corev1.Pod) *PodInfo {
 	info, err := NewPodInfo(pod)
-	if err != nil {
-		s.log.Error("pod cannot be read", "pod", keyOf(pod), "error", err)
+	if err == nil {
+		return info
+	}
+	s.log.Error("pod cannot be read", "pod", keyOf(pod), "error", err)
+	if pod.Spec.NodeName == "" {
+		return nil
+	}
+	plain := *pod
+	plain.Spec.Affinity = nil
+	if info, err = NewPodInfo(&plain); err != nil {
 		return nil
 	}
 	return info
