@@ -61,7 +61,7 @@ func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) erro
 		if unknown == nil && current.UID == pod.UID && current.Spec.NodeName == node {
 			return nil
 		}
-		if unknown == nil || apierrors.IsNotFound(unknown) {
+		if unknown == nil || apierrors.IsNotFound(unknown) || apierrors.IsForbidden(unknown) {
 			return err
 		}
 		select {
