@@ -179,7 +179,7 @@ var (
 	aNodeCame = Event{Resource: NodeResource, Action: Add, New: testNode("n")}
 	aPodWent  = Event{Resource: AssignedPod, Action: Delete, Old: testPod("gone", on("n"), asksCPU("1"))}
 	aPodCame  = Event{Resource: AssignedPod, Action: Add, New: testPod("new", on("n"))}
-	tolerant  = tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
+	toleratesAll  = tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 )
 
 func TestQueue(t *testing.T) {
@@ -481,7 +481,7 @@ func TestQueue(t *testing.T) {
 		"the pod's own change during the try counts": func(w *queueStory) {
 			w.add(testPod("a"))
 			w.pop("a")
-			w.update(testPod("a"), testPod("a", tolerant))
+			w.update(testPod("a"), testPod("a", toleratesAll))
 			w.back("a", byTaint)
 			w.is("backoff[a]")
 			if len(w.q.all["a"].info.Pod.Spec.Tolerations) != 1 {
@@ -491,7 +491,7 @@ func TestQueue(t *testing.T) {
 		"another pod's own change does not": func(w *queueStory) {
 			w.add(testPod("a"), testPod("b"))
 			w.pop("a", "b")
-			w.update(testPod("b"), testPod("b", tolerant))
+			w.update(testPod("b"), testPod("b", toleratesAll))
 			w.back("a", byTaint)
 			w.back("b", byTaint)
 			w.is("backoff[b] waiting[a]")
@@ -536,8 +536,8 @@ func TestQueue(t *testing.T) {
 			w.refused("a", byTaint, byName)
 			w.refused("b")
 			w.happens(aNodeCame)
-			w.update(testPod("a"), testPod("a", tolerant))
-			w.update(testPod("b"), testPod("b", tolerant))
+			w.update(testPod("a"), testPod("a", toleratesAll))
+			w.update(testPod("b"), testPod("b", toleratesAll))
 			w.is("backoff[a b!]")
 			if len(w.q.all["a"].info.Pod.Spec.Tolerations) != 1 {
 				w.t.Error("the old state is kept")
@@ -546,7 +546,7 @@ func TestQueue(t *testing.T) {
 		"an update that helps wakes the pod": func(w *queueStory) {
 			w.add(testPod("a"))
 			w.refused("a", byTaint)
-			w.update(testPod("a"), testPod("a", tolerant))
+			w.update(testPod("a"), testPod("a", toleratesAll))
 			w.is("backoff[a]")
 			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:TargetPodUpdatePodToleration")
 		},
@@ -554,7 +554,7 @@ func TestQueue(t *testing.T) {
 			w.add(testPod("a", asksCPU("2")))
 			w.refused("a", byTaint)
 			w.after(time.Minute)
-			w.update(testPod("a", asksCPU("2")), testPod("a", asksCPU("1"), labelled("x", "y"), tolerant))
+			w.update(testPod("a", asksCPU("2")), testPod("a", asksCPU("1"), labelled("x", "y"), toleratesAll))
 			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
 		},
 		"an update that does not help leaves the pod waiting, but is taken over": func(w *queueStory) {
@@ -589,7 +589,7 @@ func TestQueue(t *testing.T) {
 			w.add(testPod("a", gatedBy("x", "y")))
 			w.update(testPod("a", gatedBy("x", "y")), testPod("a", gatedBy("y")))
 			w.is("waiting[a*]")
-			w.update(testPod("a", gatedBy("y")), testPod("a", gatedBy("y"), labelled("l", "v"), tolerant))
+			w.update(testPod("a", gatedBy("y")), testPod("a", gatedBy("y"), labelled("l", "v"), toleratesAll))
 			w.is("waiting[a*]")
 			w.update(testPod("a", gatedBy("y")), testPod("a", labelled("l", "v")))
 			w.is("active[a]")
@@ -646,7 +646,7 @@ func TestQueue(t *testing.T) {
 			w.back("a", byTaint)
 			w.after(time.Hour)
 			w.pop("")
-			w.update(testPod("a"), testPod("a", tolerant))
+			w.update(testPod("a"), testPod("a", toleratesAll))
 			w.is("waiting[a#]")
 			w.q.Release("a", w.now, false)
 			w.is("active[a]")
