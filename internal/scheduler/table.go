@@ -187,8 +187,9 @@ func (t *table) fill(s *Snapshot) {
 		t.scales[i].raw, t.scales[i].nonzero = make([]int64, n), 0
 	}
 	clear(t.refused)
+	// Positions before are of another history.
+	t.undoFrom = t.position() + 1
 	t.feasible, t.tree, t.undo = 0, tree{}, nil
-	t.undoFrom++
 	for node := range int32(n) {
 		c := t.evaluate(s, node)
 		t.cells[node] = c
