@@ -39,13 +39,14 @@ type Scheduler struct {
 	log       *slog.Logger
 	profiles  map[string]*Profile
 	extenders []*extender
-	events    *client.Events
-	metrics   *Metrics
-	writer    writer
-	lists     lists
-	wake      chan struct{}
-	inFlight  chan struct{}
-	writing   sync.WaitGroup
+	// record tells users what happened to a pod; nil tells nobody.
+	record   func(component string, pod *corev1.Pod, eventType, reason, message string)
+	metrics  *Metrics
+	writer   writer
+	lists    lists
+	wake     chan struct{}
+	inFlight chan struct{}
+	writing  sync.WaitGroup
 
 	mu       sync.Mutex
 	snapshot *Snapshot
@@ -61,7 +62,10 @@ func New(config Config) (*Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.events, s.metrics = config.Events, config.Metrics
+	s.metrics = config.Metrics
+	s.record = func(component string, pod *corev1.Pod, eventType, reason, message string) {
+		config.Events.For(component).Event(pod, eventType, reason, message)
+	}
 	if err := s.metrics.observe(s); err != nil {
 		return nil, err
 	}
@@ -387,7 +391,9 @@ func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption,
 
 // tell records an event about a pod in the name of its profile.
 func (s *Scheduler) tell(profile *Profile, pod *corev1.Pod, eventType, reason, message string) {
-	s.events.For(profile.Name).Event(pod, eventType, reason, message)
+	if s.record != nil {
+		s.record(profile.Name, pod, eventType, reason, message)
+	}
 }
 
 // truncated cuts a message to what an event can hold.

@@ -1,0 +1,199 @@
+package scheduler
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// In which ways an update of a node may matter.
+func TestWaysOfNodes(t *testing.T) {
+	no := corev1.TaintEffectNoSchedule
+	ready := func(status corev1.ConditionStatus) nodeOption {
+		return func(n *corev1.Node) {
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: status})
+		}
+	}
+	declares := func(features ...string) nodeOption {
+		return func(n *corev1.Node) { n.Status.DeclaredFeatures = features }
+	}
+	for name, test := range map[string]struct {
+		old, now []nodeOption
+		want     Action
+	}{
+		"nothing":                          {nil, nil, 0},
+		"a heartbeat":                      {[]nodeOption{ready("True")}, []nodeOption{ready("True"), func(n *corev1.Node) { n.ResourceVersion = "7" }}, 0},
+		"a condition, which taints tell":   {[]nodeOption{ready("True")}, []nodeOption{ready("False")}, 0},
+		"an annotation":                    {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }}, 0},
+		"an image":                         {nil, []nodeOption{nodeImage("x:1", 5)}, 0},
+		"capacity, of which less is given": {nil, []nodeOption{func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("9")} }}, 0},
+		"more processors":                  {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "8")}, UpdateNodeAllocatable},
+		"fewer processors":                 {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "1")}, UpdateNodeAllocatable},
+		"as many, written otherwise":       {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "4000m")}, 0},
+		"a new resource":                   {nil, []nodeOption{nodeHas("example.com/gpu", "1")}, UpdateNodeAllocatable},
+		"a resource that is gone":          {[]nodeOption{nodeHas("example.com/gpu", "1")}, nil, UpdateNodeAllocatable},
+		"a new label":                      {nil, []nodeOption{nodeLabel("a", "b")}, UpdateNodeLabel},
+		"a label's value":                  {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("a", "c")}, UpdateNodeLabel},
+		"a label that is gone":             {[]nodeOption{nodeLabel("a", "b")}, nil, UpdateNodeLabel},
+		"a label for another":              {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("c", "b")}, UpdateNodeLabel},
+		"a new taint":                      {nil, []nodeOption{taint("k", "v", no)}, UpdateNodeTaint},
+		"a taint that is gone":             {[]nodeOption{taint("k", "v", no)}, nil, UpdateNodeTaint},
+		"a taint's value":                  {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "w", no)}, UpdateNodeTaint},
+		"a taint's effect":                 {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "v", corev1.TaintEffectNoExecute)}, UpdateNodeTaint},
+		"it is opened":                     {[]nodeOption{cordoned}, nil, UpdateNodeTaint},
+		"it is closed":                     {nil, []nodeOption{cordoned}, 0},
+		"it stays closed":                  {[]nodeOption{cordoned}, []nodeOption{cordoned}, 0},
+		"a feature":                        {nil, []nodeOption{declares("x")}, UpdateNodeFeature},
+		"a feature less":                   {[]nodeOption{declares("x", "y")}, []nodeOption{declares("x")}, UpdateNodeFeature},
+		"all at once":                      {[]nodeOption{cordoned}, []nodeOption{nodeHas(corev1.ResourceCPU, "8"), nodeLabel("a", "b"), declares("x")}, UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature},
+	} {
+		if got := nodeChanges(testNode("n", test.old...), testNode("n", test.now...)); got != test.want {
+			t.Errorf("%s: %b, want %b", name, got, test.want)
+		}
+	}
+}
+
+// In which ways an update of a pod may matter.
+func TestWaysOfPods(t *testing.T) {
+	statuses := func(names ...string) podOption {
+		return func(p *corev1.Pod) {
+			for _, name := range names {
+				p.Status.ResourceClaimStatuses = append(p.Status.ResourceClaimStatuses, corev1.PodResourceClaimStatus{Name: name, ResourceClaimName: &name})
+			}
+		}
+	}
+	extended := func(name string) podOption {
+		return func(p *corev1.Pod) {
+			p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: name}
+		}
+	}
+	resized := func(spec, given string) podOption { // what is asked now, and what the kubelet has given
+		return func(p *corev1.Pod) {
+			asksCPU(spec)(p)
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResources: corev1.ResourceList{"cpu": resource.MustParse(given)},
+				Resources: &corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(given)}}}}
+		}
+	}
+	beside := func(cpu string) podOption {
+		return func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "side", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}}}
+		}
+	}
+	gpu := corev1.ResourceName("example.com/gpu")
+	o := func(all ...podOption) []podOption { return all }
+	for name, test := range map[string]struct {
+		old, now []podOption
+		want     Action
+	}{
+		"nothing":                                  {nil, nil, updateOther},
+		"its phase":                                {nil, o(inPhase(corev1.PodRunning)), updateOther},
+		"a nomination":                             {nil, o(nominatedTo("n")), updateOther},
+		"it begins to go":                          {nil, o(onItsWayOut), updateOther},
+		"a label":                                  {nil, o(labelled("a", "b")), UpdatePodLabel},
+		"a label's value":                          {o(labelled("a", "b")), o(labelled("a", "c")), UpdatePodLabel},
+		"a label that is gone":                     {o(labelled("a", "b")), nil, UpdatePodLabel},
+		"an empty set of labels":                   {nil, o(func(p *corev1.Pod) { p.Labels = map[string]string{} }), updateOther},
+		"a toleration":                             {nil, o(toleratesAll), UpdatePodToleration},
+		"its last gate":                            {o(gatedBy("x")), nil, UpdatePodGates},
+		"one of its gates":                         {o(gatedBy("x", "y")), o(gatedBy("x")), updateOther},
+		"less processor":                           {o(asksCPU("2")), o(asksCPU("1")), UpdatePodScaleDown},
+		"more processor":                           {o(asksCPU("1")), o(asksCPU("2")), updateOther},
+		"as much, written otherwise":               {o(asksCPU("1")), o(asksCPU("1000m")), updateOther},
+		"less memory":                              {o(asksMemory("2Gi")), o(asksMemory("1Gi")), UpdatePodScaleDown},
+		"less storage":                             {o(asks(corev1.ResourceEphemeralStorage, "2Gi")), o(asks(corev1.ResourceEphemeralStorage, "1Gi")), UpdatePodScaleDown},
+		"no processor any more":                    {o(asksCPU("1")), nil, UpdatePodScaleDown},
+		"less of one, more of another":             {o(asksCPU("2"), asksMemory("1Gi")), o(asksCPU("1"), asksMemory("9Gi")), UpdatePodScaleDown},
+		"less of something":                        {o(asks(gpu, "2")), o(asks(gpu, "1")), UpdatePodScaleDown},
+		"more of something":                        {o(asks(gpu, "1")), o(asks(gpu, "2")), updateOther},
+		"something new":                            {nil, o(asks(gpu, "2")), updateOther},
+		"nothing of something":                     {o(asks(gpu, "1")), nil, UpdatePodScaleDown},
+		"something for something else":             {o(asks(gpu, "1")), o(asks("example.com/fpga", "1")), UpdatePodScaleDown},
+		"less in a sidecar":                        {o(beside("2")), o(beside("1")), UpdatePodScaleDown},
+		"less asked, not yet given back":           {o(on("n"), resized("2", "2")), o(on("n"), resized("1", "2")), updateOther},
+		"less given":                               {o(on("n"), resized("1", "2")), o(on("n"), resized("1", "1")), UpdatePodScaleDown},
+		"a claim made for it":                      {nil, o(statuses("a")), UpdatePodClaims},
+		"the same claims":                          {o(statuses("a", "b")), o(statuses("a", "b")), updateOther},
+		"a claim less":                             {o(statuses("a", "b")), o(statuses("a")), UpdatePodClaims},
+		"a claim for its extended resources":       {nil, o(extended("x")), UpdatePodClaims},
+		"another claim for its extended resources": {o(extended("x")), o(extended("y")), UpdatePodClaims},
+		"all at once":                              {o(gatedBy("x"), asksCPU("2")), o(labelled("a", "b"), toleratesAll, asksCPU("1"), statuses("a")), UpdatePodLabel | UpdatePodToleration | UpdatePodGates | UpdatePodScaleDown | UpdatePodClaims},
+	} {
+		if got := podChanges(testPod("p", test.old...), testPod("p", test.now...)); got != test.want {
+			t.Errorf("%s: %b, want %b", name, got, test.want)
+		}
+	}
+}
+
+// Changes have upstream's names in metrics.
+func TestEventNames(t *testing.T) {
+	for want, e := range map[string]Event{
+		"NodeAdd":                                     {Resource: NodeResource, Action: Add},
+		"NodeDelete":                                  {Resource: NodeResource, Action: Delete},
+		"NodeUpdateNodeAllocatable":                   {Resource: NodeResource, Action: UpdateNodeAllocatable},
+		"NodeUpdateNodeLabel":                         {Resource: NodeResource, Action: UpdateNodeLabel},
+		"NodeUpdateNodeTaint":                         {Resource: NodeResource, Action: UpdateNodeTaint},
+		"NodeUpdateNodeDeclaredFeature":               {Resource: NodeResource, Action: UpdateNodeFeature},
+		"AssignedPodAdd":                              {Resource: AssignedPod, Action: Add},
+		"AssignedPodDelete":                           {Resource: AssignedPod, Action: Delete},
+		"AssignedPodUpdatePodLabel":                   {Resource: AssignedPod, Action: UpdatePodLabel},
+		"AssignedPodUpdatePodScaleDown":               {Resource: AssignedPod, Action: UpdatePodScaleDown},
+		"TargetPodUpdate":                             {Resource: TargetPod, Action: updateOther},
+		"TargetPodUpdatePodToleration":                {Resource: TargetPod, Action: UpdatePodToleration},
+		"TargetPodUpdatePodSchedulingGatesEliminated": {Resource: TargetPod, Action: UpdatePodGates},
+		"TargetPodUpdatePodGeneratedResourceClaim":    {Resource: TargetPod, Action: UpdatePodClaims},
+		"PersistentVolumeClaimUpdate":                 {Resource: PersistentVolumeClaim, Action: updateOther},
+		"StorageClassAdd":                             {Resource: StorageClassResource, Action: Add},
+		"CSINodeUpdate":                               {Resource: CSINodeResource, Action: updateOther},
+		"ResourceSliceAdd":                            {Resource: ResourceSliceResource, Action: Add},
+	} {
+		if got := e.label(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// An update of several kinds is told as several, each of one kind, of the same objects.
+func TestEventParts(t *testing.T) {
+	old, now := testNode("n"), testNode("n", zone("1"))
+	for _, test := range []struct {
+		action Action
+		want   []Action
+	}{
+		{0, nil},
+		{Add, []Action{Add}},
+		{updateOther, []Action{updateOther}},
+		{UpdateNodeTaint | UpdateNodeAllocatable, []Action{UpdateNodeAllocatable, UpdateNodeTaint}},
+		{Update, []Action{UpdateNodeAllocatable, UpdateNodeLabel, UpdateNodeTaint, UpdateNodeFeature, UpdatePodLabel, UpdatePodScaleDown, UpdatePodToleration, UpdatePodGates, UpdatePodClaims, updateOther}},
+	} {
+		var got []Action
+		for _, part := range (Event{Resource: NodeResource, Action: test.action, Old: old, New: now}).parts() {
+			if part.Resource != NodeResource || part.Old != any(old) || part.New != any(now) {
+				t.Errorf("%b: part %+v", test.action, part)
+			}
+			got = append(got, part.Action)
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%b has the parts %b, want %b", test.action, got, test.want)
+		}
+	}
+}
+
+// A side of an event may be missing, or something else.
+func TestEventSides(t *testing.T) {
+	pod, node := testPod("p"), testNode("n")
+	if asPod(pod) != pod || asNode(node) != node {
+		t.Error("what is there is not read")
+	}
+	for _, odd := range []any{nil, (*corev1.Service)(nil), &metav1.Status{}} {
+		if asPod(odd) != nil || asNode(odd) != nil {
+			t.Errorf("%T is read", odd)
+		}
+	}
+	if asPod(node) != nil || asNode(pod) != nil {
+		t.Error("one is taken for the other")
+	}
+}
