@@ -241,7 +241,9 @@ func (s *Server) createSub(req *request) error {
 	s.auditObject(req, obj, gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.attributes.Kind = gvk
-	wipeSystemFields(obj)
+	if !req.sub.Meant {
+		wipeSystemFields(obj)
+	}
 	if err := ensureNamespace(w.namespace, obj); err != nil {
 		return err
 	}

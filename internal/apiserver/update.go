@@ -381,8 +381,13 @@ func (w *write) preparePart(part *kind.Part, obj, live kind.Object) {
 	entries := obj.GetManagedFields()
 	labels, annotations := obj.GetLabels(), obj.GetAnnotations()
 	owners, finalizers := obj.GetOwnerReferences(), obj.GetFinalizers()
+	uid := obj.GetUID()
 	part.Prepare(&w.rules, obj, live)
 	takeMetadata(obj, live)
+	// Whoever names a UID means that object and no other.
+	if uid != "" {
+		obj.SetUID(uid)
+	}
 	obj.SetManagedFields(entries)
 	if part.Metadata {
 		obj.SetLabels(labels)

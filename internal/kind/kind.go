@@ -238,6 +238,8 @@ type Subresource struct {
 	Create func(ctx context.Context, env Env, req *Request, namespace, name string, body Object) (runtime.Object, error)
 	// NewBody makes an empty body of GVK for View and Create.
 	NewBody func() Object
+	// Meant: the UID of a body for Create tells which object the client means, and is kept.
+	Meant bool
 }
 
 // Part is a subresource that writes one part of the parent and leaves the rest as it was (status, approval, resize).

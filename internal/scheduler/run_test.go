@@ -37,9 +37,14 @@ type fakeServer struct {
 	pods    map[string]*corev1.Pod
 	patches map[string][]string
 	deleted []string
-	// refuse makes bindings fail while it returns an error.
+	// refuse makes bindings fail while it returns an error; fail does so with other writes, by verb.
 	refuse func(pod *corev1.Pod, node string) error
+	fail   func(verb string, pod *corev1.Pod) error
 	bound  map[string]int
+	// grace is how long a deleted pod stays.
+	grace   time.Duration
+	events  []string
+	budgets []*policyv1.PodDisruptionBudget
 }
 
 func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfiguration) *fakeServer {
@@ -48,15 +53,20 @@ func newFakeServer(t testing.TB, configuration *configv1.KubeSchedulerConfigurat
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, pods: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
+	f := &fakeServer{t: t, scheduler: s, delay: 5 * time.Millisecond, grace: 3 * time.Second, pods: map[string]*corev1.Pod{}, patches: map[string][]string{}, bound: map[string]int{}}
 	s.writer = f
+	s.record = func(component string, pod *corev1.Pod, eventType, reason, message string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.events = append(f.events, fmt.Sprintf("%s %s %s %s: %s", component, pod.Name, eventType, reason, message))
+	}
 	s.lists.pods = func(_, name string) (*corev1.Pod, bool) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		p, ok := f.pods[name]
 		return p, ok
 	}
-	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return nil }
+	s.lists.budgets = func() []*policyv1.PodDisruptionBudget { return f.budgets }
 	return f
 }
 
@@ -82,7 +92,9 @@ func (f *fakeServer) removePod(name string) {
 	p := f.pods[name]
 	delete(f.pods, name)
 	f.mu.Unlock()
-	f.tell(func() { f.scheduler.podDeleted(p) })
+	if p != nil {
+		f.tell(func() { f.scheduler.podDeleted(p) })
+	}
 }
 
 func (f *fakeServer) nodeOf(name string) string {
@@ -116,7 +128,7 @@ func (f *fakeServer) bind(_ context.Context, pod *corev1.Pod, node string) error
 	case current == nil:
 		f.mu.Unlock()
 		return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
-	case current.Spec.NodeName != "":
+	case current.Spec.NodeName != "" || current.DeletionTimestamp != nil || current.UID != pod.UID:
 		f.mu.Unlock()
 		return apierrors.NewConflict(corev1.Resource("pods"), pod.Name, errors.New("already assigned"))
 	}
@@ -141,6 +153,9 @@ func (f *fakeServer) patchStatus(_ context.Context, pod *corev1.Pod, patch []byt
 	if err := json.Unmarshal(patch, &read); err != nil {
 		return err
 	}
+	if err := f.failing("patch", pod); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	f.patches[pod.Name] = append(f.patches[pod.Name], string(patch))
 	f.mu.Unlock()
@@ -155,13 +170,32 @@ func (f *fakeServer) patchStatus(_ context.Context, pod *corev1.Pod, patch []byt
 	return nil
 }
 
+// failing is what keeps a write from being done, if anything does.
+func (f *fakeServer) failing(verb string, pod *corev1.Pod) error {
+	time.Sleep(time.Millisecond)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fail != nil {
+		if err := f.fail(verb, pod); err != nil {
+			return err
+		}
+	}
+	if current := f.pods[pod.Name]; current == nil || current.UID != pod.UID {
+		return apierrors.NewNotFound(corev1.Resource("pods"), pod.Name)
+	}
+	return nil
+}
+
 func (f *fakeServer) deletePod(_ context.Context, pod *corev1.Pod) error {
+	if err := f.failing("delete", pod); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	f.deleted = append(f.deleted, pod.Name)
 	f.mu.Unlock()
 	f.change(pod.Name, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} })
 	go func() {
-		time.Sleep(3 * time.Second) // the grace it is given
+		time.Sleep(f.grace)
 		f.removePod(pod.Name)
 	}()
 	return nil
@@ -259,7 +293,7 @@ func story(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, tel
 			t.Error(err)
 		}
 		// What the server still has to tell.
-		time.Sleep(10 * time.Second)
+		time.Sleep(10*time.Second + f.grace)
 	})
 }
 

@@ -34,7 +34,7 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 
 	Subresources: []kind.Subresource{
 		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}},
-		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod},
+		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod, Meant: true},
 		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Part: ephemeralContainersPart()},
 		{Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} }, Create: evictPod},
 		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}},
