@@ -2,11 +2,21 @@ package scheduler
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -108,4 +118,597 @@ func (s *realServer) delete(name string) {
 	if err := s.pods.Delete(context.Background(), "default", name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// watchStory is a scheduler that is told of changes, and does nothing else.
+type watchStory struct {
+	*Scheduler
+	t *testing.T
+}
+
+func newWatchStory(t *testing.T) *watchStory {
+	t.Helper()
+	s, err := newScheduler(nil, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &watchStory{s, t}
+	// A pod that is being tried makes the queue remember what happens.
+	s.queue.Add(infoOf(t, testPod("flying")), time.Now())
+	if p, _ := s.queue.Pop(time.Now()); p == nil {
+		t.Fatal("nobody flies")
+	}
+	return w
+}
+
+// assume puts a pod on a node as deciding does.
+func (w *watchStory) assumes(pod *corev1.Pod, node string) {
+	w.snapshot.Assume(infoOf(w.t, pod), node)
+	w.queue.Done(pod.UID)
+}
+
+// is compares what the scheduler knows of pods (by name: on a node, assumed there, waiting for it, or in the queue) and what it has
+// told waiting pods since.
+func (w *watchStory) is(want ...string) {
+	w.t.Helper()
+	var got []string
+	for uid, p := range w.snapshot.pods {
+		text := fmt.Sprint(uid, " on ", w.snapshot.nodes[p.node].name)
+		if p.assumed {
+			text += " assumed"
+		}
+		got = append(got, text)
+	}
+	for uid, p := range w.snapshot.nominatedAt {
+		got = append(got, fmt.Sprint(uid, " to ", w.snapshot.nodes[p.node].name))
+	}
+	for uid, p := range w.queue.all {
+		if uid != "flying" {
+			got = append(got, fmt.Sprint(uid, " ", map[place]string{isActive: "active", isBackoff: "backoff", isWaiting: "waits", isFlying: "flies"}[p.place]))
+		}
+	}
+	slices.Sort(got)
+	for _, e := range w.queue.happened {
+		got = append(got, e.label())
+	}
+	w.queue.happened = nil
+	if !slices.Equal(got, want) {
+		w.t.Fatalf("%q, want %q", got, want)
+	}
+}
+
+func schedulerOf(name string) podOption {
+	return func(p *corev1.Pod) { p.Spec.SchedulerName = name }
+}
+
+// unreadable has an affinity nobody can make sense of.
+func unreadable(p *corev1.Pod) {
+	affinityOf(p).PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+		TopologyKey: "x", LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Likes"}}},
+	}}}
+}
+
+func TestWatch(t *testing.T) {
+	green, red := labelled("color", "green"), labelled("color", "red")
+	later := func(o ...podOption) *corev1.Pod {
+		return testPod("p", append(o, func(p *corev1.Pod) { p.ResourceVersion = "2" })...)
+	}
+	for name, tell := range map[string]func(w *watchStory){
+		// Pods that have a node.
+		"a pod on a node": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.is("p on a", "AssignedPodAdd")
+		},
+		"of another scheduler": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a"), schedulerOf("another")))
+			w.is("p on a", "AssignedPodAdd")
+		},
+		"that has ended": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a"), inPhase(corev1.PodSucceeded)))
+			w.is()
+			w.podChanged(testPod("p", on("a"), inPhase(corev1.PodSucceeded)), later(on("a"), inPhase(corev1.PodSucceeded), green))
+			w.is()
+			w.podDeleted(testPod("p", on("a"), inPhase(corev1.PodSucceeded)))
+			w.is()
+		},
+		"that ends": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a")), later(on("a"), inPhase(corev1.PodFailed)))
+			w.is("AssignedPodDelete")
+		},
+		"that is deleted": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.podDeleted(testPod("p", on("a")))
+			w.is("AssignedPodAdd", "AssignedPodDelete")
+		},
+		"with other labels": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a"), green))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a"), green), later(on("a"), red))
+			w.is("p on a", "AssignedPodUpdatePodLabel")
+		},
+		"that asks less and has other labels": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a"), green, asksCPU("2")))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a"), green, asksCPU("2")), later(on("a"), red, asksCPU("1")))
+			w.is("p on a", "AssignedPodUpdatePodLabel", "AssignedPodUpdatePodScaleDown")
+		},
+		"whose status changes": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a")), later(on("a"), inPhase(corev1.PodRunning)))
+			w.is("p on a")
+		},
+		"that begins to go": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a")), later(on("a"), onItsWayOut))
+			w.is("p on a")
+		},
+		"that cannot be read takes its room": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a"), unreadable, asksCPU("1")))
+			w.is("p on a", "AssignedPodAdd")
+			if w.snapshot.requested[cpu][0] != 1000 {
+				w.t.Errorf("requested %d", w.snapshot.requested[cpu][0])
+			}
+			w.podDeleted(testPod("p", on("a"), unreadable))
+			w.is("AssignedPodDelete")
+		},
+
+		// Pods that have none.
+		"a pod that wants a node": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.is("p active")
+		},
+		"of another scheduler is not ours": func(w *watchStory) {
+			w.podAdded(testPod("p", schedulerOf("another"), nominatedTo("a")))
+			w.is()
+			w.podChanged(testPod("p", schedulerOf("another"), nominatedTo("a")), later(schedulerOf("another"), nominatedTo("b")))
+			w.is()
+			w.podDeleted(testPod("p", schedulerOf("another"), nominatedTo("b")))
+			w.is()
+		},
+		"that cannot be read is not tried": func(w *watchStory) {
+			w.podAdded(testPod("p", unreadable))
+			w.is()
+		},
+		"that has ended without one": func(w *watchStory) {
+			w.podAdded(testPod("p", inPhase(corev1.PodFailed)))
+			w.is()
+		},
+		"that ends without one": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.podChanged(testPod("p"), later(inPhase(corev1.PodFailed)))
+			w.is()
+			w.podChanged(later(inPhase(corev1.PodFailed)), later(inPhase(corev1.PodFailed), green))
+			w.is()
+		},
+		"that waited for room and ends": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.is("p active", "p to a")
+			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("a"), inPhase(corev1.PodFailed)))
+			w.is("AssignedPodDelete")
+		},
+		"that is deleted without one": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.podDeleted(testPod("p"))
+			w.is()
+		},
+		"that changes": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.podChanged(testPod("p"), later(green))
+			w.is("p active")
+			if w.queue.all["p"].info.Pod.Labels["color"] != "green" {
+				w.t.Error("the old state is kept")
+			}
+		},
+		"that was not known": func(w *watchStory) {
+			w.podChanged(testPod("p"), later(green))
+			w.is("p active")
+		},
+		"that gets one": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("b")))
+			w.podChanged(testPod("p", nominatedTo("b")), later(on("a")))
+			w.is("p on a", "AssignedPodAdd")
+		},
+		"that gets one and has ended at once": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.podChanged(testPod("p"), later(on("a"), inPhase(corev1.PodSucceeded)))
+			w.is()
+		},
+		"that is another pod of the same name": func(w *watchStory) {
+			w.podAdded(testPod("p", on("a")))
+			w.queue.happened = nil
+			w.podChanged(testPod("p", on("a")), testPod("p", func(p *corev1.Pod) { p.UID = "q" }))
+			w.is("q active", "AssignedPodDelete")
+		},
+		"gated": func(w *watchStory) {
+			w.podAdded(testPod("p", gatedBy("x")))
+			w.is("p waits")
+			w.podChanged(testPod("p", gatedBy("x")), later())
+			w.is("p active")
+		},
+
+		// Room kept for pods.
+		"a pod waits for a node": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.is("p active", "p to a")
+		},
+		"it is told to wait for one": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.podChanged(testPod("p"), later(nominatedTo("a")))
+			w.is("p active", "p to a")
+		},
+		"it waits for another one": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("b")))
+			w.is("p active", "p to b", "AssignedPodDelete")
+		},
+		"it waits no more": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podChanged(testPod("p", nominatedTo("a")), later())
+			w.is("p active", "AssignedPodDelete")
+		},
+		"it changes while it waits": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("a"), green))
+			w.is("p active", "p to a")
+			if w.snapshot.nominatedAt["p"].info.Pod.Labels["color"] != "green" {
+				w.t.Error("the old state waits")
+			}
+		},
+		"what is not written yet is not forgotten": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.snapshot.Nominate(infoOf(w.t, testPod("p")), "p", "a")
+			w.podChanged(testPod("p"), later(green))
+			w.is("p active", "p to a")
+		},
+		"it is deleted": func(w *watchStory) {
+			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podDeleted(testPod("p", nominatedTo("a")))
+			w.is("AssignedPodDelete")
+		},
+
+		// Assumed pods.
+		"an assumed pod is confirmed": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.is("p on a assumed")
+			w.podChanged(testPod("p"), later(on("a")))
+			w.is("p on a", "AssignedPodAdd")
+		},
+		"an assumed pod changes": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podChanged(testPod("p"), later(green))
+			w.podAdded(later(green))
+			w.is("p on a assumed")
+		},
+		"an assumed pod is on another node": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podChanged(testPod("p"), later(on("b")))
+			w.is("p on b", "AssignedPodAdd")
+		},
+		"an assumed pod begins to go": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podChanged(testPod("p"), later(onItsWayOut))
+			w.is("AssignedPodDelete")
+		},
+		"an assumed pod that was going goes on": func(w *watchStory) {
+			w.podAdded(testPod("p", onItsWayOut))
+			w.assumes(testPod("p", onItsWayOut), "a")
+			w.podChanged(testPod("p", onItsWayOut), later(onItsWayOut, green))
+			w.is("p on a assumed")
+		},
+		"an assumed pod is deleted": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podDeleted(testPod("p"))
+			w.is("AssignedPodDelete")
+		},
+		"an assumed pod has ended": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podChanged(testPod("p"), later(inPhase(corev1.PodFailed)))
+			w.is("AssignedPodDelete")
+		},
+		"an assumed pod has run and ended": func(w *watchStory) {
+			w.podAdded(testPod("p"))
+			w.assumes(testPod("p"), "a")
+			w.podChanged(testPod("p"), later(on("a"), inPhase(corev1.PodSucceeded)))
+			w.is()
+		},
+
+		// Nodes.
+		"a node": func(w *watchStory) {
+			w.nodeAdded(testNode("a"))
+			w.is("NodeAdd")
+			w.nodeChanged(testNode("a"), testNode("a"))
+			w.is()
+			w.nodeChanged(testNode("a"), testNode("a", zone("1")))
+			w.is("NodeUpdateNodeLabel")
+			w.nodeChanged(testNode("a", zone("1"), cordoned), testNode("a", nodeHas(corev1.ResourceCPU, "9")))
+			w.is("NodeUpdateNodeAllocatable", "NodeUpdateNodeLabel", "NodeUpdateNodeTaint")
+			if n := w.snapshot.nodeNumber["a"]; w.snapshot.allocatable[cpu][n] != 9000 || w.snapshot.Nodes() != 1 {
+				w.t.Errorf("%d nodes with %d", w.snapshot.Nodes(), w.snapshot.allocatable[cpu][n])
+			}
+			w.nodeDeleted(testNode("a"))
+			w.is("NodeDelete")
+			if w.snapshot.Nodes() != 0 {
+				w.t.Error("the node is still there")
+			}
+		},
+		"a node is closed": func(w *watchStory) {
+			w.nodeAdded(testNode("a"))
+			w.queue.happened = nil
+			w.nodeChanged(testNode("a"), testNode("a", cordoned))
+			w.is()
+			if !w.snapshot.closed[0] {
+				w.t.Error("nobody has noticed")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { tell(newWatchStory(t)) })
+	}
+}
+
+// Room that was kept for a pod wakes those who could not have it: pods of the same or lower priority.
+func TestFreedRoomWakesTheWeaker(t *testing.T) {
+	w := newWatchStory(t)
+	for i, n := range []int32{4, 5, 6} {
+		info := infoOf(t, testPod(fmt.Sprint("p", n), priority(n), asksCPU("1")))
+		w.queue.Add(info, time.Unix(int64(i), 0))
+		p, _ := w.queue.Pop(time.Now())
+		w.queue.Return(w.snapshot, p, []string{nodeResourcesFitName}, time.Now())
+	}
+	w.podAdded(testPod("kept", priority(5), asksCPU("1"), nominatedTo("a")))
+	w.is("kept active", "kept to a", "p4 waits", "p5 waits", "p6 waits")
+	w.podDeleted(testPod("kept", priority(5), asksCPU("1"), nominatedTo("a")))
+	w.is("p4 backoff", "p5 backoff", "p6 waits", "AssignedPodDelete")
+}
+
+// Deciding begins when everything that was there at first has been seen.
+func TestSyncComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newScheduler(nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		seen := map[string]bool{}
+		for _, name := range []string{"Node", "Pod"} {
+			s.lists.followers = append(s.lists.followers, follower{name: name, synced: func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return seen[name]
+			}})
+		}
+		see := func(name string) { mu.Lock(); seen[name] = true; mu.Unlock() }
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.lists.waitForSync(ctx) }()
+		see("Pod")
+		time.Sleep(time.Minute)
+		if err := s.Synced(ctx); err == nil || err.Error() != "the first lists have not been handled" {
+			t.Errorf("synced: %v", err)
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+		see("Node")
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := s.Synced(ctx); err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		delete(seen, "Node")
+		mu.Unlock()
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(time.Second)
+		cancel(errors.New("enough"))
+		if err := <-done; err == nil || err.Error() != "wait for the first list of Node: enough" {
+			t.Errorf("ended with %v", err)
+		}
+	})
+}
+
+// flakyLocal is a server in this process whose writes get lost now and then, before they are done or after.
+type flakyLocal struct {
+	client.Local
+	transport http.RoundTripper
+}
+
+func (f flakyLocal) Transport() http.RoundTripper { return f.transport }
+
+// runReal runs a scheduler beside a real server until the test ends.
+func (s *realServer) runReal(c *client.Client) *Scheduler {
+	s.t.Helper()
+	informers, events := client.NewInformers(c), client.NewEvents(s.client)
+	scheduler, err := New(Config{Client: c, Informers: informers, Events: events, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context) error{informers.Run, events.Run, scheduler.Run} {
+		running.Go(func() { _ = run(ctx) })
+	}
+	s.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return scheduler
+}
+
+func (s *realServer) node(n *corev1.Node) {
+	s.t.Helper()
+	if _, err := client.For[*corev1.Node](s.client).Create(context.Background(), n, writeOptions); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := client.For[*corev1.Node](s.client).UpdateStatus(context.Background(), func() *corev1.Node {
+		made, err := client.For[*corev1.Node](s.client).Get(context.Background(), "", n.Name)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		made = made.DeepCopy()
+		made.Status.Allocatable, made.Status.Capacity = n.Status.Allocatable, n.Status.Allocatable
+		return made
+	}()); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// eventually waits for what happens in real time.
+func eventually(t testing.TB, what string, happened func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !happened(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it does not happen: %s", what)
+		}
+	}
+}
+
+// TestSchedulerOnRealServer follows a few pods through a real API server: informers, bindings, conditions, events, preemption.
+func TestSchedulerOnRealServer(t *testing.T) {
+	server := newRealServer(t)
+	ctx := context.Background()
+	server.create(testPod("before", asksCPU("1")))
+	server.runReal(server.client)
+	eventually(t, "a pod that was there before is told that there are no nodes", func() bool {
+		p := server.pod("before")
+		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == "no nodes available to schedule pods"
+	})
+	server.node(testNode("a"))
+	eventually(t, "it is bound when a node comes", func() bool { return server.pod("before").Spec.NodeName == "a" })
+	server.create(testPod("big", asksCPU("4"), priority(0)))
+	eventually(t, "a pod that does not fit is told", func() bool {
+		p := server.pod("big")
+		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
+	})
+	events := func(name string) (all []string) {
+		list, _, err := client.For[*corev1.Event](server.client).List(ctx, "default", client.Match{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range list {
+			if e.InvolvedObject.Name == name {
+				all = append(all, fmt.Sprintf("%s %s %s: %s", e.Source.Component, e.Type, e.Reason, e.Message))
+			}
+		}
+		return all
+	}
+	eventually(t, "events are written", func() bool {
+		return slices.Contains(events("before"), "default-scheduler Normal Scheduled: Successfully assigned default/before to a") &&
+			slices.Contains(events("big"), "default-scheduler Warning FailedScheduling: "+noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
+	})
+	// A claim, a class and their likes are followed too.
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingMode)}
+	*class.VolumeBindingMode = storagev1.VolumeBindingWaitForFirstConsumer
+	server.create(testPod("claims", usingClaim("missing")))
+	eventually(t, "a pod whose claim is missing is told", func() bool {
+		p := server.pod("claims")
+		return len(p.Status.Conditions) == 1 && strings.Contains(p.Status.Conditions[0].Message, `persistentvolumeclaim "missing" not found`)
+	})
+	if _, err := client.For[*storagev1.StorageClass](server.client).Create(ctx, class, writeOptions); err != nil {
+		t.Fatal(err)
+	}
+	server.delete("before")
+	eventually(t, "room that is given back is used", func() bool { return server.pod("big").Spec.NodeName == "a" })
+	urgent := testPod("urgent", asksCPU("4"))
+	server.createWithPriority(urgent, 1000)
+	eventually(t, "the victim is marked and told to go", func() bool {
+		p := server.pod("big")
+		return p != nil && p.DeletionTimestamp != nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonPreemptionByScheduler
+		})
+	})
+	eventually(t, "the pod waits for the node", func() bool { return server.pod("urgent").Status.NominatedNodeName == "a" })
+	server.delete("big")
+	eventually(t, "the pod is bound, and waits no more", func() bool {
+		p := server.pod("urgent")
+		return p.Spec.NodeName == "a" && p.Status.NominatedNodeName == ""
+	})
+	eventually(t, "the victim was told by whom", func() bool {
+		return slices.ContainsFunc(events("big"), func(e string) bool {
+			return strings.HasSuffix(e, " on node a") && strings.Contains(e, "Preempted: Preempted by pod ")
+		})
+	})
+}
+
+func (s *realServer) createWithPriority(pod *corev1.Pod, n int32) {
+	s.t.Helper()
+	priority(n)(pod)
+	s.create(pod)
+}
+
+// TestSchedulerWithLostWrites runs on a real server whose answers get lost. Every pod is bound, once, and no node is over its allocatable.
+func TestSchedulerWithLostWrites(t *testing.T) {
+	server := newRealServer(t)
+	random := rand.New(rand.NewPCG(1, 1))
+	lossy := &lossyTransport{RoundTripper: server.local.Transport(), asked: map[string]int{}, lose: func(method, _ string) (bool, bool) {
+		if method == http.MethodGet {
+			return random.IntN(6) == 0, false
+		}
+		return random.IntN(5) == 0, random.IntN(4) == 0
+	}}
+	c, err := client.NewLocal(flakyLocal{server.local, lossy}, api.Scheme(), api.Kinds(api.Settings{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		server.node(testNode(fmt.Sprint("n", i), nodeHas(corev1.ResourceCPU, "2"), nodeHas(corev1.ResourcePods, "8")))
+	}
+	s := server.runReal(c)
+	const pods = 40 // as many as just fit: whoever takes room twice keeps another out
+	var bound sync.Map
+	for i := range pods {
+		server.create(testPod(fmt.Sprint("p", i), asksCPU("200m")))
+	}
+	watched := client.For[*corev1.Pod](server.client)
+	look := func() (on map[string][]string) {
+		on = map[string][]string{}
+		list, _, err := watched.List(context.Background(), "default", client.Match{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list {
+			if p.Spec.NodeName == "" {
+				continue
+			}
+			if before, twice := bound.LoadOrStore(p.UID, p.Spec.NodeName); twice && before != p.Spec.NodeName {
+				t.Fatalf("pod %s was on %v, is on %s", p.Name, before, p.Spec.NodeName)
+			}
+			on[p.Spec.NodeName] = append(on[p.Spec.NodeName], p.Name)
+		}
+		for node, names := range on {
+			if len(names) > 8 {
+				t.Fatalf("node %s holds %d pods", node, len(names))
+			}
+		}
+		return on
+	}
+	eventually(t, "all that fit are bound", func() bool {
+		n := 0
+		for _, names := range look() {
+			n += len(names)
+		}
+		return n == 32
+	})
+	eventually(t, "the scheduler knows who is where", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, p := range s.snapshot.pods {
+			if on, _ := bound.Load(p.info.Pod.UID); p.assumed || on != s.snapshot.nodes[p.node].name {
+				return false
+			}
+		}
+		return len(s.snapshot.pods) == 32
+	})
 }
