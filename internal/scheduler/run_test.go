@@ -577,3 +577,283 @@ func TestDevices(t *testing.T) {
 		})
 	})
 }
+
+func TestTruncated(t *testing.T) {
+	for _, n := range []int{0, 1, 1023, 1024, 1025, 5000} {
+		message := strings.Repeat("x", n)
+		want := message
+		if n > 1024 {
+			want = strings.Repeat("x", 1020) + " ..."
+		}
+		if got := truncated(message); got != want {
+			t.Errorf("%d letters become %d: %q", n, len(got), got[max(0, len(got)-8):])
+		}
+	}
+}
+
+func TestJitter(t *testing.T) {
+	for range 1000 {
+		if got := jitter(10 * time.Millisecond); got < 10*time.Millisecond || got > 15*time.Millisecond {
+			t.Fatalf("%v", got)
+		}
+	}
+	if got := jitter(0); got != 0 {
+		t.Errorf("%v", got)
+	}
+}
+
+// A long message is cut in the event, not in the condition.
+func TestLongMessages(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		for i := range 40 {
+			f.addNode(testNode(fmt.Sprint("n", i), taint(fmt.Sprint("taint-", i, strings.Repeat("x", 20)), "", corev1.TaintEffectNoSchedule)))
+		}
+		profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
+		f.tell(func() {
+			// Every node refuses for a reason of its own.
+			profile.filters = append([]FilterRule{oddRule{func(node int32) *Refusal {
+				return refuse("Odd", true, "node(s) had a long reason of their own, "+f.scheduler.snapshot.nodes[node].name)
+			}}}, profile.filters...)
+			profile.spreadOrder++
+			profile.affinityOrder++
+		})
+		f.addPod(testPod("p"))
+		f.pass(time.Second)
+		events := f.eventsOf("p")
+		condition := f.conditionOf("p", corev1.PodScheduled)
+		if len(events) == 0 || len(condition) < 1500 {
+			t.Errorf("%d events, a condition of %d letters", len(events), len(condition))
+			return
+		}
+		text := strings.TrimPrefix(events[0], "Warning FailedScheduling: ")
+		if len(text) != 1024 || !strings.HasSuffix(text, " ...") || !strings.HasPrefix(strings.TrimPrefix(condition, "False Unschedulable "), strings.TrimSuffix(text, " ...")) {
+			t.Errorf("event of %d letters: %s", len(text), text)
+		}
+	})
+}
+
+// Run returns only after what it has begun is written.
+func TestRunFinishesItsWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer(t, nil)
+		f.delay = time.Minute
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- f.scheduler.Run(ctx) }()
+		f.addNode(testNode("a"))
+		f.addPod(testPod("p"))
+		f.pass(time.Second)
+		cancel()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("it ended while a pod was being bound: %v", err)
+		default:
+		}
+		f.pass(time.Minute)
+		if err := <-done; err != nil || f.boundTimes("p") != 1 {
+			t.Errorf("%v; bound %d times", err, f.boundTimes("p"))
+		}
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// A write that finds no room any more when all is over is not begun.
+func TestBackgroundAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer(t, nil)
+		s := f.scheduler
+		for range maxInFlight {
+			s.inFlight <- struct{}{}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			time.Sleep(time.Second)
+			cancel()
+		}()
+		s.mu.Lock()
+		s.background(ctx, func() { t.Error("it was begun") })
+		if s.mu.TryLock() {
+			t.Error("the lock is not held afterwards")
+		}
+		s.mu.Unlock()
+		<-s.inFlight
+		s.mu.Lock()
+		written := false
+		s.background(t.Context(), func() { written = true })
+		s.mu.Unlock()
+		s.writing.Wait()
+		if !written || len(s.inFlight) != maxInFlight-1 {
+			t.Errorf("written: %v, %d in flight", written, len(s.inFlight))
+		}
+	})
+}
+
+// While an extender is asked whom to preempt, everything may change. A pod that is gone then keeps no room and moves nobody.
+func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
+	for what, change := range map[string]func(f *fakeServer){
+		"it is deleted":     func(f *fakeServer) { f.removePod("urgent") },
+		"it is bound":       func(f *fakeServer) { f.change("urgent", on("b")) },
+		"nothing":           func(*fakeServer) {},
+		"its victim leaves": func(f *fakeServer) { f.removePod("x") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			var f *fakeServer
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var a extenderv1.ExtenderPreemptionArgs
+				_ = json.NewDecoder(r.Body).Decode(&a)
+				change(f)
+				_ = json.NewEncoder(w).Encode(extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: a.NodeNameToMetaVictims})
+			}))
+			defer server.Close()
+			f = newFakeServer(t, &configv1.KubeSchedulerConfiguration{Extenders: []configv1.Extender{{URLPrefix: server.URL, PreemptVerb: "preempt", NodeCacheCapable: true}}})
+			f.addNode(testNode("a"))
+			f.addPod(testPod("x", on("a"), asksCPU("4")))
+			f.addPod(testPod("urgent", asksCPU("4"), priority(5)))
+			f.scheduler.mu.Lock()
+			p, _ := f.scheduler.queue.Pop(time.Now())
+			f.scheduler.scheduleOne(t.Context(), p)
+			f.scheduler.mu.Unlock()
+			f.scheduler.writing.Wait()
+			_, known := f.nominationOf("urgent")
+			victims := fmt.Sprint(f.victims())
+			switch what {
+			case "nothing":
+				if known != "a" || victims != "[x]" {
+					t.Errorf("nominated to %q, told to go: %s", known, victims)
+				}
+			case "its victim leaves":
+				if known != "a" || victims != "[]" {
+					t.Errorf("nominated to %q, told to go: %s", known, victims)
+				}
+			default:
+				if known != "" || victims != "[]" || len(f.eventsOf("urgent")) != 0 {
+					t.Errorf("nominated to %q, told to go: %s, events %v", known, victims, f.eventsOf("urgent"))
+				}
+			}
+		})
+	}
+}
+
+// Which failures keep a nomination, and which end it; and what the pod is told.
+func TestFailures(t *testing.T) {
+	odd := errors.New("no idea")
+	noPreemption := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{
+		Plugins: &configv1.Plugins{PostFilter: configv1.PluginSet{Disabled: []configv1.Plugin{{Name: defaultPreemptionName}}}},
+	}}}
+	for name, test := range map[string]struct {
+		configuration *configv1.KubeSchedulerConfiguration
+		nodes         []*corev1.Node
+		running       []*corev1.Pod
+		rule          FilterRule // besides the usual ones
+		pod           *corev1.Pod
+		nominated     string // afterwards
+		place         place
+		condition     string
+	}{
+		"no nodes end it": {
+			pod: testPod("p", nominatedTo("a")), place: isWaiting, condition: "False Unschedulable no nodes available to schedule pods",
+		},
+		"a fault ends it": {
+			nodes: []*corev1.Node{testNode("a")}, rule: preRule{&Refusal{Rule: "Pre", Err: odd}}, pod: testPod("p", nominatedTo("a")), place: isBackoff,
+			condition: `False SchedulerError running PreFilter plugin "Pre": no idea`,
+		},
+		"a fault about a node ends it": {
+			nodes: []*corev1.Node{testNode("a")}, rule: oddRule{func(int32) *Refusal { return &Refusal{Rule: "Odd", Err: odd} }}, pod: testPod("p", nominatedTo("b")), place: isBackoff,
+			condition: `False SchedulerError running "Odd" filter plugin: no idea`,
+		},
+		"that nothing helps ends it": {
+			nodes: []*corev1.Node{testNode("a")}, pod: testPod("p", asksCPU("9"), nominatedTo("a")), place: isWaiting,
+			condition: "False Unschedulable 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
+		},
+		"that the pod may not preempt keeps it": {
+			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), neverPreempting, nominatedTo("a")), nominated: "a", place: isWaiting,
+			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to preemptionPolicy=Never.",
+		},
+		"that its victims are leaving keeps it": {
+			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"), leavingPreempted)}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("a")), nominated: "a", place: isWaiting,
+			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to a terminating pod on the nominated node.",
+		},
+		"a profile that does not preempt ends it": {
+			configuration: noPreemption, nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("a")), place: isWaiting,
+			condition: "False Unschedulable " + noRoom,
+		},
+		"a fault while preempting keeps it": {
+			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("b")), nominated: "b", place: isWaiting,
+			rule: oddRule{func() func(int32) *Refusal {
+				asked := 0
+				return func(int32) *Refusal {
+					if asked++; asked > 1 {
+						return &Refusal{Rule: "Odd", Err: odd}
+					}
+					return nil
+				}
+			}()},
+			condition: "False Unschedulable " + noRoom + ` preemption: running "Odd" filter plugin: no idea`,
+		},
+		"all nodes refused at once": {
+			nodes: []*corev1.Node{testNode("a"), testNode("b")}, rule: preRule{refuse("Pre", true, "not today")}, pod: testPod("p"), place: isWaiting,
+			condition: "False Unschedulable 0/2 nodes are available: not today. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeServer(t, test.configuration)
+			profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
+			if test.rule != nil {
+				profile.filters = append([]FilterRule{test.rule}, profile.filters...)
+				profile.spreadOrder++
+				profile.affinityOrder++
+			}
+			for _, n := range test.nodes {
+				f.addNode(n)
+			}
+			for _, p := range append(test.running, test.pod) {
+				f.addPod(p)
+			}
+			f.scheduler.mu.Lock()
+			p, _ := f.scheduler.queue.Pop(time.Now())
+			f.scheduler.scheduleOne(t.Context(), p)
+			where := p.place
+			f.scheduler.mu.Unlock()
+			f.scheduler.writing.Wait()
+			f.expectNominated("p", test.nominated)
+			if got := f.conditionOf("p", corev1.PodScheduled); got != test.condition || where != test.place {
+				t.Errorf("place %d, %s\nwant %d, %s", where, got, test.place, test.condition)
+			}
+			_, text, _ := strings.Cut(strings.SplitN(test.condition, " ", 2)[1], " ")
+			f.expectEvents("p", "Warning FailedScheduling: "+text)
+			if len(f.victims()) != 0 {
+				t.Errorf("told to go: %v", f.victims())
+			}
+		})
+	}
+}
+
+// Several profiles look after their own pods, each under its name.
+func TestProfilesTellUnderTheirNames(t *testing.T) {
+	first, other := corev1.DefaultSchedulerName, "other"
+	story(t, &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{SchedulerName: &first}, {SchedulerName: &other}}}, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addPod(testPod("p"))
+		f.addPod(testPod("q", schedulerOf("other"), asksCPU("9"), priority(3)))
+		f.addPod(testPod("r", schedulerOf("other"), asksCPU("4"), priority(2)))
+		f.pass(time.Second)
+		f.addPod(testPod("s", schedulerOf("other"), asksCPU("4"), priority(9)))
+		f.pass(20 * time.Second)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, want := range []string{
+			"default-scheduler p Normal Scheduled: Successfully assigned default/p to a",
+			"other r Normal Scheduled: Successfully assigned default/r to a",
+			"other r Normal Preempted: Preempted by pod s on node a",
+			"other s Normal Scheduled: Successfully assigned default/s to a",
+		} {
+			if !slices.Contains(f.events, want) {
+				t.Errorf("nobody told %q: %q", want, f.events)
+			}
+		}
+		if c := f.patches["r"]; len(c) == 0 || !strings.Contains(c[len(c)-1], "other: preempting to accommodate a higher priority pod") {
+			t.Errorf("the victim is told %v", c)
+		}
+	})
+}
