@@ -686,7 +686,7 @@ func (s *stormyServer) check(pod *corev1.Pod, node string) error {
 // TestBindingInAStorm has pods come and go while writes fail and the watch is late. No node is ever over its allocatable, no pod is
 // bound twice; when the storm is over whoever can be placed is, and the scheduler knows exactly what the server does.
 func TestBindingInAStorm(t *testing.T) {
-	for seed := range uint64(12) {
+	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			story(t, nil, func(f *fakeServer) {
 				random := rand.New(rand.NewPCG(seed, 21))

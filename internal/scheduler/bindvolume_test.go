@@ -12,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -223,30 +222,6 @@ func TestVolumeWriteFails(t *testing.T) {
 			t.Errorf("not tried again: %v", v.told("p"))
 		}
 	})
-}
-
-// Writes are tried again while the server is out of order, but not when it says no.
-func TestRetried(t *testing.T) {
-	for _, test := range []struct {
-		err   error
-		times int
-	}{
-		{nil, 1}, {apierrors.NewServiceUnavailable("soon"), 5}, {apierrors.NewTooManyRequests("slowly", 1), 5}, {apierrors.NewInternalError(errors.New("x")), 5},
-		{apierrors.NewConflict(corev1.Resource("pods"), "p", errors.New("x")), 1}, {apierrors.NewNotFound(corev1.Resource("pods"), "p"), 1},
-	} {
-		times := 0
-		ctx, cancel := context.WithCancel(t.Context())
-		err := retried(ctx, func() error {
-			if times++; times == 5 {
-				cancel()
-			}
-			return test.err
-		})
-		cancel()
-		if times != test.times || !errors.Is(err, test.err) && err != nil {
-			t.Errorf("%v: tried %d times, %v", test.err, times, err)
-		}
-	}
 }
 
 // Pods that belong together are spread by default; what they belong to comes and goes.

@@ -198,7 +198,7 @@ func (w *world) check() {
 }
 
 func TestIncrementalEqualsFresh(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			w := newWorld(t, seed)
 			for range 400 {
@@ -211,7 +211,7 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 
 // TestNeverOverAllocatable fills random clusters whose nodes stay as they are.
 func TestNeverOverAllocatable(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(10) {
 		w := newWorld(t, 1000+seed)
 		for i := range 6 {
 			n := w.randomNode(fmt.Sprint("n", i))
