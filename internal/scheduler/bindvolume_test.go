@@ -306,30 +306,3 @@ func TestManyCounters(t *testing.T) {
 		}
 	}
 }
-
-// What of a node's change may matter to a waiting pod.
-func TestNodeChanges(t *testing.T) {
-	for _, test := range []struct {
-		what   string
-		change nodeOption
-		want   Action
-	}{
-		{"nothing", func(*corev1.Node) {}, 0},
-		{"a heartbeat", func(n *corev1.Node) {
-			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-		}, 0},
-		{"room", nodeHas(corev1.ResourceCPU, "8"), UpdateNodeAllocatable},
-		{"a label", nodeLabel("x", "y"), UpdateNodeLabel},
-		{"a taint", taint("k", "v", corev1.TaintEffectNoSchedule), UpdateNodeTaint},
-		{"closing", cordoned, 0},
-		{"features", func(n *corev1.Node) { n.Status.DeclaredFeatures = []string{"X"} }, UpdateNodeFeature},
-		{"several", func(n *corev1.Node) { nodeLabel("x", "y")(n); nodeHas(corev1.ResourceCPU, "8")(n) }, UpdateNodeLabel | UpdateNodeAllocatable},
-	} {
-		if got := nodeChanges(testNode("a"), testNode("a", test.change)); got != test.want {
-			t.Errorf("%s: %b, want %b", test.what, got, test.want)
-		}
-	}
-	if nodeChanges(testNode("a", cordoned), testNode("a")) != UpdateNodeTaint {
-		t.Error("opening a node helps nobody")
-	}
-}

@@ -39,6 +39,8 @@ const (
 	UpdateNodeLabel
 	UpdateNodeTaint
 	UpdateNodeFeature
+	UpdateNodeCondition
+	UpdateNodeAnnotation
 	UpdatePodLabel
 	UpdatePodScaleDown
 	UpdatePodToleration
@@ -46,8 +48,8 @@ const (
 	UpdatePodClaims
 	updateOther
 
-	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature | UpdatePodLabel | UpdatePodScaleDown |
-		UpdatePodToleration | UpdatePodGates | UpdatePodClaims | updateOther
+	Update = UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature | UpdateNodeCondition | UpdateNodeAnnotation |
+		UpdatePodLabel | UpdatePodScaleDown | UpdatePodToleration | UpdatePodGates | UpdatePodClaims | updateOther
 )
 
 // Event is a change in the cluster.
@@ -61,7 +63,7 @@ type Event struct {
 func (e *Event) label() string {
 	names := map[Action]string{
 		Add: "Add", Delete: "Delete", UpdateNodeAllocatable: "UpdateNodeAllocatable", UpdateNodeLabel: "UpdateNodeLabel", UpdateNodeTaint: "UpdateNodeTaint",
-		UpdateNodeFeature: "UpdateNodeDeclaredFeature", UpdatePodLabel: "UpdatePodLabel", UpdatePodScaleDown: "UpdatePodScaleDown",
+		UpdateNodeFeature: "UpdateNodeDeclaredFeature", UpdateNodeCondition: "UpdateNodeCondition", UpdateNodeAnnotation: "UpdateNodeAnnotation", UpdatePodLabel: "UpdatePodLabel", UpdatePodScaleDown: "UpdatePodScaleDown",
 		UpdatePodToleration: "UpdatePodToleration", UpdatePodGates: "UpdatePodSchedulingGatesEliminated", UpdatePodClaims: "UpdatePodGeneratedResourceClaim",
 	}
 	if name := names[e.Action]; name != "" {
@@ -106,7 +108,20 @@ func nodeChanges(old, now *corev1.Node) (a Action) {
 	if !slices.Equal(old.Status.DeclaredFeatures, now.Status.DeclaredFeatures) {
 		a |= UpdateNodeFeature
 	}
+	if !sameConditions(old.Status.Conditions, now.Status.Conditions) {
+		a |= UpdateNodeCondition
+	}
+	if !sameLabels(old.Annotations, now.Annotations) {
+		a |= UpdateNodeAnnotation
+	}
 	return a
+}
+
+// sameConditions reports whether two nodes are in the same state, whenever it was told.
+func sameConditions(a, b []corev1.NodeCondition) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(c corev1.NodeCondition) bool {
+		return !slices.ContainsFunc(b, func(d corev1.NodeCondition) bool { return c.Type == d.Type && c.Status == d.Status })
+	})
 }
 
 func amountOf(all []Amount, name corev1.ResourceName) int64 {

@@ -18,6 +18,9 @@ func TestWaysOfNodes(t *testing.T) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: status})
 		}
 	}
+	pressed := func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionTrue})
+	}
 	declares := func(features ...string) nodeOption {
 		return func(n *corev1.Node) { n.Status.DeclaredFeatures = features }
 	}
@@ -26,9 +29,12 @@ func TestWaysOfNodes(t *testing.T) {
 		want     Action
 	}{
 		"nothing":                          {nil, nil, 0},
-		"a heartbeat":                      {[]nodeOption{ready("True")}, []nodeOption{ready("True"), func(n *corev1.Node) { n.ResourceVersion = "7" }}, 0},
-		"a condition, which taints tell":   {[]nodeOption{ready("True")}, []nodeOption{ready("False")}, 0},
-		"an annotation":                    {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }}, 0},
+		"a heartbeat":                      {[]nodeOption{ready("True")}, []nodeOption{ready("True"), func(n *corev1.Node) { n.ResourceVersion, n.Status.Conditions[0].LastHeartbeatTime = "7", metav1.Now() }}, 0},
+		"a condition":                      {[]nodeOption{ready("True")}, []nodeOption{ready("False")}, UpdateNodeCondition},
+		"a condition more":                 {[]nodeOption{ready("True")}, []nodeOption{ready("True"), pressed}, UpdateNodeCondition},
+		"a condition for another":          {[]nodeOption{ready("True")}, []nodeOption{pressed}, UpdateNodeCondition},
+		"conditions in another order":      {[]nodeOption{pressed, ready("True")}, []nodeOption{ready("True"), pressed}, 0},
+		"an annotation":                    {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }}, UpdateNodeAnnotation},
 		"an image":                         {nil, []nodeOption{nodeImage("x:1", 5)}, 0},
 		"capacity, of which less is given": {nil, []nodeOption{func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("9")} }}, 0},
 		"more processors":                  {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "8")}, UpdateNodeAllocatable},
@@ -137,6 +143,8 @@ func TestEventNames(t *testing.T) {
 		"NodeUpdateNodeLabel":                         {Resource: NodeResource, Action: UpdateNodeLabel},
 		"NodeUpdateNodeTaint":                         {Resource: NodeResource, Action: UpdateNodeTaint},
 		"NodeUpdateNodeDeclaredFeature":               {Resource: NodeResource, Action: UpdateNodeFeature},
+		"NodeUpdateNodeCondition":                     {Resource: NodeResource, Action: UpdateNodeCondition},
+		"NodeUpdateNodeAnnotation":                    {Resource: NodeResource, Action: UpdateNodeAnnotation},
 		"AssignedPodAdd":                              {Resource: AssignedPod, Action: Add},
 		"AssignedPodDelete":                           {Resource: AssignedPod, Action: Delete},
 		"AssignedPodUpdatePodLabel":                   {Resource: AssignedPod, Action: UpdatePodLabel},
@@ -167,7 +175,7 @@ func TestEventParts(t *testing.T) {
 		{Add, []Action{Add}},
 		{updateOther, []Action{updateOther}},
 		{UpdateNodeTaint | UpdateNodeAllocatable, []Action{UpdateNodeAllocatable, UpdateNodeTaint}},
-		{Update, []Action{UpdateNodeAllocatable, UpdateNodeLabel, UpdateNodeTaint, UpdateNodeFeature, UpdatePodLabel, UpdatePodScaleDown, UpdatePodToleration, UpdatePodGates, UpdatePodClaims, updateOther}},
+		{Update, []Action{UpdateNodeAllocatable, UpdateNodeLabel, UpdateNodeTaint, UpdateNodeFeature, UpdateNodeCondition, UpdateNodeAnnotation, UpdatePodLabel, UpdatePodScaleDown, UpdatePodToleration, UpdatePodGates, UpdatePodClaims, updateOther}},
 	} {
 		var got []Action
 		for _, part := range (Event{Resource: NodeResource, Action: test.action, Old: old, New: now}).parts() {

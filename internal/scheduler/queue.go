@@ -32,7 +32,9 @@ type Queue struct {
 	flying         int
 	happened       []Event // since the oldest flying pod was taken out
 	interest       map[Resource]Action
-	nextFlush      time.Time
+	// curious queues remember every change: there is somebody, a rule without hints or an extender, whom any may make think again.
+	curious   bool
+	nextFlush time.Time
 	// came is told of every pod that comes to a place, and which event brought it; it may be nil.
 	came func(to place, gated bool, event string)
 }
@@ -90,6 +92,10 @@ func NewQueue(profiles map[string]*Profile, initial, most time.Duration) *Queue 
 	}
 	q.erred.before = q.backoff.before
 	for _, p := range profiles {
+		q.curious = q.curious || slices.ContainsFunc(p.filters, func(r FilterRule) bool {
+			_, hints := r.(HintRule)
+			return r != nil && !hints
+		})
 		for _, hints := range p.hints {
 			for _, h := range hints {
 				q.interest[h.Resource] |= h.Action
@@ -359,7 +365,7 @@ func (q *Queue) Release(uid types.UID, now time.Time, retry bool) {
 
 // Move wakes the waiting pods a change may help. only, if set, limits which. It reports whether it woke any.
 func (q *Queue) Move(s *Snapshot, e Event, now time.Time, only func(*corev1.Pod) bool) bool {
-	if q.interest[e.Resource]&e.Action == 0 {
+	if e.Resource == "" || !q.curious && q.interest[e.Resource]&e.Action == 0 {
 		return false
 	}
 	if q.flying > 0 {

@@ -176,10 +176,10 @@ func gatedBy(names ...string) podOption {
 }
 
 var (
-	aNodeCame = Event{Resource: NodeResource, Action: Add, New: testNode("n")}
-	aPodWent  = Event{Resource: AssignedPod, Action: Delete, Old: testPod("gone", on("n"), asksCPU("1"))}
-	aPodCame  = Event{Resource: AssignedPod, Action: Add, New: testPod("new", on("n"))}
-	toleratesAll  = tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
+	aNodeCame    = Event{Resource: NodeResource, Action: Add, New: testNode("n")}
+	aPodWent     = Event{Resource: AssignedPod, Action: Delete, Old: testPod("gone", on("n"), asksCPU("1"))}
+	aPodCame     = Event{Resource: AssignedPod, Action: Add, New: testPod("new", on("n"))}
+	toleratesAll = tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 )
 
 func TestQueue(t *testing.T) {
@@ -430,6 +430,45 @@ func TestQueue(t *testing.T) {
 			w.add(testPod("a"))
 			w.refused("a", extenderName)
 			w.happens(aPodCame)
+			w.is("backoff[a]")
+		},
+		"whom an extender has refused everything may help, also what no rule cares about": func(w *queueStory) {
+			configuration := &configv1.KubeSchedulerConfiguration{Extenders: []configv1.Extender{{URLPrefix: "http://x", FilterVerb: "filter"}}}
+			for _, e := range []Event{
+				{Resource: NodeResource, Action: UpdateNodeCondition, Old: testNode("n"), New: testNode("n")},
+				{Resource: NodeResource, Action: UpdateNodeAnnotation, Old: testNode("n"), New: testNode("n")},
+				{Resource: CSIDriverResource, Action: Delete},
+				{Resource: AssignedPod, Action: updateOther, Old: testPod("x", on("n")), New: testPod("x", on("n"))},
+			} {
+				w.q = testQueue()
+				w.add(testPod("a"))
+				w.refused("a", extenderName)
+				if w.happens(e) {
+					w.t.Errorf("without extenders %s is heard", e.label())
+				}
+				s, err := newScheduler(configuration, nil)
+				if err != nil {
+					w.t.Fatal(err)
+				}
+				w.q = s.queue
+				w.add(testPod("a"), testPod("b"))
+				w.refused("a", extenderName)
+				w.refused("b", byTaint)
+				w.happens(e)
+				w.is("backoff[a] waiting[b]")
+				// Nobody ever looks at what has no name.
+				if w.happens(Event{Action: Add}) {
+					w.t.Error("what is of no kind is heard")
+				}
+			}
+		},
+		"so for a rule of one's own that gives no hints": func(w *queueStory) {
+			profile := DefaultProfile()
+			profile.filters = append(profile.filters, oddRule{})
+			w.q = NewQueue(map[string]*Profile{profile.Name: profile}, time.Second, time.Second)
+			w.add(testPod("a"))
+			w.refused("a", "Odd")
+			w.happens(Event{Resource: CSIDriverResource, Action: Delete})
 			w.is("backoff[a]")
 		},
 		"a pod of an unknown profile is woken by everything": func(w *queueStory) {

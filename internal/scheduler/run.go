@@ -109,6 +109,7 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preparing: map[types.UID]context.CancelCauseFunc{},
 	}
 	s.snapshot.dropped = s.decisions.dropped
+	s.queue.curious = s.queue.curious || len(extenders) > 0
 	return s, nil
 }
 

@@ -221,8 +221,8 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 		}
 		if ended(now) {
 			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: old})
-		} else if a := podChanges(old, now); a != updateOther {
-			s.happened(Event{Resource: AssignedPod, Action: a, Old: old, New: now})
+		} else {
+			s.happened(Event{Resource: AssignedPod, Action: podChanges(old, now), Old: old, New: now})
 		}
 	case now.Spec.NodeName != "":
 		s.queue.Done(now.UID)
