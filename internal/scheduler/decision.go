@@ -38,6 +38,8 @@ type Decision struct {
 	// alone is set when no affinity, neither the pod's own nor that of pods on nodes, had a say before anything was tried. As in
 	// upstream, affinity then has none while pods are moved to see what would be.
 	alone bool
+	// nominated decisions took the node that was kept for the pod, and looked at no other.
+	nominated bool
 	// faded decisions have lost part of their record.
 	faded bool
 }

@@ -454,6 +454,7 @@ func TestChoose(t *testing.T) {
 		"the first of equals":                  {[]Preemption{victimsOf("a", 0, p(1), 1), victimsOf("b", 0, p(1), 1), victimsOf("c", 0, p(1), 1)}, "a"},
 		"the best of many":                     {[]Preemption{victimsOf("a", 2, p(1)), victimsOf("b", 1, p(5)), victimsOf("c", 1, p(4, 4)), victimsOf("d", 1, p(4, 3)), victimsOf("e", 3, p(0))}, "d"},
 		"order does not matter":                {[]Preemption{victimsOf("e", 3, p(0)), victimsOf("d", 1, p(4, 3)), victimsOf("c", 1, p(4, 4)), victimsOf("b", 1, p(5)), victimsOf("a", 2, p(1))}, "d"},
+		"the most important in the middle":     {[]Preemption{victimsOf("a", 0, p(1, 5, 3), 1, 60, 1), victimsOf("b", 0, p(1, 5, 3), 1, 50, 90)}, "b"},
 		"victims out of order, as an extender": {[]Preemption{victimsOf("a", 0, p(1, 5), 1, 60), victimsOf("b", 0, p(1, 5), 90, 50)}, "b"},
 	} {
 		t.Run(name, func(t *testing.T) {

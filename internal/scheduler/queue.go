@@ -202,7 +202,6 @@ func (q *Queue) Update(s *Snapshot, old *corev1.Pod, info *PodInfo, now time.Tim
 		q.happened = append(q.happened, event)
 	case isWaiting:
 		if p.gated && !q.isGated(info.Pod) {
-			p.rules = nil
 			event.Action = UpdatePodGates
 			q.put(p, isActive, event.label())
 			return

@@ -569,6 +569,17 @@ func TestQueue(t *testing.T) {
 			w.add(testPod("a", priority(1)), testPod("b", priority(2)), testPod("c", priority(3)))
 			w.update(testPod("a", priority(1)), testPod("a", priority(9)))
 			w.is("active[a c b]")
+			w.pop("a", "c", "b")
+		},
+		"and so does one of pods in backoff": func(w *queueStory) {
+			w.add(testPod("a", priority(1)), testPod("b", priority(2)), testPod("c", priority(3)))
+			w.pop("c", "b", "a")
+			w.happens(aNodeCame)
+			for _, name := range []string{"a", "b", "c"} {
+				w.back(name, byName)
+			}
+			w.update(testPod("a", priority(1)), testPod("a", priority(9)))
+			w.pop("a", "c", "b")
 		},
 		"an update of a pod in backoff leaves it there": func(w *queueStory) {
 			w.add(testPod("a"), testPod("b"))
@@ -804,6 +815,7 @@ func TestQueueBackoff(t *testing.T) {
 		{time.Second, time.Second, []time.Duration{1e9, 1e9}},
 		{5 * time.Second, time.Second, []time.Duration{1e9, 1e9}},
 		{3 * time.Second, 7 * time.Second, []time.Duration{3e9, 6e9, 7e9}},
+		{1, 9, []time.Duration{1, 2, 4, 8, 9}},
 		{time.Second, 0, []time.Duration{0, 0}},
 		{0, 10 * time.Second, []time.Duration{0, 0, 0}},
 		{time.Nanosecond, math.MaxInt64, []time.Duration{1, 2, 4, 8}},

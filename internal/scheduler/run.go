@@ -212,6 +212,15 @@ func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
 	if len(interested) == 0 {
 		return nil
 	}
+	if d.nominated {
+		if s.keepNominated(ctx, interested, d) {
+			return nil
+		}
+		again, err := decide(s.snapshot, d.Pod, d.profile, false)
+		if *d = *again; err != nil {
+			return err
+		}
+	}
 	verdicts, _ := d.Explain()
 	totals := map[string]int64{}
 	var nodes []*corev1.Node
@@ -234,6 +243,15 @@ func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
 		return s.refusedByExtenders(d, refusals)
 	}
 	return s.takeBest(d, nodes, totals)
+}
+
+// keepNominated reports whether extenders leave the pod the node that was kept for it. s.mu is let go meanwhile.
+func (s *Scheduler) keepNominated(ctx context.Context, extenders []*extender, d *Decision) bool {
+	node := s.snapshot.nodes[d.number].object
+	s.mu.Unlock()
+	left, _, err := narrow(ctx, extenders, d.Pod.Pod, []*corev1.Node{node})
+	s.mu.Lock()
+	return err == nil && len(left) == 1 && s.takeBest(d, left, nil) == nil
 }
 
 func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*Refusal, error) {

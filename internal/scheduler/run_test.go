@@ -857,3 +857,58 @@ func TestProfilesTellUnderTheirNames(t *testing.T) {
 		}
 	})
 }
+
+// With extenders too, the node that was kept for a pod is taken if it will do, and otherwise the best of all.
+func TestNominatedNodeAndExtenders(t *testing.T) {
+	for name, test := range map[string]struct {
+		pod     *corev1.Pod
+		refuses []string // nodes, by the extender
+		node    string
+		asked   string // about which nodes, one question after another
+		err     string
+	}{
+		"the nominated node will do":           {testPod("p", asksCPU("1"), nominatedTo("a")), nil, "a", "[a]", ""},
+		"the extender refuses it":              {testPod("p", asksCPU("1"), nominatedTo("a")), []string{"a"}, "b", "[a][a b]", ""},
+		"the extender refuses all":             {testPod("p", asksCPU("1"), nominatedTo("a")), []string{"a", "b"}, "", "[a][a b]", "0/2 nodes are available: 2 not this one."},
+		"it is full":                           {testPod("p", asksCPU("2"), nominatedTo("a")), nil, "b", "[b]", ""},
+		"without a nomination the best is":     {testPod("p", asksCPU("1")), nil, "b", "[a b]", ""},
+		"one of the pod's own that is refused": {testPod("p", asksCPU("1"), nominatedTo("a"), requiresNodes(named("a", "b"))), []string{"a"}, "b", "[a][a b]", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked := ""
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				var a extenderv1.ExtenderArgs
+				_ = json.NewDecoder(r.Body).Decode(&a)
+				slices.Sort(*a.NodeNames)
+				asked += fmt.Sprint(*a.NodeNames)
+				failed := extenderv1.FailedNodesMap{}
+				kept := slices.DeleteFunc(slices.Clone(*a.NodeNames), func(n string) bool {
+					if slices.Contains(test.refuses, n) {
+						failed[n] = "not this one"
+					}
+					return failed[n] != ""
+				})
+				_ = json.NewEncoder(w).Encode(extenderv1.ExtenderFilterResult{NodeNames: &kept, FailedNodes: failed})
+			}))
+			defer server.Close()
+			f := newFakeServer(t, &configv1.KubeSchedulerConfiguration{Extenders: []configv1.Extender{{URLPrefix: server.URL, FilterVerb: "filter", NodeCacheCapable: true}}})
+			f.addNode(testNode("a"))
+			f.addNode(testNode("b"))
+			f.addPod(testPod("x", on("a"), asksCPU("3"), asksMemory("16Gi")))
+			s := f.scheduler
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			d, err := Schedule(s.snapshot, infoOf(t, test.pod), s.profiles[corev1.DefaultSchedulerName])
+			if err == nil {
+				err = s.askExtenders(t.Context(), d)
+			}
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if d.Node != test.node || asked != test.asked || text != test.err {
+				t.Errorf("on %q, asked %s, %s; want %q, %s, %s", d.Node, asked, text, test.node, test.asked, test.err)
+			}
+		})
+	}
+}

@@ -9,6 +9,11 @@ import (
 // profile give the same decision. The error is ErrNoNodes, a *FitError that tells why no node can take the pod, or what kept
 // a rule from deciding.
 func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
+	return decide(s, p, profile, true)
+}
+
+// decide is Schedule, which may take the pod's nominated node without looking at others.
+func decide(s *Snapshot, p *PodInfo, profile *Profile, nominated bool) (*Decision, error) {
 	d := &Decision{Pod: p, Nodes: s.count, snapshot: s, profile: profile, number: none}
 	if s.count == 0 {
 		return d, ErrNoNodes
@@ -27,7 +32,7 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 		return d, err
 	}
 	d.alone = near.alone()
-	if d.takeNominated(near) {
+	if nominated && d.takeNominated(near) {
 		return d, nil
 	}
 	switch {
@@ -89,7 +94,7 @@ func (d *Decision) takeNominated(near *neighbourhood) bool {
 	if d.checkWithNominated(near, node) != nil {
 		return false
 	}
-	d.Node, d.number, d.Feasible = name, node, 1
+	d.Node, d.number, d.Feasible, d.nominated = name, node, 1, true
 	d.position = d.table.position()
 	if d.table.limited {
 		d.limited = map[int32]*Refusal{node: nil}
