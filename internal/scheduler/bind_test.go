@@ -1057,3 +1057,65 @@ func TestAPIWriter(t *testing.T) {
 		t.Errorf("an old version is written: %v", err)
 	}
 }
+
+// lateCaller calls a pod's binding off at the last moment: when everything it needs is ready, but not yet known to be.
+type lateCaller struct{ *volumeServer }
+
+func (l lateCaller) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
+	claim = claim.DeepCopy()
+	claim.ResourceVersion = l.next()
+	l.tell(func() {
+		l.scheduler.snapshot.SetObject(volumeFor("made", claim.Namespace, claim.Name))
+		l.bindClaim(claim.DeepCopy(), "made")
+	})
+	if !l.scheduler.callOff("slow") {
+		l.t.Error("it is too late to call it off")
+	}
+	return claim, nil
+}
+
+func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
+	volumeStory(t, volumeServer{}, "example.com/disks", func(v *volumeServer) {
+		v.tell(func() { v.scheduler.writer = lateCaller{v} })
+		v.addPod(testPod("slow", usingClaim("claim")))
+		v.pass(500 * time.Millisecond)
+		if v.boundTimes("slow") != 0 {
+			t.Error("a pod is bound whose binding was called off")
+		}
+		if events := v.eventsOf("slow"); !slices.Contains(events, "Warning FailedScheduling: preempted by DefaultPreemption") {
+			t.Errorf("events %v", events)
+		}
+		if v.scheduler.callOff("slow") || v.podsKnown() != 0 {
+			t.Error("it is still on its way")
+		}
+		v.pass(10 * time.Second)
+		if v.boundTimes("slow") != 1 {
+			t.Errorf("bound %d times", v.boundTimes("slow"))
+		}
+	})
+}
+
+// A pod that is in the queue though it has been given a node is not given another.
+func TestPodWithANodeIsNotTried(t *testing.T) {
+	for what, give := range map[string]func(s *Snapshot){
+		"assumed":   func(s *Snapshot) { s.Assume(infoOf(t, testPod("p")), "a") },
+		"confirmed": func(s *Snapshot) { s.SetPod(infoOf(t, testPod("p", on("a")))) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := newFakeServer(t, nil)
+			f.addNode(testNode("a"))
+			f.addNode(testNode("b"))
+			f.addPod(testPod("p"))
+			f.scheduler.mu.Lock()
+			give(f.scheduler.snapshot)
+			p, _ := f.scheduler.queue.Pop(time.Now())
+			f.scheduler.scheduleOne(t.Context(), p)
+			left := len(f.scheduler.queue.all)
+			f.scheduler.mu.Unlock()
+			f.scheduler.writing.Wait()
+			if f.boundTimes("p") != 0 || left != 0 || f.podsKnown() != 1 || len(f.eventsOf("p")) != 0 {
+				t.Errorf("bound %d times, %d in the queue, events %v", f.boundTimes("p"), left, f.eventsOf("p"))
+			}
+		})
+	}
+}
