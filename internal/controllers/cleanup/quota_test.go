@@ -9,7 +9,9 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/api/core"
 	"skiff/internal/client"
+	"skiff/internal/kind"
 	"skiff/internal/quota"
 	"skiff/test/inprocess"
 )
@@ -142,6 +144,89 @@ func TestQuotasOfScopes(t *testing.T) {
 				t.Fatal(err)
 			}
 			return quota.Equal(q.Status.Used, amounts("pods", want))
+		})
+	}
+}
+
+// TestWhatQuotasCount: one namespace for each rule, with a quota and what it counts.
+func TestWhatQuotasCount(t *testing.T) {
+	c := inprocess.Start(t, t.Context())
+	run(t, c, ResourceQuota)
+	create(t, c, core.NewDefaultServiceCIDR([]string{"10.96.0.0/12"}, metav1.Now())) // services need addresses
+	pod := func(change func(*corev1.Pod)) func(string) kind.Object {
+		return func(namespace string) kind.Object {
+			p := podOf(namespace, "")
+			p.GenerateName = "p-"
+			change(p)
+			return p
+		}
+	}
+	asking := func(requests, limits corev1.ResourceList) func(string) kind.Object {
+		return pod(func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: requests, Limits: limits}
+		})
+	}
+	service := func(of corev1.ServiceType) func(string) kind.Object {
+		return func(namespace string) kind.Object {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "s-"}, Spec: corev1.ServiceSpec{Type: of, ExternalName: map[corev1.ServiceType]string{corev1.ServiceTypeExternalName: "x.example"}[of], Ports: []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81}}}}
+		}
+	}
+	claim := func(size, class string) func(string) kind.Object {
+		return func(namespace string) kind.Object {
+			pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "c-"}, Spec: corev1.PersistentVolumeClaimSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: amounts("storage", size)}}}
+			if class != "" {
+				pvc.Spec.StorageClassName = &class
+			}
+			return pvc
+		}
+	}
+	secret := func(namespace string) kind.Object {
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "x-"}}
+	}
+	all := func(makers ...func(string) kind.Object) []func(string) kind.Object { return makers }
+	for i, test := range []struct {
+		what    string
+		objects []func(string) kind.Object
+		used    []string
+	}{
+		{"nothing", nil, []string{"pods", "0", "secrets", "0", "requests.cpu", "0"}},
+		{"objects by their names", all(secret, secret), []string{"secrets", "2", "count/secrets", "2", "count/configmaps", "0"}},
+		{"pods", all(pod(func(*corev1.Pod) {}), pod(func(*corev1.Pod) {})), []string{"pods", "2", "count/pods", "2"}},
+		{"requests and limits add up", all(asking(amounts("cpu", "250m", "memory", "1Gi"), amounts("cpu", "1", "memory", "2Gi")), asking(amounts("cpu", "1", "memory", "512Mi"), amounts("cpu", "1", "memory", "1Gi"))),
+			[]string{"requests.cpu", "1250m", "cpu", "1250m", "requests.memory", "1536Mi", "limits.cpu", "2", "limits.memory", "3Gi"}},
+		{"all containers of a pod", all(pod(func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "d", Image: "i"})
+			for j := range p.Spec.Containers {
+				p.Spec.Containers[j].Resources.Requests = amounts("cpu", "300m")
+			}
+		})), []string{"requests.cpu", "600m"}},
+		{"what comes before containers counts when it is more", all(pod(func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = amounts("cpu", "300m", "memory", "2Gi")
+			p.Spec.InitContainers = []corev1.Container{{Name: "before", Image: "i", Resources: corev1.ResourceRequirements{Requests: amounts("cpu", "900m", "memory", "1Gi")}}}
+		})), []string{"requests.cpu", "900m", "requests.memory", "2Gi"}},
+		{"services by their type", all(service(corev1.ServiceTypeClusterIP), service(corev1.ServiceTypeExternalName), service(corev1.ServiceTypeNodePort), service(corev1.ServiceTypeLoadBalancer)),
+			[]string{"services", "4", "services.nodeports", "4", "services.loadbalancers", "1"}}, // a port of the nodes for each of theirs
+		{"claims", all(claim("1Gi", ""), claim("2Gi", "fast")), []string{"persistentvolumeclaims", "2", "requests.storage", "3Gi", "fast.storageclass.storage.k8s.io/requests.storage", "2Gi", "fast.storageclass.storage.k8s.io/persistentvolumeclaims", "1", "slow.storageclass.storage.k8s.io/requests.storage", "0"}},
+	} {
+		namespace := fmt.Sprint("quota-", i)
+		create(t, c, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+		for _, make := range test.objects {
+			if _, err := c.Create(t.Context(), make(namespace), client.WriteOptions{}); err != nil {
+				t.Fatalf("%s: %v", test.what, err)
+			}
+		}
+		hard := corev1.ResourceList{}
+		for name := range amounts(test.used...) {
+			hard[name] = apiresource.MustParse("100")
+		}
+		create(t, c, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}})
+		eventually(t, fmt.Sprintf("%s: %v are used", test.what, test.used), func() bool {
+			found, err := client.For[*corev1.ResourceQuota](c).Get(t.Context(), namespace, "q")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return quota.Equal(found.Status.Used, amounts(test.used...)) && quota.Equal(found.Status.Hard, hard)
 		})
 	}
 }
