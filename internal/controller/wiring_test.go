@@ -36,12 +36,12 @@ func (d *diary) Sync(_ context.Context, key controller.Key) error {
 	return nil
 }
 
-// read returns what was noted since the last reading, in order of names.
+// read returns what was noted since the last reading, each once, in order of names.
 func (d *diary) read() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	slices.Sort(d.keys)
-	text := strings.Join(d.keys, " ")
+	text := strings.Join(slices.Compact(d.keys), " ")
 	d.keys = nil
 	return text
 }
@@ -661,4 +661,44 @@ func TestWorkers(t *testing.T) {
 			mu.Unlock()
 		})
 	}
+}
+
+// TestWatch: a change tells the keys the object had before it as well as those it has now.
+func TestWatch(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		notes := &diary{}
+		b.start(controller.Definition{Name: "watching", New: func(s *controller.Setup) (controller.Syncer, error) {
+			return notes, controller.Watch(s, func(c *corev1.ConfigMap) (keys []controller.Key) {
+				for name := range strings.FieldsSeq(c.Data["for"]) {
+					keys = append(keys, controller.Key{Name: name})
+				}
+				return keys
+			})
+		}})
+		maps := client.For[*corev1.ConfigMap](b.client)
+		set := func(names string) {
+			made := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}, Data: map[string]string{"for": names}}
+			_, err := maps.Create(b.ctx, made, client.WriteOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				_, err = maps.Patch(b.ctx, "default", "c", client.MergePatch, fmt.Appendf(nil, `{"data":{"for":%q}}`, names), client.WriteOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, step := range []struct{ names, want string }{{"a b", "a b"}, {"b c", "a b c"}, {"", "b c"}, {"d", "d"}} {
+			set(step.names)
+			pass(time.Second)
+			if heard := notes.read(); heard != step.want {
+				t.Errorf("changed to %q: %q were looked at, want %q", step.names, heard, step.want)
+			}
+		}
+		if err := maps.Delete(b.ctx, "default", "c", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		if heard := notes.read(); heard != "d" {
+			t.Errorf("gone: %q were looked at", heard)
+		}
+	})
 }

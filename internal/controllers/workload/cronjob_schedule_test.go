@@ -85,6 +85,31 @@ func TestLastDue(t *testing.T) {
 	}
 }
 
+// TestManyMissed: up to a hundred missed times are nobody's concern. A long deadline does not reach back before the last run or the creation.
+func TestManyMissed(t *testing.T) {
+	for _, test := range []struct {
+		what    string
+		cronJob *batchv1.CronJob
+		now     string
+		starts  bool
+		warns   bool
+	}{
+		{"a hundred", aCronJob(scheduled("0 * * * *"), lastAt("2026-03-01 10:00")), "2026-03-05 14:30", true, false},
+		{"a hundred and one", aCronJob(scheduled("0 * * * *"), lastAt("2026-03-01 10:00")), "2026-03-05 15:30", true, true},
+		{"many, of which few lie within the deadline", aCronJob(scheduled("0 * * * *"), lastAt("2026-01-01 10:00"), deadline(7200)), "2026-03-05 15:30", true, false},
+		{"none since it was created, whatever the deadline", aCronJob(scheduled("0 * * * *"), bornAt("2026-03-01 11:55"), deadline(7200)), "2026-03-01 11:58", false, false},
+		{"none since the last, whatever the deadline", aCronJob(scheduled("0 * * * *"), lastAt("2026-03-01 11:30"), deadline(7200)), "2026-03-01 11:58", false, false},
+	} {
+		plan := cronJobView{cronJob: test.cronJob, now: moment(test.now)}.reconcile()
+		warns := slices.ContainsFunc(plan.Events, func(e controller.Event) bool {
+			return e.Reason == "TooManyMissedTimes" && e.Type == corev1.EventTypeWarning
+		})
+		if starts := len(plan.Steps) > 0; starts != test.starts || warns != test.warns {
+			t.Errorf("%s: starts %v, warns %v", test.what, starts, warns)
+		}
+	}
+}
+
 // TestDeadlines: how far back a scheduled time may lie.
 func TestDeadlines(t *testing.T) {
 	for _, test := range []struct {

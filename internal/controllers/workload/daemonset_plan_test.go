@@ -163,6 +163,7 @@ func TestDaemonStep(t *testing.T) {
 		{"surge: doubles of the old", surging, "n1=a:1,b:1,x:2!", "-b"},
 		{"surge: two old ones and no new one", surging, "n1=a:1,b:1", "-b"},
 		{"surge: all failed", surging, "n1=a:1x", "+n1 -a"},
+		{"surge: a failed pod on a node that takes no new pods is not replaced", surging, "n1#=a:1x", "-a"},
 		{"surge: one that leaves makes room", surging, "n1=a:1-", "+n1"},
 		{"surge: a node that takes no new pods keeps the old one while another node's is sick", surging, "n1#=a:1 n2=b:1!", "+n2"},
 		{"surge: a node that takes no new pods loses the old one when enough others are well", surging, "n1#=a:1 n2=b:1", "+n2 -a"},

@@ -262,6 +262,8 @@ func TestIndexChoice(t *testing.T) {
 		{"per index: the second failure has the longer pause", aJob(perIndex(3), wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second), failedTimes(1, 0))}, "1", 18 * time.Second},
 		{"per index: ignored failures lengthen it too", aJob(perIndex(3), wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second), failedTimes(0, 2))}, "1", 38 * time.Second},
 		{"per index: both in their pause, the shorter counts", aJob(perIndex(3), wants(2, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second)), work("b", corev1.PodFailed, atIndex(1), exited(1, 7*time.Second))}, "", 3 * time.Second},
+		{"per index: the last failure of an index counts", aJob(perIndex(3), wants(1, 1)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(0), exited(1, time.Hour)), work("b", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second), failedTimes(1, 0))}, "", 18 * time.Second},
+		{"per index: the last failure of an index counts, in another order", aJob(perIndex(3), wants(1, 1)), []*corev1.Pod{work("b", corev1.PodFailed, atIndex(0), exited(1, 2*time.Second), failedTimes(1, 0)), work("a", corev1.PodFailed, atIndex(0), exited(1, time.Hour))}, "", 18 * time.Second},
 		{"per index: no pause for others", aJob(perIndex(3), wants(5, 3)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(4), exited(1, 0))}, "0 1 2", 0},
 		{"not per index: a failure holds up all", aJob(byIndex, wants(5, 2)), []*corev1.Pod{work("a", corev1.PodFailed, atIndex(4), exited(1, 2*time.Second))}, "", 8 * time.Second},
 	} {
@@ -375,6 +377,7 @@ func TestSuspension(t *testing.T) {
 		{"resumed: it starts now", aJob(unstarted, saying("True", "JobSuspended", "Job suspended")), "False JobResumed Job resumed", 0, new(time.Duration(0)), "Resumed: Job resumed"},
 		{"resumed by a controller that kept the start: it starts anew", aJob(saying("True", "JobSuspended", "Job suspended")), "False JobResumed Job resumed", 0, new(time.Duration(0)), "Resumed: Job resumed"},
 		{"resumed before", aJob(saying("False", "JobResumed", "Job resumed")), "False JobResumed Job resumed", time.Hour, new(time.Hour), ""},
+		{"suspended, but complete: it just ends", aJob(suspended, counted(3, 0)), "", 0, new(time.Hour), "Completed: Job completed"},
 		{"leaving: nothing is said", aJob(suspended, goneJob), "", 0, new(time.Hour), ""},
 	} {
 		plan := lookAt(test.job)

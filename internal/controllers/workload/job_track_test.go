@@ -157,6 +157,17 @@ func TestUncountedAreBounded(t *testing.T) {
 			t.Errorf("%d pods beside %d: %d are noted, want %d", test.pods, test.noted, got, test.want)
 		}
 	}
+	// An indexed job names no pods; what bounds it are indexes that are new.
+	for done, want := range map[string]int{"": maxUncounted, "0-599": maxUncounted + 100} {
+		job := aJob(byIndex, wants(5000, 0), func(j *batchv1.Job) { j.Status.CompletedIndexes = done })
+		var pods []*corev1.Pod
+		for i := range maxUncounted + 100 {
+			pods = append(pods, work(fmt.Sprint("p", i), corev1.PodSucceeded, atIndex(i)))
+		}
+		if freed := len(slices.DeleteFunc(writesOf(lookAt(job, pods...)), func(w controller.Write) bool { return w.Verb != controller.Patch })); freed != want {
+			t.Errorf("indexes %q were done before: %d pods are freed, want %d", done, freed, want)
+		}
+	}
 }
 
 // TestJobFinishes: the last word is only spoken when nothing is left to count or to wait for.

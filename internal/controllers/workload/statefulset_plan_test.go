@@ -324,6 +324,7 @@ func TestStatefulNumbers(t *testing.T) {
 		{"all new, one not ready", of(3), "0:2 1:2 2:2!", counts{3, 2, 2, 0, 3}, false},
 		{"all new, one not ready for long", of(3, waitingFor(10)), "0:2 1:2 2:2~", counts{3, 3, 2, 3, 3}, true},
 		{"all new and one beyond", of(3), "0:2 1:2 2:2 3:2", counts{4, 4, 4, 0, 4}, false},
+		{"all new, and a sick old one beyond", of(3), "0:2 1:2 2:2 3:1!", counts{4, 3, 3, 1, 3}, false},
 		{"leaving pods are of no revision", of(3), "0:1 1:1- 2:2-", counts{3, 3, 3, 1, 0}, false},
 		{"pods that ended are replicas, not ready", of(2), "0:1x 1:2o", counts{2, 0, 0, 1, 1}, false},
 		{"a revision nobody knows counts for none", of(2, onDelete), "0:7 1:1", counts{2, 2, 2, 1, 0}, false},

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/controller"
 	"skiff/test/world"
 )
 
@@ -97,6 +99,40 @@ func TestFinishedJobsGo(t *testing.T) {
 			got := world.Get[*batchv1.Job](w, "default", "short")
 			if got.DeletionTimestamp == nil || fmt.Sprint(got.Finalizers) != "[foregroundDeletion]" {
 				w.T.Errorf("%s: leaves %v, held by %v", test.what, got.DeletionTimestamp, got.Finalizers)
+			}
+			stop()
+		})
+	}
+}
+
+// TestExpiryIsAskedAgain: what the cache says of a job's time may be old. Before a job goes the server is asked.
+func TestExpiryIsAskedAgain(t *testing.T) {
+	for what, test := range map[string]struct {
+		ttl  *int32
+		goes bool
+	}{"the same": {new(int32(1)), true}, "longer by now": {new(int32(3600)), false}, "no longer": {nil, false}} {
+		inWorld(t, 1, func(w *world.World) {
+			var setup *controller.Setup
+			stop := w.Run(controller.Definition{Name: "capture", New: func(s *controller.Setup) (controller.Syncer, error) {
+				setup = s
+				return controller.SyncFunc(func(context.Context, controller.Key) error { return nil }), nil
+			}})
+			job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "short"}, Spec: batchv1.JobSpec{TTLSecondsAfterFinished: test.ttl, Template: template("image:1")}}
+			job.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyNever
+			world.Create(w, job)
+			at := metav1.NewTime(time.Now().Truncate(time.Second))
+			world.EditStatus(w, "default", "short", func(j *batchv1.Job) {
+				j.Status.StartTime, j.Status.CompletionTime = &at, &at
+				j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuccessCriteriaMet, Status: "True", LastTransitionTime: at}, {Type: batchv1.JobComplete, Status: "True", LastTransitionTime: at}}
+			})
+			w.Pass(time.Minute)
+			stale := world.Get[*batchv1.Job](w, "default", "short").DeepCopy()
+			stale.Spec.TTLSecondsAfterFinished = new(int32(1))
+			if err := syncTTL(w.Ctx, setup, controller.KeyOf(stale), stale); err != nil {
+				w.T.Error(err)
+			}
+			if goes := world.Get[*batchv1.Job](w, "default", "short").DeletionTimestamp != nil; goes != test.goes {
+				w.T.Errorf("%s: goes %v", what, goes)
 			}
 			stop()
 		})
