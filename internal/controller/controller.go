@@ -64,7 +64,7 @@ type SyncFunc func(ctx context.Context, key Key) error
 func (f SyncFunc) Sync(ctx context.Context, key Key) error { return f(ctx, key) }
 
 // Background is implemented by a Syncer that has work of its own besides its keys, such as a clock that ticks. Run starts
-// when the informers have synced, beside the workers, and returns when ctx ends.
+// when the informers have synced, beside the workers, and returns when ctx ends. If it fails before, the loop ends with its error.
 type Background interface {
 	Run(ctx context.Context) error
 }
