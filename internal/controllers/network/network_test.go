@@ -379,3 +379,234 @@ func TestServicesInAWorld(t *testing.T) {
 		}
 	})
 }
+
+// TestChangesThatShow: which changes of a pod may show in endpoints.
+func TestChangesThatShow(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		change change[*corev1.Pod]
+		want   bool
+	}{
+		{"nothing", func(*corev1.Pod) {}, false},
+		{"a label", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "x"} }, true},
+		{"an annotation", func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} }, false},
+		{"its name in DNS", called("h", ""), true},
+		{"its domain", called("", "web"), true},
+		{"it leaves", leaving, true},
+		{"its readiness", notReadyFalse, true},
+		{"its readiness is no longer told", unready, true},
+		{"another condition", func(p *corev1.Pod) {
+			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: "True"})
+		}, false},
+		{"it succeeds", succeeded, true},
+		{"it fails", failedPhase, true},
+		{"it is pending", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, false},
+		{"its node", onNode("n2"), true},
+		{"its address", func(p *corev1.Pod) { p.Status.PodIP = "10.0.0.2" }, true},
+		{"one address more", alsoAt("fd00::1"), true},
+		{"its addresses", func(p *corev1.Pod) { p.Status.PodIPs[0].IP = "10.0.0.2" }, true},
+		{"its message", func(p *corev1.Pod) { p.Status.Message = "x" }, false},
+	} {
+		before, after := aPod("a", "10.0.0.1"), with(aPod("a", "10.0.0.1"), test.change)
+		if endpointsDiffer(before, after) != test.want || endpointsDiffer(after, before) != test.want {
+			t.Errorf("%s: shows %v", test.what, !test.want)
+		}
+	}
+	// A later moment of leaving shows nothing new.
+	if endpointsDiffer(aPod("a", "10.0.0.1", leaving), aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.DeletionTimestamp = new(ago(0)) })) {
+		t.Error("it leaves at another moment: shows")
+	}
+}
+
+// TestSelecting: which services are kept, and which pods can be an endpoint.
+func TestSelecting(t *testing.T) {
+	for _, test := range []struct {
+		what    string
+		service *corev1.Service
+		want    bool
+	}{
+		{"a selector", aService(), true},
+		{"none", aService(func(s *corev1.Service) { s.Spec.Selector = nil }), false},
+		{"an empty one is one", aService(func(s *corev1.Service) { s.Spec.Selector = map[string]string{} }), true},
+		{"a name elsewhere", aService(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }), false},
+		{"a load balancer", balancer(), true},
+	} {
+		if got := selects(test.service); got != test.want {
+			t.Errorf("%s: %v", test.what, got)
+		}
+	}
+	for what, test := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"running": {aPod("a", "10.0.0.1"), true}, "pending": {aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), true}, "succeeded": {aPod("a", "10.0.0.1", succeeded), false},
+		"failed": {aPod("a", "10.0.0.1", failedPhase), false}, "no address": {aPod("a", "", withoutAddress), false}, "leaving": {aPod("a", "10.0.0.1", leaving), true},
+		"an address of the list only": {aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Status.PodIP = "" }), true}, "an address but no list": {aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Status.PodIPs = nil }), true},
+	} {
+		if got := reachable(test.pod); got != test.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	other := aPod("a", "10.0.0.1", called("h", "web"), func(p *corev1.Pod) { p.Namespace = "other" })
+	if got := hostname(other, aService()); got != "" {
+		t.Errorf("a pod of another namespace is called %s", got)
+	}
+}
+
+// TestSmallThings: keys, times, maps and ages.
+func TestSmallThings(t *testing.T) {
+	slice := func(manager, service string) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: map[string]string{discoveryv1.LabelManagedBy: manager, discoveryv1.LabelServiceName: service}}}
+	}
+	for what, test := range map[string]struct {
+		slice *discoveryv1.EndpointSlice
+		want  string
+	}{"ours": {slice(sliceManager, "web"), "[default/web]"}, "another's": {slice("me", "web"), "[]"}, "of nobody": {slice(sliceManager, ""), "[]"}, "without labels": {&discoveryv1.EndpointSlice{}, "[]"}} {
+		if got := fmt.Sprint(keyOfManaged(test.slice, sliceManager)); got != test.want {
+			t.Errorf("%s: %s", what, got)
+		}
+	}
+	if got := triggered(time.Time{}); got != "" {
+		t.Errorf("no time: %q", got)
+	}
+	if got := fmt.Sprint(setOrDelete(nil, "a", ""), setOrDelete(nil, "a", "1"), setOrDelete(map[string]string{"a": "1", "b": "2"}, "a", ""), without(nil, "a"), without(map[string]string{"a": "1", "b": "2"}, "a", "c")); got != "map[] map[a:1] map[b:2] map[] map[b:2]" {
+		t.Errorf("maps %s", got)
+	}
+	all := []*corev1.Service{aService(dated("young", time.Minute)), aService(dated("b", time.Hour)), aService(dated("a", time.Hour)), aService(dated("old", 2*time.Hour))}
+	elsewhere := aService(dated("z", time.Hour))
+	elsewhere.Namespace = "aaa"
+	all = append(all, elsewhere)
+	byAge(all)
+	var order []string
+	for _, s := range all {
+		order = append(order, controller.KeyOf(s).String())
+	}
+	if got := fmt.Sprint(order); got != "[default/old aaa/z default/a default/b default/young]" {
+		t.Errorf("by age %s", got)
+	}
+	if got := fmt.Sprint(prefixes([]string{"10.0.0.0/24", "x", "fd00::/64", "10.0.0.1"})); got != "[10.0.0.0/24 fd00::/64]" {
+		t.Errorf("prefixes %s", got)
+	}
+}
+
+func TestAddressTypes(t *testing.T) {
+	for _, test := range []struct {
+		what     string
+		families []corev1.IPFamily
+		ip       string
+		want     string
+	}{
+		{"one family", []corev1.IPFamily{corev1.IPv4Protocol}, "10.0.0.1", "[IPv4]"},
+		{"two, in the order of the service", []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}, "fd00::1", "[IPv6 IPv4]"},
+		{"told by the address", nil, "10.0.0.1", "[IPv4]"},
+		{"told by the address, six", nil, "fd00::1", "[IPv6]"},
+		{"nobody knows: both", nil, corev1.ClusterIPNone, "[IPv4 IPv6]"},
+		{"no address yet: both", nil, "", "[IPv4 IPv6]"},
+		{"the families go before the address", []corev1.IPFamily{corev1.IPv6Protocol}, "10.0.0.1", "[IPv6]"},
+		{"headless, and it says which", []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, corev1.ClusterIPNone, "[IPv4 IPv6]"},
+		{"an address of four in the form of six is of four", nil, "::ffff:10.0.0.1", "[IPv4]"},
+	} {
+		s := &corev1.Service{Spec: corev1.ServiceSpec{IPFamilies: test.families, ClusterIP: test.ip}}
+		if got := fmt.Sprint(addressTypes(s)); got != test.want {
+			t.Errorf("%s: %s, want %s", test.what, got, test.want)
+		}
+	}
+}
+
+func TestAddressOfAPod(t *testing.T) {
+	both := []corev1.PodIP{{IP: "10.1.0.1"}, {IP: "fd00::1"}}
+	for _, test := range []struct {
+		what     string
+		families []corev1.IPFamily
+		ip       string
+		pod      []corev1.PodIP
+		want     string
+	}{
+		{"the service's first family", []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}, "", both, "fd00::1"},
+		{"the family of its address", nil, "10.0.0.1", both, "10.1.0.1"},
+		{"the pod's own", nil, corev1.ClusterIPNone, []corev1.PodIP{{IP: "fd00::1"}}, "fd00::1"},
+		{"a pod without the family", []corev1.IPFamily{corev1.IPv6Protocol}, "", []corev1.PodIP{{IP: "10.1.0.1"}}, ""},
+		{"a pod without addresses", nil, "10.0.0.1", nil, ""},
+		{"an address that is none", nil, "10.0.0.1", []corev1.PodIP{{IP: "x"}}, ""},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "1"}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{PodIPs: test.pod}}
+		if len(test.pod) > 0 {
+			pod.Status.PodIP = test.pod[0].IP
+		}
+		v := endpointsView{service: &corev1.Service{Spec: corev1.ServiceSpec{IPFamilies: test.families, ClusterIP: test.ip}}}
+		got, ok := v.address(pod)
+		if ok != (test.want != "") || got.IP != test.want {
+			t.Errorf("%s: %q, %v", test.what, got.IP, ok)
+		}
+		if ok && (*got.NodeName != "n" || got.TargetRef.UID != "1") {
+			t.Errorf("%s: %+v", test.what, got)
+		}
+	}
+}
+
+func TestCanonical(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1 IPv4", "010.0.0.1": "10.0.0.1 IPv4", "FD00:0::1": "fd00::1 IPv6", "::ffff:10.0.0.1": "10.0.0.1 IPv4", "": " ", "None": " ",
+	} {
+		text, family, ok := canonical(address)
+		if got := text + " " + string(family); got != want || ok != (want != " ") {
+			t.Errorf("%q: %q, %v", address, got, ok)
+		}
+	}
+}
+
+func TestHintsAreWanted(t *testing.T) {
+	for _, test := range []struct {
+		annotations map[string]string
+		want        bool
+	}{
+		{nil, false},
+		{map[string]string{corev1.AnnotationTopologyMode: "Auto"}, true},
+		{map[string]string{corev1.AnnotationTopologyMode: "auto"}, true},
+		{map[string]string{corev1.AnnotationTopologyMode: "Disabled"}, false},
+		{map[string]string{corev1.DeprecatedAnnotationTopologyAwareHints: "Auto"}, true},
+		{map[string]string{corev1.DeprecatedAnnotationTopologyAwareHints: "Disabled", corev1.AnnotationTopologyMode: "Auto"}, false},
+	} {
+		if got := topologyAnnotation(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: test.annotations}}); got != test.want {
+			t.Errorf("%v: %v", test.annotations, got)
+		}
+	}
+	for distribution, want := range map[string]bool{"PreferClose": true, "PreferSameZone": true, "PreferSameNode": true, "Random": false} {
+		if got := preferred(&distribution); got != want {
+			t.Errorf("%s: %v", distribution, got)
+		}
+	}
+	if preferred(nil) {
+		t.Error("nothing is preferred by who says nothing")
+	}
+}
+
+func TestPlaceholder(t *testing.T) {
+	v := slicesView{service: aService()}
+	placeholder := v.empty(nil, discoveryv1.AddressTypeIPv4)
+	if !isPlaceholder(placeholder.DeepCopy(), placeholder) {
+		t.Error("a placeholder is none")
+	}
+	for what, change := range map[string]func(*discoveryv1.EndpointSlice){
+		"an endpoint":    func(s *discoveryv1.EndpointSlice) { s.Endpoints = []discoveryv1.Endpoint{{}} },
+		"a port":         func(s *discoveryv1.EndpointSlice) { s.Ports = []discoveryv1.EndpointPort{{}} },
+		"another label":  func(s *discoveryv1.EndpointSlice) { s.Labels["more"] = "x" },
+		"another owner":  func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].UID = "other" },
+		"no owner":       func(s *discoveryv1.EndpointSlice) { s.OwnerReferences = nil },
+		"a label it had": func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) },
+	} {
+		slice := placeholder.DeepCopy()
+		change(slice)
+		if isPlaceholder(slice, placeholder) {
+			t.Errorf("with %s it is still a placeholder", what)
+		}
+	}
+}
+
+func TestNamePrefix(t *testing.T) {
+	for name, want := range map[string]string{"web": "web-", "web.example": "web.example-", "Web": "Web", "w_b": "w_b"} {
+		if got := namePrefix(name); got != want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}

@@ -456,7 +456,7 @@ func (v volumeView) release() (plan controller.Plan) {
 		switch {
 		case strings.HasPrefix(by, "kubernetes.io/"):
 			return fail("VolumeFailedDelete", "no volume plugin matched name: "+by)
-		case by != "" || v.volume.Spec.CSI != nil:
+		case by != "" || v.volume.Spec.CSI != nil || metav1.HasAnnotation(v.volume.ObjectMeta, migratedTo):
 			return plan // what a provisioner or a CSI driver made, it deletes itself
 		case v.volume.Spec.HostPath != nil || v.volume.Spec.NFS != nil:
 			return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", v.volume.Name))
