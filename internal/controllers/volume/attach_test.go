@@ -529,3 +529,15 @@ func TestAttachDetachInAWorld(t *testing.T) {
 		}
 	})
 }
+
+// TestNoForcedDetach: where nobody may be forced, a node that is silent or gone is waited for, however long.
+func TestNoForcedDetach(t *testing.T) {
+	disk := aVolume("disk", csi)
+	for what, node := range map[string]*corev1.Node{"silent": aNode(toldOf(disk), using(disk), silent), "gone": nil} {
+		v := attachView{name: "n1", node: node, here: attachmentsOf(attachment(disk, "n1", true)), volumes: map[string]*corev1.PersistentVolume{"disk": disk}, now: now,
+			unneeded: map[string]time.Time{attachmentName(disk, "n1"): now.Add(-24 * time.Hour)}}
+		if plan, _ := v.reconcile(); !plan.Empty() || plan.RequeueAfter != 0 {
+			t.Errorf("%s: %s, again %v", what, attachWords(plan), plan.RequeueAfter)
+		}
+	}
+}
