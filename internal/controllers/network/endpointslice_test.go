@@ -472,7 +472,7 @@ func TestSlicesBesideUpstream(t *testing.T) {
 	}
 	v := sliceViewOf(aService(), nil)
 	pods := map[int]*corev1.Pod{}
-	for round := range 300 {
+	for round := range 150 {
 		for range random.IntN(6) {
 			if n := random.IntN(14); pods[n] != nil && chance(2) {
 				delete(pods, n)
