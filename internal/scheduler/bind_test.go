@@ -245,7 +245,7 @@ func TestPreemptionStories(t *testing.T) {
 		"victims that all go already are waited for": func(f *fakeServer) {
 			f.crowd("a")
 			for _, v := range []string{"a0", "a1"} {
-				f.change(v, onItsWayOut)
+				f.change(v, isGoing)
 			}
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -259,7 +259,7 @@ func TestPreemptionStories(t *testing.T) {
 		},
 		"only those that stay yet are told": func(f *fakeServer) {
 			f.crowd("a")
-			f.change("a0", onItsWayOut)
+			f.change("a0", isGoing)
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
 			f.expectVictims("a1")
@@ -508,7 +508,7 @@ func TestBindingStories(t *testing.T) {
 			f.addPod(testPod("p", asksCPU("4")))
 			f.addPod(testPod("q", asksCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.change("p", onItsWayOut)
+			f.change("p", isGoing)
 			f.pass(10 * time.Second)
 			f.expectOn("a", "q")
 			f.expectOn("", "p")
@@ -604,7 +604,7 @@ func TestBindingStories(t *testing.T) {
 		},
 		"a pod that is on its way out is not tried": func(f *fakeServer) {
 			f.addNode(testNode("a"))
-			f.addPod(testPod("p", onItsWayOut))
+			f.addPod(testPod("p", isGoing))
 			f.pass(time.Second)
 			f.expectOn("", "p")
 			f.expectEvents("p", "Warning FailedScheduling: skip schedule deleting pod: default/p")

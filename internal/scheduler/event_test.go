@@ -98,7 +98,7 @@ func TestWaysOfPods(t *testing.T) {
 		"nothing":                                  {nil, nil, updateOther},
 		"its phase":                                {nil, o(inPhase(corev1.PodRunning)), updateOther},
 		"a nomination":                             {nil, o(nominatedTo("n")), updateOther},
-		"it begins to go":                          {nil, o(onItsWayOut), updateOther},
+		"it begins to go":                          {nil, o(isGoing), updateOther},
 		"a label":                                  {nil, o(labelled("a", "b")), UpdatePodLabel},
 		"a label's value":                          {o(labelled("a", "b")), o(labelled("a", "c")), UpdatePodLabel},
 		"a label that is gone":                     {o(labelled("a", "b")), nil, UpdatePodLabel},

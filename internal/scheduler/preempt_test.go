@@ -43,10 +43,10 @@ func disruptionTarget(status corev1.ConditionStatus, reason string) podOption {
 	}
 }
 
-func onItsWayOut(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(99000, 0)} }
+func isGoing(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(99000, 0)} }
 
 func leavingPreempted(p *corev1.Pod) {
-	onItsWayOut(p)
+	isGoing(p)
 	disruptionTarget(corev1.ConditionTrue, corev1.PodReasonPreemptionByScheduler)(p)
 }
 
@@ -177,7 +177,7 @@ func TestPreempt(t *testing.T) {
 			pod:     urgent(green, spread(corev1.LabelTopologyZone, 2, corev1.DoNotSchedule, "color", "green")), node: "a", victims: []string{"2"},
 		},
 		"a pod that is on its way out is a victim like any other": {
-			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), onItsWayOut)), pod: urgent(asksCPU("1")), node: "a", victims: []string{"1"},
+			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), isGoing)), pod: urgent(asksCPU("1")), node: "a", victims: []string{"1"},
 		},
 		"a pod without priority moves one with less": {
 			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), priority(-1))), pod: testPod("p", asksCPU("1")), node: "a", victims: []string{"1"},
@@ -273,14 +273,14 @@ func TestPreempt(t *testing.T) {
 			message: "not eligible due to preemptionPolicy=Never.",
 		},
 		"somebody leaves the nominated node for other reasons": {
-			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), onItsWayOut)), pod: urgent(asksCPU("1"), nominatedTo("a")), node: "a", victims: []string{"1"},
+			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), isGoing)), pod: urgent(asksCPU("1"), nominatedTo("a")), node: "a", victims: []string{"1"},
 		},
 		"somebody leaves whom the kubelet evicted": {
-			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), onItsWayOut, disruptionTarget(corev1.ConditionTrue, corev1.PodReasonTerminationByKubelet))), pod: urgent(asksCPU("1"), nominatedTo("a")),
+			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), isGoing, disruptionTarget(corev1.ConditionTrue, corev1.PodReasonTerminationByKubelet))), pod: urgent(asksCPU("1"), nominatedTo("a")),
 			node: "a", victims: []string{"1"},
 		},
 		"the mark was taken back": {
-			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), onItsWayOut, disruptionTarget(corev1.ConditionFalse, corev1.PodReasonPreemptionByScheduler))), pod: urgent(asksCPU("1"), nominatedTo("a")),
+			nodes: one, running: pods(testPod("1", on("a"), asksCPU("4"), isGoing, disruptionTarget(corev1.ConditionFalse, corev1.PodReasonPreemptionByScheduler))), pod: urgent(asksCPU("1"), nominatedTo("a")),
 			node: "a", victims: []string{"1"},
 		},
 		"a marked pod that is not leaving": {

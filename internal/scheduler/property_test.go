@@ -75,7 +75,7 @@ func (w *world) randomPod() *corev1.Pod {
 	maybe(8, prefersNear(int32(1+w.random.IntN(9)), corev1.LabelTopologyZone, "color", "red"))
 	maybe(6, spread(pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), int32(1+w.random.IntN(2)), corev1.DoNotSchedule, "color", color))
 	maybe(6, spread(pick(w, corev1.LabelHostname, corev1.LabelTopologyZone), 1, corev1.ScheduleAnyway, "color", color))
-	maybe(12, requiresNodes(named("n1", "n2")))
+	maybe(12, requiresNodes(named("n1"), named("n2")))
 	return testPod(fmt.Sprint("pod-", w.made), options...)
 }
 

@@ -872,7 +872,7 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 		"the extender refuses all":             {testPod("p", asksCPU("1"), nominatedTo("a")), []string{"a", "b"}, "", "[a][a b]", "0/2 nodes are available: 2 not this one."},
 		"it is full":                           {testPod("p", asksCPU("2"), nominatedTo("a")), nil, "b", "[b]", ""},
 		"without a nomination the best is":     {testPod("p", asksCPU("1")), nil, "b", "[a b]", ""},
-		"one of the pod's own that is refused": {testPod("p", asksCPU("1"), nominatedTo("a"), requiresNodes(named("a", "b"))), []string{"a"}, "b", "[a][a b]", ""},
+		"one of the pod's own that is refused": {testPod("p", asksCPU("1"), nominatedTo("a"), requiresNodes(named("a"), named("b"))), []string{"a"}, "b", "[a][a b]", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := ""

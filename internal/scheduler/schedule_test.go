@@ -79,7 +79,7 @@ func TestSchedule(t *testing.T) {
 		},
 		"a nominated node that is not among the pod's own is not": {two, nil, testPod("p", requiresNodes(named("b")), nominatedTo("a")), "b", 1, "a: NodeAffinity, b: fits", ""},
 		"a nominated node among the pod's own is": {
-			append(two, testNode("c")), nil, testPod("p", requiresNodes(named("b", "c")), nominatedTo("c")), "c", 1, "a: NodeAffinity, b: NodeAffinity, c: fits", "",
+			append(two, testNode("c")), nil, testPod("p", requiresNodes(named("b"), named("c")), nominatedTo("c")), "c", 1, "a: NodeAffinity, b: NodeAffinity, c: fits", "",
 		},
 		"room kept for a more important pod": {two[:1], []*corev1.Pod{testPod("n", asksCPU("3"), priority(5), nominatedTo("a"))}, testPod("p", asksCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
 		"room kept for an equal":             {two[:1], []*corev1.Pod{testPod("n", asksCPU("3"), nominatedTo("a"))}, testPod("p", asksCPU("2")), "", 0, "a: NodeResourcesFit", "0/1 nodes are available: 1 Insufficient cpu."},
@@ -111,10 +111,10 @@ func TestSchedule(t *testing.T) {
 		"a pod of one node":            {two, nil, testPod("p", requiresNodes(named("b"))), "b", 1, "a: NodeAffinity, b: fits", ""},
 		"a pod of a node that is gone": {two, nil, testPod("p", requiresNodes(named("z"))), "", 0, "a: NodeAffinity, b: NodeAffinity", "0/2 nodes are available: 2 node(s) didn't satisfy plugin(s) [NodeAffinity]."},
 		"a pod of some nodes takes the emptier": {
-			append(two, testNode("c")), []*corev1.Pod{testPod("x", on("a"), asksCPU("3"))}, testPod("p", asksCPU("1"), requiresNodes(named("a", "c"))), "c", 2, "a: fits, b: NodeAffinity, c: fits", "",
+			append(two, testNode("c")), []*corev1.Pod{testPod("x", on("a"), asksCPU("3"))}, testPod("p", asksCPU("1"), requiresNodes(named("a"), named("c"))), "c", 2, "a: fits, b: NodeAffinity, c: fits", "",
 		},
 		"a pod of some nodes heeds its neighbours": {
-			append(two, testNode("c")), []*corev1.Pod{testPod("x", on("c"), green)}, testPod("p", away(host, "color", "green"), requiresNodes(named("a", "c"))), "a", 1, "a: fits, b: NodeAffinity, c: InterPodAffinity", "",
+			append(two, testNode("c")), []*corev1.Pod{testPod("x", on("c"), green)}, testPod("p", away(host, "color", "green"), requiresNodes(named("a"), named("c"))), "a", 1, "a: fits, b: NodeAffinity, c: InterPodAffinity", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestScheduleGoesAround(t *testing.T) {
 	for name, o := range map[string][]podOption{
 		"by tree":       {asksCPU("100m")},
 		"by neighbours": {asksCPU("100m"), labelled("color", "green"), spread(corev1.LabelHostname, 5, corev1.ScheduleAnyway, "color", "green")},
-		"among few":     {asksCPU("100m"), requiresNodes(named("node-00000", "node-00001", "node-00002"))},
+		"among few":     {asksCPU("100m"), requiresNodes(named("node-00000"), named("node-00001"), named("node-00002"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := cluster(t, nodesNamed(3))

@@ -363,7 +363,7 @@ func TestSnapshot(t *testing.T) {
 		"a pod begins to go": func(w *snapshotStory) {
 			w.setNode(testNode("a", zone("1")))
 			w.setPod(testPod("p", on("a"), green))
-			w.setPod(testPod("p", on("a"), green, onItsWayOut))
+			w.setPod(testPod("p", on("a"), green, isGoing))
 		},
 		"a pod is updated in ways that do not matter": func(w *snapshotStory) {
 			w.setNode(testNode("a"))
@@ -671,7 +671,7 @@ func TestSameForNeighbours(t *testing.T) {
 		"a label more":           {labelled("shape", "round"), false},
 		"a label for another":    {func(p *corev1.Pod) { p.Labels = map[string]string{"shape": "green"} }, false},
 		"no labels":              {func(p *corev1.Pod) { p.Labels = nil }, false},
-		"it begins to go":        {onItsWayOut, false},
+		"it begins to go":        {isGoing, false},
 		"its processor":          {asksCPU("2"), false},
 		"its memory":             {asksMemory("1"), false},
 		"its storage":            {asks(corev1.ResourceEphemeralStorage, "1"), false},
@@ -683,7 +683,7 @@ func TestSameForNeighbours(t *testing.T) {
 			t.Errorf("%s: same is %v", name, got)
 		}
 	}
-	if !sameForNeighbours(infoOf(t, testPod("p", append(slices.Clone(base), onItsWayOut)...)), infoOf(t, testPod("p", append(slices.Clone(base), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} })...))) {
+	if !sameForNeighbours(infoOf(t, testPod("p", append(slices.Clone(base), isGoing)...)), infoOf(t, testPod("p", append(slices.Clone(base), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} })...))) {
 		t.Error("when it goes does not matter")
 	}
 }

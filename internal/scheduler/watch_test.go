@@ -243,7 +243,7 @@ func TestWatch(t *testing.T) {
 		"that begins to go": func(w *watchStory) {
 			w.podAdded(testPod("p", on("a")))
 			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a")), later(on("a"), onItsWayOut))
+			w.podChanged(testPod("p", on("a")), later(on("a"), isGoing))
 			w.is("p on a")
 		},
 		"that cannot be read takes its room": func(w *watchStory) {
@@ -394,13 +394,13 @@ func TestWatch(t *testing.T) {
 		"an assumed pod begins to go": func(w *watchStory) {
 			w.podAdded(testPod("p"))
 			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(onItsWayOut))
+			w.podChanged(testPod("p"), later(isGoing))
 			w.is("AssignedPodDelete")
 		},
 		"an assumed pod that was going goes on": func(w *watchStory) {
-			w.podAdded(testPod("p", onItsWayOut))
-			w.assumes(testPod("p", onItsWayOut), "a")
-			w.podChanged(testPod("p", onItsWayOut), later(onItsWayOut, green))
+			w.podAdded(testPod("p", isGoing))
+			w.assumes(testPod("p", isGoing), "a")
+			w.podChanged(testPod("p", isGoing), later(isGoing, green))
 			w.is("p on a assumed")
 		},
 		"an assumed pod is deleted": func(w *watchStory) {
