@@ -26,6 +26,7 @@ type writer interface {
 	deletePod(ctx context.Context, pod *corev1.Pod) error
 	updateVolume(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error)
 	updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error)
+	getDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 	createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
 	deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error
 	updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)
@@ -89,6 +90,10 @@ func (w *apiWriter) updateVolume(ctx context.Context, pv *corev1.PersistentVolum
 
 func (w *apiWriter) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	return w.claims.Update(ctx, claim, client.WriteOptions{})
+}
+
+func (w *apiWriter) getDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	return w.devices.Get(ctx, claim.Namespace, claim.Name)
 }
 
 func (w *apiWriter) createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
@@ -239,17 +244,12 @@ func (s *Scheduler) prepare(ctx context.Context, d *Decision, r *reservation) er
 
 // prepareNode binds devices and volumes.
 func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation) error {
-	for i := range r.devices {
-		if err := s.bindDevices(ctx, d.Pod.Pod, &r.devices[i]); err != nil {
-			return fmt.Errorf("running PreBind plugin %q: %w", dynamicResourcesName, err)
-		}
-	}
-	if err := s.awaitDevices(ctx, d, r.devices); err != nil {
+	if err := s.prepareDevices(ctx, d, r.devices); err != nil {
 		return fmt.Errorf("running PreBind plugin %q: %w", dynamicResourcesName, err)
 	}
 	if !r.volumes.empty() {
 		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
-			return fmt.Errorf("running PreBind plugin %q: binding volumes: %w", volumeBindingName, err)
+			return fmt.Errorf("running PreBind plugin %q: %w", volumeBindingName, err)
 		}
 	}
 	return nil
@@ -322,14 +322,17 @@ func (s *Scheduler) bindVolumes(ctx context.Context, d *Decision, plan *volumePl
 		s.mu.Lock()
 		done, err := s.volumesBound(d, plan)
 		s.mu.Unlock()
-		if done || err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("binding volumes: %w", err)
+		}
+		if done {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-deadline.C:
-			return fmt.Errorf("timed out waiting for the condition")
+			return fmt.Errorf("binding volumes: %w", context.DeadlineExceeded)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
@@ -338,29 +341,40 @@ func (s *Scheduler) bindVolumes(ctx context.Context, d *Decision, plan *volumePl
 // volumesBound reports whether a plan has been carried out. An error means that it never will be.
 func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 	v := &s.snapshot.volumes
-	if s.snapshot.pods[d.Pod.Pod.UID] == nil {
-		return false, fmt.Errorf("pod does not exist any more: %s", keyOf(d.Pod.Pod))
-	}
 	number, known := s.snapshot.nodeNumber[d.Node]
 	if !known || s.snapshot.nodes[number].object == nil {
-		return false, fmt.Errorf("failed to get node %q", d.Node)
+		return false, fmt.Errorf("failed to get node %q: %w", d.Node, apierrors.NewNotFound(corev1.Resource("node"), d.Node))
 	}
-	reaches := func(pv *corev1.PersistentVolume) bool {
+	if s.snapshot.pods[d.Pod.Pod.UID] == nil {
+		return false, fmt.Errorf("pod does not exist any more: %w", apierrors.NewNotFound(corev1.Resource("pod"), d.Pod.Pod.Name))
+	}
+	reach := func(pv *corev1.PersistentVolume) error {
 		seen, err := asOnNode(pv, s.snapshot.nodes[number].csi)
-		return err == nil && volume.CheckNodeAffinity(seen, s.snapshot.nodes[number].object.Labels) == nil
+		if err != nil {
+			return fmt.Errorf("failed to translate pv to csi: %w", err)
+		}
+		if err := volume.CheckNodeAffinity(seen, s.snapshot.nodes[number].object.Labels); err != nil {
+			return fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, d.Node, err)
+		}
+		return nil
 	}
 	for _, b := range plan.bindings {
 		pv, claim := v.volumes[b.volume.Name], v.claims[keyOf(b.claim)]
 		switch {
-		case pv == nil || claim == nil:
-			return false, fmt.Errorf("failed to check binding: volume %s or claim %s is gone", b.volume.Name, keyOf(b.claim))
+		case pv == nil:
+			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumes"), b.volume.Name))
+		case claim == nil:
+			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), keyOf(b.claim)))
 		case newer(b.volume, pv):
 			return false, nil
-		case !reaches(pv):
-			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
-		case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "":
+		}
+		if err := reach(pv); err != nil {
+			return false, err
+		}
+		if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
 			return false, fmt.Errorf("ClaimRef got reset for pv %q", pv.Name)
-		case !fullyBound(claim):
+		}
+		if !fullyBound(claim) {
 			return false, nil
 		}
 	}
@@ -368,18 +382,25 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 		claim := v.claims[keyOf(p.claim)]
 		switch {
 		case claim == nil:
-			return false, fmt.Errorf("failed to check provisioning pvc: %s is gone", keyOf(p.claim))
+			return false, fmt.Errorf("failed to check provisioning pvc: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), keyOf(p.claim)))
 		case newer(p.claim, claim):
 			return false, nil
+		case claim.Annotations == nil:
+			return false, fmt.Errorf("selectedNode annotation reset for PVC %q", claim.Name)
 		case claim.Annotations[volume.AnnSelectedNode] != d.Node:
 			return false, fmt.Errorf("provisioning failed for PVC %q", claim.Name)
-		case !fullyBound(claim):
-			return false, nil
 		}
-		if pv := v.volumes[claim.Spec.VolumeName]; pv == nil {
+		if claim.Spec.VolumeName != "" {
+			pv := v.volumes[claim.Spec.VolumeName]
+			if pv == nil {
+				return false, nil // it will be told of, or the claim be freed from it
+			}
+			if err := reach(pv); err != nil {
+				return false, err
+			}
+		}
+		if !fullyBound(claim) {
 			return false, nil
-		} else if !reaches(pv) {
-			return false, fmt.Errorf("pv %q node affinity doesn't match node %q", pv.Name, d.Node)
 		}
 	}
 	return true, nil

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
 var (
@@ -42,39 +43,31 @@ func (s *Scheduler) reserveDevices(d *Decision, r *reservation) error {
 	return fmt.Errorf("devices on node %s: %v", d.Node, refusal.Reasons)
 }
 
+// prepareDevices writes down which devices the pod has, and waits until they are there.
+func (s *Scheduler) prepareDevices(ctx context.Context, d *Decision, grants []claimGrant) error {
+	for i := range grants {
+		if err := s.bindDevices(ctx, d.Pod.Pod, &grants[i]); err != nil {
+			return err
+		}
+	}
+	return s.awaitDevices(ctx, d, grants)
+}
+
 // bindDevices writes down that a claim has its devices, and that the pod uses it.
 func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *claimGrant) error {
+	if resourceclaim.IsReservedForPod(pod, g.claim, false) {
+		return nil
+	}
 	if g.extended != nil {
 		if err := s.makeExtendedClaim(ctx, g); err != nil {
 			return err
 		}
 	}
-	claim := g.claim.DeepCopy()
-	if g.allocation != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
-		claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
-		updated, err := s.writer.updateDeviceClaim(ctx, claim)
-		if err != nil {
-			return fmt.Errorf("add finalizer to claim %s: %w", keyOf(claim), err)
-		}
-		claim = updated.DeepCopy()
-	}
-	if g.allocation != nil {
-		if claim.Status.Allocation != nil {
-			return fmt.Errorf("claim %s got allocated elsewhere in the meantime", keyOf(claim))
-		}
-		claim.Status.Allocation = g.allocation.DeepCopy()
-	}
-	if slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID }) {
-		return nil
-	}
-	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
-	if claim.Status.Allocation.AllocationTimestamp == nil {
-		now := metav1.Now()
-		claim.Status.Allocation.AllocationTimestamp = &now
-	}
-	answer, err := s.writer.updateDeviceClaimStatus(ctx, claim)
+	answer, err := s.changeClaim(ctx, g.claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		return s.grant(ctx, claim, g.allocation, pod)
+	})
 	if err != nil {
-		return fmt.Errorf("add allocation and reservation to claim %s: %w", keyOf(claim), err)
+		return err
 	}
 	s.mu.Lock()
 	s.snapshot.devices.write(g, answer)
@@ -89,6 +82,57 @@ func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *claimGr
 		return fmt.Errorf("update pod %s ExtendedResourceClaimStatus: %w", keyOf(pod), err)
 	}
 	return nil
+}
+
+// grant gives a claim its devices, if it has none yet, and reserves it for a pod.
+func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, allocation *resourcev1.AllocationResult, pod *corev1.Pod) (*resourcev1.ResourceClaim, error) {
+	what := "reservation"
+	switch {
+	case claim.DeletionTimestamp != nil:
+		return nil, fmt.Errorf("claim %s got deleted in the meantime", keyOf(claim))
+	case allocation != nil && claim.Status.Allocation != nil:
+		return nil, fmt.Errorf("claim %s got allocated elsewhere in the meantime", keyOf(claim))
+	case allocation == nil && claim.Status.Allocation == nil:
+		return nil, fmt.Errorf("claim %s got deallocated elsewhere in the meantime", keyOf(claim))
+	case allocation != nil:
+		if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
+			claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
+			updated, err := s.writer.updateDeviceClaim(ctx, claim)
+			if err != nil {
+				return nil, fmt.Errorf("add finalizer to claim %s: %w", keyOf(claim), err)
+			}
+			claim = updated.DeepCopy()
+		}
+		what, claim.Status.Allocation = "allocation and reservation", allocation.DeepCopy()
+	}
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+	if claim.Status.Allocation.AllocationTimestamp == nil {
+		now := metav1.Now()
+		claim.Status.Allocation.AllocationTimestamp = &now
+	}
+	answer, err := s.writer.updateDeviceClaimStatus(ctx, claim)
+	if err != nil {
+		return nil, fmt.Errorf("add %s to claim %s: %w", what, keyOf(claim), err)
+	}
+	return answer, nil
+}
+
+// changeClaim changes a copy of a claim. When somebody else was faster, it is done again with the claim as it is then.
+func (s *Scheduler) changeClaim(ctx context.Context, claim *resourcev1.ResourceClaim, change func(*resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error)) (*resourcev1.ResourceClaim, error) {
+	for try := 1; ; try++ {
+		answer, err := change(claim.DeepCopy())
+		if !apierrors.IsConflict(err) || try == 5 {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(jitter(10 * time.Millisecond)):
+		}
+		if claim, err = s.writer.getDeviceClaim(ctx, claim); err != nil {
+			return nil, fmt.Errorf("get updated claim after conflict: %w", err)
+		}
+	}
 }
 
 // makeExtendedClaim makes the claim that stands for a pod's extended resources.
@@ -110,66 +154,83 @@ func (s *Scheduler) makeExtendedClaim(ctx context.Context, g *claimGrant) error 
 // giveBackDevices takes back what was written for a pod that could not be bound after all.
 func (s *Scheduler) giveBackDevices(ctx context.Context, pod *corev1.Pod, grants []claimGrant) {
 	for i := range grants {
-		g := &grants[i]
+		claim := grants[i].claim
 		switch {
-		case g.made:
-			s.background(ctx, func() { s.deleteClaim(ctx, g.claim) })
-		case g.written:
-			claim := g.claim.DeepCopy()
-			claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
-			s.background(ctx, func() { s.writeClaimStatus(ctx, claim) })
+		case grants[i].made:
+			s.background(ctx, func() { s.deleteClaim(ctx, claim) })
+		case resourceclaim.IsReservedForPod(pod, claim, false):
+			s.background(ctx, func() { s.dropReservation(ctx, pod, claim) })
 		}
 	}
 }
 
-func (s *Scheduler) writeClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) {
-	if _, err := s.writer.updateDeviceClaimStatus(ctx, claim); err != nil && ctx.Err() == nil {
-		s.log.Warn("claim is not freed", "claim", keyOf(claim), "error", err)
+// dropReservation takes a pod off the list of those that use a claim.
+func (s *Scheduler) dropReservation(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim) {
+	_, err := s.changeClaim(ctx, claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID == pod.UID })
+		return s.writer.updateDeviceClaimStatus(ctx, claim)
+	})
+	s.warn(ctx, err, "claim is not freed", claim)
+}
+
+// warn tells of a claim that could not be written, unless it is gone or everything ends anyway.
+func (s *Scheduler) warn(ctx context.Context, err error, what string, claim *resourcev1.ResourceClaim) {
+	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+		s.log.Warn(what, "claim", keyOf(claim), "error", err)
 	}
 }
 
 // deleteClaim deletes a claim made for extended resources, with the finalizer that keeps its devices.
 func (s *Scheduler) deleteClaim(ctx context.Context, claim *resourcev1.ResourceClaim) {
-	claim = claim.DeepCopy()
-	claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == resourcev1.Finalizer })
-	_, err := s.writer.updateDeviceClaim(ctx, claim)
+	_, err := s.changeClaim(ctx, claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		claim.Finalizers = slices.DeleteFunc(claim.Finalizers, func(f string) bool { return f == resourcev1.Finalizer })
+		return s.writer.updateDeviceClaim(ctx, claim)
+	})
 	if err == nil {
 		err = s.writer.deleteDeviceClaim(ctx, claim)
 	}
-	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.log.Warn("claim for extended resources is not deleted", "claim", keyOf(claim), "error", err)
-	}
+	s.warn(ctx, err, "claim for extended resources is not deleted", claim)
 }
 
-// freeIdleDevices gives back the devices of a claim that only this pod uses and that keep it from the nodes it could run on.
+// freeIdleDevices gives back the devices of a claim that nobody but this pod uses and that keeps it from a node it could run on.
 // It tells what it did: then the pod is tried again when the claim is free.
-func (s *Scheduler) freeIdleDevices(ctx context.Context, info *PodInfo, rule *dynamicResources) string {
-	if rule == nil {
+func (s *Scheduler) freeIdleDevices(ctx context.Context, d *Decision) string {
+	rule, pod := d.profile.devices, d.Pod.Pod
+	if rule == nil || d.refusal != nil || !s.snapshot.wantsDevices(d.Pod) {
 		return ""
 	}
-	pod := info.Pod
-	claims, err := s.snapshot.devices.claimsOf(pod)
-	if err != nil {
+	request, refusal := rule.request(s.snapshot, d.Pod)
+	if refusal != nil {
 		return ""
 	}
-	for _, claim := range claims {
-		a := claim.Status.Allocation
-		if a == nil || slices.ContainsFunc(claim.Status.ReservedFor, func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != pod.UID }) {
+	others := func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != pod.UID }
+	for i, claim := range request.held {
+		if slices.ContainsFunc(claim.Status.ReservedFor, others) || !request.keepsAway(d, i) {
 			continue
-		}
-		if a.NodeSelector == nil && rule.usable(claim) {
-			continue // it can be had everywhere and keeps the pod from nowhere
 		}
 		free := claim.DeepCopy()
 		free.Status.Allocation, free.Status.ReservedFor, free.Status.Devices = nil, nil, nil
-		s.background(ctx, func() { s.writeClaimStatus(ctx, free) })
+		s.background(ctx, func() {
+			_, err := s.writer.updateDeviceClaimStatus(ctx, free)
+			s.warn(ctx, err, "claim is not freed", free)
+		})
 		return "deallocation of ResourceClaim completed"
 	}
-	if stale := s.snapshot.devices.extendedClaimOf(pod); stale != nil && stale.DeletionTimestamp == nil && s.snapshot.devices.standFor(info.Request.Extended) {
-		s.background(ctx, func() { s.deleteClaim(ctx, stale) })
-		return "deletion of ResourceClaim completed"
+	if request.extended == nil || request.extended.stale == nil {
+		return ""
 	}
-	return ""
+	if stale := request.extended.stale; stale.DeletionTimestamp == nil {
+		s.background(ctx, func() { s.deleteClaim(ctx, stale) })
+	}
+	return "deletion of ResourceClaim completed"
+}
+
+// keepsAway reports whether a held claim keeps the pod from a node that nothing else keeps it from.
+func (q *deviceRequest) keepsAway(d *Decision, held int) bool {
+	verdicts, _ := d.Explain()
+	return slices.ContainsFunc(verdicts, func(v Verdict) bool {
+		return v.Refusal == refusedClaimElsewhere && q.unavailable(held, d.snapshot.nodeNumber[v.Node])
+	})
 }
 
 // devicesReady reports whether the devices of a claim say that a pod may be bound. An error means that they never will.
@@ -257,7 +318,7 @@ func (s *Scheduler) awaitDevices(ctx context.Context, d *Decision, grants []clai
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-deadline.C:
-			return errDevicesLate
+			return fmt.Errorf("%w: %w", errDevicesLate, context.DeadlineExceeded)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

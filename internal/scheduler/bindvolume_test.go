@@ -53,16 +53,15 @@ func (v *volumeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolu
 	v.scheduler.mu.Lock()
 	defer v.scheduler.mu.Unlock()
 	claim := v.scheduler.snapshot.volumes.claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name].DeepCopy()
-	v.finish(func() {
-		v.scheduler.snapshot.SetObject(pv)
-		v.bindClaim(claim, pv.Name)
-	})
+	v.hear(pv)
+	v.finish(func() { v.bindClaim(claim, pv.Name) })
 	return pv, nil
 }
 
 func (v *volumeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
 	claim = claim.DeepCopy()
 	claim.ResourceVersion = v.next()
+	v.hear(claim.DeepCopy())
 	v.finish(func() {
 		if failing, _ := v.now(); failing {
 			delete(claim.Annotations, volume.AnnSelectedNode)
@@ -81,6 +80,14 @@ func (v *volumeServer) bindClaim(claim *corev1.PersistentVolumeClaim, name strin
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, volume.AnnBindCompleted, "yes")
 	claim.ResourceVersion = v.next()
 	v.scheduler.snapshot.SetObject(claim)
+}
+
+// hear lets the scheduler know of a write, a moment after its answer.
+func (v *volumeServer) hear(written metav1.Object) {
+	go func() {
+		time.Sleep(v.delay)
+		v.tell(func() { v.scheduler.snapshot.SetObject(written) })
+	}()
 }
 
 // finish does the controller's work a while later.

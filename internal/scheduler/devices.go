@@ -220,12 +220,13 @@ func (l classLister) Get(name string) (*resourcev1.DeviceClass, error) {
 
 // claimGrant is an allocation decided for a claim; nil when the claim had one already and is only reserved.
 type claimGrant struct {
+	// claim is what the API server answered once the grant is written.
 	claim      *resourcev1.ResourceClaim
 	allocation *resourcev1.AllocationResult
 	// extended is set when the claim stands for extended resources: then it is made when it is written.
 	extended *extendedClaim
-	// made claims were not there before; written grants are the API server's. Then claim is what it answered.
-	made, written bool
+	// made claims were not there before.
+	made bool
 }
 
 // assume decides allocations: from now on the devices are taken.
@@ -248,7 +249,7 @@ func (d *deviceObjects) write(g *claimGrant, answer *resourcev1.ResourceClaim) {
 	if told := d.claims[keyOf(answer)]; told == nil && g.extended != nil || told != nil && older(told, answer) {
 		d.assumed[keyOf(answer)] = &assumedClaim{claim: answer, written: true}
 	}
-	g.claim, g.written = answer, true
+	g.claim = answer
 }
 
 // revert takes back what assume decided and nobody has written.

@@ -60,9 +60,8 @@ type deviceRequest struct {
 	// held claims have their devices; open ones do not.
 	held, open []*resourcev1.ResourceClaim
 	selections []*nodeSelection // of held claims; nil lets all nodes in
-	// unusable is set when the devices of a held claim failed to get ready.
-	unusable  bool
-	extended  *extendedDevices // nil when the pod asks for none
+	usable     []bool           // of held claims; false when their devices failed to get ready
+	extended   *extendedDevices // nil when the pod asks for none
 	allocator structured.Allocator
 }
 
@@ -80,7 +79,7 @@ func (r *dynamicResources) request(s *Snapshot, p *PodInfo) (*deviceRequest, *Re
 				selection = s.selection(nil, a.NodeSelector)
 			}
 			q.selections = append(q.selections, selection)
-			q.unusable = q.unusable || !r.usable(claim)
+			q.usable = append(q.usable, r.usable(claim))
 			continue
 		}
 		if s.devices.pending(keyOf(claim)) {
@@ -100,23 +99,32 @@ func (r *dynamicResources) request(s *Snapshot, p *PodInfo) (*deviceRequest, *Re
 	return q, nil
 }
 
-// checkClasses reports a device class that a claim names and that does not exist.
+// checkClasses reports the first device class that a claim names and that does not exist.
 func (s *Snapshot) checkClasses(claim *resourcev1.ResourceClaim) *Refusal {
+	check := func(request, class string) *Refusal {
+		if class == "" {
+			return &Refusal{Rule: dynamicResourcesName, Err: fmt.Errorf("request %s: unsupported request type", request)}
+		}
+		if s.devices.classes[class] == nil {
+			return refuse(dynamicResourcesName, true, fmt.Sprintf("request %s: device class %s does not exist", request, class))
+		}
+		return nil
+	}
 	for i := range claim.Spec.Devices.Requests {
 		request := &claim.Spec.Devices.Requests[i]
-		classes := map[string]string{}
-		if request.Exactly != nil {
-			classes[request.Name] = request.Exactly.DeviceClassName
-		}
-		for _, sub := range request.FirstAvailable {
-			classes[request.Name+"/"+sub.Name] = sub.DeviceClassName
-		}
-		if len(classes) == 0 {
+		switch {
+		case request.Exactly != nil:
+			if refusal := check(request.Name, request.Exactly.DeviceClassName); refusal != nil {
+				return refusal
+			}
+		case len(request.FirstAvailable) == 0:
 			return refuse(dynamicResourcesName, true, fmt.Sprintf("resource claim %s, request %s: unknown request type", keyOf(claim), request.Name))
-		}
-		for name, class := range classes {
-			if s.devices.classes[class] == nil {
-				return refuse(dynamicResourcesName, true, fmt.Sprintf("request %s: device class %s does not exist", name, class))
+		default:
+			for n := range request.FirstAvailable {
+				sub := &request.FirstAvailable[n]
+				if refusal := check(resourceclaim.CreateSubRequestRef(request.Name, sub.Name), sub.DeviceClassName); refusal != nil {
+					return refusal
+				}
 			}
 		}
 	}
@@ -136,11 +144,29 @@ func (q *deviceRequest) on(s *Snapshot, node int32) ([]claimGrant, *Refusal) {
 			open = append(slices.Clip(open), extra.claim)
 		}
 	}
-	for _, selection := range q.selections {
-		if q.unusable || selection != nil && !selection.matches(node) {
+	grants, refusal := q.allocate(s, node, open)
+	if refusal != nil {
+		return nil, refusal
+	}
+	for i := range q.held {
+		if q.unavailable(i, node) {
 			return nil, refusedClaimElsewhere
 		}
 	}
+	if extra != nil {
+		grants[len(open)-1].extended = extra
+	}
+	return grants, nil
+}
+
+// unavailable reports whether a held claim keeps the pod from a node.
+func (q *deviceRequest) unavailable(held int, node int32) bool {
+	selection := q.selections[held]
+	return !q.usable[held] || selection != nil && !selection.matches(node)
+}
+
+// allocate finds devices for claims on a node.
+func (q *deviceRequest) allocate(s *Snapshot, node int32, open []*resourcev1.ResourceClaim) ([]claimGrant, *Refusal) {
 	if len(open) == 0 {
 		return nil, nil
 	}
@@ -165,9 +191,6 @@ func (q *deviceRequest) on(s *Snapshot, node int32) ([]claimGrant, *Refusal) {
 	for i, claim := range open {
 		grants[i] = claimGrant{claim: claim, allocation: &results[i]}
 	}
-	if extra != nil {
-		grants[len(open)-1].extended = extra
-	}
 	return grants, nil
 }
 
@@ -185,7 +208,8 @@ func (r *dynamicResources) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	}}, nil
 }
 
-// Score prefers nodes where the alternatives a claim names first can be had.
+// Score prefers nodes where the alternatives a claim names first can be had. What claims hold already counts too: it is the same
+// everywhere, and makes the rest weigh less.
 func (r *dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
 	if len(p.Pod.Spec.ResourceClaims) == 0 {
 		return Scorer{}
@@ -194,13 +218,14 @@ func (r *dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
 	if refusal != nil {
 		return Scorer{}
 	}
-	alternatives := false
-	for _, claim := range q.open {
-		for i := range claim.Spec.Devices.Requests {
-			alternatives = alternatives || len(claim.Spec.Devices.Requests[i].FirstAvailable) > 0
-		}
+	if len(q.open) == 0 && q.extended == nil {
+		return Scorer{}
 	}
-	if !alternatives {
+	var held int64
+	for _, claim := range q.held {
+		held += alternativeScore(claim, claim.Status.Allocation)
+	}
+	if held == 0 && !slices.ContainsFunc(q.open, namesAlternatives) {
 		return Scorer{}
 	}
 	return Scorer{Volatile: true, Scale: MostIsBest, Of: func(node int32) (sum int64) {
@@ -208,11 +233,16 @@ func (r *dynamicResources) Score(s *Snapshot, p *PodInfo) Scorer {
 		if refusal != nil {
 			return 0
 		}
+		sum = held
 		for _, g := range grants {
 			sum += alternativeScore(g.claim, g.allocation)
 		}
 		return sum
 	}}
+}
+
+func namesAlternatives(claim *resourcev1.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.Spec.Devices.Requests, func(r resourcev1.DeviceRequest) bool { return len(r.FirstAvailable) > 0 })
 }
 
 func alternativeScore(claim *resourcev1.ResourceClaim, allocation *resourcev1.AllocationResult) (sum int64) {
@@ -249,21 +279,17 @@ func (*dynamicResources) Hints() []Hint {
 func claimChangeHelps(s *Snapshot, pod *corev1.Pod, old, now any) bool {
 	before, _ := old.(*resourcev1.ResourceClaim)
 	after, _ := now.(*resourcev1.ResourceClaim)
-	if before != nil && before.Status.Allocation != nil && (after == nil || after.Status.Allocation == nil) {
-		return true
-	}
 	if after == nil {
-		// The claim of an earlier attempt is gone, and the pod may be tried again.
-		return before != nil && standsForExtended(before) && metav1.IsControlledBy(before, pod)
+		// Its devices are free; or it is the claim of an earlier attempt, and the pod may be tried again.
+		return before != nil && (before.Status.Allocation != nil || standsForExtended(before) && metav1.IsControlledBy(before, pod))
 	}
 	claims, err := s.devices.claimsOf(pod)
 	if err != nil {
 		return false // something else is still missing
 	}
-	for _, claim := range claims {
-		if claim.UID == after.UID {
-			return before == nil || !equality.Semantic.DeepEqual(&before.Status, &after.Status)
-		}
+	if before != nil && before.Status.Allocation != nil && after.Status.Allocation == nil {
+		return true
 	}
-	return false
+	return slices.ContainsFunc(claims, func(claim *resourcev1.ResourceClaim) bool { return claim.UID == after.UID }) &&
+		(before == nil || !equality.Semantic.DeepEqual(&before.Status, &after.Status))
 }

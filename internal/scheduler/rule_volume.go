@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -120,12 +119,26 @@ func (volumeRestrictions) Hints() []Hint {
 					return true
 				}
 			}
-			used := claimNames(gone)
-			return slices.ContainsFunc(claimNames(pod), func(name string) bool { return slices.Contains(used, name) })
+			return slices.ContainsFunc(gone.Spec.Volumes, func(v corev1.Volume) bool {
+				return v.PersistentVolumeClaim != nil && namesClaim(pod, v.PersistentVolumeClaim.ClaimName)
+			})
 		}},
 		{Resource: NodeResource, Action: Add},
-		{Resource: PersistentVolumeClaim, Action: Add, Helps: claimHelps},
+		{Resource: PersistentVolumeClaim, Action: Add, Helps: namedClaimHelps},
 	}
+}
+
+// namesClaim reports whether a pod asks for a claim by its name, and not for one made for the pod.
+func namesClaim(pod *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == name
+	})
+}
+
+// namedClaimHelps reports whether a claim that changed is one the pod names. Rules that pass over claims made for pods ask this.
+func namedClaimHelps(_ *Snapshot, pod *corev1.Pod, _, now any) bool {
+	claim, _ := now.(*corev1.PersistentVolumeClaim)
+	return claim != nil && claim.Namespace == pod.Namespace && namesClaim(pod, claim.Name)
 }
 
 // claimHelps reports whether a claim that changed is one of the pod's.
@@ -145,26 +158,39 @@ func (nodeVolumeLimits) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	if !mayAttach(p.Pod) {
 		return Filter{}, nil
 	}
-	wanted, err := s.attachable(p.Pod, true, false)
-	var moved map[attachedVolume]bool
-	if err == nil {
-		moved, err = s.attachable(p.Pod, true, true)
-	}
-	if err != nil {
-		if apierrors.IsNotFound(errors.Unwrap(err)) || apierrors.IsNotFound(err) {
-			return Filter{}, refuse(nodeVolumeLimitsName, true, err.Error())
-		}
-		return Filter{}, &Refusal{Rule: nodeVolumeLimitsName, Err: err}
-	}
-	if len(moved) == 0 {
+	// A claim that is missing is for VolumeBinding to tell of; here it keeps the pod from each node by itself.
+	wanted := s.wantedVolumes(p.Pod, false)
+	moved := s.wantedVolumes(p.Pod, true)
+	if wanted.refusal == nil && moved.refusal == nil && len(moved.volumes) == 0 {
 		return Filter{}, nil
 	}
 	return Filter{Volatile: true, Check: func(node int32) *Refusal {
+		on := &moved
 		if s.nodes[node].csi == nil {
-			return s.checkLimits(node, wanted)
+			on = &wanted
 		}
-		return s.checkLimits(node, moved)
+		if on.refusal != nil {
+			return on.refusal
+		}
+		return s.checkLimits(node, on.volumes)
 	}}, nil
+}
+
+// wantedVolumes are what a new pod needs attached, or why that cannot be told.
+type wantedVolumes struct {
+	volumes map[attachedVolume]bool
+	refusal *Refusal
+}
+
+func (s *Snapshot) wantedVolumes(pod *corev1.Pod, moved bool) wantedVolumes {
+	volumes, err := s.attachable(pod, true, moved)
+	switch {
+	case apierrors.IsNotFound(err):
+		return wantedVolumes{refusal: refuse(nodeVolumeLimitsName, true, err.Error())}
+	case err != nil:
+		return wantedVolumes{refusal: &Refusal{Rule: nodeVolumeLimitsName, Err: err}}
+	}
+	return wantedVolumes{volumes: volumes}
 }
 
 // mayAttach reports whether a pod has volumes that a driver may have to attach.
@@ -276,14 +302,6 @@ func (s *Snapshot) checkLimits(node int32, wanted map[attachedVolume]bool) *Refu
 			attached[v] = true
 		}
 	}
-	for _, a := range s.volumes.attachedTo[s.nodes[node].name] {
-		if a.Spec.Attacher == "" || a.Spec.Source.PersistentVolumeName == nil {
-			continue
-		}
-		if pv := s.volumes.volume(*a.Spec.Source.PersistentVolumeName); pv != nil && pv.Spec.CSI != nil {
-			attached[attachedVolume{a.Spec.Attacher, pv.Spec.CSI.VolumeHandle}] = true
-		}
-	}
 	count, more := map[string]int{}, map[string]bool{}
 	for v := range attached {
 		count[v.driver]++
@@ -294,12 +312,32 @@ func (s *Snapshot) checkLimits(node int32, wanted map[attachedVolume]bool) *Refu
 			more[v.driver] = true
 		}
 	}
+	// What is attached for no pod of the node counts, even if this pod is to use it: it may be on its way out.
+	for v := range s.volumes.attachedAt(s.nodes[node].name) {
+		if !attached[v] {
+			count[v.driver]++
+		}
+	}
 	for driver := range more {
 		if limit, limited := limits[driver]; limited && count[driver] > limit {
 			return refusedCount
 		}
 	}
 	return nil
+}
+
+// attachedAt are the volumes of drivers that are attached to a node.
+func (v *volumeObjects) attachedAt(node string) map[attachedVolume]bool {
+	all := map[attachedVolume]bool{}
+	for _, a := range v.attachedTo[node] {
+		if a.Spec.Attacher == "" || a.Spec.Source.PersistentVolumeName == nil {
+			continue
+		}
+		if pv := v.volume(*a.Spec.Source.PersistentVolumeName); pv != nil && pv.Spec.CSI != nil {
+			all[attachedVolume{a.Spec.Attacher, pv.Spec.CSI.VolumeHandle}] = true
+		}
+	}
+	return all
 }
 
 func (nodeVolumeLimits) Hints() []Hint {
@@ -458,7 +496,7 @@ func (r *volumeBinding) Hints() []Hint {
 		}},
 		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: claimHelps},
 		{Resource: PersistentVolumeResource, Action: Add | Update},
-		{Resource: NodeResource, Action: Add | UpdateNodeLabel | UpdateNodeTaint},
+		{Resource: NodeResource, Action: Add | UpdateNodeLabel},
 		{Resource: CSINodeResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
 			before, had := old.(*storagev1.CSINode)
 			return !had || movedOn(before) != movedOn(now.(*storagev1.CSINode))
@@ -476,7 +514,9 @@ func (r *volumeBinding) Hints() []Hint {
 			before, had := old.(*storagev1.CSIStorageCapacity)
 			return !had || limit(now.(*storagev1.CSIStorageCapacity)) > limit(before)
 		}},
-		{Resource: CSIDriverResource, Action: Update},
+		{Resource: CSIDriverResource, Action: Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
+			return tracksCapacity(old.(*storagev1.CSIDriver)) && !tracksCapacity(now.(*storagev1.CSIDriver))
+		}},
 	}
 }
 
@@ -575,9 +615,10 @@ func demandsOf(pv *corev1.PersistentVolume) (demands []zoneDemand) {
 		for _, zone := range strings.Split(value, "__") {
 			values = append(values, strings.TrimSpace(zone))
 		}
+		slices.Sort(values)
 		// A list with a hole in it is no list.
 		if !slices.Contains(values, "") {
-			demands = append(demands, zoneDemand{key: key, values: values})
+			demands = append(demands, zoneDemand{key: key, values: slices.Compact(values)})
 		}
 	}
 	return demands
@@ -590,7 +631,7 @@ func (volumeZone) Hints() []Hint {
 			return mode != nil && *mode == storagev1.VolumeBindingWaitForFirstConsumer
 		}},
 		{Resource: NodeResource, Action: Add | UpdateNodeLabel},
-		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: claimHelps},
+		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: namedClaimHelps},
 		{Resource: PersistentVolumeResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
 			before, had := old.(*corev1.PersistentVolume)
 			return !had || !equality.Semantic.DeepEqual(demandsOf(before), demandsOf(now.(*corev1.PersistentVolume)))

@@ -343,11 +343,11 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 	case errors.As(err, &fit):
 		reason, rules = corev1.PodReasonUnschedulable, fit.Rules
 		freed := func() bool {
-			fit.Preemption = s.freeIdleDevices(ctx, p.info, d.profile.devices)
+			fit.Preemption = s.freeIdleDevices(ctx, d)
 			return fit.Preemption != ""
 		}
 		switch {
-		case slices.Contains(rules, dynamicResourcesName) && freed():
+		case freed():
 		case d.profile.preemption == nil:
 			nominated = ""
 		default:

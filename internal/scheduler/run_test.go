@@ -237,6 +237,14 @@ func (f *fakeServer) boundTimes(pod string) int {
 	return f.bound[pod]
 }
 
+func (f *fakeServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (found *resourcev1.ResourceClaim, err error) {
+	f.tell(func() { found = f.scheduler.snapshot.devices.claims[keyOf(claim)] })
+	if found == nil {
+		return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
+	}
+	return found, nil
+}
+
 func (f *fakeServer) createDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	claim = claim.DeepCopy()
 	claim.Name = claim.GenerateName + "x"

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
 )
 
 // volumeObjects is what the snapshot knows of storage.
@@ -277,10 +278,15 @@ const (
 
 // plan finds how a pod's claims can be had on a node, or the reasons why not.
 func (v *volumeObjects) plan(claims *podClaims, node *corev1.Node, csi *storagev1.CSINode) (plan volumePlan, reasons []string, err error) {
+	missing := false
+	defer func() {
+		if missing && err == nil {
+			reasons = append(reasons, reasonVolumeMissing)
+		}
+	}()
 	for _, claim := range claims.bound {
 		pv := v.volume(claim.Spec.VolumeName)
-		if pv == nil {
-			reasons = append(reasons, reasonVolumeMissing)
+		if missing = pv == nil; missing {
 			break
 		}
 		if pv, err = asOnNode(pv, csi); err != nil {
@@ -345,8 +351,7 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 		return nil, reasonBindConflict, nil
 	}
 	size, asks := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	driver := v.drivers[class.Provisioner]
-	if !asks || driver == nil || driver.Spec.StorageCapacity == nil || !*driver.Spec.StorageCapacity {
+	if !asks || !tracksCapacity(v.drivers[class.Provisioner]) {
 		return nil, "", nil
 	}
 	for _, c := range v.capacities {
@@ -362,6 +367,11 @@ func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *
 		}
 	}
 	return nil, reasonNotEnoughSpace, nil
+}
+
+// tracksCapacity reports whether a driver tells how much room there is for new volumes.
+func tracksCapacity(driver *storagev1.CSIDriver) bool {
+	return driver != nil && ptr.Deref(driver.Spec.StorageCapacity, false)
 }
 
 // topologyAllows reports whether a class may have volumes on a node with these labels.
@@ -403,12 +413,16 @@ func (v *volumeObjects) assume(plan *volumePlan, nodeName string) error {
 	return nil
 }
 
-// revert takes back what assume decided.
+// revert takes back what assume decided. What has been written since stands: the API server will tell of it.
 func (v *volumeObjects) revert(plan *volumePlan) {
 	for _, b := range plan.bindings {
-		delete(v.assumedPV, b.volume.Name)
+		if v.assumedPV[b.volume.Name] == b.volume {
+			delete(v.assumedPV, b.volume.Name)
+		}
 	}
 	for _, p := range plan.provisions {
-		delete(v.assumedClaim, keyOf(p.claim))
+		if v.assumedClaim[keyOf(p.claim)] == p.claim {
+			delete(v.assumedClaim, keyOf(p.claim))
+		}
 	}
 }
