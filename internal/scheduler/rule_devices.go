@@ -62,7 +62,7 @@ type deviceRequest struct {
 	selections []*nodeSelection // of held claims; nil lets all nodes in
 	usable     []bool           // of held claims; false when their devices failed to get ready
 	extended   *extendedDevices // nil when the pod asks for none
-	allocator structured.Allocator
+	allocator  structured.Allocator
 }
 
 func (r *dynamicResources) request(s *Snapshot, p *PodInfo) (*deviceRequest, *Refusal) {

@@ -540,6 +540,8 @@ type zoneDemand struct {
 	values []string
 }
 
+func (d zoneDemand) equal(other zoneDemand) bool { return d.key == other.key && slices.Equal(d.values, other.values) }
+
 func (volumeZone) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	if !p.hasVolumes {
 		return Filter{}, nil
@@ -634,7 +636,7 @@ func (volumeZone) Hints() []Hint {
 		{Resource: PersistentVolumeClaim, Action: Add | Update, Helps: namedClaimHelps},
 		{Resource: PersistentVolumeResource, Action: Add | Update, Helps: func(_ *Snapshot, _ *corev1.Pod, old, now any) bool {
 			before, had := old.(*corev1.PersistentVolume)
-			return !had || !equality.Semantic.DeepEqual(demandsOf(before), demandsOf(now.(*corev1.PersistentVolume)))
+			return !had || !slices.EqualFunc(demandsOf(before), demandsOf(now.(*corev1.PersistentVolume)), zoneDemand.equal)
 		}},
 	}
 }

@@ -21,6 +21,16 @@ var (
 
 // TestDecisionsAreUpstreams asks both schedulers about several pods on each of many clusters.
 func TestDecisionsAreUpstreams(t *testing.T) {
+	compareMany(t, newWorld, (*world).pod)
+}
+
+// TestStorageAndDevicesAreUpstreams does the same where volumes and devices are all that matters.
+func TestStorageAndDevicesAreUpstreams(t *testing.T) {
+	compareMany(t, newStorageWorld, (*world).storagePod)
+}
+
+func compareMany(t *testing.T, newWorld func(seed uint64) *world, newPod func(w *world, name string, isNew bool) *corev1.Pod) {
+	t.Helper()
 	klog.SetLogger(logr.Discard())
 	const podsEach = 5
 	placed, refused, preempting, failed := 0, 0, 0, 0
@@ -28,7 +38,7 @@ func TestDecisionsAreUpstreams(t *testing.T) {
 		w := newWorld(seed)
 		var pods []*corev1.Pod
 		for i := range podsEach {
-			pods = append(pods, w.pod(fmt.Sprintf("new-%d", i), true))
+			pods = append(pods, newPod(w, fmt.Sprintf("new-%d", i), true))
 		}
 		for _, a := range compare(t, seed, w, pods) {
 			switch {

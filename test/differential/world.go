@@ -417,7 +417,7 @@ func (w *world) useClaim(p *corev1.Pod, isNew bool) {
 		w.alone[name]++
 	}
 	for _, v := range p.Spec.Volumes {
-		if v.PersistentVolumeClaim.ClaimName == name {
+		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == name {
 			return
 		}
 	}
