@@ -540,7 +540,9 @@ type zoneDemand struct {
 	values []string
 }
 
-func (d zoneDemand) equal(other zoneDemand) bool { return d.key == other.key && slices.Equal(d.values, other.values) }
+func (d zoneDemand) equal(other zoneDemand) bool {
+	return d.key == other.key && slices.Equal(d.values, other.values)
+}
 
 func (volumeZone) Filter(s *Snapshot, p *PodInfo) (Filter, *Refusal) {
 	if !p.hasVolumes {

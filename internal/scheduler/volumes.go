@@ -406,7 +406,11 @@ func (v *volumeObjects) assume(plan *volumePlan, nodeName string) error {
 	}
 	for i := range plan.provisions {
 		p := &plan.provisions[i]
+		_, sent := p.claim.Annotations[volume.AnnSelectedNode]
 		p.claim = p.claim.DeepCopy()
+		if sent {
+			continue // to this node: another pod's plan, which stays when this one is taken back
+		}
 		metav1.SetMetaDataAnnotation(&p.claim.ObjectMeta, volume.AnnSelectedNode, nodeName)
 		v.assumedClaim[keyOf(p.claim)] = p.claim
 	}
