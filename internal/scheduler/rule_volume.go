@@ -248,7 +248,7 @@ func (s *Snapshot) attachedVolume(claim *corev1.PersistentVolumeClaim, moved boo
 	if pv := s.volumes.volume(claim.Spec.VolumeName); pv != nil {
 		switch {
 		case pv.Spec.CSI != nil:
-			return attachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, true
+			return attachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, pv.Spec.CSI.Driver != "" && pv.Spec.CSI.VolumeHandle != ""
 		case moved:
 			return movedVolume(pv)
 		}
@@ -256,7 +256,7 @@ func (s *Snapshot) attachedVolume(claim *corev1.PersistentVolumeClaim, moved boo
 	}
 	// The volume is still to be made: it will be a new one of the class's driver.
 	class := s.volumes.classes[volume.GetPersistentVolumeClaimClass(claim)]
-	if class == nil || class.Provisioner == volume.NotSupportedProvisioner {
+	if class == nil || class.Provisioner == "" {
 		return attachedVolume{}, false
 	}
 	driver, counts := movedProvisioner(class.Provisioner)

@@ -265,6 +265,10 @@ func TestNodeVolumeLimits(t *testing.T) {
 		{"of a class that is missing", objects{storageClaim("c"), limit(0)}, nil, testPod("p", usingClaim("c")), says{}},
 		{"of no class", objects{storageClaim("c", claimClass("")), limit(0)}, nil, testPod("p", usingClaim("c")), says{}},
 		{"of the class in the old annotation", objects{lateClass("other", csiName), storageClaim("c", claimNote(corev1.BetaStorageClassAnnotation, "other")), limit(0)}, nil, testPod("p", usingClaim("c")), says{"a": full}},
+		{"a volume without a handle is not counted", objects{storageClaim("c", claimHas("v")), storageVolume("v", volumeHandle(csiName, "")), limit(0)}, nil, testPod("p", usingClaim("c")), says{}},
+		{"of a class without anybody to make it", objects{lateClass("late", ""), storageClaim("c"), driversOn("a", map[string]int32{"": 0})}, nil, testPod("p", usingClaim("c")), says{}},
+		{"of a class nobody makes volumes of, beside a disk that cannot be read", objects{lateClass("late", volume.NotSupportedProvisioner), storageClaim("c"), limit(5)}, []*corev1.Pod{testPod("1", on("a"), inline(ebsDisk("aws:///zone/", false)))}, testPod("p", usingClaim("c")), says{
+			"a": `error: converting volume(inline-a) from inline to csi: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///zone/)`}},
 		{"of a class nobody makes volumes of", objects{lateClass("late", volume.NotSupportedProvisioner), storageClaim("c"), driversOn("a", map[string]int32{csiName: 0})}, nil, testPod("p", usingClaim("c")), says{}},
 		{"two claims will have two volumes", objects{lateClass("late", csiName), storageClaim("c"), storageClaim("d"), limit(1)}, []*corev1.Pod{testPod("1", on("a"), usingClaim("d"))}, testPod("p", usingClaim("c")), says{"a": full}},
 		{"one claim will have one", objects{lateClass("late", csiName), storageClaim("c"), limit(1)}, []*corev1.Pod{testPod("1", on("a"), usingClaim("c"))}, testPod("p", usingClaim("c")), says{}},
