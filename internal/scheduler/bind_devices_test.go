@@ -1,13 +1,16 @@
 package scheduler
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -172,6 +175,448 @@ func TestDeviceIsNeverReady(t *testing.T) {
 		f.pass(time.Second)
 		if f.nodeOf("p") != "a" {
 			t.Errorf("the pod is on %q", f.nodeOf("p"))
+		}
+	})
+}
+
+// deviceServer is a fakeServer whose writes of claims may fail, and which notes them.
+type deviceServer struct {
+	*fakeServer
+	// fail tells what is wrong with a write, by the kind of write and the claim's name; nil is nothing.
+	fail func(write string, claim *resourcev1.ResourceClaim) error
+	// wrote are the writes that were tried.
+	wrote []string
+}
+
+func (d *deviceServer) try(write string, claim *resourcev1.ResourceClaim) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wrote = append(d.wrote, write+" "+claim.Name)
+	if d.fail == nil {
+		return nil
+	}
+	return d.fail(write, claim)
+}
+
+func (d *deviceServer) writes() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return strings.Join(d.wrote, ", ")
+}
+
+func (d *deviceServer) failing(fail func(write string, claim *resourcev1.ResourceClaim) error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = fail
+}
+
+func (d *deviceServer) updateDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	if err := d.try("update", claim); err != nil {
+		return nil, err
+	}
+	return d.fakeServer.updateDeviceClaim(ctx, claim)
+}
+
+func (d *deviceServer) updateDeviceClaimStatus(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	if err := d.try("status", claim); err != nil {
+		return nil, err
+	}
+	return d.fakeServer.updateDeviceClaimStatus(ctx, claim)
+}
+
+func (d *deviceServer) createDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	if err := d.try("create", claim); err != nil {
+		return nil, err
+	}
+	return d.fakeServer.createDeviceClaim(ctx, claim)
+}
+
+func (d *deviceServer) deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	if err := d.try("delete", claim); err != nil {
+		return err
+	}
+	return d.fakeServer.deleteDeviceClaim(ctx, claim)
+}
+
+func (d *deviceServer) getDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	if err := d.try("get", claim); err != nil {
+		return nil, err
+	}
+	return d.fakeServer.getDeviceClaim(ctx, claim)
+}
+
+// claimNow is a claim as the server has it.
+func (d *deviceServer) claimNow(name string) (found *resourcev1.ResourceClaim) {
+	d.tell(func() { found = d.scheduler.snapshot.devices.claims["default/"+name] })
+	return found
+}
+
+// users are the pods a claim is reserved for.
+func (d *deviceServer) users(name string) string {
+	var names []string
+	if c := d.claimNow(name); c != nil {
+		for _, r := range c.Status.ReservedFor {
+			names = append(names, string(r.UID))
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// deviceStory is a story with a class and a node a that has two devices.
+func deviceStory(t *testing.T, known objects, tell func(*deviceServer)) {
+	t.Helper()
+	story(t, nil, func(f *fakeServer) {
+		d := &deviceServer{fakeServer: f}
+		f.tell(func() { f.scheduler.writer = d })
+		f.addNode(testNode("a"))
+		f.know(append(objects{classStandingFor("class", string(gpu), 0), deviceSlice("a", 2)}, known...)...)
+		tell(d)
+	})
+}
+
+func conflict(claim *resourcev1.ResourceClaim) error {
+	return apierrors.NewConflict(resourcev1.Resource("resourceclaims"), claim.Name, errors.New("the object has been modified"))
+}
+
+// times fails so many times, then no more.
+func times(n int, write string, fail func(*resourcev1.ResourceClaim) error) func(string, *resourcev1.ResourceClaim) error {
+	return func(w string, claim *resourcev1.ResourceClaim) error {
+		if w != write || n == 0 {
+			return nil
+		}
+		n--
+		return fail(claim)
+	}
+}
+
+// What is written for a claim, in order, and what the claim is then.
+func TestDevicesAreBound(t *testing.T) {
+	finalized := func(c *resourcev1.ResourceClaim) { c.Finalizers = []string{resourcev1.Finalizer} }
+	open := func(options ...deviceClaimOption) *resourcev1.ResourceClaim {
+		return devicesClaim("x", append([]deviceClaimOption{exactly("r", "class", 1, "")}, options...)...)
+	}
+	for _, test := range []struct {
+		what   string
+		claim  *resourcev1.ResourceClaim
+		fail   func(string, *resourcev1.ResourceClaim) error
+		writes string
+		users  string
+	}{
+		{"a claim without devices gets a finalizer, devices and a user", open(), nil, "update x, status x", "p"},
+		{"a finalizer it has already is not written again", open(finalized), nil, "status x", "p"},
+		{"a claim with devices gets a user", open(holds("r", "a", "device-0"), onlyOn("a")), nil, "status x", "p"},
+		{"beside others", open(holds("r", "a", "device-0"), usedBy("q", "s")), nil, "status x", "q s p"},
+		{"a user it has already is not written again", open(holds("r", "a", "device-0"), usedBy("q", "p")), nil, "", "q p"},
+		{"somebody was faster with the finalizer", open(), times(1, "update", conflict), "update x, get x, update x, status x", "p"},
+		{"somebody was faster with the status", open(), times(1, "status", conflict), "update x, status x, get x, status x", "p"},
+		{"somebody was faster four times", open(holds("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+				d.failing(test.fail)
+				d.addPod(testPod("p", claiming("x")))
+				d.pass(500 * time.Millisecond)
+				if d.nodeOf("p") != "a" || d.boundTimes("p") != 1 {
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+				}
+				if got := d.writes(); got != test.writes {
+					t.Errorf("writes %s, want %s", got, test.writes)
+				}
+				c := d.claimNow("x")
+				if got := d.users("x"); got != test.users || c.Status.Allocation == nil {
+					t.Errorf("users %q, want %q; %+v", got, test.users, c.Status)
+				}
+				if wrote := strings.Contains(test.writes, "status"); wrote && c.Status.Allocation.AllocationTimestamp == nil {
+					t.Error("nobody can tell since when the claim has its devices")
+				}
+				if fresh := test.claim.Status.Allocation == nil; fresh && !slices.Equal(c.Finalizers, []string{resourcev1.Finalizer}) {
+					t.Errorf("finalizers %v", c.Finalizers)
+				}
+				if len(test.claim.Status.ReservedFor) > 2 || test.claim.Status.Allocation != nil && test.claim.Status.Allocation.AllocationTimestamp != nil {
+					t.Error("the server's own object was changed")
+				}
+			})
+		})
+	}
+}
+
+// What keeps a claim from being written keeps the pod from its node, is told, and is tried again.
+func TestDevicesAreNotBound(t *testing.T) {
+	open := devicesClaim("x", exactly("r", "class", 1, ""))
+	held := devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"))
+	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
+	for _, test := range []struct {
+		what  string
+		claim *resourcev1.ResourceClaim
+		fail  func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error
+		told  string
+	}{
+		{"no finalizer", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "update", no) },
+			`running PreBind plugin \"DynamicResources\": add finalizer to claim default/x: no`},
+		{"no devices", open, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
+			`running PreBind plugin \"DynamicResources\": add allocation and reservation to claim default/x: no`},
+		{"no user", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(1, "status", no) },
+			`running PreBind plugin \"DynamicResources\": add reservation to claim default/x: no`},
+		{"somebody is always faster", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error { return times(5, "status", conflict) },
+			`running PreBind plugin \"DynamicResources\": add reservation to claim default/x: Operation cannot be fulfilled`},
+		{"it cannot be read again", held, func(*deviceServer) func(string, *resourcev1.ResourceClaim) error {
+			failed := false
+			return func(write string, claim *resourcev1.ResourceClaim) error {
+				switch {
+				case write == "status" && !failed:
+					failed = true
+					return conflict(claim)
+				case write == "get":
+					return errors.New("gone")
+				}
+				return nil
+			}
+		}, `get updated claim after conflict: gone`},
+		{"somebody else has given it devices", open, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+			return times(1, "update", func(claim *resourcev1.ResourceClaim) error {
+				go d.storeClaim(devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-1")))
+				return conflict(claim)
+			})
+		}, `claim default/x got allocated elsewhere in the meantime`},
+		{"somebody else has taken its devices", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
+				go d.storeClaim(devicesClaim("x", exactly("r", "class", 1, "")))
+				return conflict(claim)
+			})
+		}, `claim default/x got deallocated elsewhere in the meantime`},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+				d.failing(test.fail(d))
+				d.addPod(testPod("p", claiming("x")))
+				d.pass(400 * time.Millisecond)
+				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
+				}
+				d.failing(nil)
+				d.pass(time.Minute)
+				if d.nodeOf("p") != "a" || d.users("x") != "p" {
+					t.Errorf("the pod is on %q: %v; the claim is used by %q", d.nodeOf("p"), d.told("p"), d.users("x"))
+				}
+				d.tell(func() {
+					if n := len(d.scheduler.snapshot.devices.assumed); n != 0 {
+						t.Errorf("%d claims are still assumed", n)
+					}
+				})
+			})
+		})
+	}
+}
+
+// A pod that cannot be bound after all no longer uses its claims, whether it came to use them now or before. Others still do.
+func TestReservationsAreDropped(t *testing.T) {
+	for _, test := range []struct {
+		what  string
+		claim *resourcev1.ResourceClaim
+		fail  func(string, *resourcev1.ResourceClaim) error
+		want  string
+	}{
+		{"given now", devicesClaim("x", exactly("r", "class", 1, "")), nil, ""},
+		{"given before", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("p")), nil, ""},
+		{"beside others", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("q", "p", "s")), nil, "q s"},
+		{"though somebody was faster", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("p", "q")), times(1, "status", conflict), "q"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+				d.failing(test.fail)
+				d.mu.Lock()
+				d.refuse = func(*corev1.Pod, string) error { return errors.New("not now") }
+				d.mu.Unlock()
+				d.addPod(testPod("p", claiming("x")))
+				d.pass(500 * time.Millisecond)
+				if got := d.users("x"); got != test.want || d.nodeOf("p") != "" {
+					t.Errorf("users %q, want %q; the pod is on %q", got, test.want, d.nodeOf("p"))
+				}
+				if c := d.claimNow("x"); c.Status.Allocation == nil {
+					t.Error("the devices were given back with the reservation")
+				}
+			})
+		})
+	}
+}
+
+// Devices that keep a pod from where it could run are given back when nobody else uses them, and no others.
+func TestIdleDevicesAreFreed(t *testing.T) {
+	const freed, deleted = "deallocation of ResourceClaim completed", "deletion of ResourceClaim completed"
+	full := testPod("full", on("a"), asksCPU("4"))
+	at := func(node string, options ...deviceClaimOption) *resourcev1.ResourceClaim {
+		return devicesClaim("x", append([]deviceClaimOption{exactly("r", "class", 1, ""), holds("r", node, "device-0"), onlyOn(node)}, options...)...)
+	}
+	wants := testPod("p", claiming("x"), asksCPU("1"))
+	for _, test := range []struct {
+		what    string
+		known   objects
+		running []*corev1.Pod
+		pod     *corev1.Pod
+		told    string // what was done
+		held    bool   // the claim x still has devices
+	}{
+		{"of a full node, and another is free", objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
+		{"of the pod's own, of an earlier attempt", objects{at("a", usedBy("p"))}, []*corev1.Pod{full}, wants, freed, false},
+		{"but others use them", objects{at("a", usedBy("q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but others use them too", objects{at("a", usedBy("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but they can be had everywhere", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"))}, []*corev1.Pod{full, testPod("2", on("b"), asksCPU("4"))}, wants, "", true},
+		{"but every node is full anyway", objects{at("a")}, []*corev1.Pod{full, testPod("2", on("b"), asksCPU("4"))}, wants, "", true},
+		{"but it is another claim that cannot be had", objects{at("a"), devicesClaim("y", exactly("r", "class", 9, ""))}, nil, testPod("p", claiming("x"), claiming("y")), "", true},
+		{"of the claim that keeps it away, not of the other", objects{at("a"), devicesClaim("y", exactly("r", "class", 1, ""), holds("r", "b", "device-0"), onlyOn("a", "b"))}, []*corev1.Pod{full}, testPod("p", claiming("y"), claiming("x"), asksCPU("1")), freed, false},
+		{"that failed", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(0, "Broken"))}, nil, wants, freed, false},
+		{"that come too late", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
+		{"that failed, but others use them", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(0, "Broken"), usedBy("q"))}, nil, wants, "", true},
+		{"another of its claims is missing", objects{at("a")}, []*corev1.Pod{full}, testPod("p", claiming("x"), claiming("missing")), "", true},
+		{"a claim of an earlier attempt for resources", objects{at("a"), devicesClaim("p-old", exactly("r", "class", 1, ""), ownedBy("p"), standingForExtended)}, nil, testPod("p", asks(gpu, "1")), deleted, true},
+		{"a claim of an earlier attempt that holds devices", objects{at("a"), devicesClaim("p-old", exactly("r", "class", 1, ""), holds("r", "b", "device-1"), onlyOn("b"), ownedBy("p"), standingForExtended)}, nil, testPod("p", asks(gpu, "1")), deleted, true},
+		{"a claim of another pod's attempt", objects{at("a"), devicesClaim("q-old", exactly("r", "class", 1, ""), ownedBy("q"), standingForExtended)}, nil, testPod("p", asks(gpu, "9")), "", true},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			deviceStory(t, append(objects{deviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
+				d.addNode(testNode("b"))
+				for _, p := range test.running {
+					d.addPod(p)
+				}
+				// Nothing is done with what was freed: the pod is only looked at.
+				d.tell(func() {
+					decision, err := Schedule(d.scheduler.snapshot, infoOf(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
+					if err == nil {
+						t.Errorf("goes to %s", decision.Node)
+						return
+					}
+					if got := d.scheduler.freeIdleDevices(t.Context(), decision); got != test.told {
+						t.Errorf("%q was done, want %q", got, test.told)
+					}
+				})
+				d.pass(time.Second)
+				c := d.claimNow("x")
+				if held := c.Status.Allocation != nil; held != test.held || !held && (len(c.Status.ReservedFor) > 0 || len(c.Status.Devices) > 0) {
+					t.Errorf("claim %+v", c.Status)
+				}
+				if gone := d.claimNow("p-old") == nil; slices.ContainsFunc(test.known, func(o metav1.Object) bool { return o.GetName() == "p-old" }) && gone != (test.told == deleted) {
+					t.Errorf("the claim of the earlier attempt is gone: %t", gone)
+				}
+			})
+		})
+	}
+}
+
+// The whole way: a pod whose devices are on a full node gets others on another.
+func TestPodMovesToOtherDevices(t *testing.T) {
+	deviceStory(t, objects{deviceSlice("b", 1), devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"))}, func(d *deviceServer) {
+		d.addNode(testNode("b"))
+		d.addPod(testPod("full", on("a"), asksCPU("4")))
+		d.addPod(testPod("p", claiming("x"), asksCPU("1")))
+		d.pass(time.Minute)
+		c := d.claimNow("x")
+		if d.nodeOf("p") != "b" || c.Status.Allocation.Devices.Results[0].Pool != "b" || d.users("x") != "p" {
+			t.Errorf("the pod is on %q with %+v: %v", d.nodeOf("p"), c.Status, d.told("p"))
+		}
+		if told := d.told("p"); len(told) == 0 || !strings.Contains(told[0], "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed") {
+			t.Errorf("the pod was told %v", told)
+		}
+	})
+}
+
+// A claim for extended resources that cannot be made, written or told of leaves nothing behind.
+func TestExtendedClaimFails(t *testing.T) {
+	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
+	for _, test := range []struct{ write, told string }{
+		{"create", "create claim for extended resources"}, {"update", "add finalizer to claim default/p-extended-resources-x: no"}, {"status", "add allocation and reservation to claim default/p-extended-resources-x: no"},
+	} {
+		t.Run(test.write, func(t *testing.T) {
+			deviceStory(t, nil, func(d *deviceServer) {
+				d.failing(times(1, test.write, no))
+				d.addPod(testPod("p", asks(gpu, "2")))
+				d.pass(500 * time.Millisecond)
+				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
+				}
+				if c := d.onlyClaim(); c != nil {
+					t.Errorf("a claim is left: %+v", c)
+				}
+				d.pass(time.Minute)
+				if c := d.onlyClaim(); d.nodeOf("p") != "a" || c == nil || len(c.Status.Allocation.Devices.Results) != 2 {
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+				}
+			})
+		})
+	}
+}
+
+// Two pods that share a claim are bound at once, though both write to it.
+func TestSharedClaim(t *testing.T) {
+	deviceStory(t, objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"))}, func(d *deviceServer) {
+		seen := map[string]bool{}
+		// As a server would: only who knows the claim as it is now may write it.
+		d.failing(func(write string, claim *resourcev1.ResourceClaim) error {
+			if write != "status" {
+				return nil
+			}
+			if seen[claim.ResourceVersion] {
+				return conflict(claim)
+			}
+			seen[claim.ResourceVersion] = true
+			return nil
+		})
+		for _, name := range []string{"p", "q", "s"} {
+			d.addPod(testPod(name, claiming("x")))
+		}
+		d.pass(500 * time.Millisecond)
+		users := strings.Fields(d.users("x"))
+		slices.Sort(users)
+		if !slices.Equal(users, []string{"p", "q", "s"}) || d.nodeOf("p") != "a" || d.nodeOf("q") != "a" || d.nodeOf("s") != "a" {
+			t.Errorf("users %v; writes %s", users, d.writes())
+		}
+	})
+}
+
+// A pod waits for all its devices, and is told that it does.
+func TestPodWaitsForAllItsDevices(t *testing.T) {
+	waiting := func(name, device string) *resourcev1.ResourceClaim {
+		return devicesClaim(name, exactly("r", "class", 1, ""), holds("r", "a", device), awaits(0))
+	}
+	deviceStory(t, objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
+		d.addPod(testPod("p", claiming("x"), claiming("y")))
+		d.pass(2 * time.Second)
+		ready := func(name string) {
+			c := d.claimNow(name).DeepCopy()
+			c.Status.Devices[0].Conditions = []metav1.Condition{{Type: "Attached", Status: metav1.ConditionTrue}}
+			d.storeClaim(c)
+			d.pass(time.Second)
+		}
+		ready("x")
+		if d.nodeOf("p") != "" {
+			t.Error("the pod was bound when one of two devices was there")
+		}
+		ready("y")
+		if d.nodeOf("p") != "a" || d.boundTimes("p") != 1 {
+			t.Errorf("the pod is on %q", d.nodeOf("p"))
+		}
+	})
+}
+
+// A claim that goes while its pod waits for devices ends the wait.
+func TestClaimGoesWhilePodWaits(t *testing.T) {
+	conditionStory(t, func(f *fakeServer) {
+		if err := f.deleteDeviceClaim(t.Context(), f.onlyClaim()); err != nil {
+			t.Fatal(err)
+		}
+		f.pass(time.Second)
+		if told := strings.Join(f.told("p"), " "); f.nodeOf("p") != "" || !strings.Contains(told, `could not find ResourceClaim \"default/claim\"`) {
+			t.Errorf("the pod is on %q and told %s", f.nodeOf("p"), told)
+		}
+	})
+}
+
+// A pod that goes while it waits for devices no longer uses its claim.
+func TestPodGoesWhileItWaits(t *testing.T) {
+	conditionStory(t, func(f *fakeServer) {
+		f.removePod("p")
+		f.pass(time.Second)
+		if c := f.onlyClaim(); len(c.Status.ReservedFor) != 0 || f.podsKnown() != 0 {
+			t.Errorf("claim %+v, %d pods", c.Status, f.podsKnown())
 		}
 	})
 }

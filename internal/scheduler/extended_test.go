@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -348,5 +349,246 @@ func TestDynamicResourcesArguments(t *testing.T) {
 		if _, err := newDynamicResources(&test.args); (err != nil) != (test.fail != "") || err != nil && !strings.Contains(err.Error(), test.fail) {
 			t.Errorf("%s: %v", test.what, err)
 		}
+	}
+}
+
+// extendedUse is a container that asks for some of a resource.
+type extendedUse struct {
+	kind  string // init, side or main
+	count int64
+}
+
+// devicesNeeded is the model of what a pod needs at once: all that stays, and above that what the neediest init container lacks when
+// it may use whatever later containers will have.
+func devicesNeeded(uses []extendedUse) (total int64) {
+	var extra int64
+	for i, u := range uses {
+		if u.kind != "init" {
+			total += u.count
+			continue
+		}
+		lacks := u.count
+		for _, later := range uses[i+1:] {
+			if later.kind != "init" {
+				lacks -= later.count
+			}
+		}
+		extra = max(extra, lacks)
+	}
+	return total + extra
+}
+
+// Random pods ask for just as many devices as they need, and every container is pointed to enough of them.
+func TestExtendedRequestsAreAsTheModelSays(t *testing.T) {
+	const seed = 51
+	random := rand.New(rand.NewPCG(seed, 7))
+	for round := range 2000 {
+		pod := testPod("p")
+		pod.Spec.Containers = nil
+		var uses []extendedUse
+		for range random.IntN(5) {
+			uses = append(uses, extendedUse{[]string{"init", "side"}[random.IntN(2)], int64(random.IntN(4))})
+		}
+		for range 1 + random.IntN(2) {
+			uses = append(uses, extendedUse{"main", int64(random.IntN(3))})
+		}
+		asked := map[string]int64{}
+		for i, u := range uses {
+			c := corev1.Container{Name: fmt.Sprint("c", i)}
+			asked[c.Name] = u.count
+			if u.count > 0 || random.IntN(2) == 0 {
+				c.Resources.Requests = corev1.ResourceList{gpu: *resource.NewQuantity(u.count, resource.DecimalSI), corev1.ResourceCPU: resource.MustParse("1")}
+			}
+			switch u.kind {
+			case "side":
+				c.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+				fallthrough
+			case "init":
+				pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+			default:
+				pod.Spec.Containers = append(pod.Spec.Containers, c)
+			}
+		}
+		requests, mappings := extendedRequests(pod, []classedResource{{name: gpu, class: classStandingFor("class", string(gpu), 0)}})
+		counts, total := map[string]int64{}, int64(0)
+		for _, r := range requests {
+			if counts[r.Name] != 0 || r.Exactly.Count <= 0 || r.Exactly.DeviceClassName != "class" || r.Exactly.AllocationMode != resourcev1.DeviceAllocationModeExactCount {
+				t.Fatalf("seed %d, round %d: request %+v of %v", seed, round, r, requests)
+			}
+			counts[r.Name] = r.Exactly.Count
+			total += r.Exactly.Count
+		}
+		if want := devicesNeeded(uses); total != want {
+			t.Fatalf("seed %d, round %d: %v needs %d, asks for %d: %v", seed, round, uses, want, total, counts)
+		}
+		pointed := map[string]int64{}
+		for _, m := range mappings {
+			if m.ResourceName != string(gpu) || counts[m.RequestName] == 0 {
+				t.Fatalf("seed %d, round %d: mapping %+v to none of %v", seed, round, m, counts)
+			}
+			pointed[m.ContainerName] += counts[m.RequestName]
+		}
+		for name, n := range asked {
+			if pointed[name] < n || n == 0 && pointed[name] > 0 {
+				t.Fatalf("seed %d, round %d: %v: %s asks for %d and is pointed to %d: %v", seed, round, uses, name, n, pointed[name], mappings)
+			}
+		}
+		if !slices.IsSortedFunc(requests, func(a, b resourcev1.DeviceRequest) int { return strings.Compare(a.Name, b.Name) }) {
+			t.Fatalf("seed %d, round %d: requests are not in order: %v", seed, round, requests)
+		}
+	}
+}
+
+// Several resources of one pod: each has its requests, named by its place among all the container asks for.
+func TestExtendedRequestsOfSeveralResources(t *testing.T) {
+	const nic = corev1.ResourceName("example.com/nic")
+	pod := testPod("p", asks(nic, "1"), asks(gpu, "2"), asksCPU("1"), asksMemory("1Gi"))
+	pod.Spec.InitContainers = []corev1.Container{{Name: "i", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{nic: resource.MustParse("3")}}}}
+	requests, mappings := extendedRequests(pod, []classedResource{{gpu, classStandingFor("gpus", "", 0)}, {nic, classStandingFor("nics", "", 0)}})
+	var got []string
+	for _, r := range requests {
+		got = append(got, fmt.Sprintf("%s=%d of %s", r.Name, r.Exactly.Count, r.Exactly.DeviceClassName))
+	}
+	if want := "container-0-request-0=2 of nics, container-1-request-1=2 of gpus, container-1-request-2=1 of nics"; strings.Join(got, ", ") != want {
+		t.Errorf("requests %s, want %s", strings.Join(got, ", "), want)
+	}
+	got = nil
+	for _, m := range mappings {
+		got = append(got, m.ContainerName+":"+m.ResourceName+":"+m.RequestName)
+	}
+	if want := "c:example.com/gpu:container-1-request-1 c:example.com/nic:container-1-request-2 i:example.com/nic:container-1-request-2 i:example.com/nic:container-0-request-0"; strings.Join(got, " ") != want {
+		t.Errorf("mappings %s, want %s", strings.Join(got, " "), want)
+	}
+}
+
+func TestAskedOf(t *testing.T) {
+	for _, test := range []struct {
+		quantity string
+		want     int64
+	}{{"", 0}, {"0", 0}, {"1", 1}, {"3", 3}, {"1k", 1000}, {"2Ki", 2048}, {"1500m", 0}, {"2000m", 0}, {"999999999999999999", 999999999999999999}} {
+		c := &corev1.Container{}
+		if test.quantity != "" {
+			c.Resources.Requests = corev1.ResourceList{gpu: resource.MustParse(test.quantity)}
+		}
+		if got := askedOf(c, gpu); got != test.want {
+			t.Errorf("%q: %d, want %d", test.quantity, got, test.want)
+		}
+	}
+}
+
+// What a pod needs on a node is what the node does not offer itself.
+func TestExtendedOn(t *testing.T) {
+	const nic = corev1.ResourceName("example.com/nic")
+	const own = corev1.ResourceName("deviceclass.resource.kubernetes.io/nics")
+	gpus, nics := classStandingFor("gpus", string(gpu), 0), classStandingFor("nics", string(nic), 0)
+	both := testPod("p", asks(gpu, "1"), asks(nic, "2"))
+	for _, test := range []struct {
+		what    string
+		classes objects
+		node    *corev1.Node
+		pod     *corev1.Pod
+		want    string // classes of the claim, "-" for no claim, or the refusal
+	}{
+		{"neither is offered", objects{gpus, nics}, testNode("a"), both, "gpus nics"},
+		{"one is offered", objects{gpus, nics}, testNode("a", nodeHas(gpu, "4")), both, "nics"},
+		{"both are offered", objects{gpus, nics}, testNode("a", nodeHas(gpu, "4"), nodeHas(nic, "4")), both, "-"},
+		{"offered, but none", objects{gpus, nics}, testNode("a", nodeHas(gpu, "0"), nodeHas(nic, "4")), both, "gpus"},
+		{"offered, but too few, is the node's business", objects{gpus, nics}, testNode("a", nodeHas(gpu, "4"), nodeHas(nic, "1")), both, "-"},
+		{"no class stands for one", objects{gpus}, testNode("a"), both, "cannot fit resource"},
+		{"no class stands for one, which is offered", objects{gpus}, testNode("a", nodeHas(nic, "9")), both, "gpus"},
+		{"no class stands for one, which is offered as none", objects{gpus}, testNode("a", nodeHas(nic, "0")), both, "gpus"},
+		{"a class by its own name", objects{nics}, testNode("a"), testPod("p", asks(own, "1")), "nics"},
+		{"a class by both its names", objects{nics}, testNode("a"), testPod("p", asks(own, "1"), asks(nic, "1")), "nics nics"},
+		{"a class by its own name, which is missing", objects{gpus}, testNode("a"), testPod("p", asks(own, "1"), asks(gpu, "1")), "cannot fit resource"},
+		{"none of one", objects{gpus, nics}, testNode("a"), testPod("p", asks(gpu, "0"), asks(nic, "1")), "nics"},
+		{"resources that are not extended do not matter", objects{gpus}, testNode("a"), testPod("p", asks(gpu, "1"), asksCPU("1"), asks("hugepages-2Mi", "2Mi")), "gpus"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			s := knowing(t, []*corev1.Node{test.node}, test.classes)
+			e := s.extendedDevices(infoOf(t, test.pod))
+			claim, refusal := e.on(s, 0)
+			got := "-"
+			if refusal != nil {
+				got = strings.Join(refusal.Reasons, ", ")
+				if !refusal.Unresolvable || refusal.Rule != dynamicResourcesName {
+					t.Errorf("refusal %+v", refusal)
+				}
+			} else if claim != nil {
+				var classes []string
+				for _, r := range claim.claim.Spec.Devices.Requests {
+					classes = append(classes, r.Exactly.DeviceClassName)
+				}
+				got = strings.Join(classes, " ")
+				c := claim.claim
+				if c.Namespace != "default" || c.GenerateName != "p-extended-resources-" || !standsForExtended(c) || !metav1.IsControlledBy(c, test.pod) || c.OwnerReferences[0].Kind != "Pod" || c.OwnerReferences[0].APIVersion != "v1" || c.OwnerReferences[0].Name != "p" {
+					t.Errorf("claim %+v", c.ObjectMeta)
+				}
+				if again, _ := e.on(s, 0); again != claim {
+					t.Error("the claim is made twice")
+				}
+			}
+			if got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestExtendedClaimOf(t *testing.T) {
+	pod := testPod("p")
+	for _, test := range []struct {
+		what  string
+		claim *resourcev1.ResourceClaim
+		found bool
+	}{
+		{"made for it", devicesClaim("x", ownedBy("p"), standingForExtended), true},
+		{"made for another", devicesClaim("x", ownedBy("q"), standingForExtended), false},
+		{"its own, for something else", devicesClaim("x", ownedBy("p")), false},
+		{"not its controller", devicesClaim("x", ownedBy("p"), standingForExtended, func(c *resourcev1.ResourceClaim) { c.OwnerReferences[0].Controller = nil }), false},
+		{"nobody's", devicesClaim("x", standingForExtended), false},
+		{"said not to be", devicesClaim("x", ownedBy("p"), func(c *resourcev1.ResourceClaim) {
+			c.Annotations = map[string]string{resourcev1.ExtendedResourceClaimAnnotation: "false"}
+		}), false},
+	} {
+		d := newDeviceObjects()
+		d.set(devicesClaim("other", ownedBy("q"), standingForExtended))
+		d.set(test.claim)
+		if got := d.extendedClaimOf(pod); (got != nil) != test.found {
+			t.Errorf("%s: found %v", test.what, got)
+		}
+	}
+}
+
+// A device is of a class when all the class's selectors say so.
+func TestDeviceMatches(t *testing.T) {
+	device := &resourcev1.Device{Name: "d", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"model": {StringValue: ptr.To("large")}, "other.com/size": {IntValue: ptr.To(int64(3))}},
+		Capacity: map[resourcev1.QualifiedName]resourcev1.DeviceCapacity{"memory": {Value: resource.MustParse("4Gi")}}}
+	for _, test := range []struct {
+		what        string
+		expressions []string
+		want        bool
+	}{
+		{"no selector", nil, true},
+		{"the driver", []string{`device.driver == "example.com"`}, true},
+		{"another driver", []string{`device.driver == "other.com"`}, false},
+		{"an attribute of the driver's", []string{modelIs("large")}, true},
+		{"another value", []string{modelIs("small")}, false},
+		{"an attribute of somebody else's", []string{`device.attributes["other.com"].size > 2`}, true},
+		{"a capacity", []string{`device.capacity["example.com"].memory.compareTo(quantity("4Gi")) >= 0`}, true},
+		{"more than the capacity", []string{`device.capacity["example.com"].memory.compareTo(quantity("5Gi")) >= 0`}, false},
+		{"both of two", []string{modelIs("large"), `device.driver == "example.com"`}, true},
+		{"one of two", []string{modelIs("large"), `device.driver == "other.com"`}, false},
+		{"one that cannot be read", []string{`device.`}, false},
+		{"one that fails", []string{`device.attributes["example.com"].missing == "x"`}, false},
+		{"one that asks before", []string{`"missing" in device.attributes["example.com"]`}, false},
+	} {
+		d := newDeviceObjects()
+		if got := d.matches(deviceClass("class", test.expressions...), "example.com", device); got != test.want {
+			t.Errorf("%s: %t", test.what, got)
+		}
+	}
+	d := newDeviceObjects()
+	if !d.matches(&resourcev1.DeviceClass{Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{}}}}, "example.com", device) {
+		t.Error("a selector of a kind we do not know keeps devices out")
 	}
 }

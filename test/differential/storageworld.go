@@ -231,6 +231,9 @@ func (w *world) storagePod(name string, isNew bool) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
 		Spec:       corev1.PodSpec{SchedulerName: corev1.DefaultSchedulerName, Priority: ptr.To(int32(w.random.IntN(3))), Containers: []corev1.Container{{Name: "c", Image: "pause"}}},
 	}
+	if isNew {
+		p.Spec.Priority = ptr.To(int32(10)) // it may move others away
+	}
 	add := func(source corev1.VolumeSource) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("v%d", len(p.Spec.Volumes)), VolumeSource: source})
 	}
