@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -311,5 +312,266 @@ func TestManyCounters(t *testing.T) {
 		if (got[s.nodes[i].name] != "") != same {
 			t.Errorf("node %s: %q", s.nodes[i].name, got[s.nodes[i].name])
 		}
+	}
+}
+
+// Whether a plan has been carried out, by what the API server has told.
+func TestVolumesBound(t *testing.T) {
+	const wait, done = "wait", "done"
+	claimed := func(options ...volumeOption) *corev1.PersistentVolume {
+		return storageVolume("v", append([]volumeOption{volumeOf("default", "c", "c"), volumeVersion("11")}, options...)...)
+	}
+	bound := storageClaim("c", claimHas("v"))
+	sent := func(options ...claimOption) *corev1.PersistentVolumeClaim {
+		return storageClaim("m", append([]claimOption{claimFor("a"), claimVersion("11")}, options...)...)
+	}
+	moved := func(zone string) objects {
+		return objects{storageVolume("v", volumeVersion("11"), volumeOf("default", "c", "c"), volumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), volumeNear(corev1.LabelTopologyZone, zone)),
+			bound, driversOn("a", nil, "kubernetes.io/aws-ebs")}
+	}
+	unreadable := storageVolume("v", volumeVersion("11"), volumeOf("default", "c", "c"), volumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws:///x/"}}))
+	for _, test := range []struct {
+		what  string
+		bind  bool // the plan binds c to v
+		make  bool // the plan has a volume made for m
+		known objects
+		node  string // a, unless something else is said
+		gone  bool   // the pod is
+		want  string
+	}{
+		{"nothing was planned", false, false, nil, "", false, done},
+		{"the node is gone", true, false, objects{claimed(), bound}, "z", false, `failed to get node "z": node "z" not found`},
+		{"the node is only spoken of", true, false, objects{claimed(), bound, driversOn("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
+		{"the pod is gone", true, false, objects{claimed(), bound}, "", true, `pod does not exist any more: pod "p" not found`},
+		{"the node is told before the pod", true, false, nil, "z", true, `failed to get node "z": node "z" not found`},
+		{"the volume is gone", true, false, objects{bound}, "", false, `failed to check binding: persistentvolumes "v" not found`},
+		{"the claim is gone", true, false, objects{claimed()}, "", false, `failed to check binding: persistentvolumeclaims "default/c" not found`},
+		{"both are gone", true, false, nil, "", false, `failed to check binding: persistentvolumes "v" not found`},
+		{"our write has not been told", true, false, objects{storageVolume("v"), bound}, "", false, wait},
+		{"our write has been told", true, false, objects{claimed(), storageClaim("c")}, "", false, wait},
+		{"the claim names the volume, and is not complete", true, false, objects{claimed(), storageClaim("c", claimWants("v"))}, "", false, wait},
+		{"bound", true, false, objects{claimed(), bound}, "", false, done},
+		{"bound, and changed since", true, false, objects{claimed(volumeVersion("99")), bound}, "", false, done},
+		{"the volume was taken back", true, false, objects{storageVolume("v", volumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
+		{"the volume is only kept for the claim", true, false, objects{storageVolume("v", volumeOf("default", "c", ""), volumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
+		{"the volume cannot be reached any more", true, false, objects{claimed(volumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"which is told before it was taken back", true, false, objects{storageVolume("v", volumeVersion("12"), volumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"a moved volume, in a zone of the driver's", true, false, moved("driver-zone"), "", false, done},
+		{"a moved volume, in a zone the driver does not know", true, false, moved("za"), "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"a moved volume that cannot be read", true, false, objects{unreadable, bound, driversOn("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
+		{"which does not matter where it has not moved", true, false, objects{unreadable, bound}, "", false, done},
+
+		{"the claim to be served is gone", false, true, nil, "", false, `failed to check provisioning pvc: persistentvolumeclaims "default/m" not found`},
+		{"our order has not been told", false, true, objects{storageClaim("m")}, "", false, wait},
+		{"our order has been told", false, true, objects{sent()}, "", false, wait},
+		{"the order was refused", false, true, objects{storageClaim("m", claimVersion("12"), claimNote("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
+		{"the order was wiped out", false, true, objects{storageClaim("m", claimVersion("12"))}, "", false, `selectedNode annotation reset for PVC "m"`},
+		{"the order is for another node now", false, true, objects{storageClaim("m", claimVersion("12"), claimFor("b"))}, "", false, `provisioning failed for PVC "m"`},
+		{"it has a volume we do not know yet", false, true, objects{sent(claimHas("w"))}, "", false, wait},
+		{"it has a volume, and is not complete", false, true, objects{sent(claimWants("w")), storageVolume("w")}, "", false, wait},
+		{"it has a volume", false, true, objects{sent(claimHas("w")), storageVolume("w")}, "", false, done},
+		{"it has a volume of this node", false, true, objects{sent(claimHas("w")), storageVolume("w", volumeAt("a"))}, "", false, done},
+		{"it has a volume of another node", false, true, objects{sent(claimHas("w")), storageVolume("w", volumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"it is to have a volume of another node", false, true, objects{sent(claimWants("w")), storageVolume("w", volumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+
+		{"one is bound and one is not made", true, true, objects{claimed(), bound, sent()}, "", false, wait},
+		{"one is not bound and one is refused", true, true, objects{claimed(), storageClaim("c"), storageClaim("m", claimVersion("12"), claimNote("other", "x"))}, "", false, wait},
+		{"both are there", true, true, objects{claimed(), bound, sent(claimHas("w")), storageVolume("w")}, "", false, done},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			f := newFakeServer(t, nil)
+			s := f.scheduler.snapshot
+			for _, n := range []*corev1.Node{testNode("a", zone("za"), nodeLabel("topology.ebs.csi.aws.com/zone", "driver-zone")), testNode("b")} {
+				s.SetNode(n)
+			}
+			for _, o := range test.known {
+				s.SetObject(o)
+			}
+			info := infoOf(t, testPod("p", usingClaim("c"), usingClaim("m")))
+			if !test.gone {
+				s.Assume(info, "a")
+			}
+			d := &Decision{Pod: info, Node: "a", snapshot: s}
+			if test.node != "" {
+				d.Node = test.node
+			}
+			plan := &volumePlan{}
+			if test.bind {
+				plan.bindings = []volumeMatch{{volume: claimed(), claim: storageClaim("c")}}
+			}
+			if test.make {
+				plan.provisions = []provision{{claim: sent()}}
+			}
+			bound, err := f.scheduler.volumesBound(d, plan)
+			got := wait
+			if err != nil {
+				got = err.Error()
+			} else if bound {
+				got = done
+			}
+			if got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// A pod that shares a claim with one that is being bound goes where that one goes.
+func TestSharedClaimKeepsPodsTogether(t *testing.T) {
+	volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
+		v.addPod(testPod("p", usingClaim("claim")))
+		v.addPod(testPod("q", usingClaim("claim")))
+		v.pass(time.Minute)
+		if v.nodeOf("p") == "" || v.nodeOf("p") != v.nodeOf("q") {
+			t.Errorf("p is on %q, q on %q: %v", v.nodeOf("p"), v.nodeOf("q"), v.told("q"))
+		}
+	})
+}
+
+// Two pods that want the only volume there is: one gets it, and the other waits for a second.
+func TestOneVolumeForTwoPods(t *testing.T) {
+	volumeStory(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+		v.tell(func() {
+			other := storageClaim("other", claimVersion("3"))
+			v.scheduler.snapshot.SetObject(other)
+			v.scheduler.snapshot.SetObject(volumeFor("disk", "", ""))
+		})
+		v.addPod(testPod("p", usingClaim("claim")))
+		v.addPod(testPod("q", usingClaim("other")))
+		v.pass(10 * time.Second)
+		if (v.nodeOf("p") == "") == (v.nodeOf("q") == "") {
+			t.Fatalf("p is on %q, q on %q", v.nodeOf("p"), v.nodeOf("q"))
+		}
+		second := volumeFor("second", "", "")
+		v.tell(func() {
+			v.scheduler.snapshot.SetObject(second)
+			v.scheduler.happened(Event{Resource: PersistentVolumeResource, Action: Add, New: second})
+		})
+		v.pass(30 * time.Second)
+		if v.nodeOf("p") == "" || v.nodeOf("q") == "" {
+			t.Errorf("p is on %q, q on %q: %v %v", v.nodeOf("p"), v.nodeOf("q"), v.told("p"), v.told("q"))
+		}
+	})
+}
+
+// What goes wrong while volumes are bound is told in upstream's words.
+func TestVolumeFailuresAreTold(t *testing.T) {
+	for _, test := range []struct {
+		what        string
+		server      volumeServer
+		provisioner string
+		meanwhile   func(v *volumeServer)
+		after       time.Duration
+		told        string
+	}{
+		{"the volume is not written", volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, nil, time.Second, `running PreBind plugin \"VolumeBinding\": no`},
+		{"the volume is not made", volumeServer{failing: true}, csiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
+		{"nobody makes it", volumeServer{lazy: true}, csiName, nil, 601 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded`},
+		{"the volume goes", volumeServer{lazy: true}, volume.NotSupportedProvisioner, func(v *volumeServer) {
+			v.scheduler.snapshot.DeleteObject(volumeFor("disk", "", ""))
+		}, 2 * time.Second, `binding volumes: failed to check binding: persistentvolumes \"disk\" not found`},
+		{"the claim goes", volumeServer{lazy: true}, csiName, func(v *volumeServer) {
+			v.scheduler.snapshot.DeleteObject(storageClaim("claim"))
+		}, 2 * time.Second, `binding volumes: failed to check provisioning pvc: persistentvolumeclaims \"default/claim\" not found`},
+		{"the node goes", volumeServer{lazy: true}, csiName, func(v *volumeServer) {
+			v.scheduler.nodeDeleted(testNode("a"))
+			v.scheduler.nodeDeleted(testNode("b"))
+		}, 2 * time.Second, `binding volumes: failed to get node \"`},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			volumeStory(t, test.server, test.provisioner, func(v *volumeServer) {
+				if test.provisioner == volume.NotSupportedProvisioner {
+					v.tell(func() { v.scheduler.snapshot.SetObject(volumeFor("disk", "", "")) })
+				}
+				v.addPod(testPod("p", usingClaim("claim")))
+				v.pass(100 * time.Millisecond)
+				if test.meanwhile != nil {
+					v.tell(func() { test.meanwhile(v) })
+				}
+				v.pass(test.after)
+				if told := fmt.Sprint(v.told("p")); !strings.Contains(told, test.told) || !strings.Contains(told, `"reason":"SchedulerError"`) || v.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and told %s", v.nodeOf("p"), told)
+				}
+			})
+		})
+	}
+}
+
+// A pod that goes while its volume is made lets go of what was decided for it.
+func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
+	volumeStory(t, volumeServer{lazy: true}, csiName, func(v *volumeServer) {
+		v.addPod(testPod("p", usingClaim("claim")))
+		v.pass(time.Second)
+		v.tell(func() {
+			if v.scheduler.snapshot.Pods() != 1 {
+				t.Error("the pod is not assumed while its volume is made")
+			}
+		})
+		v.removePod("p")
+		v.pass(time.Second)
+		v.tell(func() {
+			if n := v.scheduler.snapshot.Pods() + len(v.scheduler.snapshot.volumes.assumedClaim); n != 0 {
+				t.Errorf("%d things are still assumed", n)
+			}
+		})
+		if v.boundTimes("p") != 0 {
+			t.Error("a pod that is gone was bound")
+		}
+	})
+}
+
+// While its volume is made, others can see where the pod goes.
+func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
+	volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
+		v.addPod(testPod("p", usingClaim("claim")))
+		v.pass(time.Second)
+		v.mu.Lock()
+		nominated := v.pods["p"].Status.NominatedNodeName
+		v.mu.Unlock()
+		v.pass(10 * time.Second)
+		if nominated == "" || nominated != v.nodeOf("p") {
+			t.Errorf("nominated to %q, on %q", nominated, v.nodeOf("p"))
+		}
+	})
+}
+
+// What cannot be reserved is told as upstream's Reserve does, and leaves nothing assumed.
+func TestReserveFails(t *testing.T) {
+	static := lateClass("late", volume.NotSupportedProvisioner)
+	for _, test := range []struct {
+		what  string
+		known objects
+		pod   *corev1.Pod
+		fail  string
+	}{
+		{"nothing to reserve", nil, testPod("p"), ""},
+		{"a bound volume", objects{storageClaim("c", claimHas("v")), storageVolume("v")}, testPod("p", usingClaim("c")), ""},
+		{"a volume to bind", objects{static, storageClaim("c"), storageVolume("v")}, testPod("p", usingClaim("c")), ""},
+		{"a claim that is gone", nil, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": error getting PVC "default/c": persistentvolumeclaim "c" not found`},
+		{"a volume that is gone", objects{static, storageClaim("c")}, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
+		{"a class that lost its mode", objects{modelessClass("late"), storageClaim("c")}, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": VolumeBindingMode not set for StorageClass "late"`},
+		{"a resource claim that is gone", nil, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [could not find ResourceClaim "default/x"]`},
+		{"devices that are gone", objects{deviceClass("class"), devicesClaim("x", exactly("r", "class", 1, ""))}, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [cannot allocate all claims]`},
+		{"devices that cannot be read", objects{deviceSlice("a", 1), deviceClass("class", "device."), devicesClaim("x", exactly("r", "class", 1, ""))}, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": `},
+		{"devices, but no volume", objects{deviceSlice("a", 1), deviceClass("class"), devicesClaim("x", exactly("r", "class", 1, "")), static, storageClaim("c")}, testPod("p", claiming("x"), usingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			f := newFakeServer(t, nil)
+			s := f.scheduler.snapshot
+			s.SetNode(testNode("a"))
+			for _, o := range test.known {
+				s.SetObject(o)
+			}
+			r, err := f.scheduler.reserve(&Decision{Pod: infoOf(t, test.pod), Node: "a", number: s.nodeNumber["a"], snapshot: s, profile: f.scheduler.profiles[corev1.DefaultSchedulerName]})
+			if (err != nil) != (test.fail != "") || err != nil && !strings.HasPrefix(err.Error(), test.fail) {
+				t.Fatalf("%v, want %q", err, test.fail)
+			}
+			if err == nil {
+				f.scheduler.release(r)
+			}
+			if n := len(s.volumes.assumedPV) + len(s.volumes.assumedClaim) + len(s.devices.assumed); n != 0 {
+				t.Errorf("%d things are still assumed", n)
+			}
+		})
 	}
 }
