@@ -620,3 +620,67 @@ func TestPodGoesWhileItWaits(t *testing.T) {
 		}
 	})
 }
+
+// A pod whose claims are still to be made is not tried, and nothing is said of it: it waits for them, as it would for gates.
+func TestPodWaitsForItsClaims(t *testing.T) {
+	made := devicesClaim("p-d", exactly("r", "class", 1, ""), ownedBy("p"))
+	for _, test := range []struct {
+		what  string
+		known objects
+		pod   *corev1.Pod
+		then  func(d *deviceServer)
+	}{
+		{"a claim of its own", nil, testPod("p", claimingMade("d", "")), func(d *deviceServer) {
+			d.storeClaim(made)
+			d.change("p", func(p *corev1.Pod) {
+				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
+			})
+		}},
+		{"a claim of its own, told of in the other order", nil, testPod("p", claimingMade("d", "")), func(d *deviceServer) {
+			d.change("p", func(p *corev1.Pod) {
+				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
+			})
+			d.tell(func() {
+				d.scheduler.snapshot.SetObject(made)
+				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: made})
+			})
+		}},
+		{"a claim it names", nil, testPod("p", claiming("x")), func(d *deviceServer) {
+			x := devicesClaim("x", exactly("r", "class", 1, ""))
+			d.tell(func() {
+				d.scheduler.snapshot.SetObject(x)
+				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: x})
+			})
+		}},
+		{"a claim on its way out", objects{devicesClaim("x", exactly("r", "class", 1, ""), leavingDevices)}, testPod("p", claiming("x")), func(d *deviceServer) {
+			if err := d.fakeServer.deleteDeviceClaim(t.Context(), d.claimNow("x")); err != nil {
+				t.Fatal(err)
+			}
+			x := devicesClaim("x", exactly("r", "class", 1, ""), func(c *resourcev1.ResourceClaim) { c.UID = "new" })
+			d.tell(func() {
+				d.scheduler.snapshot.SetObject(x)
+				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: x})
+			})
+		}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			deviceStory(t, test.known, func(d *deviceServer) {
+				d.addPod(test.pod)
+				d.pass(10 * time.Minute)
+				if told := d.told("p"); len(told) > 0 || d.nodeOf("p") != "" {
+					t.Errorf("the pod is on %q and told %v", d.nodeOf("p"), told)
+				}
+				d.tell(func() {
+					if active, backoff, waiting, flying := d.scheduler.queue.Len(); active+backoff+flying != 0 || waiting != 1 || d.scheduler.queue.all["p"].attempts != 0 {
+						t.Errorf("%d active, %d in backoff, %d waiting, %d flying", active, backoff, waiting, flying)
+					}
+				})
+				test.then(d)
+				d.pass(time.Second)
+				if d.nodeOf("p") != "a" {
+					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
+				}
+			})
+		})
+	}
+}

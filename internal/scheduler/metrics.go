@@ -110,7 +110,7 @@ func (g gauges) Collect(values chan<- prometheus.Metric) {
 	type refuser struct{ rule, profile string }
 	refused := map[refuser]int{}
 	for _, p := range s.queue.waiting {
-		if p.gated {
+		if p.gated || p.incomplete {
 			gated++
 		}
 		for _, rule := range p.rules {

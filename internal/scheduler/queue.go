@@ -35,6 +35,8 @@ type Queue struct {
 	// curious queues remember every change: there is somebody, a rule without hints or an extender, whom any may make think again.
 	curious   bool
 	nextFlush time.Time
+	// incomplete reports that something a pod names is not there yet: then it is not tried at all. It may be nil.
+	incomplete func(pod *corev1.Pod) bool
 	// came is told of every pod that comes to a place, and which event brought it; it may be nil.
 	came func(to place, gated bool, event string)
 }
@@ -64,12 +66,13 @@ type queued struct {
 	rules            []string  // that refused the pod when it was last tried
 	gated            bool
 	// held pods wait whatever happens; helped is the event that would have woken one meanwhile.
-	held   bool
-	helped string
-	place  place
-	heap   *podHeap // active or in backoff
-	index  int      // in its heap
-	heard  int      // flying: place in Queue.happened when taken out
+	held       bool
+	helped     string
+	place      place
+	heap       *podHeap // active or in backoff
+	index      int      // in its heap
+	heard      int      // flying: place in Queue.happened when taken out
+	incomplete bool     // it waits, without a try, for what it names
 }
 
 // NewQueue makes an empty queue for the profiles. Backoff doubles from initial to most.
@@ -131,7 +134,7 @@ const (
 	eventActivated   = "ForceActivate"
 )
 
-// put moves a pod to a place. A pod with gates always waits.
+// put moves a pod to a place. A pod with gates always waits, as does one that is incomplete.
 func (q *Queue) put(p *queued, to place, event string) {
 	q.take(p)
 	p.gated = q.isGated(p.info.Pod)
@@ -141,9 +144,16 @@ func (q *Queue) put(p *queued, to place, event string) {
 			p.rules = append(p.rules, schedulingGatesName)
 		}
 	}
+	p.incomplete = (to == isActive || to == isBackoff) && q.incomplete != nil && q.incomplete(p.info.Pod)
+	if p.incomplete {
+		to = isWaiting
+		if !slices.Contains(p.rules, dynamicResourcesName) {
+			p.rules = append(p.rules, dynamicResourcesName)
+		}
+	}
 	p.place = to
 	if q.came != nil && to != isFlying {
-		q.came(to, p.gated, event)
+		q.came(to, p.gated || p.incomplete, event)
 	}
 	switch to {
 	case isActive:

@@ -54,6 +54,16 @@ func (s *Snapshot) wantsDevices(p *PodInfo) bool {
 	return len(p.Pod.Spec.ResourceClaims) > 0 || s.devices.standFor(p.Request.Extended)
 }
 
+// lacksClaims reports whether resource claims of a pod are still to be made, or on their way out.
+func (s *Scheduler) lacksClaims(pod *corev1.Pod) bool {
+	profile := s.profiles[pod.Spec.SchedulerName]
+	if len(pod.Spec.ResourceClaims) == 0 || profile == nil || profile.devices == nil {
+		return false
+	}
+	_, err := s.snapshot.devices.claimsOf(pod)
+	return err != nil
+}
+
 // deviceRequest is what one pod claims, read once.
 type deviceRequest struct {
 	rule *dynamicResources

@@ -110,6 +110,7 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	}
 	s.snapshot.dropped = s.decisions.dropped
 	s.queue.curious = s.queue.curious || len(extenders) > 0
+	s.queue.incomplete = s.lacksClaims
 	return s, nil
 }
 

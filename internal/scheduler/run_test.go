@@ -557,8 +557,8 @@ func TestDevices(t *testing.T) {
 		f.addNode(testNode("b"))
 		f.addPod(testPod("early", claiming("one")))
 		f.pass(time.Second)
-		if told := f.told("early"); len(told) != 1 || !strings.Contains(told[0], `could not find ResourceClaim \"default/one\"`) {
-			t.Errorf("the pod whose claim is missing is told %v", told)
+		if told := f.told("early"); len(told) != 0 {
+			t.Errorf("the pod whose claim is missing was tried, and told %v", told)
 		}
 		for _, o := range []metav1.Object{slice("a", "x"), slice("b", "y", "z"), claim("two", 2), claim("many", 3), &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}} {
 			f.tell(func() { f.scheduler.snapshot.SetObject(o) })
