@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -242,17 +243,25 @@ func (s *Scheduler) prepare(ctx context.Context, d *Decision, r *reservation) er
 	return err
 }
 
-// prepareNode binds devices and volumes.
+// prepareNode binds volumes and devices at once, for either may take long.
 func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation) error {
-	if err := s.prepareDevices(ctx, d, r.devices); err != nil {
-		return fmt.Errorf("running PreBind plugin %q: %w", dynamicResourcesName, err)
-	}
-	if !r.volumes.empty() {
-		if err := s.bindVolumes(ctx, d, &r.volumes); err != nil {
-			return fmt.Errorf("running PreBind plugin %q: %w", volumeBindingName, err)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var failed error
+	var first sync.Once
+	prepare := func(rule string, err error) {
+		if err != nil {
+			first.Do(func() { failed = fmt.Errorf("running PreBind plugin %q: %w", rule, err) })
+			stop(err) // the other need not go on
 		}
 	}
-	return nil
+	var volumes sync.WaitGroup
+	if !r.volumes.empty() {
+		volumes.Go(func() { prepare(volumeBindingName, s.bindVolumes(ctx, d, &r.volumes)) })
+	}
+	prepare(dynamicResourcesName, s.prepareDevices(ctx, d, r.devices))
+	volumes.Wait()
+	return failed
 }
 
 // bindPod writes the binding, or lets an extender do it.

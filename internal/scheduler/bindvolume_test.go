@@ -575,3 +575,55 @@ func TestReserveFails(t *testing.T) {
 		})
 	}
 }
+
+// Volumes and devices are prepared at once; what fails first ends the wait for the other.
+func TestVolumesAndDevicesAtOnce(t *testing.T) {
+	waiting := devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"), awaits(0))
+	known := objects{deviceClass("class"), deviceSlice("a", 1), waiting}
+	ready := func(v *volumeServer, condition string) {
+		c := v.onlyClaim()
+		c.Status.Devices[0].Conditions = []metav1.Condition{{Type: condition, Status: metav1.ConditionTrue, Reason: "Why"}}
+		v.storeClaim(c)
+		v.pass(time.Second)
+	}
+	t.Run("both come", func(t *testing.T) {
+		volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
+			v.know(known...)
+			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.pass(5 * time.Second)
+			v.tell(func() {
+				if !fullyBound(v.scheduler.snapshot.volumes.claims["default/claim"]) {
+					t.Error("the volume waits for the device")
+				}
+			})
+			if v.nodeOf("p") != "" {
+				t.Error("the pod was bound before its device was there")
+			}
+			ready(v, "Attached")
+			if v.nodeOf("p") != "a" || v.boundTimes("p") != 1 {
+				t.Errorf("the pod is on %q: %v", v.nodeOf("p"), v.told("p"))
+			}
+		})
+	})
+	t.Run("the volume fails", func(t *testing.T) {
+		volumeStory(t, volumeServer{failing: true}, csiName, func(v *volumeServer) {
+			v.know(known...)
+			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.pass(3 * time.Second)
+			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`) || strings.Contains(told, "DynamicResources") {
+				t.Errorf("the pod is told %s", told)
+			}
+		})
+	})
+	t.Run("the device fails", func(t *testing.T) {
+		volumeStory(t, volumeServer{lazy: true}, csiName, func(v *volumeServer) {
+			v.know(known...)
+			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.pass(time.Second)
+			ready(v, "Broken")
+			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"DynamicResources\": device binding failed: claim=x, reason=Why`) || strings.Contains(told, "VolumeBinding") {
+				t.Errorf("the pod is told %s", told)
+			}
+		})
+	})
+}

@@ -482,6 +482,7 @@ func TestNodeVolumeLimitsHints(t *testing.T) {
 		{"a volume of another driver is detached", testPod("p", inline(ebsDisk("vol-1", false))), detached(csiName), false},
 		{"the second of its disks", testPod("p", inline(azureDisk("d")), inline(ebsDisk("vol-1", false))), detached(ebsDriver), true},
 		{"a disk that cannot be read may be any", testPod("p", inline(ebsDisk("aws:///zone/", false))), detached(csiName), true},
+		{"a volume is detached, for a disk no driver attaches", testPod("p", inline(iscsiDisk("q", false))), detached(csiName), false},
 		{"a volume is attached", pod, Event{Resource: VolumeAttachmentResource, Action: Add, New: attachedAs("x", "a", csiName, "v")}, false},
 		{"a node", pod, Event{Resource: NodeResource, Action: Add, New: testNode("n")}, false},
 	} {

@@ -26,7 +26,7 @@ func TestDecisionsAreUpstreams(t *testing.T) {
 
 // TestStorageAndDevicesAreUpstreams does the same where volumes and devices are all that matters.
 func TestStorageAndDevicesAreUpstreams(t *testing.T) {
-	compareMany(t, newStorageWorld, (*world).storagePod, 200)
+	compareMany(t, newStorageWorld, (*world).storagePod, 500)
 }
 
 // compareMany compares on many worlds. At least one pod in so many should be able to make room, or the worlds are too easy.
