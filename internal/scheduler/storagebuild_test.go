@@ -46,6 +46,9 @@ func heard(t testing.TB, s *Snapshot, rule Rule, pod *corev1.Pod) says {
 		return says{"*": sayingOf(t, rule, refusal)}
 	}
 	all := says{}
+	if filter.Check != nil && !filter.Volatile {
+		t.Errorf("what %s says would be remembered for other pods", rule.Name())
+	}
 	for i := range s.nodes {
 		if filter.Check == nil || s.nodes[i].object == nil {
 			continue
