@@ -231,6 +231,15 @@ func (d *deviceServer) createDeviceClaim(ctx context.Context, claim *resourcev1.
 	return d.fakeServer.createDeviceClaim(ctx, claim)
 }
 
+func (d *deviceServer) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
+	if strings.Contains(string(patch), "extendedResourceClaimStatus") {
+		if err := d.try("pod", devicesClaim(pod.Name)); err != nil {
+			return err
+		}
+	}
+	return d.fakeServer.patchStatus(ctx, pod, patch)
+}
+
 func (d *deviceServer) deleteDeviceClaim(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	if err := d.try("delete", claim); err != nil {
 		return err
@@ -378,6 +387,21 @@ func TestDevicesAreNotBound(t *testing.T) {
 				return conflict(claim)
 			})
 		}, `claim default/x got allocated elsewhere in the meantime`},
+		{"somebody has deleted it", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
+			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
+				go func() {
+					leaving := held.DeepCopy()
+					leavingDevices(leaving)
+					d.storeClaim(leaving)
+					time.Sleep(time.Second)
+					_ = d.fakeServer.deleteDeviceClaim(context.Background(), leaving) // it has no way to fail
+					again := held.DeepCopy()
+					again.UID = "again"
+					d.storeClaim(again)
+				}()
+				return conflict(claim)
+			})
+		}, `claim default/x got deleted in the meantime`},
 		{"somebody else has taken its devices", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
 				go d.storeClaim(devicesClaim("x", exactly("r", "class", 1, "")))
@@ -524,6 +548,7 @@ func TestExtendedClaimFails(t *testing.T) {
 	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
 	for _, test := range []struct{ write, told string }{
 		{"create", "create claim for extended resources"}, {"update", "add finalizer to claim default/p-extended-resources-x: no"}, {"status", "add allocation and reservation to claim default/p-extended-resources-x: no"},
+		{"pod", "update pod default/p ExtendedResourceClaimStatus: no"},
 	} {
 		t.Run(test.write, func(t *testing.T) {
 			deviceStory(t, nil, func(d *deviceServer) {

@@ -229,6 +229,10 @@ func TestTaintedSlices(t *testing.T) {
 			if got := d.sliceList(); got[0] != own || got[1] != plain {
 				t.Error("without rules the slices are not the API server's own")
 			}
+			d.delete(own)
+			if got := d.sliceList(); len(got) != 1 || got[0] != plain {
+				t.Errorf("a slice that is gone is still there: %v", got)
+			}
 		})
 	}
 }

@@ -582,6 +582,8 @@ func TestVolumeBindingFilter(t *testing.T) {
 		{"a bound volume that is gone", objects{storageClaim("c", claimHas("v"))}, testPod("p", usingClaim("c")), says{"a": missing, "b": missing}},
 		{"gone is named where nothing else is wrong before", objects{storageVolume("v", volumeAt("a")), storageClaim("c", claimHas("v")), storageClaim("d", claimHas("w"))}, testPod("p", usingClaim("c"), usingClaim("d")), says{"a": missing, "b": elsewhere}},
 		{"the first that is gone ends the look", objects{storageVolume("v", volumeAt("a")), storageClaim("c", claimHas("v")), storageClaim("d", claimHas("w"))}, testPod("p", usingClaim("d"), usingClaim("c")), says{"a": missing, "b": missing}},
+		{"a bound volume that cannot be read in its driver's words", objects{ebsVolume("v", "aws:///x/", ""), storageClaim("c", claimHas("v")), driversOn("b", nil, "kubernetes.io/aws-ebs")}, testPod("p", usingClaim("c")), says{
+			"b": "error: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)"}},
 		{"its own bound claim", objects{storageVolume("v", volumeAt("b")), storageClaim("p-v", claimOf("p"), claimHas("v"))}, testPod("p", usingOwn("v")), says{"a": elsewhere}},
 
 		{"a volume to choose on one node", objects{static, storageClaim("c"), storageVolume("v", volumeAt("a"))}, testPod("p", usingClaim("c")), says{"b": none}},
@@ -692,6 +694,7 @@ func TestVolumeBindingScore(t *testing.T) {
 		{"two share one room", nil, objects{made, tracks, storageClaim("c"), storageClaim("d", claimSize("2Gi")), room("x", "late", "za", "6Gi", ""), room("y", "late", "zb", "2Gi", "")}, testPod("p", usingClaim("c"), usingClaim("d")), [2]int64{50, 0}},
 		{"room of which only the largest volume is known", nil, objects{made, tracks, storageClaim("c"), room("x", "late", "za", "", "5Gi"), room("y", "late", "zb", "4Gi", "5Gi")}, testPod("p", usingClaim("c")), [2]int64{0, 75}},
 		{"what is chosen speaks alone", nil, objects{made, tracks, storageClaim("c"), storageClaim("d", claimSize("2Gi")), storageVolume("v", volumeAt("a"), volumeSize("1Gi")), room("x", "late", "za", "100Gi", ""), room("y", "late", "zb", "30Gi", "")}, testPod("p", usingClaim("c"), usingClaim("d")), [2]int64{0, 90}},
+		{"a volume that cannot be read in its driver's words", nil, objects{static, storageClaim("c"), storageVolume("v"), ebsVolume("w", "aws:///x/", ""), storageClaim("d", claimHas("w")), driversOn("b", nil, "kubernetes.io/aws-ebs")}, testPod("p", usingClaim("c"), usingClaim("d")), [2]int64{80, 0}},
 		{"its own claim counts", nil, objects{static, storageClaim("p-v", claimOf("p")), storageVolume("v")}, testPod("p", usingOwn("v")), [2]int64{80, 80}},
 		{"beyond the last point it stays level", []configv1.UtilizationShapePoint{point(10, 3), point(20, 7)}, objects{static, storageClaim("c"), storageVolume("v", volumeAt("a"), volumeSize("2Gi")), storageVolume("w", volumeAt("b"), volumeSize("20Gi"))}, testPod("p", usingClaim("c")), [2]int64{70, 30}},
 		{"between points it is straight", []configv1.UtilizationShapePoint{point(0, 10), point(50, 0), point(100, 10)}, objects{static, storageClaim("c"), storageVolume("v", volumeAt("a"), volumeSize("4Gi")), storageVolume("w", volumeAt("b"), volumeSize("2Gi"))}, testPod("p", usingClaim("c")), [2]int64{50, 0}},
