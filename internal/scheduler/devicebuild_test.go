@@ -13,7 +13,7 @@ import (
 
 type deviceClaimOption func(*resourcev1.ResourceClaim)
 
-// devices is a claim that asks for nothing but what the options say.
+// devicesClaim is a claim that asks for nothing but what the options say.
 func devicesClaim(name string, options ...deviceClaimOption) *resourcev1.ResourceClaim {
 	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name), ResourceVersion: "10"}}
 	for _, o := range options {

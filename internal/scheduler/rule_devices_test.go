@@ -294,9 +294,9 @@ type deviceModel struct {
 	free map[string][2]int // small, large
 }
 
-func (m *deviceModel) fits(node string, any, large int) bool {
+func (m *deviceModel) fits(node string, either, large int) bool {
 	f := m.free[node]
-	return large <= f[1] && any+large <= f[0]+f[1]
+	return large <= f[1] && either+large <= f[0]+f[1]
 }
 
 // Where random claims can be served is what counting says, and what is given is never given twice.
@@ -327,16 +327,16 @@ func TestDevicesAreAsTheModelSays(t *testing.T) {
 		s := knowing(t, []*corev1.Node{testNode("a"), testNode("b"), testNode("c")}, known)
 		given := map[string]string{}
 		for try := range 6 {
-			any, large := random.IntN(3), random.IntN(2)
+			either, large := random.IntN(3), random.IntN(2)
 			name := fmt.Sprint("claim-", try)
 			claim := devicesClaim(name)
-			if any > 0 {
-				exactly("any", "class", int64(any), "")(claim)
+			if either > 0 {
+				exactly("any", "class", int64(either), "")(claim)
 			}
 			if large > 0 {
 				exactly("large", "class", int64(large), modelIs("large"))(claim)
 			}
-			if any+large == 0 {
+			if either+large == 0 {
 				continue
 			}
 			s.SetObject(claim)
@@ -344,8 +344,8 @@ func TestDevicesAreAsTheModelSays(t *testing.T) {
 			said := heard(t, s, rule, pod)
 			var fits []string
 			for _, n := range nodes {
-				if want := m.fits(n, any, large); (said[n] == "") != want {
-					t.Fatalf("seed %d, round %d: %d of any kind and %d large on %s, where %v are free: %q", seed, round, any, large, n, m.free[n], said[n])
+				if want := m.fits(n, either, large); (said[n] == "") != want {
+					t.Fatalf("seed %d, round %d: %d of any kind and %d large on %s, where %v are free: %q", seed, round, either, large, n, m.free[n], said[n])
 				} else if want {
 					fits = append(fits, n)
 				}

@@ -133,7 +133,7 @@ func (d diskModel) clash(other diskModel) bool {
 func TestDisksClashAsTheModelSays(t *testing.T) {
 	const seed = 5
 	random := rand.New(rand.NewPCG(seed, 1))
-	any := func() diskModel {
+	disk := func() diskModel {
 		return diskModel{
 			kind: []string{"gce", "ebs", "iscsi", "rbd", "azure"}[random.IntN(5)], name: []string{"xi", "xj", "yi"}[random.IntN(3)],
 			monitors: []string{"m", "n", "mn", "no"}[random.IntN(4)], readOnly: random.IntN(2) == 0,
@@ -144,11 +144,11 @@ func TestDisksClashAsTheModelSays(t *testing.T) {
 		wanted, held := make([]diskModel, 1+random.IntN(2)), make([]diskModel, random.IntN(3))
 		pod, other := testPod("p"), testPod("1", on("a"))
 		for i := range wanted {
-			wanted[i] = any()
+			wanted[i] = disk()
 			inline(wanted[i].source())(pod)
 		}
 		for i := range held {
-			held[i] = any()
+			held[i] = disk()
 			inline(held[i].source())(other)
 		}
 		want := slices.ContainsFunc(wanted, func(w diskModel) bool { return slices.ContainsFunc(held, w.clash) })

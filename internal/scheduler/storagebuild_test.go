@@ -227,7 +227,7 @@ func modelessClass(name string) *storagev1.StorageClass {
 	return &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: csiName}
 }
 
-// place is a term of allowed topologies, given keys and one value each.
+// allowedPlace is a term of allowed topologies, given keys and values separated by commas.
 func allowedPlace(pairs ...string) (term corev1.TopologySelectorTerm) {
 	for i := 0; i < len(pairs); i += 2 {
 		term.MatchLabelExpressions = append(term.MatchLabelExpressions, corev1.TopologySelectorLabelRequirement{Key: pairs[i], Values: strings.Split(pairs[i+1], ",")})
