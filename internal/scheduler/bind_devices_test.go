@@ -12,6 +12,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
 // onlyClaim is the one claim there is; nil when there is none.
@@ -708,4 +709,31 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who has turned the rules off has pods bound without a look at their claims.
+func TestPodsAreBoundWithoutTheRules(t *testing.T) {
+	off := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{Plugins: &configv1.Plugins{MultiPoint: configv1.PluginSet{}}}}}
+	for _, name := range []string{dynamicResourcesName, volumeBindingName, volumeRestrictionsName, volumeZoneName, nodeVolumeLimitsName} {
+		set := &off.Profiles[0].Plugins.MultiPoint
+		set.Disabled = append(set.Disabled, configv1.Plugin{Name: name})
+	}
+	story(t, off, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.know(storageClaim("late"), lateClass("late", csiName))
+		for name, option := range map[string]podOption{"p": claiming("missing"), "q": claimingMade("d", ""), "r": usingClaim("missing"), "s": usingClaim("late")} {
+			f.addPod(testPod(name, option))
+		}
+		f.pass(time.Second)
+		for _, name := range []string{"p", "q", "r", "s"} {
+			if f.nodeOf(name) != "a" {
+				t.Errorf("%s is on %q: %v", name, f.nodeOf(name), f.told(name))
+			}
+		}
+		f.tell(func() {
+			if n := len(f.scheduler.snapshot.volumes.assumedClaim); n != 0 {
+				t.Errorf("%d claims are assumed", n)
+			}
+		})
+	})
 }
