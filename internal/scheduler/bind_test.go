@@ -392,7 +392,7 @@ func TestPreemptionCallsBindingsOff(t *testing.T) {
 		if got := v.conditionOf("slow", corev1.DisruptionTarget); got != "" {
 			t.Errorf("the victim is marked %q", got)
 		}
-		if !slices.Contains(events, `Warning FailedScheduling: running PreBind plugin "VolumeBinding": binding volumes: preempted by DefaultPreemption`) {
+		if !slices.Contains(events, `Warning FailedScheduling: running PreBind plugin "VolumeBinding": preempted by DefaultPreemption`) {
 			t.Errorf("events %v", events)
 		}
 		v.expectNominatedOnServer("slow", "")

@@ -67,7 +67,10 @@ func holds(request, pool, device string) deviceClaimOption {
 // onlyOn keeps what a claim holds to some nodes.
 func onlyOn(nodes ...string) deviceClaimOption {
 	return func(c *resourcev1.ResourceClaim) {
-		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{named(nodes...)}}
+		c.Status.Allocation.NodeSelector = &corev1.NodeSelector{}
+		for _, n := range nodes { // a field selects one name
+			c.Status.Allocation.NodeSelector.NodeSelectorTerms = append(c.Status.Allocation.NodeSelector.NodeSelectorTerms, named(n))
+		}
 	}
 }
 

@@ -47,8 +47,6 @@ func spreadSelector(selector *metav1.LabelSelector) func(*corev1.TopologySpreadC
 	return func(c *corev1.TopologySpreadConstraint) { c.LabelSelector = selector }
 }
 
-func onItsWayOut(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }
-
 // spreadPods makes pods by node: "a a b" are two on a, and one on b, all with the label app=x.
 func spreadPods(text string, options ...podOption) []*corev1.Pod {
 	return podsOn(text, append([]podOption{labelled("app", "x")}, options...)...)
