@@ -116,18 +116,18 @@ func TestTolerance(t *testing.T) {
 		refused     string
 		disliked    int64
 	}{
-		"no taints":                             {nil, nil, "", 0},
-		"no tolerations":                        {nil, all, "a", 2},
-		"the first of two is tolerated":         {[]corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists}}, all, "c", 2},
-		"all that keep away":                    {[]corev1.Toleration{{Key: "a", Value: "1"}, {Key: "c", Operator: corev1.TolerationOpExists, Effect: out}}, all, "", 2},
-		"everything":                            {[]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, all, "", 0},
-		"everything of one effect":              {[]corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: no}}, all, "c", 2},
-		"everything that is disliked":           {[]corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: prefer}}, all, "a", 0},
-		"one of the disliked":                   {[]corev1.Toleration{{Key: "b", Value: "2"}}, all, "a", 1},
-		"another value":                         {[]corev1.Toleration{{Key: "a", Value: "2"}}, all, "a", 2},
-		"a toleration for another effect":       {[]corev1.Toleration{{Key: "b", Value: "2", Effect: no}}, all, "a", 2},
-		"only disliked taints keep nobody away": {nil, all[1:2], "", 1},
-		"an effect that does not exist is none": {nil, []nodeOption{taint("x", "", "Odd")}, "", 0},
+		"no taints":                                       {nil, nil, "", 0},
+		"no tolerations":                                  {nil, all, "a", 2},
+		"the first of two is tolerated":                   {[]corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists}}, all, "c", 2},
+		"all that keep away":                              {[]corev1.Toleration{{Key: "a", Value: "1"}, {Key: "c", Operator: corev1.TolerationOpExists, Effect: out}}, all, "", 2},
+		"everything":                                      {[]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, all, "", 0},
+		"everything of one effect":                        {[]corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: no}}, all, "c", 2},
+		"everything that is disliked":                     {[]corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: prefer}}, all, "a", 0},
+		"one of the disliked":                             {[]corev1.Toleration{{Key: "b", Value: "2"}}, all, "a", 1},
+		"another value":                                   {[]corev1.Toleration{{Key: "a", Value: "2"}}, all, "a", 2},
+		"a toleration for another effect":                 {[]corev1.Toleration{{Key: "b", Value: "2", Effect: no}}, all, "a", 2},
+		"only disliked taints keep nobody away":           {nil, all[1:2], "", 1},
+		"an effect that does not exist keeps nobody away": {nil, []nodeOption{taint("x", "", "Odd")}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := cluster(t, []*corev1.Node{testNode("plain"), testNode("n", test.taints...)})
