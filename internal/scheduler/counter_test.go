@@ -52,7 +52,7 @@ func TestCounterFollows(t *testing.T) {
 		{"one is told again", set(one.DeepCopy()), "1=2 2=2 total 4", "1=2 2=2 total 4", "1=2 2=2 total 4"},
 		{"one has another label", set(testPod("one", on("b"), y)), "1=2 2=1 total 3", "1=2 2=1 total 3", "1=2 2=1 total 3"},
 		{"one has the label again", set(testPod("one", on("b"), x)), "1=2 2=2 total 4", "1=2 2=2 total 4", "1=2 2=2 total 4"},
-		{"one is on its way out", set(testPod("one", on("b"), x, onItsWayOut)), "1=2 2=2 total 4", "1=2 2=1 total 3", "1=2 2=2 total 4"},
+		{"one is on its way out", set(testPod("one", on("b"), x, isGoing)), "1=2 2=2 total 4", "1=2 2=1 total 3", "1=2 2=2 total 4"},
 		{"one has ended", set(testPod("one", on("b"), x, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })), "1=2 2=1 total 3", "1=2 2=1 total 3", "1=2 2=1 total 3"},
 		{"one of another namespace comes", set(testPod("other", on("b"), x, namespace("other"))), "1=2 2=1 total 3", "1=2 2=1 total 3", "1=2 2=1 total 3"},
 		{"one is assumed", func() { s.Assume(infoOf(t, testPod("one", x)), "a") }, "1=3 2=1 total 4", "1=3 2=1 total 4", "1=3 2=1 total 4"},
@@ -352,7 +352,7 @@ func TestCountersEqualCounting(t *testing.T) {
 				p := testPod(fmt.Sprint("p", r.IntN(12)), on(name), namespace(oneOf(r, "default", "other")), func(p *corev1.Pod) {
 					p.Labels = randomLabels(r, []string{"app"}, "x", "y")
 					if chance(r, 4) {
-						onItsWayOut(p)
+						isGoing(p)
 					}
 				})
 				if old := pods[p.Name]; old != nil && old.Namespace != p.Namespace {

@@ -110,7 +110,7 @@ func TestInterPodAffinityFilter(t *testing.T) {
 		{"near one on a node without the key", nodes, podsOn("d", db), testPod("p", near(zoneKey, "app", "db")), refused(nearReason, "a b c d")},
 		{"near one of another namespace", nodes, podsOn("a", db, namespace("other")), testPod("p", near(host, "app", "db")), refused(nearReason, "a b c d")},
 		{"near one of its own namespace", nodes, podsOn("a", db, namespace("other")), testPod("p", namespace("other"), near(host, "app", "db")), refused(nearReason, "b c d")},
-		{"near one who is on its way out", nodes, podsOn("a", db, onItsWayOut), testPod("p", near(host, "app", "db")), refused(nearReason, "b c d")},
+		{"near one who is on its way out", nodes, podsOn("a", db, isGoing), testPod("p", near(host, "app", "db")), refused(nearReason, "b c d")},
 		{"near one who has ended", nodes, podsOn("a", db, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), testPod("p", near(host, "app", "db")), refused(nearReason, "a b c d")},
 		{"near two kinds: one pod must be both", nodes, slices.Concat(podsOn("a", db), podsOn("a", labelled("tier", "x"))), testPod("p", near(host, "app", "db"), near(host, "tier", "x")), refused(nearReason, "a b c d")},
 		{"near two kinds: one pod is both", nodes, podsOn("a", db, labelled("tier", "x")), testPod("p", near(host, "app", "db"), near(zoneKey, "tier", "x")), refused(nearReason, "b c d")},
@@ -132,7 +132,7 @@ func TestInterPodAffinityFilter(t *testing.T) {
 		{"away from two kinds: either keeps it away", nodes, slices.Concat(podsOn("a", db), podsOn("c", labelled("tier", "x"))), testPod("p", away(host, "app", "db"), away(host, "tier", "x")), refused(awayReason, "a c")},
 		{"away from two kinds in two domains", nodes, slices.Concat(podsOn("a", db), podsOn("c", labelled("tier", "x"))), testPod("p", away(host, "tier", "x"), away(zoneKey, "app", "db")), refused(awayReason, "a b c")},
 		{"away from one of another namespace", nodes, podsOn("a", db, namespace("other")), testPod("p", away(host, "app", "db")), refused("", "")},
-		{"away from one who is on its way out", nodes, podsOn("a", db, onItsWayOut), testPod("p", away(host, "app", "db")), refused(awayReason, "a")},
+		{"away from one who is on its way out", nodes, podsOn("a", db, isGoing), testPod("p", away(host, "app", "db")), refused(awayReason, "a")},
 		{"away by a key nobody has", nodes, podsOn("a", db), testPod("p", away("rack", "app", "db")), refused("", "")},
 
 		{"one there wants none of it", nodes, podsOn("a", away(host, "app", "db")), testPod("p", db), refused(unwelcomeReason, "a")},
@@ -311,7 +311,7 @@ func TestInterPodAffinityScore(t *testing.T) {
 		{"one of a namespace that is named is", defaults, podsOn("a", db, namespace("other")), testPod("p", likesTerm(5, aboutPods(host, "app", "db", ofNamespaces("other")))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
 		{"a namespace that is named twice counts once", defaults, slices.Concat(podsOn("a", db, namespace("other")), podsOn("c", web)), testPod("p", likesTerm(5, aboutPods(host, "app", "db", ofNamespaces("other", "other"))), likesTerm(10, webHost)), map[string]int64{"a": 50, "b": 0, "c": 100, "d": 0}},
 		{"one of all namespaces is", defaults, podsOn("a", db, namespace("other")), testPod("p", likesTerm(5, aboutPods(host, "app", "db", ofNamespacesLike(&metav1.LabelSelector{})))), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
-		{"one who is on its way out still counts", defaults, podsOn("a", db, onItsWayOut), testPod("p", likesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
+		{"one who is on its way out still counts", defaults, podsOn("a", db, isGoing), testPod("p", likesTerm(5, dbHost)), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
 
 		{"one there likes it", defaults, podsOn("a", likesTerm(7, dbHost)), testPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 0, "d": 0}},
 		{"two there like it, by weight", defaults, slices.Concat(podsOn("a", likesTerm(8, dbHost)), podsOn("c", likesTerm(4, dbHost))), testPod("p", db), map[string]int64{"a": 100, "b": 0, "c": 50, "d": 0}},

@@ -181,7 +181,7 @@ func TestPodTopologySpreadFilter(t *testing.T) {
 		{"pods of another namespace do not count", three, spreadPods("a", namespace("other")), testPod("p", x, onZones()), refused("")},
 		{"in the other namespace they do", three, spreadPods("a", namespace("other")), testPod("p", x, namespace("other"), onZones()), refused("a b")},
 		{"pods with another label do not count", three, spreadPods("a", labelled("app", "y")), testPod("p", x, onZones()), refused("")},
-		{"pods on their way out do not count", three, spreadPods("a", onItsWayOut), testPod("p", x, onZones()), refused("")},
+		{"pods on their way out do not count", three, spreadPods("a", isGoing), testPod("p", x, onZones()), refused("")},
 		{"pods that have ended do not count", three, spreadPods("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), testPod("p", x, onZones()), refused("")},
 		{"a node without the key is refused, whatever is there", noZone, nil, testPod("p", x, onZones()), refused("d?")},
 		{"its pods do not count", noZone, spreadPods("d d d"), testPod("p", x, onZones()), refused("d?")},
@@ -343,7 +343,7 @@ func TestPodTopologySpreadScore(t *testing.T) {
 		{"host and zone of different skew", zones, spreadPods("a a c"), testPod("p", x, soft(spreadHost, 2), soft(spreadZone, 3)), scores(map[string]float64{"a": 2*ln(4) + 1 + 2*ln(3) + 2, "b": 1 + 2*ln(3) + 2, "c": ln(4) + 1 + ln(3) + 2, "d": 3})},
 		{"two keys that are not hosts", []*corev1.Node{testNode("a", zone("1"), nodeLabel("rack", "r")), testNode("b", zone("1"), nodeLabel("rack", "s")), testNode("c", zone("2"), nodeLabel("rack", "s"))}, spreadPods("a"),
 			testPod("p", x, soft(spreadZone, 1), soft("rack", 1)), scores(map[string]float64{"a": 2 * ln(2), "b": ln(2), "c": 0})},
-		{"pods that do not count", zones, slices.Concat(spreadPods("a", onItsWayOut), spreadPods("b", namespace("other")), spreadPods("c", labelled("app", "y"))), testPod("p", x, soft(spreadZone, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
+		{"pods that do not count", zones, slices.Concat(spreadPods("a", isGoing), spreadPods("b", namespace("other")), spreadPods("c", labelled("app", "y"))), testPod("p", x, soft(spreadZone, 1)), map[string]int64{"a": 100, "b": 100, "c": 100, "d": 100}},
 		{"a node without the key scores nothing", append(slices.Clone(zones), testNode("e")), spreadPods("a e"), testPod("p", x, soft(spreadZone, 1)), scores(map[string]float64{"a": ln(3), "b": ln(3), "c": 0, "d": 0, "e": -1})},
 		{"a node without one of two keys scores nothing, and does not count for either", append(slices.Clone(zones), testNode("e")), spreadPods("a e"), testPod("p", x, soft(spreadZone, 1), soft(spreadHost, 1)), scores(map[string]float64{"a": ln(3) + ln(4), "b": ln(3), "c": 0, "d": 0, "e": -1})},
 		{"a node without one of two keys is no domain of the other", []*corev1.Node{testNode("a", zone("1"), nodeLabel("rack", "r")), testNode("b", zone("2"), nodeLabel("rack", "r")), testNode("e", zone("3"))}, spreadPods("a a a"),
@@ -794,7 +794,7 @@ func TestPodTopologySpreadEqualsModel(t *testing.T) {
 			return testPod(name, namespace(oneOf(r, "default", "default", "other")), func(p *corev1.Pod) {
 				p.Labels = randomLabels(r, []string{"app", "tier"}, "x", "y")
 				if chance(r, 8) {
-					onItsWayOut(p)
+					isGoing(p)
 				}
 			})
 		}
