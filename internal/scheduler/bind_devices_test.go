@@ -538,7 +538,7 @@ func TestPodMovesToOtherDevices(t *testing.T) {
 		if d.nodeOf("p") != "b" || c.Status.Allocation.Devices.Results[0].Pool != "b" || d.users("x") != "p" {
 			t.Errorf("the pod is on %q with %+v: %v", d.nodeOf("p"), c.Status, d.told("p"))
 		}
-		if told := d.told("p"); len(told) == 0 || !strings.Contains(told[0], "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed") {
+		if told := strings.Join(d.told("p"), " "); !strings.Contains(told, "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed") {
 			t.Errorf("the pod was told %v", told)
 		}
 	})
