@@ -145,18 +145,16 @@ func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision, began ti
 	s.snapshot.Assume(info, d.Node)
 	// From here on the pod is no longer the queue's business; if binding fails it comes back as it was.
 	s.queue.Done(info.Pod.UID)
-	s.background(ctx, func() {
+	s.backgroundThen(func() func() {
 		err := s.bind(ctx, d, plan)
 		if err == nil {
 			s.metrics.bound(p, began)
 			s.tell(d.profile, info.Pod, corev1.EventTypeNormal, "Scheduled",
 				fmt.Sprintf("Successfully assigned %v/%v to %v", info.Pod.Namespace, info.Pod.Name, d.Node))
-			return
+			return nil
 		}
 		s.metrics.tried(info.Pod, err, began)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.unbound(ctx, p, d, plan, err)
+		return func() { s.unbound(ctx, p, d, plan, err) }
 	})
 }
 
@@ -291,10 +289,6 @@ func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *rese
 	}
 	s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
 	s.awake()
-	if ctx.Err() != nil {
-		return
-	}
-	s.log.Warn("binding failed", "pod", keyOf(pod), "node", d.Node, "error", err)
 	current, ok := s.lists.pods(pod.Namespace, pod.Name)
 	if !ok || current.UID != pod.UID || current.Spec.NodeName != "" || current.DeletionTimestamp != nil {
 		return
@@ -302,6 +296,11 @@ func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *rese
 	if info := s.read(current); info != nil {
 		p.info = info
 	}
+	if ctx.Err() != nil {
+		s.queue.Add(p.info, time.Now()) // for the next Run
+		return
+	}
+	s.log.Warn("binding failed", "pod", keyOf(pod), "node", d.Node, "error", err)
 	s.queue.all[pod.UID] = p
 	p.place = nowhere
 	s.failed(ctx, p, d, err)
@@ -431,7 +430,7 @@ func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
 			}
 		}
 	}
-	s.background(ctx, func() {
+	s.backgroundThen(func() func() {
 		failed := false
 		for _, w := range weaker {
 			s.nominate(ctx, w, "")
@@ -443,10 +442,10 @@ func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
 				break // without this one's room, that of the others is of no use
 			}
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.queue.Release(pod.UID, time.Now(), failed)
-		s.awake()
+		return func() {
+			s.queue.Release(pod.UID, time.Now(), failed)
+			s.awake()
+		}
 	})
 }
 
@@ -499,7 +498,7 @@ func (s *Scheduler) setCondition(ctx context.Context, pod *corev1.Pod, reason, m
 	if patch == nil {
 		return
 	}
-	s.background(ctx, func() {
+	s.background(func() {
 		if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
 			s.log.Warn("pod status not written", "pod", keyOf(pod), "error", err)
 		}

@@ -157,9 +157,9 @@ func (s *Scheduler) giveBackDevices(ctx context.Context, pod *corev1.Pod, grants
 		claim := grants[i].claim
 		switch {
 		case grants[i].made:
-			s.background(ctx, func() { s.deleteClaim(ctx, claim) })
+			s.background(func() { s.deleteClaim(ctx, claim) })
 		case resourceclaim.IsReservedForPod(pod, claim, false):
-			s.background(ctx, func() { s.dropReservation(ctx, pod, claim) })
+			s.background(func() { s.dropReservation(ctx, pod, claim) })
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (s *Scheduler) freeIdleDevices(ctx context.Context, d *Decision) string {
 		}
 		free := claim.DeepCopy()
 		free.Status.Allocation, free.Status.ReservedFor, free.Status.Devices = nil, nil, nil
-		s.background(ctx, func() {
+		s.background(func() {
 			_, err := s.writer.updateDeviceClaimStatus(ctx, free)
 			s.warn(ctx, err, "claim is not freed", free)
 		})
@@ -220,7 +220,7 @@ func (s *Scheduler) freeIdleDevices(ctx context.Context, d *Decision) string {
 		return ""
 	}
 	if stale := request.extended.stale; stale.DeletionTimestamp == nil {
-		s.background(ctx, func() { s.deleteClaim(ctx, stale) })
+		s.background(func() { s.deleteClaim(ctx, stale) })
 	}
 	return "deletion of ResourceClaim completed"
 }

@@ -17,21 +17,34 @@ type labelColumn struct {
 	of     []int32 // by node: number of the value, or none
 	values []string
 	number map[string]int32
+	// lent is set while of belongs to a record as well.
+	lent bool
+}
+
+// lend hands out the column as it is now: it is copied before it changes.
+func (c *labelColumn) lend() []int32 {
+	c.lent = true
+	return c.of
 }
 
 func (c *labelColumn) set(node int32, value string, has bool) {
 	for int(node) >= len(c.of) {
 		c.of = append(c.of, none)
 	}
-	if !has {
-		c.of[node] = none
+	n := none
+	if has {
+		known := false
+		if n, known = c.number[value]; !known {
+			n = int32(len(c.values))
+			c.number[value] = n
+			c.values = append(c.values, value)
+		}
+	}
+	if c.of[node] == n {
 		return
 	}
-	n, ok := c.number[value]
-	if !ok {
-		n = int32(len(c.values))
-		c.number[value] = n
-		c.values = append(c.values, value)
+	if c.lent {
+		c.of, c.lent = slices.Clone(c.of), false
 	}
 	c.of[node] = n
 }

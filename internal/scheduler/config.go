@@ -34,18 +34,11 @@ func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, erro
 	if c.Kind != "KubeSchedulerConfiguration" || c.APIVersion != configv1.SchemeGroupVersion.String() {
 		return nil, fmt.Errorf("parse scheduler configuration: want KubeSchedulerConfiguration of %s, got %s of %s", configv1.SchemeGroupVersion, c.Kind, c.APIVersion)
 	}
-	if p := c.PercentageOfNodesToScore; p != nil && (*p < 0 || *p > 100) {
-		return nil, fmt.Errorf("percentageOfNodesToScore: Invalid value: %d: not in valid range [0-100]", *p)
+	if err := validateConfiguration(c); err != nil {
+		return nil, err
 	}
 	if _, err := profilesOf(c); err != nil {
 		return nil, err
-	}
-	initial, most := backoffOf(c)
-	if initial <= 0 {
-		return nil, fmt.Errorf("podInitialBackoffSeconds: Invalid value: %v: must be greater than 0", *c.PodInitialBackoffSeconds)
-	}
-	if most < initial {
-		return nil, fmt.Errorf("podMaxBackoffSeconds: Invalid value: %v: must be greater than or equal to PodInitialBackoffSeconds", most.Seconds())
 	}
 	for i := range c.Extenders {
 		if _, err := newExtender(&c.Extenders[i]); err != nil {
@@ -55,7 +48,7 @@ func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, erro
 	return c, nil
 }
 
-// profilesOf makes the profiles a configuration describes, by name.
+// profilesOf makes the profiles a valid configuration describes, by name.
 func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*Profile, error) {
 	files := c.Profiles
 	if len(files) == 0 {
@@ -63,17 +56,11 @@ func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*Profile, er
 	}
 	profiles := map[string]*Profile{}
 	for i := range files {
-		if files[i].SchedulerName == nil && len(files) > 1 {
-			return nil, fmt.Errorf("profiles[%d].schedulerName: Required value", i)
-		}
 		p, err := newProfile(&files[i])
 		if err != nil {
 			return nil, err
 		}
 		p.ignore(ignoredResources(c))
-		if profiles[p.Name] != nil {
-			return nil, fmt.Errorf("profiles[%d].schedulerName: Duplicate value: %q", i, p.Name)
-		}
 		profiles[p.Name] = p
 	}
 	return profiles, nil

@@ -26,9 +26,9 @@ type Decision struct {
 	refusal  *Refusal // of all nodes at once
 	table    *table
 	position uint64
-	// beside holds what rules about neighbours said, by node, when there are any; its scores are in the order of besideNames.
-	beside      []besideCell
-	besideNames []besideScore
+	// beside holds what rules about neighbours said, when there are any; its scores are in the order of besideNames.
+	beside      *besideRecord
+	besideNames []besideName
 	// overrides are refusals because of pods nominated to a node.
 	overrides map[int32]*Refusal
 	// limited decisions looked at these nodes only.
@@ -44,19 +44,36 @@ type Decision struct {
 	faded bool
 }
 
-// besideCell is what rules about neighbours say of a node. It is small: there is one for every node of every such decision.
-type besideCell struct {
-	refusal uint8
-	scores  [2]uint8
+// besideRecord is what rules about neighbours say of the nodes. It is small, for every such decision has one.
+type besideRecord struct {
+	refusals []uint8 // by node: code among besideRefusals
+	scores   [2]besideScores
 }
 
-// besideScore names a slot of Decision.beside.
-type besideScore struct {
+// besideScores are one rule's scores: by node, or by domain when all nodes of one have the same.
+type besideScores struct {
+	values []uint8
+	// domainOf is nil when the values are by node. The nodes of no domain have the last value.
+	domainOf []int32
+}
+
+func (x *besideScores) of(node int32) int64 {
+	if x.domainOf == nil {
+		return int64(x.values[node])
+	}
+	if domain := x.domainOf[node]; domain != none {
+		return int64(x.values[domain])
+	}
+	return int64(x.values[len(x.values)-1])
+}
+
+// besideName names a slot of a besideRecord.
+type besideName struct {
 	name   string
 	weight int64
 }
 
-// The refusals of rules about neighbours, by code in Decision.beside.
+// The refusals of rules about neighbours, by code in a besideRecord.
 var besideRefusals = []*Refusal{
 	nil,
 	refuse(podTopologySpreadName, true, "node(s) didn't match pod topology spread constraints (missing required label)"),
@@ -127,8 +144,8 @@ func (d *Decision) refusalAt(node int32) *Refusal {
 }
 
 func (d *Decision) refusalIn(local cell, node int32) *Refusal {
-	if d.beside != nil && d.beside[node].refusal != 0 {
-		return besideRefusals[d.beside[node].refusal]
+	if d.beside != nil && d.beside.refusals[node] != 0 {
+		return besideRefusals[d.beside.refusals[node]]
 	}
 	return d.table.refusals[local.refusal]
 }
@@ -264,7 +281,7 @@ func (d *Decision) explainFew(v *Verdict, node int32) {
 	}
 	v.Scores = maps.Clone(d.few[node])
 	for i, x := range d.besideNames {
-		v.Scores[x.name] = x.weight * int64(d.beside[node].scores[i])
+		v.Scores[x.name] = x.weight * d.beside.scores[i].of(node)
 	}
 	for _, score := range v.Scores {
 		v.Total += score
@@ -286,6 +303,6 @@ func (d *Decision) explainScores(v *Verdict, c cell, node int32, largest []int64
 		add(x.name, x.weight*x.scale.scaled(x.raw[node], largest[i]))
 	}
 	for i, x := range d.besideNames {
-		add(x.name, x.weight*int64(d.beside[node].scores[i]))
+		add(x.name, x.weight*d.beside.scores[i].of(node))
 	}
 }

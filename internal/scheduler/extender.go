@@ -30,12 +30,6 @@ type extender struct {
 }
 
 func newExtender(config *configv1.Extender) (*extender, error) {
-	if config.URLPrefix == "" {
-		return nil, errors.New("urlPrefix: Required value")
-	}
-	if config.PrioritizeVerb != "" && config.Weight <= 0 {
-		return nil, fmt.Errorf("weight: Invalid value: %d: must have a positive weight applied to it", config.Weight)
-	}
 	var transport rest.Config
 	if t := config.TLSConfig; t != nil {
 		transport.TLSClientConfig = rest.TLSClientConfig{

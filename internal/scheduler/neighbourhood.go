@@ -23,6 +23,9 @@ type neighbourhood struct {
 	against  []*holder // anti-affinity of pods already there
 
 	attraction []attraction
+
+	// affinityFirst is set where affinity is asked before spreading.
+	affinityFirst bool
 }
 
 // spreadLimit is a constraint that must hold.
@@ -66,7 +69,7 @@ func (s *Snapshot) neighbourhoodFor(p *PodInfo, profile *Profile) (*neighbourhoo
 	if len(s.neighbourhoods) >= maxNeighbourhoods {
 		clear(s.neighbourhoods)
 	}
-	n := &neighbourhood{}
+	n := &neighbourhood{affinityFirst: profile.affinityOrder >= 0 && profile.affinityOrder < profile.spreadOrder}
 	if profile.spread != nil {
 		if err := profile.spread.read(s, p, n); err != nil {
 			return nil, err
@@ -128,6 +131,11 @@ func (n *neighbourhood) alone() bool {
 
 // check tells whether neighbours let the pod run on one node: the code of the refusal, or 0.
 func (n *neighbourhood) check(node int32, spread, affinity bool) uint8 {
+	if affinity && n.affinityFirst {
+		if code := n.checkAffinity(node); code != 0 {
+			return code
+		}
+	}
 	if spread {
 		for i := range n.hard {
 			fewest := n.hard[i].fewest()
@@ -136,22 +144,55 @@ func (n *neighbourhood) check(node int32, spread, affinity bool) uint8 {
 			}
 		}
 	}
-	if affinity {
-		if len(n.affinity) > 0 && !n.attracted(node, n.first()) {
-			return noAffinity
-		}
-		for _, c := range n.anti {
-			if pods, _ := at(c.pods, c.column, node); pods > 0 {
-				return antiAffinity
-			}
-		}
-		for _, h := range n.against {
-			if pods, _ := at(h.pods, h.column, node); pods > 0 {
-				return unwelcome
+	if affinity && !n.affinityFirst {
+		return n.checkAffinity(node)
+	}
+	return 0
+}
+
+func (n *neighbourhood) checkAffinity(node int32) uint8 {
+	switch {
+	case len(n.affinity) > 0 && !n.attracted(node, n.first()):
+		return noAffinity
+	case n.repelled(node):
+		return antiAffinity
+	case n.unwelcome(node):
+		return unwelcome
+	}
+	return 0
+}
+
+// repelled reports whether the pod's own anti-affinity keeps it from a node, and unwelcome whether that of pods there does.
+func (n *neighbourhood) repelled(node int32) bool {
+	return slices.ContainsFunc(n.anti, func(c *counter) bool { pods, _ := at(c.pods, c.column, node); return pods > 0 })
+}
+
+func (n *neighbourhood) unwelcome(node int32) bool {
+	return slices.ContainsFunc(n.against, func(h *holder) bool { pods, _ := at(h.pods, h.column, node); return pods > 0 })
+}
+
+// obstacles are all refusals of a node, each once, where check tells the first.
+func (n *neighbourhood) obstacles(node int32, spread, affinity bool) (codes []uint8) {
+	if spread {
+		for i := range n.hard {
+			if code := n.hard[i].check(node, n.hard[i].fewest()); code != 0 && !slices.Contains(codes, code) {
+				codes = append(codes, code)
 			}
 		}
 	}
-	return 0
+	if !affinity {
+		return codes
+	}
+	if len(n.affinity) > 0 && !n.attracted(node, n.first()) {
+		codes = append(codes, noAffinity)
+	}
+	if n.repelled(node) {
+		codes = append(codes, antiAffinity)
+	}
+	if n.unwelcome(node) {
+		codes = append(codes, unwelcome)
+	}
+	return codes
 }
 
 // fewest is what the emptiest domain has; 0 when there are fewer domains than the constraint demands.
@@ -193,20 +234,31 @@ func (n *neighbourhood) attracted(node int32, first bool) bool {
 
 // keep leaves in list the nodes neighbours let the pod run on, and notes the others' refusals. The loops run over columns, one
 // constraint after another.
-func (n *neighbourhood) keep(list []int32, beside []besideCell) []int32 {
+func (n *neighbourhood) keep(list []int32, refusals []uint8) []int32 {
+	if n.affinityFirst {
+		return n.keepSpread(n.keepAffinity(list, refusals), refusals)
+	}
+	return n.keepAffinity(n.keepSpread(list, refusals), refusals)
+}
+
+func (n *neighbourhood) keepSpread(list []int32, refusals []uint8) []int32 {
 	for i := range n.hard {
 		l := &n.hard[i]
 		fewest := l.fewest()
 		kept := list[:0]
 		for _, node := range list {
 			if code := l.check(node, fewest); code != 0 {
-				beside[node].refusal = code
+				refusals[node] = code
 			} else {
 				kept = append(kept, node)
 			}
 		}
 		list = kept
 	}
+	return list
+}
+
+func (n *neighbourhood) keepAffinity(list []int32, refusals []uint8) []int32 {
 	if len(n.affinity) > 0 {
 		first := n.first()
 		kept := list[:0]
@@ -214,30 +266,30 @@ func (n *neighbourhood) keep(list []int32, beside []besideCell) []int32 {
 			if n.attracted(node, first) {
 				kept = append(kept, node)
 			} else {
-				beside[node].refusal = noAffinity
+				refusals[node] = noAffinity
 			}
 		}
 		list = kept
 	}
 	for _, c := range n.anti {
 		if c.total > 0 {
-			list = without(list, beside, c.pods, c.column, antiAffinity)
+			list = without(list, refusals, c.pods, c.column, antiAffinity)
 		}
 	}
 	for _, h := range n.against {
 		if h.total > 0 {
-			list = without(list, beside, h.pods, h.column, unwelcome)
+			list = without(list, refusals, h.pods, h.column, unwelcome)
 		}
 	}
 	return list
 }
 
 // without leaves out the nodes of domains that have pods.
-func without(list []int32, beside []besideCell, pods []int32, column *labelColumn, code uint8) []int32 {
+func without(list []int32, refusals []uint8, pods []int32, column *labelColumn, code uint8) []int32 {
 	kept := list[:0]
 	for _, node := range list {
 		if domain := column.of[node]; domain != none && int(domain) < len(pods) && pods[domain] > 0 {
-			beside[node].refusal = code
+			refusals[node] = code
 		} else {
 			kept = append(kept, node)
 		}

@@ -879,7 +879,7 @@ func TestPreemptEqualsModel(t *testing.T) {
 			if b := badness(victims, violations); best == nil || slices.Compare(b, best) < 0 {
 				best = b
 			}
-			ways[n.Name] = namesOf(victims, violations)
+			ways[n.Name] = victimNames(victims, violations)
 		}
 		if (way == nil) != (best == nil) || (way == nil) != errors.Is(err, ErrHopeless) {
 			t.Fatalf("seed %d: %q; the model knows %v", seed, message, ways)
@@ -889,11 +889,11 @@ func TestPreemptEqualsModel(t *testing.T) {
 		}
 		helped++
 		broken += way.Violations
-		if got := namesOf(way.Victims, way.Violations); got != ways[way.Node] {
+		if got := victimNames(way.Victims, way.Violations); got != ways[way.Node] {
 			t.Fatalf("seed %d: %s go from %s, want %s", seed, got, way.Node, ways[way.Node])
 		}
 		if got := badness(way.Victims, way.Violations); slices.Compare(got, best) != 0 {
-			t.Fatalf("seed %d: %s on %s costs %v, the best way %v: %v", seed, namesOf(way.Victims, way.Violations), way.Node, got, best, ways)
+			t.Fatalf("seed %d: %s on %s costs %v, the best way %v: %v", seed, victimNames(way.Victims, way.Violations), way.Node, got, best, ways)
 		}
 		node := m.nodes[slices.IndexFunc(m.nodes, func(n *corev1.Node) bool { return n.Name == way.Node })]
 		for back := range 1 << len(way.Victims) {
@@ -904,7 +904,7 @@ func TestPreemptEqualsModel(t *testing.T) {
 				}
 			}
 			if fits := m.fits(node, pod, withoutPods(m.on(node), gone...)); fits != (back == 0) {
-				t.Fatalf("seed %d: with %s gone of %s the pod fits: %v", seed, namesOf(gone, 0), namesOf(way.Victims, 0), fits)
+				t.Fatalf("seed %d: with %s gone of %s the pod fits: %v", seed, victimNames(gone, 0), victimNames(way.Victims, 0), fits)
 			}
 		}
 		for _, v := range way.Victims {
@@ -918,7 +918,7 @@ func TestPreemptEqualsModel(t *testing.T) {
 	}
 }
 
-func namesOf(pods []*corev1.Pod, violations int) string {
+func victimNames(pods []*corev1.Pod, violations int) string {
 	var names []string
 	for _, p := range pods {
 		names = append(names, p.Name)

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -43,8 +44,8 @@ var Rules = []RuleMaker{
 	{Name: nodeDeclaredFeaturesName, Make: fixed(nodeDeclaredFeatures{})},
 }
 
-// The names upstream's files use for what here is not a rule but the way things are: order of the queue, and binding.
-var builtIn = []string{"PrioritySort", "DefaultBinder"}
+// builtIn are the names upstream's files use for what here is not a rule but the way things are, and the points these are at.
+var builtIn = map[string]string{"PrioritySort": "queueSort", "DefaultBinder": "bind"}
 
 func fixed(r Rule) func([]byte) (Rule, error) { return func([]byte) (Rule, error) { return r, nil } }
 
@@ -80,6 +81,7 @@ type Profile struct {
 	preemption                   *defaultPreemption
 	binding                      *volumeBinding
 	devices                      *dynamicResources
+	freesDevices                 bool // of claims nobody uses, for pods that fit nowhere
 }
 
 type weightedRule struct {
@@ -115,9 +117,15 @@ func (p *Profile) firstNeighbourRule() int {
 
 // enabled is where a rule takes part, and with what weight.
 type enabled struct {
-	filter, score, other bool
-	weight               int64
+	filter, score, postFilter, preEnqueue bool
+	weight                                int64
 }
+
+// maxTotal bounds the sum of all scores of a node, so that it fits into the keys nodes are ordered by.
+const maxTotal = 1 << 31
+
+// roomless rules score without room in a cell: the first three are scaled, the others about neighbours.
+var roomless = []string{taintTolerationName, nodeAffinityName, dynamicResourcesName, podTopologySpreadName, interPodAffinityName}
 
 // newProfile makes a profile as a configuration file describes it.
 func newProfile(file *configv1.KubeSchedulerProfile) (*Profile, error) {
@@ -125,34 +133,59 @@ func newProfile(file *configv1.KubeSchedulerProfile) (*Profile, error) {
 	if file.SchedulerName != nil {
 		p.Name = *file.SchedulerName
 	}
+	if err := p.build(file); err != nil {
+		return nil, fmt.Errorf("creating profile for scheduler name %s: %w", p.Name, err)
+	}
+	return p, nil
+}
+
+func (p *Profile) build(file *configv1.KubeSchedulerProfile) error {
 	arguments := map[string][]byte{}
 	for _, c := range file.PluginConfig {
 		if _, twice := arguments[c.Name]; twice {
-			return nil, fmt.Errorf("profile %s: pluginConfig[%s]: Duplicate value", p.Name, c.Name)
+			return fmt.Errorf("repeated config for plugin %s", c.Name)
 		}
 		arguments[c.Name] = rawArguments(c.Args)
 	}
-	order, parts, err := arrange(file.Plugins)
-	if err != nil {
-		return nil, fmt.Errorf("profile %s: %w", p.Name, err)
+	plugins := file.Plugins
+	if plugins == nil {
+		plugins = &configv1.Plugins{}
 	}
-	local := 0
+	order, parts, err := arrange(plugins)
+	if err != nil {
+		return err
+	}
+	local, total := 0, int64(0)
+	made := map[string]Rule{}
 	for _, maker := range order {
-		part := parts[maker.Name]
 		rule, err := maker.Make(arguments[maker.Name])
 		if err != nil {
-			return nil, fmt.Errorf("profile %s: rule %s: %w", p.Name, maker.Name, err)
+			return fmt.Errorf("initializing plugin %q: %w", maker.Name, err)
 		}
-		p.add(rule, part)
-		if _, scores := rule.(ScoreRule); scores && part.score {
-			local++
+		made[maker.Name] = rule
+		if part := parts[maker.Name]; part.score && takesPart(rule, "score") {
+			total += part.weight * MaxScore
+			if !slices.Contains(roomless, maker.Name) {
+				local++
+			}
 		}
 	}
-	// TaintToleration, NodeAffinity and DynamicResources are scaled and need no room in a cell.
-	if local-3 > maxLocalScores {
-		return nil, fmt.Errorf("profile %s: more than %d rules score nodes", p.Name, maxLocalScores+3)
+	if err := checkPoints(plugins, made, p.Name); err != nil {
+		return err
 	}
-	return p, nil
+	if local > maxLocalScores {
+		return fmt.Errorf("more than %d rules score nodes beside %v", maxLocalScores, roomless)
+	}
+	if total >= maxTotal {
+		return errors.New("total score of Score plugins could overflow")
+	}
+	for _, maker := range order {
+		p.add(made[maker.Name], parts[maker.Name])
+	}
+	for _, name := range filterOrder(plugins, order, parts) {
+		p.addFilter(made[name])
+	}
+	return nil
 }
 
 func (p *Profile) add(rule Rule, part enabled) {
@@ -161,119 +194,196 @@ func (p *Profile) add(rule Rule, part enabled) {
 	}
 	switch r := rule.(type) {
 	case *podTopologySpread:
-		p.spread = r
-		if part.filter {
-			p.spreadOrder = len(p.filters)
-			p.filters = append(p.filters, nil)
-		}
-		if part.score {
+		if p.spread = r; part.score {
 			p.spreadWeight = part.weight
 		}
-		return
 	case *interPodAffinity:
-		p.affinity = r
-		if part.filter {
-			p.affinityOrder = len(p.filters)
-			p.filters = append(p.filters, nil)
-		}
-		if part.score {
+		if p.affinity = r; part.score {
 			p.affinityWeight = part.weight
 		}
-		return
 	case *defaultPreemption:
-		if part.other {
+		if part.postFilter {
 			p.preemption = r
 		}
 	case schedulingGates:
-		p.gates = part.other
+		p.gates = part.preEnqueue
 	case *volumeBinding:
 		p.binding = r
 	case *dynamicResources:
-		p.devices = r
-	}
-	if f, ok := rule.(FilterRule); ok && part.filter {
-		p.filters = append(p.filters, f)
+		p.devices, p.freesDevices = r, part.postFilter
 	}
 	if x, ok := rule.(ScoreRule); ok && part.score {
 		p.scorers = append(p.scorers, weightedRule{rule: x, weight: part.weight})
 	}
 }
 
-// arrange finds which rules a profile has, where each takes part, and in which order. As in upstream, multiPoint enables a rule
+// addFilter lets a rule filter, after those that do already.
+func (p *Profile) addFilter(rule Rule) {
+	switch r := rule.(type) {
+	case *podTopologySpread:
+		p.spreadOrder = len(p.filters)
+		p.filters = append(p.filters, nil)
+	case *interPodAffinity:
+		p.affinityOrder = len(p.filters)
+		p.filters = append(p.filters, nil)
+	case FilterRule:
+		p.filters = append(p.filters, r)
+	}
+}
+
+// point is a place where rules take part, as configuration files name it: by a field, and by upstream's type in what is said of mistakes.
+type point struct {
+	field, kind string
+	set         configv1.PluginSet
+}
+
+func pointsOf(file *configv1.Plugins) []point {
+	if file == nil {
+		return nil
+	}
+	return []point{
+		{"multiPoint", "PreFilterPlugin", file.MultiPoint},
+		{"preFilter", "PreFilterPlugin", file.PreFilter}, {"filter", "FilterPlugin", file.Filter}, {"postFilter", "PostFilterPlugin", file.PostFilter},
+		{"reserve", "ReservePlugin", file.Reserve}, {"preScore", "PreScorePlugin", file.PreScore}, {"score", "ScorePlugin", file.Score},
+		{"preBind", "PreBindPlugin", file.PreBind}, {"bind", "BindPlugin", file.Bind}, {"postBind", "PostBindPlugin", file.PostBind},
+		{"permit", "PermitPlugin", file.Permit}, {"preEnqueue", "PreEnqueuePlugin", file.PreEnqueue}, {"queueSort", "QueueSortPlugin", file.QueueSort},
+		{"placementGenerate", "PlacementGeneratePlugin", file.PlacementGenerate}, {"placementScore", "PlacementScorePlugin", file.PlacementScore},
+		{"podGroupPostFilter", "PodGroupPostFilterPlugin", file.PodGroupPostFilter},
+	}
+}
+
+// takesPart reports whether a rule has something to do at a point. Of points that are not told apart here, every rule may be part.
+func takesPart(rule Rule, field string) bool {
+	_, spreads := rule.(*podTopologySpread)
+	_, attracts := rule.(*interPodAffinity)
+	switch field {
+	case "filter":
+		_, filters := rule.(FilterRule)
+		return filters || spreads || attracts
+	case "score":
+		_, scores := rule.(ScoreRule)
+		return scores || spreads || attracts
+	case "postFilter":
+		return rule.Name() == defaultPreemptionName || rule.Name() == dynamicResourcesName
+	case "preEnqueue":
+		return rule.Name() == schedulingGatesName || rule.Name() == defaultPreemptionName || rule.Name() == dynamicResourcesName
+	case "bind", "queueSort":
+		return false
+	}
+	return true
+}
+
+// checkPoints looks for rules at points where they have nothing to do, and for points that nobody serves.
+func checkPoints(file *configv1.Plugins, made map[string]Rule, profile string) error {
+	for _, at := range pointsOf(file)[1:] {
+		for _, plugin := range at.set.Enabled {
+			fits := at.field == builtIn[plugin.Name]
+			if rule := made[plugin.Name]; rule != nil {
+				fits = takesPart(rule, at.field)
+			}
+			if !fits {
+				return fmt.Errorf("plugin %q does not extend %s plugin", plugin.Name, at.kind)
+			}
+		}
+	}
+	switch {
+	case !served(file, file.QueueSort, "PrioritySort"):
+		return fmt.Errorf("only one queue sort plugin required for profile with scheduler name %q, but got 0", profile)
+	case !served(file, file.Bind, "DefaultBinder"):
+		return fmt.Errorf("at least one bind plugin is needed for profile with scheduler name %q", profile)
+	}
+	return nil
+}
+
+// served reports whether what is always done here is also wanted by the file.
+func served(file *configv1.Plugins, own configv1.PluginSet, name string) bool {
+	everywhere := has(file.MultiPoint.Enabled, name) || !off(file.MultiPoint, name)
+	return has(own.Enabled, name) || everywhere && !off(own, name)
+}
+
+func has(plugins []configv1.Plugin, name string) bool {
+	return slices.ContainsFunc(plugins, func(p configv1.Plugin) bool { return p.Name == name })
+}
+
+func off(set configv1.PluginSet, name string) bool {
+	return has(set.Disabled, name) || has(set.Disabled, "*")
+}
+
+// weightIn is a rule's weight where a file enables it: without a number, 1.
+func weightIn(plugins []configv1.Plugin, name string) int64 {
+	i := slices.IndexFunc(plugins, func(p configv1.Plugin) bool { return p.Name == name })
+	if w := plugins[i].Weight; w != nil && *w != 0 {
+		return int64(*w)
+	}
+	return 1
+}
+
+// arrange finds which rules a profile has, in order, and where each takes part. As in upstream, multiPoint enables a rule
 // wherever it can take part, and the sets of single points add to that or take away from it.
 func arrange(file *configv1.Plugins) ([]RuleMaker, map[string]enabled, error) {
-	if file == nil {
-		file = &configv1.Plugins{}
-	}
 	makers := map[string]RuleMaker{}
-	parts := map[string]enabled{}
 	var order []RuleMaker
-	known := func(name string) error {
-		if _, ok := makers[name]; !ok && !slices.Contains(builtIn, name) {
-			return fmt.Errorf("plugin %q is not known", name)
-		}
-		return nil
-	}
-	off := func(set configv1.PluginSet, name string) bool {
-		return slices.ContainsFunc(set.Disabled, func(p configv1.Plugin) bool { return p.Name == name || p.Name == "*" })
-	}
 	for _, m := range Rules {
 		makers[m.Name] = m
-		if m.Optional || off(file.MultiPoint, m.Name) {
-			continue
+		if !m.Optional && !off(file.MultiPoint, m.Name) {
+			order = append(order, m)
 		}
-		weight := max(m.Weight, 1)
-		parts[m.Name] = enabled{
-			filter: !off(file.Filter, m.Name), score: !off(file.Score, m.Name), weight: weight,
-			other: !off(file.PostFilter, m.Name) && !off(file.PreEnqueue, m.Name),
-		}
-		order = append(order, m)
 	}
-	turnOn := func(set configv1.PluginSet, change func(*enabled)) error {
-		for _, plugin := range set.Enabled {
-			if err := known(plugin.Name); err != nil {
-				return err
+	for _, at := range pointsOf(file) {
+		for i, plugin := range at.set.Enabled {
+			m, known := makers[plugin.Name]
+			if _, here := builtIn[plugin.Name]; !known && !here {
+				return nil, nil, fmt.Errorf("%s %q does not exist", at.kind, plugin.Name)
 			}
-			if slices.Contains(builtIn, plugin.Name) {
-				continue
+			if has(at.set.Enabled[:i], plugin.Name) {
+				return nil, nil, fmt.Errorf("plugin %q already registered as %q", plugin.Name, at.kind)
 			}
-			m := makers[plugin.Name]
-			part, had := parts[m.Name]
-			if !had {
-				part.weight = max(m.Weight, 1)
+			if known && !slices.ContainsFunc(order, func(other RuleMaker) bool { return other.Name == m.Name }) {
 				order = append(order, m)
 			}
-			if plugin.Weight != nil && *plugin.Weight != 0 {
-				part.weight = int64(*plugin.Weight)
-			}
-			change(&part)
-			parts[m.Name] = part
-		}
-		return nil
-	}
-	err := turnOn(file.MultiPoint, func(e *enabled) { e.filter, e.score, e.other = true, true, true })
-	for _, set := range []configv1.PluginSet{file.PreFilter, file.PreScore, file.Reserve, file.PreBind, file.Permit, file.PostBind, file.Bind, file.QueueSort} {
-		for _, plugin := range set.Enabled {
-			if e := known(plugin.Name); err == nil {
-				err = e
-			}
 		}
 	}
-	for _, point := range []struct {
-		set    configv1.PluginSet
-		change func(*enabled)
-	}{
-		{file.Filter, func(e *enabled) { e.filter = true }},
-		{file.Score, func(e *enabled) { e.score = true }},
-		{file.PostFilter, func(e *enabled) { e.other = true }},
-		{file.PreEnqueue, func(e *enabled) { e.other = true }},
-	} {
-		if err == nil {
-			err = turnOn(point.set, point.change)
+	parts := map[string]enabled{}
+	for _, m := range order {
+		everywhere := has(file.MultiPoint.Enabled, m.Name) || !m.Optional && !off(file.MultiPoint, m.Name)
+		at := func(set configv1.PluginSet) bool { return has(set.Enabled, m.Name) || everywhere && !off(set, m.Name) }
+		part := enabled{
+			filter: at(file.Filter), score: at(file.Score), postFilter: at(file.PostFilter), preEnqueue: at(file.PreEnqueue), weight: max(m.Weight, 1),
+		}
+		switch {
+		case has(file.Score.Enabled, m.Name):
+			part.weight = weightIn(file.Score.Enabled, m.Name)
+		case has(file.MultiPoint.Enabled, m.Name):
+			part.weight = weightIn(file.MultiPoint.Enabled, m.Name)
+		}
+		parts[m.Name] = part
+	}
+	return order, parts, nil
+}
+
+// filterOrder is the order in which rules filter: first those that stand everywhere and are named for filtering once more, as named there; then
+// the others that stand everywhere; then those that only filter.
+func filterOrder(file *configv1.Plugins, order []RuleMaker, parts map[string]enabled) (names []string) {
+	everywhere := func(name string) bool {
+		i := slices.IndexFunc(order, func(m RuleMaker) bool { return m.Name == name })
+		return i >= 0 && !off(file.Filter, name) && (has(file.MultiPoint.Enabled, name) || !order[i].Optional && !off(file.MultiPoint, name))
+	}
+	for _, plugin := range file.Filter.Enabled {
+		if everywhere(plugin.Name) {
+			names = append(names, plugin.Name)
 		}
 	}
-	order = slices.DeleteFunc(order, func(m RuleMaker) bool { e := parts[m.Name]; return !e.filter && !e.score && !e.other })
-	return order, parts, err
+	for _, m := range order {
+		if everywhere(m.Name) && !has(file.Filter.Enabled, m.Name) {
+			names = append(names, m.Name)
+		}
+	}
+	for _, plugin := range file.Filter.Enabled {
+		if !everywhere(plugin.Name) && parts[plugin.Name].filter {
+			names = append(names, plugin.Name)
+		}
+	}
+	return names
 }
 
 func rawArguments(args runtime.RawExtension) []byte {

@@ -64,7 +64,7 @@ func TestRecords(t *testing.T) {
 
 func TestDecisionLog(t *testing.T) {
 	s := cluster(t, []*corev1.Node{testNode("a", nodeHas(corev1.ResourcePods, "5000"), nodeHas(corev1.ResourceCPU, "1000"))})
-	var log decisionLog
+	var log DecisionLog
 	if log.last("p0") != nil {
 		t.Error("an empty log knows a pod")
 	}
@@ -73,7 +73,7 @@ func TestDecisionLog(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		log.remember(d, nil, time.Unix(int64(i), 0))
+		log.Remember(d, nil, time.Unix(int64(i), 0))
 	}
 	for name, want := range map[string]int64{"p10": 10, "p1033": 1033} {
 		if r := log.last(testPod(name).UID); r == nil || r.at.Unix() != want {
@@ -88,7 +88,7 @@ func TestDecisionLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log.remember(d, nil, time.Unix(9999, 0))
+	log.Remember(d, nil, time.Unix(9999, 0))
 	if r := log.last("p500"); r == nil || r.at.Unix() != 9999 {
 		t.Errorf("%+v", r)
 	}

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -112,10 +113,8 @@ func (d *Decision) changeFor(near *neighbourhood, node int32) *candidateChange {
 			c.steps = append(c.steps, d.remedies(node, r)...)
 		}
 	}
-	for _, point := range [][2]bool{{true, false}, {false, true}} {
-		if code := near.check(node, point[0] && d.profile.spreadOrder >= 0, point[1] && d.profile.affinityOrder >= 0); code != 0 {
-			c.steps = append(c.steps, d.remedies(node, besideRefusals[code])...)
-		}
+	for _, code := range near.obstacles(node, d.profile.spreadOrder >= 0, d.profile.affinityOrder >= 0) {
+		c.steps = append(c.steps, d.remedies(node, besideRefusals[code])...)
 	}
 	if len(c.steps) == 0 && d.overrides[node] != nil {
 		c.steps = []step{{kind: "nominated", text: "wait: room is kept for a nominated pod of the same or higher priority"}}
@@ -183,37 +182,25 @@ func tolerateAll(taints []corev1.Taint, tolerations []corev1.Toleration) (steps 
 
 // missing are the steps that would make a node one that is selected: by the alternative that lacks least.
 func (n *nodeSelection) missing(node int32) []step {
-	var steps []step
-	for i := range n.exact {
-		if !n.exact[i].met(node) {
-			steps = append(steps, n.exact[i].remedy())
-		}
-	}
 	if !n.limited {
-		return steps
+		return missingLabels(n.exact, node)
 	}
-	var best []step
+	best := []step{{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}}
 	for i := range n.terms {
-		lacks := n.terms[i].missing(n.snapshot, node)
-		if len(lacks) == 0 {
-			return steps
-		}
-		if best == nil || len(lacks) < len(best) {
+		t := &n.terms[i]
+		lacks := append(missingLabels(slices.Concat(n.exact, t.requirements), node), t.missingFields(n.snapshot, node)...)
+		if i == 0 || len(lacks) < len(best) {
 			best = lacks
 		}
 	}
-	if best == nil {
-		best = []step{{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}}
+	if len(n.terms) == 0 {
+		return append(missingLabels(n.exact, node), best...)
 	}
-	return append(steps, best...)
+	return best
 }
 
-func (t *selectionTerm) missing(s *Snapshot, node int32) (steps []step) {
-	for i := range t.requirements {
-		if !t.requirements[i].met(node) {
-			steps = append(steps, t.requirements[i].remedy())
-		}
-	}
+// missingFields are the steps beyond labels.
+func (t *selectionTerm) missingFields(s *Snapshot, node int32) (steps []step) {
 	for i := range t.fields {
 		if !t.fields[i].met(s, node) {
 			steps = append(steps, step{kind: "name", text: "change the names of nodes in the pod's node affinity", size: hardSize})
@@ -223,6 +210,73 @@ func (t *selectionTerm) missing(s *Snapshot, node int32) (steps []step) {
 		steps = append(steps, step{kind: "field", text: "change the fields in the pod's node affinity, which no node can match", size: hardSize})
 	}
 	return steps
+}
+
+// missingLabels are the labels a node lacks, or has too much, to meet all demands: one step for each label, however much is demanded of it.
+func missingLabels(demands []requirement, node int32) (steps []step) {
+	seen := map[string]bool{}
+	for i := range demands {
+		key := demands[i].column.key
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
+		var same []*requirement
+		met := true
+		for j := range demands[i:] {
+			if r := &demands[i+j]; r.column.key == key {
+				same, met = append(same, r), met && r.met(node)
+			}
+		}
+		switch {
+		case met:
+		case len(same) == 1:
+			steps = append(steps, same[0].remedy())
+		default:
+			steps = append(steps, remedyTogether(key, same))
+		}
+	}
+	return steps
+}
+
+// remedyTogether is one label that meets several demands.
+func remedyTogether(key string, demands []*requirement) step {
+	wanted := func(value string) bool {
+		return !slices.ContainsFunc(demands, func(r *requirement) bool { return !r.wants(value) })
+	}
+	var values []string
+	absent, open := true, true
+	for _, r := range demands {
+		switch r.operator {
+		case corev1.NodeSelectorOpNotIn:
+			continue
+		case corev1.NodeSelectorOpDoesNotExist:
+			open = false
+			continue
+		case corev1.NodeSelectorOpIn:
+			values, open = append(values, r.values...), false
+		case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+			open = false
+			if limit, err := strconv.ParseInt(strings.Join(r.values, ""), 10, 64); err == nil {
+				values = append(values, strconv.FormatInt(limit+1, 10), strconv.FormatInt(limit-1, 10))
+			}
+		}
+		absent = false
+	}
+	slices.Sort(values)
+	values = slices.DeleteFunc(slices.Compact(values), func(value string) bool { return !wanted(value) })
+	text := ""
+	switch {
+	case absent:
+		text = fmt.Sprintf("remove the node's label %s", key)
+	case len(values) > 0:
+		text = fmt.Sprintf("label the node %s=%s", key, strings.Join(values, " or "))
+	case open:
+		text = fmt.Sprintf("label the node %s with what the pod does not exclude", key)
+	default:
+		return step{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}
+	}
+	return step{kind: text, text: text + ", or relax the pod's node selector"}
 }
 
 // remedy is the label a node lacks, or has too much.
@@ -245,8 +299,12 @@ func (r *requirement) remedy() step {
 
 func (d *Decision) missingResources(node int32) (steps []step) {
 	s := d.snapshot
-	if s.requested[pods][node]+1 > s.allocatable[pods][node] {
-		steps = append(steps, step{kind: "pods", text: fmt.Sprintf("remove a pod from the node, which can hold %d", s.allocatable[pods][node]), size: 1})
+	if tooMany := s.requested[pods][node] + 1 - s.allocatable[pods][node]; tooMany > 0 {
+		what := "a pod"
+		if tooMany > 1 {
+			what = fmt.Sprint(tooMany, " pods")
+		}
+		steps = append(steps, step{kind: "pods", text: fmt.Sprintf("remove %s from the node, which can hold %d", what, s.allocatable[pods][node]), size: float64(tooMany)})
 	}
 	fit := &nodeResourcesFit{}
 	for _, w := range fit.wants(s, d.Pod) {
@@ -259,6 +317,8 @@ func (d *Decision) missingResources(node int32) (steps []step) {
 		switch {
 		case has == 0:
 			text = fmt.Sprintf("do not request %s, of which the node has none", w.name)
+		case used >= has:
+			text = fmt.Sprintf("do not request %s, or free as much: %s of %s are requested already", w.name, quantity(w, used), quantity(w, has))
 		case w.amount > has:
 			text += fmt.Sprintf(", for the node has %s in all", quantity(w, has))
 		default:

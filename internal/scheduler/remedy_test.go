@@ -1,10 +1,10 @@
 package scheduler
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,6 +76,28 @@ func TestSmallestChanges(t *testing.T) {
 			want: []string{"a +0: remove a pod from the node, which can hold 1"},
 		},
 		{
+			what: "a node that is fuller than full", pod: testPod("p"), nodes: []*corev1.Node{testNode("a", nodeHas(corev1.ResourcePods, "1"))}, running: []*corev1.Pod{testPod("x", on("a")), testPod("y", on("a"))},
+			want: []string{"a +0: remove 2 pods from the node, which can hold 1"},
+		},
+		{
+			what: "a node that can hold none", pod: testPod("p"), nodes: []*corev1.Node{testNode("a", nodeHas(corev1.ResourcePods, "0"))},
+			want: []string{"a +0: remove a pod from the node, which can hold 0"},
+		},
+		{
+			what: "more is requested than there is", pod: testPod("p", asksCPU("1")), nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("5"))},
+			want: []string{"a +0: do not request cpu, or free as much: 5 of 4 are requested already"},
+		},
+		{
+			what: "all there is, is requested", pod: testPod("p", asksCPU("1")), nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))},
+			want: []string{"a +0: do not request cpu, or free as much: 4 of 4 are requested already"},
+		},
+		{
+			what: "every obstacle between pods", pod: testPod("p", labelled("app", "db"), near(corev1.LabelHostname, "app", "web"), away(corev1.LabelHostname, "app", "db")), nodes: []*corev1.Node{testNode("a")},
+			running: []*corev1.Pod{testPod("x", on("a"), labelled("app", "db"), away(corev1.LabelHostname, "app", "db"))},
+			want: []string{"a +0: relax the pod affinity, or run a pod it asks for in the node's domain; relax the pod anti-affinity, or move the pods it forbids out of the node's domain; " +
+				"move the pods whose anti-affinity forbids this one out of the node's domain"},
+		},
+		{
 			what: "a label of the selector", pod: testPod("p", selecting("disk", "ssd")), nodes: []*corev1.Node{testNode("a")},
 			want: []string{"a +0: label the node disk=ssd, or relax the pod's node selector"},
 		},
@@ -97,6 +119,37 @@ func TestSmallestChanges(t *testing.T) {
 		{
 			what: "a label with too much", pod: testPod("p", requiresNodes(expression("x", corev1.NodeSelectorOpLt, "5"))), nodes: []*corev1.Node{testNode("a", nodeLabel("x", "9"))},
 			want: []string{"a +0: label the node x with less than 5, or relax the pod's node selector"},
+		},
+		{
+			what: "two demands on one label", pod: testPod("p", selecting("x", "2"), requiresNodes(expression("x", corev1.NodeSelectorOpNotIn, "1"))), nodes: []*corev1.Node{testNode("a", nodeLabel("x", "1"))},
+			want: []string{"a +0: label the node x=2, or relax the pod's node selector"},
+		},
+		{
+			what: "a label that must be there, and not be this", nodes: []*corev1.Node{testNode("a", nodeLabel("x", "1"))},
+			pod:  testPod("p", requiresNodes(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "x", Operator: corev1.NodeSelectorOpExists}, {Key: "x", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"1"}}}})),
+			want: []string{"a +0: label the node x with what the pod does not exclude, or relax the pod's node selector"},
+		},
+		{
+			what: "a label between two numbers", nodes: []*corev1.Node{testNode("a")},
+			pod:  testPod("p", requiresNodes(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "x", Operator: corev1.NodeSelectorOpGt, Values: []string{"5"}}, {Key: "x", Operator: corev1.NodeSelectorOpLt, Values: []string{"7"}}}})),
+			want: []string{"a +0: label the node x=6, or relax the pod's node selector"},
+		},
+		{
+			what: "two labels that must not be", nodes: []*corev1.Node{testNode("a", nodeLabel("x", "1"))},
+			pod:  testPod("p", requiresNodes(corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "x", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"1"}}, {Key: "x", Operator: corev1.NodeSelectorOpDoesNotExist}}})),
+			want: []string{"a +0: remove the node's label x, or relax the pod's node selector"},
+		},
+		{
+			what: "demands nothing can meet", pod: testPod("p", selecting("x", "2"), requiresNodes(expression("x", corev1.NodeSelectorOpIn, "1"))), nodes: []*corev1.Node{testNode("a", nodeLabel("x", "1"))},
+			want: []string{"a +0: change the pod's node affinity, which no node can match"},
+		},
+		{
+			what: "a field no node has", pod: testPod("p", requiresNodes(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.uid", Operator: corev1.NodeSelectorOpIn, Values: []string{"1"}}}})), nodes: []*corev1.Node{testNode("a")},
+			want: []string{"a +0: change the names of nodes in the pod's node affinity"},
+		},
+		{
+			what: "a name that is excluded", pod: testPod("p", requiresNodes(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"a"}}}})), nodes: []*corev1.Node{testNode("a")},
+			want: []string{"a +0: change the names of nodes in the pod's node affinity"},
 		},
 		{
 			what: "an affinity nothing can match", pod: testPod("p", requiresNodes(corev1.NodeSelectorTerm{})), nodes: []*corev1.Node{testNode("a")},
@@ -149,94 +202,259 @@ func TestSmallestChanges(t *testing.T) {
 	}
 }
 
-// A change that is told does help: whoever carries out all its steps finds the pod schedulable.
-func TestChangesHelp(t *testing.T) {
-	random := rand.New(rand.NewPCG(5, 8))
-	pick := func(all ...string) string { return all[random.IntN(len(all))] }
-	told := 0
-	for round := range 400 {
-		var nodes []*corev1.Node
-		for i := range 1 + random.IntN(5) {
-			n := testNode(fmt.Sprint("n", i), nodeLabel("disk", pick("ssd", "hdd")))
-			if random.IntN(2) == 0 {
-				taint(pick("k", "l"), pick("v", ""), corev1.TaintEffectNoSchedule)(n)
-			}
-			n.Spec.Unschedulable = random.IntN(4) == 0
-			nodes = append(nodes, n)
-		}
-		var running []*corev1.Pod
-		for i := range random.IntN(8) {
-			running = append(running, testPod(fmt.Sprint("r", i), on(nodes[random.IntN(len(nodes))].Name), asksCPU(pick("1", "2"))))
-		}
-		pod := testPod("p", asksCPU(pick("1", "3", "9")), asksMemory(pick("1Gi", "40Gi")))
-		if random.IntN(2) == 0 {
-			selecting(pick("disk", "zone"), pick("ssd", "x"))(pod)
-		}
-		s := cluster(t, nodes, running...)
-		d, err := Schedule(s, infoOf(t, pod), DefaultProfile())
-		if err == nil {
-			continue
-		}
-		for _, change := range d.smallestChanges() {
-			told++
-			if err := carryOut(nodes, running, pod, change); err != nil {
-				t.Fatalf("round %d: %+v: %v", round, change, err)
-			}
-		}
+// Pods of one make find the same obstacles on nodes of one make, in whatever order a selector is read.
+func TestChangesOfOneKindAreTold(t *testing.T) {
+	pod := testPod("p")
+	for i := range 6 {
+		selecting(fmt.Sprint("k", i), "v")(pod)
 	}
-	if told < 200 {
-		t.Errorf("only %d changes were told", told)
+	var nodes []*corev1.Node
+	for i := range 20 {
+		nodes = append(nodes, testNode(fmt.Sprintf("n%02d", i)))
+	}
+	got := changesFor(t, cluster(t, nodes), pod)
+	want := "n00 +19: "
+	for i := range 6 {
+		want += fmt.Sprintf("label the node k%d=v, or relax the pod's node selector; ", i)
+	}
+	if want = strings.TrimSuffix(want, "; "); !reflect.DeepEqual(got, []string{want}) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}
 }
 
-// carryOut does what a change says, to copies, and schedules the pod on the node.
-func carryOut(nodes []*corev1.Node, running []*corev1.Pod, pod *corev1.Pod, change Change) error {
-	pod = pod.DeepCopy()
-	s := NewSnapshot()
-	for _, n := range nodes {
-		if n.Name != change.Node {
-			continue
-		}
-		n = n.DeepCopy()
-		for _, step := range change.Steps {
-			var amount, name, rest string
-			switch {
-			case step == "uncordon the node":
-				n.Spec.Unschedulable = false
-			case strings.HasPrefix(step, "tolerate the taint "):
-				key, _, _ := strings.Cut(strings.TrimPrefix(step, "tolerate the taint "), ":")
-				key, _, _ = strings.Cut(key, "=")
-				tolerating(corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})(pod)
-			case strings.HasPrefix(step, "label the node "):
-				label, _, _ := strings.Cut(strings.TrimPrefix(step, "label the node "), ",")
-				key, value, _ := strings.Cut(label, "=")
-				n.Labels[key] = value
-			default:
-				if _, err := fmt.Sscanf(strings.ReplaceAll(step, ",", " ,"), "request %s less %s %s", &amount, &name, &rest); err != nil {
-					return fmt.Errorf("nobody understands %q", step)
-				}
-				requests := pod.Spec.Containers[0].Resources.Requests
-				asked := requests[corev1.ResourceName(name)]
-				asked.Sub(resource.MustParse(amount))
-				requests[corev1.ResourceName(name)] = asked
+// obstacles is a cluster in which a pod finds all kinds of them, by chance.
+type obstacles struct {
+	nodes   []*corev1.Node
+	running []*corev1.Pod
+	pod     *corev1.Pod
+}
+
+// randomObstacles keeps affinity to hosts and spreading to zones: labels that take one obstacle away do not put up another then.
+func randomObstacles(random *rand.Rand) *obstacles {
+	chance := func(n int) bool { return random.IntN(n) == 0 }
+	pick := func(all ...string) string { return all[random.IntN(len(all))] }
+	o := &obstacles{pod: testPod("p", labelled("app", pick("web", "db")), asksCPU(pick("1", "3", "9")), asksMemory(pick("1Gi", "40Gi")))}
+	for i := range 1 + random.IntN(5) {
+		n := testNode(fmt.Sprint("n", i), nodeLabel("disk", pick("ssd", "hdd")), nodeHas(corev1.ResourcePods, pick("2", "110")))
+		for _, key := range []string{"k", "l"} {
+			if chance(3) {
+				taint(key, pick("v", ""), corev1.TaintEffect(pick(string(corev1.TaintEffectNoSchedule), string(corev1.TaintEffectNoExecute))))(n)
 			}
 		}
-		s.SetNode(n)
-	}
-	for _, p := range running {
-		info, err := NewPodInfo(p)
-		if err != nil {
-			return err
+		if chance(2) {
+			zone(pick("1", "2"))(n)
 		}
-		s.SetPod(info)
+		if chance(2) {
+			nodeLabel("size", pick("3", "7", "large"))(n)
+		}
+		if chance(2) {
+			nodeHas("example.com/gpu", pick("0", "2"))(n)
+		}
+		n.Spec.Unschedulable = chance(4)
+		o.nodes = append(o.nodes, n)
 	}
-	info, err := NewPodInfo(pod)
-	if err != nil {
-		return err
+	for i := range random.IntN(8) {
+		p := testPod(fmt.Sprint("r", i), on(o.nodes[random.IntN(len(o.nodes))].Name), labelled("app", pick("web", "db")), asksCPU(pick("1", "2")))
+		if chance(3) {
+			port(80, "", corev1.ProtocolTCP)(p)
+		}
+		if chance(4) {
+			away(corev1.LabelHostname, "app", pick("web", "db"))(p)
+		}
+		o.running = append(o.running, p)
 	}
-	d, err := Schedule(s, info, DefaultProfile())
-	if err == nil && d.Node != change.Node {
-		err = errors.New("the pod went elsewhere")
+	for _, option := range []podOption{
+		selecting(pick("disk", "color"), pick("ssd", "red")), port(80, "", corev1.ProtocolTCP), asks("example.com/gpu", pick("1", "3")), tolerating(corev1.Toleration{Key: "k", Operator: corev1.TolerationOpExists}),
+		near(corev1.LabelHostname, "app", pick("web", "db", "nobody")), away(corev1.LabelHostname, "app", pick("web", "db")),
+		spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web"),
+		requiresNodes([]corev1.NodeSelectorTerm{
+			expression("disk", corev1.NodeSelectorOpNotIn, pick("ssd", "hdd")), expression("size", corev1.NodeSelectorOpGt, "5"), expression("size", corev1.NodeSelectorOpLt, "5"), expression("size", corev1.NodeSelectorOpExists),
+			expression("size", corev1.NodeSelectorOpDoesNotExist), named("n0"), expression("color", corev1.NodeSelectorOpIn, "red", "blue"),
+		}[random.IntN(7)]),
+	} {
+		if chance(4) {
+			option(o.pod)
+		}
 	}
-	return err
+	return o
+}
+
+// carryOut does what steps say about a node, to a copy.
+func (o *obstacles) carryOut(t testing.TB, node string, steps []string) *obstacles {
+	t.Helper()
+	done := &obstacles{pod: o.pod.DeepCopy(), running: slices.Clone(o.running)}
+	var n *corev1.Node
+	for _, other := range o.nodes {
+		if other.Name == node {
+			other = other.DeepCopy()
+			n = other
+		}
+		done.nodes = append(done.nodes, other)
+	}
+	requests := done.pod.Spec.Containers[0].Resources.Requests
+	for _, step := range steps {
+		what, _, _ := strings.Cut(step, ", or ")
+		what, _, _ = strings.Cut(what, ", for ")
+		var amount, name string
+		switch {
+		case what == "uncordon the node":
+			n.Spec.Unschedulable = false
+		case strings.HasPrefix(what, "tolerate the taint "):
+			key, _, _ := strings.Cut(strings.TrimPrefix(what, "tolerate the taint "), ":")
+			key, _, _ = strings.Cut(key, "=")
+			tolerating(corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})(done.pod)
+		case what == "label the node with the topology keys of the pod's spread constraints":
+			zone("of its own")(n)
+		case strings.HasPrefix(what, "remove the node's label "):
+			delete(n.Labels, strings.TrimPrefix(what, "remove the node's label "))
+		case strings.HasPrefix(what, "label the node "):
+			label := strings.TrimPrefix(what, "label the node ")
+			if key, limit, than := strings.Cut(label, " with more than "); than {
+				n.Labels[key] = limit + "0"
+			} else if key, _, than := strings.Cut(label, " with less than "); than {
+				n.Labels[key] = "0"
+			} else {
+				key, value, _ := strings.Cut(label, "=")
+				n.Labels[key], _, _ = strings.Cut(value, " or ")
+			}
+		case strings.HasPrefix(what, "change the "):
+			if done.pod.Spec.Affinity.NodeAffinity = nil; strings.HasSuffix(what, "which no node can match") {
+				done.pod.Spec.NodeSelector = nil
+			}
+		case what == "use other host ports":
+			done.pod.Spec.Containers[0].Ports = nil
+		case strings.HasPrefix(what, "relax the topology spread constraints"):
+			done.pod.Spec.TopologySpreadConstraints = nil
+		case what == "relax the pod affinity":
+			done.pod.Spec.Affinity.PodAffinity = nil
+		case what == "relax the pod anti-affinity":
+			done.pod.Spec.Affinity.PodAntiAffinity = nil
+		case strings.HasPrefix(what, "move the pods whose anti-affinity forbids this one"):
+			// They are made peaceful instead: if they went, there would be more room than was asked for.
+			for i, p := range done.running {
+				done.running[i] = p.DeepCopy()
+				done.running[i].Spec.Affinity = nil
+			}
+		case strings.HasPrefix(what, "remove ") && strings.Contains(what, " from the node"):
+			// There is room for so many more instead: whoever goes takes more along than asked for.
+			more := int64(1)
+			_, _ = fmt.Sscanf(what, "remove %d pods", &more)
+			held := n.Status.Allocatable[corev1.ResourcePods]
+			held.Add(*resource.NewQuantity(more, resource.DecimalSI))
+			n.Status.Allocatable[corev1.ResourcePods] = held
+		case strings.HasPrefix(what, "do not request "):
+			name, _, _ = strings.Cut(strings.TrimPrefix(what, "do not request "), ",")
+			delete(requests, corev1.ResourceName(name))
+		default:
+			if _, err := fmt.Sscanf(what, "request %s less %s", &amount, &name); err != nil {
+				t.Fatalf("nobody understands %q", step)
+			}
+			asked := requests[corev1.ResourceName(name)]
+			asked.Sub(resource.MustParse(amount))
+			requests[corev1.ResourceName(name)] = asked
+		}
+	}
+	return done
+}
+
+// refusal is what keeps the pod from a node.
+func (o *obstacles) refusal(t testing.TB, node string) *Refusal {
+	t.Helper()
+	d, _ := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), DefaultProfile())
+	verdicts, _ := d.Explain()
+	i := slices.IndexFunc(verdicts, func(v Verdict) bool { return v.Node == node })
+	return verdicts[i].Refusal
+}
+
+// A change that is told does help: whoever carries out all its steps finds that the node can take the pod. And nothing less does: whoever
+// leaves out a step, or asks for one unit more than they are told to, finds that it cannot.
+func TestChangesHelpAndNothingLessDoes(t *testing.T) {
+	const seed = 58
+	random := rand.New(rand.NewPCG(seed, seed))
+	told, kinds := 0, map[string]int{}
+	for round := range 600 {
+		o := randomObstacles(random)
+		d, err := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), DefaultProfile())
+		if err == nil {
+			continue
+		}
+		for i, change := range d.smallestChanges() {
+			told++
+			if len(o.pod.Spec.TopologySpreadConstraints) > 0 && slices.ContainsFunc(o.running, func(p *corev1.Pod) bool { return p.Spec.NodeName == change.Node && p.Labels["app"] == "web" }) {
+				continue // when it is labelled, the pods it already has begin to count
+			}
+			describe := func() string {
+				return fmt.Sprintf("seed %d, round %d, change %d: %+v\npod %+v", seed, round, i, change, o.pod.Spec)
+			}
+			if r := o.carryOut(t, change.Node, change.Steps).refusal(t, change.Node); r != nil {
+				t.Fatalf("%s\ndoes not help: %+v", describe(), r)
+			}
+			for left := range change.Steps {
+				kinds[strings.Join(strings.Fields(change.Steps[left])[:2], " ")]++
+				fewer := slices.Delete(slices.Clone(change.Steps), left, left+1)
+				if r := o.carryOut(t, change.Node, fewer).refusal(t, change.Node); r == nil {
+					t.Fatalf("%s\nhelps without %q", describe(), change.Steps[left])
+				}
+				less, asked := change.Steps[left], strings.HasPrefix(change.Steps[left], "request ")
+				if !asked {
+					continue
+				}
+				fields := strings.Fields(less)
+				amount := resource.MustParse(fields[1])
+				unit := int64(1)
+				if strings.HasPrefix(fields[3], "cpu") {
+					amount.Sub(resource.MustParse("1m"))
+				} else {
+					amount.Sub(*resource.NewQuantity(unit, resource.DecimalSI))
+				}
+				almost := slices.Clone(change.Steps)
+				almost[left] = strings.Replace(less, fields[1], amount.String(), 1)
+				if r := o.carryOut(t, change.Node, almost).refusal(t, change.Node); r == nil {
+					t.Fatalf("%s\nhelps with one unit more", describe())
+				}
+			}
+		}
+	}
+	if told < 500 || len(kinds) < 14 {
+		t.Errorf("only %d changes of the kinds %v were told", told, kinds)
+	}
+}
+
+// The changes told first have the fewest steps that any node needs.
+func TestTheFewestStepsComeFirst(t *testing.T) {
+	const seed = 59
+	random := rand.New(rand.NewPCG(seed, seed))
+	for round := range 600 {
+		o := randomObstacles(random)
+		d, err := Schedule(cluster(t, o.nodes, o.running...), infoOf(t, o.pod), DefaultProfile())
+		if err == nil {
+			continue
+		}
+		changes := d.smallestChanges()
+		if len(changes) == 0 || len(changes) > maxChangesTold {
+			t.Fatalf("seed %d, round %d: %d changes", seed, round, len(changes))
+		}
+		covered := 0
+		for i, change := range changes {
+			covered += 1 + change.Others
+			if i > 0 && len(change.Steps) < len(changes[i-1].Steps) {
+				t.Fatalf("seed %d, round %d: %+v comes before %+v", seed, round, changes[i-1], change)
+			}
+		}
+		// Alone in its cluster, no node needs fewer steps than the first that is told, but for what the others have to do with it.
+		if o.pod.Spec.Affinity == nil && len(o.pod.Spec.TopologySpreadConstraints) == 0 && !slices.ContainsFunc(o.running, func(p *corev1.Pod) bool { return p.Spec.Affinity != nil }) {
+			for _, n := range o.nodes {
+				alone, err := Schedule(cluster(t, []*corev1.Node{n}, slices.DeleteFunc(slices.Clone(o.running), func(p *corev1.Pod) bool { return p.Spec.NodeName != n.Name })...), infoOf(t, o.pod), DefaultProfile())
+				if err == nil {
+					continue
+				}
+				if own := alone.smallestChanges(); len(own[0].Steps) < len(changes[0].Steps) {
+					t.Fatalf("seed %d, round %d: %s needs only %v, told was %v", seed, round, n.Name, own[0].Steps, changes[0].Steps)
+				}
+			}
+		}
+		if len(changes) < maxChangesTold && covered != len(o.nodes) {
+			t.Fatalf("seed %d, round %d: the changes are for %d nodes of %d: %+v", seed, round, covered, len(o.nodes), changes)
+		}
+	}
 }

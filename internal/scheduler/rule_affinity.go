@@ -82,9 +82,9 @@ func (s *Snapshot) termCounter(t term) *counter {
 	return s.counterFor([]term{t}, s.column(t.topologyKey), false, "", nil)
 }
 
-// attractionScores adds what affinity says of the nodes in list to totals, and writes it to slot of beside. It reports false when
+// attractionScores adds what affinity says of the nodes in list to totals, and writes it to the record, if there is one. It reports false when
 // there is nothing to say.
-func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64) bool {
+func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int64, record *besideScores, weight int64) bool {
 	raw := s.scratch(len(list))
 	clear(raw)
 	any := false
@@ -104,6 +104,8 @@ func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int
 	if !any {
 		return false
 	}
+	kept := record.byNode(len(s.nodes))
+	clear(kept)
 	least, most := int64(math.MaxInt64), int64(math.MinInt64)
 	for i := range list {
 		least, most = min(least, raw[i]), max(most, raw[i])
@@ -112,9 +114,14 @@ func (n *neighbourhood) attractionScores(s *Snapshot, list []int32, totals []int
 		return true
 	}
 	for i, node := range list {
+		if raw[i] == least {
+			continue // it scores nothing
+		}
 		score := int64(float64(MaxScore) * (float64(raw[i]-least) / float64(most-least)))
 		totals[i] += weight * score
-		beside[node].scores[slot] = uint8(score)
+		if kept != nil {
+			kept[node] = uint8(score)
+		}
 	}
 	return true
 }

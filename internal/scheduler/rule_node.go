@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -310,8 +311,8 @@ func (s *Snapshot) requiredSelection(pod *corev1.Pod) *nodeSelection {
 
 func (s *Snapshot) selection(exact map[string]string, required *corev1.NodeSelector) *nodeSelection {
 	n := &nodeSelection{snapshot: s, limited: required != nil}
-	for key, value := range exact {
-		n.exact = append(n.exact, requirement{column: s.column(key), operator: corev1.NodeSelectorOpIn, values: []string{value}})
+	for _, key := range slices.Sorted(maps.Keys(exact)) {
+		n.exact = append(n.exact, requirement{column: s.column(key), operator: corev1.NodeSelectorOpIn, values: []string{exact[key]}})
 	}
 	if required != nil {
 		for i := range required.NodeSelectorTerms {

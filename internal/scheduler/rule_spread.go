@@ -227,11 +227,11 @@ func (r *podTopologySpread) counter(s *Snapshot, p *PodInfo, c *constraint, all 
 	return s.counterFor([]term{podTerm(p.Pod.Namespace, c.selector)}, column, true, eligibleKey, eligible)
 }
 
-// spreadScores adds what spreading says of the nodes in list to totals, and writes it to slot of beside.
-func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64) {
+// spreadScores adds what spreading says of the nodes in list to totals, and writes it to the record, if there is one.
+func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, record *besideScores, weight int64) {
 	complete := !n.whole || n.complete(list)
 	if complete && len(n.soft) == 1 && !n.soft[0].host {
-		n.soft[0].scoresByDomain(s, list, totals, beside, slot, weight, n.whole)
+		n.soft[0].scoresByDomain(s, list, totals, record, weight, n.whole)
 		return
 	}
 	raw := s.scratch(len(list))
@@ -260,18 +260,21 @@ func (n *neighbourhood) spreadScores(s *Snapshot, list []int32, totals []int64, 
 		raw[i] = int64(math.Round(score))
 		least, most = min(least, raw[i]), max(most, raw[i])
 	}
+	kept := record.byNode(len(s.nodes))
 	for i, node := range list {
 		var score int64
 		if raw[i] != ignored {
 			score = spreadScore(raw[i], least, most)
 		}
 		totals[i] += weight * score
-		beside[node].scores[slot] = uint8(score)
+		if kept != nil {
+			kept[node] = uint8(score)
+		}
 	}
 }
 
 // scoresByDomain is spreadScores for one wish: all nodes of a domain have the same score, which is found once.
-func (w *spreadWish) scoresByDomain(s *Snapshot, list []int32, totals []int64, beside []besideCell, slot int, weight int64, whole bool) {
+func (w *spreadWish) scoresByDomain(s *Snapshot, list []int32, totals []int64, record *besideScores, weight int64, whole bool) {
 	of := w.label.of
 	outside := len(w.label.values) // where nodes without the label are
 	seen := s.marks(outside + 1)
@@ -316,8 +319,8 @@ func (w *spreadWish) scoresByDomain(s *Snapshot, list []int32, totals []int64, b
 			domain = outside
 		}
 		totals[i] += weight * raw[domain]
-		beside[node].scores[slot] = uint8(raw[domain])
 	}
+	record.byDomain(w.label, raw)
 }
 
 // spreadScore brings a number into the range of scores: the fewer the better.

@@ -53,7 +53,7 @@ type Scheduler struct {
 	queue    *Queue
 	// preparing pods wait for volumes and devices before they are bound; who preempts one calls it off.
 	preparing map[types.UID]context.CancelCauseFunc
-	decisions decisionLog
+	decisions DecisionLog
 }
 
 // New makes a scheduler and registers what it wants to know of the cluster.
@@ -91,6 +91,9 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	if configuration == nil {
 		configuration = &configv1.KubeSchedulerConfiguration{}
 	}
+	if err := validateConfiguration(configuration); err != nil {
+		return nil, err
+	}
 	profiles, err := profilesOf(configuration)
 	if err != nil {
 		return nil, err
@@ -114,7 +117,8 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	return s, nil
 }
 
-// Run decides about one pod after another until ctx ends, and returns when all it has begun to write is written.
+// Run decides about one pod after another until ctx ends, and returns when all it has begun to write is written or taken back. It may be
+// called again, by a process that leads again.
 func (s *Scheduler) Run(ctx context.Context) error {
 	if err := s.lists.waitForSync(ctx); err != nil {
 		return err
@@ -150,23 +154,29 @@ func (s *Scheduler) awake() {
 }
 
 // background writes something to the API server while deciding goes on. The caller holds s.mu, which is let go while there is no
-// room for another write.
-func (s *Scheduler) background(ctx context.Context, write func()) {
+// room for another write. write is called in any case, even when its context has ended, so that what it stands for can be taken back.
+func (s *Scheduler) background(write func()) {
+	s.backgroundThen(func() func() { write(); return nil })
+}
+
+// backgroundThen is background with an end: what write returns, if anything, is called with s.mu held once the write no longer takes up
+// room, for it may begin further writes.
+func (s *Scheduler) backgroundThen(write func() (then func())) {
 	select {
 	case s.inFlight <- struct{}{}:
 	default:
 		s.mu.Unlock()
-		select {
-		case s.inFlight <- struct{}{}:
-		case <-ctx.Done():
-			s.mu.Lock()
-			return
-		}
+		s.inFlight <- struct{}{}
 		s.mu.Lock()
 	}
 	s.writing.Go(func() {
-		defer func() { <-s.inFlight }()
-		write()
+		then := write()
+		<-s.inFlight
+		if then != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			then()
+		}
 	})
 }
 
@@ -197,7 +207,7 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queued) {
 	if s.queue.all[pod.UID] != p {
 		return // deleted while an extender was asked
 	}
-	s.decisions.remember(d, err, time.Now())
+	s.decisions.Remember(d, err, began)
 	if err != nil {
 		s.metrics.tried(pod, err, began)
 		s.failed(ctx, p, d, err)
@@ -348,7 +358,7 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 			return fit.Preemption != ""
 		}
 		switch {
-		case freed():
+		case d.profile.freesDevices && freed():
 		case d.profile.preemption == nil:
 			nominated = ""
 		default:

@@ -666,33 +666,30 @@ func TestRunFinishesItsWrites(t *testing.T) {
 	})
 }
 
-// A write that finds no room any more when all is over is not begun.
-func TestBackgroundAtTheEnd(t *testing.T) {
+// A write that finds no room waits for it without the lock. It is begun in any case: what it stands for must be taken back.
+func TestBackgroundWaitsForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer(t, nil)
 		s := f.scheduler
 		for range maxInFlight {
 			s.inFlight <- struct{}{}
 		}
-		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			time.Sleep(time.Second)
-			cancel()
+			s.mu.Lock() // is free meanwhile
+			defer s.mu.Unlock()
+			<-s.inFlight
 		}()
 		s.mu.Lock()
-		s.background(ctx, func() { t.Error("it was begun") })
+		began, written := time.Now(), false
+		s.background(func() { written = true })
 		if s.mu.TryLock() {
 			t.Error("the lock is not held afterwards")
 		}
 		s.mu.Unlock()
-		<-s.inFlight
-		s.mu.Lock()
-		written := false
-		s.background(t.Context(), func() { written = true })
-		s.mu.Unlock()
 		s.writing.Wait()
-		if !written || len(s.inFlight) != maxInFlight-1 {
-			t.Errorf("written: %v, %d in flight", written, len(s.inFlight))
+		if !written || time.Since(began) != time.Second || len(s.inFlight) != maxInFlight-1 {
+			t.Errorf("written: %v after %v, %d in flight", written, time.Since(began), len(s.inFlight))
 		}
 	})
 }

@@ -54,6 +54,9 @@ func decide(s *Snapshot, p *PodInfo, profile *Profile, nominated bool) (*Decisio
 		return d, d.fitError()
 	}
 	d.Node = s.nodes[d.number].name
+	if s.unrecorded {
+		d.fade()
+	}
 	return d, nil
 }
 
@@ -246,7 +249,7 @@ func (d *Decision) scoreFew(near *neighbourhood, list []int32, totals []int64) {
 			totals[i] += score
 		}
 	}
-	d.beside = d.snapshot.besideCells(len(d.snapshot.nodes))
+	d.beside = d.snapshot.besideRecord(len(d.snapshot.nodes))
 	d.addNeighbours(near, list, totals)
 }
 
@@ -278,7 +281,7 @@ func (d *Decision) byTree(near *neighbourhood) {
 // byNeighbours looks at all nodes, because what counts for one depends on the others.
 func (d *Decision) byNeighbours(near *neighbourhood) {
 	s, t := d.snapshot, d.table
-	d.beside = s.besideCells(len(t.cells))
+	d.beside = s.besideRecord(len(t.cells))
 	first := d.profile.firstNeighbourRule()
 	list := s.list(len(t.cells))
 	refused := false
@@ -291,7 +294,7 @@ func (d *Decision) byNeighbours(near *neighbourhood) {
 			list, refused = append(list, int32(node)), true
 		}
 	}
-	list = near.keep(list, d.beside)
+	list = near.keep(list, d.beside.refusals)
 	if refused {
 		list = slices.DeleteFunc(list, func(node int32) bool { return t.cells[node].refusal != 0 })
 	}
@@ -335,13 +338,17 @@ func (d *Decision) addScales(list []int32, totals []int64) {
 }
 
 func (d *Decision) addNeighbours(near *neighbourhood, list []int32, totals []int64) {
+	record := d.beside
+	if d.snapshot.unrecorded {
+		record = nil
+	}
 	if weight := d.profile.spreadWeight; len(near.soft) > 0 && weight > 0 {
-		near.spreadScores(d.snapshot, list, totals, d.beside, len(d.besideNames), weight)
-		d.besideNames = append(d.besideNames, besideScore{podTopologySpreadName, weight})
+		near.spreadScores(d.snapshot, list, totals, record.slot(len(d.besideNames)), weight)
+		d.besideNames = append(d.besideNames, besideName{podTopologySpreadName, weight})
 	}
 	if weight := d.profile.affinityWeight; len(near.attraction) > 0 && weight > 0 {
-		if near.attractionScores(d.snapshot, list, totals, d.beside, len(d.besideNames), weight) {
-			d.besideNames = append(d.besideNames, besideScore{interPodAffinityName, weight})
+		if near.attractionScores(d.snapshot, list, totals, record.slot(len(d.besideNames)), weight) {
+			d.besideNames = append(d.besideNames, besideName{interPodAffinityName, weight})
 		}
 	}
 }

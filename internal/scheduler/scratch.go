@@ -7,25 +7,54 @@ type workspace struct {
 	nodes   []int32
 	marked  []bool
 	// spare are records of decisions nobody will ask about any more.
-	spare [][]besideCell
+	spare []*besideRecord
 }
 
 // maxSpare bounds the records kept for use again.
 const maxSpare = 4
 
-// besideCells returns a record for n nodes, empty.
-func (s *Snapshot) besideCells(n int) []besideCell {
+// besideRecord returns a record for n nodes, empty.
+func (s *Snapshot) besideRecord(n int) *besideRecord {
+	r := &besideRecord{}
 	if last := len(s.work.spare) - 1; last >= 0 {
-		cells := s.work.spare[last]
+		r = s.work.spare[last]
 		s.work.spare = s.work.spare[:last]
-		if cap(cells) >= n {
-			cells = cells[:n]
-			clear(cells)
-			return cells
-		}
 	}
-	return make([]besideCell, n)
+	r.refusals = sized(&r.refusals, n)
+	clear(r.refusals)
+	return r
 }
+
+// slot returns the place for the scores of one rule. Without a record there is none.
+func (r *besideRecord) slot(i int) *besideScores {
+	if r == nil {
+		return nil
+	}
+	return &r.scores[i]
+}
+
+// byNode returns room for scores by node, of any content, or nil when nobody keeps them.
+func (x *besideScores) byNode(nodes int) []uint8 {
+	if x == nil {
+		return nil
+	}
+	x.values, x.domainOf = sized(&x.values, nodes), nil
+	return x.values
+}
+
+// byDomain keeps scores of domains, which are numbers from 0 to MaxScore, and of the nodes that are in none, last.
+func (x *besideScores) byDomain(label *labelColumn, scores []int64) {
+	if x == nil {
+		return
+	}
+	x.values, x.domainOf = sized(&x.values, len(scores)), label.lend()
+	for i, score := range scores {
+		x.values[i] = uint8(score)
+	}
+}
+
+// KeepNoRecord makes decisions on the snapshot keep nothing that only Explain needs. It is there to measure what the record costs.
+func (s *Snapshot) KeepNoRecord() { s.unrecorded = true }
 
 // fade drops a decision's record. Explain has nothing to tell then.
 func (d *Decision) fade() {

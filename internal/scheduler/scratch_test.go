@@ -1,6 +1,8 @@
 package scheduler
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,10 +41,11 @@ func TestScratch(t *testing.T) {
 
 func TestRecordsAreUsedAgain(t *testing.T) {
 	s := NewSnapshot()
-	record := s.besideCells(4)
-	for i := range record {
-		record[i] = besideCell{refusal: 1, scores: [2]uint8{2, 3}}
+	record := s.besideRecord(4)
+	for i := range record.refusals {
+		record.refusals[i] = 1
 	}
+	scores := record.slot(0).byNode(4)
 	d := &Decision{snapshot: s, beside: record, table: &table{}}
 	d.fade()
 	if d.beside != nil || d.table != nil || !d.faded || len(s.work.spare) != 1 {
@@ -52,22 +55,20 @@ func TestRecordsAreUsedAgain(t *testing.T) {
 	if len(s.work.spare) != 1 {
 		t.Error("a record is spare twice")
 	}
-	again := s.besideCells(3)
-	if len(again) != 3 || &again[0] != &record[0] || len(s.work.spare) != 0 {
-		t.Error("the record is not used again")
+	again := s.besideRecord(3)
+	if again != record || fmt.Sprint(again.refusals) != "[0 0 0]" || len(s.work.spare) != 0 {
+		t.Errorf("the record is not used again, or not empty: %+v", again)
 	}
-	for i := range again {
-		if again[i] != (besideCell{}) {
-			t.Errorf("cell %d is %+v", i, again[i])
-		}
+	if values := again.slot(0).byNode(3); len(values) != 3 || &values[0] != &scores[0] {
+		t.Error("its scores are not used again")
 	}
-	// One that is too small is thrown away.
-	(&Decision{snapshot: s, beside: make([]besideCell, 2)}).fade()
-	if got := s.besideCells(5); len(got) != 5 || len(s.work.spare) != 0 {
-		t.Errorf("a record of %d, %d spare", len(got), len(s.work.spare))
+	// One that is too small grows.
+	(&Decision{snapshot: s, beside: again}).fade()
+	if got := s.besideRecord(50); got != record || len(got.refusals) != 50 || slices.Contains(got.refusals, 1) {
+		t.Errorf("a record of %d", len(got.refusals))
 	}
 	for range 2 * maxSpare {
-		(&Decision{snapshot: s, beside: make([]besideCell, 2)}).fade()
+		(&Decision{snapshot: s, beside: &besideRecord{}}).fade()
 	}
 	if len(s.work.spare) != maxSpare {
 		t.Errorf("%d records are kept", len(s.work.spare))

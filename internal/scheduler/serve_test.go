@@ -189,3 +189,84 @@ func TestWhatIfOnEveryNode(t *testing.T) {
 		}
 	})
 }
+
+// Every answer is JSON with its kind, and every refusal a Status that says so.
+func TestAnswersAreAPIObjects(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addPod(testPod("p"))
+		f.pass(time.Second)
+		question := supposing(t, Supposed{Pod: *testPod("x")})
+		for _, test := range []struct {
+			rule, method, path, body string
+			code                     int
+			kind, version, reason    string
+		}{
+			{"discovery", "GET", "/apis/scheduling.skiff.io/v1", "", 200, "APIResourceList", "v1", ""},
+			{"discovery with a slash", "GET", "/apis/scheduling.skiff.io/v1/", "", 200, "APIResourceList", "v1", ""},
+			{"why", "GET", Root + "v1/namespaces/default/pods/p/why", "", 200, "Explanation", "scheduling.skiff.io/v1", ""},
+			{"what if", "POST", Root + "v1/whatifs", question, 200, "WhatIf", "scheduling.skiff.io/v1", ""},
+			{"nothing supposed", "POST", Root + "v1/whatifs", `{"pods":[]}`, 200, "WhatIf", "scheduling.skiff.io/v1", ""},
+			{"discovery is only read", "POST", "/apis/scheduling.skiff.io/v1", "", 404, "Status", "v1", "NotFound"},
+			{"the group alone", "GET", "/apis/scheduling.skiff.io", "", 404, "Status", "v1", "NotFound"},
+			{"another group", "GET", "/apis/other.skiff.io/v1/whatifs", "", 404, "Status", "v1", "NotFound"},
+			{"no pod of that name", "GET", Root + "v1/namespaces/default/pods/q/why", "", 404, "Status", "v1", "NotFound"},
+			{"pods without a namespace", "GET", Root + "v1/pods/p/why", "", 404, "Status", "v1", "NotFound"},
+			{"a pod's other half", "GET", Root + "v1/namespaces/default/pods/p/whynot", "", 404, "Status", "v1", "NotFound"},
+			{"other things than pods", "GET", Root + "v1/namespaces/default/nodes/p/why", "", 404, "Status", "v1", "NotFound"},
+			{"why is not deleted", "DELETE", Root + "v1/namespaces/default/pods/p/why", "", 405, "Status", "v1", "MethodNotAllowed"},
+			{"what if is not put", "PUT", Root + "v1/namespaces/default/whatifs", question, 405, "Status", "v1", "MethodNotAllowed"},
+			{"no question", "POST", Root + "v1/whatifs", "", 400, "Status", "v1", "BadRequest"},
+			{"a question that is a list", "POST", Root + "v1/whatifs", "[]", 400, "Status", "v1", "BadRequest"},
+			{"a pod that cannot be read", "POST", Root + "v1/whatifs", `{"pods":[{"pod":{"metadata":{"namespace":7}}}]}`, 400, "Status", "v1", "BadRequest"},
+			{"too many at once, together", "POST", Root + "v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: maxAsked}, Supposed{Pod: *testPod("y")}), 413, "Status", "v1", "RequestEntityTooLarge"},
+		} {
+			code, body := f.request(test.method, test.path, test.body)
+			var is struct {
+				metav1.TypeMeta
+				Reason string
+				Code   int
+			}
+			if err := json.Unmarshal([]byte(body), &is); err != nil || code != test.code || is.Kind != test.kind || is.APIVersion != test.version || is.Reason != test.reason || test.reason != "" && is.Code != test.code {
+				t.Errorf("%s: %d %s, %v; want %d %s %s %s", test.rule, code, body, err, test.code, test.version, test.kind, test.reason)
+			}
+		}
+	})
+}
+
+// As many as may be asked about at once are.
+func TestWhatIfOfTheMost(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a", nodeHas(corev1.ResourcePods, "100")))
+		f.pass(time.Second)
+		code, body := f.request(http.MethodPost, Root+"v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("")), Copies: 101}))
+		var answer WhatIf
+		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || len(answer.Results) != 101 {
+			t.Fatal(code, len(answer.Results), err)
+		}
+		for i, e := range answer.Results {
+			if want := i < 100; (e.Node == "a") != want || e.Namespace != "default" || e.Name != fmt.Sprint("x-", i) || len(e.Verdicts) != 0 {
+				t.Fatalf("%d: %s/%s on %q", i, e.Namespace, e.Name, e.Node)
+			}
+		}
+		if last := answer.Results[100]; !strings.HasPrefix(last.Message, "0/1 nodes are available: 1 Too many pods.") || len(last.Changes) != 1 {
+			t.Errorf("%s, %v", last.Message, last.Changes)
+		}
+	})
+}
+
+// Owners that are supposed are apart from each other and from those that exist.
+func TestSupposedOwners(t *testing.T) {
+	x := Supposed{Pod: *testPod("p", namespace("n")), Owner: &SupposedOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
+	first, err := x.owner(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := x.owner(1)
+	if err != nil || first.key == second.key || first.key != (ownerKey{"apps/v1", "ReplicaSet", "n", "what-if/0"}) || first.selector.String() != "app=x" {
+		t.Errorf("%+v, %+v, %v", first, second, err)
+	}
+	if r := x.Pod.OwnerReferences; len(r) != 1 || r[0].Name != "what-if/1" || r[0].Kind != "ReplicaSet" || r[0].Controller == nil || !*r[0].Controller {
+		t.Errorf("%+v", r)
+	}
+}

@@ -75,6 +75,7 @@ type Snapshot struct {
 	devices    deviceObjects
 	work       workspace
 	rehearsing bool // pods are moved only to see what would be, and moved back
+	unrecorded bool // see KeepNoRecord
 	// timed measures what a rule takes to read a pod, until the function it returns is called. It may be nil.
 	timed func(rule, point string) func(*Refusal)
 	// dropped is told of tables that nobody should keep any longer. It may be nil.

@@ -224,11 +224,13 @@ func (t *table) follow(s *Snapshot) {
 func (t *table) update(s *Snapshot, node int32) {
 	c := t.evaluate(s, node)
 	if old := t.cells[node]; c != old {
-		if len(t.undo) >= 2*maxUndo {
-			t.undo = append(t.undo[:0], t.undo[maxUndo:]...)
-			t.undoFrom += maxUndo
+		if !s.unrecorded {
+			if len(t.undo) >= 2*maxUndo {
+				t.undo = append(t.undo[:0], t.undo[maxUndo:]...)
+				t.undoFrom += maxUndo
+			}
+			t.undo = append(t.undo, undo{node: node, old: old})
 		}
-		t.undo = append(t.undo, undo{node: node, old: old})
 		t.note(old, -1)
 		t.note(c, 1)
 		t.cells[node] = c

@@ -19,9 +19,9 @@ const (
 	maxDetailed = 16
 )
 
-// decisionLog remembers the last decisions. It is written for every pod and read for few, so writing costs next to nothing and
+// DecisionLog remembers the last decisions. It is written for every pod and read for few, so writing costs next to nothing and
 // reading looks at all of them.
-type decisionLog struct {
+type DecisionLog struct {
 	ring [maxRemembered]remembered
 	next int
 }
@@ -32,7 +32,8 @@ type remembered struct {
 	at       time.Time
 }
 
-func (l *decisionLog) remember(d *Decision, err error, now time.Time) {
+// Remember keeps a decision, and what came of it, in place of the oldest.
+func (l *DecisionLog) Remember(d *Decision, err error, now time.Time) {
 	if fading := l.ring[(l.next+maxRemembered-maxDetailed)%maxRemembered].decision; fading != nil && fading.ownRecord() {
 		fading.fade()
 	}
@@ -41,7 +42,7 @@ func (l *decisionLog) remember(d *Decision, err error, now time.Time) {
 }
 
 // dropped lets go of a table that the snapshot has forgotten.
-func (l *decisionLog) dropped(t *table) {
+func (l *DecisionLog) dropped(t *table) {
 	for i := range l.ring {
 		if d := l.ring[i].decision; d != nil && d.table == t {
 			d.fade()
@@ -53,7 +54,7 @@ func (l *decisionLog) dropped(t *table) {
 func (d *Decision) ownRecord() bool { return d.beside != nil || d.table == nil || !d.table.shared }
 
 // last is the last decision about a pod, or nil.
-func (l *decisionLog) last(uid types.UID) *remembered {
+func (l *DecisionLog) last(uid types.UID) *remembered {
 	for i := range l.ring {
 		r := &l.ring[(l.next+maxRemembered-1-i)%maxRemembered]
 		if r.decision == nil {
@@ -162,11 +163,11 @@ func (s *Scheduler) without(uid types.UID, do func()) {
 		do()
 		return
 	}
-	served := s.snapshot.served[p.node]
+	services, served := s.snapshot.services, s.snapshot.served[p.node]
 	s.snapshot.removePod(p)
 	do()
 	s.snapshot.addPod(p)
-	s.snapshot.served[p.node] = served
+	s.snapshot.services, s.snapshot.served[p.node] = services, served
 }
 
 func (e *Explanation) describe(d *Decision, err error) {

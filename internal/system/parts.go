@@ -41,18 +41,22 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 	}
 	informers, events := client.NewInformers(local), client.NewEvents(local)
 	var runs []func(context.Context) error
+	metrics, err := controller.NewMetrics(registry)
+	if err != nil {
+		return err
+	}
 	if c.Runs(config.PartControllers) {
-		metrics, err := controller.NewMetrics(registry)
-		if err != nil {
-			return err
-		}
 		wanted := controllers.Config{
 			Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers"),
 			// Nodes join by themselves: `skiff agent`.
 			Enabled: []string{"*", identity.ServingApprovingName, identity.BootstrapTokenCleaner.Name},
 		}
 		if len(c.Etcd.Servers) > 0 {
-			runs = append(runs, func(ctx context.Context) error { return compete(ctx, wanted) })
+			wanted.Informers = nil // of their own: loops run once, and so do the informers that feed them
+			runs = append(runs, competing("kube-controller-manager", wanted.Log, func(ctx context.Context, elected *controller.LeaderElection) error {
+				wanted.LeaderElection = elected
+				return controllers.Run(ctx, wanted)
+			}))
 		} else {
 			set, err := controllers.New(wanted)
 			if err != nil {
@@ -62,16 +66,24 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		}
 	}
 	if c.Runs(config.PartScheduler) {
-		metrics, err := scheduler.NewMetrics(registry)
+		counted, err := scheduler.NewMetrics(registry)
 		if err != nil {
 			return err
 		}
-		s, err := scheduler.New(scheduler.Config{Client: local, Informers: informers, Events: events, Metrics: metrics, Log: log.With("part", "scheduler")})
+		log := log.With("part", "scheduler")
+		s, err := scheduler.New(scheduler.Config{Client: local, Informers: informers, Events: events, Metrics: counted, Log: log})
 		if err != nil {
 			return err
 		}
+		// It follows the cluster and answers questions also while another server's scheduler works.
 		why.open(s)
-		runs = append(runs, s.Run)
+		run := s.Run
+		if len(c.Etcd.Servers) > 0 {
+			run = competing("kube-scheduler", log, func(ctx context.Context, elected *controller.LeaderElection) error {
+				return elected.Lead(ctx, local, metrics, s.Run)
+			})
+		}
+		runs = append(runs, run)
 	}
 	if len(runs) == 0 {
 		return nil
@@ -83,19 +95,20 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 	return group.Wait()
 }
 
-// compete runs the controllers of a server that is not alone with its store: of several, one works. A server that loses the lead goes on
-// serving, and competes again with controllers that know nothing yet.
-func compete(ctx context.Context, wanted controllers.Config) error {
-	wanted.Informers = nil // of their own: loops run once, and so do the informers that feed them
-	for {
-		var err error
-		if wanted.LeaderElection, err = election("kube-controller-manager"); err != nil {
-			return err
+// competing runs a part of a server that is not alone with its store: of several, one works. A server that loses the lead goes on serving,
+// and competes again.
+func competing(lease string, log *slog.Logger, work func(context.Context, *controller.LeaderElection) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for {
+			elected, err := election(lease)
+			if err != nil {
+				return err
+			}
+			if err = work(ctx, elected); ctx.Err() != nil || !errors.Is(err, controller.ErrLeadershipLost) {
+				return err
+			}
+			log.Warn("another server may have taken over; competing again")
 		}
-		if err = controllers.Run(ctx, wanted); ctx.Err() != nil || !errors.Is(err, controller.ErrLeadershipLost) {
-			return err
-		}
-		wanted.Log.Warn("another server may have taken over the controllers; competing again")
 	}
 }
 

@@ -92,7 +92,11 @@ func supposedBy(kind string, raw []byte) (*scheduler.Supposed, error) {
 	case "v1 ReplicationController":
 		var o corev1.ReplicationController
 		if read(&o); o.Spec.Template != nil {
-			s = replicated("v1", "ReplicationController", o.Spec.Template, o.Spec.Replicas, metav1.SetAsLabelSelector(o.Spec.Selector))
+			selector := o.Spec.Selector
+			if len(selector) == 0 {
+				selector = o.Spec.Template.Labels // as the API server fills it in
+			}
+			s = replicated("v1", "ReplicationController", o.Spec.Template, o.Spec.Replicas, metav1.SetAsLabelSelector(selector))
 		}
 	case "apps/v1 Deployment":
 		var o appsv1.Deployment
@@ -119,23 +123,28 @@ func supposedBy(kind string, raw []byte) (*scheduler.Supposed, error) {
 	case "batch/v1 CronJob":
 		var o batchv1.CronJob
 		read(&o)
-		s = job(&o.Spec.JobTemplate.Spec)
+		if s = job(&o.Spec.JobTemplate.Spec); o.Spec.Suspend != nil && *o.Spec.Suspend {
+			s.Copies = none
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", kind, err)
 	}
-	if s != nil && s.Copies < 0 {
-		return nil, nil // scaled to zero
+	if s != nil && s.Copies == none {
+		return nil, nil
 	}
 	return s, nil
 }
+
+// none marks a controller that would have no pods: scaled to zero, done at once, or suspended.
+const none = -1
 
 // replicated are the pods of a controller; by default one.
 func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, replicas *int32, selector *metav1.LabelSelector) *scheduler.Supposed {
 	s := &scheduler.Supposed{Pod: corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, Copies: 1}
 	if replicas != nil {
-		if s.Copies = int(*replicas); s.Copies == 0 {
-			s.Copies = -1
+		if s.Copies = int(*replicas); s.Copies <= 0 {
+			s.Copies = none
 		}
 	}
 	if selector != nil {
@@ -144,25 +153,29 @@ func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, repli
 	return s
 }
 
+// job are the pods a Job has at once, when it begins.
 func job(spec *batchv1.JobSpec) *scheduler.Supposed {
 	s := replicated("", "", &spec.Template, spec.Parallelism, nil)
 	if spec.Completions != nil {
 		s.Copies = min(s.Copies, int(*spec.Completions))
+	}
+	if s.Copies <= 0 || spec.Suspend != nil && *spec.Suspend {
+		s.Copies = none
 	}
 	return s
 }
 
 // daemonTolerations are those every pod of a DaemonSet is given.
 func daemonTolerations(pod *corev1.Pod) (all []corev1.Toleration) {
-	for key, effect := range map[string]corev1.TaintEffect{
-		corev1.TaintNodeNotReady: corev1.TaintEffectNoExecute, corev1.TaintNodeUnreachable: corev1.TaintEffectNoExecute,
-		corev1.TaintNodeDiskPressure: corev1.TaintEffectNoSchedule, corev1.TaintNodeMemoryPressure: corev1.TaintEffectNoSchedule,
-		corev1.TaintNodePIDPressure: corev1.TaintEffectNoSchedule, corev1.TaintNodeUnschedulable: corev1.TaintEffectNoSchedule,
-	} {
-		all = append(all, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: effect})
+	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+		all = append(all, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})
 	}
+	during := []string{corev1.TaintNodeDiskPressure, corev1.TaintNodeMemoryPressure, corev1.TaintNodePIDPressure, corev1.TaintNodeUnschedulable}
 	if pod.Spec.HostNetwork {
-		all = append(all, corev1.Toleration{Key: corev1.TaintNodeNetworkUnavailable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+		during = append(during, corev1.TaintNodeNetworkUnavailable)
+	}
+	for _, key := range during {
+		all = append(all, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
 	}
 	return all
 }

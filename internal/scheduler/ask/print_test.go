@@ -1,0 +1,74 @@
+package ask
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/scheduler"
+)
+
+func TestPrintWhy(t *testing.T) {
+	decided := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600)))
+	refused := func(rule string, reasons ...string) *scheduler.Refusal {
+		return &scheduler.Refusal{Rule: rule, Reasons: reasons}
+	}
+	for _, test := range []struct {
+		rule string
+		e    scheduler.Explanation
+		want string
+	}{
+		{"a pod with a node and nothing else to tell", scheduler.Explanation{Namespace: "n", Name: "p", Node: "a"}, "Pod n/p goes to node a\n"},
+		{"a gated pod", scheduler.Explanation{Namespace: "n", Name: "p", Message: "waiting for scheduling gates: [g]", Changes: []scheduler.Change{{Steps: []string{"remove the pod's scheduling gates"}}}},
+			"Pod n/p has no node: waiting for scheduling gates: [g]\n\nThe smallest changes that would let it run:\n  remove the pod's scheduling gates\n"},
+		{"columns of all rules that said something, by name", scheduler.Explanation{Namespace: "n", Name: "p", Node: "a", Decided: &decided, Feasible: 2, Nodes: 2, Verdicts: []scheduler.Verdict{
+			{Node: "a", Total: 300, Scores: map[string]int64{"Zebra": 100, "Ant": 200}}, {Node: "longer-name", Total: 0, Scores: map[string]int64{"Middle": 0}}}},
+			"Pod n/p goes to node a\nDecided 2026-01-02T03:04:05+01:00; of 2 nodes 2 could take it.\n\n" +
+				"NODE         VERDICT  TOTAL  Ant  Middle  Zebra\na            chosen   300    200  0       100\nlonger-name  fits     0      0    0       0\n"},
+		{"several reasons", scheduler.Explanation{Namespace: "n", Name: "p", Message: "m", Decided: &decided, Nodes: 1, Verdicts: []scheduler.Verdict{{Node: "a", Refusal: refused("NodeResourcesFit", "Insufficient cpu", "Too many pods")}}},
+			"Pod n/p has no node: m\nDecided 2026-01-02T03:04:05+01:00; of 1 nodes 0 could take it.\n\nNODE  VERDICT  TOTAL\na     refused by NodeResourcesFit: Insufficient cpu, Too many pods\n"},
+		{"room for several", scheduler.Explanation{Namespace: "n", Name: "p", Message: "m", Preemption: &scheduler.Room{Node: "a", Victims: 2}}, "Pod n/p has no node: m\n\nIt would get room on node a if 2 pods of lower priority made way.\n"},
+	} {
+		var text strings.Builder
+		if err := PrintWhy(&text, &test.e); err != nil || text.String() != test.want {
+			t.Errorf("%s: %v\n%s\nwant\n%s", test.rule, err, text.String(), test.want)
+		}
+	}
+}
+
+func TestPrintWhatIf(t *testing.T) {
+	for _, test := range []struct {
+		rule string
+		all  []scheduler.Explanation
+		want string
+	}{
+		{"nothing", nil, "NAMESPACE  POD  NODE  COULD TAKE IT\n\n0 of 0 pods would have a node.\n"},
+		{"verdicts are told of pods with nodes too", []scheduler.Explanation{{Namespace: "n", Name: "p", Node: "a", Feasible: 1, Nodes: 1, Verdicts: []scheduler.Verdict{{Node: "a", Total: 1, Scores: map[string]int64{"R": 1}}}}},
+			"NAMESPACE  POD  NODE  COULD TAKE IT\nn          p    a     1 of 1\n\n1 of 1 pods would have a node.\n\nPod n/p goes to node a\n\nNODE  VERDICT  TOTAL  R\na     chosen   1      1\n"},
+		{"what would help those without", []scheduler.Explanation{{Namespace: "n", Name: "p", Message: "m", Nodes: 3, Changes: []scheduler.Change{{Node: "a", Others: 2, Steps: []string{"x", "y"}}}}},
+			"NAMESPACE  POD  NODE    COULD TAKE IT\nn          p    <none>  0 of 3\n\n0 of 1 pods would have a node.\n\nPod n/p has no node: m\n\nThe smallest changes that would let it run:\n  on node a (likewise on 2 other nodes): x; and y\n"},
+	} {
+		var text strings.Builder
+		if err := PrintWhatIf(&text, test.all); err != nil || text.String() != test.want {
+			t.Errorf("%s: %v\n%s\nwant\n%s", test.rule, err, text.String(), test.want)
+		}
+	}
+}
+
+type brokenWriter struct{}
+
+var errBroken = errors.New("broken pipe")
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
+
+func TestPrintingFails(t *testing.T) {
+	if err := PrintWhy(brokenWriter{}, &scheduler.Explanation{}); !errors.Is(err, errBroken) {
+		t.Error(err)
+	}
+	if err := PrintWhatIf(brokenWriter{}, nil); !errors.Is(err, errBroken) {
+		t.Error(err)
+	}
+}

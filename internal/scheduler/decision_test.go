@@ -1,0 +1,303 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// The words of a pod that fits nowhere are upstream's, down to order and punctuation.
+func TestFitErrorInUpstreamsWords(t *testing.T) {
+	for _, test := range []struct {
+		rule string
+		err  FitError
+		want string
+	}{
+		{"nothing is known", FitError{Nodes: 3}, "0/3 nodes are available:"},
+		{"one reason", FitError{Nodes: 1, Reasons: map[string]int{"Insufficient cpu": 1}}, "0/1 nodes are available: 1 Insufficient cpu."},
+		{"reasons are in the order of their texts, numbers first", FitError{Nodes: 12, Reasons: map[string]int{"b": 2, "a": 10, "c": 2}}, "0/12 nodes are available: 10 a, 2 b, 2 c."},
+		{"more reasons than nodes", FitError{Nodes: 1, Reasons: map[string]int{"x": 1, "y": 1}}, "0/1 nodes are available: 1 x, 1 y."},
+		{"against all nodes at once", FitError{Nodes: 4, Refusal: refuse("R", true, "no way")}, "0/4 nodes are available: no way."},
+		{"against all, for several reasons", FitError{Nodes: 4, Refusal: refuse("R", true, "no way", "never")}, "0/4 nodes are available: no way, never."},
+		{"what preemption said", FitError{Nodes: 1, Reasons: map[string]int{"x": 1}, Preemption: "preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."},
+			"0/1 nodes are available: 1 x. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."},
+		{"against all, and what preemption said", FitError{Nodes: 1, Refusal: refuse("R", true, "no"), Preemption: "p."}, "0/1 nodes are available: no. p."},
+		{"no node at all", FitError{}, "0/0 nodes are available:"},
+	} {
+		if got := test.err.Error(); got != test.want {
+			t.Errorf("%s: %q, want %q", test.rule, got, test.want)
+		}
+	}
+}
+
+// failureOf schedules a pod that fits nowhere.
+func failureOf(t testing.TB, s *Snapshot, pod *corev1.Pod, profile *Profile) (*Decision, *FitError) {
+	t.Helper()
+	d, err := Schedule(s, infoOf(t, pod), profile)
+	var fit *FitError
+	if !errors.As(err, &fit) || d.Node != "" || d.Feasible != 0 {
+		t.Fatalf("the pod went to %q, %v", d.Node, err)
+	}
+	return d, fit
+}
+
+// However a decision is made - by a table, by neighbours, among few, against all - it tells the same of every node: the reasons, how
+// often, and the rules whose changes may help.
+func TestRefusalsAreCounted(t *testing.T) {
+	noSchedule := corev1.TaintEffectNoSchedule
+	nodes := []*corev1.Node{testNode("a", cordoned), testNode("b", taint("k", "v", noSchedule)), testNode("c"), testNode("d", zone("1")), testNode("e", zone("1"), nodeHas(corev1.ResourcePods, "0"))}
+	for _, test := range []struct {
+		rule    string
+		pod     *corev1.Pod
+		running []*corev1.Pod
+		reasons map[string]int
+		rules   []string
+		message string
+	}{
+		{rule: "by the table", pod: testPod("p", asksCPU("9")),
+			reasons: map[string]int{"node(s) were unschedulable": 1, "node(s) had untolerated taint(s)": 1, "Insufficient cpu": 3, "Too many pods": 1}, rules: []string{nodeResourcesFitName, nodeUnschedulableName, taintTolerationName},
+			message: "0/5 nodes are available: 1 Too many pods, 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable, 3 Insufficient cpu."},
+		{rule: "several resources", pod: testPod("p", asksCPU("9"), asksMemory("900Gi"), tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
+			reasons: map[string]int{"Insufficient cpu": 5, "Insufficient memory": 5, "Too many pods": 1}, rules: []string{nodeResourcesFitName},
+			message: "0/5 nodes are available: 1 Too many pods, 5 Insufficient cpu, 5 Insufficient memory."},
+		{rule: "by neighbours", pod: testPod("p", near(corev1.LabelTopologyZone, "app", "db")),
+			reasons: map[string]int{"node(s) were unschedulable": 1, "node(s) had untolerated taint(s)": 1, "node(s) didn't match pod affinity rules": 2, "Too many pods": 1},
+			rules:   []string{interPodAffinityName, nodeResourcesFitName, nodeUnschedulableName, taintTolerationName},
+			message: "0/5 nodes are available: 1 Too many pods, 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable, 2 node(s) didn't match pod affinity rules."},
+		{rule: "by spreading", pod: testPod("p", labelled("app", "db"), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "db")), running: []*corev1.Pod{testPod("x", on("c"), labelled("app", "db"), asksCPU("4"))},
+			reasons: nil},
+		{rule: "among few", pod: testPod("p", requiresNodes(named("a"), named("b"), named("nobody"))),
+			reasons: map[string]int{"node(s) were unschedulable": 1, "node(s) had untolerated taint(s)": 1, "node(s) didn't satisfy plugin(s) [NodeAffinity]": 3},
+			rules:   []string{nodeAffinityName, nodeUnschedulableName, taintTolerationName},
+			message: "0/5 nodes are available: 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable, 3 node(s) didn't satisfy plugin(s) [NodeAffinity]."},
+		{rule: "a node that does not exist", pod: testPod("p", requiresNodes(named("nobody"))), reasons: map[string]int{"node(s) didn't satisfy plugin(s) [NodeAffinity]": 5}, rules: []string{nodeAffinityName},
+			message: "0/5 nodes are available: 5 node(s) didn't satisfy plugin(s) [NodeAffinity]."},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			if test.reasons == nil {
+				d, err := Schedule(cluster(t, nodes, test.running...), infoOf(t, test.pod), DefaultProfile())
+				if err != nil || d.Node != "d" || d.Feasible != 1 || d.Nodes != 5 {
+					t.Errorf("went to %q, %d of %d, %v", d.Node, d.Feasible, d.Nodes, err)
+				}
+				return
+			}
+			d, fit := failureOf(t, cluster(t, nodes, test.running...), test.pod, DefaultProfile())
+			if !reflect.DeepEqual(fit.Reasons, test.reasons) || !slices.Equal(fit.Rules, test.rules) || fit.Nodes != 5 {
+				t.Errorf("reasons %v by %v, want %v by %v", fit.Reasons, fit.Rules, test.reasons, test.rules)
+			}
+			if fit.Error() != test.message {
+				t.Errorf("%s\nwant %s", fit, test.message)
+			}
+			// The verdicts say the same, node by node.
+			told := map[string]int{}
+			verdicts, current := d.Explain()
+			for _, v := range verdicts {
+				if v.Refusal == nil || len(v.Scores) > 0 || v.Total != 0 {
+					t.Fatalf("%+v", v)
+				}
+				for _, reason := range v.Refusal.Reasons {
+					told[reason]++
+				}
+			}
+			if !current || !maps.Equal(told, test.reasons) || len(verdicts) != 5 {
+				t.Errorf("the verdicts tell %v, current %t", told, current)
+			}
+		})
+	}
+}
+
+func TestNoNodes(t *testing.T) {
+	d, err := Schedule(cluster(t, nil), infoOf(t, testPod("p")), DefaultProfile())
+	if !errors.Is(err, ErrNoNodes) || err.Error() != "no nodes available to schedule pods" || !IsUnschedulable(err) || d.Nodes != 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if verdicts, current := d.Explain(); len(verdicts) != 0 || !current {
+		t.Errorf("%v, %t", verdicts, current)
+	}
+	if changes := d.smallestChanges(); len(changes) != 1 || changes[0].Node != "" || changes[0].Steps[0] != "add a node" {
+		t.Errorf("%+v", changes)
+	}
+}
+
+// Verdicts come in an order a reader can follow: the winner, the others by score and name, the refused by name.
+func TestVerdictsInOrder(t *testing.T) {
+	nodes := []*corev1.Node{
+		testNode("z", cordoned), testNode("small", nodeHas(corev1.ResourceCPU, "2")), testNode("b"), testNode("a"), testNode("large", nodeHas(corev1.ResourceCPU, "64"), nodeHas(corev1.ResourceMemory, "512Gi")), testNode("y", cordoned),
+	}
+	const want = "large a b small y z"
+	// Equal nodes are told by name, in whatever order they came.
+	for _, order := range [][]*corev1.Node{nodes, append(slices.Clone(nodes[:2]), nodes[3], nodes[2], nodes[4], nodes[5])} {
+		s := cluster(t, order)
+		d, err := Schedule(s, infoOf(t, testPod("p", asksCPU("1"), asksMemory("1Gi"))), DefaultProfile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		verdicts, _ := d.Explain()
+		var names []string
+		for j, v := range verdicts {
+			names = append(names, v.Node)
+			sum := int64(0)
+			for _, score := range v.Scores {
+				sum += score
+			}
+			if sum != v.Total {
+				t.Errorf("%s: the scores %v make %d, not %d", v.Node, v.Scores, sum, v.Total)
+			}
+			if j > 0 && j < d.Feasible && v.Total > verdicts[j-1].Total {
+				t.Errorf("%s with %d comes after %s with %d", v.Node, v.Total, verdicts[j-1].Node, verdicts[j-1].Total)
+			}
+		}
+		if got := strings.Join(names, " "); got != want || d.Feasible != 4 {
+			t.Errorf("%s, want %s; %d could take it", got, want, d.Feasible)
+		}
+	}
+}
+
+// The winner is told first even where others score the same.
+func TestTheWinnerComesFirst(t *testing.T) {
+	s := cluster(t, []*corev1.Node{testNode("a"), testNode("b"), testNode("c")})
+	seen := map[string]bool{}
+	for i := range 6 {
+		info := infoOf(t, testPod(fmt.Sprint("p", i)))
+		d, err := Schedule(s, info, DefaultProfile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if verdicts, _ := d.Explain(); verdicts[0].Node != d.Node {
+			t.Errorf("%s won, and %s is told first", d.Node, verdicts[0].Node)
+		}
+		seen[d.Node] = true
+		s.Assume(info, d.Node)
+	}
+	if len(seen) != 3 {
+		t.Errorf("only %v ever won", seen)
+	}
+}
+
+// However the cluster changes afterwards, a decision tells what it saw: nodes that come, go, change their labels and take other pods.
+func TestDecisionsTellWhatTheySaw(t *testing.T) {
+	nodes := []*corev1.Node{testNode("a", zone("1")), testNode("b", zone("2")), testNode("c"), testNode("d", cordoned)}
+	running := []*corev1.Pod{testPod("x", on("a"), labelled("app", "web"), asksCPU("1")), testPod("y", on("b"), labelled("app", "db"))}
+	for _, pod := range []*corev1.Pod{
+		testPod("plain", asksCPU("1")),
+		testPod("zonal", labelled("app", "web"), spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
+		testPod("hosted", labelled("app", "web"), spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "web"), spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
+		testPod("friendly", prefersNear(10, corev1.LabelTopologyZone, "app", "web")), testPod("tied", near(corev1.LabelHostname, "app", "db")), testPod("shy", away(corev1.LabelTopologyZone, "app", "web")),
+		testPod("few", requiresNodes(named("a"), named("c"))), testPod("both", prefersNear(10, corev1.LabelHostname, "app", "db"), labelled("app", "web"), spread(corev1.LabelTopologyZone, 1, corev1.ScheduleAnyway, "app", "web")),
+	} {
+		t.Run(pod.Name, func(t *testing.T) {
+			s := cluster(t, nodes, running...)
+			d, err := Schedule(s, infoOf(t, pod), DefaultProfile())
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, _ := d.Explain()
+			s.SetPod(infoOf(t, testPod("late", on("b"), asksCPU("3"), labelled("app", "web"))))
+			s.SetNode(testNode("c", zone("1")))
+			s.SetNode(testNode("a", zone("2")))
+			s.SetNode(testNode("e", zone("3")))
+			s.SetNode(testNode("d"))
+			again, err := Schedule(s, infoOf(t, pod), DefaultProfile())
+			if err != nil {
+				t.Fatal(err)
+			}
+			after, current := d.Explain()
+			if now, _ := again.Explain(); len(now) != 5 {
+				t.Errorf("%d nodes are told of now", len(now))
+			}
+			if pod.Name == "few" {
+				return // of nodes it did not look at, it tells what is said now
+			}
+			if current && !reflect.DeepEqual(before, after) {
+				t.Errorf("told\n%+v\nand then\n%+v", before, after)
+			}
+		})
+	}
+}
+
+// A column that a record has borrowed is left to it.
+func TestLentColumns(t *testing.T) {
+	c := &labelColumn{number: map[string]int32{}}
+	c.set(0, "x", true)
+	c.set(1, "y", true)
+	lent := c.lend()
+	before := slices.Clone(lent)
+	c.set(0, "x", true)
+	if &lent[0] != &c.of[0] {
+		t.Error("a value that stays the same costs a copy")
+	}
+	c.set(0, "y", true)
+	c.set(1, "", false)
+	c.set(2, "x", true)
+	if !slices.Equal(lent, before) || !slices.Equal(c.of, []int32{1, none, 0}) {
+		t.Errorf("the record has %v, the column %v", lent, c.of)
+	}
+	again := c.lend()
+	c.set(2, "z", true)
+	if !slices.Equal(again, []int32{1, none, 0}) || c.of[2] != 2 || c.lent {
+		t.Errorf("the second record has %v, the column %v", again, c.of)
+	}
+}
+
+// Without a record decisions are the same, and nothing is there to be told.
+func TestWithoutARecord(t *testing.T) {
+	for _, load := range benchLoads {
+		kept, bare := cluster(t, benchNodes(30)), cluster(t, benchNodes(30))
+		bare.KeepNoRecord()
+		for i := range 40 {
+			info := infoOf(t, load.pod(i))
+			d, err := Schedule(kept, info, DefaultProfile())
+			other, otherErr := Schedule(bare, info, DefaultProfile())
+			if d.Node != other.Node || d.Feasible != other.Feasible || fmt.Sprint(err) != fmt.Sprint(otherErr) {
+				t.Fatalf("%s: with the record %q of %d, %v; without %q of %d, %v", load.name, d.Node, d.Feasible, err, other.Node, other.Feasible, otherErr)
+			}
+			if err != nil {
+				break
+			}
+			if !other.faded || other.beside != nil || d.faded {
+				t.Fatalf("%s: a record was kept, or not", load.name)
+			}
+			kept.Assume(info, d.Node)
+			bare.Assume(info, other.Node)
+		}
+	}
+}
+
+// Scores say by how much: upstream's numbers for a cluster one can reckon by hand.
+func TestScoresByHand(t *testing.T) {
+	nodes := []*corev1.Node{
+		testNode("empty"), testNode("half"), testNode("disliked", taint("k", "v", corev1.TaintEffectPreferNoSchedule)), testNode("preferred", nodeLabel("disk", "ssd")),
+	}
+	running := testPod("r", on("half"), asksCPU("2"), asksMemory("16Gi"))
+	pod := testPod("p", asksCPU("1"), asksMemory("8Gi"), func(p *corev1.Pod) {
+		affinityOf(p).NodeAffinity = &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 4, Preference: expression("disk", corev1.NodeSelectorOpIn, "ssd")}}}
+	})
+	d, err := Schedule(cluster(t, nodes, running), infoOf(t, pod), DefaultProfile())
+	if err != nil || d.Node != "preferred" {
+		t.Fatalf("went to %q, %v", d.Node, err)
+	}
+	verdicts, _ := d.Explain()
+	for _, v := range verdicts {
+		// A quarter of everything is asked for: 75 are left of an empty node, 25 of the half full one.
+		want := map[string]int64{nodeResourcesFitName: 75, taintTolerationName: 300, nodeAffinityName: 0}
+		switch v.Node {
+		case "half":
+			want[nodeResourcesFitName] = 25
+		case "disliked":
+			want[taintTolerationName] = 0
+		case "preferred":
+			want[nodeAffinityName] = 200
+		}
+		for rule, score := range want {
+			if v.Scores[rule] != score {
+				t.Errorf("%s: %s gives %d, want %d", v.Node, rule, v.Scores[rule], score)
+			}
+		}
+	}
+}

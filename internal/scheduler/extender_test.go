@@ -1,0 +1,544 @@
+package scheduler
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+)
+
+const oneMinute = time.Minute
+
+// parsed reads a configuration's fields.
+func parsed(t testing.TB, fields string) *configv1.KubeSchedulerConfiguration {
+	t.Helper()
+	c, err := ParseConfiguration(configuration(fields))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// voice is an extender over real HTTP: what it was asked, and what it answers by verb.
+type voice struct {
+	*httptest.Server
+	t       *testing.T
+	asked   []string // method, path, content type
+	bodies  []string
+	answers map[string]any // an error is a code
+}
+
+func (v *voice) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		v.t.Error(err)
+	}
+	v.asked, v.bodies = append(v.asked, r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")), append(v.bodies, string(body))
+	answer := v.answers[strings.TrimPrefix(r.URL.Path, "/scheduler/")]
+	switch a := answer.(type) {
+	case int:
+		w.WriteHeader(a)
+	case string:
+		fmt.Fprint(w, a)
+	default:
+		_ = json.NewEncoder(w).Encode(answer)
+	}
+}
+
+func newVoice(t *testing.T, answers map[string]any) *voice {
+	v := &voice{t: t, answers: answers}
+	v.Server = httptest.NewServer(v)
+	t.Cleanup(v.Close)
+	return v
+}
+
+func (v *voice) extender(config configv1.Extender) *extender {
+	v.t.Helper()
+	config.URLPrefix = v.URL + "/scheduler"
+	e, err := newExtender(&config)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return e
+}
+
+func nodeList(names ...string) *corev1.NodeList {
+	list := &corev1.NodeList{}
+	for _, name := range names {
+		list.Items = append(list.Items, *testNode(name))
+	}
+	return list
+}
+
+func TestExtenderFilter(t *testing.T) {
+	nodes := []*corev1.Node{testNode("a"), testNode("b"), testNode("c")}
+	pod := testPod("p")
+	for _, test := range []struct {
+		rule   string
+		config configv1.Extender
+		answer any
+		want   []string
+		refuse map[string]Refusal
+		fails  string
+		asked  string // what the question contains
+	}{
+		{rule: "who has no verb is not asked", want: []string{"a", "b", "c"}},
+		{rule: "nodes in, nodes out", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("c", "a")}, want: []string{"c", "a"}, asked: `"Nodes":{"metadata":{},"items":[{"metadata":{"name":"a"`},
+		{rule: "names in, names out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}, want: []string{"b"}, asked: `"NodeNames":["a","b","c"]`},
+		{rule: "names in, nodes out", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}, want: []string{"b"}},
+		{rule: "who was sent nodes is not heard with names", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}},
+		{rule: "an empty answer leaves none", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{}},
+		{rule: "an empty list of names leaves none", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{}}},
+		{rule: "refusals", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
+			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}},
+			refuse: map[string]Refusal{"b": {Rule: extenderName, Reasons: []string{"full"}}, "c": {Rule: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+		{rule: "what cannot be resolved goes before what can", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
+			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"b": "broken"}},
+			refuse: map[string]Refusal{"b": {Rule: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+		{rule: "an error", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), Error: "out of order"}, fails: "out of order"},
+		{rule: "a code", config: configv1.Extender{FilterVerb: "filter"}, answer: 500, fails: "failed filter with extender at URL URL/scheduler/filter, code 500"},
+		{rule: "another good code is none", config: configv1.Extender{FilterVerb: "filter"}, answer: 202, fails: "code 202"},
+		{rule: "not JSON", config: configv1.Extender{FilterVerb: "filter"}, answer: "hello", fails: "invalid character 'h'"},
+		{rule: "nothing", config: configv1.Extender{FilterVerb: "filter"}, answer: "", fails: "EOF"},
+		{rule: "a node nobody asked about", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{"z"}}, fails: `extender "URL/scheduler" claims a filtered node "z" which is not found in the input node list`},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			v := newVoice(t, map[string]any{"filter": test.answer})
+			kept, refusals, err := v.extender(test.config).filter(t.Context(), pod, nodes)
+			if test.fails != "" {
+				if want := strings.ReplaceAll(test.fails, "URL/", v.URL+"/"); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want %s", err, want)
+				}
+				return
+			}
+			var names []string
+			for _, n := range kept {
+				names = append(names, n.Name)
+			}
+			got := map[string]Refusal{}
+			for name, r := range refusals {
+				got[name] = *r
+			}
+			if err != nil || !slices.Equal(names, test.want) || len(got)+len(test.refuse) > 0 && !reflect.DeepEqual(got, test.refuse) {
+				t.Errorf("kept %v, refused %v, %v; want %v, %v", names, got, err, test.want, test.refuse)
+			}
+			switch {
+			case test.config.FilterVerb == "" && len(v.asked) > 0:
+				t.Errorf("asked %v", v.asked)
+			case test.config.FilterVerb != "" && !slices.Equal(v.asked, []string{"POST /scheduler/filter application/json"}):
+				t.Errorf("asked %v", v.asked)
+			case test.asked != "" && (!strings.Contains(v.bodies[0], test.asked) || !strings.Contains(v.bodies[0], `"Pod":{"metadata":{"name":"p","namespace":"default","uid":"p"}`)):
+				t.Errorf("asked %s\nwithout %s", v.bodies[0], test.asked)
+			}
+		})
+	}
+}
+
+func TestExtenderScores(t *testing.T) {
+	nodes := []*corev1.Node{testNode("a"), testNode("b")}
+	for _, test := range []struct {
+		rule   string
+		config configv1.Extender
+		answer any
+		want   map[string]int64
+		fails  string
+	}{
+		{rule: "who has no verb says nothing"},
+		{rule: "0 to 10 becomes 0 to 100, times the weight", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 3}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 10}, {Host: "b", Score: 1}}, want: map[string]int64{"a": 3000 / 10 * 1, "b": 30}},
+		{rule: "names are enough", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1, NodeCacheCapable: true}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 5}}, want: map[string]int64{"a": 50}},
+		{rule: "a code", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: 404, fails: "code 404"},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			v := newVoice(t, map[string]any{"prioritize": test.answer})
+			got, err := v.extender(test.config).scores(t.Context(), testPod("p"), nodes)
+			if test.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), test.fails) {
+					t.Errorf("error %v, want %s", err, test.fails)
+				}
+				return
+			}
+			if err != nil || !reflect.DeepEqual(got, test.want) {
+				t.Errorf("scores %v, %v; want %v", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestExtenderPreempts(t *testing.T) {
+	low, lower := testPod("low", on("a"), priority(2)), testPod("lower", on("a"), priority(1))
+	other := testPod("other", on("b"))
+	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}}
+	meta := func(violations int64, uids ...string) *extenderv1.MetaVictims {
+		m := &extenderv1.MetaVictims{NumPDBViolations: violations}
+		for _, uid := range uids {
+			m.Pods = append(m.Pods, &extenderv1.MetaPod{UID: uid})
+		}
+		return m
+	}
+	for _, test := range []struct {
+		rule   string
+		config configv1.Extender
+		answer map[string]*extenderv1.MetaVictims
+		want   []string
+		fails  string
+		asked  string
+	}{
+		{rule: "everything stays", answer: map[string]*extenderv1.MetaVictims{"a": meta(1, "low", "lower"), "b": meta(0, "other")}, want: []string{"a 1 [low lower]", "b 0 [other]"}, asked: `"NodeNameToVictims":{"a":{"Pods":[{"metadata":{"name":"low"`},
+		{rule: "names are enough", config: configv1.Extender{NodeCacheCapable: true}, answer: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"},
+			asked: `"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"low"},{"UID":"lower"}],"NumPDBViolations":1},"b":{"Pods":[{"UID":"other"}],"NumPDBViolations":0}}`},
+		{rule: "fewer victims, and another count", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower")}, want: []string{"a 0 [lower]"}},
+		{rule: "the more important first, as always", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower", "low")}, want: []string{"a 0 [low lower]"}},
+		{rule: "nothing stays", answer: nil},
+		{rule: "a node nobody asked about is nobody's", answer: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"}},
+		{rule: "a pod that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "ghost")}, fails: "claims to preempt pod (UID: ghost) on node: a, but the pod is not found on that node"},
+		{rule: "no victims", answer: map[string]*extenderv1.MetaVictims{"a": meta(0)}, fails: `expected at least one victim pod on node "a"`},
+		{rule: "no victims, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"a": meta(0), "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			v := newVoice(t, map[string]any{"preempt": extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: test.answer}})
+			test.config.PreemptVerb = "preempt"
+			kept, err := v.extender(test.config).preempt(t.Context(), testPod("p"), candidates)
+			if test.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), test.fails) {
+					t.Errorf("error %v, want %s", err, test.fails)
+				}
+				return
+			}
+			var got []string
+			for _, way := range kept {
+				var victims []string
+				for _, p := range way.Victims {
+					victims = append(victims, p.Name)
+				}
+				got = append(got, fmt.Sprint(way.Node, " ", way.Violations, " ", victims))
+			}
+			if err != nil || !slices.Equal(got, test.want) {
+				t.Errorf("kept %q, %v; want %q", got, err, test.want)
+			}
+			if !strings.Contains(v.bodies[0], test.asked) {
+				t.Errorf("asked %s\nwithout %s", v.bodies[0], test.asked)
+			}
+		})
+	}
+}
+
+func TestExtenderBinds(t *testing.T) {
+	for _, test := range []struct {
+		rule   string
+		answer any
+		fails  string
+	}{
+		{"well", extenderv1.ExtenderBindingResult{}, ""}, {"not", extenderv1.ExtenderBindingResult{Error: "no room"}, "no room"}, {"not at all", 503, "failed bind with extender"},
+	} {
+		v := newVoice(t, map[string]any{"bind": test.answer})
+		err := v.extender(configv1.Extender{BindVerb: "bind"}).bind(t.Context(), testPod("p"), "a")
+		if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+			t.Errorf("%s: %v, want %q", test.rule, err, test.fails)
+		}
+		if want := `{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}`; v.bodies[0] != want {
+			t.Errorf("asked %s, want %s", v.bodies[0], want)
+		}
+	}
+}
+
+// An extender that manages resources is asked about pods that want one of them, wherever they say so.
+func TestExtenderInterest(t *testing.T) {
+	wants := func(list corev1.ResourceList) corev1.Container {
+		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: list}}
+	}
+	theirs := corev1.ResourceList{"a.b/c": resource.MustParse("1")}
+	for _, test := range []struct {
+		rule    string
+		managed []string
+		change  podOption
+		want    bool
+	}{
+		{"who manages nothing wants to know everything", nil, func(*corev1.Pod) {}, true},
+		{"a pod that wants nothing", []string{"a.b/c"}, func(*corev1.Pod) {}, false},
+		{"a request", []string{"a.b/c"}, func(p *corev1.Pod) { p.Spec.Containers[0] = wants(theirs) }, true},
+		{"a request of the second container", []string{"a.b/c"}, func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, wants(theirs)) }, true},
+		{"a limit", []string{"a.b/c"}, func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Limits = theirs }, true},
+		{"an init container's", []string{"a.b/c"}, func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{wants(theirs)} }, true},
+		{"an init container's limit", []string{"a.b/c"}, func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: theirs}}}
+		}, true},
+		{"one of several", []string{"x.y/z", "a.b/c"}, func(p *corev1.Pod) { p.Spec.Containers[0] = wants(theirs) }, true},
+		{"another resource", []string{"x.y/z"}, func(p *corev1.Pod) { p.Spec.Containers[0] = wants(theirs) }, false},
+		{"overhead is nobody's request", []string{"a.b/c"}, func(p *corev1.Pod) { p.Spec.Overhead = theirs }, false},
+	} {
+		var managed []configv1.ExtenderManagedResource
+		for _, name := range test.managed {
+			managed = append(managed, configv1.ExtenderManagedResource{Name: name})
+		}
+		e := &extender{config: &configv1.Extender{ManagedResources: managed}}
+		if got := e.interested(testPod("p", test.change)); got != test.want {
+			t.Errorf("%s: interested %t, want %t", test.rule, got, test.want)
+		}
+	}
+}
+
+// Extenders over TLS are known by the authority that is named, or are taken at their word where upstream takes them so.
+func TestExtenderTLS(t *testing.T) {
+	v := &voice{t: t, answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("a")}}}
+	var presented int
+	v.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		presented = len(r.TLS.PeerCertificates)
+		v.ServeHTTP(w, r)
+	}))
+	v.TLS = &tls.Config{ClientAuth: tls.RequestClientCert}
+	v.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	v.StartTLS()
+	t.Cleanup(v.Close)
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: v.Certificate().Raw})
+	keys, err := httptestKey(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		rule      string
+		config    configv1.Extender
+		fails     string
+		presented int
+	}{
+		{rule: "nobody is named", config: configv1.Extender{}, fails: "certificate signed by unknown authority"},
+		{rule: "HTTPS without an authority trusts everybody", config: configv1.Extender{EnableHTTPS: true}},
+		{rule: "an authority", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
+		{rule: "an authority, whatever HTTPS says", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority}}},
+		{rule: "an authority and another name", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "other.test"}}, fails: "not other.test"},
+		{rule: "an authority and a name of its own", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, ServerName: "example.com"}}},
+		{rule: "insecure", config: configv1.Extender{TLSConfig: &configv1.ExtenderTLSConfig{Insecure: true}}},
+		{rule: "with a certificate", config: configv1.Extender{EnableHTTPS: true, TLSConfig: &configv1.ExtenderTLSConfig{CAData: authority, CertData: authority, KeyData: keys}}, presented: 1},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			presented = 0
+			test.config.FilterVerb = "filter"
+			kept, _, err := v.extender(test.config).filter(t.Context(), testPod("p"), []*corev1.Node{testNode("a")})
+			if test.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), test.fails) {
+					t.Errorf("error %v, want %s", err, test.fails)
+				}
+				return
+			}
+			if err != nil || len(kept) != 1 || presented != test.presented {
+				t.Errorf("kept %v, %v; %d certificates were shown, want %d", kept, err, presented, test.presented)
+			}
+		})
+	}
+	for rule, config := range map[string]*configv1.ExtenderTLSConfig{
+		"an authority of no certificates": {CAData: []byte("x")}, "a certificate without its key": {CertData: authority, KeyData: []byte("x")},
+		"insecure, and yet an authority": {Insecure: true, CAData: authority},
+	} {
+		if _, err := newExtender(&configv1.Extender{EnableHTTPS: true, TLSConfig: config}); err == nil || !strings.HasPrefix(err.Error(), "tlsConfig: ") {
+			t.Errorf("%s: %v", rule, err)
+		}
+	}
+}
+
+func httptestKey(v *voice) ([]byte, error) {
+	der, err := marshalKey(v.TLS.Certificates[0].PrivateKey)
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+}
+
+// Whoever takes longer than their time is not waited for.
+func TestExtenderTimeout(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	t.Cleanup(func() { close(release); server.Close() })
+	config := configv1.Extender{URLPrefix: server.URL, FilterVerb: "filter"}
+	config.HTTPTimeout.Duration = 20 * time.Millisecond
+	e, err := newExtender(&config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := e.filter(t.Context(), testPod("p"), nil); err == nil || !strings.Contains(err.Error(), "Client.Timeout") {
+		t.Errorf("waited until %v", err)
+	}
+	usual, err := newExtender(&configv1.Extender{})
+	if err != nil || usual.client.Timeout != 5*time.Second {
+		t.Errorf("usually waits %v, %v", usual.client.Timeout, err)
+	}
+}
+
+// Those that may be ignored are asked last, in their order; whatever slashes stand behind the prefix.
+func TestExtendersInOrder(t *testing.T) {
+	all, err := extendersOf(parsed(t, "extenders: [{urlPrefix: 'http://1', ignorable: true}, {urlPrefix: 'http://2'}, {urlPrefix: 'http://3', ignorable: true}, {urlPrefix: 'http://4'}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for _, e := range all {
+		order = append(order, e.config.URLPrefix)
+	}
+	if want := []string{"http://2", "http://4", "http://1", "http://3"}; !slices.Equal(order, want) {
+		t.Errorf("asked %v, want %v", order, want)
+	}
+	v := newVoice(t, map[string]any{"filter": extenderv1.ExtenderFilterResult{}})
+	e := v.extender(configv1.Extender{FilterVerb: "filter"})
+	e.config.URLPrefix += "//"
+	if _, _, err := e.filter(t.Context(), testPod("p"), nil); err != nil || v.asked[0] != "POST /scheduler/filter application/json" {
+		t.Errorf("asked %v, %v", v.asked, err)
+	}
+}
+
+// Several extenders narrow the choice one after another, and every one that may be ignored is, when it fails.
+func TestNarrow(t *testing.T) {
+	names := func(all ...string) extenderv1.ExtenderFilterResult {
+		return extenderv1.ExtenderFilterResult{NodeNames: &all}
+	}
+	for _, test := range []struct {
+		rule    string
+		answers []any
+		ignore  []bool
+		want    []string
+		refused []string
+		fails   string
+		asked   []int
+	}{
+		{"each sees what the one before has left", []any{names("a", "b"), names("b")}, []bool{false, false}, []string{"b"}, nil, "", []int{1, 1}},
+		{"with nothing left nobody is asked", []any{names(), names("b")}, []bool{false, false}, nil, nil, "", []int{1, 0}},
+		{"a failure ends it", []any{500, names("b")}, []bool{false, false}, nil, nil, "code 500", []int{1, 0}},
+		{"a failure that may be ignored is", []any{500, names("b")}, []bool{true, false}, []string{"b"}, nil, "", []int{1, 1}},
+		{"refusals are gathered", []any{
+			extenderv1.ExtenderFilterResult{NodeNames: &[]string{"a", "b"}, FailedNodes: extenderv1.FailedNodesMap{"c": "x"}},
+			extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}, FailedNodes: extenderv1.FailedNodesMap{"a": "y"}},
+		}, []bool{false, false}, []string{"b"}, []string{"a", "c"}, "", []int{1, 1}},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			var all []*extender
+			var voices []*voice
+			for i, answer := range test.answers {
+				v := newVoice(t, map[string]any{"filter": answer})
+				voices, all = append(voices, v), append(all, v.extender(configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true, Ignorable: test.ignore[i]}))
+			}
+			nodes, refusals, err := narrow(t.Context(), all, testPod("p"), []*corev1.Node{testNode("a"), testNode("b"), testNode("c")})
+			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+				t.Fatalf("error %v, want %q", err, test.fails)
+			}
+			var kept, refused []string
+			for _, n := range nodes {
+				kept = append(kept, n.Name)
+			}
+			for name := range refusals {
+				refused = append(refused, name)
+			}
+			if slices.Sort(refused); !slices.Equal(kept, test.want) || !slices.Equal(refused, test.refused) {
+				t.Errorf("kept %v, refused %v; want %v, %v", kept, refused, test.want, test.refused)
+			}
+			for i, v := range voices {
+				if len(v.asked) != test.asked[i] {
+					t.Errorf("extender %d was asked %d times, want %d", i, len(v.asked), test.asked[i])
+				}
+			}
+		})
+	}
+}
+
+// A scheduler with extenders on real HTTP: they narrow, weigh, bind and say why not.
+func TestSchedulerWithExtenders(t *testing.T) {
+	for _, test := range []struct {
+		rule    string
+		fields  string // of the extender
+		answers map[string]any
+		pods    []*corev1.Pod
+		node    map[string]string
+		message string // of the first pod's condition
+		bound   int    // by the scheduler itself
+	}{
+		{rule: "the only node left", fields: "filterVerb: filter, nodeCacheCapable: true", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{NodeNames: &[]string{"b"}}}, node: map[string]string{"p": "b"}, bound: 1},
+		{rule: "the node that is liked", fields: "prioritizeVerb: prioritize, weight: 100", answers: map[string]any{"prioritize": extenderv1.HostPriorityList{{Host: "c", Score: 10}}}, node: map[string]string{"p": "c"}, bound: 1},
+		{rule: "who cannot weigh is not heard", fields: "prioritizeVerb: prioritize, weight: 100", answers: map[string]any{"prioritize": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{rule: "no node left", fields: "filterVerb: filter", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{FailedNodes: extenderv1.FailedNodesMap{"a": "full", "b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}}},
+			node: map[string]string{"p": ""}, message: "0/3 nodes are available: 1 broken, 2 full."},
+		{rule: "an extender that fails", fields: "filterVerb: filter", answers: map[string]any{"filter": 500}, node: map[string]string{"p": ""}, message: "failed filter with extender at URL URL/scheduler/filter, code 500"},
+		{rule: "an extender that fails and may be ignored", fields: "filterVerb: filter, ignorable: true", answers: map[string]any{"filter": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{rule: "an extender that binds", fields: "bindVerb: bind", answers: map[string]any{"bind": extenderv1.ExtenderBindingResult{}}, node: map[string]string{"p": ""}, bound: 0},
+		{rule: "an extender that does not bind", fields: "bindVerb: bind", answers: map[string]any{"bind": extenderv1.ExtenderBindingResult{Error: "no"}}, node: map[string]string{"p": ""}, message: "no"},
+		{rule: "an extender that need not bind", fields: "bindVerb: bind, ignorable: true", answers: map[string]any{"bind": 500}, node: map[string]string{"p": "*"}, bound: 1},
+		{rule: "an extender of resources is asked about those who want them", fields: "filterVerb: filter, managedResources: [{name: a.b/c, ignoredByScheduler: true}]", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}},
+			pods: []*corev1.Pod{testPod("p", asks("a.b/c", "1")), testPod("plain", selecting(corev1.LabelHostname, "c"))}, node: map[string]string{"p": "b", "plain": "c"}, bound: 2},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			v := newVoice(t, test.answers)
+			c := parsed(t, "extenders: [{urlPrefix: '"+v.URL+"/scheduler', "+test.fields+"}]")
+			pods := test.pods
+			if pods == nil {
+				pods = []*corev1.Pod{testPod("p")}
+			}
+			f := newFakeServer(t, c)
+			f.delay = time.Millisecond
+			f.scheduler.nodeAdded(testNode("a"))
+			f.scheduler.nodeAdded(testNode("b"))
+			f.scheduler.nodeAdded(testNode("c"))
+			for _, p := range pods {
+				f.pods[p.Name] = p
+				f.scheduler.mu.Lock()
+				f.scheduler.podAdded(p)
+				next, _ := f.scheduler.queue.Pop(time.Now())
+				f.scheduler.scheduleOne(t.Context(), next)
+				f.scheduler.mu.Unlock()
+				f.scheduler.writing.Wait()
+			}
+			for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+				wrong := ""
+				for name, want := range test.node {
+					if got := f.nodeOf(name); got != want && (want != "*" || got == "") {
+						wrong = fmt.Sprintf("%s is on %q, want %q", name, got, want)
+					}
+				}
+				if wrong == "" {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal(wrong)
+				}
+			}
+			bound := 0
+			for _, p := range pods {
+				bound += f.boundTimes(p.Name)
+			}
+			told := strings.Join(f.told("p"), "")
+			if bound != test.bound || !strings.Contains(told, strings.ReplaceAll(test.message, " URL/", " "+v.URL+"/")) || (test.message == "") != (told == "") {
+				t.Errorf("bound %d, told %s; want %d, %s", bound, told, test.bound, test.message)
+			}
+		})
+	}
+}
+
+// What extenders said last is checked against the cluster as it is by then.
+func TestTheClusterChangesWhileExtendersAreAsked(t *testing.T) {
+	f := newFakeServer(t, nil)
+	s := f.scheduler
+	s.nodeAdded(testNode("a"))
+	s.nodeAdded(testNode("b"))
+	d, err := Schedule(s.snapshot, infoOf(t, testPod("p", asksCPU("3"))), s.profiles[corev1.DefaultSchedulerName])
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := s.snapshot.nodes[0].object, s.snapshot.nodes[1].object
+	s.podAdded(testPod("first", on("a"), asksCPU("2")))
+	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err != nil || d.Node != "b" {
+		t.Errorf("took %q, %v; the better node is full", d.Node, err)
+	}
+	s.nodeDeleted(b)
+	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err == nil || errors.As(err, new(*FitError)) {
+		t.Errorf("took %q, %v; nothing is left", d.Node, err)
+	}
+}
+
+func marshalKey(key any) ([]byte, error) { return x509.MarshalPKCS8PrivateKey(key) }

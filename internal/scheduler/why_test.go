@@ -1,0 +1,283 @@
+package scheduler
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// What is told of a pod, by where it is in its life.
+func TestWhy(t *testing.T) {
+	gate := func(names ...string) podOption {
+		return func(p *corev1.Pod) {
+			for _, name := range names {
+				p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+			}
+		}
+	}
+	story(t, parsed(t, "profiles: [{schedulerName: default-scheduler}, {schedulerName: quiet, plugins: {postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b", cordoned))
+		f.addPod(testPod("placed", asksCPU("3")))
+		f.pass(time.Second)
+		f.addPod(testPod("static", on("a")))
+		f.addPod(testPod("waiting", asksCPU("2")))
+		f.addPod(testPod("quiet", asksCPU("2"), priority(5), func(p *corev1.Pod) { p.Spec.SchedulerName = "quiet" }))
+		f.addPod(testPod("gated", gate("example.com/g", "example.com/h")))
+		f.addPod(testPod("placed-gated", gate("example.com/g"), on("a")))
+		f.addPod(testPod("giant", asksCPU("30")))
+		f.addPod(testPod("other", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.pass(time.Second)
+		for _, test := range []struct {
+			pod, node, message string
+			decided            bool
+			feasible, verdicts int
+			changes            []string
+			room               string
+		}{
+			{pod: "placed", node: "a", decided: true, feasible: 1, verdicts: 2},
+			{pod: "static", node: "a", feasible: 1, verdicts: 2},
+			{pod: "waiting", decided: true, verdicts: 2, message: "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable. preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling.",
+				changes: []string{"b uncordon the node", "a request 1 less cpu, or free as much: 3 of 4 are requested already"}},
+			{pod: "quiet", decided: true, verdicts: 2, message: "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable.",
+				changes: []string{"b uncordon the node", "a request 1 less cpu, or free as much: 3 of 4 are requested already"}},
+			{pod: "gated", message: "waiting for scheduling gates: [example.com/g example.com/h]", changes: []string{" remove the pod's scheduling gates"}},
+			{pod: "placed-gated", node: "a", feasible: 1, verdicts: 2},
+			{pod: "giant", decided: true, verdicts: 2, message: "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+				changes: []string{"a request 29 less cpu, for the node has 4 in all", "b uncordon the node; request 26 less cpu, for the node has 4 in all"}},
+		} {
+			e, err := f.scheduler.Why("default", test.pod)
+			if err != nil {
+				t.Errorf("%s: %v", test.pod, err)
+				continue
+			}
+			var changes []string
+			for _, c := range e.Changes {
+				changes = append(changes, c.Node+" "+strings.Join(c.Steps, "; "))
+			}
+			if e.Namespace != "default" || e.Name != test.pod || e.Node != test.node || !strings.HasPrefix(e.Message, test.message) || (e.Message == "") != (test.message == "") || (e.Decided != nil) != test.decided ||
+				e.Feasible != test.feasible || e.Nodes != 2 || len(e.Verdicts) != test.verdicts || fmt.Sprint(changes) != fmt.Sprint(test.changes) {
+				t.Errorf("%s: node %q, decided %v, %d of %d, %d verdicts, %s\nchanges %q\nwant %+v", test.pod, e.Node, e.Decided, e.Feasible, e.Nodes, len(e.Verdicts), e.Message, changes, test)
+			}
+			if e.Preemption != nil {
+				t.Errorf("%s: nobody has to go, but %+v", test.pod, e.Preemption)
+			}
+		}
+		for name, want := range map[string]error{"nobody": ErrUnknownPod, "other": ErrNotOurs} {
+			if _, err := f.scheduler.Why("default", name); !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", name, err, want)
+			}
+		}
+	})
+}
+
+// Who could get room by preemption is told how many would have to go, and not who.
+func TestWhyTellsOfRoom(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addPod(testPod("low-1", on("a"), asksCPU("2")))
+		f.addPod(testPod("low-2", on("a"), asksCPU("2")))
+		f.pass(time.Second)
+		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", asksCPU("4"), priority(1))}, Supposed{Pod: *testPod("y", asksCPU("4"))},
+			Supposed{Pod: *testPod("z", asksCPU("4"), priority(1), func(p *corev1.Pod) { never := corev1.PreemptNever; p.Spec.PreemptionPolicy = &never })}))
+		var answer WhatIf
+		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || len(answer.Results) != 3 {
+			t.Fatal(code, body, err)
+		}
+		if room := answer.Results[0].Preemption; room == nil || *room != (Room{Node: "a", Victims: 2}) {
+			t.Errorf("x: %+v", room)
+		}
+		for _, e := range answer.Results[1:] {
+			if e.Preemption != nil {
+				t.Errorf("%s: %+v", e.Name, e.Preemption)
+			}
+		}
+		if strings.Contains(body, "low-") {
+			t.Errorf("the victims' names are told: %s", body)
+		}
+	})
+}
+
+// A question about a pod on a node is answered as if the pod were not there, and leaves everything as it was.
+func TestWhyLeavesNoTrace(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b"))
+		f.addPod(testPod("p", on("a"), asksCPU("3")))
+		f.addPod(testPod("q", on("b"), asksCPU("1")))
+		f.pass(time.Second)
+		state := func() string {
+			s := f.scheduler.snapshot
+			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods), f.scheduler.queue.all)
+		}
+		before := state()
+		for _, name := range []string{"p", "q", "p"} {
+			e, err := f.scheduler.Why("default", name)
+			if err != nil || e.Decided != nil || e.Feasible != 2 || len(e.Verdicts) != 2 || e.Verdicts[0].Refusal != nil {
+				t.Errorf("%s: %+v, %v", name, e, err)
+			}
+		}
+		if after := state(); after != before {
+			t.Errorf("before\n%s\nafter\n%s", before, after)
+		}
+	})
+}
+
+// A record about a pod that went elsewhere, by somebody else's hand, is not told as the reason.
+func TestWhyOfAPodBoundByOthers(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a", nodeHas(corev1.ResourceCPU, "1")))
+		f.addNode(testNode("b"))
+		f.refuse = func(*corev1.Pod, string) error { return errors.New("somebody was faster") }
+		f.addPod(testPod("p", asksCPU("2")))
+		f.pass(time.Second)
+		f.change("p", func(p *corev1.Pod) { p.Spec.NodeName = "a" })
+		f.pass(time.Second)
+		e, err := f.scheduler.Why("default", "p")
+		if err != nil || e.Node != "a" || e.Decided != nil || e.Message != "" || len(e.Changes) != 0 {
+			t.Errorf("%+v, %v", e, err)
+		}
+	})
+}
+
+// Pods that are supposed see each other, in their order.
+func TestWhatIfOneAfterAnother(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b"))
+		f.pass(time.Second)
+		pods := []*corev1.Pod{
+			testPod("1", asksCPU("3"), labelled("app", "x")), testPod("2", asksCPU("3"), labelled("app", "y")), testPod("3", asksCPU("3")), testPod("4", asksCPU("1"), near(corev1.LabelHostname, "app", "y")),
+			testPod("5", away(corev1.LabelHostname, "app", "x"), away(corev1.LabelHostname, "app", "y")), testPod("6", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }),
+			testPod("7", on("b"), nominatedTo("b"), func(p *corev1.Pod) { p.Spec.SchedulerName = "" }),
+		}
+		results, err := f.scheduler.WhatIf(pods, true)
+		if err != nil || len(results) != len(pods) {
+			t.Fatal(results, err)
+		}
+		if results[0].Node == results[1].Node || results[0].Node == "" || results[2].Node != "" || results[3].Node != results[1].Node || results[4].Node != "" || results[5].Node != "" || results[6].Node == "" {
+			t.Errorf("%+v", results)
+		}
+		if len(results[2].Changes) == 0 || len(results[4].Changes) == 0 || results[5].Message == "" || results[5].Nodes != 2 || len(results[0].Verdicts) != 2 {
+			t.Errorf("%+v", results)
+		}
+		// Copies of what exists do not disturb it, and the same question has the same answer.
+		again, err := f.scheduler.WhatIf(pods, true)
+		if err != nil || fmt.Sprint(again) == "" || len(again) != len(results) || again[0].Node != results[0].Node || again[3].Node != results[3].Node {
+			t.Errorf("%+v, %v", again, err)
+		}
+		if _, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("bad", func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}}}
+		})}, false); err == nil || !strings.HasPrefix(err.Error(), "pod default/bad: ") {
+			t.Errorf("a pod that cannot be read: %v", err)
+		}
+	})
+}
+
+// The log keeps the records of the last decisions with records of their own, and of pods of one make as long as their table is there.
+func TestDecisionLogFades(t *testing.T) {
+	s := cluster(t, []*corev1.Node{testNode("a", nodeHas(corev1.ResourcePods, "5000"), nodeHas(corev1.ResourceCPU, "1000"))})
+	var log DecisionLog
+	var plain, beside []*Decision
+	for i := range 3 * maxDetailed {
+		d, err := Schedule(s, infoOf(t, testPod(fmt.Sprint("plain", i))), DefaultProfile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Remember(d, nil, time.Time{})
+		plain = append(plain, d)
+		if d, err = Schedule(s, infoOf(t, testPod(fmt.Sprint("near", i), labelled("app", "x"), near(corev1.LabelHostname, "app", "x"))), DefaultProfile()); err != nil {
+			t.Fatal(err)
+		}
+		log.Remember(d, nil, time.Time{})
+		beside = append(beside, d)
+	}
+	for i, d := range plain {
+		if d.faded {
+			t.Fatalf("plain decision %d has faded", i)
+		}
+	}
+	kept := 0
+	for i, d := range beside {
+		if !d.faded {
+			kept++
+		} else if i >= len(beside)-maxDetailed/2 {
+			t.Errorf("decision %d of %d has faded", i, len(beside))
+		}
+	}
+	if kept < maxDetailed/2 || kept > maxDetailed {
+		t.Errorf("%d records are kept, want at most %d", kept, maxDetailed)
+	}
+	log.dropped(plain[0].table)
+	if last := log.last(types.UID("plain0")); last == nil || !last.decision.faded {
+		t.Errorf("%+v is told from a table that is gone", last)
+	}
+}
+
+func TestIsUnschedulable(t *testing.T) {
+	for err, want := range map[error]bool{
+		nil: false, errors.New("x"): false, ErrNoNodes: true, fmt.Errorf("x: %w", ErrNoNodes): true, error(&FitError{}): true, fmt.Errorf("x: %w", &FitError{}): true,
+	} {
+		if got := IsUnschedulable(err); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
+	}
+}
+
+func TestSupposedPods(t *testing.T) {
+	story(t, nil, func(f *fakeServer) {
+		f.addNode(testNode("a"))
+		f.addNode(testNode("b"))
+		f.pass(time.Second)
+		for _, test := range []struct {
+			rule     string
+			supposed Supposed
+			want     string
+		}{
+			{"one", Supposed{Pod: *testPod("p")}, "p"},
+			{"one that is told", Supposed{Pod: *testPod("p"), Copies: 1}, "p"},
+			{"less than one", Supposed{Pod: *testPod("p"), Copies: -3}, "p"},
+			{"several", Supposed{Pod: *testPod("p"), Copies: 3}, "p-0 p-1 p-2"},
+			{"on every node, whatever the copies", Supposed{Pod: *testPod("p"), EveryNode: true, Copies: 7}, "p-a p-b"},
+		} {
+			var names []string
+			for _, p := range f.scheduler.suppose(&test.supposed) {
+				names = append(names, p.Name)
+			}
+			if got := strings.Join(names, " "); got != test.want {
+				t.Errorf("%s: %s, want %s", test.rule, got, test.want)
+			}
+		}
+	})
+}
+
+// Pods of every node are tied to theirs as DaemonSets tie them: by the field of the name, in every alternative.
+func TestKeptToANode(t *testing.T) {
+	byName := []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}
+	for _, test := range []struct {
+		rule string
+		pod  *corev1.Pod
+		want []corev1.NodeSelectorTerm
+	}{
+		{"a pod without affinity", testPod("p"), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"a pod with affinity to pods", testPod("p", near("z", "a", "b")), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"a pod that prefers nodes", testPod("p", func(p *corev1.Pod) { affinityOf(p).NodeAffinity = &corev1.NodeAffinity{} }), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"no alternative", testPod("p", requiresNodes()), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"alternatives", testPod("p", requiresNodes(expression("a", corev1.NodeSelectorOpExists), expression("b", corev1.NodeSelectorOpExists))), []corev1.NodeSelectorTerm{
+			{MatchExpressions: expression("a", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}, {MatchExpressions: expression("b", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}}},
+		{"fields of its own give way", testPod("p", requiresNodes(named("other"))), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+	} {
+		keepTo(test.pod, "n")
+		if got := test.pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; fmt.Sprint(got) != fmt.Sprint(test.want) {
+			t.Errorf("%s: %v, want %v", test.rule, got, test.want)
+		}
+	}
+}

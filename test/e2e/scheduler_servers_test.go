@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientset "k8s.io/client-go/kubernetes"
+
+	"skiff/test/cluster"
+)
+
+// TestServersShareScheduling starts two servers on one etcd: the scheduler of one of them works, and each pod is bound once. It is killed while
+// pods arrive, and the other takes over: none is left, none is bound twice, no node has more pods than it can hold.
+func TestServersShareScheduling(t *testing.T) {
+	const nodes, room, wave = 4, 30, 40
+	etcd, url, err := cluster.Etcd(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Stop)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var servers []*cluster.Cluster
+	var clients []clientset.Interface
+	for range 2 {
+		c, err := cluster.Skiff(t.TempDir(), "--without=controllers", "--etcd-servers="+url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Stop)
+		config, err := c.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers, clients = append(servers, c), append(clients, clientset.NewForConfigOrDie(config))
+	}
+	holder := func(ctx context.Context) string {
+		lease, err := clients[1].CoordinationV1().Leases("kube-system").Get(ctx, "kube-scheduler", metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil {
+			return ""
+		}
+		return *lease.Spec.HolderIdentity
+	}
+	eventually(ctx, t, "somebody leads", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
+	first := holder(ctx)
+	// No controller makes it here. The nodes live on with the second server.
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}
+	if _, err := clients[1].CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := servers[1].Hollow(nodes, "--pods="+fmt.Sprint(room)); err != nil {
+		t.Fatal(err)
+	}
+	create := func(c clientset.Interface, wave string, from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			if _, err := c.CoreV1().Pods("default").Create(ctx, pendingPod(fmt.Sprintf("%s-%d", wave, i), "10m"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// bound counts the pods that have a node, all and by node.
+	bound := func(ctx context.Context) (all int, byNode map[string]int, err error) {
+		pods, err := clients[1].CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return 0, nil, err
+		}
+		byNode = map[string]int{}
+		for _, p := range pods.Items {
+			if p.Spec.NodeName != "" {
+				all++
+				byNode[p.Spec.NodeName]++
+			}
+		}
+		return all, byNode, nil
+	}
+	create(clients[0], "one", 0, wave)
+	eventually(ctx, t, "the first wave is bound", func(ctx context.Context) (bool, error) {
+		all, _, err := bound(ctx)
+		return all == wave, err
+	})
+	create(clients[0], "two", 0, wave/2)
+	// The first server was there before the second: it leads.
+	servers[0].Server[0].Kill()
+	create(clients[1], "two", wave/2, wave)
+	eventually(ctx, t, "the other leads and binds the second wave", func(ctx context.Context) (bool, error) {
+		all, _, err := bound(ctx)
+		return all == 2*wave, err
+	})
+	if now := holder(ctx); now == first || now == "" {
+		t.Errorf("the lease is held by %q, and was by %q", now, first)
+	}
+	// There is room for 40 more only.
+	create(clients[1], "three", 0, 2*wave)
+	eventually(ctx, t, "the nodes are full", func(ctx context.Context) (bool, error) {
+		all, _, err := bound(ctx)
+		return all == nodes*room, err
+	})
+	_, byNode, err := bound(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, pods := range byNode {
+		if pods > room {
+			t.Errorf("%d pods are on %s, which has room for %d", pods, node, room)
+		}
+	}
+	// Whoever binds a pod says so. The first server may have been killed before it could.
+	events, err := clients[1].CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=Scheduled"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, e := range events.Items {
+		told = append(told, e.InvolvedObject.Name)
+	}
+	slices.Sort(told)
+	if len(told) != len(slices.Compact(slices.Clone(told))) {
+		t.Errorf("some pod was bound twice: %v", told)
+	}
+}
