@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,14 +20,14 @@ import (
 // peer is a client that says what it is told to, frame by frame.
 type peer struct {
 	*http2.Framer
-	t       *testing.T
+	t       testing.TB
 	conn    *tls.Conn
 	encoder *hpack.Encoder
 	block   bytes.Buffer
 }
 
 // connect greets the server with some settings.
-func connect(t *testing.T, s *server, settings ...http2.Setting) *peer {
+func connect(t testing.TB, s *server, settings ...http2.Setting) *peer {
 	t.Helper()
 	p := dial(t, s)
 	p.must(io.WriteString(p.conn, http2.ClientPreface))
@@ -35,7 +36,7 @@ func connect(t *testing.T, s *server, settings ...http2.Setting) *peer {
 	return p
 }
 
-func dial(t *testing.T, s *server) *peer {
+func dial(t testing.TB, s *server) *peer {
 	t.Helper()
 	config := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 	config.NextProtos = []string{"h2"}
@@ -493,4 +494,57 @@ func TestOutbox(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whatever a client sends, the server neither falls nor forgets to hang up.
+func FuzzFrames(f *testing.F) {
+	s := serve(f, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(body)
+	})
+	var seed bytes.Buffer
+	say := func(how func(p *peer)) {
+		seed.Reset()
+		p := &peer{Framer: http2.NewFramer(&seed, nil), t: f}
+		p.AllowIllegalWrites = true
+		p.encoder = hpack.NewEncoder(&p.block)
+		how(p)
+		f.Add(bytes.Clone(seed.Bytes()))
+	}
+	say(func(p *peer) { p.ask(1, true, request("GET")...) })
+	say(func(p *peer) { p.ask(1, false, request("POST")...); p.do(p.WriteData(1, true, []byte("body"))) })
+	say(func(p *peer) {
+		p.ask(1, false, request("POST")...)
+		p.do(p.WriteRSTStream(1, http2.ErrCodeCancel))
+		p.ask(3, true, request("GET")...)
+	})
+	say(func(p *peer) {
+		p.do(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1}))
+		p.ask(1, false, request("POST")...)
+		p.do(p.WriteDataPadded(1, false, []byte("body"), make([]byte, 9)))
+		p.do(p.WriteWindowUpdate(1, 5))
+		p.ask(1, true, "a b")
+	})
+	say(func(p *peer) {
+		p.do(p.WritePing(false, [8]byte{}))
+		p.do(p.WritePriority(1, http2.PriorityParam{StreamDep: 3}))
+		p.do(p.WriteGoAway(0, http2.ErrCodeNo, nil))
+	})
+	say(func(p *peer) {
+		block := p.pack(request("GET")...)
+		p.do(p.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:3], EndStream: true}))
+		p.do(p.WriteContinuation(1, true, block[3:]))
+	})
+	f.Fuzz(func(t *testing.T, frames []byte) {
+		p := connect(t, s)
+		defer p.conn.Close()
+		_, _ = p.conn.Write(frames)
+		_ = p.conn.CloseWrite()
+		if _, err := io.Copy(io.Discard, p.conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("the server does not hang up")
+		}
+		if text := s.log.String(); strings.Contains(text, "panic") {
+			t.Error(text)
+		}
+	})
 }

@@ -28,7 +28,7 @@ type server struct {
 	log lockedBuffer
 }
 
-func serve(t *testing.T, handler http.HandlerFunc) *server {
+func serve(t testing.TB, handler http.HandlerFunc) *server {
 	t.Helper()
 	s := &server{Server: httptest.NewUnstartedServer(handler)}
 	s.EnableHTTP2 = true

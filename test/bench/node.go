@@ -37,7 +37,7 @@ func measureNode(side, dir string, _ options) ([]Row, error) {
 		return nil, err
 	}
 	if side == "upstream" { // while there is a network to get them by
-		if _, err := cluster.Upstream("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"); err != nil {
+		if _, err := cluster.UpstreamNodePrograms(); err != nil {
 			return nil, err
 		}
 	}

@@ -4,20 +4,19 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 
 	"skiff/internal/kubelet/runtime"
-	"skiff/internal/network/cni"
 	"skiff/test/namespaces"
 )
 
 // UpstreamNode starts upstream's whole control plane and its kubelet with this machine as the node, below dir, and waits until the node is
-// ready. Runtime and pod network are those of skiff's node, so that the two can be compared. It has to be called inside the namespaces of
-// package namespaces. All of upstream's processes are what is measured; the runtime is not, on either side.
+// ready. The runtime is that of skiff's node, so that the two can be compared; the pod network is made by the plugins such nodes usually
+// have. It has to be called inside the namespaces of package namespaces. All of upstream's processes are what is measured; the runtime and
+// the plugins it calls are not, on either side.
 func UpstreamNode(dir string) (*Cluster, error) {
-	programs, err := Upstream("kubelet")
+	programs, err := UpstreamNodePrograms()
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +46,13 @@ func UpstreamNode(dir string) (*Cluster, error) {
 	return c, nil
 }
 
+// UpstreamNodePrograms builds what UpstreamNode runs.
+func UpstreamNodePrograms() (folder string, err error) {
+	return Upstream(append([]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}, bridgePlugins...)...)
+}
+
+var bridgePlugins = []string{"bridge", "host-local", "portmap"}
+
 func (c *Cluster) upstreamNode(programs, root, data string) error {
 	if err := c.ControllerManager(); err != nil {
 		return err
@@ -54,7 +60,7 @@ func (c *Cluster) upstreamNode(programs, root, data string) error {
 	if err := c.Scheduler(); err != nil {
 		return err
 	}
-	endpoint, err := c.ownRuntime(root, data)
+	endpoint, err := c.ownRuntime(root, programs, data)
 	if err != nil {
 		return err
 	}
@@ -89,27 +95,33 @@ eventRecordQPS: 0
 	return c.waitNodes()
 }
 
-// ownRuntime runs skiff's containerd with skiff's pod network, for a kubelet that is not skiff's, until this process ends.
-func (c *Cluster) ownRuntime(root, data string) (endpoint string, err error) {
-	bin := filepath.Join(root, "bin")
-	containerd, err := runtime.New(runtime.Options{DataDir: data, Programs: bin, Log: slog.New(slog.DiscardHandler)})
+// bridgeNetwork is a pod network of the usual plugins.
+const bridgeNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}
+]}
+`
+
+// ownRuntime runs skiff's containerd, with the usual plugins in place of skiff's, for a kubelet that is not skiff's, until this process ends.
+func (c *Cluster) ownRuntime(root, programs, data string) (endpoint string, err error) {
+	containerd, err := runtime.New(runtime.Options{DataDir: data, Programs: filepath.Join(root, "bin"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return "", err
 	}
-	network := cni.Settings{DataDir: filepath.Join(data, "cni/state"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.42.0.0/24")}}
-	plugins := filepath.Join(data, "cni/bin")
-	if err := os.MkdirAll(plugins, 0o755); err != nil {
-		return "", err
-	}
-	for _, name := range []string{cni.Name, "loopback"} {
-		if err := os.Symlink(filepath.Join(bin, cni.Name), filepath.Join(plugins, name)); err != nil {
+	plugins, configuration := filepath.Join(data, "cni/bin"), filepath.Join(data, "cni/net.d")
+	for _, folder := range []string{plugins, configuration} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return "", err
 		}
 	}
-	if err := cni.Setup(network); err != nil {
-		return "", err
+	for _, name := range bridgePlugins {
+		if err := os.Symlink(filepath.Join(programs, name), filepath.Join(plugins, name)); err != nil {
+			return "", err
+		}
 	}
-	if err := cni.Configure(filepath.Join(data, "cni/net.d"), network); err != nil {
+	text := fmt.Sprintf(bridgeNetwork, filepath.Join(data, "cni/state"))
+	if err := os.WriteFile(filepath.Join(configuration, "10-bridge.conflist"), []byte(text), 0o600); err != nil {
 		return "", err
 	}
 	go func() { _ = containerd.Run(context.Background()) }()
