@@ -245,7 +245,12 @@ func remedyTogether(key string, demands []*requirement) step {
 		return !slices.ContainsFunc(demands, func(r *requirement) bool { return !r.wants(value) })
 	}
 	var values []string
-	absent, open := true, true
+	absent, open, excluded := true, true, 0
+	for _, r := range demands {
+		if r.operator == corev1.NodeSelectorOpNotIn {
+			excluded += len(r.values)
+		}
+	}
 	for _, r := range demands {
 		switch r.operator {
 		case corev1.NodeSelectorOpNotIn:
@@ -257,9 +262,7 @@ func remedyTogether(key string, demands []*requirement) step {
 			values, open = append(values, r.values...), false
 		case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 			open = false
-			if limit, err := strconv.ParseInt(strings.Join(r.values, ""), 10, 64); err == nil {
-				values = append(values, strconv.FormatInt(limit+1, 10), strconv.FormatInt(limit-1, 10))
-			}
+			values = append(values, beyond(r, excluded)...)
 		}
 		absent = false
 	}
@@ -277,6 +280,25 @@ func remedyTogether(key string, demands []*requirement) step {
 		return step{kind: "affinity", text: "change the pod's node affinity, which no node can match", size: hardSize}
 	}
 	return step{kind: text, text: text + ", or relax the pod's node selector"}
+}
+
+// beyond are the numbers next to a limit, as many as it takes to find one among them that is not excluded. Labels are never negative.
+func beyond(r *requirement, excluded int) (values []string) {
+	limit, err := strconv.ParseInt(strings.Join(r.values, ""), 10, 64)
+	if err != nil {
+		return nil
+	}
+	next := int64(-1)
+	if r.operator == corev1.NodeSelectorOpGt {
+		limit, next = max(limit, -1), 1
+	}
+	for range excluded + 1 {
+		if limit += next; limit < 0 {
+			break // too far down, or past the largest number
+		}
+		values = append(values, strconv.FormatInt(limit, 10))
+	}
+	return values
 }
 
 // remedy is the label a node lacks, or has too much.

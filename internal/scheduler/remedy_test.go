@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -455,6 +456,234 @@ func TestTheFewestStepsComeFirst(t *testing.T) {
 		}
 		if len(changes) < maxChangesTold && covered != len(o.nodes) {
 			t.Fatalf("seed %d, round %d: the changes are for %d nodes of %d: %+v", seed, round, covered, len(o.nodes), changes)
+		}
+	}
+}
+
+// demand is what one expression of a selector asks of the label x.
+func demand(operator corev1.NodeSelectorOperator, values ...string) *requirement {
+	return &requirement{column: &labelColumn{key: "x"}, operator: operator, values: values}
+}
+
+// Several demands on one label are met by one label, if any meets them all.
+func TestRemedyTogether(t *testing.T) {
+	const in, notIn, exists, absent, gt, lt = corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt
+	const remove, other, impossible = "remove the node's label x", "label the node x with what the pod does not exclude", "change the pod's node affinity, which no node can match"
+	for _, test := range []struct {
+		rule    string
+		demands []*requirement
+		want    string
+	}{
+		{"values both lists have", []*requirement{demand(in, "a", "b", "c"), demand(in, "c", "d", "b")}, "label the node x=b or c"},
+		{"a value that is listed twice is told once", []*requirement{demand(in, "a", "a"), demand(in, "a")}, "label the node x=a"},
+		{"lists that have nothing in common", []*requirement{demand(in, "a"), demand(in, "b")}, impossible},
+		{"values that are not excluded", []*requirement{demand(in, "a", "b"), demand(notIn, "a")}, "label the node x=b"},
+		{"all values are excluded", []*requirement{demand(in, "a", "b"), demand(notIn, "a", "b")}, impossible},
+		{"a listed value is there", []*requirement{demand(exists), demand(in, "a")}, "label the node x=a"},
+		{"a listed value cannot be absent", []*requirement{demand(in, "a"), demand(absent)}, impossible},
+		{"there and absent", []*requirement{demand(exists), demand(absent)}, impossible},
+		{"there, twice", []*requirement{demand(exists), demand(exists)}, other},
+		{"there, but not these", []*requirement{demand(notIn, "a"), demand(exists), demand(notIn, "b")}, other},
+		{"excluded twice", []*requirement{demand(notIn, "a"), demand(notIn, "b")}, remove},
+		{"absent, and excluded", []*requirement{demand(absent), demand(notIn, "b")}, remove},
+		{"absent, twice", []*requirement{demand(absent), demand(absent)}, remove},
+		{"the numbers at both ends", []*requirement{demand(gt, "5"), demand(lt, "9")}, "label the node x=6 or 8"},
+		{"one number between", []*requirement{demand(lt, "7"), demand(gt, "5")}, "label the node x=6"},
+		{"no number between", []*requirement{demand(gt, "5"), demand(lt, "6")}, impossible},
+		{"the same limit", []*requirement{demand(gt, "5"), demand(lt, "5")}, impossible},
+		{"the larger of two limits below", []*requirement{demand(gt, "5"), demand(gt, "9")}, "label the node x=10"},
+		{"the smaller of two limits above", []*requirement{demand(lt, "5"), demand(lt, "9")}, "label the node x=4"},
+		{"the number next to the limit is excluded", []*requirement{demand(gt, "5"), demand(notIn, "6")}, "label the node x=7"},
+		{"two numbers above the limit are excluded", []*requirement{demand(notIn, "6"), demand(gt, "5"), demand(notIn, "7")}, "label the node x=8"},
+		{"the number below the limit is excluded", []*requirement{demand(lt, "5"), demand(notIn, "4")}, "label the node x=3"},
+		{"only the middle is left", []*requirement{demand(gt, "5"), demand(lt, "9"), demand(notIn, "6", "8")}, "label the node x=7"},
+		{"all between are excluded", []*requirement{demand(gt, "5"), demand(lt, "8"), demand(notIn, "6", "7")}, impossible},
+		{"a limit and a list", []*requirement{demand(gt, "5"), demand(in, "4", "60", "x")}, "label the node x=60"},
+		{"a limit, and there", []*requirement{demand(exists), demand(lt, "1")}, "label the node x=0"},
+		{"a number cannot be absent", []*requirement{demand(gt, "5"), demand(absent)}, impossible},
+		{"labels are not negative", []*requirement{demand(gt, "-5"), demand(lt, "0")}, impossible},
+		{"nothing is below zero", []*requirement{demand(lt, "0"), demand(exists)}, impossible},
+		{"a negative limit is below all", []*requirement{demand(gt, "-5"), demand(notIn, "0")}, "label the node x=1"},
+		{"zero is the first number", []*requirement{demand(gt, "-1"), demand(lt, "1")}, "label the node x=0"},
+		{"nothing is above the largest number", []*requirement{demand(gt, "9223372036854775807"), demand(exists)}, impossible},
+		{"the largest number", []*requirement{demand(gt, "9223372036854775806"), demand(exists)}, "label the node x=9223372036854775807"},
+		{"nothing is below the smallest", []*requirement{demand(lt, "-9223372036854775808"), demand(exists)}, impossible},
+	} {
+		want := step{kind: test.want, text: test.want + ", or relax the pod's node selector"}
+		if test.want == impossible {
+			want = step{kind: "affinity", text: impossible, size: hardSize}
+		}
+		backward := slices.Clone(test.demands)
+		slices.Reverse(backward)
+		for _, order := range [][]*requirement{test.demands, backward} {
+			if got := remedyTogether("x", order); got != want {
+				t.Errorf("%s, %v: %+v, want %+v", test.rule, order, got, want)
+			}
+		}
+	}
+}
+
+// Whatever is demanded of a label, what is told helps, and nothing helps where nothing is told.
+func TestRemedyTogetherHelps(t *testing.T) {
+	const seed, unheard = 71, "unheard-of"
+	random := rand.New(rand.NewPCG(seed, seed))
+	operators := []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn, corev1.NodeSelectorOpExists, corev1.NodeSelectorOpDoesNotExist, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt}
+	values := []string{"0", "1", "2", "3", "4", "5", "6", "7", "a"}
+	told := map[string]int{}
+	for round := range 20000 {
+		var demands []*requirement
+		for range 2 + random.IntN(3) {
+			r := demand(operators[random.IntN(len(operators))])
+			switch r.operator {
+			case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+				r.values = []string{fmt.Sprint(random.IntN(8) - 1)}
+			case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
+				for range 1 + random.IntN(3) {
+					r.values = append(r.values, values[random.IntN(len(values))])
+				}
+			}
+			demands = append(demands, r)
+		}
+		helps := func(value string) bool {
+			return !slices.ContainsFunc(demands, func(r *requirement) bool { return !r.wants(value) })
+		}
+		absentHelps := !slices.ContainsFunc(demands, func(r *requirement) bool {
+			return r.operator != corev1.NodeSelectorOpNotIn && r.operator != corev1.NodeSelectorOpDoesNotExist
+		})
+		st := remedyTogether("x", demands)
+		right := false
+		switch list, labels := strings.CutPrefix(st.kind, "label the node x="); {
+		case labels:
+			told["label"]++
+			right = !slices.ContainsFunc(strings.Split(list, " or "), func(value string) bool { return !helps(value) })
+		case strings.HasPrefix(st.kind, "remove "):
+			told["remove"]++
+			right = absentHelps
+		case st.kind == "affinity":
+			told["impossible"]++
+			right = !absentHelps && !helps(unheard) && !slices.ContainsFunc(append([]string{"8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18"}, values...), helps)
+		default:
+			told["other"]++
+			right = helps(unheard)
+		}
+		if !right {
+			t.Fatalf("seed %d, round %d: %v: %s", seed, round, demands, st.text)
+		}
+	}
+	if len(told) != 4 {
+		t.Errorf("only %v were told", told)
+	}
+}
+
+// Changes are ordered by steps, then by size, then by name: the order has no ties and no circles.
+func TestOrderOfChanges(t *testing.T) {
+	change := func(node string, size float64, steps int) *candidateChange {
+		return &candidateChange{node: node, size: size, steps: make([]step, steps)}
+	}
+	ordered := []*candidateChange{
+		change("z", hardSize, 1), change("a", 0, 2), change("b", 0, 2), change("a", 0.25, 2), change("c", 0.25, 2), change("a", 1, 2), change("a", hardSize, 2), change("a", 0, 3), change("b", 0, 3),
+	}
+	for i, a := range ordered {
+		for j, b := range ordered {
+			if a.before(b) != (i < j) {
+				t.Errorf("%+v before %+v: %t", a, b, a.before(b))
+			}
+		}
+	}
+}
+
+// Amounts are written as users write them: CPUs in thousandths, memory and storage in powers of two, everything else in tens.
+func TestQuantity(t *testing.T) {
+	for _, test := range []struct {
+		resource int
+		amount   int64
+		want     string
+	}{
+		{cpu, 0, "0"}, {cpu, 1, "1m"}, {cpu, 999, "999m"}, {cpu, 1000, "1"}, {cpu, 1500, "1500m"}, {cpu, 64000, "64"},
+		{memory, 0, "0"}, {memory, 1, "1"}, {memory, 1023, "1023"}, {memory, 1024, "1Ki"}, {memory, 3 << 29, "1536Mi"}, {memory, 1 << 30, "1Gi"}, {memory, 1000000, "1000000"},
+		{storage, 1 << 40, "1Ti"}, {storage, 5 << 20, "5Mi"}, {pods, 1000, "1k"}, {pods, 1024, "1024"}, {pods, 7, "7"},
+	} {
+		if got := quantity(want{resource: test.resource}, test.amount); got != test.want {
+			t.Errorf("%d of resource %d: %s, want %s", test.amount, test.resource, got, test.want)
+		}
+	}
+}
+
+// What is missing, at the limits: exactly enough is no obstacle, and which of pod, neighbours and node is too large is told apart.
+func TestMissingResources(t *testing.T) {
+	const gpu = "example.com/gpu"
+	for _, test := range []struct {
+		rule    string
+		node    []nodeOption
+		running []podOption // of a pod on the node, if any
+		pod     []podOption
+		want    string
+		size    float64
+	}{
+		{"exactly what is left", nil, []podOption{asksCPU("3")}, []podOption{asksCPU("1")}, "", 0},
+		{"a thousandth more than is left", nil, []podOption{asksCPU("3")}, []podOption{asksCPU("1001m")}, "request 1m less cpu, or free as much: 3 of 4 are requested already", 1.0 / 1001},
+		{"exactly what the node has, and some of it is taken", nil, []podOption{asksCPU("1")}, []podOption{asksCPU("4")}, "request 1 less cpu, or free as much: 1 of 4 are requested already", 0.25},
+		{"a thousandth more than the node has", nil, nil, []podOption{asksCPU("4001m")}, "request 1m less cpu, for the node has 4 in all", 1.0 / 4001},
+		{"more than the node has, and some of it is taken", nil, []podOption{asksCPU("1")}, []podOption{asksCPU("5")}, "request 2 less cpu, for the node has 4 in all", 0.4},
+		{"everything is taken", nil, []podOption{asksCPU("4")}, []podOption{asksCPU("1")}, "do not request cpu, or free as much: 4 of 4 are requested already", 1},
+		{"all but a thousandth is taken", nil, []podOption{asksCPU("3999m")}, []podOption{asksCPU("1")}, "request 999m less cpu, or free as much: 3999m of 4 are requested already", 0.999},
+		{"memory", nil, []podOption{asksMemory("31Gi")}, []podOption{asksMemory("2Gi")}, "request 1Gi less memory, or free as much: 31Gi of 32Gi are requested already", 0.5},
+		{"storage", nil, nil, []podOption{asks(corev1.ResourceEphemeralStorage, "101Gi")}, "request 1Gi less ephemeral-storage, for the node has 100Gi in all", 1.0 / 101},
+		{"something the node does not have", nil, nil, []podOption{asks(gpu, "2")}, "do not request example.com/gpu, of which the node has none", 1},
+		{"something the node has none of", []nodeOption{nodeHas(gpu, "0")}, nil, []podOption{asks(gpu, "1")}, "do not request example.com/gpu, of which the node has none", 1},
+		{"something the node has too little of", []nodeOption{nodeHas(gpu, "1")}, nil, []podOption{asks(gpu, "4")}, "request 3 less example.com/gpu, for the node has 1 in all", 0.75},
+		{"none of what the node does not have", nil, nil, []podOption{asks(gpu, "0")}, "", 0},
+		{"nothing, where more is taken than there is", nil, []podOption{asksCPU("9")}, nil, "", 0},
+		{"one pod too many", []nodeOption{nodeHas(corev1.ResourcePods, "1")}, []podOption{}, nil, "remove a pod from the node, which can hold 1", 1},
+		{"room for one more pod", []nodeOption{nodeHas(corev1.ResourcePods, "2")}, []podOption{}, nil, "", 0},
+		{"everything at once", []nodeOption{nodeHas(corev1.ResourcePods, "0")}, []podOption{asksCPU("4")}, []podOption{asksCPU("1"), asksMemory("64Gi"), asks(gpu, "1")},
+			"remove 2 pods from the node, which can hold 0; do not request cpu, or free as much: 4 of 4 are requested already; request 32Gi less memory, for the node has 32Gi in all; do not request example.com/gpu, of which the node has none", 4.5},
+	} {
+		var running []*corev1.Pod
+		if test.running != nil {
+			running = append(running, testPod("r", append(test.running, on("a"))...))
+		}
+		d := &Decision{snapshot: cluster(t, []*corev1.Node{testNode("a", test.node...)}, running...), Pod: infoOf(t, testPod("p", test.pod...))}
+		var texts []string
+		size := 0.0
+		for _, st := range d.missingResources(0) {
+			texts, size = append(texts, st.text), size+st.size
+		}
+		if got := strings.Join(texts, "; "); got != test.want || math.Abs(size-test.size) > 1e-9 {
+			t.Errorf("%s: %q of size %g, want %q of size %g", test.rule, got, size, test.want, test.size)
+		}
+	}
+}
+
+// Steps past taints are those that keep the pod away and that it does not tolerate, in the node's order.
+func TestTolerateAll(t *testing.T) {
+	const prefer, schedule, execute = corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute
+	of := func(key, value string, effect corev1.TaintEffect) corev1.Taint {
+		return corev1.Taint{Key: key, Value: value, Effect: effect}
+	}
+	all := []corev1.Taint{of("a", "1", schedule), of("b", "", execute), of("c", "3", prefer), of("a", "1", execute)}
+	for _, test := range []struct {
+		rule        string
+		tolerations []corev1.Toleration
+		want        []string
+	}{
+		{"nothing is tolerated", nil, []string{"a=1:NoSchedule", "b:NoExecute", "a=1:NoExecute"}},
+		{"a key, whatever the effect", []corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists}}, []string{"b:NoExecute"}},
+		{"a key and one effect", []corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpExists, Effect: execute}}, []string{"a=1:NoSchedule", "b:NoExecute"}},
+		{"a value", []corev1.Toleration{{Key: "a", Value: "1", Effect: schedule}}, []string{"b:NoExecute", "a=1:NoExecute"}},
+		{"another value", []corev1.Toleration{{Key: "a", Operator: corev1.TolerationOpEqual, Value: "2"}}, []string{"a=1:NoSchedule", "b:NoExecute", "a=1:NoExecute"}},
+		{"an effect, whatever the key", []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: schedule}}, []string{"b:NoExecute", "a=1:NoExecute"}},
+		{"for a while is enough", []corev1.Toleration{{Key: "b", Operator: corev1.TolerationOpExists, Effect: execute, TolerationSeconds: new(int64)}}, []string{"a=1:NoSchedule", "a=1:NoExecute"}},
+		{"everything", []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
+		{"several together", []corev1.Toleration{{Key: "b"}, {Key: "a", Value: "1"}}, nil},
+	} {
+		var want []step
+		for _, text := range test.want {
+			text = "tolerate the taint " + text + ", or remove it"
+			want = append(want, step{kind: text, text: text})
+		}
+		if got := tolerateAll(all, test.tolerations); !slices.Equal(got, want) {
+			t.Errorf("%s: %+v, want %+v", test.rule, got, want)
 		}
 	}
 }
