@@ -26,6 +26,8 @@ type Decision struct {
 	refusal  *Refusal // of all nodes at once
 	table    *table
 	position uint64
+	// arrivals are the nodes that had come until then.
+	arrivals uint64
 	// beside holds what rules about neighbours said, when there are any; its scores are in the order of besideNames.
 	beside      *besideRecord
 	besideNames []besideName
@@ -224,7 +226,7 @@ func (d *Decision) Explain() (verdicts []Verdict, current bool) {
 		case d.limited != nil:
 			v.Refusal = d.refusalAt(node)
 			d.explainFew(&v, node)
-		case i >= len(cells) || cells[i].refusal == absent:
+		case i >= len(cells) || cells[i].refusal == absent || s.nodes[i].arrival > d.arrivals:
 			continue // it has come since
 		case d.overrides[node] != nil:
 			v.Refusal = d.overrides[node]

@@ -301,3 +301,181 @@ func TestScoresByHand(t *testing.T) {
 		}
 	}
 }
+
+// Scores about neighbours are kept by node, or by domain with a last value for the nodes of none.
+func TestBesideScores(t *testing.T) {
+	for _, test := range []struct {
+		rule   string
+		scores besideScores
+		want   []int64 // by node
+	}{
+		{"by node", besideScores{values: []uint8{0, 100, 7}}, []int64{0, 100, 7}},
+		{"by domain", besideScores{values: []uint8{10, 20, 99}, domainOf: []int32{1, 0, 1}}, []int64{20, 10, 20}},
+		{"nodes of no domain have the last value", besideScores{values: []uint8{10, 20, 99}, domainOf: []int32{none, 1, none}}, []int64{99, 20, 99}},
+		{"no node is of a domain", besideScores{values: []uint8{5}, domainOf: []int32{none, none}}, []int64{5, 5}},
+		{"the largest number a record can hold", besideScores{values: []uint8{255}}, []int64{255}},
+	} {
+		for node, want := range test.want {
+			if got := test.scores.of(int32(node)); got != want {
+				t.Errorf("%s: node %d has %d, want %d", test.rule, node, got, want)
+			}
+		}
+	}
+}
+
+// A reason that no node has any more is not counted, though the table remembers it.
+func TestReasonsOfNoNodeAreNotTold(t *testing.T) {
+	s := cluster(t, []*corev1.Node{testNode("a", cordoned), testNode("b", taint("k", "v", corev1.TaintEffectNoSchedule))})
+	for _, step := range []struct {
+		node *corev1.Node
+		want string
+	}{
+		{nil, "0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable."},
+		{testNode("a"), "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s)."},
+		{testNode("b"), "0/2 nodes are available: 2 Insufficient cpu."},
+		{testNode("a", nodeHas(corev1.ResourcePods, "0")), "0/2 nodes are available: 1 Too many pods, 2 Insufficient cpu."},
+		{testNode("b", cordoned), "0/2 nodes are available: 1 Insufficient cpu, 1 Too many pods, 1 node(s) were unschedulable."},
+	} {
+		if step.node != nil {
+			s.SetNode(step.node)
+		}
+		d, fit := failureOf(t, s, testPod("p", asksCPU("9")), DefaultProfile())
+		if fit.Error() != step.want {
+			t.Errorf("%s\nwant %s", fit, step.want)
+		}
+		rules := map[string]bool{}
+		for _, v := range must(d.Explain()) {
+			rules[v.Refusal.Rule] = true
+		}
+		if want := slices.Sorted(maps.Keys(rules)); !slices.Equal(fit.Rules, want) {
+			t.Errorf("refused by %v, want %v", fit.Rules, want)
+		}
+	}
+}
+
+// must are the verdicts of a decision whose record is there.
+func must(verdicts []Verdict, current bool) []Verdict {
+	if !current {
+		panic("the decision's record is gone")
+	}
+	return verdicts
+}
+
+// Nodes that have come since are not told of, nodes that have gone neither, and those that stay keep what was said.
+func TestVerdictsAfterNodesComeAndGo(t *testing.T) {
+	for _, test := range []struct {
+		rule string
+		pod  *corev1.Pod
+		do   func(*Snapshot)
+		want string
+	}{
+		{"nothing happens", testPod("p"), func(*Snapshot) {}, "a b -c"},
+		{"a node comes", testPod("p"), func(s *Snapshot) { s.SetNode(testNode("d")) }, "a b -c"},
+		{"two nodes come", testPod("p"), func(s *Snapshot) { s.SetNode(testNode("0")); s.SetNode(testNode("z", cordoned)) }, "a b -c"},
+		{"a refused node goes", testPod("p"), func(s *Snapshot) { s.DeleteNode("c") }, "a b"},
+		{"a node that could take it goes", testPod("p"), func(s *Snapshot) { s.DeleteNode("b") }, "a -c"},
+		{"one goes and another comes in its place", testPod("p"), func(s *Snapshot) { s.DeleteNode("c"); s.SetNode(testNode("e")) }, "a b"},
+		{"a node is uncordoned", testPod("p"), func(s *Snapshot) { s.SetNode(testNode("c")) }, "a b -c"},
+		{"a node comes to one with neighbours", testPod("p", labelled("app", "x"), spread(corev1.LabelHostname, 1, corev1.ScheduleAnyway, "app", "x")), func(s *Snapshot) { s.SetNode(testNode("d")) }, "a b -c"},
+	} {
+		s := cluster(t, []*corev1.Node{testNode("a"), testNode("b", nodeHas(corev1.ResourceCPU, "3")), testNode("c", cordoned)}, testPod("r", on("b"), asksCPU("2"), asksMemory("16Gi")))
+		d, err := Schedule(s, infoOf(t, test.pod), DefaultProfile())
+		if err != nil || d.Node != "a" {
+			t.Fatalf("%s: %q, %v", test.rule, d.Node, err)
+		}
+		test.do(s)
+		verdicts, _ := d.Explain()
+		var told []string
+		for _, v := range verdicts {
+			name := v.Node
+			if v.Refusal != nil {
+				name = "-" + name
+			}
+			told = append(told, name)
+		}
+		if got := strings.Join(told, " "); got != test.want {
+			t.Errorf("%s: told of %s, want %s", test.rule, got, test.want)
+		}
+	}
+}
+
+// The winner comes first among equals wherever it stands, in the order of names or of arrival.
+func TestTheWinnerComesFirstInAnyOrder(t *testing.T) {
+	names := []string{"a", "b", "c", "d"}
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 3, 0, 2}, {2, 0, 3, 1}} {
+		s := NewSnapshot()
+		for _, i := range order {
+			s.SetNode(testNode(names[i]))
+		}
+		for _, winner := range names {
+			d, err := Schedule(s, infoOf(t, testPod("p")), DefaultProfile())
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.Node = winner
+			want := append([]string{winner}, slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == winner })...)
+			var got []string
+			for _, v := range must(d.Explain()) {
+				got = append(got, v.Node)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("nodes came as %v, %s won: told %v, want %v", order, winner, got, want)
+			}
+		}
+	}
+}
+
+// Whatever the cluster, what a decision tells agrees with itself: the winner is the best of those that could take the pod, scores make
+// the total, and the message counts the refusals node by node.
+func TestDecisionsAgreeWithThemselves(t *testing.T) {
+	const seed = 83
+	w := newWorld(t, seed)
+	placed, failed := 0, 0
+	for round := range 1500 {
+		w.step()
+		d, err := Schedule(w.snapshot, infoOf(t, w.randomPod()), DefaultProfile())
+		reasons, rules, feasible := map[string]int{}, map[string]bool{}, 0
+		verdicts := must(d.Explain())
+		for _, v := range verdicts {
+			if v.Refusal != nil {
+				rules[v.Refusal.Rule] = true
+				for _, reason := range v.Refusal.Reasons {
+					reasons[reason]++
+				}
+				if len(v.Scores) > 0 || v.Total != 0 {
+					t.Fatalf("seed %d, round %d: %+v is refused and scored", seed, round, v)
+				}
+				continue
+			}
+			feasible++
+			sum := int64(0)
+			for _, score := range v.Scores {
+				sum += score
+			}
+			if sum != v.Total || v.Total > verdicts[0].Total {
+				t.Fatalf("seed %d, round %d: %+v, the best has %d", seed, round, v, verdicts[0].Total)
+			}
+		}
+		if len(verdicts) != d.Nodes || feasible != d.Feasible || d.Nodes != len(w.nodes) {
+			t.Fatalf("seed %d, round %d: %d verdicts, %d could take it; the decision says %d of %d, there are %d", seed, round, len(verdicts), feasible, d.Feasible, d.Nodes, len(w.nodes))
+		}
+		var fit *FitError
+		switch {
+		case err == nil:
+			placed++
+			if verdicts[0].Node != d.Node || verdicts[0].Refusal != nil {
+				t.Fatalf("seed %d, round %d: %s won, %+v is told first", seed, round, d.Node, verdicts[0])
+			}
+		case errors.As(err, &fit):
+			failed++
+			if !maps.Equal(fit.Reasons, reasons) || !slices.Equal(fit.Rules, slices.Sorted(maps.Keys(rules))) || fit.Nodes != d.Nodes || feasible != 0 {
+				t.Fatalf("seed %d, round %d: the message says %v by %v, the verdicts %v by %v", seed, round, fit.Reasons, fit.Rules, reasons, rules)
+			}
+		case !errors.Is(err, ErrNoNodes):
+			t.Fatal(err)
+		}
+	}
+	if placed < 300 || failed < 50 {
+		t.Errorf("%d found a place and %d did not: too few to tell", placed, failed)
+	}
+}

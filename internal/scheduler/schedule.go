@@ -14,7 +14,7 @@ func Schedule(s *Snapshot, p *PodInfo, profile *Profile) (*Decision, error) {
 
 // decide is Schedule, which may take the pod's nominated node without looking at others.
 func decide(s *Snapshot, p *PodInfo, profile *Profile, nominated bool) (*Decision, error) {
-	d := &Decision{Pod: p, Nodes: s.count, snapshot: s, profile: profile, number: none}
+	d := &Decision{Pod: p, Nodes: s.count, snapshot: s, profile: profile, number: none, arrivals: s.arrivals}
 	if s.count == 0 {
 		return d, ErrNoNodes
 	}

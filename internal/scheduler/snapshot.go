@@ -25,6 +25,8 @@ const (
 // What stays true: requested[r][n] is the sum of the requests of the pods on node n; counters and holders count exactly the pods
 // in pods; every change of a node's columns appends the node to changes.
 type Snapshot struct {
+	// arrivals counts the nodes that have come.
+	arrivals   uint64
 	nodes      []node // by number; numbers are used again after a node and all its pods are gone
 	nodeNumber map[string]int32
 	free       []int32
@@ -87,12 +89,14 @@ const maxChanges = 8192
 
 // node is what is not a column because rules read it whole.
 type node struct {
-	name   string
-	object *corev1.Node // nil while only pods speak of the node
-	pods   []*podEntry
-	ports  []hostPort
-	images map[string]int64
-	csi    *storagev1.CSINode
+	// arrival tells the node from one that had its number before.
+	arrival uint64
+	name    string
+	object  *corev1.Node // nil while only pods speak of the node
+	pods    []*podEntry
+	ports   []hostPort
+	images  map[string]int64
+	csi     *storagev1.CSINode
 }
 
 // podEntry is a pod on a node, or nominated to one.
@@ -214,6 +218,8 @@ func (s *Snapshot) SetNode(object *corev1.Node) {
 	old := nd.object
 	if old == nil {
 		s.count++
+		s.arrivals++
+		nd.arrival = s.arrivals
 	}
 	// Domains move under the feet of the pods on the node: count them out before and in after.
 	moves := old == nil || !sameLabels(old.Labels, object.Labels) || !slices.EqualFunc(old.Spec.Taints, object.Spec.Taints, sameTaint) ||

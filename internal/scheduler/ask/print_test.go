@@ -72,3 +72,54 @@ func TestPrintingFails(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Nodes and pods are counted in words a person would use.
+func TestCounted(t *testing.T) {
+	for _, test := range []struct {
+		change scheduler.Change
+		want   string
+	}{
+		{scheduler.Change{Steps: []string{"add a node"}}, "  add a node\n"},
+		{scheduler.Change{Others: 3, Steps: []string{"without a node the others are nobody's"}}, "  without a node the others are nobody's\n"},
+		{scheduler.Change{Node: "a", Steps: []string{"x"}}, "  on node a: x\n"},
+		{scheduler.Change{Node: "a", Others: 1, Steps: []string{"x"}}, "  on node a (likewise on 1 other node): x\n"},
+		{scheduler.Change{Node: "a", Others: 2, Steps: []string{"x", "y", "z"}}, "  on node a (likewise on 2 other nodes): x; and y; and z\n"},
+	} {
+		e := scheduler.Explanation{Namespace: "n", Name: "p", Message: "m", Preemption: &scheduler.Room{Node: "b", Victims: 1}, Changes: []scheduler.Change{test.change}}
+		var text strings.Builder
+		want := "Pod n/p has no node: m\n\nIt would get room on node b if 1 pod of lower priority made way.\n\nThe smallest changes that would let it run:\n" + test.want
+		if err := PrintWhy(&text, &e); err != nil || text.String() != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
+		}
+	}
+}
+
+// What is told about many pods keeps their order, and tells more only of those that have no node.
+func TestPrintWhatIfOfMany(t *testing.T) {
+	all := []scheduler.Explanation{
+		{Namespace: "n", Name: "p-0", Node: "node-a", Feasible: 2, Nodes: 3}, {Namespace: "n", Name: "p-1", Message: "0/3 nodes are available:", Nodes: 3, Preemption: &scheduler.Room{Node: "node-b", Victims: 3}},
+		{Namespace: "longer", Name: "q", Node: "node-c", Feasible: 1, Nodes: 3}, {Namespace: "n", Name: "g", Message: "waiting for scheduling gates: [g]", Nodes: 3},
+	}
+	const want = "NAMESPACE  POD  NODE    COULD TAKE IT\nn          p-0  node-a  2 of 3\nn          p-1  <none>  0 of 3\nlonger     q    node-c  1 of 3\nn          g    <none>  0 of 3\n\n2 of 4 pods would have a node.\n" +
+		"\nPod n/p-1 has no node: 0/3 nodes are available:\n\nIt would get room on node node-b if 3 pods of lower priority made way.\n\nPod n/g has no node: waiting for scheduling gates: [g]\n"
+	var text strings.Builder
+	if err := PrintWhatIf(&text, all); err != nil || text.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
+	}
+}
+
+// A decision whose record is gone is told as what would be decided now; without verdicts there is nothing to say of it.
+func TestPrintWhyWithoutARecord(t *testing.T) {
+	for verdicts, want := range map[int]string{
+		0: "Pod n/p goes to node a\n",
+		1: "Pod n/p goes to node a\nThe decision's record is gone; this is how it would be decided now: of 5 nodes 2 could take it.\n\nNODE  VERDICT  TOTAL  R\na     chosen   7      7\n",
+		2: "Pod n/p goes to node a\nThe decision's record is gone; this is how it would be decided now: of 5 nodes 2 could take it.\n\nNODE  VERDICT  TOTAL  R\na     chosen   7      7\nb     fits     -1     -1\n",
+	} {
+		all := []scheduler.Verdict{{Node: "a", Total: 7, Scores: map[string]int64{"R": 7}}, {Node: "b", Total: -1, Scores: map[string]int64{"R": -1}}}
+		e := scheduler.Explanation{Namespace: "n", Name: "p", Node: "a", Feasible: 2, Nodes: 5, Verdicts: all[:verdicts]}
+		var text strings.Builder
+		if err := PrintWhy(&text, &e); err != nil || text.String() != want {
+			t.Errorf("%d verdicts: %v\n%s\nwant\n%s", verdicts, err, text.String(), want)
+		}
+	}
+}
