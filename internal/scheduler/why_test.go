@@ -281,3 +281,103 @@ func TestKeptToANode(t *testing.T) {
 		}
 	}
 }
+
+// The log tells the last decision about a pod, until as many as it holds have come after it.
+func TestLastDecision(t *testing.T) {
+	s := cluster(t, []*corev1.Node{testNode("a"), testNode("b")})
+	var log DecisionLog
+	remember := func(name string, at int64) *Decision {
+		d, err := Schedule(s, infoOf(t, testPod(name)), DefaultProfile())
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Remember(d, nil, time.Unix(at, 0))
+		return d
+	}
+	if log.last("p") != nil {
+		t.Error("an empty log knows a pod")
+	}
+	remember("p", 1)
+	remember("q", 2)
+	second := remember("p", 3)
+	if last := log.last("p"); last == nil || last.decision != second || last.at.Unix() != 3 {
+		t.Errorf("%+v is not the last decision", last)
+	}
+	if last := log.last("q"); last == nil || last.at.Unix() != 2 {
+		t.Errorf("%+v is not the last decision", last)
+	}
+	// The last decision about p leaves when as many as the log holds have come after it, and not before.
+	for i := range int64(maxRemembered - 1) {
+		remember("other", 4+i)
+	}
+	if log.last("p") == nil || log.last("q") != nil {
+		t.Errorf("p is %+v, q is %+v", log.last("p"), log.last("q"))
+	}
+	remember("other", 0)
+	if log.last("p") != nil || log.last("other") == nil || log.last("other").at.Unix() != 0 {
+		t.Errorf("p is %+v, other is %+v", log.last("p"), log.last("other"))
+	}
+}
+
+// A decision has a record of its own unless it is nothing but a place in a shared table.
+func TestOwnRecord(t *testing.T) {
+	for _, test := range []struct {
+		rule     string
+		decision Decision
+		want     bool
+	}{
+		{"a place in a shared table", Decision{table: &table{shared: true}}, false},
+		{"a table of its own", Decision{table: &table{}}, true},
+		{"no table", Decision{}, true},
+		{"what neighbours said, beside a shared table", Decision{table: &table{shared: true}, beside: &besideRecord{}}, true},
+		{"what neighbours said, and a table of its own", Decision{table: &table{}, beside: &besideRecord{}}, true},
+	} {
+		if got := test.decision.ownRecord(); got != test.want {
+			t.Errorf("%s: %t", test.rule, got)
+		}
+	}
+}
+
+// What would happen to pods is what happens: asked about in one go, they go where they go one after another.
+func TestWhatIfComesTrue(t *testing.T) {
+	const seed = 97
+	w := newWorld(t, seed)
+	story(t, nil, func(f *fakeServer) {
+		for i := range 6 {
+			f.addNode(w.randomNode(fmt.Sprint("n", i)))
+		}
+		f.pass(time.Second)
+		var pods []*corev1.Pod
+		for range 40 {
+			pods = append(pods, w.randomPod())
+		}
+		state := func() string {
+			s := f.scheduler.snapshot
+			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods))
+		}
+		before := state()
+		supposed, err := f.scheduler.WhatIf(pods, false)
+		if err != nil || len(supposed) != len(pods) {
+			t.Fatalf("seed %d: %d answers, %v", seed, len(supposed), err)
+		}
+		if after := state(); after != before {
+			t.Errorf("seed %d: the question changed\n%s\nto\n%s", seed, before, after)
+		}
+		s, placed := f.scheduler.snapshot, 0
+		for i, pod := range pods {
+			info := infoOf(t, pod)
+			d, err := Schedule(s, info, f.scheduler.profiles[pod.Spec.SchedulerName])
+			e := supposed[i]
+			if e.Namespace != pod.Namespace || e.Name != pod.Name || e.Node != d.Node || e.Feasible != d.Feasible || e.Nodes != d.Nodes || (e.Message == "") != (err == nil) || len(e.Verdicts) != 0 {
+				t.Fatalf("seed %d: pod %d went to %q of %d, %v; supposed was %+v", seed, i, d.Node, d.Feasible, err, e)
+			}
+			if err == nil {
+				placed++
+				s.Assume(info, d.Node)
+			}
+		}
+		if placed < 5 || placed == len(pods) {
+			t.Errorf("seed %d: %d of %d found a place: too much of one kind to tell", seed, placed, len(pods))
+		}
+	})
+}
