@@ -2,18 +2,20 @@ package scheduler
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"time"
 
 	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
-// The longest a scheduler backs off from a pod, and the first time, unless its file says otherwise.
+// The longest a scheduler backs off from a pod, and the first time, in seconds, unless its file says otherwise.
 const (
-	defaultInitialBackoff = 1 * time.Second
-	defaultMaxBackoff     = 10 * time.Second
+	defaultInitialBackoff = 1
+	defaultMaxBackoff     = 10
 )
 
 // ReadConfiguration reads a KubeSchedulerConfiguration file of version kubescheduler.config.k8s.io/v1.
@@ -78,15 +80,15 @@ func ignoredResources(c *configv1.KubeSchedulerConfiguration) (names []string) {
 	return names
 }
 
+func backoffSeconds(c *configv1.KubeSchedulerConfiguration) (initial, most int64) {
+	return ptr.Deref(c.PodInitialBackoffSeconds, defaultInitialBackoff), ptr.Deref(c.PodMaxBackoffSeconds, defaultMaxBackoff)
+}
+
+// backoffOf is how long a scheduler backs off from a pod; more seconds than a duration can count are as many as it can.
 func backoffOf(c *configv1.KubeSchedulerConfiguration) (initial, most time.Duration) {
-	initial, most = defaultInitialBackoff, defaultMaxBackoff
-	if c.PodInitialBackoffSeconds != nil {
-		initial = time.Duration(*c.PodInitialBackoffSeconds) * time.Second
-	}
-	if c.PodMaxBackoffSeconds != nil {
-		most = time.Duration(*c.PodMaxBackoffSeconds) * time.Second
-	}
-	return initial, most
+	first, last := backoffSeconds(c)
+	const all = int64(math.MaxInt64 / time.Second)
+	return time.Duration(min(first, all)) * time.Second, time.Duration(min(last, all)) * time.Second
 }
 
 // extendersOf makes the extenders a configuration describes; those that may be ignored come last.

@@ -227,12 +227,9 @@ func TestExtendedRequests(t *testing.T) {
 }
 
 func TestDevicesInScores(t *testing.T) {
-	rule, err := newNodeResourcesFit(&configv1.NodeResourcesFitArgs{ScoringStrategy: &configv1.ScoringStrategy{
+	rule := newNodeResourcesFit(&configv1.NodeResourcesFitArgs{ScoringStrategy: &configv1.ScoringStrategy{
 		Type: configv1.LeastAllocated, Resources: []configv1.ResourceSpec{{Name: string(gpu), Weight: 1}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	everywhere := deviceSlice("shared", 1)
 	everywhere.Spec.NodeName, everywhere.Spec.AllNodes = nil, ptr.To(true)
 	inZone := deviceSlice("zoned", 2)
@@ -322,33 +319,10 @@ func TestDevicesReady(t *testing.T) {
 			if ready != test.ready || errors.Is(err, errDevicesFailed) != test.failed {
 				t.Errorf("ready %t, %v", ready, err)
 			}
-			rule, err := newDynamicResources(&configv1.DynamicResourcesArgs{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := rule.(*dynamicResources).usable(test.claim); got != test.usable {
+			if got := devicesRule(t).usable(test.claim); got != test.usable {
 				t.Errorf("usable is %t", got)
 			}
 		})
-	}
-}
-
-func TestDynamicResourcesArguments(t *testing.T) {
-	duration := func(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
-	for _, test := range []struct {
-		what string
-		args configv1.DynamicResourcesArgs
-		fail string
-	}{
-		{"none", configv1.DynamicResourcesArgs{}, ""},
-		{"no limit to filtering", configv1.DynamicResourcesArgs{FilterTimeout: duration(0)}, ""},
-		{"negative", configv1.DynamicResourcesArgs{FilterTimeout: duration(-1)}, "filterTimeout"},
-		{"a second", configv1.DynamicResourcesArgs{BindingTimeout: duration(time.Second)}, ""},
-		{"less than a second", configv1.DynamicResourcesArgs{BindingTimeout: duration(999 * time.Millisecond)}, "bindingTimeout"},
-	} {
-		if _, err := newDynamicResources(&test.args); (err != nil) != (test.fail != "") || err != nil && !strings.Contains(err.Error(), test.fail) {
-			t.Errorf("%s: %v", test.what, err)
-		}
 	}
 }
 

@@ -22,7 +22,7 @@ type defaultPreemption struct {
 	percentage, absolute int
 }
 
-func newDefaultPreemption(args *configv1.DefaultPreemptionArgs) (Rule, error) {
+func newDefaultPreemption(args *configv1.DefaultPreemptionArgs) Rule {
 	r := &defaultPreemption{percentage: 10, absolute: 100}
 	if args.MinCandidateNodesPercentage != nil {
 		r.percentage = int(*args.MinCandidateNodesPercentage)
@@ -30,15 +30,7 @@ func newDefaultPreemption(args *configv1.DefaultPreemptionArgs) (Rule, error) {
 	if args.MinCandidateNodesAbsolute != nil {
 		r.absolute = int(*args.MinCandidateNodesAbsolute)
 	}
-	switch {
-	case r.percentage < 0 || r.percentage > 100:
-		return nil, fmt.Errorf("minCandidateNodesPercentage: Invalid value: %d: not in valid range [0, 100]", r.percentage)
-	case r.absolute < 0:
-		return nil, fmt.Errorf("minCandidateNodesAbsolute: Invalid value: %d: not in valid range [0, inf)", r.absolute)
-	case r.percentage == 0 && r.absolute == 0:
-		return nil, fmt.Errorf("minCandidateNodesPercentage and minCandidateNodesAbsolute cannot both be zero")
-	}
-	return r, nil
+	return r
 }
 
 func (*defaultPreemption) Name() string { return defaultPreemptionName }

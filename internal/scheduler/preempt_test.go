@@ -478,19 +478,9 @@ func TestDefaultPreemptionArguments(t *testing.T) {
 		{ptr.To(int32(0)), nil, "0 100"},
 		{nil, ptr.To(int32(0)), "10 0"},
 		{ptr.To(int32(100)), ptr.To(int32(7)), "100 7"},
-		{ptr.To(int32(101)), nil, "minCandidateNodesPercentage: Invalid value: 101: not in valid range [0, 100]"},
-		{ptr.To(int32(-1)), nil, "minCandidateNodesPercentage: Invalid value: -1: not in valid range [0, 100]"},
-		{nil, ptr.To(int32(-1)), "minCandidateNodesAbsolute: Invalid value: -1: not in valid range [0, inf)"},
-		{ptr.To(int32(0)), ptr.To(int32(0)), "minCandidateNodesPercentage and minCandidateNodesAbsolute cannot both be zero"},
 	} {
-		rule, err := newDefaultPreemption(&configv1.DefaultPreemptionArgs{MinCandidateNodesPercentage: test.percentage, MinCandidateNodesAbsolute: test.absolute})
-		got := ""
-		if err != nil {
-			got = err.Error()
-		} else {
-			p := rule.(*defaultPreemption)
-			got = fmt.Sprint(p.percentage, p.absolute)
-		}
+		rule := newDefaultPreemption(&configv1.DefaultPreemptionArgs{MinCandidateNodesPercentage: test.percentage, MinCandidateNodesAbsolute: test.absolute}).(*defaultPreemption)
+		got := fmt.Sprint(rule.percentage, rule.absolute)
 		if got != test.want {
 			t.Errorf("got %s, want %s", got, test.want)
 		}

@@ -49,8 +49,9 @@ var builtIn = map[string]string{"PrioritySort": "queueSort", "DefaultBinder": "b
 
 func fixed(r Rule) func([]byte) (Rule, error) { return func([]byte) (Rule, error) { return r, nil } }
 
-// with reads a rule's arguments into upstream's type for them.
-func with[T any](newRule func(*T) (Rule, error)) func([]byte) (Rule, error) {
+// with reads a rule's arguments into upstream's type for them. A profile is made of a configuration that was found valid, so the rule need not look
+// at them again.
+func with[T any](newRule func(*T) Rule) func([]byte) (Rule, error) {
 	return func(data []byte) (Rule, error) {
 		arguments := new(T)
 		if len(data) > 0 {
@@ -60,7 +61,7 @@ func with[T any](newRule func(*T) (Rule, error)) func([]byte) (Rule, error) {
 				return nil, fmt.Errorf("read arguments: %w", err)
 			}
 		}
-		return newRule(arguments)
+		return newRule(arguments), nil
 	}
 }
 

@@ -227,9 +227,9 @@ func withRules(t *testing.T, more ...RuleMaker) {
 func TestOwnRules(t *testing.T) {
 	made := 0
 	maker := func(name string, optional bool) RuleMaker {
-		return RuleMaker{Name: name, Weight: 5, Optional: optional, Make: with(func(args *struct{ Refuses, Likes string }) (Rule, error) {
+		return RuleMaker{Name: name, Weight: 5, Optional: optional, Make: with(func(args *struct{ Refuses, Likes string }) Rule {
 			made++
-			return &ownRule{name: name, refuses: args.Refuses, likes: args.Likes}, nil
+			return &ownRule{name: name, refuses: args.Refuses, likes: args.Likes}
 		})}
 	}
 	withRules(t, maker("Mine", false), maker("Yours", true))

@@ -4,7 +4,6 @@ import (
 	"math"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -18,15 +17,12 @@ type interPodAffinity struct {
 	ignoreOthers bool
 }
 
-func newInterPodAffinity(args *configv1.InterPodAffinityArgs) (Rule, error) {
+func newInterPodAffinity(args *configv1.InterPodAffinityArgs) Rule {
 	r := &interPodAffinity{hardWeight: 1, ignoreOthers: args.IgnorePreferredTermsOfExistingPods}
 	if weight := args.HardPodAffinityWeight; weight != nil {
-		if *weight < 0 || *weight > 100 {
-			return nil, field.Invalid(field.NewPath("hardPodAffinityWeight"), *weight, "not in valid range [0, 100]")
-		}
 		r.hardWeight = int64(*weight)
 	}
-	return r, nil
+	return r
 }
 
 func (*interPodAffinity) Name() string { return interPodAffinityName }

@@ -367,16 +367,6 @@ func TestInterPodAffinityScore(t *testing.T) {
 }
 
 func TestInterPodAffinityArguments(t *testing.T) {
-	for _, test := range []struct{ what, arguments, fail string }{
-		{"none", "", ""}, {"no weight", `{"hardPodAffinityWeight":0}`, ""}, {"the largest weight", `{"hardPodAffinityWeight":100}`, ""},
-		{"a weight below 0", `{"hardPodAffinityWeight":-1}`, `hardPodAffinityWeight: Invalid value: -1: not in valid range [0, 100]`},
-		{"a weight above 100", `{"hardPodAffinityWeight":101}`, `hardPodAffinityWeight: Invalid value: 101: not in valid range [0, 100]`},
-		{"a field nobody knows", `{"hardWeight":1}`, `read arguments: json: unknown field "hardWeight"`},
-	} {
-		if got := argumentError(t, interPodAffinityName, test.arguments); got != test.fail {
-			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
-		}
-	}
 	for arguments, want := range map[string]interPodAffinity{
 		"": {hardWeight: 1}, `{"hardPodAffinityWeight":0}`: {}, `{"hardPodAffinityWeight":7,"ignorePreferredTermsOfExistingPods":true}`: {hardWeight: 7, ignoreOthers: true},
 	} {

@@ -25,7 +25,7 @@ type dynamicResources struct {
 	filterTimeout, bindingTimeout time.Duration
 }
 
-func newDynamicResources(args *configv1.DynamicResourcesArgs) (Rule, error) {
+func newDynamicResources(args *configv1.DynamicResourcesArgs) Rule {
 	r := &dynamicResources{filterTimeout: configv1.DynamicResourcesFilterTimeoutDefault, bindingTimeout: configv1.DynamicResourcesBindingTimeoutDefault}
 	if args.FilterTimeout != nil {
 		r.filterTimeout = args.FilterTimeout.Duration
@@ -33,13 +33,7 @@ func newDynamicResources(args *configv1.DynamicResourcesArgs) (Rule, error) {
 	if args.BindingTimeout != nil {
 		r.bindingTimeout = args.BindingTimeout.Duration
 	}
-	if r.filterTimeout < 0 {
-		return nil, fmt.Errorf("filterTimeout: Invalid value: %q: must be zero or positive", r.filterTimeout)
-	}
-	if r.bindingTimeout < time.Second {
-		return nil, fmt.Errorf("bindingTimeout: Invalid value: %q: must be at least 1 second", r.bindingTimeout)
-	}
-	return r, nil
+	return r
 }
 
 func (*dynamicResources) Name() string { return dynamicResourcesName }

@@ -17,11 +17,7 @@ import (
 
 func devicesRule(t testing.TB) *dynamicResources {
 	t.Helper()
-	rule, err := newDynamicResources(&configv1.DynamicResourcesArgs{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return rule.(*dynamicResources)
+	return newDynamicResources(&configv1.DynamicResourcesArgs{}).(*dynamicResources)
 }
 
 // threeNodes are a with one small device, b with a small and a large one, and c with none.
@@ -394,10 +390,7 @@ func TestDevicesAreAsTheModelSays(t *testing.T) {
 // A rule's patience: devices are looked for on a node for so long and no longer.
 func TestFilterTimeout(t *testing.T) {
 	s := threeNodes(t, devicesClaim("x", exactly("r", "class", 1, "")))
-	rule, err := newDynamicResources(&configv1.DynamicResourcesArgs{FilterTimeout: &metav1.Duration{Duration: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rule := newDynamicResources(&configv1.DynamicResourcesArgs{FilterTimeout: &metav1.Duration{Duration: 1}})
 	want := says{"a": "error: node a: timed out trying to allocate devices", "b": "error: node b: timed out trying to allocate devices", "c": "error: node c: timed out trying to allocate devices"}
 	if got := heard(t, s, rule, testPod("p", claiming("x"))); !maps.Equal(got, want) {
 		t.Errorf("says %v", got)
@@ -418,6 +411,19 @@ func TestWantsDevices(t *testing.T) {
 	} {
 		if got := s.wantsDevices(infoOf(t, test.pod)); got != test.want {
 			t.Errorf("%s: %t", test.what, got)
+		}
+	}
+}
+
+func TestDynamicResourcesArguments(t *testing.T) {
+	for arguments, want := range map[string]dynamicResources{
+		"":                        {filterTimeout: 10 * time.Second, bindingTimeout: 10 * time.Minute},
+		`{"filterTimeout":"0s"}`:  {bindingTimeout: 10 * time.Minute},
+		`{"bindingTimeout":"1s"}`: {filterTimeout: 10 * time.Second, bindingTimeout: time.Second},
+		`{"filterTimeout":"1ms","bindingTimeout":"1h"}`: {filterTimeout: time.Millisecond, bindingTimeout: time.Hour},
+	} {
+		if got := mustRule[*dynamicResources](t, dynamicResourcesName, arguments); *got != want {
+			t.Errorf("%s: %+v, want %+v", arguments, *got, want)
 		}
 	}
 }

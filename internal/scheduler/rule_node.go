@@ -8,8 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilerrors "k8s.io/apimachinery/pkg/util/errors"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
@@ -125,20 +123,8 @@ type nodeAffinity struct {
 	added *corev1.NodeAffinity
 }
 
-func newNodeAffinity(args *configv1.NodeAffinityArgs) (Rule, error) {
-	r := &nodeAffinity{added: args.AddedAffinity}
-	if r.added == nil {
-		return r, nil
-	}
-	var errs []error
-	path := field.NewPath("addedAffinity")
-	if required := r.added.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
-		_, err := nodeaffinity.NewNodeSelector(required, field.WithPath(path.Child("requiredDuringSchedulingIgnoredDuringExecution")))
-		errs = append(errs, err)
-	}
-	_, err := nodeaffinity.NewPreferredSchedulingTerms(r.added.PreferredDuringSchedulingIgnoredDuringExecution,
-		field.WithPath(path.Child("preferredDuringSchedulingIgnoredDuringExecution")))
-	return r, utilerrors.Flatten(utilerrors.NewAggregate(append(errs, err)))
+func newNodeAffinity(args *configv1.NodeAffinityArgs) Rule {
+	return &nodeAffinity{added: args.AddedAffinity}
 }
 
 func (*nodeAffinity) Name() string { return nodeAffinityName }

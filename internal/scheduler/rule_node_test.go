@@ -420,48 +420,6 @@ func TestNodeAffinityAdded(t *testing.T) {
 	})
 }
 
-func TestNodeAffinityArguments(t *testing.T) {
-	required := func(terms string) string {
-		return `{"addedAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[` + terms + `]}}}`
-	}
-	preferred := func(terms string) string {
-		return `{"addedAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[` + terms + `]}}`
-	}
-	const (
-		requiredPath  = "addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-		preferredPath = "addedAffinity.preferredDuringSchedulingIgnoredDuringExecution"
-	)
-	for _, test := range []struct{ what, arguments, fail string }{
-		{"none", "", ""},
-		{"empty", "{}", ""},
-		{"of upstream's kind", `{"apiVersion":"kubescheduler.config.k8s.io/v1","kind":"NodeAffinityArgs"}`, ""},
-		{"nothing is added", `{"addedAffinity":{}}`, ""},
-		{"a term", required(`{"matchExpressions":[{"key":"a","operator":"In","values":["b"]}]}`), ""},
-		{"an empty term is read", required(`{}`), ""},
-		{"no terms are read", required(``), ""},
-		{"an operator nobody knows", required(`{"matchExpressions":[{"key":"a","operator":"Near","values":["b"]}]}`),
-			requiredPath + `[0].matchExpressions[0].operator: Unsupported value: "Near": supported values: "In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"`},
-		{"no values", required(`{"matchExpressions":[{"key":"a","operator":"Exists"},{"key":"a","operator":"In"}]}`),
-			requiredPath + `[0].matchExpressions[1].values: Invalid value: null: for 'in', 'notin' operators, values set can't be empty`},
-		{"a word where a number must be", required(`{},{"matchExpressions":[{"key":"a","operator":"Gt","values":["few"]}]}`),
-			requiredPath + `[1].matchExpressions[0].values[0]: Invalid value: "few": for 'Gt', 'Lt' operators, the value must be an integer`},
-		{"two names", required(`{"matchFields":[{"key":"metadata.name","operator":"In","values":["a","b"]}]}`),
-			requiredPath + `[0].matchFields[0].values: Invalid value: ["a","b"]: must have one element`},
-		{"a preference", preferred(`{"weight":1,"preference":{"matchExpressions":[{"key":"a","operator":"Exists"}]}}`), ""},
-		{"a preference without weight is not read", preferred(`{"preference":{"matchExpressions":[{"key":"a","operator":"Near"}]}}`), ""},
-		{"a preference that cannot be read", preferred(`{"weight":1,"preference":{}},{"weight":1,"preference":{"matchFields":[{"key":"metadata.name","operator":"Gt","values":["1"]}]}}`),
-			preferredPath + `[1].matchFields[0].operator: Unsupported value: "Gt": supported values: "In", "NotIn"`},
-		{"both cannot be read", `{"addedAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In"}]}]},
-			"preferredDuringSchedulingIgnoredDuringExecution":[{"weight":1,"preference":{"matchFields":[{"key":"metadata.name","operator":"In"}]}}]}}`,
-			"[" + requiredPath + `[0].matchFields[0].values: Invalid value: null: must have one element, ` + preferredPath + `[0].matchFields[0].values: Invalid value: null: must have one element]`},
-		{"a field nobody knows", `{"added":{}}`, `read arguments: json: unknown field "added"`},
-	} {
-		if got := argumentError(t, nodeAffinityName, test.arguments); got != test.fail {
-			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
-		}
-	}
-}
-
 func TestNodeAffinityScore(t *testing.T) {
 	nodes := []*corev1.Node{testNode("a", nodeLabel("x", "1"), nodeLabel("y", "1")), testNode("b", nodeLabel("x", "1")), testNode("c", nodeLabel("y", "2")), testNode("d")}
 	x1, y1, yAny := expression("x", opIn, "1"), expression("y", opIn, "1"), expression("y", opExists)

@@ -1,15 +1,12 @@
 package scheduler
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 )
@@ -32,55 +29,16 @@ type nodeResourcesFit struct {
 	shape         []configv1.UtilizationShapePoint
 }
 
-func newNodeResourcesFit(args *configv1.NodeResourcesFitArgs) (Rule, error) {
+func newNodeResourcesFit(args *configv1.NodeResourcesFitArgs) Rule {
 	r := &nodeResourcesFit{ignored: args.IgnoredResources, ignoredGroups: args.IgnoredResourceGroups, strategy: configv1.LeastAllocated}
 	if st := args.ScoringStrategy; st != nil {
-		if st.Type != "" {
-			r.strategy = st.Type
-		}
-		r.resources = st.Resources
+		r.strategy, r.resources = st.Type, st.Resources
 		if st.RequestedToCapacityRatio != nil {
 			r.shape = st.RequestedToCapacityRatio.Shape
 		}
 	}
 	r.resources = withDefaultResources(r.resources)
-	return r, r.check(args.ScoringStrategy)
-}
-
-// check demands of the arguments what upstream demands.
-func (r *nodeResourcesFit) check(given *configv1.ScoringStrategy) error {
-	var errs field.ErrorList
-	for i, name := range r.ignored {
-		errs = append(errs, metav1validation.ValidateLabelName(name, field.NewPath("ignoredResources").Index(i))...)
-	}
-	for i, group := range r.ignoredGroups {
-		path := field.NewPath("ignoredResourceGroups").Index(i)
-		if strings.Contains(group, "/") {
-			errs = append(errs, field.Invalid(path, group, "resource group name can't contain '/'"))
-		}
-		errs = append(errs, metav1validation.ValidateLabelName(group, path)...)
-	}
-	strategy := field.NewPath("scoringStrategy")
-	known := []configv1.ScoringStrategyType{configv1.LeastAllocated, configv1.MostAllocated, configv1.RequestedToCapacityRatio}
-	if given != nil && !slices.Contains(known, given.Type) {
-		errs = append(errs, field.NotSupported(strategy.Child("type"), given.Type, known))
-	}
-	for i, resource := range r.resources {
-		if resource.Weight <= 0 || resource.Weight > 100 {
-			errs = append(errs, field.Invalid(strategy.Child("resources").Index(i).Child("weight"), resource.Weight,
-				fmt.Sprintf("resource weight of %v not in valid range (0, 100]", resource.Name)))
-		}
-	}
-	switch ratio := strategy.Child("requestedToCapacityRatio"); {
-	case given == nil:
-	case r.strategy == configv1.RequestedToCapacityRatio && given.RequestedToCapacityRatio == nil:
-		errs = append(errs, field.Required(ratio, "must be specified when type is RequestedToCapacityRatio"))
-	case r.strategy == configv1.RequestedToCapacityRatio:
-		errs = append(errs, checkShape(r.shape, ratio.Child("shape"))...)
-	case given.RequestedToCapacityRatio != nil:
-		errs = append(errs, field.Forbidden(ratio, "must be nil when type is not RequestedToCapacityRatio"))
-	}
-	return errs.ToAggregate()
+	return r
 }
 
 func withDefaultResources(resources []configv1.ResourceSpec) []configv1.ResourceSpec {
@@ -94,27 +52,6 @@ func withDefaultResources(resources []configv1.ResourceSpec) []configv1.Resource
 		}
 	}
 	return resources
-}
-
-func checkShape(shape []configv1.UtilizationShapePoint, path *field.Path) (errs field.ErrorList) {
-	if len(shape) == 0 {
-		return field.ErrorList{field.Required(path, "at least one point must be specified")}
-	}
-	for i := 1; i < len(shape); i++ {
-		if shape[i].Utilization <= shape[i-1].Utilization {
-			errs = append(errs, field.Invalid(path.Index(i).Child("utilization"), shape[i].Utilization, "values must be sorted in increasing order"))
-			break
-		}
-	}
-	for i, p := range shape {
-		if p.Utilization < 0 || p.Utilization > 100 {
-			errs = append(errs, field.Invalid(path.Index(i).Child("utilization"), p.Utilization, "not in valid range [0, 100]"))
-		}
-		if p.Score < 0 || p.Score > maxCustomScore {
-			errs = append(errs, field.Invalid(path.Index(i).Child("score"), p.Score, fmt.Sprintf("not in valid range [0, %d]", maxCustomScore)))
-		}
-	}
-	return errs
 }
 
 func (*nodeResourcesFit) Name() string { return nodeResourcesFitName }
@@ -433,19 +370,8 @@ type balancedAllocation struct {
 	resources []configv1.ResourceSpec
 }
 
-func newBalancedAllocation(args *configv1.NodeResourcesBalancedAllocationArgs) (Rule, error) {
-	r := &balancedAllocation{resources: withDefaultResources(args.Resources)}
-	var errs field.ErrorList
-	for i, resource := range r.resources {
-		path := field.NewPath("resources").Index(i)
-		if slices.ContainsFunc(r.resources[:i], func(other configv1.ResourceSpec) bool { return other.Name == resource.Name }) {
-			errs = append(errs, field.Duplicate(path.Child("name"), resource.Name))
-		}
-		if resource.Weight != 1 {
-			errs = append(errs, field.Invalid(path.Child("weight"), resource.Weight, "must be 1"))
-		}
-	}
-	return r, errs.ToAggregate()
+func newBalancedAllocation(args *configv1.NodeResourcesBalancedAllocationArgs) Rule {
+	return &balancedAllocation{resources: withDefaultResources(args.Resources)}
 }
 
 func (*balancedAllocation) Name() string { return balancedAllocationName }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 )
@@ -195,81 +194,6 @@ func TestNodeResourcesFitIgnores(t *testing.T) {
 	for asks, want := range map[string]string{"example.com/fpga=1": "", "other.org/nic=1": "Insufficient other.org/nic"} {
 		if got := refusalsOf(t, s, fitPod("p", fitContainer("c", asks)), profiles[corev1.DefaultSchedulerName])["n"]; got != want {
 			t.Errorf("%s of an extender: %q, want %q", asks, got, want)
-		}
-	}
-}
-
-func TestNodeResourcesFitArguments(t *testing.T) {
-	strategy := func(text string) string { return `{"scoringStrategy":` + text + `}` }
-	ratio := func(points string) string {
-		return strategy(`{"type":"RequestedToCapacityRatio","requestedToCapacityRatio":{"shape":[` + points + `]}}`)
-	}
-	const shape = "scoringStrategy.requestedToCapacityRatio.shape"
-	for _, test := range []struct{ what, arguments, fail string }{
-		{"none", "", ""},
-		{"of upstream's kind", `{"apiVersion":"kubescheduler.config.k8s.io/v1","kind":"NodeResourcesFitArgs"}`, ""},
-		{"least allocated", strategy(`{"type":"LeastAllocated"}`), ""},
-		{"most allocated", strategy(`{"type":"MostAllocated","resources":[{"name":"cpu","weight":100},{"name":"memory","weight":1}]}`), ""},
-		{"a weight that is left out is 1", strategy(`{"type":"MostAllocated","resources":[{"name":"cpu"}]}`), ""},
-		{"a weight of 0 is 1", strategy(`{"type":"MostAllocated","resources":[{"name":"cpu","weight":0}]}`), ""},
-		{"a strategy without type", strategy(`{}`), `scoringStrategy.type: Unsupported value: "": supported values: "LeastAllocated", "MostAllocated", "RequestedToCapacityRatio"`},
-		{"a type nobody knows", strategy(`{"type":"Best"}`), `scoringStrategy.type: Unsupported value: "Best": supported values: "LeastAllocated", "MostAllocated", "RequestedToCapacityRatio"`},
-		{"a weight below 0", strategy(`{"type":"LeastAllocated","resources":[{"name":"cpu","weight":-1}]}`), `scoringStrategy.resources[0].weight: Invalid value: -1: resource weight of cpu not in valid range (0, 100]`},
-		{"a weight above 100", strategy(`{"type":"LeastAllocated","resources":[{"name":"cpu","weight":1},{"name":"memory","weight":101}]}`), `scoringStrategy.resources[1].weight: Invalid value: 101: resource weight of memory not in valid range (0, 100]`},
-		{"a ratio", ratio(`{"utilization":0,"score":0},{"utilization":100,"score":10}`), ""},
-		{"a ratio without shape", strategy(`{"type":"RequestedToCapacityRatio"}`), `scoringStrategy.requestedToCapacityRatio: Required value: must be specified when type is RequestedToCapacityRatio`},
-		{"a ratio with an empty shape", ratio(``), shape + `: Required value: at least one point must be specified`},
-		{"a shape without a ratio", strategy(`{"type":"LeastAllocated","requestedToCapacityRatio":{"shape":[{"utilization":0,"score":0}]}}`), `scoringStrategy.requestedToCapacityRatio: Forbidden: must be nil when type is not RequestedToCapacityRatio`},
-		{"a shape backwards", ratio(`{"utilization":50,"score":0},{"utilization":40,"score":1}`), shape + `[1].utilization: Invalid value: 40: values must be sorted in increasing order`},
-		{"a resource nobody could name", `{"ignoredResources":["cpu","a resource"]}`, `ignoredResources[1]: Invalid value: "a resource": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`},
-		{"a group with a name", `{"ignoredResourceGroups":["example.com/fpga"]}`, `ignoredResourceGroups[0]: Invalid value: "example.com/fpga": resource group name can't contain '/'`},
-		{"two things wrong", `{"ignoredResourceGroups":["a/b"],"scoringStrategy":{"type":"Best"}}`,
-			`[ignoredResourceGroups[0]: Invalid value: "a/b": resource group name can't contain '/', scoringStrategy.type: Unsupported value: "Best": supported values: "LeastAllocated", "MostAllocated", "RequestedToCapacityRatio"]`},
-		{"a field nobody knows", `{"ignored":[]}`, `read arguments: json: unknown field "ignored"`},
-	} {
-		if got := argumentError(t, nodeResourcesFitName, test.arguments); got != test.fail {
-			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
-		}
-	}
-	for _, test := range []struct{ what, arguments, fail string }{
-		{"none", "", ""},
-		{"two resources", `{"resources":[{"name":"cpu","weight":1},{"name":"example.com/fpga"}]}`, ""},
-		{"weights", `{"resources":[{"name":"cpu","weight":2}]}`, `resources[0].weight: Invalid value: 2: must be 1`},
-		{"one resource twice", `{"resources":[{"name":"cpu"},{"name":"memory"},{"name":"cpu"}]}`, `resources[2].name: Duplicate value: "cpu"`},
-		{"one resource twice with a weight", `{"resources":[{"name":"cpu"},{"name":"cpu","weight":-1}]}`, `[resources[1].name: Duplicate value: "cpu", resources[1].weight: Invalid value: -1: must be 1]`},
-	} {
-		if got := argumentError(t, balancedAllocationName, test.arguments); got != test.fail {
-			t.Errorf("balance, %s: %s, want %s", test.what, got, test.fail)
-		}
-	}
-}
-
-func TestCheckShape(t *testing.T) {
-	type shape = []configv1.UtilizationShapePoint
-	const unsorted = "values must be sorted in increasing order"
-	for _, test := range []struct {
-		what  string
-		shape shape
-		fail  string
-	}{
-		{"none", nil, "shape: Required value: at least one point must be specified"},
-		{"one point", shape{{Utilization: 50, Score: 5}}, ""},
-		{"both ends", shape{{Utilization: 0, Score: 10}, {Utilization: 100, Score: 0}}, ""},
-		{"below nothing", shape{{Utilization: -1, Score: 5}}, "shape[0].utilization: Invalid value: -1: not in valid range [0, 100]"},
-		{"more than all", shape{{Utilization: 0}, {Utilization: 101, Score: 5}}, "shape[1].utilization: Invalid value: 101: not in valid range [0, 100]"},
-		{"backwards", shape{{Utilization: 50, Score: 5}, {Utilization: 40, Score: 5}}, "shape[1].utilization: Invalid value: 40: " + unsorted},
-		{"twice the same", shape{{Utilization: 50, Score: 5}, {Utilization: 50, Score: 6}}, "shape[1].utilization: Invalid value: 50: " + unsorted},
-		{"backwards twice is said once", shape{{Utilization: 50}, {Utilization: 40}, {Utilization: 30}}, "shape[1].utilization: Invalid value: 40: " + unsorted},
-		{"a score too high", shape{{Utilization: 50, Score: 11}}, "shape[0].score: Invalid value: 11: not in valid range [0, 10]"},
-		{"a score too low", shape{{Utilization: 50, Score: -1}}, "shape[0].score: Invalid value: -1: not in valid range [0, 10]"},
-		{"the order is said first", shape{{Utilization: 50, Score: 11}, {Utilization: 40}}, "[shape[1].utilization: Invalid value: 40: " + unsorted + ", shape[0].score: Invalid value: 11: not in valid range [0, 10]]"},
-	} {
-		got := ""
-		if err := checkShape(test.shape, field.NewPath("shape")).ToAggregate(); err != nil {
-			got = err.Error()
-		}
-		if got != test.fail {
-			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
 		}
 	}
 }

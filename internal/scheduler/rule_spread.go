@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -9,9 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 )
 
@@ -30,53 +27,11 @@ var systemSpread = []corev1.TopologySpreadConstraint{
 	{TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.ScheduleAnyway, MaxSkew: 5},
 }
 
-func newPodTopologySpread(args *configv1.PodTopologySpreadArgs) (Rule, error) {
-	if err := checkSpread(args); err != nil {
-		return nil, err
-	}
+func newPodTopologySpread(args *configv1.PodTopologySpreadArgs) Rule {
 	if args.DefaultingType == configv1.ListDefaulting {
-		return &podTopologySpread{defaults: args.DefaultConstraints}, nil
+		return &podTopologySpread{defaults: args.DefaultConstraints}
 	}
-	return &podTopologySpread{defaults: systemSpread, system: true}, nil
-}
-
-// checkSpread demands of default constraints what the API server demands of a pod's own, and that they leave the selector to us.
-func checkSpread(args *configv1.PodTopologySpreadArgs) error {
-	var errs field.ErrorList
-	switch path := field.NewPath("defaultingType"); {
-	case !slices.Contains([]configv1.PodTopologySpreadConstraintsDefaulting{"", configv1.SystemDefaulting, configv1.ListDefaulting}, args.DefaultingType):
-		errs = append(errs, field.NotSupported(path, args.DefaultingType, []configv1.PodTopologySpreadConstraintsDefaulting{configv1.SystemDefaulting, configv1.ListDefaulting}))
-	case args.DefaultingType != configv1.ListDefaulting && len(args.DefaultConstraints) > 0:
-		errs = append(errs, field.Invalid(path, configv1.SystemDefaulting, "when .defaultConstraints are not empty"))
-	}
-	all := field.NewPath("defaultConstraints")
-	for i := range args.DefaultConstraints {
-		c, path := &args.DefaultConstraints[i], all.Index(i)
-		if c.MaxSkew <= 0 {
-			errs = append(errs, field.Invalid(path.Child("maxSkew"), c.MaxSkew, "not in valid range (0, inf)"))
-		}
-		if c.TopologyKey == "" {
-			errs = append(errs, field.Required(path.Child("topologyKey"), "can not be empty"))
-		} else {
-			errs = append(errs, metav1validation.ValidateLabelName(c.TopologyKey, path.Child("topologyKey"))...)
-		}
-		switch c.WhenUnsatisfiable {
-		case corev1.DoNotSchedule, corev1.ScheduleAnyway:
-		case "":
-			errs = append(errs, field.Required(path.Child("whenUnsatisfiable"), "can not be empty"))
-		default:
-			errs = append(errs, field.NotSupported(path.Child("whenUnsatisfiable"), c.WhenUnsatisfiable, []corev1.UnsatisfiableConstraintAction{corev1.DoNotSchedule, corev1.ScheduleAnyway}))
-		}
-		if c.LabelSelector != nil {
-			errs = append(errs, field.Forbidden(path.Child("labelSelector"), "constraint must not define a selector, as they deduced for each pod"))
-		}
-		if slices.ContainsFunc(args.DefaultConstraints[:i], func(other corev1.TopologySpreadConstraint) bool {
-			return other.TopologyKey == c.TopologyKey && other.WhenUnsatisfiable == c.WhenUnsatisfiable
-		}) {
-			errs = append(errs, field.Duplicate(path, fmt.Sprintf("{%v, %v}", c.TopologyKey, c.WhenUnsatisfiable)))
-		}
-	}
-	return errs.ToAggregate()
+	return &podTopologySpread{defaults: systemSpread, system: true}
 }
 
 func (*podTopologySpread) Name() string { return podTopologySpreadName }

@@ -476,38 +476,6 @@ func TestPodTopologySpreadDefaultsAndNamelessZones(t *testing.T) {
 	check("after nodes have moved and gone", map[string]int64{"a": round(3, 2, 1, 1), "b": round(3, 2, 0, 2), "c": round(3, 2, 2, 2)})
 }
 
-func TestPodTopologySpreadArguments(t *testing.T) {
-	list := func(constraints string) string {
-		return `{"defaultingType":"List","defaultConstraints":[` + constraints + `]}`
-	}
-	const good = `{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway"}`
-	for _, test := range []struct{ what, arguments, fail string }{
-		{"none", "", ""},
-		{"the system's", `{"defaultingType":"System"}`, ""},
-		{"an empty list", `{"defaultingType":"List"}`, ""},
-		{"a list", list(good), ""},
-		{"one key, hard and soft", list(good + `,{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}`), ""},
-		{"a type nobody knows", `{"defaultingType":"Some"}`, `defaultingType: Unsupported value: "Some": supported values: "System", "List"`},
-		{"constraints beside the system's", `{"defaultConstraints":[` + good + `]}`, `defaultingType: Invalid value: "System": when .defaultConstraints are not empty`},
-		{"constraints beside the system's, spelt out", `{"defaultingType":"System","defaultConstraints":[` + good + `]}`, `defaultingType: Invalid value: "System": when .defaultConstraints are not empty`},
-		{"no skew", list(`{"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[0].maxSkew: Invalid value: 0: not in valid range (0, inf)`},
-		{"a skew below 0", list(good + `,{"maxSkew":-1,"topologyKey":"rack","whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[1].maxSkew: Invalid value: -1: not in valid range (0, inf)`},
-		{"no key", list(`{"maxSkew":1,"whenUnsatisfiable":"ScheduleAnyway"}`), `defaultConstraints[0].topologyKey: Required value: can not be empty`},
-		{"a key no label can have", list(`{"maxSkew":1,"topologyKey":"a key!","whenUnsatisfiable":"ScheduleAnyway"}`),
-			`defaultConstraints[0].topologyKey: Invalid value: "a key!": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`},
-		{"no action", list(`{"maxSkew":1,"topologyKey":"zone"}`), `defaultConstraints[0].whenUnsatisfiable: Required value: can not be empty`},
-		{"an action nobody knows", list(`{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"Maybe"}`), `defaultConstraints[0].whenUnsatisfiable: Unsupported value: "Maybe": supported values: "DoNotSchedule", "ScheduleAnyway"`},
-		{"a selector", list(`{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"ScheduleAnyway","labelSelector":{}}`), `defaultConstraints[0].labelSelector: Forbidden: constraint must not define a selector, as they deduced for each pod`},
-		{"one constraint twice", list(good + "," + good), `defaultConstraints[1]: Duplicate value: "{zone, ScheduleAnyway}"`},
-		{"two things wrong", list(`{"topologyKey":"zone"}`), `[defaultConstraints[0].maxSkew: Invalid value: 0: not in valid range (0, inf), defaultConstraints[0].whenUnsatisfiable: Required value: can not be empty]`},
-		{"a field nobody knows", `{"defaults":[]}`, `read arguments: json: unknown field "defaults"`},
-	} {
-		if got := argumentError(t, podTopologySpreadName, test.arguments); got != test.fail {
-			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
-		}
-	}
-}
-
 func TestPodTopologySpreadHints(t *testing.T) {
 	x, y := labelled("app", "x"), labelled("app", "y")
 	hard := spread(spreadZone, 1, spreadHard, "app", "x")

@@ -146,16 +146,6 @@ func mustRule[R Rule](t testing.TB, name, arguments string) R {
 	return rule.(R)
 }
 
-// argumentError is what reading a rule's arguments says; empty when they are accepted.
-func argumentError(t testing.TB, name, arguments string) string {
-	t.Helper()
-	maker := Rules[slices.IndexFunc(Rules, func(m RuleMaker) bool { return m.Name == name })]
-	if _, err := maker.Make([]byte(arguments)); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
 // Upstream's plugins in upstream's order, with the weights its default profile gives them.
 func TestRulesAreUpstreams(t *testing.T) {
 	weights := map[string]int64{"TaintToleration": 3, "NodeAffinity": 2, "PodTopologySpread": 2, "InterPodAffinity": 2, "DynamicResources": 2}

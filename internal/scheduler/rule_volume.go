@@ -10,7 +10,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/storage/ephemeral"
 	"k8s.io/component-helpers/storage/volume"
 	configv1 "k8s.io/kube-scheduler/config/v1"
@@ -386,18 +385,15 @@ type volumeBinding struct {
 	shape          []configv1.UtilizationShapePoint
 }
 
-func newVolumeBinding(args *configv1.VolumeBindingArgs) (Rule, error) {
+func newVolumeBinding(args *configv1.VolumeBindingArgs) Rule {
 	r := &volumeBinding{timeoutSeconds: 600, shape: args.Shape}
 	if args.BindTimeoutSeconds != nil {
 		r.timeoutSeconds = *args.BindTimeoutSeconds
 	}
-	if r.timeoutSeconds < 0 {
-		return nil, fmt.Errorf("bindTimeoutSeconds: Invalid value: %d: invalid BindTimeoutSeconds, should not be a negative value", r.timeoutSeconds)
-	}
 	if len(r.shape) == 0 {
 		r.shape = []configv1.UtilizationShapePoint{{Utilization: 0, Score: maxCustomScore}, {Utilization: 100, Score: 0}}
 	}
-	return r, checkShape(r.shape, field.NewPath("shape")).ToAggregate()
+	return r
 }
 
 func (*volumeBinding) Name() string { return volumeBindingName }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/utils/ptr"
 )
 
 // validateConfiguration finds everything that is wrong with a configuration, at once, by upstream's rules and under its field paths.
@@ -29,12 +30,12 @@ func validateConfiguration(c *configv1.KubeSchedulerConfiguration) error {
 	}
 	all = append(all, validateProfiles(c.Profiles, field.NewPath("profiles"))...)
 	all = append(all, validatePercentage(c.PercentageOfNodesToScore, field.NewPath("percentageOfNodesToScore"))...)
-	initial, most := backoffOf(c)
+	initial, most := backoffSeconds(c)
 	if initial <= 0 {
-		all = append(all, field.Invalid(field.NewPath("podInitialBackoffSeconds"), *c.PodInitialBackoffSeconds, "must be greater than 0"))
+		all = append(all, field.Invalid(field.NewPath("podInitialBackoffSeconds"), initial, "must be greater than 0"))
 	}
 	if most < initial {
-		all = append(all, field.Invalid(field.NewPath("podMaxBackoffSeconds"), int64(most/time.Second), "must be greater than or equal to PodInitialBackoffSeconds"))
+		all = append(all, field.Invalid(field.NewPath("podMaxBackoffSeconds"), most, "must be greater than or equal to PodInitialBackoffSeconds"))
 	}
 	all = append(all, validateExtenders(c.Extenders, field.NewPath("extenders"))...)
 	return all.ToAggregate()
@@ -101,11 +102,10 @@ func validateProfiles(profiles []configv1.KubeSchedulerProfile, path *field.Path
 		all = append(all, validatePercentage(p.PercentageOfNodesToScore, path.Child("percentageOfNodesToScore"))...)
 		all = append(all, validatePlugins(p.Plugins, path.Child("plugins"))...)
 		all = append(all, validatePluginConfig(p.PluginConfig, path.Child("pluginConfig"))...)
-		if first, twice := seen[name]; twice {
-			all = append(all, field.Duplicate(path.Child("schedulerName"), fmt.Sprintf("profiles[%d].schedulerName", first)))
-		} else {
-			seen[name] = i
+		if before, twice := seen[name]; twice {
+			all = append(all, field.Duplicate(path.Child("schedulerName"), fmt.Sprintf("profiles[%d].schedulerName", before)))
 		}
+		seen[name] = i
 	}
 	return append(all, validateCommonQueueSort(profiles, path)...)
 }
@@ -136,25 +136,47 @@ func validatePlugins(plugins *configv1.Plugins, path *field.Path) (all field.Err
 
 // validateCommonQueueSort looks for profiles that order pods differently: they share one queue.
 func validateCommonQueueSort(profiles []configv1.KubeSchedulerProfile, path *field.Path) (all field.ErrorList) {
-	sorters := func(p *configv1.KubeSchedulerProfile) (enabled, disabled []string) {
-		if p.Plugins == nil {
-			return nil, nil
+	sorters := func(p *configv1.KubeSchedulerProfile) (set configv1.PluginSet) {
+		if p.Plugins != nil {
+			set = p.Plugins.QueueSort
 		}
-		return namesOf(p.Plugins.QueueSort.Enabled), namesOf(p.Plugins.QueueSort.Disabled)
+		return set
 	}
-	for i := range profiles {
-		enabled, disabled := sorters(&profiles[i])
-		if i == 0 {
-			if len(enabled) > 1 {
-				all = append(all, field.Invalid(path.Index(0).Child("plugins", "queueSort", "Enabled"), len(enabled), "only one queue sort plugin can be enabled"))
+	argumentsOf := func(p *configv1.KubeSchedulerProfile, name string) (data []byte, given bool) {
+		for _, c := range p.PluginConfig {
+			if c.Name == name {
+				data, given = rawArguments(c.Args), true
 			}
+		}
+		return data, given
+	}
+	if len(profiles) == 0 {
+		return nil
+	}
+	first := sorters(&profiles[0])
+	if n := len(first.Enabled); n > 1 {
+		all = append(all, field.Invalid(path.Index(0).Child("plugins", "queueSort", "Enabled"), n, "only one queue sort plugin can be enabled"))
+	}
+	for i := 1; i < len(profiles); i++ {
+		set, path := sorters(&profiles[i]), path.Index(i)
+		// A weight says nothing about those that are left out.
+		if !slices.EqualFunc(set.Enabled, first.Enabled, samePlugin) || !slices.Equal(namesOf(set.Disabled), namesOf(first.Disabled)) {
+			all = append(all, field.Invalid(path.Child("plugins", "queueSort"), strings.Join(namesOf(set.Enabled), ", "), "must be the same for all profiles"))
+		}
+		if len(first.Enabled) == 0 {
 			continue
 		}
-		if firstEnabled, firstDisabled := sorters(&profiles[0]); !slices.Equal(enabled, firstEnabled) || !slices.Equal(disabled, firstDisabled) {
-			all = append(all, field.Invalid(path.Index(i).Child("plugins", "queueSort"), strings.Join(enabled, ", "), "must be the same for all profiles"))
+		want, _ := argumentsOf(&profiles[0], first.Enabled[0].Name)
+		if got, given := argumentsOf(&profiles[i], first.Enabled[0].Name); given && !bytes.Equal(got, want) {
+			all = append(all, field.Invalid(path.Child("pluginConfig", "args"), string(got), "queueSort must be the same for all profiles"))
 		}
 	}
 	return all
+}
+
+// samePlugin reports whether two plugins are the same, with the same weight: none is 0.
+func samePlugin(a, b configv1.Plugin) bool {
+	return a.Name == b.Name && ptr.Deref(a.Weight, 0) == ptr.Deref(b.Weight, 0)
 }
 
 func namesOf(plugins []configv1.Plugin) (names []string) {
