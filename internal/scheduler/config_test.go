@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -137,5 +138,22 @@ func TestSchedulerRefusesBadConfigurations(t *testing.T) {
 	}
 	if s, err := newScheduler(nil, nil); err != nil || len(s.profiles) != 1 || s.profiles[corev1.DefaultSchedulerName] == nil || s.extenders != nil {
 		t.Errorf("without a configuration: %+v, %v", s.profiles, err)
+	}
+}
+
+// Seconds beyond what a duration can count are as many as it can.
+func TestBackoffs(t *testing.T) {
+	for fields, want := range map[string][2]time.Duration{
+		"":                                 {time.Second, 10 * time.Second},
+		"podInitialBackoffSeconds: 10":     {10 * time.Second, 10 * time.Second},
+		"podMaxBackoffSeconds: 1":          {time.Second, time.Second},
+		"podMaxBackoffSeconds: 9223372036": {time.Second, 9223372036 * time.Second},
+		"podMaxBackoffSeconds: 9223372037": {time.Second, 9223372036 * time.Second},
+		"podInitialBackoffSeconds: 9223372036854775807\npodMaxBackoffSeconds: 9223372036854775807": {9223372036 * time.Second, 9223372036 * time.Second},
+	} {
+		initial, most := backoffOf(parsed(t, fields))
+		if got := [2]time.Duration{initial, most}; got != want {
+			t.Errorf("%s: %v, want %v", fields, got, want)
+		}
 	}
 }

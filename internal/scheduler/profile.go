@@ -253,25 +253,31 @@ func pointsOf(file *configv1.Plugins) []point {
 	}
 }
 
-// takesPart reports whether a rule has something to do at a point. Of points that are not told apart here, every rule may be part.
+// takesPart reports whether a rule has something to do at a point: where upstream's plugin of that name has, and a rule of one's own where it filters
+// and scores.
 func takesPart(rule Rule, field string) bool {
 	_, spreads := rule.(*podTopologySpread)
 	_, attracts := rule.(*interPodAffinity)
+	_, filters := rule.(FilterRule)
+	_, scores := rule.(ScoreRule)
+	isOne := func(names ...string) bool { return slices.Contains(names, rule.Name()) }
 	switch field {
-	case "filter":
-		_, filters := rule.(FilterRule)
+	case "preFilter", "filter":
 		return filters || spreads || attracts
+	case "preScore":
+		return (scores || spreads || attracts) && !isOne(imageLocalityName, dynamicResourcesName)
 	case "score":
-		_, scores := rule.(ScoreRule)
 		return scores || spreads || attracts
-	case "postFilter":
-		return rule.Name() == defaultPreemptionName || rule.Name() == dynamicResourcesName
+	case "postFilter", "podGroupPostFilter":
+		return isOne(defaultPreemptionName, dynamicResourcesName)
 	case "preEnqueue":
-		return rule.Name() == schedulingGatesName || rule.Name() == defaultPreemptionName || rule.Name() == dynamicResourcesName
-	case "bind", "queueSort":
-		return false
+		return isOne(schedulingGatesName, defaultPreemptionName, dynamicResourcesName)
+	case "reserve", "preBind":
+		return isOne(volumeBindingName, dynamicResourcesName)
+	case "placementScore":
+		return isOne(nodeResourcesFitName)
 	}
-	return true
+	return false
 }
 
 // checkPoints looks for rules at points where they have nothing to do, and for points that nobody serves.

@@ -188,6 +188,53 @@ func TestProfilePointsMatter(t *testing.T) {
 	})
 }
 
+// Every rule may be named at the points where upstream's plugin takes part, and at no others.
+func TestRulesAtTheirPoints(t *testing.T) {
+	const filters, scores = "preFilter filter", " preScore score"
+	where := map[string]string{
+		schedulingGatesName: "preEnqueue", nodeNameName: filters, nodeUnschedulableName: filters, taintTolerationName: filters + scores, nodeAffinityName: filters + scores,
+		nodePortsName: filters, nodeResourcesFitName: filters + scores + " placementScore", volumeRestrictionsName: filters, nodeVolumeLimitsName: filters,
+		volumeBindingName: filters + scores + " reserve preBind", volumeZoneName: filters, podTopologySpreadName: filters + scores, interPodAffinityName: filters + scores,
+		dynamicResourcesName:  "preEnqueue preFilter filter postFilter podGroupPostFilter score reserve preBind",
+		defaultPreemptionName: "preEnqueue postFilter podGroupPostFilter", balancedAllocationName: "preScore score", imageLocalityName: "score", nodeDeclaredFeaturesName: filters,
+		"PrioritySort": "queueSort", "DefaultBinder": "bind",
+	}
+	for _, maker := range Rules {
+		if where[maker.Name] == "" {
+			t.Errorf("%s is nowhere", maker.Name)
+		}
+	}
+	for _, point := range strings.Fields("preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind placementGenerate placementScore podGroupPostFilter") {
+		kind := strings.ToUpper(point[:1]) + point[1:] + "Plugin"
+		parse := func(set string) string {
+			_, err := ParseConfiguration(configuration("profiles: [{schedulerName: s, plugins: {" + point + ": " + set + "}}]"))
+			return strings.TrimPrefix(fmt.Sprint(err), "creating profile for scheduler name s: ")
+		}
+		for rule, points := range where {
+			want := "<nil>"
+			if !slices.Contains(strings.Fields(points), point) {
+				want = fmt.Sprintf("plugin %q does not extend %s plugin", rule, kind)
+			}
+			if got := parse("{enabled: [{name: " + rule + "}]}"); got != want {
+				t.Errorf("%s at %s: %s, want %s", rule, point, got, want)
+			}
+		}
+		if got, want := parse("{enabled: [{name: Magic}]}"), kind+` "Magic" does not exist`; got != want {
+			t.Errorf("a rule nobody knows at %s: %s, want %s", point, got, want)
+		}
+		want := map[string]string{"queueSort": `only one queue sort plugin required for profile with scheduler name "s", but got 0`, "bind": `at least one bind plugin is needed for profile with scheduler name "s"`}[point]
+		if want == "" {
+			want = "<nil>"
+		}
+		if got := parse("{disabled: [{name: '*'}]}"); got != want {
+			t.Errorf("nobody at %s: %s, want %s", point, got, want)
+		}
+		if got := parse("{disabled: [{name: Magic}]}"); got != "<nil>" {
+			t.Errorf("without a rule nobody knows at %s: %s", point, got)
+		}
+	}
+}
+
 // ownRule is a rule of somebody's own, in one list with the others.
 type ownRule struct {
 	name         string

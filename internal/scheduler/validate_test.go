@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -350,6 +351,125 @@ func TestValidateShape(t *testing.T) {
 		}
 		if got != test.fail {
 			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
+		}
+	}
+}
+
+// Numbers and times of rules' arguments, at their bounds and beyond; what is said, whole.
+func TestArgumentBounds(t *testing.T) {
+	const (
+		weight, percentage, absolute = "hardPodAffinityWeight", "minCandidateNodesPercentage", "minCandidateNodesAbsolute"
+		share, count                 = "not in valid range [0, 100]", "not in valid range [0, inf)"
+		bothZero                     = "[minCandidateNodesPercentage: Invalid value: 0: cannot be zero at the same time as minCandidateNodesAbsolute, minCandidateNodesAbsolute: Invalid value: 0: cannot be zero at the same time as minCandidateNodesPercentage]"
+	)
+	for _, test := range []struct{ rule, arguments, fail string }{
+		{interPodAffinityName, ``, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":null}`, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":0}`, ""},
+		{interPodAffinityName, `{"hardPodAffinityWeight":1}`, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":100}`, ""},
+		{interPodAffinityName, `{"hardPodAffinityWeight":-1}`, weight + ": Invalid value: -1: " + share},
+		{interPodAffinityName, `{"hardPodAffinityWeight":101}`, weight + ": Invalid value: 101: " + share},
+		{interPodAffinityName, `{"hardPodAffinityWeight":2147483647}`, weight + ": Invalid value: 2147483647: " + share},
+
+		{defaultPreemptionName, ``, ""}, {defaultPreemptionName, `{"minCandidateNodesPercentage":0}`, ""}, {defaultPreemptionName, `{"minCandidateNodesAbsolute":0}`, ""},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":1,"minCandidateNodesAbsolute":0}`, ""}, {defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":1}`, ""},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":100,"minCandidateNodesAbsolute":2147483647}`, ""},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":101}`, percentage + ": Invalid value: 101: " + share},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":-1}`, percentage + ": Invalid value: -1: " + share},
+		{defaultPreemptionName, `{"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":-1,"minCandidateNodesAbsolute":-2}`, "[" + percentage + ": Invalid value: -1: " + share + ", " + absolute + ": Invalid value: -2: " + count + "]"},
+		{defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":0}`, bothZero},
+
+		{volumeBindingName, ``, ""}, {volumeBindingName, `{"bindTimeoutSeconds":0,"shape":[]}`, ""}, {volumeBindingName, `{"bindTimeoutSeconds":9223372036854775807}`, ""},
+		{volumeBindingName, `{"bindTimeoutSeconds":-1}`, "bindTimeoutSeconds: Invalid value: -1: invalid BindTimeoutSeconds, should not be a negative value"},
+		{volumeBindingName, `{"shape":[{"utilization":0,"score":0},{"utilization":100,"score":10}]}`, ""},
+		{volumeBindingName, `{"shape":[{"utilization":0,"score":11}]}`, "shape[0].score: Invalid value: 11: not in valid range [0, 10]"},
+		{volumeBindingName, `{"bindTimeoutSeconds":-2,"shape":[{"utilization":101,"score":0}]}`,
+			"[bindTimeoutSeconds: Invalid value: -2: invalid BindTimeoutSeconds, should not be a negative value, shape[0].utilization: Invalid value: 101: " + share + "]"},
+
+		{dynamicResourcesName, ``, ""}, {dynamicResourcesName, `{"filterTimeout":"0s","bindingTimeout":"1s"}`, ""}, {dynamicResourcesName, `{"filterTimeout":"1ns","bindingTimeout":"1h"}`, ""},
+		{dynamicResourcesName, `{"filterTimeout":"-1ns"}`, `filterTimeout: Invalid value: "-1ns": must be zero or positive`},
+		{dynamicResourcesName, `{"bindingTimeout":"999999999ns"}`, `bindingTimeout: Invalid value: "999.999999ms": must be at least 1 second`},
+		{dynamicResourcesName, `{"bindingTimeout":"0s"}`, `bindingTimeout: Invalid value: "0s": must be at least 1 second`},
+		{dynamicResourcesName, `{"filterTimeout":"-1m","bindingTimeout":"-1s"}`, `[filterTimeout: Invalid value: "-1m0s": must be zero or positive, bindingTimeout: Invalid value: "-1s": must be at least 1 second]`},
+	} {
+		if got := argumentError(t, test.rule, test.arguments); got != test.fail {
+			t.Errorf("%s %s: %s, want %s", test.rule, test.arguments, got, test.fail)
+		}
+	}
+}
+
+// The arguments of every rule are read strictly, and only as its own.
+func TestArgumentsAreOfTheRule(t *testing.T) {
+	for rule := range argumentRules {
+		other := "VolumeBinding"
+		if rule == other {
+			other = "NodeAffinity"
+		}
+		const typed = "apiVersion: kubescheduler.config.k8s.io/v1, kind: "
+		for arguments, want := range map[string]string{
+			"{}": "", "null": "", "{" + typed + rule + "Args}": "",
+			"{magic: 1}":                  `decoding args for plugin ` + rule + `: strict decoding error: unknown field "magic"`,
+			"{" + typed + other + "Args}": "args for plugin " + rule + " were not of type " + rule + "Args.kubescheduler.config.k8s.io, got " + other + "Args.kubescheduler.config.k8s.io",
+		} {
+			_, err := ParseConfiguration(configuration(withArguments(rule, arguments)))
+			if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), "profiles[0].pluginConfig[0].args: Invalid value: ") || !strings.HasSuffix(err.Error(), ": "+want)) {
+				t.Errorf("%s %s: %v, want %s", rule, arguments, err, want)
+			}
+		}
+	}
+}
+
+func TestRemovedPlugins(t *testing.T) {
+	const why = ` was invalid in version "kubescheduler.config.k8s.io/v1" (KubeSchedulerConfiguration is version "kubescheduler.config.k8s.io/v1")`
+	for _, name := range []string{"AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"} {
+		for _, point := range strings.Fields("preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind podGroupPostFilter") {
+			_, err := ParseConfiguration(configuration("profiles: [{plugins: {" + point + ": {enabled: [{name: " + name + "}]}}}]"))
+			if want := "profiles[0].plugins." + point + `.enabled[0]: Invalid value: "` + name + `":` + why; err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+			if _, err := ParseConfiguration(configuration("profiles: [{plugins: {" + point + ": {disabled: [{name: " + name + "}]}}}]")); err != nil {
+				t.Errorf("%s left out at %s: %v", name, point, err)
+			}
+		}
+	}
+}
+
+// What is said of a whole file, word for word.
+func TestConfigurationErrorsWhole(t *testing.T) {
+	const (
+		lease    = "leaderElection.leaseDuration: Invalid value: \"10s\": must be greater than `RenewDeadline`"
+		sorted   = "{queueSort: {enabled: [{name: PrioritySort}]}}"
+		backoff  = "must be greater than or equal to PodInitialBackoffSeconds"
+		extender = "extenders: [{urlPrefix: 'http://x', "
+	)
+	for _, test := range []struct{ rule, fields, want string }{
+		{"the longest backoff there is", "podMaxBackoffSeconds: 9223372036854775807", ""},
+		{"a backoff of centuries", "podInitialBackoffSeconds: 10000000000\npodMaxBackoffSeconds: 10000000000", ""},
+		{"centuries before years", "podInitialBackoffSeconds: 20000000000\npodMaxBackoffSeconds: 10000000000", "podMaxBackoffSeconds: Invalid value: 10000000000: " + backoff},
+		{"both backoffs wrong", "podInitialBackoffSeconds: -1\npodMaxBackoffSeconds: -2", "[podInitialBackoffSeconds: Invalid value: -1: must be greater than 0, podMaxBackoffSeconds: Invalid value: -2: " + backoff + "]"},
+		{"a lease a little longer", "leaderElection: {leaseDuration: 10001ms}", ""},
+		{"a lease as long as the usual renewal", "leaderElection: {leaseDuration: 10s}", lease},
+		{"a renewal as long as the usual lease", "leaderElection: {renewDeadline: 15s}", strings.Replace(lease, "10s", "15s", 1)},
+		{"no times are the usual ones", "leaderElection: {leaderElect: true, leaseDuration: 0s, renewDeadline: 0s, retryPeriod: 0s}", ""},
+		{"a retry before now", "leaderElection: {retryPeriod: -1ns}", `leaderElection.retryPeriod: Invalid value: "-1ns": must be greater than zero`},
+		{"a name is wrong once more", "profiles: [{schedulerName: a}, {schedulerName: a}, {schedulerName: a}]",
+			`[profiles[1].schedulerName: Duplicate value: "profiles[0].schedulerName", profiles[2].schedulerName: Duplicate value: "profiles[1].schedulerName"]`},
+		{"another weight for sorting", "profiles: [{schedulerName: a, plugins: " + sorted + "}, {schedulerName: b, plugins: {queueSort: {enabled: [{name: PrioritySort, weight: 1}]}}}]",
+			`profiles[1].plugins.queueSort: Invalid value: "PrioritySort": must be the same for all profiles`},
+		{"a weight of 0 is none", "profiles: [{schedulerName: a, plugins: " + sorted + "}, {schedulerName: b, plugins: {queueSort: {enabled: [{name: PrioritySort, weight: 0}]}}}]", ""},
+		{"other arguments for sorting", "profiles: [{schedulerName: a, plugins: " + sorted + ", pluginConfig: [{name: PrioritySort, args: {a: 1}}]}, {schedulerName: b, plugins: " + sorted + ", pluginConfig: [{name: PrioritySort, args: {a: 2}}]}]",
+			`profiles[1].pluginConfig.args: Invalid value: "{\"a\":2}": queueSort must be the same for all profiles`},
+		{"no arguments are as good as any", "profiles: [{schedulerName: a, plugins: " + sorted + ", pluginConfig: [{name: PrioritySort, args: {a: 1}}]}, {schedulerName: b, plugins: " + sorted + "}]", ""},
+		{"a weight without scoring", extender + "weight: -1}]", ""},
+		{"every field of an extender", extender + "filterVerb: f, preemptVerb: e, prioritizeVerb: p, bindVerb: b, weight: 1, enableHTTPS: false, httpTimeout: 1s, nodeCacheCapable: true, ignorable: true, managedResources: [{name: a.b/c, ignoredByScheduler: true}]}]", ""},
+		{"a resource managed three times", extender + "managedResources: [{name: a.b/c}, {name: a.b/c}, {name: a.b/c}]}]",
+			`[extenders[0].managedResources[1].name: Invalid value: "a.b/c": duplicate extender managed resource name, extenders[0].managedResources[2].name: Invalid value: "a.b/c": duplicate extender managed resource name]`},
+		{"a percentage of each profile", "profiles: [{schedulerName: a, percentageOfNodesToScore: -1}, {schedulerName: b, percentageOfNodesToScore: 100}, {schedulerName: c, percentageOfNodesToScore: 101}]",
+			"[profiles[0].percentageOfNodesToScore: Invalid value: -1: not in valid range [0-100], profiles[2].percentageOfNodesToScore: Invalid value: 101: not in valid range [0-100]]"},
+	} {
+		_, err := ParseConfiguration(configuration(test.fields))
+		if got := fmt.Sprint(err); got != test.want && (err != nil || test.want != "") {
+			t.Errorf("%s: %s\nwant %s", test.rule, got, test.want)
 		}
 	}
 }
