@@ -42,6 +42,7 @@ type conn struct {
 	stalled int    // streams that wait to be allowed to send more
 	credit  window // what the client may send on all streams together
 	retired bool   // no more streams are taken
+	closed  bool
 	read    time.Time
 	busy    time.Time // when a stream was last open
 	pinged  bool
@@ -182,7 +183,7 @@ func (c *conn) close() {
 	_ = c.secure.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.retired = true
+	c.retired, c.closed = true, true
 	if c.timer != nil {
 		c.timer.Stop()
 	}
@@ -234,6 +235,10 @@ func (c *conn) watchOver() {
 func (c *conn) look() {
 	now := time.Now()
 	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return
+	}
 	idle := len(c.streams) == 0
 	next, ping := quietTime, false
 	switch quiet := now.Sub(c.read); {

@@ -131,6 +131,7 @@ func TestProtocol(t *testing.T) {
 		{"another scheme", ask(":method GET", ":path /", ":scheme ftp"), "1: PROTOCOL_ERROR"},
 		{"no path", ask(":method GET", ":scheme https"), "1: PROTOCOL_ERROR"},
 		{"a path that is none", ask(":method GET", ":scheme https", ":path a b"), "1: PROTOCOL_ERROR"},
+		{"a path on another server", ask(":method GET", ":scheme https", ":path http://elsewhere/"), "1: PROTOCOL_ERROR"},
 		{"CONNECT", ask(":method CONNECT", ":authority a:1"), "1: PROTOCOL_ERROR"},
 		{"two methods", ask(request("GET", ":method PUT")...), "1: PROTOCOL_ERROR"},
 		{"a pseudo header too late", ask("a b", ":method GET", ":scheme https", ":path /"), "1: PROTOCOL_ERROR"},
@@ -426,6 +427,15 @@ func TestRapidReset(t *testing.T) {
 			return
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// A connection that has ended is not looked after any more.
+func TestClosedConnectionIsLeftAlone(t *testing.T) {
+	c := &conn{server: &http.Server{}, closed: true, timer: time.AfterFunc(time.Hour, func() {})}
+	c.timer.Stop()
+	if c.look(); c.timer.Stop() {
+		t.Error("it will be looked at again")
 	}
 }
 

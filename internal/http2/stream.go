@@ -52,7 +52,7 @@ type stream struct {
 func (s *stream) open(f *http2.MetaHeadersFrame) error {
 	malformed := http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
 	method, path, scheme := f.PseudoValue("method"), f.PseudoValue("path"), f.PseudoValue("scheme")
-	if method == "" || path == "" || scheme != "https" && scheme != "http" {
+	if method == "" || scheme != "https" && scheme != "http" || !strings.HasPrefix(path, "/") && path != "*" {
 		return malformed
 	}
 	s.ended, s.declared = f.StreamEnded(), -1
