@@ -237,10 +237,9 @@ func TestRulesAtTheirPoints(t *testing.T) {
 
 // ownRule is a rule of somebody's own, in one list with the others.
 type ownRule struct {
-	name         string
-	refuses      string
-	likes        string
-	asked, saved int
+	name    string
+	refuses string
+	likes   string
 }
 
 func (r *ownRule) Name() string { return r.name }

@@ -338,7 +338,7 @@ func TestBalancedAllocationScore(t *testing.T) {
 	}{
 		{"balanced before and after", "", "cpu=4 memory=8Gi", "", "cpu=1 memory=2Gi", 75, false},
 		{"out of balance by a half", "", "cpu=4 memory=8Gi", "", "cpu=2 memory=0", 50 + (50-25)/2, false},
-		{"out of balance by all", "", "cpu=4 memory=8Gi", "", "cpu=4 memory=0", 50 + (50-50)/2, false},
+		{"out of balance by all", "", "cpu=4 memory=8Gi", "", "cpu=4 memory=0", 50, false},
 		{"back into balance", "", "cpu=4 memory=8Gi", "cpu=4", "memory=8Gi", 50 + (50+50)/2, false},
 		{"half way back", "", "cpu=4 memory=8Gi", "cpu=4", "memory=4Gi", 50 + (50+25)/2, false},
 		{"a node that is full before", "", "cpu=4 memory=8Gi", "cpu=4 memory=8Gi", "cpu=1", 75, false},

@@ -76,7 +76,7 @@ func TestFinishedJobsGo(t *testing.T) {
 				j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuccessCriteriaMet, Status: "True", LastTransitionTime: at}, {Type: batchv1.JobComplete, Status: "True", LastTransitionTime: at}}
 			})
 			leaves := func() bool { return world.Get[*batchv1.Job](w, "default", "short").DeletionTimestamp != nil }
-			until := func(d time.Duration) { w.Pass(at.Add(d).Sub(time.Now())) }
+			until := func(d time.Duration) { w.Pass(time.Until(at.Add(d))) }
 			if test.change != nil {
 				until(time.Minute)
 				world.Edit(w, "default", "short", test.change)
