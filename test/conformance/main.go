@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"skiff/test/cluster"
 	"skiff/test/namespaces"
@@ -212,6 +213,7 @@ func suite(o options, programs, kubeconfig, focus, results string) error {
 		args = append(args, "--kube-api-content-type=application/json")
 	}
 	cmd := exec.Command(filepath.Join(programs, "ginkgo"), args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // who is interrupted leaves no tests running
 	cmd.Stdout, cmd.Stderr = log, log
 	fmt.Fprintf(os.Stderr, "running; follow %s\n", log.Name())
 	return cmd.Run()
