@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -165,8 +166,8 @@ func (e *extender) scores(ctx context.Context, pod *corev1.Pod, nodes []*corev1.
 	return all, nil
 }
 
-// preempt lets the extender narrow the ways to make room.
-func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Preemption) ([]Preemption, error) {
+// preempt lets the extender narrow the ways to make room. It may name other victims too: any pods of the nodes, which podsOn tells.
+func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Preemption, podsOn func(node string) ([]*corev1.Pod, bool)) ([]Preemption, error) {
 	arguments := &extenderv1.ExtenderPreemptionArgs{Pod: pod}
 	if e.config.NodeCacheCapable {
 		arguments.NodeNameToMetaVictims = map[string]*extenderv1.MetaVictims{}
@@ -188,27 +189,28 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Pr
 		return nil, err
 	}
 	var kept []Preemption
-	for _, c := range candidates {
-		meta := result.NodeNameToMetaVictims[c.Node]
-		if meta == nil {
-			continue
+	for _, node := range slices.Sorted(maps.Keys(result.NodeNameToMetaVictims)) {
+		pods, known := podsOn(node)
+		if !known {
+			return nil, fmt.Errorf("nodeinfo not found for node name %q", node)
 		}
-		victims := Preemption{Node: c.Node, Violations: int(meta.NumPDBViolations)}
-		for _, m := range meta.Pods {
-			i := slices.IndexFunc(c.Victims, func(p *corev1.Pod) bool { return string(p.UID) == m.UID })
-			if i < 0 {
-				return nil, fmt.Errorf("extender: %v claims to preempt pod (UID: %v) on node: %v, but the pod is not found on that node", e.config.URLPrefix, m.UID, c.Node)
-			}
-			victims.Victims = append(victims.Victims, c.Victims[i])
-		}
-		if len(victims.Victims) == 0 {
+		meta := result.NodeNameToMetaVictims[node]
+		if meta == nil || len(meta.Pods) == 0 {
 			if e.config.Ignorable {
 				continue
 			}
-			return nil, fmt.Errorf("expected at least one victim pod on node %q", c.Node)
+			return nil, fmt.Errorf("expected at least one victim pod on node %q", node)
 		}
-		slices.SortStableFunc(victims.Victims, byImportance)
-		kept = append(kept, victims)
+		way := Preemption{Node: node, Violations: int(meta.NumPDBViolations)}
+		for _, m := range meta.Pods {
+			i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return string(p.UID) == m.UID })
+			if i < 0 {
+				return nil, fmt.Errorf("extender: %v claims to preempt pod (UID: %v) on node: %v, but the pod is not found on that node", e.config.URLPrefix, m.UID, node)
+			}
+			way.Victims = append(way.Victims, pods[i])
+		}
+		slices.SortStableFunc(way.Victims, byImportance)
+		kept = append(kept, way)
 	}
 	return kept, nil
 }

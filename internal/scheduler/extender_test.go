@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
@@ -163,6 +165,11 @@ func TestExtenderScores(t *testing.T) {
 		{rule: "0 to 10 becomes 0 to 100, times the weight", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 3}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 10}, {Host: "b", Score: 1}}, want: map[string]int64{"a": 3000 / 10 * 1, "b": 30}},
 		{rule: "names are enough", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1, NodeCacheCapable: true}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 5}}, want: map[string]int64{"a": 50}},
 		{rule: "a code", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: 404, fails: "code 404"},
+		{rule: "no node is liked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: extenderv1.HostPriorityList{}, want: map[string]int64{}},
+		{rule: "a node named twice has both", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, answer: extenderv1.HostPriorityList{{Host: "a", Score: 3}, {Host: "a", Score: 4}}, want: map[string]int64{"a": 140}},
+		{rule: "a node may be disliked", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 2}, answer: extenderv1.HostPriorityList{{Host: "b", Score: -3}}, want: map[string]int64{"b": -60}},
+		{rule: "no weight, no say", config: configv1.Extender{PrioritizeVerb: "prioritize"}, answer: extenderv1.HostPriorityList{{Host: "b", Score: 10}}, want: map[string]int64{"b": 0}},
+		{rule: "not a list", config: configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}, answer: `{"Host":"a"}`, fails: "cannot unmarshal object"},
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			v := newVoice(t, map[string]any{"prioritize": test.answer})
@@ -182,7 +189,8 @@ func TestExtenderScores(t *testing.T) {
 
 func TestExtenderPreempts(t *testing.T) {
 	low, lower := testPod("low", on("a"), priority(2)), testPod("lower", on("a"), priority(1))
-	other := testPod("other", on("b"))
+	other, spared := testPod("other", on("b")), testPod("spared", on("b"), priority(7))
+	pods := map[string][]*corev1.Pod{"a": {lower, low}, "b": {spared, other}, "c": {testPod("third", on("c"))}, "d": nil}
 	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}}
 	meta := func(violations int64, uids ...string) *extenderv1.MetaVictims {
 		m := &extenderv1.MetaVictims{NumPDBViolations: violations}
@@ -205,7 +213,14 @@ func TestExtenderPreempts(t *testing.T) {
 		{rule: "fewer victims, and another count", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower")}, want: []string{"a 0 [lower]"}},
 		{rule: "the more important first, as always", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower", "low")}, want: []string{"a 0 [low lower]"}},
 		{rule: "nothing stays", answer: nil},
-		{rule: "a node nobody asked about is nobody's", answer: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"}},
+		{rule: "a pod of the node that we would spare", answer: map[string]*extenderv1.MetaVictims{"b": meta(2, "other", "spared")}, want: []string{"b 2 [spared other]"}},
+		{rule: "a node that we did not think of", answer: map[string]*extenderv1.MetaVictims{"c": meta(0, "third")}, want: []string{"c 0 [third]"}},
+		{rule: "a node that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "low"), "ghost": meta(0, "low")}, fails: `nodeinfo not found for node name "ghost"`},
+		{rule: "a node that is not there, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"ghost": meta(0)}, fails: `nodeinfo not found for node name "ghost"`},
+		{rule: "a pod of another node", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "other")}, fails: "claims to preempt pod (UID: other) on node: a, but the pod is not found on that node"},
+		{rule: "a pod of an empty node", answer: map[string]*extenderv1.MetaVictims{"d": meta(0, "low")}, fails: "on node: d, but"},
+		{rule: "victims that are not told", answer: map[string]*extenderv1.MetaVictims{"a": nil}, fails: `expected at least one victim pod on node "a"`},
+		{rule: "victims that are not told, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"a": nil, "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
 		{rule: "a pod that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "ghost")}, fails: "claims to preempt pod (UID: ghost) on node: a, but the pod is not found on that node"},
 		{rule: "no victims", answer: map[string]*extenderv1.MetaVictims{"a": meta(0)}, fails: `expected at least one victim pod on node "a"`},
 		{rule: "no victims, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"a": meta(0), "b": meta(0, "other")}, want: []string{"b 0 [other]"}},
@@ -213,7 +228,10 @@ func TestExtenderPreempts(t *testing.T) {
 		t.Run(test.rule, func(t *testing.T) {
 			v := newVoice(t, map[string]any{"preempt": extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: test.answer}})
 			test.config.PreemptVerb = "preempt"
-			kept, err := v.extender(test.config).preempt(t.Context(), testPod("p"), candidates)
+			kept, err := v.extender(test.config).preempt(t.Context(), testPod("p"), candidates, func(node string) ([]*corev1.Pod, bool) {
+				all, known := pods[node]
+				return all, known
+			})
 			if test.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), test.fails) {
 					t.Errorf("error %v, want %s", err, test.fails)
@@ -538,6 +556,169 @@ func TestTheClusterChangesWhileExtendersAreAsked(t *testing.T) {
 	s.nodeDeleted(b)
 	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err == nil || errors.As(err, new(*FitError)) {
 		t.Errorf("took %q, %v; nothing is left", d.Node, err)
+	}
+}
+
+// Ways to make room go from extender to extender; the first that fails and counts ends it.
+func TestExtendersReviewPreemption(t *testing.T) {
+	victims := func(all ...string) extenderv1.ExtenderPreemptionResult { // "node pod"
+		r := extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{}}
+		for _, one := range all {
+			node, pod, _ := strings.Cut(one, " ")
+			if r.NodeNameToMetaVictims[node] == nil {
+				r.NodeNameToMetaVictims[node] = &extenderv1.MetaVictims{}
+			}
+			r.NodeNameToMetaVictims[node].Pods = append(r.NodeNameToMetaVictims[node].Pods, &extenderv1.MetaPod{UID: pod})
+		}
+		return r
+	}
+	const verb = "preemptVerb: preempt"
+	type said struct {
+		fields string
+		answer any
+	}
+	for _, test := range []struct {
+		rule          string
+		extenders     []said
+		node, message string // message without "preemption: "
+		victims       string
+		asked         []int
+	}{
+		{"nobody is asked", nil, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", nil},
+		{"who has no verb is not asked", []said{{"filterVerb: filter", 500}}, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", []int{0}},
+		{"the other node", []said{{verb, victims("b b0")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
+		{"another victim, and one more", []said{{verb, victims("b b1", "b b0")}}, "b", "found a potential placement for pod on node b, preempting 2 victims", "b1 b0", []int{1}},
+		{"the best of those left is ours to choose", []said{{verb, victims("a a1", "b b0")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
+		{"nothing is left", []said{{verb, victims()}}, "", "no candidate node for preemption", "", []int{1}},
+		{"with nothing left nobody else is asked", []said{{verb, victims()}, {verb, victims("b b0")}}, "", "no candidate node for preemption", "", []int{1, 0}},
+		{"one after another", []said{{verb, victims("a a0", "b b0")}, {verb, victims("b b1")}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b1", []int{1, 1}},
+		{"a failure ends it", []said{{verb, 500}, {verb, victims("b b0")}}, "", "failed preempt with extender at URL URL0/scheduler/preempt, code 500", "", []int{1, 0}},
+		{"a failure that may be ignored leaves what there was", []said{{verb, victims("b b0")}, {verb + ", ignorable: true", 500}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1, 1}},
+		{"nonsense that may be ignored leaves what there was", []said{{verb + ", ignorable: true", victims("b ghost")}}, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", []int{1}},
+		{"victims of one node, none of another, by one that may be ignored", []said{{verb + ", ignorable: true", extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: map[string]*extenderv1.MetaVictims{"a": {}, "b": {Pods: []*extenderv1.MetaPod{{UID: "b0"}}}}}}}, "b", "found a potential placement for pod on node b, preempting 1 victims", "b0", []int{1}},
+		{"who manages other resources is not asked", []said{{verb + ", managedResources: [{name: a.b/c}]", 500}}, "a", "found a potential placement for pod on node a, preempting 1 victims", "a0", []int{0}},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			var voices []*voice
+			var fields []string
+			message := test.message
+			for i, e := range test.extenders {
+				v := newVoice(t, map[string]any{"preempt": e.answer})
+				voices, fields = append(voices, v), append(fields, "{urlPrefix: '"+v.URL+"/scheduler', "+e.fields+"}")
+				message = strings.ReplaceAll(message, fmt.Sprint("URL", i), v.URL)
+			}
+			s := newFakeServer(t, parsed(t, "extenders: ["+strings.Join(fields, ", ")+"]")).scheduler
+			for _, node := range []string{"a", "b"} {
+				s.nodeAdded(testNode(node))
+				s.podAdded(testPod(node+"0", on(node), asksCPU("2")))
+				s.podAdded(testPod(node+"1", on(node), asksCPU("2"), priority(1)))
+			}
+			d, err := Schedule(s.snapshot, infoOf(t, testPod("p", asksCPU("2"), priority(9))), s.profiles[corev1.DefaultSchedulerName])
+			if !IsUnschedulable(err) {
+				t.Fatal(err)
+			}
+			s.mu.Lock()
+			way, told, hopeless := s.makeRoom(t.Context(), d)
+			s.mu.Unlock()
+			var node string
+			var gone []string
+			if way != nil {
+				node = way.Node
+				for _, p := range way.Victims {
+					gone = append(gone, p.Name)
+				}
+			}
+			if node != test.node || strings.Join(gone, " ") != test.victims || told != "preemption: "+message || hopeless {
+				t.Errorf("%q, victims %v, %s, hopeless %t\nwant %q, %s, %s", node, gone, told, hopeless, test.node, test.victims, message)
+			}
+			for i, v := range voices {
+				if len(v.asked) != test.asked[i] {
+					t.Errorf("extender %d was asked %v", i, v.asked)
+				}
+			}
+		})
+	}
+}
+
+// What several extenders say of nodes is added to what we say; who fails says nothing, whether it may be ignored or not.
+func TestExtendersWeighTogether(t *testing.T) {
+	for _, test := range []struct {
+		rule    string
+		answers []any
+		want    map[string]int64
+	}{
+		{"nobody", nil, map[string]int64{"a": 5, "b": 7}},
+		{"one", []any{extenderv1.HostPriorityList{{Host: "a", Score: 1}}}, map[string]int64{"a": 15, "b": 7}},
+		{"two", []any{extenderv1.HostPriorityList{{Host: "a", Score: 1}, {Host: "b", Score: 2}}, extenderv1.HostPriorityList{{Host: "a", Score: 10}}}, map[string]int64{"a": 115, "b": 27}},
+		{"one of two fails", []any{500, extenderv1.HostPriorityList{{Host: "b", Score: 10}}}, map[string]int64{"a": 5, "b": 107}},
+		{"the last fails", []any{extenderv1.HostPriorityList{{Host: "b", Score: 10}}, "nonsense"}, map[string]int64{"a": 5, "b": 107}},
+	} {
+		totals := map[string]int64{"a": 5, "b": 7}
+		var all []*extender
+		for _, answer := range test.answers {
+			all = append(all, newVoice(t, map[string]any{"prioritize": answer}).extender(configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}))
+		}
+		newFakeServer(t, nil).scheduler.weigh(t.Context(), all, testPod("p"), []*corev1.Node{testNode("a"), testNode("b")}, totals)
+		if !reflect.DeepEqual(totals, test.want) {
+			t.Errorf("%s: %v, want %v", test.rule, totals, test.want)
+		}
+	}
+}
+
+// Every question is put in one of two forms, never in both; a scheduler that ends waits for no answer.
+func TestExtenderQuestions(t *testing.T) {
+	pod, nodes := testPod("p"), []*corev1.Node{testNode("b"), testNode("a", cordoned)}
+	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{testPod("v")}, Violations: 3}}
+	none := func(string) ([]*corev1.Pod, bool) { return nil, false }
+	for _, cached := range []bool{false, true} {
+		v := newVoice(t, map[string]any{"f": extenderv1.ExtenderFilterResult{}, "s": extenderv1.HostPriorityList{}, "e": extenderv1.ExtenderPreemptionResult{}, "b": extenderv1.ExtenderBindingResult{}})
+		e := v.extender(configv1.Extender{FilterVerb: "f", PrioritizeVerb: "s", PreemptVerb: "e", BindVerb: "b", NodeCacheCapable: cached})
+		ask := map[string]func(context.Context) error{
+			"f": func(ctx context.Context) error { _, _, err := e.filter(ctx, pod, nodes); return err },
+			"s": func(ctx context.Context) error { _, err := e.scores(ctx, pod, nodes); return err },
+			"e": func(ctx context.Context) error { _, err := e.preempt(ctx, pod, candidates, none); return err },
+			"b": func(ctx context.Context) error { return e.bind(ctx, pod, "a") },
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		for verb, question := range ask {
+			if err := question(ended); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v after the end", verb, err)
+			}
+		}
+		if len(v.asked) != 0 {
+			t.Errorf("asked %v after the end", v.asked)
+		}
+		for _, verb := range []string{"f", "s"} {
+			if err := ask[verb](t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var got extenderv1.ExtenderArgs
+			if err := json.Unmarshal([]byte(v.bodies[len(v.bodies)-1]), &got); err != nil {
+				t.Fatal(err)
+			}
+			want := extenderv1.ExtenderArgs{Pod: pod, Nodes: &corev1.NodeList{Items: []corev1.Node{*nodes[0], *nodes[1]}}}
+			if cached {
+				want.Nodes, want.NodeNames = nil, &[]string{"b", "a"}
+			}
+			if !equality.Semantic.DeepEqual(got, want) {
+				t.Errorf("%s, cached %t: %+v, want %+v", verb, cached, got, want)
+			}
+		}
+		if err := ask["e"](t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var got extenderv1.ExtenderPreemptionArgs
+		if err := json.Unmarshal([]byte(v.bodies[len(v.bodies)-1]), &got); err != nil {
+			t.Fatal(err)
+		}
+		want := extenderv1.ExtenderPreemptionArgs{Pod: pod, NodeNameToVictims: map[string]*extenderv1.Victims{"a": {Pods: candidates[0].Victims, NumPDBViolations: 3}}}
+		if cached {
+			want.NodeNameToVictims, want.NodeNameToMetaVictims = nil, map[string]*extenderv1.MetaVictims{"a": {Pods: []*extenderv1.MetaPod{{UID: "v"}}, NumPDBViolations: 3}}
+		}
+		if !equality.Semantic.DeepEqual(got, want) {
+			t.Errorf("cached %t: %+v, want %+v", cached, got, want)
+		}
 	}
 }
 

@@ -397,7 +397,7 @@ func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption,
 				continue
 			}
 			s.mu.Unlock()
-			kept, err := e.preempt(ctx, d.Pod.Pod, candidates)
+			kept, err := e.preempt(ctx, d.Pod.Pod, candidates, s.podsOn)
 			s.mu.Lock()
 			if err != nil {
 				if e.config.Ignorable {
@@ -417,6 +417,20 @@ func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption,
 		message = "preemption: " + message
 	}
 	return way, message, errors.Is(err, ErrHopeless)
+}
+
+// podsOn are the pods of a node, if there is such a node.
+func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	number, known := s.snapshot.nodeNumber[name]
+	if !known || s.snapshot.nodes[number].object == nil {
+		return nil, false
+	}
+	for _, p := range s.snapshot.nodes[number].pods {
+		pods = append(pods, p.info.Pod)
+	}
+	return pods, true
 }
 
 // tell records an event about a pod in the name of its profile.

@@ -153,7 +153,7 @@ func (s *Scheduler) answerWhatIf(w http.ResponseWriter, r *http.Request, namespa
 		if supposed.Pod.Namespace == "" || namespace != "" && supposed.Pod.Namespace != namespace {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("pods[%d]: namespace %q is not that of the request", i, supposed.Pod.Namespace))
 		}
-		if len(pods)+max(supposed.Copies, 1) > maxAsked {
+		if max(supposed.Copies, 1) > maxAsked-len(pods) {
 			return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
 		}
 		if supposed.Owner != nil {
@@ -242,12 +242,16 @@ func keepTo(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity.NodeAffinity == nil {
 		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
 	}
-	named := []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}
-	affinity := pod.Spec.Affinity.NodeAffinity
-	if affinity.RequiredDuringSchedulingIgnoredDuringExecution == nil || len(affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms) == 0 {
-		affinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}
+	named := corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+	required := &pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if *required == nil || len((*required).NodeSelectorTerms) == 0 {
+		*required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{named}}}}
+		return
 	}
-	for i := range affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i].MatchFields = named
+	for i := range (*required).NodeSelectorTerms {
+		// An empty term matches nothing, and must not begin to.
+		if term := &(*required).NodeSelectorTerms[i]; len(term.MatchExpressions)+len(term.MatchFields) > 0 {
+			term.MatchFields = append(term.MatchFields, named)
+		}
 	}
 }

@@ -4,13 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -68,6 +71,10 @@ func TestHandler(t *testing.T) {
 			{"a pod of no namespace", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace(""))}), 400, "is not that of the request"},
 			{"a pod of nobody's profile", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" })}), 400, "another scheduler"},
 			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: maxAsked + 1}), 413, "at most 20000 pods"},
+			{"more pods than can be counted", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x")}, Supposed{Pod: *testPod("y"), Copies: math.MaxInt}), 413, "at most 20000 pods"},
+			{"fewer than no pods are one", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: -7}), 200, `"name":"x","node":"a"`},
+			{"one copy has no number", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: 1}), 200, `"name":"x","node":"a"`},
+			{"the second pod's namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x")}, Supposed{Pod: *testPod("y", namespace("other"))}), 400, `pods[1]: namespace \"other\"`},
 			{"a bad selector", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Owner: &SupposedOwner{Selector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}), 400, "pods[0].owner.selector"},
 			{"not JSON", "POST", "/apis/scheduling.skiff.io/v1/whatifs", "{", 400, "read the question"},
 			{"too long", "POST", "/apis/scheduling.skiff.io/v1/whatifs", `{"x":"` + strings.Repeat("x", maxQuestion), 400, "read the question"},
@@ -268,5 +275,146 @@ func TestSupposedOwners(t *testing.T) {
 	}
 	if r := x.Pod.OwnerReferences; len(r) != 1 || r[0].Name != "what-if/1" || r[0].Kind != "ReplicaSet" || r[0].Controller == nil || !*r[0].Controller {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What a DaemonSet's pod asks of its node holds beside being kept to one.
+func TestKeepTo(t *testing.T) {
+	ssd, hdd := expression("disk", corev1.NodeSelectorOpIn, "ssd"), expression("disk", corev1.NodeSelectorOpIn, "hdd")
+	both := func(a, b corev1.NodeSelectorTerm) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: append(a.MatchExpressions, b.MatchExpressions...), MatchFields: append(a.MatchFields, b.MatchFields...)}
+	}
+	other := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"b"}}}}
+	for _, test := range []struct {
+		rule  string
+		terms []corev1.NodeSelectorTerm
+		want  string // the nodes, of a without a disk, b with a fast one and c with a slow one
+	}{
+		{"nothing is asked", nil, "a b c"},
+		{"a disk", []corev1.NodeSelectorTerm{ssd}, "b"},
+		{"one of two disks", []corev1.NodeSelectorTerm{ssd, hdd}, "b c"},
+		{"two disks at once", []corev1.NodeSelectorTerm{both(ssd, hdd)}, ""},
+		{"a node by its name", []corev1.NodeSelectorTerm{named("b")}, "b"},
+		{"two nodes by their names", []corev1.NodeSelectorTerm{named("b"), named("a")}, "a b"},
+		{"a node that has no such disk", []corev1.NodeSelectorTerm{both(hdd, named("b"))}, ""},
+		{"any node but one", []corev1.NodeSelectorTerm{other}, "a c"},
+		{"a term that matches nothing", []corev1.NodeSelectorTerm{{}}, ""},
+		{"a term that matches nothing, and one that does", []corev1.NodeSelectorTerm{{}, hdd}, "c"},
+	} {
+		t.Run(test.rule, func(t *testing.T) {
+			f := newFakeServer(t, nil)
+			for _, n := range []*corev1.Node{testNode("a"), testNode("b", nodeLabel("disk", "ssd")), testNode("c", nodeLabel("disk", "hdd"))} {
+				f.scheduler.nodeAdded(n)
+			}
+			f.scheduler.podAdded(testPod("lost", on("ghost"))) // a node that only a pod speaks of gets none
+			pod := testPod("d", prefersNear(1, "zone", "x", "y"))
+			if test.terms != nil {
+				requiresNodes(test.terms...)(pod)
+			}
+			before := pod.DeepCopy()
+			pods := f.scheduler.suppose(&Supposed{Pod: *pod, EveryNode: true, Copies: 5})
+			results, err := f.scheduler.WhatIf(pods, false)
+			if err != nil || len(results) != 3 {
+				t.Fatal(len(results), err)
+			}
+			var nodes []string
+			for i, r := range results {
+				if r.Name != "d-"+string("abc"[i]) || r.Node != "" && r.Node != string("abc"[i]) {
+					t.Errorf("%s on %q", r.Name, r.Node)
+				}
+				if r.Node != "" {
+					nodes = append(nodes, r.Node)
+				}
+				if !equality.Semantic.DeepEqual(pods[i].Spec.Affinity.PodAffinity, before.Spec.Affinity.PodAffinity) {
+					t.Errorf("%s has lost its other affinity", r.Name)
+				}
+			}
+			if got := strings.Join(nodes, " "); got != test.want {
+				t.Errorf("on %q, want %q", got, test.want)
+			}
+			if !equality.Semantic.DeepEqual(pod, before) {
+				t.Error("the pod that was asked about is changed")
+			}
+		})
+	}
+}
+
+// An answer is JSON whatever it says, and tells of every node only those who ask.
+func TestWhatIfVerdicts(t *testing.T) {
+	f := newFakeServer(t, nil)
+	f.scheduler.nodeAdded(testNode("a"))
+	f.scheduler.nodeAdded(testNode("b", cordoned))
+	for _, test := range []struct {
+		question string
+		verdicts [][]string // by pod, the nodes it is told of
+	}{
+		{`{"pods":[]}`, nil},
+		{`{"pods":[{"pod":%[1]s}]}`, [][]string{nil}},
+		{`{"pods":[{"pod":%[1]s}],"verdicts":false}`, [][]string{nil}},
+		{`{"pods":[{"pod":%[1]s}],"verdicts":true}`, [][]string{{"a", "b"}}},
+		{`{"pods":[{"pod":%[1]s,"copies":2},{"pod":%[1]s,"everyNode":true}],"verdicts":true}`, [][]string{{"a", "b"}, {"a", "b"}, {"a", "b"}, {"a", "b"}}},
+		{`{"pods":[{"pod":%[1]s}],"verdicts":true,"results":[{"name":"mine"}]}`, [][]string{{"a", "b"}}},
+	} {
+		question := strings.ReplaceAll(test.question, "%[1]s", `{"metadata":{"name":"x","namespace":"default"},"spec":{"schedulerName":"default-scheduler","containers":[{"name":"c"}]}}`)
+		w := httptest.NewRecorder()
+		f.scheduler.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, Root+"v1/whatifs", strings.NewReader(question)))
+		var answer WhatIf
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" || len(answer.Results) != len(test.verdicts) || len(answer.Pods) != 0 {
+			t.Fatalf("%s: %d %v %s, %v", test.question, w.Code, w.Header(), w.Body, err)
+		}
+		for i, r := range answer.Results {
+			var nodes []string
+			for _, v := range r.Verdicts {
+				nodes = append(nodes, v.Node)
+			}
+			if slices.Sort(nodes); !slices.Equal(nodes, test.verdicts[i]) {
+				t.Errorf("%s: pod %d is told of %v", test.question, i, nodes)
+			}
+		}
+	}
+}
+
+// Of all paths made of the API's own words only those that the API has are answered, and the method decides how.
+func TestPathsOfTheAPI(t *testing.T) {
+	f := newFakeServer(t, nil)
+	f.scheduler.nodeAdded(testNode("a"))
+	want := map[string]string{ // the method that is answered, by path
+		"": http.MethodGet, "whatifs": http.MethodPost, "namespaces/pods/whatifs": http.MethodPost, "namespaces/why/whatifs": http.MethodPost,
+		"namespaces/whatifs/whatifs": http.MethodPost, "namespaces/namespaces/whatifs": http.MethodPost,
+	}
+	absent := map[string]string{} // what is said of a pod that is not there
+	words := []string{"namespaces", "pods", "why", "whatifs"}
+	for _, space := range words {
+		for _, name := range words {
+			path := "namespaces/" + space + "/pods/" + name + "/why"
+			want[path], absent[path] = http.MethodGet, fmt.Sprintf(`pods \"%s\" not found`, name)
+		}
+	}
+	paths, last := []string{""}, []string{""}
+	for range 5 {
+		var longer []string
+		for _, path := range last {
+			for _, word := range words {
+				longer = append(longer, strings.TrimPrefix(path+"/"+word, "/"))
+			}
+		}
+		paths, last = append(paths, longer...), longer
+	}
+	for _, path := range paths {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
+			code, body := f.request(method, strings.TrimSuffix(Root+"v1/"+path, "/"), `{"pods":[]}`)
+			expect, text := http.StatusNotFound, "the server could not find the requested resource"
+			switch {
+			case want[path] == method && absent[path] != "":
+				text = absent[path]
+			case want[path] == method:
+				expect, text = http.StatusOK, ""
+			case want[path] != "" && path != "":
+				expect, text = http.StatusMethodNotAllowed, method
+			}
+			if code != expect || !strings.Contains(body, text) {
+				t.Errorf("%s %q: %d %s, want %d", method, path, code, body, expect)
+			}
+		}
 	}
 }
