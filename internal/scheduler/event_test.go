@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -28,34 +29,38 @@ func TestWaysOfNodes(t *testing.T) {
 		old, now []nodeOption
 		want     Action
 	}{
-		"nothing":                          {nil, nil, 0},
-		"a heartbeat":                      {[]nodeOption{ready("True")}, []nodeOption{ready("True"), func(n *corev1.Node) { n.ResourceVersion, n.Status.Conditions[0].LastHeartbeatTime = "7", metav1.Now() }}, 0},
-		"a condition":                      {[]nodeOption{ready("True")}, []nodeOption{ready("False")}, UpdateNodeCondition},
-		"a condition more":                 {[]nodeOption{ready("True")}, []nodeOption{ready("True"), pressed}, UpdateNodeCondition},
-		"a condition for another":          {[]nodeOption{ready("True")}, []nodeOption{pressed}, UpdateNodeCondition},
-		"conditions in another order":      {[]nodeOption{pressed, ready("True")}, []nodeOption{ready("True"), pressed}, 0},
-		"an annotation":                    {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }}, UpdateNodeAnnotation},
-		"an image":                         {nil, []nodeOption{nodeImage("x:1", 5)}, 0},
-		"capacity, of which less is given": {nil, []nodeOption{func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("9")} }}, 0},
-		"more processors":                  {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "8")}, UpdateNodeAllocatable},
-		"fewer processors":                 {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "1")}, UpdateNodeAllocatable},
-		"as many, written otherwise":       {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "4000m")}, 0},
-		"a new resource":                   {nil, []nodeOption{nodeHas("example.com/gpu", "1")}, UpdateNodeAllocatable},
-		"a resource that is gone":          {[]nodeOption{nodeHas("example.com/gpu", "1")}, nil, UpdateNodeAllocatable},
-		"a new label":                      {nil, []nodeOption{nodeLabel("a", "b")}, UpdateNodeLabel},
-		"a label's value":                  {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("a", "c")}, UpdateNodeLabel},
-		"a label that is gone":             {[]nodeOption{nodeLabel("a", "b")}, nil, UpdateNodeLabel},
-		"a label for another":              {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("c", "b")}, UpdateNodeLabel},
-		"a new taint":                      {nil, []nodeOption{taint("k", "v", no)}, UpdateNodeTaint},
-		"a taint that is gone":             {[]nodeOption{taint("k", "v", no)}, nil, UpdateNodeTaint},
-		"a taint's value":                  {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "w", no)}, UpdateNodeTaint},
-		"a taint's effect":                 {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "v", corev1.TaintEffectNoExecute)}, UpdateNodeTaint},
-		"it is opened":                     {[]nodeOption{cordoned}, nil, UpdateNodeTaint},
-		"it is closed":                     {nil, []nodeOption{cordoned}, 0},
-		"it stays closed":                  {[]nodeOption{cordoned}, []nodeOption{cordoned}, 0},
-		"a feature":                        {nil, []nodeOption{declares("x")}, UpdateNodeFeature},
-		"a feature less":                   {[]nodeOption{declares("x", "y")}, []nodeOption{declares("x")}, UpdateNodeFeature},
-		"all at once":                      {[]nodeOption{cordoned}, []nodeOption{nodeHas(corev1.ResourceCPU, "8"), nodeLabel("a", "b"), declares("x")}, UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature},
+		"nothing":                           {nil, nil, 0},
+		"a heartbeat":                       {[]nodeOption{ready("True")}, []nodeOption{ready("True"), func(n *corev1.Node) { n.ResourceVersion, n.Status.Conditions[0].LastHeartbeatTime = "7", metav1.Now() }}, 0},
+		"a condition":                       {[]nodeOption{ready("True")}, []nodeOption{ready("False")}, UpdateNodeCondition},
+		"a condition more":                  {[]nodeOption{ready("True")}, []nodeOption{ready("True"), pressed}, UpdateNodeCondition},
+		"a condition for another":           {[]nodeOption{ready("True")}, []nodeOption{pressed}, UpdateNodeCondition},
+		"conditions in another order":       {[]nodeOption{pressed, ready("True")}, []nodeOption{ready("True"), pressed}, 0},
+		"an annotation":                     {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }}, UpdateNodeAnnotation},
+		"an image":                          {nil, []nodeOption{nodeImage("x:1", 5)}, 0},
+		"capacity, of which less is given":  {nil, []nodeOption{func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("9")} }}, 0},
+		"more processors":                   {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "8")}, UpdateNodeAllocatable},
+		"fewer processors":                  {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "1")}, UpdateNodeAllocatable},
+		"as many, written otherwise":        {nil, []nodeOption{nodeHas(corev1.ResourceCPU, "4000m")}, 0},
+		"a new resource":                    {nil, []nodeOption{nodeHas("example.com/gpu", "1")}, UpdateNodeAllocatable},
+		"a resource that is gone":           {[]nodeOption{nodeHas("example.com/gpu", "1")}, nil, UpdateNodeAllocatable},
+		"a new label":                       {nil, []nodeOption{nodeLabel("a", "b")}, UpdateNodeLabel},
+		"a label's value":                   {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("a", "c")}, UpdateNodeLabel},
+		"a label that is gone":              {[]nodeOption{nodeLabel("a", "b")}, nil, UpdateNodeLabel},
+		"a label for another":               {[]nodeOption{nodeLabel("a", "b")}, []nodeOption{nodeLabel("c", "b")}, UpdateNodeLabel},
+		"a new taint":                       {nil, []nodeOption{taint("k", "v", no)}, UpdateNodeTaint},
+		"a taint that is gone":              {[]nodeOption{taint("k", "v", no)}, nil, UpdateNodeTaint},
+		"a taint's value":                   {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "w", no)}, UpdateNodeTaint},
+		"a taint's effect":                  {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("k", "v", corev1.TaintEffectNoExecute)}, UpdateNodeTaint},
+		"taints in another order":           {[]nodeOption{taint("k", "v", no), taint("l", "v", no)}, []nodeOption{taint("l", "v", no), taint("k", "v", no)}, UpdateNodeTaint},
+		"a taint's key":                     {[]nodeOption{taint("k", "v", no)}, []nodeOption{taint("l", "v", no)}, UpdateNodeTaint},
+		"no annotations, written otherwise": {nil, []nodeOption{func(n *corev1.Node) { n.Annotations = map[string]string{} }}, 0},
+		"a feature for another":             {[]nodeOption{declares("x")}, []nodeOption{declares("y")}, UpdateNodeFeature},
+		"it is opened":                      {[]nodeOption{cordoned}, nil, UpdateNodeTaint},
+		"it is closed":                      {nil, []nodeOption{cordoned}, 0},
+		"it stays closed":                   {[]nodeOption{cordoned}, []nodeOption{cordoned}, 0},
+		"a feature":                         {nil, []nodeOption{declares("x")}, UpdateNodeFeature},
+		"a feature less":                    {[]nodeOption{declares("x", "y")}, []nodeOption{declares("x")}, UpdateNodeFeature},
+		"all at once":                       {[]nodeOption{cordoned}, []nodeOption{nodeHas(corev1.ResourceCPU, "8"), nodeLabel("a", "b"), declares("x")}, UpdateNodeAllocatable | UpdateNodeLabel | UpdateNodeTaint | UpdateNodeFeature},
 	} {
 		if got := nodeChanges(testNode("n", test.old...), testNode("n", test.now...)); got != test.want {
 			t.Errorf("%s: %b, want %b", name, got, test.want)
@@ -89,6 +94,9 @@ func TestWaysOfPods(t *testing.T) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "side", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways), Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}}}
 		}
 	}
+	over := func(cpu string) podOption {
+		return func(p *corev1.Pod) { p.Spec.Overhead = corev1.ResourceList{"cpu": resource.MustParse(cpu)} }
+	}
 	gpu := corev1.ResourceName("example.com/gpu")
 	o := func(all ...podOption) []podOption { return all }
 	for name, test := range map[string]struct {
@@ -121,6 +129,12 @@ func TestWaysOfPods(t *testing.T) {
 		"less in a sidecar":                        {o(beside("2")), o(beside("1")), UpdatePodScaleDown},
 		"less asked, not yet given back":           {o(on("n"), resized("2", "2")), o(on("n"), resized("1", "2")), updateOther},
 		"less given":                               {o(on("n"), resized("1", "2")), o(on("n"), resized("1", "1")), UpdatePodScaleDown},
+		"less beside its containers":               {o(over("2")), o(over("1")), UpdatePodScaleDown},
+		"less in one container, more in another":   {o(asksCPU("2"), beside("1")), o(asksCPU("1"), beside("2")), updateOther},
+		"a toleration for another":                 {o(toleratesAll), o(tolerating(corev1.Toleration{Key: "x"})), updateOther},
+		"a toleration less":                        {o(toleratesAll), nil, UpdatePodToleration},
+		"a gate":                                   {nil, o(gatedBy("x")), updateOther},
+		"no claim for its extended resources":      {o(extended("x")), nil, UpdatePodClaims},
 		"a claim made for it":                      {nil, o(statuses("a")), UpdatePodClaims},
 		"the same claims":                          {o(statuses("a", "b")), o(statuses("a", "b")), updateOther},
 		"a claim less":                             {o(statuses("a", "b")), o(statuses("a")), UpdatePodClaims},
@@ -203,5 +217,59 @@ func TestEventSides(t *testing.T) {
 	}
 	if asPod(node) != nil || asNode(pod) != nil {
 		t.Error("one is taken for the other")
+	}
+}
+
+// Changes that come together are told as they would be one by one; only opening a node and asking for less are one-sided.
+func TestChangesAddUp(t *testing.T) {
+	const seed = 61
+	random := rand.New(rand.NewPCG(seed, 1))
+	nodeWays := []struct {
+		change      nodeOption
+		there, back Action
+	}{
+		{nodeHas(corev1.ResourceCPU, "9"), UpdateNodeAllocatable, UpdateNodeAllocatable}, {zone("z"), UpdateNodeLabel, UpdateNodeLabel}, {taint("k", "v", corev1.TaintEffectNoExecute), UpdateNodeTaint, UpdateNodeTaint},
+		{cordoned, 0, UpdateNodeTaint}, {nodeImage("x", 1), 0, 0}, {func(n *corev1.Node) { n.Status.DeclaredFeatures = []string{"f"} }, UpdateNodeFeature, UpdateNodeFeature},
+		{func(n *corev1.Node) { n.Annotations = map[string]string{"a": "b"} }, UpdateNodeAnnotation, UpdateNodeAnnotation},
+		{func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: "Ready", Status: "True"}} }, UpdateNodeCondition, UpdateNodeCondition},
+	}
+	podWays := []struct {
+		change      podOption
+		there, back Action
+	}{
+		{labelled("a", "b"), UpdatePodLabel, UpdatePodLabel}, {toleratesAll, UpdatePodToleration, UpdatePodToleration}, {gatedBy("g"), 0, UpdatePodGates}, {asksCPU("1"), 0, UpdatePodScaleDown},
+		{asksMemory("1Gi"), 0, UpdatePodScaleDown}, {asks("example.com/gpu", "1"), 0, UpdatePodScaleDown}, {inPhase(corev1.PodRunning), 0, 0}, {priority(3), 0, 0},
+		{func(p *corev1.Pod) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x"}} }, UpdatePodClaims, UpdatePodClaims},
+	}
+	for round := range 500 {
+		node, pod := testNode("n"), testPod("p")
+		var nodeThere, nodeBack, podThere, podBack Action
+		for _, way := range nodeWays {
+			if random.IntN(3) == 0 {
+				way.change(node)
+				nodeThere, nodeBack = nodeThere|way.there, nodeBack|way.back
+			}
+		}
+		for _, way := range podWays {
+			if random.IntN(3) == 0 {
+				way.change(pod)
+				podThere, podBack = podThere|way.there, podBack|way.back
+			}
+		}
+		if there, back := nodeChanges(testNode("n"), node), nodeChanges(node, testNode("n")); there != nodeThere || back != nodeBack {
+			t.Fatalf("seed %d, round %d: %b and back %b, want %b and %b of %+v", seed, round, there, back, nodeThere, nodeBack, node)
+		}
+		orOther := func(a Action) Action {
+			if a == 0 {
+				return updateOther
+			}
+			return a
+		}
+		if there, back := podChanges(testPod("p"), pod), podChanges(pod, testPod("p")); there != orOther(podThere) || back != orOther(podBack) {
+			t.Fatalf("seed %d, round %d: %b and back %b, want %b and %b of %+v", seed, round, there, back, podThere, podBack, pod)
+		}
+		if nodeChanges(node, node.DeepCopy()) != 0 || podChanges(pod, pod.DeepCopy()) != updateOther {
+			t.Fatalf("seed %d, round %d: no change is one", seed, round)
+		}
 	}
 }

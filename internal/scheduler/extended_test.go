@@ -566,3 +566,84 @@ func TestDeviceMatches(t *testing.T) {
 		t.Error("a selector of a kind we do not know keeps devices out")
 	}
 }
+
+// Devices are counted on nodes as a look at every device for every node would: by name, by labels, everywhere, as the slice or the device says.
+func TestDeviceCountsAreAsTheModelSays(t *testing.T) {
+	const seed = 71
+	class := deviceClass("class", modelIs("large"))
+	inZone := func(z string) *corev1.NodeSelector {
+		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{expression(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, z)}}
+	}
+	for round := range 60 {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		s := cluster(t, []*corev1.Node{testNode("a", zone("0")), testNode("b", zone("1")), testNode("c", zone("1")), testNode("d")})
+		zones := []string{"0", "1", "1", "-"}
+		want := make([]deviceCount, 4)
+		place := func() (name *string, selector *corev1.NodeSelector, all *bool, on func(node int) bool) {
+			switch n := random.IntN(4); random.IntN(3) {
+			case 0:
+				return ptr.To(string("abcd"[n])), nil, nil, func(node int) bool { return node == n }
+			case 1:
+				z := fmt.Sprint(n % 3) // no node is in zone 2
+				return nil, inZone(z), nil, func(node int) bool { return zones[node] == z }
+			}
+			return nil, nil, ptr.To(true), func(int) bool { return true }
+		}
+		holder := claimHolding("holder", "none")
+		for i := range random.IntN(4) {
+			slice := modelSlice(fmt.Sprint("pool", i), []string{"large", "small", "large", "large"}[:random.IntN(5)]...)
+			var on func(int) bool
+			slice.Spec.NodeName, slice.Spec.NodeSelector, slice.Spec.AllNodes, on = place()
+			each := random.IntN(2) == 0
+			if each {
+				slice.Spec.NodeName, slice.Spec.NodeSelector, slice.Spec.AllNodes, slice.Spec.PerDeviceNodeSelection = nil, nil, nil, ptr.To(true)
+			}
+			for j := range slice.Spec.Devices {
+				device := &slice.Spec.Devices[j]
+				if each {
+					device.NodeName, device.NodeSelector, device.AllNodes, on = place()
+				}
+				taken := random.IntN(2) == 0
+				if taken {
+					holds("r", slice.Spec.Pool.Name, device.Name)(holder)
+				}
+				for node := range want {
+					if on(node) && *device.Attributes["model"].StringValue == "large" {
+						want[node].all++
+						if taken {
+							want[node].taken++
+						}
+					}
+				}
+			}
+			s.SetObject(slice)
+		}
+		s.SetObject(holder)
+		count := s.countDevices(class)
+		for node := range want {
+			if got := count(s.nodeNumber[string("abcd"[node])]); got != want[node] {
+				t.Fatalf("seed %d, round %d: %+v on node %d, want %+v", seed, round, got, node, want[node])
+			}
+		}
+	}
+}
+
+// Classes stand for what pods ask some of.
+func TestStandFor(t *testing.T) {
+	d := newDeviceObjects()
+	d.set(classStandingFor("class", string(gpu), 0))
+	for _, test := range []struct {
+		rule    string
+		amounts []Amount
+		want    bool
+	}{
+		{"nothing is asked", nil, false}, {"none of it is asked", []Amount{{Resource: gpu}}, false}, {"some of it", []Amount{{Resource: gpu, Value: 1}}, true},
+		{"something else", []Amount{{Resource: "example.com/nic", Value: 1}}, false}, {"it among others", []Amount{{Resource: "example.com/nic", Value: 1}, {Resource: gpu, Value: 2}}, true},
+		{"the class by its own name", []Amount{{Resource: "deviceclass.resource.kubernetes.io/class", Value: 1}}, true},
+		{"a class that is not there", []Amount{{Resource: "deviceclass.resource.kubernetes.io/other", Value: 1}}, false},
+	} {
+		if got := d.standFor(test.amounts); got != test.want {
+			t.Errorf("%s: %t", test.rule, got)
+		}
+	}
+}

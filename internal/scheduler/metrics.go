@@ -201,13 +201,22 @@ func (m *Metrics) timeRules(s *Snapshot) {
 	s.timed = func(rule, point string) func(*Refusal) {
 		began := time.Now()
 		return func(r *Refusal) {
-			var err error
-			if r != nil {
-				err = &FitError{Refusal: r}
-			}
-			m.rules.WithLabelValues(rule, point, statusOf(err)).Observe(time.Since(began).Seconds())
+			m.rules.WithLabelValues(rule, point, r.status()).Observe(time.Since(began).Seconds())
 		}
 	}
+}
+
+// status is how upstream names what a rule says.
+func (r *Refusal) status() string {
+	switch {
+	case r == nil:
+		return "Success"
+	case r.Err != nil:
+		return "Error"
+	case r.Unresolvable:
+		return "UnschedulableAndUnresolvable"
+	}
+	return "Unschedulable"
 }
 
 // statusOf is how upstream names an outcome.

@@ -3,8 +3,10 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -277,4 +279,141 @@ func TestResultsOfTries(t *testing.T) {
 			t.Errorf("%v: %v, want %s", test.err, got, test.want)
 		}
 	}
+}
+
+// What is told of a scheduler is what it is at that moment: by place in the queue, by rule and profile, by what is known of pods.
+func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	metrics, err := NewMetrics(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, s := newFakeServer(t, nil).scheduler, newFakeServer(t, nil).scheduler
+	for _, one := range []*Scheduler{before, s} { // the later takes the earlier's place
+		one.metrics = metrics
+		if err := metrics.observe(one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before.nodeAdded(testNode("old"))
+	expect := func(what string, want map[string]float64) {
+		t.Helper()
+		got := numbers(t, registry)
+		for name := range got {
+			if family, _, _ := strings.Cut(name, "{"); family != "pending_pods" && family != "cache_size" && family != "unschedulable_pods" && family != "goroutines" {
+				delete(got, name)
+			}
+		}
+		for _, name := range []string{"pending_pods{queue=active}", "pending_pods{queue=backoff}", "pending_pods{queue=unschedulable}", "pending_pods{queue=gated}", "cache_size{type=nodes}", "cache_size{type=pods}", "cache_size{type=assumed_pods}", "goroutines{operation=binding}"} {
+			if _, there := want[name]; !there {
+				want[name] = 0
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	expect("at first", map[string]float64{})
+	s.nodeAdded(testNode("a"))
+	s.nodeAdded(testNode("b"))
+	s.podAdded(testPod("runs", on("a")))
+	s.podAdded(testPod("lost", on("ghost"))) // its node is none
+	s.snapshot.Assume(infoOf(t, testPod("decided")), "b")
+	expect("nodes and pods", map[string]float64{"cache_size{type=nodes}": 2, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
+	s.nodeDeleted(testNode("b"))
+	expect("a node less", map[string]float64{"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
+	s.podAdded(testPod("decided", on("b")))
+	wait := func(name, profile string, change func(*queued), rules ...string) {
+		p := &queued{info: infoOf(t, testPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), rules: rules, place: isWaiting}
+		change(p)
+		s.queue.all[p.info.Pod.UID], s.queue.waiting[p.info.Pod.UID] = p, p
+	}
+	wait("1", "default-scheduler", func(*queued) {}, nodeResourcesFitName, nodeAffinityName)
+	wait("2", "default-scheduler", func(*queued) {}, nodeResourcesFitName)
+	wait("3", "other", func(*queued) {}, nodeResourcesFitName)
+	wait("4", "other", func(*queued) {})
+	wait("5", "other", func(p *queued) { p.gated = true }, "SchedulingGates")
+	wait("6", "other", func(p *queued) { p.incomplete = true }, dynamicResourcesName)
+	wait("7", "other", func(p *queued) { p.gated, p.incomplete = true, true })
+	s.podAdded(testPod("new"))
+	expect("those who wait", map[string]float64{
+		"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "pending_pods{queue=active}": 1, "pending_pods{queue=unschedulable}": 4, "pending_pods{queue=gated}": 3,
+		"unschedulable_pods{plugin=NodeResourcesFit,profile=default-scheduler}": 2, "unschedulable_pods{plugin=NodeAffinity,profile=default-scheduler}": 1,
+		"unschedulable_pods{plugin=NodeResourcesFit,profile=other}": 1, "unschedulable_pods{plugin=SchedulingGates,profile=other}": 1, "unschedulable_pods{plugin=DynamicResources,profile=other}": 1,
+	})
+}
+
+// Pods that come to a place of the queue are counted under its name; those with gates under theirs, wherever they are.
+func TestIncomingPods(t *testing.T) {
+	for _, test := range []struct {
+		to    place
+		gated bool
+		want  string
+	}{{isActive, false, "active"}, {isBackoff, false, "backoff"}, {isWaiting, false, "unschedulable"}, {isWaiting, true, "gated"}} {
+		registry := prometheus.NewRegistry()
+		metrics, err := NewMetrics(registry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newFakeServer(t, nil).scheduler
+		s.metrics = metrics
+		if err := metrics.observe(s); err != nil {
+			t.Fatal(err)
+		}
+		s.queue.came(test.to, test.gated, "NodeAdd")
+		s.queue.came(test.to, test.gated, "NodeAdd")
+		s.queue.came(test.to, test.gated, "NodeDelete")
+		got := numbers(t, registry)
+		if got["queue_incoming_pods_total{event=NodeAdd,queue="+test.want+"}"] != 2 || got["queue_incoming_pods_total{event=NodeDelete,queue="+test.want+"}"] != 1 {
+			t.Errorf("%v, want them in %s", got, test.want)
+		}
+	}
+}
+
+// Steps are timed from their beginning to their end, under the name of their outcome.
+func TestTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		metrics, err := NewMetrics(registry)
+		if err != nil {
+			t.Fatal(err)
+		}
+		profile, s := &Profile{Name: "own"}, NewSnapshot()
+		metrics.timeRules(s)
+		began := time.Now()
+		for i, outcome := range []error{nil, ErrHopeless, ErrNoNodes, fmt.Errorf("x: %w", &FitError{}), errors.New("x")} {
+			done := metrics.timed("Bind", profile)
+			time.Sleep(time.Second << i)
+			done(outcome)
+		}
+		for i, r := range []*Refusal{nil, refuse("x", false, "y"), refuse("x", true, "y"), {Rule: "x", Err: errors.New("z")}} {
+			done := s.timed("Rule", "Filter")
+			time.Sleep(time.Second << i)
+			done(r)
+		}
+		metrics.bound(&queued{info: infoOf(t, testPod("p")), attempts: 3, firstTry: began.Add(-time.Minute)}, time.Now().Add(-2*time.Second))
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{} // sums
+		for _, family := range families {
+			for _, m := range family.Metric {
+				name := strings.TrimSuffix(strings.TrimPrefix(family.GetName(), "scheduler_"), "_duration_seconds")
+				for _, l := range m.Label {
+					name += " " + l.GetValue()
+				}
+				if m.Histogram != nil && m.Histogram.GetSampleCount() > 0 {
+					got[name] = m.Histogram.GetSampleSum()
+				}
+			}
+		}
+		if want := map[string]float64{
+			"framework_extension_point Bind own Success": 1, "framework_extension_point Bind own Unschedulable": 2 + 4 + 8, "framework_extension_point Bind own Error": 16,
+			"plugin_execution Filter Rule Success": 1, "plugin_execution Filter Rule Unschedulable": 2, "plugin_execution Filter Rule UnschedulableAndUnresolvable": 4, "plugin_execution Filter Rule Error": 8,
+			"scheduling_attempt default-scheduler scheduled": 2, "pod_scheduling_attempts": 3, "pod_scheduling_sli 3": 60 + 31 + 15,
+		}; !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
 }
