@@ -191,6 +191,10 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Pr
 	var kept []Preemption
 	for _, node := range slices.Sorted(maps.Keys(result.NodeNameToMetaVictims)) {
 		pods, known := podsOn(node)
+		// The node and the victims we sent may have gone meanwhile, and are still an answer.
+		if i := slices.IndexFunc(candidates, func(c Preemption) bool { return c.Node == node }); i >= 0 {
+			pods, known = slices.Concat(candidates[i].Victims, pods), true
+		}
 		if !known {
 			return nil, fmt.Errorf("nodeinfo not found for node name %q", node)
 		}

@@ -191,7 +191,7 @@ func TestExtenderPreempts(t *testing.T) {
 	low, lower := testPod("low", on("a"), priority(2)), testPod("lower", on("a"), priority(1))
 	other, spared := testPod("other", on("b")), testPod("spared", on("b"), priority(7))
 	pods := map[string][]*corev1.Pod{"a": {lower, low}, "b": {spared, other}, "c": {testPod("third", on("c"))}, "d": nil}
-	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}}
+	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}, {Node: "gone", Victims: []*corev1.Pod{testPod("left")}}}
 	meta := func(violations int64, uids ...string) *extenderv1.MetaVictims {
 		m := &extenderv1.MetaVictims{NumPDBViolations: violations}
 		for _, uid := range uids {
@@ -209,7 +209,7 @@ func TestExtenderPreempts(t *testing.T) {
 	}{
 		{rule: "everything stays", answer: map[string]*extenderv1.MetaVictims{"a": meta(1, "low", "lower"), "b": meta(0, "other")}, want: []string{"a 1 [low lower]", "b 0 [other]"}, asked: `"NodeNameToVictims":{"a":{"Pods":[{"metadata":{"name":"low"`},
 		{rule: "names are enough", config: configv1.Extender{NodeCacheCapable: true}, answer: map[string]*extenderv1.MetaVictims{"b": meta(0, "other")}, want: []string{"b 0 [other]"},
-			asked: `"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"low"},{"UID":"lower"}],"NumPDBViolations":1},"b":{"Pods":[{"UID":"other"}],"NumPDBViolations":0}}`},
+			asked: `"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"low"},{"UID":"lower"}],"NumPDBViolations":1},"b":{"Pods":[{"UID":"other"}],"NumPDBViolations":0},"gone":{"Pods":[{"UID":"left"}],"NumPDBViolations":0}}`},
 		{rule: "fewer victims, and another count", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower")}, want: []string{"a 0 [lower]"}},
 		{rule: "the more important first, as always", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "lower", "low")}, want: []string{"a 0 [low lower]"}},
 		{rule: "nothing stays", answer: nil},
@@ -217,6 +217,7 @@ func TestExtenderPreempts(t *testing.T) {
 		{rule: "a node that we did not think of", answer: map[string]*extenderv1.MetaVictims{"c": meta(0, "third")}, want: []string{"c 0 [third]"}},
 		{rule: "a node that is not there", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "low"), "ghost": meta(0, "low")}, fails: `nodeinfo not found for node name "ghost"`},
 		{rule: "a node that is not there, by one that may be ignored", config: configv1.Extender{Ignorable: true}, answer: map[string]*extenderv1.MetaVictims{"ghost": meta(0)}, fails: `nodeinfo not found for node name "ghost"`},
+		{rule: "a victim and a node that have gone meanwhile", answer: map[string]*extenderv1.MetaVictims{"gone": meta(0, "left")}, want: []string{"gone 0 [left]"}},
 		{rule: "a pod of another node", answer: map[string]*extenderv1.MetaVictims{"a": meta(0, "other")}, fails: "claims to preempt pod (UID: other) on node: a, but the pod is not found on that node"},
 		{rule: "a pod of an empty node", answer: map[string]*extenderv1.MetaVictims{"d": meta(0, "low")}, fails: "on node: d, but"},
 		{rule: "victims that are not told", answer: map[string]*extenderv1.MetaVictims{"a": nil}, fails: `expected at least one victim pod on node "a"`},

@@ -273,7 +273,8 @@ func TestKeptToANode(t *testing.T) {
 		{"no alternative", testPod("p", requiresNodes()), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
 		{"alternatives", testPod("p", requiresNodes(expression("a", corev1.NodeSelectorOpExists), expression("b", corev1.NodeSelectorOpExists))), []corev1.NodeSelectorTerm{
 			{MatchExpressions: expression("a", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}, {MatchExpressions: expression("b", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}}},
-		{"fields of its own give way", testPod("p", requiresNodes(named("other"))), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"fields of its own hold too", testPod("p", requiresNodes(named("other"))), []corev1.NodeSelectorTerm{{MatchFields: append(named("other").MatchFields, byName...)}}},
+		{"an alternative that matches nothing", testPod("p", requiresNodes(corev1.NodeSelectorTerm{})), []corev1.NodeSelectorTerm{{}}},
 	} {
 		keepTo(test.pod, "n")
 		if got := test.pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; fmt.Sprint(got) != fmt.Sprint(test.want) {
