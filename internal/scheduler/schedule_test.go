@@ -288,3 +288,26 @@ func TestScheduleWhenRulesCannotDecide(t *testing.T) {
 		})
 	}
 }
+
+// Room is kept while a pod is on its way: not before, not twice once it is there, and not after it has gone elsewhere.
+func TestRoomIsKeptForAWhile(t *testing.T) {
+	s := cluster(t, []*corev1.Node{testNode("a"), testNode("b")}, testPod("x", on("b"), asksCPU("1"), asksMemory("20Gi")))
+	coming, pod := infoOf(t, testPod("n", asksCPU("2"))), infoOf(t, testPod("p", asksCPU("3")))
+	expect := func(when, node string, feasible int) {
+		t.Helper()
+		if d, err := Schedule(s, pod, worldProfile); err != nil || d.Node != node || d.Feasible != feasible {
+			t.Errorf("%s: %q of %d, %v; want %q of %d", when, d.Node, d.Feasible, err, node, feasible)
+		}
+	}
+	expect("before", "a", 2)
+	s.Nominate(coming, coming.Pod.UID, "a")
+	expect("on its way", "b", 1)
+	s.Nominate(coming, coming.Pod.UID, "")
+	expect("no more on its way", "a", 2)
+	s.Nominate(coming, coming.Pod.UID, "a")
+	expect("on its way again", "b", 1)
+	s.Assume(coming, "b") // a keeps nothing for it, and b holds it once
+	if d, err := Schedule(s, pod, worldProfile); err != nil || d.Node != "a" || saidOf(d) != "a: fits, b: NodeResourcesFit" {
+		t.Errorf("elsewhere: %q, %s, %v", d.Node, saidOf(d), err)
+	}
+}
