@@ -199,10 +199,11 @@ func markable(pod *corev1.Pod) int {
 	})
 }
 
-// markPod makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
+// markPod makes a pod on a node that was found silent not ready, so that no service leads to it. A node that says itself that it is not ready,
+// as one does while its kubelet starts, speaks for its pods too.
 func markPod(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
 	i := markable(pod)
-	if status := readiness(node); i < 0 || status == "" || status == corev1.ConditionTrue {
+	if i < 0 || readiness(node) != corev1.ConditionUnknown {
 		return controller.Write{}, false
 	}
 	changed := pod.DeepCopy()
