@@ -224,13 +224,14 @@ func (r *response) finish() {
 		// The client waits for bytes that do not come; it must not take the answer for whole.
 		panic(http.ErrAbortHandler)
 	}
+	if r.closing {
+		// Before the answer's end, or the client could send its next request on this connection.
+		r.stream.conn.retire()
+	}
 	if r.err == nil {
 		r.send(true)
 	}
 	r.drop()
-	if r.closing {
-		r.stream.conn.retire()
-	}
 }
 
 // send sends the headers, if they were not, and everything in the outbox. end ends the answer.

@@ -40,9 +40,9 @@ func TestRecords(t *testing.T) {
 		if now := why("friend"); now.Decided != nil || now.Node != friend.Node || now.Nodes != 3 {
 			t.Errorf("a faded decision is told as %+v", now)
 		}
-		// Pods of many makes push out the tables of earlier ones, and nobody holds on to those.
+		// Pods of many other makes push out the tables of earlier ones, and nobody holds on to those.
 		for i := range maxTables + 1 {
-			f.addPod(testPod(fmt.Sprint("other-", i), asksCPU(fmt.Sprintf("%dm", i+1))))
+			f.addPod(testPod(fmt.Sprint("other-", i), asksCPU(fmt.Sprintf("%dm", 101+i))))
 		}
 		f.pass(time.Second)
 		if now := why("plain"); now.Decided != nil {

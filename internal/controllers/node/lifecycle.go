@@ -45,7 +45,8 @@ var DefaultLifecycle = LifecycleSettings{
 // its conditions set to Unknown. What the conditions say stands in taints as well: at once as taints that keep new pods away, and,
 // no faster than the zone's state allows, as taints that drive pods off.
 //
-// A key without a namespace is a node. A key with one is a pod that has come to a node, or whose node fell silent: it is made not ready.
+// A key without a namespace is a node. A key with one is a pod that has come to a node that is not ready, or whose node fell silent: it is
+// made not ready. Pods on a node that says itself that it is not ready, as one does while its kubelet starts, stay as they are.
 func Lifecycle(settings LifecycleSettings) controller.Definition {
 	return controller.Definition{
 		Name: "node-lifecycle-controller", Aliases: []string{"nodelifecycle"}, Component: "node-controller", Queue: "node_lifecycle_controller", Workers: 8,
@@ -96,15 +97,17 @@ func (c *lifecycle) watch() error {
 		}
 		enqueue(node)
 		if readiness(old) == corev1.ConditionTrue && readiness(node) == corev1.ConditionUnknown {
-			for _, pod := range podsOn(c.pods, node.Name) {
-				enqueueMarkable(c.setup, pod)
-			}
+			c.enqueuePods(node)
 		}
 	}
 	if err := c.nodes.Handle(added, changed, added); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	arrived := func(pod *corev1.Pod) { enqueueMarkable(c.setup, pod) }
+	arrived := func(pod *corev1.Pod) {
+		if c.knows(pod.Spec.NodeName) { // pods that were there before us did not arrive
+			enqueueMarkable(c.setup, pod)
+		}
+	}
 	moved := func(old, pod *corev1.Pod) {
 		if old.Spec.NodeName != pod.Spec.NodeName {
 			arrived(pod)
@@ -149,6 +152,9 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	v, fresh := c.observe(node, now)
+	if fresh && readiness(node) == corev1.ConditionUnknown {
+		c.enqueuePods(node) // whoever found it silent may not have marked them all
+	}
 	if v.unknown() != nil {
 		if err := c.confirmSilent(ctx, node.Name); err != nil {
 			return err
@@ -185,6 +191,20 @@ func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Ti
 	return c.setup.Apply(ctx, key, plan)
 }
 
+// knows reports whether a node was looked at before.
+func (c *lifecycle) knows(node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.health[node] != nil
+}
+
+// enqueuePods asks for a look at the pods of a node that fell silent.
+func (c *lifecycle) enqueuePods(node *corev1.Node) {
+	for _, pod := range podsOn(c.pods, node.Name) {
+		enqueueMarkable(c.setup, pod)
+	}
+}
+
 // enqueueMarkable asks for a look at a pod that is on a node and not marked.
 func enqueueMarkable(s *controller.Setup, pod *corev1.Pod) {
 	if pod.Spec.NodeName != "" && markable(pod) >= 0 {
@@ -199,11 +219,10 @@ func markable(pod *corev1.Pod) int {
 	})
 }
 
-// markPod makes a pod on a node that was found silent not ready, so that no service leads to it. A node that says itself that it is not ready,
-// as one does while its kubelet starts, speaks for its pods too.
+// markPod makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
 func markPod(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
 	i := markable(pod)
-	if i < 0 || readiness(node) != corev1.ConditionUnknown {
+	if status := readiness(node); i < 0 || status == "" || status == corev1.ConditionTrue {
 		return controller.Write{}, false
 	}
 	changed := pod.DeepCopy()

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/client"
 	"skiff/test/world"
 )
 
@@ -333,7 +334,7 @@ func TestPodsOfLostNodesAreMarked(t *testing.T) {
 		want []corev1.PodCondition
 	}{
 		{"a ready pod of a silent node", aPod("p", podSays(containers, ready(corev1.ConditionTrue))), silent, []corev1.PodCondition{containers, marked}},
-		{"a node that says itself that it is not ready, as when its kubelet starts", aPod("p", podSays(ready(corev1.ConditionTrue))), unready, nil},
+		{"a ready pod of a node that is not", aPod("p", podSays(ready(corev1.ConditionTrue))), unready, []corev1.PodCondition{marked}},
 		{"unknown counts as ready", aPod("p", podSays(ready(corev1.ConditionUnknown))), silent, []corev1.PodCondition{marked}},
 		{"not ready already", aPod("p", podSays(ready(corev1.ConditionFalse))), silent, nil},
 		{"no Ready condition", aPod("p", podSays(containers)), silent, nil},
@@ -453,7 +454,7 @@ func TestNobodyAnswers(t *testing.T) {
 	})
 }
 
-// TestAKubeletThatSaysItIsNotReady: it answers for its pods itself.
+// TestAKubeletThatSaysItIsNotReady: it answers itself for the pods it has, not for those that come now.
 func TestAKubeletThatSaysItIsNotReady(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		defer w.Run(Lifecycle(DefaultLifecycle))()
@@ -461,9 +462,15 @@ func TestAKubeletThatSaysItIsNotReady(t *testing.T) {
 		newPod(w, "early", "ill")
 		w.Pass(20 * time.Second)
 		nodeSays(w, "ill", corev1.ConditionFalse)
-		w.Pass(20 * time.Second)
-		if got := podReadiness(w, "early"); got != corev1.ConditionTrue {
-			t.Errorf("the pod is ready: %s", got)
+		w.Pass(10 * time.Second)
+		newPod(w, "late", "")
+		binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "late"}, Target: corev1.ObjectReference{Kind: "Node", Name: "ill"}}
+		if err := client.For[*corev1.Pod](w.Client).Act(w.Ctx, "default", "late", "binding", binding, &metav1.Status{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Pass(10 * time.Second)
+		if early, late := podReadiness(w, "early"), podReadiness(w, "late"); early != corev1.ConditionTrue || late != corev1.ConditionFalse {
+			t.Errorf("the pod that was there is ready: %s, the one that came: %s", early, late)
 		}
 		if got := taintsOf(w, "ill"); got != "not-ready:NoExecute not-ready:NoSchedule" {
 			t.Errorf("taints %s", got)
@@ -477,19 +484,21 @@ func TestAKubeletThatSaysItIsNotReady(t *testing.T) {
 // TestAManagerThatStartsLate: what was not done by the one before it is done.
 func TestAManagerThatStartsLate(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		newNodes(w, "well", "lost", "cordoned")
+		newNodes(w, "well", "lost", "starting", "cordoned")
 		world.Edit(w, "", "cordoned", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 		world.EditStatus(w, "", "lost", func(n *corev1.Node) { n.Status.Conditions = nil; isUnknown(n) })
-		for _, node := range []string{"well", "lost", "cordoned"} {
+		nodeSays(w, "starting", corev1.ConditionFalse)
+		for _, node := range []string{"well", "lost", "starting", "cordoned"} {
 			newPod(w, "on-"+node, node)
 		}
 		defer w.Run(Lifecycle(DefaultLifecycle))()
-		w.Pass(time.Second)
+		w.Pass(15 * time.Second) // two turns
 		for node, want := range map[string]struct {
 			taints string
 			ready  corev1.ConditionStatus
 		}{
-			"well": {"", corev1.ConditionTrue}, "lost": {"unreachable:NoExecute unreachable:NoSchedule", corev1.ConditionFalse}, "cordoned": {"unschedulable:NoSchedule", corev1.ConditionTrue},
+			"well": {"", corev1.ConditionTrue}, "lost": {"unreachable:NoExecute unreachable:NoSchedule", corev1.ConditionFalse},
+			"starting": {"not-ready:NoExecute not-ready:NoSchedule", corev1.ConditionTrue}, "cordoned": {"unschedulable:NoSchedule", corev1.ConditionTrue},
 		} {
 			if got := taintsOf(w, node); got != want.taints || podReadiness(w, "on-"+node) != want.ready {
 				t.Errorf("%s: taints %s, its pod is ready: %s", node, got, podReadiness(w, "on-"+node))
