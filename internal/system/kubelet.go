@@ -58,6 +58,8 @@ type nodeSettings struct {
 	identity func(name string, addresses []string) (*nodeIdentity, error)
 	// certificates is the folder of the certificates that the cluster gives to the node.
 	certificates string
+	// sandboxProfile is the seccomp profile of sandboxes; empty with a runtime of somebody else's, and the pause image that it has.
+	sandboxProfile string
 	// authorityFile holds the authority of the cluster that the node has joined by a token; empty: it is a node in another way.
 	authorityFile string
 }
@@ -111,7 +113,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		}
 		start("containerd", own.Run)
 		endpoint, networkBin, networkConf = own.Endpoint(), filepath.Join(s.dataDir, "cni/bin"), filepath.Join(s.dataDir, "cni/net.d")
-		ready = own.Ready()
+		s.sandboxProfile, ready = own.SandboxProfile(), own.Ready()
 	} else {
 		there := make(chan struct{})
 		close(there)
@@ -207,7 +209,7 @@ func (n *nodeParts) make() error {
 	}
 	host := cri.DetectHost(filepath.Join(n.root, "seccomp"))
 	host.CPUQuota, host.CPUPeriod = *n.settings.CPUCFSQuota, n.settings.CPUCFSQuotaPeriod.Duration.Microseconds()
-	host.SeccompDefault = *n.settings.SeccompDefault
+	host.SeccompDefault, host.SandboxSeccomp = *n.settings.SeccompDefault, n.sandboxProfile
 	groups, err := cgroup.New(cgroup.Settings{
 		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
 	})

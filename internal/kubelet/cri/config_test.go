@@ -65,6 +65,12 @@ func TestSandboxConfig(t *testing.T) {
 		}, nil, func(c *runtimeapi.PodSandboxConfig) bool {
 			return c.Linux.SecurityContext.Seccomp.ProfileType == runtimeapi.SecurityProfile_RuntimeDefault
 		}},
+		"seccomp of the sandbox itself, with a profile for that": {func(p *corev1.Pod) {
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}}
+		}, func(s *PodSettings) { s.Host.SandboxSeccomp = "/data/sandbox.json" }, func(c *runtimeapi.PodSandboxConfig) bool {
+			s := c.Linux.SecurityContext.Seccomp
+			return s.ProfileType == runtimeapi.SecurityProfile_Localhost && s.LocalhostRef == "/data/sandbox.json"
+		}},
 		"privileged": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{SecurityContext: &corev1.SecurityContext{Privileged: ptr(true)}}}
 		}, nil, func(c *runtimeapi.PodSandboxConfig) bool { return c.Linux.SecurityContext.Privileged }},

@@ -18,6 +18,8 @@ type Host struct {
 	// SeccompRoot is the folder of profiles of type Localhost; SeccompDefault makes the runtime's profile the default.
 	SeccompRoot    string
 	SeccompDefault bool
+	// SandboxSeccomp is the file of a profile for the sandboxes' own processes. Without one they have the runtime's.
+	SandboxSeccomp string
 	// MemoryCapacity and SwapCapacity are in bytes.
 	MemoryCapacity, SwapCapacity int64
 	// CPUQuota enforces CPU limits, in periods of CPUPeriod microseconds.

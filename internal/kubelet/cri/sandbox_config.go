@@ -78,12 +78,15 @@ func sysctls(pod *corev1.Pod) map[string]string {
 	return values
 }
 
-// sandboxSecurity is how the sandbox itself runs. Its own process always has the runtime's seccomp profile, so that a pod may
-// choose a narrow one for its containers.
+// sandboxSecurity is how the sandbox itself runs. Its own process always has the node's seccomp profile for sandboxes, or else the runtime's,
+// so that a pod may choose a narrow one for its containers.
 func sandboxSecurity(pod *corev1.Pod, s PodSettings) (*runtimeapi.LinuxSandboxSecurityContext, error) {
 	security := &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: namespaces(pod, s.UserNamespace),
 		Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+	}
+	if s.Host.SandboxSeccomp != "" {
+		security.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: s.Host.SandboxSeccomp}
 	}
 	for _, c := range container.All(&pod.Spec) {
 		if c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged) {

@@ -41,6 +41,7 @@ func (f folders) state() string      { return filepath.Join(f.dir, "state") }
 func (f folders) configFile() string { return filepath.Join(f.dir, "config.toml") }
 func (f folders) logFile() string    { return filepath.Join(f.dir, "containerd.log") }
 func (f folders) pidFile() string    { return filepath.Join(f.dir, "pid") }
+func (f folders) profile() string    { return filepath.Join(f.dir, "sandbox.json") }
 func (f folders) socket() string     { return filepath.Join(f.sockets, "containerd.sock") }
 
 // registries holds a hosts.toml for each registry that is not to be reached in the usual way.

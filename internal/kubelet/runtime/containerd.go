@@ -118,6 +118,9 @@ func Endpoint(dataDir string) (string, error) {
 	return "unix://" + foldersBelow(dir).socket(), err
 }
 
+// SandboxProfile is the file with the seccomp profile that fits the pause image of this containerd.
+func (c *Containerd) SandboxProfile() string { return c.folders.profile() }
+
 // Ready is closed when containerd has answered for the first time and the images are in.
 func (c *Containerd) Ready() <-chan struct{} { return c.ready }
 
@@ -177,6 +180,9 @@ func (c *Containerd) prepare() error {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
 		}
+	}
+	if err := atomicfile.Write(c.folders.profile(), sandboxProfile(), 0o600); err != nil {
+		return err
 	}
 	return atomicfile.Write(c.folders.configFile(), []byte(c.config), 0o600)
 }
