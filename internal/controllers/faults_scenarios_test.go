@@ -412,7 +412,9 @@ func playAccounts(w *world.World) {
 			"expiration": []byte(time.Now().Add(expires).UTC().Format(time.RFC3339))}})
 	}
 	w.Pass(time.Minute)
+	// On its own: who is away when a secret is deleted cannot know that its account named it.
 	w.Remove(world.Get[*corev1.Secret](w, "default", "spare"))
+	w.Pass(time.Minute)
 	w.Remove(world.Get[*corev1.ConfigMap](w, "work", "kube-root-ca.crt"))
 	w.Remove(world.Get[*corev1.ServiceAccount](w, "work", "default"))
 	w.Pass(time.Hour)

@@ -448,6 +448,7 @@ func TestBudgetsFollowPods(t *testing.T) {
 		for _, name := range []string{"a", "b"} {
 			world.Create(w, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: selector}})
 		}
+		w.Pass(time.Second) // they are known before the pods come
 		for i := range 3 {
 			name := fmt.Sprint("p", i)
 			world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}})
