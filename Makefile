@@ -39,10 +39,10 @@ bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
 	@mkdir -p bin
 	@cd tools/kubectl && go build -trimpath -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
 
-# Built once: they change only with their modules and with the pause program.
+# Built once: they change only with their modules and with what of them is our own.
 RUNTIME := bin/containerd bin/containerd-shim-runc-v2 bin/runc bin/pause.tar
 runtime: $(RUNTIME)
-$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/image/main.go
+$(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/image/main.go runtime/shim/main.go
 	@runtime/build bin
 	@touch $(RUNTIME)
 

@@ -6,6 +6,5 @@ package runtime
 
 import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd"
-	_ "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
 	_ "github.com/opencontainers/runc"
 )
