@@ -180,8 +180,9 @@ func (t *theirs) decide(pod *corev1.Pod) (*answer, error) {
 		return a, t.makeRoom(state, pod, statuses, potential, a)
 	}
 	if status := t.framework.RunPreScorePlugins(t.ctx, state, pod, fits); !status.IsSuccess() {
-		// Upstream's scheduler compares nodes only where there is a choice.
-		if len(fits) > 1 {
+		// Upstream's scheduler compares nodes only where there is a choice: not for a pod that fits on the node kept for it.
+		nominated := slices.ContainsFunc(fits, func(n fwk.NodeInfo) bool { return n.Node().Name == pod.Status.NominatedNodeName })
+		if len(fits) > 1 && !nominated {
 			a.failed = "error"
 		}
 		return a, nil
@@ -209,10 +210,8 @@ func (t *theirs) makeRoom(state fwk.CycleState, pod *corev1.Pod, statuses *frame
 	if ok, _ := t.preemption.PodEligibleToPreemptOthers(t.ctx, pod, statuses.Get(pod.Status.NominatedNodeName)); !ok || len(potential) == 0 {
 		return nil
 	}
-	candidates, why, err := t.preemption.Evaluator.DryRunPreemption(t.ctx, state, pod, potential, t.budgets, 0, int32(len(potential)))
-	if err != nil {
-		return err
-	}
+	// An error means that a rule could not decide about some node. Upstream takes the other nodes all the same.
+	candidates, why, _ := t.preemption.Evaluator.DryRunPreemption(t.ctx, state, pod, potential, t.budgets, 0, int32(len(potential)))
 	for _, n := range potential {
 		if status := why.Get(n.Node().Name); status != nil {
 			a.helpless[n.Node().Name] = refusalText(status.Plugin(), status.Reasons())
