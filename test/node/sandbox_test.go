@@ -50,9 +50,13 @@ func TestSandboxesAreConfined(t *testing.T) {
 			if err := json.Unmarshal([]byte(text), &info); err != nil {
 				t.Fatal(err)
 			}
-			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", info.Pid))
-			if err != nil || !strings.HasPrefix(string(status), "Name:\tpause\n") || !strings.Contains(string(status), "\nSeccomp:\t2\n") || !strings.Contains(string(status), "\nSeccomp_filters:\t1\n") {
-				t.Errorf("the sandbox's process: %v\n%s", err, status)
+			var status []byte
+			eventually(t, "the sandbox's process is pause", func() bool { // runc has told it to begin, no more
+				status, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", info.Pid))
+				return err == nil && strings.HasPrefix(string(status), "Name:\tpause\n")
+			})
+			if !strings.Contains(string(status), "\nSeccomp:\t2\n") || !strings.Contains(string(status), "\nSeccomp_filters:\t1\n") {
+				t.Errorf("the sandbox's process:\n%s", status)
 			}
 			began := time.Now()
 			remove(t, c.client, id)
