@@ -14,34 +14,9 @@ import (
 
 // TestServersShareControllers starts two servers on one etcd: one of them runs the controllers. It is killed, and the other takes over.
 func TestServersShareControllers(t *testing.T) {
-	etcd, url, err := cluster.Etcd(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Stop)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	var servers []*cluster.Cluster
-	var clients []clientset.Interface
-	for range 2 {
-		c, err := cluster.Skiff(t.TempDir(), "--without=scheduler", "--etcd-servers="+url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Stop)
-		config, err := c.Config()
-		if err != nil {
-			t.Fatal(err)
-		}
-		servers, clients = append(servers, c), append(clients, clientset.NewForConfigOrDie(config))
-	}
-	holder := func(ctx context.Context) string {
-		lease, err := clients[1].CoordinationV1().Leases("kube-system").Get(ctx, "kube-controller-manager", metav1.GetOptions{})
-		if err != nil || lease.Spec.HolderIdentity == nil {
-			return ""
-		}
-		return *lease.Spec.HolderIdentity
-	}
+	servers, clients, holder := twoServers(t, "scheduler", "kube-controller-manager")
 	account := func(namespace string) {
 		t.Helper()
 		if _, err := clients[1].CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -59,4 +34,33 @@ func TestServersShareControllers(t *testing.T) {
 	servers[0].Server[0].Kill()
 	eventually(ctx, t, "the other leads", func(ctx context.Context) (bool, error) { return holder(ctx) != first && holder(ctx) != "", nil })
 	account("two")
+}
+
+// twoServers starts two servers on one etcd, both without a part. holder asks the second who holds a lease of the system.
+func twoServers(t *testing.T, without, lease string) (servers []*cluster.Cluster, clients []clientset.Interface, holder func(context.Context) string) {
+	t.Helper()
+	etcd, url, err := cluster.Etcd(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(etcd.Stop)
+	for range 2 {
+		c, err := cluster.Skiff(t.TempDir(), "--without="+without, "--etcd-servers="+url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Stop)
+		config, err := c.Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers, clients = append(servers, c), append(clients, clientset.NewForConfigOrDie(config))
+	}
+	return servers, clients, func(ctx context.Context) string {
+		held, err := clients[1].CoordinationV1().Leases("kube-system").Get(ctx, lease, metav1.GetOptions{})
+		if err != nil || held.Spec.HolderIdentity == nil {
+			return ""
+		}
+		return *held.Spec.HolderIdentity
+	}
 }

@@ -10,42 +10,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientset "k8s.io/client-go/kubernetes"
-
-	"skiff/test/cluster"
 )
 
 // TestServersShareScheduling starts two servers on one etcd: the scheduler of one of them works, and each pod is bound once. It is killed while
 // pods arrive, and the other takes over: none is left, none is bound twice, no node has more pods than it can hold.
 func TestServersShareScheduling(t *testing.T) {
 	const nodes, room, wave = 4, 30, 40
-	etcd, url, err := cluster.Etcd(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Stop)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	var servers []*cluster.Cluster
-	var clients []clientset.Interface
-	for range 2 {
-		c, err := cluster.Skiff(t.TempDir(), "--without=controllers", "--etcd-servers="+url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(c.Stop)
-		config, err := c.Config()
-		if err != nil {
-			t.Fatal(err)
-		}
-		servers, clients = append(servers, c), append(clients, clientset.NewForConfigOrDie(config))
-	}
-	holder := func(ctx context.Context) string {
-		lease, err := clients[1].CoordinationV1().Leases("kube-system").Get(ctx, "kube-scheduler", metav1.GetOptions{})
-		if err != nil || lease.Spec.HolderIdentity == nil {
-			return ""
-		}
-		return *lease.Spec.HolderIdentity
-	}
+	servers, clients, holder := twoServers(t, "controllers", "kube-scheduler")
 	eventually(ctx, t, "somebody leads", func(ctx context.Context) (bool, error) { return holder(ctx) != "", nil })
 	first := holder(ctx)
 	// No controller makes it here. The nodes live on with the second server.
