@@ -128,7 +128,7 @@ func (c *conn) greet() error {
 			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.framer.MaxHeaderListSize})
 		return appendWindowUpdate(b, 0, connectionWindow-65535)
 	})
-	c.flushQueue()
+	_ = c.flushQueue()
 	var preface [len(http2.ClientPreface)]byte
 	if _, err := io.ReadFull(c.secure, preface[:]); err != nil {
 		return err
@@ -170,10 +170,11 @@ func (c *conn) refuse(err error) {
 	last := c.lastID
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendGoAway(b, last, code) })
-	c.flushQueue()
+	// Who does not read our last words is not waited for.
+	cut := time.AfterFunc(farewellTime, func() { _ = c.secure.NetConn().Close() })
+	defer cut.Stop()
+	c.hangUp()
 	// To close a connection with unread bytes would take the last words back.
-	_ = c.secure.CloseWrite()
-	_ = c.secure.SetReadDeadline(time.Now().Add(time.Second))
 	_, _ = io.CopyN(io.Discard, c.secure, 1<<20)
 }
 
@@ -203,16 +204,19 @@ func (c *conn) retire() {
 	last, idle := c.lastID, len(c.streams) == 0
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendGoAway(b, last, http2.ErrCodeNo) })
-	c.flushQueue()
 	if idle {
 		c.hangUp()
+	} else {
+		_ = c.flushQueue()
 	}
 }
 
-// hangUp ends the connection after its last answer. The client reads that, and the end, before its own end reaches us.
+// hangUp ends the connection after its last words. The client reads those, and the end, before its own end reaches us.
 func (c *conn) hangUp() {
+	c.writing.Lock()
+	c.release()
 	_ = c.secure.CloseWrite()
-	_ = c.secure.SetReadDeadline(time.Now().Add(time.Second))
+	_ = c.secure.SetReadDeadline(time.Now().Add(farewellTime))
 }
 
 func (c *conn) noteRead() {
@@ -264,7 +268,7 @@ func (c *conn) look() {
 	c.mu.Unlock()
 	if ping {
 		c.queue(func(b []byte) []byte { return appendPing(b, false, [8]byte{'a', 'l', 'i', 'v', 'e', '?'}) })
-		c.flushQueue()
+		_ = c.flushQueue()
 	}
 }
 

@@ -439,7 +439,7 @@ func TestClosedConnectionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// Who asks for answers that it never reads is cut off.
+// Who asks for answers that it never reads is cut off, whether a handler writes meanwhile or nobody does.
 func TestPingFlood(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		for {
@@ -448,21 +448,27 @@ func TestPingFlood(t *testing.T) {
 			}
 		}
 	})
-	p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
-	p.do(p.WriteWindowUpdate(0, maxWindow-65535))
-	p.ask(1, true, request("GET")...)
-	var err error
-	for range 1_000_000 {
-		if err = p.WritePing(false, [8]byte{}); err != nil {
-			break
-		}
-	}
-	if err == nil {
-		t.Error("a million pings were taken")
-	}
-	var timeout interface{ Timeout() bool }
-	if errors.As(err, &timeout) && timeout.Timeout() {
-		t.Errorf("the server stopped listening in place of hanging up: %v", err)
+	for _, requests := range []uint32{0, 1, 2} {
+		t.Run(fmt.Sprint(requests, " requests"), func(t *testing.T) {
+			p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+			p.do(p.WriteWindowUpdate(0, maxWindow-65535))
+			for i := range requests {
+				p.ask(2*i+1, true, request("GET")...)
+			}
+			var err error
+			for range 1_000_000 {
+				if err = p.WritePing(false, [8]byte{}); err != nil {
+					break
+				}
+			}
+			if err == nil {
+				t.Error("a million pings were taken")
+			}
+			var timeout interface{ Timeout() bool }
+			if errors.As(err, &timeout) && timeout.Timeout() {
+				t.Errorf("the server stopped listening in place of hanging up: %v", err)
+			}
+		})
 	}
 }
 

@@ -26,6 +26,9 @@ const (
 // writeTimeout is how long a single write may wait for a client that reads nothing at all.
 const writeTimeout = time.Minute
 
+// farewellTime is how long a client has to read why its connection ends.
+const farewellTime = time.Second
+
 // Configure makes a server speak HTTP/2 by this package with clients that ask for it. Its TLS configuration must offer "h2".
 func Configure(server *http.Server) {
 	all := &connections{open: map[*conn]struct{}{}}

@@ -41,7 +41,7 @@ func (c *conn) queue(add func([]byte) []byte) {
 	c.queued = add(c.queued)
 }
 
-// flushQueue sees to it that queued frames are written: by whoever writes just now, or here.
+// flushQueue sees to it that queued frames are written: by whoever writes just now, or by a goroutine of their own.
 func (c *conn) flushQueue() error {
 	c.queueMu.Lock()
 	waiting := len(c.queued)
@@ -50,7 +50,7 @@ func (c *conn) flushQueue() error {
 	case waiting == 0:
 		return nil
 	case c.writing.TryLock():
-		c.release()
+		go c.release()
 	case waiting > maxQueued:
 		return errFlood
 	}
