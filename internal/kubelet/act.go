@@ -69,7 +69,7 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 	}
 	if plan.NewSandbox {
 		// The containers start with the next look, which shows the sandbox's addresses to everybody first.
-		return w.newSandbox(firm, pod, config)
+		return w.newSandbox(ctx, pod, config)
 	}
 	if len(plan.Resize) > 0 || plan.ResizePod {
 		w.applyResize(firm, pod, runtime, plan)
@@ -134,7 +134,7 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.Pod
 	})
 }
 
-// newSandbox makes the pod's sandbox.
+// newSandbox makes the pod's sandbox when its turn has come.
 func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *runtimeapi.PodSandboxConfig) error {
 	handler := ""
 	if w.k.Handlers != nil {
@@ -143,7 +143,12 @@ func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *runtim
 			return w.sandboxFailed(pod, err)
 		}
 	}
-	if _, err := w.k.Runtime.RunPodSandbox(ctx, config, handler); err != nil {
+	done, err := w.k.turns.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if _, err := w.k.Runtime.RunPodSandbox(context.WithoutCancel(ctx), config, handler); err != nil {
 		return w.sandboxFailed(pod, err)
 	}
 	return nil

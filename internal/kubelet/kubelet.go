@@ -81,6 +81,8 @@ type Kubelet struct {
 	// killed has the containers of which an event said that they are being stopped.
 	killed sync.Map
 
+	// turns are those in which sandboxes are made.
+	turns turns
 	// admission lets pods be admitted one at a time, each seeing those before it.
 	admission sync.Mutex
 
@@ -99,7 +101,7 @@ type Kubelet struct {
 func New(c Config) *Kubelet {
 	k := &Kubelet{
 		Config: c, writer: status.NewWriter(c.Client, c.Log), workers: map[types.UID]*worker{}, mirrors: map[types.NamespacedName]*corev1.Pod{},
-		runtimeError: errors.New("container runtime status check may not have completed yet"),
+		turns: newTurns(), runtimeError: errors.New("container runtime status check may not have completed yet"),
 	}
 	k.users = cri.NewUserNamespaces(k.podsFolder())
 	k.probes = probe.New(probe.Options{

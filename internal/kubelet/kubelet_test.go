@@ -37,6 +37,7 @@ type bench struct {
 	parts   *fakeParts
 	root    string
 	config  Config
+	kubelet *Kubelet
 	stop    func()
 }
 
@@ -61,6 +62,7 @@ func (f *fakeParts) did(what string) bool {
 }
 
 func (f *fakeParts) Mount(_ context.Context, pod *corev1.Pod) error {
+	f.note("mount %s", pod.Name)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mounts
@@ -140,6 +142,7 @@ func newBench(t *testing.T) *bench {
 func (b *bench) start() {
 	ctx, cancel := context.WithCancel(b.ctx)
 	k := New(b.config)
+	b.kubelet = k
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

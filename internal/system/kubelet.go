@@ -137,7 +137,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		return fmt.Errorf("make the kubelet's folder: %w", err)
 	}
 	n := &nodeParts{
-		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: cri.Paced(runtimeClient), metrics: counts,
+		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient, metrics: counts,
 		ranges: make(chan []string, 1), log: log,
 	}
 	if err := n.make(); err != nil {
@@ -173,7 +173,7 @@ type nodeParts struct {
 	name      string
 	addresses []string
 	client    *client.Client
-	runtime   cri.Runtime
+	runtime   *cri.Client
 	metrics   *metrics.Metrics
 	// ranges brings the node's pod addresses when they are known.
 	ranges chan []string
