@@ -103,11 +103,12 @@ func (c *conn) serve() {
 		}
 		var refused http2.StreamError
 		if errors.As(err, &refused) {
-			c.resetStream(refused.StreamID, refused.Code)
-			continue
+			err = c.resetStream(refused.StreamID, refused.Code)
 		}
-		c.refuse(err)
-		return
+		if err != nil {
+			c.refuse(err)
+			return
+		}
 	}
 }
 
@@ -478,8 +479,8 @@ func (c *conn) set(s http2.Setting) error {
 	return nil
 }
 
-// resetStream ends a stream from our side.
-func (c *conn) resetStream(id uint32, code http2.ErrCode) {
+// resetStream ends a stream from our side. An error ends the connection.
+func (c *conn) resetStream(id uint32, code http2.ErrCode) error {
 	c.mu.Lock()
 	if s := c.streams[id]; s != nil {
 		s.fail(fmt.Errorf("the request was ended: %s", code))
@@ -490,7 +491,7 @@ func (c *conn) resetStream(id uint32, code http2.ErrCode) {
 	}
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendReset(b, id, code) })
-	_ = c.flushQueue()
+	return c.flushQueue()
 }
 
 // remove forgets a stream. It is called with mu held.

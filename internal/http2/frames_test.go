@@ -439,8 +439,8 @@ func TestClosedConnectionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// Who asks for answers that it never reads is cut off, whether a handler writes meanwhile or nobody does.
-func TestPingFlood(t *testing.T) {
+// Who asks for answers that it never reads is cut off, whether handlers write meanwhile or nobody does.
+func TestFlood(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		for {
 			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
@@ -448,27 +448,35 @@ func TestPingFlood(t *testing.T) {
 			}
 		}
 	})
-	for _, requests := range []uint32{0, 1, 2} {
-		t.Run(fmt.Sprint(requests, " requests"), func(t *testing.T) {
-			p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
-			p.do(p.WriteWindowUpdate(0, maxWindow-65535))
-			for i := range requests {
-				p.ask(2*i+1, true, request("GET")...)
-			}
-			var err error
-			for range 1_000_000 {
-				if err = p.WritePing(false, [8]byte{}); err != nil {
-					break
+	for what, send := range map[string]func(p *peer, i uint32) error{
+		"pings":    func(p *peer, _ uint32) error { return p.WritePing(false, [8]byte{}) },
+		"settings": func(p *peer, _ uint32) error { return p.WriteSettings() },
+		"bad requests": func(p *peer, i uint32) error {
+			return p.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 101, BlockFragment: p.pack(":method GET"), EndStream: true, EndHeaders: true})
+		},
+	} {
+		for _, requests := range []uint32{0, 1, 2} {
+			t.Run(fmt.Sprint(what, " after ", requests, " requests"), func(t *testing.T) {
+				p := connect(t, s, http2.Setting{ID: http2.SettingInitialWindowSize, Val: maxWindow})
+				p.do(p.WriteWindowUpdate(0, maxWindow-65535))
+				for i := range requests {
+					p.ask(2*i+1, true, request("GET")...)
 				}
-			}
-			if err == nil {
-				t.Error("a million pings were taken")
-			}
-			var timeout interface{ Timeout() bool }
-			if errors.As(err, &timeout) && timeout.Timeout() {
-				t.Errorf("the server stopped listening in place of hanging up: %v", err)
-			}
-		})
+				var err error
+				for i := range uint32(1_000_000) {
+					if err = send(p, i); err != nil {
+						break
+					}
+				}
+				if err == nil {
+					t.Error("a million were taken")
+				}
+				var timeout interface{ Timeout() bool }
+				if errors.As(err, &timeout) && timeout.Timeout() {
+					t.Errorf("the server stopped listening in place of hanging up: %v", err)
+				}
+			})
+		}
 	}
 }
 

@@ -148,7 +148,7 @@ func (s *stream) answer() {
 			s.log("http2: panic serving %s: %v\n%s", s.conn.remote, reason, debug.Stack())
 		}
 		s.response.drop()
-		s.conn.resetStream(s.id, http2.ErrCodeInternal)
+		_ = s.conn.resetStream(s.id, http2.ErrCodeInternal) // the reader sees for itself when a client asks too much
 	}()
 	if s.response.tooLarge {
 		s.response.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
