@@ -16,6 +16,8 @@ func shell(ctx context.Context, _ string, command []string) (string, int32, erro
 	text := command[len(command)-1]
 	var n int32
 	switch {
+	case text == "test -e /trapped":
+		return "", 0, nil
 	case strings.HasPrefix(text, "echo "):
 		return text[len("echo "):] + "\n", 0, nil
 	case scan(text, "exit %d", &n):

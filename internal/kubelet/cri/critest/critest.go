@@ -107,7 +107,11 @@ func (s *suite) container(sandbox, name string, attempt uint32, command string) 
 	return id
 }
 
-const forever = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
+// forever runs until it is told to end, which it can be once trapped says so.
+const (
+	forever = "trap 'exit 0' TERM; touch /trapped; while true; do sleep 0.1; done"
+	trapped = "test -e /trapped"
+)
 
 func (s *suite) status(id string) *runtimeapi.ContainerStatus {
 	s.t.Helper()
@@ -128,6 +132,17 @@ func (s *suite) until(id string, state runtimeapi.ContainerState) *runtimeapi.Co
 	}
 	s.t.Fatalf("container is %v, want %v", s.status(id).State, state)
 	return nil
+}
+
+// untilTrapped waits until a container that runs forever can be told to end: the runtime calls it running a little before.
+func (s *suite) untilTrapped(id string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if _, _, err := s.Runtime.ExecSync(s.t.Context(), id, []string{"sh", "-c", trapped}, wait); err == nil {
+			return
+		}
+	}
+	s.t.Fatal("container never began")
 }
 
 func testSandbox(t *testing.T, s *suite) {
@@ -162,6 +177,7 @@ func testContainer(t *testing.T, s *suite) {
 	if running.StartedAt == 0 || running.Labels[cri.LabelContainerName] != "c" || running.Annotations[cri.AnnotationHash] != "abc" {
 		t.Errorf("running: %v", running)
 	}
+	s.untilTrapped(id)
 	if err := s.Runtime.StopContainer(t.Context(), id, 10); err != nil {
 		t.Fatalf("stop: %v", err)
 	}
