@@ -44,7 +44,7 @@ type certUsage struct{ *config.Certificate }
 func (c *certUsage) Flags(fs *flag.FlagSet) {
 	fs.Usage = func() {
 		fmt.Fprintln(fs.Output(), "Usage: skiff cert [flags] show | renew NAME...|all | rotate-ca NAME | forget-ca NAME\n\n"+
-			"The certificates below a data folder. A running server takes up what is renewed within five minutes, and a new authority when it is\n"+
+			"The certificates below a data directory. A running server takes up what is renewed within five minutes, and a new authority when it is\n"+
 			"started again; those of before are trusted beside it until they are forgotten.")
 		fs.PrintDefaults()
 	}

@@ -1,5 +1,5 @@
-// Package api is the table of kinds: every built-in resource, one file each in the folder of its group. A new kind is
-// one file and one line in its folder's list.
+// Package api is the table of kinds: every built-in resource, one file each in the directory of its group. A new kind is
+// one file and one line in its directory's list.
 package api
 
 import (

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// codePath finds what the documents quote as files and folders of the tree.
+// codePath finds what the documents quote as files and directories of the tree.
 var codePath = regexp.MustCompile("`((?:cmd|internal|test|tools|docs|scripts|demo)/[A-Za-z0-9_./-]*)`")
 
 func TestDocumentsNameRealCode(t *testing.T) {

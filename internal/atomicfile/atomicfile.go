@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file at path. The folder must exist.
+// Write replaces the file at path. The directory must exist.
 func Write(path string, data []byte, mode fs.FileMode) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
 	if err != nil {

@@ -24,6 +24,6 @@ func TestWrite(t *testing.T) {
 		t.Fatalf("left behind: %v, %v", entries, err)
 	}
 	if err := Write(filepath.Join(dir, "absent", "file"), nil, 0o600); err == nil {
-		t.Fatal("a file in a folder that is not there was written")
+		t.Fatal("a file in a directory that is not there was written")
 	}
 }

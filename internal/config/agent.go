@@ -31,7 +31,7 @@ func (c *Agent) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Server, "server", c.Server, "URL of the API server, such as https://10.0.0.1:6443")
 	fs.StringVar(&c.Token, "token", c.Token, "what `skiff token create` printed; a machine that has joined before needs none")
 	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "file that holds the token, in place of --token, which others on this machine can see")
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder that holds all state")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory that holds all state")
 	c.Node.flags(fs, "node-name", "kubelet-config")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
@@ -78,7 +78,7 @@ func DefaultToken() Token { return Token{DataDir: DefaultServer().DataDir, Life:
 
 // Flags binds the settings to command-line flags.
 func (c *Token) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder of the server, where the admin kubeconfig is")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the server, where the admin kubeconfig is")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig of an administrator, in place of the one in --data-dir")
 	fs.DurationVar(&c.Life, "ttl", c.Life, "how long a new token is good; 0: for ever")
 	fs.StringVar(&c.Description, "description", c.Description, "what a new token is for")

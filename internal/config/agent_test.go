@@ -18,7 +18,7 @@ func TestAgent(t *testing.T) {
 		{"no TLS", func(c *Agent) { c.Server = "http://a:1" }, "--server"},
 		{"no URL", func(c *Agent) { c.Server = "10.0.0.1:6443" }, "--server"},
 		{"two tokens", func(c *Agent) { c.TokenFile = "/x" }, "--token-file"},
-		{"relative folder", func(c *Agent) { c.DataDir = "x" }, "--data-dir"},
+		{"relative directory", func(c *Agent) { c.DataDir = "x" }, "--data-dir"},
 		{"bad name", func(c *Agent) { c.Name = "A_b" }, "--node-name"},
 	} {
 		c := DefaultAgent()

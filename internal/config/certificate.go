@@ -15,7 +15,7 @@ func DefaultCertificate() Certificate { return Certificate{DataDir: DefaultServe
 
 // Flags binds the settings to command-line flags.
 func (c *Certificate) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder of the skiff whose certificates are meant; they are in its folder pki")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the skiff whose certificates are meant; they are in its directory pki")
 }
 
 // Validate checks the settings and names the flag at fault.

@@ -17,7 +17,7 @@ func DefaultClean() Clean { return Clean{DataDir: DefaultServer().DataDir} }
 
 // Flags binds the settings to command-line flags.
 func (c *Clean) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder of the skiff whose node is to be cleaned")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the skiff whose node is to be cleaned")
 	fs.StringVar(&c.KubeletConfig, "kubelet-config", c.KubeletConfig, "KubeletConfiguration file the node ran by, if any")
 }
 

@@ -16,7 +16,7 @@ func DefaultImage() Image { return Image{DataDir: DefaultServer().DataDir} }
 
 // Flags binds the settings to command-line flags.
 func (c *Image) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder of the skiff whose runtime is meant")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the skiff whose runtime is meant")
 	fs.StringVar(&c.ContainerRuntimeEndpoint, "container-runtime-endpoint", c.ContainerRuntimeEndpoint, "socket of another containerd, such as unix:///run/containerd/containerd.sock")
 }
 

@@ -29,7 +29,7 @@ type Node struct {
 	ContainerRuntimeEndpoint string
 	// Labels and Taints are those a new node registers with.
 	Labels, Taints []string
-	// ImageCredentialProviderConfig names a CredentialProviderConfig, ImageCredentialProviderBinDir the folder of its programs.
+	// ImageCredentialProviderConfig names a CredentialProviderConfig, ImageCredentialProviderBinDir the directory of its programs.
 	ImageCredentialProviderConfig, ImageCredentialProviderBinDir string
 }
 
@@ -40,8 +40,8 @@ func (c *Node) flags(fs *flag.FlagSet, name, config string) {
 	fs.StringVar(&c.ConfigFile, config, c.ConfigFile, "KubeletConfiguration file")
 	fs.StringVar(&c.ContainerRuntimeEndpoint, "container-runtime-endpoint", c.ContainerRuntimeEndpoint, "socket of a container runtime that runs already; default: skiff runs its own containerd")
 	fs.Var((*commaList)(&c.Labels), "node-labels", "labels this node registers with: key=value,…")
-	fs.StringVar(&c.ImageCredentialProviderConfig, "image-credential-provider-config", c.ImageCredentialProviderConfig, "CredentialProviderConfig file or folder: programs that give credentials for registries")
-	fs.StringVar(&c.ImageCredentialProviderBinDir, "image-credential-provider-bin-dir", c.ImageCredentialProviderBinDir, "folder of those programs")
+	fs.StringVar(&c.ImageCredentialProviderConfig, "image-credential-provider-config", c.ImageCredentialProviderConfig, "CredentialProviderConfig file or directory: programs that give credentials for registries")
+	fs.StringVar(&c.ImageCredentialProviderBinDir, "image-credential-provider-bin-dir", c.ImageCredentialProviderBinDir, "directory of those programs")
 	fs.Var((*commaList)(&c.Taints), "register-with-taints", "taints this node registers with: key=value:effect,…")
 }
 
@@ -210,7 +210,7 @@ type Kubelet struct {
 	Node
 	// RootDir is where the kubelet keeps what belongs to pods. The runtime skiff runs, if it does, is beside it.
 	RootDir string
-	// PodManifestPath is the folder of static pods; the configuration file may name it too.
+	// PodManifestPath is the directory of static pods; the configuration file may name it too.
 	PodManifestPath string
 	// BootstrapKubeconfig is by what the node introduces itself while Kubeconfig is not there or no longer good; Kubeconfig is written then.
 	BootstrapKubeconfig string
@@ -227,14 +227,14 @@ func DefaultKubelet() Kubelet {
 func (c *Kubelet) Flags(fs *flag.FlagSet) {
 	c.Connection.flags(fs)
 	c.Node.flags(fs, "hostname-override", "config")
-	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "folder of what belongs to pods")
-	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "folder of static pods")
+	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "directory of what belongs to pods")
+	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "directory of static pods")
 	fs.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig, "kubeconfig to ask for a certificate with while there is no good --kubeconfig, which is written then")
-	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "folder of the certificates that the cluster gives to this node; default: pki below --root-dir")
+	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "directory of the certificates that the cluster gives to this node; default: pki below --root-dir")
 }
 
-// CertificateFolder is where the certificates are kept that the cluster gives to the node.
-func (c *Kubelet) CertificateFolder() string {
+// CertificateDirectory is where the certificates are kept that the cluster gives to the node.
+func (c *Kubelet) CertificateDir() string {
 	if c.CertDir != "" {
 		return c.CertDir
 	}

@@ -62,7 +62,7 @@ func DefaultWhatIf() Ask { return Ask{Output: "table", whatIf: true} }
 
 // Flags binds the settings to command-line flags.
 func (c *Ask) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "file that says where the API server is and who asks; default: $KUBECONFIG, or that of the home folder")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "file that says where the API server is and who asks; default: $KUBECONFIG, or that of the home directory")
 	fs.StringVar(&c.Context, "context", c.Context, "context of the kubeconfig")
 	fs.StringVar(&c.Namespace, "n", c.Namespace, "namespace; default: that of the context")
 	fs.StringVar(&c.Namespace, "namespace", c.Namespace, "the same")

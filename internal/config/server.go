@@ -133,7 +133,7 @@ func DefaultServer() Server {
 
 // Flags binds the settings to command-line flags, with upstream's names where the meaning is upstream's.
 func (c *Server) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder that holds all state")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory that holds all state")
 	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "address to serve the API on")
 	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "port to serve the API on, with TLS")
 	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress, "address other parts reach the API at; default: the bind address, or the machine's own")

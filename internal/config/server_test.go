@@ -15,7 +15,7 @@ func TestServerValidate(t *testing.T) {
 	}{
 		{"defaults", nil, ""},
 		{"dual stack", []string{"--service-cidr=10.96.0.0/16,fd00::/108"}, ""},
-		{"relative folder", []string{"--data-dir=state"}, `--data-dir: "state" is not an absolute path`},
+		{"relative directory", []string{"--data-dir=state"}, `--data-dir: "state" is not an absolute path`},
 		{"bad address", []string{"--bind-address=everywhere"}, "--bind-address"},
 		{"same family twice", []string{"--service-cidr=10.96.0.0/16,10.97.0.0/16"}, "different IP families"},
 		{"bits beyond mask", []string{"--service-cidr=10.96.0.1/16"}, "did you mean 10.96.0.0/16?"},

@@ -1,5 +1,5 @@
 // Package controllers is the list of controllers and runs those that are wanted, inside the server's process or alone. The
-// controllers stand in folders by what they look after; each is one file, or a few for the large ones. The loop they share is
+// controllers stand in directories by what they look after; each is one file, or a few for the large ones. The loop they share is
 // package controller.
 package controllers
 
@@ -72,7 +72,7 @@ func All(settings Settings) []controller.Definition {
 		volume.Ephemeral,
 		volume.Expand,
 		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultUnmountWait)),
-		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Folder: volume.DefaultLocalPathFolder})),
+		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Dir: volume.DefaultLocalPathDir})),
 	}
 }
 

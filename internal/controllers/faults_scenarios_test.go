@@ -58,7 +58,7 @@ func allSettings() controllers.Settings {
 		Signing:       identity.SigningAuthorities{KubeletClient: testAuthority, KubeletServing: testAuthority, APIServerClient: testAuthority, LegacyUnknown: testAuthority},
 		PodRanges:     []node.PodRange{{Prefix: netip.MustParsePrefix("10.244.0.0/16"), NodeBits: 24}},
 		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-		LocalPath:     &volume.LocalPathSettings{Folder: "/volumes"},
+		LocalPath:     &volume.LocalPathSettings{Dir: "/volumes"},
 	}
 }
 
@@ -513,7 +513,7 @@ func diskVolume(name string, source corev1.PersistentVolumeSource) *corev1.Persi
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, PersistentVolumeSource: source}}
 }
 
-// playClaims binds a claim to a volume made by hand, makes a folder for a pod's own claim, and lets both go.
+// playClaims binds a claim to a volume made by hand, makes a directory for a pod's own claim, and lets both go.
 func playClaims(w *world.World) {
 	world.Create(w, &storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "gold"}, DriverName: "disk.example.com", Parameters: map[string]string{"iops": "1"}})
 	world.Create(w, diskVolume("v1", corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/tmp/v1"}}))

@@ -40,7 +40,7 @@ type Settings struct {
 	PodRanges []node.PodRange
 	// ServiceRanges are never given to nodes.
 	ServiceRanges []netip.Prefix
-	// LocalPath says where volumes are made on nodes. Nil: in volume.DefaultLocalPathFolder, and their folders stay.
+	// LocalPath says where volumes are made on nodes. Nil: in volume.DefaultLocalPathDirectory, and their directories stay.
 	LocalPath *volume.LocalPathSettings
 	// UnmountWait is how long a lost node may keep a volume. Nil: volume.DefaultUnmountWait. Zero: for ever.
 	UnmountWait *time.Duration

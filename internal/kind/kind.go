@@ -52,7 +52,7 @@ type Kind struct {
 	// Verbs the resource itself answers, in discovery's order. Default: AllVerbs.
 	Verbs []string
 
-	// Prefix is the folder below /registry/ that holds the objects: the plural, unless upstream chose otherwise.
+	// Prefix is the directory below /registry/ that holds the objects: the plural, unless upstream chose otherwise.
 	Prefix string
 
 	// StoredVersion is the version that upstream writes into the store, where that is an older one than the kind's; its

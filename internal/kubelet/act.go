@@ -129,7 +129,7 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.Pod
 		return nil, err
 	}
 	return cri.SandboxConfig(pod, cri.PodSettings{
-		Host: k.Host, Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsFolder(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
+		Host: k.Host, Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsDir(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
 		ExtraGroups: k.Volumes.Groups(pod.UID), UserNamespace: user,
 	})
 }
@@ -275,7 +275,7 @@ func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container)
 		return uint32(found.RestartCount) + 1
 	}
 	next := 0
-	files, err := os.ReadDir(filepath.Join(cri.PodLogDirectory(w.k.LogsFolder(), pod), c.Name))
+	files, err := os.ReadDir(filepath.Join(cri.PodLogDirectory(w.k.LogsDir(), pod), c.Name))
 	if err != nil {
 		return 0
 	}
@@ -335,8 +335,8 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if uid := image.GetImage().GetUid(); uid != nil {
 		settings.ImageUID = &uid.Value
 	}
-	if err := os.MkdirAll(filepath.Join(cri.PodLogDirectory(k.LogsFolder(), pod), c.Name), 0o755); err != nil {
-		return nil, release, wrapped("make log folder", err)
+	if err := os.MkdirAll(filepath.Join(cri.PodLogDirectory(k.LogsDir(), pod), c.Name), 0o755); err != nil {
+		return nil, release, wrapped("make log directory", err)
 	}
 	config, err := cri.ContainerConfig(pod, c, settings)
 	return config, release, err

@@ -120,18 +120,18 @@ func (k *Kubelet) removeOrphan(ctx context.Context, uid types.UID) error {
 	if err := k.Cgroups.Remove(uid); err != nil {
 		return wrapped("remove cgroup", err)
 	}
-	return os.RemoveAll(k.podFolder(uid))
+	return os.RemoveAll(k.podDir(uid))
 }
 
 // removeOrphanLogs removes the logs of pods that are gone.
 func (k *Kubelet) removeOrphanLogs() {
-	folders, err := os.ReadDir(k.LogsFolder())
+	dirs, err := os.ReadDir(k.LogsDir())
 	if err != nil {
 		return
 	}
-	for _, folder := range folders {
-		if i := strings.LastIndexByte(folder.Name(), '_'); i >= 0 && !k.has(types.UID(folder.Name()[i+1:])) {
-			_ = os.RemoveAll(filepath.Join(k.LogsFolder(), folder.Name())) // what stays is tried again
+	for _, dir := range dirs {
+		if i := strings.LastIndexByte(dir.Name(), '_'); i >= 0 && !k.has(types.UID(dir.Name()[i+1:])) {
+			_ = os.RemoveAll(filepath.Join(k.LogsDir(), dir.Name())) // what stays is tried again
 		}
 	}
 }

@@ -27,7 +27,7 @@ import (
 // Config is what a kubelet is made of.
 type Config struct {
 	NodeName string
-	// Root is the folder of everything the kubelet keeps.
+	// Root is the directory of everything the kubelet keeps.
 	Root    string
 	Client  *client.Client
 	Runtime cri.Runtime
@@ -49,7 +49,7 @@ type Config struct {
 	DNS     environment.DNSSettings
 	// LongestRestartDelay bounds the wait of a container that keeps ending; zero is upstream's five minutes.
 	LongestRestartDelay time.Duration
-	// StaticPods is the folder or file of static pods, StaticPodURL where others are read from; both may be empty.
+	// StaticPods is the directory or file of static pods, StaticPodURL where others are read from; both may be empty.
 	StaticPods, StaticPodURL string
 	StaticPodHeader          map[string][]string
 	// StaticPodPeriod and StaticPodURLPeriod are how often each is read; zero is upstream's 20 seconds.
@@ -103,7 +103,7 @@ func New(c Config) *Kubelet {
 		Config: c, writer: status.NewWriter(c.Client, c.Log), workers: map[types.UID]*worker{}, mirrors: map[types.NamespacedName]*corev1.Pod{},
 		turns: newTurns(), runtimeError: errors.New("container runtime status check may not have completed yet"),
 	}
-	k.users = cri.NewUserNamespaces(k.podsFolder())
+	k.users = cri.NewUserNamespaces(k.podsDir())
 	k.probes = probe.New(probe.Options{
 		Exec: k.exec, Changed: k.Changed, Answered: c.Metrics.Probed, Forgotten: c.Metrics.Unprobed, Log: c.Log,
 		Event: func(pod *corev1.Pod, c *corev1.Container, reason, message string) {
@@ -115,9 +115,9 @@ func New(c Config) *Kubelet {
 
 // Run runs the node's pods until ctx ends. The pods themselves go on: the next kubelet finds them again.
 func (k *Kubelet) Run(ctx context.Context) error {
-	for _, folder := range []string{k.Root, k.podsFolder(), k.LogsFolder()} {
-		if err := os.MkdirAll(folder, 0o750); err != nil {
-			return fmt.Errorf("make the kubelet's folders: %w", err)
+	for _, dir := range []string{k.Root, k.podsDir(), k.LogsDir()} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return fmt.Errorf("make the kubelet's directories: %w", err)
 		}
 	}
 	if err := k.waitForRuntime(ctx); err != nil {
@@ -172,11 +172,11 @@ func (k *Kubelet) RuntimeError() error {
 	return k.runtimeError
 }
 
-func (k *Kubelet) podsFolder() string             { return filepath.Join(k.Root, "pods") }
-func (k *Kubelet) podFolder(uid types.UID) string { return filepath.Join(k.podsFolder(), string(uid)) }
+func (k *Kubelet) podsDir() string             { return filepath.Join(k.Root, "pods") }
+func (k *Kubelet) podDir(uid types.UID) string { return filepath.Join(k.podsDir(), string(uid)) }
 
-// LogsFolder is where the logs of all pods are.
-func (k *Kubelet) LogsFolder() string { return filepath.Join(k.Root, "logs") }
+// LogsDirectory is where the logs of all pods are.
+func (k *Kubelet) LogsDir() string { return filepath.Join(k.Root, "logs") }
 
 // Changed wakes the worker of a pod: something about it has happened.
 func (k *Kubelet) Changed(uid types.UID) {

@@ -249,7 +249,7 @@ func TestPodRunsAndGoes(t *testing.T) {
 		sandboxes, _ := b.runtime.ListPodSandbox(b.ctx, nil)
 		return len(list)+len(sandboxes) == 0
 	})
-	b.eventually("folder removed", func() bool {
+	b.eventually("directory removed", func() bool {
 		_, err := os.Stat(filepath.Join(b.root, "pods", string(pod.UID)))
 		return os.IsNotExist(err)
 	})

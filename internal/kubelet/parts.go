@@ -23,9 +23,9 @@ type Volumes interface {
 	Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error)
 	// Groups are the groups that a pod's volumes ask for.
 	Groups(uid types.UID) []int64
-	// Unmount takes down all volumes of a pod and removes their folders.
+	// Unmount takes down all volumes of a pod and removes their directories.
 	Unmount(ctx context.Context, uid types.UID) error
-	// Pods are those with folders on disk.
+	// Pods are those with directories on disk.
 	Pods() ([]types.UID, error)
 	// File reads a file of a pod's volume, without leaving the volume.
 	File(pod *corev1.Pod, volume, path string) ([]byte, error)

@@ -51,7 +51,7 @@ func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (*runtimeapi.Mount, 
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(k.podFolder(pod.UID), "etc-hosts")
+	path := filepath.Join(k.podDir(pod.UID), "etc-hosts")
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		return nil, err
 	}
@@ -60,11 +60,11 @@ func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (*runtimeapi.Mount, 
 
 // terminationMount makes the file a container leaves its last words in, a new one for each start.
 func (k *Kubelet) terminationMount(pod *corev1.Pod, c *corev1.Container) (*runtimeapi.Mount, error) {
-	folder := filepath.Join(k.podFolder(pod.UID), "containers", c.Name)
-	if err := os.MkdirAll(folder, 0o750); err != nil {
+	dir := filepath.Join(k.podDir(pod.UID), "containers", c.Name)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(folder, fmt.Sprintf("%08x", rand.Uint32()))
+	path := filepath.Join(dir, fmt.Sprintf("%08x", rand.Uint32()))
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return nil, err
 	}

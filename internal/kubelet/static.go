@@ -39,7 +39,7 @@ const (
 const (
 	// defaultStaticPeriod is how often static pods are read if nobody says.
 	defaultStaticPeriod = 20 * time.Second
-	// staticPoll is how often the folder of static pods is looked at for changes.
+	// staticPoll is how often the directory of static pods is looked at for changes.
 	staticPoll = 2 * time.Second
 	// maxManifest bounds a manifest.
 	maxManifest = 10 << 20
@@ -58,7 +58,7 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 	ticker := time.NewTicker(min(staticPoll, period, urlPeriod))
 	defer ticker.Stop()
 	for {
-		if now := folderStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
+		if now := dirStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
 			stamp = now
 			pods, err := k.readManifests(k.StaticPods)
 			k.takeStatic(known, "file", pods, err)
@@ -108,8 +108,8 @@ func (k *Kubelet) takeStatic(known map[string]map[types.UID]*corev1.Pod, source 
 	known[source] = now
 }
 
-// folderStamp changes when a file below a folder does.
-func folderStamp(path string) string {
+// directoryStamp changes when a file below a directory does.
+func dirStamp(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "absent"
@@ -125,7 +125,7 @@ func folderStamp(path string) string {
 	return stamp.String()
 }
 
-// readManifests reads the pods of a file, or of all files of a folder.
+// readManifests reads the pods of a file, or of all files of a directory.
 func (k *Kubelet) readManifests(path string) ([]*corev1.Pod, error) {
 	pods := []*corev1.Pod{}
 	info, err := os.Stat(path)

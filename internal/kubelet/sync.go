@@ -261,7 +261,7 @@ func (w *worker) holdBack(pod *corev1.Pod, waits []Wait) bool {
 	return news
 }
 
-// prepare makes what containers need besides a sandbox: the pod's group, its folders and its volumes.
+// prepare makes what containers need besides a sandbox: the pod's group, its directories and its volumes.
 func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) error {
 	if plan.KillPod && !plan.NewSandbox {
 		return nil
@@ -278,8 +278,8 @@ func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) er
 		return err
 	}
 	if !w.prepared {
-		for _, folder := range []string{w.k.podFolder(pod.UID), cri.PodLogDirectory(w.k.LogsFolder(), pod)} {
-			if err := os.MkdirAll(folder, 0o750); err != nil {
+		for _, dir := range []string{w.k.podDir(pod.UID), cri.PodLogDirectory(w.k.LogsDir(), pod)} {
+			if err := os.MkdirAll(dir, 0o750); err != nil {
 				w.k.podEvent(pod, corev1.EventTypeWarning, "Failed", "error making pod data directories: %v", err)
 				return err
 			}
@@ -410,7 +410,7 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 	if err := w.k.removeContainers(ctx, w.uid); err != nil {
 		return false, err
 	}
-	return true, errors.Join(os.RemoveAll(w.k.podFolder(w.uid)), os.RemoveAll(cri.PodLogDirectory(w.k.LogsFolder(), pod)))
+	return true, errors.Join(os.RemoveAll(w.k.podDir(w.uid)), os.RemoveAll(cri.PodLogDirectory(w.k.LogsDir(), pod)))
 }
 
 // specOf finds a container of a pod by name.

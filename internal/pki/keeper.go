@@ -21,11 +21,11 @@ const (
 	tryAgain = 10 * time.Minute
 )
 
-// Keeper keeps one certificate of a folder fresh while the program runs: at two thirds of its life the authority issues the
-// next one, with a key of its own, and one that somebody else has put into the folder is taken up. Handshakes take whichever is
+// Keeper keeps one certificate of a directory fresh while the program runs: at two thirds of its life the authority issues the
+// next one, with a key of its own, and one that somebody else has put into the directory is taken up. Handshakes take whichever is
 // current; connections that stand are not touched.
 type Keeper struct {
-	folder    Folder
+	directory Dir
 	name      string
 	authority *Authority
 	leaf      Leaf
@@ -45,8 +45,8 @@ type keptPair struct {
 }
 
 // Keep loads the certificate called name or lets the authority issue it, and returns its Keeper. Run renews it.
-func (f Folder) Keep(name string, a *Authority, leaf Leaf) (*Keeper, error) {
-	k := &Keeper{folder: f, name: name, authority: a, leaf: leaf}
+func (f Dir) Keep(name string, a *Authority, leaf Leaf) (*Keeper, error) {
+	k := &Keeper{directory: f, name: name, authority: a, leaf: leaf}
 	return k, k.renew(time.Now())
 }
 
@@ -111,16 +111,16 @@ func (k *Keeper) Run(ctx context.Context, log *slog.Logger) error {
 
 // changed reports whether somebody has written the certificate's file.
 func (k *Keeper) changed() bool {
-	info, err := os.Stat(k.folder.path(k.name + ".crt"))
+	info, err := os.Stat(k.directory.path(k.name + ".crt"))
 	return err == nil && !info.ModTime().Equal(k.written)
 }
 
-// renew takes the certificate from the folder, or a new one when that no longer serves.
+// renew takes the certificate from the directory, or a new one when that no longer serves.
 func (k *Keeper) renew(now time.Time) error {
-	if info, err := os.Stat(k.folder.path(k.name + ".crt")); err == nil {
+	if info, err := os.Stat(k.directory.path(k.name + ".crt")); err == nil {
 		k.written = info.ModTime() // before it is read: what comes later is found the next time
 	}
-	pair, err := k.folder.Leaf(k.name, k.authority, k.leaf, now)
+	pair, err := k.directory.Leaf(k.name, k.authority, k.leaf, now)
 	if err != nil {
 		return fmt.Errorf("certificate %s: %w", k.name, err)
 	}

@@ -53,16 +53,16 @@ func exchange(t *testing.T, from, to *tls.Conn) {
 // Eighteen months pass, a year and a half of certificates that live one: nothing that was made stops working.
 func TestKeeperRenewsWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		folder := Folder(t.TempDir())
-		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		directory := Dir(t.TempDir())
+		authority, err := directory.Authority("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		serving, err := folder.Keep("apiserver", authority, Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+		serving, err := directory.Keep("apiserver", authority, Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := folder.Keep("admin", authority, User("admin", "system:masters"))
+		client, err := directory.Keep("admin", authority, User("admin", "system:masters"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,9 +100,9 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 		if len(told) != 3 || told[2] != string(client.Pair().Cert) {
 			t.Fatalf("told %d times of new certificates", len(told))
 		}
-		kept, err := os.ReadFile(filepath.Join(string(folder), "apiserver.crt"))
+		kept, err := os.ReadFile(filepath.Join(string(directory), "apiserver.crt"))
 		if err != nil || string(kept) != string(serving.Pair().Cert) {
-			t.Fatalf("the folder does not hold the current certificate (%v)", err)
+			t.Fatalf("the directory does not hold the current certificate (%v)", err)
 		}
 		cancel()
 		if err := <-stopped; err != nil {
@@ -113,12 +113,12 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 
 func TestKeeperTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		folder := Folder(t.TempDir())
-		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		directory := Dir(t.TempDir())
+		authority, err := directory.Authority("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		keeper, err := folder.Keep("admin", authority, User("admin"))
+		keeper, err := directory.Keep("admin", authority, User("admin"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,24 +146,24 @@ func TestKeeperTriesAgain(t *testing.T) {
 
 func TestReplaceAuthority(t *testing.T) {
 	dir := t.TempDir()
-	folder := Folder(dir)
+	directory := Dir(dir)
 	old := mustAuthority(t, dir)
-	oldLeaf, err := folder.Leaf("admin", old, User("admin"), start)
+	oldLeaf, err := directory.Leaf("admin", old, User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
 	later := start.Add(time.Hour)
-	if _, err := folder.ReplaceAuthority("ca", "skiff-ca-2", later); err != nil {
+	if _, err := directory.ReplaceAuthority("ca", "skiff-ca-2", later); err != nil {
 		t.Fatal(err)
 	}
-	both, err := folder.Authority("ca", "unused", later)
+	both, err := directory.Authority("ca", "unused", later)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if both.Certificate().Subject.CommonName != "skiff-ca-2" {
 		t.Errorf("%s signs", both.Certificate().Subject.CommonName)
 	}
-	newLeaf, err := folder.Leaf("admin", both, User("admin"), later)
+	newLeaf, err := directory.Leaf("admin", both, User("admin"), later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,10 +191,10 @@ func TestReplaceAuthority(t *testing.T) {
 	}
 
 	// A crash after the certificates were written and before the key: the old key goes on signing with its own.
-	if err := atomicfile.Write(folder.path("ca.key"), old.Key, 0o600); err != nil {
+	if err := atomicfile.Write(directory.path("ca.key"), old.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	halfway, err := folder.Authority("ca", "unused", later)
+	halfway, err := directory.Authority("ca", "unused", later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestReplaceAuthority(t *testing.T) {
 		t.Errorf("after a crash %s signs", halfway.Certificate().Subject.CommonName)
 	}
 
-	entries, err := folder.List()
+	entries, err := directory.List()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,26 +221,26 @@ func TestReplaceAuthority(t *testing.T) {
 // After some time nothing of the old authority is needed; until then its leaves are renewed by the new one.
 func TestForgetAuthorities(t *testing.T) {
 	dir := t.TempDir()
-	folder, old := Folder(dir), mustAuthority(t, dir)
+	directory, old := Dir(dir), mustAuthority(t, dir)
 	leaf := NodeServing("n1", []string{"n1.example.org"}, []net.IP{net.IPv4(10, 0, 0, 1)})
-	before, err := folder.Leaf("kubelet", old, leaf, start)
+	before, err := directory.Leaf("kubelet", old, leaf, start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := folder.ReplaceAuthority("ca", "", start); err != nil {
+	if _, err := directory.ReplaceAuthority("ca", "", start); err != nil {
 		t.Fatal(err)
 	}
-	if err := folder.Renew("ca", start); err == nil {
+	if err := directory.Renew("ca", start); err == nil {
 		t.Error("an authority was renewed")
 	}
-	if err := folder.Renew("kubelet", start.Add(time.Hour)); err != nil {
+	if err := directory.Renew("kubelet", start.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	alone, err := folder.ForgetAuthorities("ca")
+	alone, err := directory.ForgetAuthorities("ca")
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := folder.read("kubelet")
+	after, err := directory.read("kubelet")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,12 +264,12 @@ func TestForgetAuthorities(t *testing.T) {
 // What somebody renews by hand is used soon, by a program that runs.
 func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		folder := Folder(t.TempDir())
-		authority, err := folder.Authority("ca", "test-ca", time.Now())
+		directory := Dir(t.TempDir())
+		authority, err := directory.Authority("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		keeper, err := folder.Keep("admin", authority, User("admin"))
+		keeper, err := directory.Keep("admin", authority, User("admin"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +282,7 @@ func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 		go func() { stopped <- keeper.Run(ctx, quiet) }()
 		time.Sleep(time.Hour)
 		before := keeper.Certificate()
-		if err := folder.Renew("admin", time.Now()); err != nil {
+		if err := directory.Renew("admin", time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * lookAgain)
@@ -299,18 +299,18 @@ func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 func TestLeafWithForeignKey(t *testing.T) {
 	dir := t.TempDir()
 	a := mustAuthority(t, dir)
-	folder := Folder(dir)
-	if _, err := folder.Leaf("admin", a, User("admin"), start); err != nil {
+	directory := Dir(dir)
+	if _, err := directory.Leaf("admin", a, User("admin"), start); err != nil {
 		t.Fatal(err)
 	}
 	other, err := a.Issue(User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := atomicfile.Write(folder.path("admin.key"), other.Key, 0o600); err != nil {
+	if err := atomicfile.Write(directory.path("admin.key"), other.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pair, err := folder.Leaf("admin", a, User("admin"), start)
+	pair, err := directory.Leaf("admin", a, User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,8 +321,8 @@ func TestLeafWithForeignKey(t *testing.T) {
 
 func TestReadKeys(t *testing.T) {
 	dir := t.TempDir()
-	folder := Folder(dir)
-	ecKey, err := folder.SigningKey("sa")
+	directory := Dir(dir)
+	ecKey, err := directory.SigningKey("sa")
 	if err != nil {
 		t.Fatal(err)
 	}

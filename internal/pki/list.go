@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Entry is one certificate of a folder, as a person wants to see it.
+// Entry is one certificate of a directory, as a person wants to see it.
 type Entry struct {
 	Name      string // of the file, without .crt
 	Subject   string
@@ -25,8 +25,8 @@ type Entry struct {
 	RenewAt   time.Time // zero for an authority: it is replaced by hand
 }
 
-// List returns all certificates of the folder and those below it, by name.
-func (f Folder) List() ([]Entry, error) {
+// List returns all certificates of the directory and those below it, by name.
+func (f Dir) List() ([]Entry, error) {
 	var entries []Entry
 	err := filepath.WalkDir(string(f), func(path string, file os.DirEntry, err error) error {
 		if err != nil || file.IsDir() || !strings.HasSuffix(path, ".crt") {
@@ -65,7 +65,7 @@ func (f Folder) List() ([]Entry, error) {
 
 // Renew lets the authority that signed a certificate, or the one that has followed it, issue it anew, with a fresh key and all
 // else as it was.
-func (f Folder) Renew(name string, now time.Time) error {
+func (f Dir) Renew(name string, now time.Time) error {
 	pair, err := f.read(name)
 	if err != nil {
 		return err
@@ -91,8 +91,8 @@ func (f Folder) Renew(name string, now time.Time) error {
 	return f.write(name, pair)
 }
 
-// authorityOf finds the authority of the folder that a certificate is from.
-func (f Folder) authorityOf(cert *x509.Certificate) (*Authority, error) {
+// authorityOf finds the authority of the directory that a certificate is from.
+func (f Dir) authorityOf(cert *x509.Certificate) (*Authority, error) {
 	entries, err := f.List()
 	if err != nil {
 		return nil, err
@@ -117,5 +117,5 @@ func (f Folder) authorityOf(cert *x509.Certificate) (*Authority, error) {
 			return a, nil
 		}
 	}
-	return nil, errors.New("no authority of this folder has signed it")
+	return nil, errors.New("no authority of this directory has signed it")
 }

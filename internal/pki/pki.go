@@ -1,5 +1,5 @@
 // Package pki makes and keeps the keys and certificates of a cluster: authorities, the leaves they sign, and the key that
-// signs service-account tokens. Everything lives as PEM files in one folder, private keys with mode 0600.
+// signs service-account tokens. Everything lives as PEM files in one directory, private keys with mode 0600.
 package pki
 
 import (
@@ -155,11 +155,11 @@ func (a *Authority) bridgeTo(other *Authority) ([]byte, error) {
 	return der, nil
 }
 
-// Folder keeps pairs as NAME.crt and NAME.key.
-type Folder string
+// Directory keeps pairs as NAME.crt and NAME.key.
+type Dir string
 
 // Authority loads the authority called name, or makes and keeps a new one.
-func (f Folder) Authority(name, commonName string, now time.Time) (*Authority, error) {
+func (f Dir) Authority(name, commonName string, now time.Time) (*Authority, error) {
 	pair, err := f.read(name)
 	if err == nil {
 		return parseAuthority(pair)
@@ -177,7 +177,7 @@ func (f Folder) Authority(name, commonName string, now time.Time) (*Authority, e
 // ReplaceAuthority makes a new authority that signs from now on. The certificates of the old one are kept beside its own, so that
 // what they have signed is trusted until it has been renewed, and the old one signs for the new one, so that who knows only the
 // old one trusts what the new one signs. Those that are past are dropped. An empty name is the old one's with the date.
-func (f Folder) ReplaceAuthority(name, commonName string, now time.Time) (*Authority, error) {
+func (f Dir) ReplaceAuthority(name, commonName string, now time.Time) (*Authority, error) {
 	pair, err := f.read(name)
 	if err != nil {
 		return nil, err
@@ -219,7 +219,7 @@ func (f Folder) ReplaceAuthority(name, commonName string, now time.Time) (*Autho
 }
 
 // ForgetAuthorities drops the authorities before the one that signs: what they have signed is no longer trusted.
-func (f Folder) ForgetAuthorities(name string) (*Authority, error) {
+func (f Dir) ForgetAuthorities(name string) (*Authority, error) {
 	pair, err := f.read(name)
 	if err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ func (f Folder) ForgetAuthorities(name string) (*Authority, error) {
 
 // Leaf loads the certificate called name, or lets the authority issue one: also when the kept one is past two thirds of its
 // life, was signed by another authority, or does not cover what leaf asks for.
-func (f Folder) Leaf(name string, a *Authority, leaf Leaf, now time.Time) (Pair, error) {
+func (f Dir) Leaf(name string, a *Authority, leaf Leaf, now time.Time) (Pair, error) {
 	pair, err := f.read(name)
 	if err == nil && serves(pair, a, leaf, now) {
 		return pair, nil
@@ -252,7 +252,7 @@ func (f Folder) Leaf(name string, a *Authority, leaf Leaf, now time.Time) (Pair,
 }
 
 // SigningKey loads the private key NAME.key, or makes and keeps a new one with its public half in NAME.pub.
-func (f Folder) SigningKey(name string) (*ecdsa.PrivateKey, error) {
+func (f Dir) SigningKey(name string) (*ecdsa.PrivateKey, error) {
 	raw, err := os.ReadFile(f.path(name + ".key"))
 	if err == nil {
 		signer, err := parseKey(raw)
@@ -289,9 +289,9 @@ func (f Folder) SigningKey(name string) (*ecdsa.PrivateKey, error) {
 	return key, atomicfile.Write(f.path(name+".key"), private, 0o600)
 }
 
-func (f Folder) path(file string) string { return filepath.Join(string(f), file) }
+func (f Dir) path(file string) string { return filepath.Join(string(f), file) }
 
-func (f Folder) read(name string) (Pair, error) {
+func (f Dir) read(name string) (Pair, error) {
 	cert, err := os.ReadFile(f.path(name + ".crt"))
 	if err != nil {
 		return Pair{}, err
@@ -304,7 +304,7 @@ func (f Folder) read(name string) (Pair, error) {
 }
 
 // write keeps the key first: a certificate on disk always has its key beside it.
-func (f Folder) write(name string, p Pair) error {
+func (f Dir) write(name string, p Pair) error {
 	if err := os.MkdirAll(string(f), 0o700); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func mustAuthority(t *testing.T, dir string) *Authority {
 	t.Helper()
-	a, err := Folder(dir).Authority("ca", "skiff-ca", start)
+	a, err := Dir(dir).Authority("ca", "skiff-ca", start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +57,11 @@ func TestLeaf(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			a := mustAuthority(t, dir)
-			first, err := Folder(dir).Leaf("serving", a, base, start)
+			first, err := Dir(dir).Leaf("serving", a, base, start)
 			if err != nil {
 				t.Fatal(err)
 			}
-			second, err := Folder(dir).Leaf("serving", a, tt.leaf, tt.now)
+			second, err := Dir(dir).Leaf("serving", a, tt.leaf, tt.now)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func TestLeafVerifies(t *testing.T) {
 }
 
 func TestSigningKeyIsKept(t *testing.T) {
-	dir := Folder(t.TempDir())
+	dir := Dir(t.TempDir())
 	first, err := dir.SigningKey("service-account")
 	if err != nil {
 		t.Fatal(err)

@@ -143,13 +143,13 @@ func TestMovedInline(t *testing.T) {
 		source corev1.VolumeSource
 		want   attachedVolume // none when empty
 	}{
-		"EBS":      {corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}, attachedVolume{ebsDriver, "vol-1"}},
-		"GCE":      {corev1.VolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}, attachedVolume{"pd.csi.storage.gke.io", "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk"}},
-		"Azure":    {corev1.VolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}, attachedVolume{"disk.csi.azure.com", "uri"}},
-		"Cinder":   {corev1.VolumeSource{Cinder: &corev1.CinderVolumeSource{VolumeID: "id"}}, attachedVolume{"cinder.csi.openstack.org", "id"}},
-		"Portworx": {corev1.VolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "id"}}, attachedVolume{"pxd.portworx.com", "id"}},
-		"a folder": {corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}, attachedVolume{}},
-		"a secret": {corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}, attachedVolume{}},
+		"EBS":         {corev1.VolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}, attachedVolume{ebsDriver, "vol-1"}},
+		"GCE":         {corev1.VolumeSource{GCEPersistentDisk: &corev1.GCEPersistentDiskVolumeSource{PDName: "disk"}}, attachedVolume{"pd.csi.storage.gke.io", "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/disk"}},
+		"Azure":       {corev1.VolumeSource{AzureDisk: &corev1.AzureDiskVolumeSource{DataDiskURI: "uri"}}, attachedVolume{"disk.csi.azure.com", "uri"}},
+		"Cinder":      {corev1.VolumeSource{Cinder: &corev1.CinderVolumeSource{VolumeID: "id"}}, attachedVolume{"cinder.csi.openstack.org", "id"}},
+		"Portworx":    {corev1.VolumeSource{PortworxVolume: &corev1.PortworxVolumeSource{VolumeID: "id"}}, attachedVolume{"pxd.portworx.com", "id"}},
+		"a directory": {corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}, attachedVolume{}},
+		"a secret":    {corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}, attachedVolume{}},
 	} {
 		v := &corev1.Volume{Name: "v", VolumeSource: test.source}
 		if moved := movedInline(v); moved != (test.want != attachedVolume{}) {

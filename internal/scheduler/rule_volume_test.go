@@ -32,7 +32,7 @@ func TestVolumeRestrictions(t *testing.T) {
 		want    says
 	}{
 		{"a pod without volumes", nil, nil, testPod("p"), says{}},
-		{"a folder is nobody's business", nil, []*corev1.Pod{testPod("1", on("a"), inline(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}))},
+		{"a directory is nobody's business", nil, []*corev1.Pod{testPod("1", on("a"), inline(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}))},
 			testPod("p", inline(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})), says{}},
 		{"a disk nobody has", nil, nil, testPod("p", inline(gceDisk("d", false))), says{}},
 		{"a disk on one node", nil, []*corev1.Pod{testPod("1", on("a"), inline(gceDisk("d", false)))}, testPod("p", inline(gceDisk("d", false))), says{"a": taken}},

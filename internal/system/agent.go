@@ -47,9 +47,9 @@ func RunAgent(ctx context.Context, c config.Agent) error {
 		authorityFile: filepath.Join(root, "pki/ca.crt"), kubeconfig: filepath.Join(root, "kubeconfig"), log: log,
 	}
 	if err := os.MkdirAll(filepath.Join(root, "pki"), 0o700); err != nil {
-		return fmt.Errorf("make data folder: %w", err)
+		return fmt.Errorf("make data directory: %w", err)
 	}
-	unlock, err := lockFolder(c.DataDir)
+	unlock, err := lockDir(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 	if err != nil {
 		return err
 	}
-	identity := bootstrap.NodeClient(c.CertificateFolder(), name, log.With("part", "certificates"))
+	identity := bootstrap.NodeClient(c.CertificateDir(), name, log.With("part", "certificates"))
 	if c.BootstrapKubeconfig != "" && !goodKubeconfig(c.Kubeconfig, time.Now()) {
 		if err := introduce(ctx, c, identity, log); err != nil {
 			return wrap("--bootstrap-kubeconfig", err)
@@ -104,7 +104,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return runKept(ctx, remote, identity, nodeSettings{
-		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local", certificates: c.CertificateFolder(),
+		Node: c.Node, dataDir: filepath.Dir(c.RootDir), root: c.RootDir, staticPods: c.PodManifestPath, clusterDomain: "cluster.local", certificates: c.CertificateDir(),
 	}, log)
 }
 

@@ -11,13 +11,13 @@ import (
 	"skiff/internal/pki"
 )
 
-func certificateFolder(c config.Certificate) pki.Folder {
-	return pki.Folder(filepath.Join(c.DataDir, "pki"))
+func certificateDir(c config.Certificate) pki.Dir {
+	return pki.Dir(filepath.Join(c.DataDir, "pki"))
 }
 
-// ShowCertificates lists the certificates of a data folder.
+// ShowCertificates lists the certificates of a data directory.
 func ShowCertificates(c config.Certificate, out io.Writer) error {
-	entries, err := certificateFolder(c).List()
+	entries, err := certificateDir(c).List()
 	if err != nil {
 		return err
 	}
@@ -43,9 +43,9 @@ func ShowCertificates(c config.Certificate, out io.Writer) error {
 
 // RenewCertificates issues certificates anew, by their names or all.
 func RenewCertificates(c config.Certificate, names []string, out io.Writer) error {
-	folder := certificateFolder(c)
+	directory := certificateDir(c)
 	if len(names) == 1 && names[0] == "all" {
-		entries, err := folder.List()
+		entries, err := directory.List()
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func RenewCertificates(c config.Certificate, names []string, out io.Writer) erro
 		}
 	}
 	for _, name := range names {
-		if err := folder.Renew(name, time.Now()); err != nil {
+		if err := directory.Renew(name, time.Now()); err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "%s renewed\n", name)
@@ -67,7 +67,7 @@ func RenewCertificates(c config.Certificate, names []string, out io.Writer) erro
 
 // RotateAuthority puts a new authority in the place of one, which is trusted beside it.
 func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
-	a, err := certificateFolder(c).ReplaceAuthority(name, "", time.Now())
+	a, err := certificateDir(c).ReplaceAuthority(name, "", time.Now())
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
 
 // ForgetAuthorities ends the trust in the authorities before the one that signs now.
 func ForgetAuthorities(c config.Certificate, name string, out io.Writer) error {
-	a, err := certificateFolder(c).ForgetAuthorities(name)
+	a, err := certificateDir(c).ForgetAuthorities(name)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// adminKubeconfig is the administrator's kubeconfig, below the data folder.
+// adminKubeconfig is the administrator's kubeconfig, below the data directory.
 const adminKubeconfig = "admin.kubeconfig"
 
 // frontProxyName is the common name of the certificate the server shows to API servers behind it.
@@ -37,18 +37,18 @@ type certificates struct {
 	keepers pki.Keepers
 }
 
-// newCertificates loads the keys below the data folder, makes what is missing, and writes the administrator's kubeconfig.
+// newCertificates loads the keys below the data directory, makes what is missing, and writes the administrator's kubeconfig.
 func newCertificates(c config.Server, now time.Time) (*certificates, error) {
-	folder := pki.Folder(filepath.Join(c.DataDir, "pki"))
-	authority, err := folder.Authority("ca", "skiff-ca", now)
+	directory := pki.Dir(filepath.Join(c.DataDir, "pki"))
+	authority, err := directory.Authority("ca", "skiff-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("cluster authority: %w", err)
 	}
-	frontProxy, err := folder.Authority("front-proxy-ca", "skiff-front-proxy-ca", now)
+	frontProxy, err := directory.Authority("front-proxy-ca", "skiff-front-proxy-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("front-proxy authority: %w", err)
 	}
-	signingKey, err := folder.SigningKey("service-account")
+	signingKey, err := directory.SigningKey("service-account")
 	if err != nil {
 		return nil, fmt.Errorf("service-account key: %w", err)
 	}
@@ -56,23 +56,23 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	serving, err := folder.Keep("apiserver", authority, leaf)
+	serving, err := directory.Keep("apiserver", authority, leaf)
 	if err != nil {
 		return nil, err
 	}
-	kubeletClient, err := folder.Keep("apiserver-kubelet-client", authority, pki.KubeletClient())
+	kubeletClient, err := directory.Keep("apiserver-kubelet-client", authority, pki.KubeletClient())
 	if err != nil {
 		return nil, err
 	}
-	admin, err := folder.Keep("admin", authority, pki.User("admin", "system:masters"))
+	admin, err := directory.Keep("admin", authority, pki.User("admin", "system:masters"))
 	if err != nil {
 		return nil, err
 	}
-	proxyClient, err := folder.Keep("front-proxy-client", frontProxy, pki.FrontProxyClient())
+	proxyClient, err := directory.Keep("front-proxy-client", frontProxy, pki.FrontProxyClient())
 	if err != nil {
 		return nil, err
 	}
-	etcd, err := etcdKeepers(folder, leaf.IPs, now)
+	etcd, err := etcdKeepers(directory, leaf.IPs, now)
 	if err != nil {
 		return nil, err
 	}
@@ -92,16 +92,16 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 
 // etcdKeepers make and keep the certificates of etcd, which has an authority of its own: whom the cluster knows may not therefore
 // read its store.
-func etcdKeepers(folder pki.Folder, addresses []net.IP, now time.Time) (pki.Keepers, error) {
-	authority, err := folder.Authority("etcd-ca", "skiff-etcd-ca", now)
+func etcdKeepers(directory pki.Dir, addresses []net.IP, now time.Time) (pki.Keepers, error) {
+	authority, err := directory.Authority("etcd-ca", "skiff-etcd-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("etcd authority: %w", err)
 	}
-	member, err := folder.Keep("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
+	member, err := directory.Keep("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
 	if err != nil {
 		return nil, err
 	}
-	client, err := folder.Keep("etcd-client", authority, pki.EtcdClient())
+	client, err := directory.Keep("etcd-client", authority, pki.EtcdClient())
 	return pki.Keepers{member, client}, err
 }
 
@@ -113,8 +113,8 @@ func etcdFiles(c config.Server) (authority, cert, key string, err error) {
 		}
 		return e.CAFile, e.CertFile, e.KeyFile, nil
 	}
-	folder := filepath.Join(c.DataDir, "pki")
-	return filepath.Join(folder, "etcd-ca.crt"), filepath.Join(folder, "etcd-server.crt"), filepath.Join(folder, "etcd-server.key"), nil
+	directory := filepath.Join(c.DataDir, "pki")
+	return filepath.Join(directory, "etcd-ca.crt"), filepath.Join(directory, "etcd-server.crt"), filepath.Join(directory, "etcd-server.key"), nil
 }
 
 // servingLeaf lists every name and address the API may be reached by.

@@ -31,7 +31,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("--data-dir: there is no %s", c.DataDir)
 	}
-	unlock, err := lockFolder(c.DataDir)
+	unlock, err := lockDir(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -121,14 +121,14 @@ func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
 	return len(sandboxes), nil
 }
 
-// unmountBelow takes down all mounts at and below a folder, the innermost first.
-func unmountBelow(folder string) (int, error) {
-	folder, err := filepath.EvalSymlinks(folder)
+// unmountBelow takes down all mounts at and below a directory, the innermost first.
+func unmountBelow(directory string) (int, error) {
+	directory, err := filepath.EvalSymlinks(directory)
 	if err != nil {
 		return 0, err
 	}
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Mountpoint != folder && !strings.HasPrefix(m.Mountpoint, folder+"/"), false
+		return m.Mountpoint != directory && !strings.HasPrefix(m.Mountpoint, directory+"/"), false
 	})
 	if err != nil {
 		return 0, fmt.Errorf("list mounts: %w", err)

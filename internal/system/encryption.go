@@ -19,8 +19,8 @@ func newEncryption(c config.Encryption, log *slog.Logger) (*encryption.Encryptio
 	return encryption.New(c.File, c.Reload, log.With("part", "encryption"))
 }
 
-// storeFolder is the folder of the store that holds all objects.
-const storeFolder = "/registry/"
+// storeDir is the directory of the store that holds all objects.
+const storeDir = "/registry/"
 
 // resourceOfKey tells which resource a key of the store belongs to. Custom resources, which nobody knows beforehand, lie below
 // their group and name.
@@ -30,7 +30,7 @@ func resourceOfKey() func(key string) schema.GroupResource {
 		known[k.Prefix] = k.GroupResource()
 	}
 	return func(key string) schema.GroupResource {
-		rest := strings.TrimPrefix(key, storeFolder)
+		rest := strings.TrimPrefix(key, storeDir)
 		first, rest, _ := strings.Cut(rest, "/")
 		second, _, _ := strings.Cut(rest, "/")
 		if gr, ok := known[first+"/"+second]; ok {

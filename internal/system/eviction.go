@@ -39,7 +39,7 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 		return err
 	}
 	observer := &evict.Observer{
-		Root: n.root, ImageFolder: n.root,
+		Root: n.root, ImageDir: n.root,
 		Machine: func() (evict.Memory, error) { return memoryOf(groups.NodeStats()) }, Together: func() (evict.Memory, error) { return memoryOf(groups.PodsStats()) },
 		Pod: func(pod *corev1.Pod) (evict.PodUsage, bool) { return podUsage(groups, pod) },
 		Layers: func(ctx context.Context) (map[types.UID]map[string]evict.Disk, error) {
@@ -57,7 +57,7 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 		for ctx.Err() == nil {
 			answer, err := n.runtime.ImageFsInfo(ctx)
 			if err == nil && len(answer.ImageFilesystems) > 0 {
-				observer.ImageFolder = answer.ImageFilesystems[0].GetFsId().GetMountpoint()
+				observer.ImageDir = answer.ImageFilesystems[0].GetFsId().GetMountpoint()
 				return n.guard.Run(ctx)
 			}
 			select {

@@ -49,14 +49,14 @@ type nodeSettings struct {
 	config.Node
 	// dataDir holds the runtime and the network's state, root what belongs to pods.
 	dataDir, root string
-	// staticPods is the folder of static pods, if the configuration file names none.
+	// staticPods is the directory of static pods, if the configuration file names none.
 	staticPods string
 	// clusterRanges and serviceRanges are the cluster's addresses, as far as they are known here.
 	clusterRanges, serviceRanges []netip.Prefix
 	clusterDomain                string
 	// identity makes what the node's server proves itself by; nil: what its own configuration says.
 	identity func(name string, addresses []string) (*nodeIdentity, error)
-	// certificates is the folder of the certificates that the cluster gives to the node.
+	// certificates is the directory of the certificates that the cluster gives to the node.
 	certificates string
 	// sandboxProfile is the seccomp profile of sandboxes; empty with a runtime of somebody else's, and the pause image that it has.
 	sandboxProfile string
@@ -77,7 +77,7 @@ func runServerNode(ctx context.Context, c config.Server, certs *certificates, se
 	}
 	settings := nodeSettings{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
 	settings.identity = func(name string, addresses []string) (*nodeIdentity, error) {
-		return serverNodeIdentity(pki.Folder(filepath.Join(c.DataDir, "pki")), certs.authority, name, addresses, log)
+		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), certs.authority, name, addresses, log)
 	}
 	if settings.serviceRanges, err = c.ServiceCIDRs(); err != nil {
 		return err
@@ -134,7 +134,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		return err
 	}
 	if err := os.MkdirAll(s.root, 0o750); err != nil {
-		return fmt.Errorf("make the kubelet's folder: %w", err)
+		return fmt.Errorf("make the kubelet's directory: %w", err)
 	}
 	n := &nodeParts{
 		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient, metrics: counts,
@@ -303,11 +303,11 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("part", "shutdown"),
 	})
 	n.devices = devices.New(devices.Options{
-		Folder: filepath.Join(n.root, "device-plugins"), Active: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
+		Dir: filepath.Join(n.root, "device-plugins"), Active: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
 		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("part", "devices"),
 	})
 	resources := &podresources.Server{
-		Folder: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Log: n.log.With("part", "pod resources"),
+		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Log: n.log.With("part", "pod resources"),
 		Pods: func() []*corev1.Pod { return n.kubelet.Active() }, Pod: func(namespace, name string) (*corev1.Pod, bool) { return n.kubelet.Pod(namespace, name) },
 	}
 	n.runs = map[string]func(context.Context) error{"shutdown": n.shutdown.Run, "devices": n.devices.Run, "pod resources": resources.Run}

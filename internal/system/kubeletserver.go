@@ -32,8 +32,8 @@ type nodeIdentity struct {
 }
 
 // serverNodeIdentity is the identity of the node inside `skiff server`, given to it by the cluster's own authority.
-func serverNodeIdentity(folder pki.Folder, authority *pki.Authority, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
-	keeper, err := folder.Keep("kubelet-serving", authority, pki.NodeServing(name, nil, parseIPs(addresses)))
+func serverNodeIdentity(directory pki.Dir, authority *pki.Authority, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
+	keeper, err := directory.Keep("kubelet-serving", authority, pki.NodeServing(name, nil, parseIPs(addresses)))
 	if err != nil {
 		return nil, err
 	}
@@ -88,12 +88,12 @@ func (n *nodeParts) ownNodeIdentity() (*nodeIdentity, error) {
 		id.run = func(ctx context.Context) error { return serving.Run(ctx, n.client) }
 		return id, nil
 	}
-	folder := pki.Folder(filepath.Join(n.root, "pki"))
-	authority, err := folder.Authority("kubelet-ca", n.name+"-ca", time.Now())
+	directory := pki.Dir(filepath.Join(n.root, "pki"))
+	authority, err := directory.Authority("kubelet-ca", n.name+"-ca", time.Now())
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := folder.Keep("kubelet", authority, pki.NodeServing(n.name, nil, parseIPs(n.addresses)))
+	keeper, err := directory.Keep("kubelet", authority, pki.NodeServing(n.name, nil, parseIPs(n.addresses)))
 	if err != nil {
 		return nil, err
 	}

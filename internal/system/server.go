@@ -46,9 +46,9 @@ func RunServer(ctx context.Context, c config.Server) error {
 		return err
 	}
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
-		return fmt.Errorf("make data folder: %w", err)
+		return fmt.Errorf("make data directory: %w", err)
 	}
-	unlock, err := lockFolder(c.DataDir)
+	unlock, err := lockDir(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func RunServer(ctx context.Context, c config.Server) error {
 		settings := controllers.Settings{
 			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
 			NodeLifecycle: nodeLifecycle(c.NodeLoss),
-			LocalPath:     &volume.LocalPathSettings{Folder: filepath.Join(c.DataDir, "volumes")},
+			LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(c.DataDir, "volumes")},
 		}
 		var err error
 		if settings.ServerNames, err = serverNames(c); err != nil {

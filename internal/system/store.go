@@ -12,7 +12,7 @@ import (
 	"skiff/internal/store/etcd"
 )
 
-// openStore opens the embedded etcd below the data folder, or connects to the one that was configured. What is kept there is
+// openStore opens the embedded etcd below the data directory, or connects to the one that was configured. What is kept there is
 // sealed when that is wanted.
 func openStore(ctx context.Context, c config.Server, sealing *encryption.Encryption, log *slog.Logger) (store.Store, error) {
 	settings := etcd.Config{

@@ -56,11 +56,11 @@ func TestCrashShared(t *testing.T) {
 	}
 	defer etcd.Stop()
 	flag := "--etcd-servers=" + url
-	folders := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
+	directories := []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}
 	var servers []*cluster.Cluster
 	var connections []connection
-	for _, folder := range folders {
-		server := startSkiff(t, folder, flag)
+	for _, directory := range directories {
+		server := startSkiff(t, directory, flag)
 		servers = append(servers, server)
 		connections = append(connections, connect(t, server))
 	}
@@ -75,7 +75,7 @@ func TestCrashShared(t *testing.T) {
 			i := rand.IntN(len(servers))
 			servers[i].Server[0].Kill()
 			time.Sleep(time.Duration(rand.IntN(500)) * time.Millisecond)
-			servers[i] = startSkiff(t, folders[i], flag)
+			servers[i] = startSkiff(t, directories[i], flag)
 		}
 	})
 }
@@ -89,7 +89,7 @@ func startSkiff(t *testing.T, dir string, flags ...string) *cluster.Cluster {
 	return server
 }
 
-// killStarting starts a server on a folder that was in use before and kills it after a while, ready or not.
+// killStarting starts a server on a directory that was in use before and kills it after a while, ready or not.
 func killStarting(t *testing.T, dir string, after time.Duration) {
 	t.Helper()
 	root, err := cluster.Root()

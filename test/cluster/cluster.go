@@ -1,5 +1,5 @@
 // Package cluster starts control planes for tests and measurements: skiff's and upstream's, as real processes on
-// loopback with fresh folders and free ports, so that both can be asked the same and compared.
+// loopback with fresh directories and free ports, so that both can be asked the same and compared.
 package cluster
 
 import (
@@ -38,7 +38,7 @@ type Cluster struct {
 	Others []*Process
 
 	pki *keys
-	// nodes counts those that run containers; images is where they pull from; memory are their data folders.
+	// nodes counts those that run containers; images is where they pull from; memory are their data directories.
 	nodes  int
 	images *registry.Registry
 	memory []string
@@ -52,7 +52,7 @@ type Process struct {
 	done chan struct{}
 }
 
-// Root is the folder of the project, found from the working folder upwards.
+// Root is the directory of the project, found from the working directory upwards.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -70,7 +70,7 @@ func Root() (string, error) {
 	}
 }
 
-// Upstream builds the named upstream programs, if they are not kept from before, and returns their folder.
+// Upstream builds the named upstream programs, if they are not kept from before, and returns their directory.
 func Upstream(programs ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -85,7 +85,7 @@ func Upstream(programs ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Images builds archives of the images that tests run, those named or else all, if they are not kept from before, and returns their folder.
+// Images builds archives of the images that tests run, those named or else all, if they are not kept from before, and returns their directory.
 func Images(archives ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -120,8 +120,8 @@ func (c *Cluster) Stop() {
 	if c.images != nil {
 		c.images.Stop()
 	}
-	for _, folder := range c.memory {
-		_ = unix.Unmount(folder, unix.MNT_DETACH)
+	for _, directory := range c.memory {
+		_ = unix.Unmount(directory, unix.MNT_DETACH)
 	}
 }
 

@@ -48,13 +48,13 @@ func UseImages(images ...string) error {
 // SkiffNode starts the whole of skiff with this machine as its node, below dir, and waits until the node is ready. It has to be called inside
 // the namespaces of package namespaces. The images that Main was told are there, and a registry has them too.
 //
-// The data folder is in memory and goes with the namespaces; the logs stay.
+// The data directory is in memory and goes with the namespaces; the logs stay.
 func SkiffNode(dir string, flags ...string) (*Cluster, error) {
 	source, err := serveImages()
 	if err != nil {
 		return nil, err
 	}
-	if err := nodeFolder(filepath.Join(dir, "data"), source); err != nil {
+	if err := nodeDir(filepath.Join(dir, "data"), source); err != nil {
 		source.Stop()
 		return nil, err
 	}
@@ -108,11 +108,11 @@ func (c *Cluster) NodeToken(flags ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// StartAgent starts `skiff agent` on the host of a number, for the first time or again, and returns it and its data folder.
+// StartAgent starts `skiff agent` on the host of a number, for the first time or again, and returns it and its data directory.
 func (c *Cluster) StartAgent(number int, token string) (*Process, string, error) {
 	host := namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
 	dir := filepath.Join(c.Dir, host.Name)
-	if err := nodeFolder(dir, c.images); err != nil {
+	if err := nodeDir(dir, c.images); err != nil {
 		return nil, "", err
 	}
 	if !slices.Contains(c.memory, dir) {
@@ -177,15 +177,15 @@ func imageArchives() ([]string, error) {
 	return files, nil
 }
 
-// nodeFolder makes a data folder in memory, with images laid ready and a registry for all others. A folder that is there already is used as it is,
+// nodeDir makes a data directory in memory, with images laid ready and a registry for all others. A directory that is there already is used as it is,
 // on whatever disk.
-func nodeFolder(data string, source *registry.Registry) error {
+func nodeDir(data string, source *registry.Registry) error {
 	if _, err := os.Stat(data); err != nil {
 		if err := os.MkdirAll(data, 0o700); err != nil {
 			return err
 		}
 		if err := unix.Mount("tmpfs", data, "tmpfs", 0, "mode=700,size=75%"); err != nil {
-			return fmt.Errorf("mount the data folder: %w", err)
+			return fmt.Errorf("mount the data directory: %w", err)
 		}
 	}
 	ready := filepath.Join(data, "images")

@@ -194,7 +194,7 @@ func (c *Cluster) Scheduler(flags ...string) error {
 	return nil
 }
 
-// signingFiles is the folder with ca.crt, ca.key and service-account.key of the cluster.
+// signingFiles is the directory with ca.crt, ca.key and service-account.key of the cluster.
 func (c *Cluster) signingFiles() (string, error) {
 	if c.pki != nil {
 		return c.pki.dir, nil
@@ -206,25 +206,25 @@ func (c *Cluster) signingFiles() (string, error) {
 
 func newKeys(dir string) (*keys, error) {
 	now := time.Now()
-	folder := pki.Folder(dir)
-	authority, err := folder.Authority("ca", "kubernetes", now)
+	directory := pki.Dir(dir)
+	authority, err := directory.Authority("ca", "kubernetes", now)
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := folder.Authority("front-proxy-ca", "front-proxy", now)
+	proxy, err := directory.Authority("front-proxy-ca", "front-proxy", now)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := folder.SigningKey("service-account"); err != nil {
+	if _, err := directory.SigningKey("service-account"); err != nil {
 		return nil, err
 	}
-	if _, err := folder.Leaf("apiserver", authority, pki.Leaf{
+	if _, err := directory.Leaf("apiserver", authority, pki.Leaf{
 		CommonName: "kube-apiserver", DNSNames: []string{"localhost", "kubernetes", "kubernetes.default"},
 		IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)}, Server: true,
 	}, now); err != nil {
 		return nil, err
 	}
-	if _, err := folder.Leaf("front-proxy-client", proxy, pki.Leaf{CommonName: "front-proxy-client", Client: true}, now); err != nil {
+	if _, err := directory.Leaf("front-proxy-client", proxy, pki.Leaf{CommonName: "front-proxy-client", Client: true}, now); err != nil {
 		return nil, err
 	}
 	return &keys{dir: dir, authority: authority, proxy: proxy}, nil

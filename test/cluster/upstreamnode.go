@@ -29,7 +29,7 @@ func UpstreamNode(dir string) (*Cluster, error) {
 		return nil, err
 	}
 	data := filepath.Join(dir, "data")
-	if err := nodeFolder(data, source); err != nil {
+	if err := nodeDir(data, source); err != nil {
 		source.Stop()
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func UpstreamNode(dir string) (*Cluster, error) {
 }
 
 // UpstreamNodePrograms builds what UpstreamNode runs.
-func UpstreamNodePrograms() (folder string, err error) {
+func UpstreamNodePrograms() (directory string, err error) {
 	return Upstream(append([]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}, bridgePlugins...)...)
 }
 
@@ -110,8 +110,8 @@ func (c *Cluster) ownRuntime(root, programs, data string) (endpoint string, err 
 		return "", err
 	}
 	plugins, configuration := filepath.Join(data, "cni/bin"), filepath.Join(data, "cni/net.d")
-	for _, folder := range []string{plugins, configuration} {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+	for _, directory := range []string{plugins, configuration} {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
 			return "", err
 		}
 	}

@@ -45,7 +45,7 @@ func main() {
 	flag.StringVar(&o.focus, "focus", "", "regular expression of test names, instead of a class")
 	flag.StringVar(&o.skip, "skip", "", "regular expression of test names to leave out")
 	flag.IntVar(&o.procs, "procs", 4, "tests run at once")
-	flag.StringVar(&o.results, "results", "test/conformance/results", "folder for logs and junit files")
+	flag.StringVar(&o.results, "results", "test/conformance/results", "directory for logs and junit files")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "use this running cluster instead of starting one")
 	flag.BoolVar(&o.jsonOnly, "json", false, "let the suite's clients speak JSON instead of protobuf")
 	flag.StringVar(&o.parts, "parts", "skiff", "whose controllers and scheduler run: skiff's own, inside the server, or upstream's")

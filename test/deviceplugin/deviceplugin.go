@@ -33,22 +33,22 @@ type Plugin struct {
 	asked   []string
 }
 
-// Start serves at a socket in the kubelet's folder of plugins and registers there.
-func (p *Plugin) Start(ctx context.Context, folder, socket string, devices ...*api.Device) error {
+// Start serves at a socket in the kubelet's directory of plugins and registers there.
+func (p *Plugin) Start(ctx context.Context, dir, socket string, devices ...*api.Device) error {
 	p.Set(devices...)
-	listener, err := net.Listen("unix", filepath.Join(folder, socket))
+	listener, err := net.Listen("unix", filepath.Join(dir, socket))
 	if err != nil {
 		return err
 	}
 	p.server = grpc.NewServer()
 	api.RegisterDevicePluginServer(p.server, p)
 	go func() { _ = p.server.Serve(listener) }() // it ends with Stop
-	return Register(ctx, folder, &api.RegisterRequest{Version: api.Version, Endpoint: socket, ResourceName: p.Resource, Options: &p.Options})
+	return Register(ctx, dir, &api.RegisterRequest{Version: api.Version, Endpoint: socket, ResourceName: p.Resource, Options: &p.Options})
 }
 
 // Register announces a plugin to the kubelet.
-func Register(ctx context.Context, folder string, request *api.RegisterRequest) error {
-	connection, err := grpc.NewClient("unix://"+filepath.Join(folder, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+func Register(ctx context.Context, dir string, request *api.RegisterRequest) error {
+	connection, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// runCert runs `skiff cert` on the folder of a cluster.
+// runCert runs `skiff cert` on the directory of a cluster.
 func runCert(t *testing.T, c *cluster.Cluster, args ...string) string {
 	t.Helper()
 	root, err := cluster.Root()
@@ -61,9 +61,9 @@ func TestCertificates(t *testing.T) {
 			t.Errorf("skiff cert does not show %q:\n%s", line, shown)
 		}
 	}
-	folder := filepath.Join(c.Dir, "data/pki")
+	directory := filepath.Join(c.Dir, "data/pki")
 	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join(folder, name))
+		data, err := os.ReadFile(filepath.Join(directory, name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,9 +125,9 @@ func TestAuthorityRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Stop() })
-	folder := filepath.Join(dir, "data/pki")
+	directory := filepath.Join(dir, "data/pki")
 	connect := func(name string) rotationClient {
-		a, err := pki.ReadAuthority(filepath.Join(folder, "ca.crt"), filepath.Join(folder, "ca.key"))
+		a, err := pki.ReadAuthority(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -199,19 +199,19 @@ func TestEtcdCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	folder := filepath.Join(c.Dir, "data/pki")
+	directory := filepath.Join(c.Dir, "data/pki")
 	for _, test := range []struct {
 		name, cert string
 		good       bool
 	}{{"etcd's client", "etcd-client", true}, {"the cluster's administrator", "admin", false}, {"nobody", "", false}} {
 		config := &tls.Config{RootCAs: x509.NewCertPool()}
-		data, err := os.ReadFile(filepath.Join(folder, "etcd-ca.crt"))
+		data, err := os.ReadFile(filepath.Join(directory, "etcd-ca.crt"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		config.RootCAs.AppendCertsFromPEM(data)
 		if test.cert != "" {
-			cert, err := tls.LoadX509KeyPair(filepath.Join(folder, test.cert+".crt"), filepath.Join(folder, test.cert+".key"))
+			cert, err := tls.LoadX509KeyPair(filepath.Join(directory, test.cert+".crt"), filepath.Join(directory, test.cert+".key"))
 			if err != nil {
 				t.Fatal(err)
 			}

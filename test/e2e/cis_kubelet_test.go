@@ -79,12 +79,12 @@ func TestCISBenchmarkOfTheKubelet(t *testing.T) {
 
 func openKubeletDoor(t *testing.T, c *cluster.Cluster) *kubeletDoor {
 	t.Helper()
-	folder := pki.Folder(filepath.Join(c.Dir, "data/pki"))
-	ca, err := folder.Authority("ca", "", time.Now())
+	directory := pki.Dir(filepath.Join(c.Dir, "data/pki"))
+	ca, err := directory.Authority("ca", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	keeper, err := folder.Keep("kubelet-serving", ca, pki.NodeServing("n", nil, []net.IP{net.IPv4(127, 0, 0, 1)}))
+	keeper, err := directory.Keep("kubelet-serving", ca, pki.NodeServing("n", nil, []net.IP{net.IPv4(127, 0, 0, 1)}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,5 +118,5 @@ func openKubeletDoor(t *testing.T, c *cluster.Cluster) *kubeletDoor {
 	// The clients of a target speak to its cluster's URL: here that is the door.
 	behind := *c
 	behind.URL = "https://" + listener.Addr().String()
-	return &kubeletDoor{target: &target{cluster: &behind, pki: folder, ca: ca}, address: listener.Addr().String()}
+	return &kubeletDoor{target: &target{cluster: &behind, pki: directory, ca: ca}, address: listener.Addr().String()}
 }

@@ -180,7 +180,7 @@ func newBenchmark(t *testing.T) *benchmark {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.parts = &target{cluster: parts, pki: pki.Folder(filepath.Join(parts.Dir, "data/pki")), ca: ca}
+	b.parts = &target{cluster: parts, pki: pki.Dir(filepath.Join(parts.Dir, "data/pki")), ca: ca}
 	b.parts.admin = b.parts.user(t, "root", "system:masters")
 	return b
 }
@@ -198,7 +198,7 @@ func (a *target) port(t *testing.T) string {
 	return port
 }
 
-// walk visits a file, or a folder and all that is below it.
+// walk visits a file, or a directory and all that is below it.
 func walk(t *testing.T, path string, visit func(path string, info fs.FileInfo)) {
 	t.Helper()
 	seen := 0
@@ -213,13 +213,13 @@ func walk(t *testing.T, path string, visit func(path string, info fs.FileInfo)) 
 	}
 }
 
-// modes checks that folders and files allow no more than they may.
-func modes(t *testing.T, path string, folder, file fs.FileMode) {
+// modes checks that directories and files allow no more than they may.
+func modes(t *testing.T, path string, directory, file fs.FileMode) {
 	t.Helper()
 	walk(t, path, func(path string, info fs.FileInfo) {
 		most := file
 		if info.IsDir() {
-			most = folder
+			most = directory
 		}
 		if info.Mode().Perm()&^most != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
@@ -549,7 +549,7 @@ func listening(t *testing.T, c *cluster.Cluster, want ...string) {
 	}
 }
 
-// askEtcd reads a key with a certificate of the folder, or without.
+// askEtcd reads a key with a certificate of the directory, or without.
 func (b *benchmark) askEtcd(t *testing.T, cert, key string) error {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"https://" + b.etcd}, TLS: b.etcdTLS(t, cert)})
@@ -579,18 +579,18 @@ func etcdCertificate(t *testing.T, b *benchmark) {
 	}
 }
 
-// etcdTLS trusts etcd's authority and shows a certificate of the folder, or none.
+// etcdTLS trusts etcd's authority and shows a certificate of the directory, or none.
 func (b *benchmark) etcdTLS(t *testing.T, cert string) *tls.Config {
 	t.Helper()
-	folder := string(b.strict.pki)
-	data, err := os.ReadFile(filepath.Join(folder, "etcd-ca.crt"))
+	directory := string(b.strict.pki)
+	data, err := os.ReadFile(filepath.Join(directory, "etcd-ca.crt"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	config := &tls.Config{RootCAs: x509.NewCertPool()}
 	config.RootCAs.AppendCertsFromPEM(data)
 	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(filepath.Join(folder, cert+".crt"), filepath.Join(folder, cert+".key"))
+		pair, err := tls.LoadX509KeyPair(filepath.Join(directory, cert+".crt"), filepath.Join(directory, cert+".key"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -203,7 +203,7 @@ func hmacToken(text string, password []byte) string {
 // ownKeyToken brings the key along that it was signed with.
 func ownKeyToken(t *testing.T, encode func(any) string, header map[string]any, claims string) string {
 	t.Helper()
-	key, err := pki.Folder(t.TempDir()).SigningKey("own")
+	key, err := pki.Dir(t.TempDir()).SigningKey("own")
 	if err != nil {
 		t.Fatal(err)
 	}

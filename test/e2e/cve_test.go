@@ -64,7 +64,7 @@ const canary = "Y2FuYXJ5LWNhbmFyeQ=="
 // and others that the member has no part in.
 type target struct {
 	cluster *cluster.Cluster
-	pki     pki.Folder
+	pki     pki.Dir
 	ca      *pki.Authority
 	admin   *caller
 	member  *caller
@@ -77,7 +77,7 @@ func newTarget(t *testing.T, c *cluster.Cluster) *target {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &target{cluster: c, pki: pki.Folder(dir), ca: ca}
+	a := &target{cluster: c, pki: pki.Dir(dir), ca: ca}
 	a.admin, a.member = a.user(t, "root", "system:masters"), a.user(t, "member")
 	for _, namespace := range []string{"team", "team-2", "teams", "private"} {
 		a.admin.must(t, "POST", "/api/v1/namespaces", `{"metadata":{"name":"`+namespace+`"}}`)

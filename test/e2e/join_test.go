@@ -66,13 +66,13 @@ func TestWhoMayNotJoin(t *testing.T) {
 		"without any token": {"", "`skiff token create` on the server makes a token"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			folder := t.TempDir()
-			out, err := runSkiff(t, "agent", "--server", c.URL, "--token", test.token, "--data-dir", folder, "--node-name=stranger")
+			directory := t.TempDir()
+			out, err := runSkiff(t, "agent", "--server", c.URL, "--token", test.token, "--data-dir", directory, "--node-name=stranger")
 			var ended *exec.ExitError
 			if !errors.As(err, &ended) || ended.ExitCode() != 1 || !strings.Contains(out, test.want) {
 				t.Errorf("%v, want %q:\n%s", err, test.want, out)
 			}
-			if left, err := os.ReadDir(filepath.Join(folder, "kubelet/pki")); err != nil || len(left) > 0 {
+			if left, err := os.ReadDir(filepath.Join(directory, "kubelet/pki")); err != nil || len(left) > 0 {
 				t.Errorf("it keeps %v, %v", left, err)
 			}
 		})

@@ -229,7 +229,7 @@ func indent(obj *unstructured.Unstructured) string {
 	return string(data)
 }
 
-// TestRestart checks that a stopped server finds its state again, and that two servers do not share a folder.
+// TestRestart checks that a stopped server finds its state again, and that two servers do not share a directory.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	first, err := cluster.Skiff(dir)
@@ -243,7 +243,7 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := cluster.Skiff(filepath.Join(t.TempDir()), "--data-dir="+filepath.Join(dir, "data")); err == nil || !strings.Contains(err.Error(), "another skiff uses") {
-		t.Fatalf("a second server on the same folder: %v", err)
+		t.Fatalf("a second server on the same directory: %v", err)
 	}
 	first.Stop()
 	second, err := cluster.Skiff(dir)

@@ -225,8 +225,8 @@ func TestWhy(t *testing.T) {
 // TestWhyAlone asks a scheduler that runs alone, at its own port.
 func TestWhyAlone(t *testing.T) {
 	a := startAsking(t)
-	folder := filepath.Join(a.cluster.Dir, "data/pki")
-	authority, err := pki.ReadAuthority(filepath.Join(folder, "ca.crt"), filepath.Join(folder, "ca.key"))
+	directory := filepath.Join(a.cluster.Dir, "data/pki")
+	authority, err := pki.ReadAuthority(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
 	a.must(authority, err)
 	pair, err := authority.Issue(pki.NodeServing("scheduler", []string{"localhost"}, nil), time.Now())
 	a.must(pair, err)

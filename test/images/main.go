@@ -26,7 +26,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// sources are the folders everything is taken from.
+// sources are the directories everything is taken from.
 type sources struct {
 	parts    string // busybox, debian.tar, pause, sample-apiserver
 	programs string // agnhost, nonewprivs, etcd
@@ -43,10 +43,10 @@ type image struct {
 func main() {
 	var s sources
 	var out string
-	flag.StringVar(&s.parts, "parts", "", "folder with busybox, debian.tar, pause and sample-apiserver")
-	flag.StringVar(&s.programs, "programs", "", "folder with upstream's agnhost, nonewprivs and etcd")
-	flag.StringVar(&s.module, "module", "", "folder with the source of k8s.io/kubernetes")
-	flag.StringVar(&out, "out", "", "folder for the archives")
+	flag.StringVar(&s.parts, "parts", "", "directory with busybox, debian.tar, pause and sample-apiserver")
+	flag.StringVar(&s.programs, "programs", "", "directory with upstream's agnhost, nonewprivs and etcd")
+	flag.StringVar(&s.module, "module", "", "directory with the source of k8s.io/kubernetes")
+	flag.StringVar(&out, "out", "", "directory for the archives")
 	flag.Parse()
 	if err := run(s, out, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
@@ -139,7 +139,7 @@ func (b *builder) busybox() v1.Layer {
 		b.fail(fmt.Errorf("list the applets of busybox: %w", err))
 	}
 	files := []file{
-		folder("bin"), folder("etc"), folder("home"), folder("root"), folder("usr"), folder("usr/bin"), folder("var"),
+		directory("bin"), directory("etc"), directory("home"), directory("root"), directory("usr"), directory("usr/bin"), directory("var"),
 		{Header: tar.Header{Name: "tmp", Typeflag: tar.TypeDir, Mode: 0o1777}},
 		program("bin/busybox", path),
 		text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\nbin:x:2:2:bin:/bin:/bin/false\nnobody:x:65534:65534:nobody:/home:/bin/false\n"),
@@ -168,7 +168,7 @@ func (b *builder) agnhost() v1.Layer {
 	source := filepath.Join(b.module, "test/images/agnhost/porter")
 	passwd, group := b.fromDebian("./etc/passwd"), b.fromDebian("./etc/group")
 	return b.layer(
-		program("agnhost", b.programs+"/agnhost"), link("agnhost-2", "agnhost"), folder("uploads"),
+		program("agnhost", b.programs+"/agnhost"), link("agnhost-2", "agnhost"), directory("uploads"),
 		b.copy("localhost.crt", source+"/localhost.crt"), b.copy("localhost.key", source+"/localhost.key"),
 		text("etc/alpine-release", "3.22.0\n"),
 		text("etc/passwd", passwd+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"),
@@ -216,7 +216,7 @@ type file struct {
 	path string
 }
 
-func folder(name string) file {
+func directory(name string) file {
 	return file{Header: tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}}
 }
 

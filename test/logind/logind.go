@@ -47,9 +47,9 @@ type lock struct {
 	released chan struct{}
 }
 
-// Start serves a login manager in a folder, which waits for locks as long as delay.
-func Start(folder string, delay time.Duration) (*Logind, error) {
-	socket := filepath.Join(folder, "bus")
+// Start serves a login manager in a directory, which waits for locks as long as delay.
+func Start(dir string, delay time.Duration) (*Logind, error) {
+	socket := filepath.Join(dir, "bus")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return nil, err

@@ -103,7 +103,7 @@ func TestAnotherHost(t *testing.T) {
 	if _, err := os.Stat("/run/resolv.conf"); err != nil {
 		t.Errorf("the host's mounts came over: %v", err)
 	}
-	// Nothing of the other machine is in /run, and each control group is mounted once, with the folder that holds them.
+	// Nothing of the other machine is in /run, and each control group is mounted once, with the directory that holds them.
 	if want := strconv.Itoa(len(hierarchies) + 1); strings.TrimSpace(out.String()) != want {
 		t.Errorf("/run and the number of control group mounts: %q, want %s", out, want)
 	}

@@ -53,14 +53,14 @@ spec:
 		requests[1] != "kubernetes.io/kubelet-serving system:node:node-2 Approved" {
 		t.Errorf("certificates were asked for %d times:\n%s", len(requests), strings.Join(requests, "\n"))
 	}
-	folder := filepath.Join(c.Dir, "node-2/kubelet")
+	directory := filepath.Join(c.Dir, "node-2/kubelet")
 	for _, name := range []string{"pki/kubelet-client-current.pem", "pki/kubelet-server-current.pem", "kubeconfig"} {
-		if info, err := os.Stat(filepath.Join(folder, name)); err != nil || info.Mode().Perm() != 0o600 {
+		if info, err := os.Stat(filepath.Join(directory, name)); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
 	// What the node acts by are the rights of a node, not those of its token.
-	out, err := kubectlAs(filepath.Join(folder, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+	out, err := kubectlAs(filepath.Join(directory, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
 	if string(out) != "system:node:node-2" {
 		t.Errorf("the node is %q to the API server, %v", out, err)
 	}

@@ -74,7 +74,7 @@ var badPods = []badPod{
 		phase: "Pending", reason: "ContainerCreating", events: []string{`Warning FailedMount MountVolume.SetUp failed for volume "v" : secret "absent" not found`},
 	},
 	{
-		name: "no-folder", spec: `volumes: [{name: v, hostPath: {path: /etc/passwd, type: Directory}}], containers: [{CONTAINER, volumeMounts: [{name: v, mountPath: /v}]}]`,
+		name: "no-directory", spec: `volumes: [{name: v, hostPath: {path: /etc/passwd, type: Directory}}], containers: [{CONTAINER, volumeMounts: [{name: v, mountPath: /v}]}]`,
 		phase: "Pending", reason: "ContainerCreating",
 		events: []string{`Warning FailedMount MountVolume.SetUp failed for volume "v" : hostPath type check failed: /etc/passwd is not a directory, it's a File`},
 	},

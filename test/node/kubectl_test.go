@@ -105,9 +105,9 @@ func TestKubectl(t *testing.T) {
 	})
 	// Nothing is left of a pod that is gone, not even its logs.
 	kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")
-	for _, folder := range []string{"pods", "logs"} {
-		eventually(t, "no "+folder+" are left on the node", func() bool {
-			entries, err := os.ReadDir(filepath.Join(c.Dir, "data/kubelet", folder))
+	for _, directory := range []string{"pods", "logs"} {
+		eventually(t, "no "+directory+" are left on the node", func() bool {
+			entries, err := os.ReadDir(filepath.Join(c.Dir, "data/kubelet", directory))
 			return err == nil && len(entries) == 0
 		})
 	}
@@ -293,10 +293,10 @@ func testCopy(t *testing.T, c *cluster.Cluster) {
 	for i := range content {
 		content[i] = byte(rand.Uint32())
 	}
-	if err := errors.Join(os.MkdirAll(dir+"/folder/below", 0o755), os.WriteFile(dir+"/folder/below/file", content, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir+"/directory/below", 0o755), os.WriteFile(dir+"/directory/below/file", content, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	kubectl(t, c, "", "cp", dir+"/folder", "speaker:/scratch/copied", "-c", "c")
+	kubectl(t, c, "", "cp", dir+"/directory", "speaker:/scratch/copied", "-c", "c")
 	if got := strings.Fields(kubectl(t, c, "", "exec", "speaker", "-c", "c", "--", "wc", "-c", "/scratch/copied/below/file")); len(got) == 0 || got[0] != "300000" {
 		t.Errorf("in the container are %v bytes", got)
 	}

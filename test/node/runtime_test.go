@@ -81,7 +81,7 @@ type started struct {
 	stop   func()
 }
 
-// start runs containerd on a data folder until the test ends or stop is called.
+// start runs containerd on a data directory until the test ends or stop is called.
 func start(t *testing.T, dataDir string) started {
 	t.Helper()
 	root, err := cluster.Root()
@@ -153,7 +153,7 @@ func running(t *testing.T, client *cri.Client, id string) (bool, string) {
 	return answer.Status.State == runtimeapi.PodSandboxState_SANDBOX_READY, answer.Info["info"]
 }
 
-// containerdPID is the process noted in the data folder.
+// containerdPID is the process noted in the data directory.
 func containerdPID(t *testing.T, dataDir string) int {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dataDir, "containerd/pid"))
@@ -167,7 +167,7 @@ func containerdPID(t *testing.T, dataDir string) int {
 	return pid
 }
 
-// shortDir is a data folder whose sockets fit beside it.
+// shortDir is a data directory whose sockets fit beside it.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "s")
@@ -376,7 +376,7 @@ func TestSandboxesOutliveAKilledSkiff(t *testing.T) {
 		t.Error("the containerd of the killed skiff still runs")
 	}
 	if err := syscall.Kill(old, 0); err == nil {
-		t.Errorf("two containerds work on one folder: process %d has not ended", old)
+		t.Errorf("two containerds work on one directory: process %d has not ended", old)
 	}
 	if ok, after := running(t, client, id); !ok || after != before {
 		t.Errorf("the sandbox runs: %t; it was\n%s\nnow\n%s", ok, before, after)

@@ -62,7 +62,7 @@ func TestUpAndDown(t *testing.T) {
 			t.Errorf("left behind: %s", trace)
 		}
 	}
-	if again := script("down"); !strings.Contains(again, "no skiff of this folder runs") {
+	if again := script("down"); !strings.Contains(again, "no skiff of this directory runs") {
 		t.Errorf("down again says:\n%s", again)
 	}
 }

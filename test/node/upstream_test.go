@@ -76,7 +76,7 @@ spec:
 // startKubelet starts `skiff kubelet` as a node of the cluster until the test ends, and returns its log.
 func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	t.Helper()
-	authority, err := pki.Folder(filepath.Join(c.Dir, "pki")).Authority("ca", "kubernetes", time.Now())
+	authority, err := pki.Dir(filepath.Join(c.Dir, "pki")).Authority("ca", "kubernetes", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	return runKubelet(t, dir, name, "--kubeconfig="+credentials)
 }
 
-// nodeDir is a data folder in which busybox lies ready.
+// nodeDir is a data directory in which busybox lies ready.
 func nodeDir(t *testing.T) string {
 	t.Helper()
 	images, err := cluster.Images("busybox")

@@ -209,8 +209,8 @@ func of[T any](v T) *T { return &v }
 
 func TestVolumesInContainers(t *testing.T) {
 	n := startStorageNode(t)
-	hostFolder := t.TempDir()
-	if err := os.WriteFile(hostFolder+"/given", []byte("by the host"), 0o644); err != nil {
+	hostDir := t.TempDir()
+	if err := os.WriteFile(hostDir+"/given", []byte("by the host"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, object := range []*corev1.ConfigMap{{ObjectMeta: metav1.ObjectMeta{Name: "map", Namespace: "default"}, Data: map[string]string{"key": "one", "env": "A='from a file'\n"}}} {
@@ -230,7 +230,7 @@ func TestVolumesInContainers(t *testing.T) {
 		source("secret", corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "hidden", DefaultMode: mode}}),
 		source("memory", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: of(resource.MustParse("1Mi"))}}),
 		source("disk", corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}),
-		source("host", corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: hostFolder, Type: of(corev1.HostPathDirectory)}}),
+		source("host", corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: hostDir, Type: of(corev1.HostPathDirectory)}}),
 		source("image", corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: busybox}}),
 		source("downward", corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{DefaultMode: mode, Items: []corev1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.labels"}}}}}),
 	}, []corev1.VolumeMount{
@@ -301,8 +301,8 @@ func TestMountPropagation(t *testing.T) {
 		{Name: "v", MountPath: "/frozen", ReadOnly: true, RecursiveReadOnly: of(corev1.RecursiveReadOnlyEnabled)},
 	})
 	pod.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: of(true)}
-	for _, folder := range []string{"/before", "/after", "/inner"} {
-		if err := os.Mkdir(shared+folder, 0o755); err != nil {
+	for _, directory := range []string{"/before", "/after", "/inner"} {
+		if err := os.Mkdir(shared+directory, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -324,8 +324,8 @@ func TestMountPropagation(t *testing.T) {
 	if err := unix.Statfs(shared+"/inner", &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
 		t.Errorf("the host does not see what the container mounted: %x, %v", fs.Type, err)
 	}
-	for _, folder := range []string{"/inner", "/after", "/before"} {
-		if err := unix.Unmount(shared+folder, unix.MNT_DETACH); err != nil {
+	for _, directory := range []string{"/inner", "/after", "/before"} {
+		if err := unix.Unmount(shared+directory, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	}

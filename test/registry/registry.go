@@ -71,7 +71,7 @@ func (r *Registry) Stop() { _ = r.server.Close() }
 // Everything, as a host to stand in for, is every registry there is.
 const Everything = "_default"
 
-// StandIn makes a containerd whose registries are configured in a folder ask this registry for the images of a host. Naming it as the server too
+// StandIn makes a containerd whose registries are configured in a directory ask this registry for the images of a host. Naming it as the server too
 // keeps containerd from asking the real one afterwards.
 func (r *Registry) StandIn(registries, host string) error {
 	dir := filepath.Join(registries, host)

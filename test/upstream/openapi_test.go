@@ -18,7 +18,7 @@ import (
 
 const root = "../.."
 
-// kubernetes is the folder of upstream's sources.
+// kubernetes is the directory of upstream's sources.
 func kubernetes(t *testing.T) string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()

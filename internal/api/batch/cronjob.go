@@ -147,7 +147,7 @@ func validateSchedule(spec *batchv1.CronJobSpec, allowZone bool, path *field.Pat
 	return errs
 }
 
-// zonePart is what may stand between the slashes of a time zone's name. It keeps the name from leaving its folder.
+// zonePart is what may stand between the slashes of a time zone's name. It keeps the name from leaving its directory.
 var zonePart = regexp.MustCompile(`^[A-Za-z\.\-_0-9+]{1,14}$`)
 
 func validateTimeZone(zone *string, path *field.Path) field.ErrorList {

@@ -14,17 +14,17 @@ import (
 
 // TestOverTLS goes the whole way: a server that asks for certificates without judging them, and clients of all kinds.
 func TestOverTLS(t *testing.T) {
-	folder := pki.Folder(t.TempDir())
+	directory := pki.Dir(t.TempDir())
 	now := time.Now()
-	cluster, err := folder.Authority("ca", "cluster", now)
+	cluster, err := directory.Authority("ca", "cluster", now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	front, err := folder.Authority("front-proxy-ca", "front-proxy", now)
+	front, err := directory.Authority("front-proxy-ca", "front-proxy", now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	serving, err := folder.Keep("apiserver", cluster, pki.Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+	serving, err := directory.Keep("apiserver", cluster, pki.Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
 	if err != nil {
 		t.Fatal(err)
 	}

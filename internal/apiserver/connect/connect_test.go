@@ -276,7 +276,7 @@ func TestNodeProxy(t *testing.T) {
 		}
 	}
 	if _, body, err := ask(t, connectors, "GET", "nodes/proxy", "n", "/logs/", ""); err != nil || body != "GET /logs/?" {
-		t.Errorf("a folder: %q %v", body, err)
+		t.Errorf("a directory: %q %v", body, err)
 	}
 	answer, _, err = ask(t, connectors, "GET", "nodes/proxy", "n", "/moved", "")
 	if want := "/api/v1/namespaces/ns/nodes/n/proxy/stayed"; err != nil || answer.StatusCode != 302 || answer.Header.Get("Location") != want {

@@ -34,7 +34,7 @@ func through(w http.ResponseWriter, r *http.Request, to *url.URL, rest string, o
 		rest = "/"
 	}
 	if rest == "" && (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Upgrade") == "" {
-		// Relative links only work from a folder.
+		// Relative links only work from a directory.
 		target := r.URL.Path + "/"
 		if r.URL.RawQuery != "" {
 			target += "?" + r.URL.RawQuery

@@ -186,7 +186,7 @@ func TestClaimsWithoutAVolume(t *testing.T) {
 		{"asks for what is not there", aClaim(names("v")), nil, nil, nil},
 		{"asks for what is not there, and was bound", aClaim(names("v"), bound), nil, nil, []string{"patch status of data: " + pendingPatch}},
 		{"asks for what is too small", aClaim(names("v")), aVolume("v", sized("1Mi")), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": requested PV is too small`}},
-		{"asks for blocks of a folder", aClaim(names("v"), wantsBlocks), aVolume("v"), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": incompatible volumeMode`}},
+		{"asks for blocks of a directory", aClaim(names("v"), wantsBlocks), aVolume("v"), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": incompatible volumeMode`}},
 		{"asks for a volume of another class", aClaim(names("v"), ofClass("fast")), aVolume("v", inClass("slow")), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": storageClassName does not match`}},
 		{"asks for a volume of a class, and wants none", aClaim(names("v")), aVolume("v", inClass("slow")), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": storageClassName does not match`}},
 		{"asks for more than one node of a volume for one", aClaim(names("v"), wanting(corev1.ReadWriteMany)), aVolume("v"), nil, []string{`tell data Warning VolumeMismatch: Cannot bind to requested volume "v": incompatible accessMode`}},
@@ -293,8 +293,8 @@ func TestVolumesFully(t *testing.T) {
 		{"a CSI driver's that nobody provisioned", aVolume("v", mine, bound, remove, csi), nil, []string{"patch status of v: " + releasedPatch}},
 		{"one that moved to a CSI driver", aVolume("v", mine, bound, remove, marked(migratedTo, "csi.example.com")), nil, []string{"patch status of v: " + releasedPatch}},
 		{"one that was made by what is no more", aVolume("v", mine, bound, remove, marked(provisionedBy, "kubernetes.io/aws-ebs")), nil, after(releasedPatch, fails("VolumeFailedDelete", "no volume plugin matched name: kubernetes.io/aws-ebs"))},
-		{"a folder of a node", aVolume("v", mine, bound, remove, onHost), nil, after(releasedPatch, undeletable("no deletable volume plugin matched"))},
-		{"a network's folder", aVolume("v", mine, released, remove, onNFS), nil, undeletable("no deletable volume plugin matched")},
+		{"a directory of a node", aVolume("v", mine, bound, remove, onHost), nil, after(releasedPatch, undeletable("no deletable volume plugin matched"))},
+		{"a network's directory", aVolume("v", mine, released, remove, onNFS), nil, undeletable("no deletable volume plugin matched")},
 		{"what nobody knows", aVolume("v", mine, released, remove), nil, undeletable("no volume plugin matched")},
 		{"what nobody knows, failed before", aVolume("v", mine, failed, remove), nil, nil},
 		{"nobody recycles what was recycled before", aVolume("v", mine, failed, recycle), nil, nil},
@@ -676,7 +676,7 @@ func TestReclaimInAWorld(t *testing.T) {
 			reclaims(corev1.PersistentVolumeReclaimDelete)(v)
 			marked(provisionedBy, "example.com/disk")(v)
 		}, corev1.VolumeReleased, ""},
-		{"nobody deletes a folder of a node", reclaims(corev1.PersistentVolumeReclaimDelete), corev1.VolumeFailed,
+		{"nobody deletes a directory of a node", reclaims(corev1.PersistentVolumeReclaimDelete), corev1.VolumeFailed,
 			`VolumeFailedDelete: error getting deleter volume plugin for volume "v": no deletable volume plugin matched`},
 		{"nobody recycles", reclaims(corev1.PersistentVolumeReclaimRecycle), corev1.VolumeFailed, "VolumeFailedRecycle: No recycler plugin found for the volume!"},
 	} {

@@ -23,28 +23,28 @@ const (
 	LocalPathProvisioner = "skiff.io/local-path"
 	// LocalPathClass is the storage class it comes with.
 	LocalPathClass = "local-path"
-	// localPathFinalizer keeps a volume until its node has removed the folder.
+	// localPathFinalizer keeps a volume until its node has removed the directory.
 	localPathFinalizer = "skiff.io/local-path"
-	// localPathNode names a volume's node, for the one that removes the folder.
+	// localPathNode names a volume's node, for the one that removes the directory.
 	localPathNode = "skiff.io/local-path-node"
 )
 
 // LocalPathSettings say where volumes are made.
 type LocalPathSettings struct {
-	// Folder is where the folders of volumes are made, on every node.
-	Folder string
+	// Directory is where the directories of volumes are made, on every node.
+	Dir string
 	// Cleaned says that every node runs LocalPathCleaner. Then volumes wait for it, and their data go with them. Otherwise the
-	// folders stay.
+	// directories stay.
 	Cleaned bool
 	// NoClass: no storage class is created at the start.
 	NoClass bool
 }
 
-// DefaultLocalPathFolder is the folder of volumes unless told otherwise.
-const DefaultLocalPathFolder = "/var/lib/skiff/volumes"
+// DefaultLocalPathDirectory is the directory of volumes unless told otherwise.
+const DefaultLocalPathDir = "/var/lib/skiff/volumes"
 
-// LocalPath makes volumes of folders on nodes: for a claim whose pod has been given a node, a folder there. The kubelet creates the
-// folder when the pod comes. The pod, and all that use the claim later, stay on that node.
+// LocalPath makes volumes of directories on nodes: for a claim whose pod has been given a node, a directory there. The kubelet creates the
+// directory when the pod comes. The pod, and all that use the claim later, stay on that node.
 func LocalPath(settings LocalPathSettings) controller.Definition {
 	return controller.Definition{
 		Name: "local-path-provisioner", Component: LocalPathProvisioner, Queue: "local_path", Workers: 2,
@@ -62,7 +62,7 @@ func LocalPath(settings LocalPathSettings) controller.Definition {
 			if err := controller.WatchOwn[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
 			}
-			// A node that is gone removes no folders.
+			// A node that is gone removes no directories.
 			if err := c.nodes.Handle(nil, nil, func(node *corev1.Node) {
 				for _, volume := range c.volumes.List("", nil) {
 					if volume.Annotations[localPathNode] == node.Name {
@@ -173,13 +173,13 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 func (v localPathView) refuse() string {
 	switch {
 	case !waits(v.class):
-		return "a folder on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"
+		return "a directory on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"
 	case modeOf(v.claim.Spec.VolumeMode) != corev1.PersistentVolumeFilesystem:
-		return "folders are no block devices"
+		return "directories are no block devices"
 	case slices.ContainsFunc(v.claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m != corev1.ReadWriteOnce && m != corev1.ReadWriteOncePod
 	}):
-		return "a folder on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"
+		return "a directory on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"
 	case v.claim.Spec.Selector != nil:
 		return "claim Selector is not supported"
 	case v.claim.Spec.DataSource != nil || v.claim.Spec.DataSourceRef != nil:
@@ -204,7 +204,7 @@ func (v localPathView) volume() *corev1.PersistentVolume {
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, MountOptions: v.class.MountOptions,
 			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: v.claim.Namespace, Name: v.claim.Name, UID: v.claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{
-				Path: path.Join(v.settings.Folder, folderName(name, v.claim)), Type: new(corev1.HostPathDirectoryOrCreate)}},
+				Path: path.Join(v.settings.Dir, dirName(name, v.claim)), Type: new(corev1.HostPathDirectoryOrCreate)}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{host}}}}}}},
 		},
@@ -218,8 +218,8 @@ func (v localPathView) volume() *corev1.PersistentVolume {
 	return volume
 }
 
-// folderName tells a person who looks into the folder what is what. It is one element of a path: names have no slash.
-func folderName(volume string, claim *corev1.PersistentVolumeClaim) string {
+// directoryName tells a person who looks into the directory what is what. It is one element of a path: names have no slash.
+func dirName(volume string, claim *corev1.PersistentVolumeClaim) string {
 	name := volume + "_" + claim.Namespace + "_" + claim.Name
 	return name[:min(len(name), 255)]
 }
@@ -236,9 +236,9 @@ func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan con
 	return plan
 }
 
-// LocalPathCleaner removes, on one node, the folders of volumes that are being deleted. It runs on every node, with rights to patch
+// LocalPathCleaner removes, on one node, the directories of volumes that are being deleted. It runs on every node, with rights to patch
 // volumes.
-func LocalPathCleaner(node, folder string) controller.Definition {
+func LocalPathCleaner(node, directory string) controller.Definition {
 	return controller.Definition{
 		Name: "local-path-cleaner", Component: LocalPathProvisioner, Queue: "local_path_cleaner",
 		New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -252,7 +252,7 @@ func LocalPathCleaner(node, folder string) controller.Definition {
 					!slices.Equal(volume.Finalizers, []string{localPathFinalizer}) {
 					return nil // not ours, not to go, or held by others
 				}
-				if err := removeFolder(folder, volume); err != nil {
+				if err := removeDir(directory, volume); err != nil {
 					return err
 				}
 				var plan controller.Plan
@@ -263,22 +263,22 @@ func LocalPathCleaner(node, folder string) controller.Definition {
 	}
 }
 
-// removeFolder removes the folder of a volume with all that is in it. It must lie directly below folder; no link leads out of it.
-func removeFolder(folder string, volume *corev1.PersistentVolume) error {
+// removeDir removes the directory of a volume with all that is in it. It must lie directly below directory; no link leads out of it.
+func removeDir(directory string, volume *corev1.PersistentVolume) error {
 	source := volume.Spec.HostPath
-	if source == nil || path.Dir(source.Path) != path.Clean(folder) || !strings.HasPrefix(path.Base(source.Path), volume.Name) {
-		return fmt.Errorf("volume %s does not lie in %s: nothing is removed", volume.Name, folder)
+	if source == nil || path.Dir(source.Path) != path.Clean(directory) || !strings.HasPrefix(path.Base(source.Path), volume.Name) {
+		return fmt.Errorf("volume %s does not lie in %s: nothing is removed", volume.Name, directory)
 	}
-	root, err := os.OpenRoot(folder)
+	root, err := os.OpenRoot(directory)
 	if os.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("open folder of volumes: %w", err)
+		return fmt.Errorf("open directory of volumes: %w", err)
 	}
 	defer root.Close()
 	if err := root.RemoveAll(path.Base(source.Path)); err != nil {
-		return fmt.Errorf("remove folder of volume %s: %w", volume.Name, err)
+		return fmt.Errorf("remove directory of volume %s: %w", volume.Name, err)
 	}
 	return nil
 }

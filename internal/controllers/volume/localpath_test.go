@@ -36,19 +36,19 @@ func TestLocalPath(t *testing.T) {
 			t.Errorf("%s: %s, want %s", test.what, got, test.want)
 		}
 	}
-	v := localPathView{claim: aClaim(), class: lazy, nodeName: "n", node: node, settings: LocalPathSettings{Folder: "/data", Cleaned: true}}.volume()
+	v := localPathView{claim: aClaim(), class: lazy, nodeName: "n", node: node, settings: LocalPathSettings{Dir: "/data", Cleaned: true}}.volume()
 	if v.Spec.HostPath.Path != "/data/pvc-uid-data_default_data" || *v.Spec.HostPath.Type != corev1.HostPathDirectoryOrCreate ||
 		v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] != "host-n" || v.Finalizers[0] != localPathFinalizer {
 		t.Errorf("volume %+v", v)
 	}
 }
 
-func TestRemoveFolder(t *testing.T) {
-	folder, outside := t.TempDir(), t.TempDir()
+func TestRemoveDir(t *testing.T) {
+	directory, outside := t.TempDir(), t.TempDir()
 	at := func(path string) *corev1.PersistentVolume {
 		return aVolume("pvc-1", func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: path} })
 	}
-	inside := filepath.Join(folder, "pvc-1_default_data")
+	inside := filepath.Join(directory, "pvc-1_default_data")
 	for _, dir := range []string{filepath.Join(inside, "deep"), filepath.Join(outside, "pvc-1_x")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -57,21 +57,21 @@ func TestRemoveFolder(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(inside, "link")); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(outside, "pvc-1_x"), folder, folder + "/../" + filepath.Base(outside) + "/pvc-1_x", filepath.Join(folder, "other")} {
-		if err := removeFolder(folder, at(path)); err == nil {
+	for _, path := range []string{filepath.Join(outside, "pvc-1_x"), directory, directory + "/../" + filepath.Base(outside) + "/pvc-1_x", filepath.Join(directory, "other")} {
+		if err := removeDir(directory, at(path)); err == nil {
 			t.Errorf("%s was removed", path)
 		}
 	}
-	if err := removeFolder(folder, at(inside)); err != nil {
+	if err := removeDir(directory, at(inside)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(inside); !os.IsNotExist(err) {
-		t.Error("the folder is still there")
+		t.Error("the directory is still there")
 	}
 	if _, err := os.Stat(filepath.Join(outside, "pvc-1_x")); err != nil {
 		t.Error("what a link led to is gone")
 	}
-	if err := removeFolder(folder, at(inside)); err != nil {
+	if err := removeDir(directory, at(inside)); err != nil {
 		t.Errorf("a second time: %v", err)
 	}
 }
@@ -92,12 +92,12 @@ func TestLocalPathRefusals(t *testing.T) {
 		{"one node", aClaim(), lazy, node, ""},
 		{"one pod", aClaim(wanting(corev1.ReadWriteOncePod)), lazy, node, ""},
 		{"no modes", aClaim(wanting()), lazy, node, ""},
-		{"a folder said", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), lazy, node, ""},
-		{"many readers", aClaim(wanting(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), lazy, node, "a folder on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"},
-		{"many writers", aClaim(wanting(corev1.ReadWriteMany)), lazy, node, "a folder on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"},
-		{"blocks", aClaim(wantsBlocks), lazy, node, "folders are no block devices"},
-		{"at once", aClaim(), aClass("x", LocalPathProvisioner, storagev1.VolumeBindingImmediate), node, "a folder on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"},
-		{"no binding mode", aClaim(), &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, node, "a folder on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"},
+		{"a directory said", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), lazy, node, ""},
+		{"many readers", aClaim(wanting(corev1.ReadWriteOnce, corev1.ReadOnlyMany)), lazy, node, "a directory on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"},
+		{"many writers", aClaim(wanting(corev1.ReadWriteMany)), lazy, node, "a directory on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"},
+		{"blocks", aClaim(wantsBlocks), lazy, node, "directories are no block devices"},
+		{"at once", aClaim(), aClass("x", LocalPathProvisioner, storagev1.VolumeBindingImmediate), node, "a directory on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"},
+		{"no binding mode", aClaim(), &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, node, "a directory on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"},
 		{"a selector", aClaim(selecting("a", metav1.LabelSelectorOpExists)), lazy, node, "claim Selector is not supported"},
 		{"a source", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource = source }), lazy, node, "data sources are not supported"},
 		{"a source by reference", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "X"} }), lazy, node, "data sources are not supported"},
@@ -138,13 +138,13 @@ func TestLocalPathVolume(t *testing.T) {
 		settings LocalPathSettings
 		want     string
 	}{
-		{"by default", aClaim(), class(), node("host-n"), LocalPathSettings{Folder: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [] []"},
-		{"cleaned by the nodes", aClaim(), class(), node("host-n"), LocalPathSettings{Folder: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [skiff.io/local-path] []"},
-		{"kept: nobody need clean", aClaim(), class(retaining), node("host-n"), LocalPathSettings{Folder: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Retain /data/pvc-uid-data_default_data on host-n [] []"},
-		{"a node without a host name", aClaim(), class(), node(""), LocalPathSettings{Folder: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on n [] []"},
-		{"mount options of the class", aClaim(asking("3Gi"), wanting(corev1.ReadWriteOncePod)), class(func(c *storagev1.StorageClass) { c.Name, c.MountOptions = "mine", []string{"noatime"} }), node("h"), LocalPathSettings{Folder: "/a/b/"},
+		{"by default", aClaim(), class(), node("host-n"), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [] []"},
+		{"cleaned by the nodes", aClaim(), class(), node("host-n"), LocalPathSettings{Dir: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on host-n [skiff.io/local-path] []"},
+		{"kept: nobody need clean", aClaim(), class(retaining), node("host-n"), LocalPathSettings{Dir: "/data", Cleaned: true}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Retain /data/pvc-uid-data_default_data on host-n [] []"},
+		{"a node without a host name", aClaim(), class(), node(""), LocalPathSettings{Dir: "/data"}, "pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /data/pvc-uid-data_default_data on n [] []"},
+		{"mount options of the class", aClaim(asking("3Gi"), wanting(corev1.ReadWriteOncePod)), class(func(c *storagev1.StorageClass) { c.Name, c.MountOptions = "mine", []string{"noatime"} }), node("h"), LocalPathSettings{Dir: "/a/b/"},
 			"pvc-uid-data 3Gi [ReadWriteOncePod] mine Delete /a/b/pvc-uid-data_default_data on h [] [noatime]"},
-		{"a name that is too long for a folder", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Name = long }), class(), node("h"), LocalPathSettings{Folder: "/d"},
+		{"a name that is too long for a directory", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Name = long }), class(), node("h"), LocalPathSettings{Dir: "/d"},
 			"pvc-uid-data 1Gi [ReadWriteOnce] local-path Delete /d/" + ("pvc-uid-data_default_" + long)[:255] + " on h [] []"},
 	} {
 		v := localPathView{claim: test.claim, class: test.class, nodeName: "n", node: test.node, settings: test.settings}.volume()
@@ -212,39 +212,39 @@ func TestNewLocalPathClass(t *testing.T) {
 	}
 }
 
-// TestRemoveFolderRefusals: nothing outside is ever removed.
-func TestRemoveFolderRefusals(t *testing.T) {
-	folder := t.TempDir()
+// TestRemoveDirectoryRefusals: nothing outside is ever removed.
+func TestRemoveDirRefusals(t *testing.T) {
+	directory := t.TempDir()
 	for _, path := range []string{
-		"/", "", folder, filepath.Dir(folder), filepath.Join(folder, "other"), filepath.Join(folder, "pvc-1", "deep"), folder + "/../pvc-1", filepath.Join(folder, "..", "pvc-1"), "pvc-1", folder + "pvc-1",
+		"/", "", directory, filepath.Dir(directory), filepath.Join(directory, "other"), filepath.Join(directory, "pvc-1", "deep"), directory + "/../pvc-1", filepath.Join(directory, "..", "pvc-1"), "pvc-1", directory + "pvc-1",
 	} {
 		v := aVolume("pvc-1", func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: path} })
-		if err := removeFolder(folder, v); err == nil {
+		if err := removeDir(directory, v); err == nil {
 			t.Errorf("%q: it was removed", path)
 		}
 	}
-	if err := removeFolder(folder, aVolume("pvc-1", csi)); err == nil {
-		t.Error("a volume that is no folder")
+	if err := removeDir(directory, aVolume("pvc-1", csi)); err == nil {
+		t.Error("a volume that is no directory")
 	}
 	gone := aVolume("pvc-1", func(v *corev1.PersistentVolume) {
-		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(folder, "pvc-1_x")}
+		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(directory, "pvc-1_x")}
 	})
-	if err := removeFolder(folder, gone); err != nil {
+	if err := removeDir(directory, gone); err != nil {
 		t.Errorf("what is gone is gone: %v", err)
 	}
-	if err := removeFolder(filepath.Join(folder, "none"), aVolume("pvc-1", func(v *corev1.PersistentVolume) {
-		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(folder, "none", "pvc-1_x")}
+	if err := removeDir(filepath.Join(directory, "none"), aVolume("pvc-1", func(v *corev1.PersistentVolume) {
+		v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: filepath.Join(directory, "none", "pvc-1_x")}
 	})); err != nil {
 		t.Errorf("nothing was ever made there: %v", err)
 	}
 }
 
-// TestLocalPathInAWorld: a claim, its pod's node, the volume; and after the claim the folder.
+// TestLocalPathInAWorld: a claim, its pod's node, the volume; and after the claim the directory.
 func TestLocalPathInAWorld(t *testing.T) {
-	folder := t.TempDir()
+	directory := t.TempDir()
 	world.In(t, func(w *world.World) {
-		settings := LocalPathSettings{Folder: folder, Cleaned: true}
-		defer w.Run(Binder, LocalPath(settings), LocalPathCleaner("n1", folder), ClaimProtection, VolumeProtection)()
+		settings := LocalPathSettings{Dir: directory, Cleaned: true}
+		defer w.Run(Binder, LocalPath(settings), LocalPathCleaner("n1", directory), ClaimProtection, VolumeProtection)()
 		for _, name := range []string{"n1", "n2"} {
 			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		}
@@ -271,7 +271,7 @@ func TestLocalPathInAWorld(t *testing.T) {
 		if told := w.Events("first"); !slices.Contains(told, "ProvisioningSucceeded: Successfully provisioned volume pvc-"+string(first.UID)) {
 			t.Errorf("told %q", told)
 		}
-		path := filepath.Join(folder, "pvc-"+string(first.UID)+"_default_first")
+		path := filepath.Join(directory, "pvc-"+string(first.UID)+"_default_first")
 		if err := os.MkdirAll(filepath.Join(path, "deep"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -283,11 +283,11 @@ func TestLocalPathInAWorld(t *testing.T) {
 			t.Error("the first volume stays")
 		}
 		if _, err := os.Stat(path); !os.IsNotExist(err) {
-			t.Errorf("its folder stays: %v", err)
+			t.Errorf("its directory stays: %v", err)
 		}
 		// The second node has no cleaner here; the volume waits for it until the node is gone.
 		if world.Gone[*corev1.PersistentVolume](w, "", "pvc-"+string(second.UID)) {
-			t.Error("the second volume went before its folder")
+			t.Error("the second volume went before its directory")
 		}
 		w.Remove(world.Get[*corev1.Node](w, "", "n2"))
 		w.Pass(time.Second)
@@ -312,13 +312,13 @@ func TestCleanerKeepsItsHandsOff(t *testing.T) {
 		{"held by others, too", "n1", []string{"example.com/mine", localPathFinalizer}, true, false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			folder := t.TempDir()
-			path := filepath.Join(folder, "pvc-1_default_data")
+			directory := t.TempDir()
+			path := filepath.Join(directory, "pvc-1_default_data")
 			if err := os.Mkdir(path, 0o700); err != nil {
 				t.Fatal(err)
 			}
 			world.In(t, func(w *world.World) {
-				defer w.Run(LocalPathCleaner("n1", folder))()
+				defer w.Run(LocalPathCleaner("n1", directory))()
 				v := aVolume("pvc-1", marked(localPathNode, test.node), func(v *corev1.PersistentVolume) {
 					v.Finalizers, v.UID, v.Spec.HostPath = test.finalizers, "", &corev1.HostPathVolumeSource{Path: path}
 				})

@@ -63,7 +63,7 @@ func TestSatisfies(t *testing.T) {
 		{"another class", aVolume("v", inClass("slow")), aClaim(ofClass("fast")), "storageClassName does not match"},
 		{"a class by annotation", aVolume("v", marked(corev1.BetaStorageClassAnnotation, "fast")), aClaim(ofClass("fast")), ""},
 		{"another attributes class", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = new("gold") }), aClaim(), "volumeAttributesClassName does not match"},
-		{"a device for a folder", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }), aClaim(), "incompatible volumeMode"},
+		{"a device for a directory", aVolume("v", func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }), aClaim(), "incompatible volumeMode"},
 		{"for one node only", aVolume("v"), aClaim(func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 		}), "incompatible accessMode"},
@@ -152,7 +152,7 @@ func TestMatchRules(t *testing.T) {
 		{"a reservation in another namespace is another's", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Namespace = "other" }), all(aVolume("a", claimedBy("data", ""))), false, ""},
 		{"a reservation counts when binding waits", aClaim(), all(aVolume("a"), aVolume("b", claimedBy("data", ""))), true, "b"},
 		{"blocks for blocks", aClaim(wantsBlocks), all(aVolume("a"), aVolume("b", onBlocks)), false, "b"},
-		{"a folder said is a folder meant", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), all(aVolume("a")), false, "a"},
+		{"a directory said is a directory meant", aClaim(func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeFilesystem) }), all(aVolume("a")), false, "a"},
 		{"a class for a class", aClaim(ofClass("fast")), all(aVolume("a"), aVolume("b", inClass("fast"))), false, "b"},
 		{"a class by the volume's annotation", aClaim(ofClass("fast")), all(aVolume("a", marked(corev1.BetaStorageClassAnnotation, "fast"))), false, "a"},
 		{"the annotation goes before the field", aClaim(ofClass("fast")), all(aVolume("a", inClass("fast"), marked(corev1.BetaStorageClassAnnotation, ""))), false, ""},

@@ -1,6 +1,6 @@
 // Package volume holds the controllers behind storage: the one that binds claims to volumes and reclaims volumes nobody claims, those
 // that keep what is in use from being deleted, the one that makes claims for pods, the one that has volumes attached to nodes,
-// and a provisioner that makes volumes of folders on nodes.
+// and a provisioner that makes volumes of directories on nodes.
 package volume
 
 import (

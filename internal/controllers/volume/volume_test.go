@@ -123,9 +123,9 @@ func words(plan controller.Plan) string {
 
 func TestStorageInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		folder := t.TempDir()
+		directory := t.TempDir()
 		all := []controller.Definition{Binder, ClaimProtection, VolumeProtection, AttributesClassProtection, Ephemeral, Expand,
-			LocalPath(LocalPathSettings{Folder: folder, Cleaned: true}), LocalPathCleaner("n1", folder)}
+			LocalPath(LocalPathSettings{Dir: directory, Cleaned: true}), LocalPathCleaner("n1", directory)}
 		stop := w.Run(all...)
 		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelHostname: "n1"}}})
 		w.Pass(time.Second)
@@ -168,7 +168,7 @@ func TestStorageInAWorld(t *testing.T) {
 		if !world.Gone[*corev1.PersistentVolumeClaim](w, "default", "a") || world.Get[*corev1.PersistentVolume](w, "", bound.Spec.VolumeName).Status.Phase != corev1.VolumeReleased {
 			t.Error("a claim that goes releases its volume")
 		}
-		// A folder on a node, for a pod with an ephemeral volume.
+		// A directory on a node, for a pod with an ephemeral volume.
 		pod := world.Create(w, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Name: "c", Image: "i"}}, TerminationGracePeriodSeconds: new(int64(0)),
 			Volumes: []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
@@ -197,7 +197,7 @@ func TestStorageInAWorld(t *testing.T) {
 			t.Errorf("the volume is still there: %+v", world.Get[*corev1.PersistentVolume](w, "", made.Name))
 		}
 		if _, err := os.Stat(made.Spec.HostPath.Path); !os.IsNotExist(err) {
-			t.Error("the folder is still there")
+			t.Error("the directory is still there")
 		}
 		// At rest another start writes nothing.
 		stop()

@@ -68,8 +68,8 @@ func pair(t *testing.T, a *pki.Authority, leaf pki.Leaf, behind ...*pki.Authorit
 func TestFindAuthority(t *testing.T) {
 	ours, theirs := authority(t, "skiff-ca"), authority(t, "skiff-ca")
 	here := pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	folder := pki.Folder(t.TempDir())
-	keeper, err := folder.Keep("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
+	dir := pki.Dir(t.TempDir())
+	keeper, err := dir.Keep("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,15 +116,15 @@ func leafHash(t *testing.T, config *tls.Config) Hash {
 
 // An agent that knows an authority goes with its cluster to the next one, and with nobody else.
 func TestFollowAuthority(t *testing.T) {
-	folder := pki.Folder(t.TempDir())
-	first, err := folder.Authority("ca", "skiff-ca", time.Now())
+	dir := pki.Dir(t.TempDir())
+	first, err := dir.Authority("ca", "skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	leaf := pki.Leaf{CommonName: "kube-apiserver", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true}
 	server := func(a *pki.Authority) string {
 		t.Helper()
-		keeper, err := folder.Keep("apiserver", a, leaf)
+		keeper, err := dir.Keep("apiserver", a, leaf)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func TestFollowAuthority(t *testing.T) {
 	if known, err := FollowAuthority(t.Context(), server(first), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("nothing has changed, but %q, %v", known, err)
 	}
-	second, err := folder.ReplaceAuthority("ca", "", time.Now())
+	second, err := dir.ReplaceAuthority("ca", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestFollowAuthority(t *testing.T) {
 	if certs, parseErr := pki.ParseCertificates(known); err != nil || parseErr != nil || len(certs) != 2 || !certs[1].Equal(second.Certificate()) {
 		t.Fatalf("the new authority is not learned: %q, %v", known, err)
 	}
-	second, err = folder.ForgetAuthorities("ca")
+	second, err = dir.ForgetAuthorities("ca")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,19 +61,19 @@ type Certificate struct {
 }
 
 // NodeClient is the certificate by which the API server knows the node of this name.
-func NodeClient(folder, node string, log *slog.Logger) *Certificate {
+func NodeClient(dir, node string, log *slog.Logger) *Certificate {
 	request := &x509.CertificateRequest{Subject: nodeSubject(node)}
 	return &Certificate{
-		File: filepath.Join(folder, "kubelet-client-current.pem"), Signer: certificatesv1.KubeAPIServerClientKubeletSignerName, Log: log,
+		File: filepath.Join(dir, "kubelet-client-current.pem"), Signer: certificatesv1.KubeAPIServerClientKubeletSignerName, Log: log,
 		Wanted: func() *x509.CertificateRequest { return request },
 	}
 }
 
 // NodeServing is the certificate by which others know the node's own server. It is for the addresses that the node has registered;
 // there is none before there are some.
-func NodeServing(folder, node string, registered func() *corev1.Node, log *slog.Logger) *Certificate {
+func NodeServing(dir, node string, registered func() *corev1.Node, log *slog.Logger) *Certificate {
 	return &Certificate{
-		File: filepath.Join(folder, "kubelet-server-current.pem"), Signer: certificatesv1.KubeletServingSignerName, Log: log,
+		File: filepath.Join(dir, "kubelet-server-current.pem"), Signer: certificatesv1.KubeletServingSignerName, Log: log,
 		Wanted: func() *x509.CertificateRequest {
 			request := &x509.CertificateRequest{Subject: nodeSubject(node), DNSNames: []string{node}}
 			object := registered()

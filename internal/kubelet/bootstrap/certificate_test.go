@@ -94,8 +94,8 @@ func inBubble(t *testing.T, life time.Duration, test func(t *testing.T, ctx cont
 
 func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 	inBubble(t, 24*time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
-		folder := t.TempDir()
-		c := NodeClient(folder, "one", slog.New(slog.DiscardHandler))
+		dir := t.TempDir()
+		c := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
 		if err := c.Load(); err != nil || c.Usable(time.Now()) {
 			t.Fatalf("there is a certificate before there is one: %v", err)
 		}
@@ -106,7 +106,7 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		if first.Subject.CommonName != "system:node:one" || first.Subject.Organization[0] != "system:nodes" || !c.Usable(time.Now()) {
 			t.Errorf("got a certificate for %v", first.Subject)
 		}
-		if info, err := os.Stat(filepath.Join(folder, "kubelet-client-current.pem")); err != nil || info.Mode().Perm() != 0o600 {
+		if info, err := os.Stat(filepath.Join(dir, "kubelet-client-current.pem")); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("the key is kept with %v, %v", info, err)
 		}
 		ctx, stop := context.WithCancel(ctx)
@@ -137,11 +137,11 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 			}
 		}
 		// Whoever starts again goes on with what is kept.
-		again := NodeClient(folder, "one", slog.New(slog.DiscardHandler))
+		again := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
 		if err := again.Load(); err != nil || !again.current.Load().Leaf.Equal(kept) {
 			t.Errorf("what was kept is not found again: %v", err)
 		}
-		if other := NodeClient(folder, "two", slog.New(slog.DiscardHandler)); other.Load() != nil || other.Usable(time.Now()) {
+		if other := NodeClient(dir, "two", slog.New(slog.DiscardHandler)); other.Load() != nil || other.Usable(time.Now()) {
 			t.Error("a node uses the certificate of another")
 		}
 		time.Sleep(24 * time.Hour)

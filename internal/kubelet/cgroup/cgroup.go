@@ -58,7 +58,7 @@ type Settings struct {
 type Groups struct {
 	settings Settings
 	version  int
-	// trees has a folder for each controller, which in version 2 is the same. others are trees without a controller we use: the runtime
+	// trees has a directory for each controller, which in version 2 is the same. others are trees without a controller we use: the runtime
 	// makes groups there too.
 	trees   map[string]string
 	others  []string
@@ -161,8 +161,8 @@ func (g *Groups) findTrees() error {
 	return nil
 }
 
-// folders are the places of a group, one in each tree that fits.
-func (g *Groups) folders(group string, everywhere bool) []string {
+// directories are the places of a group, one in each tree that fits.
+func (g *Groups) dirs(group string, everywhere bool) []string {
 	var all []string
 	for _, tree := range g.trees {
 		all = append(all, filepath.Join(tree, g.settings.Root, group))
@@ -237,8 +237,8 @@ func (g *Groups) Ensure(pod *corev1.Pod) (string, error) {
 func (g *Groups) podLimits(pod *corev1.Pod) Limits { return PodLimits(pod, g.settings, g.pages) }
 
 func (g *Groups) exists(group string) bool {
-	return !slices.ContainsFunc(g.folders(group, false), func(folder string) bool {
-		_, err := os.Stat(folder)
+	return !slices.ContainsFunc(g.dirs(group, false), func(dir string) bool {
+		_, err := os.Stat(dir)
 		return err != nil
 	})
 }
@@ -281,8 +281,8 @@ func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
 
 // create makes a group in all trees.
 func (g *Groups) create(group string) error {
-	for _, folder := range g.folders(group, false) {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+	for _, dir := range g.dirs(group, false) {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("make control group %s: %w", group, err)
 		}
 	}
@@ -361,8 +361,8 @@ func writeFile(path, value string) error {
 func (g *Groups) Pods() ([]types.UID, error) {
 	found := map[types.UID]bool{}
 	for _, class := range classGroups {
-		for _, folder := range g.folders(class, true) {
-			entries, err := os.ReadDir(folder)
+		for _, dir := range g.dirs(class, true) {
+			entries, err := os.ReadDir(dir)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}

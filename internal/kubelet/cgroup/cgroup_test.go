@@ -188,7 +188,7 @@ func TestGroupOfAClass(t *testing.T) {
 	}
 }
 
-// standIn is a folder that plays a tree of version 2.
+// standIn is a directory that plays a tree of version 2.
 func standIn(t *testing.T, available string) *Groups {
 	t.Helper()
 	tree := t.TempDir()
@@ -207,7 +207,7 @@ func standIn(t *testing.T, available string) *Groups {
 		t.Fatal(err)
 	}
 	g.pages = nil
-	// In a plain folder files are not there before they are written, and what is switched on is not added up.
+	// In a plain directory files are not there before they are written, and what is switched on is not added up.
 	g.write = func(path, value string) error {
 		if strings.HasSuffix(path, "subtree_control") {
 			value = strings.ReplaceAll(value, "+", "")
@@ -333,9 +333,9 @@ func here(t *testing.T) *Groups {
 		if err := g.Teardown(); err != nil {
 			t.Error(err)
 		}
-		for _, folder := range g.folders("", true) {
-			if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s is left: %v", folder, err)
+		for _, dir := range g.dirs("", true) {
+			if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is left: %v", dir, err)
 			}
 		}
 	})
@@ -358,11 +358,11 @@ func start(t *testing.T, g *Groups, parent, name string, command ...string) *exe
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	for _, tree := range slices.Compact(slices.Sorted(maps.Values(g.trees))) {
-		folder := filepath.Join(tree, parent, name)
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+		dir := filepath.Join(tree, parent, name)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeFile(filepath.Join(folder, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
+		if err := writeFile(filepath.Join(dir, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -206,13 +206,13 @@ func pageName(bytes int64) string {
 
 // hugePageSizes are those the host has.
 func hugePageSizes() []int64 {
-	folders, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
+	dirs, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
 	if err != nil {
 		return nil
 	}
 	var sizes []int64
-	for _, folder := range folders {
-		text := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(folder), "hugepages-"), "kB")
+	for _, dir := range dirs {
+		text := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "hugepages-"), "kB")
 		if size, err := strconv.ParseInt(text, 10, 64); err == nil {
 			sizes = append(sizes, size*1024)
 		}

@@ -18,8 +18,8 @@ import (
 func (g *Groups) Remove(uid types.UID) error {
 	var problems []error
 	for _, class := range classGroups {
-		for _, folder := range g.folders(filepath.Join(class, podPrefix+string(uid)), true) {
-			if err := removeTree(folder); err != nil {
+		for _, dir := range g.dirs(filepath.Join(class, podPrefix+string(uid)), true) {
+			if err := removeTree(dir); err != nil {
 				problems = append(problems, fmt.Errorf("remove control group of pod %s: %w", uid, err))
 			}
 		}
@@ -30,15 +30,15 @@ func (g *Groups) Remove(uid types.UID) error {
 // Teardown removes everything of this node. Processes of pods that still run are ended.
 func (g *Groups) Teardown() error {
 	var problems []error
-	for _, folder := range g.folders(podsGroup, true) {
-		if err := removeTree(folder); err != nil {
+	for _, dir := range g.dirs(podsGroup, true) {
+		if err := removeTree(dir); err != nil {
 			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
 		}
 		if g.settings.Root == "/" {
 			continue
 		}
 		// The root itself goes if it is ours alone.
-		if err := os.Remove(filepath.Dir(folder)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
+		if err := os.Remove(filepath.Dir(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
 			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
 		}
 	}
@@ -47,22 +47,22 @@ func (g *Groups) Teardown() error {
 
 // removeTree removes a group of one tree. A group can go only when its last process is gone from the kernel, which takes a moment
 // after it was killed, so it is tried for a while.
-func removeTree(folder string) error {
+func removeTree(dir string) error {
 	wait := time.Millisecond
 	for {
-		err := removeFolders(folder)
+		err := removeDirs(dir)
 		if err == nil || wait > time.Second {
 			return err
 		}
-		kill(folder)
+		kill(dir)
 		time.Sleep(wait)
 		wait *= 2
 	}
 }
 
-// removeFolders removes a group and those below it, the innermost first.
-func removeFolders(folder string) error {
-	entries, err := os.ReadDir(folder)
+// removeDirs removes a group and those below it, the innermost first.
+func removeDirs(dir string) error {
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -71,23 +71,23 @@ func removeFolders(folder string) error {
 	}
 	for _, entry := range entries {
 		if entry.IsDir() {
-			if err := removeFolders(filepath.Join(folder, entry.Name())); err != nil {
+			if err := removeDirs(filepath.Join(dir, entry.Name())); err != nil {
 				return err
 			}
 		}
 	}
-	if err := syscall.Rmdir(folder); err != nil && !errors.Is(err, syscall.ENOENT) {
-		return &fs.PathError{Op: "rmdir", Path: folder, Err: err}
+	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
 	}
 	return nil
 }
 
 // kill ends all processes of a group and of those below it. What it misses is met the next time.
-func kill(folder string) {
-	if err := writeFile(filepath.Join(folder, "cgroup.kill"), "1"); err == nil {
+func kill(dir string) {
+	if err := writeFile(filepath.Join(dir, "cgroup.kill"), "1"); err == nil {
 		return
 	}
-	_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || entry.Name() != "cgroup.procs" {
 			return nil
 		}

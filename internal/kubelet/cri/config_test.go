@@ -361,10 +361,10 @@ func TestDetectHost(t *testing.T) {
 
 func TestAppArmorOfTheHost(t *testing.T) {
 	for _, row := range []struct {
-		name   string
-		folder bool
-		word   string
-		want   bool
+		name string
+		dir  bool
+		word string
+		want bool
 	}{
 		{"on", true, "Y\n", true},
 		{"switched off", true, "N\n", false},
@@ -373,7 +373,7 @@ func TestAppArmorOfTheHost(t *testing.T) {
 		{"mounted without a switch", true, "", false},
 	} {
 		sys := t.TempDir()
-		if row.folder {
+		if row.dir {
 			if err := os.MkdirAll(filepath.Join(sys, "kernel/security/apparmor"), 0o755); err != nil {
 				t.Fatal(err)
 			}

@@ -39,7 +39,7 @@ type ContainerSettings struct {
 	ExtraGroups   []int64
 }
 
-// ContainerLogPath is a container's log below its pod's log folder.
+// ContainerLogPath is a container's log below its pod's log directory.
 func ContainerLogPath(name string, attempt uint32) string {
 	return filepath.Join(name, strconv.FormatUint(uint64(attempt), 10)+".log")
 }

@@ -339,7 +339,7 @@ func (f *Fake) StartContainer(_ context.Context, id string) error {
 	c.status.State, c.status.StartedAt = runtimeapi.ContainerState_CONTAINER_RUNNING, f.now()
 	f.tell(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	if c.status.LogPath != "" {
-		_ = os.WriteFile(c.status.LogPath, nil, 0o640) // a log nobody made a folder for is nobody's
+		_ = os.WriteFile(c.status.LogPath, nil, 0o640) // a log nobody made a directory for is nobody's
 	}
 	if c.ends {
 		f.exit(c, c.code)

@@ -74,14 +74,14 @@ func memory() (total, swap int64) {
 }
 
 func hugePageSizes() []string {
-	folders, err := os.ReadDir("/sys/kernel/mm/hugepages")
+	dirs, err := os.ReadDir("/sys/kernel/mm/hugepages")
 	if err != nil {
 		return nil
 	}
 	var sizes []string
-	for _, folder := range folders {
+	for _, dir := range dirs {
 		var kilobytes int64
-		if _, err := fmt.Sscanf(folder.Name(), "hugepages-%dkB", &kilobytes); err == nil {
+		if _, err := fmt.Sscanf(dir.Name(), "hugepages-%dkB", &kilobytes); err == nil {
 			sizes = append(sizes, HugePageSize(kilobytes*1024))
 		}
 	}

@@ -19,9 +19,9 @@ func TestHashIsUpstreams(t *testing.T) {
 }
 
 func TestTerminationMessage(t *testing.T) {
-	folder := t.TempDir()
+	dir := t.TempDir()
 	file := func(name, text string) string {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +42,7 @@ func TestTerminationMessage(t *testing.T) {
 	}{
 		{"written", file("a", "bye"), log, "File", 1, "Error", "bye"},
 		{"nothing written", file("b", ""), log, "File", 1, "Error", ""},
-		{"never made", filepath.Join(folder, "none"), log, "File", 1, "Error", ""},
+		{"never made", filepath.Join(dir, "none"), log, "File", 1, "Error", ""},
 		{"too long keeps the end", file("c", "begin"+long), log, "File", 1, "Error", long[:4096]},
 		{"falls back to the log", file("d", ""), log, fallBack, 1, "Error", "one\npartial\n"},
 		{"prefers the file", file("e", "bye"), log, fallBack, 1, "Error", "bye"},
@@ -64,16 +64,16 @@ func TestTerminationMessage(t *testing.T) {
 			}
 		})
 	}
-	if err := os.Symlink("/etc/passwd", filepath.Join(folder, "link")); err != nil {
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tail(filepath.Join(folder, "link"), 10); err == nil {
-		t.Error("a link was followed out of the container's folder")
+	if _, err := tail(filepath.Join(dir, "link"), 10); err == nil {
+		t.Error("a link was followed out of the container's directory")
 	}
 }
 
 func TestLogRotation(t *testing.T) {
-	folder := t.TempDir()
+	dir := t.TempDir()
 	fake := NewFake("image")
 	ctx := t.Context()
 	sandbox, err := fake.RunPodSandbox(ctx, &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}}, "")
@@ -81,14 +81,14 @@ func TestLogRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	id, err := fake.CreateContainer(ctx, sandbox, &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "image"}, LogPath: "0.log"},
-		&runtimeapi.PodSandboxConfig{LogDirectory: folder})
+		&runtimeapi.PodSandboxConfig{LogDirectory: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := fake.StartContainer(ctx, id); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(folder, "0.log")
+	path := filepath.Join(dir, "0.log")
 	logs := &Logs{Runtime: fake, MaxSize: 100, MaxFiles: 3}
 	write := func(n int) {
 		if err := os.WriteFile(path, make([]byte, n), 0o600); err != nil {

@@ -15,7 +15,7 @@ import (
 
 // Host is what of this machine and of the kubelet's settings goes into every configuration. DetectHost reads the machine's part.
 type Host struct {
-	// SeccompRoot is the folder of profiles of type Localhost; SeccompDefault makes the runtime's profile the default.
+	// SeccompRoot is the directory of profiles of type Localhost; SeccompDefault makes the runtime's profile the default.
 	SeccompRoot    string
 	SeccompDefault bool
 	// SandboxSeccomp is the file of a profile for the sandboxes' own processes. Without one they have the runtime's.

@@ -29,7 +29,7 @@ type PodSettings struct {
 	ExtraGroups []int64
 }
 
-// PodLogDirectory is the folder of a pod's logs below the folder of all logs.
+// PodLogDirectory is the directory of a pod's logs below the directory of all logs.
 func PodLogDirectory(logs string, pod *corev1.Pod) string {
 	return filepath.Join(logs, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
 }

@@ -20,14 +20,14 @@ import (
 const idsPerPod = 65536
 
 // UserNamespaces gives pods that want users of their own ranges of the host's ids, no two the same. What a pod has stands in its
-// folder and goes with it, so nothing has to be given back, and a restarted kubelet knows it.
+// directory and goes with it, so nothing has to be given back, and a restarted kubelet knows it.
 type UserNamespaces struct {
-	folder string // of all pods
-	mu     sync.Mutex
+	dir string // of all pods
+	mu  sync.Mutex
 }
 
-// NewUserNamespaces keeps ranges in the pods' folders below folder.
-func NewUserNamespaces(folder string) *UserNamespaces { return &UserNamespaces{folder: folder} }
+// NewUserNamespaces keeps ranges in the pods' directories below directory.
+func NewUserNamespaces(dir string) *UserNamespaces { return &UserNamespaces{dir: dir} }
 
 // idRange is upstream's record of a range.
 type idRange struct {
@@ -42,7 +42,7 @@ type idRecord struct {
 }
 
 // Of returns the ids of a pod. supported says whether the pod's runtime handler knows user namespaces; handler is its name. The pod's
-// folder exists.
+// directory exists.
 func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE}, nil
@@ -67,7 +67,7 @@ func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*r
 
 // allocate takes the lowest range that no pod has.
 func (u *UserNamespaces) allocate(uid types.UID) (idRecord, error) {
-	entries, err := os.ReadDir(u.folder)
+	entries, err := os.ReadDir(u.dir)
 	if err != nil {
 		return idRecord{}, err
 	}
@@ -118,7 +118,7 @@ func (u *UserNamespaces) read(uid types.UID) (idRecord, error) {
 }
 
 func (u *UserNamespaces) file(uid types.UID) string {
-	return filepath.Join(u.folder, string(uid), "userns")
+	return filepath.Join(u.dir, string(uid), "userns")
 }
 
 func mappings(ranges []idRange) []*runtimeapi.IDMapping {

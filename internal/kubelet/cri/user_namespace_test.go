@@ -11,11 +11,11 @@ import (
 )
 
 func TestUserNamespaces(t *testing.T) {
-	folder := t.TempDir()
-	all := NewUserNamespaces(folder)
+	dir := t.TempDir()
+	all := NewUserNamespaces(dir)
 	first := func(uid string) uint32 {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Join(folder, uid), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(dir, uid), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = types.UID(uid), ptr(false) })
@@ -31,15 +31,15 @@ func TestUserNamespaces(t *testing.T) {
 	if a, b, again := first("a"), first("b"), first("a"); a != 65536 || b != 2*65536 || again != a {
 		t.Errorf("ranges %d, %d and then %d", a, b, again)
 	}
-	all = NewUserNamespaces(folder) // the kubelet was restarted
-	if err := os.RemoveAll(filepath.Join(folder, "a")); err != nil {
+	all = NewUserNamespaces(dir) // the kubelet was restarted
+	if err := os.RemoveAll(filepath.Join(dir, "a")); err != nil {
 		t.Fatal(err)
 	}
 	if b, c, d := first("b"), first("c"), first("d"); b != 2*65536 || c != 65536 || d != 3*65536 {
 		t.Errorf("after a restart %d, %d, %d", b, c, d)
 	}
 	for text, want := range map[string]string{"{}": "not as they were given", "x": "invalid character", `{"uidMappings":[{"hostId":0,"length":65536}],"gidMappings":[{"hostId":0,"length":65536}]}`: "not as they were given"} {
-		if err := os.WriteFile(filepath.Join(folder, "b", "userns"), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "b", "userns"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = "b", ptr(false) })

@@ -1,6 +1,6 @@
 // Package devices gives containers the devices that plugins bring: graphics cards, network functions, whatever a vendor's program knows about.
 //
-// A plugin announces itself at a socket in a folder of the kubelet (register.go), and tells from then on which devices there are and how they
+// A plugin announces itself at a socket in a directory of the kubelet (register.go), and tells from then on which devices there are and how they
 // are. The node shows them as a resource. A pod that asks for some is given them when it is admitted (allocate.go): the plugin says what the
 // container needs to use them, and that is remembered in a file until the pod is gone, so that a container that starts again, also
 // after the kubelet has, gets the same. Of the devices themselves nothing is known here but their names.
@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	// socketName and checkpointName are upstream's, in the folder of plugins.
+	// socketName and checkpointName are upstream's, in the directory of plugins.
 	socketName     = "kubelet.sock"
 	checkpointName = "kubelet_internal_checkpoint"
 	// stopGrace is how long a plugin that is gone may take to come back before its resource is given up.
@@ -40,8 +40,8 @@ const (
 
 // Options are what Devices works with.
 type Options struct {
-	// Folder is where plugins find the kubelet's socket and put their own.
-	Folder string
+	// Directory is where plugins find the kubelet's socket and put their own.
+	Dir string
 	// Active are the pods that may hold devices, and whether those are all: until then no pod is known to be gone.
 	Active func() (pods []*corev1.Pod, all bool)
 	// Changed is called when there are more or fewer devices, PodChanged when a device of a pod has become better or worse.
@@ -288,12 +288,12 @@ func (d *Devices) save() error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(d.Folder, checkpointName), text, 0o600)
+	return atomicfile.Write(filepath.Join(d.Dir, checkpointName), text, 0o600)
 }
 
 // read takes up what was given before. Resources that were there count as stopped until their plugins are back.
 func (d *Devices) read() error {
-	text, err := os.ReadFile(filepath.Join(d.Folder, checkpointName))
+	text, err := os.ReadFile(filepath.Join(d.Dir, checkpointName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -29,8 +29,8 @@ const gpu = "example.com/gpu"
 // node is one whose pods the test decides.
 type node struct {
 	*Devices
-	folder string
-	stop   func()
+	dir  string
+	stop func()
 
 	mu   sync.Mutex
 	pods []*corev1.Pod
@@ -39,11 +39,11 @@ type node struct {
 }
 
 // start runs Devices until the test ends, or is stopped.
-func start(t *testing.T, folder string) *node {
+func start(t *testing.T, dir string) *node {
 	t.Helper()
-	n := &node{folder: folder}
+	n := &node{dir: dir}
 	n.Devices = New(Options{
-		Folder: folder, Changed: func() {},
+		Dir: dir, Changed: func() {},
 		Active: func() ([]*corev1.Pod, bool) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -67,7 +67,7 @@ func start(t *testing.T, folder string) *node {
 	})
 	t.Cleanup(n.stop)
 	eventually(t, "the socket is there", func() bool {
-		_, err := os.Stat(filepath.Join(folder, socketName))
+		_, err := os.Stat(filepath.Join(dir, socketName))
 		return err == nil
 	})
 	return n
@@ -84,7 +84,7 @@ func eventually(t *testing.T, what string, check func() bool) {
 
 func (n *node) plug(t *testing.T, p *deviceplugin.Plugin, socket string, devices ...*api.Device) {
 	t.Helper()
-	if err := p.Start(t.Context(), n.folder, socket, devices...); err != nil {
+	if err := p.Start(t.Context(), n.dir, socket, devices...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
@@ -247,7 +247,7 @@ func TestRegistration(t *testing.T) {
 		{"a resource that is not the plugin's to bring", api.Version, "cpu", `the ResourceName "cpu" is invalid`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			err := deviceplugin.Register(t.Context(), n.folder, &api.RegisterRequest{Version: row.version, ResourceName: row.resource, Endpoint: "x.sock"})
+			err := deviceplugin.Register(t.Context(), n.dir, &api.RegisterRequest{Version: row.version, ResourceName: row.resource, Endpoint: "x.sock"})
 			if err == nil || !strings.Contains(err.Error(), row.wrong) {
 				t.Errorf("error %v, want %q", err, row.wrong)
 			}
@@ -497,8 +497,8 @@ func TestRefusal(t *testing.T) {
 
 // TestRestart is a kubelet that starts again: who has what is known before the plugin is back, and a container gets its own devices.
 func TestRestart(t *testing.T) {
-	folder := t.TempDir()
-	n := start(t, folder)
+	dir := t.TempDir()
+	n := start(t, dir)
 	near := &api.Device{ID: "a", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
 	give := func(ids []string) (*api.ContainerAllocateResponse, error) {
 		return &api.ContainerAllocateResponse{Envs: map[string]string{"GPU": ids[0]}, Devices: []*api.DeviceSpec{{ContainerPath: "/dev/gpu", HostPath: "/dev/null", Permissions: "rw"}}}, nil
@@ -519,7 +519,7 @@ func TestRestart(t *testing.T) {
 	}
 	n.stop()
 
-	n = start(t, folder)
+	n = start(t, dir)
 	n.pods = []*corev1.Pod{user}
 	if got := n.Of("p", "c"); !reflect.DeepEqual(got, want) {
 		t.Errorf("devices %v after the restart, want %v", got, want)
@@ -528,7 +528,7 @@ func TestRestart(t *testing.T) {
 	if got := n.Usable(); len(got) != 0 {
 		t.Errorf("usable %v before the plugin is back", got)
 	}
-	if _, err := os.Stat(filepath.Join(folder, "gpu.sock")); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, "gpu.sock")); err == nil {
 		t.Error("the plugin's socket is still there: it will not notice that it has to register again")
 	}
 	again := &deviceplugin.Plugin{Resource: gpu, Give: give}
@@ -553,11 +553,11 @@ func TestUpstreamsCheckpoint(t *testing.T) {
 		{"an answer that is none", `{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":{},"AllocResp":"/w=="}]}}`, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			folder := t.TempDir()
-			if err := os.WriteFile(filepath.Join(folder, checkpointName), []byte(row.text), 0o600); err != nil {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, checkpointName), []byte(row.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			n := start(t, folder)
+			n := start(t, dir)
 			if got := n.Of("p", "c"); len(got) != row.want {
 				t.Fatalf("devices %v", got)
 			}

@@ -32,13 +32,13 @@ type plugin struct {
 
 // Run lets plugins register until ctx ends. Those of a run before have to do so again: they see that their sockets are gone.
 func (d *Devices) Run(ctx context.Context) error {
-	if err := os.MkdirAll(d.Folder, 0o750); err != nil {
-		return fmt.Errorf("make the folder of device plugins: %w", err)
+	if err := os.MkdirAll(d.Dir, 0o750); err != nil {
+		return fmt.Errorf("make the directory of device plugins: %w", err)
 	}
-	if err := removeSockets(d.Folder); err != nil {
+	if err := removeSockets(d.Dir); err != nil {
 		return fmt.Errorf("remove the sockets of device plugins: %w", err)
 	}
-	socket := filepath.Join(d.Folder, socketName)
+	socket := filepath.Join(d.Dir, socketName)
 	if len(socket) > maxSocketPath {
 		d.Log.Warn("there are no devices: the path of the socket for their plugins is too long", "path", socket)
 		return nil
@@ -58,15 +58,15 @@ func (d *Devices) Run(ctx context.Context) error {
 	return server.Serve(listener)
 }
 
-func removeSockets(folder string) error {
-	entries, err := os.ReadDir(folder)
+func removeSockets(dir string) error {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, e := range entries {
 		if e.Type()&os.ModeSocket != 0 {
-			errs = append(errs, os.Remove(filepath.Join(folder, e.Name())))
+			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
 	return errors.Join(errs...)
@@ -80,7 +80,7 @@ type registration struct {
 	watching *sync.WaitGroup
 }
 
-// Register connects to a plugin that serves in the same folder, and follows it from then on.
+// Register connects to a plugin that serves in the same directory, and follows it from then on.
 func (r *registration) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	name := request.ResourceName
 	if !slices.Contains(pluginapi.SupportedVersions[:], request.Version) {
@@ -89,7 +89,7 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	if !extended(name) {
 		return nil, fmt.Errorf("the ResourceName %q is invalid", name)
 	}
-	p, err := connect(ctx, filepath.Join(r.devices.Folder, filepath.Base(request.Endpoint)))
+	p, err := connect(ctx, filepath.Join(r.devices.Dir, filepath.Base(request.Endpoint)))
 	if err != nil {
 		return nil, err
 	}

@@ -229,17 +229,17 @@ func (g *Guard) evict(ctx context.Context, e Eviction) *corev1.Pod {
 	return e.Pod
 }
 
-// Observe fills in the signals of the machine: disks of two folders, and processes. Memory is the caller's to fill in.
-func Observe(nodeFolder, imageFolder string) (Usage, error) {
+// Observe fills in the signals of the machine: disks of two directories, and processes. Memory is the caller's to fill in.
+func Observe(nodeDir, imageDir string) (Usage, error) {
 	u := Usage{Signals: map[Signal]Observation{}, Pods: map[types.UID]PodUsage{}}
 	var devices [2]uint64
 	for i, disk := range []struct {
-		folder        string
+		dir           string
 		space, inodes Signal
-	}{{nodeFolder, NodeFsAvailable, NodeFsInodesFree}, {imageFolder, ImageFsAvailable, ImageFsInodesFree}} {
+	}{{nodeDir, NodeFsAvailable, NodeFsInodesFree}, {imageDir, ImageFsAvailable, ImageFsInodesFree}} {
 		var s syscall.Statfs_t
-		if err := syscall.Statfs(disk.folder, &s); err != nil {
-			return u, fmt.Errorf("look at the disk of %s: %w", disk.folder, err)
+		if err := syscall.Statfs(disk.dir, &s); err != nil {
+			return u, fmt.Errorf("look at the disk of %s: %w", disk.dir, err)
 		}
 		u.Signals[disk.space] = Observation{Available: int64(s.Bavail) * s.Bsize, Capacity: int64(s.Blocks) * s.Bsize}
 		// Some file systems have as many inodes as they need, and say that there are none.
@@ -247,8 +247,8 @@ func Observe(nodeFolder, imageFolder string) (Usage, error) {
 			u.Signals[disk.inodes] = Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}
 		}
 		var info syscall.Stat_t
-		if err := syscall.Stat(disk.folder, &info); err != nil {
-			return u, fmt.Errorf("look at the disk of %s: %w", disk.folder, err)
+		if err := syscall.Stat(disk.dir, &info); err != nil {
+			return u, fmt.Errorf("look at the disk of %s: %w", disk.dir, err)
 		}
 		devices[i] = info.Dev
 	}
@@ -291,15 +291,15 @@ func Processes() (now, most int64, err error) {
 	return now, most, nil
 }
 
-// DiskOf counts what lies below a folder, each file once, as the disk counts it. Other file systems mounted there are not part of it.
-func DiskOf(folder string) (sum Disk) {
+// DiskOf counts what lies below a directory, each file once, as the disk counts it. Other file systems mounted there are not part of it.
+func DiskOf(dir string) (sum Disk) {
 	var root syscall.Stat_t
-	if syscall.Lstat(folder, &root) != nil {
+	if syscall.Lstat(dir, &root) != nil {
 		return Disk{}
 	}
 	counted := map[uint64]bool{}
 	// What vanishes while it is counted is not counted.
-	_ = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return nil
 		}

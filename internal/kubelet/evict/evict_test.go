@@ -222,8 +222,8 @@ func TestGuard(t *testing.T) {
 }
 
 func TestObserve(t *testing.T) {
-	folder := t.TempDir()
-	u, err := Observe(folder, folder)
+	dir := t.TempDir()
+	u, err := Observe(dir, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,26 +235,26 @@ func TestObserve(t *testing.T) {
 			t.Errorf("%s: %+v", s, o)
 		}
 	}
-	if other, err := Observe(folder, "/proc"); err != nil || !other.SeparateImages {
+	if other, err := Observe(dir, "/proc"); err != nil || !other.SeparateImages {
 		t.Errorf("%+v, %v", other, err)
 	}
-	if _, err := Observe(filepath.Join(folder, "none"), folder); err == nil {
-		t.Error("a folder that is not there was looked at")
+	if _, err := Observe(filepath.Join(dir, "none"), dir); err == nil {
+		t.Error("a directory that is not there was looked at")
 	}
-	if err := os.WriteFile(filepath.Join(folder, "file"), make([]byte, 100_000), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := DiskOf(folder)
+	before := DiskOf(dir)
 	if before.Bytes < 100_000 || before.Inodes != 2 {
 		t.Errorf("%+v", before)
 	}
-	if err := os.Link(filepath.Join(folder, "file"), filepath.Join(folder, "again")); err != nil {
+	if err := os.Link(filepath.Join(dir, "file"), filepath.Join(dir, "again")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("/", filepath.Join(folder, "root")); err != nil {
+	if err := os.Symlink("/", filepath.Join(dir, "root")); err != nil {
 		t.Fatal(err)
 	}
-	if after := DiskOf(folder); after.Inodes != 3 || after.Bytes != before.Bytes {
+	if after := DiskOf(dir); after.Inodes != 3 || after.Bytes != before.Bytes {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }
@@ -275,7 +275,7 @@ func TestObserver(t *testing.T) {
 	}
 	asked := 0
 	o := &Observer{
-		Root: root, ImageFolder: root,
+		Root: root, ImageDir: root,
 		Machine:  func() (Memory, error) { return Memory{WorkingSet: 300, Limit: 1000}, nil },
 		Together: func() (Memory, error) { return Memory{WorkingSet: 200, Limit: 500}, nil },
 		Pod: func(pod *corev1.Pod) (PodUsage, bool) {

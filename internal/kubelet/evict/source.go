@@ -15,8 +15,8 @@ type Memory struct{ WorkingSet, Limit int64 }
 
 // Observer is the Source of a real node. Disks and processes it looks at itself; memory is told by whoever keeps the control groups.
 type Observer struct {
-	// Root is the kubelet's folder, with the pods' volumes and logs; ImageFolder is the runtime's.
-	Root, ImageFolder string
+	// Root is the kubelet's directory, with the pods' volumes and logs; ImageDirectory is the runtime's.
+	Root, ImageDir string
 	// Machine is the memory of the whole machine, Together that of all pods, with what they may have as its limit, 0 for none.
 	Machine, Together func() (Memory, error)
 	// Pod tells memory and processes of a pod and its containers, false for one nothing is known of.
@@ -27,7 +27,7 @@ type Observer struct {
 
 // Usage looks at the node.
 func (o *Observer) Usage(ctx context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
-	u, err := Observe(o.Root, o.ImageFolder)
+	u, err := Observe(o.Root, o.ImageDir)
 	if err != nil {
 		return u, err
 	}

@@ -75,7 +75,7 @@ type Options struct {
 	Log            *slog.Logger
 }
 
-// ConfigFiles are the places of the node's docker configuration: the kubelet's folder, then home.
+// ConfigFiles are the places of the node's docker configuration: the kubelet's directory, then home.
 func ConfigFiles(root string) []string {
 	files := []string{filepath.Join(root, "config.json")}
 	if home, err := os.UserHomeDir(); err == nil {

@@ -32,13 +32,13 @@ func newVolumeStat(name, help string, of func(*unix.Statfs_t) uint64) volumeStat
 // diskTimeout is how long a disk may take to answer; one behind a network may be away for ever.
 const diskTimeout = time.Second
 
-// asked are the folders whose disks have not answered yet: they are not asked again, so that a disk that is away holds up one goroutine only.
+// asked are the directories whose disks have not answered yet: they are not asked again, so that a disk that is away holds up one goroutine only.
 var asked sync.Map
 
 // collectClaims tells how full the volumes of claims are, as far as their disks answer.
 func collectClaims(claims map[types.NamespacedName]string, emit func(*prometheus.Desc, float64, ...string)) {
-	for claim, folder := range claims {
-		if s, ok := fileSystem(folder); ok {
+	for claim, dir := range claims {
+		if s, ok := fileSystem(dir); ok {
 			for _, v := range volumeStats {
 				emit(v.desc, float64(v.of(s)), claim.Namespace, claim.Name)
 			}
@@ -46,18 +46,18 @@ func collectClaims(claims map[types.NamespacedName]string, emit func(*prometheus
 	}
 }
 
-// fileSystem asks the disk of a folder, unless it does not answer.
-func fileSystem(folder string) (*unix.Statfs_t, bool) {
-	if _, waiting := asked.LoadOrStore(folder, true); waiting {
+// fileSystem asks the disk of a directory, unless it does not answer.
+func fileSystem(dir string) (*unix.Statfs_t, bool) {
+	if _, waiting := asked.LoadOrStore(dir, true); waiting {
 		return nil, false
 	}
 	answer := make(chan *unix.Statfs_t, 1)
 	go func() {
 		s := &unix.Statfs_t{}
-		if unix.Statfs(folder, s) != nil {
+		if unix.Statfs(dir, s) != nil {
 			s = nil
 		}
-		asked.Delete(folder)
+		asked.Delete(dir)
 		answer <- s
 	}()
 	select {

@@ -233,13 +233,13 @@ func (away) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*run
 }
 
 func TestClaims(t *testing.T) {
-	folder := t.TempDir()
+	dir := t.TempDir()
 	var disk syscall.Statfs_t
-	if err := syscall.Statfs(folder, &disk); err != nil {
+	if err := syscall.Statfs(dir, &disk); err != nil {
 		t.Fatal(err)
 	}
 	values := map[string]float64{}
-	collectClaims(map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: folder, {Namespace: "ns", Name: "gone"}: folder + "/gone"}, func(d *prometheus.Desc, value float64, labels ...string) {
+	collectClaims(map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: dir, {Namespace: "ns", Name: "gone"}: dir + "/gone"}, func(d *prometheus.Desc, value float64, labels ...string) {
 		if strings.Join(labels, "/") != "ns/data" {
 			t.Errorf("%s is shown of %q", d, labels)
 		}

@@ -25,7 +25,7 @@ type Machine struct {
 	KernelVersion, OSImage        string
 }
 
-// ReadMachine looks at the machine. root is the folder whose disk the pods' data is on.
+// ReadMachine looks at the machine. root is the directory whose disk the pods' data is on.
 func ReadMachine(root string) (Machine, error) {
 	m := Machine{CPUs: processors(), HugePages: hugePages(), OSImage: osImage()}
 	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
@@ -98,16 +98,16 @@ func processors() int {
 
 func hugePages() map[int64]int64 {
 	pages := map[int64]int64{}
-	folders, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
+	dirs, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
 	if err != nil {
 		return pages
 	}
-	for _, folder := range folders {
-		size, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(folder), "hugepages-"), "kB"), 10, 64)
+	for _, dir := range dirs {
+		size, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "hugepages-"), "kB"), 10, 64)
 		if err != nil {
 			continue
 		}
-		count, err := strconv.ParseInt(firstLine(filepath.Join(folder, "nr_hugepages")), 10, 64)
+		count, err := strconv.ParseInt(firstLine(filepath.Join(dir, "nr_hugepages")), 10, 64)
 		if err == nil {
 			pages[size*1024] = size * 1024 * count
 		}

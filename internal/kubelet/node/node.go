@@ -58,7 +58,7 @@ type Settings struct {
 	// SystemReserved and KubeReserved are kept from pods; EvictionReserved is what hard eviction keeps free.
 	SystemReserved, KubeReserved, EvictionReserved corev1.ResourceList
 	DeclaredFeatures                               []string
-	// Root is the folder whose disk the pods' data is on.
+	// Root is the directory whose disk the pods' data is on.
 	Root string
 	// NoRegister leaves it to others to make the Node object.
 	NoRegister bool

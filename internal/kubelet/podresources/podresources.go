@@ -1,5 +1,5 @@
 // Package podresources tells programs on this node, such as those that watch graphics cards, which container has which device. They ask over a
-// socket in a folder of the kubelet, by version 1 of the pod resources API.
+// socket in a directory of the kubelet, by version 1 of the pod resources API.
 package podresources
 
 import (
@@ -42,8 +42,8 @@ type Devices interface {
 // Server answers.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
-	// Folder is where the socket is.
-	Folder  string
+	// Directory is where the socket is.
+	Dir     string
 	Devices Devices
 	// Pods are those that run; Pod is any one by name.
 	Pods func() []*corev1.Pod
@@ -53,10 +53,10 @@ type Server struct {
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	if err := os.MkdirAll(s.Folder, 0o750); err != nil {
-		return fmt.Errorf("make the folder of the pod resources API: %w", err)
+	if err := os.MkdirAll(s.Dir, 0o750); err != nil {
+		return fmt.Errorf("make the directory of the pod resources API: %w", err)
 	}
-	socket := filepath.Join(s.Folder, "kubelet.sock")
+	socket := filepath.Join(s.Dir, "kubelet.sock")
 	if len(socket) > maxSocketPath {
 		s.Log.Warn("the pod resources API is not served: the path of its socket is too long", "path", socket)
 		return nil

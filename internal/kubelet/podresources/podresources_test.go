@@ -75,7 +75,7 @@ func TestAnswers(t *testing.T) {
 		usable: []devices.Held{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", Nodes: []int64{1}}},
 	}
 	s := &Server{
-		Folder: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
+		Dir: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
 		Pod: func(namespace, name string) (*corev1.Pod, bool) {
 			for _, p := range []*corev1.Pod{user, ended} {
 				if p.Namespace == namespace && p.Name == name {
@@ -94,7 +94,7 @@ func TestAnswers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	connection, err := grpc.NewClient("unix://"+filepath.Join(s.Folder, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	connection, err := grpc.NewClient("unix://"+filepath.Join(s.Dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
 	}

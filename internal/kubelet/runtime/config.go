@@ -14,42 +14,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folders are the places containerd works in.
-type folders struct {
+// directories are the places containerd works in.
+type directories struct {
 	dir     string // all but the sockets
 	sockets string // sockets of containerd and of the shims
-	data    string // skiff's data folder, for what an operator puts there
+	data    string // skiff's data directory, for what an operator puts there
 }
 
-// socketFolderMax is the longest folder for a shim's socket: its name adds a digest, and the kernel bounds the whole.
-const socketFolderMax = 42
+// socketDirectoryMax is the longest directory for a shim's socket: its name adds a digest, and the kernel bounds the whole.
+const socketDirMax = 42
 
-// foldersBelow decides on the folders of a data folder. The path of a socket has to be short; where the data folder's is not, the
+// directoriesBelow decides on the directories of a data directory. The path of a socket has to be short; where the data directory's is not, the
 // sockets go to /run under a name made from it.
-func foldersBelow(dataDir string) folders {
-	f := folders{dir: filepath.Join(dataDir, "containerd"), data: dataDir}
+func dirsBelow(dataDir string) directories {
+	f := directories{dir: filepath.Join(dataDir, "containerd"), data: dataDir}
 	f.sockets = filepath.Join(f.dir, "s")
-	if len(f.sockets) > socketFolderMax {
+	if len(f.sockets) > socketDirMax {
 		sum := sha256.Sum256([]byte(dataDir))
 		f.sockets = filepath.Join("/run/skiff", hex.EncodeToString(sum[:6]))
 	}
 	return f
 }
 
-func (f folders) root() string       { return filepath.Join(f.dir, "root") }
-func (f folders) state() string      { return filepath.Join(f.dir, "state") }
-func (f folders) configFile() string { return filepath.Join(f.dir, "config.toml") }
-func (f folders) logFile() string    { return filepath.Join(f.dir, "containerd.log") }
-func (f folders) pidFile() string    { return filepath.Join(f.dir, "pid") }
-func (f folders) profile() string    { return filepath.Join(f.dir, "sandbox.json") }
-func (f folders) socket() string     { return filepath.Join(f.sockets, "containerd.sock") }
+func (f directories) root() string       { return filepath.Join(f.dir, "root") }
+func (f directories) state() string      { return filepath.Join(f.dir, "state") }
+func (f directories) configFile() string { return filepath.Join(f.dir, "config.toml") }
+func (f directories) logFile() string    { return filepath.Join(f.dir, "containerd.log") }
+func (f directories) pidFile() string    { return filepath.Join(f.dir, "pid") }
+func (f directories) profile() string    { return filepath.Join(f.dir, "sandbox.json") }
+func (f directories) socket() string     { return filepath.Join(f.sockets, "containerd.sock") }
 
 // registries holds a hosts.toml for each registry that is not to be reached in the usual way.
-func (f folders) registries() string { return filepath.Join(f.data, "registries") }
+func (f directories) registries() string { return filepath.Join(f.data, "registries") }
 
 // forgetOldBoot removes the state of containers that ran before the machine was started: what would lie in /run, which a reboot
 // empties. What is in the store stays.
-func (f folders) forgetOldBoot() error {
+func (f directories) forgetOldBoot() error {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return err
@@ -73,14 +73,14 @@ func (f folders) forgetOldBoot() error {
 
 // settings are what the configuration is made from.
 type settings struct {
-	folders                 folders
+	directories             directories
 	shim, runc              string
 	networkBin, networkConf string
 	// privileged says that processes may be made less likely to be ended when memory runs out, which takes a capability.
 	privileged bool
 }
 
-// disabled are plugins of containerd that a node has no use for, or that would reach outside the folder.
+// disabled are plugins of containerd that a node has no use for, or that would reach outside the directory.
 var disabled = []string{
 	"io.containerd.differ.v1.erofs",
 	"io.containerd.image-verifier.v1.bindir",
@@ -112,16 +112,16 @@ func (s settings) text() string {
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	line("# Written by skiff at every start; changes here are lost.")
 	line("version = 3")
-	line("root = %s", quote(s.folders.root()))
-	line("state = %s", quote(s.folders.state()))
+	line("root = %s", quote(s.directories.root()))
+	line("state = %s", quote(s.directories.state()))
 	line("oom_score = %d", oomScore)
 	line("disabled_plugins = [%s]", strings.Join(quoted, ", "))
 	line("imports = []")
 	line("[debug]\n  level = 'warn'")
-	line("[grpc]\n  address = %s", quote(s.folders.socket()))
-	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(s.folders.sockets))
+	line("[grpc]\n  address = %s", quote(s.directories.socket()))
+	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(s.directories.sockets))
 	line("[plugins.'%s'.pinned_images]\n  sandbox = %s", images, quote(SandboxImage))
-	line("[plugins.'%s'.registry]\n  config_path = %s", images, quote(s.folders.registries()))
+	line("[plugins.'%s'.registry]\n  config_path = %s", images, quote(s.directories.registries()))
 	line("[plugins.'%s']", runtime)
 	line("  restrict_oom_score_adj = %t", !s.privileged)
 	line("  netns_mounts_under_state_dir = true")
@@ -135,7 +135,7 @@ func (s settings) text() string {
 	line("    runtime_path = %s", quote(s.shim))
 	line("    [plugins.'%s'.containerd.runtimes.runc.options]", runtime)
 	line("      BinaryName = %s", quote(s.runc))
-	line("      Root = %s", quote(filepath.Join(s.folders.state(), "runc")))
+	line("      Root = %s", quote(filepath.Join(s.directories.state(), "runc")))
 	line("      SystemdCgroup = false")
 	return b.String()
 }

@@ -1,11 +1,11 @@
 // Package runtime runs containerd as a child of skiff, so that a node needs nothing installed.
 //
-// All containerd has lies in one folder below skiff's own: its configuration (config.go), written anew at every start, its store,
+// All containerd has lies in one directory below skiff's own: its configuration (config.go), written anew at every start, its store,
 // its state and its socket. Run starts it, waits until it answers, brings in the images that must be there without any registry (the
 // pause image, and the archives an operator has laid ready), starts it again when it dies, and ends it when skiff ends.
 //
-// Containers do not end with it: each pod is held by a shim, a process of its own, and a containerd that starts on the same folder
-// finds them again. A containerd left over from a skiff that was killed is ended first, so that never two work on one folder.
+// Containers do not end with it: each pod is held by a shim, a process of its own, and a containerd that starts on the same directory
+// finds them again. A containerd left over from a skiff that was killed is ended first, so that never two work on one directory.
 //
 // This is the one place from which skiff starts another program to do its work.
 package runtime
@@ -45,9 +45,9 @@ const (
 
 // Options say where containerd is and where it keeps things.
 type Options struct {
-	// DataDir is skiff's data folder. containerd's own is containerd below it; archives in images below it are imported.
+	// DataDir is skiff's data directory. containerd's own is containerd below it; archives in images below it are imported.
 	DataDir string
-	// Programs is the folder with containerd, containerd-shim-runc-v2, runc and pause.tar: the one skiff itself is in. What is
+	// Programs is the directory with containerd, containerd-shim-runc-v2, runc and pause.tar: the one skiff itself is in. What is
 	// not there is looked for in PATH.
 	Programs string
 	// NetworkBin and NetworkConf are where containerd looks for CNI plugins and their configuration. The default is cni/bin and
@@ -58,18 +58,18 @@ type Options struct {
 
 // Containerd is the runtime of one node.
 type Containerd struct {
-	options Options
-	folders folders
-	config  string
-	program string
-	pause   string
-	log     *slog.Logger
+	options     Options
+	directories directories
+	config      string
+	program     string
+	pause       string
+	log         *slog.Logger
 
 	ready     chan struct{}
 	readyOnce sync.Once
 }
 
-// New finds the programs and decides on the folders. It starts nothing.
+// New finds the programs and decides on the directories. It starts nothing.
 func New(o Options) (*Containerd, error) {
 	dir, err := filepath.Abs(o.DataDir)
 	if err != nil {
@@ -85,8 +85,8 @@ func New(o Options) (*Containerd, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	c := &Containerd{options: o, folders: foldersBelow(dir), pause: filepath.Join(o.Programs, "pause.tar"), log: o.Log, ready: make(chan struct{})}
-	p := settings{folders: c.folders, networkBin: o.NetworkBin, networkConf: o.NetworkConf, privileged: mayLowerOOMScore()}
+	c := &Containerd{options: o, directories: dirsBelow(dir), pause: filepath.Join(o.Programs, "pause.tar"), log: o.Log, ready: make(chan struct{})}
+	p := settings{directories: c.directories, networkBin: o.NetworkBin, networkConf: o.NetworkConf, privileged: mayLowerOOMScore()}
 	for name, path := range map[string]*string{"containerd": &c.program, "containerd-shim-runc-v2": &p.shim, "runc": &p.runc} {
 		if *path, err = find(o.Programs, name); err != nil {
 			return nil, err
@@ -96,30 +96,30 @@ func New(o Options) (*Containerd, error) {
 	return c, nil
 }
 
-// find looks for a program in a folder, then in PATH.
-func find(folder, name string) (string, error) {
-	path := filepath.Join(folder, name)
+// find looks for a program in a directory, then in PATH.
+func find(directory, name string) (string, error) {
+	path := filepath.Join(directory, name)
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 		return path, nil
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("find %s: it is neither in %s nor in PATH", name, folder)
+		return "", fmt.Errorf("find %s: it is neither in %s nor in PATH", name, directory)
 	}
 	return filepath.Abs(path)
 }
 
 // Endpoint is where the runtime answers, as the CRI's clients want it.
-func (c *Containerd) Endpoint() string { return "unix://" + c.folders.socket() }
+func (c *Containerd) Endpoint() string { return "unix://" + c.directories.socket() }
 
-// Endpoint is where a skiff with this data folder has its containerd.
+// Endpoint is where a skiff with this data directory has its containerd.
 func Endpoint(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
-	return "unix://" + foldersBelow(dir).socket(), err
+	return "unix://" + dirsBelow(dir).socket(), err
 }
 
 // SandboxProfile is the file with the seccomp profile that fits the pause image of this containerd.
-func (c *Containerd) SandboxProfile() string { return c.folders.profile() }
+func (c *Containerd) SandboxProfile() string { return c.directories.profile() }
 
 // Ready is closed when containerd has answered for the first time and the images are in.
 func (c *Containerd) Ready() <-chan struct{} { return c.ready }
@@ -128,9 +128,9 @@ func (c *Containerd) Ready() <-chan struct{} { return c.ready }
 // that dies later is started again.
 func (c *Containerd) Run(ctx context.Context) error {
 	if err := c.prepare(); err != nil {
-		return fmt.Errorf("prepare containerd's folder: %w", err)
+		return fmt.Errorf("prepare containerd's directory: %w", err)
 	}
-	if err := endLeftover(ctx, c.folders.pidFile(), c.folders.configFile()); err != nil {
+	if err := endLeftover(ctx, c.directories.pidFile(), c.directories.configFile()); err != nil {
 		return fmt.Errorf("end the containerd of an earlier skiff: %w", err)
 	}
 	delay := restartMin
@@ -165,26 +165,26 @@ func (c *Containerd) answered() bool {
 	}
 }
 
-// prepare makes the folders and writes the configuration.
+// prepare makes the directories and writes the configuration.
 func (c *Containerd) prepare() error {
-	if err := c.folders.forgetOldBoot(); err != nil {
+	if err := c.directories.forgetOldBoot(); err != nil {
 		return err
 	}
-	for _, dir := range []string{c.folders.root(), c.folders.state(), c.folders.sockets, c.options.NetworkConf, c.folders.registries()} {
+	for _, dir := range []string{c.directories.root(), c.directories.state(), c.directories.sockets, c.options.NetworkConf, c.directories.registries()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
 	}
 	// The roots of containers are in here, and those with users of their own have to pass through. What is secret says so itself.
-	for _, dir := range []string{c.folders.data, c.folders.dir, c.folders.state()} {
+	for _, dir := range []string{c.directories.data, c.directories.dir, c.directories.state()} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
 		}
 	}
-	if err := atomicfile.Write(c.folders.profile(), sandboxProfile(), 0o600); err != nil {
+	if err := atomicfile.Write(c.directories.profile(), sandboxProfile(), 0o600); err != nil {
 		return err
 	}
-	return atomicfile.Write(c.folders.configFile(), []byte(c.config), 0o600)
+	return atomicfile.Write(c.directories.configFile(), []byte(c.config), 0o600)
 }
 
 // live starts containerd and returns when it has ended, or when ctx has and it was ended.
@@ -194,7 +194,7 @@ func (c *Containerd) live(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(c.folders.pidFile())
+	defer os.Remove(c.directories.pidFile())
 	within, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	served := make(chan struct{})
@@ -212,9 +212,9 @@ func (c *Containerd) live(ctx context.Context) error {
 	}
 	<-served
 	if cause := context.Cause(within); cause != nil && !errors.Is(cause, context.Canceled) {
-		return fmt.Errorf("%w; its log ends:\n%s", cause, tail(c.folders.logFile()))
+		return fmt.Errorf("%w; its log ends:\n%s", cause, tail(c.directories.logFile()))
 	}
-	return fmt.Errorf("containerd ended: %v; its log ends:\n%s", child.err, tail(c.folders.logFile()))
+	return fmt.Errorf("containerd ended: %v; its log ends:\n%s", child.err, tail(c.directories.logFile()))
 }
 
 // serve makes a containerd that has just been started useful: it waits for it and brings in images.
@@ -233,7 +233,7 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	if err := importer.ensure(ctx, c.pause, true); err != nil {
 		return ignoreEnd(ctx, fmt.Errorf("import the pause image: %w", err))
 	}
-	c.importFolder(ctx, importer)
+	c.importDir(ctx, importer)
 	if ctx.Err() == nil {
 		c.readyOnce.Do(func() { close(c.ready) })
 	}
@@ -248,9 +248,9 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// importFolder imports the archives laid ready by the operator. One that cannot be read is reported and left out: it must not keep the
+// importDir imports the archives laid ready by the operator. One that cannot be read is reported and left out: it must not keep the
 // node from starting.
-func (c *Containerd) importFolder(ctx context.Context, importer Importer) {
+func (c *Containerd) importDir(ctx context.Context, importer Importer) {
 	archives, err := filepath.Glob(filepath.Join(c.options.DataDir, "images/*.tar"))
 	if err != nil {
 		c.log.Error("cannot look for images to import", "err", err)
@@ -276,14 +276,14 @@ type child struct {
 // start runs containerd in a session of its own, so that a signal meant for skiff's terminal does not reach it. It is told to end
 // when skiff dies in whatever way, by the kernel.
 func (c *Containerd) start() (*child, error) {
-	log, err := openLog(c.folders.logFile())
+	log, err := openLog(c.directories.logFile())
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(c.program, "--config", c.folders.configFile())
+	cmd := exec.Command(c.program, "--config", c.directories.configFile())
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Dir = c.folders.dir
+	cmd.Dir = c.directories.dir
 	// The shim and runc are given by their full paths; CNI plugins and hooks may want more.
 	cmd.Env = append(os.Environ(), "PATH="+c.options.Programs+":"+os.Getenv("PATH"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
@@ -304,7 +304,7 @@ func (c *Containerd) start() (*child, error) {
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start containerd: %w", err)
 	}
-	if err := writePID(c.folders.pidFile(), result.process.Pid); err != nil {
+	if err := writePID(c.directories.pidFile(), result.process.Pid); err != nil {
 		result.stop()
 		return nil, err
 	}

@@ -22,16 +22,16 @@ func TestSocketPathsAreShort(t *testing.T) {
 		{"/var/lib/skiff", "/var/lib/skiff/containerd/s"},
 		{long, "/run/skiff/"},
 	} {
-		f := foldersBelow(row.dataDir)
+		f := dirsBelow(row.dataDir)
 		if !strings.HasPrefix(f.sockets, row.sockets) {
 			t.Errorf("sockets of %s are in %s, want %s", row.dataDir, f.sockets, row.sockets)
 		}
-		if len(f.sockets) > socketFolderMax {
+		if len(f.sockets) > socketDirMax {
 			t.Errorf("%s is too long for a shim's socket", f.sockets)
 		}
 	}
-	if foldersBelow(long).sockets == foldersBelow(long+"x").sockets {
-		t.Error("two data folders share their sockets")
+	if dirsBelow(long).sockets == dirsBelow(long+"x").sockets {
+		t.Error("two data directories share their sockets")
 	}
 }
 
@@ -46,7 +46,7 @@ func TestConfiguration(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := settings{
-				folders: foldersBelow("/data"), shim: "/bin/shim", runc: "/bin/runc", networkBin: "/data/cni/bin", networkConf: "/data/cni/net.d",
+				directories: dirsBelow("/data"), shim: "/bin/shim", runc: "/bin/runc", networkBin: "/data/cni/bin", networkConf: "/data/cni/net.d",
 				privileged: row.privileged,
 			}
 			got := s.text()
@@ -81,7 +81,7 @@ func TestProgramsAreLookedForBesideSkiffFirst(t *testing.T) {
 }
 
 func TestStateOfAnEarlierBootIsForgotten(t *testing.T) {
-	f := foldersBelow(t.TempDir())
+	f := dirsBelow(t.TempDir())
 	write := func(path, data string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

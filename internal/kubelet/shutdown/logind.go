@@ -23,7 +23,7 @@ const (
 	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
 	systemdManager = "org.freedesktop.systemd1.Manager"
 
-	// configFile is below the folder of logind's settings.
+	// configFile is below the directory of logind's settings.
 	configFile = "99-kubelet.conf"
 )
 
@@ -51,12 +51,12 @@ func (l *logind) delay() (time.Duration, error) {
 }
 
 // setDelay has logind wait longer: it reads its settings anew when it gets a signal, in its own time.
-func (l *logind) setDelay(folder string, need time.Duration) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return fmt.Errorf("make the folder of logind's settings: %w", err)
+func (l *logind) setDelay(dir string, need time.Duration) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of logind's settings: %w", err)
 	}
 	text := fmt.Sprintf("# Pods need this long to end.\n[Login]\nInhibitDelayMaxSec=%.0f\n", need.Seconds())
-	if err := atomicfile.Write(filepath.Join(folder, configFile), []byte(text), 0o644); err != nil {
+	if err := atomicfile.Write(filepath.Join(dir, configFile), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write logind's settings: %w", err)
 	}
 	const everybody, hangUp = "all", int32(1)

@@ -126,8 +126,8 @@ type Options struct {
 	Changed   func()
 	// Connect reaches the bus that logind is on; nil is the system's.
 	Connect func() (*dbus.Conn, error)
-	// ConfigFolder is where logind is told to wait longer; empty is logind's own.
-	ConfigFolder string
+	// ConfigDirectory is where logind is told to wait longer; empty is logind's own.
+	ConfigDir string
 	// StateFile remembers when the pods were ended last.
 	StateFile string
 	Log       *slog.Logger
@@ -153,7 +153,7 @@ func New(o Options) *Shutdown {
 	if o.Connect == nil {
 		o.Connect = func() (*dbus.Conn, error) { return dbus.ConnectSystemBus() }
 	}
-	o.ConfigFolder = cmp.Or(o.ConfigFolder, "/etc/systemd/logind.conf.d")
+	o.ConfigDir = cmp.Or(o.ConfigDir, "/etc/systemd/logind.conf.d")
 	s := &Shutdown{Options: o}
 	if text, err := os.ReadFile(o.StateFile); err == nil {
 		_ = json.Unmarshal(text, &s.times) // what cannot be read is only missed by a metric
@@ -223,7 +223,7 @@ func (s *Shutdown) hold() (_ *logind, err error) {
 		return nil, err
 	}
 	if need := total(s.Periods); need > delay {
-		if err := l.setDelay(s.ConfigFolder, need); err != nil {
+		if err := l.setDelay(s.ConfigDir, need); err != nil {
 			return nil, err
 		}
 	}

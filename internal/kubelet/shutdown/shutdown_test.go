@@ -120,8 +120,8 @@ func TestGrace(t *testing.T) {
 // machine is a node whose machine is about to go down.
 type machine struct {
 	*Shutdown
-	bus    *played.Logind
-	folder string
+	bus *played.Logind
+	dir string
 
 	mu   sync.Mutex
 	log  []string
@@ -159,16 +159,16 @@ func (m *machine) end(name string) {
 // start runs the node until the test ends.
 func start(t *testing.T, delay time.Duration, periods []Period, pods ...*corev1.Pod) *machine {
 	t.Helper()
-	m := &machine{folder: t.TempDir(), ends: map[string]chan struct{}{}, pods: pods}
+	m := &machine{dir: t.TempDir(), ends: map[string]chan struct{}{}, pods: pods}
 	for _, p := range pods {
 		m.ends[p.Name] = make(chan struct{})
 	}
 	var err error
-	if m.bus, err = played.Start(m.folder, delay); err != nil {
+	if m.bus, err = played.Start(m.dir, delay); err != nil {
 		t.Fatal(err)
 	}
 	m.bus.Reload = func() time.Duration {
-		text, err := os.ReadFile(filepath.Join(m.folder, "conf", configFile))
+		text, err := os.ReadFile(filepath.Join(m.dir, "conf", configFile))
 		if err != nil {
 			return delay
 		}
@@ -185,8 +185,8 @@ func start(t *testing.T, delay time.Duration, periods []Period, pods ...*corev1.
 		},
 		NodeEvent: func(eventType, reason, message string) { m.note("%s %s %s", eventType, reason, message) },
 		Changed:   func() { m.note("now %t", m.Now()) },
-		Connect:   func() (*dbus.Conn, error) { return dbus.Connect(m.bus.Address) }, ConfigFolder: filepath.Join(m.folder, "conf"),
-		StateFile: filepath.Join(m.folder, "state"), Log: slog.New(slog.DiscardHandler),
+		Connect:   func() (*dbus.Conn, error) { return dbus.Connect(m.bus.Address) }, ConfigDir: filepath.Join(m.dir, "conf"),
+		StateFile: filepath.Join(m.dir, "state"), Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -282,7 +282,7 @@ func TestLogindWaitsLonger(t *testing.T) {
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}
-	text, err := os.ReadFile(filepath.Join(m.folder, "conf", configFile))
+	text, err := os.ReadFile(filepath.Join(m.dir, "conf", configFile))
 	if err != nil || !strings.HasSuffix(string(text), "[Login]\nInhibitDelayMaxSec=30\n") {
 		t.Errorf("logind's settings %q, %v", text, err)
 	}
@@ -292,14 +292,14 @@ func TestLogindWaitsLonger(t *testing.T) {
 }
 
 func TestLogindThatDoesNotListen(t *testing.T) {
-	folder := t.TempDir()
-	bus, err := played.Start(folder, time.Second)
+	dir := t.TempDir()
+	bus, err := played.Start(dir, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer bus.Stop()
 	s := New(Options{
-		Periods: periods(0, 20), Connect: func() (*dbus.Conn, error) { return dbus.Connect(bus.Address) }, ConfigFolder: folder, Log: slog.New(slog.DiscardHandler),
+		Periods: periods(0, 20), Connect: func() (*dbus.Conn, error) { return dbus.Connect(bus.Address) }, ConfigDir: dir, Log: slog.New(slog.DiscardHandler),
 	})
 	if held, err := s.hold(); err == nil || !strings.Contains(err.Error(), "logind waits 1s for pods that need 20s") {
 		t.Errorf("held %v, error %v", held, err)

@@ -38,7 +38,7 @@ type Usage struct {
 	Runtime  cri.Runtime
 	// Pods are those of the node.
 	Pods func() []*corev1.Pod
-	// Root is a folder on the node's own file system.
+	// Root is a directory on the node's own file system.
 	Root string
 	// Started is when the node began to run.
 	Started time.Time
@@ -245,10 +245,10 @@ func memory(s cgroup.Stats) *statsapi.MemoryStats {
 	return m
 }
 
-// fileSystem is how full the file system of a folder is; nil when it cannot be told.
-func fileSystem(folder string) *statsapi.FsStats {
+// fileSystem is how full the file system of a directory is; nil when it cannot be told.
+func fileSystem(dir string) *statsapi.FsStats {
 	var s syscall.Statfs_t
-	if err := syscall.Statfs(folder, &s); err != nil {
+	if err := syscall.Statfs(dir, &s); err != nil {
 		return nil
 	}
 	block := uint64(s.Bsize)

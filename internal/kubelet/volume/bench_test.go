@@ -24,13 +24,13 @@ func accessVolumes(root string) *Volumes {
 // BenchmarkLook is what each further look at a pod costs, when nothing has changed.
 func BenchmarkLook(b *testing.B) {
 	v, pod := accessVolumes(b.TempDir()), accessPod()
-	folder := v.folder(pod.UID, "kubernetes.io/projected", "access")
-	if err := v.makeFolder(folder, 0o777); err != nil {
+	dir := v.dir(pod.UID, "kubernetes.io/projected", "access")
+	if err := v.makeDir(dir, 0o777); err != nil {
 		b.Fatal(err)
 	}
 	files, err := v.collect(b.Context(), pod, &pod.Spec.Volumes[0])
 	if err == nil {
-		_, err = write(folder, files, nil)
+		_, err = write(dir, files, nil)
 	}
 	if err != nil {
 		b.Fatal(err)

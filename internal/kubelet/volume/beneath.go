@@ -14,12 +14,12 @@ import (
 // What a container can write, it can also change while the kubelet looks at it. So no path into a volume is ever resolved twice:
 // the kernel resolves it once, beneath the volume's root, and everything after that goes by the file descriptor.
 
-// openBeneath opens path below the folder root. Symlinks are followed only as long as they stay below it.
+// openBeneath opens path below the directory root. Symlinks are followed only as long as they stay below it.
 func openBeneath(root int, path string, flags uint64) (int, error) {
 	return openat2(root, path, flags, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_MAGICLINKS)
 }
 
-// openPlain opens path below the folder root and follows no symlink at all.
+// openPlain opens path below the directory root and follows no symlink at all.
 func openPlain(root int, path string, flags uint64) (int, error) {
 	return openat2(root, path, flags, unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS)
 }
@@ -34,8 +34,8 @@ func openat2(root int, path string, flags, resolve uint64) (int, error) {
 	}
 }
 
-// openFolder opens a folder as a root for the functions above.
-func openFolder(path string) (int, error) {
+// openDir opens a directory as a root for the functions above.
+func openDir(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &os.PathError{Op: "open", Path: path, Err: err}
@@ -46,9 +46,9 @@ func openFolder(path string) (int, error) {
 // throughDescriptor is a path to what fd refers to, whatever became of its name.
 func throughDescriptor(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-// readBeneath reads a file below a folder, at most limit bytes of it.
-func readBeneath(folder, path string, limit int64) ([]byte, error) {
-	root, err := openFolder(folder)
+// readBeneath reads a file below a directory, at most limit bytes of it.
+func readBeneath(dir, path string, limit int64) ([]byte, error) {
+	root, err := openDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func readBeneath(folder, path string, limit int64) ([]byte, error) {
 	return content, err
 }
 
-// makeBeneath opens path below root, and makes the folders that are missing with the given mode.
+// makeBeneath opens path below root, and makes the directories that are missing with the given mode.
 func makeBeneath(root int, path string, mode uint32) (int, error) {
 	fd, err := openBeneath(root, path, unix.O_PATH)
 	if !errors.Is(err, unix.ENOENT) {
@@ -84,7 +84,7 @@ func makeBeneath(root int, path string, mode uint32) (int, error) {
 		made = filepath.Join(made, name)
 		next, err := openBeneath(root, made, unix.O_PATH|unix.O_DIRECTORY)
 		if errors.Is(err, unix.ENOENT) {
-			next, err = makeFolderAt(at, name, mode)
+			next, err = makeDirAt(at, name, mode)
 		}
 		unix.Close(at)
 		if err != nil {
@@ -95,8 +95,8 @@ func makeBeneath(root int, path string, mode uint32) (int, error) {
 	return at, nil
 }
 
-// makeFolderAt makes one folder. Its mode is set afterwards, because the process's umask would take bits away.
-func makeFolderAt(parent int, name string, mode uint32) (int, error) {
+// makeDirectoryAt makes one directory. Its mode is set afterwards, because the process's umask would take bits away.
+func makeDirAt(parent int, name string, mode uint32) (int, error) {
 	if err := unix.Mkdirat(parent, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
 		return -1, err
 	}

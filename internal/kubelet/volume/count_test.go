@@ -62,7 +62,7 @@ func TestFileSystemsOfClaims(t *testing.T) {
 		{"of a driver", claim, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
 		{"a local disk", claim, &mounted{kind: localPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
 		{"made for the pod", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "p-v"}: "/m"}},
-		{"a folder of the host is not its own file system", claim, &mounted{kind: hostPathPlugin, path: "/m"}, map[types.NamespacedName]string{}},
+		{"a directory of the host is not its own file system", claim, &mounted{kind: hostPathPlugin, path: "/m"}, map[types.NamespacedName]string{}},
 		{"a device", claim, &mounted{kind: csiPlugin, path: "/m", block: true}, map[types.NamespacedName]string{}},
 		{"not set up yet", claim, nil, map[types.NamespacedName]string{}},
 		{"no claim", corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{}},

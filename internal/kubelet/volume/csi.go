@@ -34,7 +34,7 @@ type volumeData struct {
 	NodeName   string `json:"nodeName"`
 	Lifecycle  string `json:"volumeLifecycleMode"`
 	Attachment string `json:"attachmentID"`
-	// Staged is the folder the driver has staged the volume in, "" for none.
+	// Staged is the directory the driver has staged the volume in, "" for none.
 	Staged string `json:"deviceMountPath,omitempty"`
 	// Owned says that the volume was given to the pod's group, which is done once.
 	Owned bool `json:"fsGroupApplied,omitempty"`
@@ -53,7 +53,7 @@ type csiVolume struct {
 	readOnly       bool
 	fsType         string
 	accessModes    []corev1.PersistentVolumeAccessMode
-	folder         string // of this volume in the pod's folder
+	dir            string // of this volume in the pod's directory
 	target         string // what the driver publishes to
 }
 
@@ -61,7 +61,7 @@ type csiVolume struct {
 func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.CSI
 	vol := &csiVolume{
-		pod: pod, attributes: source.VolumeAttributes, readOnly: isTrue(source.ReadOnly), folder: v.folder(pod.UID, csiPlugin, volume.Name),
+		pod: pod, attributes: source.VolumeAttributes, readOnly: isTrue(source.ReadOnly), dir: v.dir(pod.UID, csiPlugin, volume.Name),
 		volumeData: volumeData{Driver: source.Driver, Name: volume.Name, Handle: "csi-" + sum(string(pod.UID)+volume.Name), Lifecycle: string(storagev1.VolumeLifecycleEphemeral)},
 	}
 	if source.FSType != nil {
@@ -82,7 +82,7 @@ func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.Pers
 		pod: pod, attributes: source.VolumeAttributes, readOnly: readOnly, fsType: source.FSType, accessModes: pv.Spec.AccessModes,
 		publishSecret: source.NodePublishSecretRef, stageSecret: source.NodeStageSecretRef,
 		capability: capabilityOf(source.FSType, pv.Spec.MountOptions, pv.Spec.AccessModes, block),
-		folder:     v.folder(pod.UID, csiPlugin, pv.Name),
+		dir:        v.dir(pod.UID, csiPlugin, pv.Name),
 		volumeData: volumeData{Driver: source.Driver, Name: pv.Name, Handle: source.VolumeHandle, Lifecycle: string(storagev1.VolumeLifecyclePersistent)},
 	}
 	return v.publish(ctx, vol, block)
@@ -90,7 +90,7 @@ func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.Pers
 
 func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mounted, error) {
 	vol.NodeName, vol.Attachment = v.NodeName, "csi-"+sum(vol.Handle+vol.Driver+v.NodeName)
-	vol.target = filepath.Join(vol.folder, "mount")
+	vol.target = filepath.Join(vol.dir, "mount")
 	m := &mounted{kind: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: block}
 	driver, err := v.csi.registered(vol.Driver)
 	if err != nil {
@@ -103,17 +103,17 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err := v.waitAttached(ctx, vol); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(vol.folder, 0o750); err != nil {
+	if err := os.MkdirAll(vol.dir, 0o750); err != nil {
 		return nil, err
 	}
 	if driver.stages && vol.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
 		vol.Staged = filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, sum(vol.Handle), "globalmount")
 	}
-	if before, err := load(vol.folder); err == nil {
+	if before, err := load(vol.dir); err == nil {
 		vol.Owned = before.Owned
 	}
 	// Written before the driver does anything, so that a kubelet that dies meanwhile knows what to take down.
-	if err := save(vol.folder, vol.volumeData); err != nil {
+	if err := save(vol.dir, vol.volumeData); err != nil {
 		return nil, err
 	}
 	if vol.Staged != "" {
@@ -133,7 +133,7 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 		return nil, fmt.Errorf("applyFSGroup failed for vol %s: %w", vol.Handle, err)
 	}
 	vol.Owned = true
-	return m, save(vol.folder, vol.volumeData)
+	return m, save(vol.dir, vol.volumeData)
 }
 
 // readDriver reads how the driver wants to be called. A driver without an object of its own gets the defaults.
@@ -306,17 +306,17 @@ func capabilityOf(fsType string, options []string, modes []corev1.PersistentVolu
 // Files of CSI volumes.
 const dataFile = "vol_data.json"
 
-func save(folder string, data volumeData) error {
+func save(dir string, data volumeData) error {
 	text, err := json.Marshal(data)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(folder, dataFile), text, 0o600)
+	return os.WriteFile(filepath.Join(dir, dataFile), text, 0o600)
 }
 
-func load(folder string) (volumeData, error) {
+func load(dir string) (volumeData, error) {
 	var data volumeData
-	text, err := os.ReadFile(filepath.Join(folder, dataFile))
+	text, err := os.ReadFile(filepath.Join(dir, dataFile))
 	if err == nil {
 		err = json.Unmarshal(text, &data)
 	}
@@ -341,7 +341,7 @@ func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// published are all CSI volumes that pods of this node have, by folder.
+// published are all CSI volumes that pods of this node have, by directory.
 func (d *drivers) published() (map[string]volumeData, error) {
 	files, err := filepath.Glob(filepath.Join(d.root, "pods", "*", "volumes", strings.ReplaceAll(csiPlugin, "/", "~"), "*", dataFile))
 	if err != nil {
@@ -362,19 +362,19 @@ func (d *drivers) published() (map[string]volumeData, error) {
 }
 
 // tearDown takes the CSI volumes of a pod down, and off the node those that no other pod has.
-func (d *drivers) tearDown(ctx context.Context, uid types.UID, podFolder string) error {
-	if _, err := os.Lstat(filepath.Join(podFolder, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))); errors.Is(err, os.ErrNotExist) {
+func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) error {
+	if _, err := os.Lstat(filepath.Join(podDir, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	published, err := d.published()
 	if err != nil {
 		return err
 	}
-	for folder, data := range published {
-		if !strings.HasPrefix(folder, podFolder+"/") {
+	for dir, data := range published {
+		if !strings.HasPrefix(dir, podDir+"/") {
 			continue
 		}
-		if err := d.unpublish(ctx, folder, data); err != nil {
+		if err := d.unpublish(ctx, dir, data); err != nil {
 			return fmt.Errorf("take down volume %q of pod %s: %w", data.Name, uid, err)
 		}
 	}
@@ -382,13 +382,13 @@ func (d *drivers) tearDown(ctx context.Context, uid types.UID, podFolder string)
 }
 
 // shared reports whether another pod has the same volume.
-func (d *drivers) shared(folder string, data volumeData) (bool, error) {
+func (d *drivers) shared(dir string, data volumeData) (bool, error) {
 	published, err := d.published()
 	if err != nil {
 		return false, err
 	}
 	for other, its := range published {
-		if other != folder && its.Driver == data.Driver && its.Handle == data.Handle {
+		if other != dir && its.Driver == data.Driver && its.Handle == data.Handle {
 			return true, nil
 		}
 	}
@@ -396,20 +396,20 @@ func (d *drivers) shared(folder string, data volumeData) (bool, error) {
 }
 
 // unpublish takes a volume out of a pod, and off the node where this was the last pod to have it.
-func (d *drivers) unpublish(ctx context.Context, folder string, data volumeData) error {
+func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) error {
 	defer d.lock(data)()
 	driver, err := d.registered(data.Driver)
 	if err != nil {
 		return err
 	}
-	target := filepath.Join(folder, "mount")
+	target := filepath.Join(dir, "mount")
 	if _, err := driver.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: data.Handle, TargetPath: target}); err != nil {
 		return err
 	}
 	if err := unmountBelow(target); err != nil {
 		return err
 	}
-	shared, err := d.shared(folder, data)
+	shared, err := d.shared(dir, data)
 	if err != nil {
 		return err
 	}
@@ -425,5 +425,5 @@ func (d *drivers) unpublish(ctx context.Context, folder string, data volumeData)
 			return err
 		}
 	}
-	return os.Remove(filepath.Join(folder, dataFile))
+	return os.Remove(filepath.Join(dir, dataFile))
 }

@@ -26,13 +26,13 @@ import (
 	"skiff/internal/client"
 )
 
-// How often the registry's folder is looked at, and how long a driver may take to answer about itself.
+// How often the registry's directory is looked at, and how long a driver may take to answer about itself.
 const (
 	registryLook = 2 * time.Second
 	driverAnswer = 10 * time.Second
 )
 
-// drivers are the CSI drivers on this node. A driver's registrar puts a socket into a folder of the kubelet; over it the driver
+// drivers are the CSI drivers on this node. A driver's registrar puts a socket into a directory of the kubelet; over it the driver
 // says its name and where it is reached.
 type drivers struct {
 	root, nodeName string
@@ -94,12 +94,12 @@ func (d *drivers) lock(data volumeData) func() {
 
 // run looks for sockets until ctx ends.
 func (d *drivers) run(ctx context.Context) error {
-	folder := filepath.Join(d.root, "plugins_registry")
-	if err := os.MkdirAll(folder, 0o750); err != nil {
+	dir := filepath.Join(d.root, "plugins_registry")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
 	for {
-		d.look(ctx, folder)
+		d.look(ctx, dir)
 		select {
 		case <-ctx.Done():
 			d.mu.Lock()
@@ -117,9 +117,9 @@ func (d *drivers) run(ctx context.Context) error {
 }
 
 // look registers drivers whose sockets are new and forgets those whose sockets are gone.
-func (d *drivers) look(ctx context.Context, folder string) {
+func (d *drivers) look(ctx context.Context, dir string) {
 	seen := map[string]bool{}
-	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Type()&fs.ModeSocket == 0 || strings.HasPrefix(entry.Name(), ".") {
 			return nil
 		}
@@ -143,7 +143,7 @@ func (d *drivers) look(ctx context.Context, folder string) {
 		return nil
 	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.log.Warn("folder of plugins is not read", "folder", folder, "error", err)
+		d.log.Warn("directory of plugins is not read", "directory", dir, "error", err)
 	}
 	for path, gone := range d.sockets {
 		if seen[path] {

@@ -19,10 +19,10 @@ import (
 
 const emptyDirPlugin = "kubernetes.io/empty-dir"
 
-// setUpEmptyDir makes a folder that is the pod's own: on disk, in memory or in huge pages.
+// setUpEmptyDir makes a directory that is the pod's own: on disk, in memory or in huge pages.
 func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.EmptyDir
-	m := &mounted{kind: emptyDirPlugin, path: v.folder(pod.UID, emptyDirPlugin, volume.Name), managed: true}
+	m := &mounted{kind: emptyDirPlugin, path: v.dir(pod.UID, emptyDirPlugin, volume.Name), managed: true}
 	ready := v.readyFile(pod.UID, volume.Name)
 	if v.emptyDirReady(m.path, ready, source.Medium) {
 		return m, nil
@@ -34,7 +34,7 @@ func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounte
 			mode |= os.ModeSticky
 		}
 	}
-	err := v.makeFolder(m.path, mode)
+	err := v.makeDir(m.path, mode)
 	switch {
 	case err != nil:
 		return nil, err
@@ -64,31 +64,31 @@ func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounte
 }
 
 func (v *Volumes) readyFile(uid types.UID, volume string) string {
-	return filepath.Join(v.podFolder(uid), "plugins", strings.ReplaceAll(emptyDirPlugin, "/", "~"), volume, "ready")
+	return filepath.Join(v.podDir(uid), "plugins", strings.ReplaceAll(emptyDirPlugin, "/", "~"), volume, "ready")
 }
 
 // emptyDirReady reports whether a volume is complete. One in memory does not survive a restart of the machine, whatever the file says.
-func (v *Volumes) emptyDirReady(folder, ready string, medium corev1.StorageMedium) bool {
+func (v *Volumes) emptyDirReady(dir, ready string, medium corev1.StorageMedium) bool {
 	if _, err := os.Lstat(ready); err != nil {
 		return false
 	}
 	if medium == corev1.StorageMediumDefault {
-		_, err := os.Lstat(folder)
+		_, err := os.Lstat(dir)
 		return err == nil
 	}
-	mounted, err := isMounted(folder)
+	mounted, err := isMounted(dir)
 	return err == nil && mounted
 }
 
-// makeMemory makes a folder with a file system of memory on it.
-func (v *Volumes) makeMemory(folder string, size int64) error {
-	if err := v.makeFolder(folder, 0o777); err != nil {
+// makeMemory makes a directory with a file system of memory on it.
+func (v *Volumes) makeMemory(dir string, size int64) error {
+	if err := v.makeDir(dir, 0o777); err != nil {
 		return err
 	}
-	if mounted, err := isMounted(folder); err != nil || mounted {
+	if mounted, err := isMounted(dir); err != nil || mounted {
 		return err
 	}
-	return mountMemory(folder, size)
+	return mountMemory(dir, size)
 }
 
 // memorySize is how large a volume in memory may be: as large as asked for, as the pod's memory, as that of all pods together,
@@ -126,16 +126,16 @@ func memoryLimited(pod *corev1.Pod) bool {
 	return true
 }
 
-func mountHugePages(folder string, pod *corev1.Pod, medium corev1.StorageMedium) error {
-	if mounted, err := isMounted(folder); err != nil || mounted {
+func mountHugePages(dir string, pod *corev1.Pod, medium corev1.StorageMedium) error {
+	if mounted, err := isMounted(dir); err != nil || mounted {
 		return err
 	}
 	size, err := hugePageSize(pod, medium)
 	if err != nil {
 		return err
 	}
-	if err := unix.Mount("nodev", folder, "hugetlbfs", 0, "pagesize="+size); err != nil {
-		return fmt.Errorf("mount hugetlbfs on %s: %w", folder, err)
+	if err := unix.Mount("nodev", dir, "hugetlbfs", 0, "pagesize="+size); err != nil {
+		return fmt.Errorf("mount hugetlbfs on %s: %w", dir, err)
 	}
 	return nil
 }
@@ -178,7 +178,7 @@ type Usage struct {
 	InodesUsed, InodesFree, Inodes int64
 }
 
-// Usage measures a volume that is set up. A file system of its own knows what is used; a folder on a shared one is counted.
+// Usage measures a volume that is set up. A file system of its own knows what is used; a directory on a shared one is counted.
 func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
 	m := v.mounted(uid, volume)
 	if m == nil || m.path == "" || m.block {
@@ -200,9 +200,9 @@ func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
 	return usage, err
 }
 
-// count adds up what is in a folder and on the same file system. Files with several names count once.
-func count(folder string) (used, inodes int64, err error) {
-	root, err := openFolder(folder)
+// count adds up what is in a directory and on the same file system. Files with several names count once.
+func count(dir string) (used, inodes int64, err error) {
+	root, err := openDir(dir)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -34,7 +34,7 @@ func filesPlugin(volume *corev1.Volume) (plugin string, inMemory bool) {
 
 func (v *Volumes) filesVolume(pod *corev1.Pod, volume *corev1.Volume) *mounted {
 	plugin, _ := filesPlugin(volume)
-	return &mounted{kind: plugin, path: v.folder(pod.UID, plugin, volume.Name), readOnly: true, managed: true}
+	return &mounted{kind: plugin, path: v.dir(pod.UID, plugin, volume.Name), readOnly: true, managed: true}
 }
 
 // onDisk reports whether an earlier run of the kubelet has set up a volume made of API objects.
@@ -61,7 +61,7 @@ func (v *Volumes) setUpFiles(ctx context.Context, pod *corev1.Pod, volume *corev
 		if _, inMemory := filesPlugin(volume); inMemory {
 			err = v.makeMemory(set.path, v.memorySize(pod, nil))
 		} else {
-			err = v.makeFolder(set.path, 0o777)
+			err = v.makeDir(set.path, 0o777)
 		}
 		if err != nil {
 			return nil, err
@@ -95,9 +95,9 @@ func hashOf(files payload) [32]byte {
 	return [32]byte(sum.Sum(nil))
 }
 
-// makeNestedMountPoints makes folders for volumes that are mounted inside this one. Containers cannot: it is read-only for them.
-func makeNestedMountPoints(folder string, pod *corev1.Pod, volume string) error {
-	root, err := os.OpenRoot(folder)
+// makeNestedMountPoints makes directories for volumes that are mounted inside this one. Containers cannot: it is read-only for them.
+func makeNestedMountPoints(dir string, pod *corev1.Pod, volume string) error {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}

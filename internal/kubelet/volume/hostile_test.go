@@ -18,7 +18,7 @@ import (
 // raceTime is how long each race below runs.
 const raceTime = 400 * time.Millisecond
 
-// swap keeps exchanging a folder with a symlink to somewhere else, as a container would that waits for the kubelet to look away. It
+// swap keeps exchanging a directory with a symlink to somewhere else, as a container would that waits for the kubelet to look away. It
 // returns what ends it.
 func swap(t *testing.T, path, target string) (stop func()) {
 	t.Helper()
@@ -41,27 +41,27 @@ func swap(t *testing.T, path, target string) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// outside makes a folder no volume may reach, with a file of a mode that must not change.
+// outside makes a directory no volume may reach, with a file of a mode that must not change.
 func outside(t *testing.T) string {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.WriteFile(filepath.Join(folder, "secret"), []byte("secret"), 0o600); err != nil {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "secret"), []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(folder, 0o700); err != nil {
+	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return folder
+	return dir
 }
 
-// unharmed checks that a folder is as outside made it.
-func unharmed(t *testing.T, folder string) {
+// unharmed checks that a directory is as outside made it.
+func unharmed(t *testing.T, dir string) {
 	t.Helper()
-	entries, err := os.ReadDir(folder)
+	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 1 {
 		t.Fatalf("outside has %v, %v", entries, err)
 	}
-	for path, want := range map[string]os.FileMode{folder: os.ModeDir | 0o700, filepath.Join(folder, "secret"): 0o600} {
+	for path, want := range map[string]os.FileMode{dir: os.ModeDir | 0o700, filepath.Join(dir, "secret"): 0o600} {
 		info, err := os.Lstat(path)
 		if err != nil || info.Mode() != want {
 			t.Errorf("%s has mode %v, want %v, %v", path, info.Mode(), want, err)
@@ -81,7 +81,7 @@ func TestSubPathRace(t *testing.T) {
 	if err := v.Mount(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	volume := v.folder(pod.UID, emptyDirPlugin, "data")
+	volume := v.dir(pod.UID, emptyDirPlugin, "data")
 	if err := os.MkdirAll(filepath.Join(volume, "a"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,8 @@ func TestRemoveRace(t *testing.T) {
 
 func TestRemoveTree(t *testing.T) {
 	parent, secret := t.TempDir(), outside(t)
-	folder := filepath.Join(parent, "volume")
-	deep := folder
+	dir := filepath.Join(parent, "volume")
+	deep := dir
 	for range 30 {
 		deep = filepath.Join(deep, strings.Repeat("d", 100))
 	}
@@ -155,7 +155,7 @@ func TestRemoveTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, target := range map[string]string{"link": secret, "file": filepath.Join(secret, "secret"), "loop": "loop"} {
-		if err := os.Symlink(target, filepath.Join(folder, name)); err != nil {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -178,7 +178,7 @@ func TestRemoveTree(t *testing.T) {
 	}
 }
 
-// TestRemoveDeep removes folders nested deeper than any path can name or than there are descriptors for.
+// TestRemoveDeep removes directories nested deeper than any path can name or than there are descriptors for.
 func TestRemoveDeep(t *testing.T) {
 	parent := t.TempDir()
 	at, err := unix.Open(parent, unix.O_DIRECTORY|unix.O_RDONLY, 0)
@@ -205,13 +205,13 @@ func TestRemoveDeep(t *testing.T) {
 	}
 }
 
-// TestRemoveStopsAtMounts refuses to delete what is mounted inside a folder, however deep.
+// TestRemoveStopsAtMounts refuses to delete what is mounted inside a directory, however deep.
 func TestRemoveStopsAtMounts(t *testing.T) {
 	root := privateMounts(t)
 	source := filepath.Join(root, "source")
 	inner := filepath.Join(root, "volume", "a", "b")
-	for _, folder := range []string{source, inner} {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
+	for _, dir := range []string{source, inner} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}

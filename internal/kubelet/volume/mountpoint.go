@@ -21,19 +21,19 @@ func isMounted(path string) (bool, error) {
 	return mounted, err
 }
 
-// mountMemory mounts a file system of memory on a folder. size is in bytes, 0 leaves the kernel's default of half the machine's.
-func mountMemory(folder string, size int64) error {
+// mountMemory mounts a file system of memory on a directory. size is in bytes, 0 leaves the kernel's default of half the machine's.
+func mountMemory(dir string, size int64) error {
 	options := []string{"noswap"}
 	if size > 0 {
 		options = append(options, fmt.Sprintf("size=%d", size))
 	}
-	err := unix.Mount("tmpfs", folder, "tmpfs", 0, strings.Join(options, ","))
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, strings.Join(options, ","))
 	if errors.Is(err, unix.EINVAL) {
 		// Kernels before 6.4 do not know noswap.
-		err = unix.Mount("tmpfs", folder, "tmpfs", 0, strings.Join(options[1:], ","))
+		err = unix.Mount("tmpfs", dir, "tmpfs", 0, strings.Join(options[1:], ","))
 	}
 	if err != nil {
-		return fmt.Errorf("mount tmpfs on %s: %w", folder, err)
+		return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
 	}
 	return nil
 }
@@ -61,12 +61,12 @@ func remountReadOnly(target string) error {
 	return unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-// unmountBelow unmounts everything at and below a folder, the innermost first.
-func unmountBelow(folder string) error {
-	folder = filepath.Clean(folder)
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(folder))
+// unmountBelow unmounts everything at and below a directory, the innermost first.
+func unmountBelow(dir string) error {
+	dir = filepath.Clean(dir)
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
-		return fmt.Errorf("read mounts below %s: %w", folder, err)
+		return fmt.Errorf("read mounts below %s: %w", dir, err)
 	}
 	// A mount comes behind the one it is on; of several on one path the last is on top.
 	slices.Reverse(mounts)
@@ -82,7 +82,7 @@ func unmountBelow(folder string) error {
 // unmount takes a mount away. The path is resolved without symlinks: one that has appeared on the way would lead to some other
 // mount of the host.
 func unmount(path string) error {
-	root, err := openFolder("/")
+	root, err := openDir("/")
 	if err != nil {
 		return err
 	}
@@ -109,12 +109,12 @@ func unmount(path string) error {
 	return nil
 }
 
-// share makes a folder a mount whose changes containers see and, if they may, make. It reports whether it had to mount
+// share makes a directory a mount whose changes containers see and, if they may, make. It reports whether it had to mount
 // something for that.
-func share(folder string) (bool, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(folder))
+func share(dir string) (bool, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {
-		return false, fmt.Errorf("read mounts above %s: %w", folder, err)
+		return false, fmt.Errorf("read mounts above %s: %w", dir, err)
 	}
 	var on *mountinfo.Info
 	for _, mount := range mounts {
@@ -125,11 +125,11 @@ func share(folder string) (bool, error) {
 	if on != nil && strings.Contains(on.Optional, "shared:") {
 		return false, nil
 	}
-	if err := unix.Mount(folder, folder, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return false, fmt.Errorf("bind %s on itself: %w", folder, err)
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return false, fmt.Errorf("bind %s on itself: %w", dir, err)
 	}
-	if err := unix.Mount("", folder, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		return true, fmt.Errorf("share mounts below %s: %w", folder, err)
+	if err := unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return true, fmt.Errorf("share mounts below %s: %w", dir, err)
 	}
 	return true, nil
 }

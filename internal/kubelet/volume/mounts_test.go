@@ -24,7 +24,7 @@ func TestMounts(t *testing.T) {
 	if err := v.Mount(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	files := v.folder(pod.UID, "kubernetes.io/configmap", "files")
+	files := v.dir(pod.UID, "kubernetes.io/configmap", "files")
 	env := []*runtimeapi.KeyValue{{Key: "NAME", Value: []byte("n")}, {Key: "EMPTY"}, {Key: "UP", Value: []byte("..")}}
 	for name, test := range map[string]struct {
 		mount corev1.VolumeMount
@@ -100,7 +100,7 @@ func TestSubPath(t *testing.T) {
 		return mount.HostPath, nil
 	}
 	for i, test := range []struct{ volume, path, want string }{
-		{"data", "real", "folder"}, {"data", "real/file", "text"}, {"data", "inside", "folder"}, {"data", "new/deeper", "folder"},
+		{"data", "real", "directory"}, {"data", "real/file", "text"}, {"data", "inside", "directory"}, {"data", "new/deeper", "directory"},
 		{"files", "key", "one"}, {"data", "outside", ""}, {"data", "up", ""}, {"data", "outside/passwd", ""}, {"data", "real/file/x", ""},
 	} {
 		for range 2 { // a container that starts again binds again
@@ -113,19 +113,19 @@ func TestSubPath(t *testing.T) {
 				continue
 			}
 			must(err)
-			if want := filepath.Join(v.podFolder(pod.UID), "volume-subpaths", test.volume, "main"); filepath.Dir(path) != want {
+			if want := filepath.Join(v.podDir(pod.UID), "volume-subpaths", test.volume, "main"); filepath.Dir(path) != want {
 				t.Errorf("%s: at %s", test.path, path)
 			}
-			if info, err := os.Stat(path); err != nil || info.IsDir() != (test.want == "folder") || !info.IsDir() && read(t, path) != test.want {
+			if info, err := os.Stat(path); err != nil || info.IsDir() != (test.want == "directory") || !info.IsDir() && read(t, path) != test.want {
 				t.Errorf("%s: %v, %v", test.path, info, err)
 			}
 		}
 	}
 	if info, err := os.Stat(filepath.Join(data, "new/deeper")); err != nil || info.Mode().String() != "dgrwxrwxrwx" {
-		t.Errorf("a folder that was missing has mode %v, %v", info.Mode(), err)
+		t.Errorf("a directory that was missing has mode %v, %v", info.Mode(), err)
 	}
 	must(v.Unmount(t.Context(), pod.UID))
-	if entries, _ := os.ReadDir(v.podFolder(pod.UID)); len(entries) != 0 {
+	if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
 		t.Errorf("left %v", entries)
 	}
 }

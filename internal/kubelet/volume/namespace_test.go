@@ -28,13 +28,13 @@ func privateMounts(t *testing.T) string {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
 	}
-	folder := t.TempDir()
+	dir := t.TempDir()
 	t.Cleanup(func() {
-		if err := unmountBelow(folder); err != nil {
+		if err := unmountBelow(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	return folder
+	return dir
 }
 
 // fakeObjects are objects in memory.

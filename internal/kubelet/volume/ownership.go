@@ -18,10 +18,10 @@ const (
 	groupSearch    = 0o110
 )
 
-// own gives everything in a volume to a group, and makes what is created in its folders the group's too. With the policy
+// own gives everything in a volume to a group, and makes what is created in its directories the group's too. With the policy
 // OnRootMismatch a volume whose root is as it should be is left alone.
-func own(folder string, group int64, readOnly bool, policy *corev1.PodFSGroupChangePolicy) error {
-	root, err := openFolder(folder)
+func own(dir string, group int64, readOnly bool, policy *corev1.PodFSGroupChangePolicy) error {
+	root, err := openDir(dir)
 	if err != nil {
 		return err
 	}
@@ -38,15 +38,15 @@ func own(folder string, group int64, readOnly bool, policy *corev1.PodFSGroupCha
 	for i := 0; i < len(paths); i++ {
 		names, err := list(root, paths[i])
 		if err != nil {
-			return fmt.Errorf("read %s of %s: %w", paths[i], folder, err)
+			return fmt.Errorf("read %s of %s: %w", paths[i], dir, err)
 		}
 		for _, name := range names {
 			path := filepath.Join(paths[i], name)
-			isFolder, err := ownOne(root, path, group, mask)
+			isDir, err := ownOne(root, path, group, mask)
 			if err != nil {
-				return fmt.Errorf("change owner of %s in %s: %w", path, folder, err)
+				return fmt.Errorf("change owner of %s in %s: %w", path, dir, err)
 			}
-			if isFolder {
+			if isDir {
 				paths = append(paths, path)
 			}
 		}
@@ -62,7 +62,7 @@ func owned(root int, group int64, mask uint32) bool {
 	return unix.Fstat(root, &stat) == nil && int64(stat.Gid) == group && stat.Mode&mask == mask && stat.Mode&unix.S_ISGID != 0
 }
 
-// list returns the names in a folder, none when it has gone or become something else meanwhile.
+// list returns the names in a directory, none when it has gone or become something else meanwhile.
 func list(root int, path string) ([]string, error) {
 	fd, err := openPlain(root, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if vanished(err) {
@@ -76,8 +76,8 @@ func list(root int, path string) ([]string, error) {
 	return opened.Readdirnames(-1)
 }
 
-// ownOne gives one file, folder or symlink to the group. A symlink's own mode means nothing, and what it leads to is none of ours.
-func ownOne(root int, path string, group int64, mask uint32) (isFolder bool, err error) {
+// ownOne gives one file, directory or symlink to the group. A symlink's own mode means nothing, and what it leads to is none of ours.
+func ownOne(root int, path string, group int64, mask uint32) (isDir bool, err error) {
 	fd, err := openPlain(root, path, unix.O_PATH|unix.O_NOFOLLOW)
 	if vanished(err) {
 		return false, nil
@@ -93,17 +93,17 @@ func ownOne(root int, path string, group int64, mask uint32) (isFolder bool, err
 	if err := unix.Fchownat(fd, "", -1, int(group), unix.AT_EMPTY_PATH); err != nil && !tolerable(err) {
 		return false, err
 	}
-	isFolder = stat.Mode&unix.S_IFMT == unix.S_IFDIR
+	isDir = stat.Mode&unix.S_IFMT == unix.S_IFDIR
 	if stat.Mode&unix.S_IFMT == unix.S_IFLNK {
 		return false, nil
 	}
-	if isFolder {
+	if isDir {
 		mask |= groupSearch | unix.S_ISGID
 	}
 	if err := unix.Chmod(throughDescriptor(fd), (stat.Mode|mask)&0o7777); err != nil && !tolerable(err) {
 		return false, err
 	}
-	return isFolder, nil
+	return isDir, nil
 }
 
 func vanished(err error) bool {

@@ -105,7 +105,7 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
 
-// setUpLocal shows a folder, or the file system of a device, of this host in the pod's own place.
+// setUpLocal shows a directory, or the file system of a device, of this host in the pod's own place.
 func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
 	path := pv.Spec.Local.Path
 	if err := noBacksteps(path); err != nil {
@@ -121,11 +121,11 @@ func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readO
 		}
 		return &mounted{kind: localPlugin, path: path, readOnly: readOnly, block: true}, nil
 	}
-	m := &mounted{kind: localPlugin, path: v.folder(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
+	m := &mounted{kind: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
 	if done, err := isMounted(m.path); err != nil || done {
 		return m, err
 	}
-	if err := v.makeFolder(m.path, 0o750); err != nil {
+	if err := v.makeDir(m.path, 0o750); err != nil {
 		return nil, err
 	}
 	switch kind {
@@ -149,7 +149,7 @@ func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readO
 }
 
 func bindPath(source, target string) error {
-	fd, err := openFolder(source)
+	fd, err := openDir(source)
 	if err != nil {
 		return err
 	}

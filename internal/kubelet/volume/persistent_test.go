@@ -152,7 +152,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// storage is a CSI driver that makes folders, and its registrar.
+// storage is a CSI driver that makes directories, and its registrar.
 type storage struct {
 	csi.UnimplementedNodeServer
 	registration.UnimplementedRegistrationServer

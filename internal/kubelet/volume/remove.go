@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeTree removes a folder and all it contains. It follows no symlink and enters no mount: whatever is mounted
-// somewhere inside makes it fail, so that nothing is ever deleted that does not belong to the folder.
+// removeTree removes a directory and all it contains. It follows no symlink and enters no mount: whatever is mounted
+// somewhere inside makes it fail, so that nothing is ever deleted that does not belong to the directory.
 //
-// A container may have nested folders as deep as it liked. Instead of going down, each folder found is moved up beside the
+// A container may have nested directories as deep as it liked. Instead of going down, each directory found is moved up beside the
 // first and then emptied there, so depth costs neither stack nor descriptors. What an attempt that was cut short has left there is
 // removed as well.
 func removeTree(parent, name string) error {
-	at, err := openFolder(parent)
+	at, err := openDir(parent)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -24,50 +24,50 @@ func removeTree(parent, name string) error {
 		return err
 	}
 	defer unix.Close(at)
-	folders, err := leftovers(parent, name)
+	dirs, err := leftovers(parent, name)
 	if err != nil {
 		return err
 	}
 	count := 0
-	for len(folders) > 0 {
-		folder := folders[len(folders)-1]
-		if gone, err := removeOne(at, folder); err != nil {
-			return wrapRemove(parent, folder, err)
+	for len(dirs) > 0 {
+		dir := dirs[len(dirs)-1]
+		if gone, err := removeOne(at, dir); err != nil {
+			return wrapRemove(parent, dir, err)
 		} else if gone {
-			folders = folders[:len(folders)-1]
+			dirs = dirs[:len(dirs)-1]
 			continue
 		}
-		moved, err := empty(at, folder, name, &count)
+		moved, err := empty(at, dir, name, &count)
 		if err != nil {
-			return wrapRemove(parent, folder, err)
+			return wrapRemove(parent, dir, err)
 		}
-		folders = append(folders[:len(folders)-1], moved...)
-		if err := unix.Unlinkat(at, folder, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
-			return wrapRemove(parent, folder, err)
+		dirs = append(dirs[:len(dirs)-1], moved...)
+		if err := unix.Unlinkat(at, dir, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+			return wrapRemove(parent, dir, err)
 		}
 	}
 	return nil
 }
 
-// removedMark is what the names of folders that were moved up contain.
+// removedMark is what the names of directories that were moved up contain.
 const removedMark = ".removed."
 
-// leftovers are the folder itself and what was moved up out of it earlier.
+// leftovers are the directory itself and what was moved up out of it earlier.
 func leftovers(parent, name string) ([]string, error) {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
 		return nil, err
 	}
-	folders := []string{name}
+	dirs := []string{name}
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), name+removedMark) {
-			folders = append(folders, entry.Name())
+			dirs = append(dirs, entry.Name())
 		}
 	}
-	return folders, nil
+	return dirs, nil
 }
 
-// moveUp moves a folder to a free name beside the one being removed. A mount point does not let itself be moved.
+// moveUp moves a directory to a free name beside the one being removed. A mount point does not let itself be moved.
 func moveUp(from int, name string, at int, prefix string, count *int) (string, error) {
 	for {
 		*count++
@@ -85,7 +85,7 @@ func wrapRemove(parent, name string, err error) error {
 	return fmt.Errorf("remove %s/%s: %w", parent, name, err)
 }
 
-// removeOne removes what is not a folder, or is an empty one. It reports whether it is gone.
+// removeOne removes what is not a directory, or is an empty one. It reports whether it is gone.
 func removeOne(at int, name string) (bool, error) {
 	err := unix.Unlinkat(at, name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
@@ -100,9 +100,9 @@ func removeOne(at int, name string) (bool, error) {
 	return false, err
 }
 
-// empty removes what a folder contains but for further folders, which it moves up. It returns the names they have there.
-func empty(at int, folder, prefix string, count *int) ([]string, error) {
-	fd, err := openat2(at, folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW,
+// empty removes what a directory contains but for further directories, which it moves up. It returns the names they have there.
+func empty(at int, dir, prefix string, count *int) ([]string, error) {
+	fd, err := openat2(at, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW,
 		unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_XDEV)
 	if errors.Is(err, unix.EXDEV) {
 		return nil, errors.New("something is still mounted on it")
@@ -110,7 +110,7 @@ func empty(at int, folder, prefix string, count *int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened := os.NewFile(uintptr(fd), folder)
+	opened := os.NewFile(uintptr(fd), dir)
 	defer opened.Close()
 	names, err := opened.Readdirnames(-1)
 	if err != nil {

@@ -39,7 +39,7 @@ func subPath(mount *corev1.VolumeMount, env []*runtimeapi.KeyValue) (string, err
 //
 // The texts of errors say nothing of what is on the host.
 func (v *Volumes) bindSubPath(pod *corev1.Pod, containerName string, index int, volume string, m *mounted, path string) (string, error) {
-	root, err := openFolder(m.path)
+	root, err := openDir(m.path)
 	if err != nil {
 		return "", err
 	}
@@ -57,7 +57,7 @@ func (v *Volumes) bindSubPath(pod *corev1.Pod, containerName string, index int, 
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", volume, containerName)
 	}
 	defer unix.Close(source)
-	target := filepath.Join(v.podFolder(pod.UID), "volume-subpaths", volume, containerName, strconv.Itoa(index))
+	target := filepath.Join(v.podDir(pod.UID), "volume-subpaths", volume, containerName, strconv.Itoa(index))
 	if err := bindAt(source, target); err != nil {
 		v.Log.Warn("subPath is not bound", "pod", pod.UID, "volume", volume, "path", path, "error", err)
 		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", volume, containerName)
@@ -65,7 +65,7 @@ func (v *Volumes) bindSubPath(pod *corev1.Pod, containerName string, index int, 
 	return target, nil
 }
 
-// bindAt binds a file or folder at a place, in place of what was bound there for an earlier start of the container.
+// bindAt binds a file or directory at a place, in place of what was bound there for an earlier start of the container.
 func bindAt(source int, target string) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(source, &stat); err != nil {

@@ -40,7 +40,7 @@ type Objects interface {
 
 // Options are what volumes need.
 type Options struct {
-	// Root is the kubelet's folder.
+	// Root is the kubelet's directory.
 	Root     string
 	Client   *client.Client
 	Objects  Objects
@@ -97,7 +97,7 @@ func New(o Options) *Volumes {
 	return v
 }
 
-// Prepare makes the folders all pods share. Mounts below the root have to be shared for containers to see each other's.
+// Prepare makes the directories all pods share. Mounts below the root have to be shared for containers to see each other's.
 func (v *Volumes) Prepare() error {
 	if err := os.MkdirAll(filepath.Join(v.Root, "pods"), 0o750); err != nil {
 		return err
@@ -233,7 +233,7 @@ func isLive(volume *corev1.Volume) bool {
 	return volume.ConfigMap != nil || volume.Secret != nil || volume.DownwardAPI != nil || volume.Projected != nil
 }
 
-// Unmount takes down all volumes of a pod and removes their folders; other files of the pod stay. It is called when no container of the
+// Unmount takes down all volumes of a pod and removes their directories; other files of the pod stay. It is called when no container of the
 // pod runs any more, and again after an error.
 func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	if err := checkUID(uid); err != nil {
@@ -242,15 +242,15 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	state := v.state(uid)
 	state.changing.Lock()
 	defer state.changing.Unlock()
-	folder := v.podFolder(uid)
-	if err := v.csi.tearDown(ctx, uid, folder); err != nil {
+	dir := v.podDir(uid)
+	if err := v.csi.tearDown(ctx, uid, dir); err != nil {
 		return err
 	}
-	if err := unmountBelow(folder); err != nil {
+	if err := unmountBelow(dir); err != nil {
 		return err
 	}
 	for _, name := range []string{"volume-subpaths", "volumes", "volumeDevices", "plugins"} {
-		if err := removeTree(folder, name); err != nil {
+		if err := removeTree(dir, name); err != nil {
 			return err
 		}
 	}
@@ -262,7 +262,7 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// Pods returns the pods that have a folder.
+// Pods returns the pods that have a directory.
 func (v *Volumes) Pods() ([]types.UID, error) {
 	entries, err := os.ReadDir(filepath.Join(v.Root, "pods"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -328,28 +328,28 @@ func (v *Volumes) state(uid types.UID) *podVolumes {
 	return state
 }
 
-func (v *Volumes) podFolder(uid types.UID) string { return filepath.Join(v.Root, "pods", string(uid)) }
+func (v *Volumes) podDir(uid types.UID) string { return filepath.Join(v.Root, "pods", string(uid)) }
 
-// folder is where a volume of a plugin is. Plugins' names have a slash, which folders cannot have.
-func (v *Volumes) folder(uid types.UID, plugin, volume string) string {
-	return filepath.Join(v.podFolder(uid), "volumes", strings.ReplaceAll(plugin, "/", "~"), volume)
+// directory is where a volume of a plugin is. Plugins' names have a slash, which directories cannot have.
+func (v *Volumes) dir(uid types.UID, plugin, volume string) string {
+	return filepath.Join(v.podDir(uid), "volumes", strings.ReplaceAll(plugin, "/", "~"), volume)
 }
 
-// makeFolder makes a volume's folder, writable for whoever the container's user is.
-func (v *Volumes) makeFolder(folder string, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(folder), 0o750); err != nil {
+// makeDir makes a volume's directory, writable for whoever the container's user is.
+func (v *Volumes) makeDir(dir string, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
 		return err
 	}
-	if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	return os.Chmod(folder, mode)
+	return os.Chmod(dir, mode)
 }
 
 // checkUID refuses ids that would lead somewhere else. The API server makes ids, but those of static pods come from files.
 func checkUID(uid types.UID) error {
 	if uid == "" || uid == "." || uid == ".." || strings.Contains(string(uid), "/") {
-		return fmt.Errorf("pod UID %q is no name of a folder", uid)
+		return fmt.Errorf("pod UID %q is no name of a directory", uid)
 	}
 	return nil
 }

@@ -125,11 +125,11 @@ func TestFileVolumes(t *testing.T) {
 			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "hidden"}, Items: []corev1.KeyToPath{{Key: "password", Path: "in/password"}}}},
 			corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "absent"}, Optional: pointer(true)}},
 			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{{Path: "same", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.uid"}}}}},
-		), map[string]string{"same": "-rw-r--r-- uid-" + folderName("projected"), "in/password": "-rw-r--r-- x"}},
+		), map[string]string{"same": "-rw-r--r-- uid-" + dirName("projected"), "in/password": "-rw-r--r-- x"}},
 	} {
 		v := testVolumes(root, objects)
 		pod := testPod(test.volume)
-		pod.UID = types.UID("uid-" + folderName(name))
+		pod.UID = types.UID("uid-" + dirName(name))
 		if err := v.Mount(t.Context(), pod); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -161,7 +161,7 @@ func TestFileVolumes(t *testing.T) {
 		if err := v.Unmount(t.Context(), pod.UID); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if entries, _ := os.ReadDir(v.podFolder(pod.UID)); len(entries) != 0 {
+		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
 			t.Errorf("%s: left %v", name, entries)
 		}
 	}
@@ -210,10 +210,10 @@ func TestGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		v.folder(pod.UID, "kubernetes.io/configmap", "files"):          "dgrwxrwxrwx",
-		v.folder(pod.UID, "kubernetes.io/configmap", "files") + "/key": "-r--r-----",
-		v.folder(pod.UID, emptyDirPlugin, "empty"):                     "dgrwxrwxrwx",
-		v.folder(pod.UID, emptyDirPlugin, "memory"):                    "dgtrwxrwxrwx",
+		v.dir(pod.UID, "kubernetes.io/configmap", "files"):          "dgrwxrwxrwx",
+		v.dir(pod.UID, "kubernetes.io/configmap", "files") + "/key": "-r--r-----",
+		v.dir(pod.UID, emptyDirPlugin, "empty"):                     "dgrwxrwxrwx",
+		v.dir(pod.UID, emptyDirPlugin, "memory"):                    "dgtrwxrwxrwx",
 	} {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -241,9 +241,9 @@ func TestOwnPolicy(t *testing.T) {
 		"always":                     {0o770 | os.ModeSetgid, 4321, pointer(corev1.FSGroupChangeAlways), true},
 		"no policy, which is always": {0o770 | os.ModeSetgid, 4321, nil, true},
 	} {
-		folder := t.TempDir()
-		inner := filepath.Join(folder, "file")
-		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(folder, -1, test.group), os.Chmod(folder, test.rootMode), own(folder, 4321, false, test.policy))
+		dir := t.TempDir()
+		inner := filepath.Join(dir, "file")
+		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), own(dir, 4321, false, test.policy))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -303,7 +303,7 @@ func TestEmptyDir(t *testing.T) {
 		if err := v.Unmount(t.Context(), pod.UID); err != nil {
 			t.Fatal(err)
 		}
-		if entries, _ := os.ReadDir(v.podFolder(pod.UID)); len(entries) != 0 {
+		if entries, _ := os.ReadDir(v.podDir(pod.UID)); len(entries) != 0 {
 			t.Errorf("%s: left %v", name, entries)
 		}
 	}
@@ -341,11 +341,11 @@ func TestHugePageSize(t *testing.T) {
 
 func TestHostPath(t *testing.T) {
 	root := t.TempDir()
-	folder, plain, socket, pipe := filepath.Join(root, "folder"), filepath.Join(root, "file"), filepath.Join(root, "socket"), filepath.Join(root, "pipe")
+	dir, plain, socket, pipe := filepath.Join(root, "directory"), filepath.Join(root, "file"), filepath.Join(root, "socket"), filepath.Join(root, "pipe")
 	absent := filepath.Join(root, "absent")
 	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err == nil {
-		err = errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(plain, nil, 0o644), unix.Bind(listener, &unix.SockaddrUnix{Name: socket}), unix.Mkfifo(pipe, 0o644))
+		err = errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(plain, nil, 0o644), unix.Bind(listener, &unix.SockaddrUnix{Name: socket}), unix.Mkfifo(pipe, 0o644))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -357,21 +357,21 @@ func TestHostPath(t *testing.T) {
 		want string
 	}{
 		{absent, corev1.HostPathUnset, ""},
-		{folder, corev1.HostPathDirectory, ""},
+		{dir, corev1.HostPathDirectory, ""},
 		{plain, corev1.HostPathFile, ""},
 		{socket, corev1.HostPathSocket, ""},
 		{"/dev/null", corev1.HostPathCharDev, ""},
-		{folder, corev1.HostPathDirectoryOrCreate, ""},
+		{dir, corev1.HostPathDirectoryOrCreate, ""},
 		{plain, corev1.HostPathFileOrCreate, ""},
-		{absent + "/new/folder", corev1.HostPathDirectoryOrCreate, ""},
+		{absent + "/new/directory", corev1.HostPathDirectoryOrCreate, ""},
 		{filepath.Join(root, "new"), corev1.HostPathFileOrCreate, ""},
 		{plain, corev1.HostPathDirectory, "hostPath type check failed: " + plain + " is not a directory, it's a File"},
-		{folder, corev1.HostPathFile, "hostPath type check failed: " + folder + " is not a file, it's a Directory"},
+		{dir, corev1.HostPathFile, "hostPath type check failed: " + dir + " is not a file, it's a Directory"},
 		{plain, corev1.HostPathSocket, "hostPath type check failed: " + plain + " is not a socket file, it's a File"},
 		{plain, corev1.HostPathCharDev, "hostPath type check failed: " + plain + " is not a character device, it's a File"},
 		{"/dev/null", corev1.HostPathBlockDev, "hostPath type check failed: /dev/null is not a block device, it's a CharDevice"},
 		{plain, corev1.HostPathDirectoryOrCreate, "hostPath type check failed: " + plain + " is not a directory, it's a File"},
-		{folder, corev1.HostPathFileOrCreate, "hostPath type check failed: " + folder + " is not a file, it's a Directory"},
+		{dir, corev1.HostPathFileOrCreate, "hostPath type check failed: " + dir + " is not a file, it's a Directory"},
 		{root + "/gone", corev1.HostPathDirectory, "hostPath type check failed, " + root + `/gone is not a directory, unable to determine its type: path "` + root + `/gone" does not exist`},
 		{pipe, corev1.HostPathFile, "hostPath type check failed, " + pipe + " is not a file, unable to determine its type: only recognise file, directory, socket, block device and character device"},
 		{plain, "Odd", "Odd is an invalid volume type"},
@@ -384,8 +384,8 @@ func TestHostPath(t *testing.T) {
 	if kind, _ := typeOf(filepath.Join(root, "new")); kind != corev1.HostPathFile {
 		t.Error("the file was not made")
 	}
-	if kind, _ := typeOf(absent + "/new/folder"); kind != corev1.HostPathDirectory {
-		t.Error("the folder was not made")
+	if kind, _ := typeOf(absent + "/new/directory"); kind != corev1.HostPathDirectory {
+		t.Error("the directory was not made")
 	}
 }
 
@@ -424,13 +424,13 @@ func TestUIDsStayInside(t *testing.T) {
 		pod := testPod()
 		pod.UID = types.UID(uid)
 		if v.Mount(t.Context(), pod) == nil || v.Unmount(t.Context(), pod.UID) == nil {
-			t.Errorf("%q is taken for a folder", uid)
+			t.Errorf("%q is taken for a directory", uid)
 		}
 	}
 }
 
-// folderName makes a name of a folder.
-func folderName(s string) string { return strings.NewReplacer(" ", "", ",", "").Replace(s) }
+// directoryName makes a name of a directory.
+func dirName(s string) string { return strings.NewReplacer(" ", "", ",", "").Replace(s) }
 
 func errorText(err error) string {
 	if err == nil {

@@ -39,12 +39,12 @@ const (
 // Each version is written whole beside the others and becomes the current one by a single rename of ..data. Whoever has opened
 // ..data sees one version and never parts of two. finish gives a version its owners before anybody sees it; it may be nil.
 // write reports whether there was something to do.
-func write(folder string, files payload, finish func() error) (bool, error) {
+func write(dir string, files payload, finish func() error) (bool, error) {
 	files, err := clean(files)
 	if err != nil {
 		return false, err
 	}
-	root, err := os.OpenRoot(folder)
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return false, err
 	}
@@ -62,7 +62,7 @@ func write(folder string, files payload, finish func() error) (bool, error) {
 			return false, show(root, files)
 		}
 	}
-	version, err := writeVersion(folder, root, files)
+	version, err := writeVersion(dir, root, files)
 	if err == nil && finish != nil {
 		err = finish()
 	}
@@ -132,8 +132,8 @@ func holds(root *os.Root, version string, files payload) (bool, error) {
 	return same && found == len(files), err
 }
 
-func writeVersion(folder string, root *os.Root, files payload) (string, error) {
-	path, err := os.MkdirTemp(folder, time.Now().UTC().Format("..2006_01_02_15_04_05."))
+func writeVersion(dir string, root *os.Root, files payload) (string, error) {
+	path, err := os.MkdirTemp(dir, time.Now().UTC().Format("..2006_01_02_15_04_05."))
 	if err != nil {
 		return "", err
 	}
@@ -143,7 +143,7 @@ func writeVersion(folder string, root *os.Root, files payload) (string, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		content, path := files[name], filepath.Join(version, name)
-		if err := makeFolders(root, version, filepath.Dir(name)); err != nil {
+		if err := makeDirs(root, version, filepath.Dir(name)); err != nil {
 			return version, err
 		}
 		if err := root.WriteFile(path, content.data, 0o600); err != nil {
@@ -162,8 +162,8 @@ func writeVersion(folder string, root *os.Root, files payload) (string, error) {
 	return version, nil
 }
 
-// makeFolders makes the folders of a file, readable for all whatever the umask is.
-func makeFolders(root *os.Root, version, path string) error {
+// makeDirs makes the directories of a file, readable for all whatever the umask is.
+func makeDirs(root *os.Root, version, path string) error {
 	at := version
 	for name := range strings.SplitSeq(path, "/") {
 		if name == "." {

@@ -12,10 +12,10 @@ import (
 )
 
 // tree is what a user of a volume sees: path to content, without the writer's own names.
-func tree(t *testing.T, folder string) map[string]string {
+func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	seen := map[string]string{}
-	entries, err := os.ReadDir(folder)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func tree(t *testing.T, folder string) map[string]string {
 		if strings.HasPrefix(entry.Name(), "..") {
 			continue
 		}
-		top := filepath.Join(folder, entry.Name())
+		top := filepath.Join(dir, entry.Name())
 		resolved, err := filepath.EvalSymlinks(top)
 		if err != nil {
 			t.Fatalf("%s leads nowhere: %v", top, err)
@@ -56,21 +56,21 @@ func TestWrite(t *testing.T) {
 		{"one changed", payload{"a": content("9"), "deep/er/b": content("2")}, true},
 		{"one more", payload{"a": content("9"), "deep/er/b": content("2"), "deep/c": content("3")}, true},
 		{"one gone", payload{"a": content("9"), "deep/c": content("3")}, true},
-		{"a folder gone", payload{"a": content("9")}, true},
-		{"a file becomes a folder", payload{"a/x": content("5")}, true},
+		{"a directory gone", payload{"a": content("9")}, true},
+		{"a file becomes a directory", payload{"a/x": content("5")}, true},
 		{"nothing", payload{}, true},
 		{"still nothing", payload{}, false},
 	}
-	folder := t.TempDir()
+	dir := t.TempDir()
 	for _, step := range steps {
-		changed, err := write(folder, step.files, nil)
+		changed, err := write(dir, step.files, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		if changed != step.changes {
 			t.Errorf("%s: changed is %v", step.name, changed)
 		}
-		seen := tree(t, folder)
+		seen := tree(t, dir)
 		if len(seen) != len(step.files) {
 			t.Errorf("%s: sees %v", step.name, seen)
 		}
@@ -78,11 +78,11 @@ func TestWrite(t *testing.T) {
 			if seen[path] != string(want.data) {
 				t.Errorf("%s: %s is %q", step.name, path, seen[path])
 			}
-			if info, err := os.Stat(filepath.Join(folder, path)); err != nil || info.Mode() != 0o640 {
+			if info, err := os.Stat(filepath.Join(dir, path)); err != nil || info.Mode() != 0o640 {
 				t.Errorf("%s: %s has mode %v, %v", step.name, path, info.Mode(), err)
 			}
 		}
-		versions, _ := filepath.Glob(filepath.Join(folder, "..2*"))
+		versions, _ := filepath.Glob(filepath.Join(dir, "..2*"))
 		if len(versions) != 1 {
 			t.Errorf("%s: %d versions", step.name, len(versions))
 		}
@@ -106,36 +106,36 @@ func TestWriteRefusesPaths(t *testing.T) {
 
 // TestWriteAfterCrash finds a volume as a kubelet left it that died between two steps.
 func TestWriteAfterCrash(t *testing.T) {
-	folder := t.TempDir()
-	if _, err := write(folder, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
+	dir := t.TempDir()
+	if _, err := write(dir, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(folder, "..2001_01_01_00_00_00.7", "x"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "..2001_01_01_00_00_00.7", "x"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("nowhere", filepath.Join(folder, nextLink)); err != nil {
+	if err := os.Symlink("nowhere", filepath.Join(dir, nextLink)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := write(folder, payload{"a": {data: []byte("new"), mode: 0o644}}, nil); err != nil {
+	if _, err := write(dir, payload{"a": {data: []byte("new"), mode: 0o644}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	entries, _ := os.ReadDir(folder)
-	if seen := tree(t, folder); seen["a"] != "new" || len(entries) != 3 {
+	entries, _ := os.ReadDir(dir)
+	if seen := tree(t, dir); seen["a"] != "new" || len(entries) != 3 {
 		t.Errorf("sees %v among %v", seen, entries)
 	}
 }
 
 // TestFailedFinish leaves the volume as it was when a version cannot be given its owners.
 func TestFailedFinish(t *testing.T) {
-	folder := t.TempDir()
-	if _, err := write(folder, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
+	dir := t.TempDir()
+	if _, err := write(dir, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := write(folder, payload{"a": {data: []byte("new"), mode: 0o644}}, func() error { return fs.ErrPermission }); err == nil {
+	if _, err := write(dir, payload{"a": {data: []byte("new"), mode: 0o644}}, func() error { return fs.ErrPermission }); err == nil {
 		t.Fatal("the failure is lost")
 	}
-	versions, _ := filepath.Glob(filepath.Join(folder, "..2*"))
-	if seen := tree(t, folder); seen["a"] != "old" || len(versions) != 1 {
+	versions, _ := filepath.Glob(filepath.Join(dir, "..2*"))
+	if seen := tree(t, dir); seen["a"] != "old" || len(versions) != 1 {
 		t.Errorf("sees %v in %v", seen, versions)
 	}
 }
@@ -143,7 +143,7 @@ func TestFailedFinish(t *testing.T) {
 // TestReadersSeeOneVersion reads a volume while it is rewritten with random contents. Every file carries the number of its version and
 // of how many there are: a reader that has one version in hand never finds another's file in it, nor one missing.
 func TestReadersSeeOneVersion(t *testing.T) {
-	folder := t.TempDir()
+	dir := t.TempDir()
 	versionOf := func(n int) payload {
 		files, count := payload{}, 1+rand.IntN(6)
 		for i := range count {
@@ -151,7 +151,7 @@ func TestReadersSeeOneVersion(t *testing.T) {
 		}
 		return files
 	}
-	if _, err := write(folder, versionOf(0), nil); err != nil {
+	if _, err := write(dir, versionOf(0), nil); err != nil {
 		t.Fatal(err)
 	}
 	var stop atomic.Bool
@@ -160,13 +160,13 @@ func TestReadersSeeOneVersion(t *testing.T) {
 		go func() {
 			whole := 0
 			for !stop.Load() {
-				whole += readOnce(t, folder)
+				whole += readOnce(t, dir)
 			}
 			done <- whole
 		}()
 	}
 	for n := 1; n <= 80; n++ {
-		if _, err := write(folder, versionOf(n), nil); err != nil {
+		if _, err := write(dir, versionOf(n), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,14 +179,14 @@ func TestReadersSeeOneVersion(t *testing.T) {
 }
 
 // readOnce reads the current version. It counts only if that was still current afterwards: old ones are removed file by file.
-func readOnce(t *testing.T, folder string) int {
-	before, err := os.Readlink(filepath.Join(folder, currentLink))
+func readOnce(t *testing.T, dir string) int {
+	before, err := os.Readlink(filepath.Join(dir, currentLink))
 	if err != nil {
 		t.Errorf("there is no current version: %v", err)
 		return 0
 	}
 	texts := map[string]int{}
-	_ = filepath.WalkDir(filepath.Join(folder, before), func(path string, d fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(filepath.Join(dir, before), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -199,7 +199,7 @@ func readOnce(t *testing.T, folder string) int {
 	if len(texts) > 1 {
 		t.Errorf("a mix of versions: %v", texts)
 	}
-	if after, _ := os.Readlink(filepath.Join(folder, currentLink)); after != before {
+	if after, _ := os.Readlink(filepath.Join(dir, currentLink)); after != before {
 		return 0
 	}
 	for text, files := range texts {

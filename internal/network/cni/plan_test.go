@@ -352,7 +352,7 @@ func TestConfigure(t *testing.T) {
 	}
 	bad := map[string]Settings{
 		"no range":           {DataDir: "/d"},
-		"no folder":          {PodCIDRs: prefixes("10.0.0.0/24")},
+		"no directory":       {PodCIDRs: prefixes("10.0.0.0/24")},
 		"no room":            {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/31")},
 		"two of one family":  {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/24", "10.1.0.0/24")},
 		"a name too long":    {DataDir: "/d", PodCIDRs: prefixes("10.0.0.0/24"), Bridge: "a-very-long-bridge"},

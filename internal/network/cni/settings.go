@@ -151,7 +151,7 @@ func Install(dir string) error {
 		if at, err := os.Readlink(path); err == nil && at == program {
 			continue
 		}
-		// In one step, because a runtime may be at work. What is there and no link of ours is replaced as well: the folder is skiff's.
+		// In one step, because a runtime may be at work. What is there and no link of ours is replaced as well: the directory is skiff's.
 		_ = os.Remove(path + ".new") // of an attempt that was cut off
 		if err := os.Symlink(program, path+".new"); err != nil {
 			return fmt.Errorf("install network plugin: %w", err)

@@ -23,8 +23,8 @@ import (
 )
 
 func main() {
-	from := flag.String("discovery", "", "folder of APIResourceLists, named like api__v1.json and apis__apps__v1.json; unstable versions are left out")
-	out := flag.String("out", "", "folder to write to")
+	from := flag.String("discovery", "", "directory of APIResourceLists, named like api__v1.json and apis__apps__v1.json; unstable versions are left out")
+	out := flag.String("out", "", "directory to write to")
 	version := flag.String("version", "unversioned", "version in the documents")
 	flag.Parse()
 	log.SetFlags(0)

@@ -65,7 +65,7 @@ var unpublished = map[string]bool{
 }
 
 func main() {
-	out := flag.String("out", ".", "folder of package openapi")
+	out := flag.String("out", ".", "directory of package openapi")
 	flag.Parse()
 	log.SetFlags(0)
 	files, err := generate()

@@ -27,7 +27,7 @@ import (
 	"skiff/internal/store"
 )
 
-// root is the folder of the store that holds all objects.
+// root is the directory of the store that holds all objects.
 const root = "/registry/"
 
 var (

@@ -59,18 +59,18 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen is the time from nothing to a store that takes writes, and again on the same folder.
+// BenchmarkOpen is the time from nothing to a store that takes writes, and again on the same directory.
 func BenchmarkOpen(b *testing.B) {
 	for _, again := range []bool{false, true} {
 		b.Run(fmt.Sprint("again=", again), func(b *testing.B) {
 			for range b.N {
 				b.StopTimer()
-				folder := b.TempDir()
+				dir := b.TempDir()
 				if again {
-					open(b, etcd.Config{DataDir: folder}).Close()
+					open(b, etcd.Config{DataDir: dir}).Close()
 				}
 				b.StartTimer()
-				s := open(b, etcd.Config{DataDir: folder})
+				s := open(b, etcd.Config{DataDir: dir})
 				b.StopTimer()
 				s.Close()
 			}

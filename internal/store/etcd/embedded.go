@@ -56,7 +56,7 @@ type embedded struct {
 	server    *etcdserver.EtcdServer
 	log       *slog.Logger
 	quota     int64
-	lock      *os.File // on the data folder, as long as it is open
+	lock      *os.File // on the data directory, as long as it is open
 	listeners []*grpc.Server
 	// refused is the size of the last write for which there was no room within the quota, 0 when the last one found room.
 	refused atomic.Int64
@@ -67,13 +67,13 @@ type embedded struct {
 
 func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("create the data folder: %w", err)
+		return nil, fmt.Errorf("create the data directory: %w", err)
 	}
 	// It may have existed with another mode.
 	if err := os.Chmod(c.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("close the data folder to others: %w", err)
+		return nil, fmt.Errorf("close the data directory to others: %w", err)
 	}
-	lock, err := lockFolder(c.DataDir)
+	lock, err := lockDir(c.DataDir)
 	if err != nil {
 		return nil, err
 	}
@@ -135,15 +135,15 @@ func caughtUp() bool {
 	return ok && status.GetCommit() > 0 && status.Applied == status.GetCommit()
 }
 
-// lockFolder keeps a second process out of the folder, which etcd itself would let wait for ever.
-func lockFolder(folder string) (*os.File, error) {
-	file, err := os.Open(folder)
+// lockDir keeps a second process out of the directory, which etcd itself would let wait for ever.
+func lockDir(dir string) (*os.File, error) {
+	file, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the data folder: %w", err)
+		return nil, fmt.Errorf("open the data directory: %w", err)
 	}
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("data folder %s is in use by another process: %w", folder, err)
+		return nil, fmt.Errorf("data directory %s is in use by another process: %w", dir, err)
 	}
 	return file, nil
 }

@@ -16,8 +16,8 @@ import (
 
 func TestDataSurvives(t *testing.T) {
 	ctx := context.Background()
-	folder := filepath.Join(t.TempDir(), "data")
-	s := open(t, etcd.Config{DataDir: folder})
+	dir := filepath.Join(t.TempDir(), "data")
+	s := open(t, etcd.Config{DataDir: dir})
 	revision, err := s.Create(ctx, "/registry/a", []byte("1"), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestDataSurvives(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s = open(t, etcd.Config{DataDir: folder})
+	s = open(t, etcd.Config{DataDir: dir})
 	kv, err := s.Get(ctx, "/registry/a")
 	if err != nil || kv.Modified != revision || string(kv.Value) != "1" {
 		t.Errorf("after a restart: %v, %v", kv, err)
@@ -33,23 +33,23 @@ func TestDataSurvives(t *testing.T) {
 	if _, err := s.Update(ctx, "/registry/a", []byte("2"), 0, revision); err != nil {
 		t.Error(err)
 	}
-	info, err := os.Stat(folder)
+	info, err := os.Stat(dir)
 	if err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("mode of the data folder is %v, %v", info.Mode(), err)
+		t.Errorf("mode of the data directory is %v, %v", info.Mode(), err)
 	}
 }
 
 // What a write returned is on disk, whatever happens next: a copy of the files as they are has it.
 func TestDataSurvivesPowerCut(t *testing.T) {
 	ctx := context.Background()
-	folder, copied := t.TempDir(), t.TempDir()
-	s := open(t, etcd.Config{DataDir: folder})
+	dir, copied := t.TempDir(), t.TempDir()
+	s := open(t, etcd.Config{DataDir: dir})
 	for i := range 100 {
 		if _, err := s.Create(ctx, fmt.Sprint("/registry/", i), []byte("v"), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.CopyFS(copied, os.DirFS(folder)); err != nil {
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
 		t.Fatal(err)
 	}
 	after := open(t, etcd.Config{DataDir: copied})
@@ -59,11 +59,11 @@ func TestDataSurvivesPowerCut(t *testing.T) {
 	}
 }
 
-func TestFolderInUse(t *testing.T) {
-	folder := t.TempDir()
-	open(t, etcd.Config{DataDir: folder})
-	if _, err := etcd.Open(context.Background(), etcd.Config{DataDir: folder, Log: quiet()}); err == nil {
-		t.Error("two stores share a folder")
+func TestDirInUse(t *testing.T) {
+	dir := t.TempDir()
+	open(t, etcd.Config{DataDir: dir})
+	if _, err := etcd.Open(context.Background(), etcd.Config{DataDir: dir, Log: quiet()}); err == nil {
+		t.Error("two stores share a directory")
 	}
 }
 

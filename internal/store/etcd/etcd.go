@@ -1,4 +1,4 @@
-// Package etcd keeps objects in etcd: one that runs inside this process, with its data in a folder and no port open, or
+// Package etcd keeps objects in etcd: one that runs inside this process, with its data in a directory and no port open, or
 // a cluster reached over the network. Keys and values are stored as given, so that whatever else can read
 // etcd can read them.
 //
@@ -22,7 +22,7 @@ import (
 
 // Config says where the data is. Either DataDir or Servers is set.
 type Config struct {
-	// DataDir is the folder of an etcd run in this process. It is created with mode 0700.
+	// DataDir is the directory of an etcd run in this process. It is created with mode 0700.
 	DataDir string
 	// Listen are addresses, "unix:///run/skiff/etcd.sock" or "https://127.0.0.1:2379", at which the embedded etcd answers
 	// other clients, for backups and the like. None by default. CertFile, KeyFile and CAFile serve https then.
@@ -90,7 +90,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	var err error
 	switch {
 	case (config.DataDir == "") == (len(config.Servers) == 0):
-		return nil, errors.New("open etcd: give either a data folder or servers")
+		return nil, errors.New("open etcd: give either a data directory or servers")
 	case config.DataDir != "":
 		e, err = startEmbedded(ctx, config)
 	default:

@@ -24,9 +24,9 @@ import (
 // certificates writes an authority and a certificate for 127.0.0.1 by it.
 func certificates(t *testing.T) (ca, cert, key string) {
 	t.Helper()
-	folder := t.TempDir()
+	dir := t.TempDir()
 	write := func(name, kind string, content []byte) string {
-		path := filepath.Join(folder, name)
+		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestRemoteOverTLS(t *testing.T) {
 func TestRemoteServerRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	folder := t.TempDir()
+	dir := t.TempDir()
 	address := "unix://" + t.TempDir() + "/socket"
 	s := open(t, etcd.Config{Servers: []string{address}})
 	short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
@@ -121,7 +121,7 @@ func TestRemoteServerRestarts(t *testing.T) {
 		}
 	}()
 	for round := range 3 {
-		server := open(t, etcd.Config{DataDir: folder, Listen: []string{address}})
+		server := open(t, etcd.Config{DataDir: dir, Listen: []string{address}})
 		if round == 0 {
 			close(started)
 		}

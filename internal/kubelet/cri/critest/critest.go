@@ -24,7 +24,7 @@ type Harness struct {
 	Runtime cri.Runtime
 	// Image has a shell.
 	Image string
-	// Logs is a folder the runtime can write to.
+	// Logs is a directory the runtime can write to.
 	Logs string
 	// CgroupParent is where its containers go.
 	CgroupParent string

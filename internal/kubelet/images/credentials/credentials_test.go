@@ -300,6 +300,6 @@ func TestBadConfiguration(t *testing.T) {
 	write(t, dir+"/conf/b.yaml", head+good)
 	write(t, dir+"/conf/a.json", `{"apiVersion":"kubelet.config.k8s.io/v1","kind":"CredentialProviderConfig","providers":[]}`)
 	if p, err := LoadPlugins(dir+"/conf", dir, nil, nil); err != nil || len(p.plugins) != 1 {
-		t.Errorf("a folder of files: %v", err)
+		t.Errorf("a directory of files: %v", err)
 	}
 }

@@ -42,7 +42,7 @@ type Plugins struct {
 	plugins []*plugin
 }
 
-// LoadPlugins reads a CredentialProviderConfig, from a file or from the files of a folder, and checks that every plugin is in bin.
+// LoadPlugins reads a CredentialProviderConfig, from a file or from the files of a directory, and checks that every plugin is in bin.
 func LoadPlugins(config, bin string, accounts Accounts, log *slog.Logger) (*Plugins, error) {
 	if _, err := os.Stat(bin); err != nil {
 		return nil, fmt.Errorf("find credential plugins: %w", err)
@@ -65,7 +65,7 @@ func LoadPlugins(config, bin string, accounts Accounts, log *slog.Logger) (*Plug
 	return p, nil
 }
 
-// readConfig reads the providers of a file, or of all configuration files of a folder in order of their names.
+// readConfig reads the providers of a file, or of all configuration files of a directory in order of their names.
 func readConfig(path string) ([]kubeletconfig.CredentialProvider, error) {
 	info, err := os.Stat(path)
 	if err != nil {
