@@ -43,7 +43,7 @@ func (s *Server) beginAudit(req *request, id *authn.Identity) error {
 func (s *Server) auditRefused(req *request) {
 	if s.config.Audit != nil {
 		req.newEvent(s)
-		req.event.Refused()
+		req.event.Unauthenticated()
 	}
 }
 

@@ -48,7 +48,7 @@ func (p bootstrapped) RoleBindings(namespace string) (bindings []*rbacv1.RoleBin
 	return bindings
 }
 
-func (p bootstrapped) Revisions() authz.Revisions { return authz.Revisions{} }
+func (p bootstrapped) Revisions() authz.PolicyRevisions { return authz.PolicyRevisions{} }
 
 // attributes reads a request as the API server does, as far as controllers send such.
 func attributes(method, path string) *authz.Attributes {

@@ -49,8 +49,8 @@ func (p *policy) RoleBindings(namespace string) []*rbacv1.RoleBinding {
 }
 
 // Revisions implements authz.Policy.
-func (p *policy) Revisions() authz.Revisions {
-	return authz.Revisions{
+func (p *policy) Revisions() authz.PolicyRevisions {
+	return authz.PolicyRevisions{
 		ClusterRoles: p.local.LastChange(clusterRoles), ClusterRoleBindings: p.local.LastChange(clusterRoleBindings),
 		Roles: p.local.LastChange(roles), RoleBindings: p.local.LastChange(roleBindings),
 	}

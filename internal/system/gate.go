@@ -27,15 +27,15 @@ var gatekeeper = authn.User{Username: "system:apiserver", Groups: []string{authn
 // gate decides who comes in and what they may do.
 type gate struct {
 	authenticator *authn.Authenticators
-	objects       *authn.LateObjects // what the authenticators look up
+	objects       *authn.DeferredObjects // what the authenticators look up
 	issuer        *authn.Issuer
 	discovery     *authn.Discovery
 	impersonation *impersonation.Impersonation
 	providers     *authn.IdentityProviders // nil without providersFile
 	providersFile string
-	authorizer    *authz.Configured
+	authorizer    *authz.Authorizers
 	escalation    *authz.Escalation
-	judge         *authz.Judge
+	fieldAccess   *authz.FieldAuthorizer
 	admission     admission.Chain
 	fairness      *fairness.Fairness // nil: requests are only counted
 	auditor       *audit.Auditor     // nil: nothing is recorded
@@ -69,8 +69,8 @@ func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, err
 		rbac = authz.NewRBAC(g.policy)
 	}
 	g.escalation = &authz.Escalation{RBAC: rbac, Authorizer: g.authorizer}
-	g.judge = &authz.Judge{
-		Authorizer: g.authorizer, Refusal: apiserver.Refusal,
+	g.fieldAccess = &authz.FieldAuthorizer{
+		Authorizer: g.authorizer, Forbidden: apiserver.Refusal,
 		Objects: func(ctx context.Context, resource schema.GroupResource, name string) (kind.Object, error) {
 			return g.env.Get(ctx, resource, "", name)
 		},
@@ -112,13 +112,13 @@ func (g *gate) authentication(c config.Server, certs *certificates) error {
 	if g.discovery, err = authn.NewDiscovery(a.Issuer, "", net.JoinHostPort(advertised(c).String(), strconv.Itoa(c.SecurePort)), keys); err != nil {
 		return err
 	}
-	g.objects = &authn.LateObjects{}
+	g.objects = &authn.DeferredObjects{}
 	settings := authn.Config{
-		Audiences:         audiences,
-		FrontProxy:        &authn.FrontProxyConfig{Authorities: certs.frontProxy.Pool, AllowedNames: []string{frontProxyName}},
-		ClientAuthorities: certs.authority.Pool,
-		TokenFile:         a.TokenFile,
-		PasswordFile:      a.PasswordFile,
+		Audiences:    audiences,
+		FrontProxy:   &authn.FrontProxyConfig{CAs: certs.frontProxy.Pool, AllowedNames: []string{frontProxyName}},
+		ClientCAs:    certs.authority.Pool,
+		TokenFile:    a.TokenFile,
+		PasswordFile: a.PasswordFile,
 	}
 	if settings.ServiceAccounts, err = authn.NewServiceAccounts(authn.ServiceAccountsConfig{
 		Issuers: []string{a.Issuer}, Keys: keys, Audiences: audiences, Objects: g.objects, Log: g.log,
@@ -180,7 +180,7 @@ func (g *gate) run(ctx context.Context, ready <-chan struct{}, started *steps) e
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return g.authorizer.Run(ctx) })
 	if g.providers != nil {
-		group.Go(func() error { return g.providers.Follow(ctx, g.providersFile, g.log) })
+		group.Go(func() error { return g.providers.WatchFile(ctx, g.providersFile, g.log) })
 	}
 	group.Go(func() error {
 		select {

@@ -11,7 +11,7 @@ import (
 
 // accessReviews answers SubjectAccessReviews with the server's own authorizers.
 type accessReviews struct {
-	authorizer *authz.Configured
+	authorizer *authz.Authorizers
 }
 
 // Authorize implements authorization.Authorizer.

@@ -160,7 +160,7 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others stre
 	documents := openapi.New(kinds, version.Info().GitVersion)
 	paths := map[string]http.Handler{
 		authn.OpenIDConfigurationPath: gate.discovery,
-		authn.OpenIDKeysPath:          gate.discovery,
+		authn.JWKSPath:                gate.discovery,
 	}
 	if c.Runs(config.PartScheduler) {
 		paths[scheduler.Root] = why
@@ -176,7 +176,7 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others stre
 		Authorizer:    gate.authorizer,
 		Impersonate:   gate.impersonation.Impersonate,
 		CheckWrite:    gate.escalation.Check,
-		JudgeWrite:    gate.judge.Check,
+		JudgeWrite:    gate.fieldAccess.Check,
 		Tokens:        gate.issuer,
 		Components: func(ctx context.Context) []kind.ComponentHealth {
 			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}

@@ -46,7 +46,7 @@ func TestAuthorizationLikeUpstream(t *testing.T) {
 	createForNodes(ctx, t, k)
 	waitForUpstream(ctx, t, k)
 
-	ours, err := authz.New(authz.Config{Modes: []string{authz.ModeNode, authz.ModeRBAC}}, authz.NewStatic(policyOf(ctx, t, k)), graphOf(ctx, t, k), slog.Default())
+	ours, err := authz.New(authz.Config{Modes: []string{authz.ModeNode, authz.ModeRBAC}}, authz.NewStaticPolicy(policyOf(ctx, t, k)), graphOf(ctx, t, k), slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func TestEscalationLikeUpstream(t *testing.T) {
 	defer cancel()
 	createRoles(ctx, t, k)
 	writers := grantWriting(ctx, t, k)
-	policy := authz.NewStatic(policyOf(ctx, t, k))
+	policy := authz.NewStaticPolicy(policyOf(ctx, t, k))
 	ours, err := authz.New(authz.Config{Modes: []string{authz.ModeNode, authz.ModeRBAC}}, policy, authz.NewNodeGraph(), slog.Default())
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func writeUpstream(ctx context.Context, k clientset.Interface, obj kind.Object) 
 }
 
 // compareRules: the order of the rules is upstream's to choose.
-func compareRules(ctx context.Context, t *testing.T, ours authz.RuleLister, theirs clientset.Interface, user authenticationv1.UserInfo) {
+func compareRules(ctx context.Context, t *testing.T, ours authz.RuleResolver, theirs clientset.Interface, user authenticationv1.UserInfo) {
 	t.Helper()
 	review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "prod"}}
 	answer := must[*authorizationv1.SelfSubjectRulesReview](t)(theirs.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{}))

@@ -12,7 +12,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// The resources that rules are about.
+// The resources that plugins are about.
 var (
 	pods              = schema.GroupResource{Resource: "pods"}
 	nodes             = schema.GroupResource{Resource: "nodes"}
@@ -41,7 +41,7 @@ var (
 	deviceClasses     = schema.GroupResource{Group: "resource.k8s.io", Resource: "deviceclasses"}
 )
 
-// access is how rules see other objects. It is asked for at every use, because rules are made before the server is.
+// access is how plugins see other objects. It is asked for at every use, because plugins are made before the server is.
 type access func() kind.Env
 
 // get reads one object. It is shared and read-only.

@@ -1,5 +1,5 @@
-// Package admission is the last say before a write: rules that look at an object in the light of others and may change or
-// refuse it. Each rule is a file of its own; their order is one visible list (List in rules.go).
+// Package admission is the last say before a write: plugins that look at an object in the light of others and may change or
+// refuse it. Each plugin is a file of its own; their order is one visible list (List in plugins.go).
 package admission
 
 import (
@@ -14,7 +14,7 @@ import (
 // Operation is what the request does to the object.
 type Operation string
 
-// The operations rules can tell apart.
+// The operations plugins can tell apart.
 const (
 	Create  Operation = "CREATE"
 	Update  Operation = "UPDATE"
@@ -60,36 +60,36 @@ func (a *Attributes) isPlain(resource schema.GroupResource) bool {
 // changes reports whether the write stores an object: it is no deletion and no connection.
 func (a *Attributes) changes() bool { return a.Operation == Create || a.Operation == Update }
 
-// Rule is one admission plugin. A rule implements Mutator, Validator or both.
-type Rule interface {
+// Plugin is one admission plugin. A plugin implements Mutator, Validator or both.
+type Plugin interface {
 	// Name is upstream's plugin name.
 	Name() string
-	// Handles says cheaply whether the rule wants to see the write at all.
+	// Handles says cheaply whether the plugin wants to see the write at all.
 	Handles(a *Attributes) bool
 }
 
 // Mutator may change a.Object.
 type Mutator interface {
-	Rule
+	Plugin
 	Mutate(ctx context.Context, a *Attributes) error
 }
 
 // Validator may refuse.
 type Validator interface {
-	Rule
+	Plugin
 	Validate(ctx context.Context, a *Attributes) error
 }
 
-// Undoer is implemented by rules that reserve something in Validate (quota): when the write fails after all, or was
+// Undoer is implemented by plugins that reserve something in Validate (quota): when the write fails after all, or was
 // a dry run, the server gives it back.
 type Undoer interface {
 	Undo(ctx context.Context, a *Attributes)
 }
 
-// Chain runs rules in order: all mutations first, then all validations.
-type Chain []Rule
+// Chain runs plugins in order: all mutations first, then all validations.
+type Chain []Plugin
 
-// Mutate runs the mutating rules.
+// Mutate runs the mutating plugins.
 func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
 	for _, r := range c {
 		if m, ok := r.(Mutator); ok && r.Handles(a) {
@@ -101,7 +101,7 @@ func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// Validate runs the validating rules. When one refuses, those before it are undone.
+// Validate runs the validating plugins. When one refuses, those before it are undone.
 func (c Chain) Validate(ctx context.Context, a *Attributes) error {
 	for i, r := range c {
 		if v, ok := r.(Validator); ok && r.Handles(a) {
@@ -114,7 +114,7 @@ func (c Chain) Validate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// Undo gives back what validating rules have reserved for a write that did not happen.
+// Undo gives back what validating plugins have reserved for a write that did not happen.
 func (c Chain) Undo(ctx context.Context, a *Attributes) {
 	for i := len(c) - 1; i >= 0; i-- {
 		if u, ok := c[i].(Undoer); ok && c[i].Handles(a) {

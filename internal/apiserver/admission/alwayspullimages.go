@@ -65,7 +65,7 @@ func (alwaysPullImages) Validate(_ context.Context, a *Attributes) error {
 		return err
 	}
 	var errs []error
-	judge := func(path *field.Path, pull corev1.PullPolicy) {
+	requireAlways := func(path *field.Path, pull corev1.PullPolicy) {
 		if pull != corev1.PullAlways {
 			errs = append(errs, forbidden(a, field.NotSupported(path, pull, []string{string(corev1.PullAlways)})))
 		}
@@ -73,12 +73,12 @@ func (alwaysPullImages) Validate(_ context.Context, a *Attributes) error {
 	spec := field.NewPath("spec")
 	for place, c := range container.Places(&pod.Spec, spec) {
 		if a.Subresource == "" || place.Kind == container.Ephemeral {
-			judge(place.Path.Child("imagePullPolicy"), c.ImagePullPolicy)
+			requireAlways(place.Path.Child("imagePullPolicy"), c.ImagePullPolicy)
 		}
 	}
 	for i, volume := range pod.Spec.Volumes {
 		if volume.Image != nil && a.Subresource == "" {
-			judge(spec.Child("volumes").Index(i).Child("image", "pullPolicy"), volume.Image.PullPolicy)
+			requireAlways(spec.Child("volumes").Index(i).Child("image", "pullPolicy"), volume.Image.PullPolicy)
 		}
 	}
 	return utilerrors.NewAggregate(errs)

@@ -13,7 +13,7 @@ import (
 type signers struct{ authorizer authz.Authorizer }
 
 func (s signers) allow(ctx context.Context, user authn.User, verb, signer string) bool {
-	return authz.MaySign(ctx, s.authorizer, user, verb, signer)
+	return authz.AuthorizedForSigner(ctx, s.authorizer, user, verb, signer)
 }
 
 // certificateApproval lets only who may approve for the signer approve a request.

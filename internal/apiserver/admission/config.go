@@ -12,7 +12,7 @@ import (
 	"skiff/internal/quota"
 )
 
-// configFile is an AdmissionConfiguration of apiserver.config.k8s.io: for each rule its configuration, there or in
+// configFile is an AdmissionConfiguration of apiserver.config.k8s.io: for each plugin its configuration, there or in
 // another file.
 type configFile struct {
 	metav1.TypeMeta `json:",inline"`
@@ -23,7 +23,7 @@ type configFile struct {
 	} `json:"plugins,omitempty"`
 }
 
-// config is what the file says for the rules that can be configured; each with its defaults filled in.
+// config is what the file says for the plugins that can be configured; each with its defaults filled in.
 type config struct {
 	podSecurity  podSecurityConfig
 	quota        quotaConfig
@@ -93,9 +93,9 @@ func (c *config) read(path string) error {
 	return nil
 }
 
-// section is where the configuration of a rule goes, and the kinds it may be, as group/kind.
-func (c *config) section(rule string) (into any, kinds []string) {
-	switch rule {
+// section is where the configuration of a plugin goes, and the kinds it may be, as group/kind.
+func (c *config) section(plugin string) (into any, kinds []string) {
+	switch plugin {
 	case "PodSecurity":
 		return &c.podSecurity, []string{"pod-security.admission.config.k8s.io/PodSecurityConfiguration"}
 	case "ResourceQuota":
@@ -108,7 +108,7 @@ func (c *config) section(rule string) (into any, kinds []string) {
 	return nil, nil
 }
 
-// checkKind: a configuration says what it is, unless its rule is older than kinds.
+// checkKind: a configuration says what it is, unless its plugin is older than kinds.
 func checkKind(content []byte, kinds []string) error {
 	if kinds == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 // denyServiceExternalIPs refuses new external addresses of services: whoever may write services could use them to take
 // over traffic to any address (CVE-2020-8554). Addresses that are there may stay or go.
 //
-// Upstream leaves this rule off, for the sake of clusters that relied on such addresses before it existed. skiff has no
+// Upstream leaves this plugin off, for the sake of clusters that relied on such addresses before it existed. skiff has no
 // such clusters and turns it ON by default; --disable-admission-plugins=DenyServiceExternalIPs turns it off.
 type denyServiceExternalIPs struct{}
 

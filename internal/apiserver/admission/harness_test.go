@@ -85,11 +85,11 @@ func (w *world) List(_ context.Context, gr schema.GroupResource, namespace strin
 }
 
 func (w *world) Create(context.Context, schema.GroupResource, kind.Object) (kind.Object, error) {
-	return nil, errors.New("no rule creates objects")
+	return nil, errors.New("no plugin creates objects")
 }
 
 func (w *world) Delete(context.Context, schema.GroupResource, string, string, *metav1.DeleteOptions) error {
-	return errors.New("no rule deletes objects")
+	return errors.New("no plugin deletes objects")
 }
 
 // Update is optimistic as the server's is: it changes a copy and starts again when the object has changed.
@@ -225,8 +225,8 @@ func other(resource schema.GroupResource, subresource string, body runtime.Objec
 
 const unhandled = "not handled"
 
-// try shows the write to a rule as a chain would, and returns the refusal, "" or unhandled.
-func try(r Rule, a *Attributes) string {
+// try shows the write to a plugin as a chain would, and returns the refusal, "" or unhandled.
+func try(r Plugin, a *Attributes) string {
 	if !r.Handles(a) {
 		return unhandled
 	}

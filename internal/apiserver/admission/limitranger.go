@@ -64,9 +64,9 @@ func (r *limitRanger) Validate(ctx context.Context, a *Attributes) error {
 			limit := &limitRange.Spec.Limits[i]
 			switch obj := a.Object.(type) {
 			case *corev1.Pod:
-				errs = append(errs, judgePod(limit, obj)...)
+				errs = append(errs, validatePodLimits(limit, obj)...)
 			case *corev1.PersistentVolumeClaim:
-				errs = append(errs, judgeClaim(limit, obj)...)
+				errs = append(errs, validateClaimLimits(limit, obj)...)
 			}
 		}
 		if len(errs) > 0 {
@@ -140,26 +140,26 @@ func addMissing(to *corev1.ResourceList, defaults corev1.ResourceList) string {
 	return strings.Join(added, ", ")
 }
 
-func judgePod(limit *corev1.LimitRangeItem, pod *corev1.Pod) (errs []error) {
+func validatePodLimits(limit *corev1.LimitRangeItem, pod *corev1.Pod) (errs []error) {
 	switch limit.Type {
 	case corev1.LimitTypeContainer:
 		var byKind [3][]error
 		for kind, c := range container.All(&pod.Spec) {
 			if kind != container.Ephemeral { // they have no resources of their own
-				byKind[kind] = append(byKind[kind], judge(limit, c.Resources.Requests, c.Resources.Limits)...)
+				byKind[kind] = append(byKind[kind], validateLimits(limit, c.Resources.Requests, c.Resources.Limits)...)
 			}
 		}
 		return append(byKind[container.Regular], byKind[container.Init]...)
 	case corev1.LimitTypePod:
 		// What the pod asks for, without what its runtime needs besides, which nobody asked for.
 		options := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
-		return judge(limit, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
+		return validateLimits(limit, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
 	}
 	return nil
 }
 
-// judgeClaim: claims have requests only; limits of theirs mean nothing.
-func judgeClaim(limit *corev1.LimitRangeItem, claim *corev1.PersistentVolumeClaim) (errs []error) {
+// validateClaimLimits: claims have requests only; limits of theirs mean nothing.
+func validateClaimLimits(limit *corev1.LimitRangeItem, claim *corev1.PersistentVolumeClaim) (errs []error) {
 	if limit.Type != corev1.LimitTypePersistentVolumeClaim {
 		return nil
 	}
@@ -173,7 +173,7 @@ func judgeClaim(limit *corev1.LimitRangeItem, claim *corev1.PersistentVolumeClai
 	return slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 }
 
-func judge(limit *corev1.LimitRangeItem, requests, limits corev1.ResourceList) (errs []error) {
+func validateLimits(limit *corev1.LimitRangeItem, requests, limits corev1.ResourceList) (errs []error) {
 	for _, b := range bounds(limit, limit.Min, requests, limits) {
 		errs = append(errs, b.atLeast())
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 // nodeRestriction keeps a node to itself: to its own Node, lease and CSINode, to the pods bound to it and the tokens of
-// those pods. A node that is broken into must not reach further. Upstream leaves the rule off unless an installer turns
+// those pods. A node that is broken into must not reach further. Upstream leaves the plugin off unless an installer turns
 // it on, as all do; skiff turns it on by default.
 type nodeRestriction struct {
 	env        access
@@ -35,7 +35,7 @@ const (
 
 func (*nodeRestriction) Name() string { return "NodeRestriction" }
 
-// Handles: everybody but nodes is none of this rule's business, and nodes are recognised by a prefix.
+// Handles: everybody but nodes is none of this plugin's business, and nodes are recognised by a prefix.
 func (*nodeRestriction) Handles(a *Attributes) bool {
 	return a.Operation != Connect && strings.HasPrefix(a.User.Username, nodeUserPrefix) && slices.Contains(a.User.Groups, nodesGroup)
 }
@@ -52,43 +52,43 @@ func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
 	case pods:
 		switch a.Subresource {
 		case "":
-			return r.pod(ctx, a, node)
+			return r.admitPod(ctx, a, node)
 		case "status":
-			return podStatus(a, node)
+			return admitPodStatus(a, node)
 		case "eviction":
-			return r.eviction(ctx, a, node)
+			return r.admitEviction(ctx, a, node)
 		}
 		return forbid(a, "unexpected pod subresource %q, only 'status' and 'eviction' are allowed", a.Subresource)
 	case nodes:
-		return judgeNode(a, node)
+		return admitNode(a, node)
 	case volumeClaims:
 		if a.Subresource == "status" {
-			return claimStatus(a, node)
+			return admitClaimStatus(a, node)
 		}
 		return forbid(a, "may only update PVC status")
 	case serviceAccounts:
-		return r.token(ctx, a, node)
+		return r.admitTokenRequest(ctx, a, node)
 	case podCertificates:
-		return r.podCertificate(ctx, a, node)
+		return r.admitPodCertificate(ctx, a, node)
 	case leases:
 		if a.Namespace != corev1.NamespaceNodeLease {
 			return forbid(a, "can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
 		}
-		if ownName(a) != node {
+		if writtenName(a) != node {
 			return forbid(a, "can only access node lease with the same name as the requesting node")
 		}
 	case csiNodes:
-		return judgeCSINode(a, node)
+		return admitCSINode(a, node)
 	case resourceSlices:
-		return judgeSlice(a, node)
+		return admitResourceSlice(a, node)
 	case signingRequests:
-		return judgeSigningRequest(a, node)
+		return admitSigningRequest(a, node)
 	}
 	return nil
 }
 
-// ownName is the name the written object has; that of a new one stands in the object.
-func ownName(a *Attributes) string {
+// writtenName is the name the written object has; that of a new one stands in the object.
+func writtenName(a *Attributes) string {
 	if a.Operation == Create {
 		if obj, ok := a.Object.(kind.Object); ok {
 			return obj.GetName()
@@ -97,11 +97,11 @@ func ownName(a *Attributes) string {
 	return a.Name
 }
 
-// pod: nodes show what they run of their own accord as mirror pods, and delete pods that have ended on them.
-func (r *nodeRestriction) pod(ctx context.Context, a *Attributes, node string) error {
+// admitPod: nodes show what they run of their own accord as mirror pods, and delete pods that have ended on them.
+func (r *nodeRestriction) admitPod(ctx context.Context, a *Attributes, node string) error {
 	switch a.Operation {
 	case Create:
-		return r.mirrorPod(ctx, a, node)
+		return r.admitMirrorPod(ctx, a, node)
 	case Delete:
 		pod, err := oldOf[*corev1.Pod](a)
 		if err != nil {
@@ -115,7 +115,7 @@ func (r *nodeRestriction) pod(ctx context.Context, a *Attributes, node string) e
 	return forbid(a, "unexpected operation %q, node %q can only create and delete mirror pods", a.Operation, node)
 }
 
-func (r *nodeRestriction) mirrorPod(ctx context.Context, a *Attributes, node string) error {
+func (r *nodeRestriction) admitMirrorPod(ctx context.Context, a *Attributes, node string) error {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return forbidden(a, err)
@@ -159,7 +159,7 @@ func (r *nodeRestriction) mirrorPod(ctx context.Context, a *Attributes, node str
 	return nil
 }
 
-func podStatus(a *Attributes, node string) error {
+func admitPodStatus(a *Attributes, node string) error {
 	if a.Operation != Update {
 		return forbid(a, "unexpected operation %q", a.Operation)
 	}
@@ -188,7 +188,7 @@ func podStatus(a *Attributes, node string) error {
 	return nil
 }
 
-func (r *nodeRestriction) eviction(ctx context.Context, a *Attributes, node string) error {
+func (r *nodeRestriction) admitEviction(ctx context.Context, a *Attributes, node string) error {
 	if a.Operation != Create {
 		return forbid(a, "unexpected operation %s", a.Operation)
 	}
@@ -215,8 +215,8 @@ func (r *nodeRestriction) podNamed(ctx context.Context, a *Attributes, name stri
 	return pod, err
 }
 
-// claimStatus: a node that has expanded a volume says so, and changes nothing else.
-func claimStatus(a *Attributes, node string) error {
+// admitClaimStatus: a node that has expanded a volume says so, and changes nothing else.
+func admitClaimStatus(a *Attributes, node string) error {
 	if a.Operation != Update {
 		return forbid(a, "unexpected operation %q", a.Operation)
 	}
@@ -241,8 +241,8 @@ func claimStatus(a *Attributes, node string) error {
 	return nil
 }
 
-func judgeNode(a *Attributes, name string) error {
-	if own := ownName(a); own != name {
+func admitNode(a *Attributes, name string) error {
+	if own := writtenName(a); own != name {
 		return forbid(a, "node %q is not allowed to modify node %q", name, own)
 	}
 	if !a.changes() {
@@ -291,7 +291,7 @@ var kubeletLabels = []string{
 
 // restrictedLabels are those labels that differ and that a node must not change.
 func restrictedLabels(now, before map[string]string) (restricted []string) {
-	judge := func(key string) {
+	check := func(key string) {
 		prefix, _, qualified := strings.Cut(key, "/")
 		below := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
 		switch {
@@ -306,20 +306,20 @@ func restrictedLabels(now, before map[string]string) (restricted []string) {
 	}
 	for key, value := range now {
 		if had, ok := before[key]; !ok || had != value {
-			judge(key)
+			check(key)
 		}
 	}
 	for key := range before {
 		if _, ok := now[key]; !ok {
-			judge(key)
+			check(key)
 		}
 	}
 	slices.Sort(restricted)
 	return restricted
 }
 
-func judgeCSINode(a *Attributes, node string) error {
-	if ownName(a) != node {
+func admitCSINode(a *Attributes, node string) error {
+	if writtenName(a) != node {
 		return forbid(a, "can only access CSINode with the same name as the requesting node")
 	}
 	if a.Subresource != "status" {
@@ -342,9 +342,9 @@ func judgeCSINode(a *Attributes, node string) error {
 	return nil
 }
 
-// judgeSlice: which slices a node may read and update the authorizer knows by field selectors; here are the writes whose
+// admitResourceSlice: which slices a node may read and update the authorizer knows by field selectors; here are the writes whose
 // content it does not see.
-func judgeSlice(a *Attributes, node string) error {
+func admitResourceSlice(a *Attributes, node string) error {
 	obj, verb := a.Object, "create"
 	switch a.Operation {
 	case Update:
@@ -362,8 +362,8 @@ func judgeSlice(a *Attributes, node string) error {
 	return nil
 }
 
-// judgeSigningRequest: a node asks for certificates for itself.
-func judgeSigningRequest(a *Attributes, node string) error {
+// admitSigningRequest: a node asks for certificates for itself.
+func admitSigningRequest(a *Attributes, node string) error {
 	if a.Operation != Create {
 		return nil
 	}
@@ -384,8 +384,8 @@ func judgeSigningRequest(a *Attributes, node string) error {
 	return nil
 }
 
-// may asks for a right that only the administrator can give to nodes.
-func (r *nodeRestriction) may(ctx context.Context, a *Attributes, verb, resource, name string) (bool, error) {
+// authorized asks for a right that only the administrator can give to nodes.
+func (r *nodeRestriction) authorized(ctx context.Context, a *Attributes, verb, resource, name string) (bool, error) {
 	decision, _, err := r.authorizer.Authorize(ctx, &authz.Attributes{
 		User: a.User, Verb: verb, Group: a.Resource.Group, Version: a.Resource.Version, Resource: resource, Namespace: a.Namespace,
 		Name: name, ResourceRequest: true,

@@ -293,7 +293,7 @@ func TestCertificates(t *testing.T) {
 	owned := bundle("a/b", "x")
 	owned.Finalizers = []string{"f/f"}
 	for name, c := range map[string]struct {
-		r    Rule
+		r    Plugin
 		a    *Attributes
 		want string
 	}{

@@ -13,8 +13,8 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 )
 
-// token: a node asks for tokens of the pods on it, and for the audiences those pods name.
-func (r *nodeRestriction) token(ctx context.Context, a *Attributes, node string) error {
+// admitTokenRequest: a node asks for tokens of the pods on it, and for the audiences those pods name.
+func (r *nodeRestriction) admitTokenRequest(ctx context.Context, a *Attributes, node string) error {
 	if a.Operation != Create || a.Subresource != "token" {
 		return nil
 	}
@@ -39,13 +39,13 @@ func (r *nodeRestriction) token(ctx context.Context, a *Attributes, node string)
 	if pod.Spec.NodeName != node {
 		return forbid(a, "node requested token bound to a pod scheduled on a different node")
 	}
-	if err := r.audience(ctx, a, request, pod); err != nil {
+	if err := r.checkAudience(ctx, a, request, pod); err != nil {
 		return forbidden(a, err)
 	}
 	return nil
 }
 
-func (r *nodeRestriction) audience(ctx context.Context, a *Attributes, request *authenticationv1.TokenRequest, pod *corev1.Pod) error {
+func (r *nodeRestriction) checkAudience(ctx context.Context, a *Attributes, request *authenticationv1.TokenRequest, pod *corev1.Pod) error {
 	audience := ""
 	switch len(request.Spec.Audiences) {
 	case 0:
@@ -54,14 +54,14 @@ func (r *nodeRestriction) audience(ctx context.Context, a *Attributes, request *
 	default:
 		return fmt.Errorf("node may only request 0 or 1 audiences")
 	}
-	named, err := r.namesAudience(ctx, pod, audience)
+	named, err := r.podUsesAudience(ctx, pod, audience)
 	if err != nil {
 		return fmt.Errorf("error validating audience %q: %w", audience, err)
 	}
 	if named {
 		return nil
 	}
-	allowed, err := r.may(ctx, a, "request-serviceaccounts-token-audience", audience, a.Name)
+	allowed, err := r.authorized(ctx, a, "request-serviceaccounts-token-audience", audience, a.Name)
 	if allowed {
 		return nil
 	}
@@ -71,8 +71,8 @@ func (r *nodeRestriction) audience(ctx context.Context, a *Attributes, request *
 	return fmt.Errorf("%s is not authorized to request tokens for audience %q", a.User.Username, audience)
 }
 
-// namesAudience reports whether a volume of the pod needs a token for the audience: by itself, or because its driver does.
-func (r *nodeRestriction) namesAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
+// podUsesAudience reports whether a volume of the pod needs a token for the audience: by itself, or because its driver does.
+func (r *nodeRestriction) podUsesAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
 	var errs []error
 	for i := range pod.Spec.Volumes {
 		volume := &pod.Spec.Volumes[i]
@@ -86,7 +86,7 @@ func (r *nodeRestriction) namesAudience(ctx context.Context, pod *corev1.Pod, au
 		driver, err := r.driverOf(ctx, pod, volume)
 		if err == nil && driver != "" {
 			var wants bool
-			if wants, err = r.driverWants(ctx, driver, audience); wants {
+			if wants, err = r.driverUsesAudience(ctx, driver, audience); wants {
 				return true, nil
 			}
 		}
@@ -146,7 +146,7 @@ func (m migrated) driver() string {
 	return ""
 }
 
-func (r *nodeRestriction) driverWants(ctx context.Context, name, audience string) (bool, error) {
+func (r *nodeRestriction) driverUsesAudience(ctx context.Context, name, audience string) (bool, error) {
 	driver, err := get[*storagev1.CSIDriver](ctx, r.env, csiDrivers, "", name)
 	if err != nil {
 		return false, err
@@ -159,9 +159,9 @@ func (r *nodeRestriction) driverWants(ctx context.Context, name, audience string
 	return false, nil
 }
 
-// podCertificate: a node asks for certificates of the pods on it, from signers those pods name. What may be only a view
+// admitPodCertificate: a node asks for certificates of the pods on it, from signers those pods name. What may be only a view
 // that lags is an error that can be tried again, not a refusal.
-func (r *nodeRestriction) podCertificate(ctx context.Context, a *Attributes, node string) error {
+func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes, node string) error {
 	if a.Operation != Create {
 		return forbid(a, "unexpected operation %v", a.Operation)
 	}
@@ -211,10 +211,10 @@ func (r *nodeRestriction) podCertificate(ctx context.Context, a *Attributes, nod
 	if spec.ServiceAccountUID != account.UID {
 		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)", podKey, spec.ServiceAccountUID, account.UID)
 	}
-	return r.signer(ctx, a, request, pod)
+	return r.checkSigner(ctx, a, request, pod)
 }
 
-func (r *nodeRestriction) signer(ctx context.Context, a *Attributes, request *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
+func (r *nodeRestriction) checkSigner(ctx context.Context, a *Attributes, request *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
 	signer := request.Spec.SignerName
 	for _, volume := range pod.Spec.Volumes {
 		if volume.Projected == nil {
@@ -227,7 +227,7 @@ func (r *nodeRestriction) signer(ctx context.Context, a *Attributes, request *ce
 		}
 	}
 	// The names of resources in rules have no slashes.
-	allowed, err := r.may(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), request.Spec.ServiceAccountName)
+	allowed, err := r.authorized(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), request.Spec.ServiceAccountName)
 	if allowed {
 		return nil
 	}

@@ -31,7 +31,7 @@ func account(name string, change ...func(*corev1.ServiceAccount)) *corev1.Servic
 	return a
 }
 
-// fullWorld has something of everything that rules look at.
+// fullWorld has something of everything that plugins look at.
 func fullWorld() *world {
 	return newWorld(
 		namespace("team"),
@@ -112,7 +112,7 @@ func TestLimitRangerFillsIn(t *testing.T) {
 	}
 }
 
-func TestLimitRangerJudges(t *testing.T) {
+func TestLimitRangerValidates(t *testing.T) {
 	item := func(of corev1.LimitType, low, high, ratio string) corev1.LimitRangeItem {
 		return corev1.LimitRangeItem{Type: of, Min: amounts(low), Max: amounts(high), MaxLimitRequestRatio: amounts(ratio)}
 	}

@@ -89,15 +89,15 @@ func (c *podSecurityConfig) complete() error {
 		return nil
 	}
 	exempt := field.NewPath("exemptions")
-	errs = append(errs, judgeExempt(exempt.Child("namespaces"), c.Exemptions.Namespaces, apivalidation.ValidateNamespaceName)...)
-	errs = append(errs, judgeExempt(exempt.Child("runtimeClasses"), c.Exemptions.RuntimeClasses, apivalidation.NameIsDNSSubdomain)...)
-	errs = append(errs, judgeExempt(exempt.Child("usernames"), c.Exemptions.Usernames, nonEmpty)...)
+	errs = append(errs, validateExemptions(exempt.Child("namespaces"), c.Exemptions.Namespaces, apivalidation.ValidateNamespaceName)...)
+	errs = append(errs, validateExemptions(exempt.Child("runtimeClasses"), c.Exemptions.RuntimeClasses, apivalidation.NameIsDNSSubdomain)...)
+	errs = append(errs, validateExemptions(exempt.Child("usernames"), c.Exemptions.Usernames, nonEmpty)...)
 	return errs.ToAggregate()
 }
 
-func judgeExempt(path *field.Path, names []string, judge func(string, bool) []string) (errs field.ErrorList) {
+func validateExemptions(path *field.Path, names []string, validate func(string, bool) []string) (errs field.ErrorList) {
 	for i, name := range names {
-		if problems := judge(name, false); len(problems) > 0 {
+		if problems := validate(name, false); len(problems) > 0 {
 			errs = append(errs, field.Invalid(path.Index(i), name, strings.Join(problems, ", ")))
 		} else if slices.Contains(names[:i], name) {
 			errs = append(errs, field.Duplicate(path.Index(i), name))
@@ -179,14 +179,14 @@ func template(obj runtime.Object) (*metav1.ObjectMeta, *corev1.PodSpec, error) {
 func (r *podSecurity) Validate(ctx context.Context, a *Attributes) error {
 	switch {
 	case a.is(namespaces):
-		return r.judgeNamespace(ctx, a)
+		return r.validateNamespace(ctx, a)
 	case a.is(pods):
-		return r.judgePod(ctx, a)
+		return r.validatePod(ctx, a)
 	}
-	return r.judgeWorkload(ctx, a)
+	return r.validatePodController(ctx, a)
 }
 
-// note adds an audit annotation of this rule.
+// note adds an audit annotation of this plugin.
 func note(a *Attributes, key, value string) { a.annotate(psapi.AuditAnnotationPrefix+key, value) }
 
 // exempt reports whether the write is exempt by its namespace or its user.
@@ -206,7 +206,7 @@ func (r *podSecurity) exemptClass(name *string) bool {
 	return name != nil && *name != "" && slices.Contains(r.config.Exemptions.RuntimeClasses, *name)
 }
 
-func (r *podSecurity) judgePod(ctx context.Context, a *Attributes) error {
+func (r *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
 	if r.exempt(a) {
 		return nil
 	}
@@ -257,8 +257,8 @@ func newImages(pod, old *corev1.Pod) bool {
 	return false
 }
 
-// judgeWorkload warns; only the pods themselves are refused.
-func (r *podSecurity) judgeWorkload(ctx context.Context, a *Attributes) error {
+// validatePodController warns; only the pods themselves are refused.
+func (r *podSecurity) validatePodController(ctx context.Context, a *Attributes) error {
 	if r.exempt(a) {
 		return nil
 	}
@@ -320,8 +320,8 @@ func (r *podSecurity) evaluate(a *Attributes, wanted psapi.Policy, badLabels err
 	return nil
 }
 
-// judgeNamespace: labels must be valid, and who raises the enforced level is told which pods violate it.
-func (r *podSecurity) judgeNamespace(ctx context.Context, a *Attributes) error {
+// validateNamespace: labels must be valid, and who raises the enforced level is told which pods violate it.
+func (r *podSecurity) validateNamespace(ctx context.Context, a *Attributes) error {
 	namespace, err := objectOf[*corev1.Namespace](a)
 	if err != nil {
 		return apierrors.NewBadRequest("failed to decode namespace")

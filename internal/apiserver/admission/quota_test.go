@@ -155,7 +155,7 @@ func TestLimitedResources(t *testing.T) {
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	const hard, writers, rounds = 20, 16, 40
 	w := newWorld(newQuota("a", fmt.Sprintf("pods=%d", hard), "pods=0"), newQuota("b", "requests.cpu=15", "requests.cpu=0"))
-	rules := []*resourceQuota{newResourceQuota(w.env, nil), newResourceQuota(w.env, nil)} // two servers on one store
+	plugins := []*resourceQuota{newResourceQuota(w.env, nil), newResourceQuota(w.env, nil)} // two servers on one store
 	var mu sync.Mutex
 	stored, most, refused := map[*Attributes]bool{}, 0, 0
 	var wg sync.WaitGroup
@@ -163,7 +163,7 @@ func TestQuotaIsNeverExceeded(t *testing.T) {
 		wg.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 7))
 			for range rounds {
-				r := rules[random.IntN(len(rules))]
+				r := plugins[random.IntN(len(plugins))]
 				a := creating(pod(asks(0, "cpu=1", "")))
 				switch err := r.Validate(context.Background(), a); {
 				case err != nil:

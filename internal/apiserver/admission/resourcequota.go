@@ -44,10 +44,10 @@ const quotaTimeout = 10 * time.Second
 // rememberedQuotas bounds turns. A charge to a quota that was forgotten is not given back.
 const rememberedQuotas = 4096
 
-// turn is a time during which only this rule has written a quota.
+// turn is a time during which only this plugin has written a quota.
 type turn struct {
 	number  int
-	version string // of the quota as this rule last wrote it
+	version string // of the quota as this plugin last wrote it
 }
 
 // queue is the writers of a namespace: one at work, for itself and all who waited when it began, and those who wait now.

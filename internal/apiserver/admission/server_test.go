@@ -117,7 +117,7 @@ func podBody(name string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"app":"web"}},"spec":{"containers":[{"name":"main","image":"busybox"}]}}`, name)
 }
 
-// TestOnTheServer follows pods through the real server with all rules: what is added, what is refused, and that quota
+// TestOnTheServer follows pods through the real server with all plugins: what is added, what is refused, and that quota
 // ends where the number of pods does.
 func TestOnTheServer(t *testing.T) {
 	s := newServer(t, true)
@@ -172,17 +172,17 @@ func (n nowhere) Header() http.Header         { return n.header }
 func (n nowhere) WriteHeader(int)             {}
 func (n nowhere) Write(p []byte) (int, error) { return len(p), nil }
 
-// BenchmarkCreate is the whole way of a create, without the store's disk, with and without rules.
+// BenchmarkCreate is the whole way of a create, without the store's disk, with and without plugins.
 func BenchmarkCreate(b *testing.B) {
 	for _, test := range []struct {
-		name        string
-		rules, room bool
-	}{{"no rules", false, false}, {"rules", true, false}, {"rules and a quota", true, true}} {
+		name          string
+		plugins, room bool
+	}{{"no plugins", false, false}, {"plugins", true, false}, {"plugins and a quota", true, true}} {
 		for what, body := range map[string]func(name string) string{
 			"pod": podBody, "configmap": func(name string) string { return fmt.Sprintf(`{"metadata":{"name":%q},"data":{"a":"b"}}`, name) },
 		} {
 			b.Run(what+" "+test.name, func(b *testing.B) {
-				s := newServer(b, test.rules)
+				s := newServer(b, test.plugins)
 				if test.room {
 					s.limitPods("1000000000")
 				}
@@ -200,7 +200,7 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-// BenchmarkChain is what the rules alone cost a pod: changing and judging it, without reading or storing it.
+// BenchmarkChain is what the plugins alone cost a pod: changing and judging it, without reading or storing it.
 func BenchmarkChain(b *testing.B) {
 	s := newServer(b, false)
 	chain, err := admission.List(admission.Options{Env: func() kind.Env { return s.env }, Authorizer: authz.Chain{}})

@@ -51,7 +51,7 @@ func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
 	}
 	// A mirror pod must stay as the node wrote it, or the node would take it for another.
 	if isMirror(pod) {
-		return judgeMirror(a, pod)
+		return validateMirrorPod(a, pod)
 	}
 	if pod.Spec.ServiceAccountName == "" {
 		pod.Spec.ServiceAccountName = defaultAccount
@@ -76,7 +76,7 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 		return err
 	}
 	if a.Operation == Create && isMirror(pod) {
-		return judgeMirror(a, pod)
+		return validateMirrorPod(a, pod)
 	}
 	if pod.Spec.ServiceAccountName == "" {
 		return forbid(a, "no service account specified for pod %s/%s", a.Namespace, pod.Name)
@@ -92,7 +92,7 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 	if enforced, _ := strconv.ParseBool(text); !enforced {
 		return nil
 	}
-	if err := judgeSecrets(account, pod, a.Operation == Create); err != nil {
+	if err := validateSecretReferences(account, pod, a.Operation == Create); err != nil {
 		return forbidden(a, err)
 	}
 	return nil
@@ -131,8 +131,8 @@ func isMirror(pod *corev1.Pod) bool {
 	return ok
 }
 
-// judgeMirror: a node must not reach identities and secrets by pods it shows.
-func judgeMirror(a *Attributes, pod *corev1.Pod) error {
+// validateMirrorPod: a node must not reach identities and secrets by pods it shows.
+func validateMirrorPod(a *Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
 	}
@@ -209,9 +209,9 @@ func tokenVolume() *corev1.ProjectedVolumeSource {
 	}
 }
 
-// judgeSecrets refuses secrets that the account does not list. When ephemeral containers are added to a running pod, only
+// validateSecretReferences refuses secrets that the account does not list. When ephemeral containers are added to a running pod, only
 // they are new.
-func judgeSecrets(account *corev1.ServiceAccount, pod *corev1.Pod, whole bool) error {
+func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, whole bool) error {
 	listed := func(name string) bool {
 		return slices.ContainsFunc(account.Secrets, func(s corev1.ObjectReference) bool { return s.Name == name })
 	}

@@ -164,8 +164,8 @@ func (e *Event) Received(stream bool) bool {
 	return true
 }
 
-// Refused says that the request does not even arrive, because nobody knows who sent it: there is only an answer to record.
-func (e *Event) Refused() {
+// Unauthenticated says that the request does not even arrive, because nobody knows who sent it: there is only an answer to record.
+func (e *Event) Unauthenticated() {
 	if e != nil {
 		e.refused = true
 	}

@@ -146,7 +146,7 @@ func TestStages(t *testing.T) {
 		{"no answer", "", func(e *Event) { e.Received(false); e.Complete() }, "RequestReceived 0, ResponseComplete 200"},
 		{"a stream without answer", "", func(e *Event) { e.Received(true); e.Complete() }, "RequestReceived 0, ResponseStarted 200, ResponseComplete 200"},
 		{"a panic", "", func(e *Event) { e.Received(false); e.Panicked("!"); e.Started(500); e.Complete() }, "RequestReceived 0, Panic 500"},
-		{"not authenticated", "", func(e *Event) { e.Refused(); e.Started(401); e.Complete() }, "ResponseStarted 401"},
+		{"not authenticated", "", func(e *Event) { e.Unauthenticated(); e.Started(401); e.Complete() }, "ResponseStarted 401"},
 		{"stages left out", ", omitStages: [RequestReceived, ResponseStarted]", func(e *Event) { e.Received(true); e.Started(200); e.Complete() }, "ResponseComplete 200"},
 	} {
 		a, out := newAuditor(t, "rules: [{level: Metadata"+tt.policy+"}]")
@@ -178,7 +178,7 @@ func TestNothingIsRecordedAtNone(t *testing.T) {
 	e.SetRequest(nil)
 	e.SetStatus(&metav1.Status{})
 	e.Impersonated(authn.User{}, "")
-	e.Refused()
+	e.Unauthenticated()
 	if !e.Received(false) || e.WantsRequest() || e.WantsResponse() {
 		t.Error("it wants something")
 	}

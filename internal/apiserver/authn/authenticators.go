@@ -15,8 +15,8 @@ type Config struct {
 	Audiences []string
 
 	FrontProxy *FrontProxyConfig
-	// ClientAuthorities sign the certificates of users.
-	ClientAuthorities Pool
+	// ClientCAs sign the certificates of users.
+	ClientCAs Pool
 	// Tokens and TokenFile are fixed tokens.
 	Tokens            *Tokens
 	TokenFile         string
@@ -44,8 +44,8 @@ func New(c Config) (*Authenticators, error) {
 		}
 		a.requests = append(a.requests, proxy)
 	}
-	if c.ClientAuthorities != nil {
-		a.requests = append(a.requests, NewCertificates(c.ClientAuthorities))
+	if c.ClientCAs != nil {
+		a.requests = append(a.requests, NewCertificates(c.ClientCAs))
 	}
 	tokens, err := newTokenChain(&c)
 	if err != nil {

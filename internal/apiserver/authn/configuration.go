@@ -78,9 +78,9 @@ func AnonymousFrom(c *Configuration, allowed bool) *AnonymousUser {
 	return a
 }
 
-// Follow replaces the identity providers whenever the file changes, until ctx ends. A file that is not valid leaves those
+// WatchFile replaces the identity providers whenever the file changes, until ctx ends. A file that is not valid leaves those
 // of before in place.
-func (p *IdentityProviders) Follow(ctx context.Context, path string, log *slog.Logger) error {
+func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slog.Logger) error {
 	var seen []byte
 	ticker := time.NewTicker(configurationPoll)
 	defer ticker.Stop()

@@ -13,7 +13,7 @@ import (
 // Where others find out how to verify the tokens of this cluster's service accounts.
 const (
 	OpenIDConfigurationPath = "/.well-known/openid-configuration"
-	OpenIDKeysPath          = "/openid/v1/jwks"
+	JWKSPath                = "/openid/v1/jwks"
 
 	openIDCacheControl = "public, max-age=3600"
 )
@@ -30,7 +30,7 @@ type discoveryDocuments struct {
 	configuration, keys []byte
 }
 
-// NewDiscovery makes the documents for an issuer. keysURL is where others reach OpenIDKeysPath; when it is empty, it is
+// NewDiscovery makes the documents for an issuer. keysURL is where others reach JWKSPath; when it is empty, it is
 // made of address, the server's own host and port.
 func NewDiscovery(issuer, keysURL, address string, keys *Keys) (*Discovery, error) {
 	u, err := url.Parse(issuer)
@@ -48,7 +48,7 @@ func NewDiscovery(issuer, keysURL, address string, keys *Keys) (*Discovery, erro
 		if address == "" {
 			return nil, errors.New("either the JWKS URI or the default external address, or both, must be set")
 		}
-		keysURL = (&url.URL{Scheme: "https", Host: address, Path: OpenIDKeysPath}).String()
+		keysURL = (&url.URL{Scheme: "https", Host: address, Path: JWKSPath}).String()
 	}
 	if u, err = url.Parse(keysURL); err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (d *Discovery) Configuration() ([]byte, error) {
 	return made.configuration, nil
 }
 
-// Keys is the document at OpenIDKeysPath.
+// Keys is the document at JWKSPath.
 func (d *Discovery) Keys() ([]byte, error) {
 	made, err := d.documents()
 	if err != nil {
@@ -83,7 +83,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	document, contentType := d.Configuration, "application/json"
 	switch r.URL.Path {
 	case OpenIDConfigurationPath:
-	case OpenIDKeysPath:
+	case JWKSPath:
 		document, contentType = d.Keys, "application/jwk-set+json"
 	default:
 		http.NotFound(w, r)

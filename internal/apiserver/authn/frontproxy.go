@@ -33,7 +33,7 @@ type FrontProxy struct {
 
 // FrontProxyConfig says whom to believe. Headers left empty are the usual ones.
 type FrontProxyConfig struct {
-	Authorities Pool
+	CAs Pool
 	// AllowedNames are the common names a proxy's certificate may have. Empty: any, as long as the authority signed it.
 	AllowedNames []string
 	Headers      ProxyHeaders
@@ -61,7 +61,7 @@ func NewFrontProxy(c FrontProxyConfig) (*FrontProxy, error) {
 		}
 		*names.given = trimmed
 	}
-	return &FrontProxy{headers: h, names: c.AllowedNames, seen: verifiedCertificates[string]{authorities: c.Authorities}}, nil
+	return &FrontProxy{headers: h, names: c.AllowedNames, seen: verifiedCertificates[string]{authorities: c.CAs}}, nil
 }
 
 // Authenticate implements Authenticator.

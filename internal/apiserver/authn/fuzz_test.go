@@ -65,7 +65,7 @@ func FuzzHeaders(f *testing.F) {
 	w := newWorld(f, testKey)
 	proxies := newAuthority(f, "proxies")
 	a, err := New(Config{
-		Audiences: []string{"api"}, FrontProxy: &FrontProxyConfig{Authorities: proxies.Pool}, ClientAuthorities: proxies.Pool,
+		Audiences: []string{"api"}, FrontProxy: &FrontProxyConfig{CAs: proxies.Pool}, ClientCAs: proxies.Pool,
 		ServiceAccounts: w.accounts, BootstrapTokens: NewBootstrapTokens(w.objects), Anonymous: &AnonymousUser{},
 	})
 	if err != nil {

@@ -10,18 +10,18 @@ import (
 	"skiff/internal/kind"
 )
 
-// LateObjects are Objects that are there later: authenticators are made before the server that holds what they look up.
-type LateObjects struct {
+// DeferredObjects are Objects that are there later: authenticators are made before the server that holds what they look up.
+type DeferredObjects struct {
 	objects atomic.Pointer[Objects]
 }
 
 var errNotStarted = errors.New("the server has not started yet")
 
 // Set says what to look up in, once it is known.
-func (l *LateObjects) Set(o Objects) { l.objects.Store(&o) }
+func (l *DeferredObjects) Set(o Objects) { l.objects.Store(&o) }
 
 // Get implements Objects.
-func (l *LateObjects) Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
+func (l *DeferredObjects) Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
 	if o := l.objects.Load(); o != nil {
 		return (*o).Get(ctx, resource, namespace, name)
 	}
@@ -29,7 +29,7 @@ func (l *LateObjects) Get(ctx context.Context, resource schema.GroupResource, na
 }
 
 // Update implements Objects.
-func (l *LateObjects) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(obj kind.Object) error) (kind.Object, error) {
+func (l *DeferredObjects) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(obj kind.Object) error) (kind.Object, error) {
 	if o := l.objects.Load(); o != nil {
 		return (*o).Update(ctx, resource, namespace, name, change)
 	}

@@ -390,7 +390,7 @@ func TestFollow(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- providers.Follow(ctx, path, slog.New(slog.DiscardHandler)) }()
+		go func() { done <- providers.WatchFile(ctx, path, slog.New(slog.DiscardHandler)) }()
 		for _, step := range []struct{ content, want string }{
 			{text("https://two"), "https://two"}, {text("http://bad"), "https://two"}, {"nonsense", "https://two"}, {text("https://three"), "https://three"},
 		} {

@@ -70,14 +70,14 @@ func TestRequests(t *testing.T) {
 		Data: map[string][]byte{"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "usage-bootstrap-authentication": []byte("true")},
 	})
 	authenticators, err := New(Config{
-		Audiences:         []string{"api"},
-		FrontProxy:        &FrontProxyConfig{Authorities: proxies.Pool, AllowedNames: []string{"front-proxy-client"}},
-		ClientAuthorities: clients.Pool,
-		Tokens:            NewTokens(map[string]User{"admin-token": {Username: "admin", Groups: []string{GroupMasters}}}),
-		TokenFile:         writeFile(t, "file-token,bob,7,\"a,b\"\nshort,carol,8\n,nobody,9\n"),
-		ServiceAccounts:   w.accounts,
-		BootstrapTokens:   NewBootstrapTokens(w.objects),
-		Anonymous:         &AnonymousUser{},
+		Audiences:       []string{"api"},
+		FrontProxy:      &FrontProxyConfig{CAs: proxies.Pool, AllowedNames: []string{"front-proxy-client"}},
+		ClientCAs:       clients.Pool,
+		Tokens:          NewTokens(map[string]User{"admin-token": {Username: "admin", Groups: []string{GroupMasters}}}),
+		TokenFile:       writeFile(t, "file-token,bob,7,\"a,b\"\nshort,carol,8\n,nobody,9\n"),
+		ServiceAccounts: w.accounts,
+		BootstrapTokens: NewBootstrapTokens(w.objects),
+		Anonymous:       &AnonymousUser{},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestRequests(t *testing.T) {
 
 func TestFrontProxyUser(t *testing.T) {
 	proxies := newAuthority(t, "front-proxies")
-	p, err := NewFrontProxy(FrontProxyConfig{Authorities: proxies.Pool, Headers: ProxyHeaders{
+	p, err := NewFrontProxy(FrontProxyConfig{CAs: proxies.Pool, Headers: ProxyHeaders{
 		User: []string{"x-user", "x-other-user"}, Group: []string{"X-Group", "X-More-Groups"}, ExtraPrefix: []string{"X-Extra-"},
 	}})
 	if err != nil {
@@ -555,7 +555,7 @@ func (c *countingTokens) IdentifyToken(_ context.Context, token string, wanted [
 
 func BenchmarkCertificate(b *testing.B) {
 	clients := newAuthority(b, "clients")
-	a, err := New(Config{ClientAuthorities: clients.Pool, FrontProxy: &FrontProxyConfig{Authorities: clients.Pool}})
+	a, err := New(Config{ClientCAs: clients.Pool, FrontProxy: &FrontProxyConfig{CAs: clients.Pool}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -584,7 +584,7 @@ func TestSplitServiceAccountName(t *testing.T) {
 }
 
 func TestLateObjects(t *testing.T) {
-	late := &LateObjects{}
+	late := &DeferredObjects{}
 	if _, err := late.Get(t.Context(), corev1.Resource("pods"), "ns", "pod"); !errors.Is(err, errNotStarted) {
 		t.Errorf("error %v", err)
 	}

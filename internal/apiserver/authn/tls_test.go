@@ -29,7 +29,7 @@ func TestOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, err := New(Config{
-		ClientAuthorities: cluster.Pool, FrontProxy: &FrontProxyConfig{Authorities: front.Pool, AllowedNames: []string{pki.FrontProxyClientName}},
+		ClientCAs: cluster.Pool, FrontProxy: &FrontProxyConfig{CAs: front.Pool, AllowedNames: []string{pki.FrontProxyClientName}},
 		Anonymous: &AnonymousUser{},
 	})
 	if err != nil {

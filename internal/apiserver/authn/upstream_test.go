@@ -91,7 +91,7 @@ func checkUpstreamDiscovery(t *testing.T, r *recording, keys *Keys) {
 	for path, want := range map[string]struct {
 		body   string
 		header map[string]string
-	}{OpenIDConfigurationPath: {r.Configuration, r.ConfigurationHeader}, OpenIDKeysPath: {r.Keys, r.KeysHeader}} {
+	}{OpenIDConfigurationPath: {r.Configuration, r.ConfigurationHeader}, JWKSPath: {r.Keys, r.KeysHeader}} {
 		w := newResponse()
 		d.ServeHTTP(w, mustRequest(t, path))
 		if w.body.String() != want.body {
@@ -201,14 +201,14 @@ func record(t *testing.T) {
 	}
 	r.PublicKey = string(public)
 	r.Configuration, r.ConfigurationHeader = u.get(OpenIDConfigurationPath)
-	r.Keys, r.KeysHeader = u.get(OpenIDKeysPath)
+	r.Keys, r.KeysHeader = u.get(JWKSPath)
 	var configuration struct {
 		KeysURL string `json:"jwks_uri"`
 	}
 	if err := json.Unmarshal([]byte(r.Configuration), &configuration); err != nil {
 		t.Fatal(err)
 	}
-	r.Address = strings.TrimSuffix(strings.TrimPrefix(configuration.KeysURL, "https://"), OpenIDKeysPath)
+	r.Address = strings.TrimSuffix(strings.TrimPrefix(configuration.KeysURL, "https://"), JWKSPath)
 
 	named := metav1.ObjectMeta{Name: "robot"}
 	u.post("/api/v1/nodes", &corev1.Node{ObjectMeta: named}, &r.Node)

@@ -134,7 +134,7 @@ func (r *abacRule) isAbout(a *Attributes) bool {
 
 func isOrAll(pattern, value string) bool { return pattern == "*" || pattern == value }
 
-// RulesFor implements RuleLister.
+// RulesFor implements RuleResolver.
 func (p ABAC) RulesFor(_ context.Context, user authn.User, namespace string) (Rules, error) {
 	var rules Rules
 	for i := range p {

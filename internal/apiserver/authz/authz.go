@@ -74,8 +74,8 @@ type Rules struct {
 	Incomplete bool
 }
 
-// RuleLister is an Authorizer that can list what it allows. Rules that could be found are returned beside an error.
-type RuleLister interface {
+// RuleResolver is an Authorizer that can list what it allows. Rules that could be found are returned beside an error.
+type RuleResolver interface {
 	RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error)
 }
 
@@ -110,7 +110,7 @@ func (c Chain) Authorize(ctx context.Context, a *Attributes) (Decision, string, 
 	return NoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
 }
 
-// RulesFor implements RuleLister: what any of the authorizers allows.
+// RulesFor implements RuleResolver: what any of the authorizers allows.
 func (c Chain) RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error) {
 	var all Rules
 	var errs []error
@@ -118,7 +118,7 @@ func (c Chain) RulesFor(ctx context.Context, user authn.User, namespace string) 
 		if named, ok := next.(Named); ok {
 			next = named.Authorizer
 		}
-		lister, ok := next.(RuleLister)
+		lister, ok := next.(RuleResolver)
 		if !ok {
 			continue
 		}
@@ -163,7 +163,7 @@ func (AlwaysAllow) Authorize(context.Context, *Attributes) (Decision, string, er
 	return Allow, "", nil
 }
 
-// RulesFor implements RuleLister.
+// RulesFor implements RuleResolver.
 func (AlwaysAllow) RulesFor(context.Context, authn.User, string) (Rules, error) {
 	all := []string{"*"}
 	return Rules{

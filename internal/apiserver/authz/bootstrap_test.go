@@ -16,7 +16,7 @@ func TestBootstrapPolicy(t *testing.T) {
 		t.Errorf("%d cluster roles, %d of their bindings, %d roles, %d of theirs",
 			len(p.ClusterRoles), len(p.ClusterRoleBindings), len(p.Roles), len(p.RoleBindings))
 	}
-	s := NewStatic(p)
+	s := NewStaticPolicy(p)
 	for _, b := range p.ClusterRoleBindings {
 		if s.ClusterRole(b.RoleRef.Name) == nil {
 			t.Errorf("%s binds a role that does not exist", b.Name)
@@ -48,7 +48,7 @@ func TestBootstrapPolicy(t *testing.T) {
 }
 
 func TestBootstrapDecisions(t *testing.T) {
-	rbac := NewRBAC(NewStatic(BootstrapPolicy()))
+	rbac := NewRBAC(NewStaticPolicy(BootstrapPolicy()))
 	jane, nobody := user("jane", "system:authenticated"), user("system:anonymous", "system:unauthenticated")
 	for _, test := range []struct {
 		ask  *Attributes

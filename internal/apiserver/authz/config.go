@@ -153,8 +153,8 @@ func readConfiguration(data []byte, required []string) (*apiserver.Authorization
 	return config, utilerrors.NewAggregate(errs)
 }
 
-// Configured is the chain of authorizers of a configuration. Members of system:masters pass all.
-type Configured struct {
+// Authorizers is the chain of authorizers of a configuration. Members of system:masters pass all.
+type Authorizers struct {
 	config Config
 	log    *slog.Logger
 	chain  atomic.Pointer[Chain]
@@ -169,7 +169,7 @@ type Configured struct {
 
 // New makes the authorizers of a configuration. RBAC follows the policy, Node the graph. Run must be called for changes of
 // the configuration file to be seen.
-func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Configured, error) {
+func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Authorizers, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Configur
 	if err != nil {
 		return nil, err
 	}
-	made := &Configured{config: c, log: log, data: data}
+	made := &Authorizers{config: c, log: log, data: data}
 	for _, authorizer := range read.Authorizers {
 		switch string(authorizer.Type) {
 		case ModeRBAC:
@@ -198,7 +198,7 @@ func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Configur
 	return made, nil
 }
 
-func (c *Configured) build(config *apiserver.AuthorizationConfiguration) (Chain, error) {
+func (c *Authorizers) build(config *apiserver.AuthorizationConfiguration) (Chain, error) {
 	chain := Chain{Masters{}}
 	for _, authorizer := range config.Authorizers {
 		var next Authorizer
@@ -228,21 +228,21 @@ func (c *Configured) build(config *apiserver.AuthorizationConfiguration) (Chain,
 }
 
 // Authorize implements Authorizer.
-func (c *Configured) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
+func (c *Authorizers) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
 	return c.chain.Load().Authorize(ctx, a)
 }
 
-// RulesFor implements RuleLister.
-func (c *Configured) RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error) {
+// RulesFor implements RuleResolver.
+func (c *Authorizers) RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error) {
 	return c.chain.Load().RulesFor(ctx, user, namespace)
 }
 
 // RBAC is the chain's authorizer of that kind, or nil.
-func (c *Configured) RBAC() *RBAC { return c.rbac }
+func (c *Authorizers) RBAC() *RBAC { return c.rbac }
 
 // Run looks at the configuration file from time to time and follows its changes until ctx ends. A file that cannot be read or is
 // wrong changes nothing.
-func (c *Configured) Run(ctx context.Context) error {
+func (c *Authorizers) Run(ctx context.Context) error {
 	if c.config.File == "" {
 		<-ctx.Done()
 		return nil
@@ -264,7 +264,7 @@ func (c *Configured) Run(ctx context.Context) error {
 }
 
 // reload reads the file again. Authorizers other than webhooks can neither come nor go while the server runs.
-func (c *Configured) reload() (changed bool, err error) {
+func (c *Authorizers) reload() (changed bool, err error) {
 	data, err := os.ReadFile(c.config.File)
 	if err != nil || bytes.Equal(data, c.data) {
 		return false, err

@@ -80,7 +80,7 @@ func TestConfigValidate(t *testing.T) {
 }
 
 func TestNewFromModes(t *testing.T) {
-	policy := NewStatic(mustRead(t, "clusterrole a\n  get core pods\nclusterrolebinding a user:jane\nclusterrolebinding gone user:lost"))
+	policy := NewStaticPolicy(mustRead(t, "clusterrole a\n  get core pods\nclusterrolebinding a user:jane\nclusterrolebinding gone user:lost"))
 	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) {
 		spec := review["spec"].(map[string]any)
 		if spec["user"] == "denied" {
@@ -155,7 +155,7 @@ func TestConfigurationFile(t *testing.T) {
 		"apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n": "authorizers: Required value: at least one authorization mode must be defined",
 		"apiVersion: v1\nkind: Pod\n":                                                "failed to load AuthorizationConfiguration from file",
 	} {
-		_, err := New(Config{File: write(t, "config.yaml", content)}, NewStatic(PolicyObjects{}), NewNodeGraph(), slog.Default())
+		_, err := New(Config{File: write(t, "config.yaml", content)}, NewStaticPolicy(PolicyObjects{}), NewNodeGraph(), slog.Default())
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s\n%v, want %q", content, err, want)
 		}
@@ -168,7 +168,7 @@ func TestConfigurationReload(t *testing.T) {
 	})
 	withHook := configFile + fmt.Sprintf(webhookConfig, j.kubeconfig(t))
 	path := write(t, "config.yaml", configFile)
-	c, err := New(Config{File: path}, NewStatic(PolicyObjects{}), NewNodeGraph(), slog.Default())
+	c, err := New(Config{File: path}, NewStaticPolicy(PolicyObjects{}), NewNodeGraph(), slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestConfigurationReload(t *testing.T) {
 
 func TestConfigurationIsLookedAtAgain(t *testing.T) {
 	path := write(t, "config.yaml", configFile)
-	c, err := New(Config{File: path}, NewStatic(PolicyObjects{}), NewNodeGraph(), slog.Default())
+	c, err := New(Config{File: path}, NewStaticPolicy(PolicyObjects{}), NewNodeGraph(), slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

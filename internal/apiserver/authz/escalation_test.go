@@ -43,7 +43,7 @@ func rule(verb, resource string) rbacv1.PolicyRule {
 }
 
 func TestEscalation(t *testing.T) {
-	rbac := NewRBAC(NewStatic(mustRead(t, escalationPolicy)))
+	rbac := NewRBAC(NewStaticPolicy(mustRead(t, escalationPolicy)))
 	check := Escalation{RBAC: rbac, Authorizer: rbac}
 
 	clusterRole := func(rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {

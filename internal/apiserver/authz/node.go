@@ -39,7 +39,7 @@ func NewNode(graph *NodeGraph) *Node {
 	return &Node{graph: graph, rules: compile(nodeRules())}
 }
 
-// RulesFor implements RuleLister. What a node may do depends on objects and is not a list.
+// RulesFor implements RuleResolver. What a node may do depends on objects and is not a list.
 func (n *Node) RulesFor(_ context.Context, user authn.User, _ string) (Rules, error) {
 	if _, ok := NodeName(&user); ok {
 		return Rules{Incomplete: true}, errors.New("node authorizer does not support user rule resolution")

@@ -24,11 +24,11 @@ type Policy interface {
 	ClusterRoleBindings() []*rbacv1.ClusterRoleBinding
 	RoleBindings(namespace string) []*rbacv1.RoleBinding
 	// Revisions must be cheap: it is asked at every decision. Objects read after it was asked may be newer, never older.
-	Revisions() Revisions
+	Revisions() PolicyRevisions
 }
 
-// Revisions tell whether anything changed in one of the tables of a Policy: each grows with every change there.
-type Revisions struct {
+// PolicyRevisions tell whether anything changed in one of the tables of a Policy: each grows with every change there.
+type PolicyRevisions struct {
 	ClusterRoles, ClusterRoleBindings, Roles, RoleBindings int64
 }
 
@@ -68,7 +68,7 @@ func (r *role) allows(q *question) bool {
 
 // index is immutable but for the namespaces, which come when they are asked for.
 type index struct {
-	revisions  Revisions
+	revisions  PolicyRevisions
 	cluster    *scope
 	namespaces *sync.Map // namespace → *scope
 }
@@ -116,7 +116,7 @@ func (r *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string, er
 	return NoOpinion, "", nil
 }
 
-// RulesFor implements RuleLister.
+// RulesFor implements RuleResolver.
 func (r *RBAC) RulesFor(_ context.Context, user authn.User, namespace string) (Rules, error) {
 	held, gone := r.policyRules(&user, namespace)
 	var rules Rules

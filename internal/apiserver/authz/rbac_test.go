@@ -87,7 +87,7 @@ func TestRBAC(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "all-of-apps"},
 		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: "local"}, {Kind: "Group", Name: "dev"}, {Kind: "User", Name: "both"}},
 	})
-	rbac := NewRBAC(NewStatic(p))
+	rbac := NewRBAC(NewStaticPolicy(p))
 	jane, robot, lost := user("jane", "system:authenticated"), account("ci", "robot"), user("lost")
 	for _, test := range []struct {
 		ask  *Attributes
@@ -141,7 +141,7 @@ func TestRBAC(t *testing.T) {
 }
 
 func TestRBACRulesFor(t *testing.T) {
-	rbac := NewRBAC(NewStatic(mustRead(t, testPolicy)))
+	rbac := NewRBAC(NewStaticPolicy(mustRead(t, testPolicy)))
 	rules, err := rbac.RulesFor(context.Background(), user("bob", "readers"), "prod")
 	if err != nil || rules.Incomplete {
 		t.Fatal(rules, err)
@@ -160,14 +160,14 @@ func TestRBACRulesFor(t *testing.T) {
 
 // changing is a policy that changes.
 type changing struct {
-	*Static
-	revisions Revisions
+	*StaticPolicy
+	revisions PolicyRevisions
 }
 
-func (c *changing) Revisions() Revisions { return c.revisions }
+func (c *changing) Revisions() PolicyRevisions { return c.revisions }
 
 func TestRBACFollowsThePolicy(t *testing.T) {
-	policy := &changing{Static: NewStatic(PolicyObjects{})}
+	policy := &changing{StaticPolicy: NewStaticPolicy(PolicyObjects{})}
 	rbac := NewRBAC(policy)
 	allowed := func(a *Attributes) bool {
 		d, _, _ := rbac.Authorize(context.Background(), a)
@@ -180,20 +180,20 @@ func TestRBACFollowsThePolicy(t *testing.T) {
 	steps := []struct {
 		name   string
 		table  string
-		change func(*Revisions)
+		change func(*PolicyRevisions)
 		pods   bool
 		maps   bool
 	}{
-		{"binding before its role", "clusterrolebinding a user:u", func(r *Revisions) { r.ClusterRoleBindings++ }, false, false},
-		{"role appears", "clusterrolebinding a user:u\nclusterrole a\n  get core pods", func(r *Revisions) { r.ClusterRoles++ }, true, false},
-		{"role changes", "clusterrolebinding a user:u\nclusterrole a\n  get core configmaps", func(r *Revisions) { r.ClusterRoles++ }, false, true},
-		{"binding goes", "clusterrole a\n  get core configmaps", func(r *Revisions) { r.ClusterRoleBindings++ }, false, false},
-		{"binding in the namespace", "rolebinding n b user:u\nrole n b\n  get core pods", func(r *Revisions) { r.RoleBindings++; r.Roles++ }, true, false},
-		{"role in the namespace changes", "rolebinding n b user:u\nrole n b\n  get core configmaps", func(r *Revisions) { r.Roles++ }, false, true},
-		{"role in the namespace goes", "rolebinding n b user:u", func(r *Revisions) { r.Roles++ }, false, false},
+		{"binding before its role", "clusterrolebinding a user:u", func(r *PolicyRevisions) { r.ClusterRoleBindings++ }, false, false},
+		{"role appears", "clusterrolebinding a user:u\nclusterrole a\n  get core pods", func(r *PolicyRevisions) { r.ClusterRoles++ }, true, false},
+		{"role changes", "clusterrolebinding a user:u\nclusterrole a\n  get core configmaps", func(r *PolicyRevisions) { r.ClusterRoles++ }, false, true},
+		{"binding goes", "clusterrole a\n  get core configmaps", func(r *PolicyRevisions) { r.ClusterRoleBindings++ }, false, false},
+		{"binding in the namespace", "rolebinding n b user:u\nrole n b\n  get core pods", func(r *PolicyRevisions) { r.RoleBindings++; r.Roles++ }, true, false},
+		{"role in the namespace changes", "rolebinding n b user:u\nrole n b\n  get core configmaps", func(r *PolicyRevisions) { r.Roles++ }, false, true},
+		{"role in the namespace goes", "rolebinding n b user:u", func(r *PolicyRevisions) { r.Roles++ }, false, false},
 	}
 	for _, step := range steps {
-		policy.Static = NewStatic(mustRead(t, step.table))
+		policy.StaticPolicy = NewStaticPolicy(mustRead(t, step.table))
 		step.change(&policy.revisions)
 		if allowed(pods) != step.pods || allowed(maps) != step.maps {
 			t.Errorf("%s: pods %v, config maps %v", step.name, allowed(pods), allowed(maps))
@@ -383,7 +383,7 @@ func TestRBACAgainstNaive(t *testing.T) {
 	allowed := 0
 	for range 500 {
 		p := randomPolicy(r)
-		rbac := NewRBAC(NewStatic(p))
+		rbac := NewRBAC(NewStaticPolicy(p))
 		for range 40 {
 			a := randomRequest(r)
 			got, why, _ := rbac.Authorize(context.Background(), a)
@@ -439,7 +439,7 @@ func benchmarkPolicy() PolicyObjects {
 }
 
 func TestRBACDoesNotAllocate(t *testing.T) {
-	rbac := NewRBAC(NewStatic(benchmarkPolicy()))
+	rbac := NewRBAC(NewStaticPolicy(benchmarkPolicy()))
 	for name, a := range benchmarkRequests() {
 		if d, why, _ := rbac.Authorize(context.Background(), a); d != Allow {
 			t.Errorf("%s is refused: %v %s", name, d, why)
@@ -451,7 +451,7 @@ func TestRBACDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkRBAC(b *testing.B) {
-	rbac := NewRBAC(NewStatic(benchmarkPolicy()))
+	rbac := NewRBAC(NewStaticPolicy(benchmarkPolicy()))
 	requests := benchmarkRequests()
 	requests["refused"] = on(account("default", "default"), "delete", "nodes n", "")
 	for name, a := range requests {
@@ -465,7 +465,7 @@ func BenchmarkRBAC(b *testing.B) {
 }
 
 func BenchmarkRBACRebuild(b *testing.B) {
-	policy := &changing{Static: NewStatic(benchmarkPolicy())}
+	policy := &changing{StaticPolicy: NewStaticPolicy(benchmarkPolicy())}
 	rbac := NewRBAC(policy)
 	a := on(account("kube-system", "replicaset-controller"), "create", "pods", "default")
 	for b.Loop() {
@@ -476,11 +476,11 @@ func BenchmarkRBACRebuild(b *testing.B) {
 
 // alternating is a policy that turns from one to another and back.
 type alternating struct {
-	policies [2]*Static
+	policies [2]*StaticPolicy
 	count    atomic.Int64
 }
 
-func (p *alternating) now() *Static                                { return p.policies[p.count.Load()%2] }
+func (p *alternating) now() *StaticPolicy                          { return p.policies[p.count.Load()%2] }
 func (p *alternating) ClusterRole(name string) *rbacv1.ClusterRole { return p.now().ClusterRole(name) }
 func (p *alternating) Role(namespace, name string) *rbacv1.Role    { return p.now().Role(namespace, name) }
 func (p *alternating) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
@@ -489,16 +489,16 @@ func (p *alternating) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 func (p *alternating) RoleBindings(namespace string) []*rbacv1.RoleBinding {
 	return p.now().RoleBindings(namespace)
 }
-func (p *alternating) Revisions() Revisions {
+func (p *alternating) Revisions() PolicyRevisions {
 	n := p.count.Load()
-	return Revisions{n, n, n, n}
+	return PolicyRevisions{n, n, n, n}
 }
 
 func TestRBACWhileThePolicyChanges(t *testing.T) {
 	const always = "clusterrole always\n  get core pods\nclusterrolebinding always user:u\n"
-	policy := &alternating{policies: [2]*Static{
-		NewStatic(mustRead(t, always)),
-		NewStatic(mustRead(t, always+"role n b\n  get core configmaps\nrolebinding n b user:u")),
+	policy := &alternating{policies: [2]*StaticPolicy{
+		NewStaticPolicy(mustRead(t, always)),
+		NewStaticPolicy(mustRead(t, always+"role n b\n  get core configmaps\nrolebinding n b user:u")),
 	}}
 	rbac := NewRBAC(policy)
 	var wg sync.WaitGroup

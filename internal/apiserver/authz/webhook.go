@@ -109,7 +109,7 @@ func (w *Webhook) connect(kubeconfig string, timeout time.Duration) error {
 	return nil
 }
 
-// RulesFor implements RuleLister. The other server cannot be asked for a list.
+// RulesFor implements RuleResolver. The other server cannot be asked for a list.
 func (w *Webhook) RulesFor(context.Context, authn.User, string) (Rules, error) {
 	return Rules{Incomplete: true}, errors.New("webhook authorizer does not support user rule resolution")
 }

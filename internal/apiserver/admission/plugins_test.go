@@ -19,7 +19,7 @@ func ruleNames(c Chain) (names []string) {
 	return names
 }
 
-// TestOrder pins the order: ResourceQuota must be last, and each rule must be listed under its own name.
+// TestOrder pins the order: ResourceQuota must be last, and each plugin must be listed under its own name.
 func TestOrder(t *testing.T) {
 	names, on := Names()
 	if names[0] != "NamespaceLifecycle" || names[len(names)-1] != "ResourceQuota" {
@@ -76,7 +76,7 @@ func TestEnableAndDisable(t *testing.T) {
 		}
 	}
 	if _, err := List(Options{}); err == nil {
-		t.Error("rules without access to objects")
+		t.Error("plugins without access to objects")
 	}
 }
 
@@ -125,7 +125,7 @@ func TestConfig(t *testing.T) {
 	}
 	for name, bad := range map[string]struct{ content, want string }{
 		"kind":    {"apiVersion: v1\nkind: Pod\n", "not an AdmissionConfiguration"},
-		"rule":    {head + "- name: Priority\n", `"Priority" has nothing to configure`},
+		"plugin":  {head + "- name: Priority\n", `"Priority" has nothing to configure`},
 		"field":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, default: {}}\n", "unknown field"},
 		"inner":   {head + "- name: PodSecurity\n  configuration: {apiVersion: v1, kind: PodSecurityConfiguration}\n", "no kind"},
 		"level":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, defaults: {enforce: strict}}\n", "must be one of privileged, baseline, restricted"},
@@ -141,7 +141,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestChainUndoes: a rule that has reserved something gives it back when a later rule refuses.
+// TestChainUndoes: a plugin that has reserved something gives it back when a later plugin refuses.
 func TestChainUndoes(t *testing.T) {
 	w := newWorld(newQuota("q", "pods=5", "pods=1"))
 	quotas := newResourceQuota(w.env, nil)
@@ -161,7 +161,7 @@ func (refusing) Name() string                                { return "refusing"
 func (refusing) Handles(*Attributes) bool                    { return true }
 func (refusing) Validate(context.Context, *Attributes) error { return errors.New("no") }
 
-// TestNothingIsShared: rules put copies of other objects into the written one, never their own maps and pointers.
+// TestNothingIsShared: plugins put copies of other objects into the written one, never their own maps and pointers.
 func TestNothingIsShared(t *testing.T) {
 	w := fullWorld()
 	chain := mustList(t, Options{Env: w.env})
@@ -190,7 +190,7 @@ func TestNothingIsShared(t *testing.T) {
 	}
 }
 
-// FuzzHandles: no combination of names makes a rule panic before it looks at the object.
+// FuzzHandles: no combination of names makes a plugin panic before it looks at the object.
 func FuzzHandles(f *testing.F) {
 	f.Add("", "pods", "ephemeralcontainers", "UPDATE", "team")
 	f.Add("certificates.k8s.io", "certificatesigningrequests", "approval", "CREATE", "")

@@ -4,17 +4,17 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// Static is a Policy that does not change.
-type Static struct {
+// StaticPolicy is a Policy that does not change.
+type StaticPolicy struct {
 	clusterRoles        map[string]*rbacv1.ClusterRole
 	roles               map[roleKey]*rbacv1.Role
 	clusterRoleBindings []*rbacv1.ClusterRoleBinding
 	roleBindings        map[string][]*rbacv1.RoleBinding
 }
 
-// NewStatic makes a policy of the given objects.
-func NewStatic(p PolicyObjects) *Static {
-	s := &Static{
+// NewStaticPolicy makes a policy of the given objects.
+func NewStaticPolicy(p PolicyObjects) *StaticPolicy {
+	s := &StaticPolicy{
 		clusterRoles:        make(map[string]*rbacv1.ClusterRole, len(p.ClusterRoles)),
 		roles:               make(map[roleKey]*rbacv1.Role, len(p.Roles)),
 		clusterRoleBindings: p.ClusterRoleBindings,
@@ -33,18 +33,22 @@ func NewStatic(p PolicyObjects) *Static {
 }
 
 // ClusterRole implements Policy.
-func (s *Static) ClusterRole(name string) *rbacv1.ClusterRole { return s.clusterRoles[name] }
+func (s *StaticPolicy) ClusterRole(name string) *rbacv1.ClusterRole { return s.clusterRoles[name] }
 
 // Role implements Policy.
-func (s *Static) Role(namespace, name string) *rbacv1.Role { return s.roles[roleKey{namespace, name}] }
+func (s *StaticPolicy) Role(namespace, name string) *rbacv1.Role {
+	return s.roles[roleKey{namespace, name}]
+}
 
 // ClusterRoleBindings implements Policy.
-func (s *Static) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding { return s.clusterRoleBindings }
+func (s *StaticPolicy) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
+	return s.clusterRoleBindings
+}
 
 // RoleBindings implements Policy.
-func (s *Static) RoleBindings(namespace string) []*rbacv1.RoleBinding {
+func (s *StaticPolicy) RoleBindings(namespace string) []*rbacv1.RoleBinding {
 	return s.roleBindings[namespace]
 }
 
 // Revisions implements Policy.
-func (s *Static) Revisions() Revisions { return Revisions{} }
+func (s *StaticPolicy) Revisions() PolicyRevisions { return PolicyRevisions{} }

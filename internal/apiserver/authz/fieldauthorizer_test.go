@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kind"
 )
 
-const judgePolicy = `
+const fieldPolicy = `
 clusterrole signer
   sign certificates.k8s.io signers names=example.com/one
 clusterrole domain-signer
@@ -42,10 +42,10 @@ clusterrolebinding reader user:reader
 clusterrolebinding one-reader user:one-reader
 `
 
-func TestJudge(t *testing.T) {
-	rbac := NewRBAC(NewStatic(mustRead(t, judgePolicy)))
+func TestFieldAuthorizer(t *testing.T) {
+	rbac := NewRBAC(NewStaticPolicy(mustRead(t, fieldPolicy)))
 	params := &admissionregistrationv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
-	judge := &Judge{
+	authorizer := &FieldAuthorizer{
 		Authorizer: rbac,
 		Objects: func(_ context.Context, resource schema.GroupResource, name string) (kind.Object, error) {
 			if name != "policy" || resource.Resource != "validatingadmissionpolicies" {
@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 			return &admissionregistrationv1.ValidatingAdmissionPolicy{Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{ParamKind: params}}, nil
 		},
 		Resource: func(gvk schema.GroupVersionKind) (string, bool) { return "configmaps", gvk.Kind == "ConfigMap" },
-		Refusal: func(a *Attributes, _ string) error {
+		Forbidden: func(a *Attributes, _ string) error {
 			return errors.New("no " + a.Verb + " " + a.Subresource + " " + a.Name)
 		},
 	}
@@ -124,7 +124,7 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := &Attributes{User: test.user, Verb: "update", ResourceRequest: true, Group: resourcev1.GroupName, Version: "v1", Resource: "resourceclaims", Subresource: test.sub, Namespace: "n", Name: "x"}
-			errs := judge.Check(t.Context(), a, test.obj, test.old)
+			errs := authorizer.Check(t.Context(), a, test.obj, test.old)
 			if got := errs.ToAggregate(); test.want == "" && got != nil || test.want != "" && (got == nil || !strings.Contains(got.Error(), test.want)) {
 				t.Errorf("%v, want %q", got, test.want)
 			}

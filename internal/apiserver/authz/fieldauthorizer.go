@@ -20,59 +20,59 @@ import (
 	"skiff/internal/kind"
 )
 
-// Judge finds what is wrong with an object only because of who writes it: fields that need a permission of their own.
-type Judge struct {
+// FieldAuthorizer finds what is wrong with an object only because of who writes it: fields that need a permission of their own.
+type FieldAuthorizer struct {
 	Authorizer Authorizer
 	// Objects looks up the policy that a binding is for.
 	Objects func(ctx context.Context, resource schema.GroupResource, name string) (kind.Object, error)
 	// Resource is how objects of a kind are called in rules; false when nobody knows the kind.
 	Resource func(schema.GroupVersionKind) (string, bool)
-	// Refusal is the error for a request that is not allowed.
-	Refusal func(a *Attributes, reason string) error
+	// Forbidden is the error for a request that is not allowed.
+	Forbidden func(a *Attributes, reason string) error
 }
 
 // Check judges an object that is valid otherwise. a is the request; old is nil on create.
-func (j *Judge) Check(ctx context.Context, a *Attributes, obj, old kind.Object) field.ErrorList {
+func (f *FieldAuthorizer) Check(ctx context.Context, a *Attributes, obj, old kind.Object) field.ErrorList {
 	switch obj := obj.(type) {
 	case *certificatesv1.PodCertificateRequest:
 		if a.Subresource == "status" {
-			return j.signing(ctx, a, obj, old.(*certificatesv1.PodCertificateRequest))
+			return f.signing(ctx, a, obj, old.(*certificatesv1.PodCertificateRequest))
 		}
 	case *resourcev1.ResourceClaim:
 		if a.Subresource == "status" {
-			return j.claimStatus(ctx, a, &obj.Status, &old.(*resourcev1.ResourceClaim).Status)
+			return f.claimStatus(ctx, a, &obj.Status, &old.(*resourcev1.ResourceClaim).Status)
 		}
 	case *admissionregistrationv1.ValidatingAdmissionPolicy:
-		return j.policy(ctx, a, obj.Spec.ParamKind, paramKindOf(old))
+		return f.policy(ctx, a, obj.Spec.ParamKind, paramKindOf(old))
 	case *admissionregistrationv1.MutatingAdmissionPolicy:
-		return j.policy(ctx, a, obj.Spec.ParamKind, paramKindOf(old))
+		return f.policy(ctx, a, obj.Spec.ParamKind, paramKindOf(old))
 	case *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
 		before, _ := old.(*admissionregistrationv1.ValidatingAdmissionPolicyBinding)
 		if before != nil && equality.Semantic.DeepEqual(before.Spec.ParamRef, obj.Spec.ParamRef) && before.Spec.PolicyName == obj.Spec.PolicyName {
 			return nil
 		}
-		return j.binding(ctx, a, obj.Spec.ParamRef, "validatingadmissionpolicies", obj.Spec.PolicyName)
+		return f.binding(ctx, a, obj.Spec.ParamRef, "validatingadmissionpolicies", obj.Spec.PolicyName)
 	case *admissionregistrationv1.MutatingAdmissionPolicyBinding:
 		before, _ := old.(*admissionregistrationv1.MutatingAdmissionPolicyBinding)
 		if before != nil && equality.Semantic.DeepEqual(before.Spec.ParamRef, obj.Spec.ParamRef) && before.Spec.PolicyName == obj.Spec.PolicyName {
 			return nil
 		}
-		return j.binding(ctx, a, obj.Spec.ParamRef, "mutatingadmissionpolicies", obj.Spec.PolicyName)
+		return f.binding(ctx, a, obj.Spec.ParamRef, "mutatingadmissionpolicies", obj.Spec.PolicyName)
 	}
 	return nil
 }
 
 // signing: what becomes of a pod's certificate is for who may sign for its signer.
-func (j *Judge) signing(ctx context.Context, a *Attributes, obj, old *certificatesv1.PodCertificateRequest) field.ErrorList {
+func (f *FieldAuthorizer) signing(ctx context.Context, a *Attributes, obj, old *certificatesv1.PodCertificateRequest) field.ErrorList {
 	signer := old.Spec.SignerName
-	if equality.Semantic.DeepEqual(obj.Status, old.Status) || MaySign(ctx, j.Authorizer, a.User, "sign", signer) {
+	if equality.Semantic.DeepEqual(obj.Status, old.Status) || AuthorizedForSigner(ctx, f.Authorizer, a.User, "sign", signer) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "signerName"), fmt.Sprintf("User %q is not permitted to \"sign\" for signer %q", a.User.Username, signer))}
 }
 
-// MaySign asks whether a user may act for a signer: for the one named, or for all of its domain.
-func MaySign(ctx context.Context, authorizer Authorizer, user authn.User, verb, signer string) bool {
+// AuthorizedForSigner asks whether a user may act for a signer: for the one named, or for all of its domain.
+func AuthorizedForSigner(ctx context.Context, authorizer Authorizer, user authn.User, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
 	for _, name := range []string{signer, domain + "/*"} {
 		decision, _, err := authorizer.Authorize(ctx, &Attributes{
@@ -86,9 +86,9 @@ func MaySign(ctx context.Context, authorizer Authorizer, user authn.User, verb, 
 }
 
 // claimStatus: which devices a claim gets is for who may bind claims, how the devices are for their drivers.
-func (j *Judge) claimStatus(ctx context.Context, a *Attributes, status, old *resourcev1.ResourceClaimStatus) (errs field.ErrorList) {
+func (f *FieldAuthorizer) claimStatus(ctx context.Context, a *Attributes, status, old *resourcev1.ResourceClaimStatus) (errs field.ErrorList) {
 	if !equality.Semantic.DeepEqual(status.Allocation, old.Allocation) || !equality.Semantic.DeepEqual(status.ReservedFor, old.ReservedFor) {
-		if err := j.mayOn(ctx, a, a.Verb, resourcev1.SubresourceBinding, "", ""); err != nil {
+		if err := f.mayOn(ctx, a, a.Verb, resourcev1.SubresourceBinding, "", ""); err != nil {
 			errs = append(errs, field.Forbidden(field.NewPath("status", "allocation"),
 				fmt.Sprintf(`changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="%s" permission: %s`, a.Verb, err)))
 		}
@@ -103,7 +103,7 @@ func (j *Judge) claimStatus(ctx context.Context, a *Attributes, status, old *res
 	for _, driver := range changedDrivers(status.Devices, old.Devices) {
 		var first error
 		for _, verb := range verbs {
-			err := j.mayOn(ctx, a, verb, resourcev1.SubresourceDriver, a.Namespace, driver)
+			err := f.mayOn(ctx, a, verb, resourcev1.SubresourceDriver, a.Namespace, driver)
 			if err == nil {
 				first = nil
 				break
@@ -121,10 +121,10 @@ func (j *Judge) claimStatus(ctx context.Context, a *Attributes, status, old *res
 }
 
 // mayOn asks for a verb on a subresource that exists in rules only.
-func (j *Judge) mayOn(ctx context.Context, a *Attributes, verb, subresource, namespace, name string) error {
+func (f *FieldAuthorizer) mayOn(ctx context.Context, a *Attributes, verb, subresource, namespace, name string) error {
 	asked := *a
 	asked.Verb, asked.Subresource, asked.Namespace, asked.Name = verb, subresource, namespace, name
-	decision, reason, err := j.Authorizer.Authorize(ctx, &asked)
+	decision, reason, err := f.Authorizer.Authorize(ctx, &asked)
 	switch {
 	case decision == Allow:
 		return nil
@@ -133,7 +133,7 @@ func (j *Judge) mayOn(ctx context.Context, a *Attributes, verb, subresource, nam
 	case err != nil:
 		reason = err.Error()
 	}
-	return j.Refusal(&asked, reason)
+	return f.Forbidden(&asked, reason)
 }
 
 // onlyNode is the node an allocation is for, if it is for one alone.
@@ -201,13 +201,13 @@ func paramKindOf(policy kind.Object) *admissionregistrationv1.ParamKind {
 }
 
 // policy: a policy reads its parameters for whoever wrote it, who therefore must be able to read them all.
-func (j *Judge) policy(ctx context.Context, a *Attributes, param, old *admissionregistrationv1.ParamKind) field.ErrorList {
+func (f *FieldAuthorizer) policy(ctx context.Context, a *Attributes, param, old *admissionregistrationv1.ParamKind) field.ErrorList {
 	if param == nil || old != nil && *old == *param || slices.Contains(a.User.Groups, authn.GroupMasters) {
 		return nil
 	}
-	asked, _, _ := j.paramAttributes(a.User, param)
+	asked, _, _ := f.paramAttributes(a.User, param)
 	asked.Verb, asked.Name, asked.Namespace = "get", "*", "*"
-	decision, _, err := j.Authorizer.Authorize(ctx, asked)
+	decision, _, err := f.Authorizer.Authorize(ctx, asked)
 	if err == nil && decision != Allow {
 		err = fmt.Errorf(`user %v must have "get" permission on all objects of the referenced paramKind (kind=%s, apiVersion=%s)`, described(a.User), param.Kind, param.APIVersion)
 	}
@@ -218,7 +218,7 @@ func (j *Judge) policy(ctx context.Context, a *Attributes, param, old *admission
 }
 
 // paramAttributes ask for the resource of a parameter, as exactly as it is known: for everything when it is not.
-func (j *Judge) paramAttributes(user authn.User, param *admissionregistrationv1.ParamKind) (a *Attributes, parseErr, resolveErr error) {
+func (f *FieldAuthorizer) paramAttributes(user authn.User, param *admissionregistrationv1.ParamKind) (a *Attributes, parseErr, resolveErr error) {
 	a = &Attributes{User: user, ResourceRequest: true, Group: "*", Version: "*", Resource: "*"}
 	if param == nil {
 		return a, nil, nil
@@ -228,7 +228,7 @@ func (j *Judge) paramAttributes(user authn.User, param *admissionregistrationv1.
 		return a, err, nil
 	}
 	a.Group, a.Version = gv.Group, gv.Version
-	resource, ok := j.Resource(gv.WithKind(param.Kind))
+	resource, ok := f.Resource(gv.WithKind(param.Kind))
 	if !ok {
 		return a, nil, errors.New("no such kind")
 	}
@@ -237,21 +237,21 @@ func (j *Judge) paramAttributes(user authn.User, param *admissionregistrationv1.
 }
 
 // binding: who binds a policy to parameters must be able to read them.
-func (j *Judge) binding(ctx context.Context, a *Attributes, ref *admissionregistrationv1.ParamRef, policies, name string) field.ErrorList {
+func (f *FieldAuthorizer) binding(ctx context.Context, a *Attributes, ref *admissionregistrationv1.ParamRef, policies, name string) field.ErrorList {
 	if ref == nil || slices.Contains(a.User.Groups, authn.GroupMasters) {
 		return nil
 	}
 	var param *admissionregistrationv1.ParamKind
-	policy, policyErr := j.Objects(ctx, admissionregistrationv1.Resource(policies), name)
+	policy, policyErr := f.Objects(ctx, admissionregistrationv1.Resource(policies), name)
 	if policyErr == nil {
 		param = paramKindOf(policy)
 	}
-	asked, parseErr, resolveErr := j.paramAttributes(a.User, param)
+	asked, parseErr, resolveErr := f.paramAttributes(a.User, param)
 	asked.Verb, asked.Name, asked.Namespace = "get", ref.Name, ref.Namespace
 	if ref.Name == "" {
 		asked.Verb = "list"
 	}
-	decision, _, err := j.Authorizer.Authorize(ctx, asked)
+	decision, _, err := f.Authorizer.Authorize(ctx, asked)
 	everything := fmt.Sprintf(`to determine minimum required permissions and user %v does not have "%v" permission for all groups, versions and resources`, described(a.User), asked.Verb)
 	switch {
 	case err != nil:
