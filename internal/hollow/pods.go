@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 )
 
 // watchPods queues the pods of our nodes whenever they change.
@@ -89,11 +90,11 @@ type podPlan struct {
 // plan decides what to do about a pod: the whole life of a pod on a node that has no containers.
 func (f *fleet) plan(pod *corev1.Pod, now time.Time) podPlan {
 	status := &pod.Status
-	over := status.Phase == corev1.PodSucceeded || status.Phase == corev1.PodFailed
+	terminal := podstate.IsTerminal(pod)
 	switch {
 	case pod.DeletionTimestamp != nil:
-		return f.planEnd(pod, now, over)
-	case over:
+		return f.planEnd(pod, now, terminal)
+	case terminal:
 		return podPlan{}
 	case status.Phase != corev1.PodRunning:
 		if wait := f.StartDelay - now.Sub(scheduledAt(pod)); wait > 0 {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // stage is how far a pod has come on this node. It only grows.
@@ -137,10 +138,8 @@ func (w *worker) interrupt() {
 
 // ending reports whether the pod is to end. mu is held.
 func (w *worker) ending() bool {
-	return w.gone || w.evicted != nil || w.pod.DeletionTimestamp != nil || ended(w.pod.Status.Phase)
+	return w.gone || w.evicted != nil || w.pod.DeletionTimestamp != nil || podstate.IsTerminal(w.pod)
 }
-
-func ended(p corev1.PodPhase) bool { return p == corev1.PodSucceeded || p == corev1.PodFailed }
 
 // minGrace is what a pod whose source is gone gets.
 const minGrace = 1

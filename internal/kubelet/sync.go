@@ -14,6 +14,7 @@ import (
 	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/probe"
 	"skiff/internal/kubelet/status"
+	"skiff/internal/podstate"
 )
 
 // rounds bounds how often a worker looks and acts before it lets others have their turn.
@@ -88,7 +89,7 @@ func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, a
 	}
 	w.countStart(pod, said)
 	w.resizeProgress(pod, &plan)
-	if ended(said.Phase) {
+	if podstate.IsPhaseTerminal(said.Phase) {
 		w.k.writer.Set(w.uid, said, true)
 		return time.Time{}, false, true, nil
 	}

@@ -14,6 +14,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"skiff/internal/container"
+	"skiff/internal/podstate"
 )
 
 var (
@@ -139,7 +140,7 @@ func addNeeds(used, requests, limits corev1.ResourceList) {
 // PodEnded reports whether a pod no longer uses what it asked for: it is finished, or its node is lost and the time it
 // had to end is long over.
 func PodEnded(pod *corev1.Pod, now time.Time) bool {
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+	if podstate.IsTerminal(pod) {
 		return true
 	}
 	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {

@@ -24,6 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
+
+	"skiff/internal/podstate"
 )
 
 // told are the events about a pod, in order.
@@ -659,7 +661,7 @@ func (s *stormyServer) check(pod *corev1.Pod, node string) error {
 	free := s.nodes[node].Status.Allocatable.DeepCopy()
 	count := int64(0)
 	for _, p := range s.pods {
-		if s.chosen[p.UID] == node && !ended(p) || p.UID == pod.UID {
+		if s.chosen[p.UID] == node && !podstate.IsTerminal(p) || p.UID == pod.UID {
 			count++
 			for name, asked := range p.Spec.Containers[0].Resources.Requests {
 				left := free[name]

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+
+	"skiff/internal/podstate"
 )
 
 // The resources every node has. Extended resources follow, numbered as they are met.
@@ -334,7 +336,7 @@ func sameLabels(a, b map[string]string) bool {
 func (s *Snapshot) SetPod(info *PodInfo) {
 	pod := info.Pod
 	old := s.pods[pod.UID]
-	if ended(pod) || pod.Spec.NodeName == "" {
+	if podstate.IsTerminal(pod) || pod.Spec.NodeName == "" {
 		if old != nil {
 			s.removePod(old)
 		}
@@ -360,11 +362,6 @@ func sameForNeighbours(old, now *PodInfo) bool {
 func sameRequest(a, b *Request) bool {
 	return a.MilliCPU == b.MilliCPU && a.Memory == b.Memory && a.Storage == b.Storage && a.AssumedMilliCPU == b.AssumedMilliCPU &&
 		a.AssumedMemory == b.AssumedMemory && slices.Equal(a.Extended, b.Extended)
-}
-
-// ended reports whether a pod has run to its end.
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // DeletePod forgets a pod.

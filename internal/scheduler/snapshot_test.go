@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/podstate"
 )
 
 // dumpOf writes out everything a snapshot knows, in an order of its own, so that two can be compared. Numbers that only tell in
@@ -165,7 +167,7 @@ func (w *snapshotStory) deleteNode(name string) { delete(w.nodes, name); w.s.Del
 func (w *snapshotStory) setPod(p *corev1.Pod) {
 	delete(w.pods, p.UID)
 	delete(w.assumed, p.UID)
-	if p.Spec.NodeName != "" && !ended(p) {
+	if p.Spec.NodeName != "" && !podstate.IsTerminal(p) {
 		w.pods[p.UID] = p
 	}
 	w.s.SetPod(infoOf(w.t, p))

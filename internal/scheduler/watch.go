@@ -16,6 +16,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // lists is what the scheduler reads from informers directly, and how it knows that it has seen everything once.
@@ -216,10 +217,10 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 	switch {
 	case old.Spec.NodeName != "":
 		s.snapshot.SetPod(info)
-		if ended(old) {
+		if podstate.IsTerminal(old) {
 			return // it has held nothing for a while
 		}
-		if ended(now) {
+		if podstate.IsTerminal(now) {
 			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: old})
 		} else {
 			s.happened(Event{Resource: AssignedPod, Action: podChanges(old, now), Old: old, New: now})
@@ -236,7 +237,7 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 func (s *Scheduler) assigned(info *PodInfo) {
 	s.snapshot.Nominate(nil, info.Pod.UID, "")
 	s.snapshot.SetPod(info)
-	if !ended(info.Pod) {
+	if !podstate.IsTerminal(info.Pod) {
 		s.happened(Event{Resource: AssignedPod, Action: Add, New: info.Pod})
 	}
 }
@@ -244,8 +245,8 @@ func (s *Scheduler) assigned(info *PodInfo) {
 // pending takes over a pod that has no node yet.
 func (s *Scheduler) pending(old *corev1.Pod, info *PodInfo) {
 	pod := info.Pod
-	if ended(pod) {
-		if old != nil && !ended(old) {
+	if podstate.IsTerminal(pod) {
+		if old != nil && !podstate.IsTerminal(old) {
 			s.podDeleted(old)
 		}
 		return
@@ -297,7 +298,7 @@ func (s *Scheduler) podDeleted(pod *corev1.Pod) {
 	s.snapshot.DeletePod(pod.UID)
 	s.queue.Delete(pod.UID)
 	switch {
-	case ended(pod):
+	case podstate.IsTerminal(pod):
 	case pod.Spec.NodeName != "":
 		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})
 	case assumed:

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 )
 
 // A pod with the label PlayLabel does what it says, whatever Chaos is set.
@@ -71,7 +72,7 @@ func (w *World) Nudge() {
 func (w *World) playPod(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	ended := podstate.IsTerminal(pod)
 	leaving := pod.DeletionTimestamp != nil
 	var err error
 	switch {

@@ -14,6 +14,7 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // Pod is the kind everything else is about. What is true of every pod specification stands in podspec.
@@ -265,7 +266,7 @@ func podGrace(obj *corev1.Pod, options *metav1.DeleteOptions) bool {
 		period = *options.GracePeriodSeconds
 	}
 	switch {
-	case obj.Spec.NodeName == "", obj.Status.Phase == corev1.PodFailed, obj.Status.Phase == corev1.PodSucceeded:
+	case obj.Spec.NodeName == "", podstate.IsTerminal(obj):
 		period = 0
 	case period < 0:
 		period = 1

@@ -10,6 +10,7 @@ import (
 
 	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 var podColumns = []metav1.TableColumnDefinition{
@@ -58,21 +59,11 @@ func readinessGates(obj *corev1.Pod) string {
 	}
 	open := 0
 	for _, gate := range obj.Spec.ReadinessGates {
-		if podConditionTrue(obj, gate.ConditionType) {
+		if podstate.IsConditionTrue(obj, gate.ConditionType) {
 			open++
 		}
 	}
 	return fmt.Sprintf("%d/%d", open, len(obj.Spec.ReadinessGates))
-}
-
-// podConditionTrue reports whether the first condition of the type is true.
-func podConditionTrue(obj *corev1.Pod, conditionType corev1.PodConditionType) bool {
-	for _, condition := range obj.Status.Conditions {
-		if condition.Type == conditionType {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // restarts counts how often containers started again, and when the last one did.
@@ -110,15 +101,14 @@ func summarizePod(obj *corev1.Pod) podSummary {
 		}
 	}
 	initializing, lasting := s.initContainers(obj, sidecars)
-	if !initializing || podConditionTrue(obj, corev1.PodInitialized) {
+	if !initializing || podstate.IsConditionTrue(obj, corev1.PodInitialized) {
 		s.restarts = lasting
 		s.containers(obj)
 	}
 	if obj.DeletionTimestamp != nil {
-		ended := obj.Status.Phase == corev1.PodFailed || obj.Status.Phase == corev1.PodSucceeded
 		if obj.Status.Reason == nodeLost {
 			s.status = "Unknown"
-		} else if !ended {
+		} else if !podstate.IsTerminal(obj) {
 			s.status = "Terminating"
 		}
 	}
@@ -177,7 +167,7 @@ func (s *podSummary) containers(obj *corev1.Pod) {
 	// One container that completed does not mean that the pod did.
 	if s.status == "Completed" {
 		switch {
-		case running && podConditionTrue(obj, corev1.PodReady):
+		case running && podstate.IsReady(obj):
 			s.status = "Running"
 		case failure != "":
 			s.status = failure

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 var budgetResource = schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudgets"}
@@ -108,7 +109,7 @@ func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, del
 		if err := checkUID(pod, e.options.Preconditions); err != nil {
 			return nil, false, err // no attempt will find the pod the client means
 		}
-		ending := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.DeletionTimestamp != nil
+		ending := podstate.IsTerminal(pod) || pod.DeletionTimestamp != nil
 		if !ending && pod.Status.Phase != corev1.PodPending {
 			return pod, false, nil
 		}
@@ -205,7 +206,7 @@ func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1
 
 // mayEvictUnhealthy reports whether a pod that does not count towards the budget may go without being charged to it.
 func mayEvictUnhealthy(pod *corev1.Pod, budget *policyv1.PodDisruptionBudget) bool {
-	if podConditionTrue(pod, corev1.PodReady) {
+	if podstate.IsReady(pod) {
 		return false
 	}
 	status := &budget.Status

@@ -15,6 +15,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // NamespaceGrace is how long a deleted namespace is left alone at first, where several API servers share a store: all must
@@ -165,8 +166,7 @@ func (n *namespaces) podGrace(ctx context.Context, namespace *corev1.Namespace) 
 	}
 	var longest time.Duration
 	for _, pod := range pods {
-		ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-		if seconds := pod.Spec.TerminationGracePeriodSeconds; !ended && seconds != nil {
+		if seconds := pod.Spec.TerminationGracePeriodSeconds; !podstate.IsTerminal(pod) && seconds != nil {
 			longest = max(longest, time.Duration(*seconds)*time.Second)
 		}
 	}

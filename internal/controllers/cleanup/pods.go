@@ -16,6 +16,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 const (
@@ -122,7 +123,7 @@ func (v podsView) doomed() []doomedPod {
 	var all []doomedPod
 	var ended []*corev1.Pod
 	for _, pod := range v.pods {
-		if phase := pod.Status.Phase; phase == corev1.PodSucceeded || phase == corev1.PodFailed {
+		if podstate.IsTerminal(pod) {
 			ended = append(ended, pod)
 		}
 		node := v.nodes[pod.Spec.NodeName]
@@ -169,7 +170,7 @@ func outOfService(node *corev1.Node) bool {
 // plan marks a pod failed, if it has not ended, and deletes it at once: nobody is there to end it.
 func (d doomedPod) plan() controller.Plan {
 	var plan controller.Plan
-	if phase := d.pod.Status.Phase; phase != corev1.PodSucceeded && phase != corev1.PodFailed {
+	if !podstate.IsTerminal(d.pod) {
 		status := map[string]any{"phase": corev1.PodFailed, "observedGeneration": d.pod.Generation}
 		if d.condition != nil {
 			condition := *d.condition

@@ -14,6 +14,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // endpointsManagedBy signs the Endpoints of this controller.
@@ -184,7 +185,7 @@ func (v endpointsView) subsets() []corev1.EndpointSubset {
 		}
 		add := func(ports []corev1.EndpointPort) {
 			subset := corev1.EndpointSubset{Ports: ports}
-			if v.service.Spec.PublishNotReadyAddresses || podReady(pod) {
+			if v.service.Spec.PublishNotReadyAddresses || podstate.IsReady(pod) {
 				subset.Addresses = []corev1.EndpointAddress{address}
 			} else {
 				subset.NotReadyAddresses = []corev1.EndpointAddress{address}

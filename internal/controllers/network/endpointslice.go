@@ -20,6 +20,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // sliceManager signs the slices of this controller.
@@ -341,7 +342,7 @@ func (v slicesView) ports(pod *corev1.Pod) []discoveryv1.EndpointPort {
 }
 
 func (v slicesView) endpoint(pod *corev1.Pod, node *corev1.Node, family discoveryv1.AddressType) *discoveryv1.Endpoint {
-	serving, terminating := podReady(pod), pod.DeletionTimestamp != nil
+	serving, terminating := podstate.IsReady(pod), pod.DeletionTimestamp != nil
 	ready := v.service.Spec.PublishNotReadyAddresses || serving && !terminating
 	e := &discoveryv1.Endpoint{
 		Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},

@@ -26,6 +26,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // podsOnNode finds pods by their node.
@@ -74,23 +75,13 @@ func watchPods(s *controller.Setup) error {
 // endpointsDiffer says whether a change of a pod may show in the endpoints of a service.
 func endpointsDiffer(old, pod *corev1.Pod) bool {
 	return !maps.Equal(old.Labels, pod.Labels) || old.Spec.Hostname != pod.Spec.Hostname || old.Spec.Subdomain != pod.Spec.Subdomain ||
-		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || podReady(old) != podReady(pod) || finished(old) != finished(pod) ||
+		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || podstate.IsReady(old) != podstate.IsReady(pod) || podstate.IsTerminal(old) != podstate.IsTerminal(pod) ||
 		old.Spec.NodeName != pod.Spec.NodeName || old.Status.PodIP != pod.Status.PodIP || !slices.Equal(old.Status.PodIPs, pod.Status.PodIPs)
 }
 
 // reachable says whether a pod can be an endpoint at all: it has an address and has not ended.
 func reachable(pod *corev1.Pod) bool {
-	return !finished(pod) && (pod.Status.PodIP != "" || len(pod.Status.PodIPs) > 0)
-}
-
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-func podReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	return !podstate.IsTerminal(pod) && (pod.Status.PodIP != "" || len(pod.Status.PodIPs) > 0)
 }
 
 // hostname is the name under which DNS shall know a pod of a service, "" if it has none.

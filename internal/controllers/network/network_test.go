@@ -16,6 +16,7 @@ import (
 	"k8s.io/endpointslice/topologycache"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 	"skiff/test/world"
 )
 
@@ -289,7 +290,7 @@ func TestPackingKeepsItsPromises(t *testing.T) {
 		want := map[string]bool{}
 		for _, p := range pods {
 			v.pods = append(v.pods, p)
-			want[p.Status.PodIP] = podReady(p)
+			want[p.Status.PodIP] = podstate.IsReady(p)
 		}
 		slices.SortFunc(v.pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 		v.slices = written(v, v.reconcile())

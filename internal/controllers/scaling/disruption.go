@@ -24,6 +24,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 const (
@@ -292,17 +293,11 @@ func (v budgetView) healthy(disrupted map[string]metav1.Time) (n int32) {
 	for _, pod := range v.pods {
 		at, evicted := disrupted[pod.Name]
 		going := evicted && at.Add(deletionTimeout).After(v.now)
-		if !going && pod.DeletionTimestamp == nil && podReady(pod) {
+		if !going && pod.DeletionTimestamp == nil && podstate.IsReady(pod) {
 			n++
 		}
 	}
 	return n
-}
-
-func podReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // report returns the budget with a new status, or nil when nothing changes.
@@ -336,7 +331,7 @@ func (v budgetView) safe() kind.Object {
 // mark they end themselves, however long it takes.
 func stale(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
 	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
-	if i < 0 || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if i < 0 || pod.DeletionTimestamp != nil || podstate.IsTerminal(pod) {
 		return 0, false
 	}
 	c := pod.Status.Conditions[i]

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
+
+	"skiff/internal/podstate"
 )
 
 // tolerance is how far usage may be from its target before anything is done.
@@ -56,11 +58,11 @@ func (c crowd) sorted() (counted map[string]sample, ready int, unready, missing 
 
 // starting says whether a pod is still starting, so that its CPU usage must not count.
 func (c crowd) starting(pod *corev1.Pod, s sample) bool {
-	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
-	if i < 0 || pod.Status.StartTime == nil {
+	condition := podstate.Condition(pod, corev1.PodReady)
+	if condition == nil || pod.Status.StartTime == nil {
 		return true
 	}
-	condition, began := pod.Status.Conditions[i], pod.Status.StartTime.Time
+	began := pod.Status.StartTime.Time
 	if began.Add(c.startup).After(c.now) {
 		return condition.Status == corev1.ConditionFalse || s.at.Before(condition.LastTransitionTime.Add(s.window))
 	}
@@ -229,7 +231,7 @@ func (c crowd) byRatio(current int32, ratio float64, t tolerance) (int32, error)
 	}
 	ready := 0
 	for _, pod := range c.pods {
-		if pod.Status.Phase == corev1.PodRunning && podReady(pod) {
+		if pod.Status.Phase == corev1.PodRunning && podstate.IsReady(pod) {
 			ready++
 		}
 	}

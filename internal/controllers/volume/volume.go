@@ -15,6 +15,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // Annotations by which binders, provisioners and the scheduler speak to each other.
@@ -82,7 +83,7 @@ func claimKeys(pod *corev1.Pod) (keys []controller.Key) {
 
 // ended says whether a pod no longer uses its volumes: it is over, or being deleted with no container left.
 func ended(pod *corev1.Pod) bool {
-	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+	if podstate.IsTerminal(pod) {
 		return true
 	}
 	if pod.DeletionTimestamp == nil {

@@ -17,6 +17,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // daemonLook is a set while one look at it is decided.
@@ -48,7 +49,7 @@ func (v daemonView) reconcile() controller.Plan {
 	history := controller.Claim(&plan, v.set, daemonSetKind, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
 	l.pods = controller.Claim(&plan, v.set, daemonSetKind, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
 	for _, pod := range l.pods {
-		if node := targetNode(pod); node != "" && !(finished(pod) && pod.DeletionTimestamp != nil) {
+		if node := targetNode(pod); node != "" && !(podstate.IsTerminal(pod) && pod.DeletionTimestamp != nil) {
 			l.onNode[node] = append(l.onNode[node], pod)
 		}
 	}
@@ -240,7 +241,7 @@ func (l *daemonLook) manageSurge(running []*corev1.Pod) {
 			l.deletes = append(l.deletes, pod)
 		}
 	}
-	if current != nil && old != nil && (!ready(old) || l.available(current)) {
+	if current != nil && old != nil && (!podstate.IsReady(old) || l.available(current)) {
 		l.deletes = append(l.deletes, old)
 	}
 }
@@ -406,7 +407,7 @@ func (l *daemonLook) report() {
 		}
 		status.CurrentNumberScheduled++
 		pod := slices.MinFunc(pods, scheduledThenOlder)
-		if ready(pod) {
+		if podstate.IsReady(pod) {
 			status.NumberReady++
 			if l.available(pod) {
 				status.NumberAvailable++

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // fleet reads nodes and the daemons on them, written "n1=a:1,b:2!": node n1 with pod a of revision 1 and pod b of revision 2. Behind a node's name "#"
@@ -436,7 +437,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 				t.Fatalf("seed %d: no end", seed)
 			}
 			plan := daemonView{set: set, nodes: slices.Clone(nodes), pods: slices.Clone(pods), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
-			busy := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil || !ready(p) })
+			busy := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil || !podstate.IsReady(p) })
 			if len(plan.Steps) == 0 && !busy {
 				break
 			}
@@ -445,7 +446,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 					pods = slices.Delete(slices.Clone(pods), i, i+1)
 					break
 				}
-				if !finished(pod) && !ready(pod) {
+				if !podstate.IsTerminal(pod) && !podstate.IsReady(pod) {
 					pods[i] = with(pod.DeepCopy(), readyFor(time.Hour))
 					break
 				}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"skiff/internal/client"
+	"skiff/internal/podstate"
 	"skiff/test/world"
 )
 
@@ -75,7 +76,7 @@ func TestDaemonSetsReachAFixedPoint(t *testing.T) {
 		want := int32(0)
 		placed := map[string]*corev1.Pod{}
 		for _, pod := range world.List[*corev1.Pod](w) {
-			if !active(pod) || placed[pod.Spec.NodeName] != nil {
+			if !podstate.IsActive(pod) || placed[pod.Spec.NodeName] != nil {
 				t.Errorf("pod %s on %s, %s", pod.Name, pod.Spec.NodeName, pod.Status.Phase)
 			}
 			placed[pod.Spec.NodeName] = pod

@@ -19,6 +19,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 var deploymentKind = appsv1.SchemeGroupVersion.WithKind("Deployment")
@@ -72,7 +73,7 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 		}
 	}
 	ended := func(old, pod *corev1.Pod) {
-		if finished(pod) && !finished(old) {
+		if podstate.IsTerminal(pod) && !podstate.IsTerminal(old) {
 			gone(pod)
 		}
 	}
@@ -418,7 +419,7 @@ func (r *rollout) oldPodsRun() bool {
 	if slices.ContainsFunc(r.old, func(set *appsv1.ReplicaSet) bool { return set.Status.Replicas > 0 }) {
 		return true
 	}
-	return slices.ContainsFunc(r.old, func(set *appsv1.ReplicaSet) bool { return !all(r.pods[set.UID], finished) })
+	return slices.ContainsFunc(r.old, func(set *appsv1.ReplicaSet) bool { return !all(r.pods[set.UID], podstate.IsTerminal) })
 }
 
 func all[T any](elements []T, is func(T) bool) bool {

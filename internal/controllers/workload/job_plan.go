@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 const (
@@ -91,8 +92,8 @@ func (l *jobLook) count() {
 		l.completions = int(*l.job.Spec.Completions)
 		slices.SortStableFunc(l.pods, func(a, b *corev1.Pod) int { return cmp.Compare(completionIndex(a), completionIndex(b)) })
 	}
-	l.active = filter(l.pods, active)
-	l.terminating = count(l.pods, terminating)
+	l.active = filter(l.pods, podstate.IsActive)
+	l.terminating = count(l.pods, podstate.IsTerminating)
 	uncounted := l.status.UncountedTerminatedPods
 	l.succeeded = l.status.Succeeded + int32(len(uncounted.Succeeded))
 	l.failed = l.status.Failed + int32(len(uncounted.Failed))
@@ -364,7 +365,7 @@ func (l *jobLook) creating(n int) []controller.Write {
 	}
 	taken := l.done.with(podIndexes(l.active)).and(l.wrong)
 	if onlyReplaceFailed(l.job) {
-		taken = taken.with(podIndexes(filter(l.pods, terminating)))
+		taken = taken.with(podIndexes(filter(l.pods, podstate.IsTerminating)))
 	}
 	var writes []controller.Write
 	var next time.Duration

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 func workers(n int, phase corev1.PodPhase, changes ...change[*corev1.Pod]) (pods []*corev1.Pod) {
@@ -448,13 +449,13 @@ func TestJobsAlwaysEnd(t *testing.T) {
 			if changed := plan.Status(outcome); changed != nil {
 				job = changed.(*batchv1.Job)
 			}
-			running := count(pods, active)
+			running := count(pods, podstate.IsActive)
 			if running > parallelism {
 				t.Fatalf("seed %d: %d pods run, %d may", seed, running, parallelism)
 			}
 			// One pod ends, and those that nothing holds are gone.
 			for i, pod := range pods {
-				if active(pod) && random.IntN(3) == 0 {
+				if podstate.IsActive(pod) && random.IntN(3) == 0 {
 					phase := []corev1.PodPhase{corev1.PodSucceeded, corev1.PodSucceeded, corev1.PodFailed}[random.IntN(3)]
 					pods[i] = with(pod.DeepCopy(), inPhase(phase), func(p *corev1.Pod) {
 						p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "web", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, FinishedAt: metav1.NewTime(clock)}}}}

@@ -9,6 +9,8 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/podstate"
 )
 
 // A pod that failed is replaced after a pause that doubles with every failure since the last success.
@@ -133,7 +135,7 @@ func endTime(pod *corev1.Pod) time.Time {
 	if t, ok := containersEnded(pod); ok {
 		return t
 	}
-	if c := podCondition(pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && !c.LastTransitionTime.IsZero() {
+	if c := podstate.Condition(pod, corev1.PodReady); c != nil && c.Status == corev1.ConditionFalse && !c.LastTransitionTime.IsZero() {
 		return c.LastTransitionTime.Time
 	}
 	if pod.DeletionTimestamp != nil {

@@ -10,6 +10,7 @@ import (
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // track counts finished pods in three moves, of which each look makes what is due: uids of finished pods go into the status; then their
@@ -134,7 +135,7 @@ func (l *jobLook) report(deleted []*corev1.Pod, creating int) {
 		changed := *base
 		changed.Status = *l.status.DeepCopy()
 		changed.Status.Active = int32(len(l.active) - len(deleted) + created)
-		changed.Status.Ready = new(count(l.active, ready) - count(deleted, ready))
+		changed.Status.Ready = new(count(l.active, podstate.IsReady) - count(deleted, podstate.IsReady))
 		changed.Status.Terminating = new(l.terminating + int32(len(deleted)))
 		if finish != nil {
 			changed.Status.Conditions = append(changed.Status.Conditions, *finish)

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"skiff/internal/podstate"
 	"skiff/test/world"
 )
 
@@ -78,7 +79,7 @@ func TestJobsReachAFixedPoint(t *testing.T) {
 			}
 		}
 		for _, pod := range world.List[*corev1.Pod](w) {
-			if isTracked(pod) || active(pod) {
+			if isTracked(pod) || podstate.IsActive(pod) {
 				t.Errorf("pod %s is left: %v %v", pod.Name, pod.Status.Phase, pod.Finalizers)
 			}
 		}

@@ -22,45 +22,20 @@ import (
 
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
-
-// active pods count as replicas: they run or are going to.
-func active(pod *corev1.Pod) bool { return !finished(pod) && pod.DeletionTimestamp == nil }
-
-// finished pods have ended and never run again.
-func finished(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// terminating pods are on their way out but not there yet.
-func terminating(pod *corev1.Pod) bool { return !finished(pod) && pod.DeletionTimestamp != nil }
-
-// podCondition returns the condition of a type, or nil.
-func podCondition(pod *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
-	for i := range pod.Status.Conditions {
-		if pod.Status.Conditions[i].Type == t {
-			return &pod.Status.Conditions[i]
-		}
-	}
-	return nil
-}
-
-func ready(pod *corev1.Pod) bool {
-	c := podCondition(pod, corev1.PodReady)
-	return c != nil && c.Status == corev1.ConditionTrue
-}
 
 // available pods have been ready for a while.
 func available(pod *corev1.Pod, minReadySeconds int32, now time.Time) bool {
-	if !ready(pod) {
+	if !podstate.IsReady(pod) {
 		return false
 	}
-	return minReadySeconds == 0 || untilAvailable(pod, minReadySeconds, now) == 0 && !podCondition(pod, corev1.PodReady).LastTransitionTime.IsZero()
+	return minReadySeconds == 0 || untilAvailable(pod, minReadySeconds, now) == 0 && !podstate.Condition(pod, corev1.PodReady).LastTransitionTime.IsZero()
 }
 
 // untilAvailable is how long a ready pod needs until it is available; zero for pods that are, or are not ready.
 func untilAvailable(pod *corev1.Pod, minReadySeconds int32, now time.Time) time.Duration {
-	c := podCondition(pod, corev1.PodReady)
+	c := podstate.Condition(pod, corev1.PodReady)
 	if minReadySeconds <= 0 || c == nil || c.Status != corev1.ConditionTrue || c.LastTransitionTime.IsZero() {
 		return 0
 	}
@@ -172,7 +147,7 @@ func sortByProgress(pods []*corev1.Pod) {
 // byProgress compares how far two pods have come.
 func byProgress(a, b *corev1.Pod) int {
 	return cmp.Or(falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
-		falseFirst(ready(a), ready(b)))
+		falseFirst(podstate.IsReady(a), podstate.IsReady(b)))
 }
 
 // byHistory compares two pods that have come equally far, both ready or neither, by how long and how well they have run. later compares two different times.
@@ -186,8 +161,8 @@ func byHistory(a, b *corev1.Pod, later func(timeA, timeB metav1.Time) int) int {
 		}
 		return later(timeA, timeB)
 	}
-	if ready(a) {
-		if c := compare(podCondition(a, corev1.PodReady).LastTransitionTime, podCondition(b, corev1.PodReady).LastTransitionTime); c != 0 {
+	if podstate.IsReady(a) {
+		if c := compare(podstate.Condition(a, corev1.PodReady).LastTransitionTime, podstate.Condition(b, corev1.PodReady).LastTransitionTime); c != 0 {
 			return c
 		}
 	}

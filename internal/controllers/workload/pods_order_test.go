@@ -12,36 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-)
 
-func TestPodPhases(t *testing.T) {
-	for _, test := range []struct {
-		phase                         corev1.PodPhase
-		leaving                       bool
-		active, finished, terminating bool
-	}{
-		{"", false, true, false, false},
-		{"", true, false, false, true},
-		{corev1.PodPending, false, true, false, false},
-		{corev1.PodPending, true, false, false, true},
-		{corev1.PodRunning, false, true, false, false},
-		{corev1.PodRunning, true, false, false, true},
-		{corev1.PodUnknown, false, true, false, false},
-		{corev1.PodUnknown, true, false, false, true},
-		{corev1.PodSucceeded, false, false, true, false},
-		{corev1.PodSucceeded, true, false, true, false},
-		{corev1.PodFailed, false, false, true, false},
-		{corev1.PodFailed, true, false, true, false},
-	} {
-		pod := aPod("a", inPhase(test.phase))
-		if test.leaving {
-			leaving(pod)
-		}
-		if active(pod) != test.active || finished(pod) != test.finished || terminating(pod) != test.terminating {
-			t.Errorf("%q, leaving %v: active %v, finished %v, terminating %v", test.phase, test.leaving, active(pod), finished(pod), terminating(pod))
-		}
-	}
-}
+	"skiff/internal/podstate"
+)
 
 func conditioned(kind corev1.PodConditionType, status corev1.ConditionStatus, age time.Duration) change[*corev1.Pod] {
 	return func(p *corev1.Pod) {
@@ -82,7 +55,7 @@ func TestAvailabilityAtItsLimits(t *testing.T) {
 		{"ready in the future, a wait asked", aPod("a", conditioned(corev1.PodReady, "True", -time.Minute)), 10, true, false, 70 * time.Second},
 		{"a very long wait", aPod("a", conditioned(corev1.PodReady, "True", time.Hour)), math.MaxInt32, true, false, math.MaxInt32*time.Second - time.Hour},
 	} {
-		if got := ready(test.pod); got != test.ready {
+		if got := podstate.IsReady(test.pod); got != test.ready {
 			t.Errorf("%s: ready %v", test.what, got)
 		}
 		if got := available(test.pod, test.seconds, now); got != test.available {
@@ -272,8 +245,8 @@ func TestSortForDeletionIsAnOrder(t *testing.T) {
 		for i := 1; i < len(sorted); i++ {
 			a, b := sorted[i-1], sorted[i]
 			c := slices.Compare(rank(a, crowd(a)), rank(b, crowd(b)))
-			if c == 0 && ready(a) {
-				c = compareTimes(podCondition(a, corev1.PodReady).LastTransitionTime, podCondition(b, corev1.PodReady).LastTransitionTime, a, b)
+			if c == 0 && podstate.IsReady(a) {
+				c = compareTimes(podstate.Condition(a, corev1.PodReady).LastTransitionTime, podstate.Condition(b, corev1.PodReady).LastTransitionTime, a, b)
 			}
 			if c == 0 {
 				c = cmp.Compare(b.Status.ContainerStatuses[0].RestartCount, a.Status.ContainerStatuses[0].RestartCount)

@@ -13,6 +13,7 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // burst bounds the pods created or deleted in one look.
@@ -157,7 +158,7 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 		return replicasView{}, false // a selector that cannot be read selects nothing; validation keeps it out
 	}
 	v := replicasView{replicas: r, pods: c.pods.OfAndOrphans(owner), now: time.Now()}
-	if c.siblings != nil && count(v.pods, active) > r.want {
+	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.want {
 		for _, sibling := range c.siblings(owner) {
 			v.related = append(v.related, c.pods.Of(sibling.GetUID())...)
 		}
@@ -171,12 +172,12 @@ func (c *replicasController[T]) Reconcile(v replicasView) controller.Plan { retu
 func (v replicasView) reconcile() controller.Plan {
 	var plan controller.Plan
 	matches := func(pod *corev1.Pod) bool { return v.selector.Matches(labels.Set(pod.Labels)) }
-	mine := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, active))
+	mine := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, podstate.IsActive))
 	if v.object.GetDeletionTimestamp() == nil {
 		plan.Then(v.adjust(mine)...)
 	}
 	ending := count(v.pods, func(pod *corev1.Pod) bool {
-		return terminating(pod) && metav1.IsControlledBy(pod, v.object) && matches(pod)
+		return podstate.IsTerminating(pod) && metav1.IsControlledBy(pod, v.object) && matches(pod)
 	})
 	status := v.count(mine, ending)
 	plan.Status = func(outcome controller.Outcome) kind.Object { return v.report(status, outcome) }
@@ -209,7 +210,7 @@ func (v replicasView) surplus(pods []*corev1.Pod, n int) []*corev1.Pod {
 	if n < len(pods) {
 		onNode := map[string]int{}
 		for _, pod := range v.related {
-			if active(pod) {
+			if podstate.IsActive(pod) {
 				onNode[pod.Spec.NodeName]++
 			}
 		}
@@ -225,7 +226,7 @@ func (v replicasView) count(pods []*corev1.Pod, ending int32) appsv1.ReplicaSetS
 	status.ObservedGeneration = v.object.GetGeneration()
 	status.Replicas = int32(len(pods))
 	status.FullyLabeledReplicas = count(pods, func(pod *corev1.Pod) bool { return template.Matches(labels.Set(pod.Labels)) })
-	status.ReadyReplicas = count(pods, ready)
+	status.ReadyReplicas = count(pods, podstate.IsReady)
 	status.AvailableReplicas = count(pods, func(pod *corev1.Pod) bool { return available(pod, v.minReadySeconds, v.now) })
 	if v.kind == replicaSetKind {
 		status.TerminatingReplicas = &ending

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/diff"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // refusal is the outcome of a plan whose write of obj was refused.
@@ -410,7 +411,7 @@ func TestReplicasModel(t *testing.T) {
 					made++
 					pods = append(pods, aPod(fmt.Sprint("made", made), mine))
 				case controller.Delete:
-					if !active(pods[i]) || pods[i].Labels["app"] != "web" {
+					if !podstate.IsActive(pods[i]) || pods[i].Labels["app"] != "web" {
 						t.Errorf("seed %d: deletes %s, which does not count", seed, pods[i].Name)
 					}
 					pods = slices.Delete(pods, i, i+1)
@@ -424,7 +425,7 @@ func TestReplicasModel(t *testing.T) {
 				}
 			}
 		}
-		if n := count(pods, func(p *corev1.Pod) bool { return active(p) && metav1.IsControlledBy(p, set) }); n != *set.Spec.Replicas {
+		if n := count(pods, func(p *corev1.Pod) bool { return podstate.IsActive(p) && metav1.IsControlledBy(p, set) }); n != *set.Spec.Replicas {
 			t.Errorf("seed %d: %d pods, want %d", seed, n, *set.Spec.Replicas)
 		}
 		if n := count(pods, func(p *corev1.Pod) bool { return p.Labels["app"] == "db" }); n != strangers {

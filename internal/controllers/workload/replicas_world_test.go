@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"skiff/internal/podstate"
 	"skiff/test/world"
 )
 
@@ -57,7 +58,7 @@ func TestReplicaSetsReachAFixedPoint(t *testing.T) {
 		w.Chaos(0, 0)
 		w.Pass(10 * time.Minute)
 		set, rc := world.Get[*appsv1.ReplicaSet](w, "default", "web"), world.Get[*corev1.ReplicationController](w, "default", "old")
-		mine := filter(world.List[*corev1.Pod](w), func(p *corev1.Pod) bool { return metav1.IsControlledBy(p, set) && active(p) })
+		mine := filter(world.List[*corev1.Pod](w), func(p *corev1.Pod) bool { return metav1.IsControlledBy(p, set) && podstate.IsActive(p) })
 		want := *set.Spec.Replicas
 		if int32(len(mine)) != want || set.Status.Replicas != want || set.Status.AvailableReplicas != want || set.Status.ObservedGeneration != set.Generation {
 			t.Errorf("%d pods, want %d; status %+v", len(mine), want, set.Status)
@@ -121,7 +122,7 @@ func TestDeploymentsReachAFixedPoint(t *testing.T) {
 		if s.Replicas != want || s.UpdatedReplicas != want || s.AvailableReplicas != want || s.UnavailableReplicas != 0 || *s.TerminatingReplicas != 0 || s.ObservedGeneration != d.Generation {
 			t.Errorf("wanted %d: %+v", want, s)
 		}
-		for _, pod := range filter(world.List[*corev1.Pod](w), active) {
+		for _, pod := range filter(world.List[*corev1.Pod](w), podstate.IsActive) {
 			if pod.Spec.Containers[0].Image != d.Spec.Template.Spec.Containers[0].Image {
 				t.Errorf("pod %s still runs %s", pod.Name, pod.Spec.Containers[0].Image)
 			}

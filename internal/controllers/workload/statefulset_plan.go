@@ -18,6 +18,7 @@ import (
 	"skiff/internal/api/apps"
 	"skiff/internal/controller"
 	"skiff/internal/kind"
+	"skiff/internal/podstate"
 )
 
 // claimPatience is how long a pod waits for a claim of its name that is being deleted.
@@ -177,7 +178,7 @@ func (l *statefulLook) settleReplica(i int, pod *corev1.Pod) bool {
 	case pod == nil:
 		l.create(i + startOrdinal(l.set))
 		return false
-	case finished(pod):
+	case podstate.IsTerminal(pod):
 		if pod.DeletionTimestamp == nil {
 			l.delete(pod)
 		}
@@ -373,7 +374,7 @@ func (l *statefulLook) roll() {
 	if !l.ordered {
 		// What is unavailable anyway costs nothing.
 		for i := len(l.replicas) - 1; i >= partition; i-- {
-			if pod := l.replicas[i]; isOld(pod) && !l.available(pod) && !finished(pod) {
+			if pod := l.replicas[i]; isOld(pod) && !l.available(pod) && !podstate.IsTerminal(pod) {
 				replace(pod)
 			}
 		}
@@ -396,7 +397,7 @@ func (l *statefulLook) report() {
 	pods := append(filter(l.replicas, func(pod *corev1.Pod) bool { return pod != nil }), l.condemned...)
 	for _, pod := range pods {
 		status.Replicas++
-		if pod.Status.Phase == corev1.PodRunning && ready(pod) {
+		if pod.Status.Phase == corev1.PodRunning && podstate.IsReady(pod) {
 			status.ReadyReplicas++
 			if available(pod, l.set.Spec.MinReadySeconds, l.now) {
 				status.AvailableReplicas++

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/controller"
+	"skiff/internal/podstate"
 )
 
 // crew reads the pods of a set, written "ordinal:revision" with signs behind it: "!" is not ready, "?" pending, "x" failed, "o" succeeded, "-" leaving,
@@ -448,7 +449,7 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 				all = append(all, pods[name])
 			}
 			plan := stateful(t, set, all...)
-			if len(plan.Steps) == 0 && !slices.ContainsFunc(all, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil || !ready(p) }) {
+			if len(plan.Steps) == 0 && !slices.ContainsFunc(all, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil || !podstate.IsReady(p) }) {
 				break
 			}
 			if words := strings.Fields(orders(plan)); ordered && len(words) > 1 && strings.HasPrefix(words[0], "+") {
@@ -460,7 +461,7 @@ func TestStatefulSetsAlwaysArrive(t *testing.T) {
 					delete(pods, pod.Name)
 					break
 				}
-				if !finished(pod) && !ready(pod) {
+				if !podstate.IsTerminal(pod) && !podstate.IsReady(pod) {
 					pods[pod.Name] = with(pod.DeepCopy(), readyFor(time.Hour))
 					break
 				}

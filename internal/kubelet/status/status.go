@@ -15,6 +15,7 @@ import (
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/podstate"
 )
 
 // Reason is why a container does not run, as its state shows it.
@@ -82,7 +83,7 @@ func Of(pod *corev1.Pod, s Seen) corev1.PodStatus {
 	initialized := anyRegularStarted(pod, s.Runtime)
 	status.Phase = phase(pod, &status, s.Ended, initialized)
 	for _, before := range []*corev1.PodStatus{s.Old, &pod.Status} {
-		if over(before.Phase) && !over(status.Phase) {
+		if podstate.IsPhaseTerminal(before.Phase) && !podstate.IsPhaseTerminal(status.Phase) {
 			status.Phase = before.Phase
 		}
 	}
@@ -92,10 +93,10 @@ func Of(pod *corev1.Pod, s Seen) corev1.PodStatus {
 	if s.Evicted != nil {
 		status.Phase, status.Reason, status.Message = corev1.PodFailed, s.Evicted.Reason, s.Evicted.Message
 	}
-	if over(pod.Status.Phase) {
+	if podstate.IsTerminal(pod) {
 		status.Phase = pod.Status.Phase // the API has said it: it cannot be taken back
 	}
-	if over(status.Phase) && status.PodIP == "" {
+	if podstate.IsPhaseTerminal(status.Phase) && status.PodIP == "" {
 		// The runtime forgets the addresses of a sandbox that has stopped; the status does not.
 		status.PodIP, status.PodIPs = s.Old.PodIP, s.Old.PodIPs
 	}
@@ -109,8 +110,6 @@ type builder struct {
 	Seen
 	restarting bool
 }
-
-func over(p corev1.PodPhase) bool { return p == corev1.PodSucceeded || p == corev1.PodFailed }
 
 func first(a, b string) string {
 	if a != "" {

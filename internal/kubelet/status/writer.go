@@ -21,6 +21,7 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/container"
+	"skiff/internal/podstate"
 )
 
 // writers bounds the statuses that are on their way at once.
@@ -211,7 +212,7 @@ func (w *Writer) send(ctx context.Context, uid types.UID) error {
 		w.mu.Unlock()
 		api = written
 	}
-	if !finished || api.DeletionTimestamp == nil || api.Annotations[corev1.MirrorPodAnnotationKey] != "" || !over(api.Status.Phase) {
+	if !finished || api.DeletionTimestamp == nil || api.Annotations[corev1.MirrorPodAnnotationKey] != "" || !podstate.IsTerminal(api) {
 		return nil
 	}
 	zero := int64(0)
@@ -225,7 +226,7 @@ func (w *Writer) send(ctx context.Context, uid types.UID) error {
 // merge is the status to be: the kubelet's, with what others have written kept.
 func merge(api *corev1.Pod, status *corev1.PodStatus, mayRun bool) *corev1.PodStatus {
 	merged := status.DeepCopy()
-	ending := !over(api.Status.Phase) && over(status.Phase)
+	ending := !podstate.IsTerminal(api) && podstate.IsPhaseTerminal(status.Phase)
 	merged.Conditions = nil
 	for _, c := range api.Status.Conditions {
 		if !slices.Contains(owned, c.Type) {
@@ -249,10 +250,10 @@ func merge(api *corev1.Pod, status *corev1.PodStatus, mayRun bool) *corev1.PodSt
 	if ending && mayRun {
 		merged.Phase, merged.Reason, merged.Message = old.Phase, old.Reason, old.Message
 	}
-	if over(old.Phase) {
+	if podstate.IsPhaseTerminal(old.Phase) {
 		merged.Phase = old.Phase
 	}
-	if over(merged.Phase) {
+	if podstate.IsPhaseTerminal(merged.Phase) {
 		reason := podFailed
 		if merged.Phase == corev1.PodSucceeded {
 			reason = podCompleted
@@ -304,7 +305,7 @@ func final(pod *corev1.Pod, status *corev1.PodStatus) *corev1.PodStatus {
 			last.InitContainerStatuses[i].State = lost
 		}
 	}
-	if !Static(pod) && !over(last.Phase) {
+	if !Static(pod) && !podstate.IsPhaseTerminal(last.Phase) {
 		last.Phase = corev1.PodFailed
 	}
 	return last
