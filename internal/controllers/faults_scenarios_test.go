@@ -43,8 +43,8 @@ func (notary) LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret)
 }
 
 // testAuthority signs; in a world's time, which begins with the year 2000, it is valid for ever.
-var testAuthority = func() *pki.Authority {
-	a, err := pki.NewAuthority("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
+var testAuthority = func() *pki.CA {
+	a, err := pki.NewCA("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 	if err != nil {
 		panic(err)
 	}

@@ -25,7 +25,7 @@ type Server struct {
 	Listener net.Listener
 	// Certificate returns what the part shows to clients.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	Gate        *Gate
+	Filter      *Filter
 	Metrics     prometheus.Gatherer
 	Checks      []health.Check
 	// Paths are served besides health and metrics, with everything below when they end in "/".
@@ -49,7 +49,7 @@ func (s *Server) Handler() http.Handler {
 	for path, handler := range s.Paths {
 		mux.Handle(path, handler)
 	}
-	return s.Gate.Guard(mux)
+	return s.Filter.Wrap(mux)
 }
 
 // Run answers requests until ctx ends.

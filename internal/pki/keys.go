@@ -22,7 +22,7 @@ func ReadSigner(path string) (crypto.Signer, error) {
 	return key, nil
 }
 
-// ReadPublicKeys reads a file with any number of keys to verify with. Of private keys and certificates the public key counts.
+// ReadPublicKeys reads the public keys of a PEM file. For private keys and certificates it returns their public key.
 func ReadPublicKeys(path string) ([]crypto.PublicKey, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

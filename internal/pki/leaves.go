@@ -2,27 +2,27 @@ package pki
 
 import "net"
 
-// The certificates of a cluster, by whom they are for. Which authority signs which is the caller's choice; usually there are
-// three: the cluster's own, one for front proxies and one for etcd, so that none can speak for another.
+// The certificates of a cluster. The caller chooses the CA. Usually there are three, for the cluster, for front proxies
+// and for etcd, so that none of them can issue certificates for another's purpose.
 
-// User is the certificate of a user of the API.
+// User is the client certificate of an API user.
 func User(name string, groups ...string) Leaf {
 	return Leaf{CommonName: name, Organizations: groups, Client: true}
 }
 
-// FrontProxyClientName is the common name by which extension servers know the aggregation layer.
+// FrontProxyClientName is the common name by which extension API servers recognize the aggregation layer.
 const FrontProxyClientName = "front-proxy-client"
 
-// FrontProxyClient is what the aggregation layer shows to extension servers. The front-proxy authority signs it.
+// FrontProxyClient is the client certificate of the aggregation layer. It is signed by the front-proxy CA.
 func FrontProxyClient() Leaf { return User(FrontProxyClientName) }
 
-// KubeletClient is what the API server shows to kubelets.
+// KubeletClient is the certificate with which the API server authenticates to kubelets.
 func KubeletClient() Leaf { return User("kube-apiserver-kubelet-client", "system:masters") }
 
-// NodeClient is what a kubelet shows to the API server.
+// NodeClient is the certificate with which a kubelet authenticates to the API server.
 func NodeClient(node string) Leaf { return User("system:node:"+node, "system:nodes") }
 
-// NodeServing is what a kubelet serves with.
+// NodeServing is the serving certificate of a kubelet.
 func NodeServing(node string, names []string, addresses []net.IP) Leaf {
 	return Leaf{
 		CommonName: "system:node:" + node, Organizations: []string{"system:nodes"},
@@ -30,8 +30,8 @@ func NodeServing(node string, names []string, addresses []net.IP) Leaf {
 	}
 }
 
-// EtcdMember is what a member of etcd serves its clients with, and shows to and serves its peers with. The etcd authority
-// signs it.
+// EtcdMember is the certificate of an etcd member: for serving clients, for serving peers and as a peer's client. It is
+// signed by the etcd CA.
 func EtcdMember(name string, addresses []net.IP) Leaf {
 	return Leaf{
 		CommonName: name, DNSNames: []string{"localhost", name},
@@ -40,5 +40,5 @@ func EtcdMember(name string, addresses []net.IP) Leaf {
 	}
 }
 
-// EtcdClient is what the API server shows to etcd.
+// EtcdClient is the certificate with which the API server authenticates to etcd.
 func EtcdClient() Leaf { return User("kube-apiserver-etcd-client") }

@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// Entry is one certificate of a directory, as a person wants to see it.
+// Entry describes one certificate of a directory for display.
 type Entry struct {
-	Name      string // of the file, without .crt
-	Subject   string
-	Issuer    string
-	Serial    string
-	Authority bool
-	// Signs says that it is the one of its file that is in use: the others are trusted beside it.
-	Signs     bool
+	Name    string // of the file, without .crt
+	Subject string
+	Issuer  string
+	Serial  string
+	IsCA    bool
+	// Signing is set for the certificate its file's key belongs to. The others of a CA's file are only trusted.
+	Signing   bool
 	NotBefore time.Time
 	NotAfter  time.Time
-	RenewAt   time.Time // zero for an authority: it is replaced by hand
+	RenewAt   time.Time // zero for a CA, which is only replaced on demand
 }
 
-// List returns all certificates of the directory and those below it, by name.
-func (f Dir) List() ([]Entry, error) {
+// List returns the certificates of the directory and its subdirectories, sorted by name.
+func (d Dir) List() ([]Entry, error) {
 	var entries []Entry
-	err := filepath.WalkDir(string(f), func(path string, file os.DirEntry, err error) error {
+	err := filepath.WalkDir(string(d), func(path string, file os.DirEntry, err error) error {
 		if err != nil || file.IsDir() || !strings.HasSuffix(path, ".crt") {
 			return err
 		}
@@ -40,17 +40,17 @@ func (f Dir) List() ([]Entry, error) {
 		if err != nil {
 			return fmt.Errorf("parse %s: %w", path, err)
 		}
-		name, err := filepath.Rel(string(f), strings.TrimSuffix(path, ".crt"))
+		name, err := filepath.Rel(string(d), strings.TrimSuffix(path, ".crt"))
 		if err != nil {
 			return err
 		}
 		if !certs[0].IsCA {
-			certs = certs[:1] // what follows leads to the authority
+			certs = certs[:1] // the rest are intermediates
 		}
 		for i, cert := range certs {
 			entry := Entry{
 				Name: name, Subject: cert.Subject.String(), Issuer: cert.Issuer.String(), Serial: cert.SerialNumber.Text(16),
-				Authority: cert.IsCA, Signs: i == 0, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
+				IsCA: cert.IsCA, Signing: i == 0, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 			}
 			if !cert.IsCA {
 				entry.RenewAt = RenewAt(cert)
@@ -63,21 +63,21 @@ func (f Dir) List() ([]Entry, error) {
 	return entries, err
 }
 
-// Renew lets the authority that signed a certificate, or the one that has followed it, issue it anew, with a fresh key and all
-// else as it was.
-func (f Dir) Renew(name string, now time.Time) error {
-	pair, err := f.read(name)
+// Renew reissues a certificate with a new key and otherwise unchanged. It is signed by the CA that signed it before, or
+// by the CA that replaced it.
+func (d Dir) Renew(name string, now time.Time) error {
+	pair, err := d.read(name)
 	if err != nil {
 		return err
 	}
 	cert, err := parseCert(pair.Cert)
 	if err != nil {
-		return fmt.Errorf("parse %s: %w", f.path(name+".crt"), err)
+		return fmt.Errorf("parse %s: %w", d.path(name+".crt"), err)
 	}
 	if cert.IsCA {
-		return fmt.Errorf("%s is an authority: those are replaced, not renewed", name)
+		return fmt.Errorf("%s is a CA: CAs are rotated, not renewed", name)
 	}
-	a, err := f.authorityOf(cert)
+	ca, err := d.issuerOf(cert)
 	if err != nil {
 		return fmt.Errorf("renew %s: %w", name, err)
 	}
@@ -85,37 +85,37 @@ func (f Dir) Renew(name string, now time.Time) error {
 		CommonName: cert.Subject.CommonName, Organizations: cert.Subject.Organization, DNSNames: cert.DNSNames, IPs: cert.IPAddresses,
 		Server: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageServerAuth), Client: slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageClientAuth),
 	}
-	if pair, err = a.Issue(leaf, now); err != nil {
+	if pair, err = ca.Issue(leaf, now); err != nil {
 		return err
 	}
-	return f.write(name, pair)
+	return d.write(name, pair)
 }
 
-// authorityOf finds the authority of the directory that a certificate is from.
-func (f Dir) authorityOf(cert *x509.Certificate) (*Authority, error) {
-	entries, err := f.List()
+// issuerOf returns the CA of the directory that signed a certificate, or the CA that replaced it.
+func (d Dir) issuerOf(cert *x509.Certificate) (*CA, error) {
+	entries, err := d.List()
 	if err != nil {
 		return nil, err
 	}
 	for _, entry := range entries {
-		if !entry.Authority || !entry.Signs {
+		if !entry.IsCA || !entry.Signing {
 			continue
 		}
-		pair, err := f.read(entry.Name)
+		pair, err := d.read(entry.Name)
 		if err != nil {
-			continue // an authority whose key is elsewhere signs nothing here
+			continue // a CA without its key cannot sign here
 		}
-		a, err := parseAuthority(pair)
-		if err != nil {
-			return nil, err
-		}
-		known, err := ParseCertificates(pair.Cert)
+		ca, err := parseCA(pair)
 		if err != nil {
 			return nil, err
 		}
-		if slices.ContainsFunc(known, func(by *x509.Certificate) bool { return cert.CheckSignatureFrom(by) == nil }) {
-			return a, nil
+		trusted, err := ParseCertificates(pair.Cert)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(trusted, func(by *x509.Certificate) bool { return cert.CheckSignatureFrom(by) == nil }) {
+			return ca, nil
 		}
 	}
-	return nil, errors.New("no authority of this directory has signed it")
+	return nil, errors.New("no CA of this directory has signed it")
 }

@@ -1,5 +1,6 @@
-// Package pki makes and keeps the keys and certificates of a cluster: authorities, the leaves they sign, and the key that
-// signs service-account tokens. Everything lives as PEM files in one directory, private keys with mode 0600.
+// Package pki creates and stores the keys and certificates of a cluster: the CAs, the leaf certificates they sign, and
+// the key that signs service account tokens. Everything is stored as PEM files in one directory, private keys with mode
+// 0600.
 package pki
 
 import (
@@ -25,11 +26,12 @@ import (
 	"skiff/internal/atomicfile"
 )
 
-// How long certificates live. Leaves are renewed long before (Keeper); authorities are replaced by hand (ReplaceAuthority).
+// The lifetimes of certificates. Leaf certificates are renewed long before they expire (Renewer); a CA is replaced on
+// demand (RotateCA).
 const (
-	AuthorityLife = 10 * 365 * 24 * time.Hour
-	LeafLife      = 365 * 24 * time.Hour
-	// backdate allows for clocks that are a little behind ours.
+	CALifetime   = 10 * 365 * 24 * time.Hour
+	LeafLifetime = 365 * 24 * time.Hour
+	// backdate tolerates peers whose clocks are slightly behind.
 	backdate = 5 * time.Minute
 )
 
@@ -39,16 +41,17 @@ type Pair struct {
 	Key  []byte
 }
 
-// Authority signs certificates. Its file may hold several certificates: one signs, the others are those of authorities
-// before it, whose certificates are trusted side by side, and what they signed for the one that follows them: with that beside
-// a leaf, who knows only the old authority believes the leaf of the new one.
-type Authority struct {
+// CA signs certificates. Its file may hold several certificates. The first one that matches the private key signs. The
+// others are the CAs it replaced, which stay trusted, and cross-signed certificates: the CA's public key, signed by its
+// predecessor. Leaf certificates are issued with the cross-signed certificates appended, so a client that trusts only the
+// old CA can verify them.
+type CA struct {
 	Pair
 	cert *x509.Certificate
 	key  crypto.Signer
 	pool *x509.CertPool
-	// bridges are the certificates that older authorities signed for this one's key.
-	bridges []*x509.Certificate
+	// crossSigned are the certificates that previous CAs issued for this CA's key.
+	crossSigned []*x509.Certificate
 }
 
 // Leaf describes a certificate to be signed.
@@ -57,16 +60,16 @@ type Leaf struct {
 	Organizations []string
 	DNSNames      []string
 	IPs           []net.IP
-	// Server and Client say what the certificate may be used for.
+	// Server and Client are the extended key usages.
 	Server, Client bool
-	Life           time.Duration
+	Lifetime       time.Duration
 }
 
-// NewAuthority makes a self-signed authority.
-func NewAuthority(name string, now time.Time) (*Authority, error) {
+// NewCA creates a self-signed CA.
+func NewCA(name string, now time.Time) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("generate key of authority %s: %w", name, err)
+		return nil, fmt.Errorf("generate key of CA %s: %w", name, err)
 	}
 	serial, err := serialNumber()
 	if err != nil {
@@ -77,30 +80,30 @@ func NewAuthority(name string, now time.Time) (*Authority, error) {
 		Subject:               pkix.Name{CommonName: name},
 		DNSNames:              []string{name},
 		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(AuthorityLife),
+		NotAfter:              now.Add(CALifetime),
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment | x509.KeyUsageCertSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("sign authority %s: %w", name, err)
+		return nil, fmt.Errorf("sign CA %s: %w", name, err)
 	}
 	pair, err := encodePair(der, key)
 	if err != nil {
 		return nil, err
 	}
-	return parseAuthority(pair)
+	return parseCA(pair)
 }
 
-// Certificate returns the certificate the authority signs with.
-func (a *Authority) Certificate() *x509.Certificate { return a.cert }
+// Certificate returns the certificate the CA signs with.
+func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
 
-// Pool holds all certificates of the authority's file, to verify others against. It is the same pool on every call.
-func (a *Authority) Pool() *x509.CertPool { return a.pool }
+// Pool returns the certificates of the CA's file as a pool to verify with. Every call returns the same pool.
+func (ca *CA) Pool() *x509.CertPool { return ca.pool }
 
 // Issue signs a new certificate with a fresh key.
-func (a *Authority) Issue(leaf Leaf, now time.Time) (Pair, error) {
+func (ca *CA) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Pair{}, fmt.Errorf("generate key for %s: %w", leaf.CommonName, err)
@@ -109,8 +112,8 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	if leaf.Life == 0 {
-		leaf.Life = LeafLife
+	if leaf.Lifetime == 0 {
+		leaf.Lifetime = LeafLifetime
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
@@ -118,7 +121,7 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (Pair, error) {
 		DNSNames:     leaf.DNSNames,
 		IPAddresses:  leaf.IPs,
 		NotBefore:    now.Add(-backdate),
-		NotAfter:     minTime(now.Add(leaf.Life), a.cert.NotAfter),
+		NotAfter:     minTime(now.Add(leaf.Lifetime), ca.cert.NotAfter),
 		KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
 	}
 	if leaf.Server {
@@ -127,141 +130,142 @@ func (a *Authority) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	if leaf.Client {
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
 	if err != nil {
 		return Pair{}, fmt.Errorf("sign certificate for %s: %w", leaf.CommonName, err)
 	}
 	pair, err := encodePair(der, key)
-	for _, bridge := range a.bridges {
-		if now.Before(bridge.NotAfter) {
-			pair.Cert = append(pair.Cert, encodeCert(bridge.Raw)...)
+	for _, crossSigned := range ca.crossSigned {
+		if now.Before(crossSigned.NotAfter) {
+			pair.Cert = append(pair.Cert, encodeCert(crossSigned.Raw)...)
 		}
 	}
 	return pair, err
 }
 
-// bridgeTo signs the certificate of another authority, so that who trusts this one trusts that one too.
-func (a *Authority) bridgeTo(other *Authority) ([]byte, error) {
+// crossSign signs the key of another CA, so that whoever trusts ca also trusts other.
+func (ca *CA) crossSign(other *CA) ([]byte, error) {
 	serial, err := serialNumber()
 	if err != nil {
 		return nil, err
 	}
 	template := *other.cert
-	template.SerialNumber, template.NotAfter = serial, minTime(a.cert.NotAfter, other.cert.NotAfter)
-	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, other.cert.PublicKey, a.key)
+	template.SerialNumber, template.NotAfter = serial, minTime(ca.cert.NotAfter, other.cert.NotAfter)
+	der, err := x509.CreateCertificate(rand.Reader, &template, ca.cert, other.cert.PublicKey, ca.key)
 	if err != nil {
-		return nil, fmt.Errorf("sign authority %s: %w", other.cert.Subject.CommonName, err)
+		return nil, fmt.Errorf("sign CA %s: %w", other.cert.Subject.CommonName, err)
 	}
 	return der, nil
 }
 
-// Directory keeps pairs as NAME.crt and NAME.key.
+// Dir is a directory that holds pairs as NAME.crt and NAME.key.
 type Dir string
 
-// Authority loads the authority called name, or makes and keeps a new one.
-func (f Dir) Authority(name, commonName string, now time.Time) (*Authority, error) {
-	pair, err := f.read(name)
+// CA loads the CA with the given file name, or creates and stores a new one.
+func (d Dir) CA(name, commonName string, now time.Time) (*CA, error) {
+	pair, err := d.read(name)
 	if err == nil {
-		return parseAuthority(pair)
+		return parseCA(pair)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	a, err := NewAuthority(commonName, now)
+	ca, err := NewCA(commonName, now)
 	if err != nil {
 		return nil, err
 	}
-	return a, f.write(name, a.Pair)
+	return ca, d.write(name, ca.Pair)
 }
 
-// ReplaceAuthority makes a new authority that signs from now on. The certificates of the old one are kept beside its own, so that
-// what they have signed is trusted until it has been renewed, and the old one signs for the new one, so that who knows only the
-// old one trusts what the new one signs. Those that are past are dropped. An empty name is the old one's with the date.
-func (f Dir) ReplaceAuthority(name, commonName string, now time.Time) (*Authority, error) {
-	pair, err := f.read(name)
+// RotateCA creates a new CA that signs from now on. The old CA's certificates stay in its file, so everything they signed
+// remains trusted until it is renewed. The old CA cross-signs the new one, so clients that trust only the old one accept
+// what the new one signs. Expired certificates are dropped. If commonName is empty, it is derived from the old one and
+// the date.
+func (d Dir) RotateCA(name, commonName string, now time.Time) (*CA, error) {
+	pair, err := d.read(name)
 	if err != nil {
 		return nil, err
 	}
-	old, err := parseAuthority(pair)
+	old, err := parseCA(pair)
 	if err != nil {
 		return nil, err
 	}
 	if commonName == "" {
-		first, _, _ := strings.Cut(old.cert.Subject.CommonName, "@")
-		commonName = first + "@" + strconv.FormatInt(now.Unix(), 10)
+		base, _, _ := strings.Cut(old.cert.Subject.CommonName, "@")
+		commonName = base + "@" + strconv.FormatInt(now.Unix(), 10)
 	}
-	a, err := NewAuthority(commonName, now)
+	ca, err := NewCA(commonName, now)
 	if err != nil {
 		return nil, err
 	}
-	bridge, err := old.bridgeTo(a)
+	crossSigned, err := old.crossSign(ca)
 	if err != nil {
 		return nil, err
 	}
-	bundle := append(slices.Clone(a.Cert), encodeCert(bridge)...)
+	bundle := append(slices.Clone(ca.Cert), encodeCert(crossSigned)...)
 	kept, err := ParseCertificates(old.Cert)
 	if err != nil {
-		return nil, fmt.Errorf("parse %s: %w", f.path(name+".crt"), err)
+		return nil, fmt.Errorf("parse %s: %w", d.path(name+".crt"), err)
 	}
 	for _, cert := range kept {
 		if now.Before(cert.NotAfter) {
 			bundle = append(bundle, encodeCert(cert.Raw)...)
 		}
 	}
-	// The certificates first: until the key follows, the old key still finds its own among them.
-	if err := atomicfile.Write(f.path(name+".crt"), bundle, 0o644); err != nil {
+	// Write the certificates first: until the key is written, the old key still matches one of them.
+	if err := atomicfile.Write(d.path(name+".crt"), bundle, 0o644); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.Write(f.path(name+".key"), a.Key, 0o600); err != nil {
+	if err := atomicfile.Write(d.path(name+".key"), ca.Key, 0o600); err != nil {
 		return nil, err
 	}
-	return parseAuthority(Pair{Cert: bundle, Key: a.Key})
+	return parseCA(Pair{Cert: bundle, Key: ca.Key})
 }
 
-// ForgetAuthorities drops the authorities before the one that signs: what they have signed is no longer trusted.
-func (f Dir) ForgetAuthorities(name string) (*Authority, error) {
-	pair, err := f.read(name)
+// DropOldCAs removes all CAs except the one that signs. What they signed is no longer trusted.
+func (d Dir) DropOldCAs(name string) (*CA, error) {
+	pair, err := d.read(name)
 	if err != nil {
 		return nil, err
 	}
-	a, err := parseAuthority(pair)
+	ca, err := parseCA(pair)
 	if err != nil {
 		return nil, err
 	}
-	pair.Cert = encodeCert(a.cert.Raw)
-	if err := atomicfile.Write(f.path(name+".crt"), pair.Cert, 0o644); err != nil {
+	pair.Cert = encodeCert(ca.cert.Raw)
+	if err := atomicfile.Write(d.path(name+".crt"), pair.Cert, 0o644); err != nil {
 		return nil, err
 	}
-	return parseAuthority(pair)
+	return parseCA(pair)
 }
 
-// Leaf loads the certificate called name, or lets the authority issue one: also when the kept one is past two thirds of its
-// life, was signed by another authority, or does not cover what leaf asks for.
-func (f Dir) Leaf(name string, a *Authority, leaf Leaf, now time.Time) (Pair, error) {
-	pair, err := f.read(name)
-	if err == nil && serves(pair, a, leaf, now) {
+// Leaf loads the certificate with the given file name. It issues a new one if there is none, or if the stored one is past
+// two thirds of its lifetime, was signed by another CA, or does not match leaf.
+func (d Dir) Leaf(name string, ca *CA, leaf Leaf, now time.Time) (Pair, error) {
+	pair, err := d.read(name)
+	if err == nil && reusable(pair, ca, leaf, now) {
 		return pair, nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Pair{}, err
 	}
-	if pair, err = a.Issue(leaf, now); err != nil {
+	if pair, err = ca.Issue(leaf, now); err != nil {
 		return Pair{}, err
 	}
-	return pair, f.write(name, pair)
+	return pair, d.write(name, pair)
 }
 
-// SigningKey loads the private key NAME.key, or makes and keeps a new one with its public half in NAME.pub.
-func (f Dir) SigningKey(name string) (*ecdsa.PrivateKey, error) {
-	raw, err := os.ReadFile(f.path(name + ".key"))
+// SigningKey loads the private key NAME.key, or creates a new one and stores its public key as NAME.pub.
+func (d Dir) SigningKey(name string) (*ecdsa.PrivateKey, error) {
+	raw, err := os.ReadFile(d.path(name + ".key"))
 	if err == nil {
 		signer, err := parseKey(raw)
 		if err != nil {
-			return nil, fmt.Errorf("parse %s: %w", f.path(name+".key"), err)
+			return nil, fmt.Errorf("parse %s: %w", d.path(name+".key"), err)
 		}
 		key, ok := signer.(*ecdsa.PrivateKey)
 		if !ok {
-			return nil, fmt.Errorf("%s holds a %T, want an ECDSA key", f.path(name+".key"), signer)
+			return nil, fmt.Errorf("%s holds a %T, want an ECDSA key", d.path(name+".key"), signer)
 		}
 		return key, nil
 	}
@@ -280,48 +284,48 @@ func (f Dir) SigningKey(name string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode public key %s: %w", name, err)
 	}
-	if err := os.MkdirAll(string(f), 0o700); err != nil {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.Write(f.path(name+".pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
+	if err := atomicfile.Write(d.path(name+".pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o644); err != nil {
 		return nil, err
 	}
-	return key, atomicfile.Write(f.path(name+".key"), private, 0o600)
+	return key, atomicfile.Write(d.path(name+".key"), private, 0o600)
 }
 
-func (f Dir) path(file string) string { return filepath.Join(string(f), file) }
+func (d Dir) path(file string) string { return filepath.Join(string(d), file) }
 
-func (f Dir) read(name string) (Pair, error) {
-	cert, err := os.ReadFile(f.path(name + ".crt"))
+func (d Dir) read(name string) (Pair, error) {
+	cert, err := os.ReadFile(d.path(name + ".crt"))
 	if err != nil {
 		return Pair{}, err
 	}
-	key, err := os.ReadFile(f.path(name + ".key"))
+	key, err := os.ReadFile(d.path(name + ".key"))
 	if err != nil {
 		return Pair{}, err
 	}
 	return Pair{Cert: cert, Key: key}, nil
 }
 
-// write keeps the key first: a certificate on disk always has its key beside it.
-func (f Dir) write(name string, p Pair) error {
-	if err := os.MkdirAll(string(f), 0o700); err != nil {
+// write stores the key first: a certificate on disk always has its key.
+func (d Dir) write(name string, p Pair) error {
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(f.path(name+".key"), p.Key, 0o600); err != nil {
+	if err := atomicfile.Write(d.path(name+".key"), p.Key, 0o600); err != nil {
 		return err
 	}
-	return atomicfile.Write(f.path(name+".crt"), p.Cert, 0o644)
+	return atomicfile.Write(d.path(name+".crt"), p.Cert, 0o644)
 }
 
-// serves reports whether a kept certificate can go on being used for leaf.
-func serves(p Pair, a *Authority, leaf Leaf, now time.Time) bool {
+// reusable reports whether a stored certificate can still be used for leaf.
+func reusable(p Pair, ca *CA, leaf Leaf, now time.Time) bool {
 	cert, err := parseCert(p.Cert)
-	if err != nil || cert.CheckSignatureFrom(a.cert) != nil || cert.Subject.CommonName != leaf.CommonName ||
+	if err != nil || cert.CheckSignatureFrom(ca.cert) != nil || cert.Subject.CommonName != leaf.CommonName ||
 		!slices.Equal(slices.Sorted(slices.Values(cert.Subject.Organization)), slices.Sorted(slices.Values(leaf.Organizations))) {
 		return false
 	}
-	// A crash between writing the key and the certificate leaves two that do not belong together.
+	// A crash between writing the key and the certificate leaves a mismatched pair.
 	if key, err := parseKey(p.Key); err != nil || !sameKey(cert, key) {
 		return false
 	}
@@ -341,39 +345,39 @@ func serves(p Pair, a *Authority, leaf Leaf, now time.Time) bool {
 	return true
 }
 
-// RenewAt is when two thirds of a certificate's life are over.
+// RenewAt returns the time at which two thirds of a certificate's lifetime have passed.
 func RenewAt(cert *x509.Certificate) time.Time {
 	return cert.NotBefore.Add(cert.NotAfter.Sub(cert.NotBefore) * 2 / 3)
 }
 
-// parseAuthority takes the first certificate that belongs to the key as the one that signs.
-func parseAuthority(p Pair) (*Authority, error) {
+// parseCA takes the first certificate that belongs to the key as the one that signs.
+func parseCA(p Pair) (*CA, error) {
 	certs, err := ParseCertificates(p.Cert)
 	if err != nil {
-		return nil, fmt.Errorf("parse authority certificate: %w", err)
+		return nil, fmt.Errorf("parse CA certificate: %w", err)
 	}
 	key, err := parseKey(p.Key)
 	if err != nil {
-		return nil, fmt.Errorf("parse key of authority %s: %w", certs[0].Subject.CommonName, err)
+		return nil, fmt.Errorf("parse key of CA %s: %w", certs[0].Subject.CommonName, err)
 	}
-	a := &Authority{Pair: p, key: key, pool: x509.NewCertPool()}
+	ca := &CA{Pair: p, key: key, pool: x509.NewCertPool()}
 	for _, cert := range certs {
 		if !cert.IsCA {
-			return nil, fmt.Errorf("certificate %s is not an authority", cert.Subject.CommonName)
+			return nil, fmt.Errorf("certificate %s is not a CA", cert.Subject.CommonName)
 		}
-		a.pool.AddCert(cert)
+		ca.pool.AddCert(cert)
 		switch {
 		case !sameKey(cert, key):
-		case a.cert == nil:
-			a.cert = cert
+		case ca.cert == nil:
+			ca.cert = cert
 		default:
-			a.bridges = append(a.bridges, cert)
+			ca.crossSigned = append(ca.crossSigned, cert)
 		}
 	}
-	if a.cert == nil {
-		return nil, fmt.Errorf("the key of authority %s belongs to none of its certificates", certs[0].Subject.CommonName)
+	if ca.cert == nil {
+		return nil, fmt.Errorf("the key of CA %s matches none of its certificates", certs[0].Subject.CommonName)
 	}
-	return a, nil
+	return ca, nil
 }
 
 func sameKey(cert *x509.Certificate, key crypto.Signer) bool {
@@ -381,7 +385,7 @@ func sameKey(cert *x509.Certificate, key crypto.Signer) bool {
 	return ok && public.Equal(cert.PublicKey)
 }
 
-// ParseCertificates reads all certificates of a PEM file; there is at least one.
+// ParseCertificates parses all certificates of a PEM file. It fails if there are none.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for {
@@ -418,7 +422,7 @@ func parseKey(data []byte) (crypto.Signer, error) {
 		if block == nil {
 			return nil, errors.New("no PEM key found")
 		}
-		// Tools like to write the parameters of the curve before the key.
+		// OpenSSL writes the curve's parameters before the key.
 		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
 			return parsePrivateKey(block.Bytes)
 		}
@@ -479,8 +483,8 @@ func minTime(a, b time.Time) time.Time {
 	return b
 }
 
-// ReadAuthority loads an authority from two PEM files.
-func ReadAuthority(certFile, keyFile string) (*Authority, error) {
+// ReadCA loads a CA from two PEM files.
+func ReadCA(certFile, keyFile string) (*CA, error) {
 	cert, err := os.ReadFile(certFile)
 	if err != nil {
 		return nil, err
@@ -489,5 +493,5 @@ func ReadAuthority(certFile, keyFile string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseAuthority(Pair{Cert: cert, Key: key})
+	return parseCA(Pair{Cert: cert, Key: key})
 }

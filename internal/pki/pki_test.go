@@ -12,20 +12,20 @@ import (
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func mustAuthority(t *testing.T, dir string) *Authority {
+func testCA(t *testing.T, dir string) *CA {
 	t.Helper()
-	a, err := Dir(dir).Authority("ca", "skiff-ca", start)
+	ca, err := Dir(dir).CA("ca", "skiff-ca", start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a
+	return ca
 }
 
 func TestAuthorityIsKept(t *testing.T) {
 	dir := t.TempDir()
-	first, second := mustAuthority(t, dir), mustAuthority(t, dir)
+	first, second := testCA(t, dir), testCA(t, dir)
 	if string(first.Cert) != string(second.Cert) {
-		t.Fatal("a second start made another authority")
+		t.Fatal("a second start made another ca")
 	}
 	info, err := os.Stat(filepath.Join(dir, "ca.key"))
 	if err != nil {
@@ -49,19 +49,19 @@ func TestLeaf(t *testing.T) {
 		fresh bool
 	}{
 		{"same is kept", base, start.Add(time.Hour), false},
-		{"kept before two thirds", base, start.Add(LeafLife * 6 / 10), false},
-		{"renewed after two thirds", base, start.Add(LeafLife * 7 / 10), true},
+		{"kept before two thirds", base, start.Add(LeafLifetime * 6 / 10), false},
+		{"renewed after two thirds", base, start.Add(LeafLifetime * 7 / 10), true},
 		{"new name", more, start, true},
 		{"new subject", renamed, start, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
-			a := mustAuthority(t, dir)
-			first, err := Dir(dir).Leaf("serving", a, base, start)
+			ca := testCA(t, dir)
+			first, err := Dir(dir).Leaf("serving", ca, base, start)
 			if err != nil {
 				t.Fatal(err)
 			}
-			second, err := Dir(dir).Leaf("serving", a, tt.leaf, tt.now)
+			second, err := Dir(dir).Leaf("serving", ca, tt.leaf, tt.now)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,8 +73,8 @@ func TestLeaf(t *testing.T) {
 }
 
 func TestLeafVerifies(t *testing.T) {
-	a := mustAuthority(t, t.TempDir())
-	pair, err := a.Issue(Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, Client: true}, start)
+	ca := testCA(t, t.TempDir())
+	pair, err := ca.Issue(Leaf{CommonName: "admin", Organizations: []string{"system:masters"}, Client: true}, start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestLeafVerifies(t *testing.T) {
 		t.Fatal(err)
 	}
 	roots := x509.NewCertPool()
-	roots.AddCert(a.Certificate())
+	roots.AddCert(ca.Certificate())
 	verify := func(usage x509.ExtKeyUsage) error {
 		_, err := keyPair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{usage}})
 		return err

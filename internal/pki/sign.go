@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// Sign signs a certificate for somebody else's key and returns it as PEM. The template says everything but the serial number;
-// the certificate ends no later than the authority.
-func (a *Authority) Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error) {
-	if !now.Before(a.cert.NotAfter) {
-		return nil, fmt.Errorf("refusing to sign a certificate that expired in the past: NotAfter=%v", a.cert.NotAfter)
+// Sign signs a certificate for a key the caller does not own and returns it as PEM. The template specifies everything but
+// the serial number. The certificate does not outlive the CA.
+func (ca *CA) Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error) {
+	if !now.Before(ca.cert.NotAfter) {
+		return nil, fmt.Errorf("refusing to sign a certificate that expired in the past: NotAfter=%v", ca.cert.NotAfter)
 	}
 	serial, err := serialNumber()
 	if err != nil {
 		return nil, err
 	}
 	template.SerialNumber = serial
-	template.NotAfter = minTime(template.NotAfter, a.cert.NotAfter)
-	der, err := x509.CreateCertificate(rand.Reader, &template, a.cert, key, a.key)
+	template.NotAfter = minTime(template.NotAfter, ca.cert.NotAfter)
+	der, err := x509.CreateCertificate(rand.Reader, &template, ca.cert, key, ca.key)
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate for %s: %w", template.Subject.CommonName, err)
 	}

@@ -157,7 +157,7 @@ func (j joining) join(ctx context.Context, word string) error {
 			return fmt.Errorf("--token: %w", err)
 		}
 		// A token of another cluster is a wish to change over.
-		ours := func(c *x509.Certificate) bool { return bootstrap.HashOf(c) == token.Authority }
+		ours := func(c *x509.Certificate) bool { return bootstrap.HashOf(c) == token.CAHash }
 		if member = member && slices.ContainsFunc(known, ours); !member {
 			if err := j.introduce(ctx, token); err != nil {
 				return err
@@ -175,7 +175,7 @@ func (j joining) join(ctx context.Context, word string) error {
 func (j joining) follow(ctx context.Context) {
 	known, err := os.ReadFile(j.authorityFile)
 	if err == nil {
-		known, err = bootstrap.FollowAuthority(ctx, j.server, known)
+		known, err = bootstrap.RefreshCAs(ctx, j.server, known)
 	}
 	if err == nil {
 		err = atomicfile.Write(j.authorityFile, known, 0o644)
@@ -197,7 +197,7 @@ func renewForNewest(c *bootstrap.Certificate, authorityFile string) {
 func (j joining) introduce(ctx context.Context, token bootstrap.Token) error {
 	var authority []byte
 	err := patiently(ctx, j.log, func() (err error) {
-		authority, err = bootstrap.FindAuthority(ctx, j.server, token.Authority)
+		authority, err = bootstrap.DiscoverCA(ctx, j.server, token.CAHash)
 		return err
 	})
 	if err != nil {

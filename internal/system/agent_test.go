@@ -21,10 +21,10 @@ import (
 )
 
 // issue is a certificate of a node for an hour.
-func issue(t *testing.T, authority *pki.Authority, node string, now time.Time) pki.Pair {
+func issue(t *testing.T, authority *pki.CA, node string, now time.Time) pki.Pair {
 	t.Helper()
 	leaf := pki.NodeClient(node)
-	leaf.Life = time.Hour
+	leaf.Lifetime = time.Hour
 	pair, err := authority.Issue(leaf, now)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func issue(t *testing.T, authority *pki.Authority, node string, now time.Time) p
 
 func TestWhichKubeconfigsAreGood(t *testing.T) {
 	now := time.Now()
-	authority, err := pki.NewAuthority("test", now)
+	authority, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestConnectionsFollowTheCertificate(t *testing.T) {
 	transport.CertCallbackRefreshDuration = 20 * time.Millisecond
 	defer func() { transport.CertCallbackRefreshDuration = before }()
 	now := time.Now()
-	authority, err := pki.NewAuthority("test", now)
+	authority, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestConnectionsFollowTheCertificate(t *testing.T) {
 func TestJoining(t *testing.T) {
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
-	authority, err := pki.NewAuthority("test", time.Now())
+	authority, err := pki.NewCA("test", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,9 +27,9 @@ func ShowCertificates(c config.Certificate, out io.Writer) error {
 	for _, e := range entries {
 		renewed := "by hand"
 		switch {
-		case e.Authority && !e.Signs:
+		case e.IsCA && !e.Signing:
 			renewed = "old, still trusted"
-		case !e.Authority:
+		case !e.IsCA:
 			renewed = e.RenewAt.UTC().Format(time.DateOnly)
 		}
 		left := fmt.Sprintf("%dd", int(e.NotAfter.Sub(now).Hours()/24))
@@ -51,7 +51,7 @@ func RenewCertificates(c config.Certificate, names []string, out io.Writer) erro
 		}
 		names = nil
 		for _, e := range entries {
-			if !e.Authority {
+			if !e.IsCA {
 				names = append(names, e.Name)
 			}
 		}
@@ -67,7 +67,7 @@ func RenewCertificates(c config.Certificate, names []string, out io.Writer) erro
 
 // RotateAuthority puts a new authority in the place of one, which is trusted beside it.
 func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
-	a, err := certificateDir(c).ReplaceAuthority(name, "", time.Now())
+	a, err := certificateDir(c).RotateCA(name, "", time.Now())
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
 
 // ForgetAuthorities ends the trust in the authorities before the one that signs now.
 func ForgetAuthorities(c config.Certificate, name string, out io.Writer) error {
-	a, err := certificateDir(c).ForgetAuthorities(name)
+	a, err := certificateDir(c).DropOldCAs(name)
 	if err != nil {
 		return err
 	}

@@ -27,24 +27,24 @@ const frontProxyName = pki.FrontProxyClientName
 
 // certificates are what the server proves itself and others by.
 type certificates struct {
-	authority  *pki.Authority
-	frontProxy *pki.Authority
+	authority  *pki.CA
+	frontProxy *pki.CA
 	signingKey *ecdsa.PrivateKey
 	serving    *tls.Config
 	// kubeletClient proves the server to kubelets.
-	kubeletClient *pki.Keeper
+	kubeletClient *pki.Renewer
 	// keepers renew the leaves while the server runs.
-	keepers pki.Keepers
+	keepers pki.Renewers
 }
 
 // newCertificates loads the keys below the data directory, makes what is missing, and writes the administrator's kubeconfig.
 func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	directory := pki.Dir(filepath.Join(c.DataDir, "pki"))
-	authority, err := directory.Authority("ca", "skiff-ca", now)
+	authority, err := directory.CA("ca", "skiff-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("cluster authority: %w", err)
 	}
-	frontProxy, err := directory.Authority("front-proxy-ca", "skiff-front-proxy-ca", now)
+	frontProxy, err := directory.CA("front-proxy-ca", "skiff-front-proxy-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("front-proxy authority: %w", err)
 	}
@@ -56,19 +56,19 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	serving, err := directory.Keep("apiserver", authority, leaf)
+	serving, err := directory.Renewer("apiserver", authority, leaf)
 	if err != nil {
 		return nil, err
 	}
-	kubeletClient, err := directory.Keep("apiserver-kubelet-client", authority, pki.KubeletClient())
+	kubeletClient, err := directory.Renewer("apiserver-kubelet-client", authority, pki.KubeletClient())
 	if err != nil {
 		return nil, err
 	}
-	admin, err := directory.Keep("admin", authority, pki.User("admin", "system:masters"))
+	admin, err := directory.Renewer("admin", authority, pki.User("admin", "system:masters"))
 	if err != nil {
 		return nil, err
 	}
-	proxyClient, err := directory.Keep("front-proxy-client", frontProxy, pki.FrontProxyClient())
+	proxyClient, err := directory.Renewer("front-proxy-client", frontProxy, pki.FrontProxyClient())
 	if err != nil {
 		return nil, err
 	}
@@ -92,17 +92,17 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 
 // etcdKeepers make and keep the certificates of etcd, which has an authority of its own: whom the cluster knows may not therefore
 // read its store.
-func etcdKeepers(directory pki.Dir, addresses []net.IP, now time.Time) (pki.Keepers, error) {
-	authority, err := directory.Authority("etcd-ca", "skiff-etcd-ca", now)
+func etcdKeepers(directory pki.Dir, addresses []net.IP, now time.Time) (pki.Renewers, error) {
+	authority, err := directory.CA("etcd-ca", "skiff-etcd-ca", now)
 	if err != nil {
 		return nil, fmt.Errorf("etcd authority: %w", err)
 	}
-	member, err := directory.Keep("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
+	member, err := directory.Renewer("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
 	if err != nil {
 		return nil, err
 	}
-	client, err := directory.Keep("etcd-client", authority, pki.EtcdClient())
-	return pki.Keepers{member, client}, err
+	client, err := directory.Renewer("etcd-client", authority, pki.EtcdClient())
+	return pki.Renewers{member, client}, err
 }
 
 // etcdFiles are what the embedded etcd proves itself by and knows its clients by, at an https address.
@@ -168,7 +168,7 @@ func advertised(c config.Server) net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
-func writeAdminKubeconfig(c config.Server, authority *pki.Authority, admin pki.Pair) error {
+func writeAdminKubeconfig(c config.Server, authority *pki.CA, admin pki.Pair) error {
 	host := c.BindAddress
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
 		host = "127.0.0.1"

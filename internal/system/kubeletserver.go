@@ -32,8 +32,8 @@ type nodeIdentity struct {
 }
 
 // serverNodeIdentity is the identity of the node inside `skiff server`, given to it by the cluster's own authority.
-func serverNodeIdentity(directory pki.Dir, authority *pki.Authority, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
-	keeper, err := directory.Keep("kubelet-serving", authority, pki.NodeServing(name, nil, parseIPs(addresses)))
+func serverNodeIdentity(directory pki.Dir, authority *pki.CA, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
+	keeper, err := directory.Renewer("kubelet-serving", authority, pki.NodeServing(name, nil, parseIPs(addresses)))
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func serverNodeIdentity(directory pki.Dir, authority *pki.Authority, name string
 }
 
 // renewing renews a certificate that this machine's own authority issues.
-func renewing(keeper *pki.Keeper, log *slog.Logger) func(context.Context) error {
+func renewing(keeper *pki.Renewer, log *slog.Logger) func(context.Context) error {
 	return func(ctx context.Context) error { return keeper.Run(ctx, log.With("part", "certificates")) }
 }
 
@@ -89,11 +89,11 @@ func (n *nodeParts) ownNodeIdentity() (*nodeIdentity, error) {
 		return id, nil
 	}
 	directory := pki.Dir(filepath.Join(n.root, "pki"))
-	authority, err := directory.Authority("kubelet-ca", n.name+"-ca", time.Now())
+	authority, err := directory.CA("kubelet-ca", n.name+"-ca", time.Now())
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := directory.Keep("kubelet", authority, pki.NodeServing(n.name, nil, parseIPs(n.addresses)))
+	keeper, err := directory.Renewer("kubelet", authority, pki.NodeServing(n.name, nil, parseIPs(n.addresses)))
 	if err != nil {
 		return nil, err
 	}
@@ -132,8 +132,8 @@ func (n *nodeParts) serve(ctx context.Context) error {
 	pods := &server.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("part", "kubelet-server")}
 	s := &delegated.Server{
 		Listener: listener, Certificate: n.proof.certificate, Metrics: n.metrics.All, Paths: pods.Paths(),
-		Gate: &delegated.Gate{
-			Reviewer: delegated.Reviews(n.client), ClientAuthorities: n.proof.clients, Access: server.Access(n.name), Log: n.log.With("part", "kubelet-server"),
+		Filter: &delegated.Filter{
+			Reviewer: delegated.Reviews(n.client), ClientCAs: n.proof.clients, Access: server.Access(n.name), Log: n.log.With("part", "kubelet-server"),
 		},
 	}
 	return s.Run(ctx)

@@ -113,7 +113,7 @@ func competing(lease string, log *slog.Logger, work func(context.Context, *contr
 }
 
 // signingAuthorities lets one authority sign for everybody.
-func signingAuthorities(a *pki.Authority) identity.SigningAuthorities {
+func signingAuthorities(a *pki.CA) identity.SigningAuthorities {
 	return identity.SigningAuthorities{KubeletServing: a, KubeletClient: a, APIServerClient: a, LegacyUnknown: a}
 }
 
@@ -198,7 +198,7 @@ func controllerSettings(c config.ControllerManager) (controllers.Settings, error
 		s.TokenSigner = issuer
 	}
 	if c.ClusterSigningCertFile != "" {
-		a, err := pki.ReadAuthority(c.ClusterSigningCertFile, c.ClusterSigningKeyFile)
+		a, err := pki.ReadCA(c.ClusterSigningCertFile, c.ClusterSigningKeyFile)
 		if err != nil {
 			return s, fmt.Errorf("--cluster-signing-cert-file: %w", err)
 		}

@@ -75,7 +75,7 @@ func (w *watchpost) run(ctx context.Context) error {
 	}
 	server := &delegated.Server{
 		Listener: listener, Certificate: certificate, Metrics: w.registry, Checks: w.checks, Paths: map[string]http.Handler{},
-		Gate: &delegated.Gate{Reviewer: reviewer, ClientAuthorities: w.authorities.Load, Anonymous: true, Open: w.config.OpenPaths, Access: w.access, Log: w.log},
+		Filter: &delegated.Filter{Reviewer: reviewer, ClientCAs: w.authorities.Load, Anonymous: true, AlwaysAllowPaths: w.config.OpenPaths, Access: w.access, Log: w.log},
 	}
 	maps.Copy(server.Paths, w.paths)
 	if w.config.Profiling {
@@ -143,7 +143,7 @@ func (w *watchpost) certificate(now time.Time) (func(*tls.ClientHelloInfo) (*tls
 	if err != nil {
 		return nil, err
 	}
-	authority, err := pki.NewAuthority(host+"-ca@"+strconv.FormatInt(now.Unix(), 10), now)
+	authority, err := pki.NewCA(host+"-ca@"+strconv.FormatInt(now.Unix(), 10), now)
 	if err != nil {
 		return nil, err
 	}

@@ -61,7 +61,7 @@ func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
 	if c.Life > 0 {
 		end = time.Now().Add(c.Life)
 	}
-	if _, err := secrets.Create(ctx, token.Kept(c.Description, groups, end), client.WriteOptions{}); err != nil {
+	if _, err := secrets.Create(ctx, token.ToSecret(c.Description, groups, end), client.WriteOptions{}); err != nil {
 		return fmt.Errorf("keep the token: %w", err)
 	}
 	_, err = fmt.Fprintln(out, token)

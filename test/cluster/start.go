@@ -18,8 +18,8 @@ const startTimeout = 90 * time.Second
 // keys are the certificates of an upstream control plane.
 type keys struct {
 	dir       string
-	authority *pki.Authority
-	proxy     *pki.Authority
+	authority *pki.CA
+	proxy     *pki.CA
 }
 
 // Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags that
@@ -207,11 +207,11 @@ func (c *Cluster) signingFiles() (string, error) {
 func newKeys(dir string) (*keys, error) {
 	now := time.Now()
 	directory := pki.Dir(dir)
-	authority, err := directory.Authority("ca", "kubernetes", now)
+	authority, err := directory.CA("ca", "kubernetes", now)
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := directory.Authority("front-proxy-ca", "front-proxy", now)
+	proxy, err := directory.CA("front-proxy-ca", "front-proxy", now)
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func TestAuthorityRotation(t *testing.T) {
 	t.Cleanup(func() { c.Stop() })
 	directory := filepath.Join(dir, "data/pki")
 	connect := func(name string) rotationClient {
-		a, err := pki.ReadAuthority(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
+		a, err := pki.ReadCA(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
 		if err != nil {
 			t.Fatal(err)
 		}

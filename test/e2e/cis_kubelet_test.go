@@ -34,7 +34,7 @@ var kubeletControls = []struct {
 		d.user(t, "root", "system:masters").must(t, "GET", "/pods", "")
 	}},
 	{"4.2.3", "client certificates are verified", "inside the server: by the cluster's authority; alone: authentication.x509.clientCAFile", func(t *testing.T, d *kubeletDoor) {
-		strangers, err := pki.NewAuthority("skiff-ca", time.Now())
+		strangers, err := pki.NewCA("skiff-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,11 +80,11 @@ func TestCISBenchmarkOfTheKubelet(t *testing.T) {
 func openKubeletDoor(t *testing.T, c *cluster.Cluster) *kubeletDoor {
 	t.Helper()
 	directory := pki.Dir(filepath.Join(c.Dir, "data/pki"))
-	ca, err := directory.Authority("ca", "", time.Now())
+	ca, err := directory.CA("ca", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	keeper, err := directory.Keep("kubelet-serving", ca, pki.NodeServing("n", nil, []net.IP{net.IPv4(127, 0, 0, 1)}))
+	keeper, err := directory.Renewer("kubelet-serving", ca, pki.NodeServing("n", nil, []net.IP{net.IPv4(127, 0, 0, 1)}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,8 +102,8 @@ func openKubeletDoor(t *testing.T, c *cluster.Cluster) *kubeletDoor {
 	}
 	door := &delegated.Server{
 		Listener: listener, Certificate: keeper.GetCertificate, Metrics: prometheus.NewRegistry(),
-		Paths: map[string]http.Handler{"/pods": http.NotFoundHandler(), "/exec/": http.NotFoundHandler()},
-		Gate:  &delegated.Gate{Reviewer: delegated.Reviews(remote), ClientAuthorities: ca.Pool, Access: server.Access("n"), Log: slog.New(slog.DiscardHandler)},
+		Paths:  map[string]http.Handler{"/pods": http.NotFoundHandler(), "/exec/": http.NotFoundHandler()},
+		Filter: &delegated.Filter{Reviewer: delegated.Reviews(remote), ClientCAs: ca.Pool, Access: server.Access("n"), Log: slog.New(slog.DiscardHandler)},
 	}
 	door.Paths["/pods"] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	ctx, cancel := context.WithCancel(context.Background())

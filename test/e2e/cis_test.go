@@ -176,7 +176,7 @@ func newBenchmark(t *testing.T) *benchmark {
 	b.plain, b.strict = newTarget(t, start("plain")), newTarget(t, strict)
 	// The controllers make what the world of an attack would: only its clients are needed here.
 	parts := start("parts", "--without=")
-	ca, err := pki.ReadAuthority(filepath.Join(parts.Dir, "data/pki/ca.crt"), filepath.Join(parts.Dir, "data/pki/ca.key"))
+	ca, err := pki.ReadCA(filepath.Join(parts.Dir, "data/pki/ca.crt"), filepath.Join(parts.Dir, "data/pki/ca.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func externalIPs(t *testing.T, b *benchmark) {
 }
 
 // fakeKubelet serves with a certificate of the authority and tells who asked. Its node has a pod.
-func fakeKubelet(t *testing.T, b *benchmark, node string, authority *pki.Authority) (asked func() []string) {
+func fakeKubelet(t *testing.T, b *benchmark, node string, authority *pki.CA) (asked func() []string) {
 	t.Helper()
 	pair, err := authority.Issue(pki.NodeServing(node, nil, []net.IP{net.IPv4(127, 0, 0, 1)}), time.Now())
 	if err != nil {
@@ -342,7 +342,7 @@ func kubeletClientCertificate(t *testing.T, b *benchmark) {
 }
 
 func kubeletIsVerified(t *testing.T, b *benchmark) {
-	strangers, err := pki.NewAuthority("skiff-ca", time.Now())
+	strangers, err := pki.NewCA("skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -478,7 +478,7 @@ func servingCertificate(t *testing.T, b *benchmark) {
 }
 
 func strangersCertificate(t *testing.T, b *benchmark) {
-	strangers, err := pki.NewAuthority("skiff-ca", time.Now())
+	strangers, err := pki.NewCA("skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,11 +38,11 @@ func frontProxyHeaders(t *testing.T, a *target) {
 	forged := func(c *caller) *caller {
 		return c.with("X-Remote-User", "eve").with("X-Remote-Group", "system:masters").with("X-Remote-Uid", "1").with("X-Remote-Extra-Scopes", "all")
 	}
-	front, err := pki.ReadAuthority(filepath.Join(string(a.pki), "front-proxy-ca.crt"), filepath.Join(string(a.pki), "front-proxy-ca.key"))
+	front, err := pki.ReadCA(filepath.Join(string(a.pki), "front-proxy-ca.crt"), filepath.Join(string(a.pki), "front-proxy-ca.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	strangers, err := pki.NewAuthority("skiff-front-proxy-ca", time.Now())
+	strangers, err := pki.NewCA("skiff-front-proxy-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func frontProxyHeaders(t *testing.T, a *target) {
 		{"another certificate of the proxies' authority", a.caller(t, front, pki.User("bob")), ""},
 		{"a serving certificate of the proxies' authority", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Server: true}), ""},
 		{"an authority that is called like the proxies'", a.caller(t, strangers, pki.FrontProxyClient()), ""},
-		{"an expired proxy", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Client: true, Life: time.Nanosecond}), ""},
+		{"an expired proxy", a.caller(t, front, pki.Leaf{CommonName: pki.FrontProxyClientName, Client: true, Lifetime: time.Nanosecond}), ""},
 		{"the proxy", a.caller(t, front, pki.FrontProxyClient()), "eve"},
 	} {
 		if got := whoami(t, forged(who.c)); got != who.want {

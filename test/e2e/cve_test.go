@@ -65,7 +65,7 @@ const canary = "Y2FuYXJ5LWNhbmFyeQ=="
 type target struct {
 	cluster *cluster.Cluster
 	pki     pki.Dir
-	ca      *pki.Authority
+	ca      *pki.CA
 	admin   *caller
 	member  *caller
 }
@@ -73,7 +73,7 @@ type target struct {
 func newTarget(t *testing.T, c *cluster.Cluster) *target {
 	t.Helper()
 	dir := filepath.Join(c.Dir, "data/pki")
-	ca, err := pki.ReadAuthority(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
+	ca, err := pki.ReadCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func (a *target) user(t *testing.T, name string, groups ...string) *caller {
 	return a.caller(t, a.ca, pki.User(name, groups...))
 }
 
-func (a *target) caller(t *testing.T, authority *pki.Authority, leaf pki.Leaf) *caller {
+func (a *target) caller(t *testing.T, authority *pki.CA, leaf pki.Leaf) *caller {
 	t.Helper()
 	pair, err := authority.Issue(leaf, time.Now())
 	if err != nil {

@@ -226,7 +226,7 @@ func TestWhy(t *testing.T) {
 func TestWhyAlone(t *testing.T) {
 	a := startAsking(t)
 	directory := filepath.Join(a.cluster.Dir, "data/pki")
-	authority, err := pki.ReadAuthority(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
+	authority, err := pki.ReadCA(filepath.Join(directory, "ca.crt"), filepath.Join(directory, "ca.key"))
 	a.must(authority, err)
 	pair, err := authority.Issue(pki.NodeServing("scheduler", []string{"localhost"}, nil), time.Now())
 	a.must(pair, err)

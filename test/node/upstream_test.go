@@ -76,7 +76,7 @@ spec:
 // startKubelet starts `skiff kubelet` as a node of the cluster until the test ends, and returns its log.
 func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	t.Helper()
-	authority, err := pki.Dir(filepath.Join(c.Dir, "pki")).Authority("ca", "kubernetes", time.Now())
+	authority, err := pki.Dir(filepath.Join(c.Dir, "pki")).CA("ca", "kubernetes", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

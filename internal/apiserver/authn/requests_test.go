@@ -27,12 +27,12 @@ import (
 
 // authority signs client certificates for tests.
 type authority struct {
-	*pki.Authority
+	*pki.CA
 }
 
 func newAuthority(t testing.TB, name string) authority {
 	t.Helper()
-	a, err := pki.NewAuthority(name, time.Now())
+	a, err := pki.NewCA(name, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestCertificateExpiresOnAStandingConnection(t *testing.T) {
 		clients := newAuthority(t, "clients")
 		c := NewCertificates(clients.Pool)
 		r := mustRequest(t, "/")
-		r.TLS = clients.issue(t, pki.Leaf{CommonName: "jane", Client: true, Life: time.Hour})
+		r.TLS = clients.issue(t, pki.Leaf{CommonName: "jane", Client: true, Lifetime: time.Hour})
 		check := func(want bool) {
 			t.Helper()
 			if _, ok, err := c.Authenticate(r); ok != want {

@@ -16,15 +16,15 @@ import (
 func TestOverTLS(t *testing.T) {
 	directory := pki.Dir(t.TempDir())
 	now := time.Now()
-	cluster, err := directory.Authority("ca", "cluster", now)
+	cluster, err := directory.CA("ca", "cluster", now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	front, err := directory.Authority("front-proxy-ca", "front-proxy", now)
+	front, err := directory.CA("front-proxy-ca", "front-proxy", now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	serving, err := directory.Keep("apiserver", cluster, pki.Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+	serving, err := directory.Renewer("apiserver", cluster, pki.Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,13 +47,13 @@ func TestOverTLS(t *testing.T) {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()
-	strangers, err := pki.NewAuthority("strangers", now)
+	strangers, err := pki.NewCA("strangers", now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
 		name      string
-		authority *pki.Authority
+		authority *pki.CA
 		leaf      pki.Leaf
 		code      int
 		want      string
@@ -64,7 +64,7 @@ func TestOverTLS(t *testing.T) {
 		{name: "another of the proxies' authority", authority: front, leaf: pki.User("jane"), code: 401},
 		{name: "proxy's name, cluster's authority", authority: cluster, leaf: pki.FrontProxyClient(), code: 200, want: "HTTP/2.0 front-proxy-client 0"},
 		{name: "stranger", authority: strangers, leaf: pki.User("jane"), code: 401},
-		{name: "expired", authority: cluster, leaf: pki.Leaf{CommonName: "jane", Client: true, Life: time.Nanosecond}, code: 401},
+		{name: "expired", authority: cluster, leaf: pki.Leaf{CommonName: "jane", Client: true, Lifetime: time.Nanosecond}, code: 401},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			config := &tls.Config{RootCAs: cluster.Pool(), ServerName: "kubernetes"}

@@ -13,12 +13,12 @@ import (
 
 func TestCertificateRequestsAreOver(t *testing.T) {
 	now := noon
-	authority, err := pki.NewAuthority("test", now.Add(-48*time.Hour))
+	authority, err := pki.NewCA("test", now.Add(-48*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
 	certificate := func(life time.Duration) []byte {
-		pair, err := authority.Issue(pki.Leaf{CommonName: "x", Life: life}, now.Add(-24*time.Hour))
+		pair, err := authority.Issue(pki.Leaf{CommonName: "x", Lifetime: life}, now.Add(-24*time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}

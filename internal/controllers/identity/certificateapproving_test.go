@@ -152,7 +152,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 // TestCertificateOfANode goes the whole way with the controllers as they run: asked for, approved, signed.
 func TestCertificateOfANode(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
-	authority, err := pki.NewAuthority("test", time.Now())
+	authority, err := pki.NewCA("test", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ const (
 	CertificateLife = 365 * 24 * time.Hour
 )
 
-// CertificateAuthority signs certificates. pki.Authority is one.
+// CertificateAuthority signs certificates. pki.CA is one.
 type CertificateAuthority interface {
 	// Sign makes a certificate of the template and the key, as PEM, that ends no later than the authority itself.
 	Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error)

@@ -179,7 +179,7 @@ func TestWhatIsSigned(t *testing.T) {
 
 // TestSignedCertificatesVerify with a real authority.
 func TestSignedCertificatesVerify(t *testing.T) {
-	authority, err := pki.NewAuthority("test", newYear)
+	authority, err := pki.NewCA("test", newYear)
 	if err != nil {
 		t.Fatal(err)
 	}

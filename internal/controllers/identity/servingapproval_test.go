@@ -108,7 +108,7 @@ func TestWhichServingCertificatesAreApproved(t *testing.T) {
 // What a node does not ask for itself stays for a person, who reads why.
 func TestServingCertificateIsLeftToAPerson(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
-	authority, err := pki.NewAuthority("test", time.Now())
+	authority, err := pki.NewCA("test", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestAddressesOfNodes(t *testing.T) {
 // TestServingCertificates goes the whole way for nodes that ask for themselves: what is theirs is approved and signed, what the API server
 // is known by, in this process, by its service or behind it, is not.
 func TestServingCertificates(t *testing.T) {
-	authority, err := pki.NewAuthority("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
+	authority, err := pki.NewCA("test", time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 	if err != nil {
 		t.Fatal(err)
 	}

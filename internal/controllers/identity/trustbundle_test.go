@@ -54,7 +54,7 @@ func TestTrustBundle(t *testing.T) {
 // TestTrustBundleInAWorld: a new authority takes the place of the former; bundles of other signers stay.
 func TestTrustBundleInAWorld(t *testing.T) {
 	authority := func(name string) *trustBundle {
-		a, err := pki.NewAuthority(name, time.Now())
+		a, err := pki.NewCA(name, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}

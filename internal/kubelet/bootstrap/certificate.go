@@ -32,16 +32,16 @@ import (
 )
 
 const (
-	// approvalLimit is how long a request waits for its answer before it is given up and made anew.
-	approvalLimit = 15 * time.Minute
-	// lookAgain is how often Run looks: a clock may be set, a machine may sleep, a node may get other addresses.
-	lookAgain = time.Minute
-	// firstLook is how often Run looks until it knows what to ask for.
-	firstLook = time.Second
-	// A request that failed is made again after shortestRetry, and ever later, up to longestRetry.
-	shortestRetry, longestRetry = 10 * time.Second, 15 * time.Minute
-	// changeOver is how long connections may still use the certificate of before: clients read the file every five minutes.
-	changeOver = 6 * time.Minute
+	// approvalTimeout is how long a request waits for its answer before it is given up and made anew.
+	approvalTimeout = 15 * time.Minute
+	// checkInterval is how often Run looks: a clock may be set, a machine may sleep, a node may get other addresses.
+	checkInterval = time.Minute
+	// templatePollInterval is how often Run looks until it knows what to ask for.
+	templatePollInterval = time.Second
+	// A request that failed is made again after minRetry, and ever later, up to maxRetry.
+	minRetry, maxRetry = 10 * time.Second, 15 * time.Minute
+	// switchoverTime is how long connections may still use the certificate of before: clients read the file every five minutes.
+	switchoverTime = 6 * time.Minute
 )
 
 // Certificate is one certificate of a node, which the cluster signs on request: kept in one file together with its key, so
@@ -51,9 +51,9 @@ type Certificate struct {
 	File string
 	// Signer is who is asked.
 	Signer string
-	// Wanted is what the certificate must say, or nil when that is not known yet.
-	Wanted func() *x509.CertificateRequest
-	Log    *slog.Logger
+	// Template is what the certificate must say, or nil when that is not known yet.
+	Template func() *x509.CertificateRequest
+	Log      *slog.Logger
 
 	current atomic.Pointer[tls.Certificate]
 	// renewAt is when the current one is renewed. Nobody but what is called before Run, and Run, uses it.
@@ -65,7 +65,7 @@ func NodeClient(dir, node string, log *slog.Logger) *Certificate {
 	request := &x509.CertificateRequest{Subject: nodeSubject(node)}
 	return &Certificate{
 		File: filepath.Join(dir, "kubelet-client-current.pem"), Signer: certificatesv1.KubeAPIServerClientKubeletSignerName, Log: log,
-		Wanted: func() *x509.CertificateRequest { return request },
+		Template: func() *x509.CertificateRequest { return request },
 	}
 }
 
@@ -74,7 +74,7 @@ func NodeClient(dir, node string, log *slog.Logger) *Certificate {
 func NodeServing(dir, node string, registered func() *corev1.Node, log *slog.Logger) *Certificate {
 	return &Certificate{
 		File: filepath.Join(dir, "kubelet-server-current.pem"), Signer: certificatesv1.KubeletServingSignerName, Log: log,
-		Wanted: func() *x509.CertificateRequest {
+		Template: func() *x509.CertificateRequest {
 			request := &x509.CertificateRequest{Subject: nodeSubject(node), DNSNames: []string{node}}
 			object := registered()
 			if object == nil {
@@ -111,7 +111,7 @@ func (c *Certificate) Load() error {
 		c.Log.Warn("a kept certificate cannot be used, another one will be asked for", "file", c.File, "error", err)
 		return nil
 	}
-	c.take(&pair)
+	c.setCurrent(&pair)
 	return nil
 }
 
@@ -127,21 +127,21 @@ func (c *Certificate) Store(cert, key []byte) error {
 	if err := atomicfile.Write(c.File, slices.Concat(bytes.TrimRight(cert, "\n"), []byte("\n"), key), 0o600); err != nil {
 		return err
 	}
-	c.take(&pair)
+	c.setCurrent(&pair)
 	return nil
 }
 
-func (c *Certificate) take(pair *tls.Certificate) {
-	c.renewAt = renewalOf(pair.Leaf, random.Float64())
+func (c *Certificate) setCurrent(pair *tls.Certificate) {
+	c.renewAt = renewalTime(pair.Leaf, random.Float64())
 	c.current.Store(pair)
 }
 
-// renewalOf is between seven and nine tenths of a certificate's life, so that nodes that were made together do not ask together; but early
+// renewalTime is between seven and nine tenths of a certificate's life, so that nodes that were made together do not ask together; but early
 // enough for every connection to change over, and not in the first half.
-func renewalOf(cert *x509.Certificate, share float64) time.Time {
+func renewalTime(cert *x509.Certificate, share float64) time.Time {
 	life := cert.NotAfter.Sub(cert.NotBefore)
 	at := cert.NotBefore.Add(time.Duration(float64(life) * (0.7 + 0.2*share)))
-	if latest := cert.NotAfter.Add(-changeOver); at.After(latest) {
+	if latest := cert.NotAfter.Add(-switchoverTime); at.After(latest) {
 		at = latest
 	}
 	if earliest := cert.NotBefore.Add(life / 2); at.Before(earliest) {
@@ -160,8 +160,8 @@ func (c *Certificate) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, er
 
 // Usable says whether the certificate can be shown to somebody: there is one, it is for whom it should be and not past.
 func (c *Certificate) Usable(now time.Time) bool {
-	current, wanted := c.current.Load(), c.Wanted()
-	return current != nil && now.Before(current.Leaf.NotAfter) && (wanted == nil || covers(current.Leaf, wanted))
+	current, template := c.current.Load(), c.Template()
+	return current != nil && now.Before(current.Leaf.NotAfter) && (template == nil || covers(current.Leaf, template))
 }
 
 // RenewUnlessSignedBy has Run renew the certificate at once if another authority has signed it: that one may be forgotten soon.
@@ -171,23 +171,23 @@ func (c *Certificate) RenewUnlessSignedBy(authority *x509.Certificate) {
 	}
 }
 
-// covers: a certificate says what is wanted, and nothing else.
-func covers(cert *x509.Certificate, wanted *x509.CertificateRequest) bool {
-	sameIPs := len(cert.IPAddresses) == len(wanted.IPAddresses) && !slices.ContainsFunc(wanted.IPAddresses, func(ip net.IP) bool {
+// covers: a certificate says what is template, and nothing else.
+func covers(cert *x509.Certificate, template *x509.CertificateRequest) bool {
+	sameIPs := len(cert.IPAddresses) == len(template.IPAddresses) && !slices.ContainsFunc(template.IPAddresses, func(ip net.IP) bool {
 		return !slices.ContainsFunc(cert.IPAddresses, ip.Equal)
 	})
-	return sameIPs && cert.Subject.CommonName == wanted.Subject.CommonName && slices.Equal(cert.Subject.Organization, wanted.Subject.Organization) &&
-		slices.Equal(cert.DNSNames, wanted.DNSNames)
+	return sameIPs && cert.Subject.CommonName == template.Subject.CommonName && slices.Equal(cert.Subject.Organization, template.Subject.Organization) &&
+		slices.Equal(cert.DNSNames, template.DNSNames)
 }
 
 // Run asks for the certificate when there is none, in time before it ends, and when what it must say has changed, until ctx ends.
 func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
-	retry := shortestRetry
+	retry := minRetry
 	for {
-		wait := lookAgain
+		wait := checkInterval
 		switch {
-		case c.Wanted() == nil:
-			wait = firstLook
+		case c.Template() == nil:
+			wait = templatePollInterval
 		case !c.Usable(time.Now()) || !time.Now().Before(c.renewAt):
 			err := c.Obtain(ctx, api)
 			if ctx.Err() != nil {
@@ -195,10 +195,10 @@ func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 			}
 			if err != nil {
 				c.Log.Error("the cluster does not give this node its certificate", "signer", c.Signer, "error", err, "again in", retry.String())
-				wait, retry = retry, min(2*retry, longestRetry)
+				wait, retry = retry, min(2*retry, maxRetry)
 				break
 			}
-			retry = shortestRetry
+			retry = minRetry
 			c.Log.Info("certificate received", "signer", c.Signer, "until", c.current.Load().Leaf.NotAfter)
 		}
 		select {
@@ -211,8 +211,8 @@ func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 
 // Obtain makes a key, asks for a certificate for it and waits for the answer.
 func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
-	wanted := c.Wanted()
-	if wanted == nil {
+	template := c.Template()
+	if template == nil {
 		return errors.New("it is not known yet what the certificate must say")
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -223,7 +223,7 @@ func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 	if err != nil {
 		return err
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, wanted, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
 		return fmt.Errorf("make a certificate request: %w", err)
 	}
@@ -254,9 +254,9 @@ func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 
 // await waits until a request is answered: at first impatiently, for usually nobody has to be asked.
 func (c *Certificate) await(ctx context.Context, requests client.Resource[*certificatesv1.CertificateSigningRequest], request *certificatesv1.CertificateSigningRequest) ([]byte, error) {
-	waiting, cancel := context.WithTimeout(ctx, approvalLimit)
+	waiting, cancel := context.WithTimeout(ctx, approvalTimeout)
 	defer cancel()
-	told := false
+	logged := false
 	for wait := 20 * time.Millisecond; ; wait = min(wait*3/2, 3*time.Second) {
 		select {
 		case <-time.After(wait):
@@ -264,7 +264,7 @@ func (c *Certificate) await(ctx context.Context, requests client.Resource[*certi
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			return nil, fmt.Errorf("nobody has approved request %s within %v: `kubectl certificate approve` does", request.Name, approvalLimit)
+			return nil, fmt.Errorf("nobody has approved request %s within %v: `kubectl certificate approve` does", request.Name, approvalTimeout)
 		}
 		now, err := requests.Get(waiting, "", request.Name)
 		switch {
@@ -284,8 +284,8 @@ func (c *Certificate) await(ctx context.Context, requests client.Resource[*certi
 		if len(now.Status.Certificate) > 0 {
 			return now.Status.Certificate, nil
 		}
-		if wait >= 2*time.Second && !told {
-			told = true
+		if wait >= 2*time.Second && !logged {
+			logged = true
 			c.Log.Info("waiting for a certificate; `kubectl describe csr` tells more, `kubectl certificate approve` approves", "request", request.Name, "signer", c.Signer)
 		}
 	}

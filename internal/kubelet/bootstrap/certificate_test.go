@@ -27,7 +27,7 @@ import (
 // signer answers every request: with a certificate, or as refuse says. It plays the controllers.
 type signer struct {
 	api       *client.Client
-	authority *pki.Authority
+	authority *pki.CA
 	life      time.Duration
 	refuse    atomic.Pointer[certificatesv1.RequestConditionType]
 	asked     atomic.Int32
@@ -79,7 +79,7 @@ func (s *signer) answer(ctx context.Context, requests client.Resource[*certifica
 func inBubble(t *testing.T, life time.Duration, test func(t *testing.T, ctx context.Context, s *signer)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		authority, err := pki.NewAuthority("test", time.Now())
+		authority, err := pki.NewCA("test", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		running.Wait()
 		kept := c.current.Load().Leaf
 		for _, test := range []struct {
-			signer  *pki.Authority
+			signer  *pki.CA
 			renewed bool
 		}{{s.authority, false}, {authority(t, "next"), true}} {
 			c.RenewUnlessSignedBy(test.signer.Certificate())
@@ -226,7 +226,7 @@ func TestNobodyApproves(t *testing.T) {
 		c := NodeClient(t.TempDir(), "one", slog.New(slog.DiscardHandler))
 		began := time.Now()
 		err := c.Obtain(ctx, api)
-		if err == nil || !strings.Contains(err.Error(), "kubectl certificate approve") || time.Since(began) != approvalLimit {
+		if err == nil || !strings.Contains(err.Error(), "kubectl certificate approve") || time.Since(began) != approvalTimeout {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		ending, end := context.WithTimeout(ctx, time.Minute)
@@ -250,7 +250,7 @@ func TestWhenRenewed(t *testing.T) {
 		{10 * time.Minute, 1, 5 * time.Minute, 5 * time.Minute},
 		{time.Minute, 0, 30 * time.Second, 30 * time.Second},
 	} {
-		at := renewalOf(&x509.Certificate{NotBefore: start, NotAfter: start.Add(test.life)}, test.share).Sub(start)
+		at := renewalTime(&x509.Certificate{NotBefore: start, NotAfter: start.Add(test.life)}, test.share).Sub(start)
 		if at < test.min-time.Second || at > test.max+time.Second {
 			t.Errorf("%v, share %v: after %v", test.life, test.share, at)
 		}

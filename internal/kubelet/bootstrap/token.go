@@ -1,7 +1,7 @@
 // Package bootstrap is how a machine that has nothing but one word becomes a node, and how a node's certificates stay fresh.
 //
 // The word (Token) holds a bootstrap token and the hash of the cluster authority's public key. By the hash the machine knows the server
-// for certain before it tells it anything (FindAuthority); with the token it may ask for one thing, a certificate as the node it wants to
+// for certain before it tells it anything (DiscoverCA); with the token it may ask for one thing, a certificate as the node it wants to
 // be (Certificate.Obtain). From then on it acts as that node, and has its certificates renewed in the same way (Certificate.Run): private
 // keys never leave the machine.
 package bootstrap
@@ -45,36 +45,36 @@ func (h Hash) String() string { return "sha256:" + hex.EncodeToString(h[:]) }
 // Token is what a new node needs to know: by which token it may introduce itself, and to whom.
 type Token struct {
 	ID, Secret string
-	Authority  Hash
+	CAHash     Hash
 }
 
 // NewToken makes a token that nobody can guess.
 func NewToken(authority Hash) Token {
 	// Text is base 32: no character of it means another in lower case.
-	return Token{ID: strings.ToLower(rand.Text()[:idLength]), Secret: strings.ToLower(rand.Text()[:secretLength]), Authority: authority}
+	return Token{ID: strings.ToLower(rand.Text()[:idLength]), Secret: strings.ToLower(rand.Text()[:secretLength]), CAHash: authority}
 }
 
-var word = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})\.([a-f0-9]{64})$`)
+var tokenPattern = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})\.([a-f0-9]{64})$`)
 
 // ParseToken reads a token as String writes it.
 func ParseToken(text string) (Token, error) {
-	parts := word.FindStringSubmatch(strings.TrimSpace(text))
+	parts := tokenPattern.FindStringSubmatch(strings.TrimSpace(text))
 	if parts == nil {
 		return Token{}, errors.New("this is not a token as `skiff token create` prints it: three words of 6, 16 and 64 characters with dots between them")
 	}
 	t := Token{ID: parts[1], Secret: parts[2]}
-	_, err := hex.Decode(t.Authority[:], []byte(parts[3]))
+	_, err := hex.Decode(t.CAHash[:], []byte(parts[3]))
 	return t, err
 }
 
 // String is the one word to hand to a new machine. It is a secret.
-func (t Token) String() string { return t.Bearer() + "." + hex.EncodeToString(t.Authority[:]) }
+func (t Token) String() string { return t.Bearer() + "." + hex.EncodeToString(t.CAHash[:]) }
 
 // Bearer is what the API server is shown.
 func (t Token) Bearer() string { return t.ID + "." + t.Secret }
 
 // Kept is how the cluster keeps the token. Without an end it is good for ever.
-func (t Token) Kept(description string, groups []string, end time.Time) *corev1.Secret {
+func (t Token) ToSecret(description string, groups []string, end time.Time) *corev1.Secret {
 	data := map[string]string{
 		"token-id": t.ID, "token-secret": t.Secret, "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
 		"auth-extra-groups": strings.Join(groups, ","),

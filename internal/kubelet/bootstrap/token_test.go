@@ -12,7 +12,7 @@ func TestToken(t *testing.T) {
 	if again, err := ParseToken(token.String() + "\n"); err != nil || again != token {
 		t.Errorf("%+v read as %+v, %v", token, again, err)
 	}
-	if other := NewToken(token.Authority); other.ID == token.ID || other.Secret == token.Secret {
+	if other := NewToken(token.CAHash); other.ID == token.ID || other.Secret == token.Secret {
 		t.Error("two tokens are alike")
 	}
 	hash := strings.Repeat("0f", 32)
@@ -41,7 +41,7 @@ func TestToken(t *testing.T) {
 func TestTokenIsKept(t *testing.T) {
 	token := Token{ID: "abcdef", Secret: "0123456789abcdef"}
 	end := time.Date(2030, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
-	secret := token.Kept("for one", []string{NodeGroup}, end)
+	secret := token.ToSecret("for one", []string{NodeGroup}, end)
 	want := map[string]string{
 		"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true", "usage-bootstrap-signing": "true",
 		"auth-extra-groups": NodeGroup, "description": "for one", "expiration": "2030-01-02T02:04:05Z",
@@ -54,7 +54,7 @@ func TestTokenIsKept(t *testing.T) {
 			t.Errorf("%s: %q, want %q", key, secret.Data[key], value)
 		}
 	}
-	if _, ok := token.Kept("", nil, time.Time{}).Data["expiration"]; ok {
+	if _, ok := token.ToSecret("", nil, time.Time{}).Data["expiration"]; ok {
 		t.Error("a token for ever ends")
 	}
 }

@@ -30,7 +30,7 @@ func serve(t *testing.T, config *tls.Config) string {
 				defer conn.Close()
 				// A machine that does not know the server yet must not tell it anything.
 				if n, _ := conn.Read(make([]byte, 1)); n > 0 {
-					t.Error("the server was told something")
+					t.Error("the server was logged something")
 				}
 			}()
 		}
@@ -38,9 +38,9 @@ func serve(t *testing.T, config *tls.Config) string {
 	return "https://" + listener.Addr().String()
 }
 
-func authority(t *testing.T, name string) *pki.Authority {
+func authority(t *testing.T, name string) *pki.CA {
 	t.Helper()
-	a, err := pki.NewAuthority(name, time.Now())
+	a, err := pki.NewCA(name, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func authority(t *testing.T, name string) *pki.Authority {
 }
 
 // pair is a server's certificate, with others shown behind it.
-func pair(t *testing.T, a *pki.Authority, leaf pki.Leaf, behind ...*pki.Authority) *tls.Config {
+func pair(t *testing.T, a *pki.CA, leaf pki.Leaf, behind ...*pki.CA) *tls.Config {
 	t.Helper()
 	leaf.CommonName, leaf.Server = "kube-apiserver", true
 	issued, err := a.Issue(leaf, time.Now())
@@ -69,7 +69,7 @@ func TestFindAuthority(t *testing.T) {
 	ours, theirs := authority(t, "skiff-ca"), authority(t, "skiff-ca")
 	here := pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	dir := pki.Dir(t.TempDir())
-	keeper, err := dir.Keep("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
+	keeper, err := dir.Renewer("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,9 +88,9 @@ func TestFindAuthority(t *testing.T) {
 		{"the key of the server itself", pair(t, ours, here, ours), leafHash(t, pair(t, ours, here, ours)), false},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			found, err := FindAuthority(t.Context(), serve(t, test.server), test.want)
+			found, err := DiscoverCA(t.Context(), serve(t, test.server), test.want)
 			if !test.good {
-				if !errors.Is(err, ErrStranger) || found != nil {
+				if !errors.Is(err, ErrUntrustedServer) || found != nil {
 					t.Errorf("found %q, %v", found, err)
 				}
 				return
@@ -100,7 +100,7 @@ func TestFindAuthority(t *testing.T) {
 			}
 		})
 	}
-	if _, err := FindAuthority(t.Context(), "http://127.0.0.1:1", Hash{}); err == nil || !strings.Contains(err.Error(), "https") {
+	if _, err := DiscoverCA(t.Context(), "http://127.0.0.1:1", Hash{}); err == nil || !strings.Contains(err.Error(), "https") {
 		t.Errorf("without TLS: %v", err)
 	}
 }
@@ -117,42 +117,42 @@ func leafHash(t *testing.T, config *tls.Config) Hash {
 // An agent that knows an authority goes with its cluster to the next one, and with nobody else.
 func TestFollowAuthority(t *testing.T) {
 	dir := pki.Dir(t.TempDir())
-	first, err := dir.Authority("ca", "skiff-ca", time.Now())
+	first, err := dir.CA("ca", "skiff-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	leaf := pki.Leaf{CommonName: "kube-apiserver", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Server: true}
-	server := func(a *pki.Authority) string {
+	server := func(a *pki.CA) string {
 		t.Helper()
-		keeper, err := dir.Keep("apiserver", a, leaf)
+		keeper, err := dir.Renewer("apiserver", a, leaf)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return serve(t, pki.ServerTLS(keeper, a))
 	}
-	if known, err := FollowAuthority(t.Context(), server(first), first.Cert); err != nil || string(known) != string(first.Cert) {
+	if known, err := RefreshCAs(t.Context(), server(first), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("nothing has changed, but %q, %v", known, err)
 	}
-	second, err := dir.ReplaceAuthority("ca", "", time.Now())
+	second, err := dir.RotateCA("ca", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, err := FollowAuthority(t.Context(), server(second), first.Cert)
+	known, err := RefreshCAs(t.Context(), server(second), first.Cert)
 	if certs, parseErr := pki.ParseCertificates(known); err != nil || parseErr != nil || len(certs) != 2 || !certs[1].Equal(second.Certificate()) {
 		t.Fatalf("the new authority is not learned: %q, %v", known, err)
 	}
-	second, err = dir.ForgetAuthorities("ca")
+	second, err = dir.DropOldCAs("ca")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := FollowAuthority(t.Context(), server(second), known); err != nil || string(again) != string(known) {
+	if again, err := RefreshCAs(t.Context(), server(second), known); err != nil || string(again) != string(known) {
 		t.Errorf("after the old one is forgotten: %q, %v", again, err)
 	}
 	stranger := authority(t, "skiff-ca")
-	if known, err := FollowAuthority(t.Context(), serve(t, pair(t, first, leaf, first, stranger)), first.Cert); err != nil || string(known) != string(first.Cert) {
+	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, stranger)), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("somebody else's authority is believed: %q, %v", known, err)
 	}
-	if _, err := FollowAuthority(t.Context(), serve(t, pair(t, stranger, leaf, stranger)), first.Cert); err == nil {
+	if _, err := RefreshCAs(t.Context(), serve(t, pair(t, stranger, leaf, stranger)), first.Cert); err == nil {
 		t.Error("another server is followed")
 	}
 }

@@ -29,52 +29,52 @@ type Reviewer interface {
 	Access(ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error)
 }
 
-// Gate lets requests through whose sender the API server allows them. Its fields must not change once it is in use.
-type Gate struct {
+// Filter lets requests through whose sender the API server allows them. Its fields must not change once it is in use.
+type Filter struct {
 	Reviewer Reviewer
-	// ClientAuthorities returns whose client certificates are believed at the moment. nil: nobody's.
-	ClientAuthorities func() *x509.CertPool
-	// Anonymous lets requests without credentials come as far as the question whether they may.
+	// ClientCAs returns whose client certificates are believed at the moment. nil: nobody's.
+	ClientCAs func() *x509.CertPool
+	// Anonymous lets requests without credentials come as far as the key whether they may.
 	Anonymous bool
 	// Open are paths that need neither; one that ends in "*" is open with everything that begins so.
-	Open []string
+	AlwaysAllowPaths []string
 	// Access says what a request asks for; who may do any of it may come in. nil: its path, with the verb of its method.
 	Access func(r *http.Request) []authorizationv1.SubjectAccessReviewSpec
-	// TokenTTL, AllowTTL and DenyTTL are how long answers are remembered. Zero: ten seconds.
+	// TokenTTL, AllowTTL and DenyTTL are how long answers are cacheSize. Zero: ten seconds.
 	TokenTTL, AllowTTL, DenyTTL time.Duration
 	Log                         *slog.Logger
 
-	tokens  memory[authenticationv1.TokenReviewStatus]
-	answers memory[authorizationv1.SubjectAccessReviewStatus]
+	tokens cache[authenticationv1.TokenReviewStatus]
+	access cache[authorizationv1.SubjectAccessReviewStatus]
 }
 
-// defaultTTL is how long an answer is remembered.
+// defaultTTL is how long an answer is cacheSize.
 const defaultTTL = 10 * time.Second
 
 // The names of those without and with credentials.
 const (
-	anonymousUser      = "system:anonymous"
-	groupUnknown       = "system:unauthenticated"
-	groupAuthenticated = "system:authenticated"
+	anonymousUser        = "system:anonymous"
+	groupUnauthenticated = "system:unauthenticated"
+	groupAuthenticated   = "system:authenticated"
 )
 
-// Guard puts the gate in front of a handler. The handler finds the user with User.
-func (g *Gate) Guard(next http.Handler) http.Handler {
+// Wrap puts the gate in front of a handler. The handler finds the user with User.
+func (f *Filter) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if g.open(r.URL.Path) {
+		if f.alwaysAllowed(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		user, known, err := g.authenticate(r)
-		if err != nil && g.Log != nil {
-			g.Log.Warn("a request could not be authenticated", "path", r.URL.Path, "error", err)
+		user, known, err := f.authenticate(r)
+		if err != nil && f.Log != nil {
+			f.Log.Warn("a request could not be authenticated", "path", r.URL.Path, "error", err)
 		}
 		if !known {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
 		r.Header.Del("Authorization") // nobody behind the gate needs the secret
-		if !g.authorize(w, r, user) {
+		if !f.authorize(w, r, user) {
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), userKey{}, user)))
@@ -89,38 +89,38 @@ func User(ctx context.Context) (authenticationv1.UserInfo, bool) {
 	return user, ok
 }
 
-func (g *Gate) open(requested string) bool {
+func (f *Filter) alwaysAllowed(requested string) bool {
 	// A path that is not clean could mean another one to the handler.
 	if requested != path.Clean(requested) {
 		return false
 	}
-	return slices.ContainsFunc(g.Open, func(open string) bool {
+	return slices.ContainsFunc(f.AlwaysAllowPaths, func(open string) bool {
 		prefix, below := strings.CutSuffix(open, "*")
 		return requested == open || below && strings.HasPrefix(requested, prefix)
 	})
 }
 
 // authenticate finds out who sent a request. Credentials that are there but no good are refused, not taken for none.
-func (g *Gate) authenticate(r *http.Request) (user authenticationv1.UserInfo, known bool, err error) {
-	if user, known, err = g.byCertificate(r); known {
+func (f *Filter) authenticate(r *http.Request) (user authenticationv1.UserInfo, known bool, err error) {
+	if user, known, err = f.byCertificate(r); known {
 		return user, true, nil
 	}
 	scheme, token, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
 	if token = strings.TrimSpace(token); strings.EqualFold(scheme, "bearer") && token != "" {
-		return g.byToken(r.Context(), token)
+		return f.byToken(r.Context(), token)
 	}
-	if err != nil || !g.Anonymous || r.Header.Get("Authorization") != "" {
+	if err != nil || !f.Anonymous || r.Header.Get("Authorization") != "" {
 		return authenticationv1.UserInfo{}, false, err
 	}
-	return authenticationv1.UserInfo{Username: anonymousUser, Groups: []string{groupUnknown}}, true, nil
+	return authenticationv1.UserInfo{Username: anonymousUser, Groups: []string{groupUnauthenticated}}, true, nil
 }
 
-func (g *Gate) byCertificate(r *http.Request) (authenticationv1.UserInfo, bool, error) {
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || g.ClientAuthorities == nil {
+func (f *Filter) byCertificate(r *http.Request) (authenticationv1.UserInfo, bool, error) {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || f.ClientCAs == nil {
 		return authenticationv1.UserInfo{}, false, nil
 	}
 	leaf := r.TLS.PeerCertificates[0]
-	options := x509.VerifyOptions{Roots: g.ClientAuthorities(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	options := x509.VerifyOptions{Roots: f.ClientCAs(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	if options.Roots == nil {
 		return authenticationv1.UserInfo{}, false, nil
 	}
@@ -138,10 +138,10 @@ func (g *Gate) byCertificate(r *http.Request) (authenticationv1.UserInfo, bool, 
 	}, true, nil
 }
 
-func (g *Gate) byToken(ctx context.Context, token string) (authenticationv1.UserInfo, bool, error) {
-	ttl := orDefault(g.TokenTTL)
-	status, err := g.tokens.get(digest("token", token), func() (authenticationv1.TokenReviewStatus, time.Duration, error) {
-		status, err := g.Reviewer.Token(ctx, authenticationv1.TokenReviewSpec{Token: token})
+func (f *Filter) byToken(ctx context.Context, token string) (authenticationv1.UserInfo, bool, error) {
+	ttl := orDefault(f.TokenTTL)
+	status, err := f.tokens.get(digest("token", token), func() (authenticationv1.TokenReviewStatus, time.Duration, error) {
+		status, err := f.Reviewer.Token(ctx, authenticationv1.TokenReviewSpec{Token: token})
 		return status, ttl, err
 	})
 	if err != nil {
@@ -154,20 +154,20 @@ func (g *Gate) byToken(ctx context.Context, token string) (authenticationv1.User
 }
 
 // authorize asks whether the user may do what the request asks for, and answers the request if not.
-func (g *Gate) authorize(w http.ResponseWriter, r *http.Request, user authenticationv1.UserInfo) bool {
+func (f *Filter) authorize(w http.ResponseWriter, r *http.Request, user authenticationv1.UserInfo) bool {
 	access := PathAccess
-	if g.Access != nil {
-		access = g.Access
+	if f.Access != nil {
+		access = f.Access
 	}
 	var refused string
 	for _, spec := range access(r) {
-		allowed, err := g.ask(r.Context(), spec, user)
+		allowed, err := f.allowed(r.Context(), spec, user)
 		if allowed {
 			return true
 		}
 		if err != nil {
-			if g.Log != nil {
-				g.Log.Warn("a request could not be authorized", "user", user.Username, "path", r.URL.Path, "error", err)
+			if f.Log != nil {
+				f.Log.Warn("a request could not be authorized", "user", user.Username, "path", r.URL.Path, "error", err)
 			}
 			http.Error(w, fmt.Sprintf("Authorization error (user=%s%s)", user.Username, describe(spec)), http.StatusInternalServerError)
 			return false
@@ -178,8 +178,8 @@ func (g *Gate) authorize(w http.ResponseWriter, r *http.Request, user authentica
 	return false
 }
 
-// ask asks one question, or remembers the answer.
-func (g *Gate) ask(ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec, user authenticationv1.UserInfo) (bool, error) {
+// ask asks one key, or remembers the answer.
+func (f *Filter) allowed(ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec, user authenticationv1.UserInfo) (bool, error) {
 	spec.User, spec.UID, spec.Groups = user.Username, user.UID, user.Groups
 	for key, value := range user.Extra {
 		if spec.Extra == nil {
@@ -188,16 +188,16 @@ func (g *Gate) ask(ctx context.Context, spec authorizationv1.SubjectAccessReview
 		spec.Extra[key] = authorizationv1.ExtraValue(value)
 	}
 	// What is asked is the key of the answer; the API's own encoding tells any two questions apart.
-	question, err := spec.Marshal()
+	key, err := spec.Marshal()
 	if err != nil {
-		return false, fmt.Errorf("encode the question: %w", err)
+		return false, fmt.Errorf("encode the key: %w", err)
 	}
-	status, err := g.answers.get(digest("access", string(question)), func() (authorizationv1.SubjectAccessReviewStatus, time.Duration, error) {
-		status, err := g.Reviewer.Access(ctx, spec)
+	status, err := f.access.get(digest("access", string(key)), func() (authorizationv1.SubjectAccessReviewStatus, time.Duration, error) {
+		status, err := f.Reviewer.Access(ctx, spec)
 		if status.Allowed {
-			return status, orDefault(g.AllowTTL), err
+			return status, orDefault(f.AllowTTL), err
 		}
-		return status, orDefault(g.DenyTTL), err
+		return status, orDefault(f.DenyTTL), err
 	})
 	return status.Allowed && err == nil, err
 }
@@ -242,51 +242,51 @@ func orDefault(d time.Duration) time.Duration {
 	return d
 }
 
-// digest is how a question is remembered: a token is nothing to keep in memory.
+// digest is how a key is cacheSize: a token is nothing to keep in memory.
 func digest(parts ...string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 }
 
-// remembered bounds how many answers are kept, so that strangers cannot fill the memory with tokens they made up.
-const remembered = 4096
+// cacheSize bounds how many answers are kept, so that strangers cannot fill the memory with tokens they made up.
+const cacheSize = 4096
 
 // memory keeps answers for a while. Failures are not kept: the next request may find the API server in better health.
-type memory[T any] struct {
+type cache[T any] struct {
 	mu      sync.Mutex
-	answers map[[sha256.Size]byte]answer[T]
+	entries map[[sha256.Size]byte]entry[T]
 }
 
-type answer[T any] struct {
-	value T
-	until time.Time
+type entry[T any] struct {
+	value   T
+	expires time.Time
 }
 
-func (m *memory[T]) get(key [sha256.Size]byte, ask func() (T, time.Duration, error)) (T, error) {
+func (c *cache[T]) get(key [sha256.Size]byte, fetch func() (T, time.Duration, error)) (T, error) {
 	now := time.Now()
-	m.mu.Lock()
-	known, ok := m.answers[key]
-	m.mu.Unlock()
-	if ok && now.Before(known.until) {
-		return known.value, nil
+	c.mu.Lock()
+	cached, ok := c.entries[key]
+	c.mu.Unlock()
+	if ok && now.Before(cached.expires) {
+		return cached.value, nil
 	}
-	value, ttl, err := ask()
+	value, ttl, err := fetch()
 	if err != nil {
 		return value, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.answers == nil {
-		m.answers = map[[sha256.Size]byte]answer[T]{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries == nil {
+		c.entries = map[[sha256.Size]byte]entry[T]{}
 	}
-	if len(m.answers) >= remembered {
-		for old, a := range m.answers {
-			if now.After(a.until) {
-				delete(m.answers, old)
+	if len(c.entries) >= cacheSize {
+		for old, e := range c.entries {
+			if now.After(e.expires) {
+				delete(c.entries, old)
 			}
 		}
 	}
-	if len(m.answers) < remembered {
-		m.answers[key] = answer[T]{value: value, until: now.Add(ttl)}
+	if len(c.entries) < cacheSize {
+		c.entries[key] = entry[T]{value: value, expires: now.Add(ttl)}
 	}
 	return value, nil
 }

@@ -21,14 +21,14 @@ import (
 	"skiff/internal/pki"
 )
 
-// court knows tokens "alice" and "bob" and lets users do what stands in its list: "alice get /metrics".
-type court struct {
+// fakeReviewer knows tokens "alice" and "bob" and lets users do what stands in its list: "alice get /metrics".
+type fakeReviewer struct {
 	allowed        []string
 	tokens, access int
 	down           bool
 }
 
-func (c *court) Token(_ context.Context, spec authenticationv1.TokenReviewSpec) (authenticationv1.TokenReviewStatus, error) {
+func (c *fakeReviewer) Token(_ context.Context, spec authenticationv1.TokenReviewSpec) (authenticationv1.TokenReviewStatus, error) {
 	c.tokens++
 	if c.down {
 		return authenticationv1.TokenReviewStatus{}, errors.New("no connection")
@@ -40,22 +40,22 @@ func (c *court) Token(_ context.Context, spec authenticationv1.TokenReviewSpec) 
 		Username: spec.Token, UID: "1", Groups: []string{groupAuthenticated}, Extra: map[string]authenticationv1.ExtraValue{"scope": {"all"}}}}, nil
 }
 
-func (c *court) Access(_ context.Context, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error) {
+func (c *fakeReviewer) Access(_ context.Context, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error) {
 	c.access++
 	if c.down {
 		return authorizationv1.SubjectAccessReviewStatus{}, errors.New("no connection")
 	}
-	question := spec.User + " "
+	key := spec.User + " "
 	switch {
 	case spec.NonResourceAttributes != nil:
-		question += spec.NonResourceAttributes.Verb + " " + spec.NonResourceAttributes.Path
+		key += spec.NonResourceAttributes.Verb + " " + spec.NonResourceAttributes.Path
 	case spec.ResourceAttributes != nil:
-		question += spec.ResourceAttributes.Verb + " " + spec.ResourceAttributes.Resource + "/" + spec.ResourceAttributes.Subresource
+		key += spec.ResourceAttributes.Verb + " " + spec.ResourceAttributes.Resource + "/" + spec.ResourceAttributes.Subresource
 	}
-	return authorizationv1.SubjectAccessReviewStatus{Allowed: slices.Contains(c.allowed, question)}, nil
+	return authorizationv1.SubjectAccessReviewStatus{Allowed: slices.Contains(c.allowed, key)}, nil
 }
 
-func ask(h http.Handler, method, target, authorization string, certificates ...*x509.Certificate) (int, string) {
+func request(h http.Handler, method, target, authorization string, certificates ...*x509.Certificate) (int, string) {
 	r := httptest.NewRequest(method, target, nil)
 	if authorization != "" {
 		r.Header.Set("Authorization", authorization)
@@ -68,19 +68,19 @@ func ask(h http.Handler, method, target, authorization string, certificates ...*
 	return w.Code, strings.TrimSpace(w.Body.String())
 }
 
-func TestGate(t *testing.T) {
-	authority, certificate := issued(t, "carol", "auditors")
-	_, stranger := issued(t, "mallory")
+func TestFilter(t *testing.T) {
+	ca, certificate := issued(t, "carol", "auditors")
+	_, untrusted := issued(t, "mallory")
 	greet := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, _ := User(r.Context())
 		_, _ = w.Write([]byte("hello " + user.Username + r.Header.Get("Authorization")))
 	})
-	gate := func(anonymous bool) http.Handler {
-		g := &Gate{
-			Reviewer:  &court{allowed: []string{"alice get /metrics", "alice create /metrics", "carol get /metrics", anonymousUser + " get /public"}},
-			Anonymous: anonymous, Open: []string{"/healthz", "/livez/*"}, ClientAuthorities: authority.Pool,
+	newFilter := func(anonymous bool) http.Handler {
+		f := &Filter{
+			Reviewer:  &fakeReviewer{allowed: []string{"alice get /metrics", "alice create /metrics", "carol get /metrics", anonymousUser + " get /public"}},
+			Anonymous: anonymous, AlwaysAllowPaths: []string{"/healthz", "/livez/*"}, ClientCAs: ca.Pool,
 		}
-		return g.Guard(greet)
+		return f.Wrap(greet)
 	}
 	for _, test := range []struct {
 		what, method, path, authorization string
@@ -104,8 +104,8 @@ func TestGate(t *testing.T) {
 		{what: "anonymous may not", path: "/metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/metrics)"},
 		{what: "nobody is anonymous", path: "/public", strict: true, code: 401, body: "Unauthorized"},
 		{what: "a certificate", path: "/metrics", certificate: certificate, code: 200, body: "hello carol"},
-		{what: "a certificate of another authority is not anonymous", path: "/public", certificate: stranger, code: 401, body: "Unauthorized"},
-		{what: "but a token beside it counts", path: "/metrics", certificate: stranger, authorization: "Bearer alice", code: 200, body: "hello alice"},
+		{what: "a certificate of another ca is not anonymous", path: "/public", certificate: untrusted, code: 401, body: "Unauthorized"},
+		{what: "but a token beside it counts", path: "/metrics", certificate: untrusted, authorization: "Bearer alice", code: 200, body: "hello alice"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			var certificates []*x509.Certificate
@@ -115,7 +115,7 @@ func TestGate(t *testing.T) {
 			if test.method == "" {
 				test.method = http.MethodGet
 			}
-			code, body := ask(gate(!test.strict), test.method, test.path, test.authorization, certificates...)
+			code, body := request(newFilter(!test.strict), test.method, test.path, test.authorization, certificates...)
 			if code != test.code || body != test.body {
 				t.Errorf("%d %q, want %d %q", code, body, test.code, test.body)
 			}
@@ -123,14 +123,14 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// issued is a new authority and the client certificate it signed.
-func issued(t *testing.T, name string, groups ...string) (*pki.Authority, *x509.Certificate) {
+// issued is a new ca and the client certificate it signed.
+func issued(t *testing.T, name string, groups ...string) (*pki.CA, *x509.Certificate) {
 	t.Helper()
-	authority, err := pki.NewAuthority(name+"-ca", time.Now())
+	ca, err := pki.NewCA(name+"-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := authority.Issue(pki.User(name, groups...), time.Now())
+	pair, err := ca.Issue(pki.User(name, groups...), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,60 +138,60 @@ func issued(t *testing.T, name string, groups ...string) (*pki.Authority, *x509.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return authority, certificates[0]
+	return ca, certificates[0]
 }
 
 func TestResources(t *testing.T) {
-	g := &Gate{Reviewer: &court{allowed: []string{"alice get nodes/stats"}}, Access: func(r *http.Request) (asked []authorizationv1.SubjectAccessReviewSpec) {
+	f := &Filter{Reviewer: &fakeReviewer{allowed: []string{"alice get nodes/stats"}}, Access: func(r *http.Request) (asked []authorizationv1.SubjectAccessReviewSpec) {
 		for subresource := range strings.SplitSeq(strings.TrimPrefix(r.URL.Path, "/"), "/") {
 			asked = append(asked, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: Verb(r), Resource: "nodes", Subresource: subresource}})
 		}
 		return asked
 	}}
-	h := g.Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	if code, body := ask(h, http.MethodGet, "/stats", "Bearer alice"); code != 200 {
+	h := f.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	if code, body := request(h, http.MethodGet, "/stats", "Bearer alice"); code != 200 {
 		t.Errorf("%d %s", code, body)
 	}
-	if code, body := ask(h, http.MethodGet, "/log/stats", "Bearer alice"); code != 200 {
+	if code, body := request(h, http.MethodGet, "/log/stats", "Bearer alice"); code != 200 {
 		t.Errorf("one of two: %d %s", code, body)
 	}
-	if code, body := ask(h, http.MethodGet, "/proxy", "Bearer alice"); code != 403 || body != "Forbidden (user=alice, verb=get, resource=nodes, subresource=proxy)" {
+	if code, body := request(h, http.MethodGet, "/proxy", "Bearer alice"); code != 403 || body != "Forbidden (user=alice, verb=get, resource=nodes, subresource=proxy)" {
 		t.Errorf("%d %s", code, body)
 	}
 }
 
 // Answers are kept for a while, failures are not.
-func TestMemory(t *testing.T) {
+func TestCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		judge := &court{allowed: []string{"alice get /metrics"}}
-		h := (&Gate{Reviewer: judge, TokenTTL: time.Minute}).Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		reviewer := &fakeReviewer{allowed: []string{"alice get /metrics"}}
+		h := (&Filter{Reviewer: reviewer, TokenTTL: time.Minute}).Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		times := func(tokens, access int) {
 			t.Helper()
-			if judge.tokens != tokens || judge.access != access {
-				t.Errorf("asked %d times about tokens, %d about access; want %d and %d", judge.tokens, judge.access, tokens, access)
+			if reviewer.tokens != tokens || reviewer.access != access {
+				t.Errorf("asked %d times about tokens, %d about access; want %d and %d", reviewer.tokens, reviewer.access, tokens, access)
 			}
 		}
-		judge.down = true
-		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 401 {
+		reviewer.down = true
+		if code, _ := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 401 {
 			t.Errorf("%d while nobody could say who it is", code)
 		}
-		judge.down = false
+		reviewer.down = false
 		for range 3 {
-			if code, body := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
+			if code, body := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
 				t.Fatalf("%d %s", code, body)
 			}
 		}
 		times(2, 1)
 		time.Sleep(11 * time.Second)
-		judge.down = true
-		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 500 {
+		reviewer.down = true
+		if code, _ := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 500 {
 			t.Errorf("%d while nobody could say whether alice may", code)
 		}
 		times(2, 2)
-		judge.down = false
+		reviewer.down = false
 		time.Sleep(50 * time.Second)
-		if code, _ := ask(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
+		if code, _ := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 200 {
 			t.Errorf("%d", code)
 		}
 		times(3, 3)
@@ -203,7 +203,7 @@ func TestServer(t *testing.T) {
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "answer"}, func() float64 { return 42 }))
 	unready := health.Check{Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }}
 	h := (&Server{
-		Gate:    &Gate{Reviewer: &court{allowed: []string{"alice get /metrics", "alice get /debug/x"}}, Anonymous: true, Open: HealthPaths},
+		Filter:  &Filter{Reviewer: &fakeReviewer{allowed: []string{"alice get /metrics", "alice get /debug/x"}}, Anonymous: true, AlwaysAllowPaths: HealthPaths},
 		Metrics: registry, Checks: []health.Check{unready},
 		Paths: map[string]http.Handler{"/debug/": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("deep")) })},
 	}).Handler()
@@ -222,7 +222,7 @@ func TestServer(t *testing.T) {
 		{"/debug/x", "Bearer alice", 200, "deep"},
 		{"/debug/x", "Bearer bob", 403, "Forbidden"},
 	} {
-		if code, body := ask(h, http.MethodGet, test.path, test.authorization); code != test.code || !strings.Contains(body, test.contains) {
+		if code, body := request(h, http.MethodGet, test.path, test.authorization); code != test.code || !strings.Contains(body, test.contains) {
 			t.Errorf("%s: %d %q, want %d %q", test.path, code, body, test.code, test.contains)
 		}
 	}

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// ErrStranger: the server is not the one the token was made for.
-var ErrStranger = errors.New("this is not the server the token was made for")
+// ErrUntrustedServer: the server is not the one the token was made for.
+var ErrUntrustedServer = errors.New("this is not the server the token was made for")
 
-// handshakeWait is how long a server may take to show its certificates.
-const handshakeWait = 10 * time.Second
+// handshakeTimeout is how long a server may take to show its certificates.
+const handshakeTimeout = 10 * time.Second
 
-// FindAuthority asks a server for its certificates and returns the one of the authority whose key has the hash, as PEM. The server
+// DiscoverCA asks a server for its certificates and returns the one of the authority whose key has the hash, as PEM. The server
 // has proved then that it has a certificate of this authority for the name it was asked by. Nothing is sent to it.
 //
 // An authority of which only the name is right, or a server that merely shows somebody else's authority, does not get through.
-func FindAuthority(ctx context.Context, server string, want Hash) ([]byte, error) {
+func DiscoverCA(ctx context.Context, server string, want Hash) ([]byte, error) {
 	address, name, err := addressOf(server)
 	if err != nil {
 		return nil, err
@@ -35,11 +35,11 @@ func FindAuthority(ctx context.Context, server string, want Hash) ([]byte, error
 		// There is nothing yet to verify against; judge does it by the hash, and no connection stands without its consent.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) (err error) {
-			authority, err = judge(state.PeerCertificates, name, want, time.Now())
+			authority, err = verifyByHash(state.PeerCertificates, name, want, time.Now())
 			return err
 		},
 	}}
-	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -50,10 +50,10 @@ func FindAuthority(ctx context.Context, server string, want Hash) ([]byte, error
 }
 
 // judge finds the authority with the hash among the certificates a server shows, and verifies the server by it.
-func judge(shown []*x509.Certificate, name string, want Hash, now time.Time) (*x509.Certificate, error) {
+func verifyByHash(shown []*x509.Certificate, name string, want Hash, now time.Time) (*x509.Certificate, error) {
 	i := slices.IndexFunc(shown, func(c *x509.Certificate) bool { return HashOf(c) == want && isRoot(c) })
 	if i < 0 {
-		return nil, fmt.Errorf("%w: it shows no authority whose key has the hash %s; make a token for it with `skiff token create` there", ErrStranger, want)
+		return nil, fmt.Errorf("%w: it shows no authority whose key has the hash %s; make a token for it with `skiff token create` there", ErrUntrustedServer, want)
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	roots.AddCert(shown[i])
@@ -61,14 +61,14 @@ func judge(shown []*x509.Certificate, name string, want Hash, now time.Time) (*x
 		between.AddCert(c)
 	}
 	if _, err := shown[0].Verify(x509.VerifyOptions{DNSName: name, Roots: roots, Intermediates: between, CurrentTime: now}); err != nil {
-		return nil, fmt.Errorf("%w, or is not reached by its own name: %w", ErrStranger, err)
+		return nil, fmt.Errorf("%w, or is not reached by its own name: %w", ErrUntrustedServer, err)
 	}
 	return shown[i], nil
 }
 
-// FollowAuthority asks a server that is known by its authorities for those that have come after them, and returns all, as PEM. One is believed
+// RefreshCAs asks a server that is known by its authorities for those that have come after them, and returns all, as PEM. One is believed
 // if its key is among those by which the server has proved itself: an authority signs for the key of the one that follows it.
-func FollowAuthority(ctx context.Context, server string, known []byte) ([]byte, error) {
+func RefreshCAs(ctx context.Context, server string, known []byte) ([]byte, error) {
 	address, name, err := addressOf(server)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func FollowAuthority(ctx context.Context, server string, known []byte) ([]byte, 
 	if !roots.AppendCertsFromPEM(known) {
 		return nil, errors.New("no authority is known")
 	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeWait)
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	dialer := tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name, RootCAs: roots, NextProtos: []string{"h2", "http/1.1"}}}
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -22,7 +22,7 @@ import (
 	"skiff/internal/atomicfile"
 )
 
-var quiet = slog.New(slog.DiscardHandler)
+var discard = slog.New(slog.DiscardHandler)
 
 // dial shakes hands over a pipe and returns both ends.
 func dial(t *testing.T, server, client *tls.Config) (*tls.Conn, *tls.Conn) {
@@ -54,15 +54,15 @@ func exchange(t *testing.T, from, to *tls.Conn) {
 func TestKeeperRenewsWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		directory := Dir(t.TempDir())
-		authority, err := directory.Authority("ca", "test-ca", time.Now())
+		ca, err := directory.CA("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		serving, err := directory.Keep("apiserver", authority, Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
+		serving, err := directory.Renewer("apiserver", ca, Leaf{CommonName: "kube-apiserver", DNSNames: []string{"kubernetes"}, Server: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := directory.Keep("admin", authority, User("admin", "system:masters"))
+		client, err := directory.Renewer("admin", ca, User("admin", "system:masters"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,10 +72,10 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan error, 1)
-		go func() { stopped <- Keepers{serving, client}.Run(ctx, quiet) }()
+		go func() { stopped <- Renewers{serving, client}.Run(ctx, discard) }()
 
-		serverTLS := ServerTLS(serving, authority)
-		clientTLS := &tls.Config{RootCAs: authority.Pool(), ServerName: "kubernetes", GetClientCertificate: client.GetClientCertificate}
+		serverTLS := ServerTLS(serving, ca)
+		clientTLS := &tls.Config{RootCAs: ca.Pool(), ServerName: "kubernetes", GetClientCertificate: client.GetClientCertificate}
 		oldServer, oldClient := dial(t, serverTLS, clientTLS)
 		first := oldClient.ConnectionState().PeerCertificates[0]
 
@@ -86,10 +86,10 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 			accepted, dialed := dial(t, serverTLS, clientTLS)
 			exchange(t, dialed, accepted)
 			presented := accepted.ConnectionState().PeerCertificates[0]
-			if _, err := presented.Verify(x509.VerifyOptions{Roots: authority.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			if _, err := presented.Verify(x509.VerifyOptions{Roots: ca.Pool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 				t.Fatalf("month %d: client certificate: %v", month, err)
 			}
-			if left := serving.Certificate().NotAfter.Sub(now); left < LeafLife/3-24*time.Hour {
+			if left := serving.Certificate().NotAfter.Sub(now); left < LeafLifetime/3-24*time.Hour {
 				t.Fatalf("month %d: the serving certificate has only %v left", month, left)
 			}
 			exchange(t, oldServer, oldClient) // the connection of before still stands
@@ -114,16 +114,16 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 func TestKeeperTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		directory := Dir(t.TempDir())
-		authority, err := directory.Authority("ca", "test-ca", time.Now())
+		ca, err := directory.CA("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		keeper, err := directory.Keep("admin", authority, User("admin"))
+		renewer, err := directory.Renewer("admin", ca, User("admin"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		calls := 0
-		if err := keeper.OnRenew(func(Pair) error {
+		if err := renewer.OnRenew(func(Pair) error {
 			if calls++; calls == 2 {
 				return errors.New("disk full")
 			}
@@ -133,8 +133,8 @@ func TestKeeperTriesAgain(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan error, 1)
-		go func() { stopped <- keeper.Run(ctx, quiet) }()
-		time.Sleep(LeafLife*2/3 + 2*time.Hour)
+		go func() { stopped <- renewer.Run(ctx, discard) }()
+		time.Sleep(LeafLifetime*2/3 + 2*time.Hour)
 		synctest.Wait()
 		if calls != 3 {
 			t.Errorf("told %d times, want 3: now, failing, again", calls)
@@ -147,16 +147,16 @@ func TestKeeperTriesAgain(t *testing.T) {
 func TestReplaceAuthority(t *testing.T) {
 	dir := t.TempDir()
 	directory := Dir(dir)
-	old := mustAuthority(t, dir)
+	old := testCA(t, dir)
 	oldLeaf, err := directory.Leaf("admin", old, User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
 	later := start.Add(time.Hour)
-	if _, err := directory.ReplaceAuthority("ca", "skiff-ca-2", later); err != nil {
+	if _, err := directory.RotateCA("ca", "skiff-ca-2", later); err != nil {
 		t.Fatal(err)
 	}
-	both, err := directory.Authority("ca", "unused", later)
+	both, err := directory.CA("ca", "unused", later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,17 +168,17 @@ func TestReplaceAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(newLeaf.Cert) == string(oldLeaf.Cert) {
-		t.Error("a leaf of the old authority was not issued again")
+		t.Error("a leaf of the old ca was not issued again")
 	}
 	// Who knows the old authority alone believes the new one's leaves, by what comes with them.
 	chain, err := ParseCertificates(newLeaf.Cert)
 	if err != nil || len(chain) != 2 {
 		t.Fatalf("%d certificates, %v", len(chain), err)
 	}
-	bridges := x509.NewCertPool()
-	bridges.AddCert(chain[1])
-	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: old.Pool(), Intermediates: bridges, CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		t.Errorf("known by the old authority alone: %v", err)
+	crossSigned := x509.NewCertPool()
+	crossSigned.AddCert(chain[1])
+	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: old.Pool(), Intermediates: crossSigned, CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Errorf("known by the old ca alone: %v", err)
 	}
 	for name, leaf := range map[string]Pair{"old": oldLeaf, "new": newLeaf} {
 		cert, err := parseCert(leaf.Cert)
@@ -194,7 +194,7 @@ func TestReplaceAuthority(t *testing.T) {
 	if err := atomicfile.Write(directory.path("ca.key"), old.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	halfway, err := directory.Authority("ca", "unused", later)
+	halfway, err := directory.CA("ca", "unused", later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestReplaceAuthority(t *testing.T) {
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name+" "+e.Subject)
-		if e.Authority != e.RenewAt.IsZero() || e.NotAfter.IsZero() || e.Issuer == "" {
+		if e.IsCA != e.RenewAt.IsZero() || e.NotAfter.IsZero() || e.Issuer == "" {
 			t.Errorf("entry %+v", e)
 		}
 	}
@@ -221,22 +221,22 @@ func TestReplaceAuthority(t *testing.T) {
 // After some time nothing of the old authority is needed; until then its leaves are renewed by the new one.
 func TestForgetAuthorities(t *testing.T) {
 	dir := t.TempDir()
-	directory, old := Dir(dir), mustAuthority(t, dir)
+	directory, old := Dir(dir), testCA(t, dir)
 	leaf := NodeServing("n1", []string{"n1.example.org"}, []net.IP{net.IPv4(10, 0, 0, 1)})
 	before, err := directory.Leaf("kubelet", old, leaf, start)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := directory.ReplaceAuthority("ca", "", start); err != nil {
+	if _, err := directory.RotateCA("ca", "", start); err != nil {
 		t.Fatal(err)
 	}
 	if err := directory.Renew("ca", start); err == nil {
-		t.Error("an authority was renewed")
+		t.Error("an ca was renewed")
 	}
 	if err := directory.Renew("kubelet", start.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	alone, err := directory.ForgetAuthorities("ca")
+	alone, err := directory.DropOldCAs("ca")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestForgetAuthorities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !serves(after, alone, leaf, start) {
+	if !reusable(after, alone, leaf, start) {
 		t.Error("the renewed certificate is not what it was")
 	}
 	for name, want := range map[string]struct {
@@ -265,29 +265,29 @@ func TestForgetAuthorities(t *testing.T) {
 func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		directory := Dir(t.TempDir())
-		authority, err := directory.Authority("ca", "test-ca", time.Now())
+		ca, err := directory.CA("ca", "test-ca", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		keeper, err := directory.Keep("admin", authority, User("admin"))
+		renewer, err := directory.Renewer("admin", ca, User("admin"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		told := 0
-		if err := keeper.OnRenew(func(Pair) error { told++; return nil }); err != nil {
+		if err := renewer.OnRenew(func(Pair) error { told++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan error, 1)
-		go func() { stopped <- keeper.Run(ctx, quiet) }()
+		go func() { stopped <- renewer.Run(ctx, discard) }()
 		time.Sleep(time.Hour)
-		before := keeper.Certificate()
+		before := renewer.Certificate()
 		if err := directory.Renew("admin", time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * lookAgain)
+		time.Sleep(2 * checkInterval)
 		synctest.Wait()
-		if keeper.Certificate().Equal(before) || told != 2 {
+		if renewer.Certificate().Equal(before) || told != 2 {
 			t.Errorf("the new certificate is not used, or nobody was told (%d)", told)
 		}
 		cancel()
@@ -298,19 +298,19 @@ func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 // A crash between writing key and certificate leaves a pair that does not fit; it is made anew, not used.
 func TestLeafWithForeignKey(t *testing.T) {
 	dir := t.TempDir()
-	a := mustAuthority(t, dir)
+	ca := testCA(t, dir)
 	directory := Dir(dir)
-	if _, err := directory.Leaf("admin", a, User("admin"), start); err != nil {
+	if _, err := directory.Leaf("admin", ca, User("admin"), start); err != nil {
 		t.Fatal(err)
 	}
-	other, err := a.Issue(User("admin"), start)
+	other, err := ca.Issue(User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := atomicfile.Write(directory.path("admin.key"), other.Key, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pair, err := directory.Leaf("admin", a, User("admin"), start)
+	pair, err := directory.Leaf("admin", ca, User("admin"), start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,8 +338,8 @@ func TestReadKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := mustAuthority(t, dir)
-	all := slices.Concat(public, a.Cert,
+	ca := testCA(t, dir)
+	all := slices.Concat(public, ca.Cert,
 		pem.EncodeToMemory(&pem.Block{Type: "EC PARAMETERS", Bytes: []byte{1}}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
 		pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(rsaKey)}),
@@ -368,7 +368,7 @@ func TestReadKeys(t *testing.T) {
 }
 
 func TestLeaves(t *testing.T) {
-	a := mustAuthority(t, t.TempDir())
+	ca := testCA(t, t.TempDir())
 	for name, test := range map[string]struct {
 		leaf           Leaf
 		server, client bool
@@ -382,7 +382,7 @@ func TestLeaves(t *testing.T) {
 		"etcd client":    {leaf: EtcdClient(), client: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pair, err := a.Issue(test.leaf, start)
+			pair, err := ca.Issue(test.leaf, start)
 			if err != nil {
 				t.Fatal(err)
 			}
