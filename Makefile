@@ -1,7 +1,9 @@
 # make          build skiff, kubectl and the container runtime into bin/
 # make runtime  build containerd, its shim, runc and the pause image   make images  build the images tests run
-# make up       build, start a cluster, apply the demo, show it        make down   stop it
-# make test     everything that must hold: lint, unit, end-to-end and comparison with upstream
+# make up       build, start a cluster, apply the demo, show it        make down    stop it
+# make test     everything that must hold: lint, unit tests, race detector, fuzz targets, end-to-end, comparison with upstream
+# make test-cold   the same on a clean clone with empty caches, as on a new machine
+# make unit     unit tests alone, as any user
 # make differential CLUSTERS=1000   the scheduler's decisions beside upstream's, on random clusters
 # make bench    skiff and upstream side by side, with ratios
 # make conformance CLASS=api|node-hollow|node|net|multi-node|all   or   FOCUS='regular expression'
@@ -10,9 +12,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 
+# Everything is compiled with the same flags, so that programs, tests and comparisons share one build cache.
+export GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath
+
+# The version is the newest tag's; a tree without tags is a development version.
+VERSION := $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1.0-dev)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 DATE    := $(shell git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)
-LDFLAGS := -s -w -X skiff/internal/version.commit=$(COMMIT) -X skiff/internal/version.date=$(DATE)
+LDFLAGS := -s -w -X skiff/internal/version.skiff=$(VERSION:v%=%) -X skiff/internal/version.commit=$(COMMIT) -X skiff/internal/version.date=$(DATE)
 
 # kubectl reports the version of the module it is built from.
 KUBECTL_VERSION := v1.37.1
@@ -24,34 +31,36 @@ FOCUS ?=
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down test unit e2e lint generate bench conformance fuzz clean
+.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e lint vuln generate bench conformance fuzz differential openapi clean
+
+# step prints what is built and how long it took.
+step := @scripts/step
 
 build: skiff kubectl runtime
 
 skiff:
-	@go build -trimpath -ldflags '$(LDFLAGS)' -o bin/skiff ./cmd/skiff
-	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/skiff-cni ./cmd/skiff-cni
+	$(step) 'build skiff' go build -ldflags '$(LDFLAGS)' -o bin/skiff ./cmd/skiff
+	@CGO_ENABLED=0 go build -ldflags '-s -w' -o bin/skiff-cni ./cmd/skiff-cni
 
 # Built once: it changes only with its module.
 kubectl: bin/kubectl
 bin/kubectl: tools/kubectl/go.mod tools/kubectl/go.sum tools/kubectl/main.go
-	@echo 'building kubectl ...'
 	@mkdir -p bin
-	@cd tools/kubectl && go build -trimpath -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
+	$(step) 'build kubectl' go -C tools/kubectl build -ldflags '$(KUBECTL_LDFLAGS)' -o ../../bin/kubectl .
 
 # Built once: they change only with their modules and with what of them is our own.
 RUNTIME := bin/containerd bin/containerd-shim-runc-v2 bin/runc bin/pause.tar
 runtime: $(RUNTIME)
 $(RUNTIME) &: runtime/go.mod runtime/go.sum runtime/build runtime/pause/pause.c runtime/image/main.go runtime/shim/main.go
-	@runtime/build bin
+	$(step) 'build the container runtime' runtime/build bin
 	@touch $(RUNTIME)
 
 # The demo's image: its program and nothing else.
 demo: bin/demo.tar
 bin/demo.tar: demo/web/main.go runtime/image/main.go
 	@mkdir -p bin
-	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/web ./demo/web
-	@cd runtime && go run ./image localhost/skiff/demo:1 ../bin/web ../bin/demo.tar
+	@CGO_ENABLED=0 go build -ldflags '-s -w' -o bin/web ./demo/web
+	$(step) 'build the demo image' go -C runtime run ./image localhost/skiff/demo:1 ../bin/web ../bin/demo.tar
 	@rm bin/web
 
 images:
@@ -63,25 +72,47 @@ up: build demo
 down:
 	@scripts/down
 
-test: lint unit e2e
+# What tests download and build, once, before the first of them runs.
+prepare:
+	$(step) 'prepare: modules, upstream programs, images' test/prepare
+
+test: prepare lint unit race
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=10s
+	@$(MAKE) --no-print-directory e2e openapi vuln
 	@$(MAKE) --no-print-directory differential CLUSTERS=150
 
+test-cold:
+	$(step) 'test with empty caches' scripts/test-cold
+
 unit:
-	go test ./internal/... ./cmd/...
+	$(step) 'unit tests' go test ./internal/... ./cmd/...
+
+# What runs concurrently, under the race detector.
+RACE := store/... apiserver/... http2 controller scheduler/... kubelet/... client
+race:
+	$(step) 'unit tests under the race detector' go test -race -short -timeout 20m $(RACE:%=./internal/%)
 
 # Real processes on loopback: skiff, kubectl, and upstream's programs to compare with (built on the first run).
 e2e: build demo
-	go test -timeout 30m ./test/...
+	$(step) 'end-to-end tests' go test -timeout 30m ./test/...
 
 # The scheduler's decisions beside those of upstream's own code, on random clusters.
 CLUSTERS ?= 1000
 differential:
-	cd test/differential && go test -mod=mod -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
+	$(step) 'scheduling decisions beside upstream' go -C test/differential test -mod=mod -count=1 -timeout 30m -v . -clusters $(CLUSTERS)
+
+# The OpenAPI definitions beside those of upstream.
+openapi:
+	$(step) 'OpenAPI documents beside upstream' go -C test/upstream test ./...
 
 lint:
 	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
-	go vet ./...
-	go tool -modfile=tools/lint/go.mod staticcheck ./...
+	$(step) 'go vet' go vet ./...
+	$(step) 'staticcheck' go tool -modfile=tools/lint/go.mod staticcheck ./...
+
+# Known vulnerabilities in what is linked; without access to the database it says so and passes.
+vuln:
+	$(step) 'govulncheck' scripts/vuln
 
 generate:
 	go generate ./...
@@ -90,12 +121,14 @@ bench: build
 	go run ./test/bench $(BENCH)
 
 conformance: build
-	go run ./test/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
+	@mkdir -p bin
+	@go build -o bin/conformance ./test/conformance
+	@exec bin/conformance $(if $(REAL),-real) -class '$(CLASS)' -focus '$(FOCUS)' -procs $(PROCS)
 
-# Each fuzz target for FUZZTIME; in `make test` they run on their seeds.
+# Each fuzz target for FUZZTIME; as unit tests they run on their seeds.
 FUZZTIME ?= 10m
 fuzz:
-	@scripts/fuzz $(FUZZTIME)
+	$(step) 'fuzz targets, $(FUZZTIME) each' scripts/fuzz $(FUZZTIME)
 
 clean:
 	rm -rf bin test/conformance/results

@@ -28,10 +28,20 @@ const nodeTimeout = 3 * time.Minute
 // archives are those whose images the nodes of this process have; none: all.
 var archives []string
 
-// Main runs the tests of a package that starts nodes, inside namespaces of their own. What they need is built before, while there is a network
-// to get it from: the named archives of images, or else all.
-func Main(m *testing.M, images ...string) {
-	if err := UseImages(images...); err != nil {
+// Needs is what the tests of a package need that takes a network to build.
+type Needs struct {
+	Images   []string // archives of images that nodes have; none: all
+	Programs []string // of upstream
+}
+
+// Main runs the tests of a package that starts nodes, inside namespaces of their own. What they need is built before, because nothing can be
+// downloaded from inside.
+func Main(m *testing.M, needs Needs) {
+	err := UseImages(needs.Images...)
+	if err == nil && len(needs.Programs) > 0 {
+		_, err = Upstream(needs.Programs...)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

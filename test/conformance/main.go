@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"embed"
 	"encoding/xml"
 	"errors"
@@ -15,11 +16,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"skiff/test/cluster"
 	"skiff/test/namespaces"
@@ -62,7 +66,10 @@ func main() {
 		}
 		namespaces.Enter()
 	}
-	failed, err := run(o)
+	// Interrupted, the suite and the cluster end before this program does.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	failed, err := run(ctx, o)
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		os.Exit(2)
@@ -72,7 +79,7 @@ func main() {
 	}
 }
 
-func run(o options) (failed int, err error) {
+func run(ctx context.Context, o options) (failed int, err error) {
 	focus, err := focusOf(o)
 	if err != nil {
 		return 0, err
@@ -105,7 +112,10 @@ func run(o options) (failed int, err error) {
 		kubeconfig = c.Kubeconfig
 	}
 	// The suite's own exit code says only that something failed; the junit files say what.
-	runErr := suite(o, programs, kubeconfig, focus, results)
+	runErr := suite(ctx, o, programs, kubeconfig, focus, results)
+	if ctx.Err() != nil {
+		return 0, errors.New("interrupted")
+	}
 	passed, failures, err := count(results)
 	if err != nil {
 		return 0, fmt.Errorf("read results (the suite ended with: %v): %w", runErr, err)
@@ -190,7 +200,7 @@ func focusOf(o options) (string, error) {
 }
 
 // suite runs ginkgo and keeps its output in a file.
-func suite(o options, programs, kubeconfig, focus, results string) error {
+func suite(ctx context.Context, o options, programs, kubeconfig, focus, results string) error {
 	log, err := os.Create(filepath.Join(results, "e2e.log"))
 	if err != nil {
 		return err
@@ -212,11 +222,30 @@ func suite(o options, programs, kubeconfig, focus, results string) error {
 	if o.jsonOnly {
 		args = append(args, "--kube-api-content-type=application/json")
 	}
-	cmd := exec.Command(filepath.Join(programs, "ginkgo"), args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // who is interrupted leaves no tests running
+	cmd := exec.CommandContext(ctx, filepath.Join(programs, "ginkgo"), args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	fmt.Fprintf(os.Stderr, "running; follow %s\n", log.Name())
-	return cmd.Run()
+	return runGroup(cmd)
+}
+
+// interruptGrace is how long the suite may take to end when it is interrupted.
+const interruptGrace = 10 * time.Second
+
+// runGroup runs a command in a process group of its own. When it returns, no process of the group is left, whether the command ended by
+// itself or its context was cancelled.
+func runGroup(cmd *exec.Cmd) error {
+	// The kernel sends Pdeathsig when the thread that started the command ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = interruptGrace
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	err := cmd.Wait()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // ESRCH: nobody is left
+	return err
 }
 
 // count reads the junit files: tests that ran, by outcome.

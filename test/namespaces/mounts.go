@@ -3,7 +3,9 @@ package namespaces
 import (
 	"fmt"
 	"os"
+	"slices"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,10 +42,31 @@ func mountOwn(hierarchies []hierarchy) error {
 	if err := unix.Mount("sysfs", "/sys", "sysfs", plain, ""); err != nil {
 		return fmt.Errorf("mount /sys: %w", err)
 	}
+	if err := unmountBelow("/run"); err != nil {
+		return err
+	}
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
 	return mountGroups(hierarchies)
+}
+
+// unmountBelow unmounts what the host has mounted below a directory, network namespaces for example. A tmpfs on top would hide the files
+// but not the entries in mountinfo, and tests would take them for their own.
+func unmountBelow(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("list mounts below %s: %w", dir, err)
+	}
+	for _, m := range slices.Backward(mounts) {
+		if m.Mountpoint == dir {
+			continue
+		}
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+		}
+	}
+	return nil
 }
 
 // nameServers makes questions for names fail at once: the machine's own servers cannot be reached from here.

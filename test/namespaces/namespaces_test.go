@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -129,5 +130,21 @@ func TestOrphansAreBuried(t *testing.T) {
 	pid := strings.TrimSpace(string(out))
 	if err := exec.Command("sh", "-c", "for i in $(seq 100); do [ -d /proc/"+pid+" ] || exit 0; sleep 0.05; done; exit 1").Run(); err != nil {
 		t.Errorf("process %s stays as a zombie", pid)
+	}
+}
+
+// Mounts of the host below /run, such as network namespaces, are not listed inside.
+func TestNoMountOfTheHostBelowRun(t *testing.T) {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter("/run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(mounts) == 0 {
+		t.Fatal("/run is not mounted")
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != "/run" || m.FSType != "tmpfs" {
+			t.Errorf("%s of type %s is mounted", m.Mountpoint, m.FSType)
+		}
 	}
 }

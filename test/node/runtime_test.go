@@ -34,7 +34,10 @@ func TestMain(m *testing.M) {
 	if dataDir := os.Getenv(ownerVariable); dataDir != "" {
 		own(dataDir)
 	}
-	cluster.Main(m, "busybox", "pause")
+	cluster.Main(m, cluster.Needs{
+		Images:   []string{"busybox", "pause"},
+		Programs: []string{"etcd", "kube-apiserver", "kube-controller-manager"},
+	})
 }
 
 // own runs containerd until it is killed, and says when it is ready.

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Neither a suite that is interrupted nor one that ends leaves a process behind.
+func TestRunGroup(t *testing.T) {
+	for name, script := range map[string]string{
+		"interrupted": "sleep 1000 & echo $! > pid; wait",
+		"ended":       "sleep 1000 & echo $! > pid",
+		"failed":      "sleep 1000 & echo $! > pid; exit 3",
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "sh", "-c", script)
+			cmd.Dir = t.TempDir()
+			child := func() (pid int) {
+				data, _ := os.ReadFile(filepath.Join(cmd.Dir, "pid"))
+				pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+				return pid
+			}
+			if name == "interrupted" {
+				go func() {
+					for child() == 0 {
+						time.Sleep(time.Millisecond)
+					}
+					cancel()
+				}()
+			}
+			err := runGroup(cmd)
+			if (err == nil) != (name == "ended") {
+				t.Errorf("it returns %v", err)
+			}
+			pid := child()
+			if pid == 0 {
+				t.Fatal("the script wrote no process id")
+			}
+			for end := time.Now().Add(10 * time.Second); !gone(pid); time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("process %d is still there", pid)
+				}
+			}
+		})
+	}
+}
+
+// gone reports whether a process has ended. One that has ended may still wait for its parent to collect it.
+func gone(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return true
+	}
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err != nil || strings.Contains(string(stat), ") Z ")
+}
