@@ -234,7 +234,7 @@ func (s *Server) dispatch(req *request) error {
 // checkScope: objects of a namespaced kind live in a namespace, and only reading goes across all; other kinds have none.
 func checkScope(req *request) error {
 	info := &req.info
-	if info.resource == "namespaces" && info.group == "" {
+	if req.res.kind.IsNamespace {
 		return nil
 	}
 	if !req.res.kind.Namespaced {
@@ -326,8 +326,7 @@ func (s *Server) connect(req *request) error {
 	if connector == nil {
 		return errNoRoute()
 	}
-	// A browser's WebSocket can only GET. That must not let those run commands who may only read.
-	if info.verb == "get" && (info.subresource == "exec" || info.subresource == "attach" || info.subresource == "portforward") {
+	if info.verb == "get" && req.sub.ConnectNeedsCreate {
 		req.attributes.Verb = "create"
 		if err := s.authorize(req); err != nil {
 			return err

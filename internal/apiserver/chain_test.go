@@ -181,6 +181,25 @@ func TestConnectors(t *testing.T) {
 	s.get("/api/v1/namespaces/ns/pods/a/exec").status(404, "NotFound", "the server could not find the requested resource")
 }
 
+func TestConnectNeedsCreate(t *testing.T) {
+	g := &guard{}
+	s := newTestServer(t, func(c *Config) {
+		c.Connectors, c.Authorizer = map[string]Connector{"pods/log": echo{}, "pods/exec": echo{}}, g
+	})
+	for _, subresource := range []string{"log", "exec"} {
+		if got := s.get("/api/v1/namespaces/ns/pods/a/" + subresource); got.code != 200 {
+			t.Errorf("%s: %d %s", subresource, got.code, got.body)
+		}
+	}
+	var verbs []string
+	for _, a := range g.asked {
+		verbs = append(verbs, a.Verb+" "+a.Subresource)
+	}
+	if got := strings.Join(verbs, ", "); got != "get log, get exec, create exec" {
+		t.Errorf("authorized: %s", got)
+	}
+}
+
 func TestKindsComeAndGo(t *testing.T) {
 	s := newTestServer(t, func(c *Config) { c.Kinds = readKinds()[:1] })
 	pods := readKinds()[1]

@@ -176,7 +176,7 @@ func (s *Server) create(req *request) error {
 		return s.act(req, w, obj, options)
 	}
 	w.name = obj.GetName()
-	if req.res.kind.GroupResource() == namespaces {
+	if req.res.kind.IsNamespace {
 		w.attributes.Namespace = w.name
 	}
 	wipeSystemFields(obj)

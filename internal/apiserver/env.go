@@ -12,9 +12,6 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// namespaces are named by themselves: admission sees a namespace as being inside itself.
-var namespaces = schema.GroupResource{Resource: "namespaces"}
-
 // serverEnv is the server as rows see it; see kind.Env.
 type serverEnv struct {
 	s *Server

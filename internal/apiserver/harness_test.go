@@ -38,7 +38,8 @@ func readKinds() []*kind.Kind {
 	})
 	pods := kind.Of(kind.Spec[*corev1.Pod]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Short: []string{"po"}, Categories: []string{"all"}, Namespaced: true,
-		List: &corev1.PodList{},
+		List:         &corev1.PodList{},
+		IndexedField: "spec.nodeName",
 		Fields: map[string]func(*corev1.Pod) string{
 			"spec.nodeName": func(p *corev1.Pod) string { return p.Spec.NodeName },
 			"status.phase":  func(p *corev1.Pod) string { return string(p.Status.Phase) },
@@ -56,14 +57,14 @@ func readKinds() []*kind.Kind {
 		Status: func(to, from *corev1.Pod) { to.Status = from.Status },
 		Subresources: []kind.Subresource{
 			{Name: "log", Verbs: []string{"get"}},
-			{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}},
+			{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		},
 	})
 	nodes := kind.Of(kind.Spec[*corev1.Node]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Node"), Plural: "nodes", Short: []string{"no"}, Prefix: "minions", List: &corev1.NodeList{},
 	})
 	namespaces := kind.Of(kind.Spec[*corev1.Namespace]{
-		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", Short: []string{"ns"}, List: &corev1.NamespaceList{},
+		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, Short: []string{"ns"}, List: &corev1.NamespaceList{},
 		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
 	})

@@ -71,8 +71,8 @@ func (s *Server) workOf(req *request) fairness.Work {
 	}
 	switch info.verb {
 	case "create", "update", "patch", "delete":
-		if info.subresource == "token" && info.resource == "serviceaccounts" {
-			return fairness.Work{} // nothing is stored, so nobody hears of it
+		if res := s.requested(info); res != nil && res.subs[info.subresource] != nil && res.subs[info.subresource].StoresNothing {
+			return fairness.Work{} // no watch is notified
 		}
 		return fairness.WriteWork(s.config.Fairness.Watches.Interested(&req.attributes))
 	case "watch":
@@ -89,9 +89,14 @@ func (s *Server) workOf(req *request) fairness.Work {
 // sampled is how many objects stand for all when the size of a list is estimated.
 const sampled = 8
 
+// requested is the resource a path names, or nil when none of that name is served here.
+func (s *Server) requested(info *requestInfo) *resource {
+	return s.catalog.Load().byVersion[schema.GroupVersionResource{Group: info.group, Version: info.version, Resource: info.resource}]
+}
+
 func (s *Server) listWork(req *request) fairness.Work {
 	info := &req.info
-	res := s.catalog.Load().byVersion[schema.GroupVersionResource{Group: info.group, Version: info.version, Resource: info.resource}]
+	res := s.requested(info)
 	if res == nil || res.table == nil {
 		return fairness.Work{}
 	}
@@ -112,14 +117,14 @@ func (s *Server) listWork(req *request) fairness.Work {
 	return fairness.ListWork(objects, bytes/max(seen, 1))
 }
 
-// countWatch counts a watch for the work of writes, until the function it returns is called. Pods are told to the watch of their
-// own node only, so watches of single nodes' pods do not count.
+// countWatch counts a watch for the estimated work of writes, until the function it returns is called. A watch of one value of
+// the kind's indexed field does not count: most writes do not reach it.
 func (s *Server) countWatch(req *request, opts *listOptions) func() {
 	if s.config.Fairness == nil {
 		return func() {}
 	}
-	if opts.fields != nil && req.info.resource == "pods" && req.info.group == "" {
-		if node, ok := opts.fields.RequiresExactMatch("spec.nodeName"); ok && node != "" {
+	if indexed := req.res.kind.IndexedField; opts.fields != nil && indexed != "" {
+		if value, ok := opts.fields.RequiresExactMatch(indexed); ok && value != "" {
 			return func() {}
 		}
 	}

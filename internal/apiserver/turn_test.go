@@ -13,6 +13,7 @@ import (
 
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/apiserver/fairness"
+	"skiff/internal/kind"
 )
 
 // fairServer is a server on which everybody but system:masters shares one seat, and one request may wait for it.
@@ -27,6 +28,11 @@ func fairServer(t *testing.T, g *guard) *testServer {
 	schema.UID = "schema-uid"
 	f.Configure([]*flowcontrolv1.PriorityLevelConfiguration{level}, []*flowcontrolv1.FlowSchema{schema})
 	return newTestServer(t, func(c *Config) {
+		for _, k := range c.Kinds {
+			if k.Plural == "pods" {
+				k.Subresources = append(k.Subresources, kind.Subresource{Name: "token", StoresNothing: true})
+			}
+		}
 		c.Fairness, c.Authorizer = f, g
 		c.Limits = Limits{Timeout: 2 * time.Second, ReadOnly: 1}
 	})
@@ -86,8 +92,8 @@ func TestAWatchKeepsItsSeatOnlyAtFirst(t *testing.T) {
 	s.add("pods", pod("ns", "a", ""))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	for range 3 {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.http.URL+"/api/v1/pods?watch=true", nil)
+	for _, query := range []string{"", "", "", "&fieldSelector=spec.nodeName%3Dn1"} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.http.URL+"/api/v1/pods?watch=true&allowWatchBookmarks=true"+query, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,6 +103,9 @@ func TestAWatchKeepsItsSeatOnlyAtFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
+		if query != "" {
+			continue // nothing is on that node
+		}
 		if _, err := io.ReadFull(resp.Body, make([]byte, 10)); err != nil || resp.StatusCode != 200 {
 			t.Fatal(resp.Status, err)
 		}
@@ -142,6 +151,8 @@ func TestWorkOfRequests(t *testing.T) {
 		{"POST", "/api/v1/namespaces/ns/pods", fairness.Work{Late: 3}},
 		{"DELETE", "/api/v1/namespaces/ns/pods/a", fairness.Work{Late: 3}},
 		{"DELETE", "/api/v1/namespaces/ns/pods", fairness.Work{}},
+		{"POST", "/api/v1/namespaces/ns/pods/a/exec", fairness.Work{Late: 3}},
+		{"POST", "/api/v1/namespaces/ns/pods/a/token", fairness.Work{}},
 		{"POST", "/api/v1/namespaces/ns/configmaps", fairness.Work{}},
 	} {
 		r, err := http.NewRequest(test.method, test.url, nil)

@@ -51,7 +51,7 @@ func writeKinds() []*kind.Kind {
 		},
 	})
 	namespaces := kind.Of(kind.Spec[*corev1.Namespace]{
-		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", List: &corev1.NamespaceList{}, ReturnDeleted: true,
+		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, List: &corev1.NamespaceList{}, ReturnDeleted: true,
 		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
 		Prepare: func(_ *kind.Request, obj, old *corev1.Namespace) {

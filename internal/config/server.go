@@ -24,16 +24,18 @@ type Server struct {
 	NoNode           bool
 	Node             Node
 	// Without names parts that run elsewhere: upstream's in place of ours, or ours on another machine.
-	Without        []string
-	Token          string
-	ServiceCIDR    string
-	PodAddresses   PodAddresses
-	NodeLoss       NodeLoss
-	NodePortRange  string
-	ClusterDomain  string
-	Etcd           Etcd
-	EventTTL       time.Duration
-	Limits         Limits
+	Without       []string
+	Token         string
+	ServiceCIDR   string
+	PodAddresses  PodAddresses
+	NodeLoss      NodeLoss
+	NodePortRange string
+	ClusterDomain string
+	Etcd          Etcd
+	EventTTL      time.Duration
+	Limits        Limits
+	// HTTP2Server is the implementation of HTTP/2 the API is served with: HTTP2Skiff or HTTP2Go.
+	HTTP2Server    string
 	Authentication Authentication
 	Authorization  Authorization
 	Admission      Admission
@@ -42,6 +44,12 @@ type Server struct {
 	LogLevel       string
 	Profiling      bool
 }
+
+// The values of HTTP2Server.
+const (
+	HTTP2Skiff = "skiff" // internal/http2
+	HTTP2Go    = "go"    // net/http
+)
 
 // Etcd says where the state lives: embedded when Servers is empty.
 type Etcd struct {
@@ -121,6 +129,7 @@ func DefaultServer() Server {
 		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
 		EventTTL:      time.Hour,
 		Limits:        Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		HTTP2Server:   HTTP2Skiff,
 		Authentication: Authentication{
 			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
 		},
@@ -157,6 +166,7 @@ func (c *Server) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.Limits.MaxRequestsInflight, "max-requests-inflight", c.Limits.MaxRequestsInflight, "reading requests served at once; with --enable-priority-and-fairness the sum of both limits is what is divided, otherwise 0 means no limit")
 	fs.IntVar(&c.Limits.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.Limits.MaxMutatingRequestsInflight, "writing requests served at once; as above")
 	fs.BoolVar(&c.Limits.PriorityAndFairness, "enable-priority-and-fairness", c.Limits.PriorityAndFairness, "let requests wait for their turns as FlowSchemas and PriorityLevelConfigurations say, instead of refusing them above a limit")
+	fs.StringVar(&c.HTTP2Server, "http2-server", c.HTTP2Server, "implementation of HTTP/2 to serve the API with: skiff, or go for that of Go's net/http")
 	a := &c.Authentication
 	fs.StringVar(&a.Issuer, "service-account-issuer", a.Issuer, "name that tokens of service accounts are issued under")
 	fs.Var((*commaList)(&a.Audiences), "api-audiences", "names of this API server that tokens may be meant for; default: the issuer")
@@ -228,6 +238,9 @@ func (c *Server) Validate() error {
 	}
 	if c.Limits.PriorityAndFairness && c.Limits.MaxRequestsInflight+c.Limits.MaxMutatingRequestsInflight == 0 {
 		fail("max-requests-inflight", "must add up to something positive with --max-mutating-requests-inflight, unless --enable-priority-and-fairness=false")
+	}
+	if c.HTTP2Server != HTTP2Skiff && c.HTTP2Server != HTTP2Go {
+		fail("http2-server", "%q is not one of %s, %s", c.HTTP2Server, HTTP2Skiff, HTTP2Go)
 	}
 	if c.Encryption.Reload && c.Encryption.File == "" {
 		fail("encryption-provider-config-automatic-reload", "there is no file to read; set --encryption-provider-config")

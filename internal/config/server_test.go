@@ -28,6 +28,8 @@ func TestServerValidate(t *testing.T) {
 		{"audit settings that are not used", []string{"--audit-log-mode=sometimes"}, ""},
 		{"nothing to be fair with", []string{"--max-requests-inflight=0", "--max-mutating-requests-inflight=0"}, "--max-requests-inflight: must add up"},
 		{"no limit at all", []string{"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false"}, ""},
+		{"HTTP/2 of net/http", []string{"--http2-server=go"}, ""},
+		{"unknown HTTP/2 server", []string{"--http2-server=nginx"}, `--http2-server: "nginx" is not one of skiff, go`},
 		{"negative limit", []string{"--max-requests-inflight=-1"}, "--max-requests-inflight"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -48,6 +48,9 @@ type Kind struct {
 	Short      []string
 	Categories []string
 	Namespaced bool
+	// IsNamespace: the objects are the namespaces themselves. A path below one names it as its scope too, and admission sees
+	// it as being inside itself.
+	IsNamespace bool
 
 	// Verbs the resource itself answers, in discovery's order. Default: AllVerbs.
 	Verbs []string
@@ -103,6 +106,9 @@ type Kind struct {
 
 	// Fields are the field selectors besides metadata.name and metadata.namespace.
 	Fields map[string]func(obj Object) string
+	// IndexedField is the field selector that divides the objects among watchers: a watch that requires one value of it sees
+	// only its own share, so a write is not expected to reach all of them (pods by spec.nodeName).
+	IndexedField string
 
 	// Columns and Row are what `kubectl get` shows; a column of priority 1 shows with -o wide.
 	Columns []metav1.TableColumnDefinition
@@ -240,6 +246,11 @@ type Subresource struct {
 	NewBody func() Object
 	// Meant: the UID of a body for Create tells which object the client means, and is kept.
 	Meant bool
+	// StoresNothing: Create computes its response and writes nothing, so no watch sees it (tokens).
+	StoresNothing bool
+	// ConnectNeedsCreate: a GET that connects (a browser's WebSocket can send nothing else) is authorized as a create, so that
+	// read access does not allow running commands.
+	ConnectNeedsCreate bool
 }
 
 // Part is a subresource that writes one part of the parent and leaves the rest as it was (status, approval, resize).

@@ -47,6 +47,8 @@ type Spec[T Object] struct {
 	// BeforeStatus looks at a new status in the light of other objects, and may refuse it.
 	BeforeStatus            func(ctx context.Context, env Env, req *Request, obj, old T) error
 	StatusOnCreate          bool
+	IsNamespace             bool
+	IndexedField            string
 	SpecChanged             func(obj, old T) bool
 	AllowCreateOnUpdate     bool
 	DenyUnconditionalUpdate bool
@@ -84,6 +86,8 @@ func Of[T Object](s Spec[T]) *Kind {
 		New:                      func() Object { return reflect.New(objType).Interface().(Object) },
 		ValidateName:             s.ValidateName,
 		StatusOnCreate:           s.StatusOnCreate,
+		IsNamespace:              s.IsNamespace,
+		IndexedField:             s.IndexedField,
 		AllowCreateOnUpdate:      s.AllowCreateOnUpdate,
 		AllowUnconditionalUpdate: !s.DenyUnconditionalUpdate,
 		Columns:                  s.Columns,

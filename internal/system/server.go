@@ -103,7 +103,7 @@ func RunServer(ctx context.Context, c config.Server) error {
 	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
 	group.Go(func() error {
 		defer recorded()
-		return wrap("API server", serve(ctx, listener, server, certs))
+		return wrap("API server", serve(ctx, listener, newHTTPServer(server.Handler(), certs.serving.Clone()), c.HTTP2Server))
 	})
 	group.Go(func() error { return wrap("audit", gate.auditor.Run(recording)) })
 	group.Go(func() error { return wrap("encryption", sealing.Run(recording)) })
@@ -219,27 +219,34 @@ func addProfiling(paths map[string]http.Handler) {
 	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
 }
 
-// serve answers requests on the listener until ctx ends, then lets running ones finish.
-func serve(ctx context.Context, listener net.Listener, server *apiserver.Server, certs *certificates) error {
-	// Long-running requests end with this context, so that shutting down need not wait for watchers.
-	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	secure := certs.serving.Clone()
-	// Small records at first would let a browser show something sooner; here they are only more of them to send.
+// newHTTPServer is the HTTP server of the API.
+func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
+	// Small first records let a browser show something sooner. API clients only pay for more records.
 	secure.DynamicRecordSizingDisabled = true
-	h := &http.Server{
-		Handler:           server.Handler(),
+	return &http.Server{
+		Handler:           handler,
 		TLSConfig:         secure,
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       3 * time.Minute,
 		MaxHeaderBytes:    1 << 20,
-		BaseContext:       func(net.Listener) context.Context { return base },
-		// What clients do wrong while connecting is theirs to know.
+		// Errors of clients while they connect are not the server's.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
-	http2.Configure(h)
+}
+
+// serve answers requests on the listener until ctx ends, then lets running ones finish.
+func serve(ctx context.Context, listener net.Listener, h *http.Server, http2Server string) error {
+	// Long-running requests end with this context, so that shutting down need not wait for watchers.
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	h.BaseContext = func(net.Listener) context.Context { return base }
+	// Without Configure net/http serves HTTP/2 itself, because the TLS configuration offers it.
+	if http2Server == config.HTTP2Skiff {
+		http2.Configure(h)
+		listener = http2.Listener(listener)
+	}
 	done := make(chan error, 1)
-	go func() { done <- h.Serve(tls.NewListener(http2.Listener(listener), h.TLSConfig)) }()
+	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
 	select {
 	case err := <-done:
 		return err

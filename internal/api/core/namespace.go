@@ -17,7 +17,7 @@ import (
 // Namespace is held by spec.finalizers as well as by metadata.finalizers: the namespace controller empties it first
 // and then takes its own finalizer away through the finalize subresource.
 var Namespace = kind.Of(kind.Spec[*corev1.Namespace]{
-	GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", Short: []string{"ns"},
+	GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", Short: []string{"ns"}, IsNamespace: true,
 	// There is no deletecollection: nobody empties a cluster by accident.
 	Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 	List:  &corev1.NamespaceList{},

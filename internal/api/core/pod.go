@@ -34,17 +34,18 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 	WarnStatus:     warnPodStatus,
 
 	Subresources: []kind.Subresource{
-		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}},
+		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod, Meant: true},
 		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Part: ephemeralContainersPart()},
 		{Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} }, Create: evictPod},
-		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}},
+		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		{Name: "log", Verbs: []string{"get"}},
-		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}},
+		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("PodProxyOptions"), Verbs: proxyVerbs},
 		{Name: "resize", Verbs: []string{"get", "patch", "update"}, Part: resizePart()},
 	},
 
+	IndexedField: "spec.nodeName",
 	Fields: map[string]func(*corev1.Pod) string{
 		"spec.nodeName":            func(obj *corev1.Pod) string { return obj.Spec.NodeName },
 		"spec.host":                func(obj *corev1.Pod) string { return obj.Spec.NodeName }, // the name it had at first

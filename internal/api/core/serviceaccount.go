@@ -40,7 +40,7 @@ var ServiceAccount = kind.Of(kind.Spec[*corev1.ServiceAccount]{
 	},
 	ReturnDeleted: true,
 	Subresources: []kind.Subresource{{
-		Name: "token", GVK: authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"), Verbs: []string{"create"},
+		Name: "token", GVK: authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"), Verbs: []string{"create"}, StoresNothing: true,
 		NewBody: func() kind.Object { return &authenticationv1.TokenRequest{} },
 		Create: func(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
 			return requestToken(ctx, env, req, namespace, name, body.(*authenticationv1.TokenRequest))
