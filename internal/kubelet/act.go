@@ -130,7 +130,7 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.Pod
 	}
 	return cri.SandboxConfig(pod, cri.PodSettings{
 		Host: k.Host, Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsDir(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
-		ExtraGroups: k.Volumes.Groups(pod.UID), UserNamespace: user,
+		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
 	})
 }
 
@@ -291,7 +291,7 @@ func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container)
 // containerConfig says what container is to be made. release frees what is only needed until it is made.
 func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, ref string, attempt uint32, target string, ips []string) (*runtimeapi.ContainerConfig, func(), error) {
 	k := w.k
-	var given devices.Settings
+	var given devices.RunContainerOptions
 	if k.Devices != nil {
 		var err error
 		if given, err = k.Devices.Prepare(ctx, pod, c); err != nil {
@@ -330,7 +330,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	settings := cri.ContainerSettings{
 		Host: k.Host, Attempt: attempt, Env: append(given.Env, env...), Mounts: slices.Concat(given.Mounts, mounts, own),
 		Devices: append(given.Devices, blocks...), CDIDevices: given.CDI, Annotations: given.Annotations, ImageRef: ref, ImageUser: image.GetImage().GetUsername(), TargetID: target,
-		ExtraGroups: k.Volumes.Groups(pod.UID), UserNamespace: user,
+		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
 	}
 	if uid := image.GetImage().GetUid(); uid != nil {
 		settings.ImageUID = &uid.Value
@@ -355,5 +355,5 @@ func (s sources) Services(namespace string) ([]*corev1.Service, error) {
 	return s.Kubelet.Services(namespace)
 }
 func (s sources) File(pod *corev1.Pod, volume, path string) ([]byte, error) {
-	return s.Volumes.File(pod, volume, path)
+	return s.Volumes.ReadFile(pod, volume, path)
 }

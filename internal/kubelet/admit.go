@@ -92,7 +92,7 @@ func (k *Kubelet) refuses(ctx context.Context, pod *corev1.Pod, others []*corev1
 	}
 	if k.Devices != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
 		if err := k.Devices.Allocate(ctx, pod); err != nil {
-			reason, message := devices.Refusal(err)
+			reason, message := devices.AdmissionFailure(err)
 			return &refusal{Reason: status.Reason{Reason: reason, Message: message}}, nil
 		}
 	}

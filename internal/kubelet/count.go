@@ -33,7 +33,7 @@ func (w *worker) countStart(pod *corev1.Pod, said *corev1.PodStatus) {
 	}
 	w.counted = true
 	if said.Phase == corev1.PodRunning && pod.Status.Phase == corev1.PodPending {
-		w.k.Metrics.PodRuns(time.Since(w.born))
+		w.k.Metrics.PodStarted(time.Since(w.born))
 	}
 }
 

@@ -73,8 +73,8 @@ func (f *fakeParts) Mounts(*corev1.Pod, *corev1.Container, []*runtimeapi.KeyValu
 func (f *fakeParts) Devices(*corev1.Pod, *corev1.Container) ([]*runtimeapi.Device, error) {
 	return nil, nil
 }
-func (f *fakeParts) Due(types.UID) time.Time  { return time.Time{} }
-func (f *fakeParts) Groups(types.UID) []int64 { return nil }
+func (f *fakeParts) RefreshAt(types.UID) time.Time        { return time.Time{} }
+func (f *fakeParts) SupplementalGroups(types.UID) []int64 { return nil }
 func (f *fakeParts) Unmount(_ context.Context, uid types.UID) error {
 	f.note("unmount %s", uid)
 	return nil
@@ -84,7 +84,7 @@ func (f *fakeParts) Pods() ([]types.UID, error) {
 	defer f.mu.Unlock()
 	return f.left, nil
 }
-func (f *fakeParts) File(*corev1.Pod, string, string) ([]byte, error) {
+func (f *fakeParts) ReadFile(*corev1.Pod, string, string) ([]byte, error) {
 	return nil, errors.New("no file")
 }
 func (f *fakeParts) Ensure(_ context.Context, _ *corev1.Pod, c *corev1.Container, _ *runtimeapi.PodSandboxConfig) (string, error) {

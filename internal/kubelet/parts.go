@@ -18,17 +18,17 @@ type Volumes interface {
 	// Mounts is what a container mounts. release frees what must only live until the container is created; it may be nil.
 	Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) (mounts []*runtimeapi.Mount, release func(), err error)
 	// Due is when a pod's volumes want to be mounted again although nothing has changed, zero for never: tokens end.
-	Due(uid types.UID) time.Time
+	RefreshAt(uid types.UID) time.Time
 	// Devices are the block volumes a container uses.
 	Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error)
 	// Groups are the groups that a pod's volumes ask for.
-	Groups(uid types.UID) []int64
+	SupplementalGroups(uid types.UID) []int64
 	// Unmount takes down all volumes of a pod and removes their directories.
 	Unmount(ctx context.Context, uid types.UID) error
 	// Pods are those with directories on disk.
 	Pods() ([]types.UID, error)
 	// File reads a file of a pod's volume, without leaving the volume.
-	File(pod *corev1.Pod, volume, path string) ([]byte, error)
+	ReadFile(pod *corev1.Pod, volume, path string) ([]byte, error)
 }
 
 // Images makes sure that images are there.
@@ -63,9 +63,9 @@ type Devices interface {
 	// Allocate gives a pod that is to be admitted its devices.
 	Allocate(ctx context.Context, pod *corev1.Pod) error
 	// Prepare readies the devices of a container that is to be started, and says what it needs to use them.
-	Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (devices.Settings, error)
-	// Healths tells how the devices of a container are.
-	Healths(uid types.UID, container string) []corev1.ResourceStatus
+	Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (devices.RunContainerOptions, error)
+	// Health tells how the devices of a container are.
+	Health(uid types.UID, container string) []corev1.ResourceStatus
 }
 
 // Handlers finds what the runtime calls a RuntimeClass.

@@ -204,7 +204,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		operation, began := w.operation(), time.Now()
 		next, done := w.step(ctx)
-		w.k.Metrics.Worked(operation, began)
+		w.k.Metrics.PodSynced(operation, began)
 		if done {
 			w.k.forget(w)
 			return

@@ -129,7 +129,7 @@ func (w *worker) earlier(a, b time.Time) time.Time {
 // nextLook is when to look at a pod again that is as it should be: when a volume wants to be refreshed, or when a resize or the making of
 // a mirror is to be tried again.
 func (w *worker) nextLook(wake time.Time) time.Time {
-	wake = w.earlier(wake, w.k.Volumes.Due(w.uid))
+	wake = w.earlier(wake, w.k.Volumes.RefreshAt(w.uid))
 	if w.resize.pending != nil {
 		wake = w.earlier(wake, time.Now().Add(resizeRetry))
 	}
@@ -190,7 +190,7 @@ func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.Po
 		QOSClass: qosClass(pod), Now: time.Now(),
 	}
 	if w.k.Devices != nil {
-		s.Devices = func(container string) []corev1.ResourceStatus { return w.k.Devices.Healths(w.uid, container) }
+		s.Devices = func(container string) []corev1.ResourceStatus { return w.k.Devices.Health(w.uid, container) }
 	}
 	s.PodResources, s.PodRequests = podResources(pod, w.resize.actuatedPod)
 	w.mu.Lock()

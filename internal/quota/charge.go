@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Limited is a resource that can be used only where a quota covers it.
-type Limited struct {
+// LimitedResource is a resource that can be used only where a quota covers it.
+type LimitedResource struct {
 	APIGroup string `json:"apiGroup,omitempty"`
 	Resource string `json:"resource"`
 	// MatchContains are parts of names: who uses something with such a name needs a quota for it.
@@ -20,16 +20,16 @@ type Limited struct {
 	MatchScopes []corev1.ScopedResourceSelectorRequirement `json:"matchScopes,omitempty"`
 }
 
-// Refusal is the error of a write that quotas do not allow, as opposed to one that could not be judged.
-type Refusal struct{ reason string }
+// ForbiddenError is the error of a write that quotas do not allow, as opposed to one that could not be judged.
+type ForbiddenError struct{ reason string }
 
-func (r *Refusal) Error() string { return r.reason }
+func (r *ForbiddenError) Error() string { return r.reason }
 
-func refuse(format string, args ...any) error { return &Refusal{fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error { return &ForbiddenError{fmt.Sprintf(format, args...)} }
 
 // Charge is what a write adds to each of the quotas: charges[i] belongs to quotas[i] and is nil when the write adds
 // nothing to it. It refuses what quotas forbid whatever is left of them; whether enough is left says Fit.
-func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Limited, now time.Time) (charges []corev1.ResourceList, err error) {
+func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []LimitedResource, now time.Time) (charges []corev1.ResourceList, err error) {
 	used, err := e.usage(w.Object, now)
 	if err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ type needs struct {
 	haveScopes []corev1.ResourceQuotaScope
 }
 
-func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited []Limited) (needs, error) {
+func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited []LimitedResource) (needs, error) {
 	var n needs
 	for _, l := range limited {
 		for _, scope := range l.MatchScopes {
@@ -191,7 +191,7 @@ func (n *needs) covered() error {
 }
 
 // Fit refuses a charge for which not enough is left.
-func Fit(quota *corev1.ResourceQuota, charge corev1.ResourceList) error {
+func CheckFits(quota *corev1.ResourceQuota, charge corev1.ResourceList) error {
 	var exceeded []corev1.ResourceName
 	for name, quantity := range charge {
 		hard, ok := quota.Status.Hard[name]

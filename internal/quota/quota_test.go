@@ -207,7 +207,7 @@ func TestVolumeClaims(t *testing.T) {
 		t.Error("a status that does not change concerns quotas")
 	}
 	old.Status.CurrentVolumeAttributesClassName = nil
-	if !e.Concerns(Write{Subresource: "status", Object: claim, Old: old}) || !Frees(claim, old, now) {
+	if !e.Concerns(Write{Subresource: "status", Object: claim, Old: old}) || !ReducesUsage(claim, old, now) {
 		t.Error("a class that changes concerns no quota")
 	}
 }
@@ -302,11 +302,11 @@ func TestChargeByScope(t *testing.T) {
 
 func TestFit(t *testing.T) {
 	q := quotaOf("pods=3 cpu=2", "pods=3 cpu=1")
-	if err := Fit(q, amounts("cpu=1")); err != nil {
+	if err := CheckFits(q, amounts("cpu=1")); err != nil {
 		t.Error(err)
 	}
-	err := Fit(q, amounts("pods=1 cpu=1500m memory=1"))
-	var refusal *Refusal
+	err := CheckFits(q, amounts("pods=1 cpu=1500m memory=1"))
+	var refusal *ForbiddenError
 	if !errors.As(err, &refusal) || err.Error() != "exceeded quota: q, requested: cpu=1500m,pods=1, used: cpu=1,pods=3, limited: cpu=2,pods=3" {
 		t.Errorf("got %v", err)
 	}
@@ -371,7 +371,7 @@ func TestFrees(t *testing.T) {
 		"it is resized":      {resized, started, true}, "a service": {&corev1.Service{}, balancer, true}, "not a service": {&corev1.Service{}, &corev1.Service{}, false},
 		"something else": {&corev1.Secret{}, &corev1.Secret{}, false},
 	} {
-		if got := Frees(c.obj, c.old, now); got != c.want {
+		if got := ReducesUsage(c.obj, c.old, now); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -92,9 +92,9 @@ func (e *Evaluator) sum(quota *corev1.ResourceQuota, names []corev1.ResourceName
 	return sum, nil
 }
 
-// Frees reports whether an update may have lowered what an object uses, so that quotas must be added up again.
+// ReducesUsage reports whether an update may have lowered what an object uses, so that quotas must be added up again.
 // Deletions always have.
-func Frees(obj, old runtime.Object, now time.Time) bool {
+func ReducesUsage(obj, old runtime.Object, now time.Time) bool {
 	switch obj := obj.(type) {
 	case *corev1.Pod:
 		before, ok := old.(*corev1.Pod)

@@ -40,16 +40,16 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 	}
 	observer := &evict.Observer{
 		Root: n.root, ImageDir: n.root,
-		Machine: func() (evict.Memory, error) { return memoryOf(groups.NodeStats()) }, Together: func() (evict.Memory, error) { return memoryOf(groups.PodsStats()) },
+		Node: func() (evict.Memory, error) { return memoryOf(groups.NodeStats()) }, AllPods: func() (evict.Memory, error) { return memoryOf(groups.PodsStats()) },
 		Pod: func(pod *corev1.Pod) (evict.PodUsage, bool) { return podUsage(groups, pod) },
 		Layers: func(ctx context.Context) (map[types.UID]map[string]evict.Disk, error) {
 			stats, err := n.runtime.ListContainerStats(ctx, nil)
-			return evict.LayersOf(stats), err
+			return evict.WritableLayers(stats), err
 		},
 	}
 	n.guard = evict.New(evict.Config{
-		Thresholds: thresholds, Transition: n.settings.EvictionPressureTransitionPeriod.Duration, MaxGrace: int64(n.settings.EvictionMaxPodGracePeriod), Critical: kubelet.Critical,
-	}, evict.Parts{
+		Thresholds: thresholds, PressureTransitionPeriod: n.settings.EvictionPressureTransitionPeriod.Duration, MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod), IsCritical: kubelet.Critical,
+	}, evict.Dependencies{
 		Actor: evictor{n, groups, collector}, Source: observer, Events: recorder, NodeEvent: n.node.Event, Changed: n.node.Changed, Log: n.log.With("part", "eviction"),
 	})
 	n.runs["eviction"] = func(ctx context.Context) error {
@@ -123,8 +123,8 @@ func (n *nodeParts) refuse(pod *corev1.Pod) *status.Reason {
 	if ok, why := evict.Admits(n.guard.Conditions(), pod, podspec.QOSClass(pod), kubelet.Critical(pod)); !ok {
 		return &status.Reason{Reason: evict.Reason, Message: why}
 	}
-	if n.shutdown.Now() {
-		return &status.Reason{Reason: shutdown.RefusedReason, Message: shutdown.RefusedMessage}
+	if n.shutdown.ShuttingDown() {
+		return &status.Reason{Reason: shutdown.RejectedReason, Message: shutdown.RejectedMessage}
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (e evictor) Evict(_ context.Context, eviction evict.Eviction) error {
 	return nil
 }
 
-func (e evictor) Gone(pod *corev1.Pod) bool {
+func (e evictor) Removed(pod *corev1.Pod) bool {
 	if slices.ContainsFunc(e.kubelet.Active(), func(p *corev1.Pod) bool { return p.UID == pod.UID }) {
 		return false
 	}
@@ -168,9 +168,9 @@ func (e evictor) Gone(pod *corev1.Pod) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-func (e evictor) FreeContainers(ctx context.Context) error {
+func (e evictor) DeleteUnusedContainers(ctx context.Context) error {
 	e.kubelet.FreeContainers(ctx)
 	return nil
 }
 
-func (e evictor) FreeImages(ctx context.Context) error { return e.collector.DeleteUnused(ctx) }
+func (e evictor) DeleteUnusedImages(ctx context.Context) error { return e.collector.DeleteUnused(ctx) }

@@ -44,7 +44,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// nodeSettings are what the node of this machine is made from.
+// nodeSettings are what the node of this host is made from.
 type nodeSettings struct {
 	config.Node
 	// dataDir holds the runtime and the network's state, root what belongs to pods.
@@ -183,9 +183,9 @@ type nodeParts struct {
 	node    *node.Node
 	proof   *nodeIdentity
 	usage   *usage.Usage
-	guard   *evict.Guard
+	guard   *evict.Evictor
 	devices *devices.Devices
-	// shutdown ends the pods before the machine goes down.
+	// shutdown ends the pods before the host goes down.
 	shutdown *shutdown.Shutdown
 	// network is the pod network where it is skiff's own.
 	network *cni.Settings
@@ -193,7 +193,7 @@ type nodeParts struct {
 	runs map[string]func(context.Context) error
 }
 
-// make makes the parts, and what they need on this machine. It starts nothing.
+// make makes the parts, and what they need on this host. It starts nothing.
 func (n *nodeParts) make() error {
 	if err := n.makeIdentity(); err != nil {
 		return err
@@ -217,7 +217,7 @@ func (n *nodeParts) make() error {
 		return err
 	}
 	n.usage = &usage.Usage{
-		NodeName: n.name, Groups: groups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
+		NodeName: n.name, Cgroups: groups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
 	}
 	pulls, collector, err := newImages(n.client, n.nodeSettings, n.settings, n.runtime, named, recorder, n.node.Node, n.log)
 	if err != nil {
@@ -253,7 +253,7 @@ func (n *nodeParts) make() error {
 		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
 		Log: n.log.With("part", "kubelet"),
 	})
-	n.metrics.All.MustRegister(metrics.Node{
+	n.metrics.All.MustRegister(metrics.NodeCollector{
 		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: volumes.Count, Claims: volumes.Claims, Shutdown: n.shutdown.Times,
 	})
 	n.runs["objects"], n.runs["informers"], n.runs["events"], n.runs["node"] = named.Run, informers.Run, events.Run, n.node.Run
@@ -268,7 +268,7 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 	if err != nil {
 		return err
 	}
-	machine, err := node.ReadMachine(n.root)
+	host, err := node.ReadHost(n.root)
 	if err != nil {
 		return err
 	}
@@ -279,11 +279,11 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 	}
 	n.node = node.New(node.Settings{
 		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
-		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
-		CheckEvery: n.settings.NodeStatusUpdateFrequency.Duration, ReportEvery: n.settings.NodeStatusReportFrequency.Duration,
+		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseDurationSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
+		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
-		EvictionReserved: evict.Reserved(thresholds, node.Capacity(machine, node.Settings{})),
-	}, node.Parts{
+		EvictionReserved: evict.Reserved(thresholds, node.Capacity(host, node.Settings{})),
+	}, node.Dependencies{
 		Client: n.client, Runtime: n.runtime, Events: recorder, Pressure: n.pressure,
 		Problems: n.problems,
 		Devices: func() (told node.Devices) {
@@ -299,11 +299,11 @@ func (n *nodeParts) makeNode(recorder client.Recorder) error {
 		Log: n.log.With("part", "node"),
 	})
 	n.shutdown = shutdown.New(shutdown.Options{
-		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, End: n.endForShutdown,
+		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, KillPod: n.endForShutdown,
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("part", "shutdown"),
 	})
 	n.devices = devices.New(devices.Options{
-		Dir: filepath.Join(n.root, "device-plugins"), Active: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
+		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
 		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("part", "devices"),
 	})
 	resources := &podresources.Server{
@@ -319,13 +319,13 @@ func (n *nodeParts) problems() (errs []error) {
 	if err := n.kubelet.RuntimeError(); err != nil {
 		errs = append(errs, err)
 	}
-	if n.shutdown.Now() {
+	if n.shutdown.ShuttingDown() {
 		errs = append(errs, node.ErrShuttingDown)
 	}
 	return errs
 }
 
-// endForShutdown ends a pod because the machine goes down.
+// endForShutdown ends a pod because the host goes down.
 func (n *nodeParts) endForShutdown(pod *corev1.Pod, grace int64) <-chan struct{} {
 	freed := n.kubelet.Freed(pod.UID)
 	n.kubelet.Evict(pod.UID, status.Reason{Reason: shutdown.Reason, Message: shutdown.Message}, &grace, shutdown.Condition(pod, time.Now()))
@@ -361,12 +361,12 @@ func (n *nodeParts) resolver() (environment.DNSSettings, error) {
 
 // setUpGroups makes the control groups that all pods are in.
 func (n *nodeParts) setUpGroups(groups *cgroup.Groups) error {
-	machine, err := node.ReadMachine(n.root)
+	host, err := node.ReadHost(n.root)
 	if err != nil {
 		return err
 	}
 	settings := node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)}
-	err = groups.Setup(node.Enforced(node.Capacity(machine, settings), node.Settings{
+	err = groups.Setup(node.EnforcedAllocatable(node.Capacity(host, settings), node.Settings{
 		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
 	}))
 	if err != nil {

@@ -83,8 +83,8 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 	ranges := make(chan []string, 10)
 	n := node.New(node.Settings{
 		Name: "n1", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Value: "yes", Effect: corev1.TaintEffectNoSchedule}},
-		CheckEvery: 200 * time.Millisecond, LeaseSeconds: 4, Root: t.TempDir(),
-	}, node.Parts{
+		StatusUpdateFrequency: 200 * time.Millisecond, LeaseDurationSeconds: 4, Root: t.TempDir(),
+	}, node.Dependencies{
 		Client: own, Runtime: readyRuntime{}, Events: events.For("kubelet").On("n1"), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		PodCIDRs: func(r []string) { ranges <- r },
 	})

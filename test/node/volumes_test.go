@@ -126,7 +126,7 @@ func (n *storageNode) Secret(namespace, name string) (*corev1.Secret, error) {
 }
 func (n *storageNode) Services(string) ([]*corev1.Service, error) { return nil, nil }
 func (n *storageNode) File(pod *corev1.Pod, name, path string) ([]byte, error) {
-	return n.volumes.File(pod, name, path)
+	return n.volumes.ReadFile(pod, name, path)
 }
 
 // run starts a pod's first container and returns what runs a shell command in it, and what ends the pod.

@@ -34,7 +34,7 @@ type config struct {
 // quotaConfig is a ResourceQuotaConfiguration.
 type quotaConfig struct {
 	metav1.TypeMeta  `json:",inline"`
-	LimitedResources []quota.Limited `json:"limitedResources,omitempty"`
+	LimitedResources []quota.LimitedResource `json:"limitedResources,omitempty"`
 }
 
 // readConfig reads a configuration file. Everything in it must be known: a setting that is misspelled is not in force.

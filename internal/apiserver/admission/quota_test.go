@@ -127,7 +127,7 @@ func TestResourceQuota(t *testing.T) {
 }
 
 func TestLimitedResources(t *testing.T) {
-	limited := []quota.Limited{
+	limited := []quota.LimitedResource{
 		{Resource: "pods", MatchScopes: []corev1.ScopedResourceSelectorRequirement{{ScopeName: "PriorityClass", Operator: "In", Values: []string{"high"}}}},
 		{Resource: "persistentvolumeclaims", MatchContains: []string{".storageclass.storage.k8s.io/requests.storage"}},
 	}

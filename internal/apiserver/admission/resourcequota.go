@@ -29,7 +29,7 @@ import (
 type resourceQuota struct {
 	env      access
 	registry *quota.Registry
-	limited  []quota.Limited
+	limited  []quota.LimitedResource
 
 	mu     sync.Mutex
 	queues map[string]*queue // by namespace, while somebody is in them
@@ -76,7 +76,7 @@ type portion struct {
 	turn   int
 }
 
-func newResourceQuota(env access, limited []quota.Limited) *resourceQuota {
+func newResourceQuota(env access, limited []quota.LimitedResource) *resourceQuota {
 	return &resourceQuota{
 		env: env, limited: limited, registry: quota.NewRegistry(devices{env}),
 		queues: map[string]*queue{}, turns: lru.New(rememberedQuotas),
@@ -247,7 +247,7 @@ func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (w
 		charges, err := c.evaluator.Charge(running, c.write, r.limited, now)
 		for i := 0; err == nil && i < len(charges); i++ {
 			if charges[i] != nil && c.a.Subresource != "status" {
-				err = quota.Fit(running[i], charges[i])
+				err = quota.CheckFits(running[i], charges[i])
 			}
 		}
 		if err != nil {
@@ -269,7 +269,7 @@ func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (w
 
 // refuse ends a charge with an error.
 func (c *charge) refuse(err error) {
-	var refusal *quota.Refusal
+	var refusal *quota.ForbiddenError
 	if errors.As(err, &refusal) {
 		err = forbidden(c.a, err)
 	}
@@ -335,7 +335,7 @@ func grant(q *corev1.ResourceQuota, wishes []*wish, turn int) error {
 			continue
 		}
 		if w.c.a.Subresource != "status" {
-			if w.err = quota.Fit(q, w.amount); w.err != nil {
+			if w.err = quota.CheckFits(q, w.amount); w.err != nil {
 				continue
 			}
 		}

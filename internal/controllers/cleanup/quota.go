@@ -96,7 +96,7 @@ func countTyped[T kind.Object](q *quotas, group, name string) error {
 	err := client.InformerFor[T](q.setup.Informers).Handle(
 		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterCreated) },
 		func(old, obj T) {
-			if quota.Frees(obj, old, time.Now()) {
+			if quota.ReducesUsage(obj, old, time.Now()) {
 				q.recount(gr, obj.GetNamespace(), recountAfterFreed)
 			}
 		},

@@ -17,12 +17,12 @@ import (
 // Allocate gives the containers of a pod the devices that they ask for. What a pod's init containers had, but for its sidecars, the others can have.
 // Asked again for a pod that has its devices, it gives nothing more.
 func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
-	if !d.wanted(pod) {
+	if !d.requestsDevices(pod) {
 		return nil
 	}
-	d.asking.Lock()
-	defer d.asking.Unlock()
-	d.Free()
+	d.allocating.Lock()
+	defer d.allocating.Unlock()
+	d.FreeRemovedPods()
 	reusable := map[string][]string{}
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Ephemeral {
@@ -32,7 +32,7 @@ func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
 			return err
 		}
 		d.mu.Lock()
-		for name, a := range d.given[pod.UID][c.Name] {
+		for name, a := range d.allocations[pod.UID][c.Name] {
 			mine := a.names()
 			reusable[name] = slices.DeleteFunc(reusable[name], func(id string) bool { return slices.Contains(mine, id) })
 			if kind == container.Init && !container.IsSidecar(c) {
@@ -44,13 +44,13 @@ func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// wanted reports whether a pod asks for anything that plugins bring.
-func (d *Devices) wanted(pod *corev1.Pod) bool {
+// wanted reports whether a pod requested for anything that plugins bring.
+func (d *Devices) requestsDevices(pod *corev1.Pod) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range container.All(&pod.Spec) {
 		for name := range c.Resources.Limits {
-			if d.known(string(name)) {
+			if d.isDeviceResource(string(name)) {
 				return true
 			}
 		}
@@ -59,11 +59,11 @@ func (d *Devices) wanted(pod *corev1.Pod) bool {
 }
 
 // known reports whether a resource is a plugin's: there is one, or was one when devices of it were given. mu is held.
-func (d *Devices) known(name string) bool {
+func (d *Devices) isDeviceResource(name string) bool {
 	if d.resources[name] != nil {
 		return true
 	}
-	for _, containers := range d.given {
+	for _, containers := range d.allocations {
 		for _, resources := range containers {
 			if resources[name] != nil {
 				return true
@@ -74,27 +74,27 @@ func (d *Devices) known(name string) bool {
 }
 
 // Free takes back the devices of pods that are gone.
-func (d *Devices) Free() {
-	pods, all := d.Active()
+func (d *Devices) FreeRemovedPods() {
+	pods, all := d.ActivePods()
 	if !all {
 		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for uid := range d.given {
+	for uid := range d.allocations {
 		if !slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.UID == uid }) {
-			delete(d.given, uid)
+			delete(d.allocations, uid)
 		}
 	}
 }
 
-// asks are the plugins' resources that a container asks for, in the order of their names. What the cluster's own allocation of devices covers is none.
-func (d *Devices) asks(pod *corev1.Pod, c *corev1.Container) []string {
+// requested are the plugins' resources that a container requested for, in the order of their names. What the cluster's own allocation of devices covers is none.
+func (d *Devices) requestedResources(pod *corev1.Pod, c *corev1.Container) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var names []string
 	for name, amount := range c.Resources.Limits {
-		if d.known(string(name)) && amount.Value() > 0 && !claimed(pod, c.Name, string(name)) {
+		if d.isDeviceResource(string(name)) && amount.Value() > 0 && !coveredByClaim(pod, c.Name, string(name)) {
 			names = append(names, string(name))
 		}
 	}
@@ -102,7 +102,7 @@ func (d *Devices) asks(pod *corev1.Pod, c *corev1.Container) []string {
 	return names
 }
 
-func claimed(pod *corev1.Pod, container, resource string) bool {
+func coveredByClaim(pod *corev1.Pod, container, resource string) bool {
 	s := pod.Status.ExtendedResourceClaimStatus
 	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
 		return m.ContainerName == container && m.ResourceName == resource
@@ -111,7 +111,7 @@ func claimed(pod *corev1.Pod, container, resource string) bool {
 
 // allocate gives one container its devices of all resources.
 func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, reusable map[string][]string) error {
-	for _, name := range d.asks(pod, c) {
+	for _, name := range d.requestedResources(pod, c) {
 		amount := c.Resources.Limits[corev1.ResourceName(name)]
 		names, p, err := d.choose(ctx, pod, c, name, int(amount.Value()), reusable[name])
 		if err != nil {
@@ -120,22 +120,22 @@ func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 		if len(names) == 0 {
 			continue // it has them already
 		}
-		answer, err := p.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: names}}})
+		response, err := p.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: names}}})
 		if err != nil {
 			return err
 		}
-		if len(answer.ContainerResponses) == 0 {
-			return fmt.Errorf("no containers return in allocation response %v", answer)
+		if len(response.ContainerResponses) == 0 {
+			return fmt.Errorf("no containers return in allocation response %v", response)
 		}
-		a := &allocation{byNode: map[int64][]string{}, answer: answer.ContainerResponses[0]}
+		a := &allocation{byNUMANode: map[int64][]string{}, response: response.ContainerResponses[0]}
 		d.mu.Lock()
 		for _, id := range names {
-			nodes := []int64{noNode}
-			if r := d.resources[name]; r != nil && len(nodesOf(r.devices[id])) > 0 {
-				nodes = nodesOf(r.devices[id])
+			nodes := []int64{noNUMANode}
+			if r := d.resources[name]; r != nil && len(numaNodes(r.devices[id])) > 0 {
+				nodes = numaNodes(r.devices[id])
 			}
 			for _, node := range nodes {
-				a.byNode[node] = append(a.byNode[node], id)
+				a.byNUMANode[node] = append(a.byNUMANode[node], id)
 			}
 		}
 		d.record(pod.UID, c.Name, name, a)
@@ -151,7 +151,7 @@ func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 func (d *Devices) choose(ctx context.Context, pod *corev1.Pod, c *corev1.Container, name string, required int, reusable []string) ([]string, *plugin, error) {
 	d.mu.Lock()
 	var has []string
-	if a := d.given[pod.UID][c.Name][name]; a != nil {
+	if a := d.allocations[pod.UID][c.Name][name]; a != nil {
 		if has = a.names(); len(has) != required {
 			d.mu.Unlock()
 			return nil, nil, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d", pod.UID, c.Name, name, len(has), required)
@@ -164,7 +164,7 @@ func (d *Devices) choose(ctx context.Context, pod *corev1.Pod, c *corev1.Contain
 	}
 	healthy := r.healthy()
 	used := map[string]bool{}
-	for _, containers := range d.given {
+	for _, containers := range d.allocations {
 		for _, resources := range containers {
 			if a := resources[name]; a != nil {
 				for _, id := range a.names() {
@@ -221,25 +221,25 @@ func pick(name string, required int, reusable, free []string, prefer func(availa
 	return picked, nil
 }
 
-// prefer asks a plugin which devices it would give, if it has an opinion.
+// prefer requested a plugin which devices it would give, if it has an opinion.
 func (p *plugin) prefer(ctx context.Context, available, include []string, size int) ([]string, error) {
 	if !p.options.GetGetPreferredAllocationAvailable() {
 		return nil, nil
 	}
-	answer, err := p.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+	response, err := p.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: include, AllocationSize: int32(size),
 	}}})
 	if err != nil {
 		return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
 	}
-	if len(answer.ContainerResponses) == 0 {
+	if len(response.ContainerResponses) == 0 {
 		return nil, nil
 	}
-	return answer.ContainerResponses[0].DeviceIDs, nil
+	return response.ContainerResponses[0].DeviceIDs, nil
 }
 
 // Settings are what a container needs to use its devices.
-type Settings struct {
+type RunContainerOptions struct {
 	Env         []*runtimeapi.KeyValue
 	Mounts      []*runtimeapi.Mount
 	Devices     []*runtimeapi.Device
@@ -248,29 +248,29 @@ type Settings struct {
 }
 
 // Prepare readies the devices of a container that is about to start, and says what it needs to use them.
-func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (Settings, error) {
-	asks := d.asks(pod, c)
-	if len(asks) == 0 {
-		return Settings{}, nil
+func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (RunContainerOptions, error) {
+	requested := d.requestedResources(pod, c)
+	if len(requested) == 0 {
+		return RunContainerOptions{}, nil
 	}
 	missing := false
-	for _, name := range asks {
+	for _, name := range requested {
 		if err := d.preStart(ctx, pod, c, name); err != nil {
-			return Settings{}, err
+			return RunContainerOptions{}, err
 		}
 		d.mu.Lock()
-		missing = missing || d.given[pod.UID][c.Name][name] == nil
+		missing = missing || d.allocations[pod.UID][c.Name][name] == nil
 		d.mu.Unlock()
 	}
 	if missing {
 		// The pod was admitted before the plugin was there, as happens after a restart.
 		if err := d.Allocate(ctx, pod); err != nil {
-			return Settings{}, err
+			return RunContainerOptions{}, err
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return settings(d.given[pod.UID][c.Name]), nil
+	return runContainerOptions(d.allocations[pod.UID][c.Name]), nil
 }
 
 // preStart lets a plugin that wants to reset a container's devices do so.
@@ -285,7 +285,7 @@ func (d *Devices) preStart(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 	if len(r.plugins) > 0 {
 		p = r.plugins[len(r.plugins)-1]
 	}
-	a := d.given[pod.UID][c.Name][name]
+	a := d.allocations[pod.UID][c.Name][name]
 	d.mu.Unlock()
 	if p == nil || !p.options.GetPreStartRequired() {
 		return nil
@@ -302,8 +302,8 @@ func (d *Devices) preStart(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 }
 
 // settings puts together what the plugins of several resources said. Where two say different things, the first by name wins.
-func settings(resources map[string]*allocation) Settings {
-	s := Settings{}
+func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
+	s := RunContainerOptions{}
 	env, mounts, devices, cdi := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	first := func(seen map[string]bool, key string) bool {
 		before := seen[key]
@@ -311,23 +311,23 @@ func settings(resources map[string]*allocation) Settings {
 		return !before
 	}
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
-		answer := resources[name].answer
-		for _, key := range slices.Sorted(maps.Keys(answer.Envs)) {
+		response := resources[name].response
+		for _, key := range slices.Sorted(maps.Keys(response.Envs)) {
 			if first(env, key) {
-				s.Env = append(s.Env, &runtimeapi.KeyValue{Key: key, Value: []byte(answer.Envs[key])})
+				s.Env = append(s.Env, &runtimeapi.KeyValue{Key: key, Value: []byte(response.Envs[key])})
 			}
 		}
-		for _, device := range answer.Devices {
+		for _, device := range response.Devices {
 			if first(devices, device.ContainerPath) {
 				s.Devices = append(s.Devices, &runtimeapi.Device{ContainerPath: device.ContainerPath, HostPath: device.HostPath, Permissions: device.Permissions})
 			}
 		}
-		for _, mount := range answer.Mounts {
+		for _, mount := range response.Mounts {
 			if first(mounts, mount.ContainerPath) {
 				s.Mounts = append(s.Mounts, &runtimeapi.Mount{ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, Readonly: mount.ReadOnly})
 			}
 		}
-		for key, value := range answer.Annotations {
+		for key, value := range response.Annotations {
 			if s.Annotations == nil {
 				s.Annotations = map[string]string{}
 			}
@@ -335,7 +335,7 @@ func settings(resources map[string]*allocation) Settings {
 				s.Annotations[key] = value
 			}
 		}
-		for _, device := range answer.CdiDevices {
+		for _, device := range response.CdiDevices {
 			if first(cdi, device.Name) {
 				s.CDI = append(s.CDI, &runtimeapi.CDIDevice{Name: device.Name})
 			}
@@ -344,7 +344,7 @@ func settings(resources map[string]*allocation) Settings {
 	return s
 }
 
-// Refusal is what a pod is told that could not be given its devices.
-func Refusal(err error) (reason, message string) {
+// AdmissionFailure is what a pod is update that could not be given its devices.
+func AdmissionFailure(err error) (reason, message string) {
 	return "UnexpectedAdmissionError", fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)
 }

@@ -1,7 +1,7 @@
 // Package devices gives containers the devices that plugins bring: graphics cards, network functions, whatever a vendor's program knows about.
 //
 // A plugin announces itself at a socket in a directory of the kubelet (register.go), and tells from then on which devices there are and how they
-// are. The node shows them as a resource. A pod that asks for some is given them when it is admitted (allocate.go): the plugin says what the
+// are. The node shows them as a resource. A pod that requested for some is given them when it is admitted (allocate.go): the plugin says what the
 // container needs to use them, and that is remembered in a file until the pod is gone, so that a container that starts again, also
 // after the kubelet has, gets the same. Of the devices themselves nothing is known here but their names.
 package devices
@@ -34,8 +34,8 @@ const (
 	// socketName and checkpointName are upstream's, in the directory of plugins.
 	socketName     = "kubelet.sock"
 	checkpointName = "kubelet_internal_checkpoint"
-	// stopGrace is how long a plugin that is gone may take to come back before its resource is given up.
-	stopGrace = 5 * time.Minute
+	// endpointGracePeriod is how long a plugin that is gone may take to come back before its resource is given up.
+	endpointGracePeriod = 5 * time.Minute
 )
 
 // Options are what Devices works with.
@@ -43,7 +43,7 @@ type Options struct {
 	// Directory is where plugins find the kubelet's socket and put their own.
 	Dir string
 	// Active are the pods that may hold devices, and whether those are all: until then no pod is known to be gone.
-	Active func() (pods []*corev1.Pod, all bool)
+	ActivePods func() (pods []*corev1.Pod, all bool)
 	// Changed is called when there are more or fewer devices, PodChanged when a device of a pod has become better or worse.
 	Changed    func()
 	PodChanged func(uid types.UID)
@@ -54,35 +54,35 @@ type Options struct {
 type Devices struct {
 	Options
 
-	mu        sync.Mutex
-	resources map[string]*deviceResource
-	given     map[types.UID]map[string]map[string]*allocation // by pod, container and resource
+	mu          sync.Mutex
+	resources   map[string]*deviceResource
+	allocations map[types.UID]map[string]map[string]*allocation // by pod, container and resource
 	// asking lets one pod be given devices at a time.
-	asking sync.Mutex
+	allocating sync.Mutex
 }
 
-// deviceResource is what one or more plugins of one resource have told.
+// deviceResource is what one or more plugins of one resource have update.
 type deviceResource struct {
 	// plugins are those that are connected; the last one is asked.
 	plugins []*plugin
 	devices map[string]*pluginapi.Device
-	// stopped is when the last plugin went, zero while there is one.
-	stopped time.Time
+	// stoppedAt is when the last plugin went, zero while there is one.
+	stoppedAt time.Time
 }
 
 // allocation is what a container was given of one resource.
 type allocation struct {
-	byNode map[int64][]string // device names by the memory node they are near to; noNode where they are near to none
-	answer *pluginapi.ContainerAllocateResponse
+	byNUMANode map[int64][]string // device names by the memory node they are ids to; noNUMANode where they are ids to none
+	response   *pluginapi.ContainerAllocateResponse
 }
 
-// noNode is the memory node of devices that are not near to any.
-const noNode = -1
+// noNUMANode is the memory node of devices that are not ids to any.
+const noNUMANode = -1
 
 func (a *allocation) names() []string {
 	var names []string
-	for _, near := range a.byNode {
-		names = append(names, near...)
+	for _, ids := range a.byNUMANode {
+		names = append(names, ids...)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -90,8 +90,8 @@ func (a *allocation) names() []string {
 
 // New makes Devices, with what was given before. It starts nothing.
 func New(o Options) *Devices {
-	d := &Devices{Options: o, resources: map[string]*deviceResource{}, given: map[types.UID]map[string]map[string]*allocation{}}
-	if err := d.read(); err != nil {
+	d := &Devices{Options: o, resources: map[string]*deviceResource{}, allocations: map[types.UID]map[string]map[string]*allocation{}}
+	if err := d.load(); err != nil {
 		d.Log.Warn("which containers have which devices is not known", "error", err)
 	}
 	return d
@@ -100,7 +100,7 @@ func New(o Options) *Devices {
 func (r *deviceResource) healthy() []string {
 	var names []string
 	for name, device := range r.devices {
-		if device.Health == pluginapi.Healthy && r.stopped.IsZero() {
+		if device.Health == pluginapi.Healthy && r.stoppedAt.IsZero() {
 			names = append(names, name)
 		}
 	}
@@ -108,8 +108,8 @@ func (r *deviceResource) healthy() []string {
 	return names
 }
 
-// take notes the devices that a plugin has told.
-func (d *Devices) take(name string, devices []*pluginapi.Device) {
+// take notes the devices that a plugin has update.
+func (d *Devices) updateDevices(name string, devices []*pluginapi.Device) {
 	d.mu.Lock()
 	r := d.resources[name]
 	before := r.devices
@@ -118,22 +118,22 @@ func (d *Devices) take(name string, devices []*pluginapi.Device) {
 	for _, device := range devices {
 		r.devices[device.ID] = device
 		if old := before[device.ID]; old == nil || old.Health != device.Health {
-			if uid := d.holder(name, device.ID); uid != "" {
+			if uid := d.podWithDevice(name, device.ID); uid != "" {
 				changed[uid] = true
 			}
 		}
 	}
 	d.mu.Unlock()
-	d.write()
+	d.saveOrLog()
 	d.Changed()
 	for uid := range changed {
 		d.PodChanged(uid)
 	}
 }
 
-// holder is the pod that has a device, or empty. mu is held.
-func (d *Devices) holder(resource, device string) types.UID {
-	for uid, containers := range d.given {
+// podWithDevice is the pod that has a device, or empty. mu is held.
+func (d *Devices) podWithDevice(resource, device string) types.UID {
+	for uid, containers := range d.allocations {
 		for _, resources := range containers {
 			if a := resources[resource]; a != nil && slices.Contains(a.names(), device) {
 				return uid
@@ -149,7 +149,7 @@ func (d *Devices) Capacity(now time.Time) (capacity, allocatable corev1.Resource
 	capacity, allocatable = corev1.ResourceList{}, corev1.ResourceList{}
 	d.mu.Lock()
 	for name, r := range d.resources {
-		if !r.stopped.IsZero() && now.Sub(r.stopped) > stopGrace {
+		if !r.stoppedAt.IsZero() && now.Sub(r.stoppedAt) > endpointGracePeriod {
 			removed = append(removed, corev1.ResourceName(name))
 			delete(d.resources, name)
 			continue
@@ -160,17 +160,17 @@ func (d *Devices) Capacity(now time.Time) (capacity, allocatable corev1.Resource
 	d.mu.Unlock()
 	if len(removed) > 0 {
 		slices.Sort(removed)
-		d.write()
+		d.saveOrLog()
 	}
 	return capacity, allocatable, removed
 }
 
-// Healths tells, for each resource a container has devices of, how they are.
-func (d *Devices) Healths(uid types.UID, container string) []corev1.ResourceStatus {
+// Health tells, for each resource a container has devices of, how they are.
+func (d *Devices) Health(uid types.UID, container string) []corev1.ResourceStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []corev1.ResourceStatus
-	resources := d.given[uid][container]
+	resources := d.allocations[uid][container]
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		status := corev1.ResourceStatus{Name: corev1.ResourceName(name)}
 		for _, id := range resources[name].names() {
@@ -185,49 +185,49 @@ func (d *Devices) Healths(uid types.UID, container string) []corev1.ResourceStat
 	return all
 }
 
-// Held is one device and the memory nodes it is near to.
-type Held struct {
+// Device is one device and the memory nodes it is ids to.
+type Device struct {
 	Resource, ID string
-	Nodes        []int64
+	NUMANodes    []int64
 }
 
 // Of are the devices a container has.
-func (d *Devices) Of(uid types.UID, container string) []Held {
+func (d *Devices) Allocated(uid types.UID, container string) []Device {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var all []Held
-	resources := d.given[uid][container]
+	var all []Device
+	resources := d.allocations[uid][container]
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		nodes := map[string][]int64{}
-		for _, node := range slices.Sorted(maps.Keys(resources[name].byNode)) {
-			for _, id := range resources[name].byNode[node] {
-				if node != noNode {
+		for _, node := range slices.Sorted(maps.Keys(resources[name].byNUMANode)) {
+			for _, id := range resources[name].byNUMANode[node] {
+				if node != noNUMANode {
 					nodes[id] = append(nodes[id], node)
 				}
 			}
 		}
 		for _, id := range resources[name].names() {
-			all = append(all, Held{Resource: name, ID: id, Nodes: nodes[id]})
+			all = append(all, Device{Resource: name, ID: id, NUMANodes: nodes[id]})
 		}
 	}
 	return all
 }
 
-// Usable are all devices that are healthy, given or not.
-func (d *Devices) Usable() []Held {
+// Allocatable are all devices that are healthy, given or not.
+func (d *Devices) Allocatable() []Device {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var all []Held
+	var all []Device
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
 		r := d.resources[name]
 		for _, id := range r.healthy() {
-			all = append(all, Held{Resource: name, ID: id, Nodes: nodesOf(r.devices[id])})
+			all = append(all, Device{Resource: name, ID: id, NUMANodes: numaNodes(r.devices[id])})
 		}
 	}
 	return all
 }
 
-func nodesOf(device *pluginapi.Device) (nodes []int64) {
+func numaNodes(device *pluginapi.Device) (nodes []int64) {
 	for _, node := range device.GetTopology().GetNodes() {
 		nodes = append(nodes, node.ID)
 	}
@@ -235,7 +235,7 @@ func nodesOf(device *pluginapi.Device) (nodes []int64) {
 }
 
 // extended tells names that a plugin may give to its resource.
-func extended(name string) bool {
+func isExtendedResource(name string) bool {
 	native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 	return !native && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix) &&
 		len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+name)) == 0
@@ -258,7 +258,7 @@ type entry struct {
 }
 
 // write remembers what is given. A kubelet that cannot write goes on with what it knows.
-func (d *Devices) write() {
+func (d *Devices) saveOrLog() {
 	if err := d.save(); err != nil {
 		d.Log.Warn("which containers have which devices is not remembered", "error", err)
 	}
@@ -271,15 +271,15 @@ func (d *Devices) save() error {
 	for name, r := range d.resources {
 		c.Data.RegisteredDevices[name] = r.healthy()
 	}
-	for uid, containers := range d.given {
+	for uid, containers := range d.allocations {
 		for container, resources := range containers {
 			for name, a := range resources {
-				answer, err := proto.Marshal(a.answer)
+				response, err := proto.Marshal(a.response)
 				if err != nil {
 					d.mu.Unlock()
 					return fmt.Errorf("encode what %s said: %w", name, err)
 				}
-				c.Data.PodDeviceEntries = append(c.Data.PodDeviceEntries, entry{uid, container, name, a.byNode, answer})
+				c.Data.PodDeviceEntries = append(c.Data.PodDeviceEntries, entry{uid, container, name, a.byNUMANode, response})
 			}
 		}
 	}
@@ -291,8 +291,8 @@ func (d *Devices) save() error {
 	return atomicfile.Write(filepath.Join(d.Dir, checkpointName), text, 0o600)
 }
 
-// read takes up what was given before. Resources that were there count as stopped until their plugins are back.
-func (d *Devices) read() error {
+// read takes up what was given before. Resources that were there count as stoppedAt until their plugins are back.
+func (d *Devices) load() error {
 	text, err := os.ReadFile(filepath.Join(d.Dir, checkpointName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -305,25 +305,25 @@ func (d *Devices) read() error {
 		return err
 	}
 	for name := range c.Data.RegisteredDevices {
-		d.resources[name] = &deviceResource{devices: map[string]*pluginapi.Device{}, stopped: time.Now()}
+		d.resources[name] = &deviceResource{devices: map[string]*pluginapi.Device{}, stoppedAt: time.Now()}
 	}
 	for _, e := range c.Data.PodDeviceEntries {
-		answer := &pluginapi.ContainerAllocateResponse{}
-		if err := proto.Unmarshal(e.AllocResp, answer); err != nil {
+		response := &pluginapi.ContainerAllocateResponse{}
+		if err := proto.Unmarshal(e.AllocResp, response); err != nil {
 			return fmt.Errorf("read what %s said for container %s of pod %s: %w", e.ResourceName, e.ContainerName, e.PodUID, err)
 		}
-		d.record(e.PodUID, e.ContainerName, e.ResourceName, &allocation{byNode: e.DeviceIDs, answer: answer})
+		d.record(e.PodUID, e.ContainerName, e.ResourceName, &allocation{byNUMANode: e.DeviceIDs, response: response})
 	}
 	return nil
 }
 
 // record notes what a container was given. mu is held, or nobody else knows d yet.
 func (d *Devices) record(uid types.UID, container, name string, a *allocation) {
-	if d.given[uid] == nil {
-		d.given[uid] = map[string]map[string]*allocation{}
+	if d.allocations[uid] == nil {
+		d.allocations[uid] = map[string]map[string]*allocation{}
 	}
-	if d.given[uid][container] == nil {
-		d.given[uid][container] = map[string]*allocation{}
+	if d.allocations[uid][container] == nil {
+		d.allocations[uid][container] = map[string]*allocation{}
 	}
-	d.given[uid][container][name] = a
+	d.allocations[uid][container][name] = a
 }

@@ -38,13 +38,13 @@ type node struct {
 	news []types.UID
 }
 
-// start runs Devices until the test ends, or is stopped.
+// start runs Devices until the test ends, or is stoppedAt.
 func start(t *testing.T, dir string) *node {
 	t.Helper()
 	n := &node{dir: dir}
 	n.Devices = New(Options{
 		Dir: dir, Changed: func() {},
-		Active: func() ([]*corev1.Pod, bool) {
+		ActivePods: func() ([]*corev1.Pod, bool) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			return n.pods, !n.some
@@ -121,7 +121,7 @@ func devices(ids ...string) []*api.Device {
 
 func sick(id string) *api.Device { return &api.Device{ID: id, Health: api.Unhealthy} }
 
-// asking is a container that asks for so many devices.
+// asking is a container that requested for so many devices.
 func asking(name string, number int64, of ...string) corev1.Container {
 	c := corev1.Container{Name: name}
 	if number > 0 {
@@ -148,7 +148,7 @@ func (n *node) held(p *corev1.Pod) string {
 	var words []string
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		word := c.Name + ":"
-		for _, h := range n.Of(p.UID, c.Name) {
+		for _, h := range n.Allocated(p.UID, c.Name) {
 			word += " " + h.ID
 		}
 		words = append(words, word)
@@ -208,27 +208,27 @@ func TestExtended(t *testing.T) {
 		"example.com/": false, "/gpu": false, "example.com/a b": false, "": false,
 		"example.com/" + strings.Repeat("x", 63): true, "example.com/" + strings.Repeat("x", 64): false,
 	} {
-		if got := extended(name); got != want {
+		if got := isExtendedResource(name); got != want {
 			t.Errorf("%q: %t, want %t", name, got, want)
 		}
 	}
 }
 
 func TestSettings(t *testing.T) {
-	answer := func(a *api.ContainerAllocateResponse) *allocation { return &allocation{answer: a} }
-	got := settings(map[string]*allocation{
-		"b": answer(&api.ContainerAllocateResponse{
+	response := func(a *api.ContainerAllocateResponse) *allocation { return &allocation{response: a} }
+	got := runContainerOptions(map[string]*allocation{
+		"b": response(&api.ContainerAllocateResponse{
 			Envs: map[string]string{"X": "late", "Y": "2"}, Annotations: map[string]string{"k": "late", "l": "2"},
 			Mounts:     []*api.Mount{{ContainerPath: "/m", HostPath: "/late"}, {ContainerPath: "/n", HostPath: "/h", ReadOnly: true}},
 			Devices:    []*api.DeviceSpec{{ContainerPath: "/dev/x", HostPath: "/dev/late"}, {ContainerPath: "/dev/y", HostPath: "/dev/h", Permissions: "rw"}},
 			CdiDevices: []*api.CDIDevice{{Name: "v/c=1"}, {Name: "v/c=2"}},
 		}),
-		"a": answer(&api.ContainerAllocateResponse{
+		"a": response(&api.ContainerAllocateResponse{
 			Envs: map[string]string{"X": "1", "A": "0"}, Annotations: map[string]string{"k": "1"}, Mounts: []*api.Mount{{ContainerPath: "/m", HostPath: "/first"}},
 			Devices: []*api.DeviceSpec{{ContainerPath: "/dev/x", HostPath: "/dev/first", Permissions: "r"}}, CdiDevices: []*api.CDIDevice{{Name: "v/c=1"}},
 		}),
 	})
-	want := Settings{
+	want := RunContainerOptions{
 		Env:         []*runtimeapi.KeyValue{{Key: "A", Value: []byte("0")}, {Key: "X", Value: []byte("1")}, {Key: "Y", Value: []byte("2")}},
 		Mounts:      []*runtimeapi.Mount{{ContainerPath: "/m", HostPath: "/first"}, {ContainerPath: "/n", HostPath: "/h", Readonly: true}},
 		Devices:     []*runtimeapi.Device{{ContainerPath: "/dev/x", HostPath: "/dev/first", Permissions: "r"}, {ContainerPath: "/dev/y", HostPath: "/dev/h", Permissions: "rw"}},
@@ -267,16 +267,16 @@ func TestHealthAndLoss(t *testing.T) {
 	if err := n.Allocate(t.Context(), user); err != nil {
 		t.Fatal(err)
 	}
-	told := func() string { return fmt.Sprint(n.Healths("user", "c")) }
-	if want := "[{example.com/gpu [{a Healthy <nil>}]}]"; told() != want {
-		t.Errorf("healths %s, want %s", told(), want)
+	update := func() string { return fmt.Sprint(n.Health("user", "c")) }
+	if want := "[{example.com/gpu [{a Healthy <nil>}]}]"; update() != want {
+		t.Errorf("healths %s, want %s", update(), want)
 	}
 	p.Set(sick("a"), devices("b")[0])
 	n.counts(t, gpu, 2, 1)
-	if want := "[{example.com/gpu [{a Unhealthy <nil>}]}]"; told() != want {
-		t.Errorf("healths %s, want %s", told(), want)
+	if want := "[{example.com/gpu [{a Unhealthy <nil>}]}]"; update() != want {
+		t.Errorf("healths %s, want %s", update(), want)
 	}
-	eventually(t, "the pod is told", func() bool {
+	eventually(t, "the pod is update", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return slices.Contains(n.news, "user")
@@ -287,13 +287,13 @@ func TestHealthAndLoss(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	now := time.Now()
-	if _, _, removed := n.Capacity(now.Add(stopGrace - time.Minute)); len(removed) != 0 {
+	if _, _, removed := n.Capacity(now.Add(endpointGracePeriod - time.Minute)); len(removed) != 0 {
 		t.Errorf("removed %v although its plugin may come back", removed)
 	}
-	if capacity, _, removed := n.Capacity(now.Add(stopGrace + time.Second)); len(capacity) != 0 || !slices.Equal(removed, []corev1.ResourceName{gpu}) {
+	if capacity, _, removed := n.Capacity(now.Add(endpointGracePeriod + time.Second)); len(capacity) != 0 || !slices.Equal(removed, []corev1.ResourceName{gpu}) {
 		t.Errorf("capacity %v, removed %v", capacity, removed)
 	}
-	if _, _, removed := n.Capacity(now.Add(stopGrace + time.Minute)); len(removed) != 0 {
+	if _, _, removed := n.Capacity(now.Add(endpointGracePeriod + time.Minute)); len(removed) != 0 {
 		t.Errorf("removed %v a second time", removed)
 	}
 	if err := n.Allocate(t.Context(), pod("later", asking("c", 1))); err == nil || err.Error() != "cannot allocate unregistered device "+gpu {
@@ -454,11 +454,11 @@ func TestPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0])
-	if err != nil || !reflect.DeepEqual(s, Settings{Env: []*runtimeapi.KeyValue{{Key: "GPU", Value: []byte("b")}}}) {
+	if err != nil || !reflect.DeepEqual(s, RunContainerOptions{Env: []*runtimeapi.KeyValue{{Key: "GPU", Value: []byte("b")}}}) {
 		t.Errorf("settings %+v, error %v", s, err)
 	}
-	if s, err := n.Prepare(t.Context(), user, &user.Spec.Containers[1]); err != nil || !reflect.DeepEqual(s, Settings{}) {
-		t.Errorf("settings %+v, error %v of a container that asks for nothing", s, err)
+	if s, err := n.Prepare(t.Context(), user, &user.Spec.Containers[1]); err != nil || !reflect.DeepEqual(s, RunContainerOptions{}) {
+		t.Errorf("settings %+v, error %v of a container that requested for nothing", s, err)
 	}
 	if want := []string{"prefer 1 of [a b] with []", "give [b]", "ready [b]"}; !slices.Equal(p.Asked(), want) {
 		t.Errorf("asked for %q, want %q", p.Asked(), want)
@@ -486,7 +486,7 @@ func TestAdmittedBeforeThePlugin(t *testing.T) {
 func TestRefusal(t *testing.T) {
 	n := start(t, t.TempDir())
 	n.plug(t, &deviceplugin.Plugin{Resource: gpu, Give: func([]string) (*api.ContainerAllocateResponse, error) { return nil, errors.New("they are mine") }}, "gpu.sock", devices("a")...)
-	reason, message := Refusal(n.Allocate(t.Context(), pod("p", asking("c", 1))))
+	reason, message := AdmissionFailure(n.Allocate(t.Context(), pod("p", asking("c", 1))))
 	if reason != "UnexpectedAdmissionError" || message != "Allocate failed due to rpc error: code = Unknown desc = they are mine, which is unexpected" {
 		t.Errorf("%s: %s", reason, message)
 	}
@@ -499,11 +499,11 @@ func TestRefusal(t *testing.T) {
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	n := start(t, dir)
-	near := &api.Device{ID: "a", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
+	ids := &api.Device{ID: "a", Health: api.Healthy, Topology: &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: 1}, {ID: 0}}}}
 	give := func(ids []string) (*api.ContainerAllocateResponse, error) {
 		return &api.ContainerAllocateResponse{Envs: map[string]string{"GPU": ids[0]}, Devices: []*api.DeviceSpec{{ContainerPath: "/dev/gpu", HostPath: "/dev/null", Permissions: "rw"}}}, nil
 	}
-	n.plug(t, &deviceplugin.Plugin{Resource: gpu, Give: give}, "gpu.sock", near, devices("b")[0])
+	n.plug(t, &deviceplugin.Plugin{Resource: gpu, Give: give}, "gpu.sock", ids, devices("b")[0])
 	user := pod("p", asking("c", 2))
 	n.pods = []*corev1.Pod{user}
 	if err := n.Allocate(t.Context(), user); err != nil {
@@ -513,31 +513,31 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Held{{gpu, "a", []int64{0, 1}}, {gpu, "b", nil}}
-	if got := n.Of("p", "c"); !reflect.DeepEqual(got, want) {
+	want := []Device{{gpu, "a", []int64{0, 1}}, {gpu, "b", nil}}
+	if got := n.Allocated("p", "c"); !reflect.DeepEqual(got, want) {
 		t.Errorf("devices %v, want %v", got, want)
 	}
 	n.stop()
 
 	n = start(t, dir)
 	n.pods = []*corev1.Pod{user}
-	if got := n.Of("p", "c"); !reflect.DeepEqual(got, want) {
+	if got := n.Allocated("p", "c"); !reflect.DeepEqual(got, want) {
 		t.Errorf("devices %v after the restart, want %v", got, want)
 	}
 	n.counts(t, gpu, 0, 0)
-	if got := n.Usable(); len(got) != 0 {
+	if got := n.Allocatable(); len(got) != 0 {
 		t.Errorf("usable %v before the plugin is back", got)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "gpu.sock")); err == nil {
 		t.Error("the plugin's socket is still there: it will not notice that it has to register again")
 	}
 	again := &deviceplugin.Plugin{Resource: gpu, Give: give}
-	n.plug(t, again, "gpu.sock", near, devices("b")[0])
+	n.plug(t, again, "gpu.sock", ids, devices("b")[0])
 	after, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0])
 	if err != nil || !reflect.DeepEqual(fmt.Sprint(before), fmt.Sprint(after)) || len(again.Asked()) != 0 {
 		t.Errorf("settings %v, error %v; want %v; the plugin was asked for %q", after, err, before, again.Asked())
 	}
-	if got := n.Usable(); len(got) != 2 || !reflect.DeepEqual(got[0], Held{gpu, "a", []int64{1, 0}}) {
+	if got := n.Allocatable(); len(got) != 2 || !reflect.DeepEqual(got[0], Device{gpu, "a", []int64{1, 0}}) {
 		t.Errorf("usable %v", got)
 	}
 }
@@ -550,7 +550,7 @@ func TestUpstreamsCheckpoint(t *testing.T) {
 	}{
 		{"upstream's form", `{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"example.com/gpu","DeviceIDs":{"-1":["a"]},"AllocResp":"CgoKA0dQVRIDYWJj"}],"RegisteredDevices":{"example.com/gpu":["a","b"]}},"Checksum":123}`, 1},
 		{"not JSON", `{"Data":`, 0},
-		{"an answer that is none", `{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":{},"AllocResp":"/w=="}]}}`, 0},
+		{"an response that is none", `{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":{},"AllocResp":"/w=="}]}}`, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -558,11 +558,11 @@ func TestUpstreamsCheckpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			n := start(t, dir)
-			if got := n.Of("p", "c"); len(got) != row.want {
+			if got := n.Allocated("p", "c"); len(got) != row.want {
 				t.Fatalf("devices %v", got)
 			}
 			if row.want > 0 {
-				if s := settings(n.given["p"]["c"]); len(s.Env) != 1 || s.Env[0].Key != "GPU" || string(s.Env[0].Value) != "abc" {
+				if s := runContainerOptions(n.allocations["p"]["c"]); len(s.Env) != 1 || s.Env[0].Key != "GPU" || string(s.Env[0].Value) != "abc" {
 					t.Errorf("settings %+v", s)
 				}
 			}

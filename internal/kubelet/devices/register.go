@@ -19,8 +19,8 @@ import (
 // maxSocketPath is the longest path of a socket the kernel takes.
 const maxSocketPath = 107
 
-// answerTimeout bounds how long a plugin may take to be reached and to tell of itself.
-const answerTimeout = 10 * time.Second
+// connectTimeout bounds how long a plugin may take to be reached and to tell of itself.
+const connectTimeout = 10 * time.Second
 
 // plugin is one that is connected.
 type plugin struct {
@@ -86,7 +86,7 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	if !slices.Contains(pluginapi.SupportedVersions[:], request.Version) {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", request.Version, pluginapi.SupportedVersions)
 	}
-	if !extended(name) {
+	if !isExtendedResource(name) {
 		return nil, fmt.Errorf("the ResourceName %q is invalid", name)
 	}
 	p, err := connect(ctx, filepath.Join(r.devices.Dir, filepath.Base(request.Endpoint)))
@@ -105,14 +105,14 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	return &pluginapi.Empty{}, nil
 }
 
-// connect reaches a plugin and asks what it can do.
+// connect reaches a plugin and requested what it can do.
 func connect(ctx context.Context, socket string) (*plugin, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
 		return nil, fmt.Errorf("failed to dial device plugin: %w", err)
 	}
 	p := &plugin{socket: socket, connection: connection, client: pluginapi.NewDevicePluginClient(connection)}
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	if p.options, err = p.client.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, grpc.WaitForReady(true)); err != nil {
 		_ = connection.Close() // it was of no use
@@ -130,7 +130,7 @@ func (d *Devices) add(name string, p *plugin) {
 		r = &deviceResource{devices: map[string]*pluginapi.Device{}}
 		d.resources[name] = r
 	}
-	r.stopped = time.Time{}
+	r.stoppedAt = time.Time{}
 	r.plugins = append(slices.DeleteFunc(r.plugins, func(old *plugin) bool {
 		if old.socket == p.socket {
 			_ = old.connection.Close() // whoever follows it sees that
@@ -146,11 +146,11 @@ func (d *Devices) follow(ctx context.Context, name string, p *plugin) error {
 		return err
 	}
 	for {
-		told, err := stream.Recv()
+		update, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		d.take(name, told.Devices)
+		d.updateDevices(name, update.Devices)
 	}
 }
 
@@ -166,11 +166,11 @@ func (d *Devices) remove(name string, p *plugin) {
 	r.plugins = slices.DeleteFunc(r.plugins, func(other *plugin) bool { return other == p })
 	last := len(r.plugins) == 0
 	if last {
-		r.stopped = time.Now()
+		r.stoppedAt = time.Now()
 	}
 	d.mu.Unlock()
 	if last {
-		d.write()
+		d.saveOrLog()
 		d.Changed()
 	}
 }

@@ -17,116 +17,117 @@ import (
 	"skiff/internal/container"
 )
 
-// Reason is that of pods that were evicted.
+// Reason is the reason in the status of evicted pods.
 const Reason = "Evicted"
 
-// immediately is the grace of a pod when there is no time.
-const immediately = 1
+// immediateGraceSeconds is the grace period of pods evicted for a hard threshold or a disk limit.
+const immediateGraceSeconds = 1
 
-// Observation is how much of something is left.
+// Observation is the state of one signal.
 type Observation struct{ Available, Capacity int64 }
 
-// Disk is what lies on a disk.
+// Disk is an amount of disk space and inodes.
 type Disk struct{ Bytes, Inodes int64 }
 
-func (d Disk) plus(o Disk) Disk { return Disk{d.Bytes + o.Bytes, d.Inodes + o.Inodes} }
+func (d Disk) add(o Disk) Disk { return Disk{d.Bytes + o.Bytes, d.Inodes + o.Inodes} }
 
-// ContainerUsage is what a container uses. Root is its own layer.
+// ContainerUsage is the usage of a container. Rootfs is its writable layer.
 type ContainerUsage struct {
-	Name       string
-	Memory     int64
-	Root, Logs Disk
+	Name         string
+	Memory       int64
+	Rootfs, Logs Disk
 }
 
-// PodUsage is what a pod uses.
+// PodUsage is the usage of a pod.
 type PodUsage struct {
 	Memory, Processes int64
 	Containers        []ContainerUsage
-	// Volumes are those that lie on the node's own disk, by name.
+	// Volumes is the usage of volumes on the node's file system, by name.
 	Volumes map[string]Disk
-	// Disk is everything of the pod on disks.
+	// Disk is the sum of everything the pod has on disk.
 	Disk Disk
 }
 
-// Usage is what is seen of the node at one time.
+// Usage is a measurement of the node and its pods.
 type Usage struct {
 	Signals map[Signal]Observation
 	Pods    map[types.UID]PodUsage
-	// SeparateImages says that images have a disk of their own.
-	SeparateImages bool
+	// DedicatedImageFs is set if images are on another file system than pods.
+	DedicatedImageFs bool
 }
 
-// Config is how the node is guarded.
+// Config configures evictions.
 type Config struct {
 	Thresholds []Threshold
-	// Transition is how long a pressure is reported after it was last seen.
-	Transition time.Duration
-	// MaxGrace bounds the grace, in seconds, of pods evicted for a soft threshold.
-	MaxGrace int64
-	// Critical tells pods that are never evicted.
-	Critical func(*corev1.Pod) bool
+	// PressureTransitionPeriod is how long a pressure condition is reported after its threshold was last met.
+	PressureTransitionPeriod time.Duration
+	// MaxPodGracePeriodSeconds bounds the grace period of pods evicted for a soft threshold.
+	MaxPodGracePeriodSeconds int64
+	// IsCritical reports whether a pod is exempt from eviction.
+	IsCritical func(*corev1.Pod) bool
 }
 
-// State is what is remembered from one look to the next.
+// State is carried from one decision to the next.
 type State struct {
 	// Met are the thresholds that were met with their grace over.
 	Met []Threshold
-	// Since is when each threshold was first seen to be met, Seen when each condition was last.
-	Since map[Threshold]time.Time
-	Seen  map[corev1.NodeConditionType]time.Time
+	// FirstObserved is when each threshold was first met, LastObserved when each condition last was.
+	FirstObserved map[Threshold]time.Time
+	LastObserved  map[corev1.NodeConditionType]time.Time
 }
 
-// Eviction is a pod that is to go, and why.
+// Eviction is a pod to evict, and why.
 type Eviction struct {
 	Pod     *corev1.Pod
 	Grace   int64
 	Message string
-	// Signal is what metrics count it by: what ran short, or which limit was exceeded.
+	// Signal is the value of the metrics' label: the signal, or the limit that was exceeded.
 	Signal string
-	// Disruption says that the pod is not to blame: it did not use more than it may.
-	Disruption bool
+	// SetDisruptionTarget is set if the pod did not exceed a limit of its own.
+	SetDisruptionTarget bool
 }
 
 // Decision is what to do now.
 type Decision struct {
-	// Conditions are the pressures to report.
+	// Conditions are the pressure conditions to report.
 	Conditions []corev1.NodeConditionType
-	// OverLimit are pods that use more disk than they may.
+	// OverLimit are pods that exceed a disk limit.
 	OverLimit []Eviction
-	// Starved is what runs short, empty when nothing does. Containers and Images say what can be freed before any pod has to go.
-	Starved            corev1.ResourceName
+	// StarvedResource is the resource to reclaim, empty if there is none. Containers and Images say whether deleting
+	// unused ones can help.
+	StarvedResource    corev1.ResourceName
 	Containers, Images bool
-	// Candidates are the pods that can go, in order. One goes at a time.
+	// Candidates are the pods that can be evicted, in order. One is evicted at a time.
 	Candidates []Eviction
 }
 
-// Decide looks at what is used and decides what to do. pods are those that run.
+// Decide decides what to do about the current usage. pods are the running ones.
 func Decide(c Config, s State, u Usage, pods []*corev1.Pod, now time.Time) (State, Decision) {
-	met := metBy(c.Thresholds, u, false)
-	// What was met goes on being met until enough is free.
-	for _, t := range metBy(s.Met, u, true) {
+	met := thresholdsMet(c.Thresholds, u, false)
+	// A threshold stays met until its minimum reclaim is free as well.
+	for _, t := range thresholdsMet(s.Met, u, true) {
 		if !slices.Contains(met, t) {
 			met = append(met, t)
 		}
 	}
-	next := State{Since: map[Threshold]time.Time{}, Seen: map[corev1.NodeConditionType]time.Time{}}
-	for condition, at := range s.Seen {
-		next.Seen[condition] = at
+	next := State{FirstObserved: map[Threshold]time.Time{}, LastObserved: map[corev1.NodeConditionType]time.Time{}}
+	for condition, at := range s.LastObserved {
+		next.LastObserved[condition] = at
 	}
 	for _, t := range met {
-		since, ok := s.Since[t]
+		since, ok := s.FirstObserved[t]
 		if !ok {
 			since = now
 		}
-		next.Since[t] = since
-		next.Seen[t.Signal.condition()] = now
+		next.FirstObserved[t] = since
+		next.LastObserved[t.Signal.condition()] = now
 		if now.Sub(since) >= t.Grace {
 			next.Met = append(next.Met, t)
 		}
 	}
 	decision := Decision{OverLimit: overLimit(c, u, pods)}
-	for condition, at := range next.Seen {
-		if now.Sub(at) < c.Transition || at.Equal(now) {
+	for condition, at := range next.LastObserved {
+		if now.Sub(at) < c.PressureTransitionPeriod || at.Equal(now) {
 			decision.Conditions = append(decision.Conditions, condition)
 		}
 	}
@@ -136,93 +137,94 @@ func Decide(c Config, s State, u Usage, pods []*corev1.Pod, now time.Time) (Stat
 	}
 	slices.SortStableFunc(next.Met, func(a, b Threshold) int { return a.Signal.rank() - b.Signal.rank() })
 	first := next.Met[0]
-	decision.Starved = first.Signal.resource()
-	decision.Containers, decision.Images = freeable(first.Signal, u)
+	decision.StarvedResource = first.Signal.resource()
+	decision.Containers, decision.Images = reclaimable(first.Signal, u)
 	decision.Candidates = candidates(c, first, next.Met, u, pods)
 	return next, decision
 }
 
-// metBy are the thresholds that are met; with reclaim, those that are met or have not enough free beyond.
-func metBy(thresholds []Threshold, u Usage, reclaim bool) (met []Threshold) {
+// thresholdsMet returns the thresholds that are met. With reclaim, the minimum reclaim is added to each threshold.
+func thresholdsMet(thresholds []Threshold, u Usage, reclaim bool) (met []Threshold) {
 	for _, t := range thresholds {
-		seen, ok := u.Signals[t.Signal]
+		observed, ok := u.Signals[t.Signal]
 		if !ok {
 			continue
 		}
-		least := t.Value.of(seen.Capacity)
+		least := t.Value.of(observed.Capacity)
 		if reclaim {
-			least += t.MinReclaim.of(seen.Capacity)
+			least += t.MinReclaim.of(observed.Capacity)
 		}
-		if seen.Available < least {
+		if observed.Available < least {
 			met = append(met, t)
 		}
 	}
 	return met
 }
 
-// Relieved reports whether no threshold is met, with what must be free beyond them.
-func Relieved(c Config, u Usage) bool { return len(metBy(c.Thresholds, u, true)) == 0 }
+// relieved reports whether no threshold is met, including the minimum reclaims.
+func relieved(c Config, u Usage) bool { return len(thresholdsMet(c.Thresholds, u, true)) == 0 }
 
-// freeable says what could help: containers that have ended and images nobody uses lie on the images' disk.
-func freeable(s Signal, u Usage) (containers, images bool) {
+// reclaimable reports whether deleting exited containers and unused images frees what a signal measures. Both are on the
+// image file system.
+func reclaimable(s Signal, u Usage) (containers, images bool) {
 	switch s {
 	case ImageFsAvailable, ImageFsInodesFree:
 		return true, true
 	case NodeFsAvailable, NodeFsInodesFree:
-		return !u.SeparateImages, !u.SeparateImages
+		return !u.DedicatedImageFs, !u.DedicatedImageFs
 	}
 	return false, false
 }
 
-// candidates are the pods that can go for a threshold, the first to go first.
+// candidates returns the pods to evict for a threshold, in order.
 func candidates(c Config, t Threshold, met []Threshold, u Usage, pods []*corev1.Pod) []Eviction {
 	var all []Eviction
 	for _, pod := range ranked(t.Signal, u, pods) {
-		if c.Critical != nil && c.Critical(pod) {
+		if c.IsCritical != nil && c.IsCritical(pod) {
 			continue
 		}
-		grace := int64(immediately)
+		grace := int64(immediateGraceSeconds)
 		if !t.hard() {
-			grace = c.MaxGrace
+			grace = c.MaxPodGracePeriodSeconds
 			if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
 				grace = min(grace, *own)
 			}
 		}
-		all = append(all, Eviction{Pod: pod, Grace: grace, Message: message(t.Signal.resource(), pod, met, u), Signal: string(t.Signal), Disruption: true})
+		all = append(all, Eviction{Pod: pod, Grace: grace, Message: message(t.Signal.resource(), pod, met, u), Signal: string(t.Signal), SetDisruptionTarget: true})
 	}
 	return all
 }
 
-// ranked orders pods: first those that use more than they asked for (or of which nothing is known), among equals the less important,
-// among these the greediest. Nobody can ask for processes, so there it begins with the less important.
+// ranked sorts pods in eviction order: first those without statistics, then those that exceed their requests, then by
+// ascending priority, then by usage above request. PIDs cannot be requested, so there priority comes first.
 func ranked(s Signal, u Usage, pods []*corev1.Pod) []*corev1.Pod {
 	type entry struct {
 		pod      *corev1.Pod
-		unknown  bool
-		over     bool
+		noStats  bool
+		exceeds  bool
 		priority int32
 		excess   int64
 	}
 	var entries []entry
 	for _, pod := range pods {
 		usage, known := u.Pods[pod.UID]
-		e := entry{pod: pod, unknown: !known, priority: corev1helpers.PodPriority(pod)}
+		e := entry{pod: pod, noStats: !known, priority: corev1helpers.PodPriority(pod)}
 		requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
-		used, asked := int64(0), int64(0)
+		used, requested := int64(0), int64(0)
 		switch s.resource() {
 		case corev1.ResourceMemory:
-			used, asked = usage.Memory, requests.Memory().Value()
+			used, requested = usage.Memory, requests.Memory().Value()
 		case resourcePIDs:
 			used = usage.Processes
 		case corev1.ResourceEphemeralStorage:
-			used, asked = usage.on(s, pod, u.SeparateImages).Bytes, requests.StorageEphemeral().Value()
+			used, requested = usage.on(s, pod, u.DedicatedImageFs).Bytes, requests.StorageEphemeral().Value()
 		case resourceInodes:
-			used = usage.on(s, pod, u.SeparateImages).Inodes
+			used = usage.on(s, pod, u.DedicatedImageFs).Inodes
 		}
-		e.over, e.excess = used > asked, used-asked
+		e.exceeds, e.excess = used > requested, used-requested
 		entries = append(entries, e)
 	}
-	first := func(a, b bool) int {
+	trueFirst := func(a, b bool) int {
 		switch {
 		case a == b:
 			return 0
@@ -233,9 +235,9 @@ func ranked(s Signal, u Usage, pods []*corev1.Pod) []*corev1.Pod {
 	}
 	slices.SortStableFunc(entries, func(a, b entry) int {
 		if s.resource() == resourcePIDs {
-			return cmp.Or(cmp.Compare(a.priority, b.priority), first(a.unknown, b.unknown), cmp.Compare(b.excess, a.excess))
+			return cmp.Or(cmp.Compare(a.priority, b.priority), trueFirst(a.noStats, b.noStats), cmp.Compare(b.excess, a.excess))
 		}
-		return cmp.Or(first(a.unknown, b.unknown), first(a.over, b.over), cmp.Compare(a.priority, b.priority), cmp.Compare(b.excess, a.excess))
+		return cmp.Or(trueFirst(a.noStats, b.noStats), trueFirst(a.exceeds, b.exceeds), cmp.Compare(a.priority, b.priority), cmp.Compare(b.excess, a.excess))
 	})
 	var sorted []*corev1.Pod
 	for _, e := range entries {
@@ -244,39 +246,39 @@ func ranked(s Signal, u Usage, pods []*corev1.Pod) []*corev1.Pod {
 	return sorted
 }
 
-// on is what a pod has on the disk a signal is about.
-func (p PodUsage) on(s Signal, pod *corev1.Pod, separateImages bool) (sum Disk) {
+// on returns what a pod has on the file system a signal measures.
+func (p PodUsage) on(s Signal, pod *corev1.Pod, dedicatedImageFs bool) (sum Disk) {
 	images := s == ImageFsAvailable || s == ImageFsInodesFree
 	for _, c := range p.Containers {
-		if images || !separateImages {
-			sum = sum.plus(c.Root)
+		if images || !dedicatedImageFs {
+			sum = sum.add(c.Rootfs)
 		}
-		if !images || !separateImages {
-			sum = sum.plus(c.Logs)
+		if !images || !dedicatedImageFs {
+			sum = sum.add(c.Logs)
 		}
 	}
-	if images && separateImages {
+	if images && dedicatedImageFs {
 		return sum
 	}
 	for i := range pod.Spec.Volumes {
-		sum = sum.plus(p.Volumes[pod.Spec.Volumes[i].Name])
+		sum = sum.add(p.Volumes[pod.Spec.Volumes[i].Name])
 	}
 	return sum
 }
 
 func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
-// message says why a pod has to go, with upstream's words.
-func message(starved corev1.ResourceName, pod *corev1.Pod, met []Threshold, u Usage) string {
+// message is upstream's eviction message.
+func message(resourceName corev1.ResourceName, pod *corev1.Pod, met []Threshold, u Usage) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "The node was low on resource: %v. ", starved)
+	fmt.Fprintf(&b, "The node was low on resource: %v. ", resourceName)
 	for _, t := range met {
-		if seen, ok := u.Signals[t.Signal]; ok && t.Signal.resource() == starved {
+		if observed, ok := u.Signals[t.Signal]; ok && t.Signal.resource() == resourceName {
 			text := bytes
-			if starved == resourceInodes || starved == resourcePIDs {
+			if resourceName == resourceInodes || resourceName == resourcePIDs {
 				text = func(n int64) string { return resource.NewQuantity(n, resource.DecimalSI).String() }
 			}
-			fmt.Fprintf(&b, "Threshold quantity: %s, available: %s. ", text(t.Value.of(seen.Capacity)), text(seen.Available))
+			fmt.Fprintf(&b, "Threshold quantity: %s, available: %s. ", text(t.Value.of(observed.Capacity)), text(observed.Available))
 			break
 		}
 	}
@@ -284,26 +286,26 @@ func message(starved corev1.ResourceName, pod *corev1.Pod, met []Threshold, u Us
 	if !ok {
 		return b.String()
 	}
-	if starved == corev1.ResourceMemory && resourcehelper.IsPodLevelResourcesSet(pod) {
-		if asked, ok := pod.Spec.Resources.Requests[starved]; ok {
-			fmt.Fprintf(&b, "Pod %s was using %s, request is %s, has larger consumption of %v. ", pod.Name, bytes(usage.Memory), asked.String(), starved)
+	if resourceName == corev1.ResourceMemory && resourcehelper.IsPodLevelResourcesSet(pod) {
+		if requested, ok := pod.Spec.Resources.Requests[resourceName]; ok {
+			fmt.Fprintf(&b, "Pod %s was using %s, request is %s, has larger consumption of %v. ", pod.Name, bytes(usage.Memory), requested.String(), resourceName)
 		}
 	}
-	for _, seen := range usage.Containers {
+	for _, observed := range usage.Containers {
 		for kind, c := range container.All(&pod.Spec) {
-			// Ephemeral containers cannot ask for anything, and are not to blame for that.
-			if kind == container.Ephemeral || c.Name != seen.Name {
+			// Ephemeral containers cannot have requests.
+			if kind == container.Ephemeral || c.Name != observed.Name {
 				continue
 			}
 			used := int64(0)
-			switch starved {
+			switch resourceName {
 			case corev1.ResourceMemory:
-				used = seen.Memory
+				used = observed.Memory
 			case corev1.ResourceEphemeralStorage:
-				used = seen.Root.Bytes + seen.Logs.Bytes
+				used = observed.Rootfs.Bytes + observed.Logs.Bytes
 			}
-			if asked := c.Resources.Requests[starved]; used > asked.Value() {
-				fmt.Fprintf(&b, "Container %s was using %s, request is %s, has larger consumption of %v. ", c.Name, bytes(used), asked.String(), starved)
+			if requested := c.Resources.Requests[resourceName]; used > requested.Value() {
+				fmt.Fprintf(&b, "Container %s was using %s, request is %s, has larger consumption of %v. ", c.Name, bytes(used), requested.String(), resourceName)
 			}
 			break
 		}
@@ -311,32 +313,32 @@ func message(starved corev1.ResourceName, pod *corev1.Pod, met []Threshold, u Us
 	return b.String()
 }
 
-// overLimit are the pods that use more disk than they may.
+// overLimit returns the pods that exceed a disk limit.
 func overLimit(c Config, u Usage, pods []*corev1.Pod) (all []Eviction) {
 	for _, pod := range pods {
 		usage, ok := u.Pods[pod.UID]
-		if !ok || c.Critical != nil && c.Critical(pod) {
+		if !ok || c.IsCritical != nil && c.IsCritical(pod) {
 			continue
 		}
-		if limit, why := usage.over(pod, u.SeparateImages); why != "" {
-			all = append(all, Eviction{Pod: pod, Grace: immediately, Message: why, Signal: limit})
+		if limit, why := usage.exceeded(pod, u.DedicatedImageFs); why != "" {
+			all = append(all, Eviction{Pod: pod, Grace: immediateGraceSeconds, Message: why, Signal: limit})
 		}
 	}
 	return all
 }
 
-// The limits of disk that pods can exceed, as metrics have them.
+// The disk limits that pods can exceed, as metrics label them.
 const (
 	emptyDirLimit  = "emptydirfs.limit"
 	podLimit       = "ephemeralpodfs.limit"
 	containerLimit = "ephemeralcontainerfs.limit"
 )
 
-// over says which limit of disk a pod exceeds.
-func (p PodUsage) over(pod *corev1.Pod, separateImages bool) (limit, why string) {
+// exceeded returns the disk limit a pod exceeds and the message for it.
+func (p PodUsage) exceeded(pod *corev1.Pod, dedicatedImageFs bool) (limit, why string) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		// The kernel holds volumes in memory to their size.
+		// The kernel enforces the size of volumes in memory.
 		if v.EmptyDir == nil || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 || v.EmptyDir.Medium == corev1.StorageMediumMemory {
 			continue
 		}
@@ -348,14 +350,14 @@ func (p PodUsage) over(pod *corev1.Pod, separateImages bool) (limit, why string)
 	if limit, ok := limits[corev1.ResourceEphemeralStorage]; ok && p.Disk.Bytes > limit.Value() {
 		return podLimit, fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", limit.String())
 	}
-	for _, seen := range p.Containers {
-		used := seen.Logs.Bytes
-		if !separateImages {
-			used += seen.Root.Bytes
+	for _, observed := range p.Containers {
+		used := observed.Logs.Bytes
+		if !dedicatedImageFs {
+			used += observed.Rootfs.Bytes
 		}
 		for kind, c := range container.All(&pod.Spec) {
 			sidecar := kind == container.Init && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-			if c.Name != seen.Name || kind != container.Regular && !sidecar {
+			if c.Name != observed.Name || kind != container.Regular && !sidecar {
 				continue
 			}
 			if limit := c.Resources.Limits.StorageEphemeral(); !limit.IsZero() && used > limit.Value() {
@@ -366,7 +368,7 @@ func (p PodUsage) over(pod *corev1.Pod, separateImages bool) (limit, why string)
 	return "", ""
 }
 
-// HasDiskLimits tells pods whose use of disks must be known even when there is enough of it.
+// HasDiskLimits reports whether a pod's disk usage has to be measured even when no threshold is met.
 func HasDiskLimits(pod *corev1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := pod.Spec.Volumes[i].EmptyDir; v != nil && v.SizeLimit != nil && v.Medium != corev1.StorageMediumMemory {
@@ -377,9 +379,9 @@ func HasDiskLimits(pod *corev1.Pod) bool {
 	return !limits.StorageEphemeral().IsZero()
 }
 
-// Condition is what the pod's status says of its eviction, nil where the pod has only itself to blame.
+// Condition is the pod condition for the eviction, nil if the pod exceeded its own limit.
 func (e Eviction) Condition(now time.Time) *corev1.PodCondition {
-	if !e.Disruption {
+	if !e.SetDisruptionTarget {
 		return nil
 	}
 	return &corev1.PodCondition{
@@ -388,8 +390,8 @@ func (e Eviction) Condition(now time.Time) *corev1.PodCondition {
 	}
 }
 
-// Admits decides whether a node with these pressures takes a pod, and says why not. Short of memory alone it takes pods that say how
-// much they need, and those that tolerate the pressure; critical pods it takes always.
+// Admits decides whether a node with these pressure conditions admits a pod, and says why not. Under memory pressure
+// alone it admits pods that are not BestEffort and pods that tolerate the taint. Critical pods are always admitted.
 func Admits(conditions []corev1.NodeConditionType, pod *corev1.Pod, class corev1.PodQOSClass, critical bool) (ok bool, why string) {
 	if len(conditions) == 0 || critical {
 		return true, ""
@@ -403,7 +405,7 @@ func Admits(conditions []corev1.NodeConditionType, pod *corev1.Pod, class corev1
 	return false, fmt.Sprintf("The node had condition: %v. ", conditions)
 }
 
-// tolerates knows taints without a value, as a node's pressures are.
+// tolerates handles taints without a value, as pressure taints are.
 func tolerates(t corev1.Toleration, taint corev1.Taint) bool {
 	if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
 		return false

@@ -70,7 +70,7 @@ func TestStory(t *testing.T) {
 	c := Config{
 		Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, map[string]string{"memory.available": "30%"}, map[string]string{"memory.available": "1m"},
 			map[string]string{"memory.available": "50Mi"}),
-		Transition: 5 * time.Minute, MaxGrace: 60,
+		PressureTransitionPeriod: 5 * time.Minute, MaxPodGracePeriodSeconds: 60,
 	}
 	pods := []*corev1.Pod{pod("a", "memory=10Mi", "", grace(30)), pod("b", "memory=10Mi", "", grace(90))}
 	steps := []struct {
@@ -142,8 +142,8 @@ func TestRanking(t *testing.T) {
 			map[types.UID]PodUsage{
 				"logs":   {Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: 10 * mebi}}}},
 				"volume": {Volumes: map[string]Disk{"v": {Bytes: 30 * mebi}}},
-				"layer":  {Containers: []ContainerUsage{{Name: "c", Root: Disk{Bytes: 20 * mebi}}}},
-				"asked":  {Containers: []ContainerUsage{{Name: "c", Root: Disk{Bytes: 500 * mebi}}}},
+				"layer":  {Containers: []ContainerUsage{{Name: "c", Rootfs: Disk{Bytes: 20 * mebi}}}},
+				"asked":  {Containers: []ContainerUsage{{Name: "c", Rootfs: Disk{Bytes: 500 * mebi}}}},
 			},
 			"[volume layer logs asked]",
 		},
@@ -151,7 +151,7 @@ func TestRanking(t *testing.T) {
 			ImageFsAvailable, true, []*corev1.Pod{pod("logs", "", ""), pod("layer", "", "")},
 			map[types.UID]PodUsage{
 				"logs":  {Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: 100 * mebi}}}},
-				"layer": {Containers: []ContainerUsage{{Name: "c", Root: Disk{Bytes: 20 * mebi}}}},
+				"layer": {Containers: []ContainerUsage{{Name: "c", Rootfs: Disk{Bytes: 20 * mebi}}}},
 			},
 			"[layer logs]",
 		},
@@ -159,14 +159,14 @@ func TestRanking(t *testing.T) {
 			NodeFsAvailable, true, []*corev1.Pod{pod("layer", "", ""), pod("logs", "", "")},
 			map[types.UID]PodUsage{
 				"logs":  {Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: 1 * mebi}}}},
-				"layer": {Containers: []ContainerUsage{{Name: "c", Root: Disk{Bytes: 200 * mebi}}}},
+				"layer": {Containers: []ContainerUsage{{Name: "c", Rootfs: Disk{Bytes: 200 * mebi}}}},
 			},
 			"[logs layer]",
 		},
 		"inodes": {
 			NodeFsInodesFree, false, []*corev1.Pod{pod("few", "", ""), pod("many", "", "", emptyDir("v", "1Gi", ""))},
 			map[types.UID]PodUsage{
-				"few":  {Containers: []ContainerUsage{{Name: "c", Root: Disk{Bytes: 500 * mebi, Inodes: 5}}}},
+				"few":  {Containers: []ContainerUsage{{Name: "c", Rootfs: Disk{Bytes: 500 * mebi, Inodes: 5}}}},
 				"many": {Volumes: map[string]Disk{"v": {Inodes: 5000}}},
 			},
 			"[many few]",
@@ -175,7 +175,7 @@ func TestRanking(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, p := range ranked(test.signal, Usage{Pods: test.usage, SeparateImages: test.separate}, test.pods) {
+			for _, p := range ranked(test.signal, Usage{Pods: test.usage, DedicatedImageFs: test.separate}, test.pods) {
 				got = append(got, p.Name)
 			}
 			if fmt.Sprint(got) != test.want {
@@ -190,12 +190,12 @@ func TestMessages(t *testing.T) {
 	podLevel := func(p *corev1.Pod) {
 		p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("memory=64Mi")}
 	}
-	use := PodUsage{Memory: 200 * mebi, Containers: []ContainerUsage{{Name: "c", Memory: 200 * mebi, Root: Disk{Bytes: 3 * mebi}, Logs: Disk{Bytes: 1 * mebi}}}}
+	use := PodUsage{Memory: 200 * mebi, Containers: []ContainerUsage{{Name: "c", Memory: 200 * mebi, Rootfs: Disk{Bytes: 3 * mebi}, Logs: Disk{Bytes: 1 * mebi}}}}
 	tests := map[string]struct {
-		signal Signal
-		seen   Observation
-		pod    *corev1.Pod
-		want   string
+		signal   Signal
+		observed Observation
+		pod      *corev1.Pod
+		want     string
 	}{
 		"memory": {
 			MemoryAvailable, Observation{50 * mebi, 1000 * mebi}, pod("p", "memory=128Mi", ""),
@@ -218,7 +218,7 @@ func TestMessages(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			u := Usage{Signals: map[Signal]Observation{test.signal: test.seen}, Pods: map[types.UID]PodUsage{"p": use}}
+			u := Usage{Signals: map[Signal]Observation{test.signal: test.observed}, Pods: map[types.UID]PodUsage{"p": use}}
 			_, d := Decide(c, State{}, u, []*corev1.Pod{test.pod}, start)
 			if len(d.Candidates) != 1 || d.Candidates[0].Message != test.want || d.Candidates[0].Grace != 1 {
 				t.Errorf("got  %+v\nwant %s", d.Candidates, test.want)
@@ -232,7 +232,7 @@ func TestWhatIsFreedFirst(t *testing.T) {
 	tests := map[string]struct {
 		signals  []Signal
 		separate bool
-		want     string // what is starved, and whether containers and images are freed
+		want     string // what is resourceName, and whether containers and images are freed
 	}{
 		"memory":                         {[]Signal{MemoryAvailable}, false, "memory false false"},
 		"processes":                      {[]Signal{PIDAvailable}, false, "pids false false"},
@@ -243,12 +243,12 @@ func TestWhatIsFreedFirst(t *testing.T) {
 		"nothing":                        {nil, true, " false false"},
 	}
 	for name, test := range tests {
-		u := Usage{Signals: map[Signal]Observation{}, SeparateImages: test.separate}
+		u := Usage{Signals: map[Signal]Observation{}, DedicatedImageFs: test.separate}
 		for _, s := range test.signals {
 			u.Signals[s] = Observation{1, 1000}
 		}
 		_, d := Decide(c, State{}, u, nil, start)
-		if got := fmt.Sprint(d.Starved, " ", d.Containers, " ", d.Images); got != test.want {
+		if got := fmt.Sprint(d.StarvedResource, " ", d.Containers, " ", d.Images); got != test.want {
 			t.Errorf("%s: got %s, want %s", name, got, test.want)
 		}
 	}
@@ -256,9 +256,9 @@ func TestWhatIsFreedFirst(t *testing.T) {
 
 func TestOverLimit(t *testing.T) {
 	critical := pod("critical", "", "", emptyDir("v", "1Mi", ""))
-	c := Config{Critical: func(p *corev1.Pod) bool { return p == critical }}
+	c := Config{IsCritical: func(p *corev1.Pod) bool { return p == critical }}
 	logs := func(b int64) PodUsage {
-		return PodUsage{Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: b}, Root: Disk{Bytes: 10 * mebi}}}, Disk: Disk{Bytes: b}}
+		return PodUsage{Containers: []ContainerUsage{{Name: "c", Logs: Disk{Bytes: b}, Rootfs: Disk{Bytes: 10 * mebi}}}, Disk: Disk{Bytes: b}}
 	}
 	volume := PodUsage{Volumes: map[string]Disk{"v": {Bytes: 2 * mebi}}}
 	tests := map[string]struct {
@@ -277,7 +277,7 @@ func TestOverLimit(t *testing.T) {
 		"a critical pod":                {critical, volume, false, ""},
 	}
 	for name, test := range tests {
-		u := Usage{Pods: map[types.UID]PodUsage{test.pod.UID: test.usage}, SeparateImages: test.separate}
+		u := Usage{Pods: map[types.UID]PodUsage{test.pod.UID: test.usage}, DedicatedImageFs: test.separate}
 		_, d := Decide(c, State{}, u, []*corev1.Pod{test.pod}, start)
 		got := ""
 		if len(d.OverLimit) > 0 {
@@ -293,7 +293,7 @@ func TestOverLimit(t *testing.T) {
 }
 
 func TestCriticalPodsStay(t *testing.T) {
-	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, nil, nil, nil), Critical: func(p *corev1.Pod) bool { return p.Name == "etcd" }}
+	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, nil, nil, nil), IsCritical: func(p *corev1.Pod) bool { return p.Name == "etcd" }}
 	_, d := Decide(c, State{}, memoryLeft(1), []*corev1.Pod{pod("etcd", "", ""), pod("p", "memory=1Gi", "")}, start)
 	if len(d.Candidates) != 1 || d.Candidates[0].Pod.Name != "p" {
 		t.Errorf("%+v", d.Candidates)
@@ -301,7 +301,7 @@ func TestCriticalPodsStay(t *testing.T) {
 }
 
 func TestCondition(t *testing.T) {
-	e := Eviction{Pod: pod("p", "", ""), Message: "why. ", Disruption: true}
+	e := Eviction{Pod: pod("p", "", ""), Message: "why. ", SetDisruptionTarget: true}
 	c := e.Condition(start)
 	if c.Type != corev1.DisruptionTarget || c.Status != corev1.ConditionTrue || c.Reason != "TerminationByKubelet" || c.Message != "why. " ||
 		c.ObservedGeneration != 3 || !c.LastTransitionTime.Time.Equal(start) {

@@ -1,8 +1,9 @@
-// Package evict keeps a node from running out of memory, disk and processes: it reports pressure, frees what nobody needs, and
-// when that is not enough, has pods go, one at a time, those first that use more than they asked for.
+// Package evict keeps a node from running out of memory, disk space, inodes and PIDs. It reports pressure conditions,
+// deletes unused containers and images, and when that is not enough evicts pods, one at a time, starting with those that
+// exceed their requests.
 //
-// What to do is decided by a pure function, Decide, from thresholds (threshold.go), from what is used, and from what was seen before.
-// Guard calls it every ten seconds and has it carried out by an Actor, which is the kubelet.
+// A pure function, Decide, decides what to do from the thresholds (threshold.go), the current usage and the previous
+// state. Evictor calls it every ten seconds and carries the decision out through an Actor, which the kubelet implements.
 package evict
 
 import (
@@ -27,103 +28,107 @@ import (
 )
 
 const (
-	// lookEvery is how often the node is looked at.
-	lookEvery = 10 * time.Second
-	// cleanUpTimeout is how long an evicted pod may take to go before the next look.
-	cleanUpTimeout = 30 * time.Second
-	// diskEvery is how often pods' use of disks is counted when there is enough: it takes a walk over their files.
-	diskEvery = time.Minute
+	// checkInterval is how often thresholds are checked.
+	checkInterval = 10 * time.Second
+	// podRemovalTimeout is how long the next check waits for evicted pods to be removed.
+	podRemovalTimeout = 30 * time.Second
+	// diskUsageInterval is how often the disk usage of pods is measured while no threshold is met. Measuring walks their
+	// files.
+	diskUsageInterval = time.Minute
 )
 
-// Actor carries out what is decided.
+// Actor carries out decisions.
 type Actor interface {
-	// Pods are those that run on the node: neither ended nor without a container that was started.
+	// Pods returns the pods that are running on the node.
 	Pods() []*corev1.Pod
-	// Evict ends a pod within its grace. Its status becomes Failed, with Reason, the eviction's message, and its condition if it has one.
+	// Evict terminates a pod within its grace period. Its status becomes Failed with Reason, the eviction's message, and
+	// its condition if it has one.
 	Evict(ctx context.Context, e Eviction) error
-	// Gone reports that a pod has no container and no volume on the node any more.
-	Gone(pod *corev1.Pod) bool
-	// FreeContainers removes all containers that have ended, FreeImages all images nobody uses.
-	FreeContainers(ctx context.Context) error
-	FreeImages(ctx context.Context) error
+	// Removed reports whether a pod has no containers and no volumes left on the node.
+	Removed(pod *corev1.Pod) bool
+	// DeleteUnusedContainers removes all exited containers, DeleteUnusedImages all images no container uses.
+	DeleteUnusedContainers(ctx context.Context) error
+	DeleteUnusedImages(ctx context.Context) error
 }
 
-// Source tells what is used by the node and by the given pods. disks names those whose use of disks is asked for; nil asks for that of all.
+// Source measures the usage of the node and of the given pods. Disk usage is only measured for pods that disks accepts;
+// nil accepts all.
 type Source interface {
 	Usage(ctx context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error)
 }
 
-// Parts are what a guard is made of.
-type Parts struct {
+// Dependencies are what an Evictor needs.
+type Dependencies struct {
 	Actor  Actor
 	Source Source
 	Events client.Recorder
-	// NodeEvent tells of the node.
+	// NodeEvent records an event about the node.
 	NodeEvent func(eventType, reason, message string)
-	// Changed is called when the node's pressures have changed.
+	// Changed is called when the pressure conditions have changed.
 	Changed func()
 	Log     *slog.Logger
 }
 
-// Guard guards a node.
-type Guard struct {
-	Parts
+// Evictor evicts pods from a node that runs out of resources.
+type Evictor struct {
+	Dependencies
 	config Config
 
 	mu         sync.Mutex
 	conditions []corev1.NodeConditionType
 
-	state     State
-	disksSeen time.Time
+	state         State
+	diskUsageTime time.Time
 }
 
-// New makes a guard. It starts nothing.
-func New(c Config, p Parts) *Guard {
-	if c.Transition == 0 {
-		c.Transition = 5 * time.Minute
+// New returns an Evictor. It starts nothing.
+func New(c Config, p Dependencies) *Evictor {
+	if c.PressureTransitionPeriod == 0 {
+		c.PressureTransitionPeriod = 5 * time.Minute
 	}
 	if p.Log == nil {
 		p.Log = slog.Default()
 	}
-	return &Guard{Parts: p, config: c}
+	return &Evictor{Dependencies: p, config: c}
 }
 
-// Conditions are the pressures the node is under.
-func (g *Guard) Conditions() []corev1.NodeConditionType {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.conditions
+// Conditions returns the current pressure conditions.
+func (e *Evictor) Conditions() []corev1.NodeConditionType {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.conditions
 }
 
-// Run guards the node until ctx ends.
-func (g *Guard) Run(ctx context.Context) error {
+// Run checks the thresholds until ctx ends.
+func (e *Evictor) Run(ctx context.Context) error {
 	for {
-		evicted, err := g.look(ctx)
+		evicted, err := e.check(ctx)
 		if err != nil && ctx.Err() == nil {
-			g.Log.Warn("node's resources are not known", "error", err)
+			e.Log.Warn("failed to check eviction thresholds", "error", err)
 		}
 		if len(evicted) > 0 {
-			g.waitUntilGone(ctx, evicted)
+			e.waitForRemoval(ctx, evicted)
 			if ctx.Err() == nil {
-				continue // it may not have been enough
+				continue // check again at once: it may not have been enough
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(lookEvery):
+		case <-time.After(checkInterval):
 		}
 	}
 }
 
-// waitUntilGone gives evicted pods time to free what they hold, so that none goes in vain.
-func (g *Guard) waitUntilGone(ctx context.Context, pods []*corev1.Pod) {
-	ctx, cancel := context.WithTimeout(ctx, cleanUpTimeout)
+// waitForRemoval gives evicted pods time to release their resources, so that the next check does not evict more than
+// needed.
+func (e *Evictor) waitForRemoval(ctx context.Context, pods []*corev1.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, podRemovalTimeout)
 	defer cancel()
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for _, pod := range pods {
-		for !g.Actor.Gone(pod) {
+		for !e.Actor.Removed(pod) {
 			select {
 			case <-ctx.Done():
 				return
@@ -133,103 +138,104 @@ func (g *Guard) waitUntilGone(ctx context.Context, pods []*corev1.Pod) {
 	}
 }
 
-// look looks at the node once and does what is to be done. It returns the pods it has evicted.
-func (g *Guard) look(ctx context.Context) ([]*corev1.Pod, error) {
-	pods := g.Actor.Pods()
-	usage, err := g.usage(ctx, pods)
+// check checks the thresholds once and carries out the decision. It returns the pods it evicted.
+func (e *Evictor) check(ctx context.Context) ([]*corev1.Pod, error) {
+	pods := e.Actor.Pods()
+	usage, err := e.usage(ctx, pods)
 	if err != nil {
 		return nil, err
 	}
-	state, decision := Decide(g.config, g.state, usage, pods, time.Now())
-	g.state = state
-	g.report(decision.Conditions)
+	state, decision := Decide(e.config, e.state, usage, pods, time.Now())
+	e.state = state
+	e.report(decision.Conditions)
 	if len(decision.OverLimit) > 0 {
 		var evicted []*corev1.Pod
-		for _, e := range decision.OverLimit {
-			evicted = append(evicted, g.evict(ctx, e))
+		for _, eviction := range decision.OverLimit {
+			evicted = append(evicted, e.evict(ctx, eviction))
 		}
 		return evicted, nil
 	}
-	if decision.Starved == "" {
+	if decision.StarvedResource == "" {
 		return nil, nil
 	}
-	g.Log.Warn("node runs short", "resource", decision.Starved)
-	if g.NodeEvent != nil {
-		g.NodeEvent(corev1.EventTypeWarning, "EvictionThresholdMet", fmt.Sprintf("Attempting to reclaim %s", decision.Starved))
+	e.Log.Warn("eviction threshold met", "resource", decision.StarvedResource)
+	if e.NodeEvent != nil {
+		e.NodeEvent(corev1.EventTypeWarning, "EvictionThresholdMet", fmt.Sprintf("Attempting to reclaim %s", decision.StarvedResource))
 	}
 	if decision.Containers || decision.Images {
-		if g.free(ctx, decision) {
+		if e.free(ctx, decision) {
 			return nil, nil
 		}
 	}
 	if len(decision.Candidates) == 0 {
 		return nil, errors.New("no pod can be evicted")
 	}
-	return []*corev1.Pod{g.evict(ctx, decision.Candidates[0])}, nil
+	return []*corev1.Pod{e.evict(ctx, decision.Candidates[0])}, nil
 }
 
-// usage asks for what is used: by the node at every look, by pods only where it matters. That is for those whose disks have limits from time to
-// time, and for all when the node runs short.
-func (g *Guard) usage(ctx context.Context, pods []*corev1.Pod) (Usage, error) {
-	due := time.Since(g.disksSeen) >= diskEvery
+// usage measures the node's usage. Pods are only measured where needed: those with disk limits every diskUsageInterval,
+// and all of them when a threshold is met.
+func (e *Evictor) usage(ctx context.Context, pods []*corev1.Pod) (Usage, error) {
+	measureDisks := time.Since(e.diskUsageTime) >= diskUsageInterval
 	var limited []*corev1.Pod
-	if due {
+	if measureDisks {
 		limited = slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return !HasDiskLimits(pod) })
 	}
-	usage, err := g.Source.Usage(ctx, limited, nil)
+	usage, err := e.Source.Usage(ctx, limited, nil)
 	if err != nil {
 		return usage, err
 	}
-	met := append(metBy(g.config.Thresholds, usage, false), metBy(g.state.Met, usage, true)...)
+	met := append(thresholdsMet(e.config.Thresholds, usage, false), thresholdsMet(e.state.Met, usage, true)...)
 	if slices.ContainsFunc(met, func(t Threshold) bool { return t.Signal.condition() == corev1.NodeDiskPressure }) {
-		return g.Source.Usage(ctx, pods, nil)
+		return e.Source.Usage(ctx, pods, nil)
 	}
-	if due {
-		g.disksSeen = time.Now()
+	if measureDisks {
+		e.diskUsageTime = time.Now()
 	}
 	if len(met) > 0 {
-		return g.Source.Usage(ctx, pods, func(pod *corev1.Pod) bool { return due && HasDiskLimits(pod) })
+		return e.Source.Usage(ctx, pods, func(pod *corev1.Pod) bool { return measureDisks && HasDiskLimits(pod) })
 	}
 	return usage, nil
 }
 
-// report takes in the pressures.
-func (g *Guard) report(conditions []corev1.NodeConditionType) {
-	g.mu.Lock()
-	changed := fmt.Sprint(g.conditions) != fmt.Sprint(conditions)
-	g.conditions = conditions
-	g.mu.Unlock()
-	if changed && g.Changed != nil {
-		g.Changed()
+// report publishes the pressure conditions.
+func (e *Evictor) report(conditions []corev1.NodeConditionType) {
+	e.mu.Lock()
+	changed := fmt.Sprint(e.conditions) != fmt.Sprint(conditions)
+	e.conditions = conditions
+	e.mu.Unlock()
+	if changed && e.Changed != nil {
+		e.Changed()
 	}
 }
 
-// free frees what nobody needs and reports whether that was enough.
-func (g *Guard) free(ctx context.Context, d Decision) bool {
+// free deletes unused containers and images and reports whether that was enough.
+func (e *Evictor) free(ctx context.Context, d Decision) bool {
 	if d.Containers {
-		if err := g.Actor.FreeContainers(ctx); err != nil {
-			g.Log.Warn("containers that have ended are not removed", "error", err)
+		if err := e.Actor.DeleteUnusedContainers(ctx); err != nil {
+			e.Log.Warn("failed to remove exited containers", "error", err)
 		}
 	}
 	if d.Images {
-		if err := g.Actor.FreeImages(ctx); err != nil {
-			g.Log.Warn("images nobody uses are not removed", "error", err)
+		if err := e.Actor.DeleteUnusedImages(ctx); err != nil {
+			e.Log.Warn("failed to remove unused images", "error", err)
 		}
 	}
-	usage, err := g.Source.Usage(ctx, nil, nil)
-	return err == nil && Relieved(g.config, usage)
+	usage, err := e.Source.Usage(ctx, nil, nil)
+	return err == nil && relieved(e.config, usage)
 }
 
-func (g *Guard) evict(ctx context.Context, e Eviction) *corev1.Pod {
-	g.Log.Warn("pod is evicted", "namespace", e.Pod.Namespace, "pod", e.Pod.Name, "why", e.Message)
-	g.Events.Event(e.Pod, corev1.EventTypeWarning, Reason, e.Message)
-	if err := g.Actor.Evict(ctx, e); err != nil && ctx.Err() == nil {
-		g.Log.Warn("pod is not evicted", "namespace", e.Pod.Namespace, "pod", e.Pod.Name, "error", err)
+func (e *Evictor) evict(ctx context.Context, eviction Eviction) *corev1.Pod {
+	pod := eviction.Pod
+	e.Log.Warn("evicting pod", "namespace", pod.Namespace, "pod", pod.Name, "message", eviction.Message)
+	e.Events.Event(pod, corev1.EventTypeWarning, Reason, eviction.Message)
+	if err := e.Actor.Evict(ctx, eviction); err != nil && ctx.Err() == nil {
+		e.Log.Warn("failed to evict pod", "namespace", pod.Namespace, "pod", pod.Name, "error", err)
 	}
-	return e.Pod
+	return pod
 }
 
-// Observe fills in the signals of the machine: disks of two directories, and processes. Memory is the caller's to fill in.
+// Observe returns the signals of the node except memory: the file systems of two directories, and PIDs.
 func Observe(nodeDir, imageDir string) (Usage, error) {
 	u := Usage{Signals: map[Signal]Observation{}, Pods: map[types.UID]PodUsage{}}
 	var devices [2]uint64
@@ -239,30 +245,30 @@ func Observe(nodeDir, imageDir string) (Usage, error) {
 	}{{nodeDir, NodeFsAvailable, NodeFsInodesFree}, {imageDir, ImageFsAvailable, ImageFsInodesFree}} {
 		var s syscall.Statfs_t
 		if err := syscall.Statfs(disk.dir, &s); err != nil {
-			return u, fmt.Errorf("look at the disk of %s: %w", disk.dir, err)
+			return u, fmt.Errorf("stat file system of %s: %w", disk.dir, err)
 		}
 		u.Signals[disk.space] = Observation{Available: int64(s.Bavail) * s.Bsize, Capacity: int64(s.Blocks) * s.Bsize}
-		// Some file systems have as many inodes as they need, and say that there are none.
+		// Some file systems allocate inodes dynamically and report a total of zero.
 		if s.Files > 0 {
 			u.Signals[disk.inodes] = Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}
 		}
 		var info syscall.Stat_t
 		if err := syscall.Stat(disk.dir, &info); err != nil {
-			return u, fmt.Errorf("look at the disk of %s: %w", disk.dir, err)
+			return u, fmt.Errorf("stat file system of %s: %w", disk.dir, err)
 		}
 		devices[i] = info.Dev
 	}
-	u.SeparateImages = devices[0] != devices[1]
-	processes, most, err := Processes()
+	u.DedicatedImageFs = devices[0] != devices[1]
+	processes, limit, err := ProcessCount()
 	if err != nil {
 		return u, err
 	}
-	u.Signals[PIDAvailable] = Observation{Available: most - processes, Capacity: most}
+	u.Signals[PIDAvailable] = Observation{Available: limit - processes, Capacity: limit}
 	return u, nil
 }
 
-// Processes are how many the machine has, threads counted, and how many it can have.
-func Processes() (now, most int64, err error) {
+// ProcessCount returns the number of processes and threads on the node and the kernel's limit.
+func ProcessCount() (count, limit int64, err error) {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return 0, 0, fmt.Errorf("count processes: %w", err)
@@ -272,7 +278,7 @@ func Processes() (now, most int64, err error) {
 		return 0, 0, errors.New("count processes: unknown format")
 	}
 	_, all, _ := strings.Cut(fields[3], "/")
-	if now, err = strconv.ParseInt(all, 10, 64); err != nil {
+	if count, err = strconv.ParseInt(all, 10, 64); err != nil {
 		return 0, 0, fmt.Errorf("count processes: %w", err)
 	}
 	for _, name := range []string{"pid_max", "threads-max"} {
@@ -280,25 +286,26 @@ func Processes() (now, most int64, err error) {
 		if err != nil {
 			return 0, 0, fmt.Errorf("count processes: %w", err)
 		}
-		limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		value, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 		if err != nil {
 			return 0, 0, fmt.Errorf("count processes: %w", err)
 		}
-		if most == 0 || limit < most {
-			most = limit
+		if limit == 0 || value < limit {
+			limit = value
 		}
 	}
-	return now, most, nil
+	return count, limit, nil
 }
 
-// DiskOf counts what lies below a directory, each file once, as the disk counts it. Other file systems mounted there are not part of it.
-func DiskOf(dir string) (sum Disk) {
+// DiskUsage measures the files below a directory as the file system accounts for them. Hard links are counted once; other
+// file systems mounted below are left out.
+func DiskUsage(dir string) (sum Disk) {
 	var root syscall.Stat_t
 	if syscall.Lstat(dir, &root) != nil {
 		return Disk{}
 	}
 	counted := map[uint64]bool{}
-	// What vanishes while it is counted is not counted.
+	// Files that vanish during the walk are ignored.
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return nil
@@ -319,7 +326,7 @@ func DiskOf(dir string) (sum Disk) {
 			}
 			counted[info.Ino] = true
 		}
-		sum = sum.plus(Disk{Bytes: info.Blocks * 512, Inodes: 1})
+		sum = sum.add(Disk{Bytes: info.Blocks * 512, Inodes: 1})
 		return nil
 	})
 	return sum

@@ -19,29 +19,33 @@ import (
 	"skiff/internal/client"
 )
 
-// played is a node whose memory and disk the test sets. It is actor and source.
-type played struct {
-	mu     sync.Mutex
-	did    []string
-	pods   []*corev1.Pod
-	signal map[Signal]Observation
+// fakeNode is a node whose memory and disk the test sets. It is actor and source.
+type fakeNode struct {
+	mu      sync.Mutex
+	actions []string
+	pods    []*corev1.Pod
+	signal  map[Signal]Observation
 	// after is called when a pod goes or something is freed.
-	after func(p *played, what string)
-	why   []string
-	disks map[types.UID]PodUsage
-	asked []string // pods whose use was asked for, with a * where that is of disks too
+	after    func(p *fakeNode, what string)
+	why      []string
+	disks    map[types.UID]PodUsage
+	measured []string // pods whose use was asked for, with a * where that is of disks too
 }
 
-func (p *played) do(what string) {
-	p.did = append(p.did, what)
+func (p *fakeNode) do(what string) {
+	p.actions = append(p.actions, what)
 	if p.after != nil {
 		p.after(p, what)
 	}
 }
 
-func (p *played) Pods() []*corev1.Pod { p.mu.Lock(); defer p.mu.Unlock(); return slices.Clone(p.pods) }
+func (p *fakeNode) Pods() []*corev1.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.pods)
+}
 
-func (p *played) Evict(_ context.Context, e Eviction) error {
+func (p *fakeNode) Evict(_ context.Context, e Eviction) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.why = append(p.why, e.Message)
@@ -50,23 +54,23 @@ func (p *played) Evict(_ context.Context, e Eviction) error {
 	return nil
 }
 
-func (p *played) Gone(*corev1.Pod) bool { return true }
+func (p *fakeNode) Removed(*corev1.Pod) bool { return true }
 
-func (p *played) FreeContainers(context.Context) error {
+func (p *fakeNode) DeleteUnusedContainers(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.do("free containers")
 	return nil
 }
 
-func (p *played) FreeImages(context.Context) error {
+func (p *fakeNode) DeleteUnusedImages(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.do("free images")
 	return nil
 }
 
-func (p *played) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
+func (p *fakeNode) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	u := Usage{Signals: map[Signal]Observation{}, Pods: map[types.UID]PodUsage{}}
@@ -80,29 +84,29 @@ func (p *played) Usage(_ context.Context, pods []*corev1.Pod, disks func(*corev1
 			u.Pods[pod.UID] = p.disks[pod.UID]
 			asked += "*"
 		}
-		p.asked = append(p.asked, asked)
+		p.measured = append(p.measured, asked)
 	}
 	return u, nil
 }
 
-// guarded runs a guard over a played node for a time, and returns what was done and which conditions there are then.
-func guarded(t *testing.T, p *played, c Config, passes time.Duration) (did []string, conditions []corev1.NodeConditionType) {
+// runEvictor runs a guard over a fakeNode node for a time, and returns what was done and which conditions there are then.
+func runEvictor(t *testing.T, p *fakeNode, c Config, passes time.Duration) (actions []string, conditions []corev1.NodeConditionType) {
 	synctest.Test(t, func(t *testing.T) {
 		changed := 0
-		g := New(c, Parts{
+		e := New(c, Dependencies{
 			Actor: p, Source: p, Events: (*client.Events)(nil).For("kubelet"), Log: slog.New(slog.DiscardHandler), Changed: func() { changed++ },
 			NodeEvent: func(_, reason, message string) {
 				p.mu.Lock()
 				defer p.mu.Unlock()
-				p.did = append(p.did, reason+": "+message)
+				p.actions = append(p.actions, reason+": "+message)
 			},
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- g.Run(ctx) }()
+		go func() { done <- e.Run(ctx) }()
 		time.Sleep(passes)
 		synctest.Wait()
-		conditions = g.Conditions()
+		conditions = e.Conditions()
 		if changed == 0 && len(conditions) > 0 {
 			t.Error("nobody was told of the pressure")
 		}
@@ -111,11 +115,11 @@ func guarded(t *testing.T, p *played, c Config, passes time.Duration) (did []str
 			t.Error(err)
 		}
 	})
-	return p.did, conditions
+	return p.actions, conditions
 }
 
 // A look at a node that has enough of everything costs next to nothing, however many pods it runs.
-func TestPodsAreAskedForWhereItMatters(t *testing.T) {
+func TestPodsAreMeasuredOnlyWhenNeeded(t *testing.T) {
 	short, plenty := Observation{1, 1000}, Observation{900, 1000}
 	for _, test := range []struct {
 		name         string
@@ -127,18 +131,18 @@ func TestPodsAreAskedForWhereItMatters(t *testing.T) {
 		{"disk is short", plenty, short, "[limited* plain* limited*]", "[limited* plain* limited*]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := &played{
+			p := &fakeNode{
 				pods:   []*corev1.Pod{pod("plain", "", ""), pod("limited", "", "ephemeral-storage=1Gi")},
 				signal: map[Signal]Observation{MemoryAvailable: test.memory, NodeFsAvailable: test.disk},
 			}
 			config := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "10%", "nodefs.available": "10%"}, nil, nil, nil)}
-			g := New(config, Parts{Actor: p, Source: p})
+			e := New(config, Dependencies{Actor: p, Source: p})
 			for _, want := range []string{test.first, test.later} {
-				p.asked = nil
-				if _, err := g.usage(t.Context(), p.pods); err != nil {
+				p.measured = nil
+				if _, err := e.usage(t.Context(), p.pods); err != nil {
 					t.Fatal(err)
 				}
-				if got := fmt.Sprint(p.asked); got != want {
+				if got := fmt.Sprint(p.measured); got != want {
 					t.Errorf("asked for %s, want %s", got, want)
 				}
 			}
@@ -146,25 +150,25 @@ func TestPodsAreAskedForWhereItMatters(t *testing.T) {
 	}
 }
 
-func TestGuard(t *testing.T) {
+func TestEvictor(t *testing.T) {
 	short, plenty := Observation{1, 1000}, Observation{900, 1000}
 	config := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "10%", "nodefs.available": "10%"}, nil, nil, nil)}
 	tests := map[string]struct {
-		node *played
+		node *fakeNode
 		want string
 	}{
-		"plenty": {&played{signal: map[Signal]Observation{MemoryAvailable: plenty, NodeFsAvailable: plenty}}, "[] []"},
+		"plenty": {&fakeNode{signal: map[Signal]Observation{MemoryAvailable: plenty, NodeFsAvailable: plenty}}, "[] []"},
 		"memory runs short until one pod is gone": {
-			&played{
+			&fakeNode{
 				pods: []*corev1.Pod{pod("a", "", "", priority(5)), pod("b", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short},
-				after: func(p *played, what string) { p.signal[MemoryAvailable] = plenty },
+				after: func(p *fakeNode, what string) { p.signal[MemoryAvailable] = plenty },
 			},
 			"[EvictionThresholdMet: Attempting to reclaim memory evict b with 1] [MemoryPressure]",
 		},
 		"one pod is not enough": {
-			&played{
+			&fakeNode{
 				pods: []*corev1.Pod{pod("a", "", ""), pod("b", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short},
-				after: func(p *played, what string) {
+				after: func(p *fakeNode, what string) {
 					if len(p.pods) == 0 {
 						p.signal[MemoryAvailable] = plenty
 					}
@@ -173,9 +177,9 @@ func TestGuard(t *testing.T) {
 			"[EvictionThresholdMet: Attempting to reclaim memory evict a with 1 EvictionThresholdMet: Attempting to reclaim memory evict b with 1] [MemoryPressure]",
 		},
 		"unused images are enough": {
-			&played{
+			&fakeNode{
 				pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{NodeFsAvailable: short},
-				after: func(p *played, what string) {
+				after: func(p *fakeNode, what string) {
 					if what == "free images" {
 						p.signal[NodeFsAvailable] = plenty
 					}
@@ -184,10 +188,10 @@ func TestGuard(t *testing.T) {
 			"[EvictionThresholdMet: Attempting to reclaim ephemeral-storage free containers free images] [DiskPressure]",
 		},
 		"they are not": {
-			&played{
+			&fakeNode{
 				pods: []*corev1.Pod{pod("small", "", "", emptyDir("v", "9Gi", "")), pod("large", "", "", emptyDir("v", "9Gi", ""))}, signal: map[Signal]Observation{NodeFsAvailable: short},
 				disks: map[types.UID]PodUsage{"small": {Volumes: map[string]Disk{"v": {Bytes: 1}}}, "large": {Volumes: map[string]Disk{"v": {Bytes: mebi}}}},
-				after: func(p *played, what string) {
+				after: func(p *fakeNode, what string) {
 					if what == "evict large with 1" {
 						p.signal[NodeFsAvailable] = plenty
 					}
@@ -196,7 +200,7 @@ func TestGuard(t *testing.T) {
 			"[EvictionThresholdMet: Attempting to reclaim ephemeral-storage free containers free images evict large with 1] [DiskPressure]",
 		},
 		"a volume outgrows its limit": {
-			&played{
+			&fakeNode{
 				pods: []*corev1.Pod{pod("a", "", "", emptyDir("v", "1Mi", "")), pod("b", "", "")}, signal: map[Signal]Observation{NodeFsAvailable: plenty},
 				disks: map[types.UID]PodUsage{"a": {Volumes: map[string]Disk{"v": {Bytes: 2 * mebi}}}},
 			},
@@ -205,8 +209,8 @@ func TestGuard(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			did, conditions := guarded(t, test.node, config, 25*time.Second)
-			if got := fmt.Sprint(did, " ", conditions); got != test.want {
+			actions, conditions := runEvictor(t, test.node, config, 25*time.Second)
+			if got := fmt.Sprint(actions, " ", conditions); got != test.want {
 				t.Errorf("got  %s\nwant %s", got, test.want)
 			}
 			if slices.Contains(test.node.why, "") {
@@ -214,9 +218,9 @@ func TestGuard(t *testing.T) {
 			}
 		})
 	}
-	// The pressure ends some minutes after it was last seen.
-	node := &played{pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short}, after: func(p *played, _ string) { p.signal[MemoryAvailable] = plenty }}
-	if _, conditions := guarded(t, node, config, 6*time.Minute); len(conditions) != 0 {
+	// The pressure ends some minutes after it was last observed.
+	node := &fakeNode{pods: []*corev1.Pod{pod("a", "", "")}, signal: map[Signal]Observation{MemoryAvailable: short}, after: func(p *fakeNode, _ string) { p.signal[MemoryAvailable] = plenty }}
+	if _, conditions := runEvictor(t, node, config, 6*time.Minute); len(conditions) != 0 {
 		t.Errorf("still %v", conditions)
 	}
 }
@@ -227,7 +231,7 @@ func TestObserve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if u.SeparateImages || u.Signals[NodeFsAvailable] != u.Signals[ImageFsAvailable] {
+	if u.DedicatedImageFs || u.Signals[NodeFsAvailable] != u.Signals[ImageFsAvailable] {
 		t.Errorf("%+v", u)
 	}
 	for _, s := range []Signal{NodeFsAvailable, PIDAvailable} {
@@ -235,7 +239,7 @@ func TestObserve(t *testing.T) {
 			t.Errorf("%s: %+v", s, o)
 		}
 	}
-	if other, err := Observe(dir, "/proc"); err != nil || !other.SeparateImages {
+	if other, err := Observe(dir, "/proc"); err != nil || !other.DedicatedImageFs {
 		t.Errorf("%+v, %v", other, err)
 	}
 	if _, err := Observe(filepath.Join(dir, "none"), dir); err == nil {
@@ -244,7 +248,7 @@ func TestObserve(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := DiskOf(dir)
+	before := DiskUsage(dir)
 	if before.Bytes < 100_000 || before.Inodes != 2 {
 		t.Errorf("%+v", before)
 	}
@@ -254,7 +258,7 @@ func TestObserve(t *testing.T) {
 	if err := os.Symlink("/", filepath.Join(dir, "root")); err != nil {
 		t.Fatal(err)
 	}
-	if after := DiskOf(dir); after.Inodes != 3 || after.Bytes != before.Bytes {
+	if after := DiskUsage(dir); after.Inodes != 3 || after.Bytes != before.Bytes {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }
@@ -273,17 +277,17 @@ func TestObserver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	asked := 0
+	listed := 0
 	o := &Observer{
 		Root: root, ImageDir: root,
-		Machine:  func() (Memory, error) { return Memory{WorkingSet: 300, Limit: 1000}, nil },
-		Together: func() (Memory, error) { return Memory{WorkingSet: 200, Limit: 500}, nil },
+		Node:    func() (Memory, error) { return Memory{WorkingSet: 300, Limit: 1000}, nil },
+		AllPods: func() (Memory, error) { return Memory{WorkingSet: 200, Limit: 500}, nil },
 		Pod: func(pod *corev1.Pod) (PodUsage, bool) {
 			return PodUsage{Memory: 7, Processes: 2, Containers: []ContainerUsage{{Name: "c", Memory: 5}}}, pod.UID == "p"
 		},
 		Layers: func(context.Context) (map[types.UID]map[string]Disk, error) {
-			asked++
-			return LayersOf([]*runtimeapi.ContainerStats{{
+			listed++
+			return WritableLayers([]*runtimeapi.ContainerStats{{
 				Attributes:    &runtimeapi.ContainerAttributes{Labels: map[string]string{"io.kubernetes.pod.uid": "p", "io.kubernetes.container.name": "c"}},
 				WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: &runtimeapi.UInt64Value{Value: 1000}, InodesUsed: &runtimeapi.UInt64Value{Value: 3}},
 			}}), nil
@@ -291,15 +295,15 @@ func TestObserver(t *testing.T) {
 	}
 	u, err := o.Usage(t.Context(), []*corev1.Pod{p, pod("unknown", "", "")}, func(*corev1.Pod) bool { return false })
 	if err != nil || u.Signals[MemoryAvailable] != (Observation{700, 1000}) || u.Signals[AllocatableMemoryAvailable] != (Observation{300, 500}) ||
-		len(u.Pods) != 1 || u.Pods["p"].Disk.Bytes != 0 || asked != 0 {
+		len(u.Pods) != 1 || u.Pods["p"].Disk.Bytes != 0 || listed != 0 {
 		t.Errorf("%+v, %v", u, err)
 	}
-	if u, err = o.Usage(t.Context(), []*corev1.Pod{p}, nil); err != nil || asked != 1 {
+	if u, err = o.Usage(t.Context(), []*corev1.Pod{p}, nil); err != nil || listed != 1 {
 		t.Fatal(err)
 	}
 	got := u.Pods["p"]
-	if got.Containers[0].Root != (Disk{1000, 3}) || got.Containers[0].Logs.Bytes < 50_000 || got.Volumes["v"].Bytes < 200_000 || len(got.Volumes) != 1 ||
-		got.Disk != got.Containers[0].Root.plus(got.Containers[0].Logs).plus(got.Volumes["v"]) || got.Memory != 7 {
+	if got.Containers[0].Rootfs != (Disk{1000, 3}) || got.Containers[0].Logs.Bytes < 50_000 || got.Volumes["v"].Bytes < 200_000 || len(got.Volumes) != 1 ||
+		got.Disk != got.Containers[0].Rootfs.add(got.Containers[0].Logs).add(got.Volumes["v"]) || got.Memory != 7 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -10,34 +10,36 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Memory is what is used of how much.
+// Memory is a memory usage and its limit.
 type Memory struct{ WorkingSet, Limit int64 }
 
-// Observer is the Source of a real node. Disks and processes it looks at itself; memory is told by whoever keeps the control groups.
+// Observer is the Source of a real node. It measures disks and PIDs itself; its functions provide the memory statistics
+// of cgroups.
 type Observer struct {
-	// Root is the kubelet's directory, with the pods' volumes and logs; ImageDirectory is the runtime's.
+	// Root is the kubelet's directory with the pods' volumes and logs. ImageDir is the runtime's.
 	Root, ImageDir string
-	// Machine is the memory of the whole machine, Together that of all pods, with what they may have as its limit, 0 for none.
-	Machine, Together func() (Memory, error)
-	// Pod tells memory and processes of a pod and its containers, false for one nothing is known of.
+	// Node is the memory of the whole node. AllPods is that of all pods, limited to the node's allocatable memory; a
+	// limit of 0 means none.
+	Node, AllPods func() (Memory, error)
+	// Pod returns the memory and processes of a pod and its containers, false if there are no statistics.
 	Pod func(pod *corev1.Pod) (PodUsage, bool)
-	// Layers are what containers have written beside their images, by pod and container. It may be nil.
+	// Layers returns the writable layers of containers, by pod and container name. It may be nil.
 	Layers func(ctx context.Context) (map[types.UID]map[string]Disk, error)
 }
 
-// Usage looks at the node.
+// Usage measures the node and the given pods.
 func (o *Observer) Usage(ctx context.Context, pods []*corev1.Pod, disks func(*corev1.Pod) bool) (Usage, error) {
 	u, err := Observe(o.Root, o.ImageDir)
 	if err != nil {
 		return u, err
 	}
-	machine, err := o.Machine()
+	node, err := o.Node()
 	if err != nil {
-		return u, fmt.Errorf("look at the machine's memory: %w", err)
+		return u, fmt.Errorf("read memory statistics of the node: %w", err)
 	}
-	u.Signals[MemoryAvailable] = Observation{Available: machine.Limit - machine.WorkingSet, Capacity: machine.Limit}
-	if together, err := o.Together(); err == nil && together.Limit > 0 {
-		u.Signals[AllocatableMemoryAvailable] = Observation{Available: together.Limit - together.WorkingSet, Capacity: together.Limit}
+	u.Signals[MemoryAvailable] = Observation{Available: node.Limit - node.WorkingSet, Capacity: node.Limit}
+	if all, err := o.AllPods(); err == nil && all.Limit > 0 {
+		u.Signals[AllocatableMemoryAvailable] = Observation{Available: all.Limit - all.WorkingSet, Capacity: all.Limit}
 	}
 	var layers map[types.UID]map[string]Disk
 	for _, pod := range pods {
@@ -48,7 +50,7 @@ func (o *Observer) Usage(ctx context.Context, pods []*corev1.Pod, disks func(*co
 		if disks == nil || disks(pod) {
 			if layers == nil && o.Layers != nil {
 				if layers, err = o.Layers(ctx); err != nil {
-					return u, fmt.Errorf("look at containers' layers: %w", err)
+					return u, fmt.Errorf("read writable layers: %w", err)
 				}
 			}
 			o.addDisks(&usage, pod, layers[pod.UID])
@@ -58,14 +60,14 @@ func (o *Observer) Usage(ctx context.Context, pods []*corev1.Pod, disks func(*co
 	return u, nil
 }
 
-// addDisks counts what a pod has on disks: its containers' layers and logs, and its volumes that lie on the node.
+// addDisks adds a pod's disk usage: its containers' writable layers and logs, and its volumes on the node's file system.
 func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]Disk) {
 	usage.Volumes = map[string]Disk{}
 	logs := filepath.Join(o.Root, "logs", pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 	for i := range usage.Containers {
 		c := &usage.Containers[i]
-		c.Root, c.Logs = layers[c.Name], DiskOf(filepath.Join(logs, c.Name))
-		usage.Disk = usage.Disk.plus(c.Root).plus(c.Logs)
+		c.Rootfs, c.Logs = layers[c.Name], DiskUsage(filepath.Join(logs, c.Name))
+		usage.Disk = usage.Disk.add(c.Rootfs).add(c.Logs)
 	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -78,13 +80,13 @@ func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]
 		default:
 			continue
 		}
-		usage.Volumes[v.Name] = DiskOf(filepath.Join(o.Root, "pods", string(pod.UID), "volumes", plugin, v.Name))
-		usage.Disk = usage.Disk.plus(usage.Volumes[v.Name])
+		usage.Volumes[v.Name] = DiskUsage(filepath.Join(o.Root, "pods", string(pod.UID), "volumes", plugin, v.Name))
+		usage.Disk = usage.Disk.add(usage.Volumes[v.Name])
 	}
 }
 
-// LayersOf sorts what a runtime tells of its containers by pod and container.
-func LayersOf(stats []*runtimeapi.ContainerStats) map[types.UID]map[string]Disk {
+// WritableLayers groups the runtime's statistics by pod and container name.
+func WritableLayers(stats []*runtimeapi.ContainerStats) map[types.UID]map[string]Disk {
 	layers := map[types.UID]map[string]Disk{}
 	for _, s := range stats {
 		labels := s.GetAttributes().GetLabels()
@@ -93,7 +95,7 @@ func LayersOf(stats []*runtimeapi.ContainerStats) map[types.UID]map[string]Disk 
 			layers[uid] = map[string]Disk{}
 		}
 		written := s.GetWritableLayer()
-		layers[uid][name] = layers[uid][name].plus(Disk{Bytes: int64(written.GetUsedBytes().GetValue()), Inodes: int64(written.GetInodesUsed().GetValue())})
+		layers[uid][name] = layers[uid][name].add(Disk{Bytes: int64(written.GetUsedBytes().GetValue()), Inodes: int64(written.GetInodesUsed().GetValue())})
 	}
 	return layers
 }

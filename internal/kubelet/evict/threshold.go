@@ -11,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Signal is something the node can run short of.
+// Signal is an eviction signal.
 type Signal string
 
-// The signals. nodefs is the disk of the pods' data, imagefs that of images and containers' own layers.
+// The signals. nodefs is the file system of the kubelet's directory, imagefs that of images and writable layers.
 const (
 	MemoryAvailable            Signal = "memory.available"
 	AllocatableMemoryAvailable Signal = "allocatableMemory.available"
@@ -30,8 +30,7 @@ const (
 	resourcePIDs   corev1.ResourceName = "pids"
 )
 
-// signals says what each signal is about, and which condition it is for the node. Memory stands first: it is reclaimed first, because the
-// kernel will not wait.
+// signals maps each signal to its resource and node condition. Memory comes first because it is reclaimed first.
 var signals = []struct {
 	name      Signal
 	resource  corev1.ResourceName
@@ -46,7 +45,7 @@ var signals = []struct {
 	{PIDAvailable, resourcePIDs, corev1.NodePIDPressure},
 }
 
-// rank is a signal's place among the signals, negative for one that is unknown.
+// rank returns a signal's index, negative if it is unknown.
 func (s Signal) rank() int {
 	for i := range signals {
 		if signals[i].name == s {
@@ -59,34 +58,34 @@ func (s Signal) rank() int {
 func (s Signal) resource() corev1.ResourceName       { return signals[s.rank()].resource }
 func (s Signal) condition() corev1.NodeConditionType { return signals[s.rank()].condition }
 
-// Value is an amount, or a share of what there is.
+// Value is a quantity, or a percentage of the capacity.
 type Value struct {
-	Amount int64
-	Share  float64 // counts where Amount is zero
+	Quantity   int64
+	Percentage float64 // as a fraction of 1; used if Quantity is zero
 }
 
-// of is the amount out of a capacity.
+// of returns the quantity for a capacity.
 func (v Value) of(capacity int64) int64 {
-	if v.Amount > 0 {
-		return v.Amount
+	if v.Quantity > 0 {
+		return v.Quantity
 	}
-	return int64(float64(capacity) * v.Share)
+	return int64(float64(capacity) * v.Percentage)
 }
 
-// Threshold is how little of something may be left.
+// Threshold is the minimum of a signal.
 type Threshold struct {
 	Signal Signal
 	Value  Value
-	// Grace is how long it may be less before pods are evicted. Hard thresholds have none.
+	// Grace is how long the threshold must be met before pods are evicted. Hard thresholds have none.
 	Grace time.Duration
-	// MinReclaim is how much more than the threshold must be free before the node is content again.
+	// MinReclaim is how much must be available beyond the threshold before it counts as no longer met.
 	MinReclaim Value
 }
 
-// hard tells thresholds at which pods get no time.
+// hard reports whether pods are evicted without a grace period.
 func (t Threshold) hard() bool { return t.Grace == 0 }
 
-// DefaultHard are the thresholds of a node that is told none.
+// DefaultHard returns the default hard thresholds.
 func DefaultHard() map[string]string {
 	return map[string]string{
 		string(MemoryAvailable): "100Mi", string(NodeFsAvailable): "10%", string(NodeFsInodesFree): "5%",
@@ -94,8 +93,8 @@ func DefaultHard() map[string]string {
 	}
 }
 
-// Parse reads thresholds as a kubelet's configuration has them. allocatable says that what all pods may use together is enforced: then
-// they are evicted before they use it all up.
+// Parse parses the thresholds of a kubelet configuration. If allocatable is set, the node's allocatable memory is
+// enforced, and pods are also evicted before all of them together reach it.
 func Parse(hard, soft, softGrace, minReclaim map[string]string, allocatable bool) ([]Threshold, error) {
 	all, err := parseThresholds(hard)
 	if err != nil {
@@ -148,17 +147,17 @@ func parseThresholds(texts map[string]string) ([]Threshold, error) {
 			return nil, fmt.Errorf("unsupported eviction signal %v", signal)
 		}
 		if text == "0%" || text == "100%" {
-			continue // this threshold is switched off
+			continue // disabled
 		}
 		value, err := parseValue(text)
 		switch {
 		case err != nil:
 			return nil, err
-		case strings.HasSuffix(text, "%") && value.Share < 0:
+		case strings.HasSuffix(text, "%") && value.Percentage < 0:
 			return nil, fmt.Errorf("eviction percentage threshold %v must be >= 0%%: %s", signal, text)
-		case strings.HasSuffix(text, "%") && value.Share > 1:
+		case strings.HasSuffix(text, "%") && value.Percentage > 1:
 			return nil, fmt.Errorf("eviction percentage threshold %v must be <= 100%%: %s", signal, text)
-		case !strings.HasSuffix(text, "%") && value.Amount <= 0:
+		case !strings.HasSuffix(text, "%") && value.Quantity <= 0:
 			return nil, fmt.Errorf("eviction threshold %v must be positive: %s", signal, text)
 		}
 		all = append(all, Threshold{Signal: signal, Value: value})
@@ -174,9 +173,9 @@ func parseMinReclaim(signal Signal, text string) (Value, error) {
 	switch {
 	case err != nil:
 		return Value{}, err
-	case strings.HasSuffix(text, "%") && value.Share <= 0:
+	case strings.HasSuffix(text, "%") && value.Percentage <= 0:
 		return Value{}, fmt.Errorf("eviction percentage minimum reclaim %v must be positive: %s", signal, text)
-	case value.Amount < 0:
+	case value.Quantity < 0:
 		return Value{}, fmt.Errorf("negative eviction minimum reclaim specified for %v", signal)
 	}
 	return value, nil
@@ -186,16 +185,16 @@ func parseValue(text string) (Value, error) {
 	if share, ok := strings.CutSuffix(text, "%"); ok {
 		number, err := strconv.ParseFloat(share, 32)
 		// The precision is upstream's, so that thresholds are the same bytes.
-		return Value{Share: float64(float32(number) / 100)}, err
+		return Value{Percentage: float64(float32(number) / 100)}, err
 	}
 	quantity, err := resource.ParseQuantity(text)
 	if err != nil {
 		return Value{}, err
 	}
-	return Value{Amount: quantity.Value()}, nil
+	return Value{Quantity: quantity.Value()}, nil
 }
 
-// Reserved is what hard thresholds keep from pods: it is not allocatable.
+// Reserved returns what hard thresholds subtract from allocatable resources.
 func Reserved(thresholds []Threshold, capacity corev1.ResourceList) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for _, t := range thresholds {

@@ -137,15 +137,15 @@ func (m *Metrics) Operation(name string, request any, took time.Duration, err er
 	}
 }
 
-// Worked notes one look of a pod's worker: its first, one after a change of the pod, one to end it, or any other.
-func (m *Metrics) Worked(operation string, since time.Time) {
+// PodSynced notes one look of a pod's worker: its first, one after a change of the pod, one to end it, or any other.
+func (m *Metrics) PodSynced(operation string, since time.Time) {
 	if m != nil {
 		m.workerTime.WithLabelValues(operation).Observe(time.Since(since).Seconds())
 	}
 }
 
-// PodRuns notes that a pod runs, so long after it was first seen.
-func (m *Metrics) PodRuns(after time.Duration) {
+// PodStarted notes that a pod runs, so long after it was first seen.
+func (m *Metrics) PodStarted(after time.Duration) {
 	if m != nil {
 		m.startTime.Observe(after.Seconds())
 	}

@@ -92,7 +92,7 @@ func TestWhatHappens(t *testing.T) {
 			"kubelet_started_containers_total{container_type=container} 2", "kubelet_started_containers_total{container_type=init_container} 1",
 			"kubelet_started_containers_total{container_type=ephemeral_container} 1", "kubelet_started_containers_errors_total{code=ErrImagePull,container_type=container} 1",
 		}},
-		{"a pod that runs", func(m *Metrics) { m.PodRuns(3 * time.Second) }, []string{"kubelet_pod_start_duration_seconds{} 1 in 3"}},
+		{"a pod that runs", func(m *Metrics) { m.PodStarted(3 * time.Second) }, []string{"kubelet_pod_start_duration_seconds{} 1 in 3"}},
 		{"pods that had to go", func(m *Metrics) {
 			m.Evicted("memory.available")
 			m.Evicted("memory.available")
@@ -135,7 +135,7 @@ func TestRelists(t *testing.T) {
 func TestWorked(t *testing.T) {
 	m := New("n")
 	for _, operation := range []string{"create", "sync", "sync"} {
-		m.Worked(operation, time.Now())
+		m.PodSynced(operation, time.Now())
 	}
 	got := strings.Join(lines(t, m.All), "\n")
 	for _, want := range []string{"kubelet_pod_worker_duration_seconds{operation_type=create} 1 in ", "kubelet_pod_worker_duration_seconds{operation_type=sync} 2 in "} {
@@ -196,7 +196,7 @@ func TestNode(t *testing.T) {
 	static := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "static", Annotations: map[string]string{"kubernetes.io/config.source": "file"}}}
 	plain := &corev1.Pod{Spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{}, {}}}}
 	ended := &corev1.Pod{}
-	n := Node{
+	n := NodeCollector{
 		Pods: func() []*corev1.Pod { return []*corev1.Pod{static, plain, ended} }, Active: func() []*corev1.Pod { return []*corev1.Pod{static, plain} }, Runtime: fake,
 		Volumes: func(pods []*corev1.Pod) (map[string]int, map[string]int) {
 			return map[string]int{"kubernetes.io/secret": len(pods)}, map[string]int{"kubernetes.io/secret": 1}

@@ -34,7 +34,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 const lookTimeout = 10 * time.Second
 
 // Node collects how the node is. Register it with All.
-type Node struct {
+type NodeCollector struct {
 	// Pods are all pods of the node, Active those that count against its room.
 	Pods, Active func() []*corev1.Pod
 	Runtime      interface {
@@ -50,7 +50,7 @@ type Node struct {
 }
 
 // Describe implements prometheus.Collector.
-func (n Node) Describe(to chan<- *prometheus.Desc) {
+func (n NodeCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{runningPods, runningContainers, desiredPods, activePods, mirrorPods, ephemeral, shutdownStart, shutdownEnd, totalVolumes} {
 		to <- d
 	}
@@ -60,7 +60,7 @@ func (n Node) Describe(to chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (n Node) Collect(to chan<- prometheus.Metric) {
+func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	emit := func(d *prometheus.Desc, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
@@ -115,7 +115,7 @@ func seconds(t time.Time) float64 {
 }
 
 // collectRuntime counts what the runtime has. One that does not answer is not counted.
-func (n Node) collectRuntime(emit func(*prometheus.Desc, float64, ...string)) {
+func (n NodeCollector) collectRuntime(emit func(*prometheus.Desc, float64, ...string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
 	sandboxes, err := n.Runtime.ListPodSandbox(ctx, nil)

@@ -13,9 +13,9 @@ import (
 	"skiff/internal/client"
 )
 
-// renewLease says that the node is alive, four times as often as it has to.
+// renewLease renews the node's lease every quarter of its duration.
 func (n *Node) renewLease(ctx context.Context) {
-	period := time.Duration(n.settings.LeaseSeconds) * time.Second / 4
+	period := time.Duration(n.settings.LeaseDurationSeconds) * time.Second / 4
 	var last *coordinationv1.Lease
 	for wait := time.Duration(0); ; {
 		select {
@@ -27,19 +27,19 @@ func (n *Node) renewLease(ctx context.Context) {
 		renewed, err := n.renew(ctx, last)
 		if err != nil {
 			if ctx.Err() == nil {
-				n.Log.Warn("lease of the node is not renewed", "error", err)
+				n.Log.Warn("failed to renew node lease", "error", err)
 			}
-			// Soon again, and from what the server has: a lease has little time.
+			// Retry soon, reading the lease from the server again.
 			wait = min(period, time.Second)
 		}
 		last = renewed
 	}
 }
 
-// renew writes the lease on from the last one written, or from the server's when there is none or it is old.
+// renew updates the lease. If last is nil it starts from the server's, or creates one.
 func (n *Node) renew(ctx context.Context, last *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	leases := client.For[*coordinationv1.Lease](n.Client)
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(n.settings.LeaseSeconds)*time.Second/4)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(n.settings.LeaseDurationSeconds)*time.Second/4)
 	defer cancel()
 	if last == nil {
 		var err error
@@ -49,28 +49,28 @@ func (n *Node) renew(ctx context.Context, last *coordinationv1.Lease) (*coordina
 			last = nil
 		}
 	}
-	wanted := leaseOf(last, n.settings, n.Node(), time.Now())
+	desired := leaseOf(last, n.settings, n.Node(), time.Now())
 	if last == nil {
-		made, err := leases.Create(ctx, wanted, client.WriteOptions{})
+		created, err := leases.Create(ctx, desired, client.WriteOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("make lease: %w", err)
+			return nil, fmt.Errorf("create lease: %w", err)
 		}
-		return made, nil
+		return created, nil
 	}
-	renewed, err := leases.Update(ctx, wanted, client.WriteOptions{})
+	renewed, err := leases.Update(ctx, desired, client.WriteOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("renew lease: %w", err)
 	}
 	return renewed, nil
 }
 
-// leaseOf is the lease renewed at a time. It belongs to the Node object, so that it goes with it.
+// leaseOf returns the renewed lease. The Node object owns it, so that it is deleted with the node.
 func leaseOf(last *coordinationv1.Lease, s Settings, node *corev1.Node, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: s.Name}}
 	if last != nil {
 		lease = last.DeepCopy()
 	}
-	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = &s.Name, &s.LeaseSeconds
+	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds = &s.Name, &s.LeaseDurationSeconds
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: now}
 	if len(lease.OwnerReferences) == 0 && node.UID != "" {
 		lease.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}

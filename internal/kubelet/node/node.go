@@ -1,8 +1,8 @@
-// Package node looks after the Node object: it registers the node, keeps its status true, and renews the lease that says it is alive.
+// Package node maintains the Node object: it registers the node, keeps its status current and renews its lease.
 //
-// What the status is, is computed by a pure function, Status, from a View of the machine, the runtime and what the API has. It is compared
-// every ten seconds, or when somebody calls Changed, and sent as a patch when it differs, and every five minutes anyway. Nothing
-// here needs more than the rights of the node itself.
+// The status is computed by a pure function, Status, from the state of the host, the container runtime and the API
+// object. It is compared every ten seconds and whenever Changed is called. It is patched when it differs, and every five
+// minutes otherwise. The node's own credentials are sufficient.
 package node
 
 import (
@@ -31,40 +31,42 @@ import (
 	"skiff/internal/client"
 )
 
-// attachAnnotation says that a controller attaches this node's volumes.
+// attachAnnotation says that the attach-detach controller attaches this node's volumes.
 const attachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
 
-// ownLabels are those the node sets anew whenever it registers, and no others: labels of a node that exists are its administrator's.
-var ownLabels = []string{
+// kubeletLabels are the labels that registration updates on an existing node. All other labels belong to the
+// administrator.
+var kubeletLabels = []string{
 	corev1.LabelHostname, corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
 	corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone, corev1.LabelFailureDomainBetaRegion,
 	corev1.LabelInstanceTypeStable, corev1.LabelInstanceType,
 }
 
-// Settings are what an administrator says about the node.
+// Settings configure the node.
 type Settings struct {
 	Name     string
-	Hostname string // the name where it is empty
+	Hostname string // Name if empty
 	Labels   map[string]string
 	Taints   []corev1.Taint
-	// IPs are the node's addresses, the primary one first; none lets the node find its own.
+	// IPs are the node's addresses, the primary one first. If empty they are detected.
 	IPs        []string
 	ProviderID string
-	// Port is where the kubelet serves.
+	// Port is the kubelet's port.
 	Port                 int32
 	MaxPods, PodsPerCore int64
-	// MaxImages bounds the images told, 50 where it is zero, all where it is negative.
+	// MaxImages bounds the images in the status: 50 if zero, unbounded if negative.
 	MaxImages int
-	// SystemReserved and KubeReserved are kept from pods; EvictionReserved is what hard eviction keeps free.
+	// SystemReserved, KubeReserved and EvictionReserved (the hard eviction thresholds) are subtracted from allocatable
+	// resources.
 	SystemReserved, KubeReserved, EvictionReserved corev1.ResourceList
 	DeclaredFeatures                               []string
-	// Root is the directory whose disk the pods' data is on.
+	// Root is the kubelet's directory.
 	Root string
-	// NoRegister leaves it to others to make the Node object.
-	NoRegister bool
-	// CheckEvery, ReportEvery and LeaseSeconds are 10 s, 5 min and 40 where they are zero.
-	CheckEvery, ReportEvery time.Duration
-	LeaseSeconds            int32
+	// SkipRegistration expects the Node object to be created by someone else.
+	SkipRegistration bool
+	// StatusUpdateFrequency, StatusReportFrequency and LeaseDurationSeconds default to 10 s, 5 min and 40.
+	StatusUpdateFrequency, StatusReportFrequency time.Duration
+	LeaseDurationSeconds                         int32
 }
 
 func (s Settings) withDefaults() Settings {
@@ -73,66 +75,66 @@ func (s Settings) withDefaults() Settings {
 	s.MaxPods = cmp.Or(s.MaxPods, 110)
 	s.MaxImages = cmp.Or(s.MaxImages, 50)
 	s.Root = cmp.Or(s.Root, "/")
-	s.CheckEvery = cmp.Or(s.CheckEvery, 10*time.Second)
-	s.ReportEvery = cmp.Or(s.ReportEvery, 5*time.Minute)
-	s.LeaseSeconds = cmp.Or(s.LeaseSeconds, 40)
+	s.StatusUpdateFrequency = cmp.Or(s.StatusUpdateFrequency, 10*time.Second)
+	s.StatusReportFrequency = cmp.Or(s.StatusReportFrequency, 5*time.Minute)
+	s.LeaseDurationSeconds = cmp.Or(s.LeaseDurationSeconds, 40)
 	s.DeclaredFeatures = slices.Sorted(slices.Values(s.DeclaredFeatures))
 	return s
 }
 
-// Runtime is what the node asks of the container runtime.
+// Runtime is the part of the CRI that the node's status needs.
 type Runtime interface {
 	Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error)
 	Status(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
 	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
 }
 
-// Parts are what a node is made of. Functions may be nil where there is nothing to say.
-type Parts struct {
+// Dependencies are what a Node needs. Functions may be nil.
+type Dependencies struct {
 	Client  *client.Client
 	Runtime Runtime
 	Events  client.Recorder
-	// Pressure is what the node runs short of, Problems what else keeps it from being ready.
+	// Pressure returns the pressure conditions, Problems whatever else makes the node not ready.
 	Pressure func() Pressure
 	Problems func() []error
 	Devices  func() Devices
-	// VolumesInUse are attached volumes in use, and whether they are known yet.
+	// VolumesInUse returns the attached volumes in use, and false while they are not known yet.
 	VolumesInUse func() ([]corev1.UniqueVolumeName, bool)
-	// PodCIDRs is called when the node's ranges of pod addresses are known, and when they change. It must not block for long.
-	PodCIDRs func(ranges []string)
-	// Machine replaces ReadMachine, for tests.
-	Machine func() (Machine, error)
-	Log     *slog.Logger
+	// PodCIDRs is called when the node's pod CIDRs are assigned or change. It must not block for long.
+	PodCIDRs func(podCIDRs []string)
+	// Host replaces ReadHost in tests.
+	Host func() (Host, error)
+	Log  *slog.Logger
 }
 
-// Node is this node.
+// Node maintains the Node object of this node.
 type Node struct {
-	Parts
+	Dependencies
 	settings Settings
 	changed  chan struct{}
 
 	mu        sync.Mutex
-	seen      *corev1.Node // as the API has it, nil before that is known
-	runtime   RuntimeView
-	ranges    []string
+	observed  *corev1.Node // the API object, nil before it was read
+	runtime   RuntimeState
+	podCIDRs  []string
 	lastSent  time.Time
 	nextDelay time.Duration
-	rebooted  bool // told already
+	rebooted  bool // the event was recorded
 	cordoned  bool
-	// problems is how many the runtime had when it was last asked, images those it last told.
-	problems int
-	images   []*runtimeapi.Image
+	// problemCount is the runtime's number of problems when it was last queried, images are its last reported images.
+	problemCount int
+	images       []*runtimeapi.Image
 }
 
-// New makes a node. It starts nothing.
-func New(s Settings, p Parts) *Node {
+// New returns a Node. It starts nothing.
+func New(s Settings, p Dependencies) *Node {
 	if p.Log == nil {
 		p.Log = slog.Default()
 	}
-	return &Node{Parts: p, settings: s.withDefaults(), changed: make(chan struct{}, 1)}
+	return &Node{Dependencies: p, settings: s.withDefaults(), changed: make(chan struct{}, 1)}
 }
 
-// Changed makes the node look at its status now: something that it tells may have changed.
+// Changed triggers a comparison of the status.
 func (n *Node) Changed() {
 	select {
 	case n.changed <- struct{}{}:
@@ -140,44 +142,44 @@ func (n *Node) Changed() {
 	}
 }
 
-// Node is the node as the API has it, or as it will be registered.
+// Node returns the API object, or the object to register if it was not read yet.
 func (n *Node) Node() *corev1.Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.seen != nil {
-		return n.seen
+	if n.observed != nil {
+		return n.observed
 	}
 	return n.object()
 }
 
-// Event tells of the node.
+// Event records an event about the node.
 func (n *Node) Event(eventType, reason, message string) {
-	about := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.settings.Name}}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.settings.Name}}
 	n.mu.Lock()
-	if n.seen != nil {
-		about.UID = n.seen.UID
+	if n.observed != nil {
+		object.UID = n.observed.UID
 	}
 	n.mu.Unlock()
-	n.Events.Event(about, eventType, reason, message)
+	n.Events.Event(object, eventType, reason, message)
 }
 
-// Run keeps the node registered and reported until ctx ends.
+// Run maintains the node until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
 	n.Event(corev1.EventTypeNormal, "Starting", "Starting kubelet.")
 	var running sync.WaitGroup
 	defer running.Wait()
-	n.askRuntime(ctx)
+	n.updateRuntimeState(ctx)
 	if err := n.register(ctx); err != nil {
 		return nil // ctx has ended
 	}
 	running.Go(func() { n.watch(ctx) })
 	running.Go(func() { n.renewLease(ctx) })
 	running.Go(func() { n.watchRuntime(ctx) })
-	ticker := time.NewTicker(n.settings.CheckEvery)
+	ticker := time.NewTicker(n.settings.StatusUpdateFrequency)
 	defer ticker.Stop()
 	for {
 		if err := n.report(ctx); err != nil && ctx.Err() == nil {
-			n.Log.Warn("node status is not reported", "error", err)
+			n.Log.Warn("failed to update node status", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -188,17 +190,18 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// Periods of asking the runtime how it is: often until it is ready, so that the node is soon, too.
+// How often the runtime's status is queried. It is queried more often until it is ready, so that the node becomes ready
+// soon after.
 const (
-	askEagerly = 200 * time.Millisecond
-	askEvery   = 5 * time.Second
+	runtimePollIntervalNotReady = 200 * time.Millisecond
+	runtimePollInterval         = 5 * time.Second
 )
 
 func (n *Node) watchRuntime(ctx context.Context) {
 	for {
-		wait := askEvery
-		if ready := n.askRuntime(ctx); !ready {
-			wait = askEagerly
+		wait := runtimePollInterval
+		if ready := n.updateRuntimeState(ctx); !ready {
+			wait = runtimePollIntervalNotReady
 		}
 		select {
 		case <-ctx.Done():
@@ -208,50 +211,50 @@ func (n *Node) watchRuntime(ctx context.Context) {
 	}
 }
 
-// askRuntime takes in how the runtime is. It reports whether all is well.
-func (n *Node) askRuntime(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, runtimeSilence)
+// updateRuntimeState queries the runtime's status and reports whether the runtime and its network are ready.
+func (n *Node) updateRuntimeState(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
 	defer cancel()
-	answer, err := n.Runtime.Status(ctx, false)
+	response, err := n.Runtime.Status(ctx, false)
 	if err != nil {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.compareProblems() // it may be down for long enough by now
+		n.checkProblems() // it may have reached runtimeTimeout
 		return false
 	}
-	var named *runtimeapi.VersionResponse
+	var version *runtimeapi.VersionResponse
 	n.mu.Lock()
 	known := n.runtime.Name != ""
 	n.mu.Unlock()
 	if !known {
-		if named, err = n.Runtime.Version(ctx, "0.1.0"); err != nil {
-			named = nil
+		if version, err = n.Runtime.Version(ctx, "0.1.0"); err != nil {
+			version = nil
 		}
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.runtime.Last = answer.GetStatus()
-	if named != nil {
-		n.runtime.Name, n.runtime.Version = named.RuntimeName, named.RuntimeVersion
+	n.runtime.Status = response.GetStatus()
+	if version != nil {
+		n.runtime.Name, n.runtime.Version = version.RuntimeName, version.RuntimeVersion
 	}
 	_, up := n.runtime.condition(runtimeapi.RuntimeReady)
 	_, network := n.runtime.condition(runtimeapi.NetworkReady)
 	if up {
-		n.runtime.Answered, n.runtime.Handlers, n.runtime.Features = time.Now(), answer.GetRuntimeHandlers(), answer.GetFeatures()
+		n.runtime.LastReady, n.runtime.Handlers, n.runtime.Features = time.Now(), response.GetRuntimeHandlers(), response.GetFeatures()
 	}
-	n.compareProblems()
+	n.checkProblems()
 	return up && network
 }
 
-// compareProblems has the status looked at when the runtime is better or worse than before. The caller holds the lock.
-func (n *Node) compareProblems() {
-	if now := len(n.runtime.problems(time.Now())); now != n.problems {
-		n.problems = now
+// checkProblems triggers a comparison of the status when the runtime's problems have changed. The caller holds mu.
+func (n *Node) checkProblems() {
+	if now := len(n.runtime.problems(time.Now())); now != n.problemCount {
+		n.problemCount = now
 		n.Changed()
 	}
 }
 
-// object is the node as it is registered.
+// object returns the Node object to register.
 func (n *Node) object() *corev1.Node {
 	s := n.settings
 	labels := map[string]string{
@@ -265,7 +268,7 @@ func (n *Node) object() *corev1.Node {
 	}
 }
 
-// register makes the Node object, or takes over the one there is, trying until it succeeds or ctx ends.
+// register creates the Node object, or adopts an existing one. It retries until it succeeds or ctx ends.
 func (n *Node) register(ctx context.Context) error {
 	wait := 100 * time.Millisecond
 	for {
@@ -274,7 +277,7 @@ func (n *Node) register(ctx context.Context) error {
 			return nil
 		}
 		if ctx.Err() == nil {
-			n.Log.Warn("node is not registered", "error", err)
+			n.Log.Warn("failed to register node", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -287,46 +290,46 @@ func (n *Node) register(ctx context.Context) error {
 
 func (n *Node) tryRegister(ctx context.Context) error {
 	nodes := client.For[*corev1.Node](n.Client)
-	if n.settings.NoRegister {
+	if n.settings.SkipRegistration {
 		existing, err := nodes.Get(ctx, "", n.settings.Name)
 		if err != nil {
 			return fmt.Errorf("read node %s: %w", n.settings.Name, err)
 		}
-		n.take(existing)
+		n.setObserved(existing)
 		return nil
 	}
-	wanted := n.object()
-	status, events := Status(n.view(ctx, corev1.NodeStatus{}))
-	wanted.Status = status
-	made, err := nodes.Create(ctx, wanted, client.WriteOptions{})
+	desired := n.object()
+	status, events := Status(n.input(ctx, corev1.NodeStatus{}))
+	desired.Status = status
+	created, err := nodes.Create(ctx, desired, client.WriteOptions{})
 	if err == nil {
-		n.Log.Info("node is registered", "node", made.Name)
-		n.take(made)
-		n.tell(events)
+		n.Log.Info("registered node", "node", created.Name)
+		n.setObserved(created)
+		n.recordEvents(events)
 		return nil
 	}
 	if !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("register node %s: %w", wanted.Name, err)
+		return fmt.Errorf("register node %s: %w", desired.Name, err)
 	}
-	existing, err := nodes.Get(ctx, "", wanted.Name)
+	existing, err := nodes.Get(ctx, "", desired.Name)
 	if err != nil {
-		return fmt.Errorf("read node %s: %w", wanted.Name, err)
+		return fmt.Errorf("read node %s: %w", desired.Name, err)
 	}
-	if patch := reconcilePatch(existing, wanted); patch != nil {
-		if existing, err = nodes.Patch(ctx, "", wanted.Name, client.StrategicPatch, patch, client.WriteOptions{}); err != nil {
-			return fmt.Errorf("take over node %s: %w", wanted.Name, err)
+	if patch := reconcilePatch(existing, desired); patch != nil {
+		if existing, err = nodes.Patch(ctx, "", desired.Name, client.StrategicPatch, patch, client.WriteOptions{}); err != nil {
+			return fmt.Errorf("update labels of node %s: %w", desired.Name, err)
 		}
 	}
-	n.Log.Info("node was registered before", "node", existing.Name)
-	n.take(existing)
+	n.Log.Info("node was already registered", "node", existing.Name)
+	n.setObserved(existing)
 	return nil
 }
 
-// reconcilePatch changes the labels and annotations of a node that exists, where they are this node's own. It is nil when all is right.
-func reconcilePatch(existing, wanted *corev1.Node) []byte {
+// reconcilePatch updates the kubelet's own labels and annotations of an existing node. It is nil if they are current.
+func reconcilePatch(existing, desired *corev1.Node) []byte {
 	labels := map[string]string{}
-	for _, key := range ownLabels {
-		if value, ok := wanted.Labels[key]; ok && existing.Labels[key] != value {
+	for _, key := range kubeletLabels {
+		if value, ok := desired.Labels[key]; ok && existing.Labels[key] != value {
 			labels[key] = value
 		}
 	}
@@ -334,58 +337,57 @@ func reconcilePatch(existing, wanted *corev1.Node) []byte {
 	if len(labels) > 0 {
 		metadata["labels"] = labels
 	}
-	if want := wanted.Annotations[attachAnnotation]; existing.Annotations[attachAnnotation] != want {
+	if want := desired.Annotations[attachAnnotation]; existing.Annotations[attachAnnotation] != want {
 		metadata["annotations"] = map[string]string{attachAnnotation: want}
 	}
 	if len(metadata) == 0 {
 		return nil
 	}
-	// Strings always encode.
-	patch, _ := json.Marshal(map[string]any{"metadata": metadata})
+	patch, _ := json.Marshal(map[string]any{"metadata": metadata}) // strings always encode
 	return patch
 }
 
-// take remembers what the API has, and tells who waits for its parts.
-func (n *Node) take(node *corev1.Node) {
+// setObserved stores the API object and notifies about its pod CIDRs and whether it is unschedulable.
+func (n *Node) setObserved(node *corev1.Node) {
 	n.mu.Lock()
-	// The answer to a write can come after the watch has shown what others wrote since.
-	if old := n.seen; old != nil && old.UID == node.UID {
+	// The response to a write can come after the watch has shown what others wrote since.
+	if old := n.observed; old != nil && old.UID == node.UID {
 		if order, err := resourceversion.CompareResourceVersion(node.ResourceVersion, old.ResourceVersion); err == nil && order < 0 {
 			n.mu.Unlock()
 			return
 		}
 	}
-	n.seen = node
-	newRanges := len(node.Spec.PodCIDRs) > 0 && !slices.Equal(n.ranges, node.Spec.PodCIDRs)
-	if newRanges {
-		n.ranges = node.Spec.PodCIDRs
+	n.observed = node
+	cidrsChanged := len(node.Spec.PodCIDRs) > 0 && !slices.Equal(n.podCIDRs, node.Spec.PodCIDRs)
+	if cidrsChanged {
+		n.podCIDRs = node.Spec.PodCIDRs
 	}
-	toldCordoned := n.cordoned
+	wasCordoned := n.cordoned
 	n.cordoned = node.Spec.Unschedulable
 	n.mu.Unlock()
-	if newRanges && n.PodCIDRs != nil {
+	if cidrsChanged && n.PodCIDRs != nil {
 		n.PodCIDRs(slices.Clone(node.Spec.PodCIDRs))
 	}
-	if toldCordoned != node.Spec.Unschedulable {
+	if wasCordoned != node.Spec.Unschedulable {
 		reason := "NodeSchedulable"
 		if node.Spec.Unschedulable {
 			reason = "NodeNotSchedulable"
 		}
-		n.tell([]Event{statusEvent(View{Settings: n.settings}, reason)})
+		n.recordEvents([]Event{statusEvent(StatusInput{Settings: n.settings}, reason)})
 	}
 }
 
-func (n *Node) tell(events []Event) {
+func (n *Node) recordEvents(events []Event) {
 	for _, e := range events {
 		n.Event(e.Type, e.Reason, e.Message)
 	}
 }
 
-// watch follows the Node object.
+// watch watches the Node object.
 func (n *Node) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := n.watchOnce(ctx); err != nil && ctx.Err() == nil {
-			n.Log.Warn("node is not watched", "error", err)
+			n.Log.Warn("failed to watch node", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -402,10 +404,10 @@ func (n *Node) watchOnce(ctx context.Context) error {
 		return fmt.Errorf("list: %w", err)
 	}
 	if len(list) == 0 {
-		// Somebody has deleted the node while it runs: it comes back.
+		// The object was deleted while the node runs: register again.
 		return n.tryRegister(ctx)
 	}
-	n.take(list[0])
+	n.setObserved(list[0])
 	events, err := nodes.Watch(ctx, "", match, revision)
 	if err != nil {
 		return fmt.Errorf("watch: %w", err)
@@ -421,32 +423,32 @@ func (n *Node) watchOnce(ctx context.Context) error {
 			case !open || event.Type == watch.Error || event.Type == watch.Deleted:
 				return nil
 			case ok && event.Type != watch.Bookmark:
-				n.take(node)
+				n.setObserved(node)
 			}
 		}
 	}
 }
 
-// view gathers what the status is made of.
-func (n *Node) view(ctx context.Context, old corev1.NodeStatus) View {
-	v := View{Now: time.Now(), Settings: n.settings, Old: old}
-	read := n.Machine
+// input collects the input of Status.
+func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
+	in := StatusInput{Now: time.Now(), Settings: n.settings, Reported: old}
+	read := n.Host
 	if read == nil {
-		read = func() (Machine, error) { return ReadMachine(n.settings.Root) }
+		read = func() (Host, error) { return ReadHost(n.settings.Root) }
 	}
-	if v.Machine, v.MachineError = read(); v.MachineError != nil {
-		n.Log.Warn("machine is not known", "error", v.MachineError)
+	if in.Host, in.HostError = read(); in.HostError != nil {
+		n.Log.Warn("failed to read host properties", "error", in.HostError)
 	}
 	var err error
-	if v.Addresses, err = Addresses(n.settings.IPs); err != nil {
-		n.Log.Warn("addresses of the node are not known", "error", err)
+	if in.Addresses, err = Addresses(n.settings.IPs); err != nil {
+		n.Log.Warn("failed to determine node addresses", "error", err)
 	}
 	n.mu.Lock()
-	v.Runtime = n.runtime
+	in.Runtime = n.runtime
 	n.mu.Unlock()
-	if !v.Runtime.Answered.IsZero() && v.Now.Sub(v.Runtime.Answered) < runtimeSilence {
+	if !in.Runtime.LastReady.IsZero() && in.Now.Sub(in.Runtime.LastReady) < runtimeTimeout {
 		if list, err := n.Runtime.ListImages(ctx, nil); err != nil {
-			n.Log.Warn("images of the node are not known", "error", err)
+			n.Log.Warn("failed to list images", "error", err)
 		} else {
 			n.mu.Lock()
 			n.images = list
@@ -454,30 +456,30 @@ func (n *Node) view(ctx context.Context, old corev1.NodeStatus) View {
 		}
 	}
 	n.mu.Lock()
-	v.Images = n.images
+	in.Images = n.images
 	n.mu.Unlock()
 	if n.Pressure != nil {
-		v.Pressure = n.Pressure()
+		in.Pressure = n.Pressure()
 	}
 	if n.Problems != nil {
-		v.Problems = n.Problems()
+		in.Problems = n.Problems()
 	}
 	if n.Devices != nil {
-		v.Devices = n.Devices()
+		in.Devices = n.Devices()
 	}
 	if n.VolumesInUse != nil {
-		v.VolumesInUse, v.VolumesKnown = n.VolumesInUse()
+		in.VolumesInUse, in.VolumesInUseKnown = n.VolumesInUse()
 	}
-	return v
+	return in
 }
 
-// report sends the status if it has changed, or if it is time to. A second attempt reads the node from the server: the first may have
-// started from an old one.
+// report patches the status if it has changed or StatusReportFrequency has passed. Later attempts read the node from the
+// server, because the first may have started from an outdated object.
 func (n *Node) report(ctx context.Context) error {
 	nodes := client.For[*corev1.Node](n.Client)
 	old := n.Node()
 	for attempt := range 3 {
-		err := n.reportFrom(ctx, nodes, old)
+		err := n.reportStatus(ctx, nodes, old)
 		if err == nil || ctx.Err() != nil || attempt == 2 {
 			return err
 		}
@@ -491,17 +493,17 @@ func (n *Node) report(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) reportFrom(ctx context.Context, nodes client.Resource[*corev1.Node], old *corev1.Node) error {
-	view := n.view(ctx, old.Status)
-	status, events := Status(view)
-	differs := changedStatus(&old.Status, &status)
+func (n *Node) reportStatus(ctx context.Context, nodes client.Resource[*corev1.Node], old *corev1.Node) error {
+	in := n.input(ctx, old.Status)
+	status, events := Status(in)
+	differs := statusChanged(&old.Status, &status)
 	n.mu.Lock()
-	due := view.Now.Sub(n.lastSent) >= n.settings.ReportEvery+n.nextDelay
+	reportDue := in.Now.Sub(n.lastSent) >= n.settings.StatusReportFrequency+n.nextDelay
 	if n.rebooted {
 		events = slices.DeleteFunc(events, func(e Event) bool { return e.Reason == "Rebooted" })
 	}
 	n.mu.Unlock()
-	if !differs && !due {
+	if !differs && !reportDue {
 		return nil
 	}
 	patch, err := statusPatch(&old.Status, &status)
@@ -513,22 +515,22 @@ func (n *Node) reportFrom(ctx context.Context, nodes client.Resource[*corev1.Nod
 		return fmt.Errorf("report status of node %s: %w", n.settings.Name, err)
 	}
 	n.mu.Lock()
-	// Nodes that started at once must not report at once for ever.
+	// Jitter keeps nodes that started together from reporting together.
 	n.nextDelay = 0
 	if differs || n.lastSent.IsZero() {
-		n.nextDelay = time.Duration(float64(n.settings.ReportEvery) * (rand.Float64() - 0.5))
+		n.nextDelay = time.Duration(float64(n.settings.StatusReportFrequency) * (rand.Float64() - 0.5))
 	}
-	n.lastSent = view.Now
+	n.lastSent = in.Now
 	n.rebooted = n.rebooted || slices.ContainsFunc(events, func(e Event) bool { return e.Reason == "Rebooted" })
 	n.mu.Unlock()
-	n.take(updated)
-	n.tell(events)
+	n.setObserved(updated)
+	n.recordEvents(events)
 	return nil
 }
 
-// changedStatus compares two statuses but for their heartbeats.
-func changedStatus(old, status *corev1.NodeStatus) bool {
-	plain := func(s *corev1.NodeStatus) *corev1.NodeStatus {
+// statusChanged compares two statuses, ignoring heartbeats.
+func statusChanged(old, status *corev1.NodeStatus) bool {
+	withoutHeartbeats := func(s *corev1.NodeStatus) *corev1.NodeStatus {
 		c := *s
 		c.Conditions = slices.Clone(s.Conditions)
 		for i := range c.Conditions {
@@ -537,10 +539,10 @@ func changedStatus(old, status *corev1.NodeStatus) bool {
 		slices.SortStableFunc(c.Conditions, func(a, b corev1.NodeCondition) int { return cmp.Compare(a.Type, b.Type) })
 		return &c
 	}
-	return !equality.Semantic.DeepEqual(plain(old), plain(status))
+	return !equality.Semantic.DeepEqual(withoutHeartbeats(old), withoutHeartbeats(status))
 }
 
-// statusPatch leads from one status to another, and says nothing of what others report in it.
+// statusPatch returns the patch from one status to another. It leaves fields that others own alone.
 func statusPatch(old, status *corev1.NodeStatus) ([]byte, error) {
 	before, err := json.Marshal(corev1.Node{Status: *old})
 	if err != nil {
@@ -557,7 +559,7 @@ func statusPatch(old, status *corev1.NodeStatus) ([]byte, error) {
 	if equality.Semantic.DeepEqual(old.Addresses, status.Addresses) {
 		return patch, nil
 	}
-	// Addresses are merged by their type, of which there can be several: they are replaced as a whole.
+	// A strategic merge merges addresses by type, but a type can occur several times: replace the list.
 	var whole map[string]any
 	if err := json.Unmarshal(patch, &whole); err != nil {
 		return nil, fmt.Errorf("read patch of node status: %w", err)

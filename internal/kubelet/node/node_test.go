@@ -59,7 +59,7 @@ type stage struct {
 	node    *Node
 
 	mu       sync.Mutex
-	ranges   [][]string
+	podCIDRs [][]string
 	pressure Pressure
 	problems []error
 }
@@ -77,13 +77,13 @@ func newStage(t *testing.T, ctx context.Context, before func(*client.Client)) *s
 	events := client.NewEvents(s.client)
 	s.node = New(Settings{
 		Name: "a", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
-		CheckEvery: 50 * time.Millisecond, LeaseSeconds: 1,
-	}, Parts{
+		StatusUpdateFrequency: 50 * time.Millisecond, LeaseDurationSeconds: 1,
+	}, Dependencies{
 		Client: s.client, Runtime: s.runtime, Events: events.For("kubelet").On("a"), Log: slog.New(slog.DiscardHandler),
-		PodCIDRs: func(r []string) { s.mu.Lock(); defer s.mu.Unlock(); s.ranges = append(s.ranges, r) },
+		PodCIDRs: func(r []string) { s.mu.Lock(); defer s.mu.Unlock(); s.podCIDRs = append(s.podCIDRs, r) },
 		Pressure: func() Pressure { s.mu.Lock(); defer s.mu.Unlock(); return s.pressure },
 		Problems: func() []error { s.mu.Lock(); defer s.mu.Unlock(); return s.problems },
-		Machine:  func() (Machine, error) { return healthy().Machine, nil },
+		Host:     func() (Host, error) { return healthy().Host, nil },
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -139,10 +139,10 @@ func TestLifeOfANode(t *testing.T) {
 	if node.Status.NodeInfo.ContainerRuntimeVersion != "played://1.0.0" || len(node.Status.Images) != 1 || len(node.Status.Addresses) < 2 {
 		t.Errorf("%+v", node.Status)
 	}
-	s.until("its ranges are told", func(*corev1.Node) bool {
+	s.until("its podCIDRs are told", func(*corev1.Node) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.ranges) == 1 && slices.Equal(s.ranges[0], []string{"10.42.0.0/24"})
+		return len(s.podCIDRs) == 1 && slices.Equal(s.podCIDRs[0], []string{"10.42.0.0/24"})
 	})
 	// Somebody adds an extended resource; the node makes it allocatable and leaves it.
 	s.patch("status", map[string]any{"status": map[string]any{"capacity": map[string]string{"example.com/dongle": "5"}}})
@@ -185,7 +185,7 @@ func TestLifeOfANode(t *testing.T) {
 }
 
 // wantEvents waits until events with these reasons have been told.
-func (s *stage) wantEvents(wanted ...string) {
+func (s *stage) wantEvents(desired ...string) {
 	s.t.Helper()
 	var missing []string
 	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
@@ -193,7 +193,7 @@ func (s *stage) wantEvents(wanted ...string) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		missing = slices.DeleteFunc(slices.Clone(wanted), func(reason string) bool {
+		missing = slices.DeleteFunc(slices.Clone(desired), func(reason string) bool {
 			return slices.ContainsFunc(events, func(e *corev1.Event) bool {
 				return e.Reason == reason && e.InvolvedObject.Name == "a" && e.Source.Host == "a"
 			})
@@ -248,7 +248,7 @@ func TestTakeOver(t *testing.T) {
 
 // TestOldAnswers come after the watch has shown something newer: they change nothing.
 func TestOldAnswers(t *testing.T) {
-	n := New(Settings{Name: "a"}, Parts{Log: slog.New(slog.DiscardHandler)})
+	n := New(Settings{Name: "a"}, Dependencies{Log: slog.New(slog.DiscardHandler)})
 	at := func(uid types.UID, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: uid, ResourceVersion: version}}
 	}
@@ -258,7 +258,7 @@ func TestOldAnswers(t *testing.T) {
 	}{
 		{at("u", "9"), "9"}, {at("u", "10"), "10"}, {at("u", "9"), "10"}, {at("u", "10"), "10"}, {at("v", "3"), "3"},
 	} {
-		n.take(step.takes)
+		n.setObserved(step.takes)
 		if got := n.Node().ResourceVersion; got != step.want {
 			t.Errorf("after %s: %s, want %s", step.takes.ResourceVersion, got, step.want)
 		}

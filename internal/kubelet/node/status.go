@@ -20,152 +20,152 @@ import (
 )
 
 const (
-	// runtimeSilence is how long a runtime may be silent before it counts as down.
-	runtimeSilence = 30 * time.Second
-	// maxImageNames bounds the names told of one image.
-	maxImageNames = 5
+	// runtimeTimeout is how long after its last ready status a runtime counts as down.
+	runtimeTimeout = 30 * time.Second
+	// maxNamesPerImage bounds the names reported per image.
+	maxNamesPerImage = 5
 )
 
-// ErrShuttingDown makes the node not ready while the machine goes down.
+// ErrShuttingDown makes the node not ready during a graceful shutdown.
 var ErrShuttingDown = errors.New("node is shutting down")
 
-// View is everything a node's status is made of.
-type View struct {
+// StatusInput is the input of Status.
+type StatusInput struct {
 	Now      time.Time
 	Settings Settings
-	// Old is the status the API has.
-	Old     corev1.NodeStatus
-	Machine Machine
-	// MachineError says why Machine is not known.
-	MachineError error
-	// Addresses of the node, the primary one first; none leaves those that are reported.
+	// Reported is the status of the API object.
+	Reported corev1.NodeStatus
+	Host     Host
+	// HostError is set if Host could not be read.
+	HostError error
+	// Addresses are the node's addresses, the primary one first. If empty, the reported ones are kept.
 	Addresses []string
-	Runtime   RuntimeView
+	Runtime   RuntimeState
 	Images    []*runtimeapi.Image
 	Pressure  Pressure
-	// Problems keep the node from being ready.
+	// Problems make the node not ready.
 	Problems []error
-	// Devices are resources of device plugins.
+	// Devices are the resources of device plugins.
 	Devices Devices
-	// VolumesInUse are reported where they are known.
-	VolumesInUse []corev1.UniqueVolumeName
-	VolumesKnown bool
+	// VolumesInUse is only reported if VolumesInUseKnown is set.
+	VolumesInUse      []corev1.UniqueVolumeName
+	VolumesInUseKnown bool
 }
 
-// RuntimeView is what is known of the container runtime.
-type RuntimeView struct {
+// RuntimeState is the last observed state of the container runtime.
+type RuntimeState struct {
 	Name, Version string
-	// Answered is when the runtime last said that it is ready.
-	Answered time.Time
-	// Last is its last answer, nil before the first.
-	Last *runtimeapi.RuntimeStatus
-	// Handlers and Features are those of the last answer that said it is ready.
+	// LastReady is when the runtime last reported to be ready.
+	LastReady time.Time
+	// Status is its last status, nil before the first.
+	Status *runtimeapi.RuntimeStatus
+	// Handlers and Features are from the last ready status.
 	Handlers []*runtimeapi.RuntimeHandler
 	Features *runtimeapi.RuntimeFeatures
 }
 
-// Pressure is what the node runs short of.
+// Pressure is the set of pressure conditions.
 type Pressure struct{ Memory, Disk, PID bool }
 
-// Devices are resources device plugins bring.
+// Devices are the resources of device plugins.
 type Devices struct {
 	Capacity, Allocatable corev1.ResourceList
-	// Removed are those of plugins that are gone: they are reported as none, so that it is known that they were there.
+	// Removed are resources whose plugin is gone. They are reported with a quantity of zero.
 	Removed []corev1.ResourceName
 }
 
-// Event is news about the node.
+// Event is an event about the node.
 type Event struct{ Type, Reason, Message string }
 
-// Status computes a node's status, and what is to be told about its change.
-func Status(v View) (corev1.NodeStatus, []Event) {
-	s := *v.Old.DeepCopy()
+// Status computes the node's status and the events for its changes.
+func Status(in StatusInput) (corev1.NodeStatus, []Event) {
+	s := *in.Reported.DeepCopy()
 	var events []Event
-	setAddresses(&s, v)
-	events = append(events, setMachine(&s, v)...)
-	setAllocatable(&s, v)
-	setVersions(&s, v)
-	s.DaemonEndpoints.KubeletEndpoint.Port = v.Settings.Port
-	s.Images = images(v.Images, v.Settings.MaxImages)
-	setRuntime(&s, v)
-	s.DeclaredFeatures = v.Settings.DeclaredFeatures
-	if v.VolumesKnown {
-		s.VolumesInUse = v.VolumesInUse
+	setAddresses(&s, in)
+	events = append(events, setHost(&s, in)...)
+	setAllocatable(&s, in)
+	setVersions(&s, in)
+	s.DaemonEndpoints.KubeletEndpoint.Port = in.Settings.Port
+	s.Images = images(in.Images, in.Settings.MaxImages)
+	setRuntime(&s, in)
+	s.DeclaredFeatures = in.Settings.DeclaredFeatures
+	if in.VolumesInUseKnown {
+		s.VolumesInUse = in.VolumesInUse
 	}
-	events = append(events, setPressure(&s, v)...)
-	events = append(events, setReady(&s, v)...)
+	events = append(events, setPressure(&s, in)...)
+	events = append(events, setReady(&s, in)...)
 	return s, events
 }
 
-func setAddresses(s *corev1.NodeStatus, v View) {
-	if len(v.Addresses) == 0 {
+func setAddresses(s *corev1.NodeStatus, in StatusInput) {
+	if len(in.Addresses) == 0 {
 		return
 	}
 	s.Addresses = nil
-	for _, a := range v.Addresses {
+	for _, a := range in.Addresses {
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
 	}
-	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: v.Settings.Hostname})
+	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: in.Settings.Hostname})
 }
 
-// setMachine reports what the machine is and has. Resources that others have put there stay.
-func setMachine(s *corev1.NodeStatus, v View) (events []Event) {
+// setHost reports the host's properties and capacity. Resources that others added to the capacity are kept.
+func setHost(s *corev1.NodeStatus, in StatusInput) (events []Event) {
 	if s.Capacity == nil {
 		s.Capacity = corev1.ResourceList{}
 	}
-	info, m := &s.NodeInfo, v.Machine
+	info, h := &s.NodeInfo, in.Host
 	info.OperatingSystem, info.Architecture = runtime.GOOS, runtime.GOARCH
-	if v.MachineError != nil {
+	if in.HostError != nil {
 		s.Capacity[corev1.ResourceCPU], s.Capacity[corev1.ResourceMemory] = *resource.NewMilliQuantity(0, resource.DecimalSI), resource.MustParse("0Gi")
-		s.Capacity[corev1.ResourcePods] = *resource.NewQuantity(v.Settings.MaxPods, resource.DecimalSI)
+		s.Capacity[corev1.ResourcePods] = *resource.NewQuantity(in.Settings.MaxPods, resource.DecimalSI)
 		return nil
 	}
-	info.MachineID, info.SystemUUID = m.MachineID, m.SystemUUID
-	info.KernelVersion, info.OSImage = m.KernelVersion, m.OSImage
-	if info.BootID != "" && info.BootID != m.BootID {
-		events = append(events, Event{corev1.EventTypeWarning, "Rebooted", fmt.Sprintf("Node %s has been rebooted, boot id: %s", v.Settings.Name, m.BootID)})
+	info.MachineID, info.SystemUUID = h.MachineID, h.SystemUUID
+	info.KernelVersion, info.OSImage = h.KernelVersion, h.OSImage
+	if info.BootID != "" && info.BootID != h.BootID {
+		events = append(events, Event{corev1.EventTypeWarning, "Rebooted", fmt.Sprintf("Node %s has been rebooted, boot id: %s", in.Settings.Name, h.BootID)})
 	}
-	info.BootID = m.BootID
+	info.BootID = h.BootID
 	info.Swap = nil
-	if m.Swap > 0 {
-		info.Swap = &corev1.NodeSwapStatus{Capacity: &m.Swap}
+	if h.Swap > 0 {
+		info.Swap = &corev1.NodeSwapStatus{Capacity: &h.Swap}
 	}
-	// Page sizes the machine no longer has are no resource of it.
+	// Remove huge page sizes the host no longer has.
 	maps.DeleteFunc(s.Capacity, func(name corev1.ResourceName, _ resource.Quantity) bool { return isHugePage(name) })
-	maps.Copy(s.Capacity, Capacity(m, v.Settings))
-	maps.Copy(s.Capacity, v.Devices.Capacity)
-	for _, name := range v.Devices.Removed {
+	maps.Copy(s.Capacity, Capacity(h, in.Settings))
+	maps.Copy(s.Capacity, in.Devices.Capacity)
+	for _, name := range in.Devices.Removed {
 		s.Capacity[name] = *resource.NewQuantity(0, resource.DecimalSI)
 	}
 	return events
 }
 
-// Capacity is what a machine has for pods and for itself.
-func Capacity(m Machine, s Settings) corev1.ResourceList {
+// Capacity returns the capacity of a host.
+func Capacity(h Host, s Settings) corev1.ResourceList {
 	pods := s.MaxPods
 	if s.PodsPerCore > 0 {
-		pods = min(pods, s.PodsPerCore*int64(m.CPUs))
+		pods = min(pods, s.PodsPerCore*int64(h.CPUs))
 	}
 	list := corev1.ResourceList{
-		corev1.ResourceCPU:              *resource.NewMilliQuantity(int64(m.CPUs)*1000, resource.DecimalSI),
-		corev1.ResourceMemory:           *resource.NewQuantity(m.Memory, resource.BinarySI),
+		corev1.ResourceCPU:              *resource.NewMilliQuantity(int64(h.CPUs)*1000, resource.DecimalSI),
+		corev1.ResourceMemory:           *resource.NewQuantity(h.Memory, resource.BinarySI),
 		corev1.ResourcePods:             *resource.NewQuantity(pods, resource.DecimalSI),
-		corev1.ResourceEphemeralStorage: *resource.NewQuantity(m.Storage, resource.BinarySI),
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(h.Storage, resource.BinarySI),
 	}
-	for size, bytes := range m.HugePages {
+	for size, bytes := range h.HugePages {
 		name := corev1.ResourceName(corev1.ResourceHugePagesPrefix + resource.NewQuantity(size, resource.BinarySI).String())
 		list[name] = *resource.NewQuantity(bytes, resource.BinarySI)
 	}
 	return list
 }
 
-// Enforced is what all pods together may use: the capacity without what is reserved. The margin that eviction keeps free is part of it,
-// because it is eviction that guards it.
-func Enforced(capacity corev1.ResourceList, s Settings) corev1.ResourceList {
+// EnforcedAllocatable is the limit of the pods' cgroup: the capacity without the reservations. Eviction thresholds are
+// not subtracted, because eviction has to act before the limit is reached.
+func EnforcedAllocatable(capacity corev1.ResourceList, s Settings) corev1.ResourceList {
 	return subtract(capacity, s.SystemReserved, s.KubeReserved)
 }
 
-// subtract takes amounts away, to zero at the least.
+// subtract subtracts lists, with a minimum of zero.
 func subtract(from corev1.ResourceList, lists ...corev1.ResourceList) corev1.ResourceList {
 	result := corev1.ResourceList{}
 	for name, amount := range from {
@@ -187,22 +187,22 @@ func isHugePage(name corev1.ResourceName) bool {
 	return strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// isExtended tells resources that are not Kubernetes' own.
+// isExtended reports whether a resource is an extended resource.
 func isExtended(name corev1.ResourceName) bool {
 	domain, _, qualified := strings.Cut(string(name), "/")
 	return qualified && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") && !strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix)
 }
 
-// setAllocatable reports what pods can have: the capacity without reservations and without what is set aside as huge pages.
-func setAllocatable(s *corev1.NodeStatus, v View) {
-	list := subtract(s.Capacity, v.Settings.SystemReserved, v.Settings.KubeReserved, v.Settings.EvictionReserved)
-	// What others have put there and is no extended resource is theirs to take away.
+// setAllocatable reports the capacity without reservations and huge pages.
+func setAllocatable(s *corev1.NodeStatus, in StatusInput) {
+	list := subtract(s.Capacity, in.Settings.SystemReserved, in.Settings.KubeReserved, in.Settings.EvictionReserved)
+	// Keep resources that others added, unless they are extended resources.
 	for name, amount := range s.Allocatable {
 		if _, known := list[name]; !known && !isExtended(name) && !isHugePage(name) {
 			list[name] = amount
 		}
 	}
-	maps.Copy(list, v.Devices.Allocatable)
+	maps.Copy(list, in.Devices.Allocatable)
 	memory := list[corev1.ResourceMemory]
 	for name, amount := range s.Capacity {
 		if isHugePage(name) {
@@ -216,52 +216,52 @@ func setAllocatable(s *corev1.NodeStatus, v View) {
 	s.Allocatable = list
 }
 
-func setVersions(s *corev1.NodeStatus, v View) {
+func setVersions(s *corev1.NodeStatus, in StatusInput) {
 	s.NodeInfo.KubeletVersion, s.NodeInfo.KubeProxyVersion = version.Info().GitVersion, ""
-	name, number := v.Runtime.Name, strings.TrimPrefix(v.Runtime.Version, "v")
+	name, number := in.Runtime.Name, strings.TrimPrefix(in.Runtime.Version, "v")
 	if number == "" {
 		number = "Unknown"
 	}
 	s.NodeInfo.ContainerRuntimeVersion = name + "://" + number
 }
 
-// images are the largest ones, most useful to the scheduler.
-func images(all []*runtimeapi.Image, most int) []corev1.ContainerImage {
+// images returns the largest images, which matter most to the scheduler.
+func images(all []*runtimeapi.Image, limit int) []corev1.ContainerImage {
 	sorted := slices.SortedFunc(slices.Values(all), func(a, b *runtimeapi.Image) int {
 		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.Id, b.Id))
 	})
-	if most >= 0 && len(sorted) > most {
-		sorted = sorted[:most]
+	if limit >= 0 && len(sorted) > limit {
+		sorted = sorted[:limit]
 	}
 	var list []corev1.ContainerImage
 	for _, image := range sorted {
 		names := slices.Concat(image.RepoDigests, image.RepoTags)
-		list = append(list, corev1.ContainerImage{Names: names[:min(len(names), maxImageNames)], SizeBytes: int64(image.Size)})
+		list = append(list, corev1.ContainerImage{Names: names[:min(len(names), maxNamesPerImage)], SizeBytes: int64(image.Size)})
 	}
 	return list
 }
 
-func setRuntime(s *corev1.NodeStatus, v View) {
+func setRuntime(s *corev1.NodeStatus, in StatusInput) {
 	s.RuntimeHandlers = nil
-	sorted := slices.SortedFunc(slices.Values(v.Runtime.Handlers), func(a, b *runtimeapi.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.SortedFunc(slices.Values(in.Runtime.Handlers), func(a, b *runtimeapi.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
 	for _, h := range sorted {
 		readOnly, users := h.Features.GetRecursiveReadOnlyMounts(), h.Features.GetUserNamespaces()
 		s.RuntimeHandlers = append(s.RuntimeHandlers, corev1.NodeRuntimeHandler{
 			Name: h.Name, Features: &corev1.NodeRuntimeHandlerFeatures{RecursiveReadOnlyMounts: &readOnly, UserNamespaces: &users},
 		})
 	}
-	if v.Runtime.Features != nil {
-		groups := v.Runtime.Features.SupplementalGroupsPolicy
+	if in.Runtime.Features != nil {
+		groups := in.Runtime.Features.SupplementalGroupsPolicy
 		s.Features = &corev1.NodeFeatures{SupplementalGroupsPolicy: &groups}
 	}
 }
 
-// pressures are the conditions of running short: what they are called with and without.
+// pressures are the pressure conditions with their reasons, messages and events.
 var pressures = []struct {
-	kind     corev1.NodeConditionType
-	of       func(Pressure) bool
-	yes, no  [2]string // reason and message
-	tell, ok string    // events
+	condition             corev1.NodeConditionType
+	active                func(Pressure) bool
+	whenTrue, whenFalse   [2]string // reason and message
+	eventTrue, eventFalse string
 }{
 	{
 		corev1.NodeMemoryPressure, func(p Pressure) bool { return p.Memory },
@@ -280,42 +280,42 @@ var pressures = []struct {
 	},
 }
 
-func setPressure(s *corev1.NodeStatus, v View) (events []Event) {
+func setPressure(s *corev1.NodeStatus, in StatusInput) (events []Event) {
 	for _, p := range pressures {
-		status, words, event := corev1.ConditionFalse, p.no, p.ok
-		if p.of(v.Pressure) {
-			status, words, event = corev1.ConditionTrue, p.yes, p.tell
+		status, text, event := corev1.ConditionFalse, p.whenFalse, p.eventFalse
+		if p.active(in.Pressure) {
+			status, text, event = corev1.ConditionTrue, p.whenTrue, p.eventTrue
 		}
-		if changed, _ := setCondition(s, v.Now, p.kind, status, words[0], words[1]); changed {
-			events = append(events, statusEvent(v, event))
+		condition := corev1.NodeCondition{Type: p.condition, Status: status, Reason: text[0], Message: text[1]}
+		if changed, _ := setCondition(s, in.Now, condition); changed {
+			events = append(events, statusEvent(in, event))
 		}
 	}
 	return events
 }
 
-// setCondition sets a condition and reports whether its status is another than before, and whether there was one.
-func setCondition(s *corev1.NodeStatus, now time.Time, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) (changed, had bool) {
-	at := metav1.NewTime(now)
-	c := corev1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: at, LastTransitionTime: at}
-	i := slices.IndexFunc(s.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+// setCondition sets a condition and reports whether its status changed, and whether the condition existed before.
+func setCondition(s *corev1.NodeStatus, now time.Time, c corev1.NodeCondition) (changed, existed bool) {
+	c.LastHeartbeatTime, c.LastTransitionTime = metav1.NewTime(now), metav1.NewTime(now)
+	i := slices.IndexFunc(s.Conditions, func(old corev1.NodeCondition) bool { return old.Type == c.Type })
 	if i < 0 {
 		s.Conditions = append(s.Conditions, c)
 		return true, false
 	}
-	if changed = s.Conditions[i].Status != status; !changed {
+	if changed = s.Conditions[i].Status != c.Status; !changed {
 		c.LastTransitionTime = s.Conditions[i].LastTransitionTime
 	}
 	s.Conditions[i] = c
 	return changed, true
 }
 
-// statusEvent tells that a condition has changed, with upstream's words.
-func statusEvent(v View, reason string) Event {
-	return Event{corev1.EventTypeNormal, reason, fmt.Sprintf("Node %s status is now: %s", v.Settings.Name, reason)}
+// statusEvent is upstream's event about a changed condition.
+func statusEvent(in StatusInput, reason string) Event {
+	return Event{corev1.EventTypeNormal, reason, fmt.Sprintf("Node %s status is now: %s", in.Settings.Name, reason)}
 }
 
-func setReady(s *corev1.NodeStatus, v View) []Event {
-	problems := append(v.Runtime.problems(v.Now), v.Problems...)
+func setReady(s *corev1.NodeStatus, in StatusInput) []Event {
+	problems := append(in.Runtime.problems(in.Now), in.Problems...)
 	var missing []string
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, corev1.ResourceEphemeralStorage} {
 		if _, ok := s.Capacity[name]; !ok {
@@ -329,22 +329,23 @@ func setReady(s *corev1.NodeStatus, v View) []Event {
 	if err := utilerrors.NewAggregate(problems); err != nil {
 		status, reason, message, event = corev1.ConditionFalse, "KubeletNotReady", err.Error(), "NodeNotReady"
 	}
-	if changed, had := setCondition(s, v.Now, corev1.NodeReady, status, reason, message); changed && had {
-		return []Event{statusEvent(v, event)}
+	condition := corev1.NodeCondition{Type: corev1.NodeReady, Status: status, Reason: reason, Message: message}
+	if changed, existed := setCondition(s, in.Now, condition); changed && existed {
+		return []Event{statusEvent(in, event)}
 	}
 	return nil
 }
 
-// problems are what is wrong with the runtime and its network.
-func (r RuntimeView) problems(now time.Time) []error {
+// problems returns what is wrong with the runtime and its network.
+func (r RuntimeState) problems(now time.Time) []error {
 	var runtimeProblems, all []error
 	switch {
-	case r.Answered.IsZero():
+	case r.LastReady.IsZero():
 		runtimeProblems = append(runtimeProblems, errors.New("container runtime status check may not have completed yet"))
-	case now.Sub(r.Answered) >= runtimeSilence:
+	case now.Sub(r.LastReady) >= runtimeTimeout:
 		runtimeProblems = append(runtimeProblems, errors.New("container runtime is down"))
 	}
-	if r.Last == nil {
+	if r.Status == nil {
 		return append(runtimeProblems, errors.New("network state unknown"))
 	}
 	if text, ok := r.condition(runtimeapi.RuntimeReady); !ok {
@@ -359,9 +360,9 @@ func (r RuntimeView) problems(now time.Time) []error {
 	return all
 }
 
-// condition is one of the runtime's own conditions, and whether it holds.
-func (r RuntimeView) condition(kind string) (text string, holds bool) {
-	for _, c := range r.Last.GetConditions() {
+// condition returns one of the runtime's conditions as text, and whether it is true.
+func (r RuntimeState) condition(kind string) (text string, holds bool) {
+	for _, c := range r.Status.GetConditions() {
 		if c.Type == kind {
 			return fmt.Sprintf("%s=%t reason:%s message:%s", c.Type, c.Status, c.Reason, c.Message), c.Status
 		}

@@ -47,12 +47,12 @@ func runtimeStatus(up, network bool) *runtimeapi.RuntimeStatus {
 }
 
 // healthy is the view of a node where all is well.
-func healthy() View {
-	return View{
+func healthy() StatusInput {
+	return StatusInput{
 		Now: now, Settings: Settings{Name: "a", EvictionReserved: list("memory=100Mi")}.withDefaults(),
-		Machine:   Machine{CPUs: 4, Memory: 8 << 30, Storage: 100 << 30, MachineID: "m", SystemUUID: "s", BootID: "b", KernelVersion: "6.1", OSImage: "Debian"},
+		Host:      Host{CPUs: 4, Memory: 8 << 30, Storage: 100 << 30, MachineID: "m", SystemUUID: "s", BootID: "b", KernelVersion: "6.1", OSImage: "Debian"},
 		Addresses: []string{"10.0.0.1", "fd00::1"},
-		Runtime:   RuntimeView{Name: "containerd", Version: "v2.4.2", Answered: now.Add(-time.Second), Last: runtimeStatus(true, true)},
+		Runtime:   RuntimeState{Name: "containerd", Version: "v2.4.2", LastReady: now.Add(-time.Second), Status: runtimeStatus(true, true)},
 	}
 }
 
@@ -67,39 +67,39 @@ func condition(s corev1.NodeStatus, kind corev1.NodeConditionType) corev1.NodeCo
 
 func TestReady(t *testing.T) {
 	tests := map[string]struct {
-		change func(*View)
+		change func(*StatusInput)
 		want   string
 	}{
-		"all is well": {func(*View) {}, "True KubeletReady kubelet is posting ready status"},
+		"all is well": {func(*StatusInput) {}, "True KubeletReady kubelet is posting ready status"},
 		"the runtime has not answered yet": {
-			func(v *View) { v.Runtime = RuntimeView{} },
+			func(in *StatusInput) { in.Runtime = RuntimeState{} },
 			"False KubeletNotReady [container runtime status check may not have completed yet, network state unknown]",
 		},
-		"the runtime is silent": {func(v *View) { v.Runtime.Answered = now.Add(-30 * time.Second) }, "False KubeletNotReady container runtime is down"},
+		"the runtime is silent": {func(in *StatusInput) { in.Runtime.LastReady = now.Add(-30 * time.Second) }, "False KubeletNotReady container runtime is down"},
 		"the runtime is not ready": {
-			func(v *View) { v.Runtime.Last = runtimeStatus(false, true) },
+			func(in *StatusInput) { in.Runtime.Status = runtimeStatus(false, true) },
 			"False KubeletNotReady container runtime not ready: RuntimeReady=false reason:R message:m",
 		},
 		"the network is not ready": {
-			func(v *View) { v.Runtime.Last = runtimeStatus(true, false) },
+			func(in *StatusInput) { in.Runtime.Status = runtimeStatus(true, false) },
 			"False KubeletNotReady container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized",
 		},
 		"the runtime says nothing of its network": {
-			func(v *View) { v.Runtime.Last.Conditions = v.Runtime.Last.Conditions[:1] },
+			func(in *StatusInput) { in.Runtime.Status.Conditions = in.Runtime.Status.Conditions[:1] },
 			"False KubeletNotReady container runtime network not ready: <nil>",
 		},
-		"the machine goes down": {func(v *View) { v.Problems = []error{ErrShuttingDown} }, "False KubeletNotReady node is shutting down"},
-		"two problems":          {func(v *View) { v.Problems = []error{errors.New("one"), errors.New("two")} }, "False KubeletNotReady [one, two]"},
-		"the machine is not known": {
-			func(v *View) { v.MachineError = errors.New("no /proc") },
+		"the host goes down": {func(in *StatusInput) { in.Problems = []error{ErrShuttingDown} }, "False KubeletNotReady node is shutting down"},
+		"two problems":       {func(in *StatusInput) { in.Problems = []error{errors.New("one"), errors.New("two")} }, "False KubeletNotReady [one, two]"},
+		"the host is not known": {
+			func(in *StatusInput) { in.HostError = errors.New("no /proc") },
 			"False KubeletNotReady missing node capacity for resources: ephemeral-storage",
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			v := healthy()
-			test.change(&v)
-			s, _ := Status(v)
+			in := healthy()
+			test.change(&in)
+			s, _ := Status(in)
 			c := condition(s, corev1.NodeReady)
 			if got := fmt.Sprint(c.Status, " ", c.Reason, " ", c.Message); got != test.want {
 				t.Errorf("got  %s\nwant %s", got, test.want)
@@ -117,31 +117,31 @@ func TestConditionsAndEvents(t *testing.T) {
 		t.Errorf("a new node tells %s", got)
 	}
 	tests := map[string]struct {
-		change func(*View)
+		change func(*StatusInput)
 		events string
 		kind   corev1.NodeConditionType
 		want   string
 	}{
-		"nothing new":       {func(*View) {}, "[]", corev1.NodeReady, "True KubeletReady true"},
-		"memory runs short": {func(v *View) { v.Pressure.Memory = true }, "[NodeHasInsufficientMemory]", corev1.NodeMemoryPressure, "True KubeletHasInsufficientMemory false"},
-		"disk runs short":   {func(v *View) { v.Pressure.Disk = true }, "[NodeHasDiskPressure]", corev1.NodeDiskPressure, "True KubeletHasDiskPressure false"},
-		"processes run out": {func(v *View) { v.Pressure.PID = true }, "[NodeHasInsufficientPID]", corev1.NodePIDPressure, "True KubeletHasInsufficientPID false"},
-		"no longer ready":   {func(v *View) { v.Problems = []error{ErrShuttingDown} }, "[NodeNotReady]", corev1.NodeReady, "False KubeletNotReady false"},
-		"another boot":      {func(v *View) { v.Machine.BootID = "c" }, "[Rebooted]", corev1.NodeReady, "True KubeletReady true"},
+		"nothing new":       {func(*StatusInput) {}, "[]", corev1.NodeReady, "True KubeletReady true"},
+		"memory runs short": {func(in *StatusInput) { in.Pressure.Memory = true }, "[NodeHasInsufficientMemory]", corev1.NodeMemoryPressure, "True KubeletHasInsufficientMemory false"},
+		"disk runs short":   {func(in *StatusInput) { in.Pressure.Disk = true }, "[NodeHasDiskPressure]", corev1.NodeDiskPressure, "True KubeletHasDiskPressure false"},
+		"processes run out": {func(in *StatusInput) { in.Pressure.PID = true }, "[NodeHasInsufficientPID]", corev1.NodePIDPressure, "True KubeletHasInsufficientPID false"},
+		"no longer ready":   {func(in *StatusInput) { in.Problems = []error{ErrShuttingDown} }, "[NodeNotReady]", corev1.NodeReady, "False KubeletNotReady false"},
+		"another boot":      {func(in *StatusInput) { in.Host.BootID = "c" }, "[Rebooted]", corev1.NodeReady, "True KubeletReady true"},
 		"ready after all": {
-			func(v *View) { v.Old.Conditions[3].Status = corev1.ConditionFalse }, "[NodeReady]", corev1.NodeReady, "True KubeletReady false",
+			func(in *StatusInput) { in.Reported.Conditions[3].Status = corev1.ConditionFalse }, "[NodeReady]", corev1.NodeReady, "True KubeletReady false",
 		},
 		"unknown before, as the node controller sets it": {
-			func(v *View) { v.Old.Conditions[0].Status = corev1.ConditionUnknown }, "[NodeHasSufficientMemory]", corev1.NodeMemoryPressure, "False KubeletHasSufficientMemory false",
+			func(in *StatusInput) { in.Reported.Conditions[0].Status = corev1.ConditionUnknown }, "[NodeHasSufficientMemory]", corev1.NodeMemoryPressure, "False KubeletHasSufficientMemory false",
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			v := healthy()
-			v.Now, v.Old = now.Add(time.Minute), *first.DeepCopy()
-			v.Runtime.Answered = v.Now
-			test.change(&v)
-			s, events := Status(v)
+			in := healthy()
+			in.Now, in.Reported = now.Add(time.Minute), *first.DeepCopy()
+			in.Runtime.LastReady = in.Now
+			test.change(&in)
+			s, events := Status(in)
 			c := condition(s, test.kind)
 			kept := c.LastTransitionTime.Time.Equal(now)
 			if got := fmt.Sprint(c.Status, " ", c.Reason, " ", kept); got != test.want {
@@ -150,10 +150,10 @@ func TestConditionsAndEvents(t *testing.T) {
 			if got := fmt.Sprint(reasons(events)); got != test.events {
 				t.Errorf("told %s, want %s", got, test.events)
 			}
-			if !c.LastHeartbeatTime.Time.Equal(v.Now) {
+			if !c.LastHeartbeatTime.Time.Equal(in.Now) {
 				t.Error("the heartbeat is old")
 			}
-			if changed := changedStatus(&v.Old, &s); changed == (name == "nothing new") {
+			if changed := statusChanged(&in.Reported, &s); changed == (name == "nothing new") {
 				t.Errorf("changed: %v", changed)
 			}
 		})
@@ -170,64 +170,66 @@ func reasons(events []Event) []string {
 
 func TestResources(t *testing.T) {
 	tests := map[string]struct {
-		change                func(*View)
+		change                func(*StatusInput)
 		capacity, allocatable string
 	}{
 		"plain": {
-			func(*View) {},
+			func(*StatusInput) {},
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
 		"reserved": {
-			func(v *View) {
-				v.Settings.SystemReserved, v.Settings.KubeReserved = list("cpu=500m memory=1Gi"), list("cpu=250m memory=1Gi ephemeral-storage=10Gi")
+			func(in *StatusInput) {
+				in.Settings.SystemReserved, in.Settings.KubeReserved = list("cpu=500m memory=1Gi"), list("cpu=250m memory=1Gi ephemeral-storage=10Gi")
 			},
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=3250m ephemeral-storage=90Gi memory=6044Mi pods=110",
 		},
 		"more reserved than there is": {
-			func(v *View) { v.Settings.SystemReserved = list("cpu=5") },
+			func(in *StatusInput) { in.Settings.SystemReserved = list("cpu=5") },
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=0 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
 		"pods per core": {
-			func(v *View) { v.Settings.PodsPerCore = 10 },
+			func(in *StatusInput) { in.Settings.PodsPerCore = 10 },
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=40", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=40",
 		},
 		"huge pages are not memory": {
-			func(v *View) { v.Machine.HugePages = map[int64]int64{2 << 20: 1 << 30, 1 << 30: 0} },
+			func(in *StatusInput) { in.Host.HugePages = map[int64]int64{2 << 20: 1 << 30, 1 << 30: 0} },
 			"cpu=4 ephemeral-storage=100Gi hugepages-1Gi=0 hugepages-2Mi=1Gi memory=8Gi pods=110",
 			"cpu=4 ephemeral-storage=100Gi hugepages-1Gi=0 hugepages-2Mi=1Gi memory=7068Mi pods=110",
 		},
 		"a page size that is gone": {
-			func(v *View) {
-				v.Old.Capacity, v.Old.Allocatable = list("hugepages-2Mi=1Gi"), list("hugepages-2Mi=1Gi")
+			func(in *StatusInput) {
+				in.Reported.Capacity, in.Reported.Allocatable = list("hugepages-2Mi=1Gi"), list("hugepages-2Mi=1Gi")
 			},
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
 		"an extended resource somebody has put there": {
-			func(v *View) { v.Old.Capacity = list("example.com/dongle=4") },
+			func(in *StatusInput) { in.Reported.Capacity = list("example.com/dongle=4") },
 			"cpu=4 ephemeral-storage=100Gi example.com/dongle=4 memory=8Gi pods=110",
 			"cpu=4 ephemeral-storage=100Gi example.com/dongle=4 memory=8092Mi pods=110",
 		},
 		"an extended resource somebody has taken away": {
-			func(v *View) { v.Old.Allocatable = list("example.com/dongle=4") },
+			func(in *StatusInput) { in.Reported.Allocatable = list("example.com/dongle=4") },
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
 		"devices": {
-			func(v *View) {
-				v.Devices = Devices{Capacity: list("example.com/gpu=2"), Allocatable: list("example.com/gpu=1"), Removed: []corev1.ResourceName{"example.com/nic"}}
+			func(in *StatusInput) {
+				in.Devices = Devices{Capacity: list("example.com/gpu=2"), Allocatable: list("example.com/gpu=1"), Removed: []corev1.ResourceName{"example.com/nic"}}
 			},
 			"cpu=4 ephemeral-storage=100Gi example.com/gpu=2 example.com/nic=0 memory=8Gi pods=110",
 			"cpu=4 ephemeral-storage=100Gi example.com/gpu=1 example.com/nic=0 memory=8092Mi pods=110",
 		},
 		"more memory than before": {
-			func(v *View) { v.Old.Capacity, v.Old.Allocatable = list("memory=1Gi cpu=1"), list("memory=1Gi cpu=1") },
+			func(in *StatusInput) {
+				in.Reported.Capacity, in.Reported.Allocatable = list("memory=1Gi cpu=1"), list("memory=1Gi cpu=1")
+			},
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			v := healthy()
-			test.change(&v)
-			s, _ := Status(v)
+			in := healthy()
+			test.change(&in)
+			s, _ := Status(in)
 			if got := text(s.Capacity); got != test.capacity {
 				t.Errorf("capacity\ngot  %s\nwant %s", got, test.capacity)
 			}
@@ -235,32 +237,32 @@ func TestResources(t *testing.T) {
 				t.Errorf("allocatable\ngot  %s\nwant %s", got, test.allocatable)
 			}
 			// The same again changes nothing.
-			v.Old = s
-			again, _ := Status(v)
-			if changedStatus(&s, &again) {
+			in.Reported = s
+			again, _ := Status(in)
+			if statusChanged(&s, &again) {
 				t.Errorf("it never settles: %s, %s", text(again.Capacity), text(again.Allocatable))
 			}
 		})
 	}
-	if got := text(Enforced(list("cpu=4 memory=8Gi pid=1000"), Settings{KubeReserved: list("memory=1Gi pid=100"), EvictionReserved: list("memory=1Gi")})); got != "cpu=4 memory=7Gi pid=900" {
+	if got := text(EnforcedAllocatable(list("cpu=4 memory=8Gi pid=1000"), Settings{KubeReserved: list("memory=1Gi pid=100"), EvictionReserved: list("memory=1Gi")})); got != "cpu=4 memory=7Gi pid=900" {
 		t.Error(got)
 	}
 }
 
 func TestRest(t *testing.T) {
-	v := healthy()
+	in := healthy()
 	yes, no := true, false
-	v.Settings.DeclaredFeatures, v.Settings.MaxImages = []string{"A"}, 2
-	v.Runtime.Handlers = []*runtimeapi.RuntimeHandler{
+	in.Settings.DeclaredFeatures, in.Settings.MaxImages = []string{"A"}, 2
+	in.Runtime.Handlers = []*runtimeapi.RuntimeHandler{
 		{Name: "runsc"}, {Name: "", Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: false}},
 	}
-	v.Runtime.Features = &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true}
-	v.VolumesInUse, v.VolumesKnown = []corev1.UniqueVolumeName{"v"}, true
-	v.Machine.Swap = 1 << 30
-	v.Images = []*runtimeapi.Image{
+	in.Runtime.Features = &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true}
+	in.VolumesInUse, in.VolumesInUseKnown = []corev1.UniqueVolumeName{"v"}, true
+	in.Host.Swap = 1 << 30
+	in.Images = []*runtimeapi.Image{
 		{Id: "a", Size: 10, RepoTags: []string{"small"}}, {Id: "b", Size: 30, RepoTags: []string{"t1", "t2", "t3", "t4", "t5"}, RepoDigests: []string{"d1"}}, {Id: "c", Size: 20},
 	}
-	s, _ := Status(v)
+	s, _ := Status(in)
 	if got := fmt.Sprint(s.Addresses); got != "[{InternalIP 10.0.0.1} {InternalIP fd00::1} {Hostname a}]" {
 		t.Error(got)
 	}
@@ -279,18 +281,18 @@ func TestRest(t *testing.T) {
 	if len(h) != 2 || h[0].Name != "" || *h[0].Features.RecursiveReadOnlyMounts != yes || *h[0].Features.UserNamespaces != no || *h[1].Features.UserNamespaces != no {
 		t.Errorf("%+v", h)
 	}
-	v.Addresses, v.Old = nil, s
-	if kept, _ := Status(v); len(kept.Addresses) != 3 {
+	in.Addresses, in.Reported = nil, s
+	if kept, _ := Status(in); len(kept.Addresses) != 3 {
 		t.Error("addresses that are not known were taken away")
 	}
 }
 
 // TestStatusPatch applies the patch to what others have changed meanwhile.
 func TestStatusPatch(t *testing.T) {
-	v := healthy()
-	old, _ := Status(v)
-	v.Old, v.Addresses, v.Pressure.Disk = old, []string{"10.0.0.9"}, true
-	status, _ := Status(v)
+	in := healthy()
+	old, _ := Status(in)
+	in.Reported, in.Addresses, in.Pressure.Disk = old, []string{"10.0.0.9"}, true
+	status, _ := Status(in)
 	patch, err := statusPatch(&old, &status)
 	if err != nil {
 		t.Fatal(err)
@@ -319,13 +321,13 @@ func TestStatusPatch(t *testing.T) {
 	}
 }
 
-func TestMachine(t *testing.T) {
-	m, err := ReadMachine(t.TempDir())
+func TestReadHost(t *testing.T) {
+	h, err := ReadHost(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.CPUs < 1 || m.Memory < 1<<20 || m.Storage < 1<<20 || m.BootID == "" || m.KernelVersion == "" || m.OSImage == "" {
-		t.Errorf("%+v", m)
+	if h.CPUs < 1 || h.Memory < 1<<20 || h.Storage < 1<<20 || h.BootID == "" || h.KernelVersion == "" || h.OSImage == "" {
+		t.Errorf("%+v", h)
 	}
 	for given, want := range map[string]string{
 		"127.0.0.1": "can't be loopback", "224.0.0.1": "can't be a multicast", "fe80::1": "can't be a link-local", "0.0.0.0": "all zeros",

@@ -34,9 +34,9 @@ const maxSocketPath = 107
 // Devices are those of the node.
 type Devices interface {
 	// Free takes back the devices of pods that are gone.
-	Free()
-	Of(uid types.UID, container string) []devices.Held
-	Usable() []devices.Held
+	FreeRemovedPods()
+	Allocated(uid types.UID, container string) []devices.Device
+	Allocatable() []devices.Device
 }
 
 // Server answers.
@@ -83,7 +83,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // List tells what all pods that run have.
 func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
-	s.Devices.Free()
+	s.Devices.FreeRemovedPods()
 	answer := &api.ListPodResourcesResponse{}
 	for _, pod := range s.Pods() {
 		answer.PodResources = append(answer.PodResources, s.resources(pod))
@@ -102,7 +102,7 @@ func (s *Server) Get(_ context.Context, request *api.GetPodResourcesRequest) (*a
 
 // GetAllocatableResources tells what pods can have, whoever has it now.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
-	return &api.AllocatableResourcesResponse{Devices: convert(s.Devices.Usable())}, nil
+	return &api.AllocatableResourcesResponse{Devices: convert(s.Devices.Allocatable())}, nil
 }
 
 // resources are those of a pod's containers that run for as long as it does.
@@ -110,22 +110,22 @@ func (s *Server) resources(pod *corev1.Pod) *api.PodResources {
 	told := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Regular || kind == container.Init && container.IsSidecar(c) {
-			told.Containers = append(told.Containers, &api.ContainerResources{Name: c.Name, Devices: convert(s.Devices.Of(pod.UID, c.Name))})
+			told.Containers = append(told.Containers, &api.ContainerResources{Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name))})
 		}
 	}
 	return told
 }
 
-// convert tells each device by itself, once for each memory node it is near to.
-func convert(held []devices.Held) []*api.ContainerDevices {
+// convert tells each device by itself, once for each memory node it is topology to.
+func convert(held []devices.Device) []*api.ContainerDevices {
 	var all []*api.ContainerDevices
 	for _, h := range held {
-		if len(h.Nodes) == 0 {
+		if len(h.NUMANodes) == 0 {
 			all = append(all, &api.ContainerDevices{ResourceName: h.Resource, DeviceIds: []string{h.ID}})
 		}
-		for _, node := range h.Nodes {
-			near := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node}}}
-			all = append(all, &api.ContainerDevices{ResourceName: h.Resource, DeviceIds: []string{h.ID}, Topology: near})
+		for _, node := range h.NUMANodes {
+			topology := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node}}}
+			all = append(all, &api.ContainerDevices{ResourceName: h.Resource, DeviceIds: []string{h.ID}, Topology: topology})
 		}
 	}
 	return all

@@ -22,16 +22,16 @@ import (
 
 // given are the devices of a node, by container.
 type given struct {
-	of     map[string][]devices.Held
-	usable []devices.Held
+	of     map[string][]devices.Device
+	usable []devices.Device
 	freed  int
 }
 
-func (g *given) Free() { g.freed++ }
-func (g *given) Of(uid types.UID, container string) []devices.Held {
+func (g *given) FreeRemovedPods() { g.freed++ }
+func (g *given) Allocated(uid types.UID, container string) []devices.Device {
 	return g.of[string(uid)+"/"+container]
 }
-func (g *given) Usable() []devices.Held { return g.usable }
+func (g *given) Allocatable() []devices.Device { return g.usable }
 
 // write is an answer in one line.
 func write(pods ...*api.PodResources) string {
@@ -69,10 +69,10 @@ func TestAnswers(t *testing.T) {
 	}}
 	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "ended", UID: "e"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
 	held := &given{
-		of: map[string][]devices.Held{
-			"u/c": {{Resource: "x/gpu", ID: "1"}, {Resource: "x/nic", ID: "2", Nodes: []int64{0, 1}}}, "u/sidecar": {{Resource: "x/gpu", ID: "3"}}, "u/init": {{Resource: "x/gpu", ID: "3"}},
+		of: map[string][]devices.Device{
+			"u/c": {{Resource: "x/gpu", ID: "1"}, {Resource: "x/nic", ID: "2", NUMANodes: []int64{0, 1}}}, "u/sidecar": {{Resource: "x/gpu", ID: "3"}}, "u/init": {{Resource: "x/gpu", ID: "3"}},
 		},
-		usable: []devices.Held{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", Nodes: []int64{1}}},
+		usable: []devices.Device{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", NUMANodes: []int64{1}}},
 	}
 	s := &Server{
 		Dir: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),

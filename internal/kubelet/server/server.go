@@ -42,8 +42,8 @@ func (s *Server) Paths() map[string]http.Handler {
 	return map[string]http.Handler{
 		"GET /pods":             http.HandlerFunc(s.pods),
 		"GET /stats/summary":    http.HandlerFunc(s.summary),
-		"GET /metrics/resource": metrics(usage.Resource{Usage: s.Usage}),
-		"GET /metrics/cadvisor": metrics(usage.Advisor{Usage: s.Usage}),
+		"GET /metrics/resource": metrics(usage.ResourceMetrics{Usage: s.Usage}),
+		"GET /metrics/cadvisor": metrics(usage.CadvisorMetrics{Usage: s.Usage}),
 		"GET /metrics/probes":   promhttp.HandlerFor(s.Probes, promhttp.HandlerOpts{}),
 		"GET /containerLogs/{namespace}/{pod}/{container}": http.HandlerFunc(s.containerLogs),
 		"/run/{namespace}/{pod}/{container}":               http.HandlerFunc(s.run),

@@ -14,10 +14,10 @@ import (
 
 // What logind and systemd are called on the bus.
 const (
-	logindName    = "org.freedesktop.login1"
-	logindPath    = dbus.ObjectPath("/org/freedesktop/login1")
-	logindManager = "org.freedesktop.login1.Manager"
-	announced     = "PrepareForShutdown"
+	logindName         = "org.freedesktop.login1"
+	logindPath         = dbus.ObjectPath("/org/freedesktop/login1")
+	logindManager      = "org.freedesktop.login1.Manager"
+	prepareForShutdown = "PrepareForShutdown"
 
 	systemdName    = "org.freedesktop.systemd1"
 	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
@@ -31,14 +31,14 @@ const (
 type logind struct {
 	conn    *dbus.Conn
 	signals chan *dbus.Signal
-	// lock keeps the machine up while it is open; nil when it is not held.
+	// lock keeps the machine up while it is open; nil when it is not conn.
 	lock *os.File
 }
 
 func (l *logind) manager() dbus.BusObject { return l.conn.Object(logindName, logindPath) }
 
 // delay is how long logind waits for locks at most.
-func (l *logind) delay() (time.Duration, error) {
+func (l *logind) maxDelay() (time.Duration, error) {
 	value, err := l.manager().GetProperty(logindManager + ".InhibitDelayMaxUSec")
 	if err != nil {
 		return 0, fmt.Errorf("read logind's longest delay: %w", err)
@@ -50,8 +50,8 @@ func (l *logind) delay() (time.Duration, error) {
 	return time.Duration(microseconds) * time.Microsecond, nil
 }
 
-// setDelay has logind wait longer: it reads its settings anew when it gets a signal, in its own time.
-func (l *logind) setDelay(dir string, need time.Duration) error {
+// setMaxDelay has logind wait longer: it reads its settings anew when it gets a signal, in its own time.
+func (l *logind) setMaxDelay(dir string, need time.Duration) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of logind's settings: %w", err)
 	}
@@ -59,12 +59,12 @@ func (l *logind) setDelay(dir string, need time.Duration) error {
 	if err := atomicfile.Write(filepath.Join(dir, configFile), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write logind's settings: %w", err)
 	}
-	const everybody, hangUp = "all", int32(1)
-	if call := l.conn.Object(systemdName, systemdPath).Call(systemdManager+".KillUnit", 0, "systemd-logind.service", everybody, hangUp); call.Err != nil {
+	const allProcesses, sighup = "all", int32(1)
+	if call := l.conn.Object(systemdName, systemdPath).Call(systemdManager+".KillUnit", 0, "systemd-logind.service", allProcesses, sighup); call.Err != nil {
 		return fmt.Errorf("have logind read its settings: %w", call.Err)
 	}
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
-		now, err := l.delay()
+		now, err := l.maxDelay()
 		if err != nil || now >= need {
 			return err
 		}
@@ -77,7 +77,7 @@ func (l *logind) setDelay(dir string, need time.Duration) error {
 
 // subscribe lets what logind announces come in on signals, which is closed with the connection.
 func (l *logind) subscribe() error {
-	err := l.conn.AddMatchSignal(dbus.WithMatchInterface(logindManager), dbus.WithMatchMember(announced), dbus.WithMatchObjectPath(logindPath))
+	err := l.conn.AddMatchSignal(dbus.WithMatchInterface(logindManager), dbus.WithMatchMember(prepareForShutdown), dbus.WithMatchObjectPath(logindPath))
 	if err != nil {
 		return fmt.Errorf("listen to logind: %w", err)
 	}
@@ -86,16 +86,16 @@ func (l *logind) subscribe() error {
 	return nil
 }
 
-// announcement reads whether the machine is going down. Other signals are not ok.
-func announcement(s *dbus.Signal) (going, ok bool) {
-	if s == nil || s.Name != logindManager+"."+announced || len(s.Body) == 0 {
+// parseSignal reads whether the machine is starting down. Other signals are not ok.
+func parseSignal(s *dbus.Signal) (starting, ok bool) {
+	if s == nil || s.Name != logindManager+"."+prepareForShutdown || len(s.Body) == 0 {
 		return false, false
 	}
-	going, ok = s.Body[0].(bool)
-	return going, ok
+	starting, ok = s.Body[0].(bool)
+	return starting, ok
 }
 
-// inhibit takes the lock. One that is held already is let go after it.
+// inhibit takes the lock. One that is conn already is let go after it.
 func (l *logind) inhibit() error {
 	var fd dbus.UnixFD
 	call := l.manager().Call(logindManager+".Inhibit", 0, "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")

@@ -26,21 +26,21 @@ import (
 
 // What pods say that end for a shutdown, and those that come too late.
 const (
-	Reason         = "Terminated"
-	Message        = "Pod was terminated in response to imminent node shutdown."
-	RefusedReason  = "NodeShutdown"
-	RefusedMessage = "Pod was rejected as the node is shutting down."
+	Reason          = "Terminated"
+	Message         = "Pod was terminated in response to imminent node shutdown."
+	RejectedReason  = "NodeShutdown"
+	RejectedMessage = "Pod was rejected as the node is shutting down."
 
 	eventReason = "NodeShutdown"
 )
 
-// systemCritical is the lowest priority of the system's own pods.
-const systemCritical = 2_000_000_000
+// systemCriticalPriority is the lowest priority of the system's own pods.
+const systemCriticalPriority = 2_000_000_000
 
 // Waits between attempts to reach logind again after the connection was lost.
 const (
-	firstReconnect = time.Second
-	lastReconnect  = time.Minute
+	minReconnectDelay = time.Second
+	maxReconnectDelay = time.Minute
 )
 
 // Period is how many seconds pods of a priority, and of all priorities up to that of the next period, get to end.
@@ -57,7 +57,7 @@ func Periods(c *kubeletconfig.KubeletConfiguration) []Period {
 	}
 	return []Period{
 		{Priority: 0, ShutdownGracePeriodSeconds: int64((all - critical) / time.Second)},
-		{Priority: systemCritical, ShutdownGracePeriodSeconds: int64(critical / time.Second)},
+		{Priority: systemCriticalPriority, ShutdownGracePeriodSeconds: int64(critical / time.Second)},
 	}
 }
 
@@ -71,15 +71,15 @@ func total(periods []Period) time.Duration {
 }
 
 // group is the pods that end together.
-type group struct {
+type podGroup struct {
 	Period
 	pods []*corev1.Pod
 }
 
 // groups puts pods to the periods, of which there is one at least. A pod belongs to the highest period that is not above its priority, or to
 // the lowest if all are.
-func groups(periods []Period, pods []*corev1.Pod) []group {
-	all := make([]group, len(periods))
+func groupPods(periods []Period, pods []*corev1.Pod) []podGroup {
+	all := make([]podGroup, len(periods))
 	for i, p := range periods {
 		all[i].Period = p
 	}
@@ -98,7 +98,7 @@ func groups(periods []Period, pods []*corev1.Pod) []group {
 }
 
 // graceOf is how many seconds a pod of a group gets: its own time, if that is shorter.
-func (g group) graceOf(pod *corev1.Pod) int64 {
+func (g podGroup) graceOf(pod *corev1.Pod) int64 {
 	if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
 		return min(*own, g.ShutdownGracePeriodSeconds)
 	}
@@ -119,8 +119,8 @@ type Options struct {
 	Periods []Period
 	// Pods are those that run.
 	Pods func() []*corev1.Pod
-	// End has a pod end within so many seconds. The channel is closed when the pod has ended and its volumes are gone.
-	End func(pod *corev1.Pod, grace int64) <-chan struct{}
+	// End has a pod end within so many seconds. The channel is closed when the pod has ended and its volumes are removed.
+	KillPod func(pod *corev1.Pod, grace int64) <-chan struct{}
 	// NodeEvent tells of the node; Changed is called when Now has changed.
 	NodeEvent func(eventType, reason, message string)
 	Changed   func()
@@ -137,9 +137,9 @@ type Options struct {
 type Shutdown struct {
 	Options
 
-	mu    sync.Mutex
-	now   bool
-	times times
+	mu           sync.Mutex
+	shuttingDown bool
+	times        times
 }
 
 // times are when the pods began to be ended, and when all had; upstream's record of it.
@@ -162,10 +162,10 @@ func New(o Options) *Shutdown {
 }
 
 // Now reports whether the machine is about to go down.
-func (s *Shutdown) Now() bool {
+func (s *Shutdown) ShuttingDown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.now
+	return s.shuttingDown
 }
 
 // Times are when the pods were last ended for a shutdown, zero where they were not, also those of a run before.
@@ -180,20 +180,20 @@ func (s *Shutdown) Run(ctx context.Context) error {
 	if len(s.Periods) == 0 {
 		return nil
 	}
-	known := false
-	for wait := firstReconnect; ; {
-		held, err := s.hold()
+	connected := false
+	for wait := minReconnectDelay; ; {
+		conn, err := s.inhibit()
 		switch {
-		case err != nil && !known:
+		case err != nil && !connected:
 			s.Log.Warn("pods cannot be ended before this machine goes down", "error", err)
 			return nil
 		case err != nil:
 			s.Log.Warn("logind is not reached", "error", err)
-			wait = min(2*wait, lastReconnect)
+			wait = min(2*wait, maxReconnectDelay)
 		default:
-			known, wait = true, firstReconnect
-			s.follow(ctx, held)
-			held.close()
+			connected, wait = true, minReconnectDelay
+			s.handleSignals(ctx, conn)
+			conn.close()
 			if ctx.Err() == nil {
 				s.Log.Warn("the connection to logind was lost")
 			}
@@ -207,7 +207,7 @@ func (s *Shutdown) Run(ctx context.Context) error {
 }
 
 // hold reaches logind, has it wait as long as the pods need, and takes the lock.
-func (s *Shutdown) hold() (_ *logind, err error) {
+func (s *Shutdown) inhibit() (_ *logind, err error) {
 	conn, err := s.Connect()
 	if err != nil {
 		return nil, fmt.Errorf("reach the bus: %w", err)
@@ -218,12 +218,12 @@ func (s *Shutdown) hold() (_ *logind, err error) {
 			l.close()
 		}
 	}()
-	delay, err := l.delay()
+	delay, err := l.maxDelay()
 	if err != nil {
 		return nil, err
 	}
 	if need := total(s.Periods); need > delay {
-		if err := l.setDelay(s.ConfigDir, need); err != nil {
+		if err := l.setMaxDelay(s.ConfigDir, need); err != nil {
 			return nil, err
 		}
 	}
@@ -234,7 +234,7 @@ func (s *Shutdown) hold() (_ *logind, err error) {
 }
 
 // follow deals with what logind announces until ctx ends or the connection is lost.
-func (s *Shutdown) follow(ctx context.Context, l *logind) {
+func (s *Shutdown) handleSignals(ctx context.Context, l *logind) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -243,57 +243,57 @@ func (s *Shutdown) follow(ctx context.Context, l *logind) {
 			if !open {
 				return
 			}
-			going, ok := announcement(signal)
+			starting, ok := parseSignal(signal)
 			if !ok {
 				continue
 			}
-			if !going {
-				s.turn(false, "Shutdown manager detected shutdown cancellation")
+			if !starting {
+				s.setShuttingDown(false, "Shutdown manager detected shutdown cancellation")
 				if err := l.inhibit(); err != nil {
-					s.Log.Warn("the next shutdown cannot be held back", "error", err)
+					s.Log.Warn("the next shutdown cannot be conn back", "error", err)
 				}
 				continue
 			}
-			s.turn(true, "Shutdown manager detected shutdown event")
-			s.endPods(ctx)
+			s.setShuttingDown(true, "Shutdown manager detected shutdown event")
+			s.killPods(ctx)
 			l.release()
 		}
 	}
 }
 
 // turn notes whether the machine is about to go down, and tells of it.
-func (s *Shutdown) turn(going bool, event string) {
-	s.Log.Info("the machine's shutdown was announced", "calledOff", !going)
+func (s *Shutdown) setShuttingDown(starting bool, event string) {
+	s.Log.Info("the machine's shutdown was prepareForShutdown", "calledOff", !starting)
 	s.NodeEvent(corev1.EventTypeNormal, eventReason, event)
 	s.mu.Lock()
-	s.now = going
+	s.shuttingDown = starting
 	s.mu.Unlock()
 	s.Changed()
 }
 
-// endPods ends all pods, group by group.
-func (s *Shutdown) endPods(ctx context.Context) {
-	s.remember(times{Start: time.Now()})
-	for _, g := range groups(s.Periods, s.Pods()) {
+// killPods ends all pods, group by group.
+func (s *Shutdown) killPods(ctx context.Context) {
+	s.saveTimes(times{Start: time.Now()})
+	for _, g := range groupPods(s.Periods, s.Pods()) {
 		if len(g.pods) > 0 {
-			s.endGroup(ctx, g)
+			s.killGroup(ctx, g)
 		}
 	}
 	start, _ := s.Times()
-	s.remember(times{Start: start, End: time.Now()})
+	s.saveTimes(times{Start: start, End: time.Now()})
 }
 
-// endGroup ends the pods of a group, and returns when they are gone or their time is over.
-func (s *Shutdown) endGroup(ctx context.Context, g group) {
+// killGroup ends the pods of a group, and returns when they are removed or their time is over.
+func (s *Shutdown) killGroup(ctx context.Context, g podGroup) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(g.ShutdownGracePeriodSeconds)*time.Second)
 	defer cancel()
-	gone := make([]<-chan struct{}, len(g.pods))
+	removed := make([]<-chan struct{}, len(g.pods))
 	for i, pod := range g.pods {
-		gone[i] = s.End(pod, g.graceOf(pod))
+		removed[i] = s.KillPod(pod, g.graceOf(pod))
 	}
 	for i, pod := range g.pods {
 		select {
-		case <-gone[i]:
+		case <-removed[i]:
 		case <-ctx.Done():
 			s.Log.Warn("pods did not end in time for the shutdown", "priority", g.Priority, "seconds", g.ShutdownGracePeriodSeconds, "first", pod.Namespace+"/"+pod.Name)
 			return
@@ -302,7 +302,7 @@ func (s *Shutdown) endGroup(ctx context.Context, g group) {
 }
 
 // remember keeps the times over the end of the machine.
-func (s *Shutdown) remember(t times) {
+func (s *Shutdown) saveTimes(t times) {
 	s.mu.Lock()
 	s.times = t
 	s.mu.Unlock()

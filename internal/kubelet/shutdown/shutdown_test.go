@@ -45,12 +45,12 @@ func TestPeriods(t *testing.T) {
 		want   []Period
 	}{
 		{"nothing is asked for", kubeletconfig.KubeletConfiguration{}, nil},
-		{"the critical pods' time is part of the whole", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)}, periods(0, 20, systemCritical, 10)},
-		{"no time for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30)}, periods(0, 30, systemCritical, 0)},
-		{"all the time is for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(30)}, periods(0, 0, systemCritical, 30)},
+		{"the critical pods' time is part of the whole", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(10)}, periods(0, 20, systemCriticalPriority, 10)},
+		{"no time for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30)}, periods(0, 30, systemCriticalPriority, 0)},
+		{"all the time is for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodCriticalPods: seconds(30)}, periods(0, 0, systemCriticalPriority, 30)},
 		{"more for critical pods than there is", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(10), ShutdownGracePeriodCriticalPods: seconds(30)}, nil},
 		{"only for critical pods", kubeletconfig.KubeletConfiguration{ShutdownGracePeriodCriticalPods: seconds(10)}, nil},
-		{"parts of seconds are cut off", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: metav1.Duration{Duration: 2500 * time.Millisecond}}, periods(0, 2, systemCritical, 0)},
+		{"parts of seconds are cut off", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: metav1.Duration{Duration: 2500 * time.Millisecond}}, periods(0, 2, systemCriticalPriority, 0)},
 		{"by priority, sorted", kubeletconfig.KubeletConfiguration{ShutdownGracePeriodByPodPriority: periods(100, 3, -5, 1, 7, 2)}, periods(-5, 1, 7, 2, 100, 3)},
 		{"by priority goes before", kubeletconfig.KubeletConfiguration{ShutdownGracePeriod: seconds(30), ShutdownGracePeriodByPodPriority: periods(1, 2)}, periods(1, 2)},
 	} {
@@ -70,8 +70,8 @@ func TestPeriods(t *testing.T) {
 }
 
 func TestGroups(t *testing.T) {
-	usual := periods(0, 20, systemCritical, 10)
-	fine := periods(-100, 1, 0, 2, 1000, 3, systemCritical, 4)
+	usual := periods(0, 20, systemCriticalPriority, 10)
+	fine := periods(-100, 1, 0, 2, 1000, 3, systemCriticalPriority, 4)
 	for _, row := range []struct {
 		name     string
 		periods  []Period
@@ -85,14 +85,14 @@ func TestGroups(t *testing.T) {
 		{"just above a period", fine, new(int32(1001)), 2},
 		{"below the lowest", fine, new(int32(-1000)), 0},
 		{"negative", fine, new(int32(-1)), 0},
-		{"just below critical", usual, new(int32(systemCritical - 1)), 0},
-		{"critical", usual, new(int32(systemCritical)), 1},
-		{"node critical", usual, new(int32(systemCritical + 1000)), 1},
+		{"just below critical", usual, new(int32(systemCriticalPriority - 1)), 0},
+		{"critical", usual, new(int32(systemCriticalPriority)), 1},
+		{"node critical", usual, new(int32(systemCriticalPriority + 1000)), 1},
 		{"one period takes all above", periods(100, 5), new(int32(5000)), 0},
 		{"one period takes all below", periods(100, 5), new(int32(5)), 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			got := groups(row.periods, []*corev1.Pod{pod("p", row.priority)})
+			got := groupPods(row.periods, []*corev1.Pod{pod("p", row.priority)})
 			if len(got) != len(row.periods) {
 				t.Fatalf("%d groups, want %d", len(got), len(row.periods))
 			}
@@ -106,7 +106,7 @@ func TestGroups(t *testing.T) {
 }
 
 func TestGrace(t *testing.T) {
-	g := group{Period: Period{ShutdownGracePeriodSeconds: 10}}
+	g := podGroup{Period: Period{ShutdownGracePeriodSeconds: 10}}
 	for _, row := range []struct {
 		own  []int64
 		want int64
@@ -179,12 +179,12 @@ func start(t *testing.T, delay time.Duration, periods []Period, pods ...*corev1.
 	}
 	m.Shutdown = New(Options{
 		Periods: periods, Pods: func() []*corev1.Pod { return m.pods },
-		End: func(p *corev1.Pod, grace int64) <-chan struct{} {
+		KillPod: func(p *corev1.Pod, grace int64) <-chan struct{} {
 			m.note("end %s in %d", p.Name, grace)
 			return m.ends[p.Name]
 		},
 		NodeEvent: func(eventType, reason, message string) { m.note("%s %s %s", eventType, reason, message) },
-		Changed:   func() { m.note("now %t", m.Now()) },
+		Changed:   func() { m.note("now %t", m.ShuttingDown()) },
 		Connect:   func() (*dbus.Conn, error) { return dbus.Connect(m.bus.Address) }, ConfigDir: filepath.Join(m.dir, "conf"),
 		StateFile: filepath.Join(m.dir, "state"), Log: slog.New(slog.DiscardHandler),
 	})
@@ -207,15 +207,15 @@ const (
 )
 
 func TestPodsEndBeforeTheMachine(t *testing.T) {
-	m := start(t, time.Minute, periods(0, 20, systemCritical, 10), pod("system", new(int32(systemCritical)), 30), pod("a", nil, 5), pod("b", new(int32(7))))
+	m := start(t, time.Minute, periods(0, 20, systemCriticalPriority, 10), pod("system", new(int32(systemCriticalPriority)), 30), pod("a", nil, 5), pod("b", new(int32(7))))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}
 	if want := []string{"Get org.freedesktop.login1.Manager InhibitDelayMaxUSec", "Inhibit shutdown kubelet Kubelet needs time to handle node shutdown delay"}; !slices.Equal(m.bus.Requests(), want) {
 		t.Errorf("asked for %q, want %q", m.bus.Requests(), want)
 	}
-	if m.Now() {
-		t.Error("the machine goes down before that was announced")
+	if m.ShuttingDown() {
+		t.Error("the machine goes down before that was prepareForShutdown")
 	}
 	if err := m.bus.Announce(true); err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func TestPodsEndBeforeTheMachine(t *testing.T) {
 	}
 	m.end("system")
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the machine is held though all pods have ended")
+		t.Error("the machine is conn though all pods have ended")
 	}
 	begun, over := m.Times()
 	if begun.IsZero() || over.Before(begun) {
@@ -254,7 +254,7 @@ func TestGroupThatTakesTooLong(t *testing.T) {
 	}
 	m.await(t, down+"; end stuck in 1; end next in 1")
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the machine is held for ever by pods that do not end")
+		t.Error("the machine is conn for ever by pods that do not end")
 	}
 }
 
@@ -263,22 +263,22 @@ func TestShutdownCalledOff(t *testing.T) {
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}
-	for _, going := range []bool{true, false} {
-		if err := m.bus.Announce(going); err != nil {
+	for _, starting := range []bool{true, false} {
+		if err := m.bus.Announce(starting); err != nil {
 			t.Fatal(err)
 		}
 	}
 	m.await(t, down+"; "+called)
 	if !m.bus.Taken(2, 10*time.Second) {
-		t.Fatal("the next shutdown is not held back")
+		t.Fatal("the next shutdown is not conn back")
 	}
-	if m.bus.Released(2, 50*time.Millisecond) || m.Now() {
+	if m.bus.Released(2, 50*time.Millisecond) || m.ShuttingDown() {
 		t.Error("the node believes that the machine goes down")
 	}
 }
 
 func TestLogindWaitsLonger(t *testing.T) {
-	m := start(t, 5*time.Second, periods(0, 20, systemCritical, 10))
+	m := start(t, 5*time.Second, periods(0, 20, systemCriticalPriority, 10))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
 	}
@@ -301,8 +301,8 @@ func TestLogindThatDoesNotListen(t *testing.T) {
 	s := New(Options{
 		Periods: periods(0, 20), Connect: func() (*dbus.Conn, error) { return dbus.Connect(bus.Address) }, ConfigDir: dir, Log: slog.New(slog.DiscardHandler),
 	})
-	if held, err := s.hold(); err == nil || !strings.Contains(err.Error(), "logind waits 1s for pods that need 20s") {
-		t.Errorf("held %v, error %v", held, err)
+	if conn, err := s.inhibit(); err == nil || !strings.Contains(err.Error(), "logind waits 1s for pods that need 20s") {
+		t.Errorf("conn %v, error %v", conn, err)
 	}
 	if slices.ContainsFunc(bus.Requests(), func(r string) bool { return strings.HasPrefix(r, "Inhibit ") }) {
 		t.Error("a lock is taken that does not hold for long enough")
@@ -316,7 +316,7 @@ func TestConnectionIsMadeAgain(t *testing.T) {
 	}
 	m.bus.Disconnect()
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the lock of a connection that was lost is held on to")
+		t.Error("the lock of a connection that was lost is conn on to")
 	}
 	if !m.bus.Taken(2, 10*time.Second) {
 		t.Fatal("no lock is taken again")
@@ -332,7 +332,7 @@ func TestMachineWithoutBus(t *testing.T) {
 	s := New(Options{
 		Periods: periods(0, 5), Connect: func() (*dbus.Conn, error) { return dbus.Connect("unix:path=" + t.TempDir() + "/none") }, Log: slog.New(slog.DiscardHandler),
 	})
-	if err := s.Run(t.Context()); err != nil || s.Now() {
-		t.Errorf("error %v, now %t", err, s.Now())
+	if err := s.Run(t.Context()); err != nil || s.ShuttingDown() {
+		t.Errorf("error %v, now %t", err, s.ShuttingDown())
 	}
 }

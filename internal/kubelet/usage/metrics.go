@@ -34,13 +34,13 @@ var (
 )
 
 // Resource collects /metrics/resource.
-type Resource struct{ *Usage }
+type ResourceMetrics struct{ *Usage }
 
 // Describe implements prometheus.Collector: what there is depends on the pods.
-func (r Resource) Describe(chan<- *prometheus.Desc) {}
+func (r ResourceMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (r Resource) Collect(to chan<- prometheus.Metric) {
+func (r ResourceMetrics) Collect(to chan<- prometheus.Metric) {
 	summary, err := r.read(context.Background(), true)
 	if err != nil {
 		to <- prometheus.MustNewConstMetric(scrapeError, prometheus.GaugeValue, 1)
@@ -70,14 +70,14 @@ func (r Resource) Collect(to chan<- prometheus.Metric) {
 // cadvisorLabels are those dashboards select by.
 var cadvisorLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
-// Advisor collects /metrics/cadvisor: the names that dashboards know, as far as control groups tell.
-type Advisor struct{ *Usage }
+// CadvisorMetrics collects /metrics/cadvisor: the names that dashboards know, as far as control groups tell.
+type CadvisorMetrics struct{ *Usage }
 
 // Describe implements prometheus.Collector.
-func (a Advisor) Describe(chan<- *prometheus.Desc) {}
+func (a CadvisorMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (a Advisor) Collect(to chan<- prometheus.Metric) {
+func (a CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
 	emit := func(name, help string, kind prometheus.ValueType, value float64, at time.Time, labels []string) {
 		to <- prometheus.NewMetricWithTimestamp(at, prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, cadvisorLabels, nil), kind, value, labels...))
 	}
@@ -88,7 +88,7 @@ func (a Advisor) Collect(to chan<- prometheus.Metric) {
 					continue
 				}
 				id := containerID(status.ContainerID)
-				s, err := a.Groups.ContainerStats(pod.UID, id)
+				s, err := a.Cgroups.ContainerStats(pod.UID, id)
 				if err != nil {
 					continue
 				}

@@ -23,8 +23,8 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// Groups reads control groups.
-type Groups interface {
+// Cgroups reads control groups.
+type Cgroups interface {
 	NodeStats() (cgroup.Stats, error)
 	PodsStats() (cgroup.Stats, error)
 	PodStats(uid types.UID) (cgroup.Stats, error)
@@ -34,7 +34,7 @@ type Groups interface {
 // Usage tells what is used. Its fields must not change once it is in use.
 type Usage struct {
 	NodeName string
-	Groups   Groups
+	Cgroups  Cgroups
 	Runtime  cri.Runtime
 	// Pods are those of the node.
 	Pods func() []*corev1.Pod
@@ -43,28 +43,28 @@ type Usage struct {
 	// Started is when the node began to run.
 	Started time.Time
 
-	mu            sync.Mutex
-	rates         map[string]*rate // by what was read
-	asked, sample time.Time        // when somebody asked, and when a reading was taken, last
+	mu                    sync.Mutex
+	rates                 map[string]*cpuRateSample // by what was read
+	lastQuery, lastSample time.Time                 // when somebody lastQuery, and when a reading was taken, last
 }
 
 const (
-	// sampleEvery is how often Run takes a reading, sampleFor for how long after somebody has asked.
-	sampleEvery = 10 * time.Second
-	sampleFor   = 5 * time.Minute
+	// sampleInterval is how often Run takes a reading, sampleAfterQuery for how long after somebody has lastQuery.
+	sampleInterval   = 10 * time.Second
+	sampleAfterQuery = 5 * time.Minute
 )
 
 // rate is how fast CPU time has been used between the last two readings.
-type rate struct {
-	usage uint64
-	at    time.Time
-	cores *uint64 // nanoseconds per second; nil before the second reading
-	seen  bool    // in the last round
+type cpuRateSample struct {
+	usage     uint64
+	at        time.Time
+	nanoCores *uint64 // nanoseconds per second; nil before the second reading
+	current   bool    // in the last round
 }
 
 // Run takes readings until ctx ends.
 func (u *Usage) Run(ctx context.Context) error {
-	ticker := time.NewTicker(sampleEvery)
+	ticker := time.NewTicker(sampleInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -73,27 +73,27 @@ func (u *Usage) Run(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		u.mu.Lock()
-		wanted := !u.asked.IsZero() && time.Since(u.asked) < sampleFor
+		wanted := !u.lastQuery.IsZero() && time.Since(u.lastQuery) < sampleAfterQuery
 		u.mu.Unlock()
 		if wanted {
-			u.take(ctx)
+			u.sample(ctx)
 		}
 	}
 }
 
 // take takes a reading of everything, and forgets what is no more.
-func (u *Usage) take(ctx context.Context) {
+func (u *Usage) sample(ctx context.Context) {
 	u.mu.Lock()
-	u.sample = time.Now()
+	u.lastSample = time.Now()
 	for _, r := range u.rates {
-		r.seen = false
+		r.current = false
 	}
 	u.mu.Unlock()
 	_, _ = u.read(ctx, true) // who asks will be told what is wrong
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for name, r := range u.rates {
-		if !r.seen {
+		if !r.current {
 			delete(u.rates, name)
 		}
 	}
@@ -102,43 +102,43 @@ func (u *Usage) take(ctx context.Context) {
 // refresh makes sure that there is a reading to compare with, not too long ago.
 func (u *Usage) refresh(ctx context.Context) {
 	u.mu.Lock()
-	u.asked = time.Now()
-	stale := time.Since(u.sample) > 2*sampleEvery
+	u.lastQuery = time.Now()
+	stale := time.Since(u.lastSample) > 2*sampleInterval
 	u.mu.Unlock()
 	if !stale {
 		return
 	}
-	u.take(ctx)
+	u.sample(ctx)
 	select {
 	case <-ctx.Done():
-	case <-time.After(shortestRate):
+	case <-time.After(minRatePeriod):
 	}
 }
 
-// shortestRate is the shortest time over which a rate means something.
-const shortestRate = time.Second
+// minRatePeriod is the shortest time over which a rate means something.
+const minRatePeriod = time.Second
 
-// rateOf remembers a reading and says how fast CPU time is used.
-func (u *Usage) rateOf(name string, s cgroup.Stats) *uint64 {
+// cpuRate remembers a reading and says how fast CPU time is used.
+func (u *Usage) cpuRate(name string, s cgroup.Stats) *uint64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.rates == nil {
-		u.rates = map[string]*rate{}
+		u.rates = map[string]*cpuRateSample{}
 	}
 	r := u.rates[name]
 	if r == nil {
-		u.rates[name] = &rate{usage: s.CPU.Usage, at: s.Time, seen: true}
+		u.rates[name] = &cpuRateSample{usage: s.CPU.Usage, at: s.Time, current: true}
 		return nil
 	}
-	r.seen = true
-	if passed := s.Time.Sub(r.at); passed >= shortestRate && s.CPU.Usage >= r.usage {
-		cores := uint64(float64(s.CPU.Usage-r.usage) / passed.Seconds())
-		r.usage, r.at, r.cores = s.CPU.Usage, s.Time, &cores
+	r.current = true
+	if passed := s.Time.Sub(r.at); passed >= minRatePeriod && s.CPU.Usage >= r.usage {
+		nanoCores := uint64(float64(s.CPU.Usage-r.usage) / passed.Seconds())
+		r.usage, r.at, r.nanoCores = s.CPU.Usage, s.Time, &nanoCores
 	}
-	return r.cores
+	return r.nanoCores
 }
 
-// Summary is what everything uses. CPU and memory alone are cheap; disks are asked for at the runtime.
+// Summary is what everything uses. CPU and memory alone are cheap; disks are lastQuery for at the runtime.
 func (u *Usage) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	u.refresh(ctx)
 	return u.read(ctx, onlyCPUAndMemory)
@@ -146,19 +146,19 @@ func (u *Usage) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.S
 
 func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	summary := &statsapi.Summary{Node: statsapi.NodeStats{NodeName: u.NodeName, StartTime: metav1.NewTime(u.Started)}, Pods: []statsapi.PodStats{}}
-	node, err := u.Groups.NodeStats()
+	node, err := u.Cgroups.NodeStats()
 	if err != nil {
 		return nil, fmt.Errorf("read what the node uses: %w", err)
 	}
 	summary.Node.CPU, summary.Node.Memory = u.cpu("node", node), memory(node)
-	if pods, err := u.Groups.PodsStats(); err == nil {
+	if pods, err := u.Cgroups.PodsStats(); err == nil {
 		summary.Node.SystemContainers = []statsapi.ContainerStats{{
 			Name: statsapi.SystemContainerPods, StartTime: metav1.NewTime(u.Started), CPU: u.cpu("pods", pods), Memory: memory(pods),
 		}}
 	}
 	layers := map[string]*runtimeapi.FilesystemUsage{}
 	if !onlyCPUAndMemory {
-		summary.Node.Fs = fileSystem(u.Root)
+		summary.Node.Fs = fsStats(u.Root)
 		if layers, err = u.layers(ctx); err != nil {
 			return nil, err
 		}
@@ -186,7 +186,7 @@ func (u *Usage) layers(ctx context.Context) (map[string]*runtimeapi.FilesystemUs
 
 // pod is what a pod uses that has a control group, and its running containers.
 func (u *Usage) pod(pod *corev1.Pod, layers map[string]*runtimeapi.FilesystemUsage) (statsapi.PodStats, bool) {
-	group, err := u.Groups.PodStats(pod.UID)
+	group, err := u.Cgroups.PodStats(pod.UID)
 	if err != nil {
 		return statsapi.PodStats{}, false // it does not run
 	}
@@ -213,7 +213,7 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 		return statsapi.ContainerStats{}, false
 	}
 	id := containerID(status.ContainerID)
-	group, err := u.Groups.ContainerStats(pod.UID, id)
+	group, err := u.Cgroups.ContainerStats(pod.UID, id)
 	if err != nil {
 		return statsapi.ContainerStats{}, false // it has ended meanwhile
 	}
@@ -227,7 +227,7 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 }
 
 func (u *Usage) cpu(name string, s cgroup.Stats) *statsapi.CPUStats {
-	return &statsapi.CPUStats{Time: metav1.NewTime(s.Time), UsageCoreNanoSeconds: &s.CPU.Usage, UsageNanoCores: u.rateOf(name, s)}
+	return &statsapi.CPUStats{Time: metav1.NewTime(s.Time), UsageCoreNanoSeconds: &s.CPU.Usage, UsageNanoCores: u.cpuRate(name, s)}
 }
 
 func memory(s cgroup.Stats) *statsapi.MemoryStats {
@@ -246,7 +246,7 @@ func memory(s cgroup.Stats) *statsapi.MemoryStats {
 }
 
 // fileSystem is how full the file system of a directory is; nil when it cannot be told.
-func fileSystem(dir string) *statsapi.FsStats {
+func fsStats(dir string) *statsapi.FsStats {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
 		return nil

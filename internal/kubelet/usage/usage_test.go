@@ -69,7 +69,7 @@ func newUsage(t *testing.T) (*Usage, *groups) {
 	}
 	g := &groups{at: time.Unix(1000, 0), used: time.Minute}
 	return &Usage{
-		NodeName: "n", Groups: g, Runtime: layered{}, Root: t.TempDir(),
+		NodeName: "n", Cgroups: g, Runtime: layered{}, Root: t.TempDir(),
 		Pods: func() []*corev1.Pod { return []*corev1.Pod{pod("p"), pod("pending")} },
 	}, g
 }
@@ -91,37 +91,37 @@ func TestSummary(t *testing.T) {
 		t.Errorf("node: %+v", s.Node)
 	}
 	if s, err = u.Summary(t.Context(), true); err != nil || s.Node.Fs != nil || s.Pods[0].Containers[0].Rootfs != nil {
-		t.Errorf("disks were not asked for: %v", err)
+		t.Errorf("disks were not lastQuery for: %v", err)
 	}
 }
 
 // TestRates: how much is used is known from the second reading on, and forgotten with what used it.
 func TestRates(t *testing.T) {
 	u, g := newUsage(t)
-	cores := func() *uint64 {
+	nanoCores := func() *uint64 {
 		s, err := u.read(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s.Pods[0].Containers[0].CPU.UsageNanoCores
 	}
-	if got := cores(); got != nil {
+	if got := nanoCores(); got != nil {
 		t.Errorf("after one reading: %d", *got)
 	}
 	g.at, g.used = g.at.Add(10*time.Second), g.used+5*time.Second
-	if got := cores(); got == nil || *got != uint64(500*time.Millisecond) {
+	if got := nanoCores(); got == nil || *got != uint64(500*time.Millisecond) {
 		t.Errorf("half a core: %v", got)
 	}
 	// A reading that follows at once says nothing new.
 	g.at, g.used = g.at.Add(10*time.Millisecond), g.used+10*time.Millisecond
-	if got := cores(); got == nil || *got != uint64(500*time.Millisecond) {
+	if got := nanoCores(); got == nil || *got != uint64(500*time.Millisecond) {
 		t.Errorf("right after: %v", got)
 	}
 	if len(u.rates) != 4 { // node, pods, the pod, its container
 		t.Errorf("%d rates", len(u.rates))
 	}
 	u.Pods = func() []*corev1.Pod { return nil }
-	u.take(t.Context())
+	u.sample(t.Context())
 	if len(u.rates) != 2 {
 		t.Errorf("%d rates are left", len(u.rates))
 	}
@@ -143,9 +143,9 @@ func TestOnlyWhoIsAskedMeasures(t *testing.T) {
 		go func() { done <- u.Run(ctx) }()
 		time.Sleep(time.Hour)
 		if read != 0 {
-			t.Errorf("%d readings that nobody asked for", read)
+			t.Errorf("%d readings that nobody lastQuery for", read)
 		}
-		for _, want := range []time.Duration{shortestRate, 0, 0} {
+		for _, want := range []time.Duration{minRatePeriod, 0, 0} {
 			began := time.Now()
 			s, err := u.Summary(ctx, true)
 			if err != nil || time.Since(began) != want || s.Pods[0].CPU.UsageNanoCores == nil {
@@ -154,8 +154,8 @@ func TestOnlyWhoIsAskedMeasures(t *testing.T) {
 			time.Sleep(15 * time.Second)
 		}
 		time.Sleep(time.Hour)
-		if most := int(sampleFor/sampleEvery) + 12; read > most {
-			t.Errorf("%d readings for three who asked", read)
+		if most := int(sampleAfterQuery/sampleInterval) + 12; read > most {
+			t.Errorf("%d readings for three who lastQuery", read)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -167,7 +167,7 @@ func TestOnlyWhoIsAskedMeasures(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	u, _ := newUsage(t)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(Resource{u})
+	registry.MustRegister(ResourceMetrics{u})
 	want := `
 # HELP container_memory_working_set_bytes Current working set of the container in bytes
 # TYPE container_memory_working_set_bytes gauge
@@ -186,7 +186,7 @@ resource_scrape_error 0
 		t.Error(err)
 	}
 	advisor := prometheus.NewRegistry()
-	advisor.MustRegister(Advisor{u})
+	advisor.MustRegister(CadvisorMetrics{u})
 	if n, err := testutil.GatherAndCount(advisor, "container_cpu_usage_seconds_total", "container_memory_rss", "container_spec_memory_limit_bytes"); err != nil || n != 3 {
 		t.Errorf("%d series, %v", n, err)
 	}

@@ -11,7 +11,7 @@ const retryDue = 10 * time.Second
 
 // Due is when the volumes of a pod want to be refreshed by Mount although no object has changed: tokens and certificates end. Zero is
 // never.
-func (v *Volumes) Due(uid types.UID) time.Time {
+func (v *Volumes) RefreshAt(uid types.UID) time.Time {
 	var due time.Time
 	now := time.Now()
 	add := func(at time.Time) {

@@ -136,8 +136,8 @@ func TestClaims(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if got := read(t, v.mounted(pod.UID, "data").path, "file"); got != "kept" || !reflect.DeepEqual(v.Groups(pod.UID), []int64{777}) {
-			t.Errorf("%s: %q, groups %v", name, got, v.Groups(pod.UID))
+		if got := read(t, v.mounted(pod.UID, "data").path, "file"); got != "kept" || !reflect.DeepEqual(v.SupplementalGroups(pod.UID), []int64{777}) {
+			t.Errorf("%s: %q, groups %v", name, got, v.SupplementalGroups(pod.UID))
 		}
 		if err := v.Unmount(t.Context(), pod.UID); err != nil {
 			t.Fatal(err)

@@ -281,7 +281,7 @@ func (v *Volumes) Pods() ([]types.UID, error) {
 }
 
 // Groups are the groups that a pod's persistent volumes ask for.
-func (v *Volumes) Groups(uid types.UID) []int64 {
+func (v *Volumes) SupplementalGroups(uid types.UID) []int64 {
 	state := v.state(uid)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -293,7 +293,7 @@ func (v *Volumes) Groups(uid types.UID) []int64 {
 }
 
 // File reads a file of one of a pod's volumes, without leaving the volume.
-func (v *Volumes) File(pod *corev1.Pod, volume, path string) ([]byte, error) {
+func (v *Volumes) ReadFile(pod *corev1.Pod, volume, path string) ([]byte, error) {
 	m := v.mounted(pod.UID, volume)
 	if m == nil || m.path == "" {
 		return nil, fmt.Errorf("volume %q is not set up", volume)

@@ -16,8 +16,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Machine is what the node runs on. Amounts are bytes.
-type Machine struct {
+// Host describes the host the node runs on. Amounts are in bytes.
+type Host struct {
 	CPUs                          int
 	Memory, Swap, Storage         int64
 	HugePages                     map[int64]int64 // by page size
@@ -25,23 +25,24 @@ type Machine struct {
 	KernelVersion, OSImage        string
 }
 
-// ReadMachine looks at the machine. root is the directory whose disk the pods' data is on.
-func ReadMachine(root string) (Machine, error) {
-	m := Machine{CPUs: processors(), HugePages: hugePages(), OSImage: osImage()}
-	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
-		if m.MachineID = firstLine(path); m.MachineID != "" {
+// ReadHost reads the host's properties. root is the kubelet's directory, whose file system is reported as ephemeral
+// storage.
+func ReadHost(root string) (Host, error) {
+	h := Host{CPUs: processors(), HugePages: hugePages(), OSImage: osImage()}
+	for _, path := range []string{"/etc/host-id", "/var/lib/dbus/host-id"} {
+		if h.MachineID = firstLine(path); h.MachineID != "" {
 			break
 		}
 	}
-	m.BootID = firstLine("/proc/sys/kernel/random/boot_id")
-	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/proc/device-tree/system-id", "/proc/device-tree/vm,uuid", "/etc/machine-id"} {
-		if m.SystemUUID = strings.TrimRight(firstLine(path), "\x00"); m.SystemUUID != "" {
+	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
+	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/proc/device-tree/system-id", "/proc/device-tree/vm,uuid", "/etc/host-id"} {
+		if h.SystemUUID = strings.TrimRight(firstLine(path), "\x00"); h.SystemUUID != "" {
 			break
 		}
 	}
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return m, fmt.Errorf("read memory of the machine: %w", err)
+		return h, fmt.Errorf("read host memory: %w", err)
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		name, value, _ := strings.Cut(lines.Text(), ":")
@@ -49,22 +50,22 @@ func ReadMachine(root string) (Machine, error) {
 		n, _ := strconv.ParseInt(number, 10, 64)
 		switch name {
 		case "MemTotal":
-			m.Memory = n * 1024
+			h.Memory = n * 1024
 		case "SwapTotal":
-			m.Swap = n * 1024
+			h.Swap = n * 1024
 		}
 	}
 	var disk unix.Statfs_t
 	if err := unix.Statfs(root, &disk); err != nil {
-		return m, fmt.Errorf("read size of the disk of %s: %w", root, err)
+		return h, fmt.Errorf("stat file system of %s: %w", root, err)
 	}
-	m.Storage = int64(disk.Blocks) * disk.Bsize
+	h.Storage = int64(disk.Blocks) * disk.Bsize
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return m, fmt.Errorf("read version of the kernel: %w", err)
+		return h, fmt.Errorf("read kernel version: %w", err)
 	}
-	m.KernelVersion = unix.ByteSliceToString(name.Release[:])
-	return m, nil
+	h.KernelVersion = unix.ByteSliceToString(name.Release[:])
+	return h, nil
 }
 
 func firstLine(path string) string {
@@ -76,7 +77,7 @@ func firstLine(path string) string {
 	return strings.TrimSpace(line)
 }
 
-// processors counts those of the machine, also those this process may not use.
+// processors returns the number of online CPUs, including those outside this process's affinity mask.
 func processors() int {
 	count := 0
 	for _, part := range strings.Split(firstLine("/sys/devices/system/cpu/online"), ",") {
@@ -130,9 +131,9 @@ func osImage() string {
 	return "Unknown"
 }
 
-// Addresses are those the node reports: the given ones, which must be the host's, or that of the interface of the default route, or the
-// first of any interface.
-func Addresses(given []string) ([]string, error) {
+// Addresses returns the addresses to report: the configured ones, which must be assigned to the host, else that of the default
+// route's interface, else the first of any interface.
+func Addresses(configured []string) ([]string, error) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("find the node's addresses: %w", err)
@@ -143,13 +144,13 @@ func Addresses(given []string) ([]string, error) {
 			found = append(found, n.IP)
 		}
 	}
-	if len(given) > 0 {
-		for _, text := range given {
-			if err := usable(text, found); err != nil {
+	if len(configured) > 0 {
+		for _, text := range configured {
+			if err := validateNodeIP(text, found); err != nil {
 				return nil, fmt.Errorf("failed to validate nodeIP: %w", err)
 			}
 		}
-		return given, nil
+		return configured, nil
 	}
 	if ip, err := utilnet.ChooseHostInterface(); err == nil {
 		return []string{ip.String()}, nil
@@ -164,7 +165,7 @@ func Addresses(given []string) ([]string, error) {
 	return nil, errors.New("find the node's addresses: the host has none")
 }
 
-func usable(text string, own []net.IP) error {
+func validateNodeIP(text string, own []net.IP) error {
 	ip := net.ParseIP(text)
 	switch {
 	case ip == nil:
