@@ -161,7 +161,7 @@ func TestAuditOfStreams(t *testing.T) {
 }
 
 func TestSecretsAreNotRecorded(t *testing.T) {
-	secrets := kind.Of(kind.Spec[*corev1.Secret]{
+	secrets := kind.Of(kind.Definition[*corev1.Secret]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Secret"), Plural: "secrets", Namespaced: true, List: &corev1.SecretList{},
 	})
 	s, events := audited(t, "rules: [{level: RequestResponse}]", func(c *Config) { c.Kinds = []*kind.Kind{secrets} })

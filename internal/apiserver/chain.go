@@ -282,7 +282,7 @@ func (s *Server) dispatchResource(req *request) error {
 
 func (s *Server) dispatchSubresource(req *request) error {
 	sub := req.sub
-	if sub.Part == nil && sub.View == nil && sub.Create == nil {
+	if sub.Update == nil && sub.View == nil && sub.Create == nil {
 		return s.connect(req)
 	}
 	if req.info.rest != "" {

@@ -119,7 +119,7 @@ func TestInformer(t *testing.T) {
 // widgetKind is a custom resource: stored as JSON, without a Go type.
 func widgetKind() *kind.Kind {
 	gvk := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
-	k := kind.Of(kind.Spec[*unstructured.Unstructured]{
+	k := kind.Of(kind.Definition[*unstructured.Unstructured]{
 		GVK: gvk, Plural: "widgets", Prefix: "example.com/widgets", Namespaced: true, List: &unstructured.UnstructuredList{},
 	})
 	k.New = func() kind.Object {

@@ -89,7 +89,7 @@ func (w *write) deleteOnce(entry *cache.Entry, options *metav1.DeleteOptions) (d
 			return deletion{}, err
 		}
 	}
-	if k.Delete.Held != nil && (live.GetDeletionTimestamp() == nil || k.Delete.Held(live)) {
+	if k.Delete.HasSpecFinalizers != nil && (live.GetDeletionTimestamp() == nil || k.Delete.HasSpecFinalizers(live)) {
 		return w.beginHeld(entry, live, options)
 	}
 	grace := w.graceFor(live, options)
@@ -174,7 +174,7 @@ func (w *write) graceFor(live kind.Object, options *metav1.DeleteOptions) grace 
 		one := int64(1)
 		options.GracePeriodSeconds = &one
 	}
-	decide := w.res.kind.Delete.Grace
+	decide := w.res.kind.Delete.CheckGraceful
 	if decide == nil {
 		return grace{}
 	}
@@ -239,7 +239,7 @@ func (w *write) carryOut(entry *cache.Entry, live kind.Object, options *metav1.D
 	} else {
 		w.markDeleting(obj)
 	}
-	if begin := w.res.kind.Delete.Begin; begin != nil {
+	if begin := w.res.kind.Delete.MarkTerminating; begin != nil {
 		begin(obj)
 	}
 	gone := len(finalizers) == 0 && g.seconds == 0
@@ -323,7 +323,7 @@ func (w *write) beginHeld(entry *cache.Entry, live kind.Object, options *metav1.
 	if finalizers, changed := w.deletionFinalizers(live, options); changed {
 		obj.SetFinalizers(finalizers)
 	}
-	if begin := w.res.kind.Delete.Begin; begin != nil {
+	if begin := w.res.kind.Delete.MarkTerminating; begin != nil {
 		begin(obj)
 	}
 	if w.rules.DryRun {

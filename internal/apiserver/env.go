@@ -12,12 +12,12 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// serverEnv is the server as rows see it; see kind.Env.
+// serverEnv is the server as rows see it; see kind.Client.
 type serverEnv struct {
 	s *Server
 }
 
-func (s *Server) env() kind.Env {
+func (s *Server) env() kind.Client {
 	if s.config.Tokens != nil {
 		return issuingEnv{serverEnv{s}, s.config.Tokens}
 	}
@@ -30,7 +30,7 @@ type issuingEnv struct {
 	kind.TokenIssuer
 }
 
-// ComponentHealth implements kind.Health.
+// ComponentHealth implements kind.HealthChecker.
 func (e serverEnv) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
 	if e.s.config.Components == nil {
 		return nil
@@ -39,7 +39,7 @@ func (e serverEnv) ComponentHealth(ctx context.Context) []kind.ComponentHealth {
 }
 
 // Env is the server as rows see it, for those who act beside requests.
-func (s *Server) Env() kind.Env { return s.env() }
+func (s *Server) Env() kind.Client { return s.env() }
 
 func (e serverEnv) resource(gr schema.GroupResource) (*resource, error) {
 	res := e.s.resource(gr)
@@ -49,7 +49,7 @@ func (e serverEnv) resource(gr schema.GroupResource) (*resource, error) {
 	return res, nil
 }
 
-// Get implements kind.Env.
+// Get implements kind.Client.
 func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, name string) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
@@ -69,7 +69,7 @@ func (e serverEnv) Get(ctx context.Context, gr schema.GroupResource, namespace, 
 	return entry.Object()
 }
 
-// List implements kind.Env.
+// List implements kind.Client.
 func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace string) ([]kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
@@ -95,7 +95,7 @@ func (e serverEnv) List(ctx context.Context, gr schema.GroupResource, namespace 
 	return objs, err
 }
 
-// Create implements kind.Env.
+// Create implements kind.Client.
 func (e serverEnv) Create(ctx context.Context, gr schema.GroupResource, obj kind.Object) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
@@ -112,7 +112,7 @@ func (e serverEnv) Create(ctx context.Context, gr schema.GroupResource, obj kind
 	return made.entry.Object()
 }
 
-// Update implements kind.Env.
+// Update implements kind.Client.
 func (e serverEnv) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, alter func(obj kind.Object) error) (kind.Object, error) {
 	res, err := e.resource(gr)
 	if err != nil {
@@ -132,7 +132,7 @@ func (e serverEnv) Update(ctx context.Context, gr schema.GroupResource, namespac
 	return done.entry.Object()
 }
 
-// Delete implements kind.Env.
+// Delete implements kind.Client.
 func (e serverEnv) Delete(ctx context.Context, gr schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
 	res, err := e.resource(gr)
 	if err != nil {

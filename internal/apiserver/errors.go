@@ -33,14 +33,14 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	var status apierrors.APIStatus
 	var conflict *cache.Conflict
 	var storeConflict *store.ConflictError
-	var sealed *store.SealError
+	var encrypted *store.EncryptionError
 	switch {
 	case errors.As(err, &status):
 		return status
 	case errors.As(err, &conflict), errors.As(err, &storeConflict):
 		return apierrors.NewConflict(res, name, errors.New(textModified))
-	case errors.As(err, &sealed):
-		return sealedStatus(sealed, res, name)
+	case errors.As(err, &encrypted):
+		return encryptionStatus(encrypted, res, name)
 	case errors.Is(err, store.ErrExists):
 		return apierrors.NewAlreadyExists(res, name)
 	case errors.Is(err, store.ErrNotFound):
@@ -65,24 +65,24 @@ func apiError(err error, res schema.GroupResource, name string) apierrors.APISta
 	}}
 }
 
-// sealedStatus says of an object that it cannot be decrypted. Where many were asked for, name is empty.
-func sealedStatus(sealed *store.SealError, res schema.GroupResource, name string) apierrors.APIStatus {
-	if sealed.Key == "" {
-		return apierrors.NewInternalError(sealed) // it could not be encrypted
+// encryptionStatus says of an object that it cannot be decrypted. Where many were asked for, name is empty.
+func encryptionStatus(encrypted *store.EncryptionError, res schema.GroupResource, name string) apierrors.APIStatus {
+	if encrypted.Key == "" {
+		return apierrors.NewInternalError(encrypted) // it could not be encrypted
 	}
 	describe := func(key string) string {
 		return fmt.Sprintf("StorageError: corrupt object, Code: 7, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: "+
-			"data from the storage is not transformable revision=0: %v", key, sealed.Err)
+			"data from the storage is not transformable revision=0: %v", key, encrypted.Err)
 	}
 	if name != "" {
-		return apierrors.NewInternalError(errors.New(describe(strings.TrimPrefix(sealed.Key, "/registry"))))
+		return apierrors.NewInternalError(errors.New(describe(strings.TrimPrefix(encrypted.Key, "/registry"))))
 	}
-	text := describe(sealed.Key)
+	text := describe(encrypted.Key)
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError,
 		Message: fmt.Sprintf("failed to read one or more %s from the storage: %s", res, text),
 		Details: &metav1.StatusDetails{Group: res.Group, Kind: res.Resource, Name: "/" + res.Resource, Causes: []metav1.StatusCause{
-			{Type: metav1.CauseTypeUnexpectedServerResponse, Field: sealed.Key, Message: text},
+			{Type: metav1.CauseTypeUnexpectedServerResponse, Field: encrypted.Key, Message: text},
 		}},
 	}}
 }

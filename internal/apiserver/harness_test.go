@@ -32,11 +32,11 @@ import (
 
 // The kinds that the tests of reading serve: one of each sort the server treats differently.
 func readKinds() []*kind.Kind {
-	configMaps := kind.Of(kind.Spec[*corev1.ConfigMap]{
+	configMaps := kind.Of(kind.Definition[*corev1.ConfigMap]{
 		GVK: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Plural: "configmaps", Short: []string{"cm"}, Namespaced: true,
 		List: &corev1.ConfigMapList{},
 	})
-	pods := kind.Of(kind.Spec[*corev1.Pod]{
+	pods := kind.Of(kind.Definition[*corev1.Pod]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Short: []string{"po"}, Categories: []string{"all"}, Namespaced: true,
 		List:         &corev1.PodList{},
 		IndexedField: "spec.nodeName",
@@ -60,24 +60,24 @@ func readKinds() []*kind.Kind {
 			{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		},
 	})
-	nodes := kind.Of(kind.Spec[*corev1.Node]{
+	nodes := kind.Of(kind.Definition[*corev1.Node]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Node"), Plural: "nodes", Short: []string{"no"}, Prefix: "minions", List: &corev1.NodeList{},
 	})
-	namespaces := kind.Of(kind.Spec[*corev1.Namespace]{
+	namespaces := kind.Of(kind.Definition[*corev1.Namespace]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, Short: []string{"ns"}, List: &corev1.NamespaceList{},
 		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
 	})
-	reviews := kind.Of(kind.Spec[*authorizationv1.SelfSubjectAccessReview]{
+	reviews := kind.Of(kind.Definition[*authorizationv1.SelfSubjectAccessReview]{
 		GVK:    authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"),
 		Plural: "selfsubjectaccessreviews",
-		Action: func(context.Context, kind.Env, *kind.Request, *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
+		Action: func(context.Context, kind.Client, *kind.Request, *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
 			return &authorizationv1.SelfSubjectAccessReview{}, nil
 		},
 	})
-	components := kind.Of(kind.Spec[*corev1.ComponentStatus]{
+	components := kind.Of(kind.Definition[*corev1.ComponentStatus]{
 		GVK: corev1.SchemeGroupVersion.WithKind("ComponentStatus"), Plural: "componentstatuses", Short: []string{"cs"}, List: &corev1.ComponentStatusList{},
-		Virtual: func(context.Context, kind.Env) ([]*corev1.ComponentStatus, error) {
+		Virtual: func(context.Context, kind.Client) ([]*corev1.ComponentStatus, error) {
 			return []*corev1.ComponentStatus{
 				{ObjectMeta: metav1.ObjectMeta{Name: "etcd-0"}}, {ObjectMeta: metav1.ObjectMeta{Name: "scheduler"}},
 			}, nil
@@ -88,7 +88,7 @@ func readKinds() []*kind.Kind {
 
 // eventKind is served in two groups and stored in one.
 func eventKind() *kind.Kind {
-	return kind.Of(kind.Spec[*corev1.Event]{
+	return kind.Of(kind.Definition[*corev1.Event]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Event"), Plural: "events", Short: []string{"ev"}, Namespaced: true,
 		List: &corev1.EventList{},
 		Fields: map[string]func(*corev1.Event) string{

@@ -143,7 +143,7 @@ func (s *Server) find(req *request, opts *listOptions) (*page, error) {
 	if found.selected {
 		there = found.part(snapshot, match)
 	} else {
-		view, err := snapshot.View(found.extent, func() (any, error) { return found.part(snapshot, nil), nil })
+		view, err := snapshot.Memoize(found.extent, func() (any, error) { return found.part(snapshot, nil), nil })
 		if err != nil {
 			return nil, err
 		}

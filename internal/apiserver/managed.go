@@ -139,17 +139,17 @@ func (s *Server) typeConverter(res *resource) (managedfields.TypeConverter, erro
 // resetPaths are the fields a write through an endpoint cannot change, and so cannot own: the status for a write of the
 // whole, everything but its part for a write of a part.
 func resetPaths(k *kind.Kind, sub *kind.Subresource, plan *fieldPlan) [][]string {
-	if sub == nil || sub.Part == nil {
+	if sub == nil || sub.Update == nil {
 		if k.Status != nil {
 			return [][]string{{"status"}}
 		}
 		return nil
 	}
 	var reset [][]string
-	if !sub.Part.Metadata {
+	if !sub.Update.UpdatesMetadata {
 		reset = append(reset, []string{"metadata"})
 	}
-	owned := sub.Part.Owned
+	owned := sub.Update.OwnedFields
 	if len(owned) == 0 {
 		owned = []string{sub.Name}
 	}

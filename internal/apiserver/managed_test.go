@@ -117,7 +117,7 @@ func TestManagedFieldsEqualLibrary(t *testing.T) {
 			}
 			managers := []*fieldManager{main}
 			for i := range k.Subresources {
-				if sub := &k.Subresources[i]; sub.Part != nil {
+				if sub := &k.Subresources[i]; sub.Update != nil {
 					part, err := s.fieldManager(res, sub)
 					if err != nil {
 						t.Fatal(err)

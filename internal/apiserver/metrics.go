@@ -201,7 +201,7 @@ func (s *series) count(m *metrics, code int) {
 
 // reportedVerb is the verb as metrics name it.
 func reportedVerb(req *request) string {
-	if req.sub != nil && req.sub.Part == nil && req.sub.View == nil && req.sub.Create == nil {
+	if req.sub != nil && req.sub.Update == nil && req.sub.View == nil && req.sub.Create == nil {
 		return "CONNECT"
 	}
 	switch verb := req.info.verb; verb {

@@ -99,7 +99,7 @@ func runsOf(list items, form string, make func(items, run) ([]byte, error)) (*ru
 	if p.selected {
 		made, err = assemble()
 	} else {
-		made, err = p.snapshot.View(runsKey{extent: p.extent, encoding: list.encoding(), form: form}, assemble)
+		made, err = p.snapshot.Memoize(runsKey{extent: p.extent, encoding: list.encoding(), form: form}, assemble)
 	}
 	if err != nil {
 		return nil, err

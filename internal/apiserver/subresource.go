@@ -241,7 +241,7 @@ func (s *Server) createSub(req *request) error {
 	s.auditObject(req, obj, gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.attributes.Kind = gvk
-	if !req.sub.Meant {
+	if !req.sub.KeepBodyUID {
 		wipeSystemFields(obj)
 	}
 	if err := ensureNamespace(w.namespace, obj); err != nil {
@@ -254,7 +254,7 @@ func (s *Server) createSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	answer, err := req.sub.Create(w.ctx, s.env(), &w.rules, w.namespace, w.name, obj)
+	answer, err := req.sub.Create(w.ctx, s.env(), &w.rules, types.NamespacedName{Namespace: w.namespace, Name: w.name}, obj)
 	if err != nil || w.rules.DryRun {
 		undo()
 	}

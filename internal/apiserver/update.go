@@ -369,15 +369,15 @@ func (w *write) prepareChanged(c *change, obj, live kind.Object) error {
 
 func (w *write) writesStatus() bool { return w.sub != nil && w.sub.Name == "status" }
 
-func (w *write) part() *kind.Part {
+func (w *write) part() *kind.UpdateStrategy {
 	if w.sub == nil {
 		return nil
 	}
-	return w.sub.Part
+	return w.sub.Update
 }
 
 // preparePart leaves the client's part on the live rest. Of metadata the client's is taken where the part has it so.
-func (w *write) preparePart(part *kind.Part, obj, live kind.Object) {
+func (w *write) preparePart(part *kind.UpdateStrategy, obj, live kind.Object) {
 	entries := obj.GetManagedFields()
 	labels, annotations := obj.GetLabels(), obj.GetAnnotations()
 	owners, finalizers := obj.GetOwnerReferences(), obj.GetFinalizers()
@@ -389,7 +389,7 @@ func (w *write) preparePart(part *kind.Part, obj, live kind.Object) {
 		obj.SetUID(uid)
 	}
 	obj.SetManagedFields(entries)
-	if part.Metadata {
+	if part.UpdatesMetadata {
 		obj.SetLabels(labels)
 		obj.SetAnnotations(annotations)
 		obj.SetOwnerReferences(owners)
@@ -430,7 +430,7 @@ func (w *write) deletesNow(obj, live kind.Object) bool {
 	if grace := live.GetDeletionGracePeriodSeconds(); grace != nil && *grace != 0 {
 		return false
 	}
-	held := w.res.kind.Delete.Held
+	held := w.res.kind.Delete.HasSpecFinalizers
 	return held == nil || !held(obj)
 }
 

@@ -227,18 +227,18 @@ func TestResetManagedFields(t *testing.T) {
 func TestHooks(t *testing.T) {
 	var log []string
 	note := func(text string) { log = append(log, text) }
-	hooked := kind.Of(kind.Spec[*corev1.ConfigMap]{
+	hooked := kind.Of(kind.Definition[*corev1.ConfigMap]{
 		GVK: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Plural: "configmaps", Namespaced: true, List: &corev1.ConfigMapList{},
-		BeforeCreate: func(_ context.Context, _ kind.Env, _ *kind.Request, obj *corev1.ConfigMap) (func(), error) {
+		BeforeCreate: func(_ context.Context, _ kind.Client, _ *kind.Request, obj *corev1.ConfigMap) (func(), error) {
 			note("before create " + obj.Name)
 			return func() { note("undo create") }, nil
 		},
-		BeforeUpdate: func(context.Context, kind.Env, *kind.Request, *corev1.ConfigMap, *corev1.ConfigMap) (func(), error) {
+		BeforeUpdate: func(context.Context, kind.Client, *kind.Request, *corev1.ConfigMap, *corev1.ConfigMap) (func(), error) {
 			note("before update")
 			return func() { note("undo update") }, nil
 		},
-		AfterUpdate: func(_ context.Context, _ kind.Env, obj, old *corev1.ConfigMap) { note("after update") },
-		AfterDelete: func(_ context.Context, _ kind.Env, obj *corev1.ConfigMap) { note("after delete " + obj.Name) },
+		AfterUpdate: func(_ context.Context, _ kind.Client, obj, old *corev1.ConfigMap) { note("after update") },
+		AfterDelete: func(_ context.Context, _ kind.Client, obj *corev1.ConfigMap) { note("after delete " + obj.Name) },
 		Validate: func(_ *kind.Request, obj, _ *corev1.ConfigMap) (errs field.ErrorList) {
 			note("validate")
 			if obj.Data["bad"] != "" {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -32,7 +33,7 @@ import (
 
 // writeKinds are the kinds the tests of writing serve: one of each sort that is written differently.
 func writeKinds() []*kind.Kind {
-	configMaps := kind.Of(kind.Spec[*corev1.ConfigMap]{
+	configMaps := kind.Of(kind.Definition[*corev1.ConfigMap]{
 		GVK: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Plural: "configmaps", Namespaced: true, List: &corev1.ConfigMapList{},
 		Validate: func(_ *kind.Request, obj, old *corev1.ConfigMap) (errs field.ErrorList) {
 			if obj.Data["bad"] != "" {
@@ -50,7 +51,7 @@ func writeKinds() []*kind.Kind {
 			return nil
 		},
 	})
-	namespaces := kind.Of(kind.Spec[*corev1.Namespace]{
+	namespaces := kind.Of(kind.Definition[*corev1.Namespace]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", IsNamespace: true, List: &corev1.NamespaceList{}, ReturnDeleted: true,
 		Verbs:  []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 		Status: func(to, from *corev1.Namespace) { to.Status = from.Status },
@@ -60,18 +61,18 @@ func writeKinds() []*kind.Kind {
 				obj.Status.Phase = corev1.NamespaceActive
 			}
 		},
-		Held:        func(obj *corev1.Namespace) bool { return len(obj.Spec.Finalizers) > 0 },
-		BeginDelete: func(obj *corev1.Namespace) { obj.Status.Phase = corev1.NamespaceTerminating },
-		Subresources: []kind.Subresource{{Name: "finalize", Verbs: []string{"update"}, Part: kind.PartOf(
+		HasSpecFinalizers: func(obj *corev1.Namespace) bool { return len(obj.Spec.Finalizers) > 0 },
+		MarkTerminating:   func(obj *corev1.Namespace) { obj.Status.Phase = corev1.NamespaceTerminating },
+		Subresources: []kind.Subresource{{Name: "finalize", Verbs: []string{"update"}, Update: kind.UpdateStrategyOf(
 			func(_ *kind.Request, obj, old *corev1.Namespace) { obj.Status = old.Status }, nil)}},
 	})
-	leases := kind.Of(kind.Spec[*coordinationv1.Lease]{
+	leases := kind.Of(kind.Definition[*coordinationv1.Lease]{
 		GVK: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Plural: "leases", Namespaced: true, List: &coordinationv1.LeaseList{},
 		AllowCreateOnUpdate: true, DenyUnconditionalUpdate: true,
 	})
-	reviews := kind.Of(kind.Spec[*authorizationv1.SelfSubjectAccessReview]{
+	reviews := kind.Of(kind.Definition[*authorizationv1.SelfSubjectAccessReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"), Plural: "selfsubjectaccessreviews",
-		Action: func(_ context.Context, _ kind.Env, req *kind.Request, obj *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
+		Action: func(_ context.Context, _ kind.Client, req *kind.Request, obj *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
 			obj.Status.Allowed = req.User.Username == "admin"
 			return obj, nil
 		},
@@ -80,7 +81,7 @@ func writeKinds() []*kind.Kind {
 }
 
 func writePods() *kind.Kind {
-	return kind.Of(kind.Spec[*corev1.Pod]{
+	return kind.Of(kind.Definition[*corev1.Pod]{
 		GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Namespaced: true, List: &corev1.PodList{}, ReturnDeleted: true,
 		Status:      func(to, from *corev1.Pod) { to.Status = from.Status },
 		SpecChanged: func(obj, old *corev1.Pod) bool { return !apiequality.Semantic.DeepEqual(obj.Spec, old.Spec) },
@@ -89,7 +90,7 @@ func writePods() *kind.Kind {
 				obj.Spec.RestartPolicy = corev1.RestartPolicyAlways
 			}
 		},
-		Grace: func(obj *corev1.Pod, options *metav1.DeleteOptions) bool {
+		CheckGracefulDelete: func(obj *corev1.Pod, options *metav1.DeleteOptions) bool {
 			seconds := int64(30)
 			if options.GracePeriodSeconds != nil {
 				seconds = *options.GracePeriodSeconds
@@ -102,8 +103,8 @@ func writePods() *kind.Kind {
 		},
 		Subresources: []kind.Subresource{{
 			Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} },
-			Create: func(ctx context.Context, env kind.Env, _ *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
-				_, err := env.Update(ctx, schema.GroupResource{Resource: "pods"}, namespace, name, func(obj kind.Object) error {
+			Create: func(ctx context.Context, env kind.Client, _ *kind.Request, parent types.NamespacedName, body kind.Object) (runtime.Object, error) {
+				_, err := env.Update(ctx, schema.GroupResource{Resource: "pods"}, parent.Namespace, parent.Name, func(obj kind.Object) error {
 					pod := obj.(*corev1.Pod)
 					if pod.Annotations["keep"] != "" {
 						return errors.New("keep it")
@@ -118,7 +119,7 @@ func writePods() *kind.Kind {
 }
 
 func writeDeployments() *kind.Kind {
-	return kind.Of(kind.Spec[*appsv1.Deployment]{
+	return kind.Of(kind.Definition[*appsv1.Deployment]{
 		GVK: appsv1.SchemeGroupVersion.WithKind("Deployment"), Plural: "deployments", Namespaced: true, List: &appsv1.DeploymentList{},
 		Status:      func(to, from *appsv1.Deployment) { to.Status = from.Status },
 		SpecChanged: func(obj, old *appsv1.Deployment) bool { return !apiequality.Semantic.DeepEqual(obj.Spec, old.Spec) },

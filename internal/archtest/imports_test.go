@@ -29,7 +29,7 @@ var forbidden = []struct {
 	{
 		who: []string{"skiff/internal/api/..."},
 		not: []string{"skiff/internal/apiserver/...", "skiff/internal/store/...", "skiff/internal/client/...", "skiff/internal/config/..."},
-		why: "rows are rules; they reach other objects through kind.Env",
+		why: "kinds are pure functions; they reach other objects through kind.Client",
 	},
 	{
 		who: []string{"skiff/internal/store/..."}, not: []string{"skiff/internal/api/...", "skiff/internal/apiserver/...", "skiff/internal/client/..."},

@@ -27,7 +27,7 @@ func AgeColumn() metav1.TableColumnDefinition {
 	return Column("Age", "string", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"])
 }
 
-// Age is a timestamp as tables show it: how long ago, in one or two units.
+// Age formats a timestamp as tables show it: the time since then in one or two units.
 func Age(since metav1.Time, now time.Time) string {
 	if since.IsZero() {
 		return "<unknown>"

@@ -1,10 +1,10 @@
-// Package kind says what a resource is: its names, its rules, its columns and its subresources, as one value
-// that the API server reads. The server has no code for any particular resource; everything it must know about
-// pods or secrets stands in a row of this type, made by Of from typed rules. A custom resource is the same value,
-// built at run time.
+// Package kind describes a resource as one value: its names, defaults, validation, columns and subresources. The API
+// server reads these values and has no code for any particular resource. Built-in resources are Kinds made by Of from
+// functions on the typed object; a custom resource is the same value, built at run time from its definition.
 //
-// The functions of a row are pure unless they take an Env. They get objects of the stored version, the only
-// in-memory form a kind has; further served versions are conversions at the edge (Version).
+// The functions of a Kind are pure unless they take a Client. They get objects of the stored version, the only
+// in-memory form a kind has. Other served versions are converted when a request is decoded and when its response is
+// encoded (Version).
 package kind
 
 import (
@@ -15,32 +15,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Object is what the server stores and serves: every API type with metadata.
+// Object is any API type with metadata.
 type Object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// Request is what a rule may know of the request it serves.
+// Request is what the functions of a Kind may read of the request they serve.
 type Request struct {
 	User   authenticationv1.UserInfo
 	Now    metav1.Time
 	DryRun bool
-	// APIVersion is the served version the request came in; events are judged by it.
+	// APIVersion is the served version of the request; the validation of events depends on it.
 	APIVersion schema.GroupVersion
 	// Annotate adds an annotation to the request's audit event; nil for the server's own writes.
 	Annotate func(key, value string)
-	// Warn adds a Warning header to the answer; nil for the server's own writes.
+	// Warn adds a Warning header to the response; nil for the server's own writes.
 	Warn func(text string)
 }
 
-// Kind is a row of the table. Fields left nil mean the ordinary behaviour.
+// Kind describes one resource. A nil field means the default behaviour.
 type Kind struct {
-	// Names. Group, Plural and the stored version identify the kind; Singular defaults to the lower-cased Kind.
+	// Group, Plural and the stored version identify the kind; Singular defaults to the lower-cased Kind.
 	GVK        schema.GroupVersionKind // of the stored version
 	Plural     string
 	Singular   string
@@ -52,17 +53,17 @@ type Kind struct {
 	// it as being inside itself.
 	IsNamespace bool
 
-	// Verbs the resource itself answers, in discovery's order. Default: AllVerbs.
+	// Verbs that the resource itself serves, in discovery's order. Default: AllVerbs.
 	Verbs []string
 
 	// Prefix is the directory below /registry/ that holds the objects: the plural, unless upstream chose otherwise.
 	Prefix string
 
-	// StoredVersion is the version that upstream writes into the store, where that is an older one than the kind's; its
-	// protobuf form must be the same. Empty: the version of GVK.
+	// StoredVersion is the version that upstream writes into the store where it is older than the version of GVK. The two
+	// must have the same protobuf form. Empty: the version of GVK.
 	StoredVersion string
 
-	// TTL is how long an object lives after its last write; zero means for ever. Only events have one.
+	// TTL is how long an object lives after its last write; zero means forever. Only events have one.
 	TTL time.Duration
 
 	// Versions are the served versions, the preferred one first. The stored version is always among them unless
@@ -72,34 +73,34 @@ type Kind struct {
 	New     func() Object
 	NewList func() runtime.Object
 
-	// ValidateName judges metadata.name (prefix is true for a generateName).
+	// ValidateName validates metadata.name (prefix is true for a generateName).
 	ValidateName func(name string, prefix bool) []string
 
-	// Prune removes what the schema does not know from an object as a client sent it, in the version it came in, and
-	// returns the paths of what it removed. Only custom resources have it: typed objects know their fields.
+	// Prune removes the fields that are not in the schema from an object in the client's version and returns their
+	// paths. Only custom resources have it: decoding a typed object drops unknown fields.
 	Prune func(obj Object, version *Version) (unknown []string, err error)
-	// Default fills in what the client left out. Idempotent. Runs on every object that is decoded: from a client
-	// and from the store.
+	// Default sets the defaults of unset fields. Idempotent. It runs on every decoded object, whether it comes from a
+	// client or from the store.
 	Default func(obj Object)
-	// Prepare removes or sets what is not the client's to say, before validation. old is nil on create. The server
-	// itself has already taken care of metadata, status (see Status) and generation (see SpecChanged).
+	// Prepare clears or sets the fields that clients may not write, before validation. old is nil on create. The server
+	// has already handled metadata, status (see Status) and generation (see SpecChanged).
 	Prepare func(req *Request, obj, old Object)
-	// Validate judges everything but metadata. old is nil on create; on update it judges the new object and
-	// the change, with upstream's field paths and error types.
+	// Validate validates everything but metadata, with upstream's field paths and error types. old is nil on create; on
+	// update Validate checks both the new object and the change.
 	Validate func(req *Request, obj, old Object) field.ErrorList
-	// Canonicalize brings a valid object into its normal form (sorted, de-duplicated) before it is stored.
+	// Canonicalize normalizes a valid object (sorts, removes duplicates) before it is stored.
 	Canonicalize func(obj Object)
 	// Warn returns the texts of Warning headers. old is nil on create.
 	Warn func(obj, old Object) []string
 
-	// Status copies the status of from into to. A kind that has it gets the status subresource, and a plain
-	// write cannot touch the status.
+	// Status copies the status of from into to. A kind that sets it gets the status subresource, and a write of the
+	// resource itself cannot change the status.
 	Status func(to, from Object)
-	// StatusOnCreate: a create may set the status all the same (a kubelet registers its node with it).
+	// StatusOnCreate: a create may set the status (a kubelet registers its node with it).
 	StatusOnCreate bool
-	// SpecChanged says whether metadata.generation must grow. nil: the kind has no generation.
+	// SpecChanged reports whether metadata.generation must be incremented. nil: the kind has no generation.
 	SpecChanged func(obj, old Object) bool
-	// AllowCreateOnUpdate: PUT of an absent object creates it.
+	// AllowCreateOnUpdate: a PUT of an absent object creates it.
 	AllowCreateOnUpdate bool
 	// AllowUnconditionalUpdate: a PUT without resourceVersion overwrites. True for nearly all kinds.
 	AllowUnconditionalUpdate bool
@@ -110,142 +111,142 @@ type Kind struct {
 	// only its own share, so a write is not expected to reach all of them (pods by spec.nodeName).
 	IndexedField string
 
-	// Columns and Row are what `kubectl get` shows; a column of priority 1 shows with -o wide.
+	// Columns and Row are what `kubectl get` shows; a column of priority 1 is shown with -o wide.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object, now time.Time) []any
-	// RowConditions mark rows kubectl may hide (completed pods).
+	// RowConditions mark the rows that kubectl may hide (completed pods).
 	RowConditions func(obj Object) []metav1.TableRowCondition
-	// ListRows changes the rows of a list by what only the whole list tells (which storage class is the default).
-	// rows[i] is what Row returned for objs[i]. nil: the rows stand as they are.
+	// ListRows changes the rows of a list that depend on the whole list (which storage class is the default).
+	// rows[i] is what Row returned for objs[i]. nil: the rows are not changed.
 	ListRows func(objs []Object, rows [][]any)
 
-	// Delete holds the rules of deletion that differ from the ordinary.
+	// Delete holds what differs from the default deletion.
 	Delete Deletion
-	// Hooks touch other objects when this one is written (addresses and ports of services).
+	// Hooks read or write other objects when an object of this kind is written (addresses and ports of services).
 	Hooks Hooks
 
-	// Subresources, Status apart (it is derived from the Status field).
+	// Subresources other than status, which follows from the Status field.
 	Subresources []Subresource
 
-	// TypeConverter knows the kind's schema, for server-side apply. nil: the server's own, which knows all built-in kinds.
+	// TypeConverter converts objects for server-side apply. nil: the server's own, which has all built-in kinds.
 	TypeConverter func() (managedfields.TypeConverter, error)
 
-	// Action makes the kind a question rather than an object (TokenReview, Binding): create answers, nothing is stored.
-	Action func(ctx context.Context, env Env, req *Request, obj Object) (runtime.Object, error)
-	// Virtual makes the kind a view that is computed on each read (componentstatuses).
-	Virtual func(ctx context.Context, env Env) ([]Object, error)
+	// Action makes a kind that is never stored (TokenReview, Binding): create runs Action and responds with its result.
+	Action func(ctx context.Context, client Client, req *Request, obj Object) (runtime.Object, error)
+	// Virtual makes a read-only kind that is computed on each read (componentstatuses).
+	Virtual func(ctx context.Context, client Client) ([]Object, error)
 }
 
 // Version is one served version of a kind.
 type Version struct {
 	GVK schema.GroupVersionKind
-	// New, ToStored and FromStored are nil for the stored version itself. The conversions never change their argument.
+	// New, ToStored and FromStored are nil for the stored version itself. The conversions do not change their argument.
 	New        func() Object
 	NewList    func() runtime.Object
 	ToStored   func(obj Object) (Object, error)
 	FromStored func(obj Object) (Object, error)
-	// Default fills in what the client left out, in this version's form, before ToStored.
+	// Default sets the defaults of unset fields in this version, before ToStored.
 	Default func(obj Object)
-	// Fields maps this version's selector labels to those of the stored version, where they differ.
+	// Fields maps this version's field labels to those of the stored version, where they differ.
 	Fields map[string]string
-	// Columns and Row, where this version's table differs from the stored one's.
+	// Columns and Row are set where this version's table differs from that of the stored version.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object, now time.Time) []any
 }
 
-// Deletion holds what differs from the ordinary: remove at once unless metadata.finalizers hold the object.
+// Deletion holds what differs from the default: delete at once unless metadata.finalizers is not empty.
 type Deletion struct {
-	// Grace decides whether deletion waits for someone (the kubelet) to confirm it. It sets
-	// options.GracePeriodSeconds to the period that holds. nil: deletion is immediate.
-	Grace func(obj Object, options *metav1.DeleteOptions) (graceful bool)
-	// Held says that something besides metadata.finalizers holds the object (spec.finalizers of a namespace).
-	Held func(obj Object) bool
-	// Begin changes the object when its deletion begins but cannot end yet (phase Terminating).
-	Begin func(obj Object)
-	// Check refuses a deletion (the system's own objects). nil: all are allowed.
-	Check func(ctx context.Context, env Env, obj Object) error
-	// Propagation is the policy when the client names none. Default: background.
+	// CheckGraceful reports whether the object is only marked as deleted until its owner (the kubelet) confirms. It
+	// sets options.GracePeriodSeconds to the effective period. nil: deletion is immediate.
+	CheckGraceful func(obj Object, options *metav1.DeleteOptions) (graceful bool)
+	// HasSpecFinalizers reports whether finalizers outside metadata block the deletion (spec.finalizers of a namespace).
+	HasSpecFinalizers func(obj Object) bool
+	// MarkTerminating changes an object whose deletion has begun but is blocked (phase Terminating).
+	MarkTerminating func(obj Object)
+	// Check refuses the deletion of some objects (the system's own). nil: all may be deleted.
+	Check func(ctx context.Context, client Client, obj Object) error
+	// Propagation is the default policy when the client sets none. Default: background.
 	Propagation metav1.DeletionPropagation
 	// Warn returns the texts of Warning headers for a deletion.
 	Warn func(obj Object, options *metav1.DeleteOptions) []string
-	// ReturnObject: a finished deletion is answered with the object instead of a Status.
+	// ReturnObject: a completed deletion responds with the object instead of a Status.
 	ReturnObject bool
 }
 
 // Hooks run around the write of an object of the kind itself, not of its subresources. The Before hooks run when
-// metadata is complete (name, namespace, uid) but before Prepare and Validate, because validation judges what they
-// fill in. undo is called when the write fails after all, validation included; it may be nil. With req.DryRun nothing
-// may be kept. The After hooks run once the write is stored, never for a dry run; AfterDelete also when the removal of
-// the last finalizer deletes the object.
+// metadata is complete (name, namespace, uid) but before Prepare and Validate, because validation covers the fields
+// they set. undo is called when the write fails, validation included; it may be nil. With req.DryRun a hook must not
+// persist anything. The After hooks run once the write is stored, never for a dry run; AfterDelete also runs when the
+// removal of the last finalizer deletes the object.
 type Hooks struct {
-	BeforeCreate func(ctx context.Context, env Env, req *Request, obj Object) (undo func(), err error)
-	BeforeUpdate func(ctx context.Context, env Env, req *Request, obj, old Object) (undo func(), err error)
-	AfterUpdate  func(ctx context.Context, env Env, obj, old Object)
-	AfterDelete  func(ctx context.Context, env Env, obj Object)
+	BeforeCreate func(ctx context.Context, client Client, req *Request, obj Object) (undo func(), err error)
+	BeforeUpdate func(ctx context.Context, client Client, req *Request, obj, old Object) (undo func(), err error)
+	AfterUpdate  func(ctx context.Context, client Client, obj, old Object)
+	AfterDelete  func(ctx context.Context, client Client, obj Object)
 }
 
-// Env is what rows may use of the server. Resources are named by group and resource, so that rows need not know
-// one another. Objects returned are shared and read-only.
-type Env interface {
+// Client is the server as the functions of a Kind use it. Resources are identified by group and resource, so that the
+// API groups do not import one another. Returned objects are shared and read-only.
+type Client interface {
 	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (Object, error)
-	// List returns the objects of a namespace, or of all when it is empty.
+	// List returns the objects of a namespace, or of all namespaces when it is empty.
 	List(ctx context.Context, resource schema.GroupResource, namespace string) ([]Object, error)
-	// Create stores obj past admission, with the row's own defaults and validation.
+	// Create stores obj without admission, after the kind's own defaults and validation.
 	Create(ctx context.Context, resource schema.GroupResource, obj Object) (Object, error)
-	// Update reads, copies, changes and writes, again when another writer came first. change must return an error to stop.
-	// It runs past admission and past the row's Prepare: spec and status may both change; generation follows SpecChanged.
+	// Update reads, copies, changes and writes an object, and retries on conflict. An error from change stops it. It
+	// skips admission and the kind's Prepare: spec and status may both change; generation follows SpecChanged.
 	Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(obj Object) error) (Object, error)
-	// Delete deletes as a client would, options included.
+	// Delete deletes as a client's request would, options included.
 	Delete(ctx context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error
 }
 
-// Health is implemented by an Env that knows how the parts of the control plane are; componentstatuses shows it.
-type Health interface {
-	// ComponentHealth checks every part it can reach, now, and leaves out the others.
+// HealthChecker is implemented by a Client that can check the control plane's components, for componentstatuses.
+type HealthChecker interface {
+	// ComponentHealth checks every component it can reach, now, and leaves out the others.
 	ComponentHealth(ctx context.Context) []ComponentHealth
 }
 
-// ComponentHealth is the outcome of one check. Err is nil when the component answered that it is well.
+// ComponentHealth is the result of one check. Err is nil when the component is healthy.
 type ComponentHealth struct {
 	Name    string // "etcd-0", "scheduler", "controller-manager"
-	Message string // what it answered, usually "ok"
+	Message string // what the component responded, usually "ok"
 	Err     error
 }
 
-// TokenIssuer is implemented by an Env that signs tokens for service accounts.
+// TokenIssuer is implemented by a Client that signs service account tokens.
 type TokenIssuer interface {
-	// Audiences are the API server's own, for requests that name none.
+	// Audiences are the API server's own, for requests without audiences.
 	Audiences() []string
-	// IssueToken signs a token. It may shorten the life that was asked for, and says how long it is.
+	// IssueToken signs a token. It may shorten the requested lifetime and returns the actual one.
 	IssueToken(ctx context.Context, claims TokenClaims) (token string, expirationSeconds int64, err error)
 }
 
-// TokenClaims is what a token says. Pod, Node and Secret are nil unless the token is bound to them; the node of a
-// bound pod is there too.
+// TokenClaims is the content of a token. Pod, Node and Secret are nil unless the token is bound to them; a token bound
+// to a pod also has the pod's node.
 type TokenClaims struct {
 	ServiceAccount    Object
 	Pod, Node, Secret Object
 	Audiences         []string
 	ExpirationSeconds int64
-	// Annotate, when it is not nil, is told the token's identity for the audit.
+	// Annotate, if not nil, receives the token's ID for the audit event.
 	Annotate func(key, value string)
 }
 
-// Subresource is one further endpoint below an object. Exactly one of Part, View and Create is set.
+// Subresource is an endpoint below an object. Exactly one of Update, View and Create is set.
 type Subresource struct {
 	Name string
 	// GVK is the kind of the body; the zero value means the parent's own.
 	GVK schema.GroupVersionKind
-	// Verbs as discovery lists them. Default: get, patch, update for Part and View; create for Create.
+	// Verbs as discovery lists them. Default: get, patch, update for Update and View; create for Create.
 	Verbs []string
 
-	Part   *Part
+	Update *UpdateStrategy
 	View   *View
-	Create func(ctx context.Context, env Env, req *Request, namespace, name string, body Object) (runtime.Object, error)
+	Create func(ctx context.Context, client Client, req *Request, parent types.NamespacedName, body Object) (runtime.Object, error)
 	// NewBody makes an empty body of GVK for View and Create.
 	NewBody func() Object
-	// Meant: the UID of a body for Create tells which object the client means, and is kept.
-	Meant bool
+	// KeepBodyUID: the UID in the body of Create identifies the parent object, and is passed on.
+	KeepBodyUID bool
 	// StoresNothing: Create computes its response and writes nothing, so no watch sees it (tokens).
 	StoresNothing bool
 	// ConnectNeedsCreate: a GET that connects (a browser's WebSocket can send nothing else) is authorized as a create, so that
@@ -253,39 +254,39 @@ type Subresource struct {
 	ConnectNeedsCreate bool
 }
 
-// Part is a subresource that writes one part of the parent and leaves the rest as it was (status, approval, resize).
-type Part struct {
-	// Prepare is given the client's object and the stored one; afterwards obj must equal old outside the part.
-	// Of metadata the server itself takes over what the client may change here.
+// UpdateStrategy is a subresource that writes some fields of the parent and keeps the others (status, approval, resize).
+type UpdateStrategy struct {
+	// Prepare gets the client's object and the stored one and resets all of obj's fields that this subresource may not
+	// write to those of old. The server itself handles metadata (see UpdatesMetadata).
 	Prepare func(req *Request, obj, old Object)
-	// Before looks at the client's object in the light of others, before Prepare, and may refuse it.
-	Before func(ctx context.Context, env Env, req *Request, obj, old Object) error
-	// Validate judges the change of the part.
+	// Before may refuse the client's object because of other objects. It runs before Prepare.
+	Before func(ctx context.Context, client Client, req *Request, obj, old Object) error
+	// Validate validates the change.
 	Validate func(req *Request, obj, old Object) field.ErrorList
 	// Warn returns the texts of Warning headers.
 	Warn func(obj, old Object) []string
-	// Owned are the top-level fields (or dotted paths) that a writer of this part can own in managedFields;
-	// default: the subresource's name.
-	Owned []string
-	// Metadata: labels, annotations and the like of the client's object are taken over, as upstream does for status.
-	Metadata bool
+	// OwnedFields are the top-level fields or dotted paths that a writer can own in managedFields. Default: the
+	// subresource's name.
+	OwnedFields []string
+	// UpdatesMetadata: the client's labels, annotations, owners and finalizers are written too, as upstream does for status.
+	UpdatesMetadata bool
 }
 
-// View shows the parent as another kind (scale).
+// View shows the parent as an object of another kind (scale).
 type View struct {
 	From func(parent Object) (Object, error)
-	// Apply writes the view's content into a copy of the parent.
+	// Apply writes the view's fields into a copy of the parent.
 	Apply func(view, parent Object) error
-	// Validate judges the view before Apply.
+	// Validate validates the view before Apply.
 	Validate func(view Object) field.ErrorList
 	// Paths maps fields of the view to fields of the parent, for managedFields (spec.replicas → spec.replicas).
 	Paths map[string]string
 }
 
-// AllVerbs is what an ordinary resource answers, in discovery's order.
+// AllVerbs are the verbs of an ordinary resource, in discovery's order.
 var AllVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// GroupResource names the kind for Env, errors and authorization.
+// GroupResource names the kind for Client, errors and authorization.
 func (k *Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.GVK.Group, Resource: k.Plural}
 }
@@ -299,7 +300,7 @@ func (k *Kind) StoredGVK() schema.GroupVersionKind {
 	return gvk
 }
 
-// Serves reports whether the resource itself answers verb.
+// Serves reports whether the resource itself supports the verb.
 func (k *Kind) Serves(verb string) bool {
 	for _, v := range k.Verbs {
 		if v == verb {

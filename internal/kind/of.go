@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Spec is a row in the type of its own object. The fields mean what those of Kind mean.
-type Spec[T Object] struct {
+// Definition is a Kind whose functions take the concrete object type. The fields have the same meaning as those of Kind.
+type Definition[T Object] struct {
 	GVK           schema.GroupVersionKind
 	Plural        string
 	Singular      string
@@ -25,7 +25,7 @@ type Spec[T Object] struct {
 	Prefix        string
 	StoredVersion string
 	TTL           time.Duration
-	// Versions beside or instead of the stored one, the preferred one first. Empty: the stored version alone.
+	// Versions are all served versions, the preferred one first. Empty: only the version of GVK.
 	Versions []Version
 	// List is an empty list of the kind.
 	List runtime.Object
@@ -39,13 +39,13 @@ type Spec[T Object] struct {
 
 	Status         func(to, from T)
 	ValidateStatus func(req *Request, obj, old T) field.ErrorList
-	// StatusOnly: a write of the status leaves labels, annotations and the like of the stored object as they are.
+	// StatusOnly: a status update keeps the stored labels, annotations, owners and finalizers.
 	StatusOnly bool
-	// PrepareStatus runs after the server has put everything but the status back.
+	// PrepareStatus runs after the server has reset everything but the status.
 	PrepareStatus func(req *Request, obj, old T)
 	WarnStatus    func(obj, old T) []string
-	// BeforeStatus looks at a new status in the light of other objects, and may refuse it.
-	BeforeStatus            func(ctx context.Context, env Env, req *Request, obj, old T) error
+	// BeforeStatus may refuse a new status because of other objects.
+	BeforeStatus            func(ctx context.Context, client Client, req *Request, obj, old T) error
 	StatusOnCreate          bool
 	IsNamespace             bool
 	IndexedField            string
@@ -57,26 +57,26 @@ type Spec[T Object] struct {
 	Row                     func(obj T, now time.Time) []any
 	RowConditions           func(obj T) []metav1.TableRowCondition
 	ListRows                func(objs []T, rows [][]any)
-	Grace                   func(obj T, options *metav1.DeleteOptions) bool
-	Held                    func(obj T) bool
-	BeginDelete             func(obj T)
-	CheckDelete             func(ctx context.Context, env Env, obj T) error
+	CheckGracefulDelete     func(obj T, options *metav1.DeleteOptions) bool
+	HasSpecFinalizers       func(obj T) bool
+	MarkTerminating         func(obj T)
+	CheckDelete             func(ctx context.Context, client Client, obj T) error
 	Propagation             metav1.DeletionPropagation
 	WarnDelete              func(obj T, options *metav1.DeleteOptions) []string
-	BeforeCreate            func(ctx context.Context, env Env, req *Request, obj T) (undo func(), err error)
-	BeforeUpdate            func(ctx context.Context, env Env, req *Request, obj, old T) (undo func(), err error)
-	AfterUpdate             func(ctx context.Context, env Env, obj, old T)
-	AfterDelete             func(ctx context.Context, env Env, obj T)
+	BeforeCreate            func(ctx context.Context, client Client, req *Request, obj T) (undo func(), err error)
+	BeforeUpdate            func(ctx context.Context, client Client, req *Request, obj, old T) (undo func(), err error)
+	AfterUpdate             func(ctx context.Context, client Client, obj, old T)
+	AfterDelete             func(ctx context.Context, client Client, obj T)
 	ReturnDeleted           bool
 	Subresources            []Subresource
-	Action                  func(ctx context.Context, env Env, req *Request, obj T) (runtime.Object, error)
-	Virtual                 func(ctx context.Context, env Env) ([]T, error)
+	Action                  func(ctx context.Context, client Client, req *Request, obj T) (runtime.Object, error)
+	Virtual                 func(ctx context.Context, client Client) ([]T, error)
 }
 
-// Of turns typed rules into a row. It panics on a row that cannot work, because rows are made at program start.
-func Of[T Object](s Spec[T]) *Kind {
+// Of makes a Kind from typed functions. It panics on an incomplete definition, because definitions are package variables.
+func Of[T Object](s Definition[T]) *Kind {
 	if s.GVK.Kind == "" || s.GVK.Version == "" || s.Plural == "" {
-		panic("kind.Of: a row needs GVK and Plural: " + s.GVK.String())
+		panic("kind.Of: GVK and Plural are required: " + s.GVK.String())
 	}
 	objType := reflect.TypeFor[T]().Elem()
 	k := &Kind{
@@ -155,13 +155,13 @@ func Of[T Object](s Spec[T]) *Kind {
 		k.Subresources = append([]Subresource{statusOf(s)}, k.Subresources...)
 	}
 	if s.Action != nil {
-		k.Action = func(ctx context.Context, env Env, req *Request, obj Object) (runtime.Object, error) {
-			return s.Action(ctx, env, req, obj.(T))
+		k.Action = func(ctx context.Context, client Client, req *Request, obj Object) (runtime.Object, error) {
+			return s.Action(ctx, client, req, obj.(T))
 		}
 	}
 	if s.Virtual != nil {
-		k.Virtual = func(ctx context.Context, env Env) ([]Object, error) {
-			typed, err := s.Virtual(ctx, env)
+		k.Virtual = func(ctx context.Context, client Client) ([]Object, error) {
+			typed, err := s.Virtual(ctx, client)
 			objs := make([]Object, len(typed))
 			for i, obj := range typed {
 				objs[i] = obj
@@ -172,15 +172,15 @@ func Of[T Object](s Spec[T]) *Kind {
 	return k
 }
 
-// PartOf makes a Part from typed rules. prepare gets the client's object and must leave it equal to old outside the part.
-func PartOf[T Object](prepare func(req *Request, obj, old T), validate func(req *Request, obj, old T) field.ErrorList) *Part {
-	return &Part{Prepare: erasePrepare(prepare), Validate: eraseValidate(validate)}
+// UpdateStrategyOf makes an UpdateStrategy from typed functions. prepare must reset the fields of obj that clients may not write.
+func UpdateStrategyOf[T Object](prepare func(req *Request, obj, old T), validate func(req *Request, obj, old T) field.ErrorList) *UpdateStrategy {
+	return &UpdateStrategy{Prepare: erasePrepare(prepare), Validate: eraseValidate(validate)}
 }
 
-// statusOf is the subresource that every kind with a status has: the client's status on the stored rest.
-func statusOf[T Object](s Spec[T]) Subresource {
-	part := &Part{
-		Metadata: !s.StatusOnly,
+// statusOf is the status subresource: it writes the client's status and keeps the other fields.
+func statusOf[T Object](s Definition[T]) Subresource {
+	part := &UpdateStrategy{
+		UpdatesMetadata: !s.StatusOnly,
 		Prepare: func(req *Request, obj, old Object) {
 			submitted := obj.DeepCopyObject().(T)
 			reflect.ValueOf(obj).Elem().Set(reflect.ValueOf(old.DeepCopyObject()).Elem())
@@ -195,23 +195,23 @@ func statusOf[T Object](s Spec[T]) Subresource {
 		part.Warn = func(obj, old Object) []string { return s.WarnStatus(obj.(T), cast[T](old)) }
 	}
 	if s.BeforeStatus != nil {
-		part.Before = func(ctx context.Context, env Env, req *Request, obj, old Object) error {
-			return s.BeforeStatus(ctx, env, req, obj.(T), old.(T))
+		part.Before = func(ctx context.Context, client Client, req *Request, obj, old Object) error {
+			return s.BeforeStatus(ctx, client, req, obj.(T), old.(T))
 		}
 	}
-	return Subresource{Name: "status", Verbs: []string{"get", "patch", "update"}, Part: part}
+	return Subresource{Name: "status", Verbs: []string{"get", "patch", "update"}, Update: part}
 }
 
-func deletionOf[T Object](s Spec[T]) Deletion {
-	d := Deletion{Propagation: s.Propagation, Begin: erase1(s.BeginDelete), ReturnObject: s.ReturnDeleted}
-	if s.Grace != nil {
-		d.Grace = func(obj Object, o *metav1.DeleteOptions) bool { return s.Grace(obj.(T), o) }
+func deletionOf[T Object](s Definition[T]) Deletion {
+	d := Deletion{Propagation: s.Propagation, MarkTerminating: erase1(s.MarkTerminating), ReturnObject: s.ReturnDeleted}
+	if s.CheckGracefulDelete != nil {
+		d.CheckGraceful = func(obj Object, o *metav1.DeleteOptions) bool { return s.CheckGracefulDelete(obj.(T), o) }
 	}
-	if s.Held != nil {
-		d.Held = func(obj Object) bool { return s.Held(obj.(T)) }
+	if s.HasSpecFinalizers != nil {
+		d.HasSpecFinalizers = func(obj Object) bool { return s.HasSpecFinalizers(obj.(T)) }
 	}
 	if s.CheckDelete != nil {
-		d.Check = func(ctx context.Context, env Env, obj Object) error { return s.CheckDelete(ctx, env, obj.(T)) }
+		d.Check = func(ctx context.Context, client Client, obj Object) error { return s.CheckDelete(ctx, client, obj.(T)) }
 	}
 	if s.WarnDelete != nil {
 		d.Warn = func(obj Object, o *metav1.DeleteOptions) []string { return s.WarnDelete(obj.(T), o) }
@@ -219,28 +219,30 @@ func deletionOf[T Object](s Spec[T]) Deletion {
 	return d
 }
 
-func hooksOf[T Object](s Spec[T]) Hooks {
+func hooksOf[T Object](s Definition[T]) Hooks {
 	var h Hooks
 	if s.BeforeCreate != nil {
-		h.BeforeCreate = func(ctx context.Context, env Env, req *Request, obj Object) (func(), error) {
-			return s.BeforeCreate(ctx, env, req, obj.(T))
+		h.BeforeCreate = func(ctx context.Context, client Client, req *Request, obj Object) (func(), error) {
+			return s.BeforeCreate(ctx, client, req, obj.(T))
 		}
 	}
 	if s.BeforeUpdate != nil {
-		h.BeforeUpdate = func(ctx context.Context, env Env, req *Request, obj, old Object) (func(), error) {
-			return s.BeforeUpdate(ctx, env, req, obj.(T), old.(T))
+		h.BeforeUpdate = func(ctx context.Context, client Client, req *Request, obj, old Object) (func(), error) {
+			return s.BeforeUpdate(ctx, client, req, obj.(T), old.(T))
 		}
 	}
 	if s.AfterUpdate != nil {
-		h.AfterUpdate = func(ctx context.Context, env Env, obj, old Object) { s.AfterUpdate(ctx, env, obj.(T), old.(T)) }
+		h.AfterUpdate = func(ctx context.Context, client Client, obj, old Object) {
+			s.AfterUpdate(ctx, client, obj.(T), old.(T))
+		}
 	}
 	if s.AfterDelete != nil {
-		h.AfterDelete = func(ctx context.Context, env Env, obj Object) { s.AfterDelete(ctx, env, obj.(T)) }
+		h.AfterDelete = func(ctx context.Context, client Client, obj Object) { s.AfterDelete(ctx, client, obj.(T)) }
 	}
 	return h
 }
 
-// cast keeps nil nil: an absent old object reaches typed rules as a nil pointer.
+// cast keeps nil nil: an absent old object reaches typed functions as a nil pointer.
 func cast[T Object](obj Object) T {
 	if obj == nil {
 		var none T

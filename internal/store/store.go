@@ -1,8 +1,8 @@
-// Package store keeps encoded objects under keys with revisions. It is what the API server needs of etcd and no more:
+// Package store keeps encoded objects under keys with revisions. It is the part of etcd that the API server needs:
 // linearizable single-key writes guarded by revision, consistent lists, and one ordered stream of changes.
 //
-// Two implementations, etcd and memory, pass one suite (storetest). Package cache stands in front of a Store and serves
-// all reads of the API from memory; nobody but cache talks to a Store while the server runs.
+// Two implementations, etcd and memory, pass the same test suite (storetest). Package cache serves all reads of the API
+// from memory; while the server runs, only the cache uses the Store.
 package store
 
 import (
@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// Revision counts the writes of the whole store. It is what clients see as resourceVersion.
+// Revision counts the writes to the whole store. Clients see it as resourceVersion.
 type Revision = int64
 
-// KeyValue is one stored object, as its last write left it. Value must not be changed.
+// KeyValue is one stored object, as of its last write. Value must not be changed.
 type KeyValue struct {
 	Key   string
 	Value []byte
@@ -36,28 +36,28 @@ type Batch struct {
 }
 
 var (
-	// ErrNotFound: no object has the key.
+	// ErrNotFound: the key does not exist.
 	ErrNotFound = errors.New("key not found")
-	// ErrExists: Create found an object under the key.
+	// ErrExists: Create found that the key exists.
 	ErrExists = errors.New("key already exists")
-	// ErrCompacted: the revision asked for is no longer kept.
+	// ErrCompacted: the requested revision has been compacted.
 	ErrCompacted = errors.New("revision has been compacted")
-	// ErrFuture: the revision asked for has not happened yet.
+	// ErrFuture: the requested revision is newer than the store's.
 	ErrFuture = errors.New("revision is in the future")
-	// ErrUnavailable: the store cannot answer now (no leader, no space, shutting down); the write may or may not have happened.
+	// ErrUnavailable: the store cannot respond now (no leader, no space, shutting down); the write may or may not have happened.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrTooLarge: the value is larger than the store takes. Nothing was written.
+	// ErrTooLarge: the value exceeds the store's limit. Nothing was written.
 	ErrTooLarge = errors.New("value is too large for the store")
 )
 
-// ConflictError is returned by Update and Delete when another writer came first. Current is the object as it is now;
-// it has a zero Modified when the key is gone.
+// ConflictError is returned by Update and Delete when the key was written since the expected revision. Current is the
+// current object; its Modified is zero when the key no longer exists.
 type ConflictError struct {
 	Current KeyValue
 }
 
 func (e *ConflictError) Error() string {
-	return "key " + e.Current.Key + " was written by someone else"
+	return "key " + e.Current.Key + " was modified by another writer"
 }
 
 // Store is implemented by store/etcd and store/memory. All methods are safe for concurrent use.
@@ -65,7 +65,7 @@ func (e *ConflictError) Error() string {
 // Writes are linearizable and durable before they return. A method returns when its context is cancelled; a write whose
 // context was cancelled may still have happened.
 type Store interface {
-	// Create writes a new key. ttl 0 means for ever.
+	// Create writes a new key. ttl 0 means that it does not expire.
 	Create(ctx context.Context, key string, value []byte, ttl time.Duration) (Revision, error)
 	// Update overwrites a key whose last write was at expected.
 	Update(ctx context.Context, key string, value []byte, ttl time.Duration, expected Revision) (Revision, error)
@@ -73,20 +73,20 @@ type Store interface {
 	Delete(ctx context.Context, key string, expected Revision) (Revision, error)
 	// Get reads one key, linearizably.
 	Get(ctx context.Context, key string) (KeyValue, error)
-	// List reads keys in order, those with the prefix and not before from (when it is not empty), at most limit (0: all),
+	// List reads in order the keys that have the prefix and are not before from (if not empty), at most limit (0: all),
 	// as of revision at (0: now, linearizably). It returns the revision of the read and how many keys remain beyond limit.
 	List(ctx context.Context, prefix, from string, limit int, at Revision) (kvs []KeyValue, read Revision, remaining int64, err error)
-	// Watch streams every change below prefix with a revision greater than after, without gap or repetition. The channel is
-	// closed when ctx ends or the stream breaks; Err of the watch then tells why (ErrCompacted when history is gone).
-	// Progress batches arrive at least about once a second while nothing changes below the prefix but the store moves on.
+	// Watch streams every change below prefix with a revision greater than after, without gaps or duplicates. The channel
+	// is closed when ctx ends or the stream breaks; Err of the watch then returns the reason (ErrCompacted when history is
+	// gone). While only keys outside the prefix change, progress batches arrive about once a second.
 	Watch(ctx context.Context, prefix string, after Revision) Watch
-	// Current asks for the store's newest revision, linearizably.
+	// Current reads the store's newest revision, linearizably.
 	Current(ctx context.Context) (Revision, error)
-	// Compact forgets history before the revision.
+	// Compact discards history before the revision.
 	Compact(ctx context.Context, before Revision) error
-	// Shared reports whether other processes may write to the same store, so that Current must be asked before a consistent read.
+	// Shared reports whether other processes may write to the store, so that a consistent read must call Current first.
 	Shared() bool
-	// Healthy returns nil when the store can take writes.
+	// Healthy returns nil when the store can accept writes.
 	Healthy(ctx context.Context) error
 	Close() error
 }
@@ -94,6 +94,6 @@ type Store interface {
 // Watch is a running stream of changes.
 type Watch interface {
 	Batches() <-chan Batch
-	// Err is valid after Batches was closed; nil means the context ended it.
+	// Err is valid after Batches was closed; nil means that the context ended the watch.
 	Err() error
 }

@@ -71,7 +71,7 @@ func (s *steps) checks() []apiserver.HealthCheck {
 }
 
 // prepareCluster makes everything a cluster has from its first moment.
-func prepareCluster(ctx context.Context, env kind.Env, c config.Server, started *steps) error {
+func prepareCluster(ctx context.Context, env kind.Client, c config.Server, started *steps) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		if err := ensureSystem(ctx, env, c); err != nil {
@@ -98,7 +98,7 @@ type wanted struct {
 
 // ensureSystem creates what every cluster has from its first moment, and puts the server's own address where pods look for it.
 // Objects that are there are left as they are: they may have been changed on purpose.
-func ensureSystem(ctx context.Context, env kind.Env, c config.Server) error {
+func ensureSystem(ctx context.Context, env kind.Client, c config.Server) error {
 	var objects []wanted
 	for _, n := range core.SystemNamespaces() {
 		objects = append(objects, wanted{schema.GroupResource{Resource: "namespaces"}, n})
@@ -149,7 +149,7 @@ func nodeBindings() []*rbacv1.ClusterRoleBinding {
 }
 
 // ensure creates an object unless it is there.
-func ensure(ctx context.Context, env kind.Env, w wanted) error {
+func ensure(ctx context.Context, env kind.Client, w wanted) error {
 	_, err := env.Get(ctx, w.resource, w.object.GetNamespace(), w.object.GetName())
 	if apierrors.IsNotFound(err) {
 		_, err = env.Create(ctx, w.resource, w.object)
@@ -161,7 +161,7 @@ func ensure(ctx context.Context, env kind.Env, w wanted) error {
 }
 
 // ensureOwnService makes the ServiceCIDR, the service `kubernetes` and the addresses behind it.
-func ensureOwnService(ctx context.Context, env kind.Env, c config.Server) error {
+func ensureOwnService(ctx context.Context, env kind.Client, c config.Server) error {
 	prefixes, err := c.ServiceCIDRs()
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ func ensureOwnService(ctx context.Context, env kind.Env, c config.Server) error 
 }
 
 // ensureEqual creates an object, or makes the one that is there say the same.
-func ensureEqual(ctx context.Context, env kind.Env, w wanted, assign func(to, from kind.Object)) error {
+func ensureEqual(ctx context.Context, env kind.Client, w wanted, assign func(to, from kind.Object)) error {
 	fresh := w.object.DeepCopyObject().(kind.Object)
 	if err := ensure(ctx, env, w); err != nil {
 		return err
@@ -233,7 +233,7 @@ func ensureEqual(ctx context.Context, env kind.Env, w wanted, assign func(to, fr
 const repairInterval = 3 * time.Minute
 
 // repairServices gives back addresses and ports that crashes have left allocated, now and again until ctx ends.
-func repairServices(ctx context.Context, env kind.Env, c config.Server, log *slog.Logger) {
+func repairServices(ctx context.Context, env kind.Client, c config.Server, log *slog.Logger) {
 	var repair core.Repair
 	ticker := time.NewTicker(repairInterval)
 	defer ticker.Stop()

@@ -39,6 +39,6 @@ func openStore(ctx context.Context, c config.Server, sealing *encryption.Encrypt
 	if sealing == nil {
 		return s, nil
 	}
-	sealing.Prime(ctx)
+	sealing.ProbeProviders(ctx)
 	return sealing.Wrap(s, resourceOfKey()), nil
 }

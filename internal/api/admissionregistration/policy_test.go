@@ -103,7 +103,7 @@ func TestPolicyStatus(t *testing.T) {
 	bad := policy(nil)
 	bad.Status.TypeChecking = &admissionregistrationv1.TypeChecking{ExpressionWarnings: []admissionregistrationv1.ExpressionWarning{{}, {FieldRef: "spec[", Warning: "w"}, {FieldRef: "spec.validations[0].expression", Warning: "w"}}}
 	bad.Status.Conditions = []metav1.Condition{{Type: "T"}}
-	_, errs := kindtest.Write(ValidatingAdmissionPolicy, "status", nil, bad, policy(nil))
+	_, errs := kindtest.UpdateSubresource(ValidatingAdmissionPolicy, "status", nil, bad, policy(nil))
 	kindtest.Errors(t, errs,
 		"status.typeChecking.expressionWarnings[0].warning: Required value", "status.typeChecking.expressionWarnings[0].fieldRef: Required value",
 		"status.typeChecking.expressionWarnings[1].fieldRef: Invalid value: invalid JSONPath",

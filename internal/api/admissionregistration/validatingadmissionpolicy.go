@@ -22,7 +22,7 @@ import (
 type validatingPolicy = admissionregistrationv1.ValidatingAdmissionPolicy
 
 // ValidatingAdmissionPolicy says in expressions what may be written.
-var ValidatingAdmissionPolicy = kind.Of(kind.Spec[*validatingPolicy]{
+var ValidatingAdmissionPolicy = kind.Of(kind.Definition[*validatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), Plural: "validatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.ValidatingAdmissionPolicyList{},
 	Default: func(policy *validatingPolicy) {

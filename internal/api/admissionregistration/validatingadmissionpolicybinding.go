@@ -15,7 +15,7 @@ import (
 type validatingBinding = admissionregistrationv1.ValidatingAdmissionPolicyBinding
 
 // ValidatingAdmissionPolicyBinding puts a policy to work: where, with which parameters, and with what consequences.
-var ValidatingAdmissionPolicyBinding = kind.Of(kind.Spec[*validatingBinding]{
+var ValidatingAdmissionPolicyBinding = kind.Of(kind.Definition[*validatingBinding]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicyBinding"), Plural: "validatingadmissionpolicybindings", Categories: categories,
 	List:    &admissionregistrationv1.ValidatingAdmissionPolicyBindingList{},
 	Default: func(binding *validatingBinding) { defaultMatchResources(binding.Spec.MatchResources) },

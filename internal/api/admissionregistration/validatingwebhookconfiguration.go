@@ -13,7 +13,7 @@ import (
 type validatingConfiguration = admissionregistrationv1.ValidatingWebhookConfiguration
 
 // ValidatingWebhookConfiguration names webhooks that may refuse what is written.
-var ValidatingWebhookConfiguration = kind.Of(kind.Spec[*validatingConfiguration]{
+var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfiguration]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), Plural: "validatingwebhookconfigurations", Categories: categories,
 	List: &admissionregistrationv1.ValidatingWebhookConfigurationList{},
 	Default: func(config *validatingConfiguration) {

@@ -19,7 +19,7 @@ import (
 )
 
 func meta(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: name, Namespace: "default", UID: "u-1", CreationTimestamp: kindtest.Minutes(6)}
+	return metav1.ObjectMeta{Name: name, Namespace: "default", UID: "u-1", CreationTimestamp: kindtest.MinutesAgo(6)}
 }
 
 func selector() *metav1.LabelSelector {
@@ -109,7 +109,7 @@ func TestDeployment(t *testing.T) {
 	}
 	stored.Status = appsv1.DeploymentStatus{Replicas: 2, ReadyReplicas: 1, UpdatedReplicas: 2, CollisionCount: ptr.To[int32](2)}
 	kindtest.Row(t, Deployment, stored, "web", "1/1", int64(2), int64(0), "6m", "a,b", "img:1,img:2", "app=web")
-	kindtest.StatusWrites(t, Deployment, stored, []kindtest.Case[deployment]{
+	kindtest.StatusUpdates(t, Deployment, stored, []kindtest.Case[deployment]{
 		{Name: "same"},
 		{Name: "too many", Change: func(d deployment) {
 			d.Status.ReadyReplicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas = 3, 3, 4
@@ -123,8 +123,8 @@ func TestDeployment(t *testing.T) {
 		{Name: "fewer collisions", Change: func(d deployment) { d.Status.CollisionCount = ptr.To[int32](1) }, Want: []string{"status.collisionCount: Invalid value: 1: cannot be decremented"}},
 		{Name: "collisions forgotten", Change: func(d deployment) { d.Status.CollisionCount = nil }, Want: []string{"status.collisionCount: Invalid value: 0: cannot be decremented"}},
 	})
-	kindtest.Texts(t, Deployment.Warn(kindtest.With(stored, func(d deployment) { d.Name = "with.dot" }), nil), "metadata.name: this is used in Pod names and hostnames")
-	kindtest.Texts(t, Deployment.Warn(stored, nil))
+	kindtest.Warnings(t, Deployment.Warn(kindtest.With(stored, func(d deployment) { d.Name = "with.dot" }), nil), "metadata.name: this is used in Pod names and hostnames")
+	kindtest.Warnings(t, Deployment.Warn(stored, nil))
 }
 
 func TestReplicaSet(t *testing.T) {
@@ -140,7 +140,7 @@ func TestReplicaSet(t *testing.T) {
 	stored, _ := kindtest.Create(ReplicaSet, nil, base)
 	stored.Status = appsv1.ReplicaSetStatus{Replicas: 3, ReadyReplicas: 2}
 	kindtest.Row(t, ReplicaSet, stored, "web", int64(1), int64(3), int64(2), "6m", "a,b", "img:1,img:2", "app=web")
-	kindtest.StatusWrites(t, ReplicaSet, stored, []kindtest.Case[replicaSet]{{Name: "too many", Change: func(rs replicaSet) {
+	kindtest.StatusUpdates(t, ReplicaSet, stored, []kindtest.Case[replicaSet]{{Name: "too many", Change: func(rs replicaSet) {
 		rs.Status = appsv1.ReplicaSetStatus{Replicas: 1, FullyLabeledReplicas: 2, ReadyReplicas: 2, AvailableReplicas: 3, ObservedGeneration: -1}
 	}, Want: []string{
 		"status.fullyLabeledReplicas: cannot be greater than status.replicas", "status.readyReplicas: cannot be greater than status.replicas",
@@ -223,7 +223,7 @@ func TestStatefulSet(t *testing.T) {
 	}
 	stored.Status = appsv1.StatefulSetStatus{Replicas: 1, ReadyReplicas: 1}
 	kindtest.Row(t, StatefulSet, stored, "web", "1/1", "6m", "a,b", "img:1,img:2")
-	kindtest.StatusWrites(t, StatefulSet, stored, []kindtest.Case[statefulSet]{{Name: "too many", Change: func(s statefulSet) {
+	kindtest.StatusUpdates(t, StatefulSet, stored, []kindtest.Case[statefulSet]{{Name: "too many", Change: func(s statefulSet) {
 		s.Status = appsv1.StatefulSetStatus{Replicas: 1, ReadyReplicas: 2, CurrentReplicas: 2, UpdatedReplicas: 2, AvailableReplicas: 3, ObservedGeneration: -1}
 	}, Want: []string{
 		"status.readyReplicas: cannot be greater than status.replicas", "status.currentReplicas: cannot be greater than status.replicas",
@@ -234,9 +234,9 @@ func TestStatefulSet(t *testing.T) {
 		s.Spec.VolumeClaimTemplates[0].Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("100m")
 		s.Spec.RevisionHistoryLimit = ptr.To[int32](-1)
 	})
-	kindtest.Texts(t, StatefulSet.Warn(odd, nil),
+	kindtest.Warnings(t, StatefulSet.Warn(odd, nil),
 		`spec.volumeClaimTemplates[0].resources.requests[storage]: fractional byte value "100m" is invalid, must be an integer`, "spec.revisionHistoryLimit: a negative value retains all")
-	kindtest.Texts(t, StatefulSet.Warn(odd, stored), `spec.volumeClaimTemplates[0].Spec.resources.requests[storage]: fractional`, "spec.revisionHistoryLimit")
+	kindtest.Warnings(t, StatefulSet.Warn(odd, stored), `spec.volumeClaimTemplates[0].Spec.resources.requests[storage]: fractional`, "spec.revisionHistoryLimit")
 	if messages := StatefulSet.ValidateName("a.b", false); len(messages) == 0 {
 		t.Error("a name with a dot is allowed")
 	}
@@ -279,7 +279,7 @@ func TestDaemonSet(t *testing.T) {
 	stored.Spec.Template.Spec.NodeSelector = map[string]string{"disk": "ssd"}
 	stored.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 5, CurrentNumberScheduled: 4, NumberReady: 3, UpdatedNumberScheduled: 2, NumberAvailable: 1}
 	kindtest.Row(t, DaemonSet, stored, "web", int64(5), int64(4), int64(3), int64(2), int64(1), "disk=ssd", "6m", "a,b", "img:1,img:2", "app=web")
-	kindtest.StatusWrites(t, DaemonSet, stored, []kindtest.Case[daemonSet]{{Name: "negative", Change: func(s daemonSet) {
+	kindtest.StatusUpdates(t, DaemonSet, stored, []kindtest.Case[daemonSet]{{Name: "negative", Change: func(s daemonSet) {
 		s.Status = appsv1.DaemonSetStatus{NumberReady: -1, NumberMisscheduled: -1, NumberUnavailable: -1}
 	}, Want: []string{
 		"status.numberReady: must be greater than or equal to 0", "status.numberMisscheduled: must be greater than or equal to 0", "status.numberUnavailable: must be greater than or equal to 0",
@@ -338,6 +338,6 @@ func TestScale(t *testing.T) {
 
 func TestColumnsAreDescribed(t *testing.T) {
 	for _, k := range Kinds() {
-		kindtest.Described(t, k)
+		kindtest.ColumnsDescribed(t, k)
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // ControllerRevision is what a workload looked like at one time. Its content never changes.
-var ControllerRevision = kind.Of(kind.Spec[*appsv1.ControllerRevision]{
+var ControllerRevision = kind.Of(kind.Definition[*appsv1.ControllerRevision]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("ControllerRevision"), Plural: "controllerrevisions", Namespaced: true,
 	List:     &appsv1.ControllerRevisionList{},
 	Validate: validateControllerRevision,

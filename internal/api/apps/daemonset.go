@@ -22,7 +22,7 @@ import (
 var daemonSetStatusDoc = appsv1.DaemonSetStatus{}.SwaggerDoc()
 
 // DaemonSet keeps a pod on each node that qualifies.
-var DaemonSet = kind.Of(kind.Spec[*appsv1.DaemonSet]{
+var DaemonSet = kind.Of(kind.Definition[*appsv1.DaemonSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), Plural: "daemonsets", Short: []string{"ds"}, Categories: []string{"all"}, Namespaced: true,
 	List:     &appsv1.DaemonSetList{},
 	Default:  defaultDaemonSet,

@@ -19,7 +19,7 @@ import (
 )
 
 // Deployment replaces the pods of one version of something by those of the next.
-var Deployment = kind.Of(kind.Spec[*appsv1.Deployment]{
+var Deployment = kind.Of(kind.Definition[*appsv1.Deployment]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("Deployment"), Plural: "deployments", Short: []string{"deploy"}, Categories: []string{"all"}, Namespaced: true,
 	List:    &appsv1.DeploymentList{},
 	Default: defaultDeployment,

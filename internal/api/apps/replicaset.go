@@ -16,7 +16,7 @@ import (
 )
 
 // ReplicaSet keeps a number of equal pods.
-var ReplicaSet = kind.Of(kind.Spec[*appsv1.ReplicaSet]{
+var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), Plural: "replicasets", Short: []string{"rs"}, Categories: []string{"all"}, Namespaced: true,
 	List: &appsv1.ReplicaSetList{},
 	Default: func(rs *appsv1.ReplicaSet) {

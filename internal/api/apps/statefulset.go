@@ -20,7 +20,7 @@ import (
 )
 
 // StatefulSet keeps pods that have a name, an order and storage of their own.
-var StatefulSet = kind.Of(kind.Spec[*appsv1.StatefulSet]{
+var StatefulSet = kind.Of(kind.Definition[*appsv1.StatefulSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("StatefulSet"), Plural: "statefulsets", Short: []string{"sts"}, Categories: []string{"all"}, Namespaced: true,
 	List:         &appsv1.StatefulSetList{},
 	ValidateName: validation.NameIsDNSLabel, // pods take their host names from it

@@ -11,9 +11,9 @@ import (
 )
 
 func selfSubjectReview() *kind.Kind {
-	return kind.Of(kind.Spec[*authenticationv1.SelfSubjectReview]{
+	return kind.Of(kind.Definition[*authenticationv1.SelfSubjectReview]{
 		GVK: authenticationv1.SchemeGroupVersion.WithKind("SelfSubjectReview"), Plural: "selfsubjectreviews",
-		Action: func(_ context.Context, _ kind.Env, req *kind.Request, _ *authenticationv1.SelfSubjectReview) (runtime.Object, error) {
+		Action: func(_ context.Context, _ kind.Client, req *kind.Request, _ *authenticationv1.SelfSubjectReview) (runtime.Object, error) {
 			return &authenticationv1.SelfSubjectReview{
 				ObjectMeta: metav1.ObjectMeta{CreationTimestamp: req.Now},
 				Status:     authenticationv1.SelfSubjectReviewStatus{UserInfo: *req.User.DeepCopy()},

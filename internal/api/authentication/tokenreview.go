@@ -13,9 +13,9 @@ import (
 )
 
 func tokenReview(a Authenticator) *kind.Kind {
-	return kind.Of(kind.Spec[*authenticationv1.TokenReview]{
+	return kind.Of(kind.Definition[*authenticationv1.TokenReview]{
 		GVK: authenticationv1.SchemeGroupVersion.WithKind("TokenReview"), Plural: "tokenreviews",
-		Action: func(ctx context.Context, _ kind.Env, _ *kind.Request, review *authenticationv1.TokenReview) (runtime.Object, error) {
+		Action: func(ctx context.Context, _ kind.Client, _ *kind.Request, review *authenticationv1.TokenReview) (runtime.Object, error) {
 			return reviewToken(ctx, a, review)
 		},
 	})

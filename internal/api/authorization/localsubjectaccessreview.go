@@ -13,9 +13,9 @@ import (
 
 // A local review asks about one namespace, so that the right to ask can be given for one namespace.
 func localSubjectAccessReview(a Authorizer) *kind.Kind {
-	return kind.Of(kind.Spec[*authorizationv1.LocalSubjectAccessReview]{
+	return kind.Of(kind.Definition[*authorizationv1.LocalSubjectAccessReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("LocalSubjectAccessReview"), Plural: "localsubjectaccessreviews", Namespaced: true,
-		Action: func(ctx context.Context, _ kind.Env, _ *kind.Request, review *authorizationv1.LocalSubjectAccessReview) (runtime.Object, error) {
+		Action: func(ctx context.Context, _ kind.Client, _ *kind.Request, review *authorizationv1.LocalSubjectAccessReview) (runtime.Object, error) {
 			if err := invalid(validateLocal(review)); err != nil {
 				return nil, err
 			}

@@ -10,9 +10,9 @@ import (
 )
 
 func selfSubjectAccessReview(a Authorizer) *kind.Kind {
-	return kind.Of(kind.Spec[*authorizationv1.SelfSubjectAccessReview]{
+	return kind.Of(kind.Definition[*authorizationv1.SelfSubjectAccessReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"), Plural: "selfsubjectaccessreviews",
-		Action: func(ctx context.Context, _ kind.Env, req *kind.Request, review *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
+		Action: func(ctx context.Context, _ kind.Client, req *kind.Request, review *authorizationv1.SelfSubjectAccessReview) (runtime.Object, error) {
 			errs := append(validateAttributes(review.Spec.ResourceAttributes, review.Spec.NonResourceAttributes),
 				validateMetadataEmpty(review.ObjectMeta, "must be empty")...)
 			if err := invalid(errs); err != nil {

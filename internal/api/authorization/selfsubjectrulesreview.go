@@ -11,9 +11,9 @@ import (
 )
 
 func selfSubjectRulesReview(a Authorizer) *kind.Kind {
-	return kind.Of(kind.Spec[*authorizationv1.SelfSubjectRulesReview]{
+	return kind.Of(kind.Definition[*authorizationv1.SelfSubjectRulesReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectRulesReview"), Plural: "selfsubjectrulesreviews",
-		Action: func(ctx context.Context, _ kind.Env, req *kind.Request, review *authorizationv1.SelfSubjectRulesReview) (runtime.Object, error) {
+		Action: func(ctx context.Context, _ kind.Client, req *kind.Request, review *authorizationv1.SelfSubjectRulesReview) (runtime.Object, error) {
 			if review.Spec.Namespace == "" {
 				return nil, apierrors.NewBadRequest("no namespace on request")
 			}

@@ -10,9 +10,9 @@ import (
 )
 
 func subjectAccessReview(a Authorizer) *kind.Kind {
-	return kind.Of(kind.Spec[*authorizationv1.SubjectAccessReview]{
+	return kind.Of(kind.Definition[*authorizationv1.SubjectAccessReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("SubjectAccessReview"), Plural: "subjectaccessreviews",
-		Action: func(ctx context.Context, _ kind.Env, _ *kind.Request, review *authorizationv1.SubjectAccessReview) (runtime.Object, error) {
+		Action: func(ctx context.Context, _ kind.Client, _ *kind.Request, review *authorizationv1.SubjectAccessReview) (runtime.Object, error) {
 			errs := append(validateSubject(&review.Spec), validateMetadataEmpty(review.ObjectMeta, "must be empty")...)
 			if err := invalid(errs); err != nil {
 				return nil, err

@@ -22,7 +22,7 @@ const defaultCPUUtilization = 80
 var specDoc = autoscalingv2.HorizontalPodAutoscalerSpec{}.SwaggerDoc()
 
 // HorizontalPodAutoscaler keeps a metric near its goal by changing a number of pods.
-var HorizontalPodAutoscaler = kind.Of(kind.Spec[*autoscalingv2.HorizontalPodAutoscaler]{
+var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalPodAutoscaler]{
 	GVK:    autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
 	Plural: "horizontalpodautoscalers", Short: []string{"hpa"}, Categories: []string{"all"}, Namespaced: true,
 	List: &autoscalingv2.HorizontalPodAutoscalerList{},

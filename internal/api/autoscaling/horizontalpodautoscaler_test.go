@@ -18,7 +18,7 @@ type hpa = *autoscalingv2.HorizontalPodAutoscaler
 
 func base() hpa {
 	return &autoscalingv2.HorizontalPodAutoscaler{
-		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", CreationTimestamp: kindtest.Minutes(7)},
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", CreationTimestamp: kindtest.MinutesAgo(7)},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"},
 			MaxReplicas:    5,
@@ -174,7 +174,7 @@ func TestValidation(t *testing.T) {
 	if _, errs := kindtest.Update(HorizontalPodAutoscaler, nil, stored, stored); len(errs) > 0 {
 		t.Errorf("a stored reference is refused: %v", errs)
 	}
-	kindtest.StatusWrites(t, HorizontalPodAutoscaler, base(), []kindtest.Case[hpa]{{Name: "negative", Change: func(h hpa) {
+	kindtest.StatusUpdates(t, HorizontalPodAutoscaler, base(), []kindtest.Case[hpa]{{Name: "negative", Change: func(h hpa) {
 		h.Status.CurrentReplicas, h.Status.DesiredReplicas = -1, -1
 		h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{ObservedGeneration: ptr.To[int64](-1)}}
 	}, Want: []string{
@@ -190,7 +190,7 @@ func TestV1RoundTrip(t *testing.T) {
 		h.Spec.Metrics = []autoscalingv2.MetricSpec{object, objectAverage, pods, memory, container, external, externalAverage, cpuUtilization(33)}
 		h.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleUp: &autoscalingv2.HPAScalingRules{Tolerance: quantity("0.2")}}
 		h.Status = autoscalingv2.HorizontalPodAutoscalerStatus{
-			ObservedGeneration: ptr.To[int64](3), LastScaleTime: ptr.To(kindtest.Minutes(1)), CurrentReplicas: 2, DesiredReplicas: 3,
+			ObservedGeneration: ptr.To[int64](3), LastScaleTime: ptr.To(kindtest.MinutesAgo(1)), CurrentReplicas: 2, DesiredReplicas: 3,
 			CurrentMetrics: statuses(),
 			Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{{
 				Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Reason: "R", Message: "m", LastTransitionTime: metav1.NewTime(kindtest.Now.Local()), ObservedGeneration: ptr.To[int64](3),
@@ -272,7 +272,7 @@ func TestV2DropsCarriedAnnotations(t *testing.T) {
 }
 
 func TestRow(t *testing.T) {
-	kindtest.Described(t, HorizontalPodAutoscaler)
+	kindtest.ColumnsDescribed(t, HorizontalPodAutoscaler)
 	kindtest.Row(t, HorizontalPodAutoscaler, base(), "web", "Deployment/web", "<none>", "<unset>", int64(5), int64(0), "7m")
 	for _, c := range []struct {
 		metrics []autoscalingv2.MetricSpec

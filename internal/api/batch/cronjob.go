@@ -26,7 +26,7 @@ const maxCronJobName = utilvalidation.DNS1035LabelMaxLength - 11
 var cronJobSpecDoc = batchv1.CronJobSpec{}.SwaggerDoc()
 
 // CronJob makes a job whenever its schedule says so.
-var CronJob = kind.Of(kind.Spec[*batchv1.CronJob]{
+var CronJob = kind.Of(kind.Definition[*batchv1.CronJob]{
 	GVK: batchv1.SchemeGroupVersion.WithKind("CronJob"), Plural: "cronjobs", Short: []string{"cj"}, Categories: []string{"all"}, Namespaced: true,
 	List:    &batchv1.CronJobList{},
 	Default: defaultCronJob,

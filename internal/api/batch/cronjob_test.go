@@ -16,7 +16,7 @@ type cronJob = *batchv1.CronJob
 
 func baseCronJob() cronJob {
 	return &batchv1.CronJob{
-		ObjectMeta: metav1.ObjectMeta{Name: "nightly", Namespace: "default", CreationTimestamp: kindtest.Minutes(60)},
+		ObjectMeta: metav1.ObjectMeta{Name: "nightly", Namespace: "default", CreationTimestamp: kindtest.MinutesAgo(60)},
 		Spec:       batchv1.CronJobSpec{Schedule: "*/5 * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: baseJob().Spec}},
 	}
 }
@@ -79,12 +79,12 @@ func TestValidateCronJob(t *testing.T) {
 		_, errs := kindtest.Update(CronJob, nil, kindtest.With(old, c.change), old)
 		kindtest.Errors(t, errs, c.want...)
 	}
-	kindtest.Texts(t, CronJob.Warn(old, old), "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead")
-	kindtest.Texts(t, CronJob.Warn(kindtest.With(baseCronJob(), func(c cronJob) { c.Name = "a.b" }), nil), "metadata.name: this is used in Pod names")
+	kindtest.Warnings(t, CronJob.Warn(old, old), "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead")
+	kindtest.Warnings(t, CronJob.Warn(kindtest.With(baseCronJob(), func(c cronJob) { c.Name = "a.b" }), nil), "metadata.name: this is used in Pod names")
 }
 
 func TestCronJobDefaultsAndRow(t *testing.T) {
-	kindtest.Described(t, CronJob)
+	kindtest.ColumnsDescribed(t, CronJob)
 	stored, _ := kindtest.Create(CronJob, nil, baseCronJob())
 	spec := &stored.Spec
 	if spec.ConcurrencyPolicy != "Allow" || *spec.Suspend || *spec.SuccessfulJobsHistoryLimit != 3 || *spec.FailedJobsHistoryLimit != 1 ||
@@ -94,6 +94,6 @@ func TestCronJobDefaultsAndRow(t *testing.T) {
 	kindtest.Row(t, CronJob, stored, "nightly", "*/5 * * * *", "<none>", "False", int64(0), "<none>", "60m", "pi", "perl:5", "<none>")
 	kindtest.Row(t, CronJob, kindtest.With(stored, func(c cronJob) {
 		c.Spec.TimeZone, c.Spec.Suspend = ptr.To("UTC"), ptr.To(true)
-		c.Status = batchv1.CronJobStatus{Active: make([]corev1.ObjectReference, 2), LastScheduleTime: ptr.To(kindtest.Minutes(3))}
+		c.Status = batchv1.CronJobStatus{Active: make([]corev1.ObjectReference, 2), LastScheduleTime: ptr.To(kindtest.MinutesAgo(3))}
 	}), "nightly", "*/5 * * * *", "UTC", "True", int64(2), "3m", "60m", "pi", "perl:5", "<none>")
 }

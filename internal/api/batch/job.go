@@ -32,7 +32,7 @@ const (
 )
 
 // Job runs pods until enough of them have succeeded.
-var Job = kind.Of(kind.Spec[*batchv1.Job]{
+var Job = kind.Of(kind.Definition[*batchv1.Job]{
 	GVK: batchv1.SchemeGroupVersion.WithKind("Job"), Plural: "jobs", Categories: []string{"all"}, Namespaced: true,
 	List:     &batchv1.JobList{},
 	Default:  defaultJob,

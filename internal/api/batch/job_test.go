@@ -21,7 +21,7 @@ type job = *batchv1.Job
 
 func baseJob() job {
 	return &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{Name: "pi", Namespace: "default", UID: "u-1", CreationTimestamp: kindtest.Minutes(9)},
+		ObjectMeta: metav1.ObjectMeta{Name: "pi", Namespace: "default", UID: "u-1", CreationTimestamp: kindtest.MinutesAgo(9)},
 		Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "pi"}},
 			Spec: corev1.PodSpec{
@@ -197,7 +197,7 @@ func TestSuspendedJobTemplate(t *testing.T) {
 		j.Spec.Template.Spec.InitContainers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
 	}
 	image := func(j job) { j.Spec.Template.Spec.Containers[0].Image = "other:1" }
-	started := func(j job) { j.Status.StartTime = ptr.To(kindtest.Minutes(1)) }
+	started := func(j job) { j.Status.StartTime = ptr.To(kindtest.MinutesAgo(1)) }
 	for name, c := range map[string]struct {
 		suspended bool
 		old       func(job)
@@ -326,11 +326,11 @@ func conditions(types ...batchv1.JobConditionType) []batchv1.JobCondition {
 
 func TestJobStatus(t *testing.T) {
 	running, _ := kindtest.Create(Job, nil, baseJob())
-	running.Status = batchv1.JobStatus{StartTime: ptr.To(kindtest.Minutes(5)), Active: 1, Failed: 1}
+	running.Status = batchv1.JobStatus{StartTime: ptr.To(kindtest.MinutesAgo(5)), Active: 1, Failed: 1}
 	done := kindtest.With(running, func(j job) {
-		j.Status = batchv1.JobStatus{StartTime: j.Status.StartTime, CompletionTime: ptr.To(kindtest.Minutes(2)), Succeeded: 1, Failed: 1, Conditions: conditions("SuccessCriteriaMet", "Complete")}
+		j.Status = batchv1.JobStatus{StartTime: j.Status.StartTime, CompletionTime: ptr.To(kindtest.MinutesAgo(2)), Succeeded: 1, Failed: 1, Conditions: conditions("SuccessCriteriaMet", "Complete")}
 	})
-	kindtest.StatusWrites(t, Job, running, []kindtest.Case[job]{
+	kindtest.StatusUpdates(t, Job, running, []kindtest.Case[job]{
 		{Name: "same"},
 		{Name: "done", Change: func(j job) { j.Status = done.Status }},
 		{Name: "failed", Change: func(j job) {
@@ -365,24 +365,24 @@ func TestJobStatus(t *testing.T) {
 		}, Want: []string{"status.terminating: terminating>0 is invalid for finished job", "status.uncountedTerminatedPods: must be empty for finished job"}},
 		{Name: "ends before it starts", Change: func(j job) {
 			j.Status = done.Status
-			j.Status.CompletionTime = ptr.To(kindtest.Minutes(8))
+			j.Status.CompletionTime = ptr.To(kindtest.MinutesAgo(8))
 		}, Want: []string{"status.completionTime: must be equal to or after `startTime`"}},
-		{Name: "ends without an end", Change: func(j job) { j.Status.CompletionTime = ptr.To(kindtest.Minutes(1)) }, Want: []string{"status.completionTime: cannot set completionTime when there is no Complete=True condition"}},
-		{Name: "starts again", Change: func(j job) { j.Status.StartTime = ptr.To(kindtest.Minutes(1)) }, Want: []string{"status.startTime: field is immutable for unsuspended job once set"}},
+		{Name: "ends without an end", Change: func(j job) { j.Status.CompletionTime = ptr.To(kindtest.MinutesAgo(1)) }, Want: []string{"status.completionTime: cannot set completionTime when there is no Complete=True condition"}},
+		{Name: "starts again", Change: func(j job) { j.Status.StartTime = ptr.To(kindtest.MinutesAgo(1)) }, Want: []string{"status.startTime: field is immutable for unsuspended job once set"}},
 		{Name: "indexes of a job without", Change: func(j job) { j.Status.CompletedIndexes, j.Status.FailedIndexes = "0", ptr.To("") }, Want: []string{
 			"status.completedIndexes: cannot set non-empty completedIndexes when non-indexed completion mode", "status.failedIndexes: cannot set non-null failedIndexes when backoffLimitPerIndex is null",
 		}},
 	})
-	kindtest.StatusWrites(t, Job, done, []kindtest.Case[job]{
+	kindtest.StatusUpdates(t, Job, done, []kindtest.Case[job]{
 		{Name: "done stays done", Change: func(j job) { j.Status.Conditions = nil }, Want: []string{
 			"status.conditions: cannot disable the terminal Complete=True condition", "status.conditions: cannot disable the SuccessCriteriaMet=True condition",
 			"status.completionTime: cannot set completionTime when there is no Complete=True condition",
 		}},
-		{Name: "another end", Change: func(j job) { j.Status.CompletionTime = ptr.To(kindtest.Minutes(1)) }, Want: []string{"status.completionTime: field is immutable"}},
+		{Name: "another end", Change: func(j job) { j.Status.CompletionTime = ptr.To(kindtest.MinutesAgo(1)) }, Want: []string{"status.completionTime: field is immutable"}},
 	})
 	elastic, _ := kindtest.Create(Job, nil, kindtest.With(baseJob(), indexed(4, func(s *batchv1.JobSpec) { s.BackoffLimitPerIndex, s.Parallelism = ptr.To[int32](1), ptr.To[int32](4) })))
 	elastic.Status.Succeeded = 3
-	kindtest.StatusWrites(t, Job, elastic, []kindtest.Case[job]{
+	kindtest.StatusUpdates(t, Job, elastic, []kindtest.Case[job]{
 		{Name: "indexes", Change: func(j job) { j.Status.CompletedIndexes, j.Status.FailedIndexes = "0-1", ptr.To("3") }},
 		{Name: "shrunk", Change: func(j job) { j.Status.Succeeded = 1 }},
 		{Name: "bad indexes", Change: func(j job) { j.Status.CompletedIndexes, j.Status.FailedIndexes = "0-9", ptr.To("x") }, Want: []string{
@@ -393,13 +393,13 @@ func TestJobStatus(t *testing.T) {
 }
 
 func TestJobRow(t *testing.T) {
-	kindtest.Described(t, Job)
+	kindtest.ColumnsDescribed(t, Job)
 	kindtest.Row(t, Job, baseJob(), "pi", "Running", "0/1", "", "9m", "pi", "perl:5", "<none>")
 	stored, _ := kindtest.Create(Job, nil, baseJob())
-	stored.Status = batchv1.JobStatus{StartTime: ptr.To(kindtest.Minutes(8)), Succeeded: 1, CompletionTime: ptr.To(kindtest.Minutes(5)), Conditions: conditions("Complete")}
+	stored.Status = batchv1.JobStatus{StartTime: ptr.To(kindtest.MinutesAgo(8)), Succeeded: 1, CompletionTime: ptr.To(kindtest.MinutesAgo(5)), Conditions: conditions("Complete")}
 	kindtest.Row(t, Job, stored, "pi", "Complete", "1/1", "3m", "9m", "pi", "perl:5", "batch.kubernetes.io/controller-uid=u-1")
 	queue := kindtest.With(baseJob(), func(j job) {
-		j.Spec.Parallelism, j.Status.StartTime = ptr.To[int32](3), ptr.To(kindtest.Minutes(4))
+		j.Spec.Parallelism, j.Status.StartTime = ptr.To[int32](3), ptr.To(kindtest.MinutesAgo(4))
 		j.Status.Conditions = conditions("Suspended")
 	})
 	kindtest.Row(t, Job, queue, "pi", "Suspended", "0/1 of 3", "4m", "9m", "pi", "perl:5", "<none>")
@@ -408,7 +408,7 @@ func TestJobRow(t *testing.T) {
 		want string
 	}{
 		{kindtest.With(baseJob(), func(j job) { j.Status.Conditions = conditions("Failed") }), "Failed"},
-		{kindtest.With(baseJob(), func(j job) { j.DeletionTimestamp = ptr.To(kindtest.Minutes(1)) }), "Terminating"},
+		{kindtest.With(baseJob(), func(j job) { j.DeletionTimestamp = ptr.To(kindtest.MinutesAgo(1)) }), "Terminating"},
 		{kindtest.With(baseJob(), func(j job) { j.Status.Conditions = conditions("FailureTarget") }), "FailureTarget"},
 		{kindtest.With(baseJob(), func(j job) { j.Status.Conditions = conditions("SuccessCriteriaMet") }), "SuccessCriteriaMet"},
 	} {
@@ -422,12 +422,12 @@ func TestJobRow(t *testing.T) {
 }
 
 func TestJobWarnings(t *testing.T) {
-	kindtest.Texts(t, Job.Warn(kindtest.With(baseJob(), func(j job) { j.Name = "a.b" }), nil), "metadata.name: this is used in Pod names")
-	kindtest.Texts(t, Job.Warn(kindtest.With(baseJob(), indexed(100_001, func(s *batchv1.JobSpec) { s.Parallelism = ptr.To[int32](10_001) })), nil), "spec: In Indexed Jobs with a number of completions higher than 10^5")
-	kindtest.Texts(t, Job.Warn(baseJob(), baseJob()))
-	kindtest.Texts(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{}), "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background")
-	kindtest.Texts(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}))
-	kindtest.Texts(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}))
+	kindtest.Warnings(t, Job.Warn(kindtest.With(baseJob(), func(j job) { j.Name = "a.b" }), nil), "metadata.name: this is used in Pod names")
+	kindtest.Warnings(t, Job.Warn(kindtest.With(baseJob(), indexed(100_001, func(s *batchv1.JobSpec) { s.Parallelism = ptr.To[int32](10_001) })), nil), "spec: In Indexed Jobs with a number of completions higher than 10^5")
+	kindtest.Warnings(t, Job.Warn(baseJob(), baseJob()))
+	kindtest.Warnings(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{}), "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background")
+	kindtest.Warnings(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}))
+	kindtest.Warnings(t, Job.Delete.Warn(baseJob(), &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}))
 	if Job.Delete.Propagation != metav1.DeletePropagationOrphan || CronJob.Delete.Propagation == metav1.DeletePropagationOrphan {
 		t.Error("wrong propagation")
 	}

@@ -144,7 +144,7 @@ func TestApproval(t *testing.T) {
 		{name: "withdraw", obj: csr(nil), old: withConditions(approved), want: []string{"status.conditions: Forbidden: updates may not remove a condition of type \"Approved\""}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, errs := kindtest.Write(CertificateSigningRequest, "approval", request, test.obj, test.old)
+			_, errs := kindtest.UpdateSubresource(CertificateSigningRequest, "approval", request, test.obj, test.old)
 			kindtest.Errors(t, errs, test.want...)
 		})
 	}
@@ -153,7 +153,7 @@ func TestApproval(t *testing.T) {
 	old.Status.Certificate = []byte("kept")
 	obj := withConditions(condition("Failed"), condition("Approved"))
 	obj.Spec.SignerName = "other.com/x"
-	got, errs := kindtest.Write(CertificateSigningRequest, "approval", request, obj, old)
+	got, errs := kindtest.UpdateSubresource(CertificateSigningRequest, "approval", request, obj, old)
 	kindtest.Errors(t, errs)
 	if got.Spec.SignerName != old.Spec.SignerName || string(got.Status.Certificate) != "kept" {
 		t.Error("approval changed more than the conditions")
@@ -181,14 +181,14 @@ func TestSigningRequestStatus(t *testing.T) {
 		{name: "approve", obj: withConditions(condition("Approved")), old: csr(nil), want: []string{"status.conditions: Forbidden: updates may not add a condition of type \"Approved\""}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, errs := kindtest.Write(CertificateSigningRequest, "status", request, test.obj, test.old)
+			_, errs := kindtest.UpdateSubresource(CertificateSigningRequest, "status", request, test.obj, test.old)
 			kindtest.Errors(t, errs, test.want...)
 		})
 	}
 
 	stored, stale := condition("Approved"), condition("Approved")
 	stored.Reason, stored.LastUpdateTime, stored.LastTransitionTime = "Good", earlier, earlier
-	got, errs := kindtest.Write(CertificateSigningRequest, "status", request, withConditions(stale), withConditions(stored))
+	got, errs := kindtest.UpdateSubresource(CertificateSigningRequest, "status", request, withConditions(stale), withConditions(stored))
 	kindtest.Errors(t, errs)
 	if !reflect.DeepEqual(got.Status.Conditions[0], stored) {
 		t.Errorf("the approver's condition changed: %+v", got.Status.Conditions[0])
@@ -366,7 +366,7 @@ func TestPodCertificateOutcomes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.obj.Spec = *test.old.Spec.DeepCopy()
-			_, errs := kindtest.Write(PodCertificateRequest, "status", request, test.obj, test.old)
+			_, errs := kindtest.UpdateSubresource(PodCertificateRequest, "status", request, test.obj, test.old)
 			kindtest.Errors(t, errs, test.want...)
 		})
 	}

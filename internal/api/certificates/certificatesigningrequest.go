@@ -26,7 +26,7 @@ type signingRequest = certificatesv1.CertificateSigningRequest
 
 // CertificateSigningRequest asks a signer for a certificate. The spec says who asked and never changes; approvers write
 // the approval, signers the status, and neither can do the other's part.
-var CertificateSigningRequest = kind.Of(kind.Spec[*signingRequest]{
+var CertificateSigningRequest = kind.Of(kind.Definition[*signingRequest]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), Plural: "certificatesigningrequests", Short: []string{"csr"},
 	List:         &certificatesv1.CertificateSigningRequestList{},
 	ValidateName: path.ValidatePathSegmentName,
@@ -39,7 +39,7 @@ var CertificateSigningRequest = kind.Of(kind.Spec[*signingRequest]{
 	ValidateStatus: func(_ *kind.Request, csr, old *signingRequest) field.ErrorList {
 		return validateWrite(csr, old, writes{certificate: true})
 	},
-	Subresources: []kind.Subresource{{Name: "approval", Part: approval()}},
+	Subresources: []kind.Subresource{{Name: "approval", Update: approval()}},
 	Fields: map[string]func(*signingRequest) string{
 		"spec.signerName": func(csr *signingRequest) string { return csr.Spec.SignerName },
 	},
@@ -129,8 +129,8 @@ func stampConditions(now metav1.Time, csr, old *signingRequest) {
 	}
 }
 
-func approval() *kind.Part {
-	part := kind.PartOf(func(req *kind.Request, csr, old *signingRequest) {
+func approval() *kind.UpdateStrategy {
+	part := kind.UpdateStrategyOf(func(req *kind.Request, csr, old *signingRequest) {
 		given := csr.Status.Conditions
 		old.DeepCopyInto(csr)
 		csr.Status.Conditions = given
@@ -138,8 +138,8 @@ func approval() *kind.Part {
 	}, func(_ *kind.Request, csr, old *signingRequest) field.ErrorList {
 		return validateWrite(csr, old, writes{approval: true})
 	})
-	part.Owned = []string{"status.conditions"}
-	part.Metadata = true
+	part.OwnedFields = []string{"status.conditions"}
+	part.UpdatesMetadata = true
 	return part
 }
 

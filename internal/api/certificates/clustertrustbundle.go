@@ -19,7 +19,7 @@ import (
 
 // ClusterTrustBundle publishes trust anchors. A bundle of a signer carries the signer's name in its own, so that the right
 // to write it can be given by name; therefore the name is judged together with the spec.
-var ClusterTrustBundle = kind.Of(kind.Spec[*certificatesv1.ClusterTrustBundle]{
+var ClusterTrustBundle = kind.Of(kind.Definition[*certificatesv1.ClusterTrustBundle]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("ClusterTrustBundle"), StoredVersion: "v1beta1", Plural: "clustertrustbundles",
 	List:                    &certificatesv1.ClusterTrustBundleList{},
 	ValidateName:            path.ValidatePathSegmentName,

@@ -25,7 +25,7 @@ import (
 type podRequest = certificatesv1.PodCertificateRequest
 
 // PodCertificateRequest is a kubelet asking a signer for a certificate of one of its pods.
-var PodCertificateRequest = kind.Of(kind.Spec[*podRequest]{
+var PodCertificateRequest = kind.Of(kind.Definition[*podRequest]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("PodCertificateRequest"), StoredVersion: "v1beta1", Plural: "podcertificaterequests", Namespaced: true,
 	List: &certificatesv1.PodCertificateRequestList{},
 	Default: func(req *podRequest) {

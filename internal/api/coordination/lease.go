@@ -13,7 +13,7 @@ import (
 )
 
 // Lease changes hands only by compare and swap: an update must say which version it replaces.
-var Lease = kind.Of(kind.Spec[*coordinationv1.Lease]{
+var Lease = kind.Of(kind.Definition[*coordinationv1.Lease]{
 	GVK: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Plural: "leases", Namespaced: true,
 	List: &coordinationv1.LeaseList{},
 

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/api/podspec"
@@ -19,28 +20,28 @@ import (
 var podResource = schema.GroupResource{Resource: "pods"}
 
 // Binding puts a pod on a node. It is the older way to say it; the newer is pods/binding.
-var Binding = kind.Of(kind.Spec[*corev1.Binding]{
+var Binding = kind.Of(kind.Definition[*corev1.Binding]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Binding"), Plural: "bindings", Namespaced: true,
 	Action: bindPod,
 })
 
-func bindNamedPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
+func bindNamedPod(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body kind.Object) (runtime.Object, error) {
 	binding := body.(*corev1.Binding)
-	if binding.Name != name {
+	if binding.Name != parent.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
 	}
-	return bind(ctx, env, req, namespace, binding)
+	return bind(ctx, client, req, parent.Namespace, binding)
 }
 
-func bindPod(ctx context.Context, env kind.Env, req *kind.Request, binding *corev1.Binding) (runtime.Object, error) {
-	return bind(ctx, env, req, binding.Namespace, binding)
+func bindPod(ctx context.Context, client kind.Client, req *kind.Request, binding *corev1.Binding) (runtime.Object, error) {
+	return bind(ctx, client, req, binding.Namespace, binding)
 }
 
-func bind(ctx context.Context, env kind.Env, req *kind.Request, namespace string, binding *corev1.Binding) (runtime.Object, error) {
+func bind(ctx context.Context, client kind.Client, req *kind.Request, namespace string, binding *corev1.Binding) (runtime.Object, error) {
 	if errs := validateBinding(binding); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
-	err := changePod(ctx, env, req.DryRun, namespace, binding.Name, func(pod *corev1.Pod) error { return assign(pod, binding, req.Now) })
+	err := changePod(ctx, client, req.DryRun, namespace, binding.Name, func(pod *corev1.Pod) error { return assign(pod, binding, req.Now) })
 	if err != nil {
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
 			err = apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, binding.Name, err)
@@ -68,15 +69,15 @@ func validateBinding(binding *corev1.Binding) field.ErrorList {
 }
 
 // changePod writes a change of a pod, or only tries it.
-func changePod(ctx context.Context, env kind.Env, dryRun bool, namespace, name string, change func(pod *corev1.Pod) error) error {
+func changePod(ctx context.Context, client kind.Client, dryRun bool, namespace, name string, change func(pod *corev1.Pod) error) error {
 	if dryRun {
-		obj, err := env.Get(ctx, podResource, namespace, name)
+		obj, err := client.Get(ctx, podResource, namespace, name)
 		if err != nil {
 			return err
 		}
 		return change(obj.(*corev1.Pod).DeepCopy())
 	}
-	_, err := env.Update(ctx, podResource, namespace, name, func(obj kind.Object) error { return change(obj.(*corev1.Pod)) })
+	_, err := client.Update(ctx, podResource, namespace, name, func(obj kind.Object) error { return change(obj.(*corev1.Pod)) })
 	return err
 }
 

@@ -9,29 +9,30 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
 )
 
-// podEnv is an environment that holds the objects.
-func podEnv(t *testing.T, objs ...kind.Object) *memoryEnv {
+// clientWith is an environment that holds the objects.
+func clientWith(t *testing.T, objs ...kind.Object) *memoryClient {
 	t.Helper()
-	env := newMemoryEnv()
+	client := newMemoryClient()
 	for _, obj := range objs {
 		resource := podResource
 		if _, isPod := obj.(*corev1.Pod); !isPod {
 			resource = budgetResource
 		}
-		if _, err := env.Create(context.Background(), resource, obj); err != nil {
+		if _, err := client.Create(context.Background(), resource, obj); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return env
+	return client
 }
 
-func storedPod(t *testing.T, env kind.Env) *corev1.Pod {
+func storedPod(t *testing.T, client kind.Client) *corev1.Pod {
 	t.Helper()
-	obj, err := env.Get(context.Background(), podResource, "default", "p")
+	obj, err := client.Get(context.Background(), podResource, "default", "p")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,17 +63,17 @@ func succeeded(answer runtime.Object) bool {
 }
 
 func TestBinding(t *testing.T) {
-	env := podEnv(t, testPod(podStatus(`{phase: Pending, nominatedNodeName: other, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]}`),
+	client := clientWith(t, testPod(podStatus(`{phase: Pending, nominatedNodeName: other, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable}]}`),
 		func(p *corev1.Pod) { p.Annotations = map[string]string{"old": "kept"} }))
 	binding := bindingTo("node-1", func(b *corev1.Binding) {
 		b.Annotations = map[string]string{"a": "b", "pod.beta.kubernetes.io/init-containers": "x"}
 		b.Labels = map[string]string{"topology.kubernetes.io/zone": "z"}
 	})
-	answer, err := subresource(Pod, "binding").Create(context.Background(), env, testNow, "default", "p", binding)
+	answer, err := subresource(Pod, "binding").Create(context.Background(), client, testNow, types.NamespacedName{Namespace: "default", Name: "p"}, binding)
 	if err != nil || !succeeded(answer) {
 		t.Fatalf("%v, %v", answer, err)
 	}
-	pod := storedPod(t, env)
+	pod := storedPod(t, client)
 	if pod.Spec.NodeName != "node-1" || pod.Status.NominatedNodeName != "" {
 		t.Errorf("node %q, nominated %q", pod.Spec.NodeName, pod.Status.NominatedNodeName)
 	}
@@ -106,8 +107,8 @@ func TestBindingRefuses(t *testing.T) {
 		{"no kind of node", testPod(), bindingTo("node-1", func(b *corev1.Binding) { b.Target.Kind = "Cat" }), metav1.StatusReasonUnknown, `target.kind: Unsupported value: "Cat": supported values: "Node", "<empty>"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			env := podEnv(t, c.pod)
-			_, err := subresource(Pod, "binding").Create(context.Background(), env, testNow, "default", "p", c.binding)
+			client := clientWith(t, c.pod)
+			_, err := subresource(Pod, "binding").Create(context.Background(), client, testNow, types.NamespacedName{Namespace: "default", Name: "p"}, c.binding)
 			if err == nil || apierrors.ReasonForError(err) != c.reason || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v (%s), want %s (%s)", err, apierrors.ReasonForError(err), c.want, c.reason)
 			}
@@ -116,18 +117,18 @@ func TestBindingRefuses(t *testing.T) {
 }
 
 func TestBindingDryRun(t *testing.T) {
-	env := podEnv(t, testPod())
+	client := clientWith(t, testPod())
 	dry := &kind.Request{Now: testNow.Now, DryRun: true}
-	if answer, err := Binding.Action(context.Background(), env, dry, bindingTo("node-1")); err != nil || !succeeded(answer) {
+	if answer, err := Binding.Action(context.Background(), client, dry, bindingTo("node-1")); err != nil || !succeeded(answer) {
 		t.Fatalf("%v, %v", answer, err)
 	}
-	if pod := storedPod(t, env); pod.Spec.NodeName != "" {
+	if pod := storedPod(t, client); pod.Spec.NodeName != "" {
 		t.Errorf("a dry run bound the pod to %s", pod.Spec.NodeName)
 	}
-	if answer, err := Binding.Action(context.Background(), env, testNow, bindingTo("node-1")); err != nil || !succeeded(answer) {
+	if answer, err := Binding.Action(context.Background(), client, testNow, bindingTo("node-1")); err != nil || !succeeded(answer) {
 		t.Fatalf("%v, %v", answer, err)
 	}
-	if _, err := Binding.Action(context.Background(), env, dry, bindingTo("node-2")); !apierrors.IsConflict(err) {
+	if _, err := Binding.Action(context.Background(), client, dry, bindingTo("node-2")); !apierrors.IsConflict(err) {
 		t.Errorf("a dry run of what cannot be: %v", err)
 	}
 }

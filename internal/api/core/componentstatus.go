@@ -12,12 +12,12 @@ import (
 
 // ComponentStatus shows the health of the control plane's parts as the server finds it at the moment of the request.
 // A part the server does not check is not listed.
-var ComponentStatus = kind.Of(kind.Spec[*corev1.ComponentStatus]{
+var ComponentStatus = kind.Of(kind.Definition[*corev1.ComponentStatus]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ComponentStatus"), Plural: "componentstatuses", Short: []string{"cs"},
 	List: &corev1.ComponentStatusList{},
 
-	Virtual: func(ctx context.Context, env kind.Env) ([]*corev1.ComponentStatus, error) {
-		health, ok := env.(kind.Health)
+	Virtual: func(ctx context.Context, client kind.Client) ([]*corev1.ComponentStatus, error) {
+		health, ok := client.(kind.HealthChecker)
 		if !ok {
 			return nil, nil
 		}

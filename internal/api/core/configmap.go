@@ -14,7 +14,7 @@ import (
 
 const frozen = "field is immutable when `immutable` is set"
 
-var ConfigMap = kind.Of(kind.Spec[*corev1.ConfigMap]{
+var ConfigMap = kind.Of(kind.Definition[*corev1.ConfigMap]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ConfigMap"), Plural: "configmaps", Short: []string{"cm"}, Namespaced: true,
 	List: &corev1.ConfigMapList{},
 

@@ -104,15 +104,15 @@ func TestNamespace(t *testing.T) {
 	if kept, _ := kindtest.Update(Namespace, nil, changed, obj); len(kept.Spec.Finalizers) != 2 {
 		t.Errorf("a plain update took finalizers away: %v", kept.Spec.Finalizers)
 	}
-	final, errs := kindtest.Write(Namespace, "finalize", nil, changed, obj)
+	final, errs := kindtest.UpdateSubresource(Namespace, "finalize", nil, changed, obj)
 	kindtest.Errors(t, errs)
-	if len(final.Spec.Finalizers) != 0 || Namespace.Delete.Held(final) || !Namespace.Delete.Held(obj) {
+	if len(final.Spec.Finalizers) != 0 || Namespace.Delete.HasSpecFinalizers(final) || !Namespace.Delete.HasSpecFinalizers(obj) {
 		t.Errorf("finalized %+v", final.Spec)
 	}
 	changed.Status.Phase = corev1.NamespaceTerminating
-	_, errs = kindtest.Write(Namespace, "status", nil, changed, obj)
+	_, errs = kindtest.UpdateSubresource(Namespace, "status", nil, changed, obj)
 	kindtest.Errors(t, errs, "status.Phase: Invalid value: may only be 'Active' if `deletionTimestamp` is empty")
-	if Namespace.Delete.Begin(changed); changed.Status.Phase != corev1.NamespaceTerminating {
+	if Namespace.Delete.MarkTerminating(changed); changed.Status.Phase != corev1.NamespaceTerminating {
 		t.Errorf("phase %s", changed.Status.Phase)
 	}
 	obj.CreationTimestamp = hourly
@@ -231,7 +231,7 @@ func TestNode(t *testing.T) {
 	features := old.DeepCopy()
 	features.Status.DeclaredFeatures = []string{"B", "A", "a"}
 	features.Status.Addresses = []corev1.NodeAddress{{Address: "x"}, {Address: "x"}}
-	_, errs = kindtest.Write(Node, "status", nil, features, old)
+	_, errs = kindtest.UpdateSubresource(Node, "status", nil, features, old)
 	kindtest.Errors(t, errs, "status.declaredFeatures[1]: Invalid value: list must be sorted alphabetically", "status.declaredFeatures[2]: Invalid value: invalid feature name", "status.addresses[1]: Duplicate value")
 }
 
@@ -386,14 +386,14 @@ func TestEvent(t *testing.T) {
 	checkRow(t, Event, &corev1.Event{ObjectMeta: named("e"), FirstTimestamp: hourly, Source: corev1.EventSource{Component: "c"}, InvolvedObject: corev1.ObjectReference{Kind: "Node"}}, "60m", "", "", "node", "", "c", "", "60m", int64(1), "e")
 }
 
-type healthyEnv struct{ kind.Env }
+type healthyEnv struct{ kind.Client }
 
 func (healthyEnv) ComponentHealth(context.Context) []kind.ComponentHealth {
 	return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok"}, {Name: "scheduler", Err: errors.New("refused")}}
 }
 
 func TestComponentStatus(t *testing.T) {
-	if got, err := ComponentStatus.Virtual(context.Background(), newMemoryEnv()); err != nil || len(got) != 0 {
+	if got, err := ComponentStatus.Virtual(context.Background(), newMemoryClient()); err != nil || len(got) != 0 {
 		t.Errorf("without checks: %v %v", got, err)
 	}
 	got, err := ComponentStatus.Virtual(context.Background(), healthyEnv{})
@@ -417,8 +417,8 @@ func TestBootstrap(t *testing.T) {
 	if _, err := FirstServiceIP("10.96.0.0/32"); err == nil {
 		t.Error("a range without addresses")
 	}
-	env := newMemoryEnv(NewDefaultServiceCIDR([]string{"10.96.0.0/12", "fd00::/108"}, hourly))
-	stored := mustWrite(t, env, NewKubernetesService(ip, 6443))
+	client := newMemoryClient(NewDefaultServiceCIDR([]string{"10.96.0.0/12", "fd00::/108"}, hourly))
+	stored := mustWrite(t, client, NewKubernetesService(ip, 6443))
 	if stored.Spec.ClusterIP != "10.96.0.1" || len(stored.Spec.IPFamilies) != 1 || stored.Spec.Ports[0].TargetPort.IntVal != 6443 {
 		t.Errorf("%+v", stored.Spec)
 	}

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var Endpoints = kind.Of(kind.Spec[*corev1.Endpoints]{
+var Endpoints = kind.Of(kind.Definition[*corev1.Endpoints]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Endpoints"), Plural: "endpoints", Short: []string{"ep"}, Namespaced: true, Prefix: "services/endpoints",
 	List: &corev1.EndpointsList{},
 

@@ -19,7 +19,7 @@ import (
 )
 
 // Event is stored once and served twice: as v1, and as events.k8s.io/v1 with its newer names. It goes away by itself.
-var Event = kind.Of(kind.Spec[*corev1.Event]{
+var Event = kind.Of(kind.Definition[*corev1.Event]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Event"), Plural: "events", Short: []string{"ev"}, Namespaced: true,
 	TTL:  time.Hour,
 	List: &corev1.EventList{},

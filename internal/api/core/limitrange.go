@@ -16,7 +16,7 @@ import (
 )
 
 // LimitRange has no columns of its own: the table shows name and creation.
-var LimitRange = kind.Of(kind.Spec[*corev1.LimitRange]{
+var LimitRange = kind.Of(kind.Definition[*corev1.LimitRange]{
 	GVK: corev1.SchemeGroupVersion.WithKind("LimitRange"), Plural: "limitranges", Short: []string{"limits"}, Namespaced: true,
 	List: &corev1.LimitRangeList{},
 

@@ -16,7 +16,7 @@ import (
 
 // Namespace is held by spec.finalizers as well as by metadata.finalizers: the namespace controller empties it first
 // and then takes its own finalizer away through the finalize subresource.
-var Namespace = kind.Of(kind.Spec[*corev1.Namespace]{
+var Namespace = kind.Of(kind.Definition[*corev1.Namespace]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", Short: []string{"ns"}, IsNamespace: true,
 	// There is no deletecollection: nobody empties a cluster by accident.
 	Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"},
@@ -32,12 +32,12 @@ var Namespace = kind.Of(kind.Spec[*corev1.Namespace]{
 	ValidateStatus: validateNamespaceStatus,
 	Subresources: []kind.Subresource{{
 		Name: "finalize", Verbs: []string{"update"},
-		Part: namespaceFinalize(),
+		Update: namespaceFinalize(),
 	}},
 
-	Held:          func(obj *corev1.Namespace) bool { return len(obj.Spec.Finalizers) > 0 },
-	BeginDelete:   func(obj *corev1.Namespace) { obj.Status.Phase = corev1.NamespaceTerminating },
-	ReturnDeleted: true,
+	HasSpecFinalizers: func(obj *corev1.Namespace) bool { return len(obj.Spec.Finalizers) > 0 },
+	MarkTerminating:   func(obj *corev1.Namespace) { obj.Status.Phase = corev1.NamespaceTerminating },
+	ReturnDeleted:     true,
 
 	Fields: map[string]func(*corev1.Namespace) string{
 		"status.phase": func(obj *corev1.Namespace) string { return string(obj.Status.Phase) },
@@ -99,8 +99,8 @@ func validateNamespaceStatus(_ *kind.Request, obj, _ *corev1.Namespace) field.Er
 	return nil
 }
 
-func namespaceFinalize() *kind.Part {
-	part := kind.PartOf(
+func namespaceFinalize() *kind.UpdateStrategy {
+	part := kind.UpdateStrategyOf(
 		func(_ *kind.Request, obj, old *corev1.Namespace) {
 			finalizers := obj.Spec.Finalizers
 			old.DeepCopyInto(obj)
@@ -113,8 +113,8 @@ func namespaceFinalize() *kind.Part {
 			}
 			return errs
 		})
-	part.Owned = []string{"spec.finalizers"}
-	part.Metadata = true
+	part.OwnedFields = []string{"spec.finalizers"}
+	part.UpdatesMetadata = true
 	return part
 }
 

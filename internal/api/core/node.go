@@ -16,7 +16,7 @@ import (
 )
 
 // Node lies under /registry/minions, the name nodes had at first.
-var Node = kind.Of(kind.Spec[*corev1.Node]{
+var Node = kind.Of(kind.Definition[*corev1.Node]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Node"), Plural: "nodes", Short: []string{"no"}, Prefix: "minions",
 	List: &corev1.NodeList{},
 

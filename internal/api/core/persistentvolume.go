@@ -12,7 +12,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var PersistentVolume = kind.Of(kind.Spec[*corev1.PersistentVolume]{
+var PersistentVolume = kind.Of(kind.Definition[*corev1.PersistentVolume]{
 	GVK: corev1.SchemeGroupVersion.WithKind("PersistentVolume"), Plural: "persistentvolumes", Short: []string{"pv"},
 	List: &corev1.PersistentVolumeList{},
 

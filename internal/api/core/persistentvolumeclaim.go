@@ -12,7 +12,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var PersistentVolumeClaim = kind.Of(kind.Spec[*corev1.PersistentVolumeClaim]{
+var PersistentVolumeClaim = kind.Of(kind.Definition[*corev1.PersistentVolumeClaim]{
 	GVK: corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"), Plural: "persistentvolumeclaims", Short: []string{"pvc"}, Namespaced: true,
 	List: &corev1.PersistentVolumeClaimList{},
 

@@ -18,7 +18,7 @@ import (
 )
 
 // Pod is the kind everything else is about. What is true of every pod specification stands in podspec.
-var Pod = kind.Of(kind.Spec[*corev1.Pod]{
+var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Short: []string{"po"}, Categories: []string{"all"},
 	Namespaced: true, List: &corev1.PodList{},
 
@@ -35,14 +35,14 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 
 	Subresources: []kind.Subresource{
 		{Name: "attach", GVK: corev1.SchemeGroupVersion.WithKind("PodAttachOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
-		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod, Meant: true},
-		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Part: ephemeralContainersPart()},
+		{Name: "binding", GVK: corev1.SchemeGroupVersion.WithKind("Binding"), NewBody: func() kind.Object { return &corev1.Binding{} }, Create: bindNamedPod, KeepBodyUID: true},
+		{Name: "ephemeralcontainers", Verbs: []string{"get", "patch", "update"}, Update: ephemeralContainersUpdate()},
 		{Name: "eviction", GVK: policyv1.SchemeGroupVersion.WithKind("Eviction"), NewBody: func() kind.Object { return &policyv1.Eviction{} }, Create: evictPod},
 		{Name: "exec", GVK: corev1.SchemeGroupVersion.WithKind("PodExecOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		{Name: "log", Verbs: []string{"get"}},
 		{Name: "portforward", GVK: corev1.SchemeGroupVersion.WithKind("PodPortForwardOptions"), Verbs: []string{"create", "get"}, ConnectNeedsCreate: true},
 		{Name: "proxy", GVK: corev1.SchemeGroupVersion.WithKind("PodProxyOptions"), Verbs: proxyVerbs},
-		{Name: "resize", Verbs: []string{"get", "patch", "update"}, Part: resizePart()},
+		{Name: "resize", Verbs: []string{"get", "patch", "update"}, Update: resizeUpdate()},
 	},
 
 	IndexedField: "spec.nodeName",
@@ -62,8 +62,8 @@ var Pod = kind.Of(kind.Spec[*corev1.Pod]{
 	Row:           podRow,
 	RowConditions: podRowConditions,
 
-	Grace:         podGrace,
-	ReturnDeleted: true,
+	CheckGracefulDelete: podGrace,
+	ReturnDeleted:       true,
 })
 
 // proxyVerbs: a proxy passes on whatever is asked for.

@@ -11,7 +11,7 @@ import (
 )
 
 func TestPodRows(t *testing.T) {
-	kindtest.Described(t, Pod)
+	kindtest.ColumnsDescribed(t, Pod)
 	kindtest.Row(t, Pod, testPod(podStatus(`{phase: Pending}`)), "p", "0/1", "Pending", "0", "5m", "<none>", "<none>", "<none>", "<none>")
 
 	ago := func(d time.Duration) string { return kindtest.Now.Add(-d).Format(time.RFC3339) }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-helpers/apps/poddisruptionbudget"
 	"k8s.io/utils/ptr"
@@ -34,9 +35,9 @@ const (
 )
 
 // evictPod deletes a pod if the disruption budget that covers it can spare it.
-func evictPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
+func evictPod(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body kind.Object) (runtime.Object, error) {
 	eviction := body.(*policyv1.Eviction)
-	if eviction.Name != name {
+	if eviction.Name != parent.Name {
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
 	options := &metav1.DeleteOptions{}
@@ -44,14 +45,14 @@ func evictPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, n
 		options = eviction.DeleteOptions.DeepCopy()
 	}
 	if ptr.Deref(options.IgnoreStoreReadErrorWithClusterBreakingPotential, false) {
-		return nil, apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), name, field.ErrorList{
+		return nil, apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), parent.Name, field.ErrorList{
 			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true,
 				"can not be set for pod eviction, try after removing the option")})
 	}
 	if req.DryRun && len(options.DryRun) == 0 {
 		options.DryRun = []string{metav1.DryRunAll}
 	}
-	e := &evictionRun{env: env, now: req.Now, namespace: namespace, name: name, options: options}
+	e := &evictionRun{client: client, now: req.Now, namespace: parent.Namespace, name: parent.Name, options: options}
 	if err := e.run(ctx); err != nil {
 		return nil, err
 	}
@@ -60,7 +61,7 @@ func evictPod(ctx context.Context, env kind.Env, req *kind.Request, namespace, n
 
 // evictionRun is one eviction on its way.
 type evictionRun struct {
-	env             kind.Env
+	client          kind.Client
 	now             metav1.Time
 	namespace, name string
 	options         *metav1.DeleteOptions // the client's
@@ -101,7 +102,7 @@ func (e *evictionRun) run(ctx context.Context) error {
 // deleteUnguarded deletes a pod that no budget guards: one that has ended, has not begun, or is already going.
 func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, deleted bool, err error) {
 	for attempt := 1; ; attempt++ {
-		obj, err := e.env.Get(ctx, podResource, e.namespace, e.name)
+		obj, err := e.client.Get(ctx, podResource, e.namespace, e.name)
 		if err != nil {
 			return nil, false, err
 		}
@@ -141,7 +142,7 @@ func withVersion(options *metav1.DeleteOptions, version string) *metav1.DeleteOp
 // markAndDelete tells the pod why it goes, and deletes it.
 func (e *evictionRun) markAndDelete(ctx context.Context, options *metav1.DeleteOptions) error {
 	if !e.dryRun() {
-		marked, err := e.env.Update(ctx, podResource, e.namespace, e.name, func(obj kind.Object) error {
+		marked, err := e.client.Update(ctx, podResource, e.namespace, e.name, func(obj kind.Object) error {
 			pod := obj.(*corev1.Pod)
 			if err := checkPreconditions(pod, options.Preconditions); err != nil {
 				return err
@@ -158,7 +159,7 @@ func (e *evictionRun) markAndDelete(ctx context.Context, options *metav1.DeleteO
 			options = withVersion(options, marked.GetResourceVersion())
 		}
 	}
-	return e.env.Delete(ctx, podResource, e.namespace, e.name, options)
+	return e.client.Delete(ctx, podResource, e.namespace, e.name, options)
 }
 
 func checkPreconditions(pod *corev1.Pod, wanted *metav1.Preconditions) error {
@@ -184,7 +185,7 @@ func podDiffers(pod *corev1.Pod, format string, args ...any) error {
 
 // budgetFor is the budget that covers the pod, or nil. Nobody knows how to honour two.
 func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
-	objs, err := e.env.List(ctx, budgetResource, e.namespace)
+	objs, err := e.client.List(ctx, budgetResource, e.namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +220,7 @@ func (e *evictionRun) spend(ctx context.Context, budget *policyv1.PodDisruptionB
 	if e.dryRun() {
 		return spendOne(budget.DeepCopy(), e.name, e.now)
 	}
-	_, err := e.env.Update(ctx, budgetResource, e.namespace, budget.Name, func(obj kind.Object) error {
+	_, err := e.client.Update(ctx, budgetResource, e.namespace, budget.Name, func(obj kind.Object) error {
 		return spendOne(obj.(*policyv1.PodDisruptionBudget), e.name, e.now)
 	})
 	if apierrors.IsConflict(err) {

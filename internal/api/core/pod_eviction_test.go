@@ -19,16 +19,16 @@ import (
 	"skiff/internal/kind"
 )
 
-// evictionEnv remembers how pods were deleted, and heeds the version in a deletion's preconditions.
-type evictionEnv struct {
-	*memoryEnv
+// evictionClient remembers how pods were deleted, and heeds the version in a deletion's preconditions.
+type evictionClient struct {
+	*memoryClient
 	deletions []metav1.DeleteOptions
 	marks     []corev1.PodCondition
 	// beforeDelete runs before each deletion.
 	beforeDelete func()
 }
 
-func (e *evictionEnv) Delete(ctx context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+func (e *evictionClient) Delete(ctx context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
 	if e.beforeDelete != nil {
 		e.beforeDelete()
 	}
@@ -44,7 +44,7 @@ func (e *evictionEnv) Delete(ctx context.Context, resource schema.GroupResource,
 	if len(options.DryRun) > 0 {
 		return nil
 	}
-	return e.memoryEnv.Delete(ctx, resource, namespace, name, options)
+	return e.memoryClient.Delete(ctx, resource, namespace, name, options)
 }
 
 func budget(name string, changes ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
@@ -71,9 +71,9 @@ func readyPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 
 var unready = podStatus(`conditions: [{type: Ready, status: "False"}]`)
 
-func evict(env kind.Env, req *kind.Request, options *metav1.DeleteOptions) error {
+func evict(client kind.Client, req *kind.Request, options *metav1.DeleteOptions) error {
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, DeleteOptions: options}
-	answer, err := subresource(Pod, "eviction").Create(context.Background(), env, req, "default", "p", eviction)
+	answer, err := subresource(Pod, "eviction").Create(context.Background(), client, req, types.NamespacedName{Namespace: "default", Name: "p"}, eviction)
 	if err == nil && !succeeded(answer) {
 		return errors.New("no success")
 	}
@@ -132,17 +132,17 @@ func TestEviction(t *testing.T) {
 			for _, b := range c.budgets {
 				objs = append(objs, b)
 			}
-			env := &evictionEnv{memoryEnv: podEnv(t, objs...)}
-			err := evict(env, testNow, nil)
+			client := &evictionClient{memoryClient: clientWith(t, objs...)}
+			err := evict(client, testNow, nil)
 			checkRefusal(t, err, c.code, c.cause)
-			if gone := len(env.deletions) == 1; gone != (c.code == 0) {
-				t.Errorf("deletions: %v", env.deletions)
+			if gone := len(client.deletions) == 1; gone != (c.code == 0) {
+				t.Errorf("deletions: %v", client.deletions)
 			}
 			if c.code == 0 {
-				checkMarked(t, env.marks)
+				checkMarked(t, client.marks)
 			}
 			if len(c.budgets) > 0 {
-				after := storedBudget(t, env)
+				after := storedBudget(t, client)
 				if after.Status.DisruptionsAllowed != c.left {
 					t.Errorf("the budget allows %d", after.Status.DisruptionsAllowed)
 				}
@@ -155,9 +155,9 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-func storedBudget(t *testing.T, env kind.Env) *policyv1.PodDisruptionBudget {
+func storedBudget(t *testing.T, client kind.Client) *policyv1.PodDisruptionBudget {
 	t.Helper()
-	obj, err := env.Get(context.Background(), budgetResource, "default", "b")
+	obj, err := client.Get(context.Background(), budgetResource, "default", "b")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,11 +198,11 @@ func checkMarked(t *testing.T, conditions []corev1.PodCondition) {
 }
 
 func TestEvictionLastToSpare(t *testing.T) {
-	env := &evictionEnv{memoryEnv: podEnv(t, readyPod(), budget("b", allowed(1)))}
-	if err := evict(env, testNow, nil); err != nil {
+	client := &evictionClient{memoryClient: clientWith(t, readyPod(), budget("b", allowed(1)))}
+	if err := evict(client, testNow, nil); err != nil {
 		t.Fatal(err)
 	}
-	condition := meta.FindStatusCondition(storedBudget(t, env).Status.Conditions, policyv1.DisruptionAllowedCondition)
+	condition := meta.FindStatusCondition(storedBudget(t, client).Status.Conditions, policyv1.DisruptionAllowedCondition)
 	if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != policyv1.InsufficientPodsReason {
 		t.Errorf("condition %v", condition)
 	}
@@ -217,14 +217,14 @@ func TestEvictionDryRun(t *testing.T) {
 		{"of the request", &kind.Request{Now: testNow.Now, DryRun: true}, nil},
 		{"of the options", testNow, &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}},
 	} {
-		env := &evictionEnv{memoryEnv: podEnv(t, readyPod(), budget("b"))}
-		if err := evict(env, c.req, c.options); err != nil {
+		client := &evictionClient{memoryClient: clientWith(t, readyPod(), budget("b"))}
+		if err := evict(client, c.req, c.options); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if len(env.deletions) != 1 || len(env.deletions[0].DryRun) != 1 || len(storedPod(t, env).Status.Conditions) != 1 || storedBudget(t, env).Status.DisruptionsAllowed != 2 {
+		if len(client.deletions) != 1 || len(client.deletions[0].DryRun) != 1 || len(storedPod(t, client).Status.Conditions) != 1 || storedBudget(t, client).Status.DisruptionsAllowed != 2 {
 			t.Errorf("%s: not without effect", c.name)
 		}
-		spent := &evictionEnv{memoryEnv: podEnv(t, readyPod(), budget("b", allowed(0)))}
+		spent := &evictionClient{memoryClient: clientWith(t, readyPod(), budget("b", allowed(0)))}
 		if err := evict(spent, c.req, c.options); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("%s of what cannot be: %v", c.name, err)
 		}
@@ -244,46 +244,46 @@ func TestEvictionPreconditions(t *testing.T) {
 		{"a dangerous option", &metav1.DeleteOptions{IgnoreStoreReadErrorWithClusterBreakingPotential: ptr.To(true)}, "can not be set for pod eviction, try after removing the option"},
 	} {
 		for _, phase := range []string{`phase: Running`, `phase: Pending`} {
-			env := &evictionEnv{memoryEnv: podEnv(t, readyPod(podStatus(phase)))}
-			err := evict(env, testNow, c.options)
+			client := &evictionClient{memoryClient: clientWith(t, readyPod(podStatus(phase)))}
+			err := evict(client, testNow, c.options)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s, %s: %v", c.name, phase, err)
 			}
 		}
 	}
-	env := podEnv(t, readyPod())
+	client := clientWith(t, readyPod())
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "q"}}
-	if _, err := subresource(Pod, "eviction").Create(context.Background(), env, testNow, "default", "p", eviction); !apierrors.IsBadRequest(err) {
+	if _, err := subresource(Pod, "eviction").Create(context.Background(), client, testNow, types.NamespacedName{Namespace: "default", Name: "p"}, eviction); !apierrors.IsBadRequest(err) {
 		t.Errorf("another name: %v", err)
 	}
-	if err := evict(podEnv(t), testNow, nil); !apierrors.IsNotFound(err) {
+	if err := evict(clientWith(t), testNow, nil); !apierrors.IsNotFound(err) {
 		t.Errorf("no pod: %v", err)
 	}
 }
 
 // TestEvictionContention: a pod that is written while it is evicted.
 func TestEvictionContention(t *testing.T) {
-	touch := func(env *evictionEnv, times int) {
-		env.beforeDelete = func() {
+	touch := func(client *evictionClient, times int) {
+		client.beforeDelete = func() {
 			if times--; times >= 0 {
-				_, _ = env.Update(context.Background(), podResource, "default", "p", func(kind.Object) error { return nil })
+				_, _ = client.Update(context.Background(), podResource, "default", "p", func(kind.Object) error { return nil })
 			}
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		env := &evictionEnv{memoryEnv: podEnv(t, readyPod(podStatus(`phase: Pending`)))}
-		touch(env, 3)
-		if err := evict(env, testNow, nil); err != nil || len(env.deletions) != 1 {
+		client := &evictionClient{memoryClient: clientWith(t, readyPod(podStatus(`phase: Pending`)))}
+		touch(client, 3)
+		if err := evict(client, testNow, nil); err != nil || len(client.deletions) != 1 {
 			t.Errorf("a pending pod: %v", err)
 		}
-		env = &evictionEnv{memoryEnv: podEnv(t, readyPod(podStatus(`phase: Pending`)))}
-		touch(env, evictionAttempts)
-		if err := evict(env, testNow, nil); !apierrors.IsConflict(err) {
+		client = &evictionClient{memoryClient: clientWith(t, readyPod(podStatus(`phase: Pending`)))}
+		touch(client, evictionAttempts)
+		if err := evict(client, testNow, nil); !apierrors.IsConflict(err) {
 			t.Errorf("a pending pod that is never left alone: %v", err)
 		}
-		env = &evictionEnv{memoryEnv: podEnv(t, readyPod(unready), budget("b", allowed(0)))}
-		touch(env, 1)
-		if err := evict(env, testNow, nil); !apierrors.IsTooManyRequests(err) {
+		client = &evictionClient{memoryClient: clientWith(t, readyPod(unready), budget("b", allowed(0)))}
+		touch(client, 1)
+		if err := evict(client, testNow, nil); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("an unready pod may have become ready: %v", err)
 		}
 	})

@@ -13,10 +13,10 @@ import (
 	"skiff/internal/kind"
 )
 
-// ephemeralContainersPart adds containers to a running pod, to look at it.
-func ephemeralContainersPart() *kind.Part {
-	part := kind.PartOf(prepareEphemeralContainers, validateEphemeralContainers)
-	part.Owned = []string{"spec.ephemeralContainers"}
+// ephemeralContainersUpdate adds containers to a running pod, to look at it.
+func ephemeralContainersUpdate() *kind.UpdateStrategy {
+	part := kind.UpdateStrategyOf(prepareEphemeralContainers, validateEphemeralContainers)
+	part.OwnedFields = []string{"spec.ephemeralContainers"}
 	return part
 }
 
@@ -45,10 +45,10 @@ func validateEphemeralContainers(_ *kind.Request, obj, old *corev1.Pod) field.Er
 	return errs
 }
 
-// resizePart changes the cpu and memory of a running pod.
-func resizePart() *kind.Part {
-	part := kind.PartOf(prepareResize, validateResize)
-	part.Owned = []string{"spec.containers", "spec.initContainers", "spec.resources"}
+// resizeUpdate changes the cpu and memory of a running pod.
+func resizeUpdate() *kind.UpdateStrategy {
+	part := kind.UpdateStrategyOf(prepareResize, validateResize)
+	part.OwnedFields = []string{"spec.containers", "spec.initContainers", "spec.resources"}
 	return part
 }
 

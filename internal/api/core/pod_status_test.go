@@ -21,7 +21,7 @@ conditions: [{type: Ready, status: "False"}, {type: Initialized, status: "True",
 containerStatuses: [{name: web, volumeMounts: [{name: v, mountPath: /x, volumeStatus: {image: {imageRef: r}}}]}]
 volumeHealth: [{name: v}]
 nodeAllocatableResourceClaimStatuses: [{resourceClaimName: made}]`))
-	pod, _ := kindtest.Write(Pod, "status", testNow, next, old)
+	pod, _ := kindtest.UpdateSubresource(Pod, "status", testNow, next, old)
 	status := &pod.Status
 	if pod.Spec.NodeName != "" || status.Phase != corev1.PodRunning {
 		t.Errorf("not the status alone changed: %v", pod)
@@ -51,7 +51,7 @@ containerStatuses: [{name: web, state: {terminated: {exitCode: 0}}}, {name: rule
 initContainerStatuses: [{name: in, state: {terminated: {exitCode: 1}}}, {name: side, state: {terminated: {exitCode: 0}}}]
 ephemeralContainerStatuses: [{name: e, state: {terminated: {exitCode: 1}}}]`))
 	const again = "may not be transitioned to non-terminated state"
-	kindtest.StatusWrites(t, Pod, base, []kindtest.Case[*corev1.Pod]{
+	kindtest.StatusUpdates(t, Pod, base, []kindtest.Case[*corev1.Pod]{
 		{Name: "nothing"},
 		{Name: "conditions", Change: podStatus(`conditions: [{type: "bad type!", observedGeneration: -1}, {type: Ready}]`), Want: []string{
 			"status.conditions[0].Type: Invalid value", "status.conditions[0].observedGeneration: Invalid value: -1: must be a non-negative integer"}},
@@ -102,20 +102,20 @@ ephemeralContainerStatuses: [{name: e, state: {terminated: {exitCode: 1}}, alloc
 	})
 
 	bound := testPod(podSpec(`nodeName: node`))
-	kindtest.StatusWrites(t, Pod, bound, []kindtest.Case[*corev1.Pod]{
+	kindtest.StatusUpdates(t, Pod, bound, []kindtest.Case[*corev1.Pod]{
 		{Name: "a nominated node for a bound pod", Change: podStatus(`nominatedNodeName: m`), Want: []string{"status.nominatedNodeName: Forbidden: may not be set on pods that are already bound to a node"}},
 	})
 	windows := testPod(podSpec(`os: {name: windows}`))
-	kindtest.StatusWrites(t, Pod, windows, []kindtest.Case[*corev1.Pod]{
+	kindtest.StatusUpdates(t, Pod, windows, []kindtest.Case[*corev1.Pod]{
 		{Name: "a linux user on windows", Change: podStatus(`containerStatuses: [{name: web, user: {linux: {uid: 1, gid: 1}}}]`), Want: []string{"status.containerStatuses[0].user.linux: Forbidden: cannot be set for a windows pod"}},
 	})
 	restartsAll := testPod(podSpec(`{restartPolicy: Never, containers: [{name: web, image: i, restartPolicy: Never, restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [1]}}]}]}`),
 		podStatus(`containerStatuses: [{name: web, state: {terminated: {exitCode: 0}}}]`))
-	kindtest.StatusWrites(t, Pod, restartsAll, []kindtest.Case[*corev1.Pod]{
+	kindtest.StatusUpdates(t, Pod, restartsAll, []kindtest.Case[*corev1.Pod]{
 		{Name: "where one container can restart all", Change: podStatus(`containerStatuses: [{name: web, state: {running: {}}}]`)},
 	})
 	stored := testPod(podStatus(`{volumeHealth: [{name: gone}], nodeAllocatableResourceClaimStatuses: [{resourceClaimName: x}]}`))
-	kindtest.StatusWrites(t, Pod, stored, []kindtest.Case[*corev1.Pod]{
+	kindtest.StatusUpdates(t, Pod, stored, []kindtest.Case[*corev1.Pod]{
 		{Name: "features another server had on", Change: podStatus(`{volumeHealth: [{name: gone, healthConditions: [{reason: "bad reason!"}]}], nodeAllocatableResourceClaimStatuses: [{resourceClaimName: x, mapping: [{name: gpu, quantity: -1}], overhead: [{name: cpu}, {name: memory, perPod: -1, perContainer: -1}]}]}`), Want: []string{
 			"status.volumeHealth[0].name: Not found", "status.volumeHealth[0].healthConditions[0].reason: Invalid value",
 			"status.nodeAllocatableResourceClaimStatuses[0].resourceClaimName: Invalid value: \"x\": no mapping found in pod reference",
@@ -126,7 +126,7 @@ ephemeralContainerStatuses: [{name: e, state: {terminated: {exitCode: 1}}, alloc
 }
 
 func TestPodStatusWarnings(t *testing.T) {
-	part := Pod.Subresources[0].Part
-	kindtest.Texts(t, part.Warn(testPod(podStatus(`{podIPs: [{ip: "1:0::1"}], hostIPs: [{ip: 1.1.1.1}]}`)), testPod()),
+	part := Pod.Subresources[0].Update
+	kindtest.Warnings(t, part.Warn(testPod(podStatus(`{podIPs: [{ip: "1:0::1"}], hostIPs: [{ip: 1.1.1.1}]}`)), testPod()),
 		`status.podIPs[0].ip: IPv6 address "1:0::1" should be in RFC 5952 canonical format`)
 }

@@ -20,7 +20,7 @@ var testNow = &kind.Request{Now: metav1.NewTime(kindtest.Now)}
 // testPod is a pod with one container, after the changes.
 func testPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", CreationTimestamp: kindtest.Minutes(5)},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", CreationTimestamp: kindtest.MinutesAgo(5)},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "nginx:1"}}},
 	}
 	for _, change := range changes {
@@ -175,10 +175,10 @@ func TestPodCreateRefuses(t *testing.T) {
 
 func TestPodWarnings(t *testing.T) {
 	pod := testPod(func(p *corev1.Pod) { p.Name = "a.b" }, podSpec(`volumes: [{name: v, rbd: {}}]`))
-	kindtest.Texts(t, Pod.Warn(pod, nil),
+	kindtest.Warnings(t, Pod.Warn(pod, nil),
 		"metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [must not contain dots]",
 		"spec.volumes[0].rbd: deprecated in v1.28, non-functional in v1.31+")
-	kindtest.Texts(t, Pod.Warn(pod, pod))
+	kindtest.Warnings(t, Pod.Warn(pod, pod))
 }
 
 func TestPodGeneration(t *testing.T) {
@@ -225,11 +225,11 @@ func TestPodGrace(t *testing.T) {
 		{"negative", `{nodeName: node, terminationGracePeriodSeconds: -3}`, running, nil, 1},
 	} {
 		options := &metav1.DeleteOptions{GracePeriodSeconds: c.asked}
-		if !Pod.Delete.Grace(testPod(podSpec(c.spec), podStatus(c.status)), options) || *options.GracePeriodSeconds != c.want {
+		if !Pod.Delete.CheckGraceful(testPod(podSpec(c.spec), podStatus(c.status)), options) || *options.GracePeriodSeconds != c.want {
 			t.Errorf("%s: %d, want %d", c.name, *options.GracePeriodSeconds, c.want)
 		}
 	}
-	if Pod.Delete.Grace(testPod(), nil) {
+	if Pod.Delete.CheckGraceful(testPod(), nil) {
 		t.Error("graceful without options")
 	}
 }

@@ -112,7 +112,7 @@ func TestEphemeralContainers(t *testing.T) {
 		{"in a static pod", mirror, podSpec(`ephemeralContainers: [{name: one, image: i}]`), []string{"[]: Forbidden: static pods do not support ephemeral containers"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pod, errs := kindtest.Write(Pod, "ephemeralcontainers", testNow, kindtest.With(c.old, c.change), c.old)
+			pod, errs := kindtest.UpdateSubresource(Pod, "ephemeralcontainers", testNow, kindtest.With(c.old, c.change), c.old)
 			kindtest.Errors(t, errs, c.want...)
 			if pod.Spec.Containers[0].Image != "nginx:1" || pod.Labels != nil {
 				t.Errorf("more than ephemeral containers changed: %v", pod)
@@ -193,7 +193,7 @@ initContainers:
 			[]string{"spec.initContainers[0]: Forbidden: non-sidecar init containers with a resize policy of RestartContainer cannot be resized"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, errs := kindtest.Write(Pod, "resize", testNow, kindtest.With(c.old, c.change), c.old)
+			_, errs := kindtest.UpdateSubresource(Pod, "resize", testNow, kindtest.With(c.old, c.change), c.old)
 			kindtest.Errors(t, errs, c.want...)
 		})
 	}

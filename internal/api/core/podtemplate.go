@@ -15,7 +15,7 @@ import (
 )
 
 // PodTemplate is a template that stands alone.
-var PodTemplate = kind.Of(kind.Spec[*corev1.PodTemplate]{
+var PodTemplate = kind.Of(kind.Definition[*corev1.PodTemplate]{
 	GVK: corev1.SchemeGroupVersion.WithKind("PodTemplate"), Plural: "podtemplates", Namespaced: true, List: &corev1.PodTemplateList{},
 
 	Default: func(obj *corev1.PodTemplate) { podspec.DefaultTemplate(&obj.Template) },

@@ -8,7 +8,7 @@ import (
 
 // RangeAllocation is not served: it is how several API servers agree on who has which node port. The object
 // servicenodeports lies at /registry/ranges/servicenodeports.
-var RangeAllocation = kind.Of(kind.Spec[*corev1.RangeAllocation]{
+var RangeAllocation = kind.Of(kind.Definition[*corev1.RangeAllocation]{
 	GVK: corev1.SchemeGroupVersion.WithKind("RangeAllocation"), Plural: "rangeallocations", Prefix: "ranges",
 	Verbs: []string{},
 })

@@ -25,7 +25,7 @@ import (
 
 // ReplicationController keeps a number of pods running, as ReplicaSets do today. It lies under /registry/controllers,
 // the name it had at first, and its pods outlive it unless the client says otherwise.
-var ReplicationController = kind.Of(kind.Spec[*corev1.ReplicationController]{
+var ReplicationController = kind.Of(kind.Definition[*corev1.ReplicationController]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ReplicationController"), Plural: "replicationcontrollers", Prefix: "controllers",
 	Short: []string{"rc"}, Categories: []string{"all"}, Namespaced: true, List: &corev1.ReplicationControllerList{},
 

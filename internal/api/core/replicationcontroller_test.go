@@ -23,7 +23,7 @@ func testTemplate() corev1.PodTemplateSpec {
 func testController() *corev1.ReplicationController {
 	template := testTemplate()
 	return &corev1.ReplicationController{
-		ObjectMeta: metav1.ObjectMeta{Name: "rc", Namespace: "default", UID: "u-1", ResourceVersion: "7", CreationTimestamp: kindtest.Minutes(6)},
+		ObjectMeta: metav1.ObjectMeta{Name: "rc", Namespace: "default", UID: "u-1", ResourceVersion: "7", CreationTimestamp: kindtest.MinutesAgo(6)},
 		Spec:       corev1.ReplicationControllerSpec{Template: &template},
 	}
 }
@@ -73,7 +73,7 @@ func TestReplicationController(t *testing.T) {
 			o.Spec.Selector, o.Spec.Template.Labels = map[string]string{"app": "v2"}, map[string]string{"app": "v2"}
 		}, Want: []string{"spec.selector: Invalid value: {\"app\":\"v2\"}: cannot update non-convertible selector", "other: Not found: \"y\": unknown non-convertible field"}},
 	})
-	kindtest.StatusWrites(t, ReplicationController, testController(), []kindtest.Case[*rc]{
+	kindtest.StatusUpdates(t, ReplicationController, testController(), []kindtest.Case[*rc]{
 		{Name: "ordinary", Change: func(o *rc) {
 			o.Status = corev1.ReplicationControllerStatus{Replicas: 3, FullyLabeledReplicas: 3, ReadyReplicas: 2, AvailableReplicas: 1, ObservedGeneration: 1}
 		}},
@@ -88,7 +88,7 @@ func TestReplicationControllerRow(t *testing.T) {
 	obj := testController()
 	ReplicationController.Default(obj)
 	obj.Spec.Replicas, obj.Status.Replicas, obj.Status.ReadyReplicas = ptr.To[int32](5), 4, 3
-	kindtest.Described(t, ReplicationController)
+	kindtest.ColumnsDescribed(t, ReplicationController)
 	kindtest.Row(t, ReplicationController, obj, "rc", int64(5), int64(4), int64(3), "6m", "a,b", "i:1,i:2", "app=web")
 	kindtest.Row(t, ReplicationController, &corev1.ReplicationController{}, "", int64(0), int64(0), int64(0), "<unknown>", "", "", "<none>")
 	if got := ReplicationController.Fields["status.replicas"](obj); got != "4" {
@@ -129,9 +129,9 @@ func TestReplicationControllerWarnings(t *testing.T) {
 	obj.Name = "a.b"
 	obj.Spec.Template.Spec.TerminationGracePeriodSeconds = ptr.To[int64](-1)
 	const negative = "spec.template.spec.terminationGracePeriodSeconds: must be >= 0"
-	kindtest.Texts(t, ReplicationController.Warn(obj, nil), "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [must not contain dots]", negative)
-	kindtest.Texts(t, ReplicationController.Warn(obj, old), negative)
-	kindtest.Texts(t, ReplicationController.Warn(obj, obj))
+	kindtest.Warnings(t, ReplicationController.Warn(obj, nil), "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [must not contain dots]", negative)
+	kindtest.Warnings(t, ReplicationController.Warn(obj, old), negative)
+	kindtest.Warnings(t, ReplicationController.Warn(obj, obj))
 }
 
 func TestPodTemplate(t *testing.T) {
@@ -145,12 +145,12 @@ func TestPodTemplate(t *testing.T) {
 		}},
 		{Name: "a bad change", Update: true, Change: func(o *pt) { o.Template.Labels = map[string]string{"bad key!": ""} }, Want: []string{"template.labels: Invalid value"}},
 	})
-	kindtest.Described(t, PodTemplate)
+	kindtest.ColumnsDescribed(t, PodTemplate)
 	kindtest.Row(t, PodTemplate, base, "t", "a,b", "i:1,i:2", "app=web")
 	changed := base.DeepCopy()
 	changed.Template.Spec.TerminationGracePeriodSeconds = ptr.To[int64](-1)
-	kindtest.Texts(t, PodTemplate.Warn(changed, base), "template.spec.terminationGracePeriodSeconds: must be >= 0")
-	kindtest.Texts(t, PodTemplate.Warn(changed, changed))
+	kindtest.Warnings(t, PodTemplate.Warn(changed, base), "template.spec.terminationGracePeriodSeconds: must be >= 0")
+	kindtest.Warnings(t, PodTemplate.Warn(changed, changed))
 	if !PodTemplate.SpecChanged(changed, base) || PodTemplate.SpecChanged(base, base) {
 		t.Error("generation does not follow the template")
 	}

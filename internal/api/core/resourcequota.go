@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var ResourceQuota = kind.Of(kind.Spec[*corev1.ResourceQuota]{
+var ResourceQuota = kind.Of(kind.Definition[*corev1.ResourceQuota]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ResourceQuota"), Plural: "resourcequotas", Short: []string{"quota"}, Namespaced: true,
 	List: &corev1.ResourceQuotaList{},
 

@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var Secret = kind.Of(kind.Spec[*corev1.Secret]{
+var Secret = kind.Of(kind.Definition[*corev1.Secret]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Secret"), Plural: "secrets", Namespaced: true,
 	List: &corev1.SecretList{},
 

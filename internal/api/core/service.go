@@ -20,7 +20,7 @@ import (
 
 // Service is a union by its type: with the type change the fields that no longer mean anything, and the addresses and
 // ports that were handed out for them. The hooks of servicealloc.go fill those in before the object is validated.
-var Service = kind.Of(kind.Spec[*corev1.Service]{
+var Service = kind.Of(kind.Definition[*corev1.Service]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Service"), Plural: "services", Short: []string{"svc"}, Categories: []string{"all"}, Namespaced: true, Prefix: "services/specs",
 	List: &corev1.ServiceList{},
 

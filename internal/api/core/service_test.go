@@ -82,7 +82,7 @@ func TestServiceStatusAndRow(t *testing.T) {
 	checkRow(t, Service, old, "a", "LoadBalancer", "10.0.0.1", "<pending>", "80:30001/TCP,81/UDP", "60m", "app=a")
 	changed := old.DeepCopy()
 	changed.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "010.0.0.1"}, {Hostname: "10.0.0.1"}, {Hostname: "b.example", IPMode: ptr.To(corev1.LoadBalancerIPModeVIP)}}
-	_, errs := kindtest.Write(Service, "status", request, changed, old)
+	_, errs := kindtest.UpdateSubresource(Service, "status", request, changed, old)
 	kindtest.Errors(t, errs,
 		"status.loadBalancer.ingress[0].ip: Invalid value: must not have leading 0s",
 		"status.loadBalancer.ingress[1].hostname: Invalid value: must be a DNS name, not an IP address",

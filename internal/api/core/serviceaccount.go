@@ -10,13 +10,14 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
 )
 
 const enforceMountableSecrets = "kubernetes.io/enforce-mountable-secrets"
 
-var ServiceAccount = kind.Of(kind.Spec[*corev1.ServiceAccount]{
+var ServiceAccount = kind.Of(kind.Definition[*corev1.ServiceAccount]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ServiceAccount"), Plural: "serviceaccounts", Short: []string{"sa"}, Namespaced: true,
 	List: &corev1.ServiceAccountList{},
 
@@ -42,8 +43,8 @@ var ServiceAccount = kind.Of(kind.Spec[*corev1.ServiceAccount]{
 	Subresources: []kind.Subresource{{
 		Name: "token", GVK: authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"), Verbs: []string{"create"}, StoresNothing: true,
 		NewBody: func() kind.Object { return &authenticationv1.TokenRequest{} },
-		Create: func(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body kind.Object) (runtime.Object, error) {
-			return requestToken(ctx, env, req, namespace, name, body.(*authenticationv1.TokenRequest))
+		Create: func(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body kind.Object) (runtime.Object, error) {
+			return requestToken(ctx, client, req, parent, body.(*authenticationv1.TokenRequest))
 		},
 	}},
 

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/kind"
@@ -19,12 +20,13 @@ var tokenRequestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenReques
 
 // requestToken answers with a token for the service account, bound to the object the request names: when that object is
 // gone, the token no longer counts.
-func requestToken(ctx context.Context, env kind.Env, req *kind.Request, namespace, name string, body *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
-	issuer, ok := env.(kind.TokenIssuer)
+func requestToken(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
+	issuer, ok := client.(kind.TokenIssuer)
 	if !ok {
 		return nil, apierrors.NewServiceUnavailable("this server issues no tokens")
 	}
 	request := body.DeepCopy()
+	namespace, name := parent.Namespace, parent.Name
 	metadata := field.NewPath("metadata")
 	if request.Name != "" && request.Name != name {
 		return nil, apierrors.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("name"), request.Name, "must match the service account name if specified")})
@@ -32,7 +34,7 @@ func requestToken(ctx context.Context, env kind.Env, req *kind.Request, namespac
 	if request.Namespace != "" && request.Namespace != namespace {
 		return nil, apierrors.NewInvalid(tokenRequestKind, name, field.ErrorList{field.Invalid(metadata.Child("namespace"), request.Namespace, "must match the service account namespace if specified")})
 	}
-	account, err := env.Get(ctx, corev1.Resource("serviceaccounts"), namespace, name)
+	account, err := client.Get(ctx, corev1.Resource("serviceaccounts"), namespace, name)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +55,7 @@ func requestToken(ctx context.Context, env kind.Env, req *kind.Request, namespac
 		return nil, apierrors.NewInvalid(tokenRequestKind, "", errs)
 	}
 	claims := kind.TokenClaims{ServiceAccount: account, Audiences: request.Spec.Audiences, ExpirationSeconds: *request.Spec.ExpirationSeconds, Annotate: req.Annotate}
-	if err := bindToken(ctx, env, &claims, request.Spec.BoundObjectRef); err != nil {
+	if err := bindToken(ctx, client, &claims, request.Spec.BoundObjectRef); err != nil {
 		return nil, err
 	}
 	token, seconds, err := issuer.IssueToken(ctx, claims)
@@ -81,7 +83,7 @@ func validateTokenExpiration(seconds int64, path *field.Path) (errs field.ErrorL
 }
 
 // bindToken finds the object that the token is to be bound to. A pod must run as the service account.
-func bindToken(ctx context.Context, env kind.Env, claims *kind.TokenClaims, ref *authenticationv1.BoundObjectReference) (err error) {
+func bindToken(ctx context.Context, client kind.Client, claims *kind.TokenClaims, ref *authenticationv1.BoundObjectReference) (err error) {
 	if ref == nil {
 		return nil
 	}
@@ -90,7 +92,7 @@ func bindToken(ctx context.Context, env kind.Env, claims *kind.TokenClaims, ref 
 	var bound kind.Object
 	switch gvk.GroupKind() {
 	case schema.GroupKind{Kind: "Pod"}:
-		if bound, err = env.Get(ctx, corev1.Resource("pods"), namespace, ref.Name); err != nil {
+		if bound, err = client.Get(ctx, corev1.Resource("pods"), namespace, ref.Name); err != nil {
 			return err
 		}
 		pod := bound.(*corev1.Pod)
@@ -99,16 +101,16 @@ func bindToken(ctx context.Context, env kind.Env, claims *kind.TokenClaims, ref 
 		}
 		claims.Pod = pod
 		if node := pod.Spec.NodeName; node != "" {
-			claims.Node, err = env.Get(ctx, corev1.Resource("nodes"), "", node)
+			claims.Node, err = client.Get(ctx, corev1.Resource("nodes"), "", node)
 			if apierrors.IsNotFound(err) {
 				claims.Node, err = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil
 			}
 		}
 	case schema.GroupKind{Kind: "Node"}:
-		bound, err = env.Get(ctx, corev1.Resource("nodes"), "", ref.Name)
+		bound, err = client.Get(ctx, corev1.Resource("nodes"), "", ref.Name)
 		claims.Node = bound
 	case schema.GroupKind{Kind: "Secret"}:
-		bound, err = env.Get(ctx, corev1.Resource("secrets"), namespace, ref.Name)
+		bound, err = client.Get(ctx, corev1.Resource("secrets"), namespace, ref.Name)
 		claims.Secret = bound
 	default:
 		return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token to object of type %s", gvk.String()))

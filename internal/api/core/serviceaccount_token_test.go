@@ -14,21 +14,21 @@ import (
 	"skiff/internal/kind"
 )
 
-type issuingEnv struct {
-	*memoryEnv
+type issuingClient struct {
+	*memoryClient
 	issued kind.TokenClaims
 }
 
-func (e *issuingEnv) Audiences() []string { return []string{"https://api"} }
+func (e *issuingClient) Audiences() []string { return []string{"https://api"} }
 
-func (e *issuingEnv) IssueToken(_ context.Context, claims kind.TokenClaims) (string, int64, error) {
+func (e *issuingClient) IssueToken(_ context.Context, claims kind.TokenClaims) (string, int64, error) {
 	e.issued = claims
 	return "token", min(claims.ExpirationSeconds, 7200), nil
 }
 
 func TestTokenRequest(t *testing.T) {
 	ctx := context.Background()
-	env := &issuingEnv{memoryEnv: newMemoryEnv()}
+	client := &issuingClient{memoryClient: newMemoryClient()}
 	for _, seed := range []struct {
 		resource string
 		obj      kind.Object
@@ -37,7 +37,7 @@ func TestTokenRequest(t *testing.T) {
 		{"pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "ns", UID: "p"}, Spec: corev1.PodSpec{ServiceAccountName: "sa", NodeName: "n"}}},
 		{"pods", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "ns"}, Spec: corev1.PodSpec{ServiceAccountName: "x"}}},
 	} {
-		if _, err := env.Create(ctx, corev1.Resource(seed.resource), seed.obj); err != nil {
+		if _, err := client.Create(ctx, corev1.Resource(seed.resource), seed.obj); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,7 +67,7 @@ func TestTokenRequest(t *testing.T) {
 			var warnings []string
 			request := *request
 			request.Warn = func(text string) { warnings = append(warnings, text) }
-			got, err := token.Create(ctx, env, &request, "ns", test.account, test.body)
+			got, err := token.Create(ctx, client, &request, types.NamespacedName{Namespace: "ns", Name: test.account}, test.body)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("error %v, want %q", err, test.err)
@@ -84,12 +84,12 @@ func TestTokenRequest(t *testing.T) {
 			if shortened := test.seconds == 7200; shortened != (len(warnings) == 1 && warnings[0] == "requested expiration of 86400 seconds shortened to 7200 seconds") {
 				t.Errorf("warnings %q", warnings)
 			}
-			if test.name == "pod" && (env.issued.Pod.GetName() != "mine" || env.issued.Node.GetName() != "n") {
-				t.Errorf("claims %+v", env.issued)
+			if test.name == "pod" && (client.issued.Pod.GetName() != "mine" || client.issued.Node.GetName() != "n") {
+				t.Errorf("claims %+v", client.issued)
 			}
 		})
 	}
-	if _, err := token.Create(ctx, env.memoryEnv, request, "ns", "sa", &authenticationv1.TokenRequest{}); err == nil {
+	if _, err := token.Create(ctx, client.memoryClient, request, types.NamespacedName{Namespace: "ns", Name: "sa"}, &authenticationv1.TokenRequest{}); err == nil {
 		t.Error("a token without an issuer")
 	}
 }

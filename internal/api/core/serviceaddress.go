@@ -46,8 +46,8 @@ type serviceNetwork struct {
 	ranges   []addressRange    // that addresses may be taken from
 }
 
-func readServiceNetwork(ctx context.Context, env kind.Env) (*serviceNetwork, error) {
-	objs, err := env.List(ctx, serviceCIDRs, "")
+func readServiceNetwork(ctx context.Context, client kind.Client) (*serviceNetwork, error) {
+	objs, err := client.List(ctx, serviceCIDRs, "")
 	if err != nil {
 		return nil, fmt.Errorf("list service CIDRs: %w", err)
 	}
@@ -175,7 +175,7 @@ func (a *allocation) addresses(old *corev1.Service) error {
 	if !needsClusterIP(obj) || isSettled(obj, old) {
 		return nil
 	}
-	network, err := readServiceNetwork(a.ctx, a.env)
+	network, err := readServiceNetwork(a.ctx, a.client)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (a *allocation) takeNextIP(network *serviceNetwork, family corev1.IPFamily)
 		}
 		for ip := range r.candidates {
 			// Looking first is cheap; creating decides.
-			if _, err := a.env.Get(a.ctx, ipAddresses, "", ip.String()); !apierrors.IsNotFound(err) {
+			if _, err := a.client.Get(a.ctx, ipAddresses, "", ip.String()); !apierrors.IsNotFound(err) {
 				if err != nil {
 					return ip, err
 				}
@@ -269,7 +269,7 @@ func (a *allocation) takeNextIP(network *serviceNetwork, family corev1.IPFamily)
 // claimIP creates the object that says whose the address is.
 func (a *allocation) claimIP(ip netip.Addr) error {
 	if a.dryRun {
-		_, err := a.env.Get(a.ctx, ipAddresses, "", ip.String())
+		_, err := a.client.Get(a.ctx, ipAddresses, "", ip.String())
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -278,7 +278,7 @@ func (a *allocation) claimIP(ip netip.Addr) error {
 		}
 		return err
 	}
-	_, err := a.env.Create(a.ctx, ipAddresses, newIPAddress(ip, a.service))
+	_, err := a.client.Create(a.ctx, ipAddresses, newIPAddress(ip, a.service))
 	if apierrors.IsAlreadyExists(err) {
 		return errIPAllocated
 	}
@@ -303,9 +303,9 @@ func newIPAddress(ip netip.Addr, owner *corev1.Service) *networkingv1.IPAddress 
 }
 
 // releaseIP deletes the claim, if it is this service's: a name can have been taken again in the meantime.
-func releaseIP(ctx context.Context, env kind.Env, owner *corev1.Service, text string) error {
+func releaseIP(ctx context.Context, client kind.Client, owner *corev1.Service, text string) error {
 	name := parseIP(text).String()
-	obj, err := env.Get(ctx, ipAddresses, "", name)
+	obj, err := client.Get(ctx, ipAddresses, "", name)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -316,7 +316,7 @@ func releaseIP(ctx context.Context, env kind.Env, owner *corev1.Service, text st
 		return nil
 	}
 	uid := obj.GetUID()
-	err = env.Delete(ctx, ipAddresses, "", name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	err = client.Delete(ctx, ipAddresses, "", name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

@@ -19,23 +19,23 @@ import (
 // leaves behind is undone at once, and what a crash leaves behind is found by Repair.
 
 // allocateNewService gives a service the addresses and ports that it asks for or needs.
-func allocateNewService(ctx context.Context, env kind.Env, req *kind.Request, obj *corev1.Service) (func(), error) {
+func allocateNewService(ctx context.Context, client kind.Client, req *kind.Request, obj *corev1.Service) (func(), error) {
 	if obj.Spec.ClusterIP != "" && len(obj.Spec.ClusterIPs) == 0 {
 		obj.Spec.ClusterIPs = []string{obj.Spec.ClusterIP}
 	}
-	return allocate(ctx, env, req, obj, nil)
+	return allocate(ctx, client, req, obj, nil)
 }
 
 // allocateServiceChange keeps for a service what it has and gives it what the change asks for. What the service no
 // longer needs is released only after the change is stored.
-func allocateServiceChange(ctx context.Context, env kind.Env, req *kind.Request, obj, old *corev1.Service) (func(), error) {
+func allocateServiceChange(ctx context.Context, client kind.Client, req *kind.Request, obj, old *corev1.Service) (func(), error) {
 	keepAllocated(obj, old)
 	followClusterIP(obj, old)
-	return allocate(ctx, env, req, obj, old)
+	return allocate(ctx, client, req, obj, old)
 }
 
-func allocate(ctx context.Context, env kind.Env, req *kind.Request, obj, old *corev1.Service) (func(), error) {
-	a := &allocation{ctx: ctx, env: env, dryRun: req.DryRun, service: obj}
+func allocate(ctx context.Context, client kind.Client, req *kind.Request, obj, old *corev1.Service) (func(), error) {
+	a := &allocation{ctx: ctx, client: client, dryRun: req.DryRun, service: obj}
 	err := a.addresses(old)
 	if err == nil {
 		err = a.ports(old)
@@ -50,7 +50,7 @@ func allocate(ctx context.Context, env kind.Env, req *kind.Request, obj, old *co
 // allocation is what one write of a service takes.
 type allocation struct {
 	ctx     context.Context
-	env     kind.Env
+	client  kind.Client
 	dryRun  bool
 	service *corev1.Service
 
@@ -60,30 +60,30 @@ type allocation struct {
 
 // undo gives everything back, also when the request that took it has been cancelled.
 func (a *allocation) undo() {
-	release(context.WithoutCancel(a.ctx), a.env, a.service, a.takenIPs, a.takenPorts)
+	release(context.WithoutCancel(a.ctx), a.client, a.service, a.takenIPs, a.takenPorts)
 	a.takenIPs, a.takenPorts = nil, nil
 }
 
-func releaseServiceChange(ctx context.Context, env kind.Env, obj, old *corev1.Service) {
+func releaseServiceChange(ctx context.Context, client kind.Client, obj, old *corev1.Service) {
 	ips, ports := sets.New(heldIPs(old)...), heldPorts(old)
-	release(ctx, env, old, sets.List(ips.Difference(sets.New(heldIPs(obj)...))), sets.List(ports.Difference(heldPorts(obj))))
+	release(ctx, client, old, sets.List(ips.Difference(sets.New(heldIPs(obj)...))), sets.List(ports.Difference(heldPorts(obj))))
 }
 
-func releaseService(ctx context.Context, env kind.Env, obj *corev1.Service) {
-	release(ctx, env, obj, heldIPs(obj), sets.List(heldPorts(obj)))
+func releaseService(ctx context.Context, client kind.Client, obj *corev1.Service) {
+	release(ctx, client, obj, heldIPs(obj), sets.List(heldPorts(obj)))
 }
 
 // release logs what it cannot do: the service is gone or changed already, and Repair comes by later.
-func release(ctx context.Context, env kind.Env, owner *corev1.Service, ips []string, ports []int32) {
+func release(ctx context.Context, client kind.Client, owner *corev1.Service, ips []string, ports []int32) {
 	for _, ip := range ips {
-		if err := releaseIP(ctx, env, owner, ip); err != nil {
+		if err := releaseIP(ctx, client, owner, ip); err != nil {
 			slog.WarnContext(ctx, "cluster IP not released", "namespace", owner.Namespace, "service", owner.Name, "ip", ip, "error", err)
 		}
 	}
 	if len(ports) == 0 {
 		return
 	}
-	if err := releasePorts(ctx, env, ports); err != nil {
+	if err := releasePorts(ctx, client, ports); err != nil {
 		slog.WarnContext(ctx, "node ports not released", "namespace", owner.Namespace, "service", owner.Name, "ports", ports, "error", err)
 	}
 }

@@ -54,18 +54,18 @@ func localTraffic(obj *corev1.Service) {
 }
 
 // write stores the service as the server would: hooks, preparation, validation, then the store.
-func write(env *memoryEnv, req *kind.Request, obj *corev1.Service) (*corev1.Service, error) {
+func write(client *memoryClient, req *kind.Request, obj *corev1.Service) (*corev1.Service, error) {
 	ctx := context.Background()
 	obj = obj.DeepCopy()
 	defaultService(obj)
-	stored, err := env.Get(ctx, services, obj.Namespace, obj.Name)
+	stored, err := client.Get(ctx, services, obj.Namespace, obj.Name)
 	var old kind.Object
 	var undo func()
 	if err == nil {
 		old = stored
-		undo, err = Service.Hooks.BeforeUpdate(ctx, env, req, obj, old)
+		undo, err = Service.Hooks.BeforeUpdate(ctx, client, req, obj, old)
 	} else {
-		undo, err = Service.Hooks.BeforeCreate(ctx, env, req, obj)
+		undo, err = Service.Hooks.BeforeCreate(ctx, client, req, obj)
 	}
 	if err != nil {
 		return nil, err
@@ -78,35 +78,35 @@ func write(env *memoryEnv, req *kind.Request, obj *corev1.Service) (*corev1.Serv
 	if req.DryRun {
 		return obj, nil
 	}
-	env.mu.Lock()
-	env.put(key(services, obj.Namespace, obj.Name), obj)
-	env.mu.Unlock()
+	client.mu.Lock()
+	client.put(key(services, obj.Namespace, obj.Name), obj)
+	client.mu.Unlock()
 	if old != nil {
-		Service.Hooks.AfterUpdate(ctx, env, obj, old)
+		Service.Hooks.AfterUpdate(ctx, client, obj, old)
 	}
 	return obj, nil
 }
 
-func remove(t *testing.T, env *memoryEnv, obj *corev1.Service) {
+func remove(t *testing.T, client *memoryClient, obj *corev1.Service) {
 	t.Helper()
-	if err := env.Delete(context.Background(), services, obj.Namespace, obj.Name, nil); err != nil {
+	if err := client.Delete(context.Background(), services, obj.Namespace, obj.Name, nil); err != nil {
 		t.Fatal(err)
 	}
-	Service.Hooks.AfterDelete(context.Background(), env, obj)
+	Service.Hooks.AfterDelete(context.Background(), client, obj)
 }
 
-func mustWrite(t *testing.T, env *memoryEnv, obj *corev1.Service) *corev1.Service {
+func mustWrite(t *testing.T, client *memoryClient, obj *corev1.Service) *corev1.Service {
 	t.Helper()
-	stored, err := write(env, &kind.Request{}, obj)
+	stored, err := write(client, &kind.Request{}, obj)
 	if err != nil {
 		t.Fatalf("write %s: %v", obj.Name, err)
 	}
 	return stored
 }
 
-func takenPorts(t *testing.T, env *memoryEnv) []int32 {
+func takenPorts(t *testing.T, client *memoryClient) []int32 {
 	t.Helper()
-	m, err := readPortMap(context.Background(), env)
+	m, err := readPortMap(context.Background(), client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,13 +163,13 @@ func TestServiceAddresses(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			other := service("other", clusterIP("10.0.0.9"))
-			env := newMemoryEnv(test.network, newIPAddress(netip.MustParseAddr("10.0.0.9"), other))
-			stored, err := write(env, &kind.Request{}, test.service)
+			client := newMemoryClient(test.network, newIPAddress(netip.MustParseAddr("10.0.0.9"), other))
+			stored, err := write(client, &kind.Request{}, test.service)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("error %v, want %q", err, test.err)
 				}
-				if left := env.names(t, ipAddresses); len(left) != 1 {
+				if left := client.names(t, ipAddresses); len(left) != 1 {
 					t.Errorf("left behind: %v", left)
 				}
 				return
@@ -185,7 +185,7 @@ func TestServiceAddresses(t *testing.T) {
 				t.Errorf("families %s policy %v, want %s %s", got, ptr.Deref(stored.Spec.IPFamilyPolicy, ""), test.families, test.policy)
 			}
 			for _, ip := range heldIPs(stored) {
-				obj, err := env.Get(context.Background(), ipAddresses, "", ip)
+				obj, err := client.Get(context.Background(), ipAddresses, "", ip)
 				if err != nil {
 					t.Errorf("no claim for %s: %v", ip, err)
 					continue
@@ -198,8 +198,8 @@ func TestServiceAddresses(t *testing.T) {
 			if needsClusterIP(stored) && stored.Spec.ClusterIP != stored.Spec.ClusterIPs[0] {
 				t.Errorf("clusterIP %s, clusterIPs %v", stored.Spec.ClusterIP, stored.Spec.ClusterIPs)
 			}
-			remove(t, env, stored)
-			if left := env.names(t, ipAddresses); len(left) != 1 {
+			remove(t, client, stored)
+			if left := client.names(t, ipAddresses); len(left) != 1 {
 				t.Errorf("left after deletion: %v", left)
 			}
 		})
@@ -209,54 +209,54 @@ func TestServiceAddresses(t *testing.T) {
 func TestServiceAddressChange(t *testing.T) {
 	dual := cidr(DefaultServiceCIDR, "10.0.0.0/24", "fd00::/112")
 	t.Run("an update that names nothing keeps everything", func(t *testing.T) {
-		env := newMemoryEnv(dual)
-		before := mustWrite(t, env, service("a", serviceType("LoadBalancer"), localTraffic))
-		after := mustWrite(t, env, service("a", serviceType("LoadBalancer"), localTraffic))
+		client := newMemoryClient(dual)
+		before := mustWrite(t, client, service("a", serviceType("LoadBalancer"), localTraffic))
+		after := mustWrite(t, client, service("a", serviceType("LoadBalancer"), localTraffic))
 		if before.Spec.ClusterIP != after.Spec.ClusterIP || before.Spec.Ports[0].NodePort != after.Spec.Ports[0].NodePort || before.Spec.HealthCheckNodePort != after.Spec.HealthCheckNodePort {
 			t.Errorf("before %+v\nafter %+v", before.Spec, after.Spec)
 		}
-		if got := len(takenPorts(t, env)); got != 2 {
+		if got := len(takenPorts(t, client)); got != 2 {
 			t.Errorf("%d ports taken", got)
 		}
 	})
 	t.Run("up to two families and down again", func(t *testing.T) {
-		env := newMemoryEnv(dual)
-		obj := mustWrite(t, env, service("a"))
+		client := newMemoryClient(dual)
+		obj := mustWrite(t, client, service("a"))
 		obj.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
-		up := mustWrite(t, env, obj)
-		if len(up.Spec.ClusterIPs) != 2 || len(env.names(t, ipAddresses)) != 2 {
+		up := mustWrite(t, client, obj)
+		if len(up.Spec.ClusterIPs) != 2 || len(client.names(t, ipAddresses)) != 2 {
 			t.Fatalf("clusterIPs %v", up.Spec.ClusterIPs)
 		}
 		up.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicySingleStack)
-		down := mustWrite(t, env, up)
-		if !slices.Equal(down.Spec.ClusterIPs, obj.Spec.ClusterIPs) || !slices.Equal(env.names(t, ipAddresses), obj.Spec.ClusterIPs) {
-			t.Errorf("clusterIPs %v, claims %v", down.Spec.ClusterIPs, env.names(t, ipAddresses))
+		down := mustWrite(t, client, up)
+		if !slices.Equal(down.Spec.ClusterIPs, obj.Spec.ClusterIPs) || !slices.Equal(client.names(t, ipAddresses), obj.Spec.ClusterIPs) {
+			t.Errorf("clusterIPs %v, claims %v", down.Spec.ClusterIPs, client.names(t, ipAddresses))
 		}
 	})
 	t.Run("the address does not change", func(t *testing.T) {
-		env := newMemoryEnv(dual)
-		obj := mustWrite(t, env, service("a", clusterIP("10.0.0.7")))
+		client := newMemoryClient(dual)
+		obj := mustWrite(t, client, service("a", clusterIP("10.0.0.7")))
 		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = "10.0.0.8", []string{"10.0.0.8"}
-		if _, err := write(env, &kind.Request{}, obj); err == nil || !strings.Contains(err.Error(), "may not change once set") {
+		if _, err := write(client, &kind.Request{}, obj); err == nil || !strings.Contains(err.Error(), "may not change once set") {
 			t.Errorf("error %v", err)
 		}
-		if got := env.names(t, ipAddresses); !slices.Equal(got, []string{"10.0.0.7"}) {
+		if got := client.names(t, ipAddresses); !slices.Equal(got, []string{"10.0.0.7"}) {
 			t.Errorf("claims %v", got)
 		}
 	})
 	t.Run("to ExternalName and back", func(t *testing.T) {
-		env := newMemoryEnv(dual)
-		obj := mustWrite(t, env, service("a", serviceType("NodePort")))
+		client := newMemoryClient(dual)
+		obj := mustWrite(t, client, service("a", serviceType("NodePort")))
 		obj.Spec.Type, obj.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
-		external := mustWrite(t, env, obj)
+		external := mustWrite(t, client, obj)
 		if external.Spec.ClusterIP != "" || external.Spec.ClusterIPs != nil || external.Spec.IPFamilies != nil || external.Spec.IPFamilyPolicy != nil || external.Spec.Ports[0].NodePort != 0 || external.Spec.ExternalTrafficPolicy != "" {
 			t.Errorf("left: %+v", external.Spec)
 		}
-		if got := env.names(t, ipAddresses); len(got) != 0 || len(takenPorts(t, env)) != 0 {
-			t.Errorf("claims %v, ports %v", got, takenPorts(t, env))
+		if got := client.names(t, ipAddresses); len(got) != 0 || len(takenPorts(t, client)) != 0 {
+			t.Errorf("claims %v, ports %v", got, takenPorts(t, client))
 		}
 		external.Spec.Type = corev1.ServiceTypeClusterIP
-		if back := mustWrite(t, env, external); back.Spec.ClusterIP == "" {
+		if back := mustWrite(t, client, external); back.Spec.ClusterIP == "" {
 			t.Errorf("no address: %+v", back.Spec)
 		}
 	})
@@ -292,29 +292,29 @@ func TestServiceNodePorts(t *testing.T) {
 		{name: "ClusterIP with a node port", service: service("a", ports(corev1.ServicePort{Port: 80, NodePort: 30007})), err: "may not be used when `type` is 'ClusterIP'"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			env := newMemoryEnv(network)
-			mustWrite(t, env, other)
-			stored, err := write(env, &kind.Request{}, test.service)
+			client := newMemoryClient(network)
+			mustWrite(t, client, other)
+			stored, err := write(client, &kind.Request{}, test.service)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("error %v, want %q", err, test.err)
 				}
-				if got := takenPorts(t, env); len(got) != 1 || len(env.names(t, ipAddresses)) != 1 {
-					t.Errorf("left behind: ports %v, addresses %v", got, env.names(t, ipAddresses))
+				if got := takenPorts(t, client); len(got) != 1 || len(client.names(t, ipAddresses)) != 1 {
+					t.Errorf("left behind: ports %v, addresses %v", got, client.names(t, ipAddresses))
 				}
 				return
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := takenPorts(t, env); len(got) != test.taken {
+			if got := takenPorts(t, client); len(got) != test.taken {
 				t.Errorf("taken %v, want %d", got, test.taken)
 			}
 			if test.check != nil && !test.check(stored) {
 				t.Errorf("ports %+v", stored.Spec)
 			}
-			remove(t, env, stored)
-			if got := takenPorts(t, env); !slices.Equal(got, []int32{30100}) {
+			remove(t, client, stored)
+			if got := takenPorts(t, client); !slices.Equal(got, []int32{30100}) {
 				t.Errorf("left after deletion: %v", got)
 			}
 		})
@@ -322,33 +322,33 @@ func TestServiceNodePorts(t *testing.T) {
 }
 
 func TestServiceNodePortChange(t *testing.T) {
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
-	obj := mustWrite(t, env, service("a", serviceType("NodePort"), ports(corev1.ServicePort{Name: "x", Port: 80, NodePort: 30001}, corev1.ServicePort{Name: "y", Port: 81, NodePort: 30002})))
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
+	obj := mustWrite(t, client, service("a", serviceType("NodePort"), ports(corev1.ServicePort{Name: "x", Port: 80, NodePort: 30001}, corev1.ServicePort{Name: "y", Port: 81, NodePort: 30002})))
 	obj.Spec.Ports = []corev1.ServicePort{{Name: "y", Port: 81}, {Name: "z", Port: 82, NodePort: 30003}}
-	changed := mustWrite(t, env, obj)
+	changed := mustWrite(t, client, obj)
 	if changed.Spec.Ports[0].NodePort != 30002 {
 		t.Errorf("the kept port has %d", changed.Spec.Ports[0].NodePort)
 	}
-	if got := takenPorts(t, env); !slices.Equal(got, []int32{30002, 30003}) {
+	if got := takenPorts(t, client); !slices.Equal(got, []int32{30002, 30003}) {
 		t.Errorf("taken %v", got)
 	}
 	changed.Spec.Type = corev1.ServiceTypeLoadBalancer
 	changed.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-	balanced := mustWrite(t, env, changed)
-	if got := takenPorts(t, env); len(got) != 3 || balanced.Spec.HealthCheckNodePort == 0 {
+	balanced := mustWrite(t, client, changed)
+	if got := takenPorts(t, client); len(got) != 3 || balanced.Spec.HealthCheckNodePort == 0 {
 		t.Errorf("taken %v", got)
 	}
 	balanced.Spec.Type = corev1.ServiceTypeClusterIP
-	plain := mustWrite(t, env, balanced)
-	if got := takenPorts(t, env); len(got) != 0 || plain.Spec.HealthCheckNodePort != 0 || plain.Spec.AllocateLoadBalancerNodePorts != nil {
+	plain := mustWrite(t, client, balanced)
+	if got := takenPorts(t, client); len(got) != 0 || plain.Spec.HealthCheckNodePort != 0 || plain.Spec.AllocateLoadBalancerNodePorts != nil {
 		t.Errorf("taken %v, left %+v", got, plain.Spec)
 	}
 }
 
 func TestServiceDryRunKeepsNothing(t *testing.T) {
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
-	mustWrite(t, env, service("other", serviceType("NodePort"), clusterIP("10.0.0.9"), ports(corev1.ServicePort{Port: 80, NodePort: 30100})))
-	got, err := write(env, &kind.Request{DryRun: true}, service("a", serviceType("NodePort")))
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
+	mustWrite(t, client, service("other", serviceType("NodePort"), clusterIP("10.0.0.9"), ports(corev1.ServicePort{Port: 80, NodePort: 30100})))
+	got, err := write(client, &kind.Request{DryRun: true}, service("a", serviceType("NodePort")))
 	if err != nil || got.Spec.ClusterIP == "" || got.Spec.Ports[0].NodePort == 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -359,21 +359,21 @@ func TestServiceDryRunKeepsNothing(t *testing.T) {
 		{service("a", clusterIP("10.0.0.9")), "provided IP is already allocated"},
 		{service("a", serviceType("NodePort"), ports(corev1.ServicePort{Port: 80, NodePort: 30100})), "provided port is already allocated"},
 	} {
-		if _, err := write(env, &kind.Request{DryRun: true}, test.service); err == nil || !strings.Contains(err.Error(), test.err) {
+		if _, err := write(client, &kind.Request{DryRun: true}, test.service); err == nil || !strings.Contains(err.Error(), test.err) {
 			t.Errorf("error %v, want %q", err, test.err)
 		}
 	}
-	if len(env.names(t, ipAddresses)) != 1 || len(takenPorts(t, env)) != 1 {
-		t.Errorf("kept: %v %v", env.names(t, ipAddresses), takenPorts(t, env))
+	if len(client.names(t, ipAddresses)) != 1 || len(takenPorts(t, client)) != 1 {
+		t.Errorf("kept: %v %v", client.names(t, ipAddresses), takenPorts(t, client))
 	}
 }
 
 // The range is used up to the last address, dynamic part first, and then it is full.
 func TestServiceRangeFills(t *testing.T) {
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/27"))
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/27"))
 	lower := 0
 	for i := range 30 {
-		obj := mustWrite(t, env, service(fmt.Sprint("s", i)))
+		obj := mustWrite(t, client, service(fmt.Sprint("s", i)))
 		inLower := newAddressRange(netip.MustParsePrefix("10.0.0.0/27")).at(16).Compare(netip.MustParseAddr(obj.Spec.ClusterIP)) > 0
 		if inLower {
 			lower++
@@ -384,43 +384,43 @@ func TestServiceRangeFills(t *testing.T) {
 	if lower != 16 {
 		t.Errorf("%d addresses in the static band", lower)
 	}
-	if _, err := write(env, &kind.Request{}, service("more")); err == nil || !strings.Contains(err.Error(), `failed to allocate a serviceIP for Service "more": range is full`) {
+	if _, err := write(client, &kind.Request{}, service("more")); err == nil || !strings.Contains(err.Error(), `failed to allocate a serviceIP for Service "more": range is full`) {
 		t.Errorf("error %v", err)
 	}
-	env.put(key(serviceCIDRs, "", "second"), cidr("second", "10.9.0.0/28"))
-	if obj := mustWrite(t, env, service("more")); !strings.HasPrefix(obj.Spec.ClusterIP, "10.9.0.") {
+	client.put(key(serviceCIDRs, "", "second"), cidr("second", "10.9.0.0/28"))
+	if obj := mustWrite(t, client, service("more")); !strings.HasPrefix(obj.Spec.ClusterIP, "10.9.0.") {
 		t.Errorf("address %s", obj.Spec.ClusterIP)
 	}
 	notReady := cidr("third", "10.8.0.0/28")
 	notReady.Status.Conditions = []metav1.Condition{{Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionFalse}}
-	env.put(key(serviceCIDRs, "", "third"), notReady)
-	if _, err := write(env, &kind.Request{}, service("b", clusterIP("10.8.0.3"))); err == nil {
+	client.put(key(serviceCIDRs, "", "third"), notReady)
+	if _, err := write(client, &kind.Request{}, service("b", clusterIP("10.8.0.3"))); err == nil {
 		t.Error("an address of a range that is not ready")
 	}
 }
 
 func TestServiceAllocationIsConcurrent(t *testing.T) {
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
 	var group sync.WaitGroup
 	for i := range 100 {
 		group.Go(func() {
-			if _, err := write(env, &kind.Request{}, service(fmt.Sprint("s", i), serviceType("NodePort"))); err != nil {
+			if _, err := write(client, &kind.Request{}, service(fmt.Sprint("s", i), serviceType("NodePort"))); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	group.Wait()
-	if got := len(takenPorts(t, env)); got != 100 || len(env.names(t, ipAddresses)) != 100 {
-		t.Errorf("%d ports, %d addresses", got, len(env.names(t, ipAddresses)))
+	if got := len(takenPorts(t, client)); got != 100 || len(client.names(t, ipAddresses)) != 100 {
+		t.Errorf("%d ports, %d addresses", got, len(client.names(t, ipAddresses)))
 	}
 }
 
 // Another server takes the port between our reading and our writing.
 func TestNodePortTakenMeanwhile(t *testing.T) {
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
-	mustWrite(t, env, service("first", serviceType("NodePort")))
-	env.interfere = func() {
-		_, err := env.Update(context.Background(), RangeAllocation.GroupResource(), "", nodePortAllocation, func(obj kind.Object) error {
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
+	mustWrite(t, client, service("first", serviceType("NodePort")))
+	client.interfere = func() {
+		_, err := client.Update(context.Background(), RangeAllocation.GroupResource(), "", nodePortAllocation, func(obj kind.Object) error {
 			stored := obj.(*corev1.RangeAllocation)
 			m, err := parsePortMap(stored)
 			if err != nil {
@@ -434,7 +434,7 @@ func TestNodePortTakenMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	_, err := write(env, &kind.Request{}, service("a", serviceType("NodePort"), ports(corev1.ServicePort{Port: 80, NodePort: 30007})))
+	_, err := write(client, &kind.Request{}, service("a", serviceType("NodePort"), ports(corev1.ServicePort{Port: 80, NodePort: 30007})))
 	if err == nil || !strings.Contains(err.Error(), "provided port is already allocated") {
 		t.Errorf("error %v", err)
 	}
@@ -442,10 +442,10 @@ func TestNodePortTakenMeanwhile(t *testing.T) {
 
 func TestRepair(t *testing.T) {
 	ctx, now := context.Background(), time.Now()
-	env := newMemoryEnv(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
-	kept := mustWrite(t, env, service("kept", serviceType("NodePort"), clusterIP("10.0.0.7"), ports(corev1.ServicePort{Port: 80, NodePort: 30001})))
+	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
+	kept := mustWrite(t, client, service("kept", serviceType("NodePort"), clusterIP("10.0.0.7"), ports(corev1.ServicePort{Port: 80, NodePort: 30001})))
 	// A service lost its claims, and a crash left claims without a service.
-	if err := env.Delete(ctx, ipAddresses, "", "10.0.0.7", nil); err != nil {
+	if err := client.Delete(ctx, ipAddresses, "", "10.0.0.7", nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, leak := range []struct {
@@ -454,33 +454,33 @@ func TestRepair(t *testing.T) {
 	}{{"10.0.0.8", time.Hour}, {"10.0.0.9", time.Second}} {
 		claim := newIPAddress(netip.MustParseAddr(leak.ip), service("gone"))
 		claim.CreationTimestamp = metav1.NewTime(now.Add(-leak.age))
-		if _, err := env.Create(ctx, ipAddresses, claim); err != nil {
+		if _, err := client.Create(ctx, ipAddresses, claim); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := changePorts(ctx, env, func(m *portMap) error { m.set(30001, false); m.set(30002, true); return nil }); err != nil {
+	if err := changePorts(ctx, client, func(m *portMap) error { m.set(30001, false); m.set(30002, true); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	var repair Repair
 	for pass := range 3 {
-		if err := repair.Run(ctx, env, "", now); err != nil {
+		if err := repair.Run(ctx, client, "", now); err != nil {
 			t.Fatal(err)
 		}
 		want := []int32{30001, 30002}
 		if pass == 2 {
 			want = []int32{30001}
 		}
-		if got := takenPorts(t, env); !slices.Equal(got, want) {
+		if got := takenPorts(t, client); !slices.Equal(got, want) {
 			t.Errorf("pass %d: taken %v, want %v", pass, got, want)
 		}
 	}
-	if got := env.names(t, ipAddresses); !slices.Equal(got, []string{"10.0.0.7", "10.0.0.9"}) {
+	if got := client.names(t, ipAddresses); !slices.Equal(got, []string{"10.0.0.7", "10.0.0.9"}) {
 		t.Errorf("claims %v", got)
 	}
-	if err := repair.Run(ctx, env, "30000-30099", now); err != nil {
+	if err := repair.Run(ctx, client, "30000-30099", now); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := readPortMap(ctx, env); err != nil || m.ports.Size != 100 || !m.has(kept.Spec.Ports[0].NodePort) {
+	if m, err := readPortMap(ctx, client); err != nil || m.ports.Size != 100 || !m.has(kept.Spec.Ports[0].NodePort) {
 		t.Errorf("after a change of the range: %+v %v", m, err)
 	}
 }

@@ -124,9 +124,9 @@ func (a *allocation) ports(old *corev1.Service) error {
 	}
 	var err error
 	if a.dryRun {
-		err = tryPorts(a.ctx, a.env, assign)
+		err = tryPorts(a.ctx, a.client, assign)
 	} else {
-		err = changePorts(a.ctx, a.env, assign)
+		err = changePorts(a.ctx, a.client, assign)
 	}
 	if err != nil {
 		return err
@@ -233,8 +233,8 @@ func invalidPort(obj *corev1.Service, i int, port int32, err error) error {
 	return invalidService(obj, field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), port, err.Error()))
 }
 
-func releasePorts(ctx context.Context, env kind.Env, ports []int32) error {
-	return changePorts(ctx, env, func(m *portMap) error {
+func releasePorts(ctx context.Context, client kind.Client, ports []int32) error {
+	return changePorts(ctx, client, func(m *portMap) error {
 		for _, port := range ports {
 			m.set(port, false)
 		}
@@ -243,11 +243,11 @@ func releasePorts(ctx context.Context, env kind.Env, ports []int32) error {
 }
 
 // changePorts changes the stored map: on what is stored now, again when another server came first.
-func changePorts(ctx context.Context, env kind.Env, change func(*portMap) error) error {
+func changePorts(ctx context.Context, client kind.Client, change func(*portMap) error) error {
 	portLock.Lock()
 	defer portLock.Unlock()
 	update := func() error {
-		_, err := env.Update(ctx, RangeAllocation.GroupResource(), "", nodePortAllocation, func(obj kind.Object) error {
+		_, err := client.Update(ctx, RangeAllocation.GroupResource(), "", nodePortAllocation, func(obj kind.Object) error {
 			stored := obj.(*corev1.RangeAllocation)
 			m, err := parsePortMap(stored)
 			if err != nil {
@@ -263,7 +263,7 @@ func changePorts(ctx context.Context, env kind.Env, change func(*portMap) error)
 	}
 	err := update()
 	if apierrors.IsNotFound(err) {
-		if err := createPortMap(ctx, env, DefaultNodePortRange); err != nil {
+		if err := createPortMap(ctx, client, DefaultNodePortRange); err != nil {
 			return err
 		}
 		err = update()
@@ -275,8 +275,8 @@ func changePorts(ctx context.Context, env kind.Env, change func(*portMap) error)
 }
 
 // tryPorts does what changePorts does and keeps nothing.
-func tryPorts(ctx context.Context, env kind.Env, change func(*portMap) error) error {
-	m, err := readPortMap(ctx, env)
+func tryPorts(ctx context.Context, client kind.Client, change func(*portMap) error) error {
+	m, err := readPortMap(ctx, client)
 	if err != nil {
 		return err
 	}
@@ -286,10 +286,10 @@ func tryPorts(ctx context.Context, env kind.Env, change func(*portMap) error) er
 	return nil
 }
 
-func readPortMap(ctx context.Context, env kind.Env) (*portMap, error) {
-	obj, err := env.Get(ctx, RangeAllocation.GroupResource(), "", nodePortAllocation)
+func readPortMap(ctx context.Context, client kind.Client) (*portMap, error) {
+	obj, err := client.Get(ctx, RangeAllocation.GroupResource(), "", nodePortAllocation)
 	if apierrors.IsNotFound(err) {
-		return portsOfServices(ctx, env, DefaultNodePortRange)
+		return portsOfServices(ctx, client, DefaultNodePortRange)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get node port allocation: %w", err)
@@ -298,8 +298,8 @@ func readPortMap(ctx context.Context, env kind.Env) (*portMap, error) {
 }
 
 // createPortMap starts the map from the services there are.
-func createPortMap(ctx context.Context, env kind.Env, portRange string) error {
-	m, err := portsOfServices(ctx, env, portRange)
+func createPortMap(ctx context.Context, client kind.Client, portRange string) error {
+	m, err := portsOfServices(ctx, client, portRange)
 	if err != nil {
 		return err
 	}
@@ -308,18 +308,18 @@ func createPortMap(ctx context.Context, env kind.Env, portRange string) error {
 		ObjectMeta: metav1.ObjectMeta{Name: nodePortAllocation},
 	}
 	m.store(stored)
-	if _, err := env.Create(ctx, RangeAllocation.GroupResource(), stored); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := client.Create(ctx, RangeAllocation.GroupResource(), stored); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create node port allocation: %w", err)
 	}
 	return nil
 }
 
-func portsOfServices(ctx context.Context, env kind.Env, portRange string) (*portMap, error) {
+func portsOfServices(ctx context.Context, client kind.Client, portRange string) (*portMap, error) {
 	m, err := parsePortMap(&corev1.RangeAllocation{Range: portRange})
 	if err != nil {
 		return nil, err
 	}
-	objs, err := env.List(ctx, services, "")
+	objs, err := client.List(ctx, services, "")
 	if err != nil {
 		return nil, fmt.Errorf("list services: %w", err)
 	}

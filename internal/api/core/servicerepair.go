@@ -33,23 +33,23 @@ type Repair struct {
 
 // Run makes one pass. portRange is where node ports come from, such as 30000-32767; an allocation with another range
 // is brought to it.
-func (r *Repair) Run(ctx context.Context, env kind.Env, portRange string, now time.Time) error {
+func (r *Repair) Run(ctx context.Context, client kind.Client, portRange string, now time.Time) error {
 	if portRange == "" {
 		portRange = DefaultNodePortRange
 	}
-	return errors.Join(r.repairPorts(ctx, env, portRange), repairAddresses(ctx, env, now))
+	return errors.Join(r.repairPorts(ctx, client, portRange), repairAddresses(ctx, client, now))
 }
 
-func (r *Repair) repairPorts(ctx context.Context, env kind.Env, portRange string) error {
-	if err := createPortMap(ctx, env, portRange); err != nil {
+func (r *Repair) repairPorts(ctx context.Context, client kind.Client, portRange string) error {
+	if err := createPortMap(ctx, client, portRange); err != nil {
 		return err
 	}
 	// The map is read before the services, so that a port taken in between is not called unused.
-	stored, err := readPortMap(ctx, env)
+	stored, err := readPortMap(ctx, client)
 	if err != nil {
 		return err
 	}
-	used, err := portsOfServices(ctx, env, portRange)
+	used, err := portsOfServices(ctx, client, portRange)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (r *Repair) repairPorts(ctx context.Context, env kind.Env, portRange string
 		}
 	}
 	r.suspects = suspects
-	return changePorts(ctx, env, func(m *portMap) error {
+	return changePorts(ctx, client, func(m *portMap) error {
 		next := &portMap{ports: used.ports, taken: new(big.Int).Set(used.taken)}
 		for i := range m.ports.Size {
 			port := int32(m.ports.Base + i)
@@ -76,12 +76,12 @@ func (r *Repair) repairPorts(ctx context.Context, env kind.Env, portRange string
 	})
 }
 
-func repairAddresses(ctx context.Context, env kind.Env, now time.Time) error {
-	claims, err := env.List(ctx, ipAddresses, "")
+func repairAddresses(ctx context.Context, client kind.Client, now time.Time) error {
+	claims, err := client.List(ctx, ipAddresses, "")
 	if err != nil {
 		return fmt.Errorf("list IP addresses: %w", err)
 	}
-	objs, err := env.List(ctx, services, "")
+	objs, err := client.List(ctx, services, "")
 	if err != nil {
 		return fmt.Errorf("list services: %w", err)
 	}
@@ -104,7 +104,7 @@ func repairAddresses(ctx context.Context, env kind.Env, now time.Time) error {
 		}
 		slog.WarnContext(ctx, "IP address without its service; deleting it", "ip", claim.Name)
 		uid := claim.UID
-		if err := env.Delete(ctx, ipAddresses, "", claim.Name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
+		if err := client.Delete(ctx, ipAddresses, "", claim.Name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("delete IP address %s: %w", claim.Name, err))
 			continue
 		}
@@ -114,7 +114,7 @@ func repairAddresses(ctx context.Context, env kind.Env, now time.Time) error {
 	}
 	for name, owner := range owners {
 		slog.WarnContext(ctx, "cluster IP is not marked as taken; repairing", "namespace", owner.Namespace, "service", owner.Name, "ip", name)
-		if _, err := env.Create(ctx, ipAddresses, newIPAddress(netip.MustParseAddr(name), owner)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := client.Create(ctx, ipAddresses, newIPAddress(netip.MustParseAddr(name), owner)); err != nil && !apierrors.IsAlreadyExists(err) {
 			errs = append(errs, fmt.Errorf("create IP address %s: %w", name, err))
 		}
 	}

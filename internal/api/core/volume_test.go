@@ -95,7 +95,7 @@ func TestPersistentVolume(t *testing.T) {
 	later := &kind.Request{Now: metav1.NewTime(now.Add(time.Hour))}
 	bound := old.DeepCopy()
 	bound.Status.Phase = corev1.VolumeBound
-	bound, _ = kindtest.Write(PersistentVolume, "status", later, bound, old)
+	bound, _ = kindtest.UpdateSubresource(PersistentVolume, "status", later, bound, old)
 	if !bound.Status.LastPhaseTransitionTime.Equal(&later.Now) {
 		t.Errorf("transition at %v", bound.Status.LastPhaseTransitionTime)
 	}
@@ -184,6 +184,6 @@ func TestPersistentVolumeClaim(t *testing.T) {
 	}
 	resizing := bound.DeepCopy()
 	resizing.Status.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{"storage": "Odd", "cpu": corev1.PersistentVolumeClaimNodeResizePending}
-	_, errs = kindtest.Write(PersistentVolumeClaim, "status", request, resizing, bound)
+	_, errs = kindtest.UpdateSubresource(PersistentVolumeClaim, "status", request, resizing, bound)
 	kindtest.Errors(t, errs, "status.allocatedResourceStatuses: Unsupported value", "status.allocatedResourceStatuses: Unsupported value")
 }

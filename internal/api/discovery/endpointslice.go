@@ -30,7 +30,7 @@ const (
 	maxHints          = 8
 )
 
-var EndpointSlice = kind.Of(kind.Spec[*discoveryv1.EndpointSlice]{
+var EndpointSlice = kind.Of(kind.Definition[*discoveryv1.EndpointSlice]{
 	GVK: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), Plural: "endpointslices", Namespaced: true,
 	List: &discoveryv1.EndpointSliceList{},
 

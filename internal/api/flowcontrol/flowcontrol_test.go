@@ -104,7 +104,7 @@ func TestFlowSchemaStatus(t *testing.T) {
 		s.Spec.MatchingPrecedence = 5
 		s.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{{Type: "Dangling"}, {Type: "Dangling"}, {}}
 	})
-	got, errs := kindtest.Write(FlowSchema, "status", nil, changed, old)
+	got, errs := kindtest.UpdateSubresource(FlowSchema, "status", nil, changed, old)
 	kindtest.Errors(t, errs, "status.conditions[1].type: Duplicate value", "status.conditions[2].type: Required value")
 	if got.Spec.MatchingPrecedence != 1000 {
 		t.Errorf("a status write changed the spec: %d", got.Spec.MatchingPrecedence)

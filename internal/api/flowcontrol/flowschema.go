@@ -17,7 +17,7 @@ import (
 )
 
 // FlowSchema sorts requests into flows of one priority level.
-var FlowSchema = kind.Of(kind.Spec[*flowcontrolv1.FlowSchema]{
+var FlowSchema = kind.Of(kind.Definition[*flowcontrolv1.FlowSchema]{
 	GVK: flowcontrolv1.SchemeGroupVersion.WithKind("FlowSchema"), Plural: "flowschemas",
 	List: &flowcontrolv1.FlowSchemaList{},
 	Default: func(schema *flowcontrolv1.FlowSchema) {

@@ -17,7 +17,7 @@ import (
 )
 
 // PriorityLevelConfiguration gives the flows of one priority their share of the server's concurrency.
-var PriorityLevelConfiguration = kind.Of(kind.Spec[*flowcontrolv1.PriorityLevelConfiguration]{
+var PriorityLevelConfiguration = kind.Of(kind.Definition[*flowcontrolv1.PriorityLevelConfiguration]{
 	GVK: flowcontrolv1.SchemeGroupVersion.WithKind("PriorityLevelConfiguration"), Plural: "prioritylevelconfigurations",
 	List:     &flowcontrolv1.PriorityLevelConfigurationList{},
 	Default:  defaultPriorityLevel,

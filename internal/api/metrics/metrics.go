@@ -31,9 +31,9 @@ func columns() []metav1.TableColumnDefinition {
 }
 
 func nodeMetrics(s Source) *kind.Kind {
-	return kind.Of(kind.Spec[*metricsv1beta1.NodeMetrics]{
+	return kind.Of(kind.Definition[*metricsv1beta1.NodeMetrics]{
 		GVK: metricsv1beta1.SchemeGroupVersion.WithKind("NodeMetrics"), Plural: "nodes", List: &metricsv1beta1.NodeMetricsList{},
-		Virtual: func(ctx context.Context, _ kind.Env) ([]*metricsv1beta1.NodeMetrics, error) {
+		Virtual: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.NodeMetrics, error) {
 			return s.NodeMetrics(ctx)
 		},
 		Columns: columns(),
@@ -44,9 +44,11 @@ func nodeMetrics(s Source) *kind.Kind {
 }
 
 func podMetrics(s Source) *kind.Kind {
-	return kind.Of(kind.Spec[*metricsv1beta1.PodMetrics]{
+	return kind.Of(kind.Definition[*metricsv1beta1.PodMetrics]{
 		GVK: metricsv1beta1.SchemeGroupVersion.WithKind("PodMetrics"), Plural: "pods", Namespaced: true, List: &metricsv1beta1.PodMetricsList{},
-		Virtual: func(ctx context.Context, _ kind.Env) ([]*metricsv1beta1.PodMetrics, error) { return s.PodMetrics(ctx) },
+		Virtual: func(ctx context.Context, _ kind.Client) ([]*metricsv1beta1.PodMetrics, error) {
+			return s.PodMetrics(ctx)
+		},
 		Columns: columns(),
 		Row: func(obj *metricsv1beta1.PodMetrics, _ time.Time) []any {
 			var cpu, memory = obj.Containers[0].Usage.Cpu().DeepCopy(), obj.Containers[0].Usage.Memory().DeepCopy()

@@ -22,7 +22,7 @@ import (
 // classAnnotation named the class of an ingress before there was a field for it.
 const classAnnotation = "kubernetes.io/ingress.class"
 
-var Ingress = kind.Of(kind.Spec[*networkingv1.Ingress]{
+var Ingress = kind.Of(kind.Definition[*networkingv1.Ingress]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("Ingress"), Plural: "ingresses", Short: []string{"ing"}, Namespaced: true, Prefix: "ingress",
 	List: &networkingv1.IngressList{},
 

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var IngressClass = kind.Of(kind.Spec[*networkingv1.IngressClass]{
+var IngressClass = kind.Of(kind.Definition[*networkingv1.IngressClass]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("IngressClass"), Plural: "ingressclasses",
 	List: &networkingv1.IngressClassList{},
 

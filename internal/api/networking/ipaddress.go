@@ -17,7 +17,7 @@ import (
 )
 
 // IPAddress says whose an address is: its name is the address, so that no two objects can have the same one.
-var IPAddress = kind.Of(kind.Spec[*networkingv1.IPAddress]{
+var IPAddress = kind.Of(kind.Definition[*networkingv1.IPAddress]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("IPAddress"), Plural: "ipaddresses", Short: []string{"ip"},
 	List: &networkingv1.IPAddressList{},
 

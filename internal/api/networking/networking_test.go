@@ -101,7 +101,7 @@ func TestIngress(t *testing.T) {
 	checkRow(t, Ingress, shown, "i", "<none>", "a,b,c + 2 more...", "192.0.2.1,z", "80, 443", "60m")
 	checkRow(t, Ingress, ingress(), "i", "<none>", "*", "", "80", "60m")
 	shown.Status.LoadBalancer.Ingress[1].IP = "x"
-	_, errs = kindtest.Write(Ingress, "status", nil, shown, ingress())
+	_, errs = kindtest.UpdateSubresource(Ingress, "status", nil, shown, ingress())
 	kindtest.Errors(t, errs, "status.loadBalancer.ingress[1].ip: Invalid value")
 	if !Ingress.SpecChanged(shown, old) || Ingress.SpecChanged(old, old.DeepCopy()) {
 		t.Error("generation")

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var NetworkPolicy = kind.Of(kind.Spec[*networkingv1.NetworkPolicy]{
+var NetworkPolicy = kind.Of(kind.Definition[*networkingv1.NetworkPolicy]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"), Plural: "networkpolicies", Short: []string{"netpol"}, Namespaced: true,
 	List: &networkingv1.NetworkPolicyList{},
 

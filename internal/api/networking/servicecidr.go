@@ -14,7 +14,7 @@ import (
 	"skiff/internal/kind"
 )
 
-var ServiceCIDR = kind.Of(kind.Spec[*networkingv1.ServiceCIDR]{
+var ServiceCIDR = kind.Of(kind.Definition[*networkingv1.ServiceCIDR]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), Plural: "servicecidrs",
 	List: &networkingv1.ServiceCIDRList{},
 

@@ -20,7 +20,7 @@ import (
 )
 
 // RuntimeClass names a way to run the containers of a pod, what it costs and where it can be had.
-var RuntimeClass = kind.Of(kind.Spec[*nodev1.RuntimeClass]{
+var RuntimeClass = kind.Of(kind.Definition[*nodev1.RuntimeClass]{
 	GVK: nodev1.SchemeGroupVersion.WithKind("RuntimeClass"), Plural: "runtimeclasses",
 	List:                    &nodev1.RuntimeClassList{},
 	Validate:                validateRuntimeClass,

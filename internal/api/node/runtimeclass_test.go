@@ -15,7 +15,7 @@ import (
 type class = *nodev1.RuntimeClass
 
 func base() class {
-	return &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "sandboxed", CreationTimestamp: kindtest.Minutes(4)}, Handler: "gvisor"}
+	return &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "sandboxed", CreationTimestamp: kindtest.MinutesAgo(4)}, Handler: "gvisor"}
 }
 
 func TestValidateRuntimeClass(t *testing.T) {
@@ -49,10 +49,10 @@ func TestValidateRuntimeClass(t *testing.T) {
 }
 
 func TestRuntimeClassRowAndWarnings(t *testing.T) {
-	kindtest.Described(t, RuntimeClass, "Handler")
+	kindtest.ColumnsDescribed(t, RuntimeClass, "Handler")
 	kindtest.Row(t, RuntimeClass, base(), "sandboxed", "gvisor", "4m")
-	kindtest.Texts(t, RuntimeClass.Warn(base(), nil))
-	kindtest.Texts(t, RuntimeClass.Warn(kindtest.With(base(), func(c class) {
+	kindtest.Warnings(t, RuntimeClass.Warn(base(), nil))
+	kindtest.Warnings(t, RuntimeClass.Warn(kindtest.With(base(), func(c class) {
 		c.Scheduling = &nodev1.Scheduling{NodeSelector: map[string]string{"beta.kubernetes.io/os": "linux", "x": "y"}}
 	}), nil), `scheduling.nodeSelector: deprecated since v1.14; use "kubernetes.io/os" instead`)
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // PodDisruptionBudget keeps enough of a set of pods running while nodes are emptied.
-var PodDisruptionBudget = kind.Of(kind.Spec[*policyv1.PodDisruptionBudget]{
+var PodDisruptionBudget = kind.Of(kind.Definition[*policyv1.PodDisruptionBudget]{
 	GVK: policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"), Plural: "poddisruptionbudgets", Short: []string{"pdb"}, Namespaced: true,
 	List:           &policyv1.PodDisruptionBudgetList{},
 	Validate:       validateBudget,

@@ -15,7 +15,7 @@ type budget = *policyv1.PodDisruptionBudget
 
 func base() budget {
 	return &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "b", CreationTimestamp: kindtest.Minutes(2)},
+		ObjectMeta: metav1.ObjectMeta{Name: "b", CreationTimestamp: kindtest.MinutesAgo(2)},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MinAvailable: ptr.To(intstr.FromInt32(1)),
 			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}},
@@ -45,7 +45,7 @@ func TestValidateBudget(t *testing.T) {
 	if _, errs := kindtest.Update(PodDisruptionBudget, nil, old, old); len(errs) > 0 {
 		t.Errorf("a stored selector with an invalid value is refused: %v", errs)
 	}
-	kindtest.StatusWrites(t, PodDisruptionBudget, base(), []kindtest.Case[budget]{
+	kindtest.StatusUpdates(t, PodDisruptionBudget, base(), []kindtest.Case[budget]{
 		{Name: "negative", Change: func(b budget) {
 			b.Status = policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: -1, CurrentHealthy: -1, DesiredHealthy: -1, ExpectedPods: -1}
 		}, Want: []string{
@@ -66,6 +66,6 @@ func TestBudgetGeneration(t *testing.T) {
 }
 
 func TestBudgetRow(t *testing.T) {
-	kindtest.Described(t, PodDisruptionBudget)
+	kindtest.ColumnsDescribed(t, PodDisruptionBudget)
 	kindtest.Row(t, PodDisruptionBudget, base(), "b", "1", "N/A", int64(0), "2m")
 }

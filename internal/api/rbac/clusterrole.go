@@ -10,7 +10,7 @@ import (
 )
 
 // ClusterRole lists permissions in every namespace, on cluster-wide resources and on plain URLs.
-var ClusterRole = kind.Of(kind.Spec[*rbacv1.ClusterRole]{
+var ClusterRole = kind.Of(kind.Definition[*rbacv1.ClusterRole]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("ClusterRole"), Plural: "clusterroles",
 	List:                &rbacv1.ClusterRoleList{},
 	ValidateName:        validateName,

@@ -12,7 +12,7 @@ import (
 )
 
 // ClusterRoleBinding grants a cluster role everywhere.
-var ClusterRoleBinding = kind.Of(kind.Spec[*rbacv1.ClusterRoleBinding]{
+var ClusterRoleBinding = kind.Of(kind.Definition[*rbacv1.ClusterRoleBinding]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), Plural: "clusterrolebindings",
 	List:                &rbacv1.ClusterRoleBindingList{},
 	ValidateName:        validateName,

@@ -8,7 +8,7 @@ import (
 )
 
 // Role lists permissions in one namespace.
-var Role = kind.Of(kind.Spec[*rbacv1.Role]{
+var Role = kind.Of(kind.Definition[*rbacv1.Role]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("Role"), Plural: "roles", Namespaced: true,
 	List:                &rbacv1.RoleList{},
 	ValidateName:        validateName,

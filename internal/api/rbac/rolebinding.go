@@ -12,7 +12,7 @@ import (
 )
 
 // RoleBinding grants a role, or a cluster role, in one namespace.
-var RoleBinding = kind.Of(kind.Spec[*rbacv1.RoleBinding]{
+var RoleBinding = kind.Of(kind.Definition[*rbacv1.RoleBinding]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("RoleBinding"), Plural: "rolebindings", Namespaced: true,
 	List:                &rbacv1.RoleBindingList{},
 	ValidateName:        validateName,

@@ -226,7 +226,7 @@ func TestClaimStatus(t *testing.T) {
 			NetworkData: &resourcev1.NetworkDeviceData{InterfaceName: strings.Repeat("x", 257), HardwareAddress: strings.Repeat("x", 129), IPs: []string{"10.0.0.1/24", "10.0.0.1/24", "10.0.0.1"}}}), old: allocated(nil), want: nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, errs := kindtest.Write(ResourceClaim, "status", request, test.obj, test.old)
+			_, errs := kindtest.UpdateSubresource(ResourceClaim, "status", request, test.obj, test.old)
 			if test.name == "bad report" {
 				for _, want := range []string{"status.devices[0].shareID", "status.devices[0]", "status.devices[0].conditions", "status.devices[0].data", "status.devices[0].networkData.interfaceName", "status.devices[0].networkData.hardwareAddress", "status.devices[0].networkData.ips[1]", "status.devices[0].networkData.ips[2]"} {
 					found := false
@@ -250,7 +250,7 @@ func TestLostDevicesAreForgotten(t *testing.T) {
 	})
 	released := old.DeepCopy()
 	released.Status.Allocation = nil
-	got, errs := kindtest.Write(ResourceClaim, "status", request, released, old)
+	got, errs := kindtest.UpdateSubresource(ResourceClaim, "status", request, released, old)
 	kindtest.Errors(t, errs)
 	if got.Status.Devices != nil {
 		t.Errorf("devices = %v", got.Status.Devices)
@@ -258,7 +258,7 @@ func TestLostDevicesAreForgotten(t *testing.T) {
 }
 
 // namespaces is an Env in which only namespace "admin" has the label.
-type namespaces struct{ kind.Env }
+type namespaces struct{ kind.Client }
 
 func (namespaces) Get(_ context.Context, resource schema.GroupResource, _, name string) (kind.Object, error) {
 	if resource.Resource != "namespaces" || name == "lost" {
@@ -298,7 +298,7 @@ func TestAdminAccess(t *testing.T) {
 	check("ordinary", err, "")
 	_, err = ResourceClaimTemplate.Hooks.BeforeCreate(t.Context(), namespaces{}, request, &resourcev1.ResourceClaimTemplate{Spec: resourcev1.ResourceClaimTemplateSpec{Spec: wanting("").Spec}})
 	check("template", err, "adminAccess: Forbidden")
-	status := ResourceClaim.Subresources[0].Part
+	status := ResourceClaim.Subresources[0].Update
 	err = status.Before(t.Context(), namespaces{}, request, granted("ns"), claim(nil))
 	check("grant", err, "status.allocation.devices.results[1].adminAccess: Forbidden")
 	err = status.Before(t.Context(), namespaces{}, request, granted("ns"), granted("ns"))

@@ -15,7 +15,7 @@ import (
 )
 
 // DeviceClass names a sort of devices, so that claims need not describe it each time.
-var DeviceClass = kind.Of(kind.Spec[*resourcev1.DeviceClass]{
+var DeviceClass = kind.Of(kind.Definition[*resourcev1.DeviceClass]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceClass"), Plural: "deviceclasses",
 	List:     &resourcev1.DeviceClassList{},
 	Validate: validateDeviceClass,

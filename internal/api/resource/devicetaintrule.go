@@ -13,7 +13,7 @@ import (
 )
 
 // DeviceTaintRule is an administrator's taint on devices, beside those that drivers set themselves.
-var DeviceTaintRule = kind.Of(kind.Spec[*resourcev1.DeviceTaintRule]{
+var DeviceTaintRule = kind.Of(kind.Definition[*resourcev1.DeviceTaintRule]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceTaintRule"), StoredVersion: "v1beta2", Plural: "devicetaintrules",
 	List: &resourcev1.DeviceTaintRuleList{},
 	Prepare: func(req *kind.Request, rule, old *resourcev1.DeviceTaintRule) {

@@ -19,7 +19,7 @@ import (
 )
 
 // ResourceClaim asks for devices and, once the scheduler has found some, says which.
-var ResourceClaim = kind.Of(kind.Spec[*resourcev1.ResourceClaim]{
+var ResourceClaim = kind.Of(kind.Definition[*resourcev1.ResourceClaim]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), Plural: "resourceclaims", Namespaced: true,
 	List: &resourcev1.ResourceClaimList{},
 	Default: func(claim *resourcev1.ResourceClaim) {
@@ -53,14 +53,14 @@ var ResourceClaim = kind.Of(kind.Spec[*resourcev1.ResourceClaim]{
 	},
 	ValidateStatus: validateClaimStatus,
 	StatusOnly:     true,
-	BeforeCreate: func(ctx context.Context, env kind.Env, _ *kind.Request, claim *resourcev1.ResourceClaim) (func(), error) {
-		return nil, adminAllowed(ctx, env, claimKind, &claim.ObjectMeta, adminRequested(claim.Spec.Devices.Requests))
+	BeforeCreate: func(ctx context.Context, client kind.Client, _ *kind.Request, claim *resourcev1.ResourceClaim) (func(), error) {
+		return nil, adminAllowed(ctx, client, claimKind, &claim.ObjectMeta, adminRequested(claim.Spec.Devices.Requests))
 	},
-	BeforeStatus: func(ctx context.Context, env kind.Env, _ *kind.Request, claim, old *resourcev1.ResourceClaim) error {
+	BeforeStatus: func(ctx context.Context, client kind.Client, _ *kind.Request, claim, old *resourcev1.ResourceClaim) error {
 		if adminGranted(old) != nil {
 			return nil
 		}
-		return adminAllowed(ctx, env, claimKind, &claim.ObjectMeta, adminGranted(claim))
+		return adminAllowed(ctx, client, claimKind, &claim.ObjectMeta, adminGranted(claim))
 	},
 	Columns: []metav1.TableColumnDefinition{
 		kind.NameColumn(),
@@ -117,12 +117,12 @@ func adminGranted(claim *resourcev1.ResourceClaim) *field.Path {
 }
 
 // adminAllowed refuses admin access, wanted at path, in a namespace without the label.
-func adminAllowed(ctx context.Context, env kind.Env, gk schema.GroupKind, meta *metav1.ObjectMeta, path *field.Path) error {
+func adminAllowed(ctx context.Context, client kind.Client, gk schema.GroupKind, meta *metav1.ObjectMeta, path *field.Path) error {
 	if path == nil {
 		return nil
 	}
 	var problem *field.Error
-	namespace, err := env.Get(ctx, schema.GroupResource{Resource: "namespaces"}, "", meta.Namespace)
+	namespace, err := client.Get(ctx, schema.GroupResource{Resource: "namespaces"}, "", meta.Namespace)
 	switch {
 	case err != nil:
 		problem = field.InternalError(path, fmt.Errorf("could not retrieve namespace to verify admin access: %w", err))

@@ -16,7 +16,7 @@ import (
 )
 
 // ResourceClaimTemplate is what the claims look like that each pod gets for itself.
-var ResourceClaimTemplate = kind.Of(kind.Spec[*resourcev1.ResourceClaimTemplate]{
+var ResourceClaimTemplate = kind.Of(kind.Definition[*resourcev1.ResourceClaimTemplate]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("ResourceClaimTemplate"), Plural: "resourceclaimtemplates", Namespaced: true,
 	List:    &resourcev1.ResourceClaimTemplateList{},
 	Default: func(template *resourcev1.ResourceClaimTemplate) { defaultClaimSpec(&template.Spec.Spec) },
@@ -36,9 +36,9 @@ var ResourceClaimTemplate = kind.Of(kind.Spec[*resourcev1.ResourceClaimTemplate]
 		}
 		return errs
 	},
-	BeforeCreate: func(ctx context.Context, env kind.Env, _ *kind.Request, template *resourcev1.ResourceClaimTemplate) (func(), error) {
+	BeforeCreate: func(ctx context.Context, client kind.Client, _ *kind.Request, template *resourcev1.ResourceClaimTemplate) (func(), error) {
 		gk := schema.GroupKind{Group: resourcev1.GroupName, Kind: "ResourceClaimTemplate"}
-		return nil, adminAllowed(ctx, env, gk, &template.ObjectMeta, adminRequested(template.Spec.Spec.Devices.Requests))
+		return nil, adminAllowed(ctx, client, gk, &template.ObjectMeta, adminRequested(template.Spec.Spec.Devices.Requests))
 	},
 	Columns: []metav1.TableColumnDefinition{kind.NameColumn(), kind.AgeColumn()},
 	Row: func(template *resourcev1.ResourceClaimTemplate, now time.Time) []any {

@@ -18,7 +18,7 @@ import (
 )
 
 // ResourceSlice is a part of a driver's pool of devices.
-var ResourceSlice = kind.Of(kind.Spec[*resourcev1.ResourceSlice]{
+var ResourceSlice = kind.Of(kind.Definition[*resourcev1.ResourceSlice]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("ResourceSlice"), Plural: "resourceslices",
 	List: &resourcev1.ResourceSliceList{},
 	Prepare: func(req *kind.Request, slice, old *resourcev1.ResourceSlice) {

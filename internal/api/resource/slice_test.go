@@ -287,6 +287,6 @@ func TestTaintRules(t *testing.T) {
 	for i := range 9 {
 		full.Status.Conditions = append(full.Status.Conditions, metav1.Condition{Type: fmt.Sprintf("T%d", i), Status: "True", Reason: "R", LastTransitionTime: now})
 	}
-	_, errs = kindtest.Write(DeviceTaintRule, "status", request, full, old)
+	_, errs = kindtest.UpdateSubresource(DeviceTaintRule, "status", request, full, old)
 	kindtest.Errors(t, errs, "status.conditions: Too many")
 }

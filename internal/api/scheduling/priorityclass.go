@@ -35,7 +35,7 @@ const (
 var classDoc = schedulingv1.PriorityClass{}.SwaggerDoc()
 
 // PriorityClass gives a priority a name.
-var PriorityClass = kind.Of(kind.Spec[*schedulingv1.PriorityClass]{
+var PriorityClass = kind.Of(kind.Definition[*schedulingv1.PriorityClass]{
 	GVK: schedulingv1.SchemeGroupVersion.WithKind("PriorityClass"), Plural: "priorityclasses", Short: []string{"pc"},
 	List: &schedulingv1.PriorityClassList{},
 	Default: func(class *schedulingv1.PriorityClass) {
@@ -46,7 +46,7 @@ var PriorityClass = kind.Of(kind.Spec[*schedulingv1.PriorityClass]{
 	Validate: validatePriorityClass,
 	// The generation is 1 and stays so.
 	SpecChanged: func(_, _ *schedulingv1.PriorityClass) bool { return false },
-	CheckDelete: func(_ context.Context, _ kind.Env, class *schedulingv1.PriorityClass) error {
+	CheckDelete: func(_ context.Context, _ kind.Client, class *schedulingv1.PriorityClass) error {
 		if class.Name == SystemNodeCritical || class.Name == SystemClusterCritical {
 			return apierrors.NewForbidden(schedulingv1.Resource("priorityclasses"), class.Name,
 				errors.New("this is a system priority class and cannot be deleted"))

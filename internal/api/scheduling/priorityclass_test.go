@@ -14,7 +14,7 @@ import (
 type class = *schedulingv1.PriorityClass
 
 func base() class {
-	return &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high", CreationTimestamp: kindtest.Minutes(5)}, Value: 100}
+	return &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high", CreationTimestamp: kindtest.MinutesAgo(5)}, Value: 100}
 }
 
 func TestValidatePriorityClass(t *testing.T) {
@@ -51,6 +51,6 @@ func TestSystemClassesStay(t *testing.T) {
 func TestPriorityClassRow(t *testing.T) {
 	c := base()
 	PriorityClass.Default(c)
-	kindtest.Described(t, PriorityClass)
+	kindtest.ColumnsDescribed(t, PriorityClass)
 	kindtest.Row(t, PriorityClass, c, "high", int64(100), false, "5m", "PreemptLowerPriority")
 }

@@ -18,7 +18,7 @@ import (
 var driverDoc = storagev1.CSIDriverSpec{}.SwaggerDoc()
 
 // CSIDriver says how the cluster must treat a driver of volumes.
-var CSIDriver = kind.Of(kind.Spec[*storagev1.CSIDriver]{
+var CSIDriver = kind.Of(kind.Definition[*storagev1.CSIDriver]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSIDriver"), Plural: "csidrivers",
 	List:    &storagev1.CSIDriverList{},
 	Default: defaultCSIDriver,

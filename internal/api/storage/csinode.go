@@ -16,7 +16,7 @@ import (
 const maxNodeID = 256
 
 // CSINode says which drivers a node has and what they told about it. It has the node's name.
-var CSINode = kind.Of(kind.Spec[*storagev1.CSINode]{
+var CSINode = kind.Of(kind.Definition[*storagev1.CSINode]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSINode"), Plural: "csinodes",
 	List:     &storagev1.CSINodeList{},
 	Validate: validateCSINode,

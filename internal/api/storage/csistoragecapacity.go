@@ -17,7 +17,7 @@ import (
 )
 
 // CSIStorageCapacity says how much a driver can still provision of a class in one part of the cluster.
-var CSIStorageCapacity = kind.Of(kind.Spec[*storagev1.CSIStorageCapacity]{
+var CSIStorageCapacity = kind.Of(kind.Definition[*storagev1.CSIStorageCapacity]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSIStorageCapacity"), Plural: "csistoragecapacities", Namespaced: true,
 	List:     &storagev1.CSIStorageCapacityList{},
 	Validate: validateCSIStorageCapacity,

@@ -15,7 +15,7 @@ import (
 )
 
 func named(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: name, CreationTimestamp: kindtest.Minutes(3)}
+	return metav1.ObjectMeta{Name: name, CreationTimestamp: kindtest.MinutesAgo(3)}
 }
 
 func terms(terms ...corev1.TopologySelectorTerm) []corev1.TopologySelectorTerm { return terms }
@@ -57,14 +57,14 @@ func TestStorageClass(t *testing.T) {
 	})
 	StorageClass.Default(base)
 	kindtest.Row(t, StorageClass, base, "fast", "example.com/disk", "Delete", "Immediate", false, "3m")
-	kindtest.Texts(t, StorageClass.Warn(kindtest.With(base, func(c class) {
+	kindtest.Warnings(t, StorageClass.Warn(kindtest.With(base, func(c class) {
 		c.AllowedTopologies = terms(term("failure-domain.beta.kubernetes.io/zone", "a"))
 	}), nil), `allowedTopologies[0].matchLabelExpressions[0].key: deprecated since v1.17; use "topology.kubernetes.io/zone" instead`)
 }
 
 func TestDefaultStorageClassInLists(t *testing.T) {
 	class := func(name string, minutes int, isDefault bool) kind.Object {
-		c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: kindtest.Minutes(minutes)}}
+		c := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: kindtest.MinutesAgo(minutes)}}
 		if isDefault {
 			c.Annotations = map[string]string{DefaultClassAnnotation: "true"}
 		}
@@ -146,8 +146,8 @@ func TestCSIDriver(t *testing.T) {
 	kindtest.Row(t, CSIDriver, base, "disk.example.com", true, false, false, "<unset>", false, "Persistent", "3m")
 	tokens := kindtest.With(base, func(d driver) { d.Spec.TokenRequests = []storagev1.TokenRequest{{Audience: "a"}, {Audience: "b"}} })
 	kindtest.Row(t, CSIDriver, tokens, "disk.example.com", true, false, false, "a,b", false, "Persistent", "3m")
-	kindtest.Texts(t, CSIDriver.Warn(tokens, nil), "spec.serviceAccountTokenInSecrets is unset")
-	kindtest.Texts(t, CSIDriver.Warn(tokens, tokens))
+	kindtest.Warnings(t, CSIDriver.Warn(tokens, nil), "spec.serviceAccountTokenInSecrets is unset")
+	kindtest.Warnings(t, CSIDriver.Warn(tokens, tokens))
 }
 
 func TestCSINode(t *testing.T) {
@@ -170,7 +170,7 @@ func TestCSINode(t *testing.T) {
 		{Name: "gone", Update: true, Change: func(n node) { n.Spec.Drivers = nil }},
 	})
 	kindtest.Row(t, CSINode, base, "n1", int64(1), "3m")
-	got, _ := kindtest.Write(CSINode, "status", nil, kindtest.With(base, func(n node) { n.Status.StorageHealth = []storagev1.StorageHealth{{Name: "x"}} }), base)
+	got, _ := kindtest.UpdateSubresource(CSINode, "status", nil, kindtest.With(base, func(n node) { n.Status.StorageHealth = []storagev1.StorageHealth{{Name: "x"}} }), base)
 	if got.Status.StorageHealth != nil {
 		t.Error("storage health was kept")
 	}
@@ -194,7 +194,7 @@ func TestCSIStorageCapacity(t *testing.T) {
 			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "beta.kubernetes.io/arch", Operator: metav1.LabelSelectorOpExists}},
 		}
 	})
-	kindtest.Texts(t, CSIStorageCapacity.Warn(deprecated, nil),
+	kindtest.Warnings(t, CSIStorageCapacity.Warn(deprecated, nil),
 		"nodeTopology.matchExpressions[0].key: beta.kubernetes.io/arch is deprecated since v1.14",
 		"nodeTopology.matchLabels.beta.kubernetes.io/os: deprecated since v1.14")
 }
@@ -246,7 +246,7 @@ func TestVolumeAttachment(t *testing.T) {
 	})
 	kindtest.Row(t, VolumeAttachment, base, "a", "disk.example.com", "pv", "n1", false, "3m")
 
-	kindtest.StatusWrites(t, VolumeAttachment, base, []kindtest.Case[attachment]{
+	kindtest.StatusUpdates(t, VolumeAttachment, base, []kindtest.Case[attachment]{
 		{Name: "status", Change: func(a attachment) { a.Status.Attached, a.Spec.NodeName = true, "ignored" }},
 		{Name: "bad status", Change: func(a attachment) {
 			a.Status.AttachmentMetadata = map[string]string{"k": strings.Repeat("x", 256<<10)}
@@ -260,6 +260,6 @@ func TestVolumeAttachment(t *testing.T) {
 
 func TestColumnsAreDescribed(t *testing.T) {
 	for _, k := range Kinds() {
-		kindtest.Described(t, k)
+		kindtest.ColumnsDescribed(t, k)
 	}
 }

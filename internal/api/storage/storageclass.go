@@ -26,7 +26,7 @@ const (
 var classDoc = storagev1.StorageClass{}.SwaggerDoc()
 
 // StorageClass is a way to provision volumes.
-var StorageClass = kind.Of(kind.Spec[*storagev1.StorageClass]{
+var StorageClass = kind.Of(kind.Definition[*storagev1.StorageClass]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("StorageClass"), Plural: "storageclasses", Short: []string{"sc"},
 	List: &storagev1.StorageClassList{},
 	Default: func(class *storagev1.StorageClass) {

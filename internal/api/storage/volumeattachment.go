@@ -25,7 +25,7 @@ const (
 var attachmentDoc = storagev1.VolumeAttachmentSpec{}.SwaggerDoc()
 
 // VolumeAttachment is the wish that a volume be attached to a node, and whether it is.
-var VolumeAttachment = kind.Of(kind.Spec[*storagev1.VolumeAttachment]{
+var VolumeAttachment = kind.Of(kind.Definition[*storagev1.VolumeAttachment]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), Plural: "volumeattachments",
 	List:                    &storagev1.VolumeAttachmentList{},
 	Validate:                validateVolumeAttachment,

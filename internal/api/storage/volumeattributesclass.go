@@ -12,7 +12,7 @@ import (
 )
 
 // VolumeAttributesClass is a set of qualities a volume can be given while it exists.
-var VolumeAttributesClass = kind.Of(kind.Spec[*storagev1.VolumeAttributesClass]{
+var VolumeAttributesClass = kind.Of(kind.Definition[*storagev1.VolumeAttributesClass]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("VolumeAttributesClass"), Plural: "volumeattributesclasses", Short: []string{"vac"},
 	List:     &storagev1.VolumeAttributesClassList{},
 	Validate: validateVolumeAttributesClass,

@@ -68,7 +68,7 @@ func TestStatus(t *testing.T) {
 		{name: "unfailed", obj: with("5"), old: with("5", "Failed"), want: []string{"status.conditions: Invalid value: Failed condition cannot"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, errs := kindtest.Write(StorageVersionMigration, "status", nil, test.obj, test.old)
+			_, errs := kindtest.UpdateSubresource(StorageVersionMigration, "status", nil, test.obj, test.old)
 			kindtest.Errors(t, errs, test.want...)
 		})
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // StorageVersionMigration asks that every object of one resource be rewritten.
-var StorageVersionMigration = kind.Of(kind.Spec[*storagemigrationv1.StorageVersionMigration]{
+var StorageVersionMigration = kind.Of(kind.Definition[*storagemigrationv1.StorageVersionMigration]{
 	GVK: storagemigrationv1.SchemeGroupVersion.WithKind("StorageVersionMigration"), StoredVersion: "v1beta1", Plural: "storageversionmigrations",
 	List:                    &storagemigrationv1.StorageVersionMigrationList{},
 	Validate:                validateMigration,

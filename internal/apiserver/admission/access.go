@@ -42,7 +42,7 @@ var (
 )
 
 // access is how plugins see other objects. It is asked for at every use, because plugins are made before the server is.
-type access func() kind.Env
+type access func() kind.Client
 
 // get reads one object. It is shared and read-only.
 func get[T kind.Object](ctx context.Context, env access, resource schema.GroupResource, namespace, name string) (T, error) {

@@ -29,7 +29,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// world is a kind.Env of objects in memory.
+// world is a kind.Client of objects in memory.
 type world struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupResource]map[string]kind.Object
@@ -47,7 +47,7 @@ func newWorld(objs ...kind.Object) *world {
 	return w
 }
 
-func (w *world) env() kind.Env { return w }
+func (w *world) env() kind.Client { return w }
 
 func (w *world) put(obj kind.Object) {
 	gr, _ := resourceOf(obj)

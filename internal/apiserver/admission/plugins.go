@@ -14,7 +14,7 @@ import (
 // Options are what plugins need to know of the server and of its configuration.
 type Options struct {
 	// Env gives access to other objects. It is called when a plugin needs one, because the server is made after the plugins.
-	Env func() kind.Env
+	Env func() kind.Client
 	// Authorizer answers the plugins that ask whether a user may do something else, too.
 	Authorizer authz.Authorizer
 	// Resources finds the resource that serves a kind, for owners of objects.

@@ -53,7 +53,7 @@ func SplitServiceAccountName(username string) (namespace, name string, ok bool) 
 	return namespace, name, true
 }
 
-// Objects is what token authenticators look up. A kind.Env is one.
+// Objects is what token authenticators look up. A kind.Client is one.
 type Objects interface {
 	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error)
 	Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(obj kind.Object) error) (kind.Object, error)

@@ -32,7 +32,7 @@ var errUnchanged = errors.New("unchanged")
 // the subjects they lack, and keep what they have beyond; a binding of another role than the policy's is made anew. Objects
 // annotated rbac.authorization.kubernetes.io/autoupdate=false are left as they are. Everything is tried even when something
 // fails. At the end the aggregated roles are given their rules.
-func Reconcile(ctx context.Context, store kind.Env, p PolicyObjects) error {
+func Reconcile(ctx context.Context, store kind.Client, p PolicyObjects) error {
 	r := reconciler{ctx: ctx, store: store}
 	for _, role := range p.ClusterRoles {
 		r.role(clusterRoles, role)
@@ -52,7 +52,7 @@ func Reconcile(ctx context.Context, store kind.Env, p PolicyObjects) error {
 
 type reconciler struct {
 	ctx   context.Context
-	store kind.Env
+	store kind.Client
 	errs  []error
 }
 

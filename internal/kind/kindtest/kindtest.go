@@ -1,5 +1,5 @@
-// Package kindtest walks objects through a row the way the server does, without a server: defaults, preparation,
-// validation. Tests of rows state what they expect of the errors as short lines.
+// Package kindtest runs objects through a Kind as the server does, without a server: defaults, preparation, validation.
+// Tests state the expected errors as short lines.
 package kindtest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Create returns the object as it would be stored and what validation says about it. obj itself stays as it is.
+// Create returns the object as it would be stored and its validation errors. obj itself is not changed.
 func Create[T kind.Object](k *kind.Kind, req *kind.Request, obj T) (T, field.ErrorList) {
 	created := defaulted(k, obj)
 	if k.Status != nil && !k.StatusOnCreate {
@@ -26,7 +26,7 @@ func Create[T kind.Object](k *kind.Kind, req *kind.Request, obj T) (T, field.Err
 	return created, k.Validate(req, created, nil)
 }
 
-// Update returns the object as it would be stored over old and what validation says about the change.
+// Update returns the object as it would be stored over old and the validation errors of the change.
 func Update[T kind.Object](k *kind.Kind, req *kind.Request, obj, old T) (T, field.ErrorList) {
 	updated, stored := defaulted(k, obj), defaulted(k, old)
 	if k.Status != nil {
@@ -41,20 +41,20 @@ func Update[T kind.Object](k *kind.Kind, req *kind.Request, obj, old T) (T, fiel
 	return updated, k.Validate(req, updated, stored)
 }
 
-// Write does what Update does, through the part that a subresource such as status writes.
-func Write[T kind.Object](k *kind.Kind, subresource string, req *kind.Request, obj, old T) (T, field.ErrorList) {
+// UpdateSubresource is Update through a subresource such as status.
+func UpdateSubresource[T kind.Object](k *kind.Kind, subresource string, req *kind.Request, obj, old T) (T, field.ErrorList) {
 	for _, s := range k.Subresources {
-		if s.Name != subresource || s.Part == nil {
+		if s.Name != subresource || s.Update == nil {
 			continue
 		}
 		updated, stored := defaulted(k, obj), defaulted(k, old)
-		s.Part.Prepare(req, updated, stored)
-		if s.Part.Validate == nil {
+		s.Update.Prepare(req, updated, stored)
+		if s.Update.Validate == nil {
 			return updated, nil
 		}
-		return updated, s.Part.Validate(req, updated, stored)
+		return updated, s.Update.Validate(req, updated, stored)
 	}
-	panic(k.Plural + " has no part " + subresource)
+	panic(k.Plural + " has no subresource " + subresource)
 }
 
 func defaulted[T kind.Object](k *kind.Kind, obj T) T {
@@ -65,7 +65,7 @@ func defaulted[T kind.Object](k *kind.Kind, obj T) T {
 	return obj
 }
 
-// Errors compares an error list with lines such as "spec.name: Required value: must be set", in any order. The part
+// Errors compares an error list with lines such as "spec.name: Required value: must be set", in any order. The text
 // after the type is a substring of the detail and may be left out.
 func Errors(t testing.TB, got field.ErrorList, want ...string) {
 	t.Helper()

@@ -14,17 +14,17 @@ import (
 	"skiff/internal/kind"
 )
 
-// Now is the time at which tests look at objects.
+// Now is the current time in tests.
 var Now = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 
-// Minutes is the moment some minutes before Now.
-func Minutes(ago int) metav1.Time {
+// MinutesAgo is the time some minutes before Now.
+func MinutesAgo(ago int) metav1.Time {
 	return metav1.NewTime(Now.Add(-time.Duration(ago) * time.Minute))
 }
 
-// Case is a line of a table of validations: the base object of the table after a change, as a create or as an update
-// of the base. Want are the expected errors, "field: text", where the error at the field must contain the text; the
-// text may begin with the type and the value.
+// Case is one case of a validation table: a change of the table's base object, tested as a create or as an update of
+// the base. Want are the expected errors, "field: text", where the error at the field must contain the text; the text
+// may begin with the error type and the value.
 type Case[T kind.Object] struct {
 	Name   string
 	Change func(T)
@@ -40,7 +40,7 @@ func Validations[T kind.Object](t *testing.T, k *kind.Kind, base T, cases []Case
 			req := &kind.Request{Now: metav1.NewTime(Now)}
 			var errs field.ErrorList
 			if obj := With(base, c.Change); c.Update {
-				// What is stored was prepared once, when it was created.
+				// A stored object was prepared when it was created.
 				stored, _ := Create(k, req, base)
 				_, errs = Update(k, req, obj, stored)
 			} else {
@@ -52,18 +52,18 @@ func Validations[T kind.Object](t *testing.T, k *kind.Kind, base T, cases []Case
 	}
 }
 
-// StatusWrites runs a table of writes of the status over base.
-func StatusWrites[T kind.Object](t *testing.T, k *kind.Kind, base T, cases []Case[T]) {
+// StatusUpdates runs a table of status updates over base.
+func StatusUpdates[T kind.Object](t *testing.T, k *kind.Kind, base T, cases []Case[T]) {
 	t.Helper()
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
-			_, errs := Write(k, "status", &kind.Request{Now: metav1.NewTime(Now)}, With(base, c.Change), base)
+			_, errs := UpdateSubresource(k, "status", &kind.Request{Now: metav1.NewTime(Now)}, With(base, c.Change), base)
 			expect(t, errs, c.Want)
 		})
 	}
 }
 
-// With is a copy of an object after a change.
+// With returns a changed copy of an object.
 func With[T kind.Object](obj T, change func(T)) T {
 	obj = obj.DeepCopyObject().(T)
 	if change != nil {
@@ -103,8 +103,8 @@ func expect(t *testing.T, got field.ErrorList, want []string) {
 	}
 }
 
-// Row compares an object's row of a table with the expected cells, types included, and their number with that of the
-// columns.
+// Row compares an object's table row with the expected cells, types included, and the number of cells with the number
+// of columns.
 func Row(t *testing.T, k *kind.Kind, obj kind.Object, want ...any) {
 	t.Helper()
 	got := k.Row(obj, Now)
@@ -116,8 +116,8 @@ func Row(t *testing.T, k *kind.Kind, obj kind.Object, want ...any) {
 	}
 }
 
-// Described checks that every column has a description, except those named.
-func Described(t *testing.T, k *kind.Kind, except ...string) {
+// ColumnsDescribed checks that every column has a description, except the given ones.
+func ColumnsDescribed(t *testing.T, k *kind.Kind, except ...string) {
 	t.Helper()
 	for _, column := range k.Columns {
 		if (column.Description == "") != slices.Contains(except, column.Name) {
@@ -126,8 +126,8 @@ func Described(t *testing.T, k *kind.Kind, except ...string) {
 	}
 }
 
-// Texts compares warnings with the expected ones; each must contain its text, in order.
-func Texts(t *testing.T, got []string, want ...string) {
+// Warnings compares warnings with the expected ones, in order; each must contain the expected text.
+func Warnings(t *testing.T, got []string, want ...string) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Errorf("got %q, want %q", got, want)

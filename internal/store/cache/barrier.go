@@ -8,59 +8,59 @@ import (
 	"skiff/internal/store"
 )
 
-// barrier asks the store for its revision on behalf of many at once. An answer counts only for those who came before the
-// question was sent; those who come later share the next question.
+// barrier reads the store's revision for many callers at once. A result is valid only for the callers that arrived
+// before the read was sent; later callers share the next read.
 type barrier struct {
 	current func(context.Context) (store.Revision, error)
 
 	mu      sync.Mutex
-	asking  bool
-	waiting *question
+	reading bool
+	next    *revisionRead
 }
 
-type question struct {
-	answered chan struct{}
+type revisionRead struct {
+	done     chan struct{}
 	revision store.Revision
 	err      error
 }
 
-func (b *barrier) ask(ctx context.Context) (store.Revision, error) {
+func (b *barrier) read(ctx context.Context) (store.Revision, error) {
 	b.mu.Lock()
-	if b.waiting == nil {
-		b.waiting = &question{answered: make(chan struct{})}
+	if b.next == nil {
+		b.next = &revisionRead{done: make(chan struct{})}
 	}
-	mine := b.waiting
-	if !b.asking {
-		b.asking = true
-		// The question is everybody's, so it does not end with the context of the first who asked.
-		go b.work(context.WithoutCancel(ctx))
+	mine := b.next
+	if !b.reading {
+		b.reading = true
+		// The read is shared, so it does not end with the context of its first caller.
+		go b.run(context.WithoutCancel(ctx))
 	}
 	b.mu.Unlock()
 	select {
-	case <-mine.answered:
+	case <-mine.done:
 		return mine.revision, mine.err
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
 }
 
-// work answers questions until there are none.
-func (b *barrier) work(ctx context.Context) {
+// run sends reads until no caller waits.
+func (b *barrier) run(ctx context.Context) {
 	for {
 		b.mu.Lock()
-		q := b.waiting
-		b.waiting = nil
-		b.asking = q != nil
+		q := b.next
+		b.next = nil
+		b.reading = q != nil
 		b.mu.Unlock()
 		if q == nil {
 			return
 		}
-		asked, cancel := context.WithTimeout(ctx, questionTimeout)
-		q.revision, q.err = b.current(asked)
+		limited, cancel := context.WithTimeout(ctx, revisionReadTimeout)
+		q.revision, q.err = b.current(limited)
 		cancel()
-		close(q.answered)
+		close(q.done)
 	}
 }
 
-// questionTimeout ends a question that the store does not answer; those who wait give up earlier by their own contexts.
-const questionTimeout = 10 * time.Second
+// revisionReadTimeout limits a read; callers give up earlier by their own contexts.
+const revisionReadTimeout = 10 * time.Second

@@ -236,7 +236,7 @@ func BenchmarkFanOut(b *testing.B) {
 				if every > 0 {
 					time.Sleep(every)
 				} else if i%1000 == 999 {
-					time.Sleep(paceMax) // the slowest watcher must not fall out
+					time.Sleep(maxBatchDelay) // the slowest watcher must not fall out
 				}
 			}
 			for seen.Load() < int64(b.N)*watchers {

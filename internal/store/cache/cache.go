@@ -1,14 +1,16 @@
 // Package cache serves every read of the API from memory: gets, lists at the newest and at recent revisions, and watches.
 //
-// Invariants, on which everything above relies:
-//   - One feed (a watch of the store below /registry/) applies all changes in revision order. Applying a batch installs
-//     the new trees and appends the events, then publishes the new revision; whoever sees revision R sees all changes ≤ R.
-//   - An Entry never changes. Its decoded object and encodings are made at most once and shared by everyone; they are read-only.
-//   - A writer returns after the feed has reached its own write: everybody reads their own writes.
-//   - A watcher is a cursor into its table's log. It never holds the feed back; too slow a watcher gets ErrExpired.
+// Invariants:
+//   - One watch feed (an etcd watch of /registry/) applies all changes in revision order. Applying a batch installs the
+//     new trees and appends the events, then publishes the new revision; a reader that sees revision R sees all changes ≤ R.
+//   - An Entry never changes. Its decoded object and encodings are made at most once and shared; they are read-only.
+//   - A write returns after the watch feed has reached it: every client reads its own writes.
+//   - A watcher is a cursor into its table's history. It never blocks the watch feed; a watcher that falls too far behind
+//     gets ErrExpired.
 //
-// Readers take no locks. A table's state (tree and log) is one immutable value behind an atomic pointer; the revision of
-// the whole cache is an atomic number. The feed alone changes them, in an order that readers can rely on (see Table.published).
+// Readers take no locks. A table's state (tree and history) is one immutable value behind an atomic pointer; the revision
+// of the whole cache is an atomic number. Only the watch feed changes them, in an order that readers rely on (see
+// Table.published).
 package cache
 
 import (
@@ -27,21 +29,21 @@ import (
 	"skiff/internal/store"
 )
 
-// root is the directory of the store that holds all objects.
+// root is the prefix of all objects in the store.
 const root = "/registry/"
 
 var (
-	// ErrExpired: history no longer reaches back to the revision asked for.
+	// ErrExpired: history no longer contains the requested revision.
 	ErrExpired = fmt.Errorf("too old for the cache: %w", store.ErrCompacted)
-	// ErrFuture: the cache has not reached the revision asked for.
+	// ErrFuture: the cache has not reached the requested revision.
 	ErrFuture = fmt.Errorf("not in the cache yet: %w", store.ErrFuture)
-	// ErrTimeout: the cache did not reach a revision while the context lasted. A write that fails so has happened.
+	// ErrTimeout: the cache did not reach a revision before the context ended. A write that fails with it has happened.
 	ErrTimeout = errors.New("cache did not reach the revision in time")
 	// ErrRemoved: the table was removed; its watches end.
 	ErrRemoved = errors.New("resource is no longer served")
 )
 
-// Codec turns stored bytes into objects and back.
+// Codec decodes and encodes stored objects.
 type Codec interface {
 	// Decode sets the object's resourceVersion to the revision. The object must not share memory with value, unless read-only.
 	Decode(value []byte, revision store.Revision) (kind.Object, error)
@@ -49,49 +51,49 @@ type Codec interface {
 	Encode(obj kind.Object) ([]byte, error)
 }
 
-// Resource says what a table holds.
+// Resource describes the content of a table.
 type Resource struct {
 	// Name is for messages and metrics.
 	Name string
 	// Prefix of the keys, "/registry/pods/".
 	Prefix string
 	Codec  Codec
-	// Fields returns what field selectors can ask for; nil when there is nothing.
+	// Fields returns the values for field selectors; nil when there are none.
 	Fields func(obj kind.Object) map[string]string
 }
 
-// Cache holds all tables and follows the store.
+// Cache holds all tables and keeps them up to date.
 type Cache struct {
 	store store.Store
 	log   *slog.Logger
 
-	ready  chan struct{} // closed when the cache has reached what was current when it was loaded
-	opened atomic.Bool   // ready is closed
-	done   chan struct{} // closed when Run has ended
+	ready   chan struct{} // closed when the cache has reached the revision that was current at load
+	isReady atomic.Bool   // ready is closed
+	done    chan struct{} // closed when Run has returned
 
 	// revision is published after everything up to it is in the tables.
 	revision atomic.Int64
 	waiters  waiters
 	barrier  barrier
 
-	// Memos (encodings, labels) that nobody asked for during a whole epoch are dropped.
+	// Memos (encodings, labels) that were not used during a whole epoch are dropped.
 	epoch     atomic.Uint32
 	memoBytes atomic.Int64
-	full      chan struct{}
+	memoFull  chan struct{}
 
-	// horizon is the oldest revision of which lists are served, as the store would serve them: that of historyAge ago.
+	// horizon is the oldest revision at which lists are served: the revision of historyAge ago, like etcd's compaction.
 	horizon atomic.Int64
 
 	mu sync.Mutex // held to change the tables
 	// tables by prefix. The map is replaced, never changed, so that it can be read without mu.
 	tables  atomic.Pointer[map[string]*Table]
 	running bool
-	target  store.Revision // what was current when the tables were loaded
-	// generation counts the times history was lost; whoever loads a table meanwhile must start again.
-	generation int
-	marks      []mark // the revisions of the time since the horizon
-	unclaimed  unclaimed
-	touched    []*Table // scratch of apply
+	target  store.Revision // the store's revision when the tables were loaded
+	// generation counts how often history was lost; the load of a table must start over when it changes.
+	generation    int
+	pastRevisions []revisionAt // the revisions since the horizon
+	unclaimed     unclaimed
+	changed       []*Table // tables changed by the batch being applied
 }
 
 // New returns an empty cache of the store. It reads nothing before Run. log may be nil.
@@ -100,11 +102,11 @@ func New(s store.Store, log *slog.Logger) *Cache {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Cache{
-		store: s,
-		log:   log,
-		ready: make(chan struct{}),
-		done:  make(chan struct{}),
-		full:  make(chan struct{}, 1),
+		store:    s,
+		log:      log,
+		ready:    make(chan struct{}),
+		done:     make(chan struct{}),
+		memoFull: make(chan struct{}, 1),
 	}
 	c.tables.Store(&map[string]*Table{})
 	c.barrier.current = s.Current
@@ -112,7 +114,7 @@ func New(s store.Store, log *slog.Logger) *Cache {
 }
 
 // Add makes a table. Before Run it returns at once and Run loads the table; later it returns when the table is loaded, or
-// when the cache ends. Adding a prefix twice is a programmer's mistake.
+// when the cache ends. It panics if the prefix already has a table.
 func (c *Cache) Add(r Resource) *Table {
 	t := newTable(c, r)
 	c.mu.Lock()
@@ -126,12 +128,12 @@ func (c *Cache) Add(r Resource) *Table {
 	running := c.running
 	c.mu.Unlock()
 	if running {
-		c.loadLate(t)
+		c.loadWhileRunning(t)
 	}
 	return t
 }
 
-// Remove forgets a table. Its cursors end with ErrRemoved; the objects in the store stay.
+// Remove removes a table. Its cursors end with ErrRemoved; the objects in the store are kept.
 func (c *Cache) Remove(t *Table) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,12 +144,12 @@ func (c *Cache) Remove(t *Table) {
 	delete(tables, t.resource.Prefix)
 	c.tables.Store(&tables)
 	t.removed.Store(true)
-	c.unclaimed.drop() // what this table saw is not there
+	c.unclaimed.drop() // the events of this table are not among the unclaimed ones
 	t.wake()
 	t.wakeWriters(true)
 }
 
-// route finds the table of a key: the one with the longest prefix.
+// route returns the table of a key: the one with the longest matching prefix.
 func (c *Cache) route(tables map[string]*Table, key string) (found *Table) {
 	for i := len(root) - 1; i < len(key); {
 		if t := tables[key[:i+1]]; t != nil {
@@ -162,14 +164,14 @@ func (c *Cache) route(tables map[string]*Table, key string) (found *Table) {
 	return found
 }
 
-// Ready is closed when the cache shows everything that was in the store when it was loaded. Before, it looks empty:
-// Sync and WaitFor wait for it, and a cursor finds its place then.
+// Ready is closed when the cache has everything that was in the store when it was loaded. Until then it looks empty:
+// Sync and WaitFor wait for it, and cursors get their position then.
 func (c *Cache) Ready() <-chan struct{} { return c.ready }
 
-// Revision is what the cache has reached.
+// Revision is the revision that the cache has reached.
 func (c *Cache) Revision() store.Revision { return c.revision.Load() }
 
-// WaitFor returns when the cache has reached the revision, or ErrTimeout when the context ends before.
+// WaitFor returns when the cache has reached the revision, or ErrTimeout when the context ends first.
 func (c *Cache) WaitFor(ctx context.Context, revision store.Revision) error {
 	if err := c.waitReady(ctx); err != nil {
 		return fmt.Errorf("wait for revision %d: %w", revision, err)
@@ -185,13 +187,13 @@ func (c *Cache) WaitFor(ctx context.Context, revision store.Revision) error {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for revision %d at %d: %w: %w", revision, c.Revision(), ErrTimeout, ctx.Err())
 		case <-c.done:
-			return fmt.Errorf("wait for revision %d: cache has ended: %w", revision, store.ErrUnavailable)
+			return fmt.Errorf("wait for revision %d: cache has stopped: %w", revision, store.ErrUnavailable)
 		}
 	}
 	return nil
 }
 
-// waitReady returns when the cache is loaded, or ErrTimeout when the context ends before.
+// waitReady returns when the cache is loaded, or ErrTimeout when the context ends first.
 func (c *Cache) waitReady(ctx context.Context) error {
 	select {
 	case <-c.ready:
@@ -202,14 +204,14 @@ func (c *Cache) waitReady(ctx context.Context) error {
 	case <-c.ready:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the cache is not loaded: %w: %w", ErrTimeout, ctx.Err())
+		return fmt.Errorf("cache is not loaded: %w: %w", ErrTimeout, ctx.Err())
 	case <-c.done:
-		return fmt.Errorf("the cache has ended: %w", store.ErrUnavailable)
+		return fmt.Errorf("cache has stopped: %w", store.ErrUnavailable)
 	}
 }
 
-// Sync is the barrier of a consistent read: after it, the cache shows every write that was finished before the call. With
-// nobody else writing to the store that is always so, because writers wait for the cache.
+// Sync makes the next read consistent: when it returns, the cache has every write that completed before the call. If
+// no other process writes to the store that always holds, because writes wait for the cache.
 func (c *Cache) Sync(ctx context.Context) (store.Revision, error) {
 	if err := c.waitReady(ctx); err != nil {
 		return 0, err
@@ -217,9 +219,9 @@ func (c *Cache) Sync(ctx context.Context) (store.Revision, error) {
 	if !c.store.Shared() {
 		return c.Revision(), nil
 	}
-	revision, err := c.barrier.ask(ctx)
+	revision, err := c.barrier.read(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("ask the store for its revision: %w", err)
+		return 0, fmt.Errorf("read the store's revision: %w", err)
 	}
 	if err := c.WaitFor(ctx, revision); err != nil {
 		return 0, err
@@ -227,25 +229,25 @@ func (c *Cache) Sync(ctx context.Context) (store.Revision, error) {
 	return c.Revision(), nil
 }
 
-// memoBudget bounds the bytes of encodings kept. Beyond it all are dropped at once: whoever lists more than
-// that many bytes again and again pays for encoding them, and memory stays bounded.
+// memoBudget bounds the size of all encodings. When it is exceeded all are dropped at once, so that memory stays bounded;
+// clients that repeatedly list more than that pay for encoding.
 const (
 	memoBudget = 64 << 20
 	memoEpoch  = 15 * time.Second
 )
 
-// remembered counts bytes that an entry now keeps.
-func (c *Cache) remembered(bytes int) {
+// addMemoBytes counts the bytes that an entry now keeps.
+func (c *Cache) addMemoBytes(bytes int) {
 	if c.memoBytes.Add(int64(bytes)) > memoBudget {
 		select {
-		case c.full <- struct{}{}:
+		case c.memoFull <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// tidy drops memos and history that nobody needs any more, for as long as the cache runs.
-func (c *Cache) tidy(ctx context.Context) {
+// sweepPeriodically drops memos and history that are no longer needed, while the cache runs.
+func (c *Cache) sweepPeriodically(ctx context.Context) {
 	ticker := time.NewTicker(memoEpoch)
 	defer ticker.Stop()
 	for {
@@ -255,7 +257,7 @@ func (c *Cache) tidy(ctx context.Context) {
 			c.sweep(false)
 			c.trim(now)
 			c.moveHorizon(now)
-		case <-c.full:
+		case <-c.memoFull:
 			c.sweep(c.memoBytes.Load() > memoBudget)
 		case <-ctx.Done():
 			return
@@ -269,13 +271,13 @@ func (c *Cache) sweep(all bool) {
 	before := c.memoBytes.Load()
 	kept := 0
 	for _, t := range *c.tables.Load() {
-		kept += t.forget(epoch, all)
+		kept += t.dropMemos(epoch, all)
 	}
-	// Entries that went away took their memos along uncounted; the count is set right here.
+	// Entries that were dropped took their memos along without being counted; this corrects the count.
 	c.memoBytes.Add(int64(kept) - before)
 }
 
-// trim drops history that became too old in tables that nobody writes to.
+// trim drops history that became too old in tables without writes.
 func (c *Cache) trim(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -285,27 +287,27 @@ func (c *Cache) trim(now time.Time) {
 	c.unclaimed.trim(now)
 }
 
-// mark is the revision that the cache had reached at a time.
-type mark struct {
+// revisionAt is the revision of the cache at a time.
+type revisionAt struct {
 	at       time.Time
 	revision store.Revision
 }
 
-// moveHorizon forgets, as compaction does in the store, what is older than history. The trees would allow lists of older
-// revisions where little changed, but clients rely on an old list to end: by its error they learn to start anew.
+// moveHorizon expires lists of revisions older than historyAge, as compaction does in etcd. The trees of tables with few
+// changes could serve older revisions, but clients rely on the expiry error to restart their lists.
 func (c *Cache) moveHorizon(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.marks = append(c.marks, mark{now, c.Revision()})
+	c.pastRevisions = append(c.pastRevisions, revisionAt{now, c.Revision()})
 	passed := 0
-	for passed < len(c.marks) && now.Sub(c.marks[passed].at) >= historyAge {
-		c.horizon.Store(c.marks[passed].revision)
+	for passed < len(c.pastRevisions) && now.Sub(c.pastRevisions[passed].at) >= historyAge {
+		c.horizon.Store(c.pastRevisions[passed].revision)
 		passed++
 	}
-	c.marks = slices.Delete(c.marks, 0, passed)
+	c.pastRevisions = slices.Delete(c.pastRevisions, 0, passed)
 }
 
-// waiters are those who wait for a revision.
+// waiters are the callers that wait for a revision.
 type waiters struct {
 	count atomic.Int32
 	mu    sync.Mutex

@@ -6,7 +6,7 @@ import (
 	"skiff/internal/store"
 )
 
-// EventType says what happened to an object.
+// EventType is the type of a change.
 type EventType uint8
 
 const (
@@ -35,23 +35,23 @@ type Event struct {
 	Type       EventType
 }
 
-// pollLimit is about how many events a cursor hands out at once.
+// pollLimit is about how many events Poll returns at once.
 const pollLimit = 256
 
-// Cursor is a place in a table's history from which a watcher reads on. It costs the table nothing. It is for one
-// goroutine at a time.
+// Cursor is a watcher's position in a table's history. It costs the table nothing. It must be used by one goroutine at a
+// time.
 type Cursor struct {
 	table    *Table
 	position int64 // unplaced until the cache is loaded
-	// after is the revision up to which the cursor has nothing more to deliver.
+	// after is the revision up to which the cursor has delivered everything.
 	after store.Revision
 }
 
 const unplaced = -1
 
-// Watch returns a cursor to the changes after a revision, ErrExpired when history no longer reaches back that
-// far; before the cache is loaded that error comes later, with Poll. A revision yet to come is waited for. After a Snapshot,
-// Watch of its revision sees every later change exactly once.
+// Watch returns a cursor to the changes after a revision, or ErrExpired when history no longer contains them; before the
+// cache is loaded Poll returns that error instead. A revision in the future is waited for. A Watch from the revision of a
+// Snapshot returns every later change exactly once.
 func (t *Table) Watch(after store.Revision) (*Cursor, error) {
 	if t.removed.Load() {
 		return nil, ErrRemoved
@@ -64,7 +64,7 @@ func (t *Table) Watch(after store.Revision) (*Cursor, error) {
 	return c, nil
 }
 
-// place finds the cursor's place in history, which has none before the cache is loaded.
+// place sets the cursor's position in history. Before the cache is loaded it stays unplaced.
 func (c *Cursor) place() error {
 	select {
 	case <-c.table.cache.ready:
@@ -79,8 +79,8 @@ func (c *Cursor) place() error {
 	return nil
 }
 
-// Poll returns the events that are there, none when there are none, and the revision up to which the watcher has
-// then seen everything. The events must not be changed. After an error the cursor is of no more use.
+// Poll returns the available events, possibly none, and the revision up to which the watcher has then received
+// everything. The events must not be changed. After an error the cursor must not be used again.
 func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	if c.table.removed.Load() {
 		return nil, c.after, ErrRemoved
@@ -95,11 +95,11 @@ func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	if c.position < h.start {
 		return nil, c.after, ErrExpired
 	}
-	// The cache may not have come to where the cursor begins; then these events are old news to the watcher.
+	// The cache may have been behind the cursor's revision; skip the events that the watcher already has.
 	for c.position < h.end && h.at(c.position).Revision <= c.after {
 		c.position++
 	}
-	events = h.slice(c.position, min(c.position+pollLimit, max(c.position, c.table.held.Load())))
+	events = h.slice(c.position, min(c.position+pollLimit, max(c.position, c.table.heldFrom.Load())))
 	c.position += int64(len(events))
 	if c.position == h.end {
 		c.after = max(c.after, published)
@@ -109,7 +109,7 @@ func (c *Cursor) Poll() (events []Event, reached store.Revision, err error) {
 	return events, c.after, nil
 }
 
-// Changed returns a channel that is closed at the table's next change. To miss nothing, take it before Poll.
+// Changed returns a channel that is closed at the table's next change. Call it before Poll, to miss no change.
 func (c *Cursor) Changed() <-chan struct{} {
 	for {
 		if waiting := c.table.changed.Load(); waiting != nil {
@@ -122,7 +122,7 @@ func (c *Cursor) Changed() <-chan struct{} {
 	}
 }
 
-// Next is Poll that waits until there are events, or returns the error of ctx when that ends.
+// Next polls until there are events, or returns the error of ctx.
 func (c *Cursor) Next(ctx context.Context) (events []Event, reached store.Revision, err error) {
 	for {
 		changed := c.Changed()
@@ -140,5 +140,5 @@ func (c *Cursor) Next(ctx context.Context) (events []Event, reached store.Revisi
 	}
 }
 
-// Close ends the cursor. It must be called once: the table counts who watches it.
+// Close ends the cursor. It must be called once: the table counts its watchers.
 func (c *Cursor) Close() { c.table.watchers.Add(-1) }

@@ -14,12 +14,12 @@ import (
 	"skiff/internal/store"
 )
 
-// Entry is one object as one write left it. It never changes. What is made of its bytes (the decoded object, labels,
-// encodings) is made once, shared by all, and must not be changed by anyone.
+// Entry is one object as of one write. It never changes. Whatever is derived from its bytes (the decoded object, labels,
+// encodings) is made once, shared, and must not be changed.
 //
-// There are as many entries as objects in the cluster, so an entry holds little: its bytes, and pointers to what was
-// made of them. A decoded object is held weakly: it lives as long as somebody uses it. Encodings and
-// labels live until nobody has asked for them for a while (see Cache.sweep).
+// There are as many entries as objects in the cluster, so an entry is small: its bytes, and pointers to derived values.
+// The decoded object is held by a weak pointer and lives as long as it is in use. Encodings and labels are dropped when
+// they have not been used for a while (see Cache.sweep).
 type Entry struct {
 	table    *Table
 	key      string
@@ -30,32 +30,31 @@ type Entry struct {
 	memos    atomic.Pointer[memo]
 }
 
-// EncodingID names an encoding of an entry: the API version it is in, and the format of its bytes. Any two strings
-// will do, as long as equal IDs mean equal bytes.
+// EncodingID identifies an encoding of an entry: its API version and format. Equal IDs must mean equal bytes.
 type EncodingID struct{ Version, Format string }
 
-// The names under which labels and fields are kept among the encodings.
+// The IDs under which labels and fields are kept among the encodings.
 var (
 	labelsID = EncodingID{Format: "\x00labels"}
 	fieldsID = EncodingID{Format: "\x00fields"}
 )
 
-// memo is something made from an entry, in a list of them.
+// memo is a value derived from an entry, in a linked list.
 type memo struct {
 	next   atomic.Pointer[memo]
 	id     EncodingID
 	once   sync.Once
-	used   atomic.Uint32 // the cache's epoch when it was last asked for
-	size   atomic.Uint32 // of bytes, for those who did not wait for once
+	used   atomic.Uint32 // the cache's epoch at its last use
+	size   atomic.Uint32 // of bytes; may be read without waiting for once
 	bytes  []byte
 	values map[string]string
 	err    error
 }
 
-// reference is a weak pointer to a decoded object, whatever its type.
+// reference is a weak pointer to a decoded object of any type.
 type reference struct {
 	pointer weak.Pointer[byte]
-	kind    reflect.Type // what the pointer points to
+	kind    reflect.Type // the type that the pointer points to
 }
 
 func newReference(obj kind.Object) *reference {
@@ -74,29 +73,29 @@ func (r *reference) value() kind.Object {
 	if pointer == nil {
 		return nil
 	}
-	// The pointer was taken from a value of this very type.
+	// The pointer was made from a value of this type.
 	return reflect.NewAt(r.kind, unsafe.Pointer(pointer)).Interface().(kind.Object)
 }
 
-// Key is the key in the store, the table's prefix included.
+// Key is the key in the store, including the table's prefix.
 func (e *Entry) Key() string { return e.key }
 
-// keySeed keeps clients from choosing keys whose hashes they know.
+// keySeed prevents clients from choosing keys with known hashes.
 var keySeed = maphash.MakeSeed()
 
-// KeyHash is a hash of the key, the same for as long as the process lives.
+// KeyHash is a hash of the key. It is stable for the lifetime of the process.
 func (e *Entry) KeyHash() uint64 { return e.hash }
 
 // Revision is the revision of the write that made the entry: the object's resourceVersion.
 func (e *Entry) Revision() store.Revision { return e.revision }
 
-// Stored returns the bytes of the object, or those in the store where they could not be opened. They must not be changed.
+// Stored returns the encoded object, or the encrypted value if it could not be decrypted. It must not be changed.
 func (e *Entry) Stored() []byte { return e.stored }
 
-// decoding keeps two goroutines from decoding one entry at the same time; an entry finds its lock by revision.
+// decoding prevents two goroutines from decoding the same entry at once; the revision selects the lock.
 var decoding [64]sync.Mutex
 
-// Object returns the decoded object, which everybody shares and nobody may change.
+// Object returns the decoded object. It is shared and must not be changed.
 func (e *Entry) Object() (kind.Object, error) {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj, nil
@@ -119,24 +118,24 @@ func (e *Entry) Object() (kind.Object, error) {
 	return obj, nil
 }
 
-// sealed reports whether the store could not open the value when it was read. Nothing is remembered of such an entry, because
-// it may be opened later.
-func (e *Entry) sealed() bool { return store.Sealed(e.stored) }
+// encrypted reports whether the store could not decrypt the value when it was read. Nothing is memoized for such an
+// entry, because it may be decrypted later.
+func (e *Entry) encrypted() bool { return store.IsEncrypted(e.stored) }
 
-// value is what the object is decoded from.
+// value returns the bytes to decode.
 func (e *Entry) value() ([]byte, error) {
-	if !e.sealed() {
+	if !e.encrypted() {
 		return e.stored, nil
 	}
-	opener, ok := e.table.cache.store.(store.Opener)
+	decrypter, ok := e.table.cache.store.(store.Decrypter)
 	if !ok {
-		return nil, &store.SealError{Key: e.key, Err: store.ErrNotConfigured}
+		return nil, &store.EncryptionError{Key: e.key, Err: store.ErrNoProvider}
 	}
-	return opener.Open(context.Background(), e.key, e.stored)
+	return decrypter.Decrypt(context.Background(), e.key, e.stored)
 }
 
-// adopt makes the object the entry's decoded object.
-func (e *Entry) adopt(obj kind.Object) {
+// setObject sets the entry's decoded object.
+func (e *Entry) setObject(obj kind.Object) {
 	e.object.Store(newReference(obj))
 }
 
@@ -145,20 +144,20 @@ func (e *Entry) Labels() map[string]string {
 	if obj := e.object.Load().value(); obj != nil {
 		return obj.GetLabels()
 	}
-	if e.sealed() {
+	if e.encrypted() {
 		if obj, err := e.Object(); err == nil {
 			return obj.GetLabels()
 		}
 		return nil
 	}
-	found := e.recall(labelsID)
+	found := e.findMemo(labelsID)
 	var labels map[string]string
 	parsed := false
 	if found == nil {
 		if labels, parsed = storedLabels(e.stored); parsed && len(labels) == 0 {
-			return nil // as quickly found again as remembered
+			return nil // finding that again costs no more than a memo
 		}
-		found = e.remember(labelsID)
+		found = e.addMemo(labelsID)
 	}
 	found.once.Do(func() {
 		if !parsed {
@@ -174,21 +173,21 @@ func (e *Entry) Labels() map[string]string {
 	return found.values
 }
 
-// Fields returns the values that field selectors can ask for, nil when there are none or the object cannot be decoded.
-// The map must not be changed.
+// Fields returns the values for field selectors, nil when there are none or the object cannot be decoded. The map must
+// not be changed.
 func (e *Entry) Fields() map[string]string {
 	if e.table.resource.Fields == nil {
 		return nil
 	}
-	if e.sealed() {
+	if e.encrypted() {
 		if obj, err := e.Object(); err == nil {
 			return e.table.resource.Fields(obj)
 		}
 		return nil
 	}
-	found := e.recall(fieldsID)
+	found := e.findMemo(fieldsID)
 	if found == nil {
-		found = e.remember(fieldsID)
+		found = e.addMemo(fieldsID)
 	}
 	found.once.Do(func() {
 		if obj, err := e.Object(); err == nil {
@@ -198,26 +197,26 @@ func (e *Entry) Fields() map[string]string {
 	return found.values
 }
 
-// Encoding returns the bytes made from the entry under the id. make is called when nobody made them before, or when they
-// have not been asked for in a while; its error is remembered like a result.
+// Encoding returns the bytes derived from the entry under the id. make is called when they do not exist or have been
+// dropped; its error is kept like a result.
 func (e *Entry) Encoding(id EncodingID, make func(*Entry) ([]byte, error)) ([]byte, error) {
-	if e.sealed() {
+	if e.encrypted() {
 		return make(e)
 	}
-	found := e.recall(id)
+	found := e.findMemo(id)
 	if found == nil {
-		found = e.remember(id)
+		found = e.addMemo(id)
 	}
 	found.once.Do(func() {
 		found.bytes, found.err = make(e)
 		found.size.Store(uint32(len(found.bytes)))
-		e.table.cache.remembered(len(found.bytes))
+		e.table.cache.addMemoBytes(len(found.bytes))
 	})
 	return found.bytes, found.err
 }
 
-// recall finds what was made under the id.
-func (e *Entry) recall(id EncodingID) *memo {
+// findMemo returns the memo with the id, nil when there is none.
+func (e *Entry) findMemo(id EncodingID) *memo {
 	for m := e.memos.Load(); m != nil; m = m.next.Load() {
 		if m.id == id {
 			if epoch := e.table.cache.epoch.Load(); m.used.Load() != epoch {
@@ -229,13 +228,13 @@ func (e *Entry) recall(id EncodingID) *memo {
 	return nil
 }
 
-// remember makes a place for what will be made under the id, unless somebody else just did.
-func (e *Entry) remember(id EncodingID) *memo {
+// addMemo adds an empty memo with the id, unless another goroutine just did.
+func (e *Entry) addMemo(id EncodingID) *memo {
 	m := &memo{id: id}
 	m.used.Store(e.table.cache.epoch.Load())
 	for {
 		head := e.memos.Load()
-		if found := e.recall(id); found != nil {
+		if found := e.findMemo(id); found != nil {
 			return found
 		}
 		m.next.Store(head)
@@ -245,13 +244,13 @@ func (e *Entry) remember(id EncodingID) *memo {
 	}
 }
 
-// forget drops what nobody asked for since the epoch before, or everything, and returns the bytes that stay.
+// dropMemos drops the memos that were not used since the previous epoch, or all, and returns the size of the others.
 // Only one goroutine may call it.
-func (e *Entry) forget(epoch uint32, all bool) (kept int) {
+func (e *Entry) dropMemos(epoch uint32, all bool) (kept int) {
 	stale := func(m *memo) bool { return all || epoch-m.used.Load() > 1 }
 	head := e.memos.Load()
 	for head != nil && stale(head) {
-		// Somebody may add a memo in front meanwhile; then look at that one first.
+		// Another goroutine may add a memo in front meanwhile; then examine that one first.
 		e.memos.CompareAndSwap(head, head.next.Load())
 		head = e.memos.Load()
 	}

@@ -165,18 +165,18 @@ func TestForget(t *testing.T) {
 		}
 	}
 	ask(ids...)
-	if kept := entry.forget(cache.epoch.Add(1), false); kept != 400 {
+	if kept := entry.dropMemos(cache.epoch.Add(1), false); kept != 400 {
 		t.Errorf("%d bytes stay after one epoch, want 400", kept)
 	}
 	ask(ids[1], ids[2])
-	if kept := entry.forget(cache.epoch.Add(1), false); kept != 200 {
+	if kept := entry.dropMemos(cache.epoch.Add(1), false); kept != 200 {
 		t.Errorf("%d bytes stay after two epochs, want those of the two that were used", kept)
 	}
 	ask(ids...)
 	if made[ids[0]] != 2 || made[ids[1]] != 1 || made[ids[2]] != 1 || made[ids[3]] != 2 {
 		t.Errorf("made %v", made)
 	}
-	if kept := entry.forget(cache.epoch.Load(), true); kept != 0 || entry.memos.Load() != nil {
+	if kept := entry.dropMemos(cache.epoch.Load(), true); kept != 0 || entry.memos.Load() != nil {
 		t.Errorf("%d bytes stay of nothing", kept)
 	}
 }
@@ -203,7 +203,7 @@ func TestForgetWhileUsed(t *testing.T) {
 		})
 	}
 	for i := range 2000 {
-		entry.forget(entry.table.cache.epoch.Add(1), i%2 == 0)
+		entry.dropMemos(entry.table.cache.epoch.Add(1), i%2 == 0)
 		runtime.Gosched()
 	}
 	close(stop)

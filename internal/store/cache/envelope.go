@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// The stored form of an object is the magic and a runtime.Unknown message, whose field 2 is the object's own message. In
-// every API type field 1 is metadata, and in metadata field 11 holds the labels, a map: messages of key (1) and value (2).
+// A stored object is the magic and a runtime.Unknown message, whose field 2 is the object's own message. In every API
+// type field 1 is the metadata, and field 11 of the metadata is the labels: a map of messages with key (1) and value (2).
 var magic = []byte("k8s\x00")
 
 const (
@@ -17,8 +17,8 @@ const (
 	mapValue       = 2
 )
 
-// storedLabels reads the labels out of stored bytes without decoding the object. It reports false when the bytes are
-// not a protobuf envelope (JSON, encrypted) or are broken.
+// storedLabels reads the labels from stored bytes without decoding the object. It returns false when the bytes are not a
+// protobuf envelope (JSON, encrypted) or are malformed.
 func storedLabels(stored []byte) (map[string]string, bool) {
 	message, isProtobuf := bytes.CutPrefix(stored, magic)
 	if !isProtobuf {
@@ -55,8 +55,8 @@ func storedLabels(stored []byte) (map[string]string, bool) {
 	return labels, true
 }
 
-// firstField returns the bytes of a message's first field with the number; nothing when it is absent. ok is false when
-// the message is broken before it.
+// firstField returns the bytes of a message's first field with the number; nil when it is absent. ok is false when the
+// message is malformed before it.
 func firstField(message []byte, number uint64) (value []byte, ok bool) {
 	for len(message) > 0 {
 		found, value, rest, ok := nextField(message)
@@ -71,7 +71,7 @@ func firstField(message []byte, number uint64) (value []byte, ok bool) {
 	return nil, true
 }
 
-// nextField takes the first field off a message. value is nil for fields that are not bytes.
+// nextField splits off the first field of a message. value is nil for fields of other types than bytes.
 func nextField(message []byte) (number uint64, value, rest []byte, ok bool) {
 	tag, n := binary.Uvarint(message)
 	if n <= 0 {

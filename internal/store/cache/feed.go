@@ -10,21 +10,21 @@ import (
 	"skiff/internal/store"
 )
 
-// Run loads all tables as they were some time ago and follows the store from there until ctx ends: so watchers who come
-// back after a restart of the server find the history they need. A broken feed is taken up where it broke off; when the store
-// has forgotten that place, the difference is found by listing and given to watchers as events.
+// Run loads all tables as of some time ago and follows the store from there until ctx ends, so that watchers that
+// reconnect after a restart of the server find the history they need. A broken watch feed resumes where it stopped. If
+// the store has compacted that revision, the tables are listed again and the differences become events.
 func (c *Cache) Run(ctx context.Context) error {
 	defer close(c.done)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	tidied := make(chan struct{})
+	swept := make(chan struct{})
 	go func() {
-		defer close(tidied)
-		c.tidy(ctx)
+		defer close(swept)
+		c.sweepPeriodically(ctx)
 	}()
-	defer func() { cancel(); <-tidied }()
+	defer func() { cancel(); <-swept }()
 
-	if !c.insist(ctx, "load", c.load) {
+	if !c.retry(ctx, "load", c.load) {
 		return nil
 	}
 	for ctx.Err() == nil {
@@ -32,34 +32,34 @@ func (c *Cache) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 		case errors.Is(err, store.ErrCompacted):
-			c.log.Warn("the store has forgotten changes that the cache has not seen, listing everything", "revision", c.Revision())
-			c.insist(ctx, "list", c.reload)
+			c.log.Warn("store compacted changes that the cache has not received, listing everything", "revision", c.Revision())
+			c.retry(ctx, "list", c.reload)
 		default:
-			c.log.Warn("feed of changes broke off, taking it up again", "revision", c.Revision(), "error", err)
-			pause(ctx, retryPause)
+			c.log.Warn("watch feed failed, resuming", "revision", c.Revision(), "error", err)
+			sleep(ctx, retryInterval)
 		}
 	}
 	return nil
 }
 
-const retryPause = 200 * time.Millisecond
+const retryInterval = 200 * time.Millisecond
 
-// insist tries again until it succeeds or ctx ends.
-func (c *Cache) insist(ctx context.Context, what string, try func(context.Context) error) bool {
+// retry calls try until it succeeds or ctx ends.
+func (c *Cache) retry(ctx context.Context, what string, try func(context.Context) error) bool {
 	for ctx.Err() == nil {
 		err := try(ctx)
 		if err == nil {
 			return true
 		}
 		if ctx.Err() == nil {
-			c.log.Warn("cannot "+what+" the store's objects, trying again", "error", err)
-			pause(ctx, retryPause)
+			c.log.Warn("failed to "+what+" objects, retrying", "error", err)
+			sleep(ctx, retryInterval)
 		}
 	}
 	return false
 }
 
-func pause(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -68,22 +68,22 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// reach is how many revisions back the cache begins. More would serve watchers who were away for longer; reading them costs
-// about as much as listing as many objects, and start-up waits for it.
-const reach = 4096
+// maxReplay is how many revisions back the cache begins. A larger value would serve watchers that were disconnected for
+// longer; reading the revisions costs about as much as listing as many objects, and delays the start.
+const maxReplay = 4096
 
-// load fills the tables for the first time, all at one revision, from where the feed leads to the present.
+// load fills all tables for the first time, at one past revision from which the watch feed continues.
 func (c *Cache) load(ctx context.Context) error {
 	current, err := c.store.Current(ctx)
 	if err != nil {
 		return err
 	}
-	revision, err := c.oldest(ctx, current)
+	revision, err := c.oldestRevision(ctx, current)
 	if err != nil {
 		return err
 	}
 	lists := map[*Table][]*Entry{}
-	for !c.begin(lists, revision, current) {
+	for !c.installLists(lists, revision, current) {
 		for _, t := range *c.tables.Load() {
 			if _, listed := lists[t]; listed {
 				continue
@@ -96,18 +96,17 @@ func (c *Cache) load(ctx context.Context) error {
 	return nil
 }
 
-// oldest finds the first of the last revisions, not more than reach before the current one, that the store has not
-// compacted away.
-func (c *Cache) oldest(ctx context.Context, current store.Revision) (store.Revision, error) {
-	// No key lies below this prefix, and so nothing but the revision is judged.
-	const nowhere = root + "\xff"
-	low, high := max(1, current-reach), current
+// oldestRevision returns the oldest revision that the store has not compacted, at most maxReplay before the current one.
+func (c *Cache) oldestRevision(ctx context.Context, current store.Revision) (store.Revision, error) {
+	// No key has this prefix, so the list only checks the revision.
+	const emptyPrefix = root + "\xff"
+	low, high := max(1, current-maxReplay), current
 	for middle := low; low < high; middle = (low + high) / 2 {
-		switch _, _, _, err := c.store.List(ctx, nowhere, "", 1, middle); {
+		switch _, _, _, err := c.store.List(ctx, emptyPrefix, "", 1, middle); {
 		case errors.Is(err, store.ErrCompacted):
 			low = middle + 1
 		case err != nil:
-			return 0, fmt.Errorf("look for the oldest revision: %w", err)
+			return 0, fmt.Errorf("find the oldest revision: %w", err)
 		default:
 			high = middle
 		}
@@ -115,8 +114,8 @@ func (c *Cache) oldest(ctx context.Context, current store.Revision) (store.Revis
 	return low, nil
 }
 
-// begin installs the lists that were read, unless a table was added meanwhile that is not among them.
-func (c *Cache) begin(lists map[*Table][]*Entry, revision, current store.Revision) bool {
+// installLists installs the lists, unless a table was added meanwhile that has no list.
+func (c *Cache) installLists(lists map[*Table][]*Entry, revision, current store.Revision) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	tables := *c.tables.Load()
@@ -130,17 +129,17 @@ func (c *Cache) begin(lists map[*Table][]*Entry, revision, current store.Revisio
 		t.loaded = true
 	}
 	c.running, c.target = true, current
-	c.unclaimed = unclaimed{from: revision, until: time.Now().Add(claimTime)}
+	c.unclaimed = unclaimed{from: revision, until: time.Now().Add(unclaimedLifetime)}
 	c.publish(revision, time.Now())
 	return true
 }
 
-// open lets readers in, once the cache has reached what was current when it was loaded. It is called with mu held.
-func (c *Cache) open() {
-	if c.opened.Load() || !c.running || c.Revision() < c.target {
+// setReady marks the cache ready once it has reached the revision that was current at load. mu must be held.
+func (c *Cache) setReady() {
+	if c.isReady.Load() || !c.running || c.Revision() < c.target {
 		return
 	}
-	c.opened.Store(true)
+	c.isReady.Store(true)
 	close(c.ready)
 	for _, t := range *c.tables.Load() {
 		t.wake()
@@ -151,7 +150,7 @@ func (c *Cache) open() {
 // listPage is how many objects are read at once.
 const listPage = 2000
 
-// list reads a table as of a revision, or as of now when that is 0.
+// list reads a table at a revision, 0 for now.
 func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry, store.Revision, error) {
 	var entries []*Entry
 	from := ""
@@ -163,7 +162,7 @@ func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry
 		entries = slices.Grow(entries, len(kvs)+int(min(remaining, listPage)))
 		tables := *c.tables.Load()
 		for _, kv := range kvs {
-			// A deeper table's objects lie below this one's prefix too.
+			// The objects of a table with a longer prefix have this one's prefix too.
 			if owner := c.route(tables, kv.Key); owner == t || owner == nil {
 				entries = append(entries, t.entry(kv.Key, kv.Value, kv.Modified))
 			}
@@ -175,15 +174,15 @@ func (c *Cache) list(ctx context.Context, t *Table, at store.Revision) ([]*Entry
 	}
 }
 
-// follow applies what the store's watch brings until it breaks.
+// follow applies the batches of a store watch until it breaks.
 func (c *Cache) follow(ctx context.Context) error {
-	// A store that is behind the cache was put back to an older state; what the cache shows never happened there.
+	// A store that is behind the cache was restored from a backup; the newest revisions of the cache do not exist there.
 	current, err := c.store.Current(ctx)
 	if err != nil {
 		return err
 	}
 	if current < c.Revision() {
-		return fmt.Errorf("store went back from revision %d to %d: %w", c.Revision(), current, store.ErrCompacted)
+		return fmt.Errorf("store was restored from revision %d to %d: %w", c.Revision(), current, store.ErrCompacted)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -194,7 +193,7 @@ func (c *Cache) follow(ctx context.Context) error {
 	return watch.Err()
 }
 
-// apply brings the tables from one revision to the next.
+// apply applies a batch to the tables.
 func (c *Cache) apply(batch store.Batch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,19 +218,19 @@ func (c *Cache) apply(batch store.Batch) {
 	c.publish(batch.Revision, now)
 }
 
-// publish makes what was staged visible: first the tables, then the revision. It is called with mu held.
+// publish makes the staged changes visible: first the tables, then the revision. mu must be held.
 func (c *Cache) publish(revision store.Revision, now time.Time) {
-	for _, t := range c.touched {
+	for _, t := range c.changed {
 		t.install(now)
 	}
 	c.revision.Store(revision)
-	for _, t := range c.touched {
+	for _, t := range c.changed {
 		t.state.Load().previous.Store(nil)
 		t.wakeWriters(false)
-		t.wakePaced(now)
+		t.wakeBatched(now)
 	}
-	clear(c.touched)
-	c.touched = c.touched[:0]
+	clear(c.changed)
+	c.changed = c.changed[:0]
 	c.waiters.wake(revision)
-	c.open()
+	c.setReady()
 }

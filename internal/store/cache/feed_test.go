@@ -194,7 +194,7 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 			}
 		}
 		mustCreate(t, pods, "g") // 13
-		time.Sleep(paceMax)
+		time.Sleep(maxBatchDelay)
 		if events, _, _ := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED g 13]" {
 			t.Errorf("afterwards: %v", lines(events))
 		}
@@ -293,7 +293,7 @@ func TestSlowWatcherExpires(t *testing.T) {
 				KeyValue: store.KeyValue{Key: podKey("default", fmt.Sprint(i%100)), Value: value, Modified: c.Revision() + 1},
 			}}})
 			if i%100 == 0 {
-				time.Sleep(paceMax)
+				time.Sleep(maxBatchDelay)
 				events, _, err := quick.Poll()
 				if err != nil {
 					t.Fatal(err)
@@ -301,7 +301,7 @@ func TestSlowWatcherExpires(t *testing.T) {
 				seen += len(events)
 			}
 		}
-		time.Sleep(paceMax)
+		time.Sleep(maxBatchDelay)
 		for {
 			events, _, err := quick.Poll()
 			if err != nil {
@@ -465,7 +465,7 @@ func TestHeldEvents(t *testing.T) {
 		fresh, _ := pods.Watch(c.Revision())
 		defer fresh.Close()
 		poll(fresh, "[]", 4)
-		time.Sleep(2 * pacePerWatcher)
+		time.Sleep(2 * batchDelayPerWatcher)
 		synctest.Wait()
 		poll(early, "[ADDED b 3 ADDED c 4]", 4)
 		poll(late, "[ADDED b 3 ADDED c 4]", 4)
@@ -481,7 +481,7 @@ func TestFutureWatch(t *testing.T) {
 		for i := range 4 {
 			mustCreate(t, pods, fmt.Sprint(i))
 		}
-		time.Sleep(paceMax)
+		time.Sleep(maxBatchDelay)
 		if events, reached, err := cursor.Poll(); fmt.Sprint(lines(events)) != "[ADDED 2 4 ADDED 3 5]" || reached != 5 || err != nil {
 			t.Errorf("got %v up to %d, %v", lines(events), reached, err)
 		}
@@ -502,7 +502,7 @@ func TestViewsGoWithTheState(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		made := 0
 		view := func(snapshot Snapshot) int {
-			value, err := snapshot.View("count", func() (any, error) { made++; return snapshot.Len(""), nil })
+			value, err := snapshot.Memoize("count", func() (any, error) { made++; return snapshot.Len(""), nil })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -525,10 +525,10 @@ func TestViewsGoWithTheState(t *testing.T) {
 			t.Errorf("after a sweep: counted %d, made %d", got, made)
 		}
 		failed := errors.New("no")
-		if _, err := pods.Snapshot().View("fails", func() (any, error) { return nil, failed }); err != failed {
+		if _, err := pods.Snapshot().Memoize("fails", func() (any, error) { return nil, failed }); err != failed {
 			t.Errorf("got %v", err)
 		}
-		if _, err := pods.Snapshot().View("fails", func() (any, error) { return 1, nil }); err != nil {
+		if _, err := pods.Snapshot().Memoize("fails", func() (any, error) { return 1, nil }); err != nil {
 			t.Errorf("an error was remembered: %v", err)
 		}
 	})

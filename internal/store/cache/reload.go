@@ -9,9 +9,9 @@ import (
 	"skiff/internal/store"
 )
 
-// reload finds out by listing what the feed can no longer tell, and hands the difference to watchers as events, so that
-// they need not start over. What lies between the two revisions is not known exactly: several writes of an object
-// appear as one, and a deletion gets the revision of the list.
+// reload lists all tables when the watch feed has lost changes, and turns the differences into events, so that watchers
+// need not start over. The states in between are not known: several writes of an object become one event, and a deletion
+// gets the revision of the list.
 func (c *Cache) reload(ctx context.Context) error {
 	revision, err := c.store.Current(ctx)
 	if err != nil {
@@ -35,18 +35,18 @@ func (c *Cache) reload(ctx context.Context) error {
 		t.backlog = nil
 		switch {
 		case !t.loaded || !listed:
-			// Whoever loads it sees the new generation and starts again.
+			// loadWhileRunning checks the generation and starts over.
 		case revision < reached:
-			// The store was put back to an older state. No cursor can make sense of that.
+			// The store was restored to an older state. No cursor is valid after that.
 			t.replace(entries, revision)
 		default:
 			t.reconcile(entries, revision, now)
 		}
 	}
 	if revision < reached {
-		c.marks = nil
+		c.pastRevisions = nil
 		c.horizon.Store(0)
-		c.log.Warn("the store went back to an older state, all watches start over", "from", reached, "to", revision)
+		c.log.Warn("store was restored to an older state, all watches start over", "from", reached, "to", revision)
 	}
 	c.publish(revision, now)
 	for _, t := range *c.tables.Load() {
@@ -73,21 +73,21 @@ func (t *Table) reconcile(entries []*Entry, revision store.Revision, now time.Ti
 			continue
 		}
 		if old != nil && !sameObject(old, entry) {
-			// Deleted and created again: the deletion came some time before.
+			// Deleted and created again: the deletion was some time before.
 			events = append(events, store.Event{KeyValue: store.KeyValue{Key: entry.key, Modified: entry.revision - 1}, Deleted: true})
 		}
 		events = append(events, store.Event{KeyValue: store.KeyValue{Key: entry.key, Value: entry.stored, Modified: entry.revision}})
 	}
 	slices.SortStableFunc(events, func(a, b store.Event) int { return cmp.Compare(a.Modified, b.Modified) })
 	if len(events) > 0 {
-		t.inexact = revision
+		t.inexactBefore = revision
 	}
 	for _, event := range events {
 		t.stage(event, now)
 	}
 }
 
-// sameObject reports whether two states belong to one object, not to two that had the same name one after the other.
+// sameObject reports whether two states are of the same object, not of two objects with the same name.
 func sameObject(a, b *Entry) bool {
 	before, err := a.Object()
 	if err != nil {

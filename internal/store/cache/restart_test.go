@@ -103,17 +103,17 @@ func TestRestartReach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range reach + 100 {
+	for range maxReplay + 100 {
 		if revision, err = s.Update(t.Context(), key, found.Value, 0, revision); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c, tables := start(t, s, podResource())
-	if _, err := tables[0].Watch(revision - reach - 1); !errors.Is(err, ErrExpired) {
+	if _, err := tables[0].Watch(revision - maxReplay - 1); !errors.Is(err, ErrExpired) {
 		t.Errorf("history reaches back too far: %v", err)
 	}
-	if got := events(t, tables[0], revision-reach); len(got) != reach || c.Revision() != revision {
-		t.Errorf("%d events up to %d, want %d up to %d", len(got), c.Revision(), reach, revision)
+	if got := events(t, tables[0], revision-maxReplay); len(got) != maxReplay || c.Revision() != revision {
+		t.Errorf("%d events up to %d, want %d up to %d", len(got), c.Revision(), maxReplay, revision)
 	}
 }
 
@@ -237,7 +237,7 @@ func TestLateTableHasHistory(t *testing.T) {
 		has   bool
 	}{
 		{name: "soon", after: time.Second, has: true},
-		{name: "late", after: claimTime + 2*memoEpoch},
+		{name: "late", after: unclaimedLifetime + 2*memoEpoch},
 		{name: "claimed by another", also: Resource{Prefix: "/registry/", Codec: &podCodec{}}},
 		{name: "claimed by one that is gone", also: podResource(), drop: true},
 	} {

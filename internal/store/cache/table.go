@@ -12,17 +12,17 @@ import (
 	"skiff/internal/store"
 )
 
-// state is what a table was at one moment: immutable but for previous.
+// state is a table at one point in time: immutable except for previous.
 type state struct {
 	tree    tree
 	history history
-	// revision is that of the last change of this table.
+	// revision is the revision of this table's last change.
 	revision store.Revision
-	// exact: trees of revisions since this one can be had by undoing events.
-	exact store.Revision
-	// previous is set from the moment the state is installed until its revision is published (see published).
+	// exactSince: the trees of revisions since this one can be made by undoing events.
+	exactSince store.Revision
+	// previous is set from the time the state is installed until its revision is published (see published).
 	previous atomic.Pointer[state]
-	views    views
+	memoized memoized
 }
 
 // Table holds the objects of one resource.
@@ -30,23 +30,23 @@ type Table struct {
 	cache    *Cache
 	resource Resource
 	state    atomic.Pointer[state]
-	// changed is closed when the state changes, if anybody asked for it.
+	// changed is closed when the state changes; nil if nothing waits.
 	changed atomic.Pointer[chan struct{}]
-	// held is the position from which on events wait for the next waking; notHeld when none do.
-	held     atomic.Int64
+	// heldFrom is the position from which events are held back until the next wake; notHeld when none are.
+	heldFrom atomic.Int64
 	watchers atomic.Int64 // open cursors
 	removed  atomic.Bool
 
 	// Guarded by cache.mu.
-	loaded  bool
-	backlog []store.Event // what the feed brought while the table was being loaded
-	next    *edit         // the batch being applied
-	after   history       // history with the batch being applied
-	last    store.Revision
-	inexact store.Revision // the batch skips states of the table before this revision
-	woken   time.Time      // when watchers were last woken
-	waking  bool           // they will be woken soon
-	told    int64          // the end of history at the last change
+	loaded        bool
+	backlog       []store.Event // events received while the table was being loaded
+	next          *edit         // the batch being applied
+	after         history       // history including the batch being applied
+	last          store.Revision
+	inexactBefore store.Revision // the batch skips the states of the table before this revision
+	woken         time.Time      // when watchers were last woken
+	wakeScheduled bool           // a timer will wake them
+	notifiedEnd   int64          // the end of history at the last change
 
 	writes  writes
 	rewinds rewinds
@@ -54,16 +54,15 @@ type Table struct {
 
 func newTable(c *Cache, r Resource) *Table {
 	t := &Table{cache: c, resource: r}
-	t.held.Store(notHeld)
+	t.heldFrom.Store(notHeld)
 	t.state.Store(&state{})
 	return t
 }
 
-// published returns the newest state that is not ahead of the cache's revision, and that revision. The state is then
-// exactly that of the revision: a state is installed before its revision is published, so a state found not to be ahead
-// holds every change up to the revision and none after it.
+// published returns the newest state that is not ahead of the cache's revision, and that revision. A state is installed
+// before its revision is published, so a state that is not ahead has every change up to the revision and none after it.
 func (t *Table) published() (*state, store.Revision) {
-	if !t.cache.opened.Load() {
+	if !t.cache.isReady.Load() {
 		return &state{}, 0
 	}
 	for {
@@ -72,7 +71,7 @@ func (t *Table) published() (*state, store.Revision) {
 		if s.revision <= revision {
 			return s, revision
 		}
-		// A batch is between installing and publishing; what was before it still holds.
+		// A batch is installed but not yet published; the previous state is still current.
 		if s = s.previous.Load(); s != nil && s.revision <= revision {
 			return s, revision
 		}
@@ -85,39 +84,39 @@ func (t *Table) Get(key string) *Entry {
 	return s.tree.get(key)
 }
 
-// LastChange is the revision of the table's last change that readers can see.
+// LastChange is the revision of the table's last visible change.
 func (t *Table) LastChange() store.Revision {
 	s, _ := t.published()
 	return s.revision
 }
 
-// Snapshot returns everything as it is now.
+// Snapshot returns the current entries.
 func (t *Table) Snapshot() Snapshot {
 	s, revision := t.published()
 	return s.snapshot(revision)
 }
 
 func (s *state) snapshot(revision store.Revision) Snapshot {
-	return Snapshot{tree: s.tree, revision: revision, views: &s.views}
+	return Snapshot{tree: s.tree, revision: revision, memoized: &s.memoized}
 }
 
-// Resource returns what the table was made of.
+// Resource returns the resource that the table was made for.
 func (t *Table) Resource() Resource { return t.resource }
 
 // Snapshot is all entries of a table at one revision.
 type Snapshot struct {
 	tree     tree
 	revision store.Revision
-	views    *views // nil when the snapshot is of no state that lists will find again
+	memoized *memoized // nil for a past state
 }
 
-// Revision at which the snapshot was taken, which may be later than any of its entries.
+// Revision of the snapshot, which may be later than that of any entry.
 func (s Snapshot) Revision() store.Revision { return s.revision }
 
 // Get returns the entry of a key, nil when there is none.
 func (s Snapshot) Get(key string) *Entry { return s.tree.get(key) }
 
-// Len counts the entries whose keys have the prefix; "" counts all. It does not walk over them.
+// Len counts the entries whose keys have the prefix; "" counts all. It does not iterate over them.
 func (s Snapshot) Len(prefix string) int {
 	if prefix == "" {
 		return s.tree.len()
@@ -125,7 +124,7 @@ func (s Snapshot) Len(prefix string) int {
 	return s.tree.count(prefix)
 }
 
-// LenFrom counts the entries whose keys have the prefix and are not before from: what remains of a list.
+// LenFrom counts the entries whose keys have the prefix and are not before from: the remaining items of a list.
 func (s Snapshot) LenFrom(prefix, from string) int {
 	if from <= prefix {
 		return s.Len(prefix)
@@ -137,7 +136,7 @@ func (s Snapshot) LenFrom(prefix, from string) int {
 	return max(0, s.tree.rank(end)-s.tree.rank(from))
 }
 
-// Ascend yields the entries whose keys have the prefix ("" is all), in order, beginning at from if that is not before
+// Ascend yields the entries whose keys have the prefix ("" is all), in order, starting at from if that is not before
 // the prefix, until yield returns false.
 func (s Snapshot) Ascend(prefix, from string, yield func(*Entry) bool) {
 	s.tree.ascend(max(prefix, from), func(e *Entry) bool {
@@ -145,19 +144,19 @@ func (s Snapshot) Ascend(prefix, from string, yield func(*Entry) bool) {
 	})
 }
 
-// stage applies an event to the batch being made. It is called with cache.mu held.
+// stage adds an event to the batch being applied. cache.mu must be held.
 func (t *Table) stage(event store.Event, now time.Time) {
 	if t.next == nil {
 		s := t.state.Load()
 		t.next = s.tree.edit()
 		t.after = s.history
-		t.cache.touched = append(t.cache.touched, t)
+		t.cache.changed = append(t.cache.changed, t)
 	}
 	if event.Deleted {
 		old := t.next.delete(event.Key)
 		if old == nil {
-			// It came and went while the table did not look. Watchers never heard of it; a writer still waits for it.
-			t.writes.saw(Event{Type: Deleted, Entry: t.entry(event.Key, nil, event.Modified), Revision: event.Modified})
+			// Created and deleted while the table did not follow the store. Watchers get no event; a write may wait for it.
+			t.writes.deliver(Event{Type: Deleted, Entry: t.entry(event.Key, nil, event.Modified), Revision: event.Modified})
 			return
 		}
 		t.record(Event{Type: Deleted, Entry: t.entry(old.key, old.stored, event.Modified), Old: old, Revision: event.Modified}, now)
@@ -174,64 +173,64 @@ func (t *Table) stage(event store.Event, now time.Time) {
 }
 
 func (t *Table) record(event Event, now time.Time) {
-	t.writes.saw(event)
+	t.writes.deliver(event)
 	t.after = t.after.append(event, now)
 	t.last = event.Revision
 }
 
-// install makes the staged batch the table's state. It is called with cache.mu held; publish must follow.
+// install makes the staged batch the table's state. cache.mu must be held; publish must follow.
 func (t *Table) install(now time.Time) {
 	before := t.state.Load()
 	s := &state{
-		tree:     t.next.done(),
-		history:  t.after.trim(now),
-		revision: max(t.last, before.revision),
-		exact:    max(before.exact, t.inexact),
+		tree:       t.next.done(),
+		history:    t.after.trim(now),
+		revision:   max(t.last, before.revision),
+		exactSince: max(before.exactSince, t.inexactBefore),
 	}
 	s.previous.Store(before)
 	t.state.Store(s)
-	t.next, t.after, t.inexact = nil, history{}, 0
+	t.next, t.after, t.inexactBefore = nil, history{}, 0
 }
 
-// replace makes the entries the table's state at a revision, with no history.
+// replace makes the entries the table's state at a revision, without history.
 func (t *Table) replace(entries []*Entry, revision store.Revision) {
 	s := &state{
-		tree:     newTree(entries),
-		history:  t.state.Load().history.reset(revision),
-		revision: revision,
-		exact:    revision,
+		tree:       newTree(entries),
+		history:    t.state.Load().history.reset(revision),
+		revision:   revision,
+		exactSince: revision,
 	}
 	t.state.Store(s)
 	t.last = revision
 	t.rewinds.reset()
 }
 
-// The first change after a quiet moment is told at once. Under load each waking costs every watcher a write to its
-// connection, some ten microseconds, and waiting a little brings several events into one write: the more watchers there
-// are, the longer, so that telling them never takes more than a part of the machine. Until then the events are held back
-// from those too who come by just now: watchers who take the same steps send the same bytes, which are then made once.
+// The first change after an idle time wakes watchers at once. Under load each wake-up costs every watcher a write to its
+// connection, about ten microseconds, and a short delay puts several events into one write. The delay grows with the
+// number of watchers, so that waking them never takes more than a fraction of the CPU. Events are held back during the
+// delay from all watchers: watchers that receive the same batches send the same bytes, which are encoded once.
 const (
-	pacePerWatcher = 50 * time.Microsecond
-	paceMax        = 10 * time.Millisecond
-	notHeld        = math.MaxInt64
+	batchDelayPerWatcher = 50 * time.Microsecond
+	maxBatchDelay        = 10 * time.Millisecond
+	notHeld              = math.MaxInt64
 )
 
-// wakePaced tells those who wait for the table that its state changed, now or soon. It is called with cache.mu held.
-func (t *Table) wakePaced(now time.Time) {
-	before := t.told
-	t.told = t.state.Load().history.end
+// wakeBatched wakes the table's watchers now or after a delay. cache.mu must be held.
+func (t *Table) wakeBatched(now time.Time) {
+	before := t.notifiedEnd
+	t.notifiedEnd = t.state.Load().history.end
 	watchers := t.watchers.Load()
-	if watchers == 0 || t.waking {
-		return // nobody watches, or all will be woken
+	if watchers == 0 || t.wakeScheduled {
+		return // no watchers, or a wake-up is already scheduled
 	}
-	pace := min(time.Duration(watchers)*pacePerWatcher, paceMax)
-	if rest := pace - now.Sub(t.woken); rest > 0 && rest <= pace {
-		t.waking = true
-		t.held.Store(before)
+	delay := min(time.Duration(watchers)*batchDelayPerWatcher, maxBatchDelay)
+	if rest := delay - now.Sub(t.woken); rest > 0 && rest <= delay {
+		t.wakeScheduled = true
+		t.heldFrom.Store(before)
 		time.AfterFunc(rest, func() {
 			t.cache.mu.Lock()
 			defer t.cache.mu.Unlock()
-			t.waking, t.woken = false, time.Now()
+			t.wakeScheduled, t.woken = false, time.Now()
 			t.wake()
 		})
 		return
@@ -240,9 +239,9 @@ func (t *Table) wakePaced(now time.Time) {
 	t.wake()
 }
 
-// wake tells those who wait for the table that its state changed.
+// wake wakes the table's watchers.
 func (t *Table) wake() {
-	t.held.Store(notHeld)
+	t.heldFrom.Store(notHeld)
 	if t.changed.Load() == nil {
 		return
 	}
@@ -251,7 +250,7 @@ func (t *Table) wake() {
 	}
 }
 
-// trim drops history that is out of bounds. It is called with cache.mu held.
+// trim drops history beyond its bounds. cache.mu must be held.
 func (t *Table) trim(now time.Time) {
 	t.rewinds.trim(now)
 	before := t.state.Load()
@@ -259,25 +258,25 @@ func (t *Table) trim(now time.Time) {
 	if trimmed.start == before.history.start {
 		return
 	}
-	t.state.Store(&state{tree: before.tree, history: trimmed, revision: before.revision, exact: before.exact})
+	t.state.Store(&state{tree: before.tree, history: trimmed, revision: before.revision, exactSince: before.exactSince})
 }
 
-// forget drops memos of all entries, those that only history holds included.
-func (t *Table) forget(epoch uint32, all bool) (kept int) {
+// dropMemos drops the unused memos of all entries, including those that only history references.
+func (t *Table) dropMemos(epoch uint32, all bool) (kept int) {
 	s := t.state.Load()
-	s.views.forget()
+	s.memoized.clear()
 	s.tree.ascend("", func(e *Entry) bool {
-		kept += e.forget(epoch, all)
+		kept += e.dropMemos(epoch, all)
 		return true
 	})
 	for position := s.history.start; position < s.history.end; position++ {
 		event := s.history.at(position)
-		// The newest entry of a key was visited with the tree; visiting it twice would count it twice.
+		// The newest entry of a key was visited with the tree; it must not be counted twice.
 		if event.Type == Deleted {
-			kept += event.Entry.forget(epoch, all)
+			kept += event.Entry.dropMemos(epoch, all)
 		}
 		if event.Old != nil {
-			kept += event.Old.forget(epoch, all)
+			kept += event.Old.dropMemos(epoch, all)
 		}
 	}
 	return kept
@@ -287,8 +286,8 @@ func (t *Table) entry(key string, stored []byte, revision store.Revision) *Entry
 	return &Entry{table: t, key: key, hash: maphash.String(keySeed, key), stored: stored, revision: revision}
 }
 
-// rewinds keeps the trees of a few old revisions that were asked for, because a list goes on page by page at
-// the revision of its first page.
+// rewinds keeps the trees of a few requested old revisions, because the pages of a list are all at the revision of the
+// first.
 type rewinds struct {
 	mu   sync.Mutex
 	kept []rewind
@@ -305,8 +304,8 @@ const (
 	rewindAge  = time.Minute
 )
 
-// SnapshotAt returns everything as it was at a revision: ErrExpired when history does not reach back, ErrFuture when the
-// revision is yet to come.
+// SnapshotAt returns the entries at a revision: ErrExpired when history does not contain it, ErrFuture when the cache has
+// not reached it.
 func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 	s, newest := t.published()
 	switch {
@@ -316,7 +315,7 @@ func (t *Table) SnapshotAt(revision store.Revision) (Snapshot, error) {
 		return Snapshot{}, ErrExpired
 	case revision >= s.revision:
 		return s.snapshot(revision), nil
-	case revision < max(s.exact, s.history.floor):
+	case revision < max(s.exactSince, s.history.floor):
 		return Snapshot{}, ErrExpired
 	}
 	return Snapshot{tree: t.rewinds.to(revision, s), revision: revision}, nil
@@ -329,7 +328,7 @@ func (r *rewinds) to(revision store.Revision, s *state) tree {
 	now := time.Now()
 	nearest := rewind{tree: s.tree, revision: s.revision}
 	for i := range r.kept {
-		if kept := &r.kept[i]; kept.revision >= revision && kept.revision <= nearest.revision && kept.revision >= s.exact {
+		if kept := &r.kept[i]; kept.revision >= revision && kept.revision <= nearest.revision && kept.revision >= s.exactSince {
 			kept.used = now
 			nearest = *kept
 		}
@@ -383,5 +382,5 @@ func (r *rewinds) trim(now time.Time) {
 	r.kept = fresh
 }
 
-// holds reports whether an entry holds the value.
-func (e *Entry) holds(value []byte) bool { return bytes.Equal(e.stored, value) }
+// hasValue reports whether the entry's stored bytes equal value.
+func (e *Entry) hasValue(value []byte) bool { return bytes.Equal(e.stored, value) }

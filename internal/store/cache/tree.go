@@ -6,23 +6,23 @@ import (
 	"sync/atomic"
 )
 
-// fanout bounds the children of a node. A write copies one node per level, so small nodes make writes cheap and
-// large ones make reads cheap; 32 keeps 10,000 entries three levels high and costs about 700 bytes a write.
+// fanout bounds the children of a node. A write copies one node per level, so small nodes make writes cheap and large
+// nodes make reads cheap; with 32, 10,000 entries need three levels and a write allocates about 700 bytes.
 const fanout = 32
 
-// tree is a persistent B+ tree of entries in the order of their keys. A tree never changes: an edit makes a new one that
-// shares all nodes it did not touch, so holding an old tree is a snapshot. Every node counts the entries below it, so
-// counting a range costs as little as finding its ends.
+// tree is a copy-on-write B+ tree of entries ordered by key. A tree never changes: an edit makes a new one that shares all
+// nodes it did not change, so an old tree is a snapshot. Every node counts the entries below it, so counting a range costs
+// as little as finding its ends. docs/decisions/0012-btree.md has the reasons for writing it.
 type tree struct {
 	root *node // nil when empty
 }
 
 // node is a leaf when it has entries and an inner node when it has children; it is never empty.
 type node struct {
-	// owner is the edit that made the node and may still change it.
+	// owner is the edit that made the node and may change it.
 	owner uint64
 	size  int
-	// low is not after any key of this node and after every key of its left neighbour.
+	// low is not greater than any key of this node and greater than every key of its left sibling.
 	low      string
 	entries  []*Entry
 	children []*node
@@ -103,7 +103,7 @@ func (n *node) ascend(from string, yield func(*Entry) bool) bool {
 	return true
 }
 
-// child returns the index of the child that holds the key if any does.
+// child returns the index of the child that may contain the key.
 func (n *node) child(key string) int {
 	low, high := 0, len(n.children)
 	for low+1 < high {
@@ -117,7 +117,7 @@ func (n *node) child(key string) int {
 	return low
 }
 
-// find returns where the key is in a leaf or would be inserted.
+// find returns the index of the key in a leaf, or where it would be inserted.
 func (n *node) find(key string) (int, bool) {
 	low, high := 0, len(n.entries)
 	for low < high {
@@ -134,7 +134,7 @@ func (n *node) find(key string) (int, bool) {
 	return low, false
 }
 
-// edit makes a new tree out of an old one. It changes in place only the nodes it made itself.
+// edit makes a new tree from an old one. It changes only the nodes that it made itself.
 type edit struct {
 	id   uint64
 	root *node
@@ -146,13 +146,13 @@ func (t tree) edit() *edit {
 	return &edit{id: lastEdit.Add(1), root: t.root}
 }
 
-// done returns the tree as edited. The edit must not be used afterwards.
+// done returns the edited tree. The edit must not be used afterwards.
 func (e *edit) done() tree {
 	e.id = 0
 	return tree{root: e.root}
 }
 
-// set puts the entry under its key and returns the one that was there before.
+// set stores the entry under its key and returns the replaced one.
 func (e *edit) set(entry *Entry) *Entry {
 	if e.root == nil {
 		e.root = &node{owner: e.id, size: 1, low: entry.key, entries: []*Entry{entry}}
@@ -179,7 +179,7 @@ func (e *edit) delete(key string) *Entry {
 	return old
 }
 
-// own returns the node, or a copy of it with room for one more, so that this edit may change it.
+// own returns the node, or a copy with capacity for one more, so that this edit may change it.
 func (e *edit) own(n *node) *node {
 	if n.owner == e.id {
 		return n
@@ -193,7 +193,7 @@ func (e *edit) own(n *node) *node {
 	return c
 }
 
-// insert returns the changed node, its new right neighbour when it had to be split, and the entry replaced.
+// insert returns the changed node, its new right sibling if it was split, and the replaced entry.
 func (e *edit) insert(n *node, entry *Entry) (left, right *node, old *Entry) {
 	n = e.own(n)
 	if entry.key < n.low {
@@ -222,8 +222,8 @@ func (e *edit) insert(n *node, entry *Entry) (left, right *node, old *Entry) {
 	return n, e.split(n), nil
 }
 
-// split moves the upper half of a node that grew too large into a new one. Keys mostly arrive in no order, or each
-// at the end of its namespace, so halves are as good as anything.
+// split moves the upper half of a node that exceeds the fanout into a new one. Most keys are inserted in random order, or
+// at the end of their namespace, so no split point is better than the middle.
 func (e *edit) split(n *node) *node {
 	switch {
 	case len(n.entries) > fanout:
@@ -248,7 +248,7 @@ func (e *edit) split(n *node) *node {
 	return nil
 }
 
-// remove deletes a key that is there; it returns nil when nothing is left of the node.
+// remove deletes an existing key; it returns nil when the node becomes empty.
 func (e *edit) remove(n *node, key string) (*node, *Entry) {
 	if n.size == 1 {
 		return nil, tree{root: n}.get(key)
@@ -279,7 +279,7 @@ func (e *edit) remove(n *node, key string) (*node, *Entry) {
 
 func (n *node) width() int { return len(n.entries) + len(n.children) }
 
-// merge joins children i and i+1 when one node can hold them.
+// merge joins children i and i+1 if they fit into one node.
 func (e *edit) merge(n *node, i int) {
 	if n.children[i].width()+n.children[i+1].width() > fanout {
 		return
@@ -292,12 +292,12 @@ func (e *edit) merge(n *node, i int) {
 	n.children = slices.Delete(n.children, i+1, i+2)
 }
 
-// newTree builds a tree from entries in the order of their keys.
+// newTree builds a tree from entries ordered by key.
 func newTree(entries []*Entry) tree {
 	if len(entries) == 0 {
 		return tree{}
 	}
-	// Three quarters full: writes after the load find room.
+	// Three quarters full, so that the first writes after the load do not split nodes.
 	const width = fanout * 3 / 4
 	var level []*node
 	for part := range slices.Chunk(entries, width) {

@@ -14,21 +14,21 @@ import (
 	"skiff/internal/store"
 )
 
-// Conflict is returned by Update and Delete when another writer came first. Current is the object as it is now, nil
-// when it is gone.
+// Conflict is returned by Update and Delete when the object's revision is not the expected one. Current is the current
+// object, nil when it was deleted.
 type Conflict struct {
 	Current *Entry
 }
 
 func (c *Conflict) Error() string {
 	if c.Current == nil {
-		return "object is gone"
+		return "object was deleted"
 	}
-	return "object " + c.Current.key + " was written by someone else"
+	return "object " + c.Current.key + " was modified by another writer"
 }
 
-// Create stores a new object under a key. The error is store.ErrExists when there is one already. From the call
-// on the object is shared and read-only; its resourceVersion is set before anyone else sees it.
+// Create stores a new object under a key, or returns store.ErrExists. From the call on the object is shared and
+// read-only; its resourceVersion is set before any other reader gets it.
 func (t *Table) Create(ctx context.Context, key string, obj kind.Object, ttl time.Duration) (*Entry, error) {
 	value, err := t.resource.Codec.Encode(obj)
 	if err != nil {
@@ -39,17 +39,17 @@ func (t *Table) Create(ctx context.Context, key string, obj kind.Object, ttl tim
 	})
 }
 
-// Update overwrites the object whose revision is expected; a *Conflict says that it is another by now. Writing what
-// is stored already changes nothing and returns the entry there is, unless it would be sealed otherwise now. The object passed
-// becomes shared as with Create.
+// Update overwrites the object whose revision is expected, or returns a *Conflict. An update that does not change the
+// stored bytes is not written and returns the current entry, unless the value must be encrypted anew. The object is
+// shared as with Create.
 func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl time.Duration, expected store.Revision) (*Entry, error) {
 	value, err := t.resource.Codec.Encode(obj)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", key, err)
 	}
-	if current := t.Get(key); current != nil && current.revision == expected && current.holds(value) && !t.stale(ctx, key) {
+	if current := t.Get(key); current != nil && current.revision == expected && current.hasValue(value) && !t.stale(ctx, key) {
 		if t.cache.store.Shared() {
-			// The cache may lag behind another server's write, and then this is a conflict after all.
+			// The cache may lag behind a write of another server, which makes this a conflict.
 			found, err := t.cache.store.Get(ctx, key)
 			if errors.Is(err, store.ErrNotFound) {
 				return nil, &Conflict{}
@@ -68,50 +68,50 @@ func (t *Table) Update(ctx context.Context, key string, obj kind.Object, ttl tim
 	})
 }
 
-// stale reports whether a value should be written again although it has not changed. When nobody can tell, writing does no harm.
+// stale reports whether an unchanged value should be written to encrypt it anew. If that cannot be determined, it is written.
 func (t *Table) stale(ctx context.Context, key string) bool {
-	opener, ok := t.cache.store.(store.Opener)
+	decrypter, ok := t.cache.store.(store.Decrypter)
 	if !ok {
 		return false
 	}
-	stale, err := opener.Stale(ctx, key)
+	stale, err := decrypter.Stale(ctx, key)
 	return stale || err != nil
 }
 
-// Delete removes the object whose revision is expected and returns its last state with the revision of the deletion; a
-// *Conflict says that the object is another by now.
+// Delete removes the object whose revision is expected and returns its last state with the revision of the deletion, or
+// a *Conflict.
 func (t *Table) Delete(ctx context.Context, key string, expected store.Revision) (*Entry, error) {
 	return t.write(ctx, &write{key: key}, func() (store.Revision, error) {
 		return t.cache.store.Delete(ctx, key, expected)
 	})
 }
 
-// write is one write on its way through the store and back by the feed.
+// write is an in-flight write: sent to the store, not yet received by the watch feed.
 type write struct {
 	key    string
 	value  []byte      // nil for a deletion
-	object kind.Object // what value was encoded from
+	object kind.Object // value is its encoding
 
 	// Guarded by writes.mu.
-	next    *write
-	seen    []Event // what the feed brought for the key since the write began
-	adopted bool    // the object belongs to an entry now
+	next       *write
+	events     []Event // received for the key since the write began
+	objectUsed bool    // an entry uses the object
 
-	// arrived gets a token when the cache has published something for the key.
+	// arrived receives a value when the cache has published an event for the key.
 	arrived chan struct{}
 }
 
-// writes are those under way in a table, by key.
+// writes are the in-flight writes of a table, by key.
 type writes struct {
 	count atomic.Int32
 	mu    sync.Mutex
 	byKey map[string]*write
-	// arrived are the writes for which the batch being applied brings something; the feed alone uses it.
+	// arrived are the writes with events in the batch being applied; only the watch feed uses it.
 	arrived []*write
 }
 
 func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, error)) (*Entry, error) {
-	// The feed brings only what belongs to the table; the write of anything else would wait for it in vain.
+	// Only keys of the table reach it by the watch feed; a write of another key would wait forever.
 	switch {
 	case !strings.HasPrefix(w.key, t.resource.Prefix):
 		return nil, fmt.Errorf("key %s does not belong to the table of %s", w.key, t.resource.Prefix)
@@ -124,7 +124,7 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 
 	revision, err := do()
 	if err != nil {
-		return nil, t.refused(ctx, err)
+		return nil, t.writeError(ctx, err)
 	}
 	for t.cache.Revision() < revision {
 		select {
@@ -132,7 +132,7 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%s was written at revision %d: %w: %w", w.key, revision, ErrTimeout, ctx.Err())
 		case <-t.cache.done:
-			return nil, fmt.Errorf("%s was written at revision %d, but the cache has ended: %w", w.key, revision, store.ErrUnavailable)
+			return nil, fmt.Errorf("%s was written at revision %d, but the cache has stopped: %w", w.key, revision, store.ErrUnavailable)
 		}
 		if t.removed.Load() {
 			break
@@ -141,12 +141,12 @@ func (t *Table) write(ctx context.Context, w *write, do func() (store.Revision, 
 	return t.written(w, revision), nil
 }
 
-// refused returns the error of a write that the store did not take. Whoever hears that another writer came first must find
-// that one's work with the next read, which asks the store only when it is shared.
-func (t *Table) refused(ctx context.Context, err error) error {
+// writeError returns the error of a failed write. After a conflict, the client's next read must return the state that
+// caused it; the read itself does not query a store that is not shared.
+func (t *Table) writeError(ctx context.Context, err error) error {
 	var conflict *store.ConflictError
-	late := errors.As(err, &conflict)
-	if (late || errors.Is(err, store.ErrExists)) && !t.cache.store.Shared() {
+	isConflict := errors.As(err, &conflict)
+	if (isConflict || errors.Is(err, store.ErrExists)) && !t.cache.store.Shared() {
 		revision, err := t.cache.store.Current(ctx)
 		if err != nil {
 			return err
@@ -155,7 +155,7 @@ func (t *Table) refused(ctx context.Context, err error) error {
 			return err
 		}
 	}
-	if late {
+	if isConflict {
 		return &Conflict{Current: t.current(conflict.Current)}
 	}
 	return err
@@ -165,21 +165,21 @@ func (t *Table) refused(ctx context.Context, err error) error {
 func (t *Table) written(w *write, revision store.Revision) *Entry {
 	t.writes.mu.Lock()
 	defer t.writes.mu.Unlock()
-	for _, event := range w.seen {
+	for _, event := range w.events {
 		if event.Revision == revision {
 			return event.Entry
 		}
 	}
-	// The feed lost history just now and never brought this very write. It happened all the same.
+	// The watch feed lost history and skipped this write. It was stored nevertheless.
 	entry := t.entry(w.key, w.value, revision)
-	if w.object != nil && !w.adopted {
+	if w.object != nil && !w.objectUsed {
 		w.object.SetResourceVersion(strconv.FormatInt(revision, 10))
-		entry.adopt(w.object)
+		entry.setObject(w.object)
 	}
 	return entry
 }
 
-// current makes an entry of what the store says a key is now, the cached one if that is it.
+// current returns the entry of the store's current value of a key, the cached one if it is the same.
 func (t *Table) current(kv store.KeyValue) *Entry {
 	if kv.Modified == 0 {
 		return nil
@@ -219,26 +219,26 @@ func (ws *writes) end(w *write) {
 	first.next = w.next
 }
 
-// saw tells the writers of a key what the feed brings for it, before anyone else can see it. The writer of just these
-// bytes has the object of them at hand, and so nobody needs to decode them.
-func (ws *writes) saw(event Event) {
+// deliver gives the writers of a key the event before any reader can see it. A writer of the same bytes provides its
+// object as the decoded object of the entry.
+func (ws *writes) deliver(event Event) {
 	if ws.count.Load() == 0 {
 		return
 	}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for w := ws.byKey[event.Entry.key]; w != nil; w = w.next {
-		w.seen = append(w.seen, event)
+		w.events = append(w.events, event)
 		ws.arrived = append(ws.arrived, w)
-		if w.object != nil && !w.adopted && event.Type != Deleted && event.Entry.holds(w.value) {
-			w.adopted = true
+		if w.object != nil && !w.objectUsed && event.Type != Deleted && event.Entry.hasValue(w.value) {
+			w.objectUsed = true
 			w.object.SetResourceVersion(strconv.FormatInt(event.Revision, 10))
-			event.Entry.adopt(w.object)
+			event.Entry.setObject(w.object)
 		}
 	}
 }
 
-// wakeWriters lets those writers look at the revision who were brought something, or all.
+// wakeWriters wakes the writers that received an event, or all.
 func (t *Table) wakeWriters(all bool) {
 	ws := &t.writes
 	if !all && len(ws.arrived) == 0 {

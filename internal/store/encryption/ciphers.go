@@ -12,7 +12,7 @@ import (
 
 var errShort = errors.New("the stored data was shorter than the required size")
 
-// gcm is AES-GCM with random nonces, which come first.
+// gcm is AES-GCM. The random nonce precedes the ciphertext.
 type gcm struct{ aead cipher.AEAD }
 
 func newGCM(key []byte) (transformer, error) {
@@ -27,12 +27,12 @@ func newGCM(key []byte) (transformer, error) {
 	return gcm{aead}, nil
 }
 
-func (g gcm) seal(_ context.Context, plain, key []byte) ([]byte, error) {
-	return g.sealAfter(nil, plain, key), nil
+func (g gcm) encrypt(_ context.Context, plain, key []byte) ([]byte, error) {
+	return g.encryptAfter(nil, plain, key), nil
 }
 
-// sealAfter appends the sealed value.
-func (g gcm) sealAfter(head, plain, key []byte) []byte {
+// encryptAfter returns head followed by the nonce and the ciphertext.
+func (g gcm) encryptAfter(head, plain, key []byte) []byte {
 	size := len(head) + g.aead.NonceSize()
 	out := make([]byte, size, size+len(plain)+g.aead.Overhead())
 	copy(out, head)
@@ -40,16 +40,16 @@ func (g gcm) sealAfter(head, plain, key []byte) []byte {
 	return g.aead.Seal(out, out[len(head):], plain, key)
 }
 
-func (g gcm) open(_ context.Context, sealed, key []byte) ([]byte, bool, error) {
+func (g gcm) decrypt(_ context.Context, encrypted, key []byte) ([]byte, bool, error) {
 	size := g.aead.NonceSize()
-	if len(sealed) < size {
+	if len(encrypted) < size {
 		return nil, false, errShort
 	}
-	plain, err := g.aead.Open(nil, sealed[:size], sealed[size:], key)
+	plain, err := g.aead.Open(nil, encrypted[:size], encrypted[size:], key)
 	return plain, false, err
 }
 
-// cbc is AES-CBC with PKCS#7 padding and a random vector, which comes first. It authenticates nothing.
+// cbc is AES-CBC with PKCS#7 padding. The random initialization vector precedes the ciphertext. It authenticates nothing.
 type cbc struct{ block cipher.Block }
 
 func newCBC(key []byte) (transformer, error) {
@@ -60,7 +60,7 @@ func newCBC(key []byte) (transformer, error) {
 	return cbc{block}, nil
 }
 
-func (c cbc) seal(_ context.Context, plain, _ []byte) ([]byte, error) {
+func (c cbc) encrypt(_ context.Context, plain, _ []byte) ([]byte, error) {
 	padding := aes.BlockSize - len(plain)%aes.BlockSize
 	out := make([]byte, aes.BlockSize+len(plain)+padding)
 	rand.Read(out[:aes.BlockSize])
@@ -72,11 +72,11 @@ func (c cbc) seal(_ context.Context, plain, _ []byte) ([]byte, error) {
 	return out, nil
 }
 
-func (c cbc) open(_ context.Context, sealed, _ []byte) ([]byte, bool, error) {
-	if len(sealed) < aes.BlockSize {
+func (c cbc) decrypt(_ context.Context, encrypted, _ []byte) ([]byte, bool, error) {
+	if len(encrypted) < aes.BlockSize {
 		return nil, false, errShort
 	}
-	vector, body := sealed[:aes.BlockSize], sealed[aes.BlockSize:]
+	vector, body := encrypted[:aes.BlockSize], encrypted[aes.BlockSize:]
 	if len(body)%aes.BlockSize != 0 {
 		return nil, false, errors.New("the stored data is not a multiple of the block size")
 	}
@@ -97,32 +97,32 @@ func (c cbc) open(_ context.Context, sealed, _ []byte) ([]byte, bool, error) {
 	return plain[:len(plain)-padding], false, nil
 }
 
-// box is XSalsa20 and Poly1305 with random nonces, which come first.
+// box is XSalsa20 with Poly1305. The random nonce precedes the ciphertext.
 type box struct{ key [32]byte }
 
 const boxNonce = 24
 
 func newSecretbox(key []byte) (transformer, error) {
 	if len(key) != 32 {
-		return nil, errors.New("a secretbox key has 32 bytes")
+		return nil, errors.New("secretbox key must have 32 bytes")
 	}
 	return &box{[32]byte(key)}, nil
 }
 
-func (b *box) seal(_ context.Context, plain, _ []byte) ([]byte, error) {
+func (b *box) encrypt(_ context.Context, plain, _ []byte) ([]byte, error) {
 	var nonce [boxNonce]byte
 	rand.Read(nonce[:])
 	return secretbox.Seal(nonce[:], plain, &nonce, &b.key), nil
 }
 
-func (b *box) open(_ context.Context, sealed, _ []byte) ([]byte, bool, error) {
-	if len(sealed) < boxNonce+secretbox.Overhead {
+func (b *box) decrypt(_ context.Context, encrypted, _ []byte) ([]byte, bool, error) {
+	if len(encrypted) < boxNonce+secretbox.Overhead {
 		return nil, false, errShort
 	}
-	nonce := [boxNonce]byte(sealed[:boxNonce])
-	plain, ok := secretbox.Open(nil, sealed[boxNonce:], &nonce, &b.key)
+	nonce := [boxNonce]byte(encrypted[:boxNonce])
+	plain, ok := secretbox.Open(nil, encrypted[boxNonce:], &nonce, &b.key)
 	if !ok {
-		// Upstream's words for a value that was tampered with or sealed with another key.
+		// Upstream's text for a value that was tampered with or encrypted with another key.
 		return nil, false, errors.New("output array was not large enough for encryption")
 	}
 	return plain, false, nil

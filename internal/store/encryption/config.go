@@ -16,11 +16,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// defaultTimeout bounds a call of a key management service.
+// defaultTimeout limits one call of a KMS plugin.
 const defaultTimeout = 3 * time.Second
 
-// parseRules reads an EncryptionConfiguration in YAML or JSON.
-func parseRules(content []byte) (*rules, error) {
+// parseConfiguration reads an EncryptionConfiguration in YAML or JSON.
+func parseConfiguration(content []byte) (*transformers, error) {
 	data, err := yaml.YAMLToJSON(content)
 	if err != nil {
 		return nil, err
@@ -39,11 +39,11 @@ func parseRules(content []byte) (*rules, error) {
 	if errs := validate(&c); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
-	return newRules(&c, content)
+	return newTransformers(&c, content)
 }
 
-func newRules(c *configv1.EncryptionConfiguration, content []byte) (*rules, error) {
-	r := &rules{byResource: map[schema.GroupResource]transformer{}, content: content}
+func newTransformers(c *configv1.EncryptionConfiguration, content []byte) (*transformers, error) {
+	r := &transformers{byResource: map[schema.GroupResource]transformer{}, content: content}
 	chains := map[schema.GroupResource]*chain{}
 	for _, resources := range c.Resources {
 		var members []prefixed
@@ -56,9 +56,9 @@ func newRules(c *configv1.EncryptionConfiguration, content []byte) (*rules, erro
 		}
 		for _, name := range resources.Resources {
 			gr := schema.ParseGroupResource(name)
-			for _, wider := range []schema.GroupResource{{Group: gr.Group, Resource: "*"}, anything} {
+			for _, wider := range []schema.GroupResource{{Group: gr.Group, Resource: "*"}, allResources} {
 				if chains[wider] != nil {
-					return nil, errors.Join(fmt.Errorf("resource %q is masked by earlier rule %q", spelled(gr), spelled(wider)), r.close())
+					return nil, errors.Join(fmt.Errorf("resource %q is masked by earlier rule %q", configName(gr), configName(wider)), r.close())
 				}
 			}
 			if chains[gr] == nil {
@@ -71,15 +71,15 @@ func newRules(c *configv1.EncryptionConfiguration, content []byte) (*rules, erro
 	return r, nil
 }
 
-// spelled is a resource as the file spells it.
-func spelled(gr schema.GroupResource) string {
+// configName is a resource as the configuration file writes it.
+func configName(gr schema.GroupResource) string {
 	if gr.Group == "" && gr.Resource == "*" {
 		return "*."
 	}
 	return gr.String()
 }
 
-func (r *rules) provider(p *configv1.ProviderConfiguration) (prefixed, error) {
+func (r *transformers) provider(p *configv1.ProviderConfiguration) (prefixed, error) {
 	switch {
 	case p.AESGCM != nil:
 		return keyed("k8s:enc:aesgcm:v1:", p.AESGCM.Keys, "no matching key was found for the provided AES transformer", newGCM)
@@ -92,17 +92,17 @@ func (r *rules) provider(p *configv1.ProviderConfiguration) (prefixed, error) {
 		if p.KMS.Timeout != nil {
 			timeout = p.KMS.Timeout.Duration
 		}
-		s, err := newService(p.KMS.Name, p.KMS.Endpoint, timeout)
+		s, err := newKMSProvider(p.KMS.Name, p.KMS.Endpoint, timeout)
 		if err != nil {
 			return prefixed{}, err
 		}
-		r.services = append(r.services, s)
+		r.providers = append(r.providers, s)
 		return prefixed{[]byte("k8s:enc:kms:v2:" + p.KMS.Name + ":"), s}, nil
 	}
 	return prefixed{nil, identity{}}, nil
 }
 
-// keyed is a provider with several keys, each named in the prefix of what it seals.
+// keyed is a provider with several keys; the name of the key is part of the prefix of the encrypted value.
 func keyed(prefix string, keys []configv1.Key, none string, make func(key []byte) (transformer, error)) (prefixed, error) {
 	c := &chain{none: errors.New(none)}
 	for _, key := range keys {
@@ -124,7 +124,7 @@ func validate(c *configv1.EncryptionConfiguration) (errs field.ErrorList) {
 	if len(c.Resources) == 0 {
 		return field.ErrorList{field.Required(root, "at least one resources is required")}
 	}
-	var services []string
+	var kmsNames []string
 	for i := range c.Resources {
 		of := &c.Resources[i]
 		resources, providers := root.Index(i).Child("resources"), root.Index(i).Child("providers")
@@ -133,7 +133,7 @@ func validate(c *configv1.EncryptionConfiguration) (errs field.ErrorList) {
 		}
 		errs = append(errs, validateOverlap(of.Resources, resources)...)
 		for j, name := range of.Resources {
-			if problem := problemOf(name); problem != "" {
+			if problem := resourceNameError(name); problem != "" {
 				errs = append(errs, field.Invalid(resources.Index(j), name, problem))
 			}
 		}
@@ -141,14 +141,14 @@ func validate(c *configv1.EncryptionConfiguration) (errs field.ErrorList) {
 			errs = append(errs, field.Required(providers, fmt.Sprintf("at least one %s is required", providers)))
 		}
 		for j := range of.Providers {
-			errs = append(errs, validateProvider(&of.Providers[j], providers.Index(j), &services)...)
+			errs = append(errs, validateProvider(&of.Providers[j], providers.Index(j), &kmsNames)...)
 		}
 	}
 	return errs
 }
 
-// problemOf says what is wrong with the name of a resource.
-func problemOf(name string) string {
+// resourceNameError returns the error text for an invalid resource name.
+func resourceNameError(name string) string {
 	gr := schema.ParseGroupResource(name)
 	switch {
 	case strings.ToLower(name) != name:
@@ -176,7 +176,7 @@ func validateOverlap(names []string, path *field.Path) (errs field.ErrorList) {
 			case i == j:
 			case a == b:
 				duplicate = true
-			case a == anything, a.Group == b.Group && (a.Resource == "*" || b.Resource == "*"):
+			case a == allResources, a.Group == b.Group && (a.Resource == "*" || b.Resource == "*"):
 				overlap = true
 			}
 		}
@@ -190,7 +190,7 @@ func validateOverlap(names []string, path *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-func validateProvider(p *configv1.ProviderConfiguration, path *field.Path, services *[]string) (errs field.ErrorList) {
+func validateProvider(p *configv1.ProviderConfiguration, path *field.Path, kmsNames *[]string) (errs field.ErrorList) {
 	found := 0
 	for _, given := range []bool{p.KMS != nil, p.AESGCM != nil, p.AESCBC != nil, p.Secretbox != nil, p.Identity != nil} {
 		if given {
@@ -203,8 +203,8 @@ func validateProvider(p *configv1.ProviderConfiguration, path *field.Path, servi
 	case found > 1:
 		return field.ErrorList{field.Invalid(path, "", "more than one provider specified in a single element, should split into different list elements")}
 	case p.KMS != nil:
-		errs = validateService(p.KMS, path.Child("kms"), *services)
-		*services = append(*services, p.KMS.Name)
+		errs = validateKMS(p.KMS, path.Child("kms"), *kmsNames)
+		*kmsNames = append(*kmsNames, p.KMS.Name)
 		return errs
 	case p.AESGCM != nil:
 		return validateKeys(p.AESGCM.Keys, path.Child("aesgcm", "keys"), 16, 24, 32)
@@ -216,7 +216,7 @@ func validateProvider(p *configv1.ProviderConfiguration, path *field.Path, servi
 	return nil
 }
 
-// validateKeys never shows a key.
+// validateKeys never includes a key in an error.
 func validateKeys(keys []configv1.Key, path *field.Path, sizes ...int) (errs field.ErrorList) {
 	if len(keys) == 0 {
 		return field.ErrorList{field.Required(path, "at least one keys is required")}
@@ -242,7 +242,7 @@ func validateKeys(keys []configv1.Key, path *field.Path, sizes ...int) (errs fie
 	return errs
 }
 
-func validateService(c *configv1.KMSConfiguration, path *field.Path, taken []string) (errs field.ErrorList) {
+func validateKMS(c *configv1.KMSConfiguration, path *field.Path, taken []string) (errs field.ErrorList) {
 	invalid := func(name string, value any, problem string) {
 		errs = append(errs, field.Invalid(path.Child(name), value, problem))
 	}
@@ -268,7 +268,7 @@ func validateService(c *configv1.KMSConfiguration, path *field.Path, taken []str
 		invalid("cachesize", *c.CacheSize, "cachesize is not supported in v2")
 	}
 	if c.APIVersion != "v2" {
-		// Without a word v1 is meant, which upstream has turned off.
+		// An empty apiVersion means v1, which upstream has disabled.
 		invalid("apiVersion", c.APIVersion, "unsupported apiVersion for KMS provider, only v2 is supported")
 	}
 	return errs

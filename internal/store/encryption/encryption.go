@@ -1,19 +1,19 @@
-// Package encryption keeps objects in the store unreadable for who has only the store. It stands between the cache and the
-// store: values are sealed on their way in and opened on their way out, so that everybody above works with plain
-// bytes and nobody below sees any.
+// Package encryption encrypts objects at rest. It wraps the store below the cache: values are encrypted when they are
+// written and decrypted when they are read.
 //
-// An EncryptionConfiguration says for each resource which providers to use, in order: the first seals, all open. The sealed
-// forms are upstream's to the byte, each with a prefix that names provider and key:
+// An EncryptionConfiguration lists the providers of each resource, in order: the first encrypts, all decrypt. The
+// encrypted values are byte-compatible with upstream's. Each has a prefix that names provider and key:
 //
-//	k8s:enc:aescbc:v1:<key>:     AES-CBC, a random vector first
-//	k8s:enc:aesgcm:v1:<key>:     AES-GCM, a random nonce first
-//	k8s:enc:secretbox:v1:<key>:  XSalsa20 and Poly1305, a random nonce first
-//	k8s:enc:kms:v2:<name>:       a message with the data, and the seed of its key as a key management service sealed it
+//	k8s:enc:aescbc:v1:<key>:     AES-CBC, after a random initialization vector
+//	k8s:enc:aesgcm:v1:<key>:     AES-GCM, after a random nonce
+//	k8s:enc:secretbox:v1:<key>:  XSalsa20 and Poly1305, after a random nonce
+//	k8s:enc:kms:v2:<name>:       a message with the ciphertext and the DEK seed as encrypted by a KMS plugin
 //
-// The key of the store is authenticated along with the value, where the method allows: an object cannot be put in another's place.
+// Where the cipher allows it, the storage key is authenticated with the value, so that an encrypted object cannot be
+// moved to another key.
 //
-// What cannot be opened stays as it is, sealed, and does not keep anything else from being read: whoever asks for that
-// very object gets the error, and the object when it can be opened after all, because a service is back.
+// A value that cannot be decrypted stays encrypted and does not prevent others from being read: a request for that
+// object gets the error, and later the object if it can be decrypted by then, because the KMS plugin is available again.
 package encryption
 
 import (
@@ -33,11 +33,11 @@ import (
 	"skiff/internal/store"
 )
 
-// transformer seals and opens values. key is the store's, and is authenticated where that is possible.
+// transformer encrypts and decrypts values. key is the storage key; it is authenticated where the cipher allows it.
 type transformer interface {
-	seal(ctx context.Context, plain, key []byte) ([]byte, error)
-	// open also tells whether the value is stale: it would be sealed otherwise today.
-	open(ctx context.Context, sealed, key []byte) (plain []byte, stale bool, err error)
+	encrypt(ctx context.Context, plain, key []byte) ([]byte, error)
+	// decrypt also reports whether the value is stale: a write would use another provider or key now.
+	decrypt(ctx context.Context, encrypted, key []byte) (plain []byte, stale bool, err error)
 }
 
 // prefixed is a transformer of values that begin with a prefix.
@@ -46,30 +46,30 @@ type prefixed struct {
 	transformer
 }
 
-// chain seals with its first member and opens with whichever fits.
+// chain encrypts with its first member and decrypts with every member whose prefix matches.
 type chain struct {
 	members []prefixed
-	// none is the error when no member fits.
+	// none is the error when no prefix matches.
 	none error
 }
 
-func (c *chain) seal(ctx context.Context, plain, key []byte) ([]byte, error) {
+func (c *chain) encrypt(ctx context.Context, plain, key []byte) ([]byte, error) {
 	first := &c.members[0]
-	sealed, err := first.transformer.seal(ctx, plain, key)
+	encrypted, err := first.transformer.encrypt(ctx, plain, key)
 	if err != nil || len(first.prefix) == 0 {
-		return sealed, err
+		return encrypted, err
 	}
-	return append(first.prefix[:len(first.prefix):len(first.prefix)], sealed...), nil
+	return append(first.prefix[:len(first.prefix):len(first.prefix)], encrypted...), nil
 }
 
-func (c *chain) open(ctx context.Context, sealed, key []byte) ([]byte, bool, error) {
+func (c *chain) decrypt(ctx context.Context, encrypted, key []byte) ([]byte, bool, error) {
 	var errs []error
 	for i := range c.members {
 		m := &c.members[i]
-		if !bytes.HasPrefix(sealed, m.prefix) {
+		if !bytes.HasPrefix(encrypted, m.prefix) {
 			continue
 		}
-		plain, stale, err := m.transformer.open(ctx, sealed[len(m.prefix):], key)
+		plain, stale, err := m.transformer.decrypt(ctx, encrypted[len(m.prefix):], key)
 		if err == nil {
 			return plain, stale || i > 0, nil
 		}
@@ -83,63 +83,63 @@ func (c *chain) open(ctx context.Context, sealed, key []byte) ([]byte, bool, err
 	return nil, false, c.none
 }
 
-// identity leaves values as they are. It refuses to open what somebody else has sealed.
+// identity does not encrypt. It refuses to decrypt encrypted values.
 type identity struct{}
 
-func (identity) seal(_ context.Context, plain, _ []byte) ([]byte, error) { return plain, nil }
+func (identity) encrypt(_ context.Context, plain, _ []byte) ([]byte, error) { return plain, nil }
 
-func (identity) open(_ context.Context, sealed, _ []byte) ([]byte, bool, error) {
-	if store.Sealed(sealed) {
-		return nil, false, store.ErrNotConfigured
+func (identity) decrypt(_ context.Context, encrypted, _ []byte) ([]byte, bool, error) {
+	if store.IsEncrypted(encrypted) {
+		return nil, false, store.ErrNoProvider
 	}
-	return sealed, false, nil
+	return encrypted, false, nil
 }
 
-// rules are the transformers of all resources.
-type rules struct {
+// transformers are the transformers of all resources, made from one version of the configuration file.
+type transformers struct {
 	byResource map[schema.GroupResource]transformer
-	services   []*service
+	providers  []*kmsProvider
 	content    []byte // of the file
 }
 
-var anything = schema.GroupResource{Group: "*", Resource: "*"}
+var allResources = schema.GroupResource{Group: "*", Resource: "*"}
 
-func (r *rules) of(gr schema.GroupResource) transformer {
+func (r *transformers) forResource(gr schema.GroupResource) transformer {
 	if t := r.byResource[gr]; t != nil {
 		return t
 	}
 	if t := r.byResource[schema.GroupResource{Group: gr.Group, Resource: "*"}]; t != nil {
 		return t
 	}
-	if t := r.byResource[anything]; t != nil {
+	if t := r.byResource[allResources]; t != nil {
 		return t
 	}
 	return identity{}
 }
 
-// close lets the services go.
-func (r *rules) close() error {
+// close closes the connections to the KMS plugins.
+func (r *transformers) close() error {
 	var errs []error
-	for _, s := range r.services {
+	for _, s := range r.providers {
 		errs = append(errs, s.connection.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// Encryption seals and opens values by a configuration file. A nil Encryption has nothing to run and nothing to check.
+// Encryption encrypts and decrypts values as a configuration file says. Run and HealthCheck accept a nil Encryption.
 type Encryption struct {
-	path   string
-	reload bool
-	log    *slog.Logger
-	rules  atomic.Pointer[rules]
-	// poll is how often the file is looked at.
+	path         string
+	reload       bool
+	log          *slog.Logger
+	transformers atomic.Pointer[transformers]
+	// poll is how often the file is checked for changes.
 	poll time.Duration
 }
 
-// filePoll is how often the file is looked at, as upstream does.
+// filePoll is upstream's interval.
 const filePoll = time.Minute
 
-// New reads the file. The services it names need not answer yet. reload: the file is read again when it changes.
+// New reads the configuration file. The KMS plugins need not be available yet. With reload, Run rereads the file when it changes.
 func New(path string, reload bool, log *slog.Logger) (*Encryption, error) {
 	e := &Encryption{path: path, reload: reload, log: log, poll: filePoll}
 	content, err := os.ReadFile(path)
@@ -150,60 +150,60 @@ func New(path string, reload bool, log *slog.Logger) (*Encryption, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.rules.Store(r)
+	e.transformers.Store(r)
 	return e, nil
 }
 
-func (e *Encryption) parse(content []byte) (*rules, error) {
-	r, err := parseRules(content)
+func (e *Encryption) parse(content []byte) (*transformers, error) {
+	r, err := parseConfiguration(content)
 	if err != nil {
 		return nil, fmt.Errorf("encryption configuration %s: %w", e.path, err)
 	}
 	return r, nil
 }
 
-// Prime asks the services for their keys, so that the first writes need not fail. It returns after a moment, successful or not.
-func (e *Encryption) Prime(ctx context.Context) {
+// ProbeProviders gets the current keys of the KMS plugins, so that the first writes can be encrypted. It returns after the plugins' timeout at the latest.
+func (e *Encryption) ProbeProviders(ctx context.Context) {
 	var all sync.WaitGroup
-	for _, s := range e.rules.Load().services {
+	for _, s := range e.transformers.Load().providers {
 		all.Go(func() {
 			if err := s.probe(ctx); err != nil {
-				e.log.Warn("a key management service is not ready", "name", s.name, "error", err)
+				e.log.Warn("KMS plugin is not ready", "name", s.name, "error", err)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// Run keeps in touch with the services, and follows the file if that is wanted, until ctx ends.
+// Run probes the KMS plugins and, with reload, watches the configuration file, until ctx ends.
 func (e *Encryption) Run(ctx context.Context) error {
 	if e == nil {
 		return nil
 	}
 	for {
-		r := e.rules.Load()
-		following, stop := context.WithCancel(ctx)
+		r := e.transformers.Load()
+		probing, stop := context.WithCancel(ctx)
 		var probes sync.WaitGroup
-		for _, s := range r.services {
-			probes.Go(func() { s.follow(following, e.log) })
+		for _, s := range r.providers {
+			probes.Go(func() { s.probePeriodically(probing, e.log) })
 		}
-		next := e.nextRules(ctx)
+		next := e.waitForChange(ctx)
 		if next != nil {
-			e.rules.Store(next)
-			e.log.Info("encryption configuration was read again", "file", e.path)
+			e.transformers.Store(next)
+			e.log.Info("reloaded encryption configuration", "file", e.path)
 		}
 		stop()
 		probes.Wait()
 		if next == nil {
 			return r.close()
 		}
-		// Who began with the old rules may still need their services.
+		// Calls that started with the old transformers may still use their connections.
 		time.AfterFunc(r.grace(), func() { _ = r.close() })
 	}
 }
 
-// nextRules waits until the file says something new that can be used, or until ctx ends.
-func (e *Encryption) nextRules(ctx context.Context) *rules {
+// waitForChange waits until the file has a new valid configuration, or until ctx ends.
+func (e *Encryption) waitForChange(ctx context.Context) *transformers {
 	ticker := time.NewTicker(e.poll)
 	defer ticker.Stop()
 	for {
@@ -215,9 +215,9 @@ func (e *Encryption) nextRules(ctx context.Context) *rules {
 		if !e.reload {
 			continue
 		}
-		next, err := e.readAgain(ctx)
+		next, err := e.reread(ctx)
 		if err != nil {
-			e.log.Error("encryption configuration cannot be used, the old one stays", "error", err)
+			e.log.Error("failed to reload encryption configuration, keeping the current one", "error", err)
 		}
 		if next != nil {
 			return next
@@ -225,12 +225,12 @@ func (e *Encryption) nextRules(ctx context.Context) *rules {
 	}
 }
 
-func (e *Encryption) readAgain(ctx context.Context) (*rules, error) {
+func (e *Encryption) reread(ctx context.Context) (*transformers, error) {
 	content, err := os.ReadFile(e.path)
 	if err != nil {
 		return nil, err
 	}
-	if bytes.Equal(content, e.rules.Load().content) {
+	if bytes.Equal(content, e.transformers.Load().content) {
 		return nil, nil
 	}
 	next, err := e.parse(content)
@@ -243,19 +243,19 @@ func (e *Encryption) readAgain(ctx context.Context) (*rules, error) {
 	return next, nil
 }
 
-// shortestGrace is how long at least new services may take to answer, and old ones are kept.
-const shortestGrace = 10 * time.Second
+// minGrace is how long at least new KMS plugins may take to become healthy, and old connections are kept.
+const minGrace = 10 * time.Second
 
-func (r *rules) grace() time.Duration {
+func (r *transformers) grace() time.Duration {
 	sum := time.Duration(0)
-	for _, s := range r.services {
+	for _, s := range r.providers {
 		sum += 2 * s.timeout
 	}
-	return max(sum, shortestGrace)
+	return max(sum, minGrace)
 }
 
-// await waits for all services to be healthy.
-func (r *rules) await(ctx context.Context) error {
+// await waits until all KMS plugins are healthy.
+func (r *transformers) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.grace())
 	defer cancel()
 	for {
@@ -265,15 +265,15 @@ func (r *rules) await(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("key management services of the new configuration: %w", err)
+			return fmt.Errorf("wait for KMS plugins of the new configuration: %w", err)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
-func (r *rules) healthy(ctx context.Context) error {
+func (r *transformers) healthy(ctx context.Context) error {
 	var errs []error
-	for i, s := range r.services {
+	for i, s := range r.providers {
 		if err := s.probe(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("kms-provider-%d: %w", i, err))
 		}
@@ -281,15 +281,15 @@ func (r *rules) healthy(ctx context.Context) error {
 	return utilerrors.Reduce(utilerrors.NewAggregate(errs))
 }
 
-// Healthy tells whether all key management services are, for the check of this name.
-func (e *Encryption) Healthy(ctx context.Context) error { return e.rules.Load().healthy(ctx) }
+// Healthy returns nil if all KMS plugins are healthy.
+func (e *Encryption) Healthy(ctx context.Context) error { return e.transformers.Load().healthy(ctx) }
 
-// HealthCheck is the name of the check, empty when there is nothing to check.
+// HealthCheck is the name of the health check; empty when there is nothing to check.
 func (e *Encryption) HealthCheck() string {
 	if e == nil {
 		return ""
 	}
-	if e.reload || len(e.rules.Load().services) > 0 {
+	if e.reload || len(e.transformers.Load().providers) > 0 {
 		return "kms-providers"
 	}
 	return ""

@@ -19,13 +19,13 @@ import (
 	"skiff/internal/store/storetest"
 )
 
-// resourceOf takes the first name below the registry for the resource.
+// resourceOf returns the first path segment below /registry/ as the resource.
 func resourceOf(key string) schema.GroupResource {
 	name, _, _ := strings.Cut(strings.TrimPrefix(key, "/registry/"), "/")
 	return schema.ParseGroupResource(name)
 }
 
-// TestSuite: a sealed store behaves like any other.
+// TestSuite: an encrypted store behaves like any other.
 func TestSuite(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) store.Store {
 		e := configure(t, "resources: [{resources: ['*.*'], providers: [{secretbox: {keys: [{name: key1, secret: "+key32+"}]}}]}]")
@@ -45,9 +45,9 @@ func TestRulesByResource(t *testing.T) {
 		"events": "plain", "secrets": "k8s:enc:aescbc:v1:one:", "pandas.bears.example": "k8s:enc:aescbc:v1:one:", "deployments.apps": "k8s:enc:aescbc:v1:two:",
 		"pods": "k8s:enc:aescbc:v1:three:", "jobs.batch": "k8s:enc:aescbc:v1:four:",
 	} {
-		sealed, err := e.rules.Load().of(schema.ParseGroupResource(resource)).seal(t.Context(), []byte("plain"), name)
-		if err != nil || !strings.HasPrefix(string(sealed), want) {
-			t.Errorf("%s: %q %v", resource, sealed, err)
+		encrypted, err := e.transformers.Load().forResource(schema.ParseGroupResource(resource)).encrypt(t.Context(), []byte("plain"), name)
+		if err != nil || !strings.HasPrefix(string(encrypted), want) {
+			t.Errorf("%s: %q %v", resource, encrypted, err)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestBadConfigurations(t *testing.T) {
 	}
 }
 
-// TestRotation: the first key seals, all open, and what another than the first sealed is stale.
+// TestRotation: the first key encrypts, all keys decrypt, and a value of another key than the first is stale.
 func TestRotation(t *testing.T) {
 	inner := memory.New()
 	old := configure(t, oneProvider(providers["aescbc"])).Wrap(inner, resourceOf)
@@ -118,19 +118,19 @@ func TestRotation(t *testing.T) {
 	if err != nil || !bytes.HasPrefix(raw.Value, []byte("k8s:enc:secretbox:v1:new:")) || bytes.Contains(raw.Value, []byte("plain")) {
 		t.Errorf("%q %v", raw.Value, err)
 	}
-	// Who has only the old key cannot read it, and says so to who asks; the rest stays readable.
+	// A configuration with only the old key cannot decrypt the value; other values stay readable.
 	kv, err := old.Get(ctx, string(name))
-	if err != nil || !store.Sealed(kv.Value) {
+	if err != nil || !store.IsEncrypted(kv.Value) {
 		t.Errorf("%q %v", kv.Value, err)
 	}
-	var sealed *store.SealError
-	if _, err := old.Open(ctx, string(name), kv.Value); !errors.As(err, &sealed) || err.Error() != "no matching prefix found" {
+	var encrypted *store.EncryptionError
+	if _, err := old.Decrypt(ctx, string(name), kv.Value); !errors.As(err, &encrypted) || err.Error() != "no matching prefix found" {
 		t.Error(err)
 	}
 }
 
-// TestPlainValuesAreNotBelieved: without the identity provider, what is not sealed was not written by us.
-func TestPlainValuesAreNotBelieved(t *testing.T) {
+// TestPlaintextIsRejected: without the identity provider, a plaintext value in the store is an error.
+func TestPlaintextIsRejected(t *testing.T) {
 	inner := memory.New()
 	s := configure(t, oneProvider(providers["aesgcm"])).Wrap(inner, resourceOf)
 	ctx := t.Context()
@@ -141,16 +141,16 @@ func TestPlainValuesAreNotBelieved(t *testing.T) {
 		t.Fatal(err)
 	}
 	kv, err := s.Get(ctx, string(name))
-	if err != nil || !store.Sealed(kv.Value) {
+	if err != nil || !store.IsEncrypted(kv.Value) {
 		t.Fatalf("%q %v", kv.Value, err)
 	}
-	if _, err := s.Open(ctx, string(name), kv.Value); err == nil || err.Error() != "no matching prefix found" {
+	if _, err := s.Decrypt(ctx, string(name), kv.Value); err == nil || err.Error() != "no matching prefix found" {
 		t.Error(err)
 	}
 	if kv, err := s.Get(ctx, "/registry/pods/ns/a"); err != nil || string(kv.Value) != "pod" {
 		t.Errorf("%q %v", kv.Value, err)
 	}
-	// Nor is a sealed value of another object.
+	// Nor is the encrypted value of another object accepted.
 	if _, err := s.Create(ctx, "/registry/secrets/ns/b", []byte("b"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestPlainValuesAreNotBelieved(t *testing.T) {
 	if _, err := inner.Create(ctx, "/registry/secrets/ns/c", raw.Value, 0); err != nil {
 		t.Fatal(err)
 	}
-	if kv, err := s.Get(ctx, "/registry/secrets/ns/c"); err != nil || !store.Sealed(kv.Value) {
+	if kv, err := s.Get(ctx, "/registry/secrets/ns/c"); err != nil || !store.IsEncrypted(kv.Value) {
 		t.Errorf("%q %v", kv.Value, err)
 	}
 }
@@ -170,7 +170,7 @@ func TestKeyOfServiceChanges(t *testing.T) {
 	p, endpoint := startPlugin(t)
 	e := configure(t, oneProvider("kms: {apiVersion: v2, name: plug, endpoint: "+endpoint+"}"))
 	s := e.Wrap(memory.New(), resourceOf)
-	service := e.rules.Load().services[0]
+	kms := e.transformers.Load().providers[0]
 	ctx := t.Context()
 	if _, err := s.Create(ctx, string(name), []byte("plain"), 0); err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestKeyOfServiceChanges(t *testing.T) {
 		t.Error(stale, err)
 	}
 	p.rotate("key-2")
-	service.answered = time.Time{}
+	kms.probed = time.Time{}
 	if err := e.Healthy(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -189,10 +189,10 @@ func TestKeyOfServiceChanges(t *testing.T) {
 	if p.decrypt.Load() != 0 {
 		t.Error("the service was asked for a key that we had")
 	}
-	// A seed that the service has not confirmed for long is not written with, but read with.
-	current := *service.current.Load()
+	// A seed whose key the plugin has not confirmed for too long is used to decrypt but not to encrypt.
+	current := *kms.current.Load()
 	current.expires = time.Now().Add(-time.Second)
-	service.current.Store(&current)
+	kms.current.Store(&current)
 	if _, err := s.Create(ctx, "/registry/secrets/ns/b", []byte("b"), 0); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Error(err)
 	}
@@ -212,22 +212,22 @@ func TestServiceThatIsDown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := configure(t, text) // like after a restart: it knows no seed
+	e := configure(t, text) // as after a restart: no seed is cached
 	s := e.Wrap(inner, resourceOf)
 	p.down.Store(true)
 	kvs, _, _, err := s.List(ctx, "/registry/", "", 0, 0)
 	if err != nil || len(kvs) != 3 || p.decrypt.Load() != 1 {
 		t.Fatalf("%d values, asked %d times: %v", len(kvs), p.decrypt.Load(), err)
 	}
-	if _, err := s.Open(ctx, kvs[0].Key, kvs[0].Value); err == nil || !strings.Contains(err.Error(), "failed to decrypt DEK") {
+	if _, err := s.Decrypt(ctx, kvs[0].Key, kvs[0].Value); err == nil || !strings.Contains(err.Error(), "failed to decrypt DEK") {
 		t.Error(err)
 	}
-	e.rules.Load().services[0].answered = time.Time{}
+	e.transformers.Load().providers[0].probed = time.Time{}
 	if err := e.Healthy(ctx); err == nil || !strings.Contains(err.Error(), "kms-provider-0: failed to perform status section of the healthz check for KMS Provider plug") {
 		t.Error(err)
 	}
 	p.down.Store(false)
-	if plain, err := s.Open(ctx, kvs[0].Key, kvs[0].Value); err != nil || string(plain) != "plain" {
+	if plain, err := s.Decrypt(ctx, kvs[0].Key, kvs[0].Value); err != nil || string(plain) != "plain" {
 		t.Errorf("%q %v", plain, err)
 	}
 }
@@ -256,20 +256,20 @@ func TestReload(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
 	sealsWith := func(prefix string) bool {
-		sealed, err := e.rules.Load().of(secrets).seal(ctx, []byte("plain"), name)
-		return err == nil && bytes.HasPrefix(sealed, []byte(prefix))
+		encrypted, err := e.transformers.Load().forResource(secrets).encrypt(ctx, []byte("plain"), name)
+		return err == nil && bytes.HasPrefix(encrypted, []byte(prefix))
 	}
 	wait := func(prefix string) {
 		t.Helper()
 		for deadline := time.Now().Add(10 * time.Second); !sealsWith(prefix); time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("nothing is sealed with %s", prefix)
+				t.Fatalf("nothing is encrypted with %s", prefix)
 			}
 		}
 	}
 	write(oneProvider(providers["aesgcm"]))
 	wait("k8s:enc:aesgcm:")
-	write("resources: 7") // nobody can use that
+	write("resources: 7") // invalid
 	time.Sleep(30 * time.Millisecond)
 	if !sealsWith("k8s:enc:aesgcm:") {
 		t.Error("a bad file took effect")

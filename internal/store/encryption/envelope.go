@@ -15,16 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// envelope is a value together with what the service needs to open it. It is stored as a protobuf message.
+// envelope is a ciphertext with what the KMS plugin needs to decrypt its key. It is stored as a protobuf message.
 type envelope struct {
-	data        []byte // 1
-	keyID       string // 2
-	sealedKey   []byte // 3
-	annotations map[string][]byte
-	source      uint64 // 5
+	data         []byte // 1
+	keyID        string // 2
+	encryptedDEK []byte // 3
+	annotations  map[string][]byte
+	source       uint64 // 5
 }
 
-// What the sealed key is: the key itself, or the seed that keys are derived from.
+// What encryptedDEK contains: the data encryption key itself, or the seed from which keys are derived.
 const (
 	sourceKey  = 0
 	sourceSeed = 1
@@ -33,15 +33,15 @@ const (
 const (
 	fieldData protowire.Number = iota + 1
 	fieldKeyID
-	fieldSealedKey
+	fieldEncryptedDEK
 	fieldAnnotations
 	fieldSource
 )
 
 const (
-	maxKeyID       = 1 << 10
-	maxSealedKey   = 1 << 10
-	maxAnnotations = 32 << 10
+	maxKeyID        = 1 << 10
+	maxEncryptedDEK = 1 << 10
+	maxAnnotations  = 32 << 10
 )
 
 func (e *envelope) append(to []byte) []byte {
@@ -51,7 +51,7 @@ func (e *envelope) append(to []byte) []byte {
 	}
 	bytes(fieldData, e.data)
 	bytes(fieldKeyID, []byte(e.keyID))
-	bytes(fieldSealedKey, e.sealedKey)
+	bytes(fieldEncryptedDEK, e.encryptedDEK)
 	for _, key := range slices.Sorted(maps.Keys(e.annotations)) {
 		var entry []byte
 		entry = protowire.AppendTag(entry, 1, protowire.BytesType)
@@ -67,7 +67,7 @@ func (e *envelope) append(to []byte) []byte {
 	return to
 }
 
-var errBrokenEnvelope = errors.New("the stored envelope cannot be read")
+var errBrokenEnvelope = errors.New("the stored envelope is malformed")
 
 func parseEnvelope(message []byte) (e envelope, err error) {
 	err = eachField(message, func(number protowire.Number, bytes []byte, varint uint64) error {
@@ -76,8 +76,8 @@ func parseEnvelope(message []byte) (e envelope, err error) {
 			e.data = bytes
 		case fieldKeyID:
 			e.keyID = string(bytes)
-		case fieldSealedKey:
-			e.sealedKey = bytes
+		case fieldEncryptedDEK:
+			e.encryptedDEK = bytes
 		case fieldAnnotations:
 			return e.parseAnnotation(bytes)
 		case fieldSource:
@@ -110,7 +110,7 @@ func (e *envelope) parseAnnotation(entry []byte) error {
 	return err
 }
 
-// eachField reads a message. bytes is nil for fields that are none, varint is zero for those that are none.
+// eachField iterates over the fields of a message. bytes is nil and varint is zero for fields of other types.
 func eachField(message []byte, yield func(number protowire.Number, bytes []byte, varint uint64) error) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -145,10 +145,10 @@ func (e *envelope) validate() error {
 		return fmt.Errorf("unknown encryptedDEKSourceType: %d", e.source)
 	case len(e.data) == 0:
 		return errors.New("encrypted data is empty")
-	case len(e.sealedKey) == 0:
+	case len(e.encryptedDEK) == 0:
 		return errors.New("failed to validate encrypted DEK source: encrypted DEK source is empty")
-	case len(e.sealedKey) > maxSealedKey:
-		return fmt.Errorf("failed to validate encrypted DEK source: encrypted DEK source is %d bytes, which exceeds the max size of %d", len(e.sealedKey), maxSealedKey)
+	case len(e.encryptedDEK) > maxEncryptedDEK:
+		return fmt.Errorf("failed to validate encrypted DEK source: encrypted DEK source is %d bytes, which exceeds the max size of %d", len(e.encryptedDEK), maxEncryptedDEK)
 	}
 	if err := validateKeyID(e.keyID); err != nil {
 		return fmt.Errorf("failed to validate key id: %w", err)
@@ -176,15 +176,15 @@ func validateKeyID(id string) error {
 	return nil
 }
 
-// identity tells sealed keys apart: it is the envelope without its data.
+// identity identifies the encrypted DEK: it is the envelope without its data.
 func (e *envelope) identity() string {
 	bare := *e
 	bare.data = nil
 	return string(bare.append(nil))
 }
 
-// derived seals each value with AES-GCM under a key of its own, which HKDF derives from the seed and 32 random bytes. Those
-// bytes come first.
+// derived encrypts each value with AES-GCM under its own key, which HKDF derives from the seed and 32 random bytes. Those
+// bytes precede the nonce.
 type derived struct{ seed []byte }
 
 const (
@@ -211,23 +211,23 @@ func (d derived) cipher(info []byte) (gcm, error) {
 	return made.(gcm), nil
 }
 
-func (d derived) seal(_ context.Context, plain, key []byte) ([]byte, error) {
+func (d derived) encrypt(_ context.Context, plain, key []byte) ([]byte, error) {
 	info := make([]byte, infoSize)
 	rand.Read(info)
 	g, err := d.cipher(info)
 	if err != nil {
 		return nil, err
 	}
-	return g.sealAfter(info, plain, key), nil
+	return g.encryptAfter(info, plain, key), nil
 }
 
-func (d derived) open(ctx context.Context, sealed, key []byte) ([]byte, bool, error) {
-	if len(sealed) < infoSize {
+func (d derived) decrypt(ctx context.Context, encrypted, key []byte) ([]byte, bool, error) {
+	if len(encrypted) < infoSize {
 		return nil, false, errShort
 	}
-	g, err := d.cipher(sealed[:infoSize])
+	g, err := d.cipher(encrypted[:infoSize])
 	if err != nil {
 		return nil, false, err
 	}
-	return g.open(ctx, sealed[infoSize:], key)
+	return g.decrypt(ctx, encrypted[infoSize:], key)
 }

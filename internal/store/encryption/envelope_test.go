@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// FuzzEnvelope: no bytes are too strange to be refused, and what is read is written the same again.
+// FuzzEnvelope: malformed messages are refused, and a parsed envelope is encoded to the same bytes.
 func FuzzEnvelope(f *testing.F) {
-	whole := envelope{data: []byte("data"), keyID: "key", sealedKey: []byte("sealed"), annotations: map[string][]byte{"a.example.com": []byte("1"), "b.example.com": nil}, source: sourceSeed}
+	whole := envelope{data: []byte("data"), keyID: "key", encryptedDEK: []byte("encrypted"), annotations: map[string][]byte{"a.example.com": []byte("1"), "b.example.com": nil}, source: sourceSeed}
 	f.Add(whole.append(nil))
 	f.Add([]byte{})
 	f.Add([]byte{0x0a, 0xff})
@@ -24,19 +24,19 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// FuzzOpen gives every cipher what it did not seal.
-func FuzzOpen(f *testing.F) {
+// FuzzDecrypt gives every cipher values that it did not encrypt.
+func FuzzDecrypt(f *testing.F) {
 	e := configure(f, "resources: [{resources: [secrets], providers: [{"+providers["aescbc"]+"}, {"+providers["aesgcm"]+"}, {"+providers["secretbox"]+"}]}]")
-	t := e.rules.Load().of(secrets)
-	sealed, err := t.seal(f.Context(), []byte("plain"), name)
+	t := e.transformers.Load().forResource(secrets)
+	encrypted, err := t.encrypt(f.Context(), []byte("plain"), name)
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(sealed)
+	f.Add(encrypted)
 	f.Add([]byte("k8s:enc:aesgcm:v1:key1:x"))
 	f.Add([]byte("k8s:enc:secretbox:v1:key1:x"))
 	f.Fuzz(func(tt *testing.T, value []byte) {
-		if plain, _, err := t.open(tt.Context(), value, name); err == nil && bytes.Equal(plain, value) {
+		if plain, _, err := t.decrypt(tt.Context(), value, name); err == nil && bytes.Equal(plain, value) {
 			tt.Errorf("%q was believed", value)
 		}
 	})

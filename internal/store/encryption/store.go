@@ -11,42 +11,44 @@ import (
 	"skiff/internal/store"
 )
 
-// Store is a store whose values are sealed in another.
+// Store encrypts the values of another store.
 type Store struct {
 	store.Store
 	encryption *Encryption
-	// resource names the resource that a key belongs to.
+	// resource returns the resource that a key belongs to.
 	resource func(key string) schema.GroupResource
 }
 
-// Wrap seals what is written to inner and opens what is read from it.
+// Wrap encrypts what is written to inner and decrypts what is read from it.
 func (e *Encryption) Wrap(inner store.Store, resource func(key string) schema.GroupResource) *Store {
 	return &Store{Store: inner, encryption: e, resource: resource}
 }
 
 var (
-	_ store.Store  = (*Store)(nil)
-	_ store.Opener = (*Store)(nil)
+	_ store.Store     = (*Store)(nil)
+	_ store.Decrypter = (*Store)(nil)
 )
 
-func (s *Store) of(key string) transformer { return s.encryption.rules.Load().of(s.resource(key)) }
+func (s *Store) transformerOf(key string) transformer {
+	return s.encryption.transformers.Load().forResource(s.resource(key))
+}
 
 // Create implements store.Store.
 func (s *Store) Create(ctx context.Context, key string, value []byte, ttl time.Duration) (store.Revision, error) {
-	sealed, err := s.of(key).seal(ctx, value, []byte(key))
+	encrypted, err := s.transformerOf(key).encrypt(ctx, value, []byte(key))
 	if err != nil {
-		return 0, &store.SealError{Err: err}
+		return 0, &store.EncryptionError{Err: err}
 	}
-	return s.Store.Create(ctx, key, sealed, ttl)
+	return s.Store.Create(ctx, key, encrypted, ttl)
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, key string, value []byte, ttl time.Duration, expected store.Revision) (store.Revision, error) {
-	sealed, err := s.of(key).seal(ctx, value, []byte(key))
+	encrypted, err := s.transformerOf(key).encrypt(ctx, value, []byte(key))
 	if err != nil {
-		return 0, &store.SealError{Err: err}
+		return 0, &store.EncryptionError{Err: err}
 	}
-	revision, err := s.Store.Update(ctx, key, sealed, ttl, expected)
+	revision, err := s.Store.Update(ctx, key, encrypted, ttl, expected)
 	return revision, s.conflict(ctx, err)
 }
 
@@ -56,22 +58,22 @@ func (s *Store) Delete(ctx context.Context, key string, expected store.Revision)
 	return revision, s.conflict(ctx, err)
 }
 
-// conflict opens the value that another writer left.
+// conflict decrypts the current value of a conflict.
 func (s *Store) conflict(ctx context.Context, err error) error {
 	var conflict *store.ConflictError
 	if !errors.As(err, &conflict) {
 		return err
 	}
-	opened := *conflict
-	s.openOrLeave(ctx, &opened.Current)
-	return &opened
+	decrypted := *conflict
+	s.decryptOrKeep(ctx, &decrypted.Current)
+	return &decrypted
 }
 
 // Get implements store.Store.
 func (s *Store) Get(ctx context.Context, key string) (store.KeyValue, error) {
 	kv, err := s.Store.Get(ctx, key)
 	if err == nil {
-		s.openOrLeave(ctx, &kv)
+		s.decryptOrKeep(ctx, &kv)
 	}
 	return kv, err
 }
@@ -79,43 +81,43 @@ func (s *Store) Get(ctx context.Context, key string) (store.KeyValue, error) {
 // List implements store.Store.
 func (s *Store) List(ctx context.Context, prefix, from string, limit int, at store.Revision) ([]store.KeyValue, store.Revision, int64, error) {
 	kvs, read, remaining, err := s.Store.List(ctx, prefix, from, limit, at)
-	ctx = context.WithValue(ctx, hasty{}, true)
+	ctx = context.WithValue(ctx, failFastKey{}, true)
 	for i := range kvs {
-		s.openOrLeave(ctx, &kvs[i])
+		s.decryptOrKeep(ctx, &kvs[i])
 	}
 	return kvs, read, remaining, err
 }
 
-// unwanted stands, in memory only, before a plain value where plain values are not to be believed: who can write to the store
-// but has no key must not be able to make objects up.
-var unwanted = []byte("k8s:enc:unwanted:")
+// untrustedPlaintext is prepended, in memory only, to a plaintext value of a resource that must be encrypted: a writer
+// to the store that has no key must not be able to forge objects.
+var untrustedPlaintext = []byte("k8s:enc:untrusted:")
 
-// openOrLeave opens a value. What cannot be opened is left sealed; who needs it tries again.
-func (s *Store) openOrLeave(ctx context.Context, kv *store.KeyValue) {
+// decryptOrKeep decrypts a value. A value that cannot be decrypted stays encrypted; Decrypt tries again.
+func (s *Store) decryptOrKeep(ctx context.Context, kv *store.KeyValue) {
 	if len(kv.Value) == 0 {
 		return // a deletion
 	}
-	plain, _, err := s.of(kv.Key).open(ctx, kv.Value, []byte(kv.Key))
+	plain, _, err := s.transformerOf(kv.Key).decrypt(ctx, kv.Value, []byte(kv.Key))
 	switch {
 	case err == nil:
 		kv.Value = plain
-	case !store.Sealed(kv.Value):
-		kv.Value = append(unwanted[:len(unwanted):len(unwanted)], kv.Value...)
+	case !store.IsEncrypted(kv.Value):
+		kv.Value = append(untrustedPlaintext[:len(untrustedPlaintext):len(untrustedPlaintext)], kv.Value...)
 	}
 }
 
-// Open implements store.Opener.
-func (s *Store) Open(ctx context.Context, key string, value []byte) ([]byte, error) {
-	plain, _, err := s.of(key).open(ctx, bytes.TrimPrefix(value, unwanted), []byte(key))
+// Decrypt implements store.Decrypter.
+func (s *Store) Decrypt(ctx context.Context, key string, value []byte) ([]byte, error) {
+	plain, _, err := s.transformerOf(key).decrypt(ctx, bytes.TrimPrefix(value, untrustedPlaintext), []byte(key))
 	if err != nil {
-		return nil, &store.SealError{Key: key, Err: err}
+		return nil, &store.EncryptionError{Key: key, Err: err}
 	}
 	return plain, nil
 }
 
-// Stale implements store.Opener: it reads the value as it is.
+// Stale implements store.Decrypter. It reads the stored value.
 func (s *Store) Stale(ctx context.Context, key string) (bool, error) {
-	t := s.of(key)
+	t := s.transformerOf(key)
 	if _, plain := t.(identity); plain {
 		return false, nil
 	}
@@ -123,9 +125,9 @@ func (s *Store) Stale(ctx context.Context, key string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, stale, err := t.open(ctx, kv.Value, []byte(key))
+	_, stale, err := t.decrypt(ctx, kv.Value, []byte(key))
 	if err != nil {
-		return false, &store.SealError{Err: err}
+		return false, &store.EncryptionError{Err: err}
 	}
 	return stale, nil
 }
@@ -136,10 +138,10 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 	w := &watch{Watch: inner, batches: make(chan store.Batch)}
 	go func() {
 		defer close(w.batches)
-		hurried := context.WithValue(ctx, hasty{}, true)
+		failFast := context.WithValue(ctx, failFastKey{}, true)
 		for batch := range inner.Batches() {
 			for i := range batch.Events {
-				s.openOrLeave(hurried, &batch.Events[i].KeyValue)
+				s.decryptOrKeep(failFast, &batch.Events[i].KeyValue)
 			}
 			select {
 			case w.batches <- batch:

@@ -26,12 +26,12 @@ import (
 	kmsapi "k8s.io/kms/apis/v2"
 )
 
-// plugin is a key management service that keeps no secret: it turns bytes around.
+// plugin is a KMS plugin without a secret: it reverses bytes.
 type plugin struct {
 	kmsapi.UnsafeKeyManagementServiceServer
 	keyID   atomic.Pointer[string]
 	down    atomic.Bool
-	decrypt atomic.Int32 // how often it was asked to
+	decrypt atomic.Int32 // number of Decrypt calls
 }
 
 var errDown = errors.New("the plugin is down")
@@ -75,7 +75,7 @@ func (p *plugin) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.D
 // startPlugin serves a plugin and returns its endpoint.
 func startPlugin(t *testing.T) (*plugin, string) {
 	t.Helper()
-	// A socket's path must be short.
+	// The length of a socket path is limited.
 	dir, err := os.MkdirTemp("", "kms")
 	if err != nil {
 		t.Fatal(err)
@@ -116,14 +116,14 @@ func configure(t testing.TB, text string) *Encryption {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = e.rules.Load().close() })
-	e.Prime(t.Context())
+	t.Cleanup(func() { _ = e.transformers.Load().close() })
+	e.ProbeProviders(t.Context())
 	return e
 }
 
 var secrets = schema.GroupResource{Resource: "secrets"}
 
-// upstreamChain makes upstream's transformers of one key each.
+// upstreamChain makes upstream's transformers with one key each.
 func upstreamChain(t *testing.T) map[string]value.Transformer {
 	t.Helper()
 	block := func(key string) cipher.Block {
@@ -171,67 +171,67 @@ var providers = map[string]string{
 
 var name = []byte("/registry/secrets/ns/a")
 
-// TestUpstreamReadsOursAndWeTheirs has upstream's code open what ours seals, and the other way round, and both refuse the same
-// broken values with the same words.
-func TestUpstreamReadsOursAndWeTheirs(t *testing.T) {
+// TestUpstreamCompatibility decrypts our values with upstream's code and upstream's values with ours; both must refuse the
+// same broken values with the same errors.
+func TestUpstreamCompatibility(t *testing.T) {
 	upstream := upstreamChain(t)
 	for provider, text := range providers {
 		t.Run(provider, func(t *testing.T) {
 			e := configure(t, oneProvider(text))
 			ctx := t.Context()
-			theirs, ours := upstream[provider], e.rules.Load().of(secrets)
+			theirs, ours := upstream[provider], e.transformers.Load().forResource(secrets)
 			for _, size := range []int{1, 15, 16, 17, 1000, 100000} {
 				plain := make([]byte, size)
 				rand.Read(plain)
-				sealed, err := ours.seal(ctx, plain, name)
+				encrypted, err := ours.encrypt(ctx, plain, name)
 				if err != nil {
 					t.Fatal(err)
 				}
-				opened, stale, err := theirs.TransformFromStorage(ctx, sealed, value.DefaultContext(name))
-				if err != nil || stale || !bytes.Equal(opened, plain) {
+				decrypted, stale, err := theirs.TransformFromStorage(ctx, encrypted, value.DefaultContext(name))
+				if err != nil || stale || !bytes.Equal(decrypted, plain) {
 					t.Fatalf("upstream cannot read ours: %v %v", stale, err)
 				}
-				if sealed, err = theirs.TransformToStorage(ctx, plain, value.DefaultContext(name)); err != nil {
+				if encrypted, err = theirs.TransformToStorage(ctx, plain, value.DefaultContext(name)); err != nil {
 					t.Fatal(err)
 				}
-				opened, stale, err = ours.open(ctx, sealed, name)
-				if err != nil || stale || !bytes.Equal(opened, plain) {
+				decrypted, stale, err = ours.decrypt(ctx, encrypted, name)
+				if err != nil || stale || !bytes.Equal(decrypted, plain) {
 					t.Fatalf("we cannot read upstream's: %v %v", stale, err)
 				}
 			}
-			// A vector with nothing behind it is too much for upstream, which panics.
-			if _, _, err := ours.open(ctx, []byte("k8s:enc:"+strings.TrimSuffix(provider, "-16")+":v1:key1:0123456789abcdef"), name); err == nil {
-				t.Error("nothing was opened")
+			// Upstream panics on an initialization vector without data.
+			if _, _, err := ours.decrypt(ctx, []byte("k8s:enc:"+strings.TrimSuffix(provider, "-16")+":v1:key1:0123456789abcdef"), name); err == nil {
+				t.Error("nothing was decrypted")
 			}
 			prefix := "k8s:enc:" + strings.TrimSuffix(provider, "-16") + ":v1:"
-			for _, sealed := range []string{
+			for _, encrypted := range []string{
 				"plain", "k8s:enc:", prefix, prefix + "key2:xxxxxxxxxxxxxxxxxxxxxxxxxxxx", prefix + "key1:", prefix + "key1:short",
 				prefix + "key1:0123456789abcdefxxx", prefix + "key1:0123456789abcdef0123456789abcdef", prefix + "key1:" + strings.Repeat("x", 100),
 			} {
-				_, _, want := theirs.TransformFromStorage(ctx, []byte(sealed), value.DefaultContext(name))
-				_, _, got := ours.open(ctx, []byte(sealed), name)
+				_, _, want := theirs.TransformFromStorage(ctx, []byte(encrypted), value.DefaultContext(name))
+				_, _, got := ours.decrypt(ctx, []byte(encrypted), name)
 				if got == nil || want == nil || got.Error() != want.Error() {
-					t.Errorf("%q: %v, upstream %v", sealed, got, want)
+					t.Errorf("%q: %v, upstream %v", encrypted, got, want)
 				}
 			}
 		})
 	}
 }
 
-// TestEnvelopeLikeUpstream takes a value of a key management service apart with upstream's types and opens it with upstream's
-// cipher, and the other way round.
-func TestEnvelopeLikeUpstream(t *testing.T) {
+// TestEnvelopeUpstreamCompatibility parses a KMS value with upstream's types and decrypts it with upstream's cipher, and
+// the other way round.
+func TestEnvelopeUpstreamCompatibility(t *testing.T) {
 	_, endpoint := startPlugin(t)
 	e := configure(t, oneProvider("kms: {apiVersion: v2, name: plug, endpoint: "+endpoint+"}"))
-	ours := e.rules.Load().of(secrets)
+	ours := e.transformers.Load().forResource(secrets)
 	ctx := t.Context()
-	sealed, err := ours.seal(ctx, []byte("plain"), name)
+	encrypted, err := ours.encrypt(ctx, []byte("plain"), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, ok := bytes.CutPrefix(sealed, []byte("k8s:enc:kms:v2:plug:"))
+	body, ok := bytes.CutPrefix(encrypted, []byte("k8s:enc:kms:v2:plug:"))
 	if !ok {
-		t.Fatalf("%q", sealed)
+		t.Fatalf("%q", encrypted)
 	}
 	var object kmstypes.EncryptedObject
 	if err := proto.Unmarshal(body, &object); err != nil {
@@ -248,7 +248,7 @@ func TestEnvelopeLikeUpstream(t *testing.T) {
 	if plain, _, err := theirs.TransformFromStorage(ctx, object.EncryptedData, value.DefaultContext(name)); err != nil || string(plain) != "plain" {
 		t.Errorf("%q %v", plain, err)
 	}
-	// With a seed, and with a key as older servers wrote.
+	// With a seed, and with a key as older servers wrote it.
 	seed := bytes.Repeat([]byte{7}, 32)
 	block, err := aes.NewCipher(seed)
 	if err != nil {
@@ -275,7 +275,7 @@ func TestEnvelopeLikeUpstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		plain, stale, err := ours.open(ctx, append([]byte("k8s:enc:kms:v2:plug:"), message...), name)
+		plain, stale, err := ours.decrypt(ctx, append([]byte("k8s:enc:kms:v2:plug:"), message...), name)
 		if err != nil || string(plain) != "theirs" || stale != (source == kmstypes.EncryptedDEKSourceType_AES_GCM_KEY) {
 			t.Errorf("%v: %q %v %v", source, plain, stale, err)
 		}

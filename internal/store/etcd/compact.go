@@ -10,67 +10,67 @@ import (
 	"skiff/internal/store"
 )
 
-// compactKey is where the API servers that share an etcd agree on who compacts: whoever writes its next version does so.
-// Its value is the revision last compacted to. The name is upstream's, so that its servers can take part.
+// compactKey coordinates the API servers that share an etcd: the server that writes its next version compacts. Its value
+// is the last compacted revision. The name is upstream's, so that upstream's servers can take part.
 const compactKey = "compact_rev_key"
 
-// compactEvery forgets history older than the interval until ctx ends. A server that did not write the next version
-// of the key learns from the attempt which version there is, and takes over an interval later if nobody else has by then.
+// compactEvery compacts history older than the interval until ctx ends. A server that lost the race for the next version
+// of the key learns the current version, and compacts an interval later if no other server has by then.
 func (s *Store) compactEvery(ctx context.Context, interval time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	var turn compaction
+	var last compaction
 	for {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
-		compacted, err := s.compactTurn(ctx, &turn)
+		compacted, err := s.compactOnce(ctx, &last)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			s.log.Warn("cannot compact the store", "error", err)
+			s.log.Warn("failed to compact etcd", "error", err)
 		case compacted > 0:
-			s.log.Debug("compacted the store", "revision", compacted)
-			s.engine.tend()
+			s.log.Debug("compacted etcd", "revision", compacted)
+			s.engine.maintain()
 		}
 	}
 }
 
-// compaction is what a server knows from its last turn.
+// compaction is what a server learned in its last attempt.
 type compaction struct {
 	version  int64          // of the key
-	revision store.Revision // of the store then: an interval old at the next turn
+	revision store.Revision // of the store at that time: one interval old at the next attempt
 }
 
-// compactTurn compacts to the revision of the turn before, if this server is the first to try. It returns the revision.
-func (s *Store) compactTurn(ctx context.Context, turn *compaction) (compacted store.Revision, err error) {
+// compactOnce compacts to the revision of the last attempt, if this server is the first. It returns that revision.
+func (s *Store) compactOnce(ctx context.Context, last *compaction) (compacted store.Revision, err error) {
 	key := []byte(compactKey)
 	response, err := s.engine.transact(ctx, &pb.TxnRequest{
 		Compare: []*pb.Compare{{
 			Key: key, Target: pb.Compare_VERSION, Result: pb.Compare_EQUAL,
-			TargetUnion: &pb.Compare_Version{Version: turn.version},
+			TargetUnion: &pb.Compare_Version{Version: last.version},
 		}},
-		Success: put(key, []byte(strconv.FormatInt(turn.revision, 10)), 0),
+		Success: put(key, []byte(strconv.FormatInt(last.revision, 10)), 0),
 		Failure: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{Key: key}}}},
 	})
 	if err != nil {
 		return 0, err
 	}
-	before := turn.revision
-	turn.revision = response.Header.Revision
+	before := last.revision
+	last.revision = response.Header.Revision
 	if !response.Succeeded {
-		turn.version = 0
+		last.version = 0
 		if found := response.Responses[0].GetResponseRange().Kvs; len(found) > 0 {
-			turn.version = found[0].Version
+			last.version = found[0].Version
 		}
 		return 0, nil
 	}
-	turn.version++
+	last.version++
 	if before == 0 {
-		return 0, nil // the first turn only notes where the store is
+		return 0, nil // the first attempt only records the store's revision
 	}
 	return before, s.Compact(ctx, before)
 }

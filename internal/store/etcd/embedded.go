@@ -34,20 +34,20 @@ import (
 	"skiff/internal/store"
 )
 
-// The settings of an etcd that is alone.
+// The settings of a single-member etcd.
 const (
 	memberName = "skiff"
-	// peerURL is where other members would find this one. Nobody listens there.
+	// peerURL is the URL for other members. Nothing listens there.
 	peerURL = "http://localhost:2380"
-	// A lone member needs no ticks (see elect), and they cost. etcd rounds the lifetime of leases up to three ticks, which
-	// are less than the second it counts in.
+	// A single member needs no ticks to elect a leader (see elect), and they cost CPU. etcd rounds the TTL of leases up to
+	// three ticks, which is less than its unit of one second.
 	tickMilliseconds = 300
 	electionTicks    = 2
-	// keepEntries is how much of its log etcd keeps in memory for members that lag behind. There are none.
-	keepEntries = 100
-	// spareQuota is at least what etcd allows beyond our quota, for compaction writes too and must find room.
+	// catchUpEntries is how many log entries etcd keeps in memory for members that lag behind. There are none.
+	catchUpEntries = 100
+	// spareQuota is the minimum that etcd's own quota exceeds ours, because compaction needs space to write.
 	spareQuota = 64 << 20
-	// maxRequestBytes is etcd's own default; upstream's API servers rely on it.
+	// maxRequestBytes is etcd's default, on which upstream's API servers rely.
 	maxRequestBytes = 3 << 19
 )
 
@@ -56,39 +56,39 @@ type embedded struct {
 	server    *etcdserver.EtcdServer
 	log       *slog.Logger
 	quota     int64
-	lock      *os.File // on the data directory, as long as it is open
+	lock      *os.File // locks the data directory while it is open
 	listeners []*grpc.Server
-	// refused is the size of the last write for which there was no room within the quota, 0 when the last one found room.
-	refused atomic.Int64
-	// tending keeps one from starting while another runs.
-	tending atomic.Bool
-	wait    sync.WaitGroup
+	// rejectedBytes is the size of the last write that exceeded the quota, 0 when the last one did not.
+	rejectedBytes atomic.Int64
+	// maintaining is true while maintain runs.
+	maintaining atomic.Bool
+	wait        sync.WaitGroup
 }
 
 func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("create the data directory: %w", err)
+		return nil, fmt.Errorf("create data directory: %w", err)
 	}
-	// It may have existed with another mode.
+	// The directory may have existed with another mode.
 	if err := os.Chmod(c.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("close the data directory to others: %w", err)
+		return nil, fmt.Errorf("restrict permissions of data directory: %w", err)
 	}
 	lock, err := lockDir(c.DataDir)
 	if err != nil {
 		return nil, err
 	}
-	electing.Lock()
-	defer electing.Unlock()
+	electionMu.Lock()
+	defer electionMu.Unlock()
 	server, err := etcdserver.NewServer(serverConfig(c))
 	if err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("start in %s: %w", c.DataDir, err)
+		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
 	}
 	server.Start()
 	e := &embedded{server: server, log: c.Log, quota: c.QuotaBytes, lock: lock}
 	if err := e.elect(ctx); err != nil {
 		e.close()
-		return nil, fmt.Errorf("start in %s: %w", c.DataDir, err)
+		return nil, fmt.Errorf("start etcd in %s: %w", c.DataDir, err)
 	}
 	if err := errors.Join(e.disarm(ctx), e.listen(c)); err != nil {
 		e.close()
@@ -97,17 +97,17 @@ func startEmbedded(ctx context.Context, c Config) (*embedded, error) {
 	return e, nil
 }
 
-// electing is held while a server starts, because what etcd publishes of raft is that of the server made last.
-var electing sync.Mutex
+// electionMu is held while a server starts, because etcd publishes the raft status of the server that was created last.
+var electionMu sync.Mutex
 
-// elect makes the only member the leader and returns when it takes writes. Left alone, it would wait for one to two ticks to
-// hear of another leader first; the message sent here is that of a leader who hands over its office.
+// elect makes the only member the leader and returns when it accepts writes. By itself it would first wait one to two
+// ticks for another leader; the message sent here is that of a leader that transfers its leadership.
 func (e *embedded) elect(ctx context.Context) error {
 	id := uint64(e.server.MemberID())
 	retry := time.NewTicker(time.Millisecond)
 	defer retry.Stop()
 	for {
-		if e.server.Lead() == 0 && caughtUp() {
+		if e.server.Lead() == 0 && logApplied() {
 			if err := e.server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), From: &id, To: &id}); err != nil {
 				return fmt.Errorf("elect the only member: %w", err)
 			}
@@ -116,7 +116,7 @@ func (e *embedded) elect(ctx context.Context) error {
 		case <-e.server.ReadyNotify():
 			return nil
 		case <-e.server.StopNotify():
-			return errors.New("the server stopped by itself")
+			return errors.New("server stopped unexpectedly")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-retry.C:
@@ -124,9 +124,9 @@ func (e *embedded) elect(ctx context.Context) error {
 	}
 }
 
-// caughtUp reports whether raft has nothing left to apply of the log it was started with. Before, it must not be told to
-// stand for election: it would look for changes of membership in a log that the server may just be shortening.
-func caughtUp() bool {
+// logApplied reports whether raft has applied all of the log that it was started with. A campaign before that would
+// look for membership changes in a log that the server may be truncating.
+func logApplied() bool {
 	published, ok := expvar.Get("raft.status").(expvar.Func)
 	if !ok {
 		return false
@@ -135,11 +135,11 @@ func caughtUp() bool {
 	return ok && status.GetCommit() > 0 && status.Applied == status.GetCommit()
 }
 
-// lockDir keeps a second process out of the directory, which etcd itself would let wait for ever.
+// lockDir refuses a directory that another process uses, where etcd itself would wait forever.
 func lockDir(dir string) (*os.File, error) {
 	file, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the data directory: %w", err)
+		return nil, fmt.Errorf("open data directory: %w", err)
 	}
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		file.Close()
@@ -169,7 +169,7 @@ func serverConfig(c Config) config.ServerConfig {
 		MaxRequestBytes:             maxRequestBytes,
 		MaxTxnOps:                   128,
 		SnapshotCount:               etcdserver.DefaultSnapshotCount,
-		SnapshotCatchUpEntries:      keepEntries,
+		SnapshotCatchUpEntries:      catchUpEntries,
 		MaxSnapFiles:                2,
 		MaxWALFiles:                 2,
 		StrictReconfigCheck:         true,
@@ -187,7 +187,7 @@ func serverConfig(c Config) config.ServerConfig {
 	}
 }
 
-// listen answers other clients at the addresses asked for.
+// listen serves other clients at the configured addresses.
 func (e *embedded) listen(c Config) error {
 	for _, address := range c.Listen {
 		at, err := url.Parse(address)
@@ -208,7 +208,7 @@ func (e *embedded) listen(c Config) error {
 			}
 			server = v3rpc.Server(e.server, tls, nil)
 		default:
-			return fmt.Errorf("listen at %q: only unix and https keep the data safe", address)
+			return fmt.Errorf("listen at %q: only unix and https are supported", address)
 		}
 		listener, err := net.Listen(network, host)
 		if err != nil {
@@ -216,13 +216,13 @@ func (e *embedded) listen(c Config) error {
 		}
 		if network == "unix" {
 			if err := os.Chmod(host, 0o600); err != nil {
-				return fmt.Errorf("close %s to others: %w", host, err)
+				return fmt.Errorf("restrict permissions of %s: %w", host, err)
 			}
 		}
 		e.listeners = append(e.listeners, server)
 		go func() {
 			if err := server.Serve(listener); err != nil {
-				e.log.Warn("etcd no longer answers other clients", "address", address, "error", err)
+				e.log.Warn("failed to serve other etcd clients", "address", address, "error", err)
 			}
 		}()
 	}
@@ -230,7 +230,7 @@ func (e *embedded) listen(c Config) error {
 }
 
 func (e *embedded) transact(ctx context.Context, request *pb.TxnRequest) (*pb.TxnResponse, error) {
-	if err := e.room(request); err != nil {
+	if err := e.checkQuota(request); err != nil {
 		return nil, err
 	}
 	response, err := e.server.Txn(ctx, request)
@@ -240,9 +240,9 @@ func (e *embedded) transact(ctx context.Context, request *pb.TxnRequest) (*pb.Tx
 	return response, nil
 }
 
-// room refuses writes that would make the file outgrow its quota. Deletions and compaction always pass: they make room.
-// etcd's own check sits in front of its network API, which this road does not take; behind it etcd would write and complain.
-func (e *embedded) room(request *pb.TxnRequest) error {
+// checkQuota refuses writes that would exceed the quota. Deletions and compaction are always allowed: they free space.
+// etcd's own check is in its gRPC API, which embedded calls bypass.
+func (e *embedded) checkQuota(request *pb.TxnRequest) error {
 	size := int64(0)
 	for _, change := range request.Success {
 		if put := change.GetRequestPut(); put != nil && string(put.Key) != compactKey {
@@ -253,12 +253,12 @@ func (e *embedded) room(request *pb.TxnRequest) error {
 	case size == 0:
 		return nil
 	case e.server.Backend().Size()+size <= e.quota:
-		e.refused.Store(0)
+		e.rejectedBytes.Store(0)
 		return nil
 	}
-	if e.refused.Swap(size) == 0 {
-		e.log.Error("the store is full and takes no more writes", "quota", e.quota)
-		e.tend()
+	if e.rejectedBytes.Swap(size) == 0 {
+		e.log.Error("etcd database space exceeded, rejecting writes", "quota", e.quota)
+		e.maintain()
 	}
 	return fmt.Errorf("no space within the quota of %d bytes: %w", e.quota, store.ErrUnavailable)
 }
@@ -284,7 +284,7 @@ func (e *embedded) compact(ctx context.Context, revision store.Revision) error {
 	return embeddedError(ctx, err)
 }
 
-// current is what this server has applied: it is the only one, and a write returns after it was applied here.
+// current is the revision that this server has applied: it is the only member, and a write returns after it was applied.
 func (e *embedded) current(ctx context.Context) (store.Revision, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -306,7 +306,7 @@ func (e *embedded) healthy(ctx context.Context) error {
 	for _, alarm := range e.server.Alarms() {
 		return fmt.Errorf("etcd raised alarm %s: %w", alarm.Alarm, store.ErrUnavailable)
 	}
-	if refused := e.refused.Load(); refused > 0 && e.server.Backend().Size()+refused > e.quota {
+	if rejected := e.rejectedBytes.Load(); rejected > 0 && e.server.Backend().Size()+rejected > e.quota {
 		return fmt.Errorf("no space within the quota of %d bytes: %w", e.quota, store.ErrUnavailable)
 	}
 	return nil
@@ -314,7 +314,7 @@ func (e *embedded) healthy(ctx context.Context) error {
 
 func (e *embedded) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
 	for {
-		batch, err := e.past(prefix, after)
+		batch, err := e.readHistory(prefix, after)
 		if err != nil {
 			return err
 		}
@@ -330,7 +330,7 @@ func (e *embedded) follow(ctx context.Context, prefix string, after store.Revisi
 	defer stream.Close()
 	end := prefixEnd(prefix)
 	if string(end) == "\x00" {
-		end = []byte{} // what the stream calls no end
+		end = []byte{} // the watch stream's notation for no end
 	}
 	id, err := stream.Watch(ctx, mvcc.WatchID(0), []byte(prefix), end, after+1)
 	if err != nil {
@@ -341,7 +341,7 @@ func (e *embedded) follow(ctx context.Context, prefix string, after store.Revisi
 	for {
 		select {
 		case response := <-stream.Chan():
-			batch, err := gather(stream, response, after)
+			batch, err := collectBatch(stream, response, after)
 			if err != nil {
 				return err
 			}
@@ -375,9 +375,9 @@ func (e *embedded) send(ctx context.Context, batch store.Batch, batches chan<- s
 	}
 }
 
-// past reads what happened after a revision out of the file, about watchEvents of it; the batch is at the revision
-// itself when nothing did. The server's own watch would bring it too, but only a thousand revisions every tenth of a second.
-func (e *embedded) past(prefix string, after store.Revision) (store.Batch, error) {
+// readHistory reads about watchEvents changes after a revision from the database file; without changes the batch has that
+// revision. The server's own watch would return them too, but at most a thousand revisions every 100 ms.
+func (e *embedded) readHistory(prefix string, after store.Revision) (store.Batch, error) {
 	batch := store.Batch{Revision: min(e.server.KV().Rev(), after+watchEvents)}
 	if batch.Revision <= after {
 		return batch, nil
@@ -386,18 +386,18 @@ func (e *embedded) past(prefix string, after store.Revision) (store.Batch, error
 	if batch.Events, err = e.changes(prefix, after, batch.Revision); err != nil {
 		return batch, err
 	}
-	// Compaction moves its mark before it removes anything. If the mark is not beyond what was read, nothing was missing.
+	// Compaction advances FirstRev before it removes anything, so nothing that was read is missing if FirstRev is not beyond it.
 	if e.server.KV().FirstRev() > after+1 {
 		return batch, store.ErrCompacted
 	}
 	return batch, nil
 }
 
-// changes reads those after one revision up to another.
+// changes reads the changes after one revision up to another.
 func (e *embedded) changes(prefix string, after, until store.Revision) (events []store.Event, err error) {
 	from := mvcc.RevToBytes(mvcc.Revision{Main: after + 1}, mvcc.NewRevBytes())
 	to := mvcc.RevToBytes(mvcc.Revision{Main: until + 1}, mvcc.NewRevBytes())
-	// A concurrent transaction would be kinder to writers, but may show what was committed a moment ago twice.
+	// A concurrent transaction would block writers less, but may return recently committed changes twice.
 	tx := e.server.Backend().ReadTx()
 	tx.RLock()
 	defer tx.RUnlock()
@@ -405,7 +405,7 @@ func (e *embedded) changes(prefix string, after, until store.Revision) (events [
 	for i, value := range values {
 		kv := &mvccpb.KeyValue{}
 		if err := proto.Unmarshal(value, kv); err != nil {
-			return nil, fmt.Errorf("read the change of revision %d: %w", mvcc.BytesToRev(revisions[i]).Main, err)
+			return nil, fmt.Errorf("decode change at revision %d: %w", mvcc.BytesToRev(revisions[i]).Main, err)
 		}
 		if !bytes.HasPrefix(kv.Key, []byte(prefix)) {
 			continue
@@ -417,8 +417,8 @@ func (e *embedded) changes(prefix string, after, until store.Revision) (events [
 	return events, nil
 }
 
-// gather makes one batch of a response and those that wait behind it.
-func gather(stream mvcc.WatchStream, response mvcc.WatchResponse, after store.Revision) (store.Batch, error) {
+// collectBatch merges a response and those queued behind it into one batch.
+func collectBatch(stream mvcc.WatchStream, response mvcc.WatchResponse, after store.Revision) (store.Batch, error) {
 	batch := store.Batch{Revision: after}
 	for {
 		if response.CompactRevision != 0 {
@@ -426,7 +426,7 @@ func gather(stream mvcc.WatchStream, response mvcc.WatchResponse, after store.Re
 		}
 		if n := len(response.Events); n > 0 {
 			batch.Events = appendEvents(batch.Events, response.Events)
-			// The response's own revision may be ahead of events that are still to come.
+			// The response's own revision may be ahead of events that follow.
 			batch.Revision = response.Events[n-1].Kv.ModRevision
 		} else {
 			batch.Revision = max(batch.Revision, response.Revision)
@@ -442,8 +442,7 @@ func gather(stream mvcc.WatchStream, response mvcc.WatchResponse, after store.Re
 	}
 }
 
-// disarm takes back an alarm that etcd raised for lack of space, in an earlier run or for another client, if there is
-// space now.
+// disarm deactivates a NOSPACE alarm that etcd raised in an earlier run or for another client, if there is space now.
 func (e *embedded) disarm(ctx context.Context) error {
 	for _, alarm := range e.server.Alarms() {
 		if alarm.Alarm != pb.AlarmType_NOSPACE || e.server.Backend().Size() >= e.quota {
@@ -451,40 +450,40 @@ func (e *embedded) disarm(ctx context.Context) error {
 		}
 		_, err := e.server.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: alarm.MemberID, Alarm: alarm.Alarm})
 		if err != nil {
-			return fmt.Errorf("take back the alarm %s: %w", alarm.Alarm, err)
+			return fmt.Errorf("disarm alarm %s: %w", alarm.Alarm, err)
 		}
 	}
 	return nil
 }
 
-// The file is written anew when that gives back at least spareBytes, and more than half of it: the server stands still
-// meanwhile, so it must be worth it.
-const spareBytes = 256 << 20
+// The file is defragmented when that frees at least minReclaimedBytes and more than half of it: the server is blocked
+// meanwhile.
+const minReclaimedBytes = 256 << 20
 
-// tend gives the file's unused space back to the system when that is worth it, and ends the alarm when there is space.
-func (e *embedded) tend() {
-	if !e.tending.CompareAndSwap(false, true) {
+// maintain defragments the file if that is worth it, and disarms the alarm if there is space.
+func (e *embedded) maintain() {
+	if !e.maintaining.CompareAndSwap(false, true) {
 		return
 	}
 	e.wait.Go(func() {
-		defer e.tending.Store(false)
-		if size, used := e.server.Backend().Size(), e.server.Backend().SizeInUse(); worthShrinking(size, used, e.quota) {
+		defer e.maintaining.Store(false)
+		if size, used := e.server.Backend().Size(), e.server.Backend().SizeInUse(); worthDefragmenting(size, used, e.quota) {
 			start := time.Now()
 			if err := e.server.Defragment(); err != nil {
-				e.log.Warn("cannot shrink the store's file", "error", err)
+				e.log.Warn("failed to defragment etcd", "error", err)
 				return
 			}
-			e.log.Info("shrank the store's file", "from", size, "to", e.server.Backend().Size(), "took", time.Since(start))
+			e.log.Info("defragmented etcd", "from", size, "to", e.server.Backend().Size(), "took", time.Since(start))
 		}
 		if err := e.disarm(context.Background()); err != nil {
-			e.log.Warn("the store takes no writes although there is space", "error", err)
+			e.log.Warn("failed to disarm etcd alarm", "error", err)
 		}
 	})
 }
 
-// worthShrinking: much is to be gained, or the file is nearly full and a fifth of the quota would be free.
-func worthShrinking(size, used, quota int64) bool {
-	return (size-used >= spareBytes && used <= size/2) || (size >= quota*9/10 && used < quota*8/10)
+// worthDefragmenting: much would be freed, or the file is nearly full and a fifth of the quota would be free.
+func worthDefragmenting(size, used, quota int64) bool {
+	return (size-used >= minReclaimedBytes && used <= size/2) || (size >= quota*9/10 && used < quota*8/10)
 }
 
 func (e *embedded) close() error {
@@ -492,7 +491,7 @@ func (e *embedded) close() error {
 		listener.Stop()
 	}
 	e.wait.Wait()
-	e.server.HardStop() // nobody can take over
+	e.server.HardStop() // there is no other member to transfer leadership to
 	e.lock.Close()
 	return nil
 }

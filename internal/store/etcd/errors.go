@@ -15,7 +15,7 @@ import (
 	"skiff/internal/store"
 )
 
-// embeddedError gives the errors of the server's own functions their names in package store.
+// embeddedError translates errors of the embedded server to those of package store.
 func embeddedError(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -32,7 +32,7 @@ func embeddedError(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 }
 
-// remoteError does the same for what a server answers over the network.
+// remoteError translates errors of a remote server to those of package store.
 func remoteError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

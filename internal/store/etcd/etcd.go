@@ -1,9 +1,8 @@
-// Package etcd keeps objects in etcd: one that runs inside this process, with its data in a directory and no port open, or
-// a cluster reached over the network. Keys and values are stored as given, so that whatever else can read
-// etcd can read them.
+// Package etcd stores objects in etcd: a server embedded in this process, with its data in a directory and no open port, or
+// a cluster reached over the network. Keys and values are stored unchanged, so that other etcd clients can read them.
 //
-// Both roads speak the same requests (see engine). The embedded road calls etcd's server directly instead of going
-// through a client: no sockets, no second encoding, and the watch is the server's own stream of events.
+// Both use the same requests (see engine). The embedded engine calls etcd's server functions directly instead of a client:
+// no sockets, no second encoding, and the watch is the server's own event stream.
 package etcd
 
 import (
@@ -20,22 +19,22 @@ import (
 	"skiff/internal/store"
 )
 
-// Config says where the data is. Either DataDir or Servers is set.
+// Config selects the etcd. Either DataDir or Servers is set.
 type Config struct {
-	// DataDir is the directory of an etcd run in this process. It is created with mode 0700.
+	// DataDir is the directory of an embedded etcd. It is created with mode 0700.
 	DataDir string
-	// Listen are addresses, "unix:///run/skiff/etcd.sock" or "https://127.0.0.1:2379", at which the embedded etcd answers
-	// other clients, for backups and the like. None by default. CertFile, KeyFile and CAFile serve https then.
+	// Listen are addresses, "unix:///run/skiff/etcd.sock" or "https://127.0.0.1:2379", at which the embedded etcd serves
+	// other clients, for example for backups. Default: none. https uses CertFile, KeyFile and CAFile.
 	Listen []string
-	// QuotaBytes bounds the size of the embedded etcd's file. Default: 8 GiB.
+	// QuotaBytes limits the size of the embedded etcd's database. Default: 8 GiB.
 	QuotaBytes int64
 
 	// Servers are the URLs of an etcd cluster to use instead.
 	Servers []string
-	// CAFile verifies the servers; CertFile and KeyFile are shown to them. All are optional.
+	// CAFile verifies the servers; CertFile and KeyFile are the client certificate. All are optional.
 	CAFile, CertFile, KeyFile string
 
-	// CompactionInterval is how long history is kept. Default: 5 minutes. Negative: someone else compacts.
+	// CompactionInterval is how long history is kept. Default: 5 minutes. Negative: no compaction.
 	CompactionInterval time.Duration
 	Log                *slog.Logger
 }
@@ -45,20 +44,20 @@ const (
 	defaultCompactionInterval = 5 * time.Minute
 )
 
-// engine is an etcd, near or far. Errors are those of package store where store has a name for them.
+// engine is an embedded or a remote etcd. Errors are those of package store where it has one.
 type engine interface {
 	transact(ctx context.Context, request *pb.TxnRequest) (*pb.TxnResponse, error)
 	read(ctx context.Context, request *pb.RangeRequest) (*pb.RangeResponse, error)
 	grant(ctx context.Context, seconds int64) (lease int64, err error)
 	compact(ctx context.Context, revision store.Revision) error
-	// current returns a revision not older than any write that was finished before the call.
+	// current returns a revision not older than any write that completed before the call.
 	current(ctx context.Context) (store.Revision, error)
-	// follow sends what happens below prefix after the revision until ctx ends.
+	// follow sends the changes below prefix after the revision until ctx ends.
 	follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error
 	shared() bool
 	healthy(ctx context.Context) error
-	// tend keeps the engine in shape; it is called after each compaction.
-	tend()
+	// maintain is called after each compaction.
+	maintain()
 	close() error
 }
 
@@ -74,8 +73,8 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// Open starts the embedded etcd and returns when it can take writes, or prepares to speak to the servers named, which
-// need not be there yet. It also starts the compaction of history. Close ends it all.
+// Open starts the embedded etcd and returns when it accepts writes, or creates a client of the servers, which need not
+// be available yet. It also starts compaction. Close stops it all.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -90,7 +89,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	var err error
 	switch {
 	case (config.DataDir == "") == (len(config.Servers) == 0):
-		return nil, errors.New("open etcd: give either a data directory or servers")
+		return nil, errors.New("open etcd: either a data directory or servers must be set")
 	case config.DataDir != "":
 		e, err = startEmbedded(ctx, config)
 	default:
@@ -108,7 +107,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	return s, nil
 }
 
-// Close ends the compaction and the embedded etcd, or the connection to the servers.
+// Close stops compaction and the embedded etcd, or closes the connection to the servers.
 func (s *Store) Close() error {
 	s.stop()
 	s.wait.Wait()
@@ -150,10 +149,10 @@ func (s *Store) Delete(ctx context.Context, key string, expected store.Revision)
 	}}})
 }
 
-// replace does what changes a key if it was last written at expected, and reads the key otherwise.
+// replace applies a change to a key that was last written at expected, and otherwise returns the current value as a conflict.
 func (s *Store) replace(ctx context.Context, verb string, key []byte, expected store.Revision, change []*pb.RequestOp) (store.Revision, error) {
 	if expected <= 0 {
-		// To etcd revision 0 means a key that is not there, which nobody can have read.
+		// For etcd revision 0 means that the key does not exist, which is never what the caller expects.
 		expected = -1
 	}
 	response, err := s.engine.transact(ctx, &pb.TxnRequest{
@@ -202,7 +201,7 @@ func (s *Store) Get(ctx context.Context, key string) (store.KeyValue, error) {
 	return keyValue(response.Kvs[0]), nil
 }
 
-// A list is read in pages of about pageBytes, so that no single answer grows too large for memory or a connection.
+// A list is read in pages of about pageBytes, to bound the size of a response.
 const (
 	pageBytes = 8 << 20
 	pageFirst = 500
@@ -213,10 +212,10 @@ func (s *Store) List(ctx context.Context, prefix, from string, limit int, at sto
 	end := prefixEnd(prefix)
 	next := []byte(max(prefix, from))
 	if len(next) == 0 {
-		next = []byte{0} // etcd's name for the first key
+		next = []byte{0} // etcd's notation for the first key
 	}
 	if string(end) != "\x00" && string(next) >= string(end) {
-		// from lies behind the prefix. The revision must be judged all the same.
+		// from is beyond the prefix. The revision must be checked nevertheless.
 		next = end
 		limit = 0
 	}
@@ -231,7 +230,7 @@ func (s *Store) List(ctx context.Context, prefix, from string, limit int, at sto
 			return nil, 0, 0, fmt.Errorf("list %s at %d: %w", prefix, at, err)
 		}
 		if at == 0 {
-			// All pages are of the revision of the first.
+			// All pages are read at the revision of the first.
 			at = response.Header.Revision
 		}
 		bytes := 0
@@ -247,7 +246,7 @@ func (s *Store) List(ctx context.Context, prefix, from string, limit int, at sto
 	}
 }
 
-// prefixEnd returns the key after all those with the prefix. "\x00" is etcd's name for the end of all keys.
+// prefixEnd returns the first key after all those with the prefix. "\x00" is etcd's notation for the end of all keys.
 func prefixEnd(prefix string) []byte {
 	end := []byte(prefix)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -262,7 +261,7 @@ func prefixEnd(prefix string) []byte {
 func (s *Store) Current(ctx context.Context) (store.Revision, error) {
 	revision, err := s.engine.current(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the current revision: %w", err)
+		return 0, fmt.Errorf("read the current revision: %w", err)
 	}
 	return revision, nil
 }
@@ -287,7 +286,7 @@ type watch struct {
 func (w *watch) Batches() <-chan store.Batch { return w.batches }
 func (w *watch) Err() error                  { return w.err }
 
-// watchEvents is about how many events a batch holds at most; progress is how often a quiet watch tells how far it is.
+// watchEvents is about how many events a batch has at most; progress is how often an idle watch reports its revision.
 const (
 	watchEvents = 1000
 	progress    = time.Second

@@ -30,12 +30,12 @@ func TestCompactionTurns(t *testing.T) {
 	var turnA, turnB compaction
 	for i, test := range []struct {
 		s        *Store
-		turn     *compaction
+		last     *compaction
 		compacts bool
 	}{
 		{a, &turnA, false}, // the key is new: notes the revision
 		{b, &turnB, false}, // too late: learns the version
-		{a, &turnA, true},  // to its revision of the first turn
+		{a, &turnA, true},  // to its revision of the first last
 		{b, &turnB, false}, // too late again
 		{a, &turnA, true},
 		{b, &turnB, false},
@@ -44,16 +44,16 @@ func TestCompactionTurns(t *testing.T) {
 		{b, &turnB, true},
 		{a, &turnA, false}, // back, too late
 	} {
-		before := test.turn.revision
+		before := test.last.revision
 		if _, err := a.Create(ctx, "/registry/"+string(rune('a'+i)), nil, 0); err != nil {
 			t.Fatal(err)
 		}
-		compacted, err := test.s.compactTurn(ctx, test.turn)
+		compacted, err := test.s.compactOnce(ctx, test.last)
 		if err != nil {
-			t.Fatalf("turn %d: %v", i, err)
+			t.Fatalf("last %d: %v", i, err)
 		}
 		if (compacted > 0) != test.compacts || (compacted > 0 && compacted != before) {
-			t.Errorf("turn %d compacted to %d, want %v to %d", i, compacted, test.compacts, before)
+			t.Errorf("last %d compacted to %d, want %v to %d", i, compacted, test.compacts, before)
 		}
 	}
 }
@@ -76,7 +76,7 @@ func TestLeasesAreShared(t *testing.T) {
 				t.Fatal(err)
 			}
 			now := time.Since(begin)
-			if life := ends[id].until - now; life < time.Hour || life > time.Hour+leaseSlack {
+			if life := ends[id].until - now; life < time.Hour || life > time.Hour+maxLeaseSlack {
 				t.Errorf("an object of an hour lives %v", life)
 			}
 			time.Sleep(time.Second)
@@ -85,11 +85,11 @@ func TestLeasesAreShared(t *testing.T) {
 			t.Errorf("%d leases for ten minutes, want one a minute", n)
 		}
 		before := len(ends)
-		for range 3 * leaseObjects {
+		for range 3 * maxLeaseObjects {
 			l.get(ctx, time.Hour)
 		}
 		if n := len(ends) - before; n != 3 {
-			t.Errorf("%d more leases for %d objects", n, 3*leaseObjects)
+			t.Errorf("%d more leases for %d objects", n, 3*maxLeaseObjects)
 		}
 		if id, err := l.get(ctx, 0); id != 0 || err != nil {
 			t.Errorf("lease of an object that stays: %d, %v", id, err)
@@ -114,7 +114,7 @@ func TestWorthShrinking(t *testing.T) {
 		{7500, 6000, true}, // nearly full
 		{7500, 7000, false},
 	} {
-		if got := worthShrinking(test.size*megabyte, test.used*megabyte, 8192*megabyte); got != test.want {
+		if got := worthDefragmenting(test.size*megabyte, test.used*megabyte, 8192*megabyte); got != test.want {
 			t.Errorf("file of %d MB with %d MB in use: %v", test.size, test.used, got)
 		}
 	}

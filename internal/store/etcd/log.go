@@ -8,8 +8,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// newLogger lets etcd write to the log of skiff, from warnings up: what it has to say below that is for those who
-// develop etcd.
+// newLogger forwards etcd's log from level warning up to skiff's. Lower levels are of interest only to etcd's developers.
 func newLogger(log *slog.Logger) *zap.Logger {
 	return zap.New(&core{handler: log.With("component", "etcd").Handler()})
 }

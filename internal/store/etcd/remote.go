@@ -17,15 +17,15 @@ import (
 	"skiff/internal/store"
 )
 
-// The settings of a connection. A server that does not answer a ping for keepAliveTimeout is left for another.
+// The settings of a connection. When a server does not respond to a ping within keepAliveTimeout, another is used.
 const (
 	dialTimeout      = 20 * time.Second
 	keepAliveTime    = 30 * time.Second
 	keepAliveTimeout = 10 * time.Second
-	maxAnswerBytes   = 1<<31 - 1
+	maxResponseBytes = 1<<31 - 1
 )
 
-// remote is an etcd cluster reached over the network, which others may use too.
+// remote is an etcd cluster reached over the network, which other clients may use too.
 type remote struct {
 	client *clientv3.Client
 	kv     pb.KVClient
@@ -39,7 +39,7 @@ type remoteStream struct {
 	remote    *remote
 	batches   chan<- store.Batch
 	delivered atomic.Int64
-	lagging   chan struct{} // asks for progress now
+	lagging   chan struct{} // requests progress now
 }
 
 func dialRemote(c Config) (*remote, error) {
@@ -53,7 +53,7 @@ func dialRemote(c Config) (*remote, error) {
 	} else {
 		for _, server := range c.Servers {
 			if strings.HasPrefix(server, "https://") {
-				secure = &tls.Config{MinVersion: tls.VersionTLS12} // trusts what the system trusts
+				secure = &tls.Config{MinVersion: tls.VersionTLS12} // system CAs
 			}
 		}
 	}
@@ -63,11 +63,11 @@ func dialRemote(c Config) (*remote, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepAliveTime,
 		DialKeepAliveTimeout: keepAliveTimeout,
-		MaxCallRecvMsgSize:   maxAnswerBytes,
+		MaxCallRecvMsgSize:   maxResponseBytes,
 		Logger:               newLogger(c.Log),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("prepare to speak to %v: %w", c.Servers, err)
+		return nil, fmt.Errorf("create client for %v: %w", c.Servers, err)
 	}
 	return &remote{client: client, kv: clientv3.RetryKVClient(client), streams: map[*remoteStream]struct{}{}}, nil
 }
@@ -101,8 +101,8 @@ func (r *remote) compact(ctx context.Context, revision store.Revision) error {
 	return remoteError(ctx, err)
 }
 
-// current reads any key, linearizably: every answer carries the revision. Watches behind it are asked for progress, because
-// whoever asks for the revision is about to wait for a watch to reach it.
+// current reads any key, linearizably: every response contains the revision. It requests progress from watches that are
+// behind, because the caller is about to wait for a watch to reach that revision.
 func (r *remote) current(ctx context.Context) (store.Revision, error) {
 	response, err := r.read(ctx, &pb.RangeRequest{Key: []byte(compactKey), KeysOnly: true})
 	if err != nil {
@@ -129,11 +129,11 @@ func (r *remote) healthy(ctx context.Context) error {
 	return err
 }
 
-// etcd hands a watch that begins in the past no more than a thousand revisions every tenth of a second, whatever the number
-// of watches. Several at once, each a thousand revisions after the other, come to the present in one go.
+// etcd sends a watch that starts in the past at most a thousand revisions every 100 ms, whatever the number of watches.
+// Several watches at once, each starting a thousand revisions after the other, catch up in one round.
 const (
-	pastRevisions = 1000
-	pastWatches   = 8
+	catchUpRevisions = 1000
+	catchUpWatches   = 8
 )
 
 func (r *remote) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
@@ -147,22 +147,22 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 		delete(r.streams, stream)
 		r.mu.Unlock()
 	}()
-	// A member that lost its cluster must say so instead of going silent.
+	// A member that lost its cluster must return an error instead of sending nothing.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	current, err := r.current(ctx)
 	if err != nil {
 		return err
 	}
-	type part struct {
+	type segment struct {
 		responses clientv3.WatchChan
 		until     store.Revision
 		cancel    context.CancelFunc
 	}
-	var parts []part
-	for from, last := after, false; !last; from += pastRevisions {
-		last = from+pastRevisions >= current || len(parts) == pastWatches-1
-		p := part{until: from + pastRevisions}
+	var segments []segment
+	for from, last := after, false; !last; from += catchUpRevisions {
+		last = from+catchUpRevisions >= current || len(segments) == catchUpWatches-1
+		p := segment{until: from + catchUpRevisions}
 		if last {
 			p.until = math.MaxInt64
 		}
@@ -171,9 +171,9 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 		defer p.cancel()
 		p.responses = r.client.Watch(watching, prefix, clientv3.WithRange(string(prefixEnd(prefix))),
 			clientv3.WithRev(from+1), clientv3.WithProgressNotify(), clientv3.WithFragment())
-		parts = append(parts, p)
+		segments = append(segments, p)
 	}
-	for _, p := range parts {
+	for _, p := range segments {
 		if err := stream.forward(ctx, p.responses, p.until, current); err != nil {
 			return err
 		}
@@ -182,19 +182,19 @@ func (r *remote) follow(ctx context.Context, prefix string, after store.Revision
 	return nil
 }
 
-// forward sends what a watch brings up to a revision. Until it has come to the present it asks often how far it is.
+// forward sends the changes of a watch up to a revision. Until it has caught up it requests progress often.
 func (s *remoteStream) forward(ctx context.Context, responses clientv3.WatchChan, until, current store.Revision) error {
 	behind := s.delivered.Load() < current
 	ticker := time.NewTicker(progress)
 	defer ticker.Stop()
 	if behind {
-		ticker.Reset(pastProgress)
+		ticker.Reset(catchUpProgress)
 	}
 	for s.delivered.Load() < until {
 		select {
 		case response, open := <-responses:
 			if !open {
-				return fmt.Errorf("the stream ended: %w", store.ErrUnavailable)
+				return fmt.Errorf("watch stream ended: %w", store.ErrUnavailable)
 			}
 			if err := response.Err(); err != nil {
 				return remoteError(ctx, err)
@@ -219,8 +219,8 @@ func (s *remoteStream) forward(ctx context.Context, responses clientv3.WatchChan
 	return nil
 }
 
-// pastProgress is how often a watch that has not come to the present is asked how far it is.
-const pastProgress = 10 * time.Millisecond
+// catchUpProgress is how often a watch that has not caught up is asked for progress.
+const catchUpProgress = 10 * time.Millisecond
 
 // deliver sends the new events of a response that are not after until.
 func (s *remoteStream) deliver(ctx context.Context, response *clientv3.WatchResponse, until store.Revision) error {
@@ -233,7 +233,7 @@ func (s *remoteStream) deliver(ctx context.Context, response *clientv3.WatchResp
 				batch.Events = append(batch.Events, store.Event{KeyValue: keyValue(event.Kv), Deleted: event.Type == clientv3.EventTypeDelete})
 			}
 		}
-		// The header may be ahead of events that are still to come.
+		// The header's revision may be ahead of events that follow.
 		batch.Revision = min(until, response.Events[n-1].Kv.ModRevision)
 	case response.IsProgressNotify():
 		batch.Revision = min(until, response.Header.Revision)
@@ -250,12 +250,12 @@ func (s *remoteStream) deliver(ctx context.Context, response *clientv3.WatchResp
 	}
 }
 
-// tend is for those who run the cluster.
-func (r *remote) tend() {}
+// maintain does nothing: the cluster's operator maintains it.
+func (r *remote) maintain() {}
 
 func (r *remote) close() error {
 	if err := r.client.Close(); err != nil && r.client.Ctx().Err() == nil {
-		return fmt.Errorf("close the connection to etcd: %w", err)
+		return fmt.Errorf("close connection to etcd: %w", err)
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package memory is a store that forgets everything when the process ends. Tests use it, and it says in few lines what
-// the etcd store promises: every write gets the next revision, history can be read and followed until it is compacted.
+// Package memory is a Store in memory, for tests. It shows in few lines what the etcd store guarantees: every write gets
+// the next revision, and history can be read and watched until it is compacted.
 package memory
 
 import (
@@ -15,21 +15,21 @@ import (
 	"skiff/internal/store"
 )
 
-// version is the state a key got by one write.
+// version is the state of a key after one write.
 type version struct {
 	value    []byte
 	revision store.Revision
 	deleted  bool
 }
 
-// record is a key with its versions that are not compacted away, oldest first.
+// record is a key with its versions that have not been compacted, oldest first.
 type record struct {
 	key      string
 	versions []version
 	expiry   *time.Timer
 }
 
-// at returns the version that was in force at the revision, or nil when the key did not exist.
+// at returns the version at the revision, nil when the key did not exist.
 func (r *record) at(revision store.Revision) *version {
 	n := sort.Search(len(r.versions), func(i int) bool { return r.versions[i].revision > revision })
 	if n == 0 || r.versions[n-1].deleted {
@@ -43,9 +43,9 @@ type Store struct {
 	mu      sync.Mutex
 	records *btree.BTreeG[*record]
 	current store.Revision
-	// compacted is the oldest revision that can still be listed.
+	// compacted is the oldest revision that can be listed.
 	compacted store.Revision
-	// log holds every event from compacted on, in order of revision.
+	// log has every event from compacted on, in order of revision.
 	log []store.Event
 	// changed is closed and replaced when anything above changes.
 	changed chan struct{}
@@ -54,7 +54,7 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns an empty store. Like a new etcd it stands at revision 1.
+// New returns an empty store. Like a new etcd it is at revision 1.
 func New() *Store {
 	return &Store{
 		records: btree.NewG(32, func(a, b *record) bool { return a.key < b.key }),
@@ -163,7 +163,7 @@ func (s *Store) Compact(ctx context.Context, before store.Revision) error {
 
 	var gone []*record
 	s.records.Ascend(func(r *record) bool {
-		// What was in force at the compacted revision stays readable; a deletion before it leaves nothing.
+		// The version at the compacted revision stays readable; a deletion before it leaves nothing.
 		n := sort.Search(len(r.versions), func(i int) bool { return r.versions[i].revision > before })
 		if n > 0 && !r.versions[n-1].deleted {
 			n--
@@ -181,7 +181,7 @@ func (s *Store) Compact(ctx context.Context, before store.Revision) error {
 	return nil
 }
 
-// Shared is false: nobody else can reach this memory.
+// Shared is false: no other process can write to this memory.
 func (s *Store) Shared() bool { return false }
 
 func (s *Store) Healthy(ctx context.Context) error {
@@ -190,7 +190,7 @@ func (s *Store) Healthy(ctx context.Context) error {
 	return s.usable(ctx)
 }
 
-// Close ends every watch and refuses further work.
+// Close ends every watch and rejects further calls.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// usable is called with mu held.
+// usable must be called with mu held.
 func (s *Store) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -219,7 +219,7 @@ func (s *Store) usable(ctx context.Context) error {
 	return nil
 }
 
-// newest is called with mu held.
+// newest must be called with mu held.
 func (s *Store) newest(key string) *version {
 	r, ok := s.records.Get(&record{key: key})
 	if !ok {
@@ -228,7 +228,7 @@ func (s *Store) newest(key string) *version {
 	return r.at(s.current)
 }
 
-// expect is called with mu held.
+// expect must be called with mu held.
 func (s *Store) expect(ctx context.Context, key string, expected store.Revision) error {
 	if err := s.usable(ctx); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (s *Store) expect(ctx context.Context, key string, expected store.Revision)
 	return nil
 }
 
-// write gives the version the next revision. It is called with mu held, by someone who checked that it may be written.
+// write gives the version the next revision. mu must be held, and the caller has checked the write.
 func (s *Store) write(key string, v version, ttl time.Duration) store.Revision {
 	s.current++
 	revision := s.current
@@ -281,7 +281,7 @@ func (s *Store) expire(key string, written store.Revision) {
 	}
 }
 
-// broadcast wakes the watches. It is called with mu held.
+// broadcast wakes the watches. mu must be held.
 func (s *Store) broadcast() {
 	close(s.changed)
 	s.changed = make(chan struct{})

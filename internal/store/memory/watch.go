@@ -29,7 +29,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after store.Revision) 
 	return w
 }
 
-// follow sends what happens below prefix after the revision until ctx ends, which is no error.
+// follow sends the changes below prefix after the revision until ctx ends, which is no error.
 func (s *Store) follow(ctx context.Context, prefix string, after store.Revision, batches chan<- store.Batch) error {
 	for {
 		batch, changed, err := s.since(prefix, after)
@@ -53,7 +53,7 @@ func (s *Store) follow(ctx context.Context, prefix string, after store.Revision,
 	}
 }
 
-// since collects the events below prefix after the revision; the channel is closed when there is more to ask for.
+// since collects the events below prefix after the revision; the channel is closed when there are more.
 func (s *Store) since(prefix string, after store.Revision) (store.Batch, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

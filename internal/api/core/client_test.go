@@ -17,8 +17,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// memoryEnv keeps objects in a map and changes them by compare and swap, as the server does.
-type memoryEnv struct {
+// memoryClient keeps objects in a map and changes them by compare and swap, as the server does.
+type memoryClient struct {
 	mu       sync.Mutex
 	objs     map[string]kind.Object
 	revision int
@@ -26,8 +26,8 @@ type memoryEnv struct {
 	interfere func()
 }
 
-func newMemoryEnv(objs ...kind.Object) *memoryEnv {
-	env := &memoryEnv{objs: map[string]kind.Object{}}
+func newMemoryClient(objs ...kind.Object) *memoryClient {
+	client := &memoryClient{objs: map[string]kind.Object{}}
 	for _, obj := range objs {
 		resource := schema.GroupResource{}
 		switch fmt.Sprintf("%T", obj) {
@@ -40,18 +40,18 @@ func newMemoryEnv(objs ...kind.Object) *memoryEnv {
 		case "*v1.RangeAllocation":
 			resource = RangeAllocation.GroupResource()
 		}
-		if _, err := env.Create(context.Background(), resource, obj); err != nil {
+		if _, err := client.Create(context.Background(), resource, obj); err != nil {
 			panic(err)
 		}
 	}
-	return env
+	return client
 }
 
 func key(resource schema.GroupResource, namespace, name string) string {
 	return resource.String() + "|" + namespace + "|" + name
 }
 
-func (e *memoryEnv) put(key string, obj kind.Object) kind.Object {
+func (e *memoryClient) put(key string, obj kind.Object) kind.Object {
 	e.revision++
 	obj = obj.DeepCopyObject().(kind.Object)
 	obj.SetResourceVersion(strconv.Itoa(e.revision))
@@ -62,7 +62,7 @@ func (e *memoryEnv) put(key string, obj kind.Object) kind.Object {
 	return obj
 }
 
-func (e *memoryEnv) Get(_ context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
+func (e *memoryClient) Get(_ context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if obj, found := e.objs[key(resource, namespace, name)]; found {
@@ -71,7 +71,7 @@ func (e *memoryEnv) Get(_ context.Context, resource schema.GroupResource, namesp
 	return nil, apierrors.NewNotFound(resource, name)
 }
 
-func (e *memoryEnv) List(_ context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
+func (e *memoryClient) List(_ context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var keys []string
@@ -88,7 +88,7 @@ func (e *memoryEnv) List(_ context.Context, resource schema.GroupResource, names
 	return objs, nil
 }
 
-func (e *memoryEnv) Create(_ context.Context, resource schema.GroupResource, obj kind.Object) (kind.Object, error) {
+func (e *memoryClient) Create(_ context.Context, resource schema.GroupResource, obj kind.Object) (kind.Object, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	k := key(resource, obj.GetNamespace(), obj.GetName())
@@ -98,7 +98,7 @@ func (e *memoryEnv) Create(_ context.Context, resource schema.GroupResource, obj
 	return e.put(k, obj), nil
 }
 
-func (e *memoryEnv) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(kind.Object) error) (kind.Object, error) {
+func (e *memoryClient) Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(kind.Object) error) (kind.Object, error) {
 	for {
 		stored, err := e.Get(ctx, resource, namespace, name)
 		if err != nil {
@@ -122,7 +122,7 @@ func (e *memoryEnv) Update(ctx context.Context, resource schema.GroupResource, n
 	}
 }
 
-func (e *memoryEnv) Delete(_ context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
+func (e *memoryClient) Delete(_ context.Context, resource schema.GroupResource, namespace, name string, options *metav1.DeleteOptions) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	k := key(resource, namespace, name)
@@ -138,7 +138,7 @@ func (e *memoryEnv) Delete(_ context.Context, resource schema.GroupResource, nam
 }
 
 // names lists what is stored of a resource.
-func (e *memoryEnv) names(t *testing.T, resource schema.GroupResource) []string {
+func (e *memoryClient) names(t *testing.T, resource schema.GroupResource) []string {
 	t.Helper()
 	objs, err := e.List(context.Background(), resource, "")
 	if err != nil {

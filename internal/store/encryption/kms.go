@@ -21,53 +21,53 @@ import (
 )
 
 const (
-	// A seed is written with for at most seedLife after the service last confirmed its key; it is asked every
-	// probeInterval, or every retryInterval while it does not answer. An answer counts for a while, by what it was.
-	seedLife      = 3 * time.Minute
-	probeInterval = time.Minute
-	retryInterval = 10 * time.Second
-	goodAnswer    = 20 * time.Second
-	badAnswer     = 3 * time.Second
+	// A seed is used to encrypt for at most seedLifetime after the plugin last confirmed its key. The plugin is probed every
+	// probeInterval, or every retryInterval while it is not healthy. The result of a probe is cached for a shorter time.
+	seedLifetime    = 3 * time.Minute
+	probeInterval   = time.Minute
+	retryInterval   = 10 * time.Second
+	healthyProbeTTL = 20 * time.Second
+	failedProbeTTL  = 3 * time.Second
 
-	// maxOpened bounds the keys that are remembered for reading.
-	maxOpened = 10000
+	// maxDecryptedKeys bounds the decrypted keys in memory.
+	maxDecryptedKeys = 10000
 )
 
-// service is a key management service behind a socket, and the key it last gave us: a seed that we made, and that the service
-// sealed. Every value is sealed with a key of its own, derived from the seed.
-type service struct {
+// kmsProvider is a KMS plugin behind a socket, and the current seed: made here, encrypted by the plugin. Every value is
+// encrypted with its own key, derived from the seed.
+type kmsProvider struct {
 	name       string
 	timeout    time.Duration
 	connection *grpc.ClientConn
 	client     kmsapi.KeyManagementServiceClient
 
-	// current is what is written with, nil until the service has sealed a seed.
+	// current is the seed to encrypt with, nil until the plugin has encrypted one.
 	current atomic.Pointer[seed]
 
-	// opened are the transformers of seeds the service has opened, by sealed form, key and annotations.
-	openedMu sync.Mutex
-	opened   map[string]transformer
+	// decrypted are the transformers of the seeds that the plugin has decrypted, by envelope.identity.
+	decryptedMu sync.Mutex
+	decrypted   map[string]transformer
 
-	// The last probe. mu is held while one is made.
+	// The last probe. mu is held during a probe.
 	mu       sync.Mutex
 	version  string
-	answered time.Time
-	answer   error
+	probed   time.Time
+	probeErr error
 
-	// failed is when the service last could not open a seed, in nanoseconds.
+	// failed is when the plugin last failed to decrypt a seed, in Unix nanoseconds.
 	failed atomic.Int64
 }
 
-// seed is what values are sealed with until the service changes its key.
+// seed encrypts values until the plugin changes its key.
 type seed struct {
 	transformer transformer
 	envelope    envelope // without data
 	expires     time.Time
 }
 
-func newService(name, endpoint string, timeout time.Duration) (*service, error) {
+func newKMSProvider(name, endpoint string, timeout time.Duration) (*kmsProvider, error) {
 	address := strings.TrimPrefix(endpoint, "unix://")
-	// A name that begins with @ is one of Linux' abstract sockets.
+	// A name that begins with @ is an abstract Unix socket.
 	if abstract, ok := strings.CutPrefix(address, "/@"); ok {
 		address = "@" + abstract
 	}
@@ -81,22 +81,22 @@ func newService(name, endpoint string, timeout time.Duration) (*service, error) 
 	if err != nil {
 		return nil, fmt.Errorf("could not configure KMSv2-Plugin's probe %q, error: %w", name, err)
 	}
-	return &service{
+	return &kmsProvider{
 		name: name, timeout: timeout, connection: connection, client: kmsapi.NewKeyManagementServiceClient(connection),
-		opened: map[string]transformer{},
+		decrypted: map[string]transformer{},
 	}, nil
 }
 
-func (s *service) seal(ctx context.Context, plain, key []byte) ([]byte, error) {
+func (s *kmsProvider) encrypt(ctx context.Context, plain, key []byte) ([]byte, error) {
 	current := s.current.Load()
 	if current == nil {
 		return nil, errors.New("got unexpected nil transformer")
 	}
 	if now := time.Now(); now.After(current.expires) {
 		return nil, fmt.Errorf("encryptedDEKSource with keyID hash %q expired at %s (current time is %s)",
-			hashed(current.envelope.keyID), current.expires.Format(time.RFC3339), now.Format(time.RFC3339))
+			keyIDHash(current.envelope.keyID), current.expires.Format(time.RFC3339), now.Format(time.RFC3339))
 	}
-	data, err := current.transformer.seal(ctx, plain, key)
+	data, err := current.transformer.encrypt(ctx, plain, key)
 	if err != nil {
 		return nil, err
 	}
@@ -105,8 +105,8 @@ func (s *service) seal(ctx context.Context, plain, key []byte) ([]byte, error) {
 	return e.append(nil), nil
 }
 
-func (s *service) open(ctx context.Context, sealed, key []byte) ([]byte, bool, error) {
-	e, err := parseEnvelope(sealed)
+func (s *kmsProvider) decrypt(ctx context.Context, encrypted, key []byte) ([]byte, bool, error) {
+	e, err := parseEnvelope(encrypted)
 	if err != nil {
 		return nil, false, err
 	}
@@ -118,29 +118,29 @@ func (s *service) open(ctx context.Context, sealed, key []byte) ([]byte, bool, e
 	if err != nil {
 		return nil, false, err
 	}
-	plain, _, err := t.open(ctx, e.data, key)
+	plain, _, err := t.decrypt(ctx, e.data, key)
 	if err != nil {
 		return nil, false, err
 	}
 	return plain, e.keyID != current.envelope.keyID || e.source != current.envelope.source, nil
 }
 
-// transformerOf asks the service to open the seed or the key that a value was sealed with, unless it did so before.
-func (s *service) transformerOf(ctx context.Context, e *envelope) (transformer, error) {
+// transformerOf has the plugin decrypt the seed or key of an envelope, unless it is cached.
+func (s *kmsProvider) transformerOf(ctx context.Context, e *envelope) (transformer, error) {
 	id := e.identity()
-	s.openedMu.Lock()
-	t := s.opened[id]
-	s.openedMu.Unlock()
+	s.decryptedMu.Lock()
+	t := s.decrypted[id]
+	s.decryptedMu.Unlock()
 	if t != nil {
 		return t, nil
 	}
-	if isHasty(ctx) && time.Since(time.Unix(0, s.failed.Load())) < retryInterval {
-		return nil, errors.New("the key management service did not answer a moment ago")
+	if failsFast(ctx) && time.Since(time.Unix(0, s.failed.Load())) < retryInterval {
+		return nil, errors.New("the KMS plugin failed a moment ago")
 	}
 	call, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	response, err := s.client.Decrypt(call, &kmsapi.DecryptRequest{
-		Ciphertext: e.sealedKey, Uid: uuid.NewString(), KeyId: e.keyID, Annotations: e.annotations,
+		Ciphertext: e.encryptedDEK, Uid: uuid.NewString(), KeyId: e.keyID, Annotations: e.annotations,
 	})
 	if err != nil {
 		s.failed.Store(time.Now().UnixNano())
@@ -154,30 +154,30 @@ func (s *service) transformerOf(ctx context.Context, e *envelope) (transformer, 
 	if err != nil {
 		return nil, err
 	}
-	s.remember(id, t)
+	s.addDecrypted(id, t)
 	return t, nil
 }
 
-func (s *service) remember(id string, t transformer) {
-	s.openedMu.Lock()
-	defer s.openedMu.Unlock()
-	if len(s.opened) >= maxOpened {
-		clear(s.opened)
+func (s *kmsProvider) addDecrypted(id string, t transformer) {
+	s.decryptedMu.Lock()
+	defer s.decryptedMu.Unlock()
+	if len(s.decrypted) >= maxDecryptedKeys {
+		clear(s.decrypted)
 	}
-	s.opened[id] = t
+	s.decrypted[id] = t
 }
 
-// hasty marks the contexts of those who would rather do without than wait for a service that was silent a moment ago.
-type hasty struct{}
+// failFastKey marks contexts of reads that skip the call to a plugin that failed a moment ago.
+type failFastKey struct{}
 
-func isHasty(ctx context.Context) bool { return ctx.Value(hasty{}) != nil }
+func failsFast(ctx context.Context) bool { return ctx.Value(failFastKey{}) != nil }
 
-// follow asks the service again and again, until ctx ends.
-func (s *service) follow(ctx context.Context, log *slog.Logger) {
+// probePeriodically probes the plugin until ctx ends.
+func (s *kmsProvider) probePeriodically(ctx context.Context, log *slog.Logger) {
 	for {
 		wait := probeInterval
 		if err := s.probe(ctx); err != nil && ctx.Err() == nil {
-			log.Warn("a key management service is not healthy", "name", s.name, "error", err)
+			log.Warn("KMS plugin is not healthy", "name", s.name, "error", err)
 			wait = retryInterval
 		}
 		select {
@@ -188,23 +188,23 @@ func (s *service) follow(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// probe asks the service how it is and which key it uses. With a new key comes a new seed.
-func (s *service) probe(ctx context.Context) error {
+// probe checks the plugin's health and its current key. A new key needs a new seed.
+func (s *kmsProvider) probe(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	valid := goodAnswer
-	if s.answer != nil {
-		valid = badAnswer
+	valid := healthyProbeTTL
+	if s.probeErr != nil {
+		valid = failedProbeTTL
 	}
-	if time.Since(s.answered) < valid {
-		return s.answer
+	if time.Since(s.probed) < valid {
+		return s.probeErr
 	}
-	err := s.ask(ctx)
-	s.answered, s.answer = time.Now(), err
+	err := s.checkStatus(ctx)
+	s.probed, s.probeErr = time.Now(), err
 	return err
 }
 
-func (s *service) ask(ctx context.Context) error {
+func (s *kmsProvider) checkStatus(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	status, err := s.client.Status(ctx, &kmsapi.StatusRequest{})
@@ -224,7 +224,7 @@ func (s *service) ask(ctx context.Context) error {
 		errs = append(errs, fmt.Errorf("KMSv2 API version should not change after the initial status response version %s, got %s", s.version, status.Version))
 	}
 	if err := validateKeyID(status.KeyId); err != nil {
-		errs = append(errs, fmt.Errorf("got invalid KMSv2 KeyID hash %q: %w", hashed(status.KeyId), err))
+		errs = append(errs, fmt.Errorf("got invalid KMSv2 KeyID hash %q: %w", keyIDHash(status.KeyId), err))
 	} else {
 		errs = append(errs, s.renew(ctx, status.KeyId))
 	}
@@ -234,9 +234,9 @@ func (s *service) ask(ctx context.Context) error {
 	return nil
 }
 
-// renew lets the seed live on, or makes a new one when the service uses another key.
-func (s *service) renew(ctx context.Context, keyID string) error {
-	expires := time.Now().Add(seedLife)
+// renew extends the lifetime of the seed, or makes a new one when the plugin uses another key.
+func (s *kmsProvider) renew(ctx context.Context, keyID string) error {
+	expires := time.Now().Add(seedLifetime)
 	if current := s.current.Load(); current != nil && current.envelope.keyID == keyID {
 		s.current.Store(&seed{current.transformer, current.envelope, expires})
 		return nil
@@ -251,21 +251,21 @@ func (s *service) renew(ctx context.Context, keyID string) error {
 	if err != nil {
 		return fmt.Errorf("failed to encrypt DEK, error: %w", err)
 	}
-	e := envelope{keyID: response.KeyId, sealedKey: response.Ciphertext, annotations: response.Annotations, source: sourceSeed, data: []byte{0}}
+	e := envelope{keyID: response.KeyId, encryptedDEK: response.Ciphertext, annotations: response.Annotations, source: sourceSeed, data: []byte{0}}
 	if err := e.validate(); err != nil {
 		return err
 	}
 	if e.keyID != keyID {
-		return fmt.Errorf("failed to rotate DEK: the service says its key is %q, and seals with %q", hashed(keyID), hashed(e.keyID))
+		return fmt.Errorf("failed to rotate DEK: the plugin reports key ID %q but encrypts with %q", keyIDHash(keyID), keyIDHash(e.keyID))
 	}
 	e.data = nil
-	s.remember(e.identity(), t)
+	s.addDecrypted(e.identity(), t)
 	s.current.Store(&seed{t, e, expires})
 	return nil
 }
 
-// hashed is how keys of services are shown.
-func hashed(keyID string) string {
+// keyIDHash is how key IDs appear in errors.
+func keyIDHash(keyID string) string {
 	if keyID == "" {
 		return ""
 	}

@@ -13,35 +13,37 @@ import (
 	"skiff/internal/store/memory"
 )
 
-// sealing is a store that seals values by writing something before them.
-type sealing struct {
+// encrypting is a store that "encrypts" values with a prefix.
+type encrypting struct {
 	store.Store
-	locked, stale atomic.Bool
+	failing, stale atomic.Bool
 }
 
-var seal = []byte("k8s:enc:test:")
+var testPrefix = []byte("k8s:enc:test:")
 
-var errLocked = errors.New("nobody has the key")
+var _ store.Decrypter = (*encrypting)(nil)
 
-func (s *sealing) Open(_ context.Context, _ string, value []byte) ([]byte, error) {
-	if s.locked.Load() {
-		return nil, &store.SealError{Err: errLocked}
+var errNoKey = errors.New("no key")
+
+func (s *encrypting) Decrypt(_ context.Context, _ string, value []byte) ([]byte, error) {
+	if s.failing.Load() {
+		return nil, &store.EncryptionError{Err: errNoKey}
 	}
-	return bytes.TrimPrefix(value, seal), nil
+	return bytes.TrimPrefix(value, testPrefix), nil
 }
 
-func (s *sealing) Stale(context.Context, string) (bool, error) { return s.stale.Load(), nil }
+func (s *encrypting) Stale(context.Context, string) (bool, error) { return s.stale.Load(), nil }
 
-func TestSealedEntryIsOpenedWhenItCanBe(t *testing.T) {
-	inner := &sealing{Store: memory.New()}
+func TestEntryIsDecryptedLater(t *testing.T) {
+	inner := &encrypting{Store: memory.New()}
 	value, err := podResource().Codec.Encode(newPod("ns", "a"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := inner.Create(t.Context(), podKey("ns", "a"), append(bytes.Clone(seal), value...), 0); err != nil {
+	if _, err := inner.Create(t.Context(), podKey("ns", "a"), append(bytes.Clone(testPrefix), value...), 0); err != nil {
 		t.Fatal(err)
 	}
-	inner.locked.Store(true)
+	inner.failing.Store(true)
 	_, tables := start(t, inner, podResource())
 	table := tables[0]
 	// The cache runs, the entry is there, and others can be written and read.
@@ -58,14 +60,14 @@ func TestSealedEntryIsOpenedWhenItCanBe(t *testing.T) {
 			return []byte(obj.GetName()), nil
 		})
 	}
-	var sealed *store.SealError
-	if _, err := entry.Object(); !errors.As(err, &sealed) || !errors.Is(err, errLocked) {
+	var encrypted *store.EncryptionError
+	if _, err := entry.Object(); !errors.As(err, &encrypted) || !errors.Is(err, errNoKey) {
 		t.Error(err)
 	}
-	if _, err := encoding(); !errors.Is(err, errLocked) || entry.Labels() != nil || entry.Fields() != nil {
+	if _, err := encoding(); !errors.Is(err, errNoKey) || entry.Labels() != nil || entry.Fields() != nil {
 		t.Error(err)
 	}
-	inner.locked.Store(false)
+	inner.failing.Store(false)
 	obj, err := entry.Object()
 	if err != nil || obj.(*corev1.Pod).Name != "a" {
 		t.Error(obj, err)
@@ -75,19 +77,19 @@ func TestSealedEntryIsOpenedWhenItCanBe(t *testing.T) {
 	}
 }
 
-func TestSealedValueWithoutConfiguration(t *testing.T) {
+func TestEncryptedValueWithoutProvider(t *testing.T) {
 	inner := memory.New()
 	if _, err := inner.Create(t.Context(), podKey("ns", "a"), []byte("k8s:enc:aescbc:v1:key1:x"), 0); err != nil {
 		t.Fatal(err)
 	}
 	_, tables := start(t, inner, podResource())
-	if _, err := tables[0].Get(podKey("ns", "a")).Object(); !errors.Is(err, store.ErrNotConfigured) {
+	if _, err := tables[0].Get(podKey("ns", "a")).Object(); !errors.Is(err, store.ErrNoProvider) {
 		t.Error(err)
 	}
 }
 
-func TestStaleValueIsWrittenAgain(t *testing.T) {
-	inner := &sealing{Store: memory.New()}
+func TestStaleValueIsRewritten(t *testing.T) {
+	inner := &encrypting{Store: memory.New()}
 	_, tables := start(t, inner, podResource())
 	first, err := tables[0].Create(t.Context(), podKey("ns", "a"), newPod("ns", "a"), 0)
 	if err != nil {

@@ -10,17 +10,17 @@ import (
 	"skiff/internal/store"
 )
 
-// unclaimed keeps what the feed brought for no table since the tables were loaded, because the tables of custom resources
-// are made a moment later, when their definitions have been read, and their watchers want history too.
+// unclaimed keeps the events of no table since the tables were loaded. The tables of custom resources are added a little
+// later, when their definitions have been read, and their watchers need history too.
 type unclaimed struct {
-	from   store.Revision // all events after this one are here; 0 when they no longer are
+	from   store.Revision // it has all events after this one; 0 when it no longer does
 	until  time.Time
 	events []store.Event
 }
 
 const (
-	claimTime    = time.Minute
-	maxUnclaimed = 2 * reach
+	unclaimedLifetime = time.Minute
+	maxUnclaimed      = 2 * maxReplay
 )
 
 func (u *unclaimed) add(event store.Event) {
@@ -40,8 +40,8 @@ func (u *unclaimed) trim(now time.Time) {
 
 func (u *unclaimed) drop() { *u = unclaimed{} }
 
-// nested reports whether another table claimed the objects of this one before it was there.
-func (c *Cache) nested(t *Table) bool {
+// isNested reports whether another table had this table's objects before it was added.
+func (c *Cache) isNested(t *Table) bool {
 	for prefix := range *c.tables.Load() {
 		if prefix != t.resource.Prefix && strings.HasPrefix(t.resource.Prefix, prefix) {
 			return true
@@ -50,9 +50,9 @@ func (c *Cache) nested(t *Table) bool {
 	return false
 }
 
-// loadLate loads a table while the feed is running: what the feed brings meanwhile waits in the table's backlog. Shortly
-// after the start the table begins where the others began.
-func (c *Cache) loadLate(t *Table) {
+// loadWhileRunning loads a table while the watch feed runs: the events received meanwhile wait in the table's backlog.
+// Shortly after the start the table begins at the same revision as the others.
+func (c *Cache) loadWhileRunning(t *Table) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -62,7 +62,7 @@ func (c *Cache) loadLate(t *Table) {
 		case <-ctx.Done():
 		}
 	}()
-	c.insist(ctx, "load", func(ctx context.Context) error {
+	c.retry(ctx, "load", func(ctx context.Context) error {
 		c.mu.Lock()
 		generation := c.generation
 		if t.removed.Load() || t.loaded {
@@ -70,7 +70,7 @@ func (c *Cache) loadLate(t *Table) {
 			return nil
 		}
 		from := c.unclaimed.from
-		if c.nested(t) {
+		if c.isNested(t) {
 			from = 0
 		}
 		c.mu.Unlock()
@@ -89,7 +89,7 @@ func (c *Cache) loadLate(t *Table) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.generation != generation || from > 0 && c.unclaimed.from != from {
-			return fmt.Errorf("history was lost while %s was loaded", t.resource.Prefix)
+			return fmt.Errorf("history was lost while loading %s", t.resource.Prefix)
 		}
 		t.replace(entries, revision)
 		now := time.Now()

@@ -8,32 +8,32 @@ import (
 	"skiff/internal/store"
 )
 
-// How much history a table keeps. Whatever happens, the last chunk stays; beyond that history ends at the first bound it
-// meets. Five minutes is what etcd keeps (see the compaction of store/etcd), so a watcher that comes back, or a
-// list that goes on with its next page, is served as long as the store itself could serve it.
+// How much history a table keeps. The last chunk is always kept; beyond that the first bound that is reached applies.
+// Five minutes is what etcd keeps (see the compaction in store/etcd), so a watcher that resumes, or a list that continues
+// with its next page, is served as long as etcd itself could serve it.
 const (
 	chunkEvents     = 64
 	historyMin      = 2 * chunkEvents
 	historyMax      = 16384
-	historyMaxBytes = 16 << 20 // of values that only history keeps alive
+	historyMaxBytes = 16 << 20 // of values that only history references
 	historyAge      = 5 * time.Minute
 )
 
-// chunk is a run of events. The array is written once, front to back; readers look only at what a history covers.
+// chunk is a run of events. The array is written once, front to back; readers use only what their history covers.
 type chunk struct {
 	events [chunkEvents]Event
-	// bytes counts the values that only history keeps alive; last is when the newest event came.
+	// bytes counts the values that only history references; last is the time of the newest event.
 	bytes int
 	last  time.Time
 }
 
-// history is a log of events as of one moment: those at positions start to end. Like a tree it never changes; append
+// history is a log of events at one point in time: those at positions start to end. Like a tree it never changes; append
 // and trim return a new one that shares the chunks.
 type history struct {
 	chunks     []*chunk
 	start, end int64
 	bytes      int
-	// floor: all events after this revision are here.
+	// floor: history has all events after this revision.
 	floor store.Revision
 }
 
@@ -54,7 +54,7 @@ func (h history) append(event Event, now time.Time) history {
 	return h
 }
 
-// trim drops the oldest chunks that are beyond the bounds.
+// trim drops the oldest chunks beyond the bounds.
 func (h history) trim(now time.Time) history {
 	drop := 0
 	for len(h.chunks) > drop+1 {
@@ -69,15 +69,15 @@ func (h history) trim(now time.Time) history {
 		drop++
 	}
 	if drop > 0 {
-		// A copy, because the array behind would keep the dropped chunks.
+		// Cloned, because the underlying array would reference the dropped chunks.
 		h.chunks = slices.Clone(h.chunks[drop:])
 	}
 	return h
 }
 
-// reset forgets everything; cursors into what was there fall out, whatever their position.
+// reset drops all events; every cursor into them expires, whatever its position.
 func (h history) reset(floor store.Revision) history {
-	// Positions stay unique, so no cursor can mistake a later event for the one it waits for.
+	// Positions are never reused, so no cursor can mistake a later event for the one it waits for.
 	return history{start: h.end + 1, end: h.end + 1, floor: floor}
 }
 
@@ -93,8 +93,8 @@ func (h history) after(revision store.Revision) int64 {
 	}))
 }
 
-// slice returns the events from one position to another, or a little further: it never splits a revision. They must not
-// be changed.
+// slice returns the events from one position to another, or a few more: it never splits a revision. They must not be
+// changed.
 func (h history) slice(position, end int64) []Event {
 	if end = min(end, h.end); position == end {
 		return nil
