@@ -1,52 +1,45 @@
 package main
 
 import (
-	"context"
-	"flag"
-	"fmt"
+	"math"
 	"os"
+
+	"github.com/spf13/cobra"
 
 	"skiff/internal/config"
 	"skiff/internal/system"
 )
 
-// cert is `skiff cert show|renew|rotate-ca|forget-ca`.
-func cert(_ context.Context, args []string) error {
-	c := config.DefaultCertificate()
-	words, err := readArguments("cert", &certUsage{&c}, args)
-	if err != nil {
-		return err
-	}
-	if len(words) == 0 {
-		words = []string{"show"}
-	}
-	switch verb, names := words[0], words[1:]; {
-	case verb == "show" && len(names) == 0:
-		return system.ShowCertificates(c, os.Stdout)
-	case verb == "renew" && len(names) > 0:
-		return system.RenewCertificates(c, names, os.Stdout)
-	case verb == "renew":
-		return fmt.Errorf("cert renew: name the certificates to renew, or all")
-	case verb == "rotate-ca" && len(names) == 1:
-		return system.RotateAuthority(c, names[0], os.Stdout)
-	case verb == "forget-ca" && len(names) == 1:
-		return system.ForgetAuthorities(c, names[0], os.Stdout)
-	case verb == "rotate-ca" || verb == "forget-ca":
-		return fmt.Errorf("cert %s: name one authority, such as ca", verb)
-	default:
-		return fmt.Errorf("unknown cert command %q: it is show, renew, rotate-ca or forget-ca", verb)
-	}
-}
-
-// certUsage adds what the flags do not tell.
-type certUsage struct{ *config.Certificate }
-
-func (c *certUsage) Flags(fs *flag.FlagSet) {
-	fs.Usage = func() {
-		fmt.Fprintln(fs.Output(), "Usage: skiff cert [flags] show | renew NAME...|all | rotate-ca NAME | forget-ca NAME\n\n"+
-			"The certificates below a data directory. A running server takes up what is renewed within five minutes, and a new authority when it is\n"+
-			"started again; those of before are trusted beside it until they are forgotten.")
-		fs.PrintDefaults()
-	}
-	c.Certificate.Flags(fs)
+func certCommand() *cobra.Command {
+	c := config.DefaultCert()
+	show := func(*cobra.Command, []string) error { return system.ShowCertificates(c, os.Stdout) }
+	cert := bindAll(&cobra.Command{
+		Use:   "cert",
+		Short: "Show, renew and rotate certificates",
+		Long: "Show, renew and rotate the certificates in a data directory. Without a command, show them.\n\n" +
+			"A running server loads renewed certificates within five minutes. It uses a new CA after a restart, and trusts the old ones until they are forgotten.",
+	}, &c,
+		&cobra.Command{Use: "show [flags]", Short: "Show all certificates and when they expire", Args: noArguments, RunE: show},
+		&cobra.Command{
+			Use:     "renew NAME...|all [flags]",
+			Short:   "Renew certificates",
+			Example: lines("skiff cert renew apiserver", "skiff cert renew all"),
+			Args:    arguments("the names of the certificates to renew, or all", 1, math.MaxInt),
+			RunE:    func(_ *cobra.Command, names []string) error { return system.RenewCertificates(c, names, os.Stdout) },
+		},
+		&cobra.Command{
+			Use:     "rotate-ca NAME [flags]",
+			Short:   "Replace a CA; the old one stays trusted",
+			Example: lines("skiff cert rotate-ca ca"),
+			Args:    arguments("the name of one CA, such as ca", 1, 1),
+			RunE:    func(_ *cobra.Command, names []string) error { return system.RotateCA(c, names[0], os.Stdout) },
+		},
+		&cobra.Command{
+			Use:   "forget-ca NAME [flags]",
+			Short: "Stop trusting the predecessors of a CA",
+			Args:  arguments("the name of one CA, such as ca", 1, 1),
+			RunE:  func(_ *cobra.Command, names []string) error { return system.ForgetCAs(c, names[0], os.Stdout) },
+		})
+	cert.RunE = show
+	return cert
 }

@@ -1,50 +1,43 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"flag"
-	"fmt"
+	"math"
 	"os"
+
+	"github.com/spf13/cobra"
 
 	"skiff/internal/config"
 	"skiff/internal/system"
 )
 
-// token is `skiff token create|ls|delete`.
-func token(ctx context.Context, args []string) error {
+func tokenCommand() *cobra.Command {
 	c := config.DefaultToken()
-	words, err := readArguments("token", &tokenUsage{&c}, args)
-	if err != nil {
-		return err
+	create := &cobra.Command{
+		Use:   "create [flags]",
+		Short: "Create a token and print it",
+		Long: "Create a token with which hosts can join the cluster, and print it.\n\n" +
+			"The token is secret. It contains the hash of the cluster's CA, by which a joining host verifies the server.",
+		Example: lines("skiff token create --ttl 1h", "skiff agent --server https://ADDRESS:6443 --token TOKEN    # on the new node"),
+		Args:    noArguments,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return system.CreateToken(cmd.Context(), c, os.Stdout) },
 	}
-	if len(words) == 0 {
-		words = []string{"ls"}
-	}
-	switch verb, ids := words[0], words[1:]; {
-	case verb == "create" && len(ids) == 0:
-		return system.CreateToken(ctx, c, os.Stdout)
-	case verb == "ls" && len(ids) == 0:
-		return system.ListTokens(ctx, c, os.Stdout)
-	case verb == "delete" && len(ids) > 0:
-		return system.DeleteTokens(ctx, c, ids, os.Stdout)
-	case verb == "delete":
-		return errors.New("token delete: name the tokens to delete by their ids")
-	default:
-		return fmt.Errorf("unknown token command %q: it is create, ls or delete ID", verb)
-	}
-}
-
-// tokenUsage adds what the flags do not tell.
-type tokenUsage struct{ *config.Token }
-
-func (c *tokenUsage) Flags(fs *flag.FlagSet) {
-	fs.Usage = func() {
-		fmt.Fprintln(fs.Output(), "Usage: skiff token [flags] create | ls | delete ID...\n\n"+
-			"The tokens by which further machines join. `create` prints one word; on the new machine:\n\n"+
-			"  skiff agent --server https://ADDRESS:6443 --token WORD\n\n"+
-			"The word is a secret, and by it the new machine also knows this server from every other.")
-		fs.PrintDefaults()
-	}
-	c.Token.Flags(fs)
+	c.CreateFlags(create.Flags())
+	list := func(cmd *cobra.Command, _ []string) error { return system.ListTokens(cmd.Context(), c, os.Stdout) }
+	token := bindAll(&cobra.Command{
+		Use:   "token",
+		Short: "Manage the tokens with which nodes join",
+		Long:  "Create, list and delete the tokens with which nodes join the cluster. Without a command, list them.",
+	}, &c, create,
+		&cobra.Command{Use: "ls [flags]", Aliases: []string{"list"}, Short: "List the tokens, without their secrets", Args: noArguments, RunE: list},
+		&cobra.Command{
+			Use:   "delete ID... [flags]",
+			Short: "Delete tokens",
+			Long:  "Delete tokens by their IDs. Nodes that have joined with them are not affected.",
+			Args:  arguments("the IDs of the tokens to delete", 1, math.MaxInt),
+			RunE: func(cmd *cobra.Command, ids []string) error {
+				return system.DeleteTokens(cmd.Context(), c, ids, os.Stdout)
+			},
+		})
+	token.RunE = list
+	return token
 }

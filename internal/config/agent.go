@@ -2,48 +2,50 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
-// Agent is what `skiff agent` runs by.
+// Agent is the configuration of `skiff agent`.
 type Agent struct {
 	Node
 	DataDir string
 	// Server is the URL of the API server.
 	Server string
-	// Token is what `skiff token create` printed, or TokenFile a file that holds it, so that other users of this machine do not see it. Only
-	// a machine that is not a node yet needs it.
+	// Token is a join token of `skiff token create`; TokenFile is a file that holds one, which keeps it out of the process list. Only a host
+	// that has not joined yet needs a token.
 	Token, TokenFile string
 	LogLevel         string
 }
 
 // DefaultAgent is the configuration of an agent started without flags.
-func DefaultAgent() Agent { return Agent{DataDir: DefaultServer().DataDir, LogLevel: "info"} }
+func DefaultAgent() Agent { return Agent{DataDir: defaultDataDir, LogLevel: "info"} }
 
-// Flags binds the settings to command-line flags.
-func (c *Agent) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.Server, "server", c.Server, "URL of the API server, such as https://10.0.0.1:6443")
-	fs.StringVar(&c.Token, "token", c.Token, "what `skiff token create` printed; a machine that has joined before needs none")
-	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "file that holds the token, in place of --token, which others on this machine can see")
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory that holds all state")
-	c.Node.flags(fs, "node-name", "kubelet-config")
-	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+// Flags binds the configuration to command-line flags.
+func (c *Agent) Flags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
+	fs.StringVar(&c.Server, "server", c.Server, "URL of the API server, such as https://10.0.0.1:6443.")
+	fs.StringVar(&c.Token, "token", c.Token, "Join token of 'skiff token create'. Not needed by a host that has joined before.")
+	fs.StringVar(&c.TokenFile, "token-file", c.TokenFile, "Path to a file with the join token. Unlike --token, it does not show in the process list.")
+	dataDirFlag(fs, &c.DataDir)
+	logLevelFlag(fs, &c.LogLevel)
+	c.Node.flags(groups, "node-name", "kubelet-config")
 }
 
-// Validate checks the settings and names the flag at fault.
+// Validate checks the configuration; its errors name the flag at fault.
 func (c *Agent) Validate() error {
 	var errs []error
 	if u, err := url.Parse(c.Server); err != nil || u.Scheme != "https" || u.Hostname() == "" {
 		errs = append(errs, fmt.Errorf("--server: %q is not an https URL of an API server", c.Server))
 	}
 	if c.Token != "" && c.TokenFile != "" {
-		errs = append(errs, errors.New("--token-file: --token is given too"))
+		errs = append(errs, errors.New("--token-file: cannot be used with --token"))
 	}
 	if !filepath.IsAbs(c.DataDir) {
 		errs = append(errs, fmt.Errorf("--data-dir: %q is not an absolute path", c.DataDir))
@@ -51,7 +53,7 @@ func (c *Agent) Validate() error {
 	return errors.Join(append(errs, c.Node.validate("node-name"))...)
 }
 
-// ReadToken is the token, wherever it is given; empty when none is.
+// ReadToken returns the join token, or an empty string when none is configured.
 func (c *Agent) ReadToken() (string, error) {
 	if c.TokenFile == "" {
 		return c.Token, nil
@@ -63,35 +65,40 @@ func (c *Agent) ReadToken() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// Token is what `skiff token` runs by.
+// Token is the configuration of `skiff token`.
 type Token struct {
 	DataDir, Kubeconfig string
-	// Life of a new token; 0 is for ever.
-	Life        time.Duration
+	// TTL of a new token; 0 means that it never expires.
+	TTL         time.Duration
 	Description string
-	// Groups a new token puts its bearer into; none: that of new nodes.
+	// Groups that a new token authenticates as; empty: the group of new nodes.
 	Groups []string
 }
 
 // DefaultToken is the configuration of `skiff token` without flags.
-func DefaultToken() Token { return Token{DataDir: DefaultServer().DataDir, Life: 24 * time.Hour} }
+func DefaultToken() Token { return Token{DataDir: defaultDataDir, TTL: 24 * time.Hour} }
 
-// Flags binds the settings to command-line flags.
-func (c *Token) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the server, where the admin kubeconfig is")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig of an administrator, in place of the one in --data-dir")
-	fs.DurationVar(&c.Life, "ttl", c.Life, "how long a new token is good; 0: for ever")
-	fs.StringVar(&c.Description, "description", c.Description, "what a new token is for")
-	fs.Var((*commaList)(&c.Groups), "groups", "groups of who shows a new token, all below system:bootstrappers:; default: the one of new nodes")
+// Flags binds the configuration that all verbs of `skiff token` share to command-line flags.
+func (c *Token) Flags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the server, which holds the admin kubeconfig.")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "Path to an administrator's kubeconfig, instead of the one in --data-dir.")
 }
 
-// Validate checks the settings and names the flag at fault.
+// CreateFlags binds the configuration of `skiff token create` to command-line flags.
+func (c *Token) CreateFlags(fs *pflag.FlagSet) {
+	fs.DurationVar(&c.TTL, "ttl", c.TTL, "Time after which the token expires. 0 means that it never expires.")
+	fs.StringVar(&c.Description, "description", c.Description, "Description of what the token is for.")
+	listVar(fs, &c.Groups, "groups", "Groups the token authenticates as, which must begin with system:bootstrappers:. Defaults to the group of new nodes.")
+}
+
+// Validate checks the configuration; its errors name the flag at fault.
 func (c *Token) Validate() error {
 	if c.DataDir == "" && c.Kubeconfig == "" {
 		return errors.New("--data-dir: must not be empty")
 	}
-	if c.Life < 0 {
-		return fmt.Errorf("--ttl: %v is past", c.Life)
+	if c.TTL < 0 {
+		return fmt.Errorf("--ttl: %v is negative", c.TTL)
 	}
 	for _, group := range c.Groups {
 		if !strings.HasPrefix(group, "system:bootstrappers:") {

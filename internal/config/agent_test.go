@@ -29,11 +29,11 @@ func TestAgent(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("word\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("abc\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if word, err := (&Agent{TokenFile: file}).ReadToken(); err != nil || word != "word" {
-		t.Errorf("%q, %v", word, err)
+	if token, err := (&Agent{TokenFile: file}).ReadToken(); err != nil || token != "abc" {
+		t.Errorf("%q, %v", token, err)
 	}
 	if _, err := (&Agent{TokenFile: file + "x"}).ReadToken(); err == nil || !strings.HasPrefix(err.Error(), "--token-file") {
 		t.Error(err)

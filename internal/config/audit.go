@@ -2,24 +2,25 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
-// Audit says what is recorded of requests and where, with upstream's meanings. Without a policy, or with neither log nor webhook,
-// nothing is.
+// Audit configures which requests are audited and where events are sent, with upstream's meanings. Without a policy, or with neither log nor
+// webhook, nothing is audited.
 type Audit struct {
 	PolicyFile string
 	Log        AuditLog
 	Webhook    AuditWebhook
 }
 
-// AuditLog is the file that receives events as lines; "-" is the standard output.
+// AuditLog is the backend that writes events to a file, one line each; "-" is the standard output.
 type AuditLog struct {
 	Path string
-	// MaxAge is in days, MaxSize in megabytes. Zero: no limit.
+	// MaxAge is in days, MaxSize in megabytes. 0 means no limit.
 	MaxAge, MaxBackups, MaxSize int
 	Compress                    bool
 	Format                      string
@@ -27,7 +28,7 @@ type AuditLog struct {
 	Delivery                    AuditDelivery
 }
 
-// AuditWebhook is the service that receives lists of events.
+// AuditWebhook is the backend that sends batches of events to a web server.
 type AuditWebhook struct {
 	ConfigFile     string
 	InitialBackoff time.Duration
@@ -35,7 +36,7 @@ type AuditWebhook struct {
 	Delivery       AuditDelivery
 }
 
-// AuditDelivery is how a back end sends events.
+// AuditDelivery is how a backend delivers events.
 type AuditDelivery struct {
 	Mode                         string
 	BufferSize, MaxSize          int
@@ -70,36 +71,37 @@ func defaultAudit() Audit {
 	}
 }
 
-func (a *Audit) flags(fs *flag.FlagSet) {
-	fs.StringVar(&a.PolicyFile, "audit-policy-file", a.PolicyFile, "audit Policy file: which requests are recorded, and how much of them")
-	l := &a.Log
-	fs.StringVar(&l.Path, "audit-log-path", l.Path, "file to record requests in; - is the standard output")
-	fs.IntVar(&l.MaxAge, "audit-log-maxage", l.MaxAge, "days to keep old audit logs; 0: for ever")
-	fs.IntVar(&l.MaxBackups, "audit-log-maxbackup", l.MaxBackups, "old audit logs to keep; 0: all")
-	fs.IntVar(&l.MaxSize, "audit-log-maxsize", l.MaxSize, "megabytes after which a new audit log is begun; 0: never")
-	fs.BoolVar(&l.Compress, "audit-log-compress", l.Compress, "compress old audit logs")
-	fs.StringVar(&l.Format, "audit-log-format", l.Format, "json, or legacy for lines of text")
-	fs.StringVar(&l.Version, "audit-log-version", l.Version, "API version of the events; there is one")
-	l.Delivery.flags(fs, "audit-log-")
-	w := &a.Webhook
-	fs.StringVar(&w.ConfigFile, "audit-webhook-config-file", w.ConfigFile, "kubeconfig of the service that audit events are sent to")
-	fs.DurationVar(&w.InitialBackoff, "audit-webhook-initial-backoff", w.InitialBackoff, "time before events are sent again that the service did not take")
-	fs.DurationVar(&w.InitialBackoff, "audit-webhook-batch-initial-backoff", w.InitialBackoff, "old name of --audit-webhook-initial-backoff")
-	fs.StringVar(&w.Version, "audit-webhook-version", w.Version, "API version of the events; there is one")
-	w.Delivery.flags(fs, "audit-webhook-")
+func (a *Audit) flags(groups *FlagGroups) {
+	common, advanced := groups.Common(groupAudit), groups.Advanced(groupAudit)
+	l, w := &a.Log, &a.Webhook
+	common.StringVar(&a.PolicyFile, "audit-policy-file", a.PolicyFile, "Path to the audit Policy file, which defines the requests to audit. Required to audit at all.")
+	common.StringVar(&l.Path, "audit-log-path", l.Path, "Path to the audit log file, or - for standard output.")
+	common.StringVar(&w.ConfigFile, "audit-webhook-config-file", w.ConfigFile, "Path to a kubeconfig file for the web server to send audit events to.")
+	advanced.IntVar(&l.MaxAge, "audit-log-maxage", l.MaxAge, "Maximum age of old audit log files in days. 0 means no limit.")
+	advanced.IntVar(&l.MaxBackups, "audit-log-maxbackup", l.MaxBackups, "Maximum number of old audit log files. 0 means no limit.")
+	advanced.IntVar(&l.MaxSize, "audit-log-maxsize", l.MaxSize, "Maximum size of an audit log file in megabytes before it is rotated. 0 means no limit.")
+	advanced.BoolVar(&l.Compress, "audit-log-compress", l.Compress, "Compress rotated audit log files with gzip.")
+	advanced.StringVar(&l.Format, "audit-log-format", l.Format, "Format of the audit log: json, or legacy for lines of text.")
+	advanced.StringVar(&l.Version, "audit-log-version", l.Version, "API version of the events in the audit log.")
+	l.Delivery.flags(advanced, "audit-log-")
+	advanced.DurationVar(&w.InitialBackoff, "audit-webhook-initial-backoff", w.InitialBackoff, "Time to wait before retrying the first failed request.")
+	advanced.DurationVar(&w.InitialBackoff, "audit-webhook-batch-initial-backoff", w.InitialBackoff, "Deprecated name of --audit-webhook-initial-backoff.")
+	advanced.StringVar(&w.Version, "audit-webhook-version", w.Version, "API version of the events sent to the webhook.")
+	w.Delivery.flags(advanced, "audit-webhook-")
 }
 
-func (d *AuditDelivery) flags(fs *flag.FlagSet, prefix string) {
-	fs.StringVar(&d.Mode, prefix+"mode", d.Mode, "batch sends many events at once and may lose some, blocking loses none, blocking-strict refuses requests that cannot be recorded")
-	fs.IntVar(&d.BufferSize, prefix+"batch-buffer-size", d.BufferSize, "events that wait to be sent, in mode batch")
-	fs.IntVar(&d.MaxSize, prefix+"batch-max-size", d.MaxSize, "events sent at once, in mode batch")
-	fs.DurationVar(&d.MaxWait, prefix+"batch-max-wait", d.MaxWait, "time after which a batch is sent that is not full, in mode batch")
-	fs.BoolVar(&d.Throttle, prefix+"batch-throttle-enable", d.Throttle, "bound the number of batches each second, in mode batch")
-	fs.Float64Var(&d.QPS, prefix+"batch-throttle-qps", d.QPS, "batches each second on average, in mode batch")
-	fs.IntVar(&d.Burst, prefix+"batch-throttle-burst", d.Burst, "batches at once after a quiet time, in mode batch")
-	fs.BoolVar(&d.Truncate, prefix+"truncate-enabled", d.Truncate, "leave bodies out of events that are too large")
-	fs.Int64Var(&d.MaxEventBytes, prefix+"truncate-max-event-size", d.MaxEventBytes, "bytes of the largest event when truncating")
-	fs.Int64Var(&d.MaxBatchBytes, prefix+"truncate-max-batch-size", d.MaxBatchBytes, "bytes of the largest batch when truncating")
+func (d *AuditDelivery) flags(fs *pflag.FlagSet, prefix string) {
+	fs.StringVar(&d.Mode, prefix+"mode", d.Mode,
+		"How to send audit events: batch sends them in the background, blocking before the response, blocking-strict also fails the request if that fails.")
+	fs.IntVar(&d.BufferSize, prefix+"batch-buffer-size", d.BufferSize, "Size of the buffer of events before batching. Only used in batch mode.")
+	fs.IntVar(&d.MaxSize, prefix+"batch-max-size", d.MaxSize, "Maximum number of events in a batch. Only used in batch mode.")
+	fs.DurationVar(&d.MaxWait, prefix+"batch-max-wait", d.MaxWait, "Time to wait before sending a batch that is not full. Only used in batch mode.")
+	fs.BoolVar(&d.Throttle, prefix+"batch-throttle-enable", d.Throttle, "Limit the rate of batches. Only used in batch mode.")
+	fs.Float64Var(&d.QPS, prefix+"batch-throttle-qps", d.QPS, "Maximum average number of batches per second. Only used in batch mode.")
+	fs.IntVar(&d.Burst, prefix+"batch-throttle-burst", d.Burst, "Maximum number of batches sent at once if the rate was not used before. Only used in batch mode.")
+	fs.BoolVar(&d.Truncate, prefix+"truncate-enabled", d.Truncate, "Truncate events and batches that are too large.")
+	fs.Int64Var(&d.MaxEventBytes, prefix+"truncate-max-event-size", d.MaxEventBytes, "Maximum size of an event in bytes if truncating is enabled.")
+	fs.Int64Var(&d.MaxBatchBytes, prefix+"truncate-max-batch-size", d.MaxBatchBytes, "Maximum size of a batch in bytes if truncating is enabled.")
 }
 
 func (a *Audit) validate() error {

@@ -1,27 +1,25 @@
 package config
 
-import (
-	"errors"
-	"flag"
-)
+import "errors"
 
-// Clean is what `skiff clean` runs by.
+// Clean is the configuration of `skiff clean`.
 type Clean struct {
 	DataDir string
-	// KubeletConfig is the KubeletConfiguration the node ran by.
+	// KubeletConfig is the KubeletConfiguration file the node was run with.
 	KubeletConfig string
 }
 
 // DefaultClean is the configuration of `skiff clean` without flags.
-func DefaultClean() Clean { return Clean{DataDir: DefaultServer().DataDir} }
+func DefaultClean() Clean { return Clean{DataDir: defaultDataDir} }
 
-// Flags binds the settings to command-line flags.
-func (c *Clean) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "directory of the skiff whose node is to be cleaned")
-	fs.StringVar(&c.KubeletConfig, "kubelet-config", c.KubeletConfig, "KubeletConfiguration file the node ran by, if any")
+// Flags binds the configuration to command-line flags.
+func (c *Clean) Flags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "Data directory of the node to clean.")
+	fs.StringVar(&c.KubeletConfig, "kubelet-config", c.KubeletConfig, "Path to the KubeletConfiguration file the node was run with, if any.")
 }
 
-// Validate checks the settings and names the flag at fault.
+// Validate checks the configuration; its errors name the flag at fault.
 func (c *Clean) Validate() error {
 	if c.DataDir == "" {
 		return errors.New("--data-dir: must not be empty")

@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,36 +9,42 @@ import (
 	"time"
 )
 
-// Serving is how a part that runs alone offers its health and metrics, with upstream's flag names.
+// Serving is the HTTPS endpoint at which a component that runs alone serves health checks and metrics, with upstream's flag names.
 type Serving struct {
 	BindAddress string
-	// SecurePort 0: nothing is served.
+	// SecurePort 0 disables serving.
 	SecurePort int
-	// CertFile and KeyFile are shown to clients; without them, a certificate the part signs itself.
+	// CertFile and KeyFile are the serving certificate; if they are empty, the component signs one itself.
 	CertFile, KeyFile string
-	// ClientCAFile are the authorities whose client certificates are believed. Empty: those the API server publishes.
+	// ClientCAFile holds the CAs of client certificates. If it is empty, those that the API server publishes are used.
 	ClientCAFile string
-	// AuthenticationKubeconfig and AuthorizationKubeconfig reach the API server that knows users and rules. Empty: the part's own.
+	// AuthenticationKubeconfig and AuthorizationKubeconfig reach the API server that reviews tokens and access. If they are empty, the
+	// component's own is used.
 	AuthenticationKubeconfig, AuthorizationKubeconfig string
-	// OpenPaths need nobody's leave.
-	OpenPaths []string
-	Profiling bool
+	// AlwaysAllowPaths are served without authorization.
+	AlwaysAllowPaths []string
+	Profiling        bool
 }
 
 func defaultServing(port int) Serving {
-	return Serving{BindAddress: "0.0.0.0", SecurePort: port, OpenPaths: []string{"/healthz", "/readyz", "/livez"}}
+	return Serving{BindAddress: "0.0.0.0", SecurePort: port, AlwaysAllowPaths: []string{"/healthz", "/readyz", "/livez"}}
 }
 
-func (c *Serving) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "address to serve health and metrics on")
-	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "port to serve health and metrics on, with TLS; 0: they are not served")
-	fs.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, "certificate to show to clients; default: one made at the start")
-	fs.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "key of that certificate")
-	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile, "authorities whose client certificates are believed; default: those the API server publishes")
-	fs.StringVar(&c.AuthenticationKubeconfig, "authentication-kubeconfig", c.AuthenticationKubeconfig, "file that says where to ask who sends a request; default: --kubeconfig")
-	fs.StringVar(&c.AuthorizationKubeconfig, "authorization-kubeconfig", c.AuthorizationKubeconfig, "file that says where to ask whether a request is allowed; default: --kubeconfig")
-	fs.Var((*commaList)(&c.OpenPaths), "authorization-always-allow-paths", "paths that everyone may ask for")
-	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "serve /debug/pprof to those who may")
+func (c *Serving) flags(groups *FlagGroups) {
+	fs := groups.Common(groupServing)
+	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "IP address on which to serve health checks and metrics.")
+	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "Port on which to serve health checks and metrics with TLS. 0 means that they are not served.")
+	fs.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, "Path to the serving certificate. Defaults to one signed at start.")
+	fs.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "Path to the private key of --tls-cert-file.")
+	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile,
+		"Path to the CA certificates of clients. Defaults to the CAs that the API server publishes.")
+	fs = groups.Advanced(groupServing)
+	fs.StringVar(&c.AuthenticationKubeconfig, "authentication-kubeconfig", c.AuthenticationKubeconfig,
+		"Path to the kubeconfig of the API server that reviews tokens. Defaults to --kubeconfig.")
+	fs.StringVar(&c.AuthorizationKubeconfig, "authorization-kubeconfig", c.AuthorizationKubeconfig,
+		"Path to the kubeconfig of the API server that reviews access. Defaults to --kubeconfig.")
+	listVar(fs, &c.AlwaysAllowPaths, "authorization-always-allow-paths", "Paths to serve without authorization, separated by commas.")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/.")
 }
 
 func (c *Serving) validate() error {
@@ -54,96 +59,104 @@ func (c *Serving) validate() error {
 	return nil
 }
 
-// PodAddresses is the range that is cut into the nodes' pod CIDRs, with upstream's flag names.
-type PodAddresses struct {
-	// ClusterCIDR is one range, or one of each family, separated by a comma.
+// PodCIDRs configures the allocation of pod CIDRs to nodes, with upstream's flag names.
+type PodCIDRs struct {
+	// ClusterCIDR is one range, or one of each IP family separated by a comma.
 	ClusterCIDR string
-	// NodeMask, or one for each family, is the length of a node's prefix. Zero: 24, and 64 for IPv6.
-	NodeMask, NodeMask4, NodeMask6 int
+	// NodeMaskSize, or one for each IP family, is the prefix length of a node's pod CIDR. 0 means 24 for IPv4 and 64 for IPv6.
+	NodeMaskSize, NodeMaskSizeIPv4, NodeMaskSizeIPv6 int
 }
 
-func (c *PodAddresses) flags(fs *flag.FlagSet) {
-	fs.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "addresses for pods; two ranges, separated by a comma, for two IP families")
-	fs.IntVar(&c.NodeMask, "node-cidr-mask-size", c.NodeMask, "length of a node's part of the pod addresses; default: 24, for IPv6 64")
-	fs.IntVar(&c.NodeMask4, "node-cidr-mask-size-ipv4", c.NodeMask4, "the same for IPv4, with two IP families")
-	fs.IntVar(&c.NodeMask6, "node-cidr-mask-size-ipv6", c.NodeMask6, "the same for IPv6, with two IP families")
+func (c *PodCIDRs) flags(groups *FlagGroups) {
+	groups.Common(groupNetworking).StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "CIDR for pod IPs, or two separated by a comma for dual-stack.")
+	fs := groups.Advanced(groupNetworking)
+	fs.IntVar(&c.NodeMaskSize, "node-cidr-mask-size", c.NodeMaskSize, "Prefix length of a node's pod CIDR. Defaults to 24 for IPv4 and 64 for IPv6.")
+	fs.IntVar(&c.NodeMaskSizeIPv4, "node-cidr-mask-size-ipv4", c.NodeMaskSizeIPv4, "Prefix length of a node's IPv4 pod CIDR in dual-stack clusters. Defaults to 24.")
+	fs.IntVar(&c.NodeMaskSizeIPv6, "node-cidr-mask-size-ipv6", c.NodeMaskSizeIPv6, "Prefix length of a node's IPv6 pod CIDR in dual-stack clusters. Defaults to 64.")
 }
 
-func (c *PodAddresses) validate() error {
+func (c *PodCIDRs) validate() error {
 	if c.ClusterCIDR == "" {
 		return nil
 	}
-	prefixes, err := parseRanges(c.ClusterCIDR)
+	prefixes, err := parseCIDRs(c.ClusterCIDR)
 	if err != nil {
 		return fmt.Errorf("--cluster-cidr: %w", err)
 	}
 	switch {
-	case c.NodeMask != 0 && (c.NodeMask4 != 0 || c.NodeMask6 != 0):
-		return errors.New("--node-cidr-mask-size: it is for one IP family; with two, only --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6 are")
-	case c.NodeMask != 0 && len(prefixes) > 1:
-		return errors.New("--node-cidr-mask-size: it is for one IP family; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
+	case c.NodeMaskSize != 0 && (c.NodeMaskSizeIPv4 != 0 || c.NodeMaskSizeIPv6 != 0):
+		return errors.New("--node-cidr-mask-size: cannot be used with --node-cidr-mask-size-ipv4 or --node-cidr-mask-size-ipv6")
+	case c.NodeMaskSize != 0 && len(prefixes) > 1:
+		return errors.New("--node-cidr-mask-size: cannot be used in dual-stack clusters; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
 	}
 	for _, p := range prefixes {
-		if mask := c.Mask(p.Addr().Is4()); mask < p.Bits() || mask > p.Addr().BitLen() || !p.Addr().Is4() && mask-p.Bits() > 16 {
-			return fmt.Errorf("--cluster-cidr: %s cannot be cut into nodes' ranges of /%d: the difference must not be negative, nor above 16 bits of IPv6", p, mask)
+		if mask := c.MaskSize(p.Addr().Is4()); mask < p.Bits() || mask > p.Addr().BitLen() || !p.Addr().Is4() && mask-p.Bits() > 16 {
+			return fmt.Errorf("--cluster-cidr: %s cannot be divided into pod CIDRs of /%d: the node mask must be longer than the range's, by at most 16 bits for IPv6", p, mask)
 		}
 	}
 	return nil
 }
 
-// Mask is the length of a node's prefix in one family.
-func (c *PodAddresses) Mask(is4 bool) int {
+// MaskSize is the prefix length of a node's pod CIDR in one IP family.
+func (c *PodCIDRs) MaskSize(is4 bool) int {
 	switch {
-	case c.NodeMask != 0:
-		return c.NodeMask
-	case is4 && c.NodeMask4 != 0:
-		return c.NodeMask4
+	case c.NodeMaskSize != 0:
+		return c.NodeMaskSize
+	case is4 && c.NodeMaskSizeIPv4 != 0:
+		return c.NodeMaskSizeIPv4
 	case is4:
 		return 24
-	case c.NodeMask6 != 0:
-		return c.NodeMask6
+	case c.NodeMaskSizeIPv6 != 0:
+		return c.NodeMaskSizeIPv6
 	}
 	return 64
 }
 
-// NodeLoss says when a node counts as lost and how fast pods are taken from lost nodes, with upstream's flag names.
-type NodeLoss struct {
-	MonitorGrace, StartupGrace  time.Duration
-	EvictionRate, SecondaryRate float64
-	LargeCluster                int
-	UnhealthyZone               float64
+// NodeLifecycle configures when a node counts as unreachable and how fast its pods are evicted, with upstream's flag names.
+type NodeLifecycle struct {
+	MonitorGracePeriod, StartupGracePeriod time.Duration
+	EvictionRate, SecondaryEvictionRate    float64
+	LargeClusterSizeThreshold              int
+	UnhealthyZoneThreshold                 float64
 }
 
-func defaultNodeLoss() NodeLoss {
-	return NodeLoss{MonitorGrace: 50 * time.Second, StartupGrace: time.Minute, EvictionRate: 0.1, SecondaryRate: 0.01, LargeCluster: 50, UnhealthyZone: 0.55}
+func defaultNodeLifecycle() NodeLifecycle {
+	return NodeLifecycle{
+		MonitorGracePeriod: 50 * time.Second, StartupGracePeriod: time.Minute, EvictionRate: 0.1, SecondaryEvictionRate: 0.01,
+		LargeClusterSizeThreshold: 50, UnhealthyZoneThreshold: 0.55,
+	}
 }
 
-func (c *NodeLoss) flags(fs *flag.FlagSet) {
-	fs.DurationVar(&c.MonitorGrace, "node-monitor-grace-period", c.MonitorGrace, "how long a node may be silent before it counts as lost")
-	fs.DurationVar(&c.StartupGrace, "node-startup-grace-period", c.StartupGrace, "how long a new node may be silent")
-	fs.Float64Var(&c.EvictionRate, "node-eviction-rate", c.EvictionRate, "nodes per second and zone whose pods are driven off, in a healthy zone")
-	fs.Float64Var(&c.SecondaryRate, "secondary-node-eviction-rate", c.SecondaryRate, "the same in a zone where many nodes are lost; in a small one none")
-	fs.IntVar(&c.LargeCluster, "large-cluster-size-threshold", c.LargeCluster, "how many nodes a zone needs not to be small")
-	fs.Float64Var(&c.UnhealthyZone, "unhealthy-zone-threshold", c.UnhealthyZone, "share of lost nodes from which a zone counts as unhealthy")
+func (c *NodeLifecycle) flags(groups *FlagGroups) {
+	fs := groups.Advanced(groupNodeLifecycle)
+	fs.DurationVar(&c.MonitorGracePeriod, "node-monitor-grace-period", c.MonitorGracePeriod, "Time without a heartbeat after which a node is marked unhealthy.")
+	fs.DurationVar(&c.StartupGracePeriod, "node-startup-grace-period", c.StartupGracePeriod, "Time without a heartbeat after which a starting node is marked unhealthy.")
+	fs.Float64Var(&c.EvictionRate, "node-eviction-rate", c.EvictionRate, "Nodes per second whose pods are evicted in a healthy zone.")
+	fs.Float64Var(&c.SecondaryEvictionRate, "secondary-node-eviction-rate", c.SecondaryEvictionRate,
+		"Nodes per second whose pods are evicted in an unhealthy zone. It is 0 if the zone has at most --large-cluster-size-threshold nodes.")
+	fs.IntVar(&c.LargeClusterSizeThreshold, "large-cluster-size-threshold", c.LargeClusterSizeThreshold,
+		"Number of nodes above which --secondary-node-eviction-rate applies to an unhealthy zone.")
+	fs.Float64Var(&c.UnhealthyZoneThreshold, "unhealthy-zone-threshold", c.UnhealthyZoneThreshold,
+		"Fraction of nodes in a zone that must be unhealthy for the zone to be unhealthy.")
 }
 
-func (c *NodeLoss) validate() error {
+func (c *NodeLifecycle) validate() error {
 	switch {
-	case c.MonitorGrace <= 0:
-		return fmt.Errorf("--node-monitor-grace-period: %s is no time at all", c.MonitorGrace)
-	case c.StartupGrace <= 0:
-		return fmt.Errorf("--node-startup-grace-period: %s is no time at all", c.StartupGrace)
+	case c.MonitorGracePeriod <= 0:
+		return fmt.Errorf("--node-monitor-grace-period: %s is not positive", c.MonitorGracePeriod)
+	case c.StartupGracePeriod <= 0:
+		return fmt.Errorf("--node-startup-grace-period: %s is not positive", c.StartupGracePeriod)
 	case c.EvictionRate < 0:
-		return fmt.Errorf("--node-eviction-rate: %v is not a rate", c.EvictionRate)
-	case c.SecondaryRate < 0:
-		return fmt.Errorf("--secondary-node-eviction-rate: %v is not a rate", c.SecondaryRate)
-	case c.UnhealthyZone < 0 || c.UnhealthyZone > 1:
-		return fmt.Errorf("--unhealthy-zone-threshold: %v is not a share", c.UnhealthyZone)
+		return fmt.Errorf("--node-eviction-rate: %v is negative", c.EvictionRate)
+	case c.SecondaryEvictionRate < 0:
+		return fmt.Errorf("--secondary-node-eviction-rate: %v is negative", c.SecondaryEvictionRate)
+	case c.UnhealthyZoneThreshold < 0 || c.UnhealthyZoneThreshold > 1:
+		return fmt.Errorf("--unhealthy-zone-threshold: %v is not between 0 and 1", c.UnhealthyZoneThreshold)
 	}
 	return nil
 }
 
-// Autoscaling says how workloads are scaled, with upstream's flag names.
+// Autoscaling configures the horizontal pod autoscaler, with upstream's flag names.
 type Autoscaling struct {
 	SyncPeriod, DownscaleStabilization  time.Duration
 	Tolerance                           float64
@@ -155,99 +168,113 @@ func defaultAutoscaling() Autoscaling {
 		CPUInitialization: 5 * time.Minute, InitialReadiness: 30 * time.Second}
 }
 
-func (c *Autoscaling) flags(fs *flag.FlagSet) {
-	fs.DurationVar(&c.SyncPeriod, "horizontal-pod-autoscaler-sync-period", c.SyncPeriod, "how often each workload that scales is looked at")
-	fs.DurationVar(&c.DownscaleStabilization, "horizontal-pod-autoscaler-downscale-stabilization", c.DownscaleStabilization, "for how long the highest advice counts before pods are taken away")
-	fs.Float64Var(&c.Tolerance, "horizontal-pod-autoscaler-tolerance", c.Tolerance, "how far usage may be from its target before anything is done")
-	fs.DurationVar(&c.CPUInitialization, "horizontal-pod-autoscaler-cpu-initialization-period", c.CPUInitialization, "how long a pod's CPU usage may be that of its start")
-	fs.DurationVar(&c.InitialReadiness, "horizontal-pod-autoscaler-initial-readiness-delay", c.InitialReadiness, "how long a pod may take to be ready for the first time")
+func (c *Autoscaling) flags(groups *FlagGroups) {
+	fs := groups.Advanced("Horizontal pod autoscaler")
+	fs.DurationVar(&c.SyncPeriod, "horizontal-pod-autoscaler-sync-period", c.SyncPeriod, "Time between two syncs of an autoscaler.")
+	fs.DurationVar(&c.DownscaleStabilization, "horizontal-pod-autoscaler-downscale-stabilization", c.DownscaleStabilization,
+		"Time over which the highest recommendation is kept before scaling down.")
+	fs.Float64Var(&c.Tolerance, "horizontal-pod-autoscaler-tolerance", c.Tolerance,
+		"Minimum change of the ratio between actual and desired metrics that causes scaling, as a fraction.")
+	fs.DurationVar(&c.CPUInitialization, "horizontal-pod-autoscaler-cpu-initialization-period", c.CPUInitialization,
+		"Time after a pod's start during which its CPU samples might be skipped.")
+	fs.DurationVar(&c.InitialReadiness, "horizontal-pod-autoscaler-initial-readiness-delay", c.InitialReadiness,
+		"Time after a pod's start during which readiness changes are treated as initial readiness.")
 }
 
 func (c *Autoscaling) validate() error {
 	if c.SyncPeriod <= 0 {
-		return fmt.Errorf("--horizontal-pod-autoscaler-sync-period: %s is no time at all", c.SyncPeriod)
+		return fmt.Errorf("--horizontal-pod-autoscaler-sync-period: %s is not positive", c.SyncPeriod)
 	}
 	if c.Tolerance < 0 {
-		return fmt.Errorf("--horizontal-pod-autoscaler-tolerance: %v is not a share", c.Tolerance)
+		return fmt.Errorf("--horizontal-pod-autoscaler-tolerance: %v is negative", c.Tolerance)
 	}
 	return nil
 }
 
-// ControllerManager is what `skiff controller-manager` runs by, with upstream's flag names.
+// ControllerManager is the configuration of `skiff controller-manager`, with upstream's flag names.
 type ControllerManager struct {
-	Connection
+	ClientConnection
 	Serving     Serving
 	Controllers []string
 	LeaderElect bool
-	// UseServiceAccounts: each controller acts as its own service account in kube-system instead of as who the kubeconfig says.
+	// UseServiceAccounts makes each controller act as its own service account in kube-system instead of as the kubeconfig's user.
 	UseServiceAccounts bool
-	// RootCAFile is published in every namespace; ServiceAccountKeyFile signs the tokens kept in secrets; ClusterSigningCertFile and
-	// ClusterSigningKeyFile sign approved certificate requests. Controllers that need one that is missing are off.
+	// RootCAFile is published in every namespace; ServiceAccountKeyFile signs the tokens of token secrets; ClusterSigningCertFile and
+	// ClusterSigningKeyFile sign approved certificate requests. A controller whose file is missing does not run.
 	RootCAFile             string
 	ServiceAccountKeyFile  string
 	ClusterSigningCertFile string
 	ClusterSigningKeyFile  string
-	// AllocateNodeCIDRs cuts PodAddresses into the nodes' pod CIDRs; what Services have is left out.
+	// AllocateNodeCIDRs allocates pod CIDRs to nodes from PodCIDRs, except the addresses of ServiceCIDR.
 	AllocateNodeCIDRs bool
-	PodAddresses      PodAddresses
+	PodCIDRs          PodCIDRs
 	ServiceCIDR       string
-	NodeLoss          NodeLoss
+	NodeLifecycle     NodeLifecycle
 	Autoscaling       Autoscaling
-	// TerminatedPods is how many pods that have ended are kept; none or less: all.
+	// TerminatedPods is the number of terminated pods to keep; 0 or less keeps all.
 	TerminatedPods int
-	// LegacyTokenLife is how long a token in a secret may go unused.
-	LegacyTokenLife time.Duration
-	// EndpointsPerSlice and MirroredPerSubset bound endpoint slices.
+	// LegacyTokenCleanUpPeriod is the time after which an unused token secret is invalidated.
+	LegacyTokenCleanUpPeriod time.Duration
+	// EndpointsPerSlice and MirroredPerSubset limit the size of endpoint slices.
 	EndpointsPerSlice, MirroredPerSubset int
 }
 
 // DefaultControllerManager is the configuration of a controller manager started without flags.
 func DefaultControllerManager() ControllerManager {
 	return ControllerManager{
-		Connection: defaultConnection(), Serving: defaultServing(10257), Controllers: []string{"*"}, LeaderElect: true,
-		NodeLoss: defaultNodeLoss(), Autoscaling: defaultAutoscaling(), TerminatedPods: 12500, LegacyTokenLife: 365 * 24 * time.Hour, EndpointsPerSlice: 100, MirroredPerSubset: 1000,
+		ClientConnection: defaultClientConnection(), Serving: defaultServing(10257), Controllers: []string{"*"}, LeaderElect: true,
+		NodeLifecycle: defaultNodeLifecycle(), Autoscaling: defaultAutoscaling(), TerminatedPods: 12500, LegacyTokenCleanUpPeriod: 365 * 24 * time.Hour,
+		EndpointsPerSlice: 100, MirroredPerSubset: 1000,
 	}
 }
 
-// Flags binds the settings to command-line flags.
-func (c *ControllerManager) Flags(fs *flag.FlagSet) {
+// Flags binds the configuration to command-line flags.
+func (c *ControllerManager) Flags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
 	c.flags(fs)
-	c.Serving.flags(fs)
-	fs.Var((*commaList)(&c.Controllers), "controllers", "controllers to run: * is all that are on by default, name one more, -name one less")
-	fs.BoolVar(&c.LeaderElect, "leader-elect", c.LeaderElect, "work only while no other manager of the cluster does")
-	fs.BoolVar(&c.UseServiceAccounts, "use-service-account-credentials", c.UseServiceAccounts, "let each controller act as its own service account, with no more rights than it needs")
-	fs.StringVar(&c.RootCAFile, "root-ca-file", c.RootCAFile, "certificates by which clients know the API server, for every namespace")
-	fs.StringVar(&c.ServiceAccountKeyFile, "service-account-private-key-file", c.ServiceAccountKeyFile, "key that signs the tokens kept in secrets")
-	fs.StringVar(&c.ClusterSigningCertFile, "cluster-signing-cert-file", c.ClusterSigningCertFile, "authority that signs approved certificate requests")
-	fs.StringVar(&c.ClusterSigningKeyFile, "cluster-signing-key-file", c.ClusterSigningKeyFile, "key of that authority")
-	fs.BoolVar(&c.AllocateNodeCIDRs, "allocate-node-cidrs", c.AllocateNodeCIDRs, "give every node its part of --cluster-cidr")
-	c.PodAddresses.flags(fs)
-	fs.StringVar(&c.ServiceCIDR, "service-cluster-ip-range", c.ServiceCIDR, "addresses of Services, which no node gets for its pods")
-	c.NodeLoss.flags(fs)
-	c.Autoscaling.flags(fs)
-	fs.IntVar(&c.TerminatedPods, "terminated-pod-gc-threshold", c.TerminatedPods, "how many pods that have ended are kept; 0 or less: all")
-	fs.DurationVar(&c.LegacyTokenLife, "legacy-service-account-token-clean-up-period", c.LegacyTokenLife, "how long a token in a secret may go unused before it is declared invalid, and as long again before it is deleted")
-	fs.IntVar(&c.EndpointsPerSlice, "max-endpoints-per-slice", c.EndpointsPerSlice, "how many endpoints a slice holds")
-	fs.IntVar(&c.MirroredPerSubset, "mirroring-max-endpoints-per-subset", c.MirroredPerSubset, "how many addresses of an Endpoints subset are mirrored")
+	listVar(fs, &c.Controllers, "controllers",
+		"Controllers to run, separated by commas: '*' means those that are on by default, 'name' adds a controller, '-name' removes one.")
+	fs.BoolVar(&c.LeaderElect, "leader-elect", c.LeaderElect, "Run the controllers only while holding the leader election lease.")
+	fs.BoolVar(&c.UseServiceAccounts, "use-service-account-credentials", c.UseServiceAccounts, "Run each controller with a service account of its own.")
+	c.Serving.flags(groups)
+	fs = groups.Common("Certificates and keys")
+	fs.StringVar(&c.RootCAFile, "root-ca-file", c.RootCAFile, "Path to the CA certificate of the API server, which is published in every namespace.")
+	fs.StringVar(&c.ServiceAccountKeyFile, "service-account-private-key-file", c.ServiceAccountKeyFile, "Path to the private key that signs service account tokens.")
+	fs.StringVar(&c.ClusterSigningCertFile, "cluster-signing-cert-file", c.ClusterSigningCertFile, "Path to the CA certificate that signs certificate requests.")
+	fs.StringVar(&c.ClusterSigningKeyFile, "cluster-signing-key-file", c.ClusterSigningKeyFile, "Path to the private key of --cluster-signing-cert-file.")
+	fs = groups.Common(groupNetworking)
+	fs.BoolVar(&c.AllocateNodeCIDRs, "allocate-node-cidrs", c.AllocateNodeCIDRs, "Allocate a pod CIDR from --cluster-cidr to each node.")
+	c.PodCIDRs.flags(groups)
+	fs.StringVar(&c.ServiceCIDR, "service-cluster-ip-range", c.ServiceCIDR, "CIDR of service IPs, which no node gets for its pods.")
+	c.NodeLifecycle.flags(groups)
+	c.Autoscaling.flags(groups)
+	fs = groups.Advanced("Controllers")
+	fs.IntVar(&c.TerminatedPods, "terminated-pod-gc-threshold", c.TerminatedPods,
+		"Number of terminated pods above which the oldest are deleted. 0 or less means that none are deleted.")
+	fs.DurationVar(&c.LegacyTokenCleanUpPeriod, "legacy-service-account-token-clean-up-period", c.LegacyTokenCleanUpPeriod,
+		"Time after its last use at which a token secret is marked invalid; after the same time again it is deleted.")
+	fs.IntVar(&c.EndpointsPerSlice, "max-endpoints-per-slice", c.EndpointsPerSlice, "Maximum number of endpoints in an EndpointSlice.")
+	fs.IntVar(&c.MirroredPerSubset, "mirroring-max-endpoints-per-subset", c.MirroredPerSubset,
+		"Maximum number of addresses of an Endpoints subset that are mirrored to an EndpointSlice.")
 }
 
-// Validate checks the settings and names the flag at fault.
+// Validate checks the configuration; its errors name the flag at fault.
 func (c *ControllerManager) Validate() error {
-	errs := []error{c.validate(), c.Serving.validate(), c.PodAddresses.validate(), c.NodeLoss.validate(), c.Autoscaling.validate()}
+	errs := []error{c.validate(), c.Serving.validate(), c.PodCIDRs.validate(), c.NodeLifecycle.validate(), c.Autoscaling.validate()}
 	if (c.ClusterSigningCertFile == "") != (c.ClusterSigningKeyFile == "") {
 		errs = append(errs, errors.New("--cluster-signing-cert-file: certificate and key are needed together"))
 	}
-	if c.AllocateNodeCIDRs && c.PodAddresses.ClusterCIDR == "" {
-		errs = append(errs, errors.New("--allocate-node-cidrs: there is nothing to give without --cluster-cidr"))
+	if c.AllocateNodeCIDRs && c.PodCIDRs.ClusterCIDR == "" {
+		errs = append(errs, errors.New("--allocate-node-cidrs: requires --cluster-cidr"))
 	}
 	if _, err := c.ServiceCIDRs(); err != nil {
 		errs = append(errs, fmt.Errorf("--service-cluster-ip-range: %w", err))
 	}
 	if c.EndpointsPerSlice < 1 || c.EndpointsPerSlice > 1000 {
-		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice: %d is not from 1 to 1000", c.EndpointsPerSlice))
+		errs = append(errs, fmt.Errorf("--max-endpoints-per-slice: %d is not between 1 and 1000", c.EndpointsPerSlice))
 	}
 	if c.MirroredPerSubset < 1 || c.MirroredPerSubset > 1000 {
-		errs = append(errs, fmt.Errorf("--mirroring-max-endpoints-per-subset: %d is not from 1 to 1000", c.MirroredPerSubset))
+		errs = append(errs, fmt.Errorf("--mirroring-max-endpoints-per-subset: %d is not between 1 and 1000", c.MirroredPerSubset))
 	}
 	return errors.Join(errs...)
 }
@@ -257,27 +284,27 @@ func (c *ControllerManager) ServiceCIDRs() ([]netip.Prefix, error) {
 	if c.ServiceCIDR == "" {
 		return nil, nil
 	}
-	return parseRanges(c.ServiceCIDR)
+	return parseCIDRs(c.ServiceCIDR)
 }
 
-// parseRanges reads one range of addresses, or two of different families.
-func parseRanges(text string) ([]netip.Prefix, error) {
+// parseCIDRs parses one CIDR, or two of different IP families separated by a comma.
+func parseCIDRs(text string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for text := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
-			return nil, fmt.Errorf("%q is not a range of addresses", text)
+			return nil, fmt.Errorf("%q is not a CIDR", text)
 		}
 		if p != p.Masked() {
-			return nil, fmt.Errorf("%s has bits beyond its mask; did you mean %s?", p, p.Masked())
+			return nil, fmt.Errorf("%s has host bits set; did you mean %s?", p, p.Masked())
 		}
 		prefixes = append(prefixes, p)
 	}
 	if len(prefixes) > 2 {
-		return nil, errors.New("at most two ranges are allowed")
+		return nil, errors.New("at most two CIDRs are allowed")
 	}
 	if len(prefixes) == 2 && prefixes[0].Addr().Is4() == prefixes[1].Addr().Is4() {
-		return nil, errors.New("two ranges must be of different IP families")
+		return nil, errors.New("two CIDRs must be of different IP families")
 	}
 	return prefixes, nil
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -17,39 +16,45 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Node is what the node of this machine runs by, inside `skiff server` as well as alone.
+// Node is the configuration of a node, inside `skiff server` as well as alone.
 type Node struct {
-	// Name of the node; the host's name by default.
+	// Name of the node; defaults to the hostname.
 	Name string
-	// IP is the node's address; by default that of the interface of the default route.
+	// IP is the node's address; defaults to that of the interface of the default route.
 	IP string
 	// ConfigFile is a KubeletConfiguration.
 	ConfigFile string
-	// ContainerRuntimeEndpoint is the socket of a runtime that runs already. Without it skiff runs its own.
+	// ContainerRuntimeEndpoint is the socket of a container runtime that is already running. If it is empty, skiff runs its own containerd.
 	ContainerRuntimeEndpoint string
 	// Labels and Taints are those a new node registers with.
 	Labels, Taints []string
-	// ImageCredentialProviderConfig names a CredentialProviderConfig, ImageCredentialProviderBinDir the directory of its programs.
+	// ImageCredentialProviderConfig is the path of a CredentialProviderConfig, ImageCredentialProviderBinDir the directory of its plugins.
 	ImageCredentialProviderConfig, ImageCredentialProviderBinDir string
 }
 
-// Flags binds the settings to command-line flags. prefix stands before the names that are the node's alone.
-func (c *Node) flags(fs *flag.FlagSet, name, config string) {
-	fs.StringVar(&c.Name, name, c.Name, "name of this node; default: the host's name")
-	fs.StringVar(&c.IP, "node-ip", c.IP, "address of this node, two with a comma for two IP families; default: that of the interface of the default route")
-	fs.StringVar(&c.ConfigFile, config, c.ConfigFile, "KubeletConfiguration file")
-	fs.StringVar(&c.ContainerRuntimeEndpoint, "container-runtime-endpoint", c.ContainerRuntimeEndpoint, "socket of a container runtime that runs already; default: skiff runs its own containerd")
-	fs.Var((*commaList)(&c.Labels), "node-labels", "labels this node registers with: key=value,…")
-	fs.StringVar(&c.ImageCredentialProviderConfig, "image-credential-provider-config", c.ImageCredentialProviderConfig, "CredentialProviderConfig file or directory: programs that give credentials for registries")
-	fs.StringVar(&c.ImageCredentialProviderBinDir, "image-credential-provider-bin-dir", c.ImageCredentialProviderBinDir, "directory of those programs")
-	fs.Var((*commaList)(&c.Taints), "register-with-taints", "taints this node registers with: key=value:effect,…")
+// flags binds the configuration to command-line flags. The flags for the node's name and the configuration file are given by name, because
+// upstream's kubelet has names for them that would be ambiguous in `skiff server`.
+func (c *Node) flags(groups *FlagGroups, nameFlag, configFlag string) {
+	fs := groups.Common(groupNode)
+	fs.StringVar(&c.Name, nameFlag, c.Name, "Name of this node. Defaults to the hostname.")
+	fs.StringVar(&c.IP, "node-ip", c.IP, "IP address of this node, or two separated by a comma for dual-stack. Defaults to that of the default route's interface.")
+	listVar(fs, &c.Labels, "node-labels", "Labels to register this node with, as key=value pairs separated by commas.")
+	listVar(fs, &c.Taints, "register-with-taints", "Taints to register this node with, as key=value:effect separated by commas.")
+	fs.StringVar(&c.ConfigFile, configFlag, c.ConfigFile, "Path to a KubeletConfiguration file.")
+	fs.StringVar(&c.ContainerRuntimeEndpoint, "container-runtime-endpoint", c.ContainerRuntimeEndpoint,
+		"Socket of a running CRI container runtime. Defaults to a containerd that skiff runs itself.")
+	fs = groups.Advanced(groupNode)
+	fs.StringVar(&c.ImageCredentialProviderConfig, "image-credential-provider-config", c.ImageCredentialProviderConfig,
+		"Path to a CredentialProviderConfig file, or a directory of them, for image registries.")
+	fs.StringVar(&c.ImageCredentialProviderBinDir, "image-credential-provider-bin-dir", c.ImageCredentialProviderBinDir,
+		"Directory of the credential provider plugins.")
 }
 
 func (c *Node) validate(nameFlag string) error {
 	var errs []error
 	if c.Name != "" {
 		if wrong := validation.IsDNS1123Subdomain(c.Name); len(wrong) > 0 {
-			errs = append(errs, fmt.Errorf("--%s: %q is not a node's name: %s", nameFlag, c.Name, strings.Join(wrong, "; ")))
+			errs = append(errs, fmt.Errorf("--%s: %q is not a valid node name: %s", nameFlag, c.Name, strings.Join(wrong, "; ")))
 		}
 	}
 	for ip := range strings.SplitSeq(c.IP, ",") {
@@ -65,7 +70,7 @@ func (c *Node) validate(nameFlag string) error {
 	return errors.Join(errs...)
 }
 
-// NodeName is the node's name, which is the host's by default.
+// NodeName returns the node's name, which defaults to the hostname.
 func (c *Node) NodeName() (string, error) {
 	if c.Name != "" {
 		return c.Name, nil
@@ -74,29 +79,29 @@ func (c *Node) NodeName() (string, error) {
 	return strings.ToLower(strings.TrimSpace(host)), err
 }
 
-// Settings reads the KubeletConfiguration and fills in what it leaves out.
-func (c *Node) Settings() (*kubeletconfig.KubeletConfiguration, error) {
-	settings := &kubeletconfig.KubeletConfiguration{}
+// KubeletConfiguration reads the configuration file, if there is one, applies defaults and validates the result.
+func (c *Node) KubeletConfiguration() (*kubeletconfig.KubeletConfiguration, error) {
+	s := &kubeletconfig.KubeletConfiguration{}
 	if c.ConfigFile != "" {
 		data, err := os.ReadFile(c.ConfigFile)
 		if err != nil {
 			return nil, fmt.Errorf("read KubeletConfiguration: %w", err)
 		}
-		if err := yaml.UnmarshalStrict(data, settings); err != nil {
+		if err := yaml.UnmarshalStrict(data, s); err != nil {
 			return nil, fmt.Errorf("read KubeletConfiguration %s: %w", c.ConfigFile, err)
 		}
-		if settings.Kind != "KubeletConfiguration" || settings.APIVersion != kubeletconfig.SchemeGroupVersion.String() {
-			return nil, fmt.Errorf("%s is a %s of %s, not a KubeletConfiguration of %s", c.ConfigFile, settings.Kind, settings.APIVersion, kubeletconfig.SchemeGroupVersion)
+		if s.Kind != "KubeletConfiguration" || s.APIVersion != kubeletconfig.SchemeGroupVersion.String() {
+			return nil, fmt.Errorf("%s is a %s of %s, not a KubeletConfiguration of %s", c.ConfigFile, s.Kind, s.APIVersion, kubeletconfig.SchemeGroupVersion)
 		}
-		if settings.StaticPodPath != "" && !filepath.IsAbs(settings.StaticPodPath) {
-			settings.StaticPodPath = filepath.Join(filepath.Dir(c.ConfigFile), settings.StaticPodPath)
+		if s.StaticPodPath != "" && !filepath.IsAbs(s.StaticPodPath) {
+			s.StaticPodPath = filepath.Join(filepath.Dir(c.ConfigFile), s.StaticPodPath)
 		}
 	}
-	defaultKubeletConfiguration(settings)
-	return settings, validateKubeletConfiguration(settings)
+	defaultKubeletConfiguration(s)
+	return s, validateKubeletConfiguration(s)
 }
 
-// defaultKubeletConfiguration fills in upstream's defaults of what skiff uses.
+// defaultKubeletConfiguration sets upstream's defaults for the fields that skiff uses.
 func defaultKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) {
 	duration := func(d *metav1.Duration, value time.Duration) {
 		if d.Duration == 0 {
@@ -186,7 +191,7 @@ func validateKubeletConfiguration(s *kubeletconfig.KubeletConfiguration) error {
 	return nil
 }
 
-// validateShutdown checks how long pods get before the machine goes down.
+// validateShutdown checks the grace periods of pods at node shutdown.
 func validateShutdown(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 	all, critical := s.ShutdownGracePeriod.Duration, s.ShutdownGracePeriodCriticalPods.Duration
 	if critical > all {
@@ -204,36 +209,39 @@ func validateShutdown(s *kubeletconfig.KubeletConfiguration) (errs []error) {
 	return errs
 }
 
-// Kubelet is what `skiff kubelet` runs by, with upstream's flag names.
+// Kubelet is the configuration of `skiff kubelet`, with upstream's flag names.
 type Kubelet struct {
-	Connection
+	ClientConnection
 	Node
-	// RootDir is where the kubelet keeps what belongs to pods. The runtime skiff runs, if it does, is beside it.
+	// RootDir holds the kubelet's state of pods and volumes. The state of skiff's own containerd is in its parent directory.
 	RootDir string
 	// PodManifestPath is the directory of static pods; the configuration file may name it too.
 	PodManifestPath string
-	// BootstrapKubeconfig is by what the node introduces itself while Kubeconfig is not there or no longer good; Kubeconfig is written then.
+	// BootstrapKubeconfig is used to request a client certificate when Kubeconfig does not exist or its certificate has expired. Kubeconfig is
+	// then written.
 	BootstrapKubeconfig string
-	// CertDir is where the certificates are kept that the cluster gives to the node; pki below RootDir by default.
+	// CertDir holds the certificates that the cluster issues to the node; defaults to pki below RootDir.
 	CertDir string
 }
 
 // DefaultKubelet is the configuration of a kubelet started without flags.
 func DefaultKubelet() Kubelet {
-	return Kubelet{Connection: defaultConnection(), RootDir: "/var/lib/skiff/kubelet"}
+	return Kubelet{ClientConnection: defaultClientConnection(), RootDir: filepath.Join(defaultDataDir, "kubelet")}
 }
 
-// Flags binds the settings to command-line flags.
-func (c *Kubelet) Flags(fs *flag.FlagSet) {
-	c.Connection.flags(fs)
-	c.Node.flags(fs, "hostname-override", "config")
-	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "directory of what belongs to pods")
-	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "directory of static pods")
-	fs.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig, "kubeconfig to ask for a certificate with while there is no good --kubeconfig, which is written then")
-	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "directory of the certificates that the cluster gives to this node; default: pki below --root-dir")
+// Flags binds the configuration to command-line flags.
+func (c *Kubelet) Flags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
+	c.ClientConnection.flags(fs)
+	fs.StringVar(&c.BootstrapKubeconfig, "bootstrap-kubeconfig", c.BootstrapKubeconfig,
+		"Path to the kubeconfig used to request a client certificate when --kubeconfig does not exist. --kubeconfig is then written.")
+	fs.StringVar(&c.RootDir, "root-dir", c.RootDir, "Directory for the kubelet's state, such as volumes.")
+	fs.StringVar(&c.CertDir, "cert-dir", c.CertDir, "Directory for the certificates of this node. Defaults to pki below --root-dir.")
+	fs.StringVar(&c.PodManifestPath, "pod-manifest-path", c.PodManifestPath, "Directory of static pod manifests.")
+	c.Node.flags(groups, "hostname-override", "config")
 }
 
-// CertificateDirectory is where the certificates are kept that the cluster gives to the node.
+// CertificateDir is the directory of the certificates that the cluster issues to the node.
 func (c *Kubelet) CertificateDir() string {
 	if c.CertDir != "" {
 		return c.CertDir
@@ -241,10 +249,10 @@ func (c *Kubelet) CertificateDir() string {
 	return filepath.Join(c.RootDir, "pki")
 }
 
-// Validate checks the settings and names the flag at fault.
+// Validate checks the configuration; its errors name the flag at fault.
 func (c *Kubelet) Validate() error {
 	if !filepath.IsAbs(c.RootDir) {
 		return fmt.Errorf("--root-dir: %q is not an absolute path", c.RootDir)
 	}
-	return errors.Join(c.Connection.validate(), c.Node.validate("hostname-override"))
+	return errors.Join(c.ClientConnection.validate(), c.Node.validate("hostname-override"))
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +10,7 @@ import (
 
 func TestKubeletConfiguration(t *testing.T) {
 	const head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-	for _, row := range []struct{ name, text, want string }{
+	for _, test := range []struct{ name, text, want string }{
 		{"empty", head, ""},
 		{"usual", head + "maxPods: 50\ncontainerLogMaxSize: 1Mi\nclusterDNS: [10.96.0.10]\n", ""},
 		{"unknown field", head + "maxPodz: 50\n", "maxPodz"},
@@ -29,18 +28,16 @@ func TestKubeletConfiguration(t *testing.T) {
 		{"time to shut down by priority", head + "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 2}]\n", ""},
 		{"DNS", head + "clusterDNS: [kube-dns]\n", "clusterDNS"},
 	} {
-		t.Run(row.name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "kubelet.yaml")
-			if err := os.WriteFile(file, []byte(row.text), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, err := (&Node{ConfigFile: file}).Settings()
-			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
-				t.Errorf("error %v, want %q", err, row.want)
-			}
+			_, err := (&Node{ConfigFile: file}).KubeletConfiguration()
+			checkError(t, err, test.want)
 		})
 	}
-	settings, err := (&Node{}).Settings()
+	settings, err := (&Node{}).KubeletConfiguration()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +47,7 @@ func TestKubeletConfiguration(t *testing.T) {
 }
 
 func TestKubeletFlags(t *testing.T) {
-	for _, row := range []struct {
+	for _, test := range []struct {
 		args []string
 		want string
 	}{
@@ -63,13 +60,6 @@ func TestKubeletFlags(t *testing.T) {
 		{[]string{"--kubeconfig=k", "--node-labels=a"}, "--node-labels"},
 	} {
 		c := DefaultKubelet()
-		flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
-		c.Flags(flags)
-		if err := flags.Parse(row.args); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Validate(); row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
-			t.Errorf("%v: error %v, want %q", row.args, err, row.want)
-		}
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) { checkError(t, parse(&c, test.args...), test.want) })
 	}
 }

@@ -76,7 +76,7 @@ func RunKubelet(ctx context.Context, c config.Kubelet) error {
 	if err != nil {
 		return err
 	}
-	settings, err := c.Settings()
+	settings, err := c.KubeletConfiguration()
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func runKept(ctx context.Context, remote *client.Client, identity *bootstrap.Cer
 
 // configuration is the KubeletConfiguration the node runs by.
 func (s *nodeSettings) configuration() (*kubeletconfig.KubeletConfiguration, error) {
-	settings, err := s.Settings()
+	settings, err := s.KubeletConfiguration()
 	if err == nil && s.authorityFile != "" {
 		settings.ServerTLSBootstrap = true
 		if settings.Authentication.X509.ClientCAFile == "" {

@@ -11,12 +11,12 @@ import (
 	"skiff/internal/pki"
 )
 
-func certificateDir(c config.Certificate) pki.Dir {
+func certificateDir(c config.Cert) pki.Dir {
 	return pki.Dir(filepath.Join(c.DataDir, "pki"))
 }
 
 // ShowCertificates lists the certificates of a data directory.
-func ShowCertificates(c config.Certificate, out io.Writer) error {
+func ShowCertificates(c config.Cert, out io.Writer) error {
 	entries, err := certificateDir(c).List()
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func ShowCertificates(c config.Certificate, out io.Writer) error {
 }
 
 // RenewCertificates issues certificates anew, by their names or all.
-func RenewCertificates(c config.Certificate, names []string, out io.Writer) error {
+func RenewCertificates(c config.Cert, names []string, out io.Writer) error {
 	directory := certificateDir(c)
 	if len(names) == 1 && names[0] == "all" {
 		entries, err := directory.List()
@@ -65,8 +65,8 @@ func RenewCertificates(c config.Certificate, names []string, out io.Writer) erro
 	return nil
 }
 
-// RotateAuthority puts a new authority in the place of one, which is trusted beside it.
-func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
+// RotateCA puts a new authority in the place of one, which is trusted beside it.
+func RotateCA(c config.Cert, name string, out io.Writer) error {
 	a, err := certificateDir(c).RotateCA(name, "", time.Now())
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func RotateAuthority(c config.Certificate, name string, out io.Writer) error {
 }
 
 // ForgetAuthorities ends the trust in the authorities before the one that signs now.
-func ForgetAuthorities(c config.Certificate, name string, out io.Writer) error {
+func ForgetCAs(c config.Cert, name string, out io.Writer) error {
 	a, err := certificateDir(c).DropOldCAs(name)
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	}
 	defer unlock()
 	node := config.Node{ConfigFile: c.KubeletConfig}
-	settings, err := node.Settings()
+	settings, err := node.KubeletConfiguration()
 	if err != nil {
 		return err
 	}

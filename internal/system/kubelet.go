@@ -82,7 +82,7 @@ func runServerNode(ctx context.Context, c config.Server, certs *certificates, se
 	if settings.serviceRanges, err = c.ServiceCIDRs(); err != nil {
 		return err
 	}
-	for text := range strings.SplitSeq(c.PodAddresses.ClusterCIDR, ",") {
+	for text := range strings.SplitSeq(c.PodCIDRs.ClusterCIDR, ",") {
 		if prefix, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
 			settings.clusterRanges = append(settings.clusterRanges, prefix)
 		}

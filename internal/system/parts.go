@@ -45,7 +45,7 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 	if err != nil {
 		return err
 	}
-	if c.Runs(config.PartControllers) {
+	if c.Runs(config.ComponentControllers) {
 		wanted := controllers.Config{
 			Client: local, Informers: informers, Events: events, Settings: settings, Metrics: metrics, Log: log.With("part", "controllers"),
 			// Nodes join by themselves: `skiff agent`.
@@ -65,7 +65,7 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 			runs = append(runs, set.Run)
 		}
 	}
-	if c.Runs(config.PartScheduler) {
+	if c.Runs(config.ComponentScheduler) {
 		counted, err := scheduler.NewMetrics(registry)
 		if err != nil {
 			return err
@@ -119,7 +119,7 @@ func signingAuthorities(a *pki.CA) identity.SigningAuthorities {
 
 // RunControllerManager runs the controllers alone, against an API server elsewhere, until ctx ends.
 func RunControllerManager(ctx context.Context, c config.ControllerManager) error {
-	log, remote, err := connect(c.Connection)
+	log, remote, err := connect(c.ClientConnection)
 	if err != nil {
 		return err
 	}
@@ -154,18 +154,18 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 }
 
 // nodeLifecycle is what the controller that watches over nodes is told.
-func nodeLifecycle(c config.NodeLoss) *node.LifecycleSettings {
+func nodeLifecycle(c config.NodeLifecycle) *node.LifecycleSettings {
 	return &node.LifecycleSettings{
-		Grace: c.MonitorGrace, StartupGrace: c.StartupGrace, EvictionRate: c.EvictionRate, SecondaryRate: c.SecondaryRate,
-		LargeZone: c.LargeCluster, UnhealthyZone: c.UnhealthyZone,
+		Grace: c.MonitorGracePeriod, StartupGrace: c.StartupGracePeriod, EvictionRate: c.EvictionRate, SecondaryRate: c.SecondaryEvictionRate,
+		LargeZone: c.LargeClusterSizeThreshold, UnhealthyZone: c.UnhealthyZoneThreshold,
 	}
 }
 
 // controllerSettings is what single controllers are told, with the keys some of them need.
 func controllerSettings(c config.ControllerManager) (controllers.Settings, error) {
 	s := controllers.Settings{
-		TerminatedPods: &c.TerminatedPods, LegacyTokenLife: &c.LegacyTokenLife, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
-		NodeLifecycle: nodeLifecycle(c.NodeLoss),
+		TerminatedPods: &c.TerminatedPods, LegacyTokenLife: &c.LegacyTokenCleanUpPeriod, EndpointsPerSlice: &c.EndpointsPerSlice, MirroredPerSubset: &c.MirroredPerSubset,
+		NodeLifecycle: nodeLifecycle(c.NodeLifecycle),
 		Autoscaler: &scaling.AutoscalerSettings{
 			SyncPeriod: c.Autoscaling.SyncPeriod, DownscaleStabilization: c.Autoscaling.DownscaleStabilization, Tolerance: c.Autoscaling.Tolerance,
 			CPUInitialization: c.Autoscaling.CPUInitialization, InitialReadiness: c.Autoscaling.InitialReadiness,
@@ -176,7 +176,7 @@ func controllerSettings(c config.ControllerManager) (controllers.Settings, error
 		return s, fmt.Errorf("--service-cluster-ip-range: %w", err)
 	}
 	if c.AllocateNodeCIDRs {
-		if s.PodRanges, err = podRanges(c.PodAddresses); err != nil {
+		if s.PodRanges, err = podRanges(c.PodCIDRs); err != nil {
 			return s, err
 		}
 	}
@@ -208,11 +208,11 @@ func controllerSettings(c config.ControllerManager) (controllers.Settings, error
 }
 
 // podRanges is what is cut into the nodes' pod CIDRs.
-func podRanges(c config.PodAddresses) ([]node.PodRange, error) {
+func podRanges(c config.PodCIDRs) ([]node.PodRange, error) {
 	if c.ClusterCIDR == "" {
 		return nil, nil
 	}
-	ranges, err := node.ParsePodRanges(c.ClusterCIDR, c.Mask(true), c.Mask(false))
+	ranges, err := node.ParsePodRanges(c.ClusterCIDR, c.MaskSize(true), c.MaskSize(false))
 	if err != nil {
 		return nil, fmt.Errorf("--cluster-cidr: %w", err)
 	}
@@ -221,7 +221,7 @@ func podRanges(c config.PodAddresses) ([]node.PodRange, error) {
 
 // RunHollow plays nodes without containers until ctx ends.
 func RunHollow(ctx context.Context, c config.Hollow) error {
-	log, remote, err := connect(c.Connection)
+	log, remote, err := connect(c.ClientConnection)
 	if err != nil {
 		return err
 	}
@@ -236,7 +236,7 @@ func RunHollow(ctx context.Context, c config.Hollow) error {
 }
 
 // connect makes the client of a part that runs alone.
-func connect(c config.Connection) (*slog.Logger, *client.Client, error) {
+func connect(c config.ClientConnection) (*slog.Logger, *client.Client, error) {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {
 		return nil, nil, err

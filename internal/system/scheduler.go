@@ -58,7 +58,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	if c.Kubeconfig = cmp.Or(c.Kubeconfig, file.ClientConnection.Kubeconfig); c.Kubeconfig == "" {
 		return errors.New("--kubeconfig: neither the flag nor --config says where the API server is")
 	}
-	log, remote, err := connect(c.Connection)
+	log, remote, err := connect(c.ClientConnection)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func requestAccess(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 }
 
 // Why asks about a pod, named as NAME, pod/NAME or pods/NAME, and writes the answer.
-func Why(ctx context.Context, c config.Ask, target string, out io.Writer) error {
+func Why(ctx context.Context, c config.SchedulerQuery, target string, out io.Writer) error {
 	kind, name, typed := strings.Cut(target, "/")
 	if !typed {
 		kind, name = "pod", target
@@ -128,7 +128,7 @@ func Why(ctx context.Context, c config.Ask, target string, out io.Writer) error 
 }
 
 // WhatIf asks where the pods of a manifest would go and writes the answer.
-func WhatIf(ctx context.Context, c config.Ask, in io.Reader, out io.Writer) error {
+func WhatIf(ctx context.Context, c config.SchedulerQuery, in io.Reader, out io.Writer) error {
 	asker, namespace, err := newAsker(c)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func WhatIf(ctx context.Context, c config.Ask, in io.Reader, out io.Writer) erro
 	return show(c.Output, out, results, func() error { return ask.PrintWhatIf(out, results) })
 }
 
-func newAsker(c config.Ask) (*ask.Client, string, error) {
+func newAsker(c config.SchedulerQuery) (*ask.Client, string, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.Context})

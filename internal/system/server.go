@@ -39,6 +39,11 @@ import (
 // shutdownGrace is how long running requests may take to finish when the server stops.
 const shutdownGrace = 5 * time.Second
 
+// RunAPIServer runs the API server without the other components until ctx ends.
+func RunAPIServer(ctx context.Context, c config.APIServer) error {
+	return RunServer(ctx, config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}})
+}
+
 // RunServer runs a control plane until ctx ends. It returns after everything it started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
 	log, err := newLogger(c.LogLevel)
@@ -122,7 +127,7 @@ func RunServer(ctx context.Context, c config.Server) error {
 		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
 		settings := controllers.Settings{
 			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
-			NodeLifecycle: nodeLifecycle(c.NodeLoss),
+			NodeLifecycle: nodeLifecycle(c.NodeLifecycle),
 			LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(c.DataDir, "volumes")},
 		}
 		var err error
@@ -132,7 +137,7 @@ func RunServer(ctx context.Context, c config.Server) error {
 		if settings.ServiceRanges, err = c.ServiceCIDRs(); err != nil {
 			return err
 		}
-		if settings.PodRanges, err = podRanges(c.PodAddresses); err != nil {
+		if settings.PodRanges, err = podRanges(c.PodCIDRs); err != nil {
 			return err
 		}
 		if !storage.Shared() {
@@ -162,7 +167,7 @@ func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others stre
 		authn.OpenIDConfigurationPath: gate.discovery,
 		authn.JWKSPath:                gate.discovery,
 	}
-	if c.Runs(config.PartScheduler) {
+	if c.Runs(config.ComponentScheduler) {
 		paths[scheduler.Root] = why
 	}
 	if c.Profiling {

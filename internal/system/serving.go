@@ -75,7 +75,7 @@ func (w *watchpost) run(ctx context.Context) error {
 	}
 	server := &delegated.Server{
 		Listener: listener, Certificate: certificate, Metrics: w.registry, Checks: w.checks, Paths: map[string]http.Handler{},
-		Filter: &delegated.Filter{Reviewer: reviewer, ClientCAs: w.authorities.Load, Anonymous: true, AlwaysAllowPaths: w.config.OpenPaths, Access: w.access, Log: w.log},
+		Filter: &delegated.Filter{Reviewer: reviewer, ClientCAs: w.authorities.Load, Anonymous: true, AlwaysAllowPaths: w.config.AlwaysAllowPaths, Access: w.access, Log: w.log},
 	}
 	maps.Copy(server.Paths, w.paths)
 	if w.config.Profiling {

@@ -58,8 +58,8 @@ func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
 		groups = []string{bootstrap.NodeGroup}
 	}
 	var end time.Time
-	if c.Life > 0 {
-		end = time.Now().Add(c.Life)
+	if c.TTL > 0 {
+		end = time.Now().Add(c.TTL)
 	}
 	if _, err := secrets.Create(ctx, token.ToSecret(c.Description, groups, end), client.WriteOptions{}); err != nil {
 		return fmt.Errorf("keep the token: %w", err)

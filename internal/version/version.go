@@ -1,19 +1,20 @@
-// Package version says which skiff this is, and which Kubernetes it is equal to.
+// Package version holds skiff's version and the Kubernetes version whose API it serves.
 package version
 
 import (
 	"fmt"
 	"runtime"
+	"strings"
 
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 )
 
-// Kubernetes is the release whose behaviour skiff has.
+// Kubernetes is the Kubernetes release that skiff conforms to.
 const Kubernetes = "v1.37.1"
 
-// Set by the linker.
+// Set by the linker: skiff is the output of `git describe --tags`.
 var (
-	skiff  = "0.1.0"
+	skiff  = "v0.1.0"
 	commit = "unknown"
 	date   = "1970-01-01T00:00:00Z"
 )
@@ -21,14 +22,23 @@ var (
 // Skiff is skiff's own version.
 func Skiff() string { return skiff }
 
-// Info is what /version reports.
+// String is the version as `skiff --version` shows it.
+func String() string {
+	return fmt.Sprintf("%s (Kubernetes %s, commit %s, %s, %s/%s)", skiff, Kubernetes, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Info is the response of /version.
 func Info() apimachineryversion.Info {
+	state := "clean"
+	if strings.HasSuffix(skiff, "-dirty") {
+		state = "dirty"
+	}
 	return apimachineryversion.Info{
 		Major:        "1",
 		Minor:        "37",
-		GitVersion:   Kubernetes + "+skiff." + skiff,
+		GitVersion:   Kubernetes + "+skiff." + strings.TrimPrefix(skiff, "v"),
 		GitCommit:    commit,
-		GitTreeState: "clean",
+		GitTreeState: state,
 		BuildDate:    date,
 		GoVersion:    runtime.Version(),
 		Compiler:     runtime.Compiler,

@@ -41,7 +41,7 @@ var kubeletControls = []struct {
 		d.caller(t, strangers, pki.User("root", "system:masters")).refused(t, 401, "GET", "/pods", "")
 	}},
 	{"4.2.4", "there is no read-only port", "there is none", func(t *testing.T, _ *kubeletDoor) {
-		settings, err := (&config.Node{}).Settings()
+		settings, err := (&config.Node{}).KubeletConfiguration()
 		if err != nil || settings.ReadOnlyPort != 0 {
 			t.Errorf("read-only port %d, %v", settings.ReadOnlyPort, err)
 		}

@@ -1,0 +1,312 @@
+// Package config holds the configuration of each command and component: one struct each, with its defaults, its command-line flags and a
+// Validate that names the flag at fault.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"time"
+)
+
+// defaultDataDir is the directory for skiff's state unless --data-dir names another.
+const defaultDataDir = "/var/lib/skiff"
+
+// APIServer is the configuration of the API server, alone or inside `skiff server`.
+type APIServer struct {
+	DataDir          string
+	BindAddress      string
+	SecurePort       int
+	AdvertiseAddress string
+	WriteKubeconfig  string
+	// Token authenticates as cluster administrator; empty: there is no such token.
+	Token         string
+	ServiceCIDR   string
+	NodePortRange string
+	ClusterDomain string
+	Etcd          Etcd
+	EventTTL      time.Duration
+	Limits        Limits
+	// HTTP2Server is the implementation of HTTP/2 the API is served with: HTTP2Skiff or HTTP2Go.
+	HTTP2Server    string
+	Authentication Authentication
+	Authorization  Authorization
+	Admission      Admission
+	Audit          Audit
+	Encryption     Encryption
+	LogLevel       string
+	Profiling      bool
+}
+
+// The values of HTTP2Server.
+const (
+	HTTP2Skiff = "skiff" // internal/http2
+	HTTP2Go    = "go"    // net/http
+)
+
+// Etcd is the store: the embedded etcd when Servers is empty.
+type Etcd struct {
+	Servers  []string
+	CAFile   string
+	CertFile string
+	KeyFile  string
+	// ListenClient is a unix:// or https:// URL at which the embedded etcd serves other programs. Empty: it serves this process only.
+	ListenClient string
+	// CompactionInterval is how long old revisions are kept.
+	CompactionInterval time.Duration
+}
+
+// Authentication configures the credentials that are accepted besides client certificates, with upstream's meanings.
+type Authentication struct {
+	// Issuer is the issuer of service account tokens; Audiences are the server's own names and default to the issuer.
+	Issuer    string
+	Audiences []string
+	// MaxTokenExpiration limits the lifetime that clients may request for tokens. 0 means no limit.
+	MaxTokenExpiration time.Duration
+	ExtendTokens       bool
+	TokenFile          string
+	PasswordFile       string
+	BootstrapTokens    bool
+	WebhookConfigFile  string
+	// File is an AuthenticationConfiguration.
+	File      string
+	Anonymous bool
+}
+
+// Authorization configures the authorizers, with upstream's meanings.
+type Authorization struct {
+	Modes             []string
+	PolicyFile        string
+	WebhookConfigFile string
+	// File is an AuthorizationConfiguration, which replaces the other fields.
+	File string
+}
+
+// Admission configures the admission plugins, with upstream's names for them.
+type Admission struct {
+	Enable, Disable []string
+	// ConfigFile is an AdmissionConfiguration.
+	ConfigFile string
+	// NotReadySeconds and UnreachableSeconds are the default tolerations of pods for nodes that are not ready or unreachable.
+	NotReadySeconds, UnreachableSeconds int64
+}
+
+// Encryption configures encryption at rest, with upstream's meanings.
+type Encryption struct {
+	// File is an EncryptionConfiguration. Without it objects are not encrypted.
+	File string
+	// Reload reads the file again when it changes.
+	Reload bool
+}
+
+// Limits bound the requests that are served at the same time.
+type Limits struct {
+	// PriorityAndFairness queues requests by FlowSchemas and PriorityLevelConfigurations; the server's concurrency limit is then the sum of
+	// the two limits below.
+	PriorityAndFairness         bool
+	MaxRequestsInflight         int
+	MaxMutatingRequestsInflight int
+}
+
+// DefaultAPIServer is the configuration of an API server started without flags.
+func DefaultAPIServer() APIServer {
+	return APIServer{
+		DataDir:       defaultDataDir,
+		BindAddress:   "0.0.0.0",
+		SecurePort:    6443,
+		ServiceCIDR:   "10.96.0.0/12",
+		NodePortRange: "30000-32767",
+		ClusterDomain: "cluster.local",
+		Etcd:          Etcd{CompactionInterval: 5 * time.Minute},
+		EventTTL:      time.Hour,
+		Limits:        Limits{PriorityAndFairness: true, MaxRequestsInflight: 400, MaxMutatingRequestsInflight: 200},
+		HTTP2Server:   HTTP2Skiff,
+		Authentication: Authentication{
+			Issuer: "https://kubernetes.default.svc.cluster.local", ExtendTokens: true, BootstrapTokens: true, Anonymous: true,
+		},
+		Authorization: Authorization{Modes: []string{"Node", "RBAC"}},
+		Admission:     Admission{NotReadySeconds: 300, UnreachableSeconds: 300},
+		Audit:         defaultAudit(),
+		LogLevel:      "info",
+	}
+}
+
+// Flags binds the configuration of `skiff apiserver` to command-line flags, with upstream's names where the meaning is upstream's.
+func (c *APIServer) Flags(groups *FlagGroups) {
+	c.genericFlags(groups)
+	c.servingFlags(groups)
+	c.networkingFlags(groups, "service-cluster-ip-range")
+	c.Etcd.flags(groups)
+	c.Encryption.flags(groups)
+	c.accessFlags(groups)
+}
+
+func (c *APIServer) genericFlags(groups *FlagGroups) {
+	fs := groups.Common(groupGeneric)
+	dataDirFlag(fs, &c.DataDir)
+	fs.StringVar(&c.WriteKubeconfig, "write-kubeconfig", c.WriteKubeconfig, "Path to which to write the admin kubeconfig, besides the one in --data-dir.")
+	fs.StringVar(&c.Token, "token", c.Token, "Bearer token that authenticates as cluster administrator, besides the certificate in the admin kubeconfig.")
+	logLevelFlag(fs, &c.LogLevel)
+	fs = groups.Advanced(groupGeneric)
+	fs.DurationVar(&c.EventTTL, "event-ttl", c.EventTTL, "Time to keep events.")
+	fs.BoolVar(&c.Profiling, "profiling", c.Profiling, "Serve profiles at /debug/pprof/ to users who are authorized for these paths.")
+}
+
+func (c *APIServer) servingFlags(groups *FlagGroups) {
+	fs := groups.Common(groupServing)
+	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress, "IP address on which to serve the API.")
+	fs.IntVar(&c.SecurePort, "secure-port", c.SecurePort, "Port on which to serve the API with TLS. 0 chooses a free port.")
+	fs.StringVar(&c.AdvertiseAddress, "advertise-address", c.AdvertiseAddress,
+		"IP address at which other members of the cluster reach the API. Defaults to --bind-address, or the host's own address.")
+	groups.Advanced(groupServing).StringVar(&c.HTTP2Server, "http2-server", c.HTTP2Server,
+		"Implementation of HTTP/2 to serve the API with: skiff, or go for that of Go's net/http.")
+}
+
+// networkingFlags binds the configuration of services. Upstream's API server calls the service CIDR --service-cluster-ip-range.
+func (c *APIServer) networkingFlags(groups *FlagGroups, serviceCIDRFlag string) {
+	fs := groups.Common(groupNetworking)
+	fs.StringVar(&c.ServiceCIDR, serviceCIDRFlag, c.ServiceCIDR, "CIDR for service IPs, or two separated by a comma for dual-stack.")
+	fs.StringVar(&c.NodePortRange, "service-node-port-range", c.NodePortRange, "Range of ports for services of type NodePort.")
+	fs.StringVar(&c.ClusterDomain, "cluster-domain", c.ClusterDomain, "DNS domain of the cluster.")
+}
+
+func (c *Etcd) flags(groups *FlagGroups) {
+	fs := groups.Common(groupEtcd)
+	listVar(fs, &c.Servers, "etcd-servers", "URLs of an external etcd, separated by commas. Defaults to an etcd inside this process.")
+	fs.StringVar(&c.CAFile, "etcd-cafile", c.CAFile, "Path to the CA certificate of the external etcd.")
+	fs.StringVar(&c.CertFile, "etcd-certfile", c.CertFile, "Path to the client certificate for the external etcd.")
+	fs.StringVar(&c.KeyFile, "etcd-keyfile", c.KeyFile, "Path to the private key of --etcd-certfile.")
+	fs = groups.Advanced(groupEtcd)
+	fs.StringVar(&c.ListenClient, "etcd-listen-client-url", c.ListenClient, "URL at which the embedded etcd serves other programs, as unix:// or https://.")
+	fs.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", c.CompactionInterval, "Time to keep old revisions before compaction. 0 disables compaction.")
+}
+
+func (c *Encryption) flags(groups *FlagGroups) {
+	groups.Common(groupEtcd).StringVar(&c.File, "encryption-provider-config", c.File,
+		"Path to an EncryptionConfiguration file, which defines the resources to encrypt in etcd.")
+	groups.Advanced(groupEtcd).BoolVar(&c.Reload, "encryption-provider-config-automatic-reload", c.Reload,
+		"Reload the --encryption-provider-config file when it changes.")
+}
+
+// accessFlags binds the configuration of the filter chain: authentication, authorization, admission, audit and flow control.
+func (c *APIServer) accessFlags(groups *FlagGroups) {
+	c.Authentication.flags(groups)
+	c.Authorization.flags(groups)
+	c.Admission.flags(groups)
+	c.Audit.flags(groups)
+	c.Limits.flags(groups)
+}
+
+func (c *Authentication) flags(groups *FlagGroups) {
+	fs := groups.Common(groupAuthentication)
+	fs.StringVar(&c.File, "authentication-config", c.File, "Path to an AuthenticationConfiguration file, which configures OIDC issuers and anonymous access.")
+	fs.BoolVar(&c.Anonymous, "anonymous-auth", c.Anonymous, "Serve requests without credentials as system:anonymous.")
+	fs.StringVar(&c.WebhookConfigFile, "authentication-token-webhook-config-file", c.WebhookConfigFile,
+		"Path to a kubeconfig file for the webhook that reviews bearer tokens.")
+	fs = groups.Advanced(groupAuthentication)
+	fs.StringVar(&c.TokenFile, "token-auth-file", c.TokenFile, "Path to a CSV file of static bearer tokens: token,user,uid,\"groups\".")
+	fs.StringVar(&c.PasswordFile, "basic-auth-file", c.PasswordFile, "Path to a file of users and bcrypt passwords. Without it basic authentication is disabled.")
+	fs.BoolVar(&c.BootstrapTokens, "enable-bootstrap-token-auth", c.BootstrapTokens, "Accept bootstrap tokens, with which new nodes join.")
+	fs.StringVar(&c.Issuer, "service-account-issuer", c.Issuer, "Issuer of service account tokens.")
+	listVar(fs, &c.Audiences, "api-audiences", "Audiences of tokens that this API server accepts, separated by commas. Defaults to --service-account-issuer.")
+	fs.DurationVar(&c.MaxTokenExpiration, "service-account-max-token-expiration", c.MaxTokenExpiration, "Maximum lifetime of a service account token. 0 means no limit.")
+	fs.BoolVar(&c.ExtendTokens, "service-account-extend-token-expiration", c.ExtendTokens,
+		"Extend the lifetime of the tokens that pods mount to one year, with a warning after the requested hour.")
+}
+
+func (c *Authorization) flags(groups *FlagGroups) {
+	fs := groups.Common(groupAuthorization)
+	listVar(fs, &c.Modes, "authorization-mode", "Ordered list of authorizers: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny.")
+	fs.StringVar(&c.File, "authorization-config", c.File, "Path to an AuthorizationConfiguration file, which replaces the other authorization flags.")
+	fs = groups.Advanced(groupAuthorization)
+	fs.StringVar(&c.PolicyFile, "authorization-policy-file", c.PolicyFile, "Path to the policy file of mode ABAC.")
+	fs.StringVar(&c.WebhookConfigFile, "authorization-webhook-config-file", c.WebhookConfigFile, "Path to the kubeconfig file of mode Webhook.")
+}
+
+func (c *Admission) flags(groups *FlagGroups) {
+	fs := groups.Common(groupAdmission)
+	listVar(fs, &c.Enable, "enable-admission-plugins", "Admission plugins to enable besides the default ones, separated by commas.")
+	listVar(fs, &c.Disable, "disable-admission-plugins", "Admission plugins to disable, separated by commas.")
+	fs.StringVar(&c.ConfigFile, "admission-control-config-file", c.ConfigFile, "Path to an AdmissionConfiguration file.")
+	fs = groups.Advanced(groupAdmission)
+	fs.Int64Var(&c.NotReadySeconds, "default-not-ready-toleration-seconds", c.NotReadySeconds,
+		"Default toleration of pods for the taint not-ready:NoExecute, in seconds.")
+	fs.Int64Var(&c.UnreachableSeconds, "default-unreachable-toleration-seconds", c.UnreachableSeconds,
+		"Default toleration of pods for the taint unreachable:NoExecute, in seconds.")
+}
+
+func (c *Limits) flags(groups *FlagGroups) {
+	fs := groups.Advanced(groupFlowControl)
+	fs.BoolVar(&c.PriorityAndFairness, "enable-priority-and-fairness", c.PriorityAndFairness,
+		"Queue and dispatch requests by FlowSchemas and PriorityLevelConfigurations, instead of rejecting those above a limit.")
+	fs.IntVar(&c.MaxRequestsInflight, "max-requests-inflight", c.MaxRequestsInflight,
+		"Maximum number of read requests in flight. 0 means no limit. With priority and fairness, the sum of both limits is the total concurrency.")
+	fs.IntVar(&c.MaxMutatingRequestsInflight, "max-mutating-requests-inflight", c.MaxMutatingRequestsInflight,
+		"Maximum number of mutating requests in flight. 0 means no limit. See --max-requests-inflight.")
+}
+
+// Validate checks the configuration; its errors name the flag at fault.
+func (c *APIServer) Validate() error { return c.validate("service-cluster-ip-range") }
+
+func (c *APIServer) validate(serviceCIDRFlag string) error {
+	var errs []error
+	fail := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flag+": "+format, args...))
+	}
+	if !filepath.IsAbs(c.DataDir) {
+		fail("data-dir", "%q is not an absolute path", c.DataDir)
+	}
+	if net.ParseIP(c.BindAddress) == nil {
+		fail("bind-address", "%q is not an IP address", c.BindAddress)
+	}
+	if c.SecurePort < 0 || c.SecurePort > 65535 {
+		fail("secure-port", "%d is not a port", c.SecurePort)
+	}
+	if c.AdvertiseAddress != "" && net.ParseIP(c.AdvertiseAddress) == nil {
+		fail("advertise-address", "%q is not an IP address", c.AdvertiseAddress)
+	}
+	if _, err := c.ServiceCIDRs(); err != nil {
+		fail(serviceCIDRFlag, "%v", err)
+	}
+	if _, _, err := c.NodePorts(); err != nil {
+		fail("service-node-port-range", "%v", err)
+	}
+	if (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == "") {
+		fail("etcd-certfile", "certificate and key are needed together")
+	}
+	if c.Etcd.CompactionInterval < 0 {
+		fail("etcd-compaction-interval", "must not be negative")
+	}
+	if c.Limits.MaxRequestsInflight < 0 || c.Limits.MaxMutatingRequestsInflight < 0 {
+		fail("max-requests-inflight", "must not be negative")
+	}
+	if c.Limits.PriorityAndFairness && c.Limits.MaxRequestsInflight+c.Limits.MaxMutatingRequestsInflight == 0 {
+		fail("max-requests-inflight", "the sum with --max-mutating-requests-inflight must be positive unless --enable-priority-and-fairness=false")
+	}
+	if c.HTTP2Server != HTTP2Skiff && c.HTTP2Server != HTTP2Go {
+		fail("http2-server", "%q is not one of %s, %s", c.HTTP2Server, HTTP2Skiff, HTTP2Go)
+	}
+	if c.Encryption.Reload && c.Encryption.File == "" {
+		fail("encryption-provider-config-automatic-reload", "requires --encryption-provider-config")
+	}
+	if err := c.Audit.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// ServiceCIDRs parses ServiceCIDR: one CIDR, or two of different IP families.
+func (c *APIServer) ServiceCIDRs() ([]netip.Prefix, error) { return parseCIDRs(c.ServiceCIDR) }
+
+// NodePorts parses NodePortRange.
+func (c *APIServer) NodePorts() (first, last int, err error) {
+	if n, err := fmt.Sscanf(c.NodePortRange, "%d-%d", &first, &last); n != 2 || err != nil {
+		return 0, 0, fmt.Errorf("%q is not a range like 30000-32767", c.NodePortRange)
+	}
+	if first < 1 || last > 65535 || first > last {
+		return 0, 0, fmt.Errorf("%q is not a port range", c.NodePortRange)
+	}
+	return first, last, nil
+}
