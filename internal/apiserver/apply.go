@@ -9,6 +9,7 @@ import (
 	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 )
 
@@ -16,7 +17,7 @@ import (
 // result to admission.
 func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
 	w := p.w
-	m, err := w.s.fieldManager(w.res, w.sub)
+	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
 		return nil, err
 	}
@@ -42,12 +43,12 @@ func (p *patching) applied(c *change, live kind.Object) (kind.Object, error) {
 }
 
 // merge reads the configuration and applies it. What a strict reader finds is judged after what the merge finds.
-func (p *patching) merge(m *fieldManager, base kind.Object) (kind.Object, error) {
+func (p *patching) merge(m *managedfields.Manager, base kind.Object) (kind.Object, error) {
 	configuration := &unstructured.Unstructured{Object: map[string]any{}}
 	if err := apiyaml.Unmarshal(p.body, &configuration.Object); err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
-	obj, err := m.apply(base, configuration, p.options.FieldManager, ptr.Deref(p.options.Force, false))
+	obj, err := m.Apply(base, configuration, p.options.FieldManager, ptr.Deref(p.options.Force, false))
 	if err != nil {
 		return nil, err
 	}

@@ -10,10 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/managedfields"
+	apimanagedfields "k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 	"skiff/internal/store"
 	"skiff/internal/store/cache"
@@ -109,8 +110,8 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 	if !ok {
 		return nil, fmt.Errorf("admission made a %T of a %s", a.Object, w.res.gvk.Kind)
 	}
-	if after := changed.GetManagedFields(); !sameEntries(after, entries) {
-		if err := managedfields.ValidateManagedFields(after); err != nil {
+	if after := changed.GetManagedFields(); !managedfields.EqualEntries(after, entries) {
+		if err := apimanagedfields.ValidateManagedFields(after); err != nil {
 			changed.SetManagedFields(entries)
 			w.warn(fmt.Sprintf(textInvalidManagedFields, err))
 		}
@@ -171,7 +172,7 @@ func (s *Server) create(req *request) error {
 	}
 	s.auditObject(req, obj, req.res.gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
-	w.manager = managerName(options.FieldManager, req.UserAgent())
+	w.manager = managedfields.ManagerName(options.FieldManager, req.UserAgent())
 	if req.res.kind.Action != nil {
 		return s.act(req, w, obj, options)
 	}
@@ -199,11 +200,11 @@ func (s *Server) create(req *request) error {
 
 // manage records who owns the changes from live to obj.
 func (w *write) manage(live, obj kind.Object) error {
-	m, err := w.s.fieldManager(w.res, w.sub)
+	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
 		return err
 	}
-	m.update(live, obj, w.manager, w.rules.Now.Time)
+	m.Update(live, obj, w.manager, w.rules.Now.Time)
 	return nil
 }
 

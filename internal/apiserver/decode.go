@@ -256,7 +256,7 @@ func (r *resource) toStored(obj kind.Object) (kind.Object, error) {
 	if r.kind.Default != nil {
 		r.kind.Default(obj)
 	}
-	clearType(obj)
+	kind.ClearType(obj)
 	return obj, nil
 }
 

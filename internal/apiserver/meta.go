@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 	"skiff/internal/store"
 )
@@ -221,7 +222,7 @@ func keepTimes(obj, old kind.Object) {
 			moved = true
 		}
 		a.Time, b.Time = nil, nil
-		if !sameEntries([]metav1.ManagedFieldsEntry{a}, []metav1.ManagedFieldsEntry{b}) {
+		if !managedfields.EqualEntries([]metav1.ManagedFieldsEntry{a}, []metav1.ManagedFieldsEntry{b}) {
 			return
 		}
 	}

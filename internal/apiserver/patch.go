@@ -18,6 +18,7 @@ import (
 	apiyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
 
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 )
 
@@ -71,7 +72,7 @@ func (s *Server) beginPatch(req *request, dynamic bool) (*patching, error) {
 	}
 	p.validate = strictnessOf(p.options.FieldValidation)
 	p.w = s.newWrite(req, isDryRun(p.options.DryRun))
-	p.w.manager = managerName(p.options.FieldManager, req.UserAgent())
+	p.w.manager = managedfields.ManagerName(p.options.FieldManager, req.UserAgent())
 	if err := p.checkSyntax(); err != nil {
 		return nil, err
 	}

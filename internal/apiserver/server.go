@@ -20,7 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/managedfields"
+	apimanagedfields "k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/version"
 
@@ -29,6 +29,7 @@ import (
 	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/apiserver/fairness"
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 	"skiff/internal/store/cache"
 )
@@ -44,7 +45,7 @@ type Config struct {
 	// OpenAPI serves /openapi/v2 and /openapi/v3; nil serves neither.
 	OpenAPI http.Handler
 	// TypeConverter knows the schemas that server-side apply and managedFields need. It is asked once per write.
-	TypeConverter func() (managedfields.TypeConverter, error)
+	TypeConverter func() (apimanagedfields.TypeConverter, error)
 	Version       version.Info
 	Limits        Limits
 	// Fairness gives requests their turns; nil: they are only counted, up to the Limits.
@@ -107,9 +108,9 @@ type Server struct {
 	// identify tells who sends a request, and what is to be said of how that was found out.
 	identify func(*http.Request) (authn.Identity, bool, error)
 
-	plans   fieldPlans // of managedFields
-	mu      sync.Mutex // guards changes of the catalog
-	catalog atomic.Pointer[catalog]
+	managedFields *managedfields.Factory
+	mu            sync.Mutex // guards changes of the catalog
+	catalog       atomic.Pointer[catalog]
 }
 
 // New makes a server for the kinds of the configuration. It starts nothing.
@@ -121,6 +122,7 @@ func New(c Config) (*Server, error) {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{config: c, log: c.Log, limits: c.Limits.withDefaults(), metrics: newMetrics(c.Registry)}
+	s.managedFields = managedfields.NewFactory(c.TypeConverter, c.Log)
 	s.identify = identifierOf(c.Authenticator)
 	if c.Audit != nil {
 		s.metrics.registry.MustRegister(c.Audit)
@@ -280,7 +282,7 @@ type resource struct {
 	watchers atomic.Int64                              // watches that are being served in JSON
 	batches  [formatProtobuf + 1]atomic.Pointer[batch] // by format, what was last sent to those who watch everything
 	metrics  *resourceMetrics
-	managers fieldManagers // of metadata.managedFields
+	managers *managedfields.Resource
 }
 
 // stored reports whether the served version is the stored one.
@@ -299,10 +301,7 @@ func (r *resource) fromStored(obj kind.Object) (kind.Object, error) {
 
 // newObject makes an empty object of the served version.
 func (r *resource) newObject() kind.Object {
-	if r.version.New != nil {
-		return r.version.New()
-	}
-	return r.kind.New()
+	return r.kind.NewObject(r.version)
 }
 
 // newList makes an empty list of the served version, or nil when the kind has no typed list.
@@ -322,7 +321,7 @@ func (s *Server) newServedKind(k *kind.Kind) *servedKind {
 		version := &k.Versions[i]
 		res := &resource{
 			kind: k, version: version, gvk: version.GVK, codec: served.codec,
-			gvr:  version.GVK.GroupVersion().WithResource(k.Plural),
+			gvr: version.GVK.GroupVersion().WithResource(k.Plural), managers: s.managedFields.Resource(k, version),
 			subs: make(map[string]*kind.Subresource, len(k.Subresources)),
 		}
 		for j := range k.Subresources {

@@ -6,12 +6,12 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/managedfields"
+	apimanagedfields "k8s.io/apimachinery/pkg/util/managedfields"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 )
 
@@ -37,16 +37,8 @@ func (s *Server) respondView(req *request, parent kind.Object) error {
 	if err != nil {
 		return err
 	}
-	view.GetObjectKind().SetGroupVersionKind(bodyKind(req.res, req.sub))
+	view.GetObjectKind().SetGroupVersionKind(req.sub.BodyGVK(req.res.gvk))
 	return s.respondObject(req, http.StatusOK, view)
-}
-
-// bodyKind is the kind of a subresource's body.
-func bodyKind(res *resource, sub *kind.Subresource) schema.GroupVersionKind {
-	if sub.GVK.Kind == "" {
-		return res.gvk
-	}
-	return sub.GVK
 }
 
 // updateSub answers a PUT of a part or of a view.
@@ -67,9 +59,9 @@ func (s *Server) updateSub(req *request) error {
 	}
 	c := w.clientChange(req, options.DryRun, options.FieldManager, options.FieldValidation)
 	c.updateOptions = options
-	return s.changeView(req, w, c, func(old kind.Object, m *fieldManager) (kind.Object, error) {
+	return s.changeView(req, w, c, func(old kind.Object, m *managedfields.Manager) (kind.Object, error) {
 		view := wanted.DeepCopyObject().(kind.Object)
-		m.update(old, view, w.manager, w.rules.Now.Time)
+		m.Update(old, view, w.manager, w.rules.Now.Time)
 		return view, nil
 	})
 }
@@ -80,11 +72,11 @@ func (s *Server) decodeView(req *request, w *write, body []byte, validate strict
 		return nil, err
 	}
 	view := req.sub.NewBody()
-	if err := s.decodeInto(view, body, f, nil, bodyKind(req.res, req.sub), validate, req.warn); err != nil {
+	if err := s.decodeInto(view, body, f, nil, req.sub.BodyGVK(req.res.gvk), validate, req.warn); err != nil {
 		return nil, err
 	}
-	clearType(view)
-	s.auditObject(req, view, bodyKind(req.res, req.sub))
+	kind.ClearType(view)
+	s.auditObject(req, view, req.sub.BodyGVK(req.res.gvk))
 	if err := ensureNamespace(w.namespace, view); err != nil {
 		return nil, err
 	}
@@ -100,15 +92,15 @@ func (s *Server) patchSub(req *request) error {
 	if err != nil {
 		return err
 	}
-	gvk := bodyKind(req.res, req.sub)
-	return s.changeView(req, p.w, p.change(), func(old kind.Object, m *fieldManager) (kind.Object, error) {
+	gvk := req.sub.BodyGVK(req.res.gvk)
+	return s.changeView(req, p.w, p.change(), func(old kind.Object, m *managedfields.Manager) (kind.Object, error) {
 		var view kind.Object
 		var err error
 		if p.patchType == types.ApplyYAMLPatchType {
 			view, err = p.merge(m, old)
 		} else if view, err = p.patched(old, req.sub.NewBody, nil, gvk); err == nil {
-			clearType(view)
-			m.update(old, view, p.w.manager, p.w.rules.Now.Time)
+			kind.ClearType(view)
+			m.Update(old, view, p.w.manager, p.w.rules.Now.Time)
 		}
 		if err != nil {
 			return nil, err
@@ -118,9 +110,9 @@ func (s *Server) patchSub(req *request) error {
 }
 
 // changeView changes an object through its view: old object → old view → new view → new object.
-func (s *Server) changeView(req *request, w *write, c *change, next func(old kind.Object, m *fieldManager) (kind.Object, error)) error {
+func (s *Server) changeView(req *request, w *write, c *change, next func(old kind.Object, m *managedfields.Manager) (kind.Object, error)) error {
 	view := req.sub.View
-	gvk := bodyKind(req.res, req.sub)
+	gvk := req.sub.BodyGVK(req.res.gvk)
 	w.attributes.Kind = gvk
 	c.next = func(live kind.Object) (kind.Object, error) {
 		return w.throughView(c, live, next)
@@ -149,13 +141,13 @@ func (s *Server) changeView(req *request, w *write, c *change, next func(old kin
 	return s.respondView(req, parent)
 }
 
-func (w *write) throughView(c *change, live kind.Object, next func(old kind.Object, m *fieldManager) (kind.Object, error)) (kind.Object, error) {
+func (w *write) throughView(c *change, live kind.Object, next func(old kind.Object, m *managedfields.Manager) (kind.Object, error)) (kind.Object, error) {
 	view := w.sub.View
-	m, err := w.s.fieldManager(w.res, w.sub)
+	m, err := w.res.managers.Manager(w.sub)
 	if err != nil {
 		return nil, err
 	}
-	owners := managedfields.NewScaleHandler(live.GetManagedFields(), w.res.gvk.GroupVersion(), w.viewPaths())
+	owners := apimanagedfields.NewScaleHandler(live.GetManagedFields(), w.res.gvk.GroupVersion(), w.viewPaths())
 	old, err := view.From(live)
 	if err != nil {
 		return nil, err
@@ -196,7 +188,7 @@ func (w *write) throughView(c *change, live kind.Object, next func(old kind.Obje
 }
 
 // viewPaths say, for each version of the parent, which field stands behind the view's replicas.
-func (w *write) viewPaths() managedfields.ResourcePathMappings {
+func (w *write) viewPaths() apimanagedfields.ResourcePathMappings {
 	dotted, ok := w.sub.View.Paths["spec.replicas"]
 	if !ok {
 		dotted = "spec.replicas"
@@ -205,7 +197,7 @@ func (w *write) viewPaths() managedfields.ResourcePathMappings {
 	for _, name := range strings.Split(strings.TrimPrefix(dotted, "."), ".") {
 		path = append(path, fieldpath.FieldNameElement(name))
 	}
-	paths := managedfields.ResourcePathMappings{}
+	paths := apimanagedfields.ResourcePathMappings{}
 	for _, v := range w.res.kind.Versions {
 		paths[v.GVK.GroupVersion().String()] = path
 	}
@@ -233,11 +225,11 @@ func (s *Server) createSub(req *request) error {
 		return err
 	}
 	obj := req.sub.NewBody()
-	gvk := bodyKind(req.res, req.sub)
+	gvk := req.sub.BodyGVK(req.res.gvk)
 	if err := s.decodeInto(obj, body, f, nil, gvk, strictnessOf(options.FieldValidation), req.warn); err != nil {
 		return err
 	}
-	clearType(obj)
+	kind.ClearType(obj)
 	s.auditObject(req, obj, gvk)
 	w := s.newWrite(req, isDryRun(options.DryRun))
 	w.attributes.Kind = gvk

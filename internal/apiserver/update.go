@@ -14,6 +14,7 @@ import (
 
 	"skiff/internal/apiserver/admission"
 	"skiff/internal/apiserver/authz"
+	"skiff/internal/apiserver/managedfields"
 	"skiff/internal/kind"
 	"skiff/internal/store/cache"
 )
@@ -95,7 +96,7 @@ func (s *Server) beginUpdate(req *request) (*write, []byte, *metav1.UpdateOption
 		return nil, nil, nil, err
 	}
 	w := s.newWrite(req, isDryRun(options.DryRun))
-	w.manager = managerName(options.FieldManager, req.UserAgent())
+	w.manager = managedfields.ManagerName(options.FieldManager, req.UserAgent())
 	return w, body, options, nil
 }
 

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"skiff/internal/kind"
 )
@@ -91,6 +93,14 @@ func FuzzApply(f *testing.F) {
 		"kind: Deployment\napiVersion: apps/v1\nmetadata: {name: web}\nspec: {template: {spec: {containers: [{image: x}]}}}")
 }
 
+// newPod is a pod as a controller creates it.
+func newPod() *corev1.Pod {
+	p := benchPod(1)
+	p.ObjectMeta = metav1.ObjectMeta{Name: "web-1", Namespace: "default", Labels: p.Labels, OwnerReferences: p.OwnerReferences}
+	p.Spec.NodeName, p.Status = "", corev1.PodStatus{}
+	return p
+}
+
 // BenchmarkWrites measures whole requests without a network: from the handler's first line to the encoded answer.
 func BenchmarkWrites(b *testing.B) {
 	s := newWriteServer(b)
@@ -100,8 +110,7 @@ func BenchmarkWrites(b *testing.B) {
 			b.Fatalf("code %d: %s", got.Code, got.Body.Bytes())
 		}
 	}
-	sample := benchmarkPod()
-	sample.UID = ""
+	sample := newPod()
 	raw, err := json.Marshal(sample)
 	if err != nil {
 		b.Fatal(err)
@@ -157,7 +166,7 @@ func BenchmarkWrites(b *testing.B) {
 }
 
 func protobufPod(b *testing.B) string {
-	pod := benchmarkPod()
+	pod := newPod()
 	pod.Name, pod.GenerateName = "", "web-"
 	raw, err := appendEnvelope(nil, envelopeHead(writePods().GVK), kind.Object(pod).(protoMessage))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -263,7 +264,8 @@ func (a result) at(path ...string) any {
 
 func (a result) version() string { return fmt.Sprint(a.at("metadata", "resourceVersion")) }
 
-// managed describes managedFields without times.
+// managed describes managedFields without times, sorted: entries are stored in the order of their times, and a test may take
+// longer than a second.
 func (a result) managed() string {
 	raw, _ := json.Marshal(a.at("metadata", "managedFields"))
 	var entries []metav1.ManagedFieldsEntry
@@ -274,11 +276,13 @@ func (a result) managed() string {
 	for _, e := range entries {
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s %s%s %s", e.Manager, e.Operation, e.APIVersion, strings.TrimSuffix("/"+e.Subresource, "/"), e.FieldsV1.GetRawString())))
 	}
+	slices.Sort(lines)
 	return strings.Join(lines, "\n")
 }
 
 func (a result) owned(want ...string) result {
 	a.t.Helper()
+	slices.Sort(want)
 	if got := a.managed(); got != strings.Join(want, "\n") {
 		a.t.Fatalf("managedFields\n%s\nwant\n%s", got, strings.Join(want, "\n"))
 	}

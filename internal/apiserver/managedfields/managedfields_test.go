@@ -1,4 +1,4 @@
-package apiserver
+package managedfields
 
 import (
 	"fmt"
@@ -25,10 +25,9 @@ import (
 	"skiff/internal/openapi"
 )
 
-// managedResource is a kind in one of its versions, as far as managedFields needs a resource.
-func managedResource(k *kind.Kind, version *kind.Version) (*Server, *resource) {
-	s := &Server{log: slog.New(slog.DiscardHandler), config: Config{TypeConverter: openapi.TypeConverter}}
-	return s, &resource{kind: k, version: version, gvk: version.GVK, gvr: version.GVK.GroupVersion().WithResource(k.Plural)}
+// resourceOf returns the managers of a kind in one of its versions.
+func resourceOf(k *kind.Kind, version *kind.Version) *Resource {
+	return NewFactory(openapi.TypeConverter, slog.New(slog.DiscardHandler)).Resource(k, version)
 }
 
 // storedKinds are all kinds of the table that clients write.
@@ -91,9 +90,9 @@ func rawEntries(obj kind.Object) []metav1.ManagedFieldsEntry {
 	return entries
 }
 
-// TestManagedFieldsEqualLibrary writes random histories through the plan and through the library: every managedFields
-// on the way must be the same to the byte.
-func TestManagedFieldsEqualLibrary(t *testing.T) {
+// TestFastEqualsLibrary writes random histories with the fast path and with the library: managedFields must be equal, byte for
+// byte, after every write.
+func TestFastEqualsLibrary(t *testing.T) {
 	rounds := 30
 	if testing.Short() {
 		rounds = 5
@@ -110,15 +109,15 @@ func TestManagedFieldsEqualLibrary(t *testing.T) {
 	}
 	for _, k := range all {
 		t.Run(k.Plural+" "+k.version.GVK.GroupVersion().String(), func(t *testing.T) {
-			s, res := managedResource(k.Kind, k.version)
-			main, err := s.fieldManager(res, nil)
+			res := resourceOf(k.Kind, k.version)
+			main, err := res.Manager(nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			managers := []*fieldManager{main}
+			managers := []*Manager{main}
 			for i := range k.Subresources {
 				if sub := &k.Subresources[i]; sub.Update != nil {
-					part, err := s.fieldManager(res, sub)
+					part, err := res.Manager(sub)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -126,9 +125,9 @@ func TestManagedFieldsEqualLibrary(t *testing.T) {
 				}
 			}
 			if main.owned == nil {
-				t.Fatal("no plan")
+				t.Fatal("the type has no descriptor")
 			}
-			planned, left, refused := 0, 0, 0
+			fast, left, refused := 0, 0, 0
 			for round := range rounds {
 				r := rand.New(rand.NewSource(int64(round)))
 				live := res.kind.New()
@@ -142,7 +141,7 @@ func TestManagedFieldsEqualLibrary(t *testing.T) {
 						next.SetUID(uid)
 					} else {
 						disturb(r, reflect.ValueOf(next).Elem())
-						clearType(next)
+						kind.ClearType(next)
 					}
 					manager := managers[0]
 					if step > 0 {
@@ -155,26 +154,26 @@ func TestManagedFieldsEqualLibrary(t *testing.T) {
 					}
 					want, got := next.DeepCopyObject().(kind.Object), next.DeepCopyObject().(kind.Object)
 					now := time.Now()
-					for manager.updateByLibrary(live, want, writer); time.Now().Unix() != now.Unix(); now = time.Now() {
+					for manager.updateWithLibrary(live, want, writer); time.Now().Unix() != now.Unix(); now = time.Now() {
 						want = next.DeepCopyObject().(kind.Object)
-						manager.updateByLibrary(live, want, writer)
+						manager.updateWithLibrary(live, want, writer)
 					}
-					if !manager.updateByPlan(live, got, writer, now) {
+					if !manager.updateFast(live, got, writer, now) {
 						left++
 						got = want
 					} else {
-						planned++
+						fast++
 					}
 					if w, g := rawEntries(want), rawEntries(got); !reflect.DeepEqual(w, g) {
-						t.Fatalf("round %d step %d as %q of %q:\nlibrary %s\nplan    %s", round, step, writer, manager.subresource, show(w), show(g))
+						t.Fatalf("round %d step %d as %q of %q:\nlibrary %s\nfast    %s", round, step, writer, manager.subresource, show(w), show(g))
 					}
 					live = got
 					live.SetUID("uid")
 				}
 			}
-			t.Logf("%d by plan, %d left to the library, %d refused by it", planned, left, refused)
-			if planned == 0 {
-				t.Error("the plan never applied")
+			t.Logf("%d on the fast path, %d left to the library, %d refused by it", fast, left, refused)
+			if fast == 0 {
+				t.Error("the fast path was never taken")
 			}
 		})
 	}
@@ -248,10 +247,9 @@ func TestCompareElements(t *testing.T) {
 	}
 }
 
-// FuzzFieldSets: what the parser accepts the library writes back to the byte, and so does the server.
+// FuzzFieldSets: text that the parser accepts is written back unchanged, by this package and by the library.
 func FuzzFieldSets(f *testing.F) {
-	s, res := managedResource(core.Pod, &core.Pod.Versions[0])
-	m, err := s.fieldManager(res, nil)
+	m, err := resourceOf(core.Pod, &core.Pod.Versions[0]).Manager(nil)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -264,12 +262,12 @@ func FuzzFieldSets(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		var p fieldParser
+		var p setParser
 		nodes, ok := p.parse(text, m.whole)
 		if !ok {
 			return
 		}
-		if got := string(appendFields(nil, nodes, false)); got != text || fieldsSize(nodes) < len(text) {
+		if got := string(appendSet(nil, nodes, false)); got != text || setSize(nodes) < len(text) {
 			t.Fatalf("%q written as %q", text, got)
 		}
 		set := fieldpath.NewSet()
@@ -291,8 +289,8 @@ func TestManagerName(t *testing.T) {
 		{"", "a\x01b/1", "ab"},
 		{"", string(make([]byte, 200)) + "/", ""},
 	} {
-		if got := managerName(test.option, test.agent); got != test.want {
-			t.Errorf("managerName(%q, %q) = %q, want %q", test.option, test.agent, got, test.want)
+		if got := ManagerName(test.option, test.agent); got != test.want {
+			t.Errorf("ManagerName(%q, %q) = %q, want %q", test.option, test.agent, got, test.want)
 		}
 	}
 }
@@ -320,8 +318,8 @@ func benchmarkPod() *corev1.Pod {
 	}
 }
 
-// BenchmarkManagedFields compares the two roads for the writes that matter most.
-func BenchmarkManagedFields(b *testing.B) {
+// BenchmarkUpdate compares the fast path with the library for the most frequent writes.
+func BenchmarkUpdate(b *testing.B) {
 	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default"}, Data: map[string]string{"a": "1", "b": "2", "c": "3"}}
 	changedMap := configMap.DeepCopy()
 	changedMap.Data["a"] = "2"
@@ -333,50 +331,50 @@ func BenchmarkManagedFields(b *testing.B) {
 		kind          *kind.Kind
 		first, second kind.Object
 	}{{"pod", core.Pod, benchmarkPod(), changedPod}, {"configmap", core.ConfigMap, configMap, changedMap}} {
-		s, res := managedResource(c.kind, &c.kind.Versions[0])
-		m, err := s.fieldManager(res, nil)
+		res := resourceOf(c.kind, &c.kind.Versions[0])
+		m, err := res.Manager(nil)
 		if err != nil {
 			b.Fatal(err)
 		}
 		now := time.Now()
 		empty := res.kind.New()
 		live := c.first.DeepCopyObject().(kind.Object)
-		m.updateByLibrary(empty, live, "kubectl")
+		m.updateWithLibrary(empty, live, "kubectl")
 		live.SetUID("u")
 		second := c.second.DeepCopyObject().(kind.Object)
 		second.SetUID("u")
-		for _, road := range []struct {
+		for _, way := range []struct {
 			name   string
 			update func(live, next kind.Object)
 		}{
-			{"plan", func(live, next kind.Object) {
-				if !m.updateByPlan(live, next, "kubectl", now) {
-					b.Fatal("beyond the plan")
+			{"fast", func(live, next kind.Object) {
+				if !m.updateFast(live, next, "kubectl", now) {
+					b.Fatal("the fast path does not cover it")
 				}
 			}},
-			{"library", func(live, next kind.Object) { m.updateByLibrary(live, next, "kubectl") }},
+			{"library", func(live, next kind.Object) { m.updateWithLibrary(live, next, "kubectl") }},
 		} {
-			b.Run(c.name+"/create/"+road.name, func(b *testing.B) {
+			b.Run(c.name+"/create/"+way.name, func(b *testing.B) {
 				b.ReportAllocs()
 				next := c.first.DeepCopyObject().(kind.Object)
 				for b.Loop() {
 					next.SetManagedFields(nil)
-					road.update(empty, next)
+					way.update(empty, next)
 				}
 			})
-			b.Run(c.name+"/update/"+road.name, func(b *testing.B) {
+			b.Run(c.name+"/update/"+way.name, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					second.SetManagedFields(nil)
-					road.update(live, second)
+					way.update(live, second)
 				}
 			})
-			b.Run(c.name+"/unchanged/"+road.name, func(b *testing.B) {
+			b.Run(c.name+"/unchanged/"+way.name, func(b *testing.B) {
 				b.ReportAllocs()
 				next := live.DeepCopyObject().(kind.Object)
 				for b.Loop() {
 					next.SetManagedFields(nil)
-					road.update(live, next)
+					way.update(live, next)
 				}
 			})
 		}

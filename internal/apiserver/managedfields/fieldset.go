@@ -1,4 +1,4 @@
-package apiserver
+package managedfields
 
 import (
 	"encoding/json"
@@ -8,51 +8,50 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// fieldNode is one element of a set of fields, with the elements below it. A set of fields is the list of nodes below
-// the root, in the order FieldsV1 prescribes. Elements are kept as they stand in FieldsV1, quotes included, so that sets
-// are read and written without decoding them; equal elements have equal text.
-type fieldNode struct {
+// node is one path element of a field set, with the elements below it. A field set is the list of nodes below the root, in the
+// order of FieldsV1. Elements are kept as they are written in FieldsV1, quotes included, so that sets are read and written without
+// decoding; equal elements have equal text.
+type node struct {
 	element string
-	// member: the field itself belongs to the set, not only what is below it.
+	// member: the field itself is in the set, not only fields below it.
 	member   bool
-	children []fieldNode
+	children []node
 }
 
-// fieldBuilder collects the nodes of one set while a walk is on its way. Children are collected on a stack and move
-// into their parent when it is closed.
-type fieldBuilder struct {
-	stack []fieldNode
-	// arena is where children live; used is how much of it. A reset makes all of it free again.
-	arena []fieldNode
+// setBuilder builds one set during a walk. Children are pushed on a stack and move into their parent when it is closed.
+type setBuilder struct {
+	stack []node
+	// arena holds the children; used is its occupied length. reset frees all of it.
+	arena []node
 	used  int
 }
 
-// reset forgets everything that was built.
-func (b *fieldBuilder) reset() { b.stack, b.used = b.stack[:0], 0 }
+// reset discards everything that was built.
+func (b *setBuilder) reset() { b.stack, b.used = b.stack[:0], 0 }
 
-func (b *fieldBuilder) mark() int { return len(b.stack) }
+func (b *setBuilder) mark() int { return len(b.stack) }
 
-// grown reports whether anything was collected since the mark.
-func (b *fieldBuilder) grown(mark int) bool { return len(b.stack) > mark }
+// grown reports whether anything was pushed since the mark.
+func (b *setBuilder) grown(mark int) bool { return len(b.stack) > mark }
 
-// close makes what was collected since the mark the children of one element. An element that is neither a member nor
-// has children leaves nothing behind.
-func (b *fieldBuilder) close(mark int, element string, member bool) {
+// close makes the nodes pushed since the mark the children of one element. An element that is not a member and has no children is
+// dropped.
+func (b *setBuilder) close(mark int, element string, member bool) {
 	if len(b.stack) == mark && !member {
 		return
 	}
 	children := b.take(mark)
-	b.stack = append(b.stack, fieldNode{element: element, member: member, children: children})
+	b.stack = append(b.stack, node{element: element, member: member, children: children})
 }
 
-// take removes what was collected since the mark from the stack and returns it.
-func (b *fieldBuilder) take(mark int) []fieldNode {
+// take pops the nodes pushed since the mark and returns them.
+func (b *setBuilder) take(mark int) []node {
 	n := len(b.stack) - mark
 	if n == 0 {
 		return nil
 	}
 	if len(b.arena)-b.used < n {
-		b.arena, b.used = make([]fieldNode, max(n, 64, 2*len(b.arena))), 0
+		b.arena, b.used = make([]node, max(n, 64, 2*len(b.arena))), 0
 	}
 	nodes := b.arena[b.used : b.used+n : b.used+n]
 	b.used += n
@@ -61,15 +60,15 @@ func (b *fieldBuilder) take(mark int) []fieldNode {
 	return nodes
 }
 
-// sort puts what was collected since the mark into order.
-func (b *fieldBuilder) sort(mark int) {
+// sort orders the nodes pushed since the mark.
+func (b *setBuilder) sort(mark int) {
 	if nodes := b.stack[mark:]; len(nodes) > 1 {
-		slices.SortFunc(nodes, func(a, b fieldNode) int { return compareElements(a.element, b.element) })
+		slices.SortFunc(nodes, func(a, b node) int { return compareElements(a.element, b.element) })
 	}
 }
 
-// appendFields writes a set as FieldsV1.
-func appendFields(to []byte, nodes []fieldNode, self bool) []byte {
+// appendSet writes a set as FieldsV1.
+func appendSet(to []byte, nodes []node, self bool) []byte {
 	to = append(to, '{')
 	if self && len(nodes) > 0 {
 		to = append(to, `".":{}`...)
@@ -80,16 +79,16 @@ func appendFields(to []byte, nodes []fieldNode, self bool) []byte {
 		}
 		to = append(to, n.element...)
 		to = append(to, ':')
-		to = appendFields(to, n.children, n.member)
+		to = appendSet(to, n.children, n.member)
 	}
 	return append(to, '}')
 }
 
-// fieldsSize is the length of what appendFields writes.
-func fieldsSize(nodes []fieldNode) int {
+// setSize is the length of what appendSet writes.
+func setSize(nodes []node) int {
 	size := 2
 	for _, n := range nodes {
-		size += len(n.element) + 2 + fieldsSize(n.children)
+		size += len(n.element) + 2 + setSize(n.children)
 		if n.member && len(n.children) > 0 {
 			size += len(`".":{},`)
 		}
@@ -97,8 +96,8 @@ func fieldsSize(nodes []fieldNode) int {
 	return size
 }
 
-// subtractFields removes the members of b from a, which it may change and reuse.
-func subtractFields(a, b []fieldNode) []fieldNode {
+// difference removes the members of b from a. It may change and reuse a.
+func difference(a, b []node) []node {
 	if len(a) == 0 || len(b) == 0 {
 		return a
 	}
@@ -110,7 +109,7 @@ func subtractFields(a, b []fieldNode) []fieldNode {
 		}
 		if j < len(b) && b[j].element == n.element {
 			n.member = n.member && !b[j].member
-			n.children = subtractFields(n.children, b[j].children)
+			n.children = difference(n.children, b[j].children)
 			j++
 			if !n.member && len(n.children) == 0 {
 				continue
@@ -121,21 +120,21 @@ func subtractFields(a, b []fieldNode) []fieldNode {
 	return kept
 }
 
-// uniteFields returns the set of all members of a and b. The result shares nodes with both.
-func uniteFields(a, b []fieldNode) []fieldNode {
+// union returns all members of a and b. The result shares nodes with both.
+func union(a, b []node) []node {
 	if len(a) == 0 {
 		return b
 	}
 	if len(b) == 0 {
 		return a
 	}
-	out := make([]fieldNode, 0, len(a)+len(b))
+	out := make([]node, 0, len(a)+len(b))
 	for len(a) > 0 && len(b) > 0 {
 		if a[0].element == b[0].element {
-			out = append(out, fieldNode{
+			out = append(out, node{
 				element:  a[0].element,
 				member:   a[0].member || b[0].member,
-				children: uniteFields(a[0].children, b[0].children),
+				children: union(a[0].children, b[0].children),
 			})
 			a, b = a[1:], b[1:]
 		} else if compareElements(a[0].element, b[0].element) < 0 {
@@ -167,8 +166,7 @@ func compareElements(a, b string) int {
 	return elementA.Compare(elementB)
 }
 
-// simpleItem takes apart the elements of a list with one string as key, and of a set of strings, where their text is
-// free of escapes.
+// simpleItem splits the element of a list with one string key, or of a set of strings, if its text has no escapes.
 func simpleItem(element string) (name, value string, ok bool) {
 	const key, keyValue, set = `"k:{\"`, `\":\"`, `"v:\"`
 	if rest, found := strings.CutPrefix(element, key); found {
@@ -185,7 +183,7 @@ func simpleItem(element string) (name, value string, ok bool) {
 
 // isCanonical reports whether an element is written as the server writes it, so that equal elements have equal text.
 func isCanonical(element string) bool {
-	if strings.HasPrefix(element, `"f:`) && plainText(element[1:len(element)-1]) {
+	if strings.HasPrefix(element, `"f:`) && needsNoEscape(element[1:len(element)-1]) {
 		return true
 	}
 	if plainItem(element) {
@@ -199,11 +197,11 @@ func isCanonical(element string) bool {
 	return err == nil && again == element
 }
 
-// plainItem recognises items whose keys or value are plain text or small numbers.
+// plainItem reports whether the keys or the value of an item are text without escapes or small numbers.
 func plainItem(element string) bool {
 	if rest, ok := strings.CutPrefix(element, `"v:\"`); ok {
 		value, ok := strings.CutSuffix(rest, `\""`)
-		return ok && plainText(value)
+		return ok && needsNoEscape(value)
 	}
 	rest, ok := strings.CutPrefix(element, `"k:{`)
 	if !ok {
@@ -212,13 +210,13 @@ func plainItem(element string) bool {
 	previous := ""
 	for {
 		name, after, ok := strings.Cut(strings.TrimPrefix(rest, `\"`), `\":`)
-		if !ok || !strings.HasPrefix(rest, `\"`) || !plainText(name) || name <= previous {
+		if !ok || !strings.HasPrefix(rest, `\"`) || !needsNoEscape(name) || name <= previous {
 			return false
 		}
 		previous = name
 		if text, isText := strings.CutPrefix(after, `\"`); isText {
 			value, end, ok := strings.Cut(text, `\"`)
-			if !ok || !plainText(value) {
+			if !ok || !needsNoEscape(value) {
 				return false
 			}
 			after = end
@@ -246,7 +244,7 @@ func decodeElement(element string) (fieldpath.PathElement, error) {
 	return fieldpath.DeserializePathElement(text)
 }
 
-// encodeElement writes an element the library's way. It is exact for every text; callers have faster ways for plain ones.
+// encodeElement writes an element with the library. It handles every text; callers have faster ways for text without escapes.
 func encodeElement(pe fieldpath.PathElement) (string, error) {
 	raw, err := fieldpath.NewSet(fieldpath.Path{pe}).ToJSON()
 	if err != nil {
@@ -255,8 +253,8 @@ func encodeElement(pe fieldpath.PathElement) (string, error) {
 	return string(raw[1 : len(raw)-len(`:{}}`)]), nil
 }
 
-// plainText reports whether text stands in JSON as it is, also where it is quoted twice.
-func plainText(text string) bool {
+// needsNoEscape reports whether text is written into JSON unchanged, even where it is quoted twice.
+func needsNoEscape(text string) bool {
 	for i := range len(text) {
 		switch c := text[i]; {
 		case c < 0x20, c >= 0x7f, c == '"', c == '\\', c == '<', c == '>', c == '&':
@@ -268,24 +266,23 @@ func plainText(text string) bool {
 
 // fieldElement is the element of a struct field or map key.
 func fieldElement(name string) (string, error) {
-	if plainText(name) {
+	if needsNoEscape(name) {
 		return `"f:` + name + `"`, nil
 	}
 	return encodeElement(fieldpath.FieldNameElement(name))
 }
 
-// fieldParser reads FieldsV1 into nodes. It accepts only what the server itself writes: no white space, elements in order
-// and in the one form they are written in, every field known to the plan and nothing below an atomic one. Whatever
-// else is out there is left to the library.
-type fieldParser struct {
+// setParser reads FieldsV1 into nodes. It accepts only the form the server writes: no white space, elements in order and in
+// canonical form, every field known to the descriptor, nothing below an atomic field. Anything else is left to the library.
+type setParser struct {
 	text string
 	at   int
-	fieldBuilder
+	setBuilder
 }
 
-// parse returns the nodes below the root, and false for anything out of the ordinary.
-func (p *fieldParser) parse(text string, root *fieldPlan) ([]fieldNode, bool) {
-	p.text, p.at, p.stack = text, 0, p.stack[:0] // what was parsed before stays in the arena
+// parse returns the nodes below the root, or false for text in any other form.
+func (p *setParser) parse(text string, root *descriptor) ([]node, bool) {
+	p.text, p.at, p.stack = text, 0, p.stack[:0] // earlier results stay valid in the arena
 	_, ok := p.object(root)
 	if !ok || p.at != len(text) {
 		return nil, false
@@ -293,8 +290,8 @@ func (p *fieldParser) parse(text string, root *fieldPlan) ([]fieldNode, bool) {
 	return p.take(0), true
 }
 
-// object reads one object, leaving its children on the stack. self tells that "." was among them.
-func (p *fieldParser) object(plan *fieldPlan) (self, ok bool) {
+// object reads one object and pushes its children. self reports that "." was among them.
+func (p *setParser) object(desc *descriptor) (self, ok bool) {
 	if !p.skip('{') {
 		return false, false
 	}
@@ -313,7 +310,7 @@ func (p *fieldParser) object(plan *fieldPlan) (self, ok bool) {
 			}
 			self = true
 		} else {
-			child, ok := plan.child(element)
+			child, ok := desc.child(element)
 			if !ok || !isCanonical(element) || previous != "" && compareElements(previous, element) >= 0 {
 				return false, false
 			}
@@ -334,9 +331,9 @@ func (p *fieldParser) object(plan *fieldPlan) (self, ok bool) {
 	}
 }
 
-func (p *fieldParser) follows(c byte) bool { return p.at < len(p.text) && p.text[p.at] == c }
+func (p *setParser) follows(c byte) bool { return p.at < len(p.text) && p.text[p.at] == c }
 
-func (p *fieldParser) skip(c byte) bool {
+func (p *setParser) skip(c byte) bool {
 	if p.follows(c) {
 		p.at++
 		return true
@@ -345,7 +342,7 @@ func (p *fieldParser) skip(c byte) bool {
 }
 
 // key reads a quoted string and returns it with its quotes.
-func (p *fieldParser) key() (string, bool) {
+func (p *setParser) key() (string, bool) {
 	if p.at >= len(p.text) || p.text[p.at] != '"' {
 		return "", false
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package managedfields
 
 import (
 	"encoding/json"
@@ -14,72 +14,71 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// A fieldPlan says how the values of one Go type are taken apart into fields that managers can own. It is made once per
-// type from the struct's JSON tags and the API schema, which knows what the tags do not: which lists are keyed, which
-// are sets, and what is atomic. With a plan, the fields two objects differ in are found by one walk over both, without
-// turning either into anything else.
-type fieldPlan struct {
-	kind planKind
+// descriptor says how the values of one Go type are divided into fields that managers can own. It is made once per type from the
+// struct's JSON tags and the API schema, which adds what the tags do not say: which lists are keyed, which are sets, and what is
+// atomic. With it, the fields in which two objects differ are found in one walk over both, without converting either.
+type descriptor struct {
+	kind descriptorKind
 	// fields of a struct, by name.
-	fields    []planField
-	byElement map[string]*fieldPlan
-	// elem is the plan of a map's values or a list's items.
-	elem *fieldPlan
+	fields    []structField
+	byElement map[string]*descriptor
+	// elem describes a map's values or a list's items.
+	elem *descriptor
 	// keys of a keyed list, by name.
-	keys []planKey
+	keys []listKey
 }
 
-type planKind uint8
+type descriptorKind uint8
 
 const (
-	// planLeaf: a scalar, or something atomic, owned as a whole.
-	planLeaf planKind = iota
-	planStruct
-	planMap
-	planKeyed
-	planSet
-	// planOpaque: the type does not tell its fields (RawExtension). While it is unchanged it takes no part; when it
-	// changes, the library does the work.
-	planOpaque
+	// kindLeaf: a scalar, or something atomic, owned as a whole.
+	kindLeaf descriptorKind = iota
+	kindStruct
+	kindMap
+	kindKeyedList
+	kindSet
+	// kindOpaque: the fields are not known from the type (RawExtension). An unchanged value is skipped; a changed one is left to the
+	// library.
+	kindOpaque
 )
 
-type planField struct {
+type structField struct {
 	name      string
 	element   string
 	index     []int
 	omitEmpty bool
 	omitZero  func(reflect.Value) bool
-	plan      *fieldPlan
+	desc      *descriptor
 }
 
-type planKey struct {
-	field planField
-	// missing is what stands in the element when the item does not have the key: the schema's default, or "".
+type listKey struct {
+	field structField
+	// missing is the encoded value of the key for an item without it: the schema's default, or "".
 	missing string
 }
 
-// child is the plan of what an element names, and false where the element cannot be.
-func (p *fieldPlan) child(element string) (*fieldPlan, bool) {
+// child describes what an element names. It returns false when the element cannot occur here.
+func (p *descriptor) child(element string) (*descriptor, bool) {
 	if len(element) < 4 {
 		return nil, false
 	}
 	switch p.kind {
-	case planStruct:
+	case kindStruct:
 		child := p.byElement[element]
 		return child, child != nil
-	case planMap:
+	case kindMap:
 		return p.elem, element[1] == 'f'
-	case planKeyed:
+	case kindKeyedList:
 		return p.elem, element[1] == 'k'
-	case planSet:
+	case kindSet:
 		return p.elem, element[1] == 'v'
 	}
 	return nil, false
 }
 
-// without returns the plan with the field at path taken out; its fields are then nobody's.
-func (p *fieldPlan) without(path []string) *fieldPlan {
-	if p.kind != planStruct {
+// without returns a copy that lacks the field at path, so that nobody can own it.
+func (p *descriptor) without(path []string) *descriptor {
+	if p.kind != kindStruct {
 		return p
 	}
 	pruned := *p
@@ -89,7 +88,7 @@ func (p *fieldPlan) without(path []string) *fieldPlan {
 			if len(path) == 1 {
 				continue
 			}
-			f.plan = f.plan.without(path[1:])
+			f.desc = f.desc.without(path[1:])
 		}
 		pruned.fields = append(pruned.fields, f)
 	}
@@ -97,7 +96,7 @@ func (p *fieldPlan) without(path []string) *fieldPlan {
 }
 
 // names are the fields of a struct.
-func (p *fieldPlan) names() []string {
+func (p *descriptor) names() []string {
 	names := make([]string, len(p.fields))
 	for i, f := range p.fields {
 		names[i] = f.name
@@ -105,76 +104,76 @@ func (p *fieldPlan) names() []string {
 	return names
 }
 
-// at is the plan of the struct field at path, or nil.
-func (p *fieldPlan) at(path []string) *fieldPlan {
+// at describes the struct field at path; nil when there is none.
+func (p *descriptor) at(path []string) *descriptor {
 	for _, name := range path {
-		i := slices.IndexFunc(p.fields, func(f planField) bool { return f.name == name })
+		i := slices.IndexFunc(p.fields, func(f structField) bool { return f.name == name })
 		if i < 0 {
 			return nil
 		}
-		p = p.fields[i].plan
+		p = p.fields[i].desc
 	}
 	return p
 }
 
-// unowned are the metadata fields that never appear in managedFields.
-var unowned = []string{
+// neverOwned are the metadata fields that never appear in managedFields.
+var neverOwned = []string{
 	"creationTimestamp", "generation", "managedFields", "name", "namespace", "resourceVersion", "selfLink", "uid",
 }
 
-// fieldPlans keeps the plans of all types, so that kinds share what they have in common.
-type fieldPlans struct {
+// descriptorCache keeps the descriptors of all types, so that kinds share those they have in common.
+type descriptorCache struct {
 	mu   sync.Mutex
-	done map[planID]*fieldPlan
+	done map[descriptorID]*descriptor
 }
 
-// of makes the plan of an object's type. sample is any value of the type in the schema's eyes.
-func (p *fieldPlans) of(objType reflect.Type, sample *typed.TypedValue) (*fieldPlan, error) {
+// of returns the descriptor of an object's type. sample is any value of the type, with its schema.
+func (p *descriptorCache) of(objType reflect.Type, sample *typed.TypedValue) (*descriptor, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := planCompiler{schema: sample.Schema(), known: p.done, done: make(map[planID]*fieldPlan)}
+	c := compiler{schema: sample.Schema(), known: p.done, done: make(map[descriptorID]*descriptor)}
 	root, err := c.compile(objType, sample.TypeRef())
 	if err != nil {
 		return nil, err
 	}
-	if root.kind != planStruct {
+	if root.kind != kindStruct {
 		return nil, fmt.Errorf("%s is not an object in the schema", objType)
 	}
 	if p.done == nil {
-		p.done = make(map[planID]*fieldPlan)
+		p.done = make(map[descriptorID]*descriptor)
 	}
 	maps.Copy(p.done, c.done)
 	root = root.without([]string{"apiVersion"}).without([]string{"kind"})
-	for _, name := range unowned {
+	for _, name := range neverOwned {
 		root = root.without([]string{"metadata", name})
 	}
 	root.index()
 	for i, f := range root.fields {
 		if f.name == "metadata" {
-			metadata := *f.plan
+			metadata := *f.desc
 			metadata.index()
-			root.fields[i].plan = &metadata
+			root.fields[i].desc = &metadata
 			root.byElement[f.element] = &metadata
 		}
 	}
 	return root, nil
 }
 
-func (p *fieldPlan) index() {
-	p.byElement = make(map[string]*fieldPlan, len(p.fields))
+func (p *descriptor) index() {
+	p.byElement = make(map[string]*descriptor, len(p.fields))
 	for _, f := range p.fields {
-		p.byElement[f.element] = f.plan
+		p.byElement[f.element] = f.desc
 	}
 }
 
-// planCompiler makes the plans of one object's type and of all types below it.
-type planCompiler struct {
+// compiler makes the descriptors of one object's type and of all types below it.
+type compiler struct {
 	schema      *schema.Schema
-	known, done map[planID]*fieldPlan
+	known, done map[descriptorID]*descriptor
 }
 
-// planID tells plans apart: the same Go type can appear under different schemas.
-type planID struct {
+// descriptorID identifies a descriptor: one Go type can appear under different schemas.
+type descriptorID struct {
 	goType       reflect.Type
 	name         string
 	relationship schema.ElementRelationship
@@ -182,39 +181,39 @@ type planID struct {
 
 var marshalerType = reflect.TypeFor[json.Marshaler]()
 
-func (c *planCompiler) compile(t reflect.Type, ref schema.TypeRef) (*fieldPlan, error) {
+func (c *compiler) compile(t reflect.Type, ref schema.TypeRef) (*descriptor, error) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	var id planID
+	var id descriptorID
 	if ref.NamedType != nil {
-		id = planID{goType: t, name: *ref.NamedType}
+		id = descriptorID{goType: t, name: *ref.NamedType}
 		if ref.ElementRelationship != nil {
 			id.relationship = *ref.ElementRelationship
 		}
-		if plan := c.known[id]; plan != nil {
-			return plan, nil
+		if desc := c.known[id]; desc != nil {
+			return desc, nil
 		}
-		if plan := c.done[id]; plan != nil {
-			return plan, nil
+		if desc := c.done[id]; desc != nil {
+			return desc, nil
 		}
 	}
 	atom, ok := c.schema.Resolve(ref)
 	if !ok {
 		return nil, fmt.Errorf("%s: no such type in the schema", t)
 	}
-	plan := &fieldPlan{}
+	desc := &descriptor{}
 	if ref.NamedType != nil {
-		c.done[id] = plan // before its fields, which may lead back to it
+		c.done[id] = desc // before its fields: types may be recursive
 	}
-	return plan, c.fill(plan, t, atom)
+	return desc, c.fill(desc, t, atom)
 }
 
-func (c *planCompiler) fill(plan *fieldPlan, t reflect.Type, atom schema.Atom) error {
+func (c *compiler) fill(desc *descriptor, t reflect.Type, atom schema.Atom) error {
 	if t.Implements(marshalerType) || reflect.PointerTo(t).Implements(marshalerType) {
-		plan.kind = planLeaf
+		desc.kind = kindLeaf
 		if atom.Map != nil && atom.Map.ElementRelationship != schema.Atomic || atom.List != nil {
-			plan.kind = planOpaque
+			desc.kind = kindOpaque
 		}
 		return nil
 	}
@@ -232,7 +231,7 @@ func (c *planCompiler) fill(plan *fieldPlan, t reflect.Type, atom schema.Atom) e
 		if atom.List == nil {
 			return fmt.Errorf("%s is not a list in the schema", t)
 		}
-		return c.list(plan, t, atom.List)
+		return c.list(desc, t, atom.List)
 	case reflect.Map:
 		if atom.Map == nil || t.Key().Kind() != reflect.String {
 			return fmt.Errorf("%s is not a map in the schema", t)
@@ -240,9 +239,9 @@ func (c *planCompiler) fill(plan *fieldPlan, t reflect.Type, atom schema.Atom) e
 		if atom.Map.ElementRelationship == schema.Atomic {
 			return nil
 		}
-		plan.kind = planMap
+		desc.kind = kindMap
 		var err error
-		plan.elem, err = c.compile(t.Elem(), atom.Map.ElementType)
+		desc.elem, err = c.compile(t.Elem(), atom.Map.ElementType)
 		return err
 	case reflect.Struct:
 		if atom.Map == nil {
@@ -251,28 +250,28 @@ func (c *planCompiler) fill(plan *fieldPlan, t reflect.Type, atom schema.Atom) e
 		if atom.Map.ElementRelationship == schema.Atomic {
 			return nil
 		}
-		plan.kind = planStruct
-		return c.structure(plan, t, atom.Map)
+		desc.kind = kindStruct
+		return c.structure(desc, t, atom.Map)
 	}
-	return fmt.Errorf("%s: a field set cannot hold its kind", t)
+	return fmt.Errorf("%s: unsupported kind %s", t, t.Kind())
 }
 
-func (c *planCompiler) list(plan *fieldPlan, t reflect.Type, list *schema.List) error {
+func (c *compiler) list(desc *descriptor, t reflect.Type, list *schema.List) error {
 	if list.ElementRelationship == schema.Atomic {
 		return nil
 	}
 	var err error
-	if plan.elem, err = c.compile(t.Elem(), list.ElementType); err != nil {
+	if desc.elem, err = c.compile(t.Elem(), list.ElementType); err != nil {
 		return err
 	}
 	if len(list.Keys) == 0 {
-		plan.kind = planSet
-		if t.Elem().Kind() != reflect.String || plan.elem.kind != planLeaf {
-			plan.kind = planOpaque
+		desc.kind = kindSet
+		if t.Elem().Kind() != reflect.String || desc.elem.kind != kindLeaf {
+			desc.kind = kindOpaque
 		}
 		return nil
 	}
-	plan.kind = planKeyed
+	desc.kind = kindKeyedList
 	itemType := t.Elem()
 	for itemType.Kind() == reflect.Pointer {
 		itemType = itemType.Elem()
@@ -286,13 +285,13 @@ func (c *planCompiler) list(plan *fieldPlan, t reflect.Type, list *schema.List) 
 		return err
 	}
 	for _, name := range list.Keys {
-		i := slices.IndexFunc(fields, func(f planField) bool { return f.name == name })
+		i := slices.IndexFunc(fields, func(f structField) bool { return f.name == name })
 		if i < 0 {
 			return fmt.Errorf("%s has no key %s", t, name)
 		}
-		key := planKey{field: fields[i]}
+		key := listKey{field: fields[i]}
 		if !isKeyType(itemType.FieldByIndex(key.field.index).Type) {
-			return fmt.Errorf("%s: key %s is neither text nor a number", t, name)
+			return fmt.Errorf("%s: key %s is neither a string nor a number", t, name)
 		}
 		if declared, _ := item.Map.FindField(name); declared.Default != nil {
 			raw, err := json.Marshal(declared.Default)
@@ -301,9 +300,9 @@ func (c *planCompiler) list(plan *fieldPlan, t reflect.Type, list *schema.List) 
 			}
 			key.missing = strings.ReplaceAll(string(raw), `"`, `\"`)
 		}
-		plan.keys = append(plan.keys, key)
+		desc.keys = append(desc.keys, key)
 	}
-	slices.SortFunc(plan.keys, func(a, b planKey) int { return strings.Compare(a.field.name, b.field.name) })
+	slices.SortFunc(desc.keys, func(a, b listKey) int { return strings.Compare(a.field.name, b.field.name) })
 	return nil
 }
 
@@ -321,7 +320,7 @@ func isKeyType(t reflect.Type) bool {
 	return false
 }
 
-func (c *planCompiler) structure(plan *fieldPlan, t reflect.Type, object *schema.Map) error {
+func (c *compiler) structure(desc *descriptor, t reflect.Type, object *schema.Map) error {
 	fields, err := jsonFields(t, nil, nil)
 	if err != nil {
 		return err
@@ -331,23 +330,23 @@ func (c *planCompiler) structure(plan *fieldPlan, t reflect.Type, object *schema
 		if declared, ok := object.FindField(f.name); ok {
 			ref = declared.Type
 		} else if ref.NamedType == nil && ref.Inlined == (schema.Atom{}) {
-			return fmt.Errorf("%s: the schema does not know field %s", t, f.name)
+			return fmt.Errorf("%s: field %s is not in the schema", t, f.name)
 		}
 		if f.element, err = fieldElement(f.name); err != nil {
 			return err
 		}
-		if f.plan, err = c.compile(t.FieldByIndex(f.index).Type, ref); err != nil {
+		if f.desc, err = c.compile(t.FieldByIndex(f.index).Type, ref); err != nil {
 			return fmt.Errorf("%s.%s: %w", t.Name(), f.name, err)
 		}
-		plan.fields = append(plan.fields, f)
+		desc.fields = append(desc.fields, f)
 	}
-	slices.SortFunc(plan.fields, func(a, b planField) int { return strings.Compare(a.name, b.name) })
-	plan.index()
+	slices.SortFunc(desc.fields, func(a, b structField) int { return strings.Compare(a.name, b.name) })
+	desc.index()
 	return nil
 }
 
 // jsonFields lists the fields of a struct as JSON sees them, those of embedded structs included.
-func jsonFields(t reflect.Type, index []int, to []planField) ([]planField, error) {
+func jsonFields(t reflect.Type, index []int, to []structField) ([]structField, error) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag := f.Tag.Get("json")
@@ -358,7 +357,7 @@ func jsonFields(t reflect.Type, index []int, to []planField) ([]planField, error
 		path := append(slices.Clone(index), i)
 		if f.Anonymous && name == "" {
 			if f.Type.Kind() != reflect.Struct {
-				return nil, fmt.Errorf("%s embeds %s, which may be absent", t, f.Type)
+				return nil, fmt.Errorf("%s embeds pointer %s", t, f.Type)
 			}
 			var err error
 			if to, err = jsonFields(f.Type, path, to); err != nil {
@@ -369,7 +368,7 @@ func jsonFields(t reflect.Type, index []int, to []planField) ([]planField, error
 		if name == "" {
 			name = f.Name
 		}
-		field := planField{name: name, index: path}
+		field := structField{name: name, index: path}
 		for _, option := range strings.Split(options, ",") {
 			switch option {
 			case "omitempty":
