@@ -40,6 +40,14 @@ var forbidden = []struct {
 		why: "etcd can be replaced in one place",
 	},
 	{
+		who: []string{"skiff/..."}, not: []string{"k8s.io/cri-api/..."}, except: []string{"skiff/internal/kubelet/cri/..."},
+		why: "the rest of the kubelet uses cri.Runtime and its types, so that a new version of the CRI changes one package",
+	},
+	{
+		who: []string{"skiff/internal/...", "skiff/cmd/..."}, not: []string{"skiff/internal/kubelet/cri/critest"},
+		why: "the fake container runtime is for tests",
+	},
+	{
 		who: []string{"skiff/internal/client/...", "skiff/internal/controller/...", "skiff/internal/controllers/...", "skiff/internal/scheduler/...", "skiff/internal/kubelet/...", "skiff/internal/network/..."},
 		not: []string{"skiff/internal/apiserver/...", "skiff/internal/store/..."},
 		why: "every part but the API server speaks through client, so that it can move to another machine or be replaced by upstream's",

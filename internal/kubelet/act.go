@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
@@ -60,7 +59,7 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 	if err := w.reset(firm, pod, runtime, plan.Reset); err != nil {
 		return err
 	}
-	var config *runtimeapi.PodSandboxConfig
+	var config *cri.SandboxConfig
 	if plan.NewSandbox || len(plan.Start) > 0 {
 		var err error
 		if config, err = w.sandboxConfig(pod, plan.Attempt); err != nil {
@@ -103,7 +102,7 @@ func (w *worker) reset(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r
 }
 
 // sandboxConfig says what sandbox the pod wants.
-func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
+func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxConfig, error) {
 	k := w.k
 	dns := k.DNS
 	dns.NodeIPs = k.HostIPs()
@@ -128,14 +127,14 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*runtimeapi.Pod
 	if err != nil {
 		return nil, err
 	}
-	return cri.SandboxConfig(pod, cri.PodSettings{
+	return cri.NewSandboxConfig(pod, cri.PodSettings{
 		Host: k.Host, Attempt: attempt, LogDirectory: cri.PodLogDirectory(k.LogsDir(), pod), CgroupParent: w.cgroup, DNS: resolver, Hostname: hostname,
 		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
 	})
 }
 
 // newSandbox makes the pod's sandbox when its turn has come.
-func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *runtimeapi.PodSandboxConfig) error {
+func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *cri.SandboxConfig) error {
 	handler := ""
 	if w.k.Handlers != nil {
 		var err error
@@ -165,7 +164,7 @@ func (w *worker) sandboxFailed(pod *corev1.Pod, err error) error {
 }
 
 // startAll starts containers in order. An init container that cannot be started holds back those behind it; others do not.
-func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions, config *runtimeapi.PodSandboxConfig) error {
+func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions, config *cri.SandboxConfig) error {
 	var failed error
 	progress := false
 	for _, start := range plan.Start {
@@ -199,7 +198,7 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 }
 
 // startContainer starts one container, and says why not if it cannot.
-func (w *worker) startContainer(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, start Start, sandbox string, sandboxConfig *runtimeapi.PodSandboxConfig) *kubeletstatus.Reason {
+func (w *worker) startContainer(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, start Start, sandbox string, sandboxConfig *cri.SandboxConfig) *kubeletstatus.Reason {
 	k, c, ips := w.k, start.Container, runtime.IPs
 	fail := func(reason string, err error) *kubeletstatus.Reason {
 		message := plainText(err)
@@ -289,7 +288,7 @@ func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container)
 }
 
 // containerConfig says what container is to be made. release frees what is only needed until it is made.
-func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, ref string, attempt uint32, target string, ips []string) (*runtimeapi.ContainerConfig, func(), error) {
+func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, ref string, attempt uint32, target string, ips []string) (*cri.ContainerConfig, func(), error) {
 	k := w.k
 	var given devices.RunContainerOptions
 	if k.Devices != nil {
@@ -319,7 +318,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if err != nil {
 		return nil, release, err
 	}
-	image, err := k.Runtime.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: ref, UserSpecifiedImage: c.Image}, false)
+	image, err := k.Runtime.ImageStatus(ctx, cri.ImageSpec{Image: ref, UserSpecifiedImage: c.Image})
 	if err != nil {
 		return nil, release, wrapped("read image", err)
 	}
@@ -329,16 +328,16 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	}
 	settings := cri.ContainerSettings{
 		Host: k.Host, Attempt: attempt, Env: append(given.Env, env...), Mounts: slices.Concat(given.Mounts, mounts, own),
-		Devices: append(given.Devices, blocks...), CDIDevices: given.CDI, Annotations: given.Annotations, ImageRef: ref, ImageUser: image.GetImage().GetUsername(), TargetID: target,
+		Devices: append(given.Devices, blocks...), CDIDevices: given.CDI, Annotations: given.Annotations, ImageRef: ref, TargetID: target,
 		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
 	}
-	if uid := image.GetImage().GetUid(); uid != nil {
-		settings.ImageUID = &uid.Value
+	if image != nil {
+		settings.ImageUID, settings.ImageUser = image.UID, image.Username
 	}
 	if err := os.MkdirAll(filepath.Join(cri.PodLogDirectory(k.LogsDir(), pod), c.Name), 0o755); err != nil {
 		return nil, release, wrapped("make log directory", err)
 	}
-	config, err := cri.ContainerConfig(pod, c, settings)
+	config, err := cri.NewContainerConfig(pod, c, settings)
 	return config, release, err
 }
 

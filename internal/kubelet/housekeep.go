@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/kubelet/cri"
 )
@@ -67,11 +66,11 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 			orphans[uid] = true
 		}
 	}
-	sandboxes, err := k.Runtime.ListPodSandbox(ctx, nil)
+	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return // the runtime is away; the next time will do
 	}
-	containers, err := k.Runtime.ListContainers(ctx, nil)
+	containers, err := k.Runtime.ListContainers(ctx, "")
 	if err != nil {
 		return
 	}
@@ -103,7 +102,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 }
 
 func (k *Kubelet) removeOrphan(ctx context.Context, uid types.UID) error {
-	runtime, err := cri.ReadPod(ctx, k.Runtime, uid)
+	runtime, err := k.Runtime.ReadPod(ctx, uid)
 	if err != nil {
 		return err
 	}
@@ -138,23 +137,22 @@ func (k *Kubelet) removeOrphanLogs() {
 
 // removeContainers removes all containers and sandboxes of a pod, which have ended.
 func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
-	selector := map[string]string{cri.LabelPodUID: string(uid)}
-	containers, err := k.Runtime.ListContainers(ctx, &runtimeapi.ContainerFilter{LabelSelector: selector})
+	containers, err := k.Runtime.ListContainers(ctx, uid)
 	if err != nil {
 		return err
 	}
 	for _, c := range containers {
-		if err := k.Runtime.RemoveContainer(ctx, c.Id); err != nil && !cri.NotFound(err) {
+		if err := k.Runtime.RemoveContainer(ctx, c.ID); err != nil && !cri.NotFound(err) {
 			return wrapped("remove container", err)
 		}
-		k.killed.Delete(c.Id)
+		k.killed.Delete(c.ID)
 	}
-	sandboxes, err := k.Runtime.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: selector})
+	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, uid)
 	if err != nil {
 		return err
 	}
 	for _, s := range sandboxes {
-		if err := k.Runtime.RemovePodSandbox(ctx, s.Id); err != nil && !cri.NotFound(err) {
+		if err := k.Runtime.RemovePodSandbox(ctx, s.ID); err != nil && !cri.NotFound(err) {
 			return wrapped("remove sandbox", err)
 		}
 	}
@@ -164,7 +162,7 @@ func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
 // removeDead keeps, of the containers of pods that live, those that run and the last dead one of each name, and of their sandboxes
 // the newest and those that still have containers.
 func (k *Kubelet) removeDead(ctx context.Context) {
-	containers, err := k.Runtime.ListContainers(ctx, nil)
+	containers, err := k.Runtime.ListContainers(ctx, "")
 	if err != nil {
 		return
 	}
@@ -172,42 +170,44 @@ func (k *Kubelet) removeDead(ctx context.Context) {
 		uid  types.UID
 		name string
 	}
-	newest := map[key]*runtimeapi.Container{}
+	newest := map[key]*cri.Container{}
 	for _, c := range containers {
 		id := key{uidOf(c.Labels), c.Labels[cri.LabelContainerName]}
-		if c.State == runtimeapi.ContainerState_CONTAINER_EXITED && (newest[id] == nil || c.CreatedAt > newest[id].CreatedAt) {
+		if c.State == cri.Exited && (newest[id] == nil || c.CreatedAt.After(newest[id].CreatedAt)) {
 			newest[id] = c
 		}
 	}
 	inUse := map[string]bool{}
 	for _, c := range containers {
 		id := key{uidOf(c.Labels), c.Labels[cri.LabelContainerName]}
-		if c.State == runtimeapi.ContainerState_CONTAINER_EXITED && newest[id] != c && k.has(id.uid) && id.uid != "" {
-			k.removeWithLog(ctx, c.Id)
+		if c.State == cri.Exited && newest[id] != c && k.has(id.uid) && id.uid != "" {
+			k.removeWithLog(ctx, c.ID)
 			continue
 		}
-		inUse[c.PodSandboxId] = true
+		inUse[c.SandboxID] = true
 	}
-	sandboxes, err := k.Runtime.ListPodSandbox(ctx, nil)
+	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return
 	}
-	latest := map[types.UID]int64{}
+	latest := map[types.UID]time.Time{}
 	for _, s := range sandboxes {
-		latest[uidOf(s.Labels)] = max(latest[uidOf(s.Labels)], s.CreatedAt)
+		if uid := uidOf(s.Labels); s.CreatedAt.After(latest[uid]) {
+			latest[uid] = s.CreatedAt
+		}
 	}
 	for _, s := range sandboxes {
 		uid := uidOf(s.Labels)
-		if uid != "" && s.State != runtimeapi.PodSandboxState_SANDBOX_READY && !inUse[s.Id] && s.CreatedAt < latest[uid] {
-			_ = k.Runtime.RemovePodSandbox(ctx, s.Id) // what stays is tried again
+		if uid != "" && !s.Ready && !inUse[s.ID] && s.CreatedAt.Before(latest[uid]) {
+			_ = k.Runtime.RemovePodSandbox(ctx, s.ID) // what stays is tried again
 		}
 	}
 }
 
 // removeWithLog removes a dead container and its logs, rotated ones included.
 func (k *Kubelet) removeWithLog(ctx context.Context, id string) {
-	if response, err := k.Runtime.ContainerStatus(ctx, id, false); err == nil && response.GetStatus().GetLogPath() != "" {
-		logs, _ := filepath.Glob(response.Status.LogPath + "*")
+	if c, err := k.Runtime.ContainerStatus(ctx, id); err == nil && c.LogPath != "" {
+		logs, _ := filepath.Glob(c.LogPath + "*")
 		for _, log := range logs {
 			_ = os.Remove(log)
 		}

@@ -34,8 +34,8 @@ func (k *Kubelet) killPod(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 		return err
 	}
 	for _, s := range runtime.Sandboxes {
-		if err := k.Runtime.StopPodSandbox(ctx, s.Id); err != nil && !cri.NotFound(err) {
-			errs = append(errs, fmt.Errorf("stop sandbox %s: %w", s.Id, err))
+		if err := k.Runtime.StopPodSandbox(ctx, s.ID); err != nil && !cri.NotFound(err) {
+			errs = append(errs, fmt.Errorf("stop sandbox %s: %w", s.ID, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -30,7 +30,7 @@ type Config struct {
 	// Root is the directory of everything the kubelet keeps.
 	Root    string
 	Client  *client.Client
-	Runtime cri.Runtime
+	Runtime *cri.Runtime
 	Volumes Volumes
 	Images  Images
 	Cgroups Cgroups
@@ -142,9 +142,9 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // waitForRuntime returns when the runtime answers.
 func (k *Kubelet) waitForRuntime(ctx context.Context) error {
 	for {
-		version, err := k.Runtime.Version(ctx, "")
+		version, err := k.Runtime.Version(ctx)
 		if err == nil {
-			k.runtimeName = version.RuntimeName
+			k.runtimeName = version.Name
 			return nil
 		}
 		select {

@@ -18,10 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/cri/critest"
 	"skiff/internal/kubelet/environment"
 	"skiff/internal/kubelet/status"
 	"skiff/test/inprocess"
@@ -33,7 +33,7 @@ type bench struct {
 	ctx     context.Context
 	client  *client.Client
 	pods    client.Resource[*corev1.Pod]
-	runtime *cri.Fake
+	runtime *critest.Fake
 	parts   *fakeParts
 	root    string
 	config  Config
@@ -67,10 +67,10 @@ func (f *fakeParts) Mount(_ context.Context, pod *corev1.Pod) error {
 	defer f.mu.Unlock()
 	return f.mounts
 }
-func (f *fakeParts) Mounts(*corev1.Pod, *corev1.Container, []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, func(), error) {
+func (f *fakeParts) Mounts(*corev1.Pod, *corev1.Container, []corev1.EnvVar) ([]cri.Mount, func(), error) {
 	return nil, nil, nil
 }
-func (f *fakeParts) Devices(*corev1.Pod, *corev1.Container) ([]*runtimeapi.Device, error) {
+func (f *fakeParts) Devices(*corev1.Pod, *corev1.Container) ([]cri.Device, error) {
 	return nil, nil
 }
 func (f *fakeParts) RefreshAt(types.UID) time.Time        { return time.Time{} }
@@ -87,7 +87,7 @@ func (f *fakeParts) Pods() ([]types.UID, error) {
 func (f *fakeParts) ReadFile(*corev1.Pod, string, string) ([]byte, error) {
 	return nil, errors.New("no file")
 }
-func (f *fakeParts) Ensure(_ context.Context, _ *corev1.Pod, c *corev1.Container, _ *runtimeapi.PodSandboxConfig) (string, error) {
+func (f *fakeParts) Ensure(_ context.Context, _ *corev1.Pod, c *corev1.Container, _ *cri.SandboxConfig) (string, error) {
 	if strings.HasPrefix(c.Image, "missing") {
 		return "", imageError{}
 	}
@@ -118,7 +118,7 @@ func (g fakeGroups) Remove(uid types.UID) error         { g.note("remove cgroup 
 func newBench(t *testing.T) *bench {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)
-	b := &bench{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: cri.NewFake("image", "other"), parts: &fakeParts{}, root: t.TempDir()}
+	b := &bench{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: critest.NewFake("image", "other"), parts: &fakeParts{}, root: t.TempDir()}
 	node, err := client.For[*corev1.Node](c).Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, client.WriteOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func newBench(t *testing.T) *bench {
 		corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("10"),
 	}
 	b.config = Config{
-		NodeName: "n1", Root: b.root, Client: c, Runtime: b.runtime, Volumes: b.parts, Images: b.parts, Cgroups: fakeGroups{b.parts}, Objects: b.parts,
+		NodeName: "n1", Root: b.root, Client: c, Runtime: cri.New(b.runtime), Volumes: b.parts, Images: b.parts, Cgroups: fakeGroups{b.parts}, Objects: b.parts,
 		Services: func(string) ([]*corev1.Service, error) { return nil, nil }, Node: func() *corev1.Node { return node },
 		HostIPs: func() []string { return []string{"192.0.2.1"} }, DNS: environment.DNSSettings{ClusterDomain: "cluster.local"},
 		Log: slog.New(slog.DiscardHandler),
@@ -397,11 +397,11 @@ func TestSandboxIsReplaced(t *testing.T) {
 }
 
 func (b *bench) sandboxOf(pod *corev1.Pod) string {
-	seen, err := cri.ReadPod(b.ctx, b.runtime, pod.UID)
+	seen, err := cri.New(b.runtime).ReadPod(b.ctx, pod.UID)
 	if err != nil || len(seen.Sandboxes) == 0 {
 		return ""
 	}
-	return seen.Sandboxes[0].Id
+	return seen.Sandboxes[0].ID
 }
 
 func TestWhyContainersWait(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/devices"
 )
 
@@ -16,11 +16,11 @@ type Volumes interface {
 	// Mount sets up every volume of a pod and refreshes those that follow an object. It is called at every sync.
 	Mount(ctx context.Context, pod *corev1.Pod) error
 	// Mounts is what a container mounts. release frees what must only live until the container is created; it may be nil.
-	Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) (mounts []*runtimeapi.Mount, release func(), err error)
+	Mounts(pod *corev1.Pod, c *corev1.Container, env []corev1.EnvVar) (mounts []cri.Mount, release func(), err error)
 	// Due is when a pod's volumes want to be mounted again although nothing has changed, zero for never: tokens end.
 	RefreshAt(uid types.UID) time.Time
 	// Devices are the block volumes a container uses.
-	Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error)
+	Devices(pod *corev1.Pod, c *corev1.Container) ([]cri.Device, error)
 	// Groups are the groups that a pod's volumes ask for.
 	SupplementalGroups(uid types.UID) []int64
 	// Unmount takes down all volumes of a pod and removes their directories.
@@ -34,7 +34,7 @@ type Volumes interface {
 // Images makes sure that images are there.
 type Images interface {
 	// Ensure returns the image as the runtime knows it. Errors tell their reason by a method Reason() string, such as ErrImagePull.
-	Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *runtimeapi.PodSandboxConfig) (ref string, err error)
+	Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *cri.SandboxConfig) (ref string, err error)
 }
 
 // Cgroups keeps the group of each pod.

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
@@ -127,20 +126,18 @@ func look(options ...seenOption) seen {
 func sandboxes(states string) seenOption {
 	return func(s *seen) {
 		for i, state := range states {
-			status := &runtimeapi.PodSandboxStatus{
-				Id: fmt.Sprint("s", len(states)-1-i), Metadata: &runtimeapi.PodSandboxMetadata{Attempt: uint32(len(states) - 1 - i)},
-				Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"},
-				Linux:   &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{}}},
+			sandbox := &cri.Sandbox{
+				ID: fmt.Sprint("s", len(states)-1-i), Attempt: uint32(len(states) - 1 - i), Ready: true, Network: &cri.SandboxNetwork{IPs: []string{"10.0.0.1"}},
 			}
 			switch state {
 			case 'n':
-				status.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+				sandbox.Ready = false
 			case 'a':
-				status.Network.Ip = ""
+				sandbox.Network.IPs = nil
 			case 'h':
-				status.Linux.Namespaces.Options.Network = runtimeapi.NamespaceMode_NODE
+				sandbox.HostNetwork = true
 			}
-			s.Runtime.Sandboxes = append(s.Runtime.Sandboxes, status)
+			s.Runtime.Sandboxes = append(s.Runtime.Sandboxes, sandbox)
 		}
 	}
 }
@@ -151,7 +148,7 @@ func has(name string, state cri.State, change func(*cri.Container)) seenOption {
 	return func(s *seen) {
 		c := &cri.Container{ID: name + "-id", Name: name, State: state, Hash: cri.Hash(&corev1.Container{Name: name, Image: "image"}), FinishedAt: testNow}
 		if len(s.Runtime.Sandboxes) > 0 {
-			c.SandboxID = s.Runtime.Sandboxes[0].Id
+			c.SandboxID = s.Runtime.Sandboxes[0].ID
 		}
 		if change != nil {
 			change(c)

@@ -8,16 +8,16 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/environment"
 )
 
 const hostsPath = "/etc/hosts"
 
 // ownMounts are those of a container that are no volumes: the pod's hosts file and the file for its last words.
-func (k *Kubelet) ownMounts(pod *corev1.Pod, c *corev1.Container, ips []string) ([]*runtimeapi.Mount, error) {
-	var mounts []*runtimeapi.Mount
+func (k *Kubelet) ownMounts(pod *corev1.Pod, c *corev1.Container, ips []string) ([]cri.Mount, error) {
+	var mounts []cri.Mount
 	brings := func(path string) bool {
 		return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return filepath.Clean(m.MountPath) == path })
 	}
@@ -39,39 +39,39 @@ func (k *Kubelet) ownMounts(pod *corev1.Pod, c *corev1.Container, ips []string) 
 }
 
 // hostsMount writes the pod's hosts file. It is written in place: containers that run have this very file mounted.
-func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (*runtimeapi.Mount, error) {
+func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (cri.Mount, error) {
 	var node []byte
 	if pod.Spec.HostNetwork {
 		var err error
 		if node, err = os.ReadFile(hostsPath); err != nil {
-			return nil, err
+			return cri.Mount{}, err
 		}
 	}
 	text, err := environment.Hosts(pod, ips, k.DNS.ClusterDomain, node)
 	if err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
 	path := filepath.Join(k.podDir(pod.UID), "etc-hosts")
 	if err := os.WriteFile(path, text, 0o644); err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
-	return &runtimeapi.Mount{ContainerPath: hostsPath, HostPath: path}, os.Chmod(path, 0o644)
+	return cri.Mount{ContainerPath: hostsPath, HostPath: path}, os.Chmod(path, 0o644)
 }
 
 // terminationMount makes the file a container leaves its last words in, a new one for each start.
-func (k *Kubelet) terminationMount(pod *corev1.Pod, c *corev1.Container) (*runtimeapi.Mount, error) {
+func (k *Kubelet) terminationMount(pod *corev1.Pod, c *corev1.Container) (cri.Mount, error) {
 	dir := filepath.Join(k.podDir(pod.UID), "containers", c.Name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
 	path := filepath.Join(dir, fmt.Sprintf("%08x", rand.Uint32()))
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
 	inside := c.TerminationMessagePath
 	if !filepath.IsAbs(inside) {
 		inside = "/" + inside
 	}
 	// Whoever the container runs as writes it.
-	return &runtimeapi.Mount{ContainerPath: inside, HostPath: path}, os.Chmod(path, 0o666)
+	return cri.Mount{ContainerPath: inside, HostPath: path}, os.Chmod(path, 0o666)
 }

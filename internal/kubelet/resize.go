@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
@@ -250,12 +249,10 @@ func (w *worker) resizeAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Po
 	}
 	w.resize.actuatedPod = pod.Spec.Resources.DeepCopy()
 	if sandbox := runtime.Sandbox(); sandbox != "" {
-		request := &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: sandbox}
+		// Only runtimes that run pods in virtual machines need it; others may not implement it.
 		if config, err := w.sandboxConfig(pod, plan.Attempt); err == nil {
-			request.Overhead, request.Resources = config.GetLinux().GetOverhead(), config.GetLinux().GetResources()
+			_ = w.k.Runtime.UpdatePodSandboxResources(ctx, sandbox, config)
 		}
-		// Runtimes may do without it: those that hold pods in machines of their own need it.
-		_, _ = w.k.Runtime.UpdatePodSandboxResources(ctx, request)
 	}
 	return nil
 }
@@ -283,7 +280,7 @@ func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, runtime *cri.Po
 	if err := w.belowUse(ctx, runtime, r, &has, target); err != nil {
 		return err
 	}
-	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, &runtimeapi.ContainerResources{Linux: cri.ContainerResources(pod, target, w.k.Host)})
+	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, cri.ContainerResources(pod, target, w.k.Host))
 	if err != nil {
 		return fmt.Errorf("resize %s of container %s: %w", r.Resource, r.Container.Name, err)
 	}
@@ -301,10 +298,10 @@ func (w *worker) belowUse(ctx context.Context, _ *cri.Pod, r Resize, has *corev1
 		return nil
 	}
 	stats, err := w.k.Runtime.ContainerStats(ctx, r.ID)
-	if err != nil || stats.GetMemory().GetUsageBytes() == nil {
+	if err != nil || stats.MemoryUsage == nil {
 		return nil // what cannot be measured is tried
 	}
-	if used := stats.GetMemory().GetUsageBytes().GetValue(); used >= uint64(limit) {
+	if used := *stats.MemoryUsage; used >= uint64(limit) {
 		return fmt.Errorf("cannot decrease memory limits: attempting to set container %q memory limit (%d) below current usage (%d)", r.Container.Name, limit, used)
 	}
 	return nil

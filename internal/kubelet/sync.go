@@ -26,7 +26,7 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	if status.Static(pod) && w.k.predecessor(pod) {
 		return time.Time{}, false, nil // its predecessor's end will wake this worker
 	}
-	runtime, err := cri.ReadPod(ctx, w.k.Runtime, w.uid)
+	runtime, err := w.k.Runtime.ReadPod(ctx, w.uid)
 	if err != nil {
 		return time.Time{}, false, err
 	}
@@ -55,7 +55,7 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 		if next, again, over, err = w.round(ctx, runtime); err != nil || over || !again {
 			break
 		}
-		if runtime, err = cri.ReadPod(ctx, w.k.Runtime, w.uid); err != nil {
+		if runtime, err = w.k.Runtime.ReadPod(ctx, w.uid); err != nil {
 			break
 		}
 	}
@@ -108,7 +108,7 @@ func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, a
 	var start *startError
 	if errors.As(err, &start) {
 		// Why is in the container's status; the pod as a whole is well.
-		if fresh, readErr := cri.ReadPod(ctx, w.k.Runtime, w.uid); readErr == nil {
+		if fresh, readErr := w.k.Runtime.ReadPod(ctx, w.uid); readErr == nil {
 			runtime = fresh
 		}
 		w.followProbes(pod, runtime)
@@ -315,7 +315,7 @@ func (w *worker) terminate(ctx context.Context) error {
 	if rejected {
 		return nil // nothing of it was ever here
 	}
-	runtime, err := cri.ReadPod(ctx, w.k.Runtime, w.uid)
+	runtime, err := w.k.Runtime.ReadPod(ctx, w.uid)
 	if err != nil {
 		return err
 	}
@@ -337,7 +337,7 @@ func (w *worker) terminate(ctx context.Context) error {
 			waiting = false
 		case <-w.wake:
 			// Meanwhile the pod's readiness and the ends of its containers are told.
-			if now, err := cri.ReadPod(ctx, w.k.Runtime, w.uid); err == nil {
+			if now, err := w.k.Runtime.ReadPod(ctx, w.uid); err == nil {
 				w.k.writer.Set(w.uid, w.status(w.shown(), now, false), true)
 			}
 		}
@@ -360,7 +360,7 @@ func (w *worker) terminate(ctx context.Context) error {
 	}
 	w.k.probes.Forget(w.uid)
 	ips := runtime.IPs
-	if runtime, err = cri.ReadPod(ctx, w.k.Runtime, w.uid); err != nil {
+	if runtime, err = w.k.Runtime.ReadPod(ctx, w.uid); err != nil {
 		return err
 	}
 	if left := runtime.Running(); len(left) > 0 {

@@ -2,12 +2,13 @@ package kubelet
 
 import (
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 // userNamespace is the ids a pod has on this host: the host's own, or a range for a pod that wants users of its own, if its
 // runtime handler can do that.
-func (k *Kubelet) userNamespace(pod *corev1.Pod) (*runtimeapi.UserNamespace, error) {
+func (k *Kubelet) userNamespace(pod *corev1.Pod) (*cri.UserNamespace, error) {
 	handler := ""
 	if k.Handlers != nil {
 		var err error

@@ -101,21 +101,22 @@ func removePods(ctx context.Context, dataDir string) (int, error) {
 }
 
 func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
-	runtime, err := cri.Dial(endpoint)
+	client, err := cri.Dial(endpoint)
 	if err != nil {
 		return 0, err
 	}
-	defer runtime.Close(context.WithoutCancel(ctx))
-	sandboxes, err := runtime.ListPodSandbox(ctx, nil)
+	defer client.Close()
+	runtime := cri.New(client)
+	sandboxes, err := runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return 0, err
 	}
 	for _, s := range sandboxes {
-		if err := runtime.StopPodSandbox(ctx, s.Id); err != nil {
-			return 0, fmt.Errorf("stop %s/%s: %w", s.GetMetadata().GetNamespace(), s.GetMetadata().GetName(), err)
+		if err := runtime.StopPodSandbox(ctx, s.ID); err != nil {
+			return 0, fmt.Errorf("stop %s/%s: %w", s.Namespace, s.Name, err)
 		}
-		if err := runtime.RemovePodSandbox(ctx, s.Id); err != nil {
-			return 0, fmt.Errorf("remove %s/%s: %w", s.GetMetadata().GetNamespace(), s.GetMetadata().GetName(), err)
+		if err := runtime.RemovePodSandbox(ctx, s.ID); err != nil {
+			return 0, fmt.Errorf("remove %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}
 	return len(sandboxes), nil

@@ -43,7 +43,7 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 		Node: func() (evict.Memory, error) { return memoryOf(groups.NodeStats()) }, AllPods: func() (evict.Memory, error) { return memoryOf(groups.PodsStats()) },
 		Pod: func(pod *corev1.Pod) (evict.PodUsage, bool) { return podUsage(groups, pod) },
 		Layers: func(ctx context.Context) (map[types.UID]map[string]evict.Disk, error) {
-			stats, err := n.runtime.ListContainerStats(ctx, nil)
+			stats, err := n.runtime.ListContainerStats(ctx)
 			return evict.WritableLayers(stats), err
 		},
 	}
@@ -55,9 +55,9 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 	n.runs["eviction"] = func(ctx context.Context) error {
 		// Images may have a disk of their own; until the runtime says so they are where everything is.
 		for ctx.Err() == nil {
-			answer, err := n.runtime.ImageFsInfo(ctx)
-			if err == nil && len(answer.ImageFilesystems) > 0 {
-				observer.ImageDir = answer.ImageFilesystems[0].GetFsId().GetMountpoint()
+			mountpoint, err := n.runtime.ImageFilesystem(ctx)
+			if err == nil && mountpoint != "" {
+				observer.ImageDir = mountpoint
 				return n.guard.Run(ctx)
 			}
 			select {

@@ -8,9 +8,8 @@ import (
 	"slices"
 	"text/tabwriter"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"skiff/internal/config"
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/runtime"
 )
 
@@ -44,7 +43,7 @@ func ListImages(ctx context.Context, c config.Image, out io.Writer) error {
 }
 
 // imageLines has one line for each name of each image, in order of names; an image without a name shows its digest.
-func imageLines(images []*runtimeapi.Image) []string {
+func imageLines(images []*cri.Image) []string {
 	var lines []string
 	for _, image := range images {
 		names := image.RepoTags
@@ -52,7 +51,7 @@ func imageLines(images []*runtimeapi.Image) []string {
 			names = image.RepoDigests
 		}
 		for _, name := range names {
-			lines = append(lines, fmt.Sprintf("%s\t%s\t%.1f MB", name, shortID(image.Id), float64(image.Size)/1e6))
+			lines = append(lines, fmt.Sprintf("%s\t%s\t%.1f MB", name, shortID(image.ID), float64(image.Size)/1e6))
 		}
 	}
 	slices.Sort(lines)

@@ -124,7 +124,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	defer runtimeClient.Close(context.Background())
+	defer runtimeClient.Close()
 	var given []string
 	if s.IP != "" {
 		given = strings.Split(s.IP, ",")
@@ -137,7 +137,7 @@ func runNode(ctx context.Context, c *client.Client, s nodeSettings, log *slog.Lo
 		return fmt.Errorf("make the kubelet's directory: %w", err)
 	}
 	n := &nodeParts{
-		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: runtimeClient, metrics: counts,
+		nodeSettings: s, settings: settings, name: name, addresses: addresses, client: c, runtime: cri.New(runtimeClient), metrics: counts,
 		ranges: make(chan []string, 1), log: log,
 	}
 	if err := n.make(); err != nil {
@@ -173,7 +173,7 @@ type nodeParts struct {
 	name      string
 	addresses []string
 	client    *client.Client
-	runtime   *cri.Client
+	runtime   *cri.Runtime
 	metrics   *metrics.Metrics
 	// ranges brings the node's pod addresses when they are known.
 	ranges chan []string
@@ -434,13 +434,13 @@ func (n *nodeParts) collectPodNetwork(ctx context.Context) error {
 	if n.network == nil {
 		return nil
 	}
-	sandboxes, err := n.runtime.ListPodSandbox(ctx, nil)
+	sandboxes, err := n.runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return err
 	}
 	var live []cni.Identity
 	for _, s := range sandboxes {
-		live = append(live, cni.Identity{Container: s.Id, Interface: "eth0"})
+		live = append(live, cni.Identity{Container: s.ID, Interface: "eth0"})
 	}
 	_, err = cni.Collect(*n.network, live)
 	return err

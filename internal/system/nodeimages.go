@@ -18,7 +18,7 @@ import (
 )
 
 // newImages makes what pulls a node's images and what removes them again.
-func newImages(c *client.Client, s nodeSettings, settings *kubeletconfig.KubeletConfiguration, r *cri.Client, named *objects.Objects, recorder client.Recorder, node func() *corev1.Node, log *slog.Logger) (*images.Images, *images.Collector, error) {
+func newImages(c *client.Client, s nodeSettings, settings *kubeletconfig.KubeletConfiguration, r *cri.Runtime, named *objects.Objects, recorder client.Recorder, node func() *corev1.Node, log *slog.Logger) (*images.Images, *images.Collector, error) {
 	log = log.With("part", "images")
 	var plugins *credentials.Plugins
 	if s.ImageCredentialProviderConfig != "" {

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/api"
 	"skiff/internal/client"
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/node"
 	"skiff/test/cluster"
 )
@@ -43,18 +43,16 @@ func TestNodeObjectOnUpstream(t *testing.T) {
 // readyRuntime is a runtime in good health.
 type readyRuntime struct{}
 
-func (readyRuntime) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: "played", RuntimeVersion: "1.2.3"}, nil
+func (readyRuntime) Version(context.Context) (cri.Version, error) {
+	return cri.Version{Name: "played", Version: "1.2.3"}, nil
 }
 
-func (readyRuntime) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
-	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
-	}}}, nil
+func (readyRuntime) Status(context.Context) (cri.Status, error) {
+	return cri.Status{Conditions: []cri.Condition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}, nil
 }
 
-func (readyRuntime) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
-	return []*runtimeapi.Image{{Id: "i", Size: 7, RepoTags: []string{"registry.k8s.io/pause:3.10"}}}, nil
+func (readyRuntime) ListImages(context.Context) ([]*cri.Image, error) {
+	return []*cri.Image{{ID: "i", Size: 7, RepoTags: []string{"registry.k8s.io/pause:3.10"}}}, nil
 }
 
 func nodeObject(t *testing.T, c *cluster.Cluster) {

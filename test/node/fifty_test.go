@@ -41,7 +41,7 @@ func BenchmarkFiftyPods(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer containerd.Close(context.Background())
+	defer containerd.Close()
 	config, err := c.Config()
 	if err != nil {
 		b.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/images"
 	"skiff/test/registry"
 )
@@ -90,7 +91,7 @@ func TestPullFromARegistry(t *testing.T) {
 	secret.Data = map[string][]byte{corev1.DockerConfigJsonKey: data}
 	events := &told{}
 	i, err := images.New(images.Options{
-		Runtime: c.client, Events: events, Parallel: 2, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Runtime: cri.New(c.client), Events: events, Parallel: 2, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Secret: func(_, name string) (*corev1.Secret, error) { return secret, nil },
 	})
 	if err != nil {
@@ -154,7 +155,7 @@ func TestManyPodsOnePull(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := start(t, shortDir(t))
-	i, err := images.New(images.Options{Runtime: c.client, Events: &told{}, Parallel: 1, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Parallel: 1, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +185,7 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 	}
 	c := start(t, shortDir(t))
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	i, err := images.New(images.Options{Runtime: c.client, Events: &told{}, Log: quiet})
+	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Log: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +193,7 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 	if _, err := i.Ensure(t.Context(), pod, &pod.Spec.Containers[0], nil); err != nil {
 		t.Fatal(err)
 	}
-	collector := &images.Collector{Store: c.client, Images: i, Log: quiet}
+	collector := &images.Collector{Store: cri.New(c.client), Images: i, Log: quiet}
 	// With a real disk that is never this full: nothing happens.
 	collector.Policy = images.Policy{HighPercent: 100, LowPercent: 100}
 	if err := collector.Collect(t.Context()); err != nil {

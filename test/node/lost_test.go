@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -49,7 +48,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer containerd.Close(context.Background())
+	defer containerd.Close()
 	containers, err := containerd.ListContainers(t.Context(), nil)
 	if err != nil || len(containers) < 3 {
 		t.Fatalf("%d containers, %v", len(containers), err)

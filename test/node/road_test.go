@@ -118,7 +118,7 @@ func startRoad(t *testing.T) *road {
 	if r.runtime, err = cri.Dial(endpoint); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.runtime.Close(context.Background()) })
+	t.Cleanup(func() { _ = r.runtime.Close() })
 	// What lay ready on the node would save it from asking for the same under another name.
 	for _, image := range []string{busybox, "registry.k8s.io/e2e-test-images/nginx:1.27.0-2"} {
 		if err := r.runtime.RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: image}); err != nil {

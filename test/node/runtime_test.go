@@ -119,7 +119,7 @@ func start(t *testing.T, dataDir string) started {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = client.Close(context.Background()); stop() })
+	t.Cleanup(func() { _ = client.Close(); stop() })
 	return started{c, client, stop}
 }
 
@@ -226,7 +226,10 @@ func TestImagesAreThereWithoutARegistry(t *testing.T) {
 	remove(t, c.client, id)
 }
 
-func remove(t *testing.T, client *cri.Client, id string) {
+func remove(t *testing.T, client interface {
+	StopPodSandbox(ctx context.Context, id string) error
+	RemovePodSandbox(ctx context.Context, id string) error
+}, id string) {
 	t.Helper()
 	if err := client.StopPodSandbox(t.Context(), id); err != nil {
 		t.Error(err)
@@ -364,7 +367,7 @@ func TestSandboxesOutliveAKilledSkiff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close(t.Context())
+	defer client.Close()
 	id := sandbox(t, client, "pod")
 	_, before := running(t, client, id)
 	old := containerdPID(t, dataDir)

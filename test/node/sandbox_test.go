@@ -37,11 +37,11 @@ func TestSandboxesAreConfined(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod", UID: types.UID(strings.ReplaceAll(what, " ", "-"))}}
 			pod.Spec = corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Name: "c"}}, SecurityContext: &corev1.PodSecurityContext{}}
 			change(&pod.Spec)
-			config, err := cri.SandboxConfig(pod, cri.PodSettings{Host: host})
+			config, err := cri.NewSandboxConfig(pod, cri.PodSettings{Host: host})
 			if err != nil {
 				t.Fatal(err)
 			}
-			id, err := c.client.RunPodSandbox(t.Context(), config, "")
+			id, err := cri.New(c.client).RunPodSandbox(t.Context(), config, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,7 +32,7 @@ const busybox = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 // storageNode is a node with volumes and a runtime, and nobody who looks after pods: the test does.
 type storageNode struct {
 	t       *testing.T
-	runtime *cri.Client
+	runtime *cri.Runtime
 	client  *client.Client
 	objects *objects.Objects
 	volumes *volume.Volumes
@@ -58,7 +58,7 @@ func startStorageNode(t *testing.T) *storageNode {
 	if err := os.Symlink(images+"/busybox.tar", filepath.Join(dataDir, "images/busybox.tar")); err != nil {
 		t.Fatal(err)
 	}
-	n := &storageNode{t: t, runtime: start(t, dataDir).client, root: dataDir + "/kubelet", changed: make(chan types.UID, 100), host: cri.DetectHost(dataDir + "/kubelet/seccomp")}
+	n := &storageNode{t: t, runtime: cri.New(start(t, dataDir).client), root: dataDir + "/kubelet", changed: make(chan types.UID, 100), host: cri.DetectHost(dataDir + "/kubelet/seccomp")}
 	network(t, dataDir)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.client = inprocess.Start(t, ctx)
@@ -146,7 +146,7 @@ func (n *storageNode) run(pod *corev1.Pod) (shell func(string) string, end func(
 	fatal(err)
 	logs := cri.PodLogDirectory(n.root+"/logs", pod)
 	fatal(os.MkdirAll(filepath.Join(logs, "main"), 0o755))
-	sandboxConfig, err := cri.SandboxConfig(pod, cri.PodSettings{Host: n.host, LogDirectory: logs, UserNamespace: user})
+	sandboxConfig, err := cri.NewSandboxConfig(pod, cri.PodSettings{Host: n.host, LogDirectory: logs, UserNamespace: user})
 	fatal(err)
 	sandbox, err := n.runtime.RunPodSandbox(ctx, sandboxConfig, "")
 	fatal(err)
@@ -155,7 +155,7 @@ func (n *storageNode) run(pod *corev1.Pod) (shell func(string) string, end func(
 	fatal(err)
 	mounts, release, err := n.volumes.Mounts(pod, c, env)
 	fatal(err)
-	config, err := cri.ContainerConfig(pod, c, cri.ContainerSettings{Host: n.host, Env: env, Mounts: mounts, ImageRef: c.Image, UserNamespace: user})
+	config, err := cri.NewContainerConfig(pod, c, cri.ContainerSettings{Host: n.host, Env: env, Mounts: mounts, ImageRef: c.Image, UserNamespace: user})
 	fatal(err)
 	id, err := n.runtime.CreateContainer(ctx, sandbox, config, sandboxConfig)
 	release()

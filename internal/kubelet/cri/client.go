@@ -16,62 +16,84 @@ import (
 )
 
 const (
-	// callTimeout bounds calls that say nothing of their own about time.
+	// callTimeout bounds calls without a timeout of their own.
 	callTimeout = 2 * time.Minute
-	// maxMessage bounds answers: a list of many containers is long.
+	// maxMessage bounds the size of responses; lists of many containers are large.
 	maxMessage = 16 << 20
 )
 
-// Client is a runtime behind a socket.
+// Client is the API of a runtime behind a unix socket.
 type Client struct {
 	connection *grpc.ClientConn
 	runtime    runtimeapi.RuntimeServiceClient
 	images     runtimeapi.ImageServiceClient
 }
 
-var _ Runtime = (*Client)(nil)
+var _ API = (*Client)(nil)
+
+// RunPodSandbox is the Operation of a Call that creates a sandbox.
+const RunPodSandbox = "run_podsandbox"
+
+// Call is a completed request to the runtime.
+type Call struct {
+	// Operation is the name of the method in upstream's metrics, such as start_container.
+	Operation string
+	// RuntimeHandler is the handler of the sandbox if Operation is RunPodSandbox.
+	RuntimeHandler string
+	Duration       time.Duration
+	Err            error
+}
 
 // Dial makes a client of the runtime at an endpoint such as unix:///run/containerd/containerd.sock. It connects with the first
-// call, and again whenever the runtime has restarted.
+// call, and reconnects when the runtime has restarted.
 //
-// observe, if given, is told of every request but those that stream.
-func Dial(endpoint string, observe ...func(operation string, request any, took time.Duration, err error)) (*Client, error) {
+// observe, if given, is called after every unary request.
+func Dial(endpoint string, observe ...func(Call)) (*Client, error) {
 	if !strings.Contains(endpoint, "://") {
 		endpoint = "unix://" + endpoint
 	}
 	if !strings.HasPrefix(endpoint, "unix://") {
 		return nil, fmt.Errorf("container runtime endpoint %q is not a unix socket", endpoint)
 	}
-	watched := func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	observed := func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 		began := time.Now()
 		err := invoke(ctx, method, request, reply, connection, options...)
-		for _, tell := range observe {
-			tell(operation(method), request, time.Since(began), err)
+		call := Call{Operation: operation(method), Duration: time.Since(began), Err: err}
+		if sandbox, ok := request.(*runtimeapi.RunPodSandboxRequest); ok {
+			call.RuntimeHandler = sandbox.RuntimeHandler
+		}
+		for _, report := range observe {
+			report(call)
 		}
 		return err
 	}
 	connection, err := grpc.NewClient(endpoint,
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(watched),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(observed),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		// A runtime that restarts is back within a second.
+		// A runtime that restarts is available again within a second; gRPC's default backoff would delay the next call by up to two minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: 3 * time.Second}, MinConnectTimeout: 5 * time.Second,
 		}))
 	if err != nil {
-		return nil, fmt.Errorf("reach container runtime at %s: %w", endpoint, err)
+		return nil, fmt.Errorf("connect to container runtime at %s: %w", endpoint, err)
 	}
-	return &Client{connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection), images: runtimeapi.NewImageServiceClient(connection)}, nil
+	return NewClient(connection), nil
 }
 
-// operations are upstream's names of requests, where they are not made from the method's by the rule.
+// NewClient makes a client that uses a connection. Close closes the connection.
+func NewClient(connection *grpc.ClientConn) *Client {
+	return &Client{connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection), images: runtimeapi.NewImageServiceClient(connection)}
+}
+
+// operations are upstream's names of those methods whose name in metrics is not the method's in snake case.
 var operations = map[string]string{
-	"ListPodSandbox": "list_podsandbox", "PodSandboxStatus": "podsandbox_status", "RunPodSandbox": "run_podsandbox", "StopPodSandbox": "stop_podsandbox",
+	"ListPodSandbox": "list_podsandbox", "PodSandboxStatus": "podsandbox_status", "RunPodSandbox": RunPodSandbox, "StopPodSandbox": "stop_podsandbox",
 	"RemovePodSandbox": "remove_podsandbox", "PodSandboxStats": "podsandbox_stats", "ListPodSandboxStats": "list_podsandbox_stats",
 	"ListPodSandboxMetrics": "list_podsandbox_metrics", "UpdatePodSandboxResources": "update_podsandbox_resources", "UpdateContainerResources": "update_container",
 }
 
-// operation is what metrics call a method of the runtime, such as start_container for /runtime.v1.RuntimeService/StartContainer.
+// operation is the name of a method in metrics, such as start_container for /runtime.v1.RuntimeService/StartContainer.
 func operation(method string) string {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	if known, ok := operations[name]; ok {
@@ -87,17 +109,17 @@ func operation(method string) string {
 	return words.String()
 }
 
-// Close ends the connection.
-func (c *Client) Close(context.Context) error { return c.connection.Close() }
+// Close closes the connection.
+func (c *Client) Close() error { return c.connection.Close() }
 
-// call makes a request within the usual time.
+// call makes a request with the default timeout.
 func call[Request, Response any](ctx context.Context, method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request) (Response, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return method(ctx, request)
 }
 
-// Version returns name and version of the runtime.
+// Version returns the runtime's name and version.
 func (c *Client) Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error) {
 	return call(ctx, c.runtime.Version, &runtimeapi.VersionRequest{Version: apiVersion})
 }
@@ -107,20 +129,9 @@ func (c *Client) Status(ctx context.Context, verbose bool) (*runtimeapi.StatusRe
 	return call(ctx, c.runtime.Status, &runtimeapi.StatusRequest{Verbose: verbose})
 }
 
-// UpdateRuntimeConfig tells the runtime of the node's range of pod addresses.
-func (c *Client) UpdateRuntimeConfig(ctx context.Context, config *runtimeapi.RuntimeConfig) error {
-	_, err := call(ctx, c.runtime.UpdateRuntimeConfig, &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: config})
-	return err
-}
-
-// RuntimeConfig returns how the runtime is configured: its cgroup driver.
-func (c *Client) RuntimeConfig(ctx context.Context) (*runtimeapi.RuntimeConfigResponse, error) {
-	return call(ctx, c.runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
-}
-
-// RunPodSandbox makes and starts the sandbox of a pod.
+// RunPodSandbox creates and starts the sandbox of a pod.
 func (c *Client) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	// Twice the usual time: the network's plugins are called within.
+	// Twice the default: the runtime calls the CNI plugins within this call.
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
 	response, err := c.runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
@@ -130,7 +141,7 @@ func (c *Client) RunPodSandbox(ctx context.Context, config *runtimeapi.PodSandbo
 	return response.PodSandboxId, nil
 }
 
-// StopPodSandbox stops a sandbox and whatever still runs in it.
+// StopPodSandbox stops a sandbox and every container that still runs in it.
 func (c *Client) StopPodSandbox(ctx context.Context, id string) error {
 	_, err := call(ctx, c.runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	return err
@@ -153,28 +164,18 @@ func (c *Client) ListPodSandbox(ctx context.Context, filter *runtimeapi.PodSandb
 	return response.GetItems(), err
 }
 
-// PortForward prepares an endpoint that streams ports of a sandbox.
+// PortForward prepares a streaming session with ports of a sandbox.
 func (c *Client) PortForward(ctx context.Context, request *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	return call(ctx, c.runtime.PortForward, request)
 }
 
-// UpdatePodSandboxResources tells the runtime of a pod's changed resources.
-func (c *Client) UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	return call(ctx, c.runtime.UpdatePodSandboxResources, request)
-}
-
-// CheckpointPod writes a checkpoint of a sandbox.
-func (c *Client) CheckpointPod(ctx context.Context, request *runtimeapi.CheckpointPodRequest) error {
-	_, err := c.runtime.CheckpointPod(ctx, request)
+// UpdatePodSandboxResources tells the runtime the changed resources of a pod.
+func (c *Client) UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) error {
+	_, err := call(ctx, c.runtime.UpdatePodSandboxResources, request)
 	return err
 }
 
-// RestorePod restores a sandbox from a checkpoint.
-func (c *Client) RestorePod(ctx context.Context, request *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
-	return c.runtime.RestorePod(ctx, request)
-}
-
-// CreateContainer makes a container in a sandbox.
+// CreateContainer creates a container in a sandbox.
 func (c *Client) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
 	response, err := call(ctx, c.runtime.CreateContainer, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox, Config: config, SandboxConfig: sandboxConfig})
 	return response.GetContainerId(), err
@@ -186,7 +187,7 @@ func (c *Client) StartContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// StopContainer asks a container to stop, and ends it after so many seconds.
+// StopContainer sends a container its stop signal and kills it after so many seconds.
 func (c *Client) StopContainer(ctx context.Context, id string, seconds int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout+time.Duration(seconds)*time.Second)
 	defer cancel()
@@ -219,11 +220,11 @@ func (c *Client) UpdateContainerResources(ctx context.Context, id string, resour
 	return err
 }
 
-// ExecSync runs a command in a container. It returns an *ExitError for a code other than zero, and ErrTimedOut.
-// A timeout of zero is none.
+// ExecSync runs a command in a container. It returns an *ExitError for an exit code other than zero, and ErrTimedOut.
+// A timeout of zero means none.
 func (c *Client) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (stdout, stderr []byte, err error) {
 	if timeout > 0 {
-		// The runtime needs some time to clean up after it has ended the command.
+		// The runtime enforces the timeout itself and then needs time to clean up.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, callTimeout+timeout)
 		defer cancel()
@@ -241,37 +242,29 @@ func (c *Client) ExecSync(ctx context.Context, id string, command []string, time
 	return response.Stdout, response.Stderr, err
 }
 
-// Exec prepares an endpoint that streams a command in a container.
+// Exec prepares a streaming session that runs a command in a container.
 func (c *Client) Exec(ctx context.Context, request *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	return call(ctx, c.runtime.Exec, request)
 }
 
-// Attach prepares an endpoint that streams a container's own input and output.
+// Attach prepares a streaming session with a container's main process.
 func (c *Client) Attach(ctx context.Context, request *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	return call(ctx, c.runtime.Attach, request)
 }
 
-// ReopenContainerLog lets the runtime write a container's log to a new file, after the old one was moved away.
+// ReopenContainerLog makes the runtime open a container's log file again, after the old one was renamed.
 func (c *Client) ReopenContainerLog(ctx context.Context, id string) error {
 	_, err := call(ctx, c.runtime.ReopenContainerLog, &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
 	return err
 }
 
-// CheckpointContainer writes a checkpoint of a container.
-func (c *Client) CheckpointContainer(ctx context.Context, request *runtimeapi.CheckpointContainerRequest) error {
-	_, err := c.runtime.CheckpointContainer(ctx, request)
-	return err
-}
-
-// GetContainerEvents sends what happens to containers into the channel until ctx or the stream ends.
-func (c *Client) GetContainerEvents(ctx context.Context, events chan *runtimeapi.ContainerEventResponse, connected func(runtimeapi.RuntimeService_GetContainerEventsClient)) error {
+// GetContainerEvents sends container events to the channel until ctx or the stream ends.
+func (c *Client) GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error {
 	stream, err := c.runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {
 		return err
 	}
-	if connected != nil {
-		connected(stream)
-	}
+	connected()
 	for {
 		event, err := stream.Recv()
 		if err != nil {

@@ -12,12 +12,12 @@ func (c *Client) ListImages(ctx context.Context, filter *runtimeapi.ImageFilter)
 	return response.GetImages(), err
 }
 
-// ImageStatus returns an image; one that is absent has no Image in the answer, and is no error.
+// ImageStatus returns an image. The response for an image that is not present has no Image.
 func (c *Client) ImageStatus(ctx context.Context, image *runtimeapi.ImageSpec, verbose bool) (*runtimeapi.ImageStatusResponse, error) {
 	return call(ctx, c.images.ImageStatus, &runtimeapi.ImageStatusRequest{Image: image, Verbose: verbose})
 }
 
-// PullImage fetches an image and returns its reference. It takes as long as it takes.
+// PullImage pulls an image and returns its reference. It has no timeout.
 func (c *Client) PullImage(ctx context.Context, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig, sandbox *runtimeapi.PodSandboxConfig) (string, error) {
 	response, err := c.images.PullImage(ctx, &runtimeapi.PullImageRequest{Image: image, Auth: auth, SandboxConfig: sandbox})
 	return response.GetImageRef(), err
@@ -29,43 +29,19 @@ func (c *Client) RemoveImage(ctx context.Context, image *runtimeapi.ImageSpec) e
 	return err
 }
 
-// ImageFsInfo returns how much the images take on disk.
+// ImageFsInfo returns the usage of the filesystems that images are stored on.
 func (c *Client) ImageFsInfo(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 	return call(ctx, c.images.ImageFsInfo, &runtimeapi.ImageFsInfoRequest{})
 }
 
-// ContainerStats returns what a container uses.
+// ContainerStats returns the resource usage of a container.
 func (c *Client) ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error) {
 	response, err := call(ctx, c.runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
 	return response.GetStats(), err
 }
 
-// ListContainerStats returns what the containers that match use.
+// ListContainerStats returns the resource usage of the containers that match.
 func (c *Client) ListContainerStats(ctx context.Context, filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	response, err := call(ctx, c.runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: filter})
 	return response.GetStats(), err
-}
-
-// PodSandboxStats returns what a pod uses.
-func (c *Client) PodSandboxStats(ctx context.Context, id string) (*runtimeapi.PodSandboxStats, error) {
-	response, err := call(ctx, c.runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: id})
-	return response.GetStats(), err
-}
-
-// ListPodSandboxStats returns what the pods that match use.
-func (c *Client) ListPodSandboxStats(ctx context.Context, filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
-	response, err := call(ctx, c.runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
-	return response.GetStats(), err
-}
-
-// ListMetricDescriptors describes what ListPodSandboxMetrics returns.
-func (c *Client) ListMetricDescriptors(ctx context.Context) ([]*runtimeapi.MetricDescriptor, error) {
-	response, err := call(ctx, c.runtime.ListMetricDescriptors, &runtimeapi.ListMetricDescriptorsRequest{})
-	return response.GetDescriptors(), err
-}
-
-// ListPodSandboxMetrics returns the metrics of all pods.
-func (c *Client) ListPodSandboxMetrics(ctx context.Context) ([]*runtimeapi.PodSandboxMetrics, error) {
-	response, err := call(ctx, c.runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
-	return response.GetPodMetrics(), err
 }

@@ -43,7 +43,7 @@ func TestSandboxConfig(t *testing.T) {
 		}},
 		"own namespaces": {nil, nil, func(c *runtimeapi.PodSandboxConfig) bool {
 			n := c.Linux.SecurityContext.NamespaceOptions
-			return n.Network == runtimeapi.NamespaceMode_POD && n.Ipc == runtimeapi.NamespaceMode_POD && n.Pid == runtimeapi.NamespaceMode_CONTAINER && n.UsernsOptions == nil
+			return n.Network == runtimeapi.NamespaceMode_POD && n.Ipc == runtimeapi.NamespaceMode_POD && n.Pid == runtimeapi.NamespaceMode_CONTAINER && n.UsernsOptions.Mode == runtimeapi.NamespaceMode_NODE
 		}},
 		"the host's namespaces": {func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.HostIPC, p.Spec.HostPID = true, true, true }, nil, func(c *runtimeapi.PodSandboxConfig) bool {
 			n := c.Linux.SecurityContext.NamespaceOptions
@@ -89,7 +89,7 @@ func TestSandboxConfig(t *testing.T) {
 			return r.CpuShares == 512 && r.CpuQuota == 100000 && r.MemoryLimitInBytes == 64<<20 && o.CpuShares == 256 && o.CpuQuota == 25000 && o.MemoryLimitInBytes == 16<<20
 		}},
 		"users of its own": {nil, func(s *PodSettings) {
-			s.UserNamespace = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: []*runtimeapi.IDMapping{{HostId: 65536, Length: 65536}}}
+			s.UserNamespace = &UserNamespace{UIDs: []IDMapping{{HostID: 65536, Length: 65536}}}
 		}, func(c *runtimeapi.PodSandboxConfig) bool {
 			return c.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Uids[0].HostId == 65536
 		}},
@@ -98,7 +98,7 @@ func TestSandboxConfig(t *testing.T) {
 		if test.settings != nil {
 			test.settings(&s)
 		}
-		config, err := SandboxConfig(specPod(test.change), s)
+		config, err := sandboxConfig(specPod(test.change), s)
 		if err != nil || !test.check(config) || config.Linux.CgroupParent != "/kubepods/x" {
 			t.Errorf("%s: %v, %v", name, config, err)
 		}
@@ -106,7 +106,7 @@ func TestSandboxConfig(t *testing.T) {
 	odd := specPod(func(p *corev1.Pod) {
 		p.Spec.SecurityContext = &corev1.PodSecurityContext{SupplementalGroupsPolicy: ptr(corev1.SupplementalGroupsPolicy("Odd"))}
 	})
-	if _, err := SandboxConfig(odd, PodSettings{}); err == nil || err.Error() != "unsupported supplementalGroupsPolicy: Odd" {
+	if _, err := sandboxConfig(odd, PodSettings{}); err == nil || err.Error() != "unsupported supplementalGroupsPolicy: Odd" {
 		t.Error(err)
 	}
 	if got := PodLogDirectory("/logs", odd); got != "/logs/space_pod_uid" {
@@ -132,10 +132,10 @@ func TestContainerConfig(t *testing.T) {
 		c.Ports = []corev1.ContainerPort{{ContainerPort: 80}}
 	})
 	c := &pod.Spec.Containers[0]
-	config, err := ContainerConfig(pod, c, ContainerSettings{
-		Attempt: 3, ImageRef: "sha256:1", Env: []*runtimeapi.KeyValue{{Key: "NAME", Value: []byte("n")}},
-		Mounts: []*runtimeapi.Mount{{ContainerPath: "/m"}}, Annotations: map[string]string{"device": "d", AnnotationHash: "mine"},
-		UserNamespace: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: []*runtimeapi.IDMapping{{Length: 1}}},
+	config, err := containerConfig(pod, c, ContainerSettings{
+		Attempt: 3, ImageRef: "sha256:1", Env: []corev1.EnvVar{{Name: "NAME", Value: "n"}},
+		Mounts: []Mount{{ContainerPath: "/m"}}, Annotations: map[string]string{"device": "d", AnnotationHash: "mine"},
+		UserNamespace: &UserNamespace{UIDs: []IDMapping{{Length: 1}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -228,18 +228,18 @@ func TestContainerSecurity(t *testing.T) {
 	} {
 		pod := specPod(test.change)
 		test.settings.Host = host
-		config, err := ContainerConfig(pod, &pod.Spec.Containers[0], test.settings)
+		config, err := containerConfig(pod, &pod.Spec.Containers[0], test.settings)
 		if err != nil || !test.check(config.Linux.SecurityContext) {
 			t.Errorf("%s: %v, %v", name, config.GetLinux().GetSecurityContext(), err)
 		}
 	}
 	pod := specPod(inContainer(corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost}}))
-	if _, err := ContainerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{}); err == nil || err.Error() != "localhostProfile must be set if seccompProfile type is Localhost." {
+	if _, err := containerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{}); err == nil || err.Error() != "localhostProfile must be set if seccompProfile type is Localhost." {
 		t.Error(err)
 	}
 	host.SeccompDefault = true
 	pod = specPod(nil)
-	if config, err := ContainerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{Host: host}); err != nil || config.Linux.SecurityContext.Seccomp.ProfileType != runtimeapi.SecurityProfile_RuntimeDefault {
+	if config, err := containerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{Host: host}); err != nil || config.Linux.SecurityContext.Seccomp.ProfileType != runtimeapi.SecurityProfile_RuntimeDefault {
 		t.Error("the default of the kubelet does not count")
 	}
 }
@@ -269,7 +269,7 @@ func TestNonRoot(t *testing.T) {
 				p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: test.pod.RunAsNonRoot, RunAsUser: test.pod.RunAsUser}
 			}
 		})
-		_, err := ContainerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{ImageUID: test.uid, ImageUser: test.user})
+		_, err := containerConfig(pod, &pod.Spec.Containers[0], ContainerSettings{ImageUID: test.uid, ImageUser: test.user})
 		if (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) {
 			t.Errorf("%+v: %v", test, err)
 		}
@@ -312,7 +312,7 @@ func TestContainerResources(t *testing.T) {
 			&runtimeapi.LinuxContainerResources{CpuShares: 2, CpuPeriod: 100000, MemoryLimitInBytes: 200 << 20, OomScoreAdj: 900, Unified: map[string]string{"memory.oom.group": "1", "memory.swap.max": "10485760", "memory.high": "max"}}},
 	} {
 		pod := specPod(test.change)
-		got := ContainerResources(pod, &pod.Spec.Containers[0], test.host)
+		got := containerResources(pod, &pod.Spec.Containers[0], test.host)
 		if len(got.HugepageLimits) != 2 || got.HugepageLimits[0].Limit != 0 {
 			t.Errorf("%s: huge pages %v", name, got.HugepageLimits)
 		}
@@ -327,7 +327,7 @@ func TestHugePageLimits(t *testing.T) {
 	pod := specPod(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Limits = list("hugepages-2Mi", "4Mi", "hugepages-1Gi", "1Gi")
 	})
-	got := ContainerResources(pod, &pod.Spec.Containers[0], Host{MemoryCapacity: 1, HugePageSizes: []string{"2MB", "1GB", "64KB"}}).HugepageLimits
+	got := containerResources(pod, &pod.Spec.Containers[0], Host{MemoryCapacity: 1, HugePageSizes: []string{"2MB", "1GB", "64KB"}}).HugepageLimits
 	if len(got) != 3 || got[0].Limit != 4<<20 || got[1].Limit != 1<<30 || got[2].Limit != 0 {
 		t.Error(got)
 	}
@@ -346,7 +346,7 @@ func TestSidecarOOMScore(t *testing.T) {
 	})
 	h := Host{MemoryCapacity: 1000 << 20}
 	for i, want := range []int64{900, 999} {
-		if got := ContainerResources(pod, &pod.Spec.InitContainers[i], h).OomScoreAdj; got != want {
+		if got := containerResources(pod, &pod.Spec.InitContainers[i], h).OomScoreAdj; got != want {
 			t.Errorf("%s: %d, want %d", pod.Spec.InitContainers[i].Name, got, want)
 		}
 	}

@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -20,23 +21,76 @@ import (
 type ContainerSettings struct {
 	Host Host
 	// Attempt is how often the container was restarted.
-	Attempt    uint32
-	Env        []*runtimeapi.KeyValue
-	Mounts     []*runtimeapi.Mount
-	Devices    []*runtimeapi.Device
-	CDIDevices []*runtimeapi.CDIDevice
-	// Annotations are those a device plugin asks for; the kubelet's own win.
+	Attempt uint32
+	Env     []corev1.EnvVar
+	Mounts  []Mount
+	Devices []Device
+	// CDIDevices are names of devices of the Container Device Interface.
+	CDIDevices []string
+	// Annotations are requested by device plugins; the kubelet's own take precedence.
 	Annotations map[string]string
-	// ImageRef is the image as the runtime knows it.
+	// ImageRef is the image in the runtime's store.
 	ImageRef string
-	// ImageUID and ImageUser are the user the image names, as a number or else by name. Both unset is root.
+	// ImageUID and ImageUser are the user of the image, as a number or else by name. Both unset means root.
 	ImageUID  *int64
 	ImageUser string
-	// TargetID is the container whose processes an ephemeral container wants to see, "" for none.
+	// TargetID is the container whose process namespace an ephemeral container shares, "" for none.
 	TargetID string
 	// UserNamespace and ExtraGroups are those of the pod's sandbox.
-	UserNamespace *runtimeapi.UserNamespace
+	UserNamespace *UserNamespace
 	ExtraGroups   []int64
+}
+
+// Mount is a mount of a container: of a directory or file of the host, or of an image.
+type Mount struct {
+	ContainerPath, HostPath                     string
+	ReadOnly, RecursiveReadOnly, SELinuxRelabel bool
+	// Propagation is empty for None.
+	Propagation corev1.MountPropagationMode
+	// Image is mounted instead of HostPath if set, or ImageSubPath in it.
+	Image, ImageSubPath string
+	MountOptions        []string
+}
+
+// propagations are the runtime's names of propagation modes.
+var propagations = map[corev1.MountPropagationMode]runtimeapi.MountPropagation{
+	corev1.MountPropagationHostToContainer: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER,
+	corev1.MountPropagationBidirectional:   runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL,
+}
+
+func (m Mount) message(user *UserNamespace) *runtimeapi.Mount {
+	mount := &runtimeapi.Mount{
+		ContainerPath: m.ContainerPath, HostPath: m.HostPath, Readonly: m.ReadOnly, RecursiveReadOnly: m.RecursiveReadOnly,
+		SelinuxRelabel: m.SELinuxRelabel, Propagation: propagations[m.Propagation], MountOptions: m.MountOptions, ImageSubPath: m.ImageSubPath,
+	}
+	if m.Image != "" {
+		mount.Image = &runtimeapi.ImageSpec{Image: m.Image}
+	}
+	if user != nil {
+		mount.UidMappings, mount.GidMappings = mappings(user.UIDs), mappings(user.GIDs)
+	}
+	return mount
+}
+
+// Device is a device of the host that a container may use.
+type Device struct {
+	ContainerPath, HostPath string
+	// Permissions are those of the devices cgroup: r for read, w for write, m for mknod.
+	Permissions string
+}
+
+// ContainerConfig is the configuration of a container, opaque outside this package.
+type ContainerConfig struct {
+	config *runtimeapi.ContainerConfig
+}
+
+// NewContainerConfig returns the configuration of a container. An error's text is shown in the container's status.
+func NewContainerConfig(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) (*ContainerConfig, error) {
+	config, err := containerConfig(pod, c, s)
+	if err != nil {
+		return nil, err
+	}
+	return &ContainerConfig{config}, nil
 }
 
 // ContainerLogPath is a container's log below its pod's log directory.
@@ -44,8 +98,7 @@ func ContainerLogPath(name string, attempt uint32) string {
 	return filepath.Join(name, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
 
-// ContainerConfig says what container is to be made. An error's text is meant for the container's status.
-func ContainerConfig(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) (*runtimeapi.ContainerConfig, error) {
+func containerConfig(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) (*runtimeapi.ContainerConfig, error) {
 	if err := verifyNonRoot(pod, c, s.ImageUID, s.ImageUser); err != nil {
 		return nil, err
 	}
@@ -61,30 +114,35 @@ func ContainerConfig(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) 
 		Command:     environment.ExpandAll(c.Command, s.Env),
 		Args:        environment.ExpandAll(c.Args, s.Env),
 		WorkingDir:  c.WorkingDir,
-		Envs:        s.Env,
 		Labels:      labels,
 		Annotations: containerAnnotations(pod, c, s),
-		Mounts:      s.Mounts,
-		Devices:     s.Devices,
-		CDIDevices:  s.CDIDevices,
 		LogPath:     ContainerLogPath(c.Name, s.Attempt),
 		Stdin:       c.Stdin,
 		StdinOnce:   c.StdinOnce,
 		Tty:         c.TTY,
-		Linux:       &runtimeapi.LinuxContainerConfig{Resources: ContainerResources(pod, c, s.Host), SecurityContext: security},
+		Linux:       &runtimeapi.LinuxContainerConfig{Resources: containerResources(pod, c, s.Host), SecurityContext: security},
 	}
 	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
 		config.StopSignal = signal(*c.Lifecycle.StopSignal)
 	}
-	if user := s.UserNamespace; user != nil && user.Mode == runtimeapi.NamespaceMode_POD {
-		for _, mount := range config.Mounts {
-			mount.UidMappings, mount.GidMappings = user.Uids, user.Gids
-		}
+	for _, variable := range s.Env {
+		config.Envs = append(config.Envs, &runtimeapi.KeyValue{Key: variable.Name, Value: []byte(variable.Value)})
+	}
+	for _, mount := range s.Mounts {
+		config.Mounts = append(config.Mounts, mount.message(s.UserNamespace))
+	}
+	for _, device := range s.Devices {
+		config.Devices = append(config.Devices, &runtimeapi.Device{
+			ContainerPath: device.ContainerPath, HostPath: device.HostPath, Permissions: device.Permissions,
+		})
+	}
+	for _, name := range s.CDIDevices {
+		config.CDIDevices = append(config.CDIDevices, &runtimeapi.CDIDevice{Name: name})
 	}
 	return config, nil
 }
 
-// signal is the runtime's name of a signal. Real-time signals have signs in theirs.
+// signal converts a signal to the CRI's. The names of real-time signals have + and - spelled out there.
 func signal(s corev1.Signal) runtimeapi.Signal {
 	name := strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace(string(s))
 	return runtimeapi.Signal(runtimeapi.Signal_value["SIGNAL_"+name])
@@ -103,7 +161,7 @@ func containerAnnotations(pod *corev1.Pod, c *corev1.Container, s ContainerSetti
 	if grace := pod.Spec.TerminationGracePeriodSeconds; grace != nil {
 		annotations[AnnotationTerminationGrace] = strconv.FormatInt(*grace, 10)
 	}
-	// A restarted kubelet may have to stop a container whose pod it can no longer read.
+	// A restarted kubelet may have to stop a container whose pod has been deleted from the API.
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil {
 		annotations[AnnotationPreStop] = asJSON(c.Lifecycle.PreStop)
 	}
@@ -121,7 +179,7 @@ func asJSON(v any) string {
 	return string(text)
 }
 
-// verifyNonRoot refuses containers that would run as root although the pod forbids it, or of which that cannot be told.
+// verifyNonRoot rejects containers with runAsNonRoot that would run as root, or for which that cannot be verified.
 func verifyNonRoot(pod *corev1.Pod, c *corev1.Container, uid *int64, user string) error {
 	context := effectiveSecurity(pod, c)
 	if !isTrue(context.RunAsNonRoot) {
@@ -144,28 +202,21 @@ func verifyNonRoot(pod *corev1.Pod, c *corev1.Container, uid *int64, user string
 	return nil
 }
 
-// effectiveSecurity is the container's security context with what it leaves open taken from the pod's.
+// effectiveSecurity is the container's security context, with unset fields taken from the pod's.
 func effectiveSecurity(pod *corev1.Pod, c *corev1.Container) *corev1.SecurityContext {
 	effective := &corev1.SecurityContext{}
 	if c.SecurityContext != nil {
 		copied := *c.SecurityContext
 		effective = &copied
 	}
-	if of := pod.Spec.SecurityContext; of != nil {
-		effective.SELinuxOptions = first(effective.SELinuxOptions, of.SELinuxOptions)
-		effective.RunAsUser = first(effective.RunAsUser, of.RunAsUser)
-		effective.RunAsGroup = first(effective.RunAsGroup, of.RunAsGroup)
-		effective.RunAsNonRoot = first(effective.RunAsNonRoot, of.RunAsNonRoot)
-		effective.SeccompProfile = first(effective.SeccompProfile, of.SeccompProfile)
+	if inherited := pod.Spec.SecurityContext; inherited != nil {
+		effective.SELinuxOptions = cmp.Or(effective.SELinuxOptions, inherited.SELinuxOptions)
+		effective.RunAsUser = cmp.Or(effective.RunAsUser, inherited.RunAsUser)
+		effective.RunAsGroup = cmp.Or(effective.RunAsGroup, inherited.RunAsGroup)
+		effective.RunAsNonRoot = cmp.Or(effective.RunAsNonRoot, inherited.RunAsNonRoot)
+		effective.SeccompProfile = cmp.Or(effective.SeccompProfile, inherited.SeccompProfile)
 	}
 	return effective
-}
-
-func first[T any](own, of *T) *T {
-	if own != nil {
-		return own
-	}
-	return of
 }
 
 func containerSecurity(pod *corev1.Pod, c *corev1.Container, s ContainerSettings) (*runtimeapi.LinuxContainerSecurityContext, error) {
@@ -236,7 +287,7 @@ func seccomp(profile *corev1.SeccompProfile, h Host) (*runtimeapi.SecurityProfil
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, nil
 }
 
-// AppArmorProfile finds the profile of a container: its own, that of an old annotation (which static pods may still have), or the pod's.
+// AppArmorProfile returns the profile of a container: its own, that of the deprecated annotation (which static pods may still have), or the pod's.
 func AppArmorProfile(pod *corev1.Pod, c *corev1.Container) *corev1.AppArmorProfile {
 	if c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil {
 		return c.SecurityContext.AppArmorProfile
@@ -256,7 +307,7 @@ func AppArmorProfile(pod *corev1.Pod, c *corev1.Container) *corev1.AppArmorProfi
 	return nil
 }
 
-// appArmor is a profile in the runtime's form and in the form that older runtimes read.
+// appArmor converts a profile to the CRI's, and to the deprecated string that older runtimes read.
 func appArmor(profile *corev1.AppArmorProfile) (*runtimeapi.SecurityProfile, string, error) {
 	switch profile.Type {
 	case corev1.AppArmorProfileTypeRuntimeDefault:

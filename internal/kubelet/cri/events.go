@@ -13,42 +13,43 @@ import (
 )
 
 const (
-	// relistWithEvents is how often everything is looked at when the runtime tells what happens: a safety net.
+	// relistWithEvents is the relist period while the event stream is connected, in case an event was missed.
 	relistWithEvents = 5 * time.Minute
-	// relistWithoutEvents is how often, when it does not.
+	// relistWithoutEvents is the relist period without an event stream.
 	relistWithoutEvents = time.Second
-	// retryEvents is how long a runtime that is away is left alone.
+	// retryEvents is the delay before a broken event stream is opened again.
 	retryEvents = 500 * time.Millisecond
 )
 
-// Watcher tells whose pods have changed.
+// Watcher reports which pods have changed in the runtime.
 type Watcher struct {
-	Runtime Runtime
+	Runtime *Runtime
 	// Changed is called for a pod whose sandbox or containers have changed. It must not block.
 	Changed func(uid types.UID)
-	// Healthy is called with the result of every listing, so that the node can say whether its runtime answers.
+	// Healthy, if set, is called with the result of every listing.
 	Healthy func(err error)
-	// Relisted, if set, is told how long a listing took.
+	// Relisted, if set, is called with the duration of every successful listing.
 	Relisted func(took time.Duration)
 	Log      *slog.Logger
 
-	known map[string]seenState
+	// known is the result of the last listing, by the ID of a sandbox or container.
+	known map[string]observed
 }
 
-// seenState is what a listing said of a sandbox or container.
-type seenState struct {
+// observed is the state of a sandbox or container in a listing. A sandbox that is ready is Running, one that is not is Exited.
+type observed struct {
 	uid   types.UID
-	state int32
+	state State
 }
 
-// Run watches until ctx ends. A runtime that sends events is listed only to make sure; one that does not is listed every second.
-// After each interruption everything is listed, so that nothing that happened meanwhile is missed.
+// Run watches until ctx ends. A runtime that sends events is listed every few minutes; one that does not is listed every second. Each
+// time the event stream breaks or connects everything is listed, so that no change is missed.
 func (w *Watcher) Run(ctx context.Context) error {
-	w.known = map[string]seenState{}
+	w.known = map[string]observed{}
 	events := make(chan *runtimeapi.ContainerEventResponse, 256)
 	interrupted, connected := make(chan error, 1), make(chan struct{}, 1)
 	stream := func() {
-		interrupted <- w.Runtime.GetContainerEvents(ctx, events, func(runtimeapi.RuntimeService_GetContainerEventsClient) {
+		interrupted <- w.Runtime.api.GetContainerEvents(ctx, events, func() {
 			select {
 			case connected <- struct{}{}:
 			default:
@@ -58,7 +59,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(stream)
-	// Until the stream stands, listing must do.
+	// Until the stream is connected, only listing finds changes.
 	period := relistWithoutEvents
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -70,10 +71,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 			period = relistWithEvents
 			timer.Reset(0)
 		case event := <-events:
-			w.tell(event)
+			w.handle(event)
 		case err := <-interrupted:
 			if status.Code(err) == codes.Unimplemented {
-				w.Log.Info("the container runtime does not send events; it is listed every second instead")
+				w.Log.Info("container runtime does not support events, falling back to relisting", "period", relistWithoutEvents)
 				return w.relistOnly(ctx)
 			}
 			period = relistWithoutEvents
@@ -92,7 +93,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// relistOnly serves runtimes that have no events.
+// relistOnly watches a runtime that does not implement events.
 func (w *Watcher) relistOnly(ctx context.Context) error {
 	ticker := time.NewTicker(relistWithoutEvents)
 	defer ticker.Stop()
@@ -106,13 +107,13 @@ func (w *Watcher) relistOnly(ctx context.Context) error {
 	}
 }
 
-// tell passes an event on.
-func (w *Watcher) tell(event *runtimeapi.ContainerEventResponse) {
+// handle reports the pod that an event is about.
+func (w *Watcher) handle(event *runtimeapi.ContainerEventResponse) {
 	if uid := event.GetPodSandboxStatus().GetMetadata().GetUid(); uid != "" {
 		w.Changed(types.UID(uid))
 		return
 	}
-	// The sandbox is gone already; the containers still know whose they were.
+	// The sandbox has been removed already; the labels of its containers have the pod's UID.
 	for _, c := range event.GetContainersStatuses() {
 		if uid := c.GetLabels()[LabelPodUID]; uid != "" {
 			w.Changed(types.UID(uid))
@@ -124,19 +125,23 @@ func (w *Watcher) tell(event *runtimeapi.ContainerEventResponse) {
 	}
 }
 
-// relist compares everything the runtime has with what it had at the last listing.
+// relist lists all sandboxes and containers and reports the pods that differ from the last listing.
 func (w *Watcher) relist(ctx context.Context) {
 	began := time.Now()
-	now := make(map[string]seenState, len(w.known))
-	sandboxes, err := w.Runtime.ListPodSandbox(ctx, nil)
+	now := make(map[string]observed, len(w.known))
+	sandboxes, err := w.Runtime.ListPodSandboxes(ctx, "")
 	if err == nil {
-		var containers []*runtimeapi.Container
-		containers, err = w.Runtime.ListContainers(ctx, nil)
+		var containers []*Container
+		containers, err = w.Runtime.ListContainers(ctx, "")
 		for _, s := range sandboxes {
-			now[s.Id] = seenState{types.UID(s.GetMetadata().GetUid()), int32(s.State)}
+			state := Exited
+			if s.Ready {
+				state = Running
+			}
+			now[s.ID] = observed{s.UID, state}
 		}
 		for _, c := range containers {
-			now[c.Id] = seenState{types.UID(c.Labels[LabelPodUID]), int32(c.State)}
+			now[c.ID] = observed{types.UID(c.Labels[LabelPodUID]), c.State}
 		}
 	}
 	if ctx.Err() != nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DetectHost reads what this machine is like. The rest of Host are settings, which get upstream's defaults.
+// DetectHost reads the host's properties. The kubelet's settings in Host get upstream's defaults.
 func DetectHost(seccompRoot string) Host {
 	h := Host{SeccompRoot: seccompRoot, CPUQuota: true, CPUPeriod: 100_000, MaskedPaths: maskedPaths(), HugePageSizes: hugePageSizes()}
 	h.MemoryCapacity, h.SwapCapacity = memory()
@@ -23,16 +23,16 @@ func DetectHost(seccompRoot string) Host {
 	return h
 }
 
-// appArmorEnabled reports whether the kernel below a /sys has AppArmor, and has it switched on.
+// appArmorEnabled reports whether AppArmor is enabled, given the path of /sys.
 func appArmorEnabled(sys string) bool {
 	if _, err := os.Stat(filepath.Join(sys, "kernel/security/apparmor")); err != nil {
 		return false
 	}
-	word, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
-	return err == nil && strings.HasPrefix(string(word), "Y")
+	value, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
+	return err == nil && strings.HasPrefix(string(value), "Y")
 }
 
-// swapLimitFile exists where swap can be limited. The root of the v2 hierarchy has no limits, so there it is this process's own group.
+// swapLimitFile is a file that exists if swap can be limited. The root cgroup has no limits with cgroup v2, so the process's own cgroup is used.
 func swapLimitFile(v2 bool) string {
 	if !v2 {
 		return "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
@@ -49,7 +49,7 @@ func swapLimitFile(v2 bool) string {
 	return ""
 }
 
-// memory is the machine's memory and swap in bytes; 0 where it does not say.
+// memory is the host's memory and swap in bytes; 0 if they cannot be read.
 func memory() (total, swap int64) {
 	file, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -88,7 +88,7 @@ func hugePageSizes() []string {
 	return sizes
 }
 
-// maskedPaths are the paths that would tell a container too much about its host, or let it harm it.
+// maskedPaths are paths that would reveal details of the host to a container, or let it affect the host.
 func maskedPaths() []string {
 	paths := []string{
 		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",

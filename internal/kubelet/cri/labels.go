@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// The labels and annotations that sandboxes and containers carry. They are upstream's, so that a kubelet that restarts finds its
-// containers again, and tools that look at the runtime recognise them.
+// The labels and annotations of sandboxes and containers. They are upstream's, so that a restarted kubelet finds its containers and
+// tools such as crictl recognise them.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"
@@ -27,8 +27,8 @@ const (
 	AnnotationTerminationGrace         = "io.kubernetes.pod.terminationGracePeriod"
 )
 
-// Hash identifies what of a container cannot change without a restart: its name and image. It is written into AnnotationHash, and
-// is the same as upstream's, so that a node can change its kubelet without restarting containers.
+// Hash is a hash of the fields of a container that cannot change without a restart: its name and image. It is recorded in AnnotationHash
+// and equal to upstream's, so that a node can switch kubelets without restarting containers.
 func Hash(c *corev1.Container) string {
 	// A map of strings always encodes.
 	text, _ := json.Marshal(map[string]string{"name": c.Name, "image": c.Image})

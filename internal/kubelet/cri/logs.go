@@ -17,21 +17,21 @@ import (
 
 const (
 	compressed       = ".gz"
-	unfinished       = ".tmp"
+	temporary        = ".tmp"
 	rotatedTimestamp = "20060102-150405"
 )
 
-// Logs keeps the logs of running containers from growing without end.
+// Logs rotates the logs of running containers.
 type Logs struct {
-	Runtime Runtime
-	// MaxSize is how large a log may be before it is moved away, MaxFiles how many files of one container are kept.
+	Runtime *Runtime
+	// MaxSize is the size in bytes at which a log is rotated, MaxFiles how many files of one container are kept.
 	MaxSize  int64
 	MaxFiles int
 }
 
-// Rotate looks at the logs of all running containers once.
+// Rotate rotates the logs of all running containers that are too large.
 func (l *Logs) Rotate(ctx context.Context) error {
-	containers, err := l.Runtime.ListContainers(ctx, &runtimeapi.ContainerFilter{
+	containers, err := l.Runtime.api.ListContainers(ctx, &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 	})
 	if err != nil {
@@ -39,9 +39,9 @@ func (l *Logs) Rotate(ctx context.Context) error {
 	}
 	var errs []error
 	for _, c := range containers {
-		response, err := l.Runtime.ContainerStatus(ctx, c.Id, false)
+		response, err := l.Runtime.api.ContainerStatus(ctx, c.Id, false)
 		if err != nil {
-			continue // it has ended meanwhile
+			continue // it was removed since it was listed
 		}
 		if err := l.rotate(ctx, c.Id, response.Status.LogPath); err != nil {
 			errs = append(errs, fmt.Errorf("rotate log of container %s: %w", c.Id, err))
@@ -53,8 +53,8 @@ func (l *Logs) Rotate(ctx context.Context) error {
 func (l *Logs) rotate(ctx context.Context, id, path string) error {
 	info, err := os.Stat(path)
 	if os.IsNotExist(err) {
-		// A rotation was cut short after the move.
-		return l.Runtime.ReopenContainerLog(ctx, id)
+		// An earlier rotation was interrupted after the rename.
+		return l.Runtime.api.ReopenContainerLog(ctx, id)
 	}
 	if err != nil || info.Size() < l.MaxSize {
 		return err
@@ -64,12 +64,12 @@ func (l *Logs) rotate(ctx context.Context, id, path string) error {
 		return err
 	}
 	old = slices.DeleteFunc(old, func(file string) bool {
-		// Half a compression, and what has been compressed already, are leftovers of a rotation cut short.
-		leftover := strings.HasSuffix(file, unfinished) || slices.Contains(old, file+compressed)
-		return leftover && os.Remove(file) == nil
+		// Files of an interrupted rotation: half-compressed, or compressed but not yet removed.
+		stale := strings.HasSuffix(file, temporary) || slices.Contains(old, file+compressed)
+		return stale && os.Remove(file) == nil
 	})
 	slices.Sort(old)
-	// The file in use and the one about to be moved count too.
+	// The current file and the one about to be renamed count too.
 	for len(old) > max(l.MaxFiles-2, 0) {
 		if err := os.Remove(old[0]); err != nil {
 			return err
@@ -87,13 +87,13 @@ func (l *Logs) rotate(ctx context.Context, id, path string) error {
 	if err := os.Rename(path, moved); err != nil {
 		return err
 	}
-	if err := l.Runtime.ReopenContainerLog(ctx, id); err != nil {
+	if err := l.Runtime.api.ReopenContainerLog(ctx, id); err != nil {
 		return errors.Join(err, os.Rename(moved, path))
 	}
 	return nil
 }
 
-// compress replaces a file by its compressed form.
+// compress replaces a file by a gzip-compressed one.
 func compress(path string) error {
 	from, err := os.Open(path)
 	if err != nil {
@@ -104,17 +104,17 @@ func compress(path string) error {
 	if err != nil {
 		return err
 	}
-	to, err := os.OpenFile(path+unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, info.Mode())
+	to, err := os.OpenFile(path+temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, info.Mode())
 	if err != nil {
 		return err
 	}
 	w := gzip.NewWriter(to)
 	_, err = io.Copy(w, from)
 	if err = errors.Join(err, w.Close(), to.Close()); err == nil {
-		err = os.Rename(path+unfinished, path+compressed)
+		err = os.Rename(path+temporary, path+compressed)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("compress %s: %w", path, err), os.Remove(path+unfinished))
+		return errors.Join(fmt.Errorf("compress %s: %w", path, err), os.Remove(path+temporary))
 	}
 	return os.Remove(path)
 }

@@ -8,12 +8,13 @@ import (
 	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// State is how far a container has come.
+// State is the state of a container.
 type State int
 
 // The states of a container.
@@ -24,7 +25,7 @@ const (
 	Exited
 )
 
-// String is the state as upstream's messages have it.
+// String is the state as in upstream's messages and metrics.
 func (s State) String() string {
 	return [...]string{"unknown", "created", "running", "exited"}[s]
 }
@@ -34,9 +35,9 @@ type Container struct {
 	ID, SandboxID string
 	Name          string
 	State         State
-	// Image is what the container was started from, ImageRef the digest it stood for.
-	Image, ImageRef string
-	// Hash and RestartCount are what the kubelet that made the container wrote on it.
+	// Image is the image the container was created from, ImageRef the digest it was resolved to, ImageID the image's ID.
+	Image, ImageRef, ImageID string
+	// Hash and RestartCount are read from the annotations that the kubelet set when it created the container.
 	Hash         string
 	RestartCount int32
 	CreatedAt    time.Time
@@ -46,29 +47,51 @@ type Container struct {
 	Reason       string
 	Message      string
 	Resources    Resources
-	User         *runtimeapi.LinuxContainerUser
-	LogPath      string
-	Labels       map[string]string
-	Annotations  map[string]string
+	// User is nil if the runtime does not report it.
+	User *corev1.LinuxContainerUser
+	// MountedImages are the images mounted as volumes.
+	MountedImages []string
+	LogPath       string
+	Labels        map[string]string
+	Annotations   map[string]string
 }
 
-// Resources are those the runtime says it applies. What it does not say is nil.
+// Resources are the limits the runtime reports; nil for those it does not report.
 type Resources struct {
 	CPURequest, CPULimit, MemoryLimit *resource.Quantity
 }
+
+// Sandbox is what the runtime reports about one pod sandbox.
+type Sandbox struct {
+	ID              string
+	UID             types.UID
+	Namespace, Name string
+	// Attempt counts the sandboxes the pod had before this one.
+	Attempt   uint32
+	Ready     bool
+	CreatedAt time.Time
+	Labels    map[string]string
+	// HostNetwork reports whether the sandbox is in the host's network namespace.
+	HostNetwork bool
+	// Network is nil if the runtime does not report it.
+	Network *SandboxNetwork
+}
+
+// SandboxNetwork has the IP addresses of a sandbox, the primary one first. A sandbox without network has none.
+type SandboxNetwork struct{ IPs []string }
 
 // Pod is what the runtime reports about one pod.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
-	// Sandboxes and Containers have the newest first.
-	Sandboxes  []*runtimeapi.PodSandboxStatus
+	// Sandboxes and Containers are ordered from the newest to the oldest.
+	Sandboxes  []*Sandbox
 	Containers []*Container
-	// IPs are the addresses of the newest sandbox, if it is ready.
+	// IPs are the addresses of the newest sandbox if it is ready and not on the host's network.
 	IPs []string
 }
 
-// Container returns the newest container of a name, or nil.
+// Container returns the newest container with a name, or nil.
 func (p *Pod) Container(name string) *Container {
 	for _, c := range p.Containers {
 		if c.Name == name {
@@ -78,8 +101,8 @@ func (p *Pod) Container(name string) *Container {
 	return nil
 }
 
-// Active returns the newest container of a name in the sandbox that is ready now, or nil. What is left of an earlier sandbox does
-// not count: its init containers have to run again.
+// Active returns the newest container with a name in the ready sandbox, or nil. Containers of earlier sandboxes are ignored: init
+// containers have to run again in a new sandbox.
 func (p *Pod) Active(name string) *Container {
 	sandbox := p.Sandbox()
 	for _, c := range p.Containers {
@@ -90,15 +113,15 @@ func (p *Pod) Active(name string) *Container {
 	return nil
 }
 
-// Sandbox is the id of the newest sandbox if it is ready, else empty.
+// Sandbox is the ID of the newest sandbox if it is ready, else empty.
 func (p *Pod) Sandbox() string {
-	if len(p.Sandboxes) > 0 && p.Sandboxes[0].State == runtimeapi.PodSandboxState_SANDBOX_READY {
-		return p.Sandboxes[0].Id
+	if len(p.Sandboxes) > 0 && p.Sandboxes[0].Ready {
+		return p.Sandboxes[0].ID
 	}
 	return ""
 }
 
-// Running are the containers that may be running.
+// Running are the containers that are, or may be, running.
 func (p *Pod) Running() []*Container {
 	var running []*Container
 	for _, c := range p.Containers {
@@ -109,122 +132,145 @@ func (p *Pod) Running() []*Container {
 	return running
 }
 
-// Why a pod needs another sandbox.
+// The reasons why a pod needs a new sandbox.
 const (
-	NoSandbox       = "no pod sandbox exists"
-	ManySandboxes   = "multiple pod sandboxes are ready and need to be reconciled"
-	SandboxNotReady = "pod sandbox is not ready"
-	SandboxNetwork  = "network namespace mode changed and sandbox needs to be recreated"
-	SandboxHasNoIP  = "pod sandbox has no IP address"
+	NoSandbox          = "no pod sandbox exists"
+	MultipleSandboxes  = "multiple pod sandboxes are ready and need to be reconciled"
+	SandboxNotReady    = "pod sandbox is not ready"
+	SandboxNetworkMode = "network namespace mode changed and sandbox needs to be recreated"
+	SandboxHasNoIP     = "pod sandbox has no IP address"
 )
 
-// NeedsSandbox says why a pod needs a new sandbox, or is empty if the newest one will do. attempt is that of the sandbox to make
-// or to keep, old the id of the one that exists.
-func (p *Pod) NeedsSandbox(hostNetwork bool) (why string, attempt uint32, old string) {
+// NeedsSandbox returns the reason why a pod needs a new sandbox, or an empty one if the newest sandbox can be used. attempt is that of
+// the sandbox to create or to keep, id that of the existing one.
+func (p *Pod) NeedsSandbox(hostNetwork bool) (reason string, attempt uint32, id string) {
 	if len(p.Sandboxes) == 0 {
 		return NoSandbox, 0, ""
 	}
 	ready := 0
 	for _, s := range p.Sandboxes {
-		if s.State == runtimeapi.PodSandboxState_SANDBOX_READY {
+		if s.Ready {
 			ready++
 		}
 	}
 	newest := p.Sandboxes[0]
-	attempt = newest.GetMetadata().GetAttempt()
-	mode := runtimeapi.NamespaceMode_POD
-	if hostNetwork {
-		mode = runtimeapi.NamespaceMode_NODE
-	}
+	attempt = newest.Attempt
 	switch {
 	case ready > 1:
-		return ManySandboxes, attempt + 1, newest.Id
-	case newest.State != runtimeapi.PodSandboxState_SANDBOX_READY:
-		return SandboxNotReady, attempt + 1, newest.Id
-	case newest.GetLinux().GetNamespaces().GetOptions().GetNetwork() != mode:
-		return SandboxNetwork, attempt + 1, ""
-	case !hostNetwork && newest.Network != nil && newest.Network.Ip == "":
-		return SandboxHasNoIP, attempt + 1, newest.Id
+		return MultipleSandboxes, attempt + 1, newest.ID
+	case !newest.Ready:
+		return SandboxNotReady, attempt + 1, newest.ID
+	case newest.HostNetwork != hostNetwork:
+		return SandboxNetworkMode, attempt + 1, ""
+	case !hostNetwork && newest.Network != nil && len(newest.Network.IPs) == 0:
+		return SandboxHasNoIP, attempt + 1, newest.ID
 	}
-	return "", attempt, newest.Id
+	return "", attempt, newest.ID
 }
 
-// ReadPod asks the runtime about one pod. A pod it does not know has neither sandboxes nor containers.
-func ReadPod(ctx context.Context, r Runtime, uid types.UID) (*Pod, error) {
+// ReadPod reads the state of one pod. A pod the runtime does not have has neither sandboxes nor containers.
+func (r *Runtime) ReadPod(ctx context.Context, uid types.UID) (*Pod, error) {
 	selector := map[string]string{LabelPodUID: string(uid)}
-	sandboxes, err := r.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: selector})
+	sandboxes, err := r.api.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
 	pod := &Pod{UID: uid}
 	for _, s := range sandboxes {
-		response, err := r.PodSandboxStatus(ctx, s.Id, false)
+		response, err := r.api.PodSandboxStatus(ctx, s.Id, false)
 		if NotFound(err) {
-			continue // removed in between
+			continue // removed since it was listed
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read sandbox %s: %w", s.Id, err)
+			return nil, fmt.Errorf("get status of sandbox %s: %w", s.Id, err)
 		}
-		pod.Sandboxes = append(pod.Sandboxes, response.Status)
+		pod.Sandboxes = append(pod.Sandboxes, newSandbox(response.Status))
 	}
-	containers, err := r.ListContainers(ctx, &runtimeapi.ContainerFilter{LabelSelector: selector})
+	containers, err := r.api.ListContainers(ctx, &runtimeapi.ContainerFilter{LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	for _, c := range containers {
-		response, err := r.ContainerStatus(ctx, c.Id, false)
+		response, err := r.api.ContainerStatus(ctx, c.Id, false)
 		if NotFound(err) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read container %s: %w", c.Id, err)
+			return nil, fmt.Errorf("get status of container %s: %w", c.Id, err)
 		}
 		pod.Containers = append(pod.Containers, newContainer(c.PodSandboxId, response.Status))
 	}
-	pod.finish()
+	pod.sort()
 	return pod, nil
 }
 
-// finish sorts what was read and draws the conclusions.
-func (p *Pod) finish() {
-	slices.SortStableFunc(p.Sandboxes, func(a, b *runtimeapi.PodSandboxStatus) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
+// sort orders sandboxes and containers and sets what follows from the newest sandbox.
+func (p *Pod) sort() {
+	slices.SortStableFunc(p.Sandboxes, func(a, b *Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	slices.SortStableFunc(p.Containers, func(a, b *Container) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	if len(p.Sandboxes) == 0 {
 		return
 	}
 	newest := p.Sandboxes[0]
-	p.Namespace, p.Name = newest.GetMetadata().GetNamespace(), newest.GetMetadata().GetName()
-	if newest.State != runtimeapi.PodSandboxState_SANDBOX_READY || newest.GetLinux().GetNamespaces().GetOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE {
-		return
+	p.Namespace, p.Name = newest.Namespace, newest.Name
+	if newest.Ready && !newest.HostNetwork && newest.Network != nil {
+		p.IPs = newest.Network.IPs
 	}
-	if ip := newest.GetNetwork().GetIp(); ip != "" {
-		p.IPs = append(p.IPs, ip)
-		for _, more := range newest.GetNetwork().GetAdditionalIps() {
-			p.IPs = append(p.IPs, more.Ip)
+}
+
+func newSandbox(s *runtimeapi.PodSandboxStatus) *Sandbox {
+	sandbox := &Sandbox{
+		ID: s.Id, UID: types.UID(s.GetMetadata().GetUid()), Namespace: s.GetMetadata().GetNamespace(), Name: s.GetMetadata().GetName(),
+		Attempt: s.GetMetadata().GetAttempt(), Ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
+		CreatedAt: time.Unix(0, s.CreatedAt), Labels: s.Labels,
+		HostNetwork: s.GetLinux().GetNamespaces().GetOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE,
+	}
+	if s.Network != nil {
+		sandbox.Network = &SandboxNetwork{}
+		if s.Network.Ip != "" {
+			sandbox.Network.IPs = append(sandbox.Network.IPs, s.Network.Ip)
+			for _, more := range s.Network.AdditionalIps {
+				sandbox.Network.IPs = append(sandbox.Network.IPs, more.Ip)
+			}
 		}
 	}
+	return sandbox
+}
+
+func stateOf(s runtimeapi.ContainerState) State {
+	switch s {
+	case runtimeapi.ContainerState_CONTAINER_CREATED:
+		return Created
+	case runtimeapi.ContainerState_CONTAINER_RUNNING:
+		return Running
+	case runtimeapi.ContainerState_CONTAINER_EXITED:
+		return Exited
+	}
+	return Unknown
+}
+
+// containerName is the name of a container in its pod's spec.
+func containerName(labels map[string]string, metadata *runtimeapi.ContainerMetadata) string {
+	return cmp.Or(labels[LabelContainerName], metadata.GetName())
 }
 
 func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 	c := &Container{
-		ID: s.Id, SandboxID: sandbox, Name: s.Labels[LabelContainerName],
-		Image: s.GetImage().GetImage(), ImageRef: s.ImageRef, Hash: s.Annotations[AnnotationHash],
+		ID: s.Id, SandboxID: sandbox, Name: containerName(s.Labels, s.Metadata), State: stateOf(s.State),
+		Image: s.GetImage().GetImage(), ImageRef: s.ImageRef, ImageID: s.ImageId, Hash: s.Annotations[AnnotationHash],
 		CreatedAt: time.Unix(0, s.CreatedAt), LogPath: s.LogPath, Labels: s.Labels, Annotations: s.Annotations,
-		User: s.GetUser().GetLinux(), Resources: resources(s.GetResources().GetLinux()),
+		Resources: resources(s.GetResources().GetLinux()),
 	}
-	if c.Name == "" {
-		c.Name = s.GetMetadata().GetName()
+	if user := s.GetUser().GetLinux(); user != nil {
+		c.User = &corev1.LinuxContainerUser{UID: user.Uid, GID: user.Gid, SupplementalGroups: user.SupplementalGroups}
+	}
+	for _, mount := range s.Mounts {
+		if image := mount.GetImage().GetImage(); image != "" {
+			c.MountedImages = append(c.MountedImages, image)
+		}
 	}
 	if count, err := strconv.ParseInt(s.Annotations[AnnotationRestartCount], 10, 32); err == nil {
 		c.RestartCount = int32(count)
-	}
-	switch s.State {
-	case runtimeapi.ContainerState_CONTAINER_CREATED:
-		c.State = Created
-	case runtimeapi.ContainerState_CONTAINER_RUNNING:
-		c.State = Running
-	case runtimeapi.ContainerState_CONTAINER_EXITED:
-		c.State = Exited
 	}
 	if c.State != Created {
 		c.StartedAt = time.Unix(0, s.StartedAt)
@@ -241,10 +287,10 @@ func newContainer(sandbox string, s *runtimeapi.ContainerStatus) *Container {
 	return c
 }
 
-// sharesPerCPU is how cgroups express one CPU.
+// sharesPerCPU is the cpu.shares of one CPU.
 const sharesPerCPU = 1024
 
-// resources translates the runtime's numbers back into quantities.
+// resources converts the runtime's limits to quantities.
 func resources(l *runtimeapi.LinuxContainerResources) Resources {
 	var r Resources
 	if l == nil {

@@ -13,45 +13,45 @@ import (
 	"skiff/internal/api/podspec"
 )
 
-// Host is what of this machine and of the kubelet's settings goes into every configuration. DetectHost reads the machine's part.
+// Host has the properties of the host and the kubelet's settings that affect every configuration. DetectHost reads the host's.
 type Host struct {
-	// SeccompRoot is the directory of profiles of type Localhost; SeccompDefault makes the runtime's profile the default.
+	// SeccompRoot is the directory of profiles of type Localhost; SeccompDefault makes RuntimeDefault the default profile.
 	SeccompRoot    string
 	SeccompDefault bool
-	// SandboxSeccomp is the file of a profile for the sandboxes' own processes. Without one they have the runtime's.
+	// SandboxSeccomp is the file of the seccomp profile of sandboxes; empty means the runtime's default profile.
 	SandboxSeccomp string
 	// MemoryCapacity and SwapCapacity are in bytes.
 	MemoryCapacity, SwapCapacity int64
-	// CPUQuota enforces CPU limits, in periods of CPUPeriod microseconds.
+	// CPUQuota enforces CPU limits with the CFS quota, in periods of CPUPeriod microseconds.
 	CPUQuota  bool
 	CPUPeriod int64
-	// CgroupV2 says which hierarchy this host has, SwapController whether swap can be limited in it.
+	// CgroupV2 reports the host's cgroup version, SwapController whether swap can be limited.
 	CgroupV2, SwapController bool
 	// LimitedSwap lets burstable pods swap in proportion to their memory requests.
 	LimitedSwap bool
-	// SingleProcessOOMKill leaves the other processes of a container alive when one is out of memory (cgroup v2 only).
+	// SingleProcessOOMKill kills only one process of a container that is out of memory, not all (cgroup v2 only).
 	SingleProcessOOMKill bool
-	// HugePageSizes are the sizes this host has, such as "2MB".
+	// HugePageSizes are the page sizes of the host, such as "2MB".
 	HugePageSizes []string
-	// AppArmor says that the host enforces AppArmor profiles.
+	// AppArmor reports whether AppArmor is enabled on the host.
 	AppArmor bool
-	// MaskedPaths are hidden from containers that have not asked for an unmasked /proc.
+	// MaskedPaths are hidden from containers unless their procMount is Unmasked.
 	MaskedPaths []string
 }
 
-// readonlyPaths may be read but not written by containers.
+// readonlyPaths are read-only in containers.
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
-// The kernel's bounds of CPU shares and of the quota.
+// The kernel's bounds of cpu.shares and of the CFS quota.
 const (
 	minShares, maxShares = 2, 262144
 	minQuota             = 1000 // microseconds
 )
 
-// Shares is the weight of an amount of CPU.
+// Shares converts an amount of CPU to cpu.shares.
 func Shares(milliCPU int64) int64 { return min(max(milliCPU*sharesPerCPU/1000, minShares), maxShares) }
 
-// Quota is the time an amount of CPU gets in each period; 0 is unlimited.
+// Quota converts a CPU limit to the CFS quota in microseconds for each period; 0 means unlimited.
 func Quota(milliCPU, period int64) int64 {
 	if milliCPU == 0 {
 		return 0
@@ -70,9 +70,17 @@ func (h Host) limits(cpuRequest, cpuLimit, memory *resource.Quantity) *runtimeap
 	return r
 }
 
-// ContainerResources are a container's limits, for its creation and for every resize after it. The pod has the resources
-// that were allocated to it.
-func ContainerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeapi.LinuxContainerResources {
+// LinuxResources are the cgroup limits of a container, opaque outside this package.
+type LinuxResources struct {
+	linux *runtimeapi.LinuxContainerResources
+}
+
+// ContainerResources returns a container's cgroup limits, for its creation and for a resize. The pod's spec has the allocated resources.
+func ContainerResources(pod *corev1.Pod, c *corev1.Container, h Host) LinuxResources {
+	return LinuxResources{containerResources(pod, c, h)}
+}
+
+func containerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeapi.LinuxContainerResources {
 	cpuLimit, memoryLimit := c.Resources.Limits.Cpu(), c.Resources.Limits.Memory()
 	if resourcehelper.IsPodLevelResourcesSet(pod) {
 		if cpuLimit.IsZero() {
@@ -83,7 +91,7 @@ func ContainerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeap
 		}
 	}
 	cpuRequest := cpuLimit
-	if _, asked := c.Resources.Requests[corev1.ResourceCPU]; asked {
+	if _, requested := c.Resources.Requests[corev1.ResourceCPU]; requested {
 		cpuRequest = c.Resources.Requests.Cpu()
 	}
 	r := h.limits(cpuRequest, cpuLimit, memoryLimit)
@@ -94,12 +102,12 @@ func ContainerResources(pod *corev1.Pod, c *corev1.Container, h Host) *runtimeap
 		if r.Unified == nil {
 			r.Unified = map[string]string{}
 		}
-		r.Unified["memory.high"] = "max" // nobody is slowed down before the limit
+		r.Unified["memory.high"] = "max" // no throttling below the limit
 	}
 	return r
 }
 
-// limitSwap says how much a container may swap. Under cgroup v1 the limit is that of memory and swap together.
+// limitSwap sets the swap limit of a container. With cgroup v1 the limit is on the sum of memory and swap.
 func (h Host) limitSwap(r *runtimeapi.LinuxContainerResources, pod *corev1.Pod, c *corev1.Container) {
 	switch {
 	case !h.SwapController:
@@ -124,14 +132,14 @@ func (h Host) swap(pod *corev1.Pod, c *corev1.Container) int64 {
 	return int64(float64(request.Value()) / float64(h.MemoryCapacity) * float64(h.SwapCapacity))
 }
 
-// Bounds of the out-of-memory score: the least likely to be killed, and the most likely.
+// Bounds of oom_score_adj: the least likely to be killed, and the most likely.
 const (
 	guaranteedOOMScore = -997
 	bestEffortOOMScore = 1000
 )
 
-// oomScore says how soon the kernel kills a container when the machine is out of memory: the less of it a container asked for,
-// the sooner. A sidecar is killed no sooner than the regular containers it serves.
+// oomScore is the oom_score_adj of a container: the smaller its memory request, the higher its score, and the sooner the kernel kills it
+// when the node is out of memory. The score of a sidecar is at most that of the regular container with the smallest request.
 func oomScore(pod *corev1.Pod, c *corev1.Container, capacity int64) int64 {
 	class := qosClass(pod)
 	switch {
@@ -142,9 +150,9 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, capacity int64) int64 {
 	}
 	share := int64(0)
 	if resourcehelper.IsPodLevelRequestsSet(pod) {
-		// What the pod asked for and no container did is everyone's in equal parts.
-		asked := resourcehelper.AggregateContainerRequests(pod, resourcehelper.PodResourcesOptions{})
-		rest := pod.Spec.Resources.Requests.Memory().Value() - asked.Memory().Value()
+		// The part of the pod's request that no container requests is divided equally among the containers.
+		requested := resourcehelper.AggregateContainerRequests(pod, resourcehelper.PodResourcesOptions{})
+		rest := pod.Spec.Resources.Requests.Memory().Value() - requested.Memory().Value()
 		share = max(rest, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 	}
 	score := func(request int64) int64 { return 1000 - 1000*(request+share)/max(capacity, 1) }
@@ -159,7 +167,7 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, capacity int64) int64 {
 	return min(max(result, 1000+guaranteedOOMScore), bestEffortOOMScore-1)
 }
 
-// hugePageLimits name every size the host has, because what is not named is not limited.
+// hugePageLimits has a limit for every page size of the host: a size without a limit would be unlimited.
 func hugePageLimits(pod *corev1.Pod, c *corev1.Container, sizes []string) []*runtimeapi.HugepageLimit {
 	wanted := map[string]uint64{}
 	read := func(limits corev1.ResourceList) {
@@ -199,10 +207,10 @@ func qosClass(pod *corev1.Pod) corev1.PodQOSClass {
 	return podspec.QOSClass(pod)
 }
 
-// systemCritical is the lowest priority that only parts of the system itself have.
+// systemCritical is the lowest priority of system-critical pods.
 const systemCritical = 2_000_000_000
 
-// isCritical tells static pods, their mirrors and pods of the system's own priorities.
+// isCritical reports whether a pod is a static pod, a mirror pod or has a system-critical priority.
 func isCritical(pod *corev1.Pod) bool {
 	source, named := pod.Annotations["kubernetes.io/config.source"]
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]

@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
+	"skiff/internal/kubelet/environment"
 )
 
 // PodSettings are what a sandbox needs besides its pod's spec.
@@ -17,15 +18,15 @@ type PodSettings struct {
 	Host Host
 	// Attempt counts the sandboxes the pod has had before.
 	Attempt uint32
-	// LogDirectory is where the containers' logs go (PodLogDirectory).
+	// LogDirectory is the directory of the containers' logs (PodLogDirectory).
 	LogDirectory string
 	CgroupParent string
-	DNS          *runtimeapi.DNSConfig
-	// Hostname is the name the pod's kernel reports. Pods on the host's network have none of their own.
+	DNS          *environment.DNSConfig
+	// Hostname is the hostname in the pod's UTS namespace. Pods on the host's network do not have their own.
 	Hostname string
-	// UserNamespace has the pod's ids on this host; nil for pods that say nothing about it.
-	UserNamespace *runtimeapi.UserNamespace
-	// ExtraGroups are groups that the pod's persistent volumes ask for.
+	// UserNamespace is nil for pods in the host's user namespace.
+	UserNamespace *UserNamespace
+	// ExtraGroups are supplemental groups required by the pod's persistent volumes.
 	ExtraGroups []int64
 }
 
@@ -34,8 +35,16 @@ func PodLogDirectory(logs string, pod *corev1.Pod) string {
 	return filepath.Join(logs, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
 }
 
-// SandboxConfig says what sandbox a pod wants.
-func SandboxConfig(pod *corev1.Pod, s PodSettings) (*runtimeapi.PodSandboxConfig, error) {
+// NewSandboxConfig returns the configuration of a pod's sandbox.
+func NewSandboxConfig(pod *corev1.Pod, s PodSettings) (*SandboxConfig, error) {
+	config, err := sandboxConfig(pod, s)
+	if err != nil {
+		return nil, err
+	}
+	return &SandboxConfig{config}, nil
+}
+
+func sandboxConfig(pod *corev1.Pod, s PodSettings) (*runtimeapi.PodSandboxConfig, error) {
 	labels := map[string]string{}
 	maps.Copy(labels, pod.Labels)
 	maps.Copy(labels, podLabels(pod))
@@ -47,7 +56,6 @@ func SandboxConfig(pod *corev1.Pod, s PodSettings) (*runtimeapi.PodSandboxConfig
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: s.Attempt},
 		Labels:       labels,
 		Annotations:  pod.Annotations,
-		DnsConfig:    s.DNS,
 		LogDirectory: s.LogDirectory,
 		PortMappings: portMappings(pod),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
@@ -57,6 +65,9 @@ func SandboxConfig(pod *corev1.Pod, s PodSettings) (*runtimeapi.PodSandboxConfig
 			Overhead:        overhead(pod, s.Host),
 			Resources:       sandboxResources(pod, s.Host),
 		},
+	}
+	if s.DNS != nil {
+		config.DnsConfig = &runtimeapi.DNSConfig{Servers: s.DNS.Servers, Searches: s.DNS.Searches, Options: s.DNS.Options}
 	}
 	if !pod.Spec.HostNetwork {
 		config.Hostname = s.Hostname
@@ -78,8 +89,8 @@ func sysctls(pod *corev1.Pod) map[string]string {
 	return values
 }
 
-// sandboxSecurity is how the sandbox itself runs. Its own process always has the node's seccomp profile for sandboxes, or else the runtime's,
-// so that a pod may choose a narrow one for its containers.
+// sandboxSecurity is the security context of the sandbox's own process. Its seccomp profile is the node's for sandboxes, or else the
+// runtime's default, and never the pod's: that one may be too strict for the pause container.
 func sandboxSecurity(pod *corev1.Pod, s PodSettings) (*runtimeapi.LinuxSandboxSecurityContext, error) {
 	security := &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: namespaces(pod, s.UserNamespace),
@@ -105,8 +116,8 @@ func sandboxSecurity(pod *corev1.Pod, s PodSettings) (*runtimeapi.LinuxSandboxSe
 	return security, nil
 }
 
-// namespaces says which of its namespaces a pod shares with the host, and whether its containers share their processes.
-func namespaces(pod *corev1.Pod, user *runtimeapi.UserNamespace) *runtimeapi.NamespaceOption {
+// namespaces returns which namespaces a pod shares with the host, and whether its containers share a process namespace.
+func namespaces(pod *corev1.Pod, user *UserNamespace) *runtimeapi.NamespaceOption {
 	mode := func(host bool) runtimeapi.NamespaceMode {
 		if host {
 			return runtimeapi.NamespaceMode_NODE
@@ -114,7 +125,7 @@ func namespaces(pod *corev1.Pod, user *runtimeapi.UserNamespace) *runtimeapi.Nam
 		return runtimeapi.NamespaceMode_POD
 	}
 	options := &runtimeapi.NamespaceOption{
-		Ipc: mode(pod.Spec.HostIPC), Network: mode(pod.Spec.HostNetwork), Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: user,
+		Ipc: mode(pod.Spec.HostIPC), Network: mode(pod.Spec.HostNetwork), Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: user.message(),
 	}
 	switch {
 	case pod.Spec.HostPID:
@@ -144,7 +155,7 @@ func supplementalGroups(pod *corev1.Pod, extra []int64) ([]int64, runtimeapi.Sup
 	return append(groups, extra...), policy, nil
 }
 
-// portMappings are the ports of all containers that keep running: regular ones and sidecars.
+// portMappings are the ports of regular containers and sidecars.
 func portMappings(pod *corev1.Pod) []*runtimeapi.PortMapping {
 	var mappings []*runtimeapi.PortMapping
 	for kind, c := range container.All(&pod.Spec) {
@@ -187,7 +198,7 @@ func overhead(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResources {
 	return h.limits(cpu, cpu, pod.Spec.Overhead.Memory())
 }
 
-// sandboxResources are the sums over the pod. Runtimes that start a machine for a pod size it by them.
+// sandboxResources are the sums over the pod. Runtimes that run pods in virtual machines use them to size the machine.
 func sandboxResources(pod *corev1.Pod, h Host) *runtimeapi.LinuxContainerResources {
 	options := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
 	requests, limits := resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options)

@@ -10,15 +10,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// How much of what a container said when it ended is kept.
+// Bounds of the termination message, in bytes and lines.
 const (
 	maxTerminationMessage = 4 << 10
 	maxTerminationLog     = 2 << 10
 	maxTerminationLines   = 80
 )
 
-// terminationMessage is what a container that has ended left behind: in the file it was given for it, or, when it failed and its
-// policy allows, at the end of its log.
+// terminationMessage reads the termination message of an exited container: from its termination message file or, if it failed and its
+// policy is FallbackToLogsOnError, from the end of its log.
 func terminationMessage(s *runtimeapi.ContainerStatus) string {
 	fallBack := s.Annotations[AnnotationTerminationMessagePolicy] == string(corev1.TerminationMessageFallbackToLogsOnError) &&
 		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"
@@ -47,8 +47,8 @@ func terminationMessage(s *runtimeapi.ContainerStatus) string {
 	return string(text)
 }
 
-// tail reads the last bytes of a file, which must be an ordinary one: the container could have replaced it.
-func tail(path string, most int64) ([]byte, error) {
+// tail reads the last bytes of a file, which must be a regular one: the container could have replaced it by a device or a pipe.
+func tail(path string, limit int64) ([]byte, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -61,18 +61,18 @@ func tail(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	if info.Size() > most {
-		if _, err := file.Seek(-most, io.SeekEnd); err != nil {
+	if info.Size() > limit {
+		if _, err := file.Seek(-limit, io.SeekEnd); err != nil {
 			return nil, err
 		}
 	}
-	return io.ReadAll(io.LimitReader(file, most))
+	return io.ReadAll(io.LimitReader(file, limit))
 }
 
-// endOfLog is the end of what a container wrote, taken out of the runtime's log format: time, stream, a tag F or P for full or
-// partial lines, and the text.
+// endOfLog reads the end of a container's output from its log in the CRI format: time, stream, a tag F or P for full or partial lines,
+// and the text.
 func endOfLog(path string) ([]byte, error) {
-	// Each line has some 40 bytes before its text; a few times the text that is kept is plenty.
+	// Each line has about 40 bytes before its text.
 	data, err := tail(path, 4*maxTerminationLog+maxTerminationLines*64)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func endOfLog(path string) ([]byte, error) {
 	for _, line := range lines {
 		fields := bytes.SplitN(line, []byte(" "), 4)
 		if len(fields) < 4 {
-			continue // the beginning was cut off
+			continue // truncated at its beginning
 		}
 		if bytes.HasPrefix(fields[2], []byte("P")) {
 			fields[3] = bytes.TrimSuffix(fields[3], []byte("\n"))

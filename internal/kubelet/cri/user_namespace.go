@@ -16,36 +16,49 @@ import (
 	"skiff/internal/atomicfile"
 )
 
-// idsPerPod is how many ids a pod with users of its own has. The first such range is the host's and never given away.
+// idsPerPod is the number of user and group IDs of a pod with a user namespace. The first such range is the host's own and never allocated.
 const idsPerPod = 65536
 
-// UserNamespaces gives pods that want users of their own ranges of the host's ids, no two the same. What a pod has stands in its
-// directory and goes with it, so nothing has to be given back, and a restarted kubelet knows it.
+// UserNamespaces allocates disjoint ranges of the host's user and group IDs to pods with hostUsers: false. The range of a pod is recorded in
+// its directory and removed with it, so ranges need no explicit release and survive a restart of the kubelet.
 type UserNamespaces struct {
-	dir string // of all pods
+	dir string // the directory of all pods
 	mu  sync.Mutex
 }
 
-// NewUserNamespaces keeps ranges in the pods' directories below directory.
+// NewUserNamespaces allocates ranges for the pods whose directories are below dir.
 func NewUserNamespaces(dir string) *UserNamespaces { return &UserNamespaces{dir: dir} }
 
-// idRange is upstream's record of a range.
-type idRange struct {
+// UserNamespace is the mapping of a pod's user and group IDs to those of the host.
+type UserNamespace struct {
+	UIDs, GIDs []IDMapping
+}
+
+// message is the user namespace as the CRI has it. A nil UserNamespace is the host's.
+func (u *UserNamespace) message() *runtimeapi.UserNamespace {
+	if u == nil {
+		return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE}
+	}
+	return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings(u.UIDs), Gids: mappings(u.GIDs)}
+}
+
+// IDMapping maps a range of IDs, in upstream's file format.
+type IDMapping struct {
 	HostID      uint32 `json:"hostId"`
 	ContainerID uint32 `json:"containerId"`
 	Length      uint32 `json:"length"`
 }
 
 type idRecord struct {
-	UIDs []idRange `json:"uidMappings"`
-	GIDs []idRange `json:"gidMappings"`
+	UIDs []IDMapping `json:"uidMappings"`
+	GIDs []IDMapping `json:"gidMappings"`
 }
 
-// Of returns the ids of a pod. supported says whether the pod's runtime handler knows user namespaces; handler is its name. The pod's
-// directory exists.
-func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*runtimeapi.UserNamespace, error) {
+// Of returns the user namespace of a pod, nil for the host's. supported reports whether the runtime handler of that name supports user
+// namespaces. The pod's directory must exist.
+func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
-		return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE}, nil
+		return nil, nil
 	}
 	if !supported && handler != "" {
 		return nil, fmt.Errorf("can't set `spec.hostUsers: false`, RuntimeClass handler %q does not support user namespaces", handler)
@@ -60,12 +73,12 @@ func (u *UserNamespaces) Of(pod *corev1.Pod, handler string, supported bool) (*r
 		record, err = u.allocate(pod.UID)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("user namespace: %w", err)
+		return nil, fmt.Errorf("allocate user namespace: %w", err)
 	}
-	return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings(record.UIDs), Gids: mappings(record.GIDs)}, nil
+	return &UserNamespace{UIDs: record.UIDs, GIDs: record.GIDs}, nil
 }
 
-// allocate takes the lowest range that no pod has.
+// allocate records the lowest free range for a pod.
 func (u *UserNamespaces) allocate(uid types.UID) (idRecord, error) {
 	entries, err := os.ReadDir(u.dir)
 	if err != nil {
@@ -89,7 +102,7 @@ func (u *UserNamespaces) allocate(uid types.UID) (idRecord, error) {
 	if first+idsPerPod > 1<<32 {
 		return idRecord{}, errors.New("could not find an empty slot to allocate a user namespace")
 	}
-	free := []idRange{{HostID: uint32(first), Length: idsPerPod}}
+	free := []IDMapping{{HostID: uint32(first), Length: idsPerPod}}
 	record := idRecord{UIDs: free, GIDs: free}
 	text, err := json.Marshal(record)
 	if err != nil {
@@ -98,7 +111,7 @@ func (u *UserNamespaces) allocate(uid types.UID) (idRecord, error) {
 	return record, atomicfile.Write(u.file(uid), text, 0o600)
 }
 
-// read returns what a pod has. A record that does not fit would let two pods share users, so it is an error.
+// read returns the recorded range of a pod. An invalid record is an error, because two pods could otherwise share users.
 func (u *UserNamespaces) read(uid types.UID) (idRecord, error) {
 	text, err := os.ReadFile(u.file(uid))
 	if err != nil {
@@ -106,13 +119,13 @@ func (u *UserNamespaces) read(uid types.UID) (idRecord, error) {
 	}
 	var record idRecord
 	if err := json.Unmarshal(text, &record); err != nil {
-		return idRecord{}, fmt.Errorf("read ids of pod %s: %w", uid, err)
+		return idRecord{}, fmt.Errorf("read user namespace of pod %s: %w", uid, err)
 	}
-	fits := func(ranges []idRange) bool {
+	valid := func(ranges []IDMapping) bool {
 		return len(ranges) == 1 && ranges[0].Length == idsPerPod && ranges[0].HostID%idsPerPod == 0 && ranges[0].HostID > 0 && ranges[0].ContainerID == 0
 	}
-	if !fits(record.UIDs) || !slices.Equal(record.UIDs, record.GIDs) {
-		return idRecord{}, fmt.Errorf("the ids of pod %s are not as they were given: %s", uid, text)
+	if !valid(record.UIDs) || !slices.Equal(record.UIDs, record.GIDs) {
+		return idRecord{}, fmt.Errorf("invalid user namespace record of pod %s: %s", uid, text)
 	}
 	return record, nil
 }
@@ -121,7 +134,7 @@ func (u *UserNamespaces) file(uid types.UID) string {
 	return filepath.Join(u.dir, string(uid), "userns")
 }
 
-func mappings(ranges []idRange) []*runtimeapi.IDMapping {
+func mappings(ranges []IDMapping) []*runtimeapi.IDMapping {
 	var all []*runtimeapi.IDMapping
 	for _, r := range ranges {
 		all = append(all, &runtimeapi.IDMapping{HostId: r.HostID, ContainerId: r.ContainerID, Length: r.Length})

@@ -3,6 +3,7 @@ package cri
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,10 +24,10 @@ func TestUserNamespaces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if user.Mode != runtimeapi.NamespaceMode_POD || len(user.Uids) != 1 || user.Uids[0].Length != 65536 || user.Uids[0].HostId != user.Gids[0].HostId || user.Uids[0].ContainerId != 0 {
+		if len(user.UIDs) != 1 || user.UIDs[0].Length != 65536 || user.UIDs[0].HostID != user.GIDs[0].HostID || user.UIDs[0].ContainerID != 0 {
 			t.Errorf("%s: %v", uid, user)
 		}
-		return user.Uids[0].HostId
+		return user.UIDs[0].HostID
 	}
 	if a, b, again := first("a"), first("b"), first("a"); a != 65536 || b != 2*65536 || again != a {
 		t.Errorf("ranges %d, %d and then %d", a, b, again)
@@ -38,17 +39,17 @@ func TestUserNamespaces(t *testing.T) {
 	if b, c, d := first("b"), first("c"), first("d"); b != 2*65536 || c != 65536 || d != 3*65536 {
 		t.Errorf("after a restart %d, %d, %d", b, c, d)
 	}
-	for text, want := range map[string]string{"{}": "not as they were given", "x": "invalid character", `{"uidMappings":[{"hostId":0,"length":65536}],"gidMappings":[{"hostId":0,"length":65536}]}`: "not as they were given"} {
+	for text, want := range map[string]string{"{}": "invalid user namespace record", "x": "invalid character", `{"uidMappings":[{"hostId":0,"length":65536}],"gidMappings":[{"hostId":0,"length":65536}]}`: "invalid user namespace record"} {
 		if err := os.WriteFile(filepath.Join(dir, "b", "userns"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		pod := specPod(func(p *corev1.Pod) { p.UID, p.Spec.HostUsers = "b", ptr(false) })
-		if _, err := all.Of(pod, "", true); err == nil {
-			t.Errorf("%s is taken, want %s", text, want)
+		if _, err := all.Of(pod, "", true); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("record %s: %v, want %s", text, err, want)
 		}
 	}
-	for hostUsers, want := range map[*bool]runtimeapi.NamespaceMode{nil: runtimeapi.NamespaceMode_NODE, ptr(true): runtimeapi.NamespaceMode_NODE} {
-		if user, err := all.Of(specPod(func(p *corev1.Pod) { p.Spec.HostUsers = hostUsers }), "", false); err != nil || user.Mode != want {
+	for _, hostUsers := range []*bool{nil, ptr(true)} {
+		if user, err := all.Of(specPod(func(p *corev1.Pod) { p.Spec.HostUsers = hostUsers }), "", false); err != nil || user.message().Mode != runtimeapi.NamespaceMode_NODE {
 			t.Errorf("%v, %v", user, err)
 		}
 	}

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
 )
 
 // Allocate gives the containers of a pod the devices that they ask for. What a pod's init containers had, but for its sidecars, the others can have.
@@ -238,13 +238,13 @@ func (p *plugin) prefer(ctx context.Context, available, include []string, size i
 	return response.ContainerResponses[0].DeviceIDs, nil
 }
 
-// Settings are what a container needs to use its devices.
+// RunContainerOptions are what a container needs to use its devices.
 type RunContainerOptions struct {
-	Env         []*runtimeapi.KeyValue
-	Mounts      []*runtimeapi.Mount
-	Devices     []*runtimeapi.Device
+	Env         []corev1.EnvVar
+	Mounts      []cri.Mount
+	Devices     []cri.Device
 	Annotations map[string]string
-	CDI         []*runtimeapi.CDIDevice
+	CDI         []string
 }
 
 // Prepare readies the devices of a container that is about to start, and says what it needs to use them.
@@ -314,17 +314,17 @@ func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 		response := resources[name].response
 		for _, key := range slices.Sorted(maps.Keys(response.Envs)) {
 			if first(env, key) {
-				s.Env = append(s.Env, &runtimeapi.KeyValue{Key: key, Value: []byte(response.Envs[key])})
+				s.Env = append(s.Env, corev1.EnvVar{Name: key, Value: response.Envs[key]})
 			}
 		}
 		for _, device := range response.Devices {
 			if first(devices, device.ContainerPath) {
-				s.Devices = append(s.Devices, &runtimeapi.Device{ContainerPath: device.ContainerPath, HostPath: device.HostPath, Permissions: device.Permissions})
+				s.Devices = append(s.Devices, cri.Device{ContainerPath: device.ContainerPath, HostPath: device.HostPath, Permissions: device.Permissions})
 			}
 		}
 		for _, mount := range response.Mounts {
 			if first(mounts, mount.ContainerPath) {
-				s.Mounts = append(s.Mounts, &runtimeapi.Mount{ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, Readonly: mount.ReadOnly})
+				s.Mounts = append(s.Mounts, cri.Mount{ContainerPath: mount.ContainerPath, HostPath: mount.HostPath, ReadOnly: mount.ReadOnly})
 			}
 		}
 		for key, value := range response.Annotations {
@@ -337,7 +337,7 @@ func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 		}
 		for _, device := range response.CdiDevices {
 			if first(cdi, device.Name) {
-				s.CDI = append(s.CDI, &runtimeapi.CDIDevice{Name: device.Name})
+				s.CDI = append(s.CDI, device.Name)
 			}
 		}
 	}

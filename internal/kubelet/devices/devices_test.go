@@ -18,9 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/test/deviceplugin"
 )
 
@@ -229,10 +229,10 @@ func TestSettings(t *testing.T) {
 		}),
 	})
 	want := RunContainerOptions{
-		Env:         []*runtimeapi.KeyValue{{Key: "A", Value: []byte("0")}, {Key: "X", Value: []byte("1")}, {Key: "Y", Value: []byte("2")}},
-		Mounts:      []*runtimeapi.Mount{{ContainerPath: "/m", HostPath: "/first"}, {ContainerPath: "/n", HostPath: "/h", Readonly: true}},
-		Devices:     []*runtimeapi.Device{{ContainerPath: "/dev/x", HostPath: "/dev/first", Permissions: "r"}, {ContainerPath: "/dev/y", HostPath: "/dev/h", Permissions: "rw"}},
-		Annotations: map[string]string{"k": "1", "l": "2"}, CDI: []*runtimeapi.CDIDevice{{Name: "v/c=1"}, {Name: "v/c=2"}},
+		Env:         []corev1.EnvVar{{Name: "A", Value: "0"}, {Name: "X", Value: "1"}, {Name: "Y", Value: "2"}},
+		Mounts:      []cri.Mount{{ContainerPath: "/m", HostPath: "/first"}, {ContainerPath: "/n", HostPath: "/h", ReadOnly: true}},
+		Devices:     []cri.Device{{ContainerPath: "/dev/x", HostPath: "/dev/first", Permissions: "r"}, {ContainerPath: "/dev/y", HostPath: "/dev/h", Permissions: "rw"}},
+		Annotations: map[string]string{"k": "1", "l": "2"}, CDI: []string{"v/c=1", "v/c=2"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("settings %+v\nwant %+v", got, want)
@@ -454,7 +454,7 @@ func TestPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0])
-	if err != nil || !reflect.DeepEqual(s, RunContainerOptions{Env: []*runtimeapi.KeyValue{{Key: "GPU", Value: []byte("b")}}}) {
+	if err != nil || !reflect.DeepEqual(s, RunContainerOptions{Env: []corev1.EnvVar{{Name: "GPU", Value: "b"}}}) {
 		t.Errorf("settings %+v, error %v", s, err)
 	}
 	if s, err := n.Prepare(t.Context(), user, &user.Spec.Containers[1]); err != nil || !reflect.DeepEqual(s, RunContainerOptions{}) {
@@ -562,7 +562,7 @@ func TestUpstreamsCheckpoint(t *testing.T) {
 				t.Fatalf("devices %v", got)
 			}
 			if row.want > 0 {
-				if s := runContainerOptions(n.allocations["p"]["c"]); len(s.Env) != 1 || s.Env[0].Key != "GPU" || string(s.Env[0].Value) != "abc" {
+				if s := runContainerOptions(n.allocations["p"]["c"]); len(s.Env) != 1 || s.Env[0].Name != "GPU" || s.Env[0].Value != "abc" {
 					t.Errorf("settings %+v", s)
 				}
 			}

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // What resolvers take, and what the API lets a pod ask for.
@@ -18,12 +17,17 @@ const (
 	longestSearchLine = 2048
 )
 
+// DNSConfig is what a resolv.conf says.
+type DNSConfig struct {
+	Servers, Searches, Options []string
+}
+
 // DNSSettings are what the node knows about name resolution.
 type DNSSettings struct {
 	ClusterDNS    []string // addresses of the cluster's DNS; empty where there is none
 	ClusterDomain string
 	// Host is the node's own resolver configuration (ParseResolver); nil when it was told to have none.
-	Host *runtimeapi.DNSConfig
+	Host *DNSConfig
 	// NodeIPs say which families a resolver on the node itself would listen on.
 	NodeIPs []string
 	// Warn tells an event: about the node where ofNode is set, otherwise about the pod. It may be nil.
@@ -31,8 +35,8 @@ type DNSSettings struct {
 }
 
 // DNS is the resolver configuration of a pod by its policy, with its own configuration added, cut to what resolvers take.
-func DNS(pod *corev1.Pod, s DNSSettings) (*runtimeapi.DNSConfig, error) {
-	config := &runtimeapi.DNSConfig{}
+func DNS(pod *corev1.Pod, s DNSSettings) (*DNSConfig, error) {
+	config := &DNSConfig{}
 	if s.Host != nil {
 		config.Servers, config.Searches = slices.Clone(s.Host.Servers), slices.Clone(s.Host.Searches)
 		config.Options = slices.Clone(s.Host.Options)
@@ -43,7 +47,7 @@ func DNS(pod *corev1.Pod, s DNSSettings) (*runtimeapi.DNSConfig, error) {
 	}
 	switch policy {
 	case corev1.DNSNone:
-		config = &runtimeapi.DNSConfig{}
+		config = &DNSConfig{}
 	case corev1.DNSDefault:
 		s.hostOnly(config)
 	default:
@@ -69,7 +73,7 @@ func DNS(pod *corev1.Pod, s DNSSettings) (*runtimeapi.DNSConfig, error) {
 }
 
 // hostOnly leaves the node's resolver, or, where it has none, one on the node itself.
-func (s DNSSettings) hostOnly(config *runtimeapi.DNSConfig) {
+func (s DNSSettings) hostOnly(config *DNSConfig) {
 	if s.Host != nil {
 		return
 	}
@@ -124,8 +128,8 @@ func (s DNSSettings) warn(reason, message string, ofNode bool) {
 }
 
 // ParseResolver reads the text of a resolv.conf.
-func ParseResolver(text string) (*runtimeapi.DNSConfig, error) {
-	config := &runtimeapi.DNSConfig{}
+func ParseResolver(text string) (*DNSConfig, error) {
+	config := &DNSConfig{}
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
@@ -155,7 +159,7 @@ func ParseResolver(text string) (*runtimeapi.DNSConfig, error) {
 }
 
 // CheckResolver says what of the node's resolver configuration pods cannot have, or "".
-func CheckResolver(path string, host *runtimeapi.DNSConfig, clusterDomain string) string {
+func CheckResolver(path string, host *DNSConfig, clusterDomain string) string {
 	most := mostSearchPaths
 	if clusterDomain != "" {
 		most -= 3 // those that ClusterFirst adds

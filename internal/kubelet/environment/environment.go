@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Sources is where values come from that do not stand in the pod.
@@ -25,7 +24,7 @@ type Sources interface {
 
 // Of returns the environment of a container, ordered by name. podIPs and hostIPs are in the node's order of preference. An
 // error's text is meant for the container's status.
-func Of(pod *corev1.Pod, c *corev1.Container, node *corev1.Node, podIPs, hostIPs []string, s Sources) ([]*runtimeapi.KeyValue, error) {
+func Of(pod *corev1.Pod, c *corev1.Container, node *corev1.Node, podIPs, hostIPs []string, s Sources) ([]corev1.EnvVar, error) {
 	services, err := serviceVariables(pod, s)
 	if err != nil {
 		return nil, err
@@ -50,9 +49,9 @@ func Of(pod *corev1.Pod, c *corev1.Container, node *corev1.Node, podIPs, hostIPs
 			b.values[name] = value
 		}
 	}
-	variables := make([]*runtimeapi.KeyValue, 0, len(b.values))
+	variables := make([]corev1.EnvVar, 0, len(b.values))
 	for _, name := range slices.Sorted(maps.Keys(b.values)) {
-		variables = append(variables, &runtimeapi.KeyValue{Key: name, Value: []byte(b.values[name])})
+		variables = append(variables, corev1.EnvVar{Name: name, Value: b.values[name]})
 	}
 	return variables, nil
 }

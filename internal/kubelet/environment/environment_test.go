@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func pointer[T any](v T) *T { return &v }
@@ -73,7 +72,7 @@ func of(pod *corev1.Pod, c *corev1.Container, s Sources) (string, error) {
 	variables, err := Of(pod, c, testNode, []string{"10.0.0.1", "fd00::1"}, []string{"192.0.2.1", "2001:db8::1"}, s)
 	lines := make([]string, len(variables))
 	for i, v := range variables {
-		lines[i] = v.Key + "=" + string(v.Value)
+		lines[i] = v.Name + "=" + v.Value
 	}
 	return strings.Join(lines, "\n"), err
 }
@@ -289,7 +288,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
-	env := []*runtimeapi.KeyValue{{Key: "A", Value: []byte("1")}}
+	env := []corev1.EnvVar{{Name: "A", Value: "1"}}
 	if got := ExpandAll([]string{"$(A)", "$(NO)"}, env); got[0] != "1" || got[1] != "$(NO)" {
 		t.Error(got)
 	}

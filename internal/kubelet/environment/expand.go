@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Expand replaces every $(NAME) by its value. $$ is a dollar sign, so $$(NAME) stays a reference; a dollar sign before
@@ -35,7 +35,7 @@ func Expand(text string, value func(name string) string) string {
 }
 
 // ExpandAll expands references in a command or its arguments; unknown ones stay as they are.
-func ExpandAll(texts []string, env []*runtimeapi.KeyValue) []string {
+func ExpandAll(texts []string, env []corev1.EnvVar) []string {
 	if len(texts) == 0 {
 		return nil
 	}
@@ -53,7 +53,7 @@ func ExpandAll(texts []string, env []*runtimeapi.KeyValue) []string {
 }
 
 // ExpandStrictly expands references that must all have a value, as a subPathExpr wants it.
-func ExpandStrictly(text string, env []*runtimeapi.KeyValue) (string, error) {
+func ExpandStrictly(text string, env []corev1.EnvVar) (string, error) {
 	values, missing := asMap(env), map[string]bool{}
 	expanded := Expand(text, func(name string) string {
 		if values[name] == "" {
@@ -67,10 +67,10 @@ func ExpandStrictly(text string, env []*runtimeapi.KeyValue) (string, error) {
 	return expanded, nil
 }
 
-func asMap(env []*runtimeapi.KeyValue) map[string]string {
+func asMap(env []corev1.EnvVar) map[string]string {
 	values := make(map[string]string, len(env))
 	for _, variable := range env {
-		values[variable.Key] = string(variable.Value)
+		values[variable.Name] = variable.Value
 	}
 	return values
 }

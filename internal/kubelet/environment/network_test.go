@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestHosts(t *testing.T) {
@@ -70,7 +69,7 @@ func TestHostname(t *testing.T) {
 }
 
 func TestDNS(t *testing.T) {
-	host := &runtimeapi.DNSConfig{Servers: []string{"192.0.2.53"}, Searches: []string{"example.com", "svc.cluster.local"}, Options: []string{"timeout:2"}}
+	host := &DNSConfig{Servers: []string{"192.0.2.53"}, Searches: []string{"example.com", "svc.cluster.local"}, Options: []string{"timeout:2"}}
 	var many []string
 	for i := range 40 {
 		many = append(many, fmt.Sprintf("s%d.example", i))
@@ -148,14 +147,14 @@ func TestResolver(t *testing.T) {
 	if _, err := ParseResolver("nameserver\n"); err == nil {
 		t.Error("a name server without an address is taken")
 	}
-	many := &runtimeapi.DNSConfig{Searches: make([]string, 30)}
+	many := &DNSConfig{Searches: make([]string, 30)}
 	for _, test := range []struct {
-		host *runtimeapi.DNSConfig
+		host *DNSConfig
 		want string
 	}{
-		{&runtimeapi.DNSConfig{Searches: []string{"a"}}, ""},
+		{&DNSConfig{Searches: []string{"a"}}, ""},
 		{many, "consisting of more than 29 domains!"},
-		{&runtimeapi.DNSConfig{Searches: []string{strings.Repeat("x", 254)}}, "a search path which length is more than allowed 253 chars!"},
+		{&DNSConfig{Searches: []string{strings.Repeat("x", 254)}}, "a search path which length is more than allowed 253 chars!"},
 	} {
 		if got := CheckResolver("/r", test.host, "cluster.local"); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%q", got)

@@ -14,9 +14,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/cri"
 )
 
 // fakeNode is a node whose memory and disk the test sets. It is actor and source.
@@ -287,10 +287,7 @@ func TestObserver(t *testing.T) {
 		},
 		Layers: func(context.Context) (map[types.UID]map[string]Disk, error) {
 			listed++
-			return WritableLayers([]*runtimeapi.ContainerStats{{
-				Attributes:    &runtimeapi.ContainerAttributes{Labels: map[string]string{"io.kubernetes.pod.uid": "p", "io.kubernetes.container.name": "c"}},
-				WritableLayer: &runtimeapi.FilesystemUsage{UsedBytes: &runtimeapi.UInt64Value{Value: 1000}, InodesUsed: &runtimeapi.UInt64Value{Value: 3}},
-			}}), nil
+			return WritableLayers([]cri.ContainerStats{{PodUID: "p", ContainerName: "c", WritableLayer: &cri.FilesystemUsage{UsedBytes: 1000, InodesUsed: 3}}}), nil
 		},
 	}
 	u, err := o.Usage(t.Context(), []*corev1.Pod{p, pod("unknown", "", "")}, func(*corev1.Pod) bool { return false })

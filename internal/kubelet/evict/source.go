@@ -7,7 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 // Memory is a memory usage and its limit.
@@ -86,16 +87,17 @@ func (o *Observer) addDisks(usage *PodUsage, pod *corev1.Pod, layers map[string]
 }
 
 // WritableLayers groups the runtime's statistics by pod and container name.
-func WritableLayers(stats []*runtimeapi.ContainerStats) map[types.UID]map[string]Disk {
+func WritableLayers(stats []cri.ContainerStats) map[types.UID]map[string]Disk {
 	layers := map[types.UID]map[string]Disk{}
 	for _, s := range stats {
-		labels := s.GetAttributes().GetLabels()
-		uid, name := types.UID(labels["io.kubernetes.pod.uid"]), labels["io.kubernetes.container.name"]
-		if layers[uid] == nil {
-			layers[uid] = map[string]Disk{}
+		if layers[s.PodUID] == nil {
+			layers[s.PodUID] = map[string]Disk{}
 		}
-		written := s.GetWritableLayer()
-		layers[uid][name] = layers[uid][name].add(Disk{Bytes: int64(written.GetUsedBytes().GetValue()), Inodes: int64(written.GetInodesUsed().GetValue())})
+		var written Disk
+		if layer := s.WritableLayer; layer != nil {
+			written = Disk{Bytes: int64(layer.UsedBytes), Inodes: int64(layer.InodesUsed)}
+		}
+		layers[s.PodUID][s.ContainerName] = layers[s.PodUID][s.ContainerName].add(written)
 	}
 	return layers
 }

@@ -13,18 +13,19 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
+	"skiff/internal/kubelet/cri"
 )
 
 // Store is what the collector needs of a runtime.
 type Store interface {
-	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
-	RemoveImage(ctx context.Context, image *runtimeapi.ImageSpec) error
-	ImageFsInfo(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error)
-	ListContainers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
-	ContainerStatus(ctx context.Context, id string, verbose bool) (*runtimeapi.ContainerStatusResponse, error)
+	ListImages(ctx context.Context) ([]*cri.Image, error)
+	RemoveImage(ctx context.Context, id string) error
+	ImageFilesystem(ctx context.Context) (mountpoint string, err error)
+	ListContainers(ctx context.Context, uid types.UID) ([]*cri.Container, error)
+	ContainerStatus(ctx context.Context, id string) (*cri.Container, error)
 }
 
 // Policy says when images are removed.
@@ -87,7 +88,7 @@ type candidate struct {
 
 // Run collects every few minutes until ctx ends, for the first time when the runtime is there.
 func (c *Collector) Run(ctx context.Context) error {
-	for _, err := c.Store.ListImages(ctx, nil); err != nil; _, err = c.Store.ListImages(ctx, nil) {
+	for _, err := c.Store.ListImages(ctx); err != nil; _, err = c.Store.ListImages(ctx) {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -165,7 +166,7 @@ func (c *Collector) DeleteUnused(ctx context.Context) error {
 
 // unused returns the images nobody uses, those unused for longest first. The caller holds mu.
 func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, error) {
-	list, err := c.Store.ListImages(ctx, nil)
+	list, err := c.Store.ListImages(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
@@ -176,15 +177,15 @@ func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, err
 	seen := make(map[string]*sighting, len(list))
 	var unused []candidate
 	for _, image := range list {
-		s := c.seen[image.Id]
+		s := c.seen[image.ID]
 		if s == nil {
 			s = &sighting{first: now}
 		}
-		seen[image.Id] = s
-		if inUse[image.Id] {
+		seen[image.ID] = s
+		if inUse[image.ID] {
 			s.used = now
 		} else if !image.Pinned {
-			unused = append(unused, candidate{image.Id, int64(image.Size), *s})
+			unused = append(unused, candidate{image.ID, int64(image.Size), *s})
 		}
 	}
 	c.seen = seen
@@ -201,23 +202,21 @@ func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, err
 
 // inUse has the ids of the images of all containers, and of the images they mount.
 func (c *Collector) inUse(ctx context.Context) (map[string]bool, error) {
-	containers, err := c.Store.ListContainers(ctx, nil)
+	containers, err := c.Store.ListContainers(ctx, "")
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	ids := map[string]bool{}
 	for _, container := range containers {
-		ids[container.ImageId] = true
+		ids[container.ImageID] = true
 		ids[container.ImageRef] = true
-		ids[container.Image.GetImage()] = true
-		answer, err := c.Store.ContainerStatus(ctx, container.Id, false)
+		ids[container.Image] = true
+		status, err := c.Store.ContainerStatus(ctx, container.ID)
 		if err != nil {
 			return nil, fmt.Errorf("get container status: %w", err)
 		}
-		for _, mount := range answer.GetStatus().GetMounts() {
-			if image := mount.GetImage().GetImage(); image != "" {
-				ids[image] = true
-			}
+		for _, image := range status.MountedImages {
+			ids[image] = true
 		}
 	}
 	return ids, nil
@@ -262,7 +261,7 @@ func (c *Collector) free(ctx context.Context, unused []candidate, need int64, no
 
 func (c *Collector) remove(ctx context.Context, image candidate) error {
 	c.Log.Info("removing unused image", "id", image.id, "bytes", image.size)
-	if err := c.Store.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: image.id}); err != nil {
+	if err := c.Store.RemoveImage(ctx, image.id); err != nil {
 		return err
 	}
 	delete(c.seen, image.id)
@@ -271,18 +270,18 @@ func (c *Collector) remove(ctx context.Context, image candidate) error {
 
 // disk returns size and free bytes of the file system that images are on.
 func (c *Collector) disk(ctx context.Context) (capacity, available int64, err error) {
-	answer, err := c.Store.ImageFsInfo(ctx)
+	mountpoint, err := c.Store.ImageFilesystem(ctx)
 	if err != nil {
-		return 0, 0, fmt.Errorf("find the disk of images: %w", err)
+		return 0, 0, fmt.Errorf("get image filesystem: %w", err)
 	}
-	if len(answer.ImageFilesystems) == 0 {
-		return 0, 0, errors.New("the runtime does not say where its images are")
+	if mountpoint == "" {
+		return 0, 0, errors.New("container runtime does not report its image filesystem")
 	}
 	ask := c.Disk
 	if ask == nil {
 		ask = statfs
 	}
-	capacity, available, err = ask(answer.ImageFilesystems[0].GetFsId().GetMountpoint())
+	capacity, available, err = ask(mountpoint)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -12,58 +12,59 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kind"
+	"skiff/internal/kubelet/cri"
 )
 
 // store has images of one unit each, and containers that use some.
 type store struct {
-	images     []*runtimeapi.Image
-	containers []*runtimeapi.Container
-	mounts     map[string][]*runtimeapi.Mount
+	images     []*cri.Image
+	containers []*cri.Container
+	mounts     map[string][]string
 	stuck      string // an image that cannot be removed
 	removed    []string
 }
 
 const unit = 1 << 20
 
-func images(ids ...string) []*runtimeapi.Image {
-	var all []*runtimeapi.Image
+func images(ids ...string) []*cri.Image {
+	var all []*cri.Image
 	for _, id := range ids {
-		all = append(all, &runtimeapi.Image{Id: id, Size: unit, Pinned: strings.HasPrefix(id, "pinned")})
+		all = append(all, &cri.Image{ID: id, Size: unit, Pinned: strings.HasPrefix(id, "pinned")})
 	}
 	return all
 }
 
-func (s *store) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
+func (s *store) ListImages(context.Context) ([]*cri.Image, error) {
 	return s.images, nil
 }
 
-func (s *store) RemoveImage(_ context.Context, image *runtimeapi.ImageSpec) error {
-	if image.Image == s.stuck {
+func (s *store) RemoveImage(_ context.Context, id string) error {
+	if id == s.stuck {
 		return errors.New("stuck")
 	}
-	s.removed = append(s.removed, image.Image)
-	s.images = slices.DeleteFunc(s.images, func(i *runtimeapi.Image) bool { return i.Id == image.Image })
+	s.removed = append(s.removed, id)
+	s.images = slices.DeleteFunc(s.images, func(i *cri.Image) bool { return i.ID == id })
 	return nil
 }
 
-func (s *store) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
-	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/images"}}}}, nil
+func (s *store) ImageFilesystem(context.Context) (string, error) {
+	return "/images", nil
 }
 
-func (s *store) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+func (s *store) ListContainers(context.Context, types.UID) ([]*cri.Container, error) {
 	return s.containers, nil
 }
 
-func (s *store) ContainerStatus(_ context.Context, id string, _ bool) (*runtimeapi.ContainerStatusResponse, error) {
-	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{Mounts: s.mounts[id]}}, nil
+func (s *store) ContainerStatus(_ context.Context, id string) (*cri.Container, error) {
+	return &cri.Container{ID: id, MountedImages: s.mounts[id]}, nil
 }
 
 func TestCollect(t *testing.T) {
-	container := func(image string) *runtimeapi.Container {
-		return &runtimeapi.Container{Id: "c-" + image, ImageId: image}
+	container := func(image string) *cri.Container {
+		return &cri.Container{ID: "c-" + image, ImageID: image}
 	}
 	for _, row := range []struct {
 		name    string
@@ -77,16 +78,16 @@ func TestCollect(t *testing.T) {
 		{name: "room enough", store: store{images: images("a", "b")}, free: 16, age: time.Hour},
 		{name: "at the threshold: one in five goes until 20 % are free", store: store{images: images("a", "b", "c", "d", "e", "f")}, free: 15, age: time.Hour,
 			removed: []string{"a", "b", "c", "d", "e"}},
-		{name: "never one in use", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("a")}}, free: 15, age: time.Hour,
+		{name: "never one in use", store: store{images: images("a", "b"), containers: []*cri.Container{container("a")}}, free: 15, age: time.Hour,
 			removed: []string{"b"}, err: "Insufficient free disk space on the node's image filesystem (85% of 100.0 MiB used). Failed to free sufficient space by deleting unused images (freed 1048576 bytes). " +
 				"Investigate disk usage, as it could be used by active images, logs, volumes, or other data."},
-		{name: "never one that is mounted", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("x")},
-			mounts: map[string][]*runtimeapi.Mount{"c-x": {{Image: &runtimeapi.ImageSpec{Image: "b"}}}}}, free: 15, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
+		{name: "never one that is mounted", store: store{images: images("a", "b"), containers: []*cri.Container{container("x")},
+			mounts: map[string][]string{"c-x": {"b"}}}, free: 15, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
 		{name: "never one that is pinned", store: store{images: images("a", "pinned")}, free: 0, age: time.Hour, removed: []string{"a"}, err: "Insufficient"},
 		{name: "never one that is new", store: store{images: images("a", "b")}, free: 15, age: time.Minute, err: "Insufficient"},
 		{name: "one that cannot be removed does not keep the others", store: store{images: images("a", "b"), stuck: "a"}, free: 15, age: time.Hour, removed: []string{"b"},
 			err: "wanted to free 5242880 bytes, but freed 1048576 bytes space with errors in image deletion: stuck"},
-		{name: "too old, whatever the disk", store: store{images: images("a", "b"), containers: []*runtimeapi.Container{container("b")}}, free: 90, age: 2 * time.Hour,
+		{name: "too old, whatever the disk", store: store{images: images("a", "b"), containers: []*cri.Container{container("b")}}, free: 90, age: 2 * time.Hour,
 			policy: Policy{HighPercent: 85, LowPercent: 80, MaxAge: time.Hour}, removed: []string{"a"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -133,7 +134,7 @@ func TestLongestUnusedGoesFirst(t *testing.T) {
 		free := int64(90)
 		c := &Collector{Store: s, Policy: DefaultPolicy(), Log: quiet, Disk: func(string) (int64, int64, error) { return 100 * unit, free * unit, nil }}
 		for _, user := range []string{"c", "a", "b"} { // the order in which they are used
-			s.containers = []*runtimeapi.Container{{Id: "x", ImageId: user}}
+			s.containers = []*cri.Container{{ID: "x", ImageID: user}}
 			if err := c.Collect(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -19,12 +19,10 @@ import (
 	"github.com/distribution/reference"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	criapi "k8s.io/cri-api/pkg/apis"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"skiff/internal/container"
 	"skiff/internal/kind"
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/images/credentials"
 )
 
@@ -56,7 +54,7 @@ type Recorder interface {
 
 // Options are what images are ensured by.
 type Options struct {
-	Runtime criapi.ImageManagerService
+	Runtime *cri.Runtime
 	Events  Recorder
 	// Secret returns a secret that a pod names to pull with.
 	Secret func(namespace, name string) (*corev1.Secret, error)
@@ -122,20 +120,19 @@ type want struct {
 	pod     *corev1.Pod
 	path    string // the part of the pod that events are about
 	name    string // as the pod has it
-	spec    *runtimeapi.ImageSpec
+	spec    cri.ImageSpec
 	policy  corev1.PullPolicy
-	sandbox *runtimeapi.PodSandboxConfig
+	sandbox *cri.SandboxConfig
 }
 
 // Ensure makes sure that the image of a container is there and returns what the runtime calls it. Errors are of type *Error.
-func (i *Images) Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *runtimeapi.PodSandboxConfig) (string, error) {
+func (i *Images) Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *cri.SandboxConfig) (string, error) {
 	return i.ensure(ctx, want{pod: pod, path: container.FieldPath(&pod.Spec, c.Name), name: c.Image, policy: c.ImagePullPolicy, sandbox: sandbox})
 }
 
 // EnsureVolume does the same for the image of a volume.
 func (i *Images) EnsureVolume(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error) {
-	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID)}}
-	return i.ensure(ctx, want{pod: pod, name: volume.Image.Reference, policy: volume.Image.PullPolicy, sandbox: sandbox})
+	return i.ensure(ctx, want{pod: pod, name: volume.Image.Reference, policy: volume.Image.PullPolicy, sandbox: cri.PullConfig(pod)})
 }
 
 func (i *Images) ensure(ctx context.Context, w want) (string, error) {
@@ -143,7 +140,7 @@ func (i *Images) ensure(ctx context.Context, w want) (string, error) {
 	if err != nil {
 		return "", i.fail(w, ReasonInvalidName, "InspectFailed", fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name %q: %v", w.name, w.name, err))
 	}
-	w.spec = &runtimeapi.ImageSpec{Image: withTag(w.name, named), Annotations: w.pod.Annotations}
+	w.spec = cri.ImageSpec{Image: withTag(w.name, named), Annotations: w.pod.Annotations}
 	credentials := sync.OnceValues(func() ([]credentials.Credential, error) { return i.credentials(ctx, w, named.Name()) })
 	if w.policy != corev1.PullAlways {
 		ref, err := i.present(ctx, w, credentials)
@@ -169,13 +166,13 @@ func withTag(name string, named reference.Named) string {
 
 // present looks for an image on the node that the pod may use. It returns neither reference nor error if there is none and it may be pulled.
 func (i *Images) present(ctx context.Context, w want, credentials func() ([]credentials.Credential, error)) (string, error) {
-	answer, err := i.Runtime.ImageStatus(ctx, w.spec, false)
+	image, err := i.Runtime.ImageStatus(ctx, w.spec)
 	if err != nil {
 		// Between the quotes upstream has the reference, which is not known then.
 		return "", i.fail(w, ReasonInspect, "InspectFailed", fmt.Sprintf(`Failed to inspect image "": %v`, err))
 	}
-	ref := answer.GetImage().GetId()
-	if ref != "" {
+	if image != nil && image.ID != "" {
+		ref := image.ID
 		allowed, err := i.records.allow(w.spec.Image, ref, i.Verify, credentials)
 		if err != nil {
 			return "", &Error{ReasonPull, err.Error()}
@@ -226,8 +223,8 @@ func (i *Images) pull(ctx context.Context, w want, with []credentials.Credential
 // pullError gives a failed pull its reason. The runtime tells special ones by how their text begins.
 func pullError(image string, err error) *Error {
 	for reason, because := range map[string]string{
-		crierrors.ErrRegistryUnavailable.Error():       "the registry is unavailable",
-		crierrors.ErrSignatureValidationFailed.Error(): "the signature validation failed",
+		ReasonUnavailable:  "the registry is unavailable",
+		ReasonBadSignature: "the signature validation failed",
 	} {
 		if detail, ok := strings.CutPrefix(err.Error(), reason); ok {
 			return &Error{reason, fmt.Sprintf("image pull failed for %s because %s%s", image, because, detail)}

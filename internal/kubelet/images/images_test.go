@@ -23,6 +23,7 @@ import (
 
 	"skiff/internal/kind"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/cri/critest"
 )
 
 // events are what was told, one line each.
@@ -48,7 +49,7 @@ func (e *events) take() []string {
 
 // registry is the fake runtime with a registry behind it.
 type registry struct {
-	*cri.Fake
+	*critest.Fake
 	takes    time.Duration     // how long a pull takes
 	private  map[string]string // password by image; others need none
 	answer   error             // what every pull ends with
@@ -116,7 +117,7 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 func newImages(t *testing.T, r *registry, o Options, secrets ...*corev1.Secret) (*Images, *events) {
 	t.Helper()
 	told := &events{}
-	o.Runtime, o.Events, o.Log = r, told, quiet
+	o.Runtime, o.Events, o.Log = cri.New(r), told, quiet
 	o.Secret = func(namespace, name string) (*corev1.Secret, error) {
 		for _, s := range secrets {
 			if s.Namespace == namespace && s.Name == name {
@@ -179,7 +180,7 @@ func TestPolicy(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &registry{Fake: cri.NewFake(present), takes: 1500 * time.Millisecond, answer: row.fail}
+				r := &registry{Fake: critest.NewFake(present), takes: 1500 * time.Millisecond, answer: row.fail}
 				i, told := newImages(t, r, Options{})
 				ref, err := i.Ensure(t.Context(), pod("p"), wanting(row.image, row.policy), nil)
 				reason, message := reasonOf(err)
@@ -202,7 +203,7 @@ func TestPolicy(t *testing.T) {
 
 func TestBackOffDoublesAndForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &registry{Fake: cri.NewFake(), answer: status.Error(codes.NotFound, "not found")}
+		r := &registry{Fake: critest.NewFake(), answer: status.Error(codes.NotFound, "not found")}
 		i, told := newImages(t, r, Options{})
 		try := func() string {
 			_, err := i.Ensure(t.Context(), pod("p"), wanting("a:1", corev1.PullAlways), nil)
@@ -263,7 +264,7 @@ func TestPullsRunInTurn(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(row.parallel), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &registry{Fake: cri.NewFake(), takes: time.Second}
+				r := &registry{Fake: critest.NewFake(), takes: time.Second}
 				i, told := newImages(t, r, Options{Parallel: row.parallel})
 				began := time.Now()
 				var group sync.WaitGroup
@@ -292,7 +293,7 @@ func TestPullsRunInTurn(t *testing.T) {
 
 func TestOneImageIsPulledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &registry{Fake: cri.NewFake(), takes: time.Second}
+		r := &registry{Fake: critest.NewFake(), takes: time.Second}
 		i, told := newImages(t, r, Options{Parallel: 1})
 		var group sync.WaitGroup
 		for n := range 5 {
@@ -315,7 +316,7 @@ func TestOneImageIsPulledOnce(t *testing.T) {
 
 func TestAPullEndsWithItsLastPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &registry{Fake: cri.NewFake(), takes: time.Hour}
+		r := &registry{Fake: critest.NewFake(), takes: time.Hour}
 		i, _ := newImages(t, r, Options{Parallel: 1})
 		first, endFirst := context.WithCancel(t.Context())
 		second, endSecond := context.WithCancel(t.Context())
@@ -351,7 +352,7 @@ func TestAPullEndsWithItsLastPod(t *testing.T) {
 
 func TestPullRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &registry{Fake: cri.NewFake()}
+		r := &registry{Fake: critest.NewFake()}
 		i, _ := newImages(t, r, Options{PullsPerSecond: 1, Burst: 2})
 		for n, want := range []string{"", "", "ErrImagePull: pull QPS exceeded"} {
 			_, err := i.Ensure(t.Context(), pod("p"), wanting(fmt.Sprintf("a:%d", n), corev1.PullAlways), nil)
@@ -364,7 +365,7 @@ func TestPullRate(t *testing.T) {
 
 func TestSecretsAreTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &registry{Fake: cri.NewFake(), private: map[string]string{"quay.io/x/y:1": "right"}}
+		r := &registry{Fake: critest.NewFake(), private: map[string]string{"quay.io/x/y:1": "right"}}
 		i, told := newImages(t, r, Options{}, pullSecret("old", "quay.io", "old", "wrong"), pullSecret("new", "https://quay.io/v2/", "new", "right"),
 			pullSecret("other", "docker.io", "hub", "x"))
 		if _, err := i.Ensure(t.Context(), pod("p", "gone", "old", "new", "other"), wanting("quay.io/x/y:1", corev1.PullIfNotPresent), nil); err != nil {
@@ -391,7 +392,7 @@ func TestPrivateImagesAreForThoseWhoPulledThem(t *testing.T) {
 		records := t.TempDir() + "/images.json"
 		renamed := pullSecret("renamed", "quay.io", "user", "right")
 		changed := pullSecret("mine", "quay.io", "user", "changed")
-		r := &registry{Fake: cri.NewFake("preloaded:1"), private: map[string]string{image: "right"}}
+		r := &registry{Fake: critest.NewFake("preloaded:1"), private: map[string]string{image: "right"}}
 		i, _ := newImages(t, r, Options{Records: records}, pullSecret("mine", "quay.io", "user", "right"), renamed)
 		ensure := func(i *Images, p *corev1.Pod, image string, policy corev1.PullPolicy) (pulled bool, reason string) {
 			t.Helper()

@@ -11,8 +11,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/images/credentials"
 )
 
@@ -154,8 +154,8 @@ func (i *Images) inTurn(ctx context.Context, w want, with []credentials.Credenti
 		return pulled{err: err}
 	}
 	result := pulled{ref: ref, took: time.Since(began)}
-	if answer, err := i.Runtime.ImageStatus(ctx, w.spec, false); err == nil {
-		result.size = answer.GetImage().GetSize()
+	if image, err := i.Runtime.ImageStatus(ctx, w.spec); err == nil && image != nil {
+		result.size = image.Size
 	}
 	return result
 }
@@ -168,7 +168,7 @@ func (i *Images) tryAll(ctx context.Context, w want, with []credentials.Credenti
 	}
 	var failures []error
 	for _, c := range with {
-		ref, err := i.Runtime.PullImage(ctx, w.spec, &runtimeapi.AuthConfig{Username: c.Username, Password: c.Password}, w.sandbox)
+		ref, err := i.Runtime.PullImage(ctx, w.spec, &cri.RegistryAuth{Username: c.Username, Password: c.Password}, w.sandbox)
 		if err == nil {
 			return ref, &c, nil
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/container"
+	"skiff/internal/kubelet/cri"
 )
 
 // startBuckets are the seconds a pod may take to start.
@@ -118,20 +118,20 @@ func histogramVec(to *prometheus.Registry, name, help string, buckets []float64,
 }
 
 // Operation notes a request to the container runtime.
-func (m *Metrics) Operation(name string, request any, took time.Duration, err error) {
+func (m *Metrics) Operation(call cri.Call) {
 	if m == nil {
 		return
 	}
-	m.operations.WithLabelValues(name).Inc()
-	m.operationTime.WithLabelValues(name).Observe(took.Seconds())
-	if err != nil {
-		m.operationErrors.WithLabelValues(name).Inc()
+	m.operations.WithLabelValues(call.Operation).Inc()
+	m.operationTime.WithLabelValues(call.Operation).Observe(call.Duration.Seconds())
+	if call.Err != nil {
+		m.operationErrors.WithLabelValues(call.Operation).Inc()
 	}
-	if sandbox, ok := request.(*runtimeapi.RunPodSandboxRequest); ok {
-		m.sandboxTime.WithLabelValues(sandbox.RuntimeHandler).Observe(took.Seconds())
+	if call.Operation == cri.RunPodSandbox {
+		m.sandboxTime.WithLabelValues(call.RuntimeHandler).Observe(call.Duration.Seconds())
 		m.startedPods.Inc()
-		if err != nil {
-			m.sandboxErrors.WithLabelValues(sandbox.RuntimeHandler).Inc()
+		if call.Err != nil {
+			m.sandboxErrors.WithLabelValues(call.RuntimeHandler).Inc()
 			m.failedPods.Inc()
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"skiff/internal/container"
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/cri/critest"
 )
 
 // lines are the samples a registry shows, sorted: histograms as their count and sum. What Go and the process say of themselves is left out.
@@ -67,16 +68,16 @@ func TestWhatHappens(t *testing.T) {
 		do   func(m *Metrics)
 		want []string
 	}{
-		{"an operation", func(m *Metrics) { m.Operation("start_container", nil, 2*time.Second, nil) }, []string{
+		{"an operation", func(m *Metrics) { m.Operation(cri.Call{Operation: "start_container", Duration: 2 * time.Second}) }, []string{
 			"kubelet_runtime_operations_total{operation_type=start_container} 1", "kubelet_runtime_operations_duration_seconds{operation_type=start_container} 1 in 2",
 		}},
-		{"an operation that fails", func(m *Metrics) { m.Operation("status", nil, time.Second, broken) }, []string{
+		{"an operation that fails", func(m *Metrics) { m.Operation(cri.Call{Operation: "status", Duration: time.Second, Err: broken}) }, []string{
 			"kubelet_runtime_operations_total{operation_type=status} 1", "kubelet_runtime_operations_duration_seconds{operation_type=status} 1 in 1",
 			"kubelet_runtime_operations_errors_total{operation_type=status} 1",
 		}},
 		{"sandboxes", func(m *Metrics) {
-			m.Operation("run_podsandbox", &runtimeapi.RunPodSandboxRequest{}, time.Second, nil)
-			m.Operation("run_podsandbox", &runtimeapi.RunPodSandboxRequest{RuntimeHandler: "kata"}, time.Second, broken)
+			m.Operation(cri.Call{Operation: "run_podsandbox", Duration: time.Second})
+			m.Operation(cri.Call{Operation: "run_podsandbox", RuntimeHandler: "kata", Duration: time.Second, Err: broken})
 		}, []string{
 			"kubelet_runtime_operations_total{operation_type=run_podsandbox} 2", "kubelet_runtime_operations_duration_seconds{operation_type=run_podsandbox} 2 in 2",
 			"kubelet_runtime_operations_errors_total{operation_type=run_podsandbox} 1", "kubelet_run_podsandbox_duration_seconds{runtime_handler=} 1 in 1",
@@ -175,7 +176,7 @@ func TestProbesComeAndGo(t *testing.T) {
 }
 
 func TestNode(t *testing.T) {
-	fake := cri.NewFake("image")
+	fake := critest.NewFake("image")
 	for _, uid := range []string{"a", "b"} {
 		sandbox, err := fake.RunPodSandbox(t.Context(), &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Name: uid}}, "")
 		if err != nil {
@@ -197,7 +198,7 @@ func TestNode(t *testing.T) {
 	plain := &corev1.Pod{Spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{}, {}}}}
 	ended := &corev1.Pod{}
 	n := NodeCollector{
-		Pods: func() []*corev1.Pod { return []*corev1.Pod{static, plain, ended} }, Active: func() []*corev1.Pod { return []*corev1.Pod{static, plain} }, Runtime: fake,
+		Pods: func() []*corev1.Pod { return []*corev1.Pod{static, plain, ended} }, Active: func() []*corev1.Pod { return []*corev1.Pod{static, plain} }, Runtime: cri.New(fake),
 		Volumes: func(pods []*corev1.Pod) (map[string]int, map[string]int) {
 			return map[string]int{"kubernetes.io/secret": len(pods)}, map[string]int{"kubernetes.io/secret": 1}
 		},
@@ -225,10 +226,10 @@ func TestNode(t *testing.T) {
 // away is a runtime that does not answer.
 type away struct{}
 
-func (away) ListPodSandbox(context.Context, *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
+func (away) ListPodSandboxes(context.Context, types.UID) ([]*cri.Sandbox, error) {
 	return nil, errors.New("away")
 }
-func (away) ListContainers(context.Context, *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+func (away) ListContainers(context.Context, types.UID) ([]*cri.Container, error) {
 	return nil, errors.New("away")
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/status"
 )
 
@@ -38,8 +38,8 @@ type NodeCollector struct {
 	// Pods are all pods of the node, Active those that count against its room.
 	Pods, Active func() []*corev1.Pod
 	Runtime      interface {
-		ListPodSandbox(ctx context.Context, filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error)
-		ListContainers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error)
+		ListPodSandboxes(ctx context.Context, uid types.UID) ([]*cri.Sandbox, error)
+		ListContainers(ctx context.Context, uid types.UID) ([]*cri.Container, error)
 	}
 	// Volumes counts by plugin those that pods want and those that are set up.
 	Volumes func(pods []*corev1.Pod) (wanted, there map[string]int)
@@ -118,31 +118,26 @@ func seconds(t time.Time) float64 {
 func (n NodeCollector) collectRuntime(emit func(*prometheus.Desc, float64, ...string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	defer cancel()
-	sandboxes, err := n.Runtime.ListPodSandbox(ctx, nil)
+	sandboxes, err := n.Runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
 		return
 	}
-	containers, err := n.Runtime.ListContainers(ctx, nil)
+	containers, err := n.Runtime.ListContainers(ctx, "")
 	if err != nil {
 		return
 	}
-	running := map[string]bool{}
+	running := map[types.UID]bool{}
 	for _, s := range sandboxes {
-		if s.State == runtimeapi.PodSandboxState_SANDBOX_READY {
-			running[s.GetMetadata().GetUid()] = true
+		if s.Ready {
+			running[s.UID] = true
 		}
 	}
 	emit(runningPods, float64(len(running)))
-	states := map[string]int{}
+	states := map[cri.State]int{}
 	for _, c := range containers {
-		states[stateNames[c.State]]++
+		states[c.State]++
 	}
 	for state, number := range states {
-		emit(runningContainers, float64(number), state)
+		emit(runningContainers, float64(number), state.String())
 	}
-}
-
-var stateNames = map[runtimeapi.ContainerState]string{
-	runtimeapi.ContainerState_CONTAINER_CREATED: "created", runtimeapi.ContainerState_CONTAINER_RUNNING: "running",
-	runtimeapi.ContainerState_CONTAINER_EXITED: "exited", runtimeapi.ContainerState_CONTAINER_UNKNOWN: "unknown",
 }

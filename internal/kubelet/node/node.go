@@ -26,9 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/watch"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/cri"
 )
 
 // attachAnnotation says that the attach-detach controller attaches this node's volumes.
@@ -84,9 +84,9 @@ func (s Settings) withDefaults() Settings {
 
 // Runtime is the part of the CRI that the node's status needs.
 type Runtime interface {
-	Version(ctx context.Context, apiVersion string) (*runtimeapi.VersionResponse, error)
-	Status(ctx context.Context, verbose bool) (*runtimeapi.StatusResponse, error)
-	ListImages(ctx context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error)
+	Version(ctx context.Context) (cri.Version, error)
+	Status(ctx context.Context) (cri.Status, error)
+	ListImages(ctx context.Context) ([]*cri.Image, error)
 }
 
 // Dependencies are what a Node needs. Functions may be nil.
@@ -123,7 +123,7 @@ type Node struct {
 	cordoned  bool
 	// problemCount is the runtime's number of problems when it was last queried, images are its last reported images.
 	problemCount int
-	images       []*runtimeapi.Image
+	images       []*cri.Image
 }
 
 // New returns a Node. It starts nothing.
@@ -215,32 +215,30 @@ func (n *Node) watchRuntime(ctx context.Context) {
 func (n *Node) updateRuntimeState(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, runtimeTimeout)
 	defer cancel()
-	response, err := n.Runtime.Status(ctx, false)
+	status, err := n.Runtime.Status(ctx)
 	if err != nil {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.checkProblems() // it may have reached runtimeTimeout
 		return false
 	}
-	var version *runtimeapi.VersionResponse
+	var version cri.Version
 	n.mu.Lock()
 	known := n.runtime.Name != ""
 	n.mu.Unlock()
 	if !known {
-		if version, err = n.Runtime.Version(ctx, "0.1.0"); err != nil {
-			version = nil
-		}
+		version, _ = n.Runtime.Version(ctx) // queried again with the next status
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.runtime.Status = response.GetStatus()
-	if version != nil {
-		n.runtime.Name, n.runtime.Version = version.RuntimeName, version.RuntimeVersion
+	n.runtime.Status = &status
+	if version.Name != "" {
+		n.runtime.Name, n.runtime.Version = version.Name, version.Version
 	}
-	_, up := n.runtime.condition(runtimeapi.RuntimeReady)
-	_, network := n.runtime.condition(runtimeapi.NetworkReady)
+	_, up := n.runtime.condition(cri.RuntimeReady)
+	_, network := n.runtime.condition(cri.NetworkReady)
 	if up {
-		n.runtime.LastReady, n.runtime.Handlers, n.runtime.Features = time.Now(), response.GetRuntimeHandlers(), response.GetFeatures()
+		n.runtime.LastReady, n.runtime.LastReadyStatus = time.Now(), &status
 	}
 	n.checkProblems()
 	return up && network
@@ -447,7 +445,7 @@ func (n *Node) input(ctx context.Context, old corev1.NodeStatus) StatusInput {
 	in.Runtime = n.runtime
 	n.mu.Unlock()
 	if !in.Runtime.LastReady.IsZero() && in.Now.Sub(in.Runtime.LastReady) < runtimeTimeout {
-		if list, err := n.Runtime.ListImages(ctx, nil); err != nil {
+		if list, err := n.Runtime.ListImages(ctx); err != nil {
 			n.Log.Warn("failed to list images", "error", err)
 		} else {
 			n.mu.Lock()

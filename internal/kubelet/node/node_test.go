@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/kubelet/cri"
 	"skiff/test/inprocess"
 )
 
@@ -34,21 +34,21 @@ func (r *playedRuntime) set(change func(*playedRuntime)) {
 	change(r)
 }
 
-func (r *playedRuntime) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: "played", RuntimeVersion: "1.0.0"}, nil
+func (r *playedRuntime) Version(context.Context) (cri.Version, error) {
+	return cri.Version{Name: "played", Version: "1.0.0"}, nil
 }
 
-func (r *playedRuntime) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
+func (r *playedRuntime) Status(context.Context) (cri.Status, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.down {
-		return nil, errors.New("connection refused")
+		return cri.Status{}, errors.New("connection refused")
 	}
-	return &runtimeapi.StatusResponse{Status: runtimeStatus(r.up, r.network)}, nil
+	return *runtimeStatus(r.up, r.network), nil
 }
 
-func (r *playedRuntime) ListImages(context.Context, *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
-	return []*runtimeapi.Image{{Id: "i", Size: 5, RepoTags: []string{"pause"}}}, nil
+func (r *playedRuntime) ListImages(context.Context) ([]*cri.Image, error) {
+	return []*cri.Image{{ID: "i", Size: 5, RepoTags: []string{"pause"}}}, nil
 }
 
 // stage is a node on an API server in the test's process.

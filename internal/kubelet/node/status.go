@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"skiff/internal/kubelet/cri"
 	"skiff/internal/version"
 )
 
@@ -41,7 +41,7 @@ type StatusInput struct {
 	// Addresses are the node's addresses, the primary one first. If empty, the reported ones are kept.
 	Addresses []string
 	Runtime   RuntimeState
-	Images    []*runtimeapi.Image
+	Images    []*cri.Image
 	Pressure  Pressure
 	// Problems make the node not ready.
 	Problems []error
@@ -57,11 +57,8 @@ type RuntimeState struct {
 	Name, Version string
 	// LastReady is when the runtime last reported to be ready.
 	LastReady time.Time
-	// Status is its last status, nil before the first.
-	Status *runtimeapi.RuntimeStatus
-	// Handlers and Features are from the last ready status.
-	Handlers []*runtimeapi.RuntimeHandler
-	Features *runtimeapi.RuntimeFeatures
+	// Status is its last status, LastReadyStatus the last one that was ready; nil before the first.
+	Status, LastReadyStatus *cri.Status
 }
 
 // Pressure is the set of pressure conditions.
@@ -226,9 +223,9 @@ func setVersions(s *corev1.NodeStatus, in StatusInput) {
 }
 
 // images returns the largest images, which matter most to the scheduler.
-func images(all []*runtimeapi.Image, limit int) []corev1.ContainerImage {
-	sorted := slices.SortedFunc(slices.Values(all), func(a, b *runtimeapi.Image) int {
-		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.Id, b.Id))
+func images(all []*cri.Image, limit int) []corev1.ContainerImage {
+	sorted := slices.SortedFunc(slices.Values(all), func(a, b *cri.Image) int {
+		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.ID, b.ID))
 	})
 	if limit >= 0 && len(sorted) > limit {
 		sorted = sorted[:limit]
@@ -243,16 +240,18 @@ func images(all []*runtimeapi.Image, limit int) []corev1.ContainerImage {
 
 func setRuntime(s *corev1.NodeStatus, in StatusInput) {
 	s.RuntimeHandlers = nil
-	sorted := slices.SortedFunc(slices.Values(in.Runtime.Handlers), func(a, b *runtimeapi.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
+	if in.Runtime.LastReadyStatus == nil {
+		return
+	}
+	sorted := slices.SortedFunc(slices.Values(in.Runtime.LastReadyStatus.Handlers), func(a, b cri.Handler) int { return cmp.Compare(a.Name, b.Name) })
 	for _, h := range sorted {
-		readOnly, users := h.Features.GetRecursiveReadOnlyMounts(), h.Features.GetUserNamespaces()
+		readOnly, users := h.RecursiveReadOnlyMounts, h.UserNamespaces
 		s.RuntimeHandlers = append(s.RuntimeHandlers, corev1.NodeRuntimeHandler{
 			Name: h.Name, Features: &corev1.NodeRuntimeHandlerFeatures{RecursiveReadOnlyMounts: &readOnly, UserNamespaces: &users},
 		})
 	}
-	if in.Runtime.Features != nil {
-		groups := in.Runtime.Features.SupplementalGroupsPolicy
-		s.Features = &corev1.NodeFeatures{SupplementalGroupsPolicy: &groups}
+	if policy := in.Runtime.LastReadyStatus.SupplementalGroupsPolicy; policy != nil {
+		s.Features = &corev1.NodeFeatures{SupplementalGroupsPolicy: policy}
 	}
 }
 
@@ -348,13 +347,13 @@ func (r RuntimeState) problems(now time.Time) []error {
 	if r.Status == nil {
 		return append(runtimeProblems, errors.New("network state unknown"))
 	}
-	if text, ok := r.condition(runtimeapi.RuntimeReady); !ok {
+	if text, ok := r.condition(cri.RuntimeReady); !ok {
 		runtimeProblems = append(runtimeProblems, fmt.Errorf("container runtime not ready: %s", text))
 	}
 	if err := utilerrors.NewAggregate(runtimeProblems); err != nil {
 		all = append(all, err)
 	}
-	if text, ok := r.condition(runtimeapi.NetworkReady); !ok {
+	if text, ok := r.condition(cri.NetworkReady); !ok {
 		all = append(all, fmt.Errorf("container runtime network not ready: %s", text))
 	}
 	return all
@@ -362,8 +361,8 @@ func (r RuntimeState) problems(now time.Time) []error {
 
 // condition returns one of the runtime's conditions as text, and whether it is true.
 func (r RuntimeState) condition(kind string) (text string, holds bool) {
-	for _, c := range r.Status.GetConditions() {
-		if c.Type == kind {
+	if r.Status != nil {
+		if c, ok := r.Status.Condition(kind); ok {
 			return fmt.Sprintf("%s=%t reason:%s message:%s", c.Type, c.Status, c.Reason, c.Message), c.Status
 		}
 	}

@@ -13,7 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 var now = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
@@ -39,8 +40,8 @@ func text(l corev1.ResourceList) string {
 }
 
 // runtimeStatus is an answer of a runtime.
-func runtimeStatus(up, network bool) *runtimeapi.RuntimeStatus {
-	return &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+func runtimeStatus(up, network bool) *cri.Status {
+	return &cri.Status{Conditions: []cri.Condition{
 		{Type: "RuntimeReady", Status: up, Reason: "R", Message: "m"},
 		{Type: "NetworkReady", Status: network, Reason: "NetworkPluginNotReady", Message: "Network plugin returns error: cni plugin not initialized"},
 	}}
@@ -253,14 +254,13 @@ func TestRest(t *testing.T) {
 	in := healthy()
 	yes, no := true, false
 	in.Settings.DeclaredFeatures, in.Settings.MaxImages = []string{"A"}, 2
-	in.Runtime.Handlers = []*runtimeapi.RuntimeHandler{
-		{Name: "runsc"}, {Name: "", Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: false}},
+	in.Runtime.LastReadyStatus = &cri.Status{
+		Handlers: []cri.Handler{{Name: "runsc"}, {Name: "", RecursiveReadOnlyMounts: true}}, SupplementalGroupsPolicy: &yes,
 	}
-	in.Runtime.Features = &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true}
 	in.VolumesInUse, in.VolumesInUseKnown = []corev1.UniqueVolumeName{"v"}, true
 	in.Host.Swap = 1 << 30
-	in.Images = []*runtimeapi.Image{
-		{Id: "a", Size: 10, RepoTags: []string{"small"}}, {Id: "b", Size: 30, RepoTags: []string{"t1", "t2", "t3", "t4", "t5"}, RepoDigests: []string{"d1"}}, {Id: "c", Size: 20},
+	in.Images = []*cri.Image{
+		{ID: "a", Size: 10, RepoTags: []string{"small"}}, {ID: "b", Size: 30, RepoTags: []string{"t1", "t2", "t3", "t4", "t5"}, RepoDigests: []string{"d1"}}, {ID: "c", Size: 20},
 	}
 	s, _ := Status(in)
 	if got := fmt.Sprint(s.Addresses); got != "[{InternalIP 10.0.0.1} {InternalIP fd00::1} {Hostname a}]" {

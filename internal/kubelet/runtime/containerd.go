@@ -27,9 +27,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/atomicfile"
+	"skiff/internal/kubelet/cri"
 )
 
 const (
@@ -364,12 +364,12 @@ func dial(endpoint string) (*grpc.ClientConn, error) {
 func waitReady(ctx context.Context, connection *grpc.ClientConn) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	client := runtimeapi.NewRuntimeServiceClient(connection)
+	runtime := cri.New(cri.NewClient(connection))
 	for {
-		version, err := client.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+		version, err := runtime.Version(ctx)
 		if err == nil {
-			if err = runtimeReady(ctx, client); err == nil {
-				return version.RuntimeVersion, nil
+			if err = runtimeReady(ctx, runtime); err == nil {
+				return version.Version, nil
 			}
 		}
 		select {
@@ -380,15 +380,13 @@ func waitReady(ctx context.Context, connection *grpc.ClientConn) (string, error)
 	}
 }
 
-func runtimeReady(ctx context.Context, client runtimeapi.RuntimeServiceClient) error {
-	answer, err := client.Status(ctx, &runtimeapi.StatusRequest{})
+func runtimeReady(ctx context.Context, runtime *cri.Runtime) error {
+	status, err := runtime.Status(ctx)
 	if err != nil {
 		return err
 	}
-	for _, condition := range answer.Status.GetConditions() {
-		if condition.Type == runtimeapi.RuntimeReady && !condition.Status {
-			return fmt.Errorf("%s: %s", condition.Reason, condition.Message)
-		}
+	if condition, ok := status.Condition(cri.RuntimeReady); ok && !condition.Status {
+		return fmt.Errorf("%s: %s", condition.Reason, condition.Message)
 	}
 	return nil
 }

@@ -20,7 +20,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 const (
@@ -56,9 +57,8 @@ func (i Importer) Import(ctx context.Context, archive string) error {
 }
 
 // List returns the images the runtime has.
-func (i Importer) List(ctx context.Context) ([]*runtimeapi.Image, error) {
-	answer, err := runtimeapi.NewImageServiceClient(i.connection).ListImages(ctx, &runtimeapi.ListImagesRequest{})
-	return answer.GetImages(), err
+func (i Importer) List(ctx context.Context) ([]*cri.Image, error) {
+	return cri.New(cri.NewClient(i.connection)).ListImages(ctx)
 }
 
 // ensure imports an archive whose images are not all there already. With keep they are never collected: no registry may have them.
@@ -81,10 +81,10 @@ func (i Importer) present(ctx context.Context, archive string) bool {
 
 // have reports whether the runtime has all of these images.
 func (i Importer) have(ctx context.Context, images []archived) bool {
-	client := runtimeapi.NewImageServiceClient(i.connection)
+	runtime := cri.New(cri.NewClient(i.connection))
 	for _, image := range images {
-		answer, err := client.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image.name}})
-		if err != nil || answer.Image.GetId() != image.id {
+		present, err := runtime.ImageStatus(ctx, cri.ImageSpec{Image: image.name})
+		if err != nil || present == nil || present.ID != image.id {
 			return false
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 // logOptions say what of a log is wanted.
@@ -90,7 +91,7 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	response, err := s.Runtime.ContainerStatus(r.Context(), id, false)
+	container, err := s.Runtime.ContainerStatus(r.Context(), id)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("unable to retrieve container logs for %s: %v", id, err), http.StatusBadRequest)
 		return
@@ -100,10 +101,10 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 	to := &flushing{w: w}
 	to.flush()
 	running := func() bool {
-		response, err := s.Runtime.ContainerStatus(r.Context(), id, false)
-		return err == nil && response.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING
+		container, err := s.Runtime.ContainerStatus(r.Context(), id)
+		return err == nil && container.State == cri.Running
 	}
-	if err := readLog(r.Context(), response.Status.LogPath, options, running, to); err != nil && r.Context().Err() == nil {
+	if err := readLog(r.Context(), container.LogPath, options, running, to); err != nil && r.Context().Err() == nil {
 		fmt.Fprintf(to, "%v\n", err)
 	}
 }

@@ -30,7 +30,7 @@ type Pods interface {
 // Server answers questions about the pods of a node.
 type Server struct {
 	Pods    Pods
-	Runtime cri.Runtime
+	Runtime *cri.Runtime
 	Usage   *usage.Usage
 	// Probes has the metrics of probes.
 	Probes prometheus.Gatherer

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/util/exec"
+
+	"skiff/internal/kubelet/cri"
 )
 
 // The channels of a session: the first byte of a message says which it belongs to.
@@ -31,7 +33,7 @@ const (
 
 // translateSession serves a session over a WebSocket that can close single channels, so that a command sees the end of its
 // input. Towards the runtime it is a SPDY session, which can do the same.
-func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *url.URL, o streams) {
+func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *url.URL, o cri.Streams) {
 	executor, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: to.Host}, http.MethodPost, to)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -45,19 +47,19 @@ func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *ur
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	socket := &sessionSocket{conn: conn}
-	options := remotecommand.StreamOptions{Tty: o.tty}
+	options := remotecommand.StreamOptions{Tty: o.TTY}
 	input, feed := io.Pipe()
-	if o.stdin {
+	if o.Stdin {
 		options.Stdin = input
 	}
-	if o.stdout {
+	if o.Stdout {
 		options.Stdout = socket.channel(channelStdout)
 	}
-	if o.stderr {
+	if o.Stderr {
 		options.Stderr = socket.channel(channelStderr)
 	}
 	sizes := make(terminalSizes, 1)
-	if o.tty {
+	if o.TTY {
 		options.TerminalSizeQueue = sizes
 	}
 	done := make(chan struct{})

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gorilla/websocket"
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/forward"
 	"skiff/internal/kubelet/cri"
@@ -34,40 +33,33 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "you must specify at least 1 command to run", http.StatusBadRequest)
 		return
 	}
-	s.session(w, r, func(ctx context.Context, id string, o streams) (string, error) {
-		response, err := s.Runtime.Exec(ctx, &runtimeapi.ExecRequest{
-			ContainerId: id, Cmd: query["command"], Tty: o.tty, Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr,
-		})
-		return response.GetUrl(), err
+	s.session(w, r, func(ctx context.Context, id string, o cri.Streams) (string, error) {
+		return s.Runtime.Exec(ctx, id, query["command"], o)
 	})
 }
 
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
-	s.session(w, r, func(ctx context.Context, id string, o streams) (string, error) {
-		response, err := s.Runtime.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: id, Tty: o.tty, Stdin: o.stdin, Stdout: o.stdout, Stderr: o.stderr})
-		return response.GetUrl(), err
+	s.session(w, r, func(ctx context.Context, id string, o cri.Streams) (string, error) {
+		return s.Runtime.Attach(ctx, id, o)
 	})
 }
 
-// streams are those of a session.
-type streams struct{ stdin, stdout, stderr, tty bool }
-
 // parseStreams reads what a client asks for. A terminal has but one output.
-func parseStreams(query url.Values) (streams, error) {
-	o := streams{
-		stdin: query.Get("input") == "1", stdout: query.Get("output") == "1", stderr: query.Get("error") == "1", tty: query.Get("tty") == "1",
+func parseStreams(query url.Values) (cri.Streams, error) {
+	o := cri.Streams{
+		Stdin: query.Get("input") == "1", Stdout: query.Get("output") == "1", Stderr: query.Get("error") == "1", TTY: query.Get("tty") == "1",
 	}
-	if o.tty && o.stderr {
-		o.stderr = false
+	if o.TTY && o.Stderr {
+		o.Stderr = false
 	}
-	if !o.stdin && !o.stdout && !o.stderr {
+	if !o.Stdin && !o.Stdout && !o.Stderr {
 		return o, errors.New("you must specify at least 1 of stdin, stdout, stderr")
 	}
 	return o, nil
 }
 
 // session carries a session with a container, which begin asks the runtime for.
-func (s *Server) session(w http.ResponseWriter, r *http.Request, begin func(ctx context.Context, id string, o streams) (string, error)) {
+func (s *Server) session(w http.ResponseWriter, r *http.Request, begin func(ctx context.Context, id string, o cri.Streams) (string, error)) {
 	options, err := parseStreams(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -101,7 +93,7 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, begin func(ctx 
 
 // running is the id of a running container.
 func (s *Server) running(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
-	seen, err := cri.ReadPod(ctx, s.Runtime, pod.UID)
+	seen, err := s.Runtime.ReadPod(ctx, pod.UID)
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +114,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	seen, err := cri.ReadPod(r.Context(), s.Runtime, pod.UID)
+	seen, err := s.Runtime.ReadPod(r.Context(), pod.UID)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -132,12 +124,12 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("pod not found (%q)", pod.Name+"_"+pod.Namespace), http.StatusInternalServerError)
 		return
 	}
-	response, err := s.Runtime.PortForward(r.Context(), &runtimeapi.PortForwardRequest{PodSandboxId: sandbox, Port: ports})
+	session, err := s.Runtime.PortForward(r.Context(), sandbox, ports)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	to, err := url.Parse(response.Url)
+	to, err := url.Parse(session)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("the runtime's address of the session: %v", err), http.StatusInternalServerError)
 		return

@@ -27,6 +27,7 @@ import (
 	streamcommand "k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/cri/critest"
 )
 
 // commands serves sessions as a runtime does: `cat` copies its input, `size` tells the terminal's size, `fail` exits with 3.
@@ -72,7 +73,7 @@ func (e exitError) ExitStatus() int { return int(e) }
 
 // streamingRuntime is the fake runtime with real sessions.
 type streamingRuntime struct {
-	*cri.Fake
+	*critest.Fake
 	sessions streaming.Server
 }
 
@@ -114,7 +115,7 @@ func newKubelet(t *testing.T) (*rest.Config, string) {
 	t.Cleanup(func() { runtime.Close() })
 
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}, {Name: "late"}}}}
-	fake := cri.NewFake("image")
+	fake := critest.NewFake("image")
 	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Namespace: "ns", Uid: "u"}, Labels: map[string]string{cri.LabelPodUID: "u"}}
 	id, err := fake.RunPodSandbox(t.Context(), sandbox, "")
 	if err != nil {
@@ -130,7 +131,7 @@ func newKubelet(t *testing.T) (*rest.Config, string) {
 	if err := fake.StartContainer(t.Context(), container); err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Pods: onePod{pod}, Runtime: &streamingRuntime{fake, sessions}, Log: slog.New(slog.DiscardHandler)}
+	s := &Server{Pods: onePod{pod}, Runtime: cri.New(&streamingRuntime{fake, sessions}), Log: slog.New(slog.DiscardHandler)}
 	mux := http.NewServeMux()
 	for path, handler := range s.Paths() {
 		mux.Handle(path, handler)

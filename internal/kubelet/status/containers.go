@@ -151,7 +151,7 @@ func (b *builder) convert(c *corev1.Container, seen *cri.Container, old *corev1.
 	status.Resources = b.resources(c, seen, old, id)
 	status.AllocatedResources = c.Resources.Requests
 	if user := seen.User; user != nil {
-		status.User = &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: user.Uid, GID: user.Gid, SupplementalGroups: user.SupplementalGroups}}
+		status.User = &corev1.ContainerUser{Linux: user}
 	}
 	return status
 }

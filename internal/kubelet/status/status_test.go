@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/kubelet/cri"
 )
@@ -37,9 +36,7 @@ func pod(policy corev1.RestartPolicy, names ...string) *corev1.Pod {
 // seen is a runtime with a ready sandbox and containers such as "a running", "a 3" for an exit code, "a created", "a unknown";
 // the newest first.
 func runtimeOf(containers ...string) *cri.Pod {
-	r := &cri.Pod{UID: "u", IPs: []string{"10.0.0.1"}, Sandboxes: []*runtimeapi.PodSandboxStatus{{
-		Id: "s", Metadata: &runtimeapi.PodSandboxMetadata{}, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"},
-	}}}
+	r := &cri.Pod{UID: "u", IPs: []string{"10.0.0.1"}, Sandboxes: []*cri.Sandbox{{ID: "s", Ready: true, Network: &cri.SandboxNetwork{IPs: []string{"10.0.0.1"}}}}}
 	for i, text := range containers {
 		name, state, _ := strings.Cut(text, " ")
 		c := &cri.Container{ID: fmt.Sprint(name, len(containers)-i), Name: name, SandboxID: "s", Image: "image", CreatedAt: at, StartedAt: at}

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"skiff/internal/kubelet/cgroup"
@@ -35,7 +34,9 @@ type Cgroups interface {
 type Usage struct {
 	NodeName string
 	Cgroups  Cgroups
-	Runtime  cri.Runtime
+	Runtime  interface {
+		ListContainerStats(ctx context.Context) ([]cri.ContainerStats, error)
+	}
 	// Pods are those of the node.
 	Pods func() []*corev1.Pod
 	// Root is a directory on the node's own file system.
@@ -156,7 +157,7 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 			Name: statsapi.SystemContainerPods, StartTime: metav1.NewTime(u.Started), CPU: u.cpu("pods", pods), Memory: memory(pods),
 		}}
 	}
-	layers := map[string]*runtimeapi.FilesystemUsage{}
+	layers := map[string]*cri.FilesystemUsage{}
 	if !onlyCPUAndMemory {
 		summary.Node.Fs = fsStats(u.Root)
 		if layers, err = u.layers(ctx); err != nil {
@@ -172,20 +173,20 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 }
 
 // layers are what containers have written, by their id.
-func (u *Usage) layers(ctx context.Context) (map[string]*runtimeapi.FilesystemUsage, error) {
-	containers, err := u.Runtime.ListContainerStats(ctx, nil)
+func (u *Usage) layers(ctx context.Context) (map[string]*cri.FilesystemUsage, error) {
+	containers, err := u.Runtime.ListContainerStats(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ask the runtime what containers use: %w", err)
 	}
-	layers := map[string]*runtimeapi.FilesystemUsage{}
+	layers := map[string]*cri.FilesystemUsage{}
 	for _, c := range containers {
-		layers[c.GetAttributes().GetId()] = c.WritableLayer
+		layers[c.ID] = c.WritableLayer
 	}
 	return layers, nil
 }
 
 // pod is what a pod uses that has a control group, and its running containers.
-func (u *Usage) pod(pod *corev1.Pod, layers map[string]*runtimeapi.FilesystemUsage) (statsapi.PodStats, bool) {
+func (u *Usage) pod(pod *corev1.Pod, layers map[string]*cri.FilesystemUsage) (statsapi.PodStats, bool) {
 	group, err := u.Cgroups.PodStats(pod.UID)
 	if err != nil {
 		return statsapi.PodStats{}, false // it does not run
@@ -208,7 +209,7 @@ func (u *Usage) pod(pod *corev1.Pod, layers map[string]*runtimeapi.FilesystemUsa
 	return stats, true
 }
 
-func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layers map[string]*runtimeapi.FilesystemUsage) (statsapi.ContainerStats, bool) {
+func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layers map[string]*cri.FilesystemUsage) (statsapi.ContainerStats, bool) {
 	if status.State.Running == nil {
 		return statsapi.ContainerStats{}, false
 	}
@@ -220,7 +221,7 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 	stats := statsapi.ContainerStats{Name: status.Name, StartTime: status.State.Running.StartedAt, CPU: u.cpu(id, group), Memory: memory(group)}
 	if layer := layers[id]; layer != nil {
 		stats.Rootfs = &statsapi.FsStats{
-			Time: metav1.NewTime(time.Unix(0, layer.Timestamp)), UsedBytes: &layer.UsedBytes.Value, InodesUsed: &layer.InodesUsed.Value,
+			Time: metav1.NewTime(layer.Time), UsedBytes: &layer.UsedBytes, InodesUsed: &layer.InodesUsed,
 		}
 	}
 	return stats, true

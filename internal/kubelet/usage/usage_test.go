@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"skiff/internal/kubelet/cgroup"
 	"skiff/internal/kubelet/cri"
@@ -46,14 +45,11 @@ func (g *groups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
 	return g.PodStats(uid)
 }
 
-// layered is a runtime that knows what containers have written.
-type layered struct{ cri.Runtime }
+// layered is a runtime that reports the writable layers of containers.
+type layered struct{}
 
-func (layered) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
-	return []*runtimeapi.ContainerStats{{
-		Attributes:    &runtimeapi.ContainerAttributes{Id: "id"},
-		WritableLayer: &runtimeapi.FilesystemUsage{Timestamp: 1, UsedBytes: &runtimeapi.UInt64Value{Value: 77}, InodesUsed: &runtimeapi.UInt64Value{Value: 7}},
-	}}, nil
+func (layered) ListContainerStats(context.Context) ([]cri.ContainerStats, error) {
+	return []cri.ContainerStats{{ID: "id", WritableLayer: &cri.FilesystemUsage{Time: time.Unix(0, 1), UsedBytes: 77, InodesUsed: 7}}}, nil
 }
 
 func newUsage(t *testing.T) (*Usage, *groups) {

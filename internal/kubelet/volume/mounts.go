@@ -6,14 +6,15 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 // Mounts is what a container mounts of its pod's volumes, which Mount has set up. env is the container's environment, for
 // paths made of it. The function returned is to be called once the container was made, or could not be.
-func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi.KeyValue) ([]*runtimeapi.Mount, func(), error) {
+func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []corev1.EnvVar) ([]cri.Mount, func(), error) {
 	release := func() {} // subPaths are needed again when the container starts, and go with the pod's volumes
-	mounts := make([]*runtimeapi.Mount, 0, len(c.VolumeMounts))
+	mounts := make([]cri.Mount, 0, len(c.VolumeMounts))
 	for i := range c.VolumeMounts {
 		mount, err := v.mountOf(pod, c, i, env)
 		if err != nil {
@@ -24,32 +25,32 @@ func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []*runtimeapi
 	return mounts, release, nil
 }
 
-func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env []*runtimeapi.KeyValue) (*runtimeapi.Mount, error) {
+func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env []corev1.EnvVar) (cri.Mount, error) {
 	wanted := &c.VolumeMounts[index]
 	m := v.mounted(pod.UID, wanted.Name)
 	if m == nil || m.block {
-		return nil, fmt.Errorf("cannot find volume %q to mount into container %q", wanted.Name, c.Name)
+		return cri.Mount{}, fmt.Errorf("cannot find volume %q to mount into container %q", wanted.Name, c.Name)
 	}
 	path, err := subPath(wanted, env)
 	if err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
-	mount := &runtimeapi.Mount{
-		ContainerPath: wanted.MountPath, Readonly: wanted.ReadOnly || m.readOnly, SelinuxRelabel: m.managed && hasSELinux(),
+	mount := cri.Mount{
+		ContainerPath: wanted.MountPath, ReadOnly: wanted.ReadOnly || m.readOnly, SELinuxRelabel: m.managed && hasSELinux(),
 		MountOptions: wanted.BindMountOptions,
 	}
 	if !filepath.IsAbs(mount.ContainerPath) {
 		mount.ContainerPath = "/" + mount.ContainerPath
 	}
 	if mount.Propagation, err = propagation(wanted.MountPropagation); err != nil {
-		return nil, err
+		return cri.Mount{}, err
 	}
 	if mount.RecursiveReadOnly, err = v.recursiveReadOnly(pod, wanted); err != nil {
-		return nil, fmt.Errorf("failed to resolve recursive read-only mode: %w", err)
+		return cri.Mount{}, fmt.Errorf("failed to resolve recursive read-only mode: %w", err)
 	}
 	switch {
 	case m.image != "":
-		mount.Image, mount.ImageSubPath = &runtimeapi.ImageSpec{Image: m.image}, path
+		mount.Image, mount.ImageSubPath = m.image, path
 	case path == "":
 		mount.HostPath = m.path
 	default:
@@ -61,16 +62,15 @@ func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env [
 // hasSELinux reports whether this host labels files.
 var hasSELinux = sync.OnceValue(func() bool { return exists("/sys/fs/selinux/enforce") })
 
-func propagation(mode *corev1.MountPropagationMode) (runtimeapi.MountPropagation, error) {
+// propagation is the propagation mode of a mount; empty for None.
+func propagation(mode *corev1.MountPropagationMode) (corev1.MountPropagationMode, error) {
 	switch {
 	case mode == nil, *mode == corev1.MountPropagationNone:
-		return runtimeapi.MountPropagation_PROPAGATION_PRIVATE, nil
-	case *mode == corev1.MountPropagationHostToContainer:
-		return runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, nil
-	case *mode == corev1.MountPropagationBidirectional:
-		return runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, nil
+		return "", nil
+	case *mode == corev1.MountPropagationHostToContainer, *mode == corev1.MountPropagationBidirectional:
+		return *mode, nil
 	}
-	return 0, fmt.Errorf("invalid MountPropagation mode: %q", *mode)
+	return "", fmt.Errorf("invalid MountPropagation mode: %q", *mode)
 }
 
 func (v *Volumes) recursiveReadOnly(pod *corev1.Pod, mount *corev1.VolumeMount) (bool, error) {
@@ -97,8 +97,8 @@ func (v *Volumes) recursiveReadOnly(pod *corev1.Pod, mount *corev1.VolumeMount) 
 }
 
 // Devices are the block volumes a container uses.
-func (v *Volumes) Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.Device, error) {
-	var devices []*runtimeapi.Device
+func (v *Volumes) Devices(pod *corev1.Pod, c *corev1.Container) ([]cri.Device, error) {
+	var devices []cri.Device
 	for _, wanted := range c.VolumeDevices {
 		if !filepath.IsAbs(wanted.DevicePath) {
 			return nil, fmt.Errorf("error DevicePath `%s` must be an absolute path", wanted.DevicePath)
@@ -111,7 +111,7 @@ func (v *Volumes) Devices(pod *corev1.Pod, c *corev1.Container) ([]*runtimeapi.D
 		if m.readOnly {
 			permissions = "r"
 		}
-		devices = append(devices, &runtimeapi.Device{HostPath: m.path, ContainerPath: wanted.DevicePath, Permissions: permissions})
+		devices = append(devices, cri.Device{HostPath: m.path, ContainerPath: wanted.DevicePath, Permissions: permissions})
 	}
 	return devices, nil
 }

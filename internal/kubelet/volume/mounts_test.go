@@ -4,11 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
 func TestMounts(t *testing.T) {
@@ -25,23 +27,23 @@ func TestMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := v.dir(pod.UID, "kubernetes.io/configmap", "files")
-	env := []*runtimeapi.KeyValue{{Key: "NAME", Value: []byte("n")}, {Key: "EMPTY"}, {Key: "UP", Value: []byte("..")}}
+	env := []corev1.EnvVar{{Name: "NAME", Value: "n"}, {Name: "EMPTY"}, {Name: "UP", Value: ".."}}
 	for name, test := range map[string]struct {
 		mount corev1.VolumeMount
-		want  *runtimeapi.Mount
+		want  *cri.Mount
 		err   string
 	}{
-		"plain":            {corev1.VolumeMount{Name: "host", MountPath: "/m"}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host}, ""},
-		"relative":         {corev1.VolumeMount{Name: "host", MountPath: "m"}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host}, ""},
-		"read-only":        {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Readonly: true}, ""},
-		"objects":          {corev1.VolumeMount{Name: "files", MountPath: "/m"}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: files, Readonly: true}, ""},
-		"image":            {corev1.VolumeMount{Name: "image", MountPath: "/m"}, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, Readonly: true}, ""},
-		"image with path":  {corev1.VolumeMount{Name: "image", MountPath: "/m", SubPath: "a"}, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, ImageSubPath: "a", Readonly: true}, ""},
-		"from the host":    {corev1.VolumeMount{Name: "host", MountPath: "/m", MountPropagation: pointer(corev1.MountPropagationHostToContainer)}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}, ""},
-		"both ways":        {corev1.VolumeMount{Name: "host", MountPath: "/m", MountPropagation: pointer(corev1.MountPropagationBidirectional)}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL}, ""},
-		"recursive":        {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyEnabled)}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Readonly: true, RecursiveReadOnly: true}, ""},
-		"recursive, maybe": {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyIfPossible)}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Readonly: true, RecursiveReadOnly: true}, ""},
-		"not recursive":    {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyDisabled)}, &runtimeapi.Mount{ContainerPath: "/m", HostPath: host, Readonly: true}, ""},
+		"plain":            {corev1.VolumeMount{Name: "host", MountPath: "/m"}, &cri.Mount{ContainerPath: "/m", HostPath: host}, ""},
+		"relative":         {corev1.VolumeMount{Name: "host", MountPath: "m"}, &cri.Mount{ContainerPath: "/m", HostPath: host}, ""},
+		"read-only":        {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true}, &cri.Mount{ContainerPath: "/m", HostPath: host, ReadOnly: true}, ""},
+		"objects":          {corev1.VolumeMount{Name: "files", MountPath: "/m"}, &cri.Mount{ContainerPath: "/m", HostPath: files, ReadOnly: true}, ""},
+		"image":            {corev1.VolumeMount{Name: "image", MountPath: "/m"}, &cri.Mount{ContainerPath: "/m", Image: "sha256:1", ReadOnly: true}, ""},
+		"image with path":  {corev1.VolumeMount{Name: "image", MountPath: "/m", SubPath: "a"}, &cri.Mount{ContainerPath: "/m", Image: "sha256:1", ImageSubPath: "a", ReadOnly: true}, ""},
+		"from the host":    {corev1.VolumeMount{Name: "host", MountPath: "/m", MountPropagation: pointer(corev1.MountPropagationHostToContainer)}, &cri.Mount{ContainerPath: "/m", HostPath: host, Propagation: corev1.MountPropagationHostToContainer}, ""},
+		"both ways":        {corev1.VolumeMount{Name: "host", MountPath: "/m", MountPropagation: pointer(corev1.MountPropagationBidirectional)}, &cri.Mount{ContainerPath: "/m", HostPath: host, Propagation: corev1.MountPropagationBidirectional}, ""},
+		"recursive":        {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyEnabled)}, &cri.Mount{ContainerPath: "/m", HostPath: host, ReadOnly: true, RecursiveReadOnly: true}, ""},
+		"recursive, maybe": {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyIfPossible)}, &cri.Mount{ContainerPath: "/m", HostPath: host, ReadOnly: true, RecursiveReadOnly: true}, ""},
+		"not recursive":    {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyDisabled)}, &cri.Mount{ContainerPath: "/m", HostPath: host, ReadOnly: true}, ""},
 		"recursive, writable": {corev1.VolumeMount{Name: "host", MountPath: "/m", RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyEnabled)}, nil,
 			`failed to resolve recursive read-only mode: volume "host" requested recursive read-only mode, but it is not read-only`},
 		"recursive, propagated": {corev1.VolumeMount{Name: "host", MountPath: "/m", ReadOnly: true, RecursiveReadOnly: pointer(corev1.RecursiveReadOnlyEnabled), MountPropagation: pointer(corev1.MountPropagationHostToContainer)}, nil,
@@ -57,7 +59,7 @@ func TestMounts(t *testing.T) {
 		if errorText(err) != test.err {
 			t.Errorf("%s: %v", name, err)
 		}
-		if test.want != nil && (len(mounts) != 1 || mounts[0].String() != test.want.String()) {
+		if test.want != nil && (len(mounts) != 1 || !reflect.DeepEqual(mounts[0], *test.want)) {
 			t.Errorf("%s: %v", name, mounts)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"golang.org/x/sys/unix"
 
@@ -16,7 +15,7 @@ import (
 )
 
 // subPath is the path inside a volume that a container wants, expanded and checked. "" is the volume itself.
-func subPath(mount *corev1.VolumeMount, env []*runtimeapi.KeyValue) (string, error) {
+func subPath(mount *corev1.VolumeMount, env []corev1.EnvVar) (string, error) {
 	path := mount.SubPath
 	if mount.SubPathExpr != "" {
 		var err error

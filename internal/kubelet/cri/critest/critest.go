@@ -1,5 +1,5 @@
-// Package critest is the behaviour that the kubelet relies on in a container runtime, as tests: the fake passes them, and so
-// does containerd.
+// Package critest has a fake container runtime for tests, and a test suite of the behaviour that the kubelet relies on in a container
+// runtime. Both the fake and containerd must pass the suite.
 package critest
 
 import (
@@ -21,16 +21,16 @@ import (
 
 // Harness is a runtime under test.
 type Harness struct {
-	Runtime cri.Runtime
-	// Image has a shell.
+	Runtime cri.API
+	// Image is an image with a shell.
 	Image string
 	// Logs is a directory the runtime can write to.
 	Logs string
-	// CgroupParent is where its containers go.
+	// CgroupParent is the parent cgroup of its containers.
 	CgroupParent string
 }
 
-// wait is how long a runtime may take to do what it was asked for.
+// wait is how long a runtime may take to complete a request.
 const wait = 20 * time.Second
 
 // Run runs the suite.
@@ -40,7 +40,7 @@ func Run(t *testing.T, h Harness) {
 		run  func(*testing.T, *suite)
 	}{
 		{"sandbox", testSandbox}, {"container", testContainer}, {"exit codes", testExitCodes}, {"exec", testExec}, {"unknown", testUnknown},
-		{"read pod", testReadPod}, {"events", testEvents}, {"resize", testResize}, {"logs", testLogs}, {"sandbox takes its containers along", testTogether},
+		{"read pod", testReadPod}, {"events", testEvents}, {"resize", testResize}, {"logs", testLogs}, {"removing a sandbox removes its containers", testSandboxRemovesContainers},
 		{"images", testImages},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func (s *suite) sandboxConfig(attempt uint32) *runtimeapi.PodSandboxConfig {
 	}
 }
 
-// sandbox runs a sandbox that is removed with the test.
+// sandbox runs a sandbox that is removed when the test ends.
 func (s *suite) sandbox() string {
 	s.t.Helper()
 	id, err := s.Runtime.RunPodSandbox(s.t.Context(), s.sandboxConfig(0), "")
@@ -107,7 +107,7 @@ func (s *suite) container(sandbox, name string, attempt uint32, command string) 
 	return id
 }
 
-// forever runs until it is told to end, which it can be once trapped says so.
+// forever runs until it receives SIGTERM. It handles the signal once the command trapped succeeds.
 const (
 	forever = "trap 'exit 0' TERM; touch /trapped; while true; do sleep 0.1; done"
 	trapped = "test -e /trapped"
@@ -122,7 +122,7 @@ func (s *suite) status(id string) *runtimeapi.ContainerStatus {
 	return response.Status
 }
 
-// until waits for a state.
+// until waits until a container has a state.
 func (s *suite) until(id string, state runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
 	s.t.Helper()
 	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -134,7 +134,7 @@ func (s *suite) until(id string, state runtimeapi.ContainerState) *runtimeapi.Co
 	return nil
 }
 
-// untilTrapped waits until a container that runs forever can be told to end: the runtime calls it running a little before.
+// untilTrapped waits until a container that runs forever handles SIGTERM, which is a little after the runtime reports it as running.
 func (s *suite) untilTrapped(id string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -142,7 +142,7 @@ func (s *suite) untilTrapped(id string) {
 			return
 		}
 	}
-	s.t.Fatal("container never began")
+	s.t.Fatal("container does not handle SIGTERM")
 }
 
 func testSandbox(t *testing.T, s *suite) {
@@ -250,7 +250,7 @@ func testReadPod(t *testing.T, s *suite) {
 	s.until(first, runtimeapi.ContainerState_CONTAINER_EXITED)
 	second := s.container(sandbox, "c", 1, forever)
 	s.until(second, runtimeapi.ContainerState_CONTAINER_RUNNING)
-	pod, err := cri.ReadPod(t.Context(), s.Runtime, types.UID(s.uid))
+	pod, err := cri.New(s.Runtime).ReadPod(t.Context(), types.UID(s.uid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,17 +266,17 @@ func testReadPod(t *testing.T, s *suite) {
 	if why, attempt, id := pod.NeedsSandbox(true); why != "" || attempt != 0 || id != sandbox {
 		t.Errorf("needs a sandbox: %q %d %s", why, attempt, id)
 	}
-	if other, err := cri.ReadPod(t.Context(), s.Runtime, "nobody"); err != nil || len(other.Sandboxes)+len(other.Containers) != 0 {
-		t.Errorf("a pod nobody knows: %+v, %v", other, err)
+	if other, err := cri.New(s.Runtime).ReadPod(t.Context(), "no-such-pod"); err != nil || len(other.Sandboxes)+len(other.Containers) != 0 {
+		t.Errorf("a pod that does not exist: %+v, %v", other, err)
 	}
 }
 
 func testEvents(t *testing.T, s *suite) {
 	ctx, cancel := context.WithCancel(t.Context())
-	told := make(chan types.UID, 100)
-	watcher := &cri.Watcher{Runtime: s.Runtime, Changed: func(uid types.UID) {
+	changed := make(chan types.UID, 100)
+	watcher := &cri.Watcher{Runtime: cri.New(s.Runtime), Changed: func(uid types.UID) {
 		select {
-		case told <- uid:
+		case changed <- uid:
 		default:
 		}
 	}, Log: slog.New(slog.DiscardHandler)}
@@ -288,33 +288,33 @@ func testEvents(t *testing.T, s *suite) {
 		t.Helper()
 		for deadline := time.After(wait); ; {
 			select {
-			case uid := <-told:
+			case uid := <-changed:
 				if string(uid) == s.uid {
 					return
 				}
 			case <-deadline:
-				t.Fatalf("nobody told of %s", what)
+				t.Fatalf("no change was reported after %s", what)
 			}
 		}
 	}
 	settle := func() {
 		for {
 			select {
-			case <-told:
+			case <-changed:
 			case <-time.After(300 * time.Millisecond):
 				return
 			}
 		}
 	}
 	sandbox := s.sandbox()
-	expect("a new sandbox")
+	expect("creating a sandbox")
 	id := s.container(sandbox, "c", 0, forever)
-	expect("a new container")
+	expect("creating a container")
 	settle()
 	if err := s.Runtime.StopContainer(t.Context(), id, 5); err != nil {
 		t.Fatal(err)
 	}
-	expect("the end of a container")
+	expect("stopping a container")
 }
 
 func testResize(t *testing.T, s *suite) {
@@ -325,7 +325,7 @@ func testResize(t *testing.T, s *suite) {
 	if err != nil {
 		t.Fatalf("update: %v", err)
 	}
-	pod, err := cri.ReadPod(t.Context(), s.Runtime, types.UID(s.uid))
+	pod, err := cri.New(s.Runtime).ReadPod(t.Context(), types.UID(s.uid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func testLogs(t *testing.T, s *suite) {
 	}
 }
 
-func testTogether(t *testing.T, s *suite) {
+func testSandboxRemovesContainers(t *testing.T, s *suite) {
 	sandbox := s.sandbox()
 	id := s.container(sandbox, "c", 0, forever)
 	if err := s.Runtime.StopPodSandbox(t.Context(), sandbox); err != nil {
@@ -368,17 +368,17 @@ func testTogether(t *testing.T, s *suite) {
 		t.Fatal(err)
 	}
 	if _, err := s.Runtime.ContainerStatus(t.Context(), id, false); !cri.NotFound(err) {
-		t.Errorf("the container is still there: %v", err)
+		t.Errorf("the container still exists: %v", err)
 	}
 }
 
 func testImages(t *testing.T, s *suite) {
-	there, err := s.Runtime.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: s.Image}, false)
-	if err != nil || there.Image == nil || there.Image.Id == "" {
-		t.Errorf("an image that is there: %v, %v", there, err)
+	present, err := s.Runtime.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: s.Image}, false)
+	if err != nil || present.Image == nil || present.Image.Id == "" {
+		t.Errorf("an image that is present: %v, %v", present, err)
 	}
 	missing, err := s.Runtime.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: "localhost/no/such:image"}, false)
 	if err != nil || missing.Image != nil {
-		t.Errorf("an image that is not there: %v, %v", missing, err)
+		t.Errorf("an image that is not present: %v, %v", missing, err)
 	}
 }

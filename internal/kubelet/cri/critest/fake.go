@@ -1,4 +1,4 @@
-package cri
+package critest
 
 import (
 	"context"
@@ -14,17 +14,20 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"skiff/internal/kubelet/cri"
 )
 
-// Fake is a runtime in memory. Its containers run until they are stopped or Exit is called; those whose command is «exit N» end at once.
+// Fake is a container runtime in memory. Its containers run until they are stopped or Exit is called; those whose command is "exit N"
+// exit at once.
 type Fake struct {
-	// Fail, if set, may refuse a call. what is what the call is about: a container's name, a pod's, an image, an id.
-	Fail func(call, what string) error
-	// Command answers ExecSync. Without it every command succeeds.
+	// Fail, if set, may return an error for a call. object is the name or ID of the container, pod or image.
+	Fail func(call, object string) error
+	// Command runs the commands of ExecSync. Without it every command succeeds.
 	Command func(ctx context.Context, container string, command []string) (stdout string, code int32, err error)
-	// IgnoreStop, if set, names containers that do not stop before their time is up.
+	// IgnoreStop, if set, reports the containers that ignore their stop signal.
 	IgnoreStop func(container string) bool
-	// Events tells whether the runtime sends events.
+	// Events enables GetContainerEvents.
 	Events bool
 
 	mu         sync.Mutex
@@ -33,7 +36,7 @@ type Fake struct {
 	containers map[string]*fakeContainer
 	images     map[string]*runtimeapi.Image
 	calls      []string
-	streams    map[chan *runtimeapi.ContainerEventResponse]bool
+	streams    map[chan<- *runtimeapi.ContainerEventResponse]bool
 }
 
 type fakeSandbox struct {
@@ -45,18 +48,18 @@ type fakeContainer struct {
 	sandbox string
 	status  *runtimeapi.ContainerStatus
 	exited  chan struct{}
-	// ends says that the container's command is an exit with a code.
-	ends bool
-	code int32
+	// exits is set if the container's command is an exit with code.
+	exits bool
+	code  int32
 }
 
-var _ Runtime = (*Fake)(nil)
+var _ cri.API = (*Fake)(nil)
 
-// NewFake makes an empty runtime that has the images.
+// NewFake makes a runtime without containers that has the images.
 func NewFake(images ...string) *Fake {
 	f := &Fake{
 		Events: true, sandboxes: map[string]*fakeSandbox{}, containers: map[string]*fakeContainer{},
-		images: map[string]*runtimeapi.Image{}, streams: map[chan *runtimeapi.ContainerEventResponse]bool{},
+		images: map[string]*runtimeapi.Image{}, streams: map[chan<- *runtimeapi.ContainerEventResponse]bool{},
 	}
 	for _, name := range images {
 		f.images[name] = &runtimeapi.Image{Id: "sha256:" + name, RepoTags: []string{name}, RepoDigests: []string{name + "@sha256:0"}, Size: 1 << 20}
@@ -64,7 +67,7 @@ func NewFake(images ...string) *Fake {
 	return f
 }
 
-// Calls returns what was asked for, such as "StartContainer web", and forgets it.
+// Calls returns the calls since the last time, such as "StartContainer web".
 func (f *Fake) Calls() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,46 +76,46 @@ func (f *Fake) Calls() []string {
 	return calls
 }
 
-// Exit ends a running container by itself.
+// Exit makes a running container exit.
 func (f *Fake) Exit(id string, code int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.exit(f.containers[id], code)
 }
 
-// Lose makes a running container one of which the runtime no longer knows how it is.
+// Lose sets the state of a running container to unknown.
 func (f *Fake) Lose(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.containers[id].status.State = runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-// ContainerID returns the id of the newest container of a name in a pod, or empty.
+// ContainerID returns the ID of the newest container with a name in a pod, or empty.
 func (f *Fake) ContainerID(uid, name string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	newest := ""
 	var at int64
 	for id, c := range f.containers {
-		if c.status.Labels[LabelPodUID] == uid && c.status.Labels[LabelContainerName] == name && c.status.CreatedAt > at {
+		if c.status.Labels[cri.LabelPodUID] == uid && c.status.Labels[cri.LabelContainerName] == name && c.status.CreatedAt > at {
 			newest, at = id, c.status.CreatedAt
 		}
 	}
 	return newest
 }
 
-// StopSandbox ends a sandbox as a crash of its first process would.
+// StopSandbox stops a sandbox as if its pause process had crashed.
 func (f *Fake) StopSandbox(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sandboxes[id].status.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
-	f.tell(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	f.send(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
-func (f *Fake) call(name, what string) error {
-	f.calls = append(f.calls, name+" "+what)
+func (f *Fake) call(name, object string) error {
+	f.calls = append(f.calls, name+" "+object)
 	if f.Fail != nil {
-		return f.Fail(name, what)
+		return f.Fail(name, object)
 	}
 	return nil
 }
@@ -122,7 +125,7 @@ func (f *Fake) id(prefix string) string {
 	return fmt.Sprintf("%s%d", prefix, f.next)
 }
 
-// now is a time later than all before.
+// now returns the current time, later than at every earlier call.
 func (f *Fake) now() int64 {
 	time.Sleep(time.Microsecond)
 	return time.Now().UnixNano()
@@ -138,10 +141,10 @@ func (f *Fake) exit(c *fakeContainer, code int32) {
 		c.status.Reason = "Error"
 	}
 	close(c.exited)
-	f.tell(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	f.send(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
-func (f *Fake) tell(id, sandbox string, kind runtimeapi.ContainerEventType) {
+func (f *Fake) send(id, sandbox string, kind runtimeapi.ContainerEventType) {
 	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano()}
 	if s := f.sandboxes[sandbox]; s != nil {
 		copied := proto.Clone(s.status).(*runtimeapi.PodSandboxStatus)
@@ -161,30 +164,19 @@ func missing(kind, id string) error {
 
 func unimplemented(what string) error { return status.Error(codes.Unimplemented, what) }
 
-// Version implements Runtime.
+// Version implements cri.API.
 func (f *Fake) Version(context.Context, string) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "fake", RuntimeVersion: "v1.0.0", RuntimeApiVersion: "v1"}, nil
 }
 
-// Status implements Runtime.
+// Status implements cri.API.
 func (f *Fake) Status(context.Context, bool) (*runtimeapi.StatusResponse, error) {
 	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}}, nil
 }
 
-// UpdateRuntimeConfig implements Runtime.
-func (f *Fake) UpdateRuntimeConfig(context.Context, *runtimeapi.RuntimeConfig) error { return nil }
-
-// RuntimeConfig implements Runtime.
-func (f *Fake) RuntimeConfig(context.Context) (*runtimeapi.RuntimeConfigResponse, error) {
-	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}}, nil
-}
-
-// Close implements Runtime.
-func (f *Fake) Close(context.Context) error { return nil }
-
-// RunPodSandbox implements Runtime.
+// RunPodSandbox implements cri.API.
 func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -202,11 +194,11 @@ func (f *Fake) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxCon
 		s.status.Network.Ip = fmt.Sprintf("10.0.%d.%d", f.next>>8&255, f.next&255)
 	}
 	f.sandboxes[id] = s
-	f.tell(id, id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	f.send(id, id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	return id, nil
 }
 
-// StopPodSandbox implements Runtime.
+// StopPodSandbox implements cri.API.
 func (f *Fake) StopPodSandbox(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -223,11 +215,11 @@ func (f *Fake) StopPodSandbox(_ context.Context, id string) error {
 		}
 	}
 	s.status.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
-	f.tell(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	f.send(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	return nil
 }
 
-// RemovePodSandbox implements Runtime.
+// RemovePodSandbox implements cri.API.
 func (f *Fake) RemovePodSandbox(ctx context.Context, id string) error {
 	if err := f.StopPodSandbox(ctx, id); err != nil {
 		return err
@@ -239,12 +231,12 @@ func (f *Fake) RemovePodSandbox(ctx context.Context, id string) error {
 			delete(f.containers, container)
 		}
 	}
-	f.tell(id, id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+	f.send(id, id, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	delete(f.sandboxes, id)
 	return nil
 }
 
-// PodSandboxStatus implements Runtime.
+// PodSandboxStatus implements cri.API.
 func (f *Fake) PodSandboxStatus(_ context.Context, id string, _ bool) (*runtimeapi.PodSandboxStatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -256,7 +248,7 @@ func (f *Fake) PodSandboxStatus(_ context.Context, id string, _ bool) (*runtimea
 	return &runtimeapi.PodSandboxStatusResponse{Status: copied}, nil
 }
 
-// ListPodSandbox implements Runtime.
+// ListPodSandbox implements cri.API.
 func (f *Fake) ListPodSandbox(_ context.Context, filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -287,7 +279,7 @@ func contains(labels, selector map[string]string) bool {
 	return true
 }
 
-// CreateContainer implements Runtime.
+// CreateContainer implements cri.API.
 func (f *Fake) CreateContainer(_ context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -312,13 +304,13 @@ func (f *Fake) CreateContainer(_ context.Context, sandbox string, config *runtim
 	}}
 	if n := len(config.Command); n > 0 {
 		count, err := fmt.Sscanf(config.Command[n-1], "exit %d", &f.containers[id].code)
-		f.containers[id].ends = count == 1 && err == nil
+		f.containers[id].exits = count == 1 && err == nil
 	}
-	f.tell(id, sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	f.send(id, sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	return id, nil
 }
 
-// StartContainer implements Runtime.
+// StartContainer implements cri.API.
 func (f *Fake) StartContainer(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,21 +325,21 @@ func (f *Fake) StartContainer(_ context.Context, id string) error {
 		c.status.State, c.status.StartedAt, c.status.FinishedAt = runtimeapi.ContainerState_CONTAINER_EXITED, 0, f.now()
 		c.status.ExitCode, c.status.Reason, c.status.Message = 128, "StartError", err.Error()
 		close(c.exited)
-		f.tell(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 		return err
 	}
 	c.status.State, c.status.StartedAt = runtimeapi.ContainerState_CONTAINER_RUNNING, f.now()
-	f.tell(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	if c.status.LogPath != "" {
-		_ = os.WriteFile(c.status.LogPath, nil, 0o640) // a log nobody made a directory for is nobody's
+		_ = os.WriteFile(c.status.LogPath, nil, 0o640) // fails if the test made no log directory
 	}
-	if c.ends {
+	if c.exits {
 		f.exit(c, c.code)
 	}
 	return nil
 }
 
-// StopContainer implements Runtime.
+// StopContainer implements cri.API.
 func (f *Fake) StopContainer(ctx context.Context, id string, seconds int64) error {
 	f.mu.Lock()
 	c := f.containers[id]
@@ -356,12 +348,12 @@ func (f *Fake) StopContainer(ctx context.Context, id string, seconds int64) erro
 		return nil
 	}
 	err := f.call("StopContainer", c.status.Metadata.Name)
-	stubborn := f.IgnoreStop != nil && f.IgnoreStop(c.status.Metadata.Name) && seconds > 0
-	if err == nil && !stubborn {
+	ignored := f.IgnoreStop != nil && f.IgnoreStop(c.status.Metadata.Name) && seconds > 0
+	if err == nil && !ignored {
 		f.exit(c, 0)
 	}
 	f.mu.Unlock()
-	if err != nil || !stubborn {
+	if err != nil || !ignored {
 		return err
 	}
 	select {
@@ -374,7 +366,7 @@ func (f *Fake) StopContainer(ctx context.Context, id string, seconds int64) erro
 	return nil
 }
 
-// RemoveContainer implements Runtime.
+// RemoveContainer implements cri.API.
 func (f *Fake) RemoveContainer(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -387,11 +379,11 @@ func (f *Fake) RemoveContainer(_ context.Context, id string) error {
 	}
 	f.exit(c, 137)
 	delete(f.containers, id)
-	f.tell(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+	f.send(id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	return nil
 }
 
-// ListContainers implements Runtime.
+// ListContainers implements cri.API.
 func (f *Fake) ListContainers(_ context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -409,7 +401,7 @@ func (f *Fake) ListContainers(_ context.Context, filter *runtimeapi.ContainerFil
 	return found, nil
 }
 
-// ContainerStatus implements Runtime.
+// ContainerStatus implements cri.API.
 func (f *Fake) ContainerStatus(_ context.Context, id string, _ bool) (*runtimeapi.ContainerStatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -421,7 +413,7 @@ func (f *Fake) ContainerStatus(_ context.Context, id string, _ bool) (*runtimeap
 	return &runtimeapi.ContainerStatusResponse{Status: copied}, nil
 }
 
-// UpdateContainerResources implements Runtime.
+// UpdateContainerResources implements cri.API.
 func (f *Fake) UpdateContainerResources(_ context.Context, id string, resources *runtimeapi.ContainerResources) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -436,7 +428,7 @@ func (f *Fake) UpdateContainerResources(_ context.Context, id string, resources 
 	return nil
 }
 
-// ExecSync implements Runtime.
+// ExecSync implements cri.API.
 func (f *Fake) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (stdout, stderr []byte, err error) {
 	f.mu.Lock()
 	c := f.containers[id]
@@ -457,15 +449,15 @@ func (f *Fake) ExecSync(ctx context.Context, id string, command []string, timeou
 	}
 	text, code, err := f.Command(ctx, name, command)
 	if ctx.Err() == context.DeadlineExceeded {
-		return nil, nil, fmt.Errorf("%w: %q timed out after %s", ErrTimedOut, strings.Join(command, " "), timeout)
+		return nil, nil, fmt.Errorf("%w: %q timed out after %s", cri.ErrTimedOut, strings.Join(command, " "), timeout)
 	}
 	if err == nil && code != 0 {
-		err = &ExitError{Command: command, Code: code}
+		err = &cri.ExitError{Command: command, Code: code}
 	}
 	return []byte(text), nil, err
 }
 
-// ReopenContainerLog implements Runtime.
+// ReopenContainerLog implements cri.API.
 func (f *Fake) ReopenContainerLog(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -479,17 +471,15 @@ func (f *Fake) ReopenContainerLog(_ context.Context, id string) error {
 	return os.WriteFile(c.status.LogPath, nil, 0o640)
 }
 
-// GetContainerEvents implements Runtime.
-func (f *Fake) GetContainerEvents(ctx context.Context, events chan *runtimeapi.ContainerEventResponse, connected func(runtimeapi.RuntimeService_GetContainerEventsClient)) error {
+// GetContainerEvents implements cri.API.
+func (f *Fake) GetContainerEvents(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse, connected func()) error {
 	if !f.Events {
 		return unimplemented("GetContainerEvents")
 	}
 	f.mu.Lock()
 	f.streams[events] = true
 	f.mu.Unlock()
-	if connected != nil {
-		connected(nil)
-	}
+	connected()
 	<-ctx.Done()
 	f.mu.Lock()
 	delete(f.streams, events)

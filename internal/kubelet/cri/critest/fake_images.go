@@ -1,14 +1,12 @@
-package cri
+package critest
 
 import (
 	"context"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// AddImage makes an image present.
+// AddImage adds an image to the store.
 func (f *Fake) AddImage(image *runtimeapi.Image) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -17,7 +15,7 @@ func (f *Fake) AddImage(image *runtimeapi.Image) {
 	}
 }
 
-// ListImages implements Runtime.
+// ListImages implements cri.API.
 func (f *Fake) ListImages(_ context.Context, filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -32,14 +30,14 @@ func (f *Fake) ListImages(_ context.Context, filter *runtimeapi.ImageFilter) ([]
 	return found, nil
 }
 
-// ImageStatus implements Runtime.
+// ImageStatus implements cri.API.
 func (f *Fake) ImageStatus(_ context.Context, image *runtimeapi.ImageSpec, _ bool) (*runtimeapi.ImageStatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &runtimeapi.ImageStatusResponse{Image: f.images[image.Image]}, nil
 }
 
-// PullImage implements Runtime. Every image can be pulled that Fail does not refuse.
+// PullImage implements cri.API. Every image can be pulled for which Fail returns no error.
 func (f *Fake) PullImage(_ context.Context, image *runtimeapi.ImageSpec, _ *runtimeapi.AuthConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -51,7 +49,7 @@ func (f *Fake) PullImage(_ context.Context, image *runtimeapi.ImageSpec, _ *runt
 	return made.Id, nil
 }
 
-// RemoveImage implements Runtime.
+// RemoveImage implements cri.API.
 func (f *Fake) RemoveImage(_ context.Context, image *runtimeapi.ImageSpec) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,52 +60,37 @@ func (f *Fake) RemoveImage(_ context.Context, image *runtimeapi.ImageSpec) error
 	return nil
 }
 
-// ImageFsInfo implements Runtime.
+// ImageFsInfo implements cri.API.
 func (f *Fake) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 	return &runtimeapi.ImageFsInfoResponse{}, nil
 }
 
-// Exec implements Runtime.
+// Exec implements cri.API.
 func (f *Fake) Exec(context.Context, *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	return nil, unimplemented("Exec")
 }
 
-// Attach implements Runtime.
+// Attach implements cri.API.
 func (f *Fake) Attach(context.Context, *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	return nil, unimplemented("Attach")
 }
 
-// PortForward implements Runtime.
+// PortForward implements cri.API.
 func (f *Fake) PortForward(context.Context, *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	return nil, unimplemented("PortForward")
 }
 
-// UpdatePodSandboxResources implements Runtime.
-func (f *Fake) UpdatePodSandboxResources(_ context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+// UpdatePodSandboxResources implements cri.API.
+func (f *Fake) UpdatePodSandboxResources(_ context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sandboxes[request.PodSandboxId] == nil {
-		return nil, missing("sandbox", request.PodSandboxId)
+		return missing("sandbox", request.PodSandboxId)
 	}
-	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, f.call("UpdatePodSandboxResources", request.PodSandboxId)
+	return f.call("UpdatePodSandboxResources", request.PodSandboxId)
 }
 
-// CheckpointPod implements Runtime.
-func (f *Fake) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) error {
-	return unimplemented("CheckpointPod")
-}
-
-// RestorePod implements Runtime.
-func (f *Fake) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
-	return nil, unimplemented("RestorePod")
-}
-
-// CheckpointContainer implements Runtime.
-func (f *Fake) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) error {
-	return unimplemented("CheckpointContainer")
-}
-
-// ContainerStats implements Runtime.
+// ContainerStats implements cri.API.
 func (f *Fake) ContainerStats(_ context.Context, id string) (*runtimeapi.ContainerStats, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,27 +101,7 @@ func (f *Fake) ContainerStats(_ context.Context, id string) (*runtimeapi.Contain
 	return &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Id: id, Metadata: c.status.Metadata, Labels: c.status.Labels}}, nil
 }
 
-// ListContainerStats implements Runtime.
+// ListContainerStats implements cri.API.
 func (f *Fake) ListContainerStats(context.Context, *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
-	return nil, nil
-}
-
-// PodSandboxStats implements Runtime.
-func (f *Fake) PodSandboxStats(_ context.Context, id string) (*runtimeapi.PodSandboxStats, error) {
-	return nil, status.Errorf(codes.Unimplemented, "PodSandboxStats of %s", id)
-}
-
-// ListPodSandboxStats implements Runtime.
-func (f *Fake) ListPodSandboxStats(context.Context, *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
-	return nil, nil
-}
-
-// ListMetricDescriptors implements Runtime.
-func (f *Fake) ListMetricDescriptors(context.Context) ([]*runtimeapi.MetricDescriptor, error) {
-	return nil, nil
-}
-
-// ListPodSandboxMetrics implements Runtime.
-func (f *Fake) ListPodSandboxMetrics(context.Context) ([]*runtimeapi.PodSandboxMetrics, error) {
 	return nil, nil
 }

@@ -1,4 +1,4 @@
-package cri_test
+package critest_test
 
 import (
 	"context"
@@ -7,11 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"skiff/internal/kubelet/cri"
 	"skiff/internal/kubelet/cri/critest"
 )
 
-// shell plays the few commands that the suite runs.
+// shell simulates the few commands that the suite runs.
 func shell(ctx context.Context, _ string, command []string) (string, int32, error) {
 	text := command[len(command)-1]
 	var n int32
@@ -40,7 +39,7 @@ func scan(text, format string, n *int32) bool {
 func TestFake(t *testing.T) {
 	for _, events := range []bool{true, false} {
 		t.Run(fmt.Sprintf("events=%v", events), func(t *testing.T) {
-			fake := cri.NewFake("busybox")
+			fake := critest.NewFake("busybox")
 			fake.Command, fake.Events = shell, events
 			critest.Run(t, critest.Harness{Runtime: fake, Image: "busybox", Logs: t.TempDir()})
 		})
