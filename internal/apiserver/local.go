@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -102,18 +103,19 @@ func objectsOf(snapshot cache.Snapshot, match *matcher) (objs []kind.Object, err
 	return objs, err
 }
 
-// Watch streams the cache's own objects: first, if initial is set, those that match now, with a bookmark behind them;
-// otherwise all changes after the revision.
-func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector, after string, initial bool) (watch.Interface, error) {
+// Watch streams the cached objects: with SendInitialEvents, first those that match now, followed by a bookmark; otherwise all changes
+// after ResourceVersion.
+func (l *Local) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error) {
 	res, err := l.find(gvr)
 	if err != nil {
 		return nil, err
 	}
-	w := &localWatch{match: localMatcher(res, namespace, ls, fs), res: res, out: make(chan watch.Event)}
-	revision, err := parseResourceVersion(after)
+	w := &localWatch{match: localMatcher(res, namespace, options.LabelSelector, options.FieldSelector), res: res, out: make(chan watch.Event)}
+	revision, err := parseResourceVersion(options.ResourceVersion)
 	if err != nil {
 		return nil, err
 	}
+	initial := options.SendInitialEvents != nil && *options.SendInitialEvents
 	if initial || revision == 0 {
 		if _, err := l.server.config.Cache.Sync(ctx); err != nil {
 			return nil, err

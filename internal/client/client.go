@@ -1,11 +1,11 @@
-// Package client is the one door through which controllers, scheduler, kubelet, proxy and DNS reach the API.
+// Package client is the API client of controllers, scheduler, kubelet, proxy and DNS.
 //
-// It has two hinges. Inside the server's process reads come straight from the server's cache: the cache's own immutable
-// objects, no HTTP, no copy. Across processes everything travels over HTTPS as protobuf. The code that uses the
-// client cannot tell which: Resource and Informer are the same on both, also against an upstream API server.
+// It has two transports. Inside the API server's process, reads return the server's cached, immutable objects, without HTTP and
+// without a copy. From other processes, all requests use HTTPS with protobuf. Resource and Informer behave the same on both, and
+// also against an upstream API server.
 //
-// Objects a client returns are read-only: they may be shared with the server and with every other part. Copy before you
-// change (obj.DeepCopy()).
+// Objects a client returns are read-only: they may be shared with the server and with other components. Copy an object before
+// changing it (obj.DeepCopy()).
 package client
 
 import (
@@ -15,12 +15,14 @@ import (
 	"reflect"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
@@ -28,55 +30,55 @@ import (
 	"skiff/internal/kind"
 )
 
-// Local is what a server offers to parts in its own process.
+// Local is the API server as seen from its own process.
 type Local interface {
-	// Get returns the cache's own object. Selectors below may be nil: they select everything.
+	// Get returns the cached object itself. In the methods below, a nil selector selects everything.
 	Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error)
-	// List returns the cache's own objects that match, and the revision of the list.
+	// List returns the cached objects that match, and the resource version of the list.
 	List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, l labels.Selector, f fields.Selector) ([]kind.Object, string, error)
-	// Watch streams the cache's own objects: first those that match now, when initial is set, with a bookmark behind them;
-	// otherwise all changes after the revision.
-	Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, l labels.Selector, f fields.Selector, after string, initial bool) (watch.Interface, error)
-	// Transport carries requests to the server's handler without a connection.
+	// Watch streams the cached objects: with SendInitialEvents, first those that match now, followed by a bookmark; otherwise all
+	// changes after ResourceVersion. Other options than these and the selectors are ignored.
+	Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error)
+	// Transport sends requests to the server's handler without a connection.
 	Transport() http.RoundTripper
 }
 
-// Match selects objects. The zero value selects all.
-type Match struct {
+// Selector selects objects by labels and fields. The zero value selects all.
+type Selector struct {
 	Labels labels.Selector
 	Fields fields.Selector
 }
 
-// Client reaches one API server.
+// Client is a client of one API server.
 type Client struct {
 	local Local
 	rest  map[schema.GroupVersion]rest.Interface
-	kinds map[reflect.Type]target
-	// Config is for libraries that want to make clients of their own (leader election, discovery).
+	kinds map[reflect.Type]mapping
+	// Config is for libraries that create clients of their own (leader election, discovery).
 	Config *rest.Config
 	Scheme *runtime.Scheme
 }
 
-// target is where objects of a Go type live.
-type target struct {
+// mapping maps a Go type to its kind and resource.
+type mapping struct {
 	gvk        schema.GroupVersionKind
 	gvr        schema.GroupVersionResource
 	namespaced bool
 	newList    func() runtime.Object
 }
 
-// New makes a client of a server across the network. kinds are the resources it can name; scheme knows their types.
+// New creates a client of a remote server for the given kinds, whose types are registered in scheme.
 func New(config *rest.Config, scheme *runtime.Scheme, kinds []*kind.Kind) (*Client, error) {
 	return newClient(config, nil, scheme, kinds)
 }
 
-// NewLocal makes a client inside the server's own process.
+// NewLocal creates a client inside the server's process.
 func NewLocal(local Local, scheme *runtime.Scheme, kinds []*kind.Kind) (*Client, error) {
 	return newClient(&rest.Config{Host: "http://skiff.local", Transport: local.Transport()}, local, scheme, kinds)
 }
 
 func newClient(config *rest.Config, local Local, scheme *runtime.Scheme, kinds []*kind.Kind) (*Client, error) {
-	c := &Client{local: local, Scheme: scheme, kinds: map[reflect.Type]target{}}
+	c := &Client{local: local, Scheme: scheme, kinds: map[reflect.Type]mapping{}}
 	for _, k := range kinds {
 		for i := range k.Versions {
 			v := &k.Versions[i]
@@ -84,30 +86,30 @@ func newClient(config *rest.Config, local Local, scheme *runtime.Scheme, kinds [
 			if newObject == nil {
 				newObject, newList = k.New, k.NewList
 			}
-			c.kinds[reflect.TypeOf(newObject())] = target{gvk: v.GVK, gvr: v.GVK.GroupVersion().WithResource(k.Plural), namespaced: k.Namespaced, newList: newList}
+			c.kinds[reflect.TypeOf(newObject())] = mapping{gvk: v.GVK, gvr: v.GVK.GroupVersion().WithResource(k.Plural), namespaced: k.Namespaced, newList: newList}
 		}
 	}
-	if err := c.dial(config); err != nil {
+	if err := c.buildRESTClients(config); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// dial makes the client speak to the server that the configuration names, about the kinds it can name.
-func (c *Client) dial(config *rest.Config) error {
+// buildRESTClients sets Config and creates one REST client per group and version.
+func (c *Client) buildRESTClients(config *rest.Config) error {
 	config = rest.CopyConfig(config)
-	// Fairness belongs to the server; nobody is throttled here.
+	// No client-side throttling: API priority and fairness is done by the server.
 	config.QPS, config.RateLimiter = -1, flowcontrol.NewFakeAlwaysRateLimiter()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	// Warnings are for people; parts that use what is deprecated do so because users have it.
+	// Warnings are meant for users; components access deprecated APIs on behalf of users.
 	config.WarningHandler = rest.NoWarnings{}
 	if config.UserAgent == "" {
 		config.UserAgent = "skiff"
 	}
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return fmt.Errorf("make HTTP client: %w", err)
+		return fmt.Errorf("create HTTP client: %w", err)
 	}
 	c.Config, c.rest = config, map[schema.GroupVersion]rest.Interface{}
 	codecs := serializer.NewCodecFactory(c.Scheme).WithoutConversion()
@@ -123,7 +125,7 @@ func (c *Client) dial(config *rest.Config) error {
 			perVersion.APIPath = "/api"
 		}
 		if c.rest[gv], err = rest.RESTClientForConfigAndClient(perVersion, httpClient); err != nil {
-			return fmt.Errorf("make client of %s: %w", gv, err)
+			return fmt.Errorf("create REST client for %s: %w", gv, err)
 		}
 	}
 	return nil
@@ -132,17 +134,17 @@ func (c *Client) dial(config *rest.Config) error {
 // Resource reads and writes the objects of one type.
 type Resource[T kind.Object] struct {
 	client *Client
-	target
+	mapping
 	rest rest.Interface
 }
 
-// For returns the resource of a type. It panics for a type that is no kind: a programmer's mistake.
+// For returns the resource of a type. It panics if the type is not one of the client's kinds.
 func For[T kind.Object](c *Client) Resource[T] {
 	t, ok := c.kinds[reflect.TypeFor[T]()]
 	if !ok {
 		panic(fmt.Sprintf("client: %v is not a kind", reflect.TypeFor[T]()))
 	}
-	return Resource[T]{client: c, target: t, rest: c.rest[t.gvk.GroupVersion()]}
+	return Resource[T]{client: c, mapping: t, rest: c.rest[t.gvk.GroupVersion()]}
 }
 
 // Get reads one object.
@@ -154,13 +156,13 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string) (T, error)
 		}
 		return obj.(T), nil
 	}
-	return r.into(r.rest.Get().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).Do(ctx))
+	return r.decode(r.rest.Get().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).Do(ctx))
 }
 
-// List reads all objects that match, of one namespace or of all, and the revision of the list.
-func (r Resource[T]) List(ctx context.Context, namespace string, match Match) ([]T, string, error) {
+// List reads all objects that match, of one namespace or of all, and the resource version of the list.
+func (r Resource[T]) List(ctx context.Context, namespace string, selector Selector) ([]T, string, error) {
 	if r.client.local != nil {
-		objs, revision, err := r.client.local.List(ctx, r.gvr, namespace, match.Labels, match.Fields)
+		objs, resourceVersion, err := r.client.local.List(ctx, r.gvr, namespace, selector.Labels, selector.Fields)
 		if err != nil {
 			return nil, "", err
 		}
@@ -168,9 +170,9 @@ func (r Resource[T]) List(ctx context.Context, namespace string, match Match) ([
 		for i, obj := range objs {
 			typed[i] = obj.(T)
 		}
-		return typed, revision, nil
+		return typed, resourceVersion, nil
 	}
-	options := match.options()
+	options := selector.listOptions()
 	var all []T
 	for {
 		list := r.newList()
@@ -190,27 +192,27 @@ func (r Resource[T]) List(ctx context.Context, namespace string, match Match) ([
 	}
 }
 
-// WriteOptions are what a write may say besides the object. The zero value is an ordinary write.
+// WriteOptions are the options of a write. The zero value is an ordinary write.
 type WriteOptions struct {
 	FieldManager string
 	DryRun       bool
-	// Subresource is written instead of the object itself ("status").
+	// Subresource, if set, is written instead of the object ("status").
 	Subresource string
-	// Force overrides the fields of others when applying.
+	// Force takes ownership of conflicting fields in an apply patch.
 	Force bool
 }
 
-// Create writes a new object.
+// Create creates an object.
 func (r Resource[T]) Create(ctx context.Context, obj T, o WriteOptions) (T, error) {
-	return r.into(r.rest.Post().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).
-		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
+	return r.decode(r.rest.Post().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).
+		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallowCopy(obj)).Do(ctx))
 }
 
 // Update replaces an object, or its subresource.
 func (r Resource[T]) Update(ctx context.Context, obj T, o WriteOptions) (T, error) {
-	return r.into(r.rest.Put().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).Name(obj.GetName()).
+	return r.decode(r.rest.Put().NamespaceIfScoped(obj.GetNamespace(), r.namespaced).Resource(r.gvr.Resource).Name(obj.GetName()).
 		SubResource(o.subresource()...).
-		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
+		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallowCopy(obj)).Do(ctx))
 }
 
 // UpdateStatus replaces the status of an object.
@@ -218,14 +220,14 @@ func (r Resource[T]) UpdateStatus(ctx context.Context, obj T) (T, error) {
 	return r.Update(ctx, obj, WriteOptions{Subresource: "status"})
 }
 
-// Patch changes an object by a patch of the given form.
-func (r Resource[T]) Patch(ctx context.Context, namespace, name string, form PatchForm, patch []byte, o WriteOptions) (T, error) {
+// Patch patches an object.
+func (r Resource[T]) Patch(ctx context.Context, namespace, name string, patch Patch, o WriteOptions) (T, error) {
 	options := &metav1.PatchOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}
-	if form == ApplyPatch {
+	if patch.Type == ApplyPatch {
 		options.Force = &o.Force
 	}
-	return r.into(r.rest.Patch(form).NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).
-		SubResource(o.subresource()...).VersionedParams(options, metav1.ParameterCodec).Body(patch).Do(ctx))
+	return r.decode(r.rest.Patch(patch.Type).NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).
+		SubResource(o.subresource()...).VersionedParams(options, metav1.ParameterCodec).Body(patch.Data).Do(ctx))
 }
 
 // Delete deletes an object.
@@ -233,22 +235,24 @@ func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options
 	return r.rest.Delete().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).Body(&options).Do(ctx).Error()
 }
 
-// Act posts a body to a subresource that is an action: binding, eviction, token. answer may be nil.
-func (r Resource[T]) Act(ctx context.Context, namespace, name, subresource string, body, answer runtime.Object) error {
-	result := r.rest.Post().NamespaceIfScoped(namespace, r.namespaced).Resource(r.gvr.Resource).Name(name).SubResource(subresource).Body(body).Do(ctx)
-	if answer == nil {
+// CreateSubresource posts a body to a subresource such as binding, eviction or token. into may be nil.
+func (r Resource[T]) CreateSubresource(ctx context.Context, key types.NamespacedName, subresource string, body, into runtime.Object) error {
+	result := r.rest.Post().NamespaceIfScoped(key.Namespace, r.namespaced).Resource(r.gvr.Resource).Name(key.Name).SubResource(subresource).Body(body).Do(ctx)
+	if into == nil {
 		return result.Error()
 	}
-	return result.Into(answer)
+	return result.Into(into)
 }
 
-// Watch streams changes after a revision.
-func (r Resource[T]) Watch(ctx context.Context, namespace string, match Match, after string) (watch.Interface, error) {
+// Watch streams changes after a resource version.
+func (r Resource[T]) Watch(ctx context.Context, namespace string, selector Selector, resourceVersion string) (watch.Interface, error) {
 	if r.client.local != nil {
-		return r.client.local.Watch(ctx, r.gvr, namespace, match.Labels, match.Fields, after, false)
+		return r.client.local.Watch(ctx, r.gvr, namespace, &internalversion.ListOptions{
+			LabelSelector: selector.Labels, FieldSelector: selector.Fields, ResourceVersion: resourceVersion,
+		})
 	}
-	options := match.options()
-	options.ResourceVersion = after
+	options := selector.listOptions()
+	options.ResourceVersion = resourceVersion
 	return r.watch(ctx, namespace, options)
 }
 
@@ -262,7 +266,7 @@ func (r Resource[T]) watch(ctx context.Context, namespace string, options metav1
 		VersionedParams(&options, metav1.ParameterCodec).Timeout(timeout).Watch(ctx)
 }
 
-func (r Resource[T]) into(result rest.Result) (T, error) {
+func (r Resource[T]) decode(result rest.Result) (T, error) {
 	obj := reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
 	if err := result.Into(obj); err != nil {
 		return *new(T), err
@@ -270,7 +274,7 @@ func (r Resource[T]) into(result rest.Result) (T, error) {
 	return obj, nil
 }
 
-func (m Match) options() metav1.ListOptions {
+func (m Selector) listOptions() metav1.ListOptions {
 	var o metav1.ListOptions
 	if m.Labels != nil {
 		o.LabelSelector = m.Labels.String()

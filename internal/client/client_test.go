@@ -106,22 +106,22 @@ func TestReadAndWrite(t *testing.T) {
 		if _, err := maps.Update(ctx, created, client.WriteOptions{}); !apierrors.IsConflict(err) {
 			t.Fatalf("an update of an old version: %v", err)
 		}
-		patched, err := maps.Patch(ctx, "default", "a", client.MergePatch, []byte(`{"data":{"k":"3"}}`), client.WriteOptions{})
+		patched, err := maps.Patch(ctx, "default", "a", client.RawPatch(client.MergePatch, []byte(`{"data":{"k":"3"}}`)), client.WriteOptions{})
 		if err != nil || patched.Data["k"] != "3" {
 			t.Fatalf("patched to %v: %v", patched, err)
 		}
 		if _, err := maps.Create(ctx, configMap("b", nil), client.WriteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		all, revision, err := maps.List(ctx, "default", client.Match{})
+		all, revision, err := maps.List(ctx, "default", client.Selector{})
 		if err != nil || len(all) != 2 || revision == "" {
 			t.Fatalf("listed %d at %q: %v", len(all), revision, err)
 		}
-		some, _, err := maps.List(ctx, "", client.Match{Labels: labels.SelectorFromSet(labels.Set{"name": "b"})})
+		some, _, err := maps.List(ctx, "", client.Selector{Labels: labels.SelectorFromSet(labels.Set{"name": "b"})})
 		if err != nil || len(some) != 1 || some[0].Name != "b" {
 			t.Fatalf("by label: %v, %v", some, err)
 		}
-		some, _, err = maps.List(ctx, "", client.Match{Fields: fields.OneTermEqualSelector("metadata.name", "a")})
+		some, _, err = maps.List(ctx, "", client.Selector{Fields: fields.OneTermEqualSelector("metadata.name", "a")})
 		if err != nil || len(some) != 1 || some[0].Name != "a" {
 			t.Fatalf("by field: %v, %v", some, err)
 		}
@@ -137,11 +137,11 @@ func TestReadAndWrite(t *testing.T) {
 func TestWatch(t *testing.T) {
 	onBothHinges(t, func(t *testing.T, c *client.Client) {
 		maps := client.For[*corev1.ConfigMap](c)
-		_, revision, err := maps.List(t.Context(), "", client.Match{})
+		_, revision, err := maps.List(t.Context(), "", client.Selector{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := maps.Watch(t.Context(), "", client.Match{Labels: labels.SelectorFromSet(labels.Set{"seen": "yes"})}, revision)
+		w, err := maps.Watch(t.Context(), "", client.Selector{Labels: labels.SelectorFromSet(labels.Set{"seen": "yes"})}, revision)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestInformer(t *testing.T) {
 				seen = append(seen, what+" "+cm.Name)
 			}
 		}
-		if err := informer.Handle(note("added"), func(_, cm *corev1.ConfigMap) { note("changed")(cm) }, note("deleted")); err != nil {
+		if err := informer.AddEventHandler(note("added"), func(_, cm *corev1.ConfigMap) { note("changed")(cm) }, note("deleted")); err != nil {
 			t.Fatal(err)
 		}
 		done := make(chan error)
@@ -248,7 +248,7 @@ func TestInProcessSharesObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, _, err := maps.List(t.Context(), "default", client.Match{})
+	list, _, err := maps.List(t.Context(), "default", client.Selector{})
 	if err != nil {
 		t.Fatal(err)
 	}

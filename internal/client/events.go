@@ -12,68 +12,71 @@ import (
 	"skiff/internal/kind"
 )
 
-// eventQueue bounds the events that wait to be written. When the server cannot keep up, the newest are dropped: an event is
-// news, and what it tells of stands in the objects.
-const eventQueue = 1000
+// eventQueueSize is the maximum number of queued events. When the server cannot keep up, new events are dropped: events are best
+// effort.
+const eventQueueSize = 1000
 
-// Events tells users what the parts of this process do, as `kubectl describe` shows it. Repeated events are counted, similar
-// ones aggregated, and floods about one object cut off, as upstream's recorder does it.
-type Events struct {
-	client   *Client
-	incoming chan toldEvent
+// EventBroadcaster writes the events of all components of the process. Repeated events are counted, similar ones aggregated, and
+// events about the same object rate-limited, by client-go's event correlator.
+type EventBroadcaster struct {
+	client *Client
+	queue  chan queuedEvent
 }
 
-// toldEvent is an event on its way to the server.
-type toldEvent struct {
-	recorder                Recorder
-	about                   kind.Object
-	fieldPath               string
-	eventType, reason, text string
+// queuedEvent is an event that has not been written yet.
+type queuedEvent struct {
+	recorder                   EventRecorder
+	object                     kind.Object
+	fieldPath                  string
+	eventType, reason, message string
 }
 
-// NewEvents makes the recorder of a process. Nothing is written before Run.
-func NewEvents(c *Client) *Events {
-	return &Events{client: c, incoming: make(chan toldEvent, eventQueue)}
+// NewEventBroadcaster creates the broadcaster of a process. Nothing is written before Run.
+func NewEventBroadcaster(c *Client) *EventBroadcaster {
+	return &EventBroadcaster{client: c, queue: make(chan queuedEvent, eventQueueSize)}
 }
 
-// Recorder tells events in the name of one component.
-type Recorder struct {
-	events          *Events
+// EventRecorder records events of one component.
+type EventRecorder struct {
+	broadcaster     *EventBroadcaster
 	component, host string
 }
 
-// For returns the recorder of a component, such as "deployment-controller". A nil Events gives a recorder that is silent.
-func (e *Events) For(component string) Recorder { return Recorder{events: e, component: component} }
+// NewRecorder returns the recorder of a component, such as "deployment-controller". The recorder of a nil EventBroadcaster drops all
+// events.
+func (e *EventBroadcaster) NewRecorder(component string) EventRecorder {
+	return EventRecorder{broadcaster: e, component: component}
+}
 
-// On returns the recorder of the same component on a node.
-func (r Recorder) On(host string) Recorder {
+// WithHost returns a recorder of the same component whose event source has the host.
+func (r EventRecorder) WithHost(host string) EventRecorder {
 	r.host = host
 	return r
 }
 
-// Event tells that something happened to an object. eventType is corev1.EventTypeNormal or EventTypeWarning. It never blocks.
-func (r Recorder) Event(about kind.Object, eventType, reason, message string) {
-	r.EventAt(about, "", eventType, reason, message)
+// Event records an event about an object. eventType is corev1.EventTypeNormal or EventTypeWarning. It never blocks.
+func (r EventRecorder) Event(object kind.Object, eventType, reason, message string) {
+	r.EventWithFieldPath(object, "", eventType, reason, message)
 }
 
-// EventAt is Event about a part of an object, such as spec.containers{web}.
-func (r Recorder) EventAt(about kind.Object, fieldPath, eventType, reason, message string) {
-	if r.events == nil {
+// EventWithFieldPath records an event about a field of an object, such as spec.containers{web}.
+func (r EventRecorder) EventWithFieldPath(object kind.Object, fieldPath, eventType, reason, message string) {
+	if r.broadcaster == nil {
 		return
 	}
 	select {
-	case r.events.incoming <- toldEvent{recorder: r, about: about, fieldPath: fieldPath, eventType: eventType, reason: reason, text: message}:
+	case r.broadcaster.queue <- queuedEvent{recorder: r, object: object, fieldPath: fieldPath, eventType: eventType, reason: reason, message: message}:
 	default:
 	}
 }
 
 // Eventf is Event with a format.
-func (r Recorder) Eventf(about kind.Object, eventType, reason, format string, args ...any) {
-	r.Event(about, eventType, reason, fmt.Sprintf(format, args...))
+func (r EventRecorder) Eventf(object kind.Object, eventType, reason, format string, args ...any) {
+	r.Event(object, eventType, reason, fmt.Sprintf(format, args...))
 }
 
 // Run writes events until ctx ends.
-func (e *Events) Run(ctx context.Context) error {
+func (e *EventBroadcaster) Run(ctx context.Context) error {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
 	broadcaster.StartRecordingToSink(eventSink{ctx: ctx, events: For[*corev1.Event](e.client)})
@@ -82,25 +85,25 @@ func (e *Events) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case told := <-e.incoming:
-			source := corev1.EventSource{Component: told.recorder.component, Host: told.recorder.host}
+		case event := <-e.queue:
+			source := corev1.EventSource{Component: event.recorder.component, Host: event.recorder.host}
 			recorder := recorders[source]
 			if recorder == nil {
 				recorder = broadcaster.NewRecorder(e.client.Scheme, source)
 				recorders[source] = recorder
 			}
-			var about runtime.Object = told.about
-			if told.fieldPath != "" {
-				if part, err := reference.GetPartialReference(e.client.Scheme, told.about, told.fieldPath); err == nil {
-					about = part
+			var object runtime.Object = event.object
+			if event.fieldPath != "" {
+				if reference, err := reference.GetPartialReference(e.client.Scheme, event.object, event.fieldPath); err == nil {
+					object = reference
 				}
 			}
-			recorder.Event(about, told.eventType, told.reason, told.text)
+			recorder.Event(object, event.eventType, event.reason, event.message)
 		}
 	}
 }
 
-// eventSink writes what the broadcaster has counted and aggregated.
+// eventSink writes the correlated events.
 type eventSink struct {
 	ctx    context.Context
 	events Resource[*corev1.Event]
@@ -115,5 +118,5 @@ func (s eventSink) Update(event *corev1.Event) (*corev1.Event, error) {
 }
 
 func (s eventSink) Patch(event *corev1.Event, patch []byte) (*corev1.Event, error) {
-	return s.events.Patch(s.ctx, event.Namespace, event.Name, StrategicPatch, patch, WriteOptions{})
+	return s.events.Patch(s.ctx, event.Namespace, event.Name, RawPatch(StrategicPatch, patch), WriteOptions{})
 }

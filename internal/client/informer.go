@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,10 +19,10 @@ import (
 	"skiff/internal/kind"
 )
 
-// PatchForm is the form of a patch.
-type PatchForm = types.PatchType
+// PatchType is the type of a patch.
+type PatchType = types.PatchType
 
-// The forms of patches.
+// The types of patches.
 const (
 	JSONPatch      = types.JSONPatchType
 	MergePatch     = types.MergePatchType
@@ -29,7 +30,16 @@ const (
 	ApplyPatch     = types.ApplyYAMLPatchType
 )
 
-// Informers are shared: the parts of one process that look at pods look at the same copy of them.
+// Patch is a patch and its type.
+type Patch struct {
+	Type PatchType
+	Data []byte
+}
+
+// RawPatch returns the patch of a type with the encoded data.
+func RawPatch(patchType PatchType, data []byte) Patch { return Patch{Type: patchType, Data: data} }
+
+// Informers is a set of shared informers, one for each type that a component of the process uses.
 type Informers struct {
 	client *Client
 
@@ -38,7 +48,7 @@ type Informers struct {
 	started map[reflect.Type]bool
 }
 
-// NewInformers makes an empty set. Nothing is read before Run.
+// NewInformers creates an empty set. Nothing is listed before Run.
 func NewInformers(c *Client) *Informers {
 	return &Informers{client: c, byType: map[reflect.Type]cache.SharedIndexInformer{}, started: map[reflect.Type]bool{}}
 }
@@ -48,7 +58,7 @@ type Informer[T kind.Object] struct {
 	shared cache.SharedIndexInformer
 }
 
-// InformerFor returns the shared informer of a type. Ask for all informers, handlers and indexes before Run.
+// InformerFor returns the shared informer of a type. Request all informers, handlers and indexes before Run.
 func InformerFor[T kind.Object](s *Informers) Informer[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +71,7 @@ func InformerFor[T kind.Object](s *Informers) Informer[T] {
 	return Informer[T]{shared: s.byType[key]}
 }
 
-// Run starts every informer asked for so far and returns when ctx ends and all have stopped.
+// Run starts all informers requested so far and returns when ctx has ended and all have stopped.
 func (s *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	s.mu.Lock()
@@ -76,7 +86,7 @@ func (s *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// WaitForSync returns when every informer has read the first list, or with ctx's error.
+// WaitForSync waits until every informer has synced. It returns an error if ctx ends first.
 func (s *Informers) WaitForSync(ctx context.Context) error {
 	s.mu.Lock()
 	var synced []cache.InformerSynced
@@ -90,23 +100,23 @@ func (s *Informers) WaitForSync(ctx context.Context) error {
 	return nil
 }
 
-// Check fails while an informer has not read its first list.
+// Check is a health check. It fails while an informer has not synced.
 func (s *Informers) Check(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waiting := 0
+	unsynced := 0
 	for _, informer := range s.byType {
 		if !informer.HasSynced() {
-			waiting++
+			unsynced++
 		}
 	}
-	if waiting > 0 {
-		return fmt.Errorf("%d informers not started yet", waiting)
+	if unsynced > 0 {
+		return fmt.Errorf("%d informers not started yet", unsynced)
 	}
 	return nil
 }
 
-// Get returns the object as last seen, or false.
+// Get returns the cached object, or false.
 func (i Informer[T]) Get(namespace, name string) (T, bool) {
 	key := name
 	if namespace != "" {
@@ -138,7 +148,7 @@ func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
 	return matching
 }
 
-// AddIndex lets ByIndex find objects by further values. Call it before Run.
+// AddIndex adds an index for ByIndex. Call it before Run.
 func (i Informer[T]) AddIndex(name string, values func(obj T) []string) error {
 	return i.shared.AddIndexers(cache.Indexers{name: func(obj any) ([]string, error) { return values(obj.(T)), nil }})
 }
@@ -156,35 +166,35 @@ func (i Informer[T]) ByIndex(name, value string) ([]T, error) {
 	return typed, nil
 }
 
-// HasSynced reports whether the first list has been read.
+// HasSynced reports whether the initial list is in the cache.
 func (i Informer[T]) HasSynced() bool { return i.shared.HasSynced() }
 
-// Handle calls the functions for every change, in order; any may be nil. They must not block for long.
-func (i Informer[T]) Handle(added func(T), changed func(old, obj T), deleted func(T)) error {
-	_, err := i.HandleSynced(added, changed, deleted)
+// AddEventHandler calls the functions for every change, in order; any may be nil. They must not block for long.
+func (i Informer[T]) AddEventHandler(onAdd func(T), onUpdate func(old, obj T), onDelete func(T)) error {
+	_, err := i.AddEventHandlerWithSync(onAdd, onUpdate, onDelete)
 	return err
 }
 
-// HandleSynced is Handle with a function that reports whether the functions have been called for everything in the first list.
-func (i Informer[T]) HandleSynced(added func(T), changed func(old, obj T), deleted func(T)) (handled func() bool, err error) {
+// AddEventHandlerWithSync is AddEventHandler that also returns whether the handler has been called for the whole initial list.
+func (i Informer[T]) AddEventHandlerWithSync(onAdd func(T), onUpdate func(old, obj T), onDelete func(T)) (hasSynced func() bool, err error) {
 	registration, err := i.shared.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
-			if added != nil {
-				added(obj.(T))
+			if onAdd != nil {
+				onAdd(obj.(T))
 			}
 		},
 		UpdateFunc: func(old, obj any) {
-			if changed != nil {
-				changed(old.(T), obj.(T))
+			if onUpdate != nil {
+				onUpdate(old.(T), obj.(T))
 			}
 		},
 		DeleteFunc: func(obj any) {
-			// A deletion the watch missed arrives as the last state known.
-			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = unknown.Obj
+			// A deletion that the watch missed arrives as a tombstone with the last known state.
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
 			}
-			if typed, ok := obj.(T); ok && deleted != nil {
-				deleted(typed)
+			if typed, ok := obj.(T); ok && onDelete != nil {
+				onDelete(typed)
 			}
 		},
 	})
@@ -194,7 +204,7 @@ func (i Informer[T]) HandleSynced(added func(T), changed func(old, obj T), delet
 	return registration.HasSynced, nil
 }
 
-// listWatch is the informer's source: the cache's own objects in process, the API across the network.
+// listWatch is the source of the informer: the server's cached objects in process, the API otherwise.
 func (r Resource[T]) listWatch() cache.ListerWatcher {
 	if r.client.local == nil {
 		return &cache.ListWatch{
@@ -211,30 +221,31 @@ func (r Resource[T]) listWatch() cache.ListerWatcher {
 	local := r.client.local
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			objs, revision, err := local.List(ctx, r.gvr, "", nil, nil)
+			objs, resourceVersion, err := local.List(ctx, r.gvr, "", nil, nil)
 			if err != nil {
 				return nil, err
 			}
-			// A list of references, not of values: the informer keeps the cache's own objects.
-			list := &metav1.List{ListMeta: metav1.ListMeta{ResourceVersion: revision}, Items: make([]runtime.RawExtension, len(objs))}
+			// A list of pointers: the informer shares the objects of the server's cache.
+			list := &metav1.List{ListMeta: metav1.ListMeta{ResourceVersion: resourceVersion}, Items: make([]runtime.RawExtension, len(objs))}
 			for i, obj := range objs {
 				list.Items[i].Object = obj
 			}
 			return list, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			initial := options.SendInitialEvents != nil && *options.SendInitialEvents
 			if options.TimeoutSeconds != nil {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, time.Duration(*options.TimeoutSeconds)*time.Second)
 				context.AfterFunc(ctx, cancel)
 			}
-			return local.Watch(ctx, r.gvr, "", nil, nil, options.ResourceVersion, initial)
+			return local.Watch(ctx, r.gvr, "", &internalversion.ListOptions{
+				ResourceVersion: options.ResourceVersion, SendInitialEvents: options.SendInitialEvents,
+			})
 		},
 	}
 }
 
-// itemsOf takes the items out of a typed list, without copying them.
+// itemsOf returns the items of a typed list without copying them.
 func itemsOf[T kind.Object](list runtime.Object) ([]T, metav1.ListInterface, error) {
 	m, err := meta.ListAccessor(list)
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"k8s.io/client-go/tools/metrics"
 )
 
-// requestMetrics counts the requests of every client of the process that goes over the network, under upstream's names.
+// requestMetrics are the metrics of all REST clients of the process, under upstream's names.
 type requestMetrics struct {
 	results   *prometheus.CounterVec
 	durations *prometheus.HistogramVec
 }
 
-// The library underneath takes one listener for the whole process, once.
+// client-go accepts one registration per process.
 var newRequestMetrics = sync.OnceValue(func() *requestMetrics {
 	m := &requestMetrics{
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -31,7 +31,7 @@ var newRequestMetrics = sync.OnceValue(func() *requestMetrics {
 	return m
 })
 
-// RegisterMetrics shows the requests of this process's clients in a registry.
+// RegisterMetrics registers the metrics of this process's clients.
 func RegisterMetrics(registry prometheus.Registerer) error {
 	m := newRequestMetrics()
 	if err := registry.Register(m.results); err != nil {
@@ -40,12 +40,12 @@ func RegisterMetrics(registry prometheus.Registerer) error {
 	return registry.Register(m.durations)
 }
 
-// Increment counts an answer.
+// Increment counts a response.
 func (m *requestMetrics) Increment(_ context.Context, code, method, host string) {
 	m.results.WithLabelValues(code, host, method).Inc()
 }
 
-// Observe measures how long an answer took.
-func (m *requestMetrics) Observe(_ context.Context, verb string, u url.URL, took time.Duration) {
-	m.durations.WithLabelValues(u.Host, verb).Observe(took.Seconds())
+// Observe records the latency of a request.
+func (m *requestMetrics) Observe(_ context.Context, verb string, u url.URL, duration time.Duration) {
+	m.durations.WithLabelValues(u.Host, verb).Observe(duration.Seconds())
 }

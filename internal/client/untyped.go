@@ -13,77 +13,77 @@ import (
 	"skiff/internal/kind"
 )
 
-// The methods below write objects whose type is known only at run time: the controllers' applier carries out plans of any
-// kinds. Code that knows the type uses For.
+// The methods below write objects whose type is known only at run time: the controllers' applier applies plans with objects of
+// any kind. Code that knows the type uses For.
 
-// KindOf returns the group, version and kind of an object's type. It panics for a type that is no kind.
-func (c *Client) KindOf(obj kind.Object) schema.GroupVersionKind { return c.targetOf(obj).gvk }
+// KindOf returns the group, version and kind of an object's type. It panics if the type is not one of the client's kinds.
+func (c *Client) KindOf(obj kind.Object) schema.GroupVersionKind { return c.mappingOf(obj).gvk }
 
-// Create writes a new object.
+// Create creates an object.
 func (c *Client) Create(ctx context.Context, obj kind.Object, o WriteOptions) (kind.Object, error) {
-	t := c.targetOf(obj)
-	return sameType(obj, c.restOf(t).Post().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).
-		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
+	t := c.mappingOf(obj)
+	return decodeAs(obj, c.restOf(t).Post().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).
+		VersionedParams(&metav1.CreateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallowCopy(obj)).Do(ctx))
 }
 
 // Update replaces an object, or its subresource.
 func (c *Client) Update(ctx context.Context, obj kind.Object, o WriteOptions) (kind.Object, error) {
-	t := c.targetOf(obj)
-	return sameType(obj, c.restOf(t).Put().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
+	t := c.mappingOf(obj)
+	return decodeAs(obj, c.restOf(t).Put().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
 		SubResource(o.subresource()...).
-		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallow(obj)).Do(ctx))
+		VersionedParams(&metav1.UpdateOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}, metav1.ParameterCodec).Body(shallowCopy(obj)).Do(ctx))
 }
 
-// Patch changes the object with obj's type, namespace and name.
-func (c *Client) Patch(ctx context.Context, obj kind.Object, form PatchForm, patch []byte, o WriteOptions) (kind.Object, error) {
-	t := c.targetOf(obj)
+// Patch patches the object with obj's type, namespace and name.
+func (c *Client) Patch(ctx context.Context, obj kind.Object, patchType PatchType, patch []byte, o WriteOptions) (kind.Object, error) {
+	t := c.mappingOf(obj)
 	options := &metav1.PatchOptions{FieldManager: o.FieldManager, DryRun: o.dryRun()}
-	if form == ApplyPatch {
+	if patchType == ApplyPatch {
 		options.Force = &o.Force
 	}
-	return sameType(obj, c.restOf(t).Patch(form).NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
+	return decodeAs(obj, c.restOf(t).Patch(patchType).NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
 		SubResource(o.subresource()...).VersionedParams(options, metav1.ParameterCodec).Body(patch).Do(ctx))
 }
 
 // Delete deletes the object with obj's type, namespace and name.
 func (c *Client) Delete(ctx context.Context, obj kind.Object, options metav1.DeleteOptions) error {
-	t := c.targetOf(obj)
+	t := c.mappingOf(obj)
 	return c.restOf(t).Delete().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).
 		Body(&options).Do(ctx).Error()
 }
 
-// Read reads the object with obj's type, namespace and name from the server itself.
-func (c *Client) Read(ctx context.Context, obj kind.Object) (kind.Object, error) {
-	t := c.targetOf(obj)
-	return sameType(obj, c.restOf(t).Get().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).Do(ctx))
+// GetLive reads the object with obj's type, namespace and name from the server, not from a cache.
+func (c *Client) GetLive(ctx context.Context, obj kind.Object) (kind.Object, error) {
+	t := c.mappingOf(obj)
+	return decodeAs(obj, c.restOf(t).Get().NamespaceIfScoped(obj.GetNamespace(), t.namespaced).Resource(t.gvr.Resource).Name(obj.GetName()).Do(ctx))
 }
 
-// Seen is what an informer knows of one object.
-type Seen struct {
-	// Object is the object with the type, namespace and name asked for, nil when there is none.
+// Cached is the state of one object in an informer's cache.
+type Cached struct {
+	// Object is the cached object, nil if there is none.
 	Object kind.Object
-	// Revision is the last the informer has taken in, of any object of the type.
-	Revision string
+	// ResourceVersion is the latest the informer has observed, of any object of the type.
+	ResourceVersion string
 }
 
-// Look returns what the informer of obj's type knows of it. It returns false when nobody asked for that informer.
-func (s *Informers) Look(obj kind.Object) (Seen, bool) {
+// Cached returns the cached state of the object with obj's type, namespace and name. It returns false if that type has no informer.
+func (s *Informers) Cached(obj kind.Object) (Cached, bool) {
 	s.mu.Lock()
 	informer := s.byType[reflect.TypeOf(obj)]
 	s.mu.Unlock()
 	if informer == nil {
-		return Seen{}, false
+		return Cached{}, false
 	}
 	indexer := informer.GetIndexer()
-	// The revision first: it must not be newer than the object seen.
-	seen := Seen{Revision: indexer.LastStoreSyncResourceVersion()}
+	// Read the resource version first: it must not be newer than the object.
+	cached := Cached{ResourceVersion: indexer.LastStoreSyncResourceVersion()}
 	if found, ok, err := indexer.GetByKey(cache.MetaObjectToName(obj).String()); err == nil && ok {
-		seen.Object = found.(kind.Object)
+		cached.Object = found.(kind.Object)
 	}
-	return seen, true
+	return cached, true
 }
 
-// EnsureIndex is AddIndex for an index that several parts share: the first to ask makes it.
+// EnsureIndex adds an index that several components share, unless it exists.
 func (i Informer[T]) EnsureIndex(name string, values func(obj T) []string) error {
 	if _, ok := i.shared.GetIndexer().GetIndexers()[name]; ok {
 		return nil
@@ -91,7 +91,7 @@ func (i Informer[T]) EnsureIndex(name string, values func(obj T) []string) error
 	return i.AddIndex(name, values)
 }
 
-func (c *Client) targetOf(obj kind.Object) target {
+func (c *Client) mappingOf(obj kind.Object) mapping {
 	t, ok := c.kinds[reflect.TypeOf(obj)]
 	if !ok {
 		panic(fmt.Sprintf("client: %T is not a kind", obj))
@@ -99,21 +99,21 @@ func (c *Client) targetOf(obj kind.Object) target {
 	return t
 }
 
-func (c *Client) restOf(t target) rest.Interface { return c.rest[t.gvk.GroupVersion()] }
+func (c *Client) restOf(t mapping) rest.Interface { return c.rest[t.gvk.GroupVersion()] }
 
-// shallow copies the outer struct of an object. Encoding an object writes its kind into it for a moment, and the same object may be
-// sent by several at once, or be a cache's.
-func shallow(obj kind.Object) kind.Object {
-	outer := reflect.New(reflect.TypeOf(obj).Elem())
-	outer.Elem().Set(reflect.ValueOf(obj).Elem())
-	return outer.Interface().(kind.Object)
+// shallowCopy copies the outer struct of an object. Encoding an object sets its kind temporarily, and the same object may be encoded
+// concurrently or belong to a cache.
+func shallowCopy(obj kind.Object) kind.Object {
+	clone := reflect.New(reflect.TypeOf(obj).Elem())
+	clone.Elem().Set(reflect.ValueOf(obj).Elem())
+	return clone.Interface().(kind.Object)
 }
 
-// sameType decodes an answer into a new object of obj's type.
-func sameType(obj kind.Object, result rest.Result) (kind.Object, error) {
-	answer := reflect.New(reflect.TypeOf(obj).Elem()).Interface().(kind.Object)
-	if err := result.Into(answer); err != nil {
+// decodeAs decodes a response into a new object of obj's type.
+func decodeAs(obj kind.Object, result rest.Result) (kind.Object, error) {
+	decoded := reflect.New(reflect.TypeOf(obj).Elem()).Interface().(kind.Object)
+	if err := result.Into(decoded); err != nil {
 		return nil, err
 	}
-	return answer, nil
+	return decoded, nil
 }

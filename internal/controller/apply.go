@@ -17,38 +17,38 @@ import (
 	"skiff/internal/kind"
 )
 
-// atOnce bounds the requests one plan has under way.
-const atOnce = 100
+// maxInFlight is the maximum number of concurrent requests of one plan.
+const maxInFlight = 100
 
-// Writer is what the applier needs of a client. client.Client is one; so is a world in memory, in tests.
+// Writer is the part of client.Client the applier uses.
 type Writer interface {
 	Create(ctx context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error)
 	Update(ctx context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error)
-	Patch(ctx context.Context, obj kind.Object, form client.PatchForm, patch []byte, o client.WriteOptions) (kind.Object, error)
+	Patch(ctx context.Context, obj kind.Object, form client.PatchType, patch []byte, o client.WriteOptions) (kind.Object, error)
 	Delete(ctx context.Context, obj kind.Object, options metav1.DeleteOptions) error
-	Read(ctx context.Context, obj kind.Object) (kind.Object, error)
+	GetLive(ctx context.Context, obj kind.Object) (kind.Object, error)
 }
 
-// Teller tells events. client.Recorder is one.
-type Teller interface {
-	Event(about kind.Object, eventType, reason, message string)
+// EventRecorder records events. client.EventRecorder implements it.
+type EventRecorder interface {
+	Event(object kind.Object, eventType, reason, message string)
 }
 
-// Applier carries out plans.
+// Applier applies plans.
 type Applier struct {
 	Writer Writer
-	Events Teller
-	// Wrote and Deleted, if set, are told of every write that succeeded.
-	Wrote   func(obj kind.Object)
-	Deleted func(obj kind.Object)
+	Events EventRecorder
+	// OnWrite and OnDelete, if set, are called after every successful write.
+	OnWrite  func(obj kind.Object)
+	OnDelete func(obj kind.Object)
 }
 
-// Apply carries out a plan for a key and notes what was written, so that the key is not looked at before the informers have it.
+// Apply applies a plan for a key and records its writes, so that the key is not synced before the informers have observed them.
 func (s *Setup) Apply(ctx context.Context, key Key, plan Plan) error {
 	a := Applier{
 		Writer: s.Client, Events: s.Events,
-		Wrote:   func(obj kind.Object) { s.Wrote(key, obj) },
-		Deleted: func(obj kind.Object) { s.Deleted(key, obj) },
+		OnWrite:  func(obj kind.Object) { s.RecordWrite(key, obj) },
+		OnDelete: func(obj kind.Object) { s.RecordDelete(key, obj) },
 	}
 	if err := a.Apply(ctx, plan); err != nil {
 		return err
@@ -59,36 +59,36 @@ func (s *Setup) Apply(ctx context.Context, key Key, plan Plan) error {
 	return nil
 }
 
-// Apply carries out a plan by the rules that stand at Plan. The error says which write failed.
+// Apply applies a plan as documented at Plan. The error is a *WriteError if a write failed.
 func (a *Applier) Apply(ctx context.Context, plan Plan) error {
-	var outcome Outcome
+	var result ApplyResult
 	for _, step := range plan.Steps {
 		written, err := a.step(ctx, step)
-		outcome.Written = append(outcome.Written, written...)
+		result.Written = append(result.Written, written...)
 		if err != nil {
-			outcome.Err = err
+			result.Err = err
 			break
 		}
 	}
 	if plan.Status != nil && ctx.Err() == nil {
-		if obj := plan.Status(outcome); obj != nil {
+		if obj := plan.Status(result); obj != nil {
 			if _, err := a.write(ctx, UpdatingStatus(obj)); err != nil {
-				return errors.Join(outcome.Err, err)
+				return errors.Join(result.Err, err)
 			}
 		}
 	}
-	if outcome.Err != nil {
-		return outcome.Err
+	if result.Err != nil {
+		return result.Err
 	}
 	for _, e := range plan.Events {
-		a.tell(&e, "")
+		a.recordEvent(&e, "")
 	}
 	return nil
 }
 
-// step carries out one step and returns what was written, up to the first failure.
+// step applies one step and returns the written objects.
 func (a *Applier) step(ctx context.Context, step Step) ([]kind.Object, error) {
-	if err := a.confirm(ctx, step.Confirm); err != nil {
+	if err := a.recheck(ctx, step.Recheck); err != nil {
 		return nil, err
 	}
 	written := make([]kind.Object, len(step.Writes))
@@ -101,110 +101,110 @@ func (a *Applier) step(ctx context.Context, step Step) ([]kind.Object, error) {
 		}
 	}
 	do := func(indexes []int, all bool) error {
-		return concurrently(indexes, all, func(i int) (err error) {
+		return runConcurrently(indexes, all, func(i int) (err error) {
 			written[i], err = a.write(ctx, step.Writes[i])
 			return err
 		})
 	}
 	err := do(others, true)
-	for size := 1; err == nil && len(creates) > 0 && size < atOnce; size *= 2 {
+	for size := 1; err == nil && len(creates) > 0 && size < maxInFlight; size *= 2 {
 		size = min(size, len(creates))
 		err = do(creates[:size], true)
 		creates = creates[size:]
 	}
 	if err == nil {
-		// So many have succeeded that the rest need not wait for each other.
+		// Slow start is over: send the rest, limited by maxInFlight only.
 		err = do(creates, false)
 	}
 	return slices.DeleteFunc(written, func(obj kind.Object) bool { return obj == nil }), err
 }
 
-// confirm reads an object from the server and fails unless it is still the one we know and here to stay.
-func (a *Applier) confirm(ctx context.Context, known kind.Object) error {
-	if known == nil {
+// recheck reads an object from the server and fails if it has another UID or is being deleted.
+func (a *Applier) recheck(ctx context.Context, cached kind.Object) error {
+	if cached == nil {
 		return nil
 	}
-	fresh, err := a.Writer.Read(ctx, known)
+	live, err := a.Writer.GetLive(ctx, cached)
 	if err != nil {
-		return fmt.Errorf("confirm that %s stays: %w", describe(known), err)
+		return fmt.Errorf("recheck %s: %w", describe(cached), err)
 	}
-	if fresh.GetUID() != known.GetUID() {
-		return fmt.Errorf("original %s is gone: got uid %v, wanted %v", describe(known), fresh.GetUID(), known.GetUID())
+	if live.GetUID() != cached.GetUID() {
+		return fmt.Errorf("original %s is gone: got uid %v, wanted %v", describe(cached), live.GetUID(), cached.GetUID())
 	}
-	if fresh.GetDeletionTimestamp() != nil {
-		return fmt.Errorf("%s has just been deleted at %v", describe(known), fresh.GetDeletionTimestamp())
+	if live.GetDeletionTimestamp() != nil {
+		return fmt.Errorf("%s has just been deleted at %v", describe(cached), live.GetDeletionTimestamp())
 	}
 	return nil
 }
 
-// write sends one request. It returns nil for a deletion and for a refusal that counts as success.
+// write sends one request. It returns nil for a deletion and for an ignored error.
 func (a *Applier) write(ctx context.Context, w Write) (kind.Object, error) {
-	var answer kind.Object
+	var written kind.Object
 	var err error
 	switch w.Verb {
 	case Create:
-		answer, err = a.Writer.Create(ctx, w.Object, client.WriteOptions{})
+		written, err = a.Writer.Create(ctx, w.Object, client.WriteOptions{})
 	case Update:
-		answer, err = a.Writer.Update(ctx, w.Object, client.WriteOptions{})
+		written, err = a.Writer.Update(ctx, w.Object, client.WriteOptions{})
 	case UpdateStatus:
-		answer, err = a.Writer.Update(ctx, w.Object, client.WriteOptions{Subresource: "status"})
+		written, err = a.Writer.Update(ctx, w.Object, client.WriteOptions{Subresource: "status"})
 	case Patch:
-		answer, err = a.Writer.Patch(ctx, w.Object, w.Form, w.Patch, client.WriteOptions{})
+		written, err = a.Writer.Patch(ctx, w.Object, w.PatchType, w.Patch, client.WriteOptions{})
 	case PatchStatus:
-		answer, err = a.Writer.Patch(ctx, w.Object, w.Form, w.Patch, client.WriteOptions{Subresource: "status"})
+		written, err = a.Writer.Patch(ctx, w.Object, w.PatchType, w.Patch, client.WriteOptions{Subresource: "status"})
 	case Delete:
-		err = a.Writer.Delete(ctx, w.Object, w.Delete)
+		err = a.Writer.Delete(ctx, w.Object, w.DeleteOptions)
 	default:
-		return nil, fmt.Errorf("a plan has no verb %q", w.Verb)
+		return nil, fmt.Errorf("unknown verb %q in plan", w.Verb)
 	}
 	if err != nil {
-		if w.tolerates(err) {
+		if w.ignores(err) {
 			return nil, nil
 		}
-		if !slices.Contains(w.Silent, apierrors.ReasonForError(err)) {
-			a.tell(w.Failed, err.Error())
+		if !slices.Contains(w.NoEvent, apierrors.ReasonForError(err)) {
+			a.recordEvent(w.FailureEvent, err.Error())
 		}
 		return nil, &WriteError{Verb: w.Verb, Object: w.Object, Err: err}
 	}
 	if w.Verb == Delete {
-		if a.Deleted != nil {
-			a.Deleted(w.Object)
+		if a.OnDelete != nil {
+			a.OnDelete(w.Object)
 		}
-		a.tell(w.Done, w.Object.GetName())
+		a.recordEvent(w.SuccessEvent, w.Object.GetName())
 		return nil, nil
 	}
-	if a.Wrote != nil {
-		a.Wrote(answer)
+	if a.OnWrite != nil {
+		a.OnWrite(written)
 	}
-	a.tell(w.Done, answer.GetName())
-	return answer, nil
+	a.recordEvent(w.SuccessEvent, written.GetName())
+	return written, nil
 }
 
-// tolerates says whether a refusal counts as success.
-func (w Write) tolerates(err error) bool {
+// ignores reports whether an error counts as success.
+func (w Write) ignores(err error) bool {
 	switch {
 	case w.Verb == Delete && apierrors.IsNotFound(err):
 		return true
 	case w.Verb == Create && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return true
 	}
-	return slices.Contains(w.Tolerate, apierrors.ReasonForError(err))
+	return slices.Contains(w.Ignore, apierrors.ReasonForError(err))
 }
 
-func (a *Applier) tell(event *Event, detail string) {
+func (a *Applier) recordEvent(event *Event, detail string) {
 	if event != nil && a.Events != nil {
-		a.Events.Event(event.About, event.Type, event.Reason, strings.Replace(event.Message, "%s", detail, 1))
+		a.Events.Event(event.Object, event.Type, event.Reason, strings.Replace(event.Message, "%s", detail, 1))
 	}
 }
 
-// concurrently calls do for the indexes, at most atOnce at a time, waits for those it called and returns the error of the lowest index. It
-// calls do for all of them, or begins nothing more once one has failed.
-func concurrently(indexes []int, all bool, do func(int) error) error {
+// runConcurrently calls do for the indexes with at most maxInFlight calls at a time, waits for them and returns the error of the lowest
+// index. If all is false, it starts no further calls after a failure.
+func runConcurrently(indexes []int, all bool, do func(int) error) error {
 	if len(indexes) == 1 {
 		return do(indexes[0])
 	}
 	failures := make([]error, len(indexes))
-	slots := make(chan struct{}, atOnce)
+	slots := make(chan struct{}, maxInFlight)
 	var failed atomic.Bool
 	var running sync.WaitGroup
 	for n, i := range indexes {
@@ -228,7 +228,7 @@ func concurrently(indexes []int, all bool, do func(int) error) error {
 	return nil
 }
 
-// describe names an object in errors: "Pod default/web-1".
+// describe formats an object for errors: "Pod default/web-1".
 func describe(obj kind.Object) string {
 	name := obj.GetName()
 	if name == "" {

@@ -56,14 +56,14 @@ func (s *scribe) Create(_ context.Context, obj kind.Object, _ client.WriteOption
 func (s *scribe) Update(_ context.Context, obj kind.Object, o client.WriteOptions) (kind.Object, error) {
 	return s.request(strings.TrimSpace("update "+o.Subresource), obj)
 }
-func (s *scribe) Patch(_ context.Context, obj kind.Object, _ client.PatchForm, _ []byte, o client.WriteOptions) (kind.Object, error) {
+func (s *scribe) Patch(_ context.Context, obj kind.Object, _ client.PatchType, _ []byte, o client.WriteOptions) (kind.Object, error) {
 	return s.request(strings.TrimSpace("patch "+o.Subresource), obj)
 }
 func (s *scribe) Delete(_ context.Context, obj kind.Object, _ metav1.DeleteOptions) error {
 	_, err := s.request("delete", obj)
 	return err
 }
-func (s *scribe) Read(_ context.Context, obj kind.Object) (kind.Object, error) {
+func (s *scribe) GetLive(_ context.Context, obj kind.Object) (kind.Object, error) {
 	if live, ok := s.live[obj.GetName()]; ok {
 		return live, nil
 	}
@@ -90,13 +90,13 @@ func TestApplyKeepsOrder(t *testing.T) {
 	s := &scribe{}
 	plan := Plan{
 		Steps: []Step{{Writes: []Write{Patching(pod("a"), client.MergePatch, nil)}}, {Writes: creating("b")}, {Writes: []Write{Deleting(pod("c"))}}},
-		Status: func(o Outcome) kind.Object {
+		Status: func(o ApplyResult) kind.Object {
 			if o.Err != nil || len(o.Written) != 2 || o.Written[0].GetName() != "a" || o.Written[1].GetName() != "b" {
 				t.Errorf("outcome %+v", o)
 			}
 			return pod("owner")
 		},
-		Events: []Event{{About: pod("owner"), Type: "Normal", Reason: "Done", Message: "all done"}},
+		Events: []Event{{Object: pod("owner"), Type: "Normal", Reason: "Done", Message: "all done"}},
 	}
 	if err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan); err != nil {
 		t.Fatal(err)
@@ -117,17 +117,17 @@ func TestApplyStopsBehindAFailedStep(t *testing.T) {
 	var told error
 	plan := Plan{
 		Steps: []Step{
-			{Writes: []Write{Deleting(pod("a")), Deleting(pod("b")).OnFailed(Event{About: pod("owner"), Type: "Warning", Reason: "FailedDelete", Message: "Error deleting: %s"}),
-				Deleting(pod("c")).OnDone(Event{About: pod("owner"), Type: "Normal", Reason: "Killed", Message: "Deleted pod: %s"})}},
+			{Writes: []Write{Deleting(pod("a")), Deleting(pod("b")).OnFailure(Event{Object: pod("owner"), Type: "Warning", Reason: "FailedDelete", Message: "Error deleting: %s"}),
+				Deleting(pod("c")).OnSuccess(Event{Object: pod("owner"), Type: "Normal", Reason: "Killed", Message: "Deleted pod: %s"})}},
 			{Writes: creating("d")},
 		},
-		Status: func(o Outcome) kind.Object {
-			if told = o.Err; o.Failed() != Delete || o.Message() != "no room" {
-				t.Errorf("failed %q, message %q", o.Failed(), o.Message())
+		Status: func(o ApplyResult) kind.Object {
+			if told = o.Err; o.FailedVerb() != Delete || o.ErrorMessage() != "no room" {
+				t.Errorf("failed %q, message %q", o.FailedVerb(), o.ErrorMessage())
 			}
 			return pod("owner")
 		},
-		Events:       []Event{{About: pod("owner"), Reason: "Never"}},
+		Events:       []Event{{Object: pod("owner"), Reason: "Never"}},
 		RequeueAfter: 1,
 	}
 	err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan)
@@ -182,13 +182,13 @@ func TestToleratedRefusals(t *testing.T) {
 		{"a deletion of what is gone", Deleting(pod("a")), notFound, false},
 		{"a creation in a namespace that ends", Creating(pod("a")), terminating, false},
 		{"a patch of what is gone", Patching(pod("a"), client.MergePatch, nil), notFound, true},
-		{"a patch that may find nothing", Patching(pod("a"), client.MergePatch, nil).Tolerating(metav1.StatusReasonNotFound), notFound, false},
-		{"another refusal than the tolerated one", Patching(pod("a"), client.MergePatch, nil).Tolerating(metav1.StatusReasonNotFound), invalid, true},
+		{"a patch that may find nothing", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), notFound, false},
+		{"another refusal than the tolerated one", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound), invalid, true},
 		{"an update in a namespace that ends", Updating(pod("a")), terminating, true},
 		{"a plan without a verb", Write{Object: pod("a")}, nil, true},
 	} {
 		wrote := false
-		a := &Applier{Writer: &scribe{refuse: func(string, kind.Object) error { return test.err }}, Wrote: func(kind.Object) { wrote = true }}
+		a := &Applier{Writer: &scribe{refuse: func(string, kind.Object) error { return test.err }}, OnWrite: func(kind.Object) { wrote = true }}
 		if err := a.Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{test.write}}}}); (err != nil) != test.fails || wrote {
 			t.Errorf("%s: %v, noted as written: %v", test.what, err, wrote)
 		}
@@ -206,7 +206,7 @@ func TestConfirmBeforeAdoption(t *testing.T) {
 		want string
 	}{
 		{"still there", pod("owner"), ""},
-		{"gone", nil, "confirm that Pod default/owner stays"},
+		{"gone", nil, "recheck Pod default/owner"},
 		{"another", successor, "original Pod default/owner is gone: got uid other, wanted uid-owner"},
 		{"leaving", leaving, "Pod default/owner has just been deleted at"},
 	} {
@@ -214,7 +214,7 @@ func TestConfirmBeforeAdoption(t *testing.T) {
 		if test.live != nil {
 			s.live["owner"] = test.live
 		}
-		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Confirm: pod("owner"), Writes: creating("a")}}})
+		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Recheck: pod("owner"), Writes: creating("a")}}})
 		if test.want == "" && (err != nil || len(s.requests) != 1) || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want) || len(s.requests) != 0) {
 			t.Errorf("%s: %v, requests %q", test.what, err, s.requests)
 		}
@@ -224,7 +224,7 @@ func TestConfirmBeforeAdoption(t *testing.T) {
 func TestRequestsUnderWayAreBounded(t *testing.T) {
 	s := &scribe{gate: make(chan struct{})}
 	var writes []Write
-	for i := range 3 * atOnce {
+	for i := range 3 * maxInFlight {
 		writes = append(writes, Deleting(pod(fmt.Sprint(i))))
 	}
 	done := make(chan error)
@@ -232,16 +232,16 @@ func TestRequestsUnderWayAreBounded(t *testing.T) {
 	for range writes {
 		s.gate <- struct{}{}
 	}
-	if err := <-done; err != nil || len(s.requests) != 3*atOnce || s.most > atOnce || s.most < 2 {
+	if err := <-done; err != nil || len(s.requests) != 3*maxInFlight || s.most > maxInFlight || s.most < 2 {
 		t.Errorf("%v: %d requests, %d at once", err, len(s.requests), s.most)
 	}
 }
 
 // When many creates have succeeded the rest go out as fast as they are answered, and still nothing more begins behind one that fails.
 func TestManyCreatesStopBehindAFailure(t *testing.T) {
-	const failing = 5 * atOnce
+	const failing = 5 * maxInFlight
 	var writes []Write
-	for i := range 10 * atOnce {
+	for i := range 10 * maxInFlight {
 		writes = append(writes, Creating(pod(fmt.Sprint(i))))
 	}
 	s := &scribe{refuse: func(_ string, obj kind.Object) error {
@@ -254,30 +254,30 @@ func TestManyCreatesStopBehindAFailure(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the quota is used up") {
 		t.Errorf("%v", err)
 	}
-	if n := len(s.requests); n <= failing || n > failing+2*atOnce || s.most > atOnce {
+	if n := len(s.requests); n <= failing || n > failing+2*maxInFlight || s.most > maxInFlight {
 		t.Errorf("%d requests, %d at once", n, s.most)
 	}
 }
 
 func TestPlan(t *testing.T) {
 	var p Plan
-	p.Then()
-	if !p.Empty() || len(p.Steps) != 0 {
+	p.AddStep()
+	if !p.IsEmpty() || len(p.Steps) != 0 {
 		t.Errorf("no writes made a step: %+v", p)
 	}
-	p.Again(0)
-	p.Again(5)
-	p.Again(7)
-	p.Again(3)
+	p.Requeue(0)
+	p.Requeue(5)
+	p.Requeue(7)
+	p.Requeue(3)
 	if p.RequeueAfter != 3 {
 		t.Errorf("again after %v", p.RequeueAfter)
 	}
-	p.Status = func(Outcome) kind.Object { return nil }
-	if !p.Empty() {
+	p.Status = func(ApplyResult) kind.Object { return nil }
+	if !p.IsEmpty() {
 		t.Error("a status that stands is no change")
 	}
-	p.Status = func(Outcome) kind.Object { return pod("a") }
-	if p.Empty() {
+	p.Status = func(ApplyResult) kind.Object { return pod("a") }
+	if p.IsEmpty() {
 		t.Error("a status is a change")
 	}
 }

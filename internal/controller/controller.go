@@ -1,15 +1,14 @@
-// Package controller is the loop all controllers share, written once.
+// Package controller is the reconcile loop that all controllers share.
 //
-// A controller watches objects, decides what should change and changes it. Its own code is the middle part: Observe turns
-// what the informers know about one key into a view, and Reconcile, a pure function, turns the view into a Plan: creates,
-// updates, patches, deletes, a status and events, as data. Everything else is here: a queue that holds every key once, workers
-// of which never two have the same key, backoff for keys that fail, a second look later (Plan.RequeueAfter), creates in
-// batches that grow while they succeed, leadership, metrics. What does not fit a plan implements Syncer itself and may still
-// hand parts of its work to Setup.Apply.
+// A controller implements Observe, which gathers the cached state of one key into a view, and Reconcile, a pure function that
+// turns the view into a Plan: creates, updates, patches, deletes, a status and events, as data. This package provides the rest:
+// the workqueue, in which a key is never processed by two workers at once, rate-limited retries, requeues (Plan.RequeueAfter),
+// slow-start batches of creates, leader election and metrics. A controller that does not fit a plan implements Syncer itself and
+// may still apply plans with Setup.Apply.
 //
-// The promise that lets Reconcile trust its view: a key is not looked at again before the informers have taken in what was
-// last written for it. A controller never creates a pod twice because it did not see the first one yet, and needs no
-// expectations of its own. This holds for writes through a Plan or Setup.Wrote and Setup.Deleted.
+// A key is not synced again before the informers have observed what was last written for it. So Reconcile can trust its view: a
+// controller never creates a pod twice because its cache was stale, and needs no expectations. This holds for writes of a Plan
+// and for those reported to Setup.RecordWrite and Setup.RecordDelete.
 //
 // docs/add-a-controller.md shows how to write one.
 package controller
@@ -26,92 +25,92 @@ import (
 	"skiff/internal/kind"
 )
 
-// Key names what a controller looks at: nearly always an object of its main type.
+// Key identifies a unit of work, nearly always an object of the controller's primary type.
 type Key = types.NamespacedName
 
 // KeyOf returns the key of an object.
 func KeyOf(obj kind.Object) Key { return Key{Namespace: obj.GetNamespace(), Name: obj.GetName()} }
 
-// Definition is a row in the list of controllers.
+// Definition describes a controller. The list of them is in package controllers.
 type Definition struct {
 	// Name is upstream's name of the controller, as --controllers has it: "replicaset-controller".
 	Name string
-	// Aliases are older names that still mean it: "replicaset".
+	// Aliases are older names that --controllers accepts too: "replicaset".
 	Aliases []string
-	// Component signs the controller's events. Default: Name.
+	// Component is the source of the controller's events. Default: Name.
 	Component string
 	// Queue is the name of the queue in the workqueue_* metrics. Default: Name.
 	Queue string
-	// Workers is how many keys are worked on at once. Default: 1.
+	// Workers is the number of keys synced concurrently. Default: 1.
 	Workers int
-	// Off: "*" does not enable it, only its name does.
-	Off bool
-	// New wires the controller: it asks for informers, indexes and handlers. It must start nothing and read nothing.
+	// DisabledByDefault: "*" in --controllers does not enable the controller, only its name does.
+	DisabledByDefault bool
+	// New constructs the controller and registers its informers, indexes and event handlers. It must start nothing and read nothing.
 	New func(*Setup) (Syncer, error)
 }
 
-// Syncer brings the world of one key into the state it should have.
+// Syncer reconciles one key: it moves the actual state towards the desired state.
 type Syncer interface {
-	// Sync is never called for one key by two workers at once. When it returns an error, the key comes again after a
-	// backoff that grows with every failure. When the object is gone, Sync cleans up and returns nil.
+	// Sync is never called concurrently for the same key. When it returns an error, the key is requeued with exponential
+	// backoff. When the object no longer exists, Sync cleans up and returns nil.
 	Sync(ctx context.Context, key Key) error
 }
 
-// SyncFunc is a Syncer made of a function.
+// SyncFunc adapts a function to a Syncer.
 type SyncFunc func(ctx context.Context, key Key) error
 
 // Sync calls the function.
 func (f SyncFunc) Sync(ctx context.Context, key Key) error { return f(ctx, key) }
 
-// Background is implemented by a Syncer that has work of its own besides its keys, such as a clock that ticks. Run starts
-// when the informers have synced, beside the workers, and returns when ctx ends. If it fails before, the loop ends with its error.
+// Background is implemented by a Syncer that also runs work not driven by keys, such as a ticker. Run is called concurrently with
+// the workers once the informers have synced, and returns when ctx ends. If it fails earlier, the loop stops with its error.
 type Background interface {
 	Run(ctx context.Context) error
 }
 
-// Planner is a controller in the ordinary form.
-type Planner[View any] interface {
-	// Observe gathers what Reconcile must know from informers. It returns false when there is nothing to do: the object is gone.
+// Reconciler is a controller in its usual form. NewSyncer makes a Syncer of it.
+type Reconciler[View any] interface {
+	// Observe gathers the view of a key from the informers. It returns false when the object no longer exists.
 	Observe(key Key) (view View, ok bool)
-	// Reconcile decides. It is pure: no clock, no I/O, and it does not change the view's objects, which are shared.
+	// Reconcile decides what to do. It is pure: no clock, no I/O, and it must not modify the objects of the view, which are shared.
 	Reconcile(view View) Plan
 }
 
-// Planned makes a Syncer of a Planner.
-func Planned[View any](s *Setup, p Planner[View]) Syncer {
+// NewSyncer returns a Syncer that observes a key, reconciles it and applies the plan.
+func NewSyncer[View any](s *Setup, reconciler Reconciler[View]) Syncer {
 	return SyncFunc(func(ctx context.Context, key Key) error {
-		view, ok := p.Observe(key)
+		view, ok := reconciler.Observe(key)
 		if !ok {
 			return nil
 		}
-		return s.Apply(ctx, key, p.Reconcile(view))
+		return s.Apply(ctx, key, reconciler.Reconcile(view))
 	})
 }
 
-// Setup is what a controller is given to wire itself.
+// Setup is what Definition.New gets: the dependencies of a controller and access to its queue.
 type Setup struct {
 	Client    *client.Client
 	Informers *client.Informers
-	Events    client.Recorder
+	Events    client.EventRecorder
 	Log       *slog.Logger
 
 	loop *Loop
 }
 
-// Enqueue asks for a look at the key, now. Handlers call it; a key that waits already is not added again.
+// Enqueue adds the key to the queue. A key that is queued already is not added again.
 func (s *Setup) Enqueue(key Key) { s.loop.enqueue(key, 0) }
 
-// EnqueueAfter asks for a look at the key after a while.
+// EnqueueAfter adds the key to the queue after the delay.
 func (s *Setup) EnqueueAfter(key Key, delay time.Duration) { s.loop.enqueue(key, delay) }
 
-// Wrote notes that obj, as the server answered, was written for the key. Call it while the key is being synced.
-func (s *Setup) Wrote(key Key, obj kind.Object) { s.loop.ledger.wrote(key, obj) }
+// RecordWrite notes that obj, as the server returned it, was written for the key. Call it while the key is being synced.
+func (s *Setup) RecordWrite(key Key, obj kind.Object) { s.loop.pending.recordWrite(key, obj) }
 
-// Deleted notes that the deletion of obj was asked for the key. Call it while the key is being synced.
-func (s *Setup) Deleted(key Key, obj kind.Object) { s.loop.ledger.deleted(key, obj) }
+// RecordDelete notes that obj was deleted for the key. Call it while the key is being synced.
+func (s *Setup) RecordDelete(key Key, obj kind.Object) { s.loop.pending.recordDelete(key, obj) }
 
-// Watch enqueues, for every change of an object of type T, the keys that depend on it. A change of an object is told with its
-// old and its new form, so that an owner that lost the object hears of it too.
+// Watch enqueues the keys that depend on an object of type T whenever it is added, updated or deleted. An update enqueues the keys
+// of the old and of the new object, so that a former owner is synced too.
 func Watch[T kind.Object](s *Setup, keys func(obj T) []Key) error {
 	enqueue := func(obj T) {
 		for _, key := range keys(obj) {
@@ -119,13 +118,13 @@ func Watch[T kind.Object](s *Setup, keys func(obj T) []Key) error {
 		}
 	}
 	informer := client.InformerFor[T](s.Informers)
-	if err := informer.Handle(enqueue, func(old, obj T) { enqueue(old); enqueue(obj) }, enqueue); err != nil {
+	if err := informer.AddEventHandler(enqueue, func(old, obj T) { enqueue(old); enqueue(obj) }, enqueue); err != nil {
 		return fmt.Errorf("watch %T: %w", *new(T), err)
 	}
 	return nil
 }
 
-// WatchOwn enqueues every object of type T itself.
-func WatchOwn[T kind.Object](s *Setup) error {
+// WatchPrimary enqueues the key of every object of type T that changes: T is the type the controller reconciles.
+func WatchPrimary[T kind.Object](s *Setup) error {
 	return Watch(s, func(obj T) []Key { return []Key{KeyOf(obj)} })
 }

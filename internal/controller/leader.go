@@ -19,46 +19,46 @@ import (
 	"skiff/internal/client"
 )
 
-// ErrLeadershipLost says that another process has, or may have, taken over. The process should end and start anew.
+// ErrLeadershipLost means that another process has, or may have, become the leader. The process should exit and restart.
 var ErrLeadershipLost = errors.New("leadership lost")
 
-// LeaderElection lets one of several processes work. The durations default to upstream's 15, 10 and 2 seconds.
+// LeaderElection elects one of several processes. The durations default to upstream's 15, 10 and 2 seconds.
 type LeaderElection struct {
-	// Namespace and Name of the lease: kube-system and kube-controller-manager, as upstream has them.
+	// Namespace and Name of the lease: kube-system and kube-controller-manager, as upstream.
 	Namespace, Name string
-	// Identity tells this process from its peers: the host's name and something random.
+	// Identity is unique to this process: the hostname and a random suffix.
 	Identity                                  string
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
-	// Events, if set, tells in the lease's namespace who leads.
-	Events Teller
+	// Events, if set, records changes of leadership as events of the lease.
+	Events EventRecorder
 
 	elector atomic.Pointer[leaderelection.LeaderElector]
 }
 
-// overdue is how long a leader may go without renewing its lease beyond the lease's life before it counts as hung.
-const overdue = 20 * time.Second
+// renewTimeout is the time after the expiry of an unrenewed lease after which the leader is unhealthy.
+const renewTimeout = 20 * time.Second
 
-// Check fails when this process should lead but has not renewed its lease for too long. Who does not lead is well.
+// Check is a health check. It fails when this process leads but has not renewed its lease for too long.
 func (e *LeaderElection) Check(context.Context) error {
 	if elector := e.elector.Load(); elector != nil {
-		return elector.Check(overdue)
+		return elector.Check(renewTimeout)
 	}
 	return nil
 }
 
-// Lead waits until this process leads and then calls run, whose context ends when leadership or ctx does. It returns what run
-// returned, ErrLeadershipLost, or nil when ctx ended before this process ever led.
-func (e *LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics, run func(ctx context.Context) error) error {
-	// The election outlives ctx until run has wound up, so that nobody else leads meanwhile; then the lease is given back.
+// Run waits until this process is the leader and then calls run, whose context ends when leadership or ctx does. It returns the error
+// of run, ErrLeadershipLost, or nil when ctx ended before this process became the leader.
+func (e *LeaderElection) Run(ctx context.Context, c *client.Client, m *Metrics, run func(ctx context.Context) error) error {
+	// The lease is renewed until run has returned, even if ctx has ended, so that no other process leads meanwhile. Then it is released.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var mu sync.Mutex
-	leads := false
-	finished := make(chan error, 1)
+	started := false
+	runDone := make(chan error, 1)
 	defer context.AfterFunc(ctx, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if !leads {
+		if !started {
 			stop()
 		}
 	})()
@@ -69,14 +69,14 @@ func (e *LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics,
 		LeaseDuration: cmp.Or(e.LeaseDuration, 15*time.Second),
 		RenewDeadline: cmp.Or(e.RenewDeadline, 10*time.Second),
 		RetryPeriod:   cmp.Or(e.RetryPeriod, 2*time.Second),
-		// Safe, because electing is only cancelled when run has returned.
+		// Safe because electing is cancelled only after run has returned.
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leading context.Context) {
 				mu.Lock()
-				leads = electing.Err() == nil
+				started = electing.Err() == nil
 				mu.Unlock()
-				if !leads {
+				if !started {
 					return
 				}
 				m.leading(e.Name, true)
@@ -84,35 +84,35 @@ func (e *LeaderElection) Lead(ctx context.Context, c *client.Client, m *Metrics,
 				leading, end := context.WithCancel(leading)
 				defer end()
 				defer context.AfterFunc(ctx, end)()
-				finished <- run(leading)
+				runDone <- run(leading)
 				stop()
 			},
 			OnStoppedLeading: func() {},
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("prepare leader election: %w", err)
+		return fmt.Errorf("create leader elector: %w", err)
 	}
 	e.elector.Store(elector)
 	elector.Run(electing)
 	if electing.Err() == nil {
-		// The lease could not be renewed. run's context has ended with it.
-		return errors.Join(<-finished, ErrLeadershipLost)
+		// The lease could not be renewed, and the context of run has ended.
+		return errors.Join(<-runDone, ErrLeadershipLost)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if !leads {
+	if !started {
 		return nil
 	}
-	return <-finished
+	return <-runDone
 }
 
-// leaseLock is a lock made of a Lease, reached through the client.
+// leaseLock is a resource lock on a Lease that uses the client.
 type leaseLock struct {
 	leases                    client.Resource[*coordinationv1.Lease]
 	namespace, name, identity string
 	lease                     *coordinationv1.Lease
-	events                    Teller
+	events                    EventRecorder
 }
 
 var _ resourcelock.Interface = (*leaseLock)(nil)
@@ -138,7 +138,7 @@ func (l *leaseLock) Create(ctx context.Context, record resourcelock.LeaderElecti
 
 func (l *leaseLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.lease == nil {
-		return errors.New("the lease was neither read nor created")
+		return errors.New("lease not initialized, call Get or Create first")
 	}
 	lease := l.lease.DeepCopy()
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)

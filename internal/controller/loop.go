@@ -14,18 +14,18 @@ import (
 	"skiff/internal/client"
 )
 
-// Backoff of a key that fails: doubled with each failure in a row.
+// Backoff of a key whose sync fails. It doubles with each consecutive failure.
 const (
-	firstBackoff   = 5 * time.Millisecond
-	longestBackoff = time.Minute
+	minBackoff = 5 * time.Millisecond
+	maxBackoff = time.Minute
 )
 
-// Environment is what all controllers of a process share.
+// Environment holds the dependencies that all controllers of a process share.
 type Environment struct {
 	Client    *client.Client
 	Informers *client.Informers
-	Events    *client.Events
-	// Metrics may be nil: nothing is counted.
+	Events    *client.EventBroadcaster
+	// Metrics may be nil.
 	Metrics *Metrics
 	Log     *slog.Logger
 }
@@ -34,16 +34,16 @@ type Environment struct {
 type Loop struct {
 	definition Definition
 	syncer     Syncer
-	ledger     *ledger
+	pending    *pendingWrites
 	metrics    *Metrics
 	log        *slog.Logger
 
-	mu    sync.Mutex
-	queue workqueue.TypedRateLimitingInterface[Key] // nil before Run
-	early map[Key]struct{}                          // keys enqueued before Run
+	mu        sync.Mutex
+	queue     workqueue.TypedRateLimitingInterface[Key] // nil before Run
+	beforeRun map[Key]struct{}                          // keys enqueued before Run
 }
 
-// NewLoop wires a controller. It starts nothing: run the informers, then the loop.
+// NewLoop constructs a controller. It starts nothing: run the informers, then the loop.
 func NewLoop(d Definition, env Environment) (*Loop, error) {
 	if d.Component == "" {
 		d.Component = d.Name
@@ -54,26 +54,26 @@ func NewLoop(d Definition, env Environment) (*Loop, error) {
 	d.Workers = max(d.Workers, 1)
 	l := &Loop{
 		definition: d,
-		ledger:     newLedger(env.Informers, env.Client),
+		pending:    newPendingWrites(env.Informers, env.Client),
 		metrics:    env.Metrics,
 		log:        env.Log.With("controller", d.Name),
-		early:      map[Key]struct{}{},
+		beforeRun:  map[Key]struct{}{},
 	}
-	syncer, err := d.New(&Setup{Client: env.Client, Informers: env.Informers, Events: env.Events.For(d.Component), Log: l.log, loop: l})
+	syncer, err := d.New(&Setup{Client: env.Client, Informers: env.Informers, Events: env.Events.NewRecorder(d.Component), Log: l.log, loop: l})
 	if err != nil {
-		return nil, fmt.Errorf("wire %s: %w", d.Name, err)
+		return nil, fmt.Errorf("set up %s: %w", d.Name, err)
 	}
 	l.syncer = syncer
 	return l, nil
 }
 
-// enqueue adds a key to the queue. Before Run keys are only remembered: a follower that waits for leadership keeps each once.
+// enqueue adds a key to the queue. Before Run keys are collected in a set: a process may wait for leadership for a long time.
 func (l *Loop) enqueue(key Key, delay time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.queue == nil:
-		l.early[key] = struct{}{}
+		l.beforeRun[key] = struct{}{}
 	case delay > 0:
 		l.queue.AddAfter(key, delay)
 	default:
@@ -81,20 +81,21 @@ func (l *Loop) enqueue(key Key, delay time.Duration) {
 	}
 }
 
-// Run works until ctx ends, or until the controller's own work fails, and all workers have returned. The informers must have synced. A loop runs once.
+// Run runs the workers until ctx ends or the controller's Background fails, and returns when all workers have. The informers must
+// have synced. A loop runs once.
 func (l *Loop) Run(ctx context.Context) error {
 	config := workqueue.TypedRateLimitingQueueConfig[Key]{Name: l.definition.Queue}
 	if l.metrics != nil {
 		config.MetricsProvider = l.metrics
 	}
 	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstBackoff, longestBackoff), config)
+		workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minBackoff, maxBackoff), config)
 	l.mu.Lock()
 	l.queue = queue
-	for key := range l.early {
+	for key := range l.beforeRun {
 		queue.Add(key)
 	}
-	l.early = nil
+	l.beforeRun = nil
 	l.mu.Unlock()
 
 	l.metrics.running(l.definition.Name, true)
@@ -102,58 +103,58 @@ func (l *Loop) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	var running sync.WaitGroup
-	var failure error
+	var runErr error
 	if background, ok := l.syncer.(Background); ok {
 		running.Go(func() {
 			if err := background.Run(ctx); err != nil && ctx.Err() == nil {
-				failure = fmt.Errorf("%s: %w", l.definition.Name, err)
-				queue.ShutDown() // half a controller is worse than none: whoever runs the loop must hear of it
+				runErr = fmt.Errorf("%s: %w", l.definition.Name, err)
+				queue.ShutDown() // do not run half a controller: return the error to the caller
 			}
 		})
 	}
 	for range l.definition.Workers {
 		running.Go(func() {
-			for l.next(ctx) {
+			for l.processNextKey(ctx) {
 			}
 		})
 	}
 	running.Wait()
 	queue.ShutDown()
-	return failure
+	return runErr
 }
 
-// next works on one key. It returns false when the queue has shut down.
-func (l *Loop) next(ctx context.Context) bool {
+// processNextKey syncs one key. It returns false when the queue has shut down.
+func (l *Loop) processNextKey(ctx context.Context) bool {
 	key, stopped := l.queue.Get()
 	if stopped {
 		return false
 	}
 	defer l.queue.Done(key)
-	if ready, wait := l.ledger.ready(ctx, key); !ready {
+	if observed, delay := l.pending.observed(ctx, key); !observed {
 		l.metrics.skipped(l.definition.Name)
-		l.queue.AddAfter(key, wait)
+		l.queue.AddAfter(key, delay)
 		return true
 	}
-	began := time.Now()
+	start := time.Now()
 	err := l.sync(ctx, key)
-	l.metrics.synced(l.definition.Name, time.Since(began), err)
+	l.metrics.synced(l.definition.Name, time.Since(start), err)
 	switch {
 	case err == nil:
 		l.queue.Forget(key)
 	case ctx.Err() != nil:
 	default:
-		// Someone else wrote first: ordinary, the next look sees it.
+		// Conflicts are expected: the next sync uses the newer object.
 		level := slog.LevelWarn
 		if apierrors.IsConflict(err) {
 			level = slog.LevelDebug
 		}
-		l.log.Log(ctx, level, "sync failed", "key", key.String(), "error", err)
+		l.log.Log(ctx, level, "failed to sync", "key", key.String(), "error", err)
 		l.queue.AddRateLimited(key)
 	}
 	return true
 }
 
-// sync calls the controller. A panic is one key's failure, not the end of a process that also serves the API.
+// sync calls the controller. It recovers from a panic, because the process also serves the API: only this key fails.
 func (l *Loop) sync(ctx context.Context, key Key) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

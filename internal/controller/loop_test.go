@@ -90,7 +90,7 @@ func (b *bench) metric(name string, label string) float64 {
 
 func (b *bench) watching(sync controller.SyncFunc) controller.Definition {
 	return controller.Definition{Name: "test-controller", Workers: 3, New: func(s *controller.Setup) (controller.Syncer, error) {
-		return sync, controller.WatchOwn[*corev1.ConfigMap](s)
+		return sync, controller.WatchPrimary[*corev1.ConfigMap](s)
 	}}
 }
 
@@ -120,7 +120,7 @@ func TestOneWorkerPerKeyAndNoLookTwice(t *testing.T) {
 		// While the first three are worked on, all five change, twice. Each is looked at once more, not twice.
 		for range 2 {
 			for i := range 5 {
-				_, err := client.For[*corev1.ConfigMap](b.client).Patch(b.ctx, "default", fmt.Sprint("c", i), client.MergePatch, fmt.Appendf(nil, `{"data":{"t":"%d"}}`, time.Now().UnixNano()), client.WriteOptions{})
+				_, err := client.For[*corev1.ConfigMap](b.client).Patch(b.ctx, "default", fmt.Sprint("c", i), client.RawPatch(client.MergePatch, fmt.Appendf(nil, `{"data":{"t":"%d"}}`, time.Now().UnixNano())), client.WriteOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -188,19 +188,19 @@ func (e *eager) Observe(key controller.Key) (view []*corev1.Pod, ok bool) {
 	if !ok {
 		return nil, false
 	}
-	return e.pods.Of(owner.UID), true
+	return e.pods.ControlledBy(owner.UID), true
 }
 
 func (e *eager) Reconcile(pods []*corev1.Pod) (plan controller.Plan) {
 	for i := len(pods); i < 3; i++ {
 		owner := e.maps.List("default", nil)[0]
-		plan.Then(controller.Creating(&corev1.Pod{
+		plan.AddStep(controller.Creating(&corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "p-", OwnerReferences: []metav1.OwnerReference{
 				*metav1.NewControllerRef(owner, corev1.SchemeGroupVersion.WithKind("ConfigMap"))}},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 		}))
 	}
-	plan.Again(time.Minute)
+	plan.Requeue(time.Minute)
 	return plan
 }
 
@@ -213,14 +213,14 @@ func TestReadsItsOwnWrites(t *testing.T) {
 			if e.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 				return nil, err
 			}
-			if err := controller.WatchOwn[*corev1.ConfigMap](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.ConfigMap](s); err != nil {
 				return nil, err
 			}
 			// Every event asks for a look, so that looks come while the informer lags.
 			if err := controller.WatchDependents[*corev1.Pod, *corev1.ConfigMap](s, corev1.SchemeGroupVersion.WithKind("ConfigMap"), nil); err != nil {
 				return nil, err
 			}
-			planned := controller.Planned(s, e)
+			planned := controller.NewSyncer(s, e)
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
 				looks++
 				defer s.Enqueue(key)
@@ -230,7 +230,7 @@ func TestReadsItsOwnWrites(t *testing.T) {
 		}})
 		b.configMap("owner")
 		pass(30 * time.Second)
-		pods, _, err := client.For[*corev1.Pod](b.client).List(b.ctx, "default", client.Match{})
+		pods, _, err := client.For[*corev1.Pod](b.client).List(b.ctx, "default", client.Selector{})
 		if err != nil || len(pods) != 3 || looks < 100 {
 			t.Errorf("%d pods after %d looks, want 3; %v", len(pods), looks, err)
 		}
@@ -244,7 +244,7 @@ func TestRequeueAfter(t *testing.T) {
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
 				looks = append(looks, time.Now())
 				return s.Apply(ctx, key, controller.Plan{RequeueAfter: 10 * time.Minute})
-			}), controller.WatchOwn[*corev1.ConfigMap](s)
+			}), controller.WatchPrimary[*corev1.ConfigMap](s)
 		}})
 		b.configMap("a")
 		pass(59 * time.Minute)
@@ -265,7 +265,7 @@ func TestLeadership(t *testing.T) {
 		run := func(ctx context.Context, identity string) <-chan error {
 			done := make(chan error, 1)
 			go func() {
-				done <- election(identity).Lead(ctx, b.client, nil, func(ctx context.Context) error {
+				done <- election(identity).Run(ctx, b.client, nil, func(ctx context.Context) error {
 					mu.Lock()
 					if leads[identity] = true; len(leads) > 1 {
 						t.Errorf("two lead: %v", leads)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Metrics counts what the controllers of a process do. The names of the queues' metrics, of running_managed_controllers and of
-// leader_election_master_status are upstream's. A nil Metrics counts nothing.
+// Metrics are the metrics of the controllers of a process. The names of the workqueue metrics, of running_managed_controllers and of
+// leader_election_master_status are upstream's. A nil *Metrics records nothing.
 type Metrics struct {
 	depth, unfinished, longest   *prometheus.GaugeVec
 	adds, retries                *prometheus.CounterVec
@@ -18,7 +18,7 @@ type Metrics struct {
 	runningControllers, isLeader *prometheus.GaugeVec
 }
 
-// NewMetrics makes the metrics and registers them.
+// NewMetrics creates the metrics and registers them.
 func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
@@ -33,14 +33,14 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
 		depth:              gauge("workqueue_depth", "Current depth of workqueue", "name"),
 		unfinished:         gauge("workqueue_unfinished_work_seconds", "How many seconds of work is in progress and has not been observed by work_duration yet.", "name"),
-		longest:            gauge("workqueue_longest_running_processor_seconds", "How many seconds the longest running worker has been at one key.", "name"),
+		longest:            gauge("workqueue_longest_running_processor_seconds", "How many seconds the longest running worker has been processing one key.", "name"),
 		adds:               counter("workqueue_adds_total", "Total number of adds handled by workqueue", "name"),
 		retries:            counter("workqueue_retries_total", "Total number of retries handled by workqueue", "name"),
 		queueDuration:      histogram("workqueue_queue_duration_seconds", "How long in seconds an item stays in workqueue before being requested.", queueBuckets, "name"),
 		workDuration:       histogram("workqueue_work_duration_seconds", "How long in seconds processing an item from workqueue takes.", queueBuckets, "name"),
-		syncs:              counter("controller_syncs_total", "Looks at a key, by controller and result.", "controller", "result"),
-		skips:              counter("controller_stale_sync_skips_total", "Looks put off because the informers had not taken in the last write.", "controller"),
-		syncDuration:       histogram("controller_sync_duration_seconds", "How long in seconds a look at a key takes.", prometheus.ExponentialBuckets(0.0001, 4, 10), "controller"),
+		syncs:              counter("controller_syncs_total", "Total number of syncs, by controller and result.", "controller", "result"),
+		skips:              counter("controller_stale_sync_skips_total", "Total number of syncs postponed because the informers had not observed the last write.", "controller"),
+		syncDuration:       histogram("controller_sync_duration_seconds", "How long in seconds a sync of a key takes.", prometheus.ExponentialBuckets(0.0001, 4, 10), "controller"),
 		runningControllers: gauge("running_managed_controllers", "Indicates where instances of a controller are currently running", "name", "manager"),
 		isLeader:           gauge("leader_election_master_status", "1 while this process leads.", "name"),
 	}
@@ -73,26 +73,26 @@ func (m *Metrics) skipped(controller string) {
 
 func (m *Metrics) running(controller string, now bool) {
 	if m != nil {
-		m.runningControllers.WithLabelValues(controller, "kube-controller-manager").Set(truth(now))
+		m.runningControllers.WithLabelValues(controller, "kube-controller-manager").Set(boolToFloat(now))
 	}
 }
 
 func (m *Metrics) leading(name string, now bool) {
 	if m != nil {
-		m.isLeader.WithLabelValues(name).Set(truth(now))
+		m.isLeader.WithLabelValues(name).Set(boolToFloat(now))
 	}
 }
 
-func truth(b bool) float64 {
+func boolToFloat(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// The methods below make Metrics the provider of the queues' metrics.
+// The methods below implement workqueue.MetricsProvider.
 
-// NewDepthMetric counts the keys that wait.
+// NewDepthMetric counts the queued keys.
 func (m *Metrics) NewDepthMetric(name string) workqueue.GaugeMetric {
 	return m.depth.WithLabelValues(name)
 }
@@ -102,27 +102,27 @@ func (m *Metrics) NewAddsMetric(name string) workqueue.CounterMetric {
 	return m.adds.WithLabelValues(name)
 }
 
-// NewLatencyMetric measures how long keys wait.
+// NewLatencyMetric measures how long keys are queued.
 func (m *Metrics) NewLatencyMetric(name string) workqueue.HistogramMetric {
 	return m.queueDuration.WithLabelValues(name)
 }
 
-// NewWorkDurationMetric measures how long keys are worked on.
+// NewWorkDurationMetric measures how long keys are processed.
 func (m *Metrics) NewWorkDurationMetric(name string) workqueue.HistogramMetric {
 	return m.workDuration.WithLabelValues(name)
 }
 
-// NewUnfinishedWorkSecondsMetric measures work under way.
+// NewUnfinishedWorkSecondsMetric measures work in progress.
 func (m *Metrics) NewUnfinishedWorkSecondsMetric(name string) workqueue.SettableGaugeMetric {
 	return m.unfinished.WithLabelValues(name)
 }
 
-// NewLongestRunningProcessorSecondsMetric measures the oldest work under way.
+// NewLongestRunningProcessorSecondsMetric measures the oldest work in progress.
 func (m *Metrics) NewLongestRunningProcessorSecondsMetric(name string) workqueue.SettableGaugeMetric {
 	return m.longest.WithLabelValues(name)
 }
 
-// NewRetriesMetric counts the keys that came again after a failure.
+// NewRetriesMetric counts retries.
 func (m *Metrics) NewRetriesMetric(name string) workqueue.CounterMetric {
 	return m.retries.WithLabelValues(name)
 }

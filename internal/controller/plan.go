@@ -11,75 +11,75 @@ import (
 	"skiff/internal/kind"
 )
 
-// Plan is what is to be done for one key. The zero value does nothing.
+// Plan is the result of reconciling one key. The zero value does nothing.
 //
-// The applier keeps these rules:
-//   - steps are carried out in order; a step begins when all writes of the step before have succeeded, and a failed step
-//     stops those behind it;
-//   - after the steps, failed or not, Status is asked for the status to write;
-//   - Events are told when everything has succeeded; events of a single write stand with the write;
-//   - RequeueAfter holds when everything has succeeded; a failure means backoff instead.
+// The applier guarantees:
+//   - steps are applied in order; a step starts when all writes of the previous step have succeeded, and a failed step
+//     skips the remaining ones;
+//   - after the steps, failed or not, Status is called for the status to write;
+//   - Events are recorded when everything has succeeded; the events of a single write are fields of the write;
+//   - RequeueAfter applies when everything has succeeded; after a failure the key is requeued with backoff instead.
 type Plan struct {
 	Steps []Step
-	// Status returns the object with the new status, or nil when the status stands as it is. It is told what came of the
-	// steps, because a status may have to report it.
-	Status func(outcome Outcome) kind.Object
+	// Status returns the object with the new status, or nil when the status is up to date. It gets the result of the steps,
+	// because a status may have to report a failure.
+	Status func(result ApplyResult) kind.Object
 	Events []Event
-	// RequeueAfter asks for another look after a while. Zero: none.
+	// RequeueAfter, if not zero, is the delay after which the key is enqueued again.
 	RequeueAfter time.Duration
 }
 
-// Then adds a step of the writes, unless there are none.
-func (p *Plan) Then(writes ...Write) {
+// AddStep adds a step with the writes, unless there are none.
+func (p *Plan) AddStep(writes ...Write) {
 	if len(writes) > 0 {
 		p.Steps = append(p.Steps, Step{Writes: writes})
 	}
 }
 
-// Again asks for another look after the delay, or earlier when an earlier one was asked for already. Zero asks for none.
-func (p *Plan) Again(delay time.Duration) {
+// Requeue lowers RequeueAfter to the delay. A delay of zero changes nothing.
+func (p *Plan) Requeue(delay time.Duration) {
 	if delay > 0 && (p.RequeueAfter == 0 || delay < p.RequeueAfter) {
 		p.RequeueAfter = delay
 	}
 }
 
-// Empty says whether the plan changes nothing, whatever came of its steps.
-func (p *Plan) Empty() bool {
-	return len(p.Steps) == 0 && len(p.Events) == 0 && (p.Status == nil || p.Status(Outcome{}) == nil)
+// IsEmpty reports whether the plan writes nothing and records no events.
+func (p *Plan) IsEmpty() bool {
+	return len(p.Steps) == 0 && len(p.Events) == 0 && (p.Status == nil || p.Status(ApplyResult{}) == nil)
 }
 
-// Step is a set of writes that do not depend on each other. Creates go out in batches of 1, 2, 4, …, then as many at once as one plan may
-// have, and stop behind the first that fails: if the quota is used up, the server is asked twice, not five hundred times. Everything else
-// goes out at once, and every write is tried.
+// Step is a set of writes that do not depend on each other. Creates are sent in slow-start batches of 1, 2, 4, … up to the in-flight
+// limit, and stop after the first failure: an exhausted quota costs a few requests, not hundreds. All other writes are sent
+// concurrently, and each is attempted.
 type Step struct {
-	// Confirm is read from the server itself before the first write. Unless it is still the same object and not being
-	// deleted, the step fails. Adoption needs it: a cache that lags must not give an owner to its successor's objects.
-	Confirm kind.Object
+	// Recheck, if set, is read from the server before the first write. The step fails if the object has another UID or is being
+	// deleted. Adoption needs it: with a stale cache, a deleted owner could adopt the objects of its successor.
+	Recheck kind.Object
 	Writes  []Write
 }
 
-// Outcome is what came of the steps of a plan.
-type Outcome struct {
+// ApplyResult is the result of the steps of a plan.
+type ApplyResult struct {
 	// Err is the first failure, nil when all steps succeeded.
 	Err error
-	// Written are the objects as the server answered, deletions apart, in the order of the plan.
+	// Written are the objects the server returned, without deletions, in the order of the plan.
 	Written []kind.Object
 }
 
-// Failed returns what the write that failed was to do, or "" when nothing failed or no write was tried.
-func (o Outcome) Failed() Verb {
-	var failure *WriteError
-	if errors.As(o.Err, &failure) {
-		return failure.Verb
+// FailedVerb returns the verb of the write that failed, or "" when no write failed.
+func (o ApplyResult) FailedVerb() Verb {
+	var writeErr *WriteError
+	if errors.As(o.Err, &writeErr) {
+		return writeErr.Verb
 	}
 	return ""
 }
 
-// Message is the failure in the server's own words, as users see it in conditions.
-func (o Outcome) Message() string {
-	var failure *WriteError
-	if errors.As(o.Err, &failure) {
-		return failure.Err.Error()
+// ErrorMessage is the server's message of the failure, as conditions report it.
+func (o ApplyResult) ErrorMessage() string {
+	var writeErr *WriteError
+	if errors.As(o.Err, &writeErr) {
+		return writeErr.Err.Error()
 	}
 	if o.Err != nil {
 		return o.Err.Error()
@@ -87,7 +87,7 @@ func (o Outcome) Message() string {
 	return ""
 }
 
-// WriteError says which write failed, and how.
+// WriteError is the error of a failed write.
 type WriteError struct {
 	Verb   Verb
 	Object kind.Object
@@ -98,10 +98,10 @@ func (e *WriteError) Error() string {
 	return fmt.Sprintf("%s %s: %v", e.Verb, describe(e.Object), e.Err)
 }
 
-// Unwrap returns the server's refusal.
+// Unwrap returns the server's error.
 func (e *WriteError) Unwrap() error { return e.Err }
 
-// Verb says what a Write does.
+// Verb is the operation of a Write.
 type Verb string
 
 // The verbs.
@@ -114,34 +114,32 @@ const (
 	Delete       Verb = "delete"
 )
 
-// Write is one request. Make it with the functions below and add what is special.
+// Write is one request. The functions below construct it.
 type Write struct {
 	Verb Verb
-	// Object is what to write; for Patch and Delete, the object as last seen.
-	Object kind.Object
-	// Patch and Form are the patch.
-	Patch []byte
-	Form  client.PatchForm
-	// Delete says how to delete.
-	Delete metav1.DeleteOptions
-	// Tolerate are refusals that count as success. A Delete always tolerates that the object is gone.
-	Tolerate []metav1.StatusReason
-	// Done is told when the write succeeded. "%s" in its message stands for the object's name.
-	Done *Event
-	// Failed is told when it failed. "%s" in its message stands for the error.
-	Failed *Event
-	// Silent are refusals that fail the write but are not worth telling: they come from a cache that lags.
-	Silent []metav1.StatusReason
+	// Object is what to write; for Patch and Delete, the cached object.
+	Object        kind.Object
+	Patch         []byte
+	PatchType     client.PatchType
+	DeleteOptions metav1.DeleteOptions
+	// Ignore are error reasons that count as success. A Delete always ignores NotFound.
+	Ignore []metav1.StatusReason
+	// SuccessEvent is recorded when the write has succeeded. "%s" in its message is replaced by the object's name.
+	SuccessEvent *Event
+	// FailureEvent is recorded when the write has failed. "%s" in its message is replaced by the error.
+	FailureEvent *Event
+	// NoEvent are error reasons for which FailureEvent is not recorded: a stale cache causes them.
+	NoEvent []metav1.StatusReason
 }
 
-// Event is told about an object, as kubectl describe shows it.
+// Event is an event to record about Object.
 type Event struct {
-	About kind.Object
+	Object kind.Object
 	// Type is corev1.EventTypeNormal or corev1.EventTypeWarning.
 	Type, Reason, Message string
 }
 
-// Creating is a write that creates obj. If its namespace is being deleted, the refusal counts as success: no creation can succeed.
+// Creating is a write that creates obj. It counts as successful if the namespace is terminating, since no create can succeed there.
 func Creating(obj kind.Object) Write { return Write{Verb: Create, Object: obj} }
 
 // Updating is a write that replaces an object.
@@ -150,31 +148,31 @@ func Updating(obj kind.Object) Write { return Write{Verb: Update, Object: obj} }
 // UpdatingStatus is a write that replaces the status of an object.
 func UpdatingStatus(obj kind.Object) Write { return Write{Verb: UpdateStatus, Object: obj} }
 
-// Patching is a write that changes an object by a patch.
-func Patching(obj kind.Object, form client.PatchForm, patch []byte) Write {
-	return Write{Verb: Patch, Object: obj, Form: form, Patch: patch}
+// Patching is a write that patches an object.
+func Patching(obj kind.Object, patchType client.PatchType, patch []byte) Write {
+	return Write{Verb: Patch, Object: obj, PatchType: patchType, Patch: patch}
 }
 
-// Deleting is a write that deletes this very object: one with the same name but another uid is spared.
+// Deleting is a write that deletes obj, with its UID as a precondition.
 func Deleting(obj kind.Object) Write {
 	uid := obj.GetUID()
-	return Write{Verb: Delete, Object: obj, Delete: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}}
+	return Write{Verb: Delete, Object: obj, DeleteOptions: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}}
 }
 
-// OnDone returns the write with an event for its success.
-func (w Write) OnDone(event Event) Write { w.Done = &event; return w }
+// OnSuccess returns the write with an event to record when it succeeds.
+func (w Write) OnSuccess(event Event) Write { w.SuccessEvent = &event; return w }
 
-// OnFailed returns the write with an event for its failure.
-func (w Write) OnFailed(event Event) Write { w.Failed = &event; return w }
+// OnFailure returns the write with an event to record when it fails.
+func (w Write) OnFailure(event Event) Write { w.FailureEvent = &event; return w }
 
-// SilentOn returns the write with refusals that are not told.
-func (w Write) SilentOn(reasons ...metav1.StatusReason) Write {
-	w.Silent = append(w.Silent, reasons...)
+// WithoutEventOn returns the write with error reasons for which no failure event is recorded.
+func (w Write) WithoutEventOn(reasons ...metav1.StatusReason) Write {
+	w.NoEvent = append(w.NoEvent, reasons...)
 	return w
 }
 
-// Tolerating returns the write with refusals that count as success.
-func (w Write) Tolerating(reasons ...metav1.StatusReason) Write {
-	w.Tolerate = append(w.Tolerate, reasons...)
+// Ignoring returns the write with error reasons that count as success.
+func (w Write) Ignoring(reasons ...metav1.StatusReason) Write {
+	w.Ignore = append(w.Ignore, reasons...)
 	return w
 }

@@ -43,9 +43,9 @@ func TestOutcome(t *testing.T) {
 		{"joined with another", errors.Join(errors.New("other"), refused(Create)), Create, "quota"},
 		{"no write was tried", errors.New("not confirmed"), "", "not confirmed"},
 	} {
-		o := Outcome{Err: test.err}
-		if o.Failed() != test.failed || o.Message() != test.message {
-			t.Errorf("%s: %q, %q", test.what, o.Failed(), o.Message())
+		o := ApplyResult{Err: test.err}
+		if o.FailedVerb() != test.failed || o.ErrorMessage() != test.message {
+			t.Errorf("%s: %q, %q", test.what, o.FailedVerb(), o.ErrorMessage())
 		}
 	}
 	notFound := apierrors.NewNotFound(podResource, "a")
@@ -82,7 +82,7 @@ func TestAgain(t *testing.T) {
 	}{{nil, 0}, {[]time.Duration{5}, 5}, {[]time.Duration{0}, 0}, {[]time.Duration{-5}, 0}, {[]time.Duration{5, 3}, 3}, {[]time.Duration{3, 5}, 3}, {[]time.Duration{3, 0, -1}, 3}, {[]time.Duration{0, 7}, 7}, {[]time.Duration{5, 5}, 5}} {
 		var p Plan
 		for _, d := range test.asked {
-			p.Again(d)
+			p.Requeue(d)
 		}
 		if p.RequeueAfter != test.want {
 			t.Errorf("%v: %v, want %v", test.asked, p.RequeueAfter, test.want)
@@ -93,11 +93,11 @@ func TestAgain(t *testing.T) {
 // TestWritesAreValues: what is added to a write is added to a copy.
 func TestWritesAreValues(t *testing.T) {
 	base := Deleting(pod("a"))
-	told := base.OnDone(Event{Reason: "Done"}).OnFailed(Event{Reason: "Failed"}).Tolerating(metav1.StatusReasonConflict).SilentOn(metav1.StatusReasonInvalid)
-	if base.Done != nil || base.Failed != nil || base.Tolerate != nil || base.Silent != nil {
+	told := base.OnSuccess(Event{Reason: "Done"}).OnFailure(Event{Reason: "Failed"}).Ignoring(metav1.StatusReasonConflict).WithoutEventOn(metav1.StatusReasonInvalid)
+	if base.SuccessEvent != nil || base.FailureEvent != nil || base.Ignore != nil || base.NoEvent != nil {
 		t.Errorf("%+v", base)
 	}
-	if told.Done.Reason != "Done" || told.Failed.Reason != "Failed" || told.Verb != Delete || *told.Delete.Preconditions.UID != "uid-a" || told.Object != base.Object {
+	if told.SuccessEvent.Reason != "Done" || told.FailureEvent.Reason != "Failed" || told.Verb != Delete || *told.DeleteOptions.Preconditions.UID != "uid-a" || told.Object != base.Object {
 		t.Errorf("%+v", told)
 	}
 	for _, test := range []struct {
@@ -112,7 +112,7 @@ func TestWritesAreValues(t *testing.T) {
 
 // TestEveryVerb: the request each verb sends, and who hears of it.
 func TestEveryVerb(t *testing.T) {
-	done, failed := Event{About: pod("owner"), Type: "Normal", Reason: "Did", Message: "did %s"}, Event{About: pod("owner"), Type: "Warning", Reason: "Failed", Message: "failed: %s"}
+	done, failed := Event{Object: pod("owner"), Type: "Normal", Reason: "Did", Message: "did %s"}, Event{Object: pod("owner"), Type: "Warning", Reason: "Failed", Message: "failed: %s"}
 	for _, test := range []struct {
 		write          Write
 		request        string
@@ -131,8 +131,8 @@ func TestEveryVerb(t *testing.T) {
 				s.refuse = func(string, kind.Object) error { return errors.New("no") }
 			}
 			var wrote, deleted string
-			a := &Applier{Writer: s, Events: s, Wrote: func(obj kind.Object) { wrote = obj.GetName() }, Deleted: func(obj kind.Object) { deleted = obj.GetName() }}
-			err := a.Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{test.write.OnDone(done).OnFailed(failed)}}}})
+			a := &Applier{Writer: s, Events: s, OnWrite: func(obj kind.Object) { wrote = obj.GetName() }, OnDelete: func(obj kind.Object) { deleted = obj.GetName() }}
+			err := a.Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{test.write.OnSuccess(done).OnFailure(failed)}}}})
 			event := "owner Normal Did: did a"
 			if refused {
 				test.wrote, test.deleted, event = "", "", "owner Warning Failed: failed: no"
@@ -143,7 +143,7 @@ func TestEveryVerb(t *testing.T) {
 		}
 	}
 	// Nobody has to listen.
-	if err := (&Applier{Writer: &scribe{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{Creating(pod("a")).OnDone(done), Deleting(pod("b")).OnDone(done)}}}, Events: []Event{done}}); err != nil {
+	if err := (&Applier{Writer: &scribe{}}).Apply(t.Context(), Plan{Steps: []Step{{Writes: []Write{Creating(pod("a")).OnSuccess(done), Deleting(pod("b")).OnSuccess(done)}}}, Events: []Event{done}}); err != nil {
 		t.Error(err)
 	}
 }
@@ -158,13 +158,13 @@ func TestEventTexts(t *testing.T) {
 		{"", "a", ""},
 	} {
 		s := &scribe{}
-		(&Applier{Events: s}).tell(&Event{About: pod("owner"), Type: "Normal", Reason: "R", Message: test.message}, test.detail)
+		(&Applier{Events: s}).recordEvent(&Event{Object: pod("owner"), Type: "Normal", Reason: "R", Message: test.message}, test.detail)
 		if want := "owner Normal R: " + test.want; !slices.Equal(s.events, []string{want}) {
 			t.Errorf("%q with %q: %q", test.message, test.detail, s.events)
 		}
 	}
 	s := &scribe{}
-	(&Applier{Events: s}).tell(nil, "x")
+	(&Applier{Events: s}).recordEvent(nil, "x")
 	if len(s.events) != 0 {
 		t.Errorf("%q", s.events)
 	}
@@ -176,7 +176,7 @@ func TestRefusals(t *testing.T) {
 	forbidden, invalid := apierrors.NewForbidden(podResource, "a", errors.New("quota")), apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil)
 	ending := apierrors.NewForbidden(podResource, "a", errors.New("ending"))
 	ending.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
-	failed := Event{About: pod("owner"), Type: "Warning", Reason: "Failed", Message: "%s"}
+	failed := Event{Object: pod("owner"), Type: "Warning", Reason: "Failed", Message: "%s"}
 	for _, test := range []struct {
 		what        string
 		write       Write
@@ -185,25 +185,25 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"a creation that is forbidden", Creating(pod("a")), forbidden, true, true},
 		{"a creation of what is there", Creating(pod("a")), exists, true, true},
-		{"a creation of what is there, tolerated", Creating(pod("a")).Tolerating(metav1.StatusReasonAlreadyExists), exists, false, false},
-		{"a creation of what is there, silent", Creating(pod("a")).SilentOn(metav1.StatusReasonAlreadyExists), exists, true, false},
-		{"a creation that is forbidden, silent of something else", Creating(pod("a")).SilentOn(metav1.StatusReasonAlreadyExists), forbidden, true, true},
+		{"a creation of what is there, tolerated", Creating(pod("a")).Ignoring(metav1.StatusReasonAlreadyExists), exists, false, false},
+		{"a creation of what is there, silent", Creating(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), exists, true, false},
+		{"a creation that is forbidden, silent of something else", Creating(pod("a")).WithoutEventOn(metav1.StatusReasonAlreadyExists), forbidden, true, true},
 		{"a creation in a namespace that ends", Creating(pod("a")), ending, false, false},
 		{"a patch in a namespace that ends", Patching(pod("a"), client.MergePatch, nil), ending, true, true},
 		{"a deletion of what is gone", Deleting(pod("a")), notFound, false, false},
 		{"a deletion of another of that name", Deleting(pod("a")), conflict, true, true},
-		{"a deletion of another of that name, tolerated", Deleting(pod("a")).Tolerating(metav1.StatusReasonConflict), conflict, false, false},
+		{"a deletion of another of that name, tolerated", Deleting(pod("a")).Ignoring(metav1.StatusReasonConflict), conflict, false, false},
 		{"an update of what is gone", Updating(pod("a")), notFound, true, true},
 		{"an update of what has changed", Updating(pod("a")), conflict, true, true},
 		{"a status of what has changed", UpdatingStatus(pod("a")), conflict, true, true},
 		{"a patch of what is gone", Patching(pod("a"), client.MergePatch, nil), notFound, true, true},
-		{"a patch of what is gone or invalid, tolerated", Patching(pod("a"), client.MergePatch, nil).Tolerating(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid), invalid, false, false},
-		{"a server nobody reaches", Updating(pod("a")).Tolerating(metav1.StatusReasonNotFound), errors.New("connection refused"), true, true},
-		{"an unknown reason is not tolerated by chance", Updating(pod("a")).Tolerating(metav1.StatusReasonUnknown), forbidden, true, true},
+		{"a patch of what is gone or invalid, tolerated", Patching(pod("a"), client.MergePatch, nil).Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid), invalid, false, false},
+		{"a server nobody reaches", Updating(pod("a")).Ignoring(metav1.StatusReasonNotFound), errors.New("connection refused"), true, true},
+		{"an unknown reason is not tolerated by chance", Updating(pod("a")).Ignoring(metav1.StatusReasonUnknown), forbidden, true, true},
 	} {
 		s := &scribe{refuse: func(string, kind.Object) error { return test.err }}
-		var seen Outcome
-		plan := Plan{Steps: []Step{{Writes: []Write{test.write.OnFailed(failed)}}}, Status: func(o Outcome) kind.Object { seen = o; return nil }}
+		var seen ApplyResult
+		plan := Plan{Steps: []Step{{Writes: []Write{test.write.OnFailure(failed)}}}, Status: func(o ApplyResult) kind.Object { seen = o; return nil }}
 		err := (&Applier{Writer: s, Events: s}).Apply(t.Context(), plan)
 		if (err != nil) != test.fails || (len(s.events) > 0) != test.told || (seen.Err != nil) != test.fails || len(seen.Written) != 0 {
 			t.Errorf("%s: %v, events %q, outcome %+v", test.what, err, s.events, seen)
@@ -242,7 +242,7 @@ func TestStatusComesLast(t *testing.T) {
 			}
 			return nil
 		}
-		plan := Plan{Steps: []Step{{Writes: creating("a")}}, Events: []Event{{About: pod("owner"), Reason: "Done"}}, Status: func(Outcome) kind.Object {
+		plan := Plan{Steps: []Step{{Writes: creating("a")}}, Events: []Event{{Object: pod("owner"), Reason: "Done"}}, Status: func(ApplyResult) kind.Object {
 			if test.status {
 				return pod("owner")
 			}
@@ -285,8 +285,8 @@ func TestSlowStartModel(t *testing.T) {
 			}
 			return nil
 		}}
-		var outcome Outcome
-		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}, Status: func(o Outcome) kind.Object { outcome = o; return nil }})
+		var outcome ApplyResult
+		err := (&Applier{Writer: s}).Apply(t.Context(), Plan{Steps: []Step{{Writes: writes}}, Status: func(o ApplyResult) kind.Object { outcome = o; return nil }})
 		var want, written []string
 		bad := false
 		for _, name := range deletes {
@@ -334,7 +334,7 @@ func TestConcurrently(t *testing.T) {
 		{"many", 250, true, nil, "", 250, 250},
 		{"the first failure of several", 50, true, []int{40, 7, 13}, "7", 50, 50},
 		{"all are tried", 250, true, []int{0}, "0", 250, 250},
-		{"or none more begins", 5 * atOnce, false, []int{0}, "0", 1, 3 * atOnce},
+		{"or none more begins", 5 * maxInFlight, false, []int{0}, "0", 1, 3 * maxInFlight},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var mu sync.Mutex
@@ -343,7 +343,7 @@ func TestConcurrently(t *testing.T) {
 			for i := range indexes {
 				indexes[i] = i
 			}
-			err := concurrently(indexes, test.all, func(i int) error {
+			err := runConcurrently(indexes, test.all, func(i int) error {
 				mu.Lock()
 				calls++
 				under++
@@ -358,7 +358,7 @@ func TestConcurrently(t *testing.T) {
 				}
 				return nil
 			})
-			if got := fmt.Sprint(err); (err != nil || test.err != "") && got != test.err || calls < test.least || calls > test.most || under != 0 || most > atOnce || most < min(test.n, 2) {
+			if got := fmt.Sprint(err); (err != nil || test.err != "") && got != test.err || calls < test.least || calls > test.most || under != 0 || most > maxInFlight || most < min(test.n, 2) {
 				t.Errorf("%s: %v, %d calls, %d at once", test.what, err, calls, most)
 			}
 		})

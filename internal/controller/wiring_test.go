@@ -165,13 +165,13 @@ func TestDependents(t *testing.T) {
 			return strings.Join(words, " ")
 		}
 		for what, test := range map[string]struct{ got, want string }{
-			"of a":               {names(secrets.Of("uid-a")), "mine"},
-			"of b":               {names(secrets.Of("uid-b")), "other"},
-			"of nobody":          {names(secrets.Of("uid-c")), ""},
+			"of a":               {names(secrets.ControlledBy("uid-a")), "mine"},
+			"of b":               {names(secrets.ControlledBy("uid-b")), "other"},
+			"of nobody":          {names(secrets.ControlledBy("uid-c")), ""},
 			"orphans":            {names(secrets.Orphans("default")), "orphan weak"},
 			"orphans elsewhere":  {names(secrets.Orphans("kube-system")), "elsewhere"},
 			"orphans of nowhere": {names(secrets.Orphans("nowhere")), ""},
-			"what a could have":  {names(secrets.OfAndOrphans(owner)), "mine orphan weak"},
+			"what a could have":  {names(secrets.Claimable(owner)), "mine orphan weak"},
 		} {
 			if test.got != test.want {
 				t.Errorf("%s: %q, want %q", what, test.got, test.want)
@@ -343,7 +343,7 @@ func TestLoopEnds(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		env := controller.Environment{Client: b.client, Informers: client.NewInformers(b.client), Log: slog.New(slog.DiscardHandler)}
 		_, err := controller.NewLoop(controller.Definition{Name: "broken", New: func(*controller.Setup) (controller.Syncer, error) { return nil, errors.New("no index") }}, env)
-		if err == nil || err.Error() != "wire broken: no index" {
+		if err == nil || err.Error() != "set up broken: no index" {
 			t.Errorf("%v", err)
 		}
 		loop, err := controller.NewLoop(controller.Definition{Name: "own", New: func(*controller.Setup) (controller.Syncer, error) {
@@ -364,7 +364,7 @@ func TestLogLevels(t *testing.T) {
 		err  error
 		want string
 	}{
-		{errors.New("broken"), `level=WARN msg="sync failed" controller=logging key=default/k error=broken`},
+		{errors.New("broken"), `level=WARN msg="failed to sync" controller=logging key=default/k error=broken`},
 		{apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("old")), "level=DEBUG"},
 		{fmt.Errorf("sync: %w", apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("old"))), "level=DEBUG"},
 	} {
@@ -390,7 +390,7 @@ func TestLogLevels(t *testing.T) {
 			pass(time.Second)
 			cancel()
 			<-done
-			if got := text.String(); strings.Count(got, "sync failed") != 1 || !strings.Contains(got, test.want) {
+			if got := text.String(); strings.Count(got, "failed to sync") != 1 || !strings.Contains(got, test.want) {
 				t.Errorf("%v: %s", test.err, got)
 			}
 		})
@@ -418,19 +418,19 @@ func TestEventsAreCountedAndCutOff(t *testing.T) {
 		{"a drip: one in five minutes goes on", 40, func(int) string { return "same" }, 6 * time.Minute, 1, 40, false},
 	} {
 		inBubble(t, func(b *bench) {
-			events := client.NewEvents(b.client)
+			events := client.NewEventBroadcaster(b.client)
 			go func() { _ = events.Run(b.ctx) }()
 			about, err := client.For[*corev1.ConfigMap](b.client).Create(b.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}}, client.WriteOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			recorder := events.For("test-controller")
+			recorder := events.NewRecorder("test-controller")
 			for i := range test.told {
 				recorder.Event(about, corev1.EventTypeWarning, "Odd", test.text(i))
 				pass(test.every)
 			}
 			pass(time.Second)
-			all, _, err := client.For[*corev1.Event](b.client).List(b.ctx, "default", client.Match{})
+			all, _, err := client.For[*corev1.Event](b.client).List(b.ctx, "default", client.Selector{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -467,7 +467,7 @@ func TestLeaderElection(t *testing.T) {
 			}
 			broken := errors.New("broken")
 			led := false
-			err := e.Lead(b.ctx, b.client, nil, func(ctx context.Context) error {
+			err := e.Run(b.ctx, b.client, nil, func(ctx context.Context) error {
 				led = true
 				l := lease(b)
 				if *l.Spec.HolderIdentity != "a" || *l.Spec.LeaseDurationSeconds != 15 || *l.Spec.LeaseTransitions != 0 || e.Check(ctx) != nil {
@@ -491,13 +491,13 @@ func TestLeaderElection(t *testing.T) {
 		inBubble(t, func(b *bench) {
 			first := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "a"}
 			go func() {
-				_ = first.Lead(b.ctx, b.client, nil, func(ctx context.Context) error { <-ctx.Done(); return nil })
+				_ = first.Run(b.ctx, b.client, nil, func(ctx context.Context) error { <-ctx.Done(); return nil })
 			}()
 			pass(5 * time.Second)
 			ctx, cancel := context.WithTimeout(b.ctx, time.Minute)
 			defer cancel()
 			second := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "b"}
-			err := second.Lead(ctx, b.client, nil, func(context.Context) error { t.Error("two lead"); return nil })
+			err := second.Run(ctx, b.client, nil, func(context.Context) error { t.Error("two lead"); return nil })
 			if err != nil || second.Check(b.ctx) != nil || *lease(b).Spec.HolderIdentity != "a" {
 				t.Errorf("%v", err)
 			}
@@ -513,7 +513,7 @@ func TestLeaderElection(t *testing.T) {
 			}
 			began := time.Now()
 			e := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "b"}
-			err = e.Lead(b.ctx, b.client, nil, func(context.Context) error {
+			err = e.Run(b.ctx, b.client, nil, func(context.Context) error {
 				if waited := time.Since(began); waited < 15*time.Second || waited > 20*time.Second {
 					t.Errorf("it leads after %v", waited)
 				}
@@ -530,7 +530,7 @@ func TestLeaderElection(t *testing.T) {
 	})
 	t.Run("it is told who leads", func(t *testing.T) {
 		inBubble(t, func(b *bench) {
-			events := client.NewEvents(b.client)
+			events := client.NewEventBroadcaster(b.client)
 			go func() { _ = events.Run(b.ctx) }()
 			registry := prometheus.NewRegistry()
 			metrics, err := controller.NewMetrics(registry)
@@ -538,8 +538,8 @@ func TestLeaderElection(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.registry = registry
-			e := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "host_1", Events: events.For(name), LeaseDuration: 60 * time.Second, RenewDeadline: 40 * time.Second, RetryPeriod: 5 * time.Second}
-			err = e.Lead(b.ctx, b.client, metrics, func(context.Context) error {
+			e := &controller.LeaderElection{Namespace: "kube-system", Name: name, Identity: "host_1", Events: events.NewRecorder(name), LeaseDuration: 60 * time.Second, RenewDeadline: 40 * time.Second, RetryPeriod: 5 * time.Second}
+			err = e.Run(b.ctx, b.client, metrics, func(context.Context) error {
 				if b.metric("leader_election_master_status", name) != 1 || *lease(b).Spec.LeaseDurationSeconds != 60 {
 					t.Error("a leader is not counted as one")
 				}
@@ -550,7 +550,7 @@ func TestLeaderElection(t *testing.T) {
 			if err != nil || b.metric("leader_election_master_status", name) != 0 {
 				t.Errorf("%v, status %v", err, b.metric("leader_election_master_status", name))
 			}
-			all, _, err := client.For[*corev1.Event](b.client).List(b.ctx, "kube-system", client.Match{})
+			all, _, err := client.For[*corev1.Event](b.client).List(b.ctx, "kube-system", client.Selector{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -571,7 +571,7 @@ func TestLeaderElection(t *testing.T) {
 				{Namespace: "kube-system", Name: name, Identity: "a", LeaseDuration: 5 * time.Second, RenewDeadline: 5 * time.Second},
 				{Namespace: "kube-system", Name: name, Identity: "a", RenewDeadline: 2 * time.Second, RetryPeriod: 2 * time.Second},
 			} {
-				if err := e.Lead(b.ctx, b.client, nil, func(context.Context) error { t.Error("it leads"); return nil }); err == nil || !strings.HasPrefix(err.Error(), "prepare leader election: ") {
+				if err := e.Run(b.ctx, b.client, nil, func(context.Context) error { t.Error("it leads"); return nil }); err == nil || !strings.HasPrefix(err.Error(), "create leader elector: ") {
 					t.Errorf("%v", err)
 				}
 			}
@@ -592,7 +592,7 @@ func TestMetrics(t *testing.T) {
 					return errors.New("once")
 				}
 				return nil
-			}), controller.WatchOwn[*corev1.ConfigMap](s)
+			}), controller.WatchPrimary[*corev1.ConfigMap](s)
 		}})
 		b.configMap("a")
 		pass(time.Minute)
@@ -680,7 +680,7 @@ func TestWatch(t *testing.T) {
 			made := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}, Data: map[string]string{"for": names}}
 			_, err := maps.Create(b.ctx, made, client.WriteOptions{})
 			if apierrors.IsAlreadyExists(err) {
-				_, err = maps.Patch(b.ctx, "default", "c", client.MergePatch, fmt.Appendf(nil, `{"data":{"for":%q}}`, names), client.WriteOptions{})
+				_, err = maps.Patch(b.ctx, "default", "c", client.RawPatch(client.MergePatch, fmt.Appendf(nil, `{"data":{"for":%q}}`, names)), client.WriteOptions{})
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -82,7 +82,7 @@ type Config struct {
 	// Informers may be shared with other parts of the process; their owner runs them after New. nil: Run makes its own.
 	Informers *client.Informers
 	// Events may be shared; nil: Run makes its own.
-	Events *client.Events
+	Events *client.EventBroadcaster
 	// Enabled names controllers: "*" is all that are on by default, "name" one more, "-name" one less. Empty means "*".
 	Enabled []string
 	// Accounts lets each controller act as its own service account (accounts.go). Informers and leadership stay the client's own, as
@@ -103,7 +103,7 @@ type Config struct {
 type Set struct {
 	config Config
 	loops  []*controller.Loop
-	events []*client.Events // those of accounts
+	events []*client.EventBroadcaster // those of accounts
 }
 
 // New wires the controllers that are wanted. Run the informers after it, then the set.
@@ -119,10 +119,10 @@ func New(c Config) (*Set, error) {
 		}
 		environment := controller.Environment{Client: c.Client, Informers: c.Informers, Events: c.Events, Metrics: c.Metrics, Log: c.Log}
 		if account := accounts[d.Name]; c.Accounts && account != "" {
-			if environment.Client, err = c.Client.As(metav1.NamespaceSystem, account); err != nil {
+			if environment.Client, err = c.Client.AsServiceAccount(metav1.NamespaceSystem, account); err != nil {
 				return nil, err
 			}
-			environment.Events = client.NewEvents(environment.Client)
+			environment.Events = client.NewEventBroadcaster(environment.Client)
 			s.events = append(s.events, environment.Events)
 		}
 		loop, err := controller.NewLoop(d, environment)
@@ -147,9 +147,9 @@ func (s *Set) Run(ctx context.Context) error {
 	}
 	election := s.config.LeaderElection
 	if election.Events == nil {
-		election.Events = s.config.Events.For(election.Name)
+		election.Events = s.config.Events.NewRecorder(election.Name)
 	}
-	return election.Lead(ctx, s.config.Client, s.config.Metrics, s.work)
+	return election.Run(ctx, s.config.Client, s.config.Metrics, s.work)
 }
 
 func (s *Set) work(ctx context.Context) error {
@@ -171,7 +171,7 @@ func Run(ctx context.Context, c Config) error {
 		c.Informers = client.NewInformers(c.Client)
 	}
 	if c.Events == nil {
-		c.Events = client.NewEvents(c.Client)
+		c.Events = client.NewEventBroadcaster(c.Client)
 		group.Go(func() error { return c.Events.Run(ctx) })
 	}
 	set, err := New(c)
@@ -217,7 +217,7 @@ func enabled(d controller.Definition, wanted []string) bool {
 			return !not
 		}
 	}
-	return slices.Contains(wanted, "*") && !d.Off
+	return slices.Contains(wanted, "*") && !d.DisabledByDefault
 }
 
 func named(d controller.Definition, name string) bool {

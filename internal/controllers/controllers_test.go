@@ -8,7 +8,7 @@ import (
 )
 
 func TestSelect(t *testing.T) {
-	all := []controller.Definition{{Name: "a-controller", Aliases: []string{"a"}}, {Name: "b-controller"}, {Name: "c-controller", Off: true}}
+	all := []controller.Definition{{Name: "a-controller", Aliases: []string{"a"}}, {Name: "b-controller"}, {Name: "c-controller", DisabledByDefault: true}}
 	for _, test := range []struct {
 		wanted string
 		want   string

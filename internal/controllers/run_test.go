@@ -181,8 +181,8 @@ func TestListOfControllers(t *testing.T) {
 			"kube-apiserver-serving-clustertrustbundle-publisher-controller": true,
 			"bootstrap-signer-controller":                                    true, "token-cleaner-controller": true,
 			"kubelet-serving-approving-controller": true}[d.Name]
-		if d.Off != wanted {
-			t.Errorf("%s is off: %v", d.Name, d.Off)
+		if d.DisabledByDefault != wanted {
+			t.Errorf("%s is off: %v", d.Name, d.DisabledByDefault)
 		}
 	}
 }

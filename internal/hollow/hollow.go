@@ -198,7 +198,7 @@ func (f *fleet) register(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if made, err = f.nodes.Patch(ctx, "", node.Name, client.MergePatch, patch, client.WriteOptions{Subresource: "status"}); err != nil {
+			if made, err = f.nodes.Patch(ctx, "", node.Name, client.RawPatch(client.MergePatch, patch), client.WriteOptions{Subresource: "status"}); err != nil {
 				return fmt.Errorf("report status of node %s: %w", node.Name, err)
 			}
 		}
@@ -217,7 +217,7 @@ func (f *fleet) open(ctx context.Context, node *corev1.Node) error {
 	}
 	// Taints always encode.
 	patch, _ := json.Marshal(map[string]any{"spec": map[string]any{"taints": left}})
-	_, err := f.nodes.Patch(ctx, "", node.Name, client.MergePatch, patch, client.WriteOptions{})
+	_, err := f.nodes.Patch(ctx, "", node.Name, client.RawPatch(client.MergePatch, patch), client.WriteOptions{})
 	return err
 }
 
@@ -292,7 +292,7 @@ func (f *fleet) each(ctx context.Context, period time.Duration, do func(context.
 func (f *fleet) renewLease(ctx context.Context, i int) error {
 	name, now := f.name(i), metav1.NowMicro()
 	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, now.UTC().Format(metav1.RFC3339Micro))
-	_, err := f.leases.Patch(ctx, leaseNamespace, name, client.MergePatch, patch, client.WriteOptions{})
+	_, err := f.leases.Patch(ctx, leaseNamespace, name, client.RawPatch(client.MergePatch, patch), client.WriteOptions{})
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -311,7 +311,7 @@ func (f *fleet) renewLease(ctx context.Context, i int) error {
 func (f *fleet) renewStatus(ctx context.Context, i int) error {
 	patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"kubelet is posting ready status","lastHeartbeatTime":%q}]}}`,
 		time.Now().UTC().Format(time.RFC3339))
-	_, err := f.nodes.Patch(ctx, "", f.name(i), client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+	_, err := f.nodes.Patch(ctx, "", f.name(i), client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 	if apierrors.IsNotFound(err) {
 		return nil // somebody has removed the node
 	}

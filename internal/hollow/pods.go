@@ -25,7 +25,7 @@ func (f *fleet) watchPods() error {
 			f.queue.Add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
 		}
 	}
-	return f.seen.Handle(look, func(_, pod *corev1.Pod) { look(pod) }, nil)
+	return f.seen.AddEventHandler(look, func(_, pod *corev1.Pod) { look(pod) }, nil)
 }
 
 // work carries out the plan of one pod. It reports false when the queue has ended.
@@ -63,7 +63,7 @@ func (f *fleet) carryOut(ctx context.Context, pod *corev1.Pod, p *podPlan) error
 		}
 		// Pods and their statuses always encode.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": p.status})
-		_, err := f.pods.Patch(ctx, pod.Namespace, pod.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+		_, err := f.pods.Patch(ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 		if err != nil {
 			return fmt.Errorf("report pod: %w", err)
 		}

@@ -15,5 +15,5 @@ func (k *Kubelet) podEvent(pod *corev1.Pod, eventType, reason, format string, ar
 
 // containerEvent tells of something that happened to a container.
 func (k *Kubelet) containerEvent(pod *corev1.Pod, c *corev1.Container, eventType, reason, message string) {
-	k.Events.EventAt(pod, container.FieldPath(&pod.Spec, c.Name), eventType, reason, message)
+	k.Events.EventWithFieldPath(pod, container.FieldPath(&pod.Spec, c.Name), eventType, reason, message)
 }

@@ -44,7 +44,7 @@ type Config struct {
 	// Node is this node as the API has it; HostIPs are its addresses, the primary one first.
 	Node    func() *corev1.Node
 	HostIPs func() []string
-	Events  client.Recorder
+	Events  client.EventRecorder
 	Host    cri.Host
 	DNS     environment.DNSSettings
 	// LongestRestartDelay bounds the wait of a container that keeps ending; zero is upstream's five minutes.

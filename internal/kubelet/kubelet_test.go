@@ -498,7 +498,7 @@ func TestResize(t *testing.T) {
 	resize := func(cpu string) {
 		t.Helper()
 		patch := fmt.Sprintf(`{"spec":{"containers":[{"name":"a","resources":{"requests":{"cpu":%q},"limits":{"cpu":%q}}}]}}`, cpu, cpu)
-		if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.StrategicPatch, []byte(patch), client.WriteOptions{Subresource: "resize"}); err != nil {
+		if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, []byte(patch)), client.WriteOptions{Subresource: "resize"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -531,7 +531,7 @@ func TestImageChange(t *testing.T) {
 	b := newBench(t)
 	pod := b.until(b.create(regular("a")), "running", running)
 	id := b.id(pod, "a")
-	if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.StrategicPatch, []byte(`{"spec":{"containers":[{"name":"a","image":"other"}]}}`), client.WriteOptions{}); err != nil {
+	if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, []byte(`{"spec":{"containers":[{"name":"a","image":"other"}]}}`)), client.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	pod = b.until(pod, "restarted", func(p *corev1.Pod) bool { return running(p) && p.Status.ContainerStatuses[0].RestartCount == 1 })
@@ -600,7 +600,7 @@ func TestManyUpdates(t *testing.T) {
 	for i := range 100 {
 		patch := fmt.Sprintf(`{"spec":{"activeDeadlineSeconds":%d}}`, 5000-i)
 		var err error
-		if pod, err = b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.StrategicPatch, []byte(patch), client.WriteOptions{}); err != nil {
+		if pod, err = b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, []byte(patch)), client.WriteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,7 +19,7 @@ const retryWatch = 500 * time.Millisecond
 // watchPods follows the pods that the API has bound to this node until ctx ends. After every interruption all are listed anew.
 func (k *Kubelet) watchPods(ctx context.Context) error {
 	pods := client.For[*corev1.Pod](k.Client)
-	match := client.Match{Fields: fields.OneTermEqualSelector("spec.nodeName", k.NodeName)}
+	match := client.Selector{Fields: fields.OneTermEqualSelector("spec.nodeName", k.NodeName)}
 	known := map[types.UID]*corev1.Pod{}
 	for ctx.Err() == nil {
 		if err := k.followPods(ctx, pods, match, known); err != nil && ctx.Err() == nil {
@@ -33,7 +33,7 @@ func (k *Kubelet) watchPods(ctx context.Context) error {
 	return nil
 }
 
-func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.Pod], match client.Match, known map[types.UID]*corev1.Pod) error {
+func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.Pod], match client.Selector, known map[types.UID]*corev1.Pod) error {
 	list, revision, err := pods.List(ctx, "", match)
 	if err != nil {
 		return err

@@ -52,7 +52,7 @@ func newAPIWriter(c *client.Client) *apiWriter {
 // bind puts a pod on a node. An error means that it is not there.
 func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) error {
 	err := retried(ctx, func() error {
-		return w.pods.Act(ctx, pod.Namespace, pod.Name, "binding", &corev1.Binding{
+		return w.pods.CreateSubresource(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, "binding", &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Target:     corev1.ObjectReference{Kind: "Node", Name: node},
 		}, nil)
@@ -76,7 +76,7 @@ func (w *apiWriter) bind(ctx context.Context, pod *corev1.Pod, node string) erro
 
 func (w *apiWriter) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
 	return retried(ctx, func() error {
-		_, err := w.pods.Patch(ctx, pod.Namespace, pod.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+		_, err := w.pods.Patch(ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 		return err
 	})
 }

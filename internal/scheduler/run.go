@@ -26,7 +26,7 @@ type Config struct {
 	// Informers are shared with the other parts of the process. They must not run yet when New is called.
 	Informers *client.Informers
 	// Events may be nil: then users are told by conditions only.
-	Events *client.Events
+	Events *client.EventBroadcaster
 	// Configuration may be nil: then there is one profile with all rules.
 	Configuration *configv1.KubeSchedulerConfiguration
 	// Metrics may be nil: then nothing is counted.
@@ -64,7 +64,7 @@ func New(config Config) (*Scheduler, error) {
 	}
 	s.metrics = config.Metrics
 	s.record = func(component string, pod *corev1.Pod, eventType, reason, message string) {
-		config.Events.For(component).Event(pod, eventType, reason, message)
+		config.Events.NewRecorder(component).Event(pod, eventType, reason, message)
 	}
 	if err := s.metrics.observe(s); err != nil {
 		return nil, err

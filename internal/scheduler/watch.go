@@ -71,7 +71,7 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 		s.mu.Unlock()
 		s.awake()
 	}
-	handled, err := informer.HandleSynced(
+	handled, err := informer.AddEventHandlerWithSync(
 		func(now T) { locked(func() { added(now) }) },
 		func(old, now T) { locked(func() { changed(old, now) }) },
 		func(old T) { locked(func() { deleted(old) }) },

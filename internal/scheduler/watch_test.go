@@ -19,6 +19,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/client-go/rest"
 
@@ -107,7 +108,7 @@ func (s *realServer) pod(name string) *corev1.Pod {
 
 func (s *realServer) bind(name, node string) {
 	s.t.Helper()
-	err := s.pods.Act(context.Background(), "default", name, "binding", &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
+	err := s.pods.CreateSubresource(context.Background(), types.NamespacedName{Namespace: "default", Name: name}, "binding", &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -530,7 +531,7 @@ func (f flakyLocal) Transport() http.RoundTripper { return f.transport }
 // runReal runs a scheduler beside a real server until the test ends.
 func (s *realServer) runReal(c *client.Client) *Scheduler {
 	s.t.Helper()
-	informers, events := client.NewInformers(c), client.NewEvents(s.client)
+	informers, events := client.NewInformers(c), client.NewEventBroadcaster(s.client)
 	scheduler, err := New(Config{Client: c, Informers: informers, Events: events, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		s.t.Fatal(err)
@@ -593,7 +594,7 @@ func TestSchedulerOnRealServer(t *testing.T) {
 		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
 	})
 	events := func(name string) (all []string) {
-		list, _, err := client.For[*corev1.Event](server.client).List(ctx, "default", client.Match{})
+		list, _, err := client.For[*corev1.Event](server.client).List(ctx, "default", client.Selector{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -674,7 +675,7 @@ func TestSchedulerWithLostWrites(t *testing.T) {
 	watched := client.For[*corev1.Pod](server.client)
 	look := func() (on map[string][]string) {
 		on = map[string][]string{}
-		list, _, err := watched.List(context.Background(), "default", client.Match{})
+		list, _, err := watched.List(context.Background(), "default", client.Selector{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -117,7 +118,7 @@ func feedNodeGraph(ctx context.Context, local *apiserver.Local, graph *authz.Nod
 
 // followIntoGraph carries the changes of one resource into the graph until the watch ends.
 func followIntoGraph(ctx context.Context, local *apiserver.Local, gvr schema.GroupVersionResource, graph *authz.NodeGraph, first func()) error {
-	w, err := local.Watch(ctx, gvr, "", nil, nil, "", true)
+	w, err := local.Watch(ctx, gvr, "", &internalversion.ListOptions{SendInitialEvents: new(true)})
 	if err != nil {
 		return fmt.Errorf("watch %s for the node authorizer: %w", gvr.Resource, err)
 	}

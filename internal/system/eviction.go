@@ -33,7 +33,7 @@ func (n *nodeParts) thresholds() ([]evict.Threshold, error) {
 }
 
 // makeGuard makes what keeps the node from running out of memory, disk and processes.
-func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector, recorder client.Recorder) error {
+func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector, recorder client.EventRecorder) error {
 	thresholds, err := n.thresholds()
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -168,7 +169,7 @@ func ensureOwn[T kind.Object](ctx context.Context, resource client.Resource[T], 
 
 // removeOutdated deletes what the server made once and has no use for any more.
 func removeOutdated[T kind.Object](ctx context.Context, resource client.Resource[T], wanted map[string]bool) error {
-	objs, _, err := resource.List(ctx, "", client.Match{})
+	objs, _, err := resource.List(ctx, "", client.Selector{})
 	if err != nil {
 		return err
 	}
@@ -225,7 +226,7 @@ func (f *flowControl) follow(ctx context.Context, done func()) error {
 // notice tells of every change of a resource until ctx ends; several may be told as one.
 func (f *flowControl) notice(ctx context.Context, resource schema.GroupVersionResource, changed chan<- struct{}) error {
 	for ctx.Err() == nil {
-		w, err := f.local.Watch(ctx, resource, "", nil, nil, "", true)
+		w, err := f.local.Watch(ctx, resource, "", &internalversion.ListOptions{SendInitialEvents: new(true)})
 		if err != nil {
 			return fmt.Errorf("watch %s for fairness: %w", resource.Resource, err)
 		}
@@ -241,10 +242,10 @@ func (f *flowControl) notice(ctx context.Context, resource schema.GroupVersionRe
 
 // configure gives fairness the objects as they are.
 func (f *flowControl) configure(ctx context.Context) (levels []*flowcontrolv1.PriorityLevelConfiguration, schemas []*flowcontrolv1.FlowSchema, err error) {
-	if levels, _, err = f.levels.List(ctx, "", client.Match{}); err != nil {
+	if levels, _, err = f.levels.List(ctx, "", client.Selector{}); err != nil {
 		return nil, nil, err
 	}
-	if schemas, _, err = f.schemas.List(ctx, "", client.Match{}); err != nil {
+	if schemas, _, err = f.schemas.List(ctx, "", client.Selector{}); err != nil {
 		return nil, nil, err
 	}
 	f.fairness.Configure(levels, schemas)
@@ -296,7 +297,7 @@ func (f *flowControl) apply(ctx context.Context, name string, condition flowcont
 	if err != nil {
 		return err
 	}
-	_, err = f.schemas.Patch(ctx, "", name, client.ApplyPatch, patch,
+	_, err = f.schemas.Patch(ctx, "", name, client.RawPatch(client.ApplyPatch, patch),
 		client.WriteOptions{FieldManager: fairnessConsumer, Subresource: "status", Force: true})
 	return err
 }

@@ -198,8 +198,8 @@ func (n *nodeParts) make() error {
 	if err := n.makeIdentity(); err != nil {
 		return err
 	}
-	events := client.NewEvents(n.client)
-	recorder := events.For("kubelet").On(n.name)
+	events := client.NewEventBroadcaster(n.client)
+	recorder := events.NewRecorder("kubelet").WithHost(n.name)
 	informers := client.NewInformers(n.client)
 	services := client.InformerFor[*corev1.Service](informers)
 	classes := kubelet.RuntimeClasses{Classes: client.InformerFor[*nodev1.RuntimeClass](informers)}
@@ -263,7 +263,7 @@ func (n *nodeParts) make() error {
 }
 
 // makeNode makes what tells the API of this node.
-func (n *nodeParts) makeNode(recorder client.Recorder) error {
+func (n *nodeParts) makeNode(recorder client.EventRecorder) error {
 	thresholds, err := n.thresholds()
 	if err != nil {
 		return err

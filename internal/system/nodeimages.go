@@ -7,6 +7,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"skiff/internal/client"
@@ -18,7 +19,7 @@ import (
 )
 
 // newImages makes what pulls a node's images and what removes them again.
-func newImages(c *client.Client, s nodeSettings, settings *kubeletconfig.KubeletConfiguration, r *cri.Runtime, named *objects.Objects, recorder client.Recorder, node func() *corev1.Node, log *slog.Logger) (*images.Images, *images.Collector, error) {
+func newImages(c *client.Client, s nodeSettings, settings *kubeletconfig.KubeletConfiguration, r *cri.Runtime, named *objects.Objects, recorder client.EventRecorder, node func() *corev1.Node, log *slog.Logger) (*images.Images, *images.Collector, error) {
 	log = log.With("part", "images")
 	var plugins *credentials.Plugins
 	if s.ImageCredentialProviderConfig != "" {
@@ -60,6 +61,6 @@ func (a accounts) ServiceAccount(ctx context.Context, namespace, name string) (*
 
 func (a accounts) Token(ctx context.Context, namespace, name string, request *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
 	answer := &authenticationv1.TokenRequest{}
-	err := client.For[*corev1.ServiceAccount](a.client).Act(ctx, namespace, name, "token", request, answer)
+	err := client.For[*corev1.ServiceAccount](a.client).CreateSubresource(ctx, types.NamespacedName{Namespace: namespace, Name: name}, "token", request, answer)
 	return answer, err
 }

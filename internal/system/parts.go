@@ -39,7 +39,7 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 	if err != nil {
 		return err
 	}
-	informers, events := client.NewInformers(local), client.NewEvents(local)
+	informers, events := client.NewInformers(local), client.NewEventBroadcaster(local)
 	var runs []func(context.Context) error
 	metrics, err := controller.NewMetrics(registry)
 	if err != nil {
@@ -80,7 +80,7 @@ func runParts(ctx context.Context, c config.Server, server *apiserver.Server, se
 		run := s.Run
 		if len(c.Etcd.Servers) > 0 {
 			run = competing("kube-scheduler", log, func(ctx context.Context, elected *controller.LeaderElection) error {
-				return elected.Lead(ctx, local, metrics, s.Run)
+				return elected.Run(ctx, local, metrics, s.Run)
 			})
 		}
 		runs = append(runs, run)
@@ -123,7 +123,7 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 	if err != nil {
 		return err
 	}
-	informers, events := client.NewInformers(remote), client.NewEvents(remote)
+	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote)
 	settings := controllers.Config{Client: remote, Informers: informers, Events: events, Enabled: c.Controllers, Accounts: c.UseServiceAccounts, Log: log}
 	if settings.Settings, err = controllerSettings(c); err != nil {
 		return err

@@ -62,7 +62,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	if err != nil {
 		return err
 	}
-	informers, events := client.NewInformers(remote), client.NewEvents(remote)
+	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote)
 	post := &watchpost{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
 	metrics, err := scheduler.NewMetrics(post.registry)
 	if err != nil {
@@ -87,7 +87,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		leader.LeaseDuration, leader.RenewDeadline = file.LeaderElection.LeaseDuration.Duration, file.LeaderElection.RenewDeadline.Duration
 		leader.RetryPeriod = file.LeaderElection.RetryPeriod.Duration
 		post.checks = append(post.checks, health.Check{Name: "leaderElection", Check: leader.Check})
-		run = func(ctx context.Context) error { return leader.Lead(ctx, remote, nil, s.Run) }
+		run = func(ctx context.Context) error { return leader.Run(ctx, remote, nil, s.Run) }
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context) error{post.run, informers.Run, events.Run, run} {

@@ -74,7 +74,7 @@ func ListTokens(ctx context.Context, c config.Token, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kept, _, err := secrets.List(ctx, metav1.NamespaceSystem, client.Match{Fields: fields.OneTermEqualSelector("type", string(bootstrap.SecretType))})
+	kept, _, err := secrets.List(ctx, metav1.NamespaceSystem, client.Selector{Fields: fields.OneTermEqualSelector("type", string(bootstrap.SecretType))})
 	if err != nil {
 		return fmt.Errorf("list the tokens: %w", err)
 	}

@@ -77,13 +77,13 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 	for ; err != nil && ctx.Err() == nil; _, err = client.For[*corev1.Namespace](admin).Get(ctx, "", corev1.NamespaceNodeLease) {
 		time.Sleep(50 * time.Millisecond)
 	}
-	events := client.NewEvents(own)
+	events := client.NewEventBroadcaster(own)
 	ranges := make(chan []string, 10)
 	n := node.New(node.Settings{
 		Name: "n1", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Value: "yes", Effect: corev1.TaintEffectNoSchedule}},
 		StatusUpdateFrequency: 200 * time.Millisecond, LeaseDurationSeconds: 4, Root: t.TempDir(),
 	}, node.Dependencies{
-		Client: own, Runtime: readyRuntime{}, Events: events.For("kubelet").On("n1"), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Client: own, Runtime: readyRuntime{}, Events: events.NewRecorder("kubelet").WithHost("n1"), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		PodCIDRs: func(r []string) { ranges <- r },
 	})
 	ended := make(chan error, 2)
@@ -121,7 +121,7 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
 		text, err := json.Marshal(change)
 		if err == nil {
-			_, err = nodes.Patch(ctx, "", "n1", client.StrategicPatch, text, client.WriteOptions{Subresource: subresource})
+			_, err = nodes.Patch(ctx, "", "n1", client.RawPatch(client.StrategicPatch, text), client.WriteOptions{Subresource: subresource})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -158,7 +158,7 @@ func nodeObject(t *testing.T, c *cluster.Cluster) {
 		t.Fatal(err)
 	}
 	until("back", func(n *corev1.Node) bool { return n.UID != ready.UID })
-	told, _, err := client.For[*corev1.Event](admin).List(ctx, metav1.NamespaceDefault, client.Match{})
+	told, _, err := client.For[*corev1.Event](admin).List(ctx, metav1.NamespaceDefault, client.Selector{})
 	if err != nil || len(told) == 0 {
 		t.Errorf("events: %d, %v", len(told), err)
 	}

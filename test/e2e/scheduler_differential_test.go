@@ -241,21 +241,21 @@ func (d *differential) addSpreading(p *corev1.Pod, color string) {
 func (d *differential) snapshot(without string) *scheduler.Snapshot {
 	d.t.Helper()
 	s := scheduler.NewSnapshot()
-	nodes, _, err := d.nodes.List(d.ctx, "", client.Match{})
+	nodes, _, err := d.nodes.List(d.ctx, "", client.Selector{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	for _, n := range nodes {
 		s.SetNode(n)
 	}
-	services, _, err := client.For[*corev1.Service](d.client).List(d.ctx, "", client.Match{})
+	services, _, err := client.For[*corev1.Service](d.client).List(d.ctx, "", client.Selector{})
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	for _, service := range services {
 		s.SetService(service)
 	}
-	pods, _, err := d.pods.List(d.ctx, "", client.Match{})
+	pods, _, err := d.pods.List(d.ctx, "", client.Selector{})
 	if err != nil {
 		d.t.Fatal(err)
 	}

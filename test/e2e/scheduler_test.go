@@ -48,7 +48,7 @@ func startSchedulerWorld(t testing.TB, nodes hollow.Config) *schedulerWorld {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	t.Cleanup(func() { cancel(); running.Wait() })
-	informers, events := client.NewInformers(cl), client.NewEvents(cl)
+	informers, events := client.NewInformers(cl), client.NewEventBroadcaster(cl)
 	s, err := scheduler.New(scheduler.Config{Client: cl, Informers: informers, Events: events})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func (w *schedulerWorld) until(t testing.TB, what string, done func() (bool, err
 
 func (w *schedulerWorld) phases(t testing.TB) (running int, byNode map[string]int) {
 	t.Helper()
-	all, _, err := w.pods.List(t.Context(), "default", client.Match{})
+	all, _, err := w.pods.List(t.Context(), "default", client.Selector{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestSchedulerOnHollowNodes(t *testing.T) {
 		w.until(t, "two pods are gone", func() (bool, error) { running, _ := w.phases(t); return running == load-2+1, nil })
 	})
 
-	all, _, err := w.pods.List(ctx, "default", client.Match{})
+	all, _, err := w.pods.List(ctx, "default", client.Selector{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestSchedulerOnHollowNodes(t *testing.T) {
 		}
 	}
 	w.until(t, "all pods are gone", func() (bool, error) {
-		left, _, err := w.pods.List(ctx, "default", client.Match{})
+		left, _, err := w.pods.List(ctx, "default", client.Selector{})
 		return len(left) == 0, err
 	})
 }

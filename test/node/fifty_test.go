@@ -80,11 +80,11 @@ func fiftyThrough(b *testing.B, pods client.Resource[*corev1.Pod]) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	_, revision, err := pods.List(ctx, "default", client.Match{})
+	_, revision, err := pods.List(ctx, "default", client.Selector{})
 	if err != nil {
 		b.Fatal(err)
 	}
-	changes, err := pods.Watch(ctx, "default", client.Match{}, revision)
+	changes, err := pods.Watch(ctx, "default", client.Selector{}, revision)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func removeAll(b *testing.B, pods client.Resource[*corev1.Pod]) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	for first := true; ; first = false {
-		list, _, err := pods.List(ctx, "default", client.Match{})
+		list, _, err := pods.List(ctx, "default", client.Selector{})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -28,7 +28,7 @@ type told struct {
 	lines []string
 }
 
-func (e *told) EventAt(_ kind.Object, _, eventType, reason, message string) {
+func (e *told) EventWithFieldPath(_ kind.Object, _, eventType, reason, message string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lines = append(e.lines, eventType+" "+reason+" "+message)

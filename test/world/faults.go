@@ -12,6 +12,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -176,14 +177,14 @@ type reader struct {
 	faults *Faults
 }
 
-func (r reader) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, l labels.Selector, f fields.Selector, after string, initial bool) (watch.Interface, error) {
-	source, err := r.Local.Watch(ctx, gvr, namespace, l, f, after, initial)
+func (r reader) Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error) {
+	source, err := r.Local.Watch(ctx, gvr, namespace, options)
 	if err != nil {
 		return nil, err
 	}
 	w := &faultyWatch{source: source, events: make(chan watch.Event), ended: make(chan struct{})}
 	late := make(chan lateEvent, 10000)
-	go w.receive(late, r.faults, initial)
+	go w.receive(late, r.faults, options.SendInitialEvents != nil && *options.SendInitialEvents)
 	go w.deliver(late)
 	return w, nil
 }

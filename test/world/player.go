@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 	"skiff/internal/podstate"
@@ -37,7 +38,7 @@ func (w *World) Play(nodes int) {
 	pods := client.InformerFor[*corev1.Pod](informers)
 	changed := make(chan *corev1.Pod, 10000)
 	told := func(pod *corev1.Pod) { changed <- pod }
-	if err := pods.Handle(told, func(_, pod *corev1.Pod) { told(pod) }, nil); err != nil {
+	if err := pods.AddEventHandler(told, func(_, pod *corev1.Pod) { told(pod) }, nil); err != nil {
 		w.T.Fatal(err)
 	}
 	go func() { _ = informers.Run(w.Ctx) }()
@@ -122,7 +123,7 @@ func (w *World) bind(pod *corev1.Pod) error {
 	if target := targetNode(pod); target != "" {
 		node = target
 	}
-	return client.For[*corev1.Pod](w.Client).Act(w.Ctx, pod.Namespace, pod.Name, "binding", &corev1.Binding{
+	return client.For[*corev1.Pod](w.Client).CreateSubresource(w.Ctx, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, "binding", &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
 }
 

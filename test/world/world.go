@@ -87,7 +87,7 @@ func (w *World) start(ctx context.Context, faults *Faults, definitions []control
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	informers := client.NewInformers(inprocess.Client(w.T, faults.reading(w.local)))
-	events := client.NewEvents(w.Client)
+	events := client.NewEventBroadcaster(w.Client)
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -176,7 +176,7 @@ func Gone[T kind.Object](w *World, namespace, name string) bool {
 // List reads all objects of a type.
 func List[T kind.Object](w *World) []T {
 	w.T.Helper()
-	objs, _, err := client.For[T](w.Client).List(w.Ctx, "", client.Match{})
+	objs, _, err := client.For[T](w.Client).List(w.Ctx, "", client.Selector{})
 	if err != nil {
 		w.T.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func (m model) String() string {
 // state is what the server has, in the form of a model.
 func state(t *testing.T, c *client.Client, namespace string) model {
 	t.Helper()
-	objects, _, err := client.For[*corev1.ConfigMap](c).List(t.Context(), namespace, client.Match{})
+	objects, _, err := client.For[*corev1.ConfigMap](c).List(t.Context(), namespace, client.Selector{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestForegroundWaitsForBlockers(t *testing.T) {
 	if gone[*corev1.ConfigMap](t, c, "default", "owner") {
 		t.Fatal("the owner did not wait for the dependent that blocks it")
 	}
-	if _, err := things.Patch(t.Context(), "default", "blocking", client.MergePatch, []byte(`{"metadata":{"finalizers":null}}`), client.WriteOptions{}); err != nil {
+	if _, err := things.Patch(t.Context(), "default", "blocking", client.RawPatch(client.MergePatch, []byte(`{"metadata":{"finalizers":null}}`)), client.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "both are gone", func() bool { return len(state(t, c, "default")) == 0 })
@@ -193,7 +193,7 @@ func TestOwnerInAnotherNamespace(t *testing.T) {
 	create(t, c, thing("default", "wrong", ownedBy(false, owner)...))
 	eventually(t, "who names an owner elsewhere is collected", func() bool { return gone[*corev1.ConfigMap](t, c, "default", "wrong") })
 	eventually(t, "an event tells of it", func() bool {
-		events, _, err := client.For[*corev1.Event](c).List(t.Context(), "default", client.Match{})
+		events, _, err := client.For[*corev1.Event](c).List(t.Context(), "default", client.Selector{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,7 +222,7 @@ func TestManyDependents(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "all pods are gone", func() bool {
-		pods, _, err := client.For[*corev1.Pod](c).List(t.Context(), "default", client.Match{})
+		pods, _, err := client.For[*corev1.Pod](c).List(t.Context(), "default", client.Selector{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -541,7 +541,7 @@ func collector(t *testing.T, said map[string][]string) (*garbage, *answers) {
 	_, err := controller.NewLoop(controller.Definition{Name: "garbage", New: func(s *controller.Setup) (controller.Syncer, error) {
 		g.setup = s
 		return g, nil
-	}}, controller.Environment{Client: c, Informers: client.NewInformers(c), Events: client.NewEvents(c), Log: slog.New(slog.DiscardHandler)})
+	}}, controller.Environment{Client: c, Informers: client.NewInformers(c), Events: client.NewEventBroadcaster(c), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -837,14 +837,14 @@ func TestRandomReferences(t *testing.T) {
 			eventually(t, fmt.Sprintf("seed %d: %s leaves %v", seed, what, want), func() bool {
 				got = nil
 				for _, namespace := range spaces {
-					maps, _, err := client.For[*corev1.ConfigMap](c).List(t.Context(), namespace, client.Match{})
+					maps, _, err := client.For[*corev1.ConfigMap](c).List(t.Context(), namespace, client.Selector{})
 					if err != nil {
 						t.Fatal(err)
 					}
 					for _, m := range maps {
 						got = append(got, words(m.Name, m.OwnerReferences))
 					}
-					secrets, _, err := client.For[*corev1.Secret](c).List(t.Context(), namespace, client.Match{})
+					secrets, _, err := client.For[*corev1.Secret](c).List(t.Context(), namespace, client.Selector{})
 					if err != nil {
 						t.Fatal(err)
 					}

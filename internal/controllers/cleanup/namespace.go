@@ -46,11 +46,11 @@ func Namespace(grace time.Duration) controller.Definition {
 					s.EnqueueAfter(controller.KeyOf(namespace), grace)
 				}
 			}
-			if err := n.informer.Handle(changed, func(_, namespace *corev1.Namespace) { changed(namespace) }, nil); err != nil {
+			if err := n.informer.AddEventHandler(changed, func(_, namespace *corev1.Namespace) { changed(namespace) }, nil); err != nil {
 				return nil, fmt.Errorf("watch namespaces: %w", err)
 			}
 			pods := client.InformerFor[*corev1.Pod](s.Informers)
-			if err := pods.Handle(nil, nil, func(pod *corev1.Pod) { n.podGone(pods, pod.Namespace) }); err != nil {
+			if err := pods.AddEventHandler(nil, nil, func(pod *corev1.Pod) { n.podGone(pods, pod.Namespace) }); err != nil {
 				return nil, fmt.Errorf("watch pods: %w", err)
 			}
 			return n, nil
@@ -160,7 +160,7 @@ func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (co
 
 // podGrace is the longest time a running pod may take to end, zero when it is over already.
 func (n *namespaces) podGrace(ctx context.Context, namespace *corev1.Namespace) (time.Duration, error) {
-	pods, _, err := client.For[*corev1.Pod](n.setup.Client).List(ctx, namespace.Name, client.Match{})
+	pods, _, err := client.For[*corev1.Pod](n.setup.Client).List(ctx, namespace.Name, client.Selector{})
 	if err != nil {
 		return 0, err
 	}

@@ -29,7 +29,7 @@ import (
 func run(t *testing.T, c *client.Client, definitions ...controller.Definition) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	informers, events := client.NewInformers(c), client.NewEvents(c)
+	informers, events := client.NewInformers(c), client.NewEventBroadcaster(c)
 	var loops []*controller.Loop
 	for _, d := range definitions {
 		loop, err := controller.NewLoop(d, controller.Environment{Client: c, Informers: informers, Events: events, Log: slog.New(slog.DiscardHandler)})
@@ -125,7 +125,7 @@ func TestNamespaceIsEmptiedPodsFirst(t *testing.T) {
 		t.Error("the pod that nothing holds is still there")
 	}
 	patch := []byte(`{"metadata":{"finalizers":null}}`)
-	if _, err := client.For[*corev1.Pod](c).Patch(t.Context(), "work", "held", client.MergePatch, patch, client.WriteOptions{}); err != nil {
+	if _, err := client.For[*corev1.Pod](c).Patch(t.Context(), "work", "held", client.RawPatch(client.MergePatch, patch), client.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()

@@ -31,6 +31,6 @@ func deleting[T kind.Object](objects client.Informer[T], over func(T) bool) cont
 			writes = append(writes, controller.Deleting(obj))
 		}
 	}
-	plan.Then(writes...)
+	plan.AddStep(writes...)
 	return plan
 }

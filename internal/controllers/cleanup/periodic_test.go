@@ -76,7 +76,7 @@ func TestWhatIsOverIsDeleted(t *testing.T) {
 			t.Errorf("%v are left", left)
 		}
 		for _, write := range plan.Steps[0].Writes {
-			if write.Verb != controller.Delete || *write.Delete.Preconditions.UID != write.Object.GetUID() || write.Object.GetUID() == "" {
+			if write.Verb != controller.Delete || *write.DeleteOptions.Preconditions.UID != write.Object.GetUID() || write.Object.GetUID() == "" {
 				t.Errorf("%+v", write)
 			}
 		}

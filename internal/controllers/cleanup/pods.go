@@ -186,12 +186,12 @@ func (d doomedPod) plan() controller.Plan {
 		if err != nil {
 			panic(err) // strings and conditions can be written
 		}
-		plan.Then(controller.Write{Verb: controller.PatchStatus, Object: d.pod, Form: client.StrategicPatch, Patch: patch}.
-			Tolerating(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.Write{Verb: controller.PatchStatus, Object: d.pod, PatchType: client.StrategicPatch, Patch: patch}.
+			Ignoring(metav1.StatusReasonNotFound))
 	}
 	deletion := controller.Deleting(d.pod)
 	now := int64(0)
-	deletion.Delete.GracePeriodSeconds = &now
-	plan.Then(deletion)
+	deletion.DeleteOptions.GracePeriodSeconds = &now
+	plan.AddStep(deletion)
 	return plan
 }

@@ -202,8 +202,8 @@ func TestHowDoomedPodsGo(t *testing.T) {
 			for _, step := range test.d.plan().Steps {
 				for _, w := range step.Writes {
 					if w.Verb == controller.Delete {
-						if *w.Delete.GracePeriodSeconds == 0 {
-							got = append(got, fmt.Sprintf("delete %s at once, %s only", w.Object.GetName(), *w.Delete.Preconditions.UID))
+						if *w.DeleteOptions.GracePeriodSeconds == 0 {
+							got = append(got, fmt.Sprintf("delete %s at once, %s only", w.Object.GetName(), *w.DeleteOptions.Preconditions.UID))
 						}
 						continue
 					}

@@ -57,7 +57,7 @@ var ResourceQuota = controller.Definition{
 				s.Enqueue(controller.KeyOf(quota))
 			}
 		}
-		if err := q.informer.Handle(func(quota *corev1.ResourceQuota) { s.Enqueue(controller.KeyOf(quota)) }, changed, nil); err != nil {
+		if err := q.informer.AddEventHandler(func(quota *corev1.ResourceQuota) { s.Enqueue(controller.KeyOf(quota)) }, changed, nil); err != nil {
 			return nil, fmt.Errorf("watch quotas: %w", err)
 		}
 		return q, errors.Join(
@@ -83,7 +83,7 @@ type quotas struct {
 func countTyped[T kind.Object](q *quotas, group, name string) error {
 	gr := schema.GroupResource{Group: group, Resource: name}
 	q.typed[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
-		objects, _, err := client.For[T](q.setup.Client).List(ctx, namespace, client.Match{})
+		objects, _, err := client.For[T](q.setup.Client).List(ctx, namespace, client.Selector{})
 		if err != nil {
 			return nil, err
 		}
@@ -93,7 +93,7 @@ func countTyped[T kind.Object](q *quotas, group, name string) error {
 		}
 		return result, nil
 	}
-	err := client.InformerFor[T](q.setup.Informers).Handle(
+	err := client.InformerFor[T](q.setup.Informers).AddEventHandler(
 		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterCreated) },
 		func(old, obj T) {
 			if quota.ReducesUsage(obj, old, time.Now()) {
@@ -146,7 +146,7 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 		next.Status = status
 		written, writeErr := client.For[*corev1.ResourceQuota](q.setup.Client).UpdateStatus(ctx, next)
 		if writeErr == nil {
-			q.setup.Wrote(key, written)
+			q.setup.RecordWrite(key, written)
 		}
 		err = errors.Join(err, writeErr)
 	}

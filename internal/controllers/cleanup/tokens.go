@@ -119,12 +119,12 @@ func (v tokenView) plan(verdict tokenVerdict) controller.Plan {
 		if err != nil {
 			panic(fmt.Sprintf("encode strings: %v", err))
 		}
-		plan.Then(controller.Patching(v.secret, client.MergePatch, patch).Tolerating(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.Patching(v.secret, client.MergePatch, patch).Ignoring(metav1.StatusReasonNotFound))
 	case deleteToken:
-		deletion := controller.Deleting(v.secret).Tolerating(metav1.StatusReasonConflict)
+		deletion := controller.Deleting(v.secret).Ignoring(metav1.StatusReasonConflict)
 		// It may be in use again since we looked.
-		deletion.Delete.Preconditions.ResourceVersion = &v.secret.ResourceVersion
-		plan.Then(deletion)
+		deletion.DeleteOptions.Preconditions.ResourceVersion = &v.secret.ResourceVersion
+		plan.AddStep(deletion)
 	}
 	return plan
 }

@@ -97,14 +97,14 @@ func TestTheUseOfTokensMustHaveBeenTracked(t *testing.T) {
 
 func TestWhatBecomesOfTokens(t *testing.T) {
 	v := tokenView{secret: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "token", UID: "7", ResourceVersion: "42"}}, now: noon}
-	if plan := v.plan(keepToken); !plan.Empty() {
+	if plan := v.plan(keepToken); !plan.IsEmpty() {
 		t.Errorf("what is kept: %+v", plan)
 	}
 	if w := v.plan(invalidateToken).Steps[0].Writes[0]; w.Verb != controller.Patch || string(w.Patch) != `{"metadata":{"labels":{"kubernetes.io/legacy-token-invalid-since":"2026-06-15"},"uid":"7"}}` {
 		t.Errorf("what becomes invalid: %s %s", w.Verb, w.Patch)
 	}
 	w := v.plan(deleteToken).Steps[0].Writes[0]
-	if w.Verb != controller.Delete || *w.Delete.Preconditions.ResourceVersion != "42" || *w.Delete.Preconditions.UID != "7" || !slices.Contains(w.Tolerate, metav1.StatusReasonConflict) {
+	if w.Verb != controller.Delete || *w.DeleteOptions.Preconditions.ResourceVersion != "42" || *w.DeleteOptions.Preconditions.UID != "7" || !slices.Contains(w.Ignore, metav1.StatusReasonConflict) {
 		t.Errorf("what goes: %+v", w)
 	}
 }

@@ -36,7 +36,7 @@ var clusterInfo = controller.Key{Namespace: metav1.NamespacePublic, Name: cluste
 // BootstrapSigner signs the public description of the cluster with every bootstrap token, so that a machine that has nothing
 // but a token can tell whether it speaks to the right cluster.
 var BootstrapSigner = controller.Definition{
-	Name: "bootstrap-signer-controller", Aliases: []string{"bootstrapsigner"}, Queue: "bootstrap_signer_queue", Off: true,
+	Name: "bootstrap-signer-controller", Aliases: []string{"bootstrapsigner"}, Queue: "bootstrap_signer_queue", DisabledByDefault: true,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &bootstrapSigner{maps: client.InformerFor[*corev1.ConfigMap](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers)}
 		err := controller.Watch(s, func(m *corev1.ConfigMap) []controller.Key {
@@ -48,7 +48,7 @@ var BootstrapSigner = controller.Definition{
 		if err != nil {
 			return nil, err
 		}
-		return controller.Planned(s, c), controller.Watch(s, func(secret *corev1.Secret) []controller.Key {
+		return controller.NewSyncer(s, c), controller.Watch(s, func(secret *corev1.Secret) []controller.Key {
 			if isBootstrapToken(secret) {
 				return []controller.Key{clusterInfo}
 			}
@@ -99,7 +99,7 @@ func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
 	if !maps.Equal(data, v.info.Data) {
 		next := v.info.DeepCopy()
 		next.Data = data
-		plan.Then(controller.Updating(next).Tolerating(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.Updating(next).Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan
 }
@@ -151,7 +151,7 @@ func detachedSignature(content, id, key string) string {
 
 // BootstrapTokenCleaner deletes bootstrap tokens that are past.
 var BootstrapTokenCleaner = controller.Definition{
-	Name: "token-cleaner-controller", Aliases: []string{"tokencleaner"}, Queue: "token_cleaner", Off: true,
+	Name: "token-cleaner-controller", Aliases: []string{"tokencleaner"}, Queue: "token_cleaner", DisabledByDefault: true,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		secrets := client.InformerFor[*corev1.Secret](s.Informers)
 		err := controller.Watch(s, func(secret *corev1.Secret) []controller.Key {
@@ -174,8 +174,8 @@ func cleanToken(secret *corev1.Secret, now time.Time) controller.Plan {
 	var plan controller.Plan
 	left, expired := expiration(secret, now)
 	if expired {
-		plan.Then(controller.Deleting(secret).Tolerating(metav1.StatusReasonConflict))
+		plan.AddStep(controller.Deleting(secret).Ignoring(metav1.StatusReasonConflict))
 	}
-	plan.Again(left)
+	plan.Requeue(left)
 	return plan
 }

@@ -128,7 +128,7 @@ func TestClusterInfoIsSigned(t *testing.T) {
 		v := bootstrapView{info: &corev1.ConfigMap{ObjectMeta: named("kube-public", "cluster-info"), Data: test.data}, secrets: test.secrets, now: newYear}
 		before := maps.Clone(test.data)
 		plan := (&bootstrapSigner{}).Reconcile(v)
-		if plan.Empty() != (test.want == nil) {
+		if plan.IsEmpty() != (test.want == nil) {
 			t.Errorf("%s: %+v", test.what, plan)
 			continue
 		}
@@ -142,7 +142,7 @@ func TestClusterInfoIsSigned(t *testing.T) {
 		if !maps.Equal(v.info.Data, test.want) {
 			t.Errorf("%s: %v\nwant %v", test.what, v.info.Data, test.want)
 		}
-		if again := (&bootstrapSigner{}).Reconcile(v); !again.Empty() {
+		if again := (&bootstrapSigner{}).Reconcile(v); !again.IsEmpty() {
 			t.Errorf("%s: a second look changes %+v", test.what, again)
 		}
 	}
@@ -167,7 +167,7 @@ func TestTokensArePast(t *testing.T) {
 		if (len(plan.Steps) > 0) != want.deleted || plan.RequeueAfter != want.again {
 			t.Errorf("%q: %+v", expiration, plan)
 		}
-		if want.deleted && *plan.Steps[0].Writes[0].Delete.Preconditions.UID != "7" {
+		if want.deleted && *plan.Steps[0].Writes[0].DeleteOptions.Preconditions.UID != "7" {
 			t.Errorf("%q: a successor is deleted", expiration)
 		}
 	}

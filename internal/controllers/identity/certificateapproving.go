@@ -34,7 +34,7 @@ var CertificateApproving = controller.Definition{
 				return answer.Status.Allowed, nil
 			},
 		}
-		return a, controller.WatchOwn[*certificatesv1.CertificateSigningRequest](s)
+		return a, controller.WatchPrimary[*certificatesv1.CertificateSigningRequest](s)
 	},
 }
 

@@ -98,7 +98,7 @@ func TestApprovals(t *testing.T) {
 							return slices.Contains(test.may, review.Spec.ResourceAttributes.Subresource), nil
 						},
 					}
-					return a, controller.WatchOwn[*csr](s)
+					return a, controller.WatchPrimary[*csr](s)
 				}}
 				request := world.CreateAs(w, test.username, nil, requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients))
 				if test.conditions != nil {
@@ -139,7 +139,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 				err := <-answers
 				return err == nil, err
 			}}
-		return a, controller.WatchOwn[*csr](s)
+		return a, controller.WatchPrimary[*csr](s)
 	}}
 	run(t, c, d)
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients))

@@ -60,7 +60,7 @@ func CertificateSigning(authorities SigningAuthorities) controller.Definition {
 	return controller.Definition{
 		Name: "certificatesigningrequest-signing-controller", Aliases: []string{"csrsigning"}, Queue: "certificate-csrsigning", Workers: 5,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
-			if err := controller.WatchOwn[*certificatesv1.CertificateSigningRequest](s); err != nil {
+			if err := controller.WatchPrimary[*certificatesv1.CertificateSigningRequest](s); err != nil {
 				return nil, err
 			}
 			requests := client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers)
@@ -73,7 +73,7 @@ func CertificateSigning(authorities SigningAuthorities) controller.Definition {
 				if err != nil || answer == nil {
 					return err
 				}
-				return s.Apply(ctx, key, controller.Plan{Status: func(controller.Outcome) kind.Object { return answer }})
+				return s.Apply(ctx, key, controller.Plan{Status: func(controller.ApplyResult) kind.Object { return answer }})
 			}), nil
 		},
 	}

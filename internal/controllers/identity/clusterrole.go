@@ -41,12 +41,12 @@ var ClusterRoleAggregation = controller.Definition{
 				return err
 			}
 			// Applied, so that others who apply the role do not fight over its rules.
-			written, err := client.For[*rbacv1.ClusterRole](s.Client).Patch(ctx, "", role.Name, client.ApplyPatch, applyRules(role.Name, rules),
+			written, err := client.For[*rbacv1.ClusterRole](s.Client).Patch(ctx, "", role.Name, client.RawPatch(client.ApplyPatch, applyRules(role.Name, rules)),
 				client.WriteOptions{FieldManager: "clusterrole-aggregation-controller", Force: true})
 			if err != nil {
 				return fmt.Errorf("apply rules: %w", err)
 			}
-			s.Wrote(key, written)
+			s.RecordWrite(key, written)
 			return nil
 		}), nil
 	},

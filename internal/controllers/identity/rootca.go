@@ -26,7 +26,7 @@ var errNoAuthority = errors.New("there is no certificate authority to publish")
 func RootCA(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "root-ca-certificate-publisher-controller", Aliases: []string{"root-ca-cert-publisher"}, Queue: "root_ca_cert_publisher",
-		Off: len(bundle) == 0,
+		DisabledByDefault: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(bundle) == 0 {
 				return nil, errNoAuthority
@@ -36,7 +36,7 @@ func RootCA(bundle []byte) controller.Definition {
 				namespaces: client.InformerFor[*corev1.Namespace](s.Informers),
 				maps:       client.InformerFor[*corev1.ConfigMap](s.Informers),
 			}
-			if err := controller.WatchOwn[*corev1.Namespace](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.Namespace](s); err != nil {
 				return nil, err
 			}
 			changed := func(m *corev1.ConfigMap) {
@@ -44,10 +44,10 @@ func RootCA(bundle []byte) controller.Definition {
 					s.Enqueue(controller.Key{Name: m.Namespace})
 				}
 			}
-			if err := c.maps.Handle(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed); err != nil {
+			if err := c.maps.AddEventHandler(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed); err != nil {
 				return nil, err
 			}
-			return controller.Planned(s, c), nil
+			return controller.NewSyncer(s, c), nil
 		},
 	}
 }
@@ -80,15 +80,15 @@ func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
 	switch {
 	case v.published == nil && v.namespace.Status.Phase != corev1.NamespaceActive: // nothing can be made there any more
 	case v.published == nil:
-		plan.Then(controller.Creating(&corev1.ConfigMap{
+		plan.AddStep(controller.Creating(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: rootCAName, Annotations: map[string]string{descriptionAnnotation: rootCADescription}},
 			Data:       data,
-		}).Tolerating(metav1.StatusReasonNotFound))
+		}).Ignoring(metav1.StatusReasonNotFound))
 	case !maps.Equal(v.published.Data, data) || v.published.Annotations[descriptionAnnotation] == "":
 		next := v.published.DeepCopy()
 		next.Data = data
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, descriptionAnnotation, rootCADescription)
-		plan.Then(controller.Updating(next))
+		plan.AddStep(controller.Updating(next))
 	}
 	return plan
 }

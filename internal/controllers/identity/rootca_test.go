@@ -45,7 +45,7 @@ func TestRootCA(t *testing.T) {
 			before = test.published.DeepCopy()
 		}
 		plan := c.Reconcile(rootCAView{namespace: namespaceIn(test.phase), published: test.published})
-		if plan.Empty() != (test.verb == "") {
+		if plan.IsEmpty() != (test.verb == "") {
 			t.Errorf("%s: %+v", test.what, plan)
 			continue
 		}
@@ -60,7 +60,7 @@ func TestRootCA(t *testing.T) {
 		if before != nil && (!maps.Equal(before.Data, test.published.Data) || !maps.Equal(before.Annotations, test.published.Annotations) || m.ResourceVersion != "7") {
 			t.Errorf("%s: the map of the cache has changed, or its revision is lost", test.what)
 		}
-		if again := c.Reconcile(rootCAView{namespace: namespaceIn(corev1.NamespaceActive), published: m}); !again.Empty() {
+		if again := c.Reconcile(rootCAView{namespace: namespaceIn(corev1.NamespaceActive), published: m}); !again.IsEmpty() {
 			t.Errorf("%s: a second look changes %+v", test.what, again)
 		}
 	}
@@ -68,12 +68,12 @@ func TestRootCA(t *testing.T) {
 
 func TestPublishersWithoutAnAuthorityAreOff(t *testing.T) {
 	for _, make := range []func([]byte) controller.Definition{RootCA, TrustBundle} {
-		if d := make(nil); !d.Off {
+		if d := make(nil); !d.DisabledByDefault {
 			t.Errorf("%s is on", d.Name)
 		} else if _, err := d.New(&controller.Setup{}); !errors.Is(err, errNoAuthority) {
 			t.Errorf("%s: %v", d.Name, err)
 		}
-		if d := make([]byte("x")); d.Off {
+		if d := make([]byte("x")); d.DisabledByDefault {
 			t.Errorf("%s is off", d.Name)
 		}
 	}

@@ -17,14 +17,14 @@ var ServiceAccount = controller.Definition{
 	Name: "serviceaccount-controller", Aliases: []string{"serviceaccount"}, Queue: "serviceaccount", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &accounts{namespaces: client.InformerFor[*corev1.Namespace](s.Informers), accounts: client.InformerFor[*corev1.ServiceAccount](s.Informers)}
-		if err := controller.WatchOwn[*corev1.Namespace](s); err != nil {
+		if err := controller.WatchPrimary[*corev1.Namespace](s); err != nil {
 			return nil, err
 		}
-		err := c.accounts.Handle(nil, nil, func(account *corev1.ServiceAccount) { s.Enqueue(controller.Key{Name: account.Namespace}) })
+		err := c.accounts.AddEventHandler(nil, nil, func(account *corev1.ServiceAccount) { s.Enqueue(controller.Key{Name: account.Namespace}) })
 		if err != nil {
 			return nil, err
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 
@@ -52,8 +52,8 @@ func (c *accounts) Observe(key controller.Key) (accountView, bool) {
 func (c *accounts) Reconcile(v accountView) controller.Plan {
 	var plan controller.Plan
 	if !v.exists && v.namespace.Status.Phase == corev1.NamespaceActive {
-		plan.Then(controller.Creating(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: defaultAccount}}).
-			Tolerating(metav1.StatusReasonAlreadyExists))
+		plan.AddStep(controller.Creating(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: defaultAccount}}).
+			Ignoring(metav1.StatusReasonAlreadyExists))
 	}
 	return plan
 }

@@ -32,12 +32,12 @@ func TestDefaultAccount(t *testing.T) {
 		{"missing where nothing is known", accountView{namespaceIn(""), false}, false},
 	} {
 		plan := (&accounts{}).Reconcile(test.view)
-		if plan.Empty() == test.made {
+		if plan.IsEmpty() == test.made {
 			t.Errorf("%s: %+v", test.what, plan)
 		}
 		if test.made {
 			w := plan.Steps[0].Writes[0]
-			if account := w.Object.(*corev1.ServiceAccount); w.Verb != controller.Create || account.Namespace != "work" || account.Name != "default" || len(w.Tolerate) != 1 || w.Tolerate[0] != metav1.StatusReasonAlreadyExists {
+			if account := w.Object.(*corev1.ServiceAccount); w.Verb != controller.Create || account.Namespace != "work" || account.Name != "default" || len(w.Ignore) != 1 || w.Ignore[0] != metav1.StatusReasonAlreadyExists {
 				t.Errorf("%s: %+v", test.what, w)
 			}
 		}

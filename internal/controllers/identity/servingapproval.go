@@ -32,10 +32,10 @@ const ServingApprovingName = "kubelet-serving-approving-controller"
 // server has names and addresses of the API server, besides those of the service kubernetes.
 func ServingApproving(server []string) controller.Definition {
 	return controller.Definition{
-		Name: ServingApprovingName, Queue: "kubelet_serving_approving", Off: true,
+		Name: ServingApprovingName, Queue: "kubelet_serving_approving", DisabledByDefault: true,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			a := &servingApprover{setup: s, requests: client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers), server: server}
-			return a, controller.WatchOwn[*certificatesv1.CertificateSigningRequest](s)
+			return a, controller.WatchPrimary[*certificatesv1.CertificateSigningRequest](s)
 		},
 	}
 }
@@ -59,7 +59,7 @@ func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 	}
 	view := servingView{}
 	// Read, not watched: requests are few, and the node may have registered its addresses a moment ago.
-	if view.nodes, _, err = client.For[*corev1.Node](a.setup.Client).List(ctx, "", client.Match{}); err != nil {
+	if view.nodes, _, err = client.For[*corev1.Node](a.setup.Client).List(ctx, "", client.Selector{}); err != nil {
 		return fmt.Errorf("list the nodes: %w", err)
 	}
 	if view.server, err = a.serverNames(ctx); err != nil {
@@ -88,7 +88,7 @@ func (a *servingApprover) serverNames(ctx context.Context) ([]string, error) {
 	} else if !apierrors.IsNotFound(err) {
 		return nil, err
 	}
-	ofService := client.Match{Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "kubernetes"})}
+	ofService := client.Selector{Labels: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "kubernetes"})}
 	behind, _, err := client.For[*discoveryv1.EndpointSlice](a.setup.Client).List(ctx, metav1.NamespaceDefault, ofService)
 	for _, slice := range behind {
 		for _, endpoint := range slice.Endpoints {

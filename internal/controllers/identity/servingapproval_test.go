@@ -118,7 +118,7 @@ func TestServingCertificateIsLeftToAPerson(t *testing.T) {
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject, DNSNames: []string{"one"}}, certificatesv1.KubeletServingSignerName,
 		certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth))
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		events, _, err := client.For[*corev1.Event](c).List(t.Context(), "", client.Match{})
+		events, _, err := client.For[*corev1.Event](c).List(t.Context(), "", client.Selector{})
 		if err != nil || time.Now().After(end) {
 			t.Fatalf("nobody says why it is not approved: %v", err)
 		}

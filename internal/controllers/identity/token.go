@@ -27,7 +27,7 @@ type TokenSigner interface {
 func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	return controller.Definition{
 		Name: "serviceaccount-token-controller", Aliases: []string{"serviceaccount-token"}, Queue: "serviceaccount_tokens_service", Workers: 5,
-		Off: signer == nil,
+		DisabledByDefault: signer == nil,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if signer == nil {
 				return nil, errors.New("there is no key to sign tokens with")
@@ -46,7 +46,7 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 					s.Enqueue(forgetting(secret))
 				}
 			}
-			if err := c.secrets.Handle(look, func(_, secret *corev1.Secret) { look(secret) }, gone); err != nil {
+			if err := c.secrets.AddEventHandler(look, func(_, secret *corev1.Secret) { look(secret) }, gone); err != nil {
 				return nil, fmt.Errorf("watch secrets: %w", err)
 			}
 			ofAccount := func(account *corev1.ServiceAccount) {
@@ -56,7 +56,7 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 					}
 				}
 			}
-			if err := c.accounts.Handle(ofAccount, nil, ofAccount); err != nil {
+			if err := c.accounts.AddEventHandler(ofAccount, nil, ofAccount); err != nil {
 				return nil, fmt.Errorf("watch service accounts: %w", err)
 			}
 			return c, nil
@@ -98,14 +98,14 @@ func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
 	}
 	var plan controller.Plan
 	if account == nil {
-		plan.Then(controller.Deleting(secret).Tolerating(metav1.StatusReasonConflict))
+		plan.AddStep(controller.Deleting(secret).Ignoring(metav1.StatusReasonConflict))
 		return c.setup.Apply(ctx, key, plan)
 	}
 	next, err := c.fill(secret, account)
 	if err != nil || next == nil {
 		return err
 	}
-	plan.Then(controller.Updating(next).Tolerating(metav1.StatusReasonNotFound))
+	plan.AddStep(controller.Updating(next).Ignoring(metav1.StatusReasonNotFound))
 	return c.setup.Apply(ctx, key, plan)
 }
 

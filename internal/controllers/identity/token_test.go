@@ -73,12 +73,12 @@ func TestFill(t *testing.T) {
 }
 
 func TestTokensWithoutASignerAreOff(t *testing.T) {
-	if d := Tokens(nil, nil); !d.Off {
+	if d := Tokens(nil, nil); !d.DisabledByDefault {
 		t.Error("they are on")
 	} else if _, err := d.New(&controller.Setup{}); err == nil {
 		t.Error("they start")
 	}
-	if Tokens(notary{}, nil).Off {
+	if Tokens(notary{}, nil).DisabledByDefault {
 		t.Error("they are off")
 	}
 }

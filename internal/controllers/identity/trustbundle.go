@@ -19,7 +19,7 @@ const apiServerServingSigner = "kubernetes.io/kube-apiserver-serving"
 func TrustBundle(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "kube-apiserver-serving-clustertrustbundle-publisher-controller", Queue: "ca_cert_publisher_cluster_trust_bundles",
-		Off: len(bundle) == 0,
+		DisabledByDefault: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(bundle) == 0 {
 				return nil, errNoAuthority
@@ -32,7 +32,7 @@ func TrustBundle(bundle []byte) controller.Definition {
 				}
 				return []controller.Key{{Name: c.name()}}
 			})
-			return controller.Planned(s, c), err
+			return controller.NewSyncer(s, c), err
 		},
 	}
 }
@@ -72,15 +72,15 @@ func (c *trustBundle) Reconcile(bundles []*certificatesv1.ClusterTrustBundle) co
 		if bundle.Spec.TrustBundle != c.content {
 			next := bundle.DeepCopy()
 			next.Spec.TrustBundle = c.content
-			plan.Then(controller.Updating(next))
+			plan.AddStep(controller.Updating(next))
 		}
 	}
 	if !published {
-		plan.Then(controller.Creating(&certificatesv1.ClusterTrustBundle{
+		plan.AddStep(controller.Creating(&certificatesv1.ClusterTrustBundle{
 			ObjectMeta: metav1.ObjectMeta{Name: c.name()},
 			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: apiServerServingSigner, TrustBundle: c.content},
-		}).Tolerating(metav1.StatusReasonAlreadyExists))
+		}).Ignoring(metav1.StatusReasonAlreadyExists))
 	}
-	plan.Then(others...)
+	plan.AddStep(others...)
 	return plan
 }

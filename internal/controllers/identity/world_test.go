@@ -15,7 +15,7 @@ import (
 func run(t *testing.T, c *client.Client, definitions ...controller.Definition) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	informers, events := client.NewInformers(c), client.NewEvents(c)
+	informers, events := client.NewInformers(c), client.NewEventBroadcaster(c)
 	parts := []func(context.Context) error{informers.Run, events.Run}
 	for _, d := range definitions {
 		loop, err := controller.NewLoop(d, controller.Environment{Client: c, Informers: informers, Events: events, Log: slog.New(slog.DiscardHandler)})

@@ -34,7 +34,7 @@ var Endpoints = controller.Definition{
 			endpoints: client.InformerFor[*corev1.Endpoints](s.Informers),
 			times:     endpointsliceutil.NewTriggerTimeTracker(),
 		}
-		if err := controller.WatchOwn[*corev1.Service](s); err != nil {
+		if err := controller.WatchPrimary[*corev1.Service](s); err != nil {
 			return nil, err
 		}
 		if err := watchPods(s); err != nil {
@@ -47,10 +47,10 @@ var Endpoints = controller.Definition{
 				s.Enqueue(controller.KeyOf(e))
 			}
 		}
-		if err := c.endpoints.Handle(nil, nil, gone); err != nil {
+		if err := c.endpoints.AddEventHandler(nil, nil, gone); err != nil {
 			return nil, fmt.Errorf("watch endpoints: %w", err)
 		}
-		return endpointsSyncer{controller.Planned(s, c), c}, nil
+		return endpointsSyncer{controller.NewSyncer(s, c), c}, nil
 	},
 }
 
@@ -106,7 +106,7 @@ func (c *endpoints) Reconcile(v endpointsView) controller.Plan { return v.reconc
 
 func (v endpointsView) reconcile() (plan controller.Plan) {
 	if v.service == nil {
-		plan.Then(controller.Deleting(v.current))
+		plan.AddStep(controller.Deleting(v.current))
 		return plan
 	}
 	subsets := v.subsets()
@@ -127,10 +127,10 @@ func (v endpointsView) reconcile() (plan controller.Plan) {
 	want.Annotations = setOrDelete(want.Annotations, corev1.EndpointsOverCapacity, cut)
 	name := v.service.Namespace + "/" + v.service.Name
 	if v.current == nil {
-		plan.Then(controller.Creating(want).OnFailed(controller.Event{About: want, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.Creating(want).OnFailure(controller.Event{Object: want, Type: corev1.EventTypeWarning,
 			Reason: "FailedToCreateEndpoint", Message: "Failed to create endpoint for service " + name + ": %s"}))
 	} else {
-		plan.Then(controller.Updating(want).OnFailed(controller.Event{About: want, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.Updating(want).OnFailure(controller.Event{Object: want, Type: corev1.EventTypeWarning,
 			Reason: "FailedToUpdateEndpoint", Message: "Failed to update endpoint " + name + ": %s"}))
 	}
 	return plan

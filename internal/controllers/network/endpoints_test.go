@@ -219,7 +219,7 @@ func TestEndpointsWrites(t *testing.T) {
 		v := endpointsView{service: test.service, pods: test.pods, current: test.current, trigger: test.trigger}
 		plan := v.reconcile()
 		if test.verb == "" {
-			if !plan.Empty() {
+			if !plan.IsEmpty() {
 				t.Errorf("%s: %s", test.what, words(plan))
 			}
 			continue
@@ -243,14 +243,14 @@ func TestEndpointsWrites(t *testing.T) {
 				t.Errorf("%s: it is another object that is updated: %+v", test.what, e.ObjectMeta)
 			}
 		}
-		if f := w.Failed; f == nil || f.Type != corev1.EventTypeWarning || f.Reason != reason || f.Message != message {
+		if f := w.FailureEvent; f == nil || f.Type != corev1.EventTypeWarning || f.Reason != reason || f.Message != message {
 			t.Errorf("%s: a failure is told as %+v", test.what, f)
 		}
 		if !slices.Equal(test.service.Spec.Ports, v.service.Spec.Ports) || test.current != nil && test.current == e {
 			t.Errorf("%s: what came from the cache was changed", test.what)
 		}
 		v.current = e
-		if again := v.reconcile(); !again.Empty() {
+		if again := v.reconcile(); !again.IsEmpty() {
 			t.Errorf("%s: a second look changes something: %s", test.what, words(again))
 		}
 	}
@@ -274,7 +274,7 @@ func TestEndpointsOverCapacity(t *testing.T) {
 			t.Errorf("%d pods: %d addresses, note %q", test.pods, got, e.Annotations[corev1.EndpointsOverCapacity])
 		}
 		v.current = e
-		if plan := v.reconcile(); plan.Empty() != (test.note == "") {
+		if plan := v.reconcile(); plan.IsEmpty() != (test.note == "") {
 			t.Errorf("%d pods: a second look: %s", test.pods, words(plan)) // what was cut is compared as it should be, and written again
 		}
 		v.pods = many(10)

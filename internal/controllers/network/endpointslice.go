@@ -45,7 +45,7 @@ func EndpointSlice(endpointsPerSlice int) controller.Definition {
 				times:    endpointsliceutil.NewTriggerTimeTracker(),
 				topology: topologycache.NewTopologyCache(),
 			}
-			return controller.Planned(s, c), c.watch()
+			return controller.NewSyncer(s, c), c.watch()
 		},
 	}
 }
@@ -64,7 +64,7 @@ type endpointSlices struct {
 }
 
 func (c *endpointSlices) watch() error {
-	if err := controller.WatchOwn[*corev1.Service](c.setup); err != nil {
+	if err := controller.WatchPrimary[*corev1.Service](c.setup); err != nil {
 		return err
 	}
 	if err := watchPods(c.setup); err != nil {
@@ -85,7 +85,7 @@ func (c *endpointSlices) watch() error {
 			c.onTopology()
 		}
 	}
-	if err := c.nodes.Handle(c.onNode, changed, c.onNode); err != nil {
+	if err := c.nodes.AddEventHandler(c.onNode, changed, c.onNode); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	return nil
@@ -210,7 +210,7 @@ func (v slicesView) reconcile() controller.Plan {
 }
 
 func (v slicesView) failed(message string) controller.Event {
-	return controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
+	return controller.Event{Object: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
 		Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: %s", v.key(), message)}
 }
 
@@ -238,7 +238,7 @@ func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what stri
 		if failed == nil {
 			return w
 		}
-		return w.OnFailed(failed(what))
+		return w.OnFailure(failed(what))
 	}
 	var create, update, remove []controller.Write
 	for _, slice := range changes.create {
@@ -250,9 +250,9 @@ func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what stri
 	for _, slice := range changes.remove {
 		remove = append(remove, telling(controller.Deleting(slice), "delete "+slice.Name+" EndpointSlice"))
 	}
-	plan.Then(create...)
-	plan.Then(update...)
-	plan.Then(remove...)
+	plan.AddStep(create...)
+	plan.AddStep(update...)
+	plan.AddStep(remove...)
 }
 
 func (v slicesView) key() string { return v.service.Namespace + "/" + v.service.Name }
@@ -380,12 +380,12 @@ func (v slicesView) hint(family discoveryv1.AddressType, existing []*discoveryv1
 		var told []*topologycache.EventBuilder
 		changes.create, changes.update, told = v.topology.AddHints(klog.Background(), info)
 		for _, e := range told {
-			events = append(events, controller.Event{About: v.service, Type: e.EventType, Reason: e.Reason, Message: e.Message})
+			events = append(events, controller.Event{Object: v.service, Type: e.EventType, Reason: e.Reason, Message: e.Message})
 		}
 		return changes, events
 	}
 	if v.topology.HasPopulatedHints(v.key()) {
-		events = append(events, controller.Event{About: v.service, Type: corev1.EventTypeWarning, Reason: "TopologyAwareHintsDisabled",
+		events = append(events, controller.Event{Object: v.service, Type: corev1.EventTypeWarning, Reason: "TopologyAwareHintsDisabled",
 			Message: topologycache.FormatWithAddressType(topologycache.TopologyAwareHintsDisabled, family)})
 	}
 	v.topology.RemoveHints(v.key(), family)

@@ -240,7 +240,7 @@ func TestNewSlice(t *testing.T) {
 	if got := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]; got != "2026-03-01T12:00:00.0015Z" {
 		t.Errorf("triggered %s", got)
 	}
-	if f := plan.Steps[0].Writes[0].Failed; f.Reason != "FailedToUpdateEndpointSlices" || f.Type != corev1.EventTypeWarning ||
+	if f := plan.Steps[0].Writes[0].FailureEvent; f.Reason != "FailedToUpdateEndpointSlices" || f.Type != corev1.EventTypeWarning ||
 		f.Message != "Error updating Endpoint Slices for Service default/web: failed to create EndpointSlice for Service default/web: %s" {
 		t.Errorf("a failure is told as %+v", f)
 	}
@@ -250,15 +250,15 @@ func TestNewSlice(t *testing.T) {
 	v.service = aService(families(corev1.IPv4Protocol))
 	v.pods = []*corev1.Pod{aPod("a", "10.0.0.1")}
 	plan = v.reconcile()
-	if f := plan.Steps[1].Writes[0].Failed; f.Message != "Error updating Endpoint Slices for Service default/web: failed to delete s0 EndpointSlice for Service default/web: %s" {
+	if f := plan.Steps[1].Writes[0].FailureEvent; f.Message != "Error updating Endpoint Slices for Service default/web: failed to delete s0 EndpointSlice for Service default/web: %s" {
 		t.Errorf("a failed deletion is told as %+v", f)
 	}
 	v.service, v.pods, v.trigger = service, nil, time.Time{}
 	plan = v.reconcile()
 	w := plan.Steps[0].Writes[0]
 	if _, dated := w.Object.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]; dated || w.Verb != controller.Update ||
-		w.Failed.Message != "Error updating Endpoint Slices for Service default/web: failed to update s0 EndpointSlice for Service default/web: %s" {
-		t.Errorf("%s, dated %v: %+v", words(plan), dated, w.Failed)
+		w.FailureEvent.Message != "Error updating Endpoint Slices for Service default/web: failed to update s0 EndpointSlice for Service default/web: %s" {
+		t.Errorf("%s, dated %v: %+v", words(plan), dated, w.FailureEvent)
 	}
 }
 
@@ -283,7 +283,7 @@ func TestPodsWithoutANode(t *testing.T) {
 		var told string
 		for _, e := range sliceViewOf(test.service, test.pods).reconcile().Events {
 			told = e.Message
-			if e.Reason != "FailedToUpdateEndpointSlices" || e.Type != corev1.EventTypeWarning || e.About != test.service {
+			if e.Reason != "FailedToUpdateEndpointSlices" || e.Type != corev1.EventTypeWarning || e.Object != test.service {
 				t.Errorf("%s: %+v", test.what, e)
 			}
 		}
@@ -353,7 +353,7 @@ func TestTopologyHints(t *testing.T) {
 		if hinted(v.slices) != 0 || (len(plan.Events) == 1 && plan.Events[0].Reason == "TopologyAwareHintsDisabled") != (test.told == "TopologyAwareHintsEnabled") {
 			t.Errorf("%s: given up, %d hints, %s", test.what, hinted(v.slices), words(plan))
 		}
-		if again := v.reconcile(); !again.Empty() {
+		if again := v.reconcile(); !again.IsEmpty() {
 			t.Errorf("%s: a second look changes something: %s", test.what, words(again))
 		}
 	}

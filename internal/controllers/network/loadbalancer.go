@@ -40,7 +40,7 @@ func LoadBalancer(reservedPorts []int32) controller.Definition {
 				nodes:    client.InformerFor[*corev1.Node](s.Informers),
 				slices:   client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 			}
-			return controller.Planned(s, c), c.watch(s)
+			return controller.NewSyncer(s, c), c.watch(s)
 		},
 	}
 }
@@ -72,7 +72,7 @@ func (c *balancers) watch(s *controller.Setup) error {
 			all()
 		}
 	}
-	if err := c.services.Handle(added, changed, gone); err != nil {
+	if err := c.services.AddEventHandler(added, changed, gone); err != nil {
 		return fmt.Errorf("watch services: %w", err)
 	}
 	nodeChanged := func(old, node *corev1.Node) {
@@ -80,7 +80,7 @@ func (c *balancers) watch(s *controller.Setup) error {
 			all()
 		}
 	}
-	if err := c.nodes.Handle(func(*corev1.Node) { all() }, nodeChanged, func(*corev1.Node) { all() }); err != nil {
+	if err := c.nodes.AddEventHandler(func(*corev1.Node) { all() }, nodeChanged, func(*corev1.Node) { all() }); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	// Where traffic stays on the node it reached, the addresses follow the pods.
@@ -155,22 +155,22 @@ func (c *balancers) Reconcile(v balancerView) controller.Plan { return v.reconci
 func (v balancerView) reconcile() (plan controller.Plan) {
 	held := slices.Contains(v.service.Finalizers, balancerFinalizer)
 	tell := func(eventType, reason, message string) {
-		plan.Events = append(plan.Events, controller.Event{About: v.service, Type: eventType, Reason: reason, Message: message})
+		plan.Events = append(plan.Events, controller.Event{Object: v.service, Type: eventType, Reason: reason, Message: message})
 	}
 	if v.service.DeletionTimestamp != nil || !balanced(v.service) {
 		if held {
 			if v.service.DeletionTimestamp == nil && len(v.service.Status.LoadBalancer.Ingress) > 0 {
-				plan.Then(v.patchStatus(nil))
+				plan.AddStep(v.patchStatus(nil))
 			}
-			plan.Then(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
-				Tolerating(metav1.StatusReasonNotFound))
+			plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
+				Ignoring(metav1.StatusReasonNotFound))
 			tell(corev1.EventTypeNormal, "DeletingLoadBalancer", "Deleting load balancer")
 			tell(corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
 		}
 		return plan
 	}
 	if !held {
-		plan.Then(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
+		plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
 	}
 	taken := v.taken()
 	var want []corev1.LoadBalancerIngress
@@ -183,7 +183,7 @@ func (v balancerView) reconcile() (plan controller.Plan) {
 		}
 		return plan
 	}
-	plan.Then(v.patchStatus(want))
+	plan.AddStep(v.patchStatus(want))
 	switch {
 	case taken != "":
 		tell(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+taken)

@@ -33,7 +33,7 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 				endpoints: client.InformerFor[*corev1.Endpoints](s.Informers),
 				slices:    client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 			}
-			if err := controller.WatchOwn[*corev1.Endpoints](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.Endpoints](s); err != nil {
 				return nil, err
 			}
 			enqueue := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
@@ -42,7 +42,7 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 					enqueue(service)
 				}
 			}
-			if err := c.services.Handle(enqueue, changed, enqueue); err != nil {
+			if err := c.services.AddEventHandler(enqueue, changed, enqueue); err != nil {
 				return nil, fmt.Errorf("watch services: %w", err)
 			}
 			if err := controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
@@ -50,7 +50,7 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 			}); err != nil {
 				return nil, err
 			}
-			return controller.Planned(s, c), nil
+			return controller.NewSyncer(s, c), nil
 		},
 	}
 }
@@ -108,11 +108,11 @@ func (v mirrorView) reconcile() (plan controller.Plan) {
 		changes.create = nil
 	}
 	if invalid > 0 {
-		plan.Events = append(plan.Events, controller.Event{About: v.endpoints, Type: corev1.EventTypeWarning, Reason: "InvalidIPAddress",
+		plan.Events = append(plan.Events, controller.Event{Object: v.endpoints, Type: corev1.EventTypeWarning, Reason: "InvalidIPAddress",
 			Message: fmt.Sprintf("Skipped %d invalid IP addresses when mirroring to EndpointSlices", invalid)})
 	}
 	if skipped > 0 {
-		plan.Events = append(plan.Events, controller.Event{About: v.endpoints, Type: corev1.EventTypeWarning, Reason: "TooManyAddressesToMirror",
+		plan.Events = append(plan.Events, controller.Event{Object: v.endpoints, Type: corev1.EventTypeWarning, Reason: "TooManyAddressesToMirror",
 			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", v.most, invalid+skipped)})
 	}
 	addSteps(&plan, changes, nil)

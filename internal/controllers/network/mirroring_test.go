@@ -99,7 +99,7 @@ func TestMirrorRules(t *testing.T) {
 		var told []string
 		for _, e := range plan.Events {
 			told = append(told, "tell "+e.Message)
-			if e.About != test.endpoints || e.Type != corev1.EventTypeWarning {
+			if e.Object != test.endpoints || e.Type != corev1.EventTypeWarning {
 				t.Errorf("%s: %+v", test.what, e)
 			}
 		}
@@ -110,8 +110,8 @@ func TestMirrorRules(t *testing.T) {
 		}
 		for _, step := range plan.Steps {
 			for _, w := range step.Writes {
-				if w.Failed != nil {
-					t.Errorf("%s: a failure is told: %+v", test.what, w.Failed)
+				if w.FailureEvent != nil {
+					t.Errorf("%s: a failure is told: %+v", test.what, w.FailureEvent)
 				}
 			}
 		}

@@ -66,7 +66,7 @@ func watchPods(s *controller.Setup) error {
 		}
 		enqueue(pod)
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).Handle(enqueue, changed, enqueue); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(enqueue, changed, enqueue); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	return nil

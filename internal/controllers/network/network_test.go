@@ -260,7 +260,7 @@ func TestHintsFollowTheTrafficDistribution(t *testing.T) {
 		if got := fmt.Sprint(hints()); got != test.want {
 			t.Errorf("%s: %s, want %s", test.distribution, got, test.want)
 		}
-		if plan := v.reconcile(); !plan.Empty() {
+		if plan := v.reconcile(); !plan.IsEmpty() {
 			t.Errorf("%s: a second look changes something", test.distribution)
 		}
 	}
@@ -308,7 +308,7 @@ func TestPackingKeepsItsPromises(t *testing.T) {
 		if len(want) > 0 {
 			t.Fatalf("round %d: missing %v", round, want)
 		}
-		if plan := v.reconcile(); !plan.Empty() {
+		if plan := v.reconcile(); !plan.IsEmpty() {
 			t.Fatalf("round %d: a second look changes something: %s", round, words(plan))
 		}
 	}

@@ -49,10 +49,10 @@ var ServiceCIDR = controller.Definition{
 				s.Enqueue(controller.KeyOf(cidr))
 			}
 		}
-		if err := c.addresses.Handle(enqueue, nil, enqueue); err != nil {
+		if err := c.addresses.AddEventHandler(enqueue, nil, enqueue); err != nil {
 			return nil, fmt.Errorf("watch addresses: %w", err)
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 
@@ -89,8 +89,8 @@ func (v cidrView) reconcile() (plan controller.Plan) {
 	held := slices.Contains(v.cidr.Finalizers, cidrFinalizer)
 	if v.cidr.DeletionTimestamp == nil {
 		if !held {
-			plan.Then(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
-				Tolerating(metav1.StatusReasonNotFound))
+			plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
+				Ignoring(metav1.StatusReasonNotFound))
 		}
 		plan.Status = v.report(metav1.ConditionTrue, "", "Kubernetes Service CIDR is ready")
 		return plan
@@ -101,19 +101,19 @@ func (v cidrView) reconcile() (plan controller.Plan) {
 		return plan
 	}
 	if wait := cidrGrace - v.now.Sub(v.cidr.DeletionTimestamp.Time); wait > 0 {
-		plan.Again(wait)
+		plan.Requeue(wait)
 		return plan
 	}
 	if held {
-		plan.Then(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
-			Tolerating(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
+			Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan
 }
 
 // report returns the status with a Ready condition, unless it has it. After other writes it is left to the next look, which comes with them.
-func (v cidrView) report(status metav1.ConditionStatus, reason, message string) func(controller.Outcome) kind.Object {
-	return func(outcome controller.Outcome) kind.Object {
+func (v cidrView) report(status metav1.ConditionStatus, reason, message string) func(controller.ApplyResult) kind.Object {
+	return func(outcome controller.ApplyResult) kind.Object {
 		current := meta.FindStatusCondition(v.cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 		if outcome.Err != nil || len(outcome.Written) > 0 ||
 			current != nil && current.Status == status && current.Reason == reason && current.Message == message {

@@ -79,7 +79,7 @@ func TestServiceCIDR(t *testing.T) {
 		plan := test.view.reconcile()
 		status := ""
 		if plan.Status != nil {
-			if obj := plan.Status(controller.Outcome{}); obj != nil {
+			if obj := plan.Status(controller.ApplyResult{}); obj != nil {
 				c := obj.(*networkingv1.ServiceCIDR).Status.Conditions[0]
 				status = string(c.Status) + " " + c.Reason
 			}
@@ -235,7 +235,7 @@ func TestServiceCIDRWrites(t *testing.T) {
 			patch = string(step.Writes[0].Patch)
 		}
 		if plan.Status != nil {
-			if obj := plan.Status(controller.Outcome{}); obj != nil {
+			if obj := plan.Status(controller.ApplyResult{}); obj != nil {
 				c := obj.(*networkingv1.ServiceCIDR).Status.Conditions[0]
 				when := "before"
 				if c.LastTransitionTime.Time.Equal(now) {
@@ -243,7 +243,7 @@ func TestServiceCIDRWrites(t *testing.T) {
 				}
 				status = fmt.Sprintf("%s %s %s %s", c.Status, c.Reason, c.Message, when)
 			}
-			if plan.Status(controller.Outcome{Err: errors.New("failed")}) != nil || plan.Status(controller.Outcome{Written: []kind.Object{test.cidr}}) != nil {
+			if plan.Status(controller.ApplyResult{Err: errors.New("failed")}) != nil || plan.Status(controller.ApplyResult{Written: []kind.Object{test.cidr}}) != nil {
 				t.Errorf("%s: after other writes the status waits for the next look", test.what)
 			}
 		}

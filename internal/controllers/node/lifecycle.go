@@ -100,7 +100,7 @@ func (c *lifecycle) watch() error {
 			c.enqueuePods(node)
 		}
 	}
-	if err := c.nodes.Handle(added, changed, added); err != nil {
+	if err := c.nodes.AddEventHandler(added, changed, added); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	arrived := func(pod *corev1.Pod) {
@@ -113,7 +113,7 @@ func (c *lifecycle) watch() error {
 			arrived(pod)
 		}
 	}
-	if err := c.pods.Handle(arrived, moved, nil); err != nil {
+	if err := c.pods.AddEventHandler(arrived, moved, nil); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	// A renewal is noted, no more: most nodes are well, and looked at again only when they could have been silent for too long.
@@ -129,7 +129,7 @@ func (c *lifecycle) watch() error {
 			renewed(lease)
 		}
 	}
-	if err := c.leases.Handle(renewed, rechecked, nil); err != nil {
+	if err := c.leases.AddEventHandler(renewed, rechecked, nil); err != nil {
 		return fmt.Errorf("watch leases: %w", err)
 	}
 	return nil
@@ -166,7 +166,7 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	}
 	plan := v.reconcile()
 	if waits {
-		plan.Again(c.zones.wait(zoneOf(node)))
+		plan.Requeue(c.zones.wait(zoneOf(node)))
 	}
 	if fresh {
 		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
@@ -186,7 +186,7 @@ func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Ti
 	}
 	var plan controller.Plan
 	if write, needed := markPod(pod, node, now); needed {
-		plan.Then(write)
+		plan.AddStep(write)
 	}
 	return c.setup.Apply(ctx, key, plan)
 }
@@ -227,12 +227,12 @@ func markPod(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Writ
 	}
 	changed := pod.DeepCopy()
 	changed.Status.Conditions[i].Status, changed.Status.Conditions[i].LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(now)
-	return controller.UpdatingStatus(changed).Tolerating(metav1.StatusReasonNotFound).
-		OnDone(controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}), true
+	return controller.UpdatingStatus(changed).Ignoring(metav1.StatusReasonNotFound).
+		OnSuccess(controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "NodeNotReady", Message: "Node is not ready"}), true
 }
 
 func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
-	return controller.Event{About: node, Type: corev1.EventTypeNormal, Reason: reason,
+	return controller.Event{Object: node, Type: corev1.EventTypeNormal, Reason: reason,
 		Message: fmt.Sprintf("Node %s event: %s", node.Name, fmt.Sprintf(message, node.Name))}
 }
 
@@ -287,7 +287,7 @@ func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, fresh
 // confirmSilent asks the server itself whether the lease was renewed: a watch that hangs must not empty the cluster.
 func (c *lifecycle) confirmSilent(ctx context.Context, name string) error {
 	known, _ := c.leases.Get(corev1.NamespaceNodeLease, name)
-	live, err := c.setup.Client.Read(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}})
+	live, err := c.setup.Client.GetLive(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -327,16 +327,16 @@ func (v nodeView) reconcile() (plan controller.Plan) {
 	if status := v.unknown(); status != nil {
 		write := controller.UpdatingStatus(status)
 		if readiness(v.node) == corev1.ConditionTrue {
-			write = write.OnDone(statusChange(v.node, "NodeNotReady"))
+			write = write.OnSuccess(statusChange(v.node, "NodeNotReady"))
 		}
-		plan.Then(write)
+		plan.AddStep(write)
 		return plan
 	}
 	if patch := v.patch(); patch != nil {
-		plan.Then(controller.Patching(v.node, client.MergePatch, patch))
+		plan.AddStep(controller.Patching(v.node, client.MergePatch, patch))
 	}
 	if !v.silent() {
-		plan.Again(v.heard.Add(v.grace).Sub(v.now) + time.Millisecond)
+		plan.Requeue(v.heard.Add(v.grace).Sub(v.now) + time.Millisecond)
 	}
 	return plan
 }

@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/client"
 	"skiff/test/world"
@@ -348,7 +349,7 @@ func TestPodsOfLostNodesAreMarked(t *testing.T) {
 		var got []corev1.PodCondition
 		if needed {
 			got = write.Object.(*corev1.Pod).Status.Conditions
-			if write.Verb != "update status of" || told(*write.Done) != `Warning NodeNotReady "Node is not ready"` || !slices.Equal(write.Tolerate, []metav1.StatusReason{metav1.StatusReasonNotFound}) {
+			if write.Verb != "update status of" || told(*write.SuccessEvent) != `Warning NodeNotReady "Node is not ready"` || !slices.Equal(write.Ignore, []metav1.StatusReason{metav1.StatusReasonNotFound}) {
 				t.Errorf("%s: %+v", test.what, write)
 			}
 		}
@@ -465,7 +466,7 @@ func TestAKubeletThatSaysItIsNotReady(t *testing.T) {
 		w.Pass(10 * time.Second)
 		newPod(w, "late", "")
 		binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "late"}, Target: corev1.ObjectReference{Kind: "Node", Name: "ill"}}
-		if err := client.For[*corev1.Pod](w.Client).Act(w.Ctx, "default", "late", "binding", binding, &metav1.Status{}); err != nil {
+		if err := client.For[*corev1.Pod](w.Client).CreateSubresource(w.Ctx, types.NamespacedName{Namespace: "default", Name: "late"}, "binding", binding, &metav1.Status{}); err != nil {
 			t.Fatal(err)
 		}
 		w.Pass(10 * time.Second)

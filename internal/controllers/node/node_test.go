@@ -97,11 +97,11 @@ func words(plan controller.Plan) string {
 			if w.Patch != nil {
 				line += " " + string(w.Patch)
 			}
-			if w.Done != nil {
-				line += " then " + told(*w.Done)
+			if w.SuccessEvent != nil {
+				line += " then " + told(*w.SuccessEvent)
 			}
-			if w.Failed != nil {
-				line += " else " + told(*w.Failed)
+			if w.FailureEvent != nil {
+				line += " else " + told(*w.FailureEvent)
 			}
 			all = append(all, line)
 		}

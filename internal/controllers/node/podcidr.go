@@ -59,7 +59,7 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 	return controller.Definition{
 		Name: "node-ipam-controller", Aliases: []string{"nodeipam"}, Component: "cidrAllocator", Queue: "cidrallocator_node", Workers: 1,
-		Off: len(ranges) == 0,
+		DisabledByDefault: len(ranges) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(ranges) == 0 {
 				return nil, errors.New("no range of pod addresses is set")
@@ -72,10 +72,10 @@ func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 				}
 			}
 			gone := func(*corev1.Node) { s.Enqueue(all) } // a range is free
-			if err := c.nodes.Handle(need, func(_, node *corev1.Node) { need(node) }, gone); err != nil {
+			if err := c.nodes.AddEventHandler(need, func(_, node *corev1.Node) { need(node) }, gone); err != nil {
 				return nil, fmt.Errorf("watch nodes: %w", err)
 			}
-			return controller.Planned(s, c), nil
+			return controller.NewSyncer(s, c), nil
 		},
 	}
 }
@@ -151,15 +151,15 @@ func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 		}
 		// Strings always encode.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
-		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound).
-			OnFailed(statusChange(node, "CIDRAssignmentFailed")))
+		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound).
+			OnFailure(statusChange(node, "CIDRAssignmentFailed")))
 	}
-	plan.Then(writes...)
+	plan.AddStep(writes...)
 	return plan, candidates
 }
 
 func statusChange(node *corev1.Node, status string) controller.Event {
-	return controller.Event{About: node, Type: corev1.EventTypeNormal, Reason: status, Message: fmt.Sprintf("Node %s status is now: %s", node.Name, status)}
+	return controller.Event{Object: node, Type: corev1.EventTypeNormal, Reason: status, Message: fmt.Sprintf("Node %s status is now: %s", node.Name, status)}
 }
 
 // pieces is how many nodes the range is enough for.

@@ -281,7 +281,7 @@ func TestRandomPodCIDRs(t *testing.T) {
 
 func TestPodCIDRWithoutRangesIsOff(t *testing.T) {
 	off := PodCIDR(nil, nil)
-	if !off.Off || PodCIDR([]PodRange{{Prefix: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}, nil).Off {
+	if !off.DisabledByDefault || PodCIDR([]PodRange{{Prefix: netip.MustParsePrefix("10.0.0.0/16"), NodeBits: 24}}, nil).DisabledByDefault {
 		t.Error("it is on without ranges, or off with one")
 	}
 	if _, err := off.New(&controller.Setup{}); err == nil {

@@ -39,7 +39,7 @@ var TaintEviction = controller.Definition{
 				bound(pod)
 			}
 		}
-		if err := c.pods.Handle(bound, changed, bound); err != nil {
+		if err := c.pods.AddEventHandler(bound, changed, bound); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		tainted := func(node *corev1.Node) {
@@ -57,10 +57,10 @@ var TaintEviction = controller.Definition{
 				tainted(node)
 			}
 		}
-		if err := c.nodes.Handle(added, nodeChanged, nil); err != nil {
+		if err := c.nodes.AddEventHandler(added, nodeChanged, nil); err != nil {
 			return nil, fmt.Errorf("watch nodes: %w", err)
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 
@@ -109,7 +109,7 @@ func (c *taintEviction) Observe(key controller.Key) (evictionView, bool) {
 		gone := evictionView{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: known.uid}}, due: known.at, now: now}
 		if gone.waits() {
 			e := gone.cancelled()
-			c.setup.Events.Event(e.About, e.Type, e.Reason, e.Message)
+			c.setup.Events.Event(e.Object, e.Type, e.Reason, e.Message)
 		}
 		known = eviction{}
 	}
@@ -157,7 +157,7 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 		due = v.due
 	}
 	if due.After(v.now) {
-		plan.Again(due.Sub(v.now))
+		plan.Requeue(due.Sub(v.now))
 		return plan, due
 	}
 	mark, unmarked := v.mark()
@@ -167,10 +167,10 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 	}
 	plan.Events = append(plan.Events, v.event("Marking for deletion Pod "))
 	if unmarked {
-		plan.Then(mark)
+		plan.AddStep(mark)
 	}
 	if !deleted {
-		plan.Then(controller.Deleting(v.pod))
+		plan.AddStep(controller.Deleting(v.pod))
 	}
 	return plan, due
 }
@@ -181,7 +181,7 @@ func (v evictionView) waits() bool { return v.due.After(v.now) }
 func (v evictionView) cancelled() controller.Event { return v.event("Cancelling deletion of Pod ") }
 
 func (v evictionView) event(message string) controller.Event {
-	return controller.Event{About: v.pod, Type: corev1.EventTypeNormal, Reason: "TaintManagerEviction", Message: message + v.pod.Namespace + "/" + v.pod.Name}
+	return controller.Event{Object: v.pod, Type: corev1.EventTypeNormal, Reason: "TaintManagerEviction", Message: message + v.pod.Namespace + "/" + v.pod.Name}
 }
 
 // forever is the patience of a pod that need not go.
@@ -217,7 +217,7 @@ func (v evictionView) mark() (controller.Write, bool) {
 	c = conditions[slices.IndexFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })]
 	// Conditions and strings always encode.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": v.pod.UID}, "status": map[string]any{"conditions": []corev1.PodCondition{c}}})
-	w := controller.Patching(v.pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)
+	w := controller.Patching(v.pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus
 	return w, true
 }

@@ -27,10 +27,10 @@ var TTL = controller.Definition{
 			}
 			enqueue(node)
 		}
-		if err := c.nodes.Handle(sized, func(_, node *corev1.Node) { enqueue(node) }, sized); err != nil {
+		if err := c.nodes.AddEventHandler(sized, func(_, node *corev1.Node) { enqueue(node) }, sized); err != nil {
 			return nil, fmt.Errorf("watch nodes: %w", err)
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 
@@ -77,8 +77,8 @@ func (c *ttl) Observe(key controller.Key) (ttlView, bool) {
 func (c *ttl) Reconcile(v ttlView) (plan controller.Plan) {
 	want := strconv.Itoa(v.seconds)
 	if current, ok := v.node.Annotations[corev1.ObjectTTLAnnotationKey]; !ok || current != want {
-		plan.Then(controller.Patching(v.node, client.MergePatch,
-			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, want)).Tolerating(metav1.StatusReasonNotFound))
+		plan.AddStep(controller.Patching(v.node, client.MergePatch,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, corev1.ObjectTTLAnnotationKey, want)).Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan
 }

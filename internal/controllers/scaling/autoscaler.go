@@ -70,7 +70,7 @@ func autoscalerWith(settings AutoscalerSettings, meter meter) controller.Definit
 					enqueue(scaler)
 				}
 			}
-			if err := c.scalers.Handle(enqueue, changed, enqueue); err != nil {
+			if err := c.scalers.AddEventHandler(enqueue, changed, enqueue); err != nil {
 				return nil, fmt.Errorf("watch autoscalers: %w", err)
 			}
 			return c, nil
@@ -117,7 +117,7 @@ func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
 		}
 		return fmt.Errorf("write status: %w", err)
 	}
-	c.setup.Wrote(key, written)
+	c.setup.RecordWrite(key, written)
 	return nil
 }
 

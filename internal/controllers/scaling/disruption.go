@@ -56,10 +56,10 @@ var Disruption = controller.Definition{
 		if c.api, err = newAPI(s.Client); err != nil {
 			return nil, err
 		}
-		if err := controller.WatchOwn[*policyv1.PodDisruptionBudget](s); err != nil {
+		if err := controller.WatchPrimary[*policyv1.PodDisruptionBudget](s); err != nil {
 			return nil, err
 		}
-		if err := c.pods.Handle(c.onPod, func(_, pod *corev1.Pod) { c.onPod(pod) }, c.onPod); err != nil {
+		if err := c.pods.AddEventHandler(c.onPod, func(_, pod *corev1.Pod) { c.onPod(pod) }, c.onPod); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		return c, nil
@@ -110,7 +110,7 @@ func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 	v := budgetView{budget: budget, now: time.Now()}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
-		v.failure, v.failed = err, controller.Event{About: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
+		v.failure, v.failed = err, controller.Event{Object: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
 	} else {
 		v.pods = c.pods.List(budget.Namespace, selector)
 		c.expect(ctx, &v)
@@ -138,7 +138,7 @@ func (c *disruption) expect(ctx context.Context, v *budgetView) {
 			err = fmt.Errorf("found no controllers for pod %q", pod.Name)
 		}
 		if err != nil {
-			v.failure, v.failed = err, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+			v.failure, v.failed = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
 				Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
 			return
 		}
@@ -224,19 +224,19 @@ type budgetView struct {
 func (v budgetView) reconcile() (plan controller.Plan) {
 	expected, desired, err := v.counts()
 	if err != nil && v.failure == nil {
-		v.failure, v.failed = err, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+		v.failure, v.failed = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
 			Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
 	}
 	if len(v.pods) == 0 && v.failed.Reason != noPods {
-		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeNormal, Reason: noPods, Message: "No matching pods found"})
+		plan.Events = append(plan.Events, controller.Event{Object: v.budget, Type: corev1.EventTypeNormal, Reason: noPods, Message: "No matching pods found"})
 	}
 	if v.failure != nil {
 		plan.Events = append(plan.Events, v.failed)
-		plan.Status = func(controller.Outcome) kind.Object { return v.safe() }
+		plan.Status = func(controller.ApplyResult) kind.Object { return v.safe() }
 		return plan
 	}
 	if len(v.unmanaged) > 0 {
-		plan.Events = append(plan.Events, controller.Event{About: v.budget, Type: corev1.EventTypeWarning, Reason: "UnmanagedPods",
+		plan.Events = append(plan.Events, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "UnmanagedPods",
 			Message: fmt.Sprintf("Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be "+
 				"calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" "+
 				"field of the PDB to an integer value.", v.budget.Spec.Selector)})
@@ -249,7 +249,7 @@ func (v budgetView) reconcile() (plan controller.Plan) {
 	if expected > 0 {
 		status.DisruptionsAllowed = max(0, status.CurrentHealthy-desired)
 	}
-	plan.Status = func(controller.Outcome) kind.Object { return v.report(status) }
+	plan.Status = func(controller.ApplyResult) kind.Object { return v.report(status) }
 	return plan
 }
 
@@ -279,10 +279,10 @@ func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
 		}
 		if left := at.Add(deletionTimeout).Sub(v.now); left >= 0 {
 			waiting[pod.Name] = at
-			plan.Again(left + time.Millisecond)
+			plan.Requeue(left + time.Millisecond)
 			continue
 		}
-		plan.Events = append(plan.Events, controller.Event{About: pod, Type: corev1.EventTypeWarning, Reason: "NotDeleted",
+		plan.Events = append(plan.Events, controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "NotDeleted",
 			Message: fmt.Sprintf("Pod was expected by PDB %s/%s to be deleted but it wasn't", v.budget.Namespace, v.budget.Namespace)})
 	}
 	return waiting
@@ -348,15 +348,15 @@ func unmark(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
 		return plan
 	}
 	if wait > 0 {
-		plan.Again(wait)
+		plan.Requeue(wait)
 		return plan
 	}
 	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil,
 		"observedGeneration": pod.Generation}
 	// Strings and times always encode.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": []any{c}}})
-	w := controller.Patching(pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)
+	w := controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus
-	plan.Then(w)
+	plan.AddStep(w)
 	return plan
 }

@@ -216,7 +216,7 @@ func TestBudgetStatus(t *testing.T) {
 		test.view.now = now
 		plan := test.view.reconcile()
 		got := ""
-		if obj := plan.Status(controller.Outcome{}); obj != nil {
+		if obj := plan.Status(controller.ApplyResult{}); obj != nil {
 			got = budgetWords(obj)
 			if obj == kind.Object(test.view.budget) {
 				t.Errorf("%s: what came from the cache was changed", test.what)
@@ -270,7 +270,7 @@ func TestBudgetsKeepTheirPromises(t *testing.T) {
 		for range random.IntN(4) {
 			v.budget.Status.DisruptedPods[fmt.Sprint("p", random.IntN(12))] = ago(time.Duration(random.IntN(240)) * time.Second)
 		}
-		b := v.reconcile().Status(controller.Outcome{}).(*policyv1.PodDisruptionBudget)
+		b := v.reconcile().Status(controller.ApplyResult{}).(*policyv1.PodDisruptionBudget)
 		s := b.Status
 		if s.DisruptionsAllowed < 0 || s.ExpectedPods <= 0 && s.DisruptionsAllowed > 0 || s.DisruptionsAllowed > 0 && s.CurrentHealthy-s.DisruptionsAllowed < s.DesiredHealthy {
 			t.Fatalf("seed %d, round %d: %s", seed, round, budgetWords(b))
@@ -281,7 +281,7 @@ func TestBudgetsKeepTheirPromises(t *testing.T) {
 			}
 		}
 		v.budget = b
-		if again := v.reconcile().Status(controller.Outcome{}); again != nil {
+		if again := v.reconcile().Status(controller.ApplyResult{}); again != nil {
 			t.Fatalf("seed %d, round %d: a second look makes %s of %s", seed, round, budgetWords(again), budgetWords(b))
 		}
 	}
@@ -330,7 +330,7 @@ func TestMarks(t *testing.T) {
 		}
 		_ = json.Unmarshal([]byte(`{"metadata":{"uid":"uid-p"},"status":{"conditions":[{"type":"DisruptionTarget","status":"False","reason":null,"message":null,
 			"lastTransitionTime":"2026-03-01T12:00:00Z","observedGeneration":4}]}}`), &want)
-		if w.Verb != controller.PatchStatus || w.Form != client.StrategicPatch || fmt.Sprint(patch) != fmt.Sprint(want) {
+		if w.Verb != controller.PatchStatus || w.PatchType != client.StrategicPatch || fmt.Sprint(patch) != fmt.Sprint(want) {
 			t.Errorf("%s: %s %s", test.what, w.Verb, w.Patch)
 		}
 	}

@@ -46,7 +46,7 @@ func AttachDetach(unmountWait time.Duration) controller.Definition {
 				attachments: client.InformerFor[*storagev1.VolumeAttachment](s.Informers),
 				drivers:     client.InformerFor[*storagev1.CSIDriver](s.Informers),
 			}
-			return controller.Planned(s, c), c.watch(s)
+			return controller.NewSyncer(s, c), c.watch(s)
 		},
 	}
 }
@@ -78,7 +78,7 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	if err := indexPods(c.pods); err != nil {
 		return err
 	}
-	if err := controller.WatchOwn[*corev1.Node](s); err != nil {
+	if err := controller.WatchPrimary[*corev1.Node](s); err != nil {
 		return err
 	}
 	if err := controller.Watch(s, func(pod *corev1.Pod) []controller.Key {
@@ -265,7 +265,7 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 				detach = append(detach, controller.Deleting(a))
 			}
 		} else {
-			plan.Again(wait)
+			plan.Requeue(wait)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.needed)) {
@@ -274,10 +274,10 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 		}
 	}
 	if status := v.attached(going, &plan); status != nil {
-		plan.Then(controller.UpdatingStatus(status))
+		plan.AddStep(controller.UpdatingStatus(status))
 	}
-	plan.Then(attach...)
-	plan.Then(detach...)
+	plan.AddStep(attach...)
+	plan.AddStep(detach...)
 	return plan, unneeded
 }
 
@@ -343,8 +343,8 @@ func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, boo
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: n.volume.Spec.CSI.Driver, NodeName: v.name,
 			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &n.volume.Name}},
-	}).Tolerating(metav1.StatusReasonAlreadyExists)
-	return w.OnFailed(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
+	}).Ignoring(metav1.StatusReasonAlreadyExists)
+	return w.OnFailure(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
 }
 
 // managed says whether volumes of the node are attached from here. Its kubelet says so by an annotation, whatever its value.

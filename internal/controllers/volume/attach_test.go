@@ -80,7 +80,7 @@ func attachWords(plan controller.Plan) string {
 		}
 	}
 	for _, e := range plan.Events {
-		lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.About.GetName(), e.Type, e.Reason, e.Message))
+		lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.Object.GetName(), e.Type, e.Reason, e.Message))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -536,7 +536,7 @@ func TestNoForcedDetach(t *testing.T) {
 	for what, node := range map[string]*corev1.Node{"silent": aNode(toldOf(disk), using(disk), silent), "gone": nil} {
 		v := attachView{name: "n1", node: node, here: attachmentsOf(attachment(disk, "n1", true)), volumes: map[string]*corev1.PersistentVolume{"disk": disk}, now: now,
 			unneeded: map[string]time.Time{attachmentName(disk, "n1"): now.Add(-24 * time.Hour)}}
-		if plan, _ := v.reconcile(); !plan.Empty() || plan.RequeueAfter != 0 {
+		if plan, _ := v.reconcile(); !plan.IsEmpty() || plan.RequeueAfter != 0 {
 			t.Errorf("%s: %s, again %v", what, attachWords(plan), plan.RequeueAfter)
 		}
 	}

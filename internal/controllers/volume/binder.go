@@ -60,7 +60,7 @@ func (b *binder) watch() error {
 		return err
 	}
 	// A claim that goes releases its volume, whether it knew of it or not.
-	if err := b.claims.Handle(nil, nil, func(claim *corev1.PersistentVolumeClaim) {
+	if err := b.claims.AddEventHandler(nil, nil, func(claim *corev1.PersistentVolumeClaim) {
 		for _, volume := range b.volumes.List("", nil) {
 			if ref := volume.Spec.ClaimRef; ref != nil && ref.UID == claim.UID {
 				b.setup.Enqueue(controller.KeyOf(volume))
@@ -207,7 +207,7 @@ func (v claimView) bound() controller.Plan {
 
 func (v claimView) lost(reason, message string) (plan controller.Plan) {
 	if v.claim.Status.Phase != corev1.ClaimLost {
-		plan.Then(v.phase(corev1.ClaimLost)...)
+		plan.AddStep(v.phase(corev1.ClaimLost)...)
 		plan.Events = append(plan.Events, warning(v.claim, reason, message))
 	}
 	return plan
@@ -228,7 +228,7 @@ func (v claimView) asksFor() (plan controller.Plan) {
 	default:
 		plan.Events = append(plan.Events, warning(v.claim, "FailedBinding", fmt.Sprintf("volume %q already bound to a different claim.", v.volume.Name)))
 	}
-	plan.Then(v.phase(corev1.ClaimPending)...)
+	plan.AddStep(v.phase(corev1.ClaimPending)...)
 	return plan
 }
 
@@ -237,7 +237,7 @@ func (v claimView) unbound() (plan controller.Plan) {
 	if name := v.missingClass(); name != "" {
 		changed := v.claim.DeepCopy()
 		changed.Spec.StorageClassName = &name
-		plan.Then(controller.Updating(changed))
+		plan.AddStep(controller.Updating(changed))
 		return plan
 	}
 	class := v.class()
@@ -260,7 +260,7 @@ func (v claimView) unbound() (plan controller.Plan) {
 	default:
 		return v.provision(class)
 	}
-	plan.Then(v.phase(corev1.ClaimPending)...)
+	plan.AddStep(v.phase(corev1.ClaimPending)...)
 	return plan
 }
 
@@ -292,9 +292,9 @@ func (v claimView) provision(class *storagev1.StorageClass) (plan controller.Pla
 		changed := v.claim.DeepCopy()
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, oldStorageProvisioner, class.Provisioner)
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, storageProvisioner, class.Provisioner)
-		plan.Then(controller.Updating(changed))
+		plan.AddStep(controller.Updating(changed))
 	}
-	plan.Then(v.phase(corev1.ClaimPending)...)
+	plan.AddStep(v.phase(corev1.ClaimPending)...)
 	plan.Events = append(plan.Events, normal(v.claim, "ExternalProvisioning", fmt.Sprintf("Waiting for a volume to be created either by the external provisioner '%s' "+
 		"or manually by the system administrator. If volume creation is delayed, please verify that the provisioner is running and correctly registered.", class.Provisioner)))
 	return plan
@@ -312,16 +312,16 @@ func (v claimView) phase(phase corev1.PersistentVolumeClaimPhase) []controller.W
 // bind makes the claim and its volume each other's: first the volume says so, last the claim's status.
 func (v claimView) bind() (plan controller.Plan) {
 	if volume := v.boundVolume(); volume != nil {
-		plan.Then(controller.Updating(volume))
+		plan.AddStep(controller.Updating(volume))
 	}
 	if v.volume.Status.Phase != corev1.VolumeBound {
-		plan.Then(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeBound, "message": nil}))
+		plan.AddStep(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeBound, "message": nil}))
 	}
 	if claim := v.boundClaim(); claim != nil {
-		plan.Then(controller.Updating(claim))
+		plan.AddStep(controller.Updating(claim))
 	}
 	if status := v.boundStatus(); len(status) > 0 {
-		plan.Then(patchStatus(v.claim, status))
+		plan.AddStep(patchStatus(v.claim, status))
 	}
 	return plan
 }
@@ -393,11 +393,11 @@ func (v volumeView) reconcile() (plan controller.Plan) {
 	ref := v.volume.Spec.ClaimRef
 	switch {
 	case ref == nil || ref.UID == "": // nobody's, or reserved for a claim that has not come
-		plan.Then(v.phase(corev1.VolumeAvailable)...)
+		plan.AddStep(v.phase(corev1.VolumeAvailable)...)
 	case v.claim == nil || v.claim.UID != ref.UID:
 		return v.release()
 	case v.claim.Spec.VolumeName == v.volume.Name:
-		plan.Then(v.phase(corev1.VolumeBound)...)
+		plan.AddStep(v.phase(corev1.VolumeBound)...)
 	case v.claim.Spec.VolumeName == "":
 		if modeOf(v.claim.Spec.VolumeMode) != modeOf(v.volume.Spec.VolumeMode) {
 			plan.Events = append(plan.Events,
@@ -422,8 +422,8 @@ func (v volumeView) unbind() (plan controller.Plan) {
 	} else {
 		changed.Spec.ClaimRef.UID = ""
 	}
-	plan.Then(controller.Updating(changed))
-	plan.Then(v.phase(corev1.VolumeAvailable)...)
+	plan.AddStep(controller.Updating(changed))
+	plan.AddStep(v.phase(corev1.VolumeAvailable)...)
 	return plan
 }
 
@@ -438,13 +438,13 @@ func (v volumeView) phase(phase corev1.PersistentVolumePhase) []controller.Write
 func (v volumeView) release() (plan controller.Plan) {
 	failed := v.volume.Status.Phase == corev1.VolumeFailed
 	if !failed {
-		plan.Then(v.phase(corev1.VolumeReleased)...)
+		plan.AddStep(v.phase(corev1.VolumeReleased)...)
 	}
 	if migrated := v.volume.Annotations[migratedTo] != ""; migrated || failed || v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain {
 		return plan
 	}
 	fail := func(reason, message string) controller.Plan {
-		plan.Then(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeFailed, "message": message}))
+		plan.AddStep(patchStatus(v.volume, map[string]any{"phase": corev1.VolumeFailed, "message": message}))
 		plan.Events = append(plan.Events, warning(v.volume, reason, message))
 		return plan
 	}

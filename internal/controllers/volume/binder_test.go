@@ -58,7 +58,7 @@ func fully(plan controller.Plan) string {
 		}
 	}
 	for _, e := range plan.Events {
-		lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.About.GetName(), e.Type, e.Reason, e.Message))
+		lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.Object.GetName(), e.Type, e.Reason, e.Message))
 	}
 	return strings.Join(lines, "\n")
 }

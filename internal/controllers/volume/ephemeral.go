@@ -26,7 +26,7 @@ var Ephemeral = controller.Definition{
 				s.Enqueue(controller.KeyOf(pod))
 			}
 		}
-		if err := c.pods.Handle(enqueue, nil, nil); err != nil {
+		if err := c.pods.AddEventHandler(enqueue, nil, nil); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		gone := func(claim *corev1.PersistentVolumeClaim) {
@@ -34,10 +34,10 @@ var Ephemeral = controller.Definition{
 				enqueue(pod)
 			}
 		}
-		if err := c.claims.Handle(nil, nil, gone); err != nil {
+		if err := c.claims.AddEventHandler(nil, nil, gone); err != nil {
 			return nil, fmt.Errorf("watch claims: %w", err)
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 
@@ -83,13 +83,13 @@ func (c *ephemeral) Reconcile(v ephemeralView) (plan controller.Plan) {
 			continue
 		}
 		template := volume.Ephemeral.VolumeClaimTemplate
-		plan.Then(controller.Creating(&corev1.PersistentVolumeClaim{
+		plan.AddStep(controller.Creating(&corev1.PersistentVolumeClaim{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: v.pod.Namespace, Name: name, Labels: template.Labels, Annotations: template.Annotations,
 				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(v.pod, podKind)},
 			},
 			Spec: *template.Spec.DeepCopy(),
-		}).OnFailed(warning(v.pod, "FailedBinding", fmt.Sprintf("ephemeral volume %s: create PVC %s: %%s", volume.Name, name))))
+		}).OnFailure(warning(v.pod, "FailedBinding", fmt.Sprintf("ephemeral volume %s: create PVC %s: %%s", volume.Name, name))))
 	}
 	return plan
 }

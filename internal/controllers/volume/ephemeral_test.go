@@ -56,14 +56,14 @@ func TestEphemeralClaims(t *testing.T) {
 				o := c.OwnerReferences[0]
 				lines = append(lines, fmt.Sprintf("%s %s [%s] [%s] of %s %s %s %v %v", w.Verb, c.Name, mapWords(c.Labels), mapWords(c.Annotations), o.Kind, o.Name, o.UID, *o.Controller, *o.BlockOwnerDeletion))
 				volume := strings.TrimPrefix(c.Name, "p-")
-				if c.Namespace != "default" || storageOf(c.Spec.Resources.Requests) != 1<<30 || w.Failed.Reason != "FailedBinding" || w.Failed.Type != corev1.EventTypeWarning || w.Failed.About != pod ||
-					w.Failed.Message != "ephemeral volume "+volume+": create PVC "+c.Name+": %s" {
-					t.Errorf("%s: %+v, failed %+v", test.what, c, w.Failed)
+				if c.Namespace != "default" || storageOf(c.Spec.Resources.Requests) != 1<<30 || w.FailureEvent.Reason != "FailedBinding" || w.FailureEvent.Type != corev1.EventTypeWarning || w.FailureEvent.Object != pod ||
+					w.FailureEvent.Message != "ephemeral volume "+volume+": create PVC "+c.Name+": %s" {
+					t.Errorf("%s: %+v, failed %+v", test.what, c, w.FailureEvent)
 				}
 			}
 		}
 		for _, e := range plan.Events {
-			lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.About.GetName(), e.Type, e.Reason, e.Message))
+			lines = append(lines, fmt.Sprintf("tell %s %s %s: %s", e.Object.GetName(), e.Type, e.Reason, e.Message))
 		}
 		if got, want := strings.Join(lines, "\n"), strings.Join(test.want, "\n"); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", test.what, got, want)

@@ -26,10 +26,10 @@ var Expand = controller.Definition{
 				enqueue(claim)
 			}
 		}
-		if err := c.claims.Handle(enqueue, grown, nil); err != nil {
+		if err := c.claims.AddEventHandler(enqueue, grown, nil); err != nil {
 			return nil, fmt.Errorf("watch claims: %w", err)
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 

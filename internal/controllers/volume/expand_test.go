@@ -112,7 +112,7 @@ func TestWhoIsExpanded(t *testing.T) {
 		{"nothing more is asked for, a resize is not over", aClaim(has("9Gi")), aVolume("v", marked(preResizeCapacity, "")), true},
 	} {
 		plan := expand{}.Reconcile(expandView{claim: test.claim, volume: test.volume})
-		if got := fully(plan) == "tell data Normal ExternalExpanding: waiting for an external controller to expand this PVC"; got != test.want || !test.want && !plan.Empty() {
+		if got := fully(plan) == "tell data Normal ExternalExpanding: waiting for an external controller to expand this PVC"; got != test.want || !test.want && !plan.IsEmpty() {
 			t.Errorf("%s: %s", test.what, fully(plan))
 		}
 	}

@@ -56,14 +56,14 @@ func LocalPath(settings LocalPathSettings) controller.Definition {
 				classes: client.InformerFor[*storagev1.StorageClass](s.Informers),
 				nodes:   client.InformerFor[*corev1.Node](s.Informers),
 			}
-			if err := controller.WatchOwn[*corev1.PersistentVolumeClaim](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.PersistentVolumeClaim](s); err != nil {
 				return nil, err
 			}
-			if err := controller.WatchOwn[*corev1.PersistentVolume](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
 			}
 			// A node that is gone removes no directories.
-			if err := c.nodes.Handle(nil, nil, func(node *corev1.Node) {
+			if err := c.nodes.AddEventHandler(nil, nil, func(node *corev1.Node) {
 				for _, volume := range c.volumes.List("", nil) {
 					if volume.Annotations[localPathNode] == node.Name {
 						s.Enqueue(controller.KeyOf(volume))
@@ -163,9 +163,9 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 		return plan // no pod needs it yet
 	}
 	volume := v.volume()
-	plan.Then(controller.Creating(volume).Tolerating(metav1.StatusReasonAlreadyExists).
-		OnDone(normal(v.claim, "ProvisioningSucceeded", "Successfully provisioned volume %s")).
-		OnFailed(warning(v.claim, "ProvisioningFailed", "failed to provision volume with StorageClass \""+v.class.Name+"\": %s")))
+	plan.AddStep(controller.Creating(volume).Ignoring(metav1.StatusReasonAlreadyExists).
+		OnSuccess(normal(v.claim, "ProvisioningSucceeded", "Successfully provisioned volume %s")).
+		OnFailure(warning(v.claim, "ProvisioningFailed", "failed to provision volume with StorageClass \""+v.class.Name+"\": %s")))
 	return plan
 }
 
@@ -229,9 +229,9 @@ func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan con
 	released := volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 	switch {
 	case volume.DeletionTimestamp == nil && released:
-		plan.Then(controller.Deleting(volume))
+		plan.AddStep(controller.Deleting(volume))
 	case volume.DeletionTimestamp != nil && !nodeThere && slices.Contains(volume.Finalizers, localPathFinalizer):
-		plan.Then(removeFinalizer(volume, localPathFinalizer))
+		plan.AddStep(removeFinalizer(volume, localPathFinalizer))
 	}
 	return plan
 }
@@ -243,7 +243,7 @@ func LocalPathCleaner(node, directory string) controller.Definition {
 		Name: "local-path-cleaner", Component: LocalPathProvisioner, Queue: "local_path_cleaner",
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			volumes := client.InformerFor[*corev1.PersistentVolume](s.Informers)
-			if err := controller.WatchOwn[*corev1.PersistentVolume](s); err != nil {
+			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
 			}
 			return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
@@ -256,7 +256,7 @@ func LocalPathCleaner(node, directory string) controller.Definition {
 					return err
 				}
 				var plan controller.Plan
-				plan.Then(removeFinalizer(volume, localPathFinalizer))
+				plan.AddStep(removeFinalizer(volume, localPathFinalizer))
 				return s.Apply(ctx, key, plan)
 			}), nil
 		},

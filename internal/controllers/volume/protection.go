@@ -27,9 +27,9 @@ func protect(obj kind.Object, finalizer string, used func() bool) (plan controll
 	held := slices.Contains(obj.GetFinalizers(), finalizer)
 	switch {
 	case obj.GetDeletionTimestamp() == nil && !held:
-		plan.Then(addFinalizer(obj, finalizer))
+		plan.AddStep(addFinalizer(obj, finalizer))
 	case obj.GetDeletionTimestamp() != nil && held && !used():
-		plan.Then(removeFinalizer(obj, finalizer))
+		plan.AddStep(removeFinalizer(obj, finalizer))
 	}
 	return plan
 }
@@ -44,7 +44,7 @@ var ClaimProtection = controller.Definition{
 		if err := indexPods(c.pods); err != nil {
 			return nil, err
 		}
-		if err := controller.WatchOwn[*corev1.PersistentVolumeClaim](s); err != nil {
+		if err := controller.WatchPrimary[*corev1.PersistentVolumeClaim](s); err != nil {
 			return nil, err
 		}
 		return c, controller.Watch(s, claimKeys)
@@ -66,7 +66,7 @@ func (c *claimProtection) Sync(ctx context.Context, key controller.Key) error {
 	pods := podsUsing(c.pods, key.Namespace, key.Name)
 	plan := protect(claim, claimFinalizer, func() bool { return slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return holds(p, claim) }) })
 	if claim.DeletionTimestamp != nil && len(plan.Steps) > 0 {
-		live, _, err := client.For[*corev1.Pod](c.setup.Client).List(ctx, key.Namespace, client.Match{})
+		live, _, err := client.For[*corev1.Pod](c.setup.Client).List(ctx, key.Namespace, client.Selector{})
 		if err != nil {
 			return fmt.Errorf("list pods: %w", err)
 		}
@@ -75,7 +75,7 @@ func (c *claimProtection) Sync(ctx context.Context, key controller.Key) error {
 		}
 	}
 	if w, ok := noteUse(claim, pods, time.Now()); ok {
-		plan.Then(w)
+		plan.AddStep(w)
 	}
 	return c.setup.Apply(ctx, key, plan)
 }
@@ -98,7 +98,7 @@ func noteUse(claim *corev1.PersistentVolumeClaim, pods []*corev1.Pod, now time.T
 	w := controller.Patching(claim, client.StrategicPatch, encode(map[string]any{
 		"metadata": map[string]any{"uid": claim.UID}, "status": map[string]any{"conditions": []corev1.PersistentVolumeClaimCondition{c}}}))
 	w.Verb = controller.PatchStatus
-	return w.Tolerating(metav1.StatusReasonNotFound), true
+	return w.Ignoring(metav1.StatusReasonNotFound), true
 }
 
 // refers says whether a pod has a volume of the claim.
@@ -127,7 +127,7 @@ var VolumeProtection = controller.Definition{
 	Name: "persistentvolume-protection-controller", Aliases: []string{"pv-protection"}, Component: "pv-protection-controller", Queue: "pvprotection",
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := volumeProtection{client.InformerFor[*corev1.PersistentVolume](s.Informers)}
-		return controller.Planned(s, c), controller.WatchOwn[*corev1.PersistentVolume](s)
+		return controller.NewSyncer(s, c), controller.WatchPrimary[*corev1.PersistentVolume](s)
 	},
 }
 
@@ -154,7 +154,7 @@ var AttributesClassProtection = controller.Definition{
 			claims:  client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
 			volumes: client.InformerFor[*corev1.PersistentVolume](s.Informers),
 		}
-		if err := controller.WatchOwn[*storagev1.VolumeAttributesClass](s); err != nil {
+		if err := controller.WatchPrimary[*storagev1.VolumeAttributesClass](s); err != nil {
 			return nil, err
 		}
 		if err := controller.Watch(s, func(claim *corev1.PersistentVolumeClaim) []controller.Key { return classKeys(classesOfClaim(claim)) }); err != nil {
@@ -163,7 +163,7 @@ var AttributesClassProtection = controller.Definition{
 		if err := controller.Watch(s, func(volume *corev1.PersistentVolume) []controller.Key { return classKeys(classesOfVolume(volume)) }); err != nil {
 			return nil, err
 		}
-		return controller.Planned(s, c), nil
+		return controller.NewSyncer(s, c), nil
 	},
 }
 

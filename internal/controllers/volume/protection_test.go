@@ -65,7 +65,7 @@ func TestProtectWrites(t *testing.T) {
 		got := ""
 		for _, step := range plan.Steps {
 			w := step.Writes[0]
-			if got = string(w.Patch); w.Form != client.StrategicPatch || w.Verb != controller.Patch || len(w.Tolerate) != 1 || w.Tolerate[0] != metav1.StatusReasonNotFound {
+			if got = string(w.Patch); w.PatchType != client.StrategicPatch || w.Verb != controller.Patch || len(w.Ignore) != 1 || w.Ignore[0] != metav1.StatusReasonNotFound {
 				t.Errorf("%s: %+v", test.what, w)
 			}
 		}
@@ -149,7 +149,7 @@ func TestUnusedCondition(t *testing.T) {
 		{"leaving", aClaim(bound, func(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = new(ago(0)) }), nil, ""},
 	} {
 		w, ok := noteUse(test.claim, test.pods, now)
-		if got := string(w.Patch); got != test.want || ok != (got != "") || ok && (w.Verb != controller.PatchStatus || w.Form != client.StrategicPatch) {
+		if got := string(w.Patch); got != test.want || ok != (got != "") || ok && (w.Verb != controller.PatchStatus || w.PatchType != client.StrategicPatch) {
 			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.want)
 		}
 	}

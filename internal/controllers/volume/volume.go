@@ -140,11 +140,11 @@ func storageOf(resources corev1.ResourceList) int64 {
 
 // addFinalizer and removeFinalizer change the finalizers of an object and nothing else.
 func addFinalizer(obj kind.Object, finalizer string) controller.Write {
-	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "finalizers", finalizer)).Tolerating(metav1.StatusReasonNotFound)
+	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
 }
 
 func removeFinalizer(obj kind.Object, finalizer string) controller.Write {
-	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "$deleteFromPrimitiveList/finalizers", finalizer)).Tolerating(metav1.StatusReasonNotFound)
+	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "$deleteFromPrimitiveList/finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
 }
 
 func finalizerPatch(obj kind.Object, key, finalizer string) []byte {
@@ -168,9 +168,9 @@ func encode(v any) []byte {
 }
 
 func normal(about kind.Object, reason, message string) controller.Event {
-	return controller.Event{About: about, Type: corev1.EventTypeNormal, Reason: reason, Message: message}
+	return controller.Event{Object: about, Type: corev1.EventTypeNormal, Reason: reason, Message: message}
 }
 
 func warning(about kind.Object, reason, message string) controller.Event {
-	return controller.Event{About: about, Type: corev1.EventTypeWarning, Reason: reason, Message: message}
+	return controller.Event{Object: about, Type: corev1.EventTypeWarning, Reason: reason, Message: message}
 }

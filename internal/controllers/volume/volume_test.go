@@ -318,11 +318,11 @@ func TestSayings(t *testing.T) {
 // TestPatches: patches name the object they are for, so that another of its name is spared.
 func TestPatches(t *testing.T) {
 	w := patchStatus(aVolume("v"), map[string]any{"phase": corev1.VolumeBound})
-	if string(w.Patch) != `{"metadata":{"uid":"uid-v"},"status":{"phase":"Bound"}}` || w.Verb != controller.PatchStatus || w.Form != client.MergePatch {
-		t.Errorf("%s %s %v", w.Verb, w.Patch, w.Form)
+	if string(w.Patch) != `{"metadata":{"uid":"uid-v"},"status":{"phase":"Bound"}}` || w.Verb != controller.PatchStatus || w.PatchType != client.MergePatch {
+		t.Errorf("%s %s %v", w.Verb, w.Patch, w.PatchType)
 	}
 	for verb, write := range map[string]controller.Write{"finalizers": addFinalizer(aVolume("v"), "f"), "$deleteFromPrimitiveList/finalizers": removeFinalizer(aVolume("v"), "f")} {
-		if want := fmt.Sprintf(`"%s":["f"]`, verb); !strings.Contains(string(write.Patch), want) || !strings.Contains(string(write.Patch), `"uid":"uid-v"`) || write.Form != client.StrategicPatch {
+		if want := fmt.Sprintf(`"%s":["f"]`, verb); !strings.Contains(string(write.Patch), want) || !strings.Contains(string(write.Patch), `"uid":"uid-v"`) || write.PatchType != client.StrategicPatch {
 			t.Errorf("%s: %s", verb, write.Patch)
 		}
 	}

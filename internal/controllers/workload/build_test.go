@@ -118,8 +118,8 @@ func writesOf(plan controller.Plan) (all []controller.Write) {
 // events lists the events that a plan tells when everything succeeds.
 func events(plan controller.Plan) (all []string) {
 	for _, w := range writesOf(plan) {
-		if w.Done != nil {
-			all = append(all, w.Done.Reason+": "+strings.Replace(w.Done.Message, "%s", w.Object.GetName(), 1))
+		if w.SuccessEvent != nil {
+			all = append(all, w.SuccessEvent.Reason+": "+strings.Replace(w.SuccessEvent.Message, "%s", w.Object.GetName(), 1))
 		}
 	}
 	for _, e := range plan.Events {

@@ -61,13 +61,13 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 		}
 		s.EnqueueAfter(controller.KeyOf(cronJob), untilNext(cronJob, time.Now(), schedule))
 	}
-	if err := c.cronJobs.Handle(enqueue, changed, enqueue); err != nil {
+	if err := c.cronJobs.AddEventHandler(enqueue, changed, enqueue); err != nil {
 		return nil, fmt.Errorf("watch cron jobs: %w", err)
 	}
 	if err := controller.WatchDependents[*batchv1.Job, *batchv1.CronJob](s, cronJobKind, nil); err != nil {
 		return nil, err
 	}
-	return controller.Planned(s, c), nil
+	return controller.NewSyncer(s, c), nil
 }
 
 // cronJobView is what decides about one cron job.
@@ -85,7 +85,7 @@ func (c *cronJobs) Observe(key controller.Key) (cronJobView, bool) {
 	if !ok {
 		return cronJobView{}, false
 	}
-	return cronJobView{cronJob: cronJob, jobs: c.jobs.Of(cronJob.UID), now: time.Now(), named: func(name string) *batchv1.Job {
+	return cronJobView{cronJob: cronJob, jobs: c.jobs.ControlledBy(cronJob.UID), now: time.Now(), named: func(name string) *batchv1.Job {
 		job, _ := c.jobs.Get(key.Namespace, name)
 		return job
 	}}, true
@@ -177,12 +177,12 @@ func (v cronJobView) reconcile() controller.Plan {
 	l.cleanUp()
 	l.takeNote()
 	started := l.start()
-	plan.Status = func(outcome controller.Outcome) kind.Object { return l.report(started, outcome) }
+	plan.Status = func(outcome controller.ApplyResult) kind.Object { return l.report(started, outcome) }
 	return plan
 }
 
 func (l *cronLook) tell(eventType, reason, format string, args ...any) {
-	l.plan.Events = append(l.plan.Events, controller.Event{About: l.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
+	l.plan.Events = append(l.plan.Events, controller.Event{Object: l.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
 // cleanUp deletes finished jobs beyond the history limits, the oldest first.
@@ -203,7 +203,7 @@ func (l *cronLook) cleanUp() {
 			deletes = append(deletes, l.deleting(jobs[i]))
 		}
 	}
-	l.plan.Then(deletes...)
+	l.plan.AddStep(deletes...)
 }
 
 func startedFirst(a, b *batchv1.Job) int {
@@ -218,9 +218,9 @@ func startedFirst(a, b *batchv1.Job) int {
 func (l *cronLook) deleting(job *batchv1.Job) controller.Write {
 	l.removed = append(l.removed, job.UID)
 	w := controller.Deleting(job).
-		OnDone(controller.Event{About: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
-		OnFailed(controller.Event{About: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
-	w.Delete.PropagationPolicy = ptr.To(metav1.DeletePropagationBackground)
+		OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
+		OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
+	w.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationBackground)
 	return w
 }
 
@@ -301,7 +301,7 @@ func (l *cronLook) start() *beginning {
 		l.tell(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
 		return nil
 	}
-	l.plan.Again(max(untilNext(l.cronJob, l.now, times), time.Millisecond))
+	l.plan.Requeue(max(untilNext(l.cronJob, l.now, times), time.Millisecond))
 	if d.last.IsZero() {
 		return nil
 	}
@@ -334,7 +334,7 @@ func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
 				deletes = append(deletes, l.deleting(job))
 			}
 		}
-		l.plan.Then(deletes...)
+		l.plan.AddStep(deletes...)
 	}
 	begin := &beginning{name: name, at: at}
 	if l.named != nil {
@@ -342,9 +342,9 @@ func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
 	}
 	switch existing := begin.existing; {
 	case existing == nil:
-		l.plan.Then(controller.Creating(l.newJob(name, at, zone)).
-			OnDone(controller.Event{About: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
-			OnFailed(controller.Event{About: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
+		l.plan.AddStep(controller.Creating(l.newJob(name, at, zone)).
+			OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
+			OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
 	case !metav1.IsControlledBy(existing, l.cronJob):
 		return nil // someone else has the name
 	}
@@ -365,9 +365,9 @@ func (l *cronLook) newJob(name string, at time.Time, zone *time.Location) *batch
 }
 
 // report writes what was found, and the job that was started.
-func (l *cronLook) report(begin *beginning, outcome controller.Outcome) kind.Object {
+func (l *cronLook) report(begin *beginning, outcome controller.ApplyResult) kind.Object {
 	status := *l.status.DeepCopy()
-	if outcome.Failed() != controller.Delete {
+	if outcome.FailedVerb() != controller.Delete {
 		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(l.removed, ref.UID) })
 	}
 	if begin != nil {

@@ -289,13 +289,13 @@ func TestConcurrency(t *testing.T) {
 		again := plan.RequeueAfter
 		plan.RequeueAfter = 0
 		expect(t, test.what, told(plan), test.writes)
-		outcome := controller.Outcome{}
+		outcome := controller.ApplyResult{}
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Create {
 				outcome.Written = append(outcome.Written, w.Object)
 			}
-			if w.Verb == controller.Delete && (w.Delete.PropagationPolicy == nil || *w.Delete.PropagationPolicy != metav1.DeletePropagationBackground || *w.Delete.Preconditions.UID != w.Object.GetUID()) {
-				t.Errorf("%s: %+v", test.what, w.Delete)
+			if w.Verb == controller.Delete && (w.DeleteOptions.PropagationPolicy == nil || *w.DeleteOptions.PropagationPolicy != metav1.DeletePropagationBackground || *w.DeleteOptions.Preconditions.UID != w.Object.GetUID()) {
+				t.Errorf("%s: %+v", test.what, w.DeleteOptions)
 			}
 		}
 		var left []string
@@ -368,10 +368,10 @@ func TestCronHistory(t *testing.T) {
 	if got := events(plan); !slices.Equal(got, []string{"SuccessfulDelete: Deleted job a"}) {
 		t.Errorf("%q", got)
 	}
-	if status := plan.Status(controller.Outcome{}).(*batchv1.CronJob).Status; len(status.Active) != 0 || status.LastSuccessfulTime == nil {
+	if status := plan.Status(controller.ApplyResult{}).(*batchv1.CronJob).Status; len(status.Active) != 0 || status.LastSuccessfulTime == nil {
 		t.Errorf("%+v", status)
 	}
-	failed := plan.Steps[0].Writes[0].Failed
+	failed := plan.Steps[0].Writes[0].FailureEvent
 	if failed.Reason != "FailedDelete" || failed.Message != "Deleted job: %s" || failed.Type != corev1.EventTypeWarning {
 		t.Errorf("%+v", failed)
 	}
@@ -398,7 +398,7 @@ func TestLastSuccess(t *testing.T) {
 		{"complete nobody knows when", aCronJob(was(time.Hour)), []*batchv1.Job{tick("a", endedAs(batchv1.JobComplete, time.Minute), timeless)}, time.Hour},
 	} {
 		status := test.cron.Status
-		if changed := (cronJobView{cronJob: test.cron, jobs: test.jobs, now: now}).reconcile().Status(controller.Outcome{}); changed != nil {
+		if changed := (cronJobView{cronJob: test.cron, jobs: test.jobs, now: now}).reconcile().Status(controller.ApplyResult{}); changed != nil {
 			status = changed.(*batchv1.CronJob).Status
 		}
 		got := time.Duration(-1)
@@ -424,7 +424,7 @@ func TestCronJobsJob(t *testing.T) {
 		Spec: batchv1.JobSpec{Parallelism: new(int32(3)), Template: template("image:1")},
 	})
 	same(t, "the shared object", cronJob, before)
-	failed := plan.Steps[0].Writes[0].Failed
+	failed := plan.Steps[0].Writes[0].FailureEvent
 	if failed.Reason != "FailedCreate" || failed.Message != "Error creating job: %s" {
 		t.Errorf("%+v", failed)
 	}

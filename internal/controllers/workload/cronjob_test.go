@@ -116,7 +116,7 @@ func TestCronJobPlan(t *testing.T) {
 		if got := events(plan); !slices.Equal(got, test.events) {
 			t.Errorf("%s: events %q", test.what, got)
 		}
-		outcome := controller.Outcome{}
+		outcome := controller.ApplyResult{}
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Create {
 				outcome.Written = append(outcome.Written, w.Object)
@@ -144,26 +144,26 @@ func TestCronJobStatus(t *testing.T) {
 	}
 	answer := made.DeepCopy()
 	answer.UID, answer.ResourceVersion = "new", "9"
-	status := plan.Status(controller.Outcome{Written: []kindObject{answer}}).(*batchv1.CronJob).Status
+	status := plan.Status(controller.ApplyResult{Written: []kindObject{answer}}).(*batchv1.CronJob).Status
 	if len(status.Active) != 1 || status.Active[0].UID != "new" || status.Active[0].APIVersion != "batch/v1" || !status.LastScheduleTime.Time.Equal(now) || !status.LastSuccessfulTime.Equal(done.Status.CompletionTime) {
 		t.Errorf("%+v", status)
 	}
-	refused := controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: made, Err: errors.New("quota")}}
+	refused := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: made, Err: errors.New("quota")}}
 	if status := plan.Status(refused).(*batchv1.CronJob).Status; len(status.Active) != 0 || !status.LastScheduleTime.Equal(cronJob.Status.LastScheduleTime) || status.LastSuccessfulTime == nil {
 		t.Errorf("after a refusal: %+v", status)
 	}
 	kept := cronJobView{cronJob: aCronJob(running("old"), policy(batchv1.ReplaceConcurrent)), jobs: []*batchv1.Job{tick("old")}, now: now}.reconcile()
-	if got := kept.Status(controller.Outcome{Err: &controller.WriteError{Verb: controller.Delete, Object: done, Err: errors.New("no")}}); got != nil {
+	if got := kept.Status(controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Delete, Object: done, Err: errors.New("no")}}); got != nil {
 		t.Errorf("a job that could not be deleted is still active: %+v", got)
 	}
 	own, other := tick(dueName), tick(dueName, func(j *batchv1.Job) { j.OwnerReferences = nil })
 	view := cronJobView{cronJob: aCronJob(), jobs: []*batchv1.Job{own}, named: func(string) *batchv1.Job { return own }, now: now}
-	if status := view.reconcile().Status(controller.Outcome{}).(*batchv1.CronJob).Status; len(status.Active) != 1 || !status.LastScheduleTime.Time.Equal(now) {
+	if status := view.reconcile().Status(controller.ApplyResult{}).(*batchv1.CronJob).Status; len(status.Active) != 1 || !status.LastScheduleTime.Time.Equal(now) {
 		t.Errorf("a job that was created but not written down: %+v", status)
 	}
 	view = cronJobView{cronJob: aCronJob(), named: func(string) *batchv1.Job { return other }, now: now}
 	plan = view.reconcile()
-	if len(plan.Steps) != 0 || plan.Status(controller.Outcome{}) != nil {
+	if len(plan.Steps) != 0 || plan.Status(controller.ApplyResult{}) != nil {
 		t.Errorf("the name is someone else's: %s", told(plan))
 	}
 }

@@ -56,7 +56,7 @@ func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 	if c.revisions, err = controller.DependentsOf[*appsv1.ControllerRevision](s); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchOwn[*appsv1.DaemonSet](s); err != nil {
+	if err := controller.WatchPrimary[*appsv1.DaemonSet](s); err != nil {
 		return nil, err
 	}
 	selector := func(set *appsv1.DaemonSet) (labels.Selector, error) {
@@ -71,7 +71,7 @@ func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 	if err := c.watchNodes(s); err != nil {
 		return nil, err
 	}
-	return controller.Planned(s, c), nil
+	return controller.NewSyncer(s, c), nil
 }
 
 // watchNodes enqueues the sets to which a change of a node makes a difference. Nodes report often; labels and taints change seldom.
@@ -98,7 +98,7 @@ func (c *daemonSets) watchNodes(s *controller.Setup) error {
 		})
 	}
 	gone := func(*corev1.Node) { each(func(*appsv1.DaemonSet) bool { return true }) }
-	if err := c.nodes.Handle(added, changed, gone); err != nil {
+	if err := c.nodes.AddEventHandler(added, changed, gone); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	return nil
@@ -123,7 +123,7 @@ func (c *daemonSets) Observe(key controller.Key) (daemonView, bool) {
 	if !ok || set.DeletionTimestamp != nil {
 		return daemonView{}, false
 	}
-	v := daemonView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.OfAndOrphans(set), revisions: c.revisions.OfAndOrphans(set), now: time.Now()}
+	v := daemonView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now()}
 	v.namesake, _ = c.revisions.Get(key.Namespace, set.Name+"-"+templateHash(&set.Spec.Template, set.Status.CollisionCount))
 	v.pause = func(node string) time.Duration {
 		if c.failures.IsInBackOffSinceUpdate(failureKey(set, node), v.now) {

@@ -41,7 +41,7 @@ func (v daemonView) reconcile() controller.Plan {
 		return plan // validation keeps such selectors out
 	}
 	if selector.Empty() {
-		plan.Events = []controller.Event{{About: v.set, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
+		plan.Events = []controller.Event{{Object: v.set, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
 			Message: "This daemon set is selecting all pods. A non-empty selector is required."}}
 		return plan
 	}
@@ -71,7 +71,7 @@ func (v daemonView) reconcile() controller.Plan {
 func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 	patch, err := templatePatch(&l.set.Spec.Template)
 	if err != nil {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
 		return false
 	}
 	var writes []controller.Write
@@ -84,7 +84,7 @@ func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 			writes = append(writes, controller.Updating(c))
 		}
 	}
-	l.plan.Then(writes...)
+	l.plan.AddStep(writes...)
 	slices.SortStableFunc(history, byRevision)
 	same := equalTo(history, patch)
 	l.old = filter(history, func(r *appsv1.ControllerRevision) bool { return !bytes.Equal(r.Data.Raw, patch) })
@@ -98,7 +98,7 @@ func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 		return false // the pods in view still have the labels of before
 	}
 	if next := nextRevision(l.old); current.Revision < next {
-		l.plan.Then(controller.Updating(renumbered(current, next)))
+		l.plan.AddStep(controller.Updating(renumbered(current, next)))
 	}
 	return true
 }
@@ -111,7 +111,7 @@ func (l *daemonLook) newRevision(patch []byte) bool {
 			return true // the same template: a set of this name that was here before has left it, or its labels were changed
 		}
 		// The name is another template's: with the count in the hash the next one is another.
-		l.plan.Status = func(controller.Outcome) kind.Object {
+		l.plan.Status = func(controller.ApplyResult) kind.Object {
 			changed := *l.set
 			changed.Status.CollisionCount = new(orZero(l.set.Status.CollisionCount) + 1)
 			return &changed
@@ -127,7 +127,7 @@ func (l *daemonLook) newRevision(patch []byte) bool {
 		Data: runtime.RawExtension{Raw: patch}, Revision: nextRevision(l.old),
 	}
 	metav1.SetMetaDataLabel(&r.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, l.hash)
-	l.plan.Then(controller.Creating(r))
+	l.plan.AddStep(controller.Creating(r))
 	return true
 }
 
@@ -143,8 +143,8 @@ func (l *daemonLook) merge(doubles []*appsv1.ControllerRevision) {
 	for _, r := range doubles {
 		remove = append(remove, controller.Deleting(r))
 	}
-	l.plan.Then(relabel...)
-	l.plan.Then(remove...)
+	l.plan.AddStep(relabel...)
+	l.plan.AddStep(remove...)
 }
 
 func (l *daemonLook) isUpdated(pod *corev1.Pod) bool {
@@ -190,7 +190,7 @@ func (l *daemonLook) manage() {
 func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
 	var running []*corev1.Pod
 	tell := func(eventType, reason, text string, pod *corev1.Pod) {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: eventType, Reason: reason,
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: eventType, Reason: reason,
 			Message: fmt.Sprintf(text, pod.Namespace+"/"+pod.Name, node)})
 		l.deletes = append(l.deletes, pod)
 	}
@@ -200,7 +200,7 @@ func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
 		case pod.Status.Phase == corev1.PodFailed:
 			if l.pause != nil {
 				if wait := l.pause(node); wait > 0 {
-					l.plan.Again(wait)
+					l.plan.Requeue(wait)
 					continue
 				}
 			}
@@ -363,8 +363,8 @@ func (l *daemonLook) write() {
 		deletes = append(deletes, deletingPod(pod, l.set))
 	}
 	// Deletions first: where creations are refused, what is too much must still go.
-	l.plan.Then(deletes...)
-	l.plan.Then(creates...)
+	l.plan.AddStep(deletes...)
+	l.plan.AddStep(creates...)
 }
 
 // truncate deletes the oldest revisions no pod is made from, beyond the history limit.
@@ -384,7 +384,7 @@ func (l *daemonLook) truncate() {
 			deletes = append(deletes, controller.Deleting(r))
 		}
 	}
-	l.plan.Then(deletes...)
+	l.plan.AddStep(deletes...)
 }
 
 // report counts nodes, not pods.
@@ -418,7 +418,7 @@ func (l *daemonLook) report() {
 		}
 	}
 	status.NumberUnavailable = status.DesiredNumberScheduled - status.NumberAvailable
-	l.plan.Status = func(outcome controller.Outcome) kind.Object {
+	l.plan.Status = func(outcome controller.ApplyResult) kind.Object {
 		if isUnsettled(outcome) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
 			return nil
 		}
@@ -427,7 +427,7 @@ func (l *daemonLook) report() {
 		return &changed
 	}
 	if l.set.Spec.MinReadySeconds > 0 && status.NumberReady != status.NumberAvailable {
-		l.plan.Again(seconds(l.set.Spec.MinReadySeconds))
-		l.plan.Again(nextAvailable(l.pods, l.set.Spec.MinReadySeconds, l.now))
+		l.plan.Requeue(seconds(l.set.Spec.MinReadySeconds))
+		l.plan.Requeue(nextAvailable(l.pods, l.set.Spec.MinReadySeconds, l.now))
 	}
 }

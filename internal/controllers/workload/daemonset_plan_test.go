@@ -228,7 +228,7 @@ func TestDaemonNumbers(t *testing.T) {
 		{"where it must not be", aDaemonSet(daemonImage(2)), "n1##=a:2,b:2 n2=c:2", counts{1, 1, 1, 1, 1, 0, 1}},
 		{"on a node that is gone", aDaemonSet(daemonImage(2)), "(n1)=a:2 n2=b:2", counts{1, 1, 0, 1, 1, 0, 1}},
 	} {
-		changed := daemons(t, test.set, test.fleet).Status(controller.Outcome{})
+		changed := daemons(t, test.set, test.fleet).Status(controller.ApplyResult{})
 		if changed == nil {
 			t.Errorf("%s: no status", test.what)
 			continue
@@ -238,7 +238,7 @@ func TestDaemonNumbers(t *testing.T) {
 		if got != test.want || s.ObservedGeneration != 1 {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
-		if again := daemons(t, changed.(*appsv1.DaemonSet), test.fleet).Status(controller.Outcome{}); again != nil {
+		if again := daemons(t, changed.(*appsv1.DaemonSet), test.fleet).Status(controller.ApplyResult{}); again != nil {
 			t.Errorf("%s: a second look reports again", test.what)
 		}
 	}
@@ -291,7 +291,7 @@ func TestDaemonRevisions(t *testing.T) {
 			t.Errorf("%s: number %d, want %d", test.what, number, test.number)
 		}
 		var collisions int32
-		if changed := plan.Status(controller.Outcome{}); changed != nil {
+		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
 			collisions = orZero(changed.(*appsv1.DaemonSet).Status.CollisionCount)
 		}
 		if collisions != test.collisions {
@@ -300,7 +300,7 @@ func TestDaemonRevisions(t *testing.T) {
 	}
 	counted := aDaemonSet(daemonImage(2), func(s *appsv1.DaemonSet) { s.Status.CollisionCount = new(int32(4)) })
 	plan := daemonView{set: counted, namesake: one, now: now}.reconcile()
-	if got := *plan.Status(controller.Outcome{}).(*appsv1.DaemonSet).Status.CollisionCount; got != 5 || *counted.Status.CollisionCount != 4 {
+	if got := *plan.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status.CollisionCount; got != 5 || *counted.Status.CollisionCount != 4 {
 		t.Errorf("%d collisions", got)
 	}
 	set := aDaemonSet(daemonImage(2), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{"a": "1"} })

@@ -190,7 +190,7 @@ func TestDaemonHistory(t *testing.T) {
 		t.Errorf("renumbered to %d", r.Revision)
 	}
 	collision := look(aDaemonSet(), two, nil)
-	if len(collision.Steps) != 0 || *collision.Status(controller.Outcome{}).(*appsv1.DaemonSet).Status.CollisionCount != 1 {
+	if len(collision.Steps) != 0 || *collision.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status.CollisionCount != 1 {
 		t.Errorf("a name that is taken: %s", told(collision))
 	}
 	double := one.DeepCopy()
@@ -214,7 +214,7 @@ func TestDaemonStatus(t *testing.T) {
 	set := aDaemonSet(func(s *appsv1.DaemonSet) { s.Generation = 7 })
 	plan := daemonView{set: set, nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1)}, now: now}.reconcile()
 	want := appsv1.DaemonSetStatus{DesiredNumberScheduled: 3, CurrentNumberScheduled: 2, NumberMisscheduled: 1, NumberReady: 1, NumberAvailable: 1, NumberUnavailable: 2, UpdatedNumberScheduled: 1, ObservedGeneration: 7}
-	if got := plan.Status(controller.Outcome{}).(*appsv1.DaemonSet).Status; got.String() != want.String() {
+	if got := plan.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status; got.String() != want.String() {
 		t.Errorf("%+v", got)
 	}
 }

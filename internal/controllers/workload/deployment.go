@@ -45,7 +45,7 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchOwn[*appsv1.Deployment](s); err != nil {
+	if err := controller.WatchPrimary[*appsv1.Deployment](s); err != nil {
 		return nil, err
 	}
 	selector := func(d *appsv1.Deployment) (labels.Selector, error) {
@@ -77,10 +77,10 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 			gone(pod)
 		}
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).Handle(nil, ended, gone); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(nil, ended, gone); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
-	return controller.Planned(s, c), nil
+	return controller.NewSyncer(s, c), nil
 }
 
 // deploymentView is what decides about one deployment.
@@ -100,12 +100,12 @@ func (c *deployments) Observe(key controller.Key) (deploymentView, bool) {
 	if !ok {
 		return deploymentView{}, false
 	}
-	v := deploymentView{deployment: d, sets: c.sets.OfAndOrphans(d), now: time.Now()}
+	v := deploymentView{deployment: d, sets: c.sets.Claimable(d), now: time.Now()}
 	v.namesake, _ = c.sets.Get(d.Namespace, setName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount)))
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		v.pods = map[types.UID][]*corev1.Pod{}
 		for _, set := range v.sets {
-			v.pods[set.UID] = c.pods.Of(set.UID)
+			v.pods[set.UID] = c.pods.ControlledBy(set.UID)
 		}
 	}
 	return v, true
@@ -122,9 +122,9 @@ func (v deploymentView) reconcile() controller.Plan {
 		return plan // validation keeps such selectors out
 	}
 	if selector.Empty() {
-		plan.Events = []controller.Event{{About: d, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
+		plan.Events = []controller.Event{{Object: d, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
 			Message: "This deployment is selecting all pods. A non-empty selector is required."}}
-		plan.Status = func(controller.Outcome) kind.Object {
+		plan.Status = func(controller.ApplyResult) kind.Object {
 			if d.Status.ObservedGeneration >= d.Generation {
 				return nil
 			}
@@ -164,7 +164,7 @@ func (v deploymentView) reconcile() controller.Plan {
 			r.roll()
 		}
 	}
-	plan.Then(r.updates()...)
+	plan.AddStep(r.updates()...)
 	return plan
 }
 
@@ -276,7 +276,7 @@ func (r *rollout) updates() (writes []controller.Write) {
 		}
 		write := controller.Updating(c)
 		if from, to := orOne(set.Spec.Replicas), orOne(c.Spec.Replicas); from != to {
-			write = write.OnDone(r.scaled(set.Name, from, to))
+			write = write.OnSuccess(r.scaled(set.Name, from, to))
 		}
 		writes = append(writes, write)
 	}
@@ -288,7 +288,7 @@ func (r *rollout) scaled(name string, from, to int32) controller.Event {
 	if to < from {
 		direction = "down"
 	}
-	return controller.Event{About: r.deployment, Type: corev1.EventTypeNormal, Reason: "ScalingReplicaSet",
+	return controller.Event{Object: r.deployment, Type: corev1.EventTypeNormal, Reason: "ScalingReplicaSet",
 		Message: fmt.Sprintf("Scaled %s replica set %s from %d to %d", direction, name, from, to)}
 }
 
@@ -556,7 +556,7 @@ func (r *rollout) cleanUp() {
 			deletes = append(deletes, controller.Deleting(set))
 		}
 	}
-	r.plan.Then(deletes...)
+	r.plan.AddStep(deletes...)
 }
 
 // rollbackTo reads the annotation that asks for an older revision; zero means the one before.
@@ -573,7 +573,7 @@ func (r *rollout) rollback(revision int64) {
 	d := r.deployment.DeepCopy()
 	delete(d.Annotations, appsv1.DeprecatedRollbackTo)
 	tell := func(eventType, reason, message string) {
-		r.plan.Then(controller.Updating(d).OnDone(controller.Event{About: r.deployment, Type: eventType, Reason: reason, Message: message}))
+		r.plan.AddStep(controller.Updating(d).OnSuccess(controller.Event{Object: r.deployment, Type: eventType, Reason: reason, Message: message}))
 	}
 	sets := r.all()
 	for i, set := range sets {

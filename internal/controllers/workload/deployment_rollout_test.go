@@ -682,12 +682,12 @@ func TestDeploymentOwnership(t *testing.T) {
 	broken := aDeployment(1, func(d *appsv1.Deployment) {
 		d.Spec.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Odd"}}}
 	})
-	if plan := look(broken, setOf(d, 2, 1, 1)); !plan.Empty() {
+	if plan := look(broken, setOf(d, 2, 1, 1)); !plan.IsEmpty() {
 		t.Errorf("a selector nobody can read: %s", told(plan))
 	}
 	all := aDeployment(1, func(d *appsv1.Deployment) { d.Spec.Selector, d.Status.ObservedGeneration = &metav1.LabelSelector{}, 2 })
 	plan := look(all, setOf(d, 2, 1, 1))
-	if plan.Status(controller.Outcome{}) != nil || len(plan.Steps) != 0 {
+	if plan.Status(controller.ApplyResult{}) != nil || len(plan.Steps) != 0 {
 		t.Errorf("a selector of everything, seen before: %s", told(plan))
 	}
 	if got := events(plan); !slices.Equal(got, []string{"SelectingAll: This deployment is selecting all pods. A non-empty selector is required."}) {

@@ -203,14 +203,14 @@ func (r *rollout) ensureCurrent() bool {
 		return false
 	}
 	set := r.newSet()
-	failed := controller.Event{About: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
+	failed := controller.Event{Object: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
 		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
-	write := controller.Creating(set).OnFailed(failed).SilentOn(metav1.StatusReasonAlreadyExists)
+	write := controller.Creating(set).OnFailure(failed).WithoutEventOn(metav1.StatusReasonAlreadyExists)
 	if size := orOne(set.Spec.Replicas); size > 0 {
-		write = write.OnDone(r.scaled(set.Name, 0, size))
+		write = write.OnSuccess(r.scaled(set.Name, 0, size))
 	}
-	r.plan.Then(write)
-	r.plan.Status = func(outcome controller.Outcome) kind.Object { return r.reportCreation(set, outcome) }
+	r.plan.AddStep(write)
+	r.plan.Status = func(outcome controller.ApplyResult) kind.Object { return r.reportCreation(set, outcome) }
 	return false
 }
 
@@ -242,7 +242,7 @@ func (r *rollout) newSet() *appsv1.ReplicaSet {
 }
 
 // reportCreation tells in the status that the set was created, or why not.
-func (r *rollout) reportCreation(set *appsv1.ReplicaSet, outcome controller.Outcome) kind.Object {
+func (r *rollout) reportCreation(set *appsv1.ReplicaSet, outcome controller.ApplyResult) kind.Object {
 	switch {
 	case outcome.Err == nil && !slices.ContainsFunc(outcome.Written, func(obj kind.Object) bool { return obj.GetName() == set.Name }):
 		return nil // the namespace is ending
@@ -251,9 +251,9 @@ func (r *rollout) reportCreation(set *appsv1.ReplicaSet, outcome controller.Outc
 		if r.hasDeadline() {
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetCreated", fmt.Sprintf("Created new replica set %q", set.Name))
 		}
-	case outcome.Failed() == controller.Create && !apierrors.IsAlreadyExists(outcome.Err) && r.hasDeadline():
+	case outcome.FailedVerb() == controller.Create && !apierrors.IsAlreadyExists(outcome.Err) && r.hasDeadline():
 		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse, "ReplicaSetCreateError",
-			fmt.Sprintf("Failed to create new replica set %q: %s", set.Name, outcome.Message()))
+			fmt.Sprintf("Failed to create new replica set %q: %s", set.Name, outcome.ErrorMessage()))
 	default:
 		return nil
 	}

@@ -205,15 +205,15 @@ func TestEnsureCurrent(t *testing.T) {
 	exists := apierrors.NewAlreadyExists(schema.GroupResource{Resource: "replicasets"}, "x")
 	patient := func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = nil }
 	endless := func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = new(int32(math.MaxInt32)) }
-	refused := func(err error) controller.Outcome {
-		return controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: aSet(1), Err: err}}
+	refused := func(err error) controller.ApplyResult {
+		return controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: aSet(1), Err: err}}
 	}
-	created := controller.Outcome{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(aDeployment(1))}}}}
+	created := controller.ApplyResult{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(aDeployment(1))}}}}
 	quoted := fmt.Sprintf("%q", newName(aDeployment(1)))
 	for _, test := range []struct {
 		what     string
 		d        *appsv1.Deployment
-		outcome  controller.Outcome
+		outcome  controller.ApplyResult
 		want     string // the condition
 		revision string
 	}{
@@ -223,7 +223,7 @@ func TestEnsureCurrent(t *testing.T) {
 		{"refused", aDeployment(1), refused(forbidden), "Progressing False ReplicaSetCreateError: Failed to create new replica set " + quoted + ": " + forbidden.Error(), ""},
 		{"refused, nobody asks for progress", aDeployment(1, patient), refused(forbidden), "", ""},
 		{"there already, behind a cache that lags", aDeployment(1), refused(exists), "", ""},
-		{"in a namespace that ends", aDeployment(1), controller.Outcome{}, "", ""},
+		{"in a namespace that ends", aDeployment(1), controller.ApplyResult{}, "", ""},
 		{"an adoption failed before", aDeployment(1), refusal(controller.Patch, aSet(1), "conflict"), "", ""},
 		{"refused again: the condition stands", aDeployment(1, func(d *appsv1.Deployment) {
 			d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: "False", Reason: "ReplicaSetCreateError", Message: "before"}}
@@ -245,12 +245,12 @@ func TestEnsureCurrent(t *testing.T) {
 	}
 	// What is told when a creation fails; a set that is there already is no news.
 	write := look(aDeployment(2)).Steps[0].Writes[0]
-	if write.Failed.Reason != "ReplicaSetCreateError" || write.Failed.Type != corev1.EventTypeWarning || write.Failed.Message != fmt.Sprintf("Failed to create new replica set %q: %%s", newName(aDeployment(2))) ||
-		len(write.Silent) != 1 || write.Silent[0] != metav1.StatusReasonAlreadyExists {
+	if write.FailureEvent.Reason != "ReplicaSetCreateError" || write.FailureEvent.Type != corev1.EventTypeWarning || write.FailureEvent.Message != fmt.Sprintf("Failed to create new replica set %q: %%s", newName(aDeployment(2))) ||
+		len(write.NoEvent) != 1 || write.NoEvent[0] != metav1.StatusReasonAlreadyExists {
 		t.Errorf("%+v", write)
 	}
-	if empty := look(aDeployment(0)).Steps[0].Writes[0]; empty.Done != nil {
-		t.Errorf("a set of no pods is told as scaled: %+v", empty.Done)
+	if empty := look(aDeployment(0)).Steps[0].Writes[0]; empty.SuccessEvent != nil {
+		t.Errorf("a set of no pods is told as scaled: %+v", empty.SuccessEvent)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestCollisions(t *testing.T) {
 	} {
 		plan := deploymentView{deployment: test.d, namesake: test.namesake, now: now}.reconcile()
 		expect(t, test.what, told(withoutTimer(plan)), test.want)
-		outcome := controller.Outcome{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(test.d)}}}}
+		outcome := controller.ApplyResult{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(test.d)}}}}
 		if got := plan.Status(outcome).(*appsv1.Deployment).Status.CollisionCount; got == nil || *got != test.count {
 			t.Errorf("%s: %v collisions", test.what, got)
 		}
@@ -309,7 +309,7 @@ func TestNoteRevision(t *testing.T) {
 		plan := controller.Plan{}
 		r := newRollout(deploymentView{deployment: test.d, now: now}, &plan, []*appsv1.ReplicaSet{setOf(test.d, 2, 1, 1, test.set)})
 		r.noteRevision()
-		plan.Then(r.updates()...)
+		plan.AddStep(r.updates()...)
 		expect(t, test.what, told(plan), test.writes)
 		if r.revision != test.revision {
 			t.Errorf("%s: revision %q", test.what, r.revision)

@@ -76,7 +76,7 @@ func (r *rollout) report(rolling bool) {
 		r.judge(&status)
 	}
 	changed := r.changedDeployment(status)
-	r.plan.Status = func(outcome controller.Outcome) kind.Object {
+	r.plan.Status = func(outcome controller.ApplyResult) kind.Object {
 		if outcome.Err != nil {
 			return nil
 		}
@@ -90,7 +90,7 @@ func (r *rollout) report(rolling bool) {
 // reportAsIs writes what changed besides the counts.
 func (r *rollout) reportAsIs() {
 	changed := r.changedDeployment(r.deployment.Status)
-	r.plan.Status = func(controller.Outcome) kind.Object { return changed }
+	r.plan.Status = func(controller.ApplyResult) kind.Object { return changed }
 }
 
 // count fills the numbers of the status and the condition of availability, from the sets as they are before this step.
@@ -219,7 +219,7 @@ func (r *rollout) lookAgain(status *appsv1.DeploymentStatus) {
 	if !r.hasDeadline() || progressing == nil || complete(r.deployment, status) || progressing.Reason == "ProgressDeadlineExceeded" {
 		return
 	}
-	r.plan.Again(max(0, r.deadline(progressing).Sub(r.now)) + time.Second)
+	r.plan.Requeue(max(0, r.deadline(progressing).Sub(r.now)) + time.Second)
 }
 
 // changedDeployment returns the deployment with a new status and revision, or nil if nothing changed. The revision is an annotation and

@@ -18,7 +18,7 @@ import (
 func said(d *appsv1.Deployment, plan controller.Plan) (map[appsv1.DeploymentConditionType]appsv1.DeploymentCondition, appsv1.DeploymentStatus) {
 	status := d.Status
 	if plan.Status != nil {
-		if changed := plan.Status(controller.Outcome{}); changed != nil {
+		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
 			status = changed.(*appsv1.Deployment).Status
 		}
 	}
@@ -285,7 +285,7 @@ func TestPutCondition(t *testing.T) {
 func TestDeploymentWrites(t *testing.T) {
 	settled := aDeployment(2)
 	for range 3 {
-		if changed := look(settled, setsOf(settled, "2:2/2")...).Status(controller.Outcome{}); changed != nil {
+		if changed := look(settled, setsOf(settled, "2:2/2")...).Status(controller.ApplyResult{}); changed != nil {
 			settled = changed.(*appsv1.Deployment)
 		}
 	}
@@ -293,16 +293,16 @@ func TestDeploymentWrites(t *testing.T) {
 		what    string
 		edit    change[*appsv1.Deployment]
 		sets    string
-		outcome controller.Outcome
+		outcome controller.ApplyResult
 		written bool
 	}{
-		{"nothing changed", func(*appsv1.Deployment) {}, "2:2/2", controller.Outcome{}, false},
-		{"another generation", func(d *appsv1.Deployment) { d.Generation++ }, "2:2/2", controller.Outcome{}, true},
-		{"another count", func(*appsv1.Deployment) {}, "2:2/1", controller.Outcome{}, true},
-		{"the revision is not noted", func(d *appsv1.Deployment) { d.Annotations = map[string]string{"other": "1"} }, "2:2/2", controller.Outcome{}, true},
-		{"the revision is wrong", func(d *appsv1.Deployment) { d.Annotations = map[string]string{revisionAnnotation: "7"} }, "2:2/2", controller.Outcome{}, true},
-		{"a condition is missing", func(d *appsv1.Deployment) { d.Status.Conditions = d.Status.Conditions[:1] }, "2:2/2", controller.Outcome{}, true},
-		{"another count, but a step failed", func(*appsv1.Deployment) {}, "2:2/1", controller.Outcome{Err: errors.New("conflict")}, false},
+		{"nothing changed", func(*appsv1.Deployment) {}, "2:2/2", controller.ApplyResult{}, false},
+		{"another generation", func(d *appsv1.Deployment) { d.Generation++ }, "2:2/2", controller.ApplyResult{}, true},
+		{"another count", func(*appsv1.Deployment) {}, "2:2/1", controller.ApplyResult{}, true},
+		{"the revision is not noted", func(d *appsv1.Deployment) { d.Annotations = map[string]string{"other": "1"} }, "2:2/2", controller.ApplyResult{}, true},
+		{"the revision is wrong", func(d *appsv1.Deployment) { d.Annotations = map[string]string{revisionAnnotation: "7"} }, "2:2/2", controller.ApplyResult{}, true},
+		{"a condition is missing", func(d *appsv1.Deployment) { d.Status.Conditions = d.Status.Conditions[:1] }, "2:2/2", controller.ApplyResult{}, true},
+		{"another count, but a step failed", func(*appsv1.Deployment) {}, "2:2/1", controller.ApplyResult{Err: errors.New("conflict")}, false},
 	} {
 		d := with(settled.DeepCopy(), test.edit)
 		before := d.DeepCopy()

@@ -151,21 +151,21 @@ func TestNewSet(t *testing.T) {
 	if got := events(plan); !slices.Equal(got, []string{"ScalingReplicaSet: Scaled up replica set " + set.Name + " from 0 to 1"}) {
 		t.Errorf("events %q", got)
 	}
-	after := plan.Status(controller.Outcome{Written: []kindObject{set}}).(*appsv1.Deployment)
+	after := plan.Status(controller.ApplyResult{Written: []kindObject{set}}).(*appsv1.Deployment)
 	c := after.Status.Conditions[0]
 	if after.Annotations[revisionAnnotation] != "8" || d.Annotations[revisionAnnotation] != "7" || c.Reason != "NewReplicaSetCreated" || c.Message != fmt.Sprintf("Created new replica set %q", set.Name) {
 		t.Errorf("%+v", after)
 	}
-	refused := controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: errors.New("forbidden")}}
+	refused := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: errors.New("forbidden")}}
 	failed := look(d).Status(refused).(*appsv1.Deployment).Status.Conditions[0]
 	if failed.Status != "False" || failed.Reason != "ReplicaSetCreateError" || failed.Message != fmt.Sprintf("Failed to create new replica set %q: forbidden", set.Name) {
 		t.Errorf("%+v", failed)
 	}
-	exists := controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: apierrors.NewAlreadyExists(schema.GroupResource{}, "x")}}
+	exists := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: set, Err: apierrors.NewAlreadyExists(schema.GroupResource{}, "x")}}
 	if got := look(d).Status(exists); got != nil {
 		t.Errorf("a set the cache has not shown yet is no failure: %+v", got)
 	}
-	if got := look(d).Status(controller.Outcome{}); got != nil {
+	if got := look(d).Status(controller.ApplyResult{}); got != nil {
 		t.Errorf("nothing was created in a namespace that ends, but the status says %+v", got)
 	}
 }
@@ -178,7 +178,7 @@ func TestHashCollision(t *testing.T) {
 		if len(plan.Steps) != 0 {
 			t.Fatalf("%s", told(plan))
 		}
-		d = plan.Status(controller.Outcome{}).(*appsv1.Deployment)
+		d = plan.Status(controller.ApplyResult{}).(*appsv1.Deployment)
 		if *d.Status.CollisionCount != want || newName(d) == stranger.Name {
 			t.Errorf("%+v", d.Status)
 		}
@@ -292,7 +292,7 @@ func TestHistoryAndCleanup(t *testing.T) {
 	if renumbered.Annotations[revisionAnnotation] != "6" || renumbered.Annotations[revisionHistoryAnnotation] != "1,2" {
 		t.Errorf("%v", renumbered.Annotations)
 	}
-	if got := plan.Status(controller.Outcome{}).GetAnnotations()[revisionAnnotation]; got != "6" {
+	if got := plan.Status(controller.ApplyResult{}).GetAnnotations()[revisionAnnotation]; got != "6" {
 		t.Errorf("the deployment says revision %s", got)
 	}
 	long := setOf(d, 2, 2, 2, noted(revisionHistoryAnnotation, strings.Repeat("123456789,", 199)+"123456789"))
@@ -391,7 +391,7 @@ func TestProgress(t *testing.T) {
 		plan := look(test.d, test.sets(test.d)...)
 		var words []string
 		status := test.d.Status
-		if changed := plan.Status(controller.Outcome{}); changed != nil {
+		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
 			status = changed.(*appsv1.Deployment).Status
 		}
 		for _, c := range status.Conditions {
@@ -409,22 +409,22 @@ func TestDeploymentStatus(t *testing.T) {
 	old, current := setOf(d, 1, 2, 1), setOf(d, 2, 4, 3)
 	old.Status.TerminatingReplicas = new(int32(2))
 	plan := look(d, old, current)
-	changed := plan.Status(controller.Outcome{}).(*appsv1.Deployment)
+	changed := plan.Status(controller.ApplyResult{}).(*appsv1.Deployment)
 	s := changed.Status
 	if s.Replicas != 6 || s.UpdatedReplicas != 4 || s.ReadyReplicas != 4 || s.AvailableReplicas != 4 || s.UnavailableReplicas != 2 || *s.TerminatingReplicas != 2 || s.ObservedGeneration != 2 {
 		t.Errorf("%+v", s)
 	}
-	if plan.Status(controller.Outcome{Err: errors.New("conflict")}) != nil {
+	if plan.Status(controller.ApplyResult{Err: errors.New("conflict")}) != nil {
 		t.Error("a status after a failed step")
 	}
 	old.Status.TerminatingReplicas, old.Status.ObservedGeneration = nil, 1
-	if s := look(d, old, current).Status(controller.Outcome{}).(*appsv1.Deployment).Status; s.TerminatingReplicas != nil {
+	if s := look(d, old, current).Status(controller.ApplyResult{}).(*appsv1.Deployment).Status; s.TerminatingReplicas != nil {
 		t.Errorf("terminating %d, though one set does not count them", *s.TerminatingReplicas)
 	}
 	gone := aDeployment(5, func(d *appsv1.Deployment) { t := ago(0); d.DeletionTimestamp = &t })
 	expect(t, "a leaving deployment only counts", told(look(gone, setOf(d, 1, 3, 3))), "")
 	everything := aDeployment(5, func(d *appsv1.Deployment) { d.Spec.Selector = &metav1.LabelSelector{} })
-	if plan := look(everything); len(plan.Steps) != 0 || plan.Events[0].Reason != "SelectingAll" || plan.Status(controller.Outcome{}).(*appsv1.Deployment).Status.ObservedGeneration != 2 {
+	if plan := look(everything); len(plan.Steps) != 0 || plan.Events[0].Reason != "SelectingAll" || plan.Status(controller.ApplyResult{}).(*appsv1.Deployment).Status.ObservedGeneration != 2 {
 		t.Errorf("%+v", plan)
 	}
 }

@@ -44,7 +44,7 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 	}
 	enqueue := func(job *batchv1.Job) { s.Enqueue(controller.KeyOf(job)) }
 	ended := func(job *batchv1.Job) {
-		for _, pod := range c.pods.Of(job.UID) {
+		for _, pod := range c.pods.ControlledBy(job.UID) {
 			c.enqueueStray(pod)
 		}
 		enqueue(job)
@@ -56,7 +56,7 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 			enqueue(job)
 		}
 	}
-	if err := c.jobs.Handle(enqueue, changed, ended); err != nil {
+	if err := c.jobs.AddEventHandler(enqueue, changed, ended); err != nil {
 		return nil, fmt.Errorf("watch jobs: %w", err)
 	}
 	selector := func(job *batchv1.Job) (labels.Selector, error) {
@@ -65,10 +65,10 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*corev1.Pod](s, jobKind, selector); err != nil {
 		return nil, err
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).Handle(c.enqueueStray, func(_, pod *corev1.Pod) { c.enqueueStray(pod) }, nil); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(c.enqueueStray, func(_, pod *corev1.Pod) { c.enqueueStray(pod) }, nil); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
-	planned := controller.Planned(s, c)
+	planned := controller.NewSyncer(s, c)
 	return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
 		if name, ok := strings.CutPrefix(key.Name, strayPrefix); ok {
 			return c.syncStray(ctx, key, name)
@@ -106,7 +106,7 @@ func (c *jobs) syncStray(ctx context.Context, key controller.Key, name string) e
 		return nil
 	}
 	var plan controller.Plan
-	plan.Then(untracking(pod))
+	plan.AddStep(untracking(pod))
 	return c.setup.Apply(ctx, key, plan)
 }
 
@@ -118,7 +118,7 @@ func isTracked(pod *corev1.Pod) bool {
 // untracking removes the finalizer.
 func untracking(pod *corev1.Pod) controller.Write {
 	patch := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, batchv1.JobTrackingFinalizer)
-	return controller.Patching(pod, client.StrategicPatch, patch).Tolerating(metav1.StatusReasonNotFound)
+	return controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 }
 
 // managedElsewhere says that another controller than the built-in one looks after the job.
@@ -157,7 +157,7 @@ func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 	if !ok || managedElsewhere(job) || jobFinished(job) {
 		return jobView{}, false
 	}
-	return jobView{job: job, pods: c.pods.OfAndOrphans(job), now: time.Now()}, true
+	return jobView{job: job, pods: c.pods.Claimable(job), now: time.Now()}, true
 }
 
 // Reconcile counts, creates and deletes pods until the job is done.

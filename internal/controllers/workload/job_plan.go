@@ -53,7 +53,7 @@ func (v jobView) reconcile() controller.Plan {
 	}
 	mode := v.job.Spec.CompletionMode
 	if mode != nil && *mode != batchv1.NonIndexedCompletion && *mode != batchv1.IndexedCompletion {
-		plan.Events = []controller.Event{{About: v.job, Type: corev1.EventTypeWarning, Reason: "UnknownCompletionMode",
+		plan.Events = []controller.Event{{Object: v.job, Type: corev1.EventTypeWarning, Reason: "UnknownCompletionMode",
 			Message: "Skipped Job sync because completion mode is unknown"}}
 		return plan
 	}
@@ -210,7 +210,7 @@ func (l *jobLook) judge() {
 			fail(batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
 			return
 		}
-		l.plan.Again(left)
+		l.plan.Requeue(left)
 	}
 	if !l.indexed {
 		return
@@ -254,7 +254,7 @@ func (l *jobLook) act() {
 	switch {
 	case l.ending != nil:
 		deletes = l.active
-		l.plan.Then(l.deleting(deletes)...)
+		l.plan.AddStep(l.deleting(deletes)...)
 	case managed:
 		deletes, creates = l.manage()
 		var untrack []controller.Write
@@ -264,8 +264,8 @@ func (l *jobLook) act() {
 			}
 		}
 		// A pod the job itself gives up is not counted.
-		l.plan.Then(untrack...)
-		l.plan.Then(l.deleting(deletes)...)
+		l.plan.AddStep(untrack...)
+		l.plan.AddStep(l.deleting(deletes)...)
 	}
 	complete := l.ending == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
 	// A job that went on and ended before anyone could say so went on all the same.
@@ -276,7 +276,7 @@ func (l *jobLook) act() {
 		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
 	}
 	l.track()
-	l.plan.Then(creates...)
+	l.plan.AddStep(creates...)
 	l.report(deletes, len(creates))
 }
 
@@ -355,7 +355,7 @@ func (l *jobLook) creating(n int) []controller.Write {
 	perIndex := l.job.Spec.BackoffLimitPerIndex != nil
 	if !perIndex {
 		if wait := pause(l.failuresInARow()); wait > 0 {
-			l.plan.Again(wait)
+			l.plan.Requeue(wait)
 			return nil
 		}
 	}
@@ -382,7 +382,7 @@ func (l *jobLook) creating(n int) []controller.Write {
 		writes = append(writes, creatingPod(l.indexedPod(pod, index, last), l.job))
 	}
 	// Also when some pods can start now, the others must not be forgotten.
-	l.plan.Again(next)
+	l.plan.Requeue(next)
 	return writes
 }
 
@@ -465,7 +465,7 @@ func (l *jobLook) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *core
 // noteSuspension says in the conditions that the job was suspended or goes on.
 func (l *jobLook) noteSuspension() {
 	tell := func(reason, message string) {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
 	}
 	was := jobCondition(l.status.Conditions, batchv1.JobSuspended)
 	says := func(status corev1.ConditionStatus, reason, message string) bool {

@@ -426,7 +426,7 @@ func TestJobsAlwaysEnd(t *testing.T) {
 				t.Fatalf("seed %d: no end: %+v", seed, job.Status)
 			}
 			plan := jobView{job: job, pods: pods, now: clock}.reconcile()
-			outcome := controller.Outcome{}
+			outcome := controller.ApplyResult{}
 			for _, w := range writesOf(plan) {
 				i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.UID == w.Object.GetUID() })
 				switch w.Verb {

@@ -107,7 +107,7 @@ func lookAt(job *batchv1.Job, pods ...*corev1.Pod) controller.Plan {
 // after is the status once the plan is carried out, as words.
 func after(job *batchv1.Job, plan controller.Plan) (words string, status batchv1.JobStatus) {
 	status = job.Status
-	outcome := controller.Outcome{}
+	outcome := controller.ApplyResult{}
 	for _, w := range writesOf(plan) {
 		outcome.Written = append(outcome.Written, w.Object)
 		if w.Verb == controller.UpdateStatus {
@@ -309,11 +309,11 @@ func TestJobStatusNumbers(t *testing.T) {
 		t.Errorf("%+v", status)
 	}
 	plan := lookAt(aJob())
-	refused := controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: aPod("x"), Err: errors.New("quota")}, Written: []kindObject{work("new", corev1.PodPending)}}
+	refused := controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: aPod("x"), Err: errors.New("quota")}, Written: []kindObject{work("new", corev1.PodPending)}}
 	if got := plan.Status(refused).(*batchv1.Job).Status; got.Active != 1 {
 		t.Errorf("one of two was created, but %d are active", got.Active)
 	}
-	if got := plan.Status(controller.Outcome{Err: errors.New("not confirmed")}); got != nil {
+	if got := plan.Status(controller.ApplyResult{Err: errors.New("not confirmed")}); got != nil {
 		t.Errorf("%+v", got)
 	}
 	fresh := aJob(func(j *batchv1.Job) { j.Status = batchv1.JobStatus{} })

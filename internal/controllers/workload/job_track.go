@@ -35,13 +35,13 @@ func (l *jobLook) track() {
 	if !apiequality.Semantic.DeepEqual(l.status, l.job.Status) {
 		first := *l.job
 		first.Status = *l.status.DeepCopy()
-		l.plan.Then(controller.UpdatingStatus(&first))
+		l.plan.AddStep(controller.UpdatingStatus(&first))
 	}
 	var writes []controller.Write
 	for _, pod := range freed {
 		writes = append(writes, untracking(pod))
 	}
-	l.plan.Then(writes...)
+	l.plan.AddStep(writes...)
 }
 
 // settle moves uids whose pod has lost its finalizer, or is gone, into the counters.
@@ -112,8 +112,8 @@ func (l *jobLook) report(deleted []*corev1.Pod, creating int) {
 	if finish != nil {
 		l.tellEnd(finish)
 	}
-	l.plan.Status = func(outcome controller.Outcome) kind.Object {
-		if outcome.Err != nil && outcome.Failed() != controller.Create {
+	l.plan.Status = func(outcome controller.ApplyResult) kind.Object {
+		if outcome.Err != nil && outcome.FailedVerb() != controller.Create {
 			return nil
 		}
 		base := l.job
@@ -169,7 +169,7 @@ func (l *jobLook) finishing(deleting int) *batchv1.JobCondition {
 
 func (l *jobLook) tellEnd(finish *batchv1.JobCondition) {
 	tell := func(eventType, reason, message string) {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.job, Type: eventType, Reason: reason, Message: message})
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: eventType, Reason: reason, Message: message})
 	}
 	if finish.Type == batchv1.JobFailed {
 		tell(corev1.EventTypeWarning, finish.Reason, finish.Message)

@@ -71,7 +71,7 @@ func TestTracking(t *testing.T) {
 		plan := lookAt(test.job, test.pods...)
 		var freed []string
 		for _, w := range writesOf(plan) {
-			if pod := asPod(w.Object); pod != nil && w.Verb == controller.Patch && strings.Contains(string(w.Patch), "deleteFromPrimitiveList") && len(w.Tolerate) == 1 {
+			if pod := asPod(w.Object); pod != nil && w.Verb == controller.Patch && strings.Contains(string(w.Patch), "deleteFromPrimitiveList") && len(w.Ignore) == 1 {
 				freed = append(freed, pod.Name)
 			}
 		}

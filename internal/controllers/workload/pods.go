@@ -101,14 +101,14 @@ func podPrefix(owner string) string {
 
 func creatingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
 	return controller.Creating(pod).
-		OnDone(controller.Event{About: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created pod: %s"}).
-		OnFailed(controller.Event{About: owner, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating: %s"})
+		OnSuccess(controller.Event{Object: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created pod: %s"}).
+		OnFailure(controller.Event{Object: owner, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating: %s"})
 }
 
 func deletingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
 	return controller.Deleting(pod).
-		OnDone(controller.Event{About: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted pod: %s"}).
-		OnFailed(controller.Event{About: owner, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Error deleting: %s"})
+		OnSuccess(controller.Event{Object: owner, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted pod: %s"}).
+		OnFailure(controller.Event{Object: owner, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Error deleting: %s"})
 }
 
 // phaseOrder: the further a pod has come, the more it is worth.

@@ -34,7 +34,7 @@ var ReplicaSet = controller.Definition{
 		}
 		return newReplicas(s, replicaSetKind, asReplicas, func(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 			if owner := metav1.GetControllerOfNoCopy(rs); owner != nil {
-				return sets.Of(owner.UID)
+				return sets.ControlledBy(owner.UID)
 			}
 			return nil
 		})
@@ -128,14 +128,14 @@ func newReplicas[T kind.Object](s *controller.Setup, of schema.GroupVersionKind,
 	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchOwn[T](s); err != nil {
+	if err := controller.WatchPrimary[T](s); err != nil {
 		return nil, err
 	}
 	selector := func(owner T) (labels.Selector, error) { r, err := view(owner); return r.selector, err }
 	if err := controller.WatchDependents[*corev1.Pod](s, of, selector); err != nil {
 		return nil, err
 	}
-	return controller.Planned(s, c), nil
+	return controller.NewSyncer(s, c), nil
 }
 
 // replicasView is what decides about one set.
@@ -157,10 +157,10 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 	if err != nil {
 		return replicasView{}, false // a selector that cannot be read selects nothing; validation keeps it out
 	}
-	v := replicasView{replicas: r, pods: c.pods.OfAndOrphans(owner), now: time.Now()}
+	v := replicasView{replicas: r, pods: c.pods.Claimable(owner), now: time.Now()}
 	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.want {
 		for _, sibling := range c.siblings(owner) {
-			v.related = append(v.related, c.pods.Of(sibling.GetUID())...)
+			v.related = append(v.related, c.pods.ControlledBy(sibling.GetUID())...)
 		}
 	}
 	return v, true
@@ -174,16 +174,16 @@ func (v replicasView) reconcile() controller.Plan {
 	matches := func(pod *corev1.Pod) bool { return v.selector.Matches(labels.Set(pod.Labels)) }
 	mine := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, podstate.IsActive))
 	if v.object.GetDeletionTimestamp() == nil {
-		plan.Then(v.adjust(mine)...)
+		plan.AddStep(v.adjust(mine)...)
 	}
 	ending := count(v.pods, func(pod *corev1.Pod) bool {
 		return podstate.IsTerminating(pod) && metav1.IsControlledBy(pod, v.object) && matches(pod)
 	})
 	status := v.count(mine, ending)
-	plan.Status = func(outcome controller.Outcome) kind.Object { return v.report(status, outcome) }
+	plan.Status = func(outcome controller.ApplyResult) kind.Object { return v.report(status, outcome) }
 	if v.minReadySeconds > 0 && status.ReadyReplicas != status.AvailableReplicas {
-		plan.Again(seconds(v.minReadySeconds))
-		plan.Again(nextAvailable(mine, v.minReadySeconds, v.now))
+		plan.Requeue(seconds(v.minReadySeconds))
+		plan.Requeue(nextAvailable(mine, v.minReadySeconds, v.now))
 	}
 	return plan
 }
@@ -235,8 +235,8 @@ func (v replicasView) count(pods []*corev1.Pod, ending int32) appsv1.ReplicaSetS
 }
 
 // report sets or clears the condition that pods could not be created or deleted, and returns the object if its status changed.
-func (v replicasView) report(status appsv1.ReplicaSetStatus, outcome controller.Outcome) kind.Object {
-	reason := map[controller.Verb]string{controller.Create: "FailedCreate", controller.Delete: "FailedDelete"}[outcome.Failed()]
+func (v replicasView) report(status appsv1.ReplicaSetStatus, outcome controller.ApplyResult) kind.Object {
+	reason := map[controller.Verb]string{controller.Create: "FailedCreate", controller.Delete: "FailedDelete"}[outcome.FailedVerb()]
 	if outcome.Err != nil && reason == "" {
 		return nil // whose the pods are is not settled: the numbers would be a guess
 	}
@@ -246,7 +246,7 @@ func (v replicasView) report(status appsv1.ReplicaSetStatus, outcome controller.
 		status.Conditions = others
 	case len(others) == len(status.Conditions):
 		status.Conditions = append(others, appsv1.ReplicaSetCondition{
-			Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: outcome.Message(), LastTransitionTime: metav1.NewTime(v.now)})
+			Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: outcome.ErrorMessage(), LastTransitionTime: metav1.NewTime(v.now)})
 	}
 	if apiequality.Semantic.DeepEqual(status, v.status) {
 		return nil

@@ -21,8 +21,8 @@ import (
 )
 
 // refusal is the outcome of a plan whose write of obj was refused.
-func refusal(verb controller.Verb, obj kindObject, text string) controller.Outcome {
-	return controller.Outcome{Err: &controller.WriteError{Verb: verb, Object: obj, Err: errors.New(text)}}
+func refusal(verb controller.Verb, obj kindObject, text string) controller.ApplyResult {
+	return controller.ApplyResult{Err: &controller.WriteError{Verb: verb, Object: obj, Err: errors.New(text)}}
 }
 
 // same compares two objects as the API does.
@@ -222,14 +222,14 @@ func TestReplicasCounts(t *testing.T) {
 	} {
 		status := appsv1.ReplicaSetStatus{Replicas: test.want.replicas, FullyLabeledReplicas: test.want.labelled, ReadyReplicas: test.want.ready,
 			AvailableReplicas: test.want.available, TerminatingReplicas: &test.want.terminating, ObservedGeneration: 3}
-		changed := viewOf(t, test.set, test.pods...).reconcile().Status(controller.Outcome{})
+		changed := viewOf(t, test.set, test.pods...).reconcile().Status(controller.ApplyResult{})
 		if changed == nil {
 			t.Errorf("%s: no status", test.what)
 			continue
 		}
 		same(t, test.what, changed.(*appsv1.ReplicaSet).Status, status)
 		again := changed.(*appsv1.ReplicaSet)
-		if second := viewOf(t, again, test.pods...).reconcile().Status(controller.Outcome{}); second != nil {
+		if second := viewOf(t, again, test.pods...).reconcile().Status(controller.ApplyResult{}); second != nil {
 			t.Errorf("%s: a second look reports again", test.what)
 		}
 	}
@@ -243,23 +243,23 @@ func TestReplicasReport(t *testing.T) {
 		return appsv1.ReplicaSetCondition{Type: appsv1.ReplicaSetReplicaFailure, Status: "True", Reason: reason, Message: message, LastTransitionTime: ago(0)}
 	}
 	type conditions []appsv1.ReplicaSetCondition
-	unconfirmed := controller.Outcome{Err: errors.New("original is gone")}
+	unconfirmed := controller.ApplyResult{Err: errors.New("original is gone")}
 	for _, test := range []struct {
 		what     string
 		has      conditions
-		outcome  controller.Outcome
+		outcome  controller.ApplyResult
 		want     conditions
 		unwanted bool // nothing is reported
 	}{
-		{"all is well", nil, controller.Outcome{}, nil, false},
+		{"all is well", nil, controller.ApplyResult{}, nil, false},
 		{"a creation failed", nil, refusal(controller.Create, aPod("a"), "quota"), conditions{fresh("FailedCreate", "quota")}, false},
 		{"a deletion failed", nil, refusal(controller.Delete, aPod("a"), "locked"), conditions{fresh("FailedDelete", "locked")}, false},
 		{"a failure again: the first one stands", conditions{failed}, refusal(controller.Create, aPod("a"), "quota"), conditions{failed}, false},
 		{"another failure: the first one stands all the same", conditions{failed}, refusal(controller.Delete, aPod("a"), "locked"), conditions{failed}, false},
-		{"it succeeds again", conditions{failed}, controller.Outcome{}, nil, false},
-		{"what others say stays", conditions{other}, controller.Outcome{}, conditions{other}, false},
+		{"it succeeds again", conditions{failed}, controller.ApplyResult{}, nil, false},
+		{"what others say stays", conditions{other}, controller.ApplyResult{}, conditions{other}, false},
 		{"beside a failure", conditions{other}, refusal(controller.Create, aPod("a"), "quota"), conditions{other, fresh("FailedCreate", "quota")}, false},
-		{"and when it succeeds again", conditions{failed, other}, controller.Outcome{}, conditions{other}, false},
+		{"and when it succeeds again", conditions{failed, other}, controller.ApplyResult{}, conditions{other}, false},
 		{"an adoption failed", conditions{failed}, refusal(controller.Patch, aPod("a"), "conflict"), nil, true},
 		{"the owner could not be confirmed", conditions{failed}, unconfirmed, nil, true},
 	} {
@@ -365,7 +365,7 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 		}
 		plan := replicasView{replicas: r, pods: test.pods, now: now}.reconcile()
 		expect(t, test.what, tally(plan), test.want)
-		same(t, test.what, plan.Status(controller.Outcome{}).(*corev1.ReplicationController).Status, test.status)
+		same(t, test.what, plan.Status(controller.ApplyResult{}).(*corev1.ReplicationController).Status, test.status)
 	}
 }
 

@@ -78,12 +78,12 @@ func TestReplicasPreferCrowdedNodes(t *testing.T) {
 func TestReplicasEvents(t *testing.T) {
 	set := aSet(1)
 	write := viewOf(t, set).reconcile().Steps[0].Writes[0]
-	if write.Done.Reason != "SuccessfulCreate" || write.Done.Message != "Created pod: %s" || write.Failed.Reason != "FailedCreate" || write.Failed.Message != "Error creating: %s" || write.Done.About != set {
-		t.Errorf("%+v %+v", write.Done, write.Failed)
+	if write.SuccessEvent.Reason != "SuccessfulCreate" || write.SuccessEvent.Message != "Created pod: %s" || write.FailureEvent.Reason != "FailedCreate" || write.FailureEvent.Message != "Error creating: %s" || write.SuccessEvent.Object != set {
+		t.Errorf("%+v %+v", write.SuccessEvent, write.FailureEvent)
 	}
 	write = viewOf(t, aSet(0), aPod("a", ownedBy(set, "ReplicaSet"))).reconcile().Steps[0].Writes[0]
-	if write.Done.Reason != "SuccessfulDelete" || write.Done.Message != "Deleted pod: %s" || write.Failed.Reason != "FailedDelete" || write.Failed.Message != "Error deleting: %s" {
-		t.Errorf("%+v %+v", write.Done, write.Failed)
+	if write.SuccessEvent.Reason != "SuccessfulDelete" || write.SuccessEvent.Message != "Deleted pod: %s" || write.FailureEvent.Reason != "FailedDelete" || write.FailureEvent.Message != "Error deleting: %s" {
+		t.Errorf("%+v %+v", write.SuccessEvent, write.FailureEvent)
 	}
 }
 
@@ -98,7 +98,7 @@ func TestReplicasStatus(t *testing.T) {
 		aPod("d", mine, leaving), aPod("e", mine, leaving, inPhase(corev1.PodSucceeded)), aPod("f", leaving),
 	}
 	plan := viewOf(t, set, pods...).reconcile()
-	written := plan.Status(controller.Outcome{}).(*appsv1.ReplicaSet)
+	written := plan.Status(controller.ApplyResult{}).(*appsv1.ReplicaSet)
 	want := appsv1.ReplicaSetStatus{Replicas: 3, FullyLabeledReplicas: 1, ReadyReplicas: 2, AvailableReplicas: 1, TerminatingReplicas: new(int32(1)), ObservedGeneration: 3}
 	if got := written.Status; got.String() != want.String() {
 		t.Errorf("status %v", got)
@@ -106,14 +106,14 @@ func TestReplicasStatus(t *testing.T) {
 	if set.Status.Replicas != 0 {
 		t.Error("the shared object was changed")
 	}
-	if again := viewOf(t, written, pods...).reconcile().Status(controller.Outcome{}); again != nil {
+	if again := viewOf(t, written, pods...).reconcile().Status(controller.ApplyResult{}); again != nil {
 		t.Errorf("a second look changes the status to %+v", again)
 	}
 }
 
 func TestReplicasReportFailures(t *testing.T) {
-	refused := func(verb controller.Verb) controller.Outcome {
-		return controller.Outcome{Err: &controller.WriteError{Verb: verb, Object: aPod("a"), Err: errors.New(`pods "a" is forbidden`)}}
+	refused := func(verb controller.Verb) controller.ApplyResult {
+		return controller.ApplyResult{Err: &controller.WriteError{Verb: verb, Object: aPod("a"), Err: errors.New(`pods "a" is forbidden`)}}
 	}
 	v := viewOf(t, aSet(3))
 	failed := v.reconcile().Status(refused(controller.Create)).(*appsv1.ReplicaSet)
@@ -127,13 +127,13 @@ func TestReplicasReportFailures(t *testing.T) {
 	if c := v.reconcile().Status(refused(controller.Delete)).(*appsv1.ReplicaSet).Status.Conditions[0]; c.Reason != "FailedDelete" {
 		t.Errorf("%+v", c)
 	}
-	if cleared := viewOf(t, failed).reconcile().Status(controller.Outcome{}).(*appsv1.ReplicaSet); len(cleared.Status.Conditions) != 0 {
+	if cleared := viewOf(t, failed).reconcile().Status(controller.ApplyResult{}).(*appsv1.ReplicaSet); len(cleared.Status.Conditions) != 0 {
 		t.Errorf("%+v", cleared.Status)
 	}
 	if got := v.reconcile().Status(refused(controller.Patch)); got != nil {
 		t.Errorf("an adoption that failed is no failure of replicas: %+v", got)
 	}
-	if got := v.reconcile().Status(controller.Outcome{Err: errors.New("not confirmed")}); got != nil {
+	if got := v.reconcile().Status(controller.ApplyResult{Err: errors.New("not confirmed")}); got != nil {
 		t.Errorf("%+v", got)
 	}
 }
@@ -154,11 +154,11 @@ func TestReplicationControllerIsTheSame(t *testing.T) {
 	if ref := plan.Steps[0].Writes[0].Object.(*corev1.Pod).OwnerReferences[0]; ref.Kind != "ReplicationController" || ref.APIVersion != "v1" {
 		t.Errorf("%+v", ref)
 	}
-	status := plan.Status(controller.Outcome{}).(*corev1.ReplicationController).Status
+	status := plan.Status(controller.ApplyResult{}).(*corev1.ReplicationController).Status
 	if status.Replicas != 1 || status.ReadyReplicas != 1 || status.AvailableReplicas != 1 || status.ObservedGeneration != 2 || len(status.Conditions) != 1 || status.Conditions[0].Reason != "Because" {
 		t.Errorf("%+v", status)
 	}
-	failed := plan.Status(controller.Outcome{Err: &controller.WriteError{Verb: controller.Create, Object: rc, Err: errors.New("x")}}).(*corev1.ReplicationController)
+	failed := plan.Status(controller.ApplyResult{Err: &controller.WriteError{Verb: controller.Create, Object: rc, Err: errors.New("x")}}).(*corev1.ReplicationController)
 	if !strings.Contains(failed.Status.String(), "ReplicaFailure") {
 		t.Errorf("%+v", failed.Status)
 	}

@@ -82,7 +82,7 @@ func revisionHash(patch []byte, collisions int32) string {
 }
 
 // isUnsettled says that the steps ended before it was clear whose the pods are and which revision they should have: nothing can be reported.
-func isUnsettled(outcome controller.Outcome) bool {
+func isUnsettled(outcome controller.ApplyResult) bool {
 	var failure *controller.WriteError
 	if !errors.As(outcome.Err, &failure) {
 		return outcome.Err != nil

@@ -39,7 +39,7 @@ func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
 	if c.revisions, err = controller.DependentsOf[*appsv1.ControllerRevision](s); err != nil {
 		return nil, err
 	}
-	if err := controller.WatchOwn[*appsv1.StatefulSet](s); err != nil {
+	if err := controller.WatchPrimary[*appsv1.StatefulSet](s); err != nil {
 		return nil, err
 	}
 	selector := func(set *appsv1.StatefulSet) (labels.Selector, error) {
@@ -51,7 +51,7 @@ func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*appsv1.ControllerRevision](s, statefulSetKind, selector); err != nil {
 		return nil, err
 	}
-	return controller.Planned(s, c), nil
+	return controller.NewSyncer(s, c), nil
 }
 
 // statefulView is what decides about one set.
@@ -73,7 +73,7 @@ func (c *statefulSets) Observe(key controller.Key) (statefulView, bool) {
 		return statefulView{}, false
 	}
 	v := statefulView{
-		set: set, pods: c.pods.OfAndOrphans(set), revisions: c.revisions.OfAndOrphans(set), now: time.Now(),
+		set: set, pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now(),
 		claims: map[string]*corev1.PersistentVolumeClaim{},
 		taken: func(name string) *appsv1.ControllerRevision {
 			r, _ := c.revisions.Get(key.Namespace, name)

@@ -50,16 +50,16 @@ func (l *statefulLook) ensureClaims(pod *corev1.Pod) (leaving []string) {
 		if known := l.claims[claim.Name]; known != nil {
 			if known.DeletionTimestamp != nil {
 				leaving = append(leaving, claim.Name)
-				l.plan.Again(claimPatience)
+				l.plan.Requeue(claimPatience)
 			}
 			continue
 		}
 		claim.OwnerReferences = l.owners(claim, pod)
 		l.makeClaims = append(l.makeClaims, controller.Creating(claim).
-			Tolerating(metav1.StatusReasonAlreadyExists).
-			OnDone(controller.Event{About: l.set, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate",
+			Ignoring(metav1.StatusReasonAlreadyExists).
+			OnSuccess(controller.Event{Object: l.set, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate",
 				Message: fmt.Sprintf("Create Claim %s Pod %s in StatefulSet %s success", claim.Name, pod.Name, l.set.Name)}).
-			OnFailed(controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
+			OnFailure(controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
 				Message: fmt.Sprintf("Create Claim %s for Pod %s in StatefulSet %s failed error: %%s", claim.Name, pod.Name, l.set.Name)}))
 	}
 	return leaving
@@ -97,7 +97,7 @@ func (l *statefulLook) ownClaims(pod *corev1.Pod) (writes []controller.Write) {
 			if !owns(l.set, known) && !owns(pod, known) {
 				continue
 			}
-			l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "ConflictingController",
+			l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "ConflictingController",
 				Message: fmt.Sprintf("PersistentVolumeClaim %s has a conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for this claim", known.Name)})
 		}
 		if want := l.owners(known, pod); !sameOwners(known.OwnerReferences, want) {

@@ -246,7 +246,7 @@ func TestNewClaim(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data-db-3", Labels: map[string]string{"own": "1", "app": "web"}, Annotations: map[string]string{"note": "2"}, OwnerReferences: []metav1.OwnerReference{claimOwner("set", 3)}},
 		Spec:       set.Spec.VolumeClaimTemplates[0].Spec,
 	})
-	if write.Failed.Reason != "FailedCreate" || write.Failed.Message != "Create Claim data-db-3 for Pod db-3 in StatefulSet db failed error: %s" || !slices.Equal(write.Tolerate, []metav1.StatusReason{metav1.StatusReasonAlreadyExists}) {
+	if write.FailureEvent.Reason != "FailedCreate" || write.FailureEvent.Message != "Create Claim data-db-3 for Pod db-3 in StatefulSet db failed error: %s" || !slices.Equal(write.Ignore, []metav1.StatusReason{metav1.StatusReasonAlreadyExists}) {
 		t.Errorf("%+v", write)
 	}
 	if set.Spec.VolumeClaimTemplates[0].Name != "data" || set.Spec.VolumeClaimTemplates[0].Labels["app"] != "mine" {

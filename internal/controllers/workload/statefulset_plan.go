@@ -58,17 +58,17 @@ func (v statefulView) reconcile() controller.Plan {
 		return parent == v.set.Name && selector.Matches(labels.Set(pod.Labels))
 	}, v.pods)
 	if err := l.revise(); err != nil {
-		plan.Events = []controller.Event{{About: v.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()}}
+		plan.Events = []controller.Event{{Object: v.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()}}
 		return plan
 	}
 	l.arrange(pods)
 	if v.set.DeletionTimestamp == nil && l.settleReplicas() && l.settleCondemned() {
 		l.roll()
 	}
-	plan.Then(l.makeClaims...)
-	plan.Then(l.makePods...)
-	plan.Then(l.updates...)
-	plan.Then(l.deletes...)
+	plan.AddStep(l.makeClaims...)
+	plan.AddStep(l.makePods...)
+	plan.AddStep(l.updates...)
+	plan.AddStep(l.deletes...)
 	l.report()
 	l.truncate(pods)
 	return plan
@@ -91,7 +91,7 @@ func (l *statefulLook) revise() error {
 	case len(equal) > 0:
 		// Back to a template of old: its revision becomes the newest.
 		l.update = renumbered(last(equal), next)
-		l.plan.Then(controller.Updating(l.update))
+		l.plan.AddStep(controller.Updating(l.update))
 	default:
 		l.update = l.newRevision(patch, next)
 	}
@@ -114,7 +114,7 @@ func (l *statefulLook) newRevision(patch []byte, number int64) *appsv1.Controlle
 		}
 		switch {
 		case other == nil:
-			l.plan.Then(controller.Creating(r))
+			l.plan.AddStep(controller.Creating(r))
 			return r
 		case bytes.Equal(other.Data.Raw, patch):
 			return other
@@ -202,19 +202,19 @@ func (l *statefulLook) settleReplica(i int, pod *corev1.Pod) bool {
 func (l *statefulLook) create(ordinal int) {
 	pod, err := l.newPod(ordinal)
 	if err != nil {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: err.Error()})
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: err.Error()})
 		return
 	}
 	if l.hasStaleClaim(pod) {
-		l.plan.Again(claimPatience)
+		l.plan.Requeue(claimPatience)
 		return
 	}
 	if leaving := l.ensureClaims(pod); len(leaving) > 0 {
-		l.plan.Events = append(l.plan.Events, controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
+		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedCreate",
 			Message: fmt.Sprintf("Create Pod %s in StatefulSet %s failed error: %s", pod.Name, l.set.Name, claimsLeaving(leaving))})
 		return
 	}
-	l.makePods = append(l.makePods, l.telling(controller.Creating(pod).SilentOn(metav1.StatusReasonAlreadyExists), "Create", pod))
+	l.makePods = append(l.makePods, l.telling(controller.Creating(pod).WithoutEventOn(metav1.StatusReasonAlreadyExists), "Create", pod))
 }
 
 // newPod is the pod of an ordinal. Below the partition, or where the old revision still stands, it is made from the old template.
@@ -314,8 +314,8 @@ func (l *statefulLook) delete(pod *corev1.Pod) {
 // telling adds the events of a write to a pod.
 func (l *statefulLook) telling(w controller.Write, verb string, pod *corev1.Pod) controller.Write {
 	about := fmt.Sprintf("%s Pod %s in StatefulSet %s", verb, pod.Name, l.set.Name)
-	return w.OnDone(controller.Event{About: l.set, Type: corev1.EventTypeNormal, Reason: "Successful" + verb, Message: about + " successful"}).
-		OnFailed(controller.Event{About: l.set, Type: corev1.EventTypeWarning, Reason: "Failed" + verb, Message: about + " failed error: %s"})
+	return w.OnSuccess(controller.Event{Object: l.set, Type: corev1.EventTypeNormal, Reason: "Successful" + verb, Message: about + " successful"}).
+		OnFailure(controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "Failed" + verb, Message: about + " failed error: %s"})
 }
 
 // settleCondemned deletes the pods beyond the set's ordinals, the highest first. It says whether there is nothing to wait for.
@@ -420,10 +420,10 @@ func (l *statefulLook) report() {
 		status.CurrentReplicas, status.CurrentRevision = status.UpdatedReplicas, status.UpdateRevision
 	}
 	if l.set.Spec.MinReadySeconds > 0 && status.ReadyReplicas != status.AvailableReplicas {
-		l.plan.Again(seconds(l.set.Spec.MinReadySeconds))
-		l.plan.Again(nextAvailable(pods, l.set.Spec.MinReadySeconds, l.now))
+		l.plan.Requeue(seconds(l.set.Spec.MinReadySeconds))
+		l.plan.Requeue(nextAvailable(pods, l.set.Spec.MinReadySeconds, l.now))
 	}
-	l.plan.Status = func(outcome controller.Outcome) kind.Object {
+	l.plan.Status = func(outcome controller.ApplyResult) kind.Object {
 		if isUnsettled(outcome) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
 			return nil
 		}
@@ -451,5 +451,5 @@ func (l *statefulLook) truncate(pods []*corev1.Pod) {
 	for i := range len(unused) - limit {
 		deletes = append(deletes, controller.Deleting(unused[i]))
 	}
-	l.plan.Then(deletes...)
+	l.plan.AddStep(deletes...)
 }

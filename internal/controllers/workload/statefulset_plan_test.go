@@ -294,11 +294,11 @@ func TestStatefulPodWhole(t *testing.T) {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "uid-db", Controller: new(true), BlockOwnerDeletion: new(true)}}},
 		Spec: corev1.PodSpec{Hostname: "db-2", Subdomain: "db", Containers: []corev1.Container{{Name: "c"}}, Volumes: []corev1.Volume{claim("data"), claim("logs")}},
 	})
-	if write := plan.Steps[2].Writes[0]; write.Failed.Reason != "FailedCreate" || write.Failed.Message != "Create Pod db-2 in StatefulSet db failed error: %s" || !slices.Equal(write.Silent, []metav1.StatusReason{metav1.StatusReasonAlreadyExists}) {
+	if write := plan.Steps[2].Writes[0]; write.FailureEvent.Reason != "FailedCreate" || write.FailureEvent.Message != "Create Pod db-2 in StatefulSet db failed error: %s" || !slices.Equal(write.NoEvent, []metav1.StatusReason{metav1.StatusReasonAlreadyExists}) {
 		t.Errorf("%+v", write)
 	}
 	deletion := stateful(t, aStatefulSet(0, atImage(2)), crew(t, aStatefulSet(1), "0:2")...).Steps[0].Writes[0]
-	if deletion.Done.Message != "Delete Pod db-0 in StatefulSet db successful" || deletion.Failed.Message != "Delete Pod db-0 in StatefulSet db failed error: %s" || deletion.Done.Reason != "SuccessfulDelete" || deletion.Failed.Reason != "FailedDelete" {
+	if deletion.SuccessEvent.Message != "Delete Pod db-0 in StatefulSet db successful" || deletion.FailureEvent.Message != "Delete Pod db-0 in StatefulSet db failed error: %s" || deletion.SuccessEvent.Reason != "SuccessfulDelete" || deletion.FailureEvent.Reason != "FailedDelete" {
 		t.Errorf("%+v", deletion)
 	}
 }
@@ -332,7 +332,7 @@ func TestStatefulNumbers(t *testing.T) {
 		{"pending pods", of(2), "0:2? 1:2?", counts{2, 0, 0, 0, 2}, false},
 	} {
 		plan := stateful(t, test.set, crew(t, test.set, test.pods)...)
-		status := plan.Status(controller.Outcome{}).(*appsv1.StatefulSet).Status
+		status := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status
 		if got := (counts{status.Replicas, status.ReadyReplicas, status.AvailableReplicas, status.CurrentReplicas, status.UpdatedReplicas}); got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
@@ -341,8 +341,8 @@ func TestStatefulNumbers(t *testing.T) {
 		}
 	}
 	set := of(1)
-	settled := stateful(t, set, crew(t, set, "0:2")...).Status(controller.Outcome{}).(*appsv1.StatefulSet)
-	if again := stateful(t, settled, crew(t, set, "0:2")...).Status(controller.Outcome{}); again != nil {
+	settled := stateful(t, set, crew(t, set, "0:2")...).Status(controller.ApplyResult{}).(*appsv1.StatefulSet)
+	if again := stateful(t, settled, crew(t, set, "0:2")...).Status(controller.ApplyResult{}); again != nil {
 		t.Errorf("a second look reports again: %+v", again)
 	}
 }
@@ -352,10 +352,10 @@ func TestStatefulReportAfterFailure(t *testing.T) {
 	set, revision := aStatefulSet(1, atImage(2)), revisionFor(t, aStatefulSet(1), 2)
 	for _, test := range []struct {
 		what    string
-		outcome controller.Outcome
+		outcome controller.ApplyResult
 		written bool
 	}{
-		{"all is well", controller.Outcome{}, true},
+		{"all is well", controller.ApplyResult{}, true},
 		{"a pod could not be made", refusal(controller.Create, aPod("db-0"), "quota"), true},
 		{"a pod could not be changed", refusal(controller.Update, aPod("db-0"), "conflict"), true},
 		{"a pod could not be deleted", refusal(controller.Delete, aPod("db-0"), "no"), true},
@@ -365,7 +365,7 @@ func TestStatefulReportAfterFailure(t *testing.T) {
 		{"the revision could not be renumbered", refusal(controller.Update, revision, "conflict"), false},
 		{"a pod could not be adopted", refusal(controller.Patch, aPod("db-0"), "conflict"), false},
 		{"a revision could not be adopted", refusal(controller.Patch, revision, "conflict"), false},
-		{"the set could not be confirmed", controller.Outcome{Err: errors.New("gone")}, false},
+		{"the set could not be confirmed", controller.ApplyResult{Err: errors.New("gone")}, false},
 	} {
 		if got := stateful(t, set).Status(test.outcome); (got != nil) != test.written {
 			t.Errorf("%s: %v", test.what, got)

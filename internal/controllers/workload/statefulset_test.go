@@ -239,7 +239,7 @@ func TestStatefulRevisions(t *testing.T) {
 		}
 		return nil
 	}, one, two)
-	if r := taken.Steps[0].Writes[0].Object; r.GetName() == made.Name || *taken.Status(controller.Outcome{}).(*appsv1.StatefulSet).Status.CollisionCount != 1 {
+	if r := taken.Steps[0].Writes[0].Object; r.GetName() == made.Name || *taken.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status.CollisionCount != 1 {
 		t.Errorf("a name that is taken: %s", r.GetName())
 	}
 	orphan := one.DeepCopy()
@@ -259,7 +259,7 @@ func TestStatefulRevisions(t *testing.T) {
 	apps.StatefulSet.Default(defaulted)
 	plan := look(defaulted, nil, one)
 	expect(t, "defaults that came later", told(plan), "")
-	if got := plan.Status(controller.Outcome{}).(*appsv1.StatefulSet).Status.UpdateRevision; got != one.Name {
+	if got := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status.UpdateRevision; got != one.Name {
 		t.Errorf("revision %s", got)
 	}
 }
@@ -270,13 +270,13 @@ func TestStatefulStatus(t *testing.T) {
 	new2 := revisionFor(t, set, 2)
 	pods := []*corev1.Pod{member(t, set, 0, 1), member(t, set, 1, 1, leaving), member(t, set, 2, 2)}
 	plan := statefulView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
-	s := plan.Status(controller.Outcome{}).(*appsv1.StatefulSet).Status
+	s := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status
 	if s.Replicas != 3 || s.ReadyReplicas != 3 || s.AvailableReplicas != 3 || s.CurrentReplicas != 1 || s.UpdatedReplicas != 1 || s.CurrentRevision != old.Name || s.UpdateRevision != new2.Name || *s.CollisionCount != 0 {
 		t.Errorf("%+v", s)
 	}
 	pods = []*corev1.Pod{member(t, set, 0, 2), member(t, set, 1, 2), member(t, set, 2, 2)}
 	plan = statefulView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
-	if s := plan.Status(controller.Outcome{}).(*appsv1.StatefulSet).Status; s.CurrentRevision != new2.Name || s.CurrentReplicas != 3 {
+	if s := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status; s.CurrentRevision != new2.Name || s.CurrentReplicas != 3 {
 		t.Errorf("a rollout that is complete: %+v", s)
 	}
 }

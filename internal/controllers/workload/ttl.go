@@ -60,9 +60,9 @@ func syncTTL(ctx context.Context, s *controller.Setup, key controller.Key, job *
 		return nil
 	}
 	remove := controller.Deleting(fresh)
-	remove.Delete.PropagationPolicy = ptr.To(metav1.DeletePropagationForeground)
+	remove.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationForeground)
 	var plan controller.Plan
-	plan.Then(remove)
+	plan.AddStep(remove)
 	return s.Apply(ctx, key, plan)
 }
 

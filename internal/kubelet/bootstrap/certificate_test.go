@@ -36,7 +36,7 @@ type signer struct {
 func (s *signer) run(ctx context.Context) {
 	requests := client.For[*certificatesv1.CertificateSigningRequest](s.api)
 	for seen := map[string]bool{}; ctx.Err() == nil; time.Sleep(10 * time.Second) {
-		all, _, _ := requests.List(ctx, "", client.Match{})
+		all, _, _ := requests.List(ctx, "", client.Selector{})
 		for _, r := range all {
 			if !seen[r.Name] && s.answer(ctx, requests, r.DeepCopy()) == nil {
 				seen[r.Name] = true

@@ -61,7 +61,7 @@ type Source interface {
 type Dependencies struct {
 	Actor  Actor
 	Source Source
-	Events client.Recorder
+	Events client.EventRecorder
 	// NodeEvent records an event about the node.
 	NodeEvent func(eventType, reason, message string)
 	// Changed is called when the pressure conditions have changed.

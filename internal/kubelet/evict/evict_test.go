@@ -94,7 +94,7 @@ func runEvictor(t *testing.T, p *fakeNode, c Config, passes time.Duration) (acti
 	synctest.Test(t, func(t *testing.T) {
 		changed := 0
 		e := New(c, Dependencies{
-			Actor: p, Source: p, Events: (*client.Events)(nil).For("kubelet"), Log: slog.New(slog.DiscardHandler), Changed: func() { changed++ },
+			Actor: p, Source: p, Events: (*client.EventBroadcaster)(nil).NewRecorder("kubelet"), Log: slog.New(slog.DiscardHandler), Changed: func() { changed++ },
 			NodeEvent: func(_, reason, message string) {
 				p.mu.Lock()
 				defer p.mu.Unlock()

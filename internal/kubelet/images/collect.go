@@ -303,7 +303,7 @@ func statfs(path string) (capacity, available int64, err error) {
 
 func (c *Collector) tell(reason, message string) {
 	if c.Events != nil && c.Node != nil {
-		c.Events.EventAt(c.Node(), "", corev1.EventTypeWarning, reason, message)
+		c.Events.EventWithFieldPath(c.Node(), "", corev1.EventTypeWarning, reason, message)
 	}
 }
 

@@ -49,7 +49,7 @@ func (e *Error) ImageReason() (reason, message string) { return e.Reason, e.Mess
 
 // Recorder tells events about an object or a part of it.
 type Recorder interface {
-	EventAt(about kind.Object, fieldPath, eventType, reason, message string)
+	EventWithFieldPath(about kind.Object, fieldPath, eventType, reason, message string)
 }
 
 // Options are what images are ensured by.
@@ -250,7 +250,7 @@ func (i *Images) credentials(ctx context.Context, w want, repository string) ([]
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
-		i.Events.EventAt(w.pod, "", corev1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
+		i.Events.EventWithFieldPath(w.pod, "", corev1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
 			fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(missing, ", ")))
 	}
 	found, err := credentials.FromSecrets(secrets, repository)
@@ -262,7 +262,7 @@ func (i *Images) credentials(ctx context.Context, w want, repository string) ([]
 }
 
 func (i *Images) tell(w want, eventType, reason, message string) {
-	i.Events.EventAt(w.pod, w.path, eventType, reason, message)
+	i.Events.EventWithFieldPath(w.pod, w.path, eventType, reason, message)
 }
 
 // fail tells of a failure and returns it.

@@ -32,7 +32,7 @@ type events struct {
 	lines []string
 }
 
-func (e *events) EventAt(_ kind.Object, path, eventType, reason, message string) {
+func (e *events) EventWithFieldPath(_ kind.Object, path, eventType, reason, message string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lines = append(e.lines, strings.TrimSpace(strings.Join([]string{path, eventType, reason, message}, " ")))

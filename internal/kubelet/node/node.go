@@ -93,7 +93,7 @@ type Runtime interface {
 type Dependencies struct {
 	Client  *client.Client
 	Runtime Runtime
-	Events  client.Recorder
+	Events  client.EventRecorder
 	// Pressure returns the pressure conditions, Problems whatever else makes the node not ready.
 	Pressure func() Pressure
 	Problems func() []error
@@ -314,7 +314,7 @@ func (n *Node) tryRegister(ctx context.Context) error {
 		return fmt.Errorf("read node %s: %w", desired.Name, err)
 	}
 	if patch := reconcilePatch(existing, desired); patch != nil {
-		if existing, err = nodes.Patch(ctx, "", desired.Name, client.StrategicPatch, patch, client.WriteOptions{}); err != nil {
+		if existing, err = nodes.Patch(ctx, "", desired.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{}); err != nil {
 			return fmt.Errorf("update labels of node %s: %w", desired.Name, err)
 		}
 	}
@@ -396,7 +396,7 @@ func (n *Node) watch(ctx context.Context) {
 
 func (n *Node) watchOnce(ctx context.Context) error {
 	nodes := client.For[*corev1.Node](n.Client)
-	match := client.Match{Fields: fields.OneTermEqualSelector("metadata.name", n.settings.Name)}
+	match := client.Selector{Fields: fields.OneTermEqualSelector("metadata.name", n.settings.Name)}
 	list, revision, err := nodes.List(ctx, "", match)
 	if err != nil {
 		return fmt.Errorf("list: %w", err)
@@ -508,7 +508,7 @@ func (n *Node) reportStatus(ctx context.Context, nodes client.Resource[*corev1.N
 	if err != nil {
 		return err
 	}
-	updated, err := nodes.Patch(ctx, "", n.settings.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+	updated, err := nodes.Patch(ctx, "", n.settings.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 	if err != nil {
 		return fmt.Errorf("report status of node %s: %w", n.settings.Name, err)
 	}

@@ -74,12 +74,12 @@ func newStage(t *testing.T, ctx context.Context, before func(*client.Client)) *s
 	if before != nil {
 		before(s.client)
 	}
-	events := client.NewEvents(s.client)
+	events := client.NewEventBroadcaster(s.client)
 	s.node = New(Settings{
 		Name: "a", Labels: map[string]string{"disk": "fast"}, Taints: []corev1.Taint{{Key: "special", Effect: corev1.TaintEffectNoSchedule}},
 		StatusUpdateFrequency: 50 * time.Millisecond, LeaseDurationSeconds: 1,
 	}, Dependencies{
-		Client: s.client, Runtime: s.runtime, Events: events.For("kubelet").On("a"), Log: slog.New(slog.DiscardHandler),
+		Client: s.client, Runtime: s.runtime, Events: events.NewRecorder("kubelet").WithHost("a"), Log: slog.New(slog.DiscardHandler),
 		PodCIDRs: func(r []string) { s.mu.Lock(); defer s.mu.Unlock(); s.podCIDRs = append(s.podCIDRs, r) },
 		Pressure: func() Pressure { s.mu.Lock(); defer s.mu.Unlock(); return s.pressure },
 		Problems: func() []error { s.mu.Lock(); defer s.mu.Unlock(); return s.problems },
@@ -112,7 +112,7 @@ func (s *stage) patch(subresource string, patch map[string]any) {
 	s.t.Helper()
 	text, err := json.Marshal(patch)
 	if err == nil {
-		_, err = client.For[*corev1.Node](s.client).Patch(s.t.Context(), "", "a", client.StrategicPatch, text, client.WriteOptions{Subresource: subresource})
+		_, err = client.For[*corev1.Node](s.client).Patch(s.t.Context(), "", "a", client.RawPatch(client.StrategicPatch, text), client.WriteOptions{Subresource: subresource})
 	}
 	if err != nil {
 		s.t.Fatal(err)
@@ -189,7 +189,7 @@ func (s *stage) wantEvents(desired ...string) {
 	s.t.Helper()
 	var missing []string
 	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
-		events, _, err := client.For[*corev1.Event](s.client).List(s.t.Context(), "default", client.Match{})
+		events, _, err := client.For[*corev1.Event](s.client).List(s.t.Context(), "default", client.Selector{})
 		if err != nil {
 			s.t.Fatal(err)
 		}

@@ -65,7 +65,7 @@ func (b *bundles) all() ([]*certificatesv1.ClusterTrustBundle, error) {
 }
 
 func (b *bundles) follow(ctx context.Context) {
-	follow(ctx, b.resource, "", client.Match{}, sink[*certificatesv1.ClusterTrustBundle]{
+	follow(ctx, b.resource, "", client.Selector{}, sink[*certificatesv1.ClusterTrustBundle]{
 		replace: func(objects []*certificatesv1.ClusterTrustBundle) bool {
 			b.change(func() {
 				clear(b.objects)

@@ -142,7 +142,7 @@ func (f *family[T]) follow(ctx context.Context, key types.NamespacedName, e *ent
 	if gone {
 		return
 	}
-	match := client.Match{Fields: fields.OneTermEqualSelector("metadata.name", key.Name)}
+	match := client.Selector{Fields: fields.OneTermEqualSelector("metadata.name", key.Name)}
 	follow(ctx, f.resource, key.Namespace, match, sink[T]{
 		replace: func(objects []T) bool {
 			if len(objects) == 0 {

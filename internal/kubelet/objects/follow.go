@@ -26,7 +26,7 @@ const (
 )
 
 // follow lists what matches and then takes in every change, until ctx ends or the sink has enough.
-func follow[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Match, s sink[T]) {
+func follow[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s sink[T]) {
 	wait := firstWait
 	for ctx.Err() == nil {
 		started := time.Now()
@@ -50,7 +50,7 @@ func follow[T kind.Object](ctx context.Context, r client.Resource[T], namespace 
 }
 
 // once is one list and the watch behind it.
-func once[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Match, s sink[T]) (more bool, err error) {
+func once[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s sink[T]) (more bool, err error) {
 	objects, revision, err := r.List(ctx, namespace, match)
 	if err != nil {
 		return true, fmt.Errorf("list: %w", err)

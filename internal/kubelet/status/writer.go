@@ -198,7 +198,7 @@ func (w *Writer) send(ctx context.Context, uid types.UID) error {
 		if err != nil {
 			return err
 		}
-		written, err := w.pods.Patch(ctx, api.Namespace, api.Name, client.StrategicPatch, patch, client.WriteOptions{Subresource: "status"})
+		written, err := w.pods.Patch(ctx, api.Namespace, api.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 		switch {
 		case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 			return nil // the pod is gone, or is another one by now

@@ -244,7 +244,7 @@ func (d *drivers) label(ctx context.Context, segments map[string]string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := client.For[*corev1.Node](d.client).Patch(ctx, "", d.nodeName, client.MergePatch, patch, client.WriteOptions{}); err != nil {
+	if _, err := client.For[*corev1.Node](d.client).Patch(ctx, "", d.nodeName, client.RawPatch(client.MergePatch, patch), client.WriteOptions{}); err != nil {
 		return fmt.Errorf("label the node with its topology: %w", err)
 	}
 	return nil

@@ -46,7 +46,7 @@ func newTokens(c *client.Client) *tokens {
 		now: time.Now, known: map[tokenKey]*token{},
 		request: func(ctx context.Context, namespace, account string, r *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
 			answer := &authenticationv1.TokenRequest{}
-			return answer, client.For[*corev1.ServiceAccount](c).Act(ctx, namespace, account, "token", r, answer)
+			return answer, client.For[*corev1.ServiceAccount](c).CreateSubresource(ctx, types.NamespacedName{Namespace: namespace, Name: account}, "token", r, answer)
 		},
 	}
 }

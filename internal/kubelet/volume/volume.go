@@ -51,7 +51,7 @@ type Options struct {
 	Image func(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error)
 	// RecursiveReadOnly says whether a pod's runtime can make mounts read-only with all that is mounted below them.
 	RecursiveReadOnly func(pod *corev1.Pod) bool
-	Events            client.Recorder
+	Events            client.EventRecorder
 	Log               *slog.Logger
 }
 

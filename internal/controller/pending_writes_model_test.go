@@ -35,24 +35,24 @@ func TestNewer(t *testing.T) {
 func TestLedgerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &glass{revision: "1", live: func() (kind.Object, error) { return at("5", "a", "1"), nil }}
-		l := newLedger(g, g)
+		l := newPendingWrites(g, g)
 		key := Key{Name: "web"}
-		l.wrote(key, at("5", "a", "1"))
+		l.recordWrite(key, at("5", "a", "1"))
 		want := []time.Duration{2, 4, 8, 16, 32, 64, 128, 256, 500, 500, 500}
 		for i, ms := range want {
-			if ready, wait := l.ready(t.Context(), key); ready || wait != ms*time.Millisecond {
+			if ready, wait := l.observed(t.Context(), key); ready || wait != ms*time.Millisecond {
 				t.Errorf("look %d: ready %v, again after %v, want %vms", i, ready, wait, int(ms))
 			}
 		}
 		g.revision = "5"
-		if ready, wait := l.ready(t.Context(), key); !ready || wait != 0 {
+		if ready, wait := l.observed(t.Context(), key); !ready || wait != 0 {
 			t.Errorf("ready %v, after %v", ready, wait)
 		}
 		if len(l.byKey) != 0 {
 			t.Errorf("%d keys are remembered for nothing", len(l.byKey))
 		}
-		l.wrote(key, at("9", "a", "1"))
-		if _, wait := l.ready(t.Context(), key); wait != firstWait {
+		l.recordWrite(key, at("9", "a", "1"))
+		if _, wait := l.observed(t.Context(), key); wait != minWait {
 			t.Errorf("the next wait begins with %v", wait)
 		}
 	})
@@ -63,36 +63,39 @@ func TestLedgerDoubts(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{}, "a")
 	for _, test := range []struct {
 		what  string
-		note  func(*ledger, Key)
+		note  func(*pendingWrites, Key)
 		live  kind.Object
 		err   error
 		ready bool
 	}{
-		{"a write, the object is there", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, at("5", "a", "1"), nil, false},
-		{"a write, the object is there and newer", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, at("9", "a", "1"), nil, false},
-		{"a write, the object is gone", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, nil, gone, true},
-		{"a write, the object is another", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, at("9", "a", "2"), nil, true},
-		{"a write, nobody answers", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, nil, apierrors.NewServiceUnavailable("busy"), false},
-		{"a deletion, the object is there", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, at("5", "a", "1"), nil, false},
-		{"a deletion, the object is gone", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, nil, gone, true},
-		{"a deletion, the object is another", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, at("9", "a", "2"), nil, true},
-		{"both, the object is gone", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")); l.deleted(k, at("5", "a", "1")) }, nil, gone, true},
+		{"a write, the object is there", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, at("5", "a", "1"), nil, false},
+		{"a write, the object is there and newer", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, at("9", "a", "1"), nil, false},
+		{"a write, the object is gone", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, nil, gone, true},
+		{"a write, the object is another", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, at("9", "a", "2"), nil, true},
+		{"a write, nobody answers", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, nil, apierrors.NewServiceUnavailable("busy"), false},
+		{"a deletion, the object is there", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, at("5", "a", "1"), nil, false},
+		{"a deletion, the object is gone", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, nil, gone, true},
+		{"a deletion, the object is another", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, at("9", "a", "2"), nil, true},
+		{"both, the object is gone", func(l *pendingWrites, k Key) {
+			l.recordWrite(k, at("5", "a", "1"))
+			l.recordDelete(k, at("5", "a", "1"))
+		}, nil, gone, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := &glass{revision: "1", pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}, live: func() (kind.Object, error) { return test.live, test.err }}
-			l := newLedger(g, g)
+			l := newPendingWrites(g, g)
 			key := Key{Name: "web"}
 			test.note(l, key)
-			time.Sleep(doubtAfter - 1)
-			if ready, _ := l.ready(t.Context(), key); ready || g.reads != 0 {
+			time.Sleep(recheckAfter - 1)
+			if ready, _ := l.observed(t.Context(), key); ready || g.reads != 0 {
 				t.Errorf("%s: ready %v after %d questions, before any doubt", test.what, ready, g.reads)
 			}
 			time.Sleep(time.Nanosecond)
-			if ready, _ := l.ready(t.Context(), key); ready != test.ready || g.reads == 0 {
+			if ready, _ := l.observed(t.Context(), key); ready != test.ready || g.reads == 0 {
 				t.Errorf("%s: ready %v after %d questions", test.what, ready, g.reads)
 			}
 			asked := g.reads
-			l.ready(t.Context(), key)
+			l.observed(t.Context(), key)
 			if g.reads != asked {
 				t.Errorf("%s: the server is asked again at once", test.what)
 			}
@@ -106,7 +109,7 @@ func TestLedgerModel(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		revision := 10
 		g := &glass{revision: "10", pods: map[string]*corev1.Pod{}, live: func() (kind.Object, error) { return nil, apierrors.NewServiceUnavailable("") }}
-		l := newLedger(g, g)
+		l := newPendingWrites(g, g)
 		type deed struct {
 			revision int
 			object   *corev1.Pod
@@ -138,7 +141,7 @@ func TestLedgerModel(t *testing.T) {
 				server[name] = obj
 				d := deed{revision: revision, object: obj}
 				history, waiting[key] = append(history, d), append(waiting[key], d)
-				l.wrote(key, obj)
+				l.recordWrite(key, obj)
 			case 3: // a deletion
 				was := server[name]
 				if was == nil {
@@ -148,7 +151,7 @@ func TestLedgerModel(t *testing.T) {
 				delete(server, name)
 				d := deed{revision: revision, object: was, deleted: true}
 				history, waiting[key] = append(history, d), append(waiting[key], d)
-				l.deleted(key, was)
+				l.recordDelete(key, was)
 			}
 			for k := range waiting {
 				open := slices.ContainsFunc(waiting[k], func(d deed) bool {
@@ -158,7 +161,7 @@ func TestLedgerModel(t *testing.T) {
 					shown := g.pods[d.object.Name]
 					return shown != nil && shown.UID == d.object.UID
 				})
-				ready, _ := l.ready(t.Context(), k)
+				ready, _ := l.observed(t.Context(), k)
 				// A deletion of what the informer has not even shown yet is not waited for: the creation is.
 				if ready && open && slices.ContainsFunc(waiting[k], func(d deed) bool { return !d.deleted && d.revision > seen }) || !ready && !open {
 					t.Fatalf("seed %d: key %s is ready: %v, at revision %d of %d", seed, k.Name, ready, seen, revision)
@@ -174,17 +177,17 @@ func TestLedgerModel(t *testing.T) {
 // TestLedgerIgnoresWhatNobodyWatches: objects of a type without an informer are never waited for.
 func TestLedgerIgnoresWhatNobodyWatches(t *testing.T) {
 	g := &glass{}
-	l := newLedger(g, g)
+	l := newPendingWrites(g, g)
 	key := Key{Name: "web"}
-	l.wrote(key, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ResourceVersion: "99"}})
-	l.deleted(key, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
-	if ready, _ := l.ready(t.Context(), key); !ready || len(l.byKey) != 0 {
+	l.recordWrite(key, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ResourceVersion: "99"}})
+	l.recordDelete(key, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
+	if ready, _ := l.observed(t.Context(), key); !ready || len(l.byKey) != 0 {
 		t.Errorf("ready %v, %d keys", ready, len(l.byKey))
 	}
 	// What is seen when it is written is not noted at all.
 	g.revision, g.pods = "7", map[string]*corev1.Pod{}
-	l.wrote(key, at("7", "a", "1"))
-	l.deleted(key, at("7", "b", "1"))
+	l.recordWrite(key, at("7", "a", "1"))
+	l.recordDelete(key, at("7", "b", "1"))
 	if len(l.byKey) != 0 {
 		t.Errorf("%d keys", len(l.byKey))
 	}

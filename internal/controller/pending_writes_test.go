@@ -25,18 +25,21 @@ type glass struct {
 	reads    int
 }
 
-func (g *glass) Look(obj kind.Object) (client.Seen, bool) {
+func (g *glass) Cached(obj kind.Object) (client.Cached, bool) {
 	if _, ok := obj.(*corev1.Pod); !ok {
-		return client.Seen{}, false
+		return client.Cached{}, false
 	}
-	seen := client.Seen{Revision: g.revision}
+	seen := client.Cached{ResourceVersion: g.revision}
 	if p := g.pods[obj.GetName()]; p != nil {
 		seen.Object = p
 	}
 	return seen, true
 }
 
-func (g *glass) Read(context.Context, kind.Object) (kind.Object, error) { g.reads++; return g.live() }
+func (g *glass) GetLive(context.Context, kind.Object) (kind.Object, error) {
+	g.reads++
+	return g.live()
+}
 
 func at(revision, name string, uid types.UID) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid, ResourceVersion: revision}}
@@ -48,38 +51,41 @@ func TestLedger(t *testing.T) {
 	leaving.DeletionTimestamp = &now
 	for _, test := range []struct {
 		what  string
-		note  func(l *ledger, key Key)
+		note  func(l *pendingWrites, key Key)
 		glass glass
 		ready bool
 	}{
-		{"nothing written", func(*ledger, Key) {}, glass{}, true},
-		{"written, informer empty", func(l *ledger, k Key) { l.wrote(k, at("5", "a", "1")) }, glass{}, false},
-		{"written, informer behind", func(l *ledger, k Key) { l.wrote(k, at("10", "a", "1")) }, glass{revision: "9"}, false},
-		{"written, informer there", func(l *ledger, k Key) { l.wrote(k, at("10", "a", "1")) }, glass{revision: "10"}, true},
-		{"created and already deleted again", func(l *ledger, k Key) { l.wrote(k, at("10", "a", "1")) }, glass{revision: "12"}, true},
-		{"the object is newer than the informer says", func(l *ledger, k Key) { l.wrote(k, at("10", "a", "1")) },
+		{"nothing written", func(*pendingWrites, Key) {}, glass{}, true},
+		{"written, informer empty", func(l *pendingWrites, k Key) { l.recordWrite(k, at("5", "a", "1")) }, glass{}, false},
+		{"written, informer behind", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "9"}, false},
+		{"written, informer there", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "10"}, true},
+		{"created and already deleted again", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) }, glass{revision: "12"}, true},
+		{"the object is newer than the informer says", func(l *pendingWrites, k Key) { l.recordWrite(k, at("10", "a", "1")) },
 			glass{revision: "9", pods: map[string]*corev1.Pod{"a": at("11", "a", "1")}}, true},
-		{"the newest write counts", func(l *ledger, k Key) { l.wrote(k, at("12", "a", "1")); l.wrote(k, at("10", "b", "1")) }, glass{revision: "11"}, false},
-		{"a type nobody watches", func(l *ledger, k Key) {
-			l.wrote(k, &corev1.Node{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "99"}})
-			l.deleted(k, &corev1.Node{})
+		{"the newest write counts", func(l *pendingWrites, k Key) {
+			l.recordWrite(k, at("12", "a", "1"))
+			l.recordWrite(k, at("10", "b", "1"))
+		}, glass{revision: "11"}, false},
+		{"a type nobody watches", func(l *pendingWrites, k Key) {
+			l.recordWrite(k, &corev1.Node{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "99"}})
+			l.recordDelete(k, &corev1.Node{})
 		}, glass{}, true},
-		{"deleted, still shown", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, glass{revision: "9", pods: map[string]*corev1.Pod{"a": at("5", "a", "1")}}, false},
-		{"deleted and gone", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, glass{revision: "9"}, true},
-		{"deleted and replaced", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": at("5", "a", "2")}}, true},
-		{"deleted and leaving", func(l *ledger, k Key) { l.deleted(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": leaving}}, true},
-		{"another key's write", func(l *ledger, k Key) { l.wrote(Key{Name: "other"}, at("5", "a", "1")) }, glass{}, true},
+		{"deleted, still shown", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{revision: "9", pods: map[string]*corev1.Pod{"a": at("5", "a", "1")}}, false},
+		{"deleted and gone", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{revision: "9"}, true},
+		{"deleted and replaced", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": at("5", "a", "2")}}, true},
+		{"deleted and leaving", func(l *pendingWrites, k Key) { l.recordDelete(k, at("5", "a", "1")) }, glass{pods: map[string]*corev1.Pod{"a": leaving}}, true},
+		{"another key's write", func(l *pendingWrites, k Key) { l.recordWrite(Key{Name: "other"}, at("5", "a", "1")) }, glass{}, true},
 	} {
 		// What is noted is not yet seen; what the informer shows comes later.
 		dark := &glass{pods: map[string]*corev1.Pod{"a": at("1", "a", "1")}}
-		l := newLedger(dark, dark)
+		l := newPendingWrites(dark, dark)
 		key := Key{Namespace: "default", Name: "web"}
 		test.note(l, key)
 		*dark = test.glass
-		if ready, _ := l.ready(t.Context(), key); ready != test.ready {
+		if ready, _ := l.observed(t.Context(), key); ready != test.ready {
 			t.Errorf("%s: ready %v, want %v", test.what, ready, test.ready)
 		}
-		if ready, _ := l.ready(t.Context(), Key{Name: "third"}); !ready {
+		if ready, _ := l.observed(t.Context(), Key{Name: "third"}); !ready {
 			t.Errorf("%s: a key of which nothing was written is not ready", test.what)
 		}
 	}
@@ -92,16 +98,16 @@ func TestLedgerNeverHangs(t *testing.T) {
 		var live kind.Object = at("5", "a", "1")
 		var failure error
 		g := &glass{live: func() (kind.Object, error) { return live, failure }}
-		l := newLedger(g, g)
+		l := newPendingWrites(g, g)
 		key := Key{Name: "web"}
-		l.wrote(key, at("5", "a", "1"))
+		l.recordWrite(key, at("5", "a", "1"))
 		wait := func(d time.Duration) (ready bool) {
 			for end := time.Now().Add(d); time.Now().Before(end); {
-				ok, pause := l.ready(t.Context(), key)
+				ok, pause := l.observed(t.Context(), key)
 				if ok {
 					return true
 				}
-				if pause < firstWait || pause > longestWait {
+				if pause < minWait || pause > maxWait {
 					t.Fatalf("a pause of %v", pause)
 				}
 				time.Sleep(pause)

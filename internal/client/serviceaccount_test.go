@@ -86,13 +86,13 @@ const (
 	namespace = "/api/v1/namespaces/kube-system"
 )
 
-func newAccount(t *testing.T, s *registrar) *account {
+func newAccount(t *testing.T, s *registrar) *tokenSource {
 	t.Helper()
 	owner, err := New(&rest.Config{Host: "http://server", Transport: s}, api.Scheme(), api.Named())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &account{owner: owner, namespace: "kube-system", name: "robot"}
+	return &tokenSource{client: owner, namespace: "kube-system", name: "robot"}
 }
 
 func TestAccountsAreMade(t *testing.T) {
@@ -108,10 +108,10 @@ func TestAccountsAreMade(t *testing.T) {
 		{"it is missing", []string{namespace}, 0, []string{get, "GET " + namespace, make, token}, ""},
 		{"its namespace is missing, too", nil, 0, []string{get, "GET " + namespace, "POST /api/v1/namespaces", make, token}, ""},
 		{"somebody else makes it", []string{namespace, make}, 0, []string{get, "GET " + namespace, make, token}, ""},
-		{"no token is given", []string{robotPath}, 403, []string{get, token}, "get a token of service account kube-system/robot: "},
+		{"no token is given", []string{robotPath}, 403, []string{get, token}, "request token of service account kube-system/robot: "},
 	} {
 		s := &registrar{life: time.Hour, has: test.has, refuses: test.refuses}
-		got, err := newAccount(t, s).current(t.Context())
+		got, err := newAccount(t, s).token(t.Context())
 		if (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) || err == nil && got != "t1" {
 			t.Errorf("%s: %q, %v", test.what, got, err)
 		}
@@ -136,11 +136,11 @@ func TestTokensAreRenewed(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newAccount(t, &registrar{life: test.life, has: []string{robotPath}})
-			if first, err := a.current(t.Context()); err != nil || first != "t1" {
+			if first, err := a.token(t.Context()); err != nil || first != "t1" {
 				t.Fatalf("%q, %v", first, err)
 			}
 			time.Sleep(test.at)
-			if got, err := a.current(t.Context()); err != nil || got != test.want {
+			if got, err := a.token(t.Context()); err != nil || got != test.want {
 				t.Errorf("a life of %s, after %s: %q, %v; want %q", test.life, test.at, got, err, test.want)
 			}
 		})
@@ -156,7 +156,7 @@ func TestRequestsAsAnAccount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	as, err := owner.As("kube-system", "robot")
+	as, err := owner.AsServiceAccount("kube-system", "robot")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestRequestsAsAnAccount(t *testing.T) {
 	s.refuses, s.rejected = 403, "t2"
 	_ = read(as) // it is refused
 	body := &closed{Reader: strings.NewReader("x")}
-	holder := accountTransport{base: s, account: &account{owner: owner, namespace: "kube-system", name: "robot"}}
+	holder := tokenTransport{base: s, tokens: &tokenSource{client: owner, namespace: "kube-system", name: "robot"}}
 	request := httptest.NewRequest("POST", "/x", body)
 	if _, err := holder.RoundTrip(request); err == nil || !body.closed {
 		t.Errorf("without a token: %v, the body is closed: %v", err, body.closed)
@@ -202,7 +202,7 @@ type closed struct {
 func (c *closed) Close() error { c.closed = true; return nil }
 
 func TestPartsOfTheServerHaveNoAccounts(t *testing.T) {
-	if _, err := (&Client{local: struct{ Local }{}}).As("kube-system", "robot"); err == nil {
+	if _, err := (&Client{local: struct{ Local }{}}).AsServiceAccount("kube-system", "robot"); err == nil {
 		t.Error("it has one")
 	}
 }

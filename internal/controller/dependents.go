@@ -14,15 +14,15 @@ import (
 	"skiff/internal/kind"
 )
 
-// controllerIndex finds objects by the uid of their controller, and those without one by their namespace.
+// controllerIndex indexes objects by the UID of their controller, and orphans by their namespace.
 const controllerIndex = "controller"
 
-// Dependents are the objects of type T that a controller owns: an informer with an index by owner.
+// Dependents is an informer of objects of type T with an index by their controller.
 type Dependents[T kind.Object] struct {
 	client.Informer[T]
 }
 
-// DependentsOf returns the objects of type T by their owner.
+// DependentsOf returns the Dependents of type T and adds the index to the shared informer.
 func DependentsOf[T kind.Object](s *Setup) (Dependents[T], error) {
 	informer := client.InformerFor[T](s.Informers)
 	err := informer.EnsureIndex(controllerIndex, func(obj T) []string {
@@ -37,15 +37,15 @@ func DependentsOf[T kind.Object](s *Setup) (Dependents[T], error) {
 	return Dependents[T]{informer}, nil
 }
 
-// Of returns the objects the owner controls.
-func (d Dependents[T]) Of(owner types.UID) []T { return d.by(string(owner)) }
+// ControlledBy returns the objects whose controller has the UID.
+func (d Dependents[T]) ControlledBy(owner types.UID) []T { return d.by(string(owner)) }
 
 // Orphans returns the objects of a namespace that have no controller.
 func (d Dependents[T]) Orphans(namespace string) []T { return d.by(orphansIn(namespace)) }
 
-// OfAndOrphans returns the objects the owner controls and those it could adopt.
-func (d Dependents[T]) OfAndOrphans(owner kind.Object) []T {
-	return append(d.Of(owner.GetUID()), d.Orphans(owner.GetNamespace())...)
+// Claimable returns the objects the owner controls and the orphans of its namespace.
+func (d Dependents[T]) Claimable(owner kind.Object) []T {
+	return append(d.ControlledBy(owner.GetUID()), d.Orphans(owner.GetNamespace())...)
 }
 
 func (d Dependents[T]) by(value string) []T {
@@ -56,8 +56,8 @@ func (d Dependents[T]) by(value string) []T {
 
 func orphansIn(namespace string) string { return "orphans in " + namespace }
 
-// WatchDependents enqueues the owner of every object of type D that changes. For an object without a controller, all owners in its
-// namespace whose selector matches are enqueued: one may want to adopt it. selector may be nil: nothing is adopted.
+// WatchDependents enqueues the controller of every object of type D that changes. For an orphan, it enqueues all owners of type O in the
+// namespace whose selector matches, since one may adopt it. If selector is nil, orphans are ignored.
 func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKind, selector func(owner O) (labels.Selector, error)) error {
 	owners := client.InformerFor[O](s.Informers)
 	enqueue := func(obj D) {
@@ -71,22 +71,22 @@ func WatchDependents[D, O kind.Object](s *Setup, ownerKind schema.GroupVersionKi
 			return
 		}
 		for _, owner := range owners.List(obj.GetNamespace(), nil) {
-			if match, err := selector(owner); err == nil && match.Matches(labels.Set(obj.GetLabels())) {
+			if labelSelector, err := selector(owner); err == nil && labelSelector.Matches(labels.Set(obj.GetLabels())) {
 				s.Enqueue(KeyOf(owner))
 			}
 		}
 	}
 	changed := func(old, obj D) {
-		before, now := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(obj)
-		if before == nil && now == nil && maps.Equal(old.GetLabels(), obj.GetLabels()) {
-			return // an orphan as unwanted as before
+		oldRef, newRef := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(obj)
+		if oldRef == nil && newRef == nil && maps.Equal(old.GetLabels(), obj.GetLabels()) {
+			return // still an orphan with the same labels
 		}
-		if before != nil && (now == nil || now.UID != before.UID) {
+		if oldRef != nil && (newRef == nil || newRef.UID != oldRef.UID) {
 			enqueue(old)
 		}
 		enqueue(obj)
 	}
-	if err := client.InformerFor[D](s.Informers).Handle(enqueue, changed, enqueue); err != nil {
+	if err := client.InformerFor[D](s.Informers).AddEventHandler(enqueue, changed, enqueue); err != nil {
 		return fmt.Errorf("watch %T: %w", *new(D), err)
 	}
 	return nil
@@ -100,37 +100,37 @@ func groupOf(apiVersion string) string {
 	return gv.Group
 }
 
-// Claim decides whose the objects are. It returns those that are the owner's or are going to be, and adds steps to the plan that
-// adopt matching orphans and release what no longer matches. An owner that is being deleted neither adopts nor releases.
-// finalizers, if any, are added to what is adopted and removed from what is released.
+// Claim returns the objects the owner controls or will adopt, and adds steps to the plan that adopt matching orphans and release
+// objects that no longer match. An owner that is being deleted neither adopts nor releases. The finalizers, if any, are added to
+// adopted objects and removed from released ones.
 func Claim[T kind.Object](plan *Plan, owner kind.Object, ownerKind schema.GroupVersionKind, matches func(T) bool, objs []T, finalizers ...string) []T {
-	var mine []T
+	var claimed []T
 	var adopt, release []Write
-	leaving := owner.GetDeletionTimestamp() != nil
+	deleting := owner.GetDeletionTimestamp() != nil
 	for _, obj := range objs {
 		ref := metav1.GetControllerOfNoCopy(obj)
 		switch {
 		case ref != nil && ref.UID != owner.GetUID():
 		case ref != nil && matches(obj):
-			mine = append(mine, obj)
-		case leaving:
+			claimed = append(claimed, obj)
+		case deleting:
 		case ref != nil:
 			release = append(release, Patching(obj, client.StrategicPatch, releasePatch(obj, owner, finalizers)).
-				Tolerating(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid))
+				Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid))
 		case matches(obj) && obj.GetDeletionTimestamp() == nil && obj.GetNamespace() == owner.GetNamespace():
-			mine = append(mine, obj)
+			claimed = append(claimed, obj)
 			adopt = append(adopt, Patching(obj, client.StrategicPatch, adoptPatch(obj, owner, ownerKind, finalizers)).
-				Tolerating(metav1.StatusReasonNotFound))
+				Ignoring(metav1.StatusReasonNotFound))
 		}
 	}
-	plan.Then(release...)
+	plan.AddStep(release...)
 	if len(adopt) > 0 {
-		plan.Steps = append(plan.Steps, Step{Confirm: owner, Writes: adopt})
+		plan.Steps = append(plan.Steps, Step{Recheck: owner, Writes: adopt})
 	}
-	return mine
+	return claimed
 }
 
-// adoptPatch makes owner the controller of obj. The uid guards against another object of the same name.
+// adoptPatch makes owner the controller of obj. The UID protects another object of the same name.
 func adoptPatch(obj, owner kind.Object, ownerKind schema.GroupVersionKind, finalizers []string) []byte {
 	metadata := map[string]any{
 		"uid":             obj.GetUID(),
@@ -142,7 +142,7 @@ func adoptPatch(obj, owner kind.Object, ownerKind schema.GroupVersionKind, final
 	return mustMarshal(map[string]any{"metadata": metadata})
 }
 
-// releasePatch takes obj from owner.
+// releasePatch removes the owner reference from obj.
 func releasePatch(obj, owner kind.Object, finalizers []string) []byte {
 	metadata := map[string]any{
 		"uid":             obj.GetUID(),
@@ -154,7 +154,7 @@ func releasePatch(obj, owner kind.Object, finalizers []string) []byte {
 	return mustMarshal(map[string]any{"metadata": metadata})
 }
 
-// mustMarshal encodes what is made of strings and maps and cannot fail.
+// mustMarshal encodes maps and slices of strings, which cannot fail.
 func mustMarshal(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

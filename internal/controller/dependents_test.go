@@ -55,7 +55,7 @@ func TestClaim(t *testing.T) {
 		var patch string
 		if len(plan.Steps) > 0 {
 			patch = string(plan.Steps[0].Writes[0].Patch)
-			if (plan.Steps[0].Confirm != nil) != (patch == adopted) {
+			if (plan.Steps[0].Recheck != nil) != (patch == adopted) {
 				t.Errorf("%s: only adoption confirms its owner: %+v", test.what, plan.Steps)
 			}
 		}
