@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// AnonymousUser accepts requests without any credential. It stands last in a chain; what it may do is the authorizer's to say.
+// AnonymousUser accepts requests without credentials. It is the last of a chain.
 type AnonymousUser struct {
-	// Paths are the only ones that may be asked for without a credential. Empty: all.
+	// Paths are the only paths that may be requested without credentials. Empty: all.
 	Paths []string
 }
 
-// Authenticate implements Authenticator. A request with a token that nobody recognised is not anonymous.
+// Authenticate implements Authenticator. A request with a token that no authenticator recognised is not anonymous.
 func (a AnonymousUser) Authenticate(r *http.Request) (User, bool, error) {
 	if len(a.Paths) > 0 && !slices.Contains(a.Paths, r.URL.Path) {
 		return User{}, false, nil

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// tokenLife is how long the answer of an identity provider's authenticator counts.
-const tokenLife = 10 * time.Second
+// providerCacheTTL is how long an accepted token of an identity provider is cached.
+const providerCacheTTL = 10 * time.Second
 
-// Config says which credentials a server accepts. What is nil or empty is not accepted.
+// Config selects the credentials a server accepts. Kinds that are nil or empty are not accepted.
 type Config struct {
-	// Audiences are the API server's own names: a token must be meant for one of them.
+	// Audiences are the API server's own: a token must be valid for one of them.
 	Audiences []string
 
 	FrontProxy *FrontProxyConfig
-	// ClientCAs sign the certificates of users.
+	// ClientCAs sign the client certificates of users.
 	ClientCAs Pool
-	// Tokens and TokenFile are fixed tokens.
+	// Tokens and TokenFile are static tokens.
 	Tokens            *Tokens
 	TokenFile         string
 	ServiceAccounts   *ServiceAccounts
@@ -28,13 +28,13 @@ type Config struct {
 	Anonymous         *AnonymousUser
 }
 
-// Authenticators is everything a server authenticates by. It is an Authenticator for requests, and answers TokenReviews.
+// Authenticators are all authenticators of a server. It is an Authenticator of requests, and reviews tokens for TokenReview.
 type Authenticators struct {
 	requests Chain
 	tokens   TokenAuthenticator
 }
 
-// New puts the authenticators together, in the order in which they are asked: those that need nobody else first.
+// New makes the authenticators in the order in which they are tried: those that need no other server first.
 func New(c Config) (*Authenticators, error) {
 	a := &Authenticators{requests: Chain{InProcess{}}}
 	if c.FrontProxy != nil {
@@ -72,23 +72,23 @@ func newTokenChain(c *Config) (*tokenChain, error) {
 	chain := &tokenChain{audiences: c.Audiences}
 	add := func(a TokenAuthenticator) { chain.members = append(chain.members, a) }
 	if c.Tokens != nil {
-		add(unbound{c.Audiences, c.Tokens.find})
+		add(audienceAgnostic{c.Audiences, c.Tokens.authenticate})
 	}
 	if c.TokenFile != "" {
 		tokens, err := ReadTokenFile(c.TokenFile)
 		if err != nil {
 			return nil, err
 		}
-		add(unbound{c.Audiences, tokens.find})
+		add(audienceAgnostic{c.Audiences, tokens.authenticate})
 	}
 	if c.ServiceAccounts != nil {
 		add(c.ServiceAccounts)
 	}
 	if c.BootstrapTokens != nil {
-		add(unbound{c.Audiences, c.BootstrapTokens.find})
+		add(audienceAgnostic{c.Audiences, c.BootstrapTokens.authenticate})
 	}
 	if c.IdentityProviders != nil {
-		add(newTokenCache(unbound{c.Audiences, c.IdentityProviders.find}, tokenLife, 0))
+		add(newTokenCache(audienceAgnostic{c.Audiences, c.IdentityProviders.authenticate}, providerCacheTTL, 0))
 	}
 	if c.Webhook != nil {
 		config := *c.Webhook
@@ -109,13 +109,13 @@ func (a *Authenticators) Authenticate(r *http.Request) (User, bool, error) {
 	return a.requests.Authenticate(r)
 }
 
-// Identify is Authenticate that also tells what to warn the client of and what to note for audit.
+// Identify is Authenticate that also returns warnings for the client and audit annotations.
 func (a *Authenticators) Identify(r *http.Request) (Identity, bool, error) {
 	return a.requests.identify(r)
 }
 
-// AuthenticateToken answers a TokenReview: whose token it is, and for which of the wanted audiences it is meant. Without
-// wanted audiences the server's own count.
+// AuthenticateToken implements TokenReview: it returns the user of a token and those of the audiences it is valid for.
+// Without audiences, the server's own are used.
 func (a *Authenticators) AuthenticateToken(ctx context.Context, token string, audiences []string) (User, []string, bool, error) {
 	if len(token) > maxTokenBytes {
 		return User{}, nil, false, errBadToken

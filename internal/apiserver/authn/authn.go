@@ -1,11 +1,11 @@
-// Package authn finds out who sends a request. Each way of proving an identity is one authenticator in a file of its own.
-// They come in two shapes: an Authenticator looks at a whole request (certificates, headers of a front proxy), a
-// TokenAuthenticator at a bearer token (service accounts, bootstrap tokens, identity providers, webhooks). New puts them
-// together in the order in which they are asked; the first that recognises a credential decides.
+// Package authn authenticates requests. Each kind of credential has one authenticator in a file of its own. An Authenticator
+// inspects a whole request (client certificates, front-proxy headers), a TokenAuthenticator a bearer token (service accounts,
+// bootstrap tokens, identity providers, webhooks). New combines them in a fixed order; the first that recognises the
+// credential decides.
 //
-// Two rules hold for all of them. A token is never logged, stored or put into an error. And a credential counts only for
-// the audience it was issued for: every token authenticator is told the audiences that are wanted and says which of
-// them the token is meant for.
+// Two invariants hold for all of them. A token is never logged, stored or put into an error. And a token is accepted only for
+// the audiences it was issued for: every token authenticator gets the target audiences and returns those the token is valid
+// for.
 package authn
 
 import (
@@ -31,23 +31,22 @@ const (
 	GroupNodes           = "system:nodes"
 )
 
-// credentialID is the extra field that names the credential itself, for audit.
+// credentialID is the extra field that identifies the credential in the audit log.
 const credentialID = "authentication.kubernetes.io/credential-id"
 
 // ErrBadCredential is returned when a credential of the authenticator's own kind was presented and is not valid.
-// The server answers 401 unless a later authenticator accepts the request.
+// The server responds with 401 unless a later authenticator accepts the request.
 var ErrBadCredential = errors.New("invalid credential")
 
-// errBadToken is for a token that nobody recognised.
+// errBadToken is returned for a token that no authenticator recognised.
 var errBadToken = errors.New("invalid bearer token")
 
-// Identity is a user, and what else the server should know of how it was found. Identities may be shared: they are
-// read-only, their slices and maps included.
+// Identity is the result of authentication. Identities may be shared: they are read-only, including their slices and maps.
 type Identity struct {
 	User User
-	// Audiences are those of the wanted audiences that the credential is meant for. Empty: it is not bound to audiences.
+	// Audiences are the target audiences that the credential is valid for. Empty: it is not bound to audiences.
 	Audiences []string
-	// Warnings are texts for the client, Annotations are for the audit log.
+	// Warnings are sent to the client, Annotations are for the audit log.
 	Warnings    []string
 	Annotations map[string]string
 }
@@ -59,30 +58,29 @@ type Authenticator interface {
 	Authenticate(r *http.Request) (user User, ok bool, err error)
 }
 
-// identifier is an Authenticator that has more to say than the user's name.
+// identifier is an Authenticator that returns more than the user.
 type identifier interface {
 	identify(r *http.Request) (id Identity, ok bool, err error)
 }
 
-// headerOwner is an Authenticator that reads headers nobody behind it may see.
+// headerOwner is an Authenticator that reads headers which must not reach later handlers.
 type headerOwner interface {
 	dropHeaders(h http.Header)
 }
 
 // TokenAuthenticator recognises one kind of bearer token.
 type TokenAuthenticator interface {
-	// IdentifyToken returns the owner of a token, ok=false when the token is not of this kind, and an error when it is and
-	// does not count. A token that is meant for none of the wanted audiences does not count. Without wanted audiences,
-	// those of the server are meant.
+	// IdentifyToken returns the identity of a token, ok=false when the token is not of this kind, and an error when it is
+	// and is not valid. A token for none of the wanted audiences is not valid. Without wanted audiences, those of the server
+	// are used.
 	IdentifyToken(ctx context.Context, token string, wanted []string) (id Identity, ok bool, err error)
 }
 
-// Chain asks authenticators in order.
+// Chain tries authenticators in order.
 type Chain []Authenticator
 
-// Authenticate returns the first answer. An error is kept and returned only when nobody accepts the request; AnonymousUser
-// does not accept a request that somebody found fault with. Everyone who is authenticated is a member of
-// system:authenticated.
+// Authenticate returns the user of the first authenticator that accepts the request. Errors are returned only when none does.
+// AnonymousUser is not tried after an error. Every authenticated user is a member of system:authenticated.
 func (c Chain) Authenticate(r *http.Request) (User, bool, error) {
 	id, ok, err := c.identify(r)
 	return id.User, ok, err
@@ -91,7 +89,7 @@ func (c Chain) Authenticate(r *http.Request) (User, bool, error) {
 func (c Chain) identify(r *http.Request) (Identity, bool, error) {
 	var errs []error
 	for _, a := range c {
-		if _, last := a.(AnonymousUser); last && len(errs) > 0 {
+		if _, anonymous := a.(AnonymousUser); anonymous && len(errs) > 0 {
 			continue
 		}
 		id, ok, err := identifyWith(a, r)
@@ -119,7 +117,7 @@ func identifyWith(a Authenticator, r *http.Request) (Identity, bool, error) {
 	return Identity{User: user}, ok, err
 }
 
-// dropHeaders removes what could be taken for a credential further on, whoever had sent it.
+// dropHeaders removes all headers that a later handler could take for a credential.
 func (c Chain) dropHeaders(h http.Header) {
 	h.Del("Authorization")
 	defaultProxyHeaders.drop(h)
@@ -130,13 +128,13 @@ func (c Chain) dropHeaders(h http.Header) {
 	}
 }
 
-// tokenChain asks token authenticators in order.
+// tokenChain tries token authenticators in order.
 type tokenChain struct {
 	audiences []string // the server's own
 	members   []TokenAuthenticator
 }
 
-// IdentifyToken implements TokenAuthenticator: the first that recognises the token decides; errors count only when nobody does.
+// IdentifyToken implements TokenAuthenticator: the first that accepts the token decides. Errors are returned only when none does.
 func (c *tokenChain) IdentifyToken(ctx context.Context, token string, wanted []string) (Identity, bool, error) {
 	if len(wanted) == 0 {
 		wanted = c.audiences
@@ -156,22 +154,22 @@ func (c *tokenChain) IdentifyToken(ctx context.Context, token string, wanted []s
 	return Identity{}, false, utilerrors.NewAggregate(errs)
 }
 
-// unbound makes a TokenAuthenticator of one whose tokens know no audiences: they are meant for the server's own.
-type unbound struct {
-	audiences []string
-	find      func(ctx context.Context, token string) (User, bool, error)
+// audienceAgnostic is a TokenAuthenticator for tokens without audiences: they are valid for the server's own.
+type audienceAgnostic struct {
+	audiences    []string
+	authenticate func(ctx context.Context, token string) (User, bool, error)
 }
 
 // IdentifyToken implements TokenAuthenticator.
-func (u unbound) IdentifyToken(ctx context.Context, token string, wanted []string) (Identity, bool, error) {
+func (a audienceAgnostic) IdentifyToken(ctx context.Context, token string, wanted []string) (Identity, bool, error) {
 	if len(wanted) == 0 {
-		wanted = u.audiences
+		wanted = a.audiences
 	}
-	accepted := intersect(u.audiences, wanted)
+	accepted := intersect(a.audiences, wanted)
 	if len(wanted) > 0 && len(accepted) == 0 {
 		return Identity{}, false, nil
 	}
-	user, ok, err := u.find(ctx, token)
+	user, ok, err := a.authenticate(ctx, token)
 	if err != nil || !ok {
 		return Identity{}, false, err
 	}

@@ -8,12 +8,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxTokenBytes bounds what is decoded before anybody is known: no real token comes near it.
+// maxTokenBytes bounds what is decoded before authentication. It is far above the size of any real token.
 const maxTokenBytes = 128 << 10
 
 const warningSpaceBeforeToken = "the provided Authorization header contains extra space before the bearer token, and is ignored"
 
-// bearer returns the token of the Authorization header, or "" and, when there is something to say about that, a warning.
+// bearer returns the token of the Authorization header, or "" and possibly a warning for the client.
 func bearer(h http.Header) (token, warning string) {
 	scheme, rest, ok := strings.Cut(strings.TrimSpace(h.Get("Authorization")), " ")
 	if !ok || !strings.EqualFold(scheme, "bearer") {
@@ -45,7 +45,7 @@ func (b bearerHeader) identify(r *http.Request) (Identity, bool, error) {
 	return identifyToken(r, b.tokens, token)
 }
 
-// identifyToken asks for a token that is surely meant as one: if nobody knows it, it is wrong.
+// identifyToken authenticates a bearer token of the request. A token that no authenticator recognises is an error.
 func identifyToken(r *http.Request, tokens TokenAuthenticator, token string) (Identity, bool, error) {
 	if len(token) > maxTokenBytes {
 		return Identity{}, false, errBadToken
@@ -57,7 +57,7 @@ func identifyToken(r *http.Request, tokens TokenAuthenticator, token string) (Id
 	return id, ok, err
 }
 
-// webSocketProtocol accepts tokens that a browser, which cannot set headers on a WebSocket, hides among the subprotocols.
+// webSocketProtocol accepts tokens in the subprotocols of a WebSocket request, since browsers cannot set its headers.
 type webSocketProtocol struct {
 	tokens TokenAuthenticator
 }
@@ -88,7 +88,7 @@ func (p webSocketProtocol) identify(r *http.Request) (Identity, bool, error) {
 	return id, ok, err
 }
 
-// tokenAmongProtocols separates the token from the subprotocols that are really meant, of which there must be one to agree on.
+// tokenAmongProtocols separates the token from the real subprotocols, of which there must be at least one.
 func tokenAmongProtocols(headers []string) (token string, others []string, err error) {
 	seen := false
 	for _, header := range headers {

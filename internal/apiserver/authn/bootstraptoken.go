@@ -19,10 +19,11 @@ const (
 
 	bootstrapIDLength     = 6
 	bootstrapSecretLength = 16
-	bootstrapGroupLength  = 256 // of what follows the common group's name
+	bootstrapGroupLength  = 256 // of the part after bootstrapGroup
 )
 
-// BootstrapTokens accepts the tokens by which new nodes join: id.secret, kept in the secret kube-system/bootstrap-token-<id>.
+// BootstrapTokens authenticates the tokens with which new nodes join: id.secret, stored in the Secret
+// kube-system/bootstrap-token-<id>.
 type BootstrapTokens struct {
 	objects Objects
 }
@@ -30,7 +31,7 @@ type BootstrapTokens struct {
 // NewBootstrapTokens makes an authenticator for bootstrap tokens.
 func NewBootstrapTokens(objects Objects) *BootstrapTokens { return &BootstrapTokens{objects} }
 
-func (b *BootstrapTokens) find(ctx context.Context, token string) (User, bool, error) {
+func (b *BootstrapTokens) authenticate(ctx context.Context, token string) (User, bool, error) {
 	id, secret, ok := strings.Cut(token, ".")
 	if !ok || len(id) != bootstrapIDLength || len(secret) != bootstrapSecretLength || !isAlphanumeric(id) || !isAlphanumeric(secret) {
 		return User{}, false, nil
@@ -42,31 +43,31 @@ func (b *BootstrapTokens) find(ctx context.Context, token string) (User, bool, e
 	if err != nil {
 		return User{}, false, err
 	}
-	kept, ok := obj.(*corev1.Secret)
-	if !ok || kept.DeletionTimestamp != nil || kept.Type != bootstrapSecretType {
+	stored, ok := obj.(*corev1.Secret)
+	if !ok || stored.DeletionTimestamp != nil || stored.Type != bootstrapSecretType {
 		return User{}, false, nil
 	}
-	if subtle.ConstantTimeCompare(kept.Data["token-secret"], []byte(secret)) != 1 || string(kept.Data["token-id"]) != id {
+	if subtle.ConstantTimeCompare(stored.Data["token-secret"], []byte(secret)) != 1 || string(stored.Data["token-id"]) != id {
 		return User{}, false, nil
 	}
-	groups, ok := bootstrapGroups(string(kept.Data["auth-extra-groups"]))
-	if !ok || string(kept.Data["usage-bootstrap-authentication"]) != "true" || bootstrapExpired(string(kept.Data["expiration"]), time.Now()) {
+	groups, ok := bootstrapGroups(string(stored.Data["auth-extra-groups"]))
+	if !ok || string(stored.Data["usage-bootstrap-authentication"]) != "true" || bootstrapExpired(string(stored.Data["expiration"]), time.Now()) {
 		return User{}, false, nil
 	}
 	return User{Username: bootstrapUserPrefix + id, Groups: groups}, true, nil
 }
 
-// isAlphanumeric looks at every character, however early the first wrong one comes.
+// isAlphanumeric checks every character, so that its time does not reveal the first wrong one.
 func isAlphanumeric(s string) bool {
-	good := true
+	valid := true
 	for i := range len(s) {
 		c := s[i]
-		good = (c >= '0' && c <= '9' || c >= 'a' && c <= 'z') && good
+		valid = (c >= '0' && c <= '9' || c >= 'a' && c <= 'z') && valid
 	}
-	return good
+	return valid
 }
 
-// bootstrapExpired: a date nobody can read is past.
+// bootstrapExpired reports whether the date has passed. A date that cannot be parsed has.
 func bootstrapExpired(date string, now time.Time) bool {
 	if date == "" {
 		return false
@@ -90,7 +91,7 @@ func bootstrapGroups(extra string) ([]string, bool) {
 	return slices.Compact(groups), true
 }
 
-// isBootstrapGroup: extra groups are below the common one, so that a bootstrap token cannot make its bearer anything else.
+// isBootstrapGroup reports whether a bootstrap token may have the extra group: all have the prefix of bootstrapGroup.
 func isBootstrapGroup(group string) bool {
 	name, ok := strings.CutPrefix(group, bootstrapGroup+":")
 	return ok && name != "" && len(name) <= bootstrapGroupLength &&

@@ -17,25 +17,25 @@ import (
 	asn1names "k8s.io/apimachinery/pkg/apis/asn1"
 )
 
-// Pool returns the authorities trusted at the moment. A new pool must be a new value, so that what was verified against the
-// old one is verified again.
+// Pool returns the CAs that are currently trusted. A changed pool must be a new pointer, so that certificates verified with the
+// old one are verified again.
 type Pool func() *x509.CertPool
 
-// Certificates accepts TLS client certificates that the client authorities have signed. It verifies them itself, once for
-// as long as the client stays connected, so that the handshake need not know which authority is for what: the
-// server's TLS configuration only asks for a certificate (tls.RequestClientCert).
+// Certificates authenticates TLS client certificates that a client CA has signed. It verifies them itself, once per connection,
+// because the TLS handshake cannot distinguish client CAs from front-proxy CAs: the server's TLS configuration only requests a
+// certificate (tls.RequestClientCert).
 type Certificates struct {
-	seen verifiedCertificates[certified]
+	verified verifiedCertificates[certificateIdentity]
 }
 
-type certified struct {
+type certificateIdentity struct {
 	user User
 	ok   bool
 }
 
-// NewCertificates makes an authenticator for client certificates signed by one of the authorities.
-func NewCertificates(authorities Pool) *Certificates {
-	return &Certificates{seen: verifiedCertificates[certified]{authorities: authorities}}
+// NewCertificates makes an authenticator of client certificates that one of the CAs has signed.
+func NewCertificates(cas Pool) *Certificates {
+	return &Certificates{verified: verifiedCertificates[certificateIdentity]{cas: cas}}
 }
 
 // Authenticate implements Authenticator.
@@ -43,9 +43,9 @@ func (c *Certificates) Authenticate(r *http.Request) (User, bool, error) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return User{}, false, nil
 	}
-	found, err := c.seen.verify(r.TLS.PeerCertificates, func(leaf *x509.Certificate) (certified, error) {
+	found, err := c.verified.verify(r.TLS.PeerCertificates, func(leaf *x509.Certificate) (certificateIdentity, error) {
 		user, ok, err := certificateUser(leaf)
-		return certified{withAuthenticated(user), ok}, err
+		return certificateIdentity{withAuthenticated(user), ok}, err
 	})
 	if err != nil {
 		return User{}, false, fmt.Errorf("verifying certificate %s failed: %w", certificateName(r.TLS.PeerCertificates[0]), err)
@@ -53,7 +53,7 @@ func (c *Certificates) Authenticate(r *http.Request) (User, bool, error) {
 	return found.user, found.ok, nil
 }
 
-// certificateUser is the user a certificate names. A certificate without a common name names nobody.
+// certificateUser is the user of a certificate, false if it has no common name.
 func certificateUser(cert *x509.Certificate) (User, bool, error) {
 	if cert.Subject.CommonName == "" {
 		return User{}, false, nil
@@ -96,7 +96,7 @@ func certificateUID(cert *x509.Certificate) (string, error) {
 	return uids[0], nil
 }
 
-// certificateName tells which certificate is meant without quoting what its owner wrote into it.
+// certificateName identifies a certificate in errors without quoting its subject, which the client controls.
 func certificateName(c *x509.Certificate) string {
 	return fmt.Sprintf("SN=%d, SKID=%s, AKID=%s", c.SerialNumber, colons(c.SubjectKeyId), colons(c.AuthorityKeyId))
 }
@@ -109,35 +109,35 @@ func colons(b []byte) string {
 	return strings.Join(parts, ":")
 }
 
-// verifiedCertificates verifies client certificates and remembers the outcome with the certificate: a connection keeps
-// presenting the same one, and verifying it costs a hundred times more than looking it up. What is remembered goes when
-// the last connection with the certificate does. Only success is remembered, and only while every certificate of the
-// chain is valid and the authorities are the same.
+// verifiedCertificates verifies client certificates and caches the result: all requests of a connection present the same
+// certificate, and verifying it costs a hundred times more than a lookup. An entry is removed when the last connection with the
+// certificate is closed. Only successes are cached, and only while every certificate of the chain is valid and the CA pool is
+// the same.
 type verifiedCertificates[V any] struct {
-	authorities Pool
-	entries     sync.Map // weak.Pointer[x509.Certificate] → *verifiedCertificate[V]
+	cas     Pool
+	entries sync.Map // weak.Pointer[x509.Certificate] → *verifiedCertificate[V]
 }
 
 type verifiedCertificate[V any] struct {
-	pool             *x509.CertPool
-	notBefore, until time.Time
-	value            V
+	pool                *x509.CertPool
+	notBefore, notAfter time.Time
+	value               V
 }
 
-// verify returns what derive makes of the first certificate, once the certificates lead to one of the authorities.
+// verify returns the result of derive for the leaf if the presented certificates chain to one of the CAs.
 func (s *verifiedCertificates[V]) verify(presented []*x509.Certificate, derive func(leaf *x509.Certificate) (V, error)) (V, error) {
-	leaf, pool, now := presented[0], s.authorities(), time.Now()
+	leaf, pool, now := presented[0], s.cas(), time.Now()
 	key := weak.Make(leaf)
 	if found, ok := s.entries.Load(key); ok {
 		entry := found.(*verifiedCertificate[V])
-		if entry.pool == pool && !now.Before(entry.notBefore) && !now.After(entry.until) {
+		if entry.pool == pool && !now.Before(entry.notBefore) && !now.After(entry.notAfter) {
 			return entry.value, nil
 		}
 	}
 	var none V
 	options := x509.VerifyOptions{Roots: pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	if pool == nil {
-		options.Roots = x509.NewCertPool() // nil would mean the machine's own authorities
+		options.Roots = x509.NewCertPool() // nil would mean the CAs of the host
 	}
 	if len(presented) > 1 {
 		options.Intermediates = x509.NewCertPool()
@@ -149,13 +149,13 @@ func (s *verifiedCertificates[V]) verify(presented []*x509.Certificate, derive f
 	if err != nil {
 		return none, err
 	}
-	entry := &verifiedCertificate[V]{pool: pool, notBefore: leaf.NotBefore, until: leaf.NotAfter}
+	entry := &verifiedCertificate[V]{pool: pool, notBefore: leaf.NotBefore, notAfter: leaf.NotAfter}
 	for _, cert := range chains[0] {
 		if cert.NotBefore.After(entry.notBefore) {
 			entry.notBefore = cert.NotBefore
 		}
-		if cert.NotAfter.Before(entry.until) {
-			entry.until = cert.NotAfter
+		if cert.NotAfter.Before(entry.notAfter) {
+			entry.notAfter = cert.NotAfter
 		}
 	}
 	if entry.value, err = derive(leaf); err != nil {

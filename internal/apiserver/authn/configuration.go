@@ -18,11 +18,10 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
 )
 
-// Configuration is the administrator's AuthenticationConfiguration (apiserver.config.k8s.io): identity providers, and what may
-// be asked for anonymously.
+// Configuration is an AuthenticationConfiguration (apiserver.config.k8s.io): identity providers and anonymous requests.
 type Configuration = apiserver.AuthenticationConfiguration
 
-// configurationPoll is how often the file is looked at for changes.
+// configurationPoll is how often the file is checked for changes.
 const configurationPoll = 10 * time.Second
 
 var configurationCodecs = sync.OnceValue(func() serializer.CodecFactory {
@@ -31,7 +30,7 @@ var configurationCodecs = sync.OnceValue(func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 })
 
-// ReadConfiguration reads an AuthenticationConfiguration file, strictly: a field that is not known is an error.
+// ReadConfiguration reads an AuthenticationConfiguration file, strictly: an unknown field is an error.
 func ReadConfiguration(path string) (*Configuration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -59,11 +58,11 @@ func parseConfiguration(data []byte) (*Configuration, error) {
 	return c, nil
 }
 
-// AnonymousFrom is what a configuration says about requests without credentials: nil when there must be none. allowed is
-// what holds when it says nothing.
-func AnonymousFrom(c *Configuration, allowed bool) *AnonymousUser {
+// AnonymousFrom is the authenticator of anonymous requests that a configuration enables, nil if it disables them. enabled is
+// the default of a configuration without this setting.
+func AnonymousFrom(c *Configuration, enabled bool) *AnonymousUser {
 	if c == nil || c.Anonymous == nil {
-		if !allowed {
+		if !enabled {
 			return nil
 		}
 		return &AnonymousUser{}
@@ -78,10 +77,9 @@ func AnonymousFrom(c *Configuration, allowed bool) *AnonymousUser {
 	return a
 }
 
-// WatchFile replaces the identity providers whenever the file changes, until ctx ends. A file that is not valid leaves those
-// of before in place.
+// WatchFile replaces the identity providers whenever the file changes, until ctx ends. An invalid file changes nothing.
 func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slog.Logger) error {
-	var seen []byte
+	var last []byte
 	ticker := time.NewTicker(configurationPoll)
 	defer ticker.Stop()
 	for {
@@ -91,10 +89,10 @@ func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slo
 		case <-ticker.C:
 		}
 		data, err := os.ReadFile(path)
-		if err != nil || bytes.Equal(data, seen) {
+		if err != nil || bytes.Equal(data, last) {
 			continue
 		}
-		seen = data
+		last = data
 		c, err := parseConfiguration(data)
 		if err == nil && reflect.DeepEqual(c, p.configuration.Load()) {
 			continue
@@ -103,20 +101,20 @@ func (p *IdentityProviders) WatchFile(ctx context.Context, path string, log *slo
 			err = p.Replace(c)
 		}
 		if err != nil {
-			log.Error("the authentication configuration was not taken over", "file", path, "error", err)
+			log.Error("failed to reload authentication configuration", "file", path, "error", err)
 			continue
 		}
-		log.Info("the authentication configuration was taken over", "file", path)
+		log.Info("reloaded authentication configuration", "file", path)
 	}
 }
 
-// OIDCFlags are the settings of a single identity provider, as flags name them.
+// OIDCFlags are the --oidc-* flags, which configure a single identity provider.
 type OIDCFlags struct {
 	IssuerURL, ClientID, CAFile, UsernameClaim, UsernamePrefix, GroupsClaim, GroupsPrefix string
 	RequiredClaims                                                                        map[string]string
 }
 
-// Configuration says the same in the form of a configuration file.
+// Configuration converts the flags to a Configuration.
 func (f OIDCFlags) Configuration() (*Configuration, error) {
 	if f.UsernameClaim == "" {
 		f.UsernameClaim = "sub"

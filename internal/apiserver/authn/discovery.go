@@ -8,9 +8,11 @@ import (
 	"net/url"
 	"slices"
 	"sync/atomic"
+
+	"github.com/go-jose/go-jose/v4"
 )
 
-// Where others find out how to verify the tokens of this cluster's service accounts.
+// The paths of the discovery documents for service-account tokens.
 const (
 	OpenIDConfigurationPath = "/.well-known/openid-configuration"
 	JWKSPath                = "/openid/v1/jwks"
@@ -18,21 +20,21 @@ const (
 	openIDCacheControl = "public, max-age=3600"
 )
 
-// Discovery is what the world is told about the issuer of service-account tokens.
+// Discovery serves the OpenID discovery documents of the issuer of service-account tokens.
 type Discovery struct {
-	issuer, keysURL string
+	issuer, jwksURL string
 	keys            *Keys
-	made            atomic.Pointer[discoveryDocuments]
+	cached          atomic.Pointer[discoveryDocuments]
 }
 
 type discoveryDocuments struct {
-	of                  *keySet
-	configuration, keys []byte
+	keySet              *jose.JSONWebKeySet // the documents describe
+	configuration, jwks []byte
 }
 
-// NewDiscovery makes the documents for an issuer. keysURL is where others reach JWKSPath; when it is empty, it is
-// made of address, the server's own host and port.
-func NewDiscovery(issuer, keysURL, address string, keys *Keys) (*Discovery, error) {
+// NewDiscovery makes the documents of an issuer. jwksURL is the external URL of JWKSPath; if it is empty, it is built from
+// address, the server's own host and port.
+func NewDiscovery(issuer, jwksURL, address string, keys *Keys) (*Discovery, error) {
 	u, err := url.Parse(issuer)
 	switch {
 	case err != nil:
@@ -44,41 +46,41 @@ func NewDiscovery(issuer, keysURL, address string, keys *Keys) (*Discovery, erro
 	case u.Fragment != "":
 		return nil, fmt.Errorf("issuer URL may not include a fragment, got: %s", issuer)
 	}
-	if keysURL == "" {
+	if jwksURL == "" {
 		if address == "" {
 			return nil, errors.New("either the JWKS URI or the default external address, or both, must be set")
 		}
-		keysURL = (&url.URL{Scheme: "https", Host: address, Path: JWKSPath}).String()
+		jwksURL = (&url.URL{Scheme: "https", Host: address, Path: JWKSPath}).String()
 	}
-	if u, err = url.Parse(keysURL); err != nil {
+	if u, err = url.Parse(jwksURL); err != nil {
 		return nil, err
 	} else if u.Scheme != "https" {
 		return nil, fmt.Errorf("jwksURI requires https scheme, parsed as: %v", u)
 	}
-	d := &Discovery{issuer: issuer, keysURL: keysURL, keys: keys}
+	d := &Discovery{issuer: issuer, jwksURL: jwksURL, keys: keys}
 	_, err = d.documents()
 	return d, err
 }
 
 // Configuration is the document at OpenIDConfigurationPath.
 func (d *Discovery) Configuration() ([]byte, error) {
-	made, err := d.documents()
+	documents, err := d.documents()
 	if err != nil {
 		return nil, err
 	}
-	return made.configuration, nil
+	return documents.configuration, nil
 }
 
 // Keys is the document at JWKSPath.
 func (d *Discovery) Keys() ([]byte, error) {
-	made, err := d.documents()
+	documents, err := d.documents()
 	if err != nil {
 		return nil, err
 	}
-	return made.keys, nil
+	return documents.jwks, nil
 }
 
-// ServeHTTP answers for both paths.
+// ServeHTTP serves both paths.
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	document, contentType := d.Configuration, "application/json"
 	switch r.URL.Path {
@@ -96,37 +98,35 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Cache-Control", openIDCacheControl)
-	_, _ = w.Write(body) // the client may have gone
+	_, _ = w.Write(body) // an error means that the client has disconnected
 }
 
-// documents makes both, again when the keys have changed.
+// documents returns both documents and encodes them again when the keys have changed.
 func (d *Discovery) documents() (*discoveryDocuments, error) {
 	set := d.keys.set.Load()
-	if made := d.made.Load(); made != nil && made.of == set {
-		return made, nil
+	if cached := d.cached.Load(); cached != nil && cached.keySet == set {
+		return cached, nil
 	}
-	var keys jsonWebKeys
 	var algorithms []string
-	for _, key := range set.all {
-		keys.Keys = append(keys.Keys, newJSONWebKey(key))
-		algorithms = append(algorithms, key.algorithm)
+	for _, key := range set.Keys {
+		algorithms = append(algorithms, key.Algorithm)
 	}
 	slices.Sort(algorithms)
 	configuration, err := json.Marshal(struct {
 		Issuer        string   `json:"issuer"`
-		KeysURL       string   `json:"jwks_uri"`
+		JWKSURL       string   `json:"jwks_uri"`
 		ResponseTypes []string `json:"response_types_supported"`
 		SubjectTypes  []string `json:"subject_types_supported"`
 		Algorithms    []string `json:"id_token_signing_alg_values_supported"`
-	}{d.issuer, d.keysURL, []string{"id_token"}, []string{"public"}, slices.Compact(algorithms)})
+	}{d.issuer, d.jwksURL, []string{"id_token"}, []string{"public"}, slices.Compact(algorithms)})
 	if err != nil {
 		return nil, fmt.Errorf("encode issuer metadata: %w", err)
 	}
-	keysJSON, err := json.Marshal(keys)
+	jwks, err := json.Marshal(set)
 	if err != nil {
 		return nil, fmt.Errorf("encode issuer keys: %w", err)
 	}
-	made := &discoveryDocuments{of: set, configuration: configuration, keys: keysJSON}
-	d.made.Store(made)
-	return made, nil
+	documents := &discoveryDocuments{keySet: set, configuration: configuration, jwks: jwks}
+	d.cached.Store(documents)
+	return documents, nil
 }

@@ -12,56 +12,56 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
-// ProxyHeaders are the headers a front proxy names the user in.
+// ProxyHeaders are the names of the request headers in which a front proxy sends the user.
 type ProxyHeaders struct {
-	User, UID, Group []string // the first user and uid that is set counts; groups are collected
-	ExtraPrefix      []string // what follows the prefix is the key, in lower case and %-encoded
+	User, UID, Group []string // the first user and UID that is set is used; groups are collected
+	ExtraPrefix      []string // the rest of the header name is the key, in lower case and percent-encoded
 }
 
 var defaultProxyHeaders = ProxyHeaders{
 	User: []string{"X-Remote-User"}, UID: []string{"X-Remote-Uid"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-Remote-Extra-"},
 }
 
-// FrontProxy believes a proxy that says who the user is, as the aggregation layer does towards extension servers. It does
-// so only when the client's certificate is signed by the front proxy's own authority and has one of the allowed names:
-// anybody can send the headers.
+// FrontProxy authenticates the user whom a trusted proxy sends in request headers, as the aggregation layer does for extension
+// API servers. The client certificate must be signed by a front-proxy CA and have one of the allowed names, because any client
+// can send the headers.
 type FrontProxy struct {
-	headers ProxyHeaders
-	names   []string
-	seen    verifiedCertificates[string] // the common name
+	headers      ProxyHeaders
+	allowedNames []string
+	verified     verifiedCertificates[string] // the common name
 }
 
-// FrontProxyConfig says whom to believe. Headers left empty are the usual ones.
+// FrontProxyConfig configures FrontProxy. Empty headers have the defaults X-Remote-User and so on.
 type FrontProxyConfig struct {
 	CAs Pool
-	// AllowedNames are the common names a proxy's certificate may have. Empty: any, as long as the authority signed it.
+	// AllowedNames are the common names a proxy's certificate may have. Empty: any name.
 	AllowedNames []string
 	Headers      ProxyHeaders
 }
 
-// NewFrontProxy makes an authenticator for requests through a proxy.
+// NewFrontProxy makes an authenticator of requests through a front proxy.
 func NewFrontProxy(c FrontProxyConfig) (*FrontProxy, error) {
 	h := c.Headers
 	for _, names := range []struct {
-		given    *[]string
-		standard []string
+		configured *[]string
+		defaults   []string
 	}{
 		{&h.User, defaultProxyHeaders.User}, {&h.UID, defaultProxyHeaders.UID},
 		{&h.Group, defaultProxyHeaders.Group}, {&h.ExtraPrefix, defaultProxyHeaders.ExtraPrefix},
 	} {
-		if len(*names.given) == 0 {
-			*names.given = names.standard
+		if len(*names.configured) == 0 {
+			*names.configured = names.defaults
 			continue
 		}
-		trimmed := make([]string, len(*names.given))
-		for i, name := range *names.given {
+		trimmed := make([]string, len(*names.configured))
+		for i, name := range *names.configured {
 			if trimmed[i] = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)); trimmed[i] == "" {
 				return nil, fmt.Errorf("empty header %q", name)
 			}
 		}
-		*names.given = trimmed
+		*names.configured = trimmed
 	}
-	return &FrontProxy{headers: h, names: c.AllowedNames, seen: verifiedCertificates[string]{authorities: c.CAs}}, nil
+	return &FrontProxy{headers: h, allowedNames: c.AllowedNames, verified: verifiedCertificates[string]{cas: c.CAs}}, nil
 }
 
 // Authenticate implements Authenticator.
@@ -70,11 +70,11 @@ func (p *FrontProxy) Authenticate(r *http.Request) (User, bool, error) {
 	if username == "" || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return User{}, false, nil
 	}
-	name, err := p.seen.verify(r.TLS.PeerCertificates, func(leaf *x509.Certificate) (string, error) { return leaf.Subject.CommonName, nil })
+	name, err := p.verified.verify(r.TLS.PeerCertificates, func(leaf *x509.Certificate) (string, error) { return leaf.Subject.CommonName, nil })
 	if err != nil {
 		return User{}, false, err
 	}
-	if len(p.names) > 0 && !slices.Contains(p.names, name) {
+	if len(p.allowedNames) > 0 && !slices.Contains(p.allowedNames, name) {
 		return User{}, false, fmt.Errorf("x509: subject with cn=%s is not in the allowed list", name)
 	}
 	user := User{Username: username, UID: firstHeader(r.Header, p.headers.UID)}
@@ -126,7 +126,7 @@ func firstHeader(h http.Header, names []string) string {
 	return ""
 }
 
-// UnescapeExtraKey reads the key of an extra field from the rest of a header's name. What is not well encoded stands for itself.
+// UnescapeExtraKey decodes the key of an extra field from a header name without its prefix. An invalid encoding is kept as it is.
 func UnescapeExtraKey(encoded string) string {
 	encoded = strings.ToLower(encoded)
 	if key, err := url.PathUnescape(encoded); err == nil {

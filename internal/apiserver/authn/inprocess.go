@@ -7,13 +7,13 @@ import (
 
 type userKey struct{}
 
-// WithUser marks a request as coming from a part inside the server's own process. Contexts do not travel over a network,
-// so nobody outside can claim it.
+// WithUser sets the user of a request from a component in the server's own process. Contexts are not sent over the network, so
+// no remote client can set it.
 func WithUser(ctx context.Context, user User) context.Context {
 	return context.WithValue(ctx, userKey{}, user)
 }
 
-// InProcess accepts requests that WithUser has marked.
+// InProcess authenticates requests by the user of WithUser.
 type InProcess struct{}
 
 // Authenticate implements Authenticator.

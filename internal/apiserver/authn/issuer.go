@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-jose/go-jose/v4/jwt"
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 
@@ -15,38 +16,39 @@ import (
 )
 
 const (
-	// mountedExpiration is what the token volume of a pod asks for. It is odd, so that nobody else asks for it by chance.
+	// mountedExpiration is the lifetime in seconds that a pod's token volume requests. The odd value distinguishes it from
+	// other requests.
 	mountedExpiration = 60*60 + 7
-	// extendedExpiration is what such a token really lives, so that programs which never read their token again go on working.
+	// extendedExpiration is the real lifetime of such a token, so that clients which never reload their token keep working.
 	extendedExpiration = 365 * 24 * 60 * 60
 
 	legacyIssuer = "kubernetes/serviceaccount"
 )
 
-// claims are what a service-account token says. The order is that of the names, as upstream writes them.
+// claims are the claims of a service-account token. The fields are in alphabetical order, as upstream encodes them.
 type claims struct {
-	Audience   oneOrMany    `json:"aud,omitempty"`
-	Expiry     *unixTime    `json:"exp,omitempty"`
-	IssuedAt   *unixTime    `json:"iat,omitempty"`
-	Issuer     string       `json:"iss,omitempty"`
-	ID         string       `json:"jti,omitempty"`
-	Kubernetes *boundClaims `json:"kubernetes.io,omitempty"`
+	Audience   stringOrArray    `json:"aud,omitempty"`
+	Expiry     *jwt.NumericDate `json:"exp,omitempty"`
+	IssuedAt   *jwt.NumericDate `json:"iat,omitempty"`
+	Issuer     string           `json:"iss,omitempty"`
+	ID         string           `json:"jti,omitempty"`
+	Kubernetes *boundClaims     `json:"kubernetes.io,omitempty"`
 	legacyClaims
-	NotBefore *unixTime `json:"nbf,omitempty"`
-	Subject   string    `json:"sub,omitempty"`
+	NotBefore *jwt.NumericDate `json:"nbf,omitempty"`
+	Subject   string           `json:"sub,omitempty"`
 }
 
-// boundClaims name the objects a token is bound to.
+// boundClaims are the objects a token is bound to.
 type boundClaims struct {
-	Namespace      string     `json:"namespace,omitempty"`
-	Node           *objectRef `json:"node,omitempty"`
-	Pod            *objectRef `json:"pod,omitempty"`
-	Secret         *objectRef `json:"secret,omitempty"`
-	ServiceAccount objectRef  `json:"serviceaccount"`
-	WarnAfter      *unixTime  `json:"warnafter,omitempty"`
+	Namespace      string           `json:"namespace,omitempty"`
+	Node           *objectRef       `json:"node,omitempty"`
+	Pod            *objectRef       `json:"pod,omitempty"`
+	Secret         *objectRef       `json:"secret,omitempty"`
+	ServiceAccount objectRef        `json:"serviceaccount"`
+	WarnAfter      *jwt.NumericDate `json:"warnafter,omitempty"`
 }
 
-// legacyClaims are those of a token that lives in a secret.
+// legacyClaims are the claims of a token that is stored in a secret.
 type legacyClaims struct {
 	Namespace          string `json:"kubernetes.io/serviceaccount/namespace,omitempty"`
 	SecretName         string `json:"kubernetes.io/serviceaccount/secret.name,omitempty"`
@@ -63,17 +65,17 @@ func refTo(obj kind.Object) *objectRef {
 	return &objectRef{Name: obj.GetName(), UID: string(obj.GetUID())}
 }
 
-// IssuerConfig says in whose name tokens are issued.
+// IssuerConfig configures an Issuer.
 type IssuerConfig struct {
-	// Issuer is the URL that tokens carry as iss.
+	// Issuer is the URL in the iss claim.
 	Issuer string
-	// Key signs: ECDSA or RSA.
+	// Key is the signing key: ECDSA or RSA.
 	Key crypto.Signer
-	// Audiences are the API server's own. Empty: the issuer.
+	// Audiences are the API server's own. Default: the issuer.
 	Audiences []string
-	// MaxExpiration shortens what clients ask for. Zero: no limit.
+	// MaxExpiration bounds the lifetime clients can request. Zero: no limit.
 	MaxExpiration time.Duration
-	// KeepExpiration leaves the tokens that pods mount at the life they ask for, instead of a year with a warning.
+	// KeepExpiration issues the tokens that pods mount with the lifetime they request, instead of a year with a warning.
 	KeepExpiration bool
 }
 
@@ -88,7 +90,7 @@ var _ kind.TokenIssuer = (*Issuer)(nil)
 // NewIssuer makes an issuer.
 func NewIssuer(c IssuerConfig) (*Issuer, error) {
 	if c.Issuer == "" || c.Key == nil {
-		return nil, errors.New("an issuer of tokens needs a name and a key")
+		return nil, errors.New("a token issuer needs an issuer URL and a signing key")
 	}
 	if c.MaxExpiration != 0 && (c.MaxExpiration < time.Hour || c.MaxExpiration > 1<<32*time.Second) {
 		return nil, errors.New("the service-account-max-token-expiration must be between 1 hour and 2^32 seconds")
@@ -106,22 +108,22 @@ func NewIssuer(c IssuerConfig) (*Issuer, error) {
 // Audiences implements kind.TokenIssuer.
 func (i *Issuer) Audiences() []string { return i.config.Audiences }
 
-// IssueToken implements kind.TokenIssuer. The life it returns is the one the client should count on: the token that a pod
-// mounts is to be read again within the hour, but is honoured for a year.
+// IssueToken implements kind.TokenIssuer. It returns the lifetime that is reported to the client: a pod's token is to be
+// reloaded within the hour, but is valid for a year.
 func (i *Issuer) IssueToken(_ context.Context, c kind.TokenClaims) (string, int64, error) {
 	if c.Secret != nil && (c.Pod != nil || c.Node != nil) {
 		return "", 0, errors.New("internal error, token can only be bound to one object type")
 	}
 	now := time.Now()
-	told := c.ExpirationSeconds
-	if limit := int64(i.config.MaxExpiration / time.Second); limit > 0 && told > limit {
-		told = limit
+	reported := c.ExpirationSeconds
+	if limit := int64(i.config.MaxExpiration / time.Second); limit > 0 && reported > limit {
+		reported = limit
 	}
 	bound := &boundClaims{Namespace: c.ServiceAccount.GetNamespace(), ServiceAccount: *refTo(c.ServiceAccount)}
-	life := told
-	if !i.config.KeepExpiration && c.Pod != nil && told == mountedExpiration && i.own(c.Audiences) {
-		bound.WarnAfter = newUnixTime(now.Add(time.Duration(told) * time.Second))
-		life = extendedExpiration
+	lifetime := reported
+	if !i.config.KeepExpiration && c.Pod != nil && reported == mountedExpiration && i.onlyForAPIServer(c.Audiences) {
+		bound.WarnAfter = jwt.NewNumericDate(now.Add(time.Duration(reported) * time.Second))
+		lifetime = extendedExpiration
 	}
 	if c.Pod != nil {
 		bound.Pod = refTo(c.Pod)
@@ -137,20 +139,20 @@ func (i *Issuer) IssueToken(_ context.Context, c kind.TokenClaims) (string, int6
 		Issuer:     i.config.Issuer,
 		Subject:    ServiceAccountName(bound.Namespace, bound.ServiceAccount.Name),
 		Audience:   c.Audiences,
-		IssuedAt:   newUnixTime(now),
-		NotBefore:  newUnixTime(now),
-		Expiry:     newUnixTime(now.Add(time.Duration(life) * time.Second)),
+		IssuedAt:   jwt.NewNumericDate(now),
+		NotBefore:  jwt.NewNumericDate(now),
+		Expiry:     jwt.NewNumericDate(now.Add(time.Duration(lifetime) * time.Second)),
 		ID:         id,
 		Kubernetes: bound,
 	})
 	if err == nil && c.Annotate != nil {
 		c.Annotate("authentication.kubernetes.io/issued-credential-id", "JTI="+id)
 	}
-	return token, told, err
+	return token, reported, err
 }
 
-// own reports whether a token for these audiences is for the API server alone.
-func (i *Issuer) own(audiences []string) bool {
+// onlyForAPIServer reports whether all audiences are the API server's own.
+func (i *Issuer) onlyForAPIServer(audiences []string) bool {
 	for _, a := range audiences {
 		if !slices.Contains(i.config.Audiences, a) {
 			return false
@@ -159,8 +161,8 @@ func (i *Issuer) own(audiences []string) bool {
 	return true
 }
 
-// LegacyToken signs the token that is kept in a secret of type kubernetes.io/service-account-token. It has no end: it
-// counts as long as the secret and the service account exist.
+// LegacyToken signs the token of a secret of type kubernetes.io/service-account-token. It does not expire: it is valid as
+// long as the secret and the service account exist.
 func (i *Issuer) LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
 	return i.signer.sign(claims{
 		Issuer:  legacyIssuer,

@@ -9,32 +9,34 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
 )
 
-// IdentityProviders accepts the tokens that outside issuers sign, as an AuthenticationConfiguration says: OpenID Connect, or
-// anybody who signs JWTs and publishes the keys. Keys are fetched when the first token comes.
+// IdentityProviders authenticates the JWTs of external issuers, as configured by an AuthenticationConfiguration: OpenID
+// Connect providers, and any other issuer that publishes its keys. Keys are fetched when the first token arrives.
 type IdentityProviders struct {
 	options       IdentityProvidersOptions
 	configuration atomic.Pointer[Configuration]
 	providers     atomic.Pointer[[]*identityProvider]
 }
 
-// IdentityProvidersOptions are what the configuration does not say.
+// IdentityProvidersOptions are the settings that are not in the AuthenticationConfiguration.
 type IdentityProvidersOptions struct {
-	// Algorithms that tokens may be signed with. Empty: all that this package knows.
+	// Algorithms are the signature algorithms tokens may use. Default: RS, PS and ES with 256, 384 and 512 bits.
 	Algorithms []string
-	// ServiceAccountIssuers are this server's own: no provider may have their names.
+	// ServiceAccountIssuers are this server's own issuers. No identity provider may have the same URL.
 	ServiceAccountIssuers []string
 }
 
 // NewIdentityProviders makes the authenticators of a configuration.
 func NewIdentityProviders(c *Configuration, o IdentityProvidersOptions) (*IdentityProviders, error) {
 	for _, algorithm := range o.Algorithms {
-		if _, ok := hashes[algorithm]; !ok {
+		if !slices.Contains(acceptedAlgorithms, jose.SignatureAlgorithm(algorithm)) {
 			return nil, fmt.Errorf("oidc: unsupported signing alg: %q", algorithm)
 		}
 	}
@@ -42,7 +44,7 @@ func NewIdentityProviders(c *Configuration, o IdentityProvidersOptions) (*Identi
 	return p, p.Replace(c)
 }
 
-// Replace takes over another configuration, if it is valid.
+// Replace changes to another configuration if it is valid.
 func (p *IdentityProviders) Replace(c *Configuration) error {
 	var providers []*identityProvider
 	if len(c.JWT) > 0 || c.Anonymous != nil {
@@ -50,8 +52,8 @@ func (p *IdentityProviders) Replace(c *Configuration) error {
 		if err := validation.ValidateAuthenticationConfiguration(compiler, c, p.options.ServiceAccountIssuers).ToAggregate(); err != nil {
 			return fmt.Errorf("invalid authentication configuration: %w", err)
 		}
-		for _, jwt := range c.JWT {
-			provider, err := newIdentityProvider(compiler, jwt, p.options)
+		for _, config := range c.JWT {
+			provider, err := newIdentityProvider(compiler, config, p.options)
 			if err != nil {
 				return err
 			}
@@ -63,16 +65,17 @@ func (p *IdentityProviders) Replace(c *Configuration) error {
 	return nil
 }
 
-func (p *IdentityProviders) find(ctx context.Context, token string) (User, bool, error) {
+// authenticate returns the user of a token, false if no provider has the URL of its issuer.
+func (p *IdentityProviders) authenticate(ctx context.Context, token string) (User, bool, error) {
 	providers := *p.providers.Load()
 	if len(providers) == 0 {
 		return User{}, false, nil
 	}
-	t, err := parseJWT(token)
+	t, err := parseToken(token)
 	if err != nil {
 		return User{}, false, nil
 	}
-	issuer, err := claimedIssuer(t)
+	issuer, err := unverifiedIssuer(t)
 	if err != nil {
 		return User{}, false, nil
 	}
@@ -87,12 +90,12 @@ func (p *IdentityProviders) find(ctx context.Context, token string) (User, bool,
 
 const (
 	googleIssuer = "https://accounts.google.com"
-	// googleIssuerShort is what Google once wrote, and sometimes still does.
+	// googleIssuerShort is what Google sometimes sends instead.
 	googleIssuerShort = "accounts.google.com"
 )
 
-// claimedIssuer is who the token says has signed it. That is not to be believed: it only says whose keys to try.
-func claimedIssuer(t *jwt) (string, error) {
+// unverifiedIssuer is the issuer a token claims to have. It only selects the keys to verify the token with.
+func unverifiedIssuer(t *unverifiedToken) (string, error) {
 	var c struct {
 		Issuer string `json:"iss"`
 	}
@@ -105,13 +108,13 @@ func claimedIssuer(t *jwt) (string, error) {
 	return c.Issuer, nil
 }
 
-// identityProvider is one issuer.
+// identityProvider is one JWT authenticator of the configuration.
 type identityProvider struct {
 	config     apiserver.JWTAuthenticator
 	algorithms []string
 	mapper     authenticationcel.CELMapper
 	keys       *providerKeys
-	groups     *distributedClaims // nil: groups do not come from a claim
+	groups     *distributedClaims // nil: groups are not mapped from a claim
 }
 
 func newIdentityProvider(compiler authenticationcel.Compiler, config apiserver.JWTAuthenticator, o IdentityProvidersOptions) (*identityProvider, error) {
@@ -136,10 +139,10 @@ func newIdentityProvider(compiler authenticationcel.Compiler, config apiserver.J
 	return p, nil
 }
 
-// providerClaims are a token's claims, each to be read as what it should be.
+// providerClaims are the claims of a token, each decoded on use.
 type providerClaims map[string]json.RawMessage
 
-func (c providerClaims) read(name string, into any) error {
+func (c providerClaims) decode(name string, into any) error {
 	raw, ok := c[name]
 	if !ok {
 		return errors.New("claim not present")
@@ -147,8 +150,8 @@ func (c providerClaims) read(name string, into any) error {
 	return json.Unmarshal(raw, into)
 }
 
-// identify believes the token, or says why not, and makes a user of it.
-func (p *identityProvider) identify(ctx context.Context, t *jwt) (User, error) {
+// identify verifies the token and maps its claims to a user.
+func (p *identityProvider) identify(ctx context.Context, t *unverifiedToken) (User, error) {
 	c, err := p.verify(ctx, t, p.keys)
 	if err != nil {
 		return User{}, fmt.Errorf("oidc: verify token: %w", err)
@@ -178,19 +181,19 @@ func (p *identityProvider) identify(ctx context.Context, t *jwt) (User, error) {
 	return user, nil
 }
 
-// verify checks signature, issuer, audience and time.
-func (p *identityProvider) verify(ctx context.Context, t *jwt, keys *providerKeys) (providerClaims, error) {
-	if len(p.algorithms) > 0 && !slices.Contains(p.algorithms, t.algorithm) {
+// verify checks algorithm, signature, issuer, audience, expiry and not-before.
+func (p *identityProvider) verify(ctx context.Context, t *unverifiedToken, keys *providerKeys) (providerClaims, error) {
+	if len(p.algorithms) > 0 && !slices.Contains(p.algorithms, string(t.algorithm)) {
 		return nil, fmt.Errorf("oidc: id token signed with unsupported algorithm, expected %q got %q", p.algorithms, t.algorithm)
 	}
 	if err := keys.verify(ctx, t); err != nil {
 		return nil, fmt.Errorf("failed to verify signature: %w", err)
 	}
 	var registered struct {
-		Issuer    string    `json:"iss"`
-		Audience  oneOrMany `json:"aud"`
-		Expiry    unixTime  `json:"exp"`
-		NotBefore *unixTime `json:"nbf"`
+		Issuer    string           `json:"iss"`
+		Audience  stringOrArray    `json:"aud"`
+		Expiry    jwt.NumericDate  `json:"exp"`
+		NotBefore *jwt.NumericDate `json:"nbf"`
 	}
 	var all providerClaims
 	if err := errors.Join(decodeStrict(t.claims, &registered), decodeStrict(t.claims, &all)); err != nil {
@@ -203,11 +206,11 @@ func (p *identityProvider) verify(ctx context.Context, t *jwt, keys *providerKey
 		return nil, fmt.Errorf("oidc: expected audience in %q got %q", expected, []string(registered.Audience))
 	}
 	now := time.Now()
-	if expiry := registered.Expiry.time(); expiry.Before(now) {
+	if expiry := registered.Expiry.Time(); expiry.Before(now) {
 		return nil, fmt.Errorf("oidc: token is expired (Token Expiry: %v)", expiry)
 	}
-	if n := registered.NotBefore; n != nil && now.Add(leeway).Before(n.time()) {
-		return nil, fmt.Errorf("oidc: current time %v before the nbf (not before) time: %v", now, n.time())
+	if n := registered.NotBefore; n != nil && now.Add(leeway).Before(n.Time()) {
+		return nil, fmt.Errorf("oidc: current time %v before the nbf (not before) time: %v", now, n.Time())
 	}
 	return all, nil
 }
@@ -215,20 +218,20 @@ func (p *identityProvider) verify(ctx context.Context, t *jwt, keys *providerKey
 func (p *identityProvider) username(ctx context.Context, c providerClaims, e *evaluation) (string, error) {
 	mapping := p.config.ClaimMappings.Username
 	if p.mapper.Username != nil {
-		username, err := e.text(ctx, p.mapper.Username, "username")
+		username, err := e.evaluateString(ctx, p.mapper.Username, "username")
 		if err == nil && username == "" {
 			err = errors.New("oidc: empty username via CEL expression is not allowed")
 		}
 		return username, err
 	}
 	var username string
-	if err := c.read(mapping.Claim, &username); err != nil {
+	if err := c.decode(mapping.Claim, &username); err != nil {
 		return "", fmt.Errorf("oidc: parse username claims %q: %w", mapping.Claim, err)
 	}
-	// Who has not shown that an address is theirs must not be known by it.
+	// An email address that is not verified must not become a user name.
 	if _, ok := c["email_verified"]; ok && mapping.Claim == "email" {
 		var verified bool
-		if err := c.read("email_verified", &verified); err != nil {
+		if err := c.decode("email_verified", &verified); err != nil {
 			return "", fmt.Errorf("oidc: parse 'email_verified' claim: %w", err)
 		}
 		if !verified {
@@ -244,8 +247,8 @@ func (p *identityProvider) username(ctx context.Context, c providerClaims, e *ev
 func (p *identityProvider) userGroups(ctx context.Context, c providerClaims, e *evaluation) ([]string, error) {
 	mapping := p.config.ClaimMappings.Groups
 	if _, ok := c[mapping.Claim]; ok && mapping.Claim != "" {
-		var groups oneOrMany
-		if err := c.read(mapping.Claim, &groups); err != nil {
+		var groups stringOrArray
+		if err := c.decode(mapping.Claim, &groups); err != nil {
 			return nil, fmt.Errorf("oidc: parse groups claim %q: %w", mapping.Claim, err)
 		}
 		if mapping.Prefix != nil {
@@ -258,13 +261,13 @@ func (p *identityProvider) userGroups(ctx context.Context, c providerClaims, e *
 	if p.mapper.Groups == nil {
 		return nil, nil
 	}
-	return e.texts(ctx, p.mapper.Groups, "group")
+	return e.evaluateStrings(ctx, p.mapper.Groups, "group")
 }
 
 func (p *identityProvider) uid(ctx context.Context, c providerClaims, e *evaluation) (string, error) {
 	if claim := p.config.ClaimMappings.UID.Claim; claim != "" {
 		var uid string
-		if err := c.read(claim, &uid); err != nil {
+		if err := c.decode(claim, &uid); err != nil {
 			return "", fmt.Errorf("oidc: parse uid claim %q: %w", claim, err)
 		}
 		return uid, nil
@@ -272,13 +275,13 @@ func (p *identityProvider) uid(ctx context.Context, c providerClaims, e *evaluat
 	if p.mapper.UID == nil {
 		return "", nil
 	}
-	return e.text(ctx, p.mapper.UID, "uid")
+	return e.evaluateString(ctx, p.mapper.UID, "uid")
 }
 
 func (p *identityProvider) extra(ctx context.Context, c providerClaims, e *evaluation) (map[string]authenticationv1.ExtraValue, error) {
 	extra := map[string]authenticationv1.ExtraValue{}
 	var id string
-	if c.read("jti", &id) == nil && id != "" {
+	if c.decode("jti", &id) == nil && id != "" {
 		extra[credentialID] = authenticationv1.ExtraValue{"JTI=" + id}
 	}
 	if p.mapper.Extra != nil {
@@ -292,7 +295,7 @@ func (p *identityProvider) extra(ctx context.Context, c providerClaims, e *evalu
 	return extra, nil
 }
 
-// checkRules checks what the administrator wants of the claims, and of the user that came of them.
+// checkRules checks the claim validation rules, and the user validation rules.
 func (p *identityProvider) checkRules(ctx context.Context, c providerClaims, e *evaluation, user *User) error {
 	for _, rule := range p.config.ClaimValidationRules {
 		if rule.Claim == "" {
@@ -302,7 +305,7 @@ func (p *identityProvider) checkRules(ctx context.Context, c providerClaims, e *
 			return fmt.Errorf("oidc: required claim %s not present in ID token", rule.Claim)
 		}
 		var value string
-		if err := c.read(rule.Claim, &value); err != nil {
+		if err := c.decode(rule.Claim, &value); err != nil {
 			return fmt.Errorf("oidc: parse claim %s: %w", rule.Claim, err)
 		}
 		if value != rule.RequiredValue {

@@ -10,11 +10,11 @@ import (
 	"sync"
 )
 
-// maxClaimIssuers bounds how many issuers of distributed claims are remembered for one provider.
+// maxClaimIssuers bounds how many issuers of distributed claims are kept for one provider.
 const maxClaimIssuers = 16
 
-// distributedClaims fetches the groups of a user who is in too many of them for one token: the token then names an address
-// where a further token with the claim is to be had (OpenID Connect Core 1.0, section 5.6.2).
+// distributedClaims resolves the groups claim of a user with too many groups for one token: such a token has the URL of
+// another token with the claim (OpenID Connect Core 1.0, section 5.6.2).
 type distributedClaims struct {
 	claim  string
 	client *http.Client
@@ -23,13 +23,13 @@ type distributedClaims struct {
 	issuers map[string]*providerKeys
 }
 
-// resolve adds the claim to c, when c does not have it but says where it is.
+// resolve adds the claim to c if c does not have it but refers to its source.
 func (d *distributedClaims) resolve(ctx context.Context, p *identityProvider, c providerClaims) error {
 	if _, ok := c[d.claim]; ok || c["_claim_names"] == nil {
 		return nil
 	}
 	var names map[string]string
-	if err := c.read("_claim_names", &names); err != nil {
+	if err := c.decode("_claim_names", &names); err != nil {
 		return fmt.Errorf("oidc: error parsing distributed claim names: %w", err)
 	}
 	source, ok := names[d.claim]
@@ -43,7 +43,7 @@ func (d *distributedClaims) resolve(ctx context.Context, p *identityProvider, c 
 	if c["_claim_sources"] == nil {
 		return errors.New("oidc: no claim sources")
 	}
-	if err := c.read("_claim_sources", &sources); err != nil {
+	if err := c.decode("_claim_sources", &sources); err != nil {
 		return fmt.Errorf("oidc: could not parse claim sources: %w", err)
 	}
 	endpoint, ok := sources[source]
@@ -69,11 +69,11 @@ func (d *distributedClaims) fetch(ctx context.Context, p *identityProvider, url,
 	if err != nil {
 		return nil, fmt.Errorf("while getting distributed claim %q: %w", d.claim, err)
 	}
-	t, err := parseJWT(strings.TrimSpace(string(data)))
+	t, err := parseToken(strings.TrimSpace(string(data)))
 	if err != nil {
 		return nil, fmt.Errorf("distributed claim %q: %w", d.claim, err)
 	}
-	issuer, err := claimedIssuer(t)
+	issuer, err := unverifiedIssuer(t)
 	if err != nil {
 		return nil, fmt.Errorf("getting untrusted issuer from endpoint %v failed for claim %q: %w", url, d.claim, err)
 	}
@@ -92,7 +92,7 @@ func (d *distributedClaims) fetch(ctx context.Context, p *identityProvider, url,
 	return value, nil
 }
 
-// keysOf finds the keys of the issuer of a claim, which need not be the provider itself.
+// keysOf returns the keys of the issuer of a claim, which need not be the provider itself.
 func (d *distributedClaims) keysOf(issuer string, p *identityProvider) (*providerKeys, error) {
 	if issuer == p.keys.issuer {
 		return p.keys, nil

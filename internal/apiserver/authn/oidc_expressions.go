@@ -16,7 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/lazy"
 )
 
-// evaluation evaluates the administrator's expressions against the claims of one token.
+// evaluation evaluates the CEL expressions of a JWT authenticator against the claims of one token.
 type evaluation struct {
 	mapper *authenticationcel.CELMapper
 	claims *lazy.MapValue
@@ -36,28 +36,28 @@ func newEvaluation(mapper *authenticationcel.CELMapper, c providerClaims) *evalu
 	return e
 }
 
-// text evaluates an expression that must give a string.
-func (e *evaluation) text(ctx context.Context, m authenticationcel.ClaimsMapper, what string) (string, error) {
+// evaluateString evaluates an expression that must return a string.
+func (e *evaluation) evaluateString(ctx context.Context, m authenticationcel.ClaimsMapper, field string) (string, error) {
 	result, err := m.EvalClaimMapping(ctx, e.claims)
 	if err != nil {
-		return "", fmt.Errorf("oidc: error evaluating %s claim expression: %w", what, err)
+		return "", fmt.Errorf("oidc: error evaluating %s claim expression: %w", field, err)
 	}
 	text, ok := result.EvalResult.Value().(string)
 	if !ok || result.EvalResult.Type() != celgo.StringType {
-		return "", fmt.Errorf("oidc: error evaluating %s claim expression: %s claim expression must return a string", what, what)
+		return "", fmt.Errorf("oidc: error evaluating %s claim expression: %s claim expression must return a string", field, field)
 	}
 	return text, nil
 }
 
-// texts evaluates an expression that must give a string, a list of strings, or nothing.
-func (e *evaluation) texts(ctx context.Context, m authenticationcel.ClaimsMapper, what string) ([]string, error) {
+// evaluateStrings evaluates an expression that must return a string, a list of strings, or null.
+func (e *evaluation) evaluateStrings(ctx context.Context, m authenticationcel.ClaimsMapper, field string) ([]string, error) {
 	result, err := m.EvalClaimMapping(ctx, e.claims)
 	if err != nil {
-		return nil, fmt.Errorf("oidc: error evaluating %s claim expression: %w", what, err)
+		return nil, fmt.Errorf("oidc: error evaluating %s claim expression: %w", field, err)
 	}
-	texts, err := toTexts(result.EvalResult)
+	texts, err := toStrings(result.EvalResult)
 	if err != nil {
-		return nil, fmt.Errorf("oidc: error evaluating %s claim expression: %w", what, err)
+		return nil, fmt.Errorf("oidc: error evaluating %s claim expression: %w", field, err)
 	}
 	return texts, nil
 }
@@ -72,7 +72,7 @@ func (e *evaluation) extra(ctx context.Context, m authenticationcel.ClaimsMapper
 		if !ok {
 			return fmt.Errorf("oidc: error evaluating extra claim expression: unexpected %T", result.ExpressionAccessor)
 		}
-		values, err := toTexts(result.EvalResult)
+		values, err := toStrings(result.EvalResult)
 		if err != nil {
 			return fmt.Errorf("oidc: error evaluating extra claim expression: %s: %w", mapping.Expression, err)
 		}
@@ -83,7 +83,7 @@ func (e *evaluation) extra(ctx context.Context, m authenticationcel.ClaimsMapper
 	return nil
 }
 
-// checkRules evaluates the rules for the claims, then those for the user.
+// checkRules evaluates the claim validation rules, then the user validation rules.
 func (e *evaluation) checkRules(ctx context.Context, user *User) error {
 	if e.mapper.ClaimValidationRules != nil {
 		results, err := e.mapper.ClaimValidationRules.EvalClaimMappings(ctx, e.claims)
@@ -108,11 +108,11 @@ func (e *evaluation) checkRules(ctx context.Context, user *User) error {
 
 func allTrue(results []authenticationcel.EvaluationResult) error {
 	for _, result := range results {
-		good, ok := result.EvalResult.Value().(bool)
+		passed, ok := result.EvalResult.Value().(bool)
 		if !ok {
 			return errors.New("validation expression must return a boolean")
 		}
-		if good {
+		if passed {
 			continue
 		}
 		message := ""
@@ -127,9 +127,9 @@ func allTrue(results []authenticationcel.EvaluationResult) error {
 	return nil
 }
 
-// toTexts reads a string, a list of strings or null. Empty strings are nothing.
-func toTexts(value ref.Val) ([]string, error) {
-	notTexts := errors.New("expression must return a string or a list of strings")
+// toStrings converts a string, a list of strings or null. Empty strings are dropped.
+func toStrings(value ref.Val) ([]string, error) {
+	notStrings := errors.New("expression must return a string or a list of strings")
 	switch v := value.(type) {
 	case celtypes.Null:
 		return nil, nil
@@ -143,7 +143,7 @@ func toTexts(value ref.Val) ([]string, error) {
 		for it := v.Iterator(); it.HasNext() == celtypes.True; {
 			text, ok := it.Next().(celtypes.String)
 			if !ok {
-				return nil, notTexts
+				return nil, notStrings
 			}
 			if text != "" {
 				texts = append(texts, string(text))
@@ -151,10 +151,10 @@ func toTexts(value ref.Val) ([]string, error) {
 		}
 		return texts, nil
 	}
-	return nil, notTexts
+	return nil, notStrings
 }
 
-// userValue shows a user to expressions as the variable user.
+// userValue is the CEL variable user.
 func userValue(u *User) *lazy.MapValue {
 	value := lazy.NewMapValue(celtypes.NewObjectType("kubernetes.UserInfo"))
 	extra := make(map[string][]string, len(u.Extra))
@@ -167,7 +167,7 @@ func userValue(u *User) *lazy.MapValue {
 	return value
 }
 
-// toValue makes a value of expressions whose maps are also found by escaped names: claims.a__dot__b is the claim "a.b".
+// toValue converts to a CEL value whose maps can also be indexed by escaped names: claims.a__dot__b is the claim "a.b".
 func toValue(v any) ref.Val { return unescaping(celtypes.DefaultTypeAdapter.NativeToValue(v)) }
 
 func unescaping(value ref.Val) ref.Val {

@@ -13,25 +13,27 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-jose/go-jose/v4"
 )
 
 const (
 	providerTimeout  = 30 * time.Second
 	providerMaxBytes = 1 << 20
-	// keysPause is the least time between two fetches of a provider's keys: tokens with keys nobody has heard of cost
-	// the sender nothing.
-	keysPause = 10 * time.Second
-	// keysLife is how long keys count without being looked at again: a provider may have withdrawn one.
-	keysLife = time.Hour
+	// minFetchInterval is the minimum time between two fetches of a provider's keys: forged tokens with unknown keys must not
+	// cause a request each.
+	minFetchInterval = 10 * time.Second
+	// maxKeyAge is how long keys are used before they are fetched again: a provider may have withdrawn one.
+	maxKeyAge = time.Hour
 )
 
-// newProviderClient talks to a provider that one of the authorities (PEM; empty: the machine's own) vouches for. It goes
-// nowhere without TLS.
-func newProviderClient(authorities string) (*http.Client, error) {
+// newProviderClient makes an HTTP client that trusts the CA certificates (PEM; empty: those of the host). It follows redirects
+// to https URLs only.
+func newProviderClient(caPEM string) (*http.Client, error) {
 	var roots *x509.CertPool
-	if authorities != "" {
+	if caPEM != "" {
 		roots = x509.NewCertPool()
-		if !roots.AppendCertsFromPEM([]byte(authorities)) {
+		if !roots.AppendCertsFromPEM([]byte(caPEM)) {
 			return nil, errors.New("oidc: failed to read the CA contents")
 		}
 	}
@@ -41,35 +43,36 @@ func newProviderClient(authorities string) (*http.Client, error) {
 		Transport: transport, Timeout: providerTimeout,
 		CheckRedirect: func(r *http.Request, via []*http.Request) error {
 			if r.URL.Scheme != "https" || len(via) > 5 {
-				return errors.New("oidc: redirected too often, or away from https")
+				return errors.New("oidc: too many redirects, or a redirect to a URL that is not https")
 			}
 			return nil
 		},
 	}, nil
 }
 
-// providerKeys are the keys a provider publishes.
+// providerKeys fetches and caches the key set of a provider. go-oidc's RemoteKeySet is not used: it fetches for every token
+// with an unknown key, keeps keys forever and does not bound the size of a response.
 type providerKeys struct {
-	client            *http.Client
-	issuer, discovery string
+	client               *http.Client
+	issuer, discoveryURL string
 
-	mu      sync.Mutex
-	set     *keySet
-	fetched time.Time // last success
-	tried   time.Time // last attempt
-	err     error     // of the last attempt
-	running chan struct{}
+	mu        sync.Mutex
+	set       *jose.JSONWebKeySet
+	fetched   time.Time     // last success
+	attempted time.Time     // last attempt
+	err       error         // of the last attempt
+	fetching  chan struct{} // closed when the current fetch ends; nil without one
 }
 
-func newProviderKeys(client *http.Client, issuer, discovery string) *providerKeys {
-	if discovery == "" {
-		discovery = strings.TrimSuffix(issuer, "/") + OpenIDConfigurationPath
+func newProviderKeys(client *http.Client, issuer, discoveryURL string) *providerKeys {
+	if discoveryURL == "" {
+		discoveryURL = strings.TrimSuffix(issuer, "/") + OpenIDConfigurationPath
 	}
-	return &providerKeys{client: client, issuer: issuer, discovery: discovery}
+	return &providerKeys{client: client, issuer: issuer, discoveryURL: discoveryURL}
 }
 
-// verify checks the token's signature with the keys at hand, and with fresh ones when those do not fit.
-func (p *providerKeys) verify(ctx context.Context, t *jwt) error {
+// verify checks the signature of the token with the cached keys, and with newly fetched ones if that fails.
+func (p *providerKeys) verify(ctx context.Context, t *unverifiedToken) error {
 	set, err := p.current(ctx, false)
 	if err != nil {
 		return err
@@ -77,48 +80,42 @@ func (p *providerKeys) verify(ctx context.Context, t *jwt) error {
 	if verifyWith(set, t) == nil {
 		return nil
 	}
-	fresh, err := p.current(ctx, true)
+	fetched, err := p.current(ctx, true)
 	if err != nil {
 		return err
 	}
-	if fresh != set && verifyWith(fresh, t) == nil {
+	if fetched != set && verifyWith(fetched, t) == nil {
 		return nil
 	}
 	return errors.New("failed to verify id token signature")
 }
 
-func verifyWith(set *keySet, t *jwt) error {
+func verifyWith(set *jose.JSONWebKeySet, t *unverifiedToken) error {
 	err := errInvalidSignature
-	for _, key := range set.candidates(t.keyID) {
-		if key.algorithm != "" && key.algorithm != t.algorithm {
+	candidates := candidateKeys(set, t.keyID)
+	for i := range candidates {
+		key := &candidates[i]
+		if key.Algorithm != "" && key.Algorithm != string(t.algorithm) {
 			continue
 		}
-		if err = t.verify(key.key); err == nil {
+		if err = t.verify(key); err == nil {
 			return nil
 		}
 	}
 	return err
 }
 
-// current returns the keys, fetching them when there are none, when they are old, or when others are wanted; but not more often
-// than every keysPause. Many may wait for one fetch. Keys at hand count when the provider cannot be reached.
-func (p *providerKeys) current(ctx context.Context, others bool) (*keySet, error) {
-	p.mu.Lock()
-	now := time.Now()
-	need := p.set == nil || others || now.Sub(p.fetched) > keysLife
-	if need && p.running == nil && (p.tried.IsZero() || now.Sub(p.tried) >= keysPause) {
-		p.running, p.tried = make(chan struct{}), now
-		go p.fetch(p.running)
-	}
-	if running := p.running; need && running != nil {
-		p.mu.Unlock()
+// current returns the keys. It fetches them if there are none, if they are older than maxKeyAge, or if refresh is set; but at
+// most once per minFetchInterval. Concurrent callers wait for the same fetch. If it fails, the cached keys are returned.
+func (p *providerKeys) current(ctx context.Context, refresh bool) (*jose.JSONWebKeySet, error) {
+	if fetching := p.startFetch(refresh); fetching != nil {
 		select {
-		case <-running:
+		case <-fetching:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		p.mu.Lock()
 	}
+	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.set == nil {
 		return nil, fmt.Errorf("oidc: authenticator not initialized: %w", p.err)
@@ -126,7 +123,22 @@ func (p *providerKeys) current(ctx context.Context, others bool) (*keySet, error
 	return p.set, nil
 }
 
-// fetch belongs to all who wait for it, so it does not end with any of them.
+// startFetch starts a fetch if one is due. It returns a channel to wait on, nil if the cached keys are to be used.
+func (p *providerKeys) startFetch(refresh bool) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.set != nil && !refresh && now.Sub(p.fetched) <= maxKeyAge {
+		return nil
+	}
+	if p.fetching == nil && (p.attempted.IsZero() || now.Sub(p.attempted) >= minFetchInterval) {
+		p.fetching, p.attempted = make(chan struct{}), now
+		go p.fetch(p.fetching)
+	}
+	return p.fetching
+}
+
+// fetch has a context of its own, because several requests may wait for it.
 func (p *providerKeys) fetch(done chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), providerTimeout)
 	defer cancel()
@@ -136,16 +148,16 @@ func (p *providerKeys) fetch(done chan struct{}) {
 	if p.err = err; err == nil {
 		p.set, p.fetched = set, time.Now()
 	}
-	p.running = nil
+	p.fetching = nil
 	close(done)
 }
 
-func (p *providerKeys) download(ctx context.Context) (*keySet, error) {
+func (p *providerKeys) download(ctx context.Context) (*jose.JSONWebKeySet, error) {
 	var metadata struct {
 		Issuer  string `json:"issuer"`
-		KeysURL string `json:"jwks_uri"`
+		JWKSURL string `json:"jwks_uri"`
 	}
-	data, err := p.get(ctx, p.discovery, "")
+	data, err := getDocument(ctx, p.client, p.discoveryURL, "")
 	if err != nil {
 		return nil, err
 	}
@@ -155,10 +167,10 @@ func (p *providerKeys) download(ctx context.Context) (*keySet, error) {
 	if metadata.Issuer != p.issuer {
 		return nil, fmt.Errorf("oidc: issuer did not match the issuer returned by provider, expected %q got %q", p.issuer, metadata.Issuer)
 	}
-	if u, err := url.Parse(metadata.KeysURL); err != nil || u.Scheme != "https" {
+	if u, err := url.Parse(metadata.JWKSURL); err != nil || u.Scheme != "https" {
 		return nil, errors.New("oidc: provider did not return an https JWKS URL")
 	}
-	if data, err = p.get(ctx, metadata.KeysURL, ""); err != nil {
+	if data, err = getDocument(ctx, p.client, metadata.JWKSURL, ""); err != nil {
 		return nil, err
 	}
 	set, err := parseKeys(data)
@@ -168,10 +180,7 @@ func (p *providerKeys) download(ctx context.Context) (*keySet, error) {
 	return set, nil
 }
 
-func (p *providerKeys) get(ctx context.Context, url, bearer string) ([]byte, error) {
-	return getDocument(ctx, p.client, url, bearer)
-}
-
+// getDocument reads a document of at most providerMaxBytes.
 func getDocument(ctx context.Context, client *http.Client, url, bearer string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -186,7 +195,7 @@ func getDocument(ctx context.Context, client *http.Client, url, bearer string) (
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("oidc: %s answered %s", url, response.Status)
+		return nil, fmt.Errorf("oidc: GET %s: unexpected status %s", url, response.Status)
 	}
 	data, err := io.ReadAll(io.LimitReader(response.Body, providerMaxBytes))
 	if err != nil {

@@ -9,19 +9,18 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-// passwordLife is how long a password that was found right is known by its digest: comparing it with the file's hash is
-// meant to be slow, too slow for every request.
-const passwordLife = time.Minute
+// passwordCacheTTL is how long a correct password is cached by its digest: bcrypt is too slow for every request.
+const passwordCacheTTL = time.Minute
 
-// nobody's hash is compared with when the user does not exist, so that the time taken does not tell.
-const nobodysHash = "$2a$10$CwTycUXWue0Thq9StjUM0uJ8vZ0ZQ0m3bqBSRUVQbiv5MQTQxWqVe"
+// unknownUserHash is compared with when the user does not exist, so that the time does not reveal it.
+const unknownUserHash = "$2a$10$CwTycUXWue0Thq9StjUM0uJ8vZ0ZQ0m3bqBSRUVQbiv5MQTQxWqVe"
 
-// Passwords accepts user names and passwords by HTTP basic authentication. Only bcrypt hashes are kept. Nobody has it unless
-// a password file is named.
+// Passwords authenticates user names and passwords by HTTP basic authentication. Only bcrypt hashes are kept. It is off unless
+// a password file is configured.
 type Passwords struct {
 	users    map[string]passwordUser
 	digester digester
-	right    recent[time.Time] // until when a name and password are known to be right
+	verified digestCache[time.Time] // until when a name and password are cached
 }
 
 type passwordUser struct {
@@ -29,15 +28,15 @@ type passwordUser struct {
 	user User
 }
 
-// ReadPasswordFile reads a file of lines bcrypt-hash,user,uid,"group,group". The groups may be left out.
+// ReadPasswordFile reads a file of lines bcrypt-hash,user,uid,"group,group". The groups are optional.
 func ReadPasswordFile(path string) (*Passwords, error) {
 	p := &Passwords{users: map[string]passwordUser{}, digester: newDigester()}
 	err := readUsers(path, "password file '%s' must have at least 3 columns (bcrypt hash, user name, user uid), found %d", func(hash string, user User) error {
 		if _, err := bcrypt.Cost([]byte(hash)); err != nil {
-			return fmt.Errorf("the hash of user %q is not one of bcrypt: %w", user.Username, err)
+			return fmt.Errorf("invalid bcrypt hash of user %q: %w", user.Username, err)
 		}
 		if _, known := p.users[user.Username]; known {
-			return fmt.Errorf("user %q stands in the file twice", user.Username)
+			return fmt.Errorf("duplicate user %q", user.Username)
 		}
 		p.users[user.Username] = passwordUser{hash: []byte(hash), user: withAuthenticated(user)}
 		return nil
@@ -56,19 +55,19 @@ func (p *Passwords) Authenticate(r *http.Request) (User, bool, error) {
 	if !ok {
 		return User{}, false, nil
 	}
-	key := p.digester.of(name, []string{password})
-	found, known := p.users[name]
-	if until, ok := p.right.get(key); ok && known && time.Now().Before(until) {
+	key := p.digester.sum(name, []string{password})
+	found, exists := p.users[name]
+	if until, ok := p.verified.get(key); ok && exists && time.Now().Before(until) {
 		return found.user, true, nil
 	}
 	hash := found.hash
-	if !known {
-		hash = []byte(nobodysHash)
+	if !exists {
+		hash = []byte(unknownUserHash)
 	}
-	// bcrypt knows only so many bytes; it refuses longer passwords rather than cutting them.
-	if err := bcrypt.CompareHashAndPassword(hash, []byte(password)); err != nil || !known {
+	// bcrypt returns an error for passwords that are too long for it, instead of truncating them.
+	if err := bcrypt.CompareHashAndPassword(hash, []byte(password)); err != nil || !exists {
 		return User{}, false, errBadPassword
 	}
-	p.right.set(key, time.Now().Add(passwordLife))
+	p.verified.set(key, time.Now().Add(passwordCacheTTL))
 	return found.user, true, nil
 }

@@ -237,7 +237,7 @@ func TestProviderKeys(t *testing.T) {
 	p, other := newProvider(t), newProvider(t)
 	providers := p.providers(t, "", bySub)
 	find := func(token string) error {
-		_, ok, err := providers.find(t.Context(), token)
+		_, ok, err := providers.authenticate(t.Context(), token)
 		if !ok && err == nil {
 			err = errBadToken
 		}
@@ -273,7 +273,7 @@ func TestProviderKeys(t *testing.T) {
 	}
 	keys := (*providers.providers.Load())[0].keys
 	keys.mu.Lock()
-	keys.tried = keys.tried.Add(-keysPause)
+	keys.attempted = keys.attempted.Add(-minFetchInterval)
 	keys.mu.Unlock()
 	if err := find(fresh); err != nil {
 		t.Error(err)
@@ -285,7 +285,7 @@ func TestProviderKeys(t *testing.T) {
 	p.CloseClientConnections()
 	p.Close()
 	keys.mu.Lock()
-	keys.tried, keys.fetched = keys.tried.Add(-2*keysLife), keys.fetched.Add(-2*keysLife)
+	keys.attempted, keys.fetched = keys.attempted.Add(-2*maxKeyAge), keys.fetched.Add(-2*maxKeyAge)
 	keys.mu.Unlock()
 	if err := find(fresh); err != nil {
 		t.Errorf("provider away: %v", err)
@@ -298,14 +298,14 @@ func TestProviderMetadata(t *testing.T) {
 		"/lying": "issuer did not match the issuer returned by provider", "/plain": "provider did not return an https JWKS URL", "/none": "404",
 	} {
 		providers := p.providers(t, path, bySub)
-		_, _, err := providers.find(t.Context(), p.token(t, map[string]any{"iss": p.URL + path}))
+		_, _, err := providers.authenticate(t.Context(), p.token(t, map[string]any{"iss": p.URL + path}))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	// The document may be found elsewhere.
 	providers := p.providers(t, "\n    discoveryURL: "+p.URL+"/elsewhere", bySub)
-	if _, ok, err := providers.find(t.Context(), p.token(t, nil)); !ok {
+	if _, ok, err := providers.authenticate(t.Context(), p.token(t, nil)); !ok {
 		t.Error(err)
 	}
 	// A provider whose certificate nobody vouches for is not listened to.
@@ -315,7 +315,7 @@ func TestProviderMetadata(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := bare.find(t.Context(), p.token(t, nil)); ok || !strings.Contains(err.Error(), "certificate") {
+	if _, ok, err := bare.authenticate(t.Context(), p.token(t, nil)); ok || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v, %v", ok, err)
 	}
 }
@@ -331,7 +331,7 @@ func TestDistributedClaims(t *testing.T) {
 		}
 	}
 	providers := p.providers(t, "", bySub)
-	user, ok, err := providers.find(t.Context(), p.token(t, away(p.URL+"/claims", "access")))
+	user, ok, err := providers.authenticate(t.Context(), p.token(t, away(p.URL+"/claims", "access")))
 	if !ok || !reflect.DeepEqual(user.Groups, []string{"many", "more"}) {
 		t.Errorf("%+v, %v", user, err)
 	}
@@ -341,7 +341,7 @@ func TestDistributedClaims(t *testing.T) {
 		"no sources":  {"_claim_names": map[string]string{"groups": "src1"}},
 		"no endpoint": {"_claim_names": map[string]string{"groups": "src2"}, "_claim_sources": map[string]any{}},
 	} {
-		if user, ok, err := providers.find(t.Context(), p.token(t, claims)); ok {
+		if user, ok, err := providers.authenticate(t.Context(), p.token(t, claims)); ok {
 			t.Errorf("%s: %+v, %v", name, user, err)
 		}
 	}
@@ -428,14 +428,14 @@ func TestOIDCFlags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		user, ok, err := providers.find(t.Context(), p.token(t, map[string]any{"hd": "example.org", "groups": "a", "email": "jane@example.org"}))
+		user, ok, err := providers.authenticate(t.Context(), p.token(t, map[string]any{"hd": "example.org", "groups": "a", "email": "jane@example.org"}))
 		if !ok || user.Username != test.want || !reflect.DeepEqual(user.Groups, []string{"g:a"}) {
 			t.Errorf("%+v: %+v, %v", test, user, err)
 		}
 		if providers, err = NewIdentityProviders(c, IdentityProvidersOptions{Algorithms: []string{"ES256"}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, ok, err := providers.find(t.Context(), p.token(t, nil)); ok || !strings.Contains(err.Error(), "unsupported algorithm") {
+		if _, ok, err := providers.authenticate(t.Context(), p.token(t, nil)); ok || !strings.Contains(err.Error(), "unsupported algorithm") {
 			t.Errorf("an algorithm that is not allowed: %v, %v", ok, err)
 		}
 	}
@@ -513,9 +513,9 @@ func TestWebhook(t *testing.T) {
 			{token: "unknown", err: "invalid bearer token", calls: 1},
 			{token: "unknown", err: "invalid bearer token", calls: 0},
 			{token: "explained", err: "expired yesterday", calls: 1},
-			{token: "redirect", err: "the authentication webhook answered 307 Temporary Redirect", calls: 1},
-			{token: "denied", err: "the authentication webhook answered 403 Forbidden", calls: 1},
-			{token: "other version", err: "the authentication webhook answered with authentication.k8s.io/v2 TokenReview, want authentication.k8s.io/" + version + " TokenReview", calls: 1},
+			{token: "redirect", err: "the authentication webhook returned status 307 Temporary Redirect", calls: 1},
+			{token: "denied", err: "the authentication webhook returned status 403 Forbidden", calls: 1},
+			{token: "other version", err: "the authentication webhook returned authentication.k8s.io/v2 TokenReview, want authentication.k8s.io/" + version + " TokenReview", calls: 1},
 		} {
 			before := calls.Load()
 			user, accepted, ok, err := a.AuthenticateToken(t.Context(), test.token, test.wanted)

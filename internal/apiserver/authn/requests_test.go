@@ -330,7 +330,7 @@ func TestBootstrapTokens(t *testing.T) {
 			if test.token == "" {
 				test.token = "abcdef.0123456789abcdef"
 			}
-			user, ok, err := NewBootstrapTokens(newObjects(secret)).find(t.Context(), test.token)
+			user, ok, err := NewBootstrapTokens(newObjects(secret)).authenticate(t.Context(), test.token)
 			if err != nil || ok != (test.groups != nil) || ok && (user.Username != "system:bootstrap:abcdef" || !reflect.DeepEqual(user.Groups, test.groups)) {
 				t.Errorf("%+v, %v, %v", user, ok, err)
 			}
@@ -367,7 +367,7 @@ func TestPasswords(t *testing.T) {
 		}
 	}
 	// A hash that is not one would be refused at once, and the time would tell who exists.
-	if err := bcrypt.CompareHashAndPassword([]byte(nobodysHash), []byte("x")); !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
+	if err := bcrypt.CompareHashAndPassword([]byte(unknownUserHash), []byte("x")); !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
 		t.Error(err)
 	}
 	for _, file := range []string{"open sesame,jane,7\n", string(hash) + ",jane\n", string(hash) + ",jane,7\n" + string(hash) + ",jane,8\n"} {
@@ -506,31 +506,31 @@ func TestTokenCache(t *testing.T) {
 	})
 }
 
-func TestRecentIsBounded(t *testing.T) {
+func TestDigestCacheIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r recent[int]
+		var r digestCache[int]
 		d := newDigester()
-		for i := range 3 * recentLimit {
-			r.set(d.of(string(rune(i)), []string{"x", string(rune(i / 7))}), i)
+		for i := range 3 * generationEntries {
+			r.set(d.sum(string(rune(i)), []string{"x", string(rune(i / 7))}), i)
 		}
-		if n := len(r.young) + len(r.old); n > 2*recentLimit {
+		if n := len(r.young) + len(r.old); n > 2*generationEntries {
 			t.Errorf("%d entries", n)
 		}
-		key := d.of("kept", nil)
+		key := d.sum("kept", nil)
 		r.set(key, 1)
 		for range 10 {
-			time.Sleep(recentTurn / 2)
+			time.Sleep(generationAge / 2)
 			if _, ok := r.get(key); !ok {
-				t.Fatal("what is in use was forgotten")
+				t.Fatal("an entry in use was dropped")
 			}
-			r.set(d.of("other", nil), 2)
+			r.set(d.sum("other", nil), 2)
 		}
-		time.Sleep(recentTurn + time.Second)
-		r.set(d.of("other", nil), 2)
-		time.Sleep(recentTurn + time.Second)
-		r.set(d.of("other", nil), 2)
+		time.Sleep(generationAge + time.Second)
+		r.set(d.sum("other", nil), 2)
+		time.Sleep(generationAge + time.Second)
+		r.set(d.sum("other", nil), 2)
 		if _, ok := r.get(key); ok {
-			t.Error("what nobody uses is still there")
+			t.Error("an unused entry was kept")
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -26,7 +27,7 @@ const (
 	ExtraNodeName = "authentication.kubernetes.io/node-name"
 	extraNodeUID  = "authentication.kubernetes.io/node-uid"
 
-	// leeway allows for clocks that differ a little, and for what is being deleted to finish.
+	// leeway allows for clock skew, and for objects that are being deleted to terminate.
 	leeway = time.Minute
 )
 
@@ -40,7 +41,7 @@ func ServiceAccountGroups(namespace string) []string {
 	return []string{serviceAccountsGroup, serviceAccountsGroup + ":" + namespace}
 }
 
-// SplitServiceAccountName takes the user name of a service account apart.
+// SplitServiceAccountName splits the user name of a service account into namespace and name.
 func SplitServiceAccountName(username string) (namespace, name string, ok bool) {
 	rest, ok := strings.CutPrefix(username, serviceAccountPrefix)
 	if !ok {
@@ -53,43 +54,44 @@ func SplitServiceAccountName(username string) (namespace, name string, ok bool) 
 	return namespace, name, true
 }
 
-// Objects is what token authenticators look up. A kind.Client is one.
+// Objects gives token authenticators access to API objects. kind.Client implements it.
 type Objects interface {
 	Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error)
 	Update(ctx context.Context, resource schema.GroupResource, namespace, name string, change func(obj kind.Object) error) (kind.Object, error)
 }
 
-// ServiceAccountsConfig says whose tokens count.
+// ServiceAccountsConfig configures ServiceAccounts.
 type ServiceAccountsConfig struct {
-	// Issuers are the names tokens may carry, today's first; older ones count until their tokens have expired.
+	// Issuers are the accepted values of the iss claim, the current one first; the others are former issuers whose tokens
+	// have not yet expired.
 	Issuers []string
 	Keys    *Keys
-	// Audiences are the API server's own. Empty: the issuers.
+	// Audiences are the API server's own. Default: the issuers.
 	Audiences []string
 	Objects   Objects
 	Log       *slog.Logger
 }
 
-// ServiceAccounts accepts the tokens of service accounts: those that are bound to a service account, and perhaps to a pod,
-// a secret or a node, and count as long as these exist; and those of old that live in a secret.
+// ServiceAccounts authenticates service-account tokens: bound tokens, which are valid as long as their service account and
+// the pod, secret or node they are bound to exist; and legacy tokens, which are stored in a secret.
 //
-// A signature is verified once; that the token is in time and its objects still exist is checked on every use, so that a
-// token ends with its pod and not some seconds later.
+// A signature is verified once and cached. Expiry and the existence of the bound objects are checked on every use, so that a
+// token becomes invalid together with its pod.
 type ServiceAccounts struct {
 	config   ServiceAccountsConfig
 	issuers  map[string]bool
 	digester digester
-	seen     recent[*signedClaims]
+	verified digestCache[*verifiedClaims]
 }
 
-// signedClaims are the claims of a token whose signature is good, and the identity they stand for.
-type signedClaims struct {
+// verifiedClaims are the claims of a token with a valid signature, and the identity they describe.
+type verifiedClaims struct {
 	claims
-	keys *keySet // that have verified it
+	keys *jose.JSONWebKeySet // the key set that verified the token
 	id   Identity
 }
 
-// NewServiceAccounts makes an authenticator for the tokens of service accounts.
+// NewServiceAccounts makes an authenticator of service-account tokens.
 func NewServiceAccounts(c ServiceAccountsConfig) (*ServiceAccounts, error) {
 	if len(c.Issuers) == 0 || c.Keys == nil || c.Objects == nil {
 		return nil, errors.New("service-account tokens need an issuer, keys and the objects they are bound to")
@@ -109,25 +111,25 @@ func NewServiceAccounts(c ServiceAccountsConfig) (*ServiceAccounts, error) {
 
 // IdentifyToken implements TokenAuthenticator.
 func (s *ServiceAccounts) IdentifyToken(ctx context.Context, token string, wanted []string) (Identity, bool, error) {
-	signed, err := s.verified(token)
-	if signed == nil || err != nil {
+	verified, err := s.verify(token)
+	if verified == nil || err != nil {
 		return Identity{}, false, err
 	}
 	if len(wanted) == 0 {
 		wanted = s.config.Audiences
 	}
-	audiences := []string(signed.Audience)
+	audiences := []string(verified.Audience)
 	if len(audiences) == 0 {
 		audiences = s.config.Audiences
 	}
-	id := signed.id
+	id := verified.id
 	if id.Audiences = intersect(audiences, wanted); len(id.Audiences) == 0 {
 		return Identity{}, false, fmt.Errorf("token audiences %q is invalid for the target audiences %q", audiences, wanted)
 	}
-	if signed.Issuer == legacyIssuer {
-		err = s.checkLegacy(ctx, token, signed, &id)
+	if verified.Issuer == legacyIssuer {
+		err = s.checkLegacy(ctx, token, verified, &id)
 	} else {
-		err = s.checkBound(ctx, signed, &id)
+		err = s.checkBound(ctx, verified, &id)
 	}
 	if err != nil {
 		return Identity{}, false, err
@@ -135,39 +137,39 @@ func (s *ServiceAccounts) IdentifyToken(ctx context.Context, token string, wante
 	return id, true, nil
 }
 
-// verified returns the claims of a token whose signature is good, nil when the token is not one of ours.
-func (s *ServiceAccounts) verified(token string) (*signedClaims, error) {
-	keys, key := s.config.Keys.set.Load(), s.digester.of(token, nil)
-	if signed, ok := s.seen.get(key); ok && signed.keys == keys {
-		return signed, nil
+// verify returns the claims of a token with a valid signature, nil if it is not a token of these issuers.
+func (s *ServiceAccounts) verify(token string) (*verifiedClaims, error) {
+	keys, key := s.config.Keys.set.Load(), s.digester.sum(token, nil)
+	if verified, ok := s.verified.get(key); ok && verified.keys == keys {
+		return verified, nil
 	}
-	t, err := parseJWT(token)
+	t, err := parseToken(token)
 	if err != nil {
 		return nil, nil
 	}
-	signed := &signedClaims{keys: keys}
-	if err := decodeStrict(t.claims, &signed.claims); err != nil || !s.issuers[signed.Issuer] {
+	verified := &verifiedClaims{keys: keys}
+	if err := decodeStrict(t.claims, &verified.claims); err != nil || !s.issuers[verified.Issuer] {
 		return nil, nil
 	}
-	candidates := keys.candidates(t.keyID)
+	candidates := candidateKeys(keys, t.keyID)
 	if len(candidates) == 0 {
 		return nil, errors.New("invalid signature, no keys found")
 	}
-	for _, candidate := range candidates {
-		if err = t.verify(candidate.key); err == nil {
+	for i := range candidates {
+		if err = t.verify(&candidates[i]); err == nil {
 			break
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	signed.identify()
-	s.seen.set(key, signed)
-	return signed, nil
+	verified.identify()
+	s.verified.set(key, verified)
+	return verified, nil
 }
 
-// identify prepares the identity, which is the same on every use.
-func (c *signedClaims) identify() {
+// identify sets the identity, which is the same on every use of the token.
+func (c *verifiedClaims) identify() {
 	namespace, account := c.Namespace, objectRef{c.ServiceAccountName, c.ServiceAccountUID}
 	extra := map[string]authenticationv1.ExtraValue{}
 	if b := c.Kubernetes; b != nil && c.Issuer != legacyIssuer {
@@ -199,15 +201,15 @@ func (c *signedClaims) identify() {
 
 var errTokenInvalidated = errors.New("service account token has been invalidated")
 
-// checkBound checks that the token is in time and that everything it is bound to still exists.
-func (s *ServiceAccounts) checkBound(ctx context.Context, c *signedClaims, id *Identity) error {
+// checkBound checks that the token is not expired and that all objects it is bound to exist.
+func (s *ServiceAccounts) checkBound(ctx context.Context, c *verifiedClaims, id *Identity) error {
 	now := time.Now()
 	switch {
-	case c.NotBefore != nil && now.Add(leeway).Before(c.NotBefore.time()):
+	case c.NotBefore != nil && now.Add(leeway).Before(c.NotBefore.Time()):
 		return errors.New("service account token is not valid yet")
-	case c.Expiry != nil && now.Add(-leeway).After(c.Expiry.time()):
+	case c.Expiry != nil && now.Add(-leeway).After(c.Expiry.Time()):
 		return errors.New("service account token has expired")
-	case c.IssuedAt != nil && now.Add(leeway).Before(c.IssuedAt.time()):
+	case c.IssuedAt != nil && now.Add(leeway).Before(c.IssuedAt.Time()):
 		return errors.New("service account token is issued in the future")
 	}
 	b := c.Kubernetes
@@ -230,21 +232,21 @@ func (s *ServiceAccounts) checkBound(ctx context.Context, c *signedClaims, id *I
 	if err := s.checkExists(ctx, "pods", b.Namespace, b.Pod, now); err != nil {
 		return err
 	}
-	// A pod's token names the node for information; only a token without a pod is bound to it.
+	// In the token of a pod the node is informational; only a token without a pod is bound to it.
 	if b.Pod == nil {
 		if err := s.checkExists(ctx, "nodes", "", b.Node, now); err != nil {
 			return err
 		}
 	}
-	if after := b.WarnAfter; after != nil && *after != 0 && now.After(after.time()) {
+	if after := b.WarnAfter; after != nil && *after != 0 && now.After(after.Time()) {
 		id.Annotations = map[string]string{"authentication.k8s.io/stale-token": fmt.Sprintf(
 			"subject: %s, seconds after warning threshold: %d", c.Subject, now.Unix()-int64(*after))}
 	}
 	return nil
 }
 
-// checkExists checks an object that the token is bound to. One that is being deleted counts for as long as its grace period,
-// which its deletion timestamp includes, and a minute more.
+// checkExists checks an object that the token is bound to. An object that is being deleted is accepted during its grace
+// period, which its deletion timestamp includes, and for the leeway after it.
 func (s *ServiceAccounts) checkExists(ctx context.Context, resource, namespace string, ref *objectRef, now time.Time) error {
 	if ref == nil {
 		return nil

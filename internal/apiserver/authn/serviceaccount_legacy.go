@@ -18,9 +18,9 @@ const (
 	legacyLastUsed     = "kubernetes.io/legacy-token-last-used"
 )
 
-// checkLegacy checks a token that is kept in a secret: it counts as long as the secret holds it. That it was used is noted
-// on the secret once a day, so that tokens nobody uses can be found.
-func (s *ServiceAccounts) checkLegacy(ctx context.Context, token string, c *signedClaims, id *Identity) error {
+// checkLegacy checks a token that is stored in a secret: it is valid as long as the secret contains it. Its use is recorded on
+// the secret once a day, so that unused tokens can be found.
+func (s *ServiceAccounts) checkLegacy(ctx context.Context, token string, c *verifiedClaims, id *Identity) error {
 	for _, claim := range []struct{ value, name string }{
 		{c.Subject, "sub"}, {c.Namespace, "namespace"}, {c.SecretName, "secretName"},
 		{c.ServiceAccountName, "serviceAccountName"}, {c.ServiceAccountUID, "serviceAccountUID"},
@@ -53,7 +53,7 @@ func (s *ServiceAccounts) checkLegacy(ctx context.Context, token string, c *sign
 	if string(account.UID) != c.ServiceAccountUID {
 		return fmt.Errorf("ServiceAccount UID (%s) does not match claim (%s)", account.UID, c.ServiceAccountUID)
 	}
-	s.noteUse(ctx, secret)
+	s.recordUse(ctx, secret)
 	if secret.Labels[legacyInvalidSince] != "" {
 		return fmt.Errorf("the token in secret %s/%s for service account %s/%s has been marked invalid. Use tokens from the TokenRequest API or manually created secret-based tokens, or remove the '%s' label from the secret to temporarily allow use of this token",
 			c.Namespace, c.SecretName, c.Namespace, c.ServiceAccountName, legacyInvalidSince)
@@ -67,11 +67,11 @@ func (s *ServiceAccounts) checkLegacy(ctx context.Context, token string, c *sign
 	return nil
 }
 
-// noteUse writes today's date onto the secret. Tomorrow's is as good: another server's clock may be ahead.
-func (s *ServiceAccounts) noteUse(ctx context.Context, secret *corev1.Secret) {
+// recordUse sets the last-used label of the secret to today. Tomorrow is left alone: the clock of another server may be ahead.
+func (s *ServiceAccounts) recordUse(ctx context.Context, secret *corev1.Secret) {
 	now := time.Now().UTC()
 	today := now.Format(time.DateOnly)
-	if noted := secret.Labels[legacyLastUsed]; noted == today || noted == now.AddDate(0, 0, 1).Format(time.DateOnly) {
+	if recorded := secret.Labels[legacyLastUsed]; recorded == today || recorded == now.AddDate(0, 0, 1).Format(time.DateOnly) {
 		return
 	}
 	_, err := s.config.Objects.Update(ctx, corev1.Resource("secrets"), secret.Namespace, secret.Name, func(obj kind.Object) error {
@@ -87,6 +87,6 @@ func (s *ServiceAccounts) noteUse(ctx context.Context, secret *corev1.Secret) {
 		return nil
 	})
 	if err != nil {
-		s.config.Log.Warn("could not note the use of a service-account token", "namespace", secret.Namespace, "secret", secret.Name, "error", err)
+		s.config.Log.Warn("failed to record the use of a legacy service-account token", "namespace", secret.Namespace, "secret", secret.Name, "error", err)
 	}
 }

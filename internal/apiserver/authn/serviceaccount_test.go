@@ -20,6 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -274,16 +275,22 @@ func forge(t testing.TB, header, claims any, sign func(signed []byte) []byte) st
 func signES256(t testing.TB, key *ecdsa.PrivateKey) func([]byte) []byte {
 	return func(signed []byte) []byte {
 		sum := sha256.Sum256(signed)
-		der, err := key.Sign(rand.Reader, sum[:], crypto.SHA256)
+		r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
 		if err != nil {
 			t.Fatal(err)
 		}
-		signature, err := fixedSignature(der, 32)
-		if err != nil {
-			t.Fatal(err)
-		}
+		signature := make([]byte, 64)
+		r.FillBytes(signature[:32])
+		s.FillBytes(signature[32:])
 		return signature
 	}
+}
+
+// strayBits is the base64url character after c: the same bytes with an unused bit set, if c is the last character of an
+// encoding with unused bits.
+func strayBits(c byte) string {
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	return string(alphabet[(strings.IndexByte(alphabet, c)+1)%len(alphabet)])
 }
 
 func TestForgedTokens(t *testing.T) {
@@ -322,6 +329,7 @@ func TestForgedTokens(t *testing.T) {
 	}
 	public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 	valid := forge(t, es256, good(), sign)
+	headerKey := mustKey()
 	parts := strings.Split(valid, ".")
 	for _, test := range []struct {
 		name  string
@@ -345,7 +353,7 @@ func TestForgedTokens(t *testing.T) {
 		{"another's key, no kid", forge(t, object{"alg": "ES256"}, good(), signES256(t, mustKey())), false},
 		{"wrong kid", forge(t, object{"alg": "ES256", "kid": "other"}, good(), sign), false},
 		{"kid is a path", forge(t, object{"alg": "ES256", "kid": "../../dev/null"}, good(), secret(nil)), false},
-		{"key in the header", forge(t, object{"alg": "ES256", "jwk": newJSONWebKey(namedKey{id: "x", key: mustKey().Public()})}, good(), signES256(t, mustKey())), false},
+		{"key in the header", forge(t, object{"alg": "ES256", "jwk": jose.JSONWebKey{KeyID: "x", Key: headerKey.Public()}}, good(), signES256(t, headerKey)), false},
 		{"all zero signature", forge(t, es256, good(), func([]byte) []byte { return make([]byte, 64) }), false},
 		{"DER signature", forge(t, es256, good(), func(signed []byte) []byte {
 			sum := sha256.Sum256(signed)
@@ -371,6 +379,9 @@ func TestForgedTokens(t *testing.T) {
 		{"empty signature", parts[0] + "." + parts[1] + ".", false},
 		{"padding", valid + "=", false},
 		{"line break", valid[:20] + "\n" + valid[20:], false},
+		{"stray bits at the end", valid[:len(valid)-1] + strayBits(valid[len(valid)-1]), false},
+		{"stray bits in the claims", parts[0] + "." + parts[1][:len(parts[1])-1] + strayBits(parts[1][len(parts[1])-1]) + "." + parts[2], false},
+		{"EdDSA named for an EC key", forge(t, object{"alg": "EdDSA", "kid": id}, good(), sign), false},
 		{"space in front", " " + valid, false},
 		{"JSON form", `{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`, false},
 		{"many dots", strings.Repeat(".", 100000), false},
@@ -424,7 +435,7 @@ func TestKeyKinds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		parsed, err := parseJWT(token)
+		parsed, err := parseToken(token)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -438,6 +449,44 @@ func TestKeyKinds(t *testing.T) {
 	}
 	if _, err := NewIssuer(IssuerConfig{Issuer: testIssuer, Key: small}); err == nil {
 		t.Error("a P-224 key was accepted")
+	}
+}
+
+// TestParseKeys: only public keys that verify an accepted algorithm are taken from a key set. A shared secret never is.
+func TestParseKeys(t *testing.T) {
+	public, err := json.Marshal(jose.JSONWebKey{Key: testKey.Public(), KeyID: "public"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := json.Marshal(jose.JSONWebKey{Key: testKey, KeyID: "private"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	encryption, err := json.Marshal(jose.JSONWebKey{Key: testKey.Public(), KeyID: "encryption", Use: "enc"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := `{"kty":"oct","kid":"secret","alg":"HS256","k":"AAAA"},{"kty":"OKP","crv":"Ed448","x":"AA"},{"kty":"EC","crv":"P-256","x":"AA","y":"AA"},5`
+	set, err := parseKeys([]byte(`{"keys":[` + others + "," + string(private) + "," + string(encryption) + "," + string(public) + `]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(set.Keys) != 1 || set.Keys[0].KeyID != "public" {
+		t.Errorf("%+v", set.Keys)
+	}
+	for _, document := range []string{``, `5`, `{}`, `{"keys":[` + others + `]}`} {
+		if set, err := parseKeys([]byte(document)); err == nil {
+			t.Errorf("%s: %+v", document, set)
+		}
+	}
+	w := newWorld(t, testKey)
+	secret := &jose.JSONWebKey{Key: []byte("secret")}
+	parsed, err := parseToken(w.issue(t, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if parsed.verify(secret) == nil || parsed.verify(&jose.JSONWebKey{Key: mustKey().Public()}) == nil {
+		t.Error("another key verifies the token")
 	}
 }
 
@@ -583,7 +632,7 @@ func TestSplitServiceAccountName(t *testing.T) {
 	}
 }
 
-func TestLateObjects(t *testing.T) {
+func TestDeferredObjects(t *testing.T) {
 	late := &DeferredObjects{}
 	if _, err := late.Get(t.Context(), corev1.Resource("pods"), "ns", "pod"); !errors.Is(err, errNotStarted) {
 		t.Errorf("error %v", err)
@@ -614,25 +663,34 @@ func TestDiscoveryRefuses(t *testing.T) {
 	}
 }
 
+// BenchmarkServiceAccountToken measures a token whose signature is cached, one whose signature must be verified, and issuing one.
 func BenchmarkServiceAccountToken(b *testing.B) {
-	w := newWorld(b, testKey)
-	token := w.issue(b, func(c *kind.TokenClaims) { c.Pod, c.Node = w.pod, w.node })
-	wanted := []string{"api", testIssuer}
-	b.Run("known", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, ok, err := w.accounts.IdentifyToken(context.Background(), token, wanted); !ok {
-				b.Fatal(err)
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, key := range map[string]crypto.Signer{"ES256": testKey, "RS256": rsaKey} {
+		w := newWorld(b, key)
+		token := w.issue(b, func(c *kind.TokenClaims) { c.Pod, c.Node = w.pod, w.node })
+		wanted := []string{"api", testIssuer}
+		verify := func(b *testing.B, forget bool) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if forget {
+					w.accounts.verified.young, w.accounts.verified.old = nil, nil
+				}
+				if _, ok, err := w.accounts.IdentifyToken(context.Background(), token, wanted); !ok {
+					b.Fatal(err)
+				}
 			}
 		}
-	})
-	b.Run("first", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			w.accounts.seen.young, w.accounts.seen.old = nil, nil
-			if _, ok, err := w.accounts.IdentifyToken(context.Background(), token, wanted); !ok {
-				b.Fatal(err)
+		b.Run(name+"/cached", func(b *testing.B) { verify(b, false) })
+		b.Run(name+"/uncached", func(b *testing.B) { verify(b, true) })
+		b.Run(name+"/issue", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				w.issue(b, nil)
 			}
-		}
-	})
+		})
+	}
 }

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Tokens accepts a fixed set of bearer tokens. It keeps only their hashes, and finds a token by its hash: how long that
-// takes tells nothing about the token.
+// Tokens authenticates a static set of bearer tokens. Only hashes are kept and compared, so that the time of a lookup reveals
+// nothing about the tokens.
 type Tokens struct {
 	users map[[sha256.Size]byte]User
 }
@@ -28,7 +28,7 @@ func NewTokens(users map[string]User) *Tokens {
 	return t
 }
 
-// ReadTokenFile reads a file of lines token,user,uid,"group,group". The groups may be left out.
+// ReadTokenFile reads a file of lines token,user,uid,"group,group". The groups are optional.
 func ReadTokenFile(path string) (*Tokens, error) {
 	t := &Tokens{users: map[[sha256.Size]byte]User{}}
 	err := readUsers(path, "token file '%s' must have at least 3 columns (token, user name, user uid), found %d", func(token string, user User) error {
@@ -45,7 +45,7 @@ func ReadTokenFile(path string) (*Tokens, error) {
 }
 
 // readUsers reads a file of lines secret,user,uid,"group,group".
-func readUsers(path, tooFew string, add func(secret string, user User) error) error {
+func readUsers(path, tooFewColumns string, add func(secret string, user User) error) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func readUsers(path, tooFew string, add func(secret string, user User) error) er
 			return fmt.Errorf("read %s: %w", path, err)
 		}
 		if len(record) < 3 {
-			return fmt.Errorf(tooFew, path, len(record))
+			return fmt.Errorf(tooFewColumns, path, len(record))
 		}
 		user := User{Username: record[1], UID: record[2]}
 		if len(record) > 3 {
@@ -81,14 +81,14 @@ func (t *Tokens) Authenticate(r *http.Request) (User, bool, error) {
 	if token == "" {
 		return User{}, false, nil
 	}
-	user, ok, _ := t.find(r.Context(), token)
+	user, ok, _ := t.authenticate(r.Context(), token)
 	if !ok {
 		return User{}, false, fmt.Errorf("bearer token: %w", ErrBadCredential)
 	}
 	return user, true, nil
 }
 
-func (t *Tokens) find(_ context.Context, token string) (User, bool, error) {
+func (t *Tokens) authenticate(_ context.Context, token string) (User, bool, error) {
 	user, ok := t.users[sha256.Sum256([]byte(token))]
 	return user, ok, nil
 }

@@ -151,7 +151,7 @@ func checkUpstreamToken(t *testing.T, r *recording, token *recordedToken, keys *
 	if err != nil {
 		t.Fatal(err)
 	}
-	ourHeader, header = strings.Replace(ourHeader, id, "KEY", 1), strings.Replace(header, keys.set.Load().all[0].id, "KEY", 1)
+	ourHeader, header = strings.Replace(ourHeader, id, "KEY", 1), strings.Replace(header, keys.set.Load().Keys[0].KeyID, "KEY", 1)
 	if ourHeader != header {
 		t.Errorf("header %s, upstream's is %s", ourHeader, header)
 	}

@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// webhookTimeout bounds one call, webhookTries and the delays between them a whole lookup.
+	// webhookTimeout bounds one request. A lookup makes at most webhookTries requests with a growing delay between them.
 	webhookTimeout  = 30 * time.Second
 	webhookTries    = 5
 	webhookDelay    = 500 * time.Millisecond
 	webhookMaxBytes = 1 << 20
-	// webhookLife is how long the webhook's answers count, unless the administrator says otherwise.
-	webhookLife = 2 * time.Minute
+	// webhookCacheTTL is the default of WebhookConfig.CacheTTL.
+	webhookCacheTTL = 2 * time.Minute
 )
 
-// WebhookConfig says whom to ask about tokens.
+// WebhookConfig configures a token webhook.
 type WebhookConfig struct {
-	// Kubeconfig is a file that names the service: its URL, its authority and the server's own credentials.
+	// Kubeconfig is the path of a kubeconfig file with the webhook's URL and CA and the client's credentials.
 	Kubeconfig string
-	// Version of the TokenReview that is sent: v1 or v1beta1. Upstream's default is v1beta1, and so is ours.
+	// Version is the API version of the TokenReview that is sent: v1 or v1beta1, upstream's default.
 	Version string
-	// CacheTTL is how long answers count. Zero: two minutes.
+	// CacheTTL is how long responses are cached. Zero: two minutes.
 	CacheTTL time.Duration
 	// Audiences are the API server's own.
 	Audiences []string
 }
 
-// Webhook asks a service whose token it is, by a TokenReview.
+// Webhook authenticates tokens by sending a TokenReview to a remote server.
 type Webhook struct {
 	url       string
 	client    *http.Client
@@ -47,7 +47,7 @@ type Webhook struct {
 	audiences []string
 }
 
-// NewWebhook makes an authenticator that asks the service and remembers what it said.
+// NewWebhook makes a webhook authenticator with a cache.
 func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 	if c.Version == "" {
 		c.Version = "v1beta1"
@@ -56,7 +56,7 @@ func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 		return nil, fmt.Errorf(`unsupported authentication webhook version %q, supported versions are "v1", "v1beta1"`, c.Version)
 	}
 	if c.CacheTTL == 0 {
-		c.CacheTTL = webhookLife
+		c.CacheTTL = webhookCacheTTL
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
@@ -64,14 +64,14 @@ func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}
 	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, fmt.Errorf("authentication webhook: %s names no URL", c.Kubeconfig)
+		return nil, fmt.Errorf("authentication webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
 	}
 	config.Timeout = webhookTimeout
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}
-	// A service that sends us elsewhere would send the token elsewhere.
+	// Following a redirect would send the token to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	hook := &Webhook{url: config.Host, client: client, version: c.Version, audiences: c.Audiences}
 	return newTokenCache(hook, c.CacheTTL, c.CacheTTL), nil
@@ -112,12 +112,12 @@ func (w *Webhook) IdentifyToken(ctx context.Context, token string, wanted []stri
 	return Identity{User: status.User, Audiences: accepted}, true, nil
 }
 
-// review calls the service, again after a while when it could not answer.
+// review sends the TokenReview and retries with backoff on transient errors.
 func (w *Webhook) review(ctx context.Context, body []byte) (*authenticationv1.TokenReviewStatus, error) {
 	delay := webhookDelay
 	for try := 1; ; try++ {
-		status, again, err := w.call(ctx, body)
-		if err == nil || !again || try == webhookTries {
+		status, retry, err := w.call(ctx, body)
+		if err == nil || !retry || try == webhookTries {
 			return status, err
 		}
 		select {
@@ -129,8 +129,8 @@ func (w *Webhook) review(ctx context.Context, body []byte) (*authenticationv1.To
 	}
 }
 
-// call sends one review. v1 and v1beta1 look alike but for the version's name.
-func (w *Webhook) call(ctx context.Context, body []byte) (status *authenticationv1.TokenReviewStatus, again bool, err error) {
+// call sends one request. v1 and v1beta1 differ in apiVersion only.
+func (w *Webhook) call(ctx context.Context, body []byte) (status *authenticationv1.TokenReviewStatus, retry bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, bytes.NewReader(body))
 	if err != nil {
 		return nil, false, err
@@ -139,23 +139,23 @@ func (w *Webhook) call(ctx context.Context, body []byte) (status *authentication
 	request.Header.Set("Accept", "application/json")
 	response, err := w.client.Do(request)
 	if err != nil {
-		return nil, true, fmt.Errorf("ask the authentication webhook: %w", err)
+		return nil, true, fmt.Errorf("call the authentication webhook: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK && response.StatusCode != http.StatusCreated {
-		again := response.StatusCode >= 500 || response.StatusCode == http.StatusTooManyRequests
-		return nil, again, fmt.Errorf("the authentication webhook answered %s", response.Status)
+		retry := response.StatusCode >= 500 || response.StatusCode == http.StatusTooManyRequests
+		return nil, retry, fmt.Errorf("the authentication webhook returned status %s", response.Status)
 	}
-	answer, err := io.ReadAll(io.LimitReader(response.Body, webhookMaxBytes))
+	data, err := io.ReadAll(io.LimitReader(response.Body, webhookMaxBytes))
 	if err != nil {
-		return nil, true, fmt.Errorf("read the authentication webhook's answer: %w", err)
+		return nil, true, fmt.Errorf("read the response of the authentication webhook: %w", err)
 	}
 	var review authenticationv1.TokenReview
-	if err := json.Unmarshal(answer, &review); err != nil {
-		return nil, false, fmt.Errorf("decode the authentication webhook's answer: %w", err)
+	if err := json.Unmarshal(data, &review); err != nil {
+		return nil, false, fmt.Errorf("decode the response of the authentication webhook: %w", err)
 	}
 	if want := "authentication.k8s.io/" + w.version; review.APIVersion != want || review.Kind != "TokenReview" {
-		return nil, false, fmt.Errorf("the authentication webhook answered with %s %s, want %s TokenReview", review.APIVersion, review.Kind, want)
+		return nil, false, fmt.Errorf("the authentication webhook returned %s %s, want %s TokenReview", review.APIVersion, review.Kind, want)
 	}
 	return &review.Status, false, nil
 }
