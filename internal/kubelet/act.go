@@ -302,7 +302,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if pod.Spec.HostNetwork {
 		sorted = hostIPs
 	}
-	env, err := environment.Of(pod, c, k.Node(), sorted, hostIPs, sources{k})
+	env, err := environment.Of(environment.Input{Pod: pod, Container: c, Node: k.Node(), PodIPs: sorted, HostIPs: hostIPs, Sources: sources{k}})
 	if err != nil {
 		return nil, nil, err
 	}

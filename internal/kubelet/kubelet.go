@@ -105,7 +105,7 @@ func New(c Config) *Kubelet {
 	}
 	k.users = cri.NewUserNamespaces(k.podsDir())
 	k.probes = probe.New(probe.Options{
-		Exec: k.exec, Changed: k.Changed, Answered: c.Metrics.Probed, Forgotten: c.Metrics.Unprobed, Log: c.Log,
+		Exec: k.exec, Changed: k.Changed, Answered: c.Metrics.Probed, Forgotten: c.Metrics.PodProbesRemoved, Log: c.Log,
 		Event: func(pod *corev1.Pod, c *corev1.Container, reason, message string) {
 			k.containerEvent(pod, c, corev1.EventTypeWarning, reason, message)
 		},

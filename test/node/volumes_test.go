@@ -151,7 +151,7 @@ func (n *storageNode) run(pod *corev1.Pod) (shell func(string) string, end func(
 	sandbox, err := n.runtime.RunPodSandbox(ctx, sandboxConfig, "")
 	fatal(err)
 	c := &pod.Spec.Containers[0]
-	env, err := environment.Of(pod, c, nil, []string{"10.0.0.1"}, []string{"10.88.0.1"}, n)
+	env, err := environment.Of(environment.Input{Pod: pod, Container: c, PodIPs: []string{"10.0.0.1"}, HostIPs: []string{"10.88.0.1"}, Sources: n})
 	fatal(err)
 	mounts, release, err := n.volumes.Mounts(pod, c, env)
 	fatal(err)

@@ -14,8 +14,8 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// Allocate gives the containers of a pod the devices that they ask for. What a pod's init containers had, but for its sidecars, the others can have.
-// Asked again for a pod that has its devices, it gives nothing more.
+// Allocate assigns devices to the containers of a pod. Devices of init containers that are not sidecars are reused by
+// later containers. Calling it again for a pod that has its devices changes nothing.
 func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
 	if !d.requestsDevices(pod) {
 		return nil
@@ -33,10 +33,10 @@ func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
 		}
 		d.mu.Lock()
 		for name, a := range d.allocations[pod.UID][c.Name] {
-			mine := a.names()
-			reusable[name] = slices.DeleteFunc(reusable[name], func(id string) bool { return slices.Contains(mine, id) })
+			ids := a.names()
+			reusable[name] = slices.DeleteFunc(reusable[name], func(id string) bool { return slices.Contains(ids, id) })
 			if kind == container.Init && !container.IsSidecar(c) {
-				reusable[name] = append(reusable[name], mine...)
+				reusable[name] = append(reusable[name], ids...)
 			}
 		}
 		d.mu.Unlock()
@@ -44,7 +44,7 @@ func (d *Devices) Allocate(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// wanted reports whether a pod requested for anything that plugins bring.
+// requestsDevices reports whether a pod requests a resource of a device plugin.
 func (d *Devices) requestsDevices(pod *corev1.Pod) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,8 @@ func (d *Devices) requestsDevices(pod *corev1.Pod) bool {
 	return false
 }
 
-// known reports whether a resource is a plugin's: there is one, or was one when devices of it were given. mu is held.
+// isDeviceResource reports whether a resource belongs to a device plugin, connected or with devices allocated earlier.
+// The caller holds mu.
 func (d *Devices) isDeviceResource(name string) bool {
 	if d.resources[name] != nil {
 		return true
@@ -73,7 +74,7 @@ func (d *Devices) isDeviceResource(name string) bool {
 	return false
 }
 
-// Free takes back the devices of pods that are gone.
+// FreeRemovedPods releases the devices of removed pods.
 func (d *Devices) FreeRemovedPods() {
 	pods, all := d.ActivePods()
 	if !all {
@@ -88,7 +89,8 @@ func (d *Devices) FreeRemovedPods() {
 	}
 }
 
-// requested are the plugins' resources that a container requested for, in the order of their names. What the cluster's own allocation of devices covers is none.
+// requestedResources returns the device plugin resources a container requests, sorted by name. Those that a resource
+// claim satisfies are left out.
 func (d *Devices) requestedResources(pod *corev1.Pod, c *corev1.Container) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,16 +111,16 @@ func coveredByClaim(pod *corev1.Pod, container, resource string) bool {
 	})
 }
 
-// allocate gives one container its devices of all resources.
+// allocate assigns one container its devices of all resources.
 func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Container, reusable map[string][]string) error {
 	for _, name := range d.requestedResources(pod, c) {
 		amount := c.Resources.Limits[corev1.ResourceName(name)]
-		names, p, err := d.choose(ctx, pod, c, name, int(amount.Value()), reusable[name])
+		names, p, err := d.choose(ctx, deviceRequest{pod: pod, container: c, resource: name, count: int(amount.Value()), reusable: reusable[name]})
 		if err != nil {
 			return err
 		}
 		if len(names) == 0 {
-			continue // it has them already
+			continue // already allocated
 		}
 		response, err := p.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: names}}})
 		if err != nil {
@@ -147,8 +149,18 @@ func (d *Devices) allocate(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 	return nil
 }
 
-// choose picks the devices a container is to be given, none if it has them already, and the plugin to ask for them.
-func (d *Devices) choose(ctx context.Context, pod *corev1.Pod, c *corev1.Container, name string, required int, reusable []string) ([]string, *plugin, error) {
+// deviceRequest is a container's request for devices of one resource.
+type deviceRequest struct {
+	pod       *corev1.Pod
+	container *corev1.Container
+	resource  string
+	count     int
+	reusable  []string // devices of the pod's init containers
+}
+
+// choose selects the devices for a container, none if it already has them, and the plugin to allocate them from.
+func (d *Devices) choose(ctx context.Context, request deviceRequest) ([]string, *plugin, error) {
+	pod, c, name, required := request.pod, request.container, request.resource, request.count
 	d.mu.Lock()
 	var has []string
 	if a := d.allocations[pod.UID][c.Name][name]; a != nil {
@@ -190,11 +202,11 @@ func (d *Devices) choose(ctx context.Context, pod *corev1.Pod, c *corev1.Contain
 	prefer := func(available, include []string) ([]string, error) {
 		return p.prefer(ctx, available, include, required)
 	}
-	names, err := pick(name, required, reusable, free, prefer)
+	names, err := pick(name, required, request.reusable, free, prefer)
 	return names, p, err
 }
 
-// pick takes as many devices as are required: those that can be used again first, then those the plugin prefers, then whichever are free.
+// pick selects the required number of devices: reusable ones first, then those the plugin prefers, then any free ones.
 func pick(name string, required int, reusable, free []string, prefer func(available, include []string) ([]string, error)) ([]string, error) {
 	var picked []string
 	from := func(candidates []string) bool {
@@ -221,7 +233,7 @@ func pick(name string, required int, reusable, free []string, prefer func(availa
 	return picked, nil
 }
 
-// prefer requested a plugin which devices it would give, if it has an opinion.
+// prefer returns the plugin's preferred devices, none if it does not support preferences.
 func (p *plugin) prefer(ctx context.Context, available, include []string, size int) ([]string, error) {
 	if !p.options.GetGetPreferredAllocationAvailable() {
 		return nil, nil
@@ -247,7 +259,7 @@ type RunContainerOptions struct {
 	CDI         []string
 }
 
-// Prepare readies the devices of a container that is about to start, and says what it needs to use them.
+// Prepare prepares the devices of a container that is about to start, and returns its options.
 func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (RunContainerOptions, error) {
 	requested := d.requestedResources(pod, c)
 	if len(requested) == 0 {
@@ -263,7 +275,7 @@ func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Contai
 		d.mu.Unlock()
 	}
 	if missing {
-		// The pod was admitted before the plugin was there, as happens after a restart.
+		// The pod was admitted before the plugin registered, as after a restart.
 		if err := d.Allocate(ctx, pod); err != nil {
 			return RunContainerOptions{}, err
 		}
@@ -273,7 +285,7 @@ func (d *Devices) Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Contai
 	return runContainerOptions(d.allocations[pod.UID][c.Name]), nil
 }
 
-// preStart lets a plugin that wants to reset a container's devices do so.
+// preStart calls PreStartContainer of plugins that require it.
 func (d *Devices) preStart(ctx context.Context, pod *corev1.Pod, c *corev1.Container, name string) error {
 	d.mu.Lock()
 	r := d.resources[name]
@@ -301,7 +313,7 @@ func (d *Devices) preStart(ctx context.Context, pod *corev1.Pod, c *corev1.Conta
 	return nil
 }
 
-// settings puts together what the plugins of several resources said. Where two say different things, the first by name wins.
+// runContainerOptions merges the responses of the plugins of several resources. On conflicts the first by name wins.
 func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 	s := RunContainerOptions{}
 	env, mounts, devices, cdi := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -331,7 +343,7 @@ func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 			if s.Annotations == nil {
 				s.Annotations = map[string]string{}
 			}
-			if _, said := s.Annotations[key]; !said {
+			if _, exists := s.Annotations[key]; !exists {
 				s.Annotations[key] = value
 			}
 		}
@@ -344,7 +356,7 @@ func runContainerOptions(resources map[string]*allocation) RunContainerOptions {
 	return s
 }
 
-// AdmissionFailure is what a pod is update that could not be given its devices.
+// AdmissionFailure returns the reason and message for a pod whose devices could not be allocated.
 func AdmissionFailure(err error) (reason, message string) {
 	return "UnexpectedAdmissionError", fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)
 }

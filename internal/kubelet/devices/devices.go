@@ -1,9 +1,9 @@
-// Package devices gives containers the devices that plugins bring: graphics cards, network functions, whatever a vendor's program knows about.
+// Package devices assigns the devices of device plugins to containers.
 //
-// A plugin announces itself at a socket in a directory of the kubelet (register.go), and tells from then on which devices there are and how they
-// are. The node shows them as a resource. A pod that requested for some is given them when it is admitted (allocate.go): the plugin says what the
-// container needs to use them, and that is remembered in a file until the pod is gone, so that a container that starts again, also
-// after the kubelet has, gets the same. Of the devices themselves nothing is known here but their names.
+// A plugin registers at a socket in the kubelet's directory (register.go) and reports its devices and their health. The
+// node advertises them as an extended resource. A pod is assigned its devices when it is admitted (allocate.go). The
+// plugin's response says what the container needs to use them; it is stored in a checkpoint until the pod is removed, so
+// that a restarted container gets the same devices, also after a restart of the kubelet.
 package devices
 
 import (
@@ -31,52 +31,53 @@ import (
 )
 
 const (
-	// socketName and checkpointName are upstream's, in the directory of plugins.
+	// socketName and checkpointName are upstream's file names in the plugin directory.
 	socketName     = "kubelet.sock"
 	checkpointName = "kubelet_internal_checkpoint"
-	// endpointGracePeriod is how long a plugin that is gone may take to come back before its resource is given up.
+	// endpointGracePeriod is how long a resource is advertised after its last plugin has disconnected.
 	endpointGracePeriod = 5 * time.Minute
 )
 
-// Options are what Devices works with.
+// Options are the dependencies of Devices.
 type Options struct {
-	// Directory is where plugins find the kubelet's socket and put their own.
+	// Dir has the kubelet's socket and those of the plugins.
 	Dir string
-	// Active are the pods that may hold devices, and whether those are all: until then no pod is known to be gone.
+	// ActivePods returns the pods that may have devices. all is false while the list is incomplete, and no pod counts as
+	// removed.
 	ActivePods func() (pods []*corev1.Pod, all bool)
-	// Changed is called when there are more or fewer devices, PodChanged when a device of a pod has become better or worse.
+	// Changed is called when the number of devices changes, PodChanged when the health of a pod's device does.
 	Changed    func()
 	PodChanged func(uid types.UID)
 	Log        *slog.Logger
 }
 
-// Devices are those of this node.
+// Devices are the devices of this node.
 type Devices struct {
 	Options
 
 	mu          sync.Mutex
 	resources   map[string]*deviceResource
 	allocations map[types.UID]map[string]map[string]*allocation // by pod, container and resource
-	// asking lets one pod be given devices at a time.
+	// allocating serializes allocations.
 	allocating sync.Mutex
 }
 
-// deviceResource is what one or more plugins of one resource have update.
+// deviceResource is the state of one resource, which may have several plugins.
 type deviceResource struct {
-	// plugins are those that are connected; the last one is asked.
+	// plugins are the connected plugins; the last one is used.
 	plugins []*plugin
 	devices map[string]*pluginapi.Device
-	// stoppedAt is when the last plugin went, zero while there is one.
+	// stoppedAt is when the last plugin disconnected, zero while there is one.
 	stoppedAt time.Time
 }
 
-// allocation is what a container was given of one resource.
+// allocation are a container's devices of one resource.
 type allocation struct {
-	byNUMANode map[int64][]string // device names by the memory node they are ids to; noNUMANode where they are ids to none
+	byNUMANode map[int64][]string // device IDs by NUMA node; noNUMANode for those without one
 	response   *pluginapi.ContainerAllocateResponse
 }
 
-// noNUMANode is the memory node of devices that are not ids to any.
+// noNUMANode is the key of devices without NUMA affinity.
 const noNUMANode = -1
 
 func (a *allocation) names() []string {
@@ -88,11 +89,11 @@ func (a *allocation) names() []string {
 	return slices.Compact(names)
 }
 
-// New makes Devices, with what was given before. It starts nothing.
+// New returns Devices with the allocations of the checkpoint. It starts nothing.
 func New(o Options) *Devices {
 	d := &Devices{Options: o, resources: map[string]*deviceResource{}, allocations: map[types.UID]map[string]map[string]*allocation{}}
 	if err := d.load(); err != nil {
-		d.Log.Warn("which containers have which devices is not known", "error", err)
+		d.Log.Warn("failed to read device checkpoint", "error", err)
 	}
 	return d
 }
@@ -108,7 +109,7 @@ func (r *deviceResource) healthy() []string {
 	return names
 }
 
-// take notes the devices that a plugin has update.
+// updateDevices stores the devices a plugin has reported.
 func (d *Devices) updateDevices(name string, devices []*pluginapi.Device) {
 	d.mu.Lock()
 	r := d.resources[name]
@@ -131,7 +132,7 @@ func (d *Devices) updateDevices(name string, devices []*pluginapi.Device) {
 	}
 }
 
-// podWithDevice is the pod that has a device, or empty. mu is held.
+// podWithDevice returns the pod a device is allocated to, or "". The caller holds mu.
 func (d *Devices) podWithDevice(resource, device string) types.UID {
 	for uid, containers := range d.allocations {
 		for _, resources := range containers {
@@ -143,8 +144,8 @@ func (d *Devices) podWithDevice(resource, device string) types.UID {
 	return ""
 }
 
-// Capacity is how many devices there are of each resource, how many of them can be used, and which resources are no more since it was last
-// asked.
+// Capacity returns the number of devices and of healthy devices per resource, and the resources removed since the last
+// call.
 func (d *Devices) Capacity(now time.Time) (capacity, allocatable corev1.ResourceList, removed []corev1.ResourceName) {
 	capacity, allocatable = corev1.ResourceList{}, corev1.ResourceList{}
 	d.mu.Lock()
@@ -165,7 +166,7 @@ func (d *Devices) Capacity(now time.Time) (capacity, allocatable corev1.Resource
 	return capacity, allocatable, removed
 }
 
-// Health tells, for each resource a container has devices of, how they are.
+// Health returns the health of a container's devices by resource.
 func (d *Devices) Health(uid types.UID, container string) []corev1.ResourceStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -185,13 +186,13 @@ func (d *Devices) Health(uid types.UID, container string) []corev1.ResourceStatu
 	return all
 }
 
-// Device is one device and the memory nodes it is ids to.
+// Device is a device and its NUMA nodes.
 type Device struct {
 	Resource, ID string
 	NUMANodes    []int64
 }
 
-// Of are the devices a container has.
+// Allocated returns the devices of a container.
 func (d *Devices) Allocated(uid types.UID, container string) []Device {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -213,7 +214,7 @@ func (d *Devices) Allocated(uid types.UID, container string) []Device {
 	return all
 }
 
-// Allocatable are all devices that are healthy, given or not.
+// Allocatable returns all healthy devices, whether allocated or not.
 func (d *Devices) Allocatable() []Device {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -234,14 +235,14 @@ func numaNodes(device *pluginapi.Device) (nodes []int64) {
 	return nodes
 }
 
-// extended tells names that a plugin may give to its resource.
+// isExtendedResource reports whether a plugin may use a resource name.
 func isExtendedResource(name string) bool {
 	native := !strings.Contains(name, "/") || strings.Contains(name, corev1.ResourceDefaultNamespacePrefix)
 	return !native && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix) &&
 		len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+name)) == 0
 }
 
-// checkpoint is what is remembered of the devices given, in upstream's form.
+// checkpoint is the stored state, in upstream's format.
 type checkpoint struct {
 	Data struct {
 		PodDeviceEntries  []entry
@@ -257,10 +258,10 @@ type entry struct {
 	AllocResp     []byte
 }
 
-// write remembers what is given. A kubelet that cannot write goes on with what it knows.
+// saveOrLog writes the checkpoint. A kubelet that cannot write it continues with its state in memory.
 func (d *Devices) saveOrLog() {
 	if err := d.save(); err != nil {
-		d.Log.Warn("which containers have which devices is not remembered", "error", err)
+		d.Log.Warn("failed to write device checkpoint", "error", err)
 	}
 }
 
@@ -277,7 +278,7 @@ func (d *Devices) save() error {
 				response, err := proto.Marshal(a.response)
 				if err != nil {
 					d.mu.Unlock()
-					return fmt.Errorf("encode what %s said: %w", name, err)
+					return fmt.Errorf("encode allocation of %s: %w", name, err)
 				}
 				c.Data.PodDeviceEntries = append(c.Data.PodDeviceEntries, entry{uid, container, name, a.byNUMANode, response})
 			}
@@ -291,7 +292,7 @@ func (d *Devices) save() error {
 	return atomicfile.Write(filepath.Join(d.Dir, checkpointName), text, 0o600)
 }
 
-// read takes up what was given before. Resources that were there count as stoppedAt until their plugins are back.
+// load reads the checkpoint. Its resources count as stopped until their plugins register again.
 func (d *Devices) load() error {
 	text, err := os.ReadFile(filepath.Join(d.Dir, checkpointName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -310,14 +311,14 @@ func (d *Devices) load() error {
 	for _, e := range c.Data.PodDeviceEntries {
 		response := &pluginapi.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(e.AllocResp, response); err != nil {
-			return fmt.Errorf("read what %s said for container %s of pod %s: %w", e.ResourceName, e.ContainerName, e.PodUID, err)
+			return fmt.Errorf("decode allocation of %s for container %s of pod %s: %w", e.ResourceName, e.ContainerName, e.PodUID, err)
 		}
 		d.record(e.PodUID, e.ContainerName, e.ResourceName, &allocation{byNUMANode: e.DeviceIDs, response: response})
 	}
 	return nil
 }
 
-// record notes what a container was given. mu is held, or nobody else knows d yet.
+// record stores an allocation. The caller holds mu, or is the constructor.
 func (d *Devices) record(uid types.UID, container, name string, a *allocation) {
 	if d.allocations[uid] == nil {
 		d.allocations[uid] = map[string]map[string]*allocation{}

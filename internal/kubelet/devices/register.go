@@ -16,13 +16,13 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// maxSocketPath is the longest path of a socket the kernel takes.
+// maxSocketPath is the maximum length of a socket's path.
 const maxSocketPath = 107
 
-// connectTimeout bounds how long a plugin may take to be reached and to tell of itself.
+// connectTimeout bounds how long connecting to a plugin may take.
 const connectTimeout = 10 * time.Second
 
-// plugin is one that is connected.
+// plugin is a connected plugin.
 type plugin struct {
 	socket     string
 	connection *grpc.ClientConn
@@ -30,17 +30,18 @@ type plugin struct {
 	options    *pluginapi.DevicePluginOptions
 }
 
-// Run lets plugins register until ctx ends. Those of a run before have to do so again: they see that their sockets are gone.
+// Run serves registrations until ctx ends. Plugins of an earlier run register again when they notice that their sockets
+// are gone.
 func (d *Devices) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.Dir, 0o750); err != nil {
-		return fmt.Errorf("make the directory of device plugins: %w", err)
+		return fmt.Errorf("create device plugin directory: %w", err)
 	}
 	if err := removeSockets(d.Dir); err != nil {
-		return fmt.Errorf("remove the sockets of device plugins: %w", err)
+		return fmt.Errorf("remove device plugin sockets: %w", err)
 	}
 	socket := filepath.Join(d.Dir, socketName)
 	if len(socket) > maxSocketPath {
-		d.Log.Warn("there are no devices: the path of the socket for their plugins is too long", "path", socket)
+		d.Log.Warn("device plugins are disabled: socket path is too long", "path", socket)
 		return nil
 	}
 	listener, err := net.Listen("unix", socket)
@@ -72,7 +73,7 @@ func removeSockets(dir string) error {
 	return errors.Join(errs...)
 }
 
-// registration is the service that plugins announce themselves to.
+// registration is the registration service.
 type registration struct {
 	pluginapi.UnimplementedRegistrationServer
 	devices  *Devices
@@ -80,7 +81,7 @@ type registration struct {
 	watching *sync.WaitGroup
 }
 
-// Register connects to a plugin that serves in the same directory, and follows it from then on.
+// Register connects to a plugin, whose socket is in the same directory, and watches its devices.
 func (r *registration) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	name := request.ResourceName
 	if !slices.Contains(pluginapi.SupportedVersions[:], request.Version) {
@@ -95,17 +96,17 @@ func (r *registration) Register(ctx context.Context, request *pluginapi.Register
 	}
 	r.devices.add(name, p)
 	r.watching.Go(func() {
-		err := r.devices.follow(r.ctx, name, p)
+		err := r.devices.watch(r.ctx, name, p)
 		r.devices.remove(name, p)
 		if r.ctx.Err() == nil {
-			r.devices.Log.Warn("a device plugin is gone", "resource", name, "error", err)
+			r.devices.Log.Warn("device plugin disconnected", "resource", name, "error", err)
 		}
 	})
-	r.devices.Log.Info("a device plugin is registered", "resource", name, "socket", request.Endpoint)
+	r.devices.Log.Info("registered device plugin", "resource", name, "socket", request.Endpoint)
 	return &pluginapi.Empty{}, nil
 }
 
-// connect reaches a plugin and requested what it can do.
+// connect connects to a plugin and reads its options.
 func connect(ctx context.Context, socket string) (*plugin, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
@@ -115,13 +116,13 @@ func connect(ctx context.Context, socket string) (*plugin, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	if p.options, err = p.client.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, grpc.WaitForReady(true)); err != nil {
-		_ = connection.Close() // it was of no use
+		_ = connection.Close() // the connection is unusable
 		return nil, fmt.Errorf("failed to get device plugin options: %w", err)
 	}
 	return p, nil
 }
 
-// add makes a plugin the one that is asked. One at the same socket has been replaced by it.
+// add makes a plugin the current one of its resource. It replaces one with the same socket.
 func (d *Devices) add(name string, p *plugin) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,14 +134,14 @@ func (d *Devices) add(name string, p *plugin) {
 	r.stoppedAt = time.Time{}
 	r.plugins = append(slices.DeleteFunc(r.plugins, func(old *plugin) bool {
 		if old.socket == p.socket {
-			_ = old.connection.Close() // whoever follows it sees that
+			_ = old.connection.Close() // ends its watch
 		}
 		return old.socket == p.socket
 	}), p)
 }
 
-// follow takes in what a plugin tells of its devices until it ends.
-func (d *Devices) follow(ctx context.Context, name string, p *plugin) error {
+// watch updates the devices a plugin reports until it disconnects.
+func (d *Devices) watch(ctx context.Context, name string, p *plugin) error {
 	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
 	if err != nil {
 		return err
@@ -154,14 +155,14 @@ func (d *Devices) follow(ctx context.Context, name string, p *plugin) error {
 	}
 }
 
-// remove forgets a plugin that has ended. With the last one, nobody can say how the devices are.
+// remove removes a disconnected plugin. With the last one the resource counts as stopped.
 func (d *Devices) remove(name string, p *plugin) {
-	_ = p.connection.Close() // it has ended already
+	_ = p.connection.Close() // already disconnected
 	d.mu.Lock()
 	r := d.resources[name]
 	if r == nil || !slices.Contains(r.plugins, p) {
 		d.mu.Unlock()
-		return // another has taken its place
+		return // it was replaced
 	}
 	r.plugins = slices.DeleteFunc(r.plugins, func(other *plugin) bool { return other == p })
 	last := len(r.plugins) == 0

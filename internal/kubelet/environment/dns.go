@@ -10,31 +10,31 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// What resolvers take, and what the API lets a pod ask for.
+// The limits of resolvers and of the API.
 const (
-	mostNameservers   = 3
-	mostSearchPaths   = 32
-	longestSearchLine = 2048
+	maxNameservers = 3
+	maxSearchPaths = 32
+	maxSearchLine  = 2048
 )
 
-// DNSConfig is what a resolv.conf says.
+// DNSConfig is the content of a resolv.conf.
 type DNSConfig struct {
 	Servers, Searches, Options []string
 }
 
-// DNSSettings are what the node knows about name resolution.
+// DNSSettings are the node's settings for name resolution.
 type DNSSettings struct {
-	ClusterDNS    []string // addresses of the cluster's DNS; empty where there is none
+	ClusterDNS    []string // addresses of the cluster's DNS; may be empty
 	ClusterDomain string
-	// Host is the node's own resolver configuration (ParseResolver); nil when it was told to have none.
+	// Host is the node's resolver configuration (ParseResolver); nil if it is disabled.
 	Host *DNSConfig
-	// NodeIPs say which families a resolver on the node itself would listen on.
+	// NodeIPs determine the loopback addresses of a resolver on the node.
 	NodeIPs []string
-	// Warn tells an event: about the node where ofNode is set, otherwise about the pod. It may be nil.
-	Warn func(reason, message string, ofNode bool)
+	// Warn records an event: about the node if aboutNode is set, otherwise about the pod. It may be nil.
+	Warn func(reason, message string, aboutNode bool)
 }
 
-// DNS is the resolver configuration of a pod by its policy, with its own configuration added, cut to what resolvers take.
+// DNS returns the resolver configuration of a pod according to its dnsPolicy and dnsConfig, truncated to the limits.
 func DNS(pod *corev1.Pod, s DNSSettings) (*DNSConfig, error) {
 	config := &DNSConfig{}
 	if s.Host != nil {
@@ -49,11 +49,11 @@ func DNS(pod *corev1.Pod, s DNSSettings) (*DNSConfig, error) {
 	case corev1.DNSNone:
 		config = &DNSConfig{}
 	case corev1.DNSDefault:
-		s.hostOnly(config)
+		s.useHostResolver(config)
 	default:
 		if len(s.ClusterDNS) == 0 {
 			s.missingClusterDNS(pod)
-			s.hostOnly(config)
+			s.useHostResolver(config)
 			break
 		}
 		config.Servers = slices.Clone(s.ClusterDNS)
@@ -67,13 +67,13 @@ func DNS(pod *corev1.Pod, s DNSSettings) (*DNSConfig, error) {
 		config.Searches = unique(append(config.Searches, own.Searches...))
 		config.Options = mergeOptions(config.Options, own.Options)
 	}
-	config.Servers = s.fitServers(config.Servers)
-	config.Searches = s.fitSearches(config.Searches)
+	config.Servers = s.limitServers(config.Servers)
+	config.Searches = s.limitSearches(config.Searches)
 	return config, nil
 }
 
-// hostOnly leaves the node's resolver, or, where it has none, one on the node itself.
-func (s DNSSettings) hostOnly(config *DNSConfig) {
+// useHostResolver uses the node's resolver configuration, or a resolver on the node if that is disabled.
+func (s DNSSettings) useHostResolver(config *DNSConfig) {
 	if s.Host != nil {
 		return
 	}
@@ -97,37 +97,37 @@ func (s DNSSettings) missingClusterDNS(pod *corev1.Pod) {
 	s.warn("MissingClusterDNS", fmt.Sprintf("pod: %q. %s", fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID), message), false)
 }
 
-func (s DNSSettings) fitServers(servers []string) []string {
-	if len(servers) > mostNameservers {
-		servers = servers[:mostNameservers]
+func (s DNSSettings) limitServers(servers []string) []string {
+	if len(servers) > maxNameservers {
+		servers = servers[:maxNameservers]
 		s.warn("DNSConfigForming", "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: "+
 			strings.Join(servers, " "), false)
 	}
 	return servers
 }
 
-func (s DNSSettings) fitSearches(searches []string) []string {
-	asked := len(searches)
-	searches = searches[:min(asked, mostSearchPaths)]
-	// Some resolvers abort on a path that is longer than a name can be.
+func (s DNSSettings) limitSearches(searches []string) []string {
+	requested := len(searches)
+	searches = searches[:min(requested, maxSearchPaths)]
+	// Some resolvers abort on a search path that is longer than a DNS name.
 	searches = slices.DeleteFunc(slices.Clone(searches), func(search string) bool { return len(search) > validation.DNS1123SubdomainMaxLength })
-	for len(strings.Join(searches, " ")) > longestSearchLine {
+	for len(strings.Join(searches, " ")) > maxSearchLine {
 		searches = searches[:len(searches)-1]
 	}
-	if len(searches) != asked {
+	if len(searches) != requested {
 		s.warn("DNSConfigForming", "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: "+
 			strings.Join(searches, " "), false)
 	}
 	return searches
 }
 
-func (s DNSSettings) warn(reason, message string, ofNode bool) {
+func (s DNSSettings) warn(reason, message string, aboutNode bool) {
 	if s.Warn != nil {
-		s.Warn(reason, message, ofNode)
+		s.Warn(reason, message, aboutNode)
 	}
 }
 
-// ParseResolver reads the text of a resolv.conf.
+// ParseResolver parses a resolv.conf.
 func ParseResolver(text string) (*DNSConfig, error) {
 	config := &DNSConfig{}
 	for line := range strings.Lines(text) {
@@ -142,7 +142,7 @@ func ParseResolver(text string) (*DNSConfig, error) {
 			}
 			config.Servers = append(config.Servers, fields[1])
 		case "search":
-			// The last line counts. One domain with and without its final dot is one domain.
+			// The last search line wins. Trailing dots are removed.
 			config.Searches = nil
 			for _, domain := range fields[1:] {
 				if domain != "." {
@@ -158,24 +158,24 @@ func ParseResolver(text string) (*DNSConfig, error) {
 	return config, nil
 }
 
-// CheckResolver says what of the node's resolver configuration pods cannot have, or "".
+// CheckResolver returns a warning if the node's resolver configuration exceeds the limits of pods, else "".
 func CheckResolver(path string, host *DNSConfig, clusterDomain string) string {
-	most := mostSearchPaths
+	limit := maxSearchPaths
 	if clusterDomain != "" {
-		most -= 3 // those that ClusterFirst adds
+		limit -= 3 // added by ClusterFirst
 	}
 	switch {
-	case len(host.Searches) > most:
-		return fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", path, most)
+	case len(host.Searches) > limit:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line consisting of more than %d domains!", path, limit)
 	case slices.ContainsFunc(host.Searches, func(search string) bool { return len(search) > validation.DNS1123SubdomainMaxLength }):
 		return fmt.Sprintf("Resolv.conf file %q contains a search path which length is more than allowed %d chars!", path, validation.DNS1123SubdomainMaxLength)
-	case len(strings.Join(host.Searches, " ")) > longestSearchLine:
-		return fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path, longestSearchLine)
+	case len(strings.Join(host.Searches, " ")) > maxSearchLine:
+		return fmt.Sprintf("Resolv.conf file '%s' contains search line which length is more than allowed %d chars!", path, maxSearchLine)
 	}
 	return ""
 }
 
-// mergeOptions adds a pod's options; one of a name that is there already replaces it.
+// mergeOptions adds a pod's options, replacing options of the same name.
 func mergeOptions(options []string, own []corev1.PodDNSConfigOption) []string {
 	for _, option := range own {
 		text := option.Name
@@ -198,7 +198,7 @@ func setOption(options []string, option string) []string {
 	return append(options, option)
 }
 
-// unique keeps the first of each.
+// unique removes duplicates.
 func unique(values []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(values, func(value string) bool {

@@ -1,6 +1,6 @@
-// Package environment works out what a container finds around itself besides its files: its environment variables, its
-// /etc/hosts, its resolver and its host name. Everything here is a function of the pod, the node and the objects the pod
-// names; nothing is kept and, but for the caller's Sources, nothing is read.
+// Package environment computes a container's environment: environment variables, /etc/hosts, resolver configuration and
+// host name. Everything is a function of the pod, the node and the objects the pod references. Nothing is stored, and
+// only the caller's Sources are read.
 package environment
 
 import (
@@ -12,25 +12,34 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Sources is where values come from that do not stand in the pod.
+// Sources provides values that are not part of the pod.
 type Sources interface {
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
-	// Services are those of one namespace. It fails as long as services have not been read even once.
+	// Services returns the services of a namespace. It fails until the services have been listed.
 	Services(namespace string) ([]*corev1.Service, error)
-	// File reads a file of one of the pod's volumes, without leaving the volume.
+	// File reads a file of one of the pod's volumes. It does not follow symlinks out of the volume.
 	File(pod *corev1.Pod, volume, path string) ([]byte, error)
 }
 
-// Of returns the environment of a container, ordered by name. podIPs and hostIPs are in the node's order of preference. An
-// error's text is meant for the container's status.
-func Of(pod *corev1.Pod, c *corev1.Container, node *corev1.Node, podIPs, hostIPs []string, s Sources) ([]corev1.EnvVar, error) {
-	services, err := serviceVariables(pod, s)
+// Input is what a container's environment is computed from. The addresses are in the node's order of preference.
+type Input struct {
+	Pod             *corev1.Pod
+	Container       *corev1.Container
+	Node            *corev1.Node
+	PodIPs, HostIPs []string
+	Sources         Sources
+}
+
+// Of returns the environment of a container, sorted by name. The text of an error is meant for the container's status.
+func Of(in Input) ([]corev1.EnvVar, error) {
+	c := in.Container
+	services, err := serviceVariables(in.Pod, in.Sources)
 	if err != nil {
 		return nil, err
 	}
 	b := &builder{
-		pod: pod, container: c, node: node, addresses: Addresses{Pod: podIPs, Host: hostIPs}, sources: s,
+		pod: in.Pod, container: c, node: in.Node, addresses: Addresses{Pod: in.PodIPs, Host: in.HostIPs}, sources: in.Sources,
 		services: services, values: map[string]string{},
 		configMaps: map[string]*corev1.ConfigMap{}, secrets: map[string]*corev1.Secret{},
 	}
@@ -56,7 +65,8 @@ func Of(pod *corev1.Pod, c *corev1.Container, node *corev1.Node, podIPs, hostIPs
 	return variables, nil
 }
 
-// builder collects the variables of one container. Objects are read once, so that one container never sees two states of one.
+// builder collects the variables of one container. Objects are read once, so that a container never gets values of two
+// revisions.
 type builder struct {
 	pod        *corev1.Pod
 	container  *corev1.Container
@@ -92,13 +102,13 @@ func (b *builder) addAll(from *corev1.EnvFromSource) error {
 	return nil
 }
 
-// add adds one variable. What is optional and absent stays unset.
+// add adds one variable. Optional values that are missing stay unset.
 func (b *builder) add(variable *corev1.EnvVar) error {
 	value, set := "", true
 	var err error
 	switch {
 	case variable.Value != "":
-		value = Expand(variable.Value, b.lookUp)
+		value = Expand(variable.Value, b.lookup)
 	case variable.ValueFrom != nil:
 		value, set, err = b.from(variable.ValueFrom)
 	}
@@ -108,8 +118,8 @@ func (b *builder) add(variable *corev1.EnvVar) error {
 	return err
 }
 
-// lookUp finds what a reference stands for: variables before services, and unknown references stay as they are.
-func (b *builder) lookUp(name string) string {
+// lookup resolves a reference: variables take precedence over services, and unknown references are kept.
+func (b *builder) lookup(name string) string {
 	if value, ok := b.values[name]; ok {
 		return value
 	}
@@ -165,7 +175,7 @@ func (b *builder) fileKey(ref *corev1.FileKeySelector) (string, bool, error) {
 	}
 	content, err := b.sources.File(b.pod, ref.VolumeName, ref.Path)
 	if err != nil {
-		// What stands on the node's disk is no business of who reads the pod's status.
+		// The status of the pod must not reveal the content of the node's disk.
 		return "", false, fmt.Errorf("couldn't parse env file")
 	}
 	value, err := fileVariable(string(content), ref.Key)
@@ -178,17 +188,17 @@ func (b *builder) fileKey(ref *corev1.FileKeySelector) (string, bool, error) {
 	return value, value != "", nil
 }
 
-// configMap returns nil for what is optional and absent.
+// configMap returns nil if the object is optional and missing.
 func (b *builder) configMap(name string, optional *bool) (*corev1.ConfigMap, error) {
-	return once(b.configMaps, b.sources.ConfigMap, b.pod.Namespace, name, optional)
+	return readOnce(b.configMaps, b.sources.ConfigMap, b.pod.Namespace, name, optional)
 }
 
 func (b *builder) secret(name string, optional *bool) (*corev1.Secret, error) {
-	return once(b.secrets, b.sources.Secret, b.pod.Namespace, name, optional)
+	return readOnce(b.secrets, b.sources.Secret, b.pod.Namespace, name, optional)
 }
 
-func once[T any](known map[string]*T, read func(namespace, name string) (*T, error), namespace, name string, optional *bool) (*T, error) {
-	if object, ok := known[name]; ok {
+func readOnce[T any](cached map[string]*T, read func(namespace, name string) (*T, error), namespace, name string, optional *bool) (*T, error) {
+	if object, ok := cached[name]; ok {
 		return object, nil
 	}
 	object, err := read(namespace, name)
@@ -198,7 +208,7 @@ func once[T any](known map[string]*T, read func(namespace, name string) (*T, err
 	if err != nil {
 		return nil, err
 	}
-	known[name] = object
+	cached[name] = object
 	return object, nil
 }
 

@@ -69,7 +69,9 @@ var testNode = &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.Resour
 
 // of returns the environment as lines of text.
 func of(pod *corev1.Pod, c *corev1.Container, s Sources) (string, error) {
-	variables, err := Of(pod, c, testNode, []string{"10.0.0.1", "fd00::1"}, []string{"192.0.2.1", "2001:db8::1"}, s)
+	variables, err := Of(Input{
+		Pod: pod, Container: c, Node: testNode, PodIPs: []string{"10.0.0.1", "fd00::1"}, HostIPs: []string{"192.0.2.1", "2001:db8::1"}, Sources: s,
+	})
 	lines := make([]string, len(variables))
 	for i, v := range variables {
 		lines[i] = v.Name + "=" + v.Value
@@ -178,7 +180,7 @@ func TestPodLimitsBeforeNode(t *testing.T) {
 	if got, err := of(pod, c, sources{}); err != nil || got != "V=1" {
 		t.Errorf("%q, %v", got, err)
 	}
-	if _, err := Of(pod, c, nil, nil, nil, sources{}); err == nil || err.Error() != "failed to find node object, expected a node" {
+	if _, err := Of(Input{Pod: pod, Container: c, Sources: sources{}}); err == nil || err.Error() != "failed to find node object, expected a node" {
 		t.Error(err)
 	}
 }

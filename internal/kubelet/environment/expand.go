@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Expand replaces every $(NAME) by its value. $$ is a dollar sign, so $$(NAME) stays a reference; a dollar sign before
-// anything else is itself.
+// Expand replaces every $(NAME) by its value. $$ is a dollar sign, so $$(NAME) is not expanded. A dollar sign before
+// anything else is kept.
 func Expand(text string, value func(name string) string) string {
 	var out strings.Builder
 	for {
@@ -34,7 +34,7 @@ func Expand(text string, value func(name string) string) string {
 	}
 }
 
-// ExpandAll expands references in a command or its arguments; unknown ones stay as they are.
+// ExpandAll expands references in a command or its arguments. Unknown references are kept.
 func ExpandAll(texts []string, env []corev1.EnvVar) []string {
 	if len(texts) == 0 {
 		return nil
@@ -52,8 +52,8 @@ func ExpandAll(texts []string, env []corev1.EnvVar) []string {
 	return expanded
 }
 
-// ExpandStrictly expands references that must all have a value, as a subPathExpr wants it.
-func ExpandStrictly(text string, env []corev1.EnvVar) (string, error) {
+// ExpandStrict expands references that must all have a value, as in subPathExpr.
+func ExpandStrict(text string, env []corev1.EnvVar) (string, error) {
 	values, missing := asMap(env), map[string]bool{}
 	expanded := Expand(text, func(name string) string {
 		if values[name] == "" {

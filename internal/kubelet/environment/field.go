@@ -15,12 +15,12 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Addresses are those a pod may ask for about itself, each list in the node's order of preference.
+// Addresses are the addresses of a pod and its host, each list in the node's order of preference.
 type Addresses struct {
 	Pod, Host []string
 }
 
-// Field is the value of a field of the pod, as environment variables and downward API volumes show it.
+// Field returns the value of a pod field, as environment variables and downward API volumes have it.
 func Field(pod *corev1.Pod, ref *corev1.ObjectFieldSelector, a Addresses) (string, error) {
 	if ref.APIVersion != "v1" {
 		return "", fmt.Errorf("unsupported pod version: %s", ref.APIVersion)
@@ -74,13 +74,13 @@ func subscriptedField(pod *corev1.Pod, whole, path, key string) (string, error) 
 	default:
 		return "", fmt.Errorf("field label does not support subscript: %s", whole)
 	}
-	if wrong := validation.IsQualifiedName(checked); len(wrong) != 0 {
-		return "", fmt.Errorf("invalid key subscript in %s: %s", whole, strings.Join(wrong, ";"))
+	if problems := validation.IsQualifiedName(checked); len(problems) != 0 {
+		return "", fmt.Errorf("invalid key subscript in %s: %s", whole, strings.Join(problems, ";"))
 	}
 	return values[key], nil
 }
 
-// splitSubscript takes "path['key']" apart.
+// splitSubscript parses "path['key']".
 func splitSubscript(fieldPath string) (path, key string, ok bool) {
 	inner, closed := strings.CutSuffix(fieldPath, "']")
 	path, key, opened := strings.Cut(inner, "['")
@@ -90,7 +90,7 @@ func splitSubscript(fieldPath string) (path, key string, ok bool) {
 	return path, key, true
 }
 
-// formatMap writes one key="value" a line, ordered by key.
+// formatMap writes one key="value" per line, sorted by key.
 func formatMap(m map[string]string) string {
 	lines := make([]string, 0, len(m))
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -99,14 +99,15 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// resource is the value of a resource field in the environment. Limits nobody set are the pod's, or else what the node can give.
+// resource returns the value of a resource field. Limits that are not set default to the pod's, else to the node's
+// allocatable.
 func (b *builder) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	if b.node == nil {
 		return "", errors.New("failed to find node object, expected a node")
 	}
 	allocatable := maps.Clone(b.node.Status.Allocatable)
 	if resourcehelper.IsPodLevelLimitsSet(b.pod) {
-		for _, name := range defaulted {
+		for _, name := range defaultedLimits {
 			limit, set := b.pod.Spec.Resources.Limits[name]
 			if _, known := allocatable[name]; known && set && !limit.IsZero() && resourcehelper.IsSupportedPodLevelResource(name) {
 				allocatable[name] = limit
@@ -116,18 +117,18 @@ func (b *builder) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName == "" {
 		return Resource(b.container, ref, allocatable)
 	}
-	c, initial, err := FindContainer(b.pod, ref.ContainerName)
+	c, isInit, err := FindContainer(b.pod, ref.ContainerName)
 	if err != nil {
 		return "", err
 	}
-	if initial {
+	if isInit {
 		allocatable = nil
 	}
 	return Resource(c, ref, allocatable)
 }
 
-// FindContainer returns the regular or init container of a name, and whether it is an init container.
-func FindContainer(pod *corev1.Pod, name string) (c *corev1.Container, initial bool, err error) {
+// FindContainer returns the regular or init container with a name, and whether it is an init container.
+func FindContainer(pod *corev1.Pod, name string) (c *corev1.Container, isInit bool, err error) {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {
 			return &pod.Spec.Containers[i], false, nil
@@ -141,15 +142,15 @@ func FindContainer(pod *corev1.Pod, name string) (c *corev1.Container, initial b
 	return nil, false, fmt.Errorf("container %s not found", name)
 }
 
-// defaulted are the resources whose limit is the node's when nobody set one.
-var defaulted = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
+// defaultedLimits are the resources whose limit defaults to the node's allocatable.
+var defaultedLimits = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
 
-// Resource is a request or limit of a container in units of the divisor, rounded up. Where there is no limit, the
-// allocatable amount stands for it.
+// Resource returns a request or limit of a container in units of the divisor, rounded up. A missing limit defaults to the
+// allocatable amount.
 func Resource(c *corev1.Container, ref *corev1.ResourceFieldSelector, allocatable corev1.ResourceList) (string, error) {
 	side, name, _ := strings.Cut(ref.Resource, ".")
 	resourceName := corev1.ResourceName(name)
-	if !slices.Contains(defaulted, resourceName) && !strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
+	if !slices.Contains(defaultedLimits, resourceName) && !strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
 		return "", fmt.Errorf("unsupported container resource : %v", ref.Resource)
 	}
 	var amount resource.Quantity
@@ -158,7 +159,7 @@ func Resource(c *corev1.Container, ref *corev1.ResourceFieldSelector, allocatabl
 		amount = c.Resources.Requests[resourceName]
 	case "limits":
 		amount = c.Resources.Limits[resourceName]
-		if amount.IsZero() && slices.Contains(defaulted, resourceName) {
+		if amount.IsZero() && slices.Contains(defaultedLimits, resourceName) {
 			if node, ok := allocatable[resourceName]; ok {
 				amount = node
 			}

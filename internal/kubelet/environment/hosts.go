@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Hosts is the text of the pod's /etc/hosts. A pod on the host's network gets the node's file, whose text is node, with its own aliases behind it.
+// Hosts returns the pod's /etc/hosts. A pod on the host network gets the node's file, node, followed by its own aliases.
 func Hosts(pod *corev1.Pod, podIPs []string, clusterDomain string, node []byte) ([]byte, error) {
 	var text bytes.Buffer
 	if pod.Spec.HostNetwork {
@@ -45,39 +45,40 @@ func Hosts(pod *corev1.Pod, podIPs []string, clusterDomain string, node []byte) 
 }
 
 const (
-	longestHostname = 63 // bytes the kernel has for a host name besides the final zero, less one as DNS wants it
-	longestFQDN     = 64
+	maxHostnameLength = 63 // the kernel allows 64 bytes, DNS labels 63
+	maxFQDNLength     = 64
 )
 
-// Hostname is the pod's host name and the domain below which it is known, which is empty for pods without a subdomain.
+// Hostname returns the pod's host name and its domain, which is empty for pods without a subdomain.
 func Hostname(pod *corev1.Pod, clusterDomain string) (hostname, domain string, err error) {
 	if override := pod.Spec.HostnameOverride; override != nil {
-		if wrong := validation.IsDNS1123Subdomain(*override); len(wrong) != 0 {
-			return "", "", fmt.Errorf("pod HostnameOverride %q is not a valid DNS subdomain: %s", *override, strings.Join(wrong, ";"))
+		if problems := validation.IsDNS1123Subdomain(*override); len(problems) != 0 {
+			return "", "", fmt.Errorf("pod HostnameOverride %q is not a valid DNS subdomain: %s", *override, strings.Join(problems, ";"))
 		}
-		hostname, err = cut(pod.Name, *override)
+		hostname, err = truncateHostname(pod.Name, *override)
 		return hostname, "", err
 	}
 	hostname = pod.Name
 	if pod.Spec.Hostname != "" {
-		if wrong := validation.IsDNS1123Label(pod.Spec.Hostname); len(wrong) != 0 {
-			return "", "", fmt.Errorf("pod Hostname %q is not a valid DNS label: %s", pod.Spec.Hostname, strings.Join(wrong, ";"))
+		if problems := validation.IsDNS1123Label(pod.Spec.Hostname); len(problems) != 0 {
+			return "", "", fmt.Errorf("pod Hostname %q is not a valid DNS label: %s", pod.Spec.Hostname, strings.Join(problems, ";"))
 		}
 		hostname = pod.Spec.Hostname
 	}
-	if hostname, err = cut(pod.Name, hostname); err != nil {
+	if hostname, err = truncateHostname(pod.Name, hostname); err != nil {
 		return "", "", err
 	}
 	if pod.Spec.Subdomain != "" {
-		if wrong := validation.IsDNS1123Label(pod.Spec.Subdomain); len(wrong) != 0 {
-			return "", "", fmt.Errorf("pod Subdomain %q is not a valid DNS label: %s", pod.Spec.Subdomain, strings.Join(wrong, ";"))
+		if problems := validation.IsDNS1123Label(pod.Spec.Subdomain); len(problems) != 0 {
+			return "", "", fmt.Errorf("pod Subdomain %q is not a valid DNS label: %s", pod.Spec.Subdomain, strings.Join(problems, ";"))
 		}
 		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, clusterDomain)
 	}
 	return hostname, domain, nil
 }
 
-// KernelHostname is the name the pod's kernel reports: the host name, or the whole name where the pod wants that. Pods on the host's network keep the host's.
+// KernelHostname returns the host name of the pod's UTS namespace: its host name, or its FQDN if the pod requests that.
+// It is empty for pods on the host network.
 func KernelHostname(pod *corev1.Pod, clusterDomain string) (string, error) {
 	hostname, domain, err := Hostname(pod, clusterDomain)
 	if err != nil || pod.Spec.HostNetwork {
@@ -87,19 +88,19 @@ func KernelHostname(pod *corev1.Pod, clusterDomain string) (string, error) {
 		return hostname, nil
 	}
 	fqdn := hostname + "." + domain
-	if len(fqdn) > longestFQDN {
+	if len(fqdn) > maxFQDNLength {
 		return "", fmt.Errorf("failed to construct FQDN from pod hostname and cluster domain, FQDN %s is too long (%d characters is the max, %d characters requested)",
-			fqdn, longestFQDN, len(fqdn))
+			fqdn, maxFQDNLength, len(fqdn))
 	}
 	return fqdn, nil
 }
 
-// cut shortens a name that is too long for the kernel, and leaves no separator at its end.
-func cut(pod, hostname string) (string, error) {
-	if len(hostname) <= longestHostname {
+// truncateHostname truncates a host name to the maximum length, without a trailing separator.
+func truncateHostname(pod, hostname string) (string, error) {
+	if len(hostname) <= maxHostnameLength {
 		return hostname, nil
 	}
-	short := strings.TrimRight(hostname[:longestHostname], "-.")
+	short := strings.TrimRight(hostname[:maxHostnameLength], "-.")
 	if short == "" {
 		return "", fmt.Errorf("hostname for pod %q was invalid: %q", pod, hostname)
 	}

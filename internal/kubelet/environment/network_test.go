@@ -134,7 +134,7 @@ func TestLongSearchLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if line := strings.Join(got.Searches, " "); len(line) > longestSearchLine || len(got.Searches) != 10 {
+	if line := strings.Join(got.Searches, " "); len(line) > maxSearchLine || len(got.Searches) != 10 {
 		t.Errorf("%d searches, %d characters", len(got.Searches), len(line))
 	}
 }

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// serviceVariables are the variables that tell a container where services are: always the API's own service, and with
-// service links those of the pod's namespace.
+// serviceVariables returns the service environment variables: always those of the API's service, and with
+// enableServiceLinks those of the pod's namespace.
 func serviceVariables(pod *corev1.Pod, s Sources) (map[string]string, error) {
 	if pod.Spec.EnableServiceLinks == nil {
 		return nil, errors.New("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
@@ -32,18 +32,18 @@ func serviceVariables(pod *corev1.Pod, s Sources) (map[string]string, error) {
 	}
 	for _, service := range services {
 		if service.Name == "kubernetes" {
-			chosen[service.Name] = service // also before a namesake in the pod's namespace
+			chosen[service.Name] = service // it takes precedence over one of that name in the pod's namespace
 		}
 	}
 	variables := map[string]string{}
 	for _, service := range chosen {
-		describe(variables, service)
+		addService(variables, service)
 	}
 	return variables, nil
 }
 
-// describe adds the variables of one service. Headless ones have none.
-func describe(variables map[string]string, service *corev1.Service) {
+// addService adds the variables of one service. Headless services have none.
+func addService(variables map[string]string, service *corev1.Service) {
 	address := service.Spec.ClusterIP
 	if address == "" || address == corev1.ClusterIPNone || len(service.Spec.Ports) == 0 {
 		return

@@ -11,9 +11,9 @@ import (
 
 // volumeStat is one thing that is told of the file system of a claim's volume.
 type volumeStat struct {
-	name string
-	desc *prometheus.Desc
-	of   func(s *unix.Statfs_t) uint64
+	name  string
+	desc  *prometheus.Desc
+	value func(s *unix.Statfs_t) uint64
 }
 
 var volumeStats = []volumeStat{
@@ -25,45 +25,46 @@ var volumeStats = []volumeStat{
 	newVolumeStat("inodes_used", "Number of used inodes in the volume", func(s *unix.Statfs_t) uint64 { return s.Files - s.Ffree }),
 }
 
-func newVolumeStat(name, help string, of func(*unix.Statfs_t) uint64) volumeStat {
-	return volumeStat{name, desc("volume_stats_"+name, help, "namespace", "persistentvolumeclaim"), of}
+func newVolumeStat(name, help string, value func(*unix.Statfs_t) uint64) volumeStat {
+	return volumeStat{name, desc("volume_stats_"+name, help, "namespace", "persistentvolumeclaim"), value}
 }
 
-// diskTimeout is how long a disk may take to answer; one behind a network may be away for ever.
-const diskTimeout = time.Second
+// statfsTimeout is how long a scrape waits for a file system. A network file system may block forever.
+const statfsTimeout = time.Second
 
-// asked are the directories whose disks have not answered yet: they are not asked again, so that a disk that is away holds up one goroutine only.
-var asked sync.Map
+// pendingStatfs are the directories whose statfs has not returned yet. They are not queried again, so that an
+// unresponsive file system blocks only one goroutine.
+var pendingStatfs sync.Map
 
-// collectClaims tells how full the volumes of claims are, as far as their disks answer.
+// collectClaims emits the volume statistics of claims whose file systems respond in time.
 func collectClaims(claims map[types.NamespacedName]string, emit func(*prometheus.Desc, float64, ...string)) {
 	for claim, dir := range claims {
-		if s, ok := fileSystem(dir); ok {
+		if s, ok := statfs(dir); ok {
 			for _, v := range volumeStats {
-				emit(v.desc, float64(v.of(s)), claim.Namespace, claim.Name)
+				emit(v.desc, float64(v.value(s)), claim.Namespace, claim.Name)
 			}
 		}
 	}
 }
 
-// fileSystem asks the disk of a directory, unless it does not answer.
-func fileSystem(dir string) (*unix.Statfs_t, bool) {
-	if _, waiting := asked.LoadOrStore(dir, true); waiting {
+// statfs queries the file system of a directory. It returns false if it does not respond in time.
+func statfs(dir string) (*unix.Statfs_t, bool) {
+	if _, waiting := pendingStatfs.LoadOrStore(dir, true); waiting {
 		return nil, false
 	}
-	answer := make(chan *unix.Statfs_t, 1)
+	result := make(chan *unix.Statfs_t, 1)
 	go func() {
 		s := &unix.Statfs_t{}
 		if unix.Statfs(dir, s) != nil {
 			s = nil
 		}
-		asked.Delete(dir)
-		answer <- s
+		pendingStatfs.Delete(dir)
+		result <- s
 	}()
 	select {
-	case s := <-answer:
+	case s := <-result:
 		return s, s != nil
-	case <-time.After(diskTimeout):
+	case <-time.After(statfsTimeout):
 		return nil, false
 	}
 }

@@ -1,7 +1,7 @@
-// Package metrics counts and times what a kubelet does, under the names that dashboards and alerts know from upstream's.
+// Package metrics has the kubelet's metrics, under upstream's names.
 //
-// What happens is told by the parts as it happens; what is, such as how many pods run, is looked at when somebody asks (node.go). All methods may
-// be called on a nil Metrics, which counts nothing.
+// Counters and histograms are updated when something happens. Gauges, such as the number of running pods, are computed by
+// a scrape (node.go). All methods may be called on a nil Metrics, which does nothing.
 package metrics
 
 import (
@@ -17,12 +17,12 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// startBuckets are the seconds a pod may take to start.
+// startBuckets are the buckets of pod start durations, in seconds.
 var startBuckets = []float64{0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}
 
-// Metrics are those of one kubelet.
+// Metrics are the metrics of one kubelet.
 type Metrics struct {
-	// All has what is shown at /metrics, Probes what is shown at /metrics/probes.
+	// All is served at /metrics, Probes at /metrics/probes.
 	All, Probes *prometheus.Registry
 
 	operations, operationErrors *prometheus.CounterVec
@@ -43,11 +43,11 @@ type Metrics struct {
 
 	mu       sync.Mutex
 	relisted time.Time
-	// probed are the names of the pods that have been probed.
+	// probed are the pods that have probe metrics.
 	probed map[types.UID]types.NamespacedName
 }
 
-// New makes the metrics of a node's kubelet.
+// New returns the metrics of a node's kubelet.
 func New(nodeName string) *Metrics {
 	m := &Metrics{All: prometheus.NewRegistry(), Probes: prometheus.NewRegistry(), probed: map[types.UID]types.NamespacedName{}}
 	m.All.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -117,7 +117,7 @@ func histogramVec(to *prometheus.Registry, name, help string, buckets []float64,
 	return register(to, prometheus.NewHistogramVec(prometheus.HistogramOpts{Subsystem: subsystem, Name: name, Help: help, Buckets: buckets}, labels))
 }
 
-// Operation notes a request to the container runtime.
+// Operation records a call of the container runtime.
 func (m *Metrics) Operation(call cri.Call) {
 	if m == nil {
 		return
@@ -137,21 +137,21 @@ func (m *Metrics) Operation(call cri.Call) {
 	}
 }
 
-// PodSynced notes one look of a pod's worker: its first, one after a change of the pod, one to end it, or any other.
+// PodSynced records one sync of a pod worker.
 func (m *Metrics) PodSynced(operation string, since time.Time) {
 	if m != nil {
 		m.workerTime.WithLabelValues(operation).Observe(time.Since(since).Seconds())
 	}
 }
 
-// PodStarted notes that a pod runs, so long after it was first seen.
+// PodStarted records the time from when a pod was first observed until it was running.
 func (m *Metrics) PodStarted(after time.Duration) {
 	if m != nil {
 		m.startTime.Observe(after.Seconds())
 	}
 }
 
-// ContainerStarted notes that a container was to be started; reason says why it was not, if it was not.
+// ContainerStarted records the start of a container; reason is empty if it succeeded.
 func (m *Metrics) ContainerStarted(kind container.Kind, reason string) {
 	if m == nil {
 		return
@@ -169,7 +169,7 @@ func (m *Metrics) ContainerStarted(kind container.Kind, reason string) {
 	}
 }
 
-// Relisted notes that everything the runtime has was looked at.
+// Relisted records a relist of the container runtime.
 func (m *Metrics) Relisted(took time.Duration) {
 	if m == nil {
 		return
@@ -185,28 +185,28 @@ func (m *Metrics) Relisted(took time.Duration) {
 	m.relisted = now
 }
 
-// Evicted notes that a pod had to go because of a signal.
+// Evicted records an eviction by its signal.
 func (m *Metrics) Evicted(signal string) {
 	if m != nil {
 		m.evictions.WithLabelValues(signal).Inc()
 	}
 }
 
-// Preempted notes that a pod had to go for a critical one that lacked a resource.
+// Preempted records the preemption of a pod for a critical pod, by the missing resource.
 func (m *Metrics) Preempted(resource corev1.ResourceName) {
 	if m != nil {
 		m.preemptions.WithLabelValues(string(resource)).Inc()
 	}
 }
 
-// Rejected notes that a pod was not admitted.
+// Rejected records that a pod was not admitted.
 func (m *Metrics) Rejected(reason string) {
 	if m != nil {
 		m.rejections.WithLabelValues(reason).Inc()
 	}
 }
 
-// Probed notes an answer to a probe; failures are not timed, since what they took is what they were given.
+// Probed records the result of a probe. The duration of failures is not recorded.
 func (m *Metrics) Probed(pod *corev1.Pod, c *corev1.Container, kind string, success bool, took time.Duration) {
 	if m == nil {
 		return
@@ -222,8 +222,8 @@ func (m *Metrics) Probed(pod *corev1.Pod, c *corev1.Container, kind string, succ
 	m.probed[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// Unprobed forgets the probes of a pod that is gone.
-func (m *Metrics) Unprobed(uid types.UID) {
+// PodProbesRemoved deletes the probe metrics of a removed pod.
+func (m *Metrics) PodProbesRemoved(uid types.UID) {
 	if m == nil {
 		return
 	}

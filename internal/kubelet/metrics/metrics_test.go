@@ -170,8 +170,8 @@ func TestProbesComeAndGo(t *testing.T) {
 		"prober_probe_duration_seconds{container=c,namespace=ns,pod=p,probe_type=Liveness} 1 in 1",
 		"prober_probe_total{container=c,namespace=ns,pod=p,pod_uid=u,probe_type=Readiness,result=failed} 2",
 	}, other...)...)
-	m.Unprobed("u")
-	m.Unprobed("never probed")
+	m.PodProbesRemoved("u")
+	m.PodProbesRemoved("never probed")
 	shows(t, m.Probes, nil, other...)
 }
 
@@ -223,7 +223,7 @@ func TestNode(t *testing.T) {
 	shows(t, registry, nil, rest...)
 }
 
-// away is a runtime that does not answer.
+// away is a runtime that does not result.
 type away struct{}
 
 func (away) ListPodSandboxes(context.Context, types.UID) ([]*cri.Sandbox, error) {

@@ -13,7 +13,7 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// What is looked at when somebody asks.
+// Metrics computed by a scrape.
 var (
 	runningPods       = desc("running_pods", "Number of pods that have a running pod sandbox")
 	runningContainers = desc("running_containers", "Number of containers currently running", "container_state")
@@ -30,22 +30,22 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(subsystem+"_"+name, help, labels, nil)
 }
 
-// lookTimeout bounds how long a runtime may take to be counted.
-const lookTimeout = 10 * time.Second
+// runtimeTimeout bounds how long a scrape waits for the runtime.
+const runtimeTimeout = 10 * time.Second
 
-// Node collects how the node is. Register it with All.
+// NodeCollector collects the node's gauges. Register it with Metrics.All.
 type NodeCollector struct {
-	// Pods are all pods of the node, Active those that count against its room.
+	// Pods returns all pods of the node, Active those that count against its allocatable resources.
 	Pods, Active func() []*corev1.Pod
 	Runtime      interface {
 		ListPodSandboxes(ctx context.Context, uid types.UID) ([]*cri.Sandbox, error)
 		ListContainers(ctx context.Context, uid types.UID) ([]*cri.Container, error)
 	}
-	// Volumes counts by plugin those that pods want and those that are set up.
-	Volumes func(pods []*corev1.Pod) (wanted, there map[string]int)
-	// Claims are the volumes of claims that have file systems of their own, and where those are.
+	// Volumes counts desired and mounted volumes by plugin.
+	Volumes func(pods []*corev1.Pod) (desired, mounted map[string]int)
+	// Claims returns the mount paths of claims whose volumes have a file system of their own.
 	Claims func(pods []*corev1.Pod) map[types.NamespacedName]string
-	// Shutdown is when pods were last ended for a shutdown.
+	// Shutdown returns the start and end of the last graceful shutdown.
 	Shutdown func() (start, end time.Time)
 }
 
@@ -66,16 +66,16 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	}
 	n.collectRuntime(emit)
 	pods, active := n.Pods(), n.Active()
-	debuggers, mirrors := 0, 0
+	ephemeralContainers, mirrors := 0, 0
 	for _, pod := range pods {
-		debuggers += len(pod.Spec.EphemeralContainers)
+		ephemeralContainers += len(pod.Spec.EphemeralContainers)
 	}
 	for _, pod := range active {
 		if status.Static(pod) {
 			mirrors++
 		}
 	}
-	emit(ephemeral, float64(debuggers))
+	emit(ephemeral, float64(ephemeralContainers))
 	emit(mirrorPods, float64(mirrors))
 	for d, list := range map[*prometheus.Desc][]*corev1.Pod{desiredPods: pods, activePods: active} {
 		count := map[bool]int{}
@@ -86,11 +86,11 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 			emit(d, float64(count[static]), staticLabel(static))
 		}
 	}
-	wanted, there := n.Volumes(active)
-	for plugin, number := range wanted {
+	desired, mounted := n.Volumes(active)
+	for plugin, number := range desired {
 		emit(totalVolumes, float64(number), plugin, "desired_state_of_world")
 	}
-	for plugin, number := range there {
+	for plugin, number := range mounted {
 		emit(totalVolumes, float64(number), plugin, "actual_state_of_world")
 	}
 	collectClaims(n.Claims(active), emit)
@@ -99,7 +99,7 @@ func (n NodeCollector) Collect(to chan<- prometheus.Metric) {
 	emit(shutdownEnd, seconds(end))
 }
 
-// staticLabel is empty for pods of the API, as upstream has it.
+// staticLabel is empty for pods from the API, as upstream has it.
 func staticLabel(static bool) string {
 	if static {
 		return strconv.FormatBool(true)
@@ -114,9 +114,9 @@ func seconds(t time.Time) float64 {
 	return float64(t.Unix())
 }
 
-// collectRuntime counts what the runtime has. One that does not answer is not counted.
+// collectRuntime counts the runtime's sandboxes and containers. It emits nothing if the runtime does not respond.
 func (n NodeCollector) collectRuntime(emit func(*prometheus.Desc, float64, ...string)) {
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), runtimeTimeout)
 	defer cancel()
 	sandboxes, err := n.Runtime.ListPodSandboxes(ctx, "")
 	if err != nil {

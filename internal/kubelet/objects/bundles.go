@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -16,23 +15,22 @@ import (
 	"skiff/internal/client"
 )
 
-// bundles is all trust bundles: a projection may choose them by signer and labels, so none can be watched alone.
+// bundles are all trust bundles. A projection may select them by signer and labels, so they cannot be watched
+// individually.
 type bundles struct {
+	dependencies
 	resource client.Resource[*certificatesv1.ClusterTrustBundle]
-	loops    *loops
-	changed  func(types.UID)
-	log      *slog.Logger
-	answered chan struct{} // closed by the first answer
+	synced   chan struct{} // closed by the first response
 
-	mu      sync.Mutex
-	watched bool
-	known   bool
-	failure error
-	pods    map[types.UID]bool
-	objects map[string]*certificatesv1.ClusterTrustBundle
+	mu        sync.Mutex
+	watched   bool
+	hasSynced bool
+	failure   error
+	pods      map[types.UID]bool
+	objects   map[string]*certificatesv1.ClusterTrustBundle
 }
 
-// set says whether a pod projects trust bundles. The first that does starts the watch, which then stays.
+// set records whether a pod projects trust bundles. The first pod that does starts the watch, which then continues.
 func (b *bundles) set(uid types.UID, projects bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,14 +41,14 @@ func (b *bundles) set(uid types.UID, projects bool) {
 	b.pods[uid] = true
 	if !b.watched {
 		b.watched = true
-		b.loops.start(b.follow)
+		b.goroutines.start(b.watch)
 	}
 }
 
 func (b *bundles) all() ([]*certificatesv1.ClusterTrustBundle, error) {
 	select {
-	case <-b.answered:
-	case <-time.After(firstAnswer):
+	case <-b.synced:
+	case <-time.After(syncTimeout):
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		err := errors.New("timed out waiting for the condition")
@@ -64,8 +62,8 @@ func (b *bundles) all() ([]*certificatesv1.ClusterTrustBundle, error) {
 	return slices.Collect(maps.Values(b.objects)), nil
 }
 
-func (b *bundles) follow(ctx context.Context) {
-	follow(ctx, b.resource, "", client.Selector{}, sink[*certificatesv1.ClusterTrustBundle]{
+func (b *bundles) watch(ctx context.Context) {
+	watchObjects(ctx, b.resource, "", client.Selector{}, handler[*certificatesv1.ClusterTrustBundle]{
 		replace: func(objects []*certificatesv1.ClusterTrustBundle) bool {
 			b.change(func() {
 				clear(b.objects)
@@ -87,25 +85,26 @@ func (b *bundles) follow(ctx context.Context) {
 			b.mu.Lock()
 			b.failure = err
 			b.mu.Unlock()
-			b.log.Debug("trust bundles are not read", "error", err)
+			b.log.Debug("failed to watch trust bundles", "error", err)
 		},
 	})
 }
 
-// change takes in what the server said and tells every pod that projects bundles, but for the first answer, for which they wait.
+// change applies the server's response and notifies the pods that project bundles. They are not notified of the first
+// response, for which they wait.
 func (b *bundles) change(apply func()) {
 	b.mu.Lock()
 	apply()
-	var tell []types.UID
-	if b.known {
-		tell = slices.Collect(maps.Keys(b.pods))
+	var notify []types.UID
+	if b.hasSynced {
+		notify = slices.Collect(maps.Keys(b.pods))
 	} else {
-		b.known = true
-		close(b.answered)
+		b.hasSynced = true
+		close(b.synced)
 	}
 	b.failure = nil
 	b.mu.Unlock()
-	for _, uid := range tell {
+	for _, uid := range notify {
 		b.changed(uid)
 	}
 }

@@ -1,9 +1,9 @@
-// Package objects holds the config maps, secrets and trust bundles that the pods of this node name, and nothing else.
+// Package objects caches the config maps, secrets and trust bundles that the pods of this node reference.
 //
-// A node may read a secret only while one of its pods names it, and may list or watch it only by its very name. So each object is
-// watched singly, from the moment the first pod that names it is registered until the last one is gone. A change is told to every
-// pod that names the object, so that its volumes follow at once. Objects that say they are immutable are read once and then left
-// alone.
+// A node may only read a secret that one of its pods references, and may only list or watch it by name. Each object
+// therefore has a watch of its own, from when the first pod that references it is registered until the last one is
+// removed. When an object changes, the pods that reference it are synced, so that their volumes are updated at once.
+// Immutable objects are read once and not watched.
 package objects
 
 import (
@@ -18,93 +18,104 @@ import (
 	"skiff/internal/client"
 )
 
-// Objects is the node's view of what its pods name. All methods may be called concurrently. Objects returned are read-only.
+// Objects is the cache. All methods may be called concurrently. Returned objects are read-only.
 type Objects struct {
-	log        *slog.Logger
-	loops      *loops
-	configMaps *family[*corev1.ConfigMap]
-	secrets    *family[*corev1.Secret]
+	dependencies
+	configMaps *watchedKind[*corev1.ConfigMap]
+	secrets    *watchedKind[*corev1.Secret]
 	bundles    *bundles
 }
 
-// New makes the view. changed is called, never concurrently with Run's end, with each pod that names an object that has changed; it must not block.
-func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Objects {
-	o := &Objects{log: log, loops: &loops{}}
-	o.configMaps = newFamily(client.For[*corev1.ConfigMap](c), "configmap", o.loops, changed, log,
-		func(m *corev1.ConfigMap) bool { return m.Immutable != nil && *m.Immutable })
-	o.secrets = newFamily(client.For[*corev1.Secret](c), "secret", o.loops, changed, log,
-		func(s *corev1.Secret) bool { return s.Immutable != nil && *s.Immutable })
-	o.bundles = &bundles{
-		resource: client.For[*certificatesv1.ClusterTrustBundle](c), loops: o.loops, changed: changed, log: log,
-		answered: make(chan struct{}), pods: map[types.UID]bool{}, objects: map[string]*certificatesv1.ClusterTrustBundle{},
-	}
-	return o
+// dependencies are shared by the watches of all kinds.
+type dependencies struct {
+	goroutines *goroutines
+	changed    func(pod types.UID)
+	log        *slog.Logger
 }
 
-// Run watches until ctx ends, and returns when all watches have.
+// New returns an empty cache. changed is called with each pod that references an object that has changed; it must not
+// block and is not called after Run has returned.
+func New(c *client.Client, changed func(pod types.UID), log *slog.Logger) *Objects {
+	d := dependencies{goroutines: &goroutines{}, changed: changed, log: log}
+	return &Objects{
+		dependencies: d,
+		configMaps: newWatchedKind(client.For[*corev1.ConfigMap](c), "configmap",
+			func(m *corev1.ConfigMap) bool { return m.Immutable != nil && *m.Immutable }, d),
+		secrets: newWatchedKind(client.For[*corev1.Secret](c), "secret",
+			func(s *corev1.Secret) bool { return s.Immutable != nil && *s.Immutable }, d),
+		bundles: &bundles{
+			dependencies: d, resource: client.For[*certificatesv1.ClusterTrustBundle](c),
+			synced: make(chan struct{}), pods: map[types.UID]bool{}, objects: map[string]*certificatesv1.ClusterTrustBundle{},
+		},
+	}
+}
+
+// Run watches until ctx ends, and returns when all watches have ended.
 func (o *Objects) Run(ctx context.Context) error {
-	o.loops.run(ctx)
+	o.goroutines.run(ctx)
 	return nil
 }
 
-// Register makes sure that what a pod names is watched. It is called for every new version of a pod: one that names other
-// objects than before lets go of the old ones.
+// Register watches the objects a pod references. It is called again when the pod is updated; objects it no longer
+// references are dropped.
 func (o *Objects) Register(pod *corev1.Pod) {
-	named := namesOf(pod)
-	o.configMaps.set(pod.UID, pod.Namespace, named.configMaps)
-	o.secrets.set(pod.UID, pod.Namespace, named.secrets)
-	o.bundles.set(pod.UID, named.bundles)
+	refs := referencesOf(pod)
+	o.configMaps.set(pod.UID, pod.Namespace, refs.configMaps)
+	o.secrets.set(pod.UID, pod.Namespace, refs.secrets)
+	o.bundles.set(pod.UID, refs.bundles)
 }
 
-// Unregister lets go of what a pod named.
+// Unregister drops the objects a pod referenced.
 func (o *Objects) Unregister(uid types.UID) {
 	o.configMaps.set(uid, "", nil)
 	o.secrets.set(uid, "", nil)
 	o.bundles.set(uid, false)
 }
 
-// ConfigMap returns a config map that a registered pod names. It waits for the first answer of the server for a moment.
+// ConfigMap returns a config map that a registered pod references. It waits up to syncTimeout for the first response of
+// the server.
 func (o *Objects) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
 	return o.configMaps.get(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
-// Secret returns a secret that a registered pod names. It waits for the first answer of the server for a moment.
+// Secret returns a secret that a registered pod references. It waits up to syncTimeout for the first response of the
+// server.
 func (o *Objects) Secret(namespace, name string) (*corev1.Secret, error) {
 	return o.secrets.get(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
-// TrustBundles returns all trust bundles of the cluster. They are watched from the first time a pod projects one.
+// TrustBundles returns all trust bundles of the cluster. They are watched once a pod projects one.
 func (o *Objects) TrustBundles() ([]*certificatesv1.ClusterTrustBundle, error) {
 	return o.bundles.all()
 }
 
-// loops runs goroutines that end with Run. What is started earlier waits for it.
-type loops struct {
+// goroutines runs goroutines that end with Run. Those started earlier wait for it.
+type goroutines struct {
 	mu      sync.Mutex
 	ctx     context.Context
 	ended   bool
-	waiting []func(context.Context)
+	queued  []func(context.Context)
 	running sync.WaitGroup
 }
 
-func (l *loops) start(loop func(context.Context)) {
+func (l *goroutines) start(loop func(context.Context)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.ctx == nil:
-		l.waiting = append(l.waiting, loop)
+		l.queued = append(l.queued, loop)
 	case !l.ended:
 		l.running.Go(func() { loop(l.ctx) })
 	}
 }
 
-func (l *loops) run(ctx context.Context) {
+func (l *goroutines) run(ctx context.Context) {
 	l.mu.Lock()
 	l.ctx = ctx
-	for _, loop := range l.waiting {
+	for _, loop := range l.queued {
 		l.running.Go(func() { loop(ctx) })
 	}
-	l.waiting = nil
+	l.queued = nil
 	l.mu.Unlock()
 	<-ctx.Done()
 	l.mu.Lock()

@@ -34,9 +34,9 @@ func mapPod(uid string, configMaps ...string) *corev1.Pod {
 }
 
 func TestNames(t *testing.T) {
-	env := func(names ...string) corev1.Container {
+	env := func(references ...string) corev1.Container {
 		var c corev1.Container
-		for _, name := range names {
+		for _, name := range references {
 			c.Env = append(c.Env, corev1.EnvVar{ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: ref(name)}}},
 				corev1.EnvVar{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: ref("s-" + name)}}})
 			c.EnvFrom = append(c.EnvFrom, corev1.EnvFromSource{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: ref("all-" + name)}},
@@ -59,7 +59,7 @@ func TestNames(t *testing.T) {
 			}}}},
 		},
 	}}
-	got := namesOf(pod)
+	got := referencesOf(pod)
 	keys := func(set map[string]bool) []string {
 		var all []string
 		for key := range set {
@@ -79,17 +79,17 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// start runs a view of an empty server. told has the pods that were told of changes.
+// start runs a cache on an empty server. notified has the pods that were notified of changes.
 func start(t *testing.T) (*Objects, *client.Client, chan types.UID) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)
-	told := make(chan types.UID, 100)
-	o := New(c, func(uid types.UID) { told <- uid }, slog.New(slog.DiscardHandler))
+	notified := make(chan types.UID, 100)
+	o := New(c, func(uid types.UID) { notified <- uid }, slog.New(slog.DiscardHandler))
 	done := make(chan struct{})
 	go func() { defer close(done); _ = o.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	return o, c, told
+	return o, c, notified
 }
 
 func putMap(t *testing.T, c *client.Client, name, value string, immutable bool) {
@@ -105,12 +105,12 @@ func putMap(t *testing.T, c *client.Client, name, value string, immutable bool) 
 	}
 }
 
-func drain(told chan types.UID) []string {
+func drain(notified chan types.UID) []string {
 	time.Sleep(time.Second)
 	synctest.Wait()
 	var all []string
-	for len(told) > 0 {
-		all = append(all, string(<-told))
+	for len(notified) > 0 {
+		all = append(all, string(<-notified))
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -118,7 +118,7 @@ func drain(told chan types.UID) []string {
 
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, c, told := start(t)
+		o, c, notified := start(t)
 		if _, err := o.ConfigMap("default", "a"); err == nil || err.Error() != `object "default"/"a" not registered` {
 			t.Error(err)
 		}
@@ -139,31 +139,31 @@ func TestFollow(t *testing.T) {
 		if got := value("a"); got != "one" {
 			t.Errorf("created: %s", got)
 		}
-		if got := drain(told); !slices.Equal(got, []string{"1", "2"}) {
-			t.Errorf("created: told %v", got)
+		if got := drain(notified); !slices.Equal(got, []string{"1", "2"}) {
+			t.Errorf("created: notified %v", got)
 		}
 		putMap(t, c, "a", "two", false)
-		if got := drain(told); !slices.Equal(got, []string{"1", "2"}) || value("a") != "two" {
-			t.Errorf("changed: told %v, %s", got, value("a"))
+		if got := drain(notified); !slices.Equal(got, []string{"1", "2"}) || value("a") != "two" {
+			t.Errorf("changed: notified %v, %s", got, value("a"))
 		}
-		o.Register(mapPod("1", "b")) // names it no longer
+		o.Register(mapPod("1", "b")) // references it no longer
 		putMap(t, c, "a", "three", false)
-		if got := drain(told); !slices.Equal(got, []string{"2"}) {
-			t.Errorf("after one has let go: told %v", got)
+		if got := drain(notified); !slices.Equal(got, []string{"2"}) {
+			t.Errorf("after one was unregistered: notified %v", got)
 		}
 		if err := client.For[*corev1.ConfigMap](c).Delete(t.Context(), "default", "a", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := drain(told); !slices.Equal(got, []string{"2"}) || value("a") != `configmap "a" not found` {
-			t.Errorf("deleted: told %v, %s", got, value("a"))
+		if got := drain(notified); !slices.Equal(got, []string{"2"}) || value("a") != `configmap "a" not found` {
+			t.Errorf("deleted: notified %v, %s", got, value("a"))
 		}
 		o.Unregister("2")
 		putMap(t, c, "a", "four", false)
-		if got := drain(told); len(got) != 0 || !strings.Contains(value("a"), "not registered") {
-			t.Errorf("let go: told %v, %s", got, value("a"))
+		if got := drain(notified); len(got) != 0 || !strings.Contains(value("a"), "not registered") {
+			t.Errorf("unregistered: notified %v, %s", got, value("a"))
 		}
-		if len(o.configMaps.entries) != 1 || len(o.configMaps.named) != 1 {
-			t.Errorf("%d objects, %d pods are kept", len(o.configMaps.entries), len(o.configMaps.named))
+		if len(o.configMaps.entries) != 1 || len(o.configMaps.references) != 1 {
+			t.Errorf("%d objects, %d pods are kept", len(o.configMaps.entries), len(o.configMaps.references))
 		}
 	})
 }
@@ -171,7 +171,7 @@ func TestFollow(t *testing.T) {
 // TestImmutable reads an immutable object once and does not watch it further.
 func TestImmutable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, c, told := start(t)
+		o, c, notified := start(t)
 		putMap(t, c, "a", "one", true)
 		o.Register(mapPod("1", "a"))
 		if m, err := o.ConfigMap("default", "a"); err != nil || m.Data["key"] != "one" {
@@ -180,8 +180,8 @@ func TestImmutable(t *testing.T) {
 		if err := client.For[*corev1.ConfigMap](c).Delete(t.Context(), "default", "a", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := drain(told); len(got) != 0 {
-			t.Errorf("told %v", got)
+		if got := drain(notified); len(got) != 0 {
+			t.Errorf("notified %v", got)
 		}
 		if m, err := o.ConfigMap("default", "a"); err != nil || m.Data["key"] != "one" {
 			t.Error("what was read is gone", err)
@@ -213,7 +213,7 @@ func TestRegisteredBeforeRun(t *testing.T) {
 
 func TestBundles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, c, told := start(t)
+		o, c, notified := start(t)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "1"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
 			Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}}}}}}
 		o.Register(pod)
@@ -224,8 +224,8 @@ func TestBundles(t *testing.T) {
 		if _, err := client.For[*certificatesv1.ClusterTrustBundle](c).Create(t.Context(), bundle, client.WriteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := drain(told); !slices.Equal(got, []string{"1"}) {
-			t.Errorf("told %v", got)
+		if got := drain(notified); !slices.Equal(got, []string{"1"}) {
+			t.Errorf("notified %v", got)
 		}
 		if all, err := o.TrustBundles(); err != nil || len(all) != 1 || all[0].Name != "b" {
 			t.Error(all, err)
@@ -234,8 +234,8 @@ func TestBundles(t *testing.T) {
 		if err := client.For[*certificatesv1.ClusterTrustBundle](c).Delete(t.Context(), "", "b", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := drain(told); len(got) != 0 {
-			t.Errorf("told %v after it let go", got)
+		if got := drain(notified); len(got) != 0 {
+			t.Errorf("notified %v after it was unregistered", got)
 		}
 		if all, err := o.TrustBundles(); err != nil || len(all) != 0 {
 			t.Error(all, err)

@@ -1,5 +1,5 @@
-// Package podresources tells programs on this node, such as those that watch graphics cards, which container has which device. They ask over a
-// socket in a directory of the kubelet, by version 1 of the pod resources API.
+// Package podresources serves version 1 of the pod resources API over a socket in the kubelet's directory. Monitoring
+// agents use it to learn which container uses which device.
 package podresources
 
 import (
@@ -22,30 +22,30 @@ import (
 	"skiff/internal/kubelet/devices"
 )
 
-// How often may be asked; upstream's limits.
+// Upstream's rate limit.
 const (
 	requestsPerSecond = 100
 	burst             = 10
 )
 
-// maxSocketPath is the longest path of a socket the kernel takes.
+// maxSocketPath is the maximum length of a socket's path.
 const maxSocketPath = 107
 
-// Devices are those of the node.
+// Devices are the node's devices.
 type Devices interface {
-	// Free takes back the devices of pods that are gone.
+	// FreeRemovedPods releases the devices of removed pods.
 	FreeRemovedPods()
 	Allocated(uid types.UID, container string) []devices.Device
 	Allocatable() []devices.Device
 }
 
-// Server answers.
+// Server serves the pod resources API.
 type Server struct {
 	api.UnimplementedPodResourcesListerServer
-	// Directory is where the socket is.
+	// Dir is the socket's directory.
 	Dir     string
 	Devices Devices
-	// Pods are those that run; Pod is any one by name.
+	// Pods returns the running pods, Pod any pod by name.
 	Pods func() []*corev1.Pod
 	Pod  func(namespace, name string) (*corev1.Pod, bool)
 	Log  *slog.Logger
@@ -54,26 +54,26 @@ type Server struct {
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.Dir, 0o750); err != nil {
-		return fmt.Errorf("make the directory of the pod resources API: %w", err)
+		return fmt.Errorf("create directory of the pod resources API: %w", err)
 	}
 	socket := filepath.Join(s.Dir, "kubelet.sock")
 	if len(socket) > maxSocketPath {
-		s.Log.Warn("the pod resources API is not served: the path of its socket is too long", "path", socket)
+		s.Log.Warn("pod resources API is disabled: socket path is too long", "path", socket)
 		return nil
 	}
 	if err := os.RemoveAll(socket); err != nil {
-		return fmt.Errorf("remove the socket of a run before: %w", err)
+		return fmt.Errorf("remove stale socket: %w", err)
 	}
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
-		return fmt.Errorf("listen for those who ask about devices: %w", err)
+		return fmt.Errorf("listen for the pod resources API: %w", err)
 	}
 	limit := rate.NewLimiter(requestsPerSecond, burst)
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, answer grpc.UnaryHandler) (any, error) {
+	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if !limit.Allow() {
 			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 		}
-		return answer(ctx, request)
+		return handler(ctx, request)
 	}))
 	api.RegisterPodResourcesListerServer(server, s)
 	stop := context.AfterFunc(ctx, server.Stop)
@@ -81,17 +81,17 @@ func (s *Server) Run(ctx context.Context) error {
 	return server.Serve(listener)
 }
 
-// List tells what all pods that run have.
+// List returns the resources of all running pods.
 func (s *Server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
 	s.Devices.FreeRemovedPods()
-	answer := &api.ListPodResourcesResponse{}
+	response := &api.ListPodResourcesResponse{}
 	for _, pod := range s.Pods() {
-		answer.PodResources = append(answer.PodResources, s.resources(pod))
+		response.PodResources = append(response.PodResources, s.resources(pod))
 	}
-	return answer, nil
+	return response, nil
 }
 
-// Get tells what one pod has.
+// Get returns the resources of one pod.
 func (s *Server) Get(_ context.Context, request *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
 	pod, found := s.Pod(request.PodNamespace, request.PodName)
 	if !found {
@@ -100,32 +100,32 @@ func (s *Server) Get(_ context.Context, request *api.GetPodResourcesRequest) (*a
 	return &api.GetPodResourcesResponse{PodResources: s.resources(pod)}, nil
 }
 
-// GetAllocatableResources tells what pods can have, whoever has it now.
+// GetAllocatableResources returns all allocatable resources, whether allocated or not.
 func (s *Server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	return &api.AllocatableResourcesResponse{Devices: convert(s.Devices.Allocatable())}, nil
 }
 
-// resources are those of a pod's containers that run for as long as it does.
+// resources returns the resources of a pod's regular containers and sidecars.
 func (s *Server) resources(pod *corev1.Pod) *api.PodResources {
-	told := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
+	result := &api.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Regular || kind == container.Init && container.IsSidecar(c) {
-			told.Containers = append(told.Containers, &api.ContainerResources{Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name))})
+			result.Containers = append(result.Containers, &api.ContainerResources{Name: c.Name, Devices: convert(s.Devices.Allocated(pod.UID, c.Name))})
 		}
 	}
-	return told
+	return result
 }
 
-// convert tells each device by itself, once for each memory node it is topology to.
-func convert(held []devices.Device) []*api.ContainerDevices {
+// convert returns an entry per device and NUMA node.
+func convert(list []devices.Device) []*api.ContainerDevices {
 	var all []*api.ContainerDevices
-	for _, h := range held {
-		if len(h.NUMANodes) == 0 {
-			all = append(all, &api.ContainerDevices{ResourceName: h.Resource, DeviceIds: []string{h.ID}})
+	for _, d := range list {
+		if len(d.NUMANodes) == 0 {
+			all = append(all, &api.ContainerDevices{ResourceName: d.Resource, DeviceIds: []string{d.ID}})
 		}
-		for _, node := range h.NUMANodes {
+		for _, node := range d.NUMANodes {
 			topology := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: node}}}
-			all = append(all, &api.ContainerDevices{ResourceName: h.Resource, DeviceIds: []string{h.ID}, Topology: topology})
+			all = append(all, &api.ContainerDevices{ResourceName: d.Resource, DeviceIds: []string{d.ID}, Topology: topology})
 		}
 	}
 	return all

@@ -19,11 +19,11 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// logOptions say what of a log is wanted.
+// logOptions select a part of a log.
 type logOptions struct {
-	since      time.Time // zero: everything
-	tail       int64     // lines; -1: all
-	limit      int64     // bytes; -1: all
+	since      time.Time // zero means everything
+	tail       int64     // lines; -1 means all
+	limit      int64     // bytes; -1 means all
 	follow     bool
 	timestamps bool
 	previous   bool
@@ -83,10 +83,10 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("pod %q does not exist", podName), http.StatusNotFound)
 		return
 	}
-	if _, ok := s.find(w, r); !ok {
+	if _, ok := s.findPod(w, r); !ok {
 		return
 	}
-	id, err := loggedContainer(pod, name, options.previous)
+	id, err := logContainerID(pod, name, options.previous)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -98,7 +98,7 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(http.StatusOK)
-	to := &flushing{w: w}
+	to := &flushWriter{w: w}
 	to.flush()
 	running := func() bool {
 		container, err := s.Runtime.ContainerStatus(r.Context(), id)
@@ -109,8 +109,8 @@ func (s *Server) containerLogs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// loggedContainer is the id, as the runtime has it, of the container whose log is meant.
-func loggedContainer(pod *corev1.Pod, name string, previous bool) (string, error) {
+// logContainerID returns the runtime's ID of the container whose log is requested.
+func logContainerID(pod *corev1.Pod, name string, previous bool) (string, error) {
 	var status *corev1.ContainerStatus
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 		for i := range list {
@@ -153,30 +153,30 @@ func loggedContainer(pod *corev1.Pod, name string, previous bool) (string, error
 	return id, nil
 }
 
-// flushing sends on what is written at once.
-type flushing struct{ w http.ResponseWriter }
+// flushWriter flushes after every write.
+type flushWriter struct{ w http.ResponseWriter }
 
-func (f *flushing) Write(p []byte) (int, error) {
+func (f *flushWriter) Write(p []byte) (int, error) {
 	n, err := f.w.Write(p)
 	f.flush()
 	return n, err
 }
 
-func (f *flushing) flush() {
+func (f *flushWriter) flush() {
 	if flusher, ok := f.w.(http.Flusher); ok {
 		flusher.Flush()
 	}
 }
 
-// followEvery is how often a log that is followed is looked at when nothing new was there.
-const followEvery = 100 * time.Millisecond
+// followInterval is how often a followed log is polled.
+const followInterval = 100 * time.Millisecond
 
-// readLog writes what is wanted of a log in the runtime's format. It follows a log as long as the container runs, also when
-// the file is replaced by a new one.
+// readLog copies the selected part of a log in CRI format. With follow it continues while the container is running,
+// across log rotation.
 func readLog(ctx context.Context, path string, o logOptions, running func() bool, w io.Writer) error {
 	file, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("open the log: %w", err)
+		return fmt.Errorf("open log: %w", err)
 	}
 	defer func() { file.Close() }()
 	if o.tail >= 0 {
@@ -185,7 +185,7 @@ func readLog(ctx context.Context, path string, o logOptions, running func() bool
 		}
 	}
 	out := bufio.NewWriterSize(w, 32<<10)
-	to := &logWriter{options: o, w: out, left: o.limit}
+	to := &logWriter{options: o, w: out, remaining: o.limit}
 	lines := &lineReader{r: bufio.NewReaderSize(file, 32<<10)}
 	for last := false; ; {
 		if err := lines.copyTo(to); err != nil {
@@ -197,10 +197,10 @@ func readLog(ctx context.Context, path string, o logOptions, running func() bool
 		if !o.follow || last {
 			return nil
 		}
-		if next, err := replaced(file, path); err != nil {
+		if next, err := reopenIfRotated(file, path); err != nil {
 			return err
 		} else if next != nil {
-			// What was written between the last read and the replacement is still to be read.
+			// Read what was written to the old file since the last read.
 			if err := lines.copyTo(to); err != nil {
 				return ignoreLimit(errors.Join(err, out.Flush()))
 			}
@@ -209,7 +209,7 @@ func readLog(ctx context.Context, path string, o logOptions, running func() bool
 			lines.r.Reset(file)
 			continue
 		}
-		// What a container that has ended wrote last may have come after it was read.
+		// The container may have written more between the last read and its exit.
 		last = !running()
 		if last {
 			continue
@@ -217,12 +217,12 @@ func readLog(ctx context.Context, path string, o logOptions, running func() bool
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(followEvery):
+		case <-time.After(followInterval):
 		}
 	}
 }
 
-var errLimit = errors.New("as much as was wanted has been written")
+var errLimit = errors.New("log limit reached")
 
 func ignoreLimit(err error) error {
 	if errors.Is(err, errLimit) {
@@ -231,11 +231,11 @@ func ignoreLimit(err error) error {
 	return err
 }
 
-// replaced opens the file that now is at the path, if it is another one.
-func replaced(file *os.File, path string) (*os.File, error) {
+// reopenIfRotated opens the file at path if it is not the open one.
+func reopenIfRotated(file *os.File, path string) (*os.File, error) {
 	now, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // between removal and replacement, or the container is gone
+		return nil, nil // during rotation, or the container was removed
 	}
 	if err != nil {
 		return nil, err
@@ -247,51 +247,51 @@ func replaced(file *os.File, path string) (*os.File, error) {
 	return os.Open(path)
 }
 
-// lineReader keeps the beginning of a line whose end has not been written yet.
+// lineReader buffers a line whose end was not written yet.
 type lineReader struct {
-	r    *bufio.Reader
-	part []byte
+	r       *bufio.Reader
+	partial []byte
 }
 
 func (l *lineReader) copyTo(w *logWriter) error {
 	for {
 		line, err := l.r.ReadSlice('\n')
-		l.part = append(l.part, line...)
+		l.partial = append(l.partial, line...)
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
 			continue
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return fmt.Errorf("read the log: %w", err)
+			return fmt.Errorf("read log: %w", err)
 		}
-		err = w.write(l.part)
-		l.part = l.part[:0]
+		err = w.write(l.partial)
+		l.partial = l.partial[:0]
 		if err != nil {
 			return err
 		}
 	}
 }
 
-// logWriter writes the lines that are wanted.
+// logWriter writes the selected lines.
 type logWriter struct {
-	options logOptions
-	w       *bufio.Writer
-	left    int64 // bytes that may still be written; negative: any number
+	options   logOptions
+	w         *bufio.Writer
+	remaining int64 // bytes; negative means unlimited
 }
 
-// stampFormat has all nine digits, so that lines stay aligned.
-const stampFormat = "2006-01-02T15:04:05.000000000Z07:00"
+// timestampFormat has all nine digits, so that lines are aligned.
+const timestampFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
-// write takes a line of the runtime's: time, stream, tags, text.
+// write processes a line in CRI format: time, stream, tags, text.
 func (l *logWriter) write(line []byte) error {
-	stamp, rest, ok1 := bytes.Cut(line, []byte(" "))
+	timestamp, rest, ok1 := bytes.Cut(line, []byte(" "))
 	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
 	tags, text, ok3 := bytes.Cut(rest, []byte(" "))
 	if !ok1 || !ok2 || !ok3 {
-		return nil // not the runtime's
+		return nil // not in CRI format
 	}
-	at, err := time.Parse(time.RFC3339Nano, string(stamp))
+	at, err := time.Parse(time.RFC3339Nano, string(timestamp))
 	if err != nil {
 		return nil
 	}
@@ -299,26 +299,26 @@ func (l *logWriter) write(line []byte) error {
 		return nil
 	}
 	if first, _, _ := bytes.Cut(tags, []byte(":")); string(first) == "P" {
-		text = bytes.TrimSuffix(text, []byte("\n")) // the rest of the line follows
+		text = bytes.TrimSuffix(text, []byte("\n")) // a partial line; the rest follows
 	}
 	if l.options.timestamps {
-		text = append([]byte(at.Format(stampFormat)+" "), text...)
+		text = append([]byte(at.Format(timestampFormat)+" "), text...)
 	}
-	if l.left >= 0 && int64(len(text)) > l.left {
-		text = text[:l.left]
+	if l.remaining >= 0 && int64(len(text)) > l.remaining {
+		text = text[:l.remaining]
 	}
 	if _, err := l.w.Write(text); err != nil {
 		return err
 	}
-	if l.left >= 0 {
-		if l.left -= int64(len(text)); l.left == 0 {
+	if l.remaining >= 0 {
+		if l.remaining -= int64(len(text)); l.remaining == 0 {
 			return errLimit
 		}
 	}
 	return nil
 }
 
-// seekTail moves a file to the beginning of its last lines.
+// seekTail seeks to the beginning of the last lines of a file.
 func seekTail(file *os.File, lines int64) error {
 	end, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -328,7 +328,7 @@ func seekTail(file *os.File, lines int64) error {
 		return nil
 	}
 	block := make([]byte, 8<<10)
-	seen := int64(0)
+	observed := int64(0)
 	for at := end; at > 0; {
 		size := min(int64(len(block)), at)
 		at -= size
@@ -339,7 +339,7 @@ func seekTail(file *os.File, lines int64) error {
 			if block[i] != '\n' || at+i == end-1 {
 				continue
 			}
-			if seen++; seen == lines {
+			if observed++; observed == lines {
 				_, err := file.Seek(at+i+1, io.SeekStart)
 				return err
 			}

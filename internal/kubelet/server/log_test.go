@@ -182,12 +182,12 @@ func TestLoggedContainer(t *testing.T) {
 	} {
 		test.status.Name = "c"
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: corev1.PodStatus{InitContainerStatuses: []corev1.ContainerStatus{test.status}}}
-		got, err := loggedContainer(pod, "c", test.previous)
+		got, err := logContainerID(pod, "c", test.previous)
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
 			t.Errorf("%s: %q %v, want %q %s", test.what, got, err, test.want, test.err)
 		}
 	}
-	if _, err := loggedContainer(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "c", false); err == nil || err.Error() != `container "c" in pod "p" is not available` {
+	if _, err := logContainerID(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, "c", false); err == nil || err.Error() != `container "c" in pod "p" is not available` {
 		t.Errorf("unknown: %v", err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package server is what a kubelet answers over HTTPS, mostly to the API server: the logs of containers, sessions with them
-// (exec, attach, port-forward), which pods there are, and what they use. Who may ask is decided by the gate in front of
-// it (skiff/internal/delegated), by action: see Access.
+// Package server is the kubelet's HTTPS API, used mostly by the API server: container logs, streaming sessions (exec,
+// attach, port-forward), the list of pods and their usage. Requests are authenticated and authorized by a filter in front
+// of it (skiff/internal/delegated), see Access.
 package server
 
 import (
@@ -21,23 +21,23 @@ import (
 	"skiff/internal/kubelet/usage"
 )
 
-// Pods are those of the node.
+// Pods are the pods of the node.
 type Pods interface {
 	Pods() []*corev1.Pod
 	Pod(namespace, name string) (*corev1.Pod, bool)
 }
 
-// Server answers questions about the pods of a node.
+// Server serves the kubelet's API.
 type Server struct {
 	Pods    Pods
 	Runtime *cri.Runtime
 	Usage   *usage.Usage
-	// Probes has the metrics of probes.
+	// Probes has the probe metrics.
 	Probes prometheus.Gatherer
 	Log    *slog.Logger
 }
 
-// Paths are what the server answers.
+// Paths returns the handlers by pattern.
 func (s *Server) Paths() map[string]http.Handler {
 	return map[string]http.Handler{
 		"GET /pods":             http.HandlerFunc(s.pods),
@@ -56,7 +56,7 @@ func (s *Server) Paths() map[string]http.Handler {
 	}
 }
 
-// metrics shows what a collector collects.
+// metrics serves a collector's metrics.
 func metrics(c prometheus.Collector) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(c)
@@ -83,11 +83,11 @@ func respondJSON(w http.ResponseWriter, value any) {
 	_, _ = w.Write(body)
 }
 
-// actions are the paths that have an action of their own, and its name below nodes; any other path is nodes/proxy.
-var actions = []struct {
+// kubeletPaths maps paths to the subresources of nodes that authorize them. All other paths need nodes/proxy.
+var kubeletPaths = []struct {
 	path, subresource string
-	// also says that whoever may do everything (nodes/proxy) may do this too.
-	also bool
+	// orProxy is set if nodes/proxy authorizes the path as well.
+	orProxy bool
 }{
 	{"/pods", "pods", true},
 	{"/healthz", "healthz", true},
@@ -101,30 +101,30 @@ var actions = []struct {
 	{"/run", "exec", true},
 }
 
-// Access says what a request asks for: any of the answers will do. To enter a container is to create something there,
-// whatever the method: a WebSocket can only GET, and whoever may only look must not come in by one.
+// Access returns the attributes that authorize a request; any one of them suffices. Streaming sessions always need the
+// verb create, whatever the method: a WebSocket upgrade is a GET, and read access must not allow it.
 func Access(node string) func(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 	return func(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 		verb, subresources := delegated.Verb(r), []string{"proxy"}
-		for _, action := range actions {
+		for _, action := range kubeletPaths {
 			if r.URL.Path != action.path && !strings.HasPrefix(r.URL.Path, action.path+"/") {
 				continue
 			}
 			subresources = []string{action.subresource}
-			if action.also {
+			if action.orProxy {
 				subresources = append(subresources, "proxy")
 			}
 			if slices.Contains([]string{"exec", "attach", "portforward"}, action.subresource) {
 				verb = "create"
 			}
 		}
-		var asked []authorizationv1.SubjectAccessReviewSpec
+		var specs []authorizationv1.SubjectAccessReviewSpec
 		for _, subresource := range subresources {
-			asked = append(asked, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+			specs = append(specs, authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 				Verb: verb, Version: "v1", Resource: "nodes", Subresource: subresource, Name: node,
 			}})
 		}
-		return asked
+		return specs
 	}
 }
 
@@ -137,9 +137,9 @@ func (s *Server) pods(w http.ResponseWriter, _ *http.Request) {
 	respondJSON(w, &list)
 }
 
-// find finds the pod and checks the container that a request names. It answers when they are not there.
-func (s *Server) find(w http.ResponseWriter, r *http.Request) (*corev1.Pod, bool) {
-	name, wanted := r.PathValue("pod"), r.PathValue("container")
+// findPod returns the pod a request names, and checks its container. It responds to the request if they do not exist.
+func (s *Server) findPod(w http.ResponseWriter, r *http.Request) (*corev1.Pod, bool) {
+	name, containerName := r.PathValue("pod"), r.PathValue("container")
 	pod, ok := s.Pods.Pod(r.PathValue("namespace"), name)
 	if uid := r.PathValue("uid"); ok && uid != "" && string(pod.UID) != uid {
 		ok = false
@@ -148,11 +148,11 @@ func (s *Server) find(w http.ResponseWriter, r *http.Request) (*corev1.Pod, bool
 		http.Error(w, "pod does not exist", http.StatusNotFound)
 		return nil, false
 	}
-	if wanted == "" {
+	if containerName == "" {
 		return pod, true
 	}
 	for _, c := range container.All(&pod.Spec) {
-		if c.Name == wanted {
+		if c.Name == containerName {
 			return pod, true
 		}
 	}

@@ -21,19 +21,19 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// The channels of a session: the first byte of a message says which it belongs to.
+// The channels of a session. The first byte of a message is its channel.
 const (
 	channelStdin  = 0
 	channelStdout = 1
 	channelStderr = 2
 	channelError  = 3
 	channelResize = 4
-	channelClose  = 255 // followed by the channel that is closed
+	channelClose  = 255 // followed by the channel to close
 )
 
-// translateSession serves a session over a WebSocket that can close single channels, so that a command sees the end of its
-// input. Towards the runtime it is a SPDY session, which can do the same.
-func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *url.URL, o cri.Streams) {
+// translateV5Session serves a session over a WebSocket with the v5 protocol, in which a client can close a single
+// channel, so that a command gets EOF on its input. The session with the runtime uses SPDY.
+func (s *Server) translateV5Session(w http.ResponseWriter, r *http.Request, to *url.URL, o cri.Streams) {
 	executor, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: to.Host}, http.MethodPost, to)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -41,14 +41,14 @@ func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *ur
 	}
 	conn, err := upgrade(w, r, protocolSession)
 	if err != nil {
-		return // the upgrader has answered
+		return // the upgrader has responded
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	socket := &sessionSocket{conn: conn}
 	options := remotecommand.StreamOptions{Tty: o.TTY}
-	input, feed := io.Pipe()
+	input, stdin := io.Pipe()
 	if o.Stdin {
 		options.Stdin = input
 	}
@@ -66,18 +66,18 @@ func (s *Server) translateSession(w http.ResponseWriter, r *http.Request, to *ur
 	go func() {
 		defer close(done)
 		defer close(sizes)
-		// The client has gone, or has said all: a session without its client ends.
+		// Cancel the session when the client disconnects or has closed the connection.
 		defer cancel()
-		feed.CloseWithError(socket.read(feed, sizes))
+		stdin.CloseWithError(socket.read(stdin, sizes))
 	}()
 	err = executor.StreamWithContext(ctx, options)
 	input.Close()
-	socket.finish(err)
+	socket.sendStatus(err)
 	conn.Close()
 	<-done
 }
 
-// terminalSizes are the sizes a client's terminal has had and not yet told.
+// terminalSizes is the queue of terminal sizes that the runtime has not received yet.
 type terminalSizes chan remotecommand.TerminalSize
 
 // Next implements remotecommand.TerminalSizeQueue.
@@ -89,8 +89,8 @@ func (t terminalSizes) Next() *remotecommand.TerminalSize {
 	return &size
 }
 
-// tell replaces a size that has not been read yet: only the newest counts.
-func (t terminalSizes) tell(size remotecommand.TerminalSize) {
+// put replaces a size that was not read yet: only the latest matters.
+func (t terminalSizes) put(size remotecommand.TerminalSize) {
 	select {
 	case <-t:
 	default:
@@ -101,13 +101,13 @@ func (t terminalSizes) tell(size remotecommand.TerminalSize) {
 	}
 }
 
-// sessionSocket speaks the channels of a session. Writers may be many, the reader is one.
+// sessionSocket multiplexes the channels of a session. There may be several writers, but one reader.
 type sessionSocket struct {
 	conn *websocket.Conn
 	mu   sync.Mutex // guards writing
 }
 
-// read brings the client's input to stdin and its terminal's sizes to sizes until the client is gone.
+// read copies the client's input to stdin and its terminal sizes to sizes until the client disconnects.
 func (s *sessionSocket) read(stdin *io.PipeWriter, sizes terminalSizes) error {
 	for {
 		_, message, err := s.conn.ReadMessage()
@@ -120,12 +120,12 @@ func (s *sessionSocket) read(stdin *io.PipeWriter, sizes terminalSizes) error {
 		switch body := message[1:]; message[0] {
 		case channelStdin:
 			if _, err := stdin.Write(body); err != nil {
-				continue // the command no longer reads
+				continue // the command has closed its input
 			}
 		case channelResize:
 			var size remotecommand.TerminalSize
 			if json.Unmarshal(body, &size) == nil {
-				sizes.tell(size)
+				sizes.put(size)
 			}
 		case channelClose:
 			if len(body) == 1 && body[0] == channelStdin {
@@ -166,9 +166,9 @@ func (c channelWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// finish tells the client how the command ended.
-func (s *sessionSocket) finish(err error) {
-	status, _ := json.Marshal(sessionStatus(err)) // a Status can always be encoded
+// sendStatus sends the command's exit status to the client.
+func (s *sessionSocket) sendStatus(err error) {
+	status, _ := json.Marshal(sessionStatus(err)) // a Status always encodes
 	if s.write(channelError, status) != nil {
 		return
 	}
@@ -177,7 +177,7 @@ func (s *sessionSocket) finish(err error) {
 	_ = s.conn.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(time.Second))
 }
 
-// sessionStatus is the end of a command as clients understand it.
+// sessionStatus returns the Status for the result of a command.
 func sessionStatus(err error) *metav1.Status {
 	if err == nil {
 		return &metav1.Status{Status: metav1.StatusSuccess}

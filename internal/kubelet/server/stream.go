@@ -20,12 +20,12 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// The runtime serves sessions itself, at an address on this machine that it tells when asked for one, and speaks SPDY and the
-// older WebSocket protocols. Those are carried byte for byte. What newer clients speak is translated: see session.go
-// for commands and tunnel.go for ports.
+// The runtime has a streaming server on this host, whose URL it returns for each session. It supports SPDY and the older
+// WebSocket protocols, which are proxied unchanged. Newer protocols are translated: session.go for commands, tunnel.go
+// for port-forwarding.
 
-// local reaches the runtime. A session has a connection of its own.
-var local = &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext}
+// runtimeTransport connects to the runtime's streaming server. Every session has its own connection.
+var runtimeTransport = &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext}
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
@@ -44,7 +44,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// parseStreams reads what a client asks for. A terminal has but one output.
+// parseStreams parses the requested streams. With a terminal there is no stderr.
 func parseStreams(query url.Values) (cri.Streams, error) {
 	o := cri.Streams{
 		Stdin: query.Get("input") == "1", Stdout: query.Get("output") == "1", Stderr: query.Get("error") == "1", TTY: query.Get("tty") == "1",
@@ -58,46 +58,46 @@ func parseStreams(query url.Values) (cri.Streams, error) {
 	return o, nil
 }
 
-// session carries a session with a container, which begin asks the runtime for.
-func (s *Server) session(w http.ResponseWriter, r *http.Request, begin func(ctx context.Context, id string, o cri.Streams) (string, error)) {
+// session serves a streaming session with a container. start requests it from the runtime.
+func (s *Server) session(w http.ResponseWriter, r *http.Request, start func(ctx context.Context, id string, o cri.Streams) (string, error)) {
 	options, err := parseStreams(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	pod, ok := s.find(w, r)
+	pod, ok := s.findPod(w, r)
 	if !ok {
 		return
 	}
-	id, err := s.running(r.Context(), pod, r.PathValue("container"))
+	id, err := s.runningContainer(r.Context(), pod, r.PathValue("container"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	address, err := begin(r.Context(), id, options)
+	address, err := start(r.Context(), id, options)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	to, err := url.Parse(address)
 	if err != nil {
-		http.Error(w, fmt.Sprintf("the runtime's address of the session: %v", err), http.StatusInternalServerError)
+		http.Error(w, fmt.Sprintf("parse streaming URL of the runtime: %v", err), http.StatusInternalServerError)
 		return
 	}
 	if websocket.IsWebSocketUpgrade(r) && slices.Contains(websocket.Subprotocols(r), protocolSession) {
-		s.translateSession(w, r, to, options)
+		s.translateV5Session(w, r, to, options)
 		return
 	}
-	s.carry(w, r, to)
+	s.proxy(w, r, to)
 }
 
-// running is the id of a running container.
-func (s *Server) running(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
-	seen, err := s.Runtime.ReadPod(ctx, pod.UID)
+// runningContainer returns the ID of a running container.
+func (s *Server) runningContainer(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
+	observed, err := s.Runtime.ReadPod(ctx, pod.UID)
 	if err != nil {
 		return "", err
 	}
-	c := seen.Active(name)
+	c := observed.Active(name)
 	if c == nil || c.State != cri.Running {
 		return "", fmt.Errorf("container not found (%q)", name)
 	}
@@ -105,7 +105,7 @@ func (s *Server) running(ctx context.Context, pod *corev1.Pod, name string) (str
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
-	pod, ok := s.find(w, r)
+	pod, ok := s.findPod(w, r)
 	if !ok {
 		return
 	}
@@ -114,12 +114,12 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	seen, err := s.Runtime.ReadPod(r.Context(), pod.UID)
+	observed, err := s.Runtime.ReadPod(r.Context(), pod.UID)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	sandbox := seen.Sandbox()
+	sandbox := observed.Sandbox()
 	if sandbox == "" {
 		http.Error(w, fmt.Sprintf("pod not found (%q)", pod.Name+"_"+pod.Namespace), http.StatusInternalServerError)
 		return
@@ -131,14 +131,14 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	}
 	to, err := url.Parse(session)
 	if err != nil {
-		http.Error(w, fmt.Sprintf("the runtime's address of the session: %v", err), http.StatusInternalServerError)
+		http.Error(w, fmt.Sprintf("parse streaming URL of the runtime: %v", err), http.StatusInternalServerError)
 		return
 	}
 	if websocket.IsWebSocketUpgrade(r) && slices.Contains(websocket.Subprotocols(r), protocolTunnel) {
 		s.tunnel(w, r, to)
 		return
 	}
-	s.carry(w, r, to)
+	s.proxy(w, r, to)
 }
 
 func parsePorts(query url.Values) (ports []int32, err error) {
@@ -154,20 +154,20 @@ func parsePorts(query url.Values) (ports []int32, err error) {
 	return ports, nil
 }
 
-// carry lets client and runtime speak to each other.
-func (s *Server) carry(w http.ResponseWriter, r *http.Request, to *url.URL) {
-	if err := forward.Request(w, r, to, local); err != nil {
-		http.Error(w, fmt.Sprintf("reach the container runtime: %v", err), http.StatusBadGateway)
+// proxy forwards the connection to the runtime.
+func (s *Server) proxy(w http.ResponseWriter, r *http.Request, to *url.URL) {
+	if err := forward.Request(w, r, to, runtimeTransport); err != nil {
+		http.Error(w, fmt.Sprintf("connect to the container runtime: %v", err), http.StatusBadGateway)
 	}
 }
 
-// run runs a command in a container to its end and answers with what it wrote.
+// run runs a command in a container and responds with its output.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		http.Error(w, "Method Not Allowed", http.StatusMethodNotAllowed)
 		return
 	}
-	pod, ok := s.find(w, r)
+	pod, ok := s.findPod(w, r)
 	if !ok {
 		return
 	}
@@ -176,7 +176,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "you must specify the command to run as cmd", http.StatusBadRequest)
 		return
 	}
-	id, err := s.running(r.Context(), pod, r.PathValue("container"))
+	id, err := s.runningContainer(r.Context(), pod, r.PathValue("container"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -189,17 +189,17 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(bytes.Join([][]byte{stdout, stderr}, nil))
 }
 
-// WebSocket subprotocols that are translated.
+// The WebSocket subprotocols that are translated.
 const (
 	protocolSession = "v5.channel.k8s.io"
 	protocolTunnel  = "SPDY/3.1+portforward.k8s.io"
 )
 
-// upgrade takes a WebSocket with the given subprotocol.
+// upgrade accepts a WebSocket with the given subprotocol.
 func upgrade(w http.ResponseWriter, r *http.Request, protocol string) (*websocket.Conn, error) {
 	upgrader := websocket.Upgrader{
 		ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10, Subprotocols: []string{protocol},
-		CheckOrigin: func(*http.Request) bool { return true }, // the gate has asked for credentials
+		CheckOrigin: func(*http.Request) bool { return true }, // the filter has authenticated the client
 	}
 	return upgrader.Upgrade(w, r, nil)
 }
@@ -227,7 +227,7 @@ func dialSPDY(ctx context.Context, to *url.URL, headers http.Header) (net.Conn, 
 		defer conn.Close()
 		text := new(bytes.Buffer)
 		_, _ = text.ReadFrom(http.MaxBytesReader(nil, response.Body, 4<<10))
-		return nil, fmt.Errorf("the runtime does not switch to SPDY: %s: %s", response.Status, strings.TrimSpace(text.String()))
+		return nil, fmt.Errorf("upgrade runtime connection to SPDY: %s: %s", response.Status, strings.TrimSpace(text.String()))
 	}
 	return buffered, nil
 }

@@ -205,12 +205,12 @@ func TestClientLeaves(t *testing.T) {
 	config, _ := newKubelet(t)
 	for protocol, executor := range executors(t, config, "/exec/ns/p/c?command=cat&input=1&output=1") {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		input, feed := io.Pipe()
+		input, stdin := io.Pipe()
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: input, Stdout: io.Discard})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %v", protocol, err)
 		}
-		feed.Close()
+		stdin.Close()
 		cancel()
 	}
 }
@@ -311,8 +311,8 @@ func TestAccess(t *testing.T) {
 	} {
 		method, path, _ := strings.Cut(request, " ")
 		var got []string
-		for _, asked := range Access("n")(httptest.NewRequest(method, path, nil)) {
-			a := asked.ResourceAttributes
+		for _, specs := range Access("n")(httptest.NewRequest(method, path, nil)) {
+			a := specs.ResourceAttributes
 			if a.Name != "n" {
 				t.Errorf("%s asks for node %q", request, a.Name)
 			}

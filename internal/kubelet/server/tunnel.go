@@ -13,7 +13,7 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// bufferedConn is a connection of which more may have been read than was asked for.
+// bufferedConn is a connection with read-ahead data in a buffer.
 type bufferedConn struct {
 	net.Conn
 	reader *bufio.Reader
@@ -27,17 +27,17 @@ func (c *bufferedConn) readResponse(request *http.Request) (*http.Response, erro
 // Read implements net.Conn.
 func (c *bufferedConn) Read(p []byte) (int, error) { return c.reader.Read(p) }
 
-// tunnel carries a client's SPDY connection for port-forwarding, which it speaks inside the messages of a WebSocket.
+// tunnel forwards a client's SPDY connection for port-forwarding, which is tunneled in the messages of a WebSocket.
 func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, to *url.URL) {
 	runtime, err := dialSPDY(r.Context(), to, http.Header{"X-Stream-Protocol-Version": {"portforward.k8s.io"}})
 	if err != nil {
-		http.Error(w, fmt.Sprintf("reach the container runtime: %v", err), http.StatusBadGateway)
+		http.Error(w, fmt.Sprintf("connect to the container runtime: %v", err), http.StatusBadGateway)
 		return
 	}
 	defer runtime.Close()
 	socket, err := upgrade(w, r, protocolTunnel)
 	if err != nil {
-		return // the upgrader has answered
+		return // the upgrader has responded
 	}
 	defer socket.Close()
 	done := make(chan struct{})

@@ -12,7 +12,7 @@ import (
 	"skiff/internal/atomicfile"
 )
 
-// What logind and systemd are called on the bus.
+// The D-Bus names of logind and systemd.
 const (
 	logindName         = "org.freedesktop.login1"
 	logindPath         = dbus.ObjectPath("/org/freedesktop/login1")
@@ -23,45 +23,45 @@ const (
 	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
 	systemdManager = "org.freedesktop.systemd1.Manager"
 
-	// configFile is below the directory of logind's settings.
+	// configFile is a drop-in of logind's configuration.
 	configFile = "99-kubelet.conf"
 )
 
-// logind is the machine's login manager, which decides when it goes down.
+// logind is a connection to systemd-logind.
 type logind struct {
 	conn    *dbus.Conn
 	signals chan *dbus.Signal
-	// lock keeps the machine up while it is open; nil when it is not conn.
+	// lock is the inhibitor lock; nil if it is not held.
 	lock *os.File
 }
 
 func (l *logind) manager() dbus.BusObject { return l.conn.Object(logindName, logindPath) }
 
-// delay is how long logind waits for locks at most.
+// maxDelay returns logind's maximum inhibitor delay.
 func (l *logind) maxDelay() (time.Duration, error) {
 	value, err := l.manager().GetProperty(logindManager + ".InhibitDelayMaxUSec")
 	if err != nil {
-		return 0, fmt.Errorf("read logind's longest delay: %w", err)
+		return 0, fmt.Errorf("read InhibitDelayMaxUSec: %w", err)
 	}
 	microseconds, ok := value.Value().(uint64)
 	if !ok {
-		return 0, fmt.Errorf("logind's longest delay is %s, not a number", value)
+		return 0, fmt.Errorf("InhibitDelayMaxUSec is %s, not a number", value)
 	}
 	return time.Duration(microseconds) * time.Microsecond, nil
 }
 
-// setMaxDelay has logind wait longer: it reads its settings anew when it gets a signal, in its own time.
+// setMaxDelay raises the maximum delay. logind reloads its configuration asynchronously after SIGHUP.
 func (l *logind) setMaxDelay(dir string, need time.Duration) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the directory of logind's settings: %w", err)
+		return fmt.Errorf("create logind configuration directory: %w", err)
 	}
 	text := fmt.Sprintf("# Pods need this long to end.\n[Login]\nInhibitDelayMaxSec=%.0f\n", need.Seconds())
 	if err := atomicfile.Write(filepath.Join(dir, configFile), []byte(text), 0o644); err != nil {
-		return fmt.Errorf("write logind's settings: %w", err)
+		return fmt.Errorf("write logind configuration: %w", err)
 	}
 	const allProcesses, sighup = "all", int32(1)
 	if call := l.conn.Object(systemdName, systemdPath).Call(systemdManager+".KillUnit", 0, "systemd-logind.service", allProcesses, sighup); call.Err != nil {
-		return fmt.Errorf("have logind read its settings: %w", call.Err)
+		return fmt.Errorf("reload logind: %w", call.Err)
 	}
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
 		now, err := l.maxDelay()
@@ -69,24 +69,24 @@ func (l *logind) setMaxDelay(dir string, need time.Duration) error {
 			return err
 		}
 		if wait > time.Second {
-			return fmt.Errorf("logind waits %s for pods that need %s, whatever its settings say", now, need)
+			return fmt.Errorf("logind's maximum delay is %s after reload, pods need %s", now, need)
 		}
 		time.Sleep(wait)
 	}
 }
 
-// subscribe lets what logind announces come in on signals, which is closed with the connection.
+// subscribe delivers logind's signals to the channel signals, which is closed with the connection.
 func (l *logind) subscribe() error {
 	err := l.conn.AddMatchSignal(dbus.WithMatchInterface(logindManager), dbus.WithMatchMember(prepareForShutdown), dbus.WithMatchObjectPath(logindPath))
 	if err != nil {
-		return fmt.Errorf("listen to logind: %w", err)
+		return fmt.Errorf("subscribe to logind signals: %w", err)
 	}
 	l.signals = make(chan *dbus.Signal, 8)
 	l.conn.Signal(l.signals)
 	return nil
 }
 
-// parseSignal reads whether the machine is starting down. Other signals are not ok.
+// parseSignal returns whether a shutdown starts or was cancelled. ok is false for other signals.
 func parseSignal(s *dbus.Signal) (starting, ok bool) {
 	if s == nil || s.Name != logindManager+"."+prepareForShutdown || len(s.Body) == 0 {
 		return false, false
@@ -95,30 +95,30 @@ func parseSignal(s *dbus.Signal) (starting, ok bool) {
 	return starting, ok
 }
 
-// inhibit takes the lock. One that is conn already is let go after it.
+// inhibit takes the lock, then releases one that is already held.
 func (l *logind) inhibit() error {
 	var fd dbus.UnixFD
 	call := l.manager().Call(logindManager+".Inhibit", 0, "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
 	if err := call.Store(&fd); err != nil {
-		return fmt.Errorf("take logind's lock: %w", err)
+		return fmt.Errorf("take inhibitor lock: %w", err)
 	}
 	if fd < 0 {
-		return errors.New("take logind's lock: it gave none")
+		return errors.New("take inhibitor lock: invalid descriptor")
 	}
 	l.release()
 	l.lock = os.NewFile(uintptr(fd), "inhibitor lock")
 	return nil
 }
 
-// release lets the machine go down.
+// release releases the lock, so that the shutdown proceeds.
 func (l *logind) release() {
 	if l.lock != nil {
-		_ = l.lock.Close() // it is let go even then
+		_ = l.lock.Close() // closing always releases it
 		l.lock = nil
 	}
 }
 
 func (l *logind) close() {
 	l.release()
-	_ = l.conn.Close() // nothing more is expected of it
+	_ = l.conn.Close() // nothing depends on it
 }

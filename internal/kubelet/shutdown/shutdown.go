@@ -1,8 +1,9 @@
-// Package shutdown lets the pods of a node end in order before the machine goes down.
+// Package shutdown implements graceful node shutdown.
 //
-// logind asks, over D-Bus, all who hold an inhibitor lock whether they are done. Shutdown holds one. When the machine is about to go down it
-// ends the pods group by group, those of the lowest priority first, gives each group its time, and lets go of the lock. Meanwhile the node is not
-// ready and takes no pods. A shutdown that is called off makes the node what it was; the pods that have ended stay ended.
+// Shutdown holds a delay inhibitor lock of systemd-logind. When logind announces a shutdown over D-Bus, Shutdown
+// terminates the pods group by group, lowest priority first, gives each group its grace period, and then releases the
+// lock. Meanwhile the node is not ready and rejects pods. If the shutdown is cancelled the node becomes ready again;
+// terminated pods stay terminated.
 package shutdown
 
 import (
@@ -24,7 +25,7 @@ import (
 	"skiff/internal/atomicfile"
 )
 
-// What pods say that end for a shutdown, and those that come too late.
+// The reasons and messages in the status of pods that were terminated or rejected because of a shutdown.
 const (
 	Reason          = "Terminated"
 	Message         = "Pod was terminated in response to imminent node shutdown."
@@ -34,19 +35,20 @@ const (
 	eventReason = "NodeShutdown"
 )
 
-// systemCriticalPriority is the lowest priority of the system's own pods.
+// systemCriticalPriority is the lowest priority of system-critical pods.
 const systemCriticalPriority = 2_000_000_000
 
-// Waits between attempts to reach logind again after the connection was lost.
+// Delays between attempts to reconnect to logind.
 const (
 	minReconnectDelay = time.Second
 	maxReconnectDelay = time.Minute
 )
 
-// Period is how many seconds pods of a priority, and of all priorities up to that of the next period, get to end.
+// Period is the grace period of pods with its priority or higher, up to the priority of the next period.
 type Period = kubeletconfig.ShutdownGracePeriodByPodPriority
 
-// Periods are those of a configuration, from the lowest priority to the highest. None means that pods are not looked after.
+// Periods returns the periods of a configuration in ascending order of priority. None means that graceful shutdown is
+// disabled.
 func Periods(c *kubeletconfig.KubeletConfiguration) []Period {
 	if given := c.ShutdownGracePeriodByPodPriority; len(given) > 0 {
 		return slices.SortedStableFunc(slices.Values(given), func(a, b Period) int { return cmp.Compare(a.Priority, b.Priority) })
@@ -61,7 +63,7 @@ func Periods(c *kubeletconfig.KubeletConfiguration) []Period {
 	}
 }
 
-// total is how long the machine has to wait for all periods.
+// total is the sum of all periods.
 func total(periods []Period) time.Duration {
 	var seconds int64
 	for _, p := range periods {
@@ -70,14 +72,14 @@ func total(periods []Period) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// group is the pods that end together.
+// podGroup are the pods that are terminated together.
 type podGroup struct {
 	Period
 	pods []*corev1.Pod
 }
 
-// groups puts pods to the periods, of which there is one at least. A pod belongs to the highest period that is not above its priority, or to
-// the lowest if all are.
+// groupPods assigns pods to periods, of which there is at least one: to the highest period that is not above the pod's
+// priority, or to the lowest if all are.
 func groupPods(periods []Period, pods []*corev1.Pod) []podGroup {
 	all := make([]podGroup, len(periods))
 	for i, p := range periods {
@@ -97,7 +99,7 @@ func groupPods(periods []Period, pods []*corev1.Pod) []podGroup {
 	return all
 }
 
-// graceOf is how many seconds a pod of a group gets: its own time, if that is shorter.
+// graceOf returns the grace period of a pod in seconds: its own, if that is shorter than the group's.
 func (g podGroup) graceOf(pod *corev1.Pod) int64 {
 	if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
 		return min(*own, g.ShutdownGracePeriodSeconds)
@@ -105,7 +107,7 @@ func (g podGroup) graceOf(pod *corev1.Pod) int64 {
 	return g.ShutdownGracePeriodSeconds
 }
 
-// Condition says of a pod who ended it.
+// Condition is the DisruptionTarget condition of a terminated pod.
 func Condition(pod *corev1.Pod, now time.Time) *corev1.PodCondition {
 	return &corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet, Message: Message,
@@ -113,27 +115,28 @@ func Condition(pod *corev1.Pod, now time.Time) *corev1.PodCondition {
 	}
 }
 
-// Options are what a Shutdown works with.
+// Options are the dependencies of Shutdown.
 type Options struct {
-	// Periods come from the function of that name.
+	// Periods are the result of the function Periods.
 	Periods []Period
-	// Pods are those that run.
+	// Pods returns the running pods.
 	Pods func() []*corev1.Pod
-	// End has a pod end within so many seconds. The channel is closed when the pod has ended and its volumes are removed.
+	// KillPod terminates a pod within a grace period in seconds. The channel is closed when the pod has terminated and
+	// its volumes are unmounted.
 	KillPod func(pod *corev1.Pod, grace int64) <-chan struct{}
-	// NodeEvent tells of the node; Changed is called when Now has changed.
+	// NodeEvent records an event about the node. Changed is called when ShuttingDown has changed.
 	NodeEvent func(eventType, reason, message string)
 	Changed   func()
-	// Connect reaches the bus that logind is on; nil is the system's.
+	// Connect connects to the bus of logind; nil is the system bus.
 	Connect func() (*dbus.Conn, error)
-	// ConfigDirectory is where logind is told to wait longer; empty is logind's own.
+	// ConfigDir is logind's configuration drop-in directory; empty is the default.
 	ConfigDir string
-	// StateFile remembers when the pods were ended last.
+	// StateFile stores the times of the last shutdown.
 	StateFile string
 	Log       *slog.Logger
 }
 
-// Shutdown watches for the end of the machine.
+// Shutdown watches for shutdowns of the node.
 type Shutdown struct {
 	Options
 
@@ -142,13 +145,13 @@ type Shutdown struct {
 	times        times
 }
 
-// times are when the pods began to be ended, and when all had; upstream's record of it.
+// times are the start and end of terminating the pods, in upstream's format.
 type times struct {
 	Start time.Time `json:"startTime"`
 	End   time.Time `json:"endTime"`
 }
 
-// New makes a Shutdown. It starts nothing.
+// New returns a Shutdown. It starts nothing.
 func New(o Options) *Shutdown {
 	if o.Connect == nil {
 		o.Connect = func() (*dbus.Conn, error) { return dbus.ConnectSystemBus() }
@@ -156,26 +159,26 @@ func New(o Options) *Shutdown {
 	o.ConfigDir = cmp.Or(o.ConfigDir, "/etc/systemd/logind.conf.d")
 	s := &Shutdown{Options: o}
 	if text, err := os.ReadFile(o.StateFile); err == nil {
-		_ = json.Unmarshal(text, &s.times) // what cannot be read is only missed by a metric
+		_ = json.Unmarshal(text, &s.times) // only used for metrics
 	}
 	return s
 }
 
-// Now reports whether the machine is about to go down.
+// ShuttingDown reports whether the node is shutting down.
 func (s *Shutdown) ShuttingDown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.shuttingDown
 }
 
-// Times are when the pods were last ended for a shutdown, zero where they were not, also those of a run before.
+// Times returns when the pods were last terminated for a shutdown, zero if never, also of earlier runs.
 func (s *Shutdown) Times() (start, end time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.times.Start, s.times.End
 }
 
-// Run holds back shutdowns until ctx ends. A machine without logind goes down unannounced: that is told, and the node runs all the same.
+// Run delays shutdowns until ctx ends. Without logind it logs a warning and returns.
 func (s *Shutdown) Run(ctx context.Context) error {
 	if len(s.Periods) == 0 {
 		return nil
@@ -185,17 +188,17 @@ func (s *Shutdown) Run(ctx context.Context) error {
 		conn, err := s.inhibit()
 		switch {
 		case err != nil && !connected:
-			s.Log.Warn("pods cannot be ended before this machine goes down", "error", err)
+			s.Log.Warn("graceful node shutdown is disabled", "error", err)
 			return nil
 		case err != nil:
-			s.Log.Warn("logind is not reached", "error", err)
+			s.Log.Warn("failed to connect to logind", "error", err)
 			wait = min(2*wait, maxReconnectDelay)
 		default:
 			connected, wait = true, minReconnectDelay
 			s.handleSignals(ctx, conn)
 			conn.close()
 			if ctx.Err() == nil {
-				s.Log.Warn("the connection to logind was lost")
+				s.Log.Warn("lost connection to logind")
 			}
 		}
 		select {
@@ -206,11 +209,11 @@ func (s *Shutdown) Run(ctx context.Context) error {
 	}
 }
 
-// hold reaches logind, has it wait as long as the pods need, and takes the lock.
+// inhibit connects to logind, raises its maximum delay if needed, and takes the inhibitor lock.
 func (s *Shutdown) inhibit() (_ *logind, err error) {
 	conn, err := s.Connect()
 	if err != nil {
-		return nil, fmt.Errorf("reach the bus: %w", err)
+		return nil, fmt.Errorf("connect to D-Bus: %w", err)
 	}
 	l := &logind{conn: conn}
 	defer func() {
@@ -233,7 +236,7 @@ func (s *Shutdown) inhibit() (_ *logind, err error) {
 	return l, l.inhibit()
 }
 
-// follow deals with what logind announces until ctx ends or the connection is lost.
+// handleSignals handles logind's signals until ctx ends or the connection is lost.
 func (s *Shutdown) handleSignals(ctx context.Context, l *logind) {
 	for {
 		select {
@@ -250,7 +253,7 @@ func (s *Shutdown) handleSignals(ctx context.Context, l *logind) {
 			if !starting {
 				s.setShuttingDown(false, "Shutdown manager detected shutdown cancellation")
 				if err := l.inhibit(); err != nil {
-					s.Log.Warn("the next shutdown cannot be conn back", "error", err)
+					s.Log.Warn("failed to take inhibitor lock", "error", err)
 				}
 				continue
 			}
@@ -261,9 +264,9 @@ func (s *Shutdown) handleSignals(ctx context.Context, l *logind) {
 	}
 }
 
-// turn notes whether the machine is about to go down, and tells of it.
+// setShuttingDown records and announces whether the node is shutting down.
 func (s *Shutdown) setShuttingDown(starting bool, event string) {
-	s.Log.Info("the machine's shutdown was prepareForShutdown", "calledOff", !starting)
+	s.Log.Info("received shutdown signal", "cancelled", !starting)
 	s.NodeEvent(corev1.EventTypeNormal, eventReason, event)
 	s.mu.Lock()
 	s.shuttingDown = starting
@@ -271,7 +274,7 @@ func (s *Shutdown) setShuttingDown(starting bool, event string) {
 	s.Changed()
 }
 
-// killPods ends all pods, group by group.
+// killPods terminates all pods, group by group.
 func (s *Shutdown) killPods(ctx context.Context) {
 	s.saveTimes(times{Start: time.Now()})
 	for _, g := range groupPods(s.Periods, s.Pods()) {
@@ -283,7 +286,7 @@ func (s *Shutdown) killPods(ctx context.Context) {
 	s.saveTimes(times{Start: start, End: time.Now()})
 }
 
-// killGroup ends the pods of a group, and returns when they are removed or their time is over.
+// killGroup terminates the pods of a group, and returns when they are removed or the grace period is over.
 func (s *Shutdown) killGroup(ctx context.Context, g podGroup) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(g.ShutdownGracePeriodSeconds)*time.Second)
 	defer cancel()
@@ -295,13 +298,13 @@ func (s *Shutdown) killGroup(ctx context.Context, g podGroup) {
 		select {
 		case <-removed[i]:
 		case <-ctx.Done():
-			s.Log.Warn("pods did not end in time for the shutdown", "priority", g.Priority, "seconds", g.ShutdownGracePeriodSeconds, "first", pod.Namespace+"/"+pod.Name)
+			s.Log.Warn("pods did not terminate within the shutdown grace period", "priority", g.Priority, "seconds", g.ShutdownGracePeriodSeconds, "pod", pod.Namespace+"/"+pod.Name)
 			return
 		}
 	}
 }
 
-// remember keeps the times over the end of the machine.
+// saveTimes stores the times across the reboot.
 func (s *Shutdown) saveTimes(t times) {
 	s.mu.Lock()
 	s.times = t
@@ -311,6 +314,6 @@ func (s *Shutdown) saveTimes(t times) {
 		err = atomicfile.Write(s.StateFile, text, 0o644)
 	}
 	if err != nil {
-		s.Log.Warn("the times of the shutdown are not kept", "error", err)
+		s.Log.Warn("failed to store shutdown times", "error", err)
 	}
 }

@@ -215,7 +215,7 @@ func TestPodsEndBeforeTheMachine(t *testing.T) {
 		t.Errorf("asked for %q, want %q", m.bus.Requests(), want)
 	}
 	if m.ShuttingDown() {
-		t.Error("the machine goes down before that was prepareForShutdown")
+		t.Error("shutting down before the signal")
 	}
 	if err := m.bus.Announce(true); err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func TestPodsEndBeforeTheMachine(t *testing.T) {
 	}
 	m.end("system")
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the machine is conn though all pods have ended")
+		t.Error("the lock is held though all pods have terminated")
 	}
 	begun, over := m.Times()
 	if begun.IsZero() || over.Before(begun) {
@@ -254,7 +254,7 @@ func TestGroupThatTakesTooLong(t *testing.T) {
 	}
 	m.await(t, down+"; end stuck in 1; end next in 1")
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the machine is conn for ever by pods that do not end")
+		t.Error("the lock is held forever by pods that do not terminate")
 	}
 }
 
@@ -270,7 +270,7 @@ func TestShutdownCalledOff(t *testing.T) {
 	}
 	m.await(t, down+"; "+called)
 	if !m.bus.Taken(2, 10*time.Second) {
-		t.Fatal("the next shutdown is not conn back")
+		t.Fatal("the lock was not taken again after the shutdown was cancelled")
 	}
 	if m.bus.Released(2, 50*time.Millisecond) || m.ShuttingDown() {
 		t.Error("the node believes that the machine goes down")
@@ -301,7 +301,7 @@ func TestLogindThatDoesNotListen(t *testing.T) {
 	s := New(Options{
 		Periods: periods(0, 20), Connect: func() (*dbus.Conn, error) { return dbus.Connect(bus.Address) }, ConfigDir: dir, Log: slog.New(slog.DiscardHandler),
 	})
-	if conn, err := s.inhibit(); err == nil || !strings.Contains(err.Error(), "logind waits 1s for pods that need 20s") {
+	if conn, err := s.inhibit(); err == nil || !strings.Contains(err.Error(), "maximum delay is 1s after reload, pods need 20s") {
 		t.Errorf("conn %v, error %v", conn, err)
 	}
 	if slices.ContainsFunc(bus.Requests(), func(r string) bool { return strings.HasPrefix(r, "Inhibit ") }) {
@@ -316,7 +316,7 @@ func TestConnectionIsMadeAgain(t *testing.T) {
 	}
 	m.bus.Disconnect()
 	if !m.bus.Released(1, 10*time.Second) {
-		t.Error("the lock of a connection that was lost is conn on to")
+		t.Error("the lock of a lost connection is still held")
 	}
 	if !m.bus.Taken(2, 10*time.Second) {
 		t.Fatal("no lock is taken again")

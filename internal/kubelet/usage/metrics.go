@@ -10,7 +10,7 @@ import (
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// containerID is the id without the runtime's name before it.
+// containerID removes the runtime's prefix from an ID.
 func containerID(text string) string {
 	if _, id, ok := strings.Cut(text, "://"); ok {
 		return id
@@ -18,7 +18,7 @@ func containerID(text string) string {
 	return text
 }
 
-// The names of /metrics/resource, which autoscalers and metrics servers read.
+// The metrics of /metrics/resource, which metrics-server reads.
 var (
 	containerLabels = []string{"container", "namespace", "pod"}
 	podLabels       = []string{"namespace", "pod"}
@@ -33,10 +33,10 @@ var (
 	scrapeError     = prometheus.NewDesc("resource_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise", nil, nil)
 )
 
-// Resource collects /metrics/resource.
+// ResourceMetrics collects /metrics/resource.
 type ResourceMetrics struct{ *Usage }
 
-// Describe implements prometheus.Collector: what there is depends on the pods.
+// Describe implements prometheus.Collector. It is empty because the metrics depend on the pods.
 func (r ResourceMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -67,10 +67,10 @@ func (r ResourceMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// cadvisorLabels are those dashboards select by.
+// cadvisorLabels are the labels of cAdvisor's metrics.
 var cadvisorLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
-// CadvisorMetrics collects /metrics/cadvisor: the names that dashboards know, as far as control groups tell.
+// CadvisorMetrics collects /metrics/cadvisor: cAdvisor's metrics, as far as cgroups provide them.
 type CadvisorMetrics struct{ *Usage }
 
 // Describe implements prometheus.Collector.

@@ -1,9 +1,9 @@
-// Package usage tells what a node, its pods and their containers use: as the summary that autoscalers and `kubectl top`
-// go by, and as the metrics that dashboards read.
+// Package usage measures what a node, its pods and their containers use, for the stats summary (`kubectl top` and
+// autoscalers) and for metrics.
 //
-// What has been used so far is read from control groups when somebody asks. How much is used at the moment is the difference
-// of two such readings. Run takes one every ten seconds while there is somebody who asks again and again, so that the answer
-// is there; who is the first to ask after a while waits a second for it. A node that nobody asks costs nothing.
+// Cumulative usage is read from cgroups on request. Usage rates are the difference of two samples. Run takes a sample
+// every ten seconds while there are regular requests; the first request after a while waits a second for the second
+// sample. Without requests nothing is sampled.
 package usage
 
 import (
@@ -22,7 +22,7 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// Cgroups reads control groups.
+// Cgroups reads the statistics of cgroups.
 type Cgroups interface {
 	NodeStats() (cgroup.Stats, error)
 	PodsStats() (cgroup.Stats, error)
@@ -30,40 +30,40 @@ type Cgroups interface {
 	ContainerStats(uid types.UID, id string) (cgroup.Stats, error)
 }
 
-// Usage tells what is used. Its fields must not change once it is in use.
+// Usage measures usage. Its fields must not change once it is in use.
 type Usage struct {
 	NodeName string
 	Cgroups  Cgroups
 	Runtime  interface {
 		ListContainerStats(ctx context.Context) ([]cri.ContainerStats, error)
 	}
-	// Pods are those of the node.
+	// Pods returns the pods of the node.
 	Pods func() []*corev1.Pod
-	// Root is a directory on the node's own file system.
+	// Root is a directory on the node's root file system.
 	Root string
-	// Started is when the node began to run.
+	// Started is when the node started.
 	Started time.Time
 
 	mu                    sync.Mutex
-	rates                 map[string]*cpuRateSample // by what was read
-	lastQuery, lastSample time.Time                 // when somebody lastQuery, and when a reading was taken, last
+	rates                 map[string]*cpuRateSample // by cgroup
+	lastQuery, lastSample time.Time                 // when the last request was served, and the last sample taken
 }
 
 const (
-	// sampleInterval is how often Run takes a reading, sampleAfterQuery for how long after somebody has lastQuery.
+	// sampleInterval is how often Run takes a sample, sampleAfterQuery for how long after the last request.
 	sampleInterval   = 10 * time.Second
 	sampleAfterQuery = 5 * time.Minute
 )
 
-// rate is how fast CPU time has been used between the last two readings.
+// cpuRateSample is the CPU usage rate between the last two samples.
 type cpuRateSample struct {
 	usage     uint64
 	at        time.Time
-	nanoCores *uint64 // nanoseconds per second; nil before the second reading
-	current   bool    // in the last round
+	nanoCores *uint64 // nil before the second sample
+	current   bool    // whether it is part of the last sample
 }
 
-// Run takes readings until ctx ends.
+// Run takes samples until ctx ends.
 func (u *Usage) Run(ctx context.Context) error {
 	ticker := time.NewTicker(sampleInterval)
 	defer ticker.Stop()
@@ -74,15 +74,15 @@ func (u *Usage) Run(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		u.mu.Lock()
-		wanted := !u.lastQuery.IsZero() && time.Since(u.lastQuery) < sampleAfterQuery
+		queried := !u.lastQuery.IsZero() && time.Since(u.lastQuery) < sampleAfterQuery
 		u.mu.Unlock()
-		if wanted {
+		if queried {
 			u.sample(ctx)
 		}
 	}
 }
 
-// take takes a reading of everything, and forgets what is no more.
+// sample takes a sample of all cgroups, and drops those that no longer exist.
 func (u *Usage) sample(ctx context.Context) {
 	u.mu.Lock()
 	u.lastSample = time.Now()
@@ -90,7 +90,7 @@ func (u *Usage) sample(ctx context.Context) {
 		r.current = false
 	}
 	u.mu.Unlock()
-	_, _ = u.read(ctx, true) // who asks will be told what is wrong
+	_, _ = u.read(ctx, true) // the next request reports the error
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for name, r := range u.rates {
@@ -100,7 +100,7 @@ func (u *Usage) sample(ctx context.Context) {
 	}
 }
 
-// refresh makes sure that there is a reading to compare with, not too long ago.
+// refresh makes sure that there is a recent sample to compare with.
 func (u *Usage) refresh(ctx context.Context) {
 	u.mu.Lock()
 	u.lastQuery = time.Now()
@@ -116,10 +116,10 @@ func (u *Usage) refresh(ctx context.Context) {
 	}
 }
 
-// minRatePeriod is the shortest time over which a rate means something.
+// minRatePeriod is the minimum time between two samples for a rate.
 const minRatePeriod = time.Second
 
-// cpuRate remembers a reading and says how fast CPU time is used.
+// cpuRate stores a sample and returns the CPU usage rate.
 func (u *Usage) cpuRate(name string, s cgroup.Stats) *uint64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -132,14 +132,14 @@ func (u *Usage) cpuRate(name string, s cgroup.Stats) *uint64 {
 		return nil
 	}
 	r.current = true
-	if passed := s.Time.Sub(r.at); passed >= minRatePeriod && s.CPU.Usage >= r.usage {
-		nanoCores := uint64(float64(s.CPU.Usage-r.usage) / passed.Seconds())
+	if elapsed := s.Time.Sub(r.at); elapsed >= minRatePeriod && s.CPU.Usage >= r.usage {
+		nanoCores := uint64(float64(s.CPU.Usage-r.usage) / elapsed.Seconds())
 		r.usage, r.at, r.nanoCores = s.CPU.Usage, s.Time, &nanoCores
 	}
 	return r.nanoCores
 }
 
-// Summary is what everything uses. CPU and memory alone are cheap; disks are lastQuery for at the runtime.
+// Summary returns the usage of everything. CPU and memory alone are cheap; disk usage is queried from the runtime.
 func (u *Usage) Summary(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summary, error) {
 	u.refresh(ctx)
 	return u.read(ctx, onlyCPUAndMemory)
@@ -149,7 +149,7 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 	summary := &statsapi.Summary{Node: statsapi.NodeStats{NodeName: u.NodeName, StartTime: metav1.NewTime(u.Started)}, Pods: []statsapi.PodStats{}}
 	node, err := u.Cgroups.NodeStats()
 	if err != nil {
-		return nil, fmt.Errorf("read what the node uses: %w", err)
+		return nil, fmt.Errorf("read node statistics: %w", err)
 	}
 	summary.Node.CPU, summary.Node.Memory = u.cpu("node", node), memory(node)
 	if pods, err := u.Cgroups.PodsStats(); err == nil {
@@ -172,11 +172,11 @@ func (u *Usage) read(ctx context.Context, onlyCPUAndMemory bool) (*statsapi.Summ
 	return summary, nil
 }
 
-// layers are what containers have written, by their id.
+// layers returns the writable layers of containers by container ID.
 func (u *Usage) layers(ctx context.Context) (map[string]*cri.FilesystemUsage, error) {
 	containers, err := u.Runtime.ListContainerStats(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("ask the runtime what containers use: %w", err)
+		return nil, fmt.Errorf("list container statistics: %w", err)
 	}
 	layers := map[string]*cri.FilesystemUsage{}
 	for _, c := range containers {
@@ -185,11 +185,11 @@ func (u *Usage) layers(ctx context.Context) (map[string]*cri.FilesystemUsage, er
 	return layers, nil
 }
 
-// pod is what a pod uses that has a control group, and its running containers.
+// pod returns the usage of a pod that has a cgroup, and of its running containers.
 func (u *Usage) pod(pod *corev1.Pod, layers map[string]*cri.FilesystemUsage) (statsapi.PodStats, bool) {
 	group, err := u.Cgroups.PodStats(pod.UID)
 	if err != nil {
-		return statsapi.PodStats{}, false // it does not run
+		return statsapi.PodStats{}, false // not running
 	}
 	stats := statsapi.PodStats{
 		PodRef: statsapi.PodReference{Name: pod.Name, Namespace: pod.Namespace, UID: string(pod.UID)},
@@ -216,7 +216,7 @@ func (u *Usage) container(pod *corev1.Pod, status *corev1.ContainerStatus, layer
 	id := containerID(status.ContainerID)
 	group, err := u.Cgroups.ContainerStats(pod.UID, id)
 	if err != nil {
-		return statsapi.ContainerStats{}, false // it has ended meanwhile
+		return statsapi.ContainerStats{}, false // it has exited meanwhile
 	}
 	stats := statsapi.ContainerStats{Name: status.Name, StartTime: status.State.Running.StartedAt, CPU: u.cpu(id, group), Memory: memory(group)}
 	if layer := layers[id]; layer != nil {
@@ -246,7 +246,7 @@ func memory(s cgroup.Stats) *statsapi.MemoryStats {
 	return m
 }
 
-// fileSystem is how full the file system of a directory is; nil when it cannot be told.
+// fsStats returns the usage of a directory's file system; nil if that fails.
 func fsStats(dir string) *statsapi.FsStats {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {

@@ -35,9 +35,9 @@ func BenchmarkLook(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	set := v.filesVolume(pod, &pod.Spec.Volumes[0])
+	set := v.apiVolume(pod, &pod.Spec.Volumes[0])
 	set.written = hashOf(files)
-	v.keep(v.state(pod.UID), "access", set)
+	v.setMounted(v.state(pod.UID), "access", set)
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := v.Mount(b.Context(), pod); err != nil {

@@ -5,39 +5,39 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Count counts volumes by the name of their plugin: those that pods want, and those that are set up. Of a claim that is not set up yet it
-// is not known which plugin it needs, so it is not counted.
-func (v *Volumes) Count(pods []*corev1.Pod) (wanted, there map[string]int) {
-	wanted, there = map[string]int{}, map[string]int{}
+// Count counts volumes by plugin: those that pods use, and those that are set up. A claim that is not set up yet is not
+// counted, because its plugin is not known.
+func (v *Volumes) Count(pods []*corev1.Pod) (desired, mounted map[string]int) {
+	desired, mounted = map[string]int{}, map[string]int{}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, state := range v.pods {
 		for _, m := range state.byName {
-			there[m.kind]++
+			mounted[m.plugin]++
 		}
 	}
 	for _, pod := range pods {
 		used := usedVolumes(pod)
 		for i := range pod.Spec.Volumes {
 			volume := &pod.Spec.Volumes[i]
-			kind := kindOf(volume)
+			plugin := pluginOf(volume)
 			if state := v.pods[pod.UID]; state != nil && state.byName[volume.Name] != nil {
-				kind = state.byName[volume.Name].kind
+				plugin = state.byName[volume.Name].plugin
 			}
-			if used[volume.Name] && kind != "" {
-				wanted[kind]++
+			if used[volume.Name] && plugin != "" {
+				desired[plugin]++
 			}
 		}
 	}
-	return wanted, there
+	return desired, mounted
 }
 
-// kindOf is the plugin of a volume, as far as the volume says.
-func kindOf(volume *corev1.Volume) string {
+// pluginOf returns the plugin of a volume, empty if its spec does not determine it.
+func pluginOf(volume *corev1.Volume) string {
 	switch {
-	case isLive(volume):
-		kind, _ := filesPlugin(volume)
-		return kind
+	case fromAPIObjects(volume):
+		plugin, _ := apiVolumePlugin(volume)
+		return plugin
 	case volume.HostPath != nil:
 		return hostPathPlugin
 	case volume.Image != nil:
@@ -50,7 +50,7 @@ func kindOf(volume *corev1.Volume) string {
 	return ""
 }
 
-// Claims are the claims of pods whose volumes have file systems of their own, and where those are.
+// Claims returns the mount paths of claims whose volumes have a file system of their own.
 func (v *Volumes) Claims(pods []*corev1.Pod) map[types.NamespacedName]string {
 	claims := map[types.NamespacedName]string{}
 	v.mu.Lock()
@@ -69,7 +69,7 @@ func (v *Volumes) Claims(pods []*corev1.Pod) map[types.NamespacedName]string {
 			if name == "" || state == nil || state.byName[volume.Name] == nil {
 				continue
 			}
-			if m := state.byName[volume.Name]; !m.block && (m.kind == csiPlugin || m.kind == localPlugin) {
+			if m := state.byName[volume.Name]; !m.block && (m.plugin == csiPlugin || m.plugin == localPlugin) {
 				claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}] = m.path
 			}
 		}

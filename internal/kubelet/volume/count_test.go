@@ -27,7 +27,7 @@ func TestCount(t *testing.T) {
 	unused := pod("x", "empty")
 	unused.Spec.Containers[0].VolumeMounts = nil
 	v := &Volumes{pods: map[types.UID]*podVolumes{
-		"bound": {byName: map[string]*mounted{"claim": {kind: "kubernetes.io/csi"}}}, "ending": {byName: map[string]*mounted{"s": {kind: "kubernetes.io/secret"}, "c": {kind: "kubernetes.io/csi"}}},
+		"bound": {byName: map[string]*mounted{"claim": {plugin: "kubernetes.io/csi"}}}, "ending": {byName: map[string]*mounted{"s": {plugin: "kubernetes.io/secret"}, "c": {plugin: "kubernetes.io/csi"}}},
 	}}
 	for _, row := range []struct {
 		name string
@@ -59,13 +59,13 @@ func TestFileSystemsOfClaims(t *testing.T) {
 		there  *mounted
 		want   map[types.NamespacedName]string
 	}{
-		{"of a driver", claim, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
-		{"a local disk", claim, &mounted{kind: localPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
-		{"made for the pod", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "p-v"}: "/m"}},
-		{"a directory of the host is not its own file system", claim, &mounted{kind: hostPathPlugin, path: "/m"}, map[types.NamespacedName]string{}},
-		{"a device", claim, &mounted{kind: csiPlugin, path: "/m", block: true}, map[types.NamespacedName]string{}},
+		{"of a driver", claim, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
+		{"a local disk", claim, &mounted{plugin: localPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "data"}: "/m"}},
+		{"made for the pod", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{{Namespace: "ns", Name: "p-v"}: "/m"}},
+		{"a directory of the host is not its own file system", claim, &mounted{plugin: hostPathPlugin, path: "/m"}, map[types.NamespacedName]string{}},
+		{"a device", claim, &mounted{plugin: csiPlugin, path: "/m", block: true}, map[types.NamespacedName]string{}},
 		{"not set up yet", claim, nil, map[types.NamespacedName]string{}},
-		{"no claim", corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}, &mounted{kind: csiPlugin, path: "/m"}, map[types.NamespacedName]string{}},
+		{"no claim", corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}}, &mounted{plugin: csiPlugin, path: "/m"}, map[types.NamespacedName]string{}},
 	} {
 		state := &podVolumes{byName: map[string]*mounted{}}
 		if row.there != nil {

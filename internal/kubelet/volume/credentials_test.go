@@ -193,7 +193,7 @@ func TestKeyTypes(t *testing.T) {
 type signer struct {
 	requests  []*certificatesv1.PodCertificateRequest
 	condition string
-	refresh   time.Time
+	refreshAt time.Time
 }
 
 func (s *signer) api() certificateAPI {
@@ -218,7 +218,7 @@ func (s *signer) api() certificateAPI {
 			if s.condition != "" {
 				r.Status.Conditions = []metav1.Condition{{Type: s.condition, Reason: "R", Message: "M"}}
 				r.Status.CertificateChain = "comment\n" + string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(name)}))
-				r.Status.BeginRefreshAt = &metav1.Time{Time: s.refresh}
+				r.Status.BeginRefreshAt = &metav1.Time{Time: s.refreshAt}
 			}
 			return r, nil
 		},
@@ -227,7 +227,7 @@ func (s *signer) api() certificateAPI {
 
 func TestPodCertificates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := &signer{condition: certificatesv1.PodCertificateRequestConditionTypeIssued, refresh: time.Now().Add(time.Hour)}
+		api := &signer{condition: certificatesv1.PodCertificateRequestConditionTypeIssued, refreshAt: time.Now().Add(time.Hour)}
 		all := newCertificates(nil, "node")
 		all.api = api.api()
 		pod, source := testPod(), &corev1.PodCertificateProjection{SignerName: "s/x", KeyType: "ED25519", UserAnnotations: map[string]string{"a": "b"}}
@@ -249,7 +249,7 @@ func TestPodCertificates(t *testing.T) {
 		if old, _, err := get(); err != nil || !bytes.Equal(old, key) || len(api.requests) != 2 {
 			t.Errorf("%v, %d requests", err, len(api.requests))
 		}
-		api.condition, api.refresh = certificatesv1.PodCertificateRequestConditionTypeIssued, time.Now().Add(time.Hour)
+		api.condition, api.refreshAt = certificatesv1.PodCertificateRequestConditionTypeIssued, time.Now().Add(time.Hour)
 		fresh, newChain, err := get()
 		if err != nil || bytes.Equal(fresh, key) || bytes.Equal(newChain, chain) || len(api.requests) != 2 {
 			t.Errorf("not replaced: %v, %d requests", err, len(api.requests))

@@ -25,8 +25,8 @@ import (
 
 const csiPlugin = "kubernetes.io/csi"
 
-// volumeData is what is kept beside a CSI volume, so that it can be taken down when its pod and its driver's objects are gone.
-// The keys are upstream's.
+// volumeData is stored next to a CSI volume, so that it can be unmounted when the API objects are gone. The JSON keys are
+// upstream's.
 type volumeData struct {
 	Driver     string `json:"driverName"`
 	Handle     string `json:"volumeHandle"`
@@ -34,17 +34,17 @@ type volumeData struct {
 	NodeName   string `json:"nodeName"`
 	Lifecycle  string `json:"volumeLifecycleMode"`
 	Attachment string `json:"attachmentID"`
-	// Staged is the directory the driver has staged the volume in, "" for none.
+	// Staged is the staging directory, empty if the driver does not stage.
 	Staged string `json:"deviceMountPath,omitempty"`
-	// Owned says that the volume was given to the pod's group, which is done once.
-	Owned bool `json:"fsGroupApplied,omitempty"`
+	// FSGroupApplied is set once the volume's files belong to the pod's fsGroup.
+	FSGroupApplied bool `json:"fsGroupApplied,omitempty"`
 }
 
-// csiVolume is a CSI volume on its way into a pod, inline or persistent.
+// csiVolume is a CSI volume to set up, inline or persistent.
 type csiVolume struct {
 	volumeData
 	pod            *corev1.Pod
-	spec           storagev1.CSIDriverSpec // what the driver wants; upstream's defaults where it has not said
+	spec           storagev1.CSIDriverSpec // the driver's spec, or upstream's defaults
 	attributes     map[string]string
 	publishSecret  *corev1.SecretReference
 	stageSecret    *corev1.SecretReference
@@ -53,16 +53,16 @@ type csiVolume struct {
 	readOnly       bool
 	fsType         string
 	accessModes    []corev1.PersistentVolumeAccessMode
-	dir            string // of this volume in the pod's directory
-	target         string // what the driver publishes to
+	dir            string // the volume's directory in the pod's directory
+	target         string // the target path of NodePublishVolume
 }
 
-// setUpInlineCSI sets up a volume that lives as long as the pod and exists only in its spec.
+// setUpInlineCSI sets up a CSI ephemeral volume, which is part of the pod's spec.
 func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.CSI
 	vol := &csiVolume{
 		pod: pod, attributes: source.VolumeAttributes, readOnly: isTrue(source.ReadOnly), dir: v.dir(pod.UID, csiPlugin, volume.Name),
-		volumeData: volumeData{Driver: source.Driver, Name: volume.Name, Handle: "csi-" + sum(string(pod.UID)+volume.Name), Lifecycle: string(storagev1.VolumeLifecycleEphemeral)},
+		volumeData: volumeData{Driver: source.Driver, Name: volume.Name, Handle: "csi-" + hexSum(string(pod.UID)+volume.Name), Lifecycle: string(storagev1.VolumeLifecycleEphemeral)},
 	}
 	if source.FSType != nil {
 		vol.fsType = *source.FSType
@@ -75,7 +75,7 @@ func (v *Volumes) setUpInlineCSI(ctx context.Context, pod *corev1.Pod, volume *c
 	return v.publish(ctx, vol, false)
 }
 
-// setUpCSI sets up a persistent volume: attached to the node, staged where the driver wants that, and published to the pod.
+// setUpCSI sets up a persistent volume: it waits until it is attached, then stages and publishes it.
 func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
 	source := pv.Spec.CSI
 	vol := &csiVolume{
@@ -89,14 +89,16 @@ func (v *Volumes) setUpCSI(ctx context.Context, pod *corev1.Pod, pv *corev1.Pers
 }
 
 func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mounted, error) {
-	vol.NodeName, vol.Attachment = v.NodeName, "csi-"+sum(vol.Handle+vol.Driver+v.NodeName)
+	vol.NodeName, vol.Attachment = v.NodeName, "csi-"+hexSum(vol.Handle+vol.Driver+v.NodeName)
 	vol.target = filepath.Join(vol.dir, "mount")
-	m := &mounted{kind: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: block}
+	m := &mounted{plugin: csiPlugin, path: vol.target, readOnly: vol.readOnly, managed: !vol.readOnly, block: block}
 	driver, err := v.csi.registered(vol.Driver)
 	if err != nil {
 		return nil, err
 	}
-	defer v.csi.lock(vol.volumeData)()
+	lock := v.csi.volumeLock(vol.volumeData)
+	lock.Lock()
+	defer lock.Unlock()
 	if err := v.readDriver(ctx, vol); err != nil {
 		return nil, err
 	}
@@ -106,37 +108,37 @@ func (v *Volumes) publish(ctx context.Context, vol *csiVolume, block bool) (*mou
 	if err := os.MkdirAll(vol.dir, 0o750); err != nil {
 		return nil, err
 	}
-	if driver.stages && vol.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
-		vol.Staged = filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, sum(vol.Handle), "globalmount")
+	if driver.supportsStaging && vol.Lifecycle == string(storagev1.VolumeLifecyclePersistent) {
+		vol.Staged = filepath.Join(v.Root, "plugins", csiPlugin, vol.Driver, hexSum(vol.Handle), "globalmount")
 	}
 	if before, err := load(vol.dir); err == nil {
-		vol.Owned = before.Owned
+		vol.FSGroupApplied = before.FSGroupApplied
 	}
-	// Written before the driver does anything, so that a kubelet that dies meanwhile knows what to take down.
+	// Written before the driver is called, so that a kubelet that restarts meanwhile can unmount the volume.
 	if err := save(vol.dir, vol.volumeData); err != nil {
 		return nil, err
 	}
 	if vol.Staged != "" {
-		if err := v.stage(ctx, driver, vol); err != nil {
+		if err := v.nodeStage(ctx, driver, vol); err != nil {
 			return nil, err
 		}
 	}
-	if err := v.publishToPod(ctx, driver, vol); err != nil {
+	if err := v.nodePublish(ctx, driver, vol); err != nil {
 		return nil, err
 	}
 	m.republish = isTrue(vol.spec.RequiresRepublish)
 	group := fsGroup(vol.pod)
-	if group == nil || block || driver.ownsGroups || !vol.groupApplies() || vol.Owned {
+	if group == nil || block || driver.appliesFSGroup || !vol.needsFSGroup() || vol.FSGroupApplied {
 		return m, nil
 	}
-	if err := own(vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
+	if err := setGroup(vol.target, *group, false, vol.pod.Spec.SecurityContext.FSGroupChangePolicy); err != nil {
 		return nil, fmt.Errorf("applyFSGroup failed for vol %s: %w", vol.Handle, err)
 	}
-	vol.Owned = true
+	vol.FSGroupApplied = true
 	return m, save(vol.dir, vol.volumeData)
 }
 
-// readDriver reads how the driver wants to be called. A driver without an object of its own gets the defaults.
+// readDriver reads the driver's CSIDriver object. Without one the defaults apply.
 func (v *Volumes) readDriver(ctx context.Context, vol *csiVolume) error {
 	object, err := client.For[*storagev1.CSIDriver](v.Client).Get(ctx, "", vol.Driver)
 	switch {
@@ -155,7 +157,7 @@ func (v *Volumes) readDriver(ctx context.Context, vol *csiVolume) error {
 	return nil
 }
 
-// waitAttached makes sure that a volume that has to be attached is, and takes what the controller says about it.
+// waitAttached checks that a volume that needs attaching is attached, and reads its publish context.
 func (v *Volumes) waitAttached(ctx context.Context, vol *csiVolume) error {
 	required := vol.spec.AttachRequired == nil || *vol.spec.AttachRequired
 	if !required || vol.Lifecycle == string(storagev1.VolumeLifecycleEphemeral) {
@@ -174,7 +176,7 @@ func (v *Volumes) waitAttached(ctx context.Context, vol *csiVolume) error {
 	return nil
 }
 
-func (v *Volumes) stage(ctx context.Context, driver *driver, vol *csiVolume) error {
+func (v *Volumes) nodeStage(ctx context.Context, driver *driver, vol *csiVolume) error {
 	secrets, err := v.csiSecrets(ctx, vol.stageSecret)
 	if err != nil {
 		return fmt.Errorf("fetching NodeStageSecretRef failed: %w", err)
@@ -182,7 +184,7 @@ func (v *Volumes) stage(ctx context.Context, driver *driver, vol *csiVolume) err
 	if err := os.MkdirAll(vol.Staged, 0o750); err != nil {
 		return err
 	}
-	capability := vol.withGroup(driver)
+	capability := vol.capabilityWithGroup(driver)
 	_, err = driver.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
 		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged,
 		VolumeCapability: capability, Secrets: secrets, VolumeContext: vol.attributes,
@@ -193,7 +195,7 @@ func (v *Volumes) stage(ctx context.Context, driver *driver, vol *csiVolume) err
 	return nil
 }
 
-func (v *Volumes) publishToPod(ctx context.Context, driver *driver, vol *csiVolume) error {
+func (v *Volumes) nodePublish(ctx context.Context, driver *driver, vol *csiVolume) error {
 	secrets, err := v.csiSecrets(ctx, vol.publishSecret)
 	if err != nil {
 		return fmt.Errorf("fetching NodePublishSecretRef failed: %w", err)
@@ -222,20 +224,20 @@ func (v *Volumes) publishToPod(ctx context.Context, driver *driver, vol *csiVolu
 	}
 	_, err = driver.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: vol.Handle, PublishContext: vol.publishContext, StagingTargetPath: vol.Staged, TargetPath: vol.target,
-		VolumeCapability: vol.withGroup(driver), Readonly: vol.readOnly, Secrets: secrets, VolumeContext: attributes,
+		VolumeCapability: vol.capabilityWithGroup(driver), Readonly: vol.readOnly, Secrets: secrets, VolumeContext: attributes,
 	})
 	return err
 }
 
-// csiTokens are the tokens of the pod's account a driver asks for, by audience.
+// csiTokens returns the service account tokens a driver requests, by audience.
 func (v *Volumes) csiTokens(ctx context.Context, vol *csiVolume) (string, error) {
 	tokens := map[string]authenticationv1.TokenRequestStatus{}
-	for _, wanted := range vol.spec.TokenRequests {
-		token, err := v.tokens.get(ctx, vol.pod, &corev1.ServiceAccountTokenProjection{Audience: wanted.Audience, ExpirationSeconds: wanted.ExpirationSeconds})
+	for _, request := range vol.spec.TokenRequests {
+		token, err := v.tokens.get(ctx, vol.pod, &corev1.ServiceAccountTokenProjection{Audience: request.Audience, ExpirationSeconds: request.ExpirationSeconds})
 		if err != nil {
 			return "", err
 		}
-		tokens[wanted.Audience] = authenticationv1.TokenRequestStatus{Token: token}
+		tokens[request.Audience] = authenticationv1.TokenRequestStatus{Token: token}
 	}
 	text, err := json.Marshal(tokens)
 	return string(text), err
@@ -256,18 +258,18 @@ func (v *Volumes) csiSecrets(ctx context.Context, ref *corev1.SecretReference) (
 	return secrets, nil
 }
 
-// withGroup is the capability with the pod's group in it, for drivers that give volumes to groups themselves.
-func (vol *csiVolume) withGroup(driver *driver) *csi.VolumeCapability {
+// capabilityWithGroup returns the capability with the pod's fsGroup, for drivers that apply it themselves.
+func (vol *csiVolume) capabilityWithGroup(driver *driver) *csi.VolumeCapability {
 	mount := vol.capability.GetMount()
-	if group := fsGroup(vol.pod); group != nil && mount != nil && driver.ownsGroups {
+	if group := fsGroup(vol.pod); group != nil && mount != nil && driver.appliesFSGroup {
 		mount.VolumeMountGroup = strconv.FormatInt(*group, 10)
 	}
 	return vol.capability
 }
 
-// groupApplies reports whether the kubelet gives the volume to the pod's group: as the driver says, or for volumes with a file
-// system that only this node writes.
-func (vol *csiVolume) groupApplies() bool {
+// needsFSGroup reports whether the kubelet applies the fsGroup: according to the driver's fsGroupPolicy, by default for
+// volumes with a file system type that only this node writes.
+func (vol *csiVolume) needsFSGroup() bool {
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	if vol.spec.FSGroupPolicy != nil {
 		policy = *vol.spec.FSGroupPolicy
@@ -303,7 +305,6 @@ func capabilityOf(fsType string, options []string, modes []corev1.PersistentVolu
 	return capability
 }
 
-// Files of CSI volumes.
 const dataFile = "vol_data.json"
 
 func save(dir string, data volumeData) error {
@@ -323,10 +324,10 @@ func load(dir string) (volumeData, error) {
 	return data, err
 }
 
-func sum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
+func hexSum(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
 
-// InUse are the names of attached volumes that pods of this node use or are about to, as the node's status tells them: while a
-// name is there, nobody detaches the volume.
+// InUse returns the unique names of attached volumes that pods of this node use or are about to use, for the node's
+// status. A volume listed there is not detached.
 func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
 	published, err := v.csi.published()
 	if err != nil {
@@ -341,7 +342,7 @@ func (v *Volumes) InUse() ([]corev1.UniqueVolumeName, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// published are all CSI volumes that pods of this node have, by directory.
+// published returns all CSI volumes of this node's pods, by directory.
 func (d *drivers) published() (map[string]volumeData, error) {
 	files, err := filepath.Glob(filepath.Join(d.root, "pods", "*", "volumes", strings.ReplaceAll(csiPlugin, "/", "~"), "*", dataFile))
 	if err != nil {
@@ -361,7 +362,7 @@ func (d *drivers) published() (map[string]volumeData, error) {
 	return all, nil
 }
 
-// tearDown takes the CSI volumes of a pod down, and off the node those that no other pod has.
+// tearDown unpublishes the CSI volumes of a pod, and unstages those that no other pod uses.
 func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) error {
 	if _, err := os.Lstat(filepath.Join(podDir, "volumes", strings.ReplaceAll(csiPlugin, "/", "~"))); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -375,29 +376,31 @@ func (d *drivers) tearDown(ctx context.Context, uid types.UID, podDir string) er
 			continue
 		}
 		if err := d.unpublish(ctx, dir, data); err != nil {
-			return fmt.Errorf("take down volume %q of pod %s: %w", data.Name, uid, err)
+			return fmt.Errorf("unpublish volume %q of pod %s: %w", data.Name, uid, err)
 		}
 	}
 	return nil
 }
 
-// shared reports whether another pod has the same volume.
+// shared reports whether another pod uses the same volume.
 func (d *drivers) shared(dir string, data volumeData) (bool, error) {
 	published, err := d.published()
 	if err != nil {
 		return false, err
 	}
-	for other, its := range published {
-		if other != dir && its.Driver == data.Driver && its.Handle == data.Handle {
+	for other, otherData := range published {
+		if other != dir && otherData.Driver == data.Driver && otherData.Handle == data.Handle {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// unpublish takes a volume out of a pod, and off the node where this was the last pod to have it.
+// unpublish unpublishes a volume, and unstages it if no other pod uses it.
 func (d *drivers) unpublish(ctx context.Context, dir string, data volumeData) error {
-	defer d.lock(data)()
+	lock := d.volumeLock(data)
+	lock.Lock()
+	defer lock.Unlock()
 	driver, err := d.registered(data.Driver)
 	if err != nil {
 		return err

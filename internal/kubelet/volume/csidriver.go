@@ -26,27 +26,27 @@ import (
 	"skiff/internal/client"
 )
 
-// How often the registry's directory is looked at, and how long a driver may take to answer about itself.
+// How often the plugin registration directory is scanned, and how long a driver may take to register.
 const (
-	registryLook = 2 * time.Second
-	driverAnswer = 10 * time.Second
+	registryScanInterval = 2 * time.Second
+	registrationTimeout  = 10 * time.Second
 )
 
-// drivers are the CSI drivers on this node. A driver's registrar puts a socket into a directory of the kubelet; over it the driver
-// says its name and where it is reached.
+// drivers are the registered CSI drivers. A driver's registrar creates a socket in the kubelet's plugins_registry
+// directory and announces the driver's name and endpoint over it.
 type drivers struct {
 	root, nodeName string
 	client         *client.Client
 	node           func() *corev1.Node
 	log            *slog.Logger
 
-	// sockets are those seen, with the name of the driver behind each. Only run touches them.
+	// sockets are the known sockets with their drivers' names. Only run uses them.
 	sockets map[string]socket
 
 	mu     sync.Mutex
 	byName map[string]*driver
-	// busy has a lock for each volume that is being set up or taken down: drivers are promised one call at a time for each.
-	busy map[string]*sync.Mutex
+	// locks has a lock for each volume: the CSI spec asks for one call at a time per volume.
+	locks map[string]*sync.Mutex
 }
 
 type socket struct {
@@ -54,71 +54,69 @@ type socket struct {
 	driver string
 }
 
-// driver is one that is reached.
+// driver is a connected driver.
 type driver struct {
-	connection *grpc.ClientConn
-	node       csi.NodeClient
-	stages     bool // wants volumes staged on the node before they are published to pods
-	ownsGroups bool // gives volumes to groups itself
+	connection      *grpc.ClientConn
+	node            csi.NodeClient
+	supportsStaging bool // has the STAGE_UNSTAGE_VOLUME capability
+	appliesFSGroup  bool // has the VOLUME_MOUNT_GROUP capability
 }
 
 func newDrivers(o Options) *drivers {
 	return &drivers{
 		root: o.Root, nodeName: o.NodeName, client: o.Client, node: o.Node, log: o.Log,
-		byName: map[string]*driver{}, sockets: map[string]socket{}, busy: map[string]*sync.Mutex{},
+		byName: map[string]*driver{}, sockets: map[string]socket{}, locks: map[string]*sync.Mutex{},
 	}
 }
 
-// registered returns a driver that is reached.
+// registered returns a registered driver.
 func (d *drivers) registered(name string) (*driver, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if found := d.byName[name]; found != nil {
-		return found, nil
+	if driver := d.byName[name]; driver != nil {
+		return driver, nil
 	}
 	return nil, fmt.Errorf("driver name %s not found in the list of registered CSI drivers", name)
 }
 
-// lock waits for a volume and returns what lets go of it.
-func (d *drivers) lock(data volumeData) func() {
+// volumeLock returns the lock of a volume.
+func (d *drivers) volumeLock(data volumeData) *sync.Mutex {
 	key := data.Driver + "^" + data.Handle
 	d.mu.Lock()
-	if d.busy[key] == nil {
-		d.busy[key] = &sync.Mutex{}
+	defer d.mu.Unlock()
+	if d.locks[key] == nil {
+		d.locks[key] = &sync.Mutex{}
 	}
-	volume := d.busy[key]
-	d.mu.Unlock()
-	volume.Lock()
-	return volume.Unlock
+	return d.locks[key]
 }
 
-// run looks for sockets until ctx ends.
+// run scans for sockets until ctx ends.
 func (d *drivers) run(ctx context.Context) error {
 	dir := filepath.Join(d.root, "plugins_registry")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
 	for {
-		d.look(ctx, dir)
+		d.scan(ctx, dir)
 		select {
 		case <-ctx.Done():
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			for _, known := range d.byName {
-				err := known.connection.Close()
+			for _, driver := range d.byName {
+				err := driver.connection.Close()
 				if err != nil {
-					d.log.Debug("connection to a CSI driver did not close", "error", err)
+					d.log.Debug("failed to close connection to CSI driver", "error", err)
 				}
 			}
 			return nil
-		case <-time.After(registryLook):
+		case <-time.After(registryScanInterval):
 		}
 	}
 }
 
-// look registers drivers whose sockets are new and forgets those whose sockets are gone.
-func (d *drivers) look(ctx context.Context, dir string) {
-	seen := map[string]bool{}
+// scan registers drivers with new sockets and removes those whose sockets are removed.
+func (d *drivers) scan(ctx context.Context, dir string) {
+	found := map[string]bool{}
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.Type()&fs.ModeSocket == 0 || strings.HasPrefix(entry.Name(), ".") {
 			return nil
@@ -127,38 +125,38 @@ func (d *drivers) look(ctx context.Context, dir string) {
 		if err != nil {
 			return nil
 		}
-		seen[path] = true
+		found[path] = true
 		if have, ok := d.sockets[path]; ok && os.SameFile(have.info, info) && have.info.ModTime().Equal(info.ModTime()) {
 			return nil
 		}
 		name, err := d.register(ctx, path)
 		if err != nil {
-			d.log.Warn("storage driver is not registered", "socket", path, "error", err)
+			d.log.Warn("failed to register CSI driver", "socket", path, "error", err)
 			return nil
 		}
 		if name != "" {
-			d.log.Info("storage driver registered", "driver", name)
+			d.log.Info("registered CSI driver", "driver", name)
 		}
 		d.sockets[path] = socket{info: info, driver: name}
 		return nil
 	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.log.Warn("directory of plugins is not read", "directory", dir, "error", err)
+		d.log.Warn("failed to scan plugin registration directory", "directory", dir, "error", err)
 	}
-	for path, gone := range d.sockets {
-		if seen[path] {
+	for path, removed := range d.sockets {
+		if found[path] {
 			continue
 		}
 		delete(d.sockets, path)
-		if gone.driver != "" {
-			d.forget(ctx, gone.driver)
+		if removed.driver != "" {
+			d.remove(ctx, removed.driver)
 		}
 	}
 }
 
-// register asks behind a socket who is there. It returns "" for plugins that are no storage drivers, which are left to others.
+// register registers the driver behind a socket. It returns "" for plugins that are not CSI drivers.
 func (d *drivers) register(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, driverAnswer)
+	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
 	defer cancel()
 	connection, err := dial(path)
 	if err != nil {
@@ -168,7 +166,7 @@ func (d *drivers) register(ctx context.Context, path string) (string, error) {
 	registrar := registration.NewRegistrationClient(connection)
 	info, err := registrar.GetInfo(ctx, &registration.InfoRequest{})
 	if err != nil {
-		return "", fmt.Errorf("ask who is there: %w", err)
+		return "", fmt.Errorf("get plugin info: %w", err)
 	}
 	if info.Type != registration.CSIPlugin {
 		return "", nil
@@ -183,12 +181,12 @@ func (d *drivers) register(ctx context.Context, path string) (string, error) {
 		status.Error = fmt.Sprintf("RegisterPlugin error -- plugin registration failed with err: %v", failure)
 	}
 	if _, err := registrar.NotifyRegistrationStatus(ctx, status); err != nil && failure == nil {
-		failure = fmt.Errorf("tell the driver that it is registered: %w", err)
+		failure = fmt.Errorf("notify driver of its registration: %w", err)
 	}
 	return info.Name, failure
 }
 
-// add reaches a driver and publishes on the node what it says about itself.
+// add connects to a driver and writes its information to the Node and CSINode objects.
 func (d *drivers) add(ctx context.Context, name, endpoint string, versions []string) error {
 	if !slices.ContainsFunc(versions, func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v"), "1.") }) {
 		return fmt.Errorf("versions %v are not supported, only 1.x is", versions)
@@ -198,7 +196,7 @@ func (d *drivers) add(ctx context.Context, name, endpoint string, versions []str
 		return err
 	}
 	added := &driver{connection: connection, node: csi.NewNodeClient(connection)}
-	err = d.ask(ctx, name, added)
+	err = d.queryDriver(ctx, name, added)
 	if err != nil {
 		return errors.Join(err, connection.Close())
 	}
@@ -212,30 +210,30 @@ func (d *drivers) add(ctx context.Context, name, endpoint string, versions []str
 	return nil
 }
 
-func (d *drivers) ask(ctx context.Context, name string, added *driver) error {
+func (d *drivers) queryDriver(ctx context.Context, name string, added *driver) error {
 	capabilities, err := added.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
-		return fmt.Errorf("read what the driver can do: %w", err)
+		return fmt.Errorf("get node capabilities: %w", err)
 	}
 	for _, capability := range capabilities.Capabilities {
 		switch capability.GetRpc().GetType() {
 		case csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME:
-			added.stages = true
+			added.supportsStaging = true
 		case csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP:
-			added.ownsGroups = true
+			added.appliesFSGroup = true
 		}
 	}
 	info, err := added.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	if err != nil {
-		return fmt.Errorf("ask the driver about this node: %w", err)
+		return fmt.Errorf("get node info: %w", err)
 	}
 	if err := d.label(ctx, info.GetAccessibleTopology().GetSegments()); err != nil {
 		return err
 	}
-	return d.tell(ctx, name, info)
+	return d.updateCSINode(ctx, name, info)
 }
 
-// label puts on the node where in the storage's topology it is, which the scheduler reads.
+// label sets the driver's topology labels on the node, which the scheduler uses.
 func (d *drivers) label(ctx context.Context, segments map[string]string) error {
 	if len(segments) == 0 {
 		return nil
@@ -245,26 +243,26 @@ func (d *drivers) label(ctx context.Context, segments map[string]string) error {
 		return err
 	}
 	if _, err := client.For[*corev1.Node](d.client).Patch(ctx, "", d.nodeName, client.RawPatch(client.MergePatch, patch), client.WriteOptions{}); err != nil {
-		return fmt.Errorf("label the node with its topology: %w", err)
+		return fmt.Errorf("set topology labels of the node: %w", err)
 	}
 	return nil
 }
 
-func (d *drivers) forget(ctx context.Context, name string) {
+func (d *drivers) remove(ctx context.Context, name string) {
 	d.mu.Lock()
-	gone := d.byName[name]
+	removed := d.byName[name]
 	delete(d.byName, name)
 	d.mu.Unlock()
-	if gone == nil {
+	if removed == nil {
 		return
 	}
-	if err := errors.Join(gone.connection.Close(), d.tell(ctx, name, nil)); err != nil {
-		d.log.Warn("storage driver is not removed from the node", "driver", name, "error", err)
+	if err := errors.Join(removed.connection.Close(), d.updateCSINode(ctx, name, nil)); err != nil {
+		d.log.Warn("failed to remove CSI driver from CSINode", "driver", name, "error", err)
 	}
 }
 
-// tell writes into the node's CSINode object that a driver is there, or with nil that it is not.
-func (d *drivers) tell(ctx context.Context, name string, info *csi.NodeGetInfoResponse) error {
+// updateCSINode adds a driver to the node's CSINode object, or removes it if info is nil.
+func (d *drivers) updateCSINode(ctx context.Context, name string, info *csi.NodeGetInfoResponse) error {
 	nodes := client.For[*storagev1.CSINode](d.client)
 	for range 5 {
 		have, err := nodes.Get(ctx, "", d.nodeName)
@@ -280,7 +278,7 @@ func (d *drivers) tell(ctx context.Context, name string, info *csi.NodeGetInfoRe
 		}
 		object.Spec.Drivers = slices.DeleteFunc(object.Spec.Drivers, func(driver storagev1.CSINodeDriver) bool { return driver.Name == name })
 		if info != nil {
-			object.Spec.Drivers = append(object.Spec.Drivers, describe(name, info))
+			object.Spec.Drivers = append(object.Spec.Drivers, csiNodeDriver(name, info))
 		}
 		if missing {
 			_, err = nodes.Create(ctx, object, client.WriteOptions{})
@@ -291,18 +289,18 @@ func (d *drivers) tell(ctx context.Context, name string, info *csi.NodeGetInfoRe
 			return err
 		}
 	}
-	return errors.New("CSINode keeps changing")
+	return errors.New("update CSINode: too many conflicts")
 }
 
-func describe(name string, info *csi.NodeGetInfoResponse) storagev1.CSINodeDriver {
+func csiNodeDriver(name string, info *csi.NodeGetInfoResponse) storagev1.CSINodeDriver {
 	described := storagev1.CSINodeDriver{Name: name, NodeID: info.NodeId}
 	for key := range info.GetAccessibleTopology().GetSegments() {
 		described.TopologyKeys = append(described.TopologyKeys, key)
 	}
 	slices.Sort(described.TopologyKeys)
 	if info.MaxVolumesPerNode > 0 {
-		most := int32(min(info.MaxVolumesPerNode, 1<<31-1))
-		described.Allocatable = &storagev1.VolumeNodeResources{Count: &most}
+		count := int32(min(info.MaxVolumesPerNode, 1<<31-1))
+		described.Allocatable = &storagev1.VolumeNodeResources{Count: &count}
 	}
 	return described
 }
@@ -310,7 +308,7 @@ func describe(name string, info *csi.NodeGetInfoResponse) storagev1.CSINodeDrive
 func dial(path string) (*grpc.ClientConn, error) {
 	connection, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, fmt.Errorf("reach %s: %w", path, err)
+		return nil, fmt.Errorf("dial %s: %w", path, err)
 	}
 	return connection, nil
 }

@@ -19,10 +19,10 @@ import (
 
 const emptyDirPlugin = "kubernetes.io/empty-dir"
 
-// setUpEmptyDir makes a directory that is the pod's own: on disk, in memory or in huge pages.
+// setUpEmptyDir creates a directory for the pod: on disk, in tmpfs or in hugetlbfs.
 func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	source := volume.EmptyDir
-	m := &mounted{kind: emptyDirPlugin, path: v.dir(pod.UID, emptyDirPlugin, volume.Name), managed: true}
+	m := &mounted{plugin: emptyDirPlugin, path: v.dir(pod.UID, emptyDirPlugin, volume.Name), managed: true}
 	ready := v.readyFile(pod.UID, volume.Name)
 	if v.emptyDirReady(m.path, ready, source.Medium) {
 		return m, nil
@@ -40,7 +40,7 @@ func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounte
 		return nil, err
 	case source.Medium == corev1.StorageMediumDefault:
 	case source.Medium == corev1.StorageMediumMemory:
-		err = v.makeMemory(m.path, v.memorySize(pod, source.SizeLimit))
+		err = v.makeTmpfs(m.path, v.tmpfsSize(pod, source.SizeLimit))
 		if err == nil && source.Mode != nil {
 			err = os.Chmod(m.path, mode)
 		}
@@ -53,7 +53,7 @@ func (v *Volumes) setUpEmptyDir(pod *corev1.Pod, volume *corev1.Volume) (*mounte
 		return nil, err
 	}
 	if group := fsGroup(pod); group != nil {
-		if err := own(m.path, *group, false, nil); err != nil {
+		if err := setGroup(m.path, *group, false, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -67,7 +67,8 @@ func (v *Volumes) readyFile(uid types.UID, volume string) string {
 	return filepath.Join(v.podDir(uid), "plugins", strings.ReplaceAll(emptyDirPlugin, "/", "~"), volume, "ready")
 }
 
-// emptyDirReady reports whether a volume is complete. One in memory does not survive a restart of the machine, whatever the file says.
+// emptyDirReady reports whether a volume is complete. A volume in memory does not survive a reboot, although its ready
+// file does.
 func (v *Volumes) emptyDirReady(dir, ready string, medium corev1.StorageMedium) bool {
 	if _, err := os.Lstat(ready); err != nil {
 		return false
@@ -80,20 +81,20 @@ func (v *Volumes) emptyDirReady(dir, ready string, medium corev1.StorageMedium) 
 	return err == nil && mounted
 }
 
-// makeMemory makes a directory with a file system of memory on it.
-func (v *Volumes) makeMemory(dir string, size int64) error {
+// makeTmpfs creates a directory and mounts a tmpfs on it.
+func (v *Volumes) makeTmpfs(dir string, size int64) error {
 	if err := v.makeDir(dir, 0o777); err != nil {
 		return err
 	}
 	if mounted, err := isMounted(dir); err != nil || mounted {
 		return err
 	}
-	return mountMemory(dir, size)
+	return mountTmpfs(dir, size)
 }
 
-// memorySize is how large a volume in memory may be: as large as asked for, as the pod's memory, as that of all pods together,
-// whichever is least.
-func (v *Volumes) memorySize(pod *corev1.Pod, asked *resource.Quantity) int64 {
+// tmpfsSize returns the size of a tmpfs: the minimum of its sizeLimit, the pod's memory limit and the node's allocatable
+// memory.
+func (v *Volumes) tmpfsSize(pod *corev1.Pod, sizeLimit *resource.Quantity) int64 {
 	size := int64(0)
 	atMost := func(limit int64) {
 		if limit > 0 && (size == 0 || limit <= size) {
@@ -103,18 +104,18 @@ func (v *Volumes) memorySize(pod *corev1.Pod, asked *resource.Quantity) int64 {
 	if node := v.Node(); node != nil {
 		atMost(node.Status.Allocatable.Memory().Value())
 	}
-	if memoryLimited(pod) {
+	if hasMemoryLimit(pod) {
 		limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
 		atMost(limits.Memory().Value())
 	}
-	if asked != nil {
-		atMost(asked.Value())
+	if sizeLimit != nil {
+		atMost(sizeLimit.Value())
 	}
 	return size
 }
 
-// memoryLimited reports whether the pod as a whole has a memory limit: its own, or because all its containers have one.
-func memoryLimited(pod *corev1.Pod) bool {
+// hasMemoryLimit reports whether the pod has a memory limit, of its own or because all its containers have one.
+func hasMemoryLimit(pod *corev1.Pod) bool {
 	if resourcehelper.IsPodLevelResourcesSet(pod) && !pod.Spec.Resources.Limits.Memory().IsZero() {
 		return true
 	}
@@ -140,7 +141,7 @@ func mountHugePages(dir string, pod *corev1.Pod, medium corev1.StorageMedium) er
 	return nil
 }
 
-// hugePageSize is the page size a medium names, or else the only one the pod asks for.
+// hugePageSize returns the page size a medium names, or else the only one the pod requests.
 func hugePageSize(pod *corev1.Pod, medium corev1.StorageMedium) (string, error) {
 	wanted, named := strings.CutPrefix(string(medium), string(corev1.StorageMediumHugePagesPrefix))
 	lists := []corev1.ResourceList{}
@@ -172,13 +173,13 @@ func hugePageSize(pod *corev1.Pod, medium corev1.StorageMedium) (string, error) 
 	return found, nil
 }
 
-// Usage is how much of its storage a volume uses, in bytes and files.
+// Usage is the usage of a volume, in bytes and inodes.
 type Usage struct {
 	Used, Available, Capacity      int64
 	InodesUsed, InodesFree, Inodes int64
 }
 
-// Usage measures a volume that is set up. A file system of its own knows what is used; a directory on a shared one is counted.
+// Usage measures a volume that is set up: with statfs if it has a file system of its own, else by walking it.
 func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
 	m := v.mounted(uid, volume)
 	if m == nil || m.path == "" || m.block {
@@ -192,16 +193,16 @@ func (v *Volumes) Usage(uid types.UID, volume string) (Usage, error) {
 		Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize,
 		InodesUsed: int64(fs.Files - fs.Ffree), InodesFree: int64(fs.Ffree), Inodes: int64(fs.Files),
 	}
-	own, err := isMounted(m.path)
-	if err != nil || own {
+	separate, err := isMounted(m.path)
+	if err != nil || separate {
 		return usage, err
 	}
-	usage.Used, usage.InodesUsed, err = count(m.path)
+	usage.Used, usage.InodesUsed, err = diskUsage(m.path)
 	return usage, err
 }
 
-// count adds up what is in a directory and on the same file system. Files with several names count once.
-func count(dir string) (used, inodes int64, err error) {
+// diskUsage sums up the files of a directory on the same file system. Hard links are counted once.
+func diskUsage(dir string) (used, inodes int64, err error) {
 	root, err := openDir(dir)
 	if err != nil {
 		return 0, 0, err

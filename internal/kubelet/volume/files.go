@@ -19,8 +19,9 @@ import (
 	"skiff/internal/kubelet/environment"
 )
 
-// filesPlugin is the plugin of a volume made of API objects, and whether it is kept in memory: everything but config maps may be secret.
-func filesPlugin(volume *corev1.Volume) (plugin string, inMemory bool) {
+// apiVolumePlugin returns the plugin of a volume with content from API objects, and whether it is stored in tmpfs:
+// everything but config maps may be confidential.
+func apiVolumePlugin(volume *corev1.Volume) (plugin string, inMemory bool) {
 	switch {
 	case volume.ConfigMap != nil:
 		return "kubernetes.io/configmap", false
@@ -32,22 +33,22 @@ func filesPlugin(volume *corev1.Volume) (plugin string, inMemory bool) {
 	return "kubernetes.io/projected", true
 }
 
-func (v *Volumes) filesVolume(pod *corev1.Pod, volume *corev1.Volume) *mounted {
-	plugin, _ := filesPlugin(volume)
-	return &mounted{kind: plugin, path: v.dir(pod.UID, plugin, volume.Name), readOnly: true, managed: true}
+func (v *Volumes) apiVolume(pod *corev1.Pod, volume *corev1.Volume) *mounted {
+	plugin, _ := apiVolumePlugin(volume)
+	return &mounted{plugin: plugin, path: v.dir(pod.UID, plugin, volume.Name), readOnly: true, managed: true}
 }
 
-// onDisk reports whether an earlier run of the kubelet has set up a volume made of API objects.
+// onDisk reports whether an earlier run of the kubelet has set up the volume.
 func (v *Volumes) onDisk(pod *corev1.Pod, volume *corev1.Volume) bool {
-	if !isLive(volume) {
+	if !fromAPIObjects(volume) {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(v.filesVolume(pod, volume).path, currentLink))
+	_, err := os.Lstat(filepath.Join(v.apiVolume(pod, volume).path, currentLink))
 	return err == nil
 }
 
-// setUpFiles writes what the API says now into the volume.
-func (v *Volumes) setUpFiles(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume, m *mounted) (*mounted, error) {
+// setUpAPIVolume writes the current content of the API objects into the volume.
+func (v *Volumes) setUpAPIVolume(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume, m *mounted) (*mounted, error) {
 	files, err := v.collect(ctx, pod, volume)
 	if err != nil {
 		return nil, err
@@ -56,10 +57,10 @@ func (v *Volumes) setUpFiles(ctx context.Context, pod *corev1.Pod, volume *corev
 	if m != nil && m.written == hash && v.onDisk(pod, volume) {
 		return m, nil
 	}
-	set := v.filesVolume(pod, volume)
+	set := v.apiVolume(pod, volume)
 	if m == nil {
-		if _, inMemory := filesPlugin(volume); inMemory {
-			err = v.makeMemory(set.path, v.memorySize(pod, nil))
+		if _, inMemory := apiVolumePlugin(volume); inMemory {
+			err = v.makeTmpfs(set.path, v.tmpfsSize(pod, nil))
 		} else {
 			err = v.makeDir(set.path, 0o777)
 		}
@@ -72,7 +73,7 @@ func (v *Volumes) setUpFiles(ctx context.Context, pod *corev1.Pod, volume *corev
 	}
 	finish := func() error { return nil }
 	if group := fsGroup(pod); group != nil {
-		finish = func() error { return own(set.path, *group, true, nil) }
+		finish = func() error { return setGroup(set.path, *group, true, nil) }
 	}
 	if _, err := write(set.path, files, finish); err != nil {
 		return nil, err
@@ -95,7 +96,8 @@ func hashOf(files payload) [32]byte {
 	return [32]byte(sum.Sum(nil))
 }
 
-// makeNestedMountPoints makes directories for volumes that are mounted inside this one. Containers cannot: it is read-only for them.
+// makeNestedMountPoints creates directories for volumes that are mounted inside this one, which is read-only in
+// containers.
 func makeNestedMountPoints(dir string, pod *corev1.Pod, volume string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -121,7 +123,7 @@ func makeNestedMountPoints(dir string, pod *corev1.Pod, volume string) error {
 	return nil
 }
 
-// collect reads what a volume consists of.
+// collect returns the content of a volume.
 func (v *Volumes) collect(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (payload, error) {
 	switch {
 	case volume.ConfigMap != nil:
@@ -149,7 +151,7 @@ func (v *Volumes) configMapFiles(pod *corev1.Pod, name string, items []corev1.Ke
 	for key, value := range configMap.Data {
 		data[key] = []byte(value)
 	}
-	return choose(data, items, mode, optional, "configmap references non-existent config key: %s")
+	return selectKeys(data, items, mode, optional, "configmap references non-existent config key: %s")
 }
 
 func (v *Volumes) secretFiles(pod *corev1.Pod, name string, items []corev1.KeyToPath, mode *int32, optional *bool) (payload, error) {
@@ -160,11 +162,11 @@ func (v *Volumes) secretFiles(pod *corev1.Pod, name string, items []corev1.KeyTo
 	if err != nil {
 		return nil, err
 	}
-	return choose(secret.Data, items, mode, optional, "references non-existent secret key: %s")
+	return selectKeys(secret.Data, items, mode, optional, "references non-existent secret key: %s")
 }
 
-// choose makes a file of each item, or of every key where there are none.
-func choose(data map[string][]byte, items []corev1.KeyToPath, mode *int32, optional *bool, absent string) (payload, error) {
+// selectKeys returns a file for each item, or for every key if there are no items.
+func selectKeys(data map[string][]byte, items []corev1.KeyToPath, mode *int32, optional *bool, absent string) (payload, error) {
 	if mode == nil {
 		return nil, errors.New("no defaultMode used, not even the default value for it")
 	}
@@ -223,7 +225,7 @@ func (v *Volumes) resource(pod *corev1.Pod, ref *corev1.ResourceFieldSelector) (
 	return environment.Resource(c, ref, node.Status.Allocatable)
 }
 
-// projectedFiles joins the files of all sources; of two with one path the later counts.
+// projectedFiles merges the files of all sources. If paths collide, the later source wins.
 func (v *Volumes) projectedFiles(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (payload, error) {
 	projected := volume.Projected
 	if projected.DefaultMode == nil {
@@ -281,7 +283,7 @@ func (v *Volumes) sourceFiles(ctx context.Context, pod *corev1.Pod, volume *core
 	return nil, nil
 }
 
-// credential is a file that only those the pod runs as may read: the one user of its containers, or its group.
+// credential returns a file that only the pod can read: the user all its containers run as, or its fsGroup.
 func credential(pod *corev1.Pod, data []byte, mode int32) file {
 	owner := onlyUser(pod)
 	if owner != nil || fsGroup(pod) != nil {
@@ -290,7 +292,7 @@ func credential(pod *corev1.Pod, data []byte, mode int32) file {
 	return file{data: data, mode: mode, owner: owner}
 }
 
-// onlyUser is the user that all containers of the pod run as, nil when they differ or leave it to their image.
+// onlyUser returns the user that all containers of the pod run as, nil if they differ or do not specify one.
 func onlyUser(pod *corev1.Pod) *int64 {
 	var only *int64
 	for _, c := range container.All(&pod.Spec) {

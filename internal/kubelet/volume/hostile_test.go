@@ -87,11 +87,11 @@ func TestSubPathRace(t *testing.T) {
 	}
 	stop := swap(t, filepath.Join(volume, "a"), secret)
 	defer stop()
-	bound, refused := 0, 0
+	bound, denied := 0, 0
 	for end := time.Now().Add(raceTime); time.Now().Before(end); {
 		mounts, _, err := v.Mounts(pod, &pod.Spec.Containers[0], nil)
 		if err != nil {
-			refused++
+			denied++
 			continue
 		}
 		bound++
@@ -102,7 +102,7 @@ func TestSubPathRace(t *testing.T) {
 			t.Fatalf("something was made outside: %v", entries)
 		}
 	}
-	t.Logf("bound %d times, refused %d times", bound, refused)
+	t.Logf("bound %d times, denied %d times", bound, denied)
 	if bound == 0 {
 		t.Error("never bound")
 	}
@@ -118,7 +118,7 @@ func TestOwnRace(t *testing.T) {
 	stop := swap(t, filepath.Join(volume, "a"), secret)
 	defer stop()
 	for end := time.Now().Add(raceTime); time.Now().Before(end); {
-		if err := own(volume, 4321, false, nil); err != nil {
+		if err := setGroup(volume, 4321, false, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,7 +163,7 @@ func TestRemoveTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What an earlier attempt has moved up and left.
-	if err := os.MkdirAll(filepath.Join(parent, "volume"+removedMark+"1", "x"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(parent, "volume"+movedDirMark+"1", "x"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := removeTree(parent, "volume"); err != nil {
@@ -242,7 +242,7 @@ func TestUnmountFollowsNoLinks(t *testing.T) {
 	if err := os.Mkdir(target, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := mountMemory(target, 0); err != nil {
+	if err := mountTmpfs(target, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(target, link); err != nil {
@@ -255,7 +255,7 @@ func TestUnmountFollowsNoLinks(t *testing.T) {
 		t.Errorf("the mount is gone, %v", err)
 	}
 	// Several on one place go all.
-	if err := mountMemory(target, 0); err != nil {
+	if err := mountTmpfs(target, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := unmountBelow(target); err != nil {

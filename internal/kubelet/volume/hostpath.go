@@ -12,12 +12,12 @@ import (
 
 const hostPathPlugin = "kubernetes.io/host-path"
 
-// setUpHostPath checks that what is on the host is what the pod expects, and makes it where it may.
+// setUpHostPath checks the type of a host path, creating it where the type allows that.
 func setUpHostPath(source *corev1.HostPathVolumeSource, readOnly bool) (*mounted, error) {
-	if err := noBacksteps(source.Path); err != nil {
+	if err := rejectParentReferences(source.Path); err != nil {
 		return nil, fmt.Errorf("invalid HostPath `%s`: %w", source.Path, err)
 	}
-	m := &mounted{kind: hostPathPlugin, path: source.Path, readOnly: readOnly}
+	m := &mounted{plugin: hostPathPlugin, path: source.Path, readOnly: readOnly}
 	if source.Type == nil {
 		return m, nil
 	}
@@ -28,27 +28,27 @@ func setUpHostPath(source *corev1.HostPathVolumeSource, readOnly bool) (*mounted
 		if !exists(source.Path) {
 			return m, os.MkdirAll(source.Path, 0o755)
 		}
-		return m, expect(source.Path, corev1.HostPathDirectory, "directory")
+		return m, checkHostPathType(source.Path, corev1.HostPathDirectory, "directory")
 	case corev1.HostPathDirectory:
-		return m, expect(source.Path, corev1.HostPathDirectory, "directory")
+		return m, checkHostPathType(source.Path, corev1.HostPathDirectory, "directory")
 	case corev1.HostPathFileOrCreate:
 		if !exists(source.Path) {
 			return m, makeFile(source.Path)
 		}
-		return m, expect(source.Path, corev1.HostPathFile, "file")
+		return m, checkHostPathType(source.Path, corev1.HostPathFile, "file")
 	case corev1.HostPathFile:
-		return m, expect(source.Path, corev1.HostPathFile, "file")
+		return m, checkHostPathType(source.Path, corev1.HostPathFile, "file")
 	case corev1.HostPathSocket:
-		return m, expect(source.Path, corev1.HostPathSocket, "socket file")
+		return m, checkHostPathType(source.Path, corev1.HostPathSocket, "socket file")
 	case corev1.HostPathCharDev:
-		return m, expect(source.Path, corev1.HostPathCharDev, "character device")
+		return m, checkHostPathType(source.Path, corev1.HostPathCharDev, "character device")
 	case corev1.HostPathBlockDev:
-		return m, expect(source.Path, corev1.HostPathBlockDev, "block device")
+		return m, checkHostPathType(source.Path, corev1.HostPathBlockDev, "block device")
 	}
 	return nil, fmt.Errorf("%s is an invalid volume type", *source.Type)
 }
 
-func noBacksteps(path string) error {
+func rejectParentReferences(path string) error {
 	if slices.Contains(strings.Split(path, "/"), "..") {
 		return errors.New("must not contain '..'")
 	}
@@ -68,8 +68,8 @@ func makeFile(path string) error {
 	return file.Close()
 }
 
-func expect(path string, want corev1.HostPathType, called string) error {
-	have, err := typeOf(path)
+func checkHostPathType(path string, want corev1.HostPathType, called string) error {
+	have, err := hostPathType(path)
 	if err != nil {
 		return fmt.Errorf("hostPath type check failed, %s is not a %s, unable to determine its type: %w", path, called, err)
 	}
@@ -79,7 +79,7 @@ func expect(path string, want corev1.HostPathType, called string) error {
 	return nil
 }
 
-func typeOf(path string) (corev1.HostPathType, error) {
+func hostPathType(path string) (corev1.HostPathType, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("path %q does not exist", path)

@@ -9,14 +9,14 @@ import (
 
 const imagePlugin = "kubernetes.io/image"
 
-// setUpImage makes sure that the image is present. The runtime mounts it itself.
+// setUpImage pulls the image. The runtime mounts it.
 func (v *Volumes) setUpImage(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (*mounted, error) {
 	if v.Image == nil {
-		return nil, errors.New("this kubelet has no images to make volumes of")
+		return nil, errors.New("image volumes are not supported by this kubelet")
 	}
 	reference, err := v.Image(ctx, pod, volume)
 	if err != nil {
 		return nil, err
 	}
-	return &mounted{kind: imagePlugin, image: reference, readOnly: true}, nil
+	return &mounted{plugin: imagePlugin, image: reference, readOnly: true}, nil
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isMounted reports whether something is mounted on exactly this path.
+// isMounted reports whether path is a mount point.
 func isMounted(path string) (bool, error) {
 	mounted, err := mountinfo.Mounted(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -21,15 +21,15 @@ func isMounted(path string) (bool, error) {
 	return mounted, err
 }
 
-// mountMemory mounts a file system of memory on a directory. size is in bytes, 0 leaves the kernel's default of half the machine's.
-func mountMemory(dir string, size int64) error {
+// mountTmpfs mounts a tmpfs on a directory. size is in bytes; 0 is the kernel's default, half of the memory.
+func mountTmpfs(dir string, size int64) error {
 	options := []string{"noswap"}
 	if size > 0 {
 		options = append(options, fmt.Sprintf("size=%d", size))
 	}
 	err := unix.Mount("tmpfs", dir, "tmpfs", 0, strings.Join(options, ","))
 	if errors.Is(err, unix.EINVAL) {
-		// Kernels before 6.4 do not know noswap.
+		// Kernels before 6.4 do not support noswap.
 		err = unix.Mount("tmpfs", dir, "tmpfs", 0, strings.Join(options[1:], ","))
 	}
 	if err != nil {
@@ -38,8 +38,8 @@ func mountMemory(dir string, size int64) error {
 	return nil
 }
 
-// bind makes what source refers to visible at target, which exists and is of the same kind. Neither is looked up by a name
-// that somebody could change meanwhile.
+// bind bind-mounts what source refers to on target, which exists and has the same file type. source is a descriptor, so
+// its name cannot be replaced meanwhile.
 func bind(source int, target string, recursive bool) error {
 	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_EMPTY_PATH)
 	if recursive {
@@ -61,14 +61,14 @@ func remountReadOnly(target string) error {
 	return unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_SYMLINK_NOFOLLOW, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-// unmountBelow unmounts everything at and below a directory, the innermost first.
+// unmountBelow unmounts everything at and below a directory, deepest first.
 func unmountBelow(dir string) error {
 	dir = filepath.Clean(dir)
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return fmt.Errorf("read mounts below %s: %w", dir, err)
 	}
-	// A mount comes behind the one it is on; of several on one path the last is on top.
+	// mountinfo lists a mount after the one it is mounted on; of several on one path the last is on top.
 	slices.Reverse(mounts)
 	slices.SortStableFunc(mounts, func(a, b *mountinfo.Info) int { return len(b.Mountpoint) - len(a.Mountpoint) })
 	for _, mount := range mounts {
@@ -79,7 +79,7 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
-// unmount takes a mount away. The path is resolved without symlinks: one that has appeared on the way would lead to some other
+// unmount detaches a mount. The path is resolved without symlinks: one that was added meanwhile could lead to another
 // mount of the host.
 func unmount(path string) error {
 	root, err := openDir("/")
@@ -87,7 +87,7 @@ func unmount(path string) error {
 		return err
 	}
 	defer unix.Close(root)
-	fd, err := openPlain(root, strings.TrimPrefix(path, "/"), unix.O_PATH)
+	fd, err := openNoSymlinks(root, strings.TrimPrefix(path, "/"), unix.O_PATH)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -100,29 +100,29 @@ func unmount(path string) error {
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
 	if stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return nil // gone meanwhile
+		return nil // not mounted any more
 	}
-	// The descriptor itself keeps the mount busy, so it is detached and goes when the descriptor does.
-	if err := unix.Unmount(throughDescriptor(fd), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+	// The open descriptor keeps the mount busy, so detach it lazily; it ends when the descriptor is closed.
+	if err := unix.Unmount(descriptorPath(fd), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmount %s: %w", path, err)
 	}
 	return nil
 }
 
-// share makes a directory a mount whose changes containers see and, if they may, make. It reports whether it had to mount
-// something for that.
+// share makes a directory a shared mount, so that mounts propagate between host and containers. It reports whether it had
+// to bind-mount the directory.
 func share(dir string) (bool, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {
 		return false, fmt.Errorf("read mounts above %s: %w", dir, err)
 	}
-	var on *mountinfo.Info
+	var parent *mountinfo.Info
 	for _, mount := range mounts {
-		if on == nil || len(mount.Mountpoint) >= len(on.Mountpoint) {
-			on = mount
+		if parent == nil || len(mount.Mountpoint) >= len(parent.Mountpoint) {
+			parent = mount
 		}
 	}
-	if on != nil && strings.Contains(on.Optional, "shared:") {
+	if parent != nil && strings.Contains(parent.Optional, "shared:") {
 		return false, nil
 	}
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {

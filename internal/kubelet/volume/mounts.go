@@ -10,13 +10,13 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// Mounts is what a container mounts of its pod's volumes, which Mount has set up. env is the container's environment, for
-// paths made of it. The function returned is to be called once the container was made, or could not be.
+// Mounts returns the mounts of a container for volumes that Mount has set up. env is the container's environment, for
+// subPathExpr. The returned function is called once the container was created or could not be.
 func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []corev1.EnvVar) ([]cri.Mount, func(), error) {
-	release := func() {} // subPaths are needed again when the container starts, and go with the pod's volumes
+	release := func() {} // subPath mounts are removed with the pod's volumes
 	mounts := make([]cri.Mount, 0, len(c.VolumeMounts))
 	for i := range c.VolumeMounts {
-		mount, err := v.mountOf(pod, c, i, env)
+		mount, err := v.containerMount(pod, c, i, env)
 		if err != nil {
 			return nil, release, err
 		}
@@ -25,27 +25,27 @@ func (v *Volumes) Mounts(pod *corev1.Pod, c *corev1.Container, env []corev1.EnvV
 	return mounts, release, nil
 }
 
-func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env []corev1.EnvVar) (cri.Mount, error) {
-	wanted := &c.VolumeMounts[index]
-	m := v.mounted(pod.UID, wanted.Name)
+func (v *Volumes) containerMount(pod *corev1.Pod, c *corev1.Container, index int, env []corev1.EnvVar) (cri.Mount, error) {
+	volumeMount := &c.VolumeMounts[index]
+	m := v.mounted(pod.UID, volumeMount.Name)
 	if m == nil || m.block {
-		return cri.Mount{}, fmt.Errorf("cannot find volume %q to mount into container %q", wanted.Name, c.Name)
+		return cri.Mount{}, fmt.Errorf("cannot find volume %q to mount into container %q", volumeMount.Name, c.Name)
 	}
-	path, err := subPath(wanted, env)
+	path, err := subPath(volumeMount, env)
 	if err != nil {
 		return cri.Mount{}, err
 	}
 	mount := cri.Mount{
-		ContainerPath: wanted.MountPath, ReadOnly: wanted.ReadOnly || m.readOnly, SELinuxRelabel: m.managed && hasSELinux(),
-		MountOptions: wanted.BindMountOptions,
+		ContainerPath: volumeMount.MountPath, ReadOnly: volumeMount.ReadOnly || m.readOnly, SELinuxRelabel: m.managed && hasSELinux(),
+		MountOptions: volumeMount.BindMountOptions,
 	}
 	if !filepath.IsAbs(mount.ContainerPath) {
 		mount.ContainerPath = "/" + mount.ContainerPath
 	}
-	if mount.Propagation, err = propagation(wanted.MountPropagation); err != nil {
+	if mount.Propagation, err = propagation(volumeMount.MountPropagation); err != nil {
 		return cri.Mount{}, err
 	}
-	if mount.RecursiveReadOnly, err = v.recursiveReadOnly(pod, wanted); err != nil {
+	if mount.RecursiveReadOnly, err = v.recursiveReadOnly(pod, volumeMount); err != nil {
 		return cri.Mount{}, fmt.Errorf("failed to resolve recursive read-only mode: %w", err)
 	}
 	switch {
@@ -54,12 +54,12 @@ func (v *Volumes) mountOf(pod *corev1.Pod, c *corev1.Container, index int, env [
 	case path == "":
 		mount.HostPath = m.path
 	default:
-		mount.HostPath, err = v.bindSubPath(pod, c.Name, index, wanted.Name, m, path)
+		mount.HostPath, err = v.bindSubPath(subPathMount{pod: pod.UID, container: c.Name, index: index, volume: volumeMount.Name, path: path}, m)
 	}
 	return mount, err
 }
 
-// hasSELinux reports whether this host labels files.
+// hasSELinux reports whether SELinux is enabled on this host.
 var hasSELinux = sync.OnceValue(func() bool { return exists("/sys/fs/selinux/enforce") })
 
 // propagation is the propagation mode of a mount; empty for None.
@@ -96,22 +96,22 @@ func (v *Volumes) recursiveReadOnly(pod *corev1.Pod, mount *corev1.VolumeMount) 
 	return false, fmt.Errorf("unknown recursive read-only mode %q", *mount.RecursiveReadOnly)
 }
 
-// Devices are the block volumes a container uses.
+// Devices returns the block volumes of a container.
 func (v *Volumes) Devices(pod *corev1.Pod, c *corev1.Container) ([]cri.Device, error) {
 	var devices []cri.Device
-	for _, wanted := range c.VolumeDevices {
-		if !filepath.IsAbs(wanted.DevicePath) {
-			return nil, fmt.Errorf("error DevicePath `%s` must be an absolute path", wanted.DevicePath)
+	for _, volumeMount := range c.VolumeDevices {
+		if !filepath.IsAbs(volumeMount.DevicePath) {
+			return nil, fmt.Errorf("error DevicePath `%s` must be an absolute path", volumeMount.DevicePath)
 		}
-		m := v.mounted(pod.UID, wanted.Name)
+		m := v.mounted(pod.UID, volumeMount.Name)
 		if m == nil || !m.block {
-			return nil, fmt.Errorf("cannot find volume %q to pass into container %q", wanted.Name, c.Name)
+			return nil, fmt.Errorf("cannot find volume %q to pass into container %q", volumeMount.Name, c.Name)
 		}
 		permissions := "mrw"
 		if m.readOnly {
 			permissions = "r"
 		}
-		devices = append(devices, cri.Device{HostPath: m.path, ContainerPath: wanted.DevicePath, Permissions: permissions})
+		devices = append(devices, cri.Device{HostPath: m.path, ContainerPath: volumeMount.DevicePath, Permissions: permissions})
 	}
 	return devices, nil
 }

@@ -95,7 +95,7 @@ func TestSubPath(t *testing.T) {
 		for i := range c.VolumeMounts {
 			c.VolumeMounts[i] = corev1.VolumeMount{Name: volume, SubPath: path}
 		}
-		mount, err := v.mountOf(pod, c, index, nil)
+		mount, err := v.containerMount(pod, c, index, nil)
 		if err != nil {
 			return "", err
 		}

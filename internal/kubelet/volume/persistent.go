@@ -19,14 +19,21 @@ import (
 
 const localPlugin = "kubernetes.io/local-volume"
 
-// groupAnnotation names the group that may use a persistent volume.
+// groupAnnotation is the supplemental group of a persistent volume.
 const groupAnnotation = "pv.beta.kubernetes.io/gid"
 
+// claimVolume is a volume of a pod's spec that refers to a claim.
+type claimVolume struct {
+	name, claim string
+	readOnly    bool
+	ephemeral   bool // a generic ephemeral volume, whose claim the pod owns
+}
+
 // setUpClaim sets up the persistent volume that a claim is bound to.
-func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume, claimName string, readOnly, ephemeral bool) (*mounted, error) {
-	claim, pv, err := v.boundVolume(ctx, pod, claimName, ephemeral)
+func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume claimVolume) (*mounted, error) {
+	claim, pv, err := v.boundVolume(ctx, pod, volume)
 	if err != nil {
-		return nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, claimName, err)
+		return nil, fmt.Errorf("error processing PVC %s/%s: %w", pod.Namespace, volume.claim, err)
 	}
 	if node := v.Node(); node != nil {
 		if err := storagehelper.CheckNodeAffinity(pv, node.Labels); err != nil {
@@ -34,10 +41,10 @@ func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume, claim
 		}
 	}
 	block := claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
-	if err := usedAs(pod, volume, block); err != nil {
+	if err := checkVolumeMode(pod, volume.name, block); err != nil {
 		return nil, err
 	}
-	m, err := v.setUpPersistent(ctx, pod, pv, readOnly, block)
+	m, err := v.setUpPersistent(ctx, pod, pv, volume.readOnly, block)
 	if err != nil {
 		return nil, &MountError{Volume: pv.Name, Step: "MountVolume.SetUp", Err: err}
 	}
@@ -47,13 +54,13 @@ func (v *Volumes) setUpClaim(ctx context.Context, pod *corev1.Pod, volume, claim
 	return m, nil
 }
 
-// boundVolume reads a claim and its volume, and checks that they belong to each other and to the pod.
-func (v *Volumes) boundVolume(ctx context.Context, pod *corev1.Pod, name string, ephemeral bool) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
-	claim, err := client.For[*corev1.PersistentVolumeClaim](v.Client).Get(ctx, pod.Namespace, name)
+// boundVolume reads a claim and its volume, and checks that they are bound to each other and belong to the pod.
+func (v *Volumes) boundVolume(ctx context.Context, pod *corev1.Pod, volume claimVolume) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	claim, err := client.For[*corev1.PersistentVolumeClaim](v.Client).Get(ctx, pod.Namespace, volume.claim)
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("failed to fetch PVC from API server: %w", err)
-	case ephemeral && !metav1.IsControlledBy(claim, pod):
+	case volume.ephemeral && !metav1.IsControlledBy(claim, pod):
 		return nil, nil, fmt.Errorf("PVC %s/%s was not created for pod %s/%s (pod is not owner)", claim.Namespace, claim.Name, pod.Namespace, pod.Name)
 	case claim.DeletionTimestamp != nil:
 		return nil, nil, errors.New("PVC is being deleted")
@@ -73,8 +80,8 @@ func (v *Volumes) boundVolume(ctx context.Context, pod *corev1.Pod, name string,
 	return claim, pv, nil
 }
 
-// usedAs checks that containers use a volume as what it is.
-func usedAs(pod *corev1.Pod, volume string, block bool) error {
+// checkVolumeMode checks that containers use a volume according to its volumeMode.
+func checkVolumeMode(pod *corev1.Pod, volume string, block bool) error {
 	for i := range pod.Spec.Containers {
 		c := &pod.Spec.Containers[i]
 		mounts := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
@@ -105,13 +112,13 @@ func (v *Volumes) setUpPersistent(ctx context.Context, pod *corev1.Pod, pv *core
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
 
-// setUpLocal shows a directory, or the file system of a device, of this host in the pod's own place.
+// setUpLocal mounts a local directory, or the file system of a local device, into the pod's volume directory.
 func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readOnly, block bool) (*mounted, error) {
 	path := pv.Spec.Local.Path
-	if err := noBacksteps(path); err != nil {
+	if err := rejectParentReferences(path); err != nil {
 		return nil, fmt.Errorf("invalid path: %s %w", path, err)
 	}
-	kind, err := typeOf(path)
+	kind, err := hostPathType(path)
 	if err != nil {
 		return nil, err
 	}
@@ -119,9 +126,9 @@ func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readO
 		if kind != corev1.HostPathBlockDev {
 			return nil, fmt.Errorf("path %q is not a block device", path)
 		}
-		return &mounted{kind: localPlugin, path: path, readOnly: readOnly, block: true}, nil
+		return &mounted{plugin: localPlugin, path: path, readOnly: readOnly, block: true}, nil
 	}
-	m := &mounted{kind: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
+	m := &mounted{plugin: localPlugin, path: v.dir(pod.UID, localPlugin, pv.Name), readOnly: readOnly, managed: !readOnly}
 	if done, err := isMounted(m.path); err != nil || done {
 		return m, err
 	}
@@ -140,7 +147,7 @@ func (v *Volumes) setUpLocal(pod *corev1.Pod, pv *corev1.PersistentVolume, readO
 		err = remountReadOnly(m.path)
 	}
 	if group := fsGroup(pod); err == nil && group != nil && !readOnly {
-		err = own(m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
+		err = setGroup(m.path, *group, false, pod.Spec.SecurityContext.FSGroupChangePolicy)
 	}
 	if err != nil {
 		return nil, errors.Join(err, unmountBelow(m.path), os.Remove(m.path))
@@ -157,7 +164,7 @@ func bindPath(source, target string) error {
 	return bind(fd, target, true)
 }
 
-// mountDevice mounts the file system that is on a device. It makes none: whoever hands out a device has to have done that.
+// mountDevice mounts a device. It does not format it: the provisioner of the volume has to.
 func mountDevice(device, target string, fsType *string) error {
 	kind := "ext4"
 	if fsType != nil && *fsType != "" {

@@ -274,7 +274,7 @@ func TestCSI(t *testing.T) {
 		t.Errorf("not attached: %v", err)
 	}
 	attachment := put(t, v, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + sum("hdisk.example.comnode")},
+		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + hexSum("hdisk.example.comnode")},
 		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "disk.example.com", NodeName: "node", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: pointer("pv-disk")}},
 	}).DeepCopy()
 	attachment.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"where": "slot"}}
@@ -289,7 +289,7 @@ func TestCSI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	handle := "csi-" + sum("uid-1own")
+	handle := "csi-" + hexSum("uid-1own")
 	if err := v.Mount(ctx, inline); err != nil { // the driver wants to be called again
 		t.Fatal(err)
 	}

@@ -25,14 +25,14 @@ import (
 	"skiff/internal/client"
 )
 
-// How long the first look at a pod waits for its certificate. After that it is asked for at every further look.
+// How long the first sync of a pod waits for its certificate. Later syncs check once each.
 const (
-	firstCertificate = 5 * time.Second
-	firstPoll        = 50 * time.Millisecond
+	firstCertificateTimeout = 5 * time.Second
+	initialPollInterval     = 50 * time.Millisecond
 )
 
-// certificates are those that signers issue to this node's pods. Keys are made here and never leave the node. Nothing outlives the
-// process: after a restart a pod gets a new key and a new certificate.
+// certificates are the pod certificates of this node. Keys are created here and never leave the node. Nothing is
+// persisted: after a restart a pod gets a new key and certificate.
 type certificates struct {
 	api      certificateAPI
 	nodeName string
@@ -42,7 +42,7 @@ type certificates struct {
 	issued map[certificateKey]*certificate
 }
 
-// certificateAPI is what issuing needs of the API.
+// certificateAPI is the part of the API that issuing certificates needs.
 type certificateAPI struct {
 	account func(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
 	node    func(ctx context.Context, name string) (*corev1.Node, error)
@@ -50,22 +50,23 @@ type certificateAPI struct {
 	get     func(ctx context.Context, namespace, name string) (*certificatesv1.PodCertificateRequest, error)
 }
 
-// certificateKey names one source of one projected volume.
+// certificateKey identifies one source of a projected volume.
 type certificateKey struct {
 	pod    types.UID
 	volume string
 	index  int
 }
 
-// certificate is what a source has: a certificate, a request for the next one, or a refusal, which is final.
+// certificate is the state of a source: its current certificate, a pending request for the next one, or a denial, which
+// is final.
 type certificate struct {
 	mu         sync.Mutex
 	key, chain []byte
-	refresh    time.Time
+	refreshAt  time.Time
 
-	request    string // name of the request under way
+	request    string // name of the pending request
 	requestKey []byte
-	refused    error
+	denied     error
 }
 
 func newCertificates(c *client.Client, nodeName string) *certificates {
@@ -88,21 +89,21 @@ func newCertificates(c *client.Client, nodeName string) *certificates {
 	}
 }
 
-// get returns the key and the chain of a source, both as PEM. It asks for a certificate where there is none or the signer wants the one
-// there is replaced; until that is issued the old one is used.
+// get returns the private key and the certificate chain of a source as PEM. It requests a certificate if there is none or
+// the current one is due for renewal; meanwhile the current one is used.
 func (s *certificates) get(ctx context.Context, pod *corev1.Pod, volume string, index int, source *corev1.PodCertificateProjection) (key, chain []byte, err error) {
 	c := s.of(certificateKey{pod: pod.UID, volume: volume, index: index})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, firstCertificate)
+	ctx, cancel := context.WithTimeout(ctx, firstCertificateTimeout)
 	defer cancel()
-	for poll := firstPoll; ; poll *= 2 {
+	for poll := initialPollInterval; ; poll *= 2 {
 		err := s.advance(ctx, pod, source, c)
 		switch {
 		case c.chain != nil:
 			return c.key, c.chain, nil
-		case c.refused != nil:
-			return nil, nil, c.refused
+		case c.denied != nil:
+			return nil, nil, c.denied
 		case err != nil && ctx.Err() == nil:
 			return nil, nil, err
 		}
@@ -135,13 +136,13 @@ func (s *certificates) forget(uid types.UID) {
 	}
 }
 
-// advance takes a source one step further: asks for a certificate, or takes in the answer.
+// advance creates a request for a certificate, or processes the response to one.
 func (s *certificates) advance(ctx context.Context, pod *corev1.Pod, source *corev1.PodCertificateProjection, c *certificate) error {
-	if c.refused != nil || c.request == "" && c.chain != nil && s.now().Before(c.refresh) {
+	if c.denied != nil || c.request == "" && c.chain != nil && s.now().Before(c.refreshAt) {
 		return nil
 	}
 	if c.request == "" {
-		key, request, err := s.ask(ctx, pod, source)
+		key, request, err := s.createRequest(ctx, pod, source)
 		if err != nil {
 			return fmt.Errorf("while creating PodCertificateRequest: %w", err)
 		}
@@ -149,7 +150,7 @@ func (s *certificates) advance(ctx context.Context, pod *corev1.Pod, source *cor
 	}
 	request, err := s.api.get(ctx, pod.Namespace, c.request)
 	if apierrors.IsNotFound(err) {
-		c.request, c.requestKey = "", nil // somebody deleted it; the next step asks again
+		c.request, c.requestKey = "", nil // it was deleted; the next call creates another
 		return nil
 	}
 	if err != nil {
@@ -158,22 +159,22 @@ func (s *certificates) advance(ctx context.Context, pod *corev1.Pod, source *cor
 	for _, condition := range request.Status.Conditions {
 		switch condition.Type {
 		case certificatesv1.PodCertificateRequestConditionTypeDenied:
-			c.refused = fmt.Errorf("PodCertificateRequest was permanently denied: reason=%q message=%q", condition.Reason, condition.Message)
+			c.denied = fmt.Errorf("PodCertificateRequest was permanently denied: reason=%q message=%q", condition.Reason, condition.Message)
 		case certificatesv1.PodCertificateRequestConditionTypeFailed:
-			c.refused = fmt.Errorf("PodCertificateRequest was permanently failed: reason=%q message=%q", condition.Reason, condition.Message)
+			c.denied = fmt.Errorf("PodCertificateRequest was permanently failed: reason=%q message=%q", condition.Reason, condition.Message)
 		case certificatesv1.PodCertificateRequestConditionTypeIssued:
 			c.key, c.chain = c.requestKey, withoutComments([]byte(request.Status.CertificateChain))
 			c.request, c.requestKey = "", nil
 			if request.Status.BeginRefreshAt != nil {
-				c.refresh = request.Status.BeginRefreshAt.Time
+				c.refreshAt = request.Status.BeginRefreshAt.Time
 			}
 		}
 	}
 	return nil
 }
 
-// ask makes a key and asks for a certificate of it.
-func (s *certificates) ask(ctx context.Context, pod *corev1.Pod, source *corev1.PodCertificateProjection) ([]byte, *certificatesv1.PodCertificateRequest, error) {
+// createRequest creates a key and a PodCertificateRequest for it.
+func (s *certificates) createRequest(ctx context.Context, pod *corev1.Pod, source *corev1.PodCertificateProjection) ([]byte, *certificatesv1.PodCertificateRequest, error) {
 	account, err := s.api.account(ctx, pod.Namespace, pod.Spec.ServiceAccountName)
 	if err != nil {
 		return nil, nil, fmt.Errorf("while fetching service account: %w", err)
@@ -201,7 +202,7 @@ func (s *certificates) ask(ctx context.Context, pod *corev1.Pod, source *corev1.
 	return key, request, err
 }
 
-// newKey makes a key of the type a source names, as PEM, and the proof that whoever asks has it.
+// newKey creates a private key of the given type, as PEM, and a PKCS#10 request that proves its possession.
 func newKey(keyType string) (key, proof []byte, err error) {
 	var private crypto.Signer
 	switch keyType {
@@ -233,7 +234,7 @@ func newKey(keyType string) (key, proof []byte, err error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), proof, nil
 }
 
-// withoutComments keeps nothing but the certificates of a chain.
+// withoutComments removes everything but the certificates from a chain.
 func withoutComments(chain []byte) []byte {
 	var text bytes.Buffer
 	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeTree removes a directory and all it contains. It follows no symlink and enters no mount: whatever is mounted
-// somewhere inside makes it fail, so that nothing is ever deleted that does not belong to the directory.
+// removeTree removes a directory and its content. It does not follow symlinks or cross mounts: a mount anywhere inside
+// makes it fail, so nothing outside of the directory is ever deleted.
 //
-// A container may have nested directories as deep as it liked. Instead of going down, each directory found is moved up beside the
-// first and then emptied there, so depth costs neither stack nor descriptors. What an attempt that was cut short has left there is
-// removed as well.
+// A container may have nested directories arbitrarily deep. Instead of recursing, removeTree moves each subdirectory into
+// parent and empties it there, so depth costs neither stack nor descriptors. Directories that an interrupted attempt left
+// in parent are removed as well.
 func removeTree(parent, name string) error {
 	at, err := openDir(parent)
 	if errors.Is(err, os.ErrNotExist) {
@@ -24,7 +24,7 @@ func removeTree(parent, name string) error {
 		return err
 	}
 	defer unix.Close(at)
-	dirs, err := leftovers(parent, name)
+	dirs, err := withMovedDirs(parent, name)
 	if err != nil {
 		return err
 	}
@@ -49,29 +49,29 @@ func removeTree(parent, name string) error {
 	return nil
 }
 
-// removedMark is what the names of directories that were moved up contain.
-const removedMark = ".removed."
+// movedDirMark is part of the names of directories that were moved into parent.
+const movedDirMark = ".removed."
 
-// leftovers are the directory itself and what was moved up out of it earlier.
-func leftovers(parent, name string) ([]string, error) {
+// withMovedDirs returns the directory and those that an earlier attempt moved out of it.
+func withMovedDirs(parent, name string) ([]string, error) {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
 		return nil, err
 	}
 	dirs := []string{name}
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), name+removedMark) {
+		if strings.HasPrefix(entry.Name(), name+movedDirMark) {
 			dirs = append(dirs, entry.Name())
 		}
 	}
 	return dirs, nil
 }
 
-// moveUp moves a directory to a free name beside the one being removed. A mount point does not let itself be moved.
-func moveUp(from int, name string, at int, prefix string, count *int) (string, error) {
+// moveToParent moves a directory to an unused name in parent. It fails for mount points.
+func moveToParent(from int, name string, at int, prefix string, count *int) (string, error) {
 	for {
 		*count++
-		up := fmt.Sprintf("%s%s%d", prefix, removedMark, *count)
+		up := fmt.Sprintf("%s%s%d", prefix, movedDirMark, *count)
 		if err := unix.Renameat2(from, name, at, up, unix.RENAME_NOREPLACE); !errors.Is(err, unix.EEXIST) {
 			return up, err
 		}
@@ -85,7 +85,7 @@ func wrapRemove(parent, name string, err error) error {
 	return fmt.Errorf("remove %s/%s: %w", parent, name, err)
 }
 
-// removeOne removes what is not a directory, or is an empty one. It reports whether it is gone.
+// removeOne removes a file or an empty directory. It reports whether it is gone.
 func removeOne(at int, name string) (bool, error) {
 	err := unix.Unlinkat(at, name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
@@ -100,7 +100,7 @@ func removeOne(at int, name string) (bool, error) {
 	return false, err
 }
 
-// empty removes what a directory contains but for further directories, which it moves up. It returns the names they have there.
+// empty removes the files of a directory and moves its subdirectories into parent. It returns their names there.
 func empty(at int, dir, prefix string, count *int) ([]string, error) {
 	fd, err := openat2(at, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW,
 		unix.RESOLVE_BENEATH|unix.RESOLVE_NO_SYMLINKS|unix.RESOLVE_NO_XDEV)
@@ -125,7 +125,7 @@ func empty(at int, dir, prefix string, count *int) ([]string, error) {
 		if gone {
 			continue
 		}
-		up, err := moveUp(fd, name, at, prefix, count)
+		up, err := moveToParent(fd, name, at, prefix, count)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}

@@ -10,34 +10,44 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"skiff/internal/kubelet/environment"
 )
 
-// subPath is the path inside a volume that a container wants, expanded and checked. "" is the volume itself.
+// subPath returns the expanded and validated subPath of a mount. "" is the volume itself.
 func subPath(mount *corev1.VolumeMount, env []corev1.EnvVar) (string, error) {
 	path := mount.SubPath
 	if mount.SubPathExpr != "" {
 		var err error
-		if path, err = environment.ExpandStrictly(mount.SubPathExpr, env); err != nil {
+		if path, err = environment.ExpandStrict(mount.SubPathExpr, env); err != nil {
 			return "", err
 		}
 	}
 	if filepath.IsAbs(path) {
 		return "", fmt.Errorf("error SubPath `%s` must not be an absolute path", path)
 	}
-	if err := noBacksteps(path); err != nil {
+	if err := rejectParentReferences(path); err != nil {
 		return "", fmt.Errorf("unable to provision SubPath `%s`: %w", path, err)
 	}
 	return path, nil
 }
 
-// bindSubPath makes what is at a path inside a volume visible at a place of the kubelet's own, which the runtime then mounts. The runtime
-// resolves paths by name; by then a container could have turned part of it into a symlink to anywhere. The place lives as
-// long as the pod, since the runtime looks at it again when it starts the container.
+// subPathMount identifies a volumeMount with a subPath.
+type subPathMount struct {
+	pod       types.UID
+	container string
+	index     int // of the mount in the container
+	volume    string
+	path      string
+}
+
+// bindSubPath bind-mounts a path inside a volume at a path that only the kubelet can change, which the runtime then
+// mounts. The runtime resolves paths by name, and by then a container could have replaced a component with a symlink. The
+// bind mount lives as long as the pod, because the runtime uses it whenever it starts the container.
 //
-// The texts of errors say nothing of what is on the host.
-func (v *Volumes) bindSubPath(pod *corev1.Pod, containerName string, index int, volume string, m *mounted, path string) (string, error) {
+// Errors do not reveal anything about the host's files.
+func (v *Volumes) bindSubPath(s subPathMount, m *mounted) (string, error) {
 	root, err := openDir(m.path)
 	if err != nil {
 		return "", err
@@ -47,24 +57,24 @@ func (v *Volumes) bindSubPath(pod *corev1.Pod, containerName string, index int, 
 	if err := unix.Fstat(root, &stat); err != nil {
 		return "", err
 	}
-	source, err := makeBeneath(root, path, stat.Mode&0o7777)
+	source, err := makeBeneath(root, s.path, stat.Mode&0o7777)
 	if err != nil {
-		v.Log.Warn("subPath is not opened", "pod", pod.UID, "volume", volume, "path", path, "error", err)
+		v.Log.Warn("failed to open subPath", "pod", s.pod, "volume", s.volume, "path", s.path, "error", err)
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
-			return "", fmt.Errorf("failed to create subPath directory for volumeMount %q of container %q", volume, containerName)
+			return "", fmt.Errorf("failed to create subPath directory for volumeMount %q of container %q", s.volume, s.container)
 		}
-		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", volume, containerName)
+		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", s.volume, s.container)
 	}
 	defer unix.Close(source)
-	target := filepath.Join(v.podDir(pod.UID), "volume-subpaths", volume, containerName, strconv.Itoa(index))
+	target := filepath.Join(v.podDir(s.pod), "volume-subpaths", s.volume, s.container, strconv.Itoa(s.index))
 	if err := bindAt(source, target); err != nil {
-		v.Log.Warn("subPath is not bound", "pod", pod.UID, "volume", volume, "path", path, "error", err)
-		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", volume, containerName)
+		v.Log.Warn("failed to bind-mount subPath", "pod", s.pod, "volume", s.volume, "path", s.path, "error", err)
+		return "", fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q", s.volume, s.container)
 	}
 	return target, nil
 }
 
-// bindAt binds a file or directory at a place, in place of what was bound there for an earlier start of the container.
+// bindAt bind-mounts a file or directory on target, replacing the mount of an earlier start of the container.
 func bindAt(source int, target string) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(source, &stat); err != nil {

@@ -14,19 +14,19 @@ import (
 	"skiff/internal/client"
 )
 
-// Tokens are replaced when a fifth of their life is left, at the latest after a day, and not all at one moment.
+// Tokens are replaced when a fifth of their lifetime is left, at the latest after a day, with jitter.
 const (
-	oldestToken = 24 * time.Hour
+	maxTokenAge = 24 * time.Hour
 	tokenJitter = 10 * time.Second
 )
 
-// tokens are the service account tokens of this node's pods, kept until they are due.
+// tokens caches the service account tokens of this node's pods until they are due for renewal.
 type tokens struct {
 	request func(ctx context.Context, namespace, account string, r *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error)
 	now     func() time.Time
 
-	mu    sync.Mutex
-	known map[tokenKey]*token
+	mu     sync.Mutex
+	cached map[tokenKey]*token
 }
 
 type tokenKey struct {
@@ -37,30 +37,30 @@ type tokenKey struct {
 }
 
 type token struct {
-	text           string
-	refresh, until time.Time
+	text               string
+	refreshAt, expires time.Time
 }
 
 func newTokens(c *client.Client) *tokens {
 	return &tokens{
-		now: time.Now, known: map[tokenKey]*token{},
+		now: time.Now, cached: map[tokenKey]*token{},
 		request: func(ctx context.Context, namespace, account string, r *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
-			answer := &authenticationv1.TokenRequest{}
-			return answer, client.For[*corev1.ServiceAccount](c).CreateSubresource(ctx, types.NamespacedName{Namespace: namespace, Name: account}, "token", r, answer)
+			response := &authenticationv1.TokenRequest{}
+			return response, client.For[*corev1.ServiceAccount](c).CreateSubresource(ctx, types.NamespacedName{Namespace: namespace, Name: account}, "token", r, response)
 		},
 	}
 }
 
-// get returns a token that is still good for a while. One that cannot be replaced is used until it ends.
+// get returns a token that is not due for renewal. If renewing fails, the current one is used until it expires.
 func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.ServiceAccountTokenProjection) (string, error) {
 	key := tokenKey{pod: pod.UID, account: pod.Spec.ServiceAccountName, audience: source.Audience}
 	if source.ExpirationSeconds != nil {
 		key.seconds = *source.ExpirationSeconds
 	}
 	t.mu.Lock()
-	have := t.known[key]
+	have := t.cached[key]
 	t.mu.Unlock()
-	if have != nil && t.now().Before(have.refresh) {
+	if have != nil && t.now().Before(have.refreshAt) {
 		return have.text, nil
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -70,32 +70,32 @@ func (t *tokens) get(ctx context.Context, pod *corev1.Pod, source *corev1.Servic
 	if source.Audience != "" {
 		request.Spec.Audiences = []string{source.Audience}
 	}
-	answer, err := t.request(ctx, pod.Namespace, pod.Spec.ServiceAccountName, request)
+	response, err := t.request(ctx, pod.Namespace, pod.Spec.ServiceAccountName, request)
 	switch {
 	case err != nil && have == nil:
 		return "", fmt.Errorf("failed to fetch token: %w", err)
-	case err != nil && t.now().After(have.until):
+	case err != nil && t.now().After(have.expires):
 		return "", fmt.Errorf("token expired and refresh failed: %w", err)
 	case err != nil:
 		return have.text, nil
 	}
-	fresh := &token{text: answer.Status.Token, until: answer.Status.ExpirationTimestamp.Time}
-	fresh.refresh = refreshAt(t.now(), answer)
+	fresh := &token{text: response.Status.Token, expires: response.Status.ExpirationTimestamp.Time}
+	fresh.refreshAt = tokenRefreshTime(t.now(), response)
 	t.mu.Lock()
-	t.known[key] = fresh
+	t.cached[key] = fresh
 	t.mu.Unlock()
 	return fresh.text, nil
 }
 
-// refreshAt is when a token is due for replacement.
-func refreshAt(now time.Time, answer *authenticationv1.TokenRequest) time.Time {
-	until := answer.Status.ExpirationTimestamp.Time
+// tokenRefreshTime returns when a token is due for renewal.
+func tokenRefreshTime(now time.Time, response *authenticationv1.TokenRequest) time.Time {
+	until := response.Status.ExpirationTimestamp.Time
 	life := until.Sub(now)
-	if seconds := answer.Spec.ExpirationSeconds; seconds != nil {
+	if seconds := response.Spec.ExpirationSeconds; seconds != nil {
 		life = time.Duration(*seconds) * time.Second
 	}
 	due := until.Add(-life / 5)
-	if latest := until.Add(-life).Add(oldestToken); due.After(latest) {
+	if latest := until.Add(-life).Add(maxTokenAge); due.After(latest) {
 		due = latest
 	}
 	return due.Add(-rand.N(tokenJitter))
@@ -104,9 +104,9 @@ func refreshAt(now time.Time, answer *authenticationv1.TokenRequest) time.Time {
 func (t *tokens) forget(uid types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for key := range t.known {
+	for key := range t.cached {
 		if key.pod == uid {
-			delete(t.known, key)
+			delete(t.cached, key)
 		}
 	}
 }

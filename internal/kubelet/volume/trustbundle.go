@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// trustAnchors is the text of the bundles a projection chooses: one by name, or all of a signer with certain labels.
+// trustAnchors returns the trust anchors a projection selects: of one bundle by name, or of all of a signer that match a
+// label selector.
 func (v *Volumes) trustAnchors(source *corev1.ClusterTrustBundleProjection) ([]byte, error) {
 	bundles, err := v.Objects.TrustBundles()
 	if err != nil {
@@ -33,26 +34,26 @@ func (v *Volumes) trustAnchors(source *corev1.ClusterTrustBundleProjection) ([]b
 		}
 		return normalize(bundles[i : i+1])
 	case source.SignerName != nil:
-		// No selector matches nothing, an empty one everything.
+		// A nil selector matches nothing, an empty one everything.
 		selector, err := metav1.LabelSelectorAsSelector(source.LabelSelector)
 		if err != nil {
 			return nil, fmt.Errorf("while parsing label selector: %w", err)
 		}
-		var chosen []*certificatesv1.ClusterTrustBundle
+		var selected []*certificatesv1.ClusterTrustBundle
 		for _, bundle := range bundles {
 			if bundle.Spec.SignerName == *source.SignerName && selector.Matches(labels.Set(bundle.Labels)) {
-				chosen = append(chosen, bundle)
+				selected = append(selected, bundle)
 			}
 		}
-		if len(chosen) == 0 && !isTrue(source.Optional) {
+		if len(selected) == 0 && !isTrue(source.Optional) {
 			return nil, errors.New("combination of signerName and labelSelector matched zero ClusterTrustBundles")
 		}
-		return normalize(chosen)
+		return normalize(selected)
 	}
 	return nil, errors.New("ClusterTrustBundle projection requires either name or signerName to be set")
 }
 
-// normalize writes each certificate once, without comments, in an order that depends on nothing but the certificates.
+// normalize writes each certificate once, without comments, in an order that depends only on the certificates.
 func normalize(bundles []*certificatesv1.ClusterTrustBundle) ([]byte, error) {
 	anchors := map[string]bool{}
 	for _, bundle := range bundles {

@@ -1,16 +1,16 @@
-// Package volume makes the volumes of this node's pods and takes them away again.
+// Package volume sets up and removes the volumes of this node's pods.
 //
-// Mount is called at every look at a pod. It sets up what is missing and brings volumes made of API objects up to date; Mounts says
-// what of it a container gets to see; Unmount takes everything down once the pod's containers are gone. What exists is kept on
-// disk, in the layout that upstream's kubelet has below its root:
+// Mount is called by every sync of a pod. It sets up missing volumes and updates those whose content comes from API
+// objects. Mounts returns a container's mounts. Unmount removes everything once the pod's containers are gone. The state
+// is on disk, in the layout of upstream's kubelet:
 //
 //	pods/<uid>/volumes/kubernetes.io~configmap/<volume>/    a volume
-//	pods/<uid>/volume-subpaths/<volume>/<container>/<n>     a subPath of one, bound here for a container
-//	pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/    says that a volume is complete
+//	pods/<uid>/volume-subpaths/<volume>/<container>/<n>     a subPath, bind-mounted here for a container
+//	pods/<uid>/plugins/kubernetes.io~empty-dir/<volume>/    marks a volume as complete
 //
-// Whatever a container can write is hostile: it may turn any part of a path into a symlink at any moment. Paths into volumes
-// are therefore resolved by the kernel beneath their root (beneath.go), removal neither follows links nor crosses mounts
-// (remove.go), and mounts go by descriptors (mountpoint.go).
+// Everything a container can write is untrusted: it may replace any component of a path with a symlink at any time. The
+// kernel therefore resolves paths beneath the volume's root (beneath.go), removal neither follows symlinks nor crosses
+// mounts (remove.go), and mounts use file descriptors (mountpoint.go).
 package volume
 
 import (
@@ -31,31 +31,31 @@ import (
 	"skiff/internal/container"
 )
 
-// Objects are the API objects that volumes are made of.
+// Objects provides the API objects that volumes refer to.
 type Objects interface {
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
 	TrustBundles() ([]*certificatesv1.ClusterTrustBundle, error)
 }
 
-// Options are what volumes need.
+// Options are the dependencies of Volumes.
 type Options struct {
 	// Root is the kubelet's directory.
 	Root     string
 	Client   *client.Client
 	Objects  Objects
 	NodeName string
-	// Node is this node as last seen; nil before it is known.
+	// Node returns the Node object; nil before it was read.
 	Node func() *corev1.Node
-	// Image makes sure that the image of a volume is present and returns what the runtime calls it.
+	// Image pulls the image of a volume and returns the runtime's reference to it.
 	Image func(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error)
-	// RecursiveReadOnly says whether a pod's runtime can make mounts read-only with all that is mounted below them.
+	// RecursiveReadOnly reports whether a pod's runtime handler supports recursive read-only mounts.
 	RecursiveReadOnly func(pod *corev1.Pod) bool
 	Events            client.EventRecorder
 	Log               *slog.Logger
 }
 
-// Volumes are those of this node's pods. All methods may be called concurrently.
+// Volumes manages the volumes of this node's pods. All methods may be called concurrently.
 type Volumes struct {
 	Options
 	tokens       *tokens
@@ -64,31 +64,31 @@ type Volumes struct {
 
 	mu   sync.Mutex // guards what follows, and each pod's byName
 	pods map[types.UID]*podVolumes
-	// shared is set when the root had to be bound on itself.
+	// shared is set if Prepare bind-mounted the root directory onto itself.
 	shared bool
 }
 
 // podVolumes are the volumes of one pod.
 type podVolumes struct {
-	changing sync.Mutex // held while the pod's volumes are changed
+	changing sync.Mutex // held while the pod's volumes are mounted or unmounted
 	byName   map[string]*mounted
 }
 
 // mounted is a volume that is set up.
 type mounted struct {
-	kind     string // the plugin's name
-	path     string // what containers mount; a device for block volumes
+	plugin   string // its plugin's name
+	path     string // what containers mount; the device of a block volume
 	readOnly bool
-	managed  bool   // made by the kubelet, so that labels may be changed
-	image    string // of an image volume, instead of a path
+	managed  bool   // created by the kubelet, so SELinux may relabel it
+	image    string // image reference of an image volume, instead of path
 	block    bool
-	groups   []int64 // groups the volume asks for
-	// republish says that the driver wants to be called at every look, as those do that hand out secrets.
+	groups   []int64 // supplemental groups from the persistent volume
+	// republish is set if the CSI driver has requiresRepublish.
 	republish bool
-	written   [32]byte // what a volume made of API objects holds
+	written   [32]byte // hash of the content of a volume from API objects
 }
 
-// New makes the volumes of a node. It touches nothing.
+// New returns the Volumes of a node. It does not touch the disk.
 func New(o Options) *Volumes {
 	v := &Volumes{Options: o, pods: map[types.UID]*podVolumes{}}
 	v.tokens = newTokens(o.Client)
@@ -97,7 +97,8 @@ func New(o Options) *Volumes {
 	return v
 }
 
-// Prepare makes the directories all pods share. Mounts below the root have to be shared for containers to see each other's.
+// Prepare creates the directories that all pods share and makes the root a shared mount, which mount propagation between
+// containers needs.
 func (v *Volumes) Prepare() error {
 	if err := os.MkdirAll(filepath.Join(v.Root, "pods"), 0o750); err != nil {
 		return err
@@ -109,7 +110,7 @@ func (v *Volumes) Prepare() error {
 	return err
 }
 
-// Release undoes what Prepare mounted. Volumes that are still there stay.
+// Release undoes the mount of Prepare. Volumes are not touched.
 func (v *Volumes) Release() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -120,12 +121,12 @@ func (v *Volumes) Release() error {
 	return unmount(v.Root)
 }
 
-// Run watches for storage drivers until ctx ends.
+// Run registers CSI drivers until ctx ends.
 func (v *Volumes) Run(ctx context.Context) error { return v.csi.run(ctx) }
 
-// Mount sets up every volume that a container of the pod uses, and refreshes those made of API objects. The error joins one for each
-// volume that is not there, with the text that events about it have; a volume that is there and could not be refreshed stays as it
-// is, and an event says why.
+// Mount sets up every volume that a container of the pod uses, and updates those with content from API objects. The error
+// joins one MountError per missing volume. If a volume exists but cannot be updated, it is kept as it is and an event is
+// recorded.
 func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 	if err := checkUID(pod.UID); err != nil {
 		return err
@@ -144,16 +145,16 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 			continue
 		}
 		m := v.mounted(pod.UID, volume.Name)
-		if m != nil && !m.republish && !isLive(volume) {
+		if m != nil && !m.republish && !fromAPIObjects(volume) {
 			continue
 		}
 		set, err := v.setUp(ctx, pod, volume, m)
 		switch {
 		case err == nil:
-			v.keep(state, volume.Name, set)
+			v.setMounted(state, volume.Name, set)
 		case m != nil || v.onDisk(pod, volume):
 			if m == nil {
-				v.keep(state, volume.Name, v.filesVolume(pod, volume))
+				v.setMounted(state, volume.Name, v.apiVolume(pod, volume))
 			}
 			v.Events.Event(pod, corev1.EventTypeWarning, "FailedMount", mountError(volume.Name, err).Error())
 		default:
@@ -163,7 +164,7 @@ func (v *Volumes) Mount(ctx context.Context, pod *corev1.Pod) error {
 	return errors.Join(failures...)
 }
 
-// MountError is why one volume is not there.
+// MountError is the failure to set up one volume, with upstream's message.
 type MountError struct {
 	Volume string
 	Step   string
@@ -174,18 +175,19 @@ func (e *MountError) Error() string {
 	return fmt.Sprintf("%s failed for volume %q : %v", e.Step, e.Volume, e.Err)
 }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the cause.
 func (e *MountError) Unwrap() error { return e.Err }
 
 func mountError(volume string, err error) error {
-	var already *MountError
-	if errors.As(err, &already) {
-		return already
+	var mountErr *MountError
+	if errors.As(err, &mountErr) {
+		return mountErr
 	}
 	return &MountError{Volume: volume, Step: "MountVolume.SetUp", Err: err}
 }
 
-// usedVolumes are the names of volumes that a container mounts, uses as a device or reads variables from. Others are not set up.
+// usedVolumes returns the names of the volumes that a container mounts, uses as a device or reads environment variables
+// from. Others are not set up.
 func usedVolumes(pod *corev1.Pod) map[string]bool {
 	used := map[string]bool{}
 	for _, c := range container.All(&pod.Spec) {
@@ -204,21 +206,22 @@ func usedVolumes(pod *corev1.Pod) map[string]bool {
 	return used
 }
 
-// setUp sets up one volume, or refreshes it where it is there already.
+// setUp sets up one volume, or updates it if it exists.
 func (v *Volumes) setUp(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume, m *mounted) (*mounted, error) {
 	switch {
 	case volume.EmptyDir != nil:
 		return v.setUpEmptyDir(pod, volume)
-	case isLive(volume):
-		return v.setUpFiles(ctx, pod, volume, m)
+	case fromAPIObjects(volume):
+		return v.setUpAPIVolume(ctx, pod, volume, m)
 	case volume.HostPath != nil:
 		return setUpHostPath(volume.HostPath, false)
 	case volume.Image != nil:
 		return v.setUpImage(ctx, pod, volume)
 	case volume.PersistentVolumeClaim != nil:
-		return v.setUpClaim(ctx, pod, volume.Name, volume.PersistentVolumeClaim.ClaimName, volume.PersistentVolumeClaim.ReadOnly, false)
+		claim := volume.PersistentVolumeClaim
+		return v.setUpClaim(ctx, pod, claimVolume{name: volume.Name, claim: claim.ClaimName, readOnly: claim.ReadOnly})
 	case volume.Ephemeral != nil:
-		return v.setUpClaim(ctx, pod, volume.Name, pod.Name+"-"+volume.Name, false, true)
+		return v.setUpClaim(ctx, pod, claimVolume{name: volume.Name, claim: pod.Name + "-" + volume.Name, ephemeral: true})
 	case volume.CSI != nil:
 		return v.setUpInlineCSI(ctx, pod, volume)
 	case volume.VolumeSource == corev1.VolumeSource{}:
@@ -228,13 +231,13 @@ func (v *Volumes) setUp(ctx context.Context, pod *corev1.Pod, volume *corev1.Vol
 	return nil, errors.New("no volume plugin matched: this kubelet has no driver for volumes of that kind built in, use a CSI driver")
 }
 
-// isLive tells volumes made of API objects, which follow them.
-func isLive(volume *corev1.Volume) bool {
+// fromAPIObjects reports whether a volume's content comes from API objects and is updated with them.
+func fromAPIObjects(volume *corev1.Volume) bool {
 	return volume.ConfigMap != nil || volume.Secret != nil || volume.DownwardAPI != nil || volume.Projected != nil
 }
 
-// Unmount takes down all volumes of a pod and removes their directories; other files of the pod stay. It is called when no container of the
-// pod runs any more, and again after an error.
+// Unmount unmounts all volumes of a pod and removes their directories; other files of the pod are kept. It is called when
+// no container of the pod is running, and again after an error.
 func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	if err := checkUID(uid); err != nil {
 		return err
@@ -262,7 +265,7 @@ func (v *Volumes) Unmount(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// Pods returns the pods that have a directory.
+// Pods returns the UIDs of the pods that have a directory.
 func (v *Volumes) Pods() ([]types.UID, error) {
 	entries, err := os.ReadDir(filepath.Join(v.Root, "pods"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -280,7 +283,7 @@ func (v *Volumes) Pods() ([]types.UID, error) {
 	return uids, nil
 }
 
-// Groups are the groups that a pod's persistent volumes ask for.
+// SupplementalGroups returns the groups that a pod's persistent volumes require.
 func (v *Volumes) SupplementalGroups(uid types.UID) []int64 {
 	state := v.state(uid)
 	v.mu.Lock()
@@ -292,7 +295,7 @@ func (v *Volumes) SupplementalGroups(uid types.UID) []int64 {
 	return groups
 }
 
-// File reads a file of one of a pod's volumes, without leaving the volume.
+// ReadFile reads a file of one of a pod's volumes. It does not follow symlinks out of the volume.
 func (v *Volumes) ReadFile(pod *corev1.Pod, volume, path string) ([]byte, error) {
 	m := v.mounted(pod.UID, volume)
 	if m == nil || m.path == "" {
@@ -311,7 +314,7 @@ func (v *Volumes) mounted(uid types.UID, volume string) *mounted {
 	return nil
 }
 
-func (v *Volumes) keep(state *podVolumes, volume string, m *mounted) {
+func (v *Volumes) setMounted(state *podVolumes, volume string, m *mounted) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	state.byName[volume] = m
@@ -330,12 +333,12 @@ func (v *Volumes) state(uid types.UID) *podVolumes {
 
 func (v *Volumes) podDir(uid types.UID) string { return filepath.Join(v.Root, "pods", string(uid)) }
 
-// directory is where a volume of a plugin is. Plugins' names have a slash, which directories cannot have.
+// dir returns the directory of a volume. Slashes in plugin names become tildes.
 func (v *Volumes) dir(uid types.UID, plugin, volume string) string {
 	return filepath.Join(v.podDir(uid), "volumes", strings.ReplaceAll(plugin, "/", "~"), volume)
 }
 
-// makeDir makes a volume's directory, writable for whoever the container's user is.
+// makeDir creates a volume's directory with the given mode, regardless of the umask.
 func (v *Volumes) makeDir(dir string, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
 		return err
@@ -346,15 +349,15 @@ func (v *Volumes) makeDir(dir string, mode os.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-// checkUID refuses ids that would lead somewhere else. The API server makes ids, but those of static pods come from files.
+// checkUID rejects UIDs that are not a plain file name. UIDs of static pods come from files.
 func checkUID(uid types.UID) error {
 	if uid == "" || uid == "." || uid == ".." || strings.Contains(string(uid), "/") {
-		return fmt.Errorf("pod UID %q is no name of a directory", uid)
+		return fmt.Errorf("pod UID %q is not a valid directory name", uid)
 	}
 	return nil
 }
 
-// fsGroup is the group that owns a pod's volumes, nil for none.
+// fsGroup returns the pod's fsGroup, nil for none.
 func fsGroup(pod *corev1.Pod) *int64 {
 	if pod.Spec.SecurityContext == nil {
 		return nil

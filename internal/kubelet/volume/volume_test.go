@@ -135,7 +135,7 @@ func TestFileVolumes(t *testing.T) {
 			continue
 		}
 		m := v.mounted(pod.UID, "v")
-		plugin, inMemory := filesPlugin(&test.volume)
+		plugin, inMemory := apiVolumePlugin(&test.volume)
 		if want := filepath.Join(root, "pods", string(pod.UID), "volumes", strings.ReplaceAll(plugin, "/", "~"), "v"); m.path != want || !m.readOnly {
 			t.Errorf("%s: at %s, read-only %v", name, m.path, m.readOnly)
 		}
@@ -243,7 +243,7 @@ func TestOwnPolicy(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		inner := filepath.Join(dir, "file")
-		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), own(dir, 4321, false, test.policy))
+		err := errors.Join(os.WriteFile(inner, nil, 0o600), os.Chown(dir, -1, test.group), os.Chmod(dir, test.rootMode), setGroup(dir, 4321, false, test.policy))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -381,10 +381,10 @@ func TestHostPath(t *testing.T) {
 			t.Errorf("%s %s: %s", test.kind, test.path, text)
 		}
 	}
-	if kind, _ := typeOf(filepath.Join(root, "new")); kind != corev1.HostPathFile {
+	if kind, _ := hostPathType(filepath.Join(root, "new")); kind != corev1.HostPathFile {
 		t.Error("the file was not made")
 	}
-	if kind, _ := typeOf(absent + "/new/directory"); kind != corev1.HostPathDirectory {
+	if kind, _ := hostPathType(absent + "/new/directory"); kind != corev1.HostPathDirectory {
 		t.Error("the directory was not made")
 	}
 }

@@ -13,32 +13,32 @@ import (
 	"time"
 )
 
-// file is one file of a volume that is made of API objects.
+// file is one file of a volume with content from API objects.
 type file struct {
 	data []byte
 	mode int32
-	// owner is the user the file belongs to; nil is root.
+	// owner is the file's owner; nil is root.
 	owner *int64
 }
 
-// payload is what such a volume contains, by path.
+// payload is the content of such a volume, by path.
 type payload map[string]file
 
-// The names a volume's versions go by. User-visible paths never begin with two dots.
+// The links to the current and the next version. Keys cannot begin with two dots.
 const (
 	currentLink = "..data"
 	nextLink    = "..data_tmp"
 )
 
-// write makes a volume contain exactly the payload, in one step.
+// write atomically replaces the content of a volume.
 //
-//	..2026_11_15_10_30_00.1234/   one version, complete
+//	..2026_11_15_10_30_00.1234/   one complete version
 //	..data -> ..2026_11_15_10_30_00.1234
 //	key    -> ..data/key
 //
-// Each version is written whole beside the others and becomes the current one by a single rename of ..data. Whoever has opened
-// ..data sees one version and never parts of two. finish gives a version its owners before anybody sees it; it may be nil.
-// write reports whether there was something to do.
+// A version is written completely before a rename of ..data makes it current. A reader that has opened ..data sees
+// exactly one version. finish sets a version's owners before it becomes visible; it may be nil. write reports whether the
+// content changed.
 func write(dir string, files payload, finish func() error) (bool, error) {
 	files, err := clean(files)
 	if err != nil {
@@ -54,12 +54,12 @@ func write(dir string, files payload, finish func() error) (bool, error) {
 		return false, fmt.Errorf("read %s: %w", currentLink, err)
 	}
 	if old != "" {
-		same, err := holds(root, old, files)
+		same, err := matches(root, old, files)
 		if err != nil {
 			return false, err
 		}
 		if same {
-			return false, show(root, files)
+			return false, linkFiles(root, files)
 		}
 	}
 	version, err := writeVersion(dir, root, files)
@@ -67,18 +67,18 @@ func write(dir string, files payload, finish func() error) (bool, error) {
 		err = finish()
 	}
 	if err == nil {
-		err = switchTo(root, version)
+		err = activate(root, version)
 	}
 	if err != nil {
 		return false, errors.Join(err, root.RemoveAll(version))
 	}
-	if err := show(root, files); err != nil {
+	if err := linkFiles(root, files); err != nil {
 		return true, err
 	}
-	return true, tidy(root, version, files)
+	return true, removeStale(root, version, files)
 }
 
-// clean checks that every path stays inside the volume and out of the writer's own names.
+// clean checks that every path is inside the volume and does not collide with the writer's own names.
 func clean(files payload) (payload, error) {
 	cleaned := make(payload, len(files))
 	for path, content := range files {
@@ -105,8 +105,8 @@ func clean(files payload) (payload, error) {
 	return cleaned, nil
 }
 
-// holds reports whether a version is exactly the payload.
-func holds(root *os.Root, version string, files payload) (bool, error) {
+// matches reports whether a version equals the payload.
+func matches(root *os.Root, version string, files payload) (bool, error) {
 	found := 0
 	same := true
 	err := fs.WalkDir(root.FS(), version, func(path string, entry fs.DirEntry, err error) error {
@@ -154,7 +154,7 @@ func writeVersion(dir string, root *os.Root, files payload) (string, error) {
 				return version, err
 			}
 		}
-		// Last, because a change of owner takes bits away, and the umask did too.
+		// Set last, because chown clears mode bits, and because of the umask.
 		if err := root.Chmod(path, os.FileMode(content.mode)&os.ModePerm); err != nil {
 			return version, err
 		}
@@ -162,7 +162,7 @@ func writeVersion(dir string, root *os.Root, files payload) (string, error) {
 	return version, nil
 }
 
-// makeDirs makes the directories of a file, readable for all whatever the umask is.
+// makeDirs creates the parent directories of a file, readable by all regardless of the umask.
 func makeDirs(root *os.Root, version, path string) error {
 	at := version
 	for name := range strings.SplitSeq(path, "/") {
@@ -180,8 +180,8 @@ func makeDirs(root *os.Root, version, path string) error {
 	return nil
 }
 
-// switchTo makes a version the current one.
-func switchTo(root *os.Root, version string) error {
+// activate makes a version the current one.
+func activate(root *os.Root, version string) error {
 	if err := root.Remove(nextLink); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -191,8 +191,8 @@ func switchTo(root *os.Root, version string) error {
 	return root.Rename(nextLink, currentLink)
 }
 
-// show links every first name of the payload into the current version.
-func show(root *os.Root, files payload) error {
+// linkFiles links the first component of every path to the current version.
+func linkFiles(root *os.Root, files payload) error {
 	for path := range files {
 		name, _, _ := strings.Cut(path, "/")
 		if _, err := root.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
@@ -205,8 +205,8 @@ func show(root *os.Root, files payload) error {
 	return nil
 }
 
-// tidy removes links to what the payload no longer has, and all other versions, also those a crash has left behind.
-func tidy(root *os.Root, version string, files payload) error {
+// removeStale removes links to files that no longer exist, and all other versions.
+func removeStale(root *os.Root, version string, files payload) error {
 	first := map[string]bool{}
 	for path := range files {
 		name, _, _ := strings.Cut(path, "/")

@@ -6,15 +6,15 @@ import (
 	"skiff/internal/container"
 )
 
-// names are the objects a pod names, all in its own namespace but for trust bundles, which have none.
-type names struct {
+// references are the objects a pod references, in its own namespace except for trust bundles, which are cluster-scoped.
+type references struct {
 	configMaps, secrets map[string]bool
 	bundles             bool
 }
 
-// namesOf walks everything in a pod that names an object a node reads.
-func namesOf(pod *corev1.Pod) names {
-	n := names{configMaps: map[string]bool{}, secrets: map[string]bool{}}
+// referencesOf returns all references of a pod to objects that its node reads.
+func referencesOf(pod *corev1.Pod) references {
+	n := references{configMaps: map[string]bool{}, secrets: map[string]bool{}}
 	for _, reference := range pod.Spec.ImagePullSecrets {
 		n.secret(reference.Name)
 	}
@@ -41,7 +41,7 @@ func namesOf(pod *corev1.Pod) names {
 	return n
 }
 
-func (n *names) volume(v *corev1.Volume) {
+func (n *references) volume(v *corev1.Volume) {
 	switch {
 	case v.ConfigMap != nil:
 		n.configMap(v.ConfigMap.Name)
@@ -62,10 +62,10 @@ func (n *names) volume(v *corev1.Volume) {
 	}
 }
 
-func (n *names) configMap(name string) { add(n.configMaps, name) }
-func (n *names) secret(name string)    { add(n.secrets, name) }
+func (n *references) configMap(name string) { add(n.configMaps, name) }
+func (n *references) secret(name string)    { add(n.secrets, name) }
 
-// add leaves out the empty name, which old pods may carry.
+// add ignores the empty name, which old pods may have.
 func add(set map[string]bool, name string) {
 	if name != "" {
 		set[name] = true

@@ -12,45 +12,45 @@ import (
 	"skiff/internal/kind"
 )
 
-// sink takes what follow reads. replace and apply return false when nothing more can change.
-type sink[T kind.Object] struct {
+// handler processes what watchObjects reads. replace and apply return false to stop the watch.
+type handler[T kind.Object] struct {
 	replace func(objects []T) bool
 	apply   func(object T, deleted bool) bool
 	fail    func(error)
 }
 
-// Waits between attempts to reach the server.
+// Delays between attempts to reach the server.
 const (
-	firstWait = 100 * time.Millisecond
-	longest   = 10 * time.Second
+	minRetryDelay = 100 * time.Millisecond
+	maxRetryDelay = 10 * time.Second
 )
 
-// follow lists what matches and then takes in every change, until ctx ends or the sink has enough.
-func follow[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s sink[T]) {
-	wait := firstWait
+// watchObjects lists the matching objects and then watches them, until ctx ends or the handler stops it.
+func watchObjects[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s handler[T]) {
+	wait := minRetryDelay
 	for ctx.Err() == nil {
 		started := time.Now()
-		more, err := once(ctx, r, namespace, match, s)
+		more, err := listAndWatch(ctx, r, namespace, match, s)
 		if !more || ctx.Err() != nil {
 			return
 		}
 		if err != nil {
 			s.fail(err)
 		}
-		// A watch that lasted is no failure: servers end them now and then.
-		if time.Since(started) > longest {
-			wait = firstWait
+		// A watch that lasted is not a failure: servers close watches from time to time.
+		if time.Since(started) > maxRetryDelay {
+			wait = minRetryDelay
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
 		}
-		wait = min(2*wait, longest)
+		wait = min(2*wait, maxRetryDelay)
 	}
 }
 
-// once is one list and the watch behind it.
-func once[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s sink[T]) (more bool, err error) {
+// listAndWatch is one list and the watch from its revision.
+func listAndWatch[T kind.Object](ctx context.Context, r client.Resource[T], namespace string, match client.Selector, s handler[T]) (more bool, err error) {
 	objects, revision, err := r.List(ctx, namespace, match)
 	if err != nil {
 		return true, fmt.Errorf("list: %w", err)
@@ -75,8 +75,9 @@ func once[T kind.Object](ctx context.Context, r client.Resource[T], namespace st
 	}
 }
 
-// consume takes events until the watch ends. It returns the revision to go on from, "" when the server says that there is none.
-func consume[T kind.Object](ctx context.Context, events watch.Interface, s sink[T]) (more bool, last string) {
+// consume processes events until the watch ends. It returns the revision to resume from, "" if the list has to be
+// repeated.
+func consume[T kind.Object](ctx context.Context, events watch.Interface, s handler[T]) (more bool, last string) {
 	for {
 		var event watch.Event
 		var open bool
