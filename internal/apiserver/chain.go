@@ -66,8 +66,8 @@ func (s *Server) handle(req *request) error {
 		}
 		defer cancel()
 	}
-	defer req.leave()
-	if admitted, err := s.takeTurn(req); err != nil || !admitted {
+	defer req.release()
+	if admitted, err := s.limitInFlight(req); err != nil || !admitted {
 		return err
 	}
 	if err := s.authorize(req); err != nil {

@@ -105,7 +105,7 @@ func TestTooManyRequests(t *testing.T) {
 		defer close(done)
 		s.get("/api/v1/namespaces/ns/pods/slow", "Authorization: Bearer guest")
 	}()
-	for s.readOnly.running.Load() == 0 {
+	for s.readOnly.inFlight.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	got := s.get("/api/v1/pods", "Authorization: Bearer guest")
@@ -123,7 +123,7 @@ func TestTooManyRequests(t *testing.T) {
 	if got := s.get("/api/v1/pods", "Authorization: Bearer guest"); got.code != 200 {
 		t.Errorf("afterwards: %d", got.code)
 	}
-	if n := s.readOnly.running.Load(); n != 0 {
+	if n := s.readOnly.inFlight.Load(); n != 0 {
 		t.Errorf("%d requests still counted", n)
 	}
 }

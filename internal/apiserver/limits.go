@@ -8,18 +8,18 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Limits protect the server from too much at once. Zero values mean the defaults.
+// Limits protect the server from overload. Zero values mean the defaults.
 type Limits struct {
-	// ReadOnly and Mutating are how many requests of each kind may run at once where there is no fairness; streams are not
-	// counted. Less than zero means no limit.
+	// ReadOnly and Mutating are how many requests of each kind are served at once without priority and fairness; long-running
+	// requests are not counted. A negative number means no limit.
 	ReadOnly, Mutating int
-	// Timeout is how long a request may take that is not a stream.
+	// Timeout is the longest duration of a request that is not long-running.
 	Timeout time.Duration
-	// Body is the size of the largest request body that is read.
+	// Body is the size of the largest accepted request body.
 	Body int64
-	// WatchTimeout is how long a watch runs at least when the client names no time; it runs up to twice as long.
+	// WatchTimeout is the shortest duration of a watch without timeoutSeconds; it lasts up to twice as long, chosen at random.
 	WatchTimeout time.Duration
-	// Bookmark is how often an idle watch that wants bookmarks gets one.
+	// Bookmark is the interval between bookmarks.
 	Bookmark time.Duration
 }
 
@@ -50,16 +50,16 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// gate counts the requests of one kind that are running.
-type gate struct {
-	limit   int64
-	running atomic.Int64
+// inFlightLimiter counts the requests of one kind that are being served.
+type inFlightLimiter struct {
+	limit    int64 // negative: none
+	inFlight atomic.Int64
 }
 
-// enter counts a request and reports whether there are not too many. Members of system:masters always get in, so that a
-// cluster in trouble can be repaired.
-func (g *gate) enter(user *authn.User) bool {
-	return g.running.Add(1) <= g.limit || g.limit < 0 || slices.Contains(user.Groups, authn.GroupMasters)
+// acquire counts a request and reports whether the count is within the limit. Members of system:masters are never limited, so that
+// a cluster in trouble can be repaired.
+func (l *inFlightLimiter) acquire(user *authn.User) bool {
+	return l.inFlight.Add(1) <= l.limit || l.limit < 0 || slices.Contains(user.Groups, authn.GroupMasters)
 }
 
-func (g *gate) leave() { g.running.Add(-1) }
+func (l *inFlightLimiter) release() { l.inFlight.Add(-1) }

@@ -72,12 +72,12 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 
 // watch adds what the server can be asked at any time.
 func (m *metrics) watch(s *Server) {
-	inflight := func(kindOfRequest string, g *gate) prometheus.Collector {
+	inflight := func(kindOfRequest string, l *inFlightLimiter) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "apiserver_current_inflight_requests",
 			Help:        "Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
 			ConstLabels: prometheus.Labels{"request_kind": kindOfRequest},
-		}, func() float64 { return float64(g.running.Load()) })
+		}, func() float64 { return float64(l.inFlight.Load()) })
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "kubernetes_build_info",

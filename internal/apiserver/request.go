@@ -28,8 +28,9 @@ type request struct {
 	sub   *kind.Subresource // nil for the resource itself
 	user  authn.User
 	start time.Time
-	gate  *gate // where the request is counted, if it is
-	turn  fairness.Turn
+	// inFlight counts the request; nil for long-running ones.
+	inFlight *inFlightLimiter
+	seats    fairness.Seats
 
 	id         string       // of the audit
 	event      *audit.Event // nil when the request is not recorded

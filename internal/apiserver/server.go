@@ -104,7 +104,7 @@ type Server struct {
 	metrics *metrics
 	health  *healthChecks
 	// readOnly and mutating count the requests that are running.
-	readOnly, mutating gate
+	readOnly, mutating inFlightLimiter
 	// identify tells who sends a request, and what is to be said of how that was found out.
 	identify func(*http.Request) (authn.Identity, bool, error)
 

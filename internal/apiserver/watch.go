@@ -139,7 +139,7 @@ func (w *watcher) serve(timeout time.Duration) error {
 	}
 	defer w.sink.close()
 	err := w.start(ctx)
-	w.req.turn.Leave() // what follows comes as it happens
+	w.req.seats.Release() // events after the initial ones need no seat
 	if err == nil {
 		defer w.cursor.Close()
 		err = w.follow(ctx, deadline)

@@ -10,14 +10,14 @@ import (
 )
 
 var benchmarks = []struct {
-	name string
-	asks *authz.Attributes
+	name       string
+	attributes *authz.Attributes
 }{
-	{"administrator", asks("admin", []string{authn.GroupMasters, authn.GroupAuthenticated}, "create", "", "pods", "", "default", "")},
-	{"node", asks("system:node:a", nodes, "update", "", "pods", "status", "default", "p")},
-	{"account", asks("system:serviceaccount:team:robot", accounts, "create", "", "pods", "", "default", "")},
-	{"user", asks("jane", authenticated, "create", "", "pods", "", "default", "")},
-	{"nobody", asks("nobody", nil, "create", "", "pods", "", "default", "")},
+	{"administrator", attributes("admin", []string{authn.GroupMasters, authn.GroupAuthenticated}, "create", "", "pods", "", "default", "")},
+	{"node", attributes("system:node:a", nodes, "update", "", "pods", "status", "default", "p")},
+	{"account", attributes("system:serviceaccount:team:robot", accounts, "create", "", "pods", "", "default", "")},
+	{"user", attributes("jane", authenticated, "create", "", "pods", "", "default", "")},
+	{"nobody", attributes("nobody", nil, "create", "", "pods", "", "default", "")},
 }
 
 // BenchmarkIdle is what a request pays when nobody waits.
@@ -27,14 +27,14 @@ func BenchmarkIdle(b *testing.B) {
 	for _, benchmark := range benchmarks {
 		b.Run(benchmark.name, func(b *testing.B) {
 			b.ReportAllocs()
-			turn := &Turn{}
+			seats := &Seats{}
 			for b.Loop() {
-				*turn = Turn{}
-				work := WriteWork(f.Watches.Interested(benchmark.asks))
-				if !f.Enter(context.Background(), benchmark.asks, work, until, turn) {
+				*seats = Seats{}
+				work := WriteWork(f.Watches.InterestedCount(benchmark.attributes))
+				if !f.Acquire(context.Background(), benchmark.attributes, work, until, seats) {
 					b.Fatal("refused")
 				}
-				turn.Leave()
+				seats.Release()
 			}
 		})
 	}
@@ -46,40 +46,40 @@ func BenchmarkIdleParallel(b *testing.B) {
 	until := time.Now().Add(time.Hour)
 	b.ReportAllocs()
 	b.RunParallel(func(p *testing.PB) {
-		jane := benchmarks[3].asks
+		jane := benchmarks[3].attributes
 		for p.Next() {
-			var turn Turn
-			if f.Enter(context.Background(), jane, Work{}, until, &turn) {
-				turn.Leave()
+			var seats Seats
+			if f.Acquire(context.Background(), jane, Work{}, until, &seats) {
+				seats.Release()
 			}
 		}
 	})
 }
 
-// BenchmarkBusy is a turn that others wait for: the queues are looked through.
+// BenchmarkBusy is a request whose seats others wait for: all queues are searched.
 func BenchmarkBusy(b *testing.B) {
 	f := withSeats(1, usual)
 	b.ReportAllocs()
 	b.SetParallelism(20)
 	b.RunParallel(func(p *testing.PB) {
 		for p.Next() {
-			var turn Turn
-			if f.Enter(context.Background(), by("jane"), Work{}, time.Now().Add(time.Hour), &turn) {
-				turn.Leave()
+			var seats Seats
+			if f.Acquire(context.Background(), by("jane"), Work{}, time.Now().Add(time.Hour), &seats) {
+				seats.Release()
 			}
 		}
 	})
 }
 
-func TestAnIdleTurnNeedsNoMemory(t *testing.T) {
+func TestAcquireDoesNotAllocate(t *testing.T) {
 	f := standard(600)
 	until := time.Now().Add(time.Hour)
 	for _, benchmark := range benchmarks {
-		turn := &Turn{}
+		seats := &Seats{}
 		allocations := testing.AllocsPerRun(100, func() {
-			*turn = Turn{}
-			f.Enter(context.Background(), benchmark.asks, WriteWork(f.Watches.Interested(benchmark.asks)), until, turn)
-			turn.Leave()
+			*seats = Seats{}
+			f.Acquire(context.Background(), benchmark.attributes, WriteWork(f.Watches.InterestedCount(benchmark.attributes)), until, seats)
+			seats.Release()
 		})
 		if allocations != 0 {
 			t.Errorf("%s: %v allocations", benchmark.name, allocations)

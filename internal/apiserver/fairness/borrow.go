@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// adjustment is how often seats are lent anew.
-	adjustment = 10 * time.Second
-	// memory is how much of the former demand counts besides the present one: half of it is forgotten after five minutes.
-	memory = 0.977
+	// adjustmentPeriod is how often the limits of the levels are recomputed.
+	adjustmentPeriod = 10 * time.Second
+	// demandDecay is the weight of the former demand at each adjustment: it halves in five minutes.
+	demandDecay = 0.977
 )
 
-// shares is what a PriorityLevelConfiguration says about seats.
+// shares are the settings of a PriorityLevelConfiguration about seats.
 type shares struct {
 	nominal  int32
 	lendable int32  // percent
@@ -29,30 +29,30 @@ func sharesOf(l *flowcontrolv1.PriorityLevelConfiguration) shares {
 	return shares{ptr.Deref(l.Spec.Exempt.NominalConcurrencyShares, 0), ptr.Deref(l.Spec.Exempt.LendablePercent, 0), nil}
 }
 
-// bounds are how many seats a level may have.
-type bounds struct{ nominal, least, most int }
+// bounds are the nominal, smallest and largest number of seats of a level.
+type bounds struct{ nominal, min, max int }
 
-// bounds of a level that nominally has some seats, in a server with so many in all.
-func (s shares) bounds(seats, all int) bounds {
+// bounds of a level with a nominal number of seats, in a server with total seats.
+func (s shares) bounds(seats, total int) bounds {
 	percent := func(p int32) int { return int(math.Round(float64(seats) * float64(p) / 100)) }
-	b := bounds{nominal: seats, least: seats - percent(s.lendable), most: seats + all}
+	b := bounds{nominal: seats, min: seats - percent(s.lendable), max: seats + total}
 	if s.borrow != nil {
-		b.most = seats + percent(*s.borrow)
+		b.max = seats + percent(*s.borrow)
 	}
 	return b
 }
 
-// demand is how many seats a level could have used, over a time.
+// demand records how many seats the requests of a level occupied or waited for.
 type demand struct {
 	seats int // now
 
-	// Since it was last taken: the integrals of 1, seats and its square, and the peak.
+	// Since the last sample: the integrals of 1, seats and seats squared over time, and the peak.
 	time, sum, squares float64
 	peak               int
 }
 
-// pass lets time go by at the present demand.
-func (d *demand) pass(seconds float64) {
+// elapse accounts for time at the present demand.
+func (d *demand) elapse(seconds float64) {
 	x := float64(d.seats)
 	d.time += seconds
 	d.sum += x * seconds
@@ -64,97 +64,97 @@ func (d *demand) set(seats int) {
 	d.peak = max(d.peak, seats)
 }
 
-// wish is what is made of the demand: how many seats a level would like to have.
-type wish struct {
+// demandStats summarize the demand of an adjustment period.
+type demandStats struct {
 	average, deviation float64
 	peak               int
 	smoothed           float64
 }
 
-// take reads the demand into a wish and begins anew.
-func (d *demand) take(w *wish) {
+// sample computes the statistics and starts a new period.
+func (d *demand) sample(w *demandStats) {
 	w.peak = d.peak
 	if d.time > 0 {
 		w.average = d.sum / d.time
 		w.deviation = math.Sqrt(max(0, d.squares/d.time-w.average*w.average))
 		envelope := w.average + w.deviation
-		w.smoothed = max(envelope, memory*w.smoothed+(1-memory)*envelope)
+		w.smoothed = max(envelope, demandDecay*w.smoothed+(1-demandDecay)*envelope)
 	}
 	*d = demand{seats: d.seats, peak: d.seats}
 }
 
-// claim is what a level brings to the division of seats.
-type claim struct {
+// allocation is a level in the division of seats: its demand, and the result.
+type allocation struct {
 	bounds
-	exempt  bool
-	peak    int     // seats demanded at once
-	wanted  float64 // seats demanded, smoothed
-	current int     // what it has; the outcome
-	target  float64 // what the division aims at
+	exempt   bool
+	peak     int     // seats demanded at once
+	smoothed float64 // seats demanded, smoothed
+	current  int     // limit before, and as the result
+	target   float64 // seats it would get with unlimited capacity
 }
 
-// floor is what a level keeps: what it needed lately, within what it owns.
-func (c *claim) floor() int {
+// minimum is what a level keeps: its recent peak, within its nominal seats.
+func (c *allocation) minimum() int {
 	if c.exempt {
-		return max(c.least, c.peak)
+		return max(c.min, c.peak)
 	}
-	return max(c.least, min(c.nominal, c.peak))
+	return max(c.min, min(c.nominal, c.peak))
 }
 
-// divide gives out seats. Exempt levels take what they need. If there is enough, the others get their demands times the same
-// factor, which is returned, as far as their bounds allow; else only what they may not lend, and part of what they need.
-func divide(seats int, claims []*claim) float64 {
+// divide sets the limits of all levels. Exempt levels take their demand. If enough seats remain, each other level gets its target
+// times one common factor, within its bounds; divide returns that factor. If not, each gets what it cannot lend and part of its
+// minimum.
+func divide(seats int, allocations []*allocation) float64 {
 	rest := seats
-	var least, floors int // of levels that are not exempt
+	var least, minimums int // of levels that are not exempt
 	var lowest, highest float64
-	for _, c := range claims {
-		c.target = max(float64(c.floor()), c.wanted)
+	for _, c := range allocations {
+		c.target = max(float64(c.minimum()), c.smoothed)
 		if c.exempt {
-			c.current = c.floor()
+			c.current = c.minimum()
 			rest -= c.current
 			continue
 		}
-		least += c.least
-		floors += c.floor()
-		lowest += float64(c.floor())
-		highest += float64(c.most)
+		least += c.min
+		minimums += c.minimum()
+		lowest += float64(c.minimum())
+		highest += float64(c.max)
 	}
-	if rest > floors && (float64(seats) < lowest || float64(seats) > highest) {
-		return 0 // no factor fits; what is stays
+	if rest > minimums && (float64(seats) < lowest || float64(seats) > highest) {
+		return 0 // no factor fits: keep the current limits
 	}
 	factor := 0.0
-	if rest > floors {
-		factor = fairFactor(float64(seats), claims)
+	if rest > minimums {
+		factor = fairFactor(float64(seats), allocations)
 	}
-	for _, c := range claims {
+	for _, c := range allocations {
 		switch {
 		case c.exempt:
 		case rest <= least:
-			c.current = c.least
-		case rest <= floors:
-			c.current = c.least + int(math.Round(float64(c.floor()-c.least)*float64(rest-least)/float64(floors-least)))
+			c.current = c.min
+		case rest <= minimums:
+			c.current = c.min + int(math.Round(float64(c.minimum()-c.min)*float64(rest-least)/float64(minimums-least)))
 		default:
-			c.current = int(math.Round(c.at(factor)))
+			c.current = int(math.Round(c.seatsAt(factor)))
 		}
 	}
 	return factor
 }
 
-// at is what the level gets at a factor.
-func (c *claim) at(factor float64) float64 {
-	return max(float64(c.floor()), min(float64(c.most), factor*max(c.target, smallestTarget)))
+// seatsAt is what the level gets at a factor.
+func (c *allocation) seatsAt(factor float64) float64 {
+	return max(float64(c.minimum()), min(float64(c.max), factor*max(c.target, minTarget)))
 }
 
-// smallestTarget lets levels that want nothing take part when there is more than all want.
-const smallestTarget = 0.001
+// minTarget lets levels without demand take part when there are more seats than demand.
+const minTarget = 0.001
 
-// fairFactor finds the factor at which the levels together get the seats. What they get grows with it, so halving an interval
-// finds it.
-func fairFactor(seats float64, claims []*claim) float64 {
+// fairFactor finds, by bisection, the factor at which the levels together get all seats. The sum grows with the factor.
+func fairFactor(seats float64, allocations []*allocation) float64 {
 	total := func(factor float64) (sum float64) {
-		for _, c := range claims {
+		for _, c := range allocations {
 			if !c.exempt {
-				sum += c.at(factor)
+				sum += c.seatsAt(factor)
 			}
 		}
 		return sum
@@ -173,17 +173,17 @@ func fairFactor(seats float64, claims []*claim) float64 {
 	return high
 }
 
-// borrow divides the seats by what was demanded since the last time. It is called with f.mu held.
-func (f *Fairness) borrow() {
-	var claims []*claim
+// updateLimits divides the seats among the levels by their demand since the last call. It is called with f.mu held.
+func (f *Fairness) updateLimits() {
+	var allocations []*allocation
 	var levels []*level
 	for _, l := range f.levels {
-		claims = append(claims, l.claim())
+		allocations = append(allocations, l.sampleDemand())
 		levels = append(levels, l)
 	}
-	f.fair = divide(f.nominal, claims)
+	f.fairFraction = divide(f.nominal, allocations)
 	for i, l := range levels {
-		l.target = claims[i].target
-		l.setLimit(claims[i].current)
+		l.target = allocations[i].target
+		l.setLimit(allocations[i].current)
 	}
 }

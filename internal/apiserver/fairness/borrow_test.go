@@ -31,33 +31,35 @@ func TestNominalSeats(t *testing.T) {
 	}
 	// The seats of one request: 15 % of the level's, or what leaves room for a hand of queues.
 	for name, want := range map[string]int{"global-default": 8, "workload-low": 37, "leader-election": 4, "catch-all": 0, "exempt": 0} {
-		if got := f.levels[name].mostOf; got != want {
+		if got := f.levels[name].maxSeatsPerRequest; got != want {
 			t.Errorf("%s: one request may take %d seats, want %d", name, got, want)
 		}
 	}
 }
 
 func TestDivide(t *testing.T) {
-	level := func(nominal, least, most, peak int, wanted float64) *claim {
-		return &claim{bounds: bounds{nominal, least, most}, peak: peak, wanted: wanted, current: nominal}
+	level := func(nominal, least, most, peak int, wanted float64) *allocation {
+		return &allocation{bounds: bounds{nominal, least, most}, peak: peak, smoothed: wanted, current: nominal}
 	}
-	exempt := func(least, peak int) *claim { return &claim{bounds: bounds{least: least}, exempt: true, peak: peak} }
+	exempt := func(least, peak int) *allocation {
+		return &allocation{bounds: bounds{min: least}, exempt: true, peak: peak}
+	}
 	for _, test := range []struct {
-		name   string
-		seats  int
-		claims []*claim
-		want   []int
+		name        string
+		seats       int
+		allocations []*allocation
+		want        []int
 	}{
-		{"nobody wants anything: by what is kept", 100, []*claim{level(50, 50, 150, 0, 0), level(50, 25, 150, 0, 0)}, []int{67, 33}},
-		{"one lends to the other", 100, []*claim{level(50, 50, 150, 80, 80), level(50, 20, 150, 0, 0)}, []int{80, 20}},
-		{"the lender wants some back", 100, []*claim{level(50, 50, 150, 80, 80), level(50, 20, 150, 45, 30)}, []int{55, 45}},
-		{"both want more than there is", 100, []*claim{level(50, 20, 150, 200, 200), level(50, 20, 150, 200, 200)}, []int{50, 50}},
-		{"borrowing has a limit", 100, []*claim{level(50, 50, 60, 200, 200), level(50, 0, 150, 0, 0)}, []int{60, 40}},
-		{"exempt requests take from what may be lent", 100, []*claim{exempt(0, 70), level(50, 10, 150, 50, 50), level(50, 10, 150, 50, 50)}, []int{70, 15, 15}},
-		{"and never from what may not", 100, []*claim{exempt(0, 500), level(50, 10, 150, 50, 50), level(50, 30, 150, 50, 50)}, []int{500, 10, 30}},
+		{"nobody wants anything: by what is kept", 100, []*allocation{level(50, 50, 150, 0, 0), level(50, 25, 150, 0, 0)}, []int{67, 33}},
+		{"one lends to the other", 100, []*allocation{level(50, 50, 150, 80, 80), level(50, 20, 150, 0, 0)}, []int{80, 20}},
+		{"the lender wants some back", 100, []*allocation{level(50, 50, 150, 80, 80), level(50, 20, 150, 45, 30)}, []int{55, 45}},
+		{"both want more than there is", 100, []*allocation{level(50, 20, 150, 200, 200), level(50, 20, 150, 200, 200)}, []int{50, 50}},
+		{"borrowing has a limit", 100, []*allocation{level(50, 50, 60, 200, 200), level(50, 0, 150, 0, 0)}, []int{60, 40}},
+		{"exempt requests take from what may be lent", 100, []*allocation{exempt(0, 70), level(50, 10, 150, 50, 50), level(50, 10, 150, 50, 50)}, []int{70, 15, 15}},
+		{"and never from what may not", 100, []*allocation{exempt(0, 500), level(50, 10, 150, 50, 50), level(50, 30, 150, 50, 50)}, []int{500, 10, 30}},
 	} {
-		divide(test.seats, test.claims)
-		for i, c := range test.claims {
+		divide(test.seats, test.allocations)
+		for i, c := range test.allocations {
 			if c.current != test.want[i] {
 				t.Errorf("%s: level %d got %d, want %d", test.name, i, c.current, test.want[i])
 			}
@@ -69,28 +71,28 @@ func TestDivide(t *testing.T) {
 func TestDivideIsFair(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	for range 2000 {
-		var claims []*claim
+		var allocations []*allocation
 		seats := 0
 		for range random.IntN(8) + 1 {
 			nominal := random.IntN(200)
 			least := random.IntN(nominal + 1)
-			c := &claim{bounds: bounds{nominal, least, nominal + random.IntN(300)}, peak: random.IntN(400)}
-			c.wanted = random.Float64() * float64(c.peak)
-			claims = append(claims, c)
+			c := &allocation{bounds: bounds{nominal, least, nominal + random.IntN(300)}, peak: random.IntN(400)}
+			c.smoothed = random.Float64() * float64(c.peak)
+			allocations = append(allocations, c)
 			seats += nominal
 		}
-		factor := divide(seats, claims)
+		factor := divide(seats, allocations)
 		sum := 0
-		for _, c := range claims {
+		for _, c := range allocations {
 			sum += c.current
-			if c.current < c.least || c.current > c.most {
+			if c.current < c.min || c.current > c.max {
 				t.Fatalf("%+v is outside its bounds", *c)
 			}
-			if c.current > c.floor() && c.current < c.most && math.Abs(float64(c.current)-factor*max(c.target, smallestTarget)) > 0.51 {
+			if c.current > c.minimum() && c.current < c.max && math.Abs(float64(c.current)-factor*max(c.target, minTarget)) > 0.51 {
 				t.Fatalf("%+v does not get %f of its target", *c, factor)
 			}
 		}
-		if difference := sum - seats; factor > 0 && (difference < -len(claims) || difference > len(claims)) {
+		if difference := sum - seats; factor > 0 && (difference < -len(allocations) || difference > len(allocations)) {
 			t.Fatalf("%d seats given of %d", sum, seats)
 		}
 	}

@@ -1,17 +1,17 @@
-// Package fairness decides whose turn it is when more is asked of the server than it can do at once.
+// Package fairness is API priority and fairness: it limits how many requests execute at once and shares the capacity fairly.
 //
-// The server has a number of seats. A request is sorted by the first FlowSchema that matches it into a flow (the schema, and
-// with it the user or the namespace) and into a priority level (a PriorityLevelConfiguration). Each level owns a share of the
-// seats and may borrow what others do not need (borrow.go). A request that finds enough free seats in its level starts at
-// once. Otherwise it is refused, or it waits in one of the level's queues: its flow is dealt a hand of queues, it joins the one
-// with the least work, and the queues get seats in turn by the work they have had (level.go). So a flow that sends too much
-// waits behind itself, and one that sends little hardly waits at all.
+// The server has a number of seats. The first matching FlowSchema assigns a request to a flow (the schema together with the user
+// or the namespace) and to a priority level (a PriorityLevelConfiguration). Each level has a share of the seats and may borrow
+// seats that other levels do not need (borrow.go). A request that finds enough free seats in its level executes at once.
+// Otherwise it is rejected or queued: shuffle sharding gives its flow a hand of the level's queues, it joins the one with the
+// least work, and the queues are served by fair queuing over the work each has received (level.go). So a flow that sends too
+// much waits behind itself, and one that sends little hardly waits.
 //
-// What a request weighs is known before it runs: a list takes seats by its size, a write holds seats a little longer when many
-// watch (work.go).
+// The seats of a request are estimated before it executes: a list occupies seats by its size, a write keeps seats a little longer
+// when many watches receive its event (work.go).
 //
-// The usual case is that nobody waits. Then a turn costs the comparison with the schemas, two short critical sections of one
-// mutex per level, and no memory.
+// In the usual case nobody waits. Then a request costs the matching of the schemas, two short critical sections of the level's
+// mutex, and no allocation.
 package fairness
 
 import (
@@ -30,37 +30,37 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// Fairness gives requests their turns. Make one with New; it obeys the mandatory objects alone until Configure is called.
+// Fairness assigns seats to requests. Until Configure is called it has the mandatory objects only.
 type Fairness struct {
-	// Watches counts who watches what, which is part of the work of a write.
+	// Watches counts the watches of each resource: they are part of the work of a write.
 	Watches Watches
 
-	seats int // of the whole server
-	epoch time.Time
-	rules atomic.Pointer[rules]
+	seats   int // of the whole server
+	epoch   time.Time
+	schemas atomic.Pointer[flowSchemas]
 
-	mu      sync.Mutex // guards changes of rules, and the fields below
-	levels  map[string]*level
-	nominal int     // the sum of the levels' nominal seats, which are rounded up
-	fair    float64 // how much of its demand a level gets that is within its bounds
+	mu           sync.Mutex // guards changes of schemas, and the fields below
+	levels       map[string]*level
+	nominal      int     // the sum of the levels' nominal seats, which are rounded up
+	fairFraction float64 // of its target demand that a level within its bounds gets
 }
 
-// rules sort requests. They never change; new ones take their place.
-type rules struct {
-	schemas  []*schema // in the order in which they are tried
-	fallback *schema   // for what none of them matches
+// flowSchemas are all schemas at one time. They are immutable; a new configuration replaces them.
+type flowSchemas struct {
+	ordered  []*schema // in the order of matching
+	catchAll *schema   // for requests that no schema matches
 }
 
-// New makes a Fairness for a server with a number of seats. It starts nothing.
+// New makes a Fairness for a server with a number of seats.
 func New(seats int) *Fairness {
 	f := &Fairness{seats: seats, epoch: time.Now(), levels: map[string]*level{}}
 	f.Configure(nil, nil)
 	return f
 }
 
-// Run lends the seats that levels do not need to those that do, every few seconds until ctx ends.
+// Run adjusts the seats of the levels to their demand, every adjustmentPeriod until ctx ends.
 func (f *Fairness) Run(ctx context.Context) error {
-	ticker := time.NewTicker(adjustment)
+	ticker := time.NewTicker(adjustmentPeriod)
 	defer ticker.Stop()
 	for {
 		select {
@@ -72,43 +72,43 @@ func (f *Fairness) Run(ctx context.Context) error {
 	}
 }
 
-// Enter waits until the request may run, and reports whether it may: false means that it is to be refused. It waits until the
-// given time at most, and not beyond ctx. The turn must be new; after true it must be left.
-func (f *Fairness) Enter(ctx context.Context, a *authz.Attributes, work Work, until time.Time, turn *Turn) bool {
+// Acquire waits until the request gets its seats; false means that it is rejected. It waits until the given time at most, and not
+// beyond ctx. seats must be a zero value. If Acquire returns true, Release must be called.
+func (f *Fairness) Acquire(ctx context.Context, a *authz.Attributes, work Work, until time.Time, seats *Seats) bool {
 	schema := f.classify(a)
-	turn.schema, turn.watch = schema, a.ResourceRequest && a.Verb == "watch"
-	switch schema.level.enter(turn, schema.flow(a), work) {
+	seats.schema, seats.watch = schema, a.ResourceRequest && a.Verb == "watch"
+	switch schema.level.admit(seats, schema.flow(a), work) {
 	case admitted:
 		return true
-	case refused:
+	case rejected:
 		return false
 	}
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
-	case <-turn.granted:
+	case <-seats.granted:
 		return true
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return !schema.level.abandon(turn)
+	return !schema.level.cancelWait(seats)
 }
 
-// classify finds the schema that a request belongs to.
+// classify returns the schema that a request belongs to.
 func (f *Fairness) classify(a *authz.Attributes) *schema {
-	r := f.rules.Load()
-	for _, s := range r.schemas {
+	all := f.schemas.Load()
+	for _, s := range all.ordered {
 		if s.matches(a) {
 			return s
 		}
 	}
-	return r.fallback
+	return all.catchAll
 }
 
-// Headers says in an answer which schema and level the request belonged to. They are named by UID: what administrators call
-// them is not everybody's to know.
-func (t *Turn) Headers(header http.Header) {
-	header[headerLevel], header[headerSchema] = t.schema.levelUID, t.schema.uid
+// SetHeaders adds the schema and the level of the request to the response's headers. They are given by UID, because their names
+// are not public.
+func (s *Seats) SetHeaders(header http.Header) {
+	header[headerLevel], header[headerSchema] = s.schema.levelUID, s.schema.uid
 }
 
 var (
@@ -116,11 +116,11 @@ var (
 	headerSchema = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID)
 )
 
-// RetryAfter counts a refused request and says in how many seconds its client should try again.
-func (t *Turn) RetryAfter() int { return t.schema.level.retry.after(time.Now().Unix()) }
+// RetryAfter counts a rejected request and returns the seconds after which its client should retry.
+func (s *Seats) RetryAfter() int { return s.schema.level.retry.after(time.Now().Unix()) }
 
-// Configure obeys these objects from now on. Requests that are running or waiting stay where they are. A schema without a level
-// is not obeyed; mandatory objects that are missing are obeyed all the same.
+// Configure replaces the configuration. Requests that are executing or waiting keep their level. A schema whose level does not
+// exist is ignored; mandatory objects that are missing are used all the same.
 func (f *Fairness) Configure(levels []*flowcontrolv1.PriorityLevelConfiguration, schemas []*flowcontrolv1.FlowSchema) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -129,7 +129,7 @@ func (f *Fairness) Configure(levels []*flowcontrolv1.PriorityLevelConfiguration,
 		wanted[l.Name] = l
 	}
 	for _, l := range levels {
-		if usable(l) {
+		if valid(l) {
 			wanted[l.Name] = l
 		}
 	}
@@ -137,37 +137,37 @@ func (f *Fairness) Configure(levels []*flowcontrolv1.PriorityLevelConfiguration,
 		if f.levels[name] == nil {
 			f.levels[name] = newLevel(name, f.epoch)
 		}
-		f.levels[name].object, f.levels[name].leaving = l, false
+		f.levels[name].object, f.levels[name].quiescing = l, false
 	}
 	for name, l := range f.levels {
-		// A level that is gone keeps its share until the last of its requests has ended.
-		l.leaving = wanted[name] == nil
+		// A deleted level keeps its share until its last request has ended.
+		l.quiescing = wanted[name] == nil
 	}
-	f.setRules(schemas)
-	f.share()
+	f.setSchemas(schemas)
+	f.assignNominalSeats()
 }
 
-// setRules compiles the schemas and puts them in order.
-func (f *Fairness) setRules(objects []*flowcontrolv1.FlowSchema) {
+// setSchemas compiles the schemas and orders them.
+func (f *Fairness) setSchemas(objects []*flowcontrolv1.FlowSchema) {
 	byName := map[string]*flowcontrolv1.FlowSchema{}
 	for _, s := range slices.Concat(bootstrap.MandatoryFlowSchemas, objects) {
-		if l := f.levels[s.Spec.PriorityLevelConfiguration.Name]; l != nil && !l.leaving {
+		if l := f.levels[s.Spec.PriorityLevelConfiguration.Name]; l != nil && !l.quiescing {
 			byName[s.Name] = s
 		}
 	}
-	next := &rules{}
+	next := &flowSchemas{}
 	for _, s := range slices.SortedFunc(maps.Values(byName), compareSchemas) {
 		compiled := compile(s, f.levels[s.Spec.PriorityLevelConfiguration.Name])
-		next.schemas = append(next.schemas, compiled)
+		next.ordered = append(next.ordered, compiled)
 		if s.Name == flowcontrolv1.FlowSchemaNameCatchAll {
-			next.fallback = compiled
+			next.catchAll = compiled
 		}
 	}
-	f.rules.Store(next)
+	f.schemas.Store(next)
 }
 
-// usable reports whether a level's parts fit together; validation sees to it that they do.
-func usable(l *flowcontrolv1.PriorityLevelConfiguration) bool {
+// valid reports whether a level's fields are consistent. Validation ensures it for stored objects.
+func valid(l *flowcontrolv1.PriorityLevelConfiguration) bool {
 	limited := l.Spec.Type == flowcontrolv1.PriorityLevelEnablementLimited
 	exempt := l.Spec.Type == flowcontrolv1.PriorityLevelEnablementExempt
 	if limited != (l.Spec.Limited != nil) || exempt != (l.Spec.Exempt != nil) ||
@@ -181,11 +181,11 @@ func usable(l *flowcontrolv1.PriorityLevelConfiguration) bool {
 	return (response.Type == flowcontrolv1.LimitResponseTypeReject) == (response.Queuing == nil)
 }
 
-// share gives every level its nominal seats and then what it needs of the others'. It is called with f.mu held.
-func (f *Fairness) share() {
+// assignNominalSeats computes the nominal seats of every level, then their current limits. It is called with f.mu held.
+func (f *Fairness) assignNominalSeats() {
 	var sum float64
 	for name, l := range f.levels {
-		if l.leaving && l.idle() {
+		if l.quiescing && l.idle() {
 			delete(f.levels, name)
 			continue
 		}
@@ -202,18 +202,18 @@ func (f *Fairness) share() {
 		l.configure()
 		f.nominal += seats
 	}
-	f.borrow()
+	f.updateLimits()
 }
 
-// adjust divides the seats anew.
+// adjust recomputes the limits of all levels.
 func (f *Fairness) adjust() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.levels {
-		if l.leaving && l.idle() {
-			f.share()
+		if l.quiescing && l.idle() {
+			f.assignNominalSeats()
 			return
 		}
 	}
-	f.borrow()
+	f.updateLimits()
 }

@@ -9,118 +9,119 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 )
 
-// serviceTime is how long a request is expected to run. When it has ended, its queue is charged what it really took.
+// serviceTime is the assumed duration of a request. When it has ended, its queue is charged for the real duration.
 const serviceTime = 3 * time.Millisecond
 
 // level is one priority level: its seats and its queues.
 //
-// The queues share the seats by a clock that runs in seat-seconds per queue (progress): it says how much work each queue with
-// anything to do would have had done if all were served at once, in equal parts. A queue's next request is due (queue.next) when
-// the work of those before it would be done at that rate; the request goes first that would be finished first.
+// The queues share the seats by fair queuing. Virtual time runs in seat-seconds per active queue: it is the work that each active
+// queue would have received so far if all were served at once, in equal parts. The next request of a queue has a virtual start
+// time (queue.nextStart): when the work before it would be done at that rate. The request with the earliest virtual finish goes
+// first.
 type level struct {
 	name  string
 	epoch time.Time
 	retry retry
 
 	// Guarded by Fairness.mu.
-	object  *flowcontrolv1.PriorityLevelConfiguration
-	leaving bool // the object is gone; the level goes when it is idle
-	bounds  bounds
-	wish    wish
-	target  float64
+	object      *flowcontrolv1.PriorityLevelConfiguration
+	quiescing   bool // the object is deleted; the level is removed when it is idle
+	bounds      bounds
+	demandStats demandStats
+	target      float64
 
-	mu       sync.Mutex
-	exempt   bool
-	limit    int // seats the level has now
-	mostOf   int // seats of one request at most; 0: no bound
-	hand     int
-	length   int // of one queue at most
-	count    int // queues to be dealt; 0: nobody waits
-	queues   []*queue
-	robin    int // the queue that was served last
-	dealt    int // hands
-	now      time.Duration
-	progress float64
+	mu                 sync.Mutex
+	exempt             bool
+	limit              int // current number of seats
+	maxSeatsPerRequest int // 0: no limit of the level's own
+	handSize           int
+	queueLengthLimit   int
+	queueCount         int // queues in use; 0: requests are not queued
+	queues             []*queue
+	lastServed         int // index of the queue
+	handsDealt         int
+	now                time.Duration // since epoch
+	virtualTime        float64
 
-	running, used         int // requests and their seats; seats may be kept longer than requests run
+	executing, usedSeats  int // seats may stay occupied after the request has ended
 	waiting, waitingSeats int
-	busy                  int // queues with requests waiting or running
-	queuedSeats           int // used or waited for by requests of queues
+	activeQueues          int // queues with waiting or executing requests
+	queueSeats            int // occupied or waited for by requests that went through a queue
 	demand                demand
 	stats                 map[string]*stats // by schema
 }
 
-// queue is where requests of some flows wait. Those that run are still counted.
+// queue holds the waiting requests of some flows, and counts those that are executing.
 type queue struct {
-	first, last  *Turn
+	first, last  *Seats
 	waiting      int
 	waitingSeats int
 	waitingWork  float64
-	running      int
-	used         int     // seats
-	next         float64 // the progress at which the next request is due
+	executing    int
+	usedSeats    int
+	nextStart    float64 // virtual start time of the next request
 }
 
-// Turn is one request's. The zero value is ready for Enter.
-type Turn struct {
+// Seats are the seats of one request, which Acquire occupies and Release frees. The zero value is ready for Acquire.
+type Seats struct {
 	schema *schema
 	queue  *queue // nil if the request did not go through one
 	watch  bool
-	held   bool // seats are taken
+	held   bool // the seats are occupied
 
-	initial, late, seats int // seats: the larger of the others
-	lateWork, work       float64
-	arrived, began       time.Duration
-	arrival              float64 // the progress when the request came
+	initial, final, total int // while the request executes, afterwards for its events, and the larger of the two
+	finalWork, work       float64
+	arrived, began        time.Duration // since the level's epoch
+	arrivedVirtual        float64       // virtual time of arrival
 
 	granted        chan struct{} // made when the request must wait
-	before, behind *Turn         // in the queue
+	previous, next *Seats        // in the queue
 }
 
-// verdict is what becomes of a request that comes.
-type verdict int
+// decision is the outcome of admit.
+type decision int
 
 const (
-	admitted verdict = iota
+	admitted decision = iota
 	queued
-	refused
+	rejected
 )
 
 func newLevel(name string, epoch time.Time) *level {
 	return &level{name: name, epoch: epoch, now: time.Since(epoch), stats: map[string]*stats{}}
 }
 
-// configure makes the level what its object and its bounds say. Queues that are too many go when they are empty.
+// configure applies the level's object and bounds. Surplus queues are removed once they are empty.
 func (l *level) configure() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
 	l.exempt = l.object.Spec.Exempt != nil
-	l.count, l.mostOf = 0, 0
+	l.queueCount, l.maxSeatsPerRequest = 0, 0
 	if l.exempt || l.object.Spec.Limited.LimitResponse.Queuing == nil {
 		l.dropQueues()
 		return
 	}
 	queuing := l.object.Spec.Limited.LimitResponse.Queuing
-	l.count, l.length = int(queuing.Queues), int(queuing.QueueLengthLimit)
-	l.hand = min(int(queuing.HandSize), l.count, largestHand)
-	for len(l.queues) < l.count {
+	l.queueCount, l.queueLengthLimit = int(queuing.Queues), int(queuing.QueueLengthLimit)
+	l.handSize = min(int(queuing.HandSize), l.queueCount, maxHandSize)
+	for len(l.queues) < l.queueCount {
 		l.queues = append(l.queues, &queue{})
 	}
 	l.dropQueues()
-	// One request shall leave room for others of its level, and for those of its hand.
+	// One request must leave seats for others of its level, and for those in its hand of queues.
 	nominal := float64(l.bounds.nominal)
-	l.mostOf = int(max(1, min(math.Ceil(nominal*0.15), math.Floor(nominal/float64(l.hand)))))
+	l.maxSeatsPerRequest = int(max(1, min(math.Ceil(nominal*0.15), math.Floor(nominal/float64(l.handSize)))))
 }
 
-// dropQueues removes empty queues beyond the count.
+// dropQueues removes empty queues beyond queueCount.
 func (l *level) dropQueues() {
-	if len(l.queues) <= l.count {
+	if len(l.queues) <= l.queueCount {
 		return
 	}
-	kept := slices.DeleteFunc(l.queues[l.count:], func(q *queue) bool { return !q.active() && q.used == 0 })
-	l.queues = l.queues[:l.count+len(kept)]
-	l.robin = min(l.robin, max(0, len(l.queues)-1))
+	kept := slices.DeleteFunc(l.queues[l.queueCount:], func(q *queue) bool { return !q.active() && q.usedSeats == 0 })
+	l.queues = l.queues[:l.queueCount+len(kept)]
+	l.lastServed = min(l.lastServed, max(0, len(l.queues)-1))
 }
 
 func (l *level) setLimit(seats int) {
@@ -131,281 +132,281 @@ func (l *level) setLimit(seats int) {
 	l.dispatch()
 }
 
-// claim reads what was demanded since the last time. It is called with Fairness.mu held.
-func (l *level) claim() *claim {
+// sampleDemand returns the demand since the last call. It is called with Fairness.mu held.
+func (l *level) sampleDemand() *allocation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	l.demand.take(&l.wish)
-	return &claim{bounds: l.bounds, exempt: l.exempt, peak: l.wish.peak, wanted: l.wish.smoothed, current: l.limit}
+	l.demand.sample(&l.demandStats)
+	return &allocation{bounds: l.bounds, exempt: l.exempt, peak: l.demandStats.peak, smoothed: l.demandStats.smoothed, current: l.limit}
 }
 
 func (l *level) idle() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.running == 0 && l.waiting == 0
+	return l.executing == 0 && l.waiting == 0
 }
 
-// advance lets the time pass that has passed. Everything that changes the level calls it first, with l.mu held.
+// advance brings the level's clocks up to now. Everything that changes the level calls it first, with l.mu held.
 func (l *level) advance() {
 	now := time.Since(l.epoch)
 	seconds := (now - l.now).Seconds()
 	l.now = now
-	l.demand.pass(seconds)
-	if l.busy > 0 {
-		l.progress += seconds * float64(min(l.queuedSeats, l.limit)) / float64(l.busy)
+	l.demand.elapse(seconds)
+	if l.activeQueues > 0 {
+		l.virtualTime += seconds * float64(min(l.queueSeats, l.limit)) / float64(l.activeQueues)
 	} else {
-		l.progress = 0 // nobody remembers a reading of this clock
+		l.virtualTime = 0 // no queue refers to it
 	}
 }
 
-// changed is to be called when seats were taken, waited for or given back.
-func (l *level) changed() { l.demand.set(l.used + l.waitingSeats) }
+// updateDemand must be called whenever seats are occupied, waited for or freed.
+func (l *level) updateDemand() { l.demand.set(l.usedSeats + l.waitingSeats) }
 
-// enter admits the request, refuses it, or puts it in a queue.
-func (l *level) enter(t *Turn, flow uint64, work Work) verdict {
+// admit starts the request, rejects it, or queues it.
+func (l *level) admit(s *Seats, flow uint64, work Work) decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	t.size(work, l.mostOf)
-	t.arrived, t.arrival = l.now, l.progress
-	s := t.schema.stats
-	s.seats.observe(seatBounds, float64(t.seats))
-	if l.count == 0 {
-		if !l.exempt && !l.fits(t.seats) {
-			s.refuse(reasonLimit, 0)
-			return refused
+	s.setWork(work, l.maxSeatsPerRequest)
+	s.arrived, s.arrivedVirtual = l.now, l.virtualTime
+	counts := s.schema.stats
+	counts.seats.observe(seatBounds, float64(s.total))
+	if l.queueCount == 0 {
+		if !l.exempt && !l.fits(s.total) {
+			counts.reject(reasonLimit, 0)
+			return rejected
 		}
-		l.begin(t)
+		l.start(s)
 		return admitted
 	}
-	t.queue = l.choose(flow)
-	if l.waiting == 0 && l.used < l.limit && l.fits(t.seats) {
-		t.queue.open(l.progress)
-		l.begin(t)
+	s.queue = l.chooseQueue(flow)
+	if l.waiting == 0 && l.usedSeats < l.limit && l.fits(s.total) {
+		s.queue.activate(l.virtualTime)
+		l.start(s)
 		return admitted
 	}
-	if l.used >= l.limit && t.queue.waiting >= l.length {
-		s.refuse(reasonFull, 0)
-		return refused
+	if l.usedSeats >= l.limit && s.queue.waiting >= l.queueLengthLimit {
+		counts.reject(reasonFull, 0)
+		return rejected
 	}
-	t.granted = make(chan struct{}, 1)
-	l.enqueue(t)
+	s.granted = make(chan struct{}, 1)
+	l.enqueue(s)
 	l.dispatch()
 	return queued
 }
 
-// fits reports whether there are enough free seats. What is wider than the level runs alone.
+// fits reports whether enough seats are free. A request that needs more than the level has executes alone.
 func (l *level) fits(seats int) bool {
 	if seats > l.limit {
-		return l.running == 0
+		return l.executing == 0
 	}
-	return l.used+seats <= l.limit
+	return l.usedSeats+seats <= l.limit
 }
 
-// open makes the queue ready for a request that comes now: it has no claim from before, when nothing of it was here.
-func (q *queue) open(progress float64) {
-	if !q.active() || q.waiting == 0 && q.next < progress {
-		q.next = progress
+// activate prepares the queue for a request that arrives now: an idle queue has no credit from the past.
+func (q *queue) activate(virtualTime float64) {
+	if !q.active() || q.waiting == 0 && q.nextStart < virtualTime {
+		q.nextStart = virtualTime
 	}
 }
 
-func (q *queue) active() bool { return q.waiting > 0 || q.running > 0 }
+func (q *queue) active() bool { return q.waiting > 0 || q.executing > 0 }
 
-// bound keeps a queue from being owed what it could not have used: nothing is due before it came.
-func (q *queue) bound() {
+// clampStart keeps the next request's virtual start from being before its arrival.
+func (q *queue) clampStart() {
 	if q.first != nil {
-		q.next = max(q.next, q.first.arrival)
+		q.nextStart = max(q.nextStart, q.first.arrivedVirtual)
 	}
 }
 
-// begin gives a request its seats. Its queue, if it has one, must be open.
-func (l *level) begin(t *Turn) {
-	if t.late > l.limit && l.limit > 0 && !l.exempt {
-		t.late = l.limit // for longer
-		t.seats = max(t.initial, t.late)
+// start occupies the seats of a request. Its queue, if it has one, must be active.
+func (l *level) start(s *Seats) {
+	if s.final > l.limit && l.limit > 0 && !l.exempt {
+		s.final = l.limit // fewer seats, for longer
+		s.total = max(s.initial, s.final)
 	}
-	t.held, t.began = true, l.now
-	l.running++
-	l.used += t.seats
-	if q := t.queue; q != nil {
+	s.held, s.began = true, l.now
+	l.executing++
+	l.usedSeats += s.total
+	if q := s.queue; q != nil {
 		if !q.active() {
-			l.busy++
+			l.activeQueues++
 		}
-		q.running++
-		q.used += t.seats
-		l.queuedSeats += t.seats
-		q.next += t.work
+		q.executing++
+		q.usedSeats += s.total
+		l.queueSeats += s.total
+		q.nextStart += s.work
 	}
-	l.changed()
-	t.schema.stats.begin(t, !l.exempt)
+	l.updateDemand()
+	s.schema.stats.start(s, !l.exempt)
 }
 
-// Leave ends the request's turn and lets others begin. Only the first call of a turn that was admitted counts.
-func (t *Turn) Leave() {
-	if !t.held {
+// Release frees the seats and starts waiting requests. Calls after the first, and calls for a rejected request, do nothing.
+func (s *Seats) Release() {
+	if !s.held {
 		return
 	}
-	t.held = false
-	l := t.schema.level
+	s.held = false
+	l := s.schema.level
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	took := l.now - t.began
-	l.running--
-	if q := t.queue; q != nil {
-		q.running--
+	took := l.now - s.began
+	l.executing--
+	if q := s.queue; q != nil {
+		q.executing--
 		if !q.active() {
-			l.busy--
+			l.activeQueues--
 		}
-		q.next += seatSeconds(t.initial, took-serviceTime)
-		q.bound()
+		q.nextStart += seatSeconds(s.initial, took-serviceTime)
+		q.clampStart()
 	}
-	t.schema.stats.end(t, took)
-	if late := t.lateness(); late > 0 {
-		q, s, seats := t.queue, t.schema.stats, t.seats
-		time.AfterFunc(late, func() {
+	s.schema.stats.finish(s, took)
+	if final := s.additionalLatency(); final > 0 {
+		q, counts, seats := s.queue, s.schema.stats, s.total
+		time.AfterFunc(final, func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.advance()
-			l.release(q, s, seats)
+			l.freeSeats(q, counts, seats)
 			l.dispatch()
 		})
 	} else {
-		l.release(t.queue, t.schema.stats, t.seats)
+		l.freeSeats(s.queue, s.schema.stats, s.total)
 	}
 	l.dispatch()
 }
 
-// release gives seats back.
-func (l *level) release(q *queue, s *stats, seats int) {
-	l.used -= seats
-	s.usedSeats -= seats
+// freeSeats frees seats.
+func (l *level) freeSeats(q *queue, counts *stats, seats int) {
+	l.usedSeats -= seats
+	counts.usedSeats -= seats
 	if q != nil {
-		q.used -= seats
-		l.queuedSeats -= seats
+		q.usedSeats -= seats
+		l.queueSeats -= seats
 		l.dropQueues()
 	}
-	l.changed()
+	l.updateDemand()
 }
 
-func (l *level) enqueue(t *Turn) {
-	q := t.queue
-	q.open(l.progress)
+func (l *level) enqueue(s *Seats) {
+	q := s.queue
+	q.activate(l.virtualTime)
 	if !q.active() {
-		l.busy++
+		l.activeQueues++
 	}
-	if t.before = q.last; q.last != nil {
-		q.last.behind = t
+	if s.previous = q.last; q.last != nil {
+		q.last.next = s
 	} else {
-		q.first = t
+		q.first = s
 	}
-	q.last = t
-	l.wait(t, 1)
-	q.bound()
-	t.schema.stats.length.observe(lengthBounds, float64(q.waiting))
+	q.last = s
+	l.countWaiting(s, 1)
+	q.clampStart()
+	s.schema.stats.length.observe(lengthBounds, float64(q.waiting))
 }
 
-// wait counts a request as waiting, or no longer.
-func (l *level) wait(t *Turn, sign int) {
-	q, s, seats := t.queue, t.schema.stats, sign*t.seats
+// countWaiting adds a request to the counts of waiting ones (sign 1) or removes it (sign -1).
+func (l *level) countWaiting(s *Seats, sign int) {
+	q, counts, seats := s.queue, s.schema.stats, sign*s.total
 	q.waiting += sign
 	q.waitingSeats += seats
-	q.waitingWork += float64(sign) * t.work
+	q.waitingWork += float64(sign) * s.work
 	if q.waiting == 0 {
-		q.waitingWork = 0 // sums of fractions do not always come back to nothing
+		q.waitingWork = 0 // floating-point sums do not return to zero exactly
 	}
 	l.waiting += sign
 	l.waitingSeats += seats
-	l.queuedSeats += seats
-	s.waiting += sign
-	s.waitingSeats += seats
-	l.changed()
+	l.queueSeats += seats
+	counts.waiting += sign
+	counts.waitingSeats += seats
+	l.updateDemand()
 }
 
-// unlink takes a request out of its queue.
-func (l *level) unlink(t *Turn) {
-	q := t.queue
-	if t.before != nil {
-		t.before.behind = t.behind
+// dequeue removes a request from its queue.
+func (l *level) dequeue(s *Seats) {
+	q := s.queue
+	if s.previous != nil {
+		s.previous.next = s.next
 	} else {
-		q.first = t.behind
+		q.first = s.next
 	}
-	if t.behind != nil {
-		t.behind.before = t.before
+	if s.next != nil {
+		s.next.previous = s.previous
 	} else {
-		q.last = t.before
+		q.last = s.previous
 	}
-	t.before, t.behind = nil, nil
-	l.wait(t, -1)
+	s.previous, s.next = nil, nil
+	l.countWaiting(s, -1)
 }
 
-// abandon takes a request out of its queue that has waited long enough. It reports false when its turn has just come.
-func (l *level) abandon(t *Turn) bool {
+// cancelWait removes a request from its queue when it has waited too long. It returns false when the request has just been started.
+func (l *level) cancelWait(s *Seats) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	if t.held {
+	if s.held {
 		return false
 	}
-	l.unlink(t)
-	if !t.queue.active() {
-		l.busy--
+	l.dequeue(s)
+	if !s.queue.active() {
+		l.activeQueues--
 	}
-	t.queue.bound()
-	t.schema.stats.refuse(reasonTimeout, (l.now - t.arrived).Seconds())
+	s.queue.clampStart()
+	s.schema.stats.reject(reasonTimeout, (l.now - s.arrived).Seconds())
 	l.dropQueues()
 	return true
 }
 
-// dispatch lets as many waiting requests begin as there are seats for.
+// dispatch starts as many waiting requests as there are seats for.
 func (l *level) dispatch() {
-	for l.waiting > 0 && l.used < l.limit {
+	for l.waiting > 0 && l.usedSeats < l.limit {
 		index := l.nextQueue()
 		q := l.queues[index]
-		t := q.first
-		if !l.fits(t.seats) {
-			// It gets the seats that become free: others must not pass it for ever.
-			t.schema.stats.tooWide++
+		s := q.first
+		if !l.fits(s.total) {
+			// It gets the next free seats: other requests must not starve it.
+			s.schema.stats.noAccommodation++
 			return
 		}
-		l.unlink(t)
+		l.dequeue(s)
 		if !q.active() {
-			l.busy-- // begin counts it again
+			l.activeQueues-- // start counts it again
 		}
-		l.robin = index
-		l.begin(t)
-		q.bound()
-		t.granted <- struct{}{}
+		l.lastServed = index
+		l.start(s)
+		q.clampStart()
+		s.granted <- struct{}{}
 	}
 }
 
-// nextQueue is the queue whose first request would be finished first. Among equals it is the one that was served longest ago.
+// nextQueue is the queue whose first request has the earliest virtual finish. Ties go to the queue served longest ago.
 func (l *level) nextQueue() (best int) {
 	earliest := math.Inf(1)
 	for i := range l.queues {
-		index := (l.robin + 1 + i) % len(l.queues)
+		index := (l.lastServed + 1 + i) % len(l.queues)
 		q := l.queues[index]
 		if q.first == nil {
 			continue
 		}
-		if finish := q.next + q.first.work; finish < earliest {
+		if finish := q.nextStart + q.first.work; finish < earliest {
 			earliest, best = finish, index
 		}
 	}
 	return best
 }
 
-// largestHand is more than validation allows: a hash of 60 bits deals no larger one.
-const largestHand = 32
+// maxHandSize is more than validation allows: a 60-bit hash cannot deal a larger hand.
+const maxHandSize = 32
 
-// choose deals the flow its hand of queues and picks the one with the least work waiting.
-func (l *level) choose(flow uint64) *queue {
-	var cards [largestHand]int
-	hand := deal(flow, l.count, l.hand, cards[:0])
-	// Hands overlap. Beginning each time with another card spreads what is equal.
-	start := l.dealt % len(hand)
-	l.dealt++
+// chooseQueue deals the flow its hand of queues and returns the one with the least work waiting.
+func (l *level) chooseQueue(flow uint64) *queue {
+	var cards [maxHandSize]int
+	hand := dealHand(flow, l.queueCount, l.handSize, cards[:0])
+	// Hands overlap. Starting at another card each time spreads ties.
+	start := l.handsDealt % len(hand)
+	l.handsDealt++
 	var best *queue
 	for i := range hand {
 		q := l.queues[hand[(start+i)%len(hand)]]
@@ -416,13 +417,13 @@ func (l *level) choose(flow uint64) *queue {
 	return best
 }
 
-// deal draws cards from a deck, each at most once, as the hash says, and returns them in ascending order.
-func deal(hash uint64, deck, size int, hand []int) []int {
+// dealHand draws distinct cards from a deck by the hash (shuffle sharding) and returns them in ascending order.
+func dealHand(hash uint64, deck, size int, hand []int) []int {
 	for i := range size {
 		remaining := uint64(deck - i)
 		card := int(hash % remaining)
 		hash /= remaining
-		// card counts those that are left; it moves up past those that were drawn.
+		// card is an index among the remaining cards; skip the drawn ones.
 		at := 0
 		for at < len(hand) && hand[at] <= card {
 			card++
@@ -435,7 +436,7 @@ func deal(hash uint64, deck, size int, hand []int) []int {
 	return hand
 }
 
-// statsOf returns the counts of a schema in this level.
+// statsOf returns the metrics of a schema in this level.
 func (l *level) statsOf(schema string) *stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -53,26 +53,26 @@ func withSeats(seats int, queuing *flowcontrolv1.QueuingConfiguration) *Fairness
 }
 
 func by(user string) *authz.Attributes {
-	return asks(user, authenticated, "get", "", "pods", "", "ns", "")
+	return attributes(user, authenticated, "get", "", "pods", "", "ns", "")
 }
 
-// request takes a turn, keeps it for a time and reports how long it waited for it.
+// request acquires seats, keeps them for a time and reports how long it waited.
 func request(f *Fairness, user string, work Work, patience, takes time.Duration) (waited time.Duration, served bool) {
 	began := time.Now()
-	var turn Turn
-	served = f.Enter(context.Background(), by(user), work, began.Add(patience), &turn)
+	var seats Seats
+	served = f.Acquire(context.Background(), by(user), work, began.Add(patience), &seats)
 	waited = time.Since(began)
 	if served {
 		time.Sleep(takes)
-		turn.Leave()
+		seats.Release()
 	}
 	return waited, served
 }
 
-func (l *level) look() (running, used, waiting int) {
+func (l *level) counts() (executing, seats, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.running, l.used, l.waiting
+	return l.executing, l.usedSeats, l.waiting
 }
 
 func (f *Fairness) limitOf(name string) int {
@@ -90,12 +90,12 @@ func checkEmpty(t *testing.T, f *Fairness) {
 	for name, l := range f.levels {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.running != 0 || l.used != 0 || l.waiting != 0 || l.waitingSeats != 0 || l.busy != 0 || l.queuedSeats != 0 || l.demand.seats != 0 {
-			t.Errorf("level %s is not empty: running %d, used %d, waiting %d (%d seats), busy %d, queued %d, demand %d",
-				name, l.running, l.used, l.waiting, l.waitingSeats, l.busy, l.queuedSeats, l.demand.seats)
+		if l.executing != 0 || l.usedSeats != 0 || l.waiting != 0 || l.waitingSeats != 0 || l.activeQueues != 0 || l.queueSeats != 0 || l.demand.seats != 0 {
+			t.Errorf("level %s is not empty: executing %d, seats %d, waiting %d (%d seats), activeQueues %d, queued %d, demand %d",
+				name, l.executing, l.usedSeats, l.waiting, l.waitingSeats, l.activeQueues, l.queueSeats, l.demand.seats)
 		}
 		for i, q := range l.queues {
-			if q.active() || q.used != 0 || q.waitingSeats != 0 || q.first != nil || q.last != nil {
+			if q.active() || q.usedSeats != 0 || q.waitingSeats != 0 || q.first != nil || q.last != nil {
 				t.Errorf("queue %d of %s is not empty: %+v", i, name, *q)
 			}
 		}
@@ -104,7 +104,7 @@ func checkEmpty(t *testing.T, f *Fairness) {
 
 var usual = &flowcontrolv1.QueuingConfiguration{Queues: 64, HandSize: 6, QueueLengthLimit: 50}
 
-func TestAMouseBesideAnElephant(t *testing.T) {
+func TestSmallFlowIsNotStarved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withSeats(10, usual)
 		var wg sync.WaitGroup
@@ -140,7 +140,7 @@ func TestFlowsShareEqually(t *testing.T) {
 		served := map[string]*int{"greedy": new(int), "modest": new(int), "slow": new(int)}
 		var mu sync.Mutex
 		var wg sync.WaitGroup
-		// greedy asks for 64 at once, the others for 16; what slow asks for takes four times as long.
+		// greedy sends 64 at once, the others 16; what slow sends takes four times as long.
 		for user, flow := range map[string]struct {
 			clients int
 			takes   time.Duration
@@ -175,10 +175,10 @@ func TestWideRequests(t *testing.T) {
 		l := f.levels["own"]
 		var wg sync.WaitGroup
 		for range 25 {
-			wg.Go(func() { request(f, "lister", Work{Seats: 10}, time.Minute, time.Second) })
+			wg.Go(func() { request(f, "lister", Work{InitialSeats: 10}, time.Minute, time.Second) })
 		}
 		synctest.Wait()
-		if running, used, waiting := l.look(); running != 10 || used != 100 || waiting != 15 {
+		if running, used, waiting := l.counts(); running != 10 || used != 100 || waiting != 15 {
 			t.Errorf("%d running on %d seats, %d waiting", running, used, waiting)
 		}
 		// A narrow request of another flow does not pass one that waits for its seats for ever, nor does it wait for all of them.
@@ -193,11 +193,11 @@ func TestWideRequests(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	for _, test := range []struct {
-		name                 string
-		work                 Work
-		most                 int
-		initial, late, seats int
-		lateness             time.Duration
+		name                  string
+		work                  Work
+		maximum               int
+		initial, final, seats int
+		additionalLatency     time.Duration
 	}{
 		{"nothing known", Work{}, 0, 1, 0, 1, 0},
 		{"a small list", ListWork(10, 1000), 0, 1, 0, 1, 0},
@@ -211,10 +211,10 @@ func TestSizes(t *testing.T) {
 		{"1000 watch: as much work on fewer seats", WriteWork(1000), 0, 1, 10, 10, 50 * time.Millisecond},
 		{"100 watch in a small level", WriteWork(100), 2, 1, 2, 2, 25 * time.Millisecond},
 	} {
-		var turn Turn
-		turn.size(test.work, test.most)
-		if turn.initial != test.initial || turn.late != test.late || turn.seats != test.seats || turn.lateness() != test.lateness {
-			t.Errorf("%s: initial %d, late %d, seats %d, for %v", test.name, turn.initial, turn.late, turn.seats, turn.lateness())
+		var seats Seats
+		seats.setWork(test.work, test.maximum)
+		if seats.initial != test.initial || seats.final != test.final || seats.total != test.seats || seats.additionalLatency() != test.additionalLatency {
+			t.Errorf("%s: initial %d, final %d, seats %d, for %v", test.name, seats.initial, seats.final, seats.total, seats.additionalLatency())
 		}
 	}
 }
@@ -224,7 +224,7 @@ func TestSeatsAreKeptForWatchers(t *testing.T) {
 		f := withSeats(10, &flowcontrolv1.QueuingConfiguration{Queues: 1, HandSize: 1, QueueLengthLimit: 50})
 		l := f.levels["own"]
 		request(f, "writer", WriteWork(100), time.Minute, time.Second) // two seats at most, so for 25 ms
-		if running, used, _ := l.look(); running != 0 || used != 2 {
+		if running, used, _ := l.counts(); running != 0 || used != 2 {
 			t.Errorf("afterwards %d running, %d seats used", running, used)
 		}
 		time.Sleep(25 * time.Millisecond)
@@ -287,13 +287,13 @@ func TestRefusals(t *testing.T) {
 			synctest.Wait()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			var turn Turn
+			var seats Seats
 			began := time.Now()
-			if f.Enter(ctx, by("second"), Work{}, began.Add(time.Minute), &turn) || time.Since(began) != time.Second {
+			if f.Acquire(ctx, by("second"), Work{}, began.Add(time.Minute), &seats) || time.Since(began) != time.Second {
 				t.Errorf("after %v", time.Since(began))
 			}
-			turn.Leave() // does nothing
-			if _, _, waiting := f.levels["own"].look(); waiting != 0 {
+			seats.Release() // does nothing
+			if _, _, waiting := f.levels["own"].counts(); waiting != 0 {
 				t.Error("it still waits")
 			}
 			time.Sleep(2 * time.Hour)
@@ -305,23 +305,23 @@ func TestRefusals(t *testing.T) {
 func TestExemptNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withSeats(1, nil)
-		admin := asks("admin", []string{"system:masters"}, "list", "", "pods", "", "", "")
-		turns := make([]Turn, 1000)
-		for i := range turns {
-			if !f.Enter(t.Context(), admin, Work{Seats: 10}, time.Now(), &turns[i]) {
+		admin := attributes("admin", []string{"system:masters"}, "list", "", "pods", "", "", "")
+		all := make([]Seats, 1000)
+		for i := range all {
+			if !f.Acquire(t.Context(), admin, Work{InitialSeats: 10}, time.Now(), &all[i]) {
 				t.Fatal("refused")
 			}
 		}
-		for i := range turns {
-			turns[i].Leave()
-			turns[i].Leave()
+		for i := range all {
+			all[i].Release()
+			all[i].Release()
 		}
 		checkEmpty(t, f)
 	})
 }
 
-// TestEverythingComesBack: whatever happens, in the end nothing is running, waiting or used.
-func TestEverythingComesBack(t *testing.T) {
+// TestAllSeatsAreReleased: whatever happens, in the end nothing is running, waiting or used.
+func TestAllSeatsAreReleased(t *testing.T) {
 	for seed := range uint64(5) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
@@ -329,7 +329,7 @@ func TestEverythingComesBack(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 400 {
 				user, patience, takes := fmt.Sprint(random.IntN(12)), time.Duration(random.IntN(400))*time.Millisecond, time.Duration(random.IntN(90))*time.Millisecond
-				work := Work{Seats: random.IntN(4), Late: random.IntN(3)}
+				work := Work{InitialSeats: random.IntN(4), FinalSeats: random.IntN(3)}
 				start := time.Duration(random.IntN(2000)) * time.Millisecond
 				wg.Go(func() {
 					time.Sleep(start)
@@ -359,7 +359,7 @@ func TestEverythingComesBack(t *testing.T) {
 	}
 }
 
-func TestALevelThatIsDeletedDrains(t *testing.T) {
+func TestDeletedLevelDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withSeats(1, usual)
 		var wg sync.WaitGroup
@@ -393,9 +393,9 @@ func TestALevelThatIsDeletedDrains(t *testing.T) {
 func TestHands(t *testing.T) {
 	seen := map[int]int{}
 	for flow := range uint64(20000) {
-		var cards [largestHand]int
+		var cards [maxHandSize]int
 		s := schema{seed: flow, byUser: true}
-		hand := deal(s.flow(by(fmt.Sprint(flow))), 64, 6, cards[:0])
+		hand := dealHand(s.flow(by(fmt.Sprint(flow))), 64, 6, cards[:0])
 		if len(hand) != 6 || !slices.IsSorted(hand) || len(slices.Compact(slices.Clone(hand))) != 6 || hand[0] < 0 || hand[5] > 63 {
 			t.Fatalf("hand %v", hand)
 		}
@@ -408,8 +408,8 @@ func TestHands(t *testing.T) {
 			t.Errorf("card %d was dealt %d times", card, n)
 		}
 	}
-	var cards [largestHand]int
-	if hand := deal(12345, 3, 3, cards[:0]); !slices.Equal(hand, []int{0, 1, 2}) {
+	var cards [maxHandSize]int
+	if hand := dealHand(12345, 3, 3, cards[:0]); !slices.Equal(hand, []int{0, 1, 2}) {
 		t.Errorf("the whole deck: %v", hand)
 	}
 }
@@ -417,7 +417,7 @@ func TestHands(t *testing.T) {
 func TestRetryAfter(t *testing.T) {
 	var r retry
 	second := int64(1000)
-	refuse := func(perSecond int, seconds int) (last int) {
+	reject := func(perSecond int, seconds int) (last int) {
 		for range seconds {
 			for range perSecond {
 				last = r.after(second)
@@ -434,12 +434,12 @@ func TestRetryAfter(t *testing.T) {
 		{5, 1, 4}, // ten in the last two
 		{5, 100, 32},
 	} {
-		if got := refuse(step.perSecond, step.seconds); got != step.want {
+		if got := reject(step.perSecond, step.seconds); got != step.want {
 			t.Errorf("second %d: %d, want %d", second-1, got, step.want)
 		}
 	}
 	second += 100
-	if got := refuse(1, 1); got != 31 {
+	if got := reject(1, 1); got != 31 {
 		t.Errorf("after a quiet time: %d", got)
 	}
 }
@@ -449,7 +449,7 @@ func TestWatches(t *testing.T) {
 	var ends []func()
 	begin := func(n int, namespace, name string) {
 		for range n {
-			ends = append(ends, w.Begin(asks("u", nil, "watch", "", "pods", "", namespace, name)))
+			ends = append(ends, w.Register(attributes("u", nil, "watch", "", "pods", "", namespace, name)))
 		}
 	}
 	begin(4, "", "")
@@ -460,18 +460,18 @@ func TestWatches(t *testing.T) {
 		namespace, name string
 		want            int
 	}{{"ns", "", 12}, {"ns", "p", 14}, {"ns", "q", 12}, {"other", "", 20}, {"third", "x", 4}} {
-		if got := w.Interested(asks("u", nil, "update", "", "pods", "", test.namespace, test.name)); got != test.want {
+		if got := w.InterestedCount(attributes("u", nil, "update", "", "pods", "", test.namespace, test.name)); got != test.want {
 			t.Errorf("%+v: %d", test, got)
 		}
 	}
-	if got := w.Interested(asks("u", nil, "update", "", "nodes", "", "", "n")); got != 0 {
+	if got := w.InterestedCount(attributes("u", nil, "update", "", "nodes", "", "", "n")); got != 0 {
 		t.Errorf("nobody watches nodes, but %d do", got)
 	}
 	for _, end := range ends {
 		end()
 	}
-	if got := w.Interested(asks("u", nil, "update", "", "pods", "", "ns", "p")); got != 0 || len(w.counts) != 0 {
-		t.Errorf("%d are left, %v", got, w.counts)
+	if got := w.InterestedCount(attributes("u", nil, "update", "", "pods", "", "ns", "p")); got != 0 || len(w.byTarget) != 0 {
+		t.Errorf("%d are left, %v", got, w.byTarget)
 	}
 }
 

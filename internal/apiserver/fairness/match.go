@@ -10,7 +10,7 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// schema is a FlowSchema made ready to be compared with requests.
+// schema is a FlowSchema compiled for matching.
 type schema struct {
 	name     string
 	uid      []string // as header values
@@ -19,51 +19,51 @@ type schema struct {
 	stats    *stats // of the schema in its level
 	rules    []rule
 
-	byUser, byNamespace bool   // what tells flows of the schema apart
+	byUser, byNamespace bool   // what distinguishes the flows of the schema
 	seed                uint64 // hash of the name
 }
 
-// rule says who may ask for what.
+// rule matches subjects and their requests.
 type rule struct {
 	everyone   bool
 	users      []string
 	groups     []string
-	namespaces []string // of service accounts, as the beginning of their user names
+	namespaces []string // of service accounts, as prefixes of their user names
 	resources  []resourceRule
 	paths      []pathRule
 }
 
 type resourceRule struct {
-	verbs, groups, namespaces words
-	resources                 words     // "*" or nothing
-	names                     []subname // otherwise
+	verbs, groups, namespaces stringSet
+	resources                 stringSet      // only "*" is used
+	names                     []resourceName // otherwise
 	cluster                   bool
 }
 
-// subname is a resource with its subresource or without.
-type subname struct{ resource, subresource string }
+// resourceName is a resource with or without a subresource.
+type resourceName struct{ resource, subresource string }
 
 type pathRule struct {
-	verbs, exact words
+	verbs, exact stringSet
 	prefixes     []string
 }
 
-// words is a list that may stand for everything.
-type words struct {
+// stringSet is a list of strings, or all strings.
+type stringSet struct {
 	all  bool
 	list []string
 }
 
-func newWords(list []string) words {
+func newStringSet(list []string) stringSet {
 	if len(list) == 1 && list[0] == "*" {
-		return words{all: true}
+		return stringSet{all: true}
 	}
-	return words{list: list}
+	return stringSet{list: list}
 }
 
-func (w *words) has(word string) bool { return w.all || slices.Contains(w.list, word) }
+func (w *stringSet) has(s string) bool { return w.all || slices.Contains(w.list, s) }
 
-// compareSchemas puts the schema first that is tried first.
+// compareSchemas orders schemas by matching precedence.
 func compareSchemas(a, b *flowcontrolv1.FlowSchema) int {
 	return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), strings.Compare(a.Name, b.Name))
 }
@@ -104,23 +104,23 @@ func compileRule(object *flowcontrolv1.PolicyRulesWithSubjects) rule {
 	}
 	for _, object := range object.ResourceRules {
 		compiled := resourceRule{
-			verbs: newWords(object.Verbs), groups: newWords(object.APIGroups), resources: newWords(object.Resources),
-			namespaces: newWords(object.Namespaces), cluster: object.ClusterScope,
+			verbs: newStringSet(object.Verbs), groups: newStringSet(object.APIGroups), resources: newStringSet(object.Resources),
+			namespaces: newStringSet(object.Namespaces), cluster: object.ClusterScope,
 		}
 		for _, name := range compiled.resources.list {
 			resource, subresource, _ := strings.Cut(name, "/")
-			compiled.names = append(compiled.names, subname{resource, subresource})
+			compiled.names = append(compiled.names, resourceName{resource, subresource})
 		}
 		r.resources = append(r.resources, compiled)
 	}
 	for _, object := range object.NonResourceRules {
-		compiled := pathRule{verbs: newWords(object.Verbs)}
+		compiled := pathRule{verbs: newStringSet(object.Verbs)}
 		for _, path := range object.NonResourceURLs {
 			if path == flowcontrolv1.NonResourceAll {
 				compiled.exact.all = true
 				continue
 			}
-			// A path stands for itself and for what is below it, with an asterisk at its end or without.
+			// A path matches itself and everything below it, with or without a trailing asterisk.
 			compiled.exact.list = append(compiled.exact.list, path)
 			prefix := strings.TrimSuffix(path, "*")
 			if !strings.HasSuffix(prefix, "/") {
@@ -136,14 +136,14 @@ func compileRule(object *flowcontrolv1.PolicyRulesWithSubjects) rule {
 func (s *schema) matches(a *authz.Attributes) bool {
 	for i := range s.rules {
 		r := &s.rules[i]
-		if r.isFor(a.User.Username, a.User.Groups) && r.covers(a) {
+		if r.matchesSubject(a.User.Username, a.User.Groups) && r.matchesRequest(a) {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *rule) isFor(user string, groups []string) bool {
+func (r *rule) matchesSubject(user string, groups []string) bool {
 	if r.everyone || slices.Contains(r.users, user) {
 		return true
 	}
@@ -160,28 +160,28 @@ func (r *rule) isFor(user string, groups []string) bool {
 	return false
 }
 
-func (r *rule) covers(a *authz.Attributes) bool {
+func (r *rule) matchesRequest(a *authz.Attributes) bool {
 	if a.ResourceRequest {
 		for i := range r.resources {
-			if r.resources[i].covers(a) {
+			if r.resources[i].matchesRequest(a) {
 				return true
 			}
 		}
 		return false
 	}
 	for i := range r.paths {
-		if r.paths[i].covers(a) {
+		if r.paths[i].matchesRequest(a) {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *resourceRule) covers(a *authz.Attributes) bool {
+func (r *resourceRule) matchesRequest(a *authz.Attributes) bool {
 	if !r.verbs.has(a.Verb) || !r.groups.has(a.Group) {
 		return false
 	}
-	if !r.resources.all && !slices.Contains(r.names, subname{a.Resource, a.Subresource}) {
+	if !r.resources.all && !slices.Contains(r.names, resourceName{a.Resource, a.Subresource}) {
 		return false
 	}
 	if a.Namespace == "" {
@@ -190,7 +190,7 @@ func (r *resourceRule) covers(a *authz.Attributes) bool {
 	return r.namespaces.has(a.Namespace)
 }
 
-func (r *pathRule) covers(a *authz.Attributes) bool {
+func (r *pathRule) matchesRequest(a *authz.Attributes) bool {
 	if !r.verbs.has(a.Verb) {
 		return false
 	}
@@ -205,7 +205,7 @@ func (r *pathRule) covers(a *authz.Attributes) bool {
 	return false
 }
 
-// flow is the hash of the flow that a request of the schema belongs to.
+// flow returns the hash of a request's flow.
 func (s *schema) flow(a *authz.Attributes) uint64 {
 	sum := s.seed
 	switch {
@@ -214,7 +214,7 @@ func (s *schema) flow(a *authz.Attributes) uint64 {
 	case s.byNamespace:
 		sum = hash(sum, a.Namespace)
 	}
-	// The last bytes must reach all bits: hands are dealt from all of them.
+	// Mix the last bytes into all bits: shuffle sharding uses all of them.
 	sum ^= sum >> 33
 	sum *= 0xff51afd7ed558ccd
 	return sum ^ sum>>33
@@ -222,7 +222,7 @@ func (s *schema) flow(a *authz.Attributes) uint64 {
 
 const hashBasis = 14695981039346656037
 
-// hash goes on with a sum over the bytes of a text (FNV-1a).
+// hash continues an FNV-1a sum over the bytes of a string.
 func hash(sum uint64, text string) uint64 {
 	for i := range len(text) {
 		sum = (sum ^ uint64(text[i])) * 1099511628211

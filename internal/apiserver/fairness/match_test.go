@@ -20,8 +20,8 @@ func standard(seats int, more ...*flowcontrolv1.FlowSchema) *Fairness {
 	return f
 }
 
-// asks is a request of a user for a resource.
-func asks(user string, groups []string, verb, group, resource, subresource, namespace, name string) *authz.Attributes {
+// attributes is a request of a user for a resource.
+func attributes(user string, groups []string, verb, group, resource, subresource, namespace, name string) *authz.Attributes {
 	return &authz.Attributes{
 		User: authn.User{Username: user, Groups: groups}, ResourceRequest: true, Verb: verb, Group: group, Version: "v1",
 		Resource: resource, Subresource: subresource, Namespace: namespace, Name: name,
@@ -41,30 +41,30 @@ var (
 func TestStandardSchemas(t *testing.T) {
 	f := standard(600)
 	for _, test := range []struct {
-		want string
-		asks *authz.Attributes
+		want       string
+		attributes *authz.Attributes
 	}{
-		{"exempt", asks("admin", []string{authn.GroupMasters, authn.GroupAuthenticated}, "list", "", "pods", "", "", "")},
+		{"exempt", attributes("admin", []string{authn.GroupMasters, authn.GroupAuthenticated}, "list", "", "pods", "", "", "")},
 		{"exempt", asksPath("admin", []string{authn.GroupMasters}, "get", "/healthz")},
 		{"probes", asksPath("system:anonymous", []string{authn.GroupUnauthenticated}, "get", "/readyz")},
 		{"probes", asksPath("jane", authenticated, "get", "/livez/etcd")},
 		{"global-default", asksPath("jane", authenticated, "get", "/healthzzz")},
 		{"global-default", asksPath("jane", authenticated, "post", "/readyz")},
-		{"system-leader-election", asks("system:kube-scheduler", authenticated, "update", "coordination.k8s.io", "leases", "", "kube-system", "kube-scheduler")},
-		{"kube-scheduler", asks("system:kube-scheduler", authenticated, "create", "", "pods", "binding", "ns", "p")},
-		{"kube-controller-manager", asks("system:kube-controller-manager", authenticated, "list", "", "nodes", "", "", "")},
-		{"system-leader-election", asks("system:serviceaccount:kube-system:x", accounts, "get", "coordination.k8s.io", "leases", "", "kube-system", "l")},
-		{"kube-system-service-accounts", asks("system:serviceaccount:kube-system:x", accounts, "get", "", "pods", "", "ns", "p")},
-		{"service-accounts", asks("system:serviceaccount:team:x", accounts, "get", "", "pods", "", "ns", "p")},
-		{"system-node-high", asks("system:node:a", nodes, "update", "", "nodes", "status", "", "a")},
-		{"system-node-high", asks("system:node:a", nodes, "update", "coordination.k8s.io", "leases", "", "kube-node-lease", "a")},
-		{"system-nodes", asks("system:node:a", nodes, "list", "", "pods", "", "", "")},
-		{"global-default", asks("jane", authenticated, "create", "", "pods", "", "ns", "")},
-		{"global-default", asks("system:anonymous", []string{authn.GroupUnauthenticated}, "get", "", "pods", "", "ns", "p")},
-		{"catch-all", asks("nobody", nil, "get", "", "pods", "", "ns", "p")},
+		{"system-leader-election", attributes("system:kube-scheduler", authenticated, "update", "coordination.k8s.io", "leases", "", "kube-system", "kube-scheduler")},
+		{"kube-scheduler", attributes("system:kube-scheduler", authenticated, "create", "", "pods", "binding", "ns", "p")},
+		{"kube-controller-manager", attributes("system:kube-controller-manager", authenticated, "list", "", "nodes", "", "", "")},
+		{"system-leader-election", attributes("system:serviceaccount:kube-system:x", accounts, "get", "coordination.k8s.io", "leases", "", "kube-system", "l")},
+		{"kube-system-service-accounts", attributes("system:serviceaccount:kube-system:x", accounts, "get", "", "pods", "", "ns", "p")},
+		{"service-accounts", attributes("system:serviceaccount:team:x", accounts, "get", "", "pods", "", "ns", "p")},
+		{"system-node-high", attributes("system:node:a", nodes, "update", "", "nodes", "status", "", "a")},
+		{"system-node-high", attributes("system:node:a", nodes, "update", "coordination.k8s.io", "leases", "", "kube-node-lease", "a")},
+		{"system-nodes", attributes("system:node:a", nodes, "list", "", "pods", "", "", "")},
+		{"global-default", attributes("jane", authenticated, "create", "", "pods", "", "ns", "")},
+		{"global-default", attributes("system:anonymous", []string{authn.GroupUnauthenticated}, "get", "", "pods", "", "ns", "p")},
+		{"catch-all", attributes("nobody", nil, "get", "", "pods", "", "ns", "p")},
 	} {
-		if got := f.classify(test.asks).name; got != test.want {
-			t.Errorf("%+v: %s, want %s", *test.asks, got, test.want)
+		if got := f.classify(test.attributes).name; got != test.want {
+			t.Errorf("%+v: %s, want %s", *test.attributes, got, test.want)
 		}
 	}
 }
@@ -89,18 +89,18 @@ func TestMatching(t *testing.T) {
 	}
 	all := []string{"*"}
 	everything := resources(all, all, all, all, true)
-	get := asks("jane", []string{"devs"}, "get", "apps", "deployments", "", "ns", "d")
-	status := asks("jane", []string{"devs"}, "get", "apps", "deployments", "status", "ns", "d")
-	across := asks("jane", []string{"devs"}, "list", "apps", "deployments", "", "", "")
-	robot := asks("system:serviceaccount:team-a:robot", nil, "get", "", "pods", "", "ns", "p")
+	get := attributes("jane", []string{"devs"}, "get", "apps", "deployments", "", "ns", "d")
+	status := attributes("jane", []string{"devs"}, "get", "apps", "deployments", "status", "ns", "d")
+	across := attributes("jane", []string{"devs"}, "list", "apps", "deployments", "", "", "")
+	robot := attributes("system:serviceaccount:team-a:robot", nil, "get", "", "pods", "", "ns", "p")
 	metrics := asksPath("jane", []string{"devs"}, "get", "/metrics")
 	below := asksPath("jane", []string{"devs"}, "get", "/metrics/slis")
 	for _, test := range []struct {
-		name    string
-		subject flowcontrolv1.Subject
-		rule    flowcontrolv1.PolicyRulesWithSubjects
-		asks    *authz.Attributes
-		want    bool
+		name       string
+		subject    flowcontrolv1.Subject
+		rule       flowcontrolv1.PolicyRulesWithSubjects
+		attributes *authz.Attributes
+		want       bool
 	}{
 		{"user", user("jane"), everything, get, true},
 		{"another user", user("joe"), everything, get, false},
@@ -148,7 +148,7 @@ func TestMatching(t *testing.T) {
 					MatchingPrecedence:         5, Rules: []flowcontrolv1.PolicyRulesWithSubjects{rule},
 				},
 			})
-			if got := f.classify(test.asks).name; (got == "mine") != test.want {
+			if got := f.classify(test.attributes).name; (got == "mine") != test.want {
 				t.Errorf("%s", got)
 			}
 		})
@@ -161,7 +161,7 @@ func TestPrecedence(t *testing.T) {
 		s.Name, s.Spec.MatchingPrecedence, s.Spec.PriorityLevelConfiguration.Name = name, precedence, level
 		return s
 	}
-	jane := asks("jane", authenticated, "get", "", "pods", "", "ns", "p")
+	jane := attributes("jane", authenticated, "get", "", "pods", "", "ns", "p")
 	for _, test := range []struct {
 		name    string
 		schemas []*flowcontrolv1.FlowSchema
@@ -177,7 +177,7 @@ func TestPrecedence(t *testing.T) {
 		}
 	}
 	// What nothing matches is caught even when another schema is behind the one that catches all.
-	if got := standard(600, schema("zz", 10000, "system")).classify(asks("x", nil, "get", "", "pods", "", "ns", "")).name; got != "catch-all" {
+	if got := standard(600, schema("zz", 10000, "system")).classify(attributes("x", nil, "get", "", "pods", "", "ns", "")).name; got != "catch-all" {
 		t.Errorf("unmatched: %s", got)
 	}
 }
@@ -185,7 +185,7 @@ func TestPrecedence(t *testing.T) {
 func TestFlows(t *testing.T) {
 	f := standard(600)
 	flow := func(a *authz.Attributes) uint64 { return f.classify(a).flow(a) }
-	jane, joe := asks("jane", authenticated, "get", "", "pods", "", "one", ""), asks("joe", authenticated, "get", "", "pods", "", "one", "")
+	jane, joe := attributes("jane", authenticated, "get", "", "pods", "", "one", ""), attributes("joe", authenticated, "get", "", "pods", "", "one", "")
 	if flow(jane) == flow(joe) {
 		t.Error("two users are one flow")
 	}
@@ -194,7 +194,7 @@ func TestFlows(t *testing.T) {
 	if flow(jane) != flow(&elsewhere) {
 		t.Error("one user is two flows")
 	}
-	scheduler := asks("system:kube-scheduler", authenticated, "get", "", "pods", "", "one", "")
+	scheduler := attributes("system:kube-scheduler", authenticated, "get", "", "pods", "", "one", "")
 	elsewhere = *scheduler
 	elsewhere.Namespace = "two"
 	if flow(scheduler) == flow(&elsewhere) {

@@ -6,19 +6,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// stats are the counts of one schema in one level. They are guarded by the level's mutex, which is held anyway whenever they
-// change, and read only when somebody asks for metrics.
+// stats are the metrics of one schema in one level. The level's mutex guards them: it is held anyway whenever they change.
 type stats struct {
-	dispatched, tooWide   uint64
-	refused               [3]uint64 // by reason
-	running, usedSeats    int
-	waiting, waitingSeats int
-	waited, waitedInVain  histogram
-	ran, watched          histogram
-	seats, length         histogram
+	dispatched, noAccommodation uint64
+	rejected                    [3]uint64 // by reason
+	executing, usedSeats        int
+	waiting, waitingSeats       int
+	waited, rejectedWait        histogram
+	executed, watchStarted      histogram
+	seats, length               histogram
 }
 
-// The reasons for which requests are refused.
+// The reasons for rejection.
 const (
 	reasonLimit = iota
 	reasonFull
@@ -51,7 +50,7 @@ func (h *histogram) observe(bounds []float64, value float64) {
 	}
 }
 
-// cumulative is the form in which histograms are told.
+// cumulative returns the buckets as Prometheus exports them.
 func (h *histogram) cumulative(bounds []float64) map[float64]uint64 {
 	buckets := make(map[float64]uint64, len(bounds))
 	var sum uint64
@@ -62,30 +61,30 @@ func (h *histogram) cumulative(bounds []float64) map[float64]uint64 {
 	return buckets
 }
 
-func (s *stats) begin(t *Turn, limited bool) {
+func (s *stats) start(seats *Seats, limited bool) {
 	s.dispatched++
-	s.running++
-	s.usedSeats += t.seats
+	s.executing++
+	s.usedSeats += seats.total
 	if limited {
-		s.waited.observe(secondBounds, (t.began - t.arrived).Seconds())
+		s.waited.observe(secondBounds, (seats.began - seats.arrived).Seconds())
 	}
 }
 
-func (s *stats) end(t *Turn, took time.Duration) {
-	s.running--
-	if t.watch {
-		s.watched.observe(secondBounds, took.Seconds())
+func (s *stats) finish(seats *Seats, took time.Duration) {
+	s.executing--
+	if seats.watch {
+		s.watchStarted.observe(secondBounds, took.Seconds())
 	} else {
-		s.ran.observe(secondBounds, took.Seconds())
+		s.executed.observe(secondBounds, took.Seconds())
 	}
 }
 
-func (s *stats) refuse(reason int, waited float64) {
-	s.refused[reason]++
-	s.waitedInVain.observe(secondBounds, waited)
+func (s *stats) reject(reason int, waited float64) {
+	s.rejected[reason]++
+	s.rejectedWait.observe(secondBounds, waited)
 }
 
-// describe names a metric as upstream does.
+// describe makes a metric with upstream's name.
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("apiserver_flowcontrol_"+name, help, labels, nil)
 }
@@ -128,11 +127,11 @@ var (
 	descCurrent = describe("current_limit_seats",
 		"current derived number of execution seats available to each priority level", labelLevel)
 	descPeak = describe("demand_seats_high_watermark",
-		"High watermark, over last adjustment period, of demand_seats", labelLevel)
+		"High watermark, over last adjustmentPeriod period, of demand_seats", labelLevel)
 	descAverage = describe("demand_seats_average",
-		"Time-weighted average, over last adjustment period, of demand_seats", labelLevel)
+		"Time-weighted average, over last adjustmentPeriod period, of demand_seats", labelLevel)
 	descDeviation = describe("demand_seats_stdev",
-		"Time-weighted standard deviation, over last adjustment period, of demand_seats", labelLevel)
+		"Time-weighted standard deviation, over last adjustmentPeriod period, of demand_seats", labelLevel)
 	descSmoothed = describe("demand_seats_smoothed", "Smoothed seat demands", labelLevel)
 	descTarget   = describe("target_seats", "Seat allocation targets", labelLevel)
 	descProgress = describe("current_r", "R(time of last change)", labelLevel)
@@ -140,14 +139,14 @@ var (
 		"Fair fraction of server's concurrency to allocate to each priority level that can use it")
 )
 
-// Describe implements prometheus.Collector. The names stand for all: which series there are depends on the objects.
+// Describe implements prometheus.Collector.
 func (f *Fairness) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(f, ch) }
 
 // Collect implements prometheus.Collector.
 func (f *Fairness) Collect(ch chan<- prometheus.Metric) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	ch <- prometheus.MustNewConstMetric(descFair, prometheus.GaugeValue, f.fair)
+	ch <- prometheus.MustNewConstMetric(descFair, prometheus.GaugeValue, f.fairFraction)
 	for _, l := range f.levels {
 		l.collect(ch)
 	}
@@ -156,16 +155,16 @@ func (f *Fairness) Collect(ch chan<- prometheus.Metric) {
 // collect is called with Fairness.mu held.
 func (l *level) collect(ch chan<- prometheus.Metric) {
 	l.mu.Lock()
-	limit, progress := l.limit, l.progress
+	limit, virtualTime := l.limit, l.virtualTime
 	copies := make(map[string]stats, len(l.stats))
 	for schema, s := range l.stats {
 		copies[schema] = *s
 	}
 	l.mu.Unlock()
 	for desc, value := range map[*prometheus.Desc]float64{
-		descNominal: float64(l.bounds.nominal), descLower: float64(l.bounds.least), descUpper: float64(l.bounds.most),
-		descCurrent: float64(limit), descPeak: float64(l.wish.peak), descAverage: l.wish.average, descDeviation: l.wish.deviation,
-		descSmoothed: l.wish.smoothed, descTarget: l.target, descProgress: progress,
+		descNominal: float64(l.bounds.nominal), descLower: float64(l.bounds.min), descUpper: float64(l.bounds.max),
+		descCurrent: float64(limit), descPeak: float64(l.demandStats.peak), descAverage: l.demandStats.average, descDeviation: l.demandStats.deviation,
+		descSmoothed: l.demandStats.smoothed, descTarget: l.target, descProgress: virtualTime,
 	} {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, l.name)
 	}
@@ -178,16 +177,16 @@ func (s *stats) collect(ch chan<- prometheus.Metric, level, schema string) {
 	number := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(desc, kind, value, append([]string{level, schema}, labels...)...)
 	}
-	for reason, count := range s.refused {
+	for reason, count := range s.rejected {
 		if count > 0 {
 			number(descRejected, prometheus.CounterValue, float64(count), reasons[reason])
 		}
 	}
 	number(descDispatched, prometheus.CounterValue, float64(s.dispatched))
-	number(descTooWide, prometheus.CounterValue, float64(s.tooWide))
+	number(descTooWide, prometheus.CounterValue, float64(s.noAccommodation))
 	number(descWaiting, prometheus.GaugeValue, float64(s.waiting))
 	number(descWaitingSeats, prometheus.GaugeValue, float64(s.waitingSeats))
-	number(descRunning, prometheus.GaugeValue, float64(s.running))
+	number(descRunning, prometheus.GaugeValue, float64(s.executing))
 	number(descUsedSeats, prometheus.GaugeValue, float64(s.usedSeats))
 	for _, h := range []struct {
 		desc   *prometheus.Desc
@@ -196,9 +195,9 @@ func (s *stats) collect(ch chan<- prometheus.Metric, level, schema string) {
 		labels []string
 	}{
 		{descWait, &s.waited, secondBounds, []string{"true"}},
-		{descWait, &s.waitedInVain, secondBounds, []string{"false"}},
-		{descExecution, &s.ran, secondBounds, []string{"regular"}},
-		{descExecution, &s.watched, secondBounds, []string{"watch"}},
+		{descWait, &s.rejectedWait, secondBounds, []string{"false"}},
+		{descExecution, &s.executed, secondBounds, []string{"regular"}},
+		{descExecution, &s.watchStarted, secondBounds, []string{"watch"}},
 		{descLength, &s.length, lengthBounds, nil},
 		{descEstimate, &s.seats, seatBounds, nil},
 	} {

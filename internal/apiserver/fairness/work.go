@@ -7,107 +7,106 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// Work is what a request is expected to cost.
+// Work is the estimated cost of a request.
 type Work struct {
-	// Seats are taken while the request runs; none means one.
-	Seats int
-	// Late is how many seats the events of a write take when they go to its watchers, for lateTime, after the request has been
-	// answered.
-	Late int
+	// InitialSeats are occupied while the request executes; zero means one.
+	InitialSeats int
+	// FinalSeats are occupied for eventDuration after the response to a write, while its events go to the watches.
+	FinalSeats int
 }
 
 const (
-	// mostSeats is what one request takes at most.
-	mostSeats = 10
-	// seatBytes of a list take one seat. A list is sent while it is read from memory, so that it never holds more than listBytes.
+	// maxSeats is the most that one request occupies.
+	maxSeats = 10
+	// A list occupies one seat for every seatBytes, up to listBytes: it is sent while it is read, so it never holds more.
 	seatBytes = 100_000
 	listBytes = 1_000_000
-	// seatWatches watches of what is written take one seat for lateTime. Fewer do not count.
-	seatWatches = 10
-	lateTime    = 5 * time.Millisecond
+	// A write occupies one final seat for every watchesPerSeat watches, for eventDuration. Fewer watches do not count.
+	watchesPerSeat = 10
+	eventDuration  = 5 * time.Millisecond
 )
 
-// ListWork is the work of sending a number of objects of an average size.
+// ListWork estimates a list of a number of objects of an average size.
 func ListWork(objects, size int) Work {
-	return Work{Seats: (min(objects*size, listBytes) + seatBytes - 1) / seatBytes}
+	return Work{InitialSeats: (min(objects*size, listBytes) + seatBytes - 1) / seatBytes}
 }
 
-// WriteWork is the work of a write that so many watch.
+// WriteWork estimates a write that is seen by a number of watches.
 func WriteWork(watches int) Work {
-	if watches < seatWatches {
+	if watches < watchesPerSeat {
 		return Work{}
 	}
-	return Work{Late: (watches + seatWatches - 1) / seatWatches}
+	return Work{FinalSeats: (watches + watchesPerSeat - 1) / watchesPerSeat}
 }
 
-// size tells the turn what its work is, where a request may take so many seats at most (0: no bound of the level's own).
-func (t *Turn) size(w Work, most int) {
-	if most == 0 || most > mostSeats {
-		most = mostSeats
+// setWork computes the seats for the work. limit is the most seats of one request in the level; 0 means maxSeats.
+func (s *Seats) setWork(w Work, limit int) {
+	if limit == 0 || limit > maxSeats {
+		limit = maxSeats
 	}
-	t.initial = min(max(w.Seats, 1), most)
-	t.late, t.lateWork = min(w.Late, most), seatSeconds(w.Late, lateTime)
-	t.seats = max(t.initial, t.late)
-	t.work = seatSeconds(t.initial, serviceTime) + t.lateWork
+	s.initial = min(max(w.InitialSeats, 1), limit)
+	s.final, s.finalWork = min(w.FinalSeats, limit), seatSeconds(w.FinalSeats, eventDuration)
+	s.total = max(s.initial, s.final)
+	s.work = seatSeconds(s.initial, serviceTime) + s.finalWork
 }
 
-// lateness is how long the seats are kept after the request has been answered. The work is the same whether many seats are kept
-// shortly or few for longer.
-func (t *Turn) lateness() time.Duration {
-	if t.late == 0 {
+// additionalLatency is how long the seats stay occupied after the response. The work is the same whether many seats are occupied
+// briefly or few for longer.
+func (s *Seats) additionalLatency() time.Duration {
+	if s.final == 0 {
 		return 0
 	}
-	return time.Duration(t.lateWork / float64(t.late) * float64(time.Second))
+	return time.Duration(s.finalWork / float64(s.final) * float64(time.Second))
 }
 
 func seatSeconds(seats int, d time.Duration) float64 { return float64(seats) * d.Seconds() }
 
 // Watches counts the watches of each resource. The zero value is ready.
 type Watches struct {
-	mu     sync.RWMutex
-	all    map[watched]int // of a resource, whatever else they name
-	counts map[watched]int
+	mu         sync.RWMutex
+	byResource map[watchTarget]int // only group and resource are set
+	byTarget   map[watchTarget]int
 }
 
-// watched is what a watch is for.
-type watched struct{ group, resource, namespace, name string }
+// watchTarget is what a watch selects: a resource, a namespace of it, or one object.
+type watchTarget struct{ group, resource, namespace, name string }
 
-// Begin counts a watch until the function it returns is called.
-func (w *Watches) Begin(a *authz.Attributes) (end func()) {
-	all := watched{group: a.Group, resource: a.Resource}
-	one := watched{group: a.Group, resource: a.Resource, namespace: a.Namespace, name: a.Name}
-	w.add(all, one, 1)
-	return func() { w.add(all, one, -1) }
+// Register counts a watch until the function it returns is called.
+func (w *Watches) Register(a *authz.Attributes) (unregister func()) {
+	resource := watchTarget{group: a.Group, resource: a.Resource}
+	target := watchTarget{group: a.Group, resource: a.Resource, namespace: a.Namespace, name: a.Name}
+	w.add(resource, target, 1)
+	return func() { w.add(resource, target, -1) }
 }
 
-func (w *Watches) add(all, one watched, delta int) {
+func (w *Watches) add(resource, target watchTarget, delta int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.all == nil {
-		w.all, w.counts = map[watched]int{}, map[watched]int{}
+	if w.byResource == nil {
+		w.byResource, w.byTarget = map[watchTarget]int{}, map[watchTarget]int{}
 	}
-	w.all[all] += delta
-	if w.counts[one] += delta; w.counts[one] == 0 {
-		delete(w.counts, one)
+	w.byResource[resource] += delta
+	if w.byTarget[target] += delta; w.byTarget[target] == 0 {
+		delete(w.byTarget, target)
 	}
 }
 
-// Interested is how many watches a write is told to. When they are too few to count it may be less.
-func (w *Watches) Interested(a *authz.Attributes) int {
-	key := watched{group: a.Group, resource: a.Resource}
+// InterestedCount is the number of watches that receive an event of a write. Below watchesPerSeat it is only an upper bound.
+func (w *Watches) InterestedCount(a *authz.Attributes) int {
+	key := watchTarget{group: a.Group, resource: a.Resource}
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if all := w.all[key]; all < seatWatches {
+	if all := w.byResource[key]; all < watchesPerSeat {
 		return all
 	}
-	sum := w.counts[key]
+	sum := w.byTarget[key]
 	if a.Namespace != "" {
 		key.namespace = a.Namespace
-		sum += w.counts[key]
+		sum += w.byTarget[key]
 	}
 	if a.Name != "" {
 		key.name = a.Name
-		sum += w.counts[key]
+		sum += w.byTarget[key]
 	}
 	return sum
 }

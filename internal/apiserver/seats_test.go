@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// fairServer is a server on which everybody but system:masters shares one seat, and one request may wait for it.
+// fairServer is a server on which all users but system:masters share one seat, and one request may be queued.
 func fairServer(t *testing.T, g *guard) *testServer {
 	f := fairness.New(6)
 	level := bootstrap.SuggestedPriorityLevelConfigurationGlobalDefault.DeepCopy()
@@ -38,19 +38,19 @@ func fairServer(t *testing.T, g *guard) *testServer {
 	})
 }
 
-func TestTurns(t *testing.T) {
+func TestSeats(t *testing.T) {
 	g := &guard{blocked: make(chan struct{})}
 	s := fairServer(t, g)
 	first := make(chan *answer, 1)
 	go func() { first <- s.get("/api/v1/namespaces/ns/pods/slow", "Authorization: Bearer guest") }()
-	for s.readOnly.running.Load() == 0 || g.count() == 0 {
+	for s.readOnly.inFlight.Load() == 0 || g.count() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	// The second waits, for a quarter of its time, and is refused; the third finds the queue full.
 	second := make(chan *answer, 1)
 	began := time.Now()
 	go func() { second <- s.get("/api/v1/pods?timeout=1s", "Authorization: Bearer guest") }()
-	for s.readOnly.running.Load() < 2 {
+	for s.readOnly.inFlight.Load() < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(50 * time.Millisecond)
@@ -74,7 +74,7 @@ func TestTurns(t *testing.T) {
 	s.get("/api/v1/namespaces/ns/pods/a/log", "Authorization: Bearer guest").status(404, "NotFound", "the server could not find the requested resource")
 	// One that waits gets the seat when it becomes free.
 	go func() { second <- s.get("/api/v1/pods", "Authorization: Bearer guest") }()
-	for s.readOnly.running.Load() < 2 {
+	for s.readOnly.inFlight.Load() < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	close(g.blocked)
@@ -82,12 +82,12 @@ func TestTurns(t *testing.T) {
 		t.Errorf("%d %v", got.code, got.header)
 	}
 	<-first
-	if n := s.readOnly.running.Load(); n != 0 {
+	if n := s.readOnly.inFlight.Load(); n != 0 {
 		t.Errorf("%d requests still counted", n)
 	}
 }
 
-func TestAWatchKeepsItsSeatOnlyAtFirst(t *testing.T) {
+func TestWatchReleasesItsSeatAfterInitialEvents(t *testing.T) {
 	s := fairServer(t, &guard{})
 	s.add("pods", pod("ns", "a", ""))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -111,19 +111,19 @@ func TestAWatchKeepsItsSeatOnlyAtFirst(t *testing.T) {
 		}
 	}
 	writer := &authz.Attributes{ResourceRequest: true, Verb: "create", Resource: "pods", Namespace: "ns"}
-	if got := s.config.Fairness.Watches.Interested(writer); got != 3 {
+	if got := s.config.Fairness.Watches.InterestedCount(writer); got != 3 {
 		t.Errorf("%d watches counted", got)
 	}
 	if got := s.get("/api/v1/pods", "Authorization: Bearer guest"); got.code != 200 {
-		t.Errorf("beside three watches: %d %s", got.code, got.body)
+		t.Errorf("during three watches: %d %s", got.code, got.body)
 	}
 	cancel()
-	for s.config.Fairness.Watches.Interested(writer) > 0 {
+	for s.config.Fairness.Watches.InterestedCount(writer) > 0 {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func TestWorkOfRequests(t *testing.T) {
+func TestEstimateWork(t *testing.T) {
 	s := fairServer(t, &guard{})
 	for _, name := range []string{"a", "b", "c"} {
 		p := pod("ns", name, "")
@@ -131,27 +131,27 @@ func TestWorkOfRequests(t *testing.T) {
 		s.add("pods", p)
 	}
 	for range 25 {
-		defer s.config.Fairness.Watches.Begin(&authz.Attributes{Resource: "pods"})()
+		defer s.config.Fairness.Watches.Register(&authz.Attributes{Resource: "pods"})()
 	}
 	for _, test := range []struct {
 		method, url string
 		want        fairness.Work
 	}{
-		{"GET", "/api/v1/pods", fairness.Work{Seats: 3}},
-		{"GET", "/api/v1/namespaces/other/pods", fairness.Work{Seats: 3}},
-		{"GET", "/api/v1/pods?limit=2", fairness.Work{Seats: 2}},
-		{"GET", "/api/v1/pods?fieldSelector=metadata.name%3Da", fairness.Work{Seats: 1}},
-		{"GET", "/api/v1/pods?watch=true", fairness.Work{Seats: 3}},
+		{"GET", "/api/v1/pods", fairness.Work{InitialSeats: 3}},
+		{"GET", "/api/v1/namespaces/other/pods", fairness.Work{InitialSeats: 3}},
+		{"GET", "/api/v1/pods?limit=2", fairness.Work{InitialSeats: 2}},
+		{"GET", "/api/v1/pods?fieldSelector=metadata.name%3Da", fairness.Work{InitialSeats: 1}},
+		{"GET", "/api/v1/pods?watch=true", fairness.Work{InitialSeats: 3}},
 		{"GET", "/api/v1/pods?watch=true&resourceVersion=5", fairness.Work{}},
-		{"GET", "/api/v1/pods?watch=true&resourceVersion=5&sendInitialEvents=true", fairness.Work{Seats: 3}},
+		{"GET", "/api/v1/pods?watch=true&resourceVersion=5&sendInitialEvents=true", fairness.Work{InitialSeats: 3}},
 		{"GET", "/api/v1/nodes", fairness.Work{}},
 		{"GET", "/api/v1/unicorns", fairness.Work{}},
 		{"GET", "/api/v1/namespaces/ns/pods/a", fairness.Work{}},
 		{"GET", "/version", fairness.Work{}},
-		{"POST", "/api/v1/namespaces/ns/pods", fairness.Work{Late: 3}},
-		{"DELETE", "/api/v1/namespaces/ns/pods/a", fairness.Work{Late: 3}},
+		{"POST", "/api/v1/namespaces/ns/pods", fairness.Work{FinalSeats: 3}},
+		{"DELETE", "/api/v1/namespaces/ns/pods/a", fairness.Work{FinalSeats: 3}},
 		{"DELETE", "/api/v1/namespaces/ns/pods", fairness.Work{}},
-		{"POST", "/api/v1/namespaces/ns/pods/a/exec", fairness.Work{Late: 3}},
+		{"POST", "/api/v1/namespaces/ns/pods/a/exec", fairness.Work{FinalSeats: 3}},
 		{"POST", "/api/v1/namespaces/ns/pods/a/token", fairness.Work{}},
 		{"POST", "/api/v1/namespaces/ns/configmaps", fairness.Work{}},
 	} {
@@ -162,7 +162,7 @@ func TestWorkOfRequests(t *testing.T) {
 		req := &request{Request: r, query: r.URL.Query()}
 		req.info = parseRequest(r.Method, r.URL.Path, req.query)
 		req.attributes = req.info.attributes(req.query)
-		if got := s.workOf(req); got != test.want {
+		if got := s.estimateWork(req); got != test.want {
 			t.Errorf("%s %s: %+v, want %+v", test.method, test.url, got, test.want)
 		}
 	}

@@ -12,48 +12,49 @@ import (
 	"skiff/internal/store/cache"
 )
 
-// longestWait bounds how long a request may wait for its turn. Otherwise it is a quarter of the time it has in all.
-const longestWait = time.Minute
+// maxQueueWait bounds how long a request waits in a queue. Otherwise it is a quarter of the request's timeout.
+const maxQueueWait = time.Minute
 
-// takeTurn waits until the request may go on, and reports whether it may; if not, it has been answered. Streams have no turns,
-// but the beginning of a watch, which may send as much as a list, has one.
-func (s *Server) takeTurn(req *request) (bool, error) {
-	stream := isLongRunning(&req.info)
-	if !stream {
-		req.gate = &s.readOnly
+// limitInFlight is upstream's WithPriorityAndFairness or, without fairness, WithMaxInFlightLimit. It waits until the request may
+// execute and reports whether it may; if not, the response has been written. Long-running requests are not limited, except for
+// the start of a watch, which may send as much as a list.
+func (s *Server) limitInFlight(req *request) (bool, error) {
+	longRunning := isLongRunning(&req.info)
+	if !longRunning {
+		req.inFlight = &s.readOnly
 		if isMutating(req.Method) {
-			req.gate = &s.mutating
+			req.inFlight = &s.mutating
 		}
-		if entered := req.gate.enter(&req.user); !entered && s.config.Fairness == nil {
-			return false, req.refuse(1)
+		if below := req.inFlight.acquire(&req.user); !below && s.config.Fairness == nil {
+			return false, req.tooManyRequests(1)
 		}
 	}
-	if s.config.Fairness == nil || stream && req.info.verb != "watch" {
+	if s.config.Fairness == nil || longRunning && req.info.verb != "watch" {
 		return true, nil
 	}
 	wait := s.limits.Timeout
-	if deadline, ok := req.ctx.Deadline(); ok && !stream {
+	if deadline, ok := req.ctx.Deadline(); ok && !longRunning {
 		wait = deadline.Sub(req.start)
 	}
-	until := req.start.Add(min(wait/4, longestWait))
-	admitted := s.config.Fairness.Enter(req.ctx, &req.attributes, s.workOf(req), until, &req.turn)
-	req.turn.Headers(req.w.Header())
+	until := req.start.Add(min(wait/4, maxQueueWait))
+	admitted := s.config.Fairness.Acquire(req.ctx, &req.attributes, s.estimateWork(req), until, &req.seats)
+	req.seats.SetHeaders(req.w.Header())
 	if !admitted {
-		return false, req.refuse(req.turn.RetryAfter())
+		return false, req.tooManyRequests(req.seats.RetryAfter())
 	}
 	return true, nil
 }
 
-// leave ends what takeTurn began.
-func (r *request) leave() {
-	r.turn.Leave()
-	if r.gate != nil {
-		r.gate.leave()
+// release undoes limitInFlight.
+func (r *request) release() {
+	r.seats.Release()
+	if r.inFlight != nil {
+		r.inFlight.release()
 	}
 }
 
-// refuse asks the client to come again in some seconds.
-func (r *request) refuse(seconds int) error {
+// tooManyRequests responds with 429 and Retry-After.
+func (r *request) tooManyRequests(seconds int) error {
 	header := r.w.Header()
 	header.Set("Retry-After", strconv.Itoa(seconds))
 	header.Set("Content-Type", "text/plain; charset=utf-8")
@@ -63,8 +64,8 @@ func (r *request) refuse(seconds int) error {
 	return err
 }
 
-// workOf estimates what the request costs, from what is known before it is looked at closely.
-func (s *Server) workOf(req *request) fairness.Work {
+// estimateWork estimates the cost of a request before it is dispatched.
+func (s *Server) estimateWork(req *request) fairness.Work {
 	info := &req.info
 	if !info.isResource() {
 		return fairness.Work{}
@@ -74,27 +75,27 @@ func (s *Server) workOf(req *request) fairness.Work {
 		if res := s.requested(info); res != nil && res.subs[info.subresource] != nil && res.subs[info.subresource].StoresNothing {
 			return fairness.Work{} // no watch is notified
 		}
-		return fairness.WriteWork(s.config.Fairness.Watches.Interested(&req.attributes))
+		return fairness.WriteWork(s.config.Fairness.Watches.InterestedCount(&req.attributes))
 	case "watch":
 		if version := req.query.Get("resourceVersion"); version != "" && version != "0" && !isTrue(req.query, "sendInitialEvents") {
-			return fairness.Work{} // it begins with nothing
+			return fairness.Work{} // no initial events
 		}
-		return s.listWork(req)
+		return s.estimateList(req)
 	case "list":
-		return s.listWork(req)
+		return s.estimateList(req)
 	}
 	return fairness.Work{}
 }
 
-// sampled is how many objects stand for all when the size of a list is estimated.
-const sampled = 8
+// listSample is how many objects are measured to estimate the size of a list.
+const listSample = 8
 
-// requested is the resource a path names, or nil when none of that name is served here.
+// requested is the resource that a path names, or nil when it is not served here.
 func (s *Server) requested(info *requestInfo) *resource {
 	return s.catalog.Load().byVersion[schema.GroupVersionResource{Group: info.group, Version: info.version, Resource: info.resource}]
 }
 
-func (s *Server) listWork(req *request) fairness.Work {
+func (s *Server) estimateList(req *request) fairness.Work {
 	info := &req.info
 	res := s.requested(info)
 	if res == nil || res.table == nil {
@@ -108,13 +109,13 @@ func (s *Server) listWork(req *request) fairness.Work {
 	if info.name != "" {
 		objects = min(objects, 1)
 	}
-	seen, bytes := 0, 0
+	measured, bytes := 0, 0
 	snapshot.Ascend("", "", func(e *cache.Entry) bool {
-		seen++
+		measured++
 		bytes += len(e.Stored())
-		return seen < sampled
+		return measured < listSample
 	})
-	return fairness.ListWork(objects, bytes/max(seen, 1))
+	return fairness.ListWork(objects, bytes/max(measured, 1))
 }
 
 // countWatch counts a watch for the estimated work of writes, until the function it returns is called. A watch of one value of
@@ -128,5 +129,5 @@ func (s *Server) countWatch(req *request, opts *listOptions) func() {
 			return func() {}
 		}
 	}
-	return s.config.Fairness.Watches.Begin(&req.attributes)
+	return s.config.Fairness.Watches.Register(&req.attributes)
 }
