@@ -1,13 +1,13 @@
-// Package audit records what is asked of the API server and what came of it, as events of audit.k8s.io/v1. A Policy says
-// which requests are recorded and how much of each; a log file and a webhook receive the events.
+// Package audit records the requests to the API server and their responses as events of audit.k8s.io/v1. A Policy decides which
+// requests are recorded and at which level; the backends, a log file and a webhook, receive the events.
 //
-// A request that is recorded has one Event from its authentication to its end, which becomes a line each time the request
-// reaches a stage: RequestReceived, ResponseStarted (streams only), ResponseComplete or Panic. Most lines hold metadata alone and
-// are written on every request, so they are appended byte by byte into a reused buffer and handed to a queue, from
-// which one goroutine for each back end takes many at a time.
+// A recorded request has one Event from its authentication to its end, which is encoded each time the request reaches a stage:
+// RequestReceived, ResponseStarted (long-running requests only), ResponseComplete or Panic. Most events contain metadata only and
+// are written for every request, so they are appended to a reused buffer and put into a queue, from which one goroutine per
+// backend takes batches.
 //
-// The contents of secrets and tokens are never recorded: requests for them are cut down to their metadata, and a
-// token in a URL is blotted out.
+// The contents of secrets and tokens are never recorded: requests for them have at most the level Metadata, and a token in a URL
+// is redacted.
 package audit
 
 import (
@@ -24,35 +24,35 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// The modes of a back end, with upstream's names.
+// The modes of a backend, with upstream's names.
 const (
-	// ModeBatch gathers events and sends many at once; when too many wait, events are lost and counted.
+	// ModeBatch sends events in batches. When the buffer is full, events are dropped and counted.
 	ModeBatch = "batch"
-	// ModeBlocking loses none: who asks waits until the event is sent, or, for the log, until there is room in the queue.
+	// ModeBlocking drops no events: a request waits until its event is sent or, for the log, until the queue has free space.
 	ModeBlocking = "blocking"
-	// ModeBlockingStrict refuses requests that cannot be recorded. Each event is written before the request goes on.
+	// ModeBlockingStrict rejects requests that cannot be recorded. Each event is written before its request is processed.
 	ModeBlockingStrict = "blocking-strict"
 )
 
-// Delivery says how a back end sends events; see upstream's flags of the same names.
+// Delivery configures how a backend sends events; the fields are upstream's flags of the same names.
 type Delivery struct {
 	Mode string
-	// BufferSize is how many events wait at most, MaxSize how many are sent at once, MaxWait how long a batch waits to be full.
+	// BufferSize is the maximum number of queued events, MaxSize that of a batch, MaxWait how long a batch waits to be full.
 	BufferSize, MaxSize int
 	MaxWait             time.Duration
-	// Throttle bounds how many batches are sent each second: QPS on average, Burst at once.
+	// Throttle limits the rate of batches: QPS per second on average, Burst at once.
 	Throttle bool
 	QPS      float64
 	Burst    int
-	// Truncate cuts bodies from events larger than MaxEventBytes, and drops those that are still too large. MaxBatchBytes
-	// bounds a batch.
+	// Truncate removes the bodies of events larger than MaxEventBytes, and drops events that are still too large. MaxBatchBytes
+	// is the maximum size of a batch.
 	Truncate                     bool
 	MaxEventBytes, MaxBatchBytes int64
 }
 
-// Log is the file that receives events as lines.
+// Log configures the log file.
 type Log struct {
-	// Path is a file, or "-" for the standard output.
+	// Path is a file, or "-" for standard output.
 	Path string
 	// MaxAge is in days, MaxSize in megabytes. Zero: no limit.
 	MaxAge, MaxBackups, MaxSize int
@@ -62,30 +62,30 @@ type Log struct {
 	Delivery Delivery
 }
 
-// Webhook is the service that receives lists of events.
+// Webhook configures the webhook, which receives EventLists.
 type Webhook struct {
-	// Kubeconfig names the service.
+	// Kubeconfig is the path of a kubeconfig file with the webhook's URL and credentials.
 	Kubeconfig     string
 	InitialBackoff time.Duration
 	Delivery       Delivery
 }
 
-// Config says what is recorded and where. Without a policy file or without a back end, nothing is.
+// Config configures auditing. Without a policy file or without a backend, nothing is recorded.
 type Config struct {
 	PolicyFile string
 	Log        Log
 	Webhook    Webhook
 }
 
-// backend receives events. Both methods may be called by many at once.
+// backend receives events. Its methods may be called concurrently.
 type backend interface {
-	// send takes a line, which the caller reuses afterwards. It reports false only when the request must not go on without.
+	// send queues or writes a line, which the caller reuses afterwards. It returns false only if the request must be rejected.
 	send(line []byte) bool
-	// run delivers until ctx ends, and then what is left.
+	// run delivers events until ctx ends, and then the remaining ones.
 	run(ctx context.Context) error
 }
 
-// output is a back end, and what it wants to get.
+// output is a backend and its configuration.
 type output struct {
 	backend
 	delivery Delivery
@@ -101,11 +101,11 @@ type Auditor struct {
 	metrics metrics
 }
 
-// New reads the policy and opens the back ends. It returns nil when nothing is to be recorded.
+// New reads the policy and opens the backends. It returns nil if nothing is to be recorded.
 func New(c Config, log *slog.Logger) (*Auditor, error) {
 	if c.PolicyFile == "" {
 		if c.Log.Path != "" || c.Webhook.Kubeconfig != "" {
-			log.Warn("no audit policy, so nothing is recorded")
+			log.Warn("no audit policy file provided, no events will be recorded")
 		}
 		return nil, nil
 	}
@@ -114,7 +114,7 @@ func New(c Config, log *slog.Logger) (*Auditor, error) {
 		return nil, err
 	}
 	for _, warning := range warnings {
-		log.Warn("the audit policy says something unknown", "error", warning)
+		log.Warn("unknown field in audit policy", "error", warning)
 	}
 	a := &Auditor{policy: policy, log: log, metrics: newMetrics()}
 	if c.Log.Path != "" {
@@ -137,7 +137,7 @@ func New(c Config, log *slog.Logger) (*Auditor, error) {
 	return a, nil
 }
 
-// Run delivers events until ctx ends, and then those that are left. It is to outlive the requests.
+// Run delivers events until ctx ends, and then the remaining ones. It must end after the last request.
 func (a *Auditor) Run(ctx context.Context) error {
 	if a == nil {
 		return nil
@@ -149,8 +149,8 @@ func (a *Auditor) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Begin makes the event of a request that the attributes describe; a.User is who sent it, empty when nobody knows. It returns
-// nil when the policy wants none. Nothing is recorded before the event reaches a stage.
+// Begin makes the event of a request with these attributes; attributes.User is empty if the request is not authenticated. It
+// returns nil if the policy has the level None for it. Nothing is recorded before the event reaches a stage.
 func (a *Auditor) Begin(r *http.Request, id string, received time.Time, attributes *authz.Attributes) *Event {
 	if a == nil {
 		return nil
@@ -161,10 +161,10 @@ func (a *Auditor) Begin(r *http.Request, id string, received time.Time, attribut
 		return nil
 	}
 	e := &Event{
-		auditor: a, verdict: v, id: id, received: received, uri: requestURI(r), verb: attributes.Verb,
+		auditor: a, auditConfig: v, id: id, received: received, uri: requestURI(r), verb: attributes.Verb,
 		user: attributes.User, agent: userAgent(r),
 	}
-	e.addresses = appendAddresses(e.addressSpace[:0], r)
+	e.addresses = appendAddresses(e.addressBuffer[:0], r)
 	if attributes.ResourceRequest {
 		e.hasObject = true
 		e.object = objectReference{
@@ -175,17 +175,17 @@ func (a *Auditor) Begin(r *http.Request, id string, received time.Time, attribut
 	return e
 }
 
-// buffers hold lines while they are made.
+// buffers are used to encode events.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
 
-const largestPooled = 1 << 20
+const maxPooledBytes = 1 << 20
 
-// record sends the event as it is now to all back ends. It reports false when one of them insists and could not take it.
+// record sends the current state of the event to all backends. It returns false if one of them requires to reject the request.
 func (a *Auditor) record(e *Event, at stage, now time.Time) bool {
 	a.metrics.events.Inc()
 	buffer := buffers.Get().(*[]byte)
 	defer func() {
-		if cap(*buffer) <= largestPooled {
+		if cap(*buffer) <= maxPooledBytes {
 			*buffer = (*buffer)[:0]
 			buffers.Put(buffer)
 		}
@@ -203,7 +203,7 @@ func (a *Auditor) record(e *Event, at stage, now time.Time) bool {
 			line, encoded = *buffer, true
 		}
 		if out.delivery.Truncate && int64(len(line)) > out.delivery.MaxEventBytes {
-			if e.verdict.level >= levelRequest && !out.legacy {
+			if e.auditConfig.level >= levelRequest && !out.legacy {
 				line = e.appendJSON(nil, at, now, true)
 			}
 			if int64(len(line)) > out.delivery.MaxEventBytes {
@@ -216,16 +216,16 @@ func (a *Auditor) record(e *Event, at stage, now time.Time) bool {
 	return ok
 }
 
-// rejected counts a request that was refused because it could not be recorded.
+// rejected counts a request that was rejected because it could not be recorded.
 func (a *Auditor) rejected() { a.metrics.rejected.Inc() }
 
-// lost counts events that did not arrive.
+// lost counts and logs events that were not delivered.
 func (a *Auditor) lost(plugin string, events int, err error) {
 	a.metrics.errors.WithLabelValues(plugin).Add(float64(events))
-	a.log.Error("audit events were lost", "plugin", plugin, "events", events, "error", err)
+	a.log.Error("failed to deliver audit events", "plugin", plugin, "events", events, "error", err)
 }
 
-// metrics count under upstream's names.
+// metrics have upstream's names.
 type metrics struct {
 	events   prometheus.Counter
 	rejected prometheus.Counter

@@ -169,7 +169,7 @@ func TestFullQueue(t *testing.T) {
 
 func TestBatchesAreBounded(t *testing.T) {
 	q := newQueue(&Delivery{BufferSize: 100, MaxSize: 4, MaxWait: time.Hour, Truncate: true, MaxBatchBytes: 12}, 0, ',')
-	q.keeps = true
+	q.retains = true
 	batches := make(chan string, 100)
 	q.deliver = func(events []byte, count int) { batches <- fmt.Sprintf("%d %s", count, events) }
 	for _, event := range []string{"1", "2", "3", "4", "5", "longlong", "6"} {
@@ -228,7 +228,7 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%s: %q %v", b.name, data, err)
 		}
 	}
-	if err := f.tidyOnce(time.Now()); err != nil {
+	if err := f.cleanup(time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*"))

@@ -15,11 +15,11 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// appendJSON writes the event at a stage, without a line break behind it. The fields come in the order of the API type.
-// truncated leaves the bodies out, and says so.
+// appendJSON appends the event at a stage, without a line break. The fields are in the order of the API type. truncated omits the
+// bodies and adds an annotation.
 func (e *Event) appendJSON(to []byte, at stage, now time.Time, truncated bool) []byte {
 	to = append(to, `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"`...)
-	to = append(to, levelNames[e.verdict.level]...)
+	to = append(to, levelNames[e.auditConfig.level]...)
 	to = append(to, `","auditID":`...)
 	to = appendString(to, e.id)
 	to = append(to, `,"stage":"`...)
@@ -79,7 +79,7 @@ func (e *Event) appendAnnotations(to []byte, truncated bool) []byte {
 	return to
 }
 
-// appendStatus writes the answer's code, and the rest of it when it is a Status.
+// appendStatus appends the response code, and the Status if there is one.
 func (e *Event) appendStatus(to []byte) []byte {
 	if e.code == 0 && e.status == nil {
 		return to
@@ -119,7 +119,7 @@ func appendDetails(to []byte, d *metav1.StatusDetails) []byte {
 	return closeObject(to, start)
 }
 
-// closeObject ends an object whose fields were written from start on, each with a comma before it.
+// closeObject ends an object whose fields were appended from start on, each preceded by a comma.
 func closeObject(to []byte, start int) []byte {
 	if len(to) == start {
 		return append(to, '{', '}')
@@ -185,8 +185,8 @@ func appendStrings(to []byte, values []string) []byte {
 	return append(to, ']')
 }
 
-// plain are the characters that stand for themselves in a JSON string.
-var plain = func() (plain [256]bool) {
+// unescaped are the characters that are not escaped in a JSON string.
+var unescaped = func() (plain [256]bool) {
 	for c := ' '; c < 0x7f; c++ {
 		plain[c] = !strings.ContainsRune(`"\<>&`, c)
 	}
@@ -195,7 +195,7 @@ var plain = func() (plain [256]bool) {
 
 func appendString(to []byte, s string) []byte {
 	for i := range len(s) {
-		if !plain[s[i]] {
+		if !unescaped[s[i]] {
 			return appendEscaped(to, s)
 		}
 	}
@@ -204,13 +204,13 @@ func appendString(to []byte, s string) []byte {
 	return append(to, '"')
 }
 
-// appendEscaped is appendString for strings that are not plain: quotes are common in reasons, ampersands in URIs.
+// appendEscaped is appendString for strings with characters to escape: quotes are common in reasons, ampersands in URIs.
 func appendEscaped(to []byte, s string) []byte {
 	start := len(to)
 	to = append(to, '"')
 	done := 0
 	for i := range len(s) {
-		if plain[s[i]] {
+		if unescaped[s[i]] {
 			continue
 		}
 		to = append(to, s[done:i]...)
@@ -235,7 +235,7 @@ func appendEscaped(to []byte, s string) []byte {
 	return append(append(to, s[done:]...), '"')
 }
 
-// appendTime writes a time with microseconds, "2006-01-02T15:04:05.000000Z".
+// appendTime appends a time with microseconds, "2006-01-02T15:04:05.000000Z".
 func appendTime(to []byte, t time.Time) []byte {
 	t = t.UTC()
 	year, month, day := t.Date()
@@ -259,7 +259,7 @@ func appendDigits(to []byte, n, width int) []byte {
 	return to
 }
 
-// compact brings JSON onto one line; what is no JSON is left out.
+// compact removes white space from JSON. It returns nil for invalid JSON.
 func compact(body []byte) []byte {
 	var out bytes.Buffer
 	if err := json.Compact(&out, body); err != nil {
@@ -278,11 +278,11 @@ func withoutManagedFields(body []byte) []byte {
 	}
 	if obj, ok := value.(map[string]any); ok {
 		dropManagedFields(obj)
-		for _, listed := range []string{"items", "rows"} {
-			items, _ := obj[listed].([]any)
+		for _, key := range []string{"items", "rows"} {
+			items, _ := obj[key].([]any)
 			for _, item := range items {
 				item, _ := item.(map[string]any)
-				if listed == "rows" {
+				if key == "rows" {
 					item, _ = item["object"].(map[string]any)
 				}
 				dropManagedFields(item)
@@ -302,7 +302,7 @@ func dropManagedFields(obj map[string]any) {
 	}
 }
 
-// appendLegacy writes the event as a line of text, without a line break behind it.
+// appendLegacy appends the event in the legacy text format, without a line break.
 func (e *Event) appendLegacy(to []byte, at stage) []byte {
 	user, groups := "<none>", "<none>"
 	if e.user.Username != "" {

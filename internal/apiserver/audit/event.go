@@ -15,51 +15,51 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Event is one request. All methods do nothing on a nil Event, which stands for a request that is not recorded.
+// Event is the audit event of one request. All methods do nothing on a nil Event, which is that of a request not recorded.
 type Event struct {
-	auditor *Auditor
-	verdict verdict
+	auditor     *Auditor
+	auditConfig auditConfig
 
-	id        string
-	received  time.Time
-	uri       string
-	verb      string
-	user      authn.User
-	agent     string
-	addresses []byte // sourceIPs as they are written
-	object    objectReference
-	hasObject bool // the request is for a resource
-	stream    bool
-	refused   bool // before it was received: only the answer is recorded
-	ended     bool // nothing more is recorded
+	id              string
+	received        time.Time
+	uri             string
+	verb            string
+	user            authn.User
+	agent           string
+	addresses       []byte // sourceIPs, encoded
+	object          objectReference
+	hasObject       bool // the request is for a resource
+	stream          bool
+	unauthenticated bool // only the response is recorded
+	ended           bool // nothing more is recorded
 
-	addressSpace [48]byte
+	addressBuffer [48]byte
 
-	mu           sync.Mutex // annotations may come from several goroutines
-	impersonated *authn.User
-	constraint   string
-	status       *metav1.Status
-	code         int32
-	request      []byte
-	response     []byte
-	annotations  []annotation
-	annotated    [4]annotation
+	mu               sync.Mutex // annotations may be added by several goroutines
+	impersonated     *authn.User
+	constraint       string
+	status           *metav1.Status
+	code             int32
+	request          []byte
+	response         []byte
+	annotations      []annotation
+	annotationBuffer [4]annotation
 }
 
 type annotation struct{ key, value string }
 
-// objectReference is what a request is about.
+// objectReference is the object of a request.
 type objectReference struct {
 	resource, namespace, name, uid, group, version, resourceVersion, subresource string
 }
 
-// WantsRequest and WantsResponse say whether the bodies are recorded.
-func (e *Event) WantsRequest() bool { return e != nil && e.verdict.level >= levelRequest }
+// WantsRequest reports whether the request body is recorded.
+func (e *Event) WantsRequest() bool { return e != nil && e.auditConfig.level >= levelRequest }
 
-// WantsResponse: see WantsRequest.
-func (e *Event) WantsResponse() bool { return e != nil && e.verdict.level >= levelRequestResponse }
+// WantsResponse reports whether the response body is recorded.
+func (e *Event) WantsResponse() bool { return e != nil && e.auditConfig.level >= levelRequestResponse }
 
-// Annotate notes something more. What was noted first under a key stays.
+// Annotate adds an annotation. The first value of a key is kept.
 func (e *Event) Annotate(key, value string) {
 	if e == nil {
 		return
@@ -67,7 +67,7 @@ func (e *Event) Annotate(key, value string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.annotations == nil {
-		e.annotations = e.annotated[:0]
+		e.annotations = e.annotationBuffer[:0]
 	}
 	at := len(e.annotations)
 	for i := range e.annotations {
@@ -84,8 +84,7 @@ func (e *Event) Annotate(key, value string) {
 	e.annotations[at] = annotation{key, value}
 }
 
-// Impersonated notes on whose behalf the request goes on. constraint is the verb by which that was allowed, empty for
-// the old way.
+// Impersonated sets the impersonated user. constraint is the verb that allowed it, empty for legacy impersonation.
 func (e *Event) Impersonated(user authn.User, constraint string) {
 	if e == nil {
 		return
@@ -95,7 +94,7 @@ func (e *Event) Impersonated(user authn.User, constraint string) {
 	e.impersonated, e.constraint = &user, constraint
 }
 
-// SetObject fills in what the path does not say of the object, but the body does.
+// SetObject sets the fields of the object reference that are not in the path from the object in the body.
 func (e *Event) SetObject(obj metav1.Object) {
 	if e == nil || !e.hasObject || obj == nil {
 		return
@@ -113,7 +112,7 @@ func (e *Event) SetObject(obj metav1.Object) {
 	fill(&e.object.resourceVersion, obj.GetResourceVersion())
 }
 
-// SetRequest notes the body of the request: JSON, which is kept.
+// SetRequest sets the request body, which is JSON. The event keeps it.
 func (e *Event) SetRequest(body []byte) {
 	if !e.WantsRequest() {
 		return
@@ -123,7 +122,7 @@ func (e *Event) SetRequest(body []byte) {
 	e.request = e.body(body)
 }
 
-// SetResponse notes the body of the answer: JSON, which is kept.
+// SetResponse sets the response body, which is JSON. The event keeps it.
 func (e *Event) SetResponse(body []byte) {
 	if !e.WantsResponse() {
 		return
@@ -133,15 +132,15 @@ func (e *Event) SetResponse(body []byte) {
 	e.response = e.body(body)
 }
 
-// body is what is recorded of a body.
+// body is the recorded form of a body.
 func (e *Event) body(body []byte) []byte {
-	if e.verdict.omitManagedFields {
+	if e.auditConfig.omitManagedFields {
 		return withoutManagedFields(body)
 	}
 	return compact(body)
 }
 
-// SetStatus notes a Status that the request is answered with. It is not changed afterwards.
+// SetStatus sets the Status of the response. It must not be changed afterwards.
 func (e *Event) SetStatus(status *metav1.Status) {
 	if e == nil {
 		return
@@ -151,7 +150,7 @@ func (e *Event) SetStatus(status *metav1.Status) {
 	e.status, e.code = status, status.Code
 }
 
-// Received records that the request arrived. It reports false when the request must not go on because it cannot be recorded.
+// Received records the stage RequestReceived. It returns false if the request must be rejected because it cannot be recorded.
 func (e *Event) Received(stream bool) bool {
 	if e == nil {
 		return true
@@ -164,14 +163,14 @@ func (e *Event) Received(stream bool) bool {
 	return true
 }
 
-// Unauthenticated says that the request does not even arrive, because nobody knows who sent it: there is only an answer to record.
+// Unauthenticated marks a request whose authentication failed: only its response is recorded.
 func (e *Event) Unauthenticated() {
 	if e != nil {
-		e.refused = true
+		e.unauthenticated = true
 	}
 }
 
-// Started is called when the answer begins. The beginning of a stream is recorded.
+// Started is called when the response begins. For streams it records the stage ResponseStarted.
 func (e *Event) Started(code int) {
 	if e == nil {
 		return
@@ -179,14 +178,14 @@ func (e *Event) Started(code int) {
 	e.mu.Lock()
 	e.code = int32(code)
 	e.mu.Unlock()
-	if e.stream || e.refused {
+	if e.stream || e.unauthenticated {
 		e.stage(stageStarted, time.Now())
 	}
 }
 
-// Complete records that the answer was given.
+// Complete records the stage ResponseComplete.
 func (e *Event) Complete() {
-	if e == nil || e.refused {
+	if e == nil || e.unauthenticated {
 		return
 	}
 	if e.code == 0 && e.status == nil {
@@ -198,9 +197,9 @@ func (e *Event) Complete() {
 	e.stage(stageComplete, time.Now())
 }
 
-// Panicked records that the server failed.
+// Panicked records the stage Panic.
 func (e *Event) Panicked(cause any) {
-	if e == nil || e.refused {
+	if e == nil || e.unauthenticated {
 		return
 	}
 	e.SetStatus(&metav1.Status{
@@ -212,7 +211,7 @@ func (e *Event) Panicked(cause any) {
 }
 
 func (e *Event) stage(at stage, now time.Time) bool {
-	if e.ended || e.verdict.omitted&at != 0 {
+	if e.ended || e.auditConfig.omitted&at != 0 {
 		return true
 	}
 	e.mu.Lock()
@@ -220,17 +219,17 @@ func (e *Event) stage(at stage, now time.Time) bool {
 	return e.auditor.record(e, at, now)
 }
 
-const longestUserAgent = 1024
+const maxUserAgentBytes = 1024
 
 func userAgent(r *http.Request) string {
 	agent := r.UserAgent()
-	if len(agent) > longestUserAgent {
-		return agent[:longestUserAgent] + "...TRUNCATED"
+	if len(agent) > maxUserAgentBytes {
+		return agent[:maxUserAgentBytes] + "...TRUNCATED"
 	}
 	return agent
 }
 
-// tokenParameter is the parameter in which browsers, who cannot set headers on a WebSocket, carry their token.
+// tokenParameter is the query parameter in which browsers send their token, since they cannot set headers on a WebSocket.
 const tokenParameter = "access_token"
 
 // requestURI is the URI as the client sent it, without tokens.
@@ -240,7 +239,7 @@ func requestURI(r *http.Request) string {
 		uri = r.URL.RequestURI()
 	}
 	path, query, ok := strings.Cut(uri, "?")
-	if !ok || !hidesToken(query) {
+	if !ok || !containsToken(query) {
 		return uri
 	}
 	pairs := strings.FieldsFunc(query, func(c rune) bool { return c == '&' || c == ';' })
@@ -252,7 +251,7 @@ func requestURI(r *http.Request) string {
 	return path + "?" + strings.Join(pairs, "&")
 }
 
-func hidesToken(query string) bool {
+func containsToken(query string) bool {
 	for query != "" {
 		pair := query
 		if end := strings.IndexAny(query, "&;"); end >= 0 {
@@ -276,7 +275,7 @@ func isTokenParameter(key string) bool {
 	return strings.EqualFold(key, tokenParameter)
 }
 
-// appendAddresses writes where the request comes from: the addresses proxies tell, and last the one that cannot be forged.
+// appendAddresses appends the source addresses of the request: those in the headers of proxies, then that of the connection.
 func appendAddresses(to []byte, r *http.Request) []byte {
 	if r.Header["X-Forwarded-For"] == nil && r.Header["X-Real-Ip"] == nil {
 		if at, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && at.Addr().Zone() == "" {

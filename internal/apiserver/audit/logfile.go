@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// logLinger is how long an event waits for others, so that a busy server writes many at once.
-const logLinger = 2 * time.Millisecond
+// logBatchWait is how long an event waits for others, so that a busy server writes many at once.
+const logBatchWait = 2 * time.Millisecond
 
-// logQueue is how many events wait to be written before those who ask have to wait too.
-const logQueue = 10000
+// logQueueEvents is the maximum number of queued events. Requests wait when it is reached.
+const logQueueEvents = 10000
 
 // logFile writes events as lines.
 type logFile struct {
 	auditor *Auditor
 	strict  bool
 	queue   *queue
-	mu      sync.Mutex // held to write
+	mu      sync.Mutex // held while writing
 	out     io.Writer
-	file    *rotatingFile // nil for the standard output
+	file    *rotatingFile // nil for standard output
 }
 
 func newLogFile(c Log, a *Auditor) (*logFile, error) {
@@ -36,10 +36,10 @@ func newLogFile(c Log, a *Auditor) (*logFile, error) {
 	}
 	d := c.Delivery
 	if d.Mode != ModeBatch {
-		d = Delivery{BufferSize: logQueue}
+		d = Delivery{BufferSize: logQueueEvents}
 	}
-	l.queue = newQueue(&d, logLinger, '\n')
-	l.queue.waits = c.Delivery.Mode == ModeBlocking
+	l.queue = newQueue(&d, logBatchWait, '\n')
+	l.queue.blocking = c.Delivery.Mode == ModeBlocking
 	l.queue.deliver = func(events []byte, count int) { l.write(events, count) }
 	l.queue.lost = func(events int, err error) { a.lost("buffered", events, err) }
 	return l, nil
@@ -64,12 +64,12 @@ func (l *logFile) write(lines []byte, events int) bool {
 }
 
 func (l *logFile) run(ctx context.Context) error {
-	var tidied sync.WaitGroup
+	var cleanup sync.WaitGroup
 	if l.file != nil {
-		tidied.Go(func() { l.file.tidy(ctx) })
+		cleanup.Go(func() { l.file.runCleanup(ctx) })
 	}
 	l.queue.run(ctx)
-	tidied.Wait()
+	cleanup.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file != nil {

@@ -27,10 +27,10 @@ const (
 	levelRequestResponse
 )
 
-// levelNames are the levels as policies and events spell them.
+// levelNames are the names of the levels in policies and events.
 var levelNames = [...]string{"None", "Metadata", "Request", "RequestResponse"}
 
-// stage is a moment in the life of a request; sets of stages are bits.
+// stage is a stage of a request, or a set of stages: each has a bit.
 type stage uint8
 
 const (
@@ -49,25 +49,25 @@ var stageNames = []string{"RequestReceived", "ResponseStarted", "ResponseComplet
 
 func (s stage) String() string { return stageNames[bits.TrailingZeros8(uint8(s))] }
 
-// Policy says which requests are recorded, and how much of them: the first rule that matches decides.
+// Policy decides which requests are recorded and at which level: the first matching rule decides.
 type Policy struct {
 	rules []rule
 }
 
-// rule is one line of a policy.
+// rule is a compiled rule of a policy.
 type rule struct {
 	auditv1.PolicyRule
-	verdict verdict
+	auditConfig auditConfig
 }
 
-// verdict is what a policy says of a request.
-type verdict struct {
+// auditConfig is the result of evaluating a policy for a request.
+type auditConfig struct {
 	level             level
-	omitted           stage // no events of these
+	omitted           stage // stages without events
 	omitManagedFields bool
 }
 
-// ReadPolicy reads a file with a Policy of audit.k8s.io/v1. warnings tell of fields that nobody knows.
+// ReadPolicy reads a file with a Policy of audit.k8s.io/v1. warnings are about unknown fields.
 func ReadPolicy(path string) (policy *Policy, warnings []error, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -80,35 +80,35 @@ func ReadPolicy(path string) (policy *Policy, warnings []error, err error) {
 	return policy, warnings, nil
 }
 
-// ParsePolicy reads a Policy in YAML or JSON.
+// ParsePolicy parses a Policy in YAML or JSON.
 func ParsePolicy(text []byte) (*Policy, []error, error) {
 	data, err := yaml.YAMLToJSON(text)
 	if err != nil {
 		return nil, nil, err
 	}
-	var read auditv1.Policy
-	warnings, err := kjson.UnmarshalStrict(data, &read)
+	var parsed auditv1.Policy
+	warnings, err := kjson.UnmarshalStrict(data, &parsed)
 	if err != nil {
 		return nil, nil, err
 	}
-	if read.APIVersion != "audit.k8s.io/v1" || read.Kind != "Policy" {
-		return nil, nil, fmt.Errorf("apiVersion and kind must be audit.k8s.io/v1 and Policy, not %q and %q", read.APIVersion, read.Kind)
+	if parsed.APIVersion != "audit.k8s.io/v1" || parsed.Kind != "Policy" {
+		return nil, nil, fmt.Errorf("apiVersion and kind must be audit.k8s.io/v1 and Policy, not %q and %q", parsed.APIVersion, parsed.Kind)
 	}
-	if errs := validatePolicy(&read); len(errs) > 0 {
+	if errs := validatePolicy(&parsed); len(errs) > 0 {
 		return nil, nil, errs.ToAggregate()
 	}
-	if len(read.Rules) == 0 {
+	if len(parsed.Rules) == 0 {
 		return nil, nil, errors.New("rules: a policy without rules records nothing")
 	}
 	policy := &Policy{}
-	for _, r := range read.Rules {
-		compiled := rule{PolicyRule: r, verdict: verdict{
+	for _, r := range parsed.Rules {
+		compiled := rule{PolicyRule: r, auditConfig: auditConfig{
 			level:             level(slices.Index(levelNames[:], string(r.Level))),
-			omitted:           stagesOf(read.OmitStages) | stagesOf(r.OmitStages),
-			omitManagedFields: read.OmitManagedFields,
+			omitted:           stagesOf(parsed.OmitStages) | stagesOf(r.OmitStages),
+			omitManagedFields: parsed.OmitManagedFields,
 		}}
 		if r.OmitManagedFields != nil {
-			compiled.verdict.omitManagedFields = *r.OmitManagedFields
+			compiled.auditConfig.omitManagedFields = *r.OmitManagedFields
 		}
 		policy.rules = append(policy.rules, compiled)
 	}
@@ -176,22 +176,22 @@ func validateStages(names []auditv1.Stage, path *field.Path) (errs field.ErrorLi
 	return errs
 }
 
-// evaluate says how much of a request is recorded. What is asked for counts, and who asks: a.User, who is empty when
-// nobody knows. Requests that carry secrets are never recorded with their bodies, whatever the policy says.
-func (p *Policy) evaluate(a *authz.Attributes) verdict {
+// evaluate returns the level and options for a request. a.User is empty if the request is not authenticated. Requests with
+// credentials are never recorded with their bodies, whatever the policy says.
+func (p *Policy) evaluate(a *authz.Attributes) auditConfig {
 	for i := range p.rules {
 		if r := &p.rules[i]; r.matches(a) {
-			v := r.verdict
+			v := r.auditConfig
 			if v.level > levelMetadata && carriesSecrets(a) {
 				v.level = levelMetadata
 			}
 			return v
 		}
 	}
-	return verdict{level: levelNone}
+	return auditConfig{level: levelNone}
 }
 
-// carriesSecrets reports whether the bodies of the request or of its answer hold credentials.
+// carriesSecrets reports whether the body of the request or of its response contains credentials.
 func carriesSecrets(a *authz.Attributes) bool {
 	switch a.Resource {
 	case "secrets":
@@ -257,20 +257,20 @@ func (r *rule) matchesResource(a *authz.Attributes) bool {
 	return false
 }
 
-// matchesName compares a resource with what a rule names: "pods", "pods/log", "pods/*", "*/log" or "*". The resource itself
-// is among "pods/*".
+// matchesName matches a resource with the resource of a rule: "pods", "pods/log", "pods/*", "*/log" or "*". "pods/*" includes the
+// resource itself.
 func matchesName(wanted, resource, subresource string) bool {
 	if wanted == "*" {
 		return true
 	}
-	name, below, isSub := strings.Cut(wanted, "/")
+	name, sub, isSub := strings.Cut(wanted, "/")
 	switch {
 	case !isSub:
 		return subresource == "" && name == resource
-	case below == "*" && name == resource:
+	case sub == "*" && name == resource:
 		return true
 	case name == "*":
-		return subresource != "" && below == subresource
+		return subresource != "" && sub == subresource
 	}
-	return name == resource && subresource != "" && below == subresource
+	return name == resource && subresource != "" && sub == subresource
 }

@@ -90,7 +90,7 @@ rules:
 - {level: RequestResponse, verbs: [create], omitStages: [Panic], omitManagedFields: false}
 - {level: Request}
 `)
-	for question, want := range map[string]verdict{
+	for question, want := range map[string]auditConfig{
 		"quiet create pods": {level: levelNone, omitted: stageReceived, omitManagedFields: true},
 		"tim create pods":   {level: levelRequestResponse, omitted: stageReceived | stagePanic},
 		"tim get pods":      {level: levelRequest, omitted: stageReceived, omitManagedFields: true},

@@ -9,36 +9,35 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// queuedBytes bounds what waits in a queue, besides the number of events: large objects must not fill the memory. Buffers up to
-// keptBytes are used again.
+// maxQueuedBytes bounds the memory of a queue, in addition to the number of events. Buffers up to maxReusedBytes are reused.
 const (
-	queuedBytes = 64 << 20
-	keptBytes   = 16 << 20
+	maxQueuedBytes = 64 << 20
+	maxReusedBytes = 16 << 20
 )
 
-// queue gathers encoded events for the one goroutine that delivers them.
+// queue collects encoded events for the goroutine that delivers them.
 type queue struct {
-	// waits: a sender waits for room; otherwise what finds none is lost.
-	waits bool
-	// separator stands behind each event.
+	// blocking senders wait for free space; otherwise events are dropped when the queue is full.
+	blocking bool
+	// separator is appended to each event.
 	separator byte
-	// limit is how many events wait at most; batch and batchBytes bound what is delivered at once, 0 means no bound.
+	// limit is the maximum number of queued events; batch and batchBytes are the maximum size of a batch, 0 means no maximum.
 	limit, batch, batchBytes int
-	// linger is how long the first event of a batch waits for others.
-	linger   time.Duration
-	throttle *rate.Limiter // nil: none
-	// deliver gets whole events. It may keep the bytes if keeps is set.
+	// batchWait is how long the first event of a batch waits for others.
+	batchWait time.Duration
+	throttle  *rate.Limiter // nil: none
+	// deliver is called with whole events. It may keep the bytes if retains is set.
 	deliver func(events []byte, count int)
-	keeps   bool
+	retains bool
 	lost    func(events int, err error)
 
 	mu     sync.Mutex
-	room   sync.Cond // waited for on mu
+	space  sync.Cond // signals free space; uses mu
 	closed bool
-	// pending are the events, ends the offsets at which they end.
+	// pending are the queued events, ends their end offsets.
 	pending, spare []byte
 	ends           []int
-	first, full    chan struct{} // hold a token when there is an event, or a whole batch
+	first, full    chan struct{} // signal that there is an event, or a full batch
 }
 
 var (
@@ -46,13 +45,13 @@ var (
 	errQueueClosed = errors.New("audit backend shut down")
 )
 
-func newQueue(d *Delivery, linger time.Duration, separator byte) *queue {
+func newQueue(d *Delivery, batchWait time.Duration, separator byte) *queue {
 	q := &queue{
-		separator: separator, limit: d.BufferSize, linger: linger,
+		separator: separator, limit: d.BufferSize, batchWait: batchWait,
 		first: make(chan struct{}, 1), full: make(chan struct{}, 1),
 	}
 	if d.MaxSize > 1 {
-		q.batch, q.linger = d.MaxSize, d.MaxWait
+		q.batch, q.batchWait = d.MaxSize, d.MaxWait
 	}
 	if d.Truncate {
 		q.batchBytes = int(d.MaxBatchBytes)
@@ -60,20 +59,20 @@ func newQueue(d *Delivery, linger time.Duration, separator byte) *queue {
 	if d.Throttle {
 		q.throttle = rate.NewLimiter(rate.Limit(d.QPS), d.Burst)
 	}
-	q.room.L = &q.mu
+	q.space.L = &q.mu
 	return q
 }
 
-// put adds an event to those that wait.
+// put queues an event.
 func (q *queue) put(event []byte) {
 	q.mu.Lock()
-	for !q.closed && len(q.ends) > 0 && (len(q.ends) >= q.limit || len(q.pending)+len(event) > queuedBytes) {
-		if !q.waits {
+	for !q.closed && len(q.ends) > 0 && (len(q.ends) >= q.limit || len(q.pending)+len(event) > maxQueuedBytes) {
+		if !q.blocking {
 			q.mu.Unlock()
 			q.lost(1, errQueueFull)
 			return
 		}
-		q.room.Wait()
+		q.space.Wait()
 	}
 	if q.closed {
 		q.mu.Unlock()
@@ -99,7 +98,7 @@ func signal(to chan struct{}) {
 	}
 }
 
-// run delivers until ctx ends, and then what is left; later events are lost.
+// run delivers until ctx ends, and then the remaining events; later events are dropped.
 func (q *queue) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
@@ -107,7 +106,7 @@ func (q *queue) run(ctx context.Context) {
 		case <-ctx.Done():
 			continue
 		}
-		timer := time.NewTimer(q.linger)
+		timer := time.NewTimer(q.batchWait)
 		select {
 		case <-timer.C:
 		case <-q.full:
@@ -119,16 +118,16 @@ func (q *queue) run(ctx context.Context) {
 	}
 	q.mu.Lock()
 	q.closed = true
-	q.room.Broadcast()
+	q.space.Broadcast()
 	q.mu.Unlock()
 	for q.deliverOne(context.Background()) {
 	}
 }
 
-// deliverOne delivers a batch. It reports whether there is another whole one.
+// deliverOne delivers a batch. It reports whether there is another full one.
 func (q *queue) deliverOne(ctx context.Context) (more bool) {
 	if q.throttle != nil {
-		_ = q.throttle.Wait(ctx) // what waits is delivered also when ctx has ended
+		_ = q.throttle.Wait(ctx) // queued events are delivered also when ctx has ended
 	}
 	q.mu.Lock()
 	if len(q.ends) == 0 {
@@ -147,7 +146,7 @@ func (q *queue) deliverOne(ctx context.Context) (more bool) {
 	size := q.ends[count-1]
 	events := q.pending[:size]
 	rest := q.pending[size:]
-	// What remains moves into the other buffer, so that events is nobody else's while it is delivered.
+	// The remaining events move to the other buffer, so that events is not shared while it is delivered.
 	q.pending = append(q.spare[:0], rest...)
 	q.spare = nil
 	left := q.ends[:0]
@@ -159,10 +158,10 @@ func (q *queue) deliverOne(ctx context.Context) (more bool) {
 	if len(left) > 0 && !more {
 		signal(q.first)
 	}
-	q.room.Broadcast()
+	q.space.Broadcast()
 	q.mu.Unlock()
 	q.deliver(events, count)
-	if !q.keeps && cap(events) <= keptBytes {
+	if !q.retains && cap(events) <= maxReusedBytes {
 		q.mu.Lock()
 		q.spare = events[:0]
 		q.mu.Unlock()

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// rotatingFile is a log that is set aside when it grows too large: audit.log becomes audit-2026-01-02T15-04-05.000.log, the time
-// being when that happened. Those that are too many or too old are removed. Lines are never split over files.
+// rotatingFile is a log file that is rotated when it reaches its maximum size: audit.log is renamed to
+// audit-2026-01-02T15-04-05.000.log with the current time. Backups that are too many or too old are removed. Lines are never split
+// over files.
 //
-// It is written here because the usual library rotates inside Write, one line at a time, and starts a goroutine that
-// never ends.
+// The library upstream uses rotates inside Write, one line at a time, and starts a goroutine that never ends.
 type rotatingFile struct {
 	path       string
-	maxBytes   int64 // 0: never set aside
+	maxBytes   int64 // 0: never rotate
 	maxBackups int
 	maxAge     time.Duration
 	compress   bool
@@ -30,13 +30,13 @@ type rotatingFile struct {
 
 	file    *os.File
 	size    int64
-	rotated chan struct{} // holds a token when there is something to tidy up
+	rotated chan struct{} // signals that backups must be cleaned up
 }
 
-// backupTime is the layout of the time in the names of files set aside.
-const backupTime = "2006-01-02T15-04-05.000"
+// backupTimeLayout is the layout of the time in the names of backups.
+const backupTimeLayout = "2006-01-02T15-04-05.000"
 
-const packedSuffix = ".gz"
+const gzipSuffix = ".gz"
 
 func openRotating(c Log, log *slog.Logger) (*rotatingFile, error) {
 	f := &rotatingFile{
@@ -46,7 +46,7 @@ func openRotating(c Log, log *slog.Logger) (*rotatingFile, error) {
 	if err := os.MkdirAll(filepath.Dir(c.Path), 0o700); err != nil {
 		return nil, err
 	}
-	signal(f.rotated) // an earlier run may have left something
+	signal(f.rotated) // an earlier process may have left backups
 	return f, f.open()
 }
 
@@ -89,14 +89,14 @@ func (f *rotatingFile) Write(lines []byte) (written int, err error) {
 	return written, nil
 }
 
-// fitting is as many lines as the file has room for: at least one when the file is empty.
+// fitting returns as many lines as fit into the file: at least one if the file is empty.
 func (f *rotatingFile) fitting(lines []byte) []byte {
-	room := f.maxBytes - f.size
-	if f.maxBytes == 0 || int64(len(lines)) <= room {
+	free := f.maxBytes - f.size
+	if f.maxBytes == 0 || int64(len(lines)) <= free {
 		return lines
 	}
-	if room > 0 {
-		if end := bytes.LastIndexByte(lines[:room], '\n'); end >= 0 {
+	if free > 0 {
+		if end := bytes.LastIndexByte(lines[:free], '\n'); end >= 0 {
 			return lines[:end+1]
 		}
 	}
@@ -114,16 +114,16 @@ func (f *rotatingFile) rotate() error {
 	}
 	prefix, suffix := f.nameParts()
 	at := time.Now().UTC()
-	aside := ""
+	backup := ""
 	for {
-		aside = filepath.Join(filepath.Dir(f.path), prefix+at.Format(backupTime)+suffix)
-		if _, err := os.Lstat(aside); errors.Is(err, os.ErrNotExist) {
+		backup = filepath.Join(filepath.Dir(f.path), prefix+at.Format(backupTimeLayout)+suffix)
+		if _, err := os.Lstat(backup); errors.Is(err, os.ErrNotExist) {
 			break
 		}
 		at = at.Add(time.Millisecond)
 	}
-	if err := os.Rename(f.path, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("set the audit log aside: %w", err)
+	if err := os.Rename(f.path, backup); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("rotate audit log: %w", err)
 	}
 	signal(f.rotated)
 	return f.open()
@@ -145,13 +145,13 @@ func (f *rotatingFile) Close() error {
 	return file.Close()
 }
 
-// tidy removes and compresses files that were set aside, until ctx ends.
-func (f *rotatingFile) tidy(ctx context.Context) {
+// runCleanup removes and compresses backups until ctx ends.
+func (f *rotatingFile) runCleanup(ctx context.Context) {
 	for {
 		select {
 		case <-f.rotated:
-			if err := f.tidyOnce(time.Now()); err != nil {
-				f.log.Error("cannot tidy up old audit logs", "error", err)
+			if err := f.cleanup(time.Now()); err != nil {
+				f.log.Error("failed to clean up old audit logs", "error", err)
 			}
 		case <-ctx.Done():
 			return
@@ -159,7 +159,7 @@ func (f *rotatingFile) tidy(ctx context.Context) {
 	}
 }
 
-func (f *rotatingFile) tidyOnce(now time.Time) error {
+func (f *rotatingFile) cleanup(now time.Time) error {
 	backups, err := f.backups()
 	if err != nil {
 		return err
@@ -170,8 +170,8 @@ func (f *rotatingFile) tidyOnce(now time.Time) error {
 		switch {
 		case f.maxBackups > 0 && i >= f.maxBackups || f.maxAge > 0 && now.Sub(backup.at) > f.maxAge:
 			errs = append(errs, os.Remove(path))
-		case f.compress && !strings.HasSuffix(path, packedSuffix):
-			errs = append(errs, pack(path))
+		case f.compress && !strings.HasSuffix(path, gzipSuffix):
+			errs = append(errs, compressFile(path))
 		}
 	}
 	return errors.Join(errs...)
@@ -190,11 +190,11 @@ func (f *rotatingFile) backups() ([]backup, error) {
 	prefix, suffix := f.nameParts()
 	var found []backup
 	for _, entry := range entries {
-		middle, ok := strings.CutPrefix(strings.TrimSuffix(entry.Name(), packedSuffix), prefix)
+		middle, ok := strings.CutPrefix(strings.TrimSuffix(entry.Name(), gzipSuffix), prefix)
 		if !ok || !strings.HasSuffix(middle, suffix) {
 			continue
 		}
-		if at, err := time.Parse(backupTime, strings.TrimSuffix(middle, suffix)); err == nil {
+		if at, err := time.Parse(backupTimeLayout, strings.TrimSuffix(middle, suffix)); err == nil {
 			found = append(found, backup{entry.Name(), at})
 		}
 	}
@@ -202,22 +202,22 @@ func (f *rotatingFile) backups() ([]backup, error) {
 	return found, nil
 }
 
-// pack compresses a file into another beside it and removes it.
-func pack(path string) (err error) {
+// compressFile compresses a file into another in the same directory and removes it.
+func compressFile(path string) (err error) {
 	in, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	packed := path + packedSuffix
-	out, err := os.OpenFile(packed, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	compressed := path + gzipSuffix
+	out, err := os.OpenFile(compressed, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	w := gzip.NewWriter(out)
 	_, err = io.Copy(w, in)
 	if err = errors.Join(err, w.Close(), out.Close()); err != nil {
-		return errors.Join(fmt.Errorf("compress %s: %w", path, err), os.Remove(packed))
+		return errors.Join(fmt.Errorf("compress %s: %w", path, err), os.Remove(compressed))
 	}
 	return os.Remove(path)
 }

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// webhookTries and the growing delays between them bound how long a batch is tried for.
+	// webhookTries is the number of attempts for a batch, with a growing delay between them.
 	webhookTries   = 5
 	webhookTimeout = 30 * time.Second
-	// webhookSends is how many batches are on their way at once.
-	webhookSends = 8
-	// webhookGrace is how long the server waits at its end for the service to take what is left.
+	// webhookConcurrency is the maximum number of batches in flight.
+	webhookConcurrency = 8
+	// webhookGrace is how long shutdown waits for the remaining batches.
 	webhookGrace = 5 * time.Second
 )
 
@@ -31,7 +31,7 @@ var (
 	listTail = []byte("]}")
 )
 
-// webhook sends lists of events to a service.
+// webhook sends EventLists to a remote server.
 type webhook struct {
 	auditor *Auditor
 	url     string
@@ -39,7 +39,7 @@ type webhook struct {
 	backoff time.Duration
 	mode    string
 	queue   *queue
-	// sending bounds the batches under way, ctx and cancel end them.
+	// sending limits the batches in flight, cancel aborts them.
 	sending errgroup.Group
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -52,20 +52,20 @@ func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}
 	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, fmt.Errorf("audit webhook: %s names no URL", c.Kubeconfig)
+		return nil, fmt.Errorf("audit webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
 	}
 	config.Timeout = webhookTimeout
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}
-	// A service that sends us elsewhere would send the events elsewhere.
+	// Following a redirect would send the events to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	w := &webhook{auditor: a, url: config.Host, client: client, backoff: c.InitialBackoff, mode: c.Delivery.Mode}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.sending.SetLimit(webhookSends)
+	w.sending.SetLimit(webhookConcurrency)
 	w.queue = newQueue(&c.Delivery, c.Delivery.MaxWait, ',')
-	w.queue.keeps = true
+	w.queue.retains = true
 	w.queue.lost = func(events int, err error) { a.lost("buffered", events, err) }
 	w.queue.deliver = func(events []byte, count int) {
 		w.sending.Go(func() error {
@@ -92,7 +92,7 @@ func (w *webhook) run(ctx context.Context) error {
 	return w.sending.Wait()
 }
 
-// post sends events, separated by commas, and tries again after a while when the service does not take them.
+// post sends comma-separated events and retries with backoff.
 func (w *webhook) post(events []byte, count int) bool {
 	body := bytes.Join([][]byte{listHead, events, listTail}, nil)
 	delay := w.backoff
@@ -122,14 +122,14 @@ func (w *webhook) postOnce(body []byte) error {
 	request.Header.Set("Accept", "application/json, */*")
 	response, err := w.client.Do(request)
 	if err != nil {
-		return fmt.Errorf("send to the audit webhook: %w", err)
+		return fmt.Errorf("call the audit webhook: %w", err)
 	}
 	_, err = io.Copy(io.Discard, io.LimitReader(response.Body, 1<<20))
 	if err = errors.Join(err, response.Body.Close()); err != nil {
-		return fmt.Errorf("read the audit webhook's answer: %w", err)
+		return fmt.Errorf("read the response of the audit webhook: %w", err)
 	}
 	if response.StatusCode < 200 || response.StatusCode > 299 {
-		return fmt.Errorf("the audit webhook answered %s", response.Status)
+		return fmt.Errorf("the audit webhook returned status %s", response.Status)
 	}
 	return nil
 }

@@ -14,10 +14,10 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// ABAC allows what the lines of a policy file allow.
+// ABAC authorizes requests by the lines of a policy file.
 type ABAC []abacRule
 
-// abacRule allows a user or the members of a group to use a resource or a path, wholly or to read.
+// abacRule allows a user or group access to a resource or path, or only to read it.
 type abacRule struct {
 	User            string `json:"user"`
 	Group           string `json:"group"`
@@ -28,7 +28,7 @@ type abacRule struct {
 	NonResourcePath string `json:"nonResourcePath"`
 }
 
-// LoadABAC reads a policy file: one JSON object per line; empty lines and those that begin with # are skipped.
+// LoadABAC reads a policy file: one JSON object per line; empty lines and comments (#) are skipped.
 func LoadABAC(path string) (ABAC, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -61,31 +61,31 @@ func readABACRule(line []byte) (abacRule, error) {
 		APIVersion string   `json:"apiVersion"`
 		Kind       string   `json:"kind"`
 		Spec       abacRule `json:"spec"`
-		abacRule            // of the oldest form, which has no version and no spec
+		abacRule            // of v0, which has no version and no spec
 	}
 	if err := json.UnmarshalCaseSensitivePreserveInts(line, &policy); err != nil {
 		return abacRule{}, err
 	}
 	switch {
 	case policy.APIVersion == "" || policy.Kind == "" || (policy.APIVersion == abacGroup+"/v0" && policy.Kind == "Policy"):
-		return fromOldest(policy.abacRule), nil
+		return fromV0(policy.abacRule), nil
 	case policy.APIVersion == abacGroup+"/v1beta1" && policy.Kind == "Policy":
-		return everyoneIsAuthenticated(policy.Spec), nil
+		return expandWildcard(policy.Spec), nil
 	}
 	return abacRule{}, fmt.Errorf("no kind %q is registered for version %q", policy.Kind, policy.APIVersion)
 }
 
-// everyoneIsAuthenticated: a star in place of a user or a group means everybody whose name is known.
-func everyoneIsAuthenticated(rule abacRule) abacRule {
+// expandWildcard replaces the user or group "*" by system:authenticated.
+func expandWildcard(rule abacRule) abacRule {
 	if rule.User == "*" || rule.Group == "*" {
 		rule.User, rule.Group = "", authn.GroupAuthenticated
 	}
 	return rule
 }
 
-// fromOldest: in the oldest form what is not said means all.
-func fromOldest(rule abacRule) abacRule {
-	rule = everyoneIsAuthenticated(rule)
+// fromV0 sets the defaults of v0: an empty field matches all.
+func fromV0(rule abacRule) abacRule {
+	rule = expandWildcard(rule)
 	rule.APIGroup, rule.NonResourcePath = "*", ""
 	if rule.User == "" && rule.Group == "" {
 		rule.Group = authn.GroupAuthenticated
@@ -106,15 +106,15 @@ func fromOldest(rule abacRule) abacRule {
 func (p ABAC) Authorize(_ context.Context, a *Attributes) (Decision, string, error) {
 	reads := a.Verb == "get" || a.Verb == "list" || a.Verb == "watch"
 	for i := range p {
-		if rule := &p[i]; (reads || !rule.Readonly) && rule.isFor(&a.User) && rule.isAbout(a) {
+		if rule := &p[i]; (reads || !rule.Readonly) && rule.matchesSubject(&a.User) && rule.matchesRequest(a) {
 			return Allow, "", nil
 		}
 	}
 	return NoOpinion, "No policy matched.", nil
 }
 
-// isFor: a rule that names a user and a group is for that user as a member of that group.
-func (r *abacRule) isFor(user *authn.User) bool {
+// matchesSubject: a rule with a user and a group matches that user as a member of that group.
+func (r *abacRule) matchesSubject(user *authn.User) bool {
 	if r.User != "" && r.User != user.Username {
 		return false
 	}
@@ -124,22 +124,22 @@ func (r *abacRule) isFor(user *authn.User) bool {
 	return r.User != "" || r.Group != ""
 }
 
-func (r *abacRule) isAbout(a *Attributes) bool {
+func (r *abacRule) matchesRequest(a *Attributes) bool {
 	if a.ResourceRequest {
-		return isOrAll(r.Namespace, a.Namespace) && isOrAll(r.Resource, a.Resource) && isOrAll(r.APIGroup, a.Group)
+		return matchesOrWildcard(r.Namespace, a.Namespace) && matchesOrWildcard(r.Resource, a.Resource) && matchesOrWildcard(r.APIGroup, a.Group)
 	}
 	return r.NonResourcePath == a.Path ||
 		(strings.HasSuffix(r.NonResourcePath, "*") && strings.HasPrefix(a.Path, strings.TrimRight(r.NonResourcePath, "*")))
 }
 
-func isOrAll(pattern, value string) bool { return pattern == "*" || pattern == value }
+func matchesOrWildcard(pattern, value string) bool { return pattern == "*" || pattern == value }
 
 // RulesFor implements RuleResolver.
 func (p ABAC) RulesFor(_ context.Context, user authn.User, namespace string) (Rules, error) {
 	var rules Rules
 	for i := range p {
 		rule := &p[i]
-		if !rule.isFor(&user) || !isOrAll(rule.Namespace, namespace) {
+		if !rule.matchesSubject(&user) || !matchesOrWildcard(rule.Namespace, namespace) {
 			continue
 		}
 		verbs := []string{"*"}

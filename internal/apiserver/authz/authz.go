@@ -1,5 +1,5 @@
-// Package authz decides whether a user may do what a request asks. Each policy is one Authorizer in a file of its own; the
-// server asks them in order, and the first that has an opinion decides. Without an opinion the answer is no.
+// Package authz authorizes requests. Each authorization mode is one Authorizer in a file of its own. The server calls them in
+// order, and the first that has an opinion decides. A request that no authorizer allows is denied.
 package authz
 
 import (
@@ -15,7 +15,7 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Attributes is one question: may this user do this?
+// Attributes describe a request to be authorized.
 type Attributes struct {
 	User authn.User
 	Verb string
@@ -31,19 +31,19 @@ type Attributes struct {
 	// FieldSelector and LabelSelector of a list, watch or deletecollection, as the client sent them.
 	FieldSelector string
 	LabelSelector string
-	// Fields and Labels are the same, read already; a review may give selectors in this form only. They are ignored
-	// when the written form is set. Read them through FieldRequirements and LabelRequirements.
+	// Fields and Labels are the same selectors parsed; an access review may have selectors in this form only. They are ignored
+	// when the string form is set. Use FieldRequirements and LabelRequirements to read either.
 	Fields fields.Requirements
 	Labels labels.Requirements
 
-	// Path of a request that is not for a resource.
+	// Path of a non-resource request.
 	Path string
 }
 
-// Decision is an authorizer's opinion.
+// Decision is the result of an authorizer.
 type Decision int
 
-// An authorizer that knows nothing about the request has no opinion; the next one is asked.
+// An authorizer that neither allows nor denies a request has no opinion; the next one is called.
 const (
 	NoOpinion Decision = iota
 	Allow
@@ -61,34 +61,35 @@ func (d Decision) String() string {
 	return "NoOpinion"
 }
 
-// Authorizer answers questions by one policy. The reason is shown to the client when the answer is no.
+// Authorizer authorizes requests. The reason is part of the response when the request is denied.
 type Authorizer interface {
 	Authorize(ctx context.Context, a *Attributes) (decision Decision, reason string, err error)
 }
 
-// Rules is what a user may do, as far as a policy can list it.
+// Rules are what a user may do, as far as an authorizer can list it.
 type Rules struct {
 	Resources []authorizationv1.ResourceRule
 	Paths     []authorizationv1.NonResourceRule
-	// Incomplete says that the user may be allowed more.
+	// Incomplete means that the user may be allowed more.
 	Incomplete bool
 }
 
-// RuleResolver is an Authorizer that can list what it allows. Rules that could be found are returned beside an error.
+// RuleResolver is an Authorizer that can list what it allows. Rules that could be resolved are returned along with an error.
 type RuleResolver interface {
 	RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error)
 }
 
-// Named gives an authorizer the name its reasons are shown with.
+// Named gives an authorizer a name, which is part of its reasons.
 type Named struct {
 	Name string
 	Authorizer
 }
 
-// Chain asks authorizers in order.
+// Chain calls authorizers in order.
 type Chain []Authorizer
 
-// Authorize implements Authorizer: the first opinion counts. Without one, the reasons and errors of all are returned.
+// Authorize implements Authorizer: the first authorizer with an opinion decides. Without one, the reasons and errors of all are
+// returned.
 func (c Chain) Authorize(ctx context.Context, a *Attributes) (Decision, string, error) {
 	var reasons []string
 	var errs []error
@@ -110,7 +111,7 @@ func (c Chain) Authorize(ctx context.Context, a *Attributes) (Decision, string, 
 	return NoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
 }
 
-// RulesFor implements RuleResolver: what any of the authorizers allows.
+// RulesFor implements RuleResolver: the rules of all authorizers.
 func (c Chain) RulesFor(ctx context.Context, user authn.User, namespace string) (Rules, error) {
 	var all Rules
 	var errs []error
@@ -118,11 +119,11 @@ func (c Chain) RulesFor(ctx context.Context, user authn.User, namespace string) 
 		if named, ok := next.(Named); ok {
 			next = named.Authorizer
 		}
-		lister, ok := next.(RuleResolver)
+		resolver, ok := next.(RuleResolver)
 		if !ok {
 			continue
 		}
-		rules, err := lister.RulesFor(ctx, user, namespace)
+		rules, err := resolver.RulesFor(ctx, user, namespace)
 		all.Resources = append(all.Resources, rules.Resources...)
 		all.Paths = append(all.Paths, rules.Paths...)
 		all.Incomplete = all.Incomplete || rules.Incomplete
@@ -133,7 +134,7 @@ func (c Chain) RulesFor(ctx context.Context, user authn.User, namespace string) 
 	return all, utilerrors.NewAggregate(errs)
 }
 
-// Masters lets members of system:masters do everything.
+// Masters allows everything to members of system:masters.
 type Masters struct{}
 
 // Authorize implements Authorizer.
@@ -144,7 +145,7 @@ func (Masters) Authorize(_ context.Context, a *Attributes) (Decision, string, er
 	return NoOpinion, "", nil
 }
 
-// AlwaysAllowPaths lets everyone read a fixed set of paths: health and version.
+// AlwaysAllowPaths allows everyone to get a fixed set of paths: health and version.
 type AlwaysAllowPaths []string
 
 // Authorize implements Authorizer.
@@ -155,7 +156,7 @@ func (p AlwaysAllowPaths) Authorize(_ context.Context, a *Attributes) (Decision,
 	return NoOpinion, "", nil
 }
 
-// AlwaysAllow lets everyone do everything.
+// AlwaysAllow allows every request.
 type AlwaysAllow struct{}
 
 // Authorize implements Authorizer.
@@ -172,7 +173,7 @@ func (AlwaysAllow) RulesFor(context.Context, authn.User, string) (Rules, error) 
 	}, nil
 }
 
-// AlwaysDeny lets nobody do anything that another policy does not allow.
+// AlwaysDeny never allows a request; another authorizer of the chain still can.
 type AlwaysDeny struct{}
 
 // Authorize implements Authorizer.

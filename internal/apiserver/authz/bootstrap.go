@@ -1,7 +1,7 @@
 package authz
 
 import (
-	_ "embed" // for the table below
+	_ "embed" // for bootstrapTable
 	"fmt"
 	"slices"
 	"strings"
@@ -13,7 +13,7 @@ import (
 	"skiff/internal/rbacrules"
 )
 
-// bootstrapTable is read once, when the first server starts.
+// bootstrapTable is parsed once, on first use.
 //
 //go:embed bootstrap.txt
 var bootstrapTable string
@@ -34,8 +34,8 @@ var readBootstrap = sync.OnceValue(func() PolicyObjects {
 	return p
 })
 
-// BootstrapPolicy is what every cluster has from its first moment. The aggregated roles have their rules already. The objects
-// are the caller's.
+// BootstrapPolicy are the default roles and bindings of a cluster. The aggregated roles have their rules already. The caller owns
+// the objects.
 func BootstrapPolicy() PolicyObjects {
 	read := readBootstrap()
 	p := PolicyObjects{}
@@ -54,7 +54,7 @@ func BootstrapPolicy() PolicyObjects {
 	return p
 }
 
-// nodeRules are the rules all nodes share.
+// nodeRules are the rules of all nodes.
 func nodeRules() []rbacv1.PolicyRule {
 	for _, role := range readBootstrap().ClusterRoles {
 		if role.Name == "system:node" {
@@ -70,20 +70,20 @@ const (
 	controllerPrefix     = "system:controller:"
 )
 
-// tableReader reads the form of bootstrap.txt.
-type tableReader struct {
+// policyParser parses bootstrap.txt.
+type policyParser struct {
 	policy PolicyObjects
-	rules  *[]rbacv1.PolicyRule // of the role whose lines are being read
+	rules  *[]rbacv1.PolicyRule // of the role that is being parsed
 }
 
 func readPolicy(table string) (PolicyObjects, error) {
-	var r tableReader
+	var r policyParser
 	var pending string
 	for number, line := range strings.Split(table, "\n") {
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
-		// A rule that ends with a comma goes on.
+		// A line that ends with a comma is continued.
 		if line = pending + strings.TrimRight(line, " "); strings.HasSuffix(line, ",") {
 			pending = line
 			continue
@@ -96,7 +96,7 @@ func readPolicy(table string) (PolicyObjects, error) {
 		}
 	}
 	if pending != "" {
-		return PolicyObjects{}, fmt.Errorf("%q goes nowhere", pending)
+		return PolicyObjects{}, fmt.Errorf("unterminated rule %q", pending)
 	}
 	for _, changed := range rbacrules.Aggregate(r.policy.ClusterRoles) {
 		i := slices.IndexFunc(r.policy.ClusterRoles, func(role *rbacv1.ClusterRole) bool { return role.Name == changed.Name })
@@ -105,7 +105,7 @@ func readPolicy(table string) (PolicyObjects, error) {
 	return r.policy, nil
 }
 
-func (r *tableReader) read(line string) error {
+func (r *policyParser) read(line string) error {
 	fields := strings.Fields(line)
 	switch {
 	case len(fields) == 0:
@@ -150,7 +150,7 @@ func bootstrapMeta(namespace, name string) metav1.ObjectMeta {
 }
 
 // rule reads "VERBS URLS" or "VERBS GROUPS RESOURCES [names=NAMES]".
-func (r *tableReader) rule(fields []string) error {
+func (r *policyParser) rule(fields []string) error {
 	if r.rules == nil {
 		return fmt.Errorf("a rule without a role")
 	}
@@ -180,7 +180,7 @@ func (r *tableReader) rule(fields []string) error {
 	return nil
 }
 
-func (r *tableReader) clusterRole(name string, options []string) error {
+func (r *policyParser) clusterRole(name string, options []string) error {
 	role := &rbacv1.ClusterRole{ObjectMeta: bootstrapMeta("", name)}
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
@@ -199,7 +199,7 @@ func (r *tableReader) clusterRole(name string, options []string) error {
 	return nil
 }
 
-func (r *tableReader) clusterRoleBinding(name string, words []string) error {
+func (r *policyParser) clusterRoleBinding(name string, words []string) error {
 	subjects, err := readSubjects(words)
 	r.policy.ClusterRoleBindings = append(r.policy.ClusterRoleBindings, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: bootstrapMeta("", name), Subjects: subjects,
@@ -208,7 +208,7 @@ func (r *tableReader) clusterRoleBinding(name string, words []string) error {
 	return err
 }
 
-func (r *tableReader) roleBinding(namespace, name string, words []string) error {
+func (r *policyParser) roleBinding(namespace, name string, words []string) error {
 	role := name
 	if len(words) > 0 && strings.HasPrefix(words[0], "role=") {
 		role, words = strings.TrimPrefix(words[0], "role="), words[1:]

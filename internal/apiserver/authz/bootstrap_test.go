@@ -81,7 +81,7 @@ func TestReadPolicyErrors(t *testing.T) {
 		"something else again":                         `line 1: "something" is none of the known words`,
 		"role x":                                       `line 1: "role x" lacks a name`,
 		"# fine\n\nclusterrole\n":                      `line 3: "clusterrole" lacks a name`,
-		"clusterrole a\n  get core pods,":              `"  get core pods," goes nowhere`,
+		"clusterrole a\n  get core pods,":              `unterminated rule "  get core pods,"`,
 		"clusterrole a\n  get core pods,\n      nodes": "",
 	} {
 		_, err := readPolicy(table)

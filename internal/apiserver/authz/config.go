@@ -24,7 +24,7 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Modes an authorizer can be configured by.
+// The authorization modes.
 const (
 	ModeAlwaysAllow = "AlwaysAllow"
 	ModeAlwaysDeny  = "AlwaysDeny"
@@ -36,24 +36,24 @@ const (
 
 var modes = []string{ModeAlwaysAllow, ModeAlwaysDeny, ModeABAC, ModeWebhook, ModeRBAC, ModeNode}
 
-// reloadEvery is how often a configuration file is looked at again.
-const reloadEvery = 10 * time.Second
+// reloadInterval is how often the configuration file is checked for changes.
+const reloadInterval = 10 * time.Second
 
-// Config says which authorizers there are and in which order: by the flags of a server, or by a file in their place.
+// Config selects the authorizers and their order: by flags, or by a configuration file instead.
 type Config struct {
 	Modes []string // --authorization-mode
-	// PolicyFile is ABAC's (--authorization-policy-file).
+	// PolicyFile is the ABAC policy file (--authorization-policy-file).
 	PolicyFile string
-	// The webhook's (--authorization-webhook-config-file, -version, -cache-authorized-ttl, -cache-unauthorized-ttl).
+	// Settings of the webhook (--authorization-webhook-config-file, -version, -cache-authorized-ttl, -cache-unauthorized-ttl).
 	WebhookConfigFile      string
 	WebhookVersion         string
 	WebhookAuthorizedTTL   time.Duration
 	WebhookUnauthorizedTTL time.Duration
-	// File holds an AuthorizationConfiguration (--authorization-config). Modes and the webhook's fields must be empty then.
+	// File is an AuthorizationConfiguration (--authorization-config). If it is set, Modes and the webhook's fields must be empty.
 	File string
 }
 
-// DefaultConfig is upstream's for the fields that have a default.
+// DefaultConfig has upstream's defaults.
 func DefaultConfig() Config {
 	return Config{WebhookVersion: "v1beta1", WebhookAuthorizedTTL: 5 * time.Minute, WebhookUnauthorizedTTL: 30 * time.Second}
 }
@@ -78,21 +78,21 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("authorization-mode %q has mode specified more than once", c.Modes))
 		}
 	}
-	for _, needs := range []struct{ mode, file, missing, useless string }{
+	for _, needs := range []struct{ mode, file, missingError, unusedError string }{
 		{ModeABAC, c.PolicyFile, "authorization-mode ABAC's authorization policy file not passed", "cannot specify --authorization-policy-file without mode ABAC"},
 		{ModeWebhook, c.WebhookConfigFile, "authorization-mode Webhook's authorization config file not passed", "cannot specify --authorization-webhook-config-file without mode Webhook"},
 	} {
 		switch has := slices.Contains(c.Modes, needs.mode); {
 		case has && needs.file == "":
-			errs = append(errs, errors.New(needs.missing))
+			errs = append(errs, errors.New(needs.missingError))
 		case !has && needs.file != "":
-			errs = append(errs, errors.New(needs.useless))
+			errs = append(errs, errors.New(needs.unusedError))
 		}
 	}
 	return utilerrors.NewAggregate(errs)
 }
 
-// read is the configuration in the form of the file, whichever way it was given.
+// read returns the configuration as an AuthorizationConfiguration, from the file or from the flags.
 func (c Config) read() (*apiserver.AuthorizationConfiguration, []byte, error) {
 	if c.File != "" {
 		data, err := os.ReadFile(c.File)
@@ -126,10 +126,10 @@ func (c Config) webhook() *apiserver.WebhookConfiguration {
 	}
 }
 
-// compiler of match conditions: made when the first is needed, for it takes some memory.
+// compiler compiles match conditions. It is created on first use because of its memory.
 var compiler = sync.OnceValue(authorizationcel.NewDefaultCompiler)
 
-// readConfiguration reads and checks an AuthorizationConfiguration. All types in required must occur.
+// readConfiguration decodes and validates an AuthorizationConfiguration. It must contain all required types.
 func readConfiguration(data []byte, required []string) (*apiserver.AuthorizationConfiguration, error) {
 	config, err := load.LoadFromData(data)
 	if err != nil {
@@ -153,22 +153,21 @@ func readConfiguration(data []byte, required []string) (*apiserver.Authorization
 	return config, utilerrors.NewAggregate(errs)
 }
 
-// Authorizers is the chain of authorizers of a configuration. Members of system:masters pass all.
+// Authorizers is the chain of authorizers of a configuration. Members of system:masters are always allowed.
 type Authorizers struct {
 	config Config
 	log    *slog.Logger
 	chain  atomic.Pointer[Chain]
 
-	// What outlives a change of the configuration file, nil for types that are not configured.
+	// Authorizers that are kept when the configuration file changes, nil for modes that are not enabled.
 	rbac *RBAC
 	node *Node
 	abac ABAC
 
-	data []byte // of the file, as it was read last
+	data []byte // last content of the file
 }
 
-// New makes the authorizers of a configuration. RBAC follows the policy, Node the graph. Run must be called for changes of
-// the configuration file to be seen.
+// New makes the authorizers of a configuration. RBAC uses the policy, Node the graph. Run reloads the configuration file.
 func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Authorizers, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -177,25 +176,25 @@ func New(c Config, policy Policy, graph *NodeGraph, log *slog.Logger) (*Authoriz
 	if err != nil {
 		return nil, err
 	}
-	made := &Authorizers{config: c, log: log, data: data}
+	authorizers := &Authorizers{config: c, log: log, data: data}
 	for _, authorizer := range read.Authorizers {
 		switch string(authorizer.Type) {
 		case ModeRBAC:
-			made.rbac = NewRBAC(policy)
+			authorizers.rbac = NewRBAC(policy)
 		case ModeNode:
-			made.node = NewNode(graph)
+			authorizers.node = NewNode(graph)
 		case ModeABAC:
-			if made.abac, err = LoadABAC(c.PolicyFile); err != nil {
+			if authorizers.abac, err = LoadABAC(c.PolicyFile); err != nil {
 				return nil, err
 			}
 		}
 	}
-	chain, err := made.build(read)
+	chain, err := authorizers.build(read)
 	if err != nil {
 		return nil, err
 	}
-	made.chain.Store(&chain)
-	return made, nil
+	authorizers.chain.Store(&chain)
+	return authorizers, nil
 }
 
 func (c *Authorizers) build(config *apiserver.AuthorizationConfiguration) (Chain, error) {
@@ -237,17 +236,16 @@ func (c *Authorizers) RulesFor(ctx context.Context, user authn.User, namespace s
 	return c.chain.Load().RulesFor(ctx, user, namespace)
 }
 
-// RBAC is the chain's authorizer of that kind, or nil.
+// RBAC is the RBAC authorizer of the chain, or nil.
 func (c *Authorizers) RBAC() *RBAC { return c.rbac }
 
-// Run looks at the configuration file from time to time and follows its changes until ctx ends. A file that cannot be read or is
-// wrong changes nothing.
+// Run reloads the configuration file when it changes, until ctx ends. An unreadable or invalid file changes nothing.
 func (c *Authorizers) Run(ctx context.Context) error {
 	if c.config.File == "" {
 		<-ctx.Done()
 		return nil
 	}
-	ticker := time.NewTicker(reloadEvery)
+	ticker := time.NewTicker(reloadInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -255,15 +253,15 @@ func (c *Authorizers) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			if changed, err := c.reload(); err != nil {
-				c.log.Error("authorization configuration not reloaded", "file", c.config.File, "error", err)
+				c.log.Error("failed to reload authorization configuration", "file", c.config.File, "error", err)
 			} else if changed {
-				c.log.Info("authorization configuration reloaded", "file", c.config.File)
+				c.log.Info("reloaded authorization configuration", "file", c.config.File)
 			}
 		}
 	}
 }
 
-// reload reads the file again. Authorizers other than webhooks can neither come nor go while the server runs.
+// reload reads the file again. Only webhooks can be added or removed while the server runs.
 func (c *Authorizers) reload() (changed bool, err error) {
 	data, err := os.ReadFile(c.config.File)
 	if err != nil || bytes.Equal(data, c.data) {

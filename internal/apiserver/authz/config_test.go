@@ -81,7 +81,7 @@ func TestConfigValidate(t *testing.T) {
 
 func TestNewFromModes(t *testing.T) {
 	policy := NewStaticPolicy(mustRead(t, "clusterrole a\n  get core pods\nclusterrolebinding a user:jane\nclusterrolebinding gone user:lost"))
-	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) {
+	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) {
 		spec := review["spec"].(map[string]any)
 		if spec["user"] == "denied" {
 			status(review, w, `"allowed":false,"denied":true,"reason":"never you"`)
@@ -163,7 +163,7 @@ func TestConfigurationFile(t *testing.T) {
 }
 
 func TestConfigurationReload(t *testing.T) {
-	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) {
+	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) {
 		status(review, w, `"allowed":true,"reason":"judged"`)
 	})
 	withHook := configFile + fmt.Sprintf(webhookConfig, j.kubeconfig(t))
@@ -213,7 +213,7 @@ func TestConfigurationIsLookedAtAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := c.chain.Load()
-		time.Sleep(2 * reloadEvery)
+		time.Sleep(2 * reloadInterval)
 		if c.chain.Load() == before {
 			t.Error("the change was not seen")
 		}

@@ -19,18 +19,18 @@ import (
 	"skiff/internal/kind"
 )
 
-// Escalation keeps users from granting more than they have: a role may list only what its writer may do, a binding may grant
-// only roles that its writer has all permissions of. The verbs escalate on roles and bind on the role that is bound lift
-// this, and so does membership in system:masters.
+// Escalation prevents privilege escalation: a user may write only roles whose permissions the user has, and bind only roles all
+// of whose permissions the user has. The verb escalate on roles, the verb bind on the bound role, and membership in
+// system:masters bypass the check.
 type Escalation struct {
-	// RBAC knows which permissions users hold: those of roles, not those that other authorizers may give them.
+	// RBAC resolves the permissions of users. Permissions granted by other authorizers are not considered.
 	RBAC *RBAC
-	// Authorizer is asked for the verbs escalate and bind.
+	// Authorizer authorizes the verbs escalate and bind.
 	Authorizer Authorizer
 }
 
-// Check judges the write of a role or a binding; objects of other kinds pass. a is the request, whose name is empty when
-// the object is created by POST; old is nil on create. It must run before the object is validated and stored.
+// Check checks the write of a role or a binding; other kinds are ignored. a is the request, whose name is empty when the object
+// is created by POST; old is nil on create. It must run before the object is validated and stored.
 func (e *Escalation) Check(ctx context.Context, a *Attributes, obj, old kind.Object) error {
 	if slices.Contains(a.User.Groups, authn.GroupMasters) {
 		return nil
@@ -40,34 +40,34 @@ func (e *Escalation) Check(ctx context.Context, a *Attributes, obj, old kind.Obj
 		if e.mayEscalate(ctx, a) || onlyOwnersChange(obj, old) {
 			return nil
 		}
-		return forbidden("roles", obj, e.checkRules(a, obj.Rules, a.Namespace))
+		return forbidden("roles", obj.Name, e.checkRules(a, obj.Rules, a.Namespace))
 	case *rbacv1.ClusterRole:
 		if e.mayEscalate(ctx, a) || onlyOwnersChange(obj, old) {
 			return nil
 		}
-		return forbidden("clusterroles", obj, e.checkClusterRole(a, obj, old))
+		return forbidden("clusterroles", obj.Name, e.checkClusterRole(a, obj, old))
 	case *rbacv1.RoleBinding:
 		if onlyOwnersChange(obj, old) {
 			return nil
 		}
-		return e.checkBinding(ctx, a, "rolebindings", obj, obj.RoleRef, a.Namespace)
+		return e.checkBinding(ctx, a, boundRole{"rolebindings", obj.Name, obj.RoleRef, a.Namespace})
 	case *rbacv1.ClusterRoleBinding:
 		if onlyOwnersChange(obj, old) {
 			return nil
 		}
-		return e.checkBinding(ctx, a, "clusterrolebindings", obj, obj.RoleRef, "")
+		return e.checkBinding(ctx, a, boundRole{"clusterrolebindings", obj.Name, obj.RoleRef, ""})
 	}
 	return nil
 }
 
-func forbidden(resource string, obj kind.Object, err error) error {
+func forbidden(resource, name string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return apierrors.NewForbidden(rbacv1.Resource(resource), obj.GetName(), err)
+	return apierrors.NewForbidden(rbacv1.Resource(resource), name, err)
 }
 
-// onlyOwnersChange: garbage collection may let go of an object whatever it grants.
+// onlyOwnersChange reports whether only owner references and finalizers change, which garbage collection does.
 func onlyOwnersChange(obj, old kind.Object) bool {
 	if old == nil || reflect.ValueOf(old).IsNil() {
 		return false
@@ -89,7 +89,7 @@ func (e *Escalation) mayEscalate(ctx context.Context, a *Attributes) bool {
 	})
 }
 
-// mayBind asks in the namespace of the binding, so that binding a cluster role can be delegated for one namespace.
+// mayBind authorizes the verb bind in the namespace of the binding, so that binding a cluster role can be delegated per namespace.
 func (e *Escalation) mayBind(ctx context.Context, user authn.User, ref rbacv1.RoleRef, namespace string) bool {
 	resource := ""
 	switch ref.Kind {
@@ -111,7 +111,7 @@ func (e *Escalation) allowed(ctx context.Context, a *Attributes) bool {
 	return decision == Allow
 }
 
-// everything is what an aggregation rule can gather.
+// everything is what an aggregation rule can select.
 var everything = []rbacv1.PolicyRule{
 	{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
 	{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}},
@@ -135,18 +135,25 @@ func aggregates(role *rbacv1.ClusterRole) bool {
 	return role != nil && role.AggregationRule != nil && len(role.AggregationRule.ClusterRoleSelectors) > 0
 }
 
-func (e *Escalation) checkBinding(ctx context.Context, a *Attributes, resource string, obj kind.Object, ref rbacv1.RoleRef, namespace string) error {
-	if e.mayBind(ctx, a.User, ref, namespace) {
-		return nil
-	}
-	rules, err := e.RBAC.rulesOf(ref, namespace)
-	if err != nil {
-		return asAsked(a, err)
-	}
-	return forbidden(resource, obj, e.checkRules(a, rules, namespace))
+// boundRole is the role of a binding. namespace is empty for a cluster role binding.
+type boundRole struct {
+	resource, binding string
+	ref               rbacv1.RoleRef
+	namespace         string
 }
 
-// rulesOf are the rules a binding refers to.
+func (e *Escalation) checkBinding(ctx context.Context, a *Attributes, b boundRole) error {
+	if e.mayBind(ctx, a.User, b.ref, b.namespace) {
+		return nil
+	}
+	rules, err := e.RBAC.rulesOf(b.ref, b.namespace)
+	if err != nil {
+		return forRequestedResource(a, err)
+	}
+	return forbidden(b.resource, b.binding, e.checkRules(a, rules, b.namespace))
+}
+
+// rulesOf are the rules of the role that a binding refers to.
 func (r *RBAC) rulesOf(ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,8 +164,8 @@ func (r *RBAC) rulesOf(ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRul
 	return found.rules, nil
 }
 
-// asAsked: that a role does not exist is said of the resource of the request, as upstream's clients know it.
-func asAsked(a *Attributes, err error) error {
+// forRequestedResource rewrites a not-found error of a role to the resource of the request, as upstream does.
+func forRequestedResource(a *Attributes, err error) error {
 	var status *apierrors.StatusError
 	if errors.As(err, &status) && apierrors.IsNotFound(err) {
 		return apierrors.NewNotFound(schema.GroupResource{Group: a.Group, Resource: a.Resource}, status.ErrStatus.Details.Name)
@@ -166,8 +173,8 @@ func asAsked(a *Attributes, err error) error {
 	return err
 }
 
-// checkRules returns an error unless the user has all permissions that rules give, in a namespace or, when it is empty, in the
-// whole cluster. The error lists what is missing.
+// checkRules returns an error unless the user has all permissions of the rules in the namespace or, if it is empty, in the whole
+// cluster. The error lists the missing permissions.
 func (e *Escalation) checkRules(a *Attributes, rules []rbacv1.PolicyRule, namespace string) error {
 	user := &a.User
 	held, unresolved := e.RBAC.policyRules(user, namespace)
@@ -184,14 +191,14 @@ func (e *Escalation) checkRules(a *Attributes, rules []rbacv1.PolicyRule, namesp
 		user.Username, user.Groups, strings.Join(slices.Compact(lines), "\n"))
 	if len(unresolved) > 0 {
 		for i, err := range unresolved {
-			unresolved[i] = asAsked(a, err)
+			unresolved[i] = forRequestedResource(a, err)
 		}
 		text += fmt.Sprintf("; resolution errors: [%v]", utilerrors.NewAggregate(unresolved))
 	}
 	return errors.New(text)
 }
 
-// compact joins rules that differ in their verbs alone. The rules are of one verb, one resource and at most one name each.
+// compact merges rules that differ only in their verbs. Each rule has one verb, one resource and at most one name.
 func compact(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	type key struct{ group, resource, name string }
 	at := make(map[key]int)

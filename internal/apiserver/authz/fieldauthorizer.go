@@ -20,18 +20,18 @@ import (
 	"skiff/internal/kind"
 )
 
-// FieldAuthorizer finds what is wrong with an object only because of who writes it: fields that need a permission of their own.
+// FieldAuthorizer authorizes the fields of objects that need a permission of their own.
 type FieldAuthorizer struct {
 	Authorizer Authorizer
-	// Objects looks up the policy that a binding is for.
+	// Objects gets the policy of a policy binding.
 	Objects func(ctx context.Context, resource schema.GroupResource, name string) (kind.Object, error)
-	// Resource is how objects of a kind are called in rules; false when nobody knows the kind.
+	// Resource is the resource of a kind; false if the kind is unknown.
 	Resource func(schema.GroupVersionKind) (string, bool)
-	// Forbidden is the error for a request that is not allowed.
+	// Forbidden makes the error of a request that is not allowed.
 	Forbidden func(a *Attributes, reason string) error
 }
 
-// Check judges an object that is valid otherwise. a is the request; old is nil on create.
+// Check authorizes the write of a valid object. a is the request; old is nil on create.
 func (f *FieldAuthorizer) Check(ctx context.Context, a *Attributes, obj, old kind.Object) field.ErrorList {
 	switch obj := obj.(type) {
 	case *certificatesv1.PodCertificateRequest:
@@ -62,7 +62,7 @@ func (f *FieldAuthorizer) Check(ctx context.Context, a *Attributes, obj, old kin
 	return nil
 }
 
-// signing: what becomes of a pod's certificate is for who may sign for its signer.
+// signing: the status of a PodCertificateRequest needs the verb sign on its signer.
 func (f *FieldAuthorizer) signing(ctx context.Context, a *Attributes, obj, old *certificatesv1.PodCertificateRequest) field.ErrorList {
 	signer := old.Spec.SignerName
 	if equality.Semantic.DeepEqual(obj.Status, old.Status) || AuthorizedForSigner(ctx, f.Authorizer, a.User, "sign", signer) {
@@ -71,7 +71,7 @@ func (f *FieldAuthorizer) signing(ctx context.Context, a *Attributes, obj, old *
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "signerName"), fmt.Sprintf("User %q is not permitted to \"sign\" for signer %q", a.User.Username, signer))}
 }
 
-// AuthorizedForSigner asks whether a user may act for a signer: for the one named, or for all of its domain.
+// AuthorizedForSigner reports whether a user has the verb on a signer, or on all signers of its domain.
 func AuthorizedForSigner(ctx context.Context, authorizer Authorizer, user authn.User, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
 	for _, name := range []string{signer, domain + "/*"} {
@@ -85,10 +85,10 @@ func AuthorizedForSigner(ctx context.Context, authorizer Authorizer, user authn.
 	return false
 }
 
-// claimStatus: which devices a claim gets is for who may bind claims, how the devices are for their drivers.
+// claimStatus: the allocation of a resource claim needs permission to bind claims, the status of its devices one for the driver.
 func (f *FieldAuthorizer) claimStatus(ctx context.Context, a *Attributes, status, old *resourcev1.ResourceClaimStatus) (errs field.ErrorList) {
 	if !equality.Semantic.DeepEqual(status.Allocation, old.Allocation) || !equality.Semantic.DeepEqual(status.ReservedFor, old.ReservedFor) {
-		if err := f.mayOn(ctx, a, a.Verb, resourcev1.SubresourceBinding, "", ""); err != nil {
+		if err := f.authorizeSubresource(ctx, a, virtualSubresource{verb: a.Verb, subresource: resourcev1.SubresourceBinding}); err != nil {
 			errs = append(errs, field.Forbidden(field.NewPath("status", "allocation"),
 				fmt.Sprintf(`changing status.allocation or status.reservedFor requires resource="resourceclaims/binding", verb="%s" permission: %s`, a.Verb, err)))
 		}
@@ -103,7 +103,7 @@ func (f *FieldAuthorizer) claimStatus(ctx context.Context, a *Attributes, status
 	for _, driver := range changedDrivers(status.Devices, old.Devices) {
 		var first error
 		for _, verb := range verbs {
-			err := f.mayOn(ctx, a, verb, resourcev1.SubresourceDriver, a.Namespace, driver)
+			err := f.authorizeSubresource(ctx, a, virtualSubresource{verb, resourcev1.SubresourceDriver, a.Namespace, driver})
 			if err == nil {
 				first = nil
 				break
@@ -120,11 +120,13 @@ func (f *FieldAuthorizer) claimStatus(ctx context.Context, a *Attributes, status
 	return errs
 }
 
-// mayOn asks for a verb on a subresource that exists in rules only.
-func (f *FieldAuthorizer) mayOn(ctx context.Context, a *Attributes, verb, subresource, namespace, name string) error {
-	asked := *a
-	asked.Verb, asked.Subresource, asked.Namespace, asked.Name = verb, subresource, namespace, name
-	decision, reason, err := f.Authorizer.Authorize(ctx, &asked)
+type virtualSubresource struct{ verb, subresource, namespace, name string }
+
+// authorizeSubresource authorizes a verb on a virtual subresource, which exists only in rules.
+func (f *FieldAuthorizer) authorizeSubresource(ctx context.Context, a *Attributes, s virtualSubresource) error {
+	attributes := *a
+	attributes.Verb, attributes.Subresource, attributes.Namespace, attributes.Name = s.verb, s.subresource, s.namespace, s.name
+	decision, reason, err := f.Authorizer.Authorize(ctx, &attributes)
 	switch {
 	case decision == Allow:
 		return nil
@@ -133,10 +135,10 @@ func (f *FieldAuthorizer) mayOn(ctx context.Context, a *Attributes, verb, subres
 	case err != nil:
 		reason = err.Error()
 	}
-	return f.Forbidden(&asked, reason)
+	return f.Forbidden(&attributes, reason)
 }
 
-// onlyNode is the node an allocation is for, if it is for one alone.
+// onlyNode is the node of an allocation for a single node, or "".
 func onlyNode(allocation *resourcev1.AllocationResult) string {
 	if allocation.NodeSelector == nil || len(allocation.NodeSelector.NodeSelectorTerms) != 1 {
 		return ""
@@ -158,7 +160,7 @@ func runsOn(user authn.User, node string) bool {
 	return account && len(on) == 1 && on[0] == node
 }
 
-// changedDrivers are the drivers of devices that have come, gone or changed, in order.
+// changedDrivers are the drivers of added, removed and changed devices, sorted.
 func changedDrivers(devices, old []resourcev1.AllocatedDeviceStatus) []string {
 	type device struct{ driver, pool, name, share string }
 	key := func(d *resourcev1.AllocatedDeviceStatus) device {
@@ -175,13 +177,13 @@ func changedDrivers(devices, old []resourcev1.AllocatedDeviceStatus) []string {
 	var drivers []string
 	for i := range devices {
 		k := key(&devices[i])
-		if was := before[k]; was == nil || !equality.Semantic.DeepEqual(was, &devices[i]) {
+		if previous := before[k]; previous == nil || !equality.Semantic.DeepEqual(previous, &devices[i]) {
 			drivers = append(drivers, k.driver)
 		}
 		delete(before, k)
 	}
-	for gone := range before {
-		drivers = append(drivers, gone.driver)
+	for removed := range before {
+		drivers = append(drivers, removed.driver)
 	}
 	slices.Sort(drivers)
 	return slices.Compact(drivers)
@@ -200,16 +202,16 @@ func paramKindOf(policy kind.Object) *admissionregistrationv1.ParamKind {
 	return nil
 }
 
-// policy: a policy reads its parameters for whoever wrote it, who therefore must be able to read them all.
+// policy: a policy gives its author access to its parameters, so the author must be able to read all of them.
 func (f *FieldAuthorizer) policy(ctx context.Context, a *Attributes, param, old *admissionregistrationv1.ParamKind) field.ErrorList {
 	if param == nil || old != nil && *old == *param || slices.Contains(a.User.Groups, authn.GroupMasters) {
 		return nil
 	}
-	asked, _, _ := f.paramAttributes(a.User, param)
-	asked.Verb, asked.Name, asked.Namespace = "get", "*", "*"
-	decision, _, err := f.Authorizer.Authorize(ctx, asked)
+	attributes, _, _ := f.paramAttributes(a.User, param)
+	attributes.Verb, attributes.Name, attributes.Namespace = "get", "*", "*"
+	decision, _, err := f.Authorizer.Authorize(ctx, attributes)
 	if err == nil && decision != Allow {
-		err = fmt.Errorf(`user %v must have "get" permission on all objects of the referenced paramKind (kind=%s, apiVersion=%s)`, described(a.User), param.Kind, param.APIVersion)
+		err = fmt.Errorf(`user %v must have "get" permission on all objects of the referenced paramKind (kind=%s, apiVersion=%s)`, describeUser(a.User), param.Kind, param.APIVersion)
 	}
 	if err != nil {
 		return field.ErrorList{field.Forbidden(field.NewPath("spec", "paramKind"), err.Error())}
@@ -217,7 +219,7 @@ func (f *FieldAuthorizer) policy(ctx context.Context, a *Attributes, param, old 
 	return nil
 }
 
-// paramAttributes ask for the resource of a parameter, as exactly as it is known: for everything when it is not.
+// paramAttributes are the attributes of a request for the parameters: with wildcards for what is unknown.
 func (f *FieldAuthorizer) paramAttributes(user authn.User, param *admissionregistrationv1.ParamKind) (a *Attributes, parseErr, resolveErr error) {
 	a = &Attributes{User: user, ResourceRequest: true, Group: "*", Version: "*", Resource: "*"}
 	if param == nil {
@@ -236,7 +238,7 @@ func (f *FieldAuthorizer) paramAttributes(user authn.User, param *admissionregis
 	return a, nil, nil
 }
 
-// binding: who binds a policy to parameters must be able to read them.
+// binding: a user who binds a policy to parameters must be able to read them.
 func (f *FieldAuthorizer) binding(ctx context.Context, a *Attributes, ref *admissionregistrationv1.ParamRef, policies, name string) field.ErrorList {
 	if ref == nil || slices.Contains(a.User.Groups, authn.GroupMasters) {
 		return nil
@@ -246,13 +248,13 @@ func (f *FieldAuthorizer) binding(ctx context.Context, a *Attributes, ref *admis
 	if policyErr == nil {
 		param = paramKindOf(policy)
 	}
-	asked, parseErr, resolveErr := f.paramAttributes(a.User, param)
-	asked.Verb, asked.Name, asked.Namespace = "get", ref.Name, ref.Namespace
+	attributes, parseErr, resolveErr := f.paramAttributes(a.User, param)
+	attributes.Verb, attributes.Name, attributes.Namespace = "get", ref.Name, ref.Namespace
 	if ref.Name == "" {
-		asked.Verb = "list"
+		attributes.Verb = "list"
 	}
-	decision, _, err := f.Authorizer.Authorize(ctx, asked)
-	everything := fmt.Sprintf(`to determine minimum required permissions and user %v does not have "%v" permission for all groups, versions and resources`, described(a.User), asked.Verb)
+	decision, _, err := f.Authorizer.Authorize(ctx, attributes)
+	everything := fmt.Sprintf(`to determine minimum required permissions and user %v does not have "%v" permission for all groups, versions and resources`, describeUser(a.User), attributes.Verb)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("failed to authorize request: %w", err)
@@ -265,13 +267,13 @@ func (f *FieldAuthorizer) binding(ctx context.Context, a *Attributes, ref *admis
 	case resolveErr != nil:
 		err = fmt.Errorf("unable to resolve paramKind %v %s", param, everything)
 	default:
-		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, described(a.User), asked.Verb)
+		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, describeUser(a.User), attributes.Verb)
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "paramRef"), err.Error())}
 }
 
-// described shows a user as upstream's messages do.
-func described(u authn.User) string {
+// describeUser formats a user as upstream's messages do.
+func describeUser(u authn.User) string {
 	extra := map[string][]string{}
 	for key, values := range u.Extra {
 		extra[key] = values

@@ -15,13 +15,13 @@ import (
 	"skiff/internal/kind"
 )
 
-// NodeResources are the resources a NodeGraph must be shown.
+// NodeResources are the resources whose objects a NodeGraph needs.
 var NodeResources = []schema.GroupResource{
 	corev1.Resource("pods"), corev1.Resource("persistentvolumes"), storagev1.Resource("volumeattachments"),
 	resourcev1.Resource("resourceslices"), certificatesv1.Resource("podcertificaterequests"),
 }
 
-// relatedKind is a kind of object that can have to do with a node.
+// relatedKind is a kind of object that can be related to a node.
 type relatedKind uint8
 
 const (
@@ -41,20 +41,20 @@ type related struct {
 	namespace, name string
 }
 
-// NodeGraph knows which objects have to do with which nodes: a pod with the node it is bound to; what a pod refers to with the
-// pod's node; the volume bound to a claim, and the secrets to mount it, with the nodes of the claim. It is kept by counting
-// references as objects come and go, so that a question is a look into a map.
+// NodeGraph relates objects to nodes: a pod to the node it is bound to; the objects a pod refers to, to the pod's node; the
+// volume bound to a claim, and the secrets to mount it, to the nodes of the claim. References are counted as objects are added
+// and removed, so that a query is a map lookup.
 type NodeGraph struct {
 	mu sync.RWMutex
-	// nodes holds the node of objects that belong to one.
+	// nodes has the node of objects that belong to exactly one.
 	nodes map[related]string
-	// reach holds for other objects the number of references from each node.
-	reach map[related]map[string]int
-	// pods holds what each pod refers to, volumes what volumes do.
+	// references has the number of references to other objects, by node.
+	references map[related]map[string]int
+	// pods has the references of each pod, volumes those of each bound volume.
 	pods    map[related][]related
 	volumes map[string]boundVolume
-	// ofClaim names the volumes bound to a claim: one, unless somebody makes mistakes.
-	ofClaim map[related][]string
+	// volumesByClaim has the volumes whose claimRef is the claim: normally one.
+	volumesByClaim map[related][]string
 }
 
 // boundVolume is a persistent volume with a claim.
@@ -66,12 +66,12 @@ type boundVolume struct {
 // NewNodeGraph makes an empty graph.
 func NewNodeGraph() *NodeGraph {
 	return &NodeGraph{
-		nodes: make(map[related]string), reach: make(map[related]map[string]int),
-		pods: make(map[related][]related), volumes: make(map[string]boundVolume), ofClaim: make(map[related][]string),
+		nodes: make(map[related]string), references: make(map[related]map[string]int),
+		pods: make(map[related][]related), volumes: make(map[string]boundVolume), volumesByClaim: make(map[related][]string),
 	}
 }
 
-// Set shows the graph a new or changed object of one of NodeResources. Others are ignored.
+// Set adds or updates an object of one of NodeResources. Others are ignored.
 func (g *NodeGraph) Set(obj kind.Object) {
 	switch obj := obj.(type) {
 	case *corev1.Pod:
@@ -91,7 +91,7 @@ func (g *NodeGraph) Set(obj kind.Object) {
 	}
 }
 
-// Delete tells the graph that an object is gone.
+// Delete removes an object.
 func (g *NodeGraph) Delete(obj kind.Object) {
 	switch obj := obj.(type) {
 	case *corev1.Pod:
@@ -111,22 +111,22 @@ func (g *NodeGraph) Delete(obj kind.Object) {
 	}
 }
 
-// isRelated reports whether an object has to do with a node.
+// isRelated reports whether an object is related to a node.
 func (g *NodeGraph) isRelated(to related, node string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	if to.kind <= relatedCertificateRequest {
 		return g.nodes[to] == node
 	}
-	return g.reach[to][node] > 0
+	return g.references[to][node] > 0
 }
 
-// isVolumeRelated: a volume is for the nodes of its claim.
+// isVolumeRelated reports whether a volume is related to a node: it is to the nodes of its claim.
 func (g *NodeGraph) isVolumeRelated(name, node string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	volume, ok := g.volumes[name]
-	return ok && g.reach[volume.claim][node] > 0
+	return ok && g.references[volume.claim][node] > 0
 }
 
 func (g *NodeGraph) setNode(of related, node string) {
@@ -144,22 +144,22 @@ func (g *NodeGraph) setPod(pod *corev1.Pod) {
 		return
 	}
 	id := related{relatedPod, pod.Namespace, pod.Name}
-	var references []related
-	// A node can create mirror pods: they must never give it access to anything.
+	var refs []related
+	// A node can create mirror pods, so they must not give it access to anything.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
-		references = podReferences(pod)
+		refs = podReferences(pod)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.nodes[id] == pod.Spec.NodeName && slices.Equal(g.pods[id], references) {
+	if g.nodes[id] == pod.Spec.NodeName && slices.Equal(g.pods[id], refs) {
 		return
 	}
 	g.removePod(id)
 	g.nodes[id] = pod.Spec.NodeName
-	if len(references) > 0 {
-		g.pods[id] = references
+	if len(refs) > 0 {
+		g.pods[id] = refs
 	}
-	for _, to := range references {
+	for _, to := range refs {
 		g.count(to, pod.Spec.NodeName, +1)
 	}
 }
@@ -172,24 +172,24 @@ func (g *NodeGraph) removePod(id related) {
 	delete(g.nodes, id)
 }
 
-// count adds to the references from a node to an object. A claim hands them on to the secrets of its volumes.
+// count adds to the references from a node to an object. A reference to a claim is also one to the secrets of its volumes.
 func (g *NodeGraph) count(to related, node string, by int) {
-	from := g.reach[to]
+	from := g.references[to]
 	if from == nil {
 		from = make(map[string]int, 1)
-		g.reach[to] = from
+		g.references[to] = from
 	}
 	before := from[node]
 	from[node] += by
 	if from[node] == 0 {
 		if delete(from, node); len(from) == 0 {
-			delete(g.reach, to)
+			delete(g.references, to)
 		}
 	}
 	if to.kind != relatedClaim || (before > 0) == (before+by > 0) {
 		return
 	}
-	for _, volume := range g.ofClaim[to] {
+	for _, volume := range g.volumesByClaim[to] {
 		for _, secret := range g.volumes[volume].secrets {
 			g.count(secret, node, by)
 		}
@@ -205,13 +205,13 @@ func (g *NodeGraph) setVolume(volume *corev1.PersistentVolume) {
 		return
 	}
 	bound := boundVolume{claim: related{relatedClaim, claim.Namespace, claim.Name}, secrets: volumeSecrets(volume)}
-	if had, ok := g.volumes[volume.Name]; ok && had.claim == bound.claim && slices.Equal(had.secrets, bound.secrets) {
+	if previous, ok := g.volumes[volume.Name]; ok && previous.claim == bound.claim && slices.Equal(previous.secrets, bound.secrets) {
 		return
 	}
 	g.removeVolume(volume.Name)
 	g.volumes[volume.Name] = bound
-	g.ofClaim[bound.claim] = append(g.ofClaim[bound.claim], volume.Name)
-	for node := range g.reach[bound.claim] {
+	g.volumesByClaim[bound.claim] = append(g.volumesByClaim[bound.claim], volume.Name)
+	for node := range g.references[bound.claim] {
 		for _, secret := range bound.secrets {
 			g.count(secret, node, +1)
 		}
@@ -219,25 +219,25 @@ func (g *NodeGraph) setVolume(volume *corev1.PersistentVolume) {
 }
 
 func (g *NodeGraph) removeVolume(name string) {
-	had, ok := g.volumes[name]
+	previous, ok := g.volumes[name]
 	if !ok {
 		return
 	}
-	for node := range g.reach[had.claim] {
-		for _, secret := range had.secrets {
+	for node := range g.references[previous.claim] {
+		for _, secret := range previous.secrets {
 			g.count(secret, node, -1)
 		}
 	}
 	delete(g.volumes, name)
-	rest := slices.DeleteFunc(g.ofClaim[had.claim], func(other string) bool { return other == name })
+	rest := slices.DeleteFunc(g.volumesByClaim[previous.claim], func(other string) bool { return other == name })
 	if len(rest) == 0 {
-		delete(g.ofClaim, had.claim)
+		delete(g.volumesByClaim, previous.claim)
 	} else {
-		g.ofClaim[had.claim] = rest
+		g.volumesByClaim[previous.claim] = rest
 	}
 }
 
-// podReferences are the objects a kubelet must read to run a pod, each as often as it is referred to.
+// podReferences are the objects a kubelet must read to run a pod. An object occurs once per reference.
 func podReferences(pod *corev1.Pod) []related {
 	var found []related
 	add := func(kind relatedKind, name string) {
@@ -266,7 +266,7 @@ func podReferences(pod *corev1.Pod) []related {
 		}
 	}
 	for i := range spec.ResourceClaims {
-		// A claim that is not there yet, or never will be, has no name.
+		// A claim that has not been created yet, or never will be, has no name.
 		if name, _, err := resourceclaim.Name(pod, &spec.ResourceClaims[i]); err == nil && name != nil {
 			add(relatedResourceClaim, *name)
 		}
@@ -343,8 +343,8 @@ func volumeReferences(source *corev1.VolumeSource, add func(relatedKind, string)
 	}
 }
 
-// volumeSecrets are the secrets a kubelet needs to mount a volume. Those without a namespace are in the claim's, but for the
-// kinds of volumes that always name one. Secrets that only controllers need are not among them.
+// volumeSecrets are the secrets a kubelet needs to mount a volume. References without a namespace mean the claim's, except in
+// volume sources whose references always have one. Secrets that only controllers need are not included.
 func volumeSecrets(volume *corev1.PersistentVolume) []related {
 	var found []related
 	add := func(namespace, name string) {
@@ -352,7 +352,7 @@ func volumeSecrets(volume *corev1.PersistentVolume) []related {
 			found = append(found, related{relatedSecret, namespace, name})
 		}
 	}
-	here := volume.Spec.ClaimRef.Namespace
+	claimNamespace := volume.Spec.ClaimRef.Namespace
 	addRef := func(ref *corev1.SecretReference, namespace string) {
 		if ref == nil {
 			return
@@ -366,21 +366,21 @@ func volumeSecrets(volume *corev1.PersistentVolume) []related {
 	switch {
 	case source.AzureFile != nil:
 		if source.AzureFile.SecretNamespace != nil && *source.AzureFile.SecretNamespace != "" {
-			here = *source.AzureFile.SecretNamespace
+			claimNamespace = *source.AzureFile.SecretNamespace
 		}
-		add(here, source.AzureFile.SecretName)
+		add(claimNamespace, source.AzureFile.SecretName)
 	case source.CephFS != nil:
-		addRef(source.CephFS.SecretRef, here)
+		addRef(source.CephFS.SecretRef, claimNamespace)
 	case source.Cinder != nil:
 		addRef(source.Cinder.SecretRef, "")
 	case source.FlexVolume != nil:
-		addRef(source.FlexVolume.SecretRef, here)
+		addRef(source.FlexVolume.SecretRef, claimNamespace)
 	case source.RBD != nil:
-		addRef(source.RBD.SecretRef, here)
+		addRef(source.RBD.SecretRef, claimNamespace)
 	case source.ScaleIO != nil:
-		addRef(source.ScaleIO.SecretRef, here)
+		addRef(source.ScaleIO.SecretRef, claimNamespace)
 	case source.ISCSI != nil:
-		addRef(source.ISCSI.SecretRef, here)
+		addRef(source.ISCSI.SecretRef, claimNamespace)
 	case source.StorageOS != nil:
 		if source.StorageOS.SecretRef != nil {
 			add(source.StorageOS.SecretRef.Namespace, source.StorageOS.SecretRef.Name)

@@ -17,7 +17,7 @@ const (
 	groupNodes     = "system:nodes"
 )
 
-// NodeName is the name of the node a user is, if it is one: a node is named system:node:NAME and a member of system:nodes.
+// NodeName is the node name of a node's user: it is system:node:NAME and a member of system:nodes.
 func NodeName(user *authn.User) (string, bool) {
 	name, ok := strings.CutPrefix(user.Username, nodeUserPrefix)
 	if !ok || !slices.Contains(user.Groups, groupNodes) {
@@ -26,20 +26,20 @@ func NodeName(user *authn.User) (string, bool) {
 	return name, true
 }
 
-// Node lets nodes do what kubelets do, each with what concerns it: read the pods bound to it and what these refer to, write its own
-// Node, lease and the like. For other resources all nodes have the same rules. What a node may write into an object, an
-// authorizer cannot see; that is admission's to judge.
+// Node allows nodes what kubelets need: each may read the pods bound to it and the objects these refer to, and write its own
+// Node, lease and so on. For other resources all nodes have the same rules. What a node may write into an object is checked by
+// the admission plugin NodeRestriction.
 type Node struct {
 	graph *NodeGraph
 	rules *ruleSet
 }
 
-// NewNode makes an authorizer for nodes.
+// NewNode makes the node authorizer.
 func NewNode(graph *NodeGraph) *Node {
 	return &Node{graph: graph, rules: compile(nodeRules())}
 }
 
-// RulesFor implements RuleResolver. What a node may do depends on objects and is not a list.
+// RulesFor implements RuleResolver. What a node may do depends on objects and cannot be listed.
 func (n *Node) RulesFor(_ context.Context, user authn.User, _ string) (Rules, error) {
 	if _, ok := NodeName(&user); ok {
 		return Rules{Incomplete: true}, errors.New("node authorizer does not support user rule resolution")
@@ -56,59 +56,59 @@ func (n *Node) Authorize(_ context.Context, a *Attributes) (Decision, string, er
 	if node == "" {
 		return NoOpinion, fmt.Sprintf("unknown node for user %q", a.User.Username), nil
 	}
-	allowed, reason := n.judge(a, node)
+	allowed, reason := n.authorize(a, node)
 	if allowed {
 		return Allow, "", nil
 	}
 	return NoOpinion, reason, nil
 }
 
-// judge finds the rules for the resource.
-func (n *Node) judge(a *Attributes, node string) (allowed bool, reason string) {
+// authorize dispatches by resource.
+func (n *Node) authorize(a *Attributes, node string) (allowed bool, reason string) {
 	if a.ResourceRequest {
 		switch a.Group {
 		case "":
 			switch a.Resource {
 			case "secrets":
-				return n.read(a, node, relatedSecret)
+				return n.authorizeRead(a, node, relatedSecret)
 			case "configmaps":
-				return n.read(a, node, relatedConfigMap)
+				return n.authorizeRead(a, node, relatedConfigMap)
 			case "persistentvolumeclaims":
-				return n.claim(a, node)
+				return n.authorizeClaim(a, node)
 			case "persistentvolumes":
-				return n.get(a, node, func() bool { return a.Namespace == "" && n.graph.isVolumeRelated(a.Name, node) })
+				return n.authorizeGet(a, node, func() bool { return a.Namespace == "" && n.graph.isVolumeRelated(a.Name, node) })
 			case "serviceaccounts":
-				return n.serviceAccount(a, node)
+				return n.authorizeServiceAccount(a, node)
 			case "nodes":
-				return judgeNode(a, node)
+				return authorizeNode(a, node)
 			case "pods":
-				return n.pod(a, node)
+				return n.authorizePod(a, node)
 			}
 		case "storage.k8s.io":
 			switch a.Resource {
 			case "volumeattachments":
-				return n.get(a, node, func() bool { return n.isRelated(a, node, relatedAttachment) })
+				return n.authorizeGet(a, node, func() bool { return n.isRelated(a, node, relatedAttachment) })
 			case "csinodes":
-				return judgeCSINode(a, node)
+				return authorizeCSINode(a, node)
 			}
 		case "resource.k8s.io":
 			switch a.Resource {
 			case "resourceclaims":
-				return n.get(a, node, func() bool { return n.isRelated(a, node, relatedResourceClaim) })
+				return n.authorizeGet(a, node, func() bool { return n.isRelated(a, node, relatedResourceClaim) })
 			case "resourceslices":
-				return n.slice(a, node)
+				return n.authorizeResourceSlice(a, node)
 			}
 		case "coordination.k8s.io":
 			if a.Resource == "leases" {
-				return judgeLease(a, node)
+				return authorizeLease(a, node)
 			}
 		case "certificates.k8s.io":
 			if a.Resource == "podcertificaterequests" {
-				return n.certificateRequest(a, node)
+				return n.authorizeCertificateRequest(a, node)
 			}
 		}
 	}
-	q := newQuestion(a)
+	q := newQuery(a)
 	return n.rules.allows(&q), ""
 }
 
@@ -116,8 +116,8 @@ func (n *Node) isRelated(a *Attributes, node string, kind relatedKind) bool {
 	return n.graph.isRelated(related{kind, a.Namespace, a.Name}, node)
 }
 
-// one judges a request for a single object by whether it has to do with the node.
-func one(a *Attributes, node string, isRelated func() bool) (bool, string) {
+// authorizeRelated allows a request for a single object if it is related to the node.
+func authorizeRelated(a *Attributes, node string, isRelated func() bool) (bool, string) {
 	if a.Name == "" {
 		return false, "No Object name found"
 	}
@@ -127,18 +127,18 @@ func one(a *Attributes, node string, isRelated func() bool) (bool, string) {
 	return true, ""
 }
 
-func (n *Node) get(a *Attributes, node string, isRelated func() bool) (bool, string) {
+func (n *Node) authorizeGet(a *Attributes, node string, isRelated func() bool) (bool, string) {
 	switch {
 	case a.Verb != "get":
 		return false, "can only get individual resources of this type"
 	case a.Subresource != "":
 		return false, "cannot get subresource"
 	}
-	return one(a, node, isRelated)
+	return authorizeRelated(a, node, isRelated)
 }
 
-// read also lets a node list and watch a single object.
-func (n *Node) read(a *Attributes, node string, kind relatedKind) (bool, string) {
+// authorizeRead also allows list and watch of a single object.
+func (n *Node) authorizeRead(a *Attributes, node string, kind relatedKind) (bool, string) {
 	switch {
 	case a.Verb != "get" && a.Verb != "list" && a.Verb != "watch":
 		return false, "can only read resources of this type"
@@ -147,35 +147,35 @@ func (n *Node) read(a *Attributes, node string, kind relatedKind) (bool, string)
 	case a.Namespace == "":
 		return false, "can only read namespaced object of this type"
 	}
-	return one(a, node, func() bool { return n.isRelated(a, node, kind) })
+	return authorizeRelated(a, node, func() bool { return n.isRelated(a, node, kind) })
 }
 
-func (n *Node) claim(a *Attributes, node string) (bool, string) {
+func (n *Node) authorizeClaim(a *Attributes, node string) (bool, string) {
 	isRelated := func() bool { return n.isRelated(a, node, relatedClaim) }
 	if a.Subresource != "status" {
-		return n.get(a, node, isRelated)
+		return n.authorizeGet(a, node, isRelated)
 	}
 	if a.Verb != "update" && a.Verb != "patch" {
 		return false, "can only get/update/patch this type"
 	}
-	return one(a, node, isRelated)
+	return authorizeRelated(a, node, isRelated)
 }
 
-// serviceAccount: kubelets read the accounts of their pods and create tokens for them.
-func (n *Node) serviceAccount(a *Attributes, node string) (bool, string) {
+// authorizeServiceAccount: kubelets read the accounts of their pods and create tokens for them.
+func (n *Node) authorizeServiceAccount(a *Attributes, node string) (bool, string) {
 	switch {
 	case a.Verb == "get" && a.Subresource == "":
-		return n.read(a, node, relatedServiceAccount)
+		return n.authorizeRead(a, node, relatedServiceAccount)
 	case a.Verb != "create" || a.Name == "":
 		return false, "can only create tokens for individual service accounts"
 	case a.Subresource != "token":
 		return false, "can only create token subresource of serviceaccount"
 	}
-	return one(a, node, func() bool { return n.isRelated(a, node, relatedServiceAccount) })
+	return authorizeRelated(a, node, func() bool { return n.isRelated(a, node, relatedServiceAccount) })
 }
 
-// judgeNode compares names, so that a kubelet can look for its Node before there is one.
-func judgeNode(a *Attributes, node string) (bool, string) {
+// authorizeNode compares names, so that a kubelet can read its Node before it exists.
+func authorizeNode(a *Attributes, node string) (bool, string) {
 	switch a.Subresource {
 	case "":
 		switch a.Verb {
@@ -196,20 +196,20 @@ func judgeNode(a *Attributes, node string) (bool, string) {
 	return false, ""
 }
 
-// pod: what a node may create or change is limited to its own pods by admission.
-func (n *Node) pod(a *Attributes, node string) (bool, string) {
+// authorizePod: NodeRestriction limits creating and changing pods to the node's own.
+func (n *Node) authorizePod(a *Attributes, node string) (bool, string) {
 	switch a.Subresource {
 	case "":
 		isRelated := func() bool { return n.isRelated(a, node, relatedPod) }
 		switch a.Verb {
 		case "get":
-			return one(a, node, isRelated)
+			return authorizeRelated(a, node, isRelated)
 		case "list", "watch":
 			if a.selects("spec.nodeName", node) {
 				return true, ""
 			}
 			if a.Name != "" {
-				return one(a, node, isRelated)
+				return authorizeRelated(a, node, isRelated)
 			}
 			return false, "can only list/watch pods with spec.nodeName field selector"
 		case "create", "delete":
@@ -223,7 +223,7 @@ func (n *Node) pod(a *Attributes, node string) (bool, string) {
 	return false, ""
 }
 
-func judgeLease(a *Attributes, node string) (bool, string) {
+func authorizeLease(a *Attributes, node string) (bool, string) {
 	switch a.Verb {
 	case "get", "create", "update", "patch", "delete":
 	default:
@@ -238,7 +238,7 @@ func judgeLease(a *Attributes, node string) (bool, string) {
 	return true, ""
 }
 
-func judgeCSINode(a *Attributes, node string) (bool, string) {
+func authorizeCSINode(a *Attributes, node string) (bool, string) {
 	switch a.Subresource {
 	case "":
 	case "status":
@@ -257,8 +257,8 @@ func judgeCSINode(a *Attributes, node string) (bool, string) {
 	return true, ""
 }
 
-// slice: that a new slice names the node is admission's to see.
-func (n *Node) slice(a *Attributes, node string) (bool, string) {
+// authorizeResourceSlice: NodeRestriction checks that a new slice has the name of the node.
+func (n *Node) authorizeResourceSlice(a *Attributes, node string) (bool, string) {
 	if a.Subresource != "" {
 		return false, "cannot authorize ResourceSlice subresources"
 	}
@@ -266,7 +266,7 @@ func (n *Node) slice(a *Attributes, node string) (bool, string) {
 	case "create":
 		return true, ""
 	case "get", "update", "patch", "delete":
-		return one(a, node, func() bool { return n.isRelated(a, node, relatedSlice) })
+		return authorizeRelated(a, node, func() bool { return n.isRelated(a, node, relatedSlice) })
 	case "watch", "list", "deletecollection":
 		if a.selects("spec.nodeName", node) {
 			return true, ""
@@ -276,7 +276,7 @@ func (n *Node) slice(a *Attributes, node string) (bool, string) {
 	return false, "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection"
 }
 
-func (n *Node) certificateRequest(a *Attributes, node string) (bool, string) {
+func (n *Node) authorizeCertificateRequest(a *Attributes, node string) (bool, string) {
 	if a.Subresource != "" {
 		return false, "nodes may not access the status subresource of PodCertificateRequests"
 	}
@@ -284,7 +284,7 @@ func (n *Node) certificateRequest(a *Attributes, node string) (bool, string) {
 	case "create":
 		return true, ""
 	case "get":
-		return one(a, node, func() bool { return n.isRelated(a, node, relatedCertificateRequest) })
+		return authorizeRelated(a, node, func() bool { return n.isRelated(a, node, relatedCertificateRequest) })
 	case "list", "watch":
 		if a.selects("spec.nodeName", node) {
 			return true, ""

@@ -261,7 +261,7 @@ func TestNodeGraphForgets(t *testing.T) {
 		g.Delete(obj)
 		g.Delete(obj)
 	}
-	if left := len(g.nodes) + len(g.reach) + len(g.pods) + len(g.volumes) + len(g.ofClaim); left > 0 {
+	if left := len(g.nodes) + len(g.references) + len(g.pods) + len(g.volumes) + len(g.volumesByClaim); left > 0 {
 		t.Errorf("left: %+v", g)
 	}
 }
@@ -304,7 +304,7 @@ func TestNodeGraphAgainstRebuild(t *testing.T) {
 	for _, obj := range objects {
 		fresh.Set(obj)
 	}
-	if got, want := fmt.Sprint(g.reach, g.nodes, len(g.pods), len(g.volumes), len(g.ofClaim)), fmt.Sprint(fresh.reach, fresh.nodes, len(fresh.pods), len(fresh.volumes), len(fresh.ofClaim)); got != want {
+	if got, want := fmt.Sprint(g.references, g.nodes, len(g.pods), len(g.volumes), len(g.volumesByClaim)), fmt.Sprint(fresh.references, fresh.nodes, len(fresh.pods), len(fresh.volumes), len(fresh.volumesByClaim)); got != want {
 		t.Errorf("after many changes:\n%s\nmade anew:\n%s", got, want)
 	}
 }

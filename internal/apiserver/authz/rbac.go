@@ -17,63 +17,63 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// Policy is where RBAC finds roles and bindings. Objects are shared and read-only. A role that does not exist is nil.
+// Policy gives RBAC the roles and bindings. Objects are shared and read-only. A role that does not exist is nil.
 type Policy interface {
 	ClusterRole(name string) *rbacv1.ClusterRole
 	Role(namespace, name string) *rbacv1.Role
 	ClusterRoleBindings() []*rbacv1.ClusterRoleBinding
 	RoleBindings(namespace string) []*rbacv1.RoleBinding
-	// Revisions must be cheap: it is asked at every decision. Objects read after it was asked may be newer, never older.
+	// Revisions must be cheap: it is called for every request. Objects read after the call may be newer, never older.
 	Revisions() PolicyRevisions
 }
 
-// PolicyRevisions tell whether anything changed in one of the tables of a Policy: each grows with every change there.
+// PolicyRevisions are the revisions of the four kinds of a Policy. Each grows with every change of an object of its kind.
 type PolicyRevisions struct {
 	ClusterRoles, ClusterRoleBindings, Roles, RoleBindings int64
 }
 
-// RBAC allows what roles list to those whom bindings name. It never forbids.
+// RBAC allows the subjects of role bindings what the roles list. It never denies.
 //
-// Decisions are made on an index from subjects to the roles bound to them. The part for the whole cluster is rebuilt when
-// a cluster role or its bindings change, that for a namespace when it is asked for next after any change. A role's rules
-// are compiled when they are first needed, and kept until the role changes.
+// Requests are authorized with an index from subjects to the roles bound to them. Its cluster scope is rebuilt when a cluster
+// role or cluster role binding changes, the scope of a namespace on its first use after any change. The rules of a role are
+// compiled on first use and kept until the role changes.
 type RBAC struct {
 	policy Policy
 	index  atomic.Pointer[index]
 
-	mu sync.Mutex // held while a part of the index is built
-	// compiled holds the roles in use by scope and name; those of cluster roles are in the scope "". When roles have changed
-	// it becomes former, and what is not asked for again is forgotten with the next change.
-	compiled, former map[roleKey]*role
+	mu sync.Mutex // held while a scope of the index is built
+	// compiled has the roles in use by namespace and name; cluster roles have the namespace "". When roles have changed, it
+	// becomes previous; roles that are not used again are dropped with the next change.
+	compiled, previous map[roleKey]*role
 }
 
-// NewRBAC makes an authorizer that follows a policy.
+// NewRBAC makes an authorizer that uses a policy.
 func NewRBAC(policy Policy) *RBAC {
 	return &RBAC{policy: policy, compiled: make(map[roleKey]*role)}
 }
 
 type roleKey struct{ namespace, name string }
 
-// role is a role's rules in both forms.
+// role has the rules of a role, and their compiled form.
 type role struct {
 	rules []rbacv1.PolicyRule
 	once  sync.Once
 	set   *ruleSet
 }
 
-func (r *role) allows(q *question) bool {
+func (r *role) allows(q *query) bool {
 	r.once.Do(func() { r.set = compile(r.rules) })
 	return r.set.allows(q)
 }
 
-// index is immutable but for the namespaces, which come when they are asked for.
+// index is immutable except for the namespaces, which are added on first use.
 type index struct {
 	revisions  PolicyRevisions
 	cluster    *scope
 	namespaces *sync.Map // namespace → *scope
 }
 
-// scope holds the bindings of the whole cluster or of one namespace, by whom they are for. Service accounts are among the users.
+// scope has the bindings of the whole cluster or of one namespace by subject. Service accounts are users.
 type scope struct {
 	users, groups map[string][]*grant
 }
@@ -85,9 +85,9 @@ type grant struct {
 	reason  atomic.Pointer[string]
 }
 
-// binding is a binding of either kind. Either role or missing is set.
+// binding is a RoleBinding or ClusterRoleBinding. Either role or missing is set.
 type binding struct {
-	kind, name string // name as it is shown
+	kind, name string // name is as in reasons
 	namespace  string
 	order      int
 	ref        *rbacv1.RoleRef
@@ -99,7 +99,7 @@ type binding struct {
 // Authorize implements Authorizer.
 func (r *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string, error) {
 	x := r.current()
-	q := newQuestion(a)
+	q := newQuery(a)
 	if g := x.cluster.find(&q); g != nil {
 		return Allow, g.describe(&a.User), nil
 	}
@@ -110,15 +110,15 @@ func (r *RBAC) Authorize(_ context.Context, a *Attributes) (Decision, string, er
 			return Allow, g.describe(&a.User), nil
 		}
 	}
-	if gone := missing(&a.User, x.cluster, local); len(gone) > 0 {
-		return NoOpinion, "RBAC: " + utilerrors.NewAggregate(gone).Error(), nil
+	if errs := missingRoles(&a.User, x.cluster, local); len(errs) > 0 {
+		return NoOpinion, "RBAC: " + utilerrors.NewAggregate(errs).Error(), nil
 	}
 	return NoOpinion, "", nil
 }
 
 // RulesFor implements RuleResolver.
 func (r *RBAC) RulesFor(_ context.Context, user authn.User, namespace string) (Rules, error) {
-	held, gone := r.policyRules(&user, namespace)
+	held, errs := r.policyRules(&user, namespace)
 	var rules Rules
 	for i := range held {
 		rule := &held[i]
@@ -131,11 +131,11 @@ func (r *RBAC) RulesFor(_ context.Context, user authn.User, namespace string) (R
 			rules.Paths = append(rules.Paths, authorizationv1.NonResourceRule{Verbs: rule.Verbs, NonResourceURLs: rule.NonResourceURLs})
 		}
 	}
-	return rules, utilerrors.NewAggregate(gone)
+	return rules, utilerrors.NewAggregate(errs)
 }
 
 // policyRules are the rules of all roles bound to a user, for the whole cluster and in a namespace unless it is empty.
-// The errors name the roles that do not exist.
+// The errors are those of roles that do not exist.
 func (r *RBAC) policyRules(user *authn.User, namespace string) ([]rbacv1.PolicyRule, []error) {
 	x := r.current()
 	scopes := []*scope{x.cluster}
@@ -150,10 +150,10 @@ func (r *RBAC) policyRules(user *authn.User, namespace string) ([]rbacv1.PolicyR
 			}
 		}
 	}
-	return rules, missing(user, scopes...)
+	return rules, missingRoles(user, scopes...)
 }
 
-// current is the index of the policy as it is now.
+// current is the index of the current policy.
 func (r *RBAC) current() *index {
 	x := r.index.Load()
 	if x != nil && x.revisions == r.policy.Revisions() {
@@ -167,16 +167,16 @@ func (r *RBAC) current() *index {
 		return x
 	}
 	if x != nil && (x.revisions.ClusterRoles != now.ClusterRoles || x.revisions.Roles != now.Roles) {
-		r.former, r.compiled = r.compiled, make(map[roleKey]*role)
+		r.previous, r.compiled = r.compiled, make(map[roleKey]*role)
 	}
-	fresh := &index{revisions: now, namespaces: new(sync.Map)}
+	next := &index{revisions: now, namespaces: new(sync.Map)}
 	if x != nil && x.revisions.ClusterRoles == now.ClusterRoles && x.revisions.ClusterRoleBindings == now.ClusterRoleBindings {
-		fresh.cluster = x.cluster
+		next.cluster = x.cluster
 	} else {
-		fresh.cluster = r.buildCluster()
+		next.cluster = r.buildCluster()
 	}
-	r.index.Store(fresh)
-	return fresh
+	r.index.Store(next)
+	return next
 }
 
 func (r *RBAC) buildCluster() *scope {
@@ -190,7 +190,7 @@ func (r *RBAC) buildCluster() *scope {
 	return built
 }
 
-// scopeOf is the part of an index for one namespace.
+// scopeOf is the scope of one namespace.
 func (r *RBAC) scopeOf(x *index, namespace string) *scope {
 	if found, ok := x.namespaces.Load(namespace); ok {
 		return found.(*scope)
@@ -201,7 +201,7 @@ func (r *RBAC) scopeOf(x *index, namespace string) *scope {
 		return found.(*scope)
 	}
 	all := r.policy.RoleBindings(namespace)
-	// Whoever asks about namespaces that do not exist must not fill the memory.
+	// Requests for namespaces that do not exist must not use memory.
 	if len(all) == 0 {
 		return emptyScope
 	}
@@ -235,7 +235,7 @@ func (s *scope) add(b *binding, r *RBAC) {
 		if !ok {
 			continue
 		}
-		// A subject that is named twice counts once.
+		// A subject that occurs twice is added once.
 		had := by[key]
 		if n := len(had); n > 0 && had[n-1].binding == b {
 			continue
@@ -246,7 +246,7 @@ func (s *scope) add(b *binding, r *RBAC) {
 
 const serviceAccountPrefix = "system:serviceaccount:"
 
-// subjectKey is the name of the user or group a subject stands for.
+// subjectKey is the name of the user or group that a subject means.
 func subjectKey(subject *rbacv1.Subject, namespace string) (string, bool) {
 	switch subject.Kind {
 	case rbacv1.UserKind, rbacv1.GroupKind:
@@ -260,7 +260,7 @@ func subjectKey(subject *rbacv1.Subject, namespace string) (string, bool) {
 	return "", false
 }
 
-// resolve finds the role of a binding in a namespace, which is empty for bindings of the whole cluster. r.mu is held.
+// resolve finds the role of a binding in a namespace, which is empty for cluster role bindings. r.mu must be held.
 func (r *RBAC) resolve(ref *rbacv1.RoleRef, namespace string) (*role, error) {
 	switch ref.Kind {
 	case "ClusterRole":
@@ -277,21 +277,21 @@ func (r *RBAC) resolve(ref *rbacv1.RoleRef, namespace string) (*role, error) {
 	return nil, fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// compile keeps what was made of a role for as long as its rules are the same slice. r.mu is held.
+// compile returns the cached role as long as its rules are the same slice. r.mu must be held.
 func (r *RBAC) compile(key roleKey, rules []rbacv1.PolicyRule) *role {
-	made := r.compiled[key]
-	if made == nil {
-		made = r.former[key]
+	cached := r.compiled[key]
+	if cached == nil {
+		cached = r.previous[key]
 	}
-	if made == nil || len(made.rules) != len(rules) || (len(rules) > 0 && &made.rules[0] != &rules[0]) {
-		made = &role{rules: rules}
+	if cached == nil || len(cached.rules) != len(rules) || (len(rules) > 0 && &cached.rules[0] != &rules[0]) {
+		cached = &role{rules: rules}
 	}
-	r.compiled[key] = made
-	return made
+	r.compiled[key] = cached
+	return cached
 }
 
-// find returns a grant to the user that allows what is asked.
-func (s *scope) find(q *question) *grant {
+// find returns a grant to the user that allows the request.
+func (s *scope) find(q *query) *grant {
 	if g := firstAllowing(s.users[q.User.Username], q); g != nil {
 		return g
 	}
@@ -303,7 +303,7 @@ func (s *scope) find(q *question) *grant {
 	return nil
 }
 
-func firstAllowing(grants []*grant, q *question) *grant {
+func firstAllowing(grants []*grant, q *query) *grant {
 	for _, g := range grants {
 		if g.binding.role != nil && g.binding.role.allows(q) {
 			return g
@@ -312,7 +312,7 @@ func firstAllowing(grants []*grant, q *question) *grant {
 	return nil
 }
 
-// bindings are those that name the user, in the policy's order.
+// bindings are those that have the user as a subject, in the policy's order.
 func (s *scope) bindings(user *authn.User) []*binding {
 	var found []*binding
 	collect := func(grants []*grant) {
@@ -328,8 +328,8 @@ func (s *scope) bindings(user *authn.User) []*binding {
 	return slices.Compact(found)
 }
 
-// missing names the roles bound to a user that do not exist.
-func missing(user *authn.User, scopes ...*scope) []error {
+// missingRoles are the errors of roles that are bound to a user and do not exist.
+func missingRoles(user *authn.User, scopes ...*scope) []error {
 	var errs []error
 	collect := func(grants []*grant) {
 		for _, g := range grants {
@@ -350,7 +350,7 @@ func missing(user *authn.User, scopes ...*scope) []error {
 	return errs
 }
 
-// describe says why a request is allowed, naming the first subject of the binding that the user is.
+// describe is the reason why a request is allowed. It has the first subject of the binding that matches the user.
 func (g *grant) describe(user *authn.User) string {
 	subject := g.subject
 	b := g.binding
@@ -359,8 +359,8 @@ func (g *grant) describe(user *authn.User) string {
 			return b.describe(i)
 		}
 	}
-	if made := g.reason.Load(); made != nil {
-		return *made
+	if cached := g.reason.Load(); cached != nil {
+		return *cached
 	}
 	reason := b.describe(subject)
 	g.reason.Store(&reason)

@@ -199,8 +199,8 @@ func TestRBACFollowsThePolicy(t *testing.T) {
 			t.Errorf("%s: pods %v, config maps %v", step.name, allowed(pods), allowed(maps))
 		}
 	}
-	if len(rbac.compiled)+len(rbac.former) > 1 {
-		t.Errorf("roles that are gone are kept: %v %v", rbac.compiled, rbac.former)
+	if len(rbac.compiled)+len(rbac.previous) > 1 {
+		t.Errorf("roles that are gone are kept: %v %v", rbac.compiled, rbac.previous)
 	}
 }
 

@@ -28,10 +28,10 @@ var (
 // errUnchanged stops an update that would change nothing.
 var errUnchanged = errors.New("unchanged")
 
-// Reconcile makes a store hold at least what a policy grants. What is missing is created; roles get the rules and bindings
-// the subjects they lack, and keep what they have beyond; a binding of another role than the policy's is made anew. Objects
-// annotated rbac.authorization.kubernetes.io/autoupdate=false are left as they are. Everything is tried even when something
-// fails. At the end the aggregated roles are given their rules.
+// Reconcile makes the store contain at least the policy. Missing objects are created; missing rules are added to roles and
+// missing subjects to bindings, and additional ones are kept; a binding with another roleRef is recreated. Objects annotated
+// rbac.authorization.kubernetes.io/autoupdate=false are not changed. All objects are tried even if some fail. Finally the rules
+// of the aggregated roles are updated.
 func Reconcile(ctx context.Context, store kind.Client, p PolicyObjects) error {
 	r := reconciler{ctx: ctx, store: store}
 	for _, role := range p.ClusterRoles {
@@ -64,7 +64,7 @@ func (r *reconciler) failed(doing string, resource schema.GroupResource, obj kin
 	r.errs = append(r.errs, fmt.Errorf("%s %s %s: %w", doing, resource, name, err))
 }
 
-// role creates a role or adds to the one that is there.
+// role creates a role or adds missing rules to the existing one.
 func (r *reconciler) role(resource schema.GroupResource, wanted kind.Object) {
 	if r.existing(resource, wanted) == nil {
 		return
@@ -77,7 +77,7 @@ func (r *reconciler) role(resource schema.GroupResource, wanted kind.Object) {
 	})
 }
 
-// update adds what an object lacks, labels and annotations included. add says whether it changed something.
+// update adds what is missing in an object, including labels and annotations. add reports whether it changed the object.
 func (r *reconciler) update(resource schema.GroupResource, wanted kind.Object, add func(obj kind.Object) bool) {
 	_, err := r.store.Update(r.ctx, resource, wanted.GetNamespace(), wanted.GetName(), func(obj kind.Object) error {
 		if isProtected(obj) {
@@ -106,7 +106,7 @@ func isProtected(obj kind.Object) bool {
 	return obj.GetAnnotations()[rbacv1.AutoUpdateAnnotationKey] == "false"
 }
 
-// merge lets what is there win over what is wanted.
+// merge merges two maps. Existing values take precedence.
 func merge(wanted, existing map[string]string) map[string]string {
 	merged := make(map[string]string, len(wanted)+len(existing))
 	maps.Copy(merged, wanted)
@@ -114,7 +114,7 @@ func merge(wanted, existing map[string]string) map[string]string {
 	return merged
 }
 
-// addClusterRole adds what a cluster role lacks. The rules of an aggregated role follow from others and are not compared.
+// addClusterRole adds what is missing in a cluster role. The rules of an aggregated role are computed and not compared.
 func addClusterRole(to, wanted *rbacv1.ClusterRole) (changed bool) {
 	if wanted.AggregationRule == nil {
 		changed = addRules(&to.Rules, wanted.Rules)
@@ -144,7 +144,7 @@ func addRules(to *[]rbacv1.PolicyRule, wanted []rbacv1.PolicyRule) bool {
 	return !covered
 }
 
-// binding creates a binding, adds subjects to the one that is there, or replaces one of another role.
+// binding creates a binding, adds missing subjects to the existing one, or replaces one with another roleRef.
 func (r *reconciler) binding(resource schema.GroupResource, wanted kind.Object) {
 	existing := r.existing(resource, wanted)
 	if existing == nil {
@@ -167,7 +167,7 @@ func (r *reconciler) binding(resource schema.GroupResource, wanted kind.Object) 
 	})
 }
 
-// replace deletes an object and creates another in its place: the role of a binding cannot be changed.
+// replace deletes and recreates an object, because the roleRef of a binding is immutable.
 func (r *reconciler) replace(resource schema.GroupResource, existing, wanted kind.Object) {
 	if isProtected(existing) {
 		return
@@ -189,10 +189,10 @@ func refAndSubjects(obj kind.Object) (*rbacv1.RoleRef, *[]rbacv1.Subject) {
 	case *rbacv1.RoleBinding:
 		return &obj.RoleRef, &obj.Subjects
 	}
-	panic(fmt.Sprintf("%T is no binding", obj))
+	panic(fmt.Sprintf("%T is not a binding", obj))
 }
 
-// existing returns the object that is there, or creates it and returns nil: then nothing is left to do.
+// existing returns the existing object. If there is none, it creates the wanted one and returns nil.
 func (r *reconciler) existing(resource schema.GroupResource, wanted kind.Object) kind.Object {
 	found, err := r.store.Get(r.ctx, resource, wanted.GetNamespace(), wanted.GetName())
 	if apierrors.IsNotFound(err) {
@@ -209,7 +209,7 @@ func (r *reconciler) existing(resource schema.GroupResource, wanted kind.Object)
 	return found
 }
 
-// aggregate gives the aggregated roles their rules, because they may have changed with what was reconciled.
+// aggregate updates the rules of the aggregated roles, which depend on the other roles.
 func (r *reconciler) aggregate() {
 	all, err := r.store.List(r.ctx, clusterRoles, "")
 	if err != nil {

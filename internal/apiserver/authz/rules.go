@@ -7,19 +7,19 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// target is what a rule is about. A group "*" stands for all groups. A resource "*" without a subresource stands for all
-// resources and subresources, with one for that subresource of all resources.
+// target is the group and resource of a rule. The group "*" matches all groups. The resource "*" without a subresource matches
+// all resources and subresources, with one that subresource of all resources.
 type target struct {
 	group, resource, subresource string
 }
 
-// splitResource reads "resource/subresource".
+// splitResource splits "resource/subresource".
 func splitResource(name string) (resource, subresource string) {
 	resource, subresource, _ = strings.Cut(name, "/")
 	return resource, subresource
 }
 
-// verbs is a set of verbs: one bit for each that is common, and a list of the others.
+// verbs is a set of verbs: a bit for each common verb, and a list of the others.
 type verbs struct {
 	bits   uint32
 	others []string
@@ -85,11 +85,11 @@ type pathPermission struct {
 	prefix bool
 }
 
-// ruleSet is a list of rules, made ready to answer.
+// ruleSet is a compiled list of rules.
 type ruleSet struct {
 	resources map[target][]permission
 	paths     []pathPermission
-	// Which of the wildcards of target occur; most roles have none, and then one look is enough.
+	// Which wildcards of target occur. Most roles have none; then one map lookup is enough.
 	anyGroup, anyResource, anySubresource bool
 }
 
@@ -115,16 +115,16 @@ func compile(rules []rbacv1.PolicyRule) *ruleSet {
 	return s
 }
 
-// question is a request in the form rule sets are asked.
-type question struct {
+// query is a request in the form that rule sets match.
+type query struct {
 	*Attributes
 	bit    uint32
-	target target // its subresource is the whole rest of the resource's path
+	target target // its subresource is everything after the first slash
 }
 
-func newQuestion(a *Attributes) question {
-	q := question{Attributes: a, bit: verbBit(a.Verb), target: target{a.Group, a.Resource, a.Subresource}}
-	// Reviews may hold slashes where requests cannot: rules compare the whole of "resource/subresource".
+func newQuery(a *Attributes) query {
+	q := query{Attributes: a, bit: verbBit(a.Verb), target: target{a.Group, a.Resource, a.Subresource}}
+	// The resource of an access review may contain a slash: rules match the whole of "resource/subresource".
 	if strings.IndexByte(a.Resource, '/') >= 0 {
 		whole := a.Resource
 		if a.Subresource != "" {
@@ -135,8 +135,8 @@ func newQuestion(a *Attributes) question {
 	return q
 }
 
-// allows reports whether one of the rules allows what is asked.
-func (s *ruleSet) allows(q *question) bool {
+// allows reports whether one of the rules allows the request.
+func (s *ruleSet) allows(q *query) bool {
 	if !q.ResourceRequest {
 		return s.allowsPath(q)
 	}
@@ -153,7 +153,7 @@ func (s *ruleSet) allows(q *question) bool {
 		(s.allowsTarget(q, target{q.Group, "*", q.Subresource}) || (s.anyGroup && s.allowsTarget(q, target{"*", "*", q.Subresource})))
 }
 
-func (s *ruleSet) allowsTarget(q *question, t target) bool {
+func (s *ruleSet) allowsTarget(q *query, t target) bool {
 	found := s.resources[t]
 	for i := range found {
 		p := &found[i]
@@ -164,7 +164,7 @@ func (s *ruleSet) allowsTarget(q *question, t target) bool {
 	return false
 }
 
-func (s *ruleSet) allowsPath(q *question) bool {
+func (s *ruleSet) allowsPath(q *query) bool {
 	for i := range s.paths {
 		p := &s.paths[i]
 		if !p.verbs.has(q.bit, q.Verb) {

@@ -14,10 +14,10 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// A selector only narrows a request: its requirements are joined by "and". So a requirement that cannot be read may be
-// left out: the question becomes a wider one, and the answer is never too generous.
+// The requirements of a selector are joined by "and". A requirement that cannot be parsed is dropped: the request to authorize
+// becomes wider, so that it is never allowed wrongly.
 
-// FieldRequirements are the requirements of the request's field selector. Those that could be read are returned beside an error.
+// FieldRequirements are the requirements of the request's field selector. Those that could be parsed are returned along with an error.
 func (a *Attributes) FieldRequirements() (fields.Requirements, error) {
 	if a.FieldSelector == "" {
 		return a.Fields, nil
@@ -53,8 +53,8 @@ func (a *Attributes) selects(field, value string) bool {
 	return false
 }
 
-// ReviewAttributes is the question an access review asks; one of resource and path is nil. The error says what of the selectors
-// could not be read and was left out.
+// ReviewAttributes are the attributes of an access review; one of resource and path is nil. The error describes requirements of
+// selectors that could not be parsed and were dropped.
 func ReviewAttributes(user authn.User, resource *authorizationv1.ResourceAttributes, path *authorizationv1.NonResourceAttributes) (*Attributes, error) {
 	a := &Attributes{User: user}
 	if resource == nil {
@@ -69,24 +69,24 @@ func ReviewAttributes(user authn.User, resource *authorizationv1.ResourceAttribu
 	var errs []error
 	if s := resource.FieldSelector; s != nil {
 		var err error
-		if a.Fields, err = readFields(s); err != nil {
+		if a.Fields, err = parseFieldRequirements(s); err != nil {
 			errs = append(errs, fmt.Errorf("field selector: %w", err))
 		}
 	}
 	if s := resource.LabelSelector; s != nil {
 		var err error
-		if a.Labels, err = readLabels(s); err != nil {
+		if a.Labels, err = parseLabelRequirements(s); err != nil {
 			errs = append(errs, fmt.Errorf("label selector: %w", err))
 		}
 	}
 	return a, utilerrors.NewAggregate(errs)
 }
 
-func readFields(s *authorizationv1.FieldSelectorAttributes) (fields.Requirements, error) {
+func parseFieldRequirements(s *authorizationv1.FieldSelectorAttributes) (fields.Requirements, error) {
 	if len(s.Requirements) == 0 {
 		return (&Attributes{FieldSelector: s.RawSelector}).FieldRequirements()
 	}
-	var found fields.Requirements
+	var result fields.Requirements
 	var errs []error
 	for _, r := range s.Requirements {
 		operator := selection.Equals
@@ -105,9 +105,9 @@ func readFields(s *authorizationv1.FieldSelectorAttributes) (fields.Requirements
 			errs = append(errs, fmt.Errorf("field %q must be compared with one value", r.Key))
 			continue
 		}
-		found = append(found, fields.Requirement{Field: r.Key, Operator: operator, Value: r.Values[0]})
+		result = append(result, fields.Requirement{Field: r.Key, Operator: operator, Value: r.Values[0]})
 	}
-	return found, utilerrors.NewAggregate(errs)
+	return result, utilerrors.NewAggregate(errs)
 }
 
 var labelOperators = map[metav1.LabelSelectorOperator]selection.Operator{
@@ -115,11 +115,11 @@ var labelOperators = map[metav1.LabelSelectorOperator]selection.Operator{
 	metav1.LabelSelectorOpExists: selection.Exists, metav1.LabelSelectorOpDoesNotExist: selection.DoesNotExist,
 }
 
-func readLabels(s *authorizationv1.LabelSelectorAttributes) (labels.Requirements, error) {
+func parseLabelRequirements(s *authorizationv1.LabelSelectorAttributes) (labels.Requirements, error) {
 	if len(s.Requirements) == 0 {
 		return (&Attributes{LabelSelector: s.RawSelector}).LabelRequirements()
 	}
-	var found labels.Requirements
+	var result labels.Requirements
 	var errs []error
 	for _, r := range s.Requirements {
 		operator, ok := labelOperators[r.Operator]
@@ -132,12 +132,12 @@ func readLabels(s *authorizationv1.LabelSelectorAttributes) (labels.Requirements
 			errs = append(errs, err)
 			continue
 		}
-		found = append(found, *requirement)
+		result = append(result, *requirement)
 	}
-	return found, utilerrors.NewAggregate(errs)
+	return result, utilerrors.NewAggregate(errs)
 }
 
-// Review is the same question in the form of an access review, as a webhook is asked.
+// Review converts the attributes to an access review, which is sent to webhooks.
 func (a *Attributes) Review() authorizationv1.SubjectAccessReviewSpec {
 	spec := authorizationv1.SubjectAccessReviewSpec{
 		User: a.User.Username, UID: a.User.UID, Groups: a.User.Groups, Extra: reviewExtra(a.User.Extra),
@@ -150,19 +150,19 @@ func (a *Attributes) Review() authorizationv1.SubjectAccessReviewSpec {
 		Namespace: a.Namespace, Verb: a.Verb, Group: a.Group, Version: a.Version,
 		Resource: a.Resource, Subresource: a.Subresource, Name: a.Name,
 	}
-	if written := a.writeFields(); len(written) > 0 {
-		resource.FieldSelector = &authorizationv1.FieldSelectorAttributes{Requirements: written}
+	if result := a.reviewFields(); len(result) > 0 {
+		resource.FieldSelector = &authorizationv1.FieldSelectorAttributes{Requirements: result}
 	}
-	if written := a.writeLabels(); len(written) > 0 {
-		resource.LabelSelector = &authorizationv1.LabelSelectorAttributes{Requirements: written}
+	if result := a.reviewLabels(); len(result) > 0 {
+		resource.LabelSelector = &authorizationv1.LabelSelectorAttributes{Requirements: result}
 	}
 	spec.ResourceAttributes = resource
 	return spec
 }
 
-func (a *Attributes) writeFields() []metav1.FieldSelectorRequirement {
+func (a *Attributes) reviewFields() []metav1.FieldSelectorRequirement {
 	requirements, _ := a.FieldRequirements()
-	var written []metav1.FieldSelectorRequirement
+	var result []metav1.FieldSelectorRequirement
 	for _, r := range requirements {
 		w := metav1.FieldSelectorRequirement{Key: r.Field, Values: []string{r.Value}}
 		switch r.Operator {
@@ -173,14 +173,14 @@ func (a *Attributes) writeFields() []metav1.FieldSelectorRequirement {
 		default:
 			continue
 		}
-		written = append(written, w)
+		result = append(result, w)
 	}
-	return written
+	return result
 }
 
-func (a *Attributes) writeLabels() []metav1.LabelSelectorRequirement {
+func (a *Attributes) reviewLabels() []metav1.LabelSelectorRequirement {
 	requirements, _ := a.LabelRequirements()
-	var written []metav1.LabelSelectorRequirement
+	var result []metav1.LabelSelectorRequirement
 	for _, r := range requirements {
 		w := metav1.LabelSelectorRequirement{Key: r.Key()}
 		if values := r.ValuesUnsorted(); len(values) > 0 {
@@ -198,18 +198,18 @@ func (a *Attributes) writeLabels() []metav1.LabelSelectorRequirement {
 		default:
 			continue
 		}
-		written = append(written, w)
+		result = append(result, w)
 	}
-	return written
+	return result
 }
 
 func reviewExtra(extra map[string]authenticationv1.ExtraValue) map[string]authorizationv1.ExtraValue {
 	if extra == nil {
 		return nil
 	}
-	written := make(map[string]authorizationv1.ExtraValue, len(extra))
+	result := make(map[string]authorizationv1.ExtraValue, len(extra))
 	for key, values := range extra {
-		written[key] = authorizationv1.ExtraValue(values)
+		result[key] = authorizationv1.ExtraValue(values)
 	}
-	return written
+	return result
 }

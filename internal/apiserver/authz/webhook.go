@@ -29,34 +29,34 @@ import (
 )
 
 const (
-	// webhookCacheSize bounds the number of answers that are remembered.
+	// webhookCacheSize bounds the number of cached responses.
 	webhookCacheSize = 8192
-	// maxRemembered is how long what a client can choose may be for the answer to be remembered.
-	maxRemembered = 10000
-	// maxWebhookAnswer bounds what is read of an answer.
-	maxWebhookAnswer = 1 << 20
+	// maxCachedKeyBytes bounds the client-controlled part of a cache key. Responses to larger requests are not cached.
+	maxCachedKeyBytes = 10000
+	// maxWebhookResponse bounds the size of a response in bytes.
+	maxWebhookResponse = 1 << 20
 )
 
-// webhookRetry is how often and when a call is repeated that failed for a reason that may pass.
+// webhookRetry is the backoff after transient errors.
 var webhookRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 
-// Webhook asks another server, in the form of a SubjectAccessReview, and remembers the answers for a while.
+// Webhook authorizes requests by sending a SubjectAccessReview to a remote server, and caches the responses.
 type Webhook struct {
-	client        *http.Client
-	url           string
-	beta          bool // speaks v1beta1
-	allowedFor    time.Duration
-	notAllowedFor time.Duration
-	onError       Decision
-	matcher       *authorizationcel.CELMatcher // nil matches everything
-	answers       *cache.LRUExpireCache
-	retry         wait.Backoff
+	client          *http.Client
+	url             string
+	beta            bool // use v1beta1
+	authorizedTTL   time.Duration
+	unauthorizedTTL time.Duration
+	onError         Decision
+	matcher         *authorizationcel.CELMatcher // nil matches everything
+	responses       *cache.LRUExpireCache
+	retry           wait.Backoff
 }
 
-// NewWebhook makes an authorizer from its part of an AuthorizationConfiguration that has been validated. compile makes the
-// compiler of match conditions when there are any.
+// NewWebhook makes an authorizer from a validated webhook of an AuthorizationConfiguration. compile returns the compiler of match
+// conditions; it is called only if there are any.
 func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationcel.Compiler) (*Webhook, error) {
-	w := &Webhook{answers: cache.NewLRUExpireCache(webhookCacheSize), retry: webhookRetry}
+	w := &Webhook{responses: cache.NewLRUExpireCache(webhookCacheSize), retry: webhookRetry}
 	switch c.SubjectAccessReviewVersion {
 	case "v1":
 	case "v1beta1":
@@ -68,10 +68,10 @@ func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationc
 		w.onError = Deny
 	}
 	if c.CacheAuthorizedRequests {
-		w.allowedFor = c.AuthorizedTTL.Duration
+		w.authorizedTTL = c.AuthorizedTTL.Duration
 	}
 	if c.CacheUnauthorizedRequests {
-		w.notAllowedFor = c.UnauthorizedTTL.Duration
+		w.unauthorizedTTL = c.UnauthorizedTTL.Duration
 	}
 	if len(c.MatchConditions) > 0 {
 		matcher, errs := validation.ValidateAndCompileMatchConditions(compile(), c.MatchConditions)
@@ -86,7 +86,7 @@ func NewWebhook(c *apiserver.WebhookConfiguration, compile func() authorizationc
 	return w, w.connect(*c.ConnectionInfo.KubeConfigFile, c.Timeout.Duration)
 }
 
-// connect reads from a kubeconfig where the server is and how to speak to it.
+// connect makes the client from a kubeconfig.
 func (w *Webhook) connect(kubeconfig string, timeout time.Duration) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -103,13 +103,13 @@ func (w *Webhook) connect(kubeconfig string, timeout time.Duration) error {
 	if w.client, err = rest.HTTPClientFor(config); err != nil {
 		return fmt.Errorf("make a client for the webhook: %w", err)
 	}
-	// A redirect would carry the question, and whatever identifies us, to somebody who was not configured.
+	// A redirect would send the review and the credentials to a server that is not configured.
 	w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	w.url = base.String()
 	return nil
 }
 
-// RulesFor implements RuleResolver. The other server cannot be asked for a list.
+// RulesFor implements RuleResolver. The remote server cannot list rules.
 func (w *Webhook) RulesFor(context.Context, authn.User, string) (Rules, error) {
 	return Rules{Incomplete: true}, errors.New("webhook authorizer does not support user rule resolution")
 }
@@ -130,60 +130,60 @@ func (w *Webhook) Authorize(ctx context.Context, a *Attributes) (Decision, strin
 	if err != nil {
 		return w.onError, "", err
 	}
-	if answer, ok := w.answers.Get(string(key)); ok {
-		return decide(answer.(authorizationv1.SubjectAccessReviewStatus))
+	if status, ok := w.responses.Get(string(key)); ok {
+		return decide(status.(authorizationv1.SubjectAccessReviewStatus))
 	}
-	answer, err := w.ask(ctx, review)
+	status, err := w.review(ctx, review)
 	if err != nil {
 		return w.onError, "", err
 	}
-	if chosen := len(a.Namespace) + len(a.Verb) + len(a.Group) + len(a.Version) + len(a.Resource) + len(a.Subresource) + len(a.Name) + len(a.Path); chosen < maxRemembered {
-		keep := w.notAllowedFor
-		if answer.Allowed {
-			keep = w.allowedFor
+	if size := len(a.Namespace) + len(a.Verb) + len(a.Group) + len(a.Version) + len(a.Resource) + len(a.Subresource) + len(a.Name) + len(a.Path); size < maxCachedKeyBytes {
+		ttl := w.unauthorizedTTL
+		if status.Allowed {
+			ttl = w.authorizedTTL
 		}
-		w.answers.Add(string(key), answer, keep)
+		w.responses.Add(string(key), status, ttl)
 	}
-	return decide(answer)
+	return decide(status)
 }
 
-func decide(answer authorizationv1.SubjectAccessReviewStatus) (Decision, string, error) {
+func decide(status authorizationv1.SubjectAccessReviewStatus) (Decision, string, error) {
 	switch {
-	case answer.Denied && answer.Allowed:
-		return Deny, answer.Reason, errors.New("webhook subject access review returned both allow and deny response")
-	case answer.Denied:
-		return Deny, answer.Reason, nil
-	case answer.Allowed:
-		return Allow, answer.Reason, nil
+	case status.Denied && status.Allowed:
+		return Deny, status.Reason, errors.New("webhook subject access review returned both allow and deny response")
+	case status.Denied:
+		return Deny, status.Reason, nil
+	case status.Allowed:
+		return Allow, status.Reason, nil
 	}
-	return NoOpinion, answer.Reason, nil
+	return NoOpinion, status.Reason, nil
 }
 
-// ask calls the server, again when it failed for a reason that may pass.
-func (w *Webhook) ask(ctx context.Context, review *authorizationv1.SubjectAccessReview) (authorizationv1.SubjectAccessReviewStatus, error) {
+// review calls the server and retries after transient errors.
+func (w *Webhook) review(ctx context.Context, review *authorizationv1.SubjectAccessReview) (authorizationv1.SubjectAccessReviewStatus, error) {
 	body, err := w.encode(review)
 	if err != nil {
 		return authorizationv1.SubjectAccessReviewStatus{}, err
 	}
-	var answer authorizationv1.SubjectAccessReviewStatus
+	var status authorizationv1.SubjectAccessReviewStatus
 	var last error
 	err = wait.ExponentialBackoffWithContext(ctx, w.retry, func(ctx context.Context) (bool, error) {
-		answer, last = w.post(ctx, body)
-		if last != nil && mayPass(last) {
+		status, last = w.post(ctx, body)
+		if last != nil && isTransient(last) {
 			return false, nil
 		}
 		return last == nil, last
 	})
 	if last != nil {
-		return answer, last
+		return status, last
 	}
 	if err != nil {
-		return answer, fmt.Errorf("webhook call failed: %w", err)
+		return status, fmt.Errorf("webhook call failed: %w", err)
 	}
-	return answer, nil
+	return status, nil
 }
 
-func mayPass(err error) bool {
+func isTransient(err error) bool {
 	if utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) {
 		return true
 	}
@@ -217,7 +217,7 @@ func (w *Webhook) encode(review *authorizationv1.SubjectAccessReview) ([]byte, e
 }
 
 func (w *Webhook) post(ctx context.Context, body []byte) (authorizationv1.SubjectAccessReviewStatus, error) {
-	var answer struct {
+	var review struct {
 		metav1.TypeMeta
 		Status *authorizationv1.SubjectAccessReviewStatus `json:"status"`
 	}
@@ -232,23 +232,23 @@ func (w *Webhook) post(ctx context.Context, body []byte) (authorizationv1.Subjec
 		return authorizationv1.SubjectAccessReviewStatus{}, err
 	}
 	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, maxWebhookAnswer))
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxWebhookResponse))
 	if err != nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the webhook's answer: %w", err)
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the response of the authorization webhook: %w", err)
 	}
 	if response.StatusCode < 200 || response.StatusCode > 206 {
 		after, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 		return authorizationv1.SubjectAccessReviewStatus{}, apierrors.NewGenericServerResponse(response.StatusCode, http.MethodPost, schema.GroupResource{}, "", string(data), after, true)
 	}
-	if err := json.Unmarshal(data, &answer); err != nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the webhook's answer: %w", err)
+	if err := json.Unmarshal(data, &review); err != nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("read the response of the authorization webhook: %w", err)
 	}
 	version := authorizationv1.SchemeGroupVersion.String()
 	if w.beta {
 		version = authorizationv1beta1.SchemeGroupVersion.String()
 	}
-	if answer.Kind != "SubjectAccessReview" || answer.APIVersion != version || answer.Status == nil {
-		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("the webhook answered with %s %s in place of a SubjectAccessReview of %s", answer.APIVersion, answer.Kind, version)
+	if review.Kind != "SubjectAccessReview" || review.APIVersion != version || review.Status == nil {
+		return authorizationv1.SubjectAccessReviewStatus{}, fmt.Errorf("the authorization webhook returned %s %s, want SubjectAccessReview of %s", review.APIVersion, review.Kind, version)
 	}
-	return *answer.Status, nil
+	return *review.Status, nil
 }

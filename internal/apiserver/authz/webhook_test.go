@@ -24,16 +24,16 @@ import (
 )
 
 // judge is a webhook for tests.
-type judgeServer struct {
+type webhookServer struct {
 	*httptest.Server
 	calls  atomic.Int32
 	last   atomic.Pointer[string]
 	answer func(call int, review map[string]any, w http.ResponseWriter)
 }
 
-func newJudge(t *testing.T, answer func(call int, review map[string]any, w http.ResponseWriter)) *judgeServer {
+func newWebhookServer(t *testing.T, answer func(call int, review map[string]any, w http.ResponseWriter)) *webhookServer {
 	t.Helper()
-	j := &judgeServer{answer: answer}
+	j := &webhookServer{answer: answer}
 	j.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		data, _ := io.ReadAll(r.Body)
 		text := r.Method + " " + r.URL.Path + " " + string(data)
@@ -51,7 +51,7 @@ func status(review map[string]any, w http.ResponseWriter, fields string) {
 	fmt.Fprintf(w, `{"apiVersion":%q,"kind":"SubjectAccessReview","status":{%s}}`, review["apiVersion"], fields)
 }
 
-func (j *judgeServer) kubeconfig(t *testing.T) string {
+func (j *webhookServer) kubeconfig(t *testing.T) string {
 	t.Helper()
 	config := clientcmdapi.NewConfig()
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: j.Certificate().Raw})
@@ -65,7 +65,7 @@ func (j *judgeServer) kubeconfig(t *testing.T) string {
 	return write(t, "kubeconfig", string(data))
 }
 
-func (j *judgeServer) webhook(t *testing.T, change func(c *apiserver.WebhookConfiguration)) *Webhook {
+func (j *webhookServer) webhook(t *testing.T, change func(c *apiserver.WebhookConfiguration)) *Webhook {
 	t.Helper()
 	path := j.kubeconfig(t)
 	c := &apiserver.WebhookConfiguration{
@@ -98,7 +98,7 @@ func TestWebhookAnswers(t *testing.T) {
 		{`"allowed":true,"denied":true,"reason":"both"`, Deny, "both", "webhook subject access review returned both allow and deny response"},
 	} {
 		for _, version := range []string{"v1", "v1beta1"} {
-			j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, test.fields) })
+			j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, test.fields) })
 			hook := j.webhook(t, func(c *apiserver.WebhookConfiguration) { c.SubjectAccessReviewVersion = version })
 			for range 2 {
 				got, why, err := hook.Authorize(context.Background(), on(user("u"), "get", "pods", "n"))
@@ -114,7 +114,7 @@ func TestWebhookAnswers(t *testing.T) {
 }
 
 func TestWebhookQuestion(t *testing.T) {
-	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
+	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
 	a := on(authn.User{Username: "u", UID: "1", Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}, "list", "apps:deployments", "n")
 	a.FieldSelector, a.LabelSelector = "metadata.name=x,spec.a!=b", "l in (v),!m"
 	for version, want := range map[string]string{
@@ -139,7 +139,7 @@ func TestWebhookQuestion(t *testing.T) {
 }
 
 func TestWebhookRemembers(t *testing.T) {
-	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
+	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
 	ask := func(hook *Webhook, a *Attributes) int32 {
 		t.Helper()
 		before := j.calls.Load()
@@ -152,7 +152,7 @@ func TestWebhookRemembers(t *testing.T) {
 	if ask(hook, on(user("u"), "get", "pods", "n")) != 1 || ask(hook, on(user("u"), "get", "pods", "n")) != 0 || ask(hook, on(user("v"), "get", "pods", "n")) != 1 {
 		t.Error("the same question is asked twice, or another is not")
 	}
-	long := on(user("u"), "get", "pods "+strings.Repeat("x", maxRemembered), "n")
+	long := on(user("u"), "get", "pods "+strings.Repeat("x", maxCachedKeyBytes), "n")
 	for range 2 {
 		if ask(hook, long) != 1 {
 			t.Error("what is too long is remembered")
@@ -199,7 +199,7 @@ func TestWebhookFailures(t *testing.T) {
 		}, 3, Allow},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			j := newJudge(t, test.answer)
+			j := newWebhookServer(t, test.answer)
 			hook := j.webhook(t, func(c *apiserver.WebhookConfiguration) { c.FailurePolicy = apiserver.FailurePolicyDeny })
 			got, _, err := hook.Authorize(context.Background(), on(user("u"), "get", "pods", "n"))
 			if got != test.want || (err == nil) != (test.want == Allow) || j.calls.Load() != test.calls {
@@ -207,14 +207,14 @@ func TestWebhookFailures(t *testing.T) {
 			}
 		})
 	}
-	j := newJudge(t, fail(403))
+	j := newWebhookServer(t, fail(403))
 	if got, _, err := j.webhook(t, nil).Authorize(context.Background(), on(user("u"), "get", "pods", "n")); got != NoOpinion || err == nil {
 		t.Errorf("%v %v", got, err)
 	}
 }
 
 func TestWebhookMatchConditions(t *testing.T) {
-	j := newJudge(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
+	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
 	hook := j.webhook(t, func(c *apiserver.WebhookConfiguration) {
 		c.FailurePolicy = apiserver.FailurePolicyDeny
 		c.MatchConditions = []apiserver.WebhookMatchCondition{

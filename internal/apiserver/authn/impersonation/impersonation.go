@@ -1,11 +1,10 @@
-// Package impersonation lets a user act as another, when the authorizer agrees. The request names the other user in
-// Impersonate- headers. There are five ways to be allowed, asked in turn: four constrained ones, in which somebody may be
-// impersonated only for the requests that are named, and the old one, in which it is all or nothing. What a way asks of the
-// authorizer are ordinary questions, with verbs of its own:
+// Package impersonation serves requests as another user, whom the request has in its Impersonate- headers, if the authorizer
+// allows it. Five modes are tried in order: four constrained modes, in which a user may be impersonated only for particular
+// requests, and the legacy mode, in which a user may be impersonated for all requests. Each mode authorizes these verbs:
 //
-//	impersonate-on:<mode>:<verb>   may the sender make this very request while impersonating that way?
-//	impersonate:<mode>             may the sender be this user, these groups, this uid, these extra fields?
-//	impersonate                    the same, the old way, for every request
+//	impersonate-on:<mode>:<verb>   make this request while impersonating in the mode
+//	impersonate:<mode>             impersonate this user, these groups, this UID, these extra fields
+//	impersonate                    the same in the legacy mode, for every request
 package impersonation
 
 import (
@@ -22,27 +21,27 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// Impersonation decides who may act as whom.
+// Impersonation authorizes impersonation.
 type Impersonation struct {
 	authorizer authz.Authorizer
 	attributes func(*http.Request) authz.Attributes
 }
 
-// New makes an Impersonation. attributes tells what a request asks for; the user in it is not looked at.
+// New makes an Impersonation. attributes returns the attributes of a request; its user is ignored.
 func New(authorizer authz.Authorizer, attributes func(*http.Request) authz.Attributes) *Impersonation {
 	return &Impersonation{authorizer: authorizer, attributes: attributes}
 }
 
-// Impersonate returns the user the request is to be served as: the sender, unless it asks for another. constraint is the
-// verb of the constrained way by which that is allowed, empty for the old way. The headers that ask are removed. An error is
-// one for the client: bad request or forbidden.
-func (i *Impersonation) Impersonate(r *http.Request, sender authn.User) (user authn.User, constraint string, err error) {
+// Impersonate returns the user to serve the request as: the requestor, unless it impersonates another. constraint is the verb of
+// the constrained mode that allowed it, empty for the legacy mode. The Impersonate- headers are removed. An error is a Status
+// for the client: bad request or forbidden.
+func (i *Impersonation) Impersonate(r *http.Request, requestor authn.User) (user authn.User, constraint string, err error) {
 	wanted, err := requested(r.Header)
 	if err != nil || wanted == nil {
-		return sender, "", err
+		return requestor, "", err
 	}
 	a := i.attributes(r)
-	a.User = sender
+	a.User = requestor
 	user, name, err := i.Check(r.Context(), wanted, &a)
 	if m := (mode{name: name}); err == nil && m.constrained() {
 		constraint = m.verb()
@@ -50,8 +49,8 @@ func (i *Impersonation) Impersonate(r *http.Request, sender authn.User) (user au
 	return user, constraint, err
 }
 
-// Check returns the complete user when the sender of the request, a.User, may act as wanted, and the mode it may do so in: ""
-// for the old way. When no way is open, the error is that of the first which applies.
+// Check returns the complete user if the requestor, a.User, may impersonate wanted, and the mode that allowed it: "" for the
+// legacy mode. If no mode allows it, the error is that of the first mode that applies.
 func (i *Impersonation) Check(ctx context.Context, wanted *authn.User, a *authz.Attributes) (authn.User, string, error) {
 	var first error
 	for _, m := range modes {
@@ -69,17 +68,17 @@ func (i *Impersonation) Check(ctx context.Context, wanted *authn.User, a *authz.
 	return authn.User{}, "", first
 }
 
-// requested reads the headers, and removes them so that nobody further on acts on them again. It returns nil when nobody
-// is to be impersonated.
+// requested returns the user of the Impersonate- headers, nil if there are none. The headers are removed, so that no later
+// handler acts on them again.
 func requested(h http.Header) (*authn.User, error) {
-	asked := false
+	found := false
 	for name := range h {
 		if hasPrefixFold(name, "Impersonate-") {
-			asked = true
+			found = true
 			break
 		}
 	}
-	if !asked {
+	if !found {
 		return nil, nil
 	}
 	wanted := &authn.User{
@@ -116,7 +115,7 @@ func requested(h http.Header) (*authn.User, error) {
 	return wanted, nil
 }
 
-// describe writes a user as clients are used to see it in this message.
+// describe formats a user as upstream's message does.
 func describe(u *authn.User) string {
 	var extra map[string][]string
 	for key, values := range u.Extra {

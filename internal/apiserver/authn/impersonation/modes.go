@@ -22,21 +22,21 @@ import (
 const (
 	nodePrefix         = "system:node:"
 	associatedNodeKeys = "authentication.kubernetes.io/associated-node-keys"
-	// manyChecks is from how many groups or extra fields on it pays to ask first whether all of them are allowed.
-	manyChecks = 4
+	// wildcardThreshold is the number of groups or extra values from which on the wildcard is authorized first, to save calls.
+	wildcardThreshold = 4
 )
 
-// mode is one way to be allowed to act as somebody else.
+// mode is an impersonation mode.
 type mode struct {
-	name string // "" for the old way
-	// applies says whether the mode is for this kind of user.
-	applies func(wanted, sender *authn.User) bool
-	// anyNode asks about all nodes at once, without the sender's extra fields: the mode itself has seen that the
-	// node is the sender's own.
+	name string // "" for the legacy mode
+	// applies reports whether the mode is for this kind of user. nil: always.
+	applies func(wanted, requestor *authn.User) bool
+	// anyNode authorizes the node name "*" and omits the requestor's extra values: applies has checked that the node is the
+	// requestor's own.
 	anyNode bool
 }
 
-// modes in the order in which they are tried: the narrowest first.
+// modes in the order in which they are tried: the most specific first.
 var modes = []mode{
 	{name: "associated-node", applies: isOwnNode, anyNode: true},
 	{name: "arbitrary-node", applies: func(wanted, _ *authn.User) bool { return isNode(wanted.Username) && onlyName(wanted) }},
@@ -56,26 +56,26 @@ func (m *mode) verb() string {
 	return "impersonate"
 }
 
-// try returns the complete user, or why this way is closed.
+// try returns the complete user, or an error if the mode does not allow it.
 func (i *Impersonation) try(ctx context.Context, m *mode, wanted *authn.User, a *authz.Attributes) (authn.User, error) {
-	sender := a.User
+	requestor := a.User
 	if m.anyNode {
-		sender.Extra = map[string]authenticationv1.ExtraValue{associatedNodeKeys: slices.Sorted(maps.Keys(sender.Extra))}
+		requestor.Extra = map[string]authenticationv1.ExtraValue{associatedNodeKeys: slices.Sorted(maps.Keys(requestor.Extra))}
 	}
 	if m.constrained() {
 		on := *a
-		on.User, on.Verb = sender, "impersonate-on:"+m.name+":"+a.Verb
-		if err := i.ask(ctx, &on); err != nil {
+		on.User, on.Verb = requestor, "impersonate-on:"+m.name+":"+a.Verb
+		if err := i.authorize(ctx, &on); err != nil {
 			return authn.User{}, err
 		}
 	}
 	user := *wanted
 	for _, check := range []func(context.Context, *mode, *authn.User, *authn.User) error{i.checkName, i.checkUID, i.checkGroups, i.checkExtra} {
-		if err := check(ctx, m, &sender, &user); err != nil {
+		if err := check(ctx, m, &requestor, &user); err != nil {
 			return authn.User{}, err
 		}
 	}
-	// Nodes and service accounts have groups of their own, which nobody needs permission for.
+	// The groups of nodes and service accounts are added without authorization.
 	namespace, _, serviceAccount := authn.SplitServiceAccountName(user.Username)
 	switch {
 	case serviceAccount && len(user.Groups) == 0:
@@ -93,8 +93,8 @@ func (i *Impersonation) try(ctx context.Context, m *mode, wanted *authn.User, a 
 	return user, nil
 }
 
-func (i *Impersonation) checkName(ctx context.Context, m *mode, sender, wanted *authn.User) error {
-	q := m.question(sender, "users", wanted.Username)
+func (i *Impersonation) checkName(ctx context.Context, m *mode, requestor, wanted *authn.User) error {
+	q := m.attributes(requestor, "users", wanted.Username)
 	if namespace, name, ok := authn.SplitServiceAccountName(wanted.Username); ok {
 		q.Resource, q.Namespace, q.Name = "serviceaccounts", namespace, name
 	} else if m.constrained() && isNode(wanted.Username) {
@@ -102,23 +102,23 @@ func (i *Impersonation) checkName(ctx context.Context, m *mode, sender, wanted *
 			q.Name = "*"
 		}
 	}
-	return i.ask(ctx, q)
+	return i.authorize(ctx, q)
 }
 
-func (i *Impersonation) checkUID(ctx context.Context, m *mode, sender, wanted *authn.User) error {
+func (i *Impersonation) checkUID(ctx context.Context, m *mode, requestor, wanted *authn.User) error {
 	if wanted.UID == "" {
 		return nil
 	}
-	q := m.question(sender, "uids", wanted.UID)
+	q := m.attributes(requestor, "uids", wanted.UID)
 	q.Group, q.Version = authenticationv1.GroupName, "v1"
-	return i.ask(ctx, q)
+	return i.authorize(ctx, q)
 }
 
-func (i *Impersonation) checkGroups(ctx context.Context, m *mode, sender, wanted *authn.User) error {
+func (i *Impersonation) checkGroups(ctx context.Context, m *mode, requestor, wanted *authn.User) error {
 	if len(wanted.Groups) == 0 {
 		return nil
 	}
-	q := m.question(sender, "groups", "")
+	q := m.attributes(requestor, "groups", "")
 	if m.constrained() {
 		if slices.Contains(wanted.Groups, "") {
 			return forbidden(q, "impersonating the empty string group is not allowed")
@@ -127,24 +127,24 @@ func (i *Impersonation) checkGroups(ctx context.Context, m *mode, sender, wanted
 			q.Name = authn.GroupMasters
 			return forbidden(q, "impersonating the system:masters group is not allowed")
 		}
-		if q.Name = "*"; len(wanted.Groups) >= manyChecks && i.ask(ctx, q) == nil {
+		if q.Name = "*"; len(wanted.Groups) >= wildcardThreshold && i.authorize(ctx, q) == nil {
 			return nil
 		}
 	}
 	for _, group := range wanted.Groups {
 		q.Name = group
-		if err := i.ask(ctx, q); err != nil {
+		if err := i.authorize(ctx, q); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (i *Impersonation) checkExtra(ctx context.Context, m *mode, sender, wanted *authn.User) error {
+func (i *Impersonation) checkExtra(ctx context.Context, m *mode, requestor, wanted *authn.User) error {
 	if len(wanted.Extra) == 0 {
 		return nil
 	}
-	q := m.question(sender, "userextras", "")
+	q := m.attributes(requestor, "userextras", "")
 	q.Group, q.Version = authenticationv1.GroupName, "v1"
 	if m.constrained() {
 		if err := validateExtra(wanted.Extra); err != nil {
@@ -154,14 +154,14 @@ func (i *Impersonation) checkExtra(ctx context.Context, m *mode, sender, wanted 
 		for _, values := range wanted.Extra {
 			count += len(values)
 		}
-		if q.Subresource, q.Name = "*", "*"; count >= manyChecks && i.ask(ctx, q) == nil {
+		if q.Subresource, q.Name = "*", "*"; count >= wildcardThreshold && i.authorize(ctx, q) == nil {
 			return nil
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(wanted.Extra)) {
 		for _, value := range wanted.Extra[key] {
 			q.Subresource, q.Name = key, value
-			if err := i.ask(ctx, q); err != nil {
+			if err := i.authorize(ctx, q); err != nil {
 				return err
 			}
 		}
@@ -169,17 +169,18 @@ func (i *Impersonation) checkExtra(ctx context.Context, m *mode, sender, wanted 
 	return nil
 }
 
-// question is about one field of the user. The old way has users, groups and service accounts in the core group.
-func (m *mode) question(sender *authn.User, resource, name string) *authz.Attributes {
-	q := &authz.Attributes{User: *sender, Verb: m.verb(), ResourceRequest: true, Version: "v1", Resource: resource, Name: name}
+// attributes are those of a request for one field of the user. In the legacy mode, users, groups and service accounts are in the
+// core group.
+func (m *mode) attributes(requestor *authn.User, resource, name string) *authz.Attributes {
+	q := &authz.Attributes{User: *requestor, Verb: m.verb(), ResourceRequest: true, Version: "v1", Resource: resource, Name: name}
 	if m.constrained() {
 		q.Group = authenticationv1.GroupName
 	}
 	return q
 }
 
-// ask returns nil when the authorizer allows it. An authorizer may have met errors and still know that the answer is yes.
-func (i *Impersonation) ask(ctx context.Context, q *authz.Attributes) error {
+// authorize returns nil if the request is allowed. An authorizer may allow a request and return an error too.
+func (i *Impersonation) authorize(ctx context.Context, q *authz.Attributes) error {
 	decision, reason, err := i.authorizer.Authorize(ctx, q)
 	switch {
 	case decision == authz.Allow:
@@ -194,8 +195,8 @@ func (i *Impersonation) ask(ctx context.Context, q *authz.Attributes) error {
 	return forbidden(q, reason)
 }
 
-// markup is kept from being read as such by whoever shows the message.
-var markup = strings.NewReplacer(`&`, "&amp;", `<`, "&lt;", `>`, "&gt;")
+// htmlEscaper escapes the message as upstream does.
+var htmlEscaper = strings.NewReplacer(`&`, "&amp;", `<`, "&lt;", `>`, "&gt;")
 
 func forbidden(q *authz.Attributes, reason string) error {
 	resource := q.Resource
@@ -210,7 +211,7 @@ func forbidden(q *authz.Attributes, reason string) error {
 		}
 		text = fmt.Sprintf("User %q cannot %s resource %q in API group %q %s", q.User.Username, q.Verb, resource, q.Group, scope)
 	}
-	text = markup.Replace(text)
+	text = htmlEscaper.Replace(text)
 	if reason != "" {
 		text += ": " + reason
 	}
@@ -249,10 +250,10 @@ func isNode(username string) bool {
 	return ok && len(apivalidation.NameIsDNSSubdomain(name, false)) == 0
 }
 
-// isOwnNode: a service account of a pod may be allowed to act as the node the pod runs on.
-func isOwnNode(wanted, sender *authn.User) bool {
-	node := sender.Extra[authn.ExtraNodeName]
-	return onlyName(wanted) && isNode(wanted.Username) && isServiceAccount(sender.Username) &&
+// isOwnNode reports whether wanted is the node that runs the pod of the requestor, a service account.
+func isOwnNode(wanted, requestor *authn.User) bool {
+	node := requestor.Extra[authn.ExtraNodeName]
+	return onlyName(wanted) && isNode(wanted.Username) && isServiceAccount(requestor.Username) &&
 		len(node) == 1 && nodePrefix+node[0] == wanted.Username
 }
 
