@@ -1,5 +1,5 @@
-// Package api is the table of kinds: every built-in resource, one file each in the directory of its group. A new kind is
-// one file and one line in its directory's list.
+// Package api is the Kind table: every built-in resource, one file each in the directory of its API group. A new kind is
+// one file and one line in its group's list.
 package api
 
 import (
@@ -56,18 +56,18 @@ import (
 	"skiff/internal/kind"
 )
 
-// Settings are what the table takes from the server's configuration.
+// Settings are the values of the server's configuration that the Kind table depends on.
 type Settings struct {
 	// EventTTL is how long events are kept; zero means an hour.
 	EventTTL time.Duration
-	// Authenticator and Authorizer answer the reviews; without one its group has no kinds.
+	// Authenticator and Authorizer respond to reviews; without one its group has no kinds.
 	Authenticator authentication.Authenticator
 	Authorizer    authorization.Authorizer
-	// Metrics tells what nodes and pods use; without it the group has no kinds.
+	// Metrics provides the usage of nodes and pods; without it the group has no kinds.
 	Metrics metrics.Source
 }
 
-// Kinds is the table.
+// Kinds is the Kind table.
 func Kinds(s Settings) []*kind.Kind {
 	groups := [][]*kind.Kind{
 		coreKinds(s),
@@ -104,12 +104,12 @@ func Kinds(s Settings) []*kind.Kind {
 	return all
 }
 
-// Named is the table as clients name it: the reviews belong to it, because whoever asks need not be able to answer.
+// Named is the Kind table for clients: it includes the reviews, whose responses come from a server.
 func Named() []*kind.Kind {
 	return append(append(Kinds(Settings{}), authentication.Kinds(nil)...), authorization.Kinds(nil)...)
 }
 
-// coreKinds are the core group's rows with the configured life of events.
+// coreKinds are the kinds of the core group with the configured TTL of events.
 func coreKinds(s Settings) []*kind.Kind {
 	kinds := core.Kinds()
 	if s.EventTTL == 0 {
@@ -125,7 +125,7 @@ func coreKinds(s Settings) []*kind.Kind {
 	return kinds
 }
 
-// Scheme knows the Go types of all kinds.
+// Scheme contains the Go types of all kinds.
 var Scheme = sync.OnceValue(func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})

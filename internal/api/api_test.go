@@ -38,7 +38,7 @@ func forEach(t *testing.T, f func(t *testing.T, k *kind.Kind, v *kind.Version, n
 	}
 }
 
-// goldenDir is where k8s.io/api keeps an example of every kind in every encoding.
+// goldenDir is where k8s.io/api has an example of every kind in every encoding.
 func goldenDir(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(build.Default.GOROOT, "bin/go"), "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
@@ -48,8 +48,8 @@ func goldenDir(t *testing.T) string {
 	return filepath.Join(strings.TrimSpace(string(out)), "testdata/HEAD")
 }
 
-// TestGoldenRoundTrip reads every golden file of a served kind in JSON, YAML and protobuf and writes it again: the three
-// must mean the same object, and nothing may be lost.
+// TestGoldenRoundTrip decodes every golden file of a served kind from JSON, YAML and protobuf and encodes it again: the
+// three must be the same object, and nothing may be lost.
 func TestGoldenRoundTrip(t *testing.T) {
 	dir := goldenDir(t)
 	encoder := protobuf.NewSerializer(Scheme(), Scheme())
@@ -83,7 +83,7 @@ func TestGoldenRoundTrip(t *testing.T) {
 			forms = append(forms, obj)
 		}
 		for i, obj := range forms[1:] {
-			// Compared as documents: raw extensions keep the white space they came with.
+			// Compared as documents: raw extensions keep their original white space.
 			if !sameDocument(t, ".json", encodeAgain(t, ".json", encoder, forms[0]), encodeAgain(t, ".json", encoder, obj)) {
 				t.Errorf("JSON and form %d are different objects", i+1)
 			}
@@ -138,7 +138,7 @@ func sameDocument(t *testing.T, suffix string, a, b []byte) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// TestDefaultsAreIdempotent: defaulting a second time changes nothing, neither on an empty object nor on a full one.
+// TestDefaultsAreIdempotent: defaulting a second time changes nothing, neither an empty object nor a full one.
 func TestDefaultsAreIdempotent(t *testing.T) {
 	dir := goldenDir(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
@@ -175,7 +175,7 @@ func TestDefaultsAreIdempotent(t *testing.T) {
 	})
 }
 
-// TestRowsFitColumns: a row has as many cells as the table has columns, for empty and for full objects, without panic.
+// TestRowsFitColumns: a table row has as many cells as columns, for empty and for full objects, without panic.
 func TestRowsFitColumns(t *testing.T) {
 	dir := goldenDir(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
@@ -199,7 +199,7 @@ func TestRowsFitColumns(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Upstream's table of IPAddresses has a cell, the age, that no column names; clients see the same here.
+			// Upstream's table of IPAddresses has an age cell without a column; clients get the same here.
 			want := len(columns)
 			if k.GVK.Kind == "IPAddress" {
 				want++
@@ -211,9 +211,9 @@ func TestRowsFitColumns(t *testing.T) {
 	})
 }
 
-// TestValidationSurvivesAnything: judging the golden objects, full of arbitrary values, gives errors or none but never
-// a panic, on create and on update.
-func TestValidationSurvivesAnything(t *testing.T) {
+// TestValidationDoesNotPanic: validation of the golden objects, which are full of arbitrary values, never panics, on
+// create and on update.
+func TestValidationDoesNotPanic(t *testing.T) {
 	dir := goldenDir(t)
 	forEach(t, func(t *testing.T, k *kind.Kind, v *kind.Version, newObject func() kind.Object) {
 		full := newObject()

@@ -291,7 +291,7 @@ func (k *Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.GVK.Group, Resource: k.Plural}
 }
 
-// StoredGVK is the type under which objects stand in the store.
+// StoredGVK is the type of the stored objects.
 func (k *Kind) StoredGVK() schema.GroupVersionKind {
 	gvk := k.GVK
 	if k.StoredVersion != "" {

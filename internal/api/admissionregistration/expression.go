@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// expression is a CEL text and the types it may yield. A variable has a name as well.
+// expression is a CEL expression and its allowed result types. A variable has a name too.
 type expression struct {
 	name    string
 	text    string
@@ -33,13 +33,13 @@ func boolean(text string) *expression {
 	return &expression{text: text, returns: []*cel.Type{cel.BoolType}}
 }
 
-// stateless compiles expressions that know no variables. It takes a while to build and some memory to keep, so it is
-// built for the first expression that needs it.
+// stateless compiles expressions without variables. It is slow to build and takes memory, so it is built for the first
+// expression that needs it.
 var stateless = sync.OnceValue(func() plugincel.Compiler {
 	return plugincel.NewCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 })
 
-// composed compiles expressions that see the variables compiled before them, and is therefore new for each policy.
+// composed compiles expressions that can use the variables compiled before them, so every policy needs a new one.
 func composed() (*plugincel.CompositedCompiler, error) {
 	return plugincel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 }
@@ -47,7 +47,7 @@ func composed() (*plugincel.CompositedCompiler, error) {
 // checker compiles the expressions of one object.
 type checker struct {
 	compiler plugincel.Compiler
-	// stored are the expressions the object already has. They may use what an older server allowed.
+	// stored are the object's stored expressions. They may use what an older server allowed.
 	stored sets.Set[string]
 	params bool
 }
@@ -76,7 +76,7 @@ func failure(result plugincel.CompilationResult, e *expression, path *field.Path
 	return field.ErrorList{field.InternalError(path, result.Error)}
 }
 
-// validateVariables compiles the variables in order, each for the eyes of the next.
+// validateVariables compiles the variables in order; each may use the ones before it.
 func (c *checker) validateVariables(variables []admissionregistrationv1.Variable, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range variables {
@@ -115,7 +115,7 @@ func isIdentifier(name string) bool {
 
 const maxMatchConditions = 64
 
-// validateMatchConditions: match conditions are judged before variables exist, so they always compile without them.
+// validateMatchConditions: match conditions are evaluated before variables exist, so they compile without them.
 func validateMatchConditions(conditions []admissionregistrationv1.MatchCondition, stored sets.Set[string], params bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(conditions) > maxMatchConditions {
@@ -145,7 +145,7 @@ func validateMatchConditions(conditions []admissionregistrationv1.MatchCondition
 	return errs
 }
 
-// sameConditions says that there is nothing new to compile.
+// sameConditions reports that there is nothing new to compile.
 func sameConditions(kind, oldKind *admissionregistrationv1.ParamKind, conditions, old []admissionregistrationv1.MatchCondition) bool {
 	return equality.Semantic.DeepEqual(kind, oldKind) && equality.Semantic.DeepEqual(conditions, old)
 }

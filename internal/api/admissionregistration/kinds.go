@@ -1,6 +1,6 @@
-// Package admissionregistration holds the rows of admissionregistration.k8s.io: webhooks and policies that judge or change
-// what is written to the API. The rows check that rules make sense and that expressions compile; calling webhooks and
-// evaluating policies is admission's work.
+// Package admissionregistration has the kinds of admissionregistration.k8s.io: webhooks and policies that validate or
+// mutate objects. The kinds check that rules are valid and that expressions compile; package admission calls webhooks and
+// evaluates policies.
 package admissionregistration
 
 import (
@@ -12,7 +12,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{
 		MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
@@ -22,8 +22,8 @@ func Kinds() []*kind.Kind {
 
 var categories = []string{"api-extensions"}
 
-// Names with this ending belong to configuration that servers read from files. New objects may not take them; objects
-// from before the rule stay, with a warning.
+// Names with this suffix belong to configuration that servers read from files. New objects may not use them; stored
+// objects are kept, with a warning.
 const staticSuffix = ".static.k8s.io"
 
 var staticRule = fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", staticSuffix)

@@ -17,7 +17,7 @@ import (
 
 type mutatingPolicy = admissionregistrationv1.MutatingAdmissionPolicy
 
-// MutatingAdmissionPolicy says in expressions how objects change before they are stored.
+// MutatingAdmissionPolicy mutates objects with CEL expressions before they are stored.
 var MutatingAdmissionPolicy = kind.Of(kind.Definition[*mutatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingAdmissionPolicy"), Plural: "mutatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.MutatingAdmissionPolicyList{},

@@ -12,7 +12,7 @@ import (
 
 type mutatingBinding = admissionregistrationv1.MutatingAdmissionPolicyBinding
 
-// MutatingAdmissionPolicyBinding puts a mutating policy to work: where and with which parameters.
+// MutatingAdmissionPolicyBinding selects where a mutating policy applies and its parameters.
 var MutatingAdmissionPolicyBinding = kind.Of(kind.Definition[*mutatingBinding]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingAdmissionPolicyBinding"), Plural: "mutatingadmissionpolicybindings", Categories: categories,
 	List:    &admissionregistrationv1.MutatingAdmissionPolicyBindingList{},

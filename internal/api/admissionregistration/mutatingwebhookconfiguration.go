@@ -13,7 +13,7 @@ import (
 
 type mutatingConfiguration = admissionregistrationv1.MutatingWebhookConfiguration
 
-// MutatingWebhookConfiguration names webhooks that may change objects before they are stored.
+// MutatingWebhookConfiguration lists webhooks that may change objects before they are stored.
 var MutatingWebhookConfiguration = kind.Of(kind.Definition[*mutatingConfiguration]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingWebhookConfiguration"), Plural: "mutatingwebhookconfigurations", Categories: categories,
 	List: &admissionregistrationv1.MutatingWebhookConfigurationList{},

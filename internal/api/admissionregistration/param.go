@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// A policy may take parameters from objects of one kind; a binding says which objects.
+// A policy may take parameters from objects of one kind; a binding selects the objects.
 
 func paramKindCell(param *admissionregistrationv1.ParamKind) string {
 	if param == nil {

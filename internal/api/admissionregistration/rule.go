@@ -22,7 +22,7 @@ var (
 	reinvocationPolicies = []admissionregistrationv1.ReinvocationPolicyType{admissionregistrationv1.IfNeededReinvocationPolicy, admissionregistrationv1.NeverReinvocationPolicy}
 )
 
-// validateOneOf judges an enumeration. Absent is fine unless required.
+// validateOneOf validates an enumeration. The value may be absent unless required.
 func validateOneOf[T ~string](value *T, allowed []T, required bool, path *field.Path) field.ErrorList {
 	switch {
 	case value == nil && required:
@@ -52,7 +52,7 @@ func defaultMatchResources(match *admissionregistrationv1.MatchResources) {
 	}
 }
 
-// validateConstraints judges what a policy applies to, which a policy must say.
+// validateConstraints validates what a policy applies to, which is required.
 func validateConstraints(match *admissionregistrationv1.MatchResources, path *field.Path) field.ErrorList {
 	if match == nil {
 		return field.ErrorList{field.Required(path, "")}
@@ -88,7 +88,7 @@ func validateMatchResources(match *admissionregistrationv1.MatchResources, path 
 	return errs
 }
 
-// validateMutable: what is being deleted cannot be changed.
+// validateMutable: an object that is being deleted cannot be mutated.
 func validateMutable(match *admissionregistrationv1.MatchResources, path *field.Path) field.ErrorList {
 	if match == nil {
 		return nil
@@ -132,7 +132,7 @@ func validateRule(rule *admissionregistrationv1.RuleWithOperations, path *field.
 	return append(errs, validateOneOf(rule.Scope, scopes, false, path.Child("scope"))...)
 }
 
-// validateList: a list must not be empty, and an asterisk in it stands alone.
+// validateList: a list must not be empty, and an asterisk must be its only entry.
 func validateList[T ~string](list []T, what string, path *field.Path) field.ErrorList {
 	switch {
 	case len(list) == 0:
@@ -143,8 +143,8 @@ func validateList[T ~string](list []T, what string, path *field.Path) field.Erro
 	return nil
 }
 
-// validateResources judges a list of resources, each with or without a subresource. Wildcards may not cover what another
-// entry names.
+// validateResources validates a list of resources, each with or without a subresource. A wildcard may not cover another
+// entry.
 func validateResources(resources []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(resources) == 0 {

@@ -21,7 +21,7 @@ import (
 
 type validatingPolicy = admissionregistrationv1.ValidatingAdmissionPolicy
 
-// ValidatingAdmissionPolicy says in expressions what may be written.
+// ValidatingAdmissionPolicy validates objects with CEL expressions.
 var ValidatingAdmissionPolicy = kind.Of(kind.Definition[*validatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), Plural: "validatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.ValidatingAdmissionPolicyList{},
@@ -159,7 +159,7 @@ func (c *checker) validateValidation(validation *admissionregistrationv1.Validat
 
 const maxValueExpression = 5 * 1024
 
-// validateAuditAnnotation: the annotation will be called policy/key, so both together must be a valid name.
+// validateAuditAnnotation: the annotation's key will be policy/key, so both together must be a qualified name.
 func (c *checker) validateAuditAnnotation(policy string, annotation *admissionregistrationv1.AuditAnnotation, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {

@@ -14,7 +14,7 @@ import (
 
 type validatingBinding = admissionregistrationv1.ValidatingAdmissionPolicyBinding
 
-// ValidatingAdmissionPolicyBinding puts a policy to work: where, with which parameters, and with what consequences.
+// ValidatingAdmissionPolicyBinding selects where a policy applies, its parameters and its validation actions.
 var ValidatingAdmissionPolicyBinding = kind.Of(kind.Definition[*validatingBinding]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicyBinding"), Plural: "validatingadmissionpolicybindings", Categories: categories,
 	List:    &admissionregistrationv1.ValidatingAdmissionPolicyBindingList{},

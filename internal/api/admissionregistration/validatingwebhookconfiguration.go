@@ -12,7 +12,7 @@ import (
 
 type validatingConfiguration = admissionregistrationv1.ValidatingWebhookConfiguration
 
-// ValidatingWebhookConfiguration names webhooks that may refuse what is written.
+// ValidatingWebhookConfiguration lists webhooks that may refuse requests.
 var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfiguration]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingWebhookConfiguration"), Plural: "validatingwebhookconfigurations", Categories: categories,
 	List: &admissionregistrationv1.ValidatingWebhookConfigurationList{},
@@ -41,7 +41,7 @@ var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfigur
 	},
 })
 
-// asWebhooks shows validating webhooks in the form the common rules read.
+// asWebhooks converts validating webhooks to the type that the common validation takes.
 func asWebhooks(config *validatingConfiguration) []webhook {
 	hooks := make([]webhook, len(config.Webhooks))
 	for i := range config.Webhooks {

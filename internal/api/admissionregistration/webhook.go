@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The two kinds of webhook differ in one field. The rules are written for the one that has it.
+// The two types of webhooks differ in one field. The validation is written for the one that has it.
 type webhook = admissionregistrationv1.MutatingWebhook
 
 func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match **admissionregistrationv1.MatchPolicyType,
@@ -65,7 +65,7 @@ func toleranceFor(hooks, old []webhook) tolerance {
 	return t
 }
 
-// validateWebhooks judges the hooks of a configuration; update says that old is what is stored.
+// validateWebhooks validates the webhooks of a configuration; with update, old is the stored list.
 func validateWebhooks(hooks, old []webhook, update bool) field.ErrorList {
 	var errs field.ErrorList
 	var may tolerance
@@ -85,7 +85,7 @@ func validateWebhooks(hooks, old []webhook, update bool) field.ErrorList {
 	return errs
 }
 
-// harmless are the side effects a webhook may have: none that a dry run would leave behind.
+// harmless are the allowed side effects: none that persist after a dry run.
 var harmless = []admissionregistrationv1.SideEffectClass{admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.SideEffectClassNoneOnDryRun}
 
 func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.ErrorList {
@@ -222,7 +222,7 @@ func validateServicePath(text string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// unhooked are the resources no webhook is asked about, because a webhook needs their answers itself.
+// unhooked are the resources for which no webhook is called, because webhooks themselves depend on them.
 var unhooked = []schema.GroupResource{
 	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
 	{Group: "authentication.k8s.io", Resource: "tokenreviews"},
@@ -232,7 +232,7 @@ var unhooked = []schema.GroupResource{
 	{Group: "authorization.k8s.io", Resource: "subjectaccessreviews"},
 }
 
-// warnUnhooked names the rules that will never match. Wildcards are spared: they mean everything that can be hooked.
+// warnUnhooked lists the rules that never match. Wildcards are not listed: they cover everything that can be intercepted.
 func warnUnhooked(hooks []webhook) []string {
 	var warnings []string
 	for i := range hooks {

@@ -42,7 +42,7 @@ func configuration(changes ...func(*webhook)) *mutatingConfiguration {
 	return config
 }
 
-// validating is the same configuration in the other kind.
+// validating converts the configuration to the other kind.
 func validating(config *mutatingConfiguration) *validatingConfiguration {
 	out := &validatingConfiguration{ObjectMeta: config.ObjectMeta}
 	for _, hook := range config.Webhooks {

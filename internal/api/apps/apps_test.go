@@ -36,7 +36,7 @@ func template() corev1.PodTemplateSpec {
 func percent(s string) *intstr.IntOrString { return ptr.To(intstr.FromString(s)) }
 func pods(n int32) *intstr.IntOrString     { return ptr.To(intstr.FromInt32(n)) }
 
-// templateCases are the rules that hold for every workload's template and selector.
+// templateCases are the validations of every workload's template and selector.
 func templateCases[T kind.Object](what, emptyWhat string, parts func(T) (**metav1.LabelSelector, *corev1.PodTemplateSpec)) []kindtest.Case[T] {
 	change := func(f func(s **metav1.LabelSelector, t *corev1.PodTemplateSpec)) func(T) {
 		return func(obj T) { f(parts(obj)) }
@@ -55,7 +55,7 @@ func templateCases[T kind.Object](what, emptyWhat string, parts func(T) (**metav
 			`spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"`,
 			"spec.template.spec.activeDeadlineSeconds: Forbidden: activeDeadlineSeconds in " + what + " is not Supported",
 		}},
-		{Name: "template is judged", Change: change(func(_ **metav1.LabelSelector, t *corev1.PodTemplateSpec) { t.Spec.Containers[0].Name = "" }), Want: []string{"spec.template.spec.containers[0].name: Required value"}},
+		{Name: "template is validated", Change: change(func(_ **metav1.LabelSelector, t *corev1.PodTemplateSpec) { t.Spec.Containers[0].Name = "" }), Want: []string{"spec.template.spec.containers[0].name: Required value"}},
 		{Name: "selector stays", Update: true, Change: change(func(s **metav1.LabelSelector, t *corev1.PodTemplateSpec) {
 			(*s).MatchLabels = map[string]string{"app": "v2"}
 			t.Labels = map[string]string{"app": "v2"}
@@ -172,7 +172,7 @@ func TestStatefulSet(t *testing.T) {
 		{Name: "claims", Change: func(s statefulSet) {
 			s.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{claim("data")}
 			s.Spec.Template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
-			// A claim takes the place of a volume of its name.
+			// A claim replaces the volume with its name.
 			s.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data"}}
 		}},
 		{Name: "mount of nothing", Change: func(s statefulSet) {

@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ControllerRevision is what a workload looked like at one time. Its content never changes.
+// ControllerRevision is the state of a workload at one time. Its data never changes.
 var ControllerRevision = kind.Of(kind.Definition[*appsv1.ControllerRevision]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("ControllerRevision"), Plural: "controllerrevisions", Namespaced: true,
 	List:     &appsv1.ControllerRevisionList{},

@@ -21,7 +21,7 @@ import (
 
 var daemonSetStatusDoc = appsv1.DaemonSetStatus{}.SwaggerDoc()
 
-// DaemonSet keeps a pod on each node that qualifies.
+// DaemonSet runs a pod on each matching node.
 var DaemonSet = kind.Of(kind.Definition[*appsv1.DaemonSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), Plural: "daemonsets", Short: []string{"ds"}, Categories: []string{"all"}, Namespaced: true,
 	List:     &appsv1.DaemonSetList{},
@@ -64,7 +64,7 @@ var DaemonSet = kind.Of(kind.Definition[*appsv1.DaemonSet]{
 	},
 })
 
-// daemonSetTemplate is the template of a stored object that may be absent.
+// daemonSetTemplate is the template of the stored object, nil if there is none.
 func daemonSetTemplate(old *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	if old == nil {
 		return nil
@@ -92,12 +92,12 @@ func templateChanged(set, old *appsv1.DaemonSet) bool {
 
 func prepareDaemonSet(_ *kind.Request, set, old *appsv1.DaemonSet) {
 	podspec.DropDisabledTemplate(&set.Spec.Template, daemonSetTemplate(old))
-	// The generation of the template counts its changes. It was a field once and lives on in an annotation.
+	// The template generation counts changes of the template. It was a field once and is an annotation now.
 	var generation int64
 	if old == nil {
 		given, err := templateGeneration(set)
 		if err != nil {
-			return // for validation to refuse
+			return // validation refuses it
 		}
 		generation = max(given, 1)
 	} else {
@@ -161,7 +161,7 @@ func validateDaemonSetStrategy(strategy *appsv1.DaemonSetUpdateStrategy, path *f
 		errs = append(errs, rule(unavailable, rolling.Child("maxUnavailable"))...)
 		errs = append(errs, rule(surge, rolling.Child("maxSurge"))...)
 	}
-	// Either the old pod goes first or the new one comes first.
+	// Either the old pod is removed first or the new one is created first.
 	switch hasUnavailable, hasSurge := !isZero(&unavailable), !isZero(&surge); {
 	case hasUnavailable && hasSurge:
 		errs = append(errs, field.Invalid(rolling.Child("maxSurge"), surge, "may not be set when maxUnavailable is non-zero"))

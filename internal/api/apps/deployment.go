@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Deployment replaces the pods of one version of something by those of the next.
+// Deployment replaces the pods of one revision by those of the next.
 var Deployment = kind.Of(kind.Definition[*appsv1.Deployment]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("Deployment"), Plural: "deployments", Short: []string{"deploy"}, Categories: []string{"all"}, Namespaced: true,
 	List:    &appsv1.DeploymentList{},
@@ -63,7 +63,7 @@ var Deployment = kind.Of(kind.Definition[*appsv1.Deployment]{
 	})},
 })
 
-// deploymentTemplate is the template of a stored object that may be absent.
+// deploymentTemplate is the template of the stored object, nil if there is none.
 func deploymentTemplate(old *appsv1.Deployment) *corev1.PodTemplateSpec {
 	if old == nil {
 		return nil
@@ -71,7 +71,7 @@ func deploymentTemplate(old *appsv1.Deployment) *corev1.PodTemplateSpec {
 	return &old.Spec.Template
 }
 
-// deploymentChanged counts annotations as part of what is wished for: they reach the replica sets.
+// deploymentChanged includes annotations, because they are copied to the replica sets.
 func deploymentChanged(d, old *appsv1.Deployment) bool {
 	return !equality.Semantic.DeepEqual(d.Spec, old.Spec) || !equality.Semantic.DeepEqual(d.Annotations, old.Annotations)
 }
@@ -140,7 +140,7 @@ func validateDeploymentStrategy(strategy *appsv1.DeploymentStrategy, path *field
 	return append(errs, ValidateAtMost100Percent(unavailable, rolling.Child("maxUnavailable"))...)
 }
 
-// validateRollback judges the annotation with which old clients ask to go back to a revision.
+// validateRollback validates the annotation with which old clients request a rollback.
 func validateRollback(d *appsv1.Deployment, path *field.Path) field.ErrorList {
 	text := d.Annotations[appsv1.DeprecatedRollbackTo]
 	if text == "" {

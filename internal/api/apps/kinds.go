@@ -1,6 +1,6 @@
-// Package apps has the rows of the workloads: Deployment, ReplicaSet, StatefulSet, DaemonSet, and ControllerRevision,
-// which holds their history. All of them make pods from a template that their selector must match; what follows from
-// that stands in workload.go.
+// Package apps has the kinds of workloads: Deployment, ReplicaSet, StatefulSet, DaemonSet, and ControllerRevision,
+// which stores their history. All of them make pods from a template that their selector must match; what they have in
+// common is in workload.go.
 package apps
 
 import "skiff/internal/kind"

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ValidateIntOrPercent judges a number of pods, or a share of them, neither of which can be negative.
+// ValidateIntOrPercent validates a number or percentage, neither of which can be negative.
 func ValidateIntOrPercent(value intstr.IntOrString, path *field.Path) field.ErrorList {
 	switch value.Type {
 	case intstr.Int:
@@ -24,7 +24,7 @@ func ValidateIntOrPercent(value intstr.IntOrString, path *field.Path) field.Erro
 	return field.ErrorList{field.Invalid(path, value, "must be an integer or percentage (e.g '5%%')")}
 }
 
-// ValidateAtMost100Percent refuses a share larger than the whole.
+// ValidateAtMost100Percent refuses a percentage above 100.
 func ValidateAtMost100Percent(value intstr.IntOrString, path *field.Path) field.ErrorList {
 	if percent, isPercent := percentOf(value); isPercent && percent > 100 {
 		return field.ErrorList{field.Invalid(path, value, "must not be greater than 100%")}
@@ -40,7 +40,7 @@ func percentOf(value intstr.IntOrString) (percent int, isPercent bool) {
 	return percent, true
 }
 
-// isZero reports whether a number or share is of nothing. An absent one is.
+// isZero reports whether a number or percentage is zero or absent.
 func isZero(value *intstr.IntOrString) bool {
 	if value == nil {
 		return true

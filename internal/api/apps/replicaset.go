@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ReplicaSet keeps a number of equal pods.
+// ReplicaSet keeps a number of identical pods running.
 var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), Plural: "replicasets", Short: []string{"rs"}, Categories: []string{"all"}, Namespaced: true,
 	List: &appsv1.ReplicaSetList{},
@@ -59,7 +59,7 @@ var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	})},
 })
 
-// replicaSetTemplate is the template of a stored object that may be absent.
+// replicaSetTemplate is the template of the stored object, nil if there is none.
 func replicaSetTemplate(old *appsv1.ReplicaSet) *corev1.PodTemplateSpec {
 	if old == nil {
 		return nil

@@ -14,14 +14,14 @@ import (
 	"skiff/internal/kind"
 )
 
-// scalable is where a workload keeps what its scale shows.
+// scalable points to the fields of a workload that its scale shows.
 type scalable struct {
 	replicas **int32
 	selector *metav1.LabelSelector
 	current  int32
 }
 
-// scaleOf is the scale subresource: how many pods a workload should have and has, in the same words for all workloads.
+// scaleOf is the scale subresource: the desired and the current number of pods of any workload.
 func scaleOf[T kind.Object](resource schema.GroupResource, of func(T) scalable) kind.Subresource {
 	return kind.Subresource{
 		Name:    "scale",

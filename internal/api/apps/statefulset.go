@@ -19,11 +19,11 @@ import (
 	"skiff/internal/kind"
 )
 
-// StatefulSet keeps pods that have a name, an order and storage of their own.
+// StatefulSet runs pods with stable names, an order and their own storage.
 var StatefulSet = kind.Of(kind.Definition[*appsv1.StatefulSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("StatefulSet"), Plural: "statefulsets", Short: []string{"sts"}, Categories: []string{"all"}, Namespaced: true,
 	List:         &appsv1.StatefulSetList{},
-	ValidateName: validation.NameIsDNSLabel, // pods take their host names from it
+	ValidateName: validation.NameIsDNSLabel, // the hostnames of pods begin with it
 	Default:      defaultStatefulSet,
 	Prepare: func(_ *kind.Request, set, old *appsv1.StatefulSet) {
 		podspec.DropDisabledTemplate(&set.Spec.Template, statefulSetTemplate(old))
@@ -50,7 +50,7 @@ var StatefulSet = kind.Of(kind.Definition[*appsv1.StatefulSet]{
 	})},
 })
 
-// statefulSetTemplate is the template of a stored object that may be absent.
+// statefulSetTemplate is the template of the stored object, nil if there is none.
 func statefulSetTemplate(old *appsv1.StatefulSet) *corev1.PodTemplateSpec {
 	if old == nil {
 		return nil
@@ -92,7 +92,7 @@ func defaultStatefulSet(set *appsv1.StatefulSet) {
 }
 
 func defaultClaim(claim *corev1.PersistentVolumeClaim) {
-	// A template says what it is a template of.
+	// A claim template has apiVersion and kind.
 	claim.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"))
 	if claim.Status.Phase == "" {
 		claim.Status.Phase = corev1.ClaimPending
@@ -155,7 +155,7 @@ func validateStatefulSet(_ *kind.Request, set, old *appsv1.StatefulSet) field.Er
 		}
 		return errs
 	}
-	// A stored set that today's rules would refuse must stay scalable, so its template is not judged again.
+	// A stored set that would be refused today must stay scalable, so its template is not validated again.
 	storedIsInvalid := len(validateStatefulSetSpec(&old.Spec, &old.Spec, false, nil)) > 0
 	errs := validateStatefulSetSpec(&set.Spec, &old.Spec, storedIsInvalid, path)
 	errs = append(errs, validation.ValidateImmutableField(set.Spec.Selector, old.Spec.Selector, path.Child("selector"))...)
@@ -195,7 +195,7 @@ func validateStatefulSetSpec(spec, old *appsv1.StatefulSetSpec, skipTemplate boo
 	return append(errs, validateAlwaysRestarts(&spec.Template.Spec, "StatefulSet", path.Child("template", "spec"))...)
 }
 
-// validateStatefulTemplate judges the template as pods will have it: with a host name and claims of the set's choice.
+// validateStatefulTemplate validates the template as its pods will be: with a hostname and the claims of the set.
 func validateStatefulTemplate(spec, old *appsv1.StatefulSetSpec, skip bool, path *field.Path) field.ErrorList {
 	if skip {
 		errs := metav1validation.ValidateLabels(spec.Template.Labels, path.Child("labels"))

@@ -17,8 +17,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// validateSelector judges the selector of a workload: it is required and selects something. what is the word for the
-// workload in the refusal of an empty selector.
+// validateSelector validates the selector of a workload: it is required and must not be empty. what is the workload in the
+// error about an empty selector.
 func validateSelector(selector *metav1.LabelSelector, what string, path *field.Path) field.ErrorList {
 	if selector == nil {
 		return field.ErrorList{field.Required(path, "")}
@@ -34,7 +34,7 @@ func validateSelectsSomething(selector *metav1.LabelSelector, what string, path 
 	return field.ErrorList{field.Invalid(path, selector, "empty selector is invalid for "+what)}
 }
 
-// validateMatch refuses a template whose pods the workload would not recognize as its own.
+// validateMatch refuses a template whose pods the selector does not match.
 func validateMatch(selector labels.Selector, template *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	if selector.Matches(labels.Set(template.Labels)) {
 		return nil
@@ -42,7 +42,7 @@ func validateMatch(selector labels.Selector, template *corev1.PodTemplateSpec, p
 	return field.ErrorList{field.Invalid(path.Child("metadata", "labels"), template.Labels, "`selector` does not match template `labels`")}
 }
 
-// validateAlwaysRestarts refuses pods that would come to an end by themselves.
+// validateAlwaysRestarts refuses pods that would terminate by themselves.
 func validateAlwaysRestarts(spec *corev1.PodSpec, what string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if spec.RestartPolicy != corev1.RestartPolicyAlways {
@@ -54,7 +54,7 @@ func validateAlwaysRestarts(spec *corev1.PodSpec, what string, path *field.Path)
 	return errs
 }
 
-// validateReplicated judges selector and template of ReplicaSets and of the Deployments that make them.
+// validateReplicated validates selector and template of ReplicaSets and of the Deployments that create them.
 func validateReplicated(selector *metav1.LabelSelector, template, old *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	errs := validateSelector(selector, "deployment", path.Child("selector"))
 	parsed, err := metav1.LabelSelectorAsSelector(selector)
@@ -68,7 +68,7 @@ func validateReplicated(selector *metav1.LabelSelector, template, old *corev1.Po
 	return append(errs, validateAlwaysRestarts(&template.Spec, "ReplicaSet", path.Child("template", "spec"))...)
 }
 
-// templatePath is where all workloads have their template.
+// templatePath is the path of the template in all workloads.
 func templatePath() *field.Path { return field.NewPath("spec", "template") }
 
 // count is a number in a spec or status that cannot be negative.
@@ -92,7 +92,7 @@ func validateCounts(path *field.Path, counts ...count) field.ErrorList {
 	return errs
 }
 
-// validateWithin refuses counts of some replicas that exceed the count of all.
+// validateWithin refuses partial counts of replicas that exceed the total.
 func validateWithin(path *field.Path, all int32, counts ...count) field.ErrorList {
 	var errs field.ErrorList
 	for _, c := range counts {
@@ -103,7 +103,7 @@ func validateWithin(path *field.Path, all int32, counts ...count) field.ErrorLis
 	return errs
 }
 
-// validateCollisions: the number of collisions only grows, or names would be used again.
+// validateCollisions: the collision count may only grow, because names would be reused otherwise.
 func validateCollisions(now, before *int32, path *field.Path) field.ErrorList {
 	if before == nil || now != nil && *now >= *before {
 		return nil
@@ -111,7 +111,7 @@ func validateCollisions(now, before *int32, path *field.Path) field.ErrorList {
 	return field.ErrorList{field.Invalid(path, ptr.Deref(now, 0), "cannot be decremented")}
 }
 
-// WarnName warns of names that pods and their hosts cannot take over as they are.
+// WarnName warns of names that are not valid as pod names or hostnames.
 func WarnName(name string) []string {
 	if messages := utilvalidation.IsDNS1123Label(name); len(messages) != 0 {
 		return []string{fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", messages)}

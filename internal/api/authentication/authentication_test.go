@@ -15,7 +15,7 @@ import (
 
 var alice = authenticationv1.UserInfo{Username: "alice", UID: "1", Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}
 
-// fake knows one token; it accepts the audience "api" and, wrongly, returns it for every other too.
+// fake accepts one token for the audience "api" and, wrongly, returns that audience for every request.
 type fake struct{}
 
 func (fake) AuthenticateToken(_ context.Context, token string, _ []string) (authenticationv1.UserInfo, []string, bool, error) {

@@ -1,5 +1,5 @@
-// Package authentication holds the rows of authentication.k8s.io that clients may ask: whose token is this, and who am I.
-// They are questions: create answers, nothing is stored. Who knows the tokens is given to Kinds when the server starts.
+// Package authentication has the reviews of authentication.k8s.io: whose token is this, and who am I. They are never
+// stored. The Authenticator that evaluates them is passed to Kinds when the server starts.
 package authentication
 
 import (
@@ -10,15 +10,15 @@ import (
 	"skiff/internal/kind"
 )
 
-// Authenticator knows whose tokens are whose.
+// Authenticator authenticates tokens.
 type Authenticator interface {
-	// AuthenticateToken returns the owner of a token and those of the wanted audiences that the token is meant for.
-	// Without wanted audiences the server's own count. ok is false for a token nobody knows; err says why, if there
-	// is more to say.
+	// AuthenticateToken returns the user of a token and those of the requested audiences that the token is valid for.
+	// Without requested audiences those of the server apply. ok is false for an unknown token; err is the reason, if there
+	// is one.
 	AuthenticateToken(ctx context.Context, token string, audiences []string) (user authenticationv1.UserInfo, accepted []string, ok bool, err error)
 }
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds(a Authenticator) []*kind.Kind {
 	return []*kind.Kind{selfSubjectReview(), tokenReview(a)}
 }

@@ -35,7 +35,7 @@ func reviewToken(ctx context.Context, a Authenticator, review *authenticationv1.
 	if !ok {
 		return review, nil
 	}
-	// An authenticator that accepts a token for other audiences than the wanted ones is broken; its answer must not count.
+	// An authenticator that accepts a token for other than the requested audiences is broken; its result must not be used.
 	if len(wanted) > 0 && !slices.ContainsFunc(wanted, func(audience string) bool { return slices.Contains(accepted, audience) }) {
 		return nil, apierrors.NewInternalError(errors.New("error validating audiences"))
 	}

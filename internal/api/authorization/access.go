@@ -18,9 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// What follows is common to the three access reviews.
+// What the three access reviews have in common.
 
-// invalid is the answer to a review that makes no sense. A review has no name, and upstream names no kind either.
+// invalid is the error for an invalid review. A review has no name, and upstream's error has no kind either.
 func invalid(errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
@@ -55,7 +55,7 @@ func validateAttributes(resource *authorizationv1.ResourceAttributes, nonResourc
 	return errs
 }
 
-// validateOneForm: a selector is written out or given as requirements, not both and not neither.
+// validateOneForm: a selector is either a raw string or a list of requirements.
 func validateOneForm(raw string, requirements int, path *field.Path) field.ErrorList {
 	switch {
 	case raw != "" && requirements > 0:
@@ -93,7 +93,7 @@ func subjectOf(spec *authorizationv1.SubjectAccessReviewSpec) authenticationv1.U
 	return user
 }
 
-// decide asks the authorizer and says what of the question had to be ignored.
+// decide calls the authorizer and reports which parts of the request were ignored.
 func decide(ctx context.Context, a Authorizer, user authenticationv1.UserInfo, resource *authorizationv1.ResourceAttributes, nonResource *authorizationv1.NonResourceAttributes) authorizationv1.SubjectAccessReviewStatus {
 	var problems []string
 	if resource != nil {
@@ -110,8 +110,8 @@ func decide(ctx context.Context, a Authorizer, user authenticationv1.UserInfo, r
 	return authorizationv1.SubjectAccessReviewStatus{Allowed: allowed, Denied: denied, Reason: reason, EvaluationError: strings.Join(problems, "; ")}
 }
 
-// selectorProblems: selectors come from clients of every version, so what cannot be read is left out, which asks for
-// more than the client wanted and never for less.
+// selectorProblems: selectors come from clients of every version, so those that cannot be parsed are ignored. The review
+// then covers more than the client requested, never less.
 func selectorProblems(resource *authorizationv1.ResourceAttributes) []string {
 	var problems []string
 	describe := func(selector string, good int, bad bool) {

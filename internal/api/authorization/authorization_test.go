@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// fake allows get, denies delete, fails at explode and remembers what it was asked.
+// fake allows get, denies delete, fails for explode and records its arguments.
 type fake struct {
 	user     authenticationv1.UserInfo
 	resource *authorizationv1.ResourceAttributes

@@ -1,5 +1,5 @@
-// Package authorization holds the rows of authorization.k8s.io: may this user, or may I, do something here. They are
-// questions: create answers, nothing is stored. Who decides is given to Kinds when the server starts.
+// Package authorization has the reviews of authorization.k8s.io: may this user, or may I, do something. They are never
+// stored. The Authorizer that evaluates them is passed to Kinds when the server starts.
 package authorization
 
 import (
@@ -13,14 +13,14 @@ import (
 
 // Authorizer decides what users may do.
 type Authorizer interface {
-	// Authorize judges one act, on a resource or on a plain URL; the other is nil. A resource's version is "*" when
-	// the client named none. Neither allowed nor denied means that nobody had an opinion.
+	// Authorize decides one request, for a resource or for a non-resource URL; the other is nil. A resource's version is "*"
+	// if the client set none. Neither allowed nor denied means that no authorizer had an opinion.
 	Authorize(ctx context.Context, user authenticationv1.UserInfo, resource *authorizationv1.ResourceAttributes, nonResource *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string, err error)
-	// RulesFor lists what a user may do in a namespace, as far as it can be listed.
+	// RulesFor lists what a user may do in a namespace, as far as it can be enumerated.
 	RulesFor(ctx context.Context, user authenticationv1.UserInfo, namespace string) ([]authorizationv1.ResourceRule, []authorizationv1.NonResourceRule, bool, error)
 }
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds(a Authorizer) []*kind.Kind {
 	return []*kind.Kind{localSubjectAccessReview(a), selfSubjectAccessReview(a), selfSubjectRulesReview(a), subjectAccessReview(a)}
 }

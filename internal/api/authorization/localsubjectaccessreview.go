@@ -11,7 +11,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// A local review asks about one namespace, so that the right to ask can be given for one namespace.
+// A local review covers one namespace, so that permission to create it can be granted in one namespace.
 func localSubjectAccessReview(a Authorizer) *kind.Kind {
 	return kind.Of(kind.Definition[*authorizationv1.LocalSubjectAccessReview]{
 		GVK: authorizationv1.SchemeGroupVersion.WithKind("LocalSubjectAccessReview"), Plural: "localsubjectaccessreviews", Namespaced: true,

@@ -18,7 +18,7 @@ func selfSubjectRulesReview(a Authorizer) *kind.Kind {
 				return nil, apierrors.NewBadRequest("no namespace on request")
 			}
 			resources, nonResources, incomplete, err := a.RulesFor(ctx, req.User, review.Spec.Namespace)
-			// The lists are required by the schema: empty, never null.
+			// The schema requires the lists: empty, never null.
 			answer := &authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{
 				ResourceRules:    append([]authorizationv1.ResourceRule{}, resources...),
 				NonResourceRules: append([]authorizationv1.NonResourceRule{}, nonResources...),

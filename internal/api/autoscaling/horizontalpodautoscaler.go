@@ -16,12 +16,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// defaultCPUUtilization is the goal of an autoscaler that names none, in percent of what its pods request.
+// defaultCPUUtilization is the target of an autoscaler without metrics, in percent of the pods' requests.
 const defaultCPUUtilization = 80
 
 var specDoc = autoscalingv2.HorizontalPodAutoscalerSpec{}.SwaggerDoc()
 
-// HorizontalPodAutoscaler keeps a metric near its goal by changing a number of pods.
+// HorizontalPodAutoscaler keeps metrics near their targets by changing a number of pods.
 var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalPodAutoscaler]{
 	GVK:    autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
 	Plural: "horizontalpodautoscalers", Short: []string{"hpa"}, Categories: []string{"all"}, Namespaced: true,
@@ -47,7 +47,7 @@ var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalP
 		},
 	},
 	Default: defaultAutoscaler,
-	// The annotations speak for v1 only; in v2 they would contradict the fields they stand for.
+	// The annotations are for v1 only; in v2 they would contradict the fields they represent.
 	Prepare: func(_ *kind.Request, hpa, _ *autoscalingv2.HorizontalPodAutoscaler) {
 		hpa.Annotations = withoutCarried(hpa.Annotations)
 	},
@@ -86,7 +86,7 @@ func defaultAutoscaler(hpa *autoscalingv2.HorizontalPodAutoscaler) {
 				{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15},
 			},
 		})
-		// The window for scaling down stays open: it is the controller's to choose.
+		// The stabilization window for scaling down has no default here: the controller chooses it.
 		defaultRules(&spec.Behavior.ScaleDown, autoscalingv2.HPAScalingRules{
 			SelectPolicy: ptr.To(autoscalingv2.MaxChangePolicySelect),
 			Policies:     []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}},
@@ -94,7 +94,7 @@ func defaultAutoscaler(hpa *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// defaultRules fills in what rules left out.
+// defaultRules sets the defaults of scaling rules.
 func defaultRules(rules **autoscalingv2.HPAScalingRules, defaults autoscalingv2.HPAScalingRules) {
 	if *rules == nil {
 		*rules = &defaults
@@ -112,7 +112,7 @@ func defaultRules(rules **autoscalingv2.HPAScalingRules, defaults autoscalingv2.
 	}
 }
 
-// cpuUtilization is the one metric that v1 has a field for.
+// cpuUtilization is the only metric for which v1 has a field.
 func cpuUtilization(percent int32) autoscalingv2.MetricSpec {
 	return autoscalingv2.MetricSpec{
 		Type: autoscalingv2.ResourceMetricSourceType,

@@ -1,5 +1,5 @@
-// Package autoscaling has the row of HorizontalPodAutoscaler: stored as autoscaling/v2, served as v2 and as v1. What
-// v1 has no words for travels in annotations.
+// Package autoscaling has HorizontalPodAutoscaler: stored as autoscaling/v2, served as v2 and as v1. Annotations hold
+// what v1 has no fields for.
 package autoscaling
 
 import "skiff/internal/kind"

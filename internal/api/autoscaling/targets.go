@@ -15,7 +15,7 @@ const (
 
 func number(n int32) string { return strconv.Itoa(int(n)) }
 
-// formatTargets is the column of targets: what each metric is and what it should be, the first two of them.
+// formatTargets is the targets column: current and target values of the first two metrics.
 func formatTargets(specs []autoscalingv2.MetricSpec, statuses []autoscalingv2.MetricStatus) string {
 	if len(specs) == 0 {
 		return "<none>"
@@ -70,7 +70,7 @@ func formatTarget(spec autoscalingv2.MetricSpec, status autoscalingv2.MetricStat
 	return "<unknown type>"
 }
 
-// formatValue is for metrics that are a number as such, or per pod.
+// formatValue is for metrics with a total value or an average per pod.
 func formatValue(target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) string {
 	current := unknown
 	if target.AverageValue != nil {
@@ -85,7 +85,7 @@ func formatValue(target autoscalingv2.MetricTarget, status *autoscalingv2.Metric
 	return current + "/" + target.Value.String()
 }
 
-// formatUsage is for metrics of resources: an amount per pod, or a share of what is requested.
+// formatUsage is for resource metrics: an average per pod, or a percentage of the requests.
 func formatUsage(target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) string {
 	current := unknown
 	if target.AverageValue != nil {

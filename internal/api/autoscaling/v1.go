@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The annotations in which an object of v1 carries what v1 has no fields for.
+// The annotations of a v1 object for what v1 has no fields for.
 const (
 	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
 	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
@@ -20,13 +20,13 @@ const (
 	behaviorAnnotation       = "autoscaling.alpha.kubernetes.io/behavior"
 )
 
-// carried are the annotations that no object of v2 may have: the ones above, and two that older servers wrote.
+// carried are the annotations that no v2 object may have: the ones above, and two that older servers wrote.
 var carried = []string{
 	metricsAnnotation, currentMetricsAnnotation, conditionsAnnotation, behaviorAnnotation,
 	"autoscaling.alpha.kubernetes.io/scale-down-tolerance", "autoscaling.alpha.kubernetes.io/scale-up-tolerance",
 }
 
-// withoutCarried returns annotations without those that carry; the same map when it has none of them.
+// withoutCarried returns annotations without the carried ones; the same map if it has none of them.
 func withoutCarried(annotations map[string]string) map[string]string {
 	kept := annotations
 	for _, name := range carried {
@@ -40,7 +40,7 @@ func withoutCarried(annotations map[string]string) map[string]string {
 	return kept
 }
 
-// carriedBehavior is the behavior as the annotation spells it: with the capitals of Go and nothing left out.
+// carriedBehavior is the behavior as encoded in the annotation: with Go's capitalization and without omitempty.
 type carriedBehavior struct {
 	ScaleUp, ScaleDown *carriedRules
 }
@@ -64,7 +64,7 @@ func carryRules(rules *autoscalingv2.HPAScalingRules) *carriedRules {
 	}
 	out := &carriedRules{StabilizationWindowSeconds: rules.StabilizationWindowSeconds, SelectPolicy: rules.SelectPolicy, Tolerance: rules.Tolerance}
 	if rules.Policies != nil {
-		out.Policies = make([]carriedPolicy, len(rules.Policies)) // none and an empty list are spelled differently
+		out.Policies = make([]carriedPolicy, len(rules.Policies)) // nil and an empty list are encoded differently
 	}
 	for i, policy := range rules.Policies {
 		out.Policies[i] = carriedPolicy(policy)
@@ -77,7 +77,7 @@ func isCPUUtilization(metric autoscalingv2.MetricSpec) bool {
 		metric.Resource.Name == corev1.ResourceCPU && metric.Resource.Target.AverageUtilization != nil
 }
 
-// toV1 shows a stored autoscaler in the words of v1.
+// toV1 converts a stored autoscaler to v1.
 func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
 	stored = stored.DeepCopy()
 	hpa := &autoscalingv1.HorizontalPodAutoscaler{
@@ -103,7 +103,7 @@ func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizon
 			hpa.Spec.TargetCPUUtilizationPercentage = metric.Resource.Target.AverageUtilization
 		}
 	}
-	// The statuses are carried complete: of the processor's, too, only a part has its field.
+	// The annotation has the statuses of all metrics: of the CPU's, too, v1 has fields only for a part.
 	var current []autoscalingv1.MetricStatus
 	for _, status := range stored.Status.CurrentMetrics {
 		current = append(current, statusToV1(status))
@@ -153,7 +153,7 @@ func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizon
 	return hpa, nil
 }
 
-// fromV1 brings an autoscaler of v1 into the stored form. An annotation that cannot be read counts as absent.
+// fromV1 converts a v1 autoscaler to the stored version. An annotation that cannot be parsed is ignored.
 func fromV1(hpa *autoscalingv1.HorizontalPodAutoscaler) *autoscalingv2.HorizontalPodAutoscaler {
 	hpa = hpa.DeepCopy()
 	stored := &autoscalingv2.HorizontalPodAutoscaler{

@@ -7,8 +7,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The metrics of v1 exist only inside annotations. They name a goal by the field that holds it, where v2 has a target
-// with a type.
+// The metrics of v1 exist only inside annotations. They have one field for each type of target, where v2 has a target with
+// a type.
 
 func metricToV1(metric autoscalingv2.MetricSpec) autoscalingv1.MetricSpec {
 	out := autoscalingv1.MetricSpec{Type: autoscalingv1.MetricSourceType(metric.Type)}
@@ -50,7 +50,7 @@ func metricFromV1(metric autoscalingv1.MetricSpec) autoscalingv2.MetricSpec {
 		target := autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: &source.TargetValue}
 		if source.AverageValue != nil {
 			target = autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: source.AverageValue}
-			// v1 cannot leave the value out: nothing and zero are one.
+			// v1 cannot omit the value: absent and zero are the same.
 			if !source.TargetValue.IsZero() {
 				target.Value = &source.TargetValue
 			}

@@ -21,10 +21,10 @@ const (
 	maxStabilizationSeconds = 3600
 )
 
-// references says how strictly the apiVersion of a reference is judged.
+// references says how strictly the apiVersion of a reference is validated.
 type references struct {
-	anyVersion bool // what is stored already stays
-	emptyGroup bool // things of the core group have none
+	anyVersion bool // stored values are kept
+	emptyGroup bool // the core group
 }
 
 func validateAutoscaler(_ *kind.Request, hpa, old *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
@@ -52,7 +52,7 @@ func validateAutoscaler(_ *kind.Request, hpa, old *autoscalingv2.HorizontalPodAu
 	return errs
 }
 
-// referenceRules are the rules for the target and for the objects that metrics describe.
+// referenceRules are the validations of the target and of the objects that metrics describe.
 func referenceRules(hpa, old *autoscalingv2.HorizontalPodAutoscaler) (target, objects references) {
 	objects.emptyGroup = true
 	ref := hpa.Spec.ScaleTargetRef
@@ -93,7 +93,7 @@ func validateReference(ref autoscalingv2.CrossVersionObjectReference, rules refe
 	return errs
 }
 
-// validateSegment judges a name that becomes part of a URL.
+// validateSegment validates a name that becomes a path segment of a URL.
 func validateSegment(name, missing string, path *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, missing)}
@@ -112,7 +112,7 @@ func validateMetrics(spec *autoscalingv2.HorizontalPodAutoscalerSpec, objects re
 		errs = append(errs, validateMetric(&spec.Metrics[i], objects, path.Index(i))...)
 		outside = outside || spec.Metrics[i].Type == autoscalingv2.ObjectMetricSourceType || spec.Metrics[i].Type == autoscalingv2.ExternalMetricSourceType
 	}
-	// Without pods, only a metric from elsewhere can tell that pods are needed again.
+	// Without pods, only a metric from elsewhere can show that pods are needed.
 	if spec.MinReplicas != nil && *spec.MinReplicas == 0 && !outside {
 		errs = append(errs, field.Forbidden(path, "must specify at least one Object or External metric to support scaling to zero replicas"))
 	}
@@ -155,7 +155,7 @@ func validateMetric(metric *autoscalingv2.MetricSpec, objects references, path *
 		}
 	}
 	if !types.Has(metric.Type) {
-		// The API complains of an unknown type twice, and clients see both.
+		// Upstream reports an unknown type twice, and clients see both errors.
 		unsupported := field.NotSupported(path.Child("type"), metric.Type, sets.List(types))
 		errs = append(errs, unsupported, unsupported)
 	}
@@ -218,7 +218,7 @@ func validateContainerResource(source *autoscalingv2.ContainerResourceMetricSour
 	return append(errs, validateUsage(source.Target, path.Child("target"))...)
 }
 
-// validateUsage judges the target of a metric of a resource: an amount or a share, and not both.
+// validateUsage validates the target of a resource metric: an average value or a utilization, not both.
 func validateUsage(target autoscalingv2.MetricTarget, path *field.Path) field.ErrorList {
 	errs := validateTarget(target, path)
 	switch hasShare, hasAmount := target.AverageUtilization != nil, target.AverageValue != nil; {

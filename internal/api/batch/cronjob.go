@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
-	_ "time/tzdata" // time zones must mean the same on every machine
+	_ "time/tzdata" // time zones must be the same on every host
 
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
@@ -20,12 +20,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// maxCronJobName leaves room for the minute that the names of jobs end with.
+// maxCronJobName leaves space for the suffix of the jobs' names.
 const maxCronJobName = utilvalidation.DNS1035LabelMaxLength - 11
 
 var cronJobSpecDoc = batchv1.CronJobSpec{}.SwaggerDoc()
 
-// CronJob makes a job whenever its schedule says so.
+// CronJob creates jobs on a schedule.
 var CronJob = kind.Of(kind.Definition[*batchv1.CronJob]{
 	GVK: batchv1.SchemeGroupVersion.WithKind("CronJob"), Plural: "cronjobs", Short: []string{"cj"}, Categories: []string{"all"}, Namespaced: true,
 	List:    &batchv1.CronJobList{},
@@ -53,7 +53,7 @@ func cronJobChanged(cronJob, old *batchv1.CronJob) bool {
 	return !equality.Semantic.DeepEqual(cronJob.Spec, old.Spec)
 }
 
-// jobSpecOf is the specification of the jobs of a stored object that may be absent.
+// jobSpecOf is the job spec of the stored object, nil if there is none.
 func jobSpecOf(old *batchv1.CronJob) *batchv1.JobSpec {
 	if old == nil {
 		return nil
@@ -72,9 +72,9 @@ func defaultCronJob(cronJob *batchv1.CronJob) {
 	defaultJobTemplate(&spec.JobTemplate.Spec)
 }
 
-// ParseSchedule reads a schedule as CronJobs have it: five fields, or a name such as @daily.
+// ParseSchedule parses the schedule of a CronJob: five fields, or a name such as @daily.
 func ParseSchedule(schedule string) (parsed cron.Schedule, err error) {
-	// The parser panics on some texts that begin with a time zone.
+	// The parser panics on some schedules that begin with a time zone.
 	defer func() {
 		if problem := recover(); problem != nil {
 			parsed, err = nil, fmt.Errorf("invalid schedule format: %v", problem)
@@ -113,7 +113,7 @@ func validateCronJob(_ *kind.Request, cronJob, old *batchv1.CronJob) field.Error
 	return errs
 }
 
-// validateJobTemplate judges the template of the jobs, which get their selectors only when they are made.
+// validateJobTemplate validates the job template; jobs get their selectors only when they are created.
 func validateJobTemplate(cronJob, old *batchv1.CronJob, path *field.Path) field.ErrorList {
 	spec := &cronJob.Spec.JobTemplate.Spec
 	errs := validateJobSpec(spec, jobSpecOf(old), path)
@@ -126,7 +126,7 @@ func validateJobTemplate(cronJob, old *batchv1.CronJob, path *field.Path) field.
 	return errs
 }
 
-// validateSchedule: a time zone within the schedule is a relic that only stored objects may keep.
+// validateSchedule: only stored objects may have a time zone in the schedule.
 func validateSchedule(spec *batchv1.CronJobSpec, allowZone bool, path *field.Path) field.ErrorList {
 	if spec.Schedule == "" {
 		return field.ErrorList{field.Required(path, "")}
@@ -147,7 +147,7 @@ func validateSchedule(spec *batchv1.CronJobSpec, allowZone bool, path *field.Pat
 	return errs
 }
 
-// zonePart is what may stand between the slashes of a time zone's name. It keeps the name from leaving its directory.
+// zonePart is a path segment of a time zone name. It prevents names from leaving the directory of time zones.
 var zonePart = regexp.MustCompile(`^[A-Za-z\.\-_0-9+]{1,14}$`)
 
 func validateTimeZone(zone *string, path *field.Path) field.ErrorList {

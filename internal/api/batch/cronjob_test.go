@@ -57,7 +57,7 @@ func TestValidateCronJob(t *testing.T) {
 		{Name: "selector", Change: spec(func(s *batchv1.CronJobSpec) {
 			s.JobTemplate.Spec.Selector, s.JobTemplate.Spec.ManualSelector = &metav1.LabelSelector{}, ptr.To(true)
 		}), Want: []string{"spec.jobTemplate.spec.selector: `selector` will be auto-generated", `spec.jobTemplate.spec.manualSelector: Unsupported value: true: supported values: "nil", "false"`}},
-		{Name: "template is judged", Change: spec(func(s *batchv1.CronJobSpec) {
+		{Name: "template is validated", Change: spec(func(s *batchv1.CronJobSpec) {
 			s.JobTemplate.Spec.Template.Spec.RestartPolicy, s.JobTemplate.Spec.BackoffLimit = "Always", ptr.To[int32](-1)
 		}), Want: []string{"spec.jobTemplate.spec.template.spec.restartPolicy: Required value", "spec.jobTemplate.spec.backoffLimit: must be greater than or equal to 0"}},
 		{Name: "success policy without completions", Change: spec(func(s *batchv1.CronJobSpec) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// interval is a run of indexes, both ends included. A list of indexes is written as intervals: "1,3-5,7".
+// interval is a range of indexes, both ends included. A list of indexes is written as intervals: "1,3-5,7".
 type interval struct{ first, last int32 }
 
 func parseInterval(text string, completions int32) (interval, error) {
@@ -56,9 +56,9 @@ func countIndexes(list string, completions int32) (total int32, err error) {
 	return total, nil
 }
 
-// checkDisjoint refuses an index that has both completed and failed. What cannot be read is left to countIndexes.
+// checkDisjoint refuses an index that has both completed and failed. countIndexes reports lists that cannot be parsed.
 func checkDisjoint(completed, failed string, completions int32) error {
-	done, lost := readable(completed, completions), readable(failed, completions)
+	done, lost := parseableIntervals(completed, completions), parseableIntervals(failed, completions)
 	for i, j := 0, 0; i < len(done) && j < len(lost); {
 		if done[i].first <= lost[j].last && lost[j].first <= done[i].last {
 			return fmt.Errorf("failedIndexes and completedIndexes overlap at index: %d", max(done[i].first, lost[j].first))
@@ -72,8 +72,8 @@ func checkDisjoint(completed, failed string, completions int32) error {
 	return nil
 }
 
-// readable are the intervals of a list that can be read.
-func readable(list string, completions int32) []interval {
+// readable are the intervals of a list that can be parsed.
+func parseableIntervals(list string, completions int32) []interval {
 	var runs []interval
 	if list == "" {
 		return nil

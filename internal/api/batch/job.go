@@ -20,7 +20,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// The labels by which a job knows its pods, and those it used before labels of the system had a prefix.
+// The labels of a job's pods, and their names before labels of Kubernetes had a prefix.
 const (
 	legacyControllerUIDLabel = "controller-uid"
 	legacyJobNameLabel       = "job-name"
@@ -54,7 +54,7 @@ var Job = kind.Of(kind.Definition[*batchv1.Job]{
 	Fields: map[string]func(*batchv1.Job) string{
 		"status.successful": func(job *batchv1.Job) string { return strconv.Itoa(int(job.Status.Succeeded)) },
 	},
-	// Whoever deletes a job and says nothing of its pods keeps them. It was so in the beginning, and few expect it.
+	// The default for batch/v1 is to orphan the pods, for compatibility; few clients expect it, so there is a warning.
 	Propagation: metav1.DeletePropagationOrphan,
 	WarnDelete: func(_ *batchv1.Job, options *metav1.DeleteOptions) []string {
 		if options.PropagationPolicy != nil || options.OrphanDependents != nil { //nolint:staticcheck // old clients still send it
@@ -79,7 +79,7 @@ var Job = kind.Of(kind.Definition[*batchv1.Job]{
 	},
 })
 
-// columns are those of jobs and of what makes them: the containers and the selector come last.
+// columns are those of Job and CronJob: the containers and the selector come last.
 func columns(first []metav1.TableColumnDefinition) []metav1.TableColumnDefinition {
 	return append(append(first, apps.ContainerColumns()...), kind.Wide("Selector", "string", batchv1.JobSpec{}.SwaggerDoc()["selector"]))
 }
@@ -109,7 +109,7 @@ func defaultJob(job *batchv1.Job) {
 	defaultJobTemplate(spec)
 }
 
-// defaultJobTemplate is the part of the defaults that a job has already as a template of a CronJob.
+// defaultJobTemplate sets the defaults that apply to a job template of a CronJob too.
 func defaultJobTemplate(spec *batchv1.JobSpec) {
 	if spec.PodFailurePolicy != nil {
 		for i := range spec.PodFailurePolicy.Rules {
@@ -141,7 +141,7 @@ func prepareJob(_ *kind.Request, job, old *batchv1.Job) {
 	}
 }
 
-// dropDisabled removes what is behind features that are off. old is nil on create.
+// dropDisabled clears the fields of disabled features. old is nil on create.
 func dropDisabled(spec, old *batchv1.JobSpec) {
 	if old == nil || old.Scheduling == nil {
 		spec.Scheduling = nil
@@ -149,11 +149,11 @@ func dropDisabled(spec, old *batchv1.JobSpec) {
 	podspec.DropDisabledTemplate(&spec.Template, templateOf(old))
 }
 
-// generateSelector makes the job's pods recognizable by its UID, so that no two jobs can take each other's. What the
-// client wrote into these labels stays, for validation to refuse.
+// generateSelector selects the job's pods by its UID, so that the selectors of two jobs never match the same pods. Values
+// of these labels that a client set are kept, and validation refuses them.
 func generateSelector(job *batchv1.Job) {
 	template := &job.Spec.Template
-	// Labels that came from the template by default follow it.
+	// Labels that were copied from the template by default are copied again.
 	follow := maps.Equal(job.Labels, template.Labels)
 	if template.Labels == nil {
 		template.Labels = map[string]string{}
@@ -177,7 +177,7 @@ func generateSelector(job *batchv1.Job) {
 	}
 }
 
-// ownLabels are the labels of a job's pods that name the job.
+// ownLabels are the labels of a job's pods that identify the job.
 func ownLabels(job *batchv1.Job) map[string]string {
 	return map[string]string{
 		legacyJobNameLabel: job.Name, batchv1.JobNameLabel: job.Name,
@@ -195,7 +195,7 @@ func warnJobSpec(spec, old *batchv1.JobSpec, path *field.Path) []string {
 	return append(warnings, podspec.WarnTemplate(path.Child("template"), &spec.Template, templateOf(old))...)
 }
 
-// templateOf is the template of a stored specification that may be absent.
+// templateOf is the template of the stored specification, nil if there is none.
 func templateOf(old *batchv1.JobSpec) *corev1.PodTemplateSpec {
 	if old == nil {
 		return nil

@@ -33,7 +33,7 @@ func baseJob() job {
 	}
 }
 
-// indexed makes a job one of n indexes.
+// indexed makes a job an indexed one with n completions.
 func indexed(n int32, also func(*batchv1.JobSpec)) func(job) {
 	return func(j job) {
 		j.Spec.CompletionMode, j.Spec.Completions, j.Spec.Parallelism = ptr.To(batchv1.IndexedCompletion), &n, ptr.To[int32](2)
@@ -136,7 +136,7 @@ func TestValidateJob(t *testing.T) {
 		{Name: "managed", Change: spec(func(s *batchv1.JobSpec) { s.ManagedBy = ptr.To("example.com/queue") })},
 		{Name: "managed by whom", Change: spec(func(s *batchv1.JobSpec) { s.ManagedBy = ptr.To(strings.Repeat("a", 64)) }), Want: []string{"spec.managedBy: must be a domain-prefixed path", "spec.managedBy: Too long: may not be more than 63 bytes"}},
 		{Name: "replacement", Change: spec(func(s *batchv1.JobSpec) { s.PodReplacementPolicy = ptr.To(batchv1.PodReplacementPolicy("x")) }), Want: []string{`spec.podReplacementPolicy: Unsupported value: "x": supported values: "Failed", "TerminatingOrFailed"`}},
-		{Name: "template is judged", Change: spec(func(s *batchv1.JobSpec) { s.Template.Spec.Containers = nil }), Want: []string{"spec.template.spec.containers: Required value"}},
+		{Name: "template is validated", Change: spec(func(s *batchv1.JobSpec) { s.Template.Spec.Containers = nil }), Want: []string{"spec.template.spec.containers: Required value"}},
 
 		{Name: "what may change", Update: true, Change: spec(func(s *batchv1.JobSpec) {
 			s.Completions, s.Parallelism, s.Suspend, s.BackoffLimit = ptr.To[int32](1), ptr.To[int32](5), ptr.To(true), ptr.To[int32](1)
@@ -160,7 +160,7 @@ func TestValidateJob(t *testing.T) {
 	})
 }
 
-// keepGenerated gives a spec what its creation gave it.
+// keepGenerated sets the fields that were generated on create.
 func keepGenerated(s *batchv1.JobSpec) {
 	stored, _ := kindtest.Create(Job, nil, baseJob())
 	s.Selector, s.Template.Labels = stored.Spec.Selector, stored.Spec.Template.Labels

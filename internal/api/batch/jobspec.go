@@ -44,7 +44,7 @@ func validateJob(_ *kind.Request, job, old *batchv1.Job) field.ErrorList {
 	return append(errs, validatePodNames(job)...)
 }
 
-// validateGeneratedSelector refuses a selector that a client wrote without saying that it knows what it does.
+// validateGeneratedSelector refuses a selector that a client set without manualSelector.
 func validateGeneratedSelector(job *batchv1.Job) field.ErrorList {
 	if ptr.Deref(job.Spec.ManualSelector, false) || job.Spec.Selector == nil {
 		return nil
@@ -82,7 +82,7 @@ func validateSelector(spec *batchv1.JobSpec, options metav1validation.LabelSelec
 	return errs
 }
 
-// validatePodNames: the pods of an indexed job take their host names from its name and their index.
+// validatePodNames: the hostnames of an indexed job's pods consist of its name and their index.
 func validatePodNames(job *batchv1.Job) field.ErrorList {
 	completions := ptr.Deref(job.Spec.Completions, 0)
 	if ptr.Deref(job.Spec.CompletionMode, "") != batchv1.IndexedCompletion || completions <= 0 {
@@ -95,7 +95,7 @@ func validatePodNames(job *batchv1.Job) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), job.Name, "will not able to create pod with invalid DNS label: "+longest)}
 }
 
-// validateJobSpec judges a specification as a job's own or as that of a template.
+// validateJobSpec validates the specification of a job or of a job template.
 func validateJobSpec(spec, old *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, number := range []struct {
@@ -159,7 +159,7 @@ func validateCompletionMode(spec *batchv1.JobSpec, path *field.Path) field.Error
 	return errs
 }
 
-// validateIndexed keeps the status of an indexed job, which lists indexes, within what can be stored.
+// validateIndexed bounds the status of an indexed job, which lists indexes.
 func validateIndexed(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	completions, failed := spec.Completions, spec.MaxFailedIndexes
 	parallelism := ptr.Deref(spec.Parallelism, 0)
@@ -198,7 +198,7 @@ func validateReplacementPolicy(spec *batchv1.JobSpec, path *field.Path) field.Er
 	if policy == nil || *policy == batchv1.Failed {
 		return nil
 	}
-	// A policy for failures must see each failure before the next pod.
+	// With a pod failure policy each failure must be evaluated before the next pod is created.
 	if spec.PodFailurePolicy != nil {
 		return field.ErrorList{field.NotSupported(path, *policy, []batchv1.PodReplacementPolicy{batchv1.Failed})}
 	}
@@ -224,7 +224,7 @@ func validateRestartPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 	}
 }
 
-// validateJobChange: most of a job stands once it exists.
+// validateJobChange: most fields of a job are immutable.
 func validateJobChange(job, old *batchv1.Job, path *field.Path) field.ErrorList {
 	spec, before := &job.Spec, &old.Spec
 	errs := validateCompletions(spec, before, path)
@@ -237,7 +237,7 @@ func validateJobChange(job, old *batchv1.Job, path *field.Path) field.ErrorList 
 	return append(errs, validation.ValidateImmutableField(spec.SuccessPolicy, before.SuccessPolicy, path.Child("successPolicy"))...)
 }
 
-// validateCompletions: an indexed job may grow and shrink, with as many pods as indexes.
+// validateCompletions: an elastic indexed job may change its completions together with its parallelism.
 func validateCompletions(spec, before *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	if !isIndexed(spec) {
 		return validation.ValidateImmutableField(spec.Completions, before.Completions, path.Child("completions"))
@@ -249,8 +249,8 @@ func validateCompletions(spec, before *batchv1.JobSpec, path *field.Path) field.
 		fmt.Sprintf("can only be modified in tandem with %s", path.Child("parallelism")))}
 }
 
-// validateTemplateChange: while a job is suspended and has no pods, a queue of jobs may say where its pods shall run
-// and what they shall get.
+// validateTemplateChange: while a job is suspended and has no pods, a job queue may change the scheduling and the
+// resources of its pods.
 func validateTemplateChange(spec *batchv1.JobSpec, old *batchv1.Job, path *field.Path) field.ErrorList {
 	template, before := &spec.Template, old.Spec.Template.DeepCopy()
 	if !templateIsOpen(old) {
@@ -277,7 +277,7 @@ func validateTemplateChange(spec *batchv1.JobSpec, old *batchv1.Job, path *field
 	return validation.ValidateImmutableField(template.Spec, before.Spec, path.Child("spec"))
 }
 
-// takeResources makes a change of resources invisible: where the containers are the same ones, to takes those of from.
+// takeResources hides a change of resources: to takes those of from if the containers are the same.
 func takeResources(to, from []corev1.Container) {
 	if len(to) != len(from) {
 		return

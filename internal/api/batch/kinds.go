@@ -1,4 +1,4 @@
-// Package batch has the rows of work that ends: Job, and CronJob, which makes jobs by the clock.
+// Package batch has the kinds Job and CronJob.
 package batch
 
 import "skiff/internal/kind"

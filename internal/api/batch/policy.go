@@ -20,7 +20,7 @@ const (
 	maxSucceededIndexSize = 64 << 10
 )
 
-// validatePodFailurePolicy judges the rules that say what the failure of a pod means for its job.
+// validatePodFailurePolicy validates the rules that say what the failure of a pod means for its job.
 func validatePodFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	rules := spec.PodFailurePolicy.Rules
 	var errs field.ErrorList
@@ -61,7 +61,7 @@ func validateFailureRule(rule *batchv1.PodFailurePolicyRule, perIndex bool, cont
 	return errs
 }
 
-// validateChoice judges a value that must be one of a few. The choices are sorted.
+// validateChoice validates an enumeration. The choices are sorted.
 func validateChoice[T ~string](value T, choices []T, path *field.Path) field.ErrorList {
 	switch {
 	case value == "":
@@ -101,7 +101,7 @@ func validateExitCodes(codes *batchv1.PodFailurePolicyOnExitCodesRequirement, co
 	}
 	seen := sets.New[int32]()
 	for i, value := range codes.Values {
-		// Zero is no failure.
+		// Exit code zero is not a failure.
 		if codes.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn && value == 0 {
 			errs = append(errs, field.Invalid(path.Index(i), value, "must not be 0 for the In operator"))
 		}
@@ -116,7 +116,7 @@ func validateExitCodes(codes *batchv1.PodFailurePolicyOnExitCodesRequirement, co
 	return errs
 }
 
-// validateSuccessPolicy judges the rules that let an indexed job succeed before all of its indexes have.
+// validateSuccessPolicy validates the rules by which an indexed job succeeds before all of its indexes have.
 func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	rules := spec.SuccessPolicy.Rules
 	path = path.Child("rules")
@@ -128,7 +128,7 @@ func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 		errs = append(errs, field.TooMany(path, len(rules), maxSuccessRules))
 	}
 	if spec.Completions == nil {
-		return errs // refused already; there is nothing to count the rules against
+		return errs // already refused; the rules cannot be validated without completions
 	}
 	for i := range rules {
 		errs = append(errs, validateSuccessRule(&rules[i], *spec.Completions, path.Index(i))...)

@@ -24,8 +24,8 @@ import (
 
 type signingRequest = certificatesv1.CertificateSigningRequest
 
-// CertificateSigningRequest asks a signer for a certificate. The spec says who asked and never changes; approvers write
-// the approval, signers the status, and neither can do the other's part.
+// CertificateSigningRequest requests a certificate from a signer. The spec records the requester and never changes;
+// approvers write the approval, signers the status, and neither can write the other's fields.
 var CertificateSigningRequest = kind.Of(kind.Definition[*signingRequest]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), Plural: "certificatesigningrequests", Short: []string{"csr"},
 	List:         &certificatesv1.CertificateSigningRequestList{},
@@ -77,7 +77,7 @@ func signingRequestRow(csr *signingRequest, now time.Time) []any {
 	return []any{csr.Name, kind.Age(csr.CreationTimestamp, now), signer, csr.Spec.Username, lifetime, state}
 }
 
-// prepareSigningRequest writes down who asks, and keeps it.
+// prepareSigningRequest records the requester, and keeps it.
 func prepareSigningRequest(req *kind.Request, csr, old *signingRequest) {
 	if old != nil {
 		csr.Spec = *old.Spec.DeepCopy()
@@ -93,8 +93,8 @@ func prepareSigningRequest(req *kind.Request, csr, old *signingRequest) {
 	}
 }
 
-// prepareStatus keeps the approver's conditions as they are: a signer who sends back an older reading of them must not
-// fail for a difference in a timestamp.
+// prepareStatus keeps the approver's conditions: a signer that sends back an older version of them must not fail because
+// of a different timestamp.
 func prepareStatus(req *kind.Request, csr, old *signingRequest) {
 	for _, typ := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied} {
 		kept := conditions(old, typ)
@@ -153,7 +153,7 @@ func conditions(csr *signingRequest, typ certificatesv1.RequestConditionType) []
 	return found
 }
 
-// writes says what the endpoint is there to change.
+// writes are the fields that the endpoint may change.
 type writes struct{ approval, certificate bool }
 
 func validateWrite(csr, old *signingRequest, may writes) field.ErrorList {
@@ -169,7 +169,7 @@ func validateWrite(csr, old *signingRequest, may writes) field.ErrorList {
 	if old == nil {
 		return errs
 	}
-	errs = append(errs, validateOutcomesStay(csr, old, may.approval)...)
+	errs = append(errs, validateFinalConditions(csr, old, may.approval)...)
 	switch {
 	case unchanged:
 	case !may.certificate:
@@ -189,7 +189,7 @@ var usages = []certificatesv1.KeyUsage{
 	certificatesv1.UsageServerAuth, certificatesv1.UsageSigning, certificatesv1.UsageTimestamping,
 }
 
-// validateRequest judges the spec. What a stored request already has wrong, from times of looser rules, may stay.
+// validateRequest validates the spec. Violations of newer validations that the stored request already has are allowed.
 func validateRequest(csr, old *signingRequest) field.ErrorList {
 	var errs field.ErrorList
 	spec, path := &csr.Spec, field.NewPath("spec")
@@ -280,8 +280,8 @@ func conditionTypes(csr *signingRequest) []certificatesv1.RequestConditionType {
 	return types
 }
 
-// validateOutcomesStay: an approval, a denial and a failure are final, and only the approval endpoint makes the first two.
-func validateOutcomesStay(csr, old *signingRequest, mayApprove bool) field.ErrorList {
+// validateFinalConditions: approval, denial and failure are final, and only the approval endpoint sets the first two.
+func validateFinalConditions(csr, old *signingRequest, mayApprove bool) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("status", "conditions")
 	for _, typ := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed} {

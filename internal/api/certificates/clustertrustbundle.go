@@ -17,8 +17,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// ClusterTrustBundle publishes trust anchors. A bundle of a signer carries the signer's name in its own, so that the right
-// to write it can be given by name; therefore the name is judged together with the spec.
+// ClusterTrustBundle publishes trust anchors. The name of a signer's bundle contains the signer's name, so that permission
+// to write it can be granted by name; therefore the name is validated together with the spec.
 var ClusterTrustBundle = kind.Of(kind.Definition[*certificatesv1.ClusterTrustBundle]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("ClusterTrustBundle"), StoredVersion: "v1beta1", Plural: "clustertrustbundles",
 	List:                    &certificatesv1.ClusterTrustBundleList{},

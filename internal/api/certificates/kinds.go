@@ -1,6 +1,6 @@
-// Package certificates holds the rows of certificates.k8s.io: requests for certificates by users and by pods, and the
-// trust anchors that signers publish. Who may approve, sign or attest is for admission and authorization to say; the rows
-// know what a request and its outcome may look like.
+// Package certificates has the kinds of certificates.k8s.io: certificate requests of users and of pods, and the trust
+// anchors of signers. Admission and authorization decide who may approve, sign or attest; the kinds validate requests and
+// their results.
 package certificates
 
 import (
@@ -13,12 +13,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{CertificateSigningRequest, ClusterTrustBundle, PodCertificateRequest}
 }
 
-// validateSignerName asks for the form example.com/name, where the name may itself be namespace.resource.
+// validateSignerName requires the form example.com/name, where the name may itself be namespace.resource.
 func validateSignerName(name string, path *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, "")}
@@ -33,21 +33,21 @@ func validateSignerName(name string, path *field.Path) field.ErrorList {
 		errs = append(errs, field.TooLong(path, "", utilvalidation.DNS1123SubdomainMaxLength))
 	}
 	labels := strings.Split(domain, ".")
-	errs = append(errs, firstProblem(labels, domain, utilvalidation.IsDNS1123Label, path)...)
+	errs = append(errs, firstLabelError(labels, domain, utilvalidation.IsDNS1123Label, path)...)
 	if len(labels) < 2 {
 		errs = append(errs, field.Invalid(path, domain, "should be a domain with at least two segments separated by dots"))
 	}
-	errs = append(errs, firstProblem(strings.Split(rest, "."), rest, utilvalidation.IsDNS1123Subdomain, path)...)
+	errs = append(errs, firstLabelError(strings.Split(rest, "."), rest, utilvalidation.IsDNS1123Subdomain, path)...)
 	if longest := 571; len(name) > longest {
 		errs = append(errs, field.TooLong(path, "", longest))
 	}
 	return errs
 }
 
-// firstProblem tells what is wrong with the first bad label only, because all would say the same.
-func firstProblem(labels []string, whole string, judge func(string) []string, path *field.Path) field.ErrorList {
+// firstLabelError reports only the first invalid label, because the errors of all would be the same.
+func firstLabelError(labels []string, whole string, check func(string) []string, path *field.Path) field.ErrorList {
 	for _, label := range labels {
-		messages := judge(label)
+		messages := check(label)
 		if len(messages) == 0 {
 			continue
 		}
@@ -60,7 +60,7 @@ func firstProblem(labels []string, whole string, judge func(string) []string, pa
 	return nil
 }
 
-// isKubernetesSigner says whether the signer belongs to the project, for whose signers tighter limits hold.
+// isKubernetesSigner reports whether the signer is one of Kubernetes itself, for which stricter limits apply.
 func isKubernetesSigner(name string) bool {
 	domain, _, _ := strings.Cut(name, "/")
 	return domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// outcomes are the conditions that end a pod's request.
+// outcomes are the conditions that complete a pod's request.
 var outcomes = []string{
 	certificatesv1.PodCertificateRequestConditionTypeIssued,
 	certificatesv1.PodCertificateRequestConditionTypeDenied,
@@ -37,8 +37,8 @@ func outcomeOf(req *podRequest) string {
 	return ""
 }
 
-// validatePodRequestStatus lets a request end once: issued, with a certificate that fits what was asked, or denied or
-// failed, with nothing besides the condition.
+// validatePodRequestStatus lets a request complete once: issued, with a certificate that matches the request, or denied or
+// failed, with only the condition.
 func validatePodRequestStatus(r *kind.Request, req, old *podRequest) field.ErrorList {
 	errs := validateOutcomes(req.Status.Conditions)
 	errs = append(errs, metavalidation.ValidateConditions(req.Status.Conditions, field.NewPath("status", "conditions"))...)
@@ -129,7 +129,7 @@ func validateIssued(req, old *podRequest, now time.Time) field.ErrorList {
 	}
 }
 
-// validateLeafNames refuses names that would make other programs stumble when they read the certificate.
+// validateLeafNames refuses names that other programs cannot parse.
 func validateLeafNames(leaf *x509.Certificate, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range leaf.DNSNames {

@@ -24,7 +24,7 @@ import (
 
 type podRequest = certificatesv1.PodCertificateRequest
 
-// PodCertificateRequest is a kubelet asking a signer for a certificate of one of its pods.
+// PodCertificateRequest is a kubelet's request for a certificate of one of its pods.
 var PodCertificateRequest = kind.Of(kind.Definition[*podRequest]{
 	GVK: certificatesv1.SchemeGroupVersion.WithKind("PodCertificateRequest"), StoredVersion: "v1beta1", Plural: "podcertificaterequests", Namespaced: true,
 	List: &certificatesv1.PodCertificateRequestList{},
@@ -114,7 +114,7 @@ func validatePodRequest(spec *certificatesv1.PodCertificateRequestSpec, path *fi
 	if len(spec.StubPKCS10Request) == 0 {
 		return append(errs, field.Invalid(path, field.OmitValueType{}, "exactly one of (stubPKCS10Request) or (pkixPublicKey, proofOfPossession) must be set"))
 	}
-	if err := stubProblem(spec.StubPKCS10Request, path.Child("stubPKCS10Request")); err != nil {
+	if err := stubRequestError(spec.StubPKCS10Request, path.Child("stubPKCS10Request")); err != nil {
 		errs = append(errs, err)
 	}
 	return errs
@@ -131,8 +131,8 @@ func validateUserAnnotations(annotations map[string]string, path *field.Path) fi
 	return errs
 }
 
-// stubProblem: the stub says nothing but which key the pod holds, and proves it by its signature.
-func stubProblem(stub []byte, path *field.Path) *field.Error {
+// stubRequestError: the stub request contains only the pod's public key, and proves possession by its signature.
+func stubRequestError(stub []byte, path *field.Path) *field.Error {
 	if len(stub) > maxStubSize {
 		return field.TooLong(path, stub, maxStubSize)
 	}

@@ -1,10 +1,10 @@
-// Package coordination has the kinds of coordination.k8s.io: leases, by which components say that they are alive and
-// which of them leads.
+// Package coordination has the kinds of coordination.k8s.io: leases, which components use for heartbeats and leader
+// election.
 package coordination
 
 import "skiff/internal/kind"
 
-// Kinds lists the kinds of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{Lease}
 }

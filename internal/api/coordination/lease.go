@@ -12,12 +12,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// Lease changes hands only by compare and swap: an update must say which version it replaces.
+// Lease requires a resourceVersion on update: its holder changes only by compare and swap.
 var Lease = kind.Of(kind.Definition[*coordinationv1.Lease]{
 	GVK: coordinationv1.SchemeGroupVersion.WithKind("Lease"), Plural: "leases", Namespaced: true,
 	List: &coordinationv1.LeaseList{},
 
-	// Coordinated election is behind a feature that is off; a lease keeps what it has of it.
+	// The feature gate of coordinated leader election is off; a lease keeps the fields that are stored.
 	Prepare: func(_ *kind.Request, obj, old *coordinationv1.Lease) {
 		if old == nil || old.Spec.Strategy == nil {
 			obj.Spec.Strategy = nil

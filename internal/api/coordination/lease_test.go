@@ -35,7 +35,7 @@ func TestLease(t *testing.T) {
 		{coordinationv1.LeaseSpec{Strategy: strategy("example.com/x"), PreferredHolder: ptr.To("b")}, nil},
 		{coordinationv1.LeaseSpec{PreferredHolder: ptr.To("b")}, []string{"spec.preferredHolder: Forbidden: may only be specified if `strategy` is defined"}},
 	} {
-		// A lease that has these fields already keeps them.
+		// A lease that already has these fields keeps them.
 		old := lease(coordinationv1.LeaseSpec{Strategy: strategy("OldestEmulationVersion"), PreferredHolder: ptr.To("a")})
 		_, errs := kindtest.Update(Lease, nil, lease(test.spec), old)
 		kindtest.Errors(t, errs, test.want...)

@@ -19,7 +19,7 @@ import (
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-// Binding puts a pod on a node. It is the older way to say it; the newer is pods/binding.
+// Binding binds a pod to a node. It is the older form of pods/binding.
 var Binding = kind.Of(kind.Definition[*corev1.Binding]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Binding"), Plural: "bindings", Namespaced: true,
 	Action: bindPod,
@@ -41,7 +41,8 @@ func bind(ctx context.Context, client kind.Client, req *kind.Request, namespace 
 	if errs := validateBinding(binding); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
-	err := changePod(ctx, client, req.DryRun, namespace, binding.Name, func(pod *corev1.Pod) error { return assign(pod, binding, req.Now) })
+	pod := types.NamespacedName{Namespace: namespace, Name: binding.Name}
+	err := changePod(ctx, client, req.DryRun, pod, func(pod *corev1.Pod) error { return assign(pod, binding, req.Now) })
 	if err != nil {
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown {
 			err = apierrors.NewConflict(schema.GroupResource{Resource: "pods/binding"}, binding.Name, err)
@@ -68,21 +69,20 @@ func validateBinding(binding *corev1.Binding) field.ErrorList {
 	return errs
 }
 
-// changePod writes a change of a pod, or only tries it.
-func changePod(ctx context.Context, client kind.Client, dryRun bool, namespace, name string, change func(pod *corev1.Pod) error) error {
+// changePod updates a pod, or only validates the change on a dry run.
+func changePod(ctx context.Context, client kind.Client, dryRun bool, key types.NamespacedName, change func(pod *corev1.Pod) error) error {
 	if dryRun {
-		obj, err := client.Get(ctx, podResource, namespace, name)
+		obj, err := client.Get(ctx, podResource, key.Namespace, key.Name)
 		if err != nil {
 			return err
 		}
 		return change(obj.(*corev1.Pod).DeepCopy())
 	}
-	_, err := client.Update(ctx, podResource, namespace, name, func(obj kind.Object) error { return change(obj.(*corev1.Pod)) })
+	_, err := client.Update(ctx, podResource, key.Namespace, key.Name, func(obj kind.Object) error { return change(obj.(*corev1.Pod)) })
 	return err
 }
 
-// assign puts the pod on the node that binding names. The scheduler may know the pod by UID and version; then it must
-// still be that one.
+// assign binds the pod to the node. If the binding has a UID or resourceVersion, the pod must still match.
 func assign(pod *corev1.Pod, binding *corev1.Binding, now metav1.Time) error {
 	precondition := func(name, wanted, found string) error {
 		if wanted == "" || wanted == found {
@@ -113,7 +113,7 @@ func assign(pod *corev1.Pod, binding *corev1.Binding, now metav1.Time) error {
 		pod.Annotations[key] = value
 	}
 	podspec.DropLegacyAnnotations(pod.Annotations)
-	for key, value := range binding.Labels { // the topology of the node, from admission
+	for key, value := range binding.Labels { // the topology labels of the node, set by admission
 		if pod.Labels == nil {
 			pod.Labels = map[string]string{}
 		}
@@ -123,7 +123,7 @@ func assign(pod *corev1.Pod, binding *corev1.Binding, now metav1.Time) error {
 	return nil
 }
 
-// preconditionFailed says that an object is not the one the client meant, in upstream's words.
+// preconditionFailed is upstream's error for an object that is not the one the client meant.
 func preconditionFailed(name, wanted, found string) error {
 	return fmt.Errorf("Precondition failed: %s in precondition: %v, %s in object meta: %v", name, wanted, name, found)
 }

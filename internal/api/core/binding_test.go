@@ -14,7 +14,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// clientWith is an environment that holds the objects.
+// clientWith returns a client with the objects.
 func clientWith(t *testing.T, objs ...kind.Object) *memoryClient {
 	t.Helper()
 	client := newMemoryClient()
@@ -56,7 +56,7 @@ func subresource(k *kind.Kind, name string) kind.Subresource {
 	panic("no subresource " + name)
 }
 
-// succeeded reports whether the answer to an action is a success.
+// succeeded reports whether the response to an action is a success.
 func succeeded(answer runtime.Object) bool {
 	status, ok := answer.(*metav1.Status)
 	return ok && status.Status == metav1.StatusSuccess

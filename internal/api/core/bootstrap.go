@@ -11,15 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The objects every cluster has from its first moment. The server creates them when they are missing, the ServiceCIDR
-// before the services, because services take their addresses from it.
+// The objects that every cluster has. The server creates them if they are missing, the ServiceCIDR before the services,
+// because services get their addresses from it.
 
 const (
 	kubernetesService = "kubernetes"
 	httpsPort         = "https"
 )
 
-// SystemNamespaces are there before anyone asks for them.
+// SystemNamespaces are the namespaces that the server creates.
 func SystemNamespaces() []*corev1.Namespace {
 	var namespaces []*corev1.Namespace
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
@@ -31,9 +31,9 @@ func SystemNamespaces() []*corev1.Namespace {
 	return namespaces
 }
 
-// NewDefaultServiceCIDR is the range of cluster IPs the server was started with: one CIDR, or one of each family, the
-// default family first. A create drops its status, as it does for everyone; DefaultServiceCIDRReady is to be set through
-// the status subresource (or Env.Update) afterwards. A ServiceCIDR without the condition is used all the same.
+// NewDefaultServiceCIDR is the range of cluster IPs from the server's configuration: one CIDR, or one of each family, the
+// default family first. A create drops its status; DefaultServiceCIDRReady must be set afterwards through the status
+// subresource or Client.Update. A ServiceCIDR without the condition is used nevertheless.
 func NewDefaultServiceCIDR(cidrs []string, now metav1.Time) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
 		TypeMeta:   metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "ServiceCIDR"},
@@ -51,7 +51,7 @@ func DefaultServiceCIDRReady(now metav1.Time) metav1.Condition {
 	}
 }
 
-// FirstServiceIP is the first address of a CIDR that can be given; the API server's own service has it.
+// FirstServiceIP is the first usable address of a CIDR; the API server's own service has it.
 func FirstServiceIP(cidr string) (netip.Addr, error) {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {
@@ -64,7 +64,7 @@ func FirstServiceIP(cidr string) (netip.Addr, error) {
 	return r.first, nil
 }
 
-// NewKubernetesService is how pods reach the API server: port 443 of its address leads to the server's own port.
+// NewKubernetesService is the service of the API server: port 443 of its cluster IP leads to the server's secure port.
 func NewKubernetesService(ip netip.Addr, securePort int32) *corev1.Service {
 	single := corev1.IPFamilyPolicySingleStack
 	return &corev1.Service{
@@ -80,8 +80,8 @@ func NewKubernetesService(ip netip.Addr, securePort int32) *corev1.Service {
 	}
 }
 
-// NewKubernetesEndpoints are the addresses of the API servers, as Endpoints. The label keeps the mirroring controller
-// from making a slice of them: the server writes its own.
+// NewKubernetesEndpoints are the addresses of the API servers, as Endpoints. The label keeps the mirroring controller from
+// creating a slice for them: the server writes its own.
 func NewKubernetesEndpoints(servers []netip.Addr, securePort int32) *corev1.Endpoints {
 	var addresses []corev1.EndpointAddress
 	for _, ip := range servers {
@@ -100,8 +100,8 @@ func NewKubernetesEndpoints(servers []netip.Addr, securePort int32) *corev1.Endp
 	}
 }
 
-// NewKubernetesEndpointSlice are the same addresses as a slice. It holds one family: IPv6 when all servers have it,
-// else those with IPv4.
+// NewKubernetesEndpointSlice are the same addresses as a slice. It has one family: IPv6 if all servers have it, otherwise
+// IPv4.
 func NewKubernetesEndpointSlice(servers []netip.Addr, securePort int32) *discoveryv1.EndpointSlice {
 	family := corev1.IPv6Protocol
 	for _, ip := range servers {

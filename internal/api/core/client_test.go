@@ -17,7 +17,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// memoryClient keeps objects in a map and changes them by compare and swap, as the server does.
+// memoryClient keeps objects in a map and updates them by compare and swap, as the server does.
 type memoryClient struct {
 	mu       sync.Mutex
 	objs     map[string]kind.Object
@@ -137,7 +137,7 @@ func (e *memoryClient) Delete(_ context.Context, resource schema.GroupResource, 
 	return nil
 }
 
-// names lists what is stored of a resource.
+// names lists the stored objects of a resource.
 func (e *memoryClient) names(t *testing.T, resource schema.GroupResource) []string {
 	t.Helper()
 	objs, err := e.List(context.Background(), resource, "")

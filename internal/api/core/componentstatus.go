@@ -10,8 +10,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// ComponentStatus shows the health of the control plane's parts as the server finds it at the moment of the request.
-// A part the server does not check is not listed.
+// ComponentStatus is the health of the control plane's components, checked when it is requested. Components that the
+// server does not check are not listed.
 var ComponentStatus = kind.Of(kind.Definition[*corev1.ComponentStatus]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ComponentStatus"), Plural: "componentstatuses", Short: []string{"cs"},
 	List: &corev1.ComponentStatusList{},

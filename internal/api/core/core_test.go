@@ -47,8 +47,8 @@ func checkRow(t *testing.T, k *kind.Kind, obj kind.Object, want ...any) {
 	}
 }
 
-// Every row of the group answers for itself: names, idempotent defaults, as many cells as columns.
-func TestRows(t *testing.T) {
+// TestKinds checks names, idempotent defaults and the number of cells of every kind of the group.
+func TestKinds(t *testing.T) {
 	seen := map[string]bool{}
 	for _, k := range Kinds() {
 		if seen[k.Plural] {
@@ -404,7 +404,7 @@ func TestComponentStatus(t *testing.T) {
 	checkRow(t, ComponentStatus, got[1], "scheduler", "Unhealthy", "", "refused")
 }
 
-// What the server creates at start passes the rules it creates it under.
+// The objects that the server creates at start are valid.
 func TestBootstrap(t *testing.T) {
 	for _, namespace := range SystemNamespaces() {
 		_, errs := kindtest.Create(Namespace, nil, namespace)

@@ -48,7 +48,7 @@ var Endpoints = kind.Of(kind.Definition[*corev1.Endpoints]{
 
 var portProtocols = sets.New(corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP)
 
-// validateEndpoints lets subsets that were stored under older rules stay as long as they do not change.
+// validateEndpoints allows stored subsets that violate newer validations as long as they do not change.
 func validateEndpoints(_ *kind.Request, obj, old *corev1.Endpoints) (errs field.ErrorList) {
 	if old != nil && equality.Semantic.DeepEqual(obj.Subsets, old.Subsets) {
 		return nil
@@ -103,8 +103,8 @@ func validateProtocol(protocol corev1.Protocol, path *field.Path) field.ErrorLis
 	return supported(path, protocol, portProtocols)
 }
 
-// ValidateEndpointIP refuses the addresses traffic must never be sent to: an endpoint is written by a user, and
-// whoever proxies for it may reach what the user may not.
+// ValidateEndpointIP refuses loopback, link-local and similar addresses: endpoints are written by users, and a proxy that
+// follows them may reach what the user may not.
 func ValidateEndpointIP(address string, path *field.Path) (errs field.ErrorList) {
 	ip := netutils.ParseIPSloppy(address)
 	if ip == nil {
@@ -122,7 +122,7 @@ func ValidateEndpointIP(address string, path *field.Path) (errs field.ErrorList)
 	return errs
 }
 
-// warnEndpoints leaves out what the endpoints controller writes: it has put its addresses in order itself.
+// warnEndpoints ignores objects of the endpoints controller, which writes canonical addresses.
 func warnEndpoints(obj, _ *corev1.Endpoints) (warnings []string) {
 	if obj.Labels["endpoints.kubernetes.io/managed-by"] == "endpoint-controller" {
 		return nil
@@ -139,7 +139,7 @@ func warnEndpoints(obj, _ *corev1.Endpoints) (warnings []string) {
 	return warnings
 }
 
-// formatEndpoints shows the first three ready addresses with their ports, and how many there are beyond.
+// formatEndpoints shows the first three ready addresses with their ports, and the number of the others.
 func formatEndpoints(obj *corev1.Endpoints) string {
 	if len(obj.Subsets) == 0 {
 		return "<none>"

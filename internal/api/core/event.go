@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Event is stored once and served twice: as v1, and as events.k8s.io/v1 with its newer names. It goes away by itself.
+// Event is stored once and served in two groups: as v1, and as events.k8s.io/v1 with its newer field names. It expires.
 var Event = kind.Of(kind.Definition[*corev1.Event]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Event"), Plural: "events", Short: []string{"ev"}, Namespaced: true,
 	TTL:  time.Hour,
@@ -46,7 +46,7 @@ var Event = kind.Of(kind.Definition[*corev1.Event]{
 		},
 	},
 
-	// Old clients name their events after anything that fits into a path.
+	// Old clients use any valid path segment as the name of an event.
 	ValidateName:        path.ValidatePathSegmentName,
 	Validate:            validateEvent,
 	AllowCreateOnUpdate: true,
@@ -105,7 +105,7 @@ func eventFromStored(in *corev1.Event) *eventsv1.Event {
 	}
 }
 
-// validateEvent is strict with whoever writes events.k8s.io/v1 and lenient with the old version.
+// validateEvent is strict for events.k8s.io/v1 and lenient for v1.
 func validateEvent(req *kind.Request, obj, old *corev1.Event) field.ErrorList {
 	strict := req != nil && req.APIVersion == eventsv1.SchemeGroupVersion
 	errs := validateEventLegacy(obj, strict)
@@ -122,7 +122,7 @@ func validateEventLegacy(obj *corev1.Event, strict bool) (errs field.ErrorList) 
 	involved := obj.InvolvedObject.Namespace
 	mismatch := field.Invalid(field.NewPath("involvedObject", "namespace"), involved, "does not match event.namespace")
 	if obj.EventTime.IsZero() {
-		// An event about an object without a namespace lies in "default".
+		// An event about a cluster-scoped object is in namespace "default".
 		if (involved == "" && obj.Namespace != "" && obj.Namespace != metav1.NamespaceDefault) || (involved != "" && involved != obj.Namespace) {
 			errs = append(errs, mismatch)
 		}
@@ -150,7 +150,7 @@ func validateEventLegacy(obj *corev1.Event, strict bool) (errs field.ErrorList) 
 	return errs
 }
 
-// validateNewEvent wants the new fields filled and the deprecated ones empty.
+// validateNewEvent requires the new fields and refuses the deprecated ones.
 func validateNewEvent(obj *corev1.Event) field.ErrorList {
 	errs := invalid(field.NewPath("metadata", "name"), obj.Name, apivalidation.NameIsDNSSubdomain(obj.Name, false))
 	errs = append(errs, validateEventSeries(obj)...)
@@ -189,7 +189,7 @@ func validateEventSeries(obj *corev1.Event) (errs field.ErrorList) {
 	return errs
 }
 
-// validateEventUpdate: of an event only the series and the metadata may change.
+// validateEventUpdate: only the series and the metadata of an event may change.
 func validateEventUpdate(obj, old *corev1.Event) (errs field.ErrorList) {
 	if !reflect.DeepEqual(obj.Series, old.Series) {
 		errs = append(errs, validateEventSeries(obj)...)

@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// LimitRange has no columns of its own: the table shows name and creation.
+// LimitRange has no columns of its own: its table has name and creation time.
 var LimitRange = kind.Of(kind.Definition[*corev1.LimitRange]{
 	GVK: corev1.SchemeGroupVersion.WithKind("LimitRange"), Plural: "limitranges", Short: []string{"limits"}, Namespaced: true,
 	List: &corev1.LimitRangeList{},
@@ -30,7 +30,7 @@ var LimitRange = kind.Of(kind.Definition[*corev1.LimitRange]{
 	AllowCreateOnUpdate: true,
 })
 
-// defaultLimitRange: what a container may use at most is what it gets when it asks for nothing.
+// defaultLimitRange: the default limit is the maximum, and the default request is the default limit.
 func defaultLimitRange(obj *corev1.LimitRange) {
 	for i := range obj.Spec.Limits {
 		item := &obj.Spec.Limits[i]
@@ -127,7 +127,7 @@ func validateLimitItem(item *corev1.LimitRangeItem, path *field.Path) (errs fiel
 	return errs
 }
 
-// validateLimitOrder: min <= default request <= default limit <= max, and a ratio that min and max leave room for.
+// validateLimitOrder: min <= default request <= default limit <= max, and a ratio that min and max allow.
 func validateLimitOrder(item *corev1.LimitRangeItem, name corev1.ResourceName, path *field.Path) (errs field.ErrorList) {
 	min, hasMin := item.Min[name]
 	max, hasMax := item.Max[name]
@@ -165,7 +165,7 @@ func validateLimitOrder(item *corev1.LimitRangeItem, name corev1.ResourceName, p
 	return errs
 }
 
-// thousandths keeps small fractions exact, so that 300m over 100m is three.
+// thousandths keeps small fractions exact, so that 300m / 100m is three.
 func thousandths(quantity resource.Quantity) float64 {
 	if quantity.Value() < resource.MaxMilliValue {
 		return float64(quantity.MilliValue())

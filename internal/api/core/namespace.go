@@ -14,11 +14,11 @@ import (
 	"skiff/internal/kind"
 )
 
-// Namespace is held by spec.finalizers as well as by metadata.finalizers: the namespace controller empties it first
-// and then takes its own finalizer away through the finalize subresource.
+// Namespace has spec.finalizers as well as metadata.finalizers: the namespace controller deletes its contents first and
+// then removes its own finalizer through the finalize subresource.
 var Namespace = kind.Of(kind.Definition[*corev1.Namespace]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Namespace"), Plural: "namespaces", Short: []string{"ns"}, IsNamespace: true,
-	// There is no deletecollection: nobody empties a cluster by accident.
+	// There is no deletecollection, so that all namespaces cannot be deleted at once.
 	Verbs: []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 	List:  &corev1.NamespaceList{},
 
@@ -61,8 +61,8 @@ func defaultNamespace(obj *corev1.Namespace) {
 	}
 }
 
-// labelNamespace keeps the label that selectors find a namespace's name by. With generateName the name is known only
-// after defaulting, so it runs again before the object is stored.
+// labelNamespace sets the label with the namespace's name, for selectors. With generateName the name is set only after
+// defaulting, so it runs again before the object is stored.
 func labelNamespace(obj *corev1.Namespace) {
 	if obj.Labels == nil {
 		obj.Labels = map[string]string{}

@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Node lies under /registry/minions, the name nodes had at first.
+// Node is stored under /registry/minions, the original name of nodes.
 var Node = kind.Of(kind.Definition[*corev1.Node]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Node"), Plural: "nodes", Short: []string{"no"}, Prefix: "minions",
 	List: &corev1.NodeList{},
@@ -56,7 +56,7 @@ var Node = kind.Of(kind.Definition[*corev1.Node]{
 })
 
 func defaultNode(obj *corev1.Node) {
-	// podCIDR is the first of podCIDRs. Where the two differ, the older field wins.
+	// podCIDR is the first of podCIDRs. If the two differ, the older field takes precedence.
 	switch spec := &obj.Spec; {
 	case spec.PodCIDR == "" && len(spec.PodCIDRs) > 0:
 		spec.PodCIDR = spec.PodCIDRs[0]
@@ -70,8 +70,8 @@ func defaultNode(obj *corev1.Node) {
 	podspec.RoundUp(obj.Status.Allocatable)
 }
 
-// prepareNode drops what no longer or not yet has a meaning: kubelet configuration by reference, and the preemption
-// policy, whose feature is off.
+// prepareNode drops fields without a meaning: kubelet configuration by reference, which was removed, and the preemption
+// policy, whose feature gate is off.
 func prepareNode(_ *kind.Request, obj, old *corev1.Node) {
 	if old == nil {
 		obj.Status.Config = nil

@@ -16,13 +16,13 @@ import (
 	"skiff/internal/kind"
 )
 
-// Annotations of old that are still checked when someone sets them.
+// Old annotations that are still validated.
 const (
 	taintsAnnotation          = "scheduler.alpha.kubernetes.io/taints"
 	preferAvoidPodsAnnotation = corev1.PreferAvoidPodsAnnotationKey
 )
 
-// declaredFeature is a feature's name: UpperCamelCase, further segments behind slashes.
+// declaredFeature is the name of a feature: UpperCamelCase, with optional segments after slashes.
 var declaredFeature = regexp.MustCompile(`^[A-Z][a-zA-Z0-9]*(/[a-zA-Z][a-zA-Z0-9]*)*$`)
 
 func validateNode(req *kind.Request, obj, old *corev1.Node) field.ErrorList {
@@ -41,7 +41,7 @@ func validateNode(req *kind.Request, obj, old *corev1.Node) field.ErrorList {
 	return errs
 }
 
-// validateNodeUpdate holds for a change of the node and of its status alike.
+// validateNodeUpdate validates changes of the node and of its status.
 func validateNodeUpdate(_ *kind.Request, obj, old *corev1.Node) field.ErrorList {
 	metadata, spec, status := field.NewPath("metadata"), field.NewPath("spec"), field.NewPath("status")
 	errs := validateNodeAnnotations(obj.Annotations, metadata.Child("annotations"))
@@ -96,7 +96,7 @@ func validatePodCIDRs(cidrs []string, path *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// validatePodCIDRsKept: routes and addresses hang on the ranges of a node, so they are given once.
+// validatePodCIDRsKept: routes and addresses depend on the ranges of a node, so they are set once.
 func validatePodCIDRsKept(cidrs, old []string, path *field.Path) (errs field.ErrorList) {
 	const message = "node updates may not change podCIDR except from \"\" to valid"
 	if len(old) == 0 {
@@ -198,7 +198,7 @@ func validateNodeAnnotations(annotations map[string]string, path *field.Path) (e
 	return errs
 }
 
-// validateConfigSource judges a reference to a kubelet's configuration: resolved in the status, not yet in the spec.
+// validateConfigSource validates a reference to a kubelet configuration: resolved in the status, not yet in the spec.
 func validateConfigSource(source *corev1.NodeConfigSource, path *field.Path, resolved bool) (errs field.ErrorList) {
 	ref := source.ConfigMap
 	if ref == nil {

@@ -61,7 +61,7 @@ func defaultPersistentVolume(obj *corev1.PersistentVolume) {
 	DefaultPersistentVolumeSource(&spec.PersistentVolumeSource)
 }
 
-// DefaultPersistentVolumeSource fills in what drivers of volumes assume. Inline volumes of attachments have it too.
+// DefaultPersistentVolumeSource sets the defaults of volume sources, also of inline volumes of attachments.
 func DefaultPersistentVolumeSource(source *corev1.PersistentVolumeSource) {
 	if hostPath := source.HostPath; hostPath != nil && hostPath.Type == nil {
 		unset := corev1.HostPathUnset
@@ -104,7 +104,7 @@ func DefaultPersistentVolumeSource(source *corev1.PersistentVolumeSource) {
 	}
 }
 
-// preparePersistentVolumeStatus stamps a change of phase with its time, unless the client says when it was.
+// preparePersistentVolumeStatus sets the transition time when the phase changes, unless the client has set it.
 func preparePersistentVolumeStatus(req *kind.Request, obj, old *corev1.PersistentVolume) {
 	status, before := &obj.Status, old.Status
 	switch {

@@ -33,7 +33,7 @@ func validatePersistentVolume(_ *kind.Request, obj, old *corev1.PersistentVolume
 	return errs
 }
 
-// ValidateInlineVolume judges the volume that a VolumeAttachment carries in itself.
+// ValidateInlineVolume validates the inline volume of a VolumeAttachment.
 func ValidateInlineVolume(spec *corev1.PersistentVolumeSpec, path *field.Path) field.ErrorList {
 	return validatePersistentVolumeSpec(spec, "", true, false, path)
 }
@@ -87,7 +87,7 @@ func validatePersistentVolumeSpec(spec *corev1.PersistentVolumeSpec, name string
 	return errs
 }
 
-// validateInline: an inline volume is a source and nothing more; it belongs to no claim and no class.
+// validateInline: an inline volume has a source and nothing else, in particular no claim and no class.
 func validateInline(spec *corev1.PersistentVolumeSpec, at *field.Path) (errs field.ErrorList) {
 	const inlineVolumes = "in the context of inline volumes"
 	forbid := func(set bool, name string) {
@@ -143,7 +143,7 @@ func validateCapacity(capacity corev1.ResourceList, at *field.Path) (errs field.
 	return errs
 }
 
-// validateMountOptions: the annotation of old works only with the volumes it was made for.
+// validateMountOptions: the old annotation is valid only with the volume types that supported it.
 func validateMountOptions(obj *corev1.PersistentVolume) field.ErrorList {
 	if _, set := obj.Annotations[corev1.MountOptionAnnotation]; !set {
 		return nil
@@ -160,7 +160,7 @@ func validateMountOptions(obj *corev1.PersistentVolume) field.ErrorList {
 func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) (errs field.ErrorList) {
 	source := obj.Spec.PersistentVolumeSource
 	if old.Spec.CSI != nil && old.Spec.CSI.ControllerExpandSecretRef == nil && source.CSI != nil {
-		// The secret for growing a volume may be added later, once.
+		// The secret for expansion may be added later, once.
 		source = *source.DeepCopy()
 		source.CSI.ControllerExpandSecretRef = nil
 	}
@@ -178,7 +178,7 @@ func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) (errs fie
 	return errs
 }
 
-// gaLabels are the labels that were first known by a beta name.
+// gaLabels are the labels that had a beta name.
 var gaLabels = map[string]string{
 	corev1.LabelFailureDomainBetaZone:   corev1.LabelTopologyZone,
 	corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
@@ -224,7 +224,7 @@ func hasInvalidLabelValue(selector *corev1.NodeSelector) bool {
 	return false
 }
 
-// accessModes is how tables write them: RWO,ROX,RWX,RWOP, each once, always in this order.
+// accessModes formats access modes for tables: RWO,ROX,RWX,RWOP, each once, always in this order.
 func accessModes(modes []corev1.PersistentVolumeAccessMode) string {
 	has := sets.New(modes...)
 	var short []string

@@ -23,7 +23,7 @@ var PersistentVolumeClaim = kind.Of(kind.Definition[*corev1.PersistentVolumeClai
 
 	Status: func(to, from *corev1.PersistentVolumeClaim) { to.Status = from.Status },
 	PrepareStatus: func(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) {
-		// The health of volumes is behind a feature that is off.
+		// The feature gate of volume health is off.
 		if old.Status.HealthStatus == nil {
 			obj.Status.HealthStatus = nil
 		}
@@ -67,11 +67,11 @@ func prepareClaim(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) {
 	} else {
 		before = &old.Spec
 	}
-	// Data from another namespace is behind a feature that is off.
+	// The feature gate of cross-namespace data sources is off.
 	if ref := spec.DataSourceRef; ref != nil && ref.Namespace != nil && *ref.Namespace != "" && (before == nil || before.DataSourceRef == nil) {
 		spec.DataSourceRef = nil
 	}
-	// dataSource alone may only name what it could name at first; anything else is dropped without a word.
+	// dataSource alone may refer only to the kinds it was introduced for; anything else is dropped silently.
 	inUse := before != nil && (before.DataSource != nil || before.DataSourceRef != nil)
 	if !inUse && spec.DataSourceRef == nil && !isClaimOrSnapshot(spec.DataSource) {
 		spec.DataSource = nil
@@ -90,7 +90,7 @@ func isClaimOrSnapshot(source *corev1.TypedLocalObjectReference) bool {
 	return source.Kind == "PersistentVolumeClaim" && group == "" || source.Kind == "VolumeSnapshot" && group == "snapshot.storage.k8s.io"
 }
 
-// normalizeDataSources makes the older and the newer field say the same when only one of them is set.
+// normalizeDataSources copies dataSource and dataSourceRef to each other when only one of them is set.
 func normalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
 	source, ref := spec.DataSource, spec.DataSourceRef
 	switch {

@@ -25,7 +25,7 @@ func validateClaim(_ *kind.Request, obj, old *corev1.PersistentVolumeClaim) fiel
 	return errs
 }
 
-// validateClaimSpec lets pass in an update what was stored before it was checked.
+// validateClaimSpec allows stored violations of newer validations in an update.
 func validateClaimSpec(spec *corev1.PersistentVolumeClaimSpec, old *corev1.PersistentVolumeClaim, path *field.Path) (errs field.ErrorList) {
 	if len(spec.AccessModes) == 0 {
 		errs = append(errs, field.Required(path.Child("accessModes"), "at least 1 access mode is required"))
@@ -88,8 +88,8 @@ func validateDataSource(apiGroup *string, sourceKind, name string, anyGroup bool
 	return errs
 }
 
-// validateClaimUpdate: a claim stays what it is. It may be bound, grow, get a class it had none of, and change its
-// attributes class once it is bound.
+// validateClaimUpdate: a claim is immutable, except that it may be bound, expanded, get a class if it had none, and change
+// its attributes class once it is bound.
 func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) (errs field.ErrorList) {
 	changed, before := obj.DeepCopy(), old.DeepCopy()
 	normalizeDataSources(&before.Spec)
@@ -102,7 +102,7 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) (errs field.Err
 	oldAnnotation, oldAnnotated := old.Annotations[classAnnotation]
 	given := newClass != nil && oldClass == nil
 	if given && oldAnnotated && *newClass == oldAnnotation && (!newAnnotated || newAnnotation == oldAnnotation) {
-		// The class moves from the annotation of old into its field.
+		// The class moves from the old annotation into its field.
 		changed.Spec.StorageClassName = nil
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, classAnnotation, oldAnnotation)
 	} else {
@@ -128,7 +128,7 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) (errs field.Err
 	return append(errs, validateAttributesClassChange(obj, old)...)
 }
 
-// validateClaimSize: a claim may ask for less again after growing failed, but never for less than it has.
+// validateClaimSize: after a failed expansion a claim may request less, but never less than its capacity.
 func validateClaimSize(obj, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	size, before := obj.Spec.Resources.Requests[corev1.ResourceStorage], old.Spec.Resources.Requests[corev1.ResourceStorage]
 	if size.Cmp(before) < 0 && size.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {

@@ -17,7 +17,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// Pod is the kind everything else is about. What is true of every pod specification stands in podspec.
+// Pod. What applies to pod specifications everywhere is in package podspec.
 var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Pod"), Plural: "pods", Short: []string{"po"}, Categories: []string{"all"},
 	Namespaced: true, List: &corev1.PodList{},
@@ -48,7 +48,7 @@ var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	IndexedField: "spec.nodeName",
 	Fields: map[string]func(*corev1.Pod) string{
 		"spec.nodeName":            func(obj *corev1.Pod) string { return obj.Spec.NodeName },
-		"spec.host":                func(obj *corev1.Pod) string { return obj.Spec.NodeName }, // the name it had at first
+		"spec.host":                func(obj *corev1.Pod) string { return obj.Spec.NodeName }, // the original name of the field
 		"spec.restartPolicy":       func(obj *corev1.Pod) string { return string(obj.Spec.RestartPolicy) },
 		"spec.schedulerName":       func(obj *corev1.Pod) string { return obj.Spec.SchedulerName },
 		"spec.serviceAccountName":  func(obj *corev1.Pod) string { return obj.Spec.ServiceAccountName },
@@ -66,7 +66,7 @@ var Pod = kind.Of(kind.Definition[*corev1.Pod]{
 	ReturnDeleted:       true,
 })
 
-// proxyVerbs: a proxy passes on whatever is asked for.
+// proxyVerbs: a proxy forwards requests with any verb.
 var proxyVerbs = []string{"create", "delete", "get", "patch", "update"}
 
 func podIP(obj *corev1.Pod) string {
@@ -84,7 +84,7 @@ func podIPs(obj *corev1.Pod) string {
 	return strings.Join(ips, ",")
 }
 
-// defaultPod fills in what holds for pods and not for templates, then what holds for both.
+// defaultPod sets the defaults for pods only, then those for pods and templates.
 func defaultPod(obj *corev1.Pod) {
 	spec := &obj.Spec
 	if seconds := spec.TerminationGracePeriodSeconds; seconds != nil && *seconds < 0 {
@@ -108,7 +108,7 @@ func defaultPod(obj *corev1.Pod) {
 	defaultPodStatus(&obj.Status)
 }
 
-// defaultRequests takes a limit for the request where no request is given.
+// defaultRequests sets requests to the limits where no request is set.
 func defaultRequests(r *corev1.ResourceRequirements) {
 	if r.Limits != nil && r.Requests == nil {
 		r.Requests = corev1.ResourceList{}
@@ -121,7 +121,7 @@ func defaultRequests(r *corev1.ResourceRequirements) {
 }
 
 func defaultPodStatus(status *corev1.PodStatus) {
-	// podIP is the first of podIPs. Where the two differ, the older field wins.
+	// podIP is the first of podIPs. If the two differ, the older field takes precedence.
 	switch {
 	case status.PodIP == "" && len(status.PodIPs) > 0:
 		status.PodIP = status.PodIPs[0].IP
@@ -143,7 +143,7 @@ func defaultPodStatus(status *corev1.PodStatus) {
 }
 
 func preparePod(req *kind.Request, obj, old *corev1.Pod) {
-	// Admission may have named a service account; the alias follows.
+	// Admission may have set the service account; the alias must have the same value.
 	obj.Spec.DeprecatedServiceAccount = obj.Spec.ServiceAccountName
 	podspec.DropLegacyAnnotations(obj.Annotations)
 	if old != nil {
@@ -165,15 +165,15 @@ func preparePod(req *kind.Request, obj, old *corev1.Pod) {
 	obj.Status.QOSClass = podspec.QOSClass(obj)
 }
 
-// keepPodResources keeps what the pod as a whole asks for when a client that does not know the field leaves it out.
+// keepPodResources keeps the pod-level resources when a client without the field leaves them out.
 func keepPodResources(obj, old *corev1.Pod) {
 	if obj.Spec.Resources == nil {
 		obj.Spec.Resources = old.Spec.Resources.DeepCopy()
 	}
 }
 
-// mergeLabelKeys writes the values of the pod's labels into selectors that name only the keys, so that nobody who
-// reads the pod later must know about keys.
+// mergeLabelKeys merges the values of the pod's labels into selectors with label keys, so that readers of the pod need not
+// handle the keys.
 func mergeLabelKeys(obj *corev1.Pod) {
 	merge := func(selector *metav1.LabelSelector, keys []string, operator metav1.LabelSelectorOperator) {
 		if selector == nil {
@@ -221,7 +221,7 @@ func adoptAppArmorAnnotations(obj *corev1.Pod) {
 	})
 }
 
-// setPodCondition sets a condition; its time of transition moves only when its status does.
+// setPodCondition sets a condition; its transition time changes only with its status.
 func setPodCondition(status *corev1.PodStatus, condition corev1.PodCondition, now metav1.Time) {
 	condition.LastTransitionTime = now
 	for i := range status.Conditions {
@@ -236,7 +236,7 @@ func setPodCondition(status *corev1.PodStatus, condition corev1.PodCondition, no
 	status.Conditions = append(status.Conditions, condition)
 }
 
-// podSpecChanged ignores the node: being bound to one is not a change of what is wanted.
+// podSpecChanged ignores the node name: binding does not change the generation.
 func podSpecChanged(obj, old *corev1.Pod) bool {
 	spec := obj.Spec
 	spec.NodeName = old.Spec.NodeName
@@ -254,10 +254,10 @@ func warnPod(obj, old *corev1.Pod) (warnings []string) {
 	return append(warnings, podspec.WarnPod(obj)...)
 }
 
-// listed shows texts as upstream's warnings do.
+// listed formats texts as upstream's warnings do.
 func listed(texts []string) string { return "[" + strings.Join(texts, " ") + "]" }
 
-// podGrace gives a pod that runs its time to end. A pod without a node, or one that has ended, needs none.
+// podGrace gives a running pod its grace period. A pod without a node or in a terminal phase needs none.
 func podGrace(obj *corev1.Pod, options *metav1.DeleteOptions) bool {
 	if options == nil {
 		return false

@@ -25,7 +25,7 @@ var podColumns = []metav1.TableColumnDefinition{
 	kind.Wide("Readiness Gates", "string", corev1.PodSpec{}.SwaggerDoc()["readinessGates"]),
 }
 
-// nodeLost is the reason on a pod whose kubelet no longer answers.
+// nodeLost is the reason of a pod whose kubelet does not respond.
 const nodeLost = "NodeLost"
 
 func podRowConditions(obj *corev1.Pod) []metav1.TableRowCondition {
@@ -66,7 +66,7 @@ func readinessGates(obj *corev1.Pod) string {
 	return fmt.Sprintf("%d/%d", open, len(obj.Spec.ReadinessGates))
 }
 
-// restarts counts how often containers started again, and when the last one did.
+// restarts counts the restarts of containers, and the time of the last one.
 type restarts struct {
 	count int
 	last  metav1.Time
@@ -79,7 +79,7 @@ func (r *restarts) add(c *corev1.ContainerStatus) {
 	}
 }
 
-// podSummary is what a row says of a pod's containers together.
+// podSummary is what a table row shows of a pod's containers.
 type podSummary struct {
 	status       string
 	ready, total int
@@ -115,8 +115,8 @@ func summarizePod(obj *corev1.Pod) podSummary {
 	return s
 }
 
-// initContainers goes through the init containers until one is not done, and reports whether there is one. lasting
-// are the restarts of sidecars, which count on when initialization is over.
+// initContainers summarizes the init containers up to the first that is not done, and reports whether there is one.
+// lasting are the restarts of sidecars, which keep counting when initialization is over.
 func (s *podSummary) initContainers(obj *corev1.Pod, sidecars map[string]bool) (initializing bool, lasting restarts) {
 	for i := range obj.Status.InitContainerStatuses {
 		c := &obj.Status.InitContainerStatuses[i]
@@ -145,7 +145,7 @@ func (s *podSummary) initContainers(obj *corev1.Pod, sidecars map[string]bool) (
 	return false, lasting
 }
 
-// containers goes through the regular containers, the last first: what the first says counts most.
+// containers summarizes the regular containers, the last first: the first one determines the status.
 func (s *podSummary) containers(obj *corev1.Pod) {
 	running, failure := false, ""
 	for i := len(obj.Status.ContainerStatuses) - 1; i >= 0; i-- {
@@ -164,7 +164,7 @@ func (s *podSummary) containers(obj *corev1.Pod) {
 			s.ready++
 		}
 	}
-	// One container that completed does not mean that the pod did.
+	// One completed container does not mean that the pod has completed.
 	if s.status == "Completed" {
 		switch {
 		case running && podstate.IsReady(obj):

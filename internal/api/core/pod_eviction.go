@@ -29,12 +29,12 @@ const (
 	// evictionAttempts and evictionPause bound how long an eviction contends with other writers of the pod.
 	evictionAttempts = 20
 	evictionPause    = 500 * time.Millisecond
-	// disruptedPodsLimit is how many evictions may wait for the budget's controller to notice them.
+	// disruptedPodsLimit is how many evictions the disruption controller may not have processed yet.
 	disruptedPodsLimit = 2000
 	wouldViolate       = "Cannot evict pod as it would violate the pod's disruption budget."
 )
 
-// evictPod deletes a pod if the disruption budget that covers it can spare it.
+// evictPod deletes a pod if its disruption budget allows it.
 func evictPod(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body kind.Object) (runtime.Object, error) {
 	eviction := body.(*policyv1.Eviction)
 	if eviction.Name != parent.Name {
@@ -59,7 +59,7 @@ func evictPod(ctx context.Context, client kind.Client, req *kind.Request, parent
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// evictionRun is one eviction on its way.
+// evictionRun is one eviction in progress.
 type evictionRun struct {
 	client          kind.Client
 	now             metav1.Time
@@ -69,7 +69,7 @@ type evictionRun struct {
 
 func (e *evictionRun) dryRun() bool { return len(e.options.DryRun) > 0 }
 
-// pinned reports whether the client named the version of the pod to evict.
+// pinned reports whether the client set the resourceVersion of the pod to evict.
 func (e *evictionRun) pinned() bool {
 	return e.options.Preconditions != nil && e.options.Preconditions.ResourceVersion != nil
 }
@@ -86,7 +86,7 @@ func (e *evictionRun) run(ctx context.Context) error {
 	options, unhealthy := e.options, false
 	if budget != nil {
 		if unhealthy = mayEvictUnhealthy(pod, budget); unhealthy {
-			// It costs nothing as long as it has not become healthy meanwhile.
+			// The budget is not charged as long as the pod has not become healthy meanwhile.
 			options = withVersion(options, pod.ResourceVersion)
 		} else if err := e.spend(ctx, budget); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (e *evictionRun) run(ctx context.Context) error {
 	return err
 }
 
-// deleteUnguarded deletes a pod that no budget guards: one that has ended, has not begun, or is already going.
+// deleteUnguarded deletes a pod to which no budget applies: one that is terminal, pending or already being deleted.
 func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, deleted bool, err error) {
 	for attempt := 1; ; attempt++ {
 		obj, err := e.client.Get(ctx, podResource, e.namespace, e.name)
@@ -108,7 +108,7 @@ func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, del
 		}
 		pod = obj.(*corev1.Pod)
 		if err := checkUID(pod, e.options.Preconditions); err != nil {
-			return nil, false, err // no attempt will find the pod the client means
+			return nil, false, err // the pod is not the one the client means; retrying does not help
 		}
 		ending := podstate.IsTerminal(pod) || pod.DeletionTimestamp != nil
 		if !ending && pod.Status.Phase != corev1.PodPending {
@@ -116,7 +116,7 @@ func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, del
 		}
 		options := e.options
 		if !ending && !e.pinned() {
-			options = withVersion(options, pod.ResourceVersion) // it must not have begun meanwhile
+			options = withVersion(options, pod.ResourceVersion) // the pod must not have started meanwhile
 		}
 		err = e.markAndDelete(ctx, options)
 		if !apierrors.IsConflict(err) || e.pinned() || attempt == evictionAttempts {
@@ -139,7 +139,7 @@ func withVersion(options *metav1.DeleteOptions, version string) *metav1.DeleteOp
 	return options
 }
 
-// markAndDelete tells the pod why it goes, and deletes it.
+// markAndDelete sets the DisruptionTarget condition and deletes the pod.
 func (e *evictionRun) markAndDelete(ctx context.Context, options *metav1.DeleteOptions) error {
 	if !e.dryRun() {
 		marked, err := e.client.Update(ctx, podResource, e.namespace, e.name, func(obj kind.Object) error {
@@ -183,7 +183,7 @@ func podDiffers(pod *corev1.Pod, format string, args ...any) error {
 	return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, pod.Name, fmt.Errorf(format, args...))
 }
 
-// budgetFor is the budget that covers the pod, or nil. Nobody knows how to honour two.
+// budgetFor is the budget that covers the pod, or nil. More than one is an error.
 func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1.PodDisruptionBudget, error) {
 	objs, err := e.client.List(ctx, budgetResource, e.namespace)
 	if err != nil {
@@ -194,7 +194,7 @@ func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1
 		budget := obj.(*policyv1.PodDisruptionBudget)
 		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
-			continue // a broken selector selects nothing
+			continue // an invalid selector selects nothing
 		}
 		if found != nil {
 			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 500,
@@ -205,7 +205,7 @@ func (e *evictionRun) budgetFor(ctx context.Context, pod *corev1.Pod) (*policyv1
 	return found, nil
 }
 
-// mayEvictUnhealthy reports whether a pod that does not count towards the budget may go without being charged to it.
+// mayEvictUnhealthy reports whether an unhealthy pod may be evicted without charging the budget.
 func mayEvictUnhealthy(pod *corev1.Pod, budget *policyv1.PodDisruptionBudget) bool {
 	if podstate.IsReady(pod) {
 		return false
@@ -229,8 +229,8 @@ func (e *evictionRun) spend(ctx context.Context, budget *policyv1.PodDisruptionB
 	return err
 }
 
-// spendOne refuses when the budget is spent or not yet counted. It notes the pod, so that the budget's controller does
-// not count it as available until it is gone.
+// spendOne refuses when the budget is used up or not yet computed. It records the pod, so that the disruption controller does
+// not count it as available until it is deleted.
 func spendOne(budget *policyv1.PodDisruptionBudget, pod string, now metav1.Time) error {
 	status := &budget.Status
 	switch {
@@ -275,7 +275,7 @@ func whySpent(budget *policyv1.PodDisruptionBudget) string {
 	condition := meta.FindStatusCondition(status.Conditions, policyv1.DisruptionAllowedCondition)
 	explained := condition != nil && condition.Status == metav1.ConditionFalse && condition.Message != ""
 	switch {
-	case explained && condition.Reason == policyv1.SyncFailedReason: // then the numbers below mean nothing
+	case explained && condition.Reason == policyv1.SyncFailedReason: // the numbers below are meaningless then
 		return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently because it failed sync: %s", budget.Name, condition.Message)
 	case status.CurrentHealthy <= status.DesiredHealthy:
 		return fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", budget.Name, status.DesiredHealthy, status.CurrentHealthy)

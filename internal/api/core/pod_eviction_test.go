@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// evictionClient remembers how pods were deleted, and heeds the version in a deletion's preconditions.
+// evictionClient records how pods were deleted, and checks the resourceVersion in a deletion's preconditions.
 type evictionClient struct {
 	*memoryClient
 	deletions []metav1.DeleteOptions
@@ -97,7 +97,7 @@ func TestEviction(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 		code    int32
 		cause   string
-		left    int32 // what the budget allows afterwards
+		left    int32 // disruptions allowed afterwards
 	}{
 		{name: "no budget", pod: readyPod()},
 		{name: "a budget for others", pod: readyPod(func(p *corev1.Pod) { p.Labels = nil }), budgets: []*policyv1.PodDisruptionBudget{budget("b", allowed(0))}},

@@ -39,7 +39,7 @@ func eachContainerStatus(status *corev1.PodStatus, visit func(s *corev1.Containe
 	}
 }
 
-// preparePodStatus keeps what writers that do not know a field would otherwise clear, and drops what is switched off.
+// preparePodStatus keeps fields that older clients would clear, and drops those of disabled features.
 func preparePodStatus(_ *kind.Request, obj, old *corev1.Pod) {
 	now, was := &obj.Status, &old.Status
 	if now.QOSClass == "" {
@@ -75,8 +75,8 @@ func preparePodStatus(_ *kind.Request, obj, old *corev1.Pod) {
 	}
 }
 
-// keepObservedGenerations keeps the generation a status speaks of when the writer names none: of the status, and of
-// each condition, the first of a type going with the first.
+// keepObservedGenerations keeps the observed generations that the client left out: of the status, and of each condition, paired by
+// type and order.
 func keepObservedGenerations(now, was *corev1.PodStatus) {
 	if now.ObservedGeneration == 0 {
 		now.ObservedGeneration = was.ObservedGeneration
@@ -145,7 +145,7 @@ func validatePodStatus(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// validateStateChanges refuses that a container which has ended and will not be restarted runs again.
+// validateStateChanges refuses to restart a container that has terminated and will not be restarted.
 func validateStateChanges(now, was *corev1.PodStatus, spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	restartsAll := slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c corev1.Container) bool {
@@ -153,7 +153,7 @@ func validateStateChanges(now, was *corev1.PodStatus, spec *corev1.PodSpec) fiel
 			return r.Action == corev1.ContainerRestartRuleActionRestartAllContainers
 		})
 	})
-	judge := func(now, was []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
+	validate := func(now, was []corev1.ContainerStatus, name string, mayRestart func(s *corev1.ContainerStatus) bool) {
 		for i := range was {
 			ended := &was[i]
 			if ended.State.Terminated == nil {
@@ -172,16 +172,16 @@ func validateStateChanges(now, was *corev1.PodStatus, spec *corev1.PodSpec) fiel
 		}
 	}
 	if !restartsAll {
-		judge(now.ContainerStatuses, was.ContainerStatuses, "containerStatuses", among(spec.Containers))
-		judge(now.InitContainerStatuses, was.InitContainerStatuses, "initContainerStatuses", among(spec.InitContainers))
+		validate(now.ContainerStatuses, was.ContainerStatuses, "containerStatuses", among(spec.Containers))
+		validate(now.InitContainerStatuses, was.InitContainerStatuses, "initContainerStatuses", among(spec.InitContainers))
 	}
-	judge(now.EphemeralContainerStatuses, was.EphemeralContainerStatuses, "ephemeralContainerStatuses",
+	validate(now.EphemeralContainerStatuses, was.EphemeralContainerStatuses, "ephemeralContainerStatuses",
 		func(*corev1.ContainerStatus) bool { return false })
 	return errs
 }
 
-// restartsAfter says whether a container that ended with code starts again: the first of its rules that fits decides,
-// then its own policy, then the pod's.
+// restartsAfter reports whether a container restarts after exiting with code: by the first matching restart rule, then by
+// its own policy, then by the pod's.
 func restartsAfter(c *corev1.Container, pod corev1.RestartPolicy, code int32) bool {
 	if c.RestartPolicy != nil {
 		for _, rule := range c.RestartPolicyRules {
@@ -228,7 +228,7 @@ func validateClaimStatuses(obj *corev1.Pod, path *field.Path) field.ErrorList {
 	return append(errs, validateNodeAllocatable(obj, path.Child("nodeAllocatableResourceClaimStatuses"))...)
 }
 
-// validateExtendedClaim judges the claim that stands for the devices containers ask for as extended resources.
+// validateExtendedClaim validates the claim for the devices that containers request as extended resources.
 func validateExtendedClaim(status *corev1.PodExtendedResourceClaimStatus, spec *corev1.PodSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(status.RequestMappings) == 0 {
@@ -271,7 +271,7 @@ func findContainer(containers []corev1.Container, name string) *corev1.Container
 	return nil
 }
 
-// validateNodeAllocatable judges what claims take of the node's own resources.
+// validateNodeAllocatable validates the node's own resources that claims use.
 func validateNodeAllocatable(obj *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	claims := sets.New[string]()
@@ -409,7 +409,7 @@ func validateContainerUser(s *corev1.ContainerStatus, os *corev1.PodOS, path *fi
 	return errs
 }
 
-// validateAllocatedResources judges the health of the devices containers got.
+// validateAllocatedResources validates the health of the devices allocated to containers.
 func validateAllocatedResources(obj *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	containers := map[string]*corev1.Container{}
@@ -423,7 +423,7 @@ func validateAllocatedResources(obj *corev1.Pod) field.ErrorList {
 		for i, allocated := range s.AllocatedResourcesStatus {
 			path := path.Index(i)
 			if c := containers[s.Name]; c != nil {
-				if text := unaskedResource(allocated.Name, c, obj.Status.ExtendedResourceClaimStatus); text != "" {
+				if text := unrequestedResource(allocated.Name, c, obj.Status.ExtendedResourceClaimStatus); text != "" {
 					errs = append(errs, field.Invalid(path.Child("name"), allocated.Name, text))
 				}
 			}
@@ -433,8 +433,8 @@ func validateAllocatedResources(obj *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// unaskedResource says why a resource cannot have been allocated: the container did not ask for it.
-func unaskedResource(name corev1.ResourceName, c *corev1.Container, extended *corev1.PodExtendedResourceClaimStatus) string {
+// unrequestedResource says why a resource cannot have been allocated: the container did not request it.
+func unrequestedResource(name corev1.ResourceName, c *corev1.Container, extended *corev1.PodExtendedResourceClaimStatus) string {
 	reference, isClaim := strings.CutPrefix(string(name), "claim:")
 	if !isClaim {
 		if _, asked := c.Resources.Requests[name]; !asked {

@@ -29,17 +29,17 @@ func testPod(changes ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-// podSpec sets the fields of the specification that the text names.
+// podSpec sets fields of the specification from YAML.
 func podSpec(text string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { overlay(text, &pod.Spec) }
 }
 
-// podStatus sets the fields of the status that the text names.
+// podStatus sets fields of the status from YAML.
 func podStatus(text string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { overlay(text, &pod.Status) }
 }
 
-// overlay replaces the fields of a structure that the text names.
+// overlay replaces the fields of a structure that are in the YAML.
 func overlay[T any](text string, to *T) {
 	var from T
 	if err := yaml.UnmarshalStrict([]byte(text), &from); err != nil {

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// changeable is what an update of a pod may change, in the words of the refusal.
+// changeable lists the mutable fields of a pod for the error message.
 const changeable = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`," +
 	"`spec.tolerations` (only additions to existing tolerations)," +
 	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
@@ -52,7 +52,7 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateTolerationsChange(obj, old, path.Child("tolerations"))...)
 	errs = append(errs, validateGatesChange(obj, old, path.Child("schedulingGates"))...)
 
-	// Put back all that may change; then nothing may differ.
+	// Reset all mutable fields; then nothing may differ.
 	spec := obj.Spec.DeepCopy()
 	for i := range spec.Containers {
 		spec.Containers[i].Image = old.Spec.Containers[i].Image
@@ -76,7 +76,7 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// validatePodAnnotationChange keeps annotations that say what a pod is.
+// validatePodAnnotationChange refuses changes of annotations that are part of a pod's identity.
 func validatePodAnnotationChange(obj, old *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("metadata", "annotations")
@@ -101,7 +101,7 @@ func validatePodAnnotationChange(obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// validateDeadlineChange lets a deadline be set, and come nearer.
+// validateDeadlineChange: a deadline may be set or decreased.
 func validateDeadlineChange(obj, old *corev1.Pod, path *field.Path) *field.Error {
 	now, was := obj.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds
 	switch {
@@ -115,7 +115,7 @@ func validateDeadlineChange(obj, old *corev1.Pod, path *field.Path) *field.Error
 	return nil
 }
 
-// validateTolerationsChange lets tolerations be added, and their time be changed.
+// validateTolerationsChange: tolerations may be added, and tolerationSeconds may be changed.
 func validateTolerationsChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
 	for _, was := range old.Spec.Tolerations {
 		kept := slices.ContainsFunc(obj.Spec.Tolerations, func(now corev1.Toleration) bool {
@@ -129,7 +129,7 @@ func validateTolerationsChange(obj, old *corev1.Pod, path *field.Path) field.Err
 	return nil
 }
 
-// validateGatesChange lets scheduling gates be taken away.
+// validateGatesChange: scheduling gates may only be removed.
 func validateGatesChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	known := sets.New(old.Spec.SchedulingGates...)
@@ -142,8 +142,8 @@ func validateGatesChange(obj, old *corev1.Pod, path *field.Path) field.ErrorList
 	return errs
 }
 
-// validateGatedChange judges what may change while a gate still holds a pod back: where it may run can be narrowed.
-// It puts the narrowed parts of spec back.
+// validateGatedChange validates what may change while a pod has scheduling gates: its node selection may become narrower.
+// It resets the narrowed fields of spec.
 func validateGatedChange(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for key, value := range old.NodeSelector {
@@ -185,7 +185,7 @@ func requiredTerms(affinity *corev1.NodeAffinity) []corev1.NodeSelectorTerm {
 	return affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 }
 
-// validateNodeAffinityChange lets each term be narrowed. Terms are alternatives, so one more or one less is no narrowing.
+// validateNodeAffinityChange allows each term to become narrower. Terms are alternatives, so their number must not change.
 func validateNodeAffinityChange(now, was *corev1.NodeAffinity, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	terms, oldTerms := requiredTerms(now), requiredTerms(was)
@@ -200,7 +200,7 @@ func validateNodeAffinityChange(now, was *corev1.NodeAffinity, path *field.Path)
 	return errs
 }
 
-// narrows reports whether term begins with all of old. An empty old term selects nothing, so anything more is wider.
+// narrows reports whether term begins with all of old. An empty old term selects nothing, so any other term is wider.
 func narrows(term, old *corev1.NodeSelectorTerm) bool {
 	if len(old.MatchExpressions) == 0 && len(old.MatchFields) == 0 {
 		return len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0

@@ -54,7 +54,7 @@ initContainers: [{name: in, image: "i:1"}]`))
 	})
 }
 
-// TestPodUpdateShowsTheDifference: the refusal of a change says what changed.
+// TestPodUpdateShowsTheDifference: the error about a change contains the difference.
 func TestPodUpdateShowsTheDifference(t *testing.T) {
 	_, errs := kindtest.Update(Pod, testNow, testPod(podSpec(`nodeName: elsewhere`)), testPod())
 	if len(errs) != 1 || !strings.Contains(errs[0].Detail, `"nodeName": "elsewhere"`) {

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// PodTemplate is a template that stands alone.
+// PodTemplate is a pod template as an object of its own.
 var PodTemplate = kind.Of(kind.Definition[*corev1.PodTemplate]{
 	GVK: corev1.SchemeGroupVersion.WithKind("PodTemplate"), Plural: "podtemplates", Namespaced: true, List: &corev1.PodTemplateList{},
 
@@ -57,7 +57,7 @@ func templateOf(obj *corev1.PodTemplate) *corev1.PodTemplateSpec {
 	return &obj.Template
 }
 
-// containerCells are the names and images of containers as tables show them.
+// containerCells are the names and images of containers for tables.
 func containerCells(containers []corev1.Container) (names, images string) {
 	var n, i []string
 	for _, c := range containers {

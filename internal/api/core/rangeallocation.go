@@ -6,8 +6,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// RangeAllocation is not served: it is how several API servers agree on who has which node port. The object
-// servicenodeports lies at /registry/ranges/servicenodeports.
+// RangeAllocation is not served: API servers coordinate the allocation of node ports with it. The object servicenodeports is
+// stored at /registry/ranges/servicenodeports.
 var RangeAllocation = kind.Of(kind.Definition[*corev1.RangeAllocation]{
 	GVK: corev1.SchemeGroupVersion.WithKind("RangeAllocation"), Plural: "rangeallocations", Prefix: "ranges",
 	Verbs: []string{},

@@ -23,8 +23,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// ReplicationController keeps a number of pods running, as ReplicaSets do today. It lies under /registry/controllers,
-// the name it had at first, and its pods outlive it unless the client says otherwise.
+// ReplicationController is the predecessor of ReplicaSet. It is stored under /registry/controllers, its original name, and
+// its pods are orphaned on deletion unless the client requests otherwise.
 var ReplicationController = kind.Of(kind.Definition[*corev1.ReplicationController]{
 	GVK: corev1.SchemeGroupVersion.WithKind("ReplicationController"), Plural: "replicationcontrollers", Prefix: "controllers",
 	Short: []string{"rc"}, Categories: []string{"all"}, Namespaced: true, List: &corev1.ReplicationControllerList{},
@@ -63,7 +63,7 @@ var ReplicationController = kind.Of(kind.Definition[*corev1.ReplicationControlle
 	Propagation: metav1.DeletePropagationOrphan,
 })
 
-// defaultReplicationController takes selector and labels from the template.
+// defaultReplicationController copies selector and labels from the template.
 func defaultReplicationController(obj *corev1.ReplicationController) {
 	if t := obj.Spec.Template; t != nil && t.Labels != nil {
 		if len(obj.Spec.Selector) == 0 {
@@ -128,7 +128,7 @@ func validateControllerTemplate(obj, old *corev1.ReplicationController, path *fi
 	return errs
 }
 
-// validateNonConvertible keeps what an annotation says could not be expressed as a ReplicationController.
+// validateNonConvertible refuses changes of fields that, by an annotation, could not be converted to a ReplicationController.
 func validateNonConvertible(obj, old *corev1.ReplicationController) field.ErrorList {
 	var errs field.ErrorList
 	for _, key := range slices.Sorted(maps.Keys(old.Annotations)) {

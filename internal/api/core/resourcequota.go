@@ -96,7 +96,7 @@ var (
 	claimQuotas = sets.New(corev1.ResourcePersistentVolumeClaims, corev1.ResourceRequestsStorage)
 )
 
-// scopeFits says whether a scope can be applied to what a quota counts.
+// scopeFits reports whether a scope applies to a resource of a quota.
 func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
 	switch scope {
 	case corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeNotBestEffort,
@@ -186,7 +186,7 @@ func warnResourceQuota(obj, old *corev1.ResourceQuota) (warnings []string) {
 		requestName, limitName := corev1.DefaultResourceRequestsPrefix+name, "limits."+name
 		request, hasRequest := obj.Spec.Hard[requestName]
 		if !hasRequest && (name == corev1.ResourceCPU || name == corev1.ResourceMemory) {
-			// The bare name of these two means what is requested.
+			// The plain names of these two mean requests.
 			if request, hasRequest = obj.Spec.Hard[name]; hasRequest {
 				requestName = name
 			}

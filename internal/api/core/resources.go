@@ -37,7 +37,7 @@ func isQuotaHugePages(name corev1.ResourceName) bool {
 	return podspec.IsHugePages(name) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
 }
 
-// isNative: the name belongs to Kubernetes, not to a device vendor.
+// isNative reports whether the resource is one of Kubernetes itself, not an extended resource.
 func isNative(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
@@ -46,7 +46,7 @@ func isExtended(name corev1.ResourceName) bool {
 	if isNative(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
 		return false
 	}
-	// It must still be a name with the prefix that quotas put before it.
+	// The name must be valid in a quota, with the prefix for requests.
 	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
 }
 
@@ -72,7 +72,7 @@ func validateQuotaResourceName(name corev1.ResourceName, path *field.Path) field
 	return errs
 }
 
-// validateQuantity refuses negative amounts, and fractions of what can only be counted.
+// validateQuantity refuses negative amounts, and fractions of integer resources.
 func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, path *field.Path) (errs field.ErrorList) {
 	if quantity.Sign() < 0 {
 		errs = append(errs, field.Invalid(path, quantity.String(), apivalidation.IsNegativeErrorMsg))
@@ -98,7 +98,7 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 	return errs
 }
 
-// supported says that value is not among the allowed ones, unless it is.
+// supported returns an error if value is not among the allowed ones.
 func supported[T ~string](path *field.Path, value T, allowed sets.Set[T]) field.ErrorList {
 	if allowed.Has(value) {
 		return nil
@@ -106,7 +106,7 @@ func supported[T ~string](path *field.Path, value T, allowed sets.Set[T]) field.
 	return field.ErrorList{field.NotSupported(path, value, sets.List(allowed))}
 }
 
-// required says that value is missing, unless it is there.
+// required returns an error if value is empty.
 func required(path *field.Path, value string) field.ErrorList {
 	if value != "" {
 		return nil

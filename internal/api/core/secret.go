@@ -20,7 +20,7 @@ var Secret = kind.Of(kind.Definition[*corev1.Secret]{
 	List: &corev1.SecretList{},
 
 	Default: func(obj *corev1.Secret) {
-		// stringData is for writing only: what it says goes into data.
+		// stringData is write-only: it is merged into data.
 		for key, value := range obj.StringData {
 			if obj.Data == nil {
 				obj.Data = map[string][]byte{}
@@ -72,7 +72,7 @@ func validateSecret(_ *kind.Request, obj, old *corev1.Secret) (errs field.ErrorL
 	return append(errs, validateSecretType(obj)...)
 }
 
-// validateSecretType asks for the keys that readers of a well-known type rely on.
+// validateSecretType requires the keys of the well-known types.
 func validateSecretType(obj *corev1.Secret) (errs field.ErrorList) {
 	data := field.NewPath("data")
 	require := func(keys ...string) {

@@ -18,8 +18,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// Service is a union by its type: with the type change the fields that no longer mean anything, and the addresses and
-// ports that were handed out for them. The hooks of servicealloc.go fill those in before the object is validated.
+// Service is a union by its type: when the type changes, fields of the old type are cleared and their addresses and ports
+// released. The hooks in servicealloc.go allocate addresses and ports before validation.
 var Service = kind.Of(kind.Definition[*corev1.Service]{
 	GVK: corev1.SchemeGroupVersion.WithKind("Service"), Plural: "services", Short: []string{"svc"}, Categories: []string{"all"}, Namespaced: true, Prefix: "services/specs",
 	List: &corev1.ServiceList{},
@@ -139,7 +139,7 @@ func externallyAccessible(obj *corev1.Service) bool {
 	return false
 }
 
-// isHeadless: the name of the service resolves to its endpoints; it has no address of its own.
+// isHeadless: the service has no cluster IP; its name resolves to its endpoints.
 func isHeadless(obj *corev1.Service) bool {
 	return len(obj.Spec.ClusterIPs) == 1 && obj.Spec.ClusterIPs[0] == corev1.ClusterIPNone
 }
@@ -154,8 +154,8 @@ func needsHealthCheckPort(obj *corev1.Service) bool {
 	return obj.Spec.Type == corev1.ServiceTypeLoadBalancer && obj.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// dropTypeDependentFields clears what no longer applies, may have been filled in by the server, and was not changed by
-// the client as well: a client that changes such a field is told so by validation.
+// dropTypeDependentFields clears fields that no longer apply, may have been set by the server, and were not changed by the
+// client: if a client changes such a field, validation refuses it.
 func dropTypeDependentFields(obj, old *corev1.Service) {
 	spec, before := &obj.Spec, &old.Spec
 	if needsClusterIP(old) && !needsClusterIP(obj) {
@@ -193,7 +193,7 @@ func dropTypeDependentFields(obj, old *corev1.Service) {
 	}
 }
 
-// nodePorts are the ports given to the service's own ports, the one for health checks apart.
+// nodePorts are the node ports of the service's ports, without the health check node port.
 func nodePorts(obj *corev1.Service) sets.Set[int32] {
 	ports := sets.New[int32]()
 	for _, port := range obj.Spec.Ports {

@@ -187,8 +187,8 @@ func validateServiceAffinity(obj *corev1.Service) (errs field.ErrorList) {
 	return errs
 }
 
-// validateClusterIPs judges clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy against one another. Allocation asks
-// it too, before it hands anything out.
+// validateClusterIPs validates clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy against one another. Allocation calls it
+// too, before it allocates anything.
 func validateClusterIPs(obj, old *corev1.Service) (errs field.ErrorList) {
 	spec, path := &obj.Spec, field.NewPath("spec")
 	if spec.Type == corev1.ServiceTypeExternalName {
@@ -259,7 +259,7 @@ func validateIPStrings(ips []string, old *corev1.Service, path *field.Path) (err
 	return errs
 }
 
-// validateClusterIPsChange: the first address stays for the life of the service; the second may come and go.
+// validateClusterIPsChange: the first address never changes; the second may be added and removed.
 func validateClusterIPsChange(obj, old *corev1.Service) (errs field.ErrorList) {
 	if !needsClusterIP(obj) || !needsClusterIP(old) || isHeadless(obj) && isHeadless(old) {
 		return nil

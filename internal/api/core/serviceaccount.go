@@ -23,7 +23,7 @@ var ServiceAccount = kind.Of(kind.Definition[*corev1.ServiceAccount]{
 
 	ValidateName: apivalidation.ValidateServiceAccountName,
 	Prepare: func(_ *kind.Request, obj, _ *corev1.ServiceAccount) {
-		// Of a reference to a secret only the name counts; the rest would only mislead.
+		// Only the name of a reference to a secret is kept.
 		for i, secret := range obj.Secrets {
 			obj.Secrets[i] = corev1.ObjectReference{Name: secret.Name}
 		}

@@ -18,8 +18,8 @@ import (
 
 var tokenRequestKind = authenticationv1.SchemeGroupVersion.WithKind("TokenRequest").GroupKind()
 
-// requestToken answers with a token for the service account, bound to the object the request names: when that object is
-// gone, the token no longer counts.
+// requestToken issues a token for the service account, bound to the object in the request: the token becomes invalid when
+// that object is deleted.
 func requestToken(ctx context.Context, client kind.Client, req *kind.Request, parent types.NamespacedName, body *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
 	issuer, ok := client.(kind.TokenIssuer)
 	if !ok {
@@ -82,7 +82,7 @@ func validateTokenExpiration(seconds int64, path *field.Path) (errs field.ErrorL
 	return errs
 }
 
-// bindToken finds the object that the token is to be bound to. A pod must run as the service account.
+// bindToken reads the object that the token will be bound to. A pod must run as the service account.
 func bindToken(ctx context.Context, client kind.Client, claims *kind.TokenClaims, ref *authenticationv1.BoundObjectReference) (err error) {
 	if ref == nil {
 		return nil

@@ -21,11 +21,11 @@ import (
 	"skiff/internal/kind"
 )
 
-// DefaultServiceCIDR is the name of the ServiceCIDR that the cluster starts with. Its ranges say which families
-// services can have, and the first of them which one they have when they ask for none.
+// DefaultServiceCIDR is the name of the ServiceCIDR that the cluster starts with. Its ranges determine the IP families of
+// services, and the first of them the default family.
 const DefaultServiceCIDR = "kubernetes"
 
-// ipAllocator marks the IPAddress objects that belong to services.
+// ipAllocator is the label value of the IPAddress objects of services.
 const ipAllocator = "ipallocator.k8s.io"
 
 var (
@@ -40,10 +40,10 @@ var (
 	errIPForeign   = errors.New("the provided network does not match the current range")
 )
 
-// serviceNetwork is what the ServiceCIDR objects say.
+// serviceNetwork is the content of the ServiceCIDR objects.
 type serviceNetwork struct {
 	families []corev1.IPFamily // configured in this cluster, the default one first
-	ranges   []addressRange    // that addresses may be taken from
+	ranges   []addressRange    // to allocate addresses from
 }
 
 func readServiceNetwork(ctx context.Context, client kind.Client) (*serviceNetwork, error) {
@@ -92,18 +92,18 @@ func familyOf(ip netip.Addr) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// parseIP reads an address in any spelling that was ever stored. The zero Addr is no address.
+// parseIP parses an address in any form that was ever stored. The zero Addr means none.
 func parseIP(text string) netip.Addr {
 	ip, _ := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
 	return ip.Unmap()
 }
 
-// addressRange is one CIDR. Its first address, and in IPv4 its last, are nobody's.
+// addressRange is one CIDR. Its first address, and in IPv4 its last, are not allocated.
 type addressRange struct {
 	prefix netip.Prefix
 	first  netip.Addr
-	size   uint64 // addresses that can be given
-	static uint64 // of these, the lower ones, kept for those who choose their address, as long as others are free
+	size   uint64 // number of usable addresses
+	static uint64 // of these, the lower ones, used for dynamic allocation only when the others are exhausted
 }
 
 func newAddressRange(prefix netip.Prefix) addressRange {
@@ -126,7 +126,7 @@ func newAddressRange(prefix netip.Prefix) addressRange {
 	return r
 }
 
-// usable leaves out ranges without an address to give and IPv6 ranges too large to count.
+// usable excludes ranges without a usable address and IPv6 ranges whose size overflows.
 func (r addressRange) usable() bool {
 	return r.size > 0 && (r.prefix.Addr().Is4() || r.prefix.Bits() >= 64)
 }
@@ -135,7 +135,7 @@ func (r addressRange) contains(ip netip.Addr) bool {
 	return r.prefix.Contains(ip) && ip.Compare(r.first) >= 0 && ip.Compare(r.at(r.size-1)) <= 0
 }
 
-// at is the nth address that can be given.
+// at is the nth usable address.
 func (r addressRange) at(n uint64) netip.Addr {
 	if r.first.Is4() {
 		ip := r.first.As4()
@@ -149,7 +149,7 @@ func (r addressRange) at(n uint64) netip.Addr {
 	return netip.AddrFrom16(ip)
 }
 
-// candidates yields every address once: those above the static band from a random place on, then the band itself.
+// candidates yields every address once: those above the static band from a random start, then the static band.
 func (r addressRange) candidates(yield func(netip.Addr) bool) {
 	for _, band := range []struct{ from, count uint64 }{{r.static, r.size - r.static}, {0, r.static}} {
 		if band.count == 0 {
@@ -157,7 +157,7 @@ func (r addressRange) candidates(yield func(netip.Addr) bool) {
 		}
 		start := rand.Uint64N(band.count)
 		for i := range band.count {
-			// Counted from the start and around, without overflow.
+			// The index wraps around without overflow.
 			n := start + i
 			if n < start || n >= band.count {
 				n -= band.count
@@ -169,7 +169,7 @@ func (r addressRange) candidates(yield func(netip.Addr) bool) {
 	}
 }
 
-// addresses gives the service its cluster IPs, or the second one it has come to need.
+// addresses allocates the service's cluster IPs, or its second one.
 func (a *allocation) addresses(old *corev1.Service) error {
 	obj := a.service
 	if !needsClusterIP(obj) || isSettled(obj, old) {
@@ -208,8 +208,8 @@ func (a *allocation) addresses(old *corev1.Service) error {
 	return nil
 }
 
-// isSettled: a service that prefers two families, and whose addresses and families do not change, keeps those it has,
-// even when the cluster could give it more by now.
+// isSettled: a service that prefers two families, and whose addresses and families do not change, keeps those it has, even
+// if the cluster could allocate more now.
 func isSettled(obj, old *corev1.Service) bool {
 	prefers := func(policy *corev1.IPFamilyPolicy) bool {
 		return policy == nil || *policy == corev1.IPFamilyPolicyPreferDualStack
@@ -218,7 +218,7 @@ func isSettled(obj, old *corev1.Service) bool {
 		old.Spec.Type == obj.Spec.Type && slices.Equal(obj.Spec.ClusterIPs, old.Spec.ClusterIPs) && slices.Equal(obj.Spec.IPFamilies, old.Spec.IPFamilies)
 }
 
-// address takes the wanted address, or any when none is wanted.
+// address allocates the requested address, or any if none is requested.
 func (a *allocation) address(network *serviceNetwork, family corev1.IPFamily, wanted string) (string, error) {
 	path, ips := field.NewPath("spec", "clusterIPs"), a.service.Spec.ClusterIPs
 	if wanted != "" {
@@ -242,7 +242,7 @@ func (a *allocation) takeIP(network *serviceNetwork, text string) error {
 	if !slices.ContainsFunc(network.ranges, func(r addressRange) bool { return r.contains(ip) }) {
 		return errIPForeign
 	}
-	return a.claimIP(ip)
+	return a.reserveIP(ip)
 }
 
 func (a *allocation) takeNextIP(network *serviceNetwork, family corev1.IPFamily) (netip.Addr, error) {
@@ -251,14 +251,14 @@ func (a *allocation) takeNextIP(network *serviceNetwork, family corev1.IPFamily)
 			continue
 		}
 		for ip := range r.candidates {
-			// Looking first is cheap; creating decides.
+			// The read is cheap; the create decides.
 			if _, err := a.client.Get(a.ctx, ipAddresses, "", ip.String()); !apierrors.IsNotFound(err) {
 				if err != nil {
 					return ip, err
 				}
 				continue
 			}
-			if err := a.claimIP(ip); !errors.Is(err, errIPAllocated) {
+			if err := a.reserveIP(ip); !errors.Is(err, errIPAllocated) {
 				return ip, err
 			}
 		}
@@ -266,8 +266,8 @@ func (a *allocation) takeNextIP(network *serviceNetwork, family corev1.IPFamily)
 	return netip.Addr{}, errRangeFull
 }
 
-// claimIP creates the object that says whose the address is.
-func (a *allocation) claimIP(ip netip.Addr) error {
+// reserveIP creates the object that records the owner of the address.
+func (a *allocation) reserveIP(ip netip.Addr) error {
 	if a.dryRun {
 		_, err := a.client.Get(a.ctx, ipAddresses, "", ip.String())
 		if apierrors.IsNotFound(err) {
@@ -302,7 +302,7 @@ func newIPAddress(ip netip.Addr, owner *corev1.Service) *networkingv1.IPAddress 
 	}
 }
 
-// releaseIP deletes the claim, if it is this service's: a name can have been taken again in the meantime.
+// releaseIP deletes the IPAddress if it belongs to this service: the address may have been allocated again meanwhile.
 func releaseIP(ctx context.Context, client kind.Client, owner *corev1.Service, text string) error {
 	name := parseIP(text).String()
 	obj, err := client.Get(ctx, ipAddresses, "", name)

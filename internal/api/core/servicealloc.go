@@ -13,12 +13,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// Addresses and node ports of services are handed out here. What must stay true: an address belongs to the service
-// that its IPAddress object names, and a node port is taken when its bit in the RangeAllocation is set. Both are
-// written to the store before the service is, so that no two API servers hand out the same one; what a failed write
-// leaves behind is undone at once, and what a crash leaves behind is found by Repair.
+// Allocation of service addresses and node ports. Invariants: an address belongs to the service that its IPAddress object
+// names, and a node port is allocated when its bit in the RangeAllocation is set. Both are stored before the service is,
+// so that no two API servers allocate the same one. A failed write is undone at once; Repair finds what a crash leaves
+// behind.
 
-// allocateNewService gives a service the addresses and ports that it asks for or needs.
+// allocateNewService allocates the addresses and ports of a new service.
 func allocateNewService(ctx context.Context, client kind.Client, req *kind.Request, obj *corev1.Service) (func(), error) {
 	if obj.Spec.ClusterIP != "" && len(obj.Spec.ClusterIPs) == 0 {
 		obj.Spec.ClusterIPs = []string{obj.Spec.ClusterIP}
@@ -26,8 +26,8 @@ func allocateNewService(ctx context.Context, client kind.Client, req *kind.Reque
 	return allocate(ctx, client, req, obj, nil)
 }
 
-// allocateServiceChange keeps for a service what it has and gives it what the change asks for. What the service no
-// longer needs is released only after the change is stored.
+// allocateServiceChange keeps what a service has and allocates what the change needs. What the service no longer needs is
+// released only after the change is stored.
 func allocateServiceChange(ctx context.Context, client kind.Client, req *kind.Request, obj, old *corev1.Service) (func(), error) {
 	keepAllocated(obj, old)
 	followClusterIP(obj, old)
@@ -47,7 +47,7 @@ func allocate(ctx context.Context, client kind.Client, req *kind.Request, obj, o
 	return a.undo, nil
 }
 
-// allocation is what one write of a service takes.
+// allocation is what one write of a service allocates.
 type allocation struct {
 	ctx     context.Context
 	client  kind.Client
@@ -58,7 +58,7 @@ type allocation struct {
 	takenPorts []int32
 }
 
-// undo gives everything back, also when the request that took it has been cancelled.
+// undo releases everything, also when the request has been cancelled.
 func (a *allocation) undo() {
 	release(context.WithoutCancel(a.ctx), a.client, a.service, a.takenIPs, a.takenPorts)
 	a.takenIPs, a.takenPorts = nil, nil
@@ -73,18 +73,18 @@ func releaseService(ctx context.Context, client kind.Client, obj *corev1.Service
 	release(ctx, client, obj, heldIPs(obj), sets.List(heldPorts(obj)))
 }
 
-// release logs what it cannot do: the service is gone or changed already, and Repair comes by later.
+// release logs failures: the service is already deleted or changed, and Repair releases the rest later.
 func release(ctx context.Context, client kind.Client, owner *corev1.Service, ips []string, ports []int32) {
 	for _, ip := range ips {
 		if err := releaseIP(ctx, client, owner, ip); err != nil {
-			slog.WarnContext(ctx, "cluster IP not released", "namespace", owner.Namespace, "service", owner.Name, "ip", ip, "error", err)
+			slog.WarnContext(ctx, "failed to release cluster IP", "namespace", owner.Namespace, "service", owner.Name, "ip", ip, "error", err)
 		}
 	}
 	if len(ports) == 0 {
 		return
 	}
 	if err := releasePorts(ctx, client, ports); err != nil {
-		slog.WarnContext(ctx, "node ports not released", "namespace", owner.Namespace, "service", owner.Name, "ports", ports, "error", err)
+		slog.WarnContext(ctx, "failed to release node ports", "namespace", owner.Namespace, "service", owner.Name, "ports", ports, "error", err)
 	}
 }
 
@@ -103,7 +103,7 @@ func heldPorts(obj *corev1.Service) sets.Set[int32] {
 	return ports
 }
 
-// keepAllocated takes over from the stored service what the client left out of a full update.
+// keepAllocated copies from the stored service what the client left out of a full update.
 func keepAllocated(obj, old *corev1.Service) {
 	if needsClusterIP(old) && needsClusterIP(obj) {
 		if obj.Spec.ClusterIP == "" {
@@ -136,7 +136,7 @@ func usesNodePorts(obj *corev1.Service) bool {
 	return obj.Spec.Type == corev1.ServiceTypeNodePort || obj.Spec.Type == corev1.ServiceTypeLoadBalancer && (allocate == nil || *allocate)
 }
 
-// followClusterIP lets a client that knows only clusterIP change clusterIPs through it.
+// followClusterIP updates clusterIPs for a client that sets only clusterIP.
 func followClusterIP(obj, old *corev1.Service) {
 	spec, before := &obj.Spec, &old.Spec
 	if len(spec.ClusterIPs) == 0 && len(before.ClusterIPs) > 0 && spec.ClusterIP == before.ClusterIP {
@@ -152,7 +152,7 @@ func followClusterIP(obj, old *corev1.Service) {
 	}
 }
 
-// invalidService is the answer to a request that cannot be granted.
+// invalidService is the error for a request that cannot be fulfilled.
 func invalidService(obj *corev1.Service, errs ...*field.Error) error {
 	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), obj.Name, errs)
 }

@@ -268,7 +268,7 @@ func TestServiceNodePorts(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		service *corev1.Service
-		taken   int // ports, the other service's included
+		taken   int // ports, including the other service's
 		check   func(*corev1.Service) bool
 		err     string
 	}{
@@ -415,7 +415,7 @@ func TestServiceAllocationIsConcurrent(t *testing.T) {
 	}
 }
 
-// Another server takes the port between our reading and our writing.
+// Another server allocates the port between our read and our write.
 func TestNodePortTakenMeanwhile(t *testing.T) {
 	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
 	mustWrite(t, client, service("first", serviceType("NodePort")))
@@ -444,7 +444,7 @@ func TestRepair(t *testing.T) {
 	ctx, now := context.Background(), time.Now()
 	client := newMemoryClient(cidr(DefaultServiceCIDR, "10.0.0.0/24"))
 	kept := mustWrite(t, client, service("kept", serviceType("NodePort"), clusterIP("10.0.0.7"), ports(corev1.ServicePort{Port: 80, NodePort: 30001})))
-	// A service lost its claims, and a crash left claims without a service.
+	// A service lost its addresses, and a crash left addresses without a service.
 	if err := client.Delete(ctx, ipAddresses, "", "10.0.0.7", nil); err != nil {
 		t.Fatal(err)
 	}

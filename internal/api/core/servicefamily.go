@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// settleFamilies decides which IP families a service has and in which order: what the client says wins, then what its
-// addresses say, then what its policy and the cluster allow.
+// settleFamilies decides the IP families of a service and their order: from the client's families, then from its
+// addresses, then from its policy and the cluster's ranges.
 func (n *serviceNetwork) settleFamilies(obj, old *corev1.Service) error {
 	spec := &obj.Spec
 	withoutSelector := spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0
@@ -18,7 +18,7 @@ func (n *serviceNetwork) settleFamilies(obj, old *corev1.Service) error {
 		if old != nil && old.Spec.IPFamilyPolicy != nil {
 			policy = *old.Spec.IPFamilyPolicy
 		} else if withoutSelector {
-			// Whoever writes the endpoints may write them of both families.
+			// Its endpoints are written manually and may be of both families.
 			policy = corev1.IPFamilyPolicyRequireDualStack
 		}
 		spec.IPFamilyPolicy = &policy
@@ -60,7 +60,7 @@ func (n *serviceNetwork) settleFamilies(obj, old *corev1.Service) error {
 	return nil
 }
 
-// shrinkToPolicy drops the second family when the policy has become SingleStack and the client did not touch the lists,
+// shrinkToPolicy drops the second family when the policy has become SingleStack and the client did not change the lists,
 // and refuses lists that do not fit the policy.
 func shrinkToPolicy(obj, old *corev1.Service) (errs field.ErrorList) {
 	spec, path := &obj.Spec, field.NewPath("spec", "ipFamilyPolicy")
@@ -89,7 +89,7 @@ func shrinkToPolicy(obj, old *corev1.Service) (errs field.ErrorList) {
 	return errs
 }
 
-// familiesOfAddresses adds the families of the addresses beyond the families that are named.
+// familiesOfAddresses adds the families of the addresses beyond the given families.
 func (n *serviceNetwork) familiesOfAddresses(obj *corev1.Service) (errs field.ErrorList) {
 	spec := &obj.Spec
 	if isHeadless(obj) {

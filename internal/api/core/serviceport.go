@@ -17,10 +17,10 @@ import (
 	"skiff/internal/kind"
 )
 
-// DefaultNodePortRange is where node ports come from when the server is told nothing else.
+// DefaultNodePortRange is the default of the server's configuration.
 const DefaultNodePortRange = "30000-32767"
 
-// nodePortAllocation names the object whose bits are the node ports in use.
+// nodePortAllocation is the name of the object whose bits are the allocated node ports.
 const nodePortAllocation = "servicenodeports"
 
 var (
@@ -28,11 +28,11 @@ var (
 	errNoChange      = errors.New("nothing to write")
 )
 
-// portLock keeps the requests of one process from meeting in the store, where all but one would have to try again.
-// It is not what makes allocation safe: the store's compare and swap is.
+// portLock avoids conflicts in the store between requests of one process, all but one of which would have to retry. It is
+// not needed for safety: the store's compare and swap is.
 var portLock sync.Mutex
 
-// portMap is a range of ports and a bit for each that is taken.
+// portMap is a range of ports with a bit for each allocated one.
 type portMap struct {
 	ports utilnet.PortRange
 	taken *big.Int
@@ -76,7 +76,7 @@ func (m *portMap) take(port int32) error {
 	return nil
 }
 
-// takeNext prefers the upper part of the range, so that the lower one stays free for those who choose their port.
+// takeNext prefers the upper part of the range, so that the lower one stays free for services that choose their port.
 func (m *portMap) takeNext() (int32, error) {
 	static := 0
 	if m.ports.Size > 16 {
@@ -98,7 +98,7 @@ func (m *portMap) takeNext() (int32, error) {
 	return 0, errRangeFull
 }
 
-// ports gives the service the node ports that it asks for or needs.
+// ports allocates the service's node ports.
 func (a *allocation) ports(old *corev1.Service) error {
 	if !needsNodePort(a.service) {
 		return nil
@@ -106,7 +106,7 @@ func (a *allocation) ports(old *corev1.Service) error {
 	var draft *corev1.Service
 	var taken []int32
 	assign := func(m *portMap) error {
-		// It may run several times, each time on what is then stored.
+		// It may run several times, each time on the stored map.
 		draft, taken = a.service.DeepCopy(), nil
 		before := new(big.Int).Set(m.taken)
 		if err := assignPorts(m, draft, old); err != nil {
@@ -162,7 +162,7 @@ func assignPorts(m *portMap, obj, old *corev1.Service) error {
 	return nil
 }
 
-// assignNewPorts gives service ports of the same number, in different protocols, the same node port.
+// assignNewPorts gives service ports of the same number but different protocols the same node port.
 func assignNewPorts(m *portMap, obj *corev1.Service) error {
 	shared := map[int32]int32{}
 	for i := range obj.Spec.Ports {
@@ -242,7 +242,7 @@ func releasePorts(ctx context.Context, client kind.Client, ports []int32) error 
 	})
 }
 
-// changePorts changes the stored map: on what is stored now, again when another server came first.
+// changePorts updates the stored map, and retries on conflict.
 func changePorts(ctx context.Context, client kind.Client, change func(*portMap) error) error {
 	portLock.Lock()
 	defer portLock.Unlock()
@@ -274,7 +274,7 @@ func changePorts(ctx context.Context, client kind.Client, change func(*portMap) 
 	return err
 }
 
-// tryPorts does what changePorts does and keeps nothing.
+// tryPorts is changePorts without storing the result.
 func tryPorts(ctx context.Context, client kind.Client, change func(*portMap) error) error {
 	m, err := readPortMap(ctx, client)
 	if err != nil {
@@ -297,7 +297,7 @@ func readPortMap(ctx context.Context, client kind.Client) (*portMap, error) {
 	return parsePortMap(obj.(*corev1.RangeAllocation))
 }
 
-// createPortMap starts the map from the services there are.
+// createPortMap creates the map from the existing services.
 func createPortMap(ctx context.Context, client kind.Client, portRange string) error {
 	m, err := portsOfServices(ctx, client, portRange)
 	if err != nil {

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// leakedAfter is how old the claim of an address must be before a missing service makes it a leak.
+	// leakedAfter is the minimum age of an address without a service before it is released.
 	leakedAfter = time.Minute
-	// leakedPasses is how often a port must be found without a service before it is freed: between taking a port
-	// and storing its service other servers see a port without a service.
+	// leakedPasses is in how many passes a port must be found without a service before it is released: a server allocates the
+	// port before it stores the service.
 	leakedPasses = 3
 )
 
-// Repair finds what crashes leave behind: addresses and ports without a service, and services whose addresses and
-// ports are not marked as taken. The server runs it at start and every few minutes. It is not for concurrent use.
+// Repair releases what crashes leave behind: addresses and ports without a service, and allocates the addresses and ports
+// of services that are not recorded. The server runs it at start and every few minutes. It is not for concurrent use.
 type Repair struct {
-	suspects map[int32]int // ports without a service, and in how many passes they were found so
+	suspects map[int32]int // ports without a service, and in how many passes they were found
 }
 
-// Run makes one pass. portRange is where node ports come from, such as 30000-32767; an allocation with another range
-// is brought to it.
+// Run makes one pass. portRange is the configured range of node ports, such as 30000-32767; an allocation with another
+// range is changed to it.
 func (r *Repair) Run(ctx context.Context, client kind.Client, portRange string, now time.Time) error {
 	if portRange == "" {
 		portRange = DefaultNodePortRange
@@ -44,7 +44,7 @@ func (r *Repair) repairPorts(ctx context.Context, client kind.Client, portRange 
 	if err := createPortMap(ctx, client, portRange); err != nil {
 		return err
 	}
-	// The map is read before the services, so that a port taken in between is not called unused.
+	// The map is read before the services, so that a port allocated in between is not regarded as unused.
 	stored, err := readPortMap(ctx, client)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func repairAddresses(ctx context.Context, client kind.Client, now time.Time) err
 		if owner != nil && belongsTo(claim, owner) || claim.Labels[networkingv1.LabelManagedBy] != ipAllocator || now.Sub(claim.CreationTimestamp.Time) < leakedAfter {
 			continue
 		}
-		slog.WarnContext(ctx, "IP address without its service; deleting it", "ip", claim.Name)
+		slog.WarnContext(ctx, "deleting IP address without service", "ip", claim.Name)
 		uid := claim.UID
 		if err := client.Delete(ctx, ipAddresses, "", claim.Name, &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("delete IP address %s: %w", claim.Name, err))
@@ -113,7 +113,7 @@ func repairAddresses(ctx context.Context, client kind.Client, now time.Time) err
 		}
 	}
 	for name, owner := range owners {
-		slog.WarnContext(ctx, "cluster IP is not marked as taken; repairing", "namespace", owner.Namespace, "service", owner.Name, "ip", name)
+		slog.WarnContext(ctx, "repairing unallocated cluster IP", "namespace", owner.Namespace, "service", owner.Name, "ip", name)
 		if _, err := client.Create(ctx, ipAddresses, newIPAddress(netip.MustParseAddr(name), owner)); err != nil && !apierrors.IsAlreadyExists(err) {
 			errs = append(errs, fmt.Errorf("create IP address %s: %w", name, err))
 		}
@@ -121,7 +121,7 @@ func repairAddresses(ctx context.Context, client kind.Client, now time.Time) err
 	return errors.Join(errs...)
 }
 
-// belongsTo says whether the claim names this service as its owner.
+// belongsTo reports whether the IPAddress belongs to this service.
 func belongsTo(claim *networkingv1.IPAddress, owner *corev1.Service) bool {
 	ref := claim.Spec.ParentRef
 	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == owner.Namespace && ref.Name == owner.Name

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// validateVolumeSources asks for exactly one source and judges the first it finds.
+// validateVolumeSources requires exactly one source and validates the first.
 func validateVolumeSources(spec *corev1.PersistentVolumeSpec, name string, affine bool, at *field.Path) (errs field.ErrorList) {
 	sources := []struct {
 		set      bool
@@ -23,7 +23,7 @@ func validateVolumeSources(spec *corev1.PersistentVolumeSpec, name string, affin
 	}{
 		{spec.HostPath != nil, "hostPath", func(at *field.Path) field.ErrorList { return validateHostPath(spec.HostPath, at) }},
 		{spec.GCEPersistentDisk != nil, "gcePersistentDisk", func(*field.Path) field.ErrorList {
-			// The path of these errors was never brought in line with the field's name.
+			// The path of these errors differs from the field's name, as upstream's does.
 			return validateDisk(spec.GCEPersistentDisk.PDName, "pdName", spec.GCEPersistentDisk.Partition, at.Child("persistentDisk"))
 		}},
 		{spec.AWSElasticBlockStore != nil, "awsElasticBlockStore", func(at *field.Path) field.ErrorList {

@@ -64,8 +64,8 @@ var EndpointSlice = kind.Of(kind.Definition[*discoveryv1.EndpointSlice]{
 	Row: endpointSliceRow,
 })
 
-// prepareEndpointSlice drops the topology of old versions. The node it named moves into its own field when the stored
-// slice named it too.
+// prepareEndpointSlice drops the deprecated topology. The node in it moves into its own field if the stored slice had it
+// too.
 func prepareEndpointSlice(_ *kind.Request, obj, old *discoveryv1.EndpointSlice) {
 	if old != nil && equality.Semantic.DeepEqual(obj.Endpoints, old.Endpoints) {
 		return
@@ -91,7 +91,7 @@ func warnEndpointSlice(obj, old *discoveryv1.EndpointSlice) (warnings []string) 
 	if old == nil && obj.AddressType == discoveryv1.AddressTypeFQDN {
 		warnings = append(warnings, fmt.Sprintf("%s: FQDN endpoints are deprecated", field.NewPath("spec", "addressType")))
 	}
-	// The controllers put their addresses in order themselves.
+	// The controllers write canonical addresses.
 	switch obj.Labels[discoveryv1.LabelManagedBy] {
 	case "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io":
 		return warnings
@@ -146,7 +146,7 @@ func validateEndpointSlice(_ *kind.Request, obj, old *discoveryv1.EndpointSlice)
 		errs = append(errs, field.NotSupported(addressType, obj.AddressType, sets.List(addressTypes)))
 	}
 	errs = append(errs, validatePorts(obj.Ports, field.NewPath("ports"))...)
-	// Endpoints that were stored under older rules may stay as long as they do not change.
+	// Stored endpoints that violate newer validations are allowed as long as they do not change.
 	if old == nil || !equality.Semantic.DeepEqual(obj.Endpoints, old.Endpoints) {
 		errs = append(errs, validateEndpoints(obj, field.NewPath("endpoints"))...)
 	}

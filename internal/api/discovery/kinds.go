@@ -1,9 +1,9 @@
-// Package discovery has the kinds of discovery.k8s.io: where the endpoints of services are.
+// Package discovery has the kinds of discovery.k8s.io: the endpoints of services.
 package discovery
 
 import "skiff/internal/kind"
 
-// Kinds lists the kinds of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{EndpointSlice}
 }

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// FlowSchema sorts requests into flows of one priority level.
+// FlowSchema assigns requests to flows of one priority level.
 var FlowSchema = kind.Of(kind.Definition[*flowcontrolv1.FlowSchema]{
 	GVK: flowcontrolv1.SchemeGroupVersion.WithKind("FlowSchema"), Plural: "flowschemas",
 	List: &flowcontrolv1.FlowSchemaList{},
@@ -81,7 +81,7 @@ func validateFlowSchemaStatus(schema *flowcontrolv1.FlowSchema) field.ErrorList 
 	return validateConditionTypes(types)
 }
 
-// validateConditionTypes asks of status.conditions only that each type is named, and once.
+// validateConditionTypes requires only that each condition type is set and unique.
 func validateConditionTypes(types []string) field.ErrorList {
 	var errs field.ErrorList
 	for i, typ := range types {
@@ -148,7 +148,7 @@ func validateRules(rules *flowcontrolv1.PolicyRulesWithSubjects, path *field.Pat
 	return errs
 }
 
-// validateSubject: the member that the kind names is required, the other two are forbidden.
+// validateSubject: the member for the subject's kind is required, the other two are forbidden.
 func validateSubject(subject *flowcontrolv1.Subject, path *field.Path) field.ErrorList {
 	members := []struct {
 		kind   flowcontrolv1.SubjectKind
@@ -220,7 +220,7 @@ func validateVerbs(given []string, path *field.Path) field.ErrorList {
 		return field.ErrorList{field.Required(path, "verbs must contain at least one value")}
 	}
 	if slices.Contains(given, flowcontrolv1.VerbAll) {
-		return validateAlone(given, "verbs", path)
+		return validateSingleAsterisk(given, "verbs", path)
 	}
 	for _, verb := range given {
 		if !slices.Contains(verbs, verb) {
@@ -230,8 +230,8 @@ func validateVerbs(given []string, path *field.Path) field.ErrorList {
 	return nil
 }
 
-// validateAlone: an asterisk says everything, so nothing else may stand beside it.
-func validateAlone(given []string, what string, path *field.Path) field.ErrorList {
+// validateSingleAsterisk: an asterisk covers everything, so it must be the only entry.
+func validateSingleAsterisk(given []string, what string, path *field.Path) field.ErrorList {
 	if len(given) > 1 && slices.Contains(given, "*") {
 		return field.ErrorList{field.Invalid(path, given, "if '*' is present, must not specify other "+what)}
 	}
@@ -245,7 +245,7 @@ func validateNonResourceRule(rule *flowcontrolv1.NonResourcePolicyRule, path *fi
 	case len(rule.NonResourceURLs) == 0:
 		errs = append(errs, field.Required(urls, "nonResourceURLs must contain at least one value"))
 	case slices.Contains(rule.NonResourceURLs, flowcontrolv1.NonResourceAll):
-		errs = append(errs, validateAlone(rule.NonResourceURLs, "non-resource URLs", urls)...)
+		errs = append(errs, validateSingleAsterisk(rule.NonResourceURLs, "non-resource URLs", urls)...)
 	default:
 		for i, url := range rule.NonResourceURLs {
 			if problem := urlProblem(url); problem != "" {
@@ -278,17 +278,17 @@ func validateResourceRule(rule *flowcontrolv1.ResourcePolicyRule, path *field.Pa
 	if len(rule.APIGroups) == 0 {
 		errs = append(errs, field.Required(path.Child("apiGroups"), "resource rules must supply at least one api group"))
 	}
-	errs = append(errs, validateAlone(rule.APIGroups, "api groups", path.Child("apiGroups"))...)
+	errs = append(errs, validateSingleAsterisk(rule.APIGroups, "api groups", path.Child("apiGroups"))...)
 	if len(rule.Resources) == 0 {
 		errs = append(errs, field.Required(path.Child("resources"), "resource rules must supply at least one resource"))
 	}
-	errs = append(errs, validateAlone(rule.Resources, "resources", path.Child("resources"))...)
+	errs = append(errs, validateSingleAsterisk(rule.Resources, "resources", path.Child("resources"))...)
 	namespaces := path.Child("namespaces")
 	switch {
 	case len(rule.Namespaces) == 0 && !rule.ClusterScope:
 		errs = append(errs, field.Required(namespaces, "resource rules that are not cluster scoped must supply at least one namespace"))
 	case slices.Contains(rule.Namespaces, flowcontrolv1.NamespaceEvery):
-		errs = append(errs, validateAlone(rule.Namespaces, "namespaces", namespaces)...)
+		errs = append(errs, validateSingleAsterisk(rule.Namespaces, "namespaces", namespaces)...)
 	default:
 		for i, namespace := range rule.Namespaces {
 			for _, message := range validation.ValidateNamespaceName(namespace, false) {

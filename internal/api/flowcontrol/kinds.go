@@ -1,6 +1,6 @@
-// Package flowcontrol holds the rows of flowcontrol.apiserver.k8s.io: flow schemas, which sort requests into flows, and
-// priority levels, which give flows their share of the server. It also has the objects that a server makes for itself
-// when it starts, without which no request could be placed.
+// Package flowcontrol has the kinds of flowcontrol.apiserver.k8s.io: flow schemas, which assign requests to flows, and
+// priority levels, which give flows their share of the server. It also has the objects that a server creates for itself
+// when it starts, without which no request could be classified.
 package flowcontrol
 
 import (
@@ -10,19 +10,19 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{FlowSchema, PriorityLevelConfiguration}
 }
 
-// Configuration is a set of priority levels and the flow schemas that lead to them.
+// Configuration is a set of priority levels and the flow schemas that refer to them.
 type Configuration struct {
 	PriorityLevels []*flowcontrolv1.PriorityLevelConfiguration
 	FlowSchemas    []*flowcontrolv1.FlowSchema
 }
 
-// Mandatory is the configuration that must exist as it is; the server puts it back whenever it differs. Only the
-// exempt level's own shares are the administrator's. The objects are the caller's to change.
+// Mandatory is the configuration that must not be changed; the server restores it. Only the shares of the exempt level may
+// be changed. The caller may modify the objects.
 func Mandatory() Configuration {
 	return Configuration{
 		PriorityLevels: copies(bootstrap.MandatoryPriorityLevelConfigurations),
@@ -30,8 +30,8 @@ func Mandatory() Configuration {
 	}
 }
 
-// Suggested is the configuration a new cluster starts with. The server keeps it current as long as the annotation
-// apf.kubernetes.io/autoupdate-spec of the object says so. The objects are the caller's to change.
+// Suggested is the configuration of a new cluster. The server updates an object as long as its annotation
+// apf.kubernetes.io/autoupdate-spec says so. The caller may modify the objects.
 func Suggested() Configuration {
 	return Configuration{
 		PriorityLevels: copies(bootstrap.SuggestedPriorityLevelConfigurations),

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// PriorityLevelConfiguration gives the flows of one priority their share of the server's concurrency.
+// PriorityLevelConfiguration gives the flows of one priority level their share of the server's concurrency.
 var PriorityLevelConfiguration = kind.Of(kind.Definition[*flowcontrolv1.PriorityLevelConfiguration]{
 	GVK: flowcontrolv1.SchemeGroupVersion.WithKind("PriorityLevelConfiguration"), Plural: "prioritylevelconfigurations",
 	List:     &flowcontrolv1.PriorityLevelConfigurationList{},
@@ -93,7 +93,7 @@ func validatePriorityLevel(_ *kind.Request, level, _ *flowcontrolv1.PriorityLeve
 	return append(errs, validatePriorityLevelStatus(level)...)
 }
 
-// validateFixed keeps the mandatory levels as they are, the exempt level's own shares apart.
+// validateFixed refuses changes of the mandatory levels, except for the shares of the exempt level.
 func validateFixed(level *flowcontrolv1.PriorityLevelConfiguration, path *field.Path) field.ErrorList {
 	for _, fixed := range bootstrap.MandatoryPriorityLevelConfigurations {
 		if fixed.Name != level.Name {
@@ -181,7 +181,7 @@ func validateLimited(limited *flowcontrolv1.LimitedPriorityLevelConfiguration, p
 	return errs
 }
 
-// validateResponse: queues are described if and only if requests queue.
+// validateResponse: queuing is set if and only if the type is Queue.
 func validateResponse(response *flowcontrolv1.LimitResponse, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if response.Type == "" {

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReviseFlowSchema returns what the server should make of a flow schema of its own, or false when it is right as it is.
+// ReviseFlowSchema returns the update of one of the server's own flow schemas, or false when it is up to date.
 func ReviseFlowSchema(current, wanted *flowcontrolv1.FlowSchema, mandatory bool) (*flowcontrolv1.FlowSchema, bool) {
 	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
 	FlowSchema.Default(wanted)
@@ -20,8 +20,8 @@ func ReviseFlowSchema(current, wanted *flowcontrolv1.FlowSchema, mandatory bool)
 	return revised, setUpdates(revised, update) || changed
 }
 
-// RevisePriorityLevel returns what the server should make of a priority level of its own, or false when it is right as it is. The
-// shares of the exempt level are the administrator's.
+// RevisePriorityLevel returns the update of one of the server's own priority levels, or false when it is up to date. The
+// shares of the exempt level are not changed.
 func RevisePriorityLevel(current, wanted *flowcontrolv1.PriorityLevelConfiguration, mandatory bool) (*flowcontrolv1.PriorityLevelConfiguration, bool) {
 	wanted, revised := wanted.DeepCopy(), current.DeepCopy()
 	PriorityLevelConfiguration.Default(wanted)
@@ -38,8 +38,8 @@ func RevisePriorityLevel(current, wanted *flowcontrolv1.PriorityLevelConfigurati
 	return revised, setUpdates(revised, update) || changed
 }
 
-// wantsUpdates reports whether the server may change the spec of an object that it suggested: by its annotation, or, without a
-// readable one, if nobody has changed it.
+// wantsUpdates reports whether the server may update the spec of a suggested object: by its annotation, or, without a valid
+// one, if it was never changed.
 func wantsUpdates(obj metav1.Object) bool {
 	if update, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
 		return update
@@ -47,7 +47,7 @@ func wantsUpdates(obj metav1.Object) bool {
 	return obj.GetGeneration() == 1
 }
 
-// setUpdates makes the annotation say what holds, and reports whether it did not.
+// setUpdates sets the annotation, and reports whether that changed it.
 func setUpdates(obj metav1.Object, update bool) bool {
 	if said, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil && said == update {
 		return false
@@ -61,7 +61,7 @@ func setUpdates(obj metav1.Object, update bool) bool {
 	return true
 }
 
-// Outdated reports whether an object that is not among the server's own was once: only those are annotated for updates.
+// Outdated reports whether an object was once one of the server's own: only those have the annotation.
 func Outdated(obj metav1.Object) bool {
 	update, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && update

@@ -1,5 +1,5 @@
-// Package metrics is the group metrics.k8s.io: what nodes and pods use at the moment, for `kubectl top` and autoscalers. Nothing
-// of it is stored; whoever asks is told what the kubelets say.
+// Package metrics has the kinds of metrics.k8s.io: the current usage of nodes and pods, for `kubectl top` and autoscalers.
+// They are not stored; a request gets the latest values of the kubelets.
 package metrics
 
 import (
@@ -12,13 +12,13 @@ import (
 	"skiff/internal/kind"
 )
 
-// Source knows what is used. Nodes and pods of which that is not known yet are left out.
+// Source provides the current usage. Nodes and pods without a value yet are left out.
 type Source interface {
 	NodeMetrics(ctx context.Context) ([]*metricsv1beta1.NodeMetrics, error)
 	PodMetrics(ctx context.Context) ([]*metricsv1beta1.PodMetrics, error)
 }
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds(s Source) []*kind.Kind { return []*kind.Kind{nodeMetrics(s), podMetrics(s)} }
 
 func columns() []metav1.TableColumnDefinition {

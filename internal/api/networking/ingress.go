@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// classAnnotation named the class of an ingress before there was a field for it.
+// classAnnotation was the class of an ingress before there was a field for it.
 const classAnnotation = "kubernetes.io/ingress.class"
 
 var Ingress = kind.Of(kind.Definition[*networkingv1.Ingress]{
@@ -77,7 +77,7 @@ func ingressRow(obj *networkingv1.Ingress, now time.Time) []any {
 	return []any{obj.Name, class, formatHosts(obj.Spec.Rules), strings.Join(sets.List(addresses), ","), ports, kind.Age(obj.CreationTimestamp, now)}
 }
 
-// formatHosts shows the first three hosts. What it says of the others counts rules, with and without hosts.
+// formatHosts shows the first three hosts. The number of the others counts rules, with and without hosts.
 func formatHosts(rules []networkingv1.IngressRule) string {
 	const most = 3
 	var hosts []string
@@ -99,7 +99,7 @@ func formatHosts(rules []networkingv1.IngressRule) string {
 	}
 }
 
-// ingressRules are the checks that stored objects may be excused from.
+// ingressRules are the checks that are skipped for stored objects that violate them.
 type ingressRules struct {
 	anySecretName      bool
 	uncheckedWildcards bool

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// IPAddress says whose an address is: its name is the address, so that no two objects can have the same one.
+// IPAddress records the owner of an address: its name is the address, so that it is unique.
 var IPAddress = kind.Of(kind.Definition[*networkingv1.IPAddress]{
 	GVK: networkingv1.SchemeGroupVersion.WithKind("IPAddress"), Plural: "ipaddresses", Short: []string{"ip"},
 	List: &networkingv1.IPAddressList{},
@@ -29,7 +29,7 @@ var IPAddress = kind.Of(kind.Definition[*networkingv1.IPAddress]{
 	},
 	Validate: validateIPAddress,
 
-	// The table has an age in its rows and none in its columns; so it is upstream, and clients are used to it.
+	// The rows have an age and the columns do not; clients expect it, because upstream has it so.
 	Columns: []metav1.TableColumnDefinition{
 		kind.NameColumn(),
 		kind.Column("ParentRef", "string", networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"]),

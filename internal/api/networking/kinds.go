@@ -1,5 +1,4 @@
-// Package networking has the kinds of networking.k8s.io: how traffic comes into the cluster, what it may reach, and
-// which addresses services can have.
+// Package networking has the kinds of networking.k8s.io: ingresses, network policies, and the address ranges of services.
 package networking
 
 import (
@@ -8,7 +7,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds lists the kinds of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{
 		Ingress,
@@ -27,7 +26,7 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 	return errs
 }
 
-// required asks for a value and judges it when it is there.
+// required requires a value and validates it if it is set.
 func required(path *field.Path, value string, validate func(string) []string) field.ErrorList {
 	if value == "" {
 		return field.ErrorList{field.Required(path, "")}

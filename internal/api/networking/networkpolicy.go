@@ -80,7 +80,7 @@ func warnNetworkPolicy(obj, _ *networkingv1.NetworkPolicy) (warnings []string) {
 	return warnings
 }
 
-// leniency is what a change of a stored policy may keep although it would not be accepted today.
+// leniency is what a stored policy may keep although a new one may not have it.
 type leniency struct {
 	selector metavalidation.LabelSelectorValidationOptions
 	cidrs    []string

@@ -32,7 +32,7 @@ var ServiceCIDR = kind.Of(kind.Definition[*networkingv1.ServiceCIDR]{
 	},
 })
 
-// validateServiceCIDR: services hang on a range, so it does not change. It may only get the other family beside it.
+// validateServiceCIDR: services depend on a range, so it is immutable, except that a range of the other family may be added.
 func validateServiceCIDR(_ *kind.Request, obj, old *networkingv1.ServiceCIDR) (errs field.ErrorList) {
 	path, cidrs := field.NewPath("spec", "cidrs"), obj.Spec.CIDRs
 	if old == nil {

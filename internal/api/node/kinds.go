@@ -1,4 +1,4 @@
-// Package node has the row of RuntimeClass, which names a way to run containers.
+// Package node has RuntimeClass.
 package node
 
 import "skiff/internal/kind"

@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// RuntimeClass names a way to run the containers of a pod, what it costs and where it can be had.
+// RuntimeClass is a handler of the container runtime, with the overhead of its pods and the nodes that support it.
 var RuntimeClass = kind.Of(kind.Definition[*nodev1.RuntimeClass]{
 	GVK: nodev1.SchemeGroupVersion.WithKind("RuntimeClass"), Plural: "runtimeclasses",
 	List:                    &nodev1.RuntimeClassList{},
@@ -29,7 +29,7 @@ var RuntimeClass = kind.Of(kind.Definition[*nodev1.RuntimeClass]{
 	DenyUnconditionalUpdate: true,
 	Columns: []metav1.TableColumnDefinition{
 		kind.NameColumn(),
-		kind.Column("Handler", "string", ""), // the API has no text for it
+		kind.Column("Handler", "string", ""), // the API has no description for it
 		kind.AgeColumn(),
 	},
 	Row: func(class *nodev1.RuntimeClass, now time.Time) []any {
@@ -43,7 +43,7 @@ func validateRuntimeClass(_ *kind.Request, class, old *nodev1.RuntimeClass) fiel
 	if class.Handler == "" {
 		errs = append(errs, field.Required(handler, ""))
 	} else {
-		// A change is refused as a whole below; what it says of the name is said in the older words.
+		// A change of the handler is refused below; the error about its name has upstream's older text.
 		check := utilvalidation.IsDNS1123Label
 		if old == nil {
 			check = content.IsDNS1123Label
@@ -67,7 +67,7 @@ func validateRuntimeClass(_ *kind.Request, class, old *nodev1.RuntimeClass) fiel
 	return errs
 }
 
-// validateTolerations: each once, whatever the time it tolerates for.
+// validateTolerations: each only once, whatever its tolerationSeconds.
 func validateTolerations(tolerations []corev1.Toleration, path *field.Path) field.ErrorList {
 	errs := podspec.ValidateTolerations(tolerations, path)
 	seen := sets.New[corev1.Toleration]()

@@ -7,26 +7,26 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// allowances are rules younger than some stored objects. An object that breaks one may go on breaking it, or it could
-// never be changed again; a new object may not.
+// allowances are validations newer than some stored objects (ratcheting). An object that already violates one may keep
+// violating it, because it could not be updated otherwise; a new object may not.
 type allowances struct {
-	deletionCost              bool // an annotation that is no number
-	affinityValues            bool // values no label can have, in selectors of pods
-	nodeAffinityValues        bool // the same, in required selectors of nodes
+	deletionCost              bool // an annotation that is not a number
+	affinityValues            bool // invalid label values in pod selectors
+	nodeAffinityValues        bool // the same in required node selectors
 	indivisibleHugePages      bool
 	spreadSelector            bool // an invalid selector in a topology spread constraint
-	spreadLabelKeys           bool // matchLabelKeys that are not in their selector as they should be
+	spreadLabelKeys           bool // matchLabelKeys that are not merged into their selector
 	nonLocalTokenPath         bool // a projected token outside its volume
-	hostSysctls               bool // settings that reach into the node's namespaces
+	hostSysctls               bool // sysctls of namespaces shared with the node
 	initResizeRestart         bool // restarting an init container to resize it
-	userNamespaceDevices      bool // block devices in a pod with user IDs of its own
-	userNamespaceHostNetwork  bool // the node's network in such a pod
-	comparingTolerations      bool // operators Lt and Gt, behind a feature that is off
+	userNamespaceDevices      bool // block devices in a pod with its own user namespace
+	userNamespaceHostNetwork  bool // the host network in such a pod
+	comparingTolerations      bool // operators Lt and Gt, whose feature gate is off
 	emptyImageReference       bool // an image volume without image
-	sysAdminWithoutEscalation bool // a capability that escalates where escalation is denied
+	sysAdminWithoutEscalation bool // CAP_SYS_ADMIN where privilege escalation is denied
 }
 
-// allowancesFor asks what the stored specification, if there is one, already breaks.
+// allowancesFor returns what the stored specification, if there is one, already violates.
 func allowancesFor(old *corev1.PodSpec, meta *metav1.ObjectMeta) allowances {
 	var a allowances
 	if meta != nil {
@@ -36,31 +36,31 @@ func allowancesFor(old *corev1.PodSpec, meta *metav1.ObjectMeta) allowances {
 	if old == nil {
 		return a
 	}
-	breaks := func(rule func(j *judge)) bool {
-		j := &judge{spec: old}
-		rule(j)
-		return len(j.errs) > 0
+	violates := func(validate func(val *validator)) bool {
+		val := &validator{spec: old}
+		validate(val)
+		return len(val.errs) > 0
 	}
 	ownUsers := !ptr.Deref(old.HostUsers, true)
-	a.affinityValues = breaks(func(j *judge) {
-		VisitAffinityTerms(old, func(t *corev1.PodAffinityTerm) { j.affinitySelectors(t, false, nil) })
+	a.affinityValues = violates(func(val *validator) {
+		VisitAffinityTerms(old, func(t *corev1.PodAffinityTerm) { val.affinitySelectors(t, false, nil) })
 	})
 	a.nodeAffinityValues = hasInvalidNodeAffinityValue(old)
 	a.indivisibleHugePages = usesIndivisibleHugePages(old)
-	a.spreadSelector = breaks(func(j *judge) {
+	a.spreadSelector = violates(func(val *validator) {
 		for _, c := range old.TopologySpreadConstraints {
-			j.selector(nil, c.LabelSelector, false)
+			val.selector(nil, c.LabelSelector, false)
 		}
 	})
-	a.spreadLabelKeys = breaks(func(j *judge) {
+	a.spreadLabelKeys = violates(func(val *validator) {
 		for _, c := range old.TopologySpreadConstraints {
-			j.labelKeys(c.MatchLabelKeys, nil, c.LabelSelector, nil)
+			val.labelKeys(c.MatchLabelKeys, nil, c.LabelSelector, nil)
 		}
 	})
-	a.nonLocalTokenPath = breaks(func(j *judge) {
+	a.nonLocalTokenPath = violates(func(val *validator) {
 		eachProjection(old, func(p *corev1.VolumeProjection) {
 			if p.ServiceAccountToken != nil {
-				j.localFile(nil, p.ServiceAccountToken.Path)
+				val.localFile(nil, p.ServiceAccountToken.Path)
 			}
 		})
 	})
@@ -88,7 +88,7 @@ func allowancesFor(old *corev1.PodSpec, meta *metav1.ObjectMeta) allowances {
 	return a
 }
 
-// VisitAffinityTerms visits the terms by which a pod wants to be near other pods, or far from them.
+// VisitAffinityTerms visits the terms of a pod's affinity and anti-affinity to other pods.
 func VisitAffinityTerms(spec *corev1.PodSpec, visit func(term *corev1.PodAffinityTerm)) {
 	if spec.Affinity == nil {
 		return
@@ -101,12 +101,12 @@ func VisitAffinityTerms(spec *corev1.PodSpec, visit func(term *corev1.PodAffinit
 	}
 }
 
-func eachTerm(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, visit func(term *corev1.PodAffinityTerm)) {
-	for i := range should {
-		visit(&should[i].PodAffinityTerm)
+func eachTerm(required []corev1.PodAffinityTerm, preferred []corev1.WeightedPodAffinityTerm, visit func(term *corev1.PodAffinityTerm)) {
+	for i := range preferred {
+		visit(&preferred[i].PodAffinityTerm)
 	}
-	for i := range must {
-		visit(&must[i])
+	for i := range required {
+		visit(&required[i])
 	}
 }
 
@@ -140,7 +140,7 @@ func hasInvalidNodeAffinityValue(spec *corev1.PodSpec) bool {
 func usesIndivisibleHugePages(spec *corev1.PodSpec) bool {
 	indivisible := func(list corev1.ResourceList) bool {
 		for name, quantity := range list {
-			if IsHugePages(name) && !dividesIntoPages(name, quantity) {
+			if IsHugePages(name) && !isPageMultiple(name, quantity) {
 				return true
 			}
 		}

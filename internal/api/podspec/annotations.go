@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Annotations that were fields once, or will be: upstream judges them still, and so do we.
+// Annotations that were fields once, or will be. Upstream still validates them.
 const (
 	appArmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 	localhost      = corev1.SeccompLocalhostProfileNamePrefix
@@ -18,32 +18,32 @@ const (
 	unconfined     = corev1.SeccompProfileNameUnconfined
 )
 
-func (j *judge) annotations(annotations map[string]string, path *field.Path) {
-	if value, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror && j.spec.NodeName == "" {
-		j.invalid(path.Key(corev1.MirrorPodAnnotationKey), value, "must set spec.nodeName if mirror pod annotation is set")
+func (val *validator) annotations(annotations map[string]string, path *field.Path) {
+	if value, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror && val.spec.NodeName == "" {
+		val.invalid(path.Key(corev1.MirrorPodAnnotationKey), value, "must set spec.nodeName if mirror pod annotation is set")
 	}
 	if value := annotations[corev1.TolerationsAnnotationKey]; value != "" {
 		var tolerations []corev1.Toleration
 		if err := json.Unmarshal([]byte(value), &tolerations); err != nil {
-			j.invalid(path, corev1.TolerationsAnnotationKey, err.Error())
+			val.invalid(path, corev1.TolerationsAnnotationKey, err.Error())
 		} else {
-			j.tolerations(tolerations, path.Child(corev1.TolerationsAnnotationKey))
+			val.tolerations(tolerations, path.Child(corev1.TolerationsAnnotationKey))
 		}
 	}
-	if value, set := annotations[corev1.PodDeletionCost]; set && !j.allow.deletionCost && !validDeletionCost(value) {
-		j.invalid(path.Key(corev1.PodDeletionCost), value, "must be a 32bit integer")
+	if value, set := annotations[corev1.PodDeletionCost]; set && !val.allow.deletionCost && !validDeletionCost(value) {
+		val.invalid(path.Key(corev1.PodDeletionCost), value, "must be a 32bit integer")
 	}
 	for _, key := range sortedKeys(annotations) {
 		value := annotations[key]
 		if key == corev1.SeccompPodAnnotationKey || strings.HasPrefix(key, corev1.SeccompContainerAnnotationKeyPrefix) {
-			j.seccompAnnotation(path.Child(key), value)
+			val.seccompAnnotation(path.Child(key), value)
 		}
 		if name, ok := strings.CutPrefix(key, appArmorPrefix); ok {
-			if !anyContainer(j.spec, func(c *corev1.Container) bool { return c.Name == name }) {
-				j.invalid(path.Key(key), name, "container not found")
+			if !anyContainer(val.spec, func(c *corev1.Container) bool { return c.Name == name }) {
+				val.invalid(path.Key(key), name, "container not found")
 			}
 			if value != "" && value != runtimeDefault && value != unconfined && !strings.HasPrefix(value, localhost) {
-				j.invalid(path.Key(key), value, fmt.Sprintf("invalid AppArmor profile name: %q", value))
+				val.invalid(path.Key(key), value, fmt.Sprintf("invalid AppArmor profile name: %q", value))
 			}
 		}
 	}
@@ -58,26 +58,26 @@ func validDeletionCost(value string) bool {
 	return err == nil
 }
 
-func (j *judge) seccompAnnotation(path *field.Path, value string) {
+func (val *validator) seccompAnnotation(path *field.Path, value string) {
 	switch {
 	case value == runtimeDefault, value == corev1.DeprecatedSeccompProfileDockerDefault, value == unconfined:
 	case strings.HasPrefix(value, localhost):
-		j.localPath(path, strings.TrimPrefix(value, localhost))
+		val.localPath(path, strings.TrimPrefix(value, localhost))
 	default:
-		j.invalid(path, value, "must be a valid seccomp profile")
+		val.invalid(path, value, "must be a valid seccomp profile")
 	}
 }
 
-// annotationsMatch requires that where an annotation and the field that took its place are both set, they say the same.
-func (j *judge) annotationsMatch(annotations map[string]string, path *field.Path) {
-	sc := j.spec.SecurityContext
+// annotationsMatch requires that an annotation and the field that replaced it have the same value if both are set.
+func (val *validator) annotationsMatch(annotations map[string]string, path *field.Path) {
+	sc := val.spec.SecurityContext
 	if sc != nil && sc.SeccompProfile != nil {
-		j.seccompMatches(annotations, corev1.SeccompPodAnnotationKey, sc.SeccompProfile, path.Child("securityContext", "seccompProfile"))
+		val.seccompMatches(annotations, corev1.SeccompPodAnnotationKey, sc.SeccompProfile, path.Child("securityContext", "seccompProfile"))
 	}
-	VisitContainers(j.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
+	VisitContainers(val.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
 		path = path.Child("securityContext")
 		if c.SecurityContext != nil && c.SecurityContext.SeccompProfile != nil {
-			j.seccompMatches(annotations, corev1.SeccompContainerAnnotationKeyPrefix+c.Name, c.SecurityContext.SeccompProfile, path.Child("seccompProfile"))
+			val.seccompMatches(annotations, corev1.SeccompContainerAnnotationKeyPrefix+c.Name, c.SecurityContext.SeccompProfile, path.Child("seccompProfile"))
 		}
 		var profile *corev1.AppArmorProfile
 		if sc != nil {
@@ -86,13 +86,13 @@ func (j *judge) annotationsMatch(annotations map[string]string, path *field.Path
 		if c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil {
 			profile = c.SecurityContext.AppArmorProfile
 		}
-		if profile != nil && !j.isWindows() {
-			j.appArmorMatches(annotations, appArmorPrefix+c.Name, profile, path.Child("appArmorProfile"))
+		if profile != nil && !val.isWindows() {
+			val.appArmorMatches(annotations, appArmorPrefix+c.Name, profile, path.Child("appArmorProfile"))
 		}
 	})
 }
 
-func (j *judge) seccompMatches(annotations map[string]string, key string, profile *corev1.SeccompProfile, path *field.Path) {
+func (val *validator) seccompMatches(annotations map[string]string, key string, profile *corev1.SeccompProfile, path *field.Path) {
 	value, set := annotations[key]
 	if !set {
 		return
@@ -100,17 +100,17 @@ func (j *judge) seccompMatches(annotations map[string]string, key string, profil
 	if value == corev1.DeprecatedSeccompProfileDockerDefault {
 		value = runtimeDefault
 	}
-	j.profileMatches(value, string(profile.Type), profile.LocalhostProfile, "seccomp", path)
+	val.profileMatches(value, string(profile.Type), profile.LocalhostProfile, "seccomp", path)
 }
 
-func (j *judge) appArmorMatches(annotations map[string]string, key string, profile *corev1.AppArmorProfile, path *field.Path) {
+func (val *validator) appArmorMatches(annotations map[string]string, key string, profile *corev1.AppArmorProfile, path *field.Path) {
 	if value, set := annotations[key]; set {
-		j.profileMatches(value, string(profile.Type), profile.LocalhostProfile, "apparmor", path)
+		val.profileMatches(value, string(profile.Type), profile.LocalhostProfile, "apparmor", path)
 	}
 }
 
 // profileMatches compares an annotation's value with a profile. The types have the same names for both mechanisms.
-func (j *judge) profileMatches(value, profile string, local *string, mechanism string, path *field.Path) {
+func (val *validator) profileMatches(value, profile string, local *string, mechanism string, path *field.Path) {
 	matches := true
 	switch profile {
 	case string(corev1.SeccompProfileTypeUnconfined):
@@ -120,15 +120,15 @@ func (j *judge) profileMatches(value, profile string, local *string, mechanism s
 	case string(corev1.SeccompProfileTypeLocalhost):
 		name, isLocal := strings.CutPrefix(value, localhost)
 		if matches = isLocal; isLocal && (local == nil || *local != name) {
-			j.forbidden(path.Child("localhostProfile"), mechanism+" profile in annotation and field must match")
+			val.forbidden(path.Child("localhostProfile"), mechanism+" profile in annotation and field must match")
 		}
 	}
 	if !matches {
-		j.forbidden(path.Child("type"), mechanism+" type in annotation and field must match")
+		val.forbidden(path.Child("type"), mechanism+" type in annotation and field must match")
 	}
 }
 
-// AppArmorFromAnnotation is the profile that the annotation of older clients names, or nil.
+// AppArmorFromAnnotation is the profile in the annotation of older clients, or nil.
 func AppArmorFromAnnotation(value string) *corev1.AppArmorProfile {
 	switch name, isLocal := strings.CutPrefix(value, localhost); {
 	case value == unconfined:

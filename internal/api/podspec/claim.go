@@ -8,57 +8,57 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ValidateClaimSpec judges what a template of a claim asks for, in a pod or in a workload.
+// ValidateClaimSpec validates the spec of a claim template, in a pod or in a workload.
 func ValidateClaimSpec(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) field.ErrorList {
-	j := &judge{}
-	j.claimSpec(spec, path)
-	return j.errs
+	val := &validator{}
+	val.claimSpec(spec, path)
+	return val.errs
 }
 
-// claimSpec judges what a pod's own claim asks for.
-func (j *judge) claimSpec(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) {
+// claimSpec validates the spec of a pod's ephemeral claim.
+func (val *validator) claimSpec(spec *corev1.PersistentVolumeClaimSpec, path *field.Path) {
 	if len(spec.AccessModes) == 0 {
-		j.required(path.Child("accessModes"), "at least 1 access mode is required")
+		val.required(path.Child("accessModes"), "at least 1 access mode is required")
 	}
 	if spec.Selector != nil {
-		j.selector(path.Child("selector"), spec.Selector, false)
+		val.selector(path.Child("selector"), spec.Selector, false)
 	}
-	j.accessModes(spec.AccessModes, path.Child("accessModes"))
+	val.accessModes(spec.AccessModes, path.Child("accessModes"))
 	storage, set := spec.Resources.Requests[corev1.ResourceStorage]
 	storagePath := path.Child("resources").Key(string(corev1.ResourceStorage))
 	switch {
 	case !set:
-		j.required(storagePath, "")
+		val.required(storagePath, "")
 	case storage.Sign() <= 0:
-		j.invalid(storagePath, storage.String(), "must be greater than zero")
+		val.invalid(storagePath, storage.String(), "must be greater than zero")
 	}
 	if name := ptr.Deref(spec.StorageClassName, ""); name != "" {
-		j.subdomain(path.Child("storageClassName"), name)
+		val.subdomain(path.Child("storageClassName"), name)
 	}
-	optionalOneOf(j, path.Child("volumeMode"), spec.VolumeMode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
+	optionalOneOf(val, path.Child("volumeMode"), spec.VolumeMode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
 	source, ref := spec.DataSource, spec.DataSourceRef
 	if source != nil {
-		j.dataSource(source.Name, source.Kind, source.APIGroup, path.Child("dataSource"))
+		val.dataSource(source.Name, source.Kind, source.APIGroup, path.Child("dataSource"))
 	}
 	if ref != nil {
-		j.dataSource(ref.Name, ref.Kind, ref.APIGroup, path.Child("dataSourceRef"))
+		val.dataSource(ref.Name, ref.Kind, ref.APIGroup, path.Child("dataSourceRef"))
 		if namespace := ptr.Deref(ref.Namespace, ""); namespace != "" {
-			j.messages(path.Child("dataSourceRef", "namespace"), namespace, validation.ValidateNamespaceName(namespace, false))
+			val.messages(path.Child("dataSourceRef", "namespace"), namespace, validation.ValidateNamespaceName(namespace, false))
 		}
 	}
 	if source != nil && ref != nil {
 		if ptr.Deref(ref.Namespace, "") != "" {
-			j.invalid(path, path.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified")
+			val.invalid(path, path.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified")
 		} else if !equality.Semantic.DeepEqual(source.APIGroup, ref.APIGroup) || source.Kind != ref.Kind || source.Name != ref.Name {
-			j.invalid(path, path.Child("dataSource"), "must match dataSourceRef")
+			val.invalid(path, path.Child("dataSource"), "must match dataSourceRef")
 		}
 	}
 	if name := ptr.Deref(spec.VolumeAttributesClassName, ""); name != "" {
-		j.subdomain(path.Child("volumeAttributesClassName"), name)
+		val.subdomain(path.Child("volumeAttributesClassName"), name)
 	}
 }
 
-func (j *judge) accessModes(modes []corev1.PersistentVolumeAccessMode, path *field.Path) {
+func (val *validator) accessModes(modes []corev1.PersistentVolumeAccessMode, path *field.Path) {
 	alone, shared := false, false
 	for _, mode := range modes {
 		switch mode {
@@ -67,20 +67,20 @@ func (j *judge) accessModes(modes []corev1.PersistentVolumeAccessMode, path *fie
 		case corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce:
 			shared = true
 		default:
-			oneOf(j, path, mode, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod)
+			oneOf(val, path, mode, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod)
 		}
 	}
 	if alone && shared {
-		j.forbidden(path, "may not use ReadWriteOncePod with other access modes")
+		val.forbidden(path, "may not use ReadWriteOncePod with other access modes")
 	}
 }
 
-func (j *judge) dataSource(name, kind string, group *string, path *field.Path) {
-	j.nonEmpty(path.Child("name"), name)
-	j.nonEmpty(path.Child("kind"), kind)
+func (val *validator) dataSource(name, kind string, group *string, path *field.Path) {
+	val.nonEmpty(path.Child("name"), name)
+	val.nonEmpty(path.Child("kind"), kind)
 	if ptr.Deref(group, "") != "" {
-		j.subdomain(path.Child("apiGroup"), *group)
+		val.subdomain(path.Child("apiGroup"), *group)
 	} else if kind != "PersistentVolumeClaim" {
-		j.invalid(path, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup")
+		val.invalid(path, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup")
 	}
 }

@@ -1,7 +1,7 @@
 package podspec
 
 import (
-	// The digests an image reference may carry.
+	// The digest algorithms of image references.
 	_ "crypto/sha256"
 	_ "crypto/sha512"
 
@@ -12,9 +12,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Default fills in what a pod specification left out, as far as it holds for templates too.
+// Default sets the defaults of a pod specification that apply to templates too.
 func Default(spec *corev1.PodSpec) {
-	// serviceAccount is the old name of serviceAccountName; the two always say the same.
+	// serviceAccount is the old name of serviceAccountName; the two always have the same value.
 	if spec.ServiceAccountName == "" {
 		spec.ServiceAccountName = spec.DeprecatedServiceAccount
 	}
@@ -38,14 +38,14 @@ func Default(spec *corev1.PodSpec) {
 	}
 }
 
-// DefaultTemplate is Default for a template. A nil template stays as it is.
+// DefaultTemplate is Default for a template, which may be nil.
 func DefaultTemplate(t *corev1.PodTemplateSpec) {
 	if t != nil {
 		Default(&t.Spec)
 	}
 }
 
-// RoundUp brings quantities to whole thousandths, the finest unit the API knows.
+// RoundUp rounds quantities up to thousandths, the smallest unit of the API.
 func RoundUp(list corev1.ResourceList) {
 	for name, quantity := range list {
 		if !quantity.RoundUp(resource.Milli) {
@@ -85,11 +85,11 @@ func defaultContainer(c *corev1.Container) {
 	}
 }
 
-// pullPolicy is Always for an image whose name says "the newest", because what the node has may be old.
+// pullPolicy is Always for an image with the tag latest, because the node's copy may be outdated.
 func pullPolicy(image string) corev1.PullPolicy {
 	named, err := reference.ParseNormalizedNamed(image)
 	if err != nil {
-		return corev1.PullIfNotPresent // validation judges the name
+		return corev1.PullIfNotPresent // the name is checked by validation
 	}
 	if tagged, ok := named.(reference.Tagged); ok {
 		if tagged.Tag() == "latest" {
@@ -176,7 +176,7 @@ func defaultProjected(p *corev1.ProjectedVolumeSource) {
 	}
 }
 
-// defaultRemovedVolume is about volumes whose drivers live outside the tree today, or nowhere. The API keeps them.
+// defaultRemovedVolume sets the defaults of volumes whose in-tree drivers were removed. The API keeps them.
 func defaultRemovedVolume(v *corev1.Volume) {
 	if v.ISCSI != nil {
 		setDefault(&v.ISCSI.ISCSIInterface, "default")

@@ -9,8 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestDefault shows in testdata/default.txt what becomes of specifications, and that it becomes nothing else when
-// defaults are set again.
+// TestDefault compares the defaulted specifications with testdata/default.txt and checks that defaulting is idempotent.
 func TestDefault(t *testing.T) {
 	checkStories(t, "testdata/default.txt", "defaulted", func(s *story) []string {
 		spec := &corev1.PodSpec{}

@@ -5,17 +5,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// feature names the fields of a specification that belong to something switched off. It calls each once for every
-// such field: whether it is set, and how to clear it.
+// feature enumerates the fields of a specification that belong to a disabled feature. It calls each once for every such
+// field with whether it is set and how to clear it.
 type feature func(spec *corev1.PodSpec, each func(set bool, clear func()))
 
-// disabled are upstream's features that are off unless someone turns them on. skiff cannot turn them on.
+// disabled are upstream's features that are off by default. skiff has no way to enable them.
 var disabled = []feature{
 	atomicWriteUsers, schedulingGroup, evictionResponders, emptyDirMode, bindMountOptions, stopSignals, probeProtocol, grpcProbeMode,
 }
 
-// DropDisabled removes the fields of features that are off. A feature that old, which may be nil, uses stays: an
-// upstream server may have stored it.
+// DropDisabled clears the fields of disabled features. Features that old, which may be nil, uses are kept: an upstream
+// server may have stored them.
 func DropDisabled(spec, old *corev1.PodSpec) {
 	for _, fields := range disabled {
 		used := false
@@ -33,7 +33,7 @@ func DropDisabled(spec, old *corev1.PodSpec) {
 	}
 }
 
-// DropDisabledTemplate is DropDisabled for a template, its annotations included. Either may be nil.
+// DropDisabledTemplate is DropDisabled for a template, including its annotations. Either may be nil.
 func DropDisabledTemplate(t, old *corev1.PodTemplateSpec) {
 	if t == nil {
 		return
@@ -46,8 +46,7 @@ func DropDisabledTemplate(t, old *corev1.PodTemplateSpec) {
 	DropLegacyAnnotations(t.Annotations)
 }
 
-// DropLegacyAnnotations removes annotations that once held init containers. Nobody reads them, and an old kubelet
-// must not.
+// DropLegacyAnnotations removes the annotations that once contained init containers, so that no old kubelet reads them.
 func DropLegacyAnnotations(annotations map[string]string) {
 	for _, stage := range []string{"alpha", "beta"} {
 		delete(annotations, "pod."+stage+".kubernetes.io/init-containers")

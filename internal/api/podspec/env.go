@@ -12,93 +12,93 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// What the downward API can say of a pod: in variables, in files, and of containers' resources.
+// The fields available to the downward API: in variables, in files, and of container resources.
 var (
 	envFields = sets.New("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
 		"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs")
 	volumeFields   = sets.New("metadata.name", "metadata.namespace", "metadata.labels", "metadata.annotations", "metadata.uid")
 	resourceFields = sets.New("limits.cpu", "limits.memory", "limits.ephemeral-storage",
 		"requests.cpu", "requests.memory", "requests.ephemeral-storage")
-	// knownFields are those the API has a name for, whether or not they may be asked for.
+	// knownFields are all field names of the API, whether or not they may be selected.
 	knownFields = envFields.Union(volumeFields).Insert("spec.restartPolicy", "spec.schedulerName", "status.phase", "spec.host")
 )
 
-func (j *judge) env(vars []corev1.EnvVar, path *field.Path) {
+func (val *validator) env(vars []corev1.EnvVar, path *field.Path) {
 	for i, v := range vars {
 		path := path.Index(i)
 		if v.Name == "" {
-			j.required(path.Child("name"), "")
+			val.required(path.Child("name"), "")
 		} else {
-			j.messages(path.Child("name"), v.Name, utilvalidation.IsRelaxedEnvVarName(v.Name))
+			val.messages(path.Child("name"), v.Name, utilvalidation.IsRelaxedEnvVarName(v.Name))
 		}
 		if v.ValueFrom != nil {
-			j.envSource(v.ValueFrom, v.Value, path.Child("valueFrom"))
+			val.envSource(v.ValueFrom, v.Value, path.Child("valueFrom"))
 		}
 	}
 }
 
-func (j *judge) envSource(from *corev1.EnvVarSource, value string, path *field.Path) {
+func (val *validator) envSource(from *corev1.EnvVarSource, value string, path *field.Path) {
 	sources := 0
 	if from.FieldRef != nil {
 		sources++
-		j.fieldRef(from.FieldRef, envFields, path.Child("fieldRef"))
+		val.fieldRef(from.FieldRef, envFields, path.Child("fieldRef"))
 	}
 	if from.ResourceFieldRef != nil {
 		sources++
-		j.resourceFieldRef(from.ResourceFieldRef, false, path.Child("resourceFieldRef"))
+		val.resourceFieldRef(from.ResourceFieldRef, false, path.Child("resourceFieldRef"))
 	}
 	if from.ConfigMapKeyRef != nil {
 		sources++
-		j.keyRef(from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Key, path.Child("configMapKeyRef"))
+		val.keyRef(from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Key, path.Child("configMapKeyRef"))
 	}
 	if from.SecretKeyRef != nil {
 		sources++
-		j.keyRef(from.SecretKeyRef.Name, from.SecretKeyRef.Key, path.Child("secretKeyRef"))
+		val.keyRef(from.SecretKeyRef.Name, from.SecretKeyRef.Key, path.Child("secretKeyRef"))
 	}
 	if from.FileKeyRef != nil {
 		sources++
-		j.fileKeyRef(from.FileKeyRef, path.Child("fileKeyRef"))
+		val.fileKeyRef(from.FileKeyRef, path.Child("fileKeyRef"))
 	}
 	switch {
 	case sources == 0:
-		j.invalid(path, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`")
+		val.invalid(path, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`")
 	case value != "":
-		j.invalid(path, "", "may not be specified when `value` is not empty")
+		val.invalid(path, "", "may not be specified when `value` is not empty")
 	case sources > 1:
-		j.invalid(path, "", "may not have more than one field specified at a time")
+		val.invalid(path, "", "may not have more than one field specified at a time")
 	}
 }
 
-func (j *judge) keyRef(name, key string, path *field.Path) {
-	j.subdomain(path.Child("name"), name)
+func (val *validator) keyRef(name, key string, path *field.Path) {
+	val.subdomain(path.Child("name"), name)
 	if key == "" {
-		j.required(path.Child("key"), "")
+		val.required(path.Child("key"), "")
 	} else {
-		j.messages(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
+		val.messages(path.Child("key"), key, utilvalidation.IsConfigMapKey(key))
 	}
 }
 
-func (j *judge) fileKeyRef(ref *corev1.FileKeySelector, path *field.Path) {
+func (val *validator) fileKeyRef(ref *corev1.FileKeySelector, path *field.Path) {
 	if ref.Key == "" {
-		j.required(path.Child("key"), "")
+		val.required(path.Child("key"), "")
 	} else {
-		j.messages(path.Child("key"), ref.Key, utilvalidation.IsRelaxedEnvVarName(ref.Key))
+		val.messages(path.Child("key"), ref.Key, utilvalidation.IsRelaxedEnvVarName(ref.Key))
 	}
-	j.requiredLabel(path.Child("volumeName"), ref.VolumeName)
+	val.requiredLabel(path.Child("volumeName"), ref.VolumeName)
 	if ref.Path == "" {
-		j.required(path.Child("path"), "")
+		val.required(path.Child("path"), "")
 	} else {
-		j.noBacksteps(path.Child("path"), ref.Path)
+		val.noBacksteps(path.Child("path"), ref.Path)
 	}
 }
 
-// fileKeyVolumes requires that a variable read from a file is read from a volume the pod itself writes.
-func (j *judge) fileKeyVolumes(path *field.Path) {
-	sources := make(map[string]*corev1.VolumeSource, len(j.spec.Volumes))
-	for i := range j.spec.Volumes {
-		sources[j.spec.Volumes[i].Name] = &j.spec.Volumes[i].VolumeSource
+// fileKeyVolumes requires that a variable read from a file is read from an emptyDir volume of the pod.
+func (val *validator) fileKeyVolumes(path *field.Path) {
+	sources := make(map[string]*corev1.VolumeSource, len(val.spec.Volumes))
+	for i := range val.spec.Volumes {
+		sources[val.spec.Volumes[i].Name] = &val.spec.Volumes[i].VolumeSource
 	}
-	VisitContainers(j.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
+	VisitContainers(val.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
 		for i, v := range c.Env {
 			if v.ValueFrom == nil || v.ValueFrom.FileKeyRef == nil {
 				continue
@@ -106,54 +106,54 @@ func (j *judge) fileKeyVolumes(path *field.Path) {
 			name := v.ValueFrom.FileKeyRef.VolumeName
 			path := path.Child("env").Index(i).Child("valueFrom", "fileKeyRef", "volumeName")
 			if source, found := sources[name]; !found {
-				j.add(field.NotFound(path, name))
+				val.add(field.NotFound(path, name))
 			} else if source.EmptyDir == nil {
-				j.invalid(path, name, "referenced volume must be of type emptyDir")
+				val.invalid(path, name, "referenced volume must be of type emptyDir")
 			}
 		}
 	})
 }
 
-func (j *judge) envFrom(sources []corev1.EnvFromSource, path *field.Path) {
+func (val *validator) envFrom(sources []corev1.EnvFromSource, path *field.Path) {
 	for i, source := range sources {
 		at := path.Index(i)
 		if source.Prefix != "" {
-			j.messages(at.Child("prefix"), source.Prefix, utilvalidation.IsRelaxedEnvVarName(source.Prefix))
+			val.messages(at.Child("prefix"), source.Prefix, utilvalidation.IsRelaxedEnvVarName(source.Prefix))
 		}
 		count := 0
 		if source.ConfigMapRef != nil {
 			count++
-			j.envFromName(at.Child("configMapRef", "name"), source.ConfigMapRef.Name)
+			val.envFromName(at.Child("configMapRef", "name"), source.ConfigMapRef.Name)
 		}
 		if source.SecretRef != nil {
 			count++
-			j.envFromName(at.Child("secretRef", "name"), source.SecretRef.Name)
+			val.envFromName(at.Child("secretRef", "name"), source.SecretRef.Name)
 		}
 		switch {
 		case count == 0:
-			j.invalid(path, "", "must specify one of: `configMapRef` or `secretRef`")
+			val.invalid(path, "", "must specify one of: `configMapRef` or `secretRef`")
 		case count > 1:
-			j.invalid(path, "", "may not have more than one field specified at a time")
+			val.invalid(path, "", "may not have more than one field specified at a time")
 		}
 	}
 }
 
-func (j *judge) envFromName(path *field.Path, name string) {
+func (val *validator) envFromName(path *field.Path, name string) {
 	if name == "" {
-		j.required(path, "")
+		val.required(path, "")
 	} else {
-		j.messages(path, name, validation.NameIsDNSSubdomain(name, true))
+		val.messages(path, name, validation.NameIsDNSSubdomain(name, true))
 	}
 }
 
-// fieldRef judges a reference to a field of the pod, such as metadata.labels['app'].
-func (j *judge) fieldRef(ref *corev1.ObjectFieldSelector, allowed sets.Set[string], path *field.Path) {
+// fieldRef validates a reference to a field of the pod, such as metadata.labels['app'].
+func (val *validator) fieldRef(ref *corev1.ObjectFieldSelector, allowed sets.Set[string], path *field.Path) {
 	if ref.APIVersion == "" {
-		j.required(path.Child("apiVersion"), "")
+		val.required(path.Child("apiVersion"), "")
 		return
 	}
 	if ref.FieldPath == "" {
-		j.required(path.Child("fieldPath"), "")
+		val.required(path.Child("fieldPath"), "")
 		return
 	}
 	name, key, hasKey := splitFieldPath(ref.FieldPath)
@@ -169,21 +169,21 @@ func (j *judge) fieldRef(ref *corev1.ObjectFieldSelector, allowed sets.Set[strin
 	}
 	switch {
 	case reason != "":
-		j.invalid(path.Child("fieldPath"), ref.FieldPath, "error converting fieldPath: "+reason)
+		val.invalid(path.Child("fieldPath"), ref.FieldPath, "error converting fieldPath: "+reason)
 	case hasKey && name == "metadata.annotations":
-		j.qualifiedName(path, strings.ToLower(key))
+		val.qualifiedName(path, strings.ToLower(key))
 	case hasKey:
-		j.qualifiedName(path, key)
+		val.qualifiedName(path, key)
 	case name == "spec.host":
 		if !allowed.Has("spec.nodeName") {
-			j.add(field.NotSupported(path.Child("fieldPath"), "spec.nodeName", sets.List(allowed)))
+			val.add(field.NotSupported(path.Child("fieldPath"), "spec.nodeName", sets.List(allowed)))
 		}
 	case !allowed.Has(name):
-		j.add(field.NotSupported(path.Child("fieldPath"), name, sets.List(allowed)))
+		val.add(field.NotSupported(path.Child("fieldPath"), name, sets.List(allowed)))
 	}
 }
 
-// splitFieldPath takes metadata.labels['app'] apart.
+// splitFieldPath splits metadata.labels['app'] into the field and the key.
 func splitFieldPath(path string) (name, key string, hasKey bool) {
 	inner, ok := strings.CutSuffix(path, "']")
 	if !ok {
@@ -196,16 +196,16 @@ func splitFieldPath(path string) (name, key string, hasKey bool) {
 	return name, key, true
 }
 
-// resourceFieldRef judges a reference to a container's resources. In a volume it must name the container.
-func (j *judge) resourceFieldRef(ref *corev1.ResourceFieldSelector, inVolume bool, path *field.Path) {
+// resourceFieldRef validates a reference to a container's resources. In a volume it must name the container.
+func (val *validator) resourceFieldRef(ref *corev1.ResourceFieldSelector, inVolume bool, path *field.Path) {
 	hugePages := strings.HasPrefix(ref.Resource, "requests.hugepages-") || strings.HasPrefix(ref.Resource, "limits.hugepages-")
 	switch {
 	case inVolume && ref.ContainerName == "":
-		j.required(path.Child("containerName"), "")
+		val.required(path.Child("containerName"), "")
 	case ref.Resource == "":
-		j.required(path.Child("resource"), "")
+		val.required(path.Child("resource"), "")
 	case !resourceFields.Has(ref.Resource) && !hugePages:
-		j.add(field.NotSupported(path.Child("resource"), ref.Resource, sets.List(resourceFields)))
+		val.add(field.NotSupported(path.Child("resource"), ref.Resource, sets.List(resourceFields)))
 	}
 	if ref.Divisor.Cmp(resource.Quantity{}) == 0 {
 		return
@@ -229,5 +229,5 @@ func (j *judge) resourceFieldRef(ref *corev1.ResourceFieldSelector, inVolume boo
 			return
 		}
 	}
-	j.invalid(path.Child("divisor"), ref.Resource, fmt.Sprintf("only divisor's values %s are supported with the %s resource", divisors, unit))
+	val.invalid(path.Child("divisor"), ref.Resource, fmt.Sprintf("only divisor's values %s are supported with the %s resource", divisors, unit))
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// handler is any of the actions by which a probe looks or a hook acts.
+// handler is the union of the actions of probes and lifecycle hooks.
 type handler struct {
 	exec  *corev1.ExecAction
 	http  *corev1.HTTPGetAction
@@ -19,123 +19,123 @@ type handler struct {
 	sleep *corev1.SleepAction
 }
 
-func (j *judge) lifecycleAndProbes(c *corev1.Container, path *field.Path) {
+func (val *validator) lifecycleAndProbes(c *corev1.Container, path *field.Path) {
 	if c.Lifecycle != nil {
-		j.lifecycle(c.Lifecycle, path.Child("lifecycle"))
+		val.lifecycle(c.Lifecycle, path.Child("lifecycle"))
 	}
 	for _, p := range []struct {
 		name  string
 		probe *corev1.Probe
 	}{{"livenessProbe", c.LivenessProbe}, {"startupProbe", c.StartupProbe}} {
 		if p.probe != nil {
-			j.probe(p.probe, path.Child(p.name))
+			val.probe(p.probe, path.Child(p.name))
 			if p.probe.SuccessThreshold != 1 {
-				j.invalid(path.Child(p.name, "successThreshold"), p.probe.SuccessThreshold, "must be 1")
+				val.invalid(path.Child(p.name, "successThreshold"), p.probe.SuccessThreshold, "must be 1")
 			}
 		}
 	}
 	if c.ReadinessProbe != nil {
 		path := path.Child("readinessProbe")
-		j.probe(c.ReadinessProbe, path)
+		val.probe(c.ReadinessProbe, path)
 		if period := c.ReadinessProbe.TerminationGracePeriodSeconds; period != nil {
-			j.invalid(path.Child("terminationGracePeriodSeconds"), *period, "must not be set for readinessProbes")
+			val.invalid(path.Child("terminationGracePeriodSeconds"), *period, "must not be set for readinessProbes")
 		}
 	}
 }
 
-func (j *judge) probe(probe *corev1.Probe, path *field.Path) {
-	j.handler(handler{exec: probe.Exec, http: probe.HTTPGet, tcp: probe.TCPSocket, grpc: probe.GRPC}, path)
-	j.nonNegative(path.Child("initialDelaySeconds"), int64(probe.InitialDelaySeconds))
-	j.nonNegative(path.Child("timeoutSeconds"), int64(probe.TimeoutSeconds))
-	j.nonNegative(path.Child("periodSeconds"), int64(probe.PeriodSeconds))
-	j.nonNegative(path.Child("successThreshold"), int64(probe.SuccessThreshold))
-	j.nonNegative(path.Child("failureThreshold"), int64(probe.FailureThreshold))
+func (val *validator) probe(probe *corev1.Probe, path *field.Path) {
+	val.handler(handler{exec: probe.Exec, http: probe.HTTPGet, tcp: probe.TCPSocket, grpc: probe.GRPC}, path)
+	val.nonNegative(path.Child("initialDelaySeconds"), int64(probe.InitialDelaySeconds))
+	val.nonNegative(path.Child("timeoutSeconds"), int64(probe.TimeoutSeconds))
+	val.nonNegative(path.Child("periodSeconds"), int64(probe.PeriodSeconds))
+	val.nonNegative(path.Child("successThreshold"), int64(probe.SuccessThreshold))
+	val.nonNegative(path.Child("failureThreshold"), int64(probe.FailureThreshold))
 	if period := probe.TerminationGracePeriodSeconds; period != nil && *period <= 0 {
-		j.invalid(path.Child("terminationGracePeriodSeconds"), *period, "must be greater than 0")
+		val.invalid(path.Child("terminationGracePeriodSeconds"), *period, "must be greater than 0")
 	}
 }
 
-func (j *judge) lifecycle(lifecycle *corev1.Lifecycle, path *field.Path) {
+func (val *validator) lifecycle(lifecycle *corev1.Lifecycle, path *field.Path) {
 	if h := lifecycle.PostStart; h != nil {
-		j.handler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, path.Child("postStart"))
+		val.handler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, path.Child("postStart"))
 	}
 	if h := lifecycle.PreStop; h != nil {
-		j.handler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, path.Child("preStop"))
+		val.handler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, path.Child("preStop"))
 	}
 	if lifecycle.StopSignal != nil {
-		j.stopSignal(*lifecycle.StopSignal, path.Child("stopSignal"))
+		val.stopSignal(*lifecycle.StopSignal, path.Child("stopSignal"))
 	}
 }
 
-// handler requires exactly one action and judges the first.
-func (j *judge) handler(h handler, path *field.Path) {
+// handler requires exactly one action and validates the first.
+func (val *validator) handler(h handler, path *field.Path) {
 	count := 0
-	one := func(set bool, name string, judge func(path *field.Path)) {
+	one := func(set bool, name string, validate func(path *field.Path)) {
 		if !set {
 			return
 		}
 		if count++; count > 1 {
-			j.forbidden(path.Child(name), "may not specify more than 1 handler type")
+			val.forbidden(path.Child(name), "may not specify more than 1 handler type")
 			return
 		}
-		judge(path.Child(name))
+		validate(path.Child(name))
 	}
 	one(h.exec != nil, "exec", func(path *field.Path) {
 		if len(h.exec.Command) == 0 {
-			j.required(path.Child("command"), "")
+			val.required(path.Child("command"), "")
 		}
 	})
-	one(h.http != nil, "httpGet", func(path *field.Path) { j.httpGet(h.http, path) })
-	one(h.tcp != nil, "tcpSocket", func(path *field.Path) { j.portNumberOrName(path.Child("port"), h.tcp.Port) })
+	one(h.http != nil, "httpGet", func(path *field.Path) { val.httpGet(h.http, path) })
+	one(h.tcp != nil, "tcpSocket", func(path *field.Path) { val.portNumberOrName(path.Child("port"), h.tcp.Port) })
 	one(h.grpc != nil, "grpc", func(path *field.Path) {
-		j.portNumberOrName(path.Child("port"), intstr.FromInt32(h.grpc.Port))
-		optionalOneOf(j, path.Child("mode"), h.grpc.Mode, corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)
+		val.portNumberOrName(path.Child("port"), intstr.FromInt32(h.grpc.Port))
+		optionalOneOf(val, path.Child("mode"), h.grpc.Mode, corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)
 	})
 	one(h.sleep != nil, "sleep", func(path *field.Path) {
-		if grace := j.spec.TerminationGracePeriodSeconds; grace != nil && (h.sleep.Seconds < 0 || h.sleep.Seconds > *grace) {
-			j.invalid(path, h.sleep.Seconds, fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace))
+		if grace := val.spec.TerminationGracePeriodSeconds; grace != nil && (h.sleep.Seconds < 0 || h.sleep.Seconds > *grace) {
+			val.invalid(path, h.sleep.Seconds, fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace))
 		}
 	})
 	if count == 0 {
-		j.required(path, "must specify a handler type")
+		val.required(path, "must specify a handler type")
 	}
 }
 
-func (j *judge) httpGet(get *corev1.HTTPGetAction, path *field.Path) {
-	j.nonEmpty(path.Child("path"), get.Path)
-	j.portNumberOrName(path.Child("port"), get.Port)
-	oneOf(j, path.Child("scheme"), get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
+func (val *validator) httpGet(get *corev1.HTTPGetAction, path *field.Path) {
+	val.nonEmpty(path.Child("path"), get.Path)
+	val.portNumberOrName(path.Child("port"), get.Port)
+	oneOf(val, path.Child("scheme"), get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
 	for _, header := range get.HTTPHeaders {
-		j.messages(path.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))
+		val.messages(path.Child("httpHeaders"), header.Name, utilvalidation.IsHTTPHeaderName(header.Name))
 	}
 	switch {
 	case get.Protocol == nil || *get.Protocol == corev1.HTTPProtocolHTTP1:
 	case *get.Protocol != corev1.HTTPProtocolHTTP2:
-		oneOf(j, path.Child("protocol"), *get.Protocol, corev1.HTTPProtocolHTTP1, corev1.HTTPProtocolHTTP2)
+		oneOf(val, path.Child("protocol"), *get.Protocol, corev1.HTTPProtocolHTTP1, corev1.HTTPProtocolHTTP2)
 	case get.Scheme != corev1.URISchemeHTTP:
-		j.invalid(path.Child("protocol"), *get.Protocol, "is only supported with HTTP (H2C)")
+		val.invalid(path.Child("protocol"), *get.Protocol, "is only supported with HTTP (H2C)")
 	case get.Host != "":
-		j.invalid(path.Child("host"), get.Host, "must be empty when `protocol` is \"HTTP2\"")
+		val.invalid(path.Child("host"), get.Host, "must be empty when `protocol` is \"HTTP2\"")
 	}
 }
 
-func (j *judge) portNumberOrName(path *field.Path, port intstr.IntOrString) {
+func (val *validator) portNumberOrName(path *field.Path, port intstr.IntOrString) {
 	if port.Type == intstr.Int {
-		j.messages(path, port.IntValue(), utilvalidation.IsValidPortNum(port.IntValue()))
+		val.messages(path, port.IntValue(), utilvalidation.IsValidPortNum(port.IntValue()))
 	} else {
-		j.messages(path, port.StrVal, utilvalidation.IsValidPortName(port.StrVal))
+		val.messages(path, port.StrVal, utilvalidation.IsValidPortName(port.StrVal))
 	}
 }
 
-// stopSignal requires a signal the pod's operating system has; without a system named there is none.
-func (j *judge) stopSignal(signal corev1.Signal, path *field.Path) {
-	switch os := j.spec.OS; {
+// stopSignal requires a signal of the pod's operating system; it is not allowed if the specification has no os.
+func (val *validator) stopSignal(signal corev1.Signal, path *field.Path) {
+	switch os := val.spec.OS; {
 	case os == nil:
-		j.forbidden(path, "may not be set for containers with empty `spec.os.name`")
+		val.forbidden(path, "may not be set for containers with empty `spec.os.name`")
 	case os.Name == corev1.Windows:
-		oneOf(j, path, signal, corev1.SIGKILL, corev1.SIGTERM)
+		oneOf(val, path, signal, corev1.SIGKILL, corev1.SIGTERM)
 	case os.Name == corev1.Linux && !linuxSignals.Has(signal):
-		j.add(field.NotSupported(path, signal, sets.List(linuxSignals)))
+		val.add(field.NotSupported(path, signal, sets.List(linuxSignals)))
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// QOSClass is the class of service a pod gets: Guaranteed where everyone says exactly how much they need, BestEffort
-// where nobody says anything, Burstable otherwise.
+// QOSClass is the QoS class of a pod: Guaranteed if every container has equal requests and limits, BestEffort if none
+// has any, Burstable otherwise.
 func QOSClass(pod *corev1.Pod) corev1.PodQOSClass {
 	if resourcehelper.IsPodLevelResourcesSet(pod) {
 		return qosClass(pod.Spec.Resources)
@@ -38,7 +38,7 @@ func resourceClass(r *corev1.ResourceRequirements, name corev1.ResourceName) cor
 	return corev1.PodQOSGuaranteed
 }
 
-// joinClass is the class of a whole that has parts of both classes. "" is the class of nothing.
+// joinClass combines the classes of two parts. "" is the class of no part.
 func joinClass(a, b corev1.PodQOSClass) corev1.PodQOSClass {
 	if a == "" || a == b {
 		return b
@@ -46,8 +46,8 @@ func joinClass(a, b corev1.PodQOSClass) corev1.PodQOSClass {
 	return corev1.PodQOSBurstable
 }
 
-// DefaultPodResources completes what a pod as a whole asks for from what its containers ask for. It needs every
-// container to be there, so it runs when admission is over, not with the other defaults.
+// DefaultPodResources sets the defaults of the pod-level resources from those of the containers. It needs the final list
+// of containers, so it runs after admission, not with the other defaults.
 func DefaultPodResources(spec *corev1.PodSpec) {
 	r := spec.Resources
 	if r == nil || len(r.Requests) == 0 && len(r.Limits) == 0 {
@@ -65,7 +65,7 @@ func DefaultPodResources(spec *corev1.PodSpec) {
 		}
 		(*list)[name] = from[name].DeepCopy()
 	}
-	// Huge pages cannot be overcommitted: the pod's limit is what its containers may use, unless a request says otherwise.
+	// Huge pages cannot be overcommitted: the pod's limit is the sum of its containers' limits, unless there is a request.
 	for name := range limits {
 		if _, requested := r.Requests[name]; IsHugePages(name) && !requested {
 			setResource(&r.Limits, name, limits)
@@ -79,7 +79,7 @@ func DefaultPodResources(spec *corev1.PodSpec) {
 	for name := range r.Limits {
 		setResource(&r.Requests, name, r.Limits)
 	}
-	// A limit follows from the containers only where every one of them has a limit.
+	// The containers determine a limit only if every one of them has a limit.
 	for name := range r.Requests {
 		if anyContainer(spec, func(c *corev1.Container) bool { _, limited := c.Resources.Limits[name]; return !limited }) {
 			continue

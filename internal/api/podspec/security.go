@@ -14,53 +14,53 @@ import (
 
 const sysAdmin corev1.Capability = "CAP_SYS_ADMIN"
 
-// podSecurity judges the security context of the pod.
-func (j *judge) podSecurity(path *field.Path) {
-	sc := j.spec.SecurityContext
+// podSecurity validates the security context of the pod.
+func (val *validator) podSecurity(path *field.Path) {
+	sc := val.spec.SecurityContext
 	if sc == nil {
 		return
 	}
-	j.groupID(path.Child("fsGroup"), sc.FSGroup)
-	j.userID(path.Child("runAsUser"), sc.RunAsUser)
-	j.groupID(path.Child("runAsGroup"), sc.RunAsGroup)
+	val.groupID(path.Child("fsGroup"), sc.FSGroup)
+	val.userID(path.Child("runAsUser"), sc.RunAsUser)
+	val.groupID(path.Child("runAsGroup"), sc.RunAsGroup)
 	for i := range sc.SupplementalGroups {
-		j.groupID(path.Child("supplementalGroups").Index(i), &sc.SupplementalGroups[i])
+		val.groupID(path.Child("supplementalGroups").Index(i), &sc.SupplementalGroups[i])
 	}
-	j.sysctls(sc.Sysctls, path.Child("sysctls"))
-	optionalOneOf(j, path.Child("fsGroupChangePolicy"), sc.FSGroupChangePolicy, corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch)
-	j.seccomp(sc.SeccompProfile, path.Child("seccompProfile"))
-	j.windowsOptions(sc.WindowsOptions, path.Child("windowsOptions"))
-	j.appArmor(sc.AppArmorProfile, path.Child("appArmorProfile"))
-	optionalOneOf(j, path.Child("supplementalGroupsPolicy"), sc.SupplementalGroupsPolicy,
+	val.sysctls(sc.Sysctls, path.Child("sysctls"))
+	optionalOneOf(val, path.Child("fsGroupChangePolicy"), sc.FSGroupChangePolicy, corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch)
+	val.seccomp(sc.SeccompProfile, path.Child("seccompProfile"))
+	val.windowsOptions(sc.WindowsOptions, path.Child("windowsOptions"))
+	val.appArmor(sc.AppArmorProfile, path.Child("appArmorProfile"))
+	optionalOneOf(val, path.Child("supplementalGroupsPolicy"), sc.SupplementalGroupsPolicy,
 		corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
-	optionalOneOf(j, path.Child("seLinuxChangePolicy"), sc.SELinuxChangePolicy,
+	optionalOneOf(val, path.Child("seLinuxChangePolicy"), sc.SELinuxChangePolicy,
 		corev1.SELinuxChangePolicyMountOption, corev1.SELinuxChangePolicyRecursive)
 }
 
-// containerSecurity judges the security context of a container.
-func (j *judge) containerSecurity(sc *corev1.SecurityContext, path *field.Path) {
+// containerSecurity validates the security context of a container.
+func (val *validator) containerSecurity(sc *corev1.SecurityContext, path *field.Path) {
 	if sc == nil {
 		return
 	}
-	j.userID(path.Child("runAsUser"), sc.RunAsUser)
-	j.groupID(path.Child("runAsGroup"), sc.RunAsGroup)
+	val.userID(path.Child("runAsUser"), sc.RunAsUser)
+	val.groupID(path.Child("runAsGroup"), sc.RunAsGroup)
 	if sc.ProcMount != nil {
-		oneOf(j, path.Child("procMount"), *sc.ProcMount, corev1.DefaultProcMount, corev1.UnmaskedProcMount)
-		if *sc.ProcMount == corev1.UnmaskedProcMount && ptr.Deref(j.spec.HostUsers, true) {
-			j.invalid(path.Child("procMount"), *sc.ProcMount, "`hostUsers` must be false to use `Unmasked`")
+		oneOf(val, path.Child("procMount"), *sc.ProcMount, corev1.DefaultProcMount, corev1.UnmaskedProcMount)
+		if *sc.ProcMount == corev1.UnmaskedProcMount && ptr.Deref(val.spec.HostUsers, true) {
+			val.invalid(path.Child("procMount"), *sc.ProcMount, "`hostUsers` must be false to use `Unmasked`")
 		}
 	}
-	j.seccomp(sc.SeccompProfile, path.Child("seccompProfile"))
+	val.seccomp(sc.SeccompProfile, path.Child("seccompProfile"))
 	if !ptr.Deref(sc.AllowPrivilegeEscalation, true) {
 		if ptr.Deref(sc.Privileged, false) {
-			j.invalid(path, sc, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
+			val.invalid(path, sc, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
 		}
-		if addsSysAdmin(sc) && !j.allow.sysAdminWithoutEscalation {
-			j.invalid(path, sc, "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN")
+		if addsSysAdmin(sc) && !val.allow.sysAdminWithoutEscalation {
+			val.invalid(path, sc, "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN")
 		}
 	}
-	j.windowsOptions(sc.WindowsOptions, path.Child("windowsOptions"))
-	j.appArmor(sc.AppArmorProfile, path.Child("appArmorProfile"))
+	val.windowsOptions(sc.WindowsOptions, path.Child("windowsOptions"))
+	val.appArmor(sc.AppArmorProfile, path.Child("appArmorProfile"))
 }
 
 func addsSysAdmin(sc *corev1.SecurityContext) bool {
@@ -78,26 +78,26 @@ const sysctlLength = 253
 
 var sysctlForm = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
-func (j *judge) sysctls(settings []corev1.Sysctl, path *field.Path) {
+func (val *validator) sysctls(settings []corev1.Sysctl, path *field.Path) {
 	seen := sets.New[string]()
 	for i, setting := range settings {
 		path := path.Index(i).Child("name")
 		switch {
 		case setting.Name == "":
-			j.required(path, "")
+			val.required(path, "")
 		case len(setting.Name) > sysctlLength || !sysctlForm.MatchString(setting.Name):
-			j.invalid(path, setting.Name, fmt.Sprintf("must have at most %d characters and match regex %s", sysctlLength, sysctlForm))
+			val.invalid(path, setting.Name, fmt.Sprintf("must have at most %d characters and match regex %s", sysctlLength, sysctlForm))
 		case seen.Has(setting.Name):
-			j.duplicate(path, setting.Name)
+			val.duplicate(path, setting.Name)
 		}
-		if text := hostSysctl(setting.Name, j.spec); text != "" && !j.allow.hostSysctls {
-			j.invalid(path, setting.Name, text)
+		if text := hostSysctl(setting.Name, val.spec); text != "" && !val.allow.hostSysctls {
+			val.invalid(path, setting.Name, text)
 		}
 		seen.Insert(setting.Name)
 	}
 }
 
-// hostSysctl says why a setting cannot be made: it would reach past the pod, into a namespace it shares with the node.
+// hostSysctl returns why a sysctl cannot be set: it belongs to a namespace that the pod shares with the node.
 func hostSysctl(name string, spec *corev1.PodSpec) string {
 	switch namespace, _, _ := sysctl.GetNamespace(name); {
 	case spec.HostNetwork && namespace == sysctl.NetNamespace:
@@ -108,50 +108,50 @@ func hostSysctl(name string, spec *corev1.PodSpec) string {
 	return ""
 }
 
-func (j *judge) seccomp(profile *corev1.SeccompProfile, path *field.Path) {
+func (val *validator) seccomp(profile *corev1.SeccompProfile, path *field.Path) {
 	if profile == nil {
 		return
 	}
 	if profile.Type == "" {
-		j.required(path.Child("type"), "type is required when seccompProfile is set")
+		val.required(path.Child("type"), "type is required when seccompProfile is set")
 	} else {
-		oneOf(j, path.Child("type"), profile.Type,
+		oneOf(val, path.Child("type"), profile.Type,
 			corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault, corev1.SeccompProfileTypeUnconfined)
 	}
 	switch local := profile.Type == corev1.SeccompProfileTypeLocalhost; {
 	case local && profile.LocalhostProfile == nil:
-		j.required(path.Child("localhostProfile"), "must be set when seccomp type is Localhost")
+		val.required(path.Child("localhostProfile"), "must be set when seccomp type is Localhost")
 	case local:
-		j.localPath(path.Child("localhostProfile"), *profile.LocalhostProfile)
+		val.localPath(path.Child("localhostProfile"), *profile.LocalhostProfile)
 	case profile.LocalhostProfile != nil:
-		j.invalid(path.Child("localhostProfile"), profile, "can only be set when seccomp type is Localhost")
+		val.invalid(path.Child("localhostProfile"), profile, "can only be set when seccomp type is Localhost")
 	}
 }
 
-func (j *judge) appArmor(profile *corev1.AppArmorProfile, path *field.Path) {
+func (val *validator) appArmor(profile *corev1.AppArmorProfile, path *field.Path) {
 	if profile == nil {
 		return
 	}
 	local := path.Child("localhostProfile")
 	switch profile.Type {
 	case corev1.AppArmorProfileTypeLocalhost:
-		const longest = 4095 // the longest path, less its end
+		const longest = 4095 // the longest path without its terminating null byte
 		switch name := profile.LocalhostProfile; {
 		case name == nil || *name == "":
-			j.required(local, "must be set when AppArmor type is Localhost")
+			val.required(local, "must be set when AppArmor type is Localhost")
 		case strings.TrimSpace(*name) != *name:
-			j.invalid(local, *name, "must not be padded with whitespace")
+			val.invalid(local, *name, "must not be padded with whitespace")
 		case len(*name) > longest:
-			j.add(field.TooLong(local, "", longest))
+			val.add(field.TooLong(local, "", longest))
 		}
 	case corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined:
 		if profile.LocalhostProfile != nil {
-			j.invalid(local, *profile.LocalhostProfile, "can only be set when AppArmor type is Localhost")
+			val.invalid(local, *profile.LocalhostProfile, "can only be set when AppArmor type is Localhost")
 		}
 	case "":
-		j.required(path.Child("type"), "type is required when appArmorProfile is set")
+		val.required(path.Child("type"), "type is required when appArmorProfile is set")
 	default:
-		oneOf(j, path.Child("type"), profile.Type,
+		oneOf(val, path.Child("type"), profile.Type,
 			corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined)
 	}
 }

@@ -15,14 +15,14 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expectations in testdata")
 
-// story is one case of a testdata file: a specification, perhaps annotations, perhaps what was stored before, and what
-// is said about it.
+// story is one case of a testdata file: a specification, optionally annotations and the stored object, and the expected
+// output.
 type story struct {
 	name     string
 	sections []section
 }
 
-// section is a part of a story. The first has no name and holds the specification.
+// section is a part of a story. The first has no name and contains the specification.
 type section struct{ name, text string }
 
 func (s *story) find(name string) (string, bool) {
@@ -75,14 +75,14 @@ func readStories(t *testing.T, file string) []story {
 	return stories
 }
 
-// checkStories compares what say answers for each story with the story's last section, or rewrites the file.
-func checkStories(t *testing.T, file, last string, say func(s *story) []string) {
+// checkStories compares the output for each story with the story's last section, or rewrites the file with -update.
+func checkStories(t *testing.T, file, last string, output func(s *story) []string) {
 	t.Helper()
 	stories := readStories(t, file)
 	var rewritten strings.Builder
 	for i := range stories {
 		s := &stories[i]
-		got := strings.Join(say(s), "\n")
+		got := strings.Join(output(s), "\n")
 		if want, _ := s.find(last); got != want && !*update {
 			t.Errorf("%s\ngot:\n%s\nwant:\n%s", s.name, got, want)
 		}
@@ -118,7 +118,7 @@ func lines(errs field.ErrorList) []string {
 	return lines
 }
 
-// TestValidatePod judges the pods of testdata/validate.txt. The errors there are upstream's, in our order.
+// TestValidatePod validates the pods of testdata/validate.txt. The errors there are upstream's, in our order.
 func TestValidatePod(t *testing.T) {
 	checkStories(t, "testdata/validate.txt", "errors", func(s *story) []string {
 		pod := s.pod(t)

@@ -1,10 +1,9 @@
-// Package podspec holds what is true of every pod specification, whether it stands in a pod or in the template of a
-// workload: its defaults, the fields that are switched off, its validation and its warnings. The rows of pods and of
-// the workloads call it; what is true of pods alone (what an update may change, the status, binding, eviction) stands
-// with the row of pods.
+// Package podspec implements pod specifications, in pods and in the templates of workloads: defaults, fields of disabled
+// features, validation and warnings. What applies only to pods (allowed updates, status, binding, eviction) is in
+// package core.
 //
-// There are three kinds of containers and every rule must see all of them. Rules therefore walk containers with
-// VisitContainers and nothing else.
+// A pod has three lists of containers and every validation must cover all of them, so all code iterates with
+// VisitContainers.
 package podspec
 
 import (
@@ -12,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ContainerKind says in which list of the pod a container stands.
+// ContainerKind says in which list of the pod a container is.
 type ContainerKind int
 
-// The kinds, in the order in which a visitor meets them.
+// The kinds, in the order of visits.
 const (
 	InitContainer ContainerKind = iota
 	RegularContainer
@@ -28,8 +27,7 @@ func (k ContainerKind) list() string {
 }
 
 // VisitContainers calls visit for each container of spec: init containers first, then the regular ones, then the
-// ephemeral ones, which appear as the container they have in common with the others. path is that of spec; when it is
-// nil no paths are made and visit gets nil.
+// ephemeral ones, as the Container with the same fields. path is that of spec; if it is nil, visit gets nil paths.
 func VisitContainers(spec *corev1.PodSpec, path *field.Path, visit func(c *corev1.Container, kind ContainerKind, path *field.Path)) {
 	at := func(kind ContainerKind, i int) *field.Path {
 		if path == nil {
@@ -48,7 +46,7 @@ func VisitContainers(spec *corev1.PodSpec, path *field.Path, visit func(c *corev
 	}
 }
 
-// asContainer views an ephemeral container as a container. Both have the same fields; the view shares memory.
+// asContainer converts an ephemeral container to a container. Both have the same fields; they share memory.
 func asContainer(c *corev1.EphemeralContainer) *corev1.Container {
 	return (*corev1.Container)(&c.EphemeralContainerCommon)
 }
@@ -62,7 +60,7 @@ func anyContainer(spec *corev1.PodSpec, predicate func(c *corev1.Container) bool
 	return found
 }
 
-// Restartable reports whether an init container keeps running beside the regular ones (a sidecar).
+// Restartable reports whether an init container keeps running with the regular ones (a sidecar).
 func Restartable(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// warner goes through a specification and writes down what is allowed but surely not meant.
+// warner collects warnings about a specification that is valid but most likely a mistake.
 type warner struct {
 	texts []string
 	spec  *corev1.PodSpec
@@ -27,30 +27,29 @@ func (w *warner) add(path *field.Path, format string, args ...any) {
 // WarnPod returns the warnings for a new pod.
 func WarnPod(pod *corev1.Pod) []string {
 	w := &warner{spec: &pod.Spec, meta: &pod.ObjectMeta}
-	w.everything()
+	w.all()
 	return w.texts
 }
 
-// WarnTemplate returns the warnings for a template, whose own path is given. old is what it was; the warnings do not
-// depend on it.
+// WarnTemplate returns the warnings for a template with the given path. They do not depend on old, the previous template.
 func WarnTemplate(path *field.Path, t, old *corev1.PodTemplateSpec) []string {
 	if t == nil {
 		return nil
 	}
 	w := &warner{spec: &t.Spec, meta: &t.ObjectMeta, path: path}
-	w.everything()
+	w.all()
 	return w.texts
 }
 
-func (w *warner) everything() {
+func (w *warner) all() {
 	w.nodeLabels()
 	w.annotations()
 	w.volumes()
 	for _, v := range w.spec.Volumes {
 		w.overlappingFiles(&v)
 	}
-	w.lists()
-	w.fractions(w.spec.Overhead, w.path.Child("spec", "overhead"))
+	w.duplicateEntries()
+	w.fractionalBytes(w.spec.Overhead, w.path.Child("spec", "overhead"))
 	VisitContainers(w.spec, w.path.Child("spec"), func(c *corev1.Container, _ ContainerKind, path *field.Path) { w.container(c, path) })
 	w.ports()
 	if seconds := w.spec.TerminationGracePeriodSeconds; seconds != nil && *seconds < 0 {
@@ -67,7 +66,7 @@ func (w *warner) everything() {
 	}
 }
 
-// DeprecatedNodeLabels are labels of nodes that have a better name today, or none.
+// DeprecatedNodeLabels are deprecated node labels and their replacement, if there is one.
 var DeprecatedNodeLabels = map[string]string{
 	"beta.kubernetes.io/arch":                       `deprecated since v1.14; use "kubernetes.io/arch" instead`,
 	"beta.kubernetes.io/os":                         `deprecated since v1.14; use "kubernetes.io/os" instead`,
@@ -203,8 +202,8 @@ func (w *warner) volumes() {
 	}
 }
 
-// lists warns of entries that hide one another.
-func (w *warner) lists() {
+// duplicateEntries warns of list entries that override one another.
+func (w *warner) duplicateEntries() {
 	seen := sets.New[string]()
 	for i, alias := range w.spec.HostAliases {
 		if seen.Has(alias.IP) {
@@ -225,8 +224,8 @@ func (w *warner) lists() {
 	}
 }
 
-// fractions warns of parts of bytes.
-func (w *warner) fractions(list corev1.ResourceList, path *field.Path) {
+// fractionalBytes warns of fractions of bytes.
+func (w *warner) fractionalBytes(list corev1.ResourceList, path *field.Path) {
 	w.fraction(list, corev1.ResourceMemory, path)
 	w.fraction(list, corev1.ResourceEphemeralStorage, path)
 }
@@ -242,12 +241,12 @@ func (w *warner) container(c *corev1.Container, path *field.Path) {
 		w.seccompAnnotation(corev1.SeccompContainerAnnotationKeyPrefix + c.Name)
 	}
 	w.appArmorAnnotation(c)
-	w.fractions(c.Resources.Limits, path.Child("resources", "limits"))
-	w.fractions(c.Resources.Requests, path.Child("resources", "requests"))
+	w.fractionalBytes(c.Resources.Limits, path.Child("resources", "limits"))
+	w.fractionalBytes(c.Resources.Requests, path.Child("resources", "requests"))
 	names := sets.New[string]()
 	for i, v := range c.Env {
 		reference := "$(" + v.Name + ")"
-		// A variable that extends its earlier self is meant.
+		// A variable that extends its earlier value is intended.
 		extends := v.ValueFrom == nil && v.Value != reference && strings.Contains(v.Value, reference)
 		if names.Has(v.Name) && !extends {
 			w.add(path.Child("env").Index(i), "hides previous definition of %q, which may be dropped when using apply", v.Name)
@@ -256,8 +255,8 @@ func (w *warner) container(c *corev1.Container, path *field.Path) {
 	}
 }
 
-// appArmorAnnotation warns of the annotation that a field has replaced, unless the pod's own profile says the same.
-// A pod's field is filled in from the annotation before warnings are made, so there the two being equal means nothing.
+// appArmorAnnotation warns of the annotation that a field has replaced, unless the pod's own profile is the same. A pod's
+// field is set from the annotation before warnings are made, so equality means nothing there.
 func (w *warner) appArmorAnnotation(c *corev1.Container) {
 	key := appArmorPrefix + c.Name
 	value, set := w.meta.Annotations[key]
@@ -277,7 +276,7 @@ func (w *warner) appArmorAnnotation(c *corev1.Container) {
 	w.add(w.path.Child("metadata", "annotations").Key(key), `deprecated since v1.30; use the "appArmorProfile" field instead`)
 }
 
-// ports warns of ports that are defined twice, or so that nobody can say which of them is meant.
+// ports warns of ports that are defined twice or that are ambiguous.
 func (w *warner) ports() {
 	type definition struct {
 		path *field.Path
@@ -316,17 +315,17 @@ func (w *warner) ports() {
 	})
 }
 
-// fileOf is a file that a volume writes, and what writes it where there are several.
-type fileOf struct{ path, source string }
+// volumeFile is a file that a volume writes, and its source if there are several.
+type volumeFile struct{ path, source string }
 
-func (f fileOf) String() string {
+func (f volumeFile) String() string {
 	if f.source == "" {
 		return fmt.Sprintf("%q", f.path)
 	}
 	return fmt.Sprintf("%q (%s)", f.path, f.source)
 }
 
-// overlappingFiles warns of files of one volume that are the same, or lie one below the other.
+// overlappingFiles warns of files of one volume that have the same path, or one of which is inside the other.
 func (w *warner) overlappingFiles(v *corev1.Volume) {
 	switch {
 	case v.ConfigMap != nil:
@@ -336,7 +335,7 @@ func (w *warner) overlappingFiles(v *corev1.Volume) {
 	case v.DownwardAPI != nil:
 		w.overlaps(v.Name, "DownwardAPI", downwardFiles(v.DownwardAPI.Items, ""))
 	case v.Projected != nil:
-		var files []fileOf
+		var files []volumeFile
 		for _, source := range v.Projected.Sources {
 			if source == (corev1.VolumeProjection{}) {
 				w.texts = append(w.texts, fmt.Sprintf("volume %q (Projected) has no sources provided", v.Name))
@@ -347,7 +346,7 @@ func (w *warner) overlappingFiles(v *corev1.Volume) {
 	}
 }
 
-func (w *warner) overlaps(volume, kind string, files []fileOf) {
+func (w *warner) overlaps(volume, kind string, files []volumeFile) {
 	for i := range files {
 		file := &files[i]
 		file.path = strings.TrimRight(file.path, "/")
@@ -362,21 +361,21 @@ func (w *warner) overlaps(volume, kind string, files []fileOf) {
 	}
 }
 
-func keyFiles(items []corev1.KeyToPath, source string) (files []fileOf) {
+func keyFiles(items []corev1.KeyToPath, source string) (files []volumeFile) {
 	for _, item := range items {
-		files = append(files, fileOf{item.Path, source})
+		files = append(files, volumeFile{item.Path, source})
 	}
 	return files
 }
 
-func downwardFiles(items []corev1.DownwardAPIVolumeFile, source string) (files []fileOf) {
+func downwardFiles(items []corev1.DownwardAPIVolumeFile, source string) (files []volumeFile) {
 	for _, item := range items {
-		files = append(files, fileOf{item.Path, source})
+		files = append(files, volumeFile{item.Path, source})
 	}
 	return files
 }
 
-func projectionFiles(p *corev1.VolumeProjection) (files []fileOf) {
+func projectionFiles(p *corev1.VolumeProjection) (files []volumeFile) {
 	switch {
 	case p.ConfigMap != nil && p.ConfigMap.Items != nil:
 		return keyFiles(p.ConfigMap.Items, fmt.Sprintf("ConfigMap %q", p.ConfigMap.Name))
@@ -385,17 +384,17 @@ func projectionFiles(p *corev1.VolumeProjection) (files []fileOf) {
 	case p.DownwardAPI != nil && p.DownwardAPI.Items != nil:
 		return downwardFiles(p.DownwardAPI.Items, "DownwardAPI")
 	case p.ServiceAccountToken != nil:
-		return []fileOf{{p.ServiceAccountToken.Path, "ServiceAccountToken"}}
+		return []volumeFile{{p.ServiceAccountToken.Path, "ServiceAccountToken"}}
 	case p.ClusterTrustBundle != nil:
 		name := p.ClusterTrustBundle.Name
 		if name == nil {
 			name = p.ClusterTrustBundle.SignerName
 		}
 		if name != nil {
-			files = append(files, fileOf{p.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", *name)})
+			files = append(files, volumeFile{p.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", *name)})
 		}
 	case p.PodCertificate != nil:
-		files = []fileOf{
+		files = []volumeFile{
 			{p.PodCertificate.CertificateChainPath, "PodCertificate chain"},
 			{p.PodCertificate.KeyPath, "PodCertificate key"},
 			{p.PodCertificate.CredentialBundlePath, "PodCertificate credential bundle"},

@@ -9,47 +9,49 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-func (j *judge) isWindows() bool { return j.spec.OS != nil && j.spec.OS.Name == corev1.Windows }
+func (val *validator) isWindows() bool {
+	return val.spec.OS != nil && val.spec.OS.Name == corev1.Windows
+}
 
-// operatingSystem judges the system named in the specification and refuses what it does not have.
-func (j *judge) operatingSystem(path *field.Path) {
-	os := j.spec.OS
+// operatingSystem validates spec.os and refuses fields that this operating system does not support.
+func (val *validator) operatingSystem(path *field.Path) {
+	os := val.spec.OS
 	if os == nil {
 		return
 	}
 	switch os.Name {
 	case "":
-		j.required(path.Child("os", "name"), "")
+		val.required(path.Child("os", "name"), "")
 	case corev1.Linux:
-		j.forLinux(path)
+		val.forLinux(path)
 	case corev1.Windows:
-		j.forWindows(path)
+		val.forWindows(path)
 	default:
-		oneOf(j, path.Child("os"), os.Name, corev1.Linux, corev1.Windows)
+		oneOf(val, path.Child("os"), os.Name, corev1.Linux, corev1.Windows)
 	}
 }
 
-func (j *judge) forLinux(path *field.Path) {
+func (val *validator) forLinux(path *field.Path) {
 	const text = "windows options cannot be set for a linux pod"
-	if sc := j.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
-		j.forbidden(path.Child("securityContext", "windowsOptions"), text)
+	if sc := val.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+		val.forbidden(path.Child("securityContext", "windowsOptions"), text)
 	}
-	VisitContainers(j.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
+	VisitContainers(val.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
 		if sc := c.SecurityContext; sc != nil && sc.WindowsOptions != nil {
-			j.forbidden(path.Child("securityContext", "windowsOptions"), text)
+			val.forbidden(path.Child("securityContext", "windowsOptions"), text)
 		}
 	})
 }
 
-func (j *judge) forWindows(path *field.Path) {
+func (val *validator) forWindows(path *field.Path) {
 	forbid := func(path *field.Path, fields map[string]bool) {
 		for _, name := range sortedKeys(fields) {
 			if fields[name] {
-				j.forbidden(path.Child(name), "cannot be set for a windows pod")
+				val.forbidden(path.Child(name), "cannot be set for a windows pod")
 			}
 		}
 	}
-	if sc := j.spec.SecurityContext; sc != nil {
+	if sc := val.spec.SecurityContext; sc != nil {
 		forbid(path.Child("securityContext"), map[string]bool{
 			"appArmorProfile":          sc.AppArmorProfile != nil,
 			"seLinuxOptions":           sc.SELinuxOptions != nil,
@@ -65,12 +67,12 @@ func (j *judge) forWindows(path *field.Path) {
 		})
 	}
 	forbid(path, map[string]bool{
-		"hostUsers":             j.spec.HostUsers != nil,
-		"hostPID":               j.spec.HostPID,
-		"hostIPC":               j.spec.HostIPC,
-		"shareProcessNamespace": j.spec.ShareProcessNamespace != nil,
+		"hostUsers":             val.spec.HostUsers != nil,
+		"hostPID":               val.spec.HostPID,
+		"hostIPC":               val.spec.HostIPC,
+		"shareProcessNamespace": val.spec.ShareProcessNamespace != nil,
 	})
-	VisitContainers(j.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
+	VisitContainers(val.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
 		if sc := c.SecurityContext; sc != nil {
 			forbid(path.Child("securityContext"), map[string]bool{
 				"appArmorProfile":          sc.AppArmorProfile != nil,
@@ -103,76 +105,76 @@ var (
 	userNameCharacters = `runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`
 )
 
-func (j *judge) windowsOptions(options *corev1.WindowsSecurityContextOptions, path *field.Path) {
+func (val *validator) windowsOptions(options *corev1.WindowsSecurityContextOptions, path *field.Path) {
 	if options == nil {
 		return
 	}
 	if name := options.GMSACredentialSpecName; name != nil {
-		j.subdomain(path.Child("gmsaCredentialSpecName"), *name)
+		val.subdomain(path.Child("gmsaCredentialSpecName"), *name)
 	}
 	if spec := options.GMSACredentialSpec; spec != nil {
 		if *spec == "" {
-			j.invalid(path.Child("gmsaCredentialSpec"), *spec, "gmsaCredentialSpec cannot be an empty string")
+			val.invalid(path.Child("gmsaCredentialSpec"), *spec, "gmsaCredentialSpec cannot be an empty string")
 		} else if len(*spec) > credentialKiB*1024 {
-			j.invalid(path.Child("gmsaCredentialSpec"), *spec, fmt.Sprintf("gmsaCredentialSpec size must be under %d KiB", credentialKiB))
+			val.invalid(path.Child("gmsaCredentialSpec"), *spec, fmt.Sprintf("gmsaCredentialSpec size must be under %d KiB", credentialKiB))
 		}
 	}
 	if name := options.RunAsUserName; name != nil {
-		j.windowsUserName(path.Child("runAsUserName"), *name)
+		val.windowsUserName(path.Child("runAsUserName"), *name)
 	}
 }
 
-// windowsUserName judges a name of the form DOMAIN\user, the domain being optional.
-func (j *judge) windowsUserName(path *field.Path, name string) {
+// windowsUserName validates a name of the form DOMAIN\user, the domain being optional.
+func (val *validator) windowsUserName(path *field.Path, name string) {
 	parts := strings.Split(name, `\`)
 	switch {
 	case name == "":
-		j.invalid(path, name, "runAsUserName cannot be an empty string")
+		val.invalid(path, name, "runAsUserName cannot be an empty string")
 		return
 	case controlCharacters.MatchString(name):
-		j.invalid(path, name, "runAsUserName cannot contain control characters")
+		val.invalid(path, name, "runAsUserName cannot contain control characters")
 		return
 	case len(parts) > 2:
-		j.invalid(path, name, "runAsUserName cannot contain more than one backslash")
+		val.invalid(path, name, "runAsUserName cannot contain more than one backslash")
 		return
 	}
 	user := parts[len(parts)-1]
 	if len(parts) == 2 {
 		domain := parts[0]
 		if len(domain) >= userDomainLength {
-			j.invalid(path, name, fmt.Sprintf("runAsUserName's Domain length must be under %d characters", userDomainLength))
+			val.invalid(path, name, fmt.Sprintf("runAsUserName's Domain length must be under %d characters", userDomainLength))
 		}
 		if !netBIOSDomain.MatchString(domain) && !dnsDomain.MatchString(domain) {
-			j.invalid(path, name, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
+			val.invalid(path, name, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
 		}
 	}
 	if user == "" {
-		j.invalid(path, name, "runAsUserName's User cannot be empty")
+		val.invalid(path, name, "runAsUserName's User cannot be empty")
 	} else if len(user) > userNameLength {
-		j.invalid(path, name, fmt.Sprintf("runAsUserName's User length must not be longer than %d characters", userNameLength))
+		val.invalid(path, name, fmt.Sprintf("runAsUserName's User length must not be longer than %d characters", userNameLength))
 	}
 	if onlyDotsAndSpaces.MatchString(user) {
-		j.invalid(path, name, "runAsUserName's User cannot contain only periods or spaces")
+		val.invalid(path, name, "runAsUserName's User cannot contain only periods or spaces")
 	}
 	if userNameForbidden.MatchString(user) {
-		j.invalid(path, name, userNameCharacters)
+		val.invalid(path, name, userNameCharacters)
 	}
 }
 
-// hostProcess judges containers that are processes of a Windows node: all of a pod's or none, on the node's network.
-func (j *judge) hostProcess(path *field.Path) {
+// hostProcess validates Windows HostProcess containers: all containers of a pod or none, on the host network.
+func (val *validator) hostProcess(path *field.Path) {
 	var pod *bool
-	if sc := j.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+	if sc := val.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
 		pod = sc.WindowsOptions.HostProcess
 	}
 	all, onHost := 0, 0
-	VisitContainers(j.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
+	VisitContainers(val.spec, path, func(c *corev1.Container, _ ContainerKind, path *field.Path) {
 		all++
 		own := pod
 		if sc := c.SecurityContext; sc != nil && sc.WindowsOptions != nil && sc.WindowsOptions.HostProcess != nil {
 			own = sc.WindowsOptions.HostProcess
 			if pod != nil && *pod != *own {
-				j.invalid(path.Child("securityContext", "windowsOptions", "hostProcess"), *own,
+				val.invalid(path.Child("securityContext", "windowsOptions", "hostProcess"), *own,
 					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *pod))
 			}
 		}
@@ -184,9 +186,9 @@ func (j *judge) hostProcess(path *field.Path) {
 		return
 	}
 	if onHost != all {
-		j.invalid(path, "", "If pod contains any hostProcess containers then all containers must be HostProcess containers")
+		val.invalid(path, "", "If pod contains any hostProcess containers then all containers must be HostProcess containers")
 	}
-	if !j.spec.HostNetwork {
-		j.invalid(path.Child("hostNetwork"), false, "hostNetwork must be true if pod contains any hostProcess containers")
+	if !val.spec.HostNetwork {
+		val.invalid(path.Child("hostNetwork"), false, "hostNetwork must be true if pod contains any hostProcess containers")
 	}
 }

@@ -1,4 +1,4 @@
-// Package policy has the row of PodDisruptionBudget, which says how many pods may be taken away at once.
+// Package policy has PodDisruptionBudget.
 package policy
 
 import "skiff/internal/kind"

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// PodDisruptionBudget keeps enough of a set of pods running while nodes are emptied.
+// PodDisruptionBudget limits how many pods of a set may be evicted at once.
 var PodDisruptionBudget = kind.Of(kind.Definition[*policyv1.PodDisruptionBudget]{
 	GVK: policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"), Plural: "poddisruptionbudgets", Short: []string{"pdb"}, Namespaced: true,
 	List:           &policyv1.PodDisruptionBudgetList{},

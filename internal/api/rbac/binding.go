@@ -13,7 +13,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// What follows holds for both kinds of binding.
+// What both kinds of bindings have in common.
 
 func defaultBinding(role *rbacv1.RoleRef, subjects []rbacv1.Subject) {
 	if role.APIGroup == "" {
@@ -53,7 +53,7 @@ func validateBinding(role *rbacv1.RoleRef, subjects []rbacv1.Subject, namespaced
 	return errs
 }
 
-// validateSameRole: who may bind a role was judged when the binding was made, so it cannot turn to another role.
+// validateSameRole: permission to bind a role was checked on create, so the role is immutable.
 func validateSameRole(role, old *rbacv1.RoleRef) field.ErrorList {
 	return validation.ValidateImmutableField(*role, *old, field.NewPath("roleRef"))
 }

@@ -9,7 +9,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ClusterRole lists permissions in every namespace, on cluster-wide resources and on plain URLs.
+// ClusterRole lists permissions in all namespaces, on cluster-scoped resources and on non-resource URLs.
 var ClusterRole = kind.Of(kind.Definition[*rbacv1.ClusterRole]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("ClusterRole"), Plural: "clusterroles",
 	List:                &rbacv1.ClusterRoleList{},
@@ -38,7 +38,7 @@ func validateClusterRole(_ *kind.Request, role, old *rbacv1.ClusterRole) field.E
 	return errs
 }
 
-// hasInvalidSelector says that the stored role already holds a selector that today's rules refuse; it may stay.
+// hasInvalidSelector reports whether the stored role has a selector that would be refused today; it may be kept.
 func hasInvalidSelector(old *rbacv1.ClusterRole) bool {
 	if old == nil || old.AggregationRule == nil {
 		return false

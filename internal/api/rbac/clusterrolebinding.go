@@ -11,7 +11,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ClusterRoleBinding grants a cluster role everywhere.
+// ClusterRoleBinding grants a cluster role in the whole cluster.
 var ClusterRoleBinding = kind.Of(kind.Definition[*rbacv1.ClusterRoleBinding]{
 	GVK: rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), Plural: "clusterrolebindings",
 	List:                &rbacv1.ClusterRoleBindingList{},

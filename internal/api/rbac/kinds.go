@@ -1,5 +1,5 @@
-// Package rbac holds the rows of rbac.authorization.k8s.io: roles, which list permissions, and bindings, which grant a
-// role to subjects. Whether a user may grant what a role lists is a question for authorization and is not asked here.
+// Package rbac has the kinds of rbac.authorization.k8s.io: roles, which list permissions, and bindings, which grant a role
+// to subjects. Admission checks whether a user may grant a role.
 package rbac
 
 import (
@@ -8,12 +8,12 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{ClusterRole, ClusterRoleBinding, Role, RoleBinding}
 }
 
-// validateName allows everything that fits into one segment of a URL, because roles are named "system:node" and the like.
+// validateName allows everything that is valid as a path segment of a URL, because roles have names like "system:node".
 func validateName(name string, _ bool) []string {
 	return content.IsPathSegmentName(name)
 }

@@ -15,9 +15,9 @@ import (
 	"skiff/internal/kind"
 )
 
-// What a claim got: the allocation, who uses it, and what drivers report about the devices.
+// The allocation of a claim, its consumers, and the device status that drivers report.
 
-// deviceID names an allocated device, or one share of it: driver/pool/device[/share].
+// deviceID identifies an allocated device, or one share of it: driver/pool/device[/share].
 func deviceID[T ~string](driver, pool, device string, share *T) string {
 	id := driver + "/" + pool + "/" + device
 	if share != nil && *share != "" {
@@ -40,8 +40,8 @@ func statusID(device *resourcev1.AllocatedDeviceStatus) string {
 	return deviceID(device.Driver, device.Pool, device.Device, device.ShareID)
 }
 
-// prepareClaimStatus forgets reports about devices that the claim has just lost, so that whoever takes a device back
-// need not know who reports about it.
+// prepareClaimStatus drops the status of devices that the claim no longer has, so that a writer that deallocates a device
+// need not handle the drivers' status.
 func prepareClaimStatus(status, old *resourcev1.ResourceClaimStatus) {
 	lost := allocatedDevices(old.Allocation).Difference(allocatedDevices(status.Allocation))
 	status.Devices = slices.DeleteFunc(status.Devices, func(device resourcev1.AllocatedDeviceStatus) bool {
@@ -177,5 +177,5 @@ func validateNetworkData(data *resourcev1.NetworkDeviceData, path *field.Path) f
 	}
 	return append(errs, validateSet(data.IPs, resourcev1.NetworkDeviceDataMaxIPs, func(address *string, path *field.Path) field.ErrorList {
 		return utilvalidation.IsValidInterfaceAddress(path, *address)
-	}, itself, path.Child("ips"))...)
+	}, identity, path.Child("ips"))...)
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// A device that several claims share says how its capacity may be divided: into parts of certain sizes, or of any size in
-// a range, perhaps in steps.
+// The capacity of a device that several claims share has a request policy: certain sizes, or any size in a range,
+// optionally in steps.
 
 func validateCapacity(capacity *resourcev1.DeviceCapacity, shared bool, path *field.Path) field.ErrorList {
 	policy, path := capacity.RequestPolicy, path.Child("requestPolicy")
@@ -37,7 +37,7 @@ func validateCapacity(capacity *resourcev1.DeviceCapacity, shared bool, path *fi
 	return nil
 }
 
-// maxSizes bounds how many sizes a policy may list.
+// maxSizes limits the sizes of a policy.
 const maxSizes = 10
 
 func validateSizes(sizes []resource.Quantity, normal, whole resource.Quantity, path *field.Path) field.ErrorList {
@@ -55,7 +55,7 @@ func validateSizes(sizes []resource.Quantity, normal, whole resource.Quantity, p
 		}
 		return nil
 	}, func(size *resource.Quantity) string {
-		// AsDec changes how the quantity is kept, which must not reach the stored object.
+		// AsDec changes the internal form of the quantity; the stored object must not change.
 		number := size.DeepCopy()
 		return number.AsDec().String()
 	}, path)...)
@@ -78,7 +78,7 @@ func validateRange(valid *resourcev1.CapacityRequestPolicyRange, normal, whole r
 	for _, number := range numbers {
 		fractional = fractional || number.value != nil && isFraction(*number.value)
 	}
-	// Steps are counted in whole numbers: in thousandths if there are fractions, which then must be exact.
+	// Steps are counted as integers: in thousandths if there are fractions, which must then be exact.
 	exact := true
 	for _, number := range numbers {
 		if fractional && number.value != nil && number.value.Cmp(*resource.NewMilliQuantity(number.value.MilliValue(), number.value.Format)) != 0 {

@@ -257,7 +257,7 @@ func TestLostDevicesAreForgotten(t *testing.T) {
 	}
 }
 
-// namespaces is an Env in which only namespace "admin" has the label.
+// namespaces is a Client in which only namespace "admin" has the label.
 type namespaces struct{ kind.Client }
 
 func (namespaces) Get(_ context.Context, resource schema.GroupResource, _, name string) (kind.Object, error) {

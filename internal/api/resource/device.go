@@ -12,8 +12,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// validateDevice judges one device of a slice. old is the device of that name in the stored slice: what it has and keeps
-// is not judged by newer rules again.
+var (
+	qualifiedNames = keyValidation{maxLength: longestQualifiedName, validate: validateQualifiedName}
+	labels         = keyValidation{maxLength: utilvalidation.DNS1123LabelMaxLength, validate: validateLabel}
+)
+
+// validateDevice validates one device of a slice. old is the device of that name in the stored slice: newer validations are
+// skipped for unchanged fields.
 func validateDevice(device, old *resourcev1.Device, perDevice bool, path *field.Path) field.ErrorList {
 	errs := validateLabel(device.Name, path.Child("name"))
 	if count := len(device.Attributes) + len(device.Capacity); count > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
@@ -22,10 +27,10 @@ func validateDevice(device, old *resourcev1.Device, perDevice bool, path *field.
 	if count := attributeValues(device); count > resourcev1.ResourceSliceMaxAttributeValuesPerDevice {
 		errs = append(errs, field.Invalid(path, count, fmt.Sprintf("the total number of attribute values must not exceed %d", resourcev1.ResourceSliceMaxAttributeValuesPerDevice)))
 	}
-	errs = append(errs, validateMap(device.Attributes, unbounded, longestQualifiedName, validateQualifiedName, validateAttribute, path.Child("attributes"))...)
+	errs = append(errs, validateMap(device.Attributes, unbounded, qualifiedNames, validateAttribute, path.Child("attributes"))...)
 	if old == nil || !equality.Semantic.DeepEqual(old.Capacity, device.Capacity) {
 		shared := ptr.Deref(device.AllowMultipleAllocations, false)
-		errs = append(errs, validateMap(device.Capacity, unbounded, longestQualifiedName, validateQualifiedName, func(capacity *resourcev1.DeviceCapacity, path *field.Path) field.ErrorList {
+		errs = append(errs, validateMap(device.Capacity, unbounded, qualifiedNames, func(capacity *resourcev1.DeviceCapacity, path *field.Path) field.ErrorList {
 			return validateCapacity(capacity, shared, path)
 		}, path.Child("capacity"))...)
 	}
@@ -42,7 +47,7 @@ func validateDevice(device, old *resourcev1.Device, perDevice bool, path *field.
 	return append(errs, validateBindingConditions(device.BindingConditions, device.BindingFailureConditions, path)...)
 }
 
-// validateDeviceNodes: a device names its nodes if and only if its slice leaves that to the devices.
+// validateDeviceNodes: a device selects its nodes if and only if its slice has perDeviceNodeSelection.
 func validateDeviceNodes(device *resourcev1.Device, perDevice bool, path *field.Path) field.ErrorList {
 	if !perDevice {
 		if device.NodeName != nil || device.NodeSelector != nil || device.AllNodes != nil {
@@ -72,7 +77,7 @@ func validateCounters(set string, counters map[string]resourcev1.Counter, max in
 	if len(counters) == 0 {
 		return append(errs, field.Required(path, ""))
 	}
-	return append(errs, validateMap(counters, max, utilvalidation.DNS1123LabelMaxLength, validateLabel, nil, path)...)
+	return append(errs, validateMap(counters, max, labels, nil, path)...)
 }
 
 func attributeValues(device *resourcev1.Device) int {
@@ -83,7 +88,7 @@ func attributeValues(device *resourcev1.Device) int {
 	return count
 }
 
-// semver is semver.org 2.0.0, which wants three numbers without leading zeros.
+// semver is semver.org 2.0.0, which requires three numbers without leading zeros.
 var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// DeviceClass names a sort of devices, so that claims need not describe it each time.
+// DeviceClass describes a class of devices, so that claims can refer to it.
 var DeviceClass = kind.Of(kind.Definition[*resourcev1.DeviceClass]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceClass"), Plural: "deviceclasses",
 	List:     &resourcev1.DeviceClassList{},

@@ -12,13 +12,13 @@ import (
 	"skiff/internal/kind"
 )
 
-// DeviceTaintRule is an administrator's taint on devices, beside those that drivers set themselves.
+// DeviceTaintRule is an administrator's taint on devices, in addition to those that drivers set.
 var DeviceTaintRule = kind.Of(kind.Definition[*resourcev1.DeviceTaintRule]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("DeviceTaintRule"), StoredVersion: "v1beta2", Plural: "devicetaintrules",
 	List: &resourcev1.DeviceTaintRuleList{},
 	Prepare: func(req *kind.Request, rule, old *resourcev1.DeviceTaintRule) {
 		stamp(req, &rule.Spec.Taint)
-		// A taint with another effect is another taint; tolerations count from its own time.
+		// A taint with another effect is a new taint, with its own timeAdded.
 		if old != nil && rule.Spec.Taint.Effect != old.Spec.Taint.Effect && rule.Spec.Taint.TimeAdded.Equal(old.Spec.Taint.TimeAdded) {
 			rule.Spec.Taint.TimeAdded = wholeSecond(req)
 		}

@@ -1,9 +1,8 @@
-// Package resource holds the rows of resource.k8s.io, by which pods get devices: drivers publish what devices there are
-// in slices and mark them with taints, administrators describe classes of devices, and pods ask for devices with claims,
-// whose status says which they got.
+// Package resource has the kinds of resource.k8s.io, dynamic resource allocation: drivers publish devices in slices and
+// taint them, administrators describe device classes, and pods request devices with claims, whose status has the
+// allocation.
 //
-// Fields that belong to features still being tried out are removed from what clients send, unless the stored object has
-// them already.
+// Fields of alpha features are dropped from what clients send, unless the stored object has them.
 package resource
 
 import (
@@ -15,13 +14,13 @@ import (
 	"skiff/internal/kind"
 )
 
-// Kinds are the rows of the group.
+// Kinds are the kinds of the group.
 func Kinds() []*kind.Kind {
 	return []*kind.Kind{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice}
 }
 
-// Lists of this group have bounds. One that is too long is not judged any further, so that nobody can keep the server
-// busy with it.
+// Lists of this group have limits. A longer list is not validated any further, so that no client can keep the server busy
+// with it.
 
 const unbounded = -1
 
@@ -58,25 +57,31 @@ func validateUnique[T any, K comparable](list []T, key func(*T) K, path *field.P
 	return errs
 }
 
-func itself(s *string) string { return *s }
+func identity(s *string) string { return *s }
 
-// validateMap judges keys at the path of the map, because they are not fields, and values at their own.
-func validateMap[K ~string, T any](m map[K]T, max, longestKey int, validateKey func(string, *field.Path) field.ErrorList, validate func(*T, *field.Path) field.ErrorList, path *field.Path) field.ErrorList {
+// keyValidation validates the keys of a map. Errors shorten keys that exceed maxLength.
+type keyValidation struct {
+	maxLength int
+	validate  func(string, *field.Path) field.ErrorList
+}
+
+// validateMap validates keys at the path of the map, because they are not fields, and values at their own path.
+func validateMap[K ~string, T any](m map[K]T, max int, key keyValidation, validate func(*T, *field.Path) field.ErrorList, path *field.Path) field.ErrorList {
 	if max != unbounded && len(m) > max {
 		return field.ErrorList{field.TooMany(path, len(m), max)}
 	}
 	var errs field.ErrorList
-	for _, key := range slices.Sorted(maps.Keys(m)) {
-		errs = append(errs, validateKey(string(key), path)...)
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		errs = append(errs, key.validate(string(name), path)...)
 		if validate != nil {
-			value := m[key]
-			errs = append(errs, validate(&value, path.Key(shortened(string(key), longestKey)))...)
+			value := m[name]
+			errs = append(errs, validate(&value, path.Key(shortened(string(name), key.maxLength)))...)
 		}
 	}
 	return errs
 }
 
-// shortened keeps the start and the end of a key that is too long to be valid.
+// shortened keeps the start and the end of a key that exceeds the limit.
 func shortened(key string, max int) string {
 	if len(key) <= max {
 		return key

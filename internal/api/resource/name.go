@@ -26,7 +26,7 @@ func invalid(value string, messages []string, path *field.Path) field.ErrorList 
 	return errs
 }
 
-// validateLabel judges names of requests, devices and counters.
+// validateLabel validates names of requests, devices and counters.
 func validateLabel(name string, path *field.Path) field.ErrorList {
 	return invalid(name, utilvalidation.IsDNS1123Label(name), path)
 }
@@ -71,8 +71,8 @@ func validatePoolName(name string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateQualifiedName judges names of attributes and capacities: an identifier, with the domain of its inventor before
-// it unless that is the driver itself.
+// validateQualifiedName validates names of attributes and capacities: a C identifier, after the domain of its owner unless
+// that is the driver identity.
 func validateQualifiedName(name string, path *field.Path) field.ErrorList {
 	parts := strings.Split(name, "/")
 	switch len(parts) {
@@ -105,8 +105,8 @@ func validateFullyQualifiedName(name *resourcev1.FullyQualifiedName, path *field
 	return validate.ResourceFullyQualifiedName(context.Background(), operation.Operation{}, path, name, nil)
 }
 
-// validateDriverReference and validatePoolReference judge a driver and a pool that another object has named. They accept
-// what validateDriverName and validatePoolName accept, and say it in the words of the generated rules.
+// validateDriverReference and validatePoolReference validate references to a driver and a pool. They accept the same names
+// as validateDriverName and validatePoolName, with the error texts of upstream's generated validation.
 func validateDriverReference(name *string, path *field.Path) field.ErrorList {
 	ctx, op := context.Background(), operation.Operation{}
 	if *name == "" {
@@ -127,7 +127,7 @@ func validateUUID[T ~string](id *T, path *field.Path) field.ErrorList {
 	return validate.UUID(context.Background(), operation.Operation{}, path, id, nil)
 }
 
-// validateObject asks for a JSON object of bounded size. What is stored may be larger than today's bound.
+// validateObject requires a JSON object of limited size. A stored one may be larger than today's limit.
 func validateObject(data *runtime.RawExtension, stored bool, max int, path *field.Path) field.ErrorList {
 	if len(data.Raw) == 0 {
 		return field.ErrorList{field.Required(path, "")}

@@ -13,7 +13,7 @@ import (
 	dracel "k8s.io/dynamic-resource-allocation/cel"
 )
 
-// What a claim asks for: requests, constraints between them, and configuration for the drivers.
+// What a claim requests: requests, constraints between them, and configuration for the drivers.
 
 func defaultClaimSpec(spec *resourcev1.ResourceClaimSpec) {
 	for i := range spec.Devices.Requests {
@@ -39,7 +39,7 @@ func defaultCount(mode *resourcev1.DeviceAllocationMode, count *int64) {
 	}
 }
 
-// dropClaimSpec removes derived attributes, which are still being tried out.
+// dropClaimSpec drops derived attributes, an alpha feature.
 func dropClaimSpec(spec, old *resourcev1.ResourceClaimSpec) {
 	derived := func(spec *resourcev1.ResourceClaimSpec, visit func(*[]resourcev1.DeviceDerivedAttribute)) {
 		for i := range spec.Devices.Requests {
@@ -77,7 +77,7 @@ func validateClaimSpec(spec *resourcev1.ResourceClaimSpec, path *field.Path) fie
 		}, path.Child("config"))...)
 }
 
-// requestNames are the names by which a claim's requests, and their alternatives as request/alternative, can be referred to.
+// requestNames are the names of a claim's requests, and of their alternatives as request/alternative.
 func requestNames(claim *resourcev1.DeviceClaim) sets.Set[string] {
 	names := sets.New[string]()
 	for _, request := range claim.Requests {
@@ -92,7 +92,7 @@ func requestNames(claim *resourcev1.DeviceClaim) sets.Set[string] {
 func validateReferences(requests []string, names sets.Set[string], path *field.Path) field.ErrorList {
 	return validateSet(requests, resourcev1.DeviceRequestsMaxSize, func(name *string, path *field.Path) field.ErrorList {
 		return validateReference(*name, names, path)
-	}, itself, path)
+	}, identity, path)
 }
 
 func validateReference(name string, names sets.Set[string], path *field.Path) field.ErrorList {
@@ -119,22 +119,25 @@ func validateRequest(request *resourcev1.DeviceRequest, path *field.Path) field.
 	case exactly != nil && len(request.FirstAvailable) > 0:
 		errs = append(errs, field.Invalid(path, nil, "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set"))
 	case exactly != nil:
-		errs = append(errs, validateDemand(exactly.DeviceClassName, exactly.Selectors, exactly.AllocationMode, exactly.Count, exactly.Tolerations, path.Child("exactly"))...)
+		errs = append(errs, validateExactRequest(exactly, path.Child("exactly"))...)
 	default:
 		errs = append(errs, validateSet(request.FirstAvailable, resourcev1.FirstAvailableDeviceRequestMaxSize,
 			func(choice *resourcev1.DeviceSubRequest, path *field.Path) field.ErrorList {
 				errs := validateLabel(choice.Name, path.Child("name"))
-				return append(errs, validateDemand(choice.DeviceClassName, choice.Selectors, choice.AllocationMode, choice.Count, choice.Tolerations, path)...)
+				return append(errs, validateExactRequest(&resourcev1.ExactDeviceRequest{
+					DeviceClassName: choice.DeviceClassName, Selectors: choice.Selectors, AllocationMode: choice.AllocationMode,
+					Count: choice.Count, Tolerations: choice.Tolerations,
+				}, path)...)
 			}, func(choice *resourcev1.DeviceSubRequest) string { return choice.Name }, path.Child("firstAvailable"))...)
 	}
 	return errs
 }
 
-// validateDemand judges what requests and their alternatives have in common.
-func validateDemand(class string, selectors []resourcev1.DeviceSelector, mode resourcev1.DeviceAllocationMode, count int64, tolerations []resourcev1.DeviceToleration, path *field.Path) field.ErrorList {
-	errs := validateClassName(class, path.Child("deviceClassName"))
-	errs = append(errs, validateSelectors(selectors, false, path.Child("selectors"))...)
-	switch mode {
+// validateExactRequest validates the fields that requests and their alternatives have in common.
+func validateExactRequest(request *resourcev1.ExactDeviceRequest, path *field.Path) field.ErrorList {
+	errs := validateClassName(request.DeviceClassName, path.Child("deviceClassName"))
+	errs = append(errs, validateSelectors(request.Selectors, false, path.Child("selectors"))...)
+	switch mode, count := request.AllocationMode, request.Count; mode {
 	case resourcev1.DeviceAllocationModeAll:
 		if count != 0 {
 			errs = append(errs, field.Invalid(path.Child("count"), count, fmt.Sprintf("must not be specified when allocationMode is '%s'", mode)))
@@ -147,11 +150,11 @@ func validateDemand(class string, selectors []resourcev1.DeviceSelector, mode re
 		errs = append(errs, field.NotSupported(path.Child("allocationMode"), mode,
 			[]resourcev1.DeviceAllocationMode{resourcev1.DeviceAllocationModeAll, resourcev1.DeviceAllocationModeExactCount}))
 	}
-	return append(errs, validateSlice(tolerations, unbounded, validateToleration, path.Child("tolerations"))...)
+	return append(errs, validateSlice(request.Tolerations, unbounded, validateToleration, path.Child("tolerations"))...)
 }
 
-// validateSelectors compiles the expressions that choose devices. Stored ones are not compiled again: an expression that
-// was once accepted stays.
+// validateSelectors compiles the CEL expressions that select devices. Stored ones are not compiled again: an expression that
+// was once accepted stays valid.
 func validateSelectors(selectors []resourcev1.DeviceSelector, stored bool, path *field.Path) field.ErrorList {
 	return validateSlice(selectors, resourcev1.DeviceSelectorsMaxSize, func(selector *resourcev1.DeviceSelector, path *field.Path) field.ErrorList {
 		if selector.CEL == nil {
@@ -207,14 +210,14 @@ func validateConfiguration(config *resourcev1.DeviceConfiguration, stored bool, 
 	return append(errs, validateObject(&opaque.Parameters, stored, resourcev1.OpaqueParametersMaxLength, path.Child("parameters"))...)
 }
 
-// validateBindingConditions judges the conditions a device waits for before its pod is bound, which come in pairs of good
-// and bad outcomes.
+// validateBindingConditions validates the conditions that must hold before a pod is bound, which come in pairs of success
+// and failure.
 func validateBindingConditions(good, bad []string, path *field.Path) field.ErrorList {
 	goods, bads := path.Child("bindingConditions"), path.Child("bindingFailureConditions")
 	errs := validateSlice(good, resourcev1.BindingConditionsMaxSize, validateConditionName, goods)
 	errs = append(errs, validateSlice(bad, resourcev1.BindingFailureConditionsMaxSize, validateConditionName, bads)...)
-	errs = append(errs, validateUnique(good, itself, goods)...)
-	errs = append(errs, validateUnique(bad, itself, bads)...)
+	errs = append(errs, validateUnique(good, identity, goods)...)
+	errs = append(errs, validateUnique(bad, identity, bads)...)
 	for i, condition := range bad {
 		if slices.Contains(good, condition) {
 			errs = append(errs, field.Invalid(bads.Index(i), condition, "bindingFailureConditions must not overlap with bindingConditions"))

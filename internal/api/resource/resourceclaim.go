@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ResourceClaim asks for devices and, once the scheduler has found some, says which.
+// ResourceClaim requests devices; its status has the devices that the scheduler allocated.
 var ResourceClaim = kind.Of(kind.Definition[*resourcev1.ResourceClaim]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), Plural: "resourceclaims", Namespaced: true,
 	List: &resourcev1.ResourceClaimList{},
@@ -72,7 +72,7 @@ var ResourceClaim = kind.Of(kind.Definition[*resourcev1.ResourceClaim]{
 	},
 })
 
-// claimKind names the kind in errors.
+// claimKind is the kind in errors.
 var claimKind = schema.GroupKind{Group: resourcev1.GroupName, Kind: "ResourceClaim"}
 
 func claimState(claim *resourcev1.ResourceClaim) string {
@@ -91,7 +91,7 @@ func claimState(claim *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-// Access to a device that others use is for administrators. A namespace says by a label that it is one of theirs.
+// Admin access to a device that is in use is for administrators. Their namespaces have a label.
 
 func adminRequested(requests []resourcev1.DeviceRequest) *field.Path {
 	i := slices.IndexFunc(requests, func(request resourcev1.DeviceRequest) bool {
@@ -116,7 +116,7 @@ func adminGranted(claim *resourcev1.ResourceClaim) *field.Path {
 	return field.NewPath("status", "allocation", "devices", "results").Index(i).Child("adminAccess")
 }
 
-// adminAllowed refuses admin access, wanted at path, in a namespace without the label.
+// adminAllowed refuses admin access in a namespace without the label.
 func adminAllowed(ctx context.Context, client kind.Client, gk schema.GroupKind, meta *metav1.ObjectMeta, path *field.Path) error {
 	if path == nil {
 		return nil

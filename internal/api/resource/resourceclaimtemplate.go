@@ -15,7 +15,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ResourceClaimTemplate is what the claims look like that each pod gets for itself.
+// ResourceClaimTemplate is the template of claims that are created for each pod.
 var ResourceClaimTemplate = kind.Of(kind.Definition[*resourcev1.ResourceClaimTemplate]{
 	GVK: resourcev1.SchemeGroupVersion.WithKind("ResourceClaimTemplate"), Plural: "resourceclaimtemplates", Namespaced: true,
 	List:    &resourcev1.ResourceClaimTemplateList{},
@@ -46,7 +46,7 @@ var ResourceClaimTemplate = kind.Of(kind.Definition[*resourcev1.ResourceClaimTem
 	},
 })
 
-// validateTemplateMetadata: a template hands down labels and annotations, and nothing else that objects have.
+// validateTemplateMetadata: a template has labels and annotations, and no other metadata.
 func validateTemplateMetadata(meta *metav1.ObjectMeta, path *field.Path) field.ErrorList {
 	errs := validation.ValidateAnnotations(meta.Annotations, path.Child("annotations"))
 	errs = append(errs, metavalidation.ValidateLabels(meta.Labels, path.Child("labels"))...)

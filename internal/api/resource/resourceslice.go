@@ -28,7 +28,7 @@ var ResourceSlice = kind.Of(kind.Definition[*resourcev1.ResourceSlice]{
 				stamp(req, &taints[j])
 			}
 		}
-		dropTrials(&slice.Spec, old)
+		dropAlphaFields(&slice.Spec, old)
 	},
 	Validate: func(_ *kind.Request, slice, old *resourcev1.ResourceSlice) field.ErrorList {
 		if old == nil {
@@ -62,13 +62,13 @@ var ResourceSlice = kind.Of(kind.Definition[*resourcev1.ResourceSlice]{
 	},
 })
 
-// traits are the features on trial, and others that make devices costly, which a slice makes use of.
-type traits struct {
+// usedFeatures are the alpha features, and features that make validation expensive, which a slice uses.
+type usedFeatures struct {
 	groups, allocatable, lists, taints, counters bool
 }
 
-func traitsOf(spec *resourcev1.ResourceSliceSpec) traits {
-	var t traits
+func traitsOf(spec *resourcev1.ResourceSliceSpec) usedFeatures {
+	var t usedFeatures
 	for i := range spec.Devices {
 		device := &spec.Devices[i]
 		t.taints = t.taints || len(device.Taints) > 0
@@ -84,8 +84,8 @@ func traitsOf(spec *resourcev1.ResourceSliceSpec) traits {
 	return t
 }
 
-// dropTrials removes what belongs to features on trial unless the stored slice has it.
-func dropTrials(spec *resourcev1.ResourceSliceSpec, stored *resourcev1.ResourceSlice) {
+// dropAlphaFields drops the fields of alpha features unless the stored slice has them.
+func dropAlphaFields(spec *resourcev1.ResourceSliceSpec, stored *resourcev1.ResourceSlice) {
 	var old resourcev1.ResourceSliceSpec
 	if stored != nil {
 		old = stored.Spec
@@ -163,7 +163,7 @@ func validatePool(pool *resourcev1.ResourcePool, path *field.Path) field.ErrorLi
 	return errs
 }
 
-// validateSliceNodes: a slice says in exactly one way on which nodes its devices are.
+// validateSliceNodes: a slice selects the nodes of its devices in exactly one way.
 func validateSliceNodes(spec *resourcev1.ResourceSliceSpec, path *field.Path) field.ErrorList {
 	errs, set := validateNodes(spec.NodeName, spec.NodeSelector, spec.AllNodes, "must be either unset or set to a non-empty string", path)
 	if selector := spec.NodeSelector; selector != nil && len(selector.NodeSelectorTerms) != 1 {
@@ -187,7 +187,7 @@ func validateSliceNodes(spec *resourcev1.ResourceSliceSpec, path *field.Path) fi
 	return errs
 }
 
-// validateNodes judges the three ways to name nodes and returns those that were used.
+// validateNodes validates the three ways to select nodes and returns those that are set.
 func validateNodes(name *string, selector *corev1.NodeSelector, all *bool, emptyRule string, path *field.Path) (errs field.ErrorList, set []string) {
 	if name != nil {
 		if *name == "" {

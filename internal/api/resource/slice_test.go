@@ -230,7 +230,7 @@ func TestDeviceClasses(t *testing.T) {
 		name   string
 		change func(classSpec)
 		want   []string
-		// kept is what remains when the stored class is the same.
+		// kept are the fields that remain when the stored object is the same.
 		kept []string
 	}{
 		{name: "empty", change: func(classSpec) {}},

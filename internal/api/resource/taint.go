@@ -13,7 +13,7 @@ import (
 
 var taintEffects = []resourcev1.DeviceTaintEffect{resourcev1.DeviceTaintEffectNoExecute, resourcev1.DeviceTaintEffectNoSchedule, resourcev1.DeviceTaintEffectNone}
 
-// stamp notes when a taint was added, unless the client says so itself.
+// stamp sets timeAdded of a taint unless the client has set it.
 func stamp(req *kind.Request, taint *resourcev1.DeviceTaint) {
 	if taint.TimeAdded == nil {
 		taint.TimeAdded = wholeSecond(req)

@@ -1,5 +1,4 @@
-// Package scheduling has the row of PriorityClass, which says how much a pod matters, and the two classes that every
-// cluster has from its first moment.
+// Package scheduling has PriorityClass, and the two priority classes that every cluster has.
 package scheduling
 
 import "skiff/internal/kind"

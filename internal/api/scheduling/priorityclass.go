@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// HighestUserPriority is the highest priority a class of a user can give; above it the system's own pods begin.
+	// HighestUserPriority is the highest priority of a user-defined class; higher ones are for system pods.
 	HighestUserPriority = 1_000_000_000
-	// SystemCriticalPriority is the lowest priority of pods the cluster cannot do without.
+	// SystemCriticalPriority is the lowest priority of system-critical pods.
 	SystemCriticalPriority = 2 * HighestUserPriority
 
-	// SystemPrefix begins the names of the system's classes.
+	// SystemPrefix is the name prefix of system classes.
 	SystemPrefix = "system-"
-	// SystemNodeCritical is the class of pods that a node cannot do without.
+	// SystemNodeCritical is the class of pods that are critical for their node.
 	SystemNodeCritical = SystemPrefix + "node-critical"
-	// SystemClusterCritical is the class of pods that the cluster cannot do without.
+	// SystemClusterCritical is the class of pods that are critical for the cluster.
 	SystemClusterCritical = SystemPrefix + "cluster-critical"
 )
 
 var classDoc = schedulingv1.PriorityClass{}.SwaggerDoc()
 
-// PriorityClass gives a priority a name.
+// PriorityClass maps a name to a priority.
 var PriorityClass = kind.Of(kind.Definition[*schedulingv1.PriorityClass]{
 	GVK: schedulingv1.SchemeGroupVersion.WithKind("PriorityClass"), Plural: "priorityclasses", Short: []string{"pc"},
 	List: &schedulingv1.PriorityClassList{},
@@ -44,7 +44,7 @@ var PriorityClass = kind.Of(kind.Definition[*schedulingv1.PriorityClass]{
 		}
 	},
 	Validate: validatePriorityClass,
-	// The generation is 1 and stays so.
+	// The generation is always 1.
 	SpecChanged: func(_, _ *schedulingv1.PriorityClass) bool { return false },
 	CheckDelete: func(_ context.Context, _ kind.Client, class *schedulingv1.PriorityClass) error {
 		if class.Name == SystemNodeCritical || class.Name == SystemClusterCritical {
@@ -68,7 +68,7 @@ var PriorityClass = kind.Of(kind.Definition[*schedulingv1.PriorityClass]{
 	},
 })
 
-// SystemPriorityClasses are the classes that a cluster must have before its own pods can be created.
+// SystemPriorityClasses are the classes that must exist before system pods can be created.
 func SystemPriorityClasses() []*schedulingv1.PriorityClass {
 	return []*schedulingv1.PriorityClass{
 		{

@@ -17,13 +17,13 @@ import (
 
 var driverDoc = storagev1.CSIDriverSpec{}.SwaggerDoc()
 
-// CSIDriver says how the cluster must treat a driver of volumes.
+// CSIDriver describes how the cluster must treat a CSI driver.
 var CSIDriver = kind.Of(kind.Definition[*storagev1.CSIDriver]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSIDriver"), Plural: "csidrivers",
 	List:    &storagev1.CSIDriverList{},
 	Default: defaultCSIDriver,
 	Prepare: func(_ *kind.Request, driver, old *storagev1.CSIDriver) {
-		// Generation counts the changes of a driver, and starts at none.
+		// Generation starts at zero and counts changes of the spec.
 		if old == nil {
 			driver.Generation = 0
 		}
@@ -68,7 +68,7 @@ func validateCSIDriver(_ *kind.Request, driver, old *storagev1.CSIDriver) field.
 		field string
 		value *bool
 	}{
-		{"attachedRequired", spec.AttachRequired}, // the misspelling is part of the API's answers
+		{"attachedRequired", spec.AttachRequired}, // the misspelling is upstream's
 		{"podInfoOnMount", spec.PodInfoOnMount},
 		{"storageCapacity", spec.StorageCapacity},
 		{"seLinuxMount", spec.SELinuxMount},
@@ -103,7 +103,7 @@ func validateCSIDriver(_ *kind.Request, driver, old *storagev1.CSIDriver) field.
 	return errs
 }
 
-// validateTokenRequests: each audience once, and no token that lives too shortly to be of use.
+// validateTokenRequests: each audience once, with a minimum lifetime.
 func validateTokenRequests(requests []storagev1.TokenRequest, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	audiences := sets.New[string]()

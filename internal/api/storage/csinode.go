@@ -15,13 +15,13 @@ import (
 
 const maxNodeID = 256
 
-// CSINode says which drivers a node has and what they told about it. It has the node's name.
+// CSINode lists the CSI drivers on a node and what they reported about it. It has the node's name.
 var CSINode = kind.Of(kind.Definition[*storagev1.CSINode]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSINode"), Plural: "csinodes",
 	List:     &storagev1.CSINodeList{},
 	Validate: validateCSINode,
 	Status:   func(to, from *storagev1.CSINode) { to.Status = from.Status },
-	// The health of storage is not reported yet: what a client says of it is not kept.
+	// The feature gate of storage health is off: what a client sets is dropped.
 	PrepareStatus: func(_ *kind.Request, node, old *storagev1.CSINode) {
 		if len(old.Status.StorageHealth) == 0 {
 			node.Status.StorageHealth = nil
@@ -54,7 +54,7 @@ func validateCSINode(_ *kind.Request, node, old *storagev1.CSINode) field.ErrorL
 	if old == nil {
 		return errs
 	}
-	// What a driver said of a node stands until the driver goes, except how many volumes it can hold.
+	// What a driver reported about a node is immutable while the driver exists, except for its volume limit.
 	for i := range old.Spec.Drivers {
 		for j := range node.Spec.Drivers {
 			if old.Spec.Drivers[i].Name == node.Spec.Drivers[j].Name {

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// CSIStorageCapacity says how much a driver can still provision of a class in one part of the cluster.
+// CSIStorageCapacity is the remaining capacity of a storage class in one part of the cluster.
 var CSIStorageCapacity = kind.Of(kind.Definition[*storagev1.CSIStorageCapacity]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("CSIStorageCapacity"), Plural: "csistoragecapacities", Namespaced: true,
 	List:     &storagev1.CSIStorageCapacityList{},
@@ -47,7 +47,7 @@ func validateCSIStorageCapacity(_ *kind.Request, capacity, old *storagev1.CSISto
 	return errs
 }
 
-// warnNodeSelector warns of deprecated node labels in a selector of nodes.
+// warnNodeSelector warns of deprecated node labels in a node selector.
 func warnNodeSelector(selector *metav1.LabelSelector, path *field.Path) []string {
 	if selector == nil {
 		return nil

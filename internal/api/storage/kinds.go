@@ -1,5 +1,5 @@
-// Package storage has the rows of group storage.k8s.io: classes of volumes, drivers that make them, what each node
-// and each corner of the cluster can hold, and which volume is attached where.
+// Package storage has the kinds of storage.k8s.io: storage classes, CSI drivers, the capacity and volume limits of nodes,
+// and volume attachments.
 package storage
 
 import (
@@ -22,7 +22,7 @@ const (
 	maxParametersSize = 256 << 10
 )
 
-// validateProvisioner judges the name of whoever makes or changes volumes.
+// validateProvisioner validates the name of a provisioner.
 func validateProvisioner(name string, path *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, "")}
@@ -38,7 +38,7 @@ func validateQualifiedName(name string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateParameters judges what a class hands to its driver: opaque, but not without bounds.
+// validateParameters validates the parameters of a class: their content is opaque, their size is limited.
 func validateParameters(parameters map[string]string, path *field.Path) field.ErrorList {
 	if len(parameters) > maxParameters {
 		return field.ErrorList{field.TooLong(path, "", maxParameters)}
@@ -80,7 +80,7 @@ func validateErrorCode(code *int32, path *field.Path) field.ErrorList {
 	return nil
 }
 
-// immutable refuses a change of a field. The rules of these fields do not name the refused value.
+// immutable refuses a change of a field. Upstream's errors for these fields do not contain the value.
 func immutable(changed bool, path *field.Path) field.ErrorList {
 	if !changed {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// The annotations that make a class the one for claims that name none.
+// The annotations that mark the default class.
 const (
 	DefaultClassAnnotation     = "storageclass.kubernetes.io/is-default-class"
 	betaDefaultClassAnnotation = "storageclass.beta.kubernetes.io/is-default-class"
@@ -63,8 +63,8 @@ func IsDefaultClass(class *storagev1.StorageClass) bool {
 	return class.Annotations[DefaultClassAnnotation] == "true" || class.Annotations[betaDefaultClassAnnotation] == "true"
 }
 
-// defaultClass is the index of the class that takes effect where several are marked: the newest, then the first by
-// name; -1 when none is marked.
+// defaultClass is the index of the effective default if several classes are marked: the newest, then the first by name;
+// -1 when none is marked.
 func defaultClass(classes []*storagev1.StorageClass) int {
 	best := -1
 	for i, class := range classes {
@@ -82,7 +82,7 @@ func defaultClass(classes []*storagev1.StorageClass) int {
 func validateStorageClass(_ *kind.Request, class, old *storagev1.StorageClass) field.ErrorList {
 	errs := validateProvisioner(class.Provisioner, field.NewPath("provisioner"))
 	errs = append(errs, validateParameters(class.Parameters, field.NewPath("parameters"))...)
-	// An empty policy is accepted as if it were absent.
+	// An empty policy is treated as absent.
 	if policy := ptr.Deref(class.ReclaimPolicy, ""); policy != "" &&
 		policy != corev1.PersistentVolumeReclaimDelete && policy != corev1.PersistentVolumeReclaimRetain {
 		errs = append(errs, field.NotSupported(field.NewPath("reclaimPolicy"), class.ReclaimPolicy,
@@ -105,10 +105,11 @@ func validateStorageClass(_ *kind.Request, class, old *storagev1.StorageClass) f
 	return errs
 }
 
-// validateTopologies judges where volumes of the class may live: no term twice, no key twice in a term.
+// validateTopologies validates where volumes of the class may be provisioned: no duplicate terms, and no duplicate keys in
+// a term.
 func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	// Each term has its empty room here from the start, so that an empty term is refused as a duplicate.
+	// Each term has an empty set from the start, so that an empty term is refused as a duplicate.
 	seen := make([]map[string]sets.Set[string], len(terms))
 	for i, term := range terms {
 		at := path.Index(i).Child("matchLabelExpressions")

@@ -24,7 +24,7 @@ const (
 
 var attachmentDoc = storagev1.VolumeAttachmentSpec{}.SwaggerDoc()
 
-// VolumeAttachment is the wish that a volume be attached to a node, and whether it is.
+// VolumeAttachment requests that a volume be attached to a node, and reports whether it is.
 var VolumeAttachment = kind.Of(kind.Definition[*storagev1.VolumeAttachment]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"), Plural: "volumeattachments",
 	List:                    &storagev1.VolumeAttachmentList{},
@@ -52,12 +52,12 @@ var VolumeAttachment = kind.Of(kind.Definition[*storagev1.VolumeAttachment]{
 
 func validateVolumeAttachment(_ *kind.Request, attachment, old *storagev1.VolumeAttachment) field.ErrorList {
 	spec, path := &attachment.Spec, field.NewPath("spec")
-	// A change is refused as a whole below; what it says of the name is said in the older words.
-	judge := validateDriverName
+	// A change is refused below; the error about the name has upstream's older text.
+	validate := validateDriverName
 	if old == nil {
-		judge = validateAttacher
+		validate = validateAttacher
 	}
-	errs := judge(spec.Attacher, path.Child("attacher"))
+	errs := validate(spec.Attacher, path.Child("attacher"))
 	errs = append(errs, validateAttachmentSource(&spec.Source, path.Child("source"))...)
 	for _, message := range validation.NameIsDNSSubdomain(spec.NodeName, false) {
 		errs = append(errs, field.Invalid(path.Child("nodeName"), spec.NodeName, message))
@@ -103,8 +103,8 @@ func validateAttachmentSource(source *storagev1.VolumeAttachmentSource, path *fi
 	return nil
 }
 
-// validateInlineVolume judges a volume that a pod brought along in its own specification: of all volumes only those of
-// CSI drivers can be such, and much of what a volume of its own has makes no sense for it.
+// validateInlineVolume validates the inline volume of a pod: it must be a CSI volume, and most fields of a
+// PersistentVolume are not allowed.
 func validateInlineVolume(spec *corev1.PersistentVolumeSpec, path *field.Path) field.ErrorList {
 	const forbidden = "may not be specified in the context of inline volumes"
 	var errs field.ErrorList
@@ -189,7 +189,7 @@ func validateCSISource(source *corev1.CSIPersistentVolumeSource, path *field.Pat
 
 func validateSecretReference(ref *corev1.SecretReference, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	judge := func(value string, path *field.Path, check func(string, bool) []string) {
+	validate := func(value string, path *field.Path, check func(string, bool) []string) {
 		if value == "" {
 			errs = append(errs, field.Required(path, ""))
 			return
@@ -198,8 +198,8 @@ func validateSecretReference(ref *corev1.SecretReference, path *field.Path) fiel
 			errs = append(errs, field.Invalid(path, value, message))
 		}
 	}
-	judge(ref.Name, path.Child("name"), validation.NameIsDNSSubdomain)
-	judge(ref.Namespace, path.Child("namespace"), validation.NameIsDNSLabel)
+	validate(ref.Name, path.Child("name"), validation.NameIsDNSSubdomain)
+	validate(ref.Namespace, path.Child("namespace"), validation.NameIsDNSLabel)
 	return errs
 }
 

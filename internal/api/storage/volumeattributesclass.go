@@ -11,7 +11,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// VolumeAttributesClass is a set of qualities a volume can be given while it exists.
+// VolumeAttributesClass is a set of attributes that can be changed on an existing volume.
 var VolumeAttributesClass = kind.Of(kind.Definition[*storagev1.VolumeAttributesClass]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("VolumeAttributesClass"), Plural: "volumeattributesclasses", Short: []string{"vac"},
 	List:     &storagev1.VolumeAttributesClassList{},

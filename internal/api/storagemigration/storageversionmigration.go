@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// StorageVersionMigration asks that every object of one resource be rewritten.
+// StorageVersionMigration requests that every object of one resource be rewritten.
 var StorageVersionMigration = kind.Of(kind.Definition[*storagemigrationv1.StorageVersionMigration]{
 	GVK: storagemigrationv1.SchemeGroupVersion.WithKind("StorageVersionMigration"), StoredVersion: "v1beta1", Plural: "storageversionmigrations",
 	List:                    &storagemigrationv1.StorageVersionMigrationList{},
@@ -63,7 +63,7 @@ func validateMigration(_ *kind.Request, migration, old *storagemigrationv1.Stora
 	return errs
 }
 
-// validateStatus: the revision that the migration started from is set once, and an end, good or bad, is final.
+// validateStatus: the resourceVersion that the migration started from is set once, and the final conditions do not change.
 func validateStatus(_ *kind.Request, migration, old *storagemigrationv1.StorageVersionMigration) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("status")

@@ -20,14 +20,14 @@ import (
 	"skiff/internal/store/memory"
 )
 
-// cpu returns the processor time this process has used.
+// cpu returns the CPU time of this process.
 func cpu() time.Duration {
 	var usage syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// opaque stores pods of 2 KB that nobody needs to decode: what is measured is the cache.
+// opaque stores pods of 2 KB that are never decoded: the benchmarks measure the cache.
 type opaque struct{ padding []byte }
 
 func (c opaque) Encode(obj kind.Object) ([]byte, error) {
@@ -42,7 +42,7 @@ func opaqueResource() Resource {
 	return Resource{Name: "pods", Prefix: podPrefix, Codec: opaque{[]byte(strings.Repeat("x", 2048))}}
 }
 
-// BenchmarkCreate is a create through the cache and back: encode, store, feed, tree, log, wake the writer.
+// BenchmarkCreate is a create through the cache: encode, store, watch feed, tree, history, wake the writer.
 func BenchmarkCreate(b *testing.B) {
 	stores := map[string]func(b *testing.B) store.Store{
 		"memory": func(*testing.B) store.Store { return memory.New() },
@@ -98,8 +98,8 @@ func filled(b testing.TB, n int) (*Cache, *Table) {
 	return c, tables[0]
 }
 
-// BenchmarkLoad is the time until a new cache of 10,000 objects is ready, of which 5,000 were written just now: with the
-// history that they leave, and without, as after a compaction.
+// BenchmarkLoad is the time until a new cache of 10,000 objects is ready, of which 5,000 were written recently: with the
+// history of those writes, and without it, as after a compaction.
 func BenchmarkLoad(b *testing.B) {
 	open := func(b *testing.B, config etcd.Config) store.Store {
 		config.Log = quiet()
@@ -163,7 +163,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkList walks over 10,000 entries whose encodings are there.
+// BenchmarkList iterates over 10,000 entries that have their encodings.
 func BenchmarkList(b *testing.B) {
 	_, pods := filled(b, 10000)
 	id := EncodingID{"v1", "json"}
@@ -179,7 +179,7 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshotAt goes back a thousand events.
+// BenchmarkSnapshotAt undoes a thousand events.
 func BenchmarkSnapshotAt(b *testing.B) {
 	c, pods := filled(b, 10000)
 	at := c.Revision()
@@ -204,7 +204,7 @@ func BenchmarkSnapshotAt(b *testing.B) {
 	}
 }
 
-// BenchmarkFanOut is the cost of an event delivered to 200 watchers that are each a goroutine, when events come so often.
+// BenchmarkFanOut is the cost of an event delivered to 200 watchers, one goroutine each, under constant load.
 func BenchmarkFanOut(b *testing.B) {
 	for _, every := range []time.Duration{10 * time.Millisecond, time.Millisecond, 0} {
 		b.Run(fmt.Sprint("every=", every), func(b *testing.B) {
@@ -236,7 +236,7 @@ func BenchmarkFanOut(b *testing.B) {
 				if every > 0 {
 					time.Sleep(every)
 				} else if i%1000 == 999 {
-					time.Sleep(maxBatchDelay) // the slowest watcher must not fall out
+					time.Sleep(maxBatchDelay) // the slowest watcher must not expire
 				}
 			}
 			for seen.Load() < int64(b.N)*watchers {
@@ -249,7 +249,7 @@ func BenchmarkFanOut(b *testing.B) {
 	}
 }
 
-// TestMemoryPerEntry bounds what the cache adds to the stored bytes of 10,000 objects.
+// TestMemoryPerEntry bounds what the cache needs in addition to the stored bytes of 10,000 objects.
 func TestMemoryPerEntry(t *testing.T) {
 	const n, size = 10000, 2048
 	entries := make([]*Entry, n)

@@ -46,7 +46,7 @@ func TestEntryIsDecryptedLater(t *testing.T) {
 	inner.failing.Store(true)
 	_, tables := start(t, inner, podResource())
 	table := tables[0]
-	// The cache runs, the entry is there, and others can be written and read.
+	// The cache runs, the entry exists, and other objects can be written and read.
 	if _, err := table.Create(t.Context(), podKey("ns", "b"), newPod("ns", "b"), 0); err != nil {
 		t.Fatal(err)
 	}

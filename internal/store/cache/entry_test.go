@@ -181,8 +181,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// Memos come and go under the hands of those who use them.
-func TestForgetWhileUsed(t *testing.T) {
+// Memos may be dropped while they are in use.
+func TestDropMemosWhileUsed(t *testing.T) {
 	entry, _ := entryOf(t, newPod("default", "a"))
 	stop := make(chan struct{})
 	var wait sync.WaitGroup

@@ -17,7 +17,7 @@ import (
 	"skiff/internal/store/memory"
 )
 
-// shaky is a store whose watch can be broken, held back, and that can be exchanged for another.
+// shaky is a store whose watch can be interrupted or delayed, and that can be replaced by another store.
 type shaky struct {
 	store.Store
 	mu     sync.Mutex
@@ -53,7 +53,7 @@ func (s *shaky) Watch(ctx context.Context, prefix string, after store.Revision) 
 	return &shakyWatch{Watch: s.Store.Watch(inner, prefix, after), ctx: ctx}
 }
 
-// shakyWatch says that it broke when it was cut.
+// shakyWatch returns an error when it was interrupted.
 type shakyWatch struct {
 	store.Watch
 	ctx context.Context
@@ -66,7 +66,7 @@ func (w *shakyWatch) Err() error {
 	return store.ErrUnavailable
 }
 
-// breakFeed ends the feed; it stays broken until mended.
+// breakFeed ends the watch feed until it is repaired.
 func (s *shaky) breakFeed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,14 +74,14 @@ func (s *shaky) breakFeed() {
 	s.cut()
 }
 
-func (s *shaky) mend() {
+func (s *shaky) repair() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.broken = false
 }
 
-// story runs a test in a bubble with a cache of a shaky store and one pod in it.
-func story(t *testing.T, tell func(t *testing.T, s *shaky, c *Cache, pods *Table)) {
+// story runs a test in a synctest bubble with a cache of a shaky store and one pod in it.
+func story(t *testing.T, test func(t *testing.T, s *shaky, c *Cache, pods *Table)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: memory.New()}
 		c := New(s, quiet())
@@ -91,7 +91,7 @@ func story(t *testing.T, tell func(t *testing.T, s *shaky, c *Cache, pods *Table
 		go func() { defer close(ended); c.Run(ctx) }()
 		<-c.Ready()
 		synctest.Wait()
-		tell(t, s, c, pods)
+		test(t, s, c, pods)
 		cancel()
 		<-ended
 	})
@@ -106,7 +106,7 @@ func mustCreate(t *testing.T, pods *Table, name string) *Entry {
 	return entry
 }
 
-// putBehind writes to the store past the cache.
+// putBehind writes to the store directly.
 func putBehind(t *testing.T, s store.Store, name string, uid types.UID) store.Revision {
 	t.Helper()
 	pod := newPod("default", name)
@@ -143,8 +143,8 @@ func TestBrokenFeedIsTakenUpAgain(t *testing.T) {
 		if pods.Get(podKey("default", "b")) != nil {
 			t.Error("a broken feed delivers")
 		}
-		s.mend()
-		mustCreate(t, pods, "c") // 5: waits for the feed
+		s.repair()
+		mustCreate(t, pods, "c") // 5: waits for the watch feed
 		events, reached, err := cursor.Poll()
 		if got, want := fmt.Sprint(lines(events)), "[ADDED a 2 ADDED b 3 ADDED c 5]"; got != want || reached != 5 || err != nil {
 			t.Errorf("got %s up to %d, %v; want %s", got, reached, err, want)
@@ -162,7 +162,7 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 		cursor, _ := pods.Watch(before)
 		s.breakFeed()
 		inner := s.inner()
-		// a is changed, b is deleted, d is deleted and created again, e is new, f comes and goes.
+		// a is updated, b deleted, d deleted and created again, e created, f created and deleted.
 		value := slices.Clone(a.Stored())
 		if _, err := inner.Update(t.Context(), a.Key(), value, 0, a.Revision()); err != nil { // 6
 			t.Fatal(err)
@@ -176,7 +176,7 @@ func TestLostHistoryIsFoundByListing(t *testing.T) {
 		if err := inner.Compact(t.Context(), last); err != nil {
 			t.Fatal(err)
 		}
-		s.mend()
+		s.repair()
 		if err := c.WaitFor(t.Context(), last); err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestStoreWentBack(t *testing.T) {
 		for i := range 5 {
 			mustCreate(t, pods, fmt.Sprint(i))
 		}
-		time.Sleep(2 * historyAge) // old marks of the horizon must not judge the restored store
+		time.Sleep(2 * historyAge) // old revisions of the horizon must not apply to the restored store
 		cursor, _ := pods.Watch(c.Revision())
 		other := memory.New()
 		putBehind(t, other, "restored", "x") // 2
@@ -231,7 +231,7 @@ func TestStoreWentBack(t *testing.T) {
 	})
 }
 
-// A writer waits for the feed only as long as its context lasts.
+// A write waits for the watch feed only until its context ends.
 func TestWritersDoNotHang(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		entry := mustCreate(t, pods, "a")
@@ -255,7 +255,7 @@ func TestWritersDoNotHang(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Errorf("Delete: %v", err)
 		}
-		s.mend()
+		s.repair()
 		time.Sleep(time.Second)
 		if pods.Get(entry.Key()) != nil || pods.Get(podKey("default", "b")) == nil {
 			t.Error("what was written while the feed was broken is missing")
@@ -324,8 +324,8 @@ func TestSlowWatcherExpires(t *testing.T) {
 	})
 }
 
-// History of a quiet table ends by age, and what was memoized goes when nobody asks for it.
-func TestTidy(t *testing.T) {
+// History of an idle table expires, and unused memos are dropped.
+func TestSweep(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		begin := c.Revision()
 		for i := range 4 * historyMin {
@@ -367,7 +367,7 @@ func TestTidy(t *testing.T) {
 	})
 }
 
-// A list at an old revision ends when the store would have forgotten it, even if nothing changed in its table.
+// A list at an old revision expires when the store would have compacted it, even if its table did not change.
 func TestSnapshotsEnd(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		mustCreate(t, pods, "a")
@@ -389,9 +389,9 @@ func TestSnapshotsEnd(t *testing.T) {
 	})
 }
 
-// Watchers are told of the first change at once and of what follows closely a little later, together: the more they
-// are, the later.
-func TestPace(t *testing.T) {
+// Watchers are woken by the first change at once and by the following changes together after a delay that grows with the
+// number of watchers.
+func TestWakeBatching(t *testing.T) {
 	for watchers, want := range map[int]string{
 		1:   "[1 after 0s 1 after 1ms 1 after 2ms 1 after 3ms 1 after 4ms 1 after 1.005s]",
 		41:  "[1 after 0s 2 after 2.05ms 2 after 4.1ms 1 after 1.005s]",
@@ -439,7 +439,7 @@ func testPace(t *testing.T, watchers int, want string) {
 	})
 }
 
-// Whoever comes by between two wakings takes the same steps as all others: what waits for the next one is not seen before.
+// Held-back events are delivered to no watcher before the next wake-up.
 func TestHeldEvents(t *testing.T) {
 	story(t, func(t *testing.T, s *shaky, c *Cache, pods *Table) {
 		early, _ := pods.Watch(c.Revision())
@@ -511,7 +511,7 @@ func TestViewsGoWithTheState(t *testing.T) {
 		mustCreate(t, pods, "a")
 		before := pods.Snapshot()
 		if got := view(before) + view(pods.Snapshot()); got != 2 || made != 1 {
-			t.Errorf("two looks at one state: counted %d, made %d", got, made)
+			t.Errorf("two reads of one state: counted %d, made %d", got, made)
 		}
 		mustCreate(t, pods, "b")
 		if got := view(pods.Snapshot()); got != 2 || made != 2 {

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/store/memory"
 )
 
-// events returns what a watcher sees that begins after a revision.
+// events returns the events of a watch after a revision.
 func events(t *testing.T, table *Table, after store.Revision) []string {
 	t.Helper()
 	cursor, err := table.Watch(after)
@@ -34,7 +34,7 @@ func events(t *testing.T, table *Table, after store.Revision) []string {
 	}
 }
 
-// A new cache of an old store shows the same objects, the same history and the same old states.
+// A new cache of an existing store has the same objects, history and old states.
 func TestRestart(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
 		s := open(t)
@@ -48,7 +48,7 @@ func TestRestart(t *testing.T) {
 			churn(t, c, tables[0], 2, 50)
 			middle = c.Revision()
 			churn(t, c, tables[0], 2, 50)
-			// What lies elsewhere moves the revision too, and no event tells the cache of it.
+			// Keys outside /registry/ advance the revision too, without an event for the cache.
 			if _, err := s.Create(ctx, "/elsewhere", nil, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -94,8 +94,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// A long history is not read to its beginning.
-func TestRestartReach(t *testing.T) {
+// Only the last maxReplay revisions are read.
+func TestRestartReplayLimit(t *testing.T) {
 	s := memory.New()
 	key := podKey("default", "a")
 	revision := putBehind(t, s, "a", "a")
@@ -117,7 +117,7 @@ func TestRestartReach(t *testing.T) {
 	}
 }
 
-// lagging is a store whose changes are told late.
+// lagging is a store whose changes are delivered late.
 type lagging struct {
 	store.Store
 	lag time.Duration
@@ -145,7 +145,7 @@ func (s *lagging) Watch(ctx context.Context, prefix string, after store.Revision
 	return w
 }
 
-// run starts a cache in a bubble; it ends with the test.
+// run starts a cache in a synctest bubble; it stops with the test.
 func run(t *testing.T, s store.Store, resources ...Resource) (*Cache, []*Table) {
 	c := New(s, quiet())
 	var tables []*Table
@@ -159,7 +159,7 @@ func run(t *testing.T, s store.Store, resources ...Resource) (*Cache, []*Table) 
 	return c, tables
 }
 
-// Those who come before the cache is loaded wait for it and are told no lies.
+// Readers and watchers that arrive before the cache is loaded wait for it.
 func TestBeforeReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &lagging{Store: memory.New(), lag: 3 * time.Second}
@@ -205,8 +205,8 @@ func TestBeforeReady(t *testing.T) {
 	})
 }
 
-// Whoever is told that another writer came first finds that one's work.
-func TestRefusedWritersSeeWhy(t *testing.T) {
+// A writer that got a conflict can read the state that caused it.
+func TestConflictIsReadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &lagging{Store: memory.New(), lag: time.Second}
 		_, tables := run(t, s, podResource())
@@ -227,13 +227,13 @@ func TestRefusedWritersSeeWhy(t *testing.T) {
 	})
 }
 
-// A table made shortly after the start has the history that it would have had from the start; one made later has not.
-func TestLateTableHasHistory(t *testing.T) {
+// A table added shortly after the start has the same history as if it had been there from the start; one added later has not.
+func TestAddedTableHasHistory(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		after time.Duration
-		also  Resource // a table that is there from the start
-		drop  bool     // and removed
+		also  Resource // a table that exists from the start
+		drop  bool     // and is removed
 		has   bool
 	}{
 		{name: "soon", after: time.Second, has: true},

@@ -18,7 +18,7 @@ import (
 	"skiff/internal/store/memory"
 )
 
-// onEveryStore runs a test on a cache of each kind of store.
+// onEveryStore runs a test on a cache of each type of store.
 func onEveryStore(t *testing.T, test func(t *testing.T, open func(t *testing.T) store.Store)) {
 	t.Run("memory", func(t *testing.T) {
 		test(t, func(t *testing.T) store.Store { return memory.New() })
@@ -51,7 +51,7 @@ func content(s Snapshot) map[string]store.Revision {
 	return found
 }
 
-// listed is what the store itself says.
+// listed is the store's own list.
 func listed(t *testing.T, s store.Store, at store.Revision) map[string]store.Revision {
 	t.Helper()
 	kvs, _, _, err := s.List(context.Background(), podPrefix, "", 0, at)
@@ -65,7 +65,7 @@ func listed(t *testing.T, s store.Store, at store.Revision) map[string]store.Rev
 	return found
 }
 
-// churn writes to the table from several goroutines and checks that everyone reads their own writes.
+// churn writes to the table from several goroutines and checks that each reads its own writes.
 func churn(t *testing.T, c *Cache, pods *Table, goroutines, writes int) {
 	ctx := context.Background()
 	var wait sync.WaitGroup
@@ -144,7 +144,7 @@ func follow(t *testing.T, cursor *Cursor, state map[string]store.Revision, from,
 	}
 }
 
-// A snapshot and the events after it are the snapshot at every later revision; watchers that begin at any time see the same.
+// A snapshot plus the events after it is the snapshot at every later revision; watches from any time get the same events.
 func TestWatchIsListPlusEvents(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
 		s := open(t)
@@ -153,7 +153,7 @@ func TestWatchIsListPlusEvents(t *testing.T) {
 		first := pods.Snapshot()
 		var wait sync.WaitGroup
 		stop := make(chan struct{})
-		// Watchers that begin while others write.
+		// Watches that start during the writes.
 		type begun struct {
 			cursor *Cursor
 			state  map[string]store.Revision
@@ -210,7 +210,7 @@ func TestWatchIsListPlusEvents(t *testing.T) {
 	})
 }
 
-// Reads of several tables never go back in time: whoever sees a revision in one table sees all earlier changes in the other.
+// Reads of several tables never go back in time: a reader of a revision in one table sees all earlier changes in the others.
 func TestTablesAgree(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
 		other := podResource()
@@ -220,7 +220,7 @@ func TestTablesAgree(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wait sync.WaitGroup
 		wait.Go(func() {
-			// The service is always written after the pod and follows it.
+			// The service is always written after the pod.
 			pod, service := newPod("default", "a"), newPod("default", "a")
 			p, err1 := pods.Create(ctx, podPrefix+"default/a", pod, 0)
 			s, err2 := services.Create(ctx, other.Prefix+"default/a", service, 0)
@@ -253,7 +253,7 @@ func TestTablesAgree(t *testing.T) {
 	})
 }
 
-// A table added while others write joins the feed without a gap.
+// A table added during writes misses no change.
 func TestAddWhileRunning(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, open func(t *testing.T) store.Store) {
 		s := open(t)
@@ -275,7 +275,7 @@ func TestAddWhileRunning(t *testing.T) {
 					if _, err := s.Create(ctx, podKey("default", name), value, 0); err != nil {
 						t.Error(err)
 					}
-					time.Sleep(50 * time.Microsecond) // history must reach back as far as the test looks
+					time.Sleep(50 * time.Microsecond) // history must contain what the test reads
 				}
 			})
 		}
@@ -326,7 +326,7 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-// With another writer on the same store a consistent read waits for what that one finished.
+// With another writer on the same store a consistent read waits for that writer's completed writes.
 func TestSync(t *testing.T) {
 	address := "unix://" + t.TempDir() + "/socket"
 	inside, err := etcd.Open(context.Background(), etcd.Config{DataDir: t.TempDir(), Listen: []string{address}, Log: quiet()})
@@ -353,7 +353,7 @@ func TestSync(t *testing.T) {
 		if err != nil || revision < entry.Revision() || two[0].Get(entry.Key()) == nil {
 			t.Fatalf("a consistent read at %d (%v) misses the write at %d", revision, err, entry.Revision())
 		}
-		// What lies outside of the tables moves the revision too.
+		// Keys outside the tables advance the revision too.
 		if i%10 == 0 {
 			if _, err := inside.Create(ctx, fmt.Sprint("elsewhere", i), nil, 0); err != nil {
 				t.Fatal(err)
@@ -367,7 +367,7 @@ func TestSync(t *testing.T) {
 			}
 		}
 	}
-	// A write of what is there already notices that another server came first.
+	// An update without changes detects that another server wrote first.
 	key := podKey("default", "0")
 	seen := two[0].Get(key)
 	changed := newPod("default", "0")

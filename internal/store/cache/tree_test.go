@@ -36,7 +36,7 @@ func (n *node) check(t *testing.T, root bool) []*Entry {
 	return entries
 }
 
-// model is what a tree should hold.
+// model is the expected content of a tree.
 type model map[string]*Entry
 
 func (m model) sorted() []*Entry {
@@ -73,7 +73,7 @@ func TestTreeAgainstModel(t *testing.T) {
 		var snapshots []kept
 		for step := range 300 {
 			e := tr.edit()
-			grow := step < 150 // then mostly deletions, down to nothing
+			grow := step < 150 // then mostly deletions, until it is empty
 			for range random.IntN(60) {
 				key := fmt.Sprintf("/registry/%d/%d", random.IntN(5), random.IntN(1000))
 				if grow == (random.IntN(10) > 0) {
@@ -154,7 +154,7 @@ func benchmarkKeys() []string {
 	return keys
 }
 
-// One write into 10,000 entries and a new snapshot of them, here and with a general tree.
+// One write into 10,000 entries plus a new snapshot of them, here and with github.com/google/btree.
 func BenchmarkTreeSet(b *testing.B) {
 	keys := benchmarkKeys()
 	b.Run("tree", func(b *testing.B) {

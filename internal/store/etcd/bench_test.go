@@ -13,14 +13,14 @@ import (
 	"skiff/internal/store/etcd"
 )
 
-// cpu returns the processor time this process has used.
+// cpu returns the CPU time of this process.
 func cpu() time.Duration {
 	var usage syscall.Rusage
 	syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// BenchmarkCreate reports what a create of 2 KB costs in processor time, a watch of everything included.
+// BenchmarkCreate reports the CPU time of a create of 2 KB, including a watch of everything.
 func BenchmarkCreate(b *testing.B) {
 	for _, writers := range []int{1, 16, 64} {
 		b.Run(fmt.Sprint("writers=", writers), func(b *testing.B) {
@@ -59,7 +59,7 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen is the time from nothing to a store that takes writes, and again on the same directory.
+// BenchmarkOpen is the time to open a new store until it accepts writes, and to open it again.
 func BenchmarkOpen(b *testing.B) {
 	for _, again := range []bool{false, true} {
 		b.Run(fmt.Sprint("again=", again), func(b *testing.B) {

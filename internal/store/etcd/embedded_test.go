@@ -39,7 +39,7 @@ func TestDataSurvives(t *testing.T) {
 	}
 }
 
-// What a write returned is on disk, whatever happens next: a copy of the files as they are has it.
+// A completed write is on disk: a copy of the files has it.
 func TestDataSurvivesPowerCut(t *testing.T) {
 	ctx := context.Background()
 	dir, copied := t.TempDir(), t.TempDir()
@@ -99,7 +99,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// A full store refuses writes but not deletions, and takes writes again when they made room.
+// A full store refuses writes but not deletions, and accepts writes again when those have freed space.
 func TestQuota(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -112,7 +112,7 @@ func TestQuota(t *testing.T) {
 		if revision, full = s.Create(ctx, fmt.Sprint("/registry/", i), value, 0); full == nil {
 			revisions = append(revisions, revision)
 		}
-		time.Sleep(20 * time.Millisecond) // the size is known after the file was written
+		time.Sleep(20 * time.Millisecond) // the size is updated when the file is written
 	}
 	if !errors.Is(full, store.ErrUnavailable) {
 		t.Fatalf("%d MB in a store of 8 MB: %v", len(revisions), full)
@@ -140,7 +140,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// Watches and lists go on while the file is written anew and history is compacted.
+// Watches and lists continue while the file is defragmented and history is compacted.
 func TestCompactionLoop(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -30,7 +30,7 @@ func TestEmbedded(t *testing.T) {
 	})
 }
 
-// An embedded etcd that listens is a remote one to somebody else.
+// An embedded etcd that listens is remote for another store.
 func TestRemote(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) store.Store {
 		address := "unix://" + t.TempDir() + "/socket"

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Servers that share an etcd take turns: one compacts per interval, and another takes over when it is gone.
-func TestCompactionTurns(t *testing.T) {
+// Of the servers that share an etcd one compacts per interval, and another takes over when it stops.
+func TestCompactionIsCoordinated(t *testing.T) {
 	ctx := context.Background()
 	address := "unix://" + t.TempDir() + "/socket"
 	var servers []*Store
@@ -27,22 +27,22 @@ func TestCompactionTurns(t *testing.T) {
 		servers = append(servers, s)
 	}
 	a, b := servers[0], servers[1]
-	var turnA, turnB compaction
+	var lastA, lastB compaction
 	for i, test := range []struct {
 		s        *Store
 		last     *compaction
 		compacts bool
 	}{
-		{a, &turnA, false}, // the key is new: notes the revision
-		{b, &turnB, false}, // too late: learns the version
-		{a, &turnA, true},  // to its revision of the first last
-		{b, &turnB, false}, // too late again
-		{a, &turnA, true},
-		{b, &turnB, false},
-		// a is gone
-		{b, &turnB, true},
-		{b, &turnB, true},
-		{a, &turnA, false}, // back, too late
+		{a, &lastA, false}, // the key is new: records the revision
+		{b, &lastB, false}, // too late: learns the version
+		{a, &lastA, true},  // to the revision of its first attempt
+		{b, &lastB, false}, // too late again
+		{a, &lastA, true},
+		{b, &lastB, false},
+		// a has stopped
+		{b, &lastB, true},
+		{b, &lastB, true},
+		{a, &lastA, false}, // back, too late
 	} {
 		before := test.last.revision
 		if _, err := a.Create(ctx, "/registry/"+string(rune('a'+i)), nil, 0); err != nil {

@@ -21,7 +21,7 @@ import (
 	"skiff/internal/store/etcd"
 )
 
-// certificates writes an authority and a certificate for 127.0.0.1 by it.
+// certificates writes a CA and a certificate for 127.0.0.1 signed by it.
 func certificates(t *testing.T) (ca, cert, key string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -83,16 +83,16 @@ func TestRemoteOverTLS(t *testing.T) {
 	if !s.Shared() {
 		t.Error("a cluster is ours alone")
 	}
-	// Who shows no certificate is not let in.
-	stranger := open(t, etcd.Config{Servers: []string{address}, CAFile: ca})
+	// A client without a certificate is refused.
+	untrusted := open(t, etcd.Config{Servers: []string{address}, CAFile: ca})
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if _, err := stranger.Get(short, "/registry/a"); err == nil || errors.Is(err, store.ErrNotFound) {
-		t.Errorf("a stranger reads: %v", err)
+	if _, err := untrusted.Get(short, "/registry/a"); err == nil || errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a untrusted reads: %v", err)
 	}
 }
 
-// The servers may come late, go, and come back: the watch goes on without gap or repetition.
+// The servers may start late, stop and restart: the watch continues without gap or duplicate.
 func TestRemoteServerRestarts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -1,4 +1,4 @@
-// Package storetest is the suite that every store must pass. It says in code what package store says in words.
+// Package storetest is the test suite that every store must pass: the contract of package store as code.
 package storetest
 
 import (
@@ -33,7 +33,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		{"WatchPrefix", testWatchPrefix},
 		{"WatchFuture", testWatchFuture},
 		{"WatchPast", testWatchPast},
-		{"WatchPastAgain", testWatchPastAgain},
+		{"WatchPastOnce", testWatchPastOnce},
 		{"WatchCompacted", testWatchCompacted},
 		{"WatchSlowReader", testWatchSlowReader},
 		{"WatchCancelled", testWatchCancelled},
@@ -127,7 +127,7 @@ func (s *suite) fails(what string, err, want error) {
 	}
 }
 
-// conflict checks that err is a conflict with the state given; revision 0 means that the key is gone.
+// conflict checks that err is a conflict with the given state; revision 0 means that the key does not exist.
 func (s *suite) conflict(what string, err error, key, value string, revision store.Revision) {
 	s.t.Helper()
 	var conflict *store.ConflictError
@@ -194,7 +194,7 @@ func testDelete(_ *testing.T, s *suite) {
 	}
 }
 
-// Every write gets the next revision; what does not write leaves it.
+// Every write gets the next revision; calls that do not write leave it unchanged.
 func testRevisions(_ *testing.T, s *suite) {
 	start := s.current()
 	a := s.create("/registry/a", "1")
@@ -239,7 +239,7 @@ func testList(_ *testing.T, s *suite) {
 	}
 }
 
-// Pages of a list at one revision show that revision, whatever is written meanwhile.
+// All pages of a list have the same revision, whatever is written meanwhile.
 func testListPages(_ *testing.T, s *suite) {
 	revisions := map[string]store.Revision{}
 	for i := range 10 {
@@ -294,7 +294,7 @@ func testListOldRevision(_ *testing.T, s *suite) {
 	s.fails("List in the future", err, store.ErrFuture)
 }
 
-// A list of more than fits into one answer is whole, in order, and of one revision.
+// A list that exceeds one response is complete, in order, and of one revision.
 func testListMany(t *testing.T, s *suite) {
 	const many = 1234
 	s.parallel(8, many, func(i int) {
@@ -371,7 +371,7 @@ func testTTL(t *testing.T, s *suite) {
 	s.equal("list", found, "[/registry/long=v]")
 }
 
-// A write says anew how long the key lives.
+// A write replaces the TTL.
 func testTTLEndsWithWrite(t *testing.T, s *suite) {
 	revision, err := s.store.Create(s.ctx, "/registry/a", []byte("1"), time.Second)
 	if err != nil {
@@ -382,7 +382,7 @@ func testTTLEndsWithWrite(t *testing.T, s *suite) {
 	if _, err := s.store.Create(s.ctx, "/registry/marker", nil, time.Second); err != nil {
 		t.Fatal(err)
 	}
-	marker.take(2) // its creation and its end, after that of the first write would have come
+	marker.take(2) // its creation and its expiry, which is after that of the first write
 	found, _ := s.list("/registry/", "", 0, 0)
 	s.equal("list", found, "[/registry/a=2]")
 }

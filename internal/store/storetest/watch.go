@@ -14,7 +14,7 @@ import (
 	"skiff/internal/store"
 )
 
-// watcher reads a watch and checks, with every batch, what holds for all watches.
+// watcher reads a watch and checks the invariants of all watches with every batch.
 type watcher struct {
 	*suite
 	watch   store.Watch
@@ -27,7 +27,7 @@ func (s *suite) watch(prefix string, after store.Revision) *watcher {
 	return &watcher{suite: s, watch: s.store.Watch(s.ctx, prefix, after), prefix: prefix, reached: after}
 }
 
-// next waits for a batch; it reports false when the watch has ended.
+// next waits for a batch; it returns false when the watch has ended.
 func (w *watcher) next() (store.Batch, bool) {
 	w.t.Helper()
 	select {
@@ -37,12 +37,12 @@ func (w *watcher) next() (store.Batch, bool) {
 		}
 		return batch, open
 	case <-time.After(20 * time.Second):
-		w.t.Fatalf("nothing comes after revision %d", w.reached)
+		w.t.Fatalf("no batch after revision %d", w.reached)
 	}
 	return store.Batch{}, false
 }
 
-// check: revisions grow from batch to batch and never go back within one; nothing comes twice, nothing of elsewhere.
+// check: revisions never decrease, and no event is a duplicate or has another prefix.
 func (w *watcher) check(batch store.Batch) {
 	w.t.Helper()
 	if batch.Revision <= w.reached {
@@ -54,7 +54,7 @@ func (w *watcher) check(batch store.Batch) {
 			w.t.Errorf("event of revision %d after %d in a batch from %d to %d", event.Modified, last, w.reached, batch.Revision)
 		}
 		if i > 0 && event.Modified == last && event.Key == batch.Events[i-1].Key {
-			w.t.Errorf("event of %s at %d comes twice", event.Key, event.Modified)
+			w.t.Errorf("event of %s at %d is a duplicate", event.Key, event.Modified)
 		}
 		if !strings.HasPrefix(event.Key, w.prefix) {
 			w.t.Errorf("event of %s in a watch of %s", event.Key, w.prefix)
@@ -132,7 +132,7 @@ func testWatchOrder(_ *testing.T, s *suite) {
 	s.equal("watch afterwards", text(s.watch("/registry/", start).until(end)), want)
 }
 
-// A watch that begins at any revision sees just what comes after.
+// A watch from any revision gets exactly the later events.
 func testWatchResumable(_ *testing.T, s *suite) {
 	start := s.current()
 	last := store.Revision(0)
@@ -151,7 +151,7 @@ func testWatchResumable(_ *testing.T, s *suite) {
 	}
 }
 
-// A quiet watch learns that the store moved on.
+// An idle watch gets progress when other keys change.
 func testWatchBookmarkable(t *testing.T, s *suite) {
 	w := s.watch("/registry/", s.current())
 	revision := s.create("elsewhere", "v")
@@ -162,7 +162,7 @@ func testWatchBookmarkable(t *testing.T, s *suite) {
 	s.equal("event after progress", text(w.until(after)), "[/registry/a=v]")
 }
 
-// What one write does to several keys (here: their common end) comes in one batch.
+// The changes of one transaction (here: the expiry of several keys) come in one batch.
 func testWatchAtomic(t *testing.T, s *suite) {
 	start := s.current()
 	const keys = 30
@@ -174,7 +174,7 @@ func testWatchAtomic(t *testing.T, s *suite) {
 	w := s.watch("/registry/", start)
 	deletions := 0
 	for deletions < keys {
-		batch, open := w.next() // which checks that no later batch has events of a revision already reached
+		batch, open := w.next() // checks that no later batch has events of a revision already reached
 		if !open {
 			t.Fatal(w.watch.Err())
 		}
@@ -207,8 +207,8 @@ func testWatchFuture(_ *testing.T, s *suite) {
 	s.equal("events", text(w.take(1)), "[/registry/3=v]")
 }
 
-// A watch that begins long ago comes to the present soon, even if what happened last happened elsewhere: a server that
-// starts waits for it.
+// A watch from an old revision catches up soon, even if the last changes had another prefix: a starting server waits for
+// it.
 func testWatchPast(t *testing.T, s *suite) {
 	const n = 2500
 	written := make([]store.Revision, n)
@@ -235,8 +235,8 @@ func testWatchPast(t *testing.T, s *suite) {
 	}
 }
 
-// What was written a moment ago may be on its way from memory to the disk. It comes once all the same.
-func testWatchPastAgain(_ *testing.T, s *suite) {
+// Changes that are being written from memory to disk are delivered once.
+func testWatchPastOnce(_ *testing.T, s *suite) {
 	for i := range 4 {
 		for j := range 5 {
 			key := fmt.Sprintf("/registry/%d-%d", i, j)
@@ -273,7 +273,7 @@ func testWatchCompacted(t *testing.T, s *suite) {
 	s.equal("watch from the end", text(after.until(revision)), "[/registry/4=v]")
 }
 
-// A reader that sleeps holds nobody back and misses nothing.
+// A slow reader blocks nothing and misses nothing.
 func testWatchSlowReader(_ *testing.T, s *suite) {
 	start := s.current()
 	slow := s.watch("/registry/", start)
@@ -305,7 +305,7 @@ func (s *suite) parallel(goroutines, n int, do func(i int)) {
 	wait.Wait()
 }
 
-// Of writers that all try to add one, none is lost.
+// No concurrent increment is lost.
 func testConcurrentUpdates(t *testing.T, s *suite) {
 	s.create("/registry/counter", "0")
 	const goroutines, each = 8, 20
@@ -327,7 +327,7 @@ func testConcurrentUpdates(t *testing.T, s *suite) {
 	s.equal("counter", found, fmt.Sprintf("[/registry/counter=%d]", goroutines*each))
 }
 
-// Whatever writers do, the events of a watch added to the list at its start are the list at each later revision.
+// The list at the start of a watch plus its events equals the list at each later revision.
 func testWatchIsListPlusEvents(t *testing.T, s *suite) {
 	for i := range 10 {
 		s.create(fmt.Sprintf("/registry/%d", i), "start")

@@ -13,7 +13,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// ephemeralContainersUpdate adds containers to a running pod, to look at it.
+// ephemeralContainersUpdate adds ephemeral containers to a running pod, for debugging.
 func ephemeralContainersUpdate() *kind.UpdateStrategy {
 	part := kind.UpdateStrategyOf(prepareEphemeralContainers, validateEphemeralContainers)
 	part.OwnedFields = []string{"spec.ephemeralContainers"}
@@ -52,8 +52,8 @@ func resizeUpdate() *kind.UpdateStrategy {
 	return part
 }
 
-// prepareResize keeps of the client's object the resources and resize policies. Where its containers are not those of
-// the pod it keeps them whole, for validation to refuse.
+// prepareResize keeps the resources and resize policies of the client's object. If its containers are not those of the pod,
+// all of their fields are kept, and validation refuses them.
 func prepareResize(_ *kind.Request, obj, old *corev1.Pod) {
 	containers := resizedContainers(obj.Spec.Containers, old.Spec.Containers)
 	initContainers := resizedContainers(obj.Spec.InitContainers, old.Spec.InitContainers)
@@ -113,7 +113,7 @@ func validateResize(_ *kind.Request, obj, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// canResize reports whether the node knows how. A kubelet that does reports what its containers have.
+// canResize reports whether the node supports it. A kubelet that does reports the resources of containers.
 func canResize(pod *corev1.Pod) bool {
 	for _, status := range pod.Status.ContainerStatuses {
 		if status.State.Running != nil {
@@ -123,7 +123,7 @@ func canResize(pod *corev1.Pod) bool {
 	return true
 }
 
-// validatePodResourcesResize judges the resources of the pod as a whole and puts cpu and memory back.
+// validatePodResourcesResize validates the pod-level resources and resets cpu and memory.
 func validatePodResourcesResize(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
 	set := func(s *corev1.PodSpec) bool {
 		return s.Resources != nil && len(s.Resources.Requests)+len(s.Resources.Limits) > 0
@@ -162,7 +162,7 @@ func validatePodResourcesResize(spec, old *corev1.PodSpec, path *field.Path) fie
 
 func validateResizeOrder(obj, old *corev1.Pod, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	judge := func(name string, now, was []corev1.Container) {
+	validate := func(name string, now, was []corev1.Container) {
 		if len(now) != len(was) {
 			errs = append(errs, field.Forbidden(path.Child(name), name+" may not be added or removed on resize"))
 			return
@@ -173,15 +173,15 @@ func validateResizeOrder(obj, old *corev1.Pod, path *field.Path) field.ErrorList
 			}
 		}
 	}
-	judge("containers", obj.Spec.Containers, old.Spec.Containers)
-	judge("initContainers", obj.Spec.InitContainers, old.Spec.InitContainers)
+	validate("containers", obj.Spec.Containers, old.Spec.Containers)
+	validate("initContainers", obj.Spec.InitContainers, old.Spec.InitContainers)
 	return errs
 }
 
-// validateContainersResize judges the resources of the containers and puts cpu and memory back.
+// validateContainersResize validates the resources of the containers and resets cpu and memory.
 func validateContainersResize(spec, old *corev1.PodSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	judge := func(name string, now, was *corev1.Container, i int) {
+	validate := func(name string, now, was *corev1.Container, i int) {
 		at := path.Child(name).Index(i)
 		if resourceRemoved(now.Resources.Requests, was.Resources.Requests) {
 			errs = append(errs, field.Forbidden(at.Child("resources", "requests"), "resource requests cannot be removed"))
@@ -208,10 +208,10 @@ func validateContainersResize(spec, old *corev1.PodSpec, path *field.Path) field
 		}
 	}
 	for i := range spec.InitContainers {
-		judge("initContainers", &spec.InitContainers[i], &old.InitContainers[i], i)
+		validate("initContainers", &spec.InitContainers[i], &old.InitContainers[i], i)
 	}
 	for i := range spec.Containers {
-		judge("containers", &spec.Containers[i], &old.Containers[i], i)
+		validate("containers", &spec.Containers[i], &old.Containers[i], i)
 	}
 	return errs
 }
@@ -225,7 +225,7 @@ func resourceRemoved(now, was corev1.ResourceList) bool {
 	return false
 }
 
-// restoreCPUAndMemory puts back what a resize may change.
+// restoreCPUAndMemory resets what a resize may change.
 func restoreCPUAndMemory(now, was *corev1.ResourceRequirements) {
 	restore := func(now, was corev1.ResourceList) corev1.ResourceList {
 		list := now.DeepCopy()
