@@ -23,7 +23,7 @@ type healthChecks struct {
 }
 
 func newHealth(s *Server, checks []HealthCheck) *healthChecks {
-	ready := append(health.Checks{health.Ping, {Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error {
+	ready := append(health.Checks{health.Ping, {Name: "informer-sync", ReadinessOnly: true, Check: func(context.Context) error {
 		select {
 		case <-s.config.Cache.Ready():
 			return nil

@@ -11,7 +11,7 @@ func TestHealth(t *testing.T) {
 	s := newTestServer(t, func(c *Config) {
 		c.Checks = []HealthCheck{
 			{Name: "etcd", Check: func(context.Context) error { return nil }},
-			{Name: "hooks", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }},
+			{Name: "hooks", ReadinessOnly: true, Check: func(context.Context) error { return errors.New("not yet") }},
 		}
 	})
 	tests := []struct {

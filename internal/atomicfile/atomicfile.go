@@ -1,5 +1,4 @@
-// Package atomicfile writes files in one step: whoever reads finds the old content or the new, never a part, also after a
-// crash.
+// Package atomicfile replaces files atomically: a reader finds the old or the new content, also after a crash.
 package atomicfile
 
 import (
@@ -15,7 +14,7 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.Remove(tmp.Name()) // gone already when all went well
+	defer os.Remove(tmp.Name()) // fails if the rename succeeded
 	if _, err = tmp.Write(data); err == nil {
 		err = tmp.Chmod(mode)
 	}

@@ -1,6 +1,5 @@
-// Package container walks the containers of a pod: init containers, the regular ones and ephemeral ones, told apart by
-// their kind. Whoever has a rule for containers goes through All and says what the rule means for each kind; a loop over
-// one of the three lists is how a rule forgets the other two.
+// Package container iterates over the containers of a pod: init, regular and ephemeral ones. Code that handles containers
+// uses All and decides per kind, because a loop over one of the three lists easily forgets the other two.
 package container
 
 import (
@@ -10,17 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Kind is which of a pod's lists a container stands in.
+// Kind is the list of the pod's spec a container is in.
 type Kind int
 
-// The kinds, in the order in which they are walked and in which they start.
+// The kinds, in the order of iteration, which is the order in which they start.
 const (
 	Init Kind = iota
 	Regular
 	Ephemeral
 )
 
-// String is the kind in messages for people.
+// String returns the kind as text for messages.
 func (k Kind) String() string {
 	switch k {
 	case Init:
@@ -31,8 +30,8 @@ func (k Kind) String() string {
 	return "container"
 }
 
-// All yields every container of a pod, also ephemeral ones, which share the fields of the others but are another type.
-// The containers may be changed.
+// All yields every container of a pod. Ephemeral containers are converted to Container, whose fields they share. The
+// containers may be modified.
 func All(spec *corev1.PodSpec) iter.Seq2[Kind, *corev1.Container] {
 	return func(yield func(Kind, *corev1.Container) bool) {
 		for i := range spec.InitContainers {
@@ -53,21 +52,21 @@ func All(spec *corev1.PodSpec) iter.Seq2[Kind, *corev1.Container] {
 	}
 }
 
-// lists are the fields of a pod's spec that hold containers, by kind.
-var lists = [3]string{"initContainers", "containers", "ephemeralContainers"}
+// listFields are the fields of a pod's spec that hold containers, by kind.
+var listFields = [3]string{"initContainers", "containers", "ephemeralContainers"}
 
-// Place is where a container stands in a pod.
-type Place struct {
+// Location is the position of a container in a pod.
+type Location struct {
 	Kind Kind
 	Path *field.Path
 }
 
-// Places yields every container with its place below path, which is that of the pod's spec.
-func Places(spec *corev1.PodSpec, path *field.Path) iter.Seq2[Place, *corev1.Container] {
-	return func(yield func(Place, *corev1.Container) bool) {
+// Locations yields every container with its location below path, which is that of the pod's spec.
+func Locations(spec *corev1.PodSpec, path *field.Path) iter.Seq2[Location, *corev1.Container] {
+	return func(yield func(Location, *corev1.Container) bool) {
 		index := [3]int{}
 		for kind, c := range All(spec) {
-			if !yield(Place{kind, path.Child(lists[kind]).Index(index[kind])}, c) {
+			if !yield(Location{kind, path.Child(listFields[kind]).Index(index[kind])}, c) {
 				return
 			}
 			index[kind]++

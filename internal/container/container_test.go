@@ -42,14 +42,14 @@ func TestPlaces(t *testing.T) {
 		InitContainers: make([]corev1.Container, 1), Containers: make([]corev1.Container, 2), EphemeralContainers: make([]corev1.EphemeralContainer, 1),
 	}
 	var got []string
-	for place := range Places(spec, field.NewPath("spec")) {
+	for place := range Locations(spec, field.NewPath("spec")) {
 		got = append(got, place.Path.String())
 	}
 	want := []string{"spec.initContainers[0]", "spec.containers[0]", "spec.containers[1]", "spec.ephemeralContainers[0]"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	for range Places(spec, field.NewPath("spec")) {
+	for range Locations(spec, field.NewPath("spec")) {
 		break // ending early must not go on walking
 	}
 	if Init.String()+Regular.String()+Ephemeral.String() != "init containercontainerephemeral container" {

@@ -4,11 +4,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// FieldPath is how events name a container of a pod, such as spec.containers{web}. It is empty for a container the pod does not have.
+// FieldPath returns the field path of a container in events, such as spec.containers{web}. It is empty if the pod has no
+// such container.
 func FieldPath(spec *corev1.PodSpec, name string) string {
 	for kind, c := range All(spec) {
 		if c.Name == name {
-			return "spec." + lists[kind] + "{" + name + "}"
+			return "spec." + listFields[kind] + "{" + name + "}"
 		}
 	}
 	return ""

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// SecretNames yields the names of all secrets a pod refers to, wherever it does.
+// SecretNames yields the names of all secrets a pod references.
 func SecretNames(spec *corev1.PodSpec) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		visit := func(name string) bool { return name == "" || yield(name) }
@@ -38,7 +38,7 @@ func SecretNames(spec *corev1.PodSpec) iter.Seq[string] {
 	}
 }
 
-// volumeSecrets are the names of the secrets a volume refers to.
+// volumeSecrets returns the names of the secrets a volume references.
 func volumeSecrets(v *corev1.VolumeSource) (names []string) {
 	local := func(reference *corev1.LocalObjectReference) {
 		if reference != nil {
@@ -76,7 +76,7 @@ func volumeSecrets(v *corev1.VolumeSource) (names []string) {
 	return names
 }
 
-// usesConfigMap reports whether a pod refers to a config map.
+// usesConfigMap reports whether a pod references a config map.
 func usesConfigMap(spec *corev1.PodSpec) bool {
 	for _, c := range All(spec) {
 		for _, from := range c.EnvFrom {
@@ -106,8 +106,8 @@ func usesConfigMap(spec *corev1.PodSpec) bool {
 	return false
 }
 
-// ReferredObject names the first sort of API object that a pod refers to, "" when it refers to none. A source it does not
-// know is an error: it could refer to anything.
+// ReferredObject returns the first resource that a pod references, "" if there is none. An unknown volume source is an
+// error, because it could reference anything.
 func ReferredObject(spec *corev1.PodSpec) (string, error) {
 	if spec.ServiceAccountName != "" {
 		return "serviceaccounts", nil

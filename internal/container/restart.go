@@ -6,18 +6,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// IsSidecar reports whether an init container keeps running beside the regular ones.
+// IsSidecar reports whether an init container is a sidecar, which keeps running while the regular containers do.
 func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-// ShouldRestart reports whether a container that ended with a code is to be started again: by the first of its own rules that
-// matches, else by its own policy, else by its pod's.
+// ShouldRestart reports whether a container is restarted after it exited with a code: according to the first of its
+// restart rules that matches, else its own restart policy, else its pod's.
 func ShouldRestart(c *corev1.Container, spec *corev1.PodSpec, code int32) bool {
 	policy := string(spec.RestartPolicy)
 	if c.RestartPolicy != nil {
-		if rule := MatchingRule(c, code); rule != nil {
-			return true // both actions there are, Restart and RestartAllContainers, start it again
+		if rule := MatchingRestartRule(c, code); rule != nil {
+			return true // both actions, Restart and RestartAllContainers, restart it
 		}
 		policy = string(*c.RestartPolicy)
 	}
@@ -30,8 +30,8 @@ func ShouldRestart(c *corev1.Container, spec *corev1.PodSpec, code int32) bool {
 	return true
 }
 
-// MatchingRule is the first restart rule of a container that an exit code matches, or nil.
-func MatchingRule(c *corev1.Container, code int32) *corev1.ContainerRestartRule {
+// MatchingRestartRule returns the first restart rule that matches an exit code, or nil.
+func MatchingRestartRule(c *corev1.Container, code int32) *corev1.ContainerRestartRule {
 	for i := range c.RestartPolicyRules {
 		rule := &c.RestartPolicyRules[i]
 		if rule.ExitCodes == nil {
@@ -52,14 +52,14 @@ func MatchingRule(c *corev1.Container, code int32) *corev1.ContainerRestartRule 
 	return nil
 }
 
-// RestartsAll reports whether a container that ended with a code wants its whole pod to begin anew.
-func RestartsAll(c *corev1.Container, code int32) bool {
-	rule := MatchingRule(c, code)
+// RestartsAllContainers reports whether all containers of the pod are restarted after a container exited with a code.
+func RestartsAllContainers(c *corev1.Container, code int32) bool {
+	rule := MatchingRestartRule(c, code)
 	return rule != nil && rule.Action == corev1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// AllMayRestart reports whether any container of a pod has a rule that lets all of them begin anew.
-func AllMayRestart(spec *corev1.PodSpec) bool {
+// HasRestartAllRule reports whether a container of the pod has a restart rule with the action RestartAllContainers.
+func HasRestartAllRule(spec *corev1.PodSpec) bool {
 	for kind, c := range All(spec) {
 		if kind == Ephemeral {
 			continue

@@ -1,7 +1,7 @@
-// Package delegated guards the doors of parts that are not the API server: controllers, scheduler, kubelet. Such a part knows no users
-// and no rules. It asks the API server who sent a request (TokenReview) and whether they may (SubjectAccessReview), and remembers
-// the answers for a few seconds. A client certificate it verifies itself. With the gate come the paths every part offers to those who
-// watch over it: health, open to all, and metrics.
+// Package delegated authenticates and authorizes requests to components other than the API server: controllers,
+// scheduler, kubelet. They delegate authentication (TokenReview) and authorization (SubjectAccessReview) to the API
+// server and cache the results for a few seconds. Client certificates are verified locally. Server adds the endpoints all
+// components have: health checks, which need no authorization, and metrics.
 package delegated
 
 import (
@@ -23,24 +23,24 @@ import (
 	"skiff/internal/client"
 )
 
-// Reviewer answers who a token belongs to and what users may do.
+// Reviewer authenticates tokens and authorizes users.
 type Reviewer interface {
 	Token(ctx context.Context, spec authenticationv1.TokenReviewSpec) (authenticationv1.TokenReviewStatus, error)
 	Access(ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec) (authorizationv1.SubjectAccessReviewStatus, error)
 }
 
-// Filter lets requests through whose sender the API server allows them. Its fields must not change once it is in use.
+// Filter authenticates and authorizes requests. Its fields must not change once it is in use.
 type Filter struct {
 	Reviewer Reviewer
-	// ClientCAs returns whose client certificates are believed at the moment. nil: nobody's.
+	// ClientCAs returns the current CAs of client certificates; nil disables client certificates.
 	ClientCAs func() *x509.CertPool
-	// Anonymous lets requests without credentials come as far as the key whether they may.
+	// Anonymous treats requests without credentials as system:anonymous instead of rejecting them.
 	Anonymous bool
-	// Open are paths that need neither; one that ends in "*" is open with everything that begins so.
+	// AlwaysAllowPaths need no authorization. A trailing "*" matches any suffix.
 	AlwaysAllowPaths []string
-	// Access says what a request asks for; who may do any of it may come in. nil: its path, with the verb of its method.
+	// Access returns the attributes that authorize a request; any one of them suffices. nil is PathAccess.
 	Access func(r *http.Request) []authorizationv1.SubjectAccessReviewSpec
-	// TokenTTL, AllowTTL and DenyTTL are how long answers are cacheSize. Zero: ten seconds.
+	// TokenTTL, AllowTTL and DenyTTL are how long results are cached; zero is ten seconds.
 	TokenTTL, AllowTTL, DenyTTL time.Duration
 	Log                         *slog.Logger
 
@@ -48,32 +48,31 @@ type Filter struct {
 	access cache[authorizationv1.SubjectAccessReviewStatus]
 }
 
-// defaultTTL is how long an answer is cacheSize.
+// defaultTTL is how long results are cached by default.
 const defaultTTL = 10 * time.Second
 
-// The names of those without and with credentials.
 const (
 	anonymousUser        = "system:anonymous"
 	groupUnauthenticated = "system:unauthenticated"
 	groupAuthenticated   = "system:authenticated"
 )
 
-// Wrap puts the gate in front of a handler. The handler finds the user with User.
+// Wrap returns a handler that filters requests to next. next gets the user with User.
 func (f *Filter) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f.alwaysAllowed(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		user, known, err := f.authenticate(r)
+		user, ok, err := f.authenticate(r)
 		if err != nil && f.Log != nil {
-			f.Log.Warn("a request could not be authenticated", "path", r.URL.Path, "error", err)
+			f.Log.Warn("failed to authenticate request", "path", r.URL.Path, "error", err)
 		}
-		if !known {
+		if !ok {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
-		r.Header.Del("Authorization") // nobody behind the gate needs the secret
+		r.Header.Del("Authorization") // next does not need the credentials
 		if !f.authorize(w, r, user) {
 			return
 		}
@@ -83,14 +82,14 @@ func (f *Filter) Wrap(next http.Handler) http.Handler {
 
 type userKey struct{}
 
-// User is who sent a request that came through a gate.
+// User returns the user that sent a request.
 func User(ctx context.Context) (authenticationv1.UserInfo, bool) {
 	user, ok := ctx.Value(userKey{}).(authenticationv1.UserInfo)
 	return user, ok
 }
 
 func (f *Filter) alwaysAllowed(requested string) bool {
-	// A path that is not clean could mean another one to the handler.
+	// next could resolve a path that is not clean to another one.
 	if requested != path.Clean(requested) {
 		return false
 	}
@@ -100,9 +99,9 @@ func (f *Filter) alwaysAllowed(requested string) bool {
 	})
 }
 
-// authenticate finds out who sent a request. Credentials that are there but no good are refused, not taken for none.
-func (f *Filter) authenticate(r *http.Request) (user authenticationv1.UserInfo, known bool, err error) {
-	if user, known, err = f.byCertificate(r); known {
+// authenticate returns the user that sent a request. Invalid credentials are rejected, not treated as anonymous.
+func (f *Filter) authenticate(r *http.Request) (user authenticationv1.UserInfo, ok bool, err error) {
+	if user, ok, err = f.byCertificate(r); ok {
 		return user, true, nil
 	}
 	scheme, token, _ := strings.Cut(strings.TrimSpace(r.Header.Get("Authorization")), " ")
@@ -128,7 +127,7 @@ func (f *Filter) byCertificate(r *http.Request) (authenticationv1.UserInfo, bool
 		options.Intermediates.AddCert(cert)
 	}
 	if _, err := leaf.Verify(options); err != nil {
-		return authenticationv1.UserInfo{}, false, fmt.Errorf("verify the client's certificate: %w", err)
+		return authenticationv1.UserInfo{}, false, fmt.Errorf("verify client certificate: %w", err)
 	}
 	if leaf.Subject.CommonName == "" {
 		return authenticationv1.UserInfo{}, false, nil
@@ -145,21 +144,21 @@ func (f *Filter) byToken(ctx context.Context, token string) (authenticationv1.Us
 		return status, ttl, err
 	})
 	if err != nil {
-		return authenticationv1.UserInfo{}, false, fmt.Errorf("ask the API server about a token: %w", err)
+		return authenticationv1.UserInfo{}, false, fmt.Errorf("review token: %w", err)
 	}
 	if !status.Authenticated && status.Error != "" {
-		return authenticationv1.UserInfo{}, false, fmt.Errorf("the API server refuses a token: %s", status.Error)
+		return authenticationv1.UserInfo{}, false, fmt.Errorf("token rejected: %s", status.Error)
 	}
 	return status.User, status.Authenticated, nil
 }
 
-// authorize asks whether the user may do what the request asks for, and answers the request if not.
+// authorize checks whether the user is allowed to make the request, and responds to the request if not.
 func (f *Filter) authorize(w http.ResponseWriter, r *http.Request, user authenticationv1.UserInfo) bool {
 	access := PathAccess
 	if f.Access != nil {
 		access = f.Access
 	}
-	var refused string
+	var denied string
 	for _, spec := range access(r) {
 		allowed, err := f.allowed(r.Context(), spec, user)
 		if allowed {
@@ -167,18 +166,18 @@ func (f *Filter) authorize(w http.ResponseWriter, r *http.Request, user authenti
 		}
 		if err != nil {
 			if f.Log != nil {
-				f.Log.Warn("a request could not be authorized", "user", user.Username, "path", r.URL.Path, "error", err)
+				f.Log.Warn("failed to authorize request", "user", user.Username, "path", r.URL.Path, "error", err)
 			}
 			http.Error(w, fmt.Sprintf("Authorization error (user=%s%s)", user.Username, describe(spec)), http.StatusInternalServerError)
 			return false
 		}
-		refused = describe(spec)
+		denied = describe(spec)
 	}
-	http.Error(w, fmt.Sprintf("Forbidden (user=%s%s)", user.Username, refused), http.StatusForbidden)
+	http.Error(w, fmt.Sprintf("Forbidden (user=%s%s)", user.Username, denied), http.StatusForbidden)
 	return false
 }
 
-// ask asks one key, or remembers the answer.
+// allowed reviews access to one set of attributes, or returns the cached result.
 func (f *Filter) allowed(ctx context.Context, spec authorizationv1.SubjectAccessReviewSpec, user authenticationv1.UserInfo) (bool, error) {
 	spec.User, spec.UID, spec.Groups = user.Username, user.UID, user.Groups
 	for key, value := range user.Extra {
@@ -187,10 +186,10 @@ func (f *Filter) allowed(ctx context.Context, spec authorizationv1.SubjectAccess
 		}
 		spec.Extra[key] = authorizationv1.ExtraValue(value)
 	}
-	// What is asked is the key of the answer; the API's own encoding tells any two questions apart.
+	// The encoded spec is the cache key.
 	key, err := spec.Marshal()
 	if err != nil {
-		return false, fmt.Errorf("encode the key: %w", err)
+		return false, fmt.Errorf("encode SubjectAccessReview: %w", err)
 	}
 	status, err := f.access.get(digest("access", string(key)), func() (authorizationv1.SubjectAccessReviewStatus, time.Duration, error) {
 		status, err := f.Reviewer.Access(ctx, spec)
@@ -202,7 +201,7 @@ func (f *Filter) allowed(ctx context.Context, spec authorizationv1.SubjectAccess
 	return status.Allowed && err == nil, err
 }
 
-// describe names what was asked for.
+// describe formats the attributes as upstream's message has them.
 func describe(spec authorizationv1.SubjectAccessReviewSpec) string {
 	switch {
 	case spec.ResourceAttributes != nil:
@@ -213,12 +212,12 @@ func describe(spec authorizationv1.SubjectAccessReviewSpec) string {
 	return ""
 }
 
-// PathAccess asks for a path, with the verb that a method stands for.
+// PathAccess returns the attributes of a request's path and method.
 func PathAccess(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 	return []authorizationv1.SubjectAccessReviewSpec{{NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: r.URL.Path, Verb: Verb(r)}}}
 }
 
-// Verb is the API's word for what a method does.
+// Verb returns the API verb of a method.
 func Verb(r *http.Request) string {
 	switch r.Method {
 	case http.MethodPost:
@@ -242,15 +241,15 @@ func orDefault(d time.Duration) time.Duration {
 	return d
 }
 
-// digest is how a key is cacheSize: a token is nothing to keep in memory.
+// digest returns a cache key that does not reveal tokens.
 func digest(parts ...string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 }
 
-// cacheSize bounds how many answers are kept, so that strangers cannot fill the memory with tokens they made up.
+// cacheSize bounds the cache, so that clients cannot exhaust memory with random tokens.
 const cacheSize = 4096
 
-// memory keeps answers for a while. Failures are not kept: the next request may find the API server in better health.
+// cache stores results until they expire. Errors are not cached.
 type cache[T any] struct {
 	mu      sync.Mutex
 	entries map[[sha256.Size]byte]entry[T]
@@ -291,7 +290,7 @@ func (c *cache[T]) get(key [sha256.Size]byte, fetch func() (T, time.Duration, er
 	return value, nil
 }
 
-// Reviews asks the API server that a client reaches.
+// Reviews returns a Reviewer that uses a client of the API server.
 func Reviews(c *client.Client) Reviewer {
 	return reviews{client.For[*authenticationv1.TokenReview](c), client.For[*authorizationv1.SubjectAccessReview](c)}
 }

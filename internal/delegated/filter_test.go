@@ -201,7 +201,7 @@ func TestCache(t *testing.T) {
 func TestServer(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "answer"}, func() float64 { return 42 }))
-	unready := health.Check{Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }}
+	unready := health.Check{Name: "informer-sync", ReadinessOnly: true, Check: func(context.Context) error { return errors.New("not yet") }}
 	h := (&Server{
 		Filter:  &Filter{Reviewer: &fakeReviewer{allowed: []string{"alice get /metrics", "alice get /debug/x"}}, Anonymous: true, AlwaysAllowPaths: HealthPaths},
 		Metrics: registry, Checks: []health.Check{unready},

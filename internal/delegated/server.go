@@ -17,22 +17,22 @@ import (
 	"skiff/internal/health"
 )
 
-// HealthPaths are open to everyone, unless told otherwise.
+// HealthPaths need no authorization by default.
 var HealthPaths = []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*"}
 
-// Server offers a part's health and metrics over TLS.
+// Server serves a component's health checks and metrics over TLS.
 type Server struct {
 	Listener net.Listener
-	// Certificate returns what the part shows to clients.
+	// Certificate returns the serving certificate.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	Filter      *Filter
 	Metrics     prometheus.Gatherer
 	Checks      []health.Check
-	// Paths are served besides health and metrics, with everything below when they end in "/".
+	// Paths are additional handlers by pattern.
 	Paths map[string]http.Handler
 }
 
-// Handler answers the part's paths, behind the gate.
+// Handler returns the filtered handler of all paths.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	all := append([]health.Check{health.Ping}, s.Checks...)
@@ -52,14 +52,14 @@ func (s *Server) Handler() http.Handler {
 	return s.Filter.Wrap(mux)
 }
 
-// Run answers requests until ctx ends.
+// Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	h := &http.Server{
 		Handler:           s.Handler(),
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.Certificate, ClientAuth: tls.RequestClientCert, NextProtos: []string{"h2", "http/1.1"}},
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
-		// What clients do wrong while connecting is theirs to know.
+		// Failed TLS handshakes are not logged.
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
 	done := make(chan error, 1)

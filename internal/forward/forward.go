@@ -1,6 +1,6 @@
-// Package forward hands a request on to another server, and its answer back. Redirects are part of the answer and never
-// followed; a connection that the other side upgrades is carried byte for byte; whoever sent the request is not made
-// known, because only the one who forwards has been believed.
+// Package forward proxies a request to another server. Redirects are returned to the client, not followed. Upgraded
+// connections are proxied byte by byte. Headers that identify the user are removed, because the proxy has already
+// authenticated the client.
 package forward
 
 import (
@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Request sends the request to a location, over a transport that speaks HTTP/1.1 where connections may be upgraded. Of an
-// error that is returned nothing has been written yet. It is nil when the client has gone away.
+// Request sends the request to a URL. The transport must use HTTP/1.1 where connections may be upgraded. If it returns an
+// error, no response has been written. It returns nil if the client has disconnected.
 func Request(w http.ResponseWriter, r *http.Request, to *url.URL, over http.RoundTripper) error {
 	var failed error
 	reverse := &httputil.ReverseProxy{
@@ -24,7 +24,7 @@ func Request(w http.ResponseWriter, r *http.Request, to *url.URL, over http.Roun
 			p.SetXForwarded()
 			removeIdentity(p.Out.Header)
 		},
-		FlushInterval: -1, // logs are followed
+		FlushInterval: -1, // streamed logs are flushed immediately
 		ErrorHandler:  func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },
 		ErrorLog:      log.New(io.Discard, "", 0),
 	}
@@ -35,7 +35,7 @@ func Request(w http.ResponseWriter, r *http.Request, to *url.URL, over http.Roun
 	return failed
 }
 
-// removeIdentity takes away what tells the other side who somebody is.
+// removeIdentity removes headers that identify the user.
 func removeIdentity(header http.Header) {
 	for name := range header {
 		if name == "Authorization" || strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X-Remote-") {

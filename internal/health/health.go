@@ -1,5 +1,4 @@
-// Package health answers the questions of those who watch over a part: /healthz, /livez and /readyz, each with all checks or one of
-// them, in the words every part of Kubernetes uses.
+// Package health serves /healthz, /livez and /readyz, with all checks or a single one, in upstream's format.
 package health
 
 import (
@@ -11,27 +10,28 @@ import (
 	"strings"
 )
 
-// Check is one answer to the question whether a part works.
+// Check is one health check of a component.
 type Check struct {
 	Name  string
 	Check func(ctx context.Context) error
-	// OnlyReady: a failure means that the part should get no requests, not that it should be restarted.
-	OnlyReady bool
+	// ReadinessOnly checks are not part of /healthz and /livez: on failure the component should get no requests, but not
+	// be restarted.
+	ReadinessOnly bool
 }
 
-// Ping is the check that answering is enough.
+// Ping always succeeds: responding is enough.
 var Ping = Check{Name: "ping", Check: func(context.Context) error { return nil }}
 
-// Checks are asked by one of the three paths.
+// Checks are the checks of one of the three paths.
 type Checks []Check
 
-// Live are the checks of /healthz and /livez: those whose failure asks for a restart.
+// Live returns the checks of /healthz and /livez.
 func Live(all []Check) Checks {
-	return slices.DeleteFunc(slices.Clone(all), func(c Check) bool { return c.OnlyReady })
+	return slices.DeleteFunc(slices.Clone(all), func(c Check) bool { return c.ReadinessOnly })
 }
 
-// Serve answers for root, one of healthz, livez and readyz: all checks, or the one that is named. It returns false when there is no
-// such check.
+// Serve responds for root, one of healthz, livez and readyz, with all checks or the one with the given name. It returns
+// false if there is no such check.
 func (c Checks) Serve(ctx context.Context, w http.ResponseWriter, query url.Values, root, name string) bool {
 	if name == "" {
 		c.serveAll(ctx, w, query, root)
@@ -49,7 +49,7 @@ func (c Checks) Serve(ctx context.Context, w http.ResponseWriter, query url.Valu
 	return true
 }
 
-// serveAll asks all checks. It names those that failed, but not why: the path is open to everyone.
+// serveAll runs all checks. It names those that failed, but not why, because the path needs no authorization.
 func (c Checks) serveAll(ctx context.Context, w http.ResponseWriter, query url.Values, root string) {
 	excluded := slices.Clone(query["exclude"])
 	var text strings.Builder

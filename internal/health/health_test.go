@@ -11,7 +11,7 @@ import (
 func TestServe(t *testing.T) {
 	well := Check{Name: "store", Check: func(context.Context) error { return nil }}
 	ill := Check{Name: "leaderElection", Check: func(context.Context) error { return errors.New("the lease is old") }}
-	warming := Check{Name: "informer-sync", OnlyReady: true, Check: func(context.Context) error { return errors.New("not yet") }}
+	warming := Check{Name: "informer-sync", ReadinessOnly: true, Check: func(context.Context) error { return errors.New("not yet") }}
 	for _, test := range []struct {
 		what       string
 		checks     Checks

@@ -167,7 +167,7 @@ func (p *planner) resetAll() {
 					continue
 				}
 				reset := Reset{ID: found.ID, Name: c.Name, Stop: found.State != cri.Exited}
-				if !reset.Stop && container.RestartsAll(c, found.ExitCode) {
+				if !reset.Stop && container.RestartsAllContainers(c, found.ExitCode) {
 					own = append(own, reset)
 				} else {
 					p.Reset = append(p.Reset, reset)

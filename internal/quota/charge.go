@@ -14,9 +14,9 @@ import (
 type LimitedResource struct {
 	APIGroup string `json:"apiGroup,omitempty"`
 	Resource string `json:"resource"`
-	// MatchContains are parts of names: who uses something with such a name needs a quota for it.
+	// MatchContains are parts of names: who uses something with such a name requiredQuota a quota for it.
 	MatchContains []string `json:"matchContains,omitempty"`
-	// MatchScopes are scopes: who is in one of them needs a quota with it.
+	// MatchScopes are scopes: who is in one of them requiredQuota a quota with it.
 	MatchScopes []corev1.ScopedResourceSelectorRequirement `json:"matchScopes,omitempty"`
 }
 
@@ -25,7 +25,7 @@ type ForbiddenError struct{ reason string }
 
 func (r *ForbiddenError) Error() string { return r.reason }
 
-func refuse(format string, args ...any) error { return &ForbiddenError{fmt.Sprintf(format, args...)} }
+func forbid(format string, args ...any) error { return &ForbiddenError{fmt.Sprintf(format, args...)} }
 
 // Charge is what a write adds to each of the quotas: charges[i] belongs to quotas[i] and is nil when the write adds
 // nothing to it. It refuses what quotas forbid whatever is left of them; whether enough is left says Fit.
@@ -34,11 +34,11 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 	if err != nil {
 		return nil, err
 	}
-	needed, err := e.needed(w.Object, used, limited)
+	required, err := e.required(w.Object, used, limited)
 	if err != nil {
 		return nil, err
 	}
-	matching, err := e.match(quotas, w.Object, &needed)
+	matching, err := e.match(quotas, w.Object, &required)
 	if err != nil {
 		return nil, err
 	}
@@ -49,18 +49,18 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 		}
 	}
 	if len(negative) > 0 {
-		return nil, refuse("quota usage is negative for resource(s): %s", join(negative))
+		return nil, forbid("quota usage is negative for resource(s): %s", join(negative))
 	}
-	more := used
+	increase := used
 	if w.Old != nil {
 		before, err := e.usage(w.Old, now)
 		if err != nil {
 			return nil, err
 		}
-		more = Subtract(used, before)
+		increase = Subtract(used, before)
 	}
 	charges = make([]corev1.ResourceList, len(quotas))
-	any := len(matching) == 0 && len(positive(more)) > 0
+	any := len(matching) == 0 && len(positive(increase)) > 0
 	for _, i := range matching {
 		// An object that comes into the scope of a quota by the update is charged in full.
 		add := used
@@ -70,7 +70,7 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 				return nil, err
 			}
 			if was {
-				add = more
+				add = increase
 			}
 		}
 		if add = positive(add); len(add) > 0 {
@@ -81,13 +81,13 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 	if !any {
 		return make([]corev1.ResourceList, len(quotas)), nil
 	}
-	return charges, needed.covered()
+	return charges, required.covered()
 }
 
 // match finds the quotas that count the object and takes note of what they cover.
-func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, needed *needs) (matching []int, err error) {
+func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, required *requiredQuota) (matching []int, err error) {
 	for i, quota := range quotas {
-		if err := e.coverScopes(quota, obj, needed); err != nil {
+		if err := e.coverScopes(quota, obj, required); err != nil {
 			return nil, fmt.Errorf("error matching scopes of quota %s, err: %v", quota.Name, err)
 		}
 		names := e.Counted(Names(quota.Status.Hard))
@@ -99,17 +99,17 @@ func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, ne
 		} else if !in {
 			continue
 		}
-		if e.missing != nil {
-			if err := e.missing(names, obj); err != nil {
-				return nil, refuse("failed quota: %s: %v", quota.Name, err)
+		if e.checkRequired != nil {
+			if err := e.checkRequired(names, obj); err != nil {
+				return nil, forbid("failed quota: %s: %v", quota.Name, err)
 			}
 		}
 		for _, name := range names {
 			// What is used so far has not been added up yet.
 			if _, ok := quota.Status.Used[name]; !ok {
-				return nil, refuse("status unknown for quota: %s, resources: %s", quota.Name, join(names))
+				return nil, forbid("status unknown for quota: %s, resources: %s", quota.Name, join(names))
 			}
-			needed.have = append(needed.have, name)
+			required.coveredNames = append(required.coveredNames, name)
 		}
 		matching = append(matching, i)
 	}
@@ -117,30 +117,30 @@ func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, ne
 }
 
 // coverScopes takes note of the quota's scopes that the object is in.
-func (e *Evaluator) coverScopes(quota *corev1.ResourceQuota, obj runtime.Object, needed *needs) error {
-	if len(needed.scopes) == 0 {
+func (e *Evaluator) coverScopes(quota *corev1.ResourceQuota, obj runtime.Object, required *requiredQuota) error {
+	if len(required.scopes) == 0 {
 		return nil
 	}
 	for _, scope := range Scopes(&quota.Spec) {
 		if in, err := e.inScope(scope, obj); err != nil {
 			return fmt.Errorf("error on matching scope %v: %v", scope, err)
 		} else if in {
-			needed.haveScopes = append(needed.haveScopes, scope.ScopeName)
+			required.coveredScopes = append(required.coveredScopes, scope.ScopeName)
 		}
 	}
 	return nil
 }
 
-// needs are what an object may use or be in only where a quota covers it, and what the quotas at hand cover.
-type needs struct {
-	names      []corev1.ResourceName
-	scopes     []corev1.ScopedResourceSelectorRequirement
-	have       []corev1.ResourceName
-	haveScopes []corev1.ResourceQuotaScope
+// requiredQuota are what an object may use or be in only where a quota covers it, and what the quotas at hand cover.
+type requiredQuota struct {
+	names         []corev1.ResourceName
+	scopes        []corev1.ScopedResourceSelectorRequirement
+	coveredNames  []corev1.ResourceName
+	coveredScopes []corev1.ResourceQuotaScope
 }
 
-func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited []LimitedResource) (needs, error) {
-	var n needs
+func (e *Evaluator) required(obj runtime.Object, used corev1.ResourceList, limited []LimitedResource) (requiredQuota, error) {
+	var n requiredQuota
 	for _, l := range limited {
 		for _, scope := range l.MatchScopes {
 			if e.inScope == nil {
@@ -148,7 +148,7 @@ func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited
 			}
 			in, err := e.inScope(scope, obj)
 			if err != nil {
-				return needs{}, fmt.Errorf("error on matching scope %v: %v", scope, err)
+				return requiredQuota{}, fmt.Errorf("error on matching scope %v: %v", scope, err)
 			}
 			if in {
 				n.scopes = append(n.scopes, scope)
@@ -167,25 +167,25 @@ func (e *Evaluator) needed(obj runtime.Object, used corev1.ResourceList, limited
 }
 
 // covered refuses what no quota covers.
-func (n *needs) covered() error {
+func (n *requiredQuota) covered() error {
 	var missing []corev1.ResourceName
 	for _, name := range n.names {
-		if !slices.Contains(n.have, name) {
+		if !slices.Contains(n.coveredNames, name) {
 			missing = append(missing, name)
 		}
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
-		return refuse("insufficient quota to consume: %s", join(slices.Compact(missing)))
+		return forbid("insufficient quota to consume: %s", join(slices.Compact(missing)))
 	}
 	var scopes []corev1.ScopedResourceSelectorRequirement
 	for _, scope := range n.scopes {
-		if !slices.Contains(n.haveScopes, scope.ScopeName) {
+		if !slices.Contains(n.coveredScopes, scope.ScopeName) {
 			scopes = append(scopes, scope)
 		}
 	}
 	if len(scopes) > 0 {
-		return refuse("insufficient quota to match these scopes: %v", scopes)
+		return forbid("insufficient quota to match these scopes: %v", scopes)
 	}
 	return nil
 }
@@ -207,6 +207,6 @@ func CheckFits(quota *corev1.ResourceQuota, charge corev1.ResourceList) error {
 	if len(exceeded) == 0 {
 		return nil
 	}
-	return refuse("exceeded quota: %s, requested: %s, used: %s, limited: %s", quota.Name, Format(Mask(charge, exceeded)),
+	return forbid("exceeded quota: %s, requested: %s, used: %s, limited: %s", quota.Name, Format(Mask(charge, exceeded)),
 		Format(Mask(quota.Status.Used, exceeded)), Format(Mask(quota.Status.Hard, exceeded)))
 }

@@ -34,9 +34,9 @@ func countEvaluator(resource schema.GroupResource, aliases ...corev1.ResourceNam
 		one[name] = count(1)
 	}
 	return &Evaluator{
-		Resource: resource,
-		counts:   func(name corev1.ResourceName) bool { return slices.Contains(names, name) },
-		usage:    func(runtime.Object, time.Time) (corev1.ResourceList, error) { return one, nil },
-		concerns: func(w Write) bool { return w.Subresource == "" && w.Old == nil },
+		Resource:     resource,
+		counts:       func(name corev1.ResourceName) bool { return slices.Contains(names, name) },
+		usage:        func(runtime.Object, time.Time) (corev1.ResourceList, error) { return one, nil },
+		affectsUsage: func(w Write) bool { return w.Subresource == "" && w.Old == nil },
 	}
 }

@@ -28,7 +28,7 @@ func resourceClaimEvaluator(devices Devices) *Evaluator {
 		Resource: resourceClaimsResource,
 		counts: func(name corev1.ResourceName) bool {
 			return name == CountName(resourceClaimsResource) || strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass) ||
-				devices != nil && servedByDevices(devices, name)
+				devices != nil && isDeviceClassResource(devices, name)
 		},
 		usage: func(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
 			claim, err := as[*resourcev1.ResourceClaim](obj)
@@ -39,9 +39,9 @@ func resourceClaimEvaluator(devices Devices) *Evaluator {
 			if devices == nil {
 				return used, nil
 			}
-			return used, addExtended(used, devices, usageOfOwner(claim, devices, now))
+			return used, addExtended(used, devices, usageOfClaimPod(claim, devices, now))
 		},
-		concerns: func(w Write) bool { return w.Subresource == "" },
+		affectsUsage: func(w Write) bool { return w.Subresource == "" },
 	}
 }
 
@@ -85,8 +85,8 @@ func deviceCount(mode resourcev1.DeviceAllocationMode, n int64) int64 {
 	return 0
 }
 
-// servedByDevices reports whether a name in a quota counts an extended resource that a class of devices stands behind.
-func servedByDevices(devices Devices, name corev1.ResourceName) bool {
+// isDeviceClassResource reports whether a name in a quota counts an extended resource that a class of devices stands behind.
+func isDeviceClassResource(devices Devices, name corev1.ResourceName) bool {
 	class, implicit := strings.CutPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
 	if !implicit && !extendedInQuota(name) {
 		return false
@@ -140,10 +140,10 @@ func addExtended(used corev1.ResourceList, devices Devices, charged corev1.Resou
 	return nil
 }
 
-// usageOfOwner is what the pod uses for whose extended resources the claim was made, nil when there is no such pod. Only
+// usageOfClaimPod is what the pod uses for whose extended resources the claim was made, nil when there is no such pod. Only
 // one claim of a pod counts as charged with it: the one its status names, or the first.
-func usageOfOwner(claim *resourcev1.ResourceClaim, devices Devices, now time.Time) corev1.ResourceList {
-	owner := ownerOfExtended(claim)
+func usageOfClaimPod(claim *resourcev1.ResourceClaim, devices Devices, now time.Time) corev1.ResourceList {
+	owner := podOfExtendedResourceClaim(claim)
 	if owner == nil {
 		return nil
 	}
@@ -162,7 +162,7 @@ func usageOfOwner(claim *resourcev1.ResourceClaim, devices Devices, now time.Tim
 		return nil
 	}
 	for _, other := range all {
-		if o := ownerOfExtended(other); o == nil || o.UID != pod.UID {
+		if o := podOfExtendedResourceClaim(other); o == nil || o.UID != pod.UID {
 			continue
 		}
 		order := other.CreationTimestamp.Time.Compare(claim.CreationTimestamp.Time)
@@ -173,8 +173,8 @@ func usageOfOwner(claim *resourcev1.ResourceClaim, devices Devices, now time.Tim
 	return PodUsage(pod, now)
 }
 
-// ownerOfExtended is the pod a claim says it was made for, because of the pod's extended resources.
-func ownerOfExtended(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
+// podOfExtendedResourceClaim is the pod a claim says it was made for, because of the pod's extended resources.
+func podOfExtendedResourceClaim(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
 		return nil
 	}

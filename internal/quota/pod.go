@@ -30,9 +30,9 @@ var podNames = []corev1.ResourceName{
 	corev1.ResourceEphemeralStorage, corev1.ResourceRequestsEphemeralStorage, corev1.ResourceLimitsEphemeralStorage,
 }
 
-// obligatory are the names that force every container to name its need. No more will be added: it was a mistake to tie
+// mustBeSpecified are the names that force every container to name its need. No more will be added: it was a mistake to tie
 // validation to counting, and is kept because users rely on the refusal.
-var obligatory = []corev1.ResourceName{
+var mustBeSpecified = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
 	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
 }
@@ -48,9 +48,9 @@ func podEvaluator() *Evaluator {
 			}
 			return PodUsage(pod, now), nil
 		},
-		inScope:  podInScope,
-		missing:  missingNeeds,
-		concerns: concernsPod,
+		inScope:       podInScope,
+		checkRequired: checkRequiredResources,
+		affectsUsage:  podWriteAffectsUsage,
 	}
 }
 
@@ -62,8 +62,8 @@ func as[T runtime.Object](obj runtime.Object) (T, error) {
 	return typed, nil
 }
 
-// concernsPod: an update of a pod changes its use when its needs change, or the scope it is in.
-func concernsPod(w Write) bool {
+// podWriteAffectsUsage: an update of a pod changes its use when its requiredQuota change, or the scope it is in.
+func podWriteAffectsUsage(w Write) bool {
 	switch w.Subresource {
 	case "":
 		if w.Old == nil {
@@ -108,16 +108,16 @@ func IsExtendedResource(name corev1.ResourceName) bool {
 // anything else.
 func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	used := corev1.ResourceList{podsCountName: count(1)}
-	if PodEnded(pod, now) {
+	if PodReleased(pod, now) {
 		return used
 	}
 	options := resourcehelper.PodResourcesOptions{UseStatusResources: true}
-	addNeeds(used, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
+	addResources(used, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
 	return used
 }
 
-// addNeeds writes requests and limits under the names quotas have for them.
-func addNeeds(used, requests, limits corev1.ResourceList) {
+// addResources writes requests and limits under the names quotas have for them.
+func addResources(used, requests, limits corev1.ResourceList) {
 	used[corev1.ResourcePods] = count(1)
 	for name, quantity := range requests {
 		switch {
@@ -137,9 +137,9 @@ func addNeeds(used, requests, limits corev1.ResourceList) {
 	}
 }
 
-// PodEnded reports whether a pod no longer uses what it asked for: it is finished, or its node is lost and the time it
+// PodReleased reports whether a pod no longer uses what it asked for: it is finished, or its node is lost and the time it
 // had to end is long over.
-func PodEnded(pod *corev1.Pod, now time.Time) bool {
+func PodReleased(pod *corev1.Pod, now time.Time) bool {
 	if podstate.IsTerminal(pod) {
 		return true
 	}
@@ -149,9 +149,9 @@ func PodEnded(pod *corev1.Pod, now time.Time) bool {
 	return now.After(pod.DeletionTimestamp.Add(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second))
 }
 
-// missingNeeds refuses a pod with a container that does not say what it needs of something a quota limits. A pod that
+// checkRequiredResources refuses a pod with a container that does not say what it requiredQuota of something a quota limits. A pod that
 // says it for all its containers together need not say it again for each.
-func missingNeeds(names []corev1.ResourceName, obj runtime.Object) error {
+func checkRequiredResources(names []corev1.ResourceName, obj runtime.Object) error {
 	pod, err := as[*corev1.Pod](obj)
 	if err != nil {
 		return err
@@ -165,9 +165,9 @@ func missingNeeds(names []corev1.ResourceName, obj runtime.Object) error {
 			continue // they have no resources of their own
 		}
 		has := corev1.ResourceList{}
-		addNeeds(has, c.Resources.Requests, c.Resources.Limits)
+		addResources(has, c.Resources.Requests, c.Resources.Limits)
 		for _, name := range names {
-			if _, ok := has[name]; !ok && slices.Contains(obligatory, name) {
+			if _, ok := has[name]; !ok && slices.Contains(mustBeSpecified, name) {
 				missing[name] = append(missing[name], c.Name)
 			}
 		}
@@ -205,7 +205,7 @@ func podInScope(scope corev1.ScopedResourceSelectorRequirement, obj runtime.Obje
 		}
 		return selects(scope, names)
 	case corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
-		return looksBeyondNamespace(pod.Spec.Affinity), nil
+		return hasCrossNamespaceAffinity(pod.Spec.Affinity), nil
 	}
 	return false, nil
 }
@@ -237,17 +237,17 @@ func bestEffort(pod *corev1.Pod) bool {
 		return pod.Status.QOSClass == corev1.PodQOSBestEffort
 	}
 	if resourcehelper.IsPodLevelResourcesSet(pod) {
-		return asksNothing(pod.Spec.Resources)
+		return requestsNothing(pod.Spec.Resources)
 	}
 	for _, c := range container.All(&pod.Spec) {
-		if !asksNothing(&c.Resources) {
+		if !requestsNothing(&c.Resources) {
 			return false
 		}
 	}
 	return true
 }
 
-func asksNothing(r *corev1.ResourceRequirements) bool {
+func requestsNothing(r *corev1.ResourceRequirements) bool {
 	for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
 		if !list.Cpu().IsZero() || !list.Memory().IsZero() {
 			return false
@@ -256,20 +256,20 @@ func asksNothing(r *corev1.ResourceRequirements) bool {
 	return true
 }
 
-// looksBeyondNamespace reports whether the pod wants to be near or far from pods of other namespaces.
-func looksBeyondNamespace(affinity *corev1.Affinity) bool {
+// hasCrossNamespaceAffinity reports whether the pod wants to be near or far from pods of other namespaces.
+func hasCrossNamespaceAffinity(affinity *corev1.Affinity) bool {
 	if affinity == nil {
 		return false
 	}
 	var terms []corev1.PodAffinityTerm
 	var weighted []corev1.WeightedPodAffinityTerm
-	if near := affinity.PodAffinity; near != nil {
-		terms = append(terms, near.RequiredDuringSchedulingIgnoredDuringExecution...)
-		weighted = append(weighted, near.PreferredDuringSchedulingIgnoredDuringExecution...)
+	if pods := affinity.PodAffinity; pods != nil {
+		terms = append(terms, pods.RequiredDuringSchedulingIgnoredDuringExecution...)
+		weighted = append(weighted, pods.PreferredDuringSchedulingIgnoredDuringExecution...)
 	}
-	if far := affinity.PodAntiAffinity; far != nil {
-		terms = append(terms, far.RequiredDuringSchedulingIgnoredDuringExecution...)
-		weighted = append(weighted, far.PreferredDuringSchedulingIgnoredDuringExecution...)
+	if anti := affinity.PodAntiAffinity; anti != nil {
+		terms = append(terms, anti.RequiredDuringSchedulingIgnoredDuringExecution...)
+		weighted = append(weighted, anti.PreferredDuringSchedulingIgnoredDuringExecution...)
 	}
 	for _, w := range weighted {
 		terms = append(terms, w.PodAffinityTerm)

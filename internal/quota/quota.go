@@ -24,10 +24,10 @@ type Evaluator struct {
 	usage func(obj runtime.Object, now time.Time) (corev1.ResourceList, error)
 	// inScope says whether an object is in a scope; nil: in none.
 	inScope func(scope corev1.ScopedResourceSelectorRequirement, obj runtime.Object) (bool, error)
-	// missing refuses an object that leaves out what a quota on these names makes obligatory; nil: nothing is.
-	missing func(names []corev1.ResourceName, obj runtime.Object) error
+	// missing refuses an object that leaves out what a quota on these names makes mustBeSpecified; nil: nothing is.
+	checkRequired func(names []corev1.ResourceName, obj runtime.Object) error
 	// concerns says whether a write can change what an object uses.
-	concerns func(w Write) bool
+	affectsUsage func(w Write) bool
 }
 
 // Write is one write of an object, seen by quota. Old is nil on create.
@@ -36,8 +36,8 @@ type Write struct {
 	Object, Old runtime.Object
 }
 
-// Concerns reports whether the write can change what the object uses.
-func (e *Evaluator) Concerns(w Write) bool { return e.concerns(w) }
+// AffectsUsage reports whether the write can change what the object uses.
+func (e *Evaluator) AffectsUsage(w Write) bool { return e.affectsUsage(w) }
 
 // Usage is what the object uses, of everything that quotas can count.
 func (e *Evaluator) Usage(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
@@ -83,13 +83,13 @@ func Scopes(spec *corev1.ResourceQuotaSpec) []corev1.ScopedResourceSelectorRequi
 
 // Registry has an evaluator for every resource that quotas can count.
 type Registry struct {
-	special map[schema.GroupResource]*Evaluator
-	plain   sync.Map // schema.GroupResource → *Evaluator, made when first asked for
+	evaluators map[schema.GroupResource]*Evaluator
+	counters   sync.Map // schema.GroupResource → *Evaluator, made when first asked for
 }
 
 // NewRegistry makes a registry. devices may be nil: then resource claims count without extended resources.
 func NewRegistry(devices Devices) *Registry {
-	r := &Registry{special: map[schema.GroupResource]*Evaluator{}}
+	r := &Registry{evaluators: map[schema.GroupResource]*Evaluator{}}
 	for _, e := range []*Evaluator{
 		podEvaluator(), serviceEvaluator(), volumeClaimEvaluator(), resourceClaimEvaluator(devices),
 		countEvaluator(schema.GroupResource{Resource: "configmaps"}, corev1.ResourceConfigMaps),
@@ -97,28 +97,28 @@ func NewRegistry(devices Devices) *Registry {
 		countEvaluator(schema.GroupResource{Resource: "replicationcontrollers"}, corev1.ResourceReplicationControllers),
 		countEvaluator(schema.GroupResource{Resource: "secrets"}, corev1.ResourceSecrets),
 	} {
-		r.special[e.Resource] = e
+		r.evaluators[e.Resource] = e
 	}
 	return r
 }
 
 // For returns the evaluator of a resource, nil when quotas do not count it.
 func (r *Registry) For(resource schema.GroupResource) *Evaluator {
-	if e, ok := r.special[resource]; ok {
+	if e, ok := r.evaluators[resource]; ok {
 		return e
 	}
-	if Ignored(resource) {
+	if IsIgnored(resource) {
 		return nil
 	}
-	if e, ok := r.plain.Load(resource); ok {
+	if e, ok := r.counters.Load(resource); ok {
 		return e.(*Evaluator)
 	}
-	e, _ := r.plain.LoadOrStore(resource, countEvaluator(resource))
+	e, _ := r.counters.LoadOrStore(resource, countEvaluator(resource))
 	return e.(*Evaluator)
 }
 
-// Ignored reports whether quotas leave the resource alone: questions that are not stored, and events.
-func Ignored(resource schema.GroupResource) bool {
+// IsIgnored reports whether quotas leave the resource alone: questions that are not stored, and events.
+func IsIgnored(resource schema.GroupResource) bool {
 	switch resource.Group {
 	case "":
 		return resource.Resource == "bindings" || resource.Resource == "componentstatuses" || resource.Resource == "events"

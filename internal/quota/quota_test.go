@@ -203,11 +203,11 @@ func TestVolumeClaims(t *testing.T) {
 		}
 	}
 	old := claim.DeepCopy()
-	if e.Concerns(Write{Subresource: "status", Object: claim, Old: old}) {
+	if e.AffectsUsage(Write{Subresource: "status", Object: claim, Old: old}) {
 		t.Error("a status that does not change concerns quotas")
 	}
 	old.Status.CurrentVolumeAttributesClassName = nil
-	if !e.Concerns(Write{Subresource: "status", Object: claim, Old: old}) || !ReducesUsage(claim, old, now) {
+	if !e.AffectsUsage(Write{Subresource: "status", Object: claim, Old: old}) || !ReducesUsage(claim, old, now) {
 		t.Error("a class that changes concerns no quota")
 	}
 }
@@ -350,7 +350,7 @@ func TestIgnored(t *testing.T) {
 	if e == nil || e != r.For(gr) || !e.counts("count/widgets.example.com") || e.counts("count/widgets") {
 		t.Errorf("custom resources are not counted: %+v", e)
 	}
-	if e.Concerns(Write{Object: pod(), Old: pod()}) || e.Concerns(Write{Subresource: "status", Object: pod()}) || !e.Concerns(Write{Object: pod()}) {
+	if e.AffectsUsage(Write{Object: pod(), Old: pod()}) || e.AffectsUsage(Write{Subresource: "status", Object: pod()}) || !e.AffectsUsage(Write{Object: pod()}) {
 		t.Error("counts change by creation only")
 	}
 }

@@ -26,7 +26,7 @@ func serviceEvaluator() *Evaluator {
 			return serviceUsage(service), nil
 		},
 		// The type of a service can change.
-		concerns: func(w Write) bool { return w.Subresource == "" },
+		affectsUsage: func(w Write) bool { return w.Subresource == "" },
 	}
 }
 

@@ -16,13 +16,13 @@ import (
 // Counting are the evaluators that count any of the names.
 func (r *Registry) Counting(names []corev1.ResourceName) []*Evaluator {
 	var counting []*Evaluator
-	for _, e := range r.special {
+	for _, e := range r.evaluators {
 		if len(e.Counted(names)) > 0 {
 			counting = append(counting, e)
 		}
 	}
 	for _, name := range names {
-		if gr, ok := countedResource(name); ok && r.special[gr] == nil {
+		if gr, ok := countedResource(name); ok && r.evaluators[gr] == nil {
 			if e := r.For(gr); e != nil {
 				counting = append(counting, e)
 			}
@@ -98,10 +98,10 @@ func ReducesUsage(obj, old runtime.Object, now time.Time) bool {
 	switch obj := obj.(type) {
 	case *corev1.Pod:
 		before, ok := old.(*corev1.Pod)
-		return ok && (Terminating(obj) != Terminating(before) || !PodEnded(before, now) && PodEnded(obj, now) || resized(obj, before))
+		return ok && (Terminating(obj) != Terminating(before) || !PodReleased(before, now) && PodReleased(obj, now) || resized(obj, before))
 	case *corev1.Service:
 		before, ok := old.(*corev1.Service)
-		return ok && exposure(obj) != exposure(before)
+		return ok && countedType(obj) != countedType(before)
 	case *corev1.PersistentVolumeClaim:
 		before, ok := old.(*corev1.PersistentVolumeClaim)
 		return ok && claimStatusCounts(obj, before)
@@ -109,8 +109,8 @@ func ReducesUsage(obj, old runtime.Object, now time.Time) bool {
 	return false
 }
 
-// exposure is the type of a service as far as quotas tell types apart.
-func exposure(service *corev1.Service) corev1.ServiceType {
+// countedType is the type of a service as far as quotas tell types apart.
+func countedType(service *corev1.Service) corev1.ServiceType {
 	if t := service.Spec.Type; t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer {
 		return t
 	}

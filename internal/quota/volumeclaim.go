@@ -42,7 +42,7 @@ func volumeClaimEvaluator() *Evaluator {
 			}
 			return selects(scope, attributesClasses(claim))
 		},
-		concerns: func(w Write) bool {
+		affectsUsage: func(w Write) bool {
 			switch w.Subresource {
 			case "":
 				return true

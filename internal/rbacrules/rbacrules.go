@@ -1,5 +1,5 @@
-// Package rbacrules computes the rules of aggregated roles. The API server needs them when it makes its own roles, the aggregation
-// controller whenever a role changes.
+// Package rbacrules computes the rules of aggregated cluster roles. The API server uses it for its default roles, the
+// aggregation controller whenever a role changes.
 package rbacrules
 
 import (
@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Of returns the rules an aggregated role should have: those of all roles its selectors choose, selector by
-// selector and in the order of the roles' names, each rule once.
+// Of returns the rules of an aggregated role: those of all roles its selectors match, in the order of the selectors and
+// then of the roles' names, without duplicates.
 func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRule, error) {
 	if role.AggregationRule == nil {
 		return role.Rules, nil
@@ -23,14 +23,14 @@ func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRul
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
 		if err != nil {
-			return nil, fmt.Errorf("read selector %d of cluster role %q: %w", i, role.Name, err)
+			return nil, fmt.Errorf("parse selector %d of cluster role %q: %w", i, role.Name, err)
 		}
-		for _, chosen := range choose(selector, all) {
-			if chosen.Name == role.Name {
+		for _, selected := range selectRoles(selector, all) {
+			if selected.Name == role.Name {
 				continue
 			}
-			for _, rule := range chosen.Rules {
-				if !slices.ContainsFunc(rules, func(had rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(had, rule) }) {
+			for _, rule := range selected.Rules {
+				if !slices.ContainsFunc(rules, func(existing rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(existing, rule) }) {
 					rules = append(rules, rule)
 				}
 			}
@@ -39,27 +39,28 @@ func Of(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) ([]rbacv1.PolicyRul
 	return rules, nil
 }
 
-func choose(selector labels.Selector, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
-	var chosen []*rbacv1.ClusterRole
+func selectRoles(selector labels.Selector, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
+	var selected []*rbacv1.ClusterRole
 	for _, role := range all {
 		if selector.Matches(labels.Set(role.Labels)) {
-			chosen = append(chosen, role)
+			selected = append(selected, role)
 		}
 	}
-	slices.SortFunc(chosen, byName)
-	return chosen
+	slices.SortFunc(selected, byName)
+	return selected
 }
 
 func byName(a, b *rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) }
 
-// Aggregate gives every aggregated role its rules, and does so again until nothing changes, because roles may aggregate
-// aggregated roles. It returns copies of the roles that changed. A role with a selector that cannot be read stays as it is.
+// Aggregate computes the rules of all aggregated roles. It repeats until nothing changes, because roles may aggregate
+// aggregated roles. It returns copies of the roles that changed. A role with an invalid selector is left unchanged.
 func Aggregate(all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	current := slices.SortedFunc(slices.Values(all), byName)
 	changed := make(map[string]*rbacv1.ClusterRole)
-	// A chain of aggregated roles is as long as there are roles; roles that aggregate one another in a circle need not settle.
+	// A chain of aggregated roles is at most as long as there are roles. Roles that aggregate one another in a cycle need
+	// not converge.
 	for range len(current) {
-		settled := true
+		stable := true
 		for i, role := range current {
 			rules, err := Of(role, current)
 			if err != nil || equality.Semantic.DeepEqual(rules, role.Rules) {
@@ -67,9 +68,9 @@ func Aggregate(all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 			}
 			next := role.DeepCopy()
 			next.Rules = rules
-			current[i], changed[role.Name], settled = next, next, false
+			current[i], changed[role.Name], stable = next, next, false
 		}
-		if settled {
+		if stable {
 			break
 		}
 	}

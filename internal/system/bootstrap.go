@@ -58,7 +58,7 @@ func (s *steps) wait(ctx context.Context) bool {
 func (s *steps) checks() []apiserver.HealthCheck {
 	var checks []apiserver.HealthCheck
 	for _, name := range s.names {
-		checks = append(checks, apiserver.HealthCheck{Name: "poststarthook/" + name, OnlyReady: true, Check: func(context.Context) error {
+		checks = append(checks, apiserver.HealthCheck{Name: "poststarthook/" + name, ReadinessOnly: true, Check: func(context.Context) error {
 			select {
 			case <-s.open[name]:
 				return nil

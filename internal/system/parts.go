@@ -135,7 +135,7 @@ func RunControllerManager(ctx context.Context, c config.ControllerManager) error
 	if err := client.RegisterMetrics(post.registry); err != nil {
 		return err
 	}
-	post.checks = []health.Check{{Name: "informer-sync", OnlyReady: true, Check: informers.Check}}
+	post.checks = []health.Check{{Name: "informer-sync", ReadinessOnly: true, Check: informers.Check}}
 	if c.LeaderElect {
 		if settings.LeaderElection, err = election("kube-controller-manager"); err != nil {
 			return err

@@ -76,7 +76,7 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		return err
 	}
 	post.paths, post.access = map[string]http.Handler{scheduler.Root: s.Handler()}, requestAccess
-	post.checks = []health.Check{{Name: "sched-handler-sync", OnlyReady: true, Check: s.Synced}}
+	post.checks = []health.Check{{Name: "sched-handler-sync", ReadinessOnly: true, Check: s.Synced}}
 	run := s.Run
 	if elected := file.LeaderElection.LeaderElect; c.LeaderElect && (elected == nil || *elected) {
 		leader, err := election(cmp.Or(file.LeaderElection.ResourceName, "kube-scheduler"))

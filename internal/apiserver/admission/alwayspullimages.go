@@ -71,7 +71,7 @@ func (alwaysPullImages) Validate(_ context.Context, a *Attributes) error {
 		}
 	}
 	spec := field.NewPath("spec")
-	for place, c := range container.Places(&pod.Spec, spec) {
+	for place, c := range container.Locations(&pod.Spec, spec) {
 		if a.Subresource == "" || place.Kind == container.Ephemeral {
 			requireAlways(place.Path.Child("imagePullPolicy"), c.ImagePullPolicy)
 		}

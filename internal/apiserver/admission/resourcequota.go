@@ -91,7 +91,7 @@ func (*resourceQuota) Handles(a *Attributes) bool {
 	case a.Namespace == "" || a.is(namespaces):
 		return false
 	case a.Operation == Create:
-		return a.Subresource == "" && !quota.Ignored(a.Resource.GroupResource())
+		return a.Subresource == "" && !quota.IsIgnored(a.Resource.GroupResource())
 	case a.Operation == Update:
 		return a.is(pods) || a.is(services) || a.is(volumeClaims) || a.is(resourceClaims)
 	}
@@ -100,7 +100,7 @@ func (*resourceQuota) Handles(a *Attributes) bool {
 
 func (r *resourceQuota) Validate(ctx context.Context, a *Attributes) error {
 	c := &charge{a: a, evaluator: r.registry.For(a.Resource.GroupResource()), write: quota.Write{Subresource: a.Subresource, Object: a.Object, Old: a.Old}}
-	if c.evaluator == nil || !c.evaluator.Concerns(c.write) {
+	if c.evaluator == nil || !c.evaluator.AffectsUsage(c.write) {
 		return nil
 	}
 	if len(r.limited) == 0 {

@@ -32,35 +32,36 @@ import (
 )
 
 const (
-	// approvalTimeout is how long a request waits for its answer before it is given up and made anew.
+	// approvalTimeout is how long a CSR may be pending before another one is created.
 	approvalTimeout = 15 * time.Minute
-	// checkInterval is how often Run looks: a clock may be set, a machine may sleep, a node may get other addresses.
+	// checkInterval is how often Run checks the certificate. It is short so that suspends and changes of the clock or the
+	// node's addresses are noticed.
 	checkInterval = time.Minute
-	// templatePollInterval is how often Run looks until it knows what to ask for.
+	// templatePollInterval is how often Run checks for the template before it is available.
 	templatePollInterval = time.Second
-	// A request that failed is made again after minRetry, and ever later, up to maxRetry.
+	// A failed request is retried with exponential backoff.
 	minRetry, maxRetry = 10 * time.Second, 15 * time.Minute
-	// switchoverTime is how long connections may still use the certificate of before: clients read the file every five minutes.
+	// switchoverTime is how long clients may use the previous certificate: they read the file every five minutes.
 	switchoverTime = 6 * time.Minute
 )
 
-// Certificate is one certificate of a node, which the cluster signs on request: kept in one file together with its key, so
-// that the two always belong together.
+// Certificate is a certificate of a node that the cluster signs. It is stored in one file with its key, so that the two
+// always match.
 type Certificate struct {
 	// File holds the certificate and its key.
 	File string
-	// Signer is who is asked.
+	// Signer is the signer name of the CSR.
 	Signer string
-	// Template is what the certificate must say, or nil when that is not known yet.
+	// Template returns the desired subject and addresses, or nil if they are not known yet.
 	Template func() *x509.CertificateRequest
 	Log      *slog.Logger
 
 	current atomic.Pointer[tls.Certificate]
-	// renewAt is when the current one is renewed. Nobody but what is called before Run, and Run, uses it.
+	// renewAt is when the current certificate is renewed. It is only used before and in Run.
 	renewAt time.Time
 }
 
-// NodeClient is the certificate by which the API server knows the node of this name.
+// NodeClient is the client certificate of the node.
 func NodeClient(dir, node string, log *slog.Logger) *Certificate {
 	request := &x509.CertificateRequest{Subject: nodeSubject(node)}
 	return &Certificate{
@@ -69,8 +70,8 @@ func NodeClient(dir, node string, log *slog.Logger) *Certificate {
 	}
 }
 
-// NodeServing is the certificate by which others know the node's own server. It is for the addresses that the node has registered;
-// there is none before there are some.
+// NodeServing is the serving certificate of the kubelet, for the addresses in the node's status. It is not requested
+// before there are any.
 func NodeServing(dir, node string, registered func() *corev1.Node, log *slog.Logger) *Certificate {
 	return &Certificate{
 		File: filepath.Join(dir, "kubelet-server-current.pem"), Signer: certificatesv1.KubeletServingSignerName, Log: log,
@@ -97,7 +98,7 @@ func nodeSubject(node string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
 }
 
-// Load takes the certificate from its file, if there is one that belongs to its key.
+// Load reads the certificate from its file, if there is one.
 func (c *Certificate) Load() error {
 	data, err := os.ReadFile(c.File)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,14 +109,14 @@ func (c *Certificate) Load() error {
 	}
 	pair, err := tls.X509KeyPair(data, data)
 	if err != nil {
-		c.Log.Warn("a kept certificate cannot be used, another one will be asked for", "file", c.File, "error", err)
+		c.Log.Warn("stored certificate is invalid, requesting another one", "file", c.File, "error", err)
 		return nil
 	}
 	c.setCurrent(&pair)
 	return nil
 }
 
-// Store makes a certificate the current one.
+// Store stores a certificate and makes it the current one.
 func (c *Certificate) Store(cert, key []byte) error {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -136,11 +137,11 @@ func (c *Certificate) setCurrent(pair *tls.Certificate) {
 	c.current.Store(pair)
 }
 
-// renewalTime is between seven and nine tenths of a certificate's life, so that nodes that were made together do not ask together; but early
-// enough for every connection to change over, and not in the first half.
-func renewalTime(cert *x509.Certificate, share float64) time.Time {
+// renewalTime is between 70 and 90 percent of a certificate's lifetime, with jitter so that nodes do not renew together;
+// early enough for all connections to switch over, and not in the first half.
+func renewalTime(cert *x509.Certificate, jitter float64) time.Time {
 	life := cert.NotAfter.Sub(cert.NotBefore)
-	at := cert.NotBefore.Add(time.Duration(float64(life) * (0.7 + 0.2*share)))
+	at := cert.NotBefore.Add(time.Duration(float64(life) * (0.7 + 0.2*jitter)))
 	if latest := cert.NotAfter.Add(-switchoverTime); at.After(latest) {
 		at = latest
 	}
@@ -158,20 +159,21 @@ func (c *Certificate) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, er
 	return nil, errors.New("no serving certificate available for the kubelet")
 }
 
-// Usable says whether the certificate can be shown to somebody: there is one, it is for whom it should be and not past.
+// Usable reports whether there is a certificate that has not expired and matches the template.
 func (c *Certificate) Usable(now time.Time) bool {
 	current, template := c.current.Load(), c.Template()
 	return current != nil && now.Before(current.Leaf.NotAfter) && (template == nil || covers(current.Leaf, template))
 }
 
-// RenewUnlessSignedBy has Run renew the certificate at once if another authority has signed it: that one may be forgotten soon.
-func (c *Certificate) RenewUnlessSignedBy(authority *x509.Certificate) {
-	if current := c.current.Load(); current != nil && current.Leaf.CheckSignatureFrom(authority) != nil {
+// RenewUnlessSignedBy makes Run renew the certificate at once if another CA signed it, because that CA may be removed
+// soon.
+func (c *Certificate) RenewUnlessSignedBy(ca *x509.Certificate) {
+	if current := c.current.Load(); current != nil && current.Leaf.CheckSignatureFrom(ca) != nil {
 		c.renewAt = time.Time{}
 	}
 }
 
-// covers: a certificate says what is template, and nothing else.
+// covers reports whether a certificate matches the template exactly.
 func covers(cert *x509.Certificate, template *x509.CertificateRequest) bool {
 	sameIPs := len(cert.IPAddresses) == len(template.IPAddresses) && !slices.ContainsFunc(template.IPAddresses, func(ip net.IP) bool {
 		return !slices.ContainsFunc(cert.IPAddresses, ip.Equal)
@@ -180,7 +182,7 @@ func covers(cert *x509.Certificate, template *x509.CertificateRequest) bool {
 		slices.Equal(cert.DNSNames, template.DNSNames)
 }
 
-// Run asks for the certificate when there is none, in time before it ends, and when what it must say has changed, until ctx ends.
+// Run requests the certificate if there is none, before it expires, and when the template changes, until ctx ends.
 func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 	retry := minRetry
 	for {
@@ -194,12 +196,12 @@ func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 				return nil
 			}
 			if err != nil {
-				c.Log.Error("the cluster does not give this node its certificate", "signer", c.Signer, "error", err, "again in", retry.String())
+				c.Log.Error("failed to obtain certificate", "signer", c.Signer, "error", err, "retryAfter", retry.String())
 				wait, retry = retry, min(2*retry, maxRetry)
 				break
 			}
 			retry = minRetry
-			c.Log.Info("certificate received", "signer", c.Signer, "until", c.current.Load().Leaf.NotAfter)
+			c.Log.Info("obtained certificate", "signer", c.Signer, "notAfter", c.current.Load().Leaf.NotAfter)
 		}
 		select {
 		case <-time.After(wait):
@@ -209,11 +211,11 @@ func (c *Certificate) Run(ctx context.Context, api *client.Client) error {
 	}
 }
 
-// Obtain makes a key, asks for a certificate for it and waits for the answer.
+// Obtain creates a key and a CSR for it, and waits for the certificate.
 func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 	template := c.Template()
 	if template == nil {
-		return errors.New("it is not known yet what the certificate must say")
+		return errors.New("subject of the certificate is not known yet")
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -225,7 +227,7 @@ func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
-		return fmt.Errorf("make a certificate request: %w", err)
+		return fmt.Errorf("create certificate request: %w", err)
 	}
 	purpose := certificatesv1.UsageClientAuth
 	if c.Signer == certificatesv1.KubeletServingSignerName {
@@ -240,19 +242,19 @@ func (c *Certificate) Obtain(ctx context.Context, api *client.Client) error {
 		},
 	}, client.WriteOptions{})
 	if err != nil {
-		return fmt.Errorf("ask for a certificate: %w", err)
+		return fmt.Errorf("create CertificateSigningRequest: %w", err)
 	}
 	cert, err := c.await(ctx, requests, request)
 	if err != nil {
 		return err
 	}
 	if err := c.Store(cert, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})); err != nil {
-		return fmt.Errorf("keep the certificate of request %s: %w", request.Name, err)
+		return fmt.Errorf("store certificate of request %s: %w", request.Name, err)
 	}
 	return nil
 }
 
-// await waits until a request is answered: at first impatiently, for usually nobody has to be asked.
+// await waits until a CSR is signed or denied. It polls often at first, because CSRs are usually approved automatically.
 func (c *Certificate) await(ctx context.Context, requests client.Resource[*certificatesv1.CertificateSigningRequest], request *certificatesv1.CertificateSigningRequest) ([]byte, error) {
 	waiting, cancel := context.WithTimeout(ctx, approvalTimeout)
 	defer cancel()
@@ -264,17 +266,17 @@ func (c *Certificate) await(ctx context.Context, requests client.Resource[*certi
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			return nil, fmt.Errorf("nobody has approved request %s within %v: `kubectl certificate approve` does", request.Name, approvalTimeout)
+			return nil, fmt.Errorf("request %s was not approved within %v: approve it with `kubectl certificate approve`", request.Name, approvalTimeout)
 		}
 		now, err := requests.Get(waiting, "", request.Name)
 		switch {
 		case apierrors.IsNotFound(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-			return nil, fmt.Errorf("see what became of request %s: %w", request.Name, err)
-		case err != nil: // the server may be away for a moment
-			c.Log.Debug("a certificate request cannot be read", "request", request.Name, "error", err)
+			return nil, fmt.Errorf("get request %s: %w", request.Name, err)
+		case err != nil: // the server may be temporarily unavailable
+			c.Log.Debug("failed to get certificate request", "request", request.Name, "error", err)
 			continue
 		case now.UID != request.UID:
-			return nil, fmt.Errorf("request %s has become another's", request.Name)
+			return nil, fmt.Errorf("request %s was replaced", request.Name)
 		}
 		for _, condition := range now.Status.Conditions {
 			if condition.Type == certificatesv1.CertificateDenied || condition.Type == certificatesv1.CertificateFailed {
@@ -286,7 +288,7 @@ func (c *Certificate) await(ctx context.Context, requests client.Resource[*certi
 		}
 		if wait >= 2*time.Second && !logged {
 			logged = true
-			c.Log.Info("waiting for a certificate; `kubectl describe csr` tells more, `kubectl certificate approve` approves", "request", request.Name, "signer", c.Signer)
+			c.Log.Info("waiting for certificate; see `kubectl describe csr`, approve with `kubectl certificate approve`", "request", request.Name, "signer", c.Signer)
 		}
 	}
 }

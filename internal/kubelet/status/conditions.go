@@ -56,7 +56,7 @@ func (b *builder) conditions(status *corev1.PodStatus) []corev1.PodCondition {
 		podReady = b.gates(all)
 	}
 	all = append(all, b.readyToStart(), b.initialized(status), podReady, ready, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue})
-	if container.AllMayRestart(&b.pod.Spec) {
+	if container.HasRestartAllRule(&b.pod.Spec) {
 		all = append(all, b.allRestarting(status.Phase))
 	}
 	for i := range all {

@@ -273,7 +273,7 @@ func Restarts(kind container.Kind, c *corev1.Container, pod *corev1.Pod, seen *c
 
 // allRestarting reports whether the whole pod begins anew because a container ended in a way that its rules ask for it.
 func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
-	if !container.AllMayRestart(&pod.Spec) {
+	if !container.HasRestartAllRule(&pod.Spec) {
 		return false
 	}
 	if c := condition(old.Conditions, corev1.AllContainersRestarting); c != nil && c.Status == corev1.ConditionTrue {
@@ -293,10 +293,10 @@ func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
 		if found == nil || found.State != cri.Exited {
 			continue
 		}
-		if container.RestartsAll(c, found.ExitCode) {
+		if container.RestartsAllContainers(c, found.ExitCode) {
 			return true
 		}
-		if s := said[c.Name]; s != nil && s.State.Terminated != nil && container.RestartsAll(c, s.State.Terminated.ExitCode) {
+		if s := said[c.Name]; s != nil && s.State.Terminated != nil && container.RestartsAllContainers(c, s.State.Terminated.ExitCode) {
 			return true
 		}
 	}
