@@ -170,7 +170,7 @@ func TestReplaceAuthority(t *testing.T) {
 	if string(newLeaf.Cert) == string(oldLeaf.Cert) {
 		t.Error("a leaf of the old ca was not issued again")
 	}
-	// Who knows the old authority alone believes the new one's leaves, by what comes with them.
+	// Who knows the old authority current believes the new one's leaves, by what comes with them.
 	chain, err := ParseCertificates(newLeaf.Cert)
 	if err != nil || len(chain) != 2 {
 		t.Fatalf("%d certificates, %v", len(chain), err)
@@ -178,7 +178,7 @@ func TestReplaceAuthority(t *testing.T) {
 	crossSigned := x509.NewCertPool()
 	crossSigned.AddCert(chain[1])
 	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: old.Pool(), Intermediates: crossSigned, CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		t.Errorf("known by the old ca alone: %v", err)
+		t.Errorf("known by the old ca current: %v", err)
 	}
 	for name, leaf := range map[string]Pair{"old": oldLeaf, "new": newLeaf} {
 		cert, err := parseCert(leaf.Cert)
@@ -236,7 +236,7 @@ func TestForgetAuthorities(t *testing.T) {
 	if err := directory.Renew("kubelet", start.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	alone, err := directory.DropOldCAs("ca")
+	current, err := directory.DropOldCAs("ca")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestForgetAuthorities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !reusable(after, alone, leaf, start) {
+	if !reusable(after, current, leaf, start) {
 		t.Error("the renewed certificate is not what it was")
 	}
 	for name, want := range map[string]struct {
@@ -255,7 +255,7 @@ func TestForgetAuthorities(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := cert.Verify(x509.VerifyOptions{Roots: alone.Pool(), CurrentTime: start.Add(time.Hour), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); (err == nil) != want.good {
+		if _, err := cert.Verify(x509.VerifyOptions{Roots: current.Pool(), CurrentTime: start.Add(time.Hour), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); (err == nil) != want.good {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The functions below never change their arguments. A quantity keeps the format of the first list that has it.
+// The functions below do not modify their arguments. A quantity keeps the format of the first list that has it.
 
-// Add is a plus b.
+// Add returns a plus b.
 func Add(a, b corev1.ResourceList) corev1.ResourceList {
 	sum := make(corev1.ResourceList, max(len(a), len(b)))
 	for name, quantity := range a {
@@ -28,7 +28,7 @@ func Add(a, b corev1.ResourceList) corev1.ResourceList {
 	return sum
 }
 
-// Subtract is a minus b, but never less than zero, for all names of a. What only b names is not in the result.
+// Subtract returns a minus b for all names of a, with a minimum of zero. Names that are only in b are left out.
 func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	rest := make(corev1.ResourceList, len(a))
 	for name, quantity := range a {
@@ -44,7 +44,7 @@ func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 	return rest
 }
 
-// Mask is what of a has one of the names.
+// Mask returns the entries of a with the given names.
 func Mask(a corev1.ResourceList, names []corev1.ResourceName) corev1.ResourceList {
 	masked := corev1.ResourceList{}
 	for _, name := range names {
@@ -69,7 +69,7 @@ func Equal(a, b corev1.ResourceList) bool {
 	return true
 }
 
-// Names are the names of a, sorted.
+// Names returns the sorted names of a.
 func Names(a corev1.ResourceList) []corev1.ResourceName {
 	names := make([]corev1.ResourceName, 0, len(a))
 	for name := range a {
@@ -79,7 +79,7 @@ func Names(a corev1.ResourceList) []corev1.ResourceName {
 	return names
 }
 
-// Format writes a as messages show it: cpu=1,memory=1Gi.
+// Format formats a for messages: cpu=1,memory=1Gi.
 func Format(a corev1.ResourceList) string {
 	var parts []string
 	for _, name := range Names(a) {
@@ -89,7 +89,7 @@ func Format(a corev1.ResourceList) string {
 	return strings.Join(parts, ",")
 }
 
-// positive is what of a is more than zero.
+// positive returns the entries of a that are greater than zero.
 func positive(a corev1.ResourceList) corev1.ResourceList {
 	rest := corev1.ResourceList{}
 	for name, quantity := range a {

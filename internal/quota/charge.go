@@ -10,25 +10,25 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// LimitedResource is a resource that can be used only where a quota covers it.
+// LimitedResource is a resource that can only be consumed where a quota covers it.
 type LimitedResource struct {
 	APIGroup string `json:"apiGroup,omitempty"`
 	Resource string `json:"resource"`
-	// MatchContains are parts of names: who uses something with such a name requiredQuota a quota for it.
+	// MatchContains are substrings of resource names that need a covering quota.
 	MatchContains []string `json:"matchContains,omitempty"`
-	// MatchScopes are scopes: who is in one of them requiredQuota a quota with it.
+	// MatchScopes are scopes that need a covering quota.
 	MatchScopes []corev1.ScopedResourceSelectorRequirement `json:"matchScopes,omitempty"`
 }
 
-// ForbiddenError is the error of a write that quotas do not allow, as opposed to one that could not be judged.
+// ForbiddenError is the error of a write that quotas forbid. Other errors mean that it could not be evaluated.
 type ForbiddenError struct{ reason string }
 
 func (r *ForbiddenError) Error() string { return r.reason }
 
 func forbid(format string, args ...any) error { return &ForbiddenError{fmt.Sprintf(format, args...)} }
 
-// Charge is what a write adds to each of the quotas: charges[i] belongs to quotas[i] and is nil when the write adds
-// nothing to it. It refuses what quotas forbid whatever is left of them; whether enough is left says Fit.
+// Charge returns what a write adds to each of the quotas: charges[i] belongs to quotas[i] and is nil if the write adds
+// nothing to it. It rejects writes that quotas forbid regardless of the remaining amount, which CheckFits checks.
 func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []LimitedResource, now time.Time) (charges []corev1.ResourceList, err error) {
 	used, err := e.usage(w.Object, now)
 	if err != nil {
@@ -62,7 +62,7 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 	charges = make([]corev1.ResourceList, len(quotas))
 	any := len(matching) == 0 && len(positive(increase)) > 0
 	for _, i := range matching {
-		// An object that comes into the scope of a quota by the update is charged in full.
+		// An object that enters the scope of a quota by the update is charged in full.
 		add := used
 		if w.Old != nil {
 			was, err := e.InScopes(quotas[i], w.Old)
@@ -84,7 +84,7 @@ func (e *Evaluator) Charge(quotas []*corev1.ResourceQuota, w Write, limited []Li
 	return charges, required.covered()
 }
 
-// match finds the quotas that count the object and takes note of what they cover.
+// match returns the quotas that count the object and records what they cover.
 func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, required *requiredQuota) (matching []int, err error) {
 	for i, quota := range quotas {
 		if err := e.coverScopes(quota, obj, required); err != nil {
@@ -105,7 +105,7 @@ func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, re
 			}
 		}
 		for _, name := range names {
-			// What is used so far has not been added up yet.
+			// The quota controller has not computed the usage yet.
 			if _, ok := quota.Status.Used[name]; !ok {
 				return nil, forbid("status unknown for quota: %s, resources: %s", quota.Name, join(names))
 			}
@@ -116,7 +116,7 @@ func (e *Evaluator) match(quotas []*corev1.ResourceQuota, obj runtime.Object, re
 	return matching, nil
 }
 
-// coverScopes takes note of the quota's scopes that the object is in.
+// coverScopes records the quota's scopes that the object is in.
 func (e *Evaluator) coverScopes(quota *corev1.ResourceQuota, obj runtime.Object, required *requiredQuota) error {
 	if len(required.scopes) == 0 {
 		return nil
@@ -131,7 +131,7 @@ func (e *Evaluator) coverScopes(quota *corev1.ResourceQuota, obj runtime.Object,
 	return nil
 }
 
-// requiredQuota are what an object may use or be in only where a quota covers it, and what the quotas at hand cover.
+// requiredQuota is what must be covered by a quota, and what the quotas cover.
 type requiredQuota struct {
 	names         []corev1.ResourceName
 	scopes        []corev1.ScopedResourceSelectorRequirement
@@ -166,7 +166,7 @@ func (e *Evaluator) required(obj runtime.Object, used corev1.ResourceList, limit
 	return n, nil
 }
 
-// covered refuses what no quota covers.
+// covered rejects what no quota covers.
 func (n *requiredQuota) covered() error {
 	var missing []corev1.ResourceName
 	for _, name := range n.names {
@@ -190,7 +190,7 @@ func (n *requiredQuota) covered() error {
 	return nil
 }
 
-// Fit refuses a charge for which not enough is left.
+// CheckFits rejects a charge that exceeds a quota.
 func CheckFits(quota *corev1.ResourceQuota, charge corev1.ResourceList) error {
 	var exceeded []corev1.ResourceName
 	for name, quantity := range charge {

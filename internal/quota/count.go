@@ -12,12 +12,12 @@ import (
 
 const countPrefix = "count/"
 
-// CountName is the name under which a quota counts the objects of a resource.
+// CountName returns the name under which a quota counts the objects of a resource.
 func CountName(resource schema.GroupResource) corev1.ResourceName {
 	return corev1.ResourceName(countPrefix + resource.String())
 }
 
-// countedResource is the resource a name of the form count/resource.group stands for.
+// countedResource returns the resource of a name of the form count/resource.group.
 func countedResource(name corev1.ResourceName) (schema.GroupResource, bool) {
 	text, ok := strings.CutPrefix(string(name), countPrefix)
 	if !ok {
@@ -26,7 +26,7 @@ func countedResource(name corev1.ResourceName) (schema.GroupResource, bool) {
 	return schema.ParseGroupResource(text), true
 }
 
-// countEvaluator counts objects, under the name every resource has and under old names.
+// countEvaluator counts objects, under their count/ name and under legacy names.
 func countEvaluator(resource schema.GroupResource, aliases ...corev1.ResourceName) *Evaluator {
 	names := append([]corev1.ResourceName{CountName(resource)}, aliases...)
 	one := corev1.ResourceList{}

@@ -13,13 +13,13 @@ import (
 
 var resourceClaimsResource = schema.GroupResource{Group: resourcev1.GroupName, Resource: "resourceclaims"}
 
-// Devices is what the use of a resource claim depends on besides the claim itself.
+// Devices provides the objects the usage of a resource claim depends on.
 type Devices interface {
-	// DeviceClasses are all classes of devices.
+	// DeviceClasses returns all device classes.
 	DeviceClasses() ([]*resourcev1.DeviceClass, error)
-	// Pod is a pod, nil when there is none.
+	// Pod returns a pod, nil if it does not exist.
 	Pod(namespace, name string) *corev1.Pod
-	// ResourceClaims are the claims of a namespace.
+	// ResourceClaims returns the claims of a namespace.
 	ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error)
 }
 
@@ -45,7 +45,7 @@ func resourceClaimEvaluator(devices Devices) *Evaluator {
 	}
 }
 
-// resourceClaimUsage counts the devices a claim asks for by class; of alternatives, the most that any of them takes.
+// resourceClaimUsage counts the devices a claim requests by class; of alternatives, the maximum of each class.
 func resourceClaimUsage(claim *resourcev1.ResourceClaim) corev1.ResourceList {
 	used := corev1.ResourceList{CountName(resourceClaimsResource): count(1)}
 	add := func(class string, n int64) {
@@ -74,7 +74,7 @@ func resourceClaimUsage(claim *resourcev1.ResourceClaim) corev1.ResourceList {
 	return used
 }
 
-// deviceCount: who asks for all devices is charged with as many as one claim can hold.
+// deviceCount charges a request for all devices with the maximum of a claim.
 func deviceCount(mode resourcev1.DeviceAllocationMode, n int64) int64 {
 	switch mode {
 	case resourcev1.DeviceAllocationModeExactCount:
@@ -85,7 +85,7 @@ func deviceCount(mode resourcev1.DeviceAllocationMode, n int64) int64 {
 	return 0
 }
 
-// isDeviceClassResource reports whether a name in a quota counts an extended resource that a class of devices stands behind.
+// isDeviceClassResource reports whether a name in a quota counts an extended resource that a device class provides.
 func isDeviceClassResource(devices Devices, name corev1.ResourceName) bool {
 	class, implicit := strings.CutPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
 	if !implicit && !extendedInQuota(name) {
@@ -105,8 +105,8 @@ func isDeviceClassResource(devices Devices, name corev1.ResourceName) bool {
 	return false
 }
 
-// addExtended counts the devices of a claim also as the extended resources their classes stand behind, less what the
-// pod that the claim was made for is charged with already.
+// addExtended counts the devices of a claim also as the extended resources of their classes, minus what the pod the claim
+// was created for is already charged with.
 func addExtended(used corev1.ResourceList, devices Devices, charged corev1.ResourceList) error {
 	extended := corev1.ResourceList{}
 	var classes []*resourcev1.DeviceClass
@@ -140,8 +140,8 @@ func addExtended(used corev1.ResourceList, devices Devices, charged corev1.Resou
 	return nil
 }
 
-// usageOfClaimPod is what the pod uses for whose extended resources the claim was made, nil when there is no such pod. Only
-// one claim of a pod counts as charged with it: the one its status names, or the first.
+// usageOfClaimPod returns the usage of the pod for whose extended resources the claim was created, nil if there is none.
+// Only one claim of a pod counts as charged with it: the one in its status, or the first.
 func usageOfClaimPod(claim *resourcev1.ResourceClaim, devices Devices, now time.Time) corev1.ResourceList {
 	owner := podOfExtendedResourceClaim(claim)
 	if owner == nil {
@@ -173,7 +173,7 @@ func usageOfClaimPod(claim *resourcev1.ResourceClaim, devices Devices, now time.
 	return PodUsage(pod, now)
 }
 
-// podOfExtendedResourceClaim is the pod a claim says it was made for, because of the pod's extended resources.
+// podOfExtendedResourceClaim returns the pod for whose extended resources a claim was created, according to the claim.
 func podOfExtendedResourceClaim(claim *resourcev1.ResourceClaim) *metav1.OwnerReference {
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
 		return nil

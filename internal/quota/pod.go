@@ -22,7 +22,7 @@ var (
 	podsCountName = CountName(podsResource)
 )
 
-// podNames are the names a quota counts pods under, besides those of huge pages and extended resources.
+// podNames are the names a quota counts pods under, besides huge pages and extended resources.
 var podNames = []corev1.ResourceName{
 	podsCountName, corev1.ResourcePods,
 	corev1.ResourceCPU, corev1.ResourceRequestsCPU, corev1.ResourceLimitsCPU,
@@ -30,8 +30,8 @@ var podNames = []corev1.ResourceName{
 	corev1.ResourceEphemeralStorage, corev1.ResourceRequestsEphemeralStorage, corev1.ResourceLimitsEphemeralStorage,
 }
 
-// mustBeSpecified are the names that force every container to name its need. No more will be added: it was a mistake to tie
-// validation to counting, and is kept because users rely on the refusal.
+// mustBeSpecified are the names for which every container must specify a value. No more will be added: tying validation
+// to quota was a mistake, kept for compatibility.
 var mustBeSpecified = []corev1.ResourceName{
 	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
 	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
@@ -62,7 +62,7 @@ func as[T runtime.Object](obj runtime.Object) (T, error) {
 	return typed, nil
 }
 
-// podWriteAffectsUsage: an update of a pod changes its use when its requiredQuota change, or the scope it is in.
+// podWriteAffectsUsage: an update of a pod changes its usage if its resources or its Terminating scope change.
 func podWriteAffectsUsage(w Write) bool {
 	switch w.Subresource {
 	case "":
@@ -91,12 +91,12 @@ func extendedInQuota(name corev1.ResourceName) bool {
 	return !native(name) || strings.HasPrefix(string(name), corev1.ResourceImplicitExtendedClaimsPerClass)
 }
 
-// native reports whether the resource is one of Kubernetes' own.
+// native reports whether the resource is in Kubernetes' own namespace.
 func native(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// IsExtendedResource reports whether a container asks for an extended resource by this name.
+// IsExtendedResource reports whether a container's resource name is an extended resource.
 func IsExtendedResource(name corev1.ResourceName) bool {
 	if native(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
 		return false
@@ -104,8 +104,8 @@ func IsExtendedResource(name corev1.ResourceName) bool {
 	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
 }
 
-// PodUsage is what a pod uses. Every pod that is stored counts as an object; only those that have not ended use
-// anything else.
+// PodUsage returns what a pod uses. Every stored pod counts as an object; only pods that are not released use anything
+// else.
 func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	used := corev1.ResourceList{podsCountName: count(1)}
 	if PodReleased(pod, now) {
@@ -116,7 +116,7 @@ func PodUsage(pod *corev1.Pod, now time.Time) corev1.ResourceList {
 	return used
 }
 
-// addResources writes requests and limits under the names quotas have for them.
+// addResources adds requests and limits under their names in quotas.
 func addResources(used, requests, limits corev1.ResourceList) {
 	used[corev1.ResourcePods] = count(1)
 	for name, quantity := range requests {
@@ -137,8 +137,8 @@ func addResources(used, requests, limits corev1.ResourceList) {
 	}
 }
 
-// PodReleased reports whether a pod no longer uses what it asked for: it is finished, or its node is lost and the time it
-// had to end is long over.
+// PodReleased reports whether a pod no longer uses its resources: it is terminal, or its deletion grace period is over
+// because its node is lost.
 func PodReleased(pod *corev1.Pod, now time.Time) bool {
 	if podstate.IsTerminal(pod) {
 		return true
@@ -149,8 +149,8 @@ func PodReleased(pod *corev1.Pod, now time.Time) bool {
 	return now.After(pod.DeletionTimestamp.Add(time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second))
 }
 
-// checkRequiredResources refuses a pod with a container that does not say what it requiredQuota of something a quota limits. A pod that
-// says it for all its containers together need not say it again for each.
+// checkRequiredResources rejects a pod with a container that does not specify a resource a quota limits. Pod-level
+// resources make it unnecessary.
 func checkRequiredResources(names []corev1.ResourceName, obj runtime.Object) error {
 	pod, err := as[*corev1.Pod](obj)
 	if err != nil {
@@ -162,7 +162,7 @@ func checkRequiredResources(names []corev1.ResourceName, obj runtime.Object) err
 	missing := map[corev1.ResourceName][]string{}
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Ephemeral {
-			continue // they have no resources of their own
+			continue // they cannot have resources
 		}
 		has := corev1.ResourceList{}
 		addResources(has, c.Resources.Requests, c.Resources.Limits)
@@ -210,7 +210,7 @@ func podInScope(scope corev1.ScopedResourceSelectorRequirement, obj runtime.Obje
 	return false, nil
 }
 
-// selects reports whether a scope selects an object that refers to these classes.
+// selects reports whether a scope selects an object that references these classes.
 func selects(scope corev1.ScopedResourceSelectorRequirement, classes []string) (bool, error) {
 	listed := func(class string) bool { return slices.Contains(scope.Values, class) }
 	switch scope.Operator {
@@ -226,12 +226,12 @@ func selects(scope corev1.ScopedResourceSelectorRequirement, classes []string) (
 	return false, fmt.Errorf("failed to parse and convert selector: %q is not a valid scope selector operator", scope.Operator)
 }
 
-// Terminating reports whether the pod has a deadline.
+// Terminating reports whether the pod is in the Terminating scope: it has an active deadline.
 func Terminating(pod *corev1.Pod) bool {
 	return pod.Spec.ActiveDeadlineSeconds != nil && *pod.Spec.ActiveDeadlineSeconds >= 0
 }
 
-// bestEffort reports whether the pod asks for no processor and no memory, nor limits them.
+// bestEffort reports whether the pod has neither requests nor limits of CPU and memory.
 func bestEffort(pod *corev1.Pod) bool {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass == corev1.PodQOSBestEffort
@@ -256,7 +256,7 @@ func requestsNothing(r *corev1.ResourceRequirements) bool {
 	return true
 }
 
-// hasCrossNamespaceAffinity reports whether the pod wants to be near or far from pods of other namespaces.
+// hasCrossNamespaceAffinity reports whether the pod has affinity or anti-affinity to pods of other namespaces.
 func hasCrossNamespaceAffinity(affinity *corev1.Affinity) bool {
 	if affinity == nil {
 		return false

@@ -1,8 +1,7 @@
-// Package quota says what an object uses of a namespace's quotas. An Evaluator knows one resource: which names of a quota
-// it counts towards, what an object of it uses, which scopes the object is in. Admission charges a write before it is
-// stored (Charge, Fit); the quota controller adds up everything there is (Registry.Used). Both must count alike, so both
-// count here. Nothing in this package reads or writes anything; what an evaluator must know of other objects it asks
-// Devices for.
+// Package quota computes what objects use of a namespace's resource quotas. An Evaluator handles one resource: which
+// names of a quota it counts, what an object uses, and which scopes it is in. Admission charges a write before it is
+// stored (Charge, CheckFits); the quota controller sums up all objects (Registry.Used). Both must agree, so both use this
+// package. It does no I/O; other objects an evaluator depends on come from Devices.
 package quota
 
 import (
@@ -14,23 +13,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Evaluator knows what objects of one resource use.
+// Evaluator computes the usage of the objects of one resource.
 type Evaluator struct {
 	Resource schema.GroupResource
 
-	// counts says whether a name in a quota is one the evaluator has numbers for.
+	// counts reports whether the evaluator counts a name of a quota.
 	counts func(name corev1.ResourceName) bool
-	// usage is what an object uses. Pods that ended use less, and that depends on the time.
+	// usage returns what an object uses. Pods use less once they have terminated, or a while after their deletion.
 	usage func(obj runtime.Object, now time.Time) (corev1.ResourceList, error)
-	// inScope says whether an object is in a scope; nil: in none.
+	// inScope reports whether an object is in a scope; nil means never.
 	inScope func(scope corev1.ScopedResourceSelectorRequirement, obj runtime.Object) (bool, error)
-	// missing refuses an object that leaves out what a quota on these names makes mustBeSpecified; nil: nothing is.
+	// checkRequired rejects an object that does not specify resources which a quota on these names requires; nil means
+	// none are.
 	checkRequired func(names []corev1.ResourceName, obj runtime.Object) error
-	// concerns says whether a write can change what an object uses.
+	// affectsUsage reports whether a write can change what an object uses.
 	affectsUsage func(w Write) bool
 }
 
-// Write is one write of an object, seen by quota. Old is nil on create.
+// Write is a write of an object. Old is nil on create.
 type Write struct {
 	Subresource string
 	Object, Old runtime.Object
@@ -39,12 +39,12 @@ type Write struct {
 // AffectsUsage reports whether the write can change what the object uses.
 func (e *Evaluator) AffectsUsage(w Write) bool { return e.affectsUsage(w) }
 
-// Usage is what the object uses, of everything that quotas can count.
+// Usage returns what the object uses of everything quotas can count.
 func (e *Evaluator) Usage(obj runtime.Object, now time.Time) (corev1.ResourceList, error) {
 	return e.usage(obj, now)
 }
 
-// Counted are those of names that the evaluator counts.
+// Counted returns the names that the evaluator counts.
 func (e *Evaluator) Counted(names []corev1.ResourceName) []corev1.ResourceName {
 	var counted []corev1.ResourceName
 	for _, name := range names {
@@ -69,7 +69,7 @@ func (e *Evaluator) InScopes(quota *corev1.ResourceQuota, obj runtime.Object) (b
 	return true, nil
 }
 
-// Scopes are the scopes of a quota in one form, whichever of the two ways they were written.
+// Scopes returns the scopes of a quota as selector requirements, from both of its fields.
 func Scopes(spec *corev1.ResourceQuotaSpec) []corev1.ScopedResourceSelectorRequirement {
 	var scopes []corev1.ScopedResourceSelectorRequirement
 	for _, name := range spec.Scopes {
@@ -84,10 +84,10 @@ func Scopes(spec *corev1.ResourceQuotaSpec) []corev1.ScopedResourceSelectorRequi
 // Registry has an evaluator for every resource that quotas can count.
 type Registry struct {
 	evaluators map[schema.GroupResource]*Evaluator
-	counters   sync.Map // schema.GroupResource → *Evaluator, made when first asked for
+	counters   sync.Map // schema.GroupResource → *Evaluator, created on demand
 }
 
-// NewRegistry makes a registry. devices may be nil: then resource claims count without extended resources.
+// NewRegistry returns a registry. devices may be nil: then resource claims do not count as extended resources.
 func NewRegistry(devices Devices) *Registry {
 	r := &Registry{evaluators: map[schema.GroupResource]*Evaluator{}}
 	for _, e := range []*Evaluator{
@@ -102,7 +102,7 @@ func NewRegistry(devices Devices) *Registry {
 	return r
 }
 
-// For returns the evaluator of a resource, nil when quotas do not count it.
+// For returns the evaluator of a resource, nil if quotas do not count it.
 func (r *Registry) For(resource schema.GroupResource) *Evaluator {
 	if e, ok := r.evaluators[resource]; ok {
 		return e
@@ -117,7 +117,7 @@ func (r *Registry) For(resource schema.GroupResource) *Evaluator {
 	return e.(*Evaluator)
 }
 
-// IsIgnored reports whether quotas leave the resource alone: questions that are not stored, and events.
+// IsIgnored reports whether quotas ignore a resource: reviews, which are not stored, and events.
 func IsIgnored(resource schema.GroupResource) bool {
 	switch resource.Group {
 	case "":

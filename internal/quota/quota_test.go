@@ -327,7 +327,7 @@ func TestUsed(t *testing.T) {
 		return objects[gr], nil
 	}
 	used, err := r.Used(quotaOf("pods=9 requests.cpu=9 count/pods=9 limits.cpu=1 count/deployments.apps=5 secrets=1 services=3", ""), list, now)
-	if err == nil || !strings.Contains(err.Error(), "add up services: no") {
+	if err == nil || !strings.Contains(err.Error(), "sum up usage of services: no") {
 		t.Errorf("got %v", err)
 	}
 	if got := Format(used); got != "count/deployments.apps=2,count/pods=4,limits.cpu=0,pods=3,requests.cpu=9500m,secrets=0" {

@@ -30,7 +30,7 @@ func serviceEvaluator() *Evaluator {
 	}
 }
 
-// serviceUsage counts the node ports a service will have, not those it has: they are given out later.
+// serviceUsage counts the node ports a service will have, because they are allocated later.
 func serviceUsage(service *corev1.Service) corev1.ResourceList {
 	nodePorts, loadBalancers := 0, 0
 	switch service.Spec.Type {

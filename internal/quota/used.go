@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Counting are the evaluators that count any of the names.
+// Counting returns the evaluators that count any of the names.
 func (r *Registry) Counting(names []corev1.ResourceName) []*Evaluator {
 	var counting []*Evaluator
 	for _, e := range r.evaluators {
@@ -44,9 +44,9 @@ func compare(a, b schema.GroupResource) int {
 	return 1
 }
 
-// Used adds up what the objects of the quota's namespace use of everything the quota limits. list returns the
-// objects of a resource in that namespace. Names whose objects cannot be listed are left out and the reasons returned
-// beside the rest.
+// Used sums up what the objects of the quota's namespace use of everything the quota limits. list returns the objects of
+// a resource in that namespace. Names whose objects cannot be listed are left out, and the errors are returned with the
+// rest.
 func (r *Registry) Used(quota *corev1.ResourceQuota, list func(schema.GroupResource) ([]runtime.Object, error), now time.Time) (corev1.ResourceList, error) {
 	hard := Names(quota.Spec.Hard)
 	used := corev1.ResourceList{}
@@ -56,7 +56,7 @@ func (r *Registry) Used(quota *corev1.ResourceQuota, list func(schema.GroupResou
 		names := e.Counted(hard)
 		sum, err := e.sum(quota, names, list, now)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("add up %s: %w", e.Resource, err))
+			errs = append(errs, fmt.Errorf("sum up usage of %s: %w", e.Resource, err))
 			failed = append(failed, names...)
 			continue
 		}
@@ -92,8 +92,8 @@ func (e *Evaluator) sum(quota *corev1.ResourceQuota, names []corev1.ResourceName
 	return sum, nil
 }
 
-// ReducesUsage reports whether an update may have lowered what an object uses, so that quotas must be added up again.
-// Deletions always have.
+// ReducesUsage reports whether an update may have lowered an object's usage, so that quotas must be recomputed. Deletions
+// always do.
 func ReducesUsage(obj, old runtime.Object, now time.Time) bool {
 	switch obj := obj.(type) {
 	case *corev1.Pod:
@@ -109,7 +109,7 @@ func ReducesUsage(obj, old runtime.Object, now time.Time) bool {
 	return false
 }
 
-// countedType is the type of a service as far as quotas tell types apart.
+// countedType returns a service's type if quotas count it separately.
 func countedType(service *corev1.Service) corev1.ServiceType {
 	if t := service.Spec.Type; t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer {
 		return t
@@ -117,7 +117,7 @@ func countedType(service *corev1.Service) corev1.ServiceType {
 	return ""
 }
 
-// resized reports whether the resources that containers run with have changed.
+// resized reports whether the resources of running containers have changed.
 func resized(pod, old *corev1.Pod) bool {
 	differ := func(now, before []corev1.ContainerStatus) bool {
 		for _, b := range before {

@@ -13,8 +13,7 @@ import (
 
 var volumeClaimsResource = schema.GroupResource{Resource: "persistentvolumeclaims"}
 
-// ofStorageClass stands between the name of a storage class and what is counted of it:
-// gold.storageclass.storage.k8s.io/requests.storage.
+// ofStorageClass separates a storage class from what is counted of it: gold.storageclass.storage.k8s.io/requests.storage.
 const ofStorageClass = ".storageclass.storage.k8s.io/"
 
 func volumeClaimEvaluator() *Evaluator {
@@ -66,7 +65,7 @@ func volumeClaimUsage(claim *corev1.PersistentVolumeClaim) corev1.ResourceList {
 	if !ok {
 		return used
 	}
-	// An expansion that went further than the claim now asks for has still taken its space.
+	// An expansion that went further than the claim's current request still uses its space.
 	if allocated, ok := claim.Status.AllocatedResources[corev1.ResourceStorage]; ok && allocated.Cmp(storage) > 0 {
 		storage = allocated
 	}
@@ -78,7 +77,7 @@ func volumeClaimUsage(claim *corev1.PersistentVolumeClaim) corev1.ResourceList {
 	return used
 }
 
-// wholeBytes rounds up: a quota's numbers must be whole.
+// wholeBytes rounds up, because quotas count whole bytes.
 func wholeBytes(q resource.Quantity) resource.Quantity {
 	rounded := q.DeepCopy()
 	if rounded.RoundUp(0) {
@@ -87,7 +86,7 @@ func wholeBytes(q resource.Quantity) resource.Quantity {
 	return rounded
 }
 
-// StorageClassOf is the storage class a claim asks for; the annotation is older than the field.
+// StorageClassOf returns the storage class of a claim, from the field or the older annotation.
 func StorageClassOf(claim *corev1.PersistentVolumeClaim) string {
 	if class, ok := claim.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return class
@@ -98,8 +97,8 @@ func StorageClassOf(claim *corev1.PersistentVolumeClaim) string {
 	return ""
 }
 
-// attributesClasses are all classes a claim has, gets or asks for: while it changes from one to another it is in the
-// scope of both.
+// attributesClasses returns all VolumeAttributesClasses a claim has or requests: while it changes from one to another it
+// is in the scope of both.
 func attributesClasses(claim *corev1.PersistentVolumeClaim) []string {
 	var classes []string
 	add := func(class *string) {
@@ -116,7 +115,7 @@ func attributesClasses(claim *corev1.PersistentVolumeClaim) []string {
 	return classes
 }
 
-// claimStatusCounts reports whether a change of a claim's status changes what it uses, or the scopes it is in.
+// claimStatusCounts reports whether a change of a claim's status changes its usage or scopes.
 func claimStatusCounts(claim, old *corev1.PersistentVolumeClaim) bool {
 	return claim.Status.AllocatedResources.Storage().Cmp(*old.Status.AllocatedResources.Storage()) != 0 ||
 		!slices.Equal(attributesClasses(claim), attributesClasses(old))

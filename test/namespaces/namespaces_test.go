@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-func TestAlone(t *testing.T) {
+func TestIsolation(t *testing.T) {
 	links, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)

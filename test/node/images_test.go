@@ -184,8 +184,8 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := start(t, shortDir(t))
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Log: quiet})
+	discard := slog.New(slog.NewTextHandler(io.Discard, nil))
+	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Log: discard})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 	if _, err := i.Ensure(t.Context(), pod, &pod.Spec.Containers[0], nil); err != nil {
 		t.Fatal(err)
 	}
-	collector := &images.Collector{Store: cri.New(c.client), Images: i, Log: quiet}
+	collector := &images.Collector{Store: cri.New(c.client), Images: i, Log: discard}
 	// With a real disk that is never this full: nothing happens.
 	collector.Policy = images.Policy{HighPercent: 100, LowPercent: 100}
 	if err := collector.Collect(t.Context()); err != nil {

@@ -62,10 +62,10 @@ func startStorageNode(t *testing.T) *storageNode {
 	network(t, dataDir)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.client = inprocess.Start(t, ctx)
-	quiet := slog.New(slog.DiscardHandler)
-	n.objects = objects.New(n.client, func(uid types.UID) { n.changed <- uid }, quiet)
+	discard := slog.New(slog.DiscardHandler)
+	n.objects = objects.New(n.client, func(uid types.UID) { n.changed <- uid }, discard)
 	n.volumes = volume.New(volume.Options{
-		Root: n.root, Client: n.client, Objects: n.objects, NodeName: "node", Log: quiet,
+		Root: n.root, Client: n.client, Objects: n.objects, NodeName: "node", Log: discard,
 		Node: func() *corev1.Node {
 			return &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"memory": resource.MustParse("1Gi"), "cpu": resource.MustParse("2")}}}
 		},

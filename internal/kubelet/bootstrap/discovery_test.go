@@ -148,11 +148,11 @@ func TestFollowAuthority(t *testing.T) {
 	if again, err := RefreshCAs(t.Context(), server(second), known); err != nil || string(again) != string(known) {
 		t.Errorf("after the old one is forgotten: %q, %v", again, err)
 	}
-	stranger := authority(t, "skiff-ca")
-	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, stranger)), first.Cert); err != nil || string(known) != string(first.Cert) {
+	otherCA := authority(t, "skiff-ca")
+	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, otherCA)), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("somebody else's authority is believed: %q, %v", known, err)
 	}
-	if _, err := RefreshCAs(t.Context(), serve(t, pair(t, stranger, leaf, stranger)), first.Cert); err == nil {
+	if _, err := RefreshCAs(t.Context(), serve(t, pair(t, otherCA, leaf, otherCA)), first.Cert); err == nil {
 		t.Error("another server is followed")
 	}
 }

@@ -59,7 +59,7 @@ func TestReadLog(t *testing.T) {
 	}
 }
 
-func TestLogOptionsAreJudged(t *testing.T) {
+func TestInvalidLogOptions(t *testing.T) {
 	for _, query := range []string{"tailLines=x", "tailLines=-1", "limitBytes=1.5", "sinceSeconds=ago", "sinceTime=yesterday", "stream=Stdin"} {
 		if _, err := parseLogOptions(httptest.NewRequest("GET", "/?"+query, nil), time.Now()); err == nil {
 			t.Errorf("%s is accepted", query)

@@ -73,9 +73,9 @@ func TestFileSystemsOfClaims(t *testing.T) {
 		}
 		v := &Volumes{pods: map[types.UID]*podVolumes{"u": state}}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: row.volume}}}}
-		stranger := pod.DeepCopy()
-		stranger.UID = "stranger"
-		if got := v.Claims([]*corev1.Pod{stranger, pod}); !maps.Equal(got, row.want) {
+		otherPod := pod.DeepCopy()
+		otherPod.UID = "other"
+		if got := v.Claims([]*corev1.Pod{otherPod, pod}); !maps.Equal(got, row.want) {
 			t.Errorf("%s: %v, want %v", row.name, got, row.want)
 		}
 	}

@@ -389,7 +389,7 @@ func TestHostPath(t *testing.T) {
 	}
 }
 
-func TestUnusedVolumesAreLeftAlone(t *testing.T) {
+func TestUnusedVolumesAreNotSetUp(t *testing.T) {
 	v := testVolumes(t.TempDir(), &fakeObjects{})
 	pod := testPod(configMapVolume("v", corev1.ConfigMapVolumeSource{}))
 	pod.Spec.Containers[0].VolumeMounts = nil

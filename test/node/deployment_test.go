@@ -28,15 +28,15 @@ import (
 	"skiff/test/registry"
 )
 
-const roadDeployment = `
+const testDeployment = `
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: road}
+metadata: {name: web}
 spec:
   replicas: 3
-  selector: {matchLabels: {app: road}}
+  selector: {matchLabels: {app: web}}
   template:
-    metadata: {labels: {app: road}}
+    metadata: {labels: {app: web}}
     spec:
       dnsPolicy: Default
       terminationGracePeriodSeconds: 1
@@ -54,27 +54,27 @@ spec:
         resources: {requests: {cpu: 10m, memory: 16Mi}}
 `
 
-// road is a cluster on which a Deployment is followed from kubectl to its containers.
-type road struct {
+// deploymentTest is a cluster on which a Deployment is followed from kubectl to its containers.
+type deploymentTest struct {
 	*testing.T
-	c       *cluster.Cluster
-	source  *registry.Registry
-	runtime *cri.Client
-	store   *clientv3.Client
-	hollow  *cluster.Process
-	seen    *sightings
+	c        *cluster.Cluster
+	source   *registry.Registry
+	runtime  *cri.Client
+	store    *clientv3.Client
+	hollow   *cluster.Process
+	observed *observations
 }
 
-// TestRoad follows a Deployment: kubectl, API server, store, controllers, scheduler, kubelet, runtime, and back into the status. Then
+// TestDeploymentLifecycle follows a Deployment: kubectl, API server, store, controllers, scheduler, kubelet, runtime, and back into the status. Then
 // come an update, a rollback, and the failure of a container, a pod and a node. Each stage starts from what the one before left.
-func TestRoad(t *testing.T) {
-	r := startRoad(t)
+func TestDeploymentLifecycle(t *testing.T) {
+	r := startDeploymentTest(t)
 	for _, stage := range []struct {
 		name string
-		run  func(*road)
+		run  func(*deploymentTest)
 	}{
-		{"apply", (*road).apply}, {"update", (*road).update}, {"rollback", (*road).rollback}, {"a container is killed", (*road).killContainer},
-		{"a pod is deleted", (*road).deletePod}, {"a node fails", (*road).failNode},
+		{"apply", (*deploymentTest).apply}, {"update", (*deploymentTest).update}, {"rollback", (*deploymentTest).rollback}, {"a container is killed", (*deploymentTest).killContainer},
+		{"a pod is deleted", (*deploymentTest).deletePod}, {"a node fails", (*deploymentTest).failNode},
 	} {
 		if !t.Run(stage.name, func(t *testing.T) {
 			on := *r
@@ -86,8 +86,8 @@ func TestRoad(t *testing.T) {
 	}
 }
 
-// startRoad starts a node with containers and one without, which takes no pods yet, and a registry that has the image alone.
-func startRoad(t *testing.T) *road {
+// startDeploymentTest starts a node with containers and one without, which takes no pods yet, and a registry that has only this image.
+func startDeploymentTest(t *testing.T) *deploymentTest {
 	t.Helper()
 	socket := "unix://" + shortDir(t) + "/etcd"
 	c, err := cluster.SkiffNode(t.TempDir(), "--etcd-listen-client-url="+socket, "--node-monitor-grace-period=15s")
@@ -95,7 +95,7 @@ func startRoad(t *testing.T) *road {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Stop)
-	r := &road{T: t, c: c}
+	r := &deploymentTest{T: t, c: c}
 	if r.source, err = registry.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -135,22 +135,22 @@ func startRoad(t *testing.T) *road {
 	eventually(t, "the second node is there", func() bool { return strings.Contains(kubectl(t, c, "", "get", "nodes"), "hollow-0") })
 	kubectl(t, c, "", "cordon", "hollow-0")
 	kubectl(t, c, "", "wait", "--for=condition=Ready", "node", "--all", "--timeout=30s")
-	r.seen = watchPods(t, c)
+	r.observed = watchPods(t, c)
 	return r
 }
 
-// sightings are the states that pods went through, as a watch told them.
-type sightings struct {
+// observations are the states that pods went through, as a watch told them.
+type observations struct {
 	mu     sync.Mutex
 	states map[string][]string
 }
 
 // watchPods follows the pods of the Deployment: whether each has a node, its phase and whether it is ready.
-func watchPods(t *testing.T, c *cluster.Cluster) *sightings {
+func watchPods(t *testing.T, c *cluster.Cluster) *observations {
 	t.Helper()
-	s := &sightings{states: map[string][]string{}}
+	s := &observations{states: map[string][]string{}}
 	const line = `{.metadata.name} {.spec.nodeName}/{.status.phase}/{.status.conditions[?(@.type=="Ready")].status}{"\n"}`
-	out, stop := follow(t, c, "get", "pods", "-l", "app=road", "--watch", "-o", "jsonpath="+line)
+	out, stop := follow(t, c, "get", "pods", "-l", "app=web", "--watch", "-o", "jsonpath="+line)
 	t.Cleanup(stop)
 	go func() {
 		for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -166,14 +166,14 @@ func watchPods(t *testing.T, c *cluster.Cluster) *sightings {
 }
 
 // of are the states of a pod, in order.
-func (s *sightings) of(pod string) []string {
+func (s *observations) of(pod string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.states[pod])
 }
 
 // read asks kubectl for objects.
-func (r *road) read(into any, args ...string) {
+func (r *deploymentTest) read(into any, args ...string) {
 	r.Helper()
 	if err := json.Unmarshal([]byte(kubectl(r.T, r.c, "", append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
 		r.Fatal(err)
@@ -181,10 +181,10 @@ func (r *road) read(into any, args ...string) {
 }
 
 // pods are those of the Deployment that are not going, by name.
-func (r *road) pods() map[string]corev1.Pod {
+func (r *deploymentTest) pods() map[string]corev1.Pod {
 	r.Helper()
 	var list corev1.PodList
-	r.read(&list, "pods", "-l", "app=road")
+	r.read(&list, "pods", "-l", "app=web")
 	pods := map[string]corev1.Pod{}
 	for _, pod := range list.Items {
 		if pod.DeletionTimestamp == nil {
@@ -195,7 +195,7 @@ func (r *road) pods() map[string]corev1.Pod {
 }
 
 // settle waits until so many pods are all there is and all are ready on the node with containers.
-func (r *road) settle(count int) map[string]corev1.Pod {
+func (r *deploymentTest) settle(count int) map[string]corev1.Pod {
 	r.Helper()
 	var pods map[string]corev1.Pod
 	eventually(r.T, fmt.Sprint(count, " pods are ready on node-1"), func() bool {
@@ -221,7 +221,7 @@ func condition(pod corev1.Pod, name corev1.PodConditionType) *corev1.PodConditio
 }
 
 // containers are the containers that run for pods, by pod, as the runtime knows them.
-func (r *road) containers() map[string]string {
+func (r *deploymentTest) containers() map[string]string {
 	r.Helper()
 	list, err := r.runtime.ListContainers(context.Background(), &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
@@ -237,7 +237,7 @@ func (r *road) containers() map[string]string {
 }
 
 // checkContainers checks that the pods' containers, and no others, run.
-func (r *road) checkContainers(pods map[string]corev1.Pod) {
+func (r *deploymentTest) checkContainers(pods map[string]corev1.Pod) {
 	r.Helper()
 	want := map[string]string{}
 	for name, pod := range pods {
@@ -247,7 +247,7 @@ func (r *road) checkContainers(pods map[string]corev1.Pod) {
 }
 
 // created is the revision of the store at which an object was made.
-func (r *road) created(resource, name string) int64 {
+func (r *deploymentTest) created(resource, name string) int64 {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -260,10 +260,10 @@ func (r *road) created(resource, name string) int64 {
 }
 
 // replicaSets are those of the Deployment, by revision.
-func (r *road) replicaSets() map[string]appsv1.ReplicaSet {
+func (r *deploymentTest) replicaSets() map[string]appsv1.ReplicaSet {
 	r.Helper()
 	var list appsv1.ReplicaSetList
-	r.read(&list, "replicasets", "-l", "app=road")
+	r.read(&list, "replicasets", "-l", "app=web")
 	sets := map[string]appsv1.ReplicaSet{}
 	for _, set := range list.Items {
 		sets[set.Annotations["deployment.kubernetes.io/revision"]] = set
@@ -271,14 +271,14 @@ func (r *road) replicaSets() map[string]appsv1.ReplicaSet {
 	return sets
 }
 
-func (r *road) apply() {
+func (r *deploymentTest) apply() {
 	image := r.source.Host + "/e2e-test-images/busybox:1.37.0-2"
-	kubectl(r.T, r.c, strings.ReplaceAll(roadDeployment, "IMAGE", image), "apply", "-f", "-")
-	stored := r.created("deployments", "road")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	kubectl(r.T, r.c, strings.ReplaceAll(testDeployment, "IMAGE", image), "apply", "-f", "-")
+	stored := r.created("deployments", "web")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
 	sets := r.replicaSets()
 	set, ok := sets["1"]
-	if len(sets) != 1 || !ok || !ownedBy(set.OwnerReferences, "Deployment", "road") {
+	if len(sets) != 1 || !ok || !ownedBy(set.OwnerReferences, "Deployment", "web") {
 		r.Fatalf("the ReplicaSets are %v", sets)
 	}
 	pods := r.settle(3)
@@ -291,8 +291,8 @@ func (r *road) apply() {
 			r.Errorf("%s was not made by the ReplicaSet: %v", name, pod.OwnerReferences)
 		}
 		want := []string{"/Pending/", "node-1/Pending/", "node-1/Pending/False", "node-1/Running/False", "node-1/Running/True"}
-		if !inOrder(r.seen.of(name), want) {
-			r.Errorf("%s went through %v, want a part of %v in this order", name, r.seen.of(name), want)
+		if !inOrder(r.observed.of(name), want) {
+			r.Errorf("%s went through %v, want a part of %v in this order", name, r.observed.of(name), want)
 		}
 		r.checkTimes(pod)
 		r.checkEvents(pod)
@@ -325,7 +325,7 @@ func inOrder(states, all []string) bool {
 }
 
 // checkTimes checks that a pod's conditions became true one after the other.
-func (r *road) checkTimes(pod corev1.Pod) {
+func (r *deploymentTest) checkTimes(pod corev1.Pod) {
 	r.Helper()
 	last := pod.CreationTimestamp.Time
 	for _, name := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
@@ -343,7 +343,7 @@ func (r *road) checkTimes(pod corev1.Pod) {
 }
 
 // checkEvents checks that a pod's events tell its way.
-func (r *road) checkEvents(pod corev1.Pod) {
+func (r *deploymentTest) checkEvents(pod corev1.Pod) {
 	r.Helper()
 	var list corev1.EventList
 	r.read(&list, "events", "--field-selector", "involvedObject.uid="+string(pod.UID))
@@ -375,7 +375,7 @@ func (r *road) checkEvents(pod corev1.Pod) {
 var pullTimes = regexp.MustCompile(`^Successfully pulled image .* in (\S+) \((\S+) including waiting\)`)
 
 // checkDecision checks that the scheduler left out one node and chose among the rest.
-func (r *road) checkDecision(pod string) {
+func (r *deploymentTest) checkDecision(pod string) {
 	r.Helper()
 	root, err := cluster.Root()
 	if err != nil {
@@ -387,10 +387,10 @@ func (r *road) checkDecision(pod string) {
 	}
 }
 
-func (r *road) update() {
+func (r *deploymentTest) update() {
 	before := r.pods()
-	kubectl(r.T, r.c, "", "set", "env", "deployment/road", "VERSION=2")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	kubectl(r.T, r.c, "", "set", "env", "deployment/web", "VERSION=2")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
 	pods := r.settle(3)
 	for name := range pods {
 		if _, old := before[name]; old {
@@ -408,7 +408,7 @@ func (r *road) update() {
 }
 
 // checkSets checks that the ReplicaSet of one revision has all pods and that of another none.
-func (r *road) checkSets(full, empty string) {
+func (r *deploymentTest) checkSets(full, empty string) {
 	r.Helper()
 	sets := r.replicaSets()
 	if len(sets) != 2 || *sets[full].Spec.Replicas != 3 || sets[full].Status.ReadyReplicas != 3 || *sets[empty].Spec.Replicas != 0 || sets[empty].Status.Replicas != 0 {
@@ -416,10 +416,10 @@ func (r *road) checkSets(full, empty string) {
 	}
 }
 
-func (r *road) rollback() {
+func (r *deploymentTest) rollback() {
 	first := r.replicaSets()["1"].Name
-	kubectl(r.T, r.c, "", "rollout", "undo", "deployment/road")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=60s")
+	kubectl(r.T, r.c, "", "rollout", "undo", "deployment/web")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=60s")
 	pods := r.settle(3)
 	for name := range pods {
 		if said := kubectl(r.T, r.c, "", "logs", name, "-c", "c"); said != "version 1\n" {
@@ -434,7 +434,7 @@ func (r *road) rollback() {
 }
 
 // killContainer kills a container's process behind everybody's back.
-func (r *road) killContainer() {
+func (r *deploymentTest) killContainer() {
 	pods := r.pods()
 	name := slices.Sorted(maps.Keys(pods))[0]
 	victim := pods[name]
@@ -471,7 +471,7 @@ func (r *road) killContainer() {
 	}
 }
 
-func (r *road) deletePod() {
+func (r *deploymentTest) deletePod() {
 	before := r.pods()
 	name := slices.Sorted(maps.Keys(before))[0]
 	kubectl(r.T, r.c, "", "delete", "pod", name)
@@ -494,12 +494,12 @@ func (r *road) deletePod() {
 }
 
 // failNode puts two pods on the second node and ends it.
-func (r *road) failNode() {
+func (r *deploymentTest) failNode() {
 	before := r.pods()
 	kubectl(r.T, r.c, "", "cordon", "node-1")
 	kubectl(r.T, r.c, "", "uncordon", "hollow-0")
-	kubectl(r.T, r.c, "", "scale", "deployment/road", "--replicas=5")
-	kubectl(r.T, r.c, "", "rollout", "status", "deployment/road", "--timeout=30s")
+	kubectl(r.T, r.c, "", "scale", "deployment/web", "--replicas=5")
+	kubectl(r.T, r.c, "", "rollout", "status", "deployment/web", "--timeout=30s")
 	kubectl(r.T, r.c, "", "uncordon", "node-1")
 	var lost []string
 	for name, pod := range r.pods() {
