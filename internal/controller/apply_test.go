@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// scribe writes down requests and refuses those it is told to.
+// scribe writes down requests and refuses those it is reported to.
 type scribe struct {
 	refuse func(verb string, obj kind.Object) error
 	live   map[string]kind.Object

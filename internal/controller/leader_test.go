@@ -14,7 +14,7 @@ import (
 	"skiff/test/inprocess"
 )
 
-// TestLeaseLock: what stands in the lease is what the election wrote, and nobody overwrites what he has not read.
+// TestLeaseLock: what stands in the lease is what the election wrote, and nothing overwrites what he has not read.
 func TestLeaseLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := inprocess.Start(t, t.Context())

@@ -216,7 +216,7 @@ func TestReadsItsOwnWrites(t *testing.T) {
 			if err := controller.WatchPrimary[*corev1.ConfigMap](s); err != nil {
 				return nil, err
 			}
-			// Every event asks for a look, so that looks come while the informer lags.
+			// Every event requeues the key, so that looks come while the informer lags.
 			if err := controller.WatchDependents[*corev1.Pod, *corev1.ConfigMap](s, corev1.SchemeGroupVersion.WithKind("ConfigMap"), nil); err != nil {
 				return nil, err
 			}

@@ -31,7 +31,7 @@ func TestNewer(t *testing.T) {
 	}
 }
 
-// TestLedgerWaits: a key that waits is asked for ever less often, and begins anew when it has waited in vain for one thing and then writes another.
+// TestLedgerWaits: a key that waits is requested ever less often, and begins anew when it has waited in vain for one thing and then writes another.
 func TestLedgerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &glass{revision: "1", live: func() (kind.Object, error) { return at("5", "a", "1"), nil }}

@@ -170,7 +170,7 @@ func TestEventTexts(t *testing.T) {
 	}
 }
 
-// TestRefusals: which refusal of which verb fails the plan, and which is told.
+// TestRefusals: which refusal of which verb fails the plan, and which is reported.
 func TestRefusals(t *testing.T) {
 	notFound, conflict, exists := apierrors.NewNotFound(podResource, "a"), apierrors.NewConflict(podResource, "a", errors.New("old")), apierrors.NewAlreadyExists(podResource, "a")
 	forbidden, invalid := apierrors.NewForbidden(podResource, "a", errors.New("quota")), apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil)
@@ -214,7 +214,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestStatusComesLast: when the status is asked for and written, and what becomes of events and errors.
+// TestStatusComesLast: when the status is requested and written, and what becomes of events and errors.
 func TestStatusComesLast(t *testing.T) {
 	for _, test := range []struct {
 		what           string

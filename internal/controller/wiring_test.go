@@ -397,7 +397,7 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
-// TestEventsAreCountedAndCutOff: as upstream's recorder does it, the same event again raises a count, ten similar ones become one, and one object is told no more
+// TestEventsAreCountedAndCutOff: as upstream's recorder does it, the same event again raises a count, ten similar ones become one, and one object is reported no more
 // than so much of.
 func TestEventsAreCountedAndCutOff(t *testing.T) {
 	for _, test := range []struct {
@@ -449,7 +449,7 @@ func TestEventsAreCountedAndCutOff(t *testing.T) {
 	}
 }
 
-// TestLeaderElection: who leads when, what Lead returns, and what is told.
+// TestLeaderElection: who leads when, what Lead returns, and what is reported.
 func TestLeaderElection(t *testing.T) {
 	const name = "kube-controller-manager"
 	lease := func(b *bench) *coordinationv1.Lease {
@@ -579,7 +579,7 @@ func TestLeaderElection(t *testing.T) {
 	})
 }
 
-// TestMetrics: names, labels and numbers as upstream has them; nothing is counted where nobody wants it.
+// TestMetrics: names, labels and numbers as upstream has them; nothing is counted where nothing wants it.
 func TestMetrics(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		ctx, cancel := context.WithCancel(b.ctx)

@@ -42,7 +42,7 @@ func All(settings Settings) []controller.Definition {
 		cleanup.Pods(settings.terminatedPods()),
 		cleanup.CertificateRequests,
 		cleanup.PodCertificateRequests,
-		cleanup.LegacyTokens(or(settings.LegacyTokenLife, cleanup.LegacyTokenLife)),
+		cleanup.LegacyTokens(or(settings.LegacyTokenLife, cleanup.DefaultLegacyTokenUnusedPeriod)),
 		cleanup.ServerLeases,
 		identity.ServiceAccount,
 		identity.Tokens(settings.TokenSigner, settings.RootCA),
@@ -71,7 +71,7 @@ func All(settings Settings) []controller.Definition {
 		volume.AttributesClassProtection,
 		volume.Ephemeral,
 		volume.Expand,
-		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultUnmountWait)),
+		volume.AttachDetach(or(settings.UnmountWait, volume.DefaultMaxUnmountWait)),
 		volume.LocalPath(or(settings.LocalPath, volume.LocalPathSettings{Dir: volume.DefaultLocalPathDir})),
 	}
 }
@@ -210,7 +210,7 @@ func Select(all []controller.Definition, wanted []string) ([]controller.Definiti
 	return selected, nil
 }
 
-// enabled says whether a controller is wanted. What is said of it by name counts more than "*", the first of them most.
+// enabled reports whether a controller is wanted. What is said of it by name counts more than "*", the first of them most.
 func enabled(d controller.Definition, wanted []string) bool {
 	for _, name := range wanted {
 		if bare, not := strings.CutPrefix(name, "-"); named(d, bare) {

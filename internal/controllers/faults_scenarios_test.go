@@ -55,7 +55,7 @@ var testAuthority = func() *pki.CA {
 func allSettings() controllers.Settings {
 	return controllers.Settings{
 		NamespaceGrace: new(time.Duration), LegacyTokenLife: new(24 * time.Hour), TerminatedPods: new(1), RootCA: testAuthority.Cert, TokenSigner: notary{},
-		Signing:       identity.SigningAuthorities{KubeletClient: testAuthority, KubeletServing: testAuthority, APIServerClient: testAuthority, LegacyUnknown: testAuthority},
+		Signing:       identity.SigningCAs{KubeletClient: testAuthority, KubeletServing: testAuthority, APIServerClient: testAuthority, LegacyUnknown: testAuthority},
 		PodRanges:     []node.PodRange{{Prefix: netip.MustParsePrefix("10.244.0.0/16"), NodeBits: 24}},
 		ServiceRanges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
 		LocalPath:     &volume.LocalPathSettings{Dir: "/volumes"},

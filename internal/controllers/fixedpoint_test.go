@@ -346,7 +346,7 @@ func actRequests(w *world.World) {
 		if world.Gone[*certificatesv1.CertificateSigningRequest](w, "", name) {
 			request := certificateRequest(w, name)
 			if w.Chance(0.5) {
-				request.Spec.SignerName = "example.com/other" // nobody answers
+				request.Spec.SignerName = "example.com/other" // nothing answers
 			}
 			world.Create(w, request)
 		}

@@ -124,7 +124,7 @@ func TestTwoManagers(t *testing.T) {
 	})
 }
 
-// TestManagerWithoutLead works at once, and ends when it is told to.
+// TestManagerWithoutLead works at once, and ends when it is reported to.
 func TestManagerWithoutLead(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		w.Play(1)

@@ -25,7 +25,7 @@ type Settings struct {
 	// TokenSigner signs the tokens that are kept in secrets.
 	TokenSigner identity.TokenSigner
 	// Signing are the authorities that sign approved certificate requests.
-	Signing identity.SigningAuthorities
+	Signing identity.SigningCAs
 	// ServerNames are names and addresses of the API server, which no node gets a certificate for without a person's approval.
 	ServerNames []string
 	// EndpointsPerSlice is how many endpoints a slice holds. Nil: network.DefaultEndpointsPerSlice.
@@ -56,6 +56,8 @@ func or[T any](set *T, otherwise T) T {
 	return otherwise
 }
 
-func (s Settings) namespaceGrace() time.Duration { return or(s.NamespaceGrace, cleanup.NamespaceGrace) }
+func (s Settings) namespaceGrace() time.Duration {
+	return or(s.NamespaceGrace, cleanup.NamespaceDeletionDelay)
+}
 
-func (s Settings) terminatedPods() int { return or(s.TerminatedPods, cleanup.TerminatedPods) }
+func (s Settings) terminatedPods() int { return or(s.TerminatedPods, cleanup.DefaultTerminatedPods) }

@@ -113,8 +113,8 @@ func competing(lease string, log *slog.Logger, work func(context.Context, *contr
 }
 
 // signingAuthorities lets one authority sign for everybody.
-func signingAuthorities(a *pki.CA) identity.SigningAuthorities {
-	return identity.SigningAuthorities{KubeletServing: a, KubeletClient: a, APIServerClient: a, LegacyUnknown: a}
+func signingAuthorities(a *pki.CA) identity.SigningCAs {
+	return identity.SigningCAs{KubeletServing: a, KubeletClient: a, APIServerClient: a, LegacyUnknown: a}
 }
 
 // RunControllerManager runs the controllers alone, against an API server elsewhere, until ctx ends.

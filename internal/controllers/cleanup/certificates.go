@@ -13,14 +13,14 @@ import (
 	"skiff/internal/controller"
 )
 
-// How long requests for certificates are kept: an hour after they were answered, a day when nobody answers. Those of pods are
+// How long requests for certificates are kept: an hour after they were answered, a day when nothing answers. Those of pods are
 // answered within minutes or never.
 const (
-	answeredLife       = time.Hour
-	pendingLife        = 24 * time.Hour
+	decidedTTL         = time.Hour
+	pendingTTL         = 24 * time.Hour
 	requestCheckPeriod = time.Hour
 
-	podRequestLife        = 15 * time.Minute
+	podRequestTTL         = 15 * time.Minute
 	podRequestCheckPeriod = 5 * time.Minute
 )
 
@@ -31,40 +31,40 @@ var CertificateRequests = controller.Definition{
 		requests := client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers)
 		return periodically(s, requestCheckPeriod, func(ctx context.Context, key controller.Key) error {
 			now := time.Now()
-			return s.Apply(ctx, key, deleting(requests, func(r *certificatesv1.CertificateSigningRequest) bool { return requestIsOver(r, now) }))
+			return s.Apply(ctx, key, deletingAll(requests, func(r *certificatesv1.CertificateSigningRequest) bool { return requestExpired(r, now) }))
 		}), nil
 	},
 }
 
-func requestIsOver(request *certificatesv1.CertificateSigningRequest, now time.Time) bool {
-	older := func(t metav1.Time, life time.Duration) bool { return !t.IsZero() && now.Sub(t.Time) > life }
+func requestExpired(request *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	older := func(t metav1.Time, ttl time.Duration) bool { return !t.IsZero() && now.Sub(t.Time) > ttl }
 	issued := len(request.Status.Certificate) > 0
-	if len(request.Status.Conditions) == 0 && older(request.CreationTimestamp, pendingLife) {
+	if len(request.Status.Conditions) == 0 && older(request.CreationTimestamp, pendingTTL) {
 		return true
 	}
 	for _, c := range request.Status.Conditions {
-		life := answeredLife
+		ttl := decidedTTL
 		switch c.Type {
 		case certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
 		case certificatesv1.CertificateApproved:
-			if issued && expired(request.Status.Certificate, now) {
+			if issued && certificateExpired(request.Status.Certificate, now) {
 				return true
 			}
 			if !issued {
-				life = pendingLife
+				ttl = pendingTTL
 			}
 		default:
 			continue
 		}
-		if older(c.LastUpdateTime, life) {
+		if older(c.LastUpdateTime, ttl) {
 			return true
 		}
 	}
 	return false
 }
 
-// expired says whether a certificate, as PEM, is past. What is no certificate is not.
-func expired(certificate []byte, now time.Time) bool {
+// certificateExpired reports whether a certificate, as PEM, is past. What is no certificate is not.
+func certificateExpired(certificate []byte, now time.Time) bool {
 	block, _ := pem.Decode(certificate)
 	if block == nil {
 		return false
@@ -80,8 +80,8 @@ var PodCertificateRequests = controller.Definition{
 		requests := client.InformerFor[*certificatesv1.PodCertificateRequest](s.Informers)
 		return periodically(s, podRequestCheckPeriod, func(ctx context.Context, key controller.Key) error {
 			now := time.Now()
-			return s.Apply(ctx, key, deleting(requests, func(r *certificatesv1.PodCertificateRequest) bool {
-				return now.Sub(r.CreationTimestamp.Time) >= podRequestLife
+			return s.Apply(ctx, key, deletingAll(requests, func(r *certificatesv1.PodCertificateRequest) bool {
+				return now.Sub(r.CreationTimestamp.Time) >= podRequestTTL
 			}))
 		}), nil
 	},

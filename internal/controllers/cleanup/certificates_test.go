@@ -77,11 +77,11 @@ func TestCertificateRequestsAreOver(t *testing.T) {
 		for _, change := range test.changes {
 			change(r)
 		}
-		if got := requestIsOver(r, now); got != test.over {
+		if got := requestExpired(r, now); got != test.over {
 			t.Errorf("%s: over %v", test.what, got)
 		}
 	}
-	if requestIsOver(&request{}, now) {
+	if requestExpired(&request{}, now) {
 		t.Error("a request of no time is over")
 	}
 }

@@ -25,17 +25,17 @@ import (
 	"skiff/internal/controller"
 )
 
-// What the garbage collector is asked for about an object. A key has one of these as its namespace and a uid as its name.
+// What the garbage collector is requested about an object. A key has one of these as its namespace and a UID as its name.
 const (
-	lookAt = "delete" // delete it if its owners are gone; if it waits for its dependents, see whether they are
-	orphan = "orphan" // release its dependents
+	deleteKey = "delete" // delete it if its owners are gone; if it waits for its dependents, see whether they are
+	orphanKey = "orphan" // release its dependents
 )
 
-// unknownKindWait is how long an object waits whose owner has a kind that the server does not know.
-const unknownKindWait = 10 * time.Second
+// unknownKindDelay is how long an object waits whose owner has a kind that the server does not know.
+const unknownKindDelay = 10 * time.Second
 
-// releasesAtOnce bounds the dependents of one owner that are being released.
-const releasesAtOnce = 20
+// maxConcurrentReleases bounds the dependents of one owner that are being released.
+const maxConcurrentReleases = 20
 
 // GarbageCollector deletes objects whose owners are gone, deletes dependents before an owner that waits for them, and releases
 // dependents of an owner that is to leave them behind. It knows all objects by their metadata (monitors.go) and who belongs to
@@ -47,26 +47,26 @@ var GarbageCollector = controller.Definition{
 		if err != nil {
 			return nil, err
 		}
-		g := &garbage{
-			server: api, graph: newGraph(), setup: s, ready: make(chan struct{}), poke: make(chan struct{}, 1),
-			mapper:  restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
-			follows: map[schema.GroupVersionResource]*monitor{},
+		g := &garbageCollector{
+			server: api, graph: newGraph(), setup: s, synced: make(chan struct{}), rediscover: make(chan struct{}, 1),
+			mapper:   restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
+			monitors: map[schema.GroupVersionResource]*monitor{},
 		}
 		return g, nil
 	},
 }
 
-type garbage struct {
+type garbageCollector struct {
 	*server
 	*graph
 	setup  *controller.Setup
 	mapper *restmapper.DeferredDiscoveryRESTMapper
-	// ready is closed when all objects have been seen once. Before that, dependents may be missing in the graph, and an owner
+	// synced is closed when all objects have been seen once. Before that, dependents may be missing in the graph, and an owner
 	// that waits for them would be let go too early.
-	ready chan struct{}
-	// poke asks for a look at discovery, ahead of time.
-	poke    chan struct{}
-	follows map[schema.GroupVersionResource]*monitor
+	synced chan struct{}
+	// rediscover enqueues discovery, ahead of time.
+	rediscover chan struct{}
+	monitors   map[schema.GroupVersionResource]*monitor
 }
 
 // errUnknownKind: the server has no such kind. A custom resource may still bring it, so the object is looked at again later.
@@ -76,66 +76,66 @@ var errUnknownKind = errors.New("unable to get REST mapping")
 var errNoNamespace = errors.New("cluster-scoped objects cannot refer to namespaced owners")
 
 // Sync does what a key asks for.
-func (g *garbage) Sync(ctx context.Context, key controller.Key) error {
+func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	select {
-	case <-g.ready:
+	case <-g.synced:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	it, ok := g.item(types.UID(key.Name))
+	node, ok := g.snapshot(types.UID(key.Name))
 	if !ok {
 		return nil
 	}
 	var err error
-	if key.Namespace == orphan {
-		err = g.releaseDependents(ctx, it)
+	if key.Namespace == orphanKey {
+		err = g.releaseDependents(ctx, node)
 	} else {
-		err = g.lookAt(ctx, it)
+		err = g.attemptToDelete(ctx, node)
 	}
 	switch {
 	case errors.Is(err, errNoNamespace):
 		return nil
 	case errors.Is(err, errUnknownKind):
-		g.setup.EnqueueAfter(key, unknownKindWait)
+		g.setup.EnqueueAfter(key, unknownKindDelay)
 		return nil
 	case err != nil:
-		return fmt.Errorf("%s %v: %w", key.Namespace, it.identity, err)
+		return fmt.Errorf("%s %v: %w", key.Namespace, node.identity, err)
 	}
-	if wait, ok := g.patience(it.uid); ok {
-		g.setup.EnqueueAfter(key, wait)
+	if delay, ok := g.virtualRetryDelay(node.uid); ok {
+		g.setup.EnqueueAfter(key, delay)
 	}
 	return nil
 }
 
-// do passes on the work that a change in the graph has made.
-func (g *garbage) do(w work) {
-	for _, uid := range w.look {
-		g.setup.Enqueue(controller.Key{Namespace: lookAt, Name: string(uid)})
+// enqueueWork passes on the work that a change in the graph has made.
+func (g *garbageCollector) enqueueWork(w graphWork) {
+	for _, uid := range w.attemptDelete {
+		g.setup.Enqueue(controller.Key{Namespace: deleteKey, Name: string(uid)})
 	}
-	for _, uid := range w.lookLater {
-		g.setup.EnqueueAfter(controller.Key{Namespace: lookAt, Name: string(uid)}, time.Second)
+	for _, uid := range w.attemptDeleteLater {
+		g.setup.EnqueueAfter(controller.Key{Namespace: deleteKey, Name: string(uid)}, time.Second)
 	}
-	for _, uid := range w.orphan {
-		g.setup.Enqueue(controller.Key{Namespace: orphan, Name: string(uid)})
+	for _, uid := range w.orphanDependents {
+		g.setup.Enqueue(controller.Key{Namespace: orphanKey, Name: string(uid)})
 	}
 	for _, invalid := range w.invalid {
 		id := invalid.dependent
-		about := &metav1.PartialObjectMetadata{
+		object := &metav1.PartialObjectMetadata{
 			TypeMeta:   metav1.TypeMeta{APIVersion: id.apiVersion, Kind: id.kind},
 			ObjectMeta: metav1.ObjectMeta{Namespace: id.namespace, Name: id.name, UID: id.uid},
 		}
-		g.setup.Events.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef %s does not exist in namespace %q", invalid.owner, id.namespace)
+		g.setup.Events.Eventf(object, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef %s does not exist in namespace %q", invalid.owner, id.namespace)
 	}
 }
 
-// lookAt decides about one object.
-func (g *garbage) lookAt(ctx context.Context, it item) error {
-	if it.ending && !it.foreground {
+// attemptToDelete decides about one object.
+func (g *garbageCollector) attemptToDelete(ctx context.Context, it nodeSnapshot) error {
+	if it.deleting && !it.foreground {
 		return nil
 	}
 	latest, err := g.get(ctx, it.identity)
 	if apierrors.IsNotFound(err) || err == nil && latest.UID != it.uid {
-		g.do(g.missing(it.identity))
+		g.enqueueWork(g.objectNotFound(it.identity))
 		return nil
 	}
 	if err != nil {
@@ -145,7 +145,7 @@ func (g *garbage) lookAt(ctx context.Context, it item) error {
 		if len(it.blockers) == 0 {
 			return g.removeFinalizer(ctx, it.identity, metav1.FinalizerDeleteDependents)
 		}
-		g.do(work{look: it.waiting})
+		g.enqueueWork(graphWork{attemptDelete: it.blockersToDelete})
 		return nil
 	}
 	if len(latest.OwnerReferences) == 0 {
@@ -187,13 +187,13 @@ const (
 )
 
 // decide says what is to become of an object with owner references.
-func decide(owners ownership, it item, latest metav1.Object) decision {
+func decide(owners ownerStates, it nodeSnapshot, latest metav1.Object) decision {
 	switch {
 	case owners.solid && len(owners.absent)+len(owners.waiting) == 0:
 		return keep
 	case owners.solid:
 		return release
-	case len(owners.waiting) > 0 && it.circular:
+	case len(owners.waiting) > 0 && it.mayBeCircular:
 		return unblockAndDelete
 	case len(owners.waiting) > 0 && len(it.dependents) > 0:
 		return deleteForeground
@@ -205,19 +205,19 @@ func decide(owners ownership, it item, latest metav1.Object) decision {
 	return deleteBackground
 }
 
-// ownership is how an object's owners are.
-type ownership struct {
+// ownerStates is how an object's owners are.
+type ownerStates struct {
 	solid           bool        // one of them exists and stays
 	absent, waiting []types.UID // those that do not exist, and those that wait until their dependents are gone
 }
 
-func (g *garbage) classify(ctx context.Context, of identity, refs []metav1.OwnerReference) (ownership, error) {
-	var owners ownership
+func (g *garbageCollector) classify(ctx context.Context, of identity, refs []metav1.OwnerReference) (ownerStates, error) {
+	var owners ownerStates
 	for _, ref := range refs {
 		owner, err := g.owner(ctx, of, ref)
 		switch {
 		case err != nil:
-			return ownership{}, err
+			return ownerStates{}, err
 		case owner == nil:
 			owners.absent = append(owners.absent, ref.UID)
 		case owner.DeletionTimestamp != nil && slices.Contains(owner.Finalizers, metav1.FinalizerDeleteDependents):
@@ -230,11 +230,11 @@ func (g *garbage) classify(ctx context.Context, of identity, refs []metav1.Owner
 }
 
 // owner asks the server for the owner that a reference names, nil when there is none.
-func (g *garbage) owner(ctx context.Context, of identity, ref metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
+func (g *garbageCollector) owner(ctx context.Context, of identity, ref metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
 	id := identityOf(ref, of.namespace)
 	anywhere := id
 	anywhere.namespace = ""
-	if g.knownAbsent(anywhere) || g.knownAbsent(id) {
+	if g.isAbsent(anywhere) || g.isAbsent(id) {
 		return nil, nil
 	}
 	mapping, err := g.mapping(id)
@@ -252,7 +252,7 @@ func (g *garbage) owner(ctx context.Context, of identity, ref metav1.OwnerRefere
 	return owner, err
 }
 
-func (g *garbage) mapping(id identity) (*meta.RESTMapping, error) {
+func (g *garbageCollector) mapping(id identity) (*meta.RESTMapping, error) {
 	gvk := schema.FromAPIVersionAndKind(id.apiVersion, id.kind)
 	mapping, err := g.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
@@ -262,7 +262,7 @@ func (g *garbage) mapping(id identity) (*meta.RESTMapping, error) {
 }
 
 // at returns where an object lives.
-func (g *garbage) at(id identity) (metadata.ResourceInterface, error) {
+func (g *garbageCollector) at(id identity) (metadata.ResourceInterface, error) {
 	mapping, err := g.mapping(id)
 	if err != nil {
 		return nil, err
@@ -276,7 +276,7 @@ func (g *garbage) at(id identity) (metadata.ResourceInterface, error) {
 	return g.in(mapping.Resource, id.namespace), nil
 }
 
-func (g *garbage) get(ctx context.Context, id identity) (*metav1.PartialObjectMetadata, error) {
+func (g *garbageCollector) get(ctx context.Context, id identity) (*metav1.PartialObjectMetadata, error) {
 	objects, err := g.at(id)
 	if err != nil {
 		return nil, err
@@ -286,7 +286,7 @@ func (g *garbage) get(ctx context.Context, id identity) (*metav1.PartialObjectMe
 
 // delete deletes this very object. If seen is given, it must still have the owners it had: somebody may have given it a new
 // one. Other changes do not matter.
-func (g *garbage) delete(ctx context.Context, id identity, seen *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation) error {
+func (g *garbageCollector) delete(ctx context.Context, id identity, seen *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation) error {
 	objects, err := g.at(id)
 	if err != nil {
 		return err
@@ -306,16 +306,16 @@ func (g *garbage) delete(ctx context.Context, id identity, seen *metav1.PartialO
 		}
 	}
 	if apierrors.IsNotFound(err) {
-		g.do(g.missing(id))
+		g.enqueueWork(g.objectNotFound(id))
 		return nil
 	}
 	return err
 }
 
 // releaseDependents lets all dependents of an owner go, and then the owner.
-func (g *garbage) releaseDependents(ctx context.Context, it item) error {
+func (g *garbageCollector) releaseDependents(ctx context.Context, it nodeSnapshot) error {
 	failures := make([]error, len(it.dependents))
-	slots := make(chan struct{}, releasesAtOnce)
+	slots := make(chan struct{}, maxConcurrentReleases)
 	var running sync.WaitGroup
 	for i, dependent := range it.dependents {
 		slots <- struct{}{}
@@ -334,7 +334,7 @@ func (g *garbage) releaseDependents(ctx context.Context, it item) error {
 }
 
 // release takes references to owners out of an object. One that is gone needs none.
-func (g *garbage) release(ctx context.Context, id identity, owners []types.UID) error {
+func (g *garbageCollector) release(ctx context.Context, id identity, owners []types.UID) error {
 	var removals []map[string]any
 	for _, uid := range owners {
 		removals = append(removals, map[string]any{"$patch": "delete", "uid": uid})
@@ -346,10 +346,10 @@ func (g *garbage) release(ctx context.Context, id identity, owners []types.UID) 
 }
 
 // unblock lets the owners of an object go before it. It returns the object as it is then.
-func (g *garbage) unblock(ctx context.Context, id identity, latest *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
+func (g *garbageCollector) unblock(ctx context.Context, id identity, latest *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
 	var changes []map[string]any
 	for _, ref := range latest.OwnerReferences {
-		if blocks(ref) {
+		if blocksOwnerDeletion(ref) {
 			changes = append(changes, map[string]any{"uid": ref.UID, "blockOwnerDeletion": false})
 		}
 	}
@@ -359,7 +359,7 @@ func (g *garbage) unblock(ctx context.Context, id identity, latest *metav1.Parti
 	no := false
 	return g.changeReferences(ctx, id, changes, func(refs []metav1.OwnerReference) []metav1.OwnerReference {
 		for i := range refs {
-			if blocks(refs[i]) {
+			if blocksOwnerDeletion(refs[i]) {
 				refs[i].BlockOwnerDeletion = &no
 			}
 		}
@@ -369,7 +369,7 @@ func (g *garbage) unblock(ctx context.Context, id identity, latest *metav1.Parti
 
 // changeReferences changes the owner references of an object: by a strategic patch, which meets no conflict, and for custom
 // resources, which know none, by one that replaces the whole list as it was read.
-func (g *garbage) changeReferences(ctx context.Context, id identity, strategic any, change func([]metav1.OwnerReference) []metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
+func (g *garbageCollector) changeReferences(ctx context.Context, id identity, strategic any, change func([]metav1.OwnerReference) []metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
 	objects, err := g.at(id)
 	if err != nil {
 		return nil, err
@@ -392,7 +392,7 @@ func (g *garbage) changeReferences(ctx context.Context, id identity, strategic a
 }
 
 // removeFinalizer lets an object go that was held for us.
-func (g *garbage) removeFinalizer(ctx context.Context, id identity, finalizer string) error {
+func (g *garbageCollector) removeFinalizer(ctx context.Context, id identity, finalizer string) error {
 	objects, err := g.at(id)
 	if err != nil {
 		return err

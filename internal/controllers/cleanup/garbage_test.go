@@ -237,7 +237,7 @@ func TestManyDependents(t *testing.T) {
 func TestDecide(t *testing.T) {
 	uid := []types.UID{"x"}
 	finalizers := map[string][]string{"none": nil, "other": {"example.com/other"}, "orphan": {metav1.FinalizerOrphanDependents}, "foreground": {metav1.FinalizerDeleteDependents}, "both": {metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}}
-	kinds := map[string]item{"alone": {}, "parent": {dependents: []identity{{}}}, "circular": {dependents: []identity{{}}, circular: true}}
+	kinds := map[string]nodeSnapshot{"alone": {}, "parent": {dependents: []identity{{}}}, "circular": {dependents: []identity{{}}, mayBeCircular: true}}
 	names := map[decision]string{keep: "keep", release: "release", unblockAndDelete: "unblock", deleteForeground: "foreground", deleteOrphan: "orphan", deleteBackground: "background"}
 	lists := [][]types.UID{nil, uid}
 	for _, solid := range []bool{false, true} {
@@ -261,7 +261,7 @@ func TestDecide(t *testing.T) {
 						case held == "orphan", held == "both":
 							want = "orphan"
 						}
-						got := decide(ownership{solid: solid, absent: absent, waiting: waiting}, it, &metav1.ObjectMeta{Finalizers: list})
+						got := decide(ownerStates{solid: solid, absent: absent, waiting: waiting}, it, &metav1.ObjectMeta{Finalizers: list})
 						if names[got] != want {
 							t.Errorf("solid %v, absent %v, waiting %v, %s, finalizers %s: %s, want %s", solid, absent, waiting, shape, held, names[got], want)
 						}
@@ -462,45 +462,45 @@ func TestReferencesThatOnlyAPlainPatchCanChange(t *testing.T) {
 	for _, test := range []struct {
 		what    string
 		patches []string // answers
-		do      func(g *garbage) error
+		do      func(g *garbageCollector) error
 		err     bool
 		asked   int // patches
 	}{
-		{"released by a strategic patch", []string{object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
-		{"released by a plain one", []string{unsupportedPatch, object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 2},
-		{"released at the second try", []string{unsupportedPatch, conflict, object("2")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 3},
-		{"gone: nothing to release", []string{notThere}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
-		{"refused", []string{refusal(403, metav1.StatusReasonForbidden, "no")}, func(g *garbage) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, true, 1},
-		{"a finalizer is taken out", []string{object("2")}, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 1},
-		{"a finalizer is taken out at the second try", []string{conflict, object("2")}, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 2},
-		{"a finalizer that is not there", nil, func(g *garbage) error { return g.removeFinalizer(t.Context(), widget, "orphan") }, false, 0},
-		{"a finalizer of a successor", nil, func(g *garbage) error {
+		{"released by a strategic patch", []string{object("2")}, func(g *garbageCollector) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
+		{"released by a plain one", []string{unsupportedPatch, object("2")}, func(g *garbageCollector) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 2},
+		{"released at the second try", []string{unsupportedPatch, conflict, object("2")}, func(g *garbageCollector) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 3},
+		{"gone: nothing to release", []string{notThere}, func(g *garbageCollector) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, false, 1},
+		{"refused", []string{refusal(403, metav1.StatusReasonForbidden, "no")}, func(g *garbageCollector) error { return g.release(t.Context(), widget, []types.UID{"a"}) }, true, 1},
+		{"a finalizer is taken out", []string{object("2")}, func(g *garbageCollector) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 1},
+		{"a finalizer is taken out at the second try", []string{conflict, object("2")}, func(g *garbageCollector) error { return g.removeFinalizer(t.Context(), widget, "foregroundDeletion") }, false, 2},
+		{"a finalizer that is not there", nil, func(g *garbageCollector) error { return g.removeFinalizer(t.Context(), widget, "orphan") }, false, 0},
+		{"a finalizer of a successor", nil, func(g *garbageCollector) error {
 			other := widget
 			other.uid = "v"
 			return g.removeFinalizer(t.Context(), other, "foregroundDeletion")
 		}, false, 0},
-		{"unblocked", []string{unsupportedPatch, object("2")}, func(g *garbage) error {
+		{"unblocked", []string{unsupportedPatch, object("2")}, func(g *garbageCollector) error {
 			latest, err := g.get(t.Context(), widget)
 			if err == nil {
 				_, err = g.unblock(t.Context(), widget, latest)
 			}
 			return err
 		}, false, 2},
-		{"nothing to unblock", nil, func(g *garbage) error {
+		{"nothing to unblock", nil, func(g *garbageCollector) error {
 			_, err := g.unblock(t.Context(), widget, &metav1.PartialObjectMetadata{})
 			return err
 		}, false, 0},
-		{"a kind nobody knows", nil, func(g *garbage) error {
+		{"a kind nobody knows", nil, func(g *garbageCollector) error {
 			return g.release(t.Context(), identity{apiVersion: "example.com/v1", kind: "Gadget", namespace: "work", name: "w"}, nil)
 		}, true, 0},
-		{"an object without the namespace it needs", nil, func(g *garbage) error {
+		{"an object without the namespace it needs", nil, func(g *garbageCollector) error {
 			return g.release(t.Context(), identity{apiVersion: "example.com/v1", kind: "Widget", name: "w"}, nil)
 		}, true, 0},
 	} {
 		said := maps.Clone(discovered)
 		said["GET "+at], said["PATCH "+at] = []string{object("1")}, test.patches
 		api, heard := playing(t, said)
-		g := &garbage{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+		g := &garbageCollector{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
 		if err := test.do(g); (err != nil) != test.err {
 			t.Errorf("%s: %v", test.what, err)
 		}
@@ -531,13 +531,13 @@ func storedLeaving(name, uid string, finalizers ...string) string {
 }
 
 // collector is a garbage collector of a server that answers so.
-func collector(t *testing.T, said map[string][]string) (*garbage, *answers) {
+func collector(t *testing.T, said map[string][]string) (*garbageCollector, *answers) {
 	t.Helper()
 	all := maps.Clone(known)
 	maps.Copy(all, said)
 	api, heard := playing(t, all)
 	c := inprocess.Client(t, inprocess.Server(t, t.Context()))
-	g := &garbage{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
+	g := &garbageCollector{server: api, graph: newGraph(), mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery))}
 	_, err := controller.NewLoop(controller.Definition{Name: "garbage", New: func(s *controller.Setup) (controller.Syncer, error) {
 		g.setup = s
 		return g, nil
@@ -647,8 +647,8 @@ func TestOneLook(t *testing.T) {
 				test.graph(g.graph)
 			}
 			g.observe(id("child"), test.child)
-			it, _ := g.item("child")
-			if err := g.lookAt(t.Context(), it); (err != nil) != test.err {
+			it, _ := g.snapshot("child")
+			if err := g.attemptToDelete(t.Context(), it); (err != nil) != test.err {
 				t.Errorf("%v", err)
 			}
 			var asked []string
@@ -666,7 +666,7 @@ func TestOneLook(t *testing.T) {
 			if !slices.Equal(asked, test.asked) {
 				t.Errorf("asked\n%s\nwant\n%s", strings.Join(asked, "\n"), strings.Join(test.asked, "\n"))
 			}
-			if _, there := g.item("child"); there == test.gone {
+			if _, there := g.snapshot("child"); there == test.gone {
 				t.Errorf("it is in the graph: %v", there)
 			}
 		})
@@ -700,7 +700,7 @@ func TestOrphans(t *testing.T) {
 		g.observe(id("owner"), leaving(metav1.FinalizerOrphanDependents))
 		g.observe(id("a"), naming(ofOwner))
 		g.observe(id("b"), naming(ofOwner))
-		it, _ := g.item("owner")
+		it, _ := g.snapshot("owner")
 		if err := g.releaseDependents(t.Context(), it); (err != nil) != test.err {
 			t.Errorf("%s: %v", test.what, err)
 		}
@@ -724,7 +724,7 @@ func TestManyOrphans(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
 	run(t, c, GarbageCollector)
 	owner := create(t, c, thing("default", "owner"))
-	const orphans = 3*releasesAtOnce + 1
+	const orphans = 3*maxConcurrentReleases + 1
 	for i := range orphans {
 		create(t, c, thing("default", fmt.Sprint("orphan-", i), ownedBy(true, owner)...))
 	}
@@ -744,7 +744,7 @@ func TestManyOrphans(t *testing.T) {
 	}
 }
 
-// TestRandomReferences gives objects references that are right, or wrong in kind, name, namespace or uid. Only right ones count: who has
+// TestRandomReferences gives objects references that are right, or wrong in kind, name, namespace or UID. Only right ones count: who has
 // none of them, though it has references, goes, and so on; who stays has only right ones left.
 func TestRandomReferences(t *testing.T) {
 	c := inprocess.Start(t, t.Context())

@@ -31,7 +31,7 @@ func identityOf(ref metav1.OwnerReference, namespace string) identity {
 	return identity{apiVersion: ref.APIVersion, kind: ref.Kind, namespace: namespace, name: ref.Name, uid: ref.UID}
 }
 
-// named says whether a reference means the object, namespaces apart.
+// named reports whether a reference means the object, namespaces apart.
 func (id identity) named(ref metav1.OwnerReference) bool { return identityOf(ref, id.namespace) == id }
 
 // node is one object in the graph.
@@ -39,17 +39,17 @@ type node struct {
 	identity
 	owners     []metav1.OwnerReference
 	dependents map[*node]struct{}
-	// virtual: nobody has seen the object yet; somebody's reference names it.
+	// virtual: nothing has seen the object yet; somebody's reference names it.
 	virtual bool
-	// ending: it has a deletion timestamp. foreground: and waits until its dependents are gone. orphaning: and waits until its
+	// deleting: it has a deletion timestamp. foreground: and waits until its dependents are gone. orphaning: and waits until its
 	// dependents have let go of it.
-	ending, foreground, orphaning bool
-	// looks counts how often the object was there while it was still virtual.
-	looks int
+	deleting, foreground, orphaning bool
+	// attempts counts how often the object was there while it was still virtual.
+	attempts int
 }
 
 // graph knows which object belongs to which. Every object of the cluster is a node; an owner that is named but was not seen
-// yet is a virtual one. References are claims that may be wrong: they can name the right uid with the wrong kind, name or
+// yet is a virtual one. References are claims that may be wrong: they can name the right UID with the wrong kind, name or
 // namespace. The graph therefore only finds candidates; whether an owner exists is asked of the server itself.
 type graph struct {
 	mu     sync.Mutex
@@ -61,14 +61,14 @@ func newGraph() *graph {
 	return &graph{nodes: map[types.UID]*node{}, absent: lru.New(absentOwners)}
 }
 
-// work is what a change in the graph asks for.
-type work struct {
-	// look are objects that may have to be deleted, or let go.
-	look []types.UID
-	// lookLater is the same without hurry.
-	lookLater []types.UID
-	// orphan are objects whose dependents are to be released.
-	orphan []types.UID
+// graphWork is what a change in the graph asks for.
+type graphWork struct {
+	// attemptDelete are objects that may have to be deleted, or let go.
+	attemptDelete []types.UID
+	// attemptDeleteLater is the same without hurry.
+	attemptDeleteLater []types.UID
+	// orphanDependents are objects whose dependents are to be released.
+	orphanDependents []types.UID
 	// invalid are references to owners in other namespaces.
 	invalid []invalidReference
 }
@@ -78,13 +78,13 @@ type invalidReference struct {
 	owner     identity
 }
 
-// knownAbsent says whether an owner is remembered as gone.
-func (g *graph) knownAbsent(id identity) bool { _, ok := g.absent.Get(id); return ok }
+// isAbsent reports whether an owner is remembered as gone.
+func (g *graph) isAbsent(id identity) bool { _, ok := g.absent.Get(id); return ok }
 
 func (g *graph) markAbsent(id identity) { g.absent.Add(id, nil) }
 
 // observe takes in the newest state of an object.
-func (g *graph) observe(id identity, obj metav1.Object) (w work) {
+func (g *graph) observe(id identity, obj metav1.Object) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	owners := obj.GetOwnerReferences()
@@ -92,110 +92,110 @@ func (g *graph) observe(id identity, obj metav1.Object) (w work) {
 	if !found {
 		n = &node{identity: id, owners: owners, dependents: map[*node]struct{}{}}
 		g.nodes[id.uid] = n
-		g.link(n, owners, &w)
+		g.addDependent(n, owners, &w)
 	} else {
-		g.appear(n, id, &w)
-		g.relink(n, owners, &w)
+		g.makeReal(n, id, &w)
+		g.updateOwners(n, owners, &w)
 	}
-	ending := obj.GetDeletionTimestamp() != nil
-	orphaning := ending && slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents)
-	foreground := ending && !orphaning && slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents)
+	deleting := obj.GetDeletionTimestamp() != nil
+	orphaning := deleting && slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents)
+	foreground := deleting && !orphaning && slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents)
 	if orphaning && !n.orphaning {
-		w.orphan = append(w.orphan, id.uid)
+		w.orphanDependents = append(w.orphanDependents, id.uid)
 	}
 	if foreground && !n.foreground {
 		for dependent := range n.dependents {
-			w.look = append(w.look, dependent.uid)
+			w.attemptDelete = append(w.attemptDelete, dependent.uid)
 		}
-		w.look = append(w.look, id.uid)
+		w.attemptDelete = append(w.attemptDelete, id.uid)
 	}
-	n.ending, n.orphaning, n.foreground = ending, orphaning, foreground
+	n.deleting, n.orphaning, n.foreground = deleting, orphaning, foreground
 	return w
 }
 
-// appear makes a virtual node real. Dependents that had imagined another object under the uid are looked at again.
-func (g *graph) appear(n *node, id identity, w *work) {
+// makeReal makes a virtual node real. Dependents that had imagined another object under the UID are looked at again.
+func (g *graph) makeReal(n *node, id identity, w *graphWork) {
 	if n.virtual && n.identity != id {
-		_, mistaken := n.partition(id)
-		for _, dependent := range mistaken {
+		_, mismatched := n.partition(id)
+		for _, dependent := range mismatched {
 			if id.namespace != "" && dependent.namespace != id.namespace {
-				w.report(dependent, id.uid)
+				w.addInvalid(dependent, id.uid)
 			}
-			w.look = append(w.look, dependent.uid)
+			w.attemptDelete = append(w.attemptDelete, dependent.uid)
 		}
 	}
 	n.identity, n.virtual = id, false
 }
 
-// relink takes in that a node's owners have changed. An owner that is no longer blocked is looked at.
-func (g *graph) relink(n *node, owners []metav1.OwnerReference, w *work) {
+// updateOwners takes in that a node's owners have changed. An owner that is no longer blocked is looked at.
+func (g *graph) updateOwners(n *node, owners []metav1.OwnerReference, w *graphWork) {
 	if reflect.DeepEqual(n.owners, owners) {
 		return
 	}
-	before := n.owners
+	oldOwners := n.owners
 	n.owners = owners
 	var added []metav1.OwnerReference
 	for _, ref := range owners {
-		if find(before, ref.UID) == nil {
+		if findOwnerRef(oldOwners, ref.UID) == nil {
 			added = append(added, ref)
 		}
 	}
-	for _, ref := range before {
-		now := find(owners, ref.UID)
+	for _, ref := range oldOwners {
+		newRef := findOwnerRef(owners, ref.UID)
 		owner := g.nodes[ref.UID]
 		if owner == nil {
 			continue
 		}
-		if now == nil {
+		if newRef == nil {
 			delete(owner.dependents, n)
 		}
-		if blocks(ref) && (now == nil || !blocks(*now)) {
-			w.look = append(w.look, ref.UID)
+		if blocksOwnerDeletion(ref) && (newRef == nil || !blocksOwnerDeletion(*newRef)) {
+			w.attemptDelete = append(w.attemptDelete, ref.UID)
 		}
 	}
-	g.link(n, added, w)
+	g.addDependent(n, added, w)
 }
 
-// link makes n a dependent of its owners. An owner nobody has seen becomes a virtual node, to be looked for. If a reference
-// does not fit the owner of that uid, the dependent itself is looked at.
-func (g *graph) link(n *node, owners []metav1.OwnerReference, w *work) {
-	doubtful := false
+// addDependent makes n a dependent of its owners. An owner nothing has seen becomes a virtual node, to be looked for. If a reference
+// does not fit the owner of that UID, the dependent itself is looked at.
+func (g *graph) addDependent(n *node, owners []metav1.OwnerReference, w *graphWork) {
+	mismatch := false
 	for _, ref := range owners {
 		owner, found := g.nodes[ref.UID]
 		if !found {
 			owner = &node{identity: identityOf(ref, n.namespace), dependents: map[*node]struct{}{}, virtual: true}
 			g.nodes[ref.UID] = owner
-			w.look = append(w.look, ref.UID)
+			w.attemptDelete = append(w.attemptDelete, ref.UID)
 		}
 		owner.dependents[n] = struct{}{}
 		// The owner may have begun to leave before this dependent was seen.
 		if owner.foreground {
-			w.look = append(w.look, n.uid)
+			w.attemptDelete = append(w.attemptDelete, n.uid)
 		}
 		if owner.orphaning {
-			w.orphan = append(w.orphan, owner.uid)
+			w.orphanDependents = append(w.orphanDependents, owner.uid)
 		}
 		switch {
-		case !found || doubtful:
+		case !found || mismatch:
 		case owner.namespace != "" && owner.namespace != n.namespace:
 			if !owner.virtual {
-				w.report(n, ref.UID)
+				w.addInvalid(n, ref.UID)
 			}
-			doubtful = true
+			mismatch = true
 		case !owner.named(ref):
-			doubtful = true
+			mismatch = true
 		case owner.namespace == "" && n.namespace != "" && owner.virtual:
 			// The one who named it first had no namespace; whether the owner has one is not known yet.
-			doubtful = true
+			mismatch = true
 		}
 	}
-	if doubtful {
-		w.look = append(w.look, n.uid)
+	if mismatch {
+		w.attemptDelete = append(w.attemptDelete, n.uid)
 	}
 }
 
-// vanish takes in that an object was deleted.
-func (g *graph) vanish(uid types.UID) (w work) {
+// objectDeleted takes in that an object was deleted.
+func (g *graph) objectDeleted(uid types.UID) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := g.nodes[uid]; n != nil {
@@ -204,37 +204,37 @@ func (g *graph) vanish(uid types.UID) (w work) {
 	return w
 }
 
-// missing takes in that the server has no object of this identity. If others name the same uid in other ways, theirs may
+// objectNotFound takes in that the server has no object of this identity. If others name the same UID in other ways, theirs may
 // still exist: then only those who named this one are looked at, and a virtual node tries the next of its possible identities.
-func (g *graph) missing(id identity) (w work) {
+func (g *graph) objectNotFound(id identity) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[id.uid]
 	if n == nil {
 		return w
 	}
-	right, others := n.partition(id)
+	matching, others := n.partition(id)
 	if n.virtual && len(others) == 0 || !n.virtual && n.identity == id {
 		g.remove(n, id, &w)
 		return w
 	}
-	if len(right) > 0 {
+	if len(matching) > 0 {
 		g.markAbsent(id)
-		for _, dependent := range right {
-			w.look = append(w.look, dependent.uid)
+		for _, dependent := range matching {
+			w.attemptDelete = append(w.attemptDelete, dependent.uid)
 		}
 	}
 	if n.virtual && n.identity == id {
-		if next, ok := alternative(others, id); ok {
+		if next, ok := nextIdentity(others, id); ok {
 			n.identity = next
-			w.lookLater = append(w.lookLater, id.uid)
+			w.attemptDeleteLater = append(w.attemptDeleteLater, id.uid)
 		}
 	}
 	return w
 }
 
 // remove takes a node out. Its dependents may have lost their last owner; its owners may have waited for it.
-func (g *graph) remove(n *node, id identity, w *work) {
+func (g *graph) remove(n *node, id identity, w *graphWork) {
 	delete(g.nodes, n.uid)
 	for _, ref := range n.owners {
 		owner := g.nodes[ref.UID]
@@ -243,43 +243,43 @@ func (g *graph) remove(n *node, id identity, w *work) {
 		}
 		delete(owner.dependents, n)
 		if owner.foreground {
-			w.look = append(w.look, ref.UID)
+			w.attemptDelete = append(w.attemptDelete, ref.UID)
 		}
 	}
 	if len(n.dependents) > 0 {
 		g.markAbsent(id)
 	}
 	for dependent := range n.dependents {
-		w.look = append(w.look, dependent.uid)
+		w.attemptDelete = append(w.attemptDelete, dependent.uid)
 	}
 }
 
 // partition divides a node's dependents into those whose reference means this identity and those that mean another one.
-func (n *node) partition(id identity) (right, others []*node) {
+func (n *node) partition(id identity) (matching, others []*node) {
 	for dependent := range n.dependents {
 		if id.namespace != "" && dependent.namespace != id.namespace {
 			others = append(others, dependent)
 			continue
 		}
-		isRight, isOther := false, false
+		isMatching, isOther := false, false
 		for _, ref := range dependent.owners {
 			if ref.UID == id.uid {
-				isRight, isOther = isRight || id.named(ref), isOther || !id.named(ref)
+				isMatching, isOther = isMatching || id.named(ref), isOther || !id.named(ref)
 			}
 		}
-		if isRight {
-			right = append(right, dependent)
+		if isMatching {
+			matching = append(matching, dependent)
 		}
 		if isOther {
 			others = append(others, dependent)
 		}
 	}
-	return right, others
+	return matching, others
 }
 
-// alternative is the identity to try after one that was not found: the next in order that a dependent names, from the
+// nextIdentity is the identity to try after one that was not found: the next in order that a dependent names, from the
 // beginning again after the last.
-func alternative(dependents []*node, absent identity) (identity, bool) {
+func nextIdentity(dependents []*node, absent identity) (identity, bool) {
 	var candidates []identity
 	for _, dependent := range dependents {
 		for _, ref := range dependent.owners {
@@ -313,60 +313,60 @@ func compareIdentities(a, b identity) int {
 	return 0
 }
 
-func (w *work) report(dependent *node, owner types.UID) {
-	if ref := find(dependent.owners, owner); ref != nil {
+func (w *graphWork) addInvalid(dependent *node, owner types.UID) {
+	if ref := findOwnerRef(dependent.owners, owner); ref != nil {
 		w.invalid = append(w.invalid, invalidReference{dependent: dependent.identity, owner: identityOf(*ref, dependent.namespace)})
 	}
 }
 
-// item is a node as it was when it was looked at.
-type item struct {
+// nodeSnapshot is a node as it was when it was looked at.
+type nodeSnapshot struct {
 	identity
-	virtual, ending, foreground bool
-	dependents                  []identity
+	virtual, deleting, foreground bool
+	dependents                    []identity
 	// blockers are the dependents that must be gone before it may go; waiting are those of them that do not themselves wait
 	// for others.
-	blockers, waiting []types.UID
-	// circular: a dependent waits until its own dependents are gone, so the item may be waiting for itself.
-	circular bool
+	blockers, blockersToDelete []types.UID
+	// mayBeCircular: a dependent waits until its own dependents are gone, so the item may be waiting for itself.
+	mayBeCircular bool
 }
 
-// item returns the node of a uid.
-func (g *graph) item(uid types.UID) (item, bool) {
+// snapshot returns the node of a UID.
+func (g *graph) snapshot(uid types.UID) (nodeSnapshot, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[uid]
 	if n == nil {
-		return item{}, false
+		return nodeSnapshot{}, false
 	}
-	it := item{identity: n.identity, virtual: n.virtual, ending: n.ending, foreground: n.foreground}
+	it := nodeSnapshot{identity: n.identity, virtual: n.virtual, deleting: n.deleting, foreground: n.foreground}
 	for dependent := range n.dependents {
 		it.dependents = append(it.dependents, dependent.identity)
-		it.circular = it.circular || dependent.foreground
-		if ref := find(dependent.owners, uid); ref != nil && blocks(*ref) {
+		it.mayBeCircular = it.mayBeCircular || dependent.foreground
+		if ref := findOwnerRef(dependent.owners, uid); ref != nil && blocksOwnerDeletion(*ref) {
 			it.blockers = append(it.blockers, dependent.uid)
 			if !dependent.foreground {
-				it.waiting = append(it.waiting, dependent.uid)
+				it.blockersToDelete = append(it.blockersToDelete, dependent.uid)
 			}
 		}
 	}
 	return it, true
 }
 
-// patience is how long to wait until a virtual node is looked at again, though the server has the object: until it is seen, or
-// for as long as nobody watches its kind.
-func (g *graph) patience(uid types.UID) (time.Duration, bool) {
+// virtualRetryDelay is how long to wait until a virtual node is looked at again, though the server has the object: until it is seen, or
+// for as long as nothing watches its kind.
+func (g *graph) virtualRetryDelay(uid types.UID) (time.Duration, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[uid]
 	if n == nil || !n.virtual {
 		return 0, false
 	}
-	n.looks++
-	return min(5*time.Millisecond<<min(n.looks, 20), time.Minute), true
+	n.attempts++
+	return min(5*time.Millisecond<<min(n.attempts, 20), time.Minute), true
 }
 
-func find(refs []metav1.OwnerReference, uid types.UID) *metav1.OwnerReference {
+func findOwnerRef(refs []metav1.OwnerReference, uid types.UID) *metav1.OwnerReference {
 	for i := range refs {
 		if refs[i].UID == uid {
 			return &refs[i]
@@ -375,6 +375,6 @@ func find(refs []metav1.OwnerReference, uid types.UID) *metav1.OwnerReference {
 	return nil
 }
 
-func blocks(ref metav1.OwnerReference) bool {
+func blocksOwnerDeletion(ref metav1.OwnerReference) bool {
 	return ref.BlockOwnerDeletion != nil && *ref.BlockOwnerDeletion
 }

@@ -46,194 +46,194 @@ func TestGraph(t *testing.T) {
 	blocking.BlockOwnerDeletion = new(true)
 	for _, test := range []struct {
 		what                  string
-		story                 func(g *graph) work
+		story                 func(g *graph) graphWork
 		look, later, orphaned []string
 		invalid               int
 	}{
-		{"an object alone", func(g *graph) work { return g.observe(owner, naming()) }, nil, nil, nil, 0},
-		{"an owner nobody has seen", func(g *graph) work { return g.observe(child, naming(ofOwner)) }, []string{"owner"}, nil, nil, 0},
-		{"an owner that is known", func(g *graph) work {
+		{"an object alone", func(g *graph) graphWork { return g.observe(owner, naming()) }, nil, nil, nil, 0},
+		{"an owner nobody has seen", func(g *graph) graphWork { return g.observe(child, naming(ofOwner)) }, []string{"owner"}, nil, nil, 0},
+		{"an owner that is known", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			return g.observe(child, naming(ofOwner))
 		}, nil, nil, nil, 0},
-		{"the owner appears later", func(g *graph) work {
+		{"the owner appears later", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(owner, naming())
 		}, nil, nil, nil, 0},
-		{"the owner is deleted", func(g *graph) work {
+		{"the owner is deleted", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
-			return g.vanish("owner")
+			return g.objectDeleted("owner")
 		}, []string{"child"}, nil, nil, 0},
-		{"the owner does not exist", func(g *graph) work {
+		{"the owner does not exist", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
-			return g.missing(owner)
+			return g.objectNotFound(owner)
 		}, []string{"child"}, nil, nil, 0},
-		{"the owner waits for its dependents", func(g *graph) work {
+		{"the owner waits for its dependents", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			return g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 		}, []string{"child", "owner"}, nil, nil, 0},
-		{"that it waits is news only once", func(g *graph) work {
+		{"that it waits is news only once", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 			return g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 		}, nil, nil, nil, 0},
-		{"a dependent of an owner that waits is gone", func(g *graph) work {
+		{"a dependent of an owner that waits is gone", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 			g.observe(child, naming(ofOwner))
-			return g.vanish("child")
+			return g.objectDeleted("child")
 		}, []string{"owner"}, nil, nil, 0},
-		{"a dependent appears while its owner waits", func(g *graph) work {
+		{"a dependent appears while its owner waits", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 			return g.observe(child, naming(ofOwner))
 		}, []string{"child"}, nil, nil, 0},
-		{"the owner leaves orphans", func(g *graph) work {
+		{"the owner leaves orphans", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(owner, leaving(metav1.FinalizerOrphanDependents))
 		}, nil, nil, []string{"owner"}, 0},
-		{"a dependent no longer blocks", func(g *graph) work {
+		{"a dependent no longer blocks", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(blocking))
 			return g.observe(child, naming(ofOwner))
 		}, []string{"owner"}, nil, nil, 0},
-		{"a dependent that blocked is released", func(g *graph) work {
+		{"a dependent that blocked is released", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(blocking))
 			return g.observe(child, naming())
 		}, []string{"owner"}, nil, nil, 0},
-		{"an owner in another namespace", func(g *graph) work {
+		{"an owner in another namespace", func(g *graph) graphWork {
 			g.observe(id("elsewhere", "owner"), naming())
 			return g.observe(child, naming(ofOwner))
 		}, []string{"child"}, nil, nil, 1},
-		{"the owner turns out to be elsewhere", func(g *graph) work {
+		{"the owner turns out to be elsewhere", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(id("elsewhere", "owner"), naming())
 		}, []string{"child"}, nil, nil, 1},
-		{"an owner of another name", func(g *graph) work {
+		{"an owner of another name", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			return g.observe(child, naming(ref("ConfigMap", "wrong", "owner")))
 		}, []string{"child"}, nil, nil, 0},
-		{"one of two names is missing, the other is tried", func(g *graph) work {
+		{"one of two names is missing, the other is tried", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			g.observe(other, naming(ref("Secret", "owner", "owner")))
-			return g.missing(owner)
+			return g.objectNotFound(owner)
 		}, []string{"child"}, []string{"owner"}, nil, 0},
-		{"a wrong name of what exists is missing", func(g *graph) work {
+		{"a wrong name of what exists is missing", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			g.observe(other, naming(ref("Secret", "owner", "owner")))
-			return g.missing(identityOf(ref("Secret", "owner", "owner"), "default"))
+			return g.objectNotFound(identityOf(ref("Secret", "owner", "owner"), "default"))
 		}, []string{"other"}, nil, nil, 0},
-		{"two owners nobody has seen", func(g *graph) work { return g.observe(child, naming(ofOwner, ref("Secret", "other", "other"))) }, []string{"other", "owner"}, nil, nil, 0},
-		{"two dependents of an owner nobody has seen: it is looked for once", func(g *graph) work {
+		{"two owners nobody has seen", func(g *graph) graphWork { return g.observe(child, naming(ofOwner, ref("Secret", "other", "other"))) }, []string{"other", "owner"}, nil, nil, 0},
+		{"two dependents of an owner nobody has seen: it is looked for once", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(other, naming(ofOwner))
 		}, nil, nil, nil, 0},
-		{"the owner of two is deleted", func(g *graph) work {
+		{"the owner of two is deleted", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			g.observe(other, naming(ofOwner))
-			return g.vanish("owner")
+			return g.objectDeleted("owner")
 		}, []string{"child", "other"}, nil, nil, 0},
-		{"a dependent is deleted", func(g *graph) work {
+		{"a dependent is deleted", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
-			return g.vanish("child")
+			return g.objectDeleted("child")
 		}, nil, nil, nil, 0},
-		{"what nobody knows is deleted", func(g *graph) work { return g.vanish("nobody") }, nil, nil, nil, 0},
-		{"what nobody knows is missing", func(g *graph) work { return g.missing(owner) }, nil, nil, nil, 0},
-		{"a dependent is given an owner", func(g *graph) work {
+		{"what nobody knows is deleted", func(g *graph) graphWork { return g.objectDeleted("nobody") }, nil, nil, nil, 0},
+		{"what nobody knows is missing", func(g *graph) graphWork { return g.objectNotFound(owner) }, nil, nil, nil, 0},
+		{"a dependent is given an owner", func(g *graph) graphWork {
 			g.observe(child, naming())
 			return g.observe(child, naming(ofOwner))
 		}, []string{"owner"}, nil, nil, 0},
-		{"a dependent is taken from an owner: the owner does not care", func(g *graph) work {
+		{"a dependent is taken from an owner: the owner does not care", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			g.observe(child, naming())
-			return g.vanish("owner")
+			return g.objectDeleted("owner")
 		}, nil, nil, nil, 0},
-		{"a dependent begins to block: no news", func(g *graph) work {
+		{"a dependent begins to block: no news", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			return g.observe(child, naming(blocking))
 		}, nil, nil, nil, 0},
-		{"nothing has changed", func(g *graph) work {
+		{"nothing has changed", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(blocking))
 			return g.observe(child, naming(blocking))
 		}, nil, nil, nil, 0},
-		{"the owner is deleted, in no particular way", func(g *graph) work {
+		{"the owner is deleted, in no particular way", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
 			return g.observe(owner, leaving("example.com/other"))
 		}, nil, nil, nil, 0},
-		{"the owner has the finalizer, but is not deleted", func(g *graph) work {
+		{"the owner has the finalizer, but is not deleted", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(owner, &metav1.ObjectMeta{Finalizers: []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}})
 		}, nil, nil, nil, 0},
-		{"an owner with both finalizers leaves orphans", func(g *graph) work {
+		{"an owner with both finalizers leaves orphans", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			both := leaving(metav1.FinalizerDeleteDependents)
 			both.Finalizers = append(both.Finalizers, metav1.FinalizerOrphanDependents)
 			return g.observe(owner, both)
 		}, nil, nil, []string{"owner"}, 0},
-		{"that it leaves orphans is news only once", func(g *graph) work {
+		{"that it leaves orphans is news only once", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerOrphanDependents))
 			return g.observe(owner, leaving(metav1.FinalizerOrphanDependents))
 		}, nil, nil, nil, 0},
-		{"a dependent appears while its owner leaves orphans", func(g *graph) work {
+		{"a dependent appears while its owner leaves orphans", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerOrphanDependents))
 			return g.observe(child, naming(ofOwner))
 		}, nil, nil, []string{"owner"}, 0},
-		{"an owner without dependents waits", func(g *graph) work { return g.observe(owner, leaving(metav1.FinalizerDeleteDependents)) }, []string{"owner"}, nil, nil, 0},
-		{"an owner in the cluster", func(g *graph) work {
+		{"an owner without dependents waits", func(g *graph) graphWork { return g.observe(owner, leaving(metav1.FinalizerDeleteDependents)) }, []string{"owner"}, nil, nil, 0},
+		{"an owner in the cluster", func(g *graph) graphWork {
 			g.observe(id("", "owner"), naming())
 			return g.observe(child, naming(ofOwner))
 		}, nil, nil, nil, 0},
-		{"the owner turns out to be in the cluster: its dependent is looked at again", func(g *graph) work {
+		{"the owner turns out to be in the cluster: its dependent is looked at again", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner))
 			return g.observe(id("", "owner"), naming())
 		}, nil, nil, nil, 0},
-		{"an owner that one without a namespace named first is doubtful", func(g *graph) work {
+		{"an owner that one without a namespace named first is doubtful", func(g *graph) graphWork {
 			g.observe(id("", "cluster-child"), naming(ofOwner))
 			return g.observe(child, naming(ofOwner))
 		}, []string{"child"}, nil, nil, 0},
-		{"one without a namespace names an owner that has one", func(g *graph) work {
+		{"one without a namespace names an owner that has one", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			return g.observe(id("", "cluster-child"), naming(ofOwner))
 		}, []string{"cluster-child"}, nil, nil, 1},
-		{"an owner of another kind", func(g *graph) work {
+		{"an owner of another kind", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			return g.observe(child, naming(ref("Secret", "owner", "owner")))
 		}, []string{"child"}, nil, nil, 0},
-		{"the owner turns out to be of another kind", func(g *graph) work {
+		{"the owner turns out to be of another kind", func(g *graph) graphWork {
 			g.observe(child, naming(ref("Secret", "owner", "owner")))
 			return g.observe(owner, naming())
 		}, []string{"child"}, nil, nil, 0},
-		{"two ways to name the same uid in one object", func(g *graph) work {
+		{"two ways to name the same uid in one object", func(g *graph) graphWork {
 			g.observe(child, naming(ofOwner, ref("Secret", "owner", "owner")))
-			return g.missing(owner)
+			return g.objectNotFound(owner)
 		}, []string{"child"}, []string{"owner"}, nil, 0},
-		{"what exists is missing under its own name", func(g *graph) work {
+		{"what exists is missing under its own name", func(g *graph) graphWork {
 			g.observe(owner, naming())
 			g.observe(child, naming(ofOwner))
-			return g.missing(owner)
+			return g.objectNotFound(owner)
 		}, []string{"child"}, nil, nil, 0},
-		{"a dependent that waits is gone: its owner waits no longer", func(g *graph) work {
+		{"a dependent that waits is gone: its owner waits no longer", func(g *graph) graphWork {
 			g.observe(owner, leaving(metav1.FinalizerDeleteDependents))
 			waiting := leaving(metav1.FinalizerDeleteDependents)
 			waiting.OwnerReferences = []metav1.OwnerReference{blocking}
 			g.observe(child, waiting)
-			return g.missing(child)
+			return g.objectNotFound(child)
 		}, []string{"owner"}, nil, nil, 0},
-		{"one that owns itself is deleted", func(g *graph) work {
+		{"one that owns itself is deleted", func(g *graph) graphWork {
 			g.observe(owner, naming(ofOwner))
-			return g.vanish("owner")
+			return g.objectDeleted("owner")
 		}, []string{"owner"}, nil, nil, 0},
 	} {
 		g := newGraph()
 		w := test.story(g)
-		if !slices.Equal(uids(w.look), test.look) || !slices.Equal(uids(w.lookLater), test.later) || !slices.Equal(uids(w.orphan), test.orphaned) || len(w.invalid) != test.invalid {
+		if !slices.Equal(uids(w.attemptDelete), test.look) || !slices.Equal(uids(w.attemptDeleteLater), test.later) || !slices.Equal(uids(w.orphanDependents), test.orphaned) || len(w.invalid) != test.invalid {
 			t.Errorf("%s: %+v", test.what, w)
 		}
 	}
@@ -244,12 +244,12 @@ func TestGraphForgets(t *testing.T) {
 	g := newGraph()
 	g.observe(id("default", "child"), naming(ref("ConfigMap", "owner", "owner")))
 	g.observe(id("default", "owner"), naming(ref("ConfigMap", "child", "child")))
-	g.vanish("child")
-	g.vanish("owner")
-	if w := g.missing(id("default", "child")); len(g.nodes) != 0 || len(w.look) != 0 {
+	g.objectDeleted("child")
+	g.objectDeleted("owner")
+	if w := g.objectNotFound(id("default", "child")); len(g.nodes) != 0 || len(w.attemptDelete) != 0 {
 		t.Errorf("%d nodes remain, %+v", len(g.nodes), w)
 	}
-	if !g.knownAbsent(id("default", "child")) {
+	if !g.isAbsent(id("default", "child")) {
 		t.Error("an owner that was deleted is not remembered as absent")
 	}
 }
@@ -270,7 +270,7 @@ func TestRandomGraphs(t *testing.T) {
 				continue
 			}
 			if state[i] != nil && random.IntN(12) == 0 {
-				g.vanish(types.UID(name(i)))
+				g.objectDeleted(types.UID(name(i)))
 				gone[i] = true
 				continue
 			}
@@ -290,18 +290,18 @@ func TestRandomGraphs(t *testing.T) {
 			g.observe(id("default", name(i)), next)
 		}
 		for i := range objects {
-			it, ok := g.item(types.UID(name(i)))
+			it, ok := g.snapshot(types.UID(name(i)))
 			var dependents, blockers, waiting []string
 			circular := false
 			for j := range objects {
 				if state[j] == nil || gone[j] {
 					continue
 				}
-				if r := find(state[j].OwnerReferences, types.UID(name(i))); r != nil {
+				if r := findOwnerRef(state[j].OwnerReferences, types.UID(name(i))); r != nil {
 					dependents = append(dependents, name(j))
 					waits := state[j].DeletionTimestamp != nil
 					circular = circular || waits
-					if blocks(*r) {
+					if blocksOwnerDeletion(*r) {
 						blockers = append(blockers, name(j))
 						if !waits {
 							waiting = append(waiting, name(j))
@@ -325,8 +325,8 @@ func TestRandomGraphs(t *testing.T) {
 			for _, d := range it.dependents {
 				known = append(known, d.uid)
 			}
-			if !slices.Equal(uids(known), dependents) || !slices.Equal(uids(it.blockers), blockers) || !slices.Equal(uids(it.waiting), waiting) || it.circular != circular || it.virtual != (state[i] == nil) {
-				t.Fatalf("seed %d, round %d: %s has dependents %v, blockers %v, waiting %v, circular %v; want %v, %v, %v, %v", seed, round, name(i), uids(known), uids(it.blockers), uids(it.waiting), it.circular, dependents, blockers, waiting, circular)
+			if !slices.Equal(uids(known), dependents) || !slices.Equal(uids(it.blockers), blockers) || !slices.Equal(uids(it.blockersToDelete), waiting) || it.mayBeCircular != circular || it.virtual != (state[i] == nil) {
+				t.Fatalf("seed %d, round %d: %s has dependents %v, blockers %v, waiting %v, circular %v; want %v, %v, %v, %v", seed, round, name(i), uids(known), uids(it.blockers), uids(it.blockersToDelete), it.mayBeCircular, dependents, blockers, waiting, circular)
 			}
 		}
 	}
@@ -358,7 +358,7 @@ func TestAlternativeIdentities(t *testing.T) {
 		{"a kind known to have no namespace", []*node{in("x", named("A", "m"))}, at("A", "", "n"), at("A", "", "m"), false},
 		{"a kind known to have no namespace: the same", []*node{in("x", named("A", "n")), in("y", named("A", "n"))}, at("A", "", "n"), identity{}, true},
 	} {
-		got, ok := alternative(test.dependents, test.absent)
+		got, ok := nextIdentity(test.dependents, test.absent)
 		if ok == test.none || got != test.want {
 			t.Errorf("%s: %v %v, want %v", test.what, ok, got, test.want)
 		}
@@ -384,7 +384,7 @@ func TestIdentitiesInWords(t *testing.T) {
 		block *bool
 		want  bool
 	}{{nil, false}, {new(false), false}, {new(true), true}} {
-		if blocks(metav1.OwnerReference{BlockOwnerDeletion: test.block}) != test.want {
+		if blocksOwnerDeletion(metav1.OwnerReference{BlockOwnerDeletion: test.block}) != test.want {
 			t.Errorf("%v blocks", test.block)
 		}
 	}
@@ -396,7 +396,7 @@ func TestOnlySoManyAbsentOwnersAreRemembered(t *testing.T) {
 	for i := range absentOwners + 1 {
 		g.markAbsent(id("default", strconv.Itoa(i)))
 	}
-	if g.knownAbsent(id("default", "0")) || !g.knownAbsent(id("default", "1")) || !g.knownAbsent(id("default", strconv.Itoa(absentOwners))) || g.knownAbsent(id("other", "1")) {
+	if g.isAbsent(id("default", "0")) || !g.isAbsent(id("default", "1")) || !g.isAbsent(id("default", strconv.Itoa(absentOwners))) || g.isAbsent(id("other", "1")) {
 		t.Error("the wrong owners are remembered")
 	}
 }
@@ -404,14 +404,14 @@ func TestOnlySoManyAbsentOwnersAreRemembered(t *testing.T) {
 func TestPatience(t *testing.T) {
 	g := newGraph()
 	g.observe(id("default", "child"), naming(ref("ConfigMap", "owner", "owner")))
-	first, ok := g.patience("owner")
+	first, ok := g.virtualRetryDelay("owner")
 	for range 30 {
-		g.patience("owner")
+		g.virtualRetryDelay("owner")
 	}
-	if last, _ := g.patience("owner"); !ok || first > 50*time.Millisecond || last != time.Minute {
+	if last, _ := g.virtualRetryDelay("owner"); !ok || first > 50*time.Millisecond || last != time.Minute {
 		t.Errorf("from %v to %v", first, last)
 	}
-	if _, ok := g.patience("child"); ok {
+	if _, ok := g.virtualRetryDelay("child"); ok {
 		t.Error("an object that was seen is waited for")
 	}
 }

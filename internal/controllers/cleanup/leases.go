@@ -24,12 +24,12 @@ var ServerLeases = controller.Definition{
 		leases := client.InformerFor[*coordinationv1.Lease](s.Informers)
 		return periodically(s, leaseCheckPeriod, func(ctx context.Context, key controller.Key) error {
 			now := time.Now()
-			return s.Apply(ctx, key, deleting(leases, func(lease *coordinationv1.Lease) bool { return serverLeaseIsOver(lease, now) }))
+			return s.Apply(ctx, key, deletingAll(leases, func(lease *coordinationv1.Lease) bool { return serverLeaseExpired(lease, now) }))
 		}), nil
 	},
 }
 
-func serverLeaseIsOver(lease *coordinationv1.Lease, now time.Time) bool {
+func serverLeaseExpired(lease *coordinationv1.Lease, now time.Time) bool {
 	if lease.Namespace != metav1.NamespaceSystem || lease.Labels[serverLeaseLabel] != serverLeaseHolder {
 		return false
 	}

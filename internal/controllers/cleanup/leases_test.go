@@ -40,7 +40,7 @@ func TestServerLeases(t *testing.T) {
 		{"of another namespace", aLease(ago(2*time.Hour), 3600, func(l *coordinationv1.Lease) { l.Namespace = "default" }), false},
 		{"of a node", aLease(ago(2*time.Hour), 40, func(l *coordinationv1.Lease) { l.Namespace, l.Labels = "kube-node-lease", nil }), false},
 	} {
-		if got := serverLeaseIsOver(test.lease, noon); got != test.over {
+		if got := serverLeaseExpired(test.lease, noon); got != test.over {
 			t.Errorf("%s: over %v", test.what, got)
 		}
 	}

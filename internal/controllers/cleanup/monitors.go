@@ -13,12 +13,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// How often discovery is asked for resources that have come or gone, how long to let changes gather that tell of new ones, and
+// How often discovery is requested resources that have come or gone, how long to let changes gather that tell of new ones, and
 // how long to wait for the first lists: a resource whose server is away must not stop all others.
 const (
-	discoveryPeriod  = 30 * time.Second
-	discoveryGather  = 200 * time.Millisecond
-	firstListTimeout = 30 * time.Second
+	discoveryPeriod   = 30 * time.Second
+	discoveryDebounce = 200 * time.Millisecond
+	firstListTimeout  = 30 * time.Second
 )
 
 // monitor follows the objects of one resource.
@@ -27,35 +27,35 @@ type monitor struct {
 	synced func() bool
 }
 
-// ignored are resources whose objects own nothing and are owned by nothing, and are many.
-var ignored = map[schema.GroupResource]bool{{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true}
+// ignoredResources are resources whose objects own nothing and are owned by nothing, and are many.
+var ignoredResources = map[schema.GroupResource]bool{{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true}
 
 // Run follows every resource there is, also those that come later, until ctx ends.
-func (g *garbage) Run(ctx context.Context) error {
+func (g *garbageCollector) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for first := true; ; first = false {
-		g.follow(ctx, &running)
+		g.syncMonitors(ctx, &running)
 		if first {
-			g.awaitLists(ctx)
-			close(g.ready)
+			g.waitForSync(ctx)
+			close(g.synced)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(discoveryPeriod):
-		case <-g.poke:
+		case <-g.rediscover:
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(discoveryGather):
+			case <-time.After(discoveryDebounce):
 			}
 		}
 	}
 }
 
-// follow starts and stops monitors, so that there is one for every resource.
-func (g *garbage) follow(ctx context.Context, running *sync.WaitGroup) {
+// syncMonitors starts and stops monitors, so that there is one for every resource.
+func (g *garbageCollector) syncMonitors(ctx context.Context, running *sync.WaitGroup) {
 	resources, err := g.resources(ctx)
 	if err != nil && ctx.Err() == nil {
 		g.setup.Log.Warn("discovery failed for some groups", "error", err)
@@ -64,22 +64,22 @@ func (g *garbage) follow(ctx context.Context, running *sync.WaitGroup) {
 		return
 	}
 	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
-	wanted, changed := map[schema.GroupVersionResource]bool{}, false
+	desired, changed := map[schema.GroupVersionResource]bool{}, false
 	for _, r := range resources {
-		if ignored[r.GroupResource()] || !r.can("delete", "list", "watch") {
+		if ignoredResources[r.GroupResource()] || !r.can("delete", "list", "watch") {
 			continue
 		}
-		wanted[r.GroupVersionResource] = true
-		if g.follows[r.GroupVersionResource] == nil {
-			g.follows[r.GroupVersionResource] = g.startMonitor(ctx, r, running)
+		desired[r.GroupVersionResource] = true
+		if g.monitors[r.GroupVersionResource] == nil {
+			g.monitors[r.GroupVersionResource] = g.startMonitor(ctx, r, running)
 			changed = true
 		}
 	}
-	for gvr, m := range g.follows {
+	for gvr, m := range g.monitors {
 		// A group that is away for a while keeps what it had.
-		if away := failed[gvr.GroupVersion()] != nil && m.synced(); !wanted[gvr] && !away {
+		if unavailable := failed[gvr.GroupVersion()] != nil && m.synced(); !desired[gvr] && !unavailable {
 			m.cancel()
-			delete(g.follows, gvr)
+			delete(g.monitors, gvr)
 			changed = true
 		}
 	}
@@ -88,11 +88,11 @@ func (g *garbage) follow(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-func (g *garbage) awaitLists(ctx context.Context) {
+func (g *garbageCollector) waitForSync(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstListTimeout)
 	defer cancel()
 	var synced []cache.InformerSynced
-	for _, m := range g.follows {
+	for _, m := range g.monitors {
 		synced = append(synced, m.synced)
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) && ctx.Err() == context.DeadlineExceeded {
@@ -101,38 +101,38 @@ func (g *garbage) awaitLists(ctx context.Context) {
 }
 
 // startMonitor follows a resource and tells the graph.
-func (g *garbage) startMonitor(ctx context.Context, r resource, running *sync.WaitGroup) *monitor {
+func (g *garbageCollector) startMonitor(ctx context.Context, r resource, running *sync.WaitGroup) *monitor {
 	apiVersion := r.GroupVersion().String()
-	announced := func() {}
+	onResourceChange := func() {}
 	if r.kind == "CustomResourceDefinition" || r.kind == "APIService" {
-		announced = g.expectResources
+		onResourceChange = g.requestDiscovery
 	}
 	observe := func(m *metav1.PartialObjectMetadata) {
-		g.do(g.observe(identity{apiVersion: apiVersion, kind: r.kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m))
-		announced()
+		g.enqueueWork(g.observe(identity{apiVersion: apiVersion, kind: r.kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m))
+		onResourceChange()
 	}
 	informer := newMonitor(g.server, r.GroupVersionResource, metadataHandler{
-		added:   observe,
-		changed: observe,
-		deleted: func(m *metav1.PartialObjectMetadata) { g.do(g.vanish(m.UID)); announced() },
+		onAdd:    observe,
+		onUpdate: observe,
+		onDelete: func(m *metav1.PartialObjectMetadata) { g.enqueueWork(g.objectDeleted(m.UID)); onResourceChange() },
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	running.Go(func() { informer.RunWithContext(ctx) })
 	return &monitor{cancel: cancel, synced: informer.HasSynced}
 }
 
-// metadataHandler is told of changes; any function may be nil.
+// metadataHandler is notified of changes; any function may be nil.
 type metadataHandler struct {
-	added, changed, deleted func(*metav1.PartialObjectMetadata)
+	onAdd, onUpdate, onDelete func(*metav1.PartialObjectMetadata)
 }
 
 // newMonitor makes an informer of the metadata of one resource.
 func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) cache.Controller {
 	objects := s.in(gvr, "")
-	tell := func(f func(*metav1.PartialObjectMetadata), obj any) {
+	handle := func(f func(*metav1.PartialObjectMetadata), obj any) {
 		// A deletion the watch missed arrives as the last state known.
-		if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-			obj = unknown.Obj
+		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = tombstone.Obj
 		}
 		if m, ok := obj.(*metav1.PartialObjectMetadata); ok && f != nil {
 			f(m)
@@ -148,26 +148,26 @@ func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) c
 			},
 		}, s.metadata),
 		ObjectType: &metav1.PartialObjectMetadata{},
-		Transform:  onlyOwnership,
+		Transform:  stripToOwnership,
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { tell(h.added, obj) },
-			UpdateFunc: func(_, obj any) { tell(h.changed, obj) },
-			DeleteFunc: func(obj any) { tell(h.deleted, obj) },
+			AddFunc:    func(obj any) { handle(h.onAdd, obj) },
+			UpdateFunc: func(_, obj any) { handle(h.onUpdate, obj) },
+			DeleteFunc: func(obj any) { handle(h.onDelete, obj) },
 		},
 	})
 	return informer
 }
 
-// expectResources has discovery asked soon.
-func (g *garbage) expectResources() {
+// requestDiscovery has discovery asked soon.
+func (g *garbageCollector) requestDiscovery() {
 	select {
-	case g.poke <- struct{}{}:
+	case g.rediscover <- struct{}{}:
 	default:
 	}
 }
 
-// onlyOwnership drops the metadata that ownership has nothing to do with: every object of the cluster is kept.
-func onlyOwnership(obj any) (any, error) {
+// stripToOwnership drops the metadata that ownership has nothing to do with: every object of the cluster is kept.
+func stripToOwnership(obj any) (any, error) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
 		return obj, nil

@@ -60,16 +60,16 @@ func TestWhatIsFollowed(t *testing.T) {
 		{"nothing is answered: all is kept", []map[string]string{{"a/v1": "things+"}, {"a/v1": "away"}}, true, []string{"things", "things"}},
 	} {
 		g, heard := collector(t, nil)
-		g.follows = map[schema.GroupVersionResource]*monitor{}
+		g.monitors = map[schema.GroupVersionResource]*monitor{}
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		for i, look := range test.looks {
 			heard.mu.Lock()
 			heard.said = served(look)
 			heard.mu.Unlock()
-			g.follow(ctx, &running)
+			g.syncMonitors(ctx, &running)
 			var got []string
-			for gvr, m := range g.follows {
+			for gvr, m := range g.monitors {
 				name := gvr.Resource
 				if name == "events" {
 					name += "." + gvr.Group
@@ -90,17 +90,17 @@ func TestWhatIsFollowed(t *testing.T) {
 
 // TestDiscoveryIsAskedSoon when a definition of resources comes, once for many.
 func TestDiscoveryIsAskedSoon(t *testing.T) {
-	g := &garbage{poke: make(chan struct{}, 1)}
+	g := &garbageCollector{rediscover: make(chan struct{}, 1)}
 	for range 5 {
-		g.expectResources()
+		g.requestDiscovery()
 	}
 	select {
-	case <-g.poke:
+	case <-g.rediscover:
 	default:
 		t.Fatal("it is not asked")
 	}
 	select {
-	case <-g.poke:
+	case <-g.rediscover:
 		t.Error("it is asked twice")
 	case <-time.After(time.Millisecond):
 	}

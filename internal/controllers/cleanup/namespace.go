@@ -18,15 +18,15 @@ import (
 	"skiff/internal/podstate"
 )
 
-// NamespaceGrace is how long a deleted namespace is left alone at first, where several API servers share a store: all must
+// NamespaceDeletionDelay is how long a deleted namespace is left alone at first, where several API servers share a store: all must
 // have heard that nothing may be created in it any more.
-const NamespaceGrace = 5 * time.Second
+const NamespaceDeletionDelay = 5 * time.Second
 
-// finalizerWait is how long finalizers of unknown controllers are expected to take.
-const finalizerWait = 15 * time.Second
+// finalizerRetryDelay is how long finalizers of unknown controllers are expected to take.
+const finalizerRetryDelay = 15 * time.Second
 
-// resourcesAtOnce bounds the requests under way for one namespace.
-const resourcesAtOnce = 10
+// maxConcurrentResources bounds the requests under way for one namespace.
+const maxConcurrentResources = 10
 
 var podResource = corev1.SchemeGroupVersion.WithResource("pods")
 
@@ -41,16 +41,16 @@ func Namespace(grace time.Duration) controller.Definition {
 				return nil, err
 			}
 			n := &namespaces{server: api, setup: s, grace: grace, informer: client.InformerFor[*corev1.Namespace](s.Informers)}
-			changed := func(namespace *corev1.Namespace) {
+			enqueue := func(namespace *corev1.Namespace) {
 				if namespace.DeletionTimestamp != nil {
 					s.EnqueueAfter(controller.KeyOf(namespace), grace)
 				}
 			}
-			if err := n.informer.AddEventHandler(changed, func(_, namespace *corev1.Namespace) { changed(namespace) }, nil); err != nil {
+			if err := n.informer.AddEventHandler(enqueue, func(_, namespace *corev1.Namespace) { enqueue(namespace) }, nil); err != nil {
 				return nil, fmt.Errorf("watch namespaces: %w", err)
 			}
 			pods := client.InformerFor[*corev1.Pod](s.Informers)
-			if err := pods.AddEventHandler(nil, nil, func(pod *corev1.Pod) { n.podGone(pods, pod.Namespace) }); err != nil {
+			if err := pods.AddEventHandler(nil, nil, func(pod *corev1.Pod) { n.enqueueWhenPodsGone(pods, pod.Namespace) }); err != nil {
 				return nil, fmt.Errorf("watch pods: %w", err)
 			}
 			return n, nil
@@ -65,8 +65,8 @@ type namespaces struct {
 	informer client.Informer[*corev1.Namespace]
 }
 
-// podGone looks at a namespace as soon as its last pod is gone: everything else waits for that.
-func (n *namespaces) podGone(pods client.Informer[*corev1.Pod], name string) {
+// enqueueWhenPodsGone looks at a namespace as soon as its last pod is gone: everything else waits for that.
+func (n *namespaces) enqueueWhenPodsGone(pods client.Informer[*corev1.Pod], name string) {
 	namespace, ok := n.informer.Get("", name)
 	if !ok || namespace.DeletionTimestamp == nil || len(pods.List(name, nil)) > 0 {
 		return
@@ -84,19 +84,19 @@ func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
 	if err != nil || namespace.DeletionTimestamp == nil || len(namespace.Spec.Finalizers) == 0 {
 		return ignoreNotFound(err)
 	}
-	found, err := n.empty(ctx, namespace)
+	found, err := n.deleteContent(ctx, namespace)
 	if err != nil {
 		return err
 	}
-	namespace, err = n.report(ctx, namespace, found)
+	namespace, err = n.updateStatus(ctx, namespace, found)
 	if err != nil {
 		return errors.Join(ignoreNotFound(err), found.err())
 	}
 	if err := found.err(); err != nil {
 		return fmt.Errorf("empty the namespace: %w", err)
 	}
-	if found.wait > 0 {
-		n.setup.EnqueueAfter(key, found.wait/2+time.Second)
+	if found.delay > 0 {
+		n.setup.EnqueueAfter(key, found.delay/2+time.Second)
 		return nil
 	}
 	final := namespace.DeepCopy()
@@ -105,8 +105,8 @@ func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
 	return ignoreNotFound(err)
 }
 
-// report writes the conditions, and the phase where the server has not set it.
-func (n *namespaces) report(ctx context.Context, namespace *corev1.Namespace, found contents) (*corev1.Namespace, error) {
+// updateStatus writes the conditions, and the phase where the server has not set it.
+func (n *namespaces) updateStatus(ctx context.Context, namespace *corev1.Namespace, found namespaceContent) (*corev1.Namespace, error) {
 	conditions, changed := found.conditions(namespace.Status.Conditions, metav1.Now())
 	if !changed && namespace.Status.Phase == corev1.NamespaceTerminating {
 		return namespace, nil
@@ -116,12 +116,12 @@ func (n *namespaces) report(ctx context.Context, namespace *corev1.Namespace, fo
 	return client.For[*corev1.Namespace](n.setup.Client).UpdateStatus(ctx, next)
 }
 
-// empty deletes what the namespace contains: pods, and when there are none left, the rest. Objects may be written by pods, and
+// deleteContent deletes what the namespace contains: pods, and when there are none left, the rest. Objects may be written by pods, and
 // what a pod needs must outlive it.
-func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (contents, error) {
-	var found contents
+func (n *namespaces) deleteContent(ctx context.Context, namespace *corev1.Namespace) (namespaceContent, error) {
+	var found namespaceContent
 	all, err := n.resources(ctx)
-	found.discovered(err)
+	found.recordDiscovery(err)
 	var rest []resource
 	for _, r := range all {
 		if !r.namespaced || !r.can("delete") {
@@ -131,10 +131,10 @@ func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (co
 			rest = append(rest, r)
 			continue
 		}
-		grace, err := n.podGrace(ctx, namespace)
-		var left remains
+		grace, err := n.podTerminationGrace(ctx, namespace)
+		var left remainingContent
 		if err == nil {
-			left, err = n.emptyOf(ctx, r, namespace.Name, grace)
+			left, err = n.deleteResource(ctx, r, namespace.Name, grace)
 		}
 		found.add(r.GroupVersionResource, left, err)
 	}
@@ -143,12 +143,12 @@ func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (co
 	}
 	var mu sync.Mutex
 	var running sync.WaitGroup
-	slots := make(chan struct{}, resourcesAtOnce)
+	slots := make(chan struct{}, maxConcurrentResources)
 	for _, r := range rest {
 		slots <- struct{}{}
 		running.Go(func() {
 			defer func() { <-slots }()
-			left, err := n.emptyOf(ctx, r, namespace.Name, 0)
+			left, err := n.deleteResource(ctx, r, namespace.Name, 0)
 			mu.Lock()
 			defer mu.Unlock()
 			found.add(r.GroupVersionResource, left, err)
@@ -158,8 +158,8 @@ func (n *namespaces) empty(ctx context.Context, namespace *corev1.Namespace) (co
 	return found, ctx.Err()
 }
 
-// podGrace is the longest time a running pod may take to end, zero when it is over already.
-func (n *namespaces) podGrace(ctx context.Context, namespace *corev1.Namespace) (time.Duration, error) {
+// podTerminationGrace is the longest time a running pod may take to end, zero when it is over already.
+func (n *namespaces) podTerminationGrace(ctx context.Context, namespace *corev1.Namespace) (time.Duration, error) {
 	pods, _, err := client.For[*corev1.Pod](n.setup.Client).List(ctx, namespace.Name, client.Selector{})
 	if err != nil {
 		return 0, err
@@ -176,12 +176,12 @@ func (n *namespaces) podGrace(ctx context.Context, namespace *corev1.Namespace) 
 	return longest, nil
 }
 
-// emptyOf deletes the objects of one resource. It returns what remains of them, and an error when something remains that
+// deleteResource deletes the objects of one resource. It returns what remains of them, and an error when something remains that
 // nothing explains: neither a grace period nor a finalizer.
-func (n *namespaces) emptyOf(ctx context.Context, r resource, namespace string, grace time.Duration) (remains, error) {
-	items, listed, err := n.listed(ctx, r, namespace)
+func (n *namespaces) deleteResource(ctx context.Context, r resource, namespace string, grace time.Duration) (remainingContent, error) {
+	items, listed, err := n.listResource(ctx, r, namespace)
 	if err != nil || listed && len(items) == 0 {
-		return remains{}, err
+		return remainingContent{}, err
 	}
 	background := metav1.DeletePropagationBackground
 	options := metav1.DeleteOptions{PropagationPolicy: &background}
@@ -189,18 +189,18 @@ func (n *namespaces) emptyOf(ctx context.Context, r resource, namespace string, 
 	if r.can("deletecollection") {
 		err = n.in(r.GroupVersionResource, namespace).DeleteCollection(ctx, options, metav1.ListOptions{})
 	}
-	if unsupported(err) {
+	if isUnsupported(err) {
 		if err = n.deleteEach(ctx, r, namespace, items, options); err != nil {
-			return remains{wait: grace}, err
+			return remainingContent{delay: grace}, err
 		}
 	}
 	if err != nil || !listed {
-		return remains{wait: grace}, err
+		return remainingContent{delay: grace}, err
 	}
-	if items, listed, err = n.listed(ctx, r, namespace); err != nil || !listed || len(items) == 0 {
-		return remains{}, err
+	if items, listed, err = n.listResource(ctx, r, namespace); err != nil || !listed || len(items) == 0 {
+		return remainingContent{}, err
 	}
-	left := remains{objects: len(items), finalizers: map[string]int{}, wait: grace}
+	left := remainingContent{objects: len(items), finalizers: map[string]int{}, delay: grace}
 	for _, item := range items {
 		for _, finalizer := range item.Finalizers {
 			left.finalizers[finalizer]++
@@ -210,17 +210,17 @@ func (n *namespaces) emptyOf(ctx context.Context, r resource, namespace string, 
 		return left, fmt.Errorf("unexpected items still remain in namespace: %s for gvr: %v", namespace, r.GroupVersionResource)
 	}
 	if grace == 0 {
-		left.wait = finalizerWait
+		left.delay = finalizerRetryDelay
 	}
 	return left, nil
 }
 
-func (n *namespaces) listed(ctx context.Context, r resource, namespace string) ([]metav1.PartialObjectMetadata, bool, error) {
+func (n *namespaces) listResource(ctx context.Context, r resource, namespace string) ([]metav1.PartialObjectMetadata, bool, error) {
 	if !r.can("list") {
 		return nil, false, nil
 	}
 	items, err := n.list(ctx, r.GroupVersionResource, namespace)
-	if unsupported(err) {
+	if isUnsupported(err) {
 		return nil, false, nil
 	}
 	return items, true, err
@@ -228,15 +228,15 @@ func (n *namespaces) listed(ctx context.Context, r resource, namespace string) (
 
 func (n *namespaces) deleteEach(ctx context.Context, r resource, namespace string, items []metav1.PartialObjectMetadata, options metav1.DeleteOptions) error {
 	for _, item := range items {
-		if err := n.in(r.GroupVersionResource, namespace).Delete(ctx, item.Name, options); err != nil && !unsupported(err) {
+		if err := n.in(r.GroupVersionResource, namespace).Delete(ctx, item.Name, options); err != nil && !isUnsupported(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-// unsupported says whether a request failed because the server does not serve it, or no longer.
-func unsupported(err error) bool {
+// isUnsupported reports whether a request failed because the server does not serve it, or no longer.
+func isUnsupported(err error) bool {
 	return apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err)
 }
 
@@ -247,25 +247,25 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// remains is what is left of one resource in a namespace.
-type remains struct {
+// remainingContent is what is left of one resource in a namespace.
+type remainingContent struct {
 	objects    int
 	finalizers map[string]int
-	// wait is how long it may take until they are gone.
-	wait time.Duration
+	// delay is how long it may take until they are gone.
+	delay time.Duration
 }
 
-// contents is what was found in a namespace, all resources together.
-type contents struct {
+// namespaceContent is what was found in a namespace, all resources together.
+type namespaceContent struct {
 	discovery, parsing error
 	failures           []error
 	objects            map[schema.GroupVersionResource]int
 	finalizers         map[string]int
-	wait               time.Duration
+	delay              time.Duration
 }
 
-func (c *contents) discovered(err error) {
-	var unread *misread
+func (c *namespaceContent) recordDiscovery(err error) {
+	var unread *parseError
 	if errors.As(err, &unread) {
 		c.parsing = unread
 	}
@@ -274,11 +274,11 @@ func (c *contents) discovered(err error) {
 	}
 }
 
-func (c *contents) add(gvr schema.GroupVersionResource, left remains, err error) {
+func (c *namespaceContent) add(gvr schema.GroupVersionResource, left remainingContent, err error) {
 	if err != nil {
 		c.failures = append(c.failures, err)
 	}
-	c.wait = max(c.wait, left.wait)
+	c.delay = max(c.delay, left.delay)
 	if left.objects == 0 {
 		return
 	}
@@ -292,6 +292,6 @@ func (c *contents) add(gvr schema.GroupVersionResource, left remains, err error)
 }
 
 // err is why the namespace cannot be known to be empty.
-func (c *contents) err() error {
+func (c *namespaceContent) err() error {
 	return errors.Join(append([]error{c.discovery, c.parsing}, c.failures...)...)
 }

@@ -13,7 +13,7 @@ import (
 
 // conditions are those a terminating namespace shows, all of them always, and whether they differ from the old ones. Those of
 // other controllers are kept.
-func (c *contents) conditions(old []corev1.NamespaceCondition, now metav1.Time) ([]corev1.NamespaceCondition, bool) {
+func (c *namespaceContent) conditions(old []corev1.NamespaceCondition, now metav1.Time) ([]corev1.NamespaceCondition, bool) {
 	result, changed := slices.Clone(old), false
 	for _, want := range []corev1.NamespaceCondition{
 		condition(corev1.NamespaceDeletionDiscoveryFailure, c.discoveryMessage(), "DiscoveryFailed", "ResourcesDiscovered", "All resources successfully discovered"),
@@ -40,11 +40,11 @@ func (c *contents) conditions(old []corev1.NamespaceCondition, now metav1.Time) 
 }
 
 // condition is true with what is wrong, or false with the words for all being well.
-func condition(of corev1.NamespaceConditionType, wrong, wrongReason, wellReason, well string) corev1.NamespaceCondition {
-	if wrong == "" {
-		return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionFalse, Reason: wellReason, Message: well}
+func condition(of corev1.NamespaceConditionType, problem, problemReason, okReason, okMessage string) corev1.NamespaceCondition {
+	if problem == "" {
+		return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionFalse, Reason: okReason, Message: okMessage}
 	}
-	return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionTrue, Reason: wrongReason, Message: wrong}
+	return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionTrue, Reason: problemReason, Message: problem}
 }
 
 func message(err error) string {
@@ -54,7 +54,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-func (c *contents) discoveryMessage() string {
+func (c *namespaceContent) discoveryMessage() string {
 	var failed *discovery.ErrGroupDiscoveryFailed
 	if errors.As(c.discovery, &failed) {
 		return fmt.Sprintf("Discovery failed for some groups, %d failing: %v", len(failed.Groups), failed)
@@ -62,7 +62,7 @@ func (c *contents) discoveryMessage() string {
 	return message(c.discovery)
 }
 
-func (c *contents) failureMessage() string {
+func (c *namespaceContent) failureMessage() string {
 	if len(c.failures) == 0 {
 		return ""
 	}
@@ -74,7 +74,7 @@ func (c *contents) failureMessage() string {
 	return fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(texts), strings.Join(texts, ", "))
 }
 
-func (c *contents) objectsMessage() string {
+func (c *namespaceContent) objectsMessage() string {
 	var texts []string
 	for gvr, count := range c.objects {
 		texts = append(texts, fmt.Sprintf("%s.%s has %d resource instances", gvr.Resource, gvr.Group, count))
@@ -82,7 +82,7 @@ func (c *contents) objectsMessage() string {
 	return sentence("Some resources are remaining: ", texts)
 }
 
-func (c *contents) finalizersMessage() string {
+func (c *namespaceContent) finalizersMessage() string {
 	var texts []string
 	for finalizer, count := range c.finalizers {
 		texts = append(texts, fmt.Sprintf("%s in %d resource instances", finalizer, count))

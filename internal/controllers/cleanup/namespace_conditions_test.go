@@ -30,44 +30,46 @@ func TestNamespaceConditions(t *testing.T) {
 	order := []corev1.NamespaceConditionType{discovered, parsed, content, remaining, finalizers}
 	away := &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{{Group: "metrics.k8s.io", Version: "v1"}: errors.New("away")}}
 	two := &discovery.ErrGroupDiscoveryFailed{Groups: map[schema.GroupVersion]error{{Group: "a", Version: "v1"}: errors.New("x"), {Group: "b", Version: "v1"}: errors.New("y")}}
-	strange := &misread{errors.New("unexpected GroupVersion string: a/b/c")}
+	strange := &parseError{errors.New("unexpected GroupVersion string: a/b/c")}
 	type wrong = map[corev1.NamespaceConditionType]string
 	for _, test := range []struct {
 		what  string
-		found func(*contents)
+		found func(*namespaceContent)
 		want  wrong
 	}{
-		{"nothing", func(*contents) {}, nil},
-		{"a group is away", func(c *contents) { c.discovered(away) }, wrong{discovered: "DiscoveryFailed: Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1: away"}},
-		{"two groups are away", func(c *contents) { c.discovered(two) }, wrong{discovered: "DiscoveryFailed: Discovery failed for some groups, 2 failing: unable to retrieve the complete list of server APIs: a/v1: x, b/v1: y"}},
-		{"discovery fails", func(c *contents) { c.discovered(errors.New("no route")) }, wrong{discovered: "DiscoveryFailed: no route"}},
-		{"a strange version", func(c *contents) { c.discovered(strange) }, wrong{parsed: "GroupVersionParsingFailed: unexpected GroupVersion string: a/b/c"}},
-		{"all is known", func(c *contents) { c.discovered(nil) }, nil},
-		{"a failure", func(c *contents) { c.add(widgets, remains{}, errors.New("forbidden")) }, wrong{content: "ContentDeletionFailed: Failed to delete all resource types, 1 remaining: forbidden"}},
-		{"failures in order", func(c *contents) {
-			c.add(widgets, remains{}, errors.New("z"))
-			c.add(podResource, remains{}, errors.New("a"))
+		{"nothing", func(*namespaceContent) {}, nil},
+		{"a group is away", func(c *namespaceContent) { c.recordDiscovery(away) }, wrong{discovered: "DiscoveryFailed: Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1: away"}},
+		{"two groups are away", func(c *namespaceContent) { c.recordDiscovery(two) }, wrong{discovered: "DiscoveryFailed: Discovery failed for some groups, 2 failing: unable to retrieve the complete list of server APIs: a/v1: x, b/v1: y"}},
+		{"discovery fails", func(c *namespaceContent) { c.recordDiscovery(errors.New("no route")) }, wrong{discovered: "DiscoveryFailed: no route"}},
+		{"a strange version", func(c *namespaceContent) { c.recordDiscovery(strange) }, wrong{parsed: "GroupVersionParsingFailed: unexpected GroupVersion string: a/b/c"}},
+		{"all is known", func(c *namespaceContent) { c.recordDiscovery(nil) }, nil},
+		{"a failure", func(c *namespaceContent) { c.add(widgets, remainingContent{}, errors.New("forbidden")) }, wrong{content: "ContentDeletionFailed: Failed to delete all resource types, 1 remaining: forbidden"}},
+		{"failures in order", func(c *namespaceContent) {
+			c.add(widgets, remainingContent{}, errors.New("z"))
+			c.add(podResource, remainingContent{}, errors.New("a"))
 		}, wrong{content: "ContentDeletionFailed: Failed to delete all resource types, 2 remaining: a, z"}},
-		{"a failure twice counts twice", func(c *contents) {
-			c.add(widgets, remains{}, errors.New("z"))
-			c.add(podResource, remains{}, errors.New("z"))
+		{"a failure twice counts twice", func(c *namespaceContent) {
+			c.add(widgets, remainingContent{}, errors.New("z"))
+			c.add(podResource, remainingContent{}, errors.New("z"))
 		}, wrong{content: "ContentDeletionFailed: Failed to delete all resource types, 2 remaining: z, z"}},
-		{"objects without finalizers", func(c *contents) { c.add(widgets, remains{objects: 2}, nil) }, wrong{remaining: "SomeResourcesRemain: Some resources are remaining: widgets.example.com has 2 resource instances"}},
-		{"the core group has no name", func(c *contents) { c.add(podResource, remains{objects: 1}, nil) }, wrong{remaining: "SomeResourcesRemain: Some resources are remaining: pods. has 1 resource instances"}},
-		{"objects and finalizers of several resources", func(c *contents) {
-			c.add(widgets, remains{objects: 2, finalizers: map[string]int{"f": 2, "e": 1}}, nil)
-			c.add(podResource, remains{objects: 1, finalizers: map[string]int{"f": 1}}, nil)
+		{"objects without finalizers", func(c *namespaceContent) { c.add(widgets, remainingContent{objects: 2}, nil) }, wrong{remaining: "SomeResourcesRemain: Some resources are remaining: widgets.example.com has 2 resource instances"}},
+		{"the core group has no name", func(c *namespaceContent) { c.add(podResource, remainingContent{objects: 1}, nil) }, wrong{remaining: "SomeResourcesRemain: Some resources are remaining: pods. has 1 resource instances"}},
+		{"objects and finalizers of several resources", func(c *namespaceContent) {
+			c.add(widgets, remainingContent{objects: 2, finalizers: map[string]int{"f": 2, "e": 1}}, nil)
+			c.add(podResource, remainingContent{objects: 1, finalizers: map[string]int{"f": 1}}, nil)
 		}, wrong{remaining: "SomeResourcesRemain: Some resources are remaining: pods. has 1 resource instances, widgets.example.com has 2 resource instances",
 			finalizers: "SomeFinalizersRemain: Some content in the namespace has finalizers remaining: e in 1 resource instances, f in 3 resource instances"}},
-		{"nothing is left of a resource", func(c *contents) { c.add(widgets, remains{finalizers: map[string]int{"f": 1}, wait: time.Second}, nil) }, nil},
-		{"everything at once", func(c *contents) {
-			c.discovered(errors.Join(away, strange))
-			c.add(widgets, remains{objects: 1, finalizers: map[string]int{"f": 1}}, errors.New("z"))
+		{"nothing is left of a resource", func(c *namespaceContent) {
+			c.add(widgets, remainingContent{finalizers: map[string]int{"f": 1}, delay: time.Second}, nil)
+		}, nil},
+		{"everything at once", func(c *namespaceContent) {
+			c.recordDiscovery(errors.Join(away, strange))
+			c.add(widgets, remainingContent{objects: 1, finalizers: map[string]int{"f": 1}}, errors.New("z"))
 		}, wrong{discovered: "DiscoveryFailed: Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1: away",
 			parsed: "GroupVersionParsingFailed: unexpected GroupVersion string: a/b/c", content: "ContentDeletionFailed: Failed to delete all resource types, 1 remaining: z",
 			remaining: "SomeResourcesRemain: Some resources are remaining: widgets.example.com has 1 resource instances", finalizers: "SomeFinalizersRemain: Some content in the namespace has finalizers remaining: f in 1 resource instances"}},
 	} {
-		var found contents
+		var found namespaceContent
 		test.found(&found)
 		now, later := metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Minute))
 		conditions, changed := found.conditions(nil, now)
@@ -87,7 +89,7 @@ func TestNamespaceConditions(t *testing.T) {
 			t.Errorf("%s: a second report changes %v", test.what, again)
 		}
 		// When all is well again, only what was wrong has changed.
-		after, changed := new(contents).conditions(conditions, later)
+		after, changed := new(namespaceContent).conditions(conditions, later)
 		if changed != (len(test.want) > 0) {
 			t.Errorf("%s: all is well again: changed %v", test.what, changed)
 		}
@@ -106,9 +108,9 @@ func TestNamespaceConditions(t *testing.T) {
 func TestOtherConditionsStay(t *testing.T) {
 	now, later := metav1.NewTime(noon), metav1.NewTime(noon.Add(time.Minute))
 	others := []corev1.NamespaceCondition{{Type: "Mine", Status: "True", LastTransitionTime: now}}
-	var two, one contents
-	two.add(widgets, remains{objects: 2}, nil)
-	one.add(widgets, remains{objects: 1}, nil)
+	var two, one namespaceContent
+	two.add(widgets, remainingContent{objects: 2}, nil)
+	one.add(widgets, remainingContent{objects: 1}, nil)
 	before, _ := two.conditions(others, now)
 	after, changed := one.conditions(before, later)
 	if !changed || len(after) != 6 || after[0] != others[0] || len(others) != 1 {
@@ -121,11 +123,11 @@ func TestOtherConditionsStay(t *testing.T) {
 }
 
 func TestContentsAddUp(t *testing.T) {
-	var found contents
+	var found namespaceContent
 	for i, wait := range []time.Duration{0, 15 * time.Second, 5 * time.Second} {
-		found.add(schema.GroupVersionResource{Resource: fmt.Sprint("r", i)}, remains{objects: i, finalizers: map[string]int{"f": i}, wait: wait}, nil)
+		found.add(schema.GroupVersionResource{Resource: fmt.Sprint("r", i)}, remainingContent{objects: i, finalizers: map[string]int{"f": i}, delay: wait}, nil)
 	}
-	if found.wait != 15*time.Second || len(found.objects) != 2 || found.finalizers["f"] != 3 || found.err() != nil {
+	if found.delay != 15*time.Second || len(found.objects) != 2 || found.finalizers["f"] != 3 || found.err() != nil {
 		t.Errorf("%+v", found)
 	}
 }

@@ -186,7 +186,7 @@ func TestHowLongPodsMayTake(t *testing.T) {
 			}
 		}
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default", DeletionTimestamp: new(metav1.NewTime(time.Now().Add(-test.deleted)))}}
-		if got, err := n.podGrace(t.Context(), namespace); err != nil || got != test.want {
+		if got, err := n.podTerminationGrace(t.Context(), namespace); err != nil || got != test.want {
 			t.Errorf("%s: %s, %v; want %s", test.what, got, err, test.want)
 		}
 	}
@@ -271,27 +271,27 @@ func TestOneResourceIsEmptied(t *testing.T) {
 		verbs []string
 		said  map[string][]string
 		grace time.Duration
-		left  remains
+		left  remainingContent
 		err   string
 		asked []string
 	}{
-		{"nothing is there", all, map[string][]string{lists: {listing()}}, 0, remains{}, "", []string{lists}},
-		{"all goes at once", all, map[string][]string{lists: {listing("a", "b"), listing()}, collection: {done}}, 0, remains{}, "", []string{lists, collection, lists}},
-		{"one by one", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {done}, "DELETE " + at + "/b": {done}}, 0, remains{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
-		{"one by one because the server does not do it otherwise", all, map[string][]string{lists: {listing("a"), listing()}, collection: {notServed}, "DELETE " + at + "/a": {done}}, 0, remains{}, "", []string{lists, collection, "DELETE " + at + "/a", lists}},
-		{"one is gone already", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {notThere}, "DELETE " + at + "/b": {done}}, 0, remains{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
-		{"one must not be deleted", single, map[string][]string{lists: {listing("a", "b")}, "DELETE " + at + "/a": {forbidden}}, 9 * time.Second, remains{wait: 9 * time.Second}, "forbidden", []string{lists, "DELETE " + at + "/a"}},
-		{"they must not be deleted", all, map[string][]string{lists: {listing("a")}, collection: {forbidden}}, 0, remains{}, "forbidden", []string{lists, collection}},
-		{"they must not be listed", all, map[string][]string{lists: {forbidden}}, 0, remains{}, "forbidden", []string{lists}},
-		{"the resource is no longer there", all, map[string][]string{lists: {notThere}, collection: {notThere}}, 0, remains{}, "", []string{lists, collection}},
-		{"the resource cannot be listed", []string{"delete", "deletecollection"}, map[string][]string{collection: {done}}, 0, remains{}, "", []string{collection}},
-		{"finalizers hold some", all, map[string][]string{lists: {listing("a", "b", "c"), listing("a:x", "b:x,y")}, collection: {done}}, 0, remains{objects: 2, finalizers: map[string]int{"x": 2, "y": 1}, wait: 15 * time.Second}, "", []string{lists, collection, lists}},
-		{"a grace period is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 30 * time.Second, remains{objects: 1, finalizers: map[string]int{}, wait: 30 * time.Second}, "", []string{lists, collection, lists}},
-		{"a grace period is left, and a finalizer", all, map[string][]string{lists: {listing("a"), listing("a:x")}, collection: {done}}, 30 * time.Second, remains{objects: 1, finalizers: map[string]int{"x": 1}, wait: 30 * time.Second}, "", []string{lists, collection, lists}},
-		{"nothing explains what is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 0, remains{objects: 1, finalizers: map[string]int{}}, unexpected, []string{lists, collection, lists}},
+		{"nothing is there", all, map[string][]string{lists: {listing()}}, 0, remainingContent{}, "", []string{lists}},
+		{"all goes at once", all, map[string][]string{lists: {listing("a", "b"), listing()}, collection: {done}}, 0, remainingContent{}, "", []string{lists, collection, lists}},
+		{"one by one", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {done}, "DELETE " + at + "/b": {done}}, 0, remainingContent{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
+		{"one by one because the server does not do it otherwise", all, map[string][]string{lists: {listing("a"), listing()}, collection: {notServed}, "DELETE " + at + "/a": {done}}, 0, remainingContent{}, "", []string{lists, collection, "DELETE " + at + "/a", lists}},
+		{"one is gone already", single, map[string][]string{lists: {listing("a", "b"), listing()}, "DELETE " + at + "/a": {notThere}, "DELETE " + at + "/b": {done}}, 0, remainingContent{}, "", []string{lists, "DELETE " + at + "/a", "DELETE " + at + "/b", lists}},
+		{"one must not be deleted", single, map[string][]string{lists: {listing("a", "b")}, "DELETE " + at + "/a": {forbidden}}, 9 * time.Second, remainingContent{delay: 9 * time.Second}, "forbidden", []string{lists, "DELETE " + at + "/a"}},
+		{"they must not be deleted", all, map[string][]string{lists: {listing("a")}, collection: {forbidden}}, 0, remainingContent{}, "forbidden", []string{lists, collection}},
+		{"they must not be listed", all, map[string][]string{lists: {forbidden}}, 0, remainingContent{}, "forbidden", []string{lists}},
+		{"the resource is no longer there", all, map[string][]string{lists: {notThere}, collection: {notThere}}, 0, remainingContent{}, "", []string{lists, collection}},
+		{"the resource cannot be listed", []string{"delete", "deletecollection"}, map[string][]string{collection: {done}}, 0, remainingContent{}, "", []string{collection}},
+		{"finalizers hold some", all, map[string][]string{lists: {listing("a", "b", "c"), listing("a:x", "b:x,y")}, collection: {done}}, 0, remainingContent{objects: 2, finalizers: map[string]int{"x": 2, "y": 1}, delay: 15 * time.Second}, "", []string{lists, collection, lists}},
+		{"a grace period is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 30 * time.Second, remainingContent{objects: 1, finalizers: map[string]int{}, delay: 30 * time.Second}, "", []string{lists, collection, lists}},
+		{"a grace period is left, and a finalizer", all, map[string][]string{lists: {listing("a"), listing("a:x")}, collection: {done}}, 30 * time.Second, remainingContent{objects: 1, finalizers: map[string]int{"x": 1}, delay: 30 * time.Second}, "", []string{lists, collection, lists}},
+		{"nothing explains what is left", all, map[string][]string{lists: {listing("a"), listing("a")}, collection: {done}}, 0, remainingContent{objects: 1, finalizers: map[string]int{}}, unexpected, []string{lists, collection, lists}},
 	} {
 		api, heard := playing(t, test.said)
-		left, err := (&namespaces{server: api}).emptyOf(t.Context(), resource{GroupVersionResource: widgets, verbs: test.verbs}, "work", test.grace)
+		left, err := (&namespaces{server: api}).deleteResource(t.Context(), resource{GroupVersionResource: widgets, verbs: test.verbs}, "work", test.grace)
 		if message(err) != test.err || !reflect.DeepEqual(left, test.left) {
 			t.Errorf("%s: %+v, %v; want %+v, %s", test.what, left, err, test.left, test.err)
 		}
@@ -307,7 +307,7 @@ func TestPodsThatCannotBeDeleted(t *testing.T) {
 	api, _ := playing(t, map[string][]string{"GET /api": {`{"kind":"APIVersions","versions":["v1"]}`}, "GET /apis": {`{"kind":"APIGroupList","groups":[]}`}, "GET /api/v1": {discovered},
 		"GET /api/v1/namespaces/work/pods": {refusal(403, metav1.StatusReasonForbidden, "you may not")}})
 	n := &namespaces{server: api, setup: &controller.Setup{Client: inprocess.Start(t, t.Context())}}
-	found, err := n.empty(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "work", DeletionTimestamp: new(metav1.Now())}})
+	found, err := n.deleteContent(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "work", DeletionTimestamp: new(metav1.Now())}})
 	if want := "Failed to delete all resource types, 1 remaining: you may not"; err != nil || found.failureMessage() != want {
 		t.Errorf("%v, %q, want %q", err, found.failureMessage(), want)
 	}

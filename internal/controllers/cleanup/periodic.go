@@ -22,12 +22,12 @@ func periodically(s *controller.Setup, period time.Duration, do func(ctx context
 	})
 }
 
-// deleting is a plan that deletes all objects that are over. One that cannot be deleted does not save the others.
-func deleting[T kind.Object](objects client.Informer[T], over func(T) bool) controller.Plan {
+// deletingAll is a plan that deletes all objects that are over. One that cannot be deleted does not save the others.
+func deletingAll[T kind.Object](objects client.Informer[T], expired func(T) bool) controller.Plan {
 	var plan controller.Plan
 	var writes []controller.Write
 	for _, obj := range objects.List("", nil) {
-		if over(obj) {
+		if expired(obj) {
 			writes = append(writes, controller.Deleting(obj))
 		}
 	}

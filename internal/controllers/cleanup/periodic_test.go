@@ -63,7 +63,7 @@ func TestWhatIsOverIsDeleted(t *testing.T) {
 		defer w.Run(controller.Definition{Name: "deleting", New: func(s *controller.Setup) (controller.Syncer, error) {
 			objects := client.InformerFor[*corev1.ConfigMap](s.Informers)
 			return periodically(s, time.Hour, func(ctx context.Context, key controller.Key) error {
-				plan = deleting(objects, func(m *corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "old") })
+				plan = deletingAll(objects, func(m *corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "old") })
 				return s.Apply(ctx, key, plan)
 			}), nil
 		}})()

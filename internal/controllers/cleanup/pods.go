@@ -21,46 +21,46 @@ import (
 
 const (
 	podCheckPeriod = 20 * time.Second
-	// nodeQuarantine is how long a node must be missing before its pods are given up.
-	nodeQuarantine = 40 * time.Second
-	// TerminatedPods is how many pods that have ended are kept by default.
-	TerminatedPods = 12500
-	podsAtOnce     = 20
+	// missingNodeQuarantine is how long a node must be missing before its pods are given up.
+	missingNodeQuarantine = 40 * time.Second
+	// DefaultTerminatedPods is how many pods that have ended are kept by default.
+	DefaultTerminatedPods = 12500
+	maxConcurrentDeletes  = 20
 )
 
-// Pods deletes pods that nobody else will: those of nodes that are gone or out of service, those that were deleted before they
+// Pods deletes pods that nothing else will: those of nodes that are gone or out of service, those that were deleted before they
 // had a node, and of those that have ended the oldest, beyond a number that is kept. Zero keeps all of them.
 func Pods(keepTerminated int) controller.Definition {
 	return controller.Definition{
 		Name: "pod-garbage-collector-controller", Aliases: []string{"podgc"}, Queue: "pod_garbage_collector",
 		New: func(s *controller.Setup) (controller.Syncer, error) {
-			c := &podCleaner{
-				setup: s, keep: keepTerminated, missing: map[string]time.Time{},
+			c := &podGC{
+				setup: s, terminatedThreshold: keepTerminated, missingSince: map[string]time.Time{},
 				pods: client.InformerFor[*corev1.Pod](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
 			}
-			return periodically(s, podCheckPeriod, c.clean), nil
+			return periodically(s, podCheckPeriod, c.gc), nil
 		},
 	}
 }
 
-type podCleaner struct {
-	setup   *controller.Setup
-	keep    int
-	pods    client.Informer[*corev1.Pod]
-	nodes   client.Informer[*corev1.Node]
-	missing map[string]time.Time // nodes that pods name and that are not there, since when
+type podGC struct {
+	setup               *controller.Setup
+	terminatedThreshold int
+	pods                client.Informer[*corev1.Pod]
+	nodes               client.Informer[*corev1.Node]
+	missingSince        map[string]time.Time // nodes that pods name and that are not there, since when
 }
 
-func (c *podCleaner) clean(ctx context.Context, key controller.Key) error {
-	v := podsView{pods: c.pods.List("", nil), nodes: map[string]*corev1.Node{}, keep: c.keep}
+func (c *podGC) gc(ctx context.Context, key controller.Key) error {
+	v := podsView{pods: c.pods.List("", nil), nodes: map[string]*corev1.Node{}, terminatedThreshold: c.terminatedThreshold}
 	for _, node := range c.nodes.List("", nil) {
 		v.nodes[node.Name] = node
 	}
 	var unclear error
-	v.gone, unclear = c.goneNodes(ctx, v, time.Now())
+	v.deletedNodes, unclear = c.findDeletedNodes(ctx, v, time.Now())
 	var group errgroup.Group
-	group.SetLimit(podsAtOnce)
-	doomed := v.doomed()
+	group.SetLimit(maxConcurrentDeletes)
+	doomed := v.podsToDelete()
 	failures := make([]error, len(doomed))
 	for i, d := range doomed {
 		group.Go(func() error {
@@ -72,26 +72,26 @@ func (c *podCleaner) clean(ctx context.Context, key controller.Key) error {
 	return errors.Join(append(failures, unclear)...)
 }
 
-// goneNodes are nodes that have been missing for long enough, also for the server itself. One that cannot be asked for does not save the
+// findDeletedNodes are nodes that have been missing for long enough, also for the server itself. One that cannot be requested does not save the
 // pods of others.
-func (c *podCleaner) goneNodes(ctx context.Context, v podsView, now time.Time) (map[string]bool, error) {
+func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time) (map[string]bool, error) {
 	named := map[string]bool{}
 	for _, pod := range v.pods {
 		if name := pod.Spec.NodeName; name != "" && v.nodes[name] == nil {
 			named[name] = true
-			if c.missing[name].IsZero() {
-				c.missing[name] = now
+			if c.missingSince[name].IsZero() {
+				c.missingSince[name] = now
 			}
 		}
 	}
 	gone := map[string]bool{}
 	var failures []error
-	for name, since := range c.missing {
+	for name, since := range c.missingSince {
 		if !named[name] {
-			delete(c.missing, name)
+			delete(c.missingSince, name)
 			continue
 		}
-		if now.Sub(since) < nodeQuarantine {
+		if now.Sub(since) < missingNodeQuarantine {
 			continue
 		}
 		_, err := client.For[*corev1.Node](c.setup.Client).Get(ctx, "", name)
@@ -106,53 +106,53 @@ func (c *podCleaner) goneNodes(ctx context.Context, v podsView, now time.Time) (
 
 // podsView is what decides which pods go.
 type podsView struct {
-	pods  []*corev1.Pod
-	nodes map[string]*corev1.Node
-	gone  map[string]bool
-	keep  int
+	pods                []*corev1.Pod
+	nodes               map[string]*corev1.Node
+	deletedNodes        map[string]bool
+	terminatedThreshold int
 }
 
-// doomedPod is a pod that must go.
-type doomedPod struct {
+// podDeletion is a pod that must go.
+type podDeletion struct {
 	pod       *corev1.Pod
 	condition *corev1.PodCondition // why, where users want to know
 }
 
-// doomed are the pods that must go, each once.
-func (v podsView) doomed() []doomedPod {
-	var all []doomedPod
-	var ended []*corev1.Pod
+// podsToDelete are the pods that must go, each once.
+func (v podsView) podsToDelete() []podDeletion {
+	var all []podDeletion
+	var terminated []*corev1.Pod
 	for _, pod := range v.pods {
 		if podstate.IsTerminal(pod) {
-			ended = append(ended, pod)
+			terminated = append(terminated, pod)
 		}
 		node := v.nodes[pod.Spec.NodeName]
 		switch {
-		case v.gone[pod.Spec.NodeName]:
-			all = append(all, doomedPod{pod, &corev1.PodCondition{
+		case v.deletedNodes[pod.Spec.NodeName]:
+			all = append(all, podDeletion{pod, &corev1.PodCondition{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC", Message: "PodGC: node no longer exists",
 				ObservedGeneration: pod.Generation,
 			}})
 		case pod.DeletionTimestamp != nil && (pod.Spec.NodeName == "" || node != nil && outOfService(node)):
-			all = append(all, doomedPod{pod, nil})
+			all = append(all, podDeletion{pod, nil})
 		}
 	}
-	if v.keep <= 0 || len(ended) <= v.keep {
+	if v.terminatedThreshold <= 0 || len(terminated) <= v.terminatedThreshold {
 		return all
 	}
 	// Evicted ones first, then the oldest.
-	slices.SortFunc(ended, func(a, b *corev1.Pod) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	slices.SortFunc(terminated, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(evictedFirst(a), evictedFirst(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
-	for _, pod := range ended[:len(ended)-v.keep] {
-		if !slices.ContainsFunc(all, func(d doomedPod) bool { return d.pod == pod }) {
-			all = append(all, doomedPod{pod, nil})
+	for _, pod := range terminated[:len(terminated)-v.terminatedThreshold] {
+		if !slices.ContainsFunc(all, func(d podDeletion) bool { return d.pod == pod }) {
+			all = append(all, podDeletion{pod, nil})
 		}
 	}
 	return all
 }
 
-func rank(pod *corev1.Pod) int {
+func evictedFirst(pod *corev1.Pod) int {
 	if pod.Status.Phase == corev1.PodFailed && pod.Status.Reason == "Evicted" {
 		return 0
 	}
@@ -167,8 +167,8 @@ func outOfService(node *corev1.Node) bool {
 	})
 }
 
-// plan marks a pod failed, if it has not ended, and deletes it at once: nobody is there to end it.
-func (d doomedPod) plan() controller.Plan {
+// plan marks a pod failed, if it has not ended, and deletes it at once: nothing is there to end it.
+func (d podDeletion) plan() controller.Plan {
 	var plan controller.Plan
 	if !podstate.IsTerminal(d.pod) {
 		status := map[string]any{"phase": corev1.PodFailed, "observedGeneration": d.pod.Generation}

@@ -108,7 +108,7 @@ func TestDoomedPods(t *testing.T) {
 		{"what goes for another reason still counts", 1, pods(aPod("a", onNode("gone"), failed, aged(1)), aPod("b", good, failed, aged(5))), "a! b"},
 	} {
 		var got []string
-		for _, d := range (podsView{pods: test.pods, nodes: nodes, gone: map[string]bool{"gone": true, "missing": false}, keep: test.keep}).doomed() {
+		for _, d := range (podsView{pods: test.pods, nodes: nodes, deletedNodes: map[string]bool{"gone": true, "missing": false}, terminatedThreshold: test.keep}).podsToDelete() {
 			name := d.pod.Name
 			if d.condition != nil {
 				name += "!"
@@ -136,8 +136,8 @@ func TestRandomPodsThatEnded(t *testing.T) {
 			}
 			pods = append(pods, pod)
 		}
-		view := podsView{pods: pods, nodes: map[string]*corev1.Node{"good": aNode("True")}, keep: keep}
-		doomed := view.doomed()
+		view := podsView{pods: pods, nodes: map[string]*corev1.Node{"good": aNode("True")}, terminatedThreshold: keep}
+		doomed := view.podsToDelete()
 		want := 0
 		if keep > 0 {
 			want = max(0, ended-keep)
@@ -159,7 +159,7 @@ func TestRandomPodsThatEnded(t *testing.T) {
 		}
 		random.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
 		again := map[*corev1.Pod]bool{}
-		for _, d := range view.doomed() {
+		for _, d := range view.podsToDelete() {
 			again[d.pod] = true
 		}
 		if !maps.Equal(isGone, again) {
@@ -184,19 +184,19 @@ func TestHowDoomedPodsGo(t *testing.T) {
 		}
 		for _, test := range []struct {
 			what string
-			d    doomedPod
+			d    podDeletion
 			want string
 		}{
-			{"it runs", doomedPod{aPod("p", running), nil}, plain + deletion},
-			{"it waits", doomedPod{aPod("p", pending), nil}, plain + deletion},
-			{"it has no phase", doomedPod{aPod("p", phaseless), nil}, plain + deletion},
-			{"nobody knows", doomedPod{aPod("p", unknown), nil}, plain + deletion},
-			{"it succeeded", doomedPod{aPod("p", succeeded), nil}, deletion},
-			{"it failed", doomedPod{aPod("p", failed), nil}, deletion},
-			{"its node is gone", doomedPod{aPod("p", running), why}, withWhy("2000-01-01T00:00:00Z") + deletion},
-			{"its node is gone, and it had ended", doomedPod{aPod("p", failed), why}, deletion},
-			{"its node is gone, and it was to go already", doomedPod{aPod("p", running, had("True")), why}, withWhy("2026-06-15T12:00:00Z") + deletion},
-			{"its node is gone, and it was not to go", doomedPod{aPod("p", running, had("False")), why}, withWhy("2000-01-01T00:00:00Z") + deletion},
+			{"it runs", podDeletion{aPod("p", running), nil}, plain + deletion},
+			{"it waits", podDeletion{aPod("p", pending), nil}, plain + deletion},
+			{"it has no phase", podDeletion{aPod("p", phaseless), nil}, plain + deletion},
+			{"nobody knows", podDeletion{aPod("p", unknown), nil}, plain + deletion},
+			{"it succeeded", podDeletion{aPod("p", succeeded), nil}, deletion},
+			{"it failed", podDeletion{aPod("p", failed), nil}, deletion},
+			{"its node is gone", podDeletion{aPod("p", running), why}, withWhy("2000-01-01T00:00:00Z") + deletion},
+			{"its node is gone, and it had ended", podDeletion{aPod("p", failed), why}, deletion},
+			{"its node is gone, and it was to go already", podDeletion{aPod("p", running, had("True")), why}, withWhy("2026-06-15T12:00:00Z") + deletion},
+			{"its node is gone, and it was not to go", podDeletion{aPod("p", running, had("False")), why}, withWhy("2000-01-01T00:00:00Z") + deletion},
 		} {
 			var got []string
 			for _, step := range test.d.plan().Steps {
@@ -220,14 +220,14 @@ func TestHowDoomedPodsGo(t *testing.T) {
 func TestMissingNodesAreQuarantined(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
 	create(t, c, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "unseen"}})
-	cleaner := &podCleaner{setup: &controller.Setup{Client: c}, missing: map[string]time.Time{}}
+	cleaner := &podGC{setup: &controller.Setup{Client: c}, missingSince: map[string]time.Time{}}
 	on := func(node string) *corev1.Pod { return aPod("on-"+node, onNode(node)) }
 	v := podsView{pods: []*corev1.Pod{on("lost"), on("unseen"), on("here"), aPod("nowhere")}, nodes: map[string]*corev1.Node{"here": {}}}
 	for _, test := range []struct {
 		after time.Duration
 		gone  []string
 	}{{0, nil}, {30 * time.Second, nil}, {40*time.Second - 1, nil}, {40 * time.Second, []string{"lost"}}, {60 * time.Second, []string{"lost"}}} {
-		gone, err := cleaner.goneNodes(t.Context(), v, noon.Add(test.after))
+		gone, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(test.after))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,16 +242,16 @@ func TestMissingNodesAreQuarantined(t *testing.T) {
 		}
 	}
 	v.nodes["lost"] = &corev1.Node{}
-	if _, err := cleaner.goneNodes(t.Context(), v, noon.Add(time.Minute)); err != nil || !cleaner.missing["lost"].IsZero() || cleaner.missing["unseen"].IsZero() {
-		t.Errorf("a node that is back is still missing: %v, %v", cleaner.missing, err)
+	if _, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(time.Minute)); err != nil || !cleaner.missingSince["lost"].IsZero() || cleaner.missingSince["unseen"].IsZero() {
+		t.Errorf("a node that is back is still missing: %v, %v", cleaner.missingSince, err)
 	}
 	delete(v.nodes, "lost")
-	if gone, err := cleaner.goneNodes(t.Context(), v, noon.Add(2*time.Minute)); err != nil || gone["lost"] {
+	if gone, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(2*time.Minute)); err != nil || gone["lost"] {
 		t.Errorf("lost again, its quarantine begins anew: %v, %v", gone, err)
 	}
 	v.pods = nil
-	if _, err := cleaner.goneNodes(t.Context(), v, noon.Add(2*time.Minute)); err != nil || len(cleaner.missing) != 0 {
-		t.Errorf("nobody names a node: %v, %v", cleaner.missing, err)
+	if _, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(2*time.Minute)); err != nil || len(cleaner.missingSince) != 0 {
+		t.Errorf("nobody names a node: %v, %v", cleaner.missingSince, err)
 	}
 }
 
@@ -271,9 +271,9 @@ func (u unreadable) Get(ctx context.Context, gvr schema.GroupVersionResource, na
 // TestANodeThatCannotBeAskedFor does not save the pods of one that is gone.
 func TestANodeThatCannotBeAskedFor(t *testing.T) {
 	c := inprocess.Client(t, unreadable{inprocess.Server(t, t.Context()), "unclear"})
-	cleaner := &podCleaner{setup: &controller.Setup{Client: c}, missing: map[string]time.Time{"unclear": noon, "lost": noon}}
+	cleaner := &podGC{setup: &controller.Setup{Client: c}, missingSince: map[string]time.Time{"unclear": noon, "lost": noon}}
 	v := podsView{pods: []*corev1.Pod{aPod("a", onNode("unclear")), aPod("b", onNode("lost"))}}
-	gone, err := cleaner.goneNodes(t.Context(), v, noon.Add(time.Hour))
+	gone, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(time.Hour))
 	if !maps.Equal(gone, map[string]bool{"lost": true}) || err == nil || err.Error() != "look for node unclear: no answer" {
 		t.Errorf("%v, %v", gone, err)
 	}

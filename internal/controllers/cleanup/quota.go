@@ -26,10 +26,10 @@ import (
 // When quotas are added up again: soon after something was freed, a while after something was created, because the sum may
 // have missed what was being stored just then, and all of them now and then.
 const (
-	recountAfterFreed   = 50 * time.Millisecond
-	recountAfterCreated = 5 * time.Second
-	recountUnknown      = 30 * time.Second
-	recountPeriod       = 5 * time.Minute
+	recalculateAfterFree   = 50 * time.Millisecond
+	recalculateAfterCreate = 5 * time.Second
+	recalculateUnknown     = 30 * time.Second
+	resyncPeriod           = 5 * time.Minute
 )
 
 // ResourceQuota adds up what the objects of a namespace use of its quotas. Admission only ever adds; whoever frees something
@@ -43,10 +43,10 @@ var ResourceQuota = controller.Definition{
 		}
 		q := &quotas{
 			server: api, setup: s, informer: client.InformerFor[*corev1.ResourceQuota](s.Informers),
-			mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
-			wanted: make(chan schema.GroupResource, 100), typed: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
+			mapper:          restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(api.discovery)),
+			monitorRequests: make(chan schema.GroupResource, 100), typed: map[schema.GroupResource]func(context.Context, string) ([]runtime.Object, error){},
 		}
-		q.registry = quota.NewRegistry(devices{
+		q.registry = quota.NewRegistry(deviceLister{
 			classes: client.InformerFor[*resourcev1.DeviceClass](s.Informers),
 			pods:    client.InformerFor[*corev1.Pod](s.Informers),
 			claims:  client.InformerFor[*resourcev1.ResourceClaim](s.Informers),
@@ -61,9 +61,9 @@ var ResourceQuota = controller.Definition{
 			return nil, fmt.Errorf("watch quotas: %w", err)
 		}
 		return q, errors.Join(
-			countTyped[*corev1.Pod](q, "", "pods"), countTyped[*corev1.Service](q, "", "services"),
-			countTyped[*corev1.PersistentVolumeClaim](q, "", "persistentvolumeclaims"),
-			countTyped[*resourcev1.ResourceClaim](q, resourcev1.GroupName, "resourceclaims"))
+			watchTyped[*corev1.Pod](q, "", "pods"), watchTyped[*corev1.Service](q, "", "services"),
+			watchTyped[*corev1.PersistentVolumeClaim](q, "", "persistentvolumeclaims"),
+			watchTyped[*resourcev1.ResourceClaim](q, resourcev1.GroupName, "resourceclaims"))
 	},
 }
 
@@ -75,12 +75,12 @@ type quotas struct {
 	informer client.Informer[*corev1.ResourceQuota]
 	// typed are the resources of which more is counted than how many there are: their objects must be read whole.
 	typed map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
-	// wanted are resources that a quota counts and nobody watches yet.
-	wanted chan schema.GroupResource
+	// monitorRequests are resources that a quota counts and nothing watches yet.
+	monitorRequests chan schema.GroupResource
 }
 
-// countTyped watches a resource whose objects are read whole.
-func countTyped[T kind.Object](q *quotas, group, name string) error {
+// watchTyped watches a resource whose objects are read whole.
+func watchTyped[T kind.Object](q *quotas, group, name string) error {
 	gr := schema.GroupResource{Group: group, Resource: name}
 	q.typed[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
 		objects, _, err := client.For[T](q.setup.Client).List(ctx, namespace, client.Selector{})
@@ -94,21 +94,21 @@ func countTyped[T kind.Object](q *quotas, group, name string) error {
 		return result, nil
 	}
 	err := client.InformerFor[T](q.setup.Informers).AddEventHandler(
-		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterCreated) },
+		func(obj T) { q.enqueueQuotas(gr, obj.GetNamespace(), recalculateAfterCreate) },
 		func(old, obj T) {
 			if quota.ReducesUsage(obj, old, time.Now()) {
-				q.recount(gr, obj.GetNamespace(), recountAfterFreed)
+				q.enqueueQuotas(gr, obj.GetNamespace(), recalculateAfterFree)
 			}
 		},
-		func(obj T) { q.recount(gr, obj.GetNamespace(), recountAfterFreed) })
+		func(obj T) { q.enqueueQuotas(gr, obj.GetNamespace(), recalculateAfterFree) })
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", gr, err)
 	}
 	return nil
 }
 
-// recount has the quotas of a namespace added up that count the resource; of all namespaces, for an empty one.
-func (q *quotas) recount(gr schema.GroupResource, namespace string, after time.Duration) {
+// enqueueQuotas has the quotas of a namespace added up that count the resource; of all namespaces, for an empty one.
+func (q *quotas) enqueueQuotas(gr schema.GroupResource, namespace string, after time.Duration) {
 	evaluator := q.registry.For(gr)
 	if evaluator == nil {
 		return
@@ -129,7 +129,7 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	for _, evaluator := range q.registry.Counting(quota.Names(found.Spec.Hard)) {
 		if q.typed[evaluator.Resource] == nil {
 			select {
-			case q.wanted <- evaluator.Resource:
+			case q.monitorRequests <- evaluator.Resource:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
@@ -137,11 +137,11 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	}
 	list := func(gr schema.GroupResource) ([]runtime.Object, error) { return q.objects(ctx, gr, key.Namespace) }
 	sum, err := q.registry.Used(found, list, time.Now())
-	if err != nil && onlyUnknown(err) {
-		q.setup.EnqueueAfter(key, recountUnknown)
+	if err != nil && isOnlyUnknownKinds(err) {
+		q.setup.EnqueueAfter(key, recalculateUnknown)
 		err = nil
 	}
-	if status, changed := recounted(found, sum); changed {
+	if status, changed := calculatedStatus(found, sum); changed {
 		next := found.DeepCopy()
 		next.Status = status
 		written, writeErr := client.For[*corev1.ResourceQuota](q.setup.Client).UpdateStatus(ctx, next)
@@ -153,8 +153,8 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	return err
 }
 
-// recounted is the status of a quota after a count. What could not be counted keeps the number it had.
-func recounted(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
+// calculatedStatus is the status of a quota after a count. What could not be counted keeps the number it had.
+func calculatedStatus(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
 	used := corev1.ResourceList{}
 	for name := range found.Spec.Hard {
 		if amount, ok := sum[name]; ok {
@@ -188,8 +188,8 @@ func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace
 	return objects, nil
 }
 
-// onlyUnknown says whether all that failed was that the server does not know a resource.
-func onlyUnknown(err error) bool {
+// isOnlyUnknownKinds reports whether all that failed was that the server does not know a resource.
+func isOnlyUnknownKinds(err error) bool {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return errors.Is(err, errUnknownKind)
@@ -202,12 +202,12 @@ func onlyUnknown(err error) bool {
 	return true
 }
 
-// Run adds up all quotas now and then, and watches the resources that quotas count and nobody else tells us of.
+// Run adds up all quotas now and then, and watches the resources that quotas count and nothing else tells us of.
 func (q *quotas) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	watched := map[schema.GroupResource]bool{}
-	ticker := time.NewTicker(recountPeriod)
+	ticker := time.NewTicker(resyncPeriod)
 	defer ticker.Stop()
 	for {
 		select {
@@ -218,7 +218,7 @@ func (q *quotas) Run(ctx context.Context) error {
 			for _, found := range q.informer.List("", nil) {
 				q.setup.Enqueue(controller.KeyOf(found))
 			}
-		case gr := <-q.wanted:
+		case gr := <-q.monitorRequests:
 			if watched[gr] {
 				continue
 			}
@@ -229,10 +229,10 @@ func (q *quotas) Run(ctx context.Context) error {
 			watched[gr] = true
 			monitor := q.monitor(gr, gvr)
 			running.Go(func() { monitor.RunWithContext(ctx) })
-			// What came or went before the first list was seen by nobody.
+			// What came or went before the first list was seen by nothing.
 			running.Go(func() {
 				if cache.WaitForCacheSync(ctx.Done(), monitor.HasSynced) {
-					q.recount(gr, "", 0)
+					q.enqueueQuotas(gr, "", 0)
 				}
 			})
 		}
@@ -242,27 +242,27 @@ func (q *quotas) Run(ctx context.Context) error {
 // monitor has quotas added up when objects of a resource come or go.
 func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResource) cache.Controller {
 	return newMonitor(q.server, gvr, metadataHandler{
-		added:   func(obj *metav1.PartialObjectMetadata) { q.recount(gr, obj.Namespace, recountAfterCreated) },
-		deleted: func(obj *metav1.PartialObjectMetadata) { q.recount(gr, obj.Namespace, recountAfterFreed) },
+		onAdd:    func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterCreate) },
+		onDelete: func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterFree) },
 	})
 }
 
-// devices answers what the use of resource claims depends on.
-type devices struct {
+// deviceLister answers what the use of resource claims depends on.
+type deviceLister struct {
 	classes client.Informer[*resourcev1.DeviceClass]
 	pods    client.Informer[*corev1.Pod]
 	claims  client.Informer[*resourcev1.ResourceClaim]
 }
 
-func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
+func (d deviceLister) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
 	return d.classes.List("", nil), nil
 }
 
-func (d devices) Pod(namespace, name string) *corev1.Pod {
+func (d deviceLister) Pod(namespace, name string) *corev1.Pod {
 	pod, _ := d.pods.Get(namespace, name)
 	return pod
 }
 
-func (d devices) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
+func (d deviceLister) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
 	return d.claims.List(namespace, nil), nil
 }

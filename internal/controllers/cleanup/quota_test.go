@@ -82,7 +82,7 @@ func TestRecounted(t *testing.T) {
 		{"no longer limited", amounts("pods", "1"), amounts("pods", "1"), amounts("pods", "1", "secrets", "1"), amounts("pods", "1"), amounts("pods", "1"), true},
 	} {
 		found := &corev1.ResourceQuota{Spec: corev1.ResourceQuotaSpec{Hard: test.hard}, Status: corev1.ResourceQuotaStatus{Hard: test.status, Used: test.used}}
-		status, changed := recounted(found, test.sum)
+		status, changed := calculatedStatus(found, test.sum)
 		if changed != test.changed || !quota.Equal(status.Used, test.after) || !quota.Equal(status.Hard, test.hard) {
 			t.Errorf("%s: %v %v", test.what, changed, status)
 		}
@@ -103,7 +103,7 @@ func TestOnlyUnknown(t *testing.T) {
 		{"one of two", errors.Join(unknownKind, other), false},
 		{"the other of two", errors.Join(other, unknownKind), false},
 	} {
-		if got := onlyUnknown(test.err); got != test.want {
+		if got := isOnlyUnknownKinds(test.err); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}

@@ -1,5 +1,5 @@
 // Package cleanup holds the controllers that take away what is no longer needed: what remains of deleted namespaces, objects
-// whose owners are gone, pods that nobody runs, tokens that nobody uses. They work on every resource the server has, custom
+// whose owners are gone, pods that nothing runs, tokens that nothing uses. They work on every resource the server has, custom
 // ones included, and therefore on metadata alone.
 package cleanup
 
@@ -41,7 +41,7 @@ type server struct {
 
 func newServer(config *rest.Config) (*server, error) {
 	config = rest.CopyConfig(config)
-	// Old versions of resources are read because they are there; nobody is to be warned of that.
+	// Old versions of resources are read because they are there; nothing is to be warned of that.
 	config.WarningHandler = rest.NoWarnings{}
 	d, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -54,11 +54,11 @@ func newServer(config *rest.Config) (*server, error) {
 	return &server{discovery: d, metadata: m}, nil
 }
 
-// misread is the failure to understand what discovery answered, as opposed to the failure to get an answer.
-type misread struct{ err error }
+// parseError is the failure to understand what discovery answered, as opposed to the failure to get an answer.
+type parseError struct{ err error }
 
-func (m *misread) Error() string { return m.err.Error() }
-func (m *misread) Unwrap() error { return m.err }
+func (m *parseError) Error() string { return m.err.Error() }
+func (m *parseError) Unwrap() error { return m.err }
 
 // resources asks the server what it has. Beside an error there may still be resources: groups fail one by one, when the
 // server behind one of them is away.
@@ -81,9 +81,9 @@ func (s *server) resources(ctx context.Context) ([]resource, error) {
 	case len(unread) == 0:
 		return all, err
 	case err == nil:
-		return all, &misread{errors.Join(unread...)}
+		return all, &parseError{errors.Join(unread...)}
 	}
-	return all, errors.Join(err, &misread{errors.Join(unread...)})
+	return all, errors.Join(err, &parseError{errors.Join(unread...)})
 }
 
 // in returns the client of a resource, in a namespace or, for an empty one, in the whole cluster.

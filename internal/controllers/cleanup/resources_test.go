@@ -91,7 +91,7 @@ func TestListsComeInPages(t *testing.T) {
 func TestOnlyOwnershipIsKept(t *testing.T) {
 	whole := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "K"}, ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "a", UID: "u", ResourceVersion: "7", OwnerReferences: []metav1.OwnerReference{{UID: "o"}},
 		Finalizers: []string{"f"}, DeletionTimestamp: new(metav1.NewTime(noon)), Labels: map[string]string{"l": "x"}, Annotations: map[string]string{"a": "x"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}}}}
-	kept, err := onlyOwnership(whole)
+	kept, err := stripToOwnership(whole)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestOnlyOwnershipIsKept(t *testing.T) {
 	if whole.Labels == nil {
 		t.Error("the object itself has changed")
 	}
-	if other, err := onlyOwnership("x"); err != nil || other != "x" {
+	if other, err := stripToOwnership("x"); err != nil || other != "x" {
 		t.Errorf("something else: %v, %v", other, err)
 	}
 }

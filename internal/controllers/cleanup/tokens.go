@@ -18,8 +18,8 @@ import (
 const (
 	day              = 24 * time.Hour
 	tokenCheckPeriod = day
-	// LegacyTokenLife is how long a token in a secret may go unused by default.
-	LegacyTokenLife = 365 * day
+	// DefaultLegacyTokenUnusedPeriod is how long a token in a secret may go unused by default.
+	DefaultLegacyTokenUnusedPeriod = 365 * day
 
 	lastUsedLabel     = "kubernetes.io/legacy-token-last-used"
 	invalidSinceLabel = "kubernetes.io/legacy-token-invalid-since"
@@ -29,7 +29,7 @@ const (
 	trackingKey = "since"
 )
 
-// LegacyTokens declares tokens invalid that were made automatically for service accounts, long ago, and that nobody has used
+// LegacyTokens declares tokens invalid that were made automatically for service accounts, long ago, and that nothing has used
 // for life; after another such time they are deleted.
 func LegacyTokens(life time.Duration) controller.Definition {
 	return controller.Definition{
@@ -46,8 +46,8 @@ func LegacyTokens(life time.Duration) controller.Definition {
 				var failures []error
 				for _, secret := range secrets.List("", nil) {
 					account, _ := accounts.Get(secret.Namespace, secret.Annotations[corev1.ServiceAccountNameKey])
-					view := tokenView{secret: secret, account: account, life: life, now: now}
-					if verdict := view.verdict(); verdict != keepToken && !mounted(pods.List(secret.Namespace, nil), secret.Name) {
+					view := tokenView{secret: secret, account: account, unusedPeriod: life, now: now}
+					if verdict := view.action(); verdict != keepToken && !isReferenced(pods.List(secret.Namespace, nil), secret.Name) {
 						failures = append(failures, s.Apply(ctx, key, view.plan(verdict)))
 					}
 				}
@@ -57,7 +57,7 @@ func LegacyTokens(life time.Duration) controller.Definition {
 	}
 }
 
-// trackedFor says whether the use of tokens has been noted for that long. The day it began may be any hour of that day.
+// trackedFor reports whether the use of tokens has been noted for that long. The day it began may be any hour of that day.
 func trackedFor(tracking *corev1.ConfigMap, life time.Duration, now time.Time) bool {
 	if tracking == nil {
 		return false
@@ -67,24 +67,24 @@ func trackedFor(tracking *corev1.ConfigMap, life time.Duration, now time.Time) b
 }
 
 type tokenView struct {
-	secret  *corev1.Secret
-	account *corev1.ServiceAccount // nil: none of that name
-	life    time.Duration
-	now     time.Time
+	secret       *corev1.Secret
+	account      *corev1.ServiceAccount // nil: none of that name
+	unusedPeriod time.Duration
+	now          time.Time
 }
 
-type tokenVerdict int
+type tokenAction int
 
 const (
-	keepToken tokenVerdict = iota
+	keepToken tokenAction = iota
 	invalidateToken
 	deleteToken
 )
 
-// verdict says what is to become of a secret. Only those that the account itself names were made automatically.
-func (v tokenView) verdict() tokenVerdict {
+// action says what is to become of a secret. Only those that the account itself names were made automatically.
+func (v tokenView) action() tokenAction {
 	s := v.secret
-	unusedSince := v.now.Add(-v.life)
+	unusedSince := v.now.Add(-v.unusedPeriod)
 	if s.Type != corev1.SecretTypeServiceAccountToken || s.DeletionTimestamp != nil || !s.CreationTimestamp.Time.Before(unusedSince) || v.account == nil {
 		return keepToken
 	}
@@ -110,7 +110,7 @@ func (v tokenView) verdict() tokenVerdict {
 	return deleteToken
 }
 
-func (v tokenView) plan(verdict tokenVerdict) controller.Plan {
+func (v tokenView) plan(verdict tokenAction) controller.Plan {
 	var plan controller.Plan
 	switch verdict {
 	case invalidateToken:
@@ -129,8 +129,8 @@ func (v tokenView) plan(verdict tokenVerdict) controller.Plan {
 	return plan
 }
 
-// mounted says whether a pod names the secret.
-func mounted(pods []*corev1.Pod, secret string) bool {
+// isReferenced reports whether a pod names the secret.
+func isReferenced(pods []*corev1.Pod, secret string) bool {
 	return slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return slices.Contains(secretsOf(pod), secret) })
 }
 

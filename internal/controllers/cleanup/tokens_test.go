@@ -29,7 +29,7 @@ func TestLegacyTokens(t *testing.T) {
 		labels  map[string]string
 		change  func(*corev1.Secret)
 		account *corev1.ServiceAccount
-		want    tokenVerdict
+		want    tokenAction
 	}{
 		{"old and never used", 200 * day, nil, nil, account, invalidateToken},
 		{"young", 50 * day, nil, nil, account, keepToken},
@@ -61,7 +61,7 @@ func TestLegacyTokens(t *testing.T) {
 		if test.change != nil {
 			test.change(secret)
 		}
-		if got := (tokenView{secret: secret, account: test.account, life: life, now: noon}).verdict(); got != test.want {
+		if got := (tokenView{secret: secret, account: test.account, unusedPeriod: life, now: noon}).action(); got != test.want {
 			t.Errorf("%s: %v, want %v", test.what, got, test.want)
 		}
 	}
@@ -146,16 +146,16 @@ func TestSecretsOfPods(t *testing.T) {
 		if got := fmt.Sprint(secretsOf(pod)); got != test.want {
 			t.Errorf("%s: %s, want %s", test.what, got, test.want)
 		}
-		if mounted([]*corev1.Pod{{}, pod}, "x") != (test.want != "[]") || mounted([]*corev1.Pod{pod}, "z") {
+		if isReferenced([]*corev1.Pod{{}, pod}, "x") != (test.want != "[]") || isReferenced([]*corev1.Pod{pod}, "z") {
 			t.Errorf("%s: who uses a secret is not known", test.what)
 		}
 	}
-	if mounted(nil, "x") {
+	if isReferenced(nil, "x") {
 		t.Error("nobody uses a secret")
 	}
 }
 
-// TestLegacyTokensInAWorld: a token nobody uses is declared invalid, and goes after another such time; one that a pod names stays.
+// TestLegacyTokensInAWorld: a token nothing uses is declared invalid, and goes after another such time; one that a pod names stays.
 func TestLegacyTokensInAWorld(t *testing.T) {
 	const life = 10 * day
 	world.In(t, func(w *world.World) {

@@ -110,7 +110,7 @@ func signingToken(secret *corev1.Secret, now time.Time) (id, key string, ok bool
 	if !isBootstrapToken(secret) || !isTokenID(id) || key == "" || secret.Name != bootstrapSecretPrefix+id || string(secret.Data[tokenSigningKey]) != "true" {
 		return "", "", false
 	}
-	if _, expired := expiration(secret, now); expired {
+	if _, expired := timeLeft(secret, now); expired {
 		return "", "", false
 	}
 	return id, key, true
@@ -121,8 +121,8 @@ func isTokenID(id string) bool {
 	return len(id) == 6 && !strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 }
 
-// expiration returns how long a token still lives, zero for ever. A time that cannot be read is past.
-func expiration(secret *corev1.Secret, now time.Time) (left time.Duration, expired bool) {
+// timeLeft returns how long a token still lives, zero for ever. A time that cannot be read is past.
+func timeLeft(secret *corev1.Secret, now time.Time) (left time.Duration, expired bool) {
 	text := string(secret.Data[tokenExpirationKey])
 	if text == "" {
 		return 0, false
@@ -172,7 +172,7 @@ var BootstrapTokenCleaner = controller.Definition{
 
 func cleanToken(secret *corev1.Secret, now time.Time) controller.Plan {
 	var plan controller.Plan
-	left, expired := expiration(secret, now)
+	left, expired := timeLeft(secret, now)
 	if expired {
 		plan.AddStep(controller.Deleting(secret).Ignoring(metav1.StatusReasonConflict))
 	}

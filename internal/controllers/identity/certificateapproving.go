@@ -14,8 +14,8 @@ import (
 	"skiff/internal/controller"
 )
 
-// approvalWait is how long a request waits whose author may not have it approved: roles may change.
-const approvalWait = 30 * time.Second
+// approvalRetryDelay is how long a request waits whose author may not have it approved: roles may change.
+const approvalRetryDelay = 30 * time.Second
 
 // CertificateApproving approves the client certificates of kubelets for those who may have them: a node for itself, and who
 // may speak for any node, such as a bootstrap token.
@@ -23,10 +23,10 @@ var CertificateApproving = controller.Definition{
 	Name: "certificatesigningrequest-approving-controller", Aliases: []string{"csrapproving"}, Queue: "certificate-csrapproving", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		a := &approver{
-			requests: client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers),
-			write:    client.For[*certificatesv1.CertificateSigningRequest](s.Client),
-			later:    func(key controller.Key) { s.EnqueueAfter(key, approvalWait) },
-			may: func(ctx context.Context, review *authorizationv1.SubjectAccessReview) (bool, error) {
+			requests:   client.InformerFor[*certificatesv1.CertificateSigningRequest](s.Informers),
+			write:      client.For[*certificatesv1.CertificateSigningRequest](s.Client),
+			retryLater: func(key controller.Key) { s.EnqueueAfter(key, approvalRetryDelay) },
+			authorize: func(ctx context.Context, review *authorizationv1.SubjectAccessReview) (bool, error) {
 				answer, err := client.For[*authorizationv1.SubjectAccessReview](s.Client).Create(ctx, review, client.WriteOptions{})
 				if err != nil {
 					return false, err
@@ -39,56 +39,56 @@ var CertificateApproving = controller.Definition{
 }
 
 type approver struct {
-	requests client.Informer[*certificatesv1.CertificateSigningRequest]
-	write    client.Resource[*certificatesv1.CertificateSigningRequest]
-	may      func(ctx context.Context, review *authorizationv1.SubjectAccessReview) (bool, error)
-	later    func(controller.Key)
+	requests   client.Informer[*certificatesv1.CertificateSigningRequest]
+	write      client.Resource[*certificatesv1.CertificateSigningRequest]
+	authorize  func(ctx context.Context, review *authorizationv1.SubjectAccessReview) (bool, error)
+	retryLater func(controller.Key)
 }
 
 // Sync approves one request, if its author may have it approved.
 func (a *approver) Sync(ctx context.Context, key controller.Key) error {
 	request, ok := a.requests.Get("", key.Name)
-	if !ok || len(request.Status.Certificate) > 0 || has(request, certificatesv1.CertificateApproved) || has(request, certificatesv1.CertificateDenied) {
+	if !ok || len(request.Status.Certificate) > 0 || hasCondition(request, certificatesv1.CertificateApproved) || hasCondition(request, certificatesv1.CertificateDenied) {
 		return nil
 	}
 	parsed, err := parseRequest(request)
 	if err != nil {
 		return err
 	}
-	grounds := groundsFor(request, parsed)
-	for _, ground := range grounds {
-		may, err := a.may(ctx, review(request, ground.subresource))
+	recognizers := recognizersFor(request, parsed)
+	for _, recognizer := range recognizers {
+		allowed, err := a.authorize(ctx, review(request, recognizer.subresource))
 		if err != nil {
 			return fmt.Errorf("ask whether %s may have it: %w", request.Spec.Username, err)
 		}
-		if !may {
+		if !allowed {
 			continue
 		}
 		next := request.DeepCopy()
 		next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: ground.message,
+			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: recognizer.message,
 		})
 		_, err = a.write.Update(ctx, next, client.WriteOptions{Subresource: "approval"})
 		return err
 	}
-	if len(grounds) > 0 {
-		a.later(key)
+	if len(recognizers) > 0 {
+		a.retryLater(key)
 	}
 	return nil
 }
 
-// ground is a reason to approve a request: a right its author may have.
-type ground struct{ subresource, message string }
+// recognizer is a reason to approve a request: a right its author may have.
+type recognizer struct{ subresource, message string }
 
-func groundsFor(request *certificatesv1.CertificateSigningRequest, parsed *x509.CertificateRequest) []ground {
+func recognizersFor(request *certificatesv1.CertificateSigningRequest, parsed *x509.CertificateRequest) []recognizer {
 	if request.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || kubeletClient(parsed, request.Spec.Usages) != nil {
 		return nil
 	}
-	any := ground{"nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview."}
+	any := recognizer{"nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview."}
 	if request.Spec.Username != parsed.Subject.CommonName {
-		return []ground{any}
+		return []recognizer{any}
 	}
-	return []ground{{"selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."}, any}
+	return []recognizer{{"selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."}, any}
 }
 
 func review(request *certificatesv1.CertificateSigningRequest, subresource string) *authorizationv1.SubjectAccessReview {

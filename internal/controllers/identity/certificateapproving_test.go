@@ -45,7 +45,7 @@ func TestGrounds(t *testing.T) {
 		template := changed(node, test.changes...)
 		request := &csr{Spec: certificatesv1.CertificateSigningRequestSpec{Username: test.username, SignerName: test.signer, Usages: test.usages}}
 		var got []string
-		for _, ground := range groundsFor(request, &template) {
+		for _, ground := range recognizersFor(request, &template) {
 			got = append(got, ground.subresource)
 		}
 		if text := strings.Join(got, ","); text != test.want {
@@ -92,8 +92,8 @@ func TestApprovals(t *testing.T) {
 				later := false
 				d := controller.Definition{Name: "approving", New: func(s *controller.Setup) (controller.Syncer, error) {
 					a := &approver{
-						requests: client.InformerFor[*csr](s.Informers), write: client.For[*csr](s.Client), later: func(controller.Key) { later = true },
-						may: func(_ context.Context, review *authorizationv1.SubjectAccessReview) (bool, error) {
+						requests: client.InformerFor[*csr](s.Informers), write: client.For[*csr](s.Client), retryLater: func(controller.Key) { later = true },
+						authorize: func(_ context.Context, review *authorizationv1.SubjectAccessReview) (bool, error) {
 							asked = append(asked, review.Spec.ResourceAttributes.Subresource)
 							return slices.Contains(test.may, review.Spec.ResourceAttributes.Subresource), nil
 						},
@@ -134,8 +134,8 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	answers <- errors.New("no answer")
 	answers <- nil
 	d := controller.Definition{Name: "approving", New: func(s *controller.Setup) (controller.Syncer, error) {
-		a := &approver{requests: client.InformerFor[*csr](s.Informers), write: client.For[*csr](s.Client), later: func(controller.Key) {},
-			may: func(context.Context, *authorizationv1.SubjectAccessReview) (bool, error) {
+		a := &approver{requests: client.InformerFor[*csr](s.Informers), write: client.For[*csr](s.Client), retryLater: func(controller.Key) {},
+			authorize: func(context.Context, *authorizationv1.SubjectAccessReview) (bool, error) {
 				err := <-answers
 				return err == nil, err
 			}}
@@ -143,20 +143,20 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	}}
 	run(t, c, d)
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients))
-	await(t, c, "", "request", func(r *csr) bool { return has(r, certificatesv1.CertificateApproved) })
+	await(t, c, "", "request", func(r *csr) bool { return hasCondition(r, certificatesv1.CertificateApproved) })
 	if len(answers) != 0 {
 		t.Error("it was approved before the server answered")
 	}
 }
 
-// TestCertificateOfANode goes the whole way with the controllers as they run: asked for, approved, signed.
+// TestCertificateOfANode goes the whole way with the controllers as they run: requested, approved, signed.
 func TestCertificateOfANode(t *testing.T) {
 	c := inprocess.Start(t, t.Context())
 	authority, err := pki.NewCA("test", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, c, CertificateApproving, CertificateSigning(SigningAuthorities{KubeletClient: authority}))
+	run(t, c, CertificateApproving, CertificateSigning(SigningCAs{KubeletClient: authority}))
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients))
 	request := await(t, c, "", "request", func(r *csr) bool { return len(r.Status.Certificate) > 0 })
 	if len(request.Status.Conditions) != 1 || request.Status.Conditions[0].Message != "Auto approving kubelet client certificate after SubjectAccessReview." {

@@ -33,15 +33,15 @@ func parseRequest(request *certificatesv1.CertificateSigningRequest) (*x509.Cert
 	return parsed, nil
 }
 
-// has says whether a request has a condition that is true. An approval or denial counts by its presence.
-func has(request *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) bool {
+// hasCondition reports whether a request has a condition that is true. An approval or denial counts by its presence.
+func hasCondition(request *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		return c.Type == condition && (condition != certificatesv1.CertificateFailed || c.Status == corev1.ConditionTrue || c.Status == "")
 	})
 }
 
-// allowed says whether a signer may sign what is requested of it, and why not.
-func allowed(signer string, request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
+// validateForSigner reports whether a signer may sign what is requested of it, and why not.
+func validateForSigner(signer string, request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	switch signer {
 	case certificatesv1.KubeletServingSignerName:
 		return kubeletServing(request, usages)

@@ -146,7 +146,7 @@ func TestWhatSignersSign(t *testing.T) {
 	} {
 		template := changed(node, test.changes...)
 		got := ""
-		if err := allowed(test.signer, &template, test.usages); err != nil {
+		if err := validateForSigner(test.signer, &template, test.usages); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
@@ -183,11 +183,11 @@ func TestConditionsOfRequests(t *testing.T) {
 	for _, of := range []certificatesv1.RequestConditionType{approved, denied, failed} {
 		for status, counts := range map[corev1.ConditionStatus]bool{"True": true, "": true, "False": of != failed, "Unknown": of != failed} {
 			request := &csr{Status: certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{Type: "Other"}, {Type: of, Status: status}}}}
-			if got := has(request, of); got != counts {
+			if got := hasCondition(request, of); got != counts {
 				t.Errorf("%s is %q: %v", of, status, got)
 			}
 			for _, other := range []certificatesv1.RequestConditionType{approved, denied, failed} {
-				if other != of && has(request, other) {
+				if other != of && hasCondition(request, other) {
 					t.Errorf("%s stands for %s", of, other)
 				}
 			}

@@ -17,28 +17,28 @@ import (
 )
 
 const (
-	shortestLife = 10 * time.Minute
+	minCertificateTTL = 10 * time.Minute
 	// backdating allows for clocks that are behind. Short lives are not shortened by it.
 	backdating = 5 * time.Minute
-	shortLife  = 8 * time.Hour
-	// CertificateLife is how long certificates live by default.
-	CertificateLife = 365 * 24 * time.Hour
+	shortTTL   = 8 * time.Hour
+	// DefaultCertificateTTL is how long certificates live by default.
+	DefaultCertificateTTL = 365 * 24 * time.Hour
 )
 
-// CertificateAuthority signs certificates. pki.CA is one.
-type CertificateAuthority interface {
+// CA signs certificates. pki.CA is one.
+type CA interface {
 	// Sign makes a certificate of the template and the key, as PEM, that ends no later than the authority itself.
 	Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error)
 }
 
-// SigningAuthorities say who signs for which signer name. One that is nil leaves its requests to others.
-type SigningAuthorities struct {
-	KubeletServing, KubeletClient, APIServerClient, LegacyUnknown CertificateAuthority
-	// Life is the longest a certificate may live; requests may ask for less. Zero: CertificateLife.
-	Life time.Duration
+// SigningCAs say who signs for which signer name. One that is nil leaves its requests to others.
+type SigningCAs struct {
+	KubeletServing, KubeletClient, APIServerClient, LegacyUnknown CA
+	// MaxTTL is the longest a certificate may live; requests may ask for less. Zero: CertificateLife.
+	MaxTTL time.Duration
 }
 
-func (s SigningAuthorities) of(signer string) CertificateAuthority {
+func (s SigningCAs) forSigner(signer string) CA {
 	switch signer {
 	case certificatesv1.KubeletServingSignerName:
 		return s.KubeletServing
@@ -53,9 +53,9 @@ func (s SigningAuthorities) of(signer string) CertificateAuthority {
 }
 
 // CertificateSigning signs what has been approved, for the signers of Kubernetes itself.
-func CertificateSigning(authorities SigningAuthorities) controller.Definition {
-	if authorities.Life == 0 {
-		authorities.Life = CertificateLife
+func CertificateSigning(cas SigningCAs) controller.Definition {
+	if cas.MaxTTL == 0 {
+		cas.MaxTTL = DefaultCertificateTTL
 	}
 	return controller.Definition{
 		Name: "certificatesigningrequest-signing-controller", Aliases: []string{"csrsigning"}, Queue: "certificate-csrsigning", Workers: 5,
@@ -69,21 +69,21 @@ func CertificateSigning(authorities SigningAuthorities) controller.Definition {
 				if !ok {
 					return nil
 				}
-				answer, err := authorities.answer(request, time.Now())
-				if err != nil || answer == nil {
+				signed, err := cas.signRequest(request, time.Now())
+				if err != nil || signed == nil {
 					return err
 				}
-				return s.Apply(ctx, key, controller.Plan{Status: func(controller.ApplyResult) kind.Object { return answer }})
+				return s.Apply(ctx, key, controller.Plan{Status: func(controller.ApplyResult) kind.Object { return signed }})
 			}), nil
 		},
 	}
 }
 
-// answer is the request with its certificate, or with the reason why it gets none; nil when there is nothing to say.
-func (s SigningAuthorities) answer(request *certificatesv1.CertificateSigningRequest, now time.Time) (*certificatesv1.CertificateSigningRequest, error) {
-	authority := s.of(request.Spec.SignerName)
-	if authority == nil || len(request.Status.Certificate) > 0 || !has(request, certificatesv1.CertificateApproved) ||
-		has(request, certificatesv1.CertificateDenied) || has(request, certificatesv1.CertificateFailed) {
+// signRequest is the request with its certificate, or with the reason why it gets none; nil when there is nothing to say.
+func (s SigningCAs) signRequest(request *certificatesv1.CertificateSigningRequest, now time.Time) (*certificatesv1.CertificateSigningRequest, error) {
+	authority := s.forSigner(request.Spec.SignerName)
+	if authority == nil || len(request.Status.Certificate) > 0 || !hasCondition(request, certificatesv1.CertificateApproved) ||
+		hasCondition(request, certificatesv1.CertificateDenied) || hasCondition(request, certificatesv1.CertificateFailed) {
 		return nil, nil
 	}
 	parsed, err := parseRequest(request)
@@ -91,7 +91,7 @@ func (s SigningAuthorities) answer(request *certificatesv1.CertificateSigningReq
 		return nil, err
 	}
 	next := request.DeepCopy()
-	if err := allowed(request.Spec.SignerName, parsed, request.Spec.Usages); err != nil {
+	if err := validateForSigner(request.Spec.SignerName, parsed, request.Spec.Usages); err != nil {
 		next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "SignerValidationFailure", Message: err.Error(),
 			LastUpdateTime: metav1.NewTime(now),
@@ -104,7 +104,7 @@ func (s SigningAuthorities) answer(request *certificatesv1.CertificateSigningReq
 	return next, nil
 }
 
-func (s SigningAuthorities) sign(authority CertificateAuthority, parsed *x509.CertificateRequest, spec *certificatesv1.CertificateSigningRequestSpec, now time.Time) ([]byte, error) {
+func (s SigningCAs) sign(authority CA, parsed *x509.CertificateRequest, spec *certificatesv1.CertificateSigningRequestSpec, now time.Time) ([]byte, error) {
 	if err := parsed.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("unable to verify certificate request signature: %w", err)
 	}
@@ -112,9 +112,9 @@ func (s SigningAuthorities) sign(authority CertificateAuthority, parsed *x509.Ce
 	if err != nil {
 		return nil, err
 	}
-	life := s.life(spec.ExpirationSeconds)
+	life := s.ttl(spec.ExpirationSeconds)
 	end := now.Add(life - backdating)
-	if life < shortLife {
+	if life < shortTTL {
 		end = now.Add(life)
 	}
 	return authority.Sign(x509.Certificate{
@@ -124,9 +124,9 @@ func (s SigningAuthorities) sign(authority CertificateAuthority, parsed *x509.Ce
 	}, parsed.PublicKey, now)
 }
 
-func (s SigningAuthorities) life(asked *int32) time.Duration {
+func (s SigningCAs) ttl(asked *int32) time.Duration {
 	if asked == nil {
-		return s.Life
+		return s.MaxTTL
 	}
-	return min(max(time.Duration(*asked)*time.Second, shortestLife), s.Life)
+	return min(max(time.Duration(*asked)*time.Second, minCertificateTTL), s.MaxTTL)
 }

@@ -71,13 +71,13 @@ func TestWhichRequestsAreAnswered(t *testing.T) {
 		{"one with a usage nobody knows", odd, is(approved), false, `error: error auto signing csr: unrecognized usage values: ["flying"]`},
 	} {
 		authority := &clerk{}
-		signing := SigningAuthorities{KubeletServing: authority, KubeletClient: authority, APIServerClient: authority, LegacyUnknown: authority, Life: time.Hour}
+		signing := SigningCAs{KubeletServing: authority, KubeletClient: authority, APIServerClient: authority, LegacyUnknown: authority, MaxTTL: time.Hour}
 		test.request.Status.Conditions = test.conditions
 		if test.issued {
 			test.request.Status.Certificate = []byte("x")
 		}
 		before := test.request.DeepCopy()
-		answer, err := signing.answer(test.request, newYear)
+		answer, err := signing.signRequest(test.request, newYear)
 		got := ""
 		switch {
 		case err != nil:
@@ -89,7 +89,7 @@ func TestWhichRequestsAreAnswered(t *testing.T) {
 			if got = last.Message; last.Type != failed || last.Status != corev1.ConditionTrue || last.Reason != "SignerValidationFailure" || !last.LastUpdateTime.Equal(new(metav1.NewTime(newYear))) {
 				t.Errorf("%s: %+v", test.what, last)
 			}
-			if again, err := signing.answer(answer, newYear); again != nil || err != nil {
+			if again, err := signing.signRequest(answer, newYear); again != nil || err != nil {
 				t.Errorf("%s: it fails twice: %+v, %v", test.what, again, err)
 			}
 		}
@@ -102,14 +102,14 @@ func TestWhichRequestsAreAnswered(t *testing.T) {
 	}
 }
 
-// TestEachSignerHasItsAuthority: nobody signs with another's.
+// TestEachSignerHasItsAuthority: nothing signs with another's.
 func TestEachSignerHasItsAuthority(t *testing.T) {
 	signers := []string{servingSigner, kubeletSigner, apiClientSigner, legacyUnknownSigner, "example.com/mine"}
 	for i := range 4 {
 		one := &clerk{}
-		all := []SigningAuthorities{{KubeletServing: one}, {KubeletClient: one}, {APIServerClient: one}, {LegacyUnknown: one}}
+		all := []SigningCAs{{KubeletServing: one}, {KubeletClient: one}, {APIServerClient: one}, {LegacyUnknown: one}}
 		for j, signer := range signers {
-			if got := all[i].of(signer); (got != nil) != (i == j) {
+			if got := all[i].forSigner(signer); (got != nil) != (i == j) {
 				t.Errorf("the authority of %s signs for %s", signers[i], signer)
 			}
 		}
@@ -140,7 +140,7 @@ func TestLifeOfCertificates(t *testing.T) {
 		authority := &clerk{}
 		request := requestOf(t, x509.CertificateRequest{Subject: nodeSubject}, kubeletSigner, signature, forClients)
 		request.Status.Conditions, request.Spec.ExpirationSeconds = is(certificatesv1.CertificateApproved), test.asked
-		if _, err := (SigningAuthorities{KubeletClient: authority, Life: test.longest}).answer(request, newYear); err != nil {
+		if _, err := (SigningCAs{KubeletClient: authority, MaxTTL: test.longest}).signRequest(request, newYear); err != nil {
 			t.Fatal(err)
 		}
 		got := authority.signed[0]
@@ -150,7 +150,7 @@ func TestLifeOfCertificates(t *testing.T) {
 	}
 }
 
-// TestWhatIsSigned: what was asked for, and nothing that a request could slip in.
+// TestWhatIsSigned: what was requested, and nothing that a request could slip in.
 func TestWhatIsSigned(t *testing.T) {
 	authority := &clerk{}
 	asked := x509.CertificateRequest{
@@ -160,7 +160,7 @@ func TestWhatIsSigned(t *testing.T) {
 	}
 	request := requestOf(t, asked, legacyUnknownSigner, signature, forClients, certificatesv1.UsageTimestamping)
 	request.Status.Conditions = is(certificatesv1.CertificateApproved)
-	if _, err := (SigningAuthorities{LegacyUnknown: authority, Life: time.Hour}).answer(request, newYear); err != nil {
+	if _, err := (SigningCAs{LegacyUnknown: authority, MaxTTL: time.Hour}).signRequest(request, newYear); err != nil {
 		t.Fatal(err)
 	}
 	got := authority.signed[0]
@@ -172,7 +172,7 @@ func TestWhatIsSigned(t *testing.T) {
 		t.Errorf("an authority: %v, extensions %v, usages %v %v", got.IsCA, got.ExtraExtensions, got.KeyUsage, got.ExtKeyUsage)
 	}
 	authority.err = errors.New("no key")
-	if answer, err := (SigningAuthorities{LegacyUnknown: authority, Life: time.Hour}).answer(request, newYear); answer != nil || err == nil || err.Error() != "error auto signing csr: no key" {
+	if answer, err := (SigningCAs{LegacyUnknown: authority, MaxTTL: time.Hour}).signRequest(request, newYear); answer != nil || err == nil || err.Error() != "error auto signing csr: no key" {
 		t.Errorf("%v, %v", answer, err)
 	}
 }
@@ -185,7 +185,7 @@ func TestSignedCertificatesVerify(t *testing.T) {
 	}
 	request := requestOf(t, x509.CertificateRequest{Subject: nodeSubject, DNSNames: []string{"one"}}, servingSigner, signature, forServers)
 	request.Status.Conditions = is(certificatesv1.CertificateApproved)
-	answer, err := (SigningAuthorities{KubeletServing: authority, Life: 100 * time.Hour}).answer(request, newYear)
+	answer, err := (SigningCAs{KubeletServing: authority, MaxTTL: 100 * time.Hour}).signRequest(request, newYear)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,8 +19,8 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// errNoAuthority: what is to be published is missing.
-var errNoAuthority = errors.New("there is no certificate authority to publish")
+// errNoCA: what is to be published is missing.
+var errNoCA = errors.New("there is no certificate authority to publish")
 
 // RootCA publishes in every namespace the certificates, as PEM, by which pods know the API server. Without any it is off.
 func RootCA(bundle []byte) controller.Definition {
@@ -29,7 +29,7 @@ func RootCA(bundle []byte) controller.Definition {
 		DisabledByDefault: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(bundle) == 0 {
-				return nil, errNoAuthority
+				return nil, errNoCA
 			}
 			c := &rootCA{
 				bundle:     string(bundle),

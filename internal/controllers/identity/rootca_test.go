@@ -70,7 +70,7 @@ func TestPublishersWithoutAnAuthorityAreOff(t *testing.T) {
 	for _, make := range []func([]byte) controller.Definition{RootCA, TrustBundle} {
 		if d := make(nil); !d.DisabledByDefault {
 			t.Errorf("%s is on", d.Name)
-		} else if _, err := d.New(&controller.Setup{}); !errors.Is(err, errNoAuthority) {
+		} else if _, err := d.New(&controller.Setup{}); !errors.Is(err, errNoCA) {
 			t.Errorf("%s: %v", d.Name, err)
 		}
 		if d := make([]byte("x")); d.DisabledByDefault {

@@ -27,7 +27,7 @@ const ServingApprovingName = "kubelet-serving-approving-controller"
 //
 // A node writes its addresses itself, so they prove little. The authority that signs here signs for the API server too: a node that got
 // a certificate for the API server's address could stand in for it. Hence nothing is approved that the API server is known by, or
-// another node; what is left is the node's own name and addresses that nobody else claims. The rest is for a person to approve.
+// another node; what is left is the node's own name and addresses that nothing else claims. The rest is for a person to approve.
 //
 // server has names and addresses of the API server, besides those of the service kubernetes.
 func ServingApproving(server []string) controller.Definition {
@@ -50,7 +50,7 @@ type servingApprover struct {
 func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 	request, ok := a.requests.Get("", key.Name)
 	if !ok || request.Spec.SignerName != certificatesv1.KubeletServingSignerName || len(request.Status.Certificate) > 0 ||
-		has(request, certificatesv1.CertificateApproved) || has(request, certificatesv1.CertificateDenied) {
+		hasCondition(request, certificatesv1.CertificateApproved) || hasCondition(request, certificatesv1.CertificateDenied) {
 		return nil
 	}
 	parsed, err := parseRequest(request)
@@ -67,7 +67,7 @@ func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 	}
 	if objection := view.objection(request, parsed); objection != nil {
 		a.setup.Events.Event(request, corev1.EventTypeWarning, "NotAutoApproved", objection.Error())
-		a.setup.EnqueueAfter(key, approvalWait)
+		a.setup.EnqueueAfter(key, approvalRetryDelay)
 		return nil
 	}
 	next := request.DeepCopy()
@@ -140,7 +140,7 @@ func (v servingView) objection(request *certificatesv1.CertificateSigningRequest
 	return nil
 }
 
-// isServer says whether the API server is known by a name or address. Names of the service kubernetes count in every domain, for nobody
+// isServer reports whether the API server is known by a name or address. Names of the service kubernetes count in every domain, for nothing
 // else may look like it.
 func (v servingView) isServer(name string) bool {
 	if name == "localhost" || name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default.") {

@@ -112,7 +112,7 @@ func TestServingCertificateIsLeftToAPerson(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, c, ServingApproving(nil), CertificateSigning(SigningAuthorities{KubeletServing: authority}))
+	run(t, c, ServingApproving(nil), CertificateSigning(SigningCAs{KubeletServing: authority}))
 	create(t, c, nodeWith("one"))
 	// In this server everybody is called test.
 	create(t, c, requestOf(t, x509.CertificateRequest{Subject: nodeSubject, DNSNames: []string{"one"}}, certificatesv1.KubeletServingSignerName,
@@ -193,7 +193,7 @@ func TestServingCertificates(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			world.In(t, func(w *world.World) {
-				defer w.Run(ServingApproving([]string{"10.0.0.9"}), CertificateSigning(SigningAuthorities{KubeletServing: authority}))()
+				defer w.Run(ServingApproving([]string{"10.0.0.9"}), CertificateSigning(SigningCAs{KubeletServing: authority}))()
 				node := world.Create(w, &corev1.Node{ObjectMeta: named("", "one")})
 				world.EditStatus(w, "", node.Name, func(n *corev1.Node) {
 					n.Status.Addresses = nodeWith("one", "10.0.0.1", "10.0.0.9", "10.96.0.1", "10.0.0.8").Status.Addresses
@@ -209,7 +209,7 @@ func TestServingCertificates(t *testing.T) {
 				world.CreateAs(w, "system:node:one", []string{"system:nodes"}, request)
 				w.Pass(time.Second)
 				got := world.Get[*csr](w, "", "request")
-				if has(got, certificatesv1.CertificateApproved) != test.approved || (len(got.Status.Certificate) > 0) != test.approved {
+				if hasCondition(got, certificatesv1.CertificateApproved) != test.approved || (len(got.Status.Certificate) > 0) != test.approved {
 					t.Errorf("%+v", got.Status)
 				}
 				var told []string
@@ -224,7 +224,7 @@ func TestServingCertificates(t *testing.T) {
 	}
 }
 
-// TestANodeThatRegistersItsAddressLater is approved at the next look.
+// TestANodeThatRegistersItsAddressLater is approved at the next sync.
 func TestANodeThatRegistersItsAddressLater(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		defer w.Run(ServingApproving(nil))()
@@ -232,11 +232,11 @@ func TestANodeThatRegistersItsAddressLater(t *testing.T) {
 		request := requestOf(t, x509.CertificateRequest{Subject: nodeSubject, IPAddresses: ips("10.0.0.1")}, servingSigner, signature, forServers)
 		world.CreateAs(w, "system:node:one", []string{"system:nodes"}, request)
 		w.Pass(time.Second)
-		if has(world.Get[*csr](w, "", "request"), certificatesv1.CertificateApproved) {
+		if hasCondition(world.Get[*csr](w, "", "request"), certificatesv1.CertificateApproved) {
 			t.Error("it was approved at once")
 		}
 		world.EditStatus(w, "", "one", func(n *corev1.Node) { n.Status.Addresses = nodeWith("one", "10.0.0.1").Status.Addresses })
-		w.Pass(approvalWait)
+		w.Pass(approvalRetryDelay)
 		got := world.Get[*csr](w, "", "request")
 		if len(got.Status.Conditions) != 1 || got.Status.Conditions[0].Reason != "AutoApproved" || got.Status.Conditions[0].Message != "Auto approving kubelet serving certificate for the node's own name and addresses." {
 			t.Errorf("%+v", got.Status.Conditions)

@@ -64,7 +64,7 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	}
 }
 
-// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account's name and uid, and the secret's
+// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account's name and UID, and the secret's
 // name, with slashes between. No name has a slash.
 const forgetPrefix = "forget/"
 

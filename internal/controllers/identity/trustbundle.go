@@ -22,7 +22,7 @@ func TrustBundle(bundle []byte) controller.Definition {
 		DisabledByDefault: len(bundle) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(bundle) == 0 {
-				return nil, errNoAuthority
+				return nil, errNoCA
 			}
 			c := &trustBundle{content: string(bundle), bundles: client.InformerFor[*certificatesv1.ClusterTrustBundle](s.Informers)}
 			s.Enqueue(controller.Key{Name: c.name()})

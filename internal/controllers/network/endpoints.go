@@ -28,11 +28,11 @@ var Endpoints = controller.Definition{
 	Name: "endpoints-controller", Aliases: []string{"endpoint"}, Component: endpointsManager, Queue: "endpoint", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &endpoints{
-			setup:     s,
-			services:  client.InformerFor[*corev1.Service](s.Informers),
-			pods:      client.InformerFor[*corev1.Pod](s.Informers),
-			endpoints: client.InformerFor[*corev1.Endpoints](s.Informers),
-			times:     endpointsliceutil.NewTriggerTimeTracker(),
+			setup:        s,
+			services:     client.InformerFor[*corev1.Service](s.Informers),
+			pods:         client.InformerFor[*corev1.Pod](s.Informers),
+			endpoints:    client.InformerFor[*corev1.Endpoints](s.Informers),
+			triggerTimes: endpointsliceutil.NewTriggerTimeTracker(),
 		}
 		if err := controller.WatchPrimary[*corev1.Service](s); err != nil {
 			return nil, err
@@ -55,14 +55,14 @@ var Endpoints = controller.Definition{
 }
 
 type endpoints struct {
-	setup     *controller.Setup
-	services  client.Informer[*corev1.Service]
-	pods      client.Informer[*corev1.Pod]
-	endpoints client.Informer[*corev1.Endpoints]
-	times     *endpointsliceutil.TriggerTimeTracker
+	setup        *controller.Setup
+	services     client.Informer[*corev1.Service]
+	pods         client.Informer[*corev1.Pod]
+	endpoints    client.Informer[*corev1.Endpoints]
+	triggerTimes *endpointsliceutil.TriggerTimeTracker
 }
 
-// endpointsSyncer adds a look, once at the start, at Endpoints whose service went while nobody was looking.
+// endpointsSyncer adds a sync, once at the start, at Endpoints whose service went while nothing was looking.
 type endpointsSyncer struct {
 	controller.Syncer
 	endpoints *endpoints
@@ -70,7 +70,7 @@ type endpointsSyncer struct {
 
 func (s endpointsSyncer) Run(ctx context.Context) error {
 	for _, e := range s.endpoints.endpoints.List("", nil) {
-		if _, lock := e.Annotations[leaderElection]; !lock {
+		if _, lock := e.Annotations[leaderElectionAnnotation]; !lock {
 			s.endpoints.setup.Enqueue(controller.KeyOf(e))
 		}
 	}
@@ -78,26 +78,26 @@ func (s endpointsSyncer) Run(ctx context.Context) error {
 	return nil
 }
 
-// endpointsView is what decides about the Endpoints of one service.
+// endpointsView is the observed state for the Endpoints of one service.
 type endpointsView struct {
-	service *corev1.Service // nil: gone
-	pods    []*corev1.Pod
-	current *corev1.Endpoints // nil: none
-	trigger time.Time
+	service     *corev1.Service // nil: gone
+	pods        []*corev1.Pod
+	current     *corev1.Endpoints // nil: none
+	triggerTime time.Time
 }
 
 // Observe gathers a service, its pods and its Endpoints.
 func (c *endpoints) Observe(key controller.Key) (v endpointsView, ok bool) {
 	v.current, _ = c.endpoints.Get(key.Namespace, key.Name)
 	if v.service, ok = c.services.Get(key.Namespace, key.Name); !ok {
-		c.times.DeleteService(key.Namespace, key.Name)
+		c.triggerTimes.DeleteService(key.Namespace, key.Name)
 		return endpointsView{current: v.current}, v.current != nil
 	}
-	if !selects(v.service) {
+	if !hasManagedEndpoints(v.service) {
 		return endpointsView{}, false
 	}
 	v.pods = podsOf(c.pods, v.service)
-	v.trigger = c.times.ComputeEndpointLastChangeTriggerTime(key.Namespace, v.service, v.pods)
+	v.triggerTime = c.triggerTimes.ComputeEndpointLastChangeTriggerTime(key.Namespace, v.service, v.pods)
 	return v, true
 }
 
@@ -114,31 +114,31 @@ func (v endpointsView) reconcile() (plan controller.Plan) {
 	if v.current != nil && v.upToDate(subsets, labels) {
 		return plan
 	}
-	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: v.service.Namespace, Name: v.service.Name}}
+	desired := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: v.service.Namespace, Name: v.service.Name}}
 	if v.current != nil {
-		want = v.current.DeepCopy()
+		desired = v.current.DeepCopy()
 	}
-	cut := ""
+	overCapacity := ""
 	if truncate(subsets) {
-		cut = "truncated"
+		overCapacity = "truncated"
 	}
-	want.Subsets, want.Labels = subsets, labels
-	want.Annotations = setOrDelete(want.Annotations, corev1.EndpointsLastChangeTriggerTime, triggered(v.trigger))
-	want.Annotations = setOrDelete(want.Annotations, corev1.EndpointsOverCapacity, cut)
+	desired.Subsets, desired.Labels = subsets, labels
+	desired.Annotations = setOrDelete(desired.Annotations, corev1.EndpointsLastChangeTriggerTime, triggerTimeAnnotation(v.triggerTime))
+	desired.Annotations = setOrDelete(desired.Annotations, corev1.EndpointsOverCapacity, overCapacity)
 	name := v.service.Namespace + "/" + v.service.Name
 	if v.current == nil {
-		plan.AddStep(controller.Creating(want).OnFailure(controller.Event{Object: want, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.Creating(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
 			Reason: "FailedToCreateEndpoint", Message: "Failed to create endpoint for service " + name + ": %s"}))
 	} else {
-		plan.AddStep(controller.Updating(want).OnFailure(controller.Event{Object: want, Type: corev1.EventTypeWarning,
+		plan.AddStep(controller.Updating(desired).OnFailure(controller.Event{Object: desired, Type: corev1.EventTypeWarning,
 			Reason: "FailedToUpdateEndpoint", Message: "Failed to update endpoint " + name + ": %s"}))
 	}
 	return plan
 }
 
 func (v endpointsView) labels() map[string]string {
-	labels := without(v.service.Labels, corev1.IsHeadlessService)
-	if headless(v.service) {
+	labels := withoutKeys(v.service.Labels, corev1.IsHeadlessService)
+	if isHeadless(v.service) {
 		labels[corev1.IsHeadlessService] = ""
 	}
 	labels[endpointsManagedBy] = endpointsManager
@@ -150,14 +150,14 @@ func (v endpointsView) upToDate(subsets []corev1.EndpointSubset, labels map[stri
 	for _, s := range v.current.Subsets {
 		addresses += len(s.Addresses) + len(s.NotReadyAddresses)
 	}
-	_, cut := v.current.Annotations[corev1.EndpointsOverCapacity]
+	_, truncated := v.current.Annotations[corev1.EndpointsOverCapacity]
 	ignored := corev1.IsHeadlessService // written, but not worth a write of its own
-	return addresses <= mostAddresses && !cut && maps.Equal(without(v.current.Labels, ignored), without(labels, ignored)) &&
-		apiequality.Semantic.DeepEqual(plainReferences(repack(v.current.Subsets)), subsets)
+	return addresses <= maxAddresses && !truncated && maps.Equal(withoutKeys(v.current.Labels, ignored), withoutKeys(labels, ignored)) &&
+		apiequality.Semantic.DeepEqual(clearResourceVersions(repack(v.current.Subsets)), subsets)
 }
 
-// plainReferences forgets at which revision pods were seen.
-func plainReferences(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
+// clearResourceVersions forgets at which revision pods were seen.
+func clearResourceVersions(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	for i := range subsets {
 		for _, list := range [][]corev1.EndpointAddress{subsets[i].Addresses, subsets[i].NotReadyAddresses} {
 			for j := range list {
@@ -176,7 +176,7 @@ func plainReferences(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 func (v endpointsView) subsets() []corev1.EndpointSubset {
 	var subsets []corev1.EndpointSubset
 	for _, pod := range v.pods {
-		if !reachable(pod) || pod.DeletionTimestamp != nil && !v.service.Spec.PublishNotReadyAddresses {
+		if !isReachable(pod) || pod.DeletionTimestamp != nil && !v.service.Spec.PublishNotReadyAddresses {
 			continue
 		}
 		address, ok := v.address(pod)
@@ -210,13 +210,13 @@ func (v endpointsView) address(pod *corev1.Pod) (corev1.EndpointAddress, bool) {
 	family := discoveryv1.AddressTypeIPv4
 	if len(v.service.Spec.IPFamilies) > 0 {
 		family = discoveryv1.AddressType(v.service.Spec.IPFamilies[0])
-	} else if _, of, ok := canonical(v.service.Spec.ClusterIP); ok {
+	} else if _, of, ok := canonicalIP(v.service.Spec.ClusterIP); ok {
 		family = of
-	} else if _, of, ok := canonical(pod.Status.PodIP); ok {
+	} else if _, of, ok := canonicalIP(pod.Status.PodIP); ok {
 		family = of
 	}
 	for _, ip := range pod.Status.PodIPs {
-		if address, of, ok := canonical(ip.IP); ok && of == family {
+		if address, of, ok := canonicalIP(ip.IP); ok && of == family {
 			return corev1.EndpointAddress{
 				IP: address, Hostname: hostname(pod, v.service), NodeName: &pod.Spec.NodeName,
 				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},

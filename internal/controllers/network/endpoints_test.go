@@ -25,7 +25,7 @@ func mapWords(m map[string]string) string {
 	return strings.Join(words, " ")
 }
 
-// addressWords writes an address of Endpoints down: "10.0.0.1 host@node <- default/pod uid".
+// addressWords writes an address of Endpoints down: "10.0.0.1 host@node <- default/pod UID".
 func addressWords(a corev1.EndpointAddress) string {
 	word := a.IP
 	if a.Hostname != "" || a.NodeName != nil {
@@ -216,7 +216,7 @@ func TestEndpointsWrites(t *testing.T) {
 			e.Subsets = append(e.Subsets, *e.Subsets[0].DeepCopy()) // the same once more
 		}), now, "", "", ""},
 	} {
-		v := endpointsView{service: test.service, pods: test.pods, current: test.current, trigger: test.trigger}
+		v := endpointsView{service: test.service, pods: test.pods, current: test.current, triggerTime: test.trigger}
 		plan := v.reconcile()
 		if test.verb == "" {
 			if !plan.IsEmpty() {
@@ -296,7 +296,7 @@ func TestEndpointsFollowTheirServices(t *testing.T) {
 			world.Create(w, &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: notes}})
 		}
 		// Before anybody looks: a lock, what a service left behind, and what a user writes for a service of his own.
-		bare("lock", map[string]string{leaderElection: "{}"})
+		bare("lock", map[string]string{leaderElectionAnnotation: "{}"})
 		bare("left", nil)
 		bare("own", nil)
 		create("own", func(s *corev1.Service) { s.Spec.Selector = nil })

@@ -37,13 +37,13 @@ func EndpointSlice(endpointsPerSlice int) controller.Definition {
 		Name: "endpointslice-controller", Aliases: []string{"endpointslice"}, Component: "endpoint-slice-controller", Queue: "endpoint_slice", Workers: 5,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			c := &endpointSlices{
-				setup: s, most: endpointsPerSlice,
-				services: client.InformerFor[*corev1.Service](s.Informers),
-				pods:     client.InformerFor[*corev1.Pod](s.Informers),
-				nodes:    client.InformerFor[*corev1.Node](s.Informers),
-				slices:   client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
-				times:    endpointsliceutil.NewTriggerTimeTracker(),
-				topology: topologycache.NewTopologyCache(),
+				setup: s, maxEndpoints: endpointsPerSlice,
+				services:     client.InformerFor[*corev1.Service](s.Informers),
+				pods:         client.InformerFor[*corev1.Pod](s.Informers),
+				nodes:        client.InformerFor[*corev1.Node](s.Informers),
+				slices:       client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
+				triggerTimes: endpointsliceutil.NewTriggerTimeTracker(),
+				topology:     topologycache.NewTopologyCache(),
 			}
 			return controller.NewSyncer(s, c), c.watch()
 		},
@@ -51,13 +51,13 @@ func EndpointSlice(endpointsPerSlice int) controller.Definition {
 }
 
 type endpointSlices struct {
-	setup    *controller.Setup
-	most     int
-	services client.Informer[*corev1.Service]
-	pods     client.Informer[*corev1.Pod]
-	nodes    client.Informer[*corev1.Node]
-	slices   client.Informer[*discoveryv1.EndpointSlice]
-	times    *endpointsliceutil.TriggerTimeTracker
+	setup        *controller.Setup
+	maxEndpoints int
+	services     client.Informer[*corev1.Service]
+	pods         client.Informer[*corev1.Pod]
+	nodes        client.Informer[*corev1.Node]
+	slices       client.Informer[*discoveryv1.EndpointSlice]
+	triggerTimes *endpointsliceutil.TriggerTimeTracker
 	// topology knows how CPUs and endpoints are spread over zones, for services that ask for topology aware hints. It has a
 	// memory on purpose: hints move only when the imbalance is large.
 	topology *topologycache.TopologyCache
@@ -74,41 +74,41 @@ func (c *endpointSlices) watch() error {
 		return fmt.Errorf("index pods by node: %w", err)
 	}
 	if err := controller.Watch(c.setup, func(slice *discoveryv1.EndpointSlice) []controller.Key {
-		return keyOfManaged(slice, sliceManager)
+		return serviceKeyOf(slice, sliceManager)
 	}); err != nil {
 		return err
 	}
-	changed := func(old, node *corev1.Node) {
+	onUpdate := func(old, node *corev1.Node) {
 		if zoneOf(old) != zoneOf(node) {
-			c.onNode(node)
+			c.enqueueForNode(node)
 		} else if nodeReady(old) != nodeReady(node) {
-			c.onTopology()
+			c.updateTopology()
 		}
 	}
-	if err := c.nodes.AddEventHandler(c.onNode, changed, c.onNode); err != nil {
+	if err := c.nodes.AddEventHandler(c.enqueueForNode, onUpdate, c.enqueueForNode); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	return nil
 }
 
-// onNode looks at the services with pods on a node: they may have waited for it, or show its zone.
-func (c *endpointSlices) onNode(node *corev1.Node) {
+// enqueueForNode looks at the services with pods on a node: they may have waited for it, or show its zone.
+func (c *endpointSlices) enqueueForNode(node *corev1.Node) {
 	pods, err := c.pods.ByIndex(podsOnNode, node.Name)
 	if err != nil {
 		return // the index exists: watch made it
 	}
 	for _, pod := range pods {
 		for _, service := range c.services.List(pod.Namespace, nil) {
-			if selects(service) && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+			if hasManagedEndpoints(service) && labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod.Labels)) {
 				c.setup.Enqueue(controller.KeyOf(service))
 			}
 		}
 	}
-	c.onTopology()
+	c.updateTopology()
 }
 
-// onTopology looks at the services whose hints no longer fit the zones.
-func (c *endpointSlices) onTopology() {
+// updateTopology looks at the services whose hints no longer fit the zones.
+func (c *endpointSlices) updateTopology() {
 	c.topology.SetNodes(klog.Background(), c.nodes.List("", nil))
 	for _, key := range c.topology.GetOverloadedServices() {
 		namespace, name, _ := strings.Cut(key, "/")
@@ -116,8 +116,8 @@ func (c *endpointSlices) onTopology() {
 	}
 }
 
-// keyOfManaged is the key of the service a slice belongs to, if manager keeps it.
-func keyOfManaged(slice *discoveryv1.EndpointSlice, manager string) []controller.Key {
+// serviceKeyOf is the key of the service a slice belongs to, if manager keeps it.
+func serviceKeyOf(slice *discoveryv1.EndpointSlice, manager string) []controller.Key {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	if slice.Labels[discoveryv1.LabelManagedBy] != manager || name == "" {
 		return nil
@@ -133,35 +133,35 @@ func nodeReady(node *corev1.Node) bool {
 	})
 }
 
-// slicesView is what decides about the slices of one service.
+// slicesView is the observed state for the slices of one service.
 type slicesView struct {
-	service  *corev1.Service
-	pods     []*corev1.Pod
-	nodes    map[string]*corev1.Node // those of the pods
-	slices   []*discoveryv1.EndpointSlice
-	most     int
-	trigger  time.Time
-	topology *topologycache.TopologyCache
+	service      *corev1.Service
+	pods         []*corev1.Pod
+	nodes        map[string]*corev1.Node // those of the pods
+	slices       []*discoveryv1.EndpointSlice
+	maxEndpoints int
+	triggerTime  time.Time
+	topology     *topologycache.TopologyCache
 }
 
 // Observe gathers a service, its pods and its slices.
 func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
 	service, ok := c.services.Get(key.Namespace, key.Name)
 	if !ok {
-		c.times.DeleteService(key.Namespace, key.Name)
+		c.triggerTimes.DeleteService(key.Namespace, key.Name)
 		return slicesView{}, false // the slices go with their owner
 	}
-	if !selects(service) {
+	if !hasManagedEndpoints(service) {
 		return slicesView{}, false
 	}
-	v := slicesView{service: service, pods: podsOf(c.pods, service), nodes: map[string]*corev1.Node{}, most: c.most, topology: c.topology}
+	v := slicesView{service: service, pods: podsOf(c.pods, service), nodes: map[string]*corev1.Node{}, maxEndpoints: c.maxEndpoints, topology: c.topology}
 	for _, pod := range v.pods {
 		if node, ok := c.nodes.Get("", pod.Spec.NodeName); ok {
 			v.nodes[node.Name] = node
 		}
 	}
 	v.slices = slicesOf(c.slices, service.Namespace, service.Name, sliceManager)
-	v.trigger = c.times.ComputeEndpointLastChangeTriggerTime(key.Namespace, service, v.pods)
+	v.triggerTime = c.triggerTimes.ComputeEndpointLastChangeTriggerTime(key.Namespace, service, v.pods)
 	return v, true
 }
 
@@ -187,7 +187,7 @@ func (v slicesView) reconcile() controller.Plan {
 		}
 	}
 	for _, family := range families {
-		changes, events := v.ofFamily(family)
+		changes, events := v.reconcileFamily(family)
 		changes.recycle(func(slice *discoveryv1.EndpointSlice) bool { return ownedBy(slice, v.service) })
 		all.create = append(all.create, changes.create...)
 		all.update = append(all.update, changes.update...)
@@ -198,57 +198,57 @@ func (v slicesView) reconcile() controller.Plan {
 		all.create = nil // the garbage collector is about to delete what we would make
 	}
 	for _, slice := range slices.Concat(all.create, all.update) {
-		slice.Annotations = setOrDelete(slice.Annotations, corev1.EndpointsLastChangeTriggerTime, triggered(v.trigger))
+		slice.Annotations = setOrDelete(slice.Annotations, corev1.EndpointsLastChangeTriggerTime, triggerTimeAnnotation(v.triggerTime))
 	}
-	if homeless := v.homeless(); homeless != nil {
-		plan.Events = append(plan.Events, v.failed(homeless.Error()))
+	if err := v.missingNodeErrors(); err != nil {
+		plan.Events = append(plan.Events, v.failureEvent(err.Error()))
 	}
 	addSteps(&plan, all, func(what string) controller.Event {
-		return v.failed(fmt.Sprintf("failed to %s for Service %s: %%s", what, v.key()))
+		return v.failureEvent(fmt.Sprintf("failed to %s for Service %s: %%s", what, v.key()))
 	})
 	return plan
 }
 
-func (v slicesView) failed(message string) controller.Event {
+func (v slicesView) failureEvent(message string) controller.Event {
 	return controller.Event{Object: v.service, Type: corev1.EventTypeWarning, Reason: "FailedToUpdateEndpointSlices",
 		Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: %s", v.key(), message)}
 }
 
-// homeless tells of the pods that are left out because nobody knows their nodes; nil if there are none.
-func (v slicesView) homeless() error {
+// missingNodeErrors tells of the pods that are left out because nothing knows their nodes; nil if there are none.
+func (v slicesView) missingNodeErrors() error {
 	var missing []error
 	for _, pod := range v.pods {
-		if reachable(pod) && v.leavesOut(pod) {
+		if isReachable(pod) && v.isOnUnknownNode(pod) {
 			missing = append(missing, fmt.Errorf("skipping Pod %s for Service %s: Node %s Not Found", pod.Name, v.key(), pod.Spec.NodeName))
 		}
 	}
 	return utilerrors.NewAggregate(missing)
 }
 
-// leavesOut says whether a pod is on a node nobody knows: the pod garbage collector removes it, or the node comes. A service that
+// isOnUnknownNode reports whether a pod is on a node nothing knows: the pod garbage collector removes it, or the node comes. A service that
 // publishes what is not ready publishes it anyway.
-func (v slicesView) leavesOut(pod *corev1.Pod) bool {
+func (v slicesView) isOnUnknownNode(pod *corev1.Pod) bool {
 	return v.nodes[pod.Spec.NodeName] == nil && !v.service.Spec.PublishNotReadyAddresses
 }
 
 // addSteps writes slices: first those that are new, last those that go, so that no address is missing in between. failed makes the
-// event of a write that fails; nil: nothing is told.
-func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what string) controller.Event) {
-	telling := func(w controller.Write, what string) controller.Write {
-		if failed == nil {
+// event of a write that fails; nil: nothing is reported.
+func addSteps(plan *controller.Plan, changes sliceChanges, failureEvent func(what string) controller.Event) {
+	withEvent := func(w controller.Write, what string) controller.Write {
+		if failureEvent == nil {
 			return w
 		}
-		return w.OnFailure(failed(what))
+		return w.OnFailure(failureEvent(what))
 	}
 	var create, update, remove []controller.Write
 	for _, slice := range changes.create {
-		create = append(create, telling(controller.Creating(slice), "create EndpointSlice"))
+		create = append(create, withEvent(controller.Creating(slice), "create EndpointSlice"))
 	}
 	for _, slice := range changes.update {
-		update = append(update, telling(controller.Updating(slice), "update "+slice.Name+" EndpointSlice"))
+		update = append(update, withEvent(controller.Updating(slice), "update "+slice.Name+" EndpointSlice"))
 	}
 	for _, slice := range changes.remove {
-		remove = append(remove, telling(controller.Deleting(slice), "delete "+slice.Name+" EndpointSlice"))
+		remove = append(remove, withEvent(controller.Deleting(slice), "delete "+slice.Name+" EndpointSlice"))
 	}
 	plan.AddStep(create...)
 	plan.AddStep(update...)
@@ -257,8 +257,8 @@ func addSteps(plan *controller.Plan, changes sliceChanges, failed func(what stri
 
 func (v slicesView) key() string { return v.service.Namespace + "/" + v.service.Name }
 
-// ofFamily decides about the slices with addresses of one family.
-func (v slicesView) ofFamily(family discoveryv1.AddressType) (changes sliceChanges, events []controller.Event) {
+// reconcileFamily decides about the slices with addresses of one family.
+func (v slicesView) reconcileFamily(family discoveryv1.AddressType) (changes sliceChanges, events []controller.Event) {
 	var existing []*discoveryv1.EndpointSlice
 	byPorts := map[string][]*discoveryv1.EndpointSlice{}
 	for _, slice := range v.slices {
@@ -273,9 +273,9 @@ func (v slicesView) ofFamily(family discoveryv1.AddressType) (changes sliceChang
 			changes.remove = append(changes.remove, slice) // of an earlier service with this name
 		}
 	}
-	groups := v.wanted(family)
+	groups := v.desiredEndpoints(family)
 	for _, group := range groups {
-		p := packing{most: v.most, relabel: v.labels, fresh: func() *discoveryv1.EndpointSlice { return v.empty(group.ports, family) }}
+		p := slicePacker{maxEndpoints: v.maxEndpoints, relabel: v.labels, newSlice: func() *discoveryv1.EndpointSlice { return v.newSlice(group.ports, family) }}
 		packed := p.pack(byPorts[group.key], &group.endpoints)
 		changes.create = append(changes.create, packed.create...)
 		changes.update = append(changes.update, packed.update...)
@@ -289,14 +289,14 @@ func (v slicesView) ofFamily(family discoveryv1.AddressType) (changes sliceChang
 	}
 	// A service without endpoints has one empty slice: watchers see that the answer is "none", not "not yet known".
 	if len(existing) == len(changes.remove) && len(changes.create) == 0 {
-		placeholder := v.empty([]discoveryv1.EndpointPort{}, family)
+		placeholder := v.newSlice([]discoveryv1.EndpointPort{}, family)
 		if len(changes.remove) == 1 && isPlaceholder(changes.remove[0], placeholder) {
 			changes.remove = nil
 		} else {
 			changes.create = append(changes.create, placeholder)
 		}
 	}
-	return v.hint(family, existing, changes)
+	return v.addHints(family, existing, changes)
 }
 
 // portGroup are the endpoints that listen on the same ports.
@@ -306,10 +306,10 @@ type portGroup struct {
 	endpoints endpointSet
 }
 
-// wanted returns the endpoints the service should have in a family, by ports.
-func (v slicesView) wanted(family discoveryv1.AddressType) (groups []*portGroup) {
+// desiredEndpoints returns the endpoints the service should have in a family, by ports.
+func (v slicesView) desiredEndpoints(family discoveryv1.AddressType) (groups []*portGroup) {
 	for _, pod := range v.pods {
-		if !reachable(pod) {
+		if !isReachable(pod) {
 			continue
 		}
 		ports := v.ports(pod)
@@ -319,7 +319,7 @@ func (v slicesView) wanted(family discoveryv1.AddressType) (groups []*portGroup)
 			i = len(groups)
 			groups = append(groups, &portGroup{key: key, ports: ports})
 		}
-		if v.leavesOut(pod) {
+		if v.isOnUnknownNode(pod) {
 			continue
 		}
 		if endpoint := v.endpoint(pod, v.nodes[pod.Spec.NodeName], family); len(endpoint.Addresses) > 0 {
@@ -349,7 +349,7 @@ func (v slicesView) endpoint(pod *corev1.Pod, node *corev1.Node, family discover
 		TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 	}
 	for _, ip := range pod.Status.PodIPs {
-		if address, of, ok := canonical(ip.IP); ok && of == family {
+		if address, of, ok := canonicalIP(ip.IP); ok && of == family {
 			e.Addresses = append(e.Addresses, address)
 		}
 	}
@@ -365,21 +365,21 @@ func (v slicesView) endpoint(pod *corev1.Pod, node *corev1.Node, family discover
 	return e
 }
 
-// hint tells proxies which endpoints to prefer, if the service asks for that, and takes hints away if it no longer does.
-func (v slicesView) hint(family discoveryv1.AddressType, existing []*discoveryv1.EndpointSlice, changes sliceChanges) (sliceChanges, []controller.Event) {
+// addHints tells proxies which endpoints to prefer, if the service asks for that, and takes hints away if it no longer does.
+func (v slicesView) addHints(family discoveryv1.AddressType, existing []*discoveryv1.EndpointSlice, changes sliceChanges) (sliceChanges, []controller.Event) {
 	var events []controller.Event
 	annotated := topologyAnnotation(v.service)
 	distribution := v.service.Spec.TrafficDistribution
-	if annotated || !preferred(distribution) {
+	if annotated || !isKnownTrafficDistribution(distribution) {
 		distribution = nil
 	}
 	info := &topologycache.SliceInfo{
-		ServiceKey: v.key(), AddressType: family, ToCreate: changes.create, ToUpdate: changes.update, Unchanged: changes.untouched(existing),
+		ServiceKey: v.key(), AddressType: family, ToCreate: changes.create, ToUpdate: changes.update, Unchanged: changes.unchanged(existing),
 	}
 	if annotated {
-		var told []*topologycache.EventBuilder
-		changes.create, changes.update, told = v.topology.AddHints(klog.Background(), info)
-		for _, e := range told {
+		var builders []*topologycache.EventBuilder
+		changes.create, changes.update, builders = v.topology.AddHints(klog.Background(), info)
+		for _, e := range builders {
 			events = append(events, controller.Event{Object: v.service, Type: e.EventType, Reason: e.Reason, Message: e.Message})
 		}
 		return changes, events
@@ -392,17 +392,17 @@ func (v slicesView) hint(family discoveryv1.AddressType, existing []*discoveryv1
 	if distribution == nil {
 		changes.create, changes.update = topologycache.RemoveHintsFromSlices(info)
 	} else {
-		changes.create, changes.update, _ = trafficdist.ReconcileHints(distribution, changes.create, changes.update, changes.untouched(existing))
+		changes.create, changes.update, _ = trafficdist.ReconcileHints(distribution, changes.create, changes.update, changes.unchanged(existing))
 	}
 	return changes, events
 }
 
-func preferred(distribution *string) bool {
+func isKnownTrafficDistribution(distribution *string) bool {
 	return distribution != nil && slices.Contains([]string{corev1.ServiceTrafficDistributionPreferClose,
 		corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode}, *distribution)
 }
 
-// topologyAnnotation says whether a service asks for hints by annotation. The older annotation counts more.
+// topologyAnnotation reports whether a service asks for hints by annotation. The older annotation counts more.
 func topologyAnnotation(service *corev1.Service) bool {
 	value, ok := service.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	if !ok {
@@ -411,8 +411,8 @@ func topologyAnnotation(service *corev1.Service) bool {
 	return value == "Auto" || value == "auto"
 }
 
-// empty makes a slice without endpoints.
-func (v slicesView) empty(ports []discoveryv1.EndpointPort, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
+// newSlice makes a slice without endpoints.
+func (v slicesView) newSlice(ports []discoveryv1.EndpointPort, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: v.service.Namespace, GenerateName: namePrefix(v.service.Name),
@@ -424,20 +424,20 @@ func (v slicesView) empty(ports []discoveryv1.EndpointPort, family discoveryv1.A
 	return slice
 }
 
-// reserved labels of a slice are the controller's; all others mirror the service's.
-var reserved = []string{discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy, corev1.IsHeadlessService}
+// reservedLabels labels of a slice are the controller's; all others mirror the service's.
+var reservedLabels = []string{discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy, corev1.IsHeadlessService}
 
 func (v slicesView) labels(slice *discoveryv1.EndpointSlice) (map[string]string, bool) {
-	want := without(v.service.Labels, reserved...)
-	changed := !maps.Equal(want, without(slice.Labels, reserved...))
-	if headless(v.service) {
-		want[corev1.IsHeadlessService] = ""
+	desired := withoutKeys(v.service.Labels, reservedLabels...)
+	changed := !maps.Equal(desired, withoutKeys(slice.Labels, reservedLabels...))
+	if isHeadless(v.service) {
+		desired[corev1.IsHeadlessService] = ""
 	}
-	want[discoveryv1.LabelServiceName], want[discoveryv1.LabelManagedBy] = v.service.Name, sliceManager
-	return want, changed
+	desired[discoveryv1.LabelServiceName], desired[discoveryv1.LabelManagedBy] = v.service.Name, sliceManager
+	return desired, changed
 }
 
-// isPlaceholder says whether a slice is the empty one a service without endpoints should have.
+// isPlaceholder reports whether a slice is the empty one a service without endpoints should have.
 func isPlaceholder(slice, placeholder *discoveryv1.EndpointSlice) bool {
 	return len(slice.Endpoints) == 0 && len(slice.Ports) == 0 && maps.Equal(slice.Labels, placeholder.Labels) &&
 		apiequality.Semantic.DeepEqual(slice.OwnerReferences, placeholder.OwnerReferences)
@@ -453,7 +453,7 @@ func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 	if len(types) > 0 {
 		return types
 	}
-	if _, family, ok := canonical(service.Spec.ClusterIP); ok {
+	if _, family, ok := canonicalIP(service.Spec.ClusterIP); ok {
 		return []discoveryv1.AddressType{family}
 	}
 	return []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}

@@ -69,7 +69,7 @@ func endpointText(e *discoveryv1.Endpoint) string {
 func sliceText(s *discoveryv1.EndpointSlice) string {
 	var ports, endpoints, owners []string
 	for _, p := range s.Ports {
-		ports = append(ports, fmt.Sprintf("%s %s %s %s", orNone(p.Name), orNone(p.Port), orNone(p.Protocol), orNone(p.AppProtocol)))
+		ports = append(ports, fmt.Sprintf("%s %s %s %s", formatPointer(p.Name), formatPointer(p.Port), formatPointer(p.Protocol), formatPointer(p.AppProtocol)))
 	}
 	for i := range s.Endpoints {
 		endpoints = append(endpoints, endpointText(&s.Endpoints[i]))
@@ -79,7 +79,7 @@ func sliceText(s *discoveryv1.EndpointSlice) string {
 	}
 	slices.Sort(ports)
 	slices.Sort(endpoints)
-	notes := without(s.Annotations, corev1.EndpointsLastChangeTriggerTime)
+	notes := withoutKeys(s.Annotations, corev1.EndpointsLastChangeTriggerTime)
 	return fmt.Sprintf("%s [%s] labels[%s] notes[%s] owners[%s]\n\t%s", s.AddressType, strings.Join(ports, "; "), mapWords(s.Labels), mapWords(notes), strings.Join(owners, "; "), strings.Join(endpoints, "\n\t"))
 }
 
@@ -229,7 +229,7 @@ func TestLabelsOfSlices(t *testing.T) {
 func TestNewSlice(t *testing.T) {
 	service := aService(families(corev1.IPv6Protocol))
 	v := sliceViewOf(service, []*corev1.Pod{aPod("a", "fd00::1")})
-	v.trigger = now.In(time.FixedZone("", 3600)).Add(1500 * time.Microsecond)
+	v.triggerTime = now.In(time.FixedZone("", 3600)).Add(1500 * time.Microsecond)
 	plan := v.reconcile()
 	slice := plan.Steps[0].Writes[0].Object.(*discoveryv1.EndpointSlice)
 	want := `IPv6 ["http" "8080" "TCP" -] labels[endpointslice.kubernetes.io/managed-by=endpointslice-controller.k8s.io kubernetes.io/service-name=web team=a] notes[] owners[v1 Service web uid-web true true]
@@ -253,7 +253,7 @@ func TestNewSlice(t *testing.T) {
 	if f := plan.Steps[1].Writes[0].FailureEvent; f.Message != "Error updating Endpoint Slices for Service default/web: failed to delete s0 EndpointSlice for Service default/web: %s" {
 		t.Errorf("a failed deletion is told as %+v", f)
 	}
-	v.service, v.pods, v.trigger = service, nil, time.Time{}
+	v.service, v.pods, v.triggerTime = service, nil, time.Time{}
 	plan = v.reconcile()
 	w := plan.Steps[0].Writes[0]
 	if _, dated := w.Object.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]; dated || w.Verb != controller.Update ||
@@ -262,7 +262,7 @@ func TestNewSlice(t *testing.T) {
 	}
 }
 
-// TestPodsWithoutANode: they are left out, and it is told.
+// TestPodsWithoutANode: they are left out, and it is reported.
 func TestPodsWithoutANode(t *testing.T) {
 	lost := func(name string) *corev1.Pod { return aPod(name, "10.0.0.9", onNode("n9")) }
 	const prefix = "Error updating Endpoint Slices for Service default/web: "
@@ -335,7 +335,7 @@ func TestTopologyHints(t *testing.T) {
 		{"a field nobody knows", aService(func(s *corev1.Service) { s.Spec.TrafficDistribution = new("Other") }), nil, pods, 0, ""},
 	} {
 		v := sliceViewOf(test.service, test.pods)
-		v.most = 10
+		v.maxEndpoints = 10
 		v.topology.SetNodes(klog.Background(), test.nodes)
 		plan := v.reconcile()
 		v.slices = written(v, plan)
@@ -346,7 +346,7 @@ func TestTopologyHints(t *testing.T) {
 		if hinted(v.slices) != test.hints || strings.Join(told, " ") != test.told {
 			t.Errorf("%s: %d hints, told %v", test.what, hinted(v.slices), told)
 		}
-		// Nobody asks any more: the hints go, and a service that had them is told.
+		// Nobody asks any more: the hints go, and a service that had them is reported.
 		v.service = aService()
 		plan = v.reconcile()
 		v.slices = written(v, plan)
@@ -378,13 +378,13 @@ func upstreamReconcile(v slicesView) (after []*discoveryv1.EndpointSlice, writes
 	for _, node := range v.nodes {
 		_ = indexer.Add(node)
 	}
-	reconciler := endpointslice.NewReconciler(client, corelisters.NewNodeLister(indexer), int32(v.most), endpointsliceutil.NewEndpointSliceTracker(), topologycache.NewTopologyCache(),
+	reconciler := endpointslice.NewReconciler(client, corelisters.NewNodeLister(indexer), int32(v.maxEndpoints), endpointsliceutil.NewEndpointSliceTracker(), topologycache.NewTopologyCache(),
 		record.NewFakeRecorder(100), sliceManager, endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	var existing []*discoveryv1.EndpointSlice
 	for _, s := range v.slices {
 		existing = append(existing, s.DeepCopy())
 	}
-	complaint = reconciler.Reconcile(klog.Background(), v.service.DeepCopy(), v.pods, existing, v.trigger)
+	complaint = reconciler.Reconcile(klog.Background(), v.service.DeepCopy(), v.pods, existing, v.triggerTime)
 	counts := map[string]int{}
 	for _, a := range client.Actions() {
 		counts[a.GetVerb()]++
@@ -487,7 +487,7 @@ func TestSlicesBesideUpstream(t *testing.T) {
 		if chance(3) {
 			v.service = service()
 		}
-		v.most = 3 + random.IntN(3)
+		v.maxEndpoints = 3 + random.IntN(3)
 		plan := v.reconcile()
 		counts := map[controller.Verb]int{}
 		for _, step := range plan.Steps {

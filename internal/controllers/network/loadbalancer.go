@@ -34,7 +34,7 @@ func LoadBalancer(reservedPorts []int32) controller.Definition {
 	return controller.Definition{
 		Name: "service-lb-controller", Aliases: []string{"service"}, Component: "service-controller", Queue: "service", Workers: 1,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
-			c := &balancers{
+			c := &loadBalancers{
 				reserved: reservedPorts,
 				services: client.InformerFor[*corev1.Service](s.Informers),
 				nodes:    client.InformerFor[*corev1.Node](s.Informers),
@@ -45,74 +45,74 @@ func LoadBalancer(reservedPorts []int32) controller.Definition {
 	}
 }
 
-type balancers struct {
+type loadBalancers struct {
 	reserved []int32
 	services client.Informer[*corev1.Service]
 	nodes    client.Informer[*corev1.Node]
 	slices   client.Informer[*discoveryv1.EndpointSlice]
 }
 
-func (c *balancers) watch(s *controller.Setup) error {
-	all := func() {
+func (c *loadBalancers) watch(s *controller.Setup) error {
+	enqueueAll := func() {
 		for _, service := range c.services.List("", nil) {
-			if balanced(service) {
+			if isBalanced(service) {
 				s.Enqueue(controller.KeyOf(service))
 			}
 		}
 	}
-	added := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
-	changed := func(old, service *corev1.Service) {
+	onAdd := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
+	onUpdate := func(old, service *corev1.Service) {
 		s.Enqueue(controller.KeyOf(service))
-		if balanced(old) && (!balanced(service) || service.DeletionTimestamp != nil || !apiequality.Semantic.DeepEqual(old.Spec.Ports, service.Spec.Ports)) {
-			all() // a port may have become free
+		if isBalanced(old) && (!isBalanced(service) || service.DeletionTimestamp != nil || !apiequality.Semantic.DeepEqual(old.Spec.Ports, service.Spec.Ports)) {
+			enqueueAll() // a port may have become free
 		}
 	}
-	gone := func(service *corev1.Service) {
-		if balanced(service) {
-			all()
+	onDelete := func(service *corev1.Service) {
+		if isBalanced(service) {
+			enqueueAll()
 		}
 	}
-	if err := c.services.AddEventHandler(added, changed, gone); err != nil {
+	if err := c.services.AddEventHandler(onAdd, onUpdate, onDelete); err != nil {
 		return fmt.Errorf("watch services: %w", err)
 	}
-	nodeChanged := func(old, node *corev1.Node) {
-		if eligible(old) != eligible(node) || !apiequality.Semantic.DeepEqual(old.Status.Addresses, node.Status.Addresses) {
-			all()
+	onNodeUpdate := func(old, node *corev1.Node) {
+		if isEligible(old) != isEligible(node) || !apiequality.Semantic.DeepEqual(old.Status.Addresses, node.Status.Addresses) {
+			enqueueAll()
 		}
 	}
-	if err := c.nodes.AddEventHandler(func(*corev1.Node) { all() }, nodeChanged, func(*corev1.Node) { all() }); err != nil {
+	if err := c.nodes.AddEventHandler(func(*corev1.Node) { enqueueAll() }, onNodeUpdate, func(*corev1.Node) { enqueueAll() }); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	// Where traffic stays on the node it reached, the addresses follow the pods.
 	return controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 		key := controller.Key{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
-		if service, ok := c.services.Get(key.Namespace, key.Name); ok && balanced(service) && local(service) {
+		if service, ok := c.services.Get(key.Namespace, key.Name); ok && isBalanced(service) && hasLocalPolicy(service) {
 			return []controller.Key{key}
 		}
 		return nil
 	})
 }
 
-// balanced says whether a service is this load balancer's business.
-func balanced(service *corev1.Service) bool {
+// isBalanced reports whether a service is this load balancer's business.
+func isBalanced(service *corev1.Service) bool {
 	class := service.Spec.LoadBalancerClass
 	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == BalancerClass)
 }
 
-func local(service *corev1.Service) bool {
+func hasLocalPolicy(service *corev1.Service) bool {
 	return service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// eligible nodes take traffic from outside.
-func eligible(node *corev1.Node) bool {
+// isEligible nodes take traffic from outside.
+func isEligible(node *corev1.Node) bool {
 	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded || node.DeletionTimestamp != nil {
 		return false
 	}
 	return nodeReady(node)
 }
 
-// balancerView is what decides about the addresses of one service.
-type balancerView struct {
+// loadBalancerView is the observed state for the addresses of one service.
+type loadBalancerView struct {
 	service  *corev1.Service
 	others   []*corev1.Service // other balanced services, the oldest first
 	nodes    []*corev1.Node
@@ -121,22 +121,22 @@ type balancerView struct {
 }
 
 // Observe gathers a service, those that may hold its ports, and the nodes.
-func (c *balancers) Observe(key controller.Key) (balancerView, bool) {
+func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
 	service, ok := c.services.Get(key.Namespace, key.Name)
-	if !ok || !balanced(service) && !slices.Contains(service.Finalizers, balancerFinalizer) {
-		return balancerView{}, false
+	if !ok || !isBalanced(service) && !slices.Contains(service.Finalizers, balancerFinalizer) {
+		return loadBalancerView{}, false
 	}
 	if class := service.Spec.LoadBalancerClass; class != nil && *class != BalancerClass {
-		return balancerView{}, false // the finalizer is another's
+		return loadBalancerView{}, false // the finalizer is another's
 	}
-	v := balancerView{service: service, nodes: c.nodes.List("", nil), reserved: c.reserved}
+	v := loadBalancerView{service: service, nodes: c.nodes.List("", nil), reserved: c.reserved}
 	for _, other := range c.services.List("", nil) {
-		if balanced(other) && other.UID != service.UID && other.DeletionTimestamp == nil {
+		if isBalanced(other) && other.UID != service.UID && other.DeletionTimestamp == nil {
 			v.others = append(v.others, other)
 		}
 	}
-	byAge(v.others)
-	if local(service) {
+	sortByAge(v.others)
+	if hasLocalPolicy(service) {
 		v.serving = map[string]bool{}
 		for _, slice := range c.slices.List(key.Namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: key.Name})) {
 			for _, e := range slice.Endpoints {
@@ -150,56 +150,56 @@ func (c *balancers) Observe(key controller.Key) (balancerView, bool) {
 }
 
 // Reconcile decides which addresses a service has.
-func (c *balancers) Reconcile(v balancerView) controller.Plan { return v.reconcile() }
+func (c *loadBalancers) Reconcile(v loadBalancerView) controller.Plan { return v.reconcile() }
 
-func (v balancerView) reconcile() (plan controller.Plan) {
-	held := slices.Contains(v.service.Finalizers, balancerFinalizer)
-	tell := func(eventType, reason, message string) {
+func (v loadBalancerView) reconcile() (plan controller.Plan) {
+	hasFinalizer := slices.Contains(v.service.Finalizers, balancerFinalizer)
+	recordEvent := func(eventType, reason, message string) {
 		plan.Events = append(plan.Events, controller.Event{Object: v.service, Type: eventType, Reason: reason, Message: message})
 	}
-	if v.service.DeletionTimestamp != nil || !balanced(v.service) {
-		if held {
+	if v.service.DeletionTimestamp != nil || !isBalanced(v.service) {
+		if hasFinalizer {
 			if v.service.DeletionTimestamp == nil && len(v.service.Status.LoadBalancer.Ingress) > 0 {
 				plan.AddStep(v.patchStatus(nil))
 			}
 			plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+balancerFinalizer+`"]}}`)).
 				Ignoring(metav1.StatusReasonNotFound))
-			tell(corev1.EventTypeNormal, "DeletingLoadBalancer", "Deleting load balancer")
-			tell(corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
+			recordEvent(corev1.EventTypeNormal, "DeletingLoadBalancer", "Deleting load balancer")
+			recordEvent(corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
 		}
 		return plan
 	}
-	if !held {
+	if !hasFinalizer {
 		plan.AddStep(controller.Patching(v.service, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+balancerFinalizer+`"]}}`)))
 	}
-	taken := v.taken()
-	var want []corev1.LoadBalancerIngress
-	if taken == "" {
-		want = v.ingress()
+	conflict := v.portConflict()
+	var desired []corev1.LoadBalancerIngress
+	if conflict == "" {
+		desired = v.ingress()
 	}
-	if apiequality.Semantic.DeepEqual(want, v.service.Status.LoadBalancer.Ingress) {
-		if taken != "" && !held {
-			tell(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+taken)
+	if apiequality.Semantic.DeepEqual(desired, v.service.Status.LoadBalancer.Ingress) {
+		if conflict != "" && !hasFinalizer {
+			recordEvent(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+conflict)
 		}
 		return plan
 	}
-	plan.AddStep(v.patchStatus(want))
+	plan.AddStep(v.patchStatus(desired))
 	switch {
-	case taken != "":
-		tell(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+taken)
-	case len(want) == 0:
-		tell(corev1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer")
+	case conflict != "":
+		recordEvent(corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: "+conflict)
+	case len(desired) == 0:
+		recordEvent(corev1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer")
 	case len(v.service.Status.LoadBalancer.Ingress) == 0:
-		tell(corev1.EventTypeNormal, "EnsuringLoadBalancer", "Ensuring load balancer")
-		tell(corev1.EventTypeNormal, "EnsuredLoadBalancer", "Ensured load balancer")
+		recordEvent(corev1.EventTypeNormal, "EnsuringLoadBalancer", "Ensuring load balancer")
+		recordEvent(corev1.EventTypeNormal, "EnsuredLoadBalancer", "Ensured load balancer")
 	default:
-		tell(corev1.EventTypeNormal, "UpdatedLoadBalancer", "Updated load balancer with new hosts")
+		recordEvent(corev1.EventTypeNormal, "UpdatedLoadBalancer", "Updated load balancer with new hosts")
 	}
 	return plan
 }
 
 // patchStatus replaces the addresses and nothing else of the status.
-func (v balancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controller.Write {
+func (v loadBalancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controller.Write {
 	// A list of strings and numbers always encodes.
 	list, _ := json.Marshal(ingress)
 	w := controller.Patching(v.service, client.MergePatch, []byte(`{"status":{"loadBalancer":{"ingress":`+string(list)+`}}}`))
@@ -207,14 +207,14 @@ func (v balancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controll
 	return w
 }
 
-// taken says why the service cannot have its ports, "" if it can.
-func (v balancerView) taken() string {
+// portConflict says why the service cannot have its ports, "" if it can.
+func (v loadBalancerView) portConflict() string {
 	for _, p := range v.service.Spec.Ports {
 		if p.Protocol == corev1.ProtocolTCP && slices.Contains(v.reserved, p.Port) {
 			return fmt.Sprintf("port %d/%s is a node's own", p.Port, p.Protocol)
 		}
 		for _, other := range v.others {
-			if !v.older(other) {
+			if !v.isOlder(other) {
 				continue
 			}
 			if slices.ContainsFunc(other.Spec.Ports, func(o corev1.ServicePort) bool { return o.Port == p.Port && o.Protocol == p.Protocol }) {
@@ -225,20 +225,20 @@ func (v balancerView) taken() string {
 	return ""
 }
 
-func (v balancerView) older(other *corev1.Service) bool {
+func (v loadBalancerView) isOlder(other *corev1.Service) bool {
 	both := []kind.Object{v.service, other}
-	byAge(both)
+	sortByAge(both)
 	return both[0] == kind.Object(other)
 }
 
 // ingress are the addresses of the nodes in the service's families: what is reachable from outside, if they say so, and what they
 // have otherwise.
-func (v balancerView) ingress() (list []corev1.LoadBalancerIngress) {
+func (v loadBalancerView) ingress() (list []corev1.LoadBalancerIngress) {
 	families := addressTypes(v.service)
 	nodes := slices.Clone(v.nodes)
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	for _, node := range nodes {
-		if !eligible(node) || v.serving != nil && !v.serving[node.Name] {
+		if !isEligible(node) || v.serving != nil && !v.serving[node.Name] {
 			continue
 		}
 		for _, family := range families {
@@ -253,7 +253,7 @@ func (v balancerView) ingress() (list []corev1.LoadBalancerIngress) {
 func nodeAddress(node *corev1.Node, family discoveryv1.AddressType) (string, bool) {
 	for _, t := range []corev1.NodeAddressType{corev1.NodeExternalIP, corev1.NodeInternalIP} {
 		for _, a := range node.Status.Addresses {
-			if ip, of, ok := canonical(a.Address); ok && a.Type == t && of == family {
+			if ip, of, ok := canonicalIP(a.Address); ok && a.Type == t && of == family {
 				return ip, true
 			}
 		}

@@ -42,22 +42,22 @@ func TestLoadBalancer(t *testing.T) {
 	})
 	for _, test := range []struct {
 		what string
-		view balancerView
+		view loadBalancerView
 		want string
 		ips  string
 	}{
-		{"new", balancerView{service: balancer(), nodes: []*corev1.Node{n2, n1, down, excluded, public}},
+		{"new", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n2, n1, down, excluded, public}},
 			"patch Service web, patch status of Service web, tell EnsuringLoadBalancer, tell EnsuredLoadBalancer", "192.0.2.1 192.0.2.2 198.51.100.5"},
-		{"at rest", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, "", ""},
-		{"one node more", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.1 192.0.2.2"},
-		{"no node left", balancerView{service: balancer(has("192.0.2.1"))}, "patch status of Service web, tell UnAvailableLoadBalancer", ""},
-		{"only nodes that serve", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}, serving: map[string]bool{"n2": true}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.2"},
-		{"an older one has the port", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, others: []*corev1.Service{older}}, "patch status of Service web, tell SyncLoadBalancerFailed", ""},
-		{"a younger one wants the port", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, others: []*corev1.Service{younger}}, "", ""},
-		{"a node's own port", balancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, "patch Service web, tell SyncLoadBalancerFailed", ""},
-		{"no longer a load balancer", balancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}},
+		{"at rest", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, "", ""},
+		{"one node more", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.1 192.0.2.2"},
+		{"no node left", loadBalancerView{service: balancer(has("192.0.2.1"))}, "patch status of Service web, tell UnAvailableLoadBalancer", ""},
+		{"only nodes that serve", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}, serving: map[string]bool{"n2": true}}, "patch status of Service web, tell UpdatedLoadBalancer", "192.0.2.2"},
+		{"an older one has the port", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, others: []*corev1.Service{older}}, "patch status of Service web, tell SyncLoadBalancerFailed", ""},
+		{"a younger one wants the port", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, others: []*corev1.Service{younger}}, "", ""},
+		{"a node's own port", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, "patch Service web, tell SyncLoadBalancerFailed", ""},
+		{"no longer a load balancer", loadBalancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}},
 			"patch status of Service web, patch Service web, tell DeletingLoadBalancer, tell DeletedLoadBalancer", ""},
-		{"leaving", balancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.DeletionTimestamp = new(ago(0)) })},
+		{"leaving", loadBalancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.DeletionTimestamp = new(ago(0)) })},
 			"patch Service web, tell DeletingLoadBalancer, tell DeletedLoadBalancer", ""},
 	} {
 		plan := test.view.reconcile()
@@ -135,7 +135,7 @@ func TestBalancersBusiness(t *testing.T) {
 		{"of an empty class", balancer(ofBalancer("")), false}, {"a cluster IP", aService(), false},
 		{"a node port", aService(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }), false},
 	} {
-		if got := balanced(test.service); got != test.want {
+		if got := isBalanced(test.service); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
@@ -153,7 +153,7 @@ func TestBalancersBusiness(t *testing.T) {
 		{"leaving", aNode("n1", func(n *corev1.Node) { n.DeletionTimestamp = new(ago(0)) }), false},
 		{"cordoned: it still serves", aNode("n1", func(n *corev1.Node) { n.Spec.Unschedulable = true }), true},
 	} {
-		if got := eligible(test.node); got != test.want {
+		if got := isEligible(test.node); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
@@ -192,7 +192,7 @@ func TestBalancerAddresses(t *testing.T) {
 		{"none serves", balancer(), []*corev1.Node{node("a", "InternalIP=192.0.2.1")}, map[string]bool{}, ""},
 	} {
 		var got []string
-		for _, i := range (balancerView{service: test.service, nodes: test.nodes, serving: test.serving}).ingress() {
+		for _, i := range (loadBalancerView{service: test.service, nodes: test.nodes, serving: test.serving}).ingress() {
 			got = append(got, i.IP)
 			if *i.IPMode != corev1.LoadBalancerIPModeVIP || i.Hostname != "" || i.Ports != nil {
 				t.Errorf("%s: %+v", test.what, i)
@@ -227,7 +227,7 @@ func TestBalancerPorts(t *testing.T) {
 		{"the second of two ports", balancer(alsoPort("x", 443, intstr.FromInt32(1), corev1.ProtocolTCP, nil)), nil, []int32{443}, "port 443/TCP is a node's own"},
 		{"no ports", balancer(portless), list(older), []int32{80}, ""},
 	} {
-		if got := (balancerView{service: test.service, others: test.others, reserved: test.reserved}).taken(); got != test.want {
+		if got := (loadBalancerView{service: test.service, others: test.others, reserved: test.reserved}).portConflict(); got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
 	}
@@ -236,7 +236,7 @@ func TestBalancerPorts(t *testing.T) {
 	}
 }
 
-// TestBalancerWrites: patches and what is told, completely.
+// TestBalancerWrites: patches and what is reported, completely.
 func TestBalancerWrites(t *testing.T) {
 	n1, n2 := aNode("n1"), aNode("n2")
 	const hold, release = `{"metadata":{"finalizers":["service.kubernetes.io/load-balancer-cleanup"]}}`, `{"metadata":{"$deleteFromPrimitiveList/finalizers":["service.kubernetes.io/load-balancer-cleanup"]}}`
@@ -250,24 +250,24 @@ func TestBalancerWrites(t *testing.T) {
 	const none = `{"status":{"loadBalancer":{"ingress":null}}}`
 	for _, test := range []struct {
 		what string
-		view balancerView
+		view loadBalancerView
 		want []string
 	}{
-		{"new", balancerView{service: balancer(), nodes: []*corev1.Node{n1}}, []string{hold, at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
-		{"new, without nodes", balancerView{service: balancer()}, []string{hold}},
-		{"held, its first node comes", balancerView{service: balancer(has()), nodes: []*corev1.Node{n1}}, []string{at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
-		{"a node more", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, []string{at("192.0.2.1", "192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
-		{"a node less", balancerView{service: balancer(has("192.0.2.1", "192.0.2.2")), nodes: []*corev1.Node{n2}}, []string{at("192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
-		{"the last node goes", balancerView{service: balancer(has("192.0.2.1"))}, []string{none, "Warning UnAvailableLoadBalancer: There are no available nodes for LoadBalancer"}},
-		{"at rest", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, nil},
-		{"the finalizer went", balancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.Finalizers = nil }), nodes: []*corev1.Node{n1}}, []string{hold}},
-		{"a port it cannot have, from the start", balancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{hold, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
-		{"a port it cannot have, known", balancerView{service: balancer(has()), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, nil},
-		{"a port it can no longer have", balancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{none, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
-		{"leaving", balancerView{service: balancer(has("192.0.2.1"), goingAway), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
-		{"leaving, let go already", balancerView{service: balancer(goingAway), nodes: []*corev1.Node{n1}}, nil},
-		{"another type now", balancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, []string{none, release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
-		{"another type now, without addresses", balancerView{service: aService(has()), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+		{"new", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n1}}, []string{hold, at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
+		{"new, without nodes", loadBalancerView{service: balancer()}, []string{hold}},
+		{"held, its first node comes", loadBalancerView{service: balancer(has()), nodes: []*corev1.Node{n1}}, []string{at("192.0.2.1"), "Normal EnsuringLoadBalancer: Ensuring load balancer", "Normal EnsuredLoadBalancer: Ensured load balancer"}},
+		{"a node more", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1, n2}}, []string{at("192.0.2.1", "192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
+		{"a node less", loadBalancerView{service: balancer(has("192.0.2.1", "192.0.2.2")), nodes: []*corev1.Node{n2}}, []string{at("192.0.2.2"), "Normal UpdatedLoadBalancer: Updated load balancer with new hosts"}},
+		{"the last node goes", loadBalancerView{service: balancer(has("192.0.2.1"))}, []string{none, "Warning UnAvailableLoadBalancer: There are no available nodes for LoadBalancer"}},
+		{"at rest", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, nil},
+		{"the finalizer went", loadBalancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.Finalizers = nil }), nodes: []*corev1.Node{n1}}, []string{hold}},
+		{"a port it cannot have, from the start", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{hold, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"a port it cannot have, known", loadBalancerView{service: balancer(has()), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, nil},
+		{"a port it can no longer have", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{none, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"leaving", loadBalancerView{service: balancer(has("192.0.2.1"), goingAway), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+		{"leaving, let go already", loadBalancerView{service: balancer(goingAway), nodes: []*corev1.Node{n1}}, nil},
+		{"another type now", loadBalancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, []string{none, release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
+		{"another type now, without addresses", loadBalancerView{service: aService(has()), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
 	} {
 		plan := test.view.reconcile()
 		var got []string

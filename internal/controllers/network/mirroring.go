@@ -28,25 +28,25 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 		Name: "endpointslice-mirroring-controller", Aliases: []string{"endpointslicemirroring"}, Queue: "endpoint_slice_mirroring", Workers: 5,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			c := &mirroring{
-				most:      perSubset,
-				services:  client.InformerFor[*corev1.Service](s.Informers),
-				endpoints: client.InformerFor[*corev1.Endpoints](s.Informers),
-				slices:    client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
+				maxPerSubset: perSubset,
+				services:     client.InformerFor[*corev1.Service](s.Informers),
+				endpoints:    client.InformerFor[*corev1.Endpoints](s.Informers),
+				slices:       client.InformerFor[*discoveryv1.EndpointSlice](s.Informers),
 			}
 			if err := controller.WatchPrimary[*corev1.Endpoints](s); err != nil {
 				return nil, err
 			}
 			enqueue := func(service *corev1.Service) { s.Enqueue(controller.KeyOf(service)) }
-			changed := func(old, service *corev1.Service) {
+			onUpdate := func(old, service *corev1.Service) {
 				if (old.Spec.Selector == nil) != (service.Spec.Selector == nil) {
 					enqueue(service)
 				}
 			}
-			if err := c.services.AddEventHandler(enqueue, changed, enqueue); err != nil {
+			if err := c.services.AddEventHandler(enqueue, onUpdate, enqueue); err != nil {
 				return nil, fmt.Errorf("watch services: %w", err)
 			}
 			if err := controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
-				return keyOfManaged(slice, mirrorManager)
+				return serviceKeyOf(slice, mirrorManager)
 			}); err != nil {
 				return nil, err
 			}
@@ -56,32 +56,32 @@ func EndpointSliceMirroring(perSubset int) controller.Definition {
 }
 
 type mirroring struct {
-	most      int
-	services  client.Informer[*corev1.Service]
-	endpoints client.Informer[*corev1.Endpoints]
-	slices    client.Informer[*discoveryv1.EndpointSlice]
+	maxPerSubset int
+	services     client.Informer[*corev1.Service]
+	endpoints    client.Informer[*corev1.Endpoints]
+	slices       client.Informer[*discoveryv1.EndpointSlice]
 }
 
-// mirrorView is what decides about the mirror of one Endpoints object.
+// mirrorView is the observed state for the mirror of one Endpoints object.
 type mirrorView struct {
-	endpoints *corev1.Endpoints // nil: gone, or not to be mirrored
-	slices    []*discoveryv1.EndpointSlice
-	most      int
+	endpoints    *corev1.Endpoints // nil: gone, or not to be mirrored
+	slices       []*discoveryv1.EndpointSlice
+	maxPerSubset int
 }
 
 // Observe gathers Endpoints and their mirror.
 func (c *mirroring) Observe(key controller.Key) (mirrorView, bool) {
-	v := mirrorView{slices: slicesOf(c.slices, key.Namespace, key.Name, mirrorManager), most: c.most}
+	v := mirrorView{slices: slicesOf(c.slices, key.Namespace, key.Name, mirrorManager), maxPerSubset: c.maxPerSubset}
 	service, found := c.services.Get(key.Namespace, key.Name)
-	if e, ok := c.endpoints.Get(key.Namespace, key.Name); ok && found && service.Spec.Selector == nil && mirrored(e) {
+	if e, ok := c.endpoints.Get(key.Namespace, key.Name); ok && found && service.Spec.Selector == nil && shouldMirror(e) {
 		v.endpoints = e
 	}
 	return v, v.endpoints != nil || len(v.slices) > 0
 }
 
-// mirrored says whether Endpoints want a mirror. Locks do not, nor do those that say so.
-func mirrored(e *corev1.Endpoints) bool {
-	_, lock := e.Annotations[leaderElection]
+// shouldMirror reports whether Endpoints want a mirror. Locks do not, nor do those that say so.
+func shouldMirror(e *corev1.Endpoints) bool {
+	_, lock := e.Annotations[leaderElectionAnnotation]
 	return !lock && e.Labels[discoveryv1.LabelSkipMirror] != "true"
 }
 
@@ -93,15 +93,15 @@ func (v mirrorView) reconcile() (plan controller.Plan) {
 		addSteps(&plan, sliceChanges{remove: v.slices}, nil)
 		return plan
 	}
-	groups, invalid, skipped := v.wanted()
+	groups, invalid, skipped := v.desiredGroups()
 	var changes sliceChanges
 	for _, slice := range v.slices {
-		if !slices.ContainsFunc(groups, func(g *mirrorGroup) bool { return g.holds(slice) }) {
+		if !slices.ContainsFunc(groups, func(g *mirrorGroup) bool { return g.matches(slice) }) {
 			changes.remove = append(changes.remove, slice)
 		}
 	}
 	for _, group := range groups {
-		v.mirror(group, &changes)
+		v.reconcileGroup(group, &changes)
 	}
 	changes.recycle(func(*discoveryv1.EndpointSlice) bool { return true })
 	if v.endpoints.DeletionTimestamp != nil {
@@ -113,7 +113,7 @@ func (v mirrorView) reconcile() (plan controller.Plan) {
 	}
 	if skipped > 0 {
 		plan.Events = append(plan.Events, controller.Event{Object: v.endpoints, Type: corev1.EventTypeWarning, Reason: "TooManyAddressesToMirror",
-			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", v.most, invalid+skipped)})
+			Message: fmt.Sprintf("A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", v.maxPerSubset, invalid+skipped)})
 	}
 	addSteps(&plan, changes, nil)
 	return plan
@@ -127,12 +127,12 @@ type mirrorGroup struct {
 	endpoints endpointSet
 }
 
-func (g *mirrorGroup) holds(slice *discoveryv1.EndpointSlice) bool {
+func (g *mirrorGroup) matches(slice *discoveryv1.EndpointSlice) bool {
 	return slice.AddressType == g.family && portsKey(slice.Ports) == g.key
 }
 
-// wanted returns what the slices should hold, how many addresses are none, and how many do not fit.
-func (v mirrorView) wanted() (groups []*mirrorGroup, invalid, skipped int) {
+// desiredGroups returns what the slices should hold, how many addresses are none, and how many do not fit.
+func (v mirrorView) desiredGroups() (groups []*mirrorGroup, invalid, skipped int) {
 	for _, subset := range repack(v.endpoints.Subsets) {
 		ports := []discoveryv1.EndpointPort{}
 		for i := range subset.Ports {
@@ -140,11 +140,11 @@ func (v mirrorView) wanted() (groups []*mirrorGroup, invalid, skipped int) {
 			ports = append(ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Port, Protocol: &p.Protocol, AppProtocol: p.AppProtocol})
 		}
 		group := func(family discoveryv1.AddressType) *mirrorGroup {
-			wanted := &mirrorGroup{family: family, key: portsKey(ports), ports: ports}
-			i := slices.IndexFunc(groups, func(g *mirrorGroup) bool { return g.family == family && g.key == wanted.key })
+			desired := &mirrorGroup{family: family, key: portsKey(ports), ports: ports}
+			i := slices.IndexFunc(groups, func(g *mirrorGroup) bool { return g.family == family && g.key == desired.key })
 			if i < 0 {
-				groups = append(groups, wanted)
-				return wanted
+				groups = append(groups, desired)
+				return desired
 			}
 			return groups[i]
 		}
@@ -153,7 +153,7 @@ func (v mirrorView) wanted() (groups []*mirrorGroup, invalid, skipped int) {
 			for i := range addresses {
 				endpoint, family, ok := mirrorAddress(&addresses[i], ready)
 				switch {
-				case added >= v.most:
+				case added >= v.maxPerSubset:
 					skipped++
 				case !ok:
 					invalid++
@@ -170,7 +170,7 @@ func (v mirrorView) wanted() (groups []*mirrorGroup, invalid, skipped int) {
 }
 
 func mirrorAddress(a *corev1.EndpointAddress, ready bool) (*discoveryv1.Endpoint, discoveryv1.AddressType, bool) {
-	address, family, ok := canonical(a.IP)
+	address, family, ok := canonicalIP(a.IP)
 	if !ok {
 		return nil, "", false
 	}
@@ -183,26 +183,26 @@ func mirrorAddress(a *corev1.EndpointAddress, ready bool) (*discoveryv1.Endpoint
 	return e, family, true
 }
 
-// mirror brings the slices of a group down to one that holds its endpoints.
-func (v mirrorView) mirror(group *mirrorGroup, changes *sliceChanges) {
+// reconcileGroup brings the slices of a group down to one that holds its endpoints.
+func (v mirrorView) reconcileGroup(group *mirrorGroup, changes *sliceChanges) {
 	var existing []*discoveryv1.EndpointSlice
 	for _, slice := range v.slices {
-		if group.holds(slice) {
+		if group.matches(slice) {
 			existing = append(existing, slice)
 		}
 	}
-	want := v.slice(group)
+	desired := v.newSlice(group)
 	if len(existing) == 0 {
-		changes.create = append(changes.create, want)
+		changes.create = append(changes.create, desired)
 		return
 	}
 	changes.remove = append(changes.remove, existing[1:]...)
-	if v.upToDate(existing[0], want) {
+	if v.upToDate(existing[0], desired) {
 		return
 	}
 	changed := existing[0].DeepCopy()
-	changed.Labels, changed.Annotations, changed.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
-	changed.Ports, changed.Endpoints = want.Ports, want.Endpoints
+	changed.Labels, changed.Annotations, changed.OwnerReferences = desired.Labels, desired.Annotations, desired.OwnerReferences
+	changed.Ports, changed.Endpoints = desired.Ports, desired.Endpoints
 	changes.update = append(changes.update, changed)
 }
 
@@ -223,19 +223,19 @@ func (v mirrorView) upToDate(slice, want *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// slice makes the slice of a group, with the labels and annotations of the Endpoints.
-func (v mirrorView) slice(group *mirrorGroup) *discoveryv1.EndpointSlice {
+// newSlice makes the slice of a group, with the labels and annotations of the Endpoints.
+func (v mirrorView) newSlice(group *mirrorGroup) *discoveryv1.EndpointSlice {
 	e := v.endpoints
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: e.Namespace, GenerateName: namePrefix(e.Name),
-			Labels:          without(e.Labels, discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy),
-			Annotations:     without(e.Annotations, corev1.EndpointsLastChangeTriggerTime, corev1.LastAppliedConfigAnnotation),
+			Labels:          withoutKeys(e.Labels, discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy),
+			Annotations:     withoutKeys(e.Annotations, corev1.EndpointsLastChangeTriggerTime, corev1.LastAppliedConfigAnnotation),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(e, endpointsKind)},
 		},
 		AddressType: group.family, Ports: group.ports,
 	}
 	slice.Labels[discoveryv1.LabelServiceName], slice.Labels[discoveryv1.LabelManagedBy] = e.Name, mirrorManager
-	group.endpoints.fill(slice, v.most)
+	group.endpoints.fill(slice, v.maxPerSubset)
 	return slice
 }

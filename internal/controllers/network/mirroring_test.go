@@ -31,7 +31,7 @@ func tcp(name string, port int32) corev1.EndpointPort {
 
 // mirrorOf is the mirror of Endpoints at rest, its slices named s0, s1, ….
 func mirrorOf(e *corev1.Endpoints) (mirror []*discoveryv1.EndpointSlice) {
-	for i, w := range (mirrorView{endpoints: e, most: 1000}).reconcile().Steps[0].Writes {
+	for i, w := range (mirrorView{endpoints: e, maxPerSubset: 1000}).reconcile().Steps[0].Writes {
 		s := w.Object.(*discoveryv1.EndpointSlice).DeepCopy()
 		s.Name, s.GenerateName = fmt.Sprint("s", i), ""
 		mirror = append(mirror, s)
@@ -39,7 +39,7 @@ func mirrorOf(e *corev1.Endpoints) (mirror []*discoveryv1.EndpointSlice) {
 	return mirror
 }
 
-// TestMirrorRules: what Endpoints become, and what is told.
+// TestMirrorRules: what Endpoints become, and what is reported.
 func TestMirrorRules(t *testing.T) {
 	both := someEndpoints(subsetOf("10.0.0.1 fd00::1", "", tcp("http", 80)))
 	four := someEndpoints(subsetOf("10.0.0.1", "", tcp("http", 80)))
@@ -94,7 +94,7 @@ func TestMirrorRules(t *testing.T) {
 		{"Endpoints that leave get no new slice", someEndpoints(subsetOf("10.0.0.1", "", tcp("http", 80)), func(e *corev1.Endpoints) { e.DeletionTimestamp = new(ago(0)) }), nil, 9, ""},
 		{"Endpoints that leave are followed all the same", someEndpoints(subsetOf("10.0.0.2", "", tcp("http", 80)), func(e *corev1.Endpoints) { e.DeletionTimestamp = new(ago(0)) }), mirrorOf(four), 9, "update EndpointSlice s0 80[10.0.0.2]"},
 	} {
-		v := mirrorView{endpoints: test.endpoints, slices: test.slices, most: test.most}
+		v := mirrorView{endpoints: test.endpoints, slices: test.slices, maxPerSubset: test.most}
 		plan := v.reconcile()
 		var told []string
 		for _, e := range plan.Events {
@@ -129,7 +129,7 @@ func TestMirroredSlice(t *testing.T) {
 	want := `IPv4 ["http" "80" "TCP" "h2c"] labels[a=1 endpointslice.kubernetes.io/managed-by=endpointslicemirroring-controller.k8s.io kubernetes.io/service-name=own] notes[n=1] owners[v1 Endpoints own uid-own true true]
 	10.0.0.1 ready host=h node=n1 <- Pod default/p u
 	10.0.0.2 ready`
-	plan := mirrorView{endpoints: e, most: 9}.reconcile()
+	plan := mirrorView{endpoints: e, maxPerSubset: 9}.reconcile()
 	slice := plan.Steps[0].Writes[0].Object.(*discoveryv1.EndpointSlice)
 	if got := sliceText(slice); got != want || slice.Namespace != "default" || slice.GenerateName != "own-" {
 		t.Errorf("got %s\nwant %s", got, want)
@@ -150,10 +150,10 @@ func TestWhoIsMirrored(t *testing.T) {
 		{"says no", map[string]string{discoveryv1.LabelSkipMirror: "true"}, nil, false},
 		{"says yes", map[string]string{discoveryv1.LabelSkipMirror: "false"}, nil, true},
 		{"says something", map[string]string{discoveryv1.LabelSkipMirror: "True"}, nil, true},
-		{"a lock", nil, map[string]string{leaderElection: ""}, false},
+		{"a lock", nil, map[string]string{leaderElectionAnnotation: ""}, false},
 	} {
 		e := someEndpoints(func(e *corev1.Endpoints) { e.Labels, e.Annotations = test.labels, test.notes })
-		if got := mirrored(e); got != test.want {
+		if got := shouldMirror(e); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}

@@ -32,11 +32,11 @@ import (
 // podsOnNode finds pods by their node.
 const podsOnNode = "node"
 
-// leaderElection marks an Endpoints object that is a lock, not a list of addresses.
-const leaderElection = "control-plane.alpha.kubernetes.io/leader"
+// leaderElectionAnnotation marks an Endpoints object that is a lock, not a list of addresses.
+const leaderElectionAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
-// selects says whether a controller keeps the endpoints of a service: it has a selector and is not just a name elsewhere.
-func selects(service *corev1.Service) bool {
+// hasManagedEndpoints reports whether a controller keeps the endpoints of a service: it has a selector and is not just a name elsewhere.
+func hasManagedEndpoints(service *corev1.Service) bool {
 	return service.Spec.Selector != nil && service.Spec.Type != corev1.ServiceTypeExternalName
 }
 
@@ -57,7 +57,7 @@ func watchPods(s *controller.Setup) error {
 			}
 		}
 	}
-	changed := func(old, pod *corev1.Pod) {
+	onUpdate := func(old, pod *corev1.Pod) {
 		if !endpointsDiffer(old, pod) {
 			return
 		}
@@ -66,21 +66,21 @@ func watchPods(s *controller.Setup) error {
 		}
 		enqueue(pod)
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(enqueue, changed, enqueue); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(enqueue, onUpdate, enqueue); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	return nil
 }
 
-// endpointsDiffer says whether a change of a pod may show in the endpoints of a service.
+// endpointsDiffer reports whether a change of a pod may show in the endpoints of a service.
 func endpointsDiffer(old, pod *corev1.Pod) bool {
 	return !maps.Equal(old.Labels, pod.Labels) || old.Spec.Hostname != pod.Spec.Hostname || old.Spec.Subdomain != pod.Spec.Subdomain ||
 		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || podstate.IsReady(old) != podstate.IsReady(pod) || podstate.IsTerminal(old) != podstate.IsTerminal(pod) ||
 		old.Spec.NodeName != pod.Spec.NodeName || old.Status.PodIP != pod.Status.PodIP || !slices.Equal(old.Status.PodIPs, pod.Status.PodIPs)
 }
 
-// reachable says whether a pod can be an endpoint at all: it has an address and has not ended.
-func reachable(pod *corev1.Pod) bool {
+// isReachable reports whether a pod can be an endpoint at all: it has an address and has not ended.
+func isReachable(pod *corev1.Pod) bool {
 	return !podstate.IsTerminal(pod) && (pod.Status.PodIP != "" || len(pod.Status.PodIPs) > 0)
 }
 
@@ -97,7 +97,7 @@ func targetPort(pod *corev1.Pod, port *corev1.ServicePort) (int32, bool) {
 	if port.TargetPort.Type == intstr.Int {
 		return port.TargetPort.IntVal, true
 	}
-	in := func(c *corev1.Container) (int32, bool) {
+	find := func(c *corev1.Container) (int32, bool) {
 		for _, p := range c.Ports {
 			if p.Name == port.TargetPort.StrVal && p.Protocol == port.Protocol {
 				return p.ContainerPort, true
@@ -106,7 +106,7 @@ func targetPort(pod *corev1.Pod, port *corev1.ServicePort) (int32, bool) {
 		return 0, false
 	}
 	for i := range pod.Spec.Containers {
-		if n, ok := in(&pod.Spec.Containers[i]); ok {
+		if n, ok := find(&pod.Spec.Containers[i]); ok {
 			return n, true
 		}
 	}
@@ -115,20 +115,20 @@ func targetPort(pod *corev1.Pod, port *corev1.ServicePort) (int32, bool) {
 		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
 			continue
 		}
-		if n, ok := in(c); ok {
+		if n, ok := find(c); ok {
 			return n, true
 		}
 	}
 	return 0, false
 }
 
-// headless says whether a service has no cluster IP.
-func headless(service *corev1.Service) bool {
+// isHeadless reports whether a service has no cluster IP.
+func isHeadless(service *corev1.Service) bool {
 	return service.Spec.ClusterIP == corev1.ClusterIPNone || service.Spec.ClusterIP == ""
 }
 
-// canonical parses an address the way old objects may hold it (leading zeros) and writes it in the one form slices have.
-func canonical(address string) (text string, family discoveryv1.AddressType, ok bool) {
+// canonicalIP parses an address the way old objects may hold it (leading zeros) and writes it in the one form slices have.
+func canonicalIP(address string) (text string, family discoveryv1.AddressType, ok bool) {
 	ip := netutils.ParseIPSloppy(address)
 	if ip == nil {
 		return "", "", false
@@ -147,8 +147,8 @@ func namePrefix(name string) string {
 	return name
 }
 
-// triggered is the value of the annotation that says when the change happened that made us write; "" if unknown.
-func triggered(at time.Time) string {
+// triggerTimeAnnotation is the value of the annotation that says when the change happened that made us write; "" if unknown.
+func triggerTimeAnnotation(at time.Time) string {
 	if at.IsZero() {
 		return ""
 	}
@@ -168,8 +168,8 @@ func setOrDelete(annotations map[string]string, key, value string) map[string]st
 	return annotations
 }
 
-// without copies a map except for some keys.
-func without(m map[string]string, keys ...string) map[string]string {
+// withoutKeys copies a map except for some keys.
+func withoutKeys(m map[string]string, keys ...string) map[string]string {
 	rest := make(map[string]string, len(m))
 	for key, value := range m {
 		if !slices.Contains(keys, key) {
@@ -179,8 +179,8 @@ func without(m map[string]string, keys ...string) map[string]string {
 	return rest
 }
 
-// byAge sorts objects, the oldest first.
-func byAge[T kind.Object](objs []T) {
+// sortByAge sorts objects, the oldest first.
+func sortByAge[T kind.Object](objs []T) {
 	slices.SortFunc(objs, func(a, b T) int {
 		at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 		return cmp.Or(at.Compare(bt.Time), strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()))
@@ -197,7 +197,7 @@ func prefixes(cidrs []string) (parsed []netip.Prefix) {
 	return parsed
 }
 
-// ownedBy says whether one of the owners of an object is this one.
+// ownedBy reports whether one of the owners of an object is this one.
 func ownedBy(obj, owner kind.Object) bool {
 	return slices.ContainsFunc(obj.GetOwnerReferences(), func(ref metav1.OwnerReference) bool { return ref.UID == owner.GetUID() })
 }

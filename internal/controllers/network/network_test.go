@@ -113,7 +113,7 @@ func endpointWords(slice *discoveryv1.EndpointSlice) string {
 }
 
 func sliceViewOf(service *corev1.Service, pods []*corev1.Pod, existing ...*discoveryv1.EndpointSlice) slicesView {
-	return slicesView{service: service, pods: pods, slices: existing, most: 3, topology: topologycache.NewTopologyCache(),
+	return slicesView{service: service, pods: pods, slices: existing, maxEndpoints: 3, topology: topologycache.NewTopologyCache(),
 		nodes: map[string]*corev1.Node{"n1": aNode("n1"), "n2": aNode("n2")}}
 }
 
@@ -271,7 +271,7 @@ func TestHintsFollowTheTrafficDistribution(t *testing.T) {
 func TestPackingKeepsItsPromises(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	v := sliceViewOf(aService(), nil)
-	v.most = 10
+	v.maxEndpoints = 10
 	pods := map[int]*corev1.Pod{}
 	for round := range 300 {
 		for range random.IntN(12) {
@@ -295,7 +295,7 @@ func TestPackingKeepsItsPromises(t *testing.T) {
 		slices.SortFunc(v.pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 		v.slices = written(v, v.reconcile())
 		for _, s := range v.slices {
-			if len(s.Endpoints) > v.most {
+			if len(s.Endpoints) > v.maxEndpoints {
 				t.Fatalf("round %d: %d endpoints in a slice", round, len(s.Endpoints))
 			}
 			for _, e := range s.Endpoints {
@@ -432,7 +432,7 @@ func TestSelecting(t *testing.T) {
 		{"a name elsewhere", aService(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }), false},
 		{"a load balancer", balancer(), true},
 	} {
-		if got := selects(test.service); got != test.want {
+		if got := hasManagedEndpoints(test.service); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
@@ -444,7 +444,7 @@ func TestSelecting(t *testing.T) {
 		"failed": {aPod("a", "10.0.0.1", failedPhase), false}, "no address": {aPod("a", "", withoutAddress), false}, "leaving": {aPod("a", "10.0.0.1", leaving), true},
 		"an address of the list only": {aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Status.PodIP = "" }), true}, "an address but no list": {aPod("a", "10.0.0.1", func(p *corev1.Pod) { p.Status.PodIPs = nil }), true},
 	} {
-		if got := reachable(test.pod); got != test.want {
+		if got := isReachable(test.pod); got != test.want {
 			t.Errorf("%s: %v", what, got)
 		}
 	}
@@ -463,21 +463,21 @@ func TestSmallThings(t *testing.T) {
 		slice *discoveryv1.EndpointSlice
 		want  string
 	}{"ours": {slice(sliceManager, "web"), "[default/web]"}, "another's": {slice("me", "web"), "[]"}, "of nobody": {slice(sliceManager, ""), "[]"}, "without labels": {&discoveryv1.EndpointSlice{}, "[]"}} {
-		if got := fmt.Sprint(keyOfManaged(test.slice, sliceManager)); got != test.want {
+		if got := fmt.Sprint(serviceKeyOf(test.slice, sliceManager)); got != test.want {
 			t.Errorf("%s: %s", what, got)
 		}
 	}
-	if got := triggered(time.Time{}); got != "" {
+	if got := triggerTimeAnnotation(time.Time{}); got != "" {
 		t.Errorf("no time: %q", got)
 	}
-	if got := fmt.Sprint(setOrDelete(nil, "a", ""), setOrDelete(nil, "a", "1"), setOrDelete(map[string]string{"a": "1", "b": "2"}, "a", ""), without(nil, "a"), without(map[string]string{"a": "1", "b": "2"}, "a", "c")); got != "map[] map[a:1] map[b:2] map[] map[b:2]" {
+	if got := fmt.Sprint(setOrDelete(nil, "a", ""), setOrDelete(nil, "a", "1"), setOrDelete(map[string]string{"a": "1", "b": "2"}, "a", ""), withoutKeys(nil, "a"), withoutKeys(map[string]string{"a": "1", "b": "2"}, "a", "c")); got != "map[] map[a:1] map[b:2] map[] map[b:2]" {
 		t.Errorf("maps %s", got)
 	}
 	all := []*corev1.Service{aService(dated("young", time.Minute)), aService(dated("b", time.Hour)), aService(dated("a", time.Hour)), aService(dated("old", 2*time.Hour))}
 	elsewhere := aService(dated("z", time.Hour))
 	elsewhere.Namespace = "aaa"
 	all = append(all, elsewhere)
-	byAge(all)
+	sortByAge(all)
 	var order []string
 	for _, s := range all {
 		order = append(order, controller.KeyOf(s).String())
@@ -549,7 +549,7 @@ func TestCanonical(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1 IPv4", "010.0.0.1": "10.0.0.1 IPv4", "FD00:0::1": "fd00::1 IPv6", "::ffff:10.0.0.1": "10.0.0.1 IPv4", "": " ", "None": " ",
 	} {
-		text, family, ok := canonical(address)
+		text, family, ok := canonicalIP(address)
 		if got := text + " " + string(family); got != want || ok != (want != " ") {
 			t.Errorf("%q: %q, %v", address, got, ok)
 		}
@@ -573,18 +573,18 @@ func TestHintsAreWanted(t *testing.T) {
 		}
 	}
 	for distribution, want := range map[string]bool{"PreferClose": true, "PreferSameZone": true, "PreferSameNode": true, "Random": false} {
-		if got := preferred(&distribution); got != want {
+		if got := isKnownTrafficDistribution(&distribution); got != want {
 			t.Errorf("%s: %v", distribution, got)
 		}
 	}
-	if preferred(nil) {
+	if isKnownTrafficDistribution(nil) {
 		t.Error("nothing is preferred by who says nothing")
 	}
 }
 
 func TestPlaceholder(t *testing.T) {
 	v := slicesView{service: aService()}
-	placeholder := v.empty(nil, discoveryv1.AddressTypeIPv4)
+	placeholder := v.newSlice(nil, discoveryv1.AddressTypeIPv4)
 	if !isPlaceholder(placeholder.DeepCopy(), placeholder) {
 		t.Error("a placeholder is none")
 	}

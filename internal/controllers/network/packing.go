@@ -54,8 +54,8 @@ func (s *endpointSet) take(e *discoveryv1.Endpoint) *discoveryv1.Endpoint {
 }
 
 // fill moves endpoints into a slice until it has most of them.
-func (s *endpointSet) fill(slice *discoveryv1.EndpointSlice, most int) {
-	for len(s.order) > 0 && len(slice.Endpoints) < most {
+func (s *endpointSet) fill(slice *discoveryv1.EndpointSlice, maxEndpoints int) {
+	for len(s.order) > 0 && len(slice.Endpoints) < maxEndpoints {
 		if e := s.byKey[s.order[0]]; e != nil {
 			slice.Endpoints = append(slice.Endpoints, *e)
 			delete(s.byKey, s.order[0])
@@ -82,14 +82,14 @@ func sameEndpoint(a, b *discoveryv1.Endpoint) bool {
 func portsKey(ports []discoveryv1.EndpointPort) string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {
-		texts[i] = fmt.Sprintf("%s %s %s %s", orNone(p.Name), orNone(p.Protocol), orNone(p.Port), orNone(p.AppProtocol))
+		texts[i] = fmt.Sprintf("%s %s %s %s", formatPointer(p.Name), formatPointer(p.Protocol), formatPointer(p.Port), formatPointer(p.AppProtocol))
 	}
 	slices.Sort(texts)
 	return strings.Join(texts, ";")
 }
 
-// orNone writes what a pointer leads to; nothing is not the same as empty.
-func orNone[T any](p *T) string {
+// formatPointer writes what a pointer leads to; nothing is not the same as empty.
+func formatPointer[T any](p *T) string {
 	if p == nil {
 		return "-"
 	}
@@ -102,26 +102,26 @@ type sliceChanges struct {
 }
 
 // recycle turns a creation and a deletion into an update, where the address type allows it and mine says that the slice may be used again.
-func (c *sliceChanges) recycle(mine func(*discoveryv1.EndpointSlice) bool) {
+func (c *sliceChanges) recycle(reusable func(*discoveryv1.EndpointSlice) bool) {
 	var remove []*discoveryv1.EndpointSlice
 	for _, old := range c.remove {
 		i := slices.IndexFunc(c.create, func(s *discoveryv1.EndpointSlice) bool { return s.AddressType == old.AddressType })
-		if i < 0 || !mine(old) {
+		if i < 0 || !reusable(old) {
 			remove = append(remove, old)
 			continue
 		}
-		renewed := old.DeepCopy()
-		fresh := c.create[i]
-		renewed.Labels, renewed.Annotations, renewed.OwnerReferences = fresh.Labels, fresh.Annotations, fresh.OwnerReferences
-		renewed.Ports, renewed.Endpoints = fresh.Ports, fresh.Endpoints
-		c.update = append(c.update, renewed)
+		reused := old.DeepCopy()
+		created := c.create[i]
+		reused.Labels, reused.Annotations, reused.OwnerReferences = created.Labels, created.Annotations, created.OwnerReferences
+		reused.Ports, reused.Endpoints = created.Ports, created.Endpoints
+		c.update = append(c.update, reused)
 		c.create = slices.Delete(c.create, i, i+1)
 	}
 	c.remove = remove
 }
 
-// untouched returns the slices that neither change nor go.
-func (c *sliceChanges) untouched(all []*discoveryv1.EndpointSlice) (rest []*discoveryv1.EndpointSlice) {
+// unchanged returns the slices that neither change nor go.
+func (c *sliceChanges) unchanged(all []*discoveryv1.EndpointSlice) (rest []*discoveryv1.EndpointSlice) {
 	for _, slice := range all {
 		same := func(s *discoveryv1.EndpointSlice) bool { return s.Name == slice.Name }
 		if !slices.ContainsFunc(c.update, same) && !slices.ContainsFunc(c.remove, same) {
@@ -131,13 +131,13 @@ func (c *sliceChanges) untouched(all []*discoveryv1.EndpointSlice) (rest []*disc
 	return rest
 }
 
-// packing distributes endpoints over slices so that few slices change.
-type packing struct {
-	most int // endpoints per slice
+// slicePacker distributes endpoints over slices so that few slices change.
+type slicePacker struct {
+	maxEndpoints int // endpoints per slice
 	// relabel returns the labels a slice should have, and whether they differ from those it has.
 	relabel func(*discoveryv1.EndpointSlice) (map[string]string, bool)
-	// fresh makes an empty slice.
-	fresh func() *discoveryv1.EndpointSlice
+	// newSlice makes an empty slice.
+	newSlice func() *discoveryv1.EndpointSlice
 }
 
 // pack brings the slices, which all have the same ports, to hold exactly the wanted endpoints.
@@ -145,7 +145,7 @@ type packing struct {
 // First endpoints that stay are updated where they are and the others are removed; slices that lose all go. Then the slices that
 // change anyway are filled up, the fullest first. What is left goes into the one unchanged slice that is the fullest afterwards,
 // if all of it fits there, and into new slices otherwise.
-func (p packing) pack(existing []*discoveryv1.EndpointSlice, want *endpointSet) (changes sliceChanges) {
+func (p slicePacker) pack(existing []*discoveryv1.EndpointSlice, want *endpointSet) (changes sliceChanges) {
 	var unchanged []*discoveryv1.EndpointSlice
 	for _, slice := range existing {
 		kept, updated := keep(slice, want)
@@ -164,18 +164,18 @@ func (p packing) pack(existing []*discoveryv1.EndpointSlice, want *endpointSet) 
 	fullestFirst := slices.Clone(changes.update)
 	slices.SortStableFunc(fullestFirst, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(len(b.Endpoints), len(a.Endpoints)) })
 	for _, slice := range fullestFirst {
-		want.fill(slice, p.most)
+		want.fill(slice, p.maxEndpoints)
 	}
 	for want.len() > 0 {
-		if i := p.roomFor(want.len(), unchanged); i >= 0 {
+		if i := p.bestFit(want.len(), unchanged); i >= 0 {
 			changed := unchanged[i].DeepCopy()
 			unchanged = slices.Delete(unchanged, i, i+1)
-			want.fill(changed, p.most)
+			want.fill(changed, p.maxEndpoints)
 			changes.update = append(changes.update, changed)
 			continue
 		}
-		slice := p.fresh()
-		want.fill(slice, p.most)
+		slice := p.newSlice()
+		want.fill(slice, p.maxEndpoints)
 		changes.create = append(changes.create, slice)
 	}
 	return changes
@@ -196,12 +196,12 @@ func keep(slice *discoveryv1.EndpointSlice, want *endpointSet) (kept []discovery
 	return kept, changed
 }
 
-// roomFor finds the slice that has room for n more endpoints and the least room beyond, or -1.
-func (p packing) roomFor(n int, all []*discoveryv1.EndpointSlice) int {
-	best, least := -1, p.most
+// bestFit finds the slice that has room for n more endpoints and the least room beyond, or -1.
+func (p slicePacker) bestFit(n int, all []*discoveryv1.EndpointSlice) int {
+	best, leastFree := -1, p.maxEndpoints
 	for i, slice := range all {
-		if room := p.most - len(slice.Endpoints) - n; n < p.most && room >= 0 && room < least {
-			best, least = i, room
+		if free := p.maxEndpoints - len(slice.Endpoints) - n; n < p.maxEndpoints && free >= 0 && free < leastFree {
+			best, leastFree = i, free
 		}
 	}
 	return best

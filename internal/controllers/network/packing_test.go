@@ -175,7 +175,7 @@ func TestPack(t *testing.T) {
 			set.add(e)
 		}
 		before := fmt.Sprint(test.existing)
-		p := packing{most: 3, fresh: func() *discoveryv1.EndpointSlice { return holding("") },
+		p := slicePacker{maxEndpoints: 3, newSlice: func() *discoveryv1.EndpointSlice { return holding("") },
 			relabel: func(s *discoveryv1.EndpointSlice) (map[string]string, bool) {
 				return map[string]string{"l": test.labels}, s.Labels["l"] != test.labels
 			}}
@@ -274,7 +274,7 @@ func TestRecycle(t *testing.T) {
 func TestUntouched(t *testing.T) {
 	a, b, c := holding("a"), holding("b"), holding("c")
 	changes := sliceChanges{update: []*discoveryv1.EndpointSlice{holding("b")}, remove: []*discoveryv1.EndpointSlice{c}}
-	if got := changes.untouched([]*discoveryv1.EndpointSlice{a, b, c}); len(got) != 1 || got[0] != a {
+	if got := changes.unchanged([]*discoveryv1.EndpointSlice{a, b, c}); len(got) != 1 || got[0] != a {
 		t.Errorf("%v", got)
 	}
 }

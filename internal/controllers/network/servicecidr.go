@@ -20,8 +20,8 @@ const (
 	cidrFinalizer = "networking.k8s.io/service-cidr-finalizer"
 	// addressManager signs the IPAddress objects of the API server.
 	addressManager = "ipallocator.k8s.io"
-	// cidrGrace is how long a range that is being deleted stays: every API server must have heard that it allocates no more from it.
-	cidrGrace = 10 * time.Second
+	// cidrDeletionDelay is how long a range that is being deleted stays: every API server must have heard that it allocates no more from it.
+	cidrDeletionDelay = 10 * time.Second
 )
 
 // ServiceCIDR says which ranges of cluster IPs are ready, and keeps a range from going while addresses of services hang on it.
@@ -61,7 +61,7 @@ type serviceCIDRs struct {
 	addresses client.Informer[*networkingv1.IPAddress]
 }
 
-// cidrView is what decides about one range.
+// cidrView is the observed state of one range.
 type cidrView struct {
 	cidr      *networkingv1.ServiceCIDR
 	all       []*networkingv1.ServiceCIDR
@@ -86,36 +86,36 @@ func (c *serviceCIDRs) Observe(key controller.Key) (cidrView, bool) {
 func (c *serviceCIDRs) Reconcile(v cidrView) controller.Plan { return v.reconcile() }
 
 func (v cidrView) reconcile() (plan controller.Plan) {
-	held := slices.Contains(v.cidr.Finalizers, cidrFinalizer)
+	hasFinalizer := slices.Contains(v.cidr.Finalizers, cidrFinalizer)
 	if v.cidr.DeletionTimestamp == nil {
-		if !held {
+		if !hasFinalizer {
 			plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"finalizers":["`+cidrFinalizer+`"]}}`)).
 				Ignoring(metav1.StatusReasonNotFound))
 		}
-		plan.Status = v.report(metav1.ConditionTrue, "", "Kubernetes Service CIDR is ready")
+		plan.Status = v.readyCondition(metav1.ConditionTrue, "", "Kubernetes Service CIDR is ready")
 		return plan
 	}
-	if !v.mayGo() {
-		plan.Status = v.report(metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
+	if !v.canDelete() {
+		plan.Status = v.readyCondition(metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
 			"There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR")
 		return plan
 	}
-	if wait := cidrGrace - v.now.Sub(v.cidr.DeletionTimestamp.Time); wait > 0 {
-		plan.Requeue(wait)
+	if delay := cidrDeletionDelay - v.now.Sub(v.cidr.DeletionTimestamp.Time); delay > 0 {
+		plan.Requeue(delay)
 		return plan
 	}
-	if held {
+	if hasFinalizer {
 		plan.AddStep(controller.Patching(v.cidr, client.StrategicPatch, []byte(`{"metadata":{"$deleteFromPrimitiveList/finalizers":["`+cidrFinalizer+`"]}}`)).
 			Ignoring(metav1.StatusReasonNotFound))
 	}
 	return plan
 }
 
-// report returns the status with a Ready condition, unless it has it. After other writes it is left to the next look, which comes with them.
-func (v cidrView) report(status metav1.ConditionStatus, reason, message string) func(controller.ApplyResult) kind.Object {
-	return func(outcome controller.ApplyResult) kind.Object {
+// readyCondition returns the status with a Ready condition, unless it has it. After other writes it is left to the next sync, which comes with them.
+func (v cidrView) readyCondition(status metav1.ConditionStatus, reason, message string) func(controller.ApplyResult) kind.Object {
+	return func(result controller.ApplyResult) kind.Object {
 		current := meta.FindStatusCondition(v.cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
-		if outcome.Err != nil || len(outcome.Written) > 0 ||
+		if result.Err != nil || len(result.Written) > 0 ||
 			current != nil && current.Status == status && current.Reason == reason && current.Message == message {
 			return nil
 		}
@@ -126,8 +126,8 @@ func (v cidrView) report(status metav1.ConditionStatus, reason, message string) 
 	}
 }
 
-// mayGo says whether no address would be left outside of all ranges.
-func (v cidrView) mayGo() bool {
+// canDelete reports whether no address would be left outside of all ranges.
+func (v cidrView) canDelete() bool {
 	covered := true
 	for _, prefix := range prefixes(v.cidr.Spec.CIDRs) {
 		if !slices.ContainsFunc(v.all, func(other *networkingv1.ServiceCIDR) bool {
@@ -147,7 +147,7 @@ func (v cidrView) mayGo() bool {
 	})
 }
 
-// hasFamily says whether the range has addresses of a family, as the server labels them.
+// hasFamily reports whether the range has addresses of a family, as the server labels them.
 func (v cidrView) hasFamily(label string) bool {
 	return slices.ContainsFunc(prefixes(v.cidr.Spec.CIDRs), func(p netip.Prefix) bool {
 		if p.Addr().Is4() {
@@ -164,16 +164,16 @@ func containing(all []*networkingv1.ServiceCIDR, address *networkingv1.IPAddress
 		return nil
 	}
 	for _, cidr := range all {
-		if slices.ContainsFunc(prefixes(cidr.Spec.CIDRs), func(p netip.Prefix) bool { return mayHold(p, ip) }) {
+		if slices.ContainsFunc(prefixes(cidr.Spec.CIDRs), func(p netip.Prefix) bool { return isAllocatable(p, ip) }) {
 			ranges = append(ranges, cidr)
 		}
 	}
 	return ranges
 }
 
-// mayHold says whether a service's address can come from a range. The first address of a range never does, nor the last one of IPv4:
+// isAllocatable reports whether a service's address can come from a range. The first address of a range never does, nor the last one of IPv4:
 // they are the network's own.
-func mayHold(p netip.Prefix, ip netip.Addr) bool {
+func isAllocatable(p netip.Prefix, ip netip.Addr) bool {
 	return p.Contains(ip) && ip != p.Masked().Addr() && !(ip.Is4() && !p.Contains(ip.Next()))
 }
 

@@ -49,7 +49,7 @@ func TestServiceCIDRMayGo(t *testing.T) {
 		{"a part of it, but not the address", []*networkingv1.ServiceCIDR{aCIDR("part", "10.0.0.16/28")}, []*networkingv1.IPAddress{anAddress("10.0.0.5")}, false},
 	} {
 		v := cidrView{cidr: small, all: append(test.others, small), addresses: test.addresses}
-		if got := v.mayGo(); got != test.want {
+		if got := v.canDelete(); got != test.want {
 			t.Errorf("%s: may go %v", test.what, got)
 		}
 	}
@@ -188,7 +188,7 @@ func TestRangesThatMayGo(t *testing.T) {
 		{"a range nobody can read is no range", aCIDR("d", "nonsense"), nil, list("10.0.0.5"), true},
 	} {
 		v := cidrView{cidr: test.cidr, all: append(test.others, test.cidr), addresses: test.addresses}
-		if got := v.mayGo(); got != test.want {
+		if got := v.canDelete(); got != test.want {
 			t.Errorf("%s: may go %v", test.what, got)
 		}
 	}

@@ -62,7 +62,7 @@ func compareAddresses(a, b addressID) int {
 func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	addresses := map[addressID]corev1.EndpointAddress{}
 	byPort := map[portKey]map[addressID]bool{} // true: ready
-	note := func(port portKey, list []corev1.EndpointAddress, ready bool) {
+	add := func(port portKey, list []corev1.EndpointAddress, ready bool) {
 		for i := range list {
 			id := idOfAddress(&list[i])
 			if _, known := addresses[id]; !known {
@@ -71,7 +71,7 @@ func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 			if byPort[port] == nil {
 				byPort[port] = map[addressID]bool{}
 			}
-			if was, known := byPort[port][id]; !known || was {
+			if wasReady, known := byPort[port][id]; !known || wasReady {
 				byPort[port][id] = ready
 			}
 		}
@@ -85,22 +85,22 @@ func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 			}
 		}
 		for _, port := range ports {
-			note(port, subsets[i].Addresses, true)
-			note(port, subsets[i].NotReadyAddresses, false)
+			add(port, subsets[i].Addresses, true)
+			add(port, subsets[i].NotReadyAddresses, false)
 		}
 	}
 	// Ports with the same addresses belong together.
-	together := map[string]*corev1.EndpointSubset{}
+	byAddresses := map[string]*corev1.EndpointSubset{}
 	for _, port := range slices.SortedFunc(maps.Keys(byPort), comparePorts) {
 		ids := slices.SortedFunc(maps.Keys(byPort[port]), compareAddresses)
 		var key strings.Builder
 		for _, id := range ids {
 			fmt.Fprintf(&key, "%s %s %t;", id.ip, id.uid, byPort[port][id])
 		}
-		subset := together[key.String()]
+		subset := byAddresses[key.String()]
 		if subset == nil {
 			subset = &corev1.EndpointSubset{}
-			together[key.String()] = subset
+			byAddresses[key.String()] = subset
 			for _, id := range ids {
 				if byPort[port][id] {
 					subset.Addresses = append(subset.Addresses, addresses[id])
@@ -114,41 +114,41 @@ func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 		}
 	}
 	packed := []corev1.EndpointSubset{}
-	for _, key := range slices.Sorted(maps.Keys(together)) {
-		packed = append(packed, *together[key])
+	for _, key := range slices.Sorted(maps.Keys(byAddresses)) {
+		packed = append(packed, *byAddresses[key])
 	}
 	return packed
 }
 
-// mostAddresses is how many addresses an Endpoints object holds. More would make it too large to be stored and watched.
-const mostAddresses = 1000
+// maxAddresses is how many addresses an Endpoints object holds. More would make it too large to be stored and watched.
+const maxAddresses = 1000
 
 // truncate cuts the subsets down to mostAddresses, each by its share; addresses that are not ready go first. It reports whether
 // something was cut. The subsets must be the caller's own.
 func truncate(subsets []corev1.EndpointSubset) bool {
-	ready, waiting := 0, 0
+	ready, notReady := 0, 0
 	for _, s := range subsets {
 		ready += len(s.Addresses)
-		waiting += len(s.NotReadyAddresses)
+		notReady += len(s.NotReadyAddresses)
 	}
-	if ready+waiting <= mostAddresses {
+	if ready+notReady <= maxAddresses {
 		return false
 	}
-	room, total := mostAddresses-ready, waiting
-	cutReady := ready > mostAddresses
+	limit, total := maxAddresses-ready, notReady
+	cutReady := ready > maxAddresses
 	if cutReady {
-		room, total = mostAddresses, ready
+		limit, total = maxAddresses, ready
 	}
-	left := room
+	remaining := limit
 	for i := range subsets {
 		s := &subsets[i]
 		list := &s.NotReadyAddresses
 		if cutReady {
 			list, s.NotReadyAddresses = &s.Addresses, nil
 		}
-		share := min((len(*list)*room+total-1)/total, left, len(*list)) // rounded up; the last gets what is left
-		*list = (*list)[:share]
-		left -= share
+		n := min((len(*list)*limit+total-1)/total, remaining, len(*list)) // rounded up; the last gets what is left
+		*list = (*list)[:n]
+		remaining -= n
 	}
 	return true
 }

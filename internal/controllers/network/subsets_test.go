@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// at makes addresses of the words: "10.0.0.1" or "10.0.0.1/uid".
+// at makes addresses of the words: "10.0.0.1" or "10.0.0.1/UID".
 func at(wordsOf ...string) (list []corev1.EndpointAddress) {
 	for _, word := range wordsOf {
 		ip, uid, target := strings.Cut(word, "/")

@@ -57,7 +57,7 @@ func Lifecycle(settings LifecycleSettings) controller.Definition {
 				pods:   client.InformerFor[*corev1.Pod](s.Informers),
 				leases: client.InformerFor[*coordinationv1.Lease](s.Informers),
 				zones:  newZones(settings),
-				health: map[string]*health{}, renewals: map[string]time.Time{},
+				health: map[string]*nodeHealth{}, renewals: map[string]time.Time{},
 			}
 			return c, c.watch()
 		},
@@ -73,15 +73,15 @@ type lifecycle struct {
 	zones    *zones
 
 	mu       sync.Mutex
-	health   map[string]*health
+	health   map[string]*nodeHealth
 	renewals map[string]time.Time // when the lease of a node was last seen renewed
 }
 
-// health is what is remembered of a node. Times are of our own clock: those of nodes may be wrong.
-type health struct {
+// nodeHealth is what is remembered of a node. Times are of our own clock: those of nodes may be wrong.
+type nodeHealth struct {
 	uid       types.UID
-	heard     time.Time // the last sign of life
-	spoke     bool      // it had a Ready condition when we last looked
+	lastSeen  time.Time // the last sign of life
+	hasReady  bool      // it had a Ready condition when we last looked
 	heartbeat metav1.Time
 }
 
@@ -90,46 +90,46 @@ func (c *lifecycle) watch() error {
 		return err
 	}
 	enqueue := func(node *corev1.Node) { c.setup.Enqueue(controller.KeyOf(node)) }
-	added := func(node *corev1.Node) { c.zones.touch(); enqueue(node) }
-	changed := func(old, node *corev1.Node) {
-		if readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) || excluded(old) != excluded(node) {
-			c.zones.touch()
+	onAdd := func(node *corev1.Node) { c.zones.markDirty(); enqueue(node) }
+	onUpdate := func(old, node *corev1.Node) {
+		if readiness(old) != readiness(node) || zoneOf(old) != zoneOf(node) || isExcluded(old) != isExcluded(node) {
+			c.zones.markDirty()
 		}
 		enqueue(node)
 		if readiness(old) == corev1.ConditionTrue && readiness(node) == corev1.ConditionUnknown {
 			c.enqueuePods(node)
 		}
 	}
-	if err := c.nodes.AddEventHandler(added, changed, added); err != nil {
+	if err := c.nodes.AddEventHandler(onAdd, onUpdate, onAdd); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	arrived := func(pod *corev1.Pod) {
-		if c.knows(pod.Spec.NodeName) { // pods that were there before us did not arrive
-			enqueueMarkable(c.setup, pod)
+	onPodBound := func(pod *corev1.Pod) {
+		if c.isKnown(pod.Spec.NodeName) { // pods that were there before us did not arrive
+			enqueueReadyPod(c.setup, pod)
 		}
 	}
-	moved := func(old, pod *corev1.Pod) {
+	onPodUpdate := func(old, pod *corev1.Pod) {
 		if old.Spec.NodeName != pod.Spec.NodeName {
-			arrived(pod)
+			onPodBound(pod)
 		}
 	}
-	if err := c.pods.AddEventHandler(arrived, moved, nil); err != nil {
+	if err := c.pods.AddEventHandler(onPodBound, onPodUpdate, nil); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
 	// A renewal is noted, no more: most nodes are well, and looked at again only when they could have been silent for too long.
-	renewed := func(lease *coordinationv1.Lease) {
+	recordRenewal := func(lease *coordinationv1.Lease) {
 		if lease.Namespace == corev1.NamespaceNodeLease {
 			c.mu.Lock()
 			c.renewals[lease.Name] = time.Now()
 			c.mu.Unlock()
 		}
 	}
-	rechecked := func(old, lease *coordinationv1.Lease) {
+	onLeaseUpdate := func(old, lease *coordinationv1.Lease) {
 		if lease.Spec.RenewTime != nil && (old.Spec.RenewTime == nil || old.Spec.RenewTime.Before(lease.Spec.RenewTime)) {
-			renewed(lease)
+			recordRenewal(lease)
 		}
 	}
-	if err := c.leases.AddEventHandler(renewed, rechecked, nil); err != nil {
+	if err := c.leases.AddEventHandler(recordRenewal, onLeaseUpdate, nil); err != nil {
 		return fmt.Errorf("watch leases: %w", err)
 	}
 	return nil
@@ -148,27 +148,27 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	}
 	node, ok := c.nodes.Get("", key.Name)
 	if !ok {
-		c.forget(key.Name)
+		c.forgetNode(key.Name)
 		return nil
 	}
-	v, fresh := c.observe(node, now)
-	if fresh && readiness(node) == corev1.ConditionUnknown {
+	v, isNew := c.observe(node, now)
+	if isNew && readiness(node) == corev1.ConditionUnknown {
 		c.enqueuePods(node) // whoever found it silent may not have marked them all
 	}
-	if v.unknown() != nil {
-		if err := c.confirmSilent(ctx, node.Name); err != nil {
+	if v.unknownStatus() != nil {
+		if err := c.confirmUnreachable(ctx, node.Name); err != nil {
 			return err
 		}
 	}
-	waits := v.needsTurn() && !c.zones.take(zoneOf(node), now)
-	if waits {
-		v.drive = driveNobody
+	rateLimited := v.needsEvictionToken() && !c.zones.tryAcquire(zoneOf(node), now)
+	if rateLimited {
+		v.evictions = evictNone
 	}
 	plan := v.reconcile()
-	if waits {
-		plan.Requeue(c.zones.wait(zoneOf(node)))
+	if rateLimited {
+		plan.Requeue(c.zones.retryDelay(zoneOf(node)))
 	}
-	if fresh {
+	if isNew {
 		plan.Events = append(plan.Events, nodeEvent(node, "RegisteredNode", "Registered Node %s in Controller"))
 	}
 	return c.setup.Apply(ctx, key, plan)
@@ -185,43 +185,43 @@ func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Ti
 		return nil
 	}
 	var plan controller.Plan
-	if write, needed := markPod(pod, node, now); needed {
+	if write, needed := markPodNotReady(pod, node, now); needed {
 		plan.AddStep(write)
 	}
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// knows reports whether a node was looked at before.
-func (c *lifecycle) knows(node string) bool {
+// isKnown reports whether a node was looked at before.
+func (c *lifecycle) isKnown(node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.health[node] != nil
 }
 
-// enqueuePods asks for a look at the pods of a node that fell silent.
+// enqueuePods enqueues the pods of a node that fell silent.
 func (c *lifecycle) enqueuePods(node *corev1.Node) {
-	for _, pod := range podsOn(c.pods, node.Name) {
-		enqueueMarkable(c.setup, pod)
+	for _, pod := range podsOfNode(c.pods, node.Name) {
+		enqueueReadyPod(c.setup, pod)
 	}
 }
 
-// enqueueMarkable asks for a look at a pod that is on a node and not marked.
-func enqueueMarkable(s *controller.Setup, pod *corev1.Pod) {
-	if pod.Spec.NodeName != "" && markable(pod) >= 0 {
+// enqueueReadyPod enqueues a pod that is on a node and not marked.
+func enqueueReadyPod(s *controller.Setup, pod *corev1.Pod) {
+	if pod.Spec.NodeName != "" && readyConditionIndex(pod) >= 0 {
 		s.Enqueue(controller.KeyOf(pod))
 	}
 }
 
-// markable finds the Ready condition of a pod that is not False. It is -1 when there is none.
-func markable(pod *corev1.Pod) int {
+// readyConditionIndex finds the Ready condition of a pod that is not False. It is -1 when there is none.
+func readyConditionIndex(pod *corev1.Pod) int {
 	return slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status != corev1.ConditionFalse
 	})
 }
 
-// markPod makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
-func markPod(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
-	i := markable(pod)
+// markPodNotReady makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
+func markPodNotReady(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
+	i := readyConditionIndex(pod)
 	if status := readiness(node); i < 0 || status == "" || status == corev1.ConditionTrue {
 		return controller.Write{}, false
 	}
@@ -236,57 +236,57 @@ func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
 		Message: fmt.Sprintf("Node %s event: %s", node.Name, fmt.Sprintf(message, node.Name))}
 }
 
-// forget tells that a node is gone, once.
-func (c *lifecycle) forget(name string) {
+// forgetNode tells that a node is gone, once.
+func (c *lifecycle) forgetNode(name string) {
 	c.mu.Lock()
-	known := c.health[name]
+	state := c.health[name]
 	delete(c.health, name)
 	delete(c.renewals, name)
 	c.mu.Unlock()
-	if known != nil {
-		gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: known.uid}}
-		c.setup.Events.Eventf(gone, corev1.EventTypeNormal, "RemovingNode", "Node %s event: Removing Node %s from Controller", name, name)
+	if state != nil {
+		deleted := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: state.uid}}
+		c.setup.Events.Eventf(deleted, corev1.EventTypeNormal, "RemovingNode", "Node %s event: Removing Node %s from Controller", name, name)
 	}
 }
 
-// observe notes signs of life and gathers the view. It says whether the node was not known before.
-func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, fresh bool) {
+// observe notes signs of life and gathers the view. It reports whether the node was not known before.
+func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, isNew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.health[node.Name]
-	ready := condition(node, corev1.NodeReady)
+	ready := nodeCondition(node, corev1.NodeReady)
 	switch {
 	case h == nil:
 		// A node we do not know may have spoken just before we began. One that never spoke counts from its creation.
-		fresh = true
-		h = &health{heard: now}
+		isNew = true
+		h = &nodeHealth{lastSeen: now}
 		if ready == nil {
-			h.heard = node.CreationTimestamp.Time
+			h.lastSeen = node.CreationTimestamp.Time
 		}
 		c.health[node.Name] = h
-	case ready != nil && ready.Reason == neverUpdated: // our own word
-	case h.spoke != (ready != nil), ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
-		h.heard = now
+	case ready != nil && ready.Reason == neverUpdatedReason: // our own word
+	case h.hasReady != (ready != nil), ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
+		h.lastSeen = now
 	}
-	h.uid, h.spoke = node.UID, ready != nil
+	h.uid, h.hasReady = node.UID, ready != nil
 	if ready != nil {
 		h.heartbeat = ready.LastHeartbeatTime
 	}
-	for _, sign := range []time.Time{c.renewals[node.Name], c.zones.resumed()} {
-		if sign.After(h.heard) {
-			h.heard = sign
+	for _, seen := range []time.Time{c.renewals[node.Name], c.zones.recoveredAt()} {
+		if seen.After(h.lastSeen) {
+			h.lastSeen = seen
 		}
 	}
-	v = nodeView{node: node, heard: h.heard, grace: c.settings.Grace, drive: c.zones.drive(zoneOf(node)), now: now}
+	v = nodeView{node: node, lastSeen: h.lastSeen, grace: c.settings.Grace, evictions: c.zones.evictionMode(zoneOf(node)), now: now}
 	if ready == nil {
 		v.grace = c.settings.StartupGrace
 	}
-	return v, fresh
+	return v, isNew
 }
 
-// confirmSilent asks the server itself whether the lease was renewed: a watch that hangs must not empty the cluster.
-func (c *lifecycle) confirmSilent(ctx context.Context, name string) error {
-	known, _ := c.leases.Get(corev1.NamespaceNodeLease, name)
+// confirmUnreachable asks the server itself whether the lease was renewed: a watch that hangs must not empty the cluster.
+func (c *lifecycle) confirmUnreachable(ctx context.Context, name string) error {
+	cached, _ := c.leases.Get(corev1.NamespaceNodeLease, name)
 	live, err := c.setup.Client.GetLive(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -294,40 +294,40 @@ func (c *lifecycle) confirmSilent(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("look up the lease of node %s: %w", name, err)
 	}
-	if known == nil || known.ResourceVersion != live.GetResourceVersion() {
+	if cached == nil || cached.ResourceVersion != live.GetResourceVersion() {
 		return fmt.Errorf("the lease of node %s has changed and we have not heard of it yet", name)
 	}
 	return nil
 }
 
-// drive says whether pods may be driven off a node that is lost.
-type drive int
+// evictionMode reports whether pods may be driven off a node that is lost.
+type evictionMode int
 
 const (
-	driveSlowly drive = iota // by turns
-	driveNobody              // not now
+	evictRateLimited evictionMode = iota // by turns
+	evictNone                            // not now
 	// driveStopped: no zone has a node that answers. Then it is more likely us who are cut off, and taints that are there already go.
-	driveStopped
+	evictStopped
 )
 
-// nodeView is what decides about one node.
+// nodeView is the observed state of one node.
 type nodeView struct {
-	node  *corev1.Node
-	heard time.Time
-	grace time.Duration
-	drive drive
-	now   time.Time
+	node      *corev1.Node
+	lastSeen  time.Time
+	grace     time.Duration
+	evictions evictionMode
+	now       time.Time
 }
 
-func (v nodeView) silent() bool { return v.now.After(v.heard.Add(v.grace)) }
+func (v nodeView) isUnresponsive() bool { return v.now.After(v.lastSeen.Add(v.grace)) }
 
-// reconcile decides. When the node falls silent, the conditions are written first; the taints follow with the next look, which
+// reconcile decides. When the node falls silent, the conditions are written first; the taints follow with the next sync, which
 // sees them.
 func (v nodeView) reconcile() (plan controller.Plan) {
-	if status := v.unknown(); status != nil {
-		write := controller.UpdatingStatus(status)
+	if unresponsive := v.unknownStatus(); unresponsive != nil {
+		write := controller.UpdatingStatus(unresponsive)
 		if readiness(v.node) == corev1.ConditionTrue {
-			write = write.OnSuccess(statusChange(v.node, "NodeNotReady"))
+			write = write.OnSuccess(statusChangeEvent(v.node, "NodeNotReady"))
 		}
 		plan.AddStep(write)
 		return plan
@@ -335,30 +335,30 @@ func (v nodeView) reconcile() (plan controller.Plan) {
 	if patch := v.patch(); patch != nil {
 		plan.AddStep(controller.Patching(v.node, client.MergePatch, patch))
 	}
-	if !v.silent() {
-		plan.Requeue(v.heard.Add(v.grace).Sub(v.now) + time.Millisecond)
+	if !v.isUnresponsive() {
+		plan.Requeue(v.lastSeen.Add(v.grace).Sub(v.now) + time.Millisecond)
 	}
 	return plan
 }
 
-// neverUpdated is the reason of conditions that no kubelet has ever written.
-const neverUpdated = "NodeStatusNeverUpdated"
+// neverUpdatedReason is the reason of conditions that no kubelet has ever written.
+const neverUpdatedReason = "NodeStatusNeverUpdated"
 
-// judged are the conditions a kubelet answers for. NetworkUnavailable is somebody else's.
-var judged = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
+// kubeletConditions are the conditions a kubelet answers for. NetworkUnavailable is somebody else's.
+var kubeletConditions = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
 
-// unknown returns the node with its conditions set to Unknown, if it is silent and not known to be.
-func (v nodeView) unknown() kind.Object {
-	if !v.silent() || readiness(v.node) == corev1.ConditionUnknown {
+// unknownStatus returns the node with its conditions set to Unknown, if it is silent and not known to be.
+func (v nodeView) unknownStatus() kind.Object {
+	if !v.isUnresponsive() || readiness(v.node) == corev1.ConditionUnknown {
 		return nil
 	}
 	changed := v.node.DeepCopy()
-	for _, t := range judged {
-		c := condition(changed, t)
+	for _, t := range kubeletConditions {
+		c := nodeCondition(changed, t)
 		switch {
 		case c == nil:
 			changed.Status.Conditions = append(changed.Status.Conditions, corev1.NodeCondition{
-				Type: t, Status: corev1.ConditionUnknown, Reason: neverUpdated, Message: "Kubelet never posted node status.",
+				Type: t, Status: corev1.ConditionUnknown, Reason: neverUpdatedReason, Message: "Kubelet never posted node status.",
 				LastHeartbeatTime: v.node.CreationTimestamp, LastTransitionTime: metav1.NewTime(v.now)})
 		case c.Status != corev1.ConditionUnknown:
 			c.Status, c.Reason, c.Message = corev1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
@@ -390,18 +390,18 @@ func (v nodeView) patch() []byte {
 
 // labels are the older names of labels that must follow the newer ones.
 func (v nodeView) labels() map[string]string {
-	older := map[string]string{corev1.LabelOSStable: "beta.kubernetes.io/os", corev1.LabelArchStable: "beta.kubernetes.io/arch"}
-	wrong := map[string]string{}
-	for stable, beta := range older {
+	betaLabels := map[string]string{corev1.LabelOSStable: "beta.kubernetes.io/os", corev1.LabelArchStable: "beta.kubernetes.io/arch"}
+	changed := map[string]string{}
+	for stable, beta := range betaLabels {
 		if value, ok := v.node.Labels[stable]; ok && v.node.Labels[beta] != value {
-			wrong[beta] = value
+			changed[beta] = value
 		}
 	}
-	return wrong
+	return changed
 }
 
-// spoken says which condition in which status stands for which taint.
-var spoken = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
+// conditionTaints says which condition in which status stands for which taint.
+var conditionTaints = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
 	corev1.NodeReady:              {corev1.ConditionFalse: corev1.TaintNodeNotReady, corev1.ConditionUnknown: corev1.TaintNodeUnreachable},
 	corev1.NodeMemoryPressure:     {corev1.ConditionTrue: corev1.TaintNodeMemoryPressure},
 	corev1.NodeDiskPressure:       {corev1.ConditionTrue: corev1.TaintNodeDiskPressure},
@@ -413,21 +413,21 @@ var spoken = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
 func (v nodeView) taints() []corev1.Taint {
 	want := map[corev1.Taint]bool{}
 	for _, c := range v.node.Status.Conditions {
-		if key := spoken[c.Type][c.Status]; key != "" {
+		if key := conditionTaints[c.Type][c.Status]; key != "" {
 			want[corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}] = true
 		}
 	}
 	if v.node.Spec.Unschedulable {
 		want[corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}] = true
 	}
-	if key := v.driven(); key != "" {
+	if key := v.noExecuteTaint(); key != "" {
 		want[corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute}] = true
 	}
 	taints := []corev1.Taint{}
 	changed := false
 	for _, t := range v.node.Spec.Taints {
 		id := corev1.Taint{Key: t.Key, Effect: t.Effect}
-		if ours(t) && !want[id] {
+		if isConditionTaint(t) && !want[id] {
 			changed = true
 			continue
 		}
@@ -444,25 +444,27 @@ func (v nodeView) taints() []corev1.Taint {
 	return taints
 }
 
-// driven is the taint that drives pods off the node, "" for none. A node that has one of the two keeps one, whatever its turn: the
+// noExecuteTaint is the taint that drives pods off the node, "" for none. A node that has one of the two keeps one, whatever its turn: the
 // key follows the condition.
-func (v nodeView) driven() string {
-	if v.drive == driveStopped || v.drive == driveNobody && !v.driving() {
+func (v nodeView) noExecuteTaint() string {
+	if v.evictions == evictStopped || v.evictions == evictNone && !v.hasNoExecuteTaint() {
 		return ""
 	}
-	return spoken[corev1.NodeReady][readiness(v.node)]
+	return conditionTaints[corev1.NodeReady][readiness(v.node)]
 }
 
-// driving says whether pods are driven off the node already.
-func (v nodeView) driving() bool {
-	return slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute && ours(t) })
+// hasNoExecuteTaint reports whether pods are driven off the node already.
+func (v nodeView) hasNoExecuteTaint() bool {
+	return slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute && isConditionTaint(t) })
 }
 
-// needsTurn says whether pods are going to be driven off the node that were not so far.
-func (v nodeView) needsTurn() bool { return v.unknown() == nil && v.driven() != "" && !v.driving() }
+// needsEvictionToken reports whether pods are going to be driven off the node that were not so far.
+func (v nodeView) needsEvictionToken() bool {
+	return v.unknownStatus() == nil && v.noExecuteTaint() != "" && !v.hasNoExecuteTaint()
+}
 
-// ours says whether a taint is one that follows conditions.
-func ours(t corev1.Taint) bool {
+// isConditionTaint reports whether a taint is one that follows conditions.
+func isConditionTaint(t corev1.Taint) bool {
 	switch t.Effect {
 	case corev1.TaintEffectNoExecute:
 		return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
@@ -470,7 +472,7 @@ func ours(t corev1.Taint) bool {
 		if t.Key == corev1.TaintNodeUnschedulable {
 			return true
 		}
-		for _, byStatus := range spoken {
+		for _, byStatus := range conditionTaints {
 			for _, key := range byStatus {
 				if key == t.Key {
 					return true

@@ -29,44 +29,44 @@ func TestTaintsFollowConditions(t *testing.T) {
 	for _, test := range []struct {
 		what  string
 		node  *corev1.Node
-		drive drive
+		drive evictionMode
 		want  string
 	}{
-		{"ready", aNode("n", isReady), driveSlowly, "as it is"},
-		{"ready, with a foreign taint", aNode("n", isReady, mine), driveSlowly, "as it is"},
-		{"no conditions", aNode("n"), driveSlowly, "as it is"},
-		{"no conditions: the taint it registered with goes", aNode("n", tainted(corev1.TaintNodeNotReady, no), mine), driveSlowly, "mine:NoSchedule"},
-		{"not ready", aNode("n", isNotReady, mine), driveSlowly, "mine:NoSchedule not-ready:NoExecute not-ready:NoSchedule"},
-		{"not ready, not its turn", aNode("n", isNotReady), driveNobody, "not-ready:NoSchedule"},
-		{"not ready, it had its turn", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no)), driveNobody, "as it is"},
-		{"not ready, nobody answers", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no)), driveStopped, "not-ready:NoSchedule"},
-		{"silent, nobody answers", aNode("n", isUnknown, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), driveStopped, "unreachable:NoSchedule"},
-		{"silent", aNode("n", isUnknown), driveSlowly, "unreachable:NoExecute unreachable:NoSchedule"},
-		{"silent, not its turn", aNode("n", isUnknown), driveNobody, "unreachable:NoSchedule"},
-		{"not ready, then silent: the taint changes, turn or not", aNode("n", isUnknown, tainted(corev1.TaintNodeNotReady, out)), driveNobody, "unreachable:NoExecute unreachable:NoSchedule"},
-		{"silent, then not ready: the taint changes, turn or not", aNode("n", isNotReady, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), driveNobody, "not-ready:NoExecute not-ready:NoSchedule"},
-		{"both taints: only the right one stays", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no), tainted(corev1.TaintNodeUnreachable, out)), driveSlowly, "not-ready:NoExecute not-ready:NoSchedule"},
-		{"ready again", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), driveSlowly, ""},
-		{"ready again, not its turn", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out)), driveNobody, ""},
-		{"ready again, a foreign taint between", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out), mine, tainted(corev1.TaintNodeUnreachable, no)), driveSlowly, "mine:NoSchedule"},
-		{"under pressure", aNode("n", isReady, says(corev1.NodeMemoryPressure, corev1.ConditionTrue), says(corev1.NodeDiskPressure, corev1.ConditionTrue)), driveSlowly, "disk-pressure:NoSchedule memory-pressure:NoSchedule"},
-		{"many processes", aNode("n", isReady, says(corev1.NodePIDPressure, corev1.ConditionTrue)), driveSlowly, "pid-pressure:NoSchedule"},
-		{"pressure is over", aNode("n", isReady, says(corev1.NodeDiskPressure, corev1.ConditionFalse), tainted(corev1.TaintNodeDiskPressure, no)), driveSlowly, ""},
-		{"pressure is not known", aNode("n", isReady, says(corev1.NodeMemoryPressure, corev1.ConditionUnknown), tainted(corev1.TaintNodeMemoryPressure, no)), driveSlowly, ""},
-		{"without a network", aNode("n", isReady, says(corev1.NodeNetworkUnavailable, corev1.ConditionTrue)), driveSlowly, "network-unavailable:NoSchedule"},
-		{"the network is not known", aNode("n", isReady, says(corev1.NodeNetworkUnavailable, corev1.ConditionUnknown)), driveSlowly, "as it is"},
-		{"a condition of somebody else", aNode("n", isReady, says("KernelDeadlock", corev1.ConditionTrue)), driveSlowly, "as it is"},
-		{"cordoned", aNode("n", isReady, isCordoned), driveSlowly, "unschedulable:NoSchedule"},
-		{"cordoned and known to be", aNode("n", isReady, isCordoned, tainted(corev1.TaintNodeUnschedulable, no)), driveSlowly, "as it is"},
-		{"no longer cordoned", aNode("n", isReady, tainted(corev1.TaintNodeUnschedulable, no)), driveSlowly, ""},
-		{"cordoned and silent", aNode("n", isUnknown, isCordoned), driveNobody, "unreachable:NoSchedule unschedulable:NoSchedule"},
-		{"our key with an effect that is not ours stays", aNode("n", isReady, tainted(corev1.TaintNodeNotReady, prefer), tainted(corev1.TaintNodeUnschedulable, out), tainted(corev1.TaintNodeMemoryPressure, out)), driveSlowly, "as it is"},
-		{"our key with another effect does not stand for ours", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, prefer)), driveNobody, "not-ready:PreferNoSchedule not-ready:NoSchedule"},
-		{"out of service is a person's taint", aNode("n", isReady, tainted(corev1.TaintNodeOutOfService, out)), driveSlowly, "as it is"},
-		{"a foreign taint does not give a turn", aNode("n", isNotReady, tainted("mine", out)), driveNobody, "mine:NoExecute not-ready:NoSchedule"},
-		{"two Ready conditions: both speak", aNode("n", isNotReady, says(corev1.NodeReady, corev1.ConditionUnknown)), driveNobody, "not-ready:NoSchedule unreachable:NoSchedule"},
+		{"ready", aNode("n", isReady), evictRateLimited, "as it is"},
+		{"ready, with a foreign taint", aNode("n", isReady, mine), evictRateLimited, "as it is"},
+		{"no conditions", aNode("n"), evictRateLimited, "as it is"},
+		{"no conditions: the taint it registered with goes", aNode("n", tainted(corev1.TaintNodeNotReady, no), mine), evictRateLimited, "mine:NoSchedule"},
+		{"not ready", aNode("n", isNotReady, mine), evictRateLimited, "mine:NoSchedule not-ready:NoExecute not-ready:NoSchedule"},
+		{"not ready, not its turn", aNode("n", isNotReady), evictNone, "not-ready:NoSchedule"},
+		{"not ready, it had its turn", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no)), evictNone, "as it is"},
+		{"not ready, nobody answers", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no)), evictStopped, "not-ready:NoSchedule"},
+		{"silent, nobody answers", aNode("n", isUnknown, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), evictStopped, "unreachable:NoSchedule"},
+		{"silent", aNode("n", isUnknown), evictRateLimited, "unreachable:NoExecute unreachable:NoSchedule"},
+		{"silent, not its turn", aNode("n", isUnknown), evictNone, "unreachable:NoSchedule"},
+		{"not ready, then silent: the taint changes, turn or not", aNode("n", isUnknown, tainted(corev1.TaintNodeNotReady, out)), evictNone, "unreachable:NoExecute unreachable:NoSchedule"},
+		{"silent, then not ready: the taint changes, turn or not", aNode("n", isNotReady, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), evictNone, "not-ready:NoExecute not-ready:NoSchedule"},
+		{"both taints: only the right one stays", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, out), tainted(corev1.TaintNodeNotReady, no), tainted(corev1.TaintNodeUnreachable, out)), evictRateLimited, "not-ready:NoExecute not-ready:NoSchedule"},
+		{"ready again", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), evictRateLimited, ""},
+		{"ready again, not its turn", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out)), evictNone, ""},
+		{"ready again, a foreign taint between", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out), mine, tainted(corev1.TaintNodeUnreachable, no)), evictRateLimited, "mine:NoSchedule"},
+		{"under pressure", aNode("n", isReady, says(corev1.NodeMemoryPressure, corev1.ConditionTrue), says(corev1.NodeDiskPressure, corev1.ConditionTrue)), evictRateLimited, "disk-pressure:NoSchedule memory-pressure:NoSchedule"},
+		{"many processes", aNode("n", isReady, says(corev1.NodePIDPressure, corev1.ConditionTrue)), evictRateLimited, "pid-pressure:NoSchedule"},
+		{"pressure is over", aNode("n", isReady, says(corev1.NodeDiskPressure, corev1.ConditionFalse), tainted(corev1.TaintNodeDiskPressure, no)), evictRateLimited, ""},
+		{"pressure is not known", aNode("n", isReady, says(corev1.NodeMemoryPressure, corev1.ConditionUnknown), tainted(corev1.TaintNodeMemoryPressure, no)), evictRateLimited, ""},
+		{"without a network", aNode("n", isReady, says(corev1.NodeNetworkUnavailable, corev1.ConditionTrue)), evictRateLimited, "network-unavailable:NoSchedule"},
+		{"the network is not known", aNode("n", isReady, says(corev1.NodeNetworkUnavailable, corev1.ConditionUnknown)), evictRateLimited, "as it is"},
+		{"a condition of somebody else", aNode("n", isReady, says("KernelDeadlock", corev1.ConditionTrue)), evictRateLimited, "as it is"},
+		{"cordoned", aNode("n", isReady, isCordoned), evictRateLimited, "unschedulable:NoSchedule"},
+		{"cordoned and known to be", aNode("n", isReady, isCordoned, tainted(corev1.TaintNodeUnschedulable, no)), evictRateLimited, "as it is"},
+		{"no longer cordoned", aNode("n", isReady, tainted(corev1.TaintNodeUnschedulable, no)), evictRateLimited, ""},
+		{"cordoned and silent", aNode("n", isUnknown, isCordoned), evictNone, "unreachable:NoSchedule unschedulable:NoSchedule"},
+		{"our key with an effect that is not ours stays", aNode("n", isReady, tainted(corev1.TaintNodeNotReady, prefer), tainted(corev1.TaintNodeUnschedulable, out), tainted(corev1.TaintNodeMemoryPressure, out)), evictRateLimited, "as it is"},
+		{"our key with another effect does not stand for ours", aNode("n", isNotReady, tainted(corev1.TaintNodeNotReady, prefer)), evictNone, "not-ready:PreferNoSchedule not-ready:NoSchedule"},
+		{"out of service is a person's taint", aNode("n", isReady, tainted(corev1.TaintNodeOutOfService, out)), evictRateLimited, "as it is"},
+		{"a foreign taint does not give a turn", aNode("n", isNotReady, tainted("mine", out)), evictNone, "mine:NoExecute not-ready:NoSchedule"},
+		{"two Ready conditions: both speak", aNode("n", isNotReady, says(corev1.NodeReady, corev1.ConditionUnknown)), evictNone, "not-ready:NoSchedule unreachable:NoSchedule"},
 	} {
-		v := nodeView{node: test.node, drive: test.drive, now: now, heard: now, grace: time.Minute}
+		v := nodeView{node: test.node, evictions: test.drive, now: now, lastSeen: now, grace: time.Minute}
 		was := test.node.DeepCopy()
 		got := v.taints()
 		if taintWords(got) != test.want {
@@ -103,7 +103,7 @@ func TestEveryConditionAndItsTaint(t *testing.T) {
 			if taint != "" {
 				want = taint + ":NoSchedule"
 			}
-			v := nodeView{node: aNode("n", says(test.condition, status)), drive: driveNobody, now: now, heard: now, grace: time.Minute}
+			v := nodeView{node: aNode("n", says(test.condition, status)), evictions: evictNone, now: now, lastSeen: now, grace: time.Minute}
 			if got := taintWords(v.taints()); got != want {
 				t.Errorf("%s is %s: %s, want %s", test.condition, status, got, want)
 			}
@@ -114,7 +114,7 @@ func TestEveryConditionAndItsTaint(t *testing.T) {
 func TestNewTaintsHaveATime(t *testing.T) {
 	old := corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: no, TimeAdded: new(ago(time.Hour))}
 	valued := corev1.Taint{Key: "mine", Value: "v", Effect: out, TimeAdded: new(ago(time.Hour))}
-	v := nodeView{node: aNode("n", isNotReady, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{valued, old} }), drive: driveSlowly, now: now}
+	v := nodeView{node: aNode("n", isNotReady, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{valued, old} }), evictions: evictRateLimited, now: now}
 	want := []corev1.Taint{valued, old, {Key: corev1.TaintNodeNotReady, Effect: out, TimeAdded: new(ago(0))}}
 	if got := v.taints(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nwant %+v", got, want)
@@ -127,7 +127,7 @@ func TestOurTaints(t *testing.T) {
 	for _, key := range append(ourKeys, corev1.TaintNodeOutOfService, "node.cloudprovider.kubernetes.io/uninitialized", "mine", "") {
 		for _, effect := range []corev1.TaintEffect{no, out, prefer, ""} {
 			want := effect == no && slices.Contains(ourKeys, key) || effect == out && (key == corev1.TaintNodeNotReady || key == corev1.TaintNodeUnreachable)
-			if got := ours(corev1.Taint{Key: key, Value: "any", Effect: effect}); got != want {
+			if got := isConditionTaint(corev1.Taint{Key: key, Value: "any", Effect: effect}); got != want {
 				t.Errorf("%s:%s: %v", key, effect, got)
 			}
 		}
@@ -161,7 +161,7 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 				}
 			}
 		}
-		how := drive(random.IntN(3))
+		how := evictionMode(random.IntN(3))
 		want := map[corev1.Taint]bool{}
 		for _, key := range keys {
 			for _, effect := range []corev1.TaintEffect{no, out, prefer} {
@@ -173,16 +173,16 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 					key == corev1.TaintNodeNetworkUnavailable && said[corev1.NodeNetworkUnavailable] == corev1.ConditionTrue
 				inUse := had[corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: out}] || had[corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: out}]
 				switch {
-				case !ours(taint):
+				case !isConditionTaint(taint):
 					want[taint] = had[taint]
 				case effect == no:
 					want[taint] = lost || pressed || key == corev1.TaintNodeUnschedulable && node.Spec.Unschedulable
 				default:
-					want[taint] = lost && (how == driveSlowly || how == driveNobody && inUse)
+					want[taint] = lost && (how == evictRateLimited || how == evictNone && inUse)
 				}
 			}
 		}
-		v := nodeView{node: node, drive: how, now: now, heard: now, grace: time.Minute}
+		v := nodeView{node: node, evictions: how, now: now, lastSeen: now, grace: time.Minute}
 		taints := v.taints()
 		if taints == nil {
 			taints = node.Spec.Taints
@@ -200,8 +200,8 @@ func TestTaintsOfRandomNodes(t *testing.T) {
 				t.Fatalf("seed %d, round %d: %s has %s:%s %v, want %v (%s, drive %d)", seed, round, taintWords(node.Spec.Taints), taint.Key, taint.Effect, got[taint], there, taintWords(taints), how)
 			}
 		}
-		if v.needsTurn() != (how == driveSlowly && said[corev1.NodeReady] != "" && said[corev1.NodeReady] != corev1.ConditionTrue && !v.driving()) {
-			t.Fatalf("seed %d, round %d: needs a turn: %v", seed, round, v.needsTurn())
+		if v.needsEvictionToken() != (how == evictRateLimited && said[corev1.NodeReady] != "" && said[corev1.NodeReady] != corev1.ConditionTrue && !v.hasNoExecuteTaint()) {
+			t.Fatalf("seed %d, round %d: needs a turn: %v", seed, round, v.needsEvictionToken())
 		}
 	}
 }
@@ -243,7 +243,7 @@ func TestSilentConditions(t *testing.T) {
 			if heard.silent {
 				want = test.want
 			}
-			if changed, ok := (nodeView{node: test.node, heard: now.Add(-heard.ago), grace: 50 * time.Second, now: now}).unknown().(*corev1.Node); ok {
+			if changed, ok := (nodeView{node: test.node, lastSeen: now.Add(-heard.ago), grace: 50 * time.Second, now: now}).unknownStatus().(*corev1.Node); ok {
 				got = changed.Status.Conditions
 			}
 			if !reflect.DeepEqual(got, want) {
@@ -268,26 +268,26 @@ func TestNodePlans(t *testing.T) {
 		what  string
 		node  *corev1.Node
 		heard time.Duration // ago
-		drive drive
+		drive evictionMode
 		words string
 	}{
-		{"heard just now", aNode("n", isReady), 0, driveSlowly, "again 50s"},
-		{"heard a while ago", aNode("n", isReady), 45 * time.Second, driveSlowly, "again 5s"},
-		{"heard as long ago as it may be", aNode("n", isReady), 50 * time.Second, driveSlowly, ""},
-		{"silent: told", aNode("n", isReady), time.Minute, driveSlowly, "update status of Node n then " + lost},
-		{"silent after it was not ready: not told", aNode("n", isNotReady), time.Minute, driveSlowly, "update status of Node n"},
-		{"never heard: not told", aNode("n"), time.Hour, driveSlowly, "update status of Node n"},
-		{"never heard, new", aNode("n"), time.Second, driveSlowly, "again 49s"},
-		{"silent and known to be, its turn", aNode("n", isUnknown), time.Minute, driveSlowly, taint(added("unreachable", out) + "," + added("unreachable", no))},
-		{"silent and known to be, not its turn", aNode("n", isUnknown), time.Minute, driveNobody, taint(added("unreachable", no))},
-		{"silent and tainted: it is not looked at again", aNode("n", isUnknown, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), time.Minute, driveNobody, ""},
-		{"says it is not ready: not told", aNode("n", isNotReady), 0, driveNobody, taint(added("not-ready", no)) + "; again 50s"},
-		{"ready again", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out)), 0, driveSlowly, taint("") + "; again 50s"},
-		{"a label and a taint", aNode("n", isReady, isCordoned, labelled(corev1.LabelOSStable, "linux")), 0, driveSlowly,
+		{"heard just now", aNode("n", isReady), 0, evictRateLimited, "again 50s"},
+		{"heard a while ago", aNode("n", isReady), 45 * time.Second, evictRateLimited, "again 5s"},
+		{"heard as long ago as it may be", aNode("n", isReady), 50 * time.Second, evictRateLimited, ""},
+		{"silent: told", aNode("n", isReady), time.Minute, evictRateLimited, "update status of Node n then " + lost},
+		{"silent after it was not ready: not told", aNode("n", isNotReady), time.Minute, evictRateLimited, "update status of Node n"},
+		{"never heard: not told", aNode("n"), time.Hour, evictRateLimited, "update status of Node n"},
+		{"never heard, new", aNode("n"), time.Second, evictRateLimited, "again 49s"},
+		{"silent and known to be, its turn", aNode("n", isUnknown), time.Minute, evictRateLimited, taint(added("unreachable", out) + "," + added("unreachable", no))},
+		{"silent and known to be, not its turn", aNode("n", isUnknown), time.Minute, evictNone, taint(added("unreachable", no))},
+		{"silent and tainted: it is not looked at again", aNode("n", isUnknown, tainted(corev1.TaintNodeUnreachable, out), tainted(corev1.TaintNodeUnreachable, no)), time.Minute, evictNone, ""},
+		{"says it is not ready: not told", aNode("n", isNotReady), 0, evictNone, taint(added("not-ready", no)) + "; again 50s"},
+		{"ready again", aNode("n", isReady, tainted(corev1.TaintNodeUnreachable, out)), 0, evictRateLimited, taint("") + "; again 50s"},
+		{"a label and a taint", aNode("n", isReady, isCordoned, labelled(corev1.LabelOSStable, "linux")), 0, evictRateLimited,
 			`patch Node n {"metadata":{"labels":{"beta.kubernetes.io/os":"linux"},"resourceVersion":"7"},"spec":{"taints":[` + added("unschedulable", no) + `]}}; again 50s`},
 	} {
 		test.node.ResourceVersion = "7"
-		v := nodeView{node: test.node, heard: now.Add(-test.heard), drive: test.drive, now: now, grace: 50 * time.Second}
+		v := nodeView{node: test.node, lastSeen: now.Add(-test.heard), evictions: test.drive, now: now, grace: 50 * time.Second}
 		want := test.words
 		if want == "" && test.heard == 50*time.Second {
 			want = "again 0s" // a millisecond later
@@ -345,7 +345,7 @@ func TestPodsOfLostNodesAreMarked(t *testing.T) {
 		{"the node has not spoken", aPod("p", podSays(ready(corev1.ConditionTrue))), mute, nil},
 	} {
 		was := test.pod.DeepCopy()
-		write, needed := markPod(test.pod, test.node, now)
+		write, needed := markPodNotReady(test.pod, test.node, now)
 		var got []corev1.PodCondition
 		if needed {
 			got = write.Object.(*corev1.Pod).Status.Conditions
@@ -373,7 +373,7 @@ func TestSignsOfLife(t *testing.T) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True"}}
 	}
 	written := func(n *corev1.Node) {
-		n.Status = nodeView{node: n, heard: n.CreationTimestamp.Time, now: now}.unknown().(*corev1.Node).Status
+		n.Status = nodeView{node: n, lastSeen: n.CreationTimestamp.Time, now: now}.unknownStatus().(*corev1.Node).Status
 	}
 	type step struct {
 		minute  int
@@ -402,14 +402,14 @@ func TestSignsOfLife(t *testing.T) {
 		{"a lease of one that never spoke", []step{{2, silence, 1, 1}, {9, silence, 8, 8}}},
 		{"an older renewal does not count", []step{{5, beat("True", 5), 2, 5}}},
 	} {
-		c := &lifecycle{settings: DefaultLifecycle, zones: newZones(DefaultLifecycle), health: map[string]*health{}, renewals: map[string]time.Time{}}
+		c := &lifecycle{settings: DefaultLifecycle, zones: newZones(DefaultLifecycle), health: map[string]*nodeHealth{}, renewals: map[string]time.Time{}}
 		for i, s := range test.steps {
 			if s.renewed != 0 {
 				c.renewals["n"] = now.Add(time.Duration(s.renewed) * time.Minute)
 			}
 			node := aNode("n", s.node)
 			v, fresh := c.observe(node, now.Add(time.Duration(s.minute)*time.Minute))
-			if got := int(v.heard.Sub(now).Minutes()); got != s.heard || fresh != (i == 0) {
+			if got := int(v.lastSeen.Sub(now).Minutes()); got != s.heard || fresh != (i == 0) {
 				t.Errorf("%s, step %d: heard at %d, want %d; new: %v", test.what, i, got, s.heard, fresh)
 			}
 			want := DefaultLifecycle.Grace
@@ -425,11 +425,11 @@ func TestSignsOfLife(t *testing.T) {
 
 // TestThoseWhoWereSilentWithAllOthersGetAnotherChance: when some node answers again, all count as heard then.
 func TestThoseWhoWereSilentWithAllOthersGetAnotherChance(t *testing.T) {
-	c := &lifecycle{settings: DefaultLifecycle, zones: newZones(DefaultLifecycle), health: map[string]*health{}, renewals: map[string]time.Time{}}
+	c := &lifecycle{settings: DefaultLifecycle, zones: newZones(DefaultLifecycle), health: map[string]*nodeHealth{}, renewals: map[string]time.Time{}}
 	c.observe(aNode("n", isReady), now)
-	c.zones.since = now.Add(time.Hour)
-	if v, _ := c.observe(aNode("n", isReady), now.Add(2*time.Hour)); !v.heard.Equal(now.Add(time.Hour)) {
-		t.Errorf("heard at %v", v.heard)
+	c.zones.recovered = now.Add(time.Hour)
+	if v, _ := c.observe(aNode("n", isReady), now.Add(2*time.Hour)); !v.lastSeen.Equal(now.Add(time.Hour)) {
+		t.Errorf("heard at %v", v.lastSeen)
 	}
 }
 

@@ -23,15 +23,15 @@ func indexPods(pods client.Informer[*corev1.Pod]) error {
 	return nil
 }
 
-// podsOn returns the pods of a node.
-func podsOn(pods client.Informer[*corev1.Pod], node string) []*corev1.Pod {
+// podsOfNode returns the pods of a node.
+func podsOfNode(pods client.Informer[*corev1.Pod], node string) []*corev1.Pod {
 	// The index exists: indexPods made it.
 	found, _ := pods.ByIndex(podsOnNode, node)
 	return found
 }
 
-// condition returns the condition of a type, or nil.
-func condition(node *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
+// nodeCondition returns the condition of a type, or nil.
+func nodeCondition(node *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
 		if node.Status.Conditions[i].Type == t {
 			return &node.Status.Conditions[i]
@@ -42,7 +42,7 @@ func condition(node *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondit
 
 // readiness is the status of the Ready condition, "" when there is none.
 func readiness(node *corev1.Node) corev1.ConditionStatus {
-	if c := condition(node, corev1.NodeReady); c != nil {
+	if c := nodeCondition(node, corev1.NodeReady); c != nil {
 		return c.Status
 	}
 	return ""

@@ -44,7 +44,7 @@ var (
 	isReady    = says(corev1.NodeReady, corev1.ConditionTrue)
 	isNotReady = says(corev1.NodeReady, corev1.ConditionFalse)
 	isUnknown  = func(n *corev1.Node) {
-		for _, t := range judged {
+		for _, t := range kubeletConditions {
 			says(t, corev1.ConditionUnknown)(n)
 		}
 	}
@@ -87,7 +87,7 @@ func podSays(conditions ...corev1.PodCondition) change[*corev1.Pod] {
 
 func podDeleted(p *corev1.Pod) { p.DeletionTimestamp = new(ago(time.Second)) }
 
-// words writes a plan down: what is written, with the patch, the event of its success and of its failure, and what is told.
+// words writes a plan down: what is written, with the patch, the event of its success and of its failure, and what is reported.
 func words(plan controller.Plan) string {
 	var all []string
 	for _, step := range plan.Steps {

@@ -51,12 +51,12 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 	return ranges, nil
 }
 
-// PodCIDR gives every node its own range of pod addresses, of each family one. taken are ranges nobody may have, such as those of
+// PodCIDR gives every node its own range of pod addresses, of each family one. taken are ranges nothing may have, such as those of
 // services. Without ranges it is off.
 //
 // All nodes are looked at together, under one key: what one node gets depends on what all others have, and the loop does not look
 // again before it has seen what it gave.
-func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
+func PodCIDR(ranges []PodRange, reserved []netip.Prefix) controller.Definition {
 	return controller.Definition{
 		Name: "node-ipam-controller", Aliases: []string{"nodeipam"}, Component: "cidrAllocator", Queue: "cidrallocator_node", Workers: 1,
 		DisabledByDefault: len(ranges) == 0,
@@ -64,7 +64,7 @@ func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 			if len(ranges) == 0 {
 				return nil, errors.New("no range of pod addresses is set")
 			}
-			c := &podCIDRs{ranges: ranges, taken: taken, candidates: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
+			c := &podCIDRs{ranges: ranges, reserved: reserved, candidates: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
 			all := controller.Key{Name: "nodes"}
 			need := func(node *corev1.Node) {
 				if len(node.Spec.PodCIDRs) == 0 {
@@ -82,7 +82,7 @@ func PodCIDR(ranges []PodRange, taken []netip.Prefix) controller.Definition {
 
 type podCIDRs struct {
 	ranges     []PodRange
-	taken      []netip.Prefix
+	reserved   []netip.Prefix
 	nodes      client.Informer[*corev1.Node]
 	candidates []uint64 // the piece behind the one given last, per range; only the one worker uses it
 }
@@ -91,13 +91,13 @@ type podCIDRs struct {
 type podCIDRView struct {
 	nodes      []*corev1.Node
 	ranges     []PodRange
-	taken      []netip.Prefix
+	reserved   []netip.Prefix
 	candidates []uint64
 }
 
 // Observe gathers all nodes.
 func (c *podCIDRs) Observe(controller.Key) (podCIDRView, bool) {
-	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, taken: c.taken, candidates: c.candidates}, true
+	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, reserved: c.reserved, candidates: c.candidates}, true
 }
 
 // Reconcile gives ranges to the nodes without.
@@ -113,13 +113,13 @@ func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 	used := make([]map[uint64]bool, len(v.ranges))
 	for i, r := range v.ranges {
 		used[i] = map[uint64]bool{}
-		for _, t := range v.taken {
-			r.occupy(t, used[i])
+		for _, t := range v.reserved {
+			r.markUsed(t, used[i])
 		}
 		for _, node := range v.nodes {
 			for _, text := range node.Spec.PodCIDRs {
 				if prefix, err := netip.ParsePrefix(text); err == nil {
-					r.occupy(prefix.Masked(), used[i])
+					r.markUsed(prefix.Masked(), used[i])
 				}
 			}
 		}
@@ -133,40 +133,40 @@ func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 			continue
 		}
 		cidrs := make([]string, 0, len(v.ranges))
-		pieces := make([]uint64, len(v.ranges))
+		indexes := make([]uint64, len(v.ranges))
 		for i, r := range v.ranges {
-			piece, ok := r.next(candidates[i], used[i])
+			index, ok := r.nextFree(candidates[i], used[i])
 			if !ok {
 				break
 			}
-			pieces[i] = piece
-			cidrs = append(cidrs, r.piece(piece).String())
+			indexes[i] = index
+			cidrs = append(cidrs, r.subnet(index).String())
 		}
 		if len(cidrs) < len(v.ranges) {
-			plan.Events = append(plan.Events, statusChange(node, "CIDRNotAvailable"))
+			plan.Events = append(plan.Events, statusChangeEvent(node, "CIDRNotAvailable"))
 			continue
 		}
-		for i, piece := range pieces {
-			used[i][piece], candidates[i] = true, (piece+1)%v.ranges[i].pieces()
+		for i, index := range indexes {
+			used[i][index], candidates[i] = true, (index+1)%v.ranges[i].subnetCount()
 		}
 		// Strings always encode.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
 		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound).
-			OnFailure(statusChange(node, "CIDRAssignmentFailed")))
+			OnFailure(statusChangeEvent(node, "CIDRAssignmentFailed")))
 	}
 	plan.AddStep(writes...)
 	return plan, candidates
 }
 
-func statusChange(node *corev1.Node, status string) controller.Event {
+func statusChangeEvent(node *corev1.Node, status string) controller.Event {
 	return controller.Event{Object: node, Type: corev1.EventTypeNormal, Reason: status, Message: fmt.Sprintf("Node %s status is now: %s", node.Name, status)}
 }
 
-// pieces is how many nodes the range is enough for.
-func (r PodRange) pieces() uint64 { return 1 << (r.NodeBits - r.Prefix.Bits()) }
+// subnetCount is how many nodes the range is enough for.
+func (r PodRange) subnetCount() uint64 { return 1 << (r.NodeBits - r.Prefix.Bits()) }
 
-// piece returns the n-th part of the range.
-func (r PodRange) piece(n uint64) netip.Prefix {
+// subnet returns the n-th part of the range.
+func (r PodRange) subnet(n uint64) netip.Prefix {
 	bytes := r.Prefix.Addr().AsSlice()
 	for i := 0; i < 64 && n>>i > 0; i++ {
 		if n>>i&1 == 1 {
@@ -179,8 +179,8 @@ func (r PodRange) piece(n uint64) netip.Prefix {
 	return netip.PrefixFrom(address, r.NodeBits)
 }
 
-// number says which part of the range an address lies in.
-func (r PodRange) number(address netip.Addr) (n uint64) {
+// subnetIndex says which part of the range an address lies in.
+func (r PodRange) subnetIndex(address netip.Addr) (n uint64) {
 	bytes := address.AsSlice()
 	for bit := r.Prefix.Bits(); bit < r.NodeBits; bit++ {
 		n = n<<1 | uint64(bytes[bit/8]>>(7-bit%8)&1)
@@ -188,18 +188,18 @@ func (r PodRange) number(address netip.Addr) (n uint64) {
 	return n
 }
 
-// occupy marks the parts that a prefix touches.
-func (r PodRange) occupy(prefix netip.Prefix, used map[uint64]bool) {
+// markUsed marks the parts that a prefix touches.
+func (r PodRange) markUsed(prefix netip.Prefix, used map[uint64]bool) {
 	if !r.Prefix.Overlaps(prefix) {
 		return
 	}
 	if prefix.Bits() <= r.Prefix.Bits() {
-		for n := range r.pieces() {
+		for n := range r.subnetCount() {
 			used[n] = true
 		}
 		return
 	}
-	first := r.number(prefix.Addr())
+	first := r.subnetIndex(prefix.Addr())
 	count := uint64(1)
 	if prefix.Bits() < r.NodeBits {
 		count = 1 << (r.NodeBits - prefix.Bits())
@@ -209,10 +209,10 @@ func (r PodRange) occupy(prefix netip.Prefix, used map[uint64]bool) {
 	}
 }
 
-// next finds a free part, from the candidate on and from the start again at the end.
-func (r PodRange) next(candidate uint64, used map[uint64]bool) (uint64, bool) {
-	for i := range r.pieces() {
-		if n := (candidate + i) % r.pieces(); !used[n] {
+// nextFree finds a free part, from the candidate on and from the start again at the end.
+func (r PodRange) nextFree(candidate uint64, used map[uint64]bool) (uint64, bool) {
+	for i := range r.subnetCount() {
+		if n := (candidate + i) % r.subnetCount(); !used[n] {
 			return n, true
 		}
 	}

@@ -88,8 +88,8 @@ func TestPiecesOfARange(t *testing.T) {
 		{"fd00::/60", 64, 16, 15, "fd00:0:0:f::/64"}, {"fd00::/112", 128, 65536, 65535, "fd00::ffff/128"}, {"fd00::/63", 65, 4, 3, "fd00:0:0:1:8000::/65"},
 	} {
 		r := PodRange{Prefix: netip.MustParsePrefix(test.prefix), NodeBits: test.bits}
-		if got := r.piece(test.n); got.String() != test.want || r.pieces() != test.pieces || r.number(got.Addr()) != test.n {
-			t.Errorf("%s of %d: piece %d of %d is %s, and that is number %d; want %s of %d", test.prefix, test.bits, test.n, r.pieces(), got, r.number(got.Addr()), test.want, test.pieces)
+		if got := r.subnet(test.n); got.String() != test.want || r.subnetCount() != test.pieces || r.subnetIndex(got.Addr()) != test.n {
+			t.Errorf("%s of %d: piece %d of %d is %s, and that is number %d; want %s of %d", test.prefix, test.bits, test.n, r.subnetCount(), got, r.subnetIndex(got.Addr()), test.want, test.pieces)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestOccupiedPieces(t *testing.T) {
 		{"IPv6, outside", "fd00::/62", 64, "fd01::/64", nil},
 	} {
 		used := map[uint64]bool{}
-		PodRange{Prefix: netip.MustParsePrefix(test.cidr), NodeBits: test.bits}.occupy(netip.MustParsePrefix(test.takes), used)
+		PodRange{Prefix: netip.MustParsePrefix(test.cidr), NodeBits: test.bits}.markUsed(netip.MustParsePrefix(test.takes), used)
 		var got []uint64
 		for n := range used {
 			got = append(got, n)
@@ -143,7 +143,7 @@ func TestNextPiece(t *testing.T) {
 			used[n] = true
 		}
 		got := -1
-		if n, ok := r.next(test.candidate, used); ok {
+		if n, ok := r.nextFree(test.candidate, used); ok {
 			got = int(n)
 		}
 		if got != test.want {
@@ -197,7 +197,7 @@ func TestPodCIDRs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v := podCIDRView{nodes: test.nodes, ranges: ranges, taken: test.taken}
+		v := podCIDRView{nodes: test.nodes, ranges: ranges, reserved: test.taken}
 		for range ranges {
 			v.candidates = append(v.candidates, test.from)
 		}
@@ -211,7 +211,7 @@ func TestPodCIDRs(t *testing.T) {
 	}
 }
 
-// TestRandomPodCIDRs: nodes come and go; nobody's range meets another's or one that is taken, ranges never change, and a node goes without
+// TestRandomPodCIDRs: nodes come and go; nothing's range meets another's or one that is taken, ranges never change, and a node goes without
 // only when all are in use.
 func TestRandomPodCIDRs(t *testing.T) {
 	const seed = 3
@@ -221,7 +221,7 @@ func TestRandomPodCIDRs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round := range 200 {
-		v := podCIDRView{ranges: ranges, taken: prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16))), candidates: make([]uint64, 2)}
+		v := podCIDRView{ranges: ranges, reserved: prefixes(fmt.Sprintf("10.0.%d.0/24", random.IntN(16)), fmt.Sprintf("fd00:0:0:%x::/64", random.IntN(16))), candidates: make([]uint64, 2)}
 		made := 0
 		for look := range 40 {
 			for range random.IntN(3) {
@@ -253,7 +253,7 @@ func TestRandomPodCIDRs(t *testing.T) {
 					v.nodes[i] = aNode(n.Name, holds(cidrs...))
 				}
 			}
-			inUse := map[string]string{v.taken[0].String(): "taken", v.taken[1].String(): "taken"}
+			inUse := map[string]string{v.reserved[0].String(): "taken", v.reserved[1].String(): "taken"}
 			without := 0
 			for _, n := range v.nodes {
 				if len(n.Spec.PodCIDRs) == 0 {

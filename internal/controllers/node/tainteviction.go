@@ -24,7 +24,7 @@ var TaintEviction = controller.Definition{
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &taintEviction{
 			setup: s, pods: client.InformerFor[*corev1.Pod](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
-			due: map[controller.Key]eviction{},
+			scheduled: map[controller.Key]scheduledEviction{},
 		}
 		if err := indexPods(c.pods); err != nil {
 			return nil, err
@@ -43,17 +43,17 @@ var TaintEviction = controller.Definition{
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		tainted := func(node *corev1.Node) {
-			for _, pod := range podsOn(c.pods, node.Name) {
+			for _, pod := range podsOfNode(c.pods, node.Name) {
 				s.Enqueue(controller.KeyOf(pod))
 			}
 		}
 		added := func(node *corev1.Node) {
-			if len(driving(node)) > 0 {
+			if len(noExecuteTaints(node)) > 0 {
 				tainted(node)
 			}
 		}
 		nodeChanged := func(old, node *corev1.Node) {
-			if !apiequality.Semantic.DeepEqual(driving(old), driving(node)) {
+			if !apiequality.Semantic.DeepEqual(noExecuteTaints(old), noExecuteTaints(node)) {
 				tainted(node)
 			}
 		}
@@ -64,8 +64,8 @@ var TaintEviction = controller.Definition{
 	},
 }
 
-// driving are the taints of a node that drive pods off it.
-func driving(node *corev1.Node) (taints []corev1.Taint) {
+// noExecuteTaints are the taints of a node that drive pods off it.
+func noExecuteTaints(node *corev1.Node) (taints []corev1.Taint) {
 	for _, t := range node.Spec.Taints {
 		if t.Effect == corev1.TaintEffectNoExecute {
 			taints = append(taints, t)
@@ -79,22 +79,22 @@ type taintEviction struct {
 	pods  client.Informer[*corev1.Pod]
 	nodes client.Informer[*corev1.Node]
 
-	mu  sync.Mutex
-	due map[controller.Key]eviction // of pods that tolerate their node for a while
+	mu        sync.Mutex
+	scheduled map[controller.Key]scheduledEviction // of pods that tolerate their node for a while
 }
 
-// eviction is when which pod goes.
-type eviction struct {
+// scheduledEviction is when which pod goes.
+type scheduledEviction struct {
 	uid types.UID
 	at  time.Time
 }
 
-// evictionView is what decides about one pod.
+// evictionView is the observed state of one pod.
 type evictionView struct {
-	pod    *corev1.Pod
-	taints []corev1.Taint
-	due    time.Time // zero: it was not to go
-	now    time.Time
+	pod         *corev1.Pod
+	taints      []corev1.Taint
+	scheduledAt time.Time // zero: it was not to go
+	now         time.Time
 }
 
 // Observe gathers a pod, the taints of its node, and what was decided about it before.
@@ -103,25 +103,25 @@ func (c *taintEviction) Observe(key controller.Key) (evictionView, bool) {
 	defer c.mu.Unlock()
 	now := time.Now()
 	pod, ok := c.pods.Get(key.Namespace, key.Name)
-	known, waiting := c.due[key]
-	if waiting && (!ok || pod.UID != known.uid) {
-		delete(c.due, key)
-		gone := evictionView{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: known.uid}}, due: known.at, now: now}
-		if gone.waits() {
-			e := gone.cancelled()
+	pending, isScheduled := c.scheduled[key]
+	if isScheduled && (!ok || pod.UID != pending.uid) {
+		delete(c.scheduled, key)
+		deleted := evictionView{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, UID: pending.uid}}, scheduledAt: pending.at, now: now}
+		if deleted.isPending() {
+			e := deleted.cancelEvent()
 			c.setup.Events.Event(e.Object, e.Type, e.Reason, e.Message)
 		}
-		known = eviction{}
+		pending = scheduledEviction{}
 	}
 	if !ok || pod.Spec.NodeName == "" {
 		return evictionView{}, false
 	}
-	v := evictionView{pod: pod, due: known.at, now: now}
+	v := evictionView{pod: pod, scheduledAt: pending.at, now: now}
 	node, ok := c.nodes.Get("", pod.Spec.NodeName)
 	if !ok {
 		return evictionView{}, false // what is on a node that is gone is the garbage collector's
 	}
-	v.taints = driving(node)
+	v.taints = noExecuteTaints(node)
 	return v, true
 }
 
@@ -132,9 +132,9 @@ func (c *taintEviction) Reconcile(v evictionView) controller.Plan {
 	defer c.mu.Unlock()
 	key := controller.KeyOf(v.pod)
 	if due.IsZero() {
-		delete(c.due, key)
+		delete(c.scheduled, key)
 	} else {
-		c.due[key] = eviction{uid: v.pod.UID, at: due}
+		c.scheduled[key] = scheduledEviction{uid: v.pod.UID, at: due}
 	}
 	return plan
 }
@@ -142,25 +142,25 @@ func (c *taintEviction) Reconcile(v evictionView) controller.Plan {
 // reconcile returns what to do, and when the pod is to go if not now. A pod that was given a time keeps it, however the taints change,
 // as long as it tolerates all of them and one of them not for ever.
 func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
-	patience, tolerated := v.patience()
-	if v.waits() && (!tolerated || patience == forever) {
-		plan.Events = append(plan.Events, v.cancelled())
+	patience, tolerated := v.minTolerationTime()
+	if v.isPending() && (!tolerated || patience == infiniteToleration) {
+		plan.Events = append(plan.Events, v.cancelEvent())
 	}
 	switch {
 	case !tolerated:
 		due = v.now
-	case patience == forever:
+	case patience == infiniteToleration:
 		return plan, time.Time{}
-	case v.due.IsZero():
+	case v.scheduledAt.IsZero():
 		due = v.now.Add(patience)
 	default:
-		due = v.due
+		due = v.scheduledAt
 	}
 	if due.After(v.now) {
 		plan.Requeue(due.Sub(v.now))
 		return plan, due
 	}
-	mark, unmarked := v.mark()
+	mark, unmarked := v.markDisruptionTarget()
 	deleted := v.pod.DeletionTimestamp != nil
 	if deleted && !unmarked {
 		return plan, due // it is on its way
@@ -175,21 +175,21 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 	return plan, due
 }
 
-// waits says whether the pod has a time to go that is still ahead.
-func (v evictionView) waits() bool { return v.due.After(v.now) }
+// isPending reports whether the pod has a time to go that is still ahead.
+func (v evictionView) isPending() bool { return v.scheduledAt.After(v.now) }
 
-func (v evictionView) cancelled() controller.Event { return v.event("Cancelling deletion of Pod ") }
+func (v evictionView) cancelEvent() controller.Event { return v.event("Cancelling deletion of Pod ") }
 
 func (v evictionView) event(message string) controller.Event {
 	return controller.Event{Object: v.pod, Type: corev1.EventTypeNormal, Reason: "TaintManagerEviction", Message: message + v.pod.Namespace + "/" + v.pod.Name}
 }
 
-// forever is the patience of a pod that need not go.
-const forever time.Duration = math.MaxInt64
+// infiniteToleration is the patience of a pod that need not go.
+const infiniteToleration time.Duration = math.MaxInt64
 
-// patience is how long the pod tolerates its node from when it is first asked. It is false when a taint is not tolerated at all.
-func (v evictionView) patience() (time.Duration, bool) {
-	patience := forever
+// minTolerationTime is how long the pod tolerates its node from when it is first asked. It is false when a taint is not tolerated at all.
+func (v evictionView) minTolerationTime() (time.Duration, bool) {
+	patience := infiniteToleration
 	for i := range v.taints {
 		j := slices.IndexFunc(v.pod.Spec.Tolerations, func(t corev1.Toleration) bool {
 			return t.ToleratesTaint(klog.Background(), &v.taints[i], false)
@@ -197,15 +197,15 @@ func (v evictionView) patience() (time.Duration, bool) {
 		if j < 0 {
 			return 0, false
 		}
-		if seconds := v.pod.Spec.Tolerations[j].TolerationSeconds; seconds != nil && *seconds <= int64(forever/time.Second) {
+		if seconds := v.pod.Spec.Tolerations[j].TolerationSeconds; seconds != nil && *seconds <= int64(infiniteToleration/time.Second) {
 			patience = min(patience, time.Duration(max(0, *seconds))*time.Second)
 		}
 	}
 	return patience, true
 }
 
-// mark says in the pod's status why it goes.
-func (v evictionView) mark() (controller.Write, bool) {
+// markDisruptionTarget says in the pod's status why it goes.
+func (v evictionView) markDisruptionTarget() (controller.Write, bool) {
 	c := corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
 		Message: "Taint manager: deleting due to NoExecute taint", LastTransitionTime: metav1.NewTime(v.now), ObservedGeneration: v.pod.Generation,

@@ -31,10 +31,10 @@ func taints(texts ...string) (all []corev1.Taint) {
 
 func TestDrivingTaints(t *testing.T) {
 	node := aNode("n", tainted("a", no), tainted("b", out), tainted("c", prefer), tainted("d", out), tainted("b", no))
-	if got := taintWords(driving(node)); got != "b:NoExecute d:NoExecute" {
+	if got := taintWords(noExecuteTaints(node)); got != "b:NoExecute d:NoExecute" {
 		t.Errorf("%s", got)
 	}
-	if got := driving(aNode("n", tainted("a", no))); len(got) != 0 {
+	if got := noExecuteTaints(aNode("n", tainted("a", no))); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }
@@ -55,23 +55,23 @@ func TestPatience(t *testing.T) {
 		pod    *corev1.Pod
 		want   time.Duration
 	}{
-		{"no taints", nil, aPod("p"), forever},
+		{"no taints", nil, aPod("p"), infiniteToleration},
 		{"no tolerations", taints("a"), aPod("p"), never},
 		{"another key", taints("a"), aPod("p", tolerates("b")), never},
-		{"the key exists", taints("a=x"), aPod("p", tolerates("a")), forever},
-		{"no key and Exists tolerates everything", taints("a", "b=x"), aPod("p", is("", exists, "", "")), forever},
-		{"no key and Equal compares values alone", taints("a=x"), aPod("p", is("", equal, "x", "")), forever},
-		{"no effect means every effect", taints("a"), aPod("p", is("a", exists, "", "")), forever},
+		{"the key exists", taints("a=x"), aPod("p", tolerates("a")), infiniteToleration},
+		{"no key and Exists tolerates everything", taints("a", "b=x"), aPod("p", is("", exists, "", "")), infiniteToleration},
+		{"no key and Equal compares values alone", taints("a=x"), aPod("p", is("", equal, "x", "")), infiniteToleration},
+		{"no effect means every effect", taints("a"), aPod("p", is("a", exists, "", "")), infiniteToleration},
 		{"another effect", taints("a"), aPod("p", is("a", exists, "", no)), never},
-		{"an equal value", taints("a=x"), aPod("p", is("a", equal, "x", out)), forever},
+		{"an equal value", taints("a=x"), aPod("p", is("a", equal, "x", out)), infiniteToleration},
 		{"another value", taints("a=x"), aPod("p", is("a", equal, "y", out)), never},
-		{"no operator means Equal", taints("a=x"), aPod("p", is("a", "", "x", out)), forever},
+		{"no operator means Equal", taints("a=x"), aPod("p", is("a", "", "x", out)), infiniteToleration},
 		{"no operator and another value", taints("a=x"), aPod("p", is("a", "", "", out)), never},
-		{"both values empty", taints("a"), aPod("p", is("a", equal, "", out)), forever},
+		{"both values empty", taints("a"), aPod("p", is("a", equal, "", out)), infiniteToleration},
 		{"an operator nobody knows", taints("a=x"), aPod("p", is("a", "Like", "x", out)), never},
 		{"greater than, which is not in use yet", taints("a=5"), aPod("p", is("a", corev1.TolerationOpGt, "3", out)), never},
 		{"one of two is not tolerated", taints("a", "b"), aPod("p", tolerates("a")), never},
-		{"both are", taints("a", "b"), aPod("p", tolerates("b"), tolerates("a")), forever},
+		{"both are", taints("a", "b"), aPod("p", tolerates("b"), tolerates("a")), infiniteToleration},
 		{"for a while", taints("a"), aPod("p", tolerates("a", 60)), time.Minute},
 		{"for one second", taints("a"), aPod("p", tolerates("a", 1)), time.Second},
 		{"for no time", taints("a"), aPod("p", tolerates("a", 0)), 0},
@@ -81,14 +81,14 @@ func TestPatience(t *testing.T) {
 		{"one for a while, one for ever", taints("a", "b"), aPod("p", tolerates("a"), tolerates("b", 5)), 5 * time.Second},
 		{"a negative time beside a while", taints("a", "b"), aPod("p", tolerates("a", 60), tolerates("b", -1)), 0},
 		{"of two that match, the first counts", taints("a"), aPod("p", tolerates("a", 60), tolerates("a", 5)), time.Minute},
-		{"of two that match, the first counts, for ever", taints("a"), aPod("p", tolerates("a"), tolerates("a", 5)), forever},
-		{"a time for a taint that is not there", taints("a"), aPod("p", tolerates("a"), tolerates("b", 5)), forever},
+		{"of two that match, the first counts, for ever", taints("a"), aPod("p", tolerates("a"), tolerates("a", 5)), infiniteToleration},
+		{"a time for a taint that is not there", taints("a"), aPod("p", tolerates("a"), tolerates("b", 5)), infiniteToleration},
 		{"everything for a while", taints("a", "b"), aPod("p", is("", exists, "", out, 30)), 30 * time.Second},
-		{"the longest time there is", taints("a"), aPod("p", tolerates("a", math.MaxInt64)), forever},
-		{"longer than can be counted", taints("a"), aPod("p", tolerates("a", math.MaxInt64/int64(time.Second)+1)), forever},
+		{"the longest time there is", taints("a"), aPod("p", tolerates("a", math.MaxInt64)), infiniteToleration},
+		{"longer than can be counted", taints("a"), aPod("p", tolerates("a", math.MaxInt64/int64(time.Second)+1)), infiniteToleration},
 		{"as long as can be counted", taints("a"), aPod("p", tolerates("a", math.MaxInt64/int64(time.Second))), math.MaxInt64 / time.Second * time.Second},
 	} {
-		got, tolerated := evictionView{pod: test.pod, taints: test.taints}.patience()
+		got, tolerated := evictionView{pod: test.pod, taints: test.taints}.minTolerationTime()
 		if !tolerated {
 			got = never
 		}
@@ -144,7 +144,7 @@ func TestTaintEviction(t *testing.T) {
 	} {
 		generation(3)(test.pod)
 		was := test.pod.DeepCopy()
-		plan, due := evictionView{pod: test.pod, taints: test.taints, due: test.due, now: now}.reconcile()
+		plan, due := evictionView{pod: test.pod, taints: test.taints, scheduledAt: test.due, now: now}.reconcile()
 		if got := words(plan); got != test.want || !due.Equal(test.keeps) {
 			t.Errorf("%s: %s, due %v\nwant %s, due %v", test.what, got, due, test.want, test.keeps)
 		}
@@ -172,7 +172,7 @@ func TestTheMarkOfAnEvictedPod(t *testing.T) {
 		{"for another reason before: no transition", []corev1.PodCondition{is("True", "PreemptionByScheduler", message)}, "2026-03-01T11:00:00Z"},
 		{"with another message before: no transition", []corev1.PodCondition{is("True", "DeletionByTaintManager", "x")}, "2026-03-01T11:00:00Z"},
 	} {
-		write, needed := evictionView{pod: aPod("p", podSays(test.has...), generation(3)), now: now}.mark()
+		write, needed := evictionView{pod: aPod("p", podSays(test.has...), generation(3)), now: now}.markDisruptionTarget()
 		want := strings.Replace(strings.TrimPrefix(evictMark, "patch status of Pod p "), "2026-03-01T12:00:00Z", test.want, 1)
 		if needed != (test.want != "") || needed && string(write.Patch) != want {
 			t.Errorf("%s: %v %s\nwant %s", test.what, needed, write.Patch, want)
@@ -234,7 +234,7 @@ func TestRandomTaints(t *testing.T) {
 			}
 			v.now, v.taints = now.Add(time.Duration(second)*time.Second), taints(present...)
 			plan, due := v.reconcile()
-			v.due = due
+			v.scheduledAt = due
 			evicted := len(plan.Steps) > 0
 			if want := model.see(second, present, tolerations); evicted != want {
 				t.Fatalf("seed %d, round %d, second %d: evicted %v, want %v (taints %v, tolerations %v)", seed, round, second, evicted, want, present, tolerations)

@@ -20,7 +20,7 @@ var TTL = controller.Definition{
 		c := &ttl{nodes: client.InformerFor[*corev1.Node](s.Informers)}
 		enqueue := func(node *corev1.Node) { s.Enqueue(controller.KeyOf(node)) }
 		sized := func(node *corev1.Node) {
-			if c.resize(len(c.nodes.List("", nil))) {
+			if c.updateStep(len(c.nodes.List("", nil))) {
 				for _, each := range c.nodes.List("", nil) {
 					enqueue(each)
 				}
@@ -34,8 +34,8 @@ var TTL = controller.Definition{
 	},
 }
 
-// steps by cluster size. They overlap, so that a node that comes and goes does not change all others each time.
-var steps = []struct{ from, to, seconds int }{
+// ttlSteps by cluster size. They overlap, so that a node that comes and goes does not change all others each time.
+var ttlSteps = []struct{ from, to, seconds int }{
 	{0, 100, 0}, {90, 500, 15}, {450, 1000, 30}, {900, 2000, 60}, {1800, math.MaxInt32, 300},
 }
 
@@ -46,15 +46,15 @@ type ttl struct {
 	step int
 }
 
-// resize moves to the step of a cluster size, and says whether that is another one.
-func (c *ttl) resize(size int) bool {
+// updateStep moves to the step of a cluster size, and says whether that is another one.
+func (c *ttl) updateStep(size int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.step
-	for size > steps[c.step].to && c.step < len(steps)-1 {
+	for size > ttlSteps[c.step].to && c.step < len(ttlSteps)-1 {
 		c.step++
 	}
-	for size < steps[c.step].from && c.step > 0 {
+	for size < ttlSteps[c.step].from && c.step > 0 {
 		c.step--
 	}
 	return c.step != before
@@ -70,7 +70,7 @@ func (c *ttl) Observe(key controller.Key) (ttlView, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	node, ok := c.nodes.Get("", key.Name)
-	return ttlView{node: node, seconds: steps[c.step].seconds}, ok
+	return ttlView{node: node, seconds: ttlSteps[c.step].seconds}, ok
 }
 
 // Reconcile writes the annotation.

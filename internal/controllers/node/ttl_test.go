@@ -24,10 +24,10 @@ func TestTTLSteps(t *testing.T) {
 		c := &ttl{}
 		for i, s := range sizes {
 			before := c.step
-			if moved := c.resize(s.size); moved != (c.step != before) {
+			if moved := c.updateStep(s.size); moved != (c.step != before) {
 				t.Errorf("%v: to %d it moved %v", sizes, i, moved)
 			}
-			if got := steps[c.step].seconds; got != s.want {
+			if got := ttlSteps[c.step].seconds; got != s.want {
 				t.Errorf("%v: with %d nodes %d seconds, want %d", sizes, s.size, got, s.want)
 			}
 		}
@@ -59,7 +59,7 @@ func TestTTLAnnotation(t *testing.T) {
 	}
 }
 
-// TestTTLInAWorld: when the cluster grows past a step, every node is told, and when it shrinks, too.
+// TestTTLInAWorld: when the cluster grows past a step, every node is reported, and when it shrinks, too.
 func TestTTLInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		defer w.Run(TTL)()

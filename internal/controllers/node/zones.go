@@ -13,8 +13,8 @@ import (
 // zoneOf is the failure zone of a node.
 func zoneOf(node *corev1.Node) string { return nodetopology.GetZoneKey(node) }
 
-// excluded nodes do not count when the state of a zone is judged.
-func excluded(node *corev1.Node) bool {
+// isExcluded nodes do not count when the state of a zone is judged.
+func isExcluded(node *corev1.Node) bool {
 	_, out := node.Labels["node.kubernetes.io/exclude-disruption"]
 	return out
 }
@@ -34,11 +34,11 @@ const (
 type zones struct {
 	settings LifecycleSettings
 
-	mu      sync.Mutex
-	touched bool
-	byName  map[string]*zone
-	stopped bool      // no zone has a node that answers
-	since   time.Time // when some node answered again after none had
+	mu        sync.Mutex
+	dirty     bool
+	byName    map[string]*zone
+	allDown   bool      // no zone has a node that answers
+	recovered time.Time // when some node answered again after none had
 }
 
 type zone struct {
@@ -48,27 +48,27 @@ type zone struct {
 }
 
 func newZones(settings LifecycleSettings) *zones {
-	return &zones{settings: settings, touched: true, byName: map[string]*zone{}}
+	return &zones{settings: settings, dirty: true, byName: map[string]*zone{}}
 }
 
-// touch says that a node changed in a way that counts.
-func (z *zones) touch() {
+// markDirty reports whether a node changed in a way that counts.
+func (z *zones) markDirty() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.touched = true
+	z.dirty = true
 }
 
 // update judges the zones again if a node changed, and says whether the judgement did.
 func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now time.Time) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if !z.touched {
+	if !z.dirty {
 		return false
 	}
-	z.touched = false
+	z.dirty = false
 	ready, lost := map[string]int{}, map[string]int{}
 	for _, node := range list("", nil) {
-		if excluded(node) {
+		if isExcluded(node) {
 			continue
 		}
 		if readiness(node) == corev1.ConditionTrue {
@@ -78,19 +78,19 @@ func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now ti
 			lost[zoneOf(node)]++
 		}
 	}
-	changed, stopped := false, len(lost) > 0
+	changed, allDown := false, len(lost) > 0
 	for name, n := range lost {
-		known := z.byName[name]
-		if known == nil {
-			known = &zone{state: -1, limiter: rate.NewLimiter(rate.Limit(z.settings.EvictionRate), 1)}
-			z.byName[name] = known
+		current := z.byName[name]
+		if current == nil {
+			current = &zone{state: -1, limiter: rate.NewLimiter(rate.Limit(z.settings.EvictionRate), 1)}
+			z.byName[name] = current
 		}
-		state := judge(ready[name], n, z.settings.UnhealthyZone)
-		stopped = stopped && state == zoneFull
-		if state != known.state || n+ready[name] != known.size {
-			changed = changed || state != known.state
-			known.state, known.size = state, n+ready[name]
-			known.limiter.SetLimitAt(now, z.limit(known))
+		state := computeZoneState(ready[name], n, z.settings.UnhealthyZone)
+		allDown = allDown && state == zoneFull
+		if state != current.state || n+ready[name] != current.size {
+			changed = changed || state != current.state
+			current.state, current.size = state, n+ready[name]
+			current.limiter.SetLimitAt(now, z.limit(current))
 		}
 	}
 	for name := range z.byName {
@@ -98,16 +98,16 @@ func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now ti
 			delete(z.byName, name)
 		}
 	}
-	if z.stopped && !stopped {
-		z.since = now // those that were silent while nobody was heard get another chance
+	if z.allDown && !allDown {
+		z.recovered = now // those that were silent while nothing was heard get another chance
 	}
-	changed = changed || stopped != z.stopped
-	z.stopped = stopped
+	changed = changed || allDown != z.allDown
+	z.allDown = allDown
 	return changed
 }
 
-// judge says how a zone with so many ready and so many lost nodes is. One or two lost nodes are no disruption.
-func judge(ready, lost int, threshold float64) zoneState {
+// computeZoneState says how a zone with so many ready and so many lost nodes is. One or two lost nodes are no disruption.
+func computeZoneState(ready, lost int, threshold float64) zoneState {
 	switch {
 	case ready == 0 && lost > 0:
 		return zoneFull
@@ -129,42 +129,42 @@ func (z *zones) limit(of *zone) rate.Limit {
 	return 0
 }
 
-// drive says whether pods may be driven off the lost nodes of a zone.
-func (z *zones) drive(name string) drive {
+// evictionMode reports whether pods may be driven off the lost nodes of a zone.
+func (z *zones) evictionMode(name string) evictionMode {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	known := z.byName[name]
+	current := z.byName[name]
 	switch {
-	case z.stopped:
-		return driveStopped
-	case known == nil || known.limiter.Limit() == 0:
-		return driveNobody
+	case z.allDown:
+		return evictStopped
+	case current == nil || current.limiter.Limit() == 0:
+		return evictNone
 	default:
-		return driveSlowly
+		return evictRateLimited
 	}
 }
 
-// take asks for a turn. It is false when another node of the zone had one just now.
-func (z *zones) take(name string, now time.Time) bool {
+// tryAcquire asks for a turn. It is false when another node of the zone had one just now.
+func (z *zones) tryAcquire(name string, now time.Time) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	known := z.byName[name]
-	return known != nil && known.limiter.AllowN(now, 1)
+	current := z.byName[name]
+	return current != nil && current.limiter.AllowN(now, 1)
 }
 
-// wait is when to ask again.
-func (z *zones) wait(name string) time.Duration {
+// retryDelay is when to ask again.
+func (z *zones) retryDelay(name string) time.Duration {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if known := z.byName[name]; known != nil && known.limiter.Limit() > 0 {
-		return max(100*time.Millisecond, min(5*time.Second, time.Duration(float64(time.Second)/float64(known.limiter.Limit()))))
+	if current := z.byName[name]; current != nil && current.limiter.Limit() > 0 {
+		return max(100*time.Millisecond, min(5*time.Second, time.Duration(float64(time.Second)/float64(current.limiter.Limit()))))
 	}
 	return 5 * time.Second
 }
 
-// resumed is when nodes were heard again after none had been.
-func (z *zones) resumed() time.Time {
+// recoveredAt is when nodes were heard again after none had been.
+func (z *zones) recoveredAt() time.Time {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.since
+	return z.recovered
 }

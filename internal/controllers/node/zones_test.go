@@ -36,11 +36,11 @@ func TestZoneOfANode(t *testing.T) {
 
 func TestExcludedNodes(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "false": true, "true": true} {
-		if got := excluded(aNode("n", labelled("node.kubernetes.io/exclude-disruption", value))); got != want {
+		if got := isExcluded(aNode("n", labelled("node.kubernetes.io/exclude-disruption", value))); got != want {
 			t.Errorf("label %q: %v", value, got)
 		}
 	}
-	if excluded(aNode("n", labelled("node.kubernetes.io/exclude-from-external-load-balancers", ""))) || excluded(&corev1.Node{}) {
+	if isExcluded(aNode("n", labelled("node.kubernetes.io/exclude-from-external-load-balancers", ""))) || isExcluded(&corev1.Node{}) {
 		t.Error("another label, or none, excludes")
 	}
 }
@@ -59,7 +59,7 @@ func TestJudgeZones(t *testing.T) {
 		{7, 3, 0.3, zonePartial}, {3, 7, 0.7, zonePartial}, {4, 6, 0.6, zonePartial}, {4, 6, 0.61, zoneNormal},
 		{9, 3, 0, zonePartial}, {9, 2, 0, zoneNormal}, {1, 9, 1, zoneNormal}, {0, 9, 1, zoneFull},
 	} {
-		if got := judge(test.ready, test.lost, test.threshold); got != test.want {
+		if got := computeZoneState(test.ready, test.lost, test.threshold); got != test.want {
 			t.Errorf("%d ready, %d lost, threshold %v: %v, want %v", test.ready, test.lost, test.threshold, got, test.want)
 		}
 	}
@@ -83,7 +83,7 @@ func TestZoneRates(t *testing.T) {
 
 // seen lets zones look at nodes.
 func seen(z *zones, at time.Time, nodes ...*corev1.Node) bool {
-	z.touch()
+	z.markDirty()
 	return z.update(func(string, labels.Selector) []*corev1.Node { return nodes }, at)
 }
 
@@ -110,7 +110,7 @@ func TestZonesLimitHowFastPodsGo(t *testing.T) {
 	type view struct {
 		nodes   []*corev1.Node
 		changed bool
-		a, b    drive
+		a, b    evictionMode
 		rateA   rate.Limit
 	}
 	for _, test := range []struct {
@@ -118,32 +118,32 @@ func TestZonesLimitHowFastPodsGo(t *testing.T) {
 		views []view
 	}{
 		{"one zone of two is lost: its pods go, by turns", []view{
-			{both(some("a", 3, 0), some("b", 3, 0)), true, driveSlowly, driveSlowly, 0.1},
-			{both(some("a", 3, 0), some("b", 3, 0)), false, driveSlowly, driveSlowly, 0.1},
-			{both(some("a", 0, 3), some("b", 3, 0)), true, driveSlowly, driveSlowly, 0.1},
+			{both(some("a", 3, 0), some("b", 3, 0)), true, evictRateLimited, evictRateLimited, 0.1},
+			{both(some("a", 3, 0), some("b", 3, 0)), false, evictRateLimited, evictRateLimited, 0.1},
+			{both(some("a", 0, 3), some("b", 3, 0)), true, evictRateLimited, evictRateLimited, 0.1},
 		}},
 		{"all zones are lost: nothing is done", []view{
-			{both(some("a", 0, 3), some("b", 0, 3)), true, driveStopped, driveStopped, 0.1},
-			{both(some("a", 0, 3), some("b", 0, 3)), false, driveStopped, driveStopped, 0.1},
-			{both(some("a", 0, 3), some("b", 1, 2)), true, driveSlowly, driveSlowly, 0.1},
-			{both(some("a", 0, 4), some("b", 0, 3)), true, driveStopped, driveStopped, 0.1},
+			{both(some("a", 0, 3), some("b", 0, 3)), true, evictStopped, evictStopped, 0.1},
+			{both(some("a", 0, 3), some("b", 0, 3)), false, evictStopped, evictStopped, 0.1},
+			{both(some("a", 0, 3), some("b", 1, 2)), true, evictRateLimited, evictRateLimited, 0.1},
+			{both(some("a", 0, 4), some("b", 0, 3)), true, evictStopped, evictStopped, 0.1},
 		}},
-		{"a zone alone", []view{{some("a", 0, 1), true, driveStopped, driveStopped, 0.1}, {some("a", 1, 0), true, driveSlowly, driveNobody, 0.1}}},
+		{"a zone alone", []view{{some("a", 0, 1), true, evictStopped, evictStopped, 0.1}, {some("a", 1, 0), true, evictRateLimited, evictNone, 0.1}}},
 		{"a small disrupted zone: nobody goes", []view{
-			{both(some("a", 2, 3), some("b", 3, 0)), true, driveNobody, driveSlowly, 0},
-			{both(some("a", 3, 2), some("b", 3, 0)), true, driveSlowly, driveSlowly, 0.1},
+			{both(some("a", 2, 3), some("b", 3, 0)), true, evictNone, evictRateLimited, 0},
+			{both(some("a", 3, 2), some("b", 3, 0)), true, evictRateLimited, evictRateLimited, 0.1},
 		}},
 		{"a large disrupted zone: slowly", []view{
-			{both(some("a", 20, 30), some("b", 3, 0)), true, driveNobody, driveSlowly, 0},
-			{both(some("a", 20, 31), some("b", 3, 0)), false, driveSlowly, driveSlowly, 0.01},
-			{both(some("a", 0, 51), some("b", 3, 0)), true, driveSlowly, driveSlowly, 0.1},
+			{both(some("a", 20, 30), some("b", 3, 0)), true, evictNone, evictRateLimited, 0},
+			{both(some("a", 20, 31), some("b", 3, 0)), false, evictRateLimited, evictRateLimited, 0.01},
+			{both(some("a", 0, 51), some("b", 3, 0)), true, evictRateLimited, evictRateLimited, 0.1},
 		}},
 		{"a zone goes and comes", []view{
-			{both(some("a", 2, 3), some("b", 3, 0)), true, driveNobody, driveSlowly, 0},
-			{some("b", 3, 0), false, driveNobody, driveSlowly, -1},
-			{both(some("a", 3, 0), some("b", 3, 0)), true, driveSlowly, driveSlowly, 0.1},
+			{both(some("a", 2, 3), some("b", 3, 0)), true, evictNone, evictRateLimited, 0},
+			{some("b", 3, 0), false, evictNone, evictRateLimited, -1},
+			{both(some("a", 3, 0), some("b", 3, 0)), true, evictRateLimited, evictRateLimited, 0.1},
 		}},
-		{"no nodes at all", []view{{nil, false, driveNobody, driveNobody, -1}}},
+		{"no nodes at all", []view{{nil, false, evictNone, evictNone, -1}}},
 	} {
 		z := newZones(DefaultLifecycle)
 		for i, v := range test.views {
@@ -152,7 +152,7 @@ func TestZonesLimitHowFastPodsGo(t *testing.T) {
 			if z.byName[key("a")] != nil {
 				limit = z.byName[key("a")].limiter.Limit()
 			}
-			if a, b := z.drive(key("a")), z.drive(key("b")); changed != v.changed || a != v.a || b != v.b || limit != v.rateA {
+			if a, b := z.evictionMode(key("a")), z.evictionMode(key("b")); changed != v.changed || a != v.a || b != v.b || limit != v.rateA {
 				t.Errorf("%s, view %d: changed %v, a %d at %v, b %d; want %+v", test.what, i, changed, a, limit, b, v)
 			}
 		}
@@ -163,11 +163,11 @@ func TestExcludedNodesDoNotCount(t *testing.T) {
 	without := labelled("node.kubernetes.io/exclude-disruption", "")
 	z := newZones(DefaultLifecycle)
 	seen(z, now, aNode("a", isReady, without), aNode("b", isUnknown))
-	if z.drive("") != driveStopped {
+	if z.evictionMode("") != evictStopped {
 		t.Error("the only node that answers is excluded: it does not count")
 	}
 	seen(z, now, aNode("a", isReady), aNode("b", isUnknown, without), aNode("c", isUnknown, without), aNode("d", isUnknown, without))
-	if z.drive("") != driveSlowly || z.byName[""].size != 1 {
+	if z.evictionMode("") != evictRateLimited || z.byName[""].size != 1 {
 		t.Errorf("lost nodes that are excluded do not disturb a zone: %d nodes", z.byName[""].size)
 	}
 }
@@ -181,20 +181,20 @@ func TestTurns(t *testing.T) {
 		second int
 		want   bool
 	}{{0, true}, {0, false}, {9, false}, {10, true}, {19, false}, {20, true}, {60, true}, {61, false}, {70, true}} {
-		if got := z.take(zone, now.Add(time.Duration(test.second)*time.Second)); got != test.want {
+		if got := z.tryAcquire(zone, now.Add(time.Duration(test.second)*time.Second)); got != test.want {
 			t.Errorf("second %d: %v", test.second, got)
 		}
 	}
-	if z.take("nowhere", now) {
+	if z.tryAcquire("nowhere", now) {
 		t.Error("a zone nobody knows has a turn")
 	}
 	for limit, want := range map[rate.Limit]time.Duration{0: 5 * time.Second, 0.01: 5 * time.Second, 0.1: 5 * time.Second, 0.5: 2 * time.Second, 1: time.Second, 100: 100 * time.Millisecond} {
 		z.byName[zone].limiter.SetLimit(limit)
-		if got := z.wait(zone); got != want {
+		if got := z.retryDelay(zone); got != want {
 			t.Errorf("at a rate of %v the next question is in %s, want %s", limit, got, want)
 		}
 	}
-	if got := z.wait("nowhere"); got != 5*time.Second {
+	if got := z.retryDelay("nowhere"); got != 5*time.Second {
 		t.Errorf("a zone nobody knows waits %s", got)
 	}
 }
@@ -208,7 +208,7 @@ func TestResumedIsWhenSomeoneAnswersAgain(t *testing.T) {
 		want        time.Time
 	}{{1, 2, 0, time.Time{}}, {2, 0, 2, time.Time{}}, {3, 0, 2, time.Time{}}, {4, 1, 1, at(4)}, {5, 2, 0, at(4)}, {6, 0, 2, at(4)}, {7, 1, 1, at(7)}} {
 		seen(z, at(test.minute), some("a", test.ready, test.lost)...)
-		if got := z.resumed(); !got.Equal(test.want) {
+		if got := z.recoveredAt(); !got.Equal(test.want) {
 			t.Errorf("minute %d: %v, want %v", test.minute, got, test.want)
 		}
 	}
@@ -222,7 +222,7 @@ func TestZonesAreJudgedOnlyWhenTouched(t *testing.T) {
 	}
 	look()
 	look()
-	z.touch()
+	z.markDirty()
 	look()
 	if looks != 2 {
 		t.Errorf("nodes were listed %d times", looks)
@@ -257,14 +257,14 @@ func TestRandomZones(t *testing.T) {
 		}
 		for name, c := range counts {
 			lost := c.all - c.ready
-			want := driveSlowly
+			want := evictRateLimited
 			switch {
 			case stopped:
-				want = driveStopped
+				want = evictStopped
 			case c.ready > 0 && lost >= 3 && 100*lost >= 55*c.all && c.all <= 50:
-				want = driveNobody
+				want = evictNone
 			}
-			if got := z.drive(name); got != want {
+			if got := z.evictionMode(name); got != want {
 				t.Fatalf("seed %d, round %d: zone %q of %+v: %d, want %d", seed, round, name, c, got, want)
 			}
 		}

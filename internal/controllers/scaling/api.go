@@ -27,18 +27,18 @@ type api struct {
 	rest rest.Interface
 
 	mu    sync.Mutex
-	lists map[string]discovered // by group and version
+	lists map[string]cachedDiscovery // by group and version
 }
 
-// discovered is what a server said it serves. It is asked again after a while, and when something is missed.
-type discovered struct {
+// cachedDiscovery is what a server said it serves. It is asked again after a while, and when something is missed.
+type cachedDiscovery struct {
 	resources []metav1.APIResource
 	at        time.Time
 }
 
 const (
-	discoveredFor = 5 * time.Minute
-	askAgainAfter = 5 * time.Second
+	discoveryTTL        = 5 * time.Minute
+	discoveryRetryAfter = 5 * time.Second
 )
 
 func newAPI(c *client.Client) (*api, error) {
@@ -50,7 +50,7 @@ func newAPI(c *client.Client) (*api, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make REST client: %w", err)
 	}
-	return &api{rest: restClient, lists: map[string]discovered{}}, nil
+	return &api{rest: restClient, lists: map[string]cachedDiscovery{}}, nil
 }
 
 // get reads a path into a value.
@@ -72,8 +72,8 @@ func decode(result rest.Result, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// root is the path of a group and version.
-func root(gv schema.GroupVersion) []string {
+// apiPath is the path of a group and version.
+func apiPath(gv schema.GroupVersion) []string {
 	if gv.Group == "" {
 		return []string{"api", gv.Version}
 	}
@@ -86,36 +86,36 @@ func (a *api) resources(ctx context.Context, gv schema.GroupVersion, missed bool
 	known, ok := a.lists[gv.String()]
 	a.mu.Unlock()
 	age := time.Since(known.at)
-	if ok && age < discoveredFor && !(missed && age > askAgainAfter) {
+	if ok && age < discoveryTTL && !(missed && age > discoveryRetryAfter) {
 		return known.resources, nil
 	}
 	var list metav1.APIResourceList
-	if err := a.get(ctx, root(gv), nil, &list); err != nil && !apierrors.IsNotFound(err) {
+	if err := a.get(ctx, apiPath(gv), nil, &list); err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("discover %s: %w", gv, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lists[gv.String()] = discovered{resources: list.APIResources, at: time.Now()}
+	a.lists[gv.String()] = cachedDiscovery{resources: list.APIResources, at: time.Now()}
 	return list.APIResources, nil
 }
 
-// target is where the scale of an object lives.
-type target struct {
+// scaleTarget is where the scale of an object lives.
+type scaleTarget struct {
 	schema.GroupVersionResource
 	namespaced, scalable bool
 }
 
 // find returns the resource of a kind. When the version is not served, the group's preferred one is taken.
-func (a *api) find(ctx context.Context, gvk schema.GroupVersionKind) (target, error) {
+func (a *api) find(ctx context.Context, gvk schema.GroupVersionKind) (scaleTarget, error) {
 	versions := []string{gvk.Version}
 	for i := 0; i < len(versions); i++ {
 		gv := schema.GroupVersion{Group: gvk.Group, Version: versions[i]}
 		for _, missed := range []bool{false, true} {
 			list, err := a.resources(ctx, gv, missed)
 			if err != nil {
-				return target{}, err
+				return scaleTarget{}, err
 			}
-			if t, ok := among(list, gv, gvk.Kind); ok {
+			if t, ok := findResource(list, gv, gvk.Kind); ok {
 				return t, nil
 			}
 		}
@@ -126,20 +126,20 @@ func (a *api) find(ctx context.Context, gvk schema.GroupVersionKind) (target, er
 			}
 		}
 	}
-	return target{}, &meta.NoKindMatchError{GroupKind: gvk.GroupKind()}
+	return scaleTarget{}, &meta.NoKindMatchError{GroupKind: gvk.GroupKind()}
 }
 
-func among(list []metav1.APIResource, gv schema.GroupVersion, kind string) (t target, found bool) {
+func findResource(list []metav1.APIResource, gv schema.GroupVersion, kind string) (t scaleTarget, found bool) {
 	i := slices.IndexFunc(list, func(r metav1.APIResource) bool { return r.Kind == kind && !slices.Contains([]byte(r.Name), '/') })
 	if i < 0 {
-		return target{}, false
+		return scaleTarget{}, false
 	}
 	scalable := slices.ContainsFunc(list, func(r metav1.APIResource) bool { return r.Name == list[i].Name+"/scale" })
-	return target{GroupVersionResource: gv.WithResource(list[i].Name), namespaced: list[i].Namespaced, scalable: scalable}, true
+	return scaleTarget{GroupVersionResource: gv.WithResource(list[i].Name), namespaced: list[i].Namespaced, scalable: scalable}, true
 }
 
-func (t target) path(namespace, name string) []string {
-	path := root(t.GroupVersion())
+func (t scaleTarget) path(namespace, name string) []string {
+	path := apiPath(t.GroupVersion())
 	if t.namespaced {
 		path = append(path, "namespaces", namespace)
 	}
@@ -147,7 +147,7 @@ func (t target) path(namespace, name string) []string {
 }
 
 // scale reads how many pods an object should have and has.
-func (a *api) scale(ctx context.Context, t target, namespace, name string) (*autoscalingv1.Scale, error) {
+func (a *api) scale(ctx context.Context, t scaleTarget, namespace, name string) (*autoscalingv1.Scale, error) {
 	scale := &autoscalingv1.Scale{}
 	if err := a.get(ctx, t.path(namespace, name), nil, scale); err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (a *api) scale(ctx context.Context, t target, namespace, name string) (*aut
 }
 
 // setScale writes how many pods an object should have.
-func (a *api) setScale(ctx context.Context, t target, scale *autoscalingv1.Scale) error {
+func (a *api) setScale(ctx context.Context, t scaleTarget, scale *autoscalingv1.Scale) error {
 	body := scale.DeepCopy()
 	body.TypeMeta = metav1.TypeMeta{APIVersion: autoscalingv1.SchemeGroupVersion.String(), Kind: "Scale"}
 	data, err := json.Marshal(body)

@@ -164,7 +164,7 @@ func TestScales(t *testing.T) {
 		}
 	})
 	a := apiAt(t, handler)
-	where := target{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true, scalable: true}
+	where := scaleTarget{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true, scalable: true}
 	scale, err := a.scale(t.Context(), where, "default", "web")
 	if err != nil || scale.Spec.Replicas != 3 || scale.Status.Replicas != 2 || scale.Status.Selector != "app=web" || scale.UID != "u" {
 		t.Fatalf("scale %+v, %v", scale, err)
@@ -189,7 +189,7 @@ func TestScales(t *testing.T) {
 	}
 }
 
-// TestUnserved: nobody serves the path, or there is nothing at it.
+// TestUnserved: nothing serves the path, or there is nothing at it.
 func TestUnserved(t *testing.T) {
 	groupResource := schema.GroupResource{Group: "metrics.k8s.io", Resource: "pods"}
 	for what, test := range map[string]struct {
@@ -203,7 +203,7 @@ func TestUnserved(t *testing.T) {
 		"no refusal":           {fmt.Errorf("broken"), false},
 		"nothing":              {nil, false},
 	} {
-		if got := isUnserved(test.err); got != test.want {
+		if got := isNotServed(test.err); got != test.want {
 			t.Errorf("%s: %v", what, got)
 		}
 	}

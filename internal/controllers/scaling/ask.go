@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// answer is what one metric asks for.
-type answer struct {
+// metricProposal is what one metric asks for.
+type metricProposal struct {
 	replicas int32
 	metric   string // how people call it
 }
 
-// metricError says why a metric has no answer: reason is that of events and conditions, inner their text. Where all metrics are told
+// metricError says why a metric has no answer: reason is that of events and conditions, inner their text. Where all metrics are reported
 // of together, the text says more of which one it was.
 type metricError struct {
 	reason, prefix string
@@ -28,33 +28,33 @@ type metricError struct {
 func (e *metricError) Error() string { return e.prefix + e.inner.Error() }
 func (e *metricError) Unwrap() error { return e.inner }
 
-// ask asks one metric how many pods there should be, and notes what it is now.
-func (l *scalerLook) ask(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (answer, *metricError) {
+// computeForMetric asks one metric how many pods there should be, and notes what it is now.
+func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (metricProposal, *metricError) {
 	status.Type = spec.Type
-	var a answer
+	var a metricProposal
 	var err error
 	failure := &metricError{}
 	switch spec.Type {
 	case autoscalingv2.ResourceMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetResourceMetric", fmt.Sprintf("failed to get %s resource metric value: ", spec.Resource.Name)
 		status.Resource = &autoscalingv2.ResourceMetricStatus{Name: spec.Resource.Name}
-		a, err = l.askResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
+		a, err = l.computeForResource(scale, spec.Resource.Name, "", spec.Resource.Target, &status.Resource.Current)
 	case autoscalingv2.ContainerResourceMetricSourceType:
 		r := spec.ContainerResource
 		failure.reason, failure.prefix = "FailedGetContainerResourceMetric", fmt.Sprintf("failed to get %s container metric value: ", r.Container)
 		status.ContainerResource = &autoscalingv2.ContainerResourceMetricStatus{Name: r.Name, Container: r.Container}
-		a, err = l.askResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
+		a, err = l.computeForResource(scale, r.Name, r.Container, r.Target, &status.ContainerResource.Current)
 	case autoscalingv2.PodsMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetPodsMetric", "failed to get pods metric value: "
 		status.Pods = &autoscalingv2.PodsMetricStatus{Metric: spec.Pods.Metric}
-		a, err = l.askPods(scale, spec.Pods, &status.Pods.Current)
+		a, err = l.computeForPods(scale, spec.Pods, &status.Pods.Current)
 	case autoscalingv2.ObjectMetricSourceType:
 		failure.reason, failure.prefix = "FailedGetObjectMetric", "failed to get object metric value: "
 		if targetsAverage(spec.Object.Target) {
 			failure.prefix += fmt.Sprintf("failed to get %s object metric: ", spec.Object.Metric.Name)
 		}
 		status.Object = &autoscalingv2.ObjectMetricStatus{Metric: spec.Object.Metric, DescribedObject: spec.Object.DescribedObject}
-		a, err = l.askObject(scale, spec.Object, &status.Object.Current)
+		a, err = l.computeForObject(scale, spec.Object, &status.Object.Current)
 	case autoscalingv2.ExternalMetricSourceType:
 		name := spec.External.Metric.Name
 		failure.reason, failure.prefix = "FailedGetExternalMetric", fmt.Sprintf("failed to get %s external metric value: ", name)
@@ -64,19 +64,19 @@ func (l *scalerLook) ask(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Sca
 			failure.prefix += fmt.Sprintf("failed to get external metric %s: ", name)
 		}
 		status.External = &autoscalingv2.ExternalMetricStatus{Metric: spec.External.Metric}
-		a, err = l.askExternal(scale, spec.External, &status.External.Current)
+		a, err = l.computeForExternal(scale, spec.External, &status.External.Current)
 	default:
 		failure.reason, err = "InvalidMetricSourceType", fmt.Errorf("unknown metric source type %q", spec.Type)
 	}
 	if err != nil {
 		*status = autoscalingv2.MetricStatus{}
 		failure.inner = err
-		return answer{}, failure
+		return metricProposal{}, failure
 	}
 	return a, nil
 }
 
-func (l *scalerLook) tolerance() tolerance {
+func (l *autoscalerSync) tolerance() tolerance {
 	t := tolerance{down: l.controller.settings.Tolerance, up: l.controller.settings.Tolerance}
 	if b := l.scaler.Spec.Behavior; b != nil {
 		if b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
@@ -89,8 +89,8 @@ func (l *scalerLook) tolerance() tolerance {
 	return t
 }
 
-func (l *scalerLook) crowd(samples map[string]sample, name corev1.ResourceName) crowd {
-	return crowd{pods: l.pods, samples: samples, resource: name, startup: l.controller.settings.CPUInitialization, delay: l.controller.settings.InitialReadiness, now: l.now}
+func (l *autoscalerSync) podMetricsFor(samples map[string]sample, name corev1.ResourceName) podSamples {
+	return podSamples{pods: l.pods, samples: samples, resource: name, cpuInitialization: l.controller.settings.CPUInitialization, initialReadiness: l.controller.settings.InitialReadiness, now: l.now}
 }
 
 // quantity writes thousandths as the metrics API does: memory in powers of two.
@@ -101,32 +101,32 @@ func quantity(name corev1.ResourceName, milli int64) *resource.Quantity {
 	return resource.NewMilliQuantity(milli, resource.DecimalSI)
 }
 
-func (l *scalerLook) askResource(scale *autoscalingv1.Scale, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) (answer, error) {
+func (l *autoscalerSync) computeForResource(scale *autoscalingv1.Scale, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	if target.AverageValue == nil && target.AverageUtilization == nil {
-		return answer{}, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
+		return metricProposal{}, errors.New("invalid resource metric source: neither an average utilization target nor an average value (usage) target was set")
 	}
 	kind := "usage"
 	if target.AverageValue == nil {
 		kind = "utilization"
 	}
-	fail := func(err error) (answer, error) {
-		return answer{}, fmt.Errorf("failed to get %s %s: %w", name, kind, err)
+	fail := func(err error) (metricProposal, error) {
+		return metricProposal{}, fmt.Errorf("failed to get %s %s: %w", name, kind, err)
 	}
-	samples, err := l.meter.usage(l.ctx, l.scaler.Namespace, l.selector, name, container)
+	samples, err := l.metrics.usage(l.ctx, l.scaler.Namespace, l.selector, name, container)
 	if err != nil {
 		return fail(fmt.Errorf("unable to get metrics for resource %s: %w", name, err))
 	}
-	c := l.crowd(samples, name)
+	c := l.podMetricsFor(samples, name)
 	if target.AverageValue != nil {
-		replicas, err := c.propose(scale.Spec.Replicas, average{target.AverageValue.MilliValue()}, l.tolerance())
+		replicas, err := c.propose(scale.Spec.Replicas, averageValue{target.AverageValue.MilliValue()}, l.tolerance())
 		if err != nil {
 			return fail(err)
 		}
-		counted, _, _, _ := c.sorted()
+		counted, _, _, _ := c.groupPods()
 		status.AverageValue = quantity(name, mean(counted))
-		return answer{replicas, fmt.Sprintf("%s resource", name)}, nil
+		return metricProposal{replicas, fmt.Sprintf("%s resource", name)}, nil
 	}
-	counted, err := c.measured()
+	counted, err := c.countedSamples()
 	if err != nil {
 		return fail(err)
 	}
@@ -145,80 +145,80 @@ func (l *scalerLook) askResource(scale *autoscalingv1.Scale, name corev1.Resourc
 	}
 	status.AverageUtilization, status.AverageValue = &percent, quantity(name, each)
 	if container != "" {
-		return answer{replicas, fmt.Sprintf("%s container resource utilization (percentage of request)", name)}, nil
+		return metricProposal{replicas, fmt.Sprintf("%s container resource utilization (percentage of request)", name)}, nil
 	}
-	return answer{replicas, fmt.Sprintf("%s resource utilization (percentage of request)", name)}, nil
+	return metricProposal{replicas, fmt.Sprintf("%s resource utilization (percentage of request)", name)}, nil
 }
 
-func (l *scalerLook) askPods(scale *autoscalingv1.Scale, source *autoscalingv2.PodsMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+func (l *autoscalerSync) computeForPods(scale *autoscalingv1.Scale, source *autoscalingv2.PodsMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
-		return answer{}, err
+		return metricProposal{}, err
 	}
-	samples, err := l.meter.ofPods(l.ctx, l.scaler.Namespace, l.selector, source.Metric.Name, selector)
+	samples, err := l.metrics.podMetric(l.ctx, l.scaler.Namespace, l.selector, source.Metric.Name, selector)
 	if err != nil {
-		return answer{}, fmt.Errorf("unable to get metric %s: %w", source.Metric.Name, err)
+		return metricProposal{}, fmt.Errorf("unable to get metric %s: %w", source.Metric.Name, err)
 	}
-	c := l.crowd(samples, "")
-	replicas, err := c.propose(scale.Spec.Replicas, average{source.Target.AverageValue.MilliValue()}, l.tolerance())
+	c := l.podMetricsFor(samples, "")
+	replicas, err := c.propose(scale.Spec.Replicas, averageValue{source.Target.AverageValue.MilliValue()}, l.tolerance())
 	if err != nil {
-		return answer{}, err
+		return metricProposal{}, err
 	}
-	counted, _, _, _ := c.sorted()
+	counted, _, _, _ := c.groupPods()
 	status.AverageValue = quantity("", mean(counted))
-	return answer{replicas, "pods metric " + source.Metric.Name}, nil
+	return metricProposal{replicas, "pods metric " + source.Metric.Name}, nil
 }
 
-func (l *scalerLook) askObject(scale *autoscalingv1.Scale, source *autoscalingv2.ObjectMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+func (l *autoscalerSync) computeForObject(scale *autoscalingv1.Scale, source *autoscalingv2.ObjectMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
-		return answer{}, err
+		return metricProposal{}, err
 	}
 	if !targetsValue(source.Target) && !targetsAverage(source.Target) {
-		return answer{}, errors.New("invalid object metric source: neither a value target nor an average value target was set")
+		return metricProposal{}, errors.New("invalid object metric source: neither a value target nor an average value target was set")
 	}
 	o := source.DescribedObject
-	usage, err := l.meter.ofObject(l.ctx, l.scaler.Namespace, o, source.Metric.Name, selector)
+	usage, err := l.metrics.objectMetric(l.ctx, l.scaler.Namespace, o, source.Metric.Name, selector)
 	if err != nil {
-		return answer{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, l.scaler.Namespace, o.Name, err)
+		return metricProposal{}, fmt.Errorf("unable to get metric %s on %s %s/%s: %w", source.Metric.Name, o.Kind, l.scaler.Namespace, o.Name, err)
 	}
 	if targetsValue(source.Target) {
-		replicas, err := l.crowd(nil, "").byRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+		replicas, err := l.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
 		if err != nil {
-			return answer{}, err
+			return metricProposal{}, err
 		}
 		status.Value = quantity("", usage)
-		return answer{replicas, fmt.Sprintf("%s metric %s", o.Kind, source.Metric.Name)}, nil
+		return metricProposal{replicas, fmt.Sprintf("%s metric %s", o.Kind, source.Metric.Name)}, nil
 	}
-	replicas, each := byShare(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+	replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
 	status.AverageValue = quantity("", each)
-	return answer{replicas, fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)}, nil
+	return metricProposal{replicas, fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)}, nil
 }
 
-func (l *scalerLook) askExternal(scale *autoscalingv1.Scale, source *autoscalingv2.ExternalMetricSource, status *autoscalingv2.MetricValueStatus) (answer, error) {
+func (l *autoscalerSync) computeForExternal(scale *autoscalingv1.Scale, source *autoscalingv2.ExternalMetricSource, status *autoscalingv2.MetricValueStatus) (metricProposal, error) {
 	selector, err := metricSelector(source.Metric.Selector)
 	if err != nil {
-		return answer{}, err
+		return metricProposal{}, err
 	}
 	if source.Target.Value == nil && source.Target.AverageValue == nil {
-		return answer{}, errors.New("invalid external metric source: neither a value target nor an average value target was set")
+		return metricProposal{}, errors.New("invalid external metric source: neither a value target nor an average value target was set")
 	}
-	usage, err := l.meter.external(l.ctx, l.scaler.Namespace, source.Metric.Name, selector)
+	usage, err := l.metrics.externalMetric(l.ctx, l.scaler.Namespace, source.Metric.Name, selector)
 	if err != nil {
-		return answer{}, fmt.Errorf("unable to get external metric %s/%s/%+v: %w", l.scaler.Namespace, source.Metric.Name, source.Metric.Selector, err)
+		return metricProposal{}, fmt.Errorf("unable to get external metric %s/%s/%+v: %w", l.scaler.Namespace, source.Metric.Name, source.Metric.Selector, err)
 	}
 	name := fmt.Sprintf("external metric %s(%+v)", source.Metric.Name, source.Metric.Selector)
 	if source.Target.AverageValue != nil {
-		replicas, each := byShare(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
+		replicas, each := replicasForAverage(scale.Status.Replicas, usage, source.Target.AverageValue.MilliValue(), l.tolerance())
 		status.AverageValue = quantity("", each)
-		return answer{replicas, name}, nil
+		return metricProposal{replicas, name}, nil
 	}
-	replicas, err := l.crowd(nil, "").byRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
+	replicas, err := l.podMetricsFor(nil, "").replicasForRatio(scale.Spec.Replicas, float64(usage)/float64(source.Target.Value.MilliValue()), l.tolerance())
 	if err != nil {
-		return answer{}, err
+		return metricProposal{}, err
 	}
 	status.Value = quantity("", usage)
-	return answer{replicas, name}, nil
+	return metricProposal{replicas, name}, nil
 }
 
 // targetsValue and targetsAverage say what the target of an object's metric is. Its type decides, and the value must be there.

@@ -62,15 +62,15 @@ func (d *dial) usage(_ context.Context, _ string, _ labels.Selector, _ corev1.Re
 	return samples, nil
 }
 
-func (d *dial) ofPods(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
+func (d *dial) podMetric(ctx context.Context, namespace string, pods labels.Selector, _ string, _ labels.Selector) (map[string]sample, error) {
 	return d.usage(ctx, namespace, pods, "", "")
 }
 
-func (d *dial) ofObject(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
-	return d.external(context.Background(), "", "", nil)
+func (d *dial) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
+	return d.externalMetric(context.Background(), "", "", nil)
 }
 
-func (d *dial) external(context.Context, string, string, labels.Selector) (int64, error) {
+func (d *dial) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.whole, nil
@@ -79,7 +79,7 @@ func (d *dial) external(context.Context, string, string, labels.Selector) (int64
 func TestAutoscalerInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		meter := &dial{world: w}
-		defer w.Run(autoscalerWith(DefaultAutoscaler, meter))()
+		defer w.Run(newAutoscaler(DefaultAutoscaler, meter))()
 		labels := map[string]string{"app": "web"}
 		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 		world.Create(w, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
@@ -157,7 +157,7 @@ func TestAutoscalerInAWorld(t *testing.T) {
 func TestAutoscalerScalesToZeroAndBack(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		meter := &dial{world: w}
-		defer w.Run(autoscalerWith(DefaultAutoscaler, meter))()
+		defer w.Run(newAutoscaler(DefaultAutoscaler, meter))()
 		labels := map[string]string{"app": "web"}
 		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 		world.Create(w, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
@@ -221,15 +221,15 @@ func (g *gauge) usage(_ context.Context, _ string, _ labels.Selector, name corev
 	return g.pods(string(name))
 }
 
-func (g *gauge) ofPods(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
+func (g *gauge) podMetric(_ context.Context, _ string, _ labels.Selector, metric string, _ labels.Selector) (map[string]sample, error) {
 	return g.pods(metric)
 }
 
-func (g *gauge) ofObject(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
-	return g.external(ctx, namespace, metric, selector)
+func (g *gauge) objectMetric(ctx context.Context, namespace string, _ autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+	return g.externalMetric(ctx, namespace, metric, selector)
 }
 
-func (g *gauge) external(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
+func (g *gauge) externalMetric(_ context.Context, _, metric string, _ labels.Selector) (int64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if whole, known := g.whole[metric]; known {
@@ -331,7 +331,7 @@ func rescaledTo(n int) string {
 	return fmt.Sprintf("AbleToScale=True SucceededRescale: the HPA controller was able to update the target scale to %d", n)
 }
 
-// TestFirstLook: one look at a Deployment; its size after, the whole status, and what is told.
+// TestFirstLook: one sync at a Deployment; its size after, the whole status, and what is reported.
 func TestFirstLook(t *testing.T) {
 	cpu, hits, jobs := resourceMetric("cpu", perPod("100m")), podsMetric("hits", perPod("1")), externalMetric("jobs", inAll("1"))
 	all := func(m ...autoscalingv2.MetricSpec) []autoscalingv2.MetricSpec { return m }
@@ -412,7 +412,7 @@ func TestFirstLook(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			onStage(t, test.size, test.scaler, func(s *stage) {
 				test.show(s.gauge)
-				defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+				defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 				s.Pass(time.Second)
 				h := s.scaler()
 				status := fmt.Sprintf("%d %d %v", h.Status.CurrentReplicas, h.Status.DesiredReplicas, h.Status.LastScaleTime != nil)
@@ -441,7 +441,7 @@ func TestScalingOverTime(t *testing.T) {
 	t.Run("less is waited for five minutes", func(t *testing.T) {
 		onStage(t, 4, aScaler(cpu), func(s *stage) {
 			s.gauge.show("cpu", 50, 0)
-			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 			s.Pass(4*time.Minute + 50*time.Second)
 			if s.size() != 4 {
 				t.Errorf("after less than five minutes: %d", s.size())
@@ -458,7 +458,7 @@ func TestScalingOverTime(t *testing.T) {
 		}
 		onStage(t, 2, aScaler(cpu, slow), func(s *stage) {
 			s.gauge.show("cpu", 1000, 0)
-			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 			for minute, want := range []int32{3, 4, 5} {
 				s.Pass(10 * time.Second)
 				if s.size() != want {
@@ -471,7 +471,7 @@ func TestScalingOverTime(t *testing.T) {
 	t.Run("what was done before there was a behavior does not count", func(t *testing.T) {
 		onStage(t, 2, aScaler(cpu), func(s *stage) {
 			s.gauge.show("cpu", 200, 0)
-			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 			s.Pass(time.Second)
 			if s.size() != 4 {
 				t.Fatalf("without a behavior: %d", s.size())
@@ -489,7 +489,7 @@ func TestScalingOverTime(t *testing.T) {
 	t.Run("a change of what is wanted is looked at now", func(t *testing.T) {
 		onStage(t, 3, aScaler(cpu), func(s *stage) {
 			s.gauge.show("cpu", 100, 0)
-			defer s.Run(autoscalerWith(AutoscalerSettings{SyncPeriod: time.Hour, Tolerance: 0.1}, s.gauge))()
+			defer s.Run(newAutoscaler(AutoscalerSettings{SyncPeriod: time.Hour, Tolerance: 0.1}, s.gauge))()
 			s.Pass(time.Second)
 			world.Edit(s.World, "default", "hpa", func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = new(int32(5)) })
 			s.Pass(time.Second)
@@ -501,7 +501,7 @@ func TestScalingOverTime(t *testing.T) {
 	t.Run("a transition time stays while the status does", func(t *testing.T) {
 		onStage(t, 3, aScaler(cpu), func(s *stage) {
 			s.gauge.show("cpu", 100, 0)
-			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 			s.Pass(time.Second)
 			before := s.scaler().Status.Conditions
 			s.Pass(time.Minute)
@@ -518,7 +518,7 @@ func TestScalingOverTime(t *testing.T) {
 			second.Name = "other"
 			world.Create(s.World, second)
 			s.gauge.show("cpu", 300, 0)
-			defer s.Run(autoscalerWith(DefaultAutoscaler, s.gauge))()
+			defer s.Run(newAutoscaler(DefaultAutoscaler, s.gauge))()
 			s.Pass(time.Minute)
 			text := "pods by selector app=web are controlled by more than one HPA (e.g. [default/hpa default/other])"
 			if got := s.conditions(); !strings.Contains(got, "ScalingActive=False AmbiguousSelector: "+text) {
@@ -578,7 +578,7 @@ func (s *scales) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // TestRescale: written again when somebody else was faster, and what stands in the conditions.
 func TestRescale(t *testing.T) {
-	where := target{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true}
+	where := scaleTarget{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespaced: true}
 	whole := []autoscalingv2.MetricSpec{externalMetric("jobs", inAll("1"))}
 	for _, test := range []struct {
 		what         string
@@ -602,56 +602,58 @@ func TestRescale(t *testing.T) {
 		{"to zero, by pods' metrics: nobody could wake it", &scales{}, aScaler([]autoscalingv2.MetricSpec{resourceMetric("cpu", share(50))}, from(0, 9)), 3, 0, "[0]", 0, rescaledTo(0) + "\n" + notZero, 0, ""},
 		{"from zero", &scales{}, aScaler(whole, from(0, 9), wasScaledToZero), 0, 2, "[2]", 0, notZero + "\n" + rescaledTo(2), 0, ""},
 	} {
-		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
+		look := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{api: apiAt(t, test.server), settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
 		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "0"}, Spec: autoscalingv1.ScaleSpec{Replicas: test.before}}
 		err := look.rescale(where, scale, &decision{replicas: test.want, reason: "because"})
-		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(look.history.steps) != test.steps {
-			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(look.history.steps), err)
+		if got := fmt.Sprint(test.server.replicas); got != test.written || test.server.reads != test.reads || errorText(err) != test.err || len(look.history.scaleEvents) != test.steps {
+			t.Errorf("%s: written %s, read %d times, %d steps, %v", test.what, got, test.server.reads, len(look.history.scaleEvents), err)
 		}
 		if got := conditionWords(test.scaler); got != test.conditions {
 			t.Errorf("%s:\n got %s\nwant %s", test.what, got, test.conditions)
 		}
-		if test.steps == 1 && look.history.steps[0] != (step{test.want - test.before, now}) {
-			t.Errorf("%s: step %+v", test.what, look.history.steps[0])
+		if test.steps == 1 && look.history.scaleEvents[0] != (scaleEvent{test.want - test.before, now}) {
+			t.Errorf("%s: step %+v", test.what, look.history.scaleEvents[0])
 		}
 	}
 }
 
-// TestNormalize: windows first, limits then; both are told.
+// TestNormalize: windows first, limits then; both are reported.
 func TestNormalize(t *testing.T) {
 	const limitedUp = "ScalingLimited=True ScaleUpLimit: the desired replica count is increasing faster than the maximum scale rate"
 	const limitedMany = "ScalingLimited=True TooManyReplicas: the desired replica count is more than the maximum replica count"
 	const limitedDown = "ScalingLimited=True ScaleDownLimit: the desired replica count is decreasing faster than the maximum scale rate"
 	const stableUp = "AbleToScale=True ScaleUpStabilized: recent recommendations were lower than current one, applying the lowest recent recommendation"
-	recently := func(n int32) history { return history{advice: []advice{{n, now.Add(-time.Minute)}}} }
+	recently := func(n int32) scaleHistory {
+		return scaleHistory{recommendations: []recommendation{{n, now.Add(-time.Minute)}}}
+	}
 	slow := func(h *autoscalingv2.HorizontalPodAutoscaler) {
 		h.Spec.Behavior = both(window(120, rules(theMost, policy(byPods, 2, 60))), window(300, rules(theMost, policy(byPods, 2, 60))))
 	}
 	for _, test := range []struct {
 		what              string
 		scaler            *autoscalingv2.HorizontalPodAutoscaler
-		history           history
+		history           scaleHistory
 		current, proposed int32
 		want              int32
 		conditions        string
 	}{
-		{"as it is", aScaler(nil), history{}, 3, 3, 3, readyFor + "\n" + within},
-		{"up", aScaler(nil), history{}, 3, 5, 5, readyFor + "\n" + within},
-		{"up too fast", aScaler(nil), history{}, 3, 9, 6, readyFor + "\n" + limitedUp},
+		{"as it is", aScaler(nil), scaleHistory{}, 3, 3, 3, readyFor + "\n" + within},
+		{"up", aScaler(nil), scaleHistory{}, 3, 5, 5, readyFor + "\n" + within},
+		{"up too fast", aScaler(nil), scaleHistory{}, 3, 9, 6, readyFor + "\n" + limitedUp},
 		{"down, and more was said", aScaler(nil), recently(3), 3, 1, 3, stabilized + "\n" + within},
 		{"down, and much more was said", aScaler(nil), recently(9), 3, 1, 6, stabilized + "\n" + limitedUp},
-		{"down, and it was said too long ago", aScaler(nil), history{advice: []advice{{9, now.Add(-5*time.Minute - time.Nanosecond)}}}, 3, 1, 1, readyFor + "\n" + within},
+		{"down, and it was said too long ago", aScaler(nil), scaleHistory{recommendations: []recommendation{{9, now.Add(-5*time.Minute - time.Nanosecond)}}}, 3, 1, 1, readyFor + "\n" + within},
 		{"up by a behavior, and less was said", aScaler(nil, slow), recently(4), 3, 9, 4, stableUp + "\n" + within},
-		{"up by a behavior, too fast", aScaler(nil, slow), history{}, 3, 9, 5, readyFor + "\n" + limitedUp},
-		{"up by a behavior, too many", aScaler(nil, slow, from(1, 4)), history{}, 3, 9, 4, readyFor + "\n" + limitedMany},
-		{"down by a behavior, too fast", aScaler(nil, slow), history{}, 9, 1, 7, readyFor + "\n" + limitedDown},
+		{"up by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 3, 9, 5, readyFor + "\n" + limitedUp},
+		{"up by a behavior, too many", aScaler(nil, slow, from(1, 4)), scaleHistory{}, 3, 9, 4, readyFor + "\n" + limitedMany},
+		{"down by a behavior, too fast", aScaler(nil, slow), scaleHistory{}, 9, 1, 7, readyFor + "\n" + limitedDown},
 		{"down by a behavior, and more was said", aScaler(nil, slow), recently(8), 9, 1, 8, stabilized + "\n" + within},
 	} {
-		look := &scalerLook{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
+		look := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: test.scaler, history: &test.history, now: now}
 		if got := look.normalize(test.current, test.proposed); got != test.want || conditionWords(test.scaler) != test.conditions {
 			t.Errorf("%s: %d, want %d\n got %s\nwant %s", test.what, got, test.want, conditionWords(test.scaler), test.conditions)
 		}
-		if last := test.history.advice[len(test.history.advice)-1]; last != (advice{test.proposed, now}) {
+		if last := test.history.recommendations[len(test.history.recommendations)-1]; last != (recommendation{test.proposed, now}) {
 			t.Errorf("%s: what was said is remembered as %+v", test.what, last)
 		}
 	}
@@ -659,19 +661,19 @@ func TestNormalize(t *testing.T) {
 
 // TestConditions: the time of a condition moves with its status alone.
 func TestConditions(t *testing.T) {
-	look := &scalerLook{scaler: aScaler(nil), now: now}
-	look.condition(autoscalingv2.AbleToScale, "True", "A", "a")
-	look.condition(autoscalingv2.ScalingActive, "True", "X", "x")
+	look := &autoscalerSync{scaler: aScaler(nil), now: now}
+	look.setCondition(autoscalingv2.AbleToScale, "True", "A", "a")
+	look.setCondition(autoscalingv2.ScalingActive, "True", "X", "x")
 	look.now = now.Add(time.Hour)
-	look.condition(autoscalingv2.AbleToScale, "True", "B", "b")
-	look.condition(autoscalingv2.ScalingActive, "False", "Y", "y")
+	look.setCondition(autoscalingv2.AbleToScale, "True", "B", "b")
+	look.setCondition(autoscalingv2.ScalingActive, "False", "Y", "y")
 	if got := conditionWords(look.scaler); got != "AbleToScale=True B: b\nScalingActive=False Y: y" {
 		t.Errorf("conditions\n%s", got)
 	}
 	if list := look.scaler.Status.Conditions; !list[0].LastTransitionTime.Time.Equal(now) || !list[1].LastTransitionTime.Time.Equal(look.now) {
 		t.Errorf("times %v, %v", list[0].LastTransitionTime, list[1].LastTransitionTime)
 	}
-	if !look.is(autoscalingv2.AbleToScale) || look.is(autoscalingv2.ScalingActive) || look.is(autoscalingv2.ScalingLimited) {
+	if !look.isConditionTrue(autoscalingv2.AbleToScale) || look.isConditionTrue(autoscalingv2.ScalingActive) || look.isConditionTrue(autoscalingv2.ScalingLimited) {
 		t.Error("what is so is so")
 	}
 }
@@ -689,8 +691,8 @@ func TestZeroOfOurs(t *testing.T) {
 		{"ours, and one is the least now: it is asked", aScaler(cpu, from(1, 9), wasScaledToZero), false},
 		{"ours, and nothing is said of the least", aScaler(cpu, wasScaledToZero, func(h *autoscalingv2.HorizontalPodAutoscaler) { h.Spec.MinReplicas = nil }), false},
 	} {
-		look := &scalerLook{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, about: test.scaler, history: &history{}, now: now}
-		// Without a selector nobody can be asked: that is as far as it goes when it is not disabled.
+		look := &autoscalerSync{ctx: t.Context(), controller: &autoscaler{settings: DefaultAutoscaler, setup: &controller.Setup{}}, scaler: test.scaler, cached: test.scaler, history: &scaleHistory{}, now: now}
+		// Without a selector nothing can be asked: that is as far as it goes when it is not disabled.
 		d, err := look.decide(&autoscalingv1.Scale{})
 		if test.disabled != (err == nil && d != nil && d.disabled) || !test.disabled && errorText(err) != "selector is required" {
 			t.Errorf("%s: %+v, %v", test.what, d, err)

@@ -8,35 +8,35 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// advice is what the metrics said at a time.
-type advice struct {
+// recommendation is what the metrics said at a time.
+type recommendation struct {
 	replicas int32
 	at       time.Time
 }
 
-// step is a change that was made.
-type step struct {
+// scaleEvent is a change that was made.
+type scaleEvent struct {
 	change int32 // positive when pods were added
 	at     time.Time
 }
 
-// history is what is remembered of one autoscaler.
-type history struct {
-	advice []advice
-	steps  []step
+// scaleHistory is what is remembered of one autoscaler.
+type scaleHistory struct {
+	recommendations []recommendation
+	scaleEvents     []scaleEvent
 }
 
 // prune forgets what no window reaches back to.
-func (h *history) prune(window time.Duration, now time.Time) {
-	h.advice = slices.DeleteFunc(h.advice, func(a advice) bool { return a.at.Before(now.Add(-window)) })
-	h.steps = slices.DeleteFunc(h.steps, func(s step) bool { return s.at.Before(now.Add(-window)) })
+func (h *scaleHistory) prune(window time.Duration, now time.Time) {
+	h.recommendations = slices.DeleteFunc(h.recommendations, func(a recommendation) bool { return a.at.Before(now.Add(-window)) })
+	h.scaleEvents = slices.DeleteFunc(h.scaleEvents, func(s scaleEvent) bool { return s.at.Before(now.Add(-window)) })
 }
 
-// longestWindow is the longest that the API allows, for windows and periods.
-const longestWindow = time.Hour
+// maxStabilizationWindow is the longest that the API allows, for windows and periods.
+const maxStabilizationWindow = time.Hour
 
-// bounds are what limits a change. Reasons and messages are those of the ScalingLimited condition.
-type bounds struct{ least, most int32 }
+// replicaBounds are what limits a change. Reasons and messages are those of the ScalingLimited condition.
+type replicaBounds struct{ min, max int32 }
 
 const (
 	inRange     = "DesiredWithinRange"
@@ -52,14 +52,14 @@ const (
 )
 
 // limit applies the limits of an autoscaler without a behavior: pods at most double, or become four.
-func (b bounds) limit(current, desired int32) (replicas int32, reason, message string) {
-	most, reason, message := b.most, tooMany, tooManyText
-	if fast := bounded(max(2*float64(current), 4)); b.most > fast {
+func (b replicaBounds) limit(current, desired int32) (replicas int32, reason, message string) {
+	most, reason, message := b.max, tooMany, tooManyText
+	if fast := bounded(max(2*float64(current), 4)); b.max > fast {
 		most, reason, message = fast, upLimit, upLimitText
 	}
 	switch {
-	case desired < b.least:
-		return b.least, tooFew, tooFewText
+	case desired < b.min:
+		return b.min, tooFew, tooFewText
 	case desired > most:
 		return most, reason, message
 	}
@@ -67,11 +67,11 @@ func (b bounds) limit(current, desired int32) (replicas int32, reason, message s
 }
 
 // limitBy applies the limits of a behavior.
-func (b bounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, steps []step, now time.Time) (replicas int32, reason, message string) {
+func (b replicaBounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, steps []scaleEvent, now time.Time) (replicas int32, reason, message string) {
 	switch {
 	case desired > current:
 		fast := max(current, rate(behavior.ScaleUp, current, steps, now, true))
-		most, reason, message := b.most, tooMany, tooManyText
+		most, reason, message := b.max, tooMany, tooManyText
 		if most > fast {
 			most, reason, message = fast, upLimit, upLimitText
 		}
@@ -80,7 +80,7 @@ func (b bounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior,
 		}
 	case desired < current:
 		fast := min(current, rate(behavior.ScaleDown, current, steps, now, false))
-		least, reason, message := b.least, tooFew, tooFewText
+		least, reason, message := b.min, tooFew, tooFewText
 		if least < fast {
 			least, reason, message = fast, downLimit, downText
 		}
@@ -92,7 +92,7 @@ func (b bounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior,
 }
 
 // rate is how far the policies allow to go: the furthest of them, or the nearest, as the rules say.
-func rate(rules *autoscalingv2.HPAScalingRules, current int32, steps []step, now time.Time, up bool) int32 {
+func rate(rules *autoscalingv2.HPAScalingRules, current int32, steps []scaleEvent, now time.Time, up bool) int32 {
 	choice := autoscalingv2.MaxChangePolicySelect
 	if rules.SelectPolicy != nil {
 		choice = *rules.SelectPolicy
@@ -144,9 +144,9 @@ const (
 )
 
 // stabilize keeps to the highest recent advice, so that pods do not go as soon as they may.
-func (h *history) stabilize(desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
+func (h *scaleHistory) stabilize(desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
 	replicas = desired
-	for _, a := range h.advice {
+	for _, a := range h.recommendations {
 		if !a.at.Before(now.Add(-window)) {
 			replicas = max(replicas, a.replicas)
 		}
@@ -155,7 +155,7 @@ func (h *history) stabilize(desired int32, window time.Duration, now time.Time) 
 }
 
 // stabilizeBy does it with the windows of a behavior, in both directions.
-func (h *history) stabilizeBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
+func (h *scaleHistory) stabilizeBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
 	seconds := func(rules *autoscalingv2.HPAScalingRules, otherwise time.Duration) time.Duration {
 		if rules.StabilizationWindowSeconds != nil {
 			return time.Duration(*rules.StabilizationWindowSeconds) * time.Second
@@ -164,7 +164,7 @@ func (h *history) stabilizeBy(behavior *autoscalingv2.HorizontalPodAutoscalerBeh
 	}
 	lowest, highest := desired, desired
 	upWindow, downWindow := seconds(behavior.ScaleUp, 0), seconds(behavior.ScaleDown, window)
-	for _, a := range h.advice {
+	for _, a := range h.recommendations {
 		if a.at.After(now.Add(-upWindow)) {
 			lowest = min(lowest, a.replicas)
 		}

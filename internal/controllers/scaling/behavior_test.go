@@ -56,7 +56,7 @@ func TestLimitsWithoutBehavior(t *testing.T) {
 		{1, 10, 5, 10, 10, "DesiredWithinRange"},
 		{1, 10, 5, 11, 10, "TooManyReplicas"},
 		{1, 10, 6, 100, 10, "TooManyReplicas"},
-		{1, 4, 1, 9, 4, "TooManyReplicas"}, // the limit and the bound are the same: the bound is told
+		{1, 4, 1, 9, 4, "TooManyReplicas"}, // the limit and the bound are the same: the bound is reported
 		{2, 10, 5, 2, 2, "DesiredWithinRange"},
 		{2, 10, 5, 1, 2, "TooFewReplicas"},
 		{0, 10, 5, 0, 0, "DesiredWithinRange"},
@@ -64,7 +64,7 @@ func TestLimitsWithoutBehavior(t *testing.T) {
 		{5, 10, 1, 3, 5, "TooFewReplicas"},
 		{1, math.MaxInt32, 2000000000, math.MaxInt32, math.MaxInt32, "DesiredWithinRange"},
 	} {
-		got, reason, message := (bounds{least: test.least, most: test.most}).limit(test.current, test.desired)
+		got, reason, message := (replicaBounds{min: test.least, max: test.most}).limit(test.current, test.desired)
 		if got != test.want || reason != test.reason || message != texts[test.reason] {
 			t.Errorf("%+v: %d %s: %s", test, got, reason, message)
 		}
@@ -73,13 +73,13 @@ func TestLimitsWithoutBehavior(t *testing.T) {
 
 // TestRateOfPolicies: how far policies let the number of pods go.
 func TestRateOfPolicies(t *testing.T) {
-	added := func(n int32, before time.Duration) step { return step{n, now.Add(-before)} }
+	added := func(n int32, before time.Duration) scaleEvent { return scaleEvent{n, now.Add(-before)} }
 	for _, test := range []struct {
 		what    string
 		rules   *autoscalingv2.HPAScalingRules
 		up      bool
 		current int32
-		steps   []step
+		steps   []scaleEvent
 		want    int32
 	}{
 		{"pods up", rules(theMost, policy(byPods, 4, 60)), true, 10, nil, 14},
@@ -98,16 +98,16 @@ func TestRateOfPolicies(t *testing.T) {
 		{"off, up", rules(switchOff, policy(byPods, 4, 60)), true, 10, nil, 10},
 		{"off, down", rules(switchOff, policy(byPods, 4, 60)), false, 10, nil, 10},
 		{"nobody chose: the further", &autoscalingv2.HPAScalingRules{Policies: []autoscalingv2.HPAScalingPolicy{policy(byPods, 1, 60), policy(byPods, 2, 60)}}, true, 10, nil, 12},
-		{"what was added in the period counts", rules(theMost, policy(byPods, 4, 60)), true, 10, []step{added(3, 30*time.Second)}, 11},
-		{"what was added before does not", rules(theMost, policy(byPods, 4, 60)), true, 10, []step{added(3, 61*time.Second)}, 14},
-		{"exactly a period ago does not", rules(theMost, policy(byPods, 4, 60)), true, 10, []step{added(3, time.Minute)}, 14},
-		{"all that was added in the period", rules(theMost, policy(byPods, 4, 60)), true, 10, []step{added(3, time.Second), added(2, 2*time.Second)}, 9},
-		{"what was removed meanwhile gives room", rules(theMost, policy(byPods, 4, 60)), true, 10, []step{added(3, time.Second), added(-2, 2*time.Second)}, 13},
-		{"percents of where the period began", rules(theMost, policy(byPercent, 100, 60)), true, 10, []step{added(5, time.Second)}, 10},
-		{"down, what was removed counts", rules(theMost, policy(byPods, 4, 60)), false, 10, []step{added(-3, time.Second)}, 9},
-		{"down, what was added gives room", rules(theMost, policy(byPods, 4, 60)), false, 10, []step{added(3, time.Second)}, 3},
-		{"every policy has its own period", rules(theMost, policy(byPods, 4, 60), policy(byPods, 5, 600)), true, 10, []step{added(3, 2*time.Minute)}, 14},
-		{"the nearer by its own period", rules(theLeast, policy(byPods, 4, 60), policy(byPods, 5, 600)), true, 10, []step{added(3, 2*time.Minute)}, 12},
+		{"what was added in the period counts", rules(theMost, policy(byPods, 4, 60)), true, 10, []scaleEvent{added(3, 30*time.Second)}, 11},
+		{"what was added before does not", rules(theMost, policy(byPods, 4, 60)), true, 10, []scaleEvent{added(3, 61*time.Second)}, 14},
+		{"exactly a period ago does not", rules(theMost, policy(byPods, 4, 60)), true, 10, []scaleEvent{added(3, time.Minute)}, 14},
+		{"all that was added in the period", rules(theMost, policy(byPods, 4, 60)), true, 10, []scaleEvent{added(3, time.Second), added(2, 2*time.Second)}, 9},
+		{"what was removed meanwhile gives room", rules(theMost, policy(byPods, 4, 60)), true, 10, []scaleEvent{added(3, time.Second), added(-2, 2*time.Second)}, 13},
+		{"percents of where the period began", rules(theMost, policy(byPercent, 100, 60)), true, 10, []scaleEvent{added(5, time.Second)}, 10},
+		{"down, what was removed counts", rules(theMost, policy(byPods, 4, 60)), false, 10, []scaleEvent{added(-3, time.Second)}, 9},
+		{"down, what was added gives room", rules(theMost, policy(byPods, 4, 60)), false, 10, []scaleEvent{added(3, time.Second)}, 3},
+		{"every policy has its own period", rules(theMost, policy(byPods, 4, 60), policy(byPods, 5, 600)), true, 10, []scaleEvent{added(3, 2*time.Minute)}, 14},
+		{"the nearer by its own period", rules(theLeast, policy(byPods, 4, 60), policy(byPods, 5, 600)), true, 10, []scaleEvent{added(3, 2*time.Minute)}, 12},
 	} {
 		if got := rate(test.rules, test.current, test.steps, now, test.up); got != test.want {
 			t.Errorf("%s: %d, want %d", test.what, got, test.want)
@@ -115,14 +115,14 @@ func TestRateOfPolicies(t *testing.T) {
 	}
 }
 
-// TestLimitsWithBehavior: rates and bounds together, and what is told.
+// TestLimitsWithBehavior: rates and bounds together, and what is reported.
 func TestLimitsWithBehavior(t *testing.T) {
 	slow := both(rules(theMost, policy(byPods, 2, 60)), rules(theMost, policy(byPods, 2, 60)))
 	for _, test := range []struct {
 		what                                string
 		behavior                            *autoscalingv2.HorizontalPodAutoscalerBehavior
 		least, most, current, desired, want int32
-		steps                               []step
+		steps                               []scaleEvent
 		reason                              string
 	}{
 		{"as it is", slow, 1, 10, 5, 5, 5, nil, inRange},
@@ -131,15 +131,15 @@ func TestLimitsWithBehavior(t *testing.T) {
 		{"up beyond the rate", slow, 1, 10, 5, 8, 7, nil, upLimit},
 		{"up beyond both, the bound is nearer", slow, 1, 6, 5, 8, 6, nil, tooMany},
 		{"up beyond both at once: the bound is told", slow, 1, 7, 5, 8, 7, nil, tooMany},
-		{"up, the rate is used up", slow, 1, 10, 5, 8, 5, []step{{3, now.Add(-time.Second)}}, upLimit},
+		{"up, the rate is used up", slow, 1, 10, 5, 8, 5, []scaleEvent{{3, now.Add(-time.Second)}}, upLimit},
 		{"down within the rate", slow, 1, 10, 5, 3, 3, nil, inRange},
 		{"down beyond the rate", slow, 1, 10, 5, 1, 3, nil, downLimit},
 		{"down beyond the bound", slow, 4, 10, 5, 1, 4, nil, tooFew},
 		{"down beyond both at once: the bound is told", slow, 3, 10, 5, 1, 3, nil, tooFew},
-		{"down, the rate is used up", slow, 1, 10, 5, 1, 5, []step{{-3, now.Add(-time.Second)}}, downLimit},
+		{"down, the rate is used up", slow, 1, 10, 5, 1, 5, []scaleEvent{{-3, now.Add(-time.Second)}}, downLimit},
 		{"to zero", both(nil, rules(theMost, policy(byPercent, 100, 15))), 0, 10, 5, 0, 0, nil, inRange},
 	} {
-		got, reason, _ := (bounds{least: test.least, most: test.most}).limitBy(test.behavior, test.current, test.desired, test.steps, now)
+		got, reason, _ := (replicaBounds{min: test.least, max: test.most}).limitBy(test.behavior, test.current, test.desired, test.steps, now)
 		if got != test.want || reason != test.reason {
 			t.Errorf("%s: %d %s, want %d %s", test.what, got, reason, test.want, test.reason)
 		}
@@ -148,23 +148,23 @@ func TestLimitsWithBehavior(t *testing.T) {
 
 // TestStabilizationWindows: the highest and the lowest of recent advice, and where windows end.
 func TestStabilizationWindows(t *testing.T) {
-	at := func(n int32, before time.Duration) advice { return advice{n, now.Add(-before)} }
+	at := func(n int32, before time.Duration) recommendation { return recommendation{n, now.Add(-before)} }
 	for _, test := range []struct {
 		what   string
-		advice []advice
+		advice []recommendation
 		window time.Duration
 		want   int32
 	}{
 		{"nothing was said before", nil, time.Minute, 5},
-		{"more was said before", []advice{at(9, 30*time.Second)}, time.Minute, 9},
-		{"less was said before", []advice{at(2, 30*time.Second)}, time.Minute, 5},
-		{"the most of several", []advice{at(7, 10*time.Second), at(9, 20*time.Second), at(8, 30*time.Second)}, time.Minute, 9},
-		{"before the window", []advice{at(9, 61*time.Second)}, time.Minute, 5},
-		{"exactly at its beginning", []advice{at(9, time.Minute)}, time.Minute, 9},
-		{"no window", []advice{at(9, time.Second)}, 0, 5},
-		{"no window, now", []advice{at(9, 0)}, 0, 9},
+		{"more was said before", []recommendation{at(9, 30*time.Second)}, time.Minute, 9},
+		{"less was said before", []recommendation{at(2, 30*time.Second)}, time.Minute, 5},
+		{"the most of several", []recommendation{at(7, 10*time.Second), at(9, 20*time.Second), at(8, 30*time.Second)}, time.Minute, 9},
+		{"before the window", []recommendation{at(9, 61*time.Second)}, time.Minute, 5},
+		{"exactly at its beginning", []recommendation{at(9, time.Minute)}, time.Minute, 9},
+		{"no window", []recommendation{at(9, time.Second)}, 0, 5},
+		{"no window, now", []recommendation{at(9, 0)}, 0, 9},
 	} {
-		h := history{advice: test.advice}
+		h := scaleHistory{recommendations: test.advice}
 		if got, reason, text := h.stabilize(5, test.window, now); got != test.want || reason != "ScaleDownStabilized" ||
 			text != "recent recommendations were higher than current one, applying the highest recent recommendation" {
 			t.Errorf("%s: %d %s %s", test.what, got, reason, text)
@@ -172,25 +172,25 @@ func TestStabilizationWindows(t *testing.T) {
 	}
 	for _, test := range []struct {
 		what                   string
-		advice                 []advice
+		advice                 []recommendation
 		up, down               int32 // seconds; negative: not said
 		current, desired, want int32
 		reason                 string
 	}{
-		{"up at once", []advice{at(3, time.Second)}, 0, 300, 5, 9, 9, upStable},
-		{"up after a window in which less was said", []advice{at(7, 30*time.Second)}, 60, 0, 5, 9, 7, upStable},
-		{"less than there are was said: they stay", []advice{at(3, 30*time.Second)}, 60, 0, 5, 9, 5, upStable},
-		{"before the window, up", []advice{at(7, 61*time.Second)}, 60, 0, 5, 9, 9, upStable},
-		{"exactly at its beginning is before it, up", []advice{at(7, 60*time.Second)}, 60, 0, 5, 9, 9, upStable},
-		{"down at once", []advice{at(9, time.Second)}, 0, 0, 5, 2, 2, downStable},
-		{"down after a window in which more was said", []advice{at(4, 30*time.Second)}, 0, 60, 5, 2, 4, downStable},
-		{"more than there are was said: they stay", []advice{at(9, 30*time.Second)}, 0, 60, 5, 2, 5, downStable},
-		{"before the window, down", []advice{at(4, 61*time.Second)}, 0, 60, 5, 2, 2, downStable},
-		{"exactly at its beginning is before it, down", []advice{at(4, 60*time.Second)}, 0, 60, 5, 2, 2, downStable},
+		{"up at once", []recommendation{at(3, time.Second)}, 0, 300, 5, 9, 9, upStable},
+		{"up after a window in which less was said", []recommendation{at(7, 30*time.Second)}, 60, 0, 5, 9, 7, upStable},
+		{"less than there are was said: they stay", []recommendation{at(3, 30*time.Second)}, 60, 0, 5, 9, 5, upStable},
+		{"before the window, up", []recommendation{at(7, 61*time.Second)}, 60, 0, 5, 9, 9, upStable},
+		{"exactly at its beginning is before it, up", []recommendation{at(7, 60*time.Second)}, 60, 0, 5, 9, 9, upStable},
+		{"down at once", []recommendation{at(9, time.Second)}, 0, 0, 5, 2, 2, downStable},
+		{"down after a window in which more was said", []recommendation{at(4, 30*time.Second)}, 0, 60, 5, 2, 4, downStable},
+		{"more than there are was said: they stay", []recommendation{at(9, 30*time.Second)}, 0, 60, 5, 2, 5, downStable},
+		{"before the window, down", []recommendation{at(4, 61*time.Second)}, 0, 60, 5, 2, 2, downStable},
+		{"exactly at its beginning is before it, down", []recommendation{at(4, 60*time.Second)}, 0, 60, 5, 2, 2, downStable},
 		{"as it is, told as if up", nil, 0, 300, 5, 5, 5, upStable},
-		{"the program's window, where the rules say none", []advice{at(4, 4*time.Minute)}, -1, -1, 5, 2, 4, downStable},
-		{"no window up, where the rules say none", []advice{at(7, time.Second)}, -1, -1, 5, 9, 9, upStable},
-		{"both windows: between the two", []advice{at(8, 10*time.Second), at(6, 20*time.Second)}, 60, 60, 7, 12, 7, upStable},
+		{"the program's window, where the rules say none", []recommendation{at(4, 4*time.Minute)}, -1, -1, 5, 2, 4, downStable},
+		{"no window up, where the rules say none", []recommendation{at(7, time.Second)}, -1, -1, 5, 9, 9, upStable},
+		{"both windows: between the two", []recommendation{at(8, 10*time.Second), at(6, 20*time.Second)}, 60, 60, 7, 12, 7, upStable},
 	} {
 		behavior := both(&autoscalingv2.HPAScalingRules{}, &autoscalingv2.HPAScalingRules{})
 		if test.up >= 0 {
@@ -199,7 +199,7 @@ func TestStabilizationWindows(t *testing.T) {
 		if test.down >= 0 {
 			window(test.down, behavior.ScaleDown)
 		}
-		h := history{advice: test.advice}
+		h := scaleHistory{recommendations: test.advice}
 		if got, reason, _ := h.stabilizeBy(behavior, test.current, test.desired, 5*time.Minute, now); got != test.want || reason != test.reason {
 			t.Errorf("%s: %d %s, want %d %s", test.what, got, reason, test.want, test.reason)
 		}
@@ -208,17 +208,17 @@ func TestStabilizationWindows(t *testing.T) {
 
 // TestPrune: what no window reaches is forgotten, and nothing else.
 func TestPrune(t *testing.T) {
-	h := history{}
+	h := scaleHistory{}
 	for i := range 10 {
 		at := now.Add(-time.Duration(i) * time.Minute)
-		h.advice, h.steps = append(h.advice, advice{int32(i), at}), append(h.steps, step{int32(i), at})
+		h.recommendations, h.scaleEvents = append(h.recommendations, recommendation{int32(i), at}), append(h.scaleEvents, scaleEvent{int32(i), at})
 	}
 	h.prune(5*time.Minute, now)
-	if got := fmt.Sprint(len(h.advice), len(h.steps), h.advice[5].replicas, h.steps[5].change); got != "6 6 5 5" {
+	if got := fmt.Sprint(len(h.recommendations), len(h.scaleEvents), h.recommendations[5].replicas, h.scaleEvents[5].change); got != "6 6 5 5" {
 		t.Errorf("after five minutes: %s", got)
 	}
 	h.prune(0, now.Add(time.Second))
-	if len(h.advice)+len(h.steps) != 0 {
+	if len(h.recommendations)+len(h.scaleEvents) != 0 {
 		t.Errorf("after all: %+v", h)
 	}
 }
@@ -229,8 +229,8 @@ func TestLimitsKeepTheirPromises(t *testing.T) {
 	const seed = 23
 	random := rand.New(rand.NewPCG(seed, seed))
 	for round := range 5000 {
-		b := bounds{least: random.Int32N(5), most: 5 + random.Int32N(30)}
-		current, desired := b.least+random.Int32N(b.most-b.least+1), random.Int32N(60)
+		b := replicaBounds{min: random.Int32N(5), max: 5 + random.Int32N(30)}
+		current, desired := b.min+random.Int32N(b.max-b.min+1), random.Int32N(60)
 		side := func() *autoscalingv2.HPAScalingRules {
 			r := rules([]autoscalingv2.ScalingPolicySelect{theMost, theLeast, switchOff}[random.IntN(3)])
 			for range 1 + random.IntN(3) {
@@ -239,9 +239,9 @@ func TestLimitsKeepTheirPromises(t *testing.T) {
 			return r
 		}
 		behavior := both(side(), side())
-		var steps []step
+		var steps []scaleEvent
 		for range random.IntN(4) {
-			steps = append(steps, step{random.Int32N(9) - 4, now.Add(-time.Duration(random.IntN(150)) * time.Second)})
+			steps = append(steps, scaleEvent{random.Int32N(9) - 4, now.Add(-time.Duration(random.IntN(150)) * time.Second)})
 		}
 		got, reason, message := b.limitBy(behavior, current, desired, steps, now)
 		fail := func(why string) {
@@ -252,9 +252,9 @@ func TestLimitsKeepTheirPromises(t *testing.T) {
 			fail("nothing is told")
 		case got != desired && reason == inRange || got == desired && reason != inRange:
 			fail("it is told wrongly")
-		case desired > current && (got < current || got > desired || got > b.most):
+		case desired > current && (got < current || got > desired || got > b.max):
 			fail("up")
-		case desired < current && (got > current || got < desired || got < b.least):
+		case desired < current && (got > current || got < desired || got < b.min):
 			fail("down")
 		case desired > current && *behavior.ScaleUp.SelectPolicy == switchOff && got != current:
 			fail("up is off")
@@ -276,7 +276,7 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 		windows := []int32{0, 15, 60, 300, 3600}
 		up, down := windows[random.IntN(len(windows))], windows[random.IntN(len(windows))]
 		behavior := both(window(up, rules(theMost)), window(down, rules(theMost)))
-		var h history
+		var h scaleHistory
 		type said struct {
 			n  int32
 			at time.Time
@@ -286,9 +286,9 @@ func TestHistoryBesideUpstreamsBuffers(t *testing.T) {
 		for look := range 60 {
 			at = at.Add(time.Duration(1+random.IntN(40)) * time.Second)
 			current, desired := random.Int32N(12), random.Int32N(12)
-			h.prune(longestWindow, at)
+			h.prune(maxStabilizationWindow, at)
 			got, _, _ := h.stabilizeBy(behavior, current, desired, 5*time.Minute, at)
-			h.advice = append(h.advice, advice{desired, at})
+			h.recommendations = append(h.recommendations, recommendation{desired, at})
 			// The buffer.
 			low, high, free := desired, desired, -1
 			upCut, downCut := at.Add(-time.Duration(up)*time.Second), at.Add(-time.Duration(down)*time.Second)

@@ -32,8 +32,8 @@ const (
 	deletionTimeout = 2 * time.Minute
 	// staleTimeout is how long a pod may be said to be a target of disruption without going.
 	staleTimeout = 2 * time.Minute
-	// podKey marks a key as that of a pod. No name has a slash.
-	podKey = "pod/"
+	// podKeyPrefix marks a key as that of a pod. No name has a slash.
+	podKeyPrefix = "pod/"
 	// noPods is the reason of the events that say so, or that it is not known.
 	noPods = "NoPods"
 )
@@ -44,13 +44,13 @@ var Disruption = controller.Definition{
 	Name: "disruption-controller", Aliases: []string{"disruption"}, Component: "controllermanager", Queue: "disruption", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		c := &disruption{
-			setup:       s,
-			budgets:     client.InformerFor[*policyv1.PodDisruptionBudget](s.Informers),
-			pods:        client.InformerFor[*corev1.Pod](s.Informers),
-			controllers: client.InformerFor[*corev1.ReplicationController](s.Informers),
-			sets:        client.InformerFor[*appsv1.ReplicaSet](s.Informers),
-			deployments: client.InformerFor[*appsv1.Deployment](s.Informers),
-			stateful:    client.InformerFor[*appsv1.StatefulSet](s.Informers),
+			setup:        s,
+			budgets:      client.InformerFor[*policyv1.PodDisruptionBudget](s.Informers),
+			pods:         client.InformerFor[*corev1.Pod](s.Informers),
+			controllers:  client.InformerFor[*corev1.ReplicationController](s.Informers),
+			sets:         client.InformerFor[*appsv1.ReplicaSet](s.Informers),
+			deployments:  client.InformerFor[*appsv1.Deployment](s.Informers),
+			statefulSets: client.InformerFor[*appsv1.StatefulSet](s.Informers),
 		}
 		var err error
 		if c.api, err = newAPI(s.Client); err != nil {
@@ -59,7 +59,7 @@ var Disruption = controller.Definition{
 		if err := controller.WatchPrimary[*policyv1.PodDisruptionBudget](s); err != nil {
 			return nil, err
 		}
-		if err := c.pods.AddEventHandler(c.onPod, func(_, pod *corev1.Pod) { c.onPod(pod) }, c.onPod); err != nil {
+		if err := c.pods.AddEventHandler(c.enqueueForPod, func(_, pod *corev1.Pod) { c.enqueueForPod(pod) }, c.enqueueForPod); err != nil {
 			return nil, fmt.Errorf("watch pods: %w", err)
 		}
 		return c, nil
@@ -67,18 +67,18 @@ var Disruption = controller.Definition{
 }
 
 type disruption struct {
-	setup       *controller.Setup
-	api         *api
-	budgets     client.Informer[*policyv1.PodDisruptionBudget]
-	pods        client.Informer[*corev1.Pod]
-	controllers client.Informer[*corev1.ReplicationController]
-	sets        client.Informer[*appsv1.ReplicaSet]
-	deployments client.Informer[*appsv1.Deployment]
-	stateful    client.Informer[*appsv1.StatefulSet]
+	setup        *controller.Setup
+	api          *api
+	budgets      client.Informer[*policyv1.PodDisruptionBudget]
+	pods         client.Informer[*corev1.Pod]
+	controllers  client.Informer[*corev1.ReplicationController]
+	sets         client.Informer[*appsv1.ReplicaSet]
+	deployments  client.Informer[*appsv1.Deployment]
+	statefulSets client.Informer[*appsv1.StatefulSet]
 }
 
-// onPod looks at the budgets that cover a pod, and at the pod if its mark may have to go.
-func (c *disruption) onPod(pod *corev1.Pod) {
+// enqueueForPod looks at the budgets that cover a pod, and at the pod if its mark may have to go.
+func (c *disruption) enqueueForPod(pod *corev1.Pod) {
 	var covering []*policyv1.PodDisruptionBudget
 	for _, budget := range c.budgets.List(pod.Namespace, nil) {
 		if selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector); err == nil && selector.Matches(labels.Set(pod.Labels)) {
@@ -90,16 +90,16 @@ func (c *disruption) onPod(pod *corev1.Pod) {
 		c.setup.Events.Eventf(pod, corev1.EventTypeWarning, "MultiplePodDisruptionBudgets",
 			"Pod %q/%q matches multiple PodDisruptionBudgets.  Chose %q arbitrarily.", pod.Namespace, pod.Name, covering[0].Name)
 	}
-	if wait, marked := stale(pod, time.Now()); marked {
-		c.setup.EnqueueAfter(controller.Key{Namespace: pod.Namespace, Name: podKey + pod.Name}, wait)
+	if delay, stale := staleDisruptionTarget(pod, time.Now()); stale {
+		c.setup.EnqueueAfter(controller.Key{Namespace: pod.Namespace, Name: podKeyPrefix + pod.Name}, delay)
 	}
 }
 
 // Sync looks at a budget, or at a pod that was marked.
 func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
-	if name, isPod := strings.CutPrefix(key.Name, podKey); isPod {
+	if name, isPod := strings.CutPrefix(key.Name, podKeyPrefix); isPod {
 		if pod, ok := c.pods.Get(key.Namespace, name); ok {
-			return c.setup.Apply(ctx, key, unmark(pod, time.Now()))
+			return c.setup.Apply(ctx, key, clearDisruptionTarget(pod, time.Now()))
 		}
 		return nil
 	}
@@ -110,16 +110,16 @@ func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 	v := budgetView{budget: budget, now: time.Now()}
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {
-		v.failure, v.failed = err, controller.Event{Object: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
+		v.err, v.failureEvent = err, controller.Event{Object: budget, Type: corev1.EventTypeWarning, Reason: noPods, Message: fmt.Sprintf("Failed to get pods: %v", err)}
 	} else {
 		v.pods = c.pods.List(budget.Namespace, selector)
-		c.expect(ctx, &v)
+		c.countExpectedPods(ctx, &v)
 	}
 	return c.setup.Apply(ctx, key, v.reconcile())
 }
 
-// expect counts the pods there should be, where the budget is a share of them.
-func (c *disruption) expect(ctx context.Context, v *budgetView) {
+// countExpectedPods counts the pods there should be, where the budget is a share of them.
+func (c *disruption) countExpectedPods(ctx context.Context, v *budgetView) {
 	if v.budget.Spec.MaxUnavailable == nil && (v.budget.Spec.MinAvailable == nil || v.budget.Spec.MinAvailable.Type == intstr.Int) {
 		return
 	}
@@ -130,7 +130,7 @@ func (c *disruption) expect(ctx context.Context, v *budgetView) {
 			v.unmanaged = append(v.unmanaged, pod.Name)
 			continue
 		}
-		if _, known := scales[owner.UID]; known {
+		if _, counted := scales[owner.UID]; counted {
 			continue
 		}
 		uid, replicas, err := c.scaleOf(ctx, pod.Namespace, owner)
@@ -138,7 +138,7 @@ func (c *disruption) expect(ctx context.Context, v *budgetView) {
 			err = fmt.Errorf("found no controllers for pod %q", pod.Name)
 		}
 		if err != nil {
-			v.failure, v.failed = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+			v.err, v.failureEvent = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
 				Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
 			return
 		}
@@ -149,7 +149,7 @@ func (c *disruption) expect(ctx context.Context, v *budgetView) {
 	}
 }
 
-// scaleOf returns how many pods the controller of a pod wants, and who that is: for a ReplicaSet, its Deployment. It returns no uid when
+// scaleOf returns how many pods the controller of a pod wants, and who that is: for a ReplicaSet, its Deployment. It returns no UID when
 // the controller is gone.
 func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
@@ -159,30 +159,30 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 	switch (schema.GroupKind{Group: gv.Group, Kind: owner.Kind}) {
 	case schema.GroupKind{Kind: "ReplicationController"}:
 		if rc, ok := c.controllers.Get(namespace, owner.Name); ok && rc.UID == owner.UID {
-			return rc.UID, orOne(rc.Spec.Replicas), nil
+			return rc.UID, valueOrOne(rc.Spec.Replicas), nil
 		}
 	case schema.GroupKind{Group: "apps", Kind: "StatefulSet"}:
-		if set, ok := c.stateful.Get(namespace, owner.Name); ok && set.UID == owner.UID {
-			return set.UID, orOne(set.Spec.Replicas), nil
+		if set, ok := c.statefulSets.Get(namespace, owner.Name); ok && set.UID == owner.UID {
+			return set.UID, valueOrOne(set.Spec.Replicas), nil
 		}
 	case schema.GroupKind{Group: "apps", Kind: "ReplicaSet"}, schema.GroupKind{Group: "extensions", Kind: "ReplicaSet"}:
 		set, ok := c.sets.Get(namespace, owner.Name)
 		if !ok || set.UID != owner.UID {
 			break
 		}
-		above := metav1.GetControllerOfNoCopy(set)
-		if above == nil || above.Kind != "Deployment" {
-			return set.UID, orOne(set.Spec.Replicas), nil
+		parent := metav1.GetControllerOfNoCopy(set)
+		if parent == nil || parent.Kind != "Deployment" {
+			return set.UID, valueOrOne(set.Spec.Replicas), nil
 		}
-		if d, ok := c.deployments.Get(namespace, above.Name); ok && d.UID == above.UID {
-			return d.UID, orOne(d.Spec.Replicas), nil
+		if d, ok := c.deployments.Get(namespace, parent.Name); ok && d.UID == parent.UID {
+			return d.UID, valueOrOne(d.Spec.Replicas), nil
 		}
 	}
-	return c.scaleByName(ctx, namespace, gv.WithKind(owner.Kind), owner)
+	return c.scaleFromSubresource(ctx, namespace, gv.WithKind(owner.Kind), owner)
 }
 
-// scaleByName asks the scale subresource, which every kind of controller may have.
-func (c *disruption) scaleByName(ctx context.Context, namespace string, gvk schema.GroupVersionKind, owner *metav1.OwnerReference) (types.UID, int32, error) {
+// scaleFromSubresource asks the scale subresource, which every kind of controller may have.
+func (c *disruption) scaleFromSubresource(ctx context.Context, namespace string, gvk schema.GroupVersionKind, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	target, err := c.api.find(ctx, gvk)
 	if meta.IsNoMatchError(err) {
 		err = &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
@@ -203,36 +203,36 @@ func (c *disruption) scaleByName(ctx context.Context, namespace string, gvk sche
 	return scale.UID, scale.Spec.Replicas, nil
 }
 
-func orOne(n *int32) int32 {
+func valueOrOne(n *int32) int32 {
 	if n == nil {
 		return 1
 	}
 	return *n
 }
 
-// budgetView is what decides about one budget.
+// budgetView is the observed state of one budget.
 type budgetView struct {
-	budget    *policyv1.PodDisruptionBudget
-	pods      []*corev1.Pod
-	scale     int32 // the pods that the controllers of the pods want
-	unmanaged []string
-	failure   error // why the pods could not be counted
-	failed    controller.Event
-	now       time.Time
+	budget       *policyv1.PodDisruptionBudget
+	pods         []*corev1.Pod
+	scale        int32 // the pods that the controllers of the pods want
+	unmanaged    []string
+	err          error // why the pods could not be counted
+	failureEvent controller.Event
+	now          time.Time
 }
 
 func (v budgetView) reconcile() (plan controller.Plan) {
-	expected, desired, err := v.counts()
-	if err != nil && v.failure == nil {
-		v.failure, v.failed = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
+	expected, desired, err := v.podCounts()
+	if err != nil && v.err == nil {
+		v.err, v.failureEvent = err, controller.Event{Object: v.budget, Type: corev1.EventTypeWarning, Reason: "CalculateExpectedPodCountFailed",
 			Message: fmt.Sprintf("Failed to calculate the number of expected pods: %v", err)}
 	}
-	if len(v.pods) == 0 && v.failed.Reason != noPods {
+	if len(v.pods) == 0 && v.failureEvent.Reason != noPods {
 		plan.Events = append(plan.Events, controller.Event{Object: v.budget, Type: corev1.EventTypeNormal, Reason: noPods, Message: "No matching pods found"})
 	}
-	if v.failure != nil {
-		plan.Events = append(plan.Events, v.failed)
-		plan.Status = func(controller.ApplyResult) kind.Object { return v.safe() }
+	if v.err != nil {
+		plan.Events = append(plan.Events, v.failureEvent)
+		plan.Status = func(controller.ApplyResult) kind.Object { return v.failSafeStatus() }
 		return plan
 	}
 	if len(v.unmanaged) > 0 {
@@ -249,59 +249,59 @@ func (v budgetView) reconcile() (plan controller.Plan) {
 	if expected > 0 {
 		status.DisruptionsAllowed = max(0, status.CurrentHealthy-desired)
 	}
-	plan.Status = func(controller.ApplyResult) kind.Object { return v.report(status) }
+	plan.Status = func(controller.ApplyResult) kind.Object { return v.changedStatus(status) }
 	return plan
 }
 
-// counts returns how many pods there should be and how many of them must be healthy.
-func (v budgetView) counts() (expected, desired int32, err error) {
+// podCounts returns how many pods there should be and how many of them must be healthy.
+func (v budgetView) podCounts() (expected, desired int32, err error) {
 	spec := v.budget.Spec
 	switch {
 	case spec.MaxUnavailable != nil:
-		most, err := intstr.GetScaledValueFromIntOrPercent(spec.MaxUnavailable, int(v.scale), true)
-		return v.scale, max(0, v.scale-int32(most)), err
+		maxUnavailable, err := intstr.GetScaledValueFromIntOrPercent(spec.MaxUnavailable, int(v.scale), true)
+		return v.scale, max(0, v.scale-int32(maxUnavailable)), err
 	case spec.MinAvailable != nil && spec.MinAvailable.Type == intstr.Int:
 		return int32(len(v.pods)), spec.MinAvailable.IntVal, nil
 	case spec.MinAvailable != nil:
-		least, err := intstr.GetScaledValueFromIntOrPercent(spec.MinAvailable, int(v.scale), true)
-		return v.scale, int32(least), err
+		minAvailable, err := intstr.GetScaledValueFromIntOrPercent(spec.MinAvailable, int(v.scale), true)
+		return v.scale, int32(minAvailable), err
 	}
 	return 0, 0, nil
 }
 
 // disrupted are the evicted pods that are still to be seen going. Those that take too long are taken to stay.
 func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
-	waiting := map[string]metav1.Time{}
+	pending := map[string]metav1.Time{}
 	for _, pod := range v.pods {
 		at, evicted := v.budget.Status.DisruptedPods[pod.Name]
 		if !evicted || pod.DeletionTimestamp != nil {
 			continue
 		}
 		if left := at.Add(deletionTimeout).Sub(v.now); left >= 0 {
-			waiting[pod.Name] = at
+			pending[pod.Name] = at
 			plan.Requeue(left + time.Millisecond)
 			continue
 		}
 		plan.Events = append(plan.Events, controller.Event{Object: pod, Type: corev1.EventTypeWarning, Reason: "NotDeleted",
 			Message: fmt.Sprintf("Pod was expected by PDB %s/%s to be deleted but it wasn't", v.budget.Namespace, v.budget.Namespace)})
 	}
-	return waiting
+	return pending
 }
 
 // healthy counts the pods that are ready and not about to go.
 func (v budgetView) healthy(disrupted map[string]metav1.Time) (n int32) {
 	for _, pod := range v.pods {
 		at, evicted := disrupted[pod.Name]
-		going := evicted && at.Add(deletionTimeout).After(v.now)
-		if !going && pod.DeletionTimestamp == nil && podstate.IsReady(pod) {
+		disrupting := evicted && at.Add(deletionTimeout).After(v.now)
+		if !disrupting && pod.DeletionTimestamp == nil && podstate.IsReady(pod) {
 			n++
 		}
 	}
 	return n
 }
 
-// report returns the budget with a new status, or nil when nothing changes.
-func (v budgetView) report(status policyv1.PodDisruptionBudgetStatus) kind.Object {
+// changedStatus returns the budget with a new status, or nil when nothing changes.
+func (v budgetView) changedStatus(status policyv1.PodDisruptionBudgetStatus) kind.Object {
 	changed := v.budget.DeepCopy()
 	changed.Status = *status.DeepCopy()
 	if len(changed.Status.DisruptedPods) == 0 {
@@ -314,22 +314,22 @@ func (v budgetView) report(status policyv1.PodDisruptionBudgetStatus) kind.Objec
 	return changed
 }
 
-// safe returns the budget with no disruption allowed: what cannot be counted must not be disrupted.
-func (v budgetView) safe() kind.Object {
+// failSafeStatus returns the budget with no disruption allowed: what cannot be counted must not be disrupted.
+func (v budgetView) failSafeStatus() kind.Object {
 	changed := v.budget.DeepCopy()
 	changed.Status.DisruptionsAllowed = 0
 	meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
 		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason,
-		Message: v.failure.Error(), ObservedGeneration: changed.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(v.now)})
+		Message: v.err.Error(), ObservedGeneration: changed.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(v.now)})
 	if apiequality.Semantic.DeepEqual(changed.Status, v.budget.Status) {
 		return nil
 	}
 	return changed
 }
 
-// stale says whether a pod is marked as a target of disruption without going, and when that mark is to be taken back. What kubelets
+// staleDisruptionTarget reports whether a pod is marked as a target of disruption without going, and when that mark is to be taken back. What kubelets
 // mark they end themselves, however long it takes.
-func stale(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
+func staleDisruptionTarget(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
 	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
 	if i < 0 || pod.DeletionTimestamp != nil || podstate.IsTerminal(pod) {
 		return 0, false
@@ -341,14 +341,14 @@ func stale(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
 	return max(0, staleTimeout-now.Sub(c.LastTransitionTime.Time)), true
 }
 
-// unmark takes the mark back when its time has come.
-func unmark(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
-	wait, marked := stale(pod, now)
-	if !marked {
+// clearDisruptionTarget takes the mark back when its time has come.
+func clearDisruptionTarget(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
+	delay, stale := staleDisruptionTarget(pod, now)
+	if !stale {
 		return plan
 	}
-	if wait > 0 {
-		plan.Requeue(wait)
+	if delay > 0 {
+		plan.Requeue(delay)
 		return plan
 	}
 	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil,

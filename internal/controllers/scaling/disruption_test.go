@@ -146,14 +146,14 @@ func TestCounts(t *testing.T) {
 		{"very many", aBudget(atLeast("33%")), 1, 2000000, 2000000, 660000, ""},
 	} {
 		v := budgetView{budget: test.budget, pods: ready(test.pods), scale: test.scale}
-		expected, desired, err := v.counts()
+		expected, desired, err := v.podCounts()
 		if expected != test.expected || desired != test.desired && err == nil || errorText(err) != test.err {
 			t.Errorf("%s: %d, %d, %v", test.what, expected, desired, err)
 		}
 	}
 }
 
-// TestBudgetStatus: the whole status of a budget and what is told.
+// TestBudgetStatus: the whole status of a budget and what is reported.
 func TestBudgetStatus(t *testing.T) {
 	evict := func(pairs ...any) change[*policyv1.PodDisruptionBudget] {
 		return func(b *policyv1.PodDisruptionBudget) {
@@ -195,7 +195,7 @@ func TestBudgetStatus(t *testing.T) {
 		}), pods: ready(2), scale: 1, unmanaged: []string{"p0"}}, "2 of 0, of 1, allowed 2, waiting []; " + sufficient,
 			`Warning UnmanagedPods: Pods selected by this PodDisruptionBudget (selector: &LabelSelector{MatchLabels:map[string]string{a: b,},MatchExpressions:[]LabelSelectorRequirement{},}) were found to be unmanaged. ` +
 				`As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set ".spec.minAvailable" field of the PDB to an integer value.`, 0, false},
-		{"they cannot be counted", budgetView{budget: aBudget(atMost("1")), pods: ready(2), failure: errors.New("no scale"), failed: controller.Event{Type: "Warning", Reason: "CalculateExpectedPodCountFailed", Message: "x"}},
+		{"they cannot be counted", budgetView{budget: aBudget(atMost("1")), pods: ready(2), err: errors.New("no scale"), failureEvent: controller.Event{Type: "Warning", Reason: "CalculateExpectedPodCountFailed", Message: "x"}},
 			"0 of 0, of 0, allowed 0, waiting []; DisruptionAllowed=False SyncFailed no scale @0", "Warning CalculateExpectedPodCountFailed: x", 0, false},
 		{"a share that is none", budgetView{budget: aBudget(atLeast("x")), pods: ready(2)}, "0 of 0, of 0, allowed 0, waiting []; DisruptionAllowed=False SyncFailed invalid value for IntOrString: invalid type: string is not a percentage @0",
 			"Warning CalculateExpectedPodCountFailed: Failed to calculate the number of expected pods: invalid value for IntOrString: invalid type: string is not a percentage", 0, false},
@@ -203,7 +203,7 @@ func TestBudgetStatus(t *testing.T) {
 			"Normal NoPods: No matching pods found | Warning CalculateExpectedPodCountFailed: Failed to calculate the number of expected pods: invalid value for IntOrString: invalid type: string is not a percentage", 0, false},
 		{"what was allowed is taken back when it cannot be counted", budgetView{budget: aBudget(atMost("1"), func(b *policyv1.PodDisruptionBudget) {
 			b.Status = policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 3, CurrentHealthy: 5, DesiredHealthy: 2, ExpectedPods: 5, ObservedGeneration: 2}
-		}), failure: errors.New("no scale"), failed: controller.Event{Type: "Warning", Reason: noPods, Message: "x"}}, "5 of 2, of 5, allowed 0, waiting []; DisruptionAllowed=False SyncFailed no scale @2", "Warning NoPods: x", 0, false},
+		}), err: errors.New("no scale"), failureEvent: controller.Event{Type: "Warning", Reason: noPods, Message: "x"}}, "5 of 2, of 5, allowed 0, waiting []; DisruptionAllowed=False SyncFailed no scale @2", "Warning NoPods: x", 0, false},
 		{"at rest", budgetView{budget: aBudget(atLeast("2"), func(b *policyv1.PodDisruptionBudget) {
 			b.Status = policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1, CurrentHealthy: 3, DesiredHealthy: 2, ExpectedPods: 3, ObservedGeneration: 3, Conditions: []metav1.Condition{
 				{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionTrue, Reason: policyv1.SufficientPodsReason, ObservedGeneration: 3}}}
@@ -245,7 +245,7 @@ func budgetWords(obj kind.Object) string {
 }
 
 // TestBudgetsKeepTheirPromises: evicting as many as are allowed never leaves fewer healthy than desired; nothing is allowed where nothing
-// is expected; and a second look changes nothing.
+// is expected; and a second sync changes nothing.
 func TestBudgetsKeepTheirPromises(t *testing.T) {
 	const seed = 31
 	random := rand.New(rand.NewPCG(seed, seed))
@@ -287,7 +287,7 @@ func TestBudgetsKeepTheirPromises(t *testing.T) {
 	}
 }
 
-// TestMarks: marks of disruption that nobody follows are taken back after two minutes.
+// TestMarks: marks of disruption that nothing follows are taken back after two minutes.
 func TestMarks(t *testing.T) {
 	mark := func(status corev1.ConditionStatus, reason string, before time.Duration) change[*corev1.Pod] {
 		return func(p *corev1.Pod) {
@@ -316,7 +316,7 @@ func TestMarks(t *testing.T) {
 		{"a pod that succeeded", aPod("p", mark("True", evictionReason, time.Hour), inPhase(corev1.PodSucceeded)), false, 0},
 		{"a pod that waits", aPod("p", mark("True", evictionReason, time.Hour), inPhase(corev1.PodPending)), true, 0},
 	} {
-		plan := unmark(test.pod, now)
+		plan := clearDisruptionTarget(test.pod, now)
 		if test.takes != (len(plan.Steps) == 1) || plan.RequeueAfter != test.again {
 			t.Errorf("%s: %d steps, again %v", test.what, len(plan.Steps), plan.RequeueAfter)
 		}

@@ -28,16 +28,16 @@ type sample struct {
 // defaultWindow is the span of a custom metric that does not say it.
 const defaultWindow = time.Minute
 
-// meter reads metrics. api is one; tables have their own.
-type meter interface {
+// metricsClient reads metrics. api is one; tables have their own.
+type metricsClient interface {
 	// usage returns what pods, or one container of each, use of a resource. Pods without a complete answer are missing.
 	usage(ctx context.Context, namespace string, selector labels.Selector, resource corev1.ResourceName, container string) (map[string]sample, error)
-	// ofPods returns a custom metric of each pod.
-	ofPods(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error)
-	// ofObject returns a custom metric of an object.
-	ofObject(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error)
-	// external returns the sum of a metric from outside.
-	external(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error)
+	// podMetric returns a custom metric of each pod.
+	podMetric(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error)
+	// objectMetric returns a custom metric of an object.
+	objectMetric(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error)
+	// externalMetric returns the sum of a metric from outside.
+	externalMetric(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error)
 }
 
 // podMetrics is metrics.k8s.io's PodMetricsList as far as it is needed.
@@ -53,8 +53,8 @@ type podMetrics struct {
 	}
 }
 
-// isUnserved says that nobody serves the path, not that there is nothing at it.
-func isUnserved(err error) bool {
+// isNotServed reports whether nothing serves the path, not that there is nothing at it.
+func isNotServed(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
 		return false
@@ -67,8 +67,8 @@ func (a *api) usage(ctx context.Context, namespace string, selector labels.Selec
 	var list podMetrics
 	path := []string{"apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"}
 	if err := a.get(ctx, path, url.Values{"labelSelector": {selector.String()}}, &list); err != nil {
-		if isUnserved(err) {
-			// As who asks for a resource by name, not by a path, is told.
+		if isNotServed(err) {
+			// As who asks for a resource by name, not by a path, is reported.
 			err = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Group: "metrics.k8s.io", Resource: "pods"}, "", "", 0, true)
 		}
 		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
@@ -119,15 +119,15 @@ func (a *api) custom(ctx context.Context, path []string, query url.Values) (metr
 	return list, nil
 }
 
-func selecting(key string, selector labels.Selector, query url.Values) url.Values {
+func withSelector(key string, selector labels.Selector, query url.Values) url.Values {
 	if !selector.Empty() {
 		query.Set(key, selector.String())
 	}
 	return query
 }
 
-func (a *api) ofPods(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error) {
-	query := selecting("metricLabelSelector", selector, selecting("labelSelector", pods, url.Values{}))
+func (a *api) podMetric(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error) {
+	query := withSelector("metricLabelSelector", selector, withSelector("labelSelector", pods, url.Values{}))
 	list, err := a.custom(ctx, []string{"namespaces", namespace, "pods", "*", metric}, query)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func (a *api) ofPods(ctx context.Context, namespace string, pods labels.Selector
 	return samples, nil
 }
 
-func (a *api) ofObject(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
+func (a *api) objectMetric(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error) {
 	gvk := schema.FromAPIVersionAndKind(object.APIVersion, object.Kind)
 	path := []string{"namespaces", namespace, "metrics", metric}
 	if gvk.Group != "" || gvk.Kind != "Namespace" {
@@ -158,7 +158,7 @@ func (a *api) ofObject(ctx context.Context, namespace string, object autoscaling
 		}
 		path = []string{"namespaces", namespace, t.GroupResource().String(), object.Name, metric}
 	}
-	list, err := a.custom(ctx, path, selecting("metricLabelSelector", selector, url.Values{}))
+	list, err := a.custom(ctx, path, withSelector("metricLabelSelector", selector, url.Values{}))
 	if err != nil {
 		return 0, err
 	}
@@ -168,12 +168,12 @@ func (a *api) ofObject(ctx context.Context, namespace string, object autoscaling
 	return list.Items[0].Value.MilliValue(), nil
 }
 
-func (a *api) external(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error) {
+func (a *api) externalMetric(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error) {
 	var list struct {
 		Items []struct{ Value resource.Quantity }
 	}
 	path := []string{"apis", "external.metrics.k8s.io", "v1beta1", "namespaces", namespace, metric}
-	if err := a.get(ctx, path, selecting("labelSelector", selector, url.Values{}), &list); err != nil {
+	if err := a.get(ctx, path, withSelector("labelSelector", selector, url.Values{}), &list); err != nil {
 		return 0, fmt.Errorf("unable to fetch metrics from external metrics API: %w", err)
 	}
 	if len(list.Items) == 0 {

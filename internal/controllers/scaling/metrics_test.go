@@ -115,14 +115,14 @@ func TestCustomMetrics(t *testing.T) {
 		customPath + "deployments.apps/web/many": values(`{"value":"1"}`, `{"value":"2"}`),
 		customPath + "metrics/hits":              values(`{"value":"7"}`),
 	})
-	samples, err := a.ofPods(t.Context(), "default", labels.SelectorFromSet(labels.Set{"app": "web"}), "hits", queue)
+	samples, err := a.podMetric(t.Context(), "default", labels.SelectorFromSet(labels.Set{"app": "web"}), "hits", queue)
 	if got := sampleWords(samples); err != nil || got != "a=1500 b=2000 c=3000000" || samples["a"].window != defaultWindow || samples["b"].window != 90*time.Second || samples["c"].window != 7*time.Second {
 		t.Errorf("%s %+v, %v", got, samples, err)
 	}
 	if last := server.asked[len(server.asked)-1]; last != customPath+"pods/%2A/hits?labelSelector=app%3Dweb&metricLabelSelector=queue%3Dmail" && last != customPath+"pods/*/hits?labelSelector=app%3Dweb&metricLabelSelector=queue%3Dmail" {
 		t.Errorf("asked %s", last)
 	}
-	if _, err := a.ofPods(t.Context(), "default", labels.Everything(), "none", labels.Everything()); errorText(err) != "no metrics returned from custom metrics API" {
+	if _, err := a.podMetric(t.Context(), "default", labels.Everything(), "none", labels.Everything()); errorText(err) != "no metrics returned from custom metrics API" {
 		t.Error(err)
 	}
 	web := autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"}
@@ -139,12 +139,12 @@ func TestCustomMetrics(t *testing.T) {
 		{"no answer", web, "unknown", 0, "unable to fetch metrics from custom metrics API: the server could not find the requested resource"},
 		{"an object of no kind", autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Nothing", Name: "x"}, "hits", 0, `unable to fetch metrics from custom metrics API: no matches for kind "Nothing" in group "apps"`},
 	} {
-		if got, err := a.ofObject(t.Context(), "default", test.object, test.metric, labels.Everything()); got != test.want || errorText(err) != test.err {
+		if got, err := a.objectMetric(t.Context(), "default", test.object, test.metric, labels.Everything()); got != test.want || errorText(err) != test.err {
 			t.Errorf("%s: %d, %v", test.what, got, err)
 		}
 	}
 	deaf, _ := apiOf(t, nil)
-	if _, err := deaf.ofObject(t.Context(), "default", autoscalingv2.CrossVersionObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "default"}, "hits", labels.Everything()); !strings.HasPrefix(errorText(err), "unable to fetch metrics from custom metrics API: ") {
+	if _, err := deaf.objectMetric(t.Context(), "default", autoscalingv2.CrossVersionObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "default"}, "hits", labels.Everything()); !strings.HasPrefix(errorText(err), "unable to fetch metrics from custom metrics API: ") {
 		t.Error(err)
 	}
 }
@@ -166,7 +166,7 @@ func TestExternalMetrics(t *testing.T) {
 		{"none", 0, "no metrics returned from external metrics API"},
 		{"absent", 0, "unable to fetch metrics from external metrics API: the server could not find the requested resource"},
 	} {
-		if got, err := a.external(t.Context(), "default", test.metric, labels.SelectorFromSet(labels.Set{"q": "a"})); got != test.want || errorText(err) != test.err {
+		if got, err := a.externalMetric(t.Context(), "default", test.metric, labels.SelectorFromSet(labels.Set{"q": "a"})); got != test.want || errorText(err) != test.err {
 			t.Errorf("%s: %d, %v", test.metric, got, err)
 		}
 	}
@@ -186,20 +186,20 @@ func (m fixedMeter) usage(context.Context, string, labels.Selector, corev1.Resou
 	return m.samples, m.err
 }
 
-func (m fixedMeter) ofPods(context.Context, string, labels.Selector, string, labels.Selector) (map[string]sample, error) {
+func (m fixedMeter) podMetric(context.Context, string, labels.Selector, string, labels.Selector) (map[string]sample, error) {
 	return m.samples, m.err
 }
 
-func (m fixedMeter) ofObject(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
+func (m fixedMeter) objectMetric(context.Context, string, autoscalingv2.CrossVersionObjectReference, string, labels.Selector) (int64, error) {
 	return m.whole, m.err
 }
 
-func (m fixedMeter) external(context.Context, string, string, labels.Selector) (int64, error) {
+func (m fixedMeter) externalMetric(context.Context, string, string, labels.Selector) (int64, error) {
 	return m.whole, m.err
 }
 
 func TestToleranceOfItsOwn(t *testing.T) {
-	look := &scalerLook{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
+	look := &autoscalerSync{controller: &autoscaler{settings: DefaultAutoscaler}, scaler: &autoscalingv2.HorizontalPodAutoscaler{}}
 	if got := look.tolerance(); got.down != 0.1 || got.up != 0.1 {
 		t.Errorf("by default %+v", got)
 	}
@@ -224,10 +224,13 @@ func TestMetricsThatCannotBeHad(t *testing.T) {
 	namespace := autoscalingv2.CrossVersionObjectReference{APIVersion: "v1", Kind: "Namespace", Name: "default"}
 	other := autoscalingv2.CrossVersionObjectReference{APIVersion: "example.com/v1", Kind: "Thing", Name: "x"}
 	for what, ask := range map[string]func(a *api) error{
-		"resource metrics API":                func(a *api) error { _, err := a.usage(t.Context(), "default", all, "cpu", ""); return err },
-		"custom metrics API":                  func(a *api) error { _, err := a.ofPods(t.Context(), "default", all, "hits", all); return err },
-		"custom metrics API of the namespace": func(a *api) error { _, err := a.ofObject(t.Context(), "default", namespace, "hits", all); return err },
-		"external metrics API":                func(a *api) error { _, err := a.external(t.Context(), "default", "jobs", all); return err },
+		"resource metrics API": func(a *api) error { _, err := a.usage(t.Context(), "default", all, "cpu", ""); return err },
+		"custom metrics API":   func(a *api) error { _, err := a.podMetric(t.Context(), "default", all, "hits", all); return err },
+		"custom metrics API of the namespace": func(a *api) error {
+			_, err := a.objectMetric(t.Context(), "default", namespace, "hits", all)
+			return err
+		},
+		"external metrics API": func(a *api) error { _, err := a.externalMetric(t.Context(), "default", "jobs", all); return err },
 	} {
 		prefix := "unable to fetch metrics from " + strings.TrimSuffix(what, " of the namespace") + ": "
 		if err := ask(apiAt(t, broken)); errorText(err) != prefix+"you may not" {
@@ -237,7 +240,7 @@ func TestMetricsThatCannotBeHad(t *testing.T) {
 			t.Errorf("%s, nonsense: %v", what, err)
 		}
 	}
-	if _, err := apiAt(t, broken).ofObject(t.Context(), "default", other, "hits", all); errorText(err) != "unable to fetch metrics from custom metrics API: discover example.com/v1: you may not" {
+	if _, err := apiAt(t, broken).objectMetric(t.Context(), "default", other, "hits", all); errorText(err) != "unable to fetch metrics from custom metrics API: discover example.com/v1: you may not" {
 		t.Errorf("an object whose kind cannot be found out: %v", err)
 	}
 }
@@ -258,7 +261,7 @@ func TestExternalSums(t *testing.T) {
 			items = append(items, fmt.Sprintf(`{"value":%q}`, v))
 		}
 		a, _ := apiOf(t, map[string]string{path: `{"items":[` + strings.Join(items, ",") + `]}`})
-		if got, err := a.external(t.Context(), "default", "jobs", labels.Everything()); err != nil || got != test.want {
+		if got, err := a.externalMetric(t.Context(), "default", "jobs", labels.Everything()); err != nil || got != test.want {
 			t.Errorf("%v: %d, %v; want %d", test.values, got, err, test.want)
 		}
 	}
@@ -279,7 +282,7 @@ func TestSeriesSelectors(t *testing.T) {
 		{"both", queue, queue, "labelSelector=queue%3Dmail&metricLabelSelector=queue%3Dmail"},
 	} {
 		a, server := apiOf(t, map[string]string{"/apis/custom.metrics.k8s.io": customGroup, pods: `{"items":[{"describedObject":{"name":"a"},"value":"1"}]}`})
-		if _, err := a.ofPods(t.Context(), "default", test.pods, "hits", test.series); err != nil {
+		if _, err := a.podMetric(t.Context(), "default", test.pods, "hits", test.series); err != nil {
 			t.Errorf("%s: %v", test.what, err)
 		}
 		if _, query, _ := strings.Cut(server.asked[len(server.asked)-1], "?"); query != test.want {

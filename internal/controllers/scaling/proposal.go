@@ -16,21 +16,21 @@ import (
 // tolerance is how far usage may be from its target before anything is done.
 type tolerance struct{ down, up float64 }
 
-func (t tolerance) holds(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
+func (t tolerance) contains(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// crowd are the pods of a target and what they use.
-type crowd struct {
+// podSamples are the pods of a target and what they use.
+type podSamples struct {
 	pods    []*corev1.Pod
 	samples map[string]sample
 	// resource decides whose samples count: CPU usage during start-up says little. "" for other metrics.
 	resource corev1.ResourceName
-	// startup and delay are when the CPU usage of a young pod counts.
-	startup, delay time.Duration
-	now            time.Time
+	// cpuInitialization and delay are when the CPU usage of a young pod counts.
+	cpuInitialization, initialReadiness time.Duration
+	now                                 time.Time
 }
 
-// sorted says which pods count as they are, which are not ready, and which have no sample. Samples of others are dropped.
-func (c crowd) sorted() (counted map[string]sample, ready int, unready, missing []string) {
+// groupPods says which pods count as they are, which are not ready, and which have no sample. Samples of others are dropped.
+func (c podSamples) groupPods() (counted map[string]sample, ready int, unready, missing []string) {
 	counted = map[string]sample{}
 	ignored := map[string]bool{}
 	for _, pod := range c.pods {
@@ -42,7 +42,7 @@ func (c crowd) sorted() (counted map[string]sample, ready int, unready, missing 
 			unready = append(unready, pod.Name)
 		case !measured:
 			missing = append(missing, pod.Name)
-		case c.resource == corev1.ResourceCPU && c.starting(pod, s):
+		case c.resource == corev1.ResourceCPU && c.isInitializing(pod, s):
 			unready = append(unready, pod.Name)
 		default:
 			ready++
@@ -56,32 +56,32 @@ func (c crowd) sorted() (counted map[string]sample, ready int, unready, missing 
 	return counted, ready, unready, missing
 }
 
-// starting says whether a pod is still starting, so that its CPU usage must not count.
-func (c crowd) starting(pod *corev1.Pod, s sample) bool {
+// isInitializing reports whether a pod is still starting, so that its CPU usage must not count.
+func (c podSamples) isInitializing(pod *corev1.Pod, s sample) bool {
 	condition := podstate.Condition(pod, corev1.PodReady)
 	if condition == nil || pod.Status.StartTime == nil {
 		return true
 	}
-	began := pod.Status.StartTime.Time
-	if began.Add(c.startup).After(c.now) {
+	startTime := pod.Status.StartTime.Time
+	if startTime.Add(c.cpuInitialization).After(c.now) {
 		return condition.Status == corev1.ConditionFalse || s.at.Before(condition.LastTransitionTime.Add(s.window))
 	}
-	return condition.Status == corev1.ConditionFalse && began.Add(c.delay).After(condition.LastTransitionTime.Time)
+	return condition.Status == corev1.ConditionFalse && startTime.Add(c.initialReadiness).After(condition.LastTransitionTime.Time)
 }
 
-// measure judges samples: the ratio of usage to target.
-type measure interface {
+// usageMetric judges samples: the ratio of usage to target.
+type usageMetric interface {
 	ratio(samples map[string]sample) (float64, error)
-	// full is what a pod without a sample is taken to use when fewer pods are considered.
-	full(pod string) int64
+	// assumedUsage is what a pod without a sample is taken to use when fewer pods are considered.
+	assumedUsage(pod string) int64
 }
 
-// measured returns the samples that count. There must be some.
-func (c crowd) measured() (map[string]sample, error) {
+// countedSamples returns the samples that count. There must be some.
+func (c podSamples) countedSamples() (map[string]sample, error) {
 	if len(c.pods) == 0 {
 		return nil, errors.New("no pods returned by selector while calculating replica count")
 	}
-	counted, _, _, _ := c.sorted()
+	counted, _, _, _ := c.groupPods()
 	if len(counted) == 0 {
 		return nil, errors.New("did not receive metrics for targeted pods (pods might be unready)")
 	}
@@ -91,18 +91,18 @@ func (c crowd) measured() (map[string]sample, error) {
 // propose returns how many pods there should be by what they use. Pods of which nothing is known count against a change: as using
 // nothing when there should be more pods, as using their full share when there should be fewer. So do pods that are not ready, when
 // there should be more.
-func (c crowd) propose(current int32, m measure, t tolerance) (int32, error) {
-	if _, err := c.measured(); err != nil {
+func (c podSamples) propose(current int32, m usageMetric, t tolerance) (int32, error) {
+	if _, err := c.countedSamples(); err != nil {
 		return 0, err
 	}
-	samples, ready, unready, missing := c.sorted()
+	samples, ready, unready, missing := c.groupPods()
 	ratio, err := m.ratio(samples)
 	if err != nil {
 		return 0, err
 	}
-	more := ratio > 1
-	if !(more && len(unready) > 0) && len(missing) == 0 {
-		if t.holds(ratio) {
+	scaleUp := ratio > 1
+	if !(scaleUp && len(unready) > 0) && len(missing) == 0 {
+		if t.contains(ratio) {
 			return current, nil
 		}
 		return int32(math.Ceil(ratio * float64(ready))), nil
@@ -110,36 +110,36 @@ func (c crowd) propose(current int32, m measure, t tolerance) (int32, error) {
 	for _, name := range missing {
 		switch {
 		case ratio < 1:
-			samples[name] = sample{value: m.full(name)}
-		case more:
+			samples[name] = sample{value: m.assumedUsage(name)}
+		case scaleUp:
 			samples[name] = sample{}
 		}
 	}
-	if more {
+	if scaleUp {
 		for _, name := range unready {
 			samples[name] = sample{}
 		}
 	}
-	careful, err := m.ratio(samples)
+	adjusted, err := m.ratio(samples)
 	if err != nil {
 		return 0, err
 	}
-	if t.holds(careful) || ratio < 1 && careful > 1 || more && careful < 1 {
+	if t.contains(adjusted) || ratio < 1 && adjusted > 1 || scaleUp && adjusted < 1 {
 		return current, nil
 	}
-	proposed := int32(math.Ceil(careful * float64(len(samples))))
-	if careful < 1 && proposed > current || careful > 1 && proposed < current {
+	proposed := int32(math.Ceil(adjusted * float64(len(samples))))
+	if adjusted < 1 && proposed > current || adjusted > 1 && proposed < current {
 		return current, nil // the direction must not turn
 	}
 	return proposed, nil
 }
 
-// average measures against a value per pod.
-type average struct{ target int64 }
+// averageValue measures against a value per pod.
+type averageValue struct{ target int64 }
 
-func (m average) full(string) int64 { return m.target }
+func (m averageValue) assumedUsage(string) int64 { return m.target }
 
-func (m average) ratio(samples map[string]sample) (float64, error) {
+func (m averageValue) ratio(samples map[string]sample) (float64, error) {
 	return float64(mean(samples)) / float64(m.target), nil
 }
 
@@ -157,7 +157,9 @@ type utilization struct {
 	requests map[string]int64
 }
 
-func (m utilization) full(pod string) int64 { return m.requests[pod] * int64(max(100, m.target)) / 100 }
+func (m utilization) assumedUsage(pod string) int64 {
+	return m.requests[pod] * int64(max(100, m.target)) / 100
+}
 
 func (m utilization) ratio(samples map[string]sample) (float64, error) {
 	percent, _, err := m.of(samples)
@@ -218,12 +220,12 @@ func requestsOf(pods []*corev1.Pod, name corev1.ResourceName, container string) 
 	return requests, nil
 }
 
-// byRatio returns how many pods there should be when a metric of the whole is a multiple of its target.
-func (c crowd) byRatio(current int32, ratio float64, t tolerance) (int32, error) {
+// replicasForRatio returns how many pods there should be when a metric of the whole is a multiple of its target.
+func (c podSamples) replicasForRatio(current int32, ratio float64, t tolerance) (int32, error) {
 	if current == 0 {
 		return bounded(math.Ceil(ratio)), nil
 	}
-	if t.holds(ratio) {
+	if t.contains(ratio) {
 		return current, nil
 	}
 	if len(c.pods) == 0 {
@@ -238,10 +240,10 @@ func (c crowd) byRatio(current int32, ratio float64, t tolerance) (int32, error)
 	return bounded(math.Ceil(ratio * float64(ready))), nil
 }
 
-// byShare returns how many pods there should be when each takes its share of a metric, and what each takes now.
-func byShare(current int32, usage, target int64, t tolerance) (replicas int32, each int64) {
+// replicasForAverage returns how many pods there should be when each takes its share of a metric, and what each takes now.
+func replicasForAverage(current int32, usage, target int64, t tolerance) (replicas int32, each int64) {
 	replicas = current
-	if !t.holds(float64(usage) / (float64(target) * float64(current))) {
+	if !t.contains(float64(usage) / (float64(target) * float64(current))) {
 		replicas = bounded(math.Ceil(float64(usage) / float64(target)))
 	}
 	if current == 0 || usage == math.MaxInt64 {

@@ -51,8 +51,8 @@ func TestStartingPods(t *testing.T) {
 		{"old, not ready any more", aPod("p", since(time.Hour, time.Minute), unready), sample{at: now}, false},
 		{"old, not ready for long, but ready once", aPod("p", since(time.Hour, 59*time.Minute), unready), sample{at: now}, false},
 	} {
-		c := crowd{startup: startup, delay: delay, now: now}
-		if got := c.starting(test.pod, test.sample); got != test.want {
+		c := podSamples{cpuInitialization: startup, initialReadiness: delay, now: now}
+		if got := c.isInitializing(test.pod, test.sample); got != test.want {
 			t.Errorf("%s: starting %v", test.what, got)
 		}
 	}
@@ -81,11 +81,11 @@ func TestSorted(t *testing.T) {
 		{"leaving", aPod("p", leaving), true, "", ""},
 		{"leaving and pending", aPod("p", leaving, inPhase(corev1.PodPending)), false, "", ""},
 	} {
-		c := crowd{pods: []*corev1.Pod{test.pod}, resource: test.resource, startup: 5 * time.Minute, delay: 30 * time.Second, now: now}
+		c := podSamples{pods: []*corev1.Pod{test.pod}, resource: test.resource, cpuInitialization: 5 * time.Minute, initialReadiness: 30 * time.Second, now: now}
 		if test.measured {
 			c.samples = map[string]sample{"p": {value: 1, at: now, window: time.Minute}}
 		}
-		counted, ready, unready, missing := c.sorted()
+		counted, ready, unready, missing := c.groupPods()
 		got := ""
 		if len(counted) > 0 {
 			got = "counted "
@@ -103,7 +103,7 @@ func TestSorted(t *testing.T) {
 		}
 	}
 	// Samples of pods that are not in the list stay: they are on their way into it.
-	if counted, _, _, _ := (crowd{pods: ready(1), samples: uses(1, 2)}).sorted(); len(counted) != 2 {
+	if counted, _, _, _ := (podSamples{pods: ready(1), samples: uses(1, 2)}).groupPods(); len(counted) != 2 {
 		t.Errorf("samples of two pods, one known: %v", counted)
 	}
 }
@@ -117,7 +117,7 @@ func TestTolerance(t *testing.T) {
 		{0.1, 0.1, 1, true}, {0.1, 0.1, 0.9, true}, {0.1, 0.1, 0.899, false}, {0.1, 0.1, 1.1, true}, {0.1, 0.1, 1.101, false},
 		{0, 0, 1, true}, {0, 0, 1.0001, false}, {0, 0, 0.9999, false}, {0.5, 0, 0.5, true}, {0.5, 0, 1.01, false}, {0, 0.5, 1.5, true}, {0, 0.5, 0.99, false}, {1, 0, 0, true},
 	} {
-		if got := (tolerance{test.down, test.up}).holds(test.ratio); got != test.want {
+		if got := (tolerance{test.down, test.up}).contains(test.ratio); got != test.want {
 			t.Errorf("%+v: %v", test, got)
 		}
 	}
@@ -163,8 +163,8 @@ func TestProposals(t *testing.T) {
 		{"nobody is measured", ready(2), nil, 2, 0, "did not receive metrics for targeted pods (pods might be unready)"},
 		{"no pods at all", nil, uses(100), 2, 0, "no pods returned by selector while calculating replica count"},
 	} {
-		c := crowd{pods: test.pods, samples: test.samples, now: now}
-		got, err := c.propose(test.current, average{100}, tolerance{0.1, 0.1})
+		c := podSamples{pods: test.pods, samples: test.samples, now: now}
+		got, err := c.propose(test.current, averageValue{100}, tolerance{0.1, 0.1})
 		if got != test.want || errorText(err) != test.err {
 			t.Errorf("%s: %d, %v; want %d, %q", test.what, got, err, test.want, test.err)
 		}
@@ -202,7 +202,7 @@ func TestUtilization(t *testing.T) {
 		target int32
 		want   int64
 	}{{50, 1000}, {100, 1000}, {101, 1010}, {200, 2000}} {
-		if got := (utilization{target: test.target, requests: requests}).full("p0"); got != test.want {
+		if got := (utilization{target: test.target, requests: requests}).assumedUsage("p0"); got != test.want {
 			t.Errorf("target %d%%: %d", test.target, got)
 		}
 	}
@@ -220,7 +220,7 @@ func TestUtilization(t *testing.T) {
 		{"one missing, less wanted, target above all", uses(1000, 1000, -1), 200, 2},
 		{"one missing, more wanted", uses(1000, 1000, -1), 50, 5},
 	} {
-		c := crowd{pods: ready(3), samples: test.samples, now: now}
+		c := podSamples{pods: ready(3), samples: test.samples, now: now}
 		if got, err := c.propose(3, utilization{target: test.target, requests: requests}, tolerance{0.1, 0.1}); err != nil || got != test.want {
 			t.Errorf("%s: %d, %v; want %d", test.what, got, err, test.want)
 		}
@@ -302,7 +302,7 @@ func TestByRatioAndShare(t *testing.T) {
 		{"none is ready", []*corev1.Pod{aPod("u", unready)}, 3, 5, 0, ""},
 		{"more than there can be", mixed, 7, 1e15, math.MaxInt32, ""},
 	} {
-		got, err := crowd{pods: test.pods}.byRatio(test.current, test.ratio, tolerance{0.1, 0.1})
+		got, err := podSamples{pods: test.pods}.replicasForRatio(test.current, test.ratio, tolerance{0.1, 0.1})
 		if got != test.want || errorText(err) != test.err {
 			t.Errorf("%s: %d, %v", test.what, got, err)
 		}
@@ -324,7 +324,7 @@ func TestByRatioAndShare(t *testing.T) {
 		{"from zero", 0, 1000, 100, 10, 1000},
 		{"more than can be counted", 5, math.MaxInt64, 1, math.MaxInt32, math.MaxInt64},
 	} {
-		if got, each := byShare(test.current, test.usage, test.target, tolerance{0.1, 0.1}); got != test.want || each != test.each {
+		if got, each := replicasForAverage(test.current, test.usage, test.target, tolerance{0.1, 0.1}); got != test.want || each != test.each {
 			t.Errorf("%s: %d, each %d", test.what, got, each)
 		}
 	}
@@ -332,7 +332,7 @@ func TestByRatioAndShare(t *testing.T) {
 
 // slowProposal says the same as propose, the long way: it goes through the pods one by one and builds the list of what each is taken
 // to use.
-func slowProposal(c crowd, current int32, target int64, t tolerance) (int32, error) {
+func slowProposal(c podSamples, current int32, target int64, t tolerance) (int32, error) {
 	if len(c.pods) == 0 {
 		return 0, errors.New("no pods")
 	}
@@ -350,7 +350,7 @@ func slowProposal(c crowd, current int32, target int64, t tolerance) (int32, err
 		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
-		if p.Status.Phase == corev1.PodPending || ok && c.resource == corev1.ResourceCPU && c.starting(p, s) {
+		if p.Status.Phase == corev1.PodPending || ok && c.resource == corev1.ResourceCPU && c.isInitializing(p, s) {
 			unready = append(unready, p.Name)
 			continue
 		}
@@ -413,7 +413,7 @@ func TestProposalsBesideAModel(t *testing.T) {
 	const seed = 17
 	random := rand.New(rand.NewPCG(seed, seed))
 	for round := range 3000 {
-		c := crowd{samples: map[string]sample{}, startup: 5 * time.Minute, delay: 30 * time.Second, now: now}
+		c := podSamples{samples: map[string]sample{}, cpuInitialization: 5 * time.Minute, initialReadiness: 30 * time.Second, now: now}
 		c.resource = []corev1.ResourceName{"", corev1.ResourceCPU, corev1.ResourceMemory}[random.IntN(3)]
 		for i := range random.IntN(8) {
 			pod := aPod(fmt.Sprint("p", i), since(time.Duration(random.IntN(600))*time.Second, time.Duration(random.IntN(600))*time.Second))
@@ -431,13 +431,13 @@ func TestProposalsBesideAModel(t *testing.T) {
 			c.samples["stranger"] = sample{value: random.Int64N(300)}
 		}
 		current, tol := random.Int32N(12), tolerance{float64(random.IntN(4)) / 10, float64(random.IntN(4)) / 10}
-		got, err := c.propose(current, average{100}, tol)
+		got, err := c.propose(current, averageValue{100}, tol)
 		want, wantErr := slowProposal(c, current, 100, tol)
 		if got != want || (err == nil) != (wantErr == nil) {
 			t.Fatalf("seed %d, round %d: %d, %v; the long way %d, %v", seed, round, got, err, want, wantErr)
 		}
 		slices.Reverse(c.pods)
-		if again, _ := c.propose(current, average{100}, tol); again != got {
+		if again, _ := c.propose(current, averageValue{100}, tol); again != got {
 			t.Fatalf("seed %d, round %d: in another order %d, not %d", seed, round, again, got)
 		}
 	}

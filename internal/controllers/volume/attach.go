@@ -24,21 +24,21 @@ import (
 const (
 	// podsOnNode finds pods by their node.
 	podsOnNode = "node"
-	// managedAttach is a kubelet's word that volumes are attached from here.
-	managedAttach = "volumes.kubernetes.io/controller-managed-attach-detach"
-	// DefaultUnmountWait is how long a node that does not answer may keep a volume nobody needs there any more.
-	DefaultUnmountWait = 6 * time.Minute
+	// managedAttachAnnotation is a kubelet's word that volumes are attached from here.
+	managedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
+	// DefaultMaxUnmountWait is how long a node that does not answer may keep a volume nothing needs there any more.
+	DefaultMaxUnmountWait = 6 * time.Minute
 )
 
 // AttachDetach has CSI volumes attached to the nodes whose pods need them, and detached when none does. The CSI driver's attacher
 // does the work: it watches the VolumeAttachments that are made here. unmountWait is for nodes that are lost; a node that answers is
 // waited for.
-func AttachDetach(unmountWait time.Duration) controller.Definition {
+func AttachDetach(maxUnmountWait time.Duration) controller.Definition {
 	return controller.Definition{
 		Name: "persistentvolume-attach-detach-controller", Aliases: []string{"attachdetach"}, Component: "attachdetach-controller", Queue: "attachdetach", Workers: 5,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			c := &attachDetach{
-				unmountWait: unmountWait, unneeded: map[string]time.Time{},
+				maxUnmountWait: maxUnmountWait, unneededSince: map[string]time.Time{},
 				nodes:       client.InformerFor[*corev1.Node](s.Informers),
 				pods:        client.InformerFor[*corev1.Pod](s.Informers),
 				claims:      client.InformerFor[*corev1.PersistentVolumeClaim](s.Informers),
@@ -52,16 +52,16 @@ func AttachDetach(unmountWait time.Duration) controller.Definition {
 }
 
 type attachDetach struct {
-	unmountWait time.Duration
-	nodes       client.Informer[*corev1.Node]
-	pods        client.Informer[*corev1.Pod]
-	claims      client.Informer[*corev1.PersistentVolumeClaim]
-	volumes     client.Informer[*corev1.PersistentVolume]
-	attachments client.Informer[*storagev1.VolumeAttachment]
-	drivers     client.Informer[*storagev1.CSIDriver]
+	maxUnmountWait time.Duration
+	nodes          client.Informer[*corev1.Node]
+	pods           client.Informer[*corev1.Pod]
+	claims         client.Informer[*corev1.PersistentVolumeClaim]
+	volumes        client.Informer[*corev1.PersistentVolume]
+	attachments    client.Informer[*storagev1.VolumeAttachment]
+	drivers        client.Informer[*storagev1.CSIDriver]
 
-	mu       sync.Mutex
-	unneeded map[string]time.Time // since when attachments are no longer needed, by name
+	mu            sync.Mutex
+	unneededSince map[string]time.Time // since when attachments are no longer needed, by name
 }
 
 func nodeKey(name string) []controller.Key {
@@ -108,7 +108,7 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	// An attachment that goes may be what another node waits for.
 	return controller.Watch(s, func(a *storagev1.VolumeAttachment) []controller.Key {
 		keys := nodeKey(a.Spec.NodeName)
-		if volume, ok := c.volumes.Get("", value(a.Spec.Source.PersistentVolumeName)); ok {
+		if volume, ok := c.volumes.Get("", deref(a.Spec.Source.PersistentVolumeName)); ok {
 			keys = append(keys, c.nodesOfVolume(volume)...)
 		}
 		return keys
@@ -130,34 +130,34 @@ func (c *attachDetach) nodesOfVolume(volume *corev1.PersistentVolume) []controll
 	return nil
 }
 
-// attachView is what decides about the volumes of one node.
+// attachView is the observed state for the volumes of one node.
 type attachView struct {
 	name string
 	node *corev1.Node // nil: gone
 	// needed are the volumes that pods of the node need, by name, with those pods.
-	needed map[string]need
-	// here are the attachments of the node, elsewhere those of the needed volumes on other nodes.
-	here, elsewhere []*storagev1.VolumeAttachment
-	volumes         map[string]*corev1.PersistentVolume // those of the attachments, by name
-	users           map[string][]string                 // pods that use the needed volumes where they are attached elsewhere, by volume
-	unneeded        map[string]time.Time
-	unmountWait     time.Duration
-	now             time.Time
+	needed map[string]neededVolume
+	// attachedHere are the attachments of the node, elsewhere those of the needed volumes on other nodes.
+	attachedHere, attachedElsewhere []*storagev1.VolumeAttachment
+	volumes                         map[string]*corev1.PersistentVolume // those of the attachments, by name
+	users                           map[string][]string                 // pods that use the needed volumes where they are attached elsewhere, by volume
+	unneededSince                   map[string]time.Time
+	maxUnmountWait                  time.Duration
+	now                             time.Time
 }
 
-type need struct {
+type neededVolume struct {
 	volume *corev1.PersistentVolume
 	pods   []*corev1.Pod
 }
 
 // Observe gathers a node, what its pods need, and what is attached.
 func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
-	v := attachView{name: key.Name, needed: map[string]need{}, volumes: map[string]*corev1.PersistentVolume{}, users: map[string][]string{}, unmountWait: c.unmountWait, now: time.Now()}
+	v := attachView{name: key.Name, needed: map[string]neededVolume{}, volumes: map[string]*corev1.PersistentVolume{}, users: map[string][]string{}, maxUnmountWait: c.maxUnmountWait, now: time.Now()}
 	v.node, _ = c.nodes.Get("", key.Name)
 	// The index exists: watch made it.
 	pods, _ := c.pods.ByIndex(podsOnNode, key.Name)
 	for _, pod := range pods {
-		if ended(pod) {
+		if isPodTerminated(pod) {
 			continue
 		}
 		for _, volume := range c.volumesOf(pod) {
@@ -167,13 +167,13 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 		}
 	}
 	for _, a := range c.attachments.List("", labels.Everything()) {
-		name := value(a.Spec.Source.PersistentVolumeName)
+		name := deref(a.Spec.Source.PersistentVolumeName)
 		_, needed := v.needed[name]
 		switch {
 		case a.Spec.NodeName == key.Name:
-			v.here = append(v.here, a)
+			v.attachedHere = append(v.attachedHere, a)
 		case needed:
-			v.elsewhere = append(v.elsewhere, a)
+			v.attachedElsewhere = append(v.attachedElsewhere, a)
 			v.users[name] = append(v.users[name], c.usersOn(a.Spec.NodeName, v.needed[name].volume)...)
 		default:
 			continue
@@ -184,14 +184,14 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v.unneeded = maps.Clone(c.unneeded)
-	return v, v.node != nil || len(v.here) > 0
+	v.unneededSince = maps.Clone(c.unneededSince)
+	return v, v.node != nil || len(v.attachedHere) > 0
 }
 
 // usersOn are the pods on a node that use a volume.
 func (c *attachDetach) usersOn(node string, volume *corev1.PersistentVolume) (names []string) {
 	for _, pod := range podsUsing(c.pods, volume.Spec.ClaimRef.Namespace, volume.Spec.ClaimRef.Name) {
-		if pod.Spec.NodeName == node && !ended(pod) {
+		if pod.Spec.NodeName == node && !isPodTerminated(pod) {
 			names = append(names, pod.Name)
 		}
 	}
@@ -223,11 +223,11 @@ func (c *attachDetach) Reconcile(v attachView) controller.Plan {
 	plan, unneeded := v.reconcile()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, a := range v.here {
+	for _, a := range v.attachedHere {
 		if since, ok := unneeded[a.Name]; ok {
-			c.unneeded[a.Name] = since
+			c.unneededSince[a.Name] = since
 		} else {
-			delete(c.unneeded, a.Name)
+			delete(c.unneededSince, a.Name)
 		}
 	}
 	return plan
@@ -245,27 +245,27 @@ func uniqueName(volume *corev1.PersistentVolume) corev1.UniqueVolumeName {
 
 // reconcile returns the plan, and since when which attachments are no longer needed.
 //
-// A node is told in its status what is attached, before anything is detached: what is not told there, a kubelet does not mount.
+// A node is reported in its status what is attached, before anything is detached: what is not told there, a kubelet does not mount.
 func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.Time) {
 	unneeded = map[string]time.Time{}
 	var attach, detach []controller.Write
-	going := map[string]bool{}
-	for _, a := range v.here {
+	detaching := map[string]bool{}
+	for _, a := range v.attachedHere {
 		if v.isNeeded(a) {
 			continue
 		}
-		since, known := v.unneeded[a.Name]
+		since, known := v.unneededSince[a.Name]
 		if !known {
 			since = v.now
 		}
 		unneeded[a.Name] = since
-		if ok, wait := v.mayDetach(a, since); ok {
-			going[a.Name] = true
+		if ok, delay := v.canDetach(a, since); ok {
+			detaching[a.Name] = true
 			if a.DeletionTimestamp == nil {
 				detach = append(detach, controller.Deleting(a))
 			}
 		} else {
-			plan.Requeue(wait)
+			plan.Requeue(delay)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.needed)) {
@@ -273,7 +273,7 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 			attach = append(attach, w)
 		}
 	}
-	if status := v.attached(going, &plan); status != nil {
+	if status := v.attachedStatus(detaching, &plan); status != nil {
 		plan.AddStep(controller.UpdatingStatus(status))
 	}
 	plan.AddStep(attach...)
@@ -281,28 +281,28 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 	return plan, unneeded
 }
 
-// isNeeded says whether an attachment is to stay: pods need it, or others made it for reasons of their own.
+// isNeeded reports whether an attachment is to stay: pods need it, or others made it for reasons of their own.
 func (v attachView) isNeeded(a *storagev1.VolumeAttachment) bool {
-	_, needed := v.needed[value(a.Spec.Source.PersistentVolumeName)]
-	return needed || !v.isOurs(a)
+	_, needed := v.needed[deref(a.Spec.Source.PersistentVolumeName)]
+	return needed || !v.isManagedAttachment(a)
 }
 
-// ownName is the form of the names of attachments that this controller, upstream's or ours, makes.
-var ownName = regexp.MustCompile("^csi-[0-9a-f]{64}$")
+// attachmentNamePattern is the form of the names of attachments that this controller, upstream's or ours, makes.
+var attachmentNamePattern = regexp.MustCompile("^csi-[0-9a-f]{64}$")
 
-// isOurs tells the attachments this controller makes from those of others, by their names.
-func (v attachView) isOurs(a *storagev1.VolumeAttachment) bool {
-	if volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]; volume != nil && volume.Spec.CSI != nil {
+// isManagedAttachment tells the attachments this controller makes from those of others, by their names.
+func (v attachView) isManagedAttachment(a *storagev1.VolumeAttachment) bool {
+	if volume := v.volumes[deref(a.Spec.Source.PersistentVolumeName)]; volume != nil && volume.Spec.CSI != nil {
 		return a.Name == attachmentName(volume, v.name)
 	}
-	return value(a.Spec.Source.PersistentVolumeName) != "" && ownName.MatchString(a.Name) // the volume is gone
+	return deref(a.Spec.Source.PersistentVolumeName) != "" && attachmentNamePattern.MatchString(a.Name) // the volume is gone
 }
 
-// mayDetach says whether a volume may be detached, or when to look again. A node that is up must have unmounted it first; one that is
+// canDetach reports whether a volume may be detached, or when to look again. A node that is up must have unmounted it first; one that is
 // gone may still run, and is waited for.
-func (v attachView) mayDetach(a *storagev1.VolumeAttachment, since time.Time) (bool, time.Duration) {
+func (v attachView) canDetach(a *storagev1.VolumeAttachment, since time.Time) (bool, time.Duration) {
 	if v.node != nil {
-		volume := v.volumes[value(a.Spec.Source.PersistentVolumeName)]
+		volume := v.volumes[deref(a.Spec.Source.PersistentVolumeName)]
 		if volume == nil || volume.Spec.CSI == nil || !slices.Contains(v.node.Status.VolumesInUse, uniqueName(volume)) {
 			return true, 0
 		}
@@ -310,26 +310,26 @@ func (v attachView) mayDetach(a *storagev1.VolumeAttachment, since time.Time) (b
 			return true, 0 // its owner says that it is off
 		}
 	}
-	up := v.node != nil && slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
+	ready := v.node != nil && slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-	if up || v.unmountWait <= 0 {
+	if ready || v.maxUnmountWait <= 0 {
 		return false, 0 // the change of its status enqueues it
 	}
-	wait := since.Add(v.unmountWait).Sub(v.now)
-	return wait <= 0, max(wait, 0)
+	delay := since.Add(v.maxUnmountWait).Sub(v.now)
+	return delay <= 0, max(delay, 0)
 }
 
 // attach makes the attachment of a volume, if it is missing and may be made.
-func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, bool) {
-	if !v.managed() {
+func (v attachView) attach(n neededVolume, plan *controller.Plan) (controller.Write, bool) {
+	if !v.isManaged() {
 		return controller.Write{}, false
 	}
 	name := attachmentName(n.volume, v.name)
-	if slices.ContainsFunc(v.here, func(a *storagev1.VolumeAttachment) bool { return a.Name == name }) {
+	if slices.ContainsFunc(v.attachedHere, func(a *storagev1.VolumeAttachment) bool { return a.Name == name }) {
 		return controller.Write{}, false
 	}
-	if v.attachedElsewhere(n.volume) {
+	if v.isExclusivelyAttachedElsewhere(n.volume) {
 		why := "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node"
 		if users := slices.Sorted(slices.Values(v.users[n.volume.Name])); len(users) > 0 {
 			why = "Volume is already used by pod(s) " + strings.Join(users, ", ")
@@ -347,27 +347,27 @@ func (v attachView) attach(n need, plan *controller.Plan) (controller.Write, boo
 	return w.OnFailure(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
 }
 
-// managed says whether volumes of the node are attached from here. Its kubelet says so by an annotation, whatever its value.
-func (v attachView) managed() bool {
-	return v.node != nil && metav1.HasAnnotation(v.node.ObjectMeta, managedAttach)
+// isManaged reports whether volumes of the node are attached from here. Its kubelet says so by an annotation, whatever its value.
+func (v attachView) isManaged() bool {
+	return v.node != nil && metav1.HasAnnotation(v.node.ObjectMeta, managedAttachAnnotation)
 }
 
-// attachedElsewhere says whether another node has a volume which only one may have.
-func (v attachView) attachedElsewhere(volume *corev1.PersistentVolume) bool {
+// isExclusivelyAttachedElsewhere reports whether another node has a volume which only one may have.
+func (v attachView) isExclusivelyAttachedElsewhere(volume *corev1.PersistentVolume) bool {
 	if len(volume.Spec.AccessModes) == 0 || slices.ContainsFunc(volume.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
 	}) {
 		return false
 	}
-	return slices.ContainsFunc(v.elsewhere, func(a *storagev1.VolumeAttachment) bool {
-		return value(a.Spec.Source.PersistentVolumeName) == volume.Name
+	return slices.ContainsFunc(v.attachedElsewhere, func(a *storagev1.VolumeAttachment) bool {
+		return deref(a.Spec.Source.PersistentVolumeName) == volume.Name
 	})
 }
 
-// attached returns the node with what is attached, or nil when its status says it already. It tells the pods whose volumes came,
+// attachedStatus returns the node with what is attached, or nil when its status says it already. It tells the pods whose volumes came,
 // and those whose did not.
-func (v attachView) attached(going map[string]bool, plan *controller.Plan) kind.Object {
-	if !v.managed() {
+func (v attachView) attachedStatus(detaching map[string]bool, plan *controller.Plan) kind.Object {
+	if !v.isManaged() {
 		return nil
 	}
 	var list []corev1.AttachedVolume
@@ -377,15 +377,15 @@ func (v attachView) attached(going map[string]bool, plan *controller.Plan) kind.
 			list = append(list, a)
 		}
 	}
-	attachments := slices.Clone(v.here)
+	attachments := slices.Clone(v.attachedHere)
 	slices.SortFunc(attachments, func(a, b *storagev1.VolumeAttachment) int { return strings.Compare(a.Name, b.Name) })
 	for _, a := range attachments {
-		name := value(a.Spec.Source.PersistentVolumeName)
+		name := deref(a.Spec.Source.PersistentVolumeName)
 		volume := v.volumes[name]
-		if volume == nil || volume.Spec.CSI == nil || !v.isOurs(a) {
+		if volume == nil || volume.Spec.CSI == nil || !v.isManagedAttachment(a) {
 			continue
 		}
-		if !a.Status.Attached || going[a.Name] {
+		if !a.Status.Attached || detaching[a.Name] {
 			if a.Status.AttachError != nil {
 				for _, pod := range v.needed[name].pods {
 					plan.Events = append(plan.Events, warning(pod, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", name, a.Status.AttachError.Message)))

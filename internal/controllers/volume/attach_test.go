@@ -27,7 +27,7 @@ func attachment(volume *corev1.PersistentVolume, node string, attached bool) *st
 }
 
 func aNode(changes ...change[*corev1.Node]) *corev1.Node {
-	return with(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttach: "true"}},
+	return with(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttachAnnotation: "true"}},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}, changes...)
 }
 
@@ -62,7 +62,7 @@ func using(volumes ...*corev1.PersistentVolume) change[*corev1.Node] {
 
 func silent(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }
 
-// attachWords writes a plan down: what the node is told, what is attached and detached, and what pods are told.
+// attachWords writes a plan down: what the node is reported, what is attached and detached, and what pods are reported.
 func attachWords(plan controller.Plan) string {
 	var lines []string
 	for _, step := range plan.Steps {
@@ -75,7 +75,7 @@ func attachWords(plan controller.Plan) string {
 				}
 				lines = append(lines, fmt.Sprintf("%s %s %v", w.Verb, o.Name, list))
 			case *storagev1.VolumeAttachment:
-				lines = append(lines, fmt.Sprintf("%s %s on %s by %s", w.Verb, value(o.Spec.Source.PersistentVolumeName), o.Spec.NodeName, o.Spec.Attacher))
+				lines = append(lines, fmt.Sprintf("%s %s on %s by %s", w.Verb, deref(o.Spec.Source.PersistentVolumeName), o.Spec.NodeName, o.Spec.Attacher))
 			}
 		}
 	}
@@ -95,8 +95,8 @@ func TestAttachRules(t *testing.T) {
 	pod := func(name string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	}
-	needs := func(v *corev1.PersistentVolume, pods ...*corev1.Pod) map[string]need {
-		return map[string]need{v.Name: {v, pods}}
+	needs := func(v *corev1.PersistentVolume, pods ...*corev1.Pod) map[string]neededVolume {
+		return map[string]neededVolume{v.Name: {v, pods}}
 	}
 	on := func(v *corev1.PersistentVolume, attached bool) *storagev1.VolumeAttachment {
 		a := attachment(v, "n1", attached)
@@ -122,62 +122,62 @@ func TestAttachRules(t *testing.T) {
 		{"nothing", attachView{node: aNode()}, 0, nil, 0},
 		{"needed", attachView{node: aNode(), needed: needs(disk, pod("a"))}, 0, []string{create}, 0},
 		{"needed by two pods: once", attachView{node: aNode(), needed: needs(disk, pod("a"), pod("b"))}, 0, []string{create}, 0},
-		{"two are needed, by name", attachView{node: aNode(), needed: map[string]need{"tape": {tape, []*corev1.Pod{pod("a")}}, "disk": {disk, []*corev1.Pod{pod("a")}}}}, 0, []string{create, "create tape on n1 by disk.example.com"}, 0},
+		{"two are needed, by name", attachView{node: aNode(), needed: map[string]neededVolume{"tape": {tape, []*corev1.Pod{pod("a")}}, "disk": {disk, []*corev1.Pod{pod("a")}}}}, 0, []string{create, "create tape on n1 by disk.example.com"}, 0},
 		{"a kubelet that attaches itself", attachView{node: aNode(func(n *corev1.Node) { n.Annotations = nil }), needed: needs(disk, pod("a"))}, 0, nil, 0},
-		{"whatever the annotation says", attachView{node: aNode(func(n *corev1.Node) { n.Annotations[managedAttach] = "" }), needed: needs(disk, pod("a"))}, 0, []string{create}, 0},
+		{"whatever the annotation says", attachView{node: aNode(func(n *corev1.Node) { n.Annotations[managedAttachAnnotation] = "" }), needed: needs(disk, pod("a"))}, 0, []string{create}, 0},
 		{"a node that is gone gets nothing", attachView{needed: needs(disk, pod("a"))}, 0, nil, 0},
 		{"a node that is silent gets it all the same", attachView{node: aNode(silent), needed: needs(disk, pod("a"))}, 0, []string{create}, 0},
-		{"being attached: the node is not told yet", attachView{node: aNode(), needed: needs(disk, pod("a")), here: attachmentsOf(on(disk, false))}, 0, nil, 0},
-		{"attached: the node and its pods are told", attachView{node: aNode(), needed: needs(disk, pod("a")), here: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk]", came}, 0},
-		{"told already", attachView{node: aNode(toldOf(disk)), needed: needs(disk, pod("a")), here: attachmentsOf(on(disk, true))}, 0, nil, 0},
-		{"told of too much", attachView{node: aNode(toldOf(disk, tape)), needed: needs(disk, pod("a")), here: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk]"}, 0},
-		{"what others attach stays in the list", attachView{node: aNode(foreignEntry), needed: needs(disk, pod("a")), here: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk kubernetes.io/iscsi/x]", came}, 0},
-		{"in another order is the same", attachView{node: aNode(toldOf(tape, disk)), needed: map[string]need{"tape": {tape, nil}, "disk": {disk, nil}}, here: attachmentsOf(on(disk, true), on(tape, true))}, 0, nil, 0},
-		{"it could not be attached", attachView{node: aNode(), needed: needs(disk, pod("a"), pod("b")), here: attachmentsOf(refused(on(disk, false), "no such disk"))}, 0, []string{
+		{"being attached: the node is not told yet", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(disk, false))}, 0, nil, 0},
+		{"attached: the node and its pods are told", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk]", came}, 0},
+		{"told already", attachView{node: aNode(toldOf(disk)), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(disk, true))}, 0, nil, 0},
+		{"told of too much", attachView{node: aNode(toldOf(disk, tape)), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk]"}, 0},
+		{"what others attach stays in the list", attachView{node: aNode(foreignEntry), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 [disk kubernetes.io/iscsi/x]", came}, 0},
+		{"in another order is the same", attachView{node: aNode(toldOf(tape, disk)), needed: map[string]neededVolume{"tape": {tape, nil}, "disk": {disk, nil}}, attachedHere: attachmentsOf(on(disk, true), on(tape, true))}, 0, nil, 0},
+		{"it could not be attached", attachView{node: aNode(), needed: needs(disk, pod("a"), pod("b")), attachedHere: attachmentsOf(refused(on(disk, false), "no such disk"))}, 0, []string{
 			`tell a Warning FailedAttachVolume: AttachVolume.Attach failed for volume "disk" : no such disk`, `tell b Warning FailedAttachVolume: AttachVolume.Attach failed for volume "disk" : no such disk`}, 0},
-		{"it could not be attached before, but is now", attachView{node: aNode(), needed: needs(disk, pod("a")), here: attachmentsOf(refused(on(disk, true), "no such disk"))}, 0, []string{"update status of n1 [disk]", came}, 0},
-		{"another node has it", attachView{node: aNode(), needed: needs(disk, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{waits(exclusive)}, 0},
-		{"another node is about to have it", attachView{node: aNode(), needed: needs(disk, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", false))}, 0, []string{waits(exclusive)}, 0},
-		{"pods on another node use it", attachView{node: aNode(), needed: needs(disk, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true)), users: map[string][]string{"disk": {"y", "x"}}}, 0, []string{waits("Volume is already used by pod(s) x, y")}, 0},
-		{"another node has another", attachView{node: aNode(), needed: needs(disk, pod("a")), elsewhere: attachmentsOf(attachment(tape, "n2", true))}, 0, []string{create}, 0},
-		{"many may have it", attachView{node: aNode(), needed: needs(shared, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
-		{"many may read it", attachView{node: aNode(), needed: needs(readers, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
-		{"nobody says how many: the driver knows", attachView{node: aNode(), needed: needs(modeless, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
-		{"one pod may have it", attachView{node: aNode(), needed: needs(single, pod("a")), elsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{waits(exclusive)}, 0},
-		{"no longer needed: told first, detached then", attachView{node: aNode(toldOf(disk)), here: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
-		{"no longer needed, being detached", attachView{node: aNode(), here: attachmentsOf(leavingAttachment(on(disk, true)))}, time.Minute, nil, 0},
-		{"no longer needed, never attached", attachView{node: aNode(), here: attachmentsOf(on(disk, false))}, 0, []string{"delete disk on n1 by disk.example.com"}, 0},
-		{"no longer needed, but in use", attachView{node: aNode(toldOf(disk), using(disk)), here: attachmentsOf(on(disk, true))}, time.Hour, nil, 0},
-		{"no longer needed, another is in use", attachView{node: aNode(toldOf(disk), using(tape)), here: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
-		{"in use on a silent node, since now", attachView{node: aNode(toldOf(disk), using(disk), silent), here: attachmentsOf(on(disk, true))}, 0, nil, 6 * time.Minute},
-		{"in use on a silent node, nearly for long enough", attachView{node: aNode(toldOf(disk), using(disk), silent), here: attachmentsOf(on(disk, true))}, 6*time.Minute - time.Second, nil, time.Second},
-		{"in use on a silent node, for long enough", attachView{node: aNode(toldOf(disk), using(disk), silent), here: attachmentsOf(on(disk, true))}, 6 * time.Minute, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
+		{"it could not be attached before, but is now", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(refused(on(disk, true), "no such disk"))}, 0, []string{"update status of n1 [disk]", came}, 0},
+		{"another node has it", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{waits(exclusive)}, 0},
+		{"another node is about to have it", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", false))}, 0, []string{waits(exclusive)}, 0},
+		{"pods on another node use it", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true)), users: map[string][]string{"disk": {"y", "x"}}}, 0, []string{waits("Volume is already used by pod(s) x, y")}, 0},
+		{"another node has another", attachView{node: aNode(), needed: needs(disk, pod("a")), attachedElsewhere: attachmentsOf(attachment(tape, "n2", true))}, 0, []string{create}, 0},
+		{"many may have it", attachView{node: aNode(), needed: needs(shared, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
+		{"many may read it", attachView{node: aNode(), needed: needs(readers, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
+		{"nobody says how many: the driver knows", attachView{node: aNode(), needed: needs(modeless, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{create}, 0},
+		{"one pod may have it", attachView{node: aNode(), needed: needs(single, pod("a")), attachedElsewhere: attachmentsOf(attachment(disk, "n2", true))}, 0, []string{waits(exclusive)}, 0},
+		{"no longer needed: told first, detached then", attachView{node: aNode(toldOf(disk)), attachedHere: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
+		{"no longer needed, being detached", attachView{node: aNode(), attachedHere: attachmentsOf(leavingAttachment(on(disk, true)))}, time.Minute, nil, 0},
+		{"no longer needed, never attached", attachView{node: aNode(), attachedHere: attachmentsOf(on(disk, false))}, 0, []string{"delete disk on n1 by disk.example.com"}, 0},
+		{"no longer needed, but in use", attachView{node: aNode(toldOf(disk), using(disk)), attachedHere: attachmentsOf(on(disk, true))}, time.Hour, nil, 0},
+		{"no longer needed, another is in use", attachView{node: aNode(toldOf(disk), using(tape)), attachedHere: attachmentsOf(on(disk, true))}, 0, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
+		{"in use on a silent node, since now", attachView{node: aNode(toldOf(disk), using(disk), silent), attachedHere: attachmentsOf(on(disk, true))}, 0, nil, 6 * time.Minute},
+		{"in use on a silent node, nearly for long enough", attachView{node: aNode(toldOf(disk), using(disk), silent), attachedHere: attachmentsOf(on(disk, true))}, 6*time.Minute - time.Second, nil, time.Second},
+		{"in use on a silent node, for long enough", attachView{node: aNode(toldOf(disk), using(disk), silent), attachedHere: attachmentsOf(on(disk, true))}, 6 * time.Minute, []string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
 		{"in use on a node that is off", attachView{node: aNode(toldOf(disk), using(disk), silent, func(n *corev1.Node) {
 			n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Value: "x", Effect: "NoExecute"}}
-		}), here: attachmentsOf(on(disk, true))}, 0,
+		}), attachedHere: attachmentsOf(on(disk, true))}, 0,
 			[]string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
-		{"in use on a node that is said to be off and answers", attachView{node: aNode(toldOf(disk), using(disk), func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}} }), here: attachmentsOf(on(disk, true))}, 0,
+		{"in use on a node that is said to be off and answers", attachView{node: aNode(toldOf(disk), using(disk), func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}} }), attachedHere: attachmentsOf(on(disk, true))}, 0,
 			[]string{"update status of n1 []", "delete disk on n1 by disk.example.com"}, 0},
-		{"one goes, one comes", attachView{node: aNode(toldOf(tape)), needed: needs(disk, pod("a")), here: attachmentsOf(on(tape, true))}, 0, []string{"update status of n1 []", create, "delete tape on n1 by disk.example.com"}, 0},
-		{"two of which one is in use", attachView{node: aNode(toldOf(disk, tape), using(disk)), here: attachmentsOf(on(disk, true), on(tape, true))}, 0, []string{"update status of n1 [disk]", "delete tape on n1 by disk.example.com"}, 0},
+		{"one goes, one comes", attachView{node: aNode(toldOf(tape)), needed: needs(disk, pod("a")), attachedHere: attachmentsOf(on(tape, true))}, 0, []string{"update status of n1 []", create, "delete tape on n1 by disk.example.com"}, 0},
+		{"two of which one is in use", attachView{node: aNode(toldOf(disk, tape), using(disk)), attachedHere: attachmentsOf(on(disk, true), on(tape, true))}, 0, []string{"update status of n1 [disk]", "delete tape on n1 by disk.example.com"}, 0},
 	} {
 		v := test.view
-		v.name, v.now, v.unmountWait = "n1", now, DefaultUnmountWait
+		v.name, v.now, v.maxUnmountWait = "n1", now, DefaultMaxUnmountWait
 		v.volumes = map[string]*corev1.PersistentVolume{"disk": disk, "tape": tape}
-		v.unneeded = map[string]time.Time{}
+		v.unneededSince = map[string]time.Time{}
 		if test.since > 0 {
-			for _, a := range v.here {
-				v.unneeded[a.Name] = now.Add(-test.since)
+			for _, a := range v.attachedHere {
+				v.unneededSince[a.Name] = now.Add(-test.since)
 			}
 		}
 		plan, unneeded := v.reconcile()
 		if got, want := attachWords(plan), strings.Join(test.want, "\n"); got != want || plan.RequeueAfter != test.again {
 			t.Errorf("%s: again %v\n got %s\nwant %s, again %v", test.what, plan.RequeueAfter, got, want, test.again)
 		}
-		for _, a := range v.here {
-			_, needed := v.needed[value(a.Spec.Source.PersistentVolumeName)]
+		for _, a := range v.attachedHere {
+			_, needed := v.needed[deref(a.Spec.Source.PersistentVolumeName)]
 			if at, noted := unneeded[a.Name]; noted == needed || noted && !at.Equal(now.Add(-test.since)) {
-				t.Errorf("%s: %s is not needed since %v", test.what, value(a.Spec.Source.PersistentVolumeName), at)
+				t.Errorf("%s: %s is not needed since %v", test.what, deref(a.Spec.Source.PersistentVolumeName), at)
 			}
 		}
 	}
@@ -227,14 +227,14 @@ func TestOwnAttachments(t *testing.T) {
 		{"of no volume", inline, false},
 	} {
 		v := attachView{name: "n1", volumes: map[string]*corev1.PersistentVolume{"disk": disk, "plain": plain}}
-		if got := v.isOurs(test.a); got != test.want {
+		if got := v.isManagedAttachment(test.a); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
 }
 
-// TestAttachReachesARest: from random states, a driver that does what it is asked for and a node that tells the truth: what is needed is
-// attached and told, what is not is detached, nobody shares what only one may have; and then nothing more happens.
+// TestAttachReachesARest: from random states, a driver that does what it is requested and a node that tells the truth: what is needed is
+// attached and told, what is not is detached, nothing shares what only one may have; and then nothing more happens.
 func TestAttachReachesARest(t *testing.T) {
 	const seed = 29
 	for round := range 60 {
@@ -272,15 +272,15 @@ func TestAttachReachesARest(t *testing.T) {
 			}
 			at = at.Add(time.Minute)
 			node := fmt.Sprint("n", turn%3)
-			v := attachView{name: node, node: nodes[node], needed: map[string]need{}, volumes: volumes, unneeded: unneeded, unmountWait: DefaultUnmountWait, now: at}
+			v := attachView{name: node, node: nodes[node], needed: map[string]neededVolume{}, volumes: volumes, unneededSince: unneeded, maxUnmountWait: DefaultMaxUnmountWait, now: at}
 			for _, name := range wanted[node] {
-				v.needed[name] = need{volumes[name], []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}}}
+				v.needed[name] = neededVolume{volumes[name], []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}}}
 			}
 			for _, a := range attachments {
 				if a.Spec.NodeName == node {
-					v.here = append(v.here, a)
+					v.attachedHere = append(v.attachedHere, a)
 				} else if _, needed := v.needed[*a.Spec.Source.PersistentVolumeName]; needed {
-					v.elsewhere = append(v.elsewhere, a)
+					v.attachedElsewhere = append(v.attachedElsewhere, a)
 				}
 			}
 			plan, since := v.reconcile()
@@ -403,8 +403,8 @@ func TestVolumesOfPods(t *testing.T) {
 					}
 					world.Create(w, driver)
 				}
-				world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttach: "true"}}})
-				defer w.Run(AttachDetach(DefaultUnmountWait))()
+				world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttachAnnotation: "true"}}})
+				defer w.Run(AttachDetach(DefaultMaxUnmountWait))()
 				w.Pass(time.Second)
 				if got := len(world.List[*storagev1.VolumeAttachment](w)); got != test.want {
 					t.Errorf("%d attachments, want %d", got, test.want)
@@ -431,7 +431,7 @@ func (s *stageOfVolumes) ownClaim() {
 // TestMovingAVolume: a pod moves to another node; the volume follows when the first node has let go.
 func TestMovingAVolume(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		defer w.Run(AttachDetach(DefaultUnmountWait))()
+		defer w.Run(AttachDetach(DefaultMaxUnmountWait))()
 		claim := aClaim(names("disk"))
 		claim.UID = ""
 		made := world.Create(w, claim)
@@ -440,7 +440,7 @@ func TestMovingAVolume(t *testing.T) {
 		disk.UID = ""
 		world.Create(w, disk)
 		for _, name := range []string{"n1", "n2"} {
-			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{managedAttach: "true"}}})
+			world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{managedAttachAnnotation: "true"}}})
 			world.EditStatus(w, "", name, func(n *corev1.Node) { n.Status.Conditions = aNode().Status.Conditions })
 		}
 		pod := func(name, node string) *corev1.Pod {
@@ -500,8 +500,8 @@ func TestMovingAVolume(t *testing.T) {
 
 func TestAttachDetachInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
-		defer w.Run(AttachDetach(DefaultUnmountWait), Binder)()
-		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttach: "true"}}})
+		defer w.Run(AttachDetach(DefaultMaxUnmountWait), Binder)()
+		world.Create(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{managedAttachAnnotation: "true"}}})
 		world.EditStatus(w, "", "n1", func(n *corev1.Node) { n.Status.Conditions = aNode().Status.Conditions })
 		disk := aVolume("disk", csi)
 		world.Create(w, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: disk.Spec})
@@ -530,12 +530,12 @@ func TestAttachDetachInAWorld(t *testing.T) {
 	})
 }
 
-// TestNoForcedDetach: where nobody may be forced, a node that is silent or gone is waited for, however long.
+// TestNoForcedDetach: where nothing may be forced, a node that is silent or gone is waited for, however long.
 func TestNoForcedDetach(t *testing.T) {
 	disk := aVolume("disk", csi)
 	for what, node := range map[string]*corev1.Node{"silent": aNode(toldOf(disk), using(disk), silent), "gone": nil} {
-		v := attachView{name: "n1", node: node, here: attachmentsOf(attachment(disk, "n1", true)), volumes: map[string]*corev1.PersistentVolume{"disk": disk}, now: now,
-			unneeded: map[string]time.Time{attachmentName(disk, "n1"): now.Add(-24 * time.Hour)}}
+		v := attachView{name: "n1", node: node, attachedHere: attachmentsOf(attachment(disk, "n1", true)), volumes: map[string]*corev1.PersistentVolume{"disk": disk}, now: now,
+			unneededSince: map[string]time.Time{attachmentName(disk, "n1"): now.Add(-24 * time.Hour)}}
 		if plan, _ := v.reconcile(); !plan.IsEmpty() || plan.RequeueAfter != 0 {
 			t.Errorf("%s: %s, again %v", what, attachWords(plan), plan.RequeueAfter)
 		}

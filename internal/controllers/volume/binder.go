@@ -120,7 +120,7 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 		v := volumeView{volume: volume}
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
-			if v.givesUp() {
+			if v.wouldRelease() {
 				// Data are about to be given up: ask the server itself whether the claim is really gone.
 				live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name)
 				if err != nil && !apierrors.IsNotFound(err) {
@@ -142,11 +142,11 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 		v.volume, _ = b.volumes.Get("", claim.Spec.VolumeName)
 	} else if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
 		var err error
-		if v.volume, err = match(claim, b.volumes.List("", nil), waits(v.class())); err != nil {
+		if v.volume, err = match(claim, b.volumes.List("", nil), waitsForFirstConsumer(v.class())); err != nil {
 			return err
 		}
 		if v.volume == nil {
-			v.waiting = unscheduled(podsUsing(b.pods, claim.Namespace, claim.Name))
+			v.unscheduledPods = unscheduled(podsUsing(b.pods, claim.Namespace, claim.Name))
 		}
 	}
 	return b.setup.Apply(ctx, key, v.reconcile())
@@ -155,7 +155,7 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 // unscheduled are the names of pods that wait for a node.
 func unscheduled(pods []*corev1.Pod) (names []string) {
 	for _, pod := range pods {
-		if pod.Spec.NodeName == "" && !ended(pod) {
+		if pod.Spec.NodeName == "" && !isPodTerminated(pod) {
 			names = append(names, pod.Name)
 		}
 	}
@@ -163,12 +163,12 @@ func unscheduled(pods []*corev1.Pod) (names []string) {
 	return names
 }
 
-// claimView is what decides about one claim.
+// claimView is the observed state of one claim.
 type claimView struct {
-	claim   *corev1.PersistentVolumeClaim
-	volume  *corev1.PersistentVolume // the one it has or asks for by name, or the best match; nil: none
-	classes []*storagev1.StorageClass
-	waiting []string // pods with the claim that wait for a node
+	claim           *corev1.PersistentVolumeClaim
+	volume          *corev1.PersistentVolume // the one it has or asks for by name, or the best match; nil: none
+	classes         []*storagev1.StorageClass
+	unscheduledPods []string // pods with the claim that wait for a node
 }
 
 // class is the storage class of the claim, or nil.
@@ -183,17 +183,17 @@ func (v claimView) class() *storagev1.StorageClass {
 func (v claimView) reconcile() controller.Plan {
 	switch {
 	case metav1.HasAnnotation(v.claim.ObjectMeta, bindCompleted):
-		return v.bound()
+		return v.checkBound()
 	case v.claim.Spec.VolumeName != "":
-		return v.asksFor()
+		return v.bindRequestedVolume()
 	case v.volume != nil:
 		return v.bind()
 	}
 	return v.unbound()
 }
 
-// bound checks that a binding still holds.
-func (v claimView) bound() controller.Plan {
+// checkBound checks that a binding still holds.
+func (v claimView) checkBound() controller.Plan {
 	switch {
 	case v.claim.Spec.VolumeName == "":
 		return v.lost("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
@@ -213,17 +213,17 @@ func (v claimView) lost(reason, message string) (plan controller.Plan) {
 	return plan
 }
 
-// asksFor handles a claim that names its volume.
-func (v claimView) asksFor() (plan controller.Plan) {
+// bindRequestedVolume handles a claim that names its volume.
+func (v claimView) bindRequestedVolume() (plan controller.Plan) {
 	switch {
 	case v.volume == nil: // it may come
 	case v.volume.Spec.ClaimRef == nil:
-		err := satisfies(v.volume, v.claim)
+		err := checkSatisfies(v.volume, v.claim)
 		if err == nil {
 			return v.bind()
 		}
 		plan.Events = append(plan.Events, warning(v.claim, "VolumeMismatch", fmt.Sprintf("Cannot bind to requested volume %q: %s", v.volume.Name, err)))
-	case boundTo(v.volume, v.claim):
+	case isBoundTo(v.volume, v.claim):
 		return v.bind()
 	default:
 		plan.Events = append(plan.Events, warning(v.claim, "FailedBinding", fmt.Sprintf("volume %q already bound to a different claim.", v.volume.Name)))
@@ -234,7 +234,7 @@ func (v claimView) asksFor() (plan controller.Plan) {
 
 // unbound handles a claim for which there is no volume.
 func (v claimView) unbound() (plan controller.Plan) {
-	if name := v.missingClass(); name != "" {
+	if name := v.defaultClassName(); name != "" {
 		changed := v.claim.DeepCopy()
 		changed.Spec.StorageClassName = &name
 		plan.AddStep(controller.Updating(changed))
@@ -243,12 +243,12 @@ func (v claimView) unbound() (plan controller.Plan) {
 	class := v.class()
 	_, chosen := v.claim.Annotations[selectedNode]
 	switch {
-	case waits(class) && !chosen:
+	case waitsForFirstConsumer(class) && !chosen:
 		reason, message := "WaitForFirstConsumer", "waiting for first consumer to be created before binding"
-		if len(v.waiting) == 1 {
-			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pod %s to be scheduled", v.waiting[0])
-		} else if len(v.waiting) > 1 {
-			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pods %s to be scheduled", strings.Join(v.waiting, ","))
+		if len(v.unscheduledPods) == 1 {
+			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pod %s to be scheduled", v.unscheduledPods[0])
+		} else if len(v.unscheduledPods) > 1 {
+			reason, message = "WaitForPodScheduled", fmt.Sprintf("waiting for pods %s to be scheduled", strings.Join(v.unscheduledPods, ","))
 		}
 		plan.Events = append(plan.Events, normal(v.claim, reason, message))
 	case classOfClaim(v.claim) == "":
@@ -264,9 +264,9 @@ func (v claimView) unbound() (plan controller.Plan) {
 	return plan
 }
 
-// missingClass is the default class, for a claim that says nothing about a class and came before there was a default. Of several
+// defaultClassName is the default class, for a claim that says nothing about a class and came before there was a default. Of several
 // defaults the newest counts.
-func (v claimView) missingClass() string {
+func (v claimView) defaultClassName() string {
 	if _, old := v.claim.Annotations[corev1.BetaStorageClassAnnotation]; old || v.claim.Spec.StorageClassName != nil {
 		return ""
 	}
@@ -333,7 +333,7 @@ func (v claimView) boundVolume() *corev1.PersistentVolume {
 		return nil
 	}
 	changed := v.volume.DeepCopy()
-	if !boundTo(v.volume, v.claim) {
+	if !isBoundTo(v.volume, v.claim) {
 		metav1.SetMetaDataAnnotation(&changed.ObjectMeta, boundByController, "yes")
 	}
 	changed.Spec.ClaimRef = &corev1.ObjectReference{
@@ -374,14 +374,14 @@ func (v claimView) boundStatus() map[string]any {
 	return status
 }
 
-// volumeView is what decides about one volume.
+// volumeView is the observed state of one volume.
 type volumeView struct {
 	volume *corev1.PersistentVolume
 	claim  *corev1.PersistentVolumeClaim // the one its reference names; nil: gone
 }
 
-// givesUp says whether the volume would be released: its claim is gone, or another one has its name.
-func (v volumeView) givesUp() bool {
+// wouldRelease reports whether the volume would be released: its claim is gone, or another one has its name.
+func (v volumeView) wouldRelease() bool {
 	ref := v.volume.Spec.ClaimRef
 	if ref.UID == "" || v.claim != nil && v.claim.UID == ref.UID {
 		return false
@@ -392,7 +392,7 @@ func (v volumeView) givesUp() bool {
 func (v volumeView) reconcile() (plan controller.Plan) {
 	ref := v.volume.Spec.ClaimRef
 	switch {
-	case ref == nil || ref.UID == "": // nobody's, or reserved for a claim that has not come
+	case ref == nil || ref.UID == "": // nothing's, or reserved for a claim that has not come
 		plan.AddStep(v.phase(corev1.VolumeAvailable)...)
 	case v.claim == nil || v.claim.UID != ref.UID:
 		return v.release()
@@ -413,7 +413,7 @@ func (v volumeView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// unbind takes the claim, which has another volume, from this one. A reservation by a user stays, without the uid.
+// unbind takes the claim, which has another volume, from this one. A reservation by a user stays, without the UID.
 func (v volumeView) unbind() (plan controller.Plan) {
 	changed := v.volume.DeepCopy()
 	if metav1.HasAnnotation(v.volume.ObjectMeta, boundByController) {

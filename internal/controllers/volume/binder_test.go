@@ -39,7 +39,7 @@ func objectWords(obj kind.Object) string {
 		}
 		return fmt.Sprintf("PV %s of %s [%s]", o.Name, ref, mapWords(o.Annotations))
 	case *corev1.PersistentVolumeClaim:
-		return fmt.Sprintf("PVC %s of %q class %s [%s]", o.Name, o.Spec.VolumeName, value(o.Spec.StorageClassName), mapWords(o.Annotations))
+		return fmt.Sprintf("PVC %s of %q class %s [%s]", o.Name, o.Spec.VolumeName, deref(o.Spec.StorageClassName), mapWords(o.Annotations))
 	}
 	return fmt.Sprintf("%T %s", obj, obj.GetName())
 }
@@ -145,7 +145,7 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// TestClaimsWithoutAVolume: what is told and written for a claim that has none.
+// TestClaimsWithoutAVolume: what is reported and written for a claim that has none.
 func TestClaimsWithoutAVolume(t *testing.T) {
 	classes := []*storagev1.StorageClass{
 		aClass("fast", "example.com/disk", storagev1.VolumeBindingImmediate), aClass("lazy", "example.com/disk", storagev1.VolumeBindingWaitForFirstConsumer),
@@ -201,7 +201,7 @@ func TestClaimsWithoutAVolume(t *testing.T) {
 		{"bound to what is reserved for its name only", aClaim(names("v"), noted(bindCompleted, "yes"), bound), aVolume("v", claimedBy("data", "")), nil, []string{"patch status of data: " + lostPatch, "tell data Warning ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly"}},
 		{"lost is told once", aClaim(names("v"), noted(bindCompleted, "yes"), inClaimPhase(corev1.ClaimLost)), nil, nil, nil},
 	} {
-		v := claimView{claim: test.claim, volume: test.volume, classes: classes, waiting: test.waiting}
+		v := claimView{claim: test.claim, volume: test.volume, classes: classes, unscheduledPods: test.waiting}
 		if got, want := fully(v.reconcile()), strings.Join(test.want, "\n"); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", test.what, got, want)
 		}
@@ -239,7 +239,7 @@ func TestDefaultClass(t *testing.T) {
 		{"a claim that has one by annotation", aClaim(saysNothing, noted(corev1.BetaStorageClassAnnotation, "")), []*storagev1.StorageClass{old}, ""},
 	} {
 		v := claimView{claim: test.claim, classes: test.classes}
-		if got := v.missingClass(); got != test.want {
+		if got := v.defaultClassName(); got != test.want {
 			t.Errorf("%s: %q, want %q", test.what, got, test.want)
 		}
 		if want := `update PVC data of "" class ` + test.want + " []"; test.want != "" && fully(v.reconcile()) != want {
@@ -335,7 +335,7 @@ func TestGivingUp(t *testing.T) {
 		{"an earlier claim of the name is seen, released already", aVolume("v", mine, inPhase(corev1.VolumeReleased)), reborn, true},
 		{"reserved by name", aVolume("v", claimedBy("data", "")), nil, false},
 	} {
-		if got := (volumeView{volume: test.volume, claim: test.claim}).givesUp(); got != test.want {
+		if got := (volumeView{volume: test.volume, claim: test.claim}).wouldRelease(); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
@@ -355,7 +355,7 @@ func TestUnscheduled(t *testing.T) {
 	}
 }
 
-// TestBinderInAWorld: claims and volumes find each other in whatever order they come; a pending claim is told again.
+// TestBinderInAWorld: claims and volumes find each other in whatever order they come; a pending claim is reported again.
 func TestBinderInAWorld(t *testing.T) {
 	world.In(t, func(w *world.World) {
 		defer w.Run(Binder)()
@@ -595,8 +595,8 @@ func TestWaitingForAConsumer(t *testing.T) {
 			t.Fatalf("a class from nowhere: %s", *c.Spec.StorageClassName)
 		}
 		world.Create(w, lazy)
-		if c := get(); value(c.Spec.StorageClassName) != "lazy" {
-			t.Fatalf("the default came later: %q", value(c.Spec.StorageClassName))
+		if c := get(); deref(c.Spec.StorageClassName) != "lazy" {
+			t.Fatalf("the default came later: %q", deref(c.Spec.StorageClassName))
 		}
 		volume := aVolume("v", inClass("lazy"), func(v *corev1.PersistentVolume) { v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: "/v"} })
 		volume.UID, volume.Status = "", corev1.PersistentVolumeStatus{}
@@ -626,7 +626,7 @@ func TestWaitingForAConsumer(t *testing.T) {
 	})
 }
 
-// TestStoppedAnywhere: whichever write of a binding was the last before the process ended, the next look finishes it, and what is there in
+// TestStoppedAnywhere: whichever write of a binding was the last before the process ended, the next sync finishes it, and what is there in
 // the end is the same.
 func TestStoppedAnywhere(t *testing.T) {
 	end := func(stop int) (string, int) {
@@ -646,7 +646,7 @@ func TestStoppedAnywhere(t *testing.T) {
 					volume = volumeAfter(t, w, volume)
 				}
 				if writes++; writes == stop {
-					break // nobody hears of the rest
+					break // nothing hears of the rest
 				}
 			}
 		}

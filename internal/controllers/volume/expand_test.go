@@ -39,7 +39,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// TestExpandInAWorld: it is told when a claim asks for more, at the start and later, and only of claims that are bound.
+// TestExpandInAWorld: it is reported when a claim asks for more, at the start and later, and only of claims that are bound.
 func TestExpandInAWorld(t *testing.T) {
 	const text = "ExternalExpanding: waiting for an external controller to expand this PVC"
 	for _, test := range []struct {

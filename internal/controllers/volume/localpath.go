@@ -33,7 +33,7 @@ const (
 type LocalPathSettings struct {
 	// Directory is where the directories of volumes are made, on every node.
 	Dir string
-	// Cleaned says that every node runs LocalPathCleaner. Then volumes wait for it, and their data go with them. Otherwise the
+	// Cleaned reports whether every node runs LocalPathCleaner. Then volumes wait for it, and their data go with them. Otherwise the
 	// directories stay.
 	Cleaned bool
 	// NoClass: no storage class is created at the start.
@@ -145,7 +145,7 @@ func (c *localPath) Sync(ctx context.Context, key controller.Key) error {
 	return c.setup.Apply(ctx, key, v.reconcile())
 }
 
-// localPathView is what decides about one claim.
+// localPathView is the observed state of one claim.
 type localPathView struct {
 	claim    *corev1.PersistentVolumeClaim
 	class    *storagev1.StorageClass
@@ -172,7 +172,7 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 // refuse says why a claim cannot be served, "" if it can.
 func (v localPathView) refuse() string {
 	switch {
-	case !waits(v.class):
+	case !waitsForFirstConsumer(v.class):
 		return "a directory on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"
 	case modeOf(v.claim.Spec.VolumeMode) != corev1.PersistentVolumeFilesystem:
 		return "directories are no block devices"

@@ -206,7 +206,7 @@ func TestNewLocalPathClass(t *testing.T) {
 		{"beside the default by the older annotation", []*storagev1.StorageClass{other(oldDefaultClass, "true")}, ""},
 	} {
 		c := newLocalPathClass(test.others)
-		if mapWords(c.Annotations) != test.want || c.Name != "local-path" || c.Provisioner != "skiff.io/local-path" || *c.ReclaimPolicy != corev1.PersistentVolumeReclaimDelete || !waits(c) {
+		if mapWords(c.Annotations) != test.want || c.Name != "local-path" || c.Provisioner != "skiff.io/local-path" || *c.ReclaimPolicy != corev1.PersistentVolumeReclaimDelete || !waitsForFirstConsumer(c) {
 			t.Errorf("%s: %+v", test.what, c)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// boundTo says whether a volume is a claim's, or reserved for it by name.
-func boundTo(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
+// isBoundTo reports whether a volume is a claim's, or reserved for it by name.
+func isBoundTo(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	ref := volume.Spec.ClaimRef
 	return ref != nil && ref.Name == claim.Name && ref.Namespace == claim.Namespace && (ref.UID == "" || ref.UID == claim.UID)
 }
@@ -29,7 +29,7 @@ func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolu
 	}
 	var best *corev1.PersistentVolume
 	for _, volume := range volumes {
-		reserved := boundTo(volume, claim)
+		reserved := isBoundTo(volume, claim)
 		if volume.Spec.ClaimRef != nil && !reserved || !fits(claim, volume) {
 			continue
 		}
@@ -43,14 +43,14 @@ func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolu
 	return best, nil
 }
 
-// fits says whether a volume could serve a claim at all.
+// fits reports whether a volume could serve a claim at all.
 func fits(claim *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume) bool {
 	return volume.DeletionTimestamp == nil && storageOf(volume.Spec.Capacity) >= storageOf(claim.Spec.Resources.Requests) &&
 		modeOf(volume.Spec.VolumeMode) == modeOf(claim.Spec.VolumeMode) && allows(volume, claim) &&
-		value(volume.Spec.VolumeAttributesClassName) == value(claim.Spec.VolumeAttributesClassName)
+		deref(volume.Spec.VolumeAttributesClassName) == deref(claim.Spec.VolumeAttributesClassName)
 }
 
-// allows says whether a volume has all access modes a claim asks for.
+// allows reports whether a volume has all access modes a claim asks for.
 func allows(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return !slices.ContainsFunc(claim.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {
 		return !slices.Contains(volume.Spec.AccessModes, mode)
@@ -62,7 +62,7 @@ func better(claim *corev1.PersistentVolumeClaim, a, b *corev1.PersistentVolume) 
 	if len(a.Spec.AccessModes) != len(b.Spec.AccessModes) {
 		return len(a.Spec.AccessModes) < len(b.Spec.AccessModes)
 	}
-	if reserved := boundTo(a, claim); reserved != boundTo(b, claim) {
+	if reserved := isBoundTo(a, claim); reserved != isBoundTo(b, claim) {
 		return reserved
 	}
 	if sizeA, sizeB := storageOf(a.Spec.Capacity), storageOf(b.Spec.Capacity); sizeA != sizeB {
@@ -71,8 +71,8 @@ func better(claim *corev1.PersistentVolumeClaim, a, b *corev1.PersistentVolume) 
 	return strings.Compare(a.Name, b.Name) < 0
 }
 
-// satisfies says why a volume that a claim asks for by name cannot be its own, nil if it can.
-func satisfies(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) error {
+// checkSatisfies says why a volume that a claim asks for by name cannot be its own, nil if it can.
+func checkSatisfies(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) error {
 	switch {
 	case volume.DeletionTimestamp != nil:
 		return fmt.Errorf("the volume is marked for deletion %q", volume.Name)
@@ -80,7 +80,7 @@ func satisfies(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeCl
 		return errors.New("requested PV is too small")
 	case classOfVolume(volume) != classOfClaim(claim):
 		return errors.New("storageClassName does not match")
-	case value(volume.Spec.VolumeAttributesClassName) != value(claim.Spec.VolumeAttributesClassName):
+	case deref(volume.Spec.VolumeAttributesClassName) != deref(claim.Spec.VolumeAttributesClassName):
 		return errors.New("volumeAttributesClassName does not match")
 	case modeOf(volume.Spec.VolumeMode) != modeOf(claim.Spec.VolumeMode):
 		return errors.New("incompatible volumeMode")

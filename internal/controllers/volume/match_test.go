@@ -69,7 +69,7 @@ func TestSatisfies(t *testing.T) {
 		}), "incompatible accessMode"},
 	} {
 		got := ""
-		if err := satisfies(test.volume, test.claim); err != nil {
+		if err := checkSatisfies(test.volume, test.claim); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {

@@ -87,7 +87,7 @@ func noteUse(claim *corev1.PersistentVolumeClaim, pods []*corev1.Pod, now time.T
 	}
 	c := corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimUnused, Status: corev1.ConditionTrue,
 		LastTransitionTime: metav1.NewTime(now), Reason: "NoPodsUsingPVC", Message: "No pods are currently referencing this PVC"}
-	if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return !ended(p) && refers(p, claim) }) {
+	if slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return !isPodTerminated(p) && refers(p, claim) }) {
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, "PodUsingPVC", "A pod is currently referencing this PVC"
 	}
 	if slices.ContainsFunc(claim.Status.Conditions, func(old corev1.PersistentVolumeClaimCondition) bool {
@@ -101,14 +101,14 @@ func noteUse(claim *corev1.PersistentVolumeClaim, pods []*corev1.Pod, now time.T
 	return w.Ignoring(metav1.StatusReasonNotFound), true
 }
 
-// refers says whether a pod has a volume of the claim.
+// refers reports whether a pod has a volume of the claim.
 func refers(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return claimName(pod, &v) == claim.Name && (v.Ephemeral == nil || metav1.IsControlledBy(claim, pod))
 	})
 }
 
-// holds says whether a pod keeps a claim from going. A pod without a node does not: no kubelet starts a pod whose claim is going.
+// holds reports whether a pod keeps a claim from going. A pod without a node does not: no kubelet starts a pod whose claim is going.
 func holds(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if pod.Spec.NodeName == "" {
 		return false
@@ -184,7 +184,7 @@ func classKeys(names []string) (keys []controller.Key) {
 
 // classesOfClaim are the attributes classes a claim wants, has and is on its way to.
 func classesOfClaim(claim *corev1.PersistentVolumeClaim) []string {
-	names := []string{value(claim.Spec.VolumeAttributesClassName), value(claim.Status.CurrentVolumeAttributesClassName)}
+	names := []string{deref(claim.Spec.VolumeAttributesClassName), deref(claim.Status.CurrentVolumeAttributesClassName)}
 	if s := claim.Status.ModifyVolumeStatus; s != nil {
 		names = append(names, s.TargetVolumeAttributesClassName)
 	}
@@ -192,7 +192,7 @@ func classesOfClaim(claim *corev1.PersistentVolumeClaim) []string {
 }
 
 func classesOfVolume(volume *corev1.PersistentVolume) []string {
-	return []string{value(volume.Spec.VolumeAttributesClassName)}
+	return []string{deref(volume.Spec.VolumeAttributesClassName)}
 }
 
 type classView struct {

@@ -112,13 +112,13 @@ func TestWhoHoldsAClaim(t *testing.T) {
 		{"a user's claim of that name", claimPod("p", "n", ephemeral), aClaim(func(c *corev1.PersistentVolumeClaim) { c.Name = "p-v" }), false, false},
 		{"a pod that names its claim outright", claimPod("x", "n", withVolumes(usesClaim("v", "p-v"))), own("uid-p"), true, true},
 	} {
-		if holds, uses := holds(test.pod, test.claim), !ended(test.pod) && refers(test.pod, test.claim); holds != test.holds || uses != test.uses {
+		if holds, uses := holds(test.pod, test.claim), !isPodTerminated(test.pod) && refers(test.pod, test.claim); holds != test.holds || uses != test.uses {
 			t.Errorf("%s: holds %v, uses %v", test.what, holds, uses)
 		}
 	}
 }
 
-// TestUnusedCondition: bound claims say whether and since when nobody uses them.
+// TestUnusedCondition: bound claims say whether and since when nothing uses them.
 func TestUnusedCondition(t *testing.T) {
 	says := func(status corev1.ConditionStatus) change[*corev1.PersistentVolumeClaim] {
 		return func(c *corev1.PersistentVolumeClaim) {

@@ -1,4 +1,4 @@
-// Package volume holds the controllers behind storage: the one that binds claims to volumes and reclaims volumes nobody claims, those
+// Package volume holds the controllers behind storage: the one that binds claims to volumes and reclaims volumes nothing claims, those
 // that keep what is in use from being deleted, the one that makes claims for pods, the one that has volumes attached to nodes,
 // and a provisioner that makes volumes of directories on nodes.
 package volume
@@ -81,8 +81,8 @@ func claimKeys(pod *corev1.Pod) (keys []controller.Key) {
 	return keys
 }
 
-// ended says whether a pod no longer uses its volumes: it is over, or being deleted with no container left.
-func ended(pod *corev1.Pod) bool {
+// isPodTerminated reports whether a pod no longer uses its volumes: it is over, or being deleted with no container left.
+func isPodTerminated(pod *corev1.Pod) bool {
 	if podstate.IsTerminal(pod) {
 		return true
 	}
@@ -97,7 +97,7 @@ func classOfClaim(claim *corev1.PersistentVolumeClaim) string {
 	if class, ok := claim.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return class
 	}
-	return value(claim.Spec.StorageClassName)
+	return deref(claim.Spec.StorageClassName)
 }
 
 func classOfVolume(volume *corev1.PersistentVolume) string {
@@ -107,8 +107,8 @@ func classOfVolume(volume *corev1.PersistentVolume) string {
 	return volume.Spec.StorageClassName
 }
 
-// value is what a pointer leads to, or the zero value.
-func value[T any](p *T) (v T) {
+// deref is what a pointer leads to, or the zero value.
+func deref[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
 	}
@@ -123,12 +123,12 @@ func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
 	return *mode
 }
 
-// waits says whether claims of a class are bound only when a pod needs them.
-func waits(class *storagev1.StorageClass) bool {
+// waitsForFirstConsumer reports whether claims of a class are bound only when a pod needs them.
+func waitsForFirstConsumer(class *storagev1.StorageClass) bool {
 	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// isDefault says whether a class is the one of claims that name none.
+// isDefault reports whether a class is the one of claims that name none.
 func isDefault(class *storagev1.StorageClass) bool {
 	return class.Annotations[defaultClass] == "true" || class.Annotations[oldDefaultClass] == "true"
 }

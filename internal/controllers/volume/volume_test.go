@@ -256,7 +256,7 @@ func TestEnded(t *testing.T) {
 		{"leaving, one never started", claimPod("p", "n", leavingPod, with(stopped, waiting)), true},
 		{"leaving, nobody knows what one does", claimPod("p", "n", leavingPod, with(corev1.ContainerState{})), false},
 	} {
-		if got := ended(test.pod); got != test.want {
+		if got := isPodTerminated(test.pod); got != test.want {
 			t.Errorf("%s: %v", test.what, got)
 		}
 	}
@@ -299,15 +299,15 @@ func TestSayings(t *testing.T) {
 		{"a volume's class by annotation", classOfVolume(aVolume("v", inClass("fast"), marked(beta, "slow"))), "slow"},
 		{"no mode", modeOf(nil), corev1.PersistentVolumeFilesystem},
 		{"blocks", modeOf(new(corev1.PersistentVolumeBlock)), corev1.PersistentVolumeBlock},
-		{"no class waits", waits(nil), false},
-		{"a class without a mode", waits(&storagev1.StorageClass{}), false},
-		{"a class that binds at once", waits(aClass("x", "y", storagev1.VolumeBindingImmediate)), false},
-		{"a class that waits", waits(aClass("x", "y", storagev1.VolumeBindingWaitForFirstConsumer)), true},
+		{"no class waits", waitsForFirstConsumer(nil), false},
+		{"a class without a mode", waitsForFirstConsumer(&storagev1.StorageClass{}), false},
+		{"a class that binds at once", waitsForFirstConsumer(aClass("x", "y", storagev1.VolumeBindingImmediate)), false},
+		{"a class that waits", waitsForFirstConsumer(aClass("x", "y", storagev1.VolumeBindingWaitForFirstConsumer)), true},
 		{"room", storageOf(room("1Ki")), int64(1024)},
 		{"part of a byte", storageOf(room("1500m")), int64(2)},
 		{"no room", storageOf(nil), int64(0)},
 		{"no default", isDefault(aClass("x", "y", storagev1.VolumeBindingImmediate)), false},
-		{"nothing behind a pointer", value[string](nil), ""},
+		{"nothing behind a pointer", deref[string](nil), ""},
 	} {
 		if test.got != test.want {
 			t.Errorf("%s: %v, want %v", test.what, test.got, test.want)

@@ -31,7 +31,7 @@ func with[T any](obj T, changes ...change[T]) T {
 	return obj
 }
 
-// aPod is pending, belongs to nobody and has the label app=web.
+// aPod is pending, belongs to nothing and has the label app=web.
 func aPod(name string, changes ...change[*corev1.Pod]) *corev1.Pod {
 	return with(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"app": "web"}, CreationTimestamp: ago(time.Hour)},

@@ -24,10 +24,10 @@ import (
 var cronJobKind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
 const (
-	// afterSchedule is how long after the scheduled time a look is taken: clocks and timers are not exact.
-	afterSchedule = 100 * time.Millisecond
-	// manyMissed is how many missed times are worth a warning.
-	manyMissed = 100
+	// nextScheduleDelta is how long after the scheduled time a sync is taken: clocks and timers are not exact.
+	nextScheduleDelta = 100 * time.Millisecond
+	// missedSchedulesWarning is how many missed times are worth a warning.
+	missedSchedulesWarning = 100
 )
 
 // CronJob starts jobs on a schedule.
@@ -48,12 +48,12 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 		return nil, err
 	}
 	enqueue := func(cronJob *batchv1.CronJob) { s.Enqueue(controller.KeyOf(cronJob)) }
-	changed := func(old, cronJob *batchv1.CronJob) {
+	onUpdate := func(old, cronJob *batchv1.CronJob) {
 		if old.Spec.Schedule == cronJob.Spec.Schedule && ptr.Equal(old.Spec.TimeZone, cronJob.Spec.TimeZone) {
 			enqueue(cronJob)
 			return
 		}
-		// A new schedule begins now: what it would have missed before is nobody's loss.
+		// A new schedule begins now: what it would have missed before is nothing's loss.
 		schedule, err := parseSchedule(cronJob)
 		if err != nil {
 			s.Events.Eventf(cronJob, corev1.EventTypeWarning, "UnParseableCronJobSchedule", "unparseable schedule for cronjob: %s", cronJob.Spec.Schedule)
@@ -61,7 +61,7 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 		}
 		s.EnqueueAfter(controller.KeyOf(cronJob), untilNext(cronJob, time.Now(), schedule))
 	}
-	if err := c.cronJobs.AddEventHandler(enqueue, changed, enqueue); err != nil {
+	if err := c.cronJobs.AddEventHandler(enqueue, onUpdate, enqueue); err != nil {
 		return nil, fmt.Errorf("watch cron jobs: %w", err)
 	}
 	if err := controller.WatchDependents[*batchv1.Job, *batchv1.CronJob](s, cronJobKind, nil); err != nil {
@@ -70,13 +70,13 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 	return controller.NewSyncer(s, c), nil
 }
 
-// cronJobView is what decides about one cron job.
+// cronJobView is the observed state of one cron job.
 type cronJobView struct {
 	cronJob *batchv1.CronJob
 	jobs    []*batchv1.Job // those it controls
-	// named returns the job of a name, whoever it belongs to; nil: there is none.
-	named func(name string) *batchv1.Job
-	now   time.Time
+	// jobByName returns the job of a name, whatever its owner; nil: there is none.
+	jobByName func(name string) *batchv1.Job
+	now       time.Time
 }
 
 // Observe gathers the cron job and its jobs.
@@ -85,7 +85,7 @@ func (c *cronJobs) Observe(key controller.Key) (cronJobView, bool) {
 	if !ok {
 		return cronJobView{}, false
 	}
-	return cronJobView{cronJob: cronJob, jobs: c.jobs.ControlledBy(cronJob.UID), now: time.Now(), named: func(name string) *batchv1.Job {
+	return cronJobView{cronJob: cronJob, jobs: c.jobs.ControlledBy(cronJob.UID), now: time.Now(), jobByName: func(name string) *batchv1.Job {
 		job, _ := c.jobs.Get(key.Namespace, name)
 		return job
 	}}, true
@@ -108,17 +108,17 @@ func parseSchedule(cronJob *batchv1.CronJob) (schedule, error) {
 	return batch.ParseSchedule(text)
 }
 
-// due is what a schedule says of a moment.
-type due struct {
+// scheduleTimes is what a schedule says of a moment.
+type scheduleTimes struct {
 	earliest time.Time // from when on times count
 	last     time.Time // the last scheduled time that counts, zero if none has come
 	missed   int64     // how many times came and went
 }
 
-// lastDue finds the last scheduled time. It goes near it in one step, by the distance of the first two: a controller that was off
+// mostRecentScheduleTime finds the last scheduled time. It goes near it in one step, by the distance of the first two: a controller that was off
 // for a year does not count a year of minutes.
-func lastDue(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline bool) (due, error) {
-	d := due{earliest: cronJob.CreationTimestamp.Time}
+func mostRecentScheduleTime(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline bool) (scheduleTimes, error) {
+	d := scheduleTimes{earliest: cronJob.CreationTimestamp.Time}
 	if cronJob.Status.LastScheduleTime != nil {
 		d.earliest = cronJob.Status.LastScheduleTime.Time
 	}
@@ -136,13 +136,13 @@ func lastDue(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline b
 		d.last = first
 		return d, nil
 	}
-	distance := int64(second.Sub(first).Round(time.Second).Seconds())
-	if distance < 1 {
+	interval := int64(second.Sub(first).Round(time.Second).Seconds())
+	if interval < 1 {
 		return d, fmt.Errorf("time difference between two schedules is less than 1 second")
 	}
-	d.missed = int64(now.Sub(first).Seconds())/distance + 1
-	near := first.Add(time.Duration((d.missed-2)*distance) * time.Second)
-	for t := s.Next(near); !t.After(now); t = s.Next(t) {
+	d.missed = int64(now.Sub(first).Seconds())/interval + 1
+	from := first.Add(time.Duration((d.missed-2)*interval) * time.Second)
+	for t := s.Next(from); !t.After(now); t = s.Next(t) {
 		d.last = t
 	}
 	return d, nil
@@ -150,7 +150,7 @@ func lastDue(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline b
 
 // untilNext is how long until the next scheduled time.
 func untilNext(cronJob *batchv1.CronJob, now time.Time, s schedule) time.Duration {
-	d, err := lastDue(cronJob, now, s, false)
+	d, err := mostRecentScheduleTime(cronJob, now, s, false)
 	from := d.last
 	switch {
 	case err != nil, from.IsZero() && d.missed > 0:
@@ -158,35 +158,35 @@ func untilNext(cronJob *batchv1.CronJob, now time.Time, s schedule) time.Duratio
 	case from.IsZero():
 		from = d.earliest
 	}
-	return s.Next(from).Add(afterSchedule).Sub(now)
+	return s.Next(from).Add(nextScheduleDelta).Sub(now)
 }
 
-// cronLook is a cron job while one look at it is decided.
-type cronLook struct {
+// cronJobSync is a cron job during one sync.
+type cronJobSync struct {
 	cronJobView
 	plan   *controller.Plan
 	status batchv1.CronJobStatus // as it is going to be
-	// removed are jobs that leave the list of active ones when their deletion has succeeded.
-	removed []types.UID
+	// deleted are jobs that leave the list of active ones when their deletion has succeeded.
+	deleted []types.UID
 }
 
 func (v cronJobView) reconcile() controller.Plan {
 	var plan controller.Plan
-	l := &cronLook{cronJobView: v, plan: &plan, status: *v.cronJob.Status.DeepCopy()}
+	l := &cronJobSync{cronJobView: v, plan: &plan, status: *v.cronJob.Status.DeepCopy()}
 	slices.SortFunc(l.jobs, func(a, b *batchv1.Job) int { return cmp.Compare(a.Name, b.Name) })
-	l.cleanUp()
-	l.takeNote()
-	started := l.start()
-	plan.Status = func(outcome controller.ApplyResult) kind.Object { return l.report(started, outcome) }
+	l.cleanUpFinishedJobs()
+	l.updateActive()
+	started := l.startDueJob()
+	plan.Status = func(result controller.ApplyResult) kind.Object { return l.changedStatus(started, result) }
 	return plan
 }
 
-func (l *cronLook) tell(eventType, reason, format string, args ...any) {
+func (l *cronJobSync) recordEvent(eventType, reason, format string, args ...any) {
 	l.plan.Events = append(l.plan.Events, controller.Event{Object: l.cronJob, Type: eventType, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
-// cleanUp deletes finished jobs beyond the history limits, the oldest first.
-func (l *cronLook) cleanUp() {
+// cleanUpFinishedJobs deletes finished jobs beyond the history limits, the oldest first.
+func (l *cronJobSync) cleanUpFinishedJobs() {
 	var deletes []controller.Write
 	for _, history := range []struct {
 		ended batchv1.JobConditionType
@@ -198,7 +198,7 @@ func (l *cronLook) cleanUp() {
 		jobs := filter(l.jobs, func(job *batchv1.Job) bool {
 			return job.DeletionTimestamp == nil && isTrue(job.Status.Conditions, history.ended)
 		})
-		slices.SortStableFunc(jobs, startedFirst)
+		slices.SortStableFunc(jobs, compareStartTime)
 		for i := range len(jobs) - int(*history.limit) {
 			deletes = append(deletes, l.deleting(jobs[i]))
 		}
@@ -206,7 +206,7 @@ func (l *cronLook) cleanUp() {
 	l.plan.AddStep(deletes...)
 }
 
-func startedFirst(a, b *batchv1.Job) int {
+func compareStartTime(a, b *batchv1.Job) int {
 	switch {
 	case a.Status.StartTime == nil || b.Status.StartTime == nil:
 		return cmp.Or(falseFirst(a.Status.StartTime == nil, b.Status.StartTime == nil), cmp.Compare(a.Name, b.Name))
@@ -215,8 +215,8 @@ func startedFirst(a, b *batchv1.Job) int {
 	}
 }
 
-func (l *cronLook) deleting(job *batchv1.Job) controller.Write {
-	l.removed = append(l.removed, job.UID)
+func (l *cronJobSync) deleting(job *batchv1.Job) controller.Write {
+	l.deleted = append(l.deleted, job.UID)
 	w := controller.Deleting(job).
 		OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulDelete", Message: "Deleted job %s"}).
 		OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Deleted job: %s"})
@@ -224,98 +224,98 @@ func (l *cronLook) deleting(job *batchv1.Job) controller.Write {
 	return w
 }
 
-func (l *cronLook) isActive(uid types.UID) bool {
+func (l *cronJobSync) isActive(uid types.UID) bool {
 	return slices.ContainsFunc(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID == uid })
 }
 
-func (l *cronLook) deactivate(uid types.UID) {
+func (l *cronJobSync) deactivate(uid types.UID) {
 	l.status.Active = filter(l.status.Active, func(ref corev1.ObjectReference) bool { return ref.UID != uid })
 }
 
-// takeNote brings the list of active jobs up to date.
-func (l *cronLook) takeNote() {
+// updateActive brings the list of active jobs up to date.
+func (l *cronJobSync) updateActive() {
 	known := map[types.UID]bool{}
 	for _, job := range l.jobs {
 		known[job.UID] = true
 		switch {
 		case !jobFinished(job):
 			if !l.isActive(job.UID) {
-				l.tell(corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", job.Name)
+				l.recordEvent(corev1.EventTypeWarning, "UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", job.Name)
 			}
 			continue
 		case l.isActive(job.UID):
 			l.deactivate(job.UID)
-			if slices.Contains(l.removed, job.UID) {
-				break // its deletion is told
+			if slices.Contains(l.deleted, job.UID) {
+				break // its deletion is reported
 			}
 			condition := batchv1.JobComplete
 			if isTrue(job.Status.Conditions, batchv1.JobFailed) {
 				condition = batchv1.JobFailed
 			}
-			l.tell(corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", job.Name, condition)
+			l.recordEvent(corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", job.Name, condition)
 		}
-		ended := job.Status.CompletionTime
-		if isTrue(job.Status.Conditions, batchv1.JobComplete) && ended != nil && (l.status.LastSuccessfulTime == nil || ended.After(l.status.LastSuccessfulTime.Time)) {
-			l.status.LastSuccessfulTime = ended
+		completionTime := job.Status.CompletionTime
+		if isTrue(job.Status.Conditions, batchv1.JobComplete) && completionTime != nil && (l.status.LastSuccessfulTime == nil || completionTime.After(l.status.LastSuccessfulTime.Time)) {
+			l.status.LastSuccessfulTime = completionTime
 		}
 	}
 	for _, ref := range l.status.Active {
-		if !known[ref.UID] && !(l.named != nil && l.named(ref.Name) != nil) {
-			l.tell(corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
+		if !known[ref.UID] && !(l.jobByName != nil && l.jobByName(ref.Name) != nil) {
+			l.recordEvent(corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
 			l.deactivate(ref.UID)
 		}
 	}
 }
 
-// beginning is a job that is started, or was and is missing in the status.
-type beginning struct {
-	name     string
-	at       time.Time
-	existing *batchv1.Job
+// jobStart is a job that is started, or was and is missing in the status.
+type jobStart struct {
+	name      string
+	scheduled time.Time
+	existing  *batchv1.Job
 }
 
-// start decides whether a job is due and plans it.
-func (l *cronLook) start() *beginning {
+// startDueJob decides whether a job is due and plans it.
+func (l *cronJobSync) startDueJob() *jobStart {
 	spec := l.cronJob.Spec
 	if l.cronJob.DeletionTimestamp != nil {
 		return nil
 	}
 	zone, err := time.LoadLocation(ptr.Deref(spec.TimeZone, ""))
 	if err != nil {
-		l.tell(corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *spec.TimeZone, err)
+		l.recordEvent(corev1.EventTypeWarning, "UnknownTimeZone", "invalid timeZone: %q: %s", *spec.TimeZone, err)
 		return nil
 	}
 	if spec.Suspend != nil && *spec.Suspend {
 		return nil
 	}
 	if strings.Contains(spec.Schedule, "TZ") {
-		l.tell(corev1.EventTypeWarning, "UnsupportedSchedule", "CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", spec.Schedule)
+		l.recordEvent(corev1.EventTypeWarning, "UnsupportedSchedule", "CRON_TZ or TZ used in schedule %q is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details", spec.Schedule)
 	}
 	times, err := parseSchedule(l.cronJob)
 	if err != nil {
-		l.tell(corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", spec.Schedule, err)
+		l.recordEvent(corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", spec.Schedule, err)
 		return nil
 	}
-	d, err := lastDue(l.cronJob, l.now, times, true)
+	d, err := mostRecentScheduleTime(l.cronJob, l.now, times, true)
 	if err != nil {
-		l.tell(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
+		l.recordEvent(corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : %s", spec.Schedule, err)
 		return nil
 	}
 	l.plan.Requeue(max(untilNext(l.cronJob, l.now, times), time.Millisecond))
 	if d.last.IsZero() {
 		return nil
 	}
-	if d.missed > manyMissed {
-		l.tell(corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
+	if d.missed > missedSchedulesWarning {
+		l.recordEvent(corev1.EventTypeWarning, "TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
 	}
-	return l.startAt(d.last, zone)
+	return l.startJob(d.last, zone)
 }
 
-// startAt plans the job of a scheduled time, unless something speaks against it.
-func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
+// startJob plans the job of a scheduled time, unless something speaks against it.
+func (l *cronJobSync) startJob(at time.Time, zone *time.Location) *jobStart {
 	spec := l.cronJob.Spec
 	if spec.StartingDeadlineSeconds != nil && at.Add(seconds(*spec.StartingDeadlineSeconds)).Before(l.now) {
-		l.tell(corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
+		l.recordEvent(corev1.EventTypeWarning, "MissSchedule", "Missed scheduled time to start a job: %s", at.UTC().Format(time.RFC1123Z))
 		return nil
 	}
 	name := fmt.Sprintf("%s-%d", l.cronJob.Name, at.Unix()/60)
@@ -324,7 +324,7 @@ func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
 		return nil
 	}
 	if spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(l.status.Active) > 0 {
-		l.tell(corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
+		l.recordEvent(corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
 		return nil
 	}
 	if spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent {
@@ -336,11 +336,11 @@ func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
 		}
 		l.plan.AddStep(deletes...)
 	}
-	begin := &beginning{name: name, at: at}
-	if l.named != nil {
-		begin.existing = l.named(name)
+	start := &jobStart{name: name, scheduled: at}
+	if l.jobByName != nil {
+		start.existing = l.jobByName(name)
 	}
-	switch existing := begin.existing; {
+	switch existing := start.existing; {
 	case existing == nil:
 		l.plan.AddStep(controller.Creating(l.newJob(name, at, zone)).
 			OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
@@ -348,10 +348,10 @@ func (l *cronLook) startAt(at time.Time, zone *time.Location) *beginning {
 	case !metav1.IsControlledBy(existing, l.cronJob):
 		return nil // someone else has the name
 	}
-	return begin
+	return start
 }
 
-func (l *cronLook) newJob(name string, at time.Time, zone *time.Location) *batchv1.Job {
+func (l *cronJobSync) newJob(name string, at time.Time, zone *time.Location) *batchv1.Job {
 	template := &l.cronJob.Spec.JobTemplate
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
@@ -364,16 +364,16 @@ func (l *cronLook) newJob(name string, at time.Time, zone *time.Location) *batch
 	return job
 }
 
-// report writes what was found, and the job that was started.
-func (l *cronLook) report(begin *beginning, outcome controller.ApplyResult) kind.Object {
+// changedStatus writes what was found, and the job that was started.
+func (l *cronJobSync) changedStatus(start *jobStart, result controller.ApplyResult) kind.Object {
 	status := *l.status.DeepCopy()
-	if outcome.FailedVerb() != controller.Delete {
-		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(l.removed, ref.UID) })
+	if result.FailedVerb() != controller.Delete {
+		status.Active = filter(status.Active, func(ref corev1.ObjectReference) bool { return !slices.Contains(l.deleted, ref.UID) })
 	}
-	if begin != nil {
-		job := begin.existing
-		for _, obj := range outcome.Written {
-			if written, ok := obj.(*batchv1.Job); ok && written.Name == begin.name {
+	if start != nil {
+		job := start.existing
+		for _, obj := range result.Written {
+			if written, ok := obj.(*batchv1.Job); ok && written.Name == start.name {
 				job = written
 			}
 		}
@@ -382,7 +382,7 @@ func (l *cronLook) report(begin *beginning, outcome controller.ApplyResult) kind
 				status.Active = append(status.Active, corev1.ObjectReference{Kind: jobKind.Kind, APIVersion: batchv1.SchemeGroupVersion.String(),
 					Namespace: job.Namespace, Name: job.Name, UID: job.UID, ResourceVersion: job.ResourceVersion})
 			}
-			status.LastScheduleTime = &metav1.Time{Time: begin.at}
+			status.LastScheduleTime = &metav1.Time{Time: start.scheduled}
 		}
 	}
 	if apiequality.Semantic.DeepEqual(status, l.cronJob.Status) {

@@ -45,7 +45,7 @@ func TestLastDue(t *testing.T) {
 		now     string
 		last    string // "" when none has come
 		missed  int64
-		next    string // the next look, without the moment it waits longer
+		next    string // the next sync, without the moment it waits longer
 	}{
 		{"not yet", aCronJob(scheduled("0 * * * *"), lastAt("2026-03-01 10:00")), "2026-03-01 10:59:59", "", 0, "2026-03-01 11:00"},
 		{"just now", aCronJob(scheduled("0 * * * *"), lastAt("2026-03-01 10:00")), "2026-03-01 11:00", "2026-03-01 11:00", 0, "2026-03-01 12:00"},
@@ -71,7 +71,7 @@ func TestLastDue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := lastDue(test.cronJob, moment(test.now), times, true)
+		d, err := mostRecentScheduleTime(test.cronJob, moment(test.now), times, true)
 		last := ""
 		if !d.last.IsZero() {
 			last = d.last.UTC().Format("2006-01-02 15:04")
@@ -79,13 +79,13 @@ func TestLastDue(t *testing.T) {
 		if err != nil || last != test.last || d.missed != test.missed {
 			t.Errorf("%s: last %q, missed %d, %v; want %q, %d", test.what, last, d.missed, err, test.last, test.missed)
 		}
-		if next := moment(test.now).Add(untilNext(test.cronJob, moment(test.now), times) - afterSchedule); next.Format("2006-01-02 15:04:05") != test.next+":00" {
+		if next := moment(test.now).Add(untilNext(test.cronJob, moment(test.now), times) - nextScheduleDelta); next.Format("2006-01-02 15:04:05") != test.next+":00" {
 			t.Errorf("%s: next %v, want %s", test.what, next, test.next)
 		}
 	}
 }
 
-// TestManyMissed: up to a hundred missed times are nobody's concern. A long deadline does not reach back before the last run or the creation.
+// TestManyMissed: up to a hundred missed times are nothing's concern. A long deadline does not reach back before the last run or the creation.
 func TestManyMissed(t *testing.T) {
 	for _, test := range []struct {
 		what    string
@@ -130,17 +130,17 @@ func TestDeadlines(t *testing.T) {
 		if starts := len(plan.Steps) > 0; starts != test.starts {
 			t.Errorf("%s: starts %v", test.what, starts)
 		}
-		if next := at.Add(plan.RequeueAfter - afterSchedule); !next.Equal(moment("2026-03-02 12:00")) {
+		if next := at.Add(plan.RequeueAfter - nextScheduleDelta); !next.Equal(moment("2026-03-02 12:00")) {
 			t.Errorf("%s: next %v", test.what, next)
 		}
 	}
 	// Called with a time from elsewhere, the last check still holds.
-	l := &cronLook{cronJobView: cronJobView{cronJob: aCronJob(deadline(60)), now: now}, plan: &controller.Plan{}}
-	if l.startAt(now.Add(-61*time.Second), time.UTC) != nil || len(l.plan.Events) != 1 || l.plan.Events[0].Message != "Missed scheduled time to start a job: Sun, 01 Mar 2026 11:58:59 +0000" || l.plan.Events[0].Reason != "MissSchedule" {
+	l := &cronJobSync{cronJobView: cronJobView{cronJob: aCronJob(deadline(60)), now: now}, plan: &controller.Plan{}}
+	if l.startJob(now.Add(-61*time.Second), time.UTC) != nil || len(l.plan.Events) != 1 || l.plan.Events[0].Message != "Missed scheduled time to start a job: Sun, 01 Mar 2026 11:58:59 +0000" || l.plan.Events[0].Reason != "MissSchedule" {
 		t.Errorf("%+v", l.plan.Events)
 	}
-	l = &cronLook{cronJobView: cronJobView{cronJob: aCronJob(deadline(60)), now: now}, plan: &controller.Plan{}}
-	if l.startAt(now.Add(-60*time.Second), time.UTC) == nil {
+	l = &cronJobSync{cronJobView: cronJobView{cronJob: aCronJob(deadline(60)), now: now}, plan: &controller.Plan{}}
+	if l.startJob(now.Add(-60*time.Second), time.UTC) == nil {
 		t.Error("exactly at its deadline a job does not start")
 	}
 }
@@ -208,7 +208,7 @@ func TestDueModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := lastDue(cronJob, at, times, true)
+		d, err := mostRecentScheduleTime(cronJob, at, times, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,8 +253,8 @@ func TestSchedulesNobodyCanRead(t *testing.T) {
 			t.Errorf("%s: again after %v", test.what, plan.RequeueAfter)
 		}
 	}
-	soon := &cronLook{cronJobView: cronJobView{cronJob: aCronJob(scheduled("@every 1s")), now: now}, plan: &controller.Plan{}}
-	if soon.start(); soon.plan.RequeueAfter <= 0 {
+	soon := &cronJobSync{cronJobView: cronJobView{cronJob: aCronJob(scheduled("@every 1s")), now: now}, plan: &controller.Plan{}}
+	if soon.startDueJob(); soon.plan.RequeueAfter <= 0 {
 		t.Error("a schedule of seconds is not looked at again")
 	}
 }
@@ -289,10 +289,10 @@ func TestConcurrency(t *testing.T) {
 		again := plan.RequeueAfter
 		plan.RequeueAfter = 0
 		expect(t, test.what, told(plan), test.writes)
-		outcome := controller.ApplyResult{}
+		result := controller.ApplyResult{}
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Create {
-				outcome.Written = append(outcome.Written, w.Object)
+				result.Written = append(result.Written, w.Object)
 			}
 			if w.Verb == controller.Delete && (w.DeleteOptions.PropagationPolicy == nil || *w.DeleteOptions.PropagationPolicy != metav1.DeletePropagationBackground || *w.DeleteOptions.Preconditions.UID != w.Object.GetUID()) {
 				t.Errorf("%s: %+v", test.what, w.DeleteOptions)
@@ -300,14 +300,14 @@ func TestConcurrency(t *testing.T) {
 		}
 		var left []string
 		status := cronJob.Status
-		if changed := plan.Status(outcome); changed != nil {
+		if changed := plan.Status(result); changed != nil {
 			status = changed.(*batchv1.CronJob).Status
 		}
 		for _, ref := range status.Active {
 			left = append(left, ref.Name)
 		}
 		expect(t, test.what+", active", strings.Join(left, " "), test.left)
-		if again != 10*time.Minute+afterSchedule {
+		if again != 10*time.Minute+nextScheduleDelta {
 			t.Errorf("%s: again after %v", test.what, again)
 		}
 	}
@@ -362,7 +362,7 @@ func TestCronHistory(t *testing.T) {
 		slices.Sort(deleted)
 		expect(t, test.what, strings.Join(deleted, " "), test.want)
 	}
-	// A job that is deleted as soon as it is done is told once.
+	// A job that is deleted as soon as it is done is reported once.
 	cronJob := aCronJob(limits(0, 0), running("a"))
 	plan := cronJobView{cronJob: cronJob, jobs: []*batchv1.Job{good("a", time.Minute)}, now: now}.reconcile()
 	if got := events(plan); !slices.Equal(got, []string{"SuccessfulDelete: Deleted job a"}) {

@@ -116,14 +116,14 @@ func TestCronJobPlan(t *testing.T) {
 		if got := events(plan); !slices.Equal(got, test.events) {
 			t.Errorf("%s: events %q", test.what, got)
 		}
-		outcome := controller.ApplyResult{}
+		result := controller.ApplyResult{}
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Create {
-				outcome.Written = append(outcome.Written, w.Object)
+				result.Written = append(result.Written, w.Object)
 			}
 		}
 		status := test.cronJob.Status
-		if changed := plan.Status(outcome); changed != nil {
+		if changed := plan.Status(result); changed != nil {
 			status = changed.(*batchv1.CronJob).Status
 		}
 		var active []string
@@ -157,11 +157,11 @@ func TestCronJobStatus(t *testing.T) {
 		t.Errorf("a job that could not be deleted is still active: %+v", got)
 	}
 	own, other := tick(dueName), tick(dueName, func(j *batchv1.Job) { j.OwnerReferences = nil })
-	view := cronJobView{cronJob: aCronJob(), jobs: []*batchv1.Job{own}, named: func(string) *batchv1.Job { return own }, now: now}
+	view := cronJobView{cronJob: aCronJob(), jobs: []*batchv1.Job{own}, jobByName: func(string) *batchv1.Job { return own }, now: now}
 	if status := view.reconcile().Status(controller.ApplyResult{}).(*batchv1.CronJob).Status; len(status.Active) != 1 || !status.LastScheduleTime.Time.Equal(now) {
 		t.Errorf("a job that was created but not written down: %+v", status)
 	}
-	view = cronJobView{cronJob: aCronJob(), named: func(string) *batchv1.Job { return other }, now: now}
+	view = cronJobView{cronJob: aCronJob(), jobByName: func(string) *batchv1.Job { return other }, now: now}
 	plan = view.reconcile()
 	if len(plan.Steps) != 0 || plan.Status(controller.ApplyResult{}) != nil {
 		t.Errorf("the name is someone else's: %s", told(plan))

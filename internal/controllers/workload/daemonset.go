@@ -31,8 +31,8 @@ var DaemonSet = controller.Definition{
 
 // A daemon pod that failed is replaced, but not faster than this.
 const (
-	firstDaemonBackoff   = time.Second
-	longestDaemonBackoff = 15 * time.Minute
+	minDaemonBackoff = time.Second
+	maxDaemonBackoff = 15 * time.Minute
 )
 
 type daemonSets struct {
@@ -47,7 +47,7 @@ type daemonSets struct {
 func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 	c := &daemonSets{
 		sets: client.InformerFor[*appsv1.DaemonSet](s.Informers), nodes: client.InformerFor[*corev1.Node](s.Informers),
-		failures: flowcontrol.NewBackOff(firstDaemonBackoff, longestDaemonBackoff),
+		failures: flowcontrol.NewBackOff(minDaemonBackoff, maxDaemonBackoff),
 	}
 	var err error
 	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
@@ -76,56 +76,56 @@ func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 
 // watchNodes enqueues the sets to which a change of a node makes a difference. Nodes report often; labels and taints change seldom.
 func (c *daemonSets) watchNodes(s *controller.Setup) error {
-	each := func(differs func(*appsv1.DaemonSet) bool) {
+	enqueueSets := func(differs func(*appsv1.DaemonSet) bool) {
 		for _, set := range c.sets.List("", nil) {
 			if differs(set) {
 				s.Enqueue(controller.KeyOf(set))
 			}
 		}
 	}
-	added := func(node *corev1.Node) {
-		each(func(set *appsv1.DaemonSet) bool { run, _ := newPlacement(set).on(node); return run })
+	onAdd := func(node *corev1.Node) {
+		enqueueSets(func(set *appsv1.DaemonSet) bool { run, _ := placementOf(set).shouldRun(node); return run })
 	}
-	changed := func(old, node *corev1.Node) {
+	onUpdate := func(old, node *corev1.Node) {
 		if apiequality.Semantic.DeepEqual(old.Labels, node.Labels) && apiequality.Semantic.DeepEqual(old.Spec.Taints, node.Spec.Taints) {
 			return
 		}
-		each(func(set *appsv1.DaemonSet) bool {
-			placement := newPlacement(set)
-			wasRun, wasStay := placement.on(old)
-			run, stay := placement.on(node)
-			return run != wasRun || stay != wasStay
+		enqueueSets(func(set *appsv1.DaemonSet) bool {
+			placement := placementOf(set)
+			oldRun, oldKeep := placement.shouldRun(old)
+			run, keep := placement.shouldRun(node)
+			return run != oldRun || keep != oldKeep
 		})
 	}
-	gone := func(*corev1.Node) { each(func(*appsv1.DaemonSet) bool { return true }) }
-	if err := c.nodes.AddEventHandler(added, changed, gone); err != nil {
+	onDelete := func(*corev1.Node) { enqueueSets(func(*appsv1.DaemonSet) bool { return true }) }
+	if err := c.nodes.AddEventHandler(onAdd, onUpdate, onDelete); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	return nil
 }
 
-// daemonView is what decides about one set.
-type daemonView struct {
+// daemonSetView is the observed state of one set.
+type daemonSetView struct {
 	set       *appsv1.DaemonSet
 	nodes     []*corev1.Node
 	pods      []*corev1.Pod                // its own and the orphans of its namespace
 	revisions []*appsv1.ControllerRevision // likewise
-	// namesake has the name the next revision will be given, whoever it belongs to.
-	namesake *appsv1.ControllerRevision
-	// pause is how long a failed pod on a node has to wait for its replacement; nil: no pod has to.
-	pause func(node string) time.Duration
-	now   time.Time
+	// revisionOfSameName has the name the next revision will be given, whatever its owner.
+	revisionOfSameName *appsv1.ControllerRevision
+	// backoff is how long a failed pod on a node has to wait for its replacement; nil: no pod has to.
+	backoff func(node string) time.Duration
+	now     time.Time
 }
 
 // Observe gathers the set, all nodes, its pods and its history.
-func (c *daemonSets) Observe(key controller.Key) (daemonView, bool) {
+func (c *daemonSets) Observe(key controller.Key) (daemonSetView, bool) {
 	set, ok := c.sets.Get(key.Namespace, key.Name)
 	if !ok || set.DeletionTimestamp != nil {
-		return daemonView{}, false
+		return daemonSetView{}, false
 	}
-	v := daemonView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now()}
-	v.namesake, _ = c.revisions.Get(key.Namespace, set.Name+"-"+templateHash(&set.Spec.Template, set.Status.CollisionCount))
-	v.pause = func(node string) time.Duration {
+	v := daemonSetView{set: set, nodes: c.nodes.List("", nil), pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now()}
+	v.revisionOfSameName, _ = c.revisions.Get(key.Namespace, set.Name+"-"+templateHash(&set.Spec.Template, set.Status.CollisionCount))
+	v.backoff = func(node string) time.Duration {
 		if c.failures.IsInBackOffSinceUpdate(failureKey(set, node), v.now) {
 			return c.failures.Get(failureKey(set, node))
 		}
@@ -135,7 +135,7 @@ func (c *daemonSets) Observe(key controller.Key) (daemonView, bool) {
 }
 
 // Reconcile decides, and remembers which failed pods are replaced.
-func (c *daemonSets) Reconcile(v daemonView) controller.Plan {
+func (c *daemonSets) Reconcile(v daemonSetView) controller.Plan {
 	plan := v.reconcile()
 	for _, step := range plan.Steps {
 		for _, w := range step.Writes {
@@ -159,7 +159,7 @@ type placement struct {
 	tolerations []corev1.Toleration
 }
 
-func newPlacement(set *appsv1.DaemonSet) placement {
+func placementOf(set *appsv1.DaemonSet) placement {
 	spec := &set.Spec.Template.Spec
 	return placement{
 		nodeName: spec.NodeName, affinity: nodeaffinity.NewRequiredNodeAffinity(spec.NodeSelector, spec.Affinity),
@@ -167,8 +167,8 @@ func newPlacement(set *appsv1.DaemonSet) placement {
 	}
 }
 
-// on says whether a pod should be started on the node, and whether one that is there may stay.
-func (p placement) on(node *corev1.Node) (run, stay bool) {
+// shouldRun reports whether a pod should be started on the node, and whether one that is there may stay.
+func (p placement) shouldRun(node *corev1.Node) (run, keep bool) {
 	if p.nodeName != "" && p.nodeName != node.Name {
 		return false, false
 	}
@@ -176,12 +176,12 @@ func (p placement) on(node *corev1.Node) (run, stay bool) {
 		return false, false
 	}
 	tolerates := func(effects ...corev1.TaintEffect) bool {
-		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.tolerations,
+		_, untolerated := schedulinghelpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, p.tolerations,
 			func(t *corev1.Taint) bool { return slices.Contains(effects, t.Effect) }, false)
-		return !refused
+		return !untolerated
 	}
-	stay = tolerates(corev1.TaintEffectNoExecute)
-	return stay && tolerates(corev1.TaintEffectNoSchedule), stay
+	keep = tolerates(corev1.TaintEffectNoExecute)
+	return keep && tolerates(corev1.TaintEffectNoSchedule), keep
 }
 
 // daemonTolerations are the template's tolerations and those every daemon has: a node in trouble needs its daemons most.
@@ -190,25 +190,25 @@ func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
 		key    string
 		effect corev1.TaintEffect
 	}
-	always := []taint{
+	builtIn := []taint{
 		{corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute}, {corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute},
 		{corev1.TaintNodeDiskPressure, corev1.TaintEffectNoSchedule}, {corev1.TaintNodeMemoryPressure, corev1.TaintEffectNoSchedule},
 		{corev1.TaintNodePIDPressure, corev1.TaintEffectNoSchedule}, {corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule},
 	}
 	if spec.HostNetwork {
-		always = append(always, taint{corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule})
+		builtIn = append(builtIn, taint{corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule})
 	}
 	tolerations := slices.Clone(spec.Tolerations)
-	for _, t := range always {
+	for _, t := range builtIn {
 		toleration := corev1.Toleration{Key: t.key, Operator: corev1.TolerationOpExists, Effect: t.effect}
-		known := false
+		exists := false
 		for i := range tolerations {
 			if toleration.MatchToleration(&tolerations[i]) {
 				tolerations[i] = toleration // one that only holds for a while gives way
-				known = true
+				exists = true
 			}
 		}
-		if !known {
+		if !exists {
 			tolerations = append(tolerations, toleration)
 		}
 	}
@@ -234,8 +234,8 @@ func targetNode(pod *corev1.Pod) string {
 	return ""
 }
 
-// pinned returns the affinity with the required node replaced by the one named.
-func pinned(affinity *corev1.Affinity, node string) *corev1.Affinity {
+// withRequiredNode returns the affinity with the required node replaced by the one named.
+func withRequiredNode(affinity *corev1.Affinity, node string) *corev1.Affinity {
 	a := affinity.DeepCopy()
 	if a == nil {
 		a = &corev1.Affinity{}
@@ -248,7 +248,7 @@ func pinned(affinity *corev1.Affinity, node string) *corev1.Affinity {
 	return a
 }
 
-// templateGeneration is how often the template changed, as older clients count it; false if nobody does.
+// templateGeneration is how often the template changed, as older clients count it; false if nothing does.
 func templateGeneration(set *appsv1.DaemonSet) (string, bool) {
 	generation, err := strconv.ParseInt(set.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
 	return strconv.FormatInt(generation, 10), err == nil
@@ -256,13 +256,13 @@ func templateGeneration(set *appsv1.DaemonSet) (string, bool) {
 
 // daemonPod is the pod of a set for a node.
 func daemonPod(set *appsv1.DaemonSet, node, hash string) *corev1.Pod {
-	pod := podFrom(&set.Spec.Template, set, daemonSetKind)
+	pod := newPodFromTemplate(&set.Spec.Template, set, daemonSetKind)
 	pod.Labels = maps.Clone(pod.Labels)
 	if generation, ok := templateGeneration(set); ok {
 		metav1.SetMetaDataLabel(&pod.ObjectMeta, "pod-template-generation", generation)
 	}
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, hash)
 	pod.Spec.Tolerations = daemonTolerations(&set.Spec.Template.Spec)
-	pod.Spec.Affinity = pinned(set.Spec.Template.Spec.Affinity, node)
+	pod.Spec.Affinity = withRequiredNode(set.Spec.Template.Spec.Affinity, node)
 	return pod
 }

@@ -20,9 +20,9 @@ import (
 	"skiff/internal/podstate"
 )
 
-// daemonLook is a set while one look at it is decided.
-type daemonLook struct {
-	daemonView
+// daemonSetSync is a set during one sync.
+type daemonSetSync struct {
+	daemonSetView
 	plan      *controller.Plan
 	placement placement
 	pods      []*corev1.Pod            // all that are the set's
@@ -34,18 +34,18 @@ type daemonLook struct {
 	deletes []*corev1.Pod
 }
 
-func (v daemonView) reconcile() controller.Plan {
+func (v daemonSetView) reconcile() controller.Plan {
 	var plan controller.Plan
 	selector, err := metav1.LabelSelectorAsSelector(v.set.Spec.Selector)
 	if err != nil {
-		return plan // validation keeps such selectors out
+		return plan // rejected by validation
 	}
 	if selector.Empty() {
 		plan.Events = []controller.Event{{Object: v.set, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
 			Message: "This daemon set is selecting all pods. A non-empty selector is required."}}
 		return plan
 	}
-	l := &daemonLook{daemonView: v, plan: &plan, placement: newPlacement(v.set), onNode: map[string][]*corev1.Pod{}}
+	l := &daemonSetSync{daemonSetView: v, plan: &plan, placement: placementOf(v.set), onNode: map[string][]*corev1.Pod{}}
 	history := controller.Claim(&plan, v.set, daemonSetKind, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
 	l.pods = controller.Claim(&plan, v.set, daemonSetKind, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
 	for _, pod := range l.pods {
@@ -54,21 +54,21 @@ func (v daemonView) reconcile() controller.Plan {
 		}
 	}
 	slices.SortFunc(l.nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
-	if !l.revise(history) {
+	if !l.ensureRevision(history) {
 		return plan
 	}
 	l.manage()
 	if len(l.creates)+len(l.deletes) == 0 && v.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
-		l.roll()
+		l.rollingUpdate()
 	}
-	l.write()
-	l.truncate()
-	l.report()
+	l.addWrites()
+	l.truncateHistory()
+	l.planStatus()
 	return plan
 }
 
-// revise finds or makes the revision of the set's template. It says whether there is one to go on with.
-func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
+// ensureRevision finds or makes the revision of the set's template. It reports whether there is one to go on with.
+func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) bool {
 	patch, err := templatePatch(&l.set.Spec.Template)
 	if err != nil {
 		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "FailedRevision", Message: err.Error()})
@@ -85,35 +85,35 @@ func (l *daemonLook) revise(history []*appsv1.ControllerRevision) bool {
 		}
 	}
 	l.plan.AddStep(writes...)
-	slices.SortStableFunc(history, byRevision)
-	same := equalTo(history, patch)
+	slices.SortStableFunc(history, compareRevisions)
+	equal := revisionsWithData(history, patch)
 	l.old = filter(history, func(r *appsv1.ControllerRevision) bool { return !bytes.Equal(r.Data.Raw, patch) })
-	if len(same) == 0 {
+	if len(equal) == 0 {
 		return l.newRevision(patch)
 	}
-	current := last(same)
+	current := last(equal)
 	l.hash = current.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
-	if doubles := same[:len(same)-1]; len(doubles) > 0 {
-		l.merge(doubles)
+	if duplicates := equal[:len(equal)-1]; len(duplicates) > 0 {
+		l.mergeRevisions(duplicates)
 		return false // the pods in view still have the labels of before
 	}
 	if next := nextRevision(l.old); current.Revision < next {
-		l.plan.AddStep(controller.Updating(renumbered(current, next)))
+		l.plan.AddStep(controller.Updating(withRevisionNumber(current, next)))
 	}
 	return true
 }
 
 // newRevision plans the revision of a template that has none.
-func (l *daemonLook) newRevision(patch []byte) bool {
+func (l *daemonSetSync) newRevision(patch []byte) bool {
 	l.hash = templateHash(&l.set.Spec.Template, l.set.Status.CollisionCount)
-	if l.namesake != nil {
-		if bytes.Equal(l.namesake.Data.Raw, patch) {
+	if l.revisionOfSameName != nil {
+		if bytes.Equal(l.revisionOfSameName.Data.Raw, patch) {
 			return true // the same template: a set of this name that was here before has left it, or its labels were changed
 		}
 		// The name is another template's: with the count in the hash the next one is another.
 		l.plan.Status = func(controller.ApplyResult) kind.Object {
 			changed := *l.set
-			changed.Status.CollisionCount = new(orZero(l.set.Status.CollisionCount) + 1)
+			changed.Status.CollisionCount = new(valueOrZero(l.set.Status.CollisionCount) + 1)
 			return &changed
 		}
 		return false
@@ -131,8 +131,8 @@ func (l *daemonLook) newRevision(patch []byte) bool {
 	return true
 }
 
-// merge removes doubles of the current revision; pods made from one are counted as made from the other.
-func (l *daemonLook) merge(doubles []*appsv1.ControllerRevision) {
+// mergeRevisions removes doubles of the current revision; pods made from one are counted as made from the other.
+func (l *daemonSetSync) mergeRevisions(duplicates []*appsv1.ControllerRevision) {
 	var relabel, remove []controller.Write
 	for _, pod := range l.pods {
 		if pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] != l.hash {
@@ -140,39 +140,39 @@ func (l *daemonLook) merge(doubles []*appsv1.ControllerRevision) {
 			relabel = append(relabel, controller.Patching(pod, client.MergePatch, patch))
 		}
 	}
-	for _, r := range doubles {
+	for _, r := range duplicates {
 		remove = append(remove, controller.Deleting(r))
 	}
 	l.plan.AddStep(relabel...)
 	l.plan.AddStep(remove...)
 }
 
-func (l *daemonLook) isUpdated(pod *corev1.Pod) bool {
+func (l *daemonSetSync) isUpdated(pod *corev1.Pod) bool {
 	generation, counted := templateGeneration(l.set)
 	return pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == l.hash || counted && pod.Labels["pod-template-generation"] == generation
 }
 
-func (l *daemonLook) available(pod *corev1.Pod) bool {
+func (l *daemonSetSync) available(pod *corev1.Pod) bool {
 	return available(pod, l.set.Spec.MinReadySeconds, l.now)
 }
 
-// surges says whether a new pod may run beside the old one.
-func (l *daemonLook) surges() bool {
+// allowsSurge reports whether a new pod may run beside the old one.
+func (l *daemonSetSync) allowsSurge() bool {
 	rolling := l.set.Spec.UpdateStrategy.RollingUpdate
 	return l.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType && rolling != nil && scaledValue(rolling.MaxSurge, 1, true) > 0
 }
 
 // manage sees that every node that should has one pod, and no other node any.
-func (l *daemonLook) manage() {
+func (l *daemonSetSync) manage() {
 	known := map[string]bool{}
 	for _, node := range l.nodes {
 		known[node.Name] = true
-		run, stay := l.placement.on(node)
+		run, keep := l.placement.shouldRun(node)
 		pods := l.onNode[node.Name]
 		switch {
 		case run && len(pods) == 0:
 			l.creates = append(l.creates, node.Name)
-		case stay:
+		case keep:
 			l.manageNode(node.Name, run, pods)
 		default:
 			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil })...)
@@ -187,9 +187,9 @@ func (l *daemonLook) manage() {
 }
 
 // manageNode keeps the right pod on a node that may have one.
-func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
+func (l *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
 	var running []*corev1.Pod
-	tell := func(eventType, reason, text string, pod *corev1.Pod) {
+	deleteWithEvent := func(eventType, reason, text string, pod *corev1.Pod) {
 		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.set, Type: eventType, Reason: reason,
 			Message: fmt.Sprintf(text, pod.Namespace+"/"+pod.Name, node)})
 		l.deletes = append(l.deletes, pod)
@@ -198,21 +198,21 @@ func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
 		switch {
 		case pod.DeletionTimestamp != nil:
 		case pod.Status.Phase == corev1.PodFailed:
-			if l.pause != nil {
-				if wait := l.pause(node); wait > 0 {
-					l.plan.Requeue(wait)
+			if l.backoff != nil {
+				if delay := l.backoff(node); delay > 0 {
+					l.plan.Requeue(delay)
 					continue
 				}
 			}
-			tell(corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s on node %s, will try to kill it", pod)
+			deleteWithEvent(corev1.EventTypeWarning, "FailedDaemonPod", "Found failed daemon pod %s on node %s, will try to kill it", pod)
 		case pod.Status.Phase == corev1.PodSucceeded:
-			tell(corev1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s on node %s, will try to delete it", pod)
+			deleteWithEvent(corev1.EventTypeNormal, "SucceededDaemonPod", "Found succeeded daemon pod %s on node %s, will try to delete it", pod)
 		default:
 			running = append(running, pod)
 		}
 	}
 	slices.SortFunc(running, scheduledThenOlder)
-	if !l.surges() {
+	if !l.allowsSurge() {
 		if len(running) > 1 {
 			l.deletes = append(l.deletes, running[1:]...)
 		}
@@ -226,7 +226,7 @@ func (l *daemonLook) manageNode(node string, run bool, pods []*corev1.Pod) {
 }
 
 // manageSurge leaves at most one old and one new pod on a node; the old one goes when the new one is available, or is of no use itself.
-func (l *daemonLook) manageSurge(running []*corev1.Pod) {
+func (l *daemonSetSync) manageSurge(running []*corev1.Pod) {
 	if len(running) <= 1 {
 		return
 	}
@@ -250,14 +250,14 @@ func scheduledThenOlder(a, b *corev1.Pod) int {
 	return cmp.Or(falseFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// roll replaces pods of old templates, within what may be unavailable or doubled.
-func (l *daemonLook) roll() {
+// rollingUpdate replaces pods of old templates, within what may be unavailable or doubled.
+func (l *daemonSetSync) rollingUpdate() {
 	desired := int32(0)
-	wanted := map[string]bool{}
+	shouldRun := map[string]bool{}
 	for _, node := range l.nodes {
-		if run, _ := l.placement.on(node); run {
+		if run, _ := l.placement.shouldRun(node); run {
 			desired++
-			wanted[node.Name] = true
+			shouldRun[node.Name] = true
 		}
 	}
 	var surge, unavailable int32
@@ -268,41 +268,41 @@ func (l *daemonLook) roll() {
 		unavailable = 1
 	}
 	nodes := slices.Sorted(maps.Keys(l.onNode))
-	for node := range wanted {
+	for node := range shouldRun {
 		if l.onNode[node] == nil {
 			nodes = append(nodes, node)
 		}
 	}
 	if surge == 0 {
-		l.rollInPlace(nodes, unavailable)
+		l.rollWithoutSurge(nodes, unavailable)
 	} else {
-		l.rollBeside(nodes, wanted, desired, surge)
+		l.rollWithSurge(nodes, shouldRun, desired, surge)
 	}
 }
 
-// pair returns the updated and the outdated pod of a node; false if there are several of a kind.
-func (l *daemonLook) pair(node string) (current, old *corev1.Pod, ok bool) {
+// podsByRevision returns the updated and the outdated pod of a node; false if there are several of a kind.
+func (l *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, ok bool) {
 	for _, pod := range l.onNode[node] {
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
-		place := &old
+		slot := &old
 		if l.isUpdated(pod) {
-			place = &current
+			slot = &current
 		}
-		if *place != nil {
+		if *slot != nil {
 			return nil, nil, false
 		}
-		*place = pod
+		*slot = pod
 	}
 	return current, old, true
 }
 
-// rollInPlace deletes old pods: those that are unavailable anyway, and as many more as may be.
-func (l *daemonLook) rollInPlace(nodes []string, budget int32) {
+// rollWithoutSurge deletes old pods: those that are unavailable anyway, and as many more as may be.
+func (l *daemonSetSync) rollWithoutSurge(nodes []string, budget int32) {
 	var candidates []*corev1.Pod
 	for _, node := range nodes {
-		current, old, ok := l.pair(node)
+		current, old, ok := l.podsByRevision(node)
 		switch {
 		case !ok, current == nil && old == nil, current != nil && old != nil:
 			budget--
@@ -320,18 +320,18 @@ func (l *daemonLook) rollInPlace(nodes []string, budget int32) {
 	l.deletes = append(l.deletes, candidates[:max(0, min(int(budget), len(candidates)))]...)
 }
 
-// rollBeside starts new pods beside old ones, as many as surge allows, and deletes the old ones when the new are available.
-func (l *daemonLook) rollBeside(nodes []string, wanted map[string]bool, desired, surge int32) {
+// rollWithSurge starts new pods beside old ones, as many as surge allows, and deletes the old ones when the new are available.
+func (l *daemonSetSync) rollWithSurge(nodes []string, shouldRun map[string]bool, desired, surge int32) {
 	var candidates []string
 	var unwanted []*corev1.Pod
 	availableNodes := int32(0)
 	for _, node := range nodes {
-		current, old, ok := l.pair(node)
+		current, old, ok := l.podsByRevision(node)
 		if !ok {
 			surge--
 			continue
 		}
-		if shown := cmp.Or(old, current); shown != nil && l.available(shown) {
+		if pod := cmp.Or(old, current); pod != nil && l.available(pod) {
 			availableNodes++
 		}
 		switch {
@@ -340,9 +340,9 @@ func (l *daemonLook) rollBeside(nodes []string, wanted map[string]bool, desired,
 			l.deletes = append(l.deletes, old)
 		case current != nil:
 			surge--
-		case !wanted[node] && !l.available(old):
+		case !shouldRun[node] && !l.available(old):
 			l.deletes = append(l.deletes, old)
-		case !wanted[node]:
+		case !shouldRun[node]:
 			unwanted = append(unwanted, old)
 		case !l.available(old):
 			l.creates = append(l.creates, node)
@@ -354,12 +354,12 @@ func (l *daemonLook) rollBeside(nodes []string, wanted map[string]bool, desired,
 	l.creates = append(l.creates, candidates[:max(0, min(int(surge), len(candidates)))]...)
 }
 
-func (l *daemonLook) write() {
+func (l *daemonSetSync) addWrites() {
 	var creates, deletes []controller.Write
-	for _, node := range l.creates[:min(len(l.creates), burst)] {
+	for _, node := range l.creates[:min(len(l.creates), burstReplicas)] {
 		creates = append(creates, creatingPod(daemonPod(l.set, node, l.hash), l.set))
 	}
-	for _, pod := range l.deletes[:min(len(l.deletes), burst)] {
+	for _, pod := range l.deletes[:min(len(l.deletes), burstReplicas)] {
 		deletes = append(deletes, deletingPod(pod, l.set))
 	}
 	// Deletions first: where creations are refused, what is too much must still go.
@@ -367,8 +367,8 @@ func (l *daemonLook) write() {
 	l.plan.AddStep(creates...)
 }
 
-// truncate deletes the oldest revisions no pod is made from, beyond the history limit.
-func (l *daemonLook) truncate() {
+// truncateHistory deletes the oldest revisions no pod is made from, beyond the history limit.
+func (l *daemonSetSync) truncateHistory() {
 	limit := 10
 	if l.set.Spec.RevisionHistoryLimit != nil {
 		limit = int(*l.set.Spec.RevisionHistoryLimit)
@@ -387,14 +387,14 @@ func (l *daemonLook) truncate() {
 	l.plan.AddStep(deletes...)
 }
 
-// report counts nodes, not pods.
-func (l *daemonLook) report() {
+// planStatus counts nodes, not pods.
+func (l *daemonSetSync) planStatus() {
 	status := l.set.Status
 	status.ObservedGeneration = l.set.Generation
 	status.DesiredNumberScheduled, status.CurrentNumberScheduled, status.NumberMisscheduled = 0, 0, 0
 	status.NumberReady, status.NumberAvailable, status.UpdatedNumberScheduled = 0, 0, 0
 	for _, node := range l.nodes {
-		run, _ := l.placement.on(node)
+		run, _ := l.placement.shouldRun(node)
 		pods := l.onNode[node.Name]
 		switch {
 		case !run && len(pods) > 0:
@@ -418,8 +418,8 @@ func (l *daemonLook) report() {
 		}
 	}
 	status.NumberUnavailable = status.DesiredNumberScheduled - status.NumberAvailable
-	l.plan.Status = func(outcome controller.ApplyResult) kind.Object {
-		if isUnsettled(outcome) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
+	l.plan.Status = func(result controller.ApplyResult) kind.Object {
+		if isInconclusive(result) || apiequality.Semantic.DeepEqual(status, l.set.Status) {
 			return nil
 		}
 		changed := *l.set

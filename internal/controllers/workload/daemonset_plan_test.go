@@ -89,7 +89,7 @@ func daemonsWait(seconds int32) change[*appsv1.DaemonSet] {
 func daemons(t *testing.T, set *appsv1.DaemonSet, text string) controller.Plan {
 	t.Helper()
 	nodes, pods := fleet(t, text)
-	return daemonView{set: set, nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
+	return daemonSetView{set: set, nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
 }
 
 func TestDaemonStep(t *testing.T) {
@@ -194,7 +194,7 @@ func TestDaemonGenerations(t *testing.T) {
 		if test.label != "" {
 			pod.Labels["pod-template-generation"] = test.label
 		}
-		plan := daemonView{set: set, nodes: []*corev1.Node{aNode("n1")}, pods: []*corev1.Pod{pod}, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
+		plan := daemonSetView{set: set, nodes: []*corev1.Node{aNode("n1")}, pods: []*corev1.Pod{pod}, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
 		expect(t, fmt.Sprintf("set %q, pod %q", test.generation, test.label), daemonOrders(plan), test.want)
 		made := daemonPod(set, "n1", "h")
 		want := map[string]string{"3": "3", "03": "3"}[test.generation]
@@ -279,7 +279,7 @@ func TestDaemonRevisions(t *testing.T) {
 		{"the name is taken by the same template of a set before", nil, foreign, "", 0, 0},
 		{"the name is taken by the same template of nobody", nil, edited(2, func(r *appsv1.ControllerRevision) { orphaned(r); r.Labels = nil }), "", 0, 0},
 	} {
-		plan := daemonView{set: aDaemonSet(daemonImage(2)), revisions: test.history, namesake: test.namesake, now: now}.reconcile()
+		plan := daemonSetView{set: aDaemonSet(daemonImage(2)), revisions: test.history, revisionOfSameName: test.namesake, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 		number := int64(0)
 		for _, w := range writesOf(plan) {
@@ -292,19 +292,19 @@ func TestDaemonRevisions(t *testing.T) {
 		}
 		var collisions int32
 		if changed := plan.Status(controller.ApplyResult{}); changed != nil {
-			collisions = orZero(changed.(*appsv1.DaemonSet).Status.CollisionCount)
+			collisions = valueOrZero(changed.(*appsv1.DaemonSet).Status.CollisionCount)
 		}
 		if collisions != test.collisions {
 			t.Errorf("%s: %d collisions", test.what, collisions)
 		}
 	}
 	counted := aDaemonSet(daemonImage(2), func(s *appsv1.DaemonSet) { s.Status.CollisionCount = new(int32(4)) })
-	plan := daemonView{set: counted, namesake: one, now: now}.reconcile()
+	plan := daemonSetView{set: counted, revisionOfSameName: one, now: now}.reconcile()
 	if got := *plan.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status.CollisionCount; got != 5 || *counted.Status.CollisionCount != 4 {
 		t.Errorf("%d collisions", got)
 	}
 	set := aDaemonSet(daemonImage(2), func(s *appsv1.DaemonSet) { s.Annotations = map[string]string{"a": "1"} })
-	made := daemonView{set: set, now: now}.reconcile().Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
+	made := daemonSetView{set: set, now: now}.reconcile().Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
 	tmpl := template("image:2")
 	patch, err := templatePatch(&tmpl)
 	if err != nil {
@@ -340,7 +340,7 @@ func TestDaemonHistoryLimit(t *testing.T) {
 		}
 		nodes, pods := fleet(t, test.pods)
 		var deleted []string
-		for _, w := range writesOf(daemonView{set: set, nodes: nodes, pods: pods, revisions: backwards(history), now: now}.reconcile()) {
+		for _, w := range writesOf(daemonSetView{set: set, nodes: nodes, pods: pods, revisions: backwards(history), now: now}.reconcile()) {
 			if n := number[w.Object.GetName()]; w.Verb == controller.Delete && n != "" {
 				deleted = append(deleted, n)
 			}
@@ -366,7 +366,7 @@ func TestDoubledRevisions(t *testing.T) {
 		{"three", []*appsv1.ControllerRevision{double("x", 1), double("y", 2), double("z", 3)}, "patch Pod a + patch Pod b + patch Pod c, delete ControllerRevision log-x + delete ControllerRevision log-y"},
 	} {
 		pods := []*corev1.Pod{daemon("a", "n1", 1), daemon("b", "n2", 1, labelled(appsv1.DefaultDaemonSetUniqueLabelKey, "x")), daemon("c", "n3", 1, labelled(appsv1.DefaultDaemonSetUniqueLabelKey, "y"))}
-		plan := daemonView{set: aDaemonSet(daemonImage(2)), pods: pods, revisions: test.revisions, now: now}.reconcile()
+		plan := daemonSetView{set: aDaemonSet(daemonImage(2)), pods: pods, revisions: test.revisions, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 		if plan.Status != nil {
 			t.Errorf("%s: a status is reported of pods whose labels are about to change", test.what)
@@ -396,7 +396,7 @@ func TestDaemonEvents(t *testing.T) {
 func TestDaemonBackoff(t *testing.T) {
 	pause := map[string]time.Duration{"n1": 3 * time.Second, "n2": 9 * time.Second, "n3": 0}
 	nodes, pods := fleet(t, "n1=a:2x n2=b:2x n3=c:2x n4=d:2")
-	plan := daemonView{set: aDaemonSet(daemonImage(2)), nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 2)}, pause: func(node string) time.Duration { return pause[node] }, now: now}.reconcile()
+	plan := daemonSetView{set: aDaemonSet(daemonImage(2)), nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 2)}, backoff: func(node string) time.Duration { return pause[node] }, now: now}.reconcile()
 	expect(t, "plan", told(plan), "delete Pod c, again 3s")
 	if got := len(events(plan)); got != 2 {
 		t.Errorf("%d events", got)
@@ -436,7 +436,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 			if look > 200 {
 				t.Fatalf("seed %d: no end", seed)
 			}
-			plan := daemonView{set: set, nodes: slices.Clone(nodes), pods: slices.Clone(pods), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
+			plan := daemonSetView{set: set, nodes: slices.Clone(nodes), pods: slices.Clone(pods), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1), daemonRevision(t, 2)}, now: now}.reconcile()
 			busy := slices.ContainsFunc(pods, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil || !podstate.IsReady(p) })
 			if len(plan.Steps) == 0 && !busy {
 				break
@@ -469,7 +469,7 @@ func TestDaemonsAlwaysArrive(t *testing.T) {
 			}
 		}
 		for _, node := range nodes {
-			run, stay := newPlacement(set).on(node)
+			run, stay := placementOf(set).shouldRun(node)
 			var here []*corev1.Pod
 			for _, pod := range pods {
 				if pod.Spec.NodeName == node.Name {
@@ -537,7 +537,7 @@ func TestDaemonPlacement(t *testing.T) {
 		{"only asked not to", aDaemonSet(), aNode("n", tainted("k", prefer)), true, true},
 		{"refused for new and driven out", aDaemonSet(), aNode("n", tainted("k", noSchedule), tainted("l", noExecute)), false, false},
 	} {
-		if run, stay := newPlacement(test.set).on(test.node); run != test.run || stay != test.stay {
+		if run, stay := placementOf(test.set).shouldRun(test.node); run != test.run || stay != test.stay {
 			t.Errorf("%s: run %v, stay %v", test.what, run, stay)
 		}
 	}
@@ -607,7 +607,7 @@ func TestTargetNode(t *testing.T) {
 	kept := &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}, NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 3}},
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{field("metadata.name", "In", "old")}}}}
 	before := kept.DeepCopy()
-	after := pinned(kept, "new")
+	after := withRequiredNode(kept, "new")
 	if terms := after.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; len(terms) != 1 || terms[0].MatchFields[0].Values[0] != "new" || after.PodAntiAffinity == nil || after.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Weight != 3 {
 		t.Errorf("%+v", after)
 	}

@@ -58,7 +58,7 @@ func notReady(p *corev1.Pod) { p.Status.Conditions = nil }
 
 // waiting makes a pod that is pinned to a node but not there.
 func waiting(node string) change[*corev1.Pod] {
-	return func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Affinity = "", pinned(nil, node) }
+	return func(p *corev1.Pod) { p.Spec.NodeName, p.Spec.Affinity = "", withRequiredNode(nil, node) }
 }
 
 func TestPlacement(t *testing.T) {
@@ -86,7 +86,7 @@ func TestPlacement(t *testing.T) {
 		{"a node without network", aDaemonSet(), aNode("n", tainted(corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule)), false, true},
 		{"a node without network, for a pod of the host's", aDaemonSet(hostNetwork), aNode("n", tainted(corev1.TaintNodeNetworkUnavailable, corev1.TaintEffectNoSchedule)), true, true},
 	} {
-		if run, stay := newPlacement(test.set).on(test.node); run != test.run || stay != test.stay {
+		if run, stay := placementOf(test.set).shouldRun(test.node); run != test.run || stay != test.stay {
 			t.Errorf("%s: run %v, stay %v", test.what, run, stay)
 		}
 	}
@@ -139,17 +139,17 @@ func TestDaemonSetPlan(t *testing.T) {
 		{"a stranger is released", aDaemonSet(), nodes[:1], pods(daemon("a", "n1", 1, labelled("app", "db"))), "patch Pod a, create Pod log-"},
 		{"ready, but not for long", aDaemonSet(func(s *appsv1.DaemonSet) { s.Spec.MinReadySeconds = 30 }), nodes[:1], pods(daemon("a", "n1", 1, readyFor(10*time.Second))), "again 20s"},
 	} {
-		plan := daemonView{set: test.set, nodes: slices.Clone(test.nodes), pods: test.pods, revisions: []*appsv1.ControllerRevision{one}, now: now}.reconcile()
+		plan := daemonSetView{set: test.set, nodes: slices.Clone(test.nodes), pods: test.pods, revisions: []*appsv1.ControllerRevision{one}, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 	}
-	paused := daemonView{set: aDaemonSet(), nodes: nodes[:1], pods: pods(daemon("a", "n1", 1, inPhase(corev1.PodFailed))), revisions: []*appsv1.ControllerRevision{one},
-		pause: func(string) time.Duration { return 4 * time.Second }, now: now}.reconcile()
+	paused := daemonSetView{set: aDaemonSet(), nodes: nodes[:1], pods: pods(daemon("a", "n1", 1, inPhase(corev1.PodFailed))), revisions: []*appsv1.ControllerRevision{one},
+		backoff: func(string) time.Duration { return 4 * time.Second }, now: now}.reconcile()
 	expect(t, "a pod that fails again and again", told(paused), "again 4s")
-	told := daemonView{set: aDaemonSet(), nodes: nodes[:1], pods: pods(daemon("a", "n1", 1, inPhase(corev1.PodFailed))), revisions: []*appsv1.ControllerRevision{one}, now: now}.reconcile()
+	told := daemonSetView{set: aDaemonSet(), nodes: nodes[:1], pods: pods(daemon("a", "n1", 1, inPhase(corev1.PodFailed))), revisions: []*appsv1.ControllerRevision{one}, now: now}.reconcile()
 	if got := events(told); !slices.Equal(got, []string{"SuccessfulDelete: Deleted pod: a", "FailedDaemonPod: Found failed daemon pod default/a on node n1, will try to kill it"}) {
 		t.Errorf("events %q", got)
 	}
-	everything := daemonView{set: aDaemonSet(func(s *appsv1.DaemonSet) { s.Spec.Selector = &metav1.LabelSelector{} }), nodes: nodes, now: now}.reconcile()
+	everything := daemonSetView{set: aDaemonSet(func(s *appsv1.DaemonSet) { s.Spec.Selector = &metav1.LabelSelector{} }), nodes: nodes, now: now}.reconcile()
 	if len(everything.Steps) != 0 || everything.Events[0].Reason != "SelectingAll" {
 		t.Errorf("%+v", everything)
 	}
@@ -177,7 +177,7 @@ func TestDaemonPod(t *testing.T) {
 
 func TestDaemonHistory(t *testing.T) {
 	look := func(set *appsv1.DaemonSet, namesake *appsv1.ControllerRevision, pods []*corev1.Pod, revisions ...*appsv1.ControllerRevision) controller.Plan {
-		return daemonView{set: set, pods: pods, revisions: revisions, namesake: namesake, now: now}.reconcile()
+		return daemonSetView{set: set, pods: pods, revisions: revisions, revisionOfSameName: namesake, now: now}.reconcile()
 	}
 	one, two := daemonRevision(t, 1), daemonRevision(t, 2)
 	made := look(aDaemonSet(daemonImage(3)), nil, nil, one, two).Steps[0].Writes[0].Object.(*appsv1.ControllerRevision)
@@ -212,7 +212,7 @@ func TestDaemonStatus(t *testing.T) {
 	nodes := []*corev1.Node{aNode("n1"), aNode("n2"), aNode("n3"), aNode("n4", tainted("k", corev1.TaintEffectNoSchedule))}
 	pods := []*corev1.Pod{daemon("a", "n1", 1), daemon("b", "n2", 2, notReady), daemon("d", "n4", 1)}
 	set := aDaemonSet(func(s *appsv1.DaemonSet) { s.Generation = 7 })
-	plan := daemonView{set: set, nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1)}, now: now}.reconcile()
+	plan := daemonSetView{set: set, nodes: nodes, pods: pods, revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1)}, now: now}.reconcile()
 	want := appsv1.DaemonSetStatus{DesiredNumberScheduled: 3, CurrentNumberScheduled: 2, NumberMisscheduled: 1, NumberReady: 1, NumberAvailable: 1, NumberUnavailable: 2, UpdatedNumberScheduled: 1, ObservedGeneration: 7}
 	if got := plan.Status(controller.ApplyResult{}).(*appsv1.DaemonSet).Status; got.String() != want.String() {
 		t.Errorf("%+v", got)

@@ -86,7 +86,7 @@ func TestDaemonSetsReachAFixedPoint(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			run, stay := newPlacement(set).on(node)
+			run, stay := placementOf(set).shouldRun(node)
 			pod := placed[node.Name]
 			if run {
 				want++

@@ -55,7 +55,7 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 		return nil, err
 	}
 	// When the last pod of a set goes, a deployment that recreates may go on.
-	gone := func(pod *corev1.Pod) {
+	enqueueRecreate := func(pod *corev1.Pod) {
 		ref := metav1.GetControllerOfNoCopy(pod)
 		if ref == nil || ref.Kind != replicaSetKind.Kind {
 			return
@@ -72,23 +72,23 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 			s.Enqueue(controller.KeyOf(d))
 		}
 	}
-	ended := func(old, pod *corev1.Pod) {
+	onPodUpdate := func(old, pod *corev1.Pod) {
 		if podstate.IsTerminal(pod) && !podstate.IsTerminal(old) {
-			gone(pod)
+			enqueueRecreate(pod)
 		}
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(nil, ended, gone); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(nil, onPodUpdate, enqueueRecreate); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
 	return controller.NewSyncer(s, c), nil
 }
 
-// deploymentView is what decides about one deployment.
+// deploymentView is the observed state of one deployment.
 type deploymentView struct {
 	deployment *appsv1.Deployment
-	sets       []*appsv1.ReplicaSet // its own and the orphans of its namespace
-	// namesake has the name the next set will be given, whoever it belongs to.
-	namesake *appsv1.ReplicaSet
+	sets       []*appsv1.ReplicaSet // those it controls and the orphans of its namespace
+	// setOfSameName has the name the next set will be given, whatever its owner.
+	setOfSameName *appsv1.ReplicaSet
 	// pods of the sets, for deployments that recreate.
 	pods map[types.UID][]*corev1.Pod
 	now  time.Time
@@ -101,7 +101,7 @@ func (c *deployments) Observe(key controller.Key) (deploymentView, bool) {
 		return deploymentView{}, false
 	}
 	v := deploymentView{deployment: d, sets: c.sets.Claimable(d), now: time.Now()}
-	v.namesake, _ = c.sets.Get(d.Namespace, setName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount)))
+	v.setOfSameName, _ = c.sets.Get(d.Namespace, replicaSetName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount)))
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		v.pods = map[types.UID][]*corev1.Pod{}
 		for _, set := range v.sets {
@@ -119,7 +119,7 @@ func (v deploymentView) reconcile() controller.Plan {
 	d := v.deployment
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		return plan // validation keeps such selectors out
+		return plan // rejected by validation
 	}
 	if selector.Empty() {
 		plan.Events = []controller.Event{{Object: d, Type: corev1.EventTypeWarning, Reason: "SelectingAll",
@@ -138,30 +138,30 @@ func (v deploymentView) reconcile() controller.Plan {
 	r := newRollout(v, &plan, controller.Claim(&plan, d, deploymentKind, matches, v.sets))
 	switch to, wanted := rollbackTo(d); {
 	case d.DeletionTimestamp != nil:
-		r.noteRevision()
-		r.report(false)
+		r.updateRevision()
+		r.planStatus(false)
 	case d.Spec.Paused:
-		r.notePause()
-		r.noteRevision()
+		r.updatePausedCondition()
+		r.updateRevision()
 		r.scale()
 		if !wanted {
-			r.cleanUp()
+			r.cleanUpHistory()
 		}
-		r.report(false)
+		r.planStatus(false)
 	case wanted:
-		r.notePause()
+		r.updatePausedCondition()
 		r.rollback(to)
-	case r.isScaled() && r.canScale():
-		r.notePause()
-		r.noteRevision()
+	case r.isScalingEvent() && r.canScale():
+		r.updatePausedCondition()
+		r.updateRevision()
 		r.scale()
-		r.report(false)
+		r.planStatus(false)
 	default:
-		r.notePause()
+		r.updatePausedCondition()
 		if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 			r.recreate()
 		} else {
-			r.roll()
+			r.rollingUpdate()
 		}
 	}
 	plan.AddStep(r.updates()...)
@@ -194,7 +194,7 @@ func newRollout(v deploymentView, plan *controller.Plan, sets []*appsv1.ReplicaS
 			r.old = append(r.old, set)
 		}
 	}
-	if n := v.namesake; r.current == nil && n != nil && metav1.IsControlledBy(n, v.deployment) && sameTemplate(&n.Spec.Template, &v.deployment.Spec.Template) {
+	if n := v.setOfSameName; r.current == nil && n != nil && metav1.IsControlledBy(n, v.deployment) && sameTemplate(&n.Spec.Template, &v.deployment.Spec.Template) {
 		r.current = n
 	}
 	return r
@@ -212,33 +212,35 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 	return append(slices.Clone(r.old), r.current)
 }
 
-func (r *rollout) want() int32 { return orOne(r.deployment.Spec.Replicas) }
+func (r *rollout) desiredReplicas() int32 { return valueOrOne(r.deployment.Spec.Replicas) }
 
-// decided is a set with what this step has decided.
-func (r *rollout) decided(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
+// effective is a set with what this step has decided.
+func (r *rollout) effective(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	if c := r.changed[set.UID]; c != nil {
 		return c
 	}
 	return set
 }
 
-// size is what a set is scaled to, with what this step has decided.
-func (r *rollout) size(set *appsv1.ReplicaSet) int32 { return orOne(r.decided(set).Spec.Replicas) }
+// replicasOf is what a set is scaled to, with what this step has decided.
+func (r *rollout) replicasOf(set *appsv1.ReplicaSet) int32 {
+	return valueOrOne(r.effective(set).Spec.Replicas)
+}
 
-func (r *rollout) total(sets []*appsv1.ReplicaSet) (n int32) {
+func (r *rollout) totalReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, set := range sets {
-		n += r.size(set)
+		n += r.replicasOf(set)
 	}
 	return n
 }
 
-// active are the sets that have, or ought to have, pods.
-func (r *rollout) active(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
-	return filter(sets, func(set *appsv1.ReplicaSet) bool { return r.size(set) > 0 })
+// activeSets are the sets that have, or ought to have, pods.
+func (r *rollout) activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+	return filter(sets, func(set *appsv1.ReplicaSet) bool { return r.replicasOf(set) > 0 })
 }
 
-// edit returns the copy of a set that is going to be written.
-func (r *rollout) edit(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
+// mutableCopy returns the copy of a set that is going to be written.
+func (r *rollout) mutableCopy(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	c := r.changed[set.UID]
 	if c == nil {
 		c = set.DeepCopy()
@@ -250,21 +252,21 @@ func (r *rollout) edit(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return c
 }
 
-// resize scales a set. It says whether that changes its size.
-func (r *rollout) resize(set *appsv1.ReplicaSet, size int32) bool {
-	if r.size(set) == size {
+// scaleSet scales a set. It reports whether that changes its size.
+func (r *rollout) scaleSet(set *appsv1.ReplicaSet, size int32) bool {
+	if r.replicasOf(set) == size {
 		return false
 	}
-	c := r.edit(set)
+	c := r.mutableCopy(set)
 	c.Spec.Replicas = &size
-	r.noteReplicas(c)
+	r.annotateReplicas(c)
 	return true
 }
 
-// noteReplicas writes into a set for which size of deployment it was scaled.
-func (r *rollout) noteReplicas(set *appsv1.ReplicaSet) {
-	set.Annotations[desiredReplicasAnnotation] = strconv.Itoa(int(r.want()))
-	set.Annotations[maxReplicasAnnotation] = strconv.Itoa(int(r.want() + r.surge()))
+// annotateReplicas writes into a set for which size of deployment it was scaled.
+func (r *rollout) annotateReplicas(set *appsv1.ReplicaSet) {
+	set.Annotations[desiredReplicasAnnotation] = strconv.Itoa(int(r.desiredReplicas()))
+	set.Annotations[maxReplicasAnnotation] = strconv.Itoa(int(r.desiredReplicas() + r.maxSurge()))
 }
 
 // updates turns the changed sets into writes, the oldest set first.
@@ -275,15 +277,15 @@ func (r *rollout) updates() (writes []controller.Write) {
 			continue
 		}
 		write := controller.Updating(c)
-		if from, to := orOne(set.Spec.Replicas), orOne(c.Spec.Replicas); from != to {
-			write = write.OnSuccess(r.scaled(set.Name, from, to))
+		if from, to := valueOrOne(set.Spec.Replicas), valueOrOne(c.Spec.Replicas); from != to {
+			write = write.OnSuccess(r.scalingEvent(set.Name, from, to))
 		}
 		writes = append(writes, write)
 	}
 	return writes
 }
 
-func (r *rollout) scaled(name string, from, to int32) controller.Event {
+func (r *rollout) scalingEvent(name string, from, to int32) controller.Event {
 	direction := "up"
 	if to < from {
 		direction = "down"
@@ -292,26 +294,26 @@ func (r *rollout) scaled(name string, from, to int32) controller.Event {
 		Message: fmt.Sprintf("Scaled %s replica set %s from %d to %d", direction, name, from, to)}
 }
 
-// surge is how many pods there may be beyond the wanted ones.
-func (r *rollout) surge() int32 { surge, _ := fences(r.deployment); return surge }
+// maxSurge is how many pods there may be beyond the wanted ones.
+func (r *rollout) maxSurge() int32 { surge, _ := resolveFenceposts(r.deployment); return surge }
 
-// leeway is how many of the wanted pods may be unavailable.
-func (r *rollout) leeway() int32 {
-	if r.want() == 0 {
+// maxUnavailable is how many of the wanted pods may be unavailable.
+func (r *rollout) maxUnavailable() int32 {
+	if r.desiredReplicas() == 0 {
 		return 0
 	}
-	_, unavailable := fences(r.deployment)
-	return min(unavailable, r.want())
+	_, unavailable := resolveFenceposts(r.deployment)
+	return min(unavailable, r.desiredReplicas())
 }
 
-// fences resolves surge and unavailability. Both zero would never move; then one pod may be missing.
-func fences(d *appsv1.Deployment) (surge, unavailable int32) {
+// resolveFenceposts resolves surge and unavailability. Both zero would never move; then one pod may be missing.
+func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return 0, 0
 	}
 	if rolling := d.Spec.Strategy.RollingUpdate; rolling != nil {
-		surge = scaledValue(rolling.MaxSurge, orOne(d.Spec.Replicas), true)
-		unavailable = scaledValue(rolling.MaxUnavailable, orOne(d.Spec.Replicas), false)
+		surge = scaledValue(rolling.MaxSurge, valueOrOne(d.Spec.Replicas), true)
+		unavailable = scaledValue(rolling.MaxUnavailable, valueOrOne(d.Spec.Replicas), false)
 	}
 	if surge == 0 && unavailable == 0 {
 		unavailable = 1
@@ -319,103 +321,103 @@ func fences(d *appsv1.Deployment) (surge, unavailable int32) {
 	return surge, unavailable
 }
 
-// roll is one step of a rolling update: the new set grows as far as surge allows, else the old ones shrink as far as availability does.
-func (r *rollout) roll() {
-	if !r.ensureCurrent() {
+// rollingUpdate is one step of a rolling update: the new set grows as far as surge allows, else the old ones shrink as far as availability does.
+func (r *rollout) rollingUpdate() {
+	if !r.ensureCurrentSet() {
 		return
 	}
-	defer r.report(true)
-	if r.growCurrent() || r.shrinkOld() {
+	defer r.planStatus(true)
+	if r.scaleUpCurrent() || r.scaleDownOld() {
 		return
 	}
 	if complete(r.deployment, &r.deployment.Status) {
-		r.cleanUp()
+		r.cleanUpHistory()
 	}
 }
 
-func (r *rollout) growCurrent() bool {
-	if r.size(r.current) >= r.want() {
-		return r.resize(r.current, r.want())
+func (r *rollout) scaleUpCurrent() bool {
+	if r.replicasOf(r.current) >= r.desiredReplicas() {
+		return r.scaleSet(r.current, r.desiredReplicas())
 	}
-	return r.resize(r.current, r.roomFor(r.size(r.current), r.total(r.all())))
+	return r.scaleSet(r.current, r.newSetReplicas(r.replicasOf(r.current), r.totalReplicas(r.all())))
 }
 
-// roomFor is the size the current set may have, when it has one and there are total pods.
-func (r *rollout) roomFor(size, total int32) int32 {
+// newSetReplicas is the size the current set may have, when it has one and there are total pods.
+func (r *rollout) newSetReplicas(size, total int32) int32 {
 	if r.deployment.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-		return r.want()
+		return r.desiredReplicas()
 	}
 	surge := int32(0)
 	if rolling := r.deployment.Spec.Strategy.RollingUpdate; rolling != nil {
-		surge = scaledValue(rolling.MaxSurge, r.want(), true)
+		surge = scaledValue(rolling.MaxSurge, r.desiredReplicas(), true)
 	}
-	if total >= r.want()+surge {
+	if total >= r.desiredReplicas()+surge {
 		return size
 	}
-	return size + min(r.want()+surge-total, r.want()-size)
+	return size + min(r.desiredReplicas()+surge-total, r.desiredReplicas()-size)
 }
 
-// shrinkOld scales down old sets: first what is not available anyway, then as much as may be missing.
-func (r *rollout) shrinkOld() bool {
-	old := r.active(r.old)
+// scaleDownOld scales down old sets: first what is not available anyway, then as much as may be missing.
+func (r *rollout) scaleDownOld() bool {
+	old := r.activeSets(r.old)
 	if len(old) == 0 {
 		return false
 	}
-	least := r.want() - r.leeway()
-	unavailable := r.size(r.current) - r.current.Status.AvailableReplicas
-	budget := r.total(r.all()) - least - unavailable
+	minAvailable := r.desiredReplicas() - r.maxUnavailable()
+	unavailable := r.replicasOf(r.current) - r.current.Status.AvailableReplicas
+	budget := r.totalReplicas(r.all()) - minAvailable - unavailable
 	if budget <= 0 {
 		return false
 	}
-	shrunk := int32(0)
+	scaledDown := int32(0)
 	for _, set := range old {
-		if shrunk == budget {
+		if scaledDown == budget {
 			break
 		}
-		sick := r.size(set) - set.Status.AvailableReplicas
-		if sick < 0 {
+		unhealthy := r.replicasOf(set) - set.Status.AvailableReplicas
+		if unhealthy < 0 {
 			return false // what it says of itself is older than its size: counting on its pods could take too many
 		}
-		by := min(budget-shrunk, sick)
-		r.resize(set, r.size(set)-by)
-		shrunk += by
+		by := min(budget-scaledDown, unhealthy)
+		r.scaleSet(set, r.replicasOf(set)-by)
+		scaledDown += by
 	}
-	spare := -least + r.current.Status.AvailableReplicas
+	excess := -minAvailable + r.current.Status.AvailableReplicas
 	for _, set := range old {
-		spare += set.Status.AvailableReplicas
+		excess += set.Status.AvailableReplicas
 	}
 	for _, set := range old {
-		if by := min(r.size(set), spare); by > 0 {
-			r.resize(set, r.size(set)-by)
-			spare -= by
-			shrunk += by
+		if by := min(r.replicasOf(set), excess); by > 0 {
+			r.scaleSet(set, r.replicasOf(set)-by)
+			excess -= by
+			scaledDown += by
 		}
 	}
-	return shrunk > 0
+	return scaledDown > 0
 }
 
 // recreate is one step of a rollout that lets all old pods end before the first new one starts.
 func (r *rollout) recreate() {
-	shrunk := false
-	for _, set := range r.active(r.old) {
-		shrunk = r.resize(set, 0) || shrunk
+	scaledDown := false
+	for _, set := range r.activeSets(r.old) {
+		scaledDown = r.scaleSet(set, 0) || scaledDown
 	}
-	if shrunk || r.oldPodsRun() {
-		r.noteRevision()
-		r.report(true)
+	if scaledDown || r.oldPodsRunning() {
+		r.updateRevision()
+		r.planStatus(true)
 		return
 	}
-	if !r.ensureCurrent() {
+	if !r.ensureCurrentSet() {
 		return
 	}
-	r.resize(r.current, r.want())
+	r.scaleSet(r.current, r.desiredReplicas())
 	if complete(r.deployment, &r.deployment.Status) {
-		r.cleanUp()
+		r.cleanUpHistory()
 	}
-	r.report(true)
+	r.planStatus(true)
 }
 
-func (r *rollout) oldPodsRun() bool {
+func (r *rollout) oldPodsRunning() bool {
 	if slices.ContainsFunc(r.old, func(set *appsv1.ReplicaSet) bool { return set.Status.Replicas > 0 }) {
 		return true
 	}
@@ -426,15 +428,15 @@ func all[T any](elements []T, is func(T) bool) bool {
 	return !slices.ContainsFunc(elements, func(element T) bool { return !is(element) })
 }
 
-// isScaled says that the user changed the number of replicas since the sets were last scaled.
-func (r *rollout) isScaled() bool {
-	return slices.ContainsFunc(r.active(r.all()), func(set *appsv1.ReplicaSet) bool {
+// isScalingEvent reports whether the user changed the number of replicas since the sets were last scaled.
+func (r *rollout) isScalingEvent() bool {
+	return slices.ContainsFunc(r.activeSets(r.all()), func(set *appsv1.ReplicaSet) bool {
 		desired, ok := annotatedReplicas(set, desiredReplicasAnnotation)
-		return ok && desired != r.want()
+		return ok && desired != r.desiredReplicas()
 	})
 }
 
-// canScale says whether scale knows what to do. With several sets of a deployment that recreates, changed in the middle of a rollout, only
+// canScale reports whether scale knows what to do. With several sets of a deployment that recreates, changed in the middle of a rollout, only
 // the rollout itself leads on.
 func (r *rollout) canScale() bool {
 	return r.deployment.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType || r.activeOrLatest() != nil || r.isSaturated()
@@ -443,12 +445,12 @@ func (r *rollout) canScale() bool {
 // scale brings the sets to a new number of replicas without moving the rollout: each set gets its share.
 func (r *rollout) scale() {
 	if only := r.activeOrLatest(); only != nil {
-		r.resize(only, r.want())
+		r.scaleSet(only, r.desiredReplicas())
 		return
 	}
 	if r.isSaturated() {
-		for _, set := range r.active(r.old) {
-			r.resize(set, 0)
+		for _, set := range r.activeSets(r.old) {
+			r.scaleSet(set, 0)
 		}
 		return
 	}
@@ -459,7 +461,7 @@ func (r *rollout) scale() {
 
 // activeOrLatest is the one set that has pods; if none has, the current set or the youngest; nil if several have.
 func (r *rollout) activeOrLatest() *appsv1.ReplicaSet {
-	switch active := r.active(r.all()); {
+	switch active := r.activeSets(r.all()); {
 	case len(active) == 1:
 		return active[0]
 	case len(active) > 1:
@@ -472,58 +474,58 @@ func (r *rollout) activeOrLatest() *appsv1.ReplicaSet {
 	return nil
 }
 
-// isSaturated says that the current set alone has all the pods the deployment wants, available.
+// isSaturated reports whether the current set alone has all the pods the deployment wants, available.
 func (r *rollout) isSaturated() bool {
 	if r.current == nil {
 		return false
 	}
 	desired, ok := annotatedReplicas(r.current, desiredReplicasAnnotation)
-	return ok && desired == r.want() && r.size(r.current) == r.want() && r.current.Status.AvailableReplicas == r.want()
+	return ok && desired == r.desiredReplicas() && r.replicasOf(r.current) == r.desiredReplicas() && r.current.Status.AvailableReplicas == r.desiredReplicas()
 }
 
 func (r *rollout) scaleProportionally() {
-	sets := r.active(r.all())
+	sets := r.activeSets(r.all())
 	allowed := int32(0)
-	if r.want() > 0 {
-		allowed = r.want() + r.surge()
+	if r.desiredReplicas() > 0 {
+		allowed = r.desiredReplicas() + r.maxSurge()
 	}
-	change := allowed - r.total(sets)
+	change := allowed - r.totalReplicas(sets)
 	// Larger sets first; among equals, grow the younger and shrink the older.
 	slices.SortFunc(sets, func(a, b *appsv1.ReplicaSet) int {
 		age := olderSetFirst(a, b)
 		if change > 0 {
 			age = -age
 		}
-		return cmp.Or(cmp.Compare(r.size(b), r.size(a)), age)
+		return cmp.Or(cmp.Compare(r.replicasOf(b), r.replicasOf(a)), age)
 	})
 	sizes, changed := make([]int32, len(sets)), int32(0)
 	for i, set := range sets {
-		sizes[i] = r.size(set)
+		sizes[i] = r.replicasOf(set)
 		if change != changed {
-			share := r.share(set)
+			delta := r.proportion(set)
 			if change > 0 {
-				share = min(share, change-changed)
+				delta = min(delta, change-changed)
 			} else {
-				share = max(share, change-changed)
+				delta = max(delta, change-changed)
 			}
-			sizes[i] += share
-			changed += share
+			sizes[i] += delta
+			changed += delta
 		}
 	}
 	if len(sets) > 0 && change != 0 {
 		sizes[0] = max(0, sizes[0]+change-changed) // what rounding left over goes to the largest
 	}
 	for i, set := range sets {
-		if !r.resize(set, sizes[i]) {
-			r.noteReplicas(r.edit(set))
+		if !r.scaleSet(set, sizes[i]) {
+			r.annotateReplicas(r.mutableCopy(set))
 		}
 	}
 }
 
-// share is by how much a set grows, to keep its part of all pods.
-func (r *rollout) share(set *appsv1.ReplicaSet) int32 {
-	if r.want() == 0 {
-		return -r.size(set)
+// proportion is by how much a set grows, to keep its part of all pods.
+func (r *rollout) proportion(set *appsv1.ReplicaSet) int32 {
+	if r.desiredReplicas() == 0 {
+		return -r.replicasOf(set)
 	}
 	before, ok := annotatedReplicas(set, maxReplicasAnnotation)
 	if !ok || before == 0 {
@@ -531,12 +533,12 @@ func (r *rollout) share(set *appsv1.ReplicaSet) int32 {
 			return 0
 		}
 	}
-	part := float64(r.size(set)) * float64(r.want()+r.surge()) / float64(before)
-	return int32(math.Round(part)) - r.size(set)
+	scaled := float64(r.replicasOf(set)) * float64(r.desiredReplicas()+r.maxSurge()) / float64(before)
+	return int32(math.Round(scaled)) - r.replicasOf(set)
 }
 
-// cleanUp deletes the oldest sets beyond the history limit, if nothing is left of them.
-func (r *rollout) cleanUp() {
+// cleanUpHistory deletes the oldest sets beyond the history limit, if nothing is left of them.
+func (r *rollout) cleanUpHistory() {
 	limit := r.deployment.Spec.RevisionHistoryLimit
 	if limit == nil || *limit == math.MaxInt32 {
 		return
@@ -552,7 +554,7 @@ func (r *rollout) cleanUp() {
 	})
 	var deletes []controller.Write
 	for i := range len(alive) - int(*limit) {
-		if set := alive[i]; set.Status.Replicas == 0 && orOne(set.Spec.Replicas) == 0 && set.Generation <= set.Status.ObservedGeneration {
+		if set := alive[i]; set.Status.Replicas == 0 && valueOrOne(set.Spec.Replicas) == 0 && set.Generation <= set.Status.ObservedGeneration {
 			deletes = append(deletes, controller.Deleting(set))
 		}
 	}
@@ -567,21 +569,21 @@ func rollbackTo(d *appsv1.Deployment) (revision int64, wanted bool) {
 
 // rollback gives the deployment the template of an older revision.
 func (r *rollout) rollback(revision int64) {
-	if !r.ensureCurrent() {
+	if !r.ensureCurrentSet() {
 		return
 	}
 	d := r.deployment.DeepCopy()
 	delete(d.Annotations, appsv1.DeprecatedRollbackTo)
-	tell := func(eventType, reason, message string) {
+	updateWithEvent := func(eventType, reason, message string) {
 		r.plan.AddStep(controller.Updating(d).OnSuccess(controller.Event{Object: r.deployment, Type: eventType, Reason: reason, Message: message}))
 	}
 	sets := r.all()
 	for i, set := range sets {
-		sets[i] = r.decided(set) // the current set may have become the newest revision in this very step
+		sets[i] = r.effective(set) // the current set may have become the newest revision in this very step
 	}
 	if revision == 0 {
-		if revision = lastRevision(sets); revision == 0 {
-			tell(corev1.EventTypeWarning, "DeploymentRollbackRevisionNotFound", "Unable to find last revision.")
+		if revision = previousRevision(sets); revision == 0 {
+			updateWithEvent(corev1.EventTypeWarning, "DeploymentRollbackRevisionNotFound", "Unable to find last revision.")
 			return
 		}
 	}
@@ -590,20 +592,20 @@ func (r *rollout) rollback(revision int64) {
 			continue
 		}
 		if sameTemplate(&d.Spec.Template, &set.Spec.Template) {
-			tell(corev1.EventTypeWarning, "DeploymentRollbackTemplateUnchanged",
+			updateWithEvent(corev1.EventTypeWarning, "DeploymentRollbackTemplateUnchanged",
 				fmt.Sprintf("The rollback revision contains the same template as current deployment %q", d.Name))
 			return
 		}
 		d.Spec.Template = *set.Spec.Template.DeepCopy()
 		delete(d.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
-		maps.DeleteFunc(d.Annotations, func(key, _ string) bool { return !isOurs(key) })
+		maps.DeleteFunc(d.Annotations, func(key, _ string) bool { return !isControllerAnnotation(key) })
 		for key, value := range set.Annotations {
-			if !isOurs(key) {
+			if !isControllerAnnotation(key) {
 				metav1.SetMetaDataAnnotation(&d.ObjectMeta, key, value)
 			}
 		}
-		tell(corev1.EventTypeNormal, "DeploymentRollback", fmt.Sprintf("Rolled back deployment %q to revision %d", d.Name, revision))
+		updateWithEvent(corev1.EventTypeNormal, "DeploymentRollback", fmt.Sprintf("Rolled back deployment %q to revision %d", d.Name, revision))
 		return
 	}
-	tell(corev1.EventTypeWarning, "DeploymentRollbackRevisionNotFound", "Unable to find the revision to rollback to.")
+	updateWithEvent(corev1.EventTypeWarning, "DeploymentRollbackRevisionNotFound", "Unable to find the revision to rollback to.")
 }

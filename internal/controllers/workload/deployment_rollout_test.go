@@ -37,7 +37,7 @@ func bounds(surge, unavailable string) change[*appsv1.Deployment] {
 func setsOf(d *appsv1.Deployment, text string) (sets []*appsv1.ReplicaSet) {
 	for word := range strings.FieldsSeq(text) {
 		var revision, size, available int
-		desired := int(orOne(d.Spec.Replicas))
+		desired := int(valueOrOne(d.Spec.Replicas))
 		word, noted, isNoted := strings.Cut(word, "@")
 		if isNoted {
 			desired, _ = strconv.Atoi(noted)
@@ -45,7 +45,7 @@ func setsOf(d *appsv1.Deployment, text string) (sets []*appsv1.ReplicaSet) {
 		if _, err := fmt.Sscanf(word, "%d:%d/%d", &revision, &size, &available); err != nil {
 			panic(word + ": " + err.Error())
 		}
-		surge, _ := fences(with(d.DeepCopy(), func(d *appsv1.Deployment) { d.Spec.Replicas = new(int32(desired)) }))
+		surge, _ := resolveFenceposts(with(d.DeepCopy(), func(d *appsv1.Deployment) { d.Spec.Replicas = new(int32(desired)) }))
 		sets = append(sets, setOf(d, revision, int32(size), int32(available), noted2(desired, desired+int(surge))))
 	}
 	return sets
@@ -64,7 +64,7 @@ func sizes(sets []*appsv1.ReplicaSet, plan controller.Plan) string {
 	for _, set := range sets {
 		name := strings.TrimPrefix(set.Name, "web-")
 		order = append(order, name)
-		size[name] = fmt.Sprint(orOne(set.Spec.Replicas))
+		size[name] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
 	}
 	for _, w := range writesOf(plan) {
 		set, ok := w.Object.(*appsv1.ReplicaSet)
@@ -73,11 +73,11 @@ func sizes(sets []*appsv1.ReplicaSet, plan controller.Plan) string {
 		case !ok:
 		case w.Verb == controller.Create:
 			order = append(order, "new")
-			size["new"] = fmt.Sprint(orOne(set.Spec.Replicas))
+			size["new"] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
 		case w.Verb == controller.Delete:
 			size[name] = "gone"
 		case w.Verb == controller.Update:
-			size[name] = fmt.Sprint(orOne(set.Spec.Replicas))
+			size[name] = fmt.Sprint(valueOrOne(set.Spec.Replicas))
 		}
 	}
 	var words []string
@@ -107,19 +107,19 @@ func TestFences(t *testing.T) {
 	} {
 		d := aDeployment(test.replicas, bounds(test.surge, test.unavailable))
 		r := &rollout{deploymentView: deploymentView{deployment: d}}
-		if r.surge() != test.more || r.leeway() != test.less {
-			t.Errorf("%d pods, surge %q, unavailable %q: %d more and %d less, want %d and %d", test.replicas, test.surge, test.unavailable, r.surge(), r.leeway(), test.more, test.less)
+		if r.maxSurge() != test.more || r.maxUnavailable() != test.less {
+			t.Errorf("%d pods, surge %q, unavailable %q: %d more and %d less, want %d and %d", test.replicas, test.surge, test.unavailable, r.maxSurge(), r.maxUnavailable(), test.more, test.less)
 		}
 	}
-	if more, less := fences(aDeployment(10, recreating)); more != 0 || less != 0 {
+	if more, less := resolveFenceposts(aDeployment(10, recreating)); more != 0 || less != 0 {
 		t.Errorf("recreating: %d more, %d less", more, less)
 	}
-	if more, less := fences(aDeployment(10, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil })); more != 0 || less != 1 {
+	if more, less := resolveFenceposts(aDeployment(10, func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate = nil })); more != 0 || less != 1 {
 		t.Errorf("no bounds: %d more, %d less", more, less)
 	}
 }
 
-// TestRollingStep: each row is one look at a deployment in the middle of an update from older revisions to revision 2.
+// TestRollingStep: each row is one sync at a deployment in the middle of an update from older revisions to revision 2.
 func TestRollingStep(t *testing.T) {
 	for _, test := range []struct {
 		what               string
@@ -236,14 +236,14 @@ func TestRollingModel(t *testing.T) {
 		available := random.IntN(size + 1)
 		words = append(words, fmt.Sprintf("2:%d/%d", size, available))
 		sets := setsOf(d, strings.Join(words, " "))
-		old, current := rollingModel(want, r.surge(), r.leeway(), oldSize, oldAvailable, int32(size), int32(available))
+		old, current := rollingModel(want, r.maxSurge(), r.maxUnavailable(), oldSize, oldAvailable, int32(size), int32(available))
 		var expected []string
 		for i, n := range old {
 			expected = append(expected, fmt.Sprintf("%d:%d", i-1, n))
 		}
 		expected = append(expected, fmt.Sprintf("2:%d", current))
 		if got, want := sizes(sets, look(d, sets...)), strings.Join(expected, " "); got != want {
-			t.Fatalf("seed %d: %d pods, %d more, %d less, sets %v\n got %s\nwant %s", seed, *d.Spec.Replicas, r.surge(), r.leeway(), words, got, want)
+			t.Fatalf("seed %d: %d pods, %d more, %d less, sets %v\n got %s\nwant %s", seed, *d.Spec.Replicas, r.maxSurge(), r.maxUnavailable(), words, got, want)
 		}
 	}
 }
@@ -257,7 +257,7 @@ func TestRolloutKeepsItsPromise(t *testing.T) {
 		d := aDeployment(want, bounds(fmt.Sprint(random.IntN(4)), fmt.Sprint(random.IntN(4))))
 		d.Spec.Template = template("image:1")
 		r := &rollout{deploymentView: deploymentView{deployment: d}}
-		surge, leeway := r.surge(), r.leeway()
+		surge, leeway := r.maxSurge(), r.maxUnavailable()
 		var sets []*appsv1.ReplicaSet
 		born := 0
 		settled := func() bool {
@@ -324,7 +324,7 @@ func TestRolloutKeepsItsPromise(t *testing.T) {
 	}
 }
 
-// settledOnce says that the first set has come up, so that there is something to promise.
+// settledOnce reports whether the first set has come up, so that there is something to promise.
 func settledOnce(sets []*appsv1.ReplicaSet) bool { return len(sets) > 1 }
 
 // proportions is proportional scaling in upstream's words: every set gets its rounded share while there is something left to give or take, the largest the rest.
@@ -427,19 +427,19 @@ func TestProportionalScaling(t *testing.T) {
 		}
 		r := newRollout(deploymentView{deployment: d, now: now}, &controller.Plan{}, slices.Clone(sets))
 		r.scaleProportionally()
-		expected := proportions(*d.Spec.Replicas, r.surge(), d.Status.Replicas, sets)
+		expected := proportions(*d.Spec.Replicas, r.maxSurge(), d.Status.Replicas, sets)
 		for _, set := range sets {
-			if got := r.size(set); got != expected[set.Name] {
-				t.Fatalf("seed %d: to %d and %d more from %v: %s has %d, want %d", seed, *d.Spec.Replicas, r.surge(), words, set.Name, got, expected[set.Name])
+			if got := r.replicasOf(set); got != expected[set.Name] {
+				t.Fatalf("seed %d: to %d and %d more from %v: %s has %d, want %d", seed, *d.Spec.Replicas, r.maxSurge(), words, set.Name, got, expected[set.Name])
 			}
-			if note := r.decided(set).Annotations; *set.Spec.Replicas > 0 && (note[desiredReplicasAnnotation] != fmt.Sprint(*d.Spec.Replicas) || note[maxReplicasAnnotation] != fmt.Sprint(*d.Spec.Replicas+r.surge())) {
+			if note := r.effective(set).Annotations; *set.Spec.Replicas > 0 && (note[desiredReplicasAnnotation] != fmt.Sprint(*d.Spec.Replicas) || note[maxReplicasAnnotation] != fmt.Sprint(*d.Spec.Replicas+r.maxSurge())) {
 				t.Fatalf("seed %d: %s notes %v", seed, set.Name, note)
 			}
 		}
 	}
 }
 
-// TestScalingStep: a look at a deployment whose number of replicas was changed, or that is paused.
+// TestScalingStep: a sync at a deployment whose number of replicas was changed, or that is paused.
 func TestScalingStep(t *testing.T) {
 	for _, test := range []struct {
 		what       string
@@ -595,7 +595,7 @@ func TestRollbackChoice(t *testing.T) {
 		what, revision string
 		image          int
 		sets           string
-		rolled         string // the image afterwards and the revision that is told
+		rolled         string // the image afterwards and the revision that is reported
 		refused        string
 	}{
 		{"to the first of three", "1", 3, "1:0/0 2:0/0 3:1/1", "image:1 revision 1", ""},

@@ -32,11 +32,11 @@ const (
 	maxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
 )
 
-// historyLength bounds the list of revisions a set has had.
-const historyLength = 2000
+// maxRevisionHistoryChars bounds the list of revisions a set has had.
+const maxRevisionHistoryChars = 2000
 
-// isOurs says that an annotation belongs to the controller or to kubectl apply and is not handed from a deployment to its sets.
-func isOurs(key string) bool {
+// isControllerAnnotation reports whether an annotation belongs to the controller or to kubectl apply and is not handed from a deployment to its sets.
+func isControllerAnnotation(key string) bool {
 	switch key {
 	case corev1.LastAppliedConfigAnnotation, revisionAnnotation, revisionHistoryAnnotation,
 		desiredReplicasAnnotation, maxReplicasAnnotation, appsv1.DeprecatedRollbackTo:
@@ -58,10 +58,10 @@ func templateHash(template *corev1.PodTemplateSpec, collisions *int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
 }
 
-// setName is the name of a set, cut to fit.
-func setName(deployment, hash string) string {
-	longest := validation.DNS1123SubdomainMaxLength - 1 - len(hash)
-	return deployment[:min(len(deployment), longest)] + "-" + hash
+// replicaSetName is the name of a set, cut to fit.
+func replicaSetName(deployment, hash string) string {
+	maxLength := validation.DNS1123SubdomainMaxLength - 1 - len(hash)
+	return deployment[:min(len(deployment), maxLength)] + "-" + hash
 }
 
 // sameTemplate compares templates, the hash label apart.
@@ -73,10 +73,10 @@ func withoutHash(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 	if _, ok := template.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
 		return template
 	}
-	bare := *template
-	bare.Labels = maps.Clone(template.Labels)
-	delete(bare.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
-	return &bare
+	clone := *template
+	clone.Labels = maps.Clone(template.Labels)
+	delete(clone.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
+	return &clone
 }
 
 // revisionOf reads a set's revision; without the annotation it is zero, and false means it cannot be read.
@@ -98,8 +98,8 @@ func highestRevision(sets []*appsv1.ReplicaSet) (highest int64) {
 	return highest
 }
 
-// lastRevision is the one before the highest.
-func lastRevision(sets []*appsv1.ReplicaSet) (second int64) {
+// previousRevision is the one before the highest.
+func previousRevision(sets []*appsv1.ReplicaSet) (second int64) {
 	highest := int64(0)
 	for _, set := range sets {
 		switch revision, ok := revisionOf(set); {
@@ -118,7 +118,7 @@ func annotatedReplicas(set *appsv1.ReplicaSet, key string) (int32, bool) {
 	return int32(n), err == nil && n <= math.MaxInt32
 }
 
-// scaledValue resolves a number or percentage of total. nil is zero; validation keeps malformed ones out.
+// scaledValue resolves a number or percentage of total. nil is zero; malformed values are rejected by validation.
 func scaledValue(value *intstr.IntOrString, total int32, roundUp bool) int32 {
 	if value == nil {
 		return 0
@@ -127,8 +127,8 @@ func scaledValue(value *intstr.IntOrString, total int32, roundUp bool) int32 {
 	return int32(n)
 }
 
-// noteRevision makes the current set the newest revision and lets the deployment say so.
-func (r *rollout) noteRevision() {
+// updateRevision makes the current set the newest revision and lets the deployment say so.
+func (r *rollout) updateRevision() {
 	if r.current == nil {
 		return
 	}
@@ -138,7 +138,7 @@ func (r *rollout) noteRevision() {
 	}
 	if r.annotate(c) || c.Spec.MinReadySeconds != r.deployment.Spec.MinReadySeconds {
 		c.Spec.MinReadySeconds = r.deployment.Spec.MinReadySeconds
-		edited := r.edit(r.current)
+		edited := r.mutableCopy(r.current)
 		edited.Annotations, edited.Spec.MinReadySeconds = c.Annotations, c.Spec.MinReadySeconds
 	}
 	r.revision = c.Annotations[revisionAnnotation]
@@ -147,18 +147,18 @@ func (r *rollout) noteRevision() {
 	}
 }
 
-// annotate gives the current set the deployment's annotations and the next revision. It says whether anything changed.
+// annotate gives the current set the deployment's annotations and the next revision. It reports whether anything changed.
 func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	for key, value := range r.deployment.Annotations {
-		if was, ok := set.Annotations[key]; !isOurs(key) && (!ok || was != value) {
+		if previous, ok := set.Annotations[key]; !isControllerAnnotation(key) && (!ok || previous != value) {
 			set.Annotations[key] = value
 			changed = true
 		}
 	}
 	next := highestRevision(r.old) + 1
-	was, had := set.Annotations[revisionAnnotation]
+	previous, had := set.Annotations[revisionAnnotation]
 	revision, ok := revisionOf(set)
-	if !ok && was != "" {
+	if !ok && previous != "" {
 		return false // whoever wrote that keeps the set as it is
 	}
 	if revision >= next {
@@ -166,51 +166,51 @@ func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	}
 	set.Annotations[revisionAnnotation] = strconv.FormatInt(next, 10)
 	if had {
-		noteHistory(set, was)
+		appendRevisionHistory(set, previous)
 	}
 	return true
 }
 
-// noteHistory adds a revision the set has had before to its list, and drops the oldest if the list gets too long.
-func noteHistory(set *appsv1.ReplicaSet, revision string) {
+// appendRevisionHistory adds a revision the set has had before to its list, and drops the oldest if the list gets too long.
+func appendRevisionHistory(set *appsv1.ReplicaSet, revision string) {
 	history := strings.Split(set.Annotations[revisionHistoryAnnotation], ",")
 	if history[0] == "" {
 		set.Annotations[revisionHistoryAnnotation] = revision
 		return
 	}
 	history = append(history, revision)
-	for len(strings.Join(history, ",")) > historyLength && len(history) > 1 {
+	for len(strings.Join(history, ",")) > maxRevisionHistoryChars && len(history) > 1 {
 		history = history[1:]
 	}
 	set.Annotations[revisionHistoryAnnotation] = strings.Join(history, ",")
 }
 
-// ensureCurrent makes sure there is a set for the deployment's template. It says whether there is one already; if not, the plan
-// creates it and the next look goes on from there.
-func (r *rollout) ensureCurrent() bool {
+// ensureCurrentSet makes sure there is a set for the deployment's template. It reports whether there is one already; if not, the plan
+// creates it and the next sync goes on from there.
+func (r *rollout) ensureCurrentSet() bool {
 	if r.current != nil {
-		r.noteRevision()
+		r.updateRevision()
 		return true
 	}
-	if r.namesake != nil {
+	if r.setOfSameName != nil {
 		// The name is taken by another template: a hash collision. With the count in the hash the next name is another.
 		collisions := int32(1)
 		if r.collisions != nil {
 			collisions = *r.collisions + 1
 		}
 		r.collisions = &collisions
-		r.reportAsIs()
+		r.planUnchangedStatus()
 		return false
 	}
 	set := r.newSet()
 	failed := controller.Event{Object: r.deployment, Type: corev1.EventTypeWarning, Reason: "ReplicaSetCreateError",
 		Message: fmt.Sprintf("Failed to create new replica set %q: %%s", set.Name)}
 	write := controller.Creating(set).OnFailure(failed).WithoutEventOn(metav1.StatusReasonAlreadyExists)
-	if size := orOne(set.Spec.Replicas); size > 0 {
-		write = write.OnSuccess(r.scaled(set.Name, 0, size))
+	if size := valueOrOne(set.Spec.Replicas); size > 0 {
+		write = write.OnSuccess(r.scalingEvent(set.Name, 0, size))
 	}
 	r.plan.AddStep(write)
-	r.plan.Status = func(outcome controller.ApplyResult) kind.Object { return r.reportCreation(set, outcome) }
+	r.plan.Status = func(result controller.ApplyResult) kind.Object { return r.statusAfterCreate(set, result) }
 	return false
 }
 
@@ -228,32 +228,32 @@ func (r *rollout) newSet() *appsv1.ReplicaSet {
 		selector.MatchLabels = map[string]string{}
 	}
 	selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] = hash
-	size := r.roomFor(0, r.total(r.old))
+	size := r.newSetReplicas(0, r.totalReplicas(r.old))
 	set := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: setName(d.Name, hash), Namespace: d.Namespace, Labels: template.Labels, Annotations: map[string]string{},
+			Name: replicaSetName(d.Name, hash), Namespace: d.Namespace, Labels: template.Labels, Annotations: map[string]string{},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, deploymentKind)},
 		},
 		Spec: appsv1.ReplicaSetSpec{Replicas: &size, MinReadySeconds: d.Spec.MinReadySeconds, Selector: selector, Template: template},
 	}
 	r.annotate(set)
-	r.noteReplicas(set)
+	r.annotateReplicas(set)
 	return set
 }
 
-// reportCreation tells in the status that the set was created, or why not.
-func (r *rollout) reportCreation(set *appsv1.ReplicaSet, outcome controller.ApplyResult) kind.Object {
+// statusAfterCreate tells in the status that the set was created, or why not.
+func (r *rollout) statusAfterCreate(set *appsv1.ReplicaSet, result controller.ApplyResult) kind.Object {
 	switch {
-	case outcome.Err == nil && !slices.ContainsFunc(outcome.Written, func(obj kind.Object) bool { return obj.GetName() == set.Name }):
+	case result.Err == nil && !slices.ContainsFunc(result.Written, func(obj kind.Object) bool { return obj.GetName() == set.Name }):
 		return nil // the namespace is ending
-	case outcome.Err == nil:
+	case result.Err == nil:
 		r.revision = set.Annotations[revisionAnnotation]
 		if r.hasDeadline() {
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetCreated", fmt.Sprintf("Created new replica set %q", set.Name))
 		}
-	case outcome.FailedVerb() == controller.Create && !apierrors.IsAlreadyExists(outcome.Err) && r.hasDeadline():
+	case result.FailedVerb() == controller.Create && !apierrors.IsAlreadyExists(result.Err) && r.hasDeadline():
 		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse, "ReplicaSetCreateError",
-			fmt.Sprintf("Failed to create new replica set %q: %s", set.Name, outcome.ErrorMessage()))
+			fmt.Sprintf("Failed to create new replica set %q: %s", set.Name, result.ErrorMessage()))
 	default:
 		return nil
 	}

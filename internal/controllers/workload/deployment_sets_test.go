@@ -24,7 +24,7 @@ func TestSetName(t *testing.T) {
 		{long[:249], "abc", long[:249] + "-abc"}, {long[:248], "abc", long[:248] + "-abc"}, {long[:250], "abc", long[:249] + "-abc"}, {long, "abc", long[:249] + "-abc"},
 		{long, "6f5dbf7885", long[:242] + "-6f5dbf7885"},
 	} {
-		if got := setName(test.deployment, test.hash); got != test.want {
+		if got := replicaSetName(test.deployment, test.hash); got != test.want {
 			t.Errorf("%d characters and %q: %d characters, want %d", len(test.deployment), test.hash, len(got), len(test.want))
 		}
 	}
@@ -100,7 +100,7 @@ func TestRevisions(t *testing.T) {
 		if got := highestRevision(sets); got != test.highest {
 			t.Errorf("%q: highest %d, want %d", test.revisions, got, test.highest)
 		}
-		if got := lastRevision(sets); got != test.last {
+		if got := previousRevision(sets); got != test.last {
 			t.Errorf("%q: last %d, want %d", test.revisions, got, test.last)
 		}
 	}
@@ -127,7 +127,7 @@ func TestIsOurs(t *testing.T) {
 		"deployment.kubernetes.io/desired-replicas": true, "deployment.kubernetes.io/max-replicas": true, "deprecated.deployment.rollback.to": true,
 		"kubernetes.io/change-cause": false, "deployment.kubernetes.io/other": false, "kubectl.kubernetes.io/restartedAt": false, "": false,
 	} {
-		if isOurs(key) != want {
+		if isControllerAnnotation(key) != want {
 			t.Errorf("%q is ours: %v", key, !want)
 		}
 	}
@@ -192,9 +192,9 @@ func TestHistoryHasAnEnd(t *testing.T) {
 		{"several go for a long one", join(666, "12"), "1234567890", join(663, "12") + ",1234567890"},
 	} {
 		set := aSet(1, func(s *appsv1.ReplicaSet) { s.Annotations = map[string]string{revisionHistoryAnnotation: test.history} })
-		noteHistory(set, test.revision)
+		appendRevisionHistory(set, test.revision)
 		got := set.Annotations[revisionHistoryAnnotation]
-		if got != test.want || len(got) > historyLength {
+		if got != test.want || len(got) > maxRevisionHistoryChars {
 			t.Errorf("%s: %d characters, %.40s…", test.what, len(got), got)
 		}
 	}
@@ -243,7 +243,7 @@ func TestEnsureCurrent(t *testing.T) {
 			t.Errorf("%s: revision %q, want %q", test.what, revision, test.revision)
 		}
 	}
-	// What is told when a creation fails; a set that is there already is no news.
+	// What is reported when a creation fails; a set that is there already is no news.
 	write := look(aDeployment(2)).Steps[0].Writes[0]
 	if write.FailureEvent.Reason != "ReplicaSetCreateError" || write.FailureEvent.Type != corev1.EventTypeWarning || write.FailureEvent.Message != fmt.Sprintf("Failed to create new replica set %q: %%s", newName(aDeployment(2))) ||
 		len(write.NoEvent) != 1 || write.NoEvent[0] != metav1.StatusReasonAlreadyExists {
@@ -271,10 +271,10 @@ func TestCollisions(t *testing.T) {
 		{"a second time", aDeployment(1, counted(1)), setOf(aDeployment(1), 1, 1, 1, func(s *appsv1.ReplicaSet) { s.Labels = nil }), "", 2},
 		{"counted, but free now", aDeployment(1, counted(3)), nil, "create ReplicaSet " + newName(aDeployment(1, counted(3))) + " size 1", 3},
 	} {
-		plan := deploymentView{deployment: test.d, namesake: test.namesake, now: now}.reconcile()
+		plan := deploymentView{deployment: test.d, setOfSameName: test.namesake, now: now}.reconcile()
 		expect(t, test.what, told(withoutTimer(plan)), test.want)
-		outcome := controller.ApplyResult{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(test.d)}}}}
-		if got := plan.Status(outcome).(*appsv1.Deployment).Status.CollisionCount; got == nil || *got != test.count {
+		result := controller.ApplyResult{Written: []kindObject{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: newName(test.d)}}}}
+		if got := plan.Status(result).(*appsv1.Deployment).Status.CollisionCount; got == nil || *got != test.count {
 			t.Errorf("%s: %v collisions", test.what, got)
 		}
 	}
@@ -308,7 +308,7 @@ func TestNoteRevision(t *testing.T) {
 	} {
 		plan := controller.Plan{}
 		r := newRollout(deploymentView{deployment: test.d, now: now}, &plan, []*appsv1.ReplicaSet{setOf(test.d, 2, 1, 1, test.set)})
-		r.noteRevision()
+		r.updateRevision()
 		plan.AddStep(r.updates()...)
 		expect(t, test.what, told(plan), test.writes)
 		if r.revision != test.revision {

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// hasDeadline says whether the rollout is to be judged by its progress.
+// hasDeadline reports whether the rollout is to be judged by its progress.
 func (r *rollout) hasDeadline() bool {
 	deadline := r.deployment.Spec.ProgressDeadlineSeconds
 	return deadline != nil && *deadline != math.MaxInt32
@@ -38,12 +38,12 @@ func (r *rollout) setCondition(t appsv1.DeploymentConditionType, status corev1.C
 }
 
 func (r *rollout) putCondition(condition appsv1.DeploymentCondition) {
-	if was := r.condition(condition.Type); was != nil {
-		if was.Status == condition.Status && was.Reason == condition.Reason {
+	if previous := r.condition(condition.Type); previous != nil {
+		if previous.Status == condition.Status && previous.Reason == condition.Reason {
 			return
 		}
-		if was.Status == condition.Status {
-			condition.LastTransitionTime = was.LastTransitionTime
+		if previous.Status == condition.Status {
+			condition.LastTransitionTime = previous.LastTransitionTime
 		}
 	}
 	r.removeCondition(condition.Type)
@@ -54,52 +54,52 @@ func (r *rollout) removeCondition(t appsv1.DeploymentConditionType) {
 	r.conditions = filter(r.conditions, func(c appsv1.DeploymentCondition) bool { return c.Type != t })
 }
 
-// notePause says in the conditions that the rollout was paused or goes on. A rollout that goes on has its whole deadline again.
-func (r *rollout) notePause() {
+// updatePausedCondition says in the conditions that the rollout was paused or goes on. A rollout that goes on has its whole deadline again.
+func (r *rollout) updatePausedCondition() {
 	progressing := r.condition(appsv1.DeploymentProgressing)
 	if !r.hasDeadline() || progressing != nil && progressing.Reason == "ProgressDeadlineExceeded" {
 		return
 	}
-	noted := progressing != nil && progressing.Reason == "DeploymentPaused"
+	isPaused := progressing != nil && progressing.Reason == "DeploymentPaused"
 	switch {
-	case r.deployment.Spec.Paused && !noted:
+	case r.deployment.Spec.Paused && !isPaused:
 		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "DeploymentPaused", "Deployment is paused")
-	case !r.deployment.Spec.Paused && noted:
+	case !r.deployment.Spec.Paused && isPaused:
 		r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionUnknown, "DeploymentResumed", "Deployment is resumed")
 	}
 }
 
-// report decides the status from what the sets say of themselves. During a rollout it also judges progress.
-func (r *rollout) report(rolling bool) {
-	status := r.count()
+// planStatus decides the status from what the sets say of themselves. During a rollout it also judges progress.
+func (r *rollout) planStatus(rolling bool) {
+	status := r.calculateStatus()
 	if rolling {
-		r.judge(&status)
+		r.updateProgress(&status)
 	}
 	changed := r.changedDeployment(status)
-	r.plan.Status = func(outcome controller.ApplyResult) kind.Object {
-		if outcome.Err != nil {
+	r.plan.Status = func(result controller.ApplyResult) kind.Object {
+		if result.Err != nil {
 			return nil
 		}
 		return changed
 	}
 	if rolling {
-		r.lookAgain(&status)
+		r.requeueAtDeadline(&status)
 	}
 }
 
-// reportAsIs writes what changed besides the counts.
-func (r *rollout) reportAsIs() {
+// planUnchangedStatus writes what changed besides the counts.
+func (r *rollout) planUnchangedStatus() {
 	changed := r.changedDeployment(r.deployment.Status)
 	r.plan.Status = func(controller.ApplyResult) kind.Object { return changed }
 }
 
-// count fills the numbers of the status and the condition of availability, from the sets as they are before this step.
-func (r *rollout) count() appsv1.DeploymentStatus {
+// calculateStatus fills the numbers of the status and the condition of availability, from the sets as they are before this step.
+func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 	sets := r.all()
 	status := appsv1.DeploymentStatus{ObservedGeneration: r.deployment.Generation}
-	wanted, terminating, known := int32(0), int32(0), true
+	desired, terminating, allReported := int32(0), int32(0), true
 	for _, set := range sets {
-		wanted += orOne(set.Spec.Replicas)
+		desired += valueOrOne(set.Spec.Replicas)
 		status.Replicas += set.Status.Replicas
 		status.ReadyReplicas += set.Status.ReadyReplicas
 		status.AvailableReplicas += set.Status.AvailableReplicas
@@ -107,17 +107,17 @@ func (r *rollout) count() appsv1.DeploymentStatus {
 		case set.Status.TerminatingReplicas != nil:
 			terminating += *set.Status.TerminatingReplicas
 		case set.Status.ObservedGeneration != 0:
-			known = false // a set kept by a controller that does not count them
+			allReported = false // a set kept by a controller that does not count them
 		}
 	}
 	if r.current != nil {
 		status.UpdatedReplicas = r.current.Status.Replicas
 	}
-	status.UnavailableReplicas = max(0, wanted-status.AvailableReplicas)
-	if known {
+	status.UnavailableReplicas = max(0, desired-status.AvailableReplicas)
+	if allReported {
 		status.TerminatingReplicas = &terminating
 	}
-	if status.AvailableReplicas >= r.want()-r.leeway() {
+	if status.AvailableReplicas >= r.desiredReplicas()-r.maxUnavailable() {
 		r.setCondition(appsv1.DeploymentAvailable, corev1.ConditionTrue, "MinimumReplicasAvailable", "Deployment has minimum availability.")
 	} else {
 		r.setCondition(appsv1.DeploymentAvailable, corev1.ConditionFalse, "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
@@ -125,14 +125,14 @@ func (r *rollout) count() appsv1.DeploymentStatus {
 	return status
 }
 
-// complete says that all wanted pods are of the new template and available, and nothing else is left.
+// complete reports whether all wanted pods are of the new template and available, and nothing else is left.
 func complete(d *appsv1.Deployment, status *appsv1.DeploymentStatus) bool {
-	want := orOne(d.Spec.Replicas)
+	want := valueOrOne(d.Spec.Replicas)
 	return status.UpdatedReplicas == want && status.Replicas == want && status.AvailableReplicas == want && status.ObservedGeneration >= d.Generation
 }
 
-// judge sets the conditions of progress and of failing pods.
-func (r *rollout) judge(status *appsv1.DeploymentStatus) {
+// updateProgress sets the conditions of progress and of failing pods.
+func (r *rollout) updateProgress(status *appsv1.DeploymentStatus) {
 	if !r.hasDeadline() {
 		r.removeCondition(appsv1.DeploymentProgressing)
 	}
@@ -153,7 +153,7 @@ func (r *rollout) judge(status *appsv1.DeploymentStatus) {
 			}
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionTrue, "NewReplicaSetAvailable", subject+" has successfully progressed.")
 		case r.progressed(status):
-			r.noteProgress(progressing, subject+" is progressing.")
+			r.renewProgressing(progressing, subject+" is progressing.")
 		case r.timedOut():
 			r.setCondition(appsv1.DeploymentProgressing, corev1.ConditionFalse, "ProgressDeadlineExceeded", subject+" has timed out progressing.")
 		}
@@ -165,23 +165,23 @@ func (r *rollout) judge(status *appsv1.DeploymentStatus) {
 	}
 }
 
-// noteProgress renews the condition even if it said so before: the deadline runs from the last progress.
-func (r *rollout) noteProgress(was *appsv1.DeploymentCondition, message string) {
+// renewProgressing renews the condition even if it said so before: the deadline runs from the last progress.
+func (r *rollout) renewProgressing(previous *appsv1.DeploymentCondition, message string) {
 	condition := appsv1.DeploymentCondition{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionTrue, Reason: "ReplicaSetUpdated", Message: message,
 		LastUpdateTime: metav1.NewTime(r.now), LastTransitionTime: metav1.NewTime(r.now)}
-	if was != nil && was.Status == corev1.ConditionTrue {
-		condition.LastTransitionTime = was.LastTransitionTime
+	if previous != nil && previous.Status == corev1.ConditionTrue {
+		condition.LastTransitionTime = previous.LastTransitionTime
 	}
 	r.removeCondition(appsv1.DeploymentProgressing)
 	r.conditions = append(r.conditions, condition)
 }
 
-// progressed says that there are more new pods, fewer old ones, or more that are ready or available, than last reported.
+// progressed reports whether there are more new pods, fewer old ones, or more that are ready or available, than last reported.
 func (r *rollout) progressed(status *appsv1.DeploymentStatus) bool {
-	was := r.deployment.Status
-	return status.UpdatedReplicas > was.UpdatedReplicas ||
-		status.Replicas-status.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
-		status.ReadyReplicas > was.ReadyReplicas || status.AvailableReplicas > was.AvailableReplicas
+	previous := r.deployment.Status
+	return status.UpdatedReplicas > previous.UpdatedReplicas ||
+		status.Replicas-status.UpdatedReplicas < previous.Replicas-previous.UpdatedReplicas ||
+		status.ReadyReplicas > previous.ReadyReplicas || status.AvailableReplicas > previous.AvailableReplicas
 }
 
 func (r *rollout) timedOut() bool {
@@ -213,8 +213,8 @@ func (r *rollout) replicaFailure() *appsv1.DeploymentCondition {
 	return nil
 }
 
-// lookAgain asks for a look when the deadline of a rollout that has not ended passes.
-func (r *rollout) lookAgain(status *appsv1.DeploymentStatus) {
+// requeueAtDeadline requeues the key when the deadline of a rollout that has not ended passes.
+func (r *rollout) requeueAtDeadline(status *appsv1.DeploymentStatus) {
 	progressing := r.condition(appsv1.DeploymentProgressing)
 	if !r.hasDeadline() || progressing == nil || complete(r.deployment, status) || progressing.Reason == "ProgressDeadlineExceeded" {
 		return

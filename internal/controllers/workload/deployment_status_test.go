@@ -14,7 +14,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// said is what a deployment's status says after a look, condition by condition with its message.
+// said is what a deployment's status says after a sync, condition by condition with its message.
 func said(d *appsv1.Deployment, plan controller.Plan) (map[appsv1.DeploymentConditionType]appsv1.DeploymentCondition, appsv1.DeploymentStatus) {
 	status := d.Status
 	if plan.Status != nil {
@@ -46,7 +46,7 @@ func deadlineOf(seconds int32) change[*appsv1.Deployment] {
 	return func(d *appsv1.Deployment) { d.Spec.ProgressDeadlineSeconds = &seconds }
 }
 
-// TestProgressJudgement: what the condition says after a look, with its times, and when the next look is due.
+// TestProgressJudgement: what the condition says after a sync, with its times, and when the next sync is due.
 func TestProgressJudgement(t *testing.T) {
 	const hour = time.Hour
 	updated, complete, timedOut := `ReplicaSet "web-2" is progressing.`, `ReplicaSet "web-2" has successfully progressed.`, `ReplicaSet "web-2" has timed out progressing.`
@@ -174,7 +174,7 @@ func TestTerminatingReplicas(t *testing.T) {
 			}
 			sets = append(sets, set)
 		}
-		status := (&rollout{deploymentView: deploymentView{deployment: d, now: now}, old: sets}).count()
+		status := (&rollout{deploymentView: deploymentView{deployment: d, now: now}, old: sets}).calculateStatus()
 		got := int32(none)
 		if status.TerminatingReplicas != nil {
 			got = *status.TerminatingReplicas

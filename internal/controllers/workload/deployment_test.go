@@ -58,7 +58,7 @@ func progressing(reason string, age time.Duration) change[*appsv1.Deployment] {
 
 // setOf is a set of the deployment: revision n runs image:n, has size pods of which some are available.
 func setOf(d *appsv1.Deployment, revision int, size, available int32, changes ...change[*appsv1.ReplicaSet]) *appsv1.ReplicaSet {
-	desired := orOne(d.Spec.Replicas)
+	desired := valueOrOne(d.Spec.Replicas)
 	return with(&appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%d", revision), UID: types.UID(fmt.Sprint("set-", revision)),
 			Labels: map[string]string{"app": "web"}, CreationTimestamp: ago(time.Hour - time.Duration(revision)*time.Minute),
@@ -81,7 +81,7 @@ func look(d *appsv1.Deployment, sets ...*appsv1.ReplicaSet) controller.Plan {
 func withoutTimer(plan controller.Plan) controller.Plan { plan.RequeueAfter = 0; return plan }
 
 func newName(d *appsv1.Deployment) string {
-	return setName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount))
+	return replicaSetName(d.Name, templateHash(&d.Spec.Template, d.Status.CollisionCount))
 }
 
 func TestTemplateHash(t *testing.T) {
@@ -95,7 +95,7 @@ func TestTemplateHash(t *testing.T) {
 			t.Errorf("collisions %v: hash %s, want %s", test.collisions, got, test.want)
 		}
 	}
-	if got := setName(strings.Repeat("x", 300), "abc"); len(got) != 253 || !strings.HasSuffix(got, "x-abc") {
+	if got := replicaSetName(strings.Repeat("x", 300), "abc"); len(got) != 253 || !strings.HasSuffix(got, "x-abc") {
 		t.Errorf("a long name becomes %d long, %s", len(got), got[240:])
 	}
 }
@@ -174,7 +174,7 @@ func TestHashCollision(t *testing.T) {
 	d := aDeployment(1)
 	stranger := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: newName(d), UID: "stranger"}}
 	for want := int32(1); want < 3; want++ {
-		plan := deploymentView{deployment: d, namesake: stranger, now: now}.reconcile()
+		plan := deploymentView{deployment: d, setOfSameName: stranger, now: now}.reconcile()
 		if len(plan.Steps) != 0 {
 			t.Fatalf("%s", told(plan))
 		}
@@ -184,7 +184,7 @@ func TestHashCollision(t *testing.T) {
 		}
 	}
 	own := setOf(d, 2, 1, 1, func(s *appsv1.ReplicaSet) { s.Labels = nil })
-	plan := deploymentView{deployment: d, namesake: own, now: now}.reconcile()
+	plan := deploymentView{deployment: d, setOfSameName: own, now: now}.reconcile()
 	expect(t, "a namesake that is ours", told(withoutTimer(plan)), "")
 }
 
@@ -296,8 +296,8 @@ func TestHistoryAndCleanup(t *testing.T) {
 		t.Errorf("the deployment says revision %s", got)
 	}
 	long := setOf(d, 2, 2, 2, noted(revisionHistoryAnnotation, strings.Repeat("123456789,", 199)+"123456789"))
-	noteHistory(long, "42")
-	if history := long.Annotations[revisionHistoryAnnotation]; len(history) > historyLength || !strings.HasSuffix(history, ",42") {
+	appendRevisionHistory(long, "42")
+	if history := long.Annotations[revisionHistoryAnnotation]; len(history) > maxRevisionHistoryChars || !strings.HasSuffix(history, ",42") {
 		t.Errorf("history of %d characters ends %s", len(history), history[len(history)-10:])
 	}
 	plan = look(aDeployment(2, done, func(d *appsv1.Deployment) {

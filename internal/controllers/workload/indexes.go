@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// indexes is a set of a job's completion indexes: runs in ascending order that neither touch nor overlap.
-type indexes []run
+// indexSet is a set of a job's completion indexes: runs in ascending order that neither touch nor overlap.
+type indexSet []indexRange
 
-// run is the indexes from first to last, both included.
-type run struct{ first, last int }
+// indexRange is the indexes from first to last, both included.
+type indexRange struct{ first, last int }
 
 // parseIndexes reads "1,3-5,7" and leaves out what is not below limit or cannot be read.
-func parseIndexes(text string, limit int) indexes {
-	var runs []run
+func parseIndexes(text string, limit int) indexSet {
+	var runs []indexRange
 	for part := range strings.SplitSeq(text, ",") {
 		first, last, isRange := strings.Cut(part, "-")
 		from, err := strconv.Atoi(first)
@@ -27,13 +27,13 @@ func parseIndexes(text string, limit int) indexes {
 				continue
 			}
 		}
-		runs = append(runs, run{from, min(to, limit-1)})
+		runs = append(runs, indexRange{from, min(to, limit-1)})
 	}
-	return indexes(nil).and(runs)
+	return indexSet(nil).union(runs)
 }
 
 // String writes "1,3-5,7"; two neighbours are written "3,4".
-func (s indexes) String() string {
+func (s indexSet) String() string {
 	var parts []string
 	for _, r := range s {
 		parts = append(parts, strconv.Itoa(r.first))
@@ -47,11 +47,11 @@ func (s indexes) String() string {
 	return strings.Join(parts, ",")
 }
 
-// and returns the union of two sets.
-func (s indexes) and(other []run) indexes {
+// union returns the union of two sets.
+func (s indexSet) union(other []indexRange) indexSet {
 	all := slices.Concat(s, other)
-	slices.SortFunc(all, func(a, b run) int { return a.first - b.first })
-	var union indexes
+	slices.SortFunc(all, func(a, b indexRange) int { return a.first - b.first })
+	var union indexSet
 	for _, r := range all {
 		if n := len(union); n > 0 && r.first <= union[n-1].last+1 {
 			union[n-1].last = max(union[n-1].last, r.last)
@@ -62,29 +62,29 @@ func (s indexes) and(other []run) indexes {
 	return union
 }
 
-// with returns the set with single indexes added.
-func (s indexes) with(single []int) indexes {
-	runs := make([]run, len(single))
+// withIndexes returns the set with single indexes added.
+func (s indexSet) withIndexes(single []int) indexSet {
+	runs := make([]indexRange, len(single))
 	for i, index := range single {
-		runs[i] = run{index, index}
+		runs[i] = indexRange{index, index}
 	}
-	return s.and(runs)
+	return s.union(runs)
 }
 
-func (s indexes) has(index int) bool {
-	i, _ := slices.BinarySearchFunc(s, index, func(r run, index int) int { return r.last - index })
+func (s indexSet) has(index int) bool {
+	i, _ := slices.BinarySearchFunc(s, index, func(r indexRange, index int) int { return r.last - index })
 	return i < len(s) && s[i].first <= index
 }
 
-func (s indexes) total() (n int) {
+func (s indexSet) size() (n int) {
 	for _, r := range s {
 		n += r.last - r.first + 1
 	}
 	return n
 }
 
-// common is how many indexes are in both sets.
-func (s indexes) common(other indexes) (n int) {
+// overlap is how many indexes are in both sets.
+func (s indexSet) overlap(other indexSet) (n int) {
 	for i, j := 0, 0; i < len(s) && j < len(other); {
 		n += max(0, min(s[i].last, other[j].last)-max(s[i].first, other[j].first)+1)
 		if s[i].last < other[j].last {
@@ -97,10 +97,10 @@ func (s indexes) common(other indexes) (n int) {
 }
 
 // firstMissing returns the lowest n indexes below limit that are not in the set.
-func (s indexes) firstMissing(n, limit int) []int {
+func (s indexSet) firstMissing(n, limit int) []int {
 	var missing []int
 	next := 0
-	for _, r := range append(slices.Clone(s), run{limit, limit}) {
+	for _, r := range append(slices.Clone(s), indexRange{limit, limit}) {
 		for ; next < min(r.first, limit) && len(missing) < n; next++ {
 			missing = append(missing, next)
 		}

@@ -23,8 +23,8 @@ func TestParseIndexes(t *testing.T) {
 		{"0-999999999", 1000000000, "0-999999999", 1000000000},
 	} {
 		got := parseIndexes(test.text, test.limit)
-		if got.String() != test.want || got.total() != test.total {
-			t.Errorf("%q below %d is %q with %d indexes, want %q with %d", test.text, test.limit, got, got.total(), test.want, test.total)
+		if got.String() != test.want || got.size() != test.total {
+			t.Errorf("%q below %d is %q with %d indexes, want %q with %d", test.text, test.limit, got, got.size(), test.want, test.total)
 		}
 		if again := parseIndexes(got.String(), test.limit); again.String() != got.String() {
 			t.Errorf("%q comes back as %q", got, again)
@@ -37,7 +37,7 @@ func TestIndexesModel(t *testing.T) {
 	const limit = 24
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 8))
-		make2 := func() (in [limit]bool, set indexes) {
+		make2 := func() (in [limit]bool, set indexSet) {
 			var single []int
 			for i := range limit {
 				if random.IntN(3) == 0 {
@@ -46,7 +46,7 @@ func TestIndexesModel(t *testing.T) {
 				}
 			}
 			random.Shuffle(len(single), func(i, j int) { single[i], single[j] = single[j], single[i] })
-			return in, indexes(nil).with(append(single, single[:len(single)/2]...))
+			return in, indexSet(nil).withIndexes(append(single, single[:len(single)/2]...))
 		}
 		inA, a := make2()
 		inB, b := make2()
@@ -84,8 +84,8 @@ func TestIndexesModel(t *testing.T) {
 		if want := strings.Join(words, ","); a.String() != want {
 			t.Fatalf("seed %d: written %s, want %s", seed, a, want)
 		}
-		if a.common(b) != both || b.common(a) != both || a.and(b).total() != either || b.and(a).String() != a.and(b).String() || a.total()+b.total() != both+either {
-			t.Fatalf("seed %d: %s and %s: %d in common, %d in either, want %d and %d", seed, a, b, a.common(b), a.and(b).total(), both, either)
+		if a.overlap(b) != both || b.overlap(a) != both || a.union(b).size() != either || b.union(a).String() != a.union(b).String() || a.size()+b.size() != both+either {
+			t.Fatalf("seed %d: %s and %s: %d in common, %d in either, want %d and %d", seed, a, b, a.overlap(b), a.union(b).size(), both, either)
 		}
 		for _, n := range []int{0, 1, 3, limit, limit + 5} {
 			for _, below := range []int{0, 1, limit / 2, limit} {
@@ -101,7 +101,7 @@ func TestIndexesModel(t *testing.T) {
 			}
 		}
 	}
-	if (indexes)(nil).has(0) || (indexes)(nil).total() != 0 || (indexes)(nil).String() != "" || (indexes)(nil).common(parseIndexes("0-9", 10)) != 0 {
+	if (indexSet)(nil).has(0) || (indexSet)(nil).size() != 0 || (indexSet)(nil).String() != "" || (indexSet)(nil).overlap(parseIndexes("0-9", 10)) != 0 {
 		t.Error("the empty set is not empty")
 	}
 }

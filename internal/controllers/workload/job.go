@@ -20,15 +20,15 @@ var jobKind = batchv1.SchemeGroupVersion.WithKind("Job")
 
 // Job runs pods until enough of them have succeeded.
 //
-// Pods carry a finalizer until they are counted, so that none gets lost: a finished pod's uid first goes into the status
-// (uncountedTerminatedPods), then the finalizer is removed, and when that is seen the uid moves into the counters.
+// Pods carry a finalizer until they are counted, so that none gets lost: a finished pod's UID first goes into the status
+// (uncountedTerminatedPods), then the finalizer is removed, and when that is seen the UID moves into the counters.
 var Job = controller.Definition{
 	Name: "job-controller", Aliases: []string{"job"}, Queue: "job", Workers: 5,
 	New: newJobs,
 }
 
-// strayPrefix marks keys that name a pod which may have lost its job, and with it whoever would remove its finalizer.
-const strayPrefix = "pod/"
+// orphanKeyPrefix marks keys that name a pod which may have lost its job, and with it whoever would remove its finalizer.
+const orphanKeyPrefix = "pod/"
 
 type jobs struct {
 	setup *controller.Setup
@@ -43,20 +43,20 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 		return nil, err
 	}
 	enqueue := func(job *batchv1.Job) { s.Enqueue(controller.KeyOf(job)) }
-	ended := func(job *batchv1.Job) {
+	onFinish := func(job *batchv1.Job) {
 		for _, pod := range c.pods.ControlledBy(job.UID) {
-			c.enqueueStray(pod)
+			c.enqueueOrphanPod(pod)
 		}
 		enqueue(job)
 	}
-	changed := func(_, job *batchv1.Job) {
+	onUpdate := func(_, job *batchv1.Job) {
 		if jobFinished(job) {
-			ended(job)
+			onFinish(job)
 		} else {
 			enqueue(job)
 		}
 	}
-	if err := c.jobs.AddEventHandler(enqueue, changed, ended); err != nil {
+	if err := c.jobs.AddEventHandler(enqueue, onUpdate, onFinish); err != nil {
 		return nil, fmt.Errorf("watch jobs: %w", err)
 	}
 	selector := func(job *batchv1.Job) (labels.Selector, error) {
@@ -65,27 +65,27 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*corev1.Pod](s, jobKind, selector); err != nil {
 		return nil, err
 	}
-	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(c.enqueueStray, func(_, pod *corev1.Pod) { c.enqueueStray(pod) }, nil); err != nil {
+	if err := client.InformerFor[*corev1.Pod](s.Informers).AddEventHandler(c.enqueueOrphanPod, func(_, pod *corev1.Pod) { c.enqueueOrphanPod(pod) }, nil); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
-	planned := controller.NewSyncer(s, c)
+	jobSyncer := controller.NewSyncer(s, c)
 	return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
-		if name, ok := strings.CutPrefix(key.Name, strayPrefix); ok {
-			return c.syncStray(ctx, key, name)
+		if name, ok := strings.CutPrefix(key.Name, orphanKeyPrefix); ok {
+			return c.syncOrphanPod(ctx, key, name)
 		}
-		return planned.Sync(ctx, key)
+		return jobSyncer.Sync(ctx, key)
 	}), nil
 }
 
-// enqueueStray asks for a look at a pod that has the finalizer but seems to have nobody who would remove it.
-func (c *jobs) enqueueStray(pod *corev1.Pod) {
-	if isTracked(pod) && c.isStray(pod) {
-		c.setup.Enqueue(controller.Key{Namespace: pod.Namespace, Name: strayPrefix + pod.Name})
+// enqueueOrphanPod enqueues a pod that has the finalizer but seems to have nothing who would remove it.
+func (c *jobs) enqueueOrphanPod(pod *corev1.Pod) {
+	if isTracked(pod) && c.isOrphanPod(pod) {
+		c.setup.Enqueue(controller.Key{Namespace: pod.Namespace, Name: orphanKeyPrefix + pod.Name})
 	}
 }
 
-// isStray says that no job counts this pod any more.
-func (c *jobs) isStray(pod *corev1.Pod) bool {
+// isOrphanPod reports whether no job counts this pod any more.
+func (c *jobs) isOrphanPod(pod *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(pod)
 	if ref == nil {
 		return true
@@ -97,32 +97,32 @@ func (c *jobs) isStray(pod *corev1.Pod) bool {
 	if !ok || job.UID != ref.UID {
 		return true
 	}
-	return !managedElsewhere(job) && jobFinished(job)
+	return !managedByExternalController(job) && jobFinished(job)
 }
 
-func (c *jobs) syncStray(ctx context.Context, key controller.Key, name string) error {
+func (c *jobs) syncOrphanPod(ctx context.Context, key controller.Key, name string) error {
 	pod, ok := c.pods.Get(key.Namespace, name)
-	if !ok || !isTracked(pod) || !c.isStray(pod) {
+	if !ok || !isTracked(pod) || !c.isOrphanPod(pod) {
 		return nil
 	}
 	var plan controller.Plan
-	plan.AddStep(untracking(pod))
+	plan.AddStep(removingFinalizer(pod))
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// isTracked says whether a pod carries the finalizer.
+// isTracked reports whether a pod carries the finalizer.
 func isTracked(pod *corev1.Pod) bool {
 	return slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
-// untracking removes the finalizer.
-func untracking(pod *corev1.Pod) controller.Write {
+// removingFinalizer removes the finalizer.
+func removingFinalizer(pod *corev1.Pod) controller.Write {
 	patch := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, batchv1.JobTrackingFinalizer)
 	return controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 }
 
-// managedElsewhere says that another controller than the built-in one looks after the job.
-func managedElsewhere(job *batchv1.Job) bool {
+// managedByExternalController reports whether another controller than the built-in one looks after the job.
+func managedByExternalController(job *batchv1.Job) bool {
 	return job.Spec.ManagedBy != nil && *job.Spec.ManagedBy != batchv1.JobControllerName
 }
 
@@ -144,17 +144,17 @@ func isTrue(conditions []batchv1.JobCondition, t batchv1.JobConditionType) bool 
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// jobView is what decides about one job.
+// jobView is the observed state of one job.
 type jobView struct {
 	job  *batchv1.Job
-	pods []*corev1.Pod // its own and the orphans of its namespace
+	pods []*corev1.Pod // those it controls and the orphans of its namespace
 	now  time.Time
 }
 
 // Observe gathers the job and its pods. A finished job, or another controller's, is none of our business.
 func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 	job, ok := c.jobs.Get(key.Namespace, key.Name)
-	if !ok || managedElsewhere(job) || jobFinished(job) {
+	if !ok || managedByExternalController(job) || jobFinished(job) {
 		return jobView{}, false
 	}
 	return jobView{job: job, pods: c.pods.Claimable(job), now: time.Now()}, true

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// maxUncounted bounds the uids in the status.
+	// maxUncounted bounds the UIDs in the status.
 	maxUncounted = 500
 	// maxGeneratedName is how long a generated name's fixed part may be.
 	maxGeneratedName = 58
 )
 
-// jobLook is a job and its pods while one look at it is decided.
-type jobLook struct {
+// jobSync is a job and its pods during one sync.
+type jobSync struct {
 	jobView
 	plan        *controller.Plan
 	status      batchv1.JobStatus // as it is going to be
@@ -37,19 +37,19 @@ type jobLook struct {
 	indexed     bool
 	completions int // of an indexed job
 
-	succeeded, failed   int32 // with those not yet counted
-	before, done, wrong indexes
-	// held are failed pods whose index will be tried again: the finalizer stays until the next pod has taken over the count.
-	held map[int]*corev1.Pod
-	// ending is why the job ends: an interim condition, SuccessCriteriaMet or FailureTarget.
-	ending *batchv1.JobCondition
+	succeeded, failed                                    int32 // with those not yet counted
+	previouslyCompleted, completedIndexes, failedIndexes indexSet
+	// delayedFinalizers are failed pods whose index will be tried again: the finalizer stays until the next pod has taken over the count.
+	delayedFinalizers map[int]*corev1.Pod
+	// finishing is why the job ends: an interim condition, SuccessCriteriaMet or FailureTarget.
+	finishing *batchv1.JobCondition
 }
 
 func (v jobView) reconcile() controller.Plan {
 	var plan controller.Plan
 	selector, err := metav1.LabelSelectorAsSelector(v.job.Spec.Selector)
 	if err != nil {
-		return plan // validation keeps such selectors out
+		return plan // rejected by validation
 	}
 	mode := v.job.Spec.CompletionMode
 	if mode != nil && *mode != batchv1.NonIndexedCompletion && *mode != batchv1.IndexedCompletion {
@@ -57,7 +57,7 @@ func (v jobView) reconcile() controller.Plan {
 			Message: "Skipped Job sync because completion mode is unknown"}}
 		return plan
 	}
-	l := &jobLook{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
+	l := &jobSync{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
 	matches := func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }
 	l.pods = controller.Claim(&plan, v.job, jobKind, matches, v.pods, batchv1.JobTrackingFinalizer)
 	for _, pod := range l.pods {
@@ -65,25 +65,25 @@ func (v jobView) reconcile() controller.Plan {
 			l.adopted[pod.UID] = true
 		}
 	}
-	l.count()
-	l.judge()
-	l.act()
+	l.countPods()
+	l.decideFinish()
+	l.planWrites()
 	return plan
 }
 
-// tracked says whether a pod carries the finalizer, or is given it with its adoption.
-func (l *jobLook) tracked(pod *corev1.Pod) bool { return isTracked(pod) || l.adopted[pod.UID] }
+// tracked reports whether a pod carries the finalizer, or is given it with its adoption.
+func (l *jobSync) tracked(pod *corev1.Pod) bool { return isTracked(pod) || l.adopted[pod.UID] }
 
-func (l *jobLook) suspended() bool { return l.job.Spec.Suspend != nil && *l.job.Spec.Suspend }
+func (l *jobSync) suspended() bool { return l.job.Spec.Suspend != nil && *l.job.Spec.Suspend }
 
-// validIndex says whether a pod of an indexed job works on one of its indexes.
-func (l *jobLook) validIndex(pod *corev1.Pod) bool {
+// validIndex reports whether a pod of an indexed job works on one of its indexes.
+func (l *jobSync) validIndex(pod *corev1.Pod) bool {
 	index := completionIndex(pod)
 	return !l.indexed || index >= 0 && index < l.completions
 }
 
-// count finds out how far the job has come.
-func (l *jobLook) count() {
+// countPods finds out how far the job has come.
+func (l *jobSync) countPods() {
 	l.status = *l.job.Status.DeepCopy()
 	if l.status.UncountedTerminatedPods == nil {
 		l.status.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
@@ -104,7 +104,7 @@ func (l *jobLook) count() {
 		if pod.Status.Phase == corev1.PodSucceeded && !slices.Contains(uncounted.Succeeded, pod.UID) {
 			l.succeeded++
 		}
-		if jobPodFailed(pod, l.job) && !slices.Contains(uncounted.Failed, pod.UID) && judgeFailure(l.job.Spec.PodFailurePolicy, pod).counts() {
+		if jobPodFailed(pod, l.job) && !slices.Contains(uncounted.Failed, pod.UID) && matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
 			l.failed++
 		}
 	}
@@ -117,7 +117,7 @@ func (l *jobLook) count() {
 }
 
 // countIndexes finds out which indexes are done and which have failed for good.
-func (l *jobLook) countIndexes() {
+func (l *jobSync) countIndexes() {
 	var succeeded, failed []int
 	for _, pod := range l.pods {
 		if !l.tracked(pod) || !l.validIndex(pod) {
@@ -130,40 +130,40 @@ func (l *jobLook) countIndexes() {
 			failed = append(failed, completionIndex(pod))
 		}
 	}
-	l.before = parseIndexes(l.status.CompletedIndexes, l.completions)
-	l.done = l.before.with(succeeded)
-	l.succeeded = int32(l.done.total())
+	l.previouslyCompleted = parseIndexes(l.status.CompletedIndexes, l.completions)
+	l.completedIndexes = l.previouslyCompleted.withIndexes(succeeded)
+	l.succeeded = int32(l.completedIndexes.size())
 	if l.job.Spec.BackoffLimitPerIndex == nil {
 		return
 	}
 	if l.status.FailedIndexes != nil {
-		l.wrong = parseIndexes(*l.status.FailedIndexes, l.completions)
+		l.failedIndexes = parseIndexes(*l.status.FailedIndexes, l.completions)
 	}
-	l.wrong = l.wrong.with(failed)
-	l.holdFailed()
+	l.failedIndexes = l.failedIndexes.withIndexes(failed)
+	l.delayFinalizers()
 }
 
-// indexFailed says whether a pod's failure is the last its index may have.
-func (l *jobLook) indexFailed(pod *corev1.Pod) bool {
+// indexFailed reports whether a pod's failure is the last its index may have.
+func (l *jobSync) indexFailed(pod *corev1.Pod) bool {
 	if !jobPodFailed(pod, l.job) {
 		return false
 	}
-	verdict := judgeFailure(l.job.Spec.PodFailurePolicy, pod)
+	match := matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod)
 	counted, _ := indexFailures(pod)
-	return verdict.action == batchv1.PodFailurePolicyActionFailIndex || verdict.counts() && counted >= *l.job.Spec.BackoffLimitPerIndex
+	return match.action == batchv1.PodFailurePolicyActionFailIndex || match.countsAsFailure() && counted >= *l.job.Spec.BackoffLimitPerIndex
 }
 
-// holdFailed finds, for each index that will be tried again, the failed pod that carries its count.
-func (l *jobLook) holdFailed() {
-	l.held = map[int]*corev1.Pod{}
+// delayFinalizers finds, for each index that will be tried again, the failed pod that carries its count.
+func (l *jobSync) delayFinalizers() {
+	l.delayedFinalizers = map[int]*corev1.Pod{}
 	running := podIndexes(l.active)
 	for _, pod := range l.pods {
 		index := completionIndex(pod)
-		if !l.tracked(pod) || !l.validIndex(pod) || !jobPodFailed(pod, l.job) || l.done.has(index) || l.wrong.has(index) || slices.Contains(running, index) {
+		if !l.tracked(pod) || !l.validIndex(pod) || !jobPodFailed(pod, l.job) || l.completedIndexes.has(index) || l.failedIndexes.has(index) || slices.Contains(running, index) {
 			continue
 		}
-		if last := l.held[index]; last == nil || allFailures(last) <= allFailures(pod) && !endTime(pod).Before(endTime(last)) {
-			l.held[index] = pod
+		if last := l.delayedFinalizers[index]; last == nil || allFailures(last) <= allFailures(pod) && !endTime(pod).Before(endTime(last)) {
+			l.delayedFinalizers[index] = pod
 		}
 	}
 }
@@ -182,19 +182,19 @@ func podIndexes(pods []*corev1.Pod) (all []int) {
 	return all
 }
 
-// judge decides whether the job ends, and why. What was decided before stands.
-func (l *jobLook) judge() {
+// decideFinish decides whether the job ends, and why. What was decided before stands.
+func (l *jobSync) decideFinish() {
 	spec := l.job.Spec
-	fail := func(reason, message string) { l.ending = l.condition(batchv1.JobFailureTarget, reason, message) }
+	fail := func(reason, message string) { l.finishing = l.condition(batchv1.JobFailureTarget, reason, message) }
 	for _, interim := range []batchv1.JobConditionType{batchv1.JobSuccessCriteriaMet, batchv1.JobFailureTarget} {
 		if isTrue(l.status.Conditions, interim) {
-			l.ending = jobCondition(l.status.Conditions, interim)
+			l.finishing = jobCondition(l.status.Conditions, interim)
 			return
 		}
 	}
 	for _, pod := range l.pods {
 		if jobPodFailed(pod, l.job) {
-			if reason := judgeFailure(spec.PodFailurePolicy, pod).reason; reason != "" {
+			if reason := matchPodFailurePolicy(spec.PodFailurePolicy, pod).reason; reason != "" {
 				fail(batchv1.JobReasonPodFailurePolicy, reason)
 				return
 			}
@@ -215,22 +215,22 @@ func (l *jobLook) judge() {
 	if !l.indexed {
 		return
 	}
-	if wrong := l.wrong.total(); spec.MaxFailedIndexes != nil && wrong > int(*spec.MaxFailedIndexes) {
+	if wrong := l.failedIndexes.size(); spec.MaxFailedIndexes != nil && wrong > int(*spec.MaxFailedIndexes) {
 		fail(batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
-	} else if wrong > 0 && wrong+l.done.total() >= l.completions {
+	} else if wrong > 0 && wrong+l.completedIndexes.size() >= l.completions {
 		fail(batchv1.JobReasonFailedIndexes, "Job has failed indexes")
-	} else if message, met := success(spec.SuccessPolicy, l.completions, l.done); met {
-		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonSuccessPolicy, message)
+	} else if message, met := matchSuccessPolicy(spec.SuccessPolicy, l.completions, l.completedIndexes); met {
+		l.finishing = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonSuccessPolicy, message)
 	}
 }
 
-func (l *jobLook) condition(t batchv1.JobConditionType, reason, message string) *batchv1.JobCondition {
+func (l *jobSync) condition(t batchv1.JobConditionType, reason, message string) *batchv1.JobCondition {
 	at := metav1.NewTime(l.now)
 	return &batchv1.JobCondition{Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastProbeTime: at, LastTransitionTime: at}
 }
 
 // restartedTooOften counts restarts in place, of jobs whose containers are restarted.
-func (l *jobLook) restartedTooOften() bool {
+func (l *jobSync) restartedTooOften() bool {
 	if l.job.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
 		return false
 	}
@@ -245,57 +245,57 @@ func (l *jobLook) restartedTooOften() bool {
 	return total > 0 && total >= *l.job.Spec.BackoffLimit
 }
 
-// act turns what was found out into a plan: pods that must go, then what has to stand in the status before finalizers go, then the
+// planWrites turns what was found out into a plan: pods that must go, then what has to stand in the status before finalizers go, then the
 // finalizers, then new pods, and at last the status.
-func (l *jobLook) act() {
+func (l *jobSync) planWrites() {
 	var creates []controller.Write
 	var deletes []*corev1.Pod
-	managed := l.ending == nil && l.job.DeletionTimestamp == nil
+	managed := l.finishing == nil && l.job.DeletionTimestamp == nil
 	switch {
-	case l.ending != nil:
+	case l.finishing != nil:
 		deletes = l.active
-		l.plan.AddStep(l.deleting(deletes)...)
+		l.plan.AddStep(l.deletingPods(deletes)...)
 	case managed:
-		deletes, creates = l.manage()
+		deletes, creates = l.managePods()
 		var untrack []controller.Write
 		for _, pod := range deletes {
 			if l.tracked(pod) {
-				untrack = append(untrack, untracking(pod))
+				untrack = append(untrack, removingFinalizer(pod))
 			}
 		}
 		// A pod the job itself gives up is not counted.
 		l.plan.AddStep(untrack...)
-		l.plan.AddStep(l.deleting(deletes)...)
+		l.plan.AddStep(l.deletingPods(deletes)...)
 	}
-	complete := l.ending == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
+	complete := l.finishing == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
 	// A job that went on and ended before anyone could say so went on all the same.
 	if managed && !(complete && l.suspended()) {
-		l.noteSuspension()
+		l.updateSuspendedCondition()
 	}
 	if complete {
-		l.ending = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+		l.finishing = l.condition(batchv1.JobSuccessCriteriaMet, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
 	}
-	l.track()
+	l.trackFinishedPods()
 	l.plan.AddStep(creates...)
-	l.report(deletes, len(creates))
+	l.planStatus(deletes, len(creates))
 }
 
-func (l *jobLook) deleting(pods []*corev1.Pod) (writes []controller.Write) {
+func (l *jobSync) deletingPods(pods []*corev1.Pod) (writes []controller.Write) {
 	for _, pod := range pods {
 		writes = append(writes, deletingPod(pod, l.job))
 	}
 	return writes
 }
 
-func (l *jobLook) isComplete(active int) bool {
+func (l *jobSync) isComplete(active int) bool {
 	if l.job.Spec.Completions == nil {
 		return l.succeeded > 0 && active == 0
 	}
 	return l.succeeded >= *l.job.Spec.Completions && active == 0
 }
 
-// manage decides which pods to delete or to create.
-func (l *jobLook) manage() (deletes []*corev1.Pod, creates []controller.Write) {
+// managePods decides which pods to delete or to create.
+func (l *jobSync) managePods() (deletes []*corev1.Pod, creates []controller.Write) {
 	running := int32(len(l.active))
 	if l.suspended() {
 		return l.active, nil
@@ -307,8 +307,8 @@ func (l *jobLook) manage() (deletes []*corev1.Pod, creates []controller.Write) {
 	case l.succeeded > 0:
 		want = running // one has found the work done; the others finish
 	}
-	if deletes = l.surplus(int(max(0, running-want))); len(deletes) > 0 {
-		return deletes[:min(len(deletes), burst)], nil
+	if deletes = l.podsToDelete(int(max(0, running-want))); len(deletes) > 0 {
+		return deletes[:min(len(deletes), burstReplicas)], nil
 	}
 	missing := want - running
 	if onlyReplaceFailed(l.job) {
@@ -317,12 +317,12 @@ func (l *jobLook) manage() (deletes []*corev1.Pod, creates []controller.Write) {
 	if missing <= 0 {
 		return nil, nil
 	}
-	return nil, l.creating(int(min(missing, burst)))
+	return nil, l.creatingPods(int(min(missing, burstReplicas)))
 }
 
-// surplus chooses at least n active pods to delete; of an indexed job also those with no, a foreign or a doubled index.
-func (l *jobLook) surplus(n int) []*corev1.Pod {
-	var out, left []*corev1.Pod
+// podsToDelete chooses at least n active pods to delete; of an indexed job also those with no, a foreign or a doubled index.
+func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
+	var chosen, remaining []*corev1.Pod
 	if l.indexed {
 		best := map[int]*corev1.Pod{}
 		ranked := slices.Clone(l.active)
@@ -330,32 +330,32 @@ func (l *jobLook) surplus(n int) []*corev1.Pod {
 		for _, pod := range ranked {
 			index := completionIndex(pod)
 			if !l.validIndex(pod) {
-				out = append(out, pod)
+				chosen = append(chosen, pod)
 				continue
 			}
-			if worse := best[index]; worse != nil {
-				out = append(out, worse)
+			if lessAdvanced := best[index]; lessAdvanced != nil {
+				chosen = append(chosen, lessAdvanced)
 			}
 			best[index] = pod
 		}
-		left = slices.Collect(maps.Values(best))
+		remaining = slices.Collect(maps.Values(best))
 	} else {
-		left = slices.Clone(l.active)
+		remaining = slices.Clone(l.active)
 	}
-	if more := n - len(out); more > 0 {
-		slices.SortFunc(left, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
-		sortByProgress(left)
-		out = append(out, left[:more]...)
+	if more := n - len(chosen); more > 0 {
+		slices.SortFunc(remaining, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+		sortByProgress(remaining)
+		chosen = append(chosen, remaining[:more]...)
 	}
-	return out
+	return chosen
 }
 
-// creating makes n pods, unless it is too early after a failure.
-func (l *jobLook) creating(n int) []controller.Write {
+// creatingPods makes n pods, unless it is too early after a failure.
+func (l *jobSync) creatingPods(n int) []controller.Write {
 	perIndex := l.job.Spec.BackoffLimitPerIndex != nil
 	if !perIndex {
-		if wait := pause(l.failuresInARow()); wait > 0 {
-			l.plan.Requeue(wait)
+		if delay := remainingBackoff(l.consecutiveFailures()); delay > 0 {
+			l.plan.Requeue(delay)
 			return nil
 		}
 	}
@@ -363,18 +363,18 @@ func (l *jobLook) creating(n int) []controller.Write {
 	if !l.indexed {
 		return slices.Repeat([]controller.Write{creatingPod(pod, l.job)}, n)
 	}
-	taken := l.done.with(podIndexes(l.active)).and(l.wrong)
+	taken := l.completedIndexes.withIndexes(podIndexes(l.active)).union(l.failedIndexes)
 	if onlyReplaceFailed(l.job) {
-		taken = taken.with(podIndexes(filter(l.pods, podstate.IsTerminating)))
+		taken = taken.withIndexes(podIndexes(filter(l.pods, podstate.IsTerminating)))
 	}
 	var writes []controller.Write
 	var next time.Duration
 	for _, index := range taken.firstMissing(n, l.completions) {
-		last := l.held[index]
+		last := l.delayedFinalizers[index]
 		if last != nil {
-			if wait := pause(allFailures(last)+1, endTime(last), l.now); wait > 0 {
-				if next == 0 || wait < next {
-					next = wait
+			if delay := remainingBackoff(allFailures(last)+1, endTime(last), l.now); delay > 0 {
+				if next == 0 || delay < next {
+					next = delay
 				}
 				continue
 			}
@@ -386,8 +386,8 @@ func (l *jobLook) creating(n int) []controller.Write {
 	return writes
 }
 
-// failuresInARow counts the failures since the last success, for pause.
-func (l *jobLook) failuresInARow() (failures int32, last, now time.Time) {
+// consecutiveFailures counts the failures since the last success, for pause.
+func (l *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
 	var lastSuccess time.Time
 	for _, pod := range l.pods {
 		if t := endTime(pod); pod.Status.Phase == corev1.PodSucceeded && t.After(lastSuccess) {
@@ -395,7 +395,7 @@ func (l *jobLook) failuresInARow() (failures int32, last, now time.Time) {
 		}
 	}
 	for _, pod := range l.pods {
-		// A pod the job itself gave up has lost its finalizer and is on its way out.
+		// A pod the job itself gave up has lost its finalizer and is terminating.
 		if !jobPodFailed(pod, l.job) || !l.validIndex(pod) || pod.DeletionTimestamp != nil && !l.tracked(pod) {
 			continue
 		}
@@ -410,8 +410,8 @@ func (l *jobLook) failuresInARow() (failures int32, last, now time.Time) {
 }
 
 // newPod is the pod of the job's template.
-func (l *jobLook) newPod() *corev1.Pod {
-	pod := podFrom(&l.job.Spec.Template, l.job, jobKind)
+func (l *jobSync) newPod() *corev1.Pod {
+	pod := newPodFromTemplate(&l.job.Spec.Template, l.job, jobKind)
 	if !slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer) {
 		pod.Finalizers = append(pod.Finalizers, batchv1.JobTrackingFinalizer)
 	}
@@ -435,7 +435,7 @@ func addIndexVariable(c *corev1.Container) {
 }
 
 // indexedPod is the pod for one index. last is the failed pod it replaces, whose failures it carries on.
-func (l *jobLook) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
+func (l *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
 	p := *pod
 	number := strconv.Itoa(index)
 	p.Annotations = maps.Clone(pod.Annotations)
@@ -448,7 +448,7 @@ func (l *jobLook) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *core
 	if l.job.Spec.BackoffLimitPerIndex != nil {
 		var counted, ignored int32
 		if last != nil {
-			if counted, ignored = indexFailures(last); judgeFailure(l.job.Spec.PodFailurePolicy, last).counts() {
+			if counted, ignored = indexFailures(last); matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, last).countsAsFailure() {
 				counted++
 			} else {
 				ignored++
@@ -462,31 +462,31 @@ func (l *jobLook) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *core
 	return &p
 }
 
-// noteSuspension says in the conditions that the job was suspended or goes on.
-func (l *jobLook) noteSuspension() {
-	tell := func(reason, message string) {
+// updateSuspendedCondition says in the conditions that the job was suspended or goes on.
+func (l *jobSync) updateSuspendedCondition() {
+	recordEvent := func(reason, message string) {
 		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})
 	}
-	was := jobCondition(l.status.Conditions, batchv1.JobSuspended)
-	says := func(status corev1.ConditionStatus, reason, message string) bool {
-		return was != nil && was.Status == status && was.Reason == reason && was.Message == message
+	previous := jobCondition(l.status.Conditions, batchv1.JobSuspended)
+	isPrevious := func(status corev1.ConditionStatus, reason, message string) bool {
+		return previous != nil && previous.Status == status && previous.Reason == reason && previous.Message == message
 	}
 	switch {
-	case l.suspended() && !says(corev1.ConditionTrue, "JobSuspended", "Job suspended"):
+	case l.suspended() && !isPrevious(corev1.ConditionTrue, "JobSuspended", "Job suspended"):
 		l.setCondition(corev1.ConditionTrue, *l.condition(batchv1.JobSuspended, "JobSuspended", "Job suspended"))
 		l.status.StartTime = nil
-		tell("Suspended", "Job suspended")
-	case !l.suspended() && was != nil && !says(corev1.ConditionFalse, "JobResumed", "Job resumed"):
+		recordEvent("Suspended", "Job suspended")
+	case !l.suspended() && previous != nil && !isPrevious(corev1.ConditionFalse, "JobResumed", "Job resumed"):
 		l.setCondition(corev1.ConditionFalse, *l.condition(batchv1.JobSuspended, "JobResumed", "Job resumed"))
 		l.status.StartTime = &metav1.Time{Time: l.now}
-		tell("Resumed", "Job resumed")
+		recordEvent("Resumed", "Job resumed")
 	}
 }
 
-func (l *jobLook) setCondition(status corev1.ConditionStatus, condition batchv1.JobCondition) {
+func (l *jobSync) setCondition(status corev1.ConditionStatus, condition batchv1.JobCondition) {
 	condition.Status = status
-	if was := jobCondition(l.status.Conditions, condition.Type); was != nil {
-		*was = condition
+	if previous := jobCondition(l.status.Conditions, condition.Type); previous != nil {
+		*previous = condition
 		return
 	}
 	l.status.Conditions = append(l.status.Conditions, condition)

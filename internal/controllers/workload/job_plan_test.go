@@ -81,10 +81,10 @@ func TestJobNumbers(t *testing.T) {
 		{"without a goal, one succeeded: no more are made", aJob(withoutGoal, counted(1, 0)), workers(1, running), ""},
 		{"without a goal, one just succeeded: no more are made", aJob(withoutGoal), append(workers(1, running), work("s", corev1.PodSucceeded)), ""},
 		{"without a goal, fewer may run", aJob(withoutGoal, func(j *batchv1.Job) { j.Spec.Parallelism = new(int32(1)) }), workers(3, running), "2 delete"},
-		{"the burst", aJob(wants(burst+10, burst+10)), nil, fmt.Sprint(burst, " create")},
-		{"just the burst", aJob(wants(burst, burst)), nil, fmt.Sprint(burst, " create")},
-		{"deletions in bursts", aJob(wants(burst+10, 0)), workers(burst+5, running), fmt.Sprint(burst, " delete")},
-		{"suspended: all at once, however many", aJob(wants(burst+10, burst+10), suspended), workers(burst+5, running), fmt.Sprint(burst+5, " delete")},
+		{"the burst", aJob(wants(burstReplicas+10, burstReplicas+10)), nil, fmt.Sprint(burstReplicas, " create")},
+		{"just the burst", aJob(wants(burstReplicas, burstReplicas)), nil, fmt.Sprint(burstReplicas, " create")},
+		{"deletions in bursts", aJob(wants(burstReplicas+10, 0)), workers(burstReplicas+5, running), fmt.Sprint(burstReplicas, " delete")},
+		{"suspended: all at once, however many", aJob(wants(burstReplicas+10, burstReplicas+10), suspended), workers(burstReplicas+5, running), fmt.Sprint(burstReplicas+5, " delete")},
 		{"pending pods run", aJob(wants(2, 2)), workers(2, corev1.PodPending), ""},
 		{"leaving pods do not", aJob(wants(2, 2)), workers(2, running, leaving, exited(1, time.Hour)), "2 create"},
 		{"leaving pods are waited for", aJob(wants(2, 2), patient), workers(2, running, leaving), ""},
@@ -95,7 +95,7 @@ func TestJobNumbers(t *testing.T) {
 		{"a job that has decided to fail makes none", aJob(hasCondition(batchv1.JobFailureTarget, "x")), nil, ""},
 		{"a job that has decided to fail ends all", aJob(hasCondition(batchv1.JobFailureTarget, "x")), workers(2, running), "2 delete"},
 		{"a job that has succeeded ends all", aJob(hasCondition(batchv1.JobSuccessCriteriaMet, "x")), workers(2, running), "2 delete"},
-		{"indexed: the burst", aJob(byIndex, wants(burst+10, burst+10)), nil, fmt.Sprint(burst, " create")},
+		{"indexed: the burst", aJob(byIndex, wants(burstReplicas+10, burstReplicas+10)), nil, fmt.Sprint(burstReplicas, " create")},
 	} {
 		expect(t, test.what, deeds(lookAt(test.job, test.pods...)), test.want)
 	}
@@ -307,7 +307,7 @@ func TestIndexedPodWhole(t *testing.T) {
 	}{
 		{"work", 0, "work-0-"}, {"work", 123, "work-123-"}, {strings.Repeat("x", 55), 7, strings.Repeat("x", 55) + "-7-"}, {strings.Repeat("x", 56), 7, strings.Repeat("x", 55) + "-7-"}, {strings.Repeat("x", 63), 1234, strings.Repeat("x", 52) + "-1234-"},
 	} {
-		l := &jobLook{jobView: jobView{job: aJob(byIndex, func(j *batchv1.Job) { j.Name = test.name })}}
+		l := &jobSync{jobView: jobView{job: aJob(byIndex, func(j *batchv1.Job) { j.Name = test.name })}}
 		if got := l.indexedPod(&corev1.Pod{}, test.index, nil); got.GenerateName != test.want || got.Spec.Hostname != fmt.Sprintf("%s-%d", test.name, test.index) {
 			t.Errorf("%s at %d: %s, host %s", test.name, test.index, got.GenerateName, got.Spec.Hostname)
 		}
@@ -426,27 +426,27 @@ func TestJobsAlwaysEnd(t *testing.T) {
 				t.Fatalf("seed %d: no end: %+v", seed, job.Status)
 			}
 			plan := jobView{job: job, pods: pods, now: clock}.reconcile()
-			outcome := controller.ApplyResult{}
+			result := controller.ApplyResult{}
 			for _, w := range writesOf(plan) {
 				i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return p.UID == w.Object.GetUID() })
 				switch w.Verb {
 				case controller.UpdateStatus:
 					job = w.Object.(*batchv1.Job)
-					outcome.Written = append(outcome.Written, job)
+					result.Written = append(result.Written, job)
 				case controller.Create:
 					made++
 					pod := with(w.Object.(*corev1.Pod).DeepCopy(), inPhase(corev1.PodRunning))
 					pod.Name, pod.UID, pod.CreationTimestamp = fmt.Sprint("p", made), types.UID(fmt.Sprint("p", made)), metav1.NewTime(clock)
 					pods = append(pods, pod)
-					outcome.Written = append(outcome.Written, pod)
+					result.Written = append(result.Written, pod)
 				case controller.Patch:
 					pods[i] = with(pods[i].DeepCopy(), untracked)
-					outcome.Written = append(outcome.Written, pods[i])
+					result.Written = append(result.Written, pods[i])
 				case controller.Delete:
 					pods[i] = with(pods[i].DeepCopy(), leaving)
 				}
 			}
-			if changed := plan.Status(outcome); changed != nil {
+			if changed := plan.Status(result); changed != nil {
 				job = changed.(*batchv1.Job)
 			}
 			running := count(pods, podstate.IsActive)

@@ -15,47 +15,47 @@ import (
 
 // A pod that failed is replaced after a pause that doubles with every failure since the last success.
 const (
-	firstPodBackoff   = 10 * time.Second
-	longestPodBackoff = 10 * time.Minute
+	minPodBackoff = 10 * time.Second
+	maxPodBackoff = 10 * time.Minute
 )
 
-// onlyReplaceFailed says that a pod on its way out must have ended before another takes its place.
+// onlyReplaceFailed reports whether a pod terminating must have ended before another takes its place.
 func onlyReplaceFailed(job *batchv1.Job) bool {
 	return job.Spec.PodReplacementPolicy != nil && *job.Spec.PodReplacementPolicy == batchv1.Failed
 }
 
-// jobPodFailed says whether a pod counts as failed: it has failed, or is on its way out and nobody waits for it.
+// jobPodFailed reports whether a pod counts as failed: it has failed, or is terminating and nothing waits for it.
 func jobPodFailed(pod *corev1.Pod, job *batchv1.Job) bool {
 	return pod.Status.Phase == corev1.PodFailed || !onlyReplaceFailed(job) && pod.DeletionTimestamp != nil && pod.Status.Phase != corev1.PodSucceeded
 }
 
-// verdict is what the failure policy says of a failed pod.
-type verdict struct {
+// policyMatch is what the failure policy says of a failed pod.
+type policyMatch struct {
 	action batchv1.PodFailurePolicyAction // "" when no rule matches
 	// reason is the message when the whole job is to fail.
 	reason string
 }
 
-// counts says whether the failure counts towards the backoff limit.
-func (v verdict) counts() bool { return v.action != batchv1.PodFailurePolicyActionIgnore }
+// countsAsFailure reports whether the failure counts towards the backoff limit.
+func (v policyMatch) countsAsFailure() bool { return v.action != batchv1.PodFailurePolicyActionIgnore }
 
-// judgeFailure applies the failure policy: the first rule that matches decides.
-func judgeFailure(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) verdict {
+// matchPodFailurePolicy applies the failure policy: the first rule that matches decides.
+func matchPodFailurePolicy(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) policyMatch {
 	if policy == nil {
-		return verdict{}
+		return policyMatch{}
 	}
 	for i, rule := range policy.Rules {
 		reason := ""
 		switch {
 		case rule.OnExitCodes != nil:
-			status := exitMatching(pod, rule.OnExitCodes)
+			status := matchOnExitCodes(pod, rule.OnExitCodes)
 			if status == nil {
 				continue
 			}
 			reason = fmt.Sprintf("Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d",
 				status.Name, pod.Namespace, pod.Name, status.State.Terminated.ExitCode, rule.Action, i)
 		default:
-			condition := conditionMatching(pod, rule.OnPodConditions)
+			condition := matchOnPodConditions(pod, rule.OnPodConditions)
 			if condition == nil {
 				continue
 			}
@@ -64,19 +64,19 @@ func judgeFailure(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) verdict {
 		if rule.Action != batchv1.PodFailurePolicyActionFailJob {
 			reason = ""
 		}
-		return verdict{action: rule.Action, reason: reason}
+		return policyMatch{action: rule.Action, reason: reason}
 	}
-	return verdict{}
+	return policyMatch{}
 }
 
-func exitMatching(pod *corev1.Pod, want *batchv1.PodFailurePolicyOnExitCodesRequirement) *corev1.ContainerStatus {
+func matchOnExitCodes(pod *corev1.Pod, want *batchv1.PodFailurePolicyOnExitCodesRequirement) *corev1.ContainerStatus {
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses} {
 		for i, status := range statuses {
-			ended := status.State.Terminated
-			if ended == nil || ended.ExitCode == 0 || want.ContainerName != nil && *want.ContainerName != status.Name {
+			terminated := status.State.Terminated
+			if terminated == nil || terminated.ExitCode == 0 || want.ContainerName != nil && *want.ContainerName != status.Name {
 				continue
 			}
-			listed := slices.Contains(want.Values, ended.ExitCode)
+			listed := slices.Contains(want.Values, terminated.ExitCode)
 			if want.Operator == batchv1.PodFailurePolicyOnExitCodesOpIn && listed || want.Operator == batchv1.PodFailurePolicyOnExitCodesOpNotIn && !listed {
 				return &statuses[i]
 			}
@@ -85,7 +85,7 @@ func exitMatching(pod *corev1.Pod, want *batchv1.PodFailurePolicyOnExitCodesRequ
 	return nil
 }
 
-func conditionMatching(pod *corev1.Pod, patterns []batchv1.PodFailurePolicyOnPodConditionsPattern) *corev1.PodCondition {
+func matchOnPodConditions(pod *corev1.Pod, patterns []batchv1.PodFailurePolicyOnPodConditionsPattern) *corev1.PodCondition {
 	for i, c := range pod.Status.Conditions {
 		if slices.ContainsFunc(patterns, func(p batchv1.PodFailurePolicyOnPodConditionsPattern) bool {
 			return p.Type == c.Type && p.Status == c.Status
@@ -96,38 +96,38 @@ func conditionMatching(pod *corev1.Pod, patterns []batchv1.PodFailurePolicyOnPod
 	return nil
 }
 
-// success says which rule of the success policy the succeeded indexes satisfy, if any.
-func success(policy *batchv1.SuccessPolicy, completions int, succeeded indexes) (message string, met bool) {
+// matchSuccessPolicy says which rule of the success policy the succeeded indexes satisfy, if any.
+func matchSuccessPolicy(policy *batchv1.SuccessPolicy, completions int, succeeded indexSet) (message string, met bool) {
 	if policy == nil {
 		return "", false
 	}
 	for i, rule := range policy.Rules {
 		message = fmt.Sprintf("Matched rules at index %d", i)
 		if rule.SucceededIndexes == nil {
-			if rule.SucceededCount != nil && succeeded.total() >= int(*rule.SucceededCount) {
+			if rule.SucceededCount != nil && succeeded.size() >= int(*rule.SucceededCount) {
 				return message, true
 			}
 			continue
 		}
 		required := parseIndexes(*rule.SucceededIndexes, completions)
-		done := required.common(succeeded)
-		if len(required) > 0 && (done == required.total() || rule.SucceededCount != nil && done >= int(*rule.SucceededCount)) {
+		done := required.overlap(succeeded)
+		if len(required) > 0 && (done == required.size() || rule.SucceededCount != nil && done >= int(*rule.SucceededCount)) {
 			return message, true
 		}
 	}
 	return "", false
 }
 
-// pause is how long to wait before the next pod, after so many failures in a row.
-func pause(failures int32, last, now time.Time) time.Duration {
+// remainingBackoff is how long to wait before the next pod, after so many failures in a row.
+func remainingBackoff(failures int32, last, now time.Time) time.Duration {
 	if failures == 0 {
 		return 0
 	}
-	backoff := firstPodBackoff
-	for i := int32(1); i < failures && backoff < longestPodBackoff; i++ {
+	backoff := minPodBackoff
+	for i := int32(1); i < failures && backoff < maxPodBackoff; i++ {
 		backoff *= 2
 	}
-	return max(0, min(backoff, longestPodBackoff)-now.Sub(last))
+	return max(0, min(backoff, maxPodBackoff)-now.Sub(last))
 }
 
 // endTime is when a pod ended, as well as can be told.
@@ -148,7 +148,7 @@ func endTime(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// containersEnded is when the last container or sidecar ended; false if one has not, or nobody knows when.
+// containersEnded is when the last container or sidecar ended; false if one has not, or nothing knows when.
 func containersEnded(pod *corev1.Pod) (last time.Time, ok bool) {
 	statuses := slices.Clone(pod.Status.ContainerStatuses)
 	for _, c := range pod.Spec.InitContainers {

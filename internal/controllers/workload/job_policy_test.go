@@ -82,12 +82,12 @@ func TestFailureRules(t *testing.T) {
 			conditioned(corev1.DisruptionTarget, "True", 0)(p)
 		}, "FailJob", said("web", 1, 0), true},
 	} {
-		got := judgeFailure(&batchv1.PodFailurePolicy{Rules: test.rules}, work("a", corev1.PodFailed, test.pod))
-		if got.action != test.action || got.reason != test.reason || got.counts() != test.counts {
-			t.Errorf("%s: %+v, counts %v", test.what, got, got.counts())
+		got := matchPodFailurePolicy(&batchv1.PodFailurePolicy{Rules: test.rules}, work("a", corev1.PodFailed, test.pod))
+		if got.action != test.action || got.reason != test.reason || got.countsAsFailure() != test.counts {
+			t.Errorf("%s: %+v, counts %v", test.what, got, got.countsAsFailure())
 		}
 	}
-	if got := judgeFailure(nil, work("a", corev1.PodFailed)); got != (verdict{}) || !got.counts() {
+	if got := matchPodFailurePolicy(nil, work("a", corev1.PodFailed)); got != (policyMatch{}) || !got.countsAsFailure() {
 		t.Errorf("no policy: %+v", got)
 	}
 }
@@ -129,12 +129,12 @@ func TestSuccessRules(t *testing.T) {
 		{"indexes beyond the job", []batchv1.SuccessPolicyRule{rule("20-30", 1)}, "0-9", ""},
 		{"partly beyond the job", []batchv1.SuccessPolicyRule{rule("8-30", 0)}, "8,9", "Matched rules at index 0"},
 	} {
-		message, met := success(&batchv1.SuccessPolicy{Rules: test.rules}, 10, parseIndexes(test.done, 10))
+		message, met := matchSuccessPolicy(&batchv1.SuccessPolicy{Rules: test.rules}, 10, parseIndexes(test.done, 10))
 		if message != test.want || met != (test.want != "") {
 			t.Errorf("%s: %q, %v", test.what, message, met)
 		}
 	}
-	if _, met := success(nil, 10, parseIndexes("0-9", 10)); met {
+	if _, met := matchSuccessPolicy(nil, 10, parseIndexes("0-9", 10)); met {
 		t.Error("no policy is met")
 	}
 }
@@ -162,20 +162,20 @@ func TestJobPodFailed(t *testing.T) {
 
 func TestPauses(t *testing.T) {
 	const s, m = time.Second, time.Minute
-	if got := pause(0, now, now); got != 0 {
+	if got := remainingBackoff(0, now, now); got != 0 {
 		t.Errorf("no failures: %v", got)
 	}
 	for i, want := range []time.Duration{10 * s, 20 * s, 40 * s, 80 * s, 160 * s, 320 * s, 10 * m, 10 * m, 10 * m} {
 		for _, passed := range []time.Duration{0, 1, want - 1, want, want + 1, time.Hour} {
-			if got := pause(int32(i+1), now.Add(-passed), now); got != max(0, want-passed) {
+			if got := remainingBackoff(int32(i+1), now.Add(-passed), now); got != max(0, want-passed) {
 				t.Errorf("%d failures, %v passed: %v", i+1, passed, got)
 			}
 		}
 	}
-	if got := pause(2147483647, now, now); got != 10*m {
+	if got := remainingBackoff(2147483647, now, now); got != 10*m {
 		t.Errorf("after the most failures there can be: %v", got)
 	}
-	if got := pause(1, now.Add(time.Minute), now); got != 70*s {
+	if got := remainingBackoff(1, now.Add(time.Minute), now); got != 70*s {
 		t.Errorf("a failure in the future: %v", got)
 	}
 }

@@ -27,8 +27,8 @@ func TestIndexes(t *testing.T) {
 		{"0-9", 5, "0-4", 5}, {"1,8", 5, "1", 1}, {"x,2,3-y,4", 10, "2,4", 2},
 	} {
 		got := parseIndexes(test.text, test.limit)
-		if got.String() != test.want || got.total() != test.total {
-			t.Errorf("%q below %d: %s, %d indexes", test.text, test.limit, got, got.total())
+		if got.String() != test.want || got.size() != test.total {
+			t.Errorf("%q below %d: %s, %d indexes", test.text, test.limit, got, got.size())
 		}
 	}
 	s := parseIndexes("1,3-5,7", 10)
@@ -37,11 +37,11 @@ func TestIndexes(t *testing.T) {
 			t.Errorf("has %d: %v", index, !want)
 		}
 	}
-	expect(t, "with", s.with([]int{0, 6, 9}).String(), "0,1,3-7,9")
+	expect(t, "with", s.withIndexes([]int{0, 6, 9}).String(), "0,1,3-7,9")
 	expect(t, "missing", fmt.Sprint(s.firstMissing(3, 10)), "[0 2 6]")
 	expect(t, "missing below a limit", fmt.Sprint(s.firstMissing(9, 7)), "[0 2 6]")
 	expect(t, "nothing missing", fmt.Sprint(parseIndexes("0-4", 5).firstMissing(3, 5)), "[]")
-	if n := s.common(parseIndexes("0-3,5-9", 10)); n != 4 {
+	if n := s.overlap(parseIndexes("0-3,5-9", 10)); n != 4 {
 		t.Errorf("%d in common", n)
 	}
 }
@@ -107,14 +107,14 @@ func lookAt(job *batchv1.Job, pods ...*corev1.Pod) controller.Plan {
 // after is the status once the plan is carried out, as words.
 func after(job *batchv1.Job, plan controller.Plan) (words string, status batchv1.JobStatus) {
 	status = job.Status
-	outcome := controller.ApplyResult{}
+	result := controller.ApplyResult{}
 	for _, w := range writesOf(plan) {
-		outcome.Written = append(outcome.Written, w.Object)
+		result.Written = append(result.Written, w.Object)
 		if w.Verb == controller.UpdateStatus {
 			status = w.Object.(*batchv1.Job).Status
 		}
 	}
-	if changed := plan.Status(outcome); changed != nil {
+	if changed := plan.Status(result); changed != nil {
 		status = changed.(*batchv1.Job).Status
 	}
 	var all []string
@@ -268,20 +268,20 @@ func TestFailurePolicy(t *testing.T) {
 		what  string
 		rules []batchv1.PodFailurePolicyRule
 		pod   *corev1.Pod
-		want  verdict
+		want  policyMatch
 	}{
-		{"no rule", nil, work("a", corev1.PodFailed, exited(1, 0)), verdict{}},
+		{"no rule", nil, work("a", corev1.PodFailed, exited(1, 0)), policyMatch{}},
 		{"an exit code", []batchv1.PodFailurePolicyRule{{Action: "FailJob", OnExitCodes: exit("In", nil, 3, 42)}}, work("a", corev1.PodFailed, exited(42, 0)),
-			verdict{"FailJob", "Container web for pod default/a failed with exit code 42 matching FailJob rule at index 0"}},
-		{"another container", []batchv1.PodFailurePolicyRule{{Action: "FailJob", OnExitCodes: exit("In", new("side"), 42)}}, work("a", corev1.PodFailed, exited(42, 0)), verdict{}},
-		{"all but", []batchv1.PodFailurePolicyRule{{Action: "Ignore", OnExitCodes: exit("NotIn", nil, 1)}}, work("a", corev1.PodFailed, exited(2, 0)), verdict{action: "Ignore"}},
-		{"zero never matches", []batchv1.PodFailurePolicyRule{{Action: "Ignore", OnExitCodes: exit("NotIn", nil, 1)}}, work("a", corev1.PodFailed, exited(0, 0)), verdict{}},
+			policyMatch{"FailJob", "Container web for pod default/a failed with exit code 42 matching FailJob rule at index 0"}},
+		{"another container", []batchv1.PodFailurePolicyRule{{Action: "FailJob", OnExitCodes: exit("In", new("side"), 42)}}, work("a", corev1.PodFailed, exited(42, 0)), policyMatch{}},
+		{"all but", []batchv1.PodFailurePolicyRule{{Action: "Ignore", OnExitCodes: exit("NotIn", nil, 1)}}, work("a", corev1.PodFailed, exited(2, 0)), policyMatch{action: "Ignore"}},
+		{"zero never matches", []batchv1.PodFailurePolicyRule{{Action: "Ignore", OnExitCodes: exit("NotIn", nil, 1)}}, work("a", corev1.PodFailed, exited(0, 0)), policyMatch{}},
 		{"the first rule that matches", []batchv1.PodFailurePolicyRule{{Action: "Count", OnExitCodes: exit("In", nil, 1)}, {Action: "Ignore", OnPodConditions: onDisruption}, {Action: "FailJob", OnPodConditions: onDisruption}},
-			work("a", corev1.PodFailed, disrupted), verdict{action: "Ignore"}},
+			work("a", corev1.PodFailed, disrupted), policyMatch{action: "Ignore"}},
 		{"a condition", []batchv1.PodFailurePolicyRule{{Action: "FailIndex", OnExitCodes: exit("In", nil, 1)}, {Action: "FailJob", OnPodConditions: onDisruption}},
-			work("a", corev1.PodFailed, disrupted), verdict{"FailJob", "Pod default/a has condition DisruptionTarget matching FailJob rule at index 1"}},
+			work("a", corev1.PodFailed, disrupted), policyMatch{"FailJob", "Pod default/a has condition DisruptionTarget matching FailJob rule at index 1"}},
 	} {
-		if got := judgeFailure(&batchv1.PodFailurePolicy{Rules: test.rules}, test.pod); got != test.want {
+		if got := matchPodFailurePolicy(&batchv1.PodFailurePolicy{Rules: test.rules}, test.pod); got != test.want {
 			t.Errorf("%s: %+v, want %+v", test.what, got, test.want)
 		}
 	}
@@ -356,7 +356,7 @@ func TestPause(t *testing.T) {
 		since    time.Duration
 		want     time.Duration
 	}{{0, 0, 0}, {1, 0, 10 * time.Second}, {1, 4 * time.Second, 6 * time.Second}, {1, time.Minute, 0}, {3, 0, 40 * time.Second}, {7, 0, 10 * time.Minute}, {1000, 0, 10 * time.Minute}} {
-		if got := pause(test.failures, now.Add(-test.since), now); got != test.want {
+		if got := remainingBackoff(test.failures, now.Add(-test.since), now); got != test.want {
 			t.Errorf("%d failures, the last %v ago: %v, want %v", test.failures, test.since, got, test.want)
 		}
 	}

@@ -13,23 +13,23 @@ import (
 	"skiff/internal/podstate"
 )
 
-// track counts finished pods in three moves, of which each look makes what is due: uids of finished pods go into the status; then their
-// finalizers are removed; uids whose finalizer is gone go into the counters. At last, when nothing is left to count and no pod on its
+// trackFinishedPods counts finished pods in three moves, of which each sync makes what is due: UIDs of finished pods go into the status; then their
+// finalizers are removed; UIDs whose finalizer is gone go into the counters. At last, when nothing is left to count and no pod on its
 // way out, the job is declared finished.
-func (l *jobLook) track() {
-	l.settle()
-	freed := l.note()
+func (l *jobSync) trackFinishedPods() {
+	l.flushUncounted()
+	toUntrack := l.recordUncounted()
 	if l.indexed {
-		l.status.Succeeded = int32(l.done.total())
-		l.status.CompletedIndexes = l.done.String()
+		l.status.Succeeded = int32(l.completedIndexes.size())
+		l.status.CompletedIndexes = l.completedIndexes.String()
 		if l.job.Spec.BackoffLimitPerIndex != nil {
-			l.status.FailedIndexes = new(l.wrong.String())
+			l.status.FailedIndexes = new(l.failedIndexes.String())
 		}
 	}
-	if l.ending != nil && !isTrue(l.status.Conditions, l.ending.Type) {
-		l.status.Conditions = append(l.status.Conditions, *l.ending)
+	if l.finishing != nil && !isTrue(l.status.Conditions, l.finishing.Type) {
+		l.status.Conditions = append(l.status.Conditions, *l.finishing)
 	}
-	if len(freed) == 0 {
+	if len(toUntrack) == 0 {
 		return
 	}
 	if !apiequality.Semantic.DeepEqual(l.status, l.job.Status) {
@@ -38,14 +38,14 @@ func (l *jobLook) track() {
 		l.plan.AddStep(controller.UpdatingStatus(&first))
 	}
 	var writes []controller.Write
-	for _, pod := range freed {
-		writes = append(writes, untracking(pod))
+	for _, pod := range toUntrack {
+		writes = append(writes, removingFinalizer(pod))
 	}
 	l.plan.AddStep(writes...)
 }
 
-// settle moves uids whose pod has lost its finalizer, or is gone, into the counters.
-func (l *jobLook) settle() {
+// flushUncounted moves UIDs whose pod has lost its finalizer, or is gone, into the counters.
+func (l *jobSync) flushUncounted() {
 	tracked := map[types.UID]bool{}
 	for _, pod := range l.pods {
 		if l.tracked(pod) {
@@ -53,72 +53,72 @@ func (l *jobLook) settle() {
 		}
 	}
 	uncounted := l.status.UncountedTerminatedPods
-	still := func(uid types.UID) bool { return tracked[uid] }
-	succeeded, failed := filter(uncounted.Succeeded, still), filter(uncounted.Failed, still)
+	stillTracked := func(uid types.UID) bool { return tracked[uid] }
+	succeeded, failed := filter(uncounted.Succeeded, stillTracked), filter(uncounted.Failed, stillTracked)
 	l.status.Succeeded += int32(len(uncounted.Succeeded) - len(succeeded))
 	l.status.Failed += int32(len(uncounted.Failed) - len(failed))
 	uncounted.Succeeded, uncounted.Failed = succeeded, failed
 }
 
-// note writes finished pods into the status and returns those whose finalizer can go once it stands there.
-func (l *jobLook) note() (freed []*corev1.Pod) {
+// recordUncounted writes finished pods into the status and returns those whose finalizer can go once it stands there.
+func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
 	uncounted := l.status.UncountedTerminatedPods
-	noted := len(uncounted.Succeeded) + len(uncounted.Failed)
+	uncountedTotal := len(uncounted.Succeeded) + len(uncounted.Failed)
 	for _, pod := range l.pods {
-		if !l.tracked(pod) || !l.canFree(pod) {
+		if !l.tracked(pod) || !l.canRemoveFinalizer(pod) {
 			continue
 		}
-		if noted >= maxUncounted {
+		if uncountedTotal >= maxUncounted {
 			break
 		}
-		freed = append(freed, pod)
+		toUntrack = append(toUntrack, pod)
 		failedBefore := slices.Contains(uncounted.Failed, pod.UID)
 		switch {
 		case pod.Status.Phase == corev1.PodSucceeded && !failedBefore:
 			if l.indexed {
-				if l.validIndex(pod) && !l.before.has(completionIndex(pod)) {
-					noted++
+				if l.validIndex(pod) && !l.previouslyCompleted.has(completionIndex(pod)) {
+					uncountedTotal++
 				}
 			} else if !slices.Contains(uncounted.Succeeded, pod.UID) {
 				uncounted.Succeeded = append(uncounted.Succeeded, pod.UID)
-				noted++
+				uncountedTotal++
 			}
-		case jobPodFailed(pod, l.job) || l.ending != nil && l.ending.Type == batchv1.JobFailureTarget:
-			if !failedBefore && l.validIndex(pod) && judgeFailure(l.job.Spec.PodFailurePolicy, pod).counts() {
+		case jobPodFailed(pod, l.job) || l.finishing != nil && l.finishing.Type == batchv1.JobFailureTarget:
+			if !failedBefore && l.validIndex(pod) && matchPodFailurePolicy(l.job.Spec.PodFailurePolicy, pod).countsAsFailure() {
 				uncounted.Failed = append(uncounted.Failed, pod.UID)
-				noted++
+				uncountedTotal++
 			}
 		}
 	}
-	return freed
+	return toUntrack
 }
 
-// canFree says whether a pod's fate is decided.
-func (l *jobLook) canFree(pod *corev1.Pod) bool {
-	if l.job.DeletionTimestamp != nil || l.ending != nil || pod.Status.Phase == corev1.PodSucceeded {
+// canRemoveFinalizer reports whether a pod's fate is decided.
+func (l *jobSync) canRemoveFinalizer(pod *corev1.Pod) bool {
+	if l.job.DeletionTimestamp != nil || l.finishing != nil || pod.Status.Phase == corev1.PodSucceeded {
 		return true
 	}
 	if !jobPodFailed(pod, l.job) {
 		return false
 	}
-	held := l.held[completionIndex(pod)]
-	return held == nil || held.UID != pod.UID
+	delayed := l.delayedFinalizers[completionIndex(pod)]
+	return delayed == nil || delayed.UID != pod.UID
 }
 
-// report writes the status when the steps are done.
-func (l *jobLook) report(deleted []*corev1.Pod, creating int) {
-	finish := l.finishing(len(deleted))
+// planStatus writes the status when the steps are done.
+func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
+	finish := l.finishedCondition(len(deleted))
 	// Events of the end belong to the plan that writes it.
 	if finish != nil {
-		l.tellEnd(finish)
+		l.recordFinishEvents(finish)
 	}
-	l.plan.Status = func(outcome controller.ApplyResult) kind.Object {
-		if outcome.Err != nil && outcome.FailedVerb() != controller.Create {
+	l.plan.Status = func(result controller.ApplyResult) kind.Object {
+		if result.Err != nil && result.FailedVerb() != controller.Create {
 			return nil
 		}
 		base := l.job
 		created := 0
-		for _, obj := range outcome.Written {
+		for _, obj := range result.Written {
 			switch written := obj.(type) {
 			case *batchv1.Job:
 				base = written
@@ -129,7 +129,7 @@ func (l *jobLook) report(deleted []*corev1.Pod, creating int) {
 				}
 			}
 		}
-		if outcome.Err == nil {
+		if result.Err == nil {
 			created = creating
 		}
 		changed := *base
@@ -150,10 +150,10 @@ func (l *jobLook) report(deleted []*corev1.Pod, creating int) {
 	}
 }
 
-// finishing returns the last condition of the job if there is nothing left to wait for.
-func (l *jobLook) finishing(deleting int) *batchv1.JobCondition {
+// finishedCondition returns the last condition of the job if there is nothing left to wait for.
+func (l *jobSync) finishedCondition(deleting int) *batchv1.JobCondition {
 	uncounted := l.status.UncountedTerminatedPods
-	if l.ending == nil || l.terminating > 0 || deleting > 0 || len(uncounted.Succeeded)+len(uncounted.Failed) > 0 {
+	if l.finishing == nil || l.terminating > 0 || deleting > 0 || len(uncounted.Succeeded)+len(uncounted.Failed) > 0 {
 		return nil
 	}
 	// A pod that was finished but not counted yet would be lost.
@@ -161,22 +161,22 @@ func (l *jobLook) finishing(deleting int) *batchv1.JobCondition {
 		return nil
 	}
 	final := batchv1.JobComplete
-	if l.ending.Type == batchv1.JobFailureTarget {
+	if l.finishing.Type == batchv1.JobFailureTarget {
 		final = batchv1.JobFailed
 	}
-	return l.condition(final, l.ending.Reason, l.ending.Message)
+	return l.condition(final, l.finishing.Reason, l.finishing.Message)
 }
 
-func (l *jobLook) tellEnd(finish *batchv1.JobCondition) {
-	tell := func(eventType, reason, message string) {
+func (l *jobSync) recordFinishEvents(finish *batchv1.JobCondition) {
+	recordEvent := func(eventType, reason, message string) {
 		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: eventType, Reason: reason, Message: message})
 	}
 	if finish.Type == batchv1.JobFailed {
-		tell(corev1.EventTypeWarning, finish.Reason, finish.Message)
+		recordEvent(corev1.EventTypeWarning, finish.Reason, finish.Message)
 		return
 	}
 	if l.job.Spec.Completions != nil && l.status.Succeeded > *l.job.Spec.Completions {
-		tell(corev1.EventTypeWarning, "TooManySucceededPods", "Too many succeeded pods running after completion count reached")
+		recordEvent(corev1.EventTypeWarning, "TooManySucceededPods", "Too many succeeded pods running after completion count reached")
 	}
-	tell(corev1.EventTypeNormal, "Completed", "Job completed")
+	recordEvent(corev1.EventTypeNormal, "Completed", "Job completed")
 }

@@ -28,7 +28,7 @@ func uncountedAs(succeeded, failed string) change[*batchv1.Job] {
 	}
 }
 
-// TestTracking: in which of its three stations a pod is, and what is due. freed are the pods whose finalizer goes in this look.
+// TestTracking: in which of its three stations a pod is, and what is due. freed are the pods whose finalizer goes in this sync.
 func TestTracking(t *testing.T) {
 	const running, ok, bad = corev1.PodRunning, corev1.PodSucceeded, corev1.PodFailed
 	policy := func(action batchv1.PodFailurePolicyAction) change[*batchv1.Job] {
@@ -214,7 +214,7 @@ func TestJobsOfOthers(t *testing.T) {
 		managedBy *string
 		elsewhere bool
 	}{{nil, false}, {new(batchv1.JobControllerName), false}, {new("example.com/mine"), true}} {
-		if got := managedElsewhere(aJob(func(j *batchv1.Job) { j.Spec.ManagedBy = test.managedBy })); got != test.elsewhere {
+		if got := managedByExternalController(aJob(func(j *batchv1.Job) { j.Spec.ManagedBy = test.managedBy })); got != test.elsewhere {
 			t.Errorf("%v: %v", test.managedBy, got)
 		}
 	}

@@ -74,7 +74,7 @@ func TestJobsReachAFixedPoint(t *testing.T) {
 			t.Errorf("failed: %+v", s)
 		}
 		if indexed && isTrue(s.Conditions, batchv1.JobComplete) {
-			if want := (indexes{{0, int(*done.Spec.Completions) - 1}}).String(); s.CompletedIndexes != want {
+			if want := (indexSet{{0, int(*done.Spec.Completions) - 1}}).String(); s.CompletedIndexes != want {
 				t.Errorf("completed %s, want %s", s.CompletedIndexes, want)
 			}
 		}

@@ -48,7 +48,7 @@ func TestStartedFirst(t *testing.T) {
 		return j
 	}
 	jobs := []*batchv1.Job{job("never-b", -1), job("late", 5), job("b", 1), job("never-a", -1), job("a", 1), job("early", 0)}
-	slices.SortStableFunc(jobs, startedFirst)
+	slices.SortStableFunc(jobs, compareStartTime)
 	var names []string
 	for _, j := range jobs {
 		names = append(names, j.Name)
@@ -59,7 +59,7 @@ func TestStartedFirst(t *testing.T) {
 	// It is an order: compared the other way round, the answer is the other way round.
 	for _, a := range jobs {
 		for _, b := range jobs {
-			if startedFirst(a, b) != -startedFirst(b, a) {
+			if compareStartTime(a, b) != -compareStartTime(b, a) {
 				t.Errorf("%s and %s", a.Name, b.Name)
 			}
 		}

@@ -74,12 +74,12 @@ func count[T any](all []T, is func(T) bool) (n int32) {
 	return n
 }
 
-// podFrom makes a pod of a template, controlled by owner and named after it. Pods from one template may share it: nobody changes what is sent.
-func podFrom(template *corev1.PodTemplateSpec, owner kind.Object, ownerKind schema.GroupVersionKind) *corev1.Pod {
+// newPodFromTemplate makes a pod of a template, controlled by owner and named after it. Pods from one template may share it: nothing changes what is sent.
+func newPodFromTemplate(template *corev1.PodTemplateSpec, owner kind.Object, ownerKind schema.GroupVersionKind) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       owner.GetNamespace(),
-			GenerateName:    podPrefix(owner.GetName()),
+			GenerateName:    podNamePrefix(owner.GetName()),
 			Labels:          maps.Clone(template.Labels),
 			Annotations:     maps.Clone(template.Annotations),
 			Finalizers:      slices.Clone(template.Finalizers),
@@ -89,8 +89,8 @@ func podFrom(template *corev1.PodTemplateSpec, owner kind.Object, ownerKind sche
 	}
 }
 
-// podPrefix is the owner's name and a dash, unless that is too long.
-func podPrefix(owner string) string {
+// podNamePrefix is the owner's name and a dash, unless that is too long.
+func podNamePrefix(owner string) string {
 	if prefix := owner + "-"; len(validation.NameIsDNSSubdomain(prefix, true)) == 0 {
 		return prefix
 	}
@@ -118,17 +118,17 @@ var phaseOrder = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown
 //
 // In order: without a node before with one; pending before unknown before running; not ready before ready; lower deletion cost before higher; on a
 // crowded node before alone; ready for a short time before a long one; more restarts before fewer; younger before older. Times are
-// compared by their binary logarithm, and pods that are equal so far by uid: a random choice, but the same each time.
-func sortForDeletion(pods []*corev1.Pod, doubled func(*corev1.Pod) int, now time.Time) {
+// compared by their binary logarithm, and pods that are equal so far by UID: a random choice, but the same each time.
+func sortForDeletion(pods []*corev1.Pod, podsOnSameNode func(*corev1.Pod) int, now time.Time) {
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
-		if c := byProgress(a, b); c != 0 {
+		if c := compareProgress(a, b); c != 0 {
 			return c
 		}
-		if c := cmp.Or(cmp.Compare(deletionCost(a), deletionCost(b)), cmp.Compare(doubled(b), doubled(a))); c != 0 {
+		if c := cmp.Or(cmp.Compare(deletionCost(a), deletionCost(b)), cmp.Compare(podsOnSameNode(b), podsOnSameNode(a))); c != 0 {
 			return c
 		}
-		return byHistory(a, b, func(timeA, timeB metav1.Time) int {
-			return cmp.Or(cmp.Compare(magnitude(now.Sub(timeA.Time)), magnitude(now.Sub(timeB.Time))), strings.Compare(string(a.UID), string(b.UID)))
+		return compareHistory(a, b, func(timeA, timeB metav1.Time) int {
+			return cmp.Or(cmp.Compare(log2Age(now.Sub(timeA.Time)), log2Age(now.Sub(timeB.Time))), strings.Compare(string(a.UID), string(b.UID)))
 		})
 	})
 }
@@ -137,21 +137,21 @@ func sortForDeletion(pods []*corev1.Pod, doubled func(*corev1.Pod) int, now time
 // no pods that are as good as each other.
 func sortByProgress(pods []*corev1.Pod) {
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
-		if c := byProgress(a, b); c != 0 {
+		if c := compareProgress(a, b); c != 0 {
 			return c
 		}
-		return byHistory(a, b, func(timeA, timeB metav1.Time) int { return timeB.Compare(timeA.Time) })
+		return compareHistory(a, b, func(timeA, timeB metav1.Time) int { return timeB.Compare(timeA.Time) })
 	})
 }
 
-// byProgress compares how far two pods have come.
-func byProgress(a, b *corev1.Pod) int {
+// compareProgress compares how far two pods have come.
+func compareProgress(a, b *corev1.Pod) int {
 	return cmp.Or(falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
 		falseFirst(podstate.IsReady(a), podstate.IsReady(b)))
 }
 
-// byHistory compares two pods that have come equally far, both ready or neither, by how long and how well they have run. later compares two different times.
-func byHistory(a, b *corev1.Pod, later func(timeA, timeB metav1.Time) int) int {
+// compareHistory compares two pods that have come equally far, both ready or neither, by how long and how well they have run. later compares two different times.
+func compareHistory(a, b *corev1.Pod, compareDifferent func(timeA, timeB metav1.Time) int) int {
 	compare := func(timeA, timeB metav1.Time) int {
 		switch {
 		case timeA.Equal(&timeB):
@@ -159,7 +159,7 @@ func byHistory(a, b *corev1.Pod, later func(timeA, timeB metav1.Time) int) int {
 		case timeA.IsZero() || timeB.IsZero():
 			return falseFirst(!timeA.IsZero(), !timeB.IsZero())
 		}
-		return later(timeA, timeB)
+		return compareDifferent(timeA, timeB)
 	}
 	if podstate.IsReady(a) {
 		if c := compare(podstate.Condition(a, corev1.PodReady).LastTransitionTime, podstate.Condition(b, corev1.PodReady).LastTransitionTime); c != 0 {
@@ -182,8 +182,8 @@ func falseFirst(a, b bool) int {
 	}
 }
 
-// magnitude is the binary logarithm of an age.
-func magnitude(age time.Duration) int64 {
+// log2Age is the binary logarithm of an age.
+func log2Age(age time.Duration) int64 {
 	if age <= 0 {
 		return -1
 	}

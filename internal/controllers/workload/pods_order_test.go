@@ -101,7 +101,7 @@ func TestDeletionCost(t *testing.T) {
 	for value, want := range map[string]int32{
 		"0": 0, "1": 1, "-1": -1, "10": 10, "100": 100, "2147483647": math.MaxInt32, "-2147483648": math.MinInt32,
 		"2147483648": 0, "-2147483649": 0, "99999999999999999999": 0, // too large for the type
-		"": 0, "+1": 0, "+0": 0, "00": 0, "01": 0, "007": 0, // digits nobody would write
+		"": 0, "+1": 0, "+0": 0, "00": 0, "01": 0, "007": 0, // digits nothing would write
 		"-0": 0, "-05": -5, "-": 0, " 5": 0, "5 ": 0, "1e3": 0, "0x10": 0, "5.0": 0, "five": 0, "--5": 0, "1_000": 0,
 	} {
 		if got := deletionCost(aPod("a", annotated(corev1.PodDeletionCost, value))); got != want {
@@ -155,7 +155,7 @@ func TestMagnitude(t *testing.T) {
 		-time.Hour: -1, -1: -1, 0: -1, 1: 0, 2: 1, 3: 1, 4: 2, 1023: 9, 1024: 10, 1025: 10,
 		time.Second: 29, time.Minute: 35, time.Hour: 41, 24 * time.Hour: 46, math.MaxInt64: 63,
 	} {
-		if got := magnitude(age); got != want {
+		if got := log2Age(age); got != want {
 			t.Errorf("%v has magnitude %d, want %d", age, got, want)
 		}
 	}
@@ -215,7 +215,7 @@ func anyPod(random *rand.Rand, i int) *corev1.Pod {
 }
 
 // rank writes a pod down as numbers, smallest first to go: the rules of sortForDeletion one after the other, read off as a list. The time of being
-// ready and of creation are two numbers each, because a time within one magnitude is decided by uid unless both are the same.
+// ready and of creation are two numbers each, because a time within one magnitude is decided by UID unless both are the same.
 func rank(pod *corev1.Pod, crowd int) (coarse []int64) {
 	flag := func(b bool) int64 {
 		if b {
@@ -230,7 +230,7 @@ func rank(pod *corev1.Pod, crowd int) (coarse []int64) {
 }
 
 // TestSortForDeletionIsAnOrder sorts random pods from random beginnings. The order is always the same, follows the rules from the first to the
-// last, and what decides between two pods that are alike so far is their time, restarts and uid.
+// last, and what decides between two pods that are alike so far is their time, restarts and UID.
 func TestSortForDeletionIsAnOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -261,7 +261,7 @@ func TestSortForDeletionIsAnOrder(t *testing.T) {
 	}
 }
 
-// compareTimes is upstream's rule for two times, in words: an unknown time first; then by the power of two of the age; then by uid.
+// compareTimes is upstream's rule for two times, in words: an unknown time first; then by the power of two of the age; then by UID.
 func compareTimes(a, b metav1.Time, podA, podB *corev1.Pod) int {
 	if a.Equal(&b) {
 		return 0

@@ -99,7 +99,7 @@ func TestPodFromTemplate(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "1"}, Annotations: map[string]string{"b": "2"}, Finalizers: []string{"f/f"}},
 		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
 	}
-	pod := podFrom(template, owner, replicaSetKind)
+	pod := newPodFromTemplate(template, owner, replicaSetKind)
 	ref := metav1.GetControllerOf(pod)
 	if pod.GenerateName != "owner-" || pod.Namespace != "default" || pod.Labels["a"] != "1" || pod.Annotations["b"] != "2" || pod.Finalizers[0] != "f/f" ||
 		pod.Spec.Containers[0].Name != "c" || ref == nil || ref.UID != owner.UID || ref.Kind != "ReplicaSet" || !*ref.BlockOwnerDeletion {
@@ -109,7 +109,7 @@ func TestPodFromTemplate(t *testing.T) {
 	if template.Labels["a"] != "1" {
 		t.Error("the pod shares its labels with the template")
 	}
-	if long := strings.Repeat("x", 254); podPrefix(long) != long || podPrefix(long[1:]) != long[1:]+"-" {
+	if long := strings.Repeat("x", 254); podNamePrefix(long) != long || podNamePrefix(long[1:]) != long[1:]+"-" {
 		t.Error("a name that leaves no room for the dash must do without")
 	}
 }

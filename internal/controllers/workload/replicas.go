@@ -16,8 +16,8 @@ import (
 	"skiff/internal/podstate"
 )
 
-// burst bounds the pods created or deleted in one look.
-const burst = 500
+// burstReplicas bounds the pods created or deleted in one sync.
+const burstReplicas = 500
 
 var (
 	replicaSetKind            = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
@@ -32,7 +32,7 @@ var ReplicaSet = controller.Definition{
 		if err != nil {
 			return nil, err
 		}
-		return newReplicas(s, replicaSetKind, asReplicas, func(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
+		return newReplicasController(s, replicaSetKind, fromReplicaSet, func(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 			if owner := metav1.GetControllerOfNoCopy(rs); owner != nil {
 				return sets.ControlledBy(owner.UID)
 			}
@@ -46,7 +46,7 @@ var ReplicationController = controller.Definition{
 	Name: "replicationcontroller-controller", Aliases: []string{"replicationcontroller"}, Component: "replication-controller",
 	Queue: "replicationmanager", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
-		return newReplicas(s, replicationControllerKind, asReplicasOfController, nil)
+		return newReplicasController(s, replicationControllerKind, fromReplicationController, nil)
 	},
 }
 
@@ -54,7 +54,7 @@ var ReplicationController = controller.Definition{
 type replicas struct {
 	object          kind.Object
 	kind            schema.GroupVersionKind
-	want            int32
+	desired         int32
 	minReadySeconds int32
 	selector        labels.Selector
 	template        *corev1.PodTemplateSpec
@@ -63,10 +63,10 @@ type replicas struct {
 	withStatus func(appsv1.ReplicaSetStatus) kind.Object
 }
 
-func asReplicas(rs *appsv1.ReplicaSet) (replicas, error) {
+func fromReplicaSet(rs *appsv1.ReplicaSet) (replicas, error) {
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	return replicas{
-		object: rs, kind: replicaSetKind, want: orOne(rs.Spec.Replicas), minReadySeconds: rs.Spec.MinReadySeconds,
+		object: rs, kind: replicaSetKind, desired: valueOrOne(rs.Spec.Replicas), minReadySeconds: rs.Spec.MinReadySeconds,
 		selector: selector, template: &rs.Spec.Template, status: rs.Status,
 		withStatus: func(status appsv1.ReplicaSetStatus) kind.Object {
 			changed := *rs
@@ -76,7 +76,7 @@ func asReplicas(rs *appsv1.ReplicaSet) (replicas, error) {
 	}, err
 }
 
-func asReplicasOfController(rc *corev1.ReplicationController) (replicas, error) {
+func fromReplicationController(rc *corev1.ReplicationController) (replicas, error) {
 	template := rc.Spec.Template
 	if template == nil {
 		template = &corev1.PodTemplateSpec{}
@@ -90,7 +90,7 @@ func asReplicasOfController(rc *corev1.ReplicationController) (replicas, error) 
 			Type: appsv1.ReplicaSetConditionType(c.Type), Status: c.Status, LastTransitionTime: c.LastTransitionTime, Reason: c.Reason, Message: c.Message})
 	}
 	return replicas{
-		object: rc, kind: replicationControllerKind, want: orOne(rc.Spec.Replicas), minReadySeconds: rc.Spec.MinReadySeconds,
+		object: rc, kind: replicationControllerKind, desired: valueOrOne(rc.Spec.Replicas), minReadySeconds: rc.Spec.MinReadySeconds,
 		selector: labels.SelectorFromSet(rc.Spec.Selector), template: template, status: status,
 		withStatus: func(status appsv1.ReplicaSetStatus) kind.Object {
 			changed := *rc
@@ -107,7 +107,7 @@ func asReplicasOfController(rc *corev1.ReplicationController) (replicas, error) 
 	}, nil
 }
 
-func orOne(n *int32) int32 {
+func valueOrOne(n *int32) int32 {
 	if n == nil {
 		return 1
 	}
@@ -118,12 +118,12 @@ func orOne(n *int32) int32 {
 type replicasController[T kind.Object] struct {
 	owners   client.Informer[T]
 	pods     controller.Dependents[*corev1.Pod]
-	view     func(T) (replicas, error)
+	convert  func(T) (replicas, error)
 	siblings func(T) []T // the sets with the same owner; nil: a kind that has none
 }
 
-func newReplicas[T kind.Object](s *controller.Setup, of schema.GroupVersionKind, view func(T) (replicas, error), siblings func(T) []T) (controller.Syncer, error) {
-	c := &replicasController[T]{owners: client.InformerFor[T](s.Informers), view: view, siblings: siblings}
+func newReplicasController[T kind.Object](s *controller.Setup, ownerKind schema.GroupVersionKind, convert func(T) (replicas, error), siblings func(T) []T) (controller.Syncer, error) {
+	c := &replicasController[T]{owners: client.InformerFor[T](s.Informers), convert: convert, siblings: siblings}
 	var err error
 	if c.pods, err = controller.DependentsOf[*corev1.Pod](s); err != nil {
 		return nil, err
@@ -131,14 +131,14 @@ func newReplicas[T kind.Object](s *controller.Setup, of schema.GroupVersionKind,
 	if err := controller.WatchPrimary[T](s); err != nil {
 		return nil, err
 	}
-	selector := func(owner T) (labels.Selector, error) { r, err := view(owner); return r.selector, err }
-	if err := controller.WatchDependents[*corev1.Pod](s, of, selector); err != nil {
+	selector := func(owner T) (labels.Selector, error) { r, err := convert(owner); return r.selector, err }
+	if err := controller.WatchDependents[*corev1.Pod](s, ownerKind, selector); err != nil {
 		return nil, err
 	}
 	return controller.NewSyncer(s, c), nil
 }
 
-// replicasView is what decides about one set.
+// replicasView is the observed state of one set.
 type replicasView struct {
 	replicas
 	pods []*corev1.Pod // the set's own and the orphans of its namespace
@@ -153,12 +153,12 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 	if !ok {
 		return replicasView{}, false
 	}
-	r, err := c.view(owner)
+	r, err := c.convert(owner)
 	if err != nil {
-		return replicasView{}, false // a selector that cannot be read selects nothing; validation keeps it out
+		return replicasView{}, false // a selector that cannot be read selects nothing; rejected by validation
 	}
 	v := replicasView{replicas: r, pods: c.pods.Claimable(owner), now: time.Now()}
-	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.want {
+	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.desired {
 		for _, sibling := range c.siblings(owner) {
 			v.related = append(v.related, c.pods.ControlledBy(sibling.GetUID())...)
 		}
@@ -172,41 +172,41 @@ func (c *replicasController[T]) Reconcile(v replicasView) controller.Plan { retu
 func (v replicasView) reconcile() controller.Plan {
 	var plan controller.Plan
 	matches := func(pod *corev1.Pod) bool { return v.selector.Matches(labels.Set(pod.Labels)) }
-	mine := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, podstate.IsActive))
+	claimed := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, podstate.IsActive))
 	if v.object.GetDeletionTimestamp() == nil {
-		plan.AddStep(v.adjust(mine)...)
+		plan.AddStep(v.manageReplicas(claimed)...)
 	}
-	ending := count(v.pods, func(pod *corev1.Pod) bool {
+	terminating := count(v.pods, func(pod *corev1.Pod) bool {
 		return podstate.IsTerminating(pod) && metav1.IsControlledBy(pod, v.object) && matches(pod)
 	})
-	status := v.count(mine, ending)
-	plan.Status = func(outcome controller.ApplyResult) kind.Object { return v.report(status, outcome) }
+	status := v.calculateStatus(claimed, terminating)
+	plan.Status = func(result controller.ApplyResult) kind.Object { return v.changedStatus(status, result) }
 	if v.minReadySeconds > 0 && status.ReadyReplicas != status.AvailableReplicas {
 		plan.Requeue(seconds(v.minReadySeconds))
-		plan.Requeue(nextAvailable(mine, v.minReadySeconds, v.now))
+		plan.Requeue(nextAvailable(claimed, v.minReadySeconds, v.now))
 	}
 	return plan
 }
 
-// adjust creates or deletes pods until there are as many as wanted.
-func (v replicasView) adjust(pods []*corev1.Pod) []controller.Write {
-	missing := int(v.want) - len(pods)
+// manageReplicas creates or deletes pods until there are as many as wanted.
+func (v replicasView) manageReplicas(pods []*corev1.Pod) []controller.Write {
+	missing := int(v.desired) - len(pods)
 	var writes []controller.Write
 	if missing > 0 {
-		create := creatingPod(podFrom(v.template, v.object, v.kind), v.object)
-		for range min(missing, burst) {
+		create := creatingPod(newPodFromTemplate(v.template, v.object, v.kind), v.object)
+		for range min(missing, burstReplicas) {
 			writes = append(writes, create)
 		}
 		return writes
 	}
-	for _, pod := range v.surplus(pods, min(-missing, burst)) {
+	for _, pod := range v.podsToDelete(pods, min(-missing, burstReplicas)) {
 		writes = append(writes, deletingPod(pod, v.object))
 	}
 	return writes
 }
 
-// surplus chooses the pods to delete.
-func (v replicasView) surplus(pods []*corev1.Pod, n int) []*corev1.Pod {
+// podsToDelete chooses the pods to delete.
+func (v replicasView) podsToDelete(pods []*corev1.Pod, n int) []*corev1.Pod {
 	if n < len(pods) {
 		onNode := map[string]int{}
 		for _, pod := range v.related {
@@ -219,8 +219,8 @@ func (v replicasView) surplus(pods []*corev1.Pod, n int) []*corev1.Pod {
 	return pods[:n]
 }
 
-// count fills the numbers of the status.
-func (v replicasView) count(pods []*corev1.Pod, ending int32) appsv1.ReplicaSetStatus {
+// calculateStatus fills the numbers of the status.
+func (v replicasView) calculateStatus(pods []*corev1.Pod, terminating int32) appsv1.ReplicaSetStatus {
 	status := v.status
 	template := labels.Set(v.template.Labels).AsSelectorPreValidated()
 	status.ObservedGeneration = v.object.GetGeneration()
@@ -229,24 +229,24 @@ func (v replicasView) count(pods []*corev1.Pod, ending int32) appsv1.ReplicaSetS
 	status.ReadyReplicas = count(pods, podstate.IsReady)
 	status.AvailableReplicas = count(pods, func(pod *corev1.Pod) bool { return available(pod, v.minReadySeconds, v.now) })
 	if v.kind == replicaSetKind {
-		status.TerminatingReplicas = &ending
+		status.TerminatingReplicas = &terminating
 	}
 	return status
 }
 
-// report sets or clears the condition that pods could not be created or deleted, and returns the object if its status changed.
-func (v replicasView) report(status appsv1.ReplicaSetStatus, outcome controller.ApplyResult) kind.Object {
-	reason := map[controller.Verb]string{controller.Create: "FailedCreate", controller.Delete: "FailedDelete"}[outcome.FailedVerb()]
-	if outcome.Err != nil && reason == "" {
+// changedStatus sets or clears the condition that pods could not be created or deleted, and returns the object if its status changed.
+func (v replicasView) changedStatus(status appsv1.ReplicaSetStatus, result controller.ApplyResult) kind.Object {
+	reason := map[controller.Verb]string{controller.Create: "FailedCreate", controller.Delete: "FailedDelete"}[result.FailedVerb()]
+	if result.Err != nil && reason == "" {
 		return nil // whose the pods are is not settled: the numbers would be a guess
 	}
 	others := filter(status.Conditions, func(c appsv1.ReplicaSetCondition) bool { return c.Type != appsv1.ReplicaSetReplicaFailure })
 	switch {
-	case outcome.Err == nil:
+	case result.Err == nil:
 		status.Conditions = others
 	case len(others) == len(status.Conditions):
 		status.Conditions = append(others, appsv1.ReplicaSetCondition{
-			Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: outcome.ErrorMessage(), LastTransitionTime: metav1.NewTime(v.now)})
+			Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: result.ErrorMessage(), LastTransitionTime: metav1.NewTime(v.now)})
 	}
 	if apiequality.Semantic.DeepEqual(status, v.status) {
 		return nil

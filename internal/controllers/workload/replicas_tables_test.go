@@ -90,13 +90,13 @@ func TestReplicasNumbers(t *testing.T) {
 		{"as many as wanted", aSet(5), several(5, "p", mine), ""},
 		{"one more than wanted", aSet(5), several(6, "p", mine), "1 delete"},
 		{"all go", aSet(0), several(5, "p", mine), "5 delete"},
-		{"one below the burst", aSet(burst - 1), nil, fmt.Sprint(burst-1, " create")},
-		{"the burst", aSet(burst), nil, fmt.Sprint(burst, " create")},
-		{"one above the burst", aSet(burst + 1), nil, fmt.Sprint(burst, " create")},
-		{"a huge number", aSet(2147483647), nil, fmt.Sprint(burst, " create")},
-		{"deletions: one below the burst", aSet(1), several(burst, "p", mine), fmt.Sprint(burst-1, " delete")},
-		{"deletions: the burst", aSet(0), several(burst, "p", mine), fmt.Sprint(burst, " delete")},
-		{"deletions: one above the burst", aSet(0), several(burst+1, "p", mine), fmt.Sprint(burst, " delete")},
+		{"one below the burst", aSet(burstReplicas - 1), nil, fmt.Sprint(burstReplicas-1, " create")},
+		{"the burst", aSet(burstReplicas), nil, fmt.Sprint(burstReplicas, " create")},
+		{"one above the burst", aSet(burstReplicas + 1), nil, fmt.Sprint(burstReplicas, " create")},
+		{"a huge number", aSet(2147483647), nil, fmt.Sprint(burstReplicas, " create")},
+		{"deletions: one below the burst", aSet(1), several(burstReplicas, "p", mine), fmt.Sprint(burstReplicas-1, " delete")},
+		{"deletions: the burst", aSet(0), several(burstReplicas, "p", mine), fmt.Sprint(burstReplicas, " delete")},
+		{"deletions: one above the burst", aSet(0), several(burstReplicas+1, "p", mine), fmt.Sprint(burstReplicas, " delete")},
 		{"succeeded pods do not count", aSet(2), several(2, "p", mine, inPhase(corev1.PodSucceeded)), "2 create"},
 		{"failed pods do not count", aSet(2), several(2, "p", mine, inPhase(corev1.PodFailed)), "2 create"},
 		{"unknown pods count", aSet(2), several(2, "p", mine, inPhase(corev1.PodUnknown)), ""},
@@ -130,7 +130,7 @@ func TestReplicasNumbers(t *testing.T) {
 	}
 }
 
-// TestReplicasChoice: of pods that are too many, those go first that are the least loss, and the choice is told to no one else.
+// TestReplicasChoice: of pods that are too many, those go first that are the least loss, and the choice is reported to no one else.
 func TestReplicasChoice(t *testing.T) {
 	mine := ownedBy(aSet(0), "ReplicaSet")
 	pod := func(name string, changes ...change[*corev1.Pod]) *corev1.Pod {
@@ -313,7 +313,7 @@ func TestReplicasPod(t *testing.T) {
 	for name, want := range map[string]string{
 		"web": "web-", "web-1": "web-1-", "a.b": "a.b-", strings.Repeat("x", 252): strings.Repeat("x", 252) + "-", strings.Repeat("x", 253): strings.Repeat("x", 253) + "-", "UPPER": "UPPER",
 	} {
-		if got := podPrefix(name); got != want {
+		if got := podNamePrefix(name); got != want {
 			t.Errorf("pods of %s begin with %s, want %s", name, got, want)
 		}
 	}
@@ -331,8 +331,8 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 	status := corev1.ReplicationControllerStatus{Replicas: 5, FullyLabeledReplicas: 4, ReadyReplicas: 3, AvailableReplicas: 2, ObservedGeneration: 1,
 		Conditions: []corev1.ReplicationControllerCondition{{Type: corev1.ReplicationControllerReplicaFailure, Status: "True", LastTransitionTime: ago(time.Hour), Reason: "FailedCreate", Message: "quota"}}}
 	full := controllerOf(func(rc *corev1.ReplicationController) { rc.Status = status })
-	r, err := asReplicasOfController(full)
-	if err != nil || r.want != 3 || r.minReadySeconds != 7 || r.kind != replicationControllerKind || r.selector.String() != "app=web" || r.template != full.Spec.Template || r.object != full {
+	r, err := fromReplicationController(full)
+	if err != nil || r.desired != 3 || r.minReadySeconds != 7 || r.kind != replicationControllerKind || r.selector.String() != "app=web" || r.template != full.Spec.Template || r.object != full {
 		t.Errorf("%+v, %v", r, err)
 	}
 	same(t, "there", r.status, appsv1.ReplicaSetStatus{Replicas: 5, FullyLabeledReplicas: 4, ReadyReplicas: 3, AvailableReplicas: 2, ObservedGeneration: 1,
@@ -342,7 +342,7 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 	if back == full {
 		t.Error("the shared object itself was handed out")
 	}
-	if bare, _ := asReplicasOfController(controllerOf(func(rc *corev1.ReplicationController) { rc.Spec.Template, rc.Spec.Replicas = nil, nil })); bare.want != 1 || bare.template == nil {
+	if bare, _ := fromReplicationController(controllerOf(func(rc *corev1.ReplicationController) { rc.Spec.Template, rc.Spec.Replicas = nil, nil })); bare.desired != 1 || bare.template == nil {
 		t.Errorf("without a template or number: %+v", bare)
 	}
 	mine := ownedBy(full, "ReplicationController")
@@ -359,7 +359,7 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 		{"leaving pods are not counted by this kind", several(2, "p", mine, leaving), "3 create", corev1.ReplicationControllerStatus{ObservedGeneration: 4}},
 		{"orphans are adopted", several(3, "p"), "3 patch", corev1.ReplicationControllerStatus{Replicas: 3, FullyLabeledReplicas: 3, ObservedGeneration: 4}},
 	} {
-		r, err := asReplicasOfController(controllerOf())
+		r, err := fromReplicationController(controllerOf())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,7 +370,7 @@ func TestReplicationControllerKeepsItsFields(t *testing.T) {
 }
 
 // TestReplicasModel plays random sets to their end in a model that is nothing but a list of pods: what the plan creates appears, what it deletes
-// disappears, what it patches changes hands. However it begins, at most two looks later there are exactly the wanted pods, and a look more does nothing.
+// disappears, what it patches changes hands. However it begins, at most two looks later there are exactly the wanted pods, and a sync more does nothing.
 func TestReplicasModel(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 2))

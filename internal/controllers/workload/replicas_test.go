@@ -24,7 +24,7 @@ func aSet(size int32, changes ...change[*appsv1.ReplicaSet]) *appsv1.ReplicaSet 
 
 func viewOf(t *testing.T, set *appsv1.ReplicaSet, pods ...*corev1.Pod) replicasView {
 	t.Helper()
-	r, err := asReplicas(set)
+	r, err := fromReplicaSet(set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ func TestReplicasPlan(t *testing.T) {
 	} {
 		expect(t, test.what, told(viewOf(t, test.set, test.pods...).reconcile()), test.want)
 	}
-	plan := viewOf(t, aSet(2*burst)).reconcile()
-	if n := len(plan.Steps[0].Writes); n != burst {
+	plan := viewOf(t, aSet(2*burstReplicas)).reconcile()
+	if n := len(plan.Steps[0].Writes); n != burstReplicas {
 		t.Errorf("%d pods created in one look", n)
 	}
 }
@@ -145,7 +145,7 @@ func TestReplicationControllerIsTheSame(t *testing.T) {
 			Template: &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}}},
 		Status: corev1.ReplicationControllerStatus{Conditions: []corev1.ReplicationControllerCondition{{Type: "Other", Status: "True", Reason: "Because"}}},
 	}
-	r, err := asReplicasOfController(rc)
+	r, err := fromReplicationController(rc)
 	if err != nil {
 		t.Fatal(err)
 	}

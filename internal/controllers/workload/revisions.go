@@ -52,8 +52,8 @@ func templateOf(revision *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, e
 	return &patch.Spec.Template, nil
 }
 
-// byRevision puts the oldest revision first.
-func byRevision(a, b *appsv1.ControllerRevision) int {
+// compareRevisions puts the oldest revision first.
+func compareRevisions(a, b *appsv1.ControllerRevision) int {
 	return cmp.Or(cmp.Compare(a.Revision, b.Revision), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
@@ -81,23 +81,23 @@ func revisionHash(patch []byte, collisions int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
 }
 
-// isUnsettled says that the steps ended before it was clear whose the pods are and which revision they should have: nothing can be reported.
-func isUnsettled(outcome controller.ApplyResult) bool {
-	var failure *controller.WriteError
-	if !errors.As(outcome.Err, &failure) {
-		return outcome.Err != nil
+// isInconclusive reports whether the steps ended before it was clear whose the pods are and which revision they should have: nothing can be reported.
+func isInconclusive(result controller.ApplyResult) bool {
+	var writeErr *controller.WriteError
+	if !errors.As(result.Err, &writeErr) {
+		return result.Err != nil
 	}
-	_, isRevision := failure.Object.(*appsv1.ControllerRevision)
-	return failure.Verb == controller.Patch || isRevision && failure.Verb != controller.Delete
+	_, isRevision := writeErr.Object.(*appsv1.ControllerRevision)
+	return writeErr.Verb == controller.Patch || isRevision && writeErr.Verb != controller.Delete
 }
 
-// equalTo selects the revisions with the same data.
-func equalTo(revisions []*appsv1.ControllerRevision, patch []byte) []*appsv1.ControllerRevision {
+// revisionsWithData selects the revisions with the same data.
+func revisionsWithData(revisions []*appsv1.ControllerRevision, patch []byte) []*appsv1.ControllerRevision {
 	return filter(revisions, func(r *appsv1.ControllerRevision) bool { return bytes.Equal(r.Data.Raw, patch) })
 }
 
-// renumbered returns a copy of a revision with another number.
-func renumbered(r *appsv1.ControllerRevision, number int64) *appsv1.ControllerRevision {
+// withRevisionNumber returns a copy of a revision with another number.
+func withRevisionNumber(r *appsv1.ControllerRevision, number int64) *appsv1.ControllerRevision {
 	c := *r
 	c.Revision = number
 	return &c
@@ -108,5 +108,5 @@ func nextRevision(revisions []*appsv1.ControllerRevision) int64 {
 	if len(revisions) == 0 {
 		return 1
 	}
-	return slices.MaxFunc(revisions, byRevision).Revision + 1
+	return slices.MaxFunc(revisions, compareRevisions).Revision + 1
 }

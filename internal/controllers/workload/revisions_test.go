@@ -116,8 +116,8 @@ func TestRevisionOrder(t *testing.T) {
 		{"by age", revision("z", 1, time.Hour), revision("a", 1, 0)},
 		{"by name", revision("a", 1, 0), revision("b", 1, 0)},
 	} {
-		if byRevision(test.a, test.b) >= 0 || byRevision(test.b, test.a) <= 0 || byRevision(test.a, test.a) != 0 {
-			t.Errorf("%s: %d and %d", test.what, byRevision(test.a, test.b), byRevision(test.b, test.a))
+		if compareRevisions(test.a, test.b) >= 0 || compareRevisions(test.b, test.a) <= 0 || compareRevisions(test.a, test.a) != 0 {
+			t.Errorf("%s: %d and %d", test.what, compareRevisions(test.a, test.b), compareRevisions(test.b, test.a))
 		}
 	}
 	for _, test := range []struct {
@@ -133,7 +133,7 @@ func TestRevisionOrder(t *testing.T) {
 		}
 	}
 	one := revision("a", 1, 0)
-	if c := renumbered(one, 5); c.Revision != 5 || one.Revision != 1 || c.Name != "a" {
+	if c := withRevisionNumber(one, 5); c.Revision != 5 || one.Revision != 1 || c.Name != "a" {
 		t.Errorf("%+v", c)
 	}
 }

@@ -54,33 +54,33 @@ func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
 	return controller.NewSyncer(s, c), nil
 }
 
-// statefulView is what decides about one set.
-type statefulView struct {
+// statefulSetView is the observed state of one set.
+type statefulSetView struct {
 	set       *appsv1.StatefulSet
 	pods      []*corev1.Pod                // its own and the orphans of its namespace
 	revisions []*appsv1.ControllerRevision // likewise
 	// claims are those the set's pods have or will have, by name.
 	claims map[string]*corev1.PersistentVolumeClaim
-	// taken are revisions by name, whoever they belong to; nil: no name is taken.
-	taken func(name string) *appsv1.ControllerRevision
-	now   time.Time
+	// revisionByName are revisions by name, whatever their owner; nil: no name is taken.
+	revisionByName func(name string) *appsv1.ControllerRevision
+	now            time.Time
 }
 
 // Observe gathers the set, its pods, their claims and the set's history.
-func (c *statefulSets) Observe(key controller.Key) (statefulView, bool) {
+func (c *statefulSets) Observe(key controller.Key) (statefulSetView, bool) {
 	set, ok := c.sets.Get(key.Namespace, key.Name)
 	if !ok {
-		return statefulView{}, false
+		return statefulSetView{}, false
 	}
-	v := statefulView{
+	v := statefulSetView{
 		set: set, pods: c.pods.Claimable(set), revisions: c.revisions.Claimable(set), now: time.Now(),
 		claims: map[string]*corev1.PersistentVolumeClaim{},
-		taken: func(name string) *appsv1.ControllerRevision {
+		revisionByName: func(name string) *appsv1.ControllerRevision {
 			r, _ := c.revisions.Get(key.Namespace, name)
 			return r
 		},
 	}
-	note := func(ordinal int) {
+	addClaims := func(ordinal int) {
 		for i := range set.Spec.VolumeClaimTemplates {
 			name := claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal)
 			if claim, ok := c.claims.Get(key.Namespace, name); ok {
@@ -89,18 +89,18 @@ func (c *statefulSets) Observe(key controller.Key) (statefulView, bool) {
 		}
 	}
 	for ordinal := startOrdinal(set); ordinal < endOrdinal(set); ordinal++ {
-		note(ordinal)
+		addClaims(ordinal)
 	}
 	for _, pod := range v.pods {
 		if _, ordinal := parentAndOrdinal(pod); ordinal >= endOrdinal(set) || ordinal >= 0 && ordinal < startOrdinal(set) {
-			note(ordinal)
+			addClaims(ordinal)
 		}
 	}
 	return v, true
 }
 
 // Reconcile decides the next change of a set.
-func (c *statefulSets) Reconcile(v statefulView) controller.Plan { return v.reconcile() }
+func (c *statefulSets) Reconcile(v statefulSetView) controller.Plan { return v.reconcile() }
 
 // parentAndOrdinal splits a pod's name, "web-2"; the ordinal is -1 if there is none.
 func parentAndOrdinal(pod *corev1.Pod) (string, int) {
@@ -130,7 +130,7 @@ func startOrdinal(set *appsv1.StatefulSet) int {
 
 // endOrdinal is the first ordinal behind the set's.
 func endOrdinal(set *appsv1.StatefulSet) int {
-	return startOrdinal(set) + int(orOne(set.Spec.Replicas))
+	return startOrdinal(set) + int(valueOrOne(set.Spec.Replicas))
 }
 
 func inRange(set *appsv1.StatefulSet, pod *corev1.Pod) bool {

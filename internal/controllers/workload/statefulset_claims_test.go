@@ -114,8 +114,8 @@ func TestClaimOwnersModel(t *testing.T) {
 					for _, name := range has {
 						claim.OwnerReferences = append(claim.OwnerReferences, claimOwner(name, ordinal))
 					}
-					l := &statefulLook{statefulView: statefulView{set: set, claims: claims, now: now}, plan: &controller.Plan{}}
-					writes := l.ownClaims(member(t, set, ordinal, 1))
+					l := &statefulSetSync{statefulSetView: statefulSetView{set: set, claims: claims, now: now}, plan: &controller.Plan{}}
+					writes := l.updatingClaimOwners(member(t, set, ordinal, 1))
 					after, changes := ownersAfter(deleted, scaled, ordinal == 5, has)
 					what := fmt.Sprintf("%s when deleted, %s when scaled, ordinal %d, owned by %v", deleted, scaled, ordinal, has)
 					if (len(writes) == 1) != changes {
@@ -156,14 +156,14 @@ func TestClaimEvents(t *testing.T) {
 		for _, name := range test.has {
 			claims["data-db-0"].OwnerReferences = append(claims["data-db-0"].OwnerReferences, claimOwner(name, 0))
 		}
-		plan := statefulView{set: set, pods: crew(t, set, "0:1"), revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claims, now: now}.reconcile()
+		plan := statefulSetView{set: set, pods: crew(t, set, "0:1"), revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claims, now: now}.reconcile()
 		if got := events(plan); !slices.Equal(got, test.want) {
 			t.Errorf("%s: events %q", test.what, got)
 		}
 	}
 }
 
-// TestClaimsOfNewPods: what is made, what is waited for and what is told before a pod can be made.
+// TestClaimsOfNewPods: what is made, what is waited for and what is reported before a pod can be made.
 func TestClaimsOfNewPods(t *testing.T) {
 	two := func(s *appsv1.StatefulSet) {
 		s.Spec.VolumeClaimTemplates = append(s.Spec.VolumeClaimTemplates, corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "logs", Labels: map[string]string{"own": "1"}}})
@@ -202,7 +202,7 @@ func TestClaimsOfNewPods(t *testing.T) {
 			known[name] = &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 			change(known[name])
 		}
-		plan := statefulView{set: test.set, revisions: []*appsv1.ControllerRevision{revisionFor(t, test.set, 1)}, claims: known, now: now}.reconcile()
+		plan := statefulSetView{set: test.set, revisions: []*appsv1.ControllerRevision{revisionFor(t, test.set, 1)}, claims: known, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 		told := slices.DeleteFunc(events(plan), func(e string) bool { return strings.HasPrefix(e, "Successful") })
 		if strings.Join(told, "; ") != test.event {
@@ -230,7 +230,7 @@ func TestClaimsOfPendingPods(t *testing.T) {
 		{"the claim of a ready pod is taken over", aStatefulSet(1, retaining(removeClaims, keepClaims)), "0:1", claimsFor(aStatefulSet(1), 0), "update PersistentVolumeClaim data-db-0"},
 		{"the claims of pods that go are taken over by the pods", aStatefulSet(1, retaining(keepClaims, removeClaims)), "0:1 1:1 2:1", claimsFor(aStatefulSet(1), 0, 1, 2), "update PersistentVolumeClaim data-db-1 + update PersistentVolumeClaim data-db-2, delete Pod db-2"},
 	} {
-		plan := statefulView{set: test.set, pods: crew(t, test.set, test.pod), revisions: []*appsv1.ControllerRevision{revisionFor(t, test.set, 1)}, claims: test.claims, now: now}.reconcile()
+		plan := statefulSetView{set: test.set, pods: crew(t, test.set, test.pod), revisions: []*appsv1.ControllerRevision{revisionFor(t, test.set, 1)}, claims: test.claims, now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 	}
 }
@@ -240,7 +240,7 @@ func TestNewClaim(t *testing.T) {
 		s.Spec.VolumeClaimTemplates[0].Labels = map[string]string{"own": "1", "app": "mine"}
 		s.Spec.VolumeClaimTemplates[0].Annotations = map[string]string{"note": "2"}
 	})
-	plan := statefulView{set: set, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, now: now}.reconcile()
+	plan := statefulSetView{set: set, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, now: now}.reconcile()
 	write := plan.Steps[0].Writes[0]
 	same(t, "the claim", write.Object, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data-db-3", Labels: map[string]string{"own": "1", "app": "web"}, Annotations: map[string]string{"note": "2"}, OwnerReferences: []metav1.OwnerReference{claimOwner("set", 3)}},

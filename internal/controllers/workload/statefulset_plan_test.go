@@ -65,7 +65,7 @@ func waitingFor(seconds int32) change[*appsv1.StatefulSet] {
 // stateful looks at a set of image:2, whose revision 1 came before, with all claims in place.
 func stateful(t *testing.T, set *appsv1.StatefulSet, pods ...*corev1.Pod) controller.Plan {
 	t.Helper()
-	return statefulView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1), revisionFor(t, set, 2)}, claims: claimsFor(set, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), now: now}.reconcile()
+	return statefulSetView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1), revisionFor(t, set, 2)}, claims: claimsFor(set, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), now: now}.reconcile()
 }
 
 func TestStatefulStep(t *testing.T) {
@@ -228,7 +228,7 @@ func TestStatefulRepairs(t *testing.T) {
 		}
 	}
 	set := aStatefulSet(1, atImage(2))
-	lost := statefulView{set: set, pods: []*corev1.Pod{member(t, set, 0, 2, func(p *corev1.Pod) { p.Spec.Volumes = nil })}, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 2)}, now: now}.reconcile()
+	lost := statefulSetView{set: set, pods: []*corev1.Pod{member(t, set, 0, 2, func(p *corev1.Pod) { p.Spec.Volumes = nil })}, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 2)}, now: now}.reconcile()
 	expect(t, "volume and claim are both lost", told(lost), "create PersistentVolumeClaim data-db-0, update Pod db-0")
 }
 
@@ -271,7 +271,7 @@ func TestStatefulTemplate(t *testing.T) {
 	broken := revisionFor(t, aStatefulSet(1), 1)
 	broken.Data.Raw = []byte("{")
 	set := aStatefulSet(1, atImage(2), partition(1), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = broken.Name })
-	plan := statefulView{set: set, revisions: []*appsv1.ControllerRevision{broken, revisionFor(t, set, 2)}, now: now}.reconcile()
+	plan := statefulSetView{set: set, revisions: []*appsv1.ControllerRevision{broken, revisionFor(t, set, 2)}, now: now}.reconcile()
 	if got := events(plan); orders(plan) != "" || len(got) != 1 || !strings.HasPrefix(got[0], "FailedCreate: read revision "+broken.Name) {
 		t.Errorf("a revision nobody can read: %s, %q", told(plan), got)
 	}
@@ -283,7 +283,7 @@ func TestStatefulPodWhole(t *testing.T) {
 			Spec: corev1.PodSpec{Hostname: "ignored", Subdomain: "ignored", Containers: []corev1.Container{{Name: "c"}}, Volumes: []corev1.Volume{{Name: "logs"}, {Name: "data"}}}}
 		s.Spec.VolumeClaimTemplates = append(s.Spec.VolumeClaimTemplates, corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "logs"}})
 	})
-	plan := statefulView{set: set, now: now}.reconcile()
+	plan := statefulSetView{set: set, now: now}.reconcile()
 	revision := plan.Steps[0].Writes[0].Object.GetName()
 	claim := func(name string) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name + "-db-2"}}}
@@ -370,7 +370,7 @@ func TestStatefulReportAfterFailure(t *testing.T) {
 		if got := stateful(t, set).Status(test.outcome); (got != nil) != test.written {
 			t.Errorf("%s: %v", test.what, got)
 		}
-		daemons := daemonView{set: aDaemonSet(func(s *appsv1.DaemonSet) { s.Generation = 5 }), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1)}, now: now}.reconcile()
+		daemons := daemonSetView{set: aDaemonSet(func(s *appsv1.DaemonSet) { s.Generation = 5 }), revisions: []*appsv1.ControllerRevision{daemonRevision(t, 1)}, now: now}.reconcile()
 		if got := daemons.Status(test.outcome); (got != nil) != test.written {
 			t.Errorf("a daemon set: %s: %v", test.what, got)
 		}
@@ -407,7 +407,7 @@ func TestStatefulHistory(t *testing.T) {
 			history = append(history, r)
 			number[r.Name] = fmt.Sprint(n)
 		}
-		plan := statefulView{set: test.set, pods: crew(t, test.set, test.pods), revisions: backwards(history), claims: claimsFor(test.set, 0, 7), now: now}.reconcile()
+		plan := statefulSetView{set: test.set, pods: crew(t, test.set, test.pods), revisions: backwards(history), claims: claimsFor(test.set, 0, 7), now: now}.reconcile()
 		var deleted []string
 		for _, w := range writesOf(plan) {
 			if w.Verb == controller.Delete && number[w.Object.GetName()] != "" {

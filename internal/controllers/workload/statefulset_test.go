@@ -51,9 +51,9 @@ func retaining(deleted, scaled appsv1.PersistentVolumeClaimRetentionPolicyType) 
 func member(t *testing.T, set *appsv1.StatefulSet, ordinal, n int, changes ...change[*corev1.Pod]) *corev1.Pod {
 	t.Helper()
 	name := fmt.Sprintf("%s-%d", set.Name, ordinal)
-	l := &statefulLook{statefulView: statefulView{set: set}}
+	l := &statefulSetSync{statefulSetView: statefulSetView{set: set}}
 	pod := aPod(name, ownedBy(set, "StatefulSet"), readyFor(time.Hour), labelled(appsv1.StatefulSetPodNameLabel, name), labelled(appsv1.StatefulSetRevisionLabel, revisionFor(t, set, n).Name))
-	l.mount(pod)
+	l.updateStorage(pod)
 	return with(pod, changes...)
 }
 
@@ -115,7 +115,7 @@ func TestStatefulSetPlan(t *testing.T) {
 		{"a leaving set does nothing", aStatefulSet(3, func(s *appsv1.StatefulSet) { t := ago(0); s.DeletionTimestamp = &t }), nil, ""},
 		{"not long enough ready", aStatefulSet(2, withoutClaims, func(s *appsv1.StatefulSet) { s.Spec.MinReadySeconds = 30 }), pods(member(t, aStatefulSet(2, withoutClaims), 0, 1, readyFor(10*time.Second))), "again 20s"},
 	} {
-		plan := statefulView{set: test.set, pods: test.pods, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claimsOfPods(set, test.pods), now: now}.reconcile()
+		plan := statefulSetView{set: test.set, pods: test.pods, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claimsOfPods(set, test.pods), now: now}.reconcile()
 		expect(t, test.what, told(plan), test.want)
 	}
 }
@@ -135,7 +135,7 @@ func TestStatefulPod(t *testing.T) {
 	set := aStatefulSet(2, func(s *appsv1.StatefulSet) {
 		s.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data"}, {Name: "config"}}
 	})
-	plan := statefulView{set: set, now: now}.reconcile()
+	plan := statefulSetView{set: set, now: now}.reconcile()
 	expect(t, "plan", told(plan), "create ControllerRevision "+plan.Steps[0].Writes[0].Object.GetName()+", create PersistentVolumeClaim data-db-0, create Pod db-0")
 	pod, claim := plan.Steps[2].Writes[0].Object.(*corev1.Pod), plan.Steps[1].Writes[0].Object.(*corev1.PersistentVolumeClaim)
 	if pod.Spec.Hostname != "db-0" || pod.Spec.Subdomain != "db" || pod.Labels[appsv1.PodIndexLabel] != "0" || pod.Labels[appsv1.StatefulSetPodNameLabel] != "db-0" || pod.Labels[appsv1.StatefulSetRevisionLabel] != plan.Steps[0].Writes[0].Object.GetName() {
@@ -154,7 +154,7 @@ func TestStatefulPod(t *testing.T) {
 	// Below the partition a lost pod comes back as it was.
 	old := revisionFor(t, set, 1)
 	set = aStatefulSet(2, atImage(2), partition(1), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = old.Name })
-	plan = statefulView{set: set, revisions: []*appsv1.ControllerRevision{old}, now: now}.reconcile()
+	plan = statefulSetView{set: set, revisions: []*appsv1.ControllerRevision{old}, now: now}.reconcile()
 	pod = plan.Steps[2].Writes[0].Object.(*corev1.Pod)
 	if pod.Spec.Containers[0].Image != "image:1" || pod.Labels[appsv1.StatefulSetRevisionLabel] != old.Name {
 		t.Errorf("%+v", pod)
@@ -195,24 +195,24 @@ func TestClaimRetention(t *testing.T) {
 			claim.OwnerReferences = append(claim.OwnerReferences, *ref)
 		}
 		s := aStatefulSet(2, retaining(test.deleted, test.scaled))
-		l := &statefulLook{statefulView: statefulView{set: s, claims: claims, now: now}, plan: &controller.Plan{}}
+		l := &statefulSetSync{statefulSetView: statefulSetView{set: s, claims: claims, now: now}, plan: &controller.Plan{}}
 		got := claim.OwnerReferences
-		if writes := l.ownClaims(pod(test.ordinal)); len(writes) > 0 {
+		if writes := l.updatingClaimOwners(pod(test.ordinal)); len(writes) > 0 {
 			got = writes[0].Object.GetOwnerReferences()
 		}
 		var want []metav1.OwnerReference
 		for _, ref := range test.want {
 			want = append(want, *ref)
 		}
-		if !sameOwners(got, want) {
+		if !sameOwnerRefs(got, want) {
 			t.Errorf("%s: owners %+v", test.what, got)
 		}
 	}
-	// A claim that is on its way out is not used again.
+	// A claim that is terminating is not used again.
 	claims := claimsFor(set, 0)
 	gone := ago(0)
 	claims["data-db-0"].DeletionTimestamp = &gone
-	plan := statefulView{set: set, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claims, now: now}.reconcile()
+	plan := statefulSetView{set: set, revisions: []*appsv1.ControllerRevision{revisionFor(t, set, 1)}, claims: claims, now: now}.reconcile()
 	expect(t, "a claim that goes", told(plan), "again 2s")
 }
 
@@ -220,7 +220,7 @@ func TestStatefulRevisions(t *testing.T) {
 	set := aStatefulSet(0)
 	one, two := revisionFor(t, set, 1), revisionFor(t, set, 2)
 	look := func(s *appsv1.StatefulSet, taken func(string) *appsv1.ControllerRevision, revisions ...*appsv1.ControllerRevision) controller.Plan {
-		return statefulView{set: s, revisions: revisions, taken: taken, now: now}.reconcile()
+		return statefulSetView{set: s, revisions: revisions, revisionByName: taken, now: now}.reconcile()
 	}
 	expect(t, "known", told(look(set, nil, one)), "")
 	back := look(set, nil, one, two)
@@ -269,13 +269,13 @@ func TestStatefulStatus(t *testing.T) {
 	set := aStatefulSet(3, atImage(2), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = old.Name })
 	new2 := revisionFor(t, set, 2)
 	pods := []*corev1.Pod{member(t, set, 0, 1), member(t, set, 1, 1, leaving), member(t, set, 2, 2)}
-	plan := statefulView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
+	plan := statefulSetView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
 	s := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status
 	if s.Replicas != 3 || s.ReadyReplicas != 3 || s.AvailableReplicas != 3 || s.CurrentReplicas != 1 || s.UpdatedReplicas != 1 || s.CurrentRevision != old.Name || s.UpdateRevision != new2.Name || *s.CollisionCount != 0 {
 		t.Errorf("%+v", s)
 	}
 	pods = []*corev1.Pod{member(t, set, 0, 2), member(t, set, 1, 2), member(t, set, 2, 2)}
-	plan = statefulView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
+	plan = statefulSetView{set: set, pods: pods, revisions: []*appsv1.ControllerRevision{old, new2}, now: now, claims: claimsFor(set, 0, 1, 2)}.reconcile()
 	if s := plan.Status(controller.ApplyResult{}).(*appsv1.StatefulSet).Status; s.CurrentRevision != new2.Name || s.CurrentReplicas != 3 {
 		t.Errorf("a rollout that is complete: %+v", s)
 	}

@@ -45,24 +45,24 @@ func syncTTL(ctx context.Context, s *controller.Setup, key controller.Key, job *
 		return nil
 	}
 	// The time may have been changed a moment ago: what is gone is gone, so the server is asked.
-	fresh, err := client.For[*batchv1.Job](s.Client).Get(ctx, key.Namespace, key.Name)
+	live, err := client.For[*batchv1.Job](s.Client).Get(ctx, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if at, expires = expiry(fresh); !expires {
+	if at, expires = expiry(live); !expires {
 		return nil
 	}
 	if left := time.Until(at); left > 0 {
 		s.EnqueueAfter(key, left)
 		return nil
 	}
-	remove := controller.Deleting(fresh)
-	remove.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationForeground)
+	deletion := controller.Deleting(live)
+	deletion.DeleteOptions.PropagationPolicy = ptr.To(metav1.DeletePropagationForeground)
 	var plan controller.Plan
-	plan.AddStep(remove)
+	plan.AddStep(deletion)
 	return s.Apply(ctx, key, plan)
 }
 
