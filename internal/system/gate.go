@@ -80,7 +80,7 @@ func newGate(c config.Server, certs *certificates, log *slog.Logger) (*gate, err
 		},
 	}
 	g.admission, err = admission.List(admission.Options{
-		Env: func() kind.Client { return g.env }, Authorizer: g.authorizer, Resources: g.resources.find,
+		Client: func() kind.Client { return g.env }, Authorizer: g.authorizer, Resources: g.resources.find,
 		Enable: c.Admission.Enable, Disable: c.Admission.Disable, ConfigFile: c.Admission.ConfigFile,
 		DefaultNotReadyTolerationSeconds: &c.Admission.NotReadySeconds, DefaultUnreachableTolerationSeconds: &c.Admission.UnreachableSeconds,
 	})

@@ -1,5 +1,5 @@
-// Package admission is the last say before a write: plugins that look at an object in the light of others and may change or
-// refuse it. Each plugin is a file of its own; their order is one visible list (List in plugins.go).
+// Package admission has the admission plugins, which can mutate or reject a write after it was authorized and before it is stored.
+// Each plugin has a file of its own; their order is the list in plugins.go.
 package admission
 
 import (
@@ -14,7 +14,7 @@ import (
 // Operation is what the request does to the object.
 type Operation string
 
-// The operations plugins can tell apart.
+// The operations.
 const (
 	Create  Operation = "CREATE"
 	Update  Operation = "UPDATE"
@@ -22,8 +22,8 @@ const (
 	Connect Operation = "CONNECT"
 )
 
-// Attributes is one write on its way into the store. Object is in the stored version and may be changed by Mutate;
-// it is nil for a deletion. Old is shared and read-only; nil on create.
+// Attributes describe a write. Object has the storage version and may be changed by Mutate; it is nil for a deletion. Old is
+// shared and read-only; nil on create.
 type Attributes struct {
 	Operation   Operation
 	Kind        schema.GroupVersionKind // of the request
@@ -38,12 +38,12 @@ type Attributes struct {
 	User    authn.User
 	DryRun  bool
 
-	// Warn adds a Warning header to the answer.
+	// Warn adds a Warning header to the response.
 	Warn func(text string)
 	// Annotate adds an audit annotation.
 	Annotate func(key, value string)
 
-	// charged is what ResourceQuota has taken for the write, so that it can be given back.
+	// charged is what ResourceQuota has charged for the write, so that Undo can refund it.
 	charged *charge
 }
 
@@ -57,14 +57,14 @@ func (a *Attributes) isPlain(resource schema.GroupResource) bool {
 	return a.Subresource == "" && a.is(resource)
 }
 
-// changes reports whether the write stores an object: it is no deletion and no connection.
+// changes reports whether the write creates or updates an object.
 func (a *Attributes) changes() bool { return a.Operation == Create || a.Operation == Update }
 
 // Plugin is one admission plugin. A plugin implements Mutator, Validator or both.
 type Plugin interface {
 	// Name is upstream's plugin name.
 	Name() string
-	// Handles says cheaply whether the plugin wants to see the write at all.
+	// Handles reports whether the plugin handles the write. It must be cheap.
 	Handles(a *Attributes) bool
 }
 
@@ -74,14 +74,14 @@ type Mutator interface {
 	Mutate(ctx context.Context, a *Attributes) error
 }
 
-// Validator may refuse.
+// Validator may reject the write.
 type Validator interface {
 	Plugin
 	Validate(ctx context.Context, a *Attributes) error
 }
 
-// Undoer is implemented by plugins that reserve something in Validate (quota): when the write fails after all, or was
-// a dry run, the server gives it back.
+// Undoer is implemented by plugins that reserve something in Validate (ResourceQuota). The server calls Undo when the write fails
+// later or was a dry run.
 type Undoer interface {
 	Undo(ctx context.Context, a *Attributes)
 }
@@ -91,8 +91,8 @@ type Chain []Plugin
 
 // Mutate runs the mutating plugins.
 func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
-	for _, r := range c {
-		if m, ok := r.(Mutator); ok && r.Handles(a) {
+	for _, p := range c {
+		if m, ok := p.(Mutator); ok && p.Handles(a) {
 			if err := m.Mutate(ctx, a); err != nil {
 				return err
 			}
@@ -101,10 +101,10 @@ func (c Chain) Mutate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// Validate runs the validating plugins. When one refuses, those before it are undone.
+// Validate runs the validating plugins. When one rejects the write, those before it are undone.
 func (c Chain) Validate(ctx context.Context, a *Attributes) error {
-	for i, r := range c {
-		if v, ok := r.(Validator); ok && r.Handles(a) {
+	for i, p := range c {
+		if v, ok := p.(Validator); ok && p.Handles(a) {
 			if err := v.Validate(ctx, a); err != nil {
 				c[:i].Undo(ctx, a)
 				return err
@@ -114,7 +114,7 @@ func (c Chain) Validate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// Undo gives back what validating plugins have reserved for a write that did not happen.
+// Undo releases what validating plugins have reserved for a write that failed.
 func (c Chain) Undo(ctx context.Context, a *Attributes) {
 	for i := len(c) - 1; i >= 0; i-- {
 		if u, ok := c[i].(Undoer); ok && c[i].Handles(a) {

@@ -10,18 +10,18 @@ import (
 	"skiff/internal/container"
 )
 
-// alwaysPullImages makes nodes ask the registry for every image, so that nobody runs an image he could not pull only
-// because it is on the node already. Off by default.
+// alwaysPullImages sets the image pull policy Always, so that a pod cannot use an image without credentials only because it is on
+// the node already. Off by default.
 type alwaysPullImages struct{}
 
 func (alwaysPullImages) Name() string { return "AlwaysPullImages" }
 
-// Handles includes ephemeral containers, which reach a pod by a subresource of their own.
+// Handles includes ephemeral containers, which are added by a subresource.
 func (alwaysPullImages) Handles(a *Attributes) bool {
 	return a.changes() && a.is(pods) && (a.Subresource == "" || a.Subresource == "ephemeralcontainers") && !sameImages(a)
 }
 
-// sameImages reports whether an update brings no image that the pod did not have.
+// sameImages reports whether an update adds no image.
 func sameImages(a *Attributes) bool {
 	pod, ok := a.Object.(*corev1.Pod)
 	old, had := a.Old.(*corev1.Pod)
@@ -46,7 +46,7 @@ func (alwaysPullImages) Mutate(_ context.Context, a *Attributes) error {
 		return err
 	}
 	for kind, c := range container.All(&pod.Spec) {
-		// Of a pod that runs, only the containers that are being added can change.
+		// On an existing pod, only ephemeral containers can be added.
 		if a.Subresource == "" || kind == container.Ephemeral {
 			c.ImagePullPolicy = corev1.PullAlways
 		}

@@ -9,14 +9,14 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// signers asks whether users may act for a signer: for the one named, or for all of its domain.
+// signers authorizes verbs on signers.
 type signers struct{ authorizer authz.Authorizer }
 
 func (s signers) allow(ctx context.Context, user authn.User, verb, signer string) bool {
 	return authz.AuthorizedForSigner(ctx, s.authorizer, user, verb, signer)
 }
 
-// certificateApproval lets only who may approve for the signer approve a request.
+// certificateApproval requires the verb approve on the signer for approving a CertificateSigningRequest.
 type certificateApproval struct{ signers }
 
 func (certificateApproval) Name() string { return "CertificateApproval" }
@@ -26,7 +26,7 @@ func (certificateApproval) Handles(a *Attributes) bool {
 }
 
 func (r certificateApproval) Validate(ctx context.Context, a *Attributes) error {
-	// The stored signer counts, not one that the update claims.
+	// The stored signer is authorized, not that of the update.
 	request, err := oldOf[*certificatesv1.CertificateSigningRequest](a)
 	if err != nil {
 		return forbidden(a, err)

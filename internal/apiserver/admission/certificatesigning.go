@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// certificateSigning lets only who may sign for the signer write a certificate, or that there will be none.
+// certificateSigning requires the verb sign on the signer for setting the certificate or conditions of a
+// CertificateSigningRequest.
 type certificateSigning struct{ signers }
 
 func (certificateSigning) Name() string { return "CertificateSigning" }

@@ -12,7 +12,8 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// certificateSubjectRestriction keeps client certificates from making anybody an administrator beyond all authorization.
+// certificateSubjectRestriction rejects CertificateSigningRequests for client certificates of the group system:masters, which
+// bypasses authorization.
 type certificateSubjectRestriction struct{}
 
 func (certificateSubjectRestriction) Name() string { return "CertificateSubjectRestriction" }

@@ -9,8 +9,8 @@ import (
 	"skiff/internal/quota"
 )
 
-// persistentVolumeClaimResize lets a claim grow only when it is bound and its storage class allows it.
-type persistentVolumeClaimResize struct{ env access }
+// persistentVolumeClaimResize rejects expanding a claim that is not bound or whose StorageClass does not allow it.
+type persistentVolumeClaimResize struct{ client lazyClient }
 
 func (*persistentVolumeClaimResize) Name() string { return "PersistentVolumeClaimResize" }
 
@@ -44,6 +44,6 @@ func (r *persistentVolumeClaimResize) expandable(ctx context.Context, claim, old
 	if name == "" || name != quota.StorageClassOf(old) {
 		return false
 	}
-	class, err := get[*storagev1.StorageClass](ctx, r.env, storageClasses, "", name)
+	class, err := get[*storagev1.StorageClass](ctx, r.client, storageClasses, "", name)
 	return err == nil && class.AllowVolumeExpansion != nil && *class.AllowVolumeExpansion
 }

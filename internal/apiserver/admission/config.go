@@ -12,7 +12,7 @@ import (
 	"skiff/internal/quota"
 )
 
-// configFile is an AdmissionConfiguration of apiserver.config.k8s.io: for each plugin its configuration, there or in
+// configFile is an AdmissionConfiguration of apiserver.config.k8s.io: the configuration of each plugin, inline or in
 // another file.
 type configFile struct {
 	metav1.TypeMeta `json:",inline"`
@@ -23,7 +23,7 @@ type configFile struct {
 	} `json:"plugins,omitempty"`
 }
 
-// config is what the file says for the plugins that can be configured; each with its defaults filled in.
+// config is the configuration of the plugins that can be configured, with defaults.
 type config struct {
 	podSecurity  podSecurityConfig
 	quota        quotaConfig
@@ -37,7 +37,7 @@ type quotaConfig struct {
 	LimitedResources []quota.LimitedResource `json:"limitedResources,omitempty"`
 }
 
-// readConfig reads a configuration file. Everything in it must be known: a setting that is misspelled is not in force.
+// readConfig reads a configuration file strictly: a misspelled setting is an error.
 func readConfig(path string) (*config, error) {
 	c := &config{}
 	if err := c.read(path); err != nil {
@@ -66,24 +66,24 @@ func (c *config) read(path string) error {
 			path, file.Kind, file.APIVersion)
 	}
 	for _, plugin := range file.Plugins {
-		into, kinds := c.section(plugin.Name)
-		if into == nil {
+		target, kinds := c.section(plugin.Name)
+		if target == nil {
 			return fmt.Errorf("admission configuration %s: %q has nothing to configure", path, plugin.Name)
 		}
 		content := []byte(plugin.Configuration)
 		if plugin.Path != "" {
-			where := plugin.Path
-			if !filepath.IsAbs(where) {
-				where = filepath.Join(filepath.Dir(path), where)
+			pluginPath := plugin.Path
+			if !filepath.IsAbs(pluginPath) {
+				pluginPath = filepath.Join(filepath.Dir(path), pluginPath)
 			}
-			if content, err = os.ReadFile(where); err != nil {
+			if content, err = os.ReadFile(pluginPath); err != nil {
 				return fmt.Errorf("read admission configuration of %s: %w", plugin.Name, err)
 			}
 		}
 		if len(content) == 0 {
 			continue
 		}
-		if err := yaml.UnmarshalStrict(content, into); err != nil {
+		if err := yaml.UnmarshalStrict(content, target); err != nil {
 			return fmt.Errorf("read admission configuration of %s: %w", plugin.Name, err)
 		}
 		if err := checkKind(content, kinds); err != nil {
@@ -93,8 +93,8 @@ func (c *config) read(path string) error {
 	return nil
 }
 
-// section is where the configuration of a plugin goes, and the kinds it may be, as group/kind.
-func (c *config) section(plugin string) (into any, kinds []string) {
+// section is the part of config for a plugin, and the kinds its configuration may have, as group/kind.
+func (c *config) section(plugin string) (target any, kinds []string) {
 	switch plugin {
 	case "PodSecurity":
 		return &c.podSecurity, []string{"pod-security.admission.config.k8s.io/PodSecurityConfiguration"}
@@ -108,19 +108,19 @@ func (c *config) section(plugin string) (into any, kinds []string) {
 	return nil, nil
 }
 
-// checkKind: a configuration says what it is, unless its plugin is older than kinds.
+// checkKind checks the kind of a plugin's configuration. kinds is nil for a format without kind.
 func checkKind(content []byte, kinds []string) error {
 	if kinds == nil {
 		return nil
 	}
-	var is metav1.TypeMeta
-	if err := yaml.Unmarshal(content, &is); err != nil {
+	var typeMeta metav1.TypeMeta
+	if err := yaml.Unmarshal(content, &typeMeta); err != nil {
 		return err
 	}
 	for _, kind := range kinds {
-		if is.GroupVersionKind().Group+"/"+is.Kind == kind {
+		if typeMeta.GroupVersionKind().Group+"/"+typeMeta.Kind == kind {
 			return nil
 		}
 	}
-	return fmt.Errorf("no kind %q is known in version %q", is.Kind, is.APIVersion)
+	return fmt.Errorf("unknown kind %q in version %q", typeMeta.Kind, typeMeta.APIVersion)
 }

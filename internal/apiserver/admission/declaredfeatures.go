@@ -9,21 +9,21 @@ import (
 	"k8s.io/component-helpers/nodedeclaredfeatures"
 )
 
-// nodeDeclaredFeatureValidator refuses the update of a pod that needs something its node does not say it can do.
+// nodeDeclaredFeatureValidator rejects updates of pods that require features which their node does not declare.
 type nodeDeclaredFeatureValidator struct {
-	env     access
+	client  lazyClient
 	version *version.Version
 }
 
-// declaredFeaturesOf is the version of Kubernetes whose features skiff serves.
-const declaredFeaturesOf = "1.37.0"
+// kubernetesVersion is the version of Kubernetes whose features skiff implements.
+const kubernetesVersion = "1.37.0"
 
-func newNodeDeclaredFeatureValidator(env access) (*nodeDeclaredFeatureValidator, error) {
-	v, err := version.Parse(declaredFeaturesOf)
+func newNodeDeclaredFeatureValidator(client lazyClient) (*nodeDeclaredFeatureValidator, error) {
+	v, err := version.Parse(kubernetesVersion)
 	if err != nil {
 		return nil, err
 	}
-	return &nodeDeclaredFeatureValidator{env, v}, nil
+	return &nodeDeclaredFeatureValidator{client, v}, nil
 }
 
 func (*nodeDeclaredFeatureValidator) Name() string { return "NodeDeclaredFeatureValidator" }
@@ -45,20 +45,20 @@ func (r *nodeDeclaredFeatureValidator) Validate(ctx context.Context, a *Attribut
 		return nil
 	}
 	framework := nodedeclaredfeatures.DefaultFramework
-	needs, err := framework.InferForPodUpdate(
+	requirements, err := framework.InferForPodUpdate(
 		&nodedeclaredfeatures.PodInfo{Spec: &old.Spec, Status: &old.Status},
 		&nodedeclaredfeatures.PodInfo{Spec: &pod.Spec, Status: &pod.Status}, r.version)
 	if err != nil {
 		return forbid(a, "failed to infer pod capability requirements: %w", err)
 	}
-	if needs.IsEmpty() {
+	if requirements.IsEmpty() {
 		return nil
 	}
-	node, err := nodeOf(ctx, r.env, a, pod)
+	node, err := nodeOf(ctx, r.client, a, pod)
 	if err != nil {
 		return err
 	}
-	result, err := framework.MatchNode(needs, node)
+	result, err := framework.MatchNode(requirements, node)
 	if err != nil {
 		return forbid(a, "failed to match pod requirements against node %q: %w", node.Name, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// newestDefault is the default among classes: of several the newest, of equally old ones the first by name.
+// newestDefault is the default class: the newest of several, then the first by name.
 func newestDefault[T kind.Object](classes []T, isDefault func(annotations map[string]string) bool) (found T, ok bool) {
 	defaults := slices.DeleteFunc(slices.Clone(classes), func(class T) bool { return !isDefault(class.GetAnnotations()) })
 	if len(defaults) == 0 {

@@ -6,10 +6,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// defaultIngressClass gives an ingress that asks for no class the default one.
-type defaultIngressClass struct{ env access }
+// defaultIngressClass sets the default IngressClass of ingresses without a class.
+type defaultIngressClass struct{ client lazyClient }
 
-// ingressClassAnnotation is the older way to name a class.
+// ingressClassAnnotation is the deprecated way to set a class.
 const ingressClassAnnotation = "kubernetes.io/ingress.class"
 
 func (*defaultIngressClass) Name() string { return "DefaultIngressClass" }
@@ -26,7 +26,7 @@ func (r *defaultIngressClass) Mutate(ctx context.Context, a *Attributes) error {
 	if _, annotated := ingress.Annotations[ingressClassAnnotation]; annotated || ingress.Spec.IngressClassName != nil {
 		return nil
 	}
-	classes, err := list[*networkingv1.IngressClass](ctx, r.env, ingressClasses, "")
+	classes, err := list[*networkingv1.IngressClass](ctx, r.client, ingressClasses, "")
 	if err != nil {
 		return forbidden(a, err)
 	}

@@ -7,8 +7,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// defaultStorageClass gives a claim that asks for no storage class the default one.
-type defaultStorageClass struct{ env access }
+// defaultStorageClass sets the default StorageClass of claims without a class.
+type defaultStorageClass struct{ client lazyClient }
 
 func (*defaultStorageClass) Name() string { return "DefaultStorageClass" }
 
@@ -21,11 +21,11 @@ func (r *defaultStorageClass) Mutate(ctx context.Context, a *Attributes) error {
 	if err != nil {
 		return err
 	}
-	// An empty name asks for a volume without a class, which is something else than not to ask.
+	// An empty name requests a volume without a class.
 	if _, annotated := claim.Annotations[corev1.BetaStorageClassAnnotation]; annotated || claim.Spec.StorageClassName != nil {
 		return nil
 	}
-	classes, err := list[*storagev1.StorageClass](ctx, r.env, storageClasses, "")
+	classes, err := list[*storagev1.StorageClass](ctx, r.client, storageClasses, "")
 	if err != nil {
 		return forbidden(a, err)
 	}

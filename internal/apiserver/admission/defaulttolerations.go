@@ -8,11 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// defaultTolerationSeconds lets every pod stay on a node that is not ready or cannot be reached for a while, unless the
-// pod says itself how long.
+// defaultTolerationSeconds adds tolerations for nodes that are not ready or unreachable to pods without their own.
 type defaultTolerationSeconds struct{ notReady, unreachable int64 }
 
-func orFiveMinutes(seconds *int64) int64 {
+func defaultFiveMinutes(seconds *int64) int64 {
 	if seconds == nil {
 		return 300
 	}
@@ -28,17 +27,17 @@ func (r *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) erro
 	if err != nil {
 		return err
 	}
-	had := pod.Spec.Tolerations
+	existing := pod.Spec.Tolerations
 	for _, taint := range []struct {
 		key     string
 		seconds int64
 	}{{corev1.TaintNodeNotReady, r.notReady}, {corev1.TaintNodeUnreachable, r.unreachable}} {
-		tolerated := slices.ContainsFunc(had, func(t corev1.Toleration) bool {
+		tolerated := slices.ContainsFunc(existing, func(t corev1.Toleration) bool {
 			return (t.Key == taint.key || t.Key == "") && (t.Effect == corev1.TaintEffectNoExecute || t.Effect == "")
 		})
 		if !tolerated {
-			if len(pod.Spec.Tolerations) == len(had) {
-				pod.Spec.Tolerations = slices.Grow(had, 2)
+			if len(pod.Spec.Tolerations) == len(existing) {
+				pod.Spec.Tolerations = slices.Grow(existing, 2)
 			}
 			seconds := taint.seconds
 			pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{
@@ -49,7 +48,7 @@ func (r *defaultTolerationSeconds) Mutate(_ context.Context, a *Attributes) erro
 	return nil
 }
 
-// mergeTolerations joins two lists and leaves out what another toleration says already. Of equal ones the first stays.
+// mergeTolerations merges two lists and drops tolerations that another one covers. Of equal ones the first is kept.
 func mergeTolerations(first, second []corev1.Toleration) []corev1.Toleration {
 	all := append(slices.Clone(first), second...)
 	var merged []corev1.Toleration

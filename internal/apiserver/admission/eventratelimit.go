@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// eventRateLimit bounds how many events are written: by the server, a namespace, a user, or about one object from one
-// source. Both groups that serve events count, because both write the same objects. Off by default.
+// eventRateLimit limits the rate of events per server, namespace, user, or source and object. It handles both API groups of events,
+// which write the same objects. Off by default.
 type eventRateLimit struct{ limits []*eventLimit }
 
 // eventLimitConfig is a Configuration of eventratelimit.admission.k8s.io.
@@ -31,7 +31,7 @@ type eventLimitConfig struct {
 	} `json:"limits"`
 }
 
-// eventKeys say, for each type of limit, which events share a bucket.
+// eventKeys returns the key of the token bucket of an event, by type of limit.
 var eventKeys = map[string]func(a *Attributes) string{
 	"Server":    func(*Attributes) string { return "" },
 	"Namespace": func(a *Attributes) string { return a.Namespace },
@@ -41,21 +41,21 @@ var eventKeys = map[string]func(a *Attributes) string{
 		if !ok {
 			return ""
 		}
-		about := event.InvolvedObject
+		object := event.InvolvedObject
 		return strings.Join([]string{
-			event.Source.Component, event.Source.Host, about.Kind, about.Namespace, about.Name, string(about.UID), about.APIVersion,
+			event.Source.Component, event.Source.Host, object.Kind, object.Namespace, object.Name, string(object.UID), object.APIVersion,
 		}, "")
 	},
 }
 
-// eventBuckets is how many buckets of a limit are kept when the configuration does not say.
-const eventBuckets = 4096
+// defaultEventCacheSize is the default number of token buckets of a limit.
+const defaultEventCacheSize = 4096
 
 type eventLimit struct {
-	kind    string
-	key     func(a *Attributes) string
-	fresh   func() *rate.Limiter
-	buckets *lru.Cache
+	kind      string
+	key       func(a *Attributes) string
+	newBucket func() *rate.Limiter
+	buckets   *lru.Cache
 }
 
 func newEventRateLimit(c *eventLimitConfig) (*eventRateLimit, error) {
@@ -66,10 +66,10 @@ func newEventRateLimit(c *eventLimitConfig) (*eventRateLimit, error) {
 	for _, l := range c.Limits {
 		size := int(l.CacheSize)
 		if size == 0 {
-			size = eventBuckets
+			size = defaultEventCacheSize
 		}
-		fresh := func() *rate.Limiter { return rate.NewLimiter(rate.Limit(l.QPS), int(l.Burst)) }
-		r.limits = append(r.limits, &eventLimit{kind: l.Type, key: eventKeys[l.Type], fresh: fresh, buckets: lru.New(size)})
+		newBucket := func() *rate.Limiter { return rate.NewLimiter(rate.Limit(l.QPS), int(l.Burst)) }
+		r.limits = append(r.limits, &eventLimit{kind: l.Type, key: eventKeys[l.Type], newBucket: newBucket, buckets: lru.New(size)})
 	}
 	return r, nil
 }
@@ -121,12 +121,12 @@ func (r *eventRateLimit) Validate(_ context.Context, a *Attributes) error {
 	return nil
 }
 
-// bucket finds the bucket of a key. Two who come first at once may get one each, once.
+// bucket returns the token bucket of a key. Two concurrent first calls may get different buckets.
 func (l *eventLimit) bucket(key string) *rate.Limiter {
 	if b, ok := l.buckets.Get(key); ok {
 		return b.(*rate.Limiter)
 	}
-	b := l.fresh()
+	b := l.newBucket()
 	l.buckets.Add(key, b)
 	return b
 }

@@ -10,8 +10,8 @@ import (
 	"skiff/internal/quota"
 )
 
-// extendedResourceToleration lets pods that ask for an extended resource onto the nodes that are kept for it by a taint of
-// its name. Off by default.
+// extendedResourceToleration adds tolerations to pods that request extended resources: nodes with such a resource can be dedicated
+// by a taint of its name. Off by default.
 type extendedResourceToleration struct{}
 
 func (extendedResourceToleration) Name() string { return "ExtendedResourceToleration" }

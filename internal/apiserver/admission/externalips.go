@@ -7,11 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// denyServiceExternalIPs refuses new external addresses of services: whoever may write services could use them to take
-// over traffic to any address (CVE-2020-8554). Addresses that are there may stay or go.
+// denyServiceExternalIPs rejects new external IPs of services: with them, a user who may write services could intercept traffic to
+// any address (CVE-2020-8554). Existing ones may be kept or removed.
 //
-// Upstream leaves this plugin off, for the sake of clusters that relied on such addresses before it existed. skiff has no
-// such clusters and turns it ON by default; --disable-admission-plugins=DenyServiceExternalIPs turns it off.
+// Upstream disables this plugin by default for existing clusters that use external IPs. skiff enables it by default; --disable-admission-plugins=DenyServiceExternalIPs disables it.
 type denyServiceExternalIPs struct{}
 
 func (denyServiceExternalIPs) Name() string { return "DenyServiceExternalIPs" }
@@ -23,12 +22,12 @@ func (denyServiceExternalIPs) Validate(_ context.Context, a *Attributes) error {
 	if err != nil {
 		return err
 	}
-	var had []string
-	if old, ok := a.Old.(*corev1.Service); ok {
-		had = old.Spec.ExternalIPs
+	var old []string
+	if service, ok := a.Old.(*corev1.Service); ok {
+		old = service.Spec.ExternalIPs
 	}
 	for _, address := range service.Spec.ExternalIPs {
-		if !slices.Contains(had, address) {
+		if !slices.Contains(old, address) {
 			return forbid(a, "Use of external IPs is denied by admission control") //nolint:staticcheck // clients know the text
 		}
 	}

@@ -339,8 +339,8 @@ func (l allow) Authorize(_ context.Context, a *authz.Attributes) (authz.Decision
 
 func mustList(t testing.TB, o Options) Chain {
 	t.Helper()
-	if o.Env == nil {
-		o.Env = newWorld().env
+	if o.Client == nil {
+		o.Client = newWorld().env
 	}
 	if o.Authorizer == nil {
 		o.Authorizer = allow{}

@@ -16,15 +16,15 @@ import (
 	"skiff/internal/container"
 )
 
-// limitRanger gives containers the requests and limits they leave out, and keeps pods and claims within the bounds, that
-// the LimitRanges of their namespace set.
-type limitRanger struct{ env access }
+// limitRanger sets the default requests and limits of containers, and enforces the minimum, maximum and ratio for pods and claims,
+// from the LimitRanges of their namespace.
+type limitRanger struct{ client lazyClient }
 
 const limitRangerAnnotation = "kubernetes.io/limit-ranger"
 
 func (*limitRanger) Name() string { return "LimitRanger" }
 
-// Handles: the resources of a pod's containers change only by resizing.
+// Handles creation and resize of pods: their resources cannot change otherwise.
 func (*limitRanger) Handles(a *Attributes) bool {
 	switch {
 	case a.is(pods):
@@ -48,7 +48,7 @@ func (r *limitRanger) Mutate(ctx context.Context, a *Attributes) error {
 		return err
 	}
 	for _, limitRange := range ranges {
-		fillIn(pod, limitRange)
+		setDefaults(pod, limitRange)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (r *limitRanger) Validate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// ranges are the limit ranges that hold for the write: none for an object on its way out.
+// ranges are the LimitRanges for the write: none for an object that is being deleted.
 func (r *limitRanger) ranges(ctx context.Context, a *Attributes) ([]*corev1.LimitRange, error) {
 	if a.Old != nil {
 		old, err := meta.Accessor(a.Old)
@@ -87,15 +87,15 @@ func (r *limitRanger) ranges(ctx context.Context, a *Attributes) ([]*corev1.Limi
 			return nil, nil
 		}
 	}
-	ranges, err := list[*corev1.LimitRange](ctx, r.env, limitRanges, a.Namespace)
+	ranges, err := list[*corev1.LimitRange](ctx, r.client, limitRanges, a.Namespace)
 	if err != nil {
 		return nil, forbid(a, "unable to %s %v at this time because there was an error enforcing limit ranges", a.Operation, a.Resource)
 	}
 	return ranges, nil
 }
 
-// fillIn gives the pod's containers the defaults of a limit range, and notes on the pod what it gave.
-func fillIn(pod *corev1.Pod, limitRange *corev1.LimitRange) {
+// setDefaults sets the defaults of a LimitRange on the pod's containers, and annotates the pod with what it has set.
+func setDefaults(pod *corev1.Pod, limitRange *corev1.LimitRange) {
 	requests, limits := corev1.ResourceList{}, corev1.ResourceList{}
 	for _, limit := range limitRange.Spec.Limits {
 		if limit.Type == corev1.LimitTypeContainer {
@@ -103,19 +103,19 @@ func fillIn(pod *corev1.Pod, limitRange *corev1.LimitRange) {
 			maps.Copy(limits, limit.Default)
 		}
 	}
-	var notes [3][]string
+	var changes [3][]string
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Ephemeral {
 			continue // they have no resources of their own
 		}
 		if names := addMissing(&c.Resources.Requests, requests); names != "" {
-			notes[kind] = append(notes[kind], fmt.Sprintf("%s request for %s %s", names, kind, c.Name))
+			changes[kind] = append(changes[kind], fmt.Sprintf("%s request for %s %s", names, kind, c.Name))
 		}
 		if names := addMissing(&c.Resources.Limits, limits); names != "" {
-			notes[kind] = append(notes[kind], fmt.Sprintf("%s limit for %s %s", names, kind, c.Name))
+			changes[kind] = append(changes[kind], fmt.Sprintf("%s limit for %s %s", names, kind, c.Name))
 		}
 	}
-	if all := append(notes[container.Regular], notes[container.Init]...); len(all) > 0 {
+	if all := append(changes[container.Regular], changes[container.Init]...); len(all) > 0 {
 		if pod.Annotations == nil {
 			pod.Annotations = map[string]string{}
 		}
@@ -123,7 +123,7 @@ func fillIn(pod *corev1.Pod, limitRange *corev1.LimitRange) {
 	}
 }
 
-// addMissing adds the defaults that to lacks and returns their names.
+// addMissing adds the missing defaults and returns their names.
 func addMissing(to *corev1.ResourceList, defaults corev1.ResourceList) string {
 	var added []string
 	for name, quantity := range defaults {
@@ -151,14 +151,14 @@ func validatePodLimits(limit *corev1.LimitRangeItem, pod *corev1.Pod) (errs []er
 		}
 		return append(byKind[container.Regular], byKind[container.Init]...)
 	case corev1.LimitTypePod:
-		// What the pod asks for, without what its runtime needs besides, which nobody asked for.
+		// The overhead of the runtime is not requested by the user.
 		options := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
 		return validateLimits(limit, resourcehelper.PodRequests(pod, options), resourcehelper.PodLimits(pod, options))
 	}
 	return nil
 }
 
-// validateClaimLimits: claims have requests only; limits of theirs mean nothing.
+// validateClaimLimits checks the requests of a claim; its limits have no effect.
 func validateClaimLimits(limit *corev1.LimitRangeItem, claim *corev1.PersistentVolumeClaim) (errs []error) {
 	if limit.Type != corev1.LimitTypePersistentVolumeClaim {
 		return nil
@@ -186,20 +186,20 @@ func validateLimits(limit *corev1.LimitRangeItem, requests, limits corev1.Resour
 	return slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 }
 
-// bound is one number of a limit range beside what an object asks for.
+// bound is a minimum, maximum or ratio of a LimitRange, and the request and limit of an object.
 type bound struct {
 	resource             corev1.ResourceName
-	of                   corev1.LimitType
+	limitType            corev1.LimitType
 	enforced             resource.Quantity
 	request, limit       resource.Quantity
 	hasRequest, hasLimit bool
 }
 
-// bounds returns the bounds a list sets, in the order of their names.
+// bounds returns the bounds of a list, sorted by resource name.
 func bounds(item *corev1.LimitRangeItem, enforced, requests, limits corev1.ResourceList) []bound {
 	all := make([]bound, 0, len(enforced))
 	for name, quantity := range enforced {
-		b := bound{resource: name, of: item.Type, enforced: quantity}
+		b := bound{resource: name, limitType: item.Type, enforced: quantity}
 		b.request, b.hasRequest = requests[name]
 		b.limit, b.hasLimit = limits[name]
 		all = append(all, b)
@@ -208,7 +208,7 @@ func bounds(item *corev1.LimitRangeItem, enforced, requests, limits corev1.Resou
 	return all
 }
 
-// values are the three numbers at the finest precision that all of them allow.
+// values are the three quantities as milli-values if all of them allow it.
 func (b *bound) values() (request, limit, enforced int64) {
 	request, limit, enforced = b.request.Value(), b.limit.Value(), b.enforced.Value()
 	if request <= resource.MaxMilliValue && limit <= resource.MaxMilliValue && enforced <= resource.MaxMilliValue {
@@ -255,24 +255,24 @@ func (b *bound) requestAtMost() error {
 }
 
 func (b *bound) errorf(which, format string, args ...any) error {
-	return fmt.Errorf("%s %s usage per %s is %s%s", which, b.resource, b.of, &b.enforced, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%s %s usage per %s is %s%s", which, b.resource, b.limitType, &b.enforced, fmt.Sprintf(format, args...))
 }
 
 func (b *bound) ratio() error {
 	request, limit, _ := b.values()
 	switch {
 	case !b.hasRequest || request == 0:
-		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no request is specified or request is 0", b.resource, b.of, &b.enforced)
+		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no request is specified or request is 0", b.resource, b.limitType, &b.enforced)
 	case !b.hasLimit || limit == 0:
-		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no limit is specified or limit is 0", b.resource, b.of, &b.enforced)
+		return fmt.Errorf("%s max limit to request ratio per %s is %s, but no limit is specified or limit is 0", b.resource, b.limitType, &b.enforced)
 	}
 	observed := float64(limit) / float64(request)
-	compared, most := observed, float64(b.enforced.Value())
+	compared, maximum := observed, float64(b.enforced.Value())
 	if b.enforced.Value() <= resource.MaxMilliValue {
-		compared, most = observed*1000, float64(b.enforced.MilliValue())
+		compared, maximum = observed*1000, float64(b.enforced.MilliValue())
 	}
-	if compared > most {
-		return fmt.Errorf("%s max limit to request ratio per %s is %s, but provided ratio is %f", b.resource, b.of, &b.enforced, observed)
+	if compared > maximum {
+		return fmt.Errorf("%s max limit to request ratio per %s is %s, but provided ratio is %f", b.resource, b.limitType, &b.enforced, observed)
 	}
 	return nil
 }

@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// namespaceLifecycle lets nothing be created in a namespace that is not there or on its way out, and keeps the system's
-// own namespaces from being deleted.
-type namespaceLifecycle struct{ env access }
+// namespaceLifecycle rejects creating objects in a namespace that does not exist or is terminating, and deleting the system
+// namespaces.
+type namespaceLifecycle struct{ client lazyClient }
 
-// immortal namespaces cannot be deleted.
-var immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
+// immortalNamespaces cannot be deleted.
+var immortalNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
-// accessReviews are answered whatever becomes of the namespace: the answer must not tell whether it exists.
+// accessReviews are allowed in any namespace: the response must not reveal whether it exists.
 var accessReviews = schema.GroupResource{Group: "authorization.k8s.io", Resource: "localsubjectaccessreviews"}
 
 func (*namespaceLifecycle) Name() string { return "NamespaceLifecycle" }
@@ -36,12 +36,12 @@ func (*namespaceLifecycle) Handles(a *Attributes) bool {
 
 func (r *namespaceLifecycle) Mutate(ctx context.Context, a *Attributes) error {
 	if a.Operation == Delete {
-		if slices.Contains(immortal, a.Name) {
+		if slices.Contains(immortalNamespaces, a.Name) {
 			return apierrors.NewForbidden(namespaces, a.Name, errors.New("this namespace may not be deleted"))
 		}
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
 	switch {
 	case err == nil && namespace.Status.Phase != corev1.NamespaceTerminating:
 		return nil
@@ -50,13 +50,13 @@ func (r *namespaceLifecycle) Mutate(ctx context.Context, a *Attributes) error {
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
-	refusal := forbid(a, "unable to create new content in namespace %s because it is being terminated", a.Namespace)
+	err = forbid(a, "unable to create new content in namespace %s because it is being terminated", a.Namespace)
 	var status *apierrors.StatusError
-	if errors.As(refusal, &status) {
+	if errors.As(err, &status) {
 		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{
 			Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace",
 			Message: fmt.Sprintf("namespace %s is being terminated", a.Namespace),
 		})
 	}
-	return refusal
+	return err
 }

@@ -20,11 +20,11 @@ import (
 	"skiff/internal/kind"
 )
 
-// nodeRestriction keeps a node to itself: to its own Node, lease and CSINode, to the pods bound to it and the tokens of
-// those pods. A node that is broken into must not reach further. Upstream leaves the plugin off unless an installer turns
-// it on, as all do; skiff turns it on by default.
+// nodeRestriction limits the writes of a node to its own Node, lease and CSINode, to the pods bound to it and the tokens of those
+// pods, so that a compromised node cannot change others. Upstream disables it by default, and installers enable it; skiff enables
+// it by default.
 type nodeRestriction struct {
-	env        access
+	client     lazyClient
 	authorizer authz.Authorizer
 }
 
@@ -35,12 +35,12 @@ const (
 
 func (*nodeRestriction) Name() string { return "NodeRestriction" }
 
-// Handles: everybody but nodes is none of this plugin's business, and nodes are recognised by a prefix.
+// Handles writes of nodes, which are recognised by user name and group.
 func (*nodeRestriction) Handles(a *Attributes) bool {
 	return a.Operation != Connect && strings.HasPrefix(a.User.Username, nodeUserPrefix) && slices.Contains(a.User.Groups, nodesGroup)
 }
 
-// nodeName is the node that a user is.
+// nodeName is the node name of a node's user.
 func nodeName(user authn.User) string { return strings.TrimPrefix(user.Username, nodeUserPrefix) }
 
 func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
@@ -87,7 +87,7 @@ func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// writtenName is the name the written object has; that of a new one stands in the object.
+// writtenName is the name of the written object. The request of a create has no name; the object has.
 func writtenName(a *Attributes) string {
 	if a.Operation == Create {
 		if obj, ok := a.Object.(kind.Object); ok {
@@ -97,7 +97,7 @@ func writtenName(a *Attributes) string {
 	return a.Name
 }
 
-// admitPod: nodes show what they run of their own accord as mirror pods, and delete pods that have ended on them.
+// admitPod allows nodes to create mirror pods for their static pods, and to delete pods that are bound to them.
 func (r *nodeRestriction) admitPod(ctx context.Context, a *Attributes, node string) error {
 	switch a.Operation {
 	case Create:
@@ -139,7 +139,7 @@ func (r *nodeRestriction) admitMirrorPod(ctx context.Context, a *Attributes, nod
 	case owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion:
 		return forbid(a, "node %q must not set blockOwnerDeletion on an owner reference", node)
 	}
-	self, err := get[*corev1.Node](ctx, r.env, nodes, "", node)
+	self, err := get[*corev1.Node](ctx, r.client, nodes, "", node)
 	switch {
 	case apierrors.IsNotFound(err):
 		return err
@@ -148,7 +148,7 @@ func (r *nodeRestriction) admitMirrorPod(ctx context.Context, a *Attributes, nod
 	case owner.UID != self.UID:
 		return forbid(a, "node %s UID mismatch: expected %s got %s", node, owner.UID, self.UID)
 	}
-	// By a pod that refers to objects the node would gain the right to read them.
+	// The node authorizer would allow the node to read the objects that the pod refers to.
 	referred, err := container.ReferredObject(&pod.Spec)
 	if err != nil {
 		return forbid(a, "error checking mirror pod for API references: %w", err)
@@ -192,7 +192,7 @@ func (r *nodeRestriction) admitEviction(ctx context.Context, a *Attributes, node
 	if a.Operation != Create {
 		return forbid(a, "unexpected operation %s", a.Operation)
 	}
-	// The pod that is evicted is the one in the path, whatever the body names.
+	// The evicted pod is that of the path, whatever the body contains.
 	if a.Name == "" {
 		return forbid(a, "could not determine pod from request data")
 	}
@@ -206,16 +206,16 @@ func (r *nodeRestriction) admitEviction(ctx context.Context, a *Attributes, node
 	return nil
 }
 
-// podNamed finds a pod of the write's namespace. That it is not there is no refusal but its own answer.
+// podNamed gets a pod of the write's namespace. A not-found error is returned as it is.
 func (r *nodeRestriction) podNamed(ctx context.Context, a *Attributes, name string) (*corev1.Pod, error) {
-	pod, err := get[*corev1.Pod](ctx, r.env, pods, a.Namespace, name)
+	pod, err := get[*corev1.Pod](ctx, r.client, pods, a.Namespace, name)
 	if err != nil && !apierrors.IsNotFound(err) {
 		err = forbidden(a, err)
 	}
 	return pod, err
 }
 
-// admitClaimStatus: a node that has expanded a volume says so, and changes nothing else.
+// admitClaimStatus allows a node to report the expansion of a volume, and to change nothing else.
 func admitClaimStatus(a *Attributes, node string) error {
 	if a.Operation != Update {
 		return forbid(a, "unexpected operation %q", a.Operation)
@@ -230,7 +230,7 @@ func admitClaimStatus(a *Attributes, node string) error {
 	}
 	old, claim = old.DeepCopy(), claim.DeepCopy()
 	for _, c := range []*corev1.PersistentVolumeClaim{old, claim} {
-		c.ResourceVersion = "" // who leaves it out overwrites whatever is there
+		c.ResourceVersion = "" // optional in an update
 		c.ManagedFields = nil
 		c.Status.Capacity, c.Status.Conditions = nil, nil
 		c.Status.AllocatedResources, c.Status.AllocatedResourceStatuses = nil, nil
@@ -269,10 +269,10 @@ func admitNode(a *Attributes, name string) error {
 	switch {
 	case node.Spec.ConfigSource != nil && !same(node.Spec.ConfigSource, old.Spec.ConfigSource):
 		return forbid(a, "node %q is not allowed to update configSource to a new non-nil configSource", name)
-	// By its taints and labels a node could draw pods to itself that are not meant for it.
+	// With taints and labels a node could attract pods that are not meant for it.
 	case !same(node.Spec.Taints, old.Spec.Taints):
 		return forbid(a, "node %q is not allowed to modify taints", name)
-	// An owner that is gone would let the node delete itself, and come back with other labels.
+	// With an owner that does not exist, the node could be deleted and register again with other labels.
 	case !same(node.OwnerReferences, old.OwnerReferences):
 		return forbid(a, "node %q is not allowed to modify ownerReferences", name)
 	}
@@ -282,30 +282,30 @@ func admitNode(a *Attributes, name string) error {
 	return nil
 }
 
-// kubeletLabels are the labels of Kubernetes' own that a node may set on itself.
+// kubeletLabels are the labels in Kubernetes' namespaces that a node may set on itself.
 var kubeletLabels = []string{
 	corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaZone,
 	corev1.LabelFailureDomainBetaRegion, corev1.LabelInstanceType, corev1.LabelInstanceTypeStable, corev1.LabelOSStable,
 	corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
 }
 
-// restrictedLabels are those labels that differ and that a node must not change.
+// restrictedLabels are the changed labels that a node must not change.
 func restrictedLabels(now, before map[string]string) (restricted []string) {
 	check := func(key string) {
 		prefix, _, qualified := strings.Cut(key, "/")
-		below := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
+		inDomain := func(domain string) bool { return prefix == domain || strings.HasSuffix(prefix, "."+domain) }
 		switch {
 		case !qualified || slices.Contains(restricted, key):
-		case below(corev1.LabelNamespaceNodeRestriction):
+		case inDomain(corev1.LabelNamespaceNodeRestriction):
 			restricted = append(restricted, key)
-		case !below("kubernetes.io") && !below("k8s.io"), slices.Contains(kubeletLabels, key):
-		case below(corev1.LabelNamespaceSuffixKubelet), below(corev1.LabelNamespaceSuffixNode):
+		case !inDomain("kubernetes.io") && !inDomain("k8s.io"), slices.Contains(kubeletLabels, key):
+		case inDomain(corev1.LabelNamespaceSuffixKubelet), inDomain(corev1.LabelNamespaceSuffixNode):
 		default:
 			restricted = append(restricted, key)
 		}
 	}
 	for key, value := range now {
-		if had, ok := before[key]; !ok || had != value {
+		if old, ok := before[key]; !ok || old != value {
 			check(key)
 		}
 	}
@@ -342,8 +342,7 @@ func admitCSINode(a *Attributes, node string) error {
 	return nil
 }
 
-// admitResourceSlice: which slices a node may read and update the authorizer knows by field selectors; here are the writes whose
-// content it does not see.
+// admitResourceSlice checks creation and deletion of ResourceSlices. The authorizer restricts reads and updates.
 func admitResourceSlice(a *Attributes, node string) error {
 	obj, verb := a.Object, "create"
 	switch a.Operation {
@@ -362,7 +361,7 @@ func admitResourceSlice(a *Attributes, node string) error {
 	return nil
 }
 
-// admitSigningRequest: a node asks for certificates for itself.
+// admitSigningRequest allows kubelet certificates only for the node itself.
 func admitSigningRequest(a *Attributes, node string) error {
 	if a.Operation != Create {
 		return nil
@@ -384,12 +383,12 @@ func admitSigningRequest(a *Attributes, node string) error {
 	return nil
 }
 
-// authorized asks for a right that only the administrator can give to nodes.
+// authorized authorizes a verb that an administrator can grant to nodes.
 func (r *nodeRestriction) authorized(ctx context.Context, a *Attributes, verb, resource, name string) (bool, error) {
 	decision, _, err := r.authorizer.Authorize(ctx, &authz.Attributes{
 		User: a.User, Verb: verb, Group: a.Resource.Group, Version: a.Resource.Version, Resource: resource, Namespace: a.Namespace,
 		Name: name, ResourceRequest: true,
 	})
-	// An authorizer may fail on one policy and still allow by another.
+	// An authorizer may return an error and still allow.
 	return decision == authz.Allow, err
 }

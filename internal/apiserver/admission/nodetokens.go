@@ -13,7 +13,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 )
 
-// admitTokenRequest: a node asks for tokens of the pods on it, and for the audiences those pods name.
+// admitTokenRequest allows tokens that are bound to the node's pods, for audiences of those pods.
 func (r *nodeRestriction) admitTokenRequest(ctx context.Context, a *Attributes, node string) error {
 	if a.Operation != Create || a.Subresource != "token" {
 		return nil
@@ -54,11 +54,11 @@ func (r *nodeRestriction) checkAudience(ctx context.Context, a *Attributes, requ
 	default:
 		return fmt.Errorf("node may only request 0 or 1 audiences")
 	}
-	named, err := r.podUsesAudience(ctx, pod, audience)
+	used, err := r.podUsesAudience(ctx, pod, audience)
 	if err != nil {
 		return fmt.Errorf("error validating audience %q: %w", audience, err)
 	}
-	if named {
+	if used {
 		return nil
 	}
 	allowed, err := r.authorized(ctx, a, "request-serviceaccounts-token-audience", audience, a.Name)
@@ -71,7 +71,8 @@ func (r *nodeRestriction) checkAudience(ctx context.Context, a *Attributes, requ
 	return fmt.Errorf("%s is not authorized to request tokens for audience %q", a.User.Username, audience)
 }
 
-// podUsesAudience reports whether a volume of the pod needs a token for the audience: by itself, or because its driver does.
+// podUsesAudience reports whether a volume of the pod needs a token for the audience: a projected one, or one whose CSI driver
+// requests it.
 func (r *nodeRestriction) podUsesAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
 	var errs []error
 	for i := range pod.Spec.Volumes {
@@ -85,8 +86,8 @@ func (r *nodeRestriction) podUsesAudience(ctx context.Context, pod *corev1.Pod, 
 		}
 		driver, err := r.driverOf(ctx, pod, volume)
 		if err == nil && driver != "" {
-			var wants bool
-			if wants, err = r.driverUsesAudience(ctx, driver, audience); wants {
+			var uses bool
+			if uses, err = r.driverUsesAudience(ctx, driver, audience); uses {
 				return true, nil
 			}
 		}
@@ -97,7 +98,7 @@ func (r *nodeRestriction) podUsesAudience(ctx context.Context, pod *corev1.Pod, 
 	return false, utilerrors.NewAggregate(errs)
 }
 
-// driverOf is the CSI driver that serves a volume, "" when none does.
+// driverOf is the CSI driver of a volume, or "".
 func (r *nodeRestriction) driverOf(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error) {
 	claimName := ""
 	switch {
@@ -112,11 +113,11 @@ func (r *nodeRestriction) driverOf(ctx context.Context, pod *corev1.Pod, volume 
 		return migrated{v.AWSElasticBlockStore != nil, v.AzureDisk != nil, v.AzureFile != nil, v.Cinder != nil,
 			v.GCEPersistentDisk != nil, v.PortworxVolume != nil, v.VsphereVolume != nil}.driver(), nil
 	}
-	claim, err := get[*corev1.PersistentVolumeClaim](ctx, r.env, volumeClaims, pod.Namespace, claimName)
+	claim, err := get[*corev1.PersistentVolumeClaim](ctx, r.client, volumeClaims, pod.Namespace, claimName)
 	if err != nil {
 		return "", err
 	}
-	bound, err := get[*corev1.PersistentVolume](ctx, r.env, volumes, "", claim.Spec.VolumeName)
+	bound, err := get[*corev1.PersistentVolume](ctx, r.client, volumes, "", claim.Spec.VolumeName)
 	if err != nil {
 		return "", err
 	}
@@ -128,10 +129,10 @@ func (r *nodeRestriction) driverOf(ctx context.Context, pod *corev1.Pod, volume 
 		v.GCEPersistentDisk != nil, v.PortworxVolume != nil, v.VsphereVolume != nil}.driver(), nil
 }
 
-// migrated says which of the kinds of volume that Kubernetes once served itself a volume is, in the order of migratedTo.
+// migrated has which in-tree volume source a volume has, in the order of migratedTo.
 type migrated [7]bool
 
-// migratedTo are the drivers that took them over.
+// migratedTo are the CSI drivers that in-tree volume sources were migrated to.
 var migratedTo = [7]string{
 	"ebs.csi.aws.com", "disk.csi.azure.com", "file.csi.azure.com", "cinder.csi.openstack.org", "pd.csi.storage.gke.io", "pxd.portworx.com",
 	"csi.vsphere.vmware.com",
@@ -147,7 +148,7 @@ func (m migrated) driver() string {
 }
 
 func (r *nodeRestriction) driverUsesAudience(ctx context.Context, name, audience string) (bool, error) {
-	driver, err := get[*storagev1.CSIDriver](ctx, r.env, csiDrivers, "", name)
+	driver, err := get[*storagev1.CSIDriver](ctx, r.client, csiDrivers, "", name)
 	if err != nil {
 		return false, err
 	}
@@ -159,8 +160,8 @@ func (r *nodeRestriction) driverUsesAudience(ctx context.Context, name, audience
 	return false, nil
 }
 
-// admitPodCertificate: a node asks for certificates of the pods on it, from signers those pods name. What may be only a view
-// that lags is an error that can be tried again, not a refusal.
+// admitPodCertificate allows certificate requests for the node's pods, from signers of those pods. Where the cause may be a stale
+// cache, the error is one that clients retry, not Forbidden.
 func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes, node string) error {
 	if a.Operation != Create {
 		return forbid(a, "unexpected operation %v", a.Operation)
@@ -183,7 +184,7 @@ func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes
 		}
 		return forbidden(a, wrapped)
 	}
-	self, err := get[*corev1.Node](ctx, r.env, nodes, "", node)
+	self, err := get[*corev1.Node](ctx, r.client, nodes, "", node)
 	if err != nil {
 		return lookup(fmt.Sprintf("node %q", node), err)
 	}
@@ -191,7 +192,7 @@ func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes
 	if self.UID != spec.NodeUID {
 		return fmt.Errorf("PodCertificateRequest for pod %q names node UID %q, inconsistent with the running node (%q)", podKey, spec.NodeUID, self.UID)
 	}
-	pod, err := get[*corev1.Pod](ctx, r.env, pods, a.Namespace, spec.PodName)
+	pod, err := get[*corev1.Pod](ctx, r.client, pods, a.Namespace, spec.PodName)
 	switch {
 	case err != nil:
 		return lookup(fmt.Sprintf("pod %q", podKey), err)
@@ -204,7 +205,7 @@ func (r *nodeRestriction) admitPodCertificate(ctx context.Context, a *Attributes
 	case spec.ServiceAccountName != pod.Spec.ServiceAccountName:
 		return forbid(a, "PodCertificateRequest for pod %q contains serviceAccountName (%q) that differs from running pod (%q)", podKey, spec.ServiceAccountName, pod.Spec.ServiceAccountName)
 	}
-	account, err := get[*corev1.ServiceAccount](ctx, r.env, serviceAccounts, a.Namespace, spec.ServiceAccountName)
+	account, err := get[*corev1.ServiceAccount](ctx, r.client, serviceAccounts, a.Namespace, spec.ServiceAccountName)
 	if err != nil {
 		return lookup(fmt.Sprintf("service account %q", a.Namespace+"/"+spec.ServiceAccountName), err)
 	}
@@ -226,7 +227,7 @@ func (r *nodeRestriction) checkSigner(ctx context.Context, a *Attributes, reques
 			}
 		}
 	}
-	// The names of resources in rules have no slashes.
+	// Resource names in RBAC rules cannot contain slashes.
 	allowed, err := r.authorized(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), request.Spec.ServiceAccountName)
 	if allowed {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// ownerReferencesPermissionEnforcement: who changes the owners of an object decides when it is deleted, so he must be
-// allowed to delete it; and who makes an owner's deletion wait must be allowed to set finalizers on the owner. Off by default.
+// ownerReferencesPermissionEnforcement requires permission to delete an object for changing its owner references, which decide
+// when it is deleted; and permission to set finalizers on an owner for setting blockOwnerDeletion. Off by default.
 type ownerReferencesPermissionEnforcement struct {
 	authorizer authz.Authorizer
 	resources  func(schema.GroupVersionKind) (resource schema.GroupVersionResource, namespaced, ok bool)
@@ -25,17 +25,17 @@ func (*ownerReferencesPermissionEnforcement) Name() string {
 	return "OwnerReferencesPermissionEnforcement"
 }
 
-// Handles: the status of a pod cannot change owners, and old kubelets send them corrupted.
+// Handles ignores pod status, which cannot change owners and which old kubelets send with corrupted owners.
 func (*ownerReferencesPermissionEnforcement) Handles(a *Attributes) bool {
 	return a.changes() && !(a.Subresource == "status" && a.is(pods))
 }
 
 func (r *ownerReferencesPermissionEnforcement) Validate(ctx context.Context, a *Attributes) error {
-	owners, had := ownersOf(a.Object), ownersOf(a.Old)
-	if slices.EqualFunc(owners, had, func(a, b metav1.OwnerReference) bool { return equality.Semantic.DeepEqual(a, b) }) {
+	owners, oldOwners := ownersOf(a.Object), ownersOf(a.Old)
+	if slices.EqualFunc(owners, oldOwners, func(a, b metav1.OwnerReference) bool { return equality.Semantic.DeepEqual(a, b) }) {
 		return nil
 	}
-	// Who creates an object could as well have left it.
+	// Creating an object needs no permission to delete it.
 	if a.Operation != Create {
 		decision, reason, err := r.authorizer.Authorize(ctx, &authz.Attributes{
 			User: a.User, Verb: "delete", Namespace: a.Namespace, Group: a.Resource.Group, Version: a.Resource.Version,
@@ -45,7 +45,7 @@ func (r *ownerReferencesPermissionEnforcement) Validate(ctx context.Context, a *
 			return forbid(a, "cannot set an ownerRef on a resource you can't delete: %v, %v", reason, err)
 		}
 	}
-	blocking := newlyBlocking(owners, had)
+	blocking := newlyBlocking(owners, oldOwners)
 	if len(blocking) == 0 {
 		return nil
 	}
@@ -56,19 +56,19 @@ func (r *ownerReferencesPermissionEnforcement) Validate(ctx context.Context, a *
 		return nil
 	}
 	for _, owner := range blocking {
-		question, err := r.finalize(a, owner)
+		attributes, err := r.finalizerAttributes(a, owner)
 		if err != nil {
 			return forbid(a, "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion %s Kind %s: %v", owner.APIVersion, owner.Kind, err)
 		}
-		if decision, reason, err := r.authorizer.Authorize(ctx, question); decision != authz.Allow {
+		if decision, reason, err := r.authorizer.Authorize(ctx, attributes); decision != authz.Allow {
 			return forbid(a, "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: %v, %v", reason, err)
 		}
 	}
 	return nil
 }
 
-// finalize asks whether the user may set finalizers on an owner.
-func (r *ownerReferencesPermissionEnforcement) finalize(a *Attributes, owner metav1.OwnerReference) (*authz.Attributes, error) {
+// finalizerAttributes describe a request to set finalizers on an owner.
+func (r *ownerReferencesPermissionEnforcement) finalizerAttributes(a *Attributes, owner metav1.OwnerReference) (*authz.Attributes, error) {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
 		return nil, err
@@ -77,14 +77,14 @@ func (r *ownerReferencesPermissionEnforcement) finalize(a *Attributes, owner met
 	if !ok {
 		return nil, fmt.Errorf("no matches for kind %q in version %q", owner.Kind, owner.APIVersion)
 	}
-	question := &authz.Attributes{
+	attributes := &authz.Attributes{
 		User: a.User, Verb: "update", Group: resource.Group, Version: resource.Version, Resource: resource.Resource,
 		Subresource: "finalizers", Name: owner.Name, ResourceRequest: true,
 	}
 	if namespaced {
-		question.Namespace = a.Namespace // an owner is in the namespace of what it owns, or in none
+		attributes.Namespace = a.Namespace // a namespaced owner is in the namespace of its dependent
 	}
-	return question, nil
+	return attributes, nil
 }
 
 func ownersOf(obj runtime.Object) []metav1.OwnerReference {
@@ -98,13 +98,13 @@ func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 	return accessor.GetOwnerReferences()
 }
 
-// newlyBlocking are the owners whose deletion waits for the object, and did not before.
-func newlyBlocking(owners, had []metav1.OwnerReference) (blocking []metav1.OwnerReference) {
+// newlyBlocking are the owner references with blockOwnerDeletion that did not have it before.
+func newlyBlocking(owners, oldOwners []metav1.OwnerReference) (blocking []metav1.OwnerReference) {
 	blocks := func(owner metav1.OwnerReference) bool {
 		return owner.BlockOwnerDeletion != nil && *owner.BlockOwnerDeletion
 	}
 	for _, owner := range owners {
-		before := slices.ContainsFunc(had, func(h metav1.OwnerReference) bool { return h.UID == owner.UID && blocks(h) })
+		before := slices.ContainsFunc(oldOwners, func(h metav1.OwnerReference) bool { return h.UID == owner.UID && blocks(h) })
 		if blocks(owner) && !before {
 			blocking = append(blocking, owner)
 		}

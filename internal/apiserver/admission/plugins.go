@@ -11,91 +11,92 @@ import (
 	"skiff/internal/kind"
 )
 
-// Options are what plugins need to know of the server and of its configuration.
+// Options are the dependencies and the configuration of the plugins.
 type Options struct {
-	// Env gives access to other objects. It is called when a plugin needs one, because the server is made after the plugins.
-	Env func() kind.Client
-	// Authorizer answers the plugins that ask whether a user may do something else, too.
+	// Client returns the client that plugins read other objects with. It is called on use, because the server is made after the
+	// plugins.
+	Client func() kind.Client
+	// Authorizer is used by plugins that require additional permissions.
 	Authorizer authz.Authorizer
-	// Resources finds the resource that serves a kind, for owners of objects.
+	// Resources returns the resource of a kind, for owner references.
 	Resources func(schema.GroupVersionKind) (resource schema.GroupVersionResource, namespaced, ok bool)
 
-	// Enable and Disable name plugins to add to, or take from, those that are on by default.
+	// Enable and Disable are the names of plugins to enable or disable, in addition to the defaults.
 	Enable, Disable []string
-	// ConfigFile is the path of an AdmissionConfiguration; "" is none.
+	// ConfigFile is the path of an AdmissionConfiguration, or "".
 	ConfigFile string
 
-	// DefaultNotReadyTolerationSeconds and DefaultUnreachableTolerationSeconds are how long pods stay on a node that is
-	// not ready, or cannot be reached. nil means five minutes.
+	// DefaultNotReadyTolerationSeconds and DefaultUnreachableTolerationSeconds are the default toleration seconds of pods for
+	// nodes that are not ready or unreachable. nil means five minutes.
 	DefaultNotReadyTolerationSeconds, DefaultUnreachableTolerationSeconds *int64
 }
 
-// entry is a line of the list of plugins.
+// entry is a plugin of the list.
 type entry struct {
-	name string
-	on   bool // by default
-	make func(o *Options, c *config) (Plugin, error)
+	name    string
+	enabled bool // by default
+	make    func(o *Options, c *config) (Plugin, error)
 }
 
-// all is every plugin there is, in the order in which they run. Webhooks and policies, which can change anything, have their
-// place before ResourceQuota, which must charge what is stored in the end.
+// all plugins in the order in which they run. Webhooks and policies, which can change anything, must run before ResourceQuota,
+// which must charge the final object.
 var all = []entry{
-	{"NamespaceLifecycle", true, func(o *Options, _ *config) (Plugin, error) { return &namespaceLifecycle{o.Env}, nil }},
-	{"LimitRanger", true, func(o *Options, _ *config) (Plugin, error) { return &limitRanger{o.Env}, nil }},
-	{"ServiceAccount", true, func(o *Options, _ *config) (Plugin, error) { return &serviceAccount{o.Env}, nil }},
-	{"NodeRestriction", true, func(o *Options, _ *config) (Plugin, error) { return &nodeRestriction{o.Env, o.Authorizer}, nil }},
+	{"NamespaceLifecycle", true, func(o *Options, _ *config) (Plugin, error) { return &namespaceLifecycle{o.Client}, nil }},
+	{"LimitRanger", true, func(o *Options, _ *config) (Plugin, error) { return &limitRanger{o.Client}, nil }},
+	{"ServiceAccount", true, func(o *Options, _ *config) (Plugin, error) { return &serviceAccount{o.Client}, nil }},
+	{"NodeRestriction", true, func(o *Options, _ *config) (Plugin, error) { return &nodeRestriction{o.Client, o.Authorizer}, nil }},
 	{"TaintNodesByCondition", true, func(*Options, *config) (Plugin, error) { return taintNodesByCondition{}, nil }},
 	{"AlwaysPullImages", false, func(*Options, *config) (Plugin, error) { return alwaysPullImages{}, nil }},
-	{"PodSecurity", true, func(o *Options, c *config) (Plugin, error) { return newPodSecurity(o.Env, c.podSecurity) }},
+	{"PodSecurity", true, func(o *Options, c *config) (Plugin, error) { return newPodSecurity(o.Client, c.podSecurity) }},
 	{"PodNodeSelector", false, func(o *Options, c *config) (Plugin, error) {
-		return &podNodeSelector{o.Env, c.nodeSelector.Selectors}, nil
+		return &podNodeSelector{o.Client, c.nodeSelector.Selectors}, nil
 	}},
-	{"Priority", true, func(o *Options, _ *config) (Plugin, error) { return &priority{o.Env}, nil }},
+	{"Priority", true, func(o *Options, _ *config) (Plugin, error) { return &priority{o.Client}, nil }},
 	{"DefaultTolerationSeconds", true, func(o *Options, _ *config) (Plugin, error) {
-		return &defaultTolerationSeconds{orFiveMinutes(o.DefaultNotReadyTolerationSeconds), orFiveMinutes(o.DefaultUnreachableTolerationSeconds)}, nil
+		return &defaultTolerationSeconds{defaultFiveMinutes(o.DefaultNotReadyTolerationSeconds), defaultFiveMinutes(o.DefaultUnreachableTolerationSeconds)}, nil
 	}},
 	{"EventRateLimit", false, func(_ *Options, c *config) (Plugin, error) { return newEventRateLimit(&c.eventLimits) }},
 	{"ExtendedResourceToleration", false, func(*Options, *config) (Plugin, error) { return extendedResourceToleration{}, nil }},
-	{"DefaultStorageClass", true, func(o *Options, _ *config) (Plugin, error) { return &defaultStorageClass{o.Env}, nil }},
+	{"DefaultStorageClass", true, func(o *Options, _ *config) (Plugin, error) { return &defaultStorageClass{o.Client}, nil }},
 	{"StorageObjectInUseProtection", true, func(*Options, *config) (Plugin, error) { return storageObjectInUseProtection{}, nil }},
 	{"OwnerReferencesPermissionEnforcement", false, newOwnerReferences},
-	{"PersistentVolumeClaimResize", true, func(o *Options, _ *config) (Plugin, error) { return &persistentVolumeClaimResize{o.Env}, nil }},
-	{"RuntimeClass", true, func(o *Options, _ *config) (Plugin, error) { return &runtimeClass{o.Env}, nil }},
+	{"PersistentVolumeClaimResize", true, func(o *Options, _ *config) (Plugin, error) { return &persistentVolumeClaimResize{o.Client}, nil }},
+	{"RuntimeClass", true, func(o *Options, _ *config) (Plugin, error) { return &runtimeClass{o.Client}, nil }},
 	{"CertificateApproval", true, func(o *Options, _ *config) (Plugin, error) { return certificateApproval{signers{o.Authorizer}}, nil }},
 	{"CertificateSigning", true, func(o *Options, _ *config) (Plugin, error) { return certificateSigning{signers{o.Authorizer}}, nil }},
 	{"ClusterTrustBundleAttest", true, func(o *Options, _ *config) (Plugin, error) {
 		return clusterTrustBundleAttest{signers{o.Authorizer}}, nil
 	}},
 	{"CertificateSubjectRestriction", true, func(*Options, *config) (Plugin, error) { return certificateSubjectRestriction{}, nil }},
-	{"DefaultIngressClass", true, func(o *Options, _ *config) (Plugin, error) { return &defaultIngressClass{o.Env}, nil }},
+	{"DefaultIngressClass", true, func(o *Options, _ *config) (Plugin, error) { return &defaultIngressClass{o.Client}, nil }},
 	{"DenyServiceExternalIPs", true, func(*Options, *config) (Plugin, error) { return denyServiceExternalIPs{}, nil }},
-	{"PodTopologyLabels", true, func(o *Options, _ *config) (Plugin, error) { return &podTopologyLabels{o.Env}, nil }},
-	{"NodeDeclaredFeatureValidator", true, func(o *Options, _ *config) (Plugin, error) { return newNodeDeclaredFeatureValidator(o.Env) }},
-	{"PodResizeValidator", true, func(o *Options, _ *config) (Plugin, error) { return &podResizeValidator{o.Env}, nil }},
+	{"PodTopologyLabels", true, func(o *Options, _ *config) (Plugin, error) { return &podTopologyLabels{o.Client}, nil }},
+	{"NodeDeclaredFeatureValidator", true, func(o *Options, _ *config) (Plugin, error) { return newNodeDeclaredFeatureValidator(o.Client) }},
+	{"PodResizeValidator", true, func(o *Options, _ *config) (Plugin, error) { return &podResizeValidator{o.Client}, nil }},
 	{"ResourceQuota", true, func(o *Options, c *config) (Plugin, error) {
-		return newResourceQuota(o.Env, c.quota.LimitedResources), nil
+		return newResourceQuota(o.Client, c.quota.LimitedResources), nil
 	}},
 }
 
 func newOwnerReferences(o *Options, _ *config) (Plugin, error) {
 	if o.Resources == nil {
-		return nil, errors.New("it must be told which resource serves a kind")
+		return nil, errors.New("no resources to look up owners in")
 	}
 	return &ownerReferencesPermissionEnforcement{o.Authorizer, o.Resources}, nil
 }
 
-// Names are the names of all plugins, in the order in which they run, and whether each is on by default.
-func Names() (names []string, on []bool) {
+// Names are the names of all plugins in the order in which they run, and whether each is enabled by default.
+func Names() (names []string, enabled []bool) {
 	for _, e := range all {
-		names, on = append(names, e.name), append(on, e.on)
+		names, enabled = append(names, e.name), append(enabled, e.enabled)
 	}
-	return names, on
+	return names, enabled
 }
 
-// List makes the plugins that are to run, in their order.
+// List makes the enabled plugins in the order in which they run.
 func List(o Options) (Chain, error) {
-	if o.Env == nil || o.Authorizer == nil {
-		return nil, errors.New("admission plugins need access to objects and an authorizer")
+	if o.Client == nil || o.Authorizer == nil {
+		return nil, errors.New("admission plugins need a client and an authorizer")
 	}
 	if err := checkNames(o.Enable, o.Disable); err != nil {
 		return nil, err
@@ -106,7 +107,7 @@ func List(o Options) (Chain, error) {
 	}
 	var chain Chain
 	for _, e := range all {
-		if !slices.Contains(o.Enable, e.name) && (!e.on || slices.Contains(o.Disable, e.name)) {
+		if !slices.Contains(o.Enable, e.name) && (!e.enabled || slices.Contains(o.Disable, e.name)) {
 			continue
 		}
 		plugin, err := e.make(&o, c)

@@ -41,7 +41,7 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	for _, e := range all {
-		r, err := e.make(&Options{Env: newWorld().env, Authorizer: allow{}}, &config{})
+		r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}}, &config{})
 		if err == nil && r.Name() != e.name {
 			t.Errorf("%s is listed as %s", r.Name(), e.name)
 		}
@@ -70,7 +70,7 @@ func TestEnableAndDisable(t *testing.T) {
 		{Options{Enable: []string{"OwnerReferencesPermissionEnforcement"}}, "which resource serves a kind"},
 		{Options{Enable: []string{"EventRateLimit"}}, "must not be empty"},
 	} {
-		bad.o.Env, bad.o.Authorizer = newWorld().env, allow{}
+		bad.o.Client, bad.o.Authorizer = newWorld().env, allow{}
 		if _, err := List(bad.o); err == nil || !strings.Contains(err.Error(), bad.want) {
 			t.Errorf("got %v, want %s", err, bad.want)
 		}
@@ -164,7 +164,7 @@ func (refusing) Validate(context.Context, *Attributes) error { return errors.New
 // TestNothingIsShared: plugins put copies of other objects into the written one, never their own maps and pointers.
 func TestNothingIsShared(t *testing.T) {
 	w := fullWorld()
-	chain := mustList(t, Options{Env: w.env})
+	chain := mustList(t, Options{Client: w.env})
 	first := pod(func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr("sandboxed") })
 	if err := chain.Mutate(context.Background(), creating(first)); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func FuzzHandles(f *testing.F) {
 	chain := Chain{}
 	for _, e := range all {
 		c := &config{}
-		if r, err := e.make(&Options{Env: newWorld().env, Authorizer: allow{}}, c); err == nil {
+		if r, err := e.make(&Options{Client: newWorld().env, Authorizer: allow{}}, c); err == nil {
 			chain = append(chain, r)
 		}
 	}

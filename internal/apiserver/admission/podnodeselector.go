@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// podNodeSelector adds the node selector of a namespace to its pods and refuses pods whose own contradicts it. Off by default.
+// podNodeSelector adds the node selector of a namespace to its pods, and rejects pods whose own conflicts with it. Off by default.
 type podNodeSelector struct {
-	env access
-	// selectors by namespace: what pods there may select. clusterDefault is for namespaces that say nothing themselves.
+	client lazyClient
+	// selectors by namespace: the labels its pods may select. clusterDefaultSelector is for namespaces without annotation.
 	selectors map[string]string
 }
 
-// nodeSelectorConfig is older than configuration kinds; it is a plain map.
+// nodeSelectorConfig has no kind; it is a plain map.
 type nodeSelectorConfig struct {
 	Selectors map[string]string `json:"podNodeSelectorPluginConfig"`
 }
@@ -69,7 +69,7 @@ func (r *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
 		return err
 	}
 	for key, value := range pod.Spec.NodeSelector {
-		if may, ok := allowed[key]; !ok || may != value {
+		if want, ok := allowed[key]; !ok || want != value {
 			return errSelector(pod, "pod node label selector labels conflict with its namespace whitelist")
 		}
 	}
@@ -81,7 +81,7 @@ func errSelector(pod *corev1.Pod, text string) error {
 }
 
 func (r *podNodeSelector) selectorOf(ctx context.Context, name string) (labels.Set, error) {
-	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", name)
+	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", name)
 	if err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("namespace %s does not exist", name))
 	}

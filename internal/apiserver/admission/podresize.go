@@ -12,8 +12,8 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// podResizeValidator refuses a resize that the pod's node can never carry out.
-type podResizeValidator struct{ env access }
+// podResizeValidator rejects resizes that the pod's node can never satisfy.
+type podResizeValidator struct{ client lazyClient }
 
 func (*podResizeValidator) Name() string { return "PodResizeValidator" }
 
@@ -33,22 +33,22 @@ func (r *podResizeValidator) Validate(ctx context.Context, a *Attributes) error 
 	if pod.Spec.NodeName == "" || pod.Generation == old.Generation {
 		return nil
 	}
-	node, err := nodeOf(ctx, r.env, a, pod)
+	node, err := nodeOf(ctx, r.client, a, pod)
 	if err != nil {
 		return err
 	}
 	if system, ok := node.Labels[corev1.LabelOSStable]; ok && system != string(corev1.Linux) {
-		return becauseOf("UnsupportedPlatform", forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, system))
+		return withCause("UnsupportedPlatform", forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, system))
 	}
-	if err := fits(pod, node.Status.Allocatable); err != nil {
-		return becauseOf("NodeCapacity", forbidden(a, err))
+	if err := checkAllocatable(pod, node.Status.Allocatable); err != nil {
+		return withCause("NodeCapacity", forbidden(a, err))
 	}
 	return nil
 }
 
-// nodeOf finds the node a pod is on.
-func nodeOf(ctx context.Context, env access, a *Attributes, pod *corev1.Pod) (*corev1.Node, error) {
-	node, err := get[*corev1.Node](ctx, env, nodes, "", pod.Spec.NodeName)
+// nodeOf gets the node of a pod.
+func nodeOf(ctx context.Context, client lazyClient, a *Attributes, pod *corev1.Pod) (*corev1.Node, error) {
+	node, err := get[*corev1.Node](ctx, client, nodes, "", pod.Spec.NodeName)
 	if apierrors.IsNotFound(err) {
 		return nil, forbid(a, "node %q not found", pod.Spec.NodeName)
 	}
@@ -58,24 +58,24 @@ func nodeOf(ctx context.Context, env access, a *Attributes, pod *corev1.Pod) (*c
 	return node, nil
 }
 
-// becauseOf adds a cause that programs can tell apart to a refusal.
-func becauseOf(cause metav1.CauseType, refusal error) error {
+// withCause adds a cause to the details of a Status error.
+func withCause(cause metav1.CauseType, err error) error {
 	var status *apierrors.StatusError
-	if errors.As(refusal, &status) {
+	if errors.As(err, &status) {
 		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause})
 	}
-	return refusal
+	return err
 }
 
-// fits refuses requests that are more than the whole node has to give.
-func fits(pod *corev1.Pod, allocatable corev1.ResourceList) error {
+// checkAllocatable returns an error if the pod requests more than the node's allocatable resources.
+func checkAllocatable(pod *corev1.Pod, allocatable corev1.ResourceList) error {
 	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 	var texts []string
-	if has, wants := allocatable.Cpu(), requests.Cpu(); wants.Cmp(*has) > 0 {
-		texts = append(texts, fmt.Sprintf("cpu, requested: %d, allocatable: %d", wants.MilliValue(), has.MilliValue()))
+	if available, requested := allocatable.Cpu(), requests.Cpu(); requested.Cmp(*available) > 0 {
+		texts = append(texts, fmt.Sprintf("cpu, requested: %d, allocatable: %d", requested.MilliValue(), available.MilliValue()))
 	}
-	if has, wants := allocatable.Memory(), requests.Memory(); wants.Cmp(*has) > 0 {
-		texts = append(texts, fmt.Sprintf("memory, requested: %d, allocatable: %d", wants.Value(), has.Value()))
+	if available, requested := allocatable.Memory(), requests.Memory(); requested.Cmp(*available) > 0 {
+		texts = append(texts, fmt.Sprintf("memory, requested: %d, allocatable: %d", requested.Value(), available.Value()))
 	}
 	if len(texts) == 0 {
 		return nil

@@ -26,11 +26,11 @@ import (
 	"skiff/internal/container"
 )
 
-// podSecurity keeps pods within the Pod Security Standard that the labels of their namespace ask for: it refuses what
-// violates the enforced level and warns of what violates the level to warn of, also when it is a workload that would
-// make such pods. The checks themselves are upstream's library; its driver is not used because it brings a whole client.
+// podSecurity enforces the Pod Security Standards as configured by the labels of a namespace: it rejects pods that violate the
+// enforced level, and warns of pods and pod templates that violate the warn level. The checks are upstream's library; its
+// admission code is not used because it needs informers and a client.
 type podSecurity struct {
-	env       access
+	client    lazyClient
 	config    podSecurityConfig
 	evaluator policy.Evaluator
 }
@@ -55,7 +55,7 @@ type podSecurityConfig struct {
 	policy psapi.Policy
 }
 
-// complete fills in what the file leaves out and judges the rest.
+// complete sets the defaults and validates the configuration.
 func (c *podSecurityConfig) complete() error {
 	var errs field.ErrorList
 	d := &c.Defaults
@@ -106,17 +106,17 @@ func validateExemptions(path *field.Path, names []string, validate func(string, 
 	return errs
 }
 
-func newPodSecurity(env access, config podSecurityConfig) (*podSecurity, error) {
+func newPodSecurity(client lazyClient, config podSecurityConfig) (*podSecurity, error) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
 		return nil, err
 	}
-	return &podSecurity{env: env, config: config, evaluator: evaluator}, nil
+	return &podSecurity{client: client, config: config, evaluator: evaluator}, nil
 }
 
 func (*podSecurity) Name() string { return "PodSecurity" }
 
-// Handles names the subresources of pods that cannot change what a pod may do. One that is not named is judged.
+// Handles ignores the subresources of pods that cannot change their security. Unknown subresources are handled.
 func (*podSecurity) Handles(a *Attributes) bool {
 	if !a.changes() {
 		return false
@@ -131,7 +131,7 @@ func (*podSecurity) Handles(a *Attributes) bool {
 	return a.Subresource == "" && (a.is(namespaces) || hasTemplate(a.Resource.GroupResource()))
 }
 
-// hasTemplate reports whether objects of the resource make pods.
+// hasTemplate reports whether objects of the resource have a pod template.
 func hasTemplate(resource schema.GroupResource) bool {
 	switch resource.Group {
 	case "":
@@ -147,7 +147,7 @@ func hasTemplate(resource schema.GroupResource) bool {
 	return false
 }
 
-// template is the pod that an object would make; nil when it makes none.
+// template returns the metadata and spec of an object's pod template; nil if it has none.
 func template(obj runtime.Object) (*metav1.ObjectMeta, *corev1.PodSpec, error) {
 	var t *corev1.PodTemplateSpec
 	switch obj := obj.(type) {
@@ -186,16 +186,18 @@ func (r *podSecurity) Validate(ctx context.Context, a *Attributes) error {
 	return r.validatePodController(ctx, a)
 }
 
-// note adds an audit annotation of this plugin.
-func note(a *Attributes, key, value string) { a.annotate(psapi.AuditAnnotationPrefix+key, value) }
+// annotatePodSecurity adds an audit annotation of this plugin.
+func annotatePodSecurity(a *Attributes, key, value string) {
+	a.annotate(psapi.AuditAnnotationPrefix+key, value)
+}
 
 // exempt reports whether the write is exempt by its namespace or its user.
 func (r *podSecurity) exempt(a *Attributes) bool {
 	switch {
 	case a.Namespace != "" && slices.Contains(r.config.Exemptions.Namespaces, a.Namespace):
-		note(a, psapi.ExemptionReasonAnnotationKey, "namespace")
+		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "namespace")
 	case a.User.Username != "" && slices.Contains(r.config.Exemptions.Usernames, a.User.Username):
-		note(a, psapi.ExemptionReasonAnnotationKey, "user")
+		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "user")
 	default:
 		return false
 	}
@@ -210,13 +212,13 @@ func (r *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
 	if r.exempt(a) {
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("failed to lookup namespace %q", a.Namespace))
 	}
 	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, r.config.policy)
 	if len(errs) == 0 && wanted.FullyPrivileged() {
-		note(a, psapi.EnforcedPolicyAnnotationKey, "privileged:latest")
+		annotatePodSecurity(a, psapi.EnforcedPolicyAnnotationKey, "privileged:latest")
 		return nil
 	}
 	pod, err := objectOf[*corev1.Pod](a)
@@ -232,11 +234,10 @@ func (r *podSecurity) validatePod(ctx context.Context, a *Attributes) error {
 			return nil
 		}
 	}
-	return r.evaluate(a, wanted, errs.ToAggregate(), &pod.ObjectMeta, &pod.Spec, true)
+	return r.evaluate(a, podCheck{wanted, errs.ToAggregate(), &pod.ObjectMeta, &pod.Spec, true})
 }
 
-// newImages reports whether an update gives the pod a container or an image it did not have. Nothing else that the
-// standards are about can be changed.
+// newImages reports whether an update adds a container or an image. Nothing else that the standards check can be changed.
 func newImages(pod, old *corev1.Pod) bool {
 	if len(pod.Spec.Containers) != len(old.Spec.Containers) || len(pod.Spec.InitContainers) != len(old.Spec.InitContainers) {
 		return true
@@ -257,14 +258,14 @@ func newImages(pod, old *corev1.Pod) bool {
 	return false
 }
 
-// validatePodController warns; only the pods themselves are refused.
+// validatePodController only warns; pods are rejected when they are created.
 func (r *podSecurity) validatePodController(ctx context.Context, a *Attributes) error {
 	if r.exempt(a) {
 		return nil
 	}
-	namespace, err := get[*corev1.Namespace](ctx, r.env, namespaces, "", a.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, r.client, namespaces, "", a.Namespace)
 	if err != nil {
-		note(a, "error", fmt.Sprintf("failed to lookup namespace %q: %v", a.Namespace, err))
+		annotatePodSecurity(a, "error", fmt.Sprintf("failed to lookup namespace %q: %v", a.Namespace, err))
 		return nil
 	}
 	wanted, errs := psapi.PolicyToEvaluate(namespace.Labels, r.config.policy)
@@ -273,54 +274,63 @@ func (r *podSecurity) validatePodController(ctx context.Context, a *Attributes) 
 	}
 	metadata, spec, err := template(a.Object)
 	if err != nil {
-		note(a, "error", fmt.Sprintf("failed to extract pod template: %v", err))
+		annotatePodSecurity(a, "error", fmt.Sprintf("failed to extract pod template: %v", err))
 		return nil
 	}
 	if spec == nil {
 		return nil
 	}
-	return r.evaluate(a, wanted, errs.ToAggregate(), metadata, spec, false)
+	return r.evaluate(a, podCheck{wanted, errs.ToAggregate(), metadata, spec, false})
 }
 
-// evaluate runs the checks of each mode; modes of the same level and version share them.
-func (r *podSecurity) evaluate(a *Attributes, wanted psapi.Policy, badLabels error, metadata *metav1.ObjectMeta, spec *corev1.PodSpec, enforce bool) error {
-	if r.exemptClass(spec.RuntimeClassName) {
-		note(a, psapi.ExemptionReasonAnnotationKey, "runtimeClass")
+// podCheck is a pod or pod template to be checked.
+type podCheck struct {
+	policy   psapi.Policy
+	labelErr error // of parsing the policy
+	metadata *metav1.ObjectMeta
+	spec     *corev1.PodSpec
+	enforce  bool
+}
+
+// evaluate runs the checks of each mode. Modes with the same level and version share the result.
+func (r *podSecurity) evaluate(a *Attributes, p podCheck) error {
+	if r.exemptClass(p.spec.RuntimeClassName) {
+		annotatePodSecurity(a, psapi.ExemptionReasonAnnotationKey, "runtimeClass")
 		return nil
 	}
-	if badLabels != nil {
-		note(a, "error", fmt.Sprintf("Failed to parse policy: %v", badLabels))
+	if p.labelErr != nil {
+		annotatePodSecurity(a, "error", fmt.Sprintf("Failed to parse policy: %v", p.labelErr))
 	}
 	results := map[psapi.LevelVersion]policy.AggregateCheckResult{}
 	check := func(level psapi.LevelVersion) policy.AggregateCheckResult {
 		result, ok := results[level]
 		if !ok {
-			result = policy.AggregateCheckResults(r.evaluator.EvaluatePod(level, metadata, spec))
+			result = policy.AggregateCheckResults(r.evaluator.EvaluatePod(level, p.metadata, p.spec))
 			results[level] = result
 		}
 		return result
 	}
-	var refusal error
-	if enforce {
-		note(a, psapi.EnforcedPolicyAnnotationKey, wanted.Enforce.String())
-		if result := check(wanted.Enforce); !result.Allowed {
-			refusal = apierrors.NewForbidden(a.Resource.GroupResource(), a.Name,
-				fmt.Errorf("violates PodSecurity %q: %s", wanted.Enforce.String(), result.ForbiddenDetail()))
+	var violation error
+	if p.enforce {
+		annotatePodSecurity(a, psapi.EnforcedPolicyAnnotationKey, p.policy.Enforce.String())
+		if result := check(p.policy.Enforce); !result.Allowed {
+			violation = apierrors.NewForbidden(a.Resource.GroupResource(), a.Name,
+				fmt.Errorf("violates PodSecurity %q: %s", p.policy.Enforce.String(), result.ForbiddenDetail()))
 		}
 	}
-	if result := check(wanted.Audit); !result.Allowed {
-		note(a, psapi.AuditViolationsAnnotationKey, fmt.Sprintf("would violate PodSecurity %q: %s", wanted.Audit.String(), result.ForbiddenDetail()))
+	if result := check(p.policy.Audit); !result.Allowed {
+		annotatePodSecurity(a, psapi.AuditViolationsAnnotationKey, fmt.Sprintf("would violate PodSecurity %q: %s", p.policy.Audit.String(), result.ForbiddenDetail()))
 	}
-	if refusal != nil {
-		return refusal
+	if violation != nil {
+		return violation
 	}
-	if result := check(wanted.Warn); !result.Allowed {
-		a.warn(fmt.Sprintf("would violate PodSecurity %q: %s", wanted.Warn.String(), result.ForbiddenDetail()))
+	if result := check(p.policy.Warn); !result.Allowed {
+		a.warn(fmt.Sprintf("would violate PodSecurity %q: %s", p.policy.Warn.String(), result.ForbiddenDetail()))
 	}
 	return nil
 }
 
-// validateNamespace: labels must be valid, and who raises the enforced level is told which pods violate it.
+// validateNamespace rejects invalid labels. When the enforced level is raised, it warns of the pods that violate it.
 func (r *podSecurity) validateNamespace(ctx context.Context, a *Attributes) error {
 	namespace, err := objectOf[*corev1.Namespace](a)
 	if err != nil {
@@ -358,7 +368,7 @@ func invalidLabels(a *Attributes, errs field.ErrorList) error {
 	return err
 }
 
-// warnExempt tells who labels an exempt namespace that the labels mean nothing. It reports whether it is exempt.
+// warnExempt warns that the labels of an exempt namespace are ignored. It reports whether the namespace is exempt.
 func (r *podSecurity) warnExempt(a *Attributes, namespace *corev1.Namespace, wanted psapi.Policy) bool {
 	if !slices.Contains(r.config.Exemptions.Namespaces, a.Namespace) {
 		return false
@@ -386,26 +396,26 @@ func (r *podSecurity) warnExempt(a *Attributes, namespace *corev1.Namespace, wan
 	return true
 }
 
-// The bounds of looking through the pods of a namespace.
+// The limits of checking the pods of a namespace.
 const (
-	mostPodsChecked  = 3000
-	longestPodsCheck = time.Second
+	maxPodsChecked   = 3000
+	maxPodsCheckTime = time.Second
 )
 
 // violations describes the pods of a namespace that violate a level, as warnings.
 func (r *podSecurity) violations(ctx context.Context, namespace string, level psapi.LevelVersion) (warnings []string) {
-	limit := longestPodsCheck
+	limit := maxPodsCheckTime
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)/2)
 	}
 	until := time.Now().Add(limit)
-	all, err := list[*corev1.Pod](ctx, r.env, pods, namespace)
+	all, err := list[*corev1.Pod](ctx, r.client, pods, namespace)
 	if err != nil {
 		return []string{"failed to list pods while checking new PodSecurity enforce level"}
 	}
-	order := r.representatives(all)
+	order := r.prioritize(all)
 	total := len(order)
-	order = order[:min(total, mostPodsChecked)]
+	order = order[:min(total, maxPodsChecked)]
 	type group struct {
 		first string
 		count int
@@ -448,9 +458,9 @@ func (r *podSecurity) violations(ctx context.Context, namespace string, level ps
 	return append(warnings, texts...)
 }
 
-// representatives puts one pod of each controller before the rest, which are alike, and leaves out exempt ones.
-func (r *podSecurity) representatives(all []*corev1.Pod) (order []*corev1.Pod) {
-	var alike []*corev1.Pod
+// prioritize sorts one pod of each controller before its others, which are alike, and drops exempt pods.
+func (r *podSecurity) prioritize(all []*corev1.Pod) (order []*corev1.Pod) {
+	var others []*corev1.Pod
 	seen := map[types.UID]bool{}
 	for _, pod := range all {
 		if r.exemptClass(pod.Spec.RuntimeClassName) {
@@ -458,12 +468,12 @@ func (r *podSecurity) representatives(all []*corev1.Pod) (order []*corev1.Pod) {
 		}
 		if owner := metav1.GetControllerOfNoCopy(pod); owner != nil {
 			if seen[owner.UID] {
-				alike = append(alike, pod)
+				others = append(others, pod)
 				continue
 			}
 			seen[owner.UID] = true
 		}
 		order = append(order, pod)
 	}
-	return append(order, alike...)
+	return append(order, others...)
 }

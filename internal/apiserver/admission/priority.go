@@ -9,9 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// priority writes the number that a pod's priority class stands for into the pod, once, when it is created, and keeps
-// there from being two default classes.
-type priority struct{ env access }
+// priority sets the priority of a new pod from its PriorityClass, and rejects a second default PriorityClass.
+type priority struct{ client lazyClient }
 
 func (*priority) Name() string { return "Priority" }
 
@@ -32,7 +31,7 @@ func (r *priority) Mutate(ctx context.Context, a *Attributes) error {
 		if err != nil {
 			return err
 		}
-		// Who leaves them out does not mean to remove them.
+		// Clients that omit the fields do not mean to remove them.
 		if pod.Spec.Priority == nil {
 			pod.Spec.Priority = old.Spec.Priority
 		}
@@ -62,11 +61,11 @@ func (r *priority) Mutate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// classOf is the class a pod names, or the default one; without either it is a class of no name and priority zero.
+// classOf is the PriorityClass of a pod, or the default one. Without either it has no name and the value zero.
 func (r *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) (*schedulingv1.PriorityClass, error) {
 	name := pod.Spec.PriorityClassName
 	if name != "" {
-		class, err := get[*schedulingv1.PriorityClass](ctx, r.env, priorityClasses, "", name)
+		class, err := get[*schedulingv1.PriorityClass](ctx, r.client, priorityClasses, "", name)
 		if apierrors.IsNotFound(err) {
 			return nil, forbid(a, "no PriorityClass with name %v was found", name)
 		}
@@ -86,9 +85,10 @@ func (r *priority) classOf(ctx context.Context, a *Attributes, pod *corev1.Pod) 
 	return class, nil
 }
 
-// defaultClass is the class of pods that name none. Of several, which only a race can make, the lowest counts.
+// defaultClass is the global default, nil without one. Of several, which are possible by a race, it is the one with the lowest
+// value.
 func (r *priority) defaultClass(ctx context.Context) (*schedulingv1.PriorityClass, error) {
-	classes, err := list[*schedulingv1.PriorityClass](ctx, r.env, priorityClasses, "")
+	classes, err := list[*schedulingv1.PriorityClass](ctx, r.client, priorityClasses, "")
 	if err != nil {
 		return nil, err
 	}

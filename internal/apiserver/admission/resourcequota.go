@@ -17,75 +17,75 @@ import (
 	"skiff/internal/quota"
 )
 
-// resourceQuota charges writes to the quotas of their namespace. The charge is written into the quotas' status before the
-// object is stored, so that writers on several servers see one another; it is given back when the write fails.
+// resourceQuota charges writes to the quotas of their namespace. The charge is written to the status of the quotas before the
+// object is stored, so that writers on several servers see one another; it is refunded when the write fails.
 //
-// Invariant: what is charged and not given back is never more than a quota allows, however many writers there are. Giving
-// back must keep it: when somebody else, the quota controller, has added up the objects in the meantime, the failed write
-// is not in its sum, and giving back what it does not contain would let in too much. So a charge is given back only to a
-// quota that nobody else has written since (turn); otherwise the next sum sets it right.
+// Invariant: the charges minus the refunds never exceed a quota, with any number of writers. A refund must keep it: if the quota
+// controller has recalculated the usage since the charge, the failed write is not included, and refunding it would allow too
+// much. So a charge is refunded only if nobody else has written the quota since (epoch); otherwise the next recalculation
+// corrects it.
 //
-// Writers of one namespace come one batch at a time (queue): all who wait together cost one write for each quota.
+// The writers of a namespace are processed in batches (queue): all that wait together cost one write per quota.
 type resourceQuota struct {
-	env      access
+	client   lazyClient
 	registry *quota.Registry
 	limited  []quota.LimitedResource
 
 	mu     sync.Mutex
-	queues map[string]*queue // by namespace, while somebody is in them
+	queues map[string]*queue // by namespace; only those in use
 
-	turns      *lru.Cache // namespace/name of a quota → turn
-	turnNumber atomic.Int64
+	epochs    *lru.Cache // namespace/name of a quota → epoch
+	lastEpoch atomic.Int64
 }
 
-// quotaTimeout bounds how long a write waits for its turn.
+// quotaTimeout bounds the processing of a batch.
 const quotaTimeout = 10 * time.Second
 
-// rememberedQuotas bounds turns. A charge to a quota that was forgotten is not given back.
-const rememberedQuotas = 4096
+// maxEpochs is the size of the cache of epochs. A charge to a quota that was evicted is not refunded.
+const maxEpochs = 4096
 
-// turn is a time during which only this plugin has written a quota.
-type turn struct {
-	number  int
-	version string // of the quota as this plugin last wrote it
+// epoch is a period during which only this plugin has written a quota.
+type epoch struct {
+	number          int
+	resourceVersion string // of the quota as this plugin last wrote it
 }
 
-// queue is the writers of a namespace: one at work, for itself and all who waited when it began, and those who wait now.
+// queue has the writers of a namespace: one processes a batch for itself and all that waited when it began; the others wait.
 type queue struct {
 	busy    bool
 	waiting []*charge
 }
 
-// charge is one writer's wish, to take or to give back.
+// charge is a charge or refund of one write.
 type charge struct {
 	a         *Attributes
 	write     quota.Write
 	evaluator *quota.Evaluator
-	back      bool
-	taken     []portion
+	refund    bool
+	charged   []quotaCharge
 	err       error
-	// done is closed when the charge is decided; turn is sent to when its owner is the next to work.
+	// done is closed when the charge has been processed; next is sent to when its writer must process the next batch.
 	done chan struct{}
-	turn chan struct{}
+	next chan struct{}
 }
 
-// portion is what was taken from one quota.
-type portion struct {
+// quotaCharge is what was charged to one quota.
+type quotaCharge struct {
 	quota  string
 	amount corev1.ResourceList
-	turn   int
+	epoch  int
 }
 
-func newResourceQuota(env access, limited []quota.LimitedResource) *resourceQuota {
+func newResourceQuota(client lazyClient, limited []quota.LimitedResource) *resourceQuota {
 	return &resourceQuota{
-		env: env, limited: limited, registry: quota.NewRegistry(devices{env}),
-		queues: map[string]*queue{}, turns: lru.New(rememberedQuotas),
+		client: client, limited: limited, registry: quota.NewRegistry(devices{client}),
+		queues: map[string]*queue{}, epochs: lru.New(maxEpochs),
 	}
 }
 
 func (*resourceQuota) Name() string { return "ResourceQuota" }
 
-// Handles: only creation changes counts; updates matter for the few resources of which more than objects is counted.
+// Handles creation, and updates of the resources whose usage is more than the number of objects.
 func (*resourceQuota) Handles(a *Attributes) bool {
 	switch {
 	case a.Namespace == "" || a.is(namespaces):
@@ -111,35 +111,35 @@ func (r *resourceQuota) Validate(ctx context.Context, a *Attributes) error {
 		}
 	}
 	r.queue(ctx, c)
-	if len(c.taken) > 0 {
+	if len(c.charged) > 0 {
 		a.charged = c
 	}
 	return c.err
 }
 
-// Undo gives back what Validate took.
+// Undo refunds what Validate has charged.
 func (r *resourceQuota) Undo(ctx context.Context, a *Attributes) {
 	if a.charged == nil {
 		return
 	}
-	back := &charge{a: a, back: true, taken: a.charged.taken}
+	refund := &charge{a: a, refund: true, charged: a.charged.charged}
 	a.charged = nil
-	// What cannot be given back is set right by the quota controller.
-	r.queue(ctx, back)
+	// The quota controller corrects what cannot be refunded.
+	r.queue(ctx, refund)
 }
 
 func (r *resourceQuota) quotas(ctx context.Context, namespace string) ([]*corev1.ResourceQuota, error) {
-	quotas, err := list[*corev1.ResourceQuota](ctx, r.env, resourceQuotas, namespace)
+	quotas, err := list[*corev1.ResourceQuota](ctx, r.client, resourceQuotas, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("error resolving quota: %w", err)
 	}
 	return quotas, nil
 }
 
-// queue waits until the charge is decided. One of those who wait does the work for all of them; the work is bounded in
-// time, so everybody's waiting is.
+// queue returns when the charge has been processed. One of the waiting writers processes the batch for all. Its time is bounded by
+// quotaTimeout, and so is the wait.
 func (r *resourceQuota) queue(ctx context.Context, c *charge) {
-	c.done, c.turn = make(chan struct{}), make(chan struct{}, 1)
+	c.done, c.next = make(chan struct{}), make(chan struct{}, 1)
 	namespace := c.a.Namespace
 	r.mu.Lock()
 	q := r.queues[namespace]
@@ -155,52 +155,52 @@ func (r *resourceQuota) queue(ctx context.Context, c *charge) {
 		select {
 		case <-c.done:
 			return
-		case <-c.turn:
+		case <-c.next:
 		}
 	}
 	r.mu.Lock()
 	batch := q.waiting
 	q.waiting = nil
 	r.mu.Unlock()
-	r.lead(ctx, namespace, q, batch)
+	r.process(ctx, namespace, q, batch)
 }
 
-// lead decides a batch and leaves the queue to the next, whatever happens.
-func (r *resourceQuota) lead(ctx context.Context, namespace string, q *queue, batch []*charge) {
-	decided := false
+// process evaluates a batch and then wakes the next writer, also after a panic.
+func (r *resourceQuota) process(ctx context.Context, namespace string, q *queue, batch []*charge) {
+	evaluated := false
 	defer func() {
 		r.mu.Lock()
 		if len(q.waiting) > 0 {
-			q.waiting[0].turn <- struct{}{}
+			q.waiting[0].next <- struct{}{}
 		} else {
 			delete(r.queues, namespace)
 		}
 		r.mu.Unlock()
 		for _, c := range batch {
-			if !decided {
+			if !evaluated {
 				c.err = apierrors.NewInternalError(errors.New("resource quota evaluation failed"))
 			}
 			close(c.done)
 		}
 	}()
-	// Others depend on the work, so it goes on when its own client is gone.
+	// Other writers depend on the batch, so it continues when the client of this one has disconnected.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), quotaTimeout)
 	defer cancel()
-	r.decide(work, namespace, batch)
-	decided = true
+	r.evaluate(work, namespace, batch)
+	evaluated = true
 }
 
-// wish is what a charge wants of one quota.
-type wish struct {
+// delta is the change of one quota by a charge.
+type delta struct {
 	c       *charge
 	amount  corev1.ResourceList
-	turn    int  // of what is given back
-	granted bool // as decided on the quota's latest state
+	epoch   int  // of a refund
+	applied bool // to the quota's latest state
 	err     error
 }
 
-// decide judges a batch of charges together and writes the outcome, one write for each quota they touch.
-func (r *resourceQuota) decide(ctx context.Context, namespace string, batch []*charge) {
+// evaluate checks a batch of charges together and writes the result, with one write per quota.
+func (r *resourceQuota) evaluate(ctx context.Context, namespace string, batch []*charge) {
 	quotas, err := r.quotas(ctx, namespace)
 	if err != nil {
 		for _, c := range batch {
@@ -208,50 +208,50 @@ func (r *resourceQuota) decide(ctx context.Context, namespace string, batch []*c
 		}
 		return
 	}
-	wishes := r.plan(quotas, batch)
+	deltas := r.plan(quotas, batch)
 	for i, q := range quotas {
-		r.write(ctx, namespace, q.Name, wishes[i])
+		r.write(ctx, namespace, q.Name, deltas[i])
 	}
 	for _, c := range batch {
-		if c.err == nil || len(c.taken) == 0 || c.back {
+		if c.err == nil || len(c.charged) == 0 || c.refund {
 			continue
 		}
-		// One quota granted what another refused.
-		for _, p := range c.taken {
-			r.write(ctx, namespace, p.quota, []*wish{{c: &charge{back: true}, amount: p.amount, turn: p.turn}})
+		// One quota was charged and another is exceeded.
+		for _, p := range c.charged {
+			r.write(ctx, namespace, p.quota, []*delta{{c: &charge{refund: true}, amount: p.amount, epoch: p.epoch}})
 		}
-		c.taken = nil
+		c.charged = nil
 	}
 }
 
-// plan says what each charge wants of each quota, and refuses those for which there is not enough even before anything
-// is written. wishes[i] are for quotas[i].
-func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (wishes [][]*wish) {
+// plan computes the deltas of all charges, and rejects charges that exceed a quota before anything is written. deltas[i] are those
+// of quotas[i].
+func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (deltas [][]*delta) {
 	now := time.Now()
-	wishes = make([][]*wish, len(quotas))
-	running := make([]*corev1.ResourceQuota, len(quotas))
+	deltas = make([][]*delta, len(quotas))
+	projected := make([]*corev1.ResourceQuota, len(quotas))
 	for i, q := range quotas {
-		running[i] = &corev1.ResourceQuota{ObjectMeta: q.ObjectMeta, Spec: q.Spec, Status: q.Status}
+		projected[i] = &corev1.ResourceQuota{ObjectMeta: q.ObjectMeta, Spec: q.Spec, Status: q.Status}
 	}
 	for _, c := range batch {
-		if c.back {
-			for _, p := range c.taken {
+		if c.refund {
+			for _, p := range c.charged {
 				for i, q := range quotas {
 					if q.Name == p.quota {
-						wishes[i] = append(wishes[i], &wish{c: c, amount: p.amount, turn: p.turn})
+						deltas[i] = append(deltas[i], &delta{c: c, amount: p.amount, epoch: p.epoch})
 					}
 				}
 			}
 			continue
 		}
-		charges, err := c.evaluator.Charge(running, c.write, r.limited, now)
+		charges, err := c.evaluator.Charge(projected, c.write, r.limited, now)
 		for i := 0; err == nil && i < len(charges); i++ {
 			if charges[i] != nil && c.a.Subresource != "status" {
-				err = quota.CheckFits(running[i], charges[i])
+				err = quota.CheckFits(projected[i], charges[i])
 			}
 		}
 		if err != nil {
-			c.refuse(err)
+			c.fail(err)
 			continue
 		}
 		if c.a.DryRun {
@@ -259,88 +259,88 @@ func (r *resourceQuota) plan(quotas []*corev1.ResourceQuota, batch []*charge) (w
 		}
 		for i, amount := range charges {
 			if len(amount) > 0 {
-				running[i].Status.Used = quota.Add(running[i].Status.Used, amount)
-				wishes[i] = append(wishes[i], &wish{c: c, amount: amount})
+				projected[i].Status.Used = quota.Add(projected[i].Status.Used, amount)
+				deltas[i] = append(deltas[i], &delta{c: c, amount: amount})
 			}
 		}
 	}
-	return wishes
+	return deltas
 }
 
-// refuse ends a charge with an error.
-func (c *charge) refuse(err error) {
-	var refusal *quota.ForbiddenError
-	if errors.As(err, &refusal) {
+// fail sets the error of a charge.
+func (c *charge) fail(err error) {
+	var exceeded *quota.ForbiddenError
+	if errors.As(err, &exceeded) {
 		err = forbidden(c.a, err)
 	}
 	c.err = err
 }
 
-// errUnchanged stops the update of a quota that nobody got anything of.
+// errUnchanged aborts the update of a quota without changes.
 var errUnchanged = errors.New("nothing to charge")
 
-// write grants what it can of the wishes, on the state the quota has when it is written.
-func (r *resourceQuota) write(ctx context.Context, namespace, name string, wishes []*wish) {
-	open := wishes[:0:0]
-	for _, w := range wishes {
-		if w.c.err == nil {
-			open = append(open, w)
+// write applies as many of the deltas as possible to the latest state of the quota.
+func (r *resourceQuota) write(ctx context.Context, namespace, name string, deltas []*delta) {
+	open := deltas[:0:0]
+	for _, d := range deltas {
+		if d.c.err == nil {
+			open = append(open, d)
 		}
 	}
 	if len(open) == 0 {
 		return
 	}
 	key := namespace + "/" + name
-	var current turn
-	written, err := r.env().Update(ctx, resourceQuotas, namespace, name, func(obj kind.Object) error {
+	var current epoch
+	written, err := r.client().Update(ctx, resourceQuotas, namespace, name, func(obj kind.Object) error {
 		q, ok := obj.(*corev1.ResourceQuota)
 		if !ok {
 			return fmt.Errorf("quota %s is a %T", key, obj)
 		}
-		current = r.turnOf(key, q)
-		return grant(q, open, current.number)
+		current = r.epochOf(key, q)
+		return apply(q, open, current.number)
 	})
 	switch {
 	case err == nil:
-		current.version = written.GetResourceVersion()
-		r.turns.Add(key, current)
+		current.resourceVersion = written.GetResourceVersion()
+		r.epochs.Add(key, current)
 	case errors.Is(err, errUnchanged):
 	case apierrors.IsNotFound(err):
-		return // a quota that is gone limits nothing
+		return // the quota was deleted
 	default:
-		for _, w := range open {
-			w.c.err = timedOut(ctx, err)
+		for _, d := range open {
+			d.c.err = timedOut(ctx, err)
 		}
 		return
 	}
-	for _, w := range open {
-		if w.err != nil {
-			w.c.refuse(w.err)
-		} else if w.granted && !w.c.back {
-			w.c.taken = append(w.c.taken, portion{quota: name, amount: w.amount, turn: current.number})
+	for _, d := range open {
+		if d.err != nil {
+			d.c.fail(d.err)
+		} else if d.applied && !d.c.refund {
+			d.c.charged = append(d.c.charged, quotaCharge{quota: name, amount: d.amount, epoch: current.number})
 		}
 	}
 }
 
-// grant changes the quota by as many of the wishes as it can bear.
-func grant(q *corev1.ResourceQuota, wishes []*wish, turn int) error {
+// apply applies the deltas that do not exceed the quota.
+func apply(q *corev1.ResourceQuota, deltas []*delta, epoch int) error {
 	changed := false
-	for _, w := range wishes {
-		w.granted, w.err = false, nil
-		if w.c.back {
-			if w.turn == turn {
-				q.Status.Used = quota.Subtract(q.Status.Used, w.amount)
-				w.granted, changed = true, true
+	for _, d := range deltas {
+		d.applied, d.err = false, nil
+		if d.c.refund {
+			if d.epoch == epoch {
+				q.Status.Used = quota.Subtract(q.Status.Used, d.amount)
+				d.applied, changed = true, true
 			}
 			continue
 		}
-		if w.c.a.Subresource != "status" {
-			if w.err = quota.CheckFits(q, w.amount); w.err != nil {
+		if d.c.a.Subresource != "status" {
+			if d.err = quota.CheckFits(q, d.amount); d.err != nil {
 				continue
 			}
 		}
-		q.Status.Used = quota.Add(q.Status.Used, w.amount)
-		w.granted, changed = true, true
+		q.Status.Used = quota.Add(q.Status.Used, d.amount)
+		d.applied, changed = true, true
 	}
 	if !changed {
 		return errUnchanged
@@ -348,14 +348,14 @@ func grant(q *corev1.ResourceQuota, wishes []*wish, turn int) error {
 	return nil
 }
 
-// turnOf is the turn that a state of a quota belongs to: a new one when somebody else has written it.
-func (r *resourceQuota) turnOf(key string, q *corev1.ResourceQuota) turn {
-	if last, ok := r.turns.Get(key); ok {
-		if last := last.(turn); last.version == q.ResourceVersion {
+// epochOf is the epoch of a state of a quota: a new one if somebody else has written it.
+func (r *resourceQuota) epochOf(key string, q *corev1.ResourceQuota) epoch {
+	if last, ok := r.epochs.Get(key); ok {
+		if last := last.(epoch); last.resourceVersion == q.ResourceVersion {
 			return last
 		}
 	}
-	return turn{number: int(r.turnNumber.Add(1)), version: q.ResourceVersion}
+	return epoch{number: int(r.lastEpoch.Add(1)), resourceVersion: q.ResourceVersion}
 }
 
 func timedOut(ctx context.Context, err error) error {
@@ -365,15 +365,15 @@ func timedOut(ctx context.Context, err error) error {
 	return err
 }
 
-// devices shows the quota package the objects that the use of resource claims depends on.
-type devices struct{ env access }
+// devices gives the quota package the objects that the usage of resource claims depends on.
+type devices struct{ client lazyClient }
 
 func (d devices) DeviceClasses() ([]*resourcev1.DeviceClass, error) {
-	return list[*resourcev1.DeviceClass](context.Background(), d.env, deviceClasses, "")
+	return list[*resourcev1.DeviceClass](context.Background(), d.client, deviceClasses, "")
 }
 
 func (d devices) Pod(namespace, name string) *corev1.Pod {
-	pod, err := get[*corev1.Pod](context.Background(), d.env, pods, namespace, name)
+	pod, err := get[*corev1.Pod](context.Background(), d.client, pods, namespace, name)
 	if err != nil {
 		return nil
 	}
@@ -381,5 +381,5 @@ func (d devices) Pod(namespace, name string) *corev1.Pod {
 }
 
 func (d devices) ResourceClaims(namespace string) ([]*resourcev1.ResourceClaim, error) {
-	return list[*resourcev1.ResourceClaim](context.Background(), d.env, resourceClaims, namespace)
+	return list[*resourcev1.ResourceClaim](context.Background(), d.client, resourceClaims, namespace)
 }

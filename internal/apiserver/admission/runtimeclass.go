@@ -10,8 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// runtimeClass gives a pod what its runtime class says: how much the runtime itself needs, and where it can run.
-type runtimeClass struct{ env access }
+// runtimeClass sets the overhead, node selector and tolerations of a pod from its RuntimeClass.
+type runtimeClass struct{ client lazyClient }
 
 func (*runtimeClass) Name() string { return "RuntimeClass" }
 
@@ -64,13 +64,13 @@ func errOverhead(a *Attributes) error {
 	return forbid(a, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
 }
 
-// find returns the pod and the class it names, nil when it names none.
+// find returns the pod and its RuntimeClass, nil if it has none.
 func (r *runtimeClass) find(ctx context.Context, a *Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
 	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil || pod.Spec.RuntimeClassName == nil {
 		return pod, nil, err
 	}
-	class, err := get[*nodev1.RuntimeClass](ctx, r.env, runtimeClasses, "", *pod.Spec.RuntimeClassName)
+	class, err := get[*nodev1.RuntimeClass](ctx, r.client, runtimeClasses, "", *pod.Spec.RuntimeClassName)
 	if apierrors.IsNotFound(err) {
 		return nil, nil, forbid(a, "pod rejected: RuntimeClass %q not found", *pod.Spec.RuntimeClassName)
 	}

@@ -46,7 +46,7 @@ func newServer(t testing.TB, withRules bool) *server {
 	var chain admission.Chain
 	var err error
 	if withRules {
-		chain, err = admission.List(admission.Options{Env: func() kind.Client { return made.Env() }, Authorizer: authorizer})
+		chain, err = admission.List(admission.Options{Client: func() kind.Client { return made.Env() }, Authorizer: authorizer})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func BenchmarkCreate(b *testing.B) {
 // BenchmarkChain is what the plugins alone cost a pod: changing and judging it, without reading or storing it.
 func BenchmarkChain(b *testing.B) {
 	s := newServer(b, false)
-	chain, err := admission.List(admission.Options{Env: func() kind.Client { return s.env }, Authorizer: authz.Chain{}})
+	chain, err := admission.List(admission.Options{Client: func() kind.Client { return s.env }, Authorizer: authz.Chain{}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -17,21 +17,21 @@ import (
 	"skiff/internal/container"
 )
 
-// serviceAccount gives every pod an identity: the account it names, or its namespace's default one. The account must be
-// there; its token is mounted into every container that does not mount something else in its place, and its secrets to
-// pull images with are taken over. Mirror pods, which only show what a node runs anyway, may have none of that.
-type serviceAccount struct{ env access }
+// serviceAccount sets the service account of pods: the namespace's default if they have none. The account must exist. Its token is
+// mounted into every container without another mount at the same path, and its image pull secrets are added. Mirror pods may not
+// refer to service accounts or secrets.
+type serviceAccount struct{ client lazyClient }
 
 const (
 	defaultAccount = "default"
-	// tokenMountPath is where containers find the token, the certificate authority and the namespace.
+	// tokenMountPath is the mount path of the token, the CA certificate and the namespace.
 	tokenMountPath    = "/var/run/secrets/kubernetes.io/serviceaccount"
 	tokenVolumePrefix = "kube-api-access-"
-	// tokenSeconds is the life of a mounted token: an hour, and a little for who renews it late.
+	// tokenSeconds is the requested lifetime of a mounted token: an hour and a few seconds, by which the issuer recognises it.
 	tokenSeconds = 60*60 + 7
-	// enforceMountableSecrets is the annotation of an account whose pods may use only the secrets the account lists.
+	// enforceMountableSecrets is the annotation of accounts whose pods may use only the account's secrets.
 	enforceMountableSecrets = "kubernetes.io/enforce-mountable-secrets"
-	// defaultAccountAttempts: the default account of a new namespace is made a moment after the namespace.
+	// defaultAccountAttempts is how often the default account is looked up: it is created shortly after its namespace.
 	defaultAccountAttempts = 10
 )
 
@@ -49,7 +49,7 @@ func (r *serviceAccount) Mutate(ctx context.Context, a *Attributes) error {
 	if err != nil {
 		return err
 	}
-	// A mirror pod must stay as the node wrote it, or the node would take it for another.
+	// A mirror pod must not be changed: the kubelet compares it with its static pod.
 	if isMirror(pod) {
 		return validateMirrorPod(a, pod)
 	}
@@ -98,7 +98,7 @@ func (r *serviceAccount) Validate(ctx context.Context, a *Attributes) error {
 	return nil
 }
 
-// account finds the pod's account. Who is early in a new namespace waits a moment for the default one.
+// account gets the pod's account. It waits for the default account of a new namespace.
 func (r *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1.Pod) (*corev1.ServiceAccount, error) {
 	name := pod.Spec.ServiceAccountName
 	attempts := 1
@@ -114,7 +114,7 @@ func (r *serviceAccount) account(ctx context.Context, a *Attributes, pod *corev1
 			case <-time.After(pause):
 			}
 		}
-		account, err := get[*corev1.ServiceAccount](ctx, r.env, serviceAccounts, a.Namespace, name)
+		account, err := get[*corev1.ServiceAccount](ctx, r.client, serviceAccounts, a.Namespace, name)
 		if err == nil {
 			return account, nil
 		}
@@ -131,7 +131,7 @@ func isMirror(pod *corev1.Pod) bool {
 	return ok
 }
 
-// validateMirrorPod: a node must not reach identities and secrets by pods it shows.
+// validateMirrorPod rejects references to service accounts and secrets: by creating mirror pods, a node could gain access to them.
 func validateMirrorPod(a *Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
@@ -152,18 +152,18 @@ func validateMirrorPod(a *Attributes, pod *corev1.Pod) error {
 	return nil
 }
 
-// automount: the pod's wish counts, then the account's; without either the token is mounted.
+// automount reports whether to mount the token: the pod's setting takes precedence over the account's. The default is true.
 func automount(account *corev1.ServiceAccount, pod *corev1.Pod) bool {
-	for _, wish := range []*bool{pod.Spec.AutomountServiceAccountToken, account.AutomountServiceAccountToken} {
-		if wish != nil {
-			return *wish
+	for _, setting := range []*bool{pod.Spec.AutomountServiceAccountToken, account.AutomountServiceAccountToken} {
+		if setting != nil {
+			return *setting
 		}
 	}
 	return true
 }
 
-// mountToken mounts the token into every container that has nothing else in its place. A volume that is named like ours
-// is taken for ours.
+// mountToken mounts the token into every container without another mount at tokenMountPath. An existing volume whose name has
+// tokenVolumePrefix is used.
 func mountToken(pod *corev1.Pod) {
 	var name string
 	for _, volume := range pod.Spec.Volumes {
@@ -179,7 +179,7 @@ func mountToken(pod *corev1.Pod) {
 	needed := false
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Ephemeral {
-			continue // nobody can create a pod with them
+			continue // a new pod has none
 		}
 		if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenMountPath }) {
 			continue
@@ -209,13 +209,13 @@ func tokenVolume() *corev1.ProjectedVolumeSource {
 	}
 }
 
-// validateSecretReferences refuses secrets that the account does not list. When ephemeral containers are added to a running pod, only
-// they are new.
-func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, whole bool) error {
+// validateSecretReferences rejects references to secrets that the account does not list. On an update, only ephemeral containers
+// are checked.
+func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, created bool) error {
 	listed := func(name string) bool {
 		return slices.ContainsFunc(account.Secrets, func(s corev1.ObjectReference) bool { return s.Name == name })
 	}
-	if whole {
+	if created {
 		for _, volume := range pod.Spec.Volumes {
 			if volume.Secret != nil && !listed(volume.Secret.SecretName) {
 				return fmt.Errorf("volume with secret.secretName=%q is not allowed because service account %s does not reference that secret",
@@ -224,7 +224,7 @@ func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, w
 		}
 	}
 	for kind, c := range container.All(&pod.Spec) {
-		if !whole && kind != container.Ephemeral {
+		if !created && kind != container.Ephemeral {
 			continue
 		}
 		for _, env := range c.Env {
@@ -240,7 +240,7 @@ func validateSecretReferences(account *corev1.ServiceAccount, pod *corev1.Pod, w
 			}
 		}
 	}
-	if !whole {
+	if !created {
 		return nil
 	}
 	for i, wanted := range pod.Spec.ImagePullSecrets {

@@ -7,8 +7,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// storageObjectInUseProtection keeps volumes, claims and classes from vanishing while something uses them: a finalizer
-// that controllers take off when nothing does.
+// storageObjectInUseProtection adds a finalizer to volumes, claims and volume attributes classes, which controllers remove when
+// the object is no longer in use.
 type storageObjectInUseProtection struct{}
 
 func (storageObjectInUseProtection) Name() string { return "StorageObjectInUseProtection" }
@@ -29,8 +29,8 @@ func (storageObjectInUseProtection) Mutate(_ context.Context, a *Attributes) err
 	case a.is(attributesClasses):
 		finalizer = "kubernetes.io/vac-protection"
 	}
-	if had := obj.GetFinalizers(); !slices.Contains(had, finalizer) {
-		obj.SetFinalizers(append(had, finalizer))
+	if finalizers := obj.GetFinalizers(); !slices.Contains(finalizers, finalizer) {
+		obj.SetFinalizers(append(finalizers, finalizer))
 	}
 	return nil
 }

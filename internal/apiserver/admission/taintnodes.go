@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// taintNodesByCondition marks every new node as not ready, so that no pod is put on it before it says it is.
+// taintNodesByCondition taints every new node as not ready, so that no pod is scheduled to it before it is ready.
 type taintNodesByCondition struct{}
 
 func (taintNodesByCondition) Name() string { return "TaintNodesByCondition" }

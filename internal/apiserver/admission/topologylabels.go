@@ -7,8 +7,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// podTopologyLabels tells a pod the zone and region of the node it is put on, so that it can know them by its own labels.
-type podTopologyLabels struct{ env access }
+// podTopologyLabels copies the zone and region labels of a node to the pods that are bound to it.
+type podTopologyLabels struct{ client lazyClient }
 
 var topologyLabels = []string{corev1.LabelTopologyZone, corev1.LabelTopologyRegion}
 
@@ -23,7 +23,7 @@ func (r *podTopologyLabels) Mutate(ctx context.Context, a *Attributes) error {
 	case *corev1.Pod:
 		return r.copyLabels(ctx, obj.Spec.NodeName, &obj.Labels)
 	case *corev1.Binding:
-		// Whoever carries the binding out copies its labels to the pod.
+		// The labels of the binding are copied to the pod when it is bound.
 		if obj.Target.Kind == "Node" {
 			return r.copyLabels(ctx, obj.Target.Name, &obj.Labels)
 		}
@@ -35,9 +35,9 @@ func (r *podTopologyLabels) copyLabels(ctx context.Context, name string, to *map
 	if name == "" {
 		return nil
 	}
-	node, err := get[*corev1.Node](ctx, r.env, nodes, "", name)
+	node, err := get[*corev1.Node](ctx, r.client, nodes, "", name)
 	if err != nil {
-		// A pod may be meant for a node that does not exist yet.
+		// A pod may be created for a node that does not exist yet.
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

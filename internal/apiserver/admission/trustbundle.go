@@ -10,7 +10,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// clusterTrustBundleAttest lets only who may attest for a signer write what to trust of it.
+// clusterTrustBundleAttest requires the verb attest on the signer for writing its ClusterTrustBundles.
 type clusterTrustBundleAttest struct{ signers }
 
 func (clusterTrustBundleAttest) Name() string { return "ClusterTrustBundleAttest" }
@@ -31,7 +31,7 @@ func (r clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) e
 	return nil
 }
 
-// onlyOwnershipChanges reports whether an update changes nothing but what the garbage collector writes.
+// onlyOwnershipChanges reports whether an update changes only owner references and finalizers, as the garbage collector does.
 func onlyOwnershipChanges(obj, old runtime.Object) bool {
 	copied, ok := obj.DeepCopyObject().(kind.Object)
 	before, wasObject := old.(kind.Object)

@@ -12,7 +12,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// The resources that plugins are about.
+// The resources that plugins handle or read.
 var (
 	pods              = schema.GroupResource{Resource: "pods"}
 	nodes             = schema.GroupResource{Resource: "nodes"}
@@ -41,13 +41,14 @@ var (
 	deviceClasses     = schema.GroupResource{Group: "resource.k8s.io", Resource: "deviceclasses"}
 )
 
-// access is how plugins see other objects. It is asked for at every use, because plugins are made before the server is.
-type access func() kind.Client
+// lazyClient returns the client that plugins read other objects with. It is called on every use, because plugins are made before
+// the server.
+type lazyClient func() kind.Client
 
-// get reads one object. It is shared and read-only.
-func get[T kind.Object](ctx context.Context, env access, resource schema.GroupResource, namespace, name string) (T, error) {
+// get reads an object. It is shared and read-only.
+func get[T kind.Object](ctx context.Context, client lazyClient, resource schema.GroupResource, namespace, name string) (T, error) {
 	var none T
-	obj, err := env().Get(ctx, resource, namespace, name)
+	obj, err := client().Get(ctx, resource, namespace, name)
 	if err != nil {
 		return none, err
 	}
@@ -58,9 +59,9 @@ func get[T kind.Object](ctx context.Context, env access, resource schema.GroupRe
 	return typed, nil
 }
 
-// list reads the objects of a namespace, or all when it is empty, in the order of their names. They are shared and read-only.
-func list[T kind.Object](ctx context.Context, env access, resource schema.GroupResource, namespace string) ([]T, error) {
-	objs, err := env().List(ctx, resource, namespace)
+// list reads the objects of a namespace, or of all if it is empty, sorted by name. They are shared and read-only.
+func list[T kind.Object](ctx context.Context, client lazyClient, resource schema.GroupResource, namespace string) ([]T, error) {
+	objs, err := client().List(ctx, resource, namespace)
 	if err != nil || len(objs) == 0 {
 		return nil, err
 	}
@@ -74,10 +75,10 @@ func list[T kind.Object](ctx context.Context, env access, resource schema.GroupR
 	return typed, nil
 }
 
-// objectOf is the object of the write in its own type.
+// objectOf is the written object in its own type.
 func objectOf[T runtime.Object](a *Attributes) (T, error) { return typed[T](a.Object) }
 
-// oldOf is the object that the write changes, in its own type.
+// oldOf is the existing object in its own type.
 func oldOf[T runtime.Object](a *Attributes) (T, error) { return typed[T](a.Old) }
 
 func typed[T runtime.Object](obj runtime.Object) (T, error) {
@@ -88,12 +89,12 @@ func typed[T runtime.Object](obj runtime.Object) (T, error) {
 	return t, nil
 }
 
-// forbid refuses the write for a reason.
+// forbid returns a Forbidden error for the write.
 func forbid(a *Attributes, format string, args ...any) error {
 	return forbidden(a, fmt.Errorf(format, args...))
 }
 
-// forbidden turns an error into the refusal of the write, unless it is one already.
+// forbidden converts an error to a Forbidden error for the write, unless it is one already.
 func forbidden(a *Attributes, err error) error {
 	if apierrors.IsForbidden(err) {
 		return err
@@ -101,7 +102,7 @@ func forbidden(a *Attributes, err error) error {
 	return apierrors.NewForbidden(a.Resource.GroupResource(), nameOf(a), err)
 }
 
-// nameOf is the name of the object in messages. While it is being created it may have none yet.
+// nameOf is the name of the object in messages. An object that is being created may not have one yet.
 func nameOf(a *Attributes) string {
 	if a.Name != "" {
 		return a.Name
