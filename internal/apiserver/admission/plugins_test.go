@@ -67,7 +67,7 @@ func TestEnableAndDisable(t *testing.T) {
 		{Options{Enable: []string{"Nonsense"}}, `enable-admission-plugins plugin "Nonsense" is unknown`},
 		{Options{Disable: []string{"Nonsense"}}, `disable-admission-plugins plugin "Nonsense" is unknown`},
 		{Options{Enable: []string{"Priority"}, Disable: []string{"Priority"}}, "overlapped"},
-		{Options{Enable: []string{"OwnerReferencesPermissionEnforcement"}}, "which resource serves a kind"},
+		{Options{Enable: []string{"OwnerReferencesPermissionEnforcement"}}, "no resources to look up owners in"},
 		{Options{Enable: []string{"EventRateLimit"}}, "must not be empty"},
 	} {
 		bad.o.Client, bad.o.Authorizer = newWorld().env, allow{}
@@ -127,7 +127,7 @@ func TestConfig(t *testing.T) {
 		"kind":    {"apiVersion: v1\nkind: Pod\n", "not an AdmissionConfiguration"},
 		"plugin":  {head + "- name: Priority\n", `"Priority" has nothing to configure`},
 		"field":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, default: {}}\n", "unknown field"},
-		"inner":   {head + "- name: PodSecurity\n  configuration: {apiVersion: v1, kind: PodSecurityConfiguration}\n", "no kind"},
+		"inner":   {head + "- name: PodSecurity\n  configuration: {apiVersion: v1, kind: PodSecurityConfiguration}\n", "unknown kind"},
 		"level":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, defaults: {enforce: strict}}\n", "must be one of privileged, baseline, restricted"},
 		"twice":   {head + "- name: PodSecurity\n  configuration: {apiVersion: pod-security.admission.config.k8s.io/v1, kind: PodSecurityConfiguration, exemptions: {namespaces: [a, a]}}\n", "Duplicate value"},
 		"no file": {head + "- {name: PodSecurity, path: missing.yaml}\n", "missing.yaml"},
