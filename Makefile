@@ -31,7 +31,7 @@ FOCUS ?=
 PROCS ?= 4
 BENCH ?=
 
-.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e lint vuln generate bench conformance fuzz differential openapi clean
+.PHONY: build skiff kubectl runtime demo images up down prepare test test-cold unit race e2e lint vuln generate bench conformance fuzz differential openapi h2spec clean
 
 # step prints what is built and how long it took.
 step := @scripts/step
@@ -78,7 +78,7 @@ prepare:
 
 test: prepare lint unit race
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=10s
-	@$(MAKE) --no-print-directory e2e openapi vuln
+	@$(MAKE) --no-print-directory e2e openapi h2spec vuln
 	@$(MAKE) --no-print-directory differential CLUSTERS=150
 
 test-cold:
@@ -104,6 +104,10 @@ differential:
 # The OpenAPI definitions beside those of upstream.
 openapi:
 	$(step) 'OpenAPI documents beside upstream' go -C test/upstream test ./...
+
+# The conformance suite of HTTP/2 servers against internal/http2.
+h2spec:
+	$(step) 'HTTP/2 conformance (h2spec)' go -C test/h2spec test -mod=mod -count=1 ./...
 
 lint:
 	@unformatted=$$(gofmt -l cmd internal test tools runtime); [ -z "$$unformatted" ] || { echo "not gofmt-ed:"; echo "$$unformatted"; exit 1; }
