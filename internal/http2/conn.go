@@ -15,11 +15,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// conn is a connection. Its goroutine reads; handlers, one goroutine each, write.
+// conn is a connection. One goroutine reads; the handlers, one goroutine each, write.
 type conn struct {
 	server  *http.Server
-	secure  *tls.Conn
-	raw     *gatherer // below secure; nil when the listener is another
+	tlsConn *tls.Conn
+	raw     *coalescingConn // below secure; nil when the listener is another
 	handler http.Handler
 	state   *tls.ConnectionState
 	remote  string
@@ -27,48 +27,48 @@ type conn struct {
 	cancel  context.CancelFunc
 	framer  *http2.Framer // only reads
 
-	// Those who wait for the next request, so that it finds a goroutine whose stack has grown.
+	// Idle workers wait for the next request, so that it gets a goroutine whose stack has already grown.
 	requests chan *stream
 	waiting  atomic.Int32
 
 	writer
 
-	mu      sync.Mutex
-	streams map[uint32]*stream
-	lastID  uint32 // of the newest stream
-	running int    // handlers, including those of streams that were reset
-	send    int64  // how much may be sent on all streams together
-	initial int64  // how much may be sent on a new one
-	stalled int    // streams that wait to be allowed to send more
-	credit  window // what the client may send on all streams together
-	retired bool   // no more streams are taken
-	closed  bool
-	read    time.Time
-	busy    time.Time // when a stream was last open
-	pinged  bool
-	timer   *time.Timer
+	mu            sync.Mutex
+	streams       map[uint32]*stream
+	lastID        uint32 // of the newest stream
+	running       int    // handlers, including those of streams that were reset
+	send          int64  // how much may be sent on all streams together
+	initial       int64  // how much may be sent on a new one
+	blocked       int    // streams that wait to be allowed to send more
+	receiveWindow window // what the client may send on all streams together
+	draining      bool   // no more streams are taken
+	closed        bool
+	read          time.Time
+	busy          time.Time // when a stream was last open
+	pinged        bool
+	timer         *time.Timer
 }
 
-// maxWindow is the largest window the protocol knows.
+// maxWindow is the largest flow-control window of the protocol.
 const maxWindow = 1<<31 - 1
 
-// maxSettings is far more than there are.
+// maxSettings bounds the settings of one frame; the protocol defines six.
 const maxSettings = 100
 
-// idleWorkers is how many goroutines wait on a connection for its next requests.
-const idleWorkers = 4
+// maxIdleWorkers is how many goroutines of a connection wait for its next requests.
+const maxIdleWorkers = 4
 
-func newConn(server *http.Server, secure *tls.Conn, handler http.Handler) *conn {
-	state := secure.ConnectionState()
+func newConn(server *http.Server, tlsConn *tls.Conn, handler http.Handler) *conn {
+	state := tlsConn.ConnectionState()
 	c := &conn{
-		server: server, secure: secure, handler: handler, state: &state, remote: secure.RemoteAddr().String(),
+		server: server, tlsConn: tlsConn, handler: handler, state: &state, remote: tlsConn.RemoteAddr().String(),
 		requests: make(chan *stream), streams: map[uint32]*stream{},
-		send: 65535, initial: 65535, credit: window{size: connectionWindow, open: connectionWindow},
+		send: 65535, initial: 65535, receiveWindow: window{size: connectionWindow, open: connectionWindow},
 	}
-	c.raw, _ = secure.NetConn().(*gatherer)
+	c.raw, _ = tlsConn.NetConn().(*coalescingConn)
 	c.ctx, c.cancel = context.WithCancel(baseContext(handler))
 	c.writer.encoder = hpack.NewEncoder(&c.writer.block)
-	c.framer = http2.NewFramer(io.Discard, secure)
+	c.framer = http2.NewFramer(io.Discard, tlsConn)
 	c.framer.SetMaxReadFrameSize(maxFrameSize)
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	c.framer.MaxHeaderListSize = c.maxHeaderList()
@@ -76,26 +76,26 @@ func newConn(server *http.Server, secure *tls.Conn, handler http.Handler) *conn 
 	return c
 }
 
-// maxHeaderList is what the protocol counts for headers of the server's largest size.
+// maxHeaderList is the protocol's SETTINGS_MAX_HEADER_LIST_SIZE for the server's MaxHeaderBytes.
 func (c *conn) maxHeaderList() uint32 {
 	size := c.server.MaxHeaderBytes
 	if size <= 0 {
 		size = http.DefaultMaxHeaderBytes
 	}
-	return uint32(size + 10*32) // ten headers, each counted with 32 bytes more
+	return uint32(size + 10*32) // the protocol adds 32 bytes for each header; allow for ten
 }
 
 // serve reads frames until the connection ends.
 func (c *conn) serve() {
 	defer c.close()
-	if err := c.greet(); err != nil {
+	if err := c.handshake(); err != nil {
 		return
 	}
-	c.watchOver()
+	c.startKeepalive()
 	for {
 		frame, err := c.framer.ReadFrame()
 		if err == nil {
-			c.noteRead()
+			c.recordRead()
 			err = c.act(frame)
 		}
 		if err == nil {
@@ -106,19 +106,19 @@ func (c *conn) serve() {
 			err = c.resetStream(refused.StreamID, refused.Code)
 		}
 		if err != nil {
-			c.refuse(err)
+			c.closeWithError(err)
 			return
 		}
 	}
 }
 
-// greet exchanges the first words.
-func (c *conn) greet() error {
+// handshake exchanges the prefaces and the first settings.
+func (c *conn) handshake() error {
 	timeout := c.server.ReadHeaderTimeout
 	if timeout <= 0 {
-		timeout = answerTime
+		timeout = pingTimeout
 	}
-	if err := c.secure.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+	if err := c.tlsConn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
 	c.queue(func(b []byte) []byte {
@@ -131,113 +131,115 @@ func (c *conn) greet() error {
 	})
 	_ = c.flushQueue()
 	var preface [len(http2.ClientPreface)]byte
-	if _, err := io.ReadFull(c.secure, preface[:]); err != nil {
+	if _, err := io.ReadFull(c.tlsConn, preface[:]); err != nil {
 		return err
 	}
 	if string(preface[:]) != http2.ClientPreface {
-		c.refuse(http2.ConnectionError(http2.ErrCodeProtocol))
-		return errors.New("not HTTP/2")
+		c.closeWithError(http2.ConnectionError(http2.ErrCodeProtocol))
+		return errors.New("invalid client preface")
 	}
 	frame, err := c.framer.ReadFrame()
 	if err != nil {
-		c.refuse(err)
+		c.closeWithError(err)
 		return err
 	}
 	settings, ok := frame.(*http2.SettingsFrame)
 	if !ok || settings.IsAck() {
-		c.refuse(http2.ConnectionError(http2.ErrCodeProtocol))
-		return errors.New("the client does not begin with its settings")
+		c.closeWithError(http2.ConnectionError(http2.ErrCodeProtocol))
+		return errors.New("the first frame is not SETTINGS")
 	}
 	if err := c.act(frame); err != nil {
-		c.refuse(err)
+		c.closeWithError(err)
 		return err
 	}
-	return c.secure.SetReadDeadline(time.Time{})
+	return c.tlsConn.SetReadDeadline(time.Time{})
 }
 
-// refuse ends the connection for an error of the client, and tells it which.
-func (c *conn) refuse(err error) {
-	var broken http2.ConnectionError
+// closeWithError closes the connection after a protocol error of the client, with a GOAWAY frame that names it.
+func (c *conn) closeWithError(err error) {
+	var protocolErr http2.ConnectionError
 	code := http2.ErrCodeProtocol
 	switch {
-	case errors.As(err, &broken):
-		code = http2.ErrCode(broken)
+	case errors.As(err, &protocolErr):
+		code = http2.ErrCode(protocolErr)
 	case errors.Is(err, http2.ErrFrameTooLarge):
 		code = http2.ErrCodeFrameSize
 	default:
-		return // the connection itself is broken
+		return // an I/O error: the client cannot be reached
 	}
 	c.mu.Lock()
 	last := c.lastID
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendGoAway(b, last, code) })
-	// Who does not read our last words is not waited for.
-	cut := time.AfterFunc(farewellTime, func() { _ = c.secure.NetConn().Close() })
+	// A client that does not read must not hold the goroutine.
+	cut := time.AfterFunc(goAwayTimeout, func() { _ = c.tlsConn.NetConn().Close() })
 	defer cut.Stop()
-	c.hangUp()
-	// To close a connection with unread bytes would take the last words back.
-	_, _ = io.CopyN(io.Discard, c.secure, 1<<20)
+	c.closeWrite()
+	// Closing a socket with unread bytes would reset it and discard the GOAWAY frame.
+	_, _ = io.CopyN(io.Discard, c.tlsConn, 1<<20)
 }
 
-// close ends everything on the connection.
+// close closes the connection and fails its streams.
 func (c *conn) close() {
 	c.cancel()
-	_ = c.secure.Close()
+	_ = c.tlsConn.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.retired, c.closed = true, true
+	c.draining, c.closed = true, true
 	if c.timer != nil {
 		c.timer.Stop()
 	}
 	for _, s := range c.streams {
-		s.fail(errGone)
+		s.fail(errConnClosed)
 	}
 }
 
-// retire takes no more requests, and ends the connection when those there are have been answered.
-func (c *conn) retire() {
+// drain sends GOAWAY and closes the connection when the requests in flight are finished.
+func (c *conn) drain() {
 	c.mu.Lock()
-	if c.retired {
+	if c.draining {
 		c.mu.Unlock()
 		return
 	}
-	c.retired = true
+	c.draining = true
 	last, idle := c.lastID, len(c.streams) == 0
 	c.mu.Unlock()
 	c.queue(func(b []byte) []byte { return appendGoAway(b, last, http2.ErrCodeNo) })
 	if idle {
-		c.hangUp()
+		c.closeWrite()
 	} else {
 		_ = c.flushQueue()
 	}
 }
 
-// hangUp ends the connection after its last words. The client reads those, and the end, before its own end reaches us.
-func (c *conn) hangUp() {
+// closeWrite writes the queued frames and closes the sending side. The client reads them before it closes its own side.
+func (c *conn) closeWrite() {
 	c.writing.Lock()
-	c.release()
-	_ = c.secure.CloseWrite()
-	_ = c.secure.SetReadDeadline(time.Now().Add(farewellTime))
+	c.writeQueued()
+	c.writing.Unlock()
+	c.writeQueue()
+	_ = c.tlsConn.CloseWrite()
+	_ = c.tlsConn.SetReadDeadline(time.Now().Add(goAwayTimeout))
 }
 
-func (c *conn) noteRead() {
+func (c *conn) recordRead() {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.read, c.pinged = now, false
 }
 
-// watchOver ends the connection when it has been idle for too long, or when the client has silently gone away.
-func (c *conn) watchOver() {
+// startKeepalive starts the timer that closes an idle connection, or one whose client does not respond to PING.
+func (c *conn) startKeepalive() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.read = time.Now()
 	c.busy = c.read
-	c.timer = time.AfterFunc(quietTime, c.look)
+	c.timer = time.AfterFunc(pingInterval, c.keepalive)
 }
 
-// look is what watchOver does from time to time.
-func (c *conn) look() {
+// keepalive runs when the timer fires.
+func (c *conn) keepalive() {
 	now := time.Now()
 	c.mu.Lock()
 	if c.closed {
@@ -245,22 +247,22 @@ func (c *conn) look() {
 		return
 	}
 	idle := len(c.streams) == 0
-	next, ping := quietTime, false
-	switch quiet := now.Sub(c.read); {
-	case c.pinged && quiet >= quietTime+answerTime:
+	next, ping := pingInterval, false
+	switch silent := now.Sub(c.read); {
+	case c.pinged && silent >= pingInterval+pingTimeout:
 		c.mu.Unlock()
-		_ = c.secure.NetConn().Close() // nobody is there to say farewell to
+		_ = c.tlsConn.NetConn().Close() // the client does not respond
 		return
-	case quiet >= quietTime:
-		c.pinged, ping, next = true, true, answerTime
+	case silent >= pingInterval:
+		c.pinged, ping, next = true, true, pingTimeout
 	default:
-		next = quietTime - quiet
+		next = pingInterval - silent
 	}
 	if idle && c.server.IdleTimeout > 0 {
 		left := c.server.IdleTimeout - now.Sub(c.busy)
 		if left <= 0 {
 			c.mu.Unlock()
-			c.retire()
+			c.drain()
 			return
 		}
 		next = min(next, left)
@@ -273,7 +275,7 @@ func (c *conn) look() {
 	}
 }
 
-// act does what a frame says. An error for a stream ends that stream, any other the connection.
+// act handles a frame. A StreamError resets the stream, any other error closes the connection.
 func (c *conn) act(frame http2.Frame) error {
 	switch f := frame.(type) {
 	case *http2.MetaHeadersFrame:
@@ -302,7 +304,7 @@ func (c *conn) act(frame http2.Frame) error {
 	return nil
 }
 
-// onHeaders begins a stream, or ends a request's body with trailers.
+// onHeaders opens a stream, or ends a request's body with trailers.
 func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	if id%2 == 0 {
@@ -320,9 +322,9 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 		c.mu.Unlock()
 		return http2.ConnectionError(http2.ErrCodeStreamClosed)
 	}
-	if c.retired {
+	if c.draining {
 		c.mu.Unlock()
-		return nil // the client has been told that it is not answered
+		return nil // GOAWAY has told the client that the request is not processed
 	}
 	c.lastID = id
 	if c.running >= maxStreams {
@@ -348,14 +350,14 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// work answers a request, and others that follow.
+// work serves a request, and then further requests of the connection.
 func (c *conn) work(s *stream) {
 	for {
-		s.answer()
+		s.serve()
 		c.mu.Lock()
 		c.running--
 		c.mu.Unlock()
-		if c.waiting.Add(1) > idleWorkers {
+		if c.waiting.Add(1) > maxIdleWorkers {
 			c.waiting.Add(-1)
 			return
 		}
@@ -373,12 +375,12 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	c.mu.Lock()
 	defer c.flushQueue()
 	defer c.mu.Unlock()
-	if !c.credit.take(length) {
+	if !c.receiveWindow.take(length) {
 		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
 	s := c.streams[f.StreamID]
 	if s == nil || s.ended {
-		c.giveBack(length)
+		c.returnCredit(length)
 		if f.StreamID > c.lastID || f.StreamID%2 == 0 {
 			return http2.ConnectionError(http2.ErrCodeProtocol)
 		}
@@ -387,10 +389,10 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	return s.onData(f, length)
 }
 
-// giveBack lets the client send more on the connection. It is called with mu held.
-func (c *conn) giveBack(n int64) {
-	if more := c.credit.giveBack(n); more > 0 {
-		c.queue(func(b []byte) []byte { return appendWindowUpdate(b, 0, uint32(more)) })
+// returnCredit lets the client send more on the connection. It is called with mu held.
+func (c *conn) returnCredit(n int64) {
+	if increment := c.receiveWindow.returnCredit(n); increment > 0 {
+		c.queue(func(b []byte) []byte { return appendWindowUpdate(b, 0, uint32(increment)) })
 	}
 }
 
@@ -401,17 +403,17 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) error {
 		if c.send += int64(f.Increment); c.send > maxWindow {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		c.wakeStalled()
+		c.wakeBlocked()
 		return nil
 	}
 	s := c.streams[f.StreamID]
 	if s == nil {
 		return c.closedOrIdle(f.StreamID)
 	}
-	return s.widen(int64(f.Increment))
+	return s.increaseWindow(int64(f.Increment))
 }
 
-// closedOrIdle judges a frame for a stream that is not there: of those that were there it may still come.
+// closedOrIdle checks a frame for a stream that is not open: it is allowed for a closed stream, an error for an idle one.
 func (c *conn) closedOrIdle(id uint32) error {
 	if id > c.lastID || id%2 == 0 {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
@@ -419,13 +421,13 @@ func (c *conn) closedOrIdle(id uint32) error {
 	return nil
 }
 
-// wakeStalled wakes the streams that wait to send. It is called with mu held.
-func (c *conn) wakeStalled() {
-	if c.stalled == 0 {
+// wakeBlocked wakes the streams that wait for send window. It is called with mu held.
+func (c *conn) wakeBlocked() {
+	if c.blocked == 0 {
 		return
 	}
 	for _, s := range c.streams {
-		if s.stalled {
+		if s.blocked {
 			s.signal(s.wake)
 		}
 	}
@@ -438,7 +440,7 @@ func (c *conn) onReset(f *http2.RSTStreamFrame) error {
 	if s == nil {
 		return c.closedOrIdle(f.StreamID)
 	}
-	s.fail(fmt.Errorf("the client ended the request: %s", f.ErrCode))
+	s.fail(fmt.Errorf("http2: stream reset by the client: %s", f.ErrCode))
 	c.remove(s)
 	return nil
 }
@@ -474,16 +476,16 @@ func (c *conn) set(s http2.Setting) error {
 				return http2.ConnectionError(http2.ErrCodeFlowControl)
 			}
 		}
-		c.wakeStalled()
+		c.wakeBlocked()
 	}
 	return nil
 }
 
-// resetStream ends a stream from our side. An error ends the connection.
+// resetStream resets a stream. An error closes the connection.
 func (c *conn) resetStream(id uint32, code http2.ErrCode) error {
 	c.mu.Lock()
 	if s := c.streams[id]; s != nil {
-		s.fail(fmt.Errorf("the request was ended: %s", code))
+		s.fail(fmt.Errorf("http2: stream reset: %s", code))
 		c.remove(s)
 	}
 	if id%2 == 1 {
@@ -494,7 +496,7 @@ func (c *conn) resetStream(id uint32, code http2.ErrCode) error {
 	return c.flushQueue()
 }
 
-// remove forgets a stream. It is called with mu held.
+// remove removes a closed stream. It is called with mu held.
 func (c *conn) remove(s *stream) {
 	if c.streams[s.id] != s {
 		return
@@ -503,16 +505,16 @@ func (c *conn) remove(s *stream) {
 	s.dropBody()
 	if len(c.streams) == 0 {
 		c.busy = time.Now()
-		if c.retired {
-			go c.hangUp() // not within the lock: it writes
+		if c.draining {
+			go c.closeWrite() // it writes, so it must not run with mu held
 		}
 	}
 }
 
-// window is what the client may send.
+// window is the flow-control window of data from the client.
 type window struct {
 	size, open int64
-	back       int64 // was used, and can be given back
+	consumed   int64 // read, and not yet granted again
 }
 
 func (w *window) take(n int64) bool {
@@ -520,12 +522,12 @@ func (w *window) take(n int64) bool {
 	return w.open >= 0
 }
 
-// giveBack says by how much the client's window should be widened: nothing until it is worth a frame.
-func (w *window) giveBack(n int64) int64 {
-	if w.back += n; w.back < w.size/4 {
+// returnCredit returns the increment for a WINDOW_UPDATE frame, or zero until it is large enough to be worth one.
+func (w *window) returnCredit(n int64) int64 {
+	if w.consumed += n; w.consumed < w.size/4 {
 		return 0
 	}
-	more := w.back
-	w.open, w.back = w.open+more, 0
-	return more
+	increment := w.consumed
+	w.open, w.consumed = w.open+increment, 0
+	return increment
 }

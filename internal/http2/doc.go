@@ -1,14 +1,15 @@
-// Package http2 is the server's side of HTTP/2, in place of that of net/http.
+// Package http2 is a server of HTTP/2, used by the API server in place of net/http's.
 //
-// An API server sends lists of megabytes, and watches: a little, often, on many connections. In net/http each frame goes
-// from the handler to the connection's loop, from there to a goroutine that writes it, and its end the same way back; at
-// every stop a thread may have to be woken. Here whoever has something to send sends it:
+// An API server sends lists of megabytes, and watches: small events, often, on many connections. In net/http each frame passes from
+// the handler to the connection's loop and from there to a goroutine that writes it, and its completion goes the same way back;
+// each step may have to wake a thread. Here the goroutine that has data writes it:
 //
-//   - one goroutine reads frames and acts on them (conn.go),
-//   - a handler frames what it writes in its own buffer, one frame to a TLS record, and writes it under the connection's
-//     lock, several records with one system call (outbox.go, write.go),
-//   - what the reader has to say it leaves with whoever is writing, or says itself when nobody is.
+//   - one goroutine reads frames and acts on them (conn.go);
+//   - a handler frames its data in its own buffer, one frame to a TLS record, and writes it under the connection's write lock,
+//     several records with one system call (sendbuffer.go, write.go);
+//   - the reader queues its control frames for the goroutine that is writing, or starts one when none is.
 //
-// Frames are parsed and headers packed by golang.org/x/net. Requests and answers are those of net/http, so handlers cannot
-// tell the difference; what no handler of ours needs is not there: server push, write deadlines, CONNECT.
+// Frames are parsed and headers compressed by golang.org/x/net. Requests and responses are net/http's, so handlers are the same for
+// both. What no handler of the API server needs is left out: server push, write deadlines, CONNECT. See
+// docs/decisions/0007-http2.md.
 package http2

@@ -184,7 +184,7 @@ func TestProtocol(t *testing.T) {
 			p.do(p.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: p.pack("a b"), EndHeaders: true}))
 		}, "goaway: PROTOCOL_ERROR"},
 		{"a ping", func(p *peer) { p.do(p.WritePing(false, [8]byte{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})) }, "ping: true abcdefgh"},
-		{"an answer to no ping", func(p *peer) { p.do(p.WritePing(true, [8]byte{})); p.ask(1, true, request("GET")...) }, fine},
+		{"a PING ACK without PING", func(p *peer) { p.do(p.WritePing(true, [8]byte{})); p.ask(1, true, request("GET")...) }, fine},
 		{"a short ping", func(p *peer) { p.do(p.WriteRawFrame(http2.FramePing, 0, 0, []byte("abc"))) }, "goaway: FRAME_SIZE_ERROR"},
 		{"too large a frame", func(p *peer) { p.do(p.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, maxFrameSize+1))) }, "goaway: FRAME_SIZE_ERROR"},
 		{"data on stream 0", func(p *peer) { p.do(p.WriteRawFrame(http2.FrameData, 0, 0, []byte("x"))) }, "goaway: PROTOCOL_ERROR"},
@@ -292,12 +292,12 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-func TestGreeting(t *testing.T) {
+func TestHandshake(t *testing.T) {
 	s := serve(t, func(http.ResponseWriter, *http.Request) {})
 	for name, say := range map[string]func(*peer){
 		"HTTP/1":   func(p *peer) { p.must(io.WriteString(p.conn, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")) },
 		"no setup": func(p *peer) { p.must(io.WriteString(p.conn, http2.ClientPreface)); p.ask(1, true, request("GET")...) },
-		"only an answer": func(p *peer) {
+		"only a SETTINGS ACK": func(p *peer) {
 			p.must(io.WriteString(p.conn, http2.ClientPreface))
 			p.do(p.WriteSettingsAck())
 		},
@@ -369,7 +369,7 @@ func TestFlowControl(t *testing.T) {
 }
 
 // A stream that its client does not read leaves the others alone.
-func TestStalledStream(t *testing.T) {
+func TestBlockedStream(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == "MUCH" {
 			for {
@@ -431,15 +431,15 @@ func TestRapidReset(t *testing.T) {
 }
 
 // A connection that has ended is not looked after any more.
-func TestClosedConnectionIsLeftAlone(t *testing.T) {
+func TestClosedConnectionIsNotWritten(t *testing.T) {
 	c := &conn{server: &http.Server{}, closed: true, timer: time.AfterFunc(time.Hour, func() {})}
 	c.timer.Stop()
-	if c.look(); c.timer.Stop() {
+	if c.keepalive(); c.timer.Stop() {
 		t.Error("it will be looked at again")
 	}
 }
 
-// Who asks for answers that it never reads is cut off, whether handlers write meanwhile or nobody does.
+// A client that requests responses without reading them is disconnected, whether handlers are writing or not.
 func TestFlood(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		for {
@@ -487,7 +487,7 @@ func TestOutbox(t *testing.T) {
 			if step == 1 && size > payload+1 {
 				continue // would take long and show no more
 			}
-			o := &outbox{}
+			o := &sendBuffer{}
 			if taken := o.append(data[:size]); taken != size {
 				t.Fatalf("took %d of %d", taken, size)
 			}
@@ -498,7 +498,7 @@ func TestOutbox(t *testing.T) {
 			head := []byte("head")
 			for first := true; first || o.waiting() > 0; first = false {
 				frame := o.frame(7, step, true, head)
-				if !bytes.HasPrefix(frame, head) || len(frame) > record+len(head) {
+				if !bytes.HasPrefix(frame, head) || len(frame) > recordSize+len(head) {
 					t.Fatalf("a frame of %d begins with %q", len(frame), frame[:min(len(frame), 4)])
 				}
 				framer := http2.NewFramer(nil, bytes.NewReader(frame[len(head):]))

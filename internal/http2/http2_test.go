@@ -92,7 +92,7 @@ func random(n int) []byte {
 	return data
 }
 
-func TestAnswers(t *testing.T) {
+func TestResponses(t *testing.T) {
 	big := random(1<<20 + 77)
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -239,7 +239,7 @@ func TestRequests(t *testing.T) {
 	})
 }
 
-func TestAnswersTrailers(t *testing.T) {
+func TestResponseTrailers(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/announced" {
 			w.Header().Set("Trailer", "X-Sum")
@@ -287,8 +287,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// The handler learns that its client has gone: by its context, by reading and by writing.
-func TestClientLeaves(t *testing.T) {
+// A handler notices that its client has disconnected: by its context, by reading and by writing.
+func TestClientDisconnects(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		leave func(cancel context.CancelFunc, s *server)
@@ -359,8 +359,8 @@ func TestReadDeadline(t *testing.T) {
 	}
 }
 
-// An answer may come before the request's end; the client is told to stop, and the connection goes on.
-func TestEarlyAnswer(t *testing.T) {
+// A response may end before the request's body; the stream is reset, and the connection stays open.
+func TestEarlyResponse(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == "POST" {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
@@ -457,16 +457,16 @@ func TestShutdown(t *testing.T) {
 		}
 	})
 	s.do(t, "GET", "/", nil)
-	answer := make(chan string)
+	response := make(chan string)
 	go func() {
 		resp, err := s.Client().Get(s.URL + "/slow")
 		if err != nil {
-			answer <- err.Error()
+			response <- err.Error()
 			return
 		}
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(resp.Body)
-		answer <- string(body)
+		response <- string(body)
 	}()
 	<-began
 	done := make(chan error)
@@ -477,7 +477,7 @@ func TestShutdown(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(release)
-	if got := <-answer; got != "finished" {
+	if got := <-response; got != "finished" {
 		t.Errorf("the request that was running: %s", got)
 	}
 	select {
@@ -490,7 +490,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// A handler that wants the connection to end, as to spread clients over several servers, still answers.
+// A handler that sets Connection: close, to spread clients over several servers, still sends its response.
 func TestConnectionClose(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")

@@ -14,30 +14,30 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// response is what a handler answers with.
+// response is the http.ResponseWriter of a handler.
 type response struct {
 	stream   *stream
 	header   http.Header
-	tooLarge bool // the request's headers are
+	tooLarge bool // the request's headers exceed the limit
 
-	status   int // 0 until it is written
-	fields   []hpack.HeaderField
-	trailers []string // announced
-	length   int64    // as declared by the handler, -1 when it is not
-	written  int64
-	sniff    bool // the content's type is to be guessed
-	noBody   bool // the answer to this request, or with this status, has none
-	sent     bool // the headers are
-	out      *outbox
-	err      error       // the client is gone
-	told     atomic.Bool // the client need not be told to go on
-	closing  bool        // the handler wants the connection to end
-	buffer   [12]hpack.HeaderField
+	status       int // 0 until it is written
+	fields       []hpack.HeaderField
+	trailers     []string // announced
+	length       int64    // Content-Length set by the handler, or -1
+	written      int64
+	sniff        bool // Content-Type must be detected
+	noBody       bool // HEAD, or a status without a body
+	sent         bool // the headers have been sent
+	out          *sendBuffer
+	err          error       // of a failed write
+	continueSent atomic.Bool // 100 Continue was sent or is not needed
+	closing      bool        // the handler set Connection: close
+	buffer       [12]hpack.HeaderField
 }
 
 func (r *response) Header() http.Header { return r.header }
 
-// WriteHeader fixes the headers of the answer.
+// WriteHeader implements http.ResponseWriter: the headers are final.
 func (r *response) WriteHeader(status int) {
 	if r.status != 0 {
 		return
@@ -52,7 +52,7 @@ func (r *response) WriteHeader(status int) {
 		return
 	}
 	r.status, r.length = status, -1
-	r.told.Store(true)
+	r.continueSent.Store(true)
 	r.noBody = r.stream.request.Method == http.MethodHead || !bodyAllowed(status)
 	r.fields = append(r.buffer[:0], hpack.HeaderField{Name: ":status", Value: statusText(status)})
 	if lengths := r.header["Content-Length"]; len(lengths) > 0 {
@@ -87,12 +87,12 @@ func statusText(status int) string {
 	return strconv.Itoa(status)
 }
 
-// appendFields appends a header's fields in the form they are sent in.
+// appendFields appends the fields of a header that are sent in HTTP/2.
 func (r *response) appendFields(header http.Header) {
 	for name, values := range header {
 		switch name {
 		case "Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade":
-			continue // these speak of HTTP/1
+			continue // only for HTTP/1
 		}
 		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(r.trailers, name) {
 			continue
@@ -113,9 +113,9 @@ func (r *response) appendField(name string, values []string) {
 	}
 }
 
-// lower is the name of a header as HTTP/2 writes it.
+// lower is the name of a header in lower case, as HTTP/2 requires.
 func lower(name string) string {
-	switch name { // those of nearly every answer need no new string
+	switch name { // frequent names, without an allocation
 	case "Content-Type":
 		return "content-type"
 	case "Content-Length":
@@ -128,15 +128,15 @@ func lower(name string) string {
 	return strings.ToLower(name)
 }
 
-// date is the header's value. It changes once a second.
+// date is the value of the Date header, cached for a second.
 func date() string {
 	now := time.Now()
 	if last := lastDate.Load(); last != nil && last.second == now.Unix() {
 		return last.text
 	}
-	made := &dated{second: now.Unix(), text: now.UTC().Format(http.TimeFormat)}
-	lastDate.Store(made)
-	return made.text
+	current := &dated{second: now.Unix(), text: now.UTC().Format(http.TimeFormat)}
+	lastDate.Store(current)
+	return current.text
 }
 
 type dated struct {
@@ -173,18 +173,18 @@ func write(r *response, p []byte) (int, error) {
 	return done, r.err
 }
 
-// ready sees to it that there is an outbox.
+// ready ensures that there is a sendBuffer.
 func (r *response) ready() {
 	if r.out == nil {
-		r.out = outboxes.Get().(*outbox)
+		r.out = sendBuffers.Get().(*sendBuffer)
 		r.out.reset()
 	}
 }
 
-// drop gives the outbox back.
+// drop returns the sendBuffer to the pool.
 func (r *response) drop() {
 	if r.out != nil {
-		outboxes.Put(r.out)
+		sendBuffers.Put(r.out)
 		r.out = nil
 	}
 }
@@ -209,10 +209,10 @@ func (r *response) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// EnableFullDuplex is for http.ResponseController: bodies can always be read and written at once.
+// EnableFullDuplex is for http.ResponseController: HTTP/2 is always full duplex.
 func (r *response) EnableFullDuplex() error { return nil }
 
-// finish sends what is left and ends the answer.
+// finish sends the rest and ends the response.
 func (r *response) finish() {
 	if r.status == 0 {
 		r.WriteHeader(http.StatusOK)
@@ -221,12 +221,12 @@ func (r *response) finish() {
 		r.fields = append(r.fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(r.written, 10)})
 	}
 	if r.err == nil && r.length > r.written && !r.noBody {
-		// The client waits for bytes that do not come; it must not take the answer for whole.
+		// Fewer bytes than Content-Length: the client must not take the response for complete.
 		panic(http.ErrAbortHandler)
 	}
 	if r.closing {
-		// Before the answer's end, or the client could send its next request on this connection.
-		r.stream.conn.retire()
+		// Before the end of the response, or the client could send its next request on this connection.
+		r.stream.conn.drain()
 	}
 	if r.err == nil {
 		r.send(true)
@@ -234,7 +234,7 @@ func (r *response) finish() {
 	r.drop()
 }
 
-// send sends the headers, if they were not, and everything in the outbox. end ends the answer.
+// send sends the headers, unless they were sent, and all of the sendBuffer. end ends the response.
 func (r *response) send(end bool) {
 	trailers := r.trailerFields(end)
 	data := 0
@@ -257,7 +257,7 @@ func (r *response) send(end bool) {
 		}
 	}
 	if r.out != nil && !end {
-		r.drop() // most who flush are watches, and have long nothing to say
+		r.drop() // most flushes are of watches, which are then idle for long
 	}
 	if len(trailers) > 0 {
 		r.fields = trailers
@@ -266,24 +266,26 @@ func (r *response) send(end bool) {
 	}
 }
 
-// transmit writes the headers, if they were not, and n bytes of the outbox.
+// transmit writes the headers, unless they were sent, and n bytes of the sendBuffer.
 func (r *response) transmit(n int, end bool) error {
 	c := r.stream.conn
 	if r.sniff && !r.sent && n > 0 {
 		r.fields = append(r.fields, hpack.HeaderField{Name: "content-type", Value: http.DetectContentType(r.out.first())})
 	}
-	if err := r.stream.failure(); err != nil {
+	if err := r.stream.beginWrite(end); err != nil {
 		return err
 	}
+	defer c.writeQueue()
 	c.writing.Lock()
-	defer c.release()
+	defer c.writing.Unlock()
+	c.writeQueued() // first: settings and their acknowledgement must precede headers
 	var head []byte
 	if !r.sent {
 		alone := end && n == 0
-		c.heads = appendHeaders(c.heads[:0], r.stream.id, c.packHeaders(r.fields), alone)
+		c.heads = appendHeaders(c.heads[:0], r.stream.id, c.encodeHeaders(r.fields), alone)
 		head = c.heads
 		r.sent = true
-		if alone || len(head) > headroom || n == 0 {
+		if alone || len(head) > headerSpace || n == 0 {
 			if err := c.write(head); err != nil || n == 0 {
 				return err
 			}
@@ -299,7 +301,7 @@ func (r *response) transmit(n int, end bool) error {
 	if n+len(head) <= payload || c.raw == nil {
 		return r.writeFrames(n, end, head)
 	}
-	return c.gatherWrites(func() error { return r.writeFrames(n, end, head) })
+	return c.coalesceWrites(func() error { return r.writeFrames(n, end, head) })
 }
 
 func (r *response) writeFrames(n int, end bool, head []byte) error {
@@ -315,7 +317,7 @@ func (r *response) writeFrames(n int, end bool, head []byte) error {
 	return nil
 }
 
-// trailerFields are the trailers of an answer that ends.
+// trailerFields are the trailers of a response that ends.
 func (r *response) trailerFields(end bool) []hpack.HeaderField {
 	if !end || r.noBody {
 		return nil
@@ -340,7 +342,7 @@ func (r *response) trailerFields(end bool) []hpack.HeaderField {
 	return r.fields
 }
 
-// sendInterim sends an answer before the answer.
+// sendInterim sends an informational (1xx) response.
 func (r *response) sendInterim(status int) {
 	r.fields = append(r.buffer[:0], hpack.HeaderField{Name: ":status", Value: statusText(status)})
 	if status != http.StatusContinue {
@@ -351,14 +353,16 @@ func (r *response) sendInterim(status int) {
 
 func (r *response) writeInterim(fields []hpack.HeaderField) {
 	c := r.stream.conn
+	defer c.writeQueue()
 	c.writing.Lock()
-	defer c.release()
-	_ = c.write(appendHeaders(nil, r.stream.id, c.packHeaders(fields), false))
+	defer c.writing.Unlock()
+	c.writeQueued() // first: settings and their acknowledgement must precede headers
+	_ = c.write(appendHeaders(nil, r.stream.id, c.encodeHeaders(fields), false))
 }
 
-// sendContinue tells a client that waits for it to send the body, once somebody reads it.
+// sendContinue sends 100 Continue, if the client expects it, when the handler first reads the body.
 func (r *response) sendContinue() {
-	if r.told.CompareAndSwap(false, true) && strings.EqualFold(r.stream.request.Header.Get("Expect"), "100-continue") {
+	if r.continueSent.CompareAndSwap(false, true) && strings.EqualFold(r.stream.request.Header.Get("Expect"), "100-continue") {
 		r.writeInterim([]hpack.HeaderField{{Name: ":status", Value: "100"}})
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// What a client may have open and unread with us. Requests are small, so that the windows are hardly ever waited for.
+// Limits and windows granted to a client. Requests are small, so clients hardly ever wait for the windows.
 const (
 	maxStreams       = 1000
 	maxFrameSize     = 256 << 10
@@ -17,24 +17,24 @@ const (
 	connectionWindow = 1 << 20
 )
 
-// A connection on which nothing arrives is asked for a sign of life after quietTime, and given up when none comes in answerTime.
+// A connection on which nothing arrives for pingInterval gets a PING, and is closed when nothing arrives for pingTimeout after it.
 const (
-	quietTime  = time.Minute
-	answerTime = 15 * time.Second
+	pingInterval = time.Minute
+	pingTimeout  = 15 * time.Second
 )
 
-// writeTimeout is how long a single write may wait for a client that reads nothing at all.
+// writeTimeout is how long a single write waits for a client that does not read.
 const writeTimeout = time.Minute
 
-// farewellTime is how long a client has to read why its connection ends.
-const farewellTime = time.Second
+// goAwayTimeout is how long the connection stays open for the client to read the GOAWAY frame.
+const goAwayTimeout = time.Second
 
-// Configure makes a server speak HTTP/2 by this package with clients that ask for it. Its TLS configuration must offer "h2".
+// Configure makes a server serve HTTP/2 with this package. The TLS configuration must offer "h2".
 func Configure(server *http.Server) {
 	all := &connections{open: map[*conn]struct{}{}}
 	server.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
-		"h2": func(server *http.Server, secure *tls.Conn, handler http.Handler) {
-			c := newConn(server, secure, handler)
+		"h2": func(server *http.Server, tlsConn *tls.Conn, handler http.Handler) {
+			c := newConn(server, tlsConn, handler)
 			if !all.add(c) {
 				return
 			}
@@ -45,7 +45,7 @@ func Configure(server *http.Server) {
 	server.RegisterOnShutdown(all.shutdown)
 }
 
-// connections are those of a server.
+// connections are the open connections of a server.
 type connections struct {
 	mu      sync.Mutex
 	open    map[*conn]struct{}
@@ -67,17 +67,17 @@ func (a *connections) remove(c *conn) {
 	delete(a.open, c)
 }
 
-// shutdown lets every connection finish what it has begun.
+// shutdown drains all connections: requests in flight are finished.
 func (a *connections) shutdown() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closing = true
 	for c := range a.open {
-		go c.retire()
+		go c.drain()
 	}
 }
 
-// Listener returns connections on which several TLS records can be sent with one system call. It belongs below that of TLS.
+// Listener returns connections on which several TLS records can be sent with one system call. The TLS listener must wrap it.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }
@@ -87,21 +87,21 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &gatherer{Conn: c}, nil
+	return &coalescingConn{Conn: c}, nil
 }
 
-// gatherer keeps what is written to it, while it is told to, and then writes it at once.
-type gatherer struct {
+// coalescingConn can buffer the writes of a function and send them with one system call.
+type coalescingConn struct {
 	net.Conn
-	mu        sync.Mutex
-	gathering bool
-	kept      []byte
+	mu         sync.Mutex
+	coalescing bool
+	pending    []byte
 }
 
-func (g *gatherer) Write(p []byte) (int, error) {
+func (g *coalescingConn) Write(p []byte) (int, error) {
 	g.mu.Lock()
-	if g.gathering {
-		g.kept = append(g.kept, p...)
+	if g.coalescing {
+		g.pending = append(g.pending, p...)
 		g.mu.Unlock()
 		return len(p), nil
 	}
@@ -109,29 +109,29 @@ func (g *gatherer) Write(p []byte) (int, error) {
 	return g.Conn.Write(p)
 }
 
-// gathered are buffers for the records of a full outbox.
-var gathered = sync.Pool{New: func() any { b := make([]byte, 0, headroom+slots*(record+64)); return &b }}
+// coalesceBuffers are large enough for the records of a full sendBuffer.
+var coalesceBuffers = sync.Pool{New: func() any { b := make([]byte, 0, headerSpace+slots*(recordSize+64)); return &b }}
 
-// gather runs write and sends what it wrote.
-func (g *gatherer) gather(write func() error) error {
-	buffer := gathered.Get().(*[]byte)
+// coalesce runs write and sends what it wrote with one system call.
+func (g *coalescingConn) coalesce(write func() error) error {
+	buffer := coalesceBuffers.Get().(*[]byte)
 	g.mu.Lock()
-	g.gathering, g.kept = true, (*buffer)[:0]
+	g.coalescing, g.pending = true, (*buffer)[:0]
 	g.mu.Unlock()
 	err := write()
 	g.mu.Lock()
-	kept := g.kept
-	g.gathering, g.kept = false, nil
+	pending := g.pending
+	g.coalescing, g.pending = false, nil
 	g.mu.Unlock()
 	if err == nil {
-		_, err = g.Conn.Write(kept)
+		_, err = g.Conn.Write(pending)
 	}
-	*buffer = kept
-	gathered.Put(buffer)
+	*buffer = pending
+	coalesceBuffers.Put(buffer)
 	return err
 }
 
-// baseContext is the context net/http gives to a connection.
+// baseContext is the context that net/http passes with the handler of a connection.
 func baseContext(handler http.Handler) context.Context {
 	if based, ok := handler.(interface{ BaseContext() context.Context }); ok {
 		return based.BaseContext()

@@ -20,35 +20,36 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// errGone says that the client is no longer there.
-var errGone = errors.New("http2: the connection is gone")
+// errConnClosed: the connection is closed.
+var errConnClosed = errors.New("http2: connection closed")
 
-// stream is a request and its answer.
+// stream is a request and its response.
 type stream struct {
 	conn     *conn
 	id       uint32
 	request  *http.Request
 	cancel   context.CancelFunc
 	response response
-	wake     chan struct{} // there may be room to send
-	arrived  chan struct{} // the body has grown, or ended
+	wake     chan struct{} // the send window may have grown
+	arrived  chan struct{} // the body has grown or ended
 
-	// What follows is guarded by conn.mu.
-	window  int64 // how much may be sent
-	stalled bool  // the handler waits for wake
-	failed  error // the stream ended before its time
-	ended   bool  // the client has sent everything
+	// Guarded by conn.mu.
+	window  int64 // how much may be sent to the client
+	blocked bool  // the handler waits for wake
+	failed  error // the stream was reset or the connection closed
+	ended   bool  // END_STREAM was received
+	endSent bool  // END_STREAM is being sent
 
-	body     []byte // what has arrived and was not read
-	credit   window
-	declared int64 // the body's length, -1 when the client did not tell
-	received int64
-	readErr  error // a deadline has passed, or the body was closed
-	deadline *time.Timer
-	trailers [][2]string
+	body          []byte // received and not yet read
+	receiveWindow window
+	declared      int64 // Content-Length, or -1
+	received      int64
+	readErr       error // a deadline has passed, or the body was closed
+	deadline      *time.Timer
+	trailers      [][2]string
 }
 
-// open makes the request.
+// open makes the request from the header frame.
 func (s *stream) open(f *http2.MetaHeadersFrame) error {
 	malformed := http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
 	method, path, scheme := f.PseudoValue("method"), f.PseudoValue("path"), f.PseudoValue("scheme")
@@ -56,7 +57,7 @@ func (s *stream) open(f *http2.MetaHeadersFrame) error {
 		return malformed
 	}
 	s.ended, s.declared = f.StreamEnded(), -1
-	s.credit = window{size: streamWindow, open: streamWindow}
+	s.receiveWindow = window{size: streamWindow, open: streamWindow}
 	header, err := headerOf(f.RegularFields())
 	if err != nil {
 		return malformed
@@ -85,12 +86,12 @@ func (s *stream) open(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// openBody says what the request's body is.
+// openBody sets the request's body and its length.
 func (s *stream) openBody(req *http.Request) error {
 	if lengths := req.Header["Content-Length"]; len(lengths) > 0 {
 		n, err := strconv.ParseUint(lengths[0], 10, 63)
 		if err != nil || len(lengths) > 1 || s.ended && n > 0 {
-			return errors.New("the body's length makes no sense")
+			return errors.New("invalid Content-Length")
 		}
 		s.declared = int64(n)
 	}
@@ -117,17 +118,17 @@ func headerOf(fields []hpack.HeaderField) (http.Header, error) {
 	for i, field := range fields {
 		switch field.Name {
 		case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
-			return nil, fmt.Errorf("%s has no meaning here", field.Name)
+			return nil, fmt.Errorf("connection-specific header %s", field.Name)
 		case "te":
 			if field.Value != "trailers" {
-				return nil, errors.New("only trailers can be accepted")
+				return nil, errors.New("te is not trailers")
 			}
 		}
 		name := textproto.CanonicalMIMEHeaderKey(field.Name)
-		if there := header[name]; there != nil && name == "Cookie" {
-			there[0] += "; " + field.Value
-		} else if there != nil {
-			header[name] = append(there, field.Value)
+		if existing := header[name]; existing != nil && name == "Cookie" {
+			existing[0] += "; " + field.Value
+		} else if existing != nil {
+			header[name] = append(existing, field.Value)
 		} else {
 			values[i] = field.Value
 			header[name] = values[i : i+1 : i+1]
@@ -136,8 +137,8 @@ func headerOf(fields []hpack.HeaderField) (http.Header, error) {
 	return header, nil
 }
 
-// answer runs the handler.
-func (s *stream) answer() {
+// serve runs the handler.
+func (s *stream) serve() {
 	defer s.cancel()
 	finished := false
 	defer func() {
@@ -148,7 +149,7 @@ func (s *stream) answer() {
 			s.log("http2: panic serving %s: %v\n%s", s.conn.remote, reason, debug.Stack())
 		}
 		s.response.drop()
-		_ = s.conn.resetStream(s.id, http2.ErrCodeInternal) // the reader sees for itself when a client asks too much
+		_ = s.conn.resetStream(s.id, http2.ErrCodeInternal) // the reader detects a flood itself
 	}()
 	if s.response.tooLarge {
 		s.response.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
@@ -166,24 +167,24 @@ func (s *stream) log(format string, args ...any) {
 	}
 }
 
-// close ends the stream after its answer. What the client still sends of its request nobody wants.
+// close closes the stream after its response. The rest of the request's body is refused.
 func (s *stream) close() {
 	c := s.conn
 	c.mu.Lock()
-	unwanted := !s.ended && c.streams[s.id] == s
+	unread := !s.ended && c.streams[s.id] == s
 	s.readErr = http.ErrBodyReadAfterClose
 	if s.deadline != nil {
 		s.deadline.Stop()
 	}
 	c.remove(s)
 	c.mu.Unlock()
-	if unwanted {
+	if unread {
 		c.queue(func(b []byte) []byte { return appendReset(b, s.id, http2.ErrCodeNo) })
 	}
 	_ = c.flushQueue()
 }
 
-// fail ends the stream for its handler. It is called with conn.mu held.
+// fail makes the handler's reads and writes fail. It is called with conn.mu held.
 func (s *stream) fail(err error) {
 	if s.failed == nil {
 		s.failed = err
@@ -193,32 +194,33 @@ func (s *stream) fail(err error) {
 	}
 }
 
-// failure says whether the stream has ended before its time.
-func (s *stream) failure() error {
+// beginWrite returns the error of a failed stream, and records that END_STREAM is about to be sent.
+func (s *stream) beginWrite(end bool) error {
 	s.conn.mu.Lock()
 	defer s.conn.mu.Unlock()
+	s.endSent = end
 	return s.failed
 }
 
 func (*stream) signal(to chan struct{}) {
 	select {
 	case to <- struct{}{}:
-	default: // it is signalled already
+	default: // already signalled
 	}
 }
 
-// widen lets the handler send more. It is called with conn.mu held.
-func (s *stream) widen(n int64) error {
+// increaseWindow lets the handler send more. It is called with conn.mu held.
+func (s *stream) increaseWindow(n int64) error {
 	if s.window += n; s.window > maxWindow {
 		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
 	}
-	if s.stalled {
+	if s.blocked {
 		s.signal(s.wake)
 	}
 	return nil
 }
 
-// take waits until something may be sent and says how much, at most want.
+// take waits for send window and returns how much may be sent, at most want.
 func (s *stream) take(want int) (int, error) {
 	c := s.conn
 	c.mu.Lock()
@@ -232,56 +234,58 @@ func (s *stream) take(want int) (int, error) {
 			c.send -= n
 			return int(n), nil
 		}
-		s.stalled = true
-		c.stalled++
+		s.blocked = true
+		c.blocked++
 		c.mu.Unlock()
 		<-s.wake
 		c.mu.Lock()
-		s.stalled = false
-		c.stalled--
+		s.blocked = false
+		c.blocked--
 	}
 }
 
-// onData takes a part of the request's body. It is called with conn.mu held; length includes padding.
+// onData receives a part of the request's body. It is called with conn.mu held; length includes padding.
 func (s *stream) onData(f *http2.DataFrame, length int64) error {
 	c, data := s.conn, f.Data()
-	if !s.credit.take(length) {
-		c.giveBack(length)
+	if !s.receiveWindow.take(length) {
+		c.returnCredit(length)
 		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeFlowControl}
 	}
 	s.received += int64(len(data))
 	if s.declared >= 0 && (s.received > s.declared || f.StreamEnded() && s.received < s.declared) {
-		c.giveBack(length)
+		c.returnCredit(length)
 		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeProtocol}
 	}
 	s.ended = f.StreamEnded()
 	if s.readErr != nil {
-		s.giveBack(length) // nobody reads it
+		s.returnCredit(length) // the handler has closed the body
 		return nil
 	}
-	s.giveBack(length - int64(len(data)))
+	s.returnCredit(length - int64(len(data)))
 	s.body = append(s.body, data...)
 	s.signal(s.arrived)
 	return nil
 }
 
-// giveBack lets the client send more of its request. It is called with conn.mu held.
-func (s *stream) giveBack(n int64) {
-	s.conn.giveBack(n)
-	if more := s.credit.giveBack(n); more > 0 && !s.ended {
-		s.conn.queue(func(b []byte) []byte { return appendWindowUpdate(b, s.id, uint32(more)) })
+// returnCredit lets the client send more of its request. It is called with conn.mu held.
+func (s *stream) returnCredit(n int64) {
+	s.conn.returnCredit(n)
+	if increment := s.receiveWindow.returnCredit(n); increment > 0 && !s.ended {
+		s.conn.queue(func(b []byte) []byte { return appendWindowUpdate(b, s.id, uint32(increment)) })
 	}
 }
 
-// dropBody gives up what has arrived. It is called with conn.mu held.
+// dropBody discards the unread body. It is called with conn.mu held.
 func (s *stream) dropBody() {
-	s.conn.giveBack(int64(len(s.body)))
+	s.conn.returnCredit(int64(len(s.body)))
 	s.body = nil
 }
 
 // onTrailers ends the request's body. It is called with conn.mu held.
 func (s *stream) onTrailers(f *http2.MetaHeadersFrame) error {
 	switch {
+	case s.ended && s.endSent:
+		return http2.ConnectionError(http2.ErrCodeStreamClosed) // the client may already know that the stream is closed
 	case s.ended:
 		return http2.StreamError{StreamID: s.id, Code: http2.ErrCodeStreamClosed}
 	case !f.StreamEnded() || len(f.PseudoFields()) > 0:
@@ -320,7 +324,7 @@ func (b *body) Read(p []byte) (int, error) {
 			if s.body = s.body[n:]; len(s.body) == 0 {
 				s.body = nil
 			}
-			s.giveBack(int64(n))
+			s.returnCredit(int64(n))
 			return n, nil
 		case s.failed != nil:
 			return 0, s.failed
@@ -334,7 +338,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
-// fillTrailers shows the trailers that were announced to whoever has read the body to its end.
+// fillTrailers sets the announced trailers when the body has been read to its end.
 func (s *stream) fillTrailers() {
 	for _, t := range s.trailers {
 		if values, announced := s.request.Trailer[t[0]]; announced {
@@ -349,7 +353,7 @@ func (b *body) Close() error {
 	return nil
 }
 
-// stopReading ends reading with an error.
+// stopReading makes reads of the body fail.
 func (s *stream) stopReading(err error) {
 	s.conn.mu.Lock()
 	if s.readErr == nil {
@@ -361,7 +365,7 @@ func (s *stream) stopReading(err error) {
 	_ = s.conn.flushQueue()
 }
 
-// setReadDeadline ends reading at a time; never when it is zero.
+// setReadDeadline makes reads of the body fail at a time; zero means never.
 func (s *stream) setReadDeadline(t time.Time) {
 	s.conn.mu.Lock()
 	if s.deadline != nil {

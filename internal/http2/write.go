@@ -14,66 +14,72 @@ import (
 
 // writer is the sending half of a connection.
 type writer struct {
-	// writing is held by whoever writes to the connection. The reader never waits for it: a client that does not read is
-	// no reason not to listen to it.
+	// writing is held while writing to the connection. The reader never waits for it: it must go on reading when the client does not
+	// read.
 	writing sync.Mutex
 	encoder *hpack.Encoder
-	block   bytes.Buffer // what the encoder wrote
+	block   bytes.Buffer // output of the encoder
 	heads   []byte       // frames of headers
 	scratch []byte       // frames that were queued
-	broken  error        // a write failed; nothing can follow
-	// tableSize is the size, plus one, that the client allows the table of headers; zero when that has not changed.
+	broken  error        // of a failed write; no other write follows
+	// tableSize is the client's SETTINGS_HEADER_TABLE_SIZE plus one; zero when it has not changed.
 	tableSize atomic.Int64
 
 	queueMu sync.Mutex
 	queued  []byte // frames that go with the next write
 }
 
-// maxQueued bounds the frames that wait for a client to read them. Who asks for more without reading means harm.
+// maxQueued bounds the queued control frames. A client that causes more without reading is attacking.
 const maxQueued = 64 << 10
 
 var errFlood = http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 
-// queue leaves frames for the next write.
+// queue appends frames to be sent with the next write.
 func (c *conn) queue(add func([]byte) []byte) {
 	c.queueMu.Lock()
 	defer c.queueMu.Unlock()
 	c.queued = add(c.queued)
 }
 
-// flushQueue sees to it that queued frames are written: by whoever writes just now, or by a goroutine of their own.
+// flushQueue ensures that queued frames are written: by the goroutine that holds the write lock, or by a new one.
 func (c *conn) flushQueue() error {
 	c.queueMu.Lock()
 	waiting := len(c.queued)
 	c.queueMu.Unlock()
-	switch {
-	case waiting == 0:
+	if waiting == 0 {
 		return nil
-	case c.writing.TryLock():
-		go c.release()
-	case waiting > maxQueued:
+	}
+	if c.writing.TryLock() {
+		c.writing.Unlock()
+		go c.writeQueue()
+	} else if waiting > maxQueued {
 		return errFlood
 	}
 	return nil
 }
 
-// release writes what was queued meanwhile, and lets others write.
-func (c *conn) release() {
-	for {
-		c.queueMu.Lock()
-		c.scratch, c.queued = c.queued, c.scratch[:0]
-		c.queueMu.Unlock()
-		if len(c.scratch) > 0 {
-			_ = c.write(c.scratch)
-		}
+// writeQueue writes the queued frames unless another goroutine holds the write lock. Every goroutine that has held the lock calls it
+// after releasing the lock, so no frame stays behind.
+func (c *conn) writeQueue() {
+	for c.hasQueued() && c.writing.TryLock() {
+		c.writeQueued()
 		c.writing.Unlock()
-		// What came between the two is written by whoever has the lock now.
-		c.queueMu.Lock()
-		more := len(c.queued) > 0
-		c.queueMu.Unlock()
-		if !more || !c.writing.TryLock() {
-			return
-		}
+	}
+}
+
+func (c *conn) hasQueued() bool {
+	c.queueMu.Lock()
+	defer c.queueMu.Unlock()
+	return len(c.queued) > 0
+}
+
+// writeQueued writes the queued frames. It is called with writing held.
+func (c *conn) writeQueued() {
+	c.queueMu.Lock()
+	c.scratch, c.queued = c.queued, c.scratch[:0]
+	c.queueMu.Unlock()
+	if len(c.scratch) > 0 {
+		_ = c.write(c.scratch)
 	}
 }
 
@@ -82,44 +88,44 @@ func (c *conn) write(p []byte) error {
 	if c.broken != nil {
 		return c.broken
 	}
-	err := c.secure.SetWriteDeadline(time.Now().Add(writeTimeout))
+	err := c.tlsConn.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if err == nil {
-		_, err = c.secure.Write(p)
+		_, err = c.tlsConn.Write(p)
 	}
 	if err != nil {
-		c.breakOff(err)
+		c.fail(err)
 	}
 	return err
 }
 
-// gatherWrites runs write, whose bytes go out together. It is called with writing held.
-func (c *conn) gatherWrites(write func() error) error {
-	err := c.raw.gather(write)
+// coalesceWrites runs write and sends its bytes with one system call. It is called with writing held.
+func (c *conn) coalesceWrites(write func() error) error {
+	err := c.raw.coalesce(write)
 	if err != nil && c.broken == nil {
-		c.breakOff(err)
+		c.fail(err)
 	}
 	return err
 }
 
-// breakOff ends the connection after a write that failed. The reader finds it closed.
-func (c *conn) breakOff(err error) {
-	c.broken = errors.Join(errGone, err)
-	_ = c.secure.NetConn().Close()
+// fail closes the connection after a failed write. The reader then returns.
+func (c *conn) fail(err error) {
+	c.broken = errors.Join(errConnClosed, err)
+	_ = c.tlsConn.NetConn().Close()
 }
 
-// packHeaders packs headers. The bytes are good until the next call. It is called with writing held.
-func (c *conn) packHeaders(fields []hpack.HeaderField) []byte {
+// encodeHeaders compresses headers. The bytes are valid until the next call. It is called with writing held.
+func (c *conn) encodeHeaders(fields []hpack.HeaderField) []byte {
 	if size := c.tableSize.Swap(0); size > 0 {
 		c.encoder.SetMaxDynamicTableSizeLimit(uint32(size - 1))
 	}
 	c.block.Reset()
 	for i := range fields {
-		_ = c.encoder.WriteField(fields[i]) // a buffer takes everything
+		_ = c.encoder.WriteField(fields[i]) // writing to a buffer does not fail
 	}
 	return c.block.Bytes()
 }
 
-const frameHeader = 9
+const frameHeaderSize = 9
 
 func appendFrameHeader(b []byte, length int, kind http2.FrameType, flags http2.Flags, id uint32) []byte {
 	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
@@ -134,8 +140,8 @@ func appendSettings(b []byte, settings ...http2.Setting) []byte {
 	return b
 }
 
-func appendWindowUpdate(b []byte, id, more uint32) []byte {
-	return binary.BigEndian.AppendUint32(appendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, id), more)
+func appendWindowUpdate(b []byte, id, increment uint32) []byte {
+	return binary.BigEndian.AppendUint32(appendFrameHeader(b, 4, http2.FrameWindowUpdate, 0, id), increment)
 }
 
 func appendPing(b []byte, ack bool, data [8]byte) []byte {
@@ -155,7 +161,7 @@ func appendGoAway(b []byte, last uint32, code http2.ErrCode) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(code))
 }
 
-// appendHeaders appends packed headers in as many frames as they need.
+// appendHeaders appends compressed headers: a HEADERS frame and as many CONTINUATION frames as needed.
 func appendHeaders(b []byte, id uint32, block []byte, end bool) []byte {
 	kind, flags := http2.FrameHeaders, http2.Flags(0)
 	if end {
