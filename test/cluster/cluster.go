@@ -1,5 +1,5 @@
-// Package cluster starts control planes for tests and measurements: skiff's and upstream's, as real processes on
-// loopback with fresh directories and free ports, so that both can be asked the same and compared.
+// Package cluster starts control planes for tests and benchmarks, skiff's and upstream's, as real processes on loopback
+// with new directories and free ports, so that both can be compared.
 package cluster
 
 import (
@@ -32,13 +32,14 @@ type Cluster struct {
 	Kubeconfig string
 	// Ready is how long it took from the first exec to /readyz.
 	Ready time.Duration
-	// Server are the processes that serve the API: what is measured.
+	// Server are the processes that serve the API, which are measured.
 	Server []*Process
-	// Others are helpers, such as a controller manager.
+	// Others are further processes, such as a controller manager.
 	Others []*Process
 
 	pki *keys
-	// nodes counts those that run containers; images is where they pull from; memory are their data directories.
+	// nodes is the number of nodes that run containers; images is the registry they pull from; memory are their data
+	// directories on tmpfs.
 	nodes  int
 	images *registry.Registry
 	memory []string
@@ -52,7 +53,7 @@ type Process struct {
 	done chan struct{}
 }
 
-// Root is the directory of the project, found from the working directory upwards.
+// Root returns the root directory of the project, searched from the working directory upwards.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -70,7 +71,7 @@ func Root() (string, error) {
 	}
 }
 
-// Upstream builds the named upstream programs, if they are not kept from before, and returns their directory.
+// Upstream builds the named upstream programs if they are not cached, and returns their directory.
 func Upstream(programs ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -85,7 +86,8 @@ func Upstream(programs ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Images builds archives of the images that tests run, those named or else all, if they are not kept from before, and returns their directory.
+// Images builds the image archives of the tests, those named or else all, if they are not cached, and returns their
+// directory.
 func Images(archives ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -95,12 +97,12 @@ func Images(archives ...string) (string, error) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("build the test images: %w", err)
+		return "", fmt.Errorf("build test images: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Config returns a client configuration for the administrator.
+// Config returns a client configuration of the administrator.
 func (c *Cluster) Config() (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
@@ -110,8 +112,8 @@ func (c *Cluster) Config() (*rest.Config, error) {
 	return config, nil
 }
 
-// Stop ends all processes, those started last first, and waits for them. The data of nodes with containers is gone then; to start one again,
-// end its process alone.
+// Stop stops all processes, the last started first, and waits for them. The data of nodes with containers is removed; to
+// restart one, stop only its process.
 func (c *Cluster) Stop() {
 	all := append(append([]*Process(nil), c.Server...), c.Others...)
 	for i := len(all) - 1; i >= 0; i-- {
@@ -125,7 +127,7 @@ func (c *Cluster) Stop() {
 	}
 }
 
-// CPU is the processor time the serving processes have used.
+// CPU returns the CPU time of the serving processes.
 func (c *Cluster) CPU() (time.Duration, error) {
 	var sum time.Duration
 	for _, p := range c.Server {
@@ -138,7 +140,7 @@ func (c *Cluster) CPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// Resident is the memory the serving processes hold, in bytes.
+// Resident returns the resident memory of the serving processes in bytes.
 func (c *Cluster) Resident() (int64, error) {
 	var sum int64
 	for _, p := range c.Server {
@@ -156,7 +158,7 @@ func start(dir, name, path string, args ...string) (*Process, error) {
 	return startBy((*exec.Cmd).Start, dir, name, path, args...)
 }
 
-// startBy is start with another way to start a command.
+// startBy is start with another function to start the command.
 func startBy(run func(*exec.Cmd) error, dir, name, path string, args ...string) (*Process, error) {
 	logPath := filepath.Join(dir, name+".log")
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -167,7 +169,7 @@ func startBy(run func(*exec.Cmd) error, dir, name, path string, args ...string) 
 	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = dir
-	// The program ends with the test that started it, even if the test is killed.
+	// The program is killed with the test that started it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := run(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
@@ -180,7 +182,7 @@ func startBy(run func(*exec.Cmd) error, dir, name, path string, args ...string) 
 	return p, nil
 }
 
-// Stop asks the process to end, and after ten seconds makes it.
+// Stop terminates the process, and kills it after ten seconds.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -190,7 +192,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Kill ends the process as a crash would (SIGKILL) and waits for it.
+// Kill kills the process and waits for it.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
@@ -199,7 +201,7 @@ func (p *Process) Kill() {
 // PID is the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Exited reports whether the process has ended.
+// Exited reports whether the process has exited.
 func (p *Process) Exited() bool {
 	select {
 	case <-p.done:
@@ -209,7 +211,7 @@ func (p *Process) Exited() bool {
 	}
 }
 
-// Log returns the last lines the process wrote.
+// Log returns the last lines of the process's log.
 func (p *Process) Log(lines int) string {
 	data, err := os.ReadFile(p.log)
 	if err != nil {
@@ -219,18 +221,18 @@ func (p *Process) Log(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// CPU is the processor time the process has used, user and system.
+// CPU returns the user and system CPU time of the process.
 func (p *Process) CPU() (time.Duration, error) {
-	// The kernel's CPU clock of another process: its id is the complement of the pid, shifted, with 2 for "scheduler's
-	// count". It is in nanoseconds, where /proc tells hundredths of a second.
+	// The kernel's CPU clock of another process: its ID is the complement of the PID, shifted, with 2 for CPUCLOCK_SCHED.
+	// It has nanoseconds, where /proc has hundredths of a second.
 	var used unix.Timespec
 	if err := unix.ClockGettime(int32(^p.PID()<<3|2), &used); err != nil {
-		return 0, fmt.Errorf("read the CPU clock of %s: %w", p.Name, err)
+		return 0, fmt.Errorf("read CPU clock of %s: %w", p.Name, err)
 	}
 	return time.Duration(used.Nano()), nil
 }
 
-// Resident is the memory the process holds, in bytes.
+// Resident returns the resident memory of the process in bytes.
 func (p *Process) Resident() (int64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
@@ -245,7 +247,7 @@ func (p *Process) Resident() (int64, error) {
 	return 0, fmt.Errorf("no VmRSS for process %d", p.PID())
 }
 
-// freePorts finds ports nobody listens on now.
+// freePorts returns ports that are currently unused.
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for range n {
@@ -253,14 +255,14 @@ func freePorts(n int) ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		// All are held until the last is found, so that they differ.
+		// All are kept open until the last one is found, so that they differ.
 		defer l.Close()
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil
 }
 
-// waitReady polls /readyz until it answers 200.
+// waitReady polls /readyz until it returns 200.
 func waitReady(ctx context.Context, config *rest.Config, p *Process) error {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -279,7 +281,7 @@ func waitReady(ctx context.Context, config *rest.Config, p *Process) error {
 			if resp.StatusCode == http.StatusOK {
 				return nil
 			}
-			err = fmt.Errorf("/readyz answers %s", resp.Status)
+			err = fmt.Errorf("/readyz returned %s", resp.Status)
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
 			last = err

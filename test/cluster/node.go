@@ -22,20 +22,20 @@ import (
 	"skiff/test/registry"
 )
 
-// nodeTimeout bounds the time until a node is ready: the images are imported first.
+// nodeTimeout bounds the time until a node is ready, which includes importing the images.
 const nodeTimeout = 3 * time.Minute
 
-// archives are those whose images the nodes of this process have; none: all.
+// archives are the image archives that the nodes of this process have; none means all.
 var archives []string
 
-// Needs is what the tests of a package need that takes a network to build.
+// Needs is what the tests of a package need that is built with network access.
 type Needs struct {
-	Images   []string // archives of images that nodes have; none: all
-	Programs []string // of upstream
+	Images   []string // image archives of the nodes; none means all
+	Programs []string // upstream programs
 }
 
-// Main runs the tests of a package that starts nodes, inside namespaces of their own. What they need is built before, because nothing can be
-// downloaded from inside.
+// Main runs the tests of a package that starts nodes, inside their own namespaces. What they need is built before,
+// because there is no network access inside.
 func Main(m *testing.M, needs Needs) {
 	err := UseImages(needs.Images...)
 	if err == nil && len(needs.Programs) > 0 {
@@ -48,17 +48,18 @@ func Main(m *testing.M, needs Needs) {
 	namespaces.Main(m)
 }
 
-// UseImages says which images the nodes of this process have, and builds them.
+// UseImages builds the image archives that the nodes of this process have.
 func UseImages(images ...string) error {
 	archives = images
 	_, err := Images(archives...)
 	return err
 }
 
-// SkiffNode starts the whole of skiff with this machine as its node, below dir, and waits until the node is ready. It has to be called inside
-// the namespaces of package namespaces. The images that Main was told are there, and a registry has them too.
+// SkiffNode starts a complete skiff with this host as its node, below dir, and waits until the node is ready. It has to
+// be called inside the namespaces of package namespaces. The images of Main are imported, and a registry has them as
+// well.
 //
-// The data directory is in memory and goes with the namespaces; the logs stay.
+// The data directory is on tmpfs and is removed with the namespaces; the logs are kept.
 func SkiffNode(dir string, flags ...string) (*Cluster, error) {
 	source, err := serveImages()
 	if err != nil {
@@ -83,7 +84,7 @@ func SkiffNode(dir string, flags ...string) (*Cluster, error) {
 	return c, nil
 }
 
-// AddNode adds a node to a cluster of SkiffNode: a host of its own, which joins by a token.
+// AddNode adds a node to a cluster of SkiffNode: a host of its own, which joins with a token.
 func (c *Cluster) AddNode() error {
 	token, err := c.NodeToken()
 	if err != nil {
@@ -95,9 +96,9 @@ func (c *Cluster) AddNode() error {
 		return err
 	}
 	if err := c.waitNodes(); err != nil {
-		return fmt.Errorf("%w; the log of %s ends:\n%s", err, p.Name, p.Log(20))
+		return fmt.Errorf("%w; end of the log of %s:\n%s", err, p.Name, p.Log(20))
 	}
-	// Ready does not mean yet that logs can be read: that needs a certificate for the addresses the node has registered.
+	// A ready node may not serve logs yet: that needs a serving certificate for its registered addresses.
 	for end := time.Now().Add(nodeTimeout); ; time.Sleep(50 * time.Millisecond) {
 		if _, err = os.Stat(filepath.Join(dir, "kubelet/pki/kubelet-server-current.pem")); err == nil || time.Now().After(end) {
 			return err
@@ -105,7 +106,7 @@ func (c *Cluster) AddNode() error {
 	}
 }
 
-// NodeToken makes a token by which a machine can join, as `skiff token create` does with the flags.
+// NodeToken creates a join token with `skiff token create` and the given flags.
 func (c *Cluster) NodeToken(flags ...string) (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -118,7 +119,8 @@ func (c *Cluster) NodeToken(flags ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// StartAgent starts `skiff agent` on the host of a number, for the first time or again, and returns it and its data directory.
+// StartAgent starts or restarts `skiff agent` on the host with the given number, and returns the process and its data
+// directory.
 func (c *Cluster) StartAgent(number int, token string) (*Process, string, error) {
 	host := namespaces.Host{Name: fmt.Sprintf("node-%d", number), Address: fmt.Sprintf("10.88.0.%d", number)}
 	dir := filepath.Join(c.Dir, host.Name)
@@ -133,7 +135,7 @@ func (c *Cluster) StartAgent(number int, token string) (*Process, string, error)
 		return nil, "", err
 	}
 	config := filepath.Join(dir, "kubelet.yaml")
-	// The hosts of a test share its control groups.
+	// The hosts of a test share its cgroups.
 	text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /" + host.Name + "\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, "", err
@@ -171,7 +173,7 @@ func serveImages() (*registry.Registry, error) {
 	return source, nil
 }
 
-// imageArchives are the files of those archives.
+// imageArchives returns the files of the image archives.
 func imageArchives() ([]string, error) {
 	images, err := Images(archives...)
 	if err != nil {
@@ -187,15 +189,15 @@ func imageArchives() ([]string, error) {
 	return files, nil
 }
 
-// nodeDir makes a data directory in memory, with images laid ready and a registry for all others. A directory that is there already is used as it is,
-// on whatever disk.
+// nodeDir creates a data directory on tmpfs, with images to import and a registry for all others. An existing directory
+// is used as it is, on any file system.
 func nodeDir(data string, source *registry.Registry) error {
 	if _, err := os.Stat(data); err != nil {
 		if err := os.MkdirAll(data, 0o700); err != nil {
 			return err
 		}
 		if err := unix.Mount("tmpfs", data, "tmpfs", 0, "mode=700,size=75%"); err != nil {
-			return fmt.Errorf("mount the data directory: %w", err)
+			return fmt.Errorf("mount data directory: %w", err)
 		}
 	}
 	ready := filepath.Join(data, "images")
@@ -246,7 +248,7 @@ func (c *Cluster) waitNodes() error {
 	}
 }
 
-// readyNodes counts the nodes that pods can be put on.
+// readyNodes returns the number of nodes that are ready and have no taints.
 func readyNodes(ctx context.Context, client *http.Client, url string) (int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/nodes", nil)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// OwnControllerManager adds skiff's controllers, as a process of their own, to a running cluster of skiff or of upstream.
+// OwnControllerManager adds skiff's controllers, as a separate process, to a running cluster of skiff or of upstream.
 func (c *Cluster) OwnControllerManager(flags ...string) (*Process, error) {
 	f, err := c.signingFiles()
 	if err != nil {
@@ -16,17 +16,17 @@ func (c *Cluster) OwnControllerManager(flags ...string) (*Process, error) {
 		"--cluster-signing-cert-file=" + f + "/ca.crt", "--cluster-signing-key-file=" + f + "/ca.key"}, flags...)...)
 }
 
-// OwnScheduler adds skiff's scheduler, as a process of its own.
+// OwnScheduler adds skiff's scheduler as a separate process.
 func (c *Cluster) OwnScheduler(flags ...string) (*Process, error) {
 	return c.own("skiff-scheduler", append([]string{"scheduler", "--kubeconfig=" + c.Kubeconfig, "--leader-elect=false", "--secure-port=0"}, flags...)...)
 }
 
-// Hollow adds nodes without containers, as a process of their own.
+// Hollow adds hollow nodes as a separate process.
 func (c *Cluster) Hollow(nodes int, flags ...string) (*Process, error) {
 	return c.own("skiff-hollow", append([]string{"hollow", "--kubeconfig=" + c.Kubeconfig, "--nodes=" + strconv.Itoa(nodes)}, flags...)...)
 }
 
-// own starts a part of skiff.
+// own starts a component of skiff.
 func (c *Cluster) own(name string, args ...string) (*Process, error) {
 	root, err := Root()
 	if err != nil {
@@ -40,7 +40,7 @@ func (c *Cluster) own(name string, args ...string) (*Process, error) {
 	return p, nil
 }
 
-// FreePort finds a port nobody listens on now.
+// FreePort returns a port that is currently unused.
 func FreePort() (int, error) {
 	ports, err := freePorts(1)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// startTimeout bounds the start of a control plane on a busy machine.
+// startTimeout bounds the start of a control plane on a loaded host.
 const startTimeout = 90 * time.Second
 
 // keys are the certificates of an upstream control plane.
@@ -22,9 +22,8 @@ type keys struct {
 	proxy     *pki.CA
 }
 
-// Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags that
-// follow say otherwise (--without=).
-// Started again on the same dir it finds its state and keeps its port.
+// Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags
+// say otherwise (--without=). Started again on the same dir it keeps its state and port.
 func Skiff(dir string, flags ...string) (*Cluster, error) {
 	root, err := Root()
 	if err != nil {
@@ -46,14 +45,14 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 		return nil, err
 	}
 	c.Server = []*Process{p}
-	// The kubeconfig is there before the port is, but not all of it from its first moment.
+	// The kubeconfig is written before the server listens, but may be incomplete at first.
 	config, err := c.Config()
 	for ; err != nil && !p.Exited() && time.Since(began) < startTimeout; config, err = c.Config() {
 		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
 		c.Stop()
-		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; its log ends:\n%s", err, p.Log(20))
+		return nil, fmt.Errorf("skiff wrote no kubeconfig: %w; end of its log:\n%s", err, p.Log(20))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -65,7 +64,7 @@ func Skiff(dir string, flags ...string) (*Cluster, error) {
 	return c, nil
 }
 
-// UpstreamAPI starts upstream's etcd and kube-apiserver below dir. With etcd set, the API server uses that etcd instead.
+// UpstreamAPI starts upstream's etcd and kube-apiserver below dir. If etcd is set, the API server uses that etcd instead.
 func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	programs, err := Upstream("etcd", "kube-apiserver")
 	if err != nil {
@@ -96,7 +95,7 @@ func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	}
 	f := c.pki.dir
 	args := append([]string{
-		// Upstream refuses to advertise loopback. The address, one reserved for documentation, is only written down.
+		// Upstream rejects loopback as advertise address. This one, reserved for documentation, is only stored.
 		"--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--secure-port=" + strconv.Itoa(ports[0]),
 		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
 		"--client-ca-file=" + f + "/ca.crt", "--tls-cert-file=" + f + "/apiserver.crt", "--tls-private-key-file=" + f + "/apiserver.key",
@@ -128,7 +127,7 @@ func UpstreamAPI(dir, etcd string, flags ...string) (*Cluster, error) {
 	return c, nil
 }
 
-// Etcd starts upstream's etcd alone and returns its client URL.
+// Etcd starts only upstream's etcd and returns its client URL.
 func Etcd(dir string) (*Process, string, error) {
 	programs, err := Upstream("etcd")
 	if err != nil {
@@ -151,7 +150,7 @@ func startEtcd(dir, programs, url string, peerPort int) (*Process, error) {
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--log-level=warn")
 }
 
-// ControllerManager adds upstream's kube-controller-manager to a running cluster, acting as its administrator.
+// ControllerManager adds upstream's kube-controller-manager to a running cluster, with the administrator's credentials.
 func (c *Cluster) ControllerManager(flags ...string) error {
 	programs, err := Upstream("kube-controller-manager")
 	if err != nil {
@@ -176,7 +175,7 @@ func (c *Cluster) ControllerManager(flags ...string) error {
 	return nil
 }
 
-// Scheduler adds upstream's kube-scheduler to a running cluster, acting as its administrator.
+// Scheduler adds upstream's kube-scheduler to a running cluster, with the administrator's credentials.
 func (c *Cluster) Scheduler(flags ...string) error {
 	programs, err := Upstream("kube-scheduler")
 	if err != nil {
@@ -194,7 +193,7 @@ func (c *Cluster) Scheduler(flags ...string) error {
 	return nil
 }
 
-// signingFiles is the directory with ca.crt, ca.key and service-account.key of the cluster.
+// signingFiles returns the directory with the cluster's ca.crt, ca.key and service-account.key.
 func (c *Cluster) signingFiles() (string, error) {
 	if c.pki != nil {
 		return c.pki.dir, nil
@@ -238,7 +237,7 @@ func (k *keys) kubeconfig(path, url, user string, groups ...string) error {
 	return writeKubeconfig(path, url, k.authority.Cert, pair.Cert, pair.Key)
 }
 
-// keptPort returns the port noted in file, or notes a free one.
+// keptPort returns the port stored in file, or stores a free one.
 func keptPort(file string) (string, error) {
 	if data, err := os.ReadFile(file); err == nil {
 		return string(data), nil

@@ -11,10 +11,10 @@ import (
 	"skiff/test/namespaces"
 )
 
-// UpstreamNode starts upstream's whole control plane and its kubelet with this machine as the node, below dir, and waits until the node is
-// ready. The runtime is that of skiff's node, so that the two can be compared; the pod network is made by the plugins such nodes usually
-// have. It has to be called inside the namespaces of package namespaces. All of upstream's processes are what is measured; the runtime and
-// the plugins it calls are not, on either side.
+// UpstreamNode starts upstream's control plane and kubelet with this host as the node, below dir, and waits until the
+// node is ready. The container runtime is that of skiff's node, so that the two can be compared; the pod network uses the
+// standard CNI plugins. It has to be called inside the namespaces of package namespaces. All of upstream's processes are
+// measured; the runtime and the CNI plugins are not, on either side.
 func UpstreamNode(dir string) (*Cluster, error) {
 	programs, err := UpstreamNodePrograms()
 	if err != nil {
@@ -46,7 +46,7 @@ func UpstreamNode(dir string) (*Cluster, error) {
 	return c, nil
 }
 
-// UpstreamNodePrograms builds what UpstreamNode runs.
+// UpstreamNodePrograms builds the programs of UpstreamNode.
 func UpstreamNodePrograms() (directory string, err error) {
 	return Upstream(append([]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}, bridgePlugins...)...)
 }
@@ -95,7 +95,7 @@ eventRecordQPS: 0
 	return c.waitNodes()
 }
 
-// bridgeNetwork is a pod network of the usual plugins.
+// bridgeNetwork is a pod network of the standard CNI plugins.
 const bridgeNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
    "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
@@ -103,7 +103,8 @@ const bridgeNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 ]}
 `
 
-// ownRuntime runs skiff's containerd, with the usual plugins in place of skiff's, for a kubelet that is not skiff's, until this process ends.
+// ownRuntime runs skiff's containerd with the standard CNI plugins, for a kubelet that is not skiff's, until this process
+// exits.
 func (c *Cluster) ownRuntime(root, programs, data string) (endpoint string, err error) {
 	containerd, err := runtime.New(runtime.Options{DataDir: data, Programs: filepath.Join(root, "bin"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package deviceplugin plays a device plugin: it speaks the real protocol over real sockets, and its devices are what a test says they are.
+// Package deviceplugin is a fake device plugin that uses the real protocol over real sockets, with devices that the test
+// defines.
 package deviceplugin
 
 import (
@@ -16,12 +17,12 @@ import (
 // Plugin is a device plugin. Fields are set before Start.
 type Plugin struct {
 	api.UnimplementedDevicePluginServer
-	// Resource is what its devices are called.
+	// Resource is the resource name of its devices.
 	Resource string
 	Options  api.DevicePluginOptions
-	// Give is what it answers to who asks for devices; nil is an empty answer.
+	// Give returns the response to Allocate; nil is an empty response.
 	Give func(ids []string) (*api.ContainerAllocateResponse, error)
-	// Prefer is what it would give; Ready is called before a container starts.
+	// Prefer returns the preferred devices; Ready is called by PreStartContainer.
 	Prefer func(r *api.ContainerPreferredAllocationRequest) []string
 	Ready  func(ids []string) error
 
@@ -29,11 +30,11 @@ type Plugin struct {
 
 	mu      sync.Mutex
 	devices []*api.Device
-	changed chan struct{} // closed and made anew when the devices change
+	changed chan struct{} // closed and replaced when the devices change
 	asked   []string
 }
 
-// Start serves at a socket in the kubelet's directory of plugins and registers there.
+// Start serves at a socket in the kubelet's device plugin directory and registers there.
 func (p *Plugin) Start(ctx context.Context, dir, socket string, devices ...*api.Device) error {
 	p.Set(devices...)
 	listener, err := net.Listen("unix", filepath.Join(dir, socket))
@@ -42,11 +43,11 @@ func (p *Plugin) Start(ctx context.Context, dir, socket string, devices ...*api.
 	}
 	p.server = grpc.NewServer()
 	api.RegisterDevicePluginServer(p.server, p)
-	go func() { _ = p.server.Serve(listener) }() // it ends with Stop
+	go func() { _ = p.server.Serve(listener) }() // ends with Stop
 	return Register(ctx, dir, &api.RegisterRequest{Version: api.Version, Endpoint: socket, ResourceName: p.Resource, Options: &p.Options})
 }
 
-// Register announces a plugin to the kubelet.
+// Register registers a plugin with the kubelet.
 func Register(ctx context.Context, dir string, request *api.RegisterRequest) error {
 	connection, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -57,10 +58,10 @@ func Register(ctx context.Context, dir string, request *api.RegisterRequest) err
 	return err
 }
 
-// Stop ends it.
+// Stop stops the server.
 func (p *Plugin) Stop() { p.server.Stop() }
 
-// Set changes its devices, and tells whoever watches.
+// Set replaces its devices and notifies the watchers.
 func (p *Plugin) Set(devices ...*api.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +72,7 @@ func (p *Plugin) Set(devices ...*api.Device) {
 	p.changed = make(chan struct{})
 }
 
-// Asked is what it was asked for, in order.
+// Asked returns the received calls in order.
 func (p *Plugin) Asked() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,14 +85,14 @@ func (p *Plugin) note(format string, args ...any) {
 	p.asked = append(p.asked, fmt.Sprintf(format, args...))
 }
 
-// GetDevicePluginOptions tells what it can do.
+// GetDevicePluginOptions returns which optional calls it supports.
 func (p *Plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return &api.DevicePluginOptions{
 		PreStartRequired: p.Options.PreStartRequired, GetPreferredAllocationAvailable: p.Options.GetPreferredAllocationAvailable,
 	}, nil
 }
 
-// ListAndWatch tells the devices now and whenever they change.
+// ListAndWatch sends the devices now and whenever they change.
 func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatchServer) error {
 	for {
 		p.mu.Lock()
@@ -108,7 +109,7 @@ func (p *Plugin) ListAndWatch(_ *api.Empty, stream api.DevicePlugin_ListAndWatch
 	}
 }
 
-// GetPreferredAllocation says what it would give.
+// GetPreferredAllocation returns the preferred devices.
 func (p *Plugin) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	answer := &api.PreferredAllocationResponse{}
 	for _, r := range request.ContainerRequests {
@@ -118,7 +119,7 @@ func (p *Plugin) GetPreferredAllocation(_ context.Context, request *api.Preferre
 	return answer, nil
 }
 
-// Allocate gives devices.
+// Allocate allocates devices.
 func (p *Plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
 	answer := &api.AllocateResponse{}
 	for _, r := range request.ContainerRequests {
@@ -135,7 +136,7 @@ func (p *Plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return answer, nil
 }
 
-// PreStartContainer readies devices.
+// PreStartContainer prepares devices.
 func (p *Plugin) PreStartContainer(_ context.Context, request *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
 	p.note("ready %v", request.DevicesIds)
 	if p.Ready != nil {

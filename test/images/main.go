@@ -1,9 +1,10 @@
-// Command images puts together the images that Kubernetes' conformance suite runs, from Debian's packages and upstream's Go modules, and
-// writes them as OCI archives that containerd imports under the names the suite uses.
+// Command images builds the images that Kubernetes' conformance suite runs, from Debian packages and upstream's Go
+// modules, and writes them as OCI archives under the names the suite uses.
 //
 //	go run . -parts DIR -programs DIR -out DIR ARCHIVE...
 //
-// The suite looks into its images: at users, at files, at what the shell does with odd variables. The table below says what each must hold.
+// The suite inspects its images: users, files, the shell's handling of unusual variables. The table below defines the
+// content of each.
 package main
 
 import (
@@ -26,14 +27,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// sources are the directories everything is taken from.
+// sources are the input directories.
 type sources struct {
 	parts    string // busybox, debian.tar, pause, sample-apiserver
 	programs string // agnhost, nonewprivs, etcd
-	module   string // upstream's source, for pictures and certificates
+	module   string // upstream's source, for images and certificates
 }
 
-// image is one row: layers from the bottom up, and how it starts.
+// image is one row of the table: its layers from bottom to top, and its command.
 type image struct {
 	name   string
 	layers []v1.Layer
@@ -70,7 +71,7 @@ func run(s sources, out string, names []string) error {
 	return nil
 }
 
-// archive is the table: what is in each archive. Images that share layers stand together, so that these are stored once.
+// archive is the table of archives. Images that share layers are in one archive, so that these are stored once.
 func (s sources) archive(name string) ([]image, error) {
 	const suite = "registry.k8s.io/e2e-test-images/"
 	b := builder{sources: s}
@@ -80,7 +81,7 @@ func (s sources) archive(name string) ([]image, error) {
 		busybox := b.busybox()
 		images = []image{
 			{suite + "busybox:1.37.0-2", layers(busybox), v1.Config{Cmd: []string{"sh"}}},
-			// Nothing talks to nginx: it has only to run.
+			// nginx receives no requests: it only has to run.
 			{suite + "nginx:1.27.0-2", layers(busybox, b.pause()), v1.Config{Cmd: []string{"/pause"}}},
 		}
 	case "pause":
@@ -90,7 +91,7 @@ func (s sources) archive(name string) ([]image, error) {
 	case "agnhost":
 		debian, agnhost := b.debian(), b.agnhost()
 		config := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
-		// The suite tells the previous version from the current one by the digest.
+		// The suite distinguishes the previous from the current version by the digest.
 		previous := config
 		previous.Labels = map[string]string{"version": "2.55"}
 		pictures := v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}
@@ -119,7 +120,7 @@ func (b *builder) pause() v1.Layer { return b.layer(program("pause", b.parts+"/p
 
 func layers(l ...v1.Layer) []v1.Layer { return l }
 
-// builder makes layers and keeps the first error.
+// builder creates layers and keeps the first error.
 type builder struct {
 	sources
 	err error
@@ -131,12 +132,12 @@ func (b *builder) fail(err error) {
 	}
 }
 
-// busybox is the program with a link for each of its names, and the users the suite asks for.
+// busybox has the program with a link for each applet, and the users the suite needs.
 func (b *builder) busybox() v1.Layer {
 	path := filepath.Join(b.parts, "busybox")
 	names, err := exec.Command(path, "--list").Output()
 	if err != nil {
-		b.fail(fmt.Errorf("list the applets of busybox: %w", err))
+		b.fail(fmt.Errorf("list busybox applets: %w", err))
 	}
 	files := []file{
 		directory("bin"), directory("etc"), directory("home"), directory("root"), directory("usr"), directory("usr/bin"), directory("var"),
@@ -154,16 +155,16 @@ func (b *builder) busybox() v1.Layer {
 	return b.layer(files...)
 }
 
-// debian is the small root file system.
+// debian is a minimal root file system.
 func (b *builder) debian() v1.Layer {
 	l, err := tarball.LayerFromFile(filepath.Join(b.parts, "debian.tar"), tarball.WithMediaType(types.OCILayer))
 	if err != nil {
-		b.fail(fmt.Errorf("read the Debian root: %w", err))
+		b.fail(fmt.Errorf("read Debian root: %w", err))
 	}
 	return l
 }
 
-// agnhost is upstream's test program with the files and users that tests look for.
+// agnhost is upstream's test program with the files and users that tests need.
 func (b *builder) agnhost() v1.Layer {
 	source := filepath.Join(b.module, "test/images/agnhost/porter")
 	passwd, group := b.fromDebian("./etc/passwd"), b.fromDebian("./etc/group")
@@ -176,7 +177,7 @@ func (b *builder) agnhost() v1.Layer {
 	)
 }
 
-// picture is what the update demo and the image volume test show.
+// picture is an image file for the update demo and the image volume test.
 func (b *builder) picture(name string) v1.Layer {
 	source := filepath.Join(b.module, "test/images", name, "html")
 	return b.layer(
@@ -185,7 +186,7 @@ func (b *builder) picture(name string) v1.Layer {
 	)
 }
 
-// fromDebian reads a file of the Debian root.
+// fromDebian reads a file of the Debian root file system.
 func (b *builder) fromDebian(name string) string {
 	f, err := os.Open(filepath.Join(b.parts, "debian.tar"))
 	if err != nil {
@@ -196,7 +197,7 @@ func (b *builder) fromDebian(name string) string {
 	for r := tar.NewReader(f); ; {
 		h, err := r.Next()
 		if err != nil {
-			b.fail(fmt.Errorf("find %s in the Debian root: %w", name, err))
+			b.fail(fmt.Errorf("find %s in Debian root: %w", name, err))
 			return ""
 		}
 		if h.Name == name {
@@ -209,7 +210,7 @@ func (b *builder) fromDebian(name string) string {
 	}
 }
 
-// file is an entry of a layer; its content is in data, or in the file named by path.
+// file is an entry of a layer; its content is data, or that of the file at path.
 type file struct {
 	tar.Header
 	data []byte
@@ -244,7 +245,7 @@ func (b *builder) copy(name, path string) file {
 	return text(name, string(data))
 }
 
-// layer packs files into a layer, without times.
+// layer creates a layer of files, without timestamps.
 func (b *builder) layer(files ...file) v1.Layer {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -278,7 +279,7 @@ func (b *builder) layer(files ...file) v1.Layer {
 	return l
 }
 
-// write stores images as one OCI archive, complete or not at all.
+// write writes images to an OCI archive atomically.
 func write(path string, images []image) error {
 	dir, err := os.MkdirTemp(filepath.Dir(path), "layout-")
 	if err != nil {

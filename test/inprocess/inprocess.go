@@ -1,5 +1,5 @@
-// Package inprocess runs skiff's API server on a store in memory, inside a test's own process and, if the test wants,
-// inside its synctest bubble: real validation, defaults, revisions and watches, no network and no files.
+// Package inprocess runs skiff's API server on an in-memory store in the test's process, optionally in its synctest
+// bubble: real validation, defaulting, revisions and watches, without network and files.
 package inprocess
 
 import (
@@ -25,8 +25,7 @@ import (
 	"skiff/internal/version"
 )
 
-// Start runs a server until the test ends, or until ctx does, and returns a client of it. The namespaces default and
-// kube-system exist.
+// Start runs a server until the test or ctx ends, and returns a client. The namespaces default and kube-system exist.
 func Start(t testing.TB, ctx context.Context) *client.Client {
 	t.Helper()
 	c := Client(t, Server(t, ctx))
@@ -38,7 +37,7 @@ func Start(t testing.TB, ctx context.Context) *client.Client {
 	return c
 }
 
-// Client makes a client of what a server offers to parts in its own process.
+// Client returns a client of a server in the same process.
 func Client(t testing.TB, local client.Local) *client.Client {
 	t.Helper()
 	c, err := client.NewLocal(local, api.Scheme(), api.Named())
@@ -48,7 +47,7 @@ func Client(t testing.TB, local client.Local) *client.Client {
 	return c
 }
 
-// Server runs a server until the test ends, or until ctx does, and returns what it offers to parts in its own process. It is empty.
+// Server runs an empty server until the test or ctx ends, and returns its in-process interface.
 func Server(t testing.TB, ctx context.Context) client.Local {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -70,7 +69,7 @@ func Server(t testing.TB, ctx context.Context) client.Local {
 	return server.Local(authn.User{Username: "test", Groups: []string{authn.GroupMasters}})
 }
 
-// permissive allows everybody everything.
+// permissive allows everything.
 type permissive struct{}
 
 func (permissive) Authorize(context.Context, authenticationv1.UserInfo, *authorizationv1.ResourceAttributes, *authorizationv1.NonResourceAttributes) (allowed, denied bool, reason string, err error) {

@@ -1,5 +1,5 @@
-// Package logind plays the machine's login manager on a bus of its own, so that tests can announce that the machine goes down. It speaks the
-// real protocol over a real socket; whoever connects need not know that there is no bus daemon behind it.
+// Package logind is a fake systemd-logind on a D-Bus of its own, so that tests can announce a shutdown. It uses the real
+// protocol over a real socket; clients do not notice that there is no bus daemon.
 package logind
 
 import (
@@ -23,11 +23,11 @@ const (
 	path    = dbus.ObjectPath("/org/freedesktop/login1")
 )
 
-// Logind is a login manager that goes nowhere.
+// Logind is a fake systemd-logind.
 type Logind struct {
-	// Address is what to reach it by.
+	// Address is the D-Bus address.
 	Address string
-	// Reload is what it does when it is told to read its settings: it returns the longest delay from then on. nil keeps the delay.
+	// Reload is called on SIGHUP and returns the new maximum inhibitor delay. nil keeps the delay.
 	Reload func() time.Duration
 
 	listener *net.UnixListener
@@ -37,17 +37,17 @@ type Logind struct {
 	delay    time.Duration
 	clients  map[*client]bool
 	locks    []*lock
-	taken    chan struct{} // closed and made anew when a lock is taken
+	taken    chan struct{} // closed and replaced when a lock is taken
 	requests []string
 }
 
-// lock is one that somebody holds.
+// lock is an inhibitor lock that a client holds.
 type lock struct {
 	file     *os.File
 	released chan struct{}
 }
 
-// Start serves a login manager in a directory, which waits for locks as long as delay.
+// Start serves a fake logind with a socket in dir and a maximum inhibitor delay.
 func Start(dir string, delay time.Duration) (*Logind, error) {
 	socket := filepath.Join(dir, "bus")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -67,14 +67,14 @@ func Start(dir string, delay time.Duration) (*Logind, error) {
 	return l, nil
 }
 
-// Stop ends it and all connections to it.
+// Stop closes the socket and all connections.
 func (l *Logind) Stop() {
 	_ = l.listener.Close()
 	l.Disconnect()
 	l.serving.Wait()
 }
 
-// Disconnect ends all connections; they can be made again.
+// Disconnect closes all connections; clients can reconnect.
 func (l *Logind) Disconnect() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,7 +83,7 @@ func (l *Logind) Disconnect() {
 	}
 }
 
-// Announce tells everybody that the machine goes down, or that it does not after all.
+// Announce sends PrepareForShutdown to all clients: the shutdown starts, or is cancelled.
 func (l *Logind) Announce(goingDown bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,7 +102,8 @@ func (l *Logind) Announce(goingDown bool) error {
 	return nil
 }
 
-// Taken returns when the n-th lock has been taken, counted from one, and Released when it has been let go; false if that takes too long.
+// Taken waits until the n-th lock, counted from one, has been taken, and Released until it has been released. They return
+// false on timeout.
 func (l *Logind) Taken(n int, timeout time.Duration) bool {
 	deadline := time.After(timeout)
 	for {
@@ -133,14 +134,14 @@ func (l *Logind) Released(n int, timeout time.Duration) bool {
 	}
 }
 
-// Requests are what it was asked for, in order, without the bus's own.
+// Requests returns the received method calls in order, without those to the bus itself.
 func (l *Logind) Requests() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]string(nil), l.requests...)
 }
 
-// client is one who is connected.
+// client is a connected client.
 type client struct {
 	conn   *net.UnixConn
 	mu     sync.Mutex
@@ -174,7 +175,7 @@ func (l *Logind) serve(c *client) {
 	}
 }
 
-// welcome is the handshake: whoever comes is let in.
+// welcome is the authentication handshake. It accepts everybody.
 func welcome(conn *net.UnixConn, in *bufio.Reader) error {
 	if _, err := in.ReadByte(); err != nil { // the zero byte that carries credentials
 		return err
@@ -229,7 +230,7 @@ func (l *Logind) answer(c *client, call *dbus.Message) error {
 		held := &lock{file: read, released: make(chan struct{})}
 		l.locks = append(l.locks, held)
 		l.serving.Go(func() {
-			_, _ = read.Read(make([]byte, 1)) // nobody writes: it ends when the other end is closed
+			_, _ = read.Read(make([]byte, 1)) // nothing is written: the read ends when the other end is closed
 			_ = read.Close()
 			close(held.released)
 		})
@@ -246,7 +247,7 @@ func (l *Logind) answer(c *client, call *dbus.Message) error {
 	return err
 }
 
-// send sends a message, with the files that it names.
+// send sends a message with its file descriptors.
 func (c *client) send(m *dbus.Message) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -266,7 +267,7 @@ func (c *client) send(m *dbus.Message) error {
 		return err
 	}
 	c.serial++
-	binary.LittleEndian.PutUint32(text.Bytes()[8:], c.serial) // the library keeps numbers for its own connections
+	binary.LittleEndian.PutUint32(text.Bytes()[8:], c.serial) // the library only numbers messages of its own connections
 	var rights []byte
 	if len(files) > 0 {
 		rights = syscall.UnixRights(files...)

@@ -14,25 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupPrefix begins the name of the control group of a run; the process id of the outer process follows.
+// groupPrefix is the prefix of the cgroup of a run; the PID of the outer process follows.
 const groupPrefix = "skiff-test-"
 
-// hierarchy is a mounted tree of control groups.
+// hierarchy is a mounted cgroup hierarchy.
 type hierarchy struct {
-	path, kind, options string // kind is cgroup (version 1) or cgroup2
+	path, kind, options string // kind is cgroup (v1) or cgroup2
 }
 
-// mountedGroups lists the trees this process sees.
+// mountedGroups lists the mounted cgroup hierarchies.
 func mountedGroups() ([]hierarchy, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
-		return nil, fmt.Errorf("list control groups: %w", err)
+		return nil, fmt.Errorf("list cgroup hierarchies: %w", err)
 	}
 	var all []hierarchy
 	for _, m := range mounts {
 		h := hierarchy{path: m.Mountpoint, kind: m.FSType}
 		if m.FSType == "cgroup" {
-			// Options of the tree: which controllers it has, without what belongs to the mount.
+			// Options of the hierarchy: its controllers, without those of the mount.
 			var options []string
 			for option := range strings.SplitSeq(m.VFSOptions, ",") {
 				if option != "rw" && option != "ro" {
@@ -46,7 +46,7 @@ func mountedGroups() ([]hierarchy, error) {
 	return all, nil
 }
 
-// makeGroups makes the run's group in every tree.
+// makeGroups creates the run's cgroup in every hierarchy.
 func makeGroups(group string) error {
 	hierarchies, err := mountedGroups()
 	if err != nil {
@@ -54,7 +54,7 @@ func makeGroups(group string) error {
 	}
 	for _, h := range hierarchies {
 		if h.kind == "cgroup2" {
-			// Controllers reach the group only where its parent passes them on; those in use by version 1 are not to be had.
+			// A controller is only available if the parent enables it; those used by v1 are not.
 			controllers, err := os.ReadFile(filepath.Join(h.path, "cgroup.controllers"))
 			if err != nil {
 				return err
@@ -65,9 +65,9 @@ func makeGroups(group string) error {
 		}
 		dir := filepath.Join(h.path, group)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make control group: %w", err)
+			return fmt.Errorf("create cgroup: %w", err)
 		}
-		// A new group of version 1 has no processors until it is given some.
+		// A new v1 cpuset has no CPUs until some are assigned.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			value, err := os.ReadFile(filepath.Join(h.path, file))
 			if h.kind != "cgroup" || err != nil {
@@ -81,7 +81,7 @@ func makeGroups(group string) error {
 	return nil
 }
 
-// enterGroups moves this process into the run's groups and makes these the roots of what it sees.
+// enterGroups moves this process into the run's cgroups and makes them the roots of its cgroup namespace.
 func enterGroups(group string) error {
 	hierarchies, err := mountedGroups()
 	if err != nil {
@@ -95,7 +95,7 @@ func enterGroups(group string) error {
 	return unix.Unshare(unix.CLONE_NEWCGROUP)
 }
 
-// mountGroups mounts the trees again, now from the run's groups downwards, at the same places.
+// mountGroups mounts the hierarchies again, rooted at the run's cgroups, at the same paths.
 func mountGroups(hierarchies []hierarchy) error {
 	const root = "/sys/fs/cgroup"
 	for i, h := range hierarchies {
@@ -108,13 +108,13 @@ func mountGroups(hierarchies []hierarchy) error {
 			return err
 		}
 		if err := unix.Mount(h.kind, h.path, h.kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, h.options); err != nil {
-			return fmt.Errorf("mount control groups at %s: %w", h.path, err)
+			return fmt.Errorf("mount cgroup hierarchy at %s: %w", h.path, err)
 		}
 	}
 	return nil
 }
 
-// removeGroups removes the run's groups with all below them. Their processes have been killed, but may still be on their way out.
+// removeGroups removes the run's cgroups. Their processes have been killed, but may still be exiting.
 func removeGroups(group string) {
 	hierarchies, err := mountedGroups()
 	if err != nil {
@@ -130,7 +130,7 @@ func removeGroups(group string) {
 	}
 }
 
-// removeTree removes a control group and those below it, deepest first.
+// removeTree removes a cgroup and its descendants, deepest first.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +152,7 @@ func removeTree(dir string) error {
 	return nil
 }
 
-// removeStaleGroups removes the groups of runs whose outer process was killed.
+// removeStaleGroups removes the cgroups of runs whose outer process was killed.
 func removeStaleGroups() {
 	hierarchies, err := mountedGroups()
 	if err != nil {

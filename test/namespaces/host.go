@@ -17,13 +17,13 @@ import (
 
 const (
 	stageHost = "host"
-	// hostVariable tells a host's first process its name and address.
+	// hostVariable passes a host's name and address to its first process.
 	hostVariable = "SKIFF_TEST_HOST"
-	// hostLink is a host's link to the bridge all hosts are joined by.
+	// hostLink is a host's link to the bridge that connects all hosts.
 	hostLink = "eth0"
 )
 
-// A copy of the program that is to become a host does so before anything else: what it was given as arguments is another program's.
+// A copy of the program that is to become a host does so before anything else: its arguments belong to another program.
 func init() {
 	if os.Getenv(stageVariable) != stageHost {
 		return
@@ -34,13 +34,14 @@ func init() {
 	}
 }
 
-// Host is one more machine beside the one of a test: a network, a host name and running services of its own, joined to the same bridge.
+// Host is another host next to the test's own, with its own network namespace, host name and /run, connected to the same
+// bridge.
 type Host struct {
 	Name    string
 	Address string // in the same network as NodeAddress
 }
 
-// Start starts a program on the host. The host ends with it.
+// Start starts a program on the host. The host exists as long as the program.
 func (h Host) Start(cmd *exec.Cmd) error {
 	program, err := exec.LookPath(cmd.Path)
 	if err != nil {
@@ -59,20 +60,20 @@ func (h Host) Start(cmd *exec.Cmd) error {
 	}
 	if err := h.plug(cmd.Process.Pid); err != nil {
 		_ = cmd.Process.Kill()
-		return errors.Join(fmt.Errorf("join %s to the network: %w", h.Name, err), cmd.Wait())
+		return errors.Join(fmt.Errorf("connect %s to the network: %w", h.Name, err), cmd.Wait())
 	}
 	return nil
 }
 
-// plug joins the host of a process to the bridge.
+// plug connects the host of a process to the bridge.
 func (h Host) plug(pid int) error {
 	bridge, err := netlink.LinkByName(uplink)
 	if err != nil {
 		return err
 	}
-	// The kernel takes its time to remove what a host of the same name has left when it ended.
+	// The kernel removes the link of an earlier host of the same name asynchronously.
 	if left, err := netlink.LinkByName("to-" + h.Name); err == nil {
-		_ = netlink.LinkDel(left) // it may be gone by now
+		_ = netlink.LinkDel(left) // it may already be removed
 	}
 	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "to-" + h.Name, MasterIndex: bridge.Attrs().Index}, PeerName: hostLink, PeerNamespace: netlink.NsPid(pid)}
 	if err := netlink.LinkAdd(pair); err != nil {
@@ -81,7 +82,7 @@ func (h Host) plug(pid int) error {
 	return netlink.LinkSetUp(pair)
 }
 
-// becomeHost prepares the host and becomes the program that was to be started on it.
+// becomeHost prepares the host and then executes the program to start on it.
 func becomeHost() error {
 	runtime.LockOSThread()
 	name, address, _ := strings.Cut(os.Getenv(hostVariable), ",")
@@ -111,7 +112,7 @@ func becomeHost() error {
 	return syscall.Exec(os.Args[0], os.Args, os.Environ())
 }
 
-// waitLink waits for the other side to plug in the link.
+// waitLink waits until the parent has created the link.
 func waitLink(name string) (netlink.Link, error) {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		link, err := netlink.LinkByName(name)
@@ -121,7 +122,7 @@ func waitLink(name string) (netlink.Link, error) {
 	}
 }
 
-// addLink gives a link its address and the default route, and sets it up.
+// addLink configures a link's address and the default route, and sets it up.
 func addLink(link netlink.Link, address string) error {
 	parsed, err := netlink.ParseAddr(address + "/16")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountAll gives the namespaces their own view of processes, devices, control groups and running services.
+// mountAll mounts /proc, /sys, the cgroup hierarchies and /run for the namespaces.
 func mountAll() error {
 	hierarchies, err := mountedGroups()
 	if err != nil {
@@ -26,16 +26,17 @@ func mountAll() error {
 
 const plain = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// mountOwn mounts what shows the machine's links, and where services keep what runs.
+// mountOwn mounts /sys and /run.
 func mountOwn(hierarchies []hierarchy) error {
-	// First cut off from the mounts of where we come from, then shared among ourselves, as a node's root is: volumes are passed on to containers.
+	// Private first, to stop propagation from the host, then shared, as the root of a node is: volumes are propagated to
+	// containers.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
 	}
-	// What is mounted below /sys shows another machine's devices and control groups. Covered it would still be listed, and believed.
+	// Mounts below /sys show the host's devices and cgroups. Mounting over them would leave them in mountinfo.
 	if err := unix.Unmount("/sys", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount /sys: %w", err)
 	}
@@ -51,8 +52,8 @@ func mountOwn(hierarchies []hierarchy) error {
 	return mountGroups(hierarchies)
 }
 
-// unmountBelow unmounts what the host has mounted below a directory, network namespaces for example. A tmpfs on top would hide the files
-// but not the entries in mountinfo, and tests would take them for their own.
+// unmountBelow unmounts the host's mounts below a directory, for example network namespaces. A tmpfs on top would hide
+// the files but not the entries in mountinfo, which tests would take for their own.
 func unmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -69,7 +70,7 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
-// nameServers makes questions for names fail at once: the machine's own servers cannot be reached from here.
+// nameServers makes DNS queries fail at once: the host's name servers are not reachable.
 func nameServers() error {
 	const file = "/run/resolv.conf"
 	if err := os.WriteFile(file, []byte("nameserver "+NodeAddress+"\n"), 0o644); err != nil {

@@ -1,14 +1,14 @@
-// Package namespaces puts a test, with everything it starts, on a machine of its own: private mount, process, network, IPC, host name
-// and control group namespaces. Containers, bridges, routes, firewall tables, mounts and control groups of a test live and end in
-// there, two tests do not meet, and no packet leaves the machine, since the default route ends on a bridge without neighbours.
+// Package namespaces runs a test and everything it starts in private mount, PID, network, IPC, UTS and cgroup namespaces.
+// Containers, bridges, routes, firewall tables, mounts and cgroups of a test exist only there, tests do not interfere,
+// and no packet leaves the host, because the default route ends on a bridge without other ports.
 //
-// A program calls Enter first thing; a test package has
+// A program calls Enter first; a test package has
 //
 //	func TestMain(m *testing.M) { namespaces.Main(m) }
 //
-// The program is then started twice more. The first copy prepares the namespaces and stays as their first process, burying whatever the
-// containers leave; when it ends, the kernel ends all the others. The second copy is the one that returns from Enter and does the work. The
-// original only waits, and removes the control groups afterwards.
+// The program is then executed twice more. The first copy prepares the namespaces and is their PID 1, which reaps
+// orphaned processes; when it exits, the kernel kills all others. The second copy returns from Enter and does the work.
+// The original only waits, and removes the cgroups afterwards.
 package namespaces
 
 import (
@@ -26,15 +26,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NodeAddress is the address of the machine inside, on its only link besides loopback.
+// NodeAddress is the address of the test's host, on its only link besides loopback.
 const NodeAddress = "10.88.0.1"
 
 const (
-	// stageVariable tells a copy of the program which one it is.
+	// stageVariable tells a copy of the program its stage.
 	stageVariable = "SKIFF_TEST_STAGE"
 	stageFirst    = "first"
 	stageWork     = "work"
-	// groupVariable names the control group of the run.
+	// groupVariable is the name of the run's cgroup.
 	groupVariable = "SKIFF_TEST_GROUP"
 )
 
@@ -44,7 +44,7 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Enter returns inside the namespaces. The process that called it first ends, with the same exit code, when the one inside has ended.
+// Enter returns inside the namespaces. The process that called it first exits with the exit code of the inner one.
 func Enter() {
 	var code int
 	var err error
@@ -65,7 +65,7 @@ func Enter() {
 	os.Exit(code)
 }
 
-// outside starts the first process of the namespaces, waits for it, and clears away what outlives them.
+// outside starts the first process of the namespaces, waits for it, and removes what outlives it.
 func outside() (int, error) {
 	if os.Geteuid() != 0 {
 		return 0, errors.New("tests that run containers need root")
@@ -83,7 +83,7 @@ func outside() (int, error) {
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	// The kernel watches the thread that started the child.
+	// The parent-death signal is bound to the thread that started the child.
 	runtime.LockOSThread()
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("make namespaces: %w", err)
@@ -92,9 +92,9 @@ func outside() (int, error) {
 	return exitCode(cmd.Wait())
 }
 
-// first prepares the namespaces and starts the copy that does the work. As process 1 it waits for everybody.
+// first prepares the namespaces and starts the copy that does the work. As PID 1 it reaps all processes.
 func first() (int, error) {
-	// A control group namespace belongs to a thread; the copy inherits it from this one.
+	// A cgroup namespace belongs to a thread; the child inherits it from this one.
 	runtime.LockOSThread()
 	for _, step := range []struct {
 		name string
@@ -128,7 +128,7 @@ func first() (int, error) {
 	}
 }
 
-// again is this program with the same arguments, at another stage.
+// again returns a command for this program with the same arguments, at another stage.
 func again(stage string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
@@ -142,7 +142,7 @@ func again(stage string) *exec.Cmd {
 	return cmd
 }
 
-// forward passes on the signals that ask to end, and insists after a while.
+// forward passes termination signals on to the process, and kills it after a while.
 func forward(p *os.Process) (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
@@ -175,7 +175,8 @@ func exitCode(err error) (int, error) {
 	return 0, err
 }
 
-// keepSysctls notes the settings that a kubelet changes and that no namespace holds, and returns what puts them back.
+// keepSysctls saves the sysctls that a kubelet changes and that are not namespaced, and returns a function that restores
+// them.
 func keepSysctls() (restore func()) {
 	noted := map[string][]byte{}
 	for _, name := range []string{

@@ -24,7 +24,7 @@ func TestIsolation(t *testing.T) {
 	for _, l := range links {
 		names = append(names, l.Name)
 	}
-	// Some kernels give every namespace tunnel devices of its own; what must not be here is the machine's own link.
+	// Some kernels create tunnel devices in every network namespace; the host's link must not be here.
 	if _, err := net.InterfaceByName(uplink); err != nil {
 		t.Errorf("no link %s among %v", uplink, names)
 	}
@@ -104,7 +104,7 @@ func TestAnotherHost(t *testing.T) {
 	if _, err := os.Stat("/run/resolv.conf"); err != nil {
 		t.Errorf("the host's mounts came over: %v", err)
 	}
-	// Nothing of the other machine is in /run, and each control group is mounted once, with the directory that holds them.
+	// /run is empty, and each cgroup hierarchy is mounted once, including their parent directory.
 	if want := strconv.Itoa(len(hierarchies) + 1); strings.TrimSpace(out.String()) != want {
 		t.Errorf("/run and the number of control group mounts: %q, want %s", out, want)
 	}
@@ -121,8 +121,8 @@ func TestMountsStayInside(t *testing.T) {
 	}
 }
 
-func TestOrphansAreBuried(t *testing.T) {
-	// A shell whose child outlives it: the child becomes the first process's.
+func TestOrphansAreReaped(t *testing.T) {
+	// A shell whose child outlives it: the child is reparented to PID 1.
 	out, err := exec.Command("sh", "-c", "sleep 0.05 & echo $!").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -6,10 +6,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// uplink is the machine's only link besides loopback: a bridge, so that further hosts can be joined to it.
+// uplink is the only link besides loopback: a bridge, so that further hosts can be connected.
 const uplink = "uplink"
 
-// setUpNetwork gives the machine an address and a default route that leads nowhere.
+// setUpNetwork configures an address and a default route that leads nowhere.
 func setUpNetwork() error {
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {

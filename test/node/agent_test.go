@@ -16,8 +16,8 @@ import (
 	"skiff/test/namespaces"
 )
 
-// TestMachineJoinsByToken: a machine that has nothing but one word becomes a node, runs a pod, and lets its logs be read.
-func TestMachineJoinsByToken(t *testing.T) {
+// TestJoinWithToken: a host with nothing but a token becomes a node, runs a pod, and its logs can be read.
+func TestJoinWithToken(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ spec:
     command: [sh, -c, 'echo hello; sleep 1000']
 `, "apply", "-f", "-")
 	kubectl(t, c, "", "wait", "--for=condition=Ready", "pod/guest", "--timeout=60s")
-	// Both go through the server of the node, which the API server knows by the certificate that the cluster gave it.
+	// Both use the kubelet's server, which has a serving certificate signed by the cluster.
 	if out := kubectl(t, c, "", "logs", "guest"); out != "hello\n" {
 		t.Errorf("the log is %q", out)
 	}
@@ -59,12 +59,12 @@ spec:
 			t.Errorf("%s: %v, %v", name, info, err)
 		}
 	}
-	// What the node acts by are the rights of a node, not those of its token.
+	// The node has the rights of a node, not those of its token.
 	out, err := kubectlAs(filepath.Join(directory, "kubeconfig"), "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
 	if string(out) != "system:node:node-2" {
 		t.Errorf("the node is %q to the API server, %v", out, err)
 	}
-	// It needs no token to come back.
+	// It needs no token to restart.
 	c.Others[len(c.Others)-1].Stop()
 	if _, _, err := c.StartAgent(2, ""); err != nil {
 		t.Fatal(err)
@@ -79,8 +79,9 @@ spec:
 	}
 }
 
-// TestKubeletIntroducesItself runs `skiff kubelet` with a bootstrap token as a node of upstream's cluster, where a person approves what it serves with.
-func TestKubeletIntroducesItself(t *testing.T) {
+// TestKubeletBootstrap runs `skiff kubelet` with a bootstrap token as a node of upstream's cluster, where an
+// administrator approves its serving certificate.
+func TestKubeletBootstrap(t *testing.T) {
 	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true")
 	if err != nil {
 		t.Fatal(err)
@@ -138,8 +139,8 @@ func TestKubeletIntroducesItself(t *testing.T) {
 	}
 }
 
-// TestAgentFollowsTheAuthority: the cluster gets a new authority and forgets the old one; a node that has joined by the old one goes on.
-func TestAgentFollowsTheAuthority(t *testing.T) {
+// TestAgentAfterCARotation: the cluster rotates its CA and removes the old one; a node that joined before keeps working.
+func TestAgentAfterCARotation(t *testing.T) {
 	dir := t.TempDir()
 	first, err := cluster.SkiffNode(dir)
 	if err != nil {

@@ -18,18 +18,18 @@ import (
 	"skiff/test/cluster"
 )
 
-// badPod is a pod that cannot be what it wants to be.
+// badPod is a pod with an invalid or impossible spec.
 type badPod struct {
 	name string
-	// spec are fields of the pod's, as YAML in one line; CONTAINER begins a container.
+	// spec are fields of the pod's spec as YAML in one line; CONTAINER begins a container.
 	spec string
-	// phase, reason and message are where it ends, as patterns; the reason and message are of the container's state, or of the pod if the
-	// container never came so far.
+	// phase, reason and message are patterns for the final state. Reason and message are the container's, or the pod's if
+	// the container was never created.
 	phase, reason, message string
 	exit                   int32
-	// events have to be among those of the pod, each "type reason message".
+	// events must be among those of the pod, each "type reason message".
 	events []string
-	// then makes it right, if that is possible: the pod has to be ready soon.
+	// then fixes the pod, if that is possible: the pod must become ready soon.
 	then string
 }
 
@@ -92,7 +92,7 @@ var badPods = []badPod{
 		phase: "Failed", reason: "Error", exit: 2, events: []string{"Normal Started Container started"},
 	},
 	{
-		// Every shell that comes up doubles itself. The first one looks on.
+		// Every shell forks two more. The first one only waits.
 		name: "bomb-that-goes-on", spec: `containers: [{CONTAINER, command: [sh, -c, 'sh -c "b() { b | b & sleep 1; b; }; b" & while true; do sleep 1; done']}]`,
 		phase: "Running",
 	},
@@ -104,7 +104,8 @@ kind: KubeletConfiguration
 podPidsLimit: 40
 `
 
-// TestBadInput starts pods that ask for what cannot be. Each is told why, in upstream's words, and the node and a neighbour do not care.
+// TestBadInput starts pods with impossible specs. Each gets upstream's reason and message, and neither the node nor
+// another pod is affected.
 func TestBadInput(t *testing.T) {
 	dir := t.TempDir()
 	settings := filepath.Join(dir, "kubelet.yaml")
@@ -162,7 +163,7 @@ func TestBadInput(t *testing.T) {
 	kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")
 }
 
-// check waits until a pod is where it must end.
+// check waits until a pod is in its expected final state.
 func (bad badPod) check(t *testing.T, c *cluster.Cluster) {
 	var pod corev1.Pod
 	var missing string
@@ -188,7 +189,7 @@ func (bad badPod) check(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// differs says what is not as it must be in the end.
+// differs describes how a pod differs from its expected final state.
 func (bad badPod) differs(pod corev1.Pod) string {
 	if !matches(bad.phase, string(pod.Status.Phase)) {
 		return fmt.Sprintf("phase %s, want %s", pod.Status.Phase, bad.phase)
@@ -216,14 +217,14 @@ func matches(pattern, word string) bool {
 	return regexp.MustCompile("^(" + pattern + ")$").MatchString(word)
 }
 
-// eventLines are a pod's events, one line each.
+// eventLines returns a pod's events, one line each.
 func eventLines(t *testing.T, c *cluster.Cluster, pod string) []string {
 	t.Helper()
 	text := kubectl(t, c, "", "get", "events", "--field-selector", "involvedObject.name="+pod, "-o", `jsonpath={range .items[*]}{.type} {.reason} {.message}{"\n"}{end}`)
 	return strings.Split(strings.TrimSpace(text), "\n")
 }
 
-// nodeReadySince is when a node became ready. It fails the test if the node is not.
+// nodeReadySince returns when a node became ready. It fails the test if the node is not.
 func nodeReadySince(t *testing.T, c *cluster.Cluster, name string) time.Time {
 	t.Helper()
 	var node corev1.Node
@@ -239,7 +240,8 @@ func nodeReadySince(t *testing.T, c *cluster.Cluster, name string) time.Time {
 	return time.Time{}
 }
 
-// TestFullDisk lets a container fill its node's disk to the last byte. The pod is evicted, one that uses nothing stays, the node stays ready.
+// TestFullDisk lets a container fill its node's disk to the last byte. The pod is evicted, a pod that uses nothing is
+// kept, and the node stays ready.
 func TestFullDisk(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
@@ -258,7 +260,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	since := nodeReadySince(t, c, "node-2")
-	// First the one that is to stay: on a full disk it could not even begin.
+	// The pod to be kept starts first: it could not start on a full disk.
 	kubectl(t, c, strings.ReplaceAll(`
 apiVersion: v1
 kind: Pod

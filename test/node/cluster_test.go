@@ -19,12 +19,12 @@ func kubectl(t *testing.T, c *cluster.Cluster, input string, args ...string) str
 	return string(out)
 }
 
-// kubectlCommand runs kubectl as the cluster's administrator and returns what it wrote.
+// kubectlCommand runs kubectl as the cluster's administrator and returns its output.
 func kubectlCommand(c *cluster.Cluster, input string, args ...string) ([]byte, error) {
 	return kubectlAs(c.Kubeconfig, input, args...)
 }
 
-// kubectlAs runs kubectl as whoever a kubeconfig is for.
+// kubectlAs runs kubectl with a kubeconfig.
 func kubectlAs(kubeconfig, input string, args ...string) ([]byte, error) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -110,7 +110,7 @@ func TestImagesComeFromTheRegistry(t *testing.T) {
 	})
 	kubectl(t, c, imageVolume, "apply", "-f", "-")
 	kubectl(t, c, "", "wait", "pod/looks", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
-	// A pull that fails is told, and tried again ever more slowly.
+	// A failed pull is reported and retried with backoff.
 	waiting := "jsonpath={.status.containerStatuses[0].state.waiting.reason}"
 	kubectl(t, c, "", "wait", "pod/absent", "--for="+waiting+"=ImagePullBackOff", "--timeout=60s")
 	message := kubectl(t, c, "", "get", "pod", "absent", "-o", "jsonpath={.status.containerStatuses[0].state.waiting.message}")

@@ -9,7 +9,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestContainerdIsWhatTheKubeletExpects runs the suite that the fake runtime passes on containerd.
+// TestContainerdIsWhatTheKubeletExpects runs the CRI test suite, which the fake runtime passes, on containerd.
 func TestContainerdIsWhatTheKubeletExpects(t *testing.T) {
 	images, err := cluster.Images("busybox")
 	if err != nil {

@@ -65,8 +65,9 @@ type deploymentTest struct {
 	observed *observations
 }
 
-// TestDeploymentLifecycle follows a Deployment: kubectl, API server, store, controllers, scheduler, kubelet, runtime, and back into the status. Then
-// come an update, a rollback, and the failure of a container, a pod and a node. Each stage starts from what the one before left.
+// TestDeploymentLifecycle follows a Deployment through kubectl, API server, store, controllers, scheduler, kubelet,
+// runtime, and back to its status. Then come an update, a rollback, and the failure of a container, a pod and a node.
+// Each stage starts from the result of the previous one.
 func TestDeploymentLifecycle(t *testing.T) {
 	r := startDeploymentTest(t)
 	for _, stage := range []struct {
@@ -86,7 +87,8 @@ func TestDeploymentLifecycle(t *testing.T) {
 	}
 }
 
-// startDeploymentTest starts a node with containers and one without, which takes no pods yet, and a registry that has only this image.
+// startDeploymentTest starts a node with containers, a hollow node that is unschedulable at first, and a registry with
+// only this image.
 func startDeploymentTest(t *testing.T) *deploymentTest {
 	t.Helper()
 	socket := "unix://" + shortDir(t) + "/etcd"
@@ -119,7 +121,7 @@ func startDeploymentTest(t *testing.T) *deploymentTest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.runtime.Close() })
-	// What lay ready on the node would save it from asking for the same under another name.
+	// An imported image would save the node from pulling the same content under another name.
 	for _, image := range []string{busybox, "registry.k8s.io/e2e-test-images/nginx:1.27.0-2"} {
 		if err := r.runtime.RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: image}); err != nil {
 			t.Fatal(err)
@@ -139,13 +141,13 @@ func startDeploymentTest(t *testing.T) *deploymentTest {
 	return r
 }
 
-// observations are the states that pods went through, as a watch told them.
+// observations are the states of pods, as a watch observed them.
 type observations struct {
 	mu     sync.Mutex
 	states map[string][]string
 }
 
-// watchPods follows the pods of the Deployment: whether each has a node, its phase and whether it is ready.
+// watchPods watches the pods of the Deployment: whether each has a node, its phase and whether it is ready.
 func watchPods(t *testing.T, c *cluster.Cluster) *observations {
 	t.Helper()
 	s := &observations{states: map[string][]string{}}
@@ -165,14 +167,14 @@ func watchPods(t *testing.T, c *cluster.Cluster) *observations {
 	return s
 }
 
-// of are the states of a pod, in order.
+// of returns the states of a pod in order.
 func (s *observations) of(pod string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.states[pod])
 }
 
-// read asks kubectl for objects.
+// read reads objects with kubectl.
 func (r *deploymentTest) read(into any, args ...string) {
 	r.Helper()
 	if err := json.Unmarshal([]byte(kubectl(r.T, r.c, "", append([]string{"get", "-o", "json"}, args...)...)), into); err != nil {
@@ -180,7 +182,7 @@ func (r *deploymentTest) read(into any, args ...string) {
 	}
 }
 
-// pods are those of the Deployment that are not going, by name.
+// pods returns the pods of the Deployment that are not terminating, by name.
 func (r *deploymentTest) pods() map[string]corev1.Pod {
 	r.Helper()
 	var list corev1.PodList
@@ -194,7 +196,7 @@ func (r *deploymentTest) pods() map[string]corev1.Pod {
 	return pods
 }
 
-// settle waits until so many pods are all there is and all are ready on the node with containers.
+// settle waits until there are exactly count pods, all ready on the node with containers.
 func (r *deploymentTest) settle(count int) map[string]corev1.Pod {
 	r.Helper()
 	var pods map[string]corev1.Pod
@@ -210,7 +212,7 @@ func (r *deploymentTest) settle(count int) map[string]corev1.Pod {
 	return pods
 }
 
-// condition is a condition that is true.
+// condition returns a condition that is true.
 func condition(pod corev1.Pod, name corev1.PodConditionType) *corev1.PodCondition {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == name && c.Status == corev1.ConditionTrue {
@@ -220,7 +222,7 @@ func condition(pod corev1.Pod, name corev1.PodConditionType) *corev1.PodConditio
 	return nil
 }
 
-// containers are the containers that run for pods, by pod, as the runtime knows them.
+// containers returns the running containers of pods, by pod, according to the runtime.
 func (r *deploymentTest) containers() map[string]string {
 	r.Helper()
 	list, err := r.runtime.ListContainers(context.Background(), &runtimeapi.ContainerFilter{
@@ -236,7 +238,7 @@ func (r *deploymentTest) containers() map[string]string {
 	return containers
 }
 
-// checkContainers checks that the pods' containers, and no others, run.
+// checkContainers checks that exactly the pods' containers are running.
 func (r *deploymentTest) checkContainers(pods map[string]corev1.Pod) {
 	r.Helper()
 	want := map[string]string{}
@@ -246,7 +248,7 @@ func (r *deploymentTest) checkContainers(pods map[string]corev1.Pod) {
 	eventually(r.T, "the runtime runs what the status says, and nothing else", func() bool { return maps.Equal(r.containers(), want) })
 }
 
-// created is the revision of the store at which an object was made.
+// created returns the store revision at which an object was created.
 func (r *deploymentTest) created(resource, name string) int64 {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -259,7 +261,7 @@ func (r *deploymentTest) created(resource, name string) int64 {
 	return answer.Kvs[0].CreateRevision
 }
 
-// replicaSets are those of the Deployment, by revision.
+// replicaSets returns the ReplicaSets of the Deployment, by revision.
 func (r *deploymentTest) replicaSets() map[string]appsv1.ReplicaSet {
 	r.Helper()
 	var list appsv1.ReplicaSetList
@@ -299,7 +301,7 @@ func (r *deploymentTest) apply() {
 		r.checkDecision(name)
 	}
 	r.checkContainers(pods)
-	// Three pods wanted the image at once. It was asked for once.
+	// Three pods needed the image at the same time. It was pulled once.
 	if requests := r.source.Requests(); len(requests) != 2 || !strings.HasPrefix(requests[0], "HEAD manifest e2e-test-images/busybox:1.37") || !strings.HasPrefix(requests[1], "GET manifest") {
 		r.Errorf("the registry was asked %q", requests)
 	}
@@ -309,7 +311,7 @@ func ownedBy(owners []metav1.OwnerReference, kind, name string) bool {
 	return len(owners) == 1 && owners[0].Kind == kind && owners[0].Name == name && owners[0].Controller != nil && *owners[0].Controller
 }
 
-// inOrder reports whether a pod went through states that are a part of what may be, in the same order, from the first to the last.
+// inOrder reports whether states are a subsequence of all, including its first and last element.
 func inOrder(states, all []string) bool {
 	if len(states) == 0 || states[0] != all[0] || states[len(states)-1] != all[len(all)-1] {
 		return false
@@ -342,7 +344,7 @@ func (r *deploymentTest) checkTimes(pod corev1.Pod) {
 	}
 }
 
-// checkEvents checks that a pod's events tell its way.
+// checkEvents checks a pod's events.
 func (r *deploymentTest) checkEvents(pod corev1.Pod) {
 	r.Helper()
 	var list corev1.EventList
@@ -374,7 +376,7 @@ func (r *deploymentTest) checkEvents(pod corev1.Pod) {
 
 var pullTimes = regexp.MustCompile(`^Successfully pulled image .* in (\S+) \((\S+) including waiting\)`)
 
-// checkDecision checks that the scheduler left out one node and chose among the rest.
+// checkDecision checks that the scheduler filtered out one node and chose among the others.
 func (r *deploymentTest) checkDecision(pod string) {
 	r.Helper()
 	root, err := cluster.Root()
@@ -433,7 +435,7 @@ func (r *deploymentTest) rollback() {
 	r.checkContainers(pods)
 }
 
-// killContainer kills a container's process behind everybody's back.
+// killContainer kills a container's process directly.
 func (r *deploymentTest) killContainer() {
 	pods := r.pods()
 	name := slices.Sorted(maps.Keys(pods))[0]
@@ -493,7 +495,7 @@ func (r *deploymentTest) deletePod() {
 	r.checkContainers(pods)
 }
 
-// failNode puts two pods on the second node and ends it.
+// failNode puts two pods on the second node and stops it.
 func (r *deploymentTest) failNode() {
 	before := r.pods()
 	kubectl(r.T, r.c, "", "cordon", "node-1")

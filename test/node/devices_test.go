@@ -32,7 +32,7 @@ spec:
     resources: {limits: {example.com/sink: "1"}}
 `
 
-// TestDevicePlugin gives real devices, the host's own /dev/null under other names, to real containers.
+// TestDevicePlugin assigns real devices, the host's /dev/null under other names, to real containers.
 func TestDevicePlugin(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
@@ -85,7 +85,7 @@ func TestDevicePlugin(t *testing.T) {
 		t.Errorf("the container's devices are %s, want %s", health(), want)
 	}
 
-	// The scheduler would not put it there; whoever does gets upstream's answer.
+	// The scheduler would not bind it to this node. If it is bound anyway, it gets upstream's message.
 	kubectl(t, c, strings.Replace(named("second"), "spec:\n", "spec:\n  nodeName: "+nodeName(t, c)+"\n", 1), "apply", "-f", "-")
 	eventually(t, "a pod for which there is no device is refused", func() bool {
 		pod := podNow(t, c, "second")

@@ -1,2 +1,3 @@
-// Package node holds tests of a node with real containers: containerd and runc as skiff ships them, in namespaces of the test's own.
+// Package node has tests of a node with real containers: containerd and runc as skiff ships them, in the test's own
+// namespaces.
 package node

@@ -22,19 +22,19 @@ import (
 	"skiff/test/registry"
 )
 
-// told are the events of a test, one line each.
-type told struct {
+// fakeRecorder records events, one line each.
+type fakeRecorder struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (e *told) EventWithFieldPath(_ kind.Object, _, eventType, reason, message string) {
+func (e *fakeRecorder) EventWithFieldPath(_ kind.Object, _, eventType, reason, message string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lines = append(e.lines, eventType+" "+reason+" "+message)
 }
 
-func (e *told) take() []string {
+func (e *fakeRecorder) take() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	lines := e.lines
@@ -70,7 +70,7 @@ func TestPullFromARegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A port that nobody listens on.
+	// An unused port.
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestPullFromARegistry(t *testing.T) {
 	gone.Close()
 
 	dataDir := shortDir(t)
-	// Registries that are not to be reached in the usual way.
+	// Registries with special configuration.
 	if err := open.StandIn(dataDir+"/registries", "example.org"); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestPullFromARegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret.Data = map[string][]byte{corev1.DockerConfigJsonKey: data}
-	events := &told{}
+	events := &fakeRecorder{}
 	i, err := images.New(images.Options{
 		Runtime: cri.New(c.client), Events: events, Parallel: 2, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Secret: func(_, name string) (*corev1.Secret, error) { return secret, nil },
@@ -155,7 +155,7 @@ func TestManyPodsOnePull(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := start(t, shortDir(t))
-	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Parallel: 1, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &fakeRecorder{}, Parallel: 1, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 	}
 	c := start(t, shortDir(t))
 	discard := slog.New(slog.NewTextHandler(io.Discard, nil))
-	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &told{}, Log: discard})
+	i, err := images.New(images.Options{Runtime: cri.New(c.client), Events: &fakeRecorder{}, Log: discard})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestCollectorRemovesFromContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 	collector := &images.Collector{Store: cri.New(c.client), Images: i, Log: discard}
-	// With a real disk that is never this full: nothing happens.
+	// A real disk is never this full: nothing is removed.
 	collector.Policy = images.Policy{HighPercent: 100, LowPercent: 100}
 	if err := collector.Collect(t.Context()); err != nil {
 		t.Fatal(err)

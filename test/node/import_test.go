@@ -19,8 +19,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestFirstImport imports an archive into a containerd that has nothing yet, while it collects garbage without a pause. To its collector a
-// stream in a namespace without anything in it is garbage, unless a lease holds it.
+// TestFirstImport imports an archive into an empty containerd during continuous garbage collection. Content in a
+// namespace without references is garbage unless a lease holds it.
 func TestFirstImport(t *testing.T) {
 	archive := dockerArchive(t)
 	for i := range 5 {
@@ -50,7 +50,7 @@ func inNamespace(ctx context.Context, name string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", name)
 }
 
-// bareContainerd runs a containerd that skiff has not touched until the test ends.
+// bareContainerd runs a containerd without skiff's configuration until the test ends.
 func bareContainerd(t *testing.T) (endpoint string) {
 	t.Helper()
 	root, err := cluster.Root()
@@ -77,7 +77,8 @@ func bareContainerd(t *testing.T) (endpoint string) {
 	return "unix://" + dir + "/socket"
 }
 
-// collect has containerd collect garbage again and again, from another namespace. It returns when that has begun.
+// collect runs containerd's garbage collector continuously, from another namespace. It returns once the first run has
+// started.
 func collect(t *testing.T, connection *grpc.ClientConn) (stop func()) {
 	client := leases.NewLeasesClient(connection)
 	ctx, cancel := context.WithCancel(inNamespace(t.Context(), "elsewhere"))
@@ -86,7 +87,7 @@ func collect(t *testing.T, connection *grpc.ClientConn) (stop func()) {
 	begin := sync.OnceFunc(func() { close(began) })
 	collecting.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
-			// The end of a lease that is waited for is the end of a collection.
+			// Deleting a lease synchronously waits for a garbage collection.
 			id := fmt.Sprintf("passing-%d", i)
 			_, err := client.Create(ctx, &leases.CreateRequest{ID: id}, grpc.WaitForReady(true))
 			if err == nil {

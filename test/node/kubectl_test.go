@@ -61,7 +61,7 @@ spec:
   - {name: c, image: registry.k8s.io/e2e-test-images/busybox:1.37.0-2, command: [sh, -c, 'while read line; do echo "heard $line"; done'], stdin: true, stdinOnce: true}
 `
 
-// TestKubectl brings pods from created to Running and does with them what people do with kubectl.
+// TestKubectl creates pods and uses the common kubectl commands on them.
 func TestKubectl(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
@@ -77,7 +77,7 @@ func TestKubectl(t *testing.T) {
 		if out := kubectl(t, c, "this\nand that\n", "attach", "-i", "--quiet", "listener"); out != "heard this\nheard and that\n" {
 			t.Errorf("attach wrote %q", out)
 		}
-		// The container's input ended with the one who was attached, and so did the container.
+		// The container's stdin was closed when the client detached, so the container exited.
 		kubectl(t, c, "", "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/listener", "--timeout=30s")
 	})
 	t.Run("port-forward", func(t *testing.T) { testPortForward(t, c) })
@@ -103,7 +103,7 @@ func TestKubectl(t *testing.T) {
 			}
 		}
 	})
-	// Nothing is left of a pod that is gone, not even its logs.
+	// Nothing of a removed pod is left, not even its logs.
 	kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")
 	for _, directory := range []string{"pods", "logs"} {
 		eventually(t, "no "+directory+" are left on the node", func() bool {
@@ -159,7 +159,7 @@ func testLogs(t *testing.T, c *cluster.Cluster) {
 	for _, word := range []string{"four", "five"} {
 		kubectl(t, c, word+"\n", "exec", "-i", "speaker", "-c", "c", "--", "sh", "-c", "cat >> /scratch/said")
 		if line, err := followed.ReadString('\n'); line == "three\n" {
-			// Said less than a second ago, on a fast machine.
+			// Written less than a second ago, on a fast host.
 			line, err = followed.ReadString('\n')
 			if line != word+"\n" {
 				t.Fatalf("followed %q (%v), want %q", line, err, word)
@@ -170,7 +170,7 @@ func testLogs(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// follow starts kubectl and returns what it writes, and what ends it.
+// follow starts kubectl and returns its output, and a function that stops it.
 func follow(t *testing.T, c *cluster.Cluster, args ...string) (*bufio.Reader, func()) {
 	t.Helper()
 	root, err := cluster.Root()
@@ -215,7 +215,7 @@ func testExec(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// testTerminal runs kubectl on a terminal of a size of its own, which the command inside is to see.
+// testTerminal runs kubectl on a terminal with a specific size, which the command inside must see.
 func testTerminal(t *testing.T, c *cluster.Cluster) {
 	outer, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -253,7 +253,7 @@ func testTerminal(t *testing.T, c *cluster.Cluster) {
 		defer close(done)
 		_, _ = io.Copy(&seen, outer) // ends with an error when nobody holds the other side any more
 	}()
-	// A line typed before it is read waits in the terminal.
+	// A line written before it is read is buffered by the terminal.
 	if _, err := outer.WriteString("hello\r"); err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func testTop(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// testDebug adds a container to a running pod, which sees the processes of one of its containers.
+// testDebug adds an ephemeral container to a running pod, which shares the process namespace of one of its containers.
 func testDebug(t *testing.T, c *cluster.Cluster) {
 	before := identity(podNow(t, c, "speaker"))
 	kubectl(t, c, "", "debug", "speaker", "--image="+busybox, "--target=c", "-c", "looker", "--", "sh", "-c", "ps; exec sleep 1000")

@@ -7,7 +7,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestKubeletMetrics asks a node for the names that dashboards and alerts know.
+// TestKubeletMetrics checks that a node has the metrics that dashboards and alerts use.
 func TestKubeletMetrics(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {

@@ -50,8 +50,8 @@ spec:
   - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sleep, "1000"]}
 `
 
-// TestReboot ends everything that runs on the node and forgets what a machine keeps in memory. Pods start again as what they were, with
-// their disks; those that must not start again have failed.
+// TestReboot kills all processes of the node and removes what a reboot would. Pods are restarted with their disks; those
+// that must not restart have failed.
 func TestReboot(t *testing.T) {
 	dir := t.TempDir()
 	c, err := cluster.SkiffNode(dir)
@@ -94,7 +94,7 @@ func TestReboot(t *testing.T) {
 	if count := eventCount(t, c, "lasting", "Started"); count != 4 {
 		t.Errorf("%d starts, want two of the init container and two of the container", count)
 	}
-	// The disk is as it was, and the init container was run again in the new sandbox; what was in memory is gone.
+	// The disk is unchanged, and the init container ran again in the new sandbox; what was in memory is gone.
 	if got := kubectl(t, c, "", "exec", "lasting", "-c", "c", "--", "cat", "/disk/starts", "/memory/starts"); got != "first\nmain\nfirst\nmain\n"+"main\n" {
 		t.Errorf("disk and memory have %q", got)
 	}
@@ -105,8 +105,8 @@ func TestReboot(t *testing.T) {
 	kubectl(t, c, "", "delete", "pods", "--all", "--timeout=60s")
 }
 
-// reboot ends all that runs of a node, containers and those who look after them, and takes away what is not on its disk: mounts, control
-// groups, sockets.
+// reboot kills all processes of a node, containers and their shims, and removes what is not on its disk: mounts, cgroups,
+// sockets.
 func reboot(t *testing.T, dataDir string) {
 	t.Helper()
 	endpoint, err := runtime.Endpoint(dataDir)
@@ -114,7 +114,7 @@ func reboot(t *testing.T, dataDir string) {
 		t.Fatal(err)
 	}
 	socket := strings.TrimPrefix(endpoint, "unix://")
-	// Those who would note how containers end go first.
+	// Processes that would record the exit of containers are killed first.
 	eventually(t, "containerd and its shims have ended", func() bool {
 		processes := processesWith(t, dataDir+"/containerd", socket)
 		for _, pid := range processes {
@@ -142,13 +142,13 @@ func reboot(t *testing.T, dataDir string) {
 			t.Fatalf("unmount %s: %v", m.Mountpoint, err)
 		}
 	}
-	// The state that lies on the disk is of another boot from now on.
+	// The state on disk is from another boot from now on.
 	if err := errors.Join(os.WriteFile(filepath.Join(dataDir, "containerd/boot"), []byte("another"), 0o600), os.RemoveAll(filepath.Dir(socket))); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// processesWith are the processes whose command line has one of the texts.
+// processesWith returns the processes whose command line contains one of the texts.
 func processesWith(t *testing.T, texts ...string) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")

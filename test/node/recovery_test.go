@@ -54,7 +54,7 @@ spec:
   - {name: c, image: "registry.k8s.io/e2e-test-images/busybox:1.37.0-2", command: [sleep, "1000"]}
 `
 
-// podNow reads a pod as it is now.
+// podNow reads a pod.
 func podNow(t *testing.T, c *cluster.Cluster, name string) corev1.Pod {
 	t.Helper()
 	var pod corev1.Pod
@@ -64,7 +64,7 @@ func podNow(t *testing.T, c *cluster.Cluster, name string) corev1.Pod {
 	return pod
 }
 
-// identity is what must not change while a pod goes on: which containers it has and how often they were restarted.
+// identity returns what must not change while a pod keeps running: its containers and their restart counts.
 func identity(pod corev1.Pod) string {
 	var words []string
 	for _, s := range pod.Status.ContainerStatuses {
@@ -91,7 +91,7 @@ func eventCount(t *testing.T, c *cluster.Cluster, pod string, reasons ...string)
 	return count
 }
 
-// letGo lets a container end that waits for a file in its volume.
+// letGo lets a container exit that waits for a file in its volume.
 func letGo(t *testing.T, dataDir string, pod corev1.Pod) {
 	t.Helper()
 	file := filepath.Join(dataDir, "kubelet/pods", string(pod.UID), "volumes/kubernetes.io~empty-dir/scratch/go")
@@ -100,8 +100,8 @@ func letGo(t *testing.T, dataDir string, pod corev1.Pod) {
 	}
 }
 
-// TestRecovery kills skiff, and then containerd, and checks that containers go on, that nothing is started twice, and that what
-// happened meanwhile is noticed.
+// TestRecovery kills skiff, and then containerd, and checks that containers keep running, that nothing is started twice,
+// and that what happened meanwhile is noticed.
 func TestRecovery(t *testing.T) {
 	dir := t.TempDir()
 	c, err := cluster.SkiffNode(dir)
@@ -178,7 +178,7 @@ func TestRecovery(t *testing.T) {
 	})
 
 	t.Run("containerd is killed", func(t *testing.T) {
-		// Not the one that ended with the skiff before.
+		// Not the one of the previous skiff.
 		eventually(t, "containerd runs", func() bool { now := pid(); return now != 0 && now != past })
 		before := pid()
 		if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
@@ -197,13 +197,13 @@ func TestRecovery(t *testing.T) {
 	})
 }
 
-// endedWith reports whether a container ended with a code. containerd ends with skiff; of a container that ends while neither runs it
-// may know no more than that, and says 255.
+// endedWith reports whether a container exited with a code. containerd stops with skiff; if a container exits while
+// neither is running, containerd may not know the code, and reports 255.
 func endedWith(s corev1.ContainerState, code int32) bool {
 	return s.Terminated != nil && (s.Terminated.ExitCode == code || s.Terminated.ExitCode == 255 && s.Terminated.Reason == "Unknown")
 }
 
-// readySince is when a pod became ready.
+// readySince returns when a pod became ready.
 func readySince(pod corev1.Pod) time.Time {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {

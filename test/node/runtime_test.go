@@ -27,7 +27,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// ownerVariable makes a copy of this program play the skiff that owns a containerd, to be killed.
+// ownerVariable makes a copy of this program act as the skiff that owns a containerd, to be killed.
 const ownerVariable = "SKIFF_TEST_OWNS_CONTAINERD"
 
 func TestMain(m *testing.M) {
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// own runs containerd until it is killed, and says when it is ready.
+// own runs containerd until it is killed, and reports when it is ready.
 func own(dataDir string) {
 	root, err := cluster.Root()
 	if err == nil {
@@ -77,7 +77,7 @@ func owner(t *testing.T, dataDir string) *exec.Cmd {
 	return cmd
 }
 
-// started is a containerd run by this test.
+// started is a containerd that this test runs.
 type started struct {
 	*runtime.Containerd
 	client *cri.Client
@@ -123,7 +123,7 @@ func start(t *testing.T, dataDir string) started {
 	return started{c, client, stop}
 }
 
-// testWriter sends a log to a test.
+// testWriter writes a log to a test's log.
 type testWriter struct{ t *testing.T }
 
 func (w testWriter) Write(p []byte) (int, error) {
@@ -131,7 +131,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sandbox starts a pod sandbox in the machine's own network and returns its id.
+// sandbox starts a pod sandbox on the host network and returns its ID.
 func sandbox(t *testing.T, client *cri.Client, name string) string {
 	t.Helper()
 	id, err := client.RunPodSandbox(t.Context(), &runtimeapi.PodSandboxConfig{
@@ -146,7 +146,7 @@ func sandbox(t *testing.T, client *cri.Client, name string) string {
 	return id
 }
 
-// running reports whether a sandbox runs, and the process that holds it.
+// running reports whether a sandbox is running, and its process.
 func running(t *testing.T, client *cri.Client, id string) (bool, string) {
 	t.Helper()
 	answer, err := client.PodSandboxStatus(t.Context(), id, true)
@@ -156,7 +156,7 @@ func running(t *testing.T, client *cri.Client, id string) (bool, string) {
 	return answer.Status.State == runtimeapi.PodSandboxState_SANDBOX_READY, answer.Info["info"]
 }
 
-// containerdPID is the process noted in the data directory.
+// containerdPID returns the PID stored in the data directory.
 func containerdPID(t *testing.T, dataDir string) int {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dataDir, "containerd/pid"))
@@ -170,7 +170,7 @@ func containerdPID(t *testing.T, dataDir string) int {
 	return pid
 }
 
-// shortDir is a data directory whose sockets fit beside it.
+// shortDir returns a data directory with a path short enough for sockets.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "s")
@@ -273,7 +273,7 @@ func TestImportByCommand(t *testing.T) {
 	}
 }
 
-// dockerArchive makes an archive as `docker save` does.
+// dockerArchive creates an archive like `docker save`.
 func dockerArchive(t *testing.T) string {
 	t.Helper()
 	layer := pack(t, map[string]string{"hello": "world"})
@@ -289,7 +289,7 @@ func dockerArchive(t *testing.T) string {
 	return path
 }
 
-// pack makes a tar of files.
+// pack creates a tar archive of files.
 func pack(t *testing.T, files map[string]string) string {
 	t.Helper()
 	var out strings.Builder
@@ -308,7 +308,7 @@ func pack(t *testing.T, files map[string]string) string {
 	return out.String()
 }
 
-// compressed makes a gzip of a file.
+// compressed gzips a file.
 func compressed(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -375,7 +375,7 @@ func TestSandboxesOutliveAKilledSkiff(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = skiff.Wait()
-	// The next one starts at once, while the old containerd may still be ending.
+	// The next one starts at once, while the old containerd may still be stopping.
 	skiff = owner(t, dataDir)
 	defer func() { _ = skiff.Process.Kill(); _ = skiff.Wait() }()
 	if containerdPID(t, dataDir) == old {

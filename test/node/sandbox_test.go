@@ -15,8 +15,8 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// TestSandboxesAreConfined: whatever a pod asks of its sandbox, the process that holds it is pause, runs under the profile made for it, and
-// ends when it is told to.
+// TestSandboxesAreConfined: whatever a pod's spec says, its sandbox runs pause under the profile for it, and exits on
+// SIGTERM.
 func TestSandboxesAreConfined(t *testing.T) {
 	c := start(t, shortDir(t))
 	host := cri.DetectHost("")

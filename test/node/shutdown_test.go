@@ -34,7 +34,8 @@ spec:
   - {name: c, image: IMAGE, command: [sh, -c, 'trap "exit 3" TERM; while true; do sleep 0.1; done']}
 `
 
-// TestGracefulShutdown announces the end of the machine to a node and follows its pods: the ordinary one ends before the system's own.
+// TestGracefulShutdown announces a shutdown to a node and observes its pods: the regular pod terminates before the
+// critical one.
 func TestGracefulShutdown(t *testing.T) {
 	dir := shortDir(t)
 	bus, err := logind.Start(dir, time.Minute)
@@ -107,20 +108,20 @@ func TestGracefulShutdown(t *testing.T) {
 	}
 }
 
-// nodeName is the name of the only node.
+// nodeName returns the name of the only node.
 func nodeName(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	return kubectl(t, c, "", "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
 }
 
-// nodeReady is what the only node says about being ready.
+// nodeReady returns the Ready condition of the only node.
 func nodeReady(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	const ready = `{range .items[0].status.conditions[?(@.type=="Ready")]}{.status} {.reason} {.message}{end}`
 	return kubectl(t, c, "", "get", "nodes", "-o", "jsonpath="+ready)
 }
 
-// readPod reads a pod of any namespace as it is now.
+// readPod reads a pod of any namespace.
 func readPod(t *testing.T, c *cluster.Cluster, namespace, name string) (pod corev1.Pod) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(kubectl(t, c, "", "get", "pod", name, "-n", namespace, "-o", "json")), &pod); err != nil {

@@ -17,7 +17,7 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestUpAndDown: what `make up` runs ends with containers running, and after what `make down` runs the machine is as it was.
+// TestUpAndDown: after `make up` containers are running, and after `make down` nothing is left on the host.
 func TestUpAndDown(t *testing.T) {
 	port, err := cluster.FreePort()
 	if err != nil {
@@ -67,7 +67,7 @@ func TestUpAndDown(t *testing.T) {
 	}
 }
 
-// traces are what a cluster could leave on a machine.
+// traces returns what a cluster could leave on a host.
 func traces(t *testing.T) (found []string) {
 	t.Helper()
 	check := func(err error) {

@@ -17,8 +17,8 @@ import (
 	"skiff/test/namespaces"
 )
 
-// TestKubeletOfUpstreamsCluster runs `skiff kubelet` as a node of upstream's API server and controllers, with the rights of a node
-// and no more: the Node authorizer and NodeRestriction are on.
+// TestKubeletOfUpstreamsCluster runs `skiff kubelet` as a node of upstream's API server and controllers, with only the
+// rights of a node: the Node authorizer and NodeRestriction are enabled.
 func TestKubeletOfUpstreamsCluster(t *testing.T) {
 	c, err := cluster.UpstreamAPI(t.TempDir(), "", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true")
 	if err != nil {
@@ -89,7 +89,7 @@ func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	return runKubelet(t, dir, name, "--kubeconfig="+credentials)
 }
 
-// nodeDir is a data directory in which busybox lies ready.
+// nodeDir returns a data directory with busybox to import.
 func nodeDir(t *testing.T) string {
 	t.Helper()
 	images, err := cluster.Images("busybox")

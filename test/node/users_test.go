@@ -10,9 +10,9 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestPodWithUsersOfItsOwn runs a pod whose root is nobody on the host. It must reach everything that its containers are made of: their
-// image, their volumes of every sort, a path below one, the hosts file and the file for its last words.
-func TestPodWithUsersOfItsOwn(t *testing.T) {
+// TestUserNamespacePod runs a pod in a user namespace. It must be able to access its image, all types of volumes, a
+// subPath, the hosts file and the termination log.
+func TestUserNamespacePod(t *testing.T) {
 	dir := shortDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil { // skiff opens only what is its own
 		t.Fatal(err)
@@ -99,7 +99,7 @@ spec:
 	if _, err := fmt.Sscan(first, &inside, &outside, &length); err != nil || inside != 0 || outside < 65536 || length != 65536 {
 		t.Errorf("the users of the pod are %q, %v", first, err)
 	}
-	// On the host it is as if root had written them: the pod's own numbers are nowhere on its disks.
+	// On the host the files belong to root: the pod's mapped IDs do not appear on its disks.
 	file := filepath.Join(c.Dir, "data/kubelet/pods", string(podNow(t, c, "own").UID), "volumes/kubernetes.io~empty-dir/scratch/part/file")
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)

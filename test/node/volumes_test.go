@@ -29,7 +29,7 @@ import (
 
 const busybox = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 
-// storageNode is a node with volumes and a runtime, and nobody who looks after pods: the test does.
+// storageNode is a node with volumes and a runtime but without pod workers: the test acts as one.
 type storageNode struct {
 	t       *testing.T
 	runtime *cri.Runtime
@@ -48,7 +48,7 @@ func startStorageNode(t *testing.T) *storageNode {
 		t.Fatal(err)
 	}
 	dataDir := shortDir(t)
-	// Containers with users of their own pass through on the way to their root.
+	// Containers in user namespaces need to traverse the path to their root.
 	if err := os.Chmod(dataDir, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func startStorageNode(t *testing.T) *storageNode {
 	return n
 }
 
-// network gives pods addresses of their own.
+// network configures a pod network.
 func network(t *testing.T, dataDir string) {
 	t.Helper()
 	root, err := cluster.Root()
@@ -117,7 +117,7 @@ func network(t *testing.T, dataDir string) {
 	})
 }
 
-// Of these a test needs the runtime's answers only.
+// The tests do not need these objects.
 func (n *storageNode) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
 	return n.objects.ConfigMap(namespace, name)
 }
@@ -129,7 +129,7 @@ func (n *storageNode) File(pod *corev1.Pod, name, path string) ([]byte, error) {
 	return n.volumes.ReadFile(pod, name, path)
 }
 
-// run starts a pod's first container and returns what runs a shell command in it, and what ends the pod.
+// run starts a pod's first container and returns a function that runs a shell command in it, and one that stops the pod.
 func (n *storageNode) run(pod *corev1.Pod) (shell func(string) string, end func()) {
 	n.t.Helper()
 	t, ctx := n.t, n.t.Context()
@@ -286,7 +286,7 @@ func TestVolumesInContainers(t *testing.T) {
 	end()
 }
 
-// TestMountPropagation shows the mounts of the host to a container, and those of a container to the host.
+// TestMountPropagation propagates mounts of the host to a container, and those of a container to the host.
 func TestMountPropagation(t *testing.T) {
 	n := startStorageNode(t)
 	shared := n.root + "/shared"
@@ -332,7 +332,7 @@ func TestMountPropagation(t *testing.T) {
 	end()
 }
 
-// TestIsolation asks containers what they may do.
+// TestIsolation checks the privileges of containers.
 func TestIsolation(t *testing.T) {
 	n := startStorageNode(t)
 	for name, test := range map[string]struct {

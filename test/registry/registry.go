@@ -1,5 +1,5 @@
-// Package registry is a registry of images on loopback, for tests: it serves what is in OCI archives, to those who know the password
-// if there is one.
+// Package registry is an image registry on loopback for tests. It serves the images of OCI archives, optionally with a
+// password.
 package registry
 
 import (
@@ -25,13 +25,13 @@ import (
 
 // Registry serves images.
 type Registry struct {
-	// URL is where it listens.
+	// URL is its base URL.
 	URL string
-	// Host is the same as images' names have it.
+	// Host is its host and port, as in image names.
 	Host string
-	// User and Password, if set before the first request, are asked for.
+	// User and Password are required if set. Set them before the first request.
 	User, Password string
-	// Delay, if set before the first request, is how long an answer for a manifest takes.
+	// Delay delays responses for manifests. Set it before the first request.
 	Delay time.Duration
 
 	server *http.Server
@@ -42,7 +42,7 @@ type Registry struct {
 	requests  []string
 }
 
-// blob is some bytes, or a place in an archive.
+// blob is data, or a section of an archive.
 type blob struct {
 	mediaType    string
 	data         []byte
@@ -50,10 +50,10 @@ type blob struct {
 	offset, size int64
 }
 
-// Start starts a registry on a free port of loopback.
+// Start starts a registry on a free loopback port.
 func Start() (*Registry, error) { return StartAt("127.0.0.1") }
 
-// StartAt starts a registry on a free port of an address, inside the namespaces of a test.
+// StartAt starts a registry on a free port of an address, inside a test's namespaces.
 func StartAt(address string) (*Registry, error) {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
@@ -65,14 +65,14 @@ func StartAt(address string) (*Registry, error) {
 	return r, nil
 }
 
-// Stop ends it.
+// Stop stops the server.
 func (r *Registry) Stop() { _ = r.server.Close() }
 
-// Everything, as a host to stand in for, is every registry there is.
+// Everything is the host name for StandIn that matches all registries.
 const Everything = "_default"
 
-// StandIn makes a containerd whose registries are configured in a directory ask this registry for the images of a host. Naming it as the server too
-// keeps containerd from asking the real one afterwards.
+// StandIn configures a containerd to use this registry as the mirror of a host. registries is containerd's registry
+// configuration directory. It is also configured as the server, so that containerd does not fall back to the real one.
 func (r *Registry) StandIn(registries, host string) error {
 	dir := filepath.Join(registries, host)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -82,7 +82,7 @@ func (r *Registry) StandIn(registries, host string) error {
 	return os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644)
 }
 
-// AddArchive serves the images of an OCI archive, under the names they have in it without the registry's.
+// AddArchive serves the images of an OCI archive, under their names without the registry host.
 func (r *Registry) AddArchive(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -120,7 +120,7 @@ func (r *Registry) AddArchive(file string) error {
 		}
 	}
 	if err := json.Unmarshal(index, &parsed); err != nil {
-		return fmt.Errorf("read the index of %s: %w", file, err)
+		return fmt.Errorf("read index of %s: %w", file, err)
 	}
 	for _, m := range parsed.Manifests {
 		_, name, _ := strings.Cut(m.Annotations["io.containerd.image.name"], "/")
@@ -198,7 +198,7 @@ func pack(files map[string]string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Requests returns what was asked since the last time, such as "HEAD manifest team/app:1".
+// Requests returns the requests since the last call, such as "HEAD manifest team/app:1".
 func (r *Registry) Requests() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,11 +207,11 @@ func (r *Registry) Requests() []string {
 	return requests
 }
 
-// ServeHTTP answers as the distribution specification has it, as far as pulling goes.
+// ServeHTTP implements pulling of the OCI distribution specification.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if user, password, _ := req.BasicAuth(); r.Password != "" && (user != r.User || password != r.Password) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
-		refuse(w, http.StatusUnauthorized, "UNAUTHORIZED", "authentication required")
+		sendError(w, http.StatusUnauthorized, "UNAUTHORIZED", "authentication required")
 		return
 	}
 	rest, ok := strings.CutPrefix(req.URL.Path, "/v2/")
@@ -246,7 +246,7 @@ func (r *Registry) serve(w http.ResponseWriter, req *http.Request, kind, reposit
 		time.Sleep(r.Delay)
 	}
 	if !ok {
-		refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "manifest unknown")
+		sendError(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "manifest unknown")
 		return
 	}
 	w.Header().Set("Content-Type", b.mediaType)
@@ -255,7 +255,7 @@ func (r *Registry) serve(w http.ResponseWriter, req *http.Request, kind, reposit
 	if b.file != "" {
 		f, err := os.Open(b.file)
 		if err != nil {
-			refuse(w, http.StatusInternalServerError, "UNKNOWN", err.Error())
+			sendError(w, http.StatusInternalServerError, "UNKNOWN", err.Error())
 			return
 		}
 		defer f.Close()
@@ -264,8 +264,8 @@ func (r *Registry) serve(w http.ResponseWriter, req *http.Request, kind, reposit
 	http.ServeContent(w, req, "", time.Time{}, content)
 }
 
-// refuse answers with an error in the form the specification wants.
-func refuse(w http.ResponseWriter, status int, code, message string) {
+// sendError responds with an error in the specification's format.
+func sendError(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(map[string]any{"errors": []map[string]string{{"code": code, "message": message}}})

@@ -23,32 +23,32 @@ import (
 	"skiff/internal/kind"
 )
 
-// Faults is what goes wrong for a process that runs controllers. The zero value: nothing.
+// Faults are injected into a process that runs controllers. The zero value injects none.
 type Faults struct {
-	// StopAfter ends the process right behind its n-th write: the write is done, but nobody hears so.
+	// StopAfter stops the process after its n-th write: the write is stored, but the process gets no response.
 	StopAfter int
-	// Lag is how much later than it happened the process hears of a change.
+	// Lag delays watch events.
 	Lag time.Duration
-	// MissEvery breaks every watch at its n-th event, which is lost: all is read anew.
+	// MissEvery ends every watch at its n-th event, which is lost, so that everything is listed again.
 	MissEvery int
 
-	underway sync.RWMutex // held by writes that are under way; the last waits for the others
+	underway sync.RWMutex // held by writes in progress; the last one waits for the others
 	mu       sync.Mutex
-	stop     func() // ends the process
+	stop     func() // stops the process
 	writes   []string
 	by       map[string]int
 	asked    map[string]bool
 }
 
-// Asked are all requests of the controllers, readings included, each once: "namespace-controller: GET /api/v1/namespaces/work". What
-// informers read is not among them.
+// Asked returns all requests of the controllers, including reads, without duplicates: "namespace-controller: GET
+// /api/v1/namespaces/work". Requests of informers are left out.
 func (f *Faults) Asked() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Sorted(maps.Keys(f.asked))
 }
 
-// ask notes a request.
+// ask records a request.
 func (f *Faults) ask(who, method, path string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -58,15 +58,15 @@ func (f *Faults) ask(who, method, path string) {
 	f.asked[who+": "+method+" "+path] = true
 }
 
-// Writes are what the controllers wrote, in order, and how often each of them did.
+// Writes returns the writes of the controllers in order, and their number by controller.
 func (f *Faults) Writes() (all []string, by map[string]int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.writes, f.by
 }
 
-// Manage runs controllers in a process that faults happen to. When it ends of them it is started again, and then nothing more
-// happens to it. It stops with the world.
+// Manage runs controllers in a process with faults. When a fault stops the process, it is restarted without faults. It
+// stops with the world.
 func (w *World) Manage(faults *Faults, definitions ...controller.Definition) {
 	w.T.Helper()
 	first, cancel := context.WithCancel(w.Ctx)
@@ -82,10 +82,10 @@ func (w *World) Manage(faults *Faults, definitions ...controller.Definition) {
 	})
 }
 
-// errStopped is what a process that has ended would have seen.
+// errStopped is the error of requests after the process has stopped.
 var errStopped = errors.New("the process has ended")
 
-// note counts a write. done says that the process has ended before it, last that it ends behind it.
+// note counts a write. done is set if the process has stopped before it, last if it stops after it.
 func (f *Faults) note(who string, r *http.Request) (done, last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *Faults) note(who string, r *http.Request) (done, last bool) {
 	return false, len(f.writes) == f.StopAfter
 }
 
-// writing is the server as one controller of the process writes to it.
+// writing is the server as a controller of the process accesses it.
 func (f *Faults) writing(local client.Local, who string) client.Local { return writer{local, f, who} }
 
 type writer struct {
@@ -120,7 +120,7 @@ func (w writer) List(ctx context.Context, gvr schema.GroupVersionResource, names
 	return w.Local.List(ctx, gvr, namespace, l, f)
 }
 
-// pathOf is where a resource is served.
+// pathOf returns the API path of a resource.
 func pathOf(gvr schema.GroupVersionResource, namespace string) string {
 	path := "/apis/" + gvr.Group + "/" + gvr.Version
 	if gvr.Group == "" {
@@ -138,7 +138,7 @@ type transport struct {
 	who    string
 }
 
-// RoundTrip lets requests through until the process has ended. Questions that are sent as creations are no writes.
+// RoundTrip passes requests on until the process has stopped. Reviews, which are sent as creates, do not count as writes.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	t.faults.ask(t.who, r.Method, r.URL.Path)
 	if r.Method == http.MethodGet || strings.HasSuffix(r.URL.Path, "reviews") {
@@ -151,7 +151,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if last {
 		t.faults.underway.Lock()
 		defer t.faults.underway.Unlock()
-		// The process ends while the answer is on its way.
+		// The process stops before it receives the response.
 		resp, err := t.RoundTripper.RoundTrip(r.WithContext(context.WithoutCancel(r.Context())))
 		if err == nil {
 			resp.Body.Close()
@@ -164,7 +164,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.RoundTripper.RoundTrip(r)
 }
 
-// reading is the server as the process's informers see it.
+// reading is the server as the process's informers access it.
 func (f *Faults) reading(local client.Local) client.Local {
 	if f.Lag == 0 && f.MissEvery == 0 {
 		return local
@@ -189,7 +189,7 @@ func (r reader) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 	return w, nil
 }
 
-// faultyWatch hands events on: late, or not all.
+// faultyWatch delivers events with delay or loss.
 type faultyWatch struct {
 	source watch.Interface
 	events chan watch.Event
@@ -209,8 +209,8 @@ type lateEvent struct {
 	due   time.Time
 }
 
-// receive takes events from the server and loses those that are to be missed. What there is at the start is never lost: nothing
-// would ever be read.
+// receive receives events from the server and drops those to be missed. Initial events are never dropped, or nothing
+// would ever be listed.
 func (w *faultyWatch) receive(late chan<- lateEvent, faults *Faults, initial bool) {
 	defer close(late)
 	defer w.source.Stop()
@@ -237,7 +237,7 @@ func (w *faultyWatch) receive(late chan<- lateEvent, faults *Faults, initial boo
 	}
 }
 
-// deliver hands events on when they are due.
+// deliver delivers events after their delay.
 func (w *faultyWatch) deliver(late <-chan lateEvent) {
 	defer close(w.events)
 	for l := range late {

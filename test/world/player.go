@@ -14,15 +14,15 @@ import (
 	"skiff/internal/podstate"
 )
 
-// A pod with the label PlayLabel does what it says, whatever Chaos is set.
+// A pod with the label PlayLabel behaves as its value says, regardless of Chaos.
 const (
 	PlayLabel = "play"
 	PlayFail  = "fail" // fails at once
 	PlayEnd   = "end"  // succeeds at once
 )
 
-// Play makes nodes n0, n1, … in zones 0 and 1, and plays scheduler and kubelet: binds pods to nodes, lets them start, fail or end,
-// and removes those that were deleted.
+// Play creates nodes n0, n1, … in zones 0 and 1, and acts as scheduler and kubelet: it binds pods to nodes, lets them
+// start, fail or succeed, and removes deleted ones.
 func (w *World) Play(nodes int) {
 	w.T.Helper()
 	w.nodes = nodes
@@ -55,21 +55,21 @@ func (w *World) Play(nodes int) {
 	}()
 }
 
-// Chaos sets how likely pods fail instead of getting ready, and how likely they succeed after they ran.
+// Chaos sets the probability that pods fail instead of becoming ready, and that they succeed after running.
 func (w *World) Chaos(failing, ending float64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failing, w.ending = failing, ending
 }
 
-// Nudge lets pods that run go on: the player only moves a pod when it changes.
+// Nudge advances running pods: otherwise a pod only advances when it changes.
 func (w *World) Nudge() {
 	for _, pod := range List[*corev1.Pod](w) {
 		w.playPod(pod)
 	}
 }
 
-// playPod takes a pod one step further.
+// playPod advances a pod by one step.
 func (w *World) playPod(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,7 @@ func (w *World) playPod(pod *corev1.Pod) {
 	}
 }
 
-// report says how a pod is.
+// report updates the status of a pod.
 func (w *World) report(pod *corev1.Pod, phase corev1.PodPhase) error {
 	c := pod.DeepCopy()
 	if c.Status.StartTime == nil {
@@ -117,7 +117,7 @@ func (w *World) report(pod *corev1.Pod, phase corev1.PodPhase) error {
 	return err
 }
 
-// bind gives a pod the node it must have, or any.
+// bind binds a pod to the node it requires, or to any.
 func (w *World) bind(pod *corev1.Pod) error {
 	node := fmt.Sprint("n", w.luck.IntN(w.nodes))
 	if target := targetNode(pod); target != "" {
@@ -127,7 +127,7 @@ func (w *World) bind(pod *corev1.Pod) error {
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}, nil)
 }
 
-// targetNode is the one node a daemon's pod may run on.
+// targetNode returns the node a daemon pod is pinned to.
 func targetNode(pod *corev1.Pod) string {
 	a := pod.Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {

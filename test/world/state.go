@@ -16,10 +16,10 @@ import (
 	"skiff/internal/api"
 )
 
-// passing are the kinds that tell what happened, not what is, or that stand for what others say already.
+// passing are the kinds that record history or are derived from other objects.
 var passing = []string{"Event", "IPAddress"}
 
-// random are what no two runs have in common: times, addresses that were free, and what is made of random keys.
+// random matches what differs between runs: times, allocated addresses, and random keys.
 var random = []struct {
 	pattern *regexp.Regexp
 	instead string
@@ -27,18 +27,18 @@ var random = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
 	{regexp.MustCompile(`\b10\.1\.\d+\.\d+\b`), "POD-IP"},
 	{regexp.MustCompile(`\b10\.(9[6-9]|10\d|11[01])\.\d+\.\d+\b`), "CLUSTER-IP"},
-	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "GONE"}, // the identity of what is no more
+	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "GONE"}, // the UID of a deleted object
 	{regexp.MustCompile(`"resourceVersion":"\d+"`), `"resourceVersion":""`},
 	{regexp.MustCompile(`"(nodePort|healthCheckNodePort)":\d+`), `"$1":0`},
 }
 
-// Item is an object as JSON has it.
+// Item is a decoded object.
 type Item struct {
 	Kind   string
 	Object map[string]any
 }
 
-// State is everything there is, one line an object, in order: two runs that end in the same have equal states.
+// State returns all objects, one line each, sorted: runs with the same result have equal states.
 func (w *World) State() []string {
 	w.T.Helper()
 	var items []Item
@@ -68,8 +68,8 @@ func (w *World) State() []string {
 	return state
 }
 
-// Normalize writes objects down, one line each, in order, without what differs from run to run: names the server made up, identities,
-// revisions and times. The objects are changed.
+// Normalize formats objects, one line each, sorted, without what differs between runs: generated names, UIDs, revisions
+// and times. It modifies the objects.
 func Normalize(items []Item) ([]string, error) {
 	var replace []string
 	for _, item := range items {
@@ -91,10 +91,10 @@ func Normalize(items []Item) ([]string, error) {
 		for _, r := range random {
 			line = r.pattern.ReplaceAllString(line, r.instead)
 		}
-		// Lists are put in order when nothing random is in them any more.
+		// Lists are sorted after random values are removed.
 		var object any
 		if err := json.Unmarshal([]byte(line), &object); err != nil {
-			return nil, fmt.Errorf("read what was written of a %s: %w", item.Kind, err)
+			return nil, fmt.Errorf("decode normalized %s: %w", item.Kind, err)
 		}
 		state[i] = item.Kind + " " + encoded(sorted(object))
 	}
@@ -102,7 +102,7 @@ func Normalize(items []Item) ([]string, error) {
 	return state, nil
 }
 
-// settled fails if a controller has not seen the last change of an object.
+// settled fails if a controller has not observed the last generation of an object.
 func (w *World) settled(kind string, object map[string]any) {
 	meta, _ := object["metadata"].(map[string]any)
 	status, _ := object["status"].(map[string]any)
@@ -111,7 +111,7 @@ func (w *World) settled(kind string, object map[string]any) {
 	}
 }
 
-// clean takes out what differs from run to run.
+// clean removes what differs between runs.
 func clean(kind string, object map[string]any) {
 	meta, _ := object["metadata"].(map[string]any)
 	for _, field := range []string{"resourceVersion", "managedFields", "generation", "creationTimestamp", "uid"} {
@@ -135,7 +135,7 @@ func clean(kind string, object map[string]any) {
 			delete(meta, "annotations")
 		}
 	case "HorizontalPodAutoscaler":
-		delete(status, "desiredReplicas") // as last computed, which needs metrics
+		delete(status, "desiredReplicas") // depends on metrics
 	case "Pod":
 		delete(asMap(object["spec"]), "nodeName") // the scheduler's choice
 	}
@@ -146,7 +146,7 @@ func asMap(v any) map[string]any {
 	return m
 }
 
-// sorted puts lists whose order means nothing in order: those of objects.
+// sorted sorts lists of objects, whose order has no meaning.
 func sorted(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -159,7 +159,7 @@ func sorted(v any) any {
 		}
 		slices.SortStableFunc(v, func(a, b any) int {
 			if _, ok := a.(map[string]any); !ok {
-				return 0 // lists of plain values keep their order
+				return 0 // lists of scalars keep their order
 			}
 			return cmp.Compare(encoded(a), encoded(b))
 		})
@@ -167,7 +167,7 @@ func sorted(v any) any {
 	return v
 }
 
-// encoded is JSON of what was read from JSON, which always can be written.
+// encoded encodes a value that was decoded from JSON, which cannot fail.
 func encoded(v any) string {
 	text, _ := json.Marshal(v)
 	return string(text)

@@ -1,6 +1,6 @@
-// Package world runs controllers against skiff's API server on a store in memory, in a bubble of its own time: hours pass in
-// milliseconds, and a test knows when everything that is due has been done. It is for tests of whole controllers; their decisions
-// are tested as tables beside them.
+// Package world runs controllers against skiff's API server on an in-memory store, in a synctest bubble: hours pass in
+// milliseconds, and a test knows when everything has been processed. It is for tests of whole controllers; their
+// decisions have table tests of their own.
 package world
 
 import (
@@ -28,27 +28,27 @@ import (
 	"skiff/test/inprocess"
 )
 
-// World is a server and a client of it.
+// World is a server and a client.
 type World struct {
 	T      *testing.T
 	Ctx    context.Context
 	Client *client.Client
-	// Random is for the test's own choices: the same in every run.
+	// Random is for the test's own choices, the same in every run.
 	Random *rand.Rand
 
 	local client.Local
 	nodes int
-	mu    sync.Mutex // guards how pods are played
-	luck  *rand.Rand // the pods' own
-	// failing is how likely a pod fails instead of getting ready, ending how likely it succeeds after it ran.
+	mu    sync.Mutex // guards the state of Play
+	luck  *rand.Rand // for the behavior of pods
+	// failing is the probability that a pod fails instead of becoming ready, ending that it succeeds after running.
 	failing, ending float64
-	played          int // pods that were given an address
+	played          int // number of pods with an address
 }
 
 // In runs a test in a new world.
 func In(t *testing.T, test func(w *World)) { InSeeded(t, 0, test) }
 
-// Seeds runs a test in several worlds, each with other random choices.
+// Seeds runs a test in several worlds with different seeds.
 func Seeds(t *testing.T, n int, test func(w *World)) {
 	if testing.Short() {
 		n = min(n, 3)
@@ -58,7 +58,7 @@ func Seeds(t *testing.T, n int, test func(w *World)) {
 	}
 }
 
-// InSeeded runs a test in a new world with the random choices of a seed.
+// InSeeded runs a test in a new world with a seed.
 func InSeeded(t *testing.T, seed uint64, test func(w *World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,17 +72,17 @@ func InSeeded(t *testing.T, seed uint64, test func(w *World)) {
 		Create(w, core.NewDefaultServiceCIDR([]string{"10.96.0.0/12"}, metav1.Now())) // services need addresses
 		test(w)
 		cancel()
-		time.Sleep(time.Minute) // everything winds up
+		time.Sleep(time.Minute) // let everything finish
 	})
 }
 
-// Run starts controllers and returns how to stop them. They stop with the world, too.
+// Run starts controllers and returns a function that stops them. They also stop with the world.
 func (w *World) Run(definitions ...controller.Definition) (stop func()) {
 	w.T.Helper()
 	return w.start(w.Ctx, &Faults{}, definitions)
 }
 
-// start runs controllers as one process would, until ctx ends.
+// start runs controllers as one process, until ctx ends.
 func (w *World) start(ctx context.Context, faults *Faults, definitions []controller.Definition) (stop func()) {
 	w.T.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -117,22 +117,22 @@ func (w *World) start(ctx context.Context, faults *Faults, definitions []control
 	return func() { cancel(); running.Wait() }
 }
 
-// Local is what the server offers to parts in its own process.
+// Local returns the server's in-process interface.
 func (w *World) Local() client.Local { return w.local }
 
-// ClientOf makes a client of the server as it is reached in some other way.
+// ClientOf returns a client of an in-process interface.
 func (w *World) ClientOf(local client.Local) *client.Client {
 	w.T.Helper()
 	return inprocess.Client(w.T, local)
 }
 
-// Pass lets time pass, and everything that is due be done.
+// Pass lets time pass and waits until everything has been processed.
 func (w *World) Pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// Create writes an object, status included.
+// Create creates an object with its status.
 func Create[T kind.Object](w *World, obj T) T {
 	w.T.Helper()
 	made, err := client.For[T](w.Client).Create(w.Ctx, obj, client.WriteOptions{})
@@ -142,7 +142,7 @@ func Create[T kind.Object](w *World, obj T) T {
 	return made
 }
 
-// CreateAs makes an object as a user would who is one of the groups and may do everything.
+// CreateAs creates an object as a user with groups who is allowed everything.
 func CreateAs[T kind.Object](w *World, user string, groups []string, obj T) T {
 	w.T.Helper()
 	local := w.local.(*apiserver.Local).As(authn.User{Username: user, Groups: append(groups, authn.GroupMasters)})
@@ -163,7 +163,7 @@ func Get[T kind.Object](w *World, namespace, name string) T {
 	return obj
 }
 
-// Gone says whether there is no such object.
+// Gone reports whether an object does not exist.
 func Gone[T kind.Object](w *World, namespace, name string) bool {
 	w.T.Helper()
 	_, err := client.For[T](w.Client).Get(w.Ctx, namespace, name)
@@ -173,7 +173,7 @@ func Gone[T kind.Object](w *World, namespace, name string) bool {
 	return err != nil
 }
 
-// List reads all objects of a type.
+// List returns all objects of a type.
 func List[T kind.Object](w *World) []T {
 	w.T.Helper()
 	objs, _, err := client.For[T](w.Client).List(w.Ctx, "", client.Selector{})
@@ -183,13 +183,13 @@ func List[T kind.Object](w *World) []T {
 	return objs
 }
 
-// Edit changes an object as a user would, again if someone else was faster.
+// Edit updates an object as a user, with retries on conflict.
 func Edit[T kind.Object](w *World, namespace, name string, change func(T)) T {
 	w.T.Helper()
 	return edit(w, namespace, name, client.WriteOptions{}, change)
 }
 
-// EditStatus changes the status of an object as a node would.
+// EditStatus updates the status of an object.
 func EditStatus[T kind.Object](w *World, namespace, name string, change func(T)) T {
 	w.T.Helper()
 	return edit(w, namespace, name, client.WriteOptions{Subresource: "status"}, change)
@@ -211,13 +211,14 @@ func edit[T kind.Object](w *World, namespace, name string, o client.WriteOptions
 	}
 }
 
-// Chance is true as often as p says.
+// Chance returns true with probability p.
 func (w *World) Chance(p float64) bool { return p > 0 && w.Random.Float64() < p }
 
 // Pick returns a random element.
 func Pick[T any](w *World, from ...T) T { return from[w.Random.IntN(len(from))] }
 
-// AssertSettled lets controllers that start anew look at everything and fails if they write anything but events: a fixed point is one.
+// AssertSettled runs newly started controllers and fails if they write anything but events: the state must be a fixed
+// point.
 func (w *World) AssertSettled(definitions ...controller.Definition) {
 	w.T.Helper()
 	var nothing Faults
@@ -225,7 +226,7 @@ func (w *World) AssertSettled(definitions ...controller.Definition) {
 	w.Pass(30 * time.Second)
 	stop()
 	if writes, _ := nothing.Writes(); len(writes) > 0 {
-		w.T.Errorf("a second look wrote %q", writes)
+		w.T.Errorf("a second sync wrote %q", writes)
 	}
 }
 
@@ -237,18 +238,18 @@ func (w *World) Remove(obj kind.Object) {
 	}
 }
 
-// Events lists the reasons and messages of all events about objects with a name.
-func (w *World) Events(name string) (told []string) {
+// Events returns the reasons and messages of all events about objects with a name.
+func (w *World) Events(name string) (all []string) {
 	w.T.Helper()
 	for _, e := range List[*corev1.Event](w) {
 		if e.InvolvedObject.Name == name {
-			told = append(told, e.Reason+": "+e.Message)
+			all = append(all, e.Reason+": "+e.Message)
 		}
 	}
-	return told
+	return all
 }
 
-// Newest is the largest revision of the objects, to see whether something was written.
+// Newest returns the largest revision of the objects, to detect writes.
 func Newest[T kind.Object](objs []T) (newest string) {
 	for _, obj := range objs {
 		rv := obj.GetResourceVersion()

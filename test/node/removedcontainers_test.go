@@ -14,8 +14,8 @@ import (
 	"skiff/test/cluster"
 )
 
-// TestContainersTakenAway removes real containers from containerd while skiff is not looking.
-func TestContainersTakenAway(t *testing.T) {
+// TestContainersRemovedMeanwhile removes real containers from containerd while skiff is not running.
+func TestContainersRemovedMeanwhile(t *testing.T) {
 	c, err := cluster.SkiffNode(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -115,7 +115,7 @@ func fiftyThrough(b *testing.B, pods client.Resource[*corev1.Pod]) {
 	b.Fatalf("only %d pods run", len(running))
 }
 
-// removeAll deletes all pods and waits until they are gone.
+// removeAll deletes all pods and waits until they are removed.
 func removeAll(b *testing.B, pods client.Resource[*corev1.Pod]) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -150,8 +150,8 @@ func fiftyDirectly(b *testing.B, containerd *cri.Client, profile string) time.Du
 			config := &runtimeapi.PodSandboxConfig{
 				Metadata:     &runtimeapi.PodSandboxMetadata{Name: fmt.Sprint("direct", i), Namespace: "bench", Uid: fmt.Sprint("direct", i, began.UnixNano())},
 				LogDirectory: b.TempDir(),
-				// As the kubelet asks for it: in the group that such pods are in, which has next to no weight against whatever else the machine
-				// does, and with the same seccomp profile.
+				// As the kubelet does: in the BestEffort cgroup, which has minimal CPU weight, and with the same seccomp
+				// profile.
 				Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods/besteffort/direct", SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 					Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: profile},
 				}},
