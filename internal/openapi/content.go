@@ -23,12 +23,12 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// content is a document before it is written: the parts of each section as JSON, by name.
+// content is a document before it is encoded: the members of each section as JSON, by name.
 type content struct {
 	info       []byte
 	paths      map[string]string
 	schemas    map[string]string
-	parameters map[string]string // of v2 alone
+	parameters map[string]string // v2 only
 	v2         bool
 }
 
@@ -41,14 +41,14 @@ func (d *Documents) info() *spec.Info {
 	return &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: d.version}}
 }
 
-// operation names what kube-openapi builds by the route itself.
+// operation uses the route itself as the name of the operation.
 func operation(r common.Route) (string, []string, error) {
 	ours := r.(*route)
 	return ours.id, []string{ours.tag}, nil
 }
 
-// stubs are empty definitions of the bodies that routes name: kube-openapi wants to know them all, and we add the real
-// ones as the text they are.
+// stubs are empty definitions of the bodies of routes: kube-openapi requires all of them, and the real ones are added as
+// text afterwards.
 func (rs routes) stubs(common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	stubs := map[string]common.OpenAPIDefinition{}
 	for name := range rs.bodies() {
@@ -57,7 +57,7 @@ func (rs routes) stubs(common.ReferenceCallback) map[string]common.OpenAPIDefini
 	return stubs
 }
 
-// bodies are the definitions that requests and answers have.
+// bodies are the definitions of requests and responses.
 func (rs routes) bodies() map[string]bool {
 	names := map[string]bool{}
 	for _, r := range rs {
@@ -70,8 +70,8 @@ func (rs routes) bodies() map[string]bool {
 	return names
 }
 
-// v3Content describes routes in version 3, with the schemas that p brings itself. p may be nil.
-func (d *Documents) v3Content(rs routes, p *part) (*content, error) {
+// v3Content is the OpenAPI v3 document of routes, with the schemas of p. p may be nil.
+func (d *Documents) v3Content(rs routes, p *groupVersion) (*content, error) {
 	document, err := builder3.BuildOpenAPISpecFromRoutes([]common.RouteContainer{rs}, &common.OpenAPIV3Config{
 		Info:                           d.info(),
 		CommonResponses:                map[int]*spec3.Response{401: {ResponseProps: spec3.ResponseProps{Description: "Unauthorized"}}},
@@ -92,7 +92,7 @@ func (d *Documents) v3Content(rs routes, p *part) (*content, error) {
 	}
 	var own map[string]string
 	if p != nil {
-		if own, err = encodeAll(p.own.V3); err != nil {
+		if own, err = encodeAll(p.custom.V3); err != nil {
 			return nil, err
 		}
 	}
@@ -123,7 +123,7 @@ func encodeAll(schemas map[string]*spec.Schema) (map[string]string, error) {
 }
 
 // groupVersionContent is the document of one group version.
-func (d *Documents) groupVersionContent(p *part) (*content, error) {
+func (d *Documents) groupVersionContent(p *groupVersion) (*content, error) {
 	c, err := d.v3Content(groupVersionRoutes(p.gv, p.kinds), p)
 	if err != nil {
 		return nil, fmt.Errorf("document of %s: %w", p.gv, err)
@@ -134,14 +134,14 @@ func (d *Documents) groupVersionContent(p *part) (*content, error) {
 	return c, nil
 }
 
-// ownOptions says whether a group version has kinds of its own for the options that all share: the built-in ones do. Those of
-// the core group stand in the definitions.
+// ownOptions reports whether a group version has its own kinds for the common options: the built-in ones do. Those of the
+// core group are in the definitions.
 func ownOptions(gv schema.GroupVersion) bool {
 	_, builtIn := packages()[gv]
 	return builtIn && gv.Group != ""
 }
 
-// addKinds says of the types that every group version has under a kind of its own, that they are those kinds too.
+// addKinds adds the kinds of the group versions to the definitions of the common option types.
 func (c *content) addKinds(gvs []schema.GroupVersion) {
 	for _, name := range []string{"DeleteOptions", "WatchEvent"} {
 		text, ok := c.schemas[metaPackage+name]
@@ -158,7 +158,7 @@ func (c *content) addKinds(gvs []schema.GroupVersion) {
 	}
 }
 
-// v2Content is the one document of version 2: everything served.
+// v2Content is the OpenAPI v2 document of everything served.
 func (d *Documents) v2Content(s *state) (*content, error) {
 	c := &content{v2: true, paths: map[string]string{}, schemas: map[string]string{}, parameters: map[string]string{}}
 	var err error
@@ -178,15 +178,15 @@ func (d *Documents) v2Content(s *state) (*content, error) {
 	}
 	ownV2 := map[string]*spec.Schema{}
 	var gvs []schema.GroupVersion
-	for gv, p := range s.parts {
-		own, err := encodeAll(p.own.V3)
+	for gv, p := range s.groupVersions {
+		own, err := encodeAll(p.custom.V3)
 		if err == nil {
 			err = add(groupVersionRoutes(gv, p.kinds), own)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("document of %s: %w", gv, err)
 		}
-		maps.Copy(ownV2, p.own.V2)
+		maps.Copy(ownV2, p.custom.V2)
 		if ownOptions(gv) {
 			gvs = append(gvs, gv)
 		}
@@ -227,7 +227,7 @@ func (c *content) addV2(rs routes) error {
 			return fmt.Errorf("encode path %s: %w", path, err)
 		}
 	}
-	// Shared parameters are named by their content, so those of different group versions fall together.
+	// Shared parameters are named by their content, so those of different group versions are merged.
 	for name, p := range document.Parameters {
 		if c.parameters[name], err = encode(p); err != nil {
 			return fmt.Errorf("encode parameter %s: %w", name, err)
@@ -236,7 +236,7 @@ func (c *content) addV2(rs routes) error {
 	return nil
 }
 
-// schemaV2 turns a schema of version 3 into what version 2 can say.
+// schemaV2 converts a v3 schema to v2.
 func schemaV2(text string) (string, error) {
 	var s any
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -251,7 +251,7 @@ func schemaV2(text string) (string, error) {
 	return strings.TrimSuffix(out.String(), "\n"), nil
 }
 
-// olderSchema drops defaults, puts references beside their descriptions, and calls strings what may be something else.
+// olderSchema drops defaults, replaces allOf by $ref with a description, and declares types with alternatives as strings.
 func olderSchema(s map[string]any) map[string]any {
 	delete(s, "default")
 	if all, ok := s["allOf"].([]any); ok && len(all) == 1 {
@@ -278,7 +278,7 @@ func olderSchema(s map[string]any) map[string]any {
 	return s
 }
 
-// bareTypes says that the alternatives are nothing but types: a number or a string.
+// bareTypes reports whether the alternatives consist only of types: a number or a string.
 func bareTypes(alternatives []any) bool {
 	return !slices.ContainsFunc(alternatives, func(a any) bool {
 		s, ok := a.(map[string]any)
@@ -312,7 +312,7 @@ func (c *content) writeJSON(w io.Writer) error {
 	return err
 }
 
-// writeMembers writes the members of an object in the order of their names. A failed write is met again by the last.
+// writeMembers writes the members of an object in the order of their names. A write error is returned by a later write.
 func writeMembers(w io.Writer, members map[string]string) {
 	for i, name := range slices.Sorted(maps.Keys(members)) {
 		if i > 0 {
@@ -322,13 +322,13 @@ func writeMembers(w io.Writer, members map[string]string) {
 	}
 }
 
-// batchSize is how much JSON is turned into protobuf at a time. The conversion needs some fifty times its input in memory,
-// and messages may be written piece by piece: readers put the pieces together.
+// batchSize is how much JSON is converted to protobuf at a time. The conversion needs about fifty times its input in
+// memory, and protobuf messages may be written in several parts, which readers merge.
 const batchSize = 32 << 10
 
-// writeProto writes the document in the protobuf form of its version.
+// writeProto writes the document in the protobuf encoding of its version.
 func (c *content) writeProto(w io.Writer) error {
-	// The first piece is the head alone; the others leave it out.
+	// The first part has only the header; the others omit it.
 	if err := (&content{v2: c.v2, info: c.info}).writePiece(w, true); err != nil {
 		return err
 	}
@@ -350,7 +350,7 @@ func (c *content) writeProto(w io.Writer) error {
 	return nil
 }
 
-// batches cuts members into maps of about batchSize, in the order of their names.
+// batches splits members into maps of about batchSize, in the order of their names.
 func batches(members map[string]string) iter.Seq[map[string]string] {
 	return func(yield func(map[string]string) bool) {
 		batch, size := map[string]string{}, 0
@@ -376,7 +376,7 @@ func (c *content) writePiece(w io.Writer, head bool) error {
 	}
 	message, err := c.message(text.Bytes(), head)
 	if err != nil {
-		return fmt.Errorf("turn into protobuf: %w", err)
+		return fmt.Errorf("convert to protobuf: %w", err)
 	}
 	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
 	if err != nil {

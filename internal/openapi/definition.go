@@ -12,8 +12,8 @@ import (
 
 //go:generate go run ./gen
 
-// file is one embedded file of definitions: those of a Go package, which is mostly a group version. A file is blocks
-// with an empty line between them: a comment first, then for each definition its name on a line and its schema in JSON.
+// file is one embedded file of definitions: those of a Go package, in most cases a group version. A file consists of
+// blocks separated by empty lines: a comment, then for each definition a line with its name and its schema in JSON.
 type file struct {
 	group, version string
 	hash           string
@@ -25,7 +25,7 @@ type file struct {
 
 const refPrefix = "#/components/schemas/"
 
-// block returns the JSON of a definition as it stands in the file, one property to a line.
+// block returns the JSON of a definition as in the file, one property per line.
 func (f *file) block(name string) (string, bool) {
 	f.split.Do(func() {
 		f.blocks = make(map[string]string)
@@ -52,7 +52,7 @@ func definition(name string) (string, bool) {
 	return f.block(name)
 }
 
-// packages finds the definitions' package of a built-in group version.
+// packages maps a built-in group version to the package of its definitions.
 var packages = sync.OnceValue(func() map[schema.GroupVersion]string {
 	m := make(map[schema.GroupVersion]string, len(files))
 	for pkg, f := range files {
@@ -63,7 +63,7 @@ var packages = sync.OnceValue(func() map[schema.GroupVersion]string {
 	return m
 })
 
-// Name is the name of a kind's definition. Kinds that are not built in are named by their group, its labels reversed.
+// Name is the name of a kind's definition. For kinds that are not built in it begins with the reversed labels of their group.
 func Name(gvk schema.GroupVersionKind) string {
 	if pkg, ok := packages()[gvk.GroupVersion()]; ok {
 		return pkg + "." + gvk.Kind
@@ -73,7 +73,7 @@ func Name(gvk schema.GroupVersionKind) string {
 	return strings.Join(labels, ".") + "." + gvk.Version + "." + gvk.Kind
 }
 
-// Definitions parses a built-in definition and all it refers to, by name. The result belongs to the caller.
+// Definitions parses a built-in definition and all that it refers to, by name. The caller may modify the result.
 func Definitions(name string) (map[string]*spec.Schema, error) {
 	texts := map[string]string{}
 	if err := collect(texts, nil, name); err != nil {
@@ -94,7 +94,7 @@ func parse(texts map[string]string) (map[string]*spec.Schema, error) {
 	return schemas, nil
 }
 
-// collect adds a definition and all it refers to. Those of own come before the built-in ones.
+// collect adds a definition and all that it refers to. Those of own take precedence over the built-in ones.
 func collect(into, own map[string]string, name string) error {
 	if _, ok := into[name]; ok {
 		return nil
@@ -108,7 +108,7 @@ func collect(into, own map[string]string, name string) error {
 	}
 	into[name] = text
 	for rest := text; ; {
-		// A description cannot hold this text: its quotes would be escaped.
+		// A description cannot contain this text: its quotes would be escaped.
 		_, after, ok := strings.Cut(rest, `"$ref":"`+refPrefix)
 		if !ok {
 			return nil

@@ -29,13 +29,13 @@ func TestEveryDefinition(t *testing.T) {
 			if name[:len(pkg)] != pkg {
 				t.Errorf("%s stands in the file of %s", name, pkg)
 			}
-			// Parses, and everything it refers to exists.
+			// It can be parsed, and everything it refers to exists.
 			if _, err := Definitions(name); err != nil {
 				t.Error(err)
 			}
 		}
 	}
-	// What upstream publishes of its stable versions in 1.37, and six for metrics.k8s.io, which skiff serves itself.
+	// The definitions of upstream's stable versions in 1.37, and six for metrics.k8s.io, which skiff serves itself.
 	if total != 624+6 {
 		t.Errorf("%d definitions", total)
 	}

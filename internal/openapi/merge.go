@@ -15,18 +15,18 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// merging keeps the merge schemas that were asked for. Kinds share what they have in common: a pod template is kept once.
+// merging keeps the merge schemas in use. Kinds share common definitions: that of a pod template is kept once.
 var merging struct {
 	mu    sync.RWMutex
 	kinds map[schema.GroupVersionKind]*typed.ParseableType
 	atoms map[string]smdschema.Atom // by definition name
 }
 
-// Schema returns the merge schema of a built-in kind: how its lists and maps are merged and owned. The type's Schema
-// holds the definitions the kind needs, by definition name; TypeRef names the kind's own. Follow it with
-// Schema.Resolve: an Atom's List says ElementRelationship "associative" with the Keys of a list of maps (without keys it
-// is a set), or "atomic"; a Map likewise is "separable" (the default) or "atomic", with Fields for a struct and
-// ElementType for other keys. It is shared and read-only. ok is false for kinds that are not built in.
+// Schema returns the merge schema of a built-in kind: how its lists and maps are merged and owned. The type's Schema has
+// the definitions that the kind needs, by definition name; TypeRef is the kind's own. Resolve it with Schema.Resolve: an
+// Atom's List has ElementRelationship "associative" with the Keys of a list of maps (without keys it is a set), or
+// "atomic"; a Map is "separable" (the default) or "atomic", with Fields for a struct and ElementType for other keys. It is
+// shared and read-only. ok is false for kinds that are not built in.
 func Schema(gvk schema.GroupVersionKind) (t *typed.ParseableType, ok bool, err error) {
 	merging.mu.RLock()
 	t, ok = merging.kinds[gvk]
@@ -53,8 +53,7 @@ func Schema(gvk schema.GroupVersionKind) (t *typed.ParseableType, ok bool, err e
 	return t, true, nil
 }
 
-// makeSchema puts the schema of a definition together, of what other kinds have brought along already and the rest. The
-// caller holds merging.mu.
+// makeSchema assembles the schema of a definition, reusing those of other kinds. merging.mu must be held.
 func makeSchema(name string) (*typed.ParseableType, error) {
 	texts := map[string]string{}
 	if err := collect(texts, nil, name); err != nil {
@@ -78,7 +77,7 @@ func makeSchema(name string) (*typed.ParseableType, error) {
 		if _, ok := texts[def.Name]; ok {
 			merging.atoms[def.Name] = def.Atom
 		} else {
-			s.Types = append(s.Types, def) // the untyped ones that every schema has
+			s.Types = append(s.Types, def) // the untyped definitions that every schema has
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
@@ -87,7 +86,7 @@ func makeSchema(name string) (*typed.ParseableType, error) {
 	return &typed.ParseableType{TypeRef: smdschema.TypeRef{NamedType: &name}, Schema: s}, nil
 }
 
-// TypeConverter serves server-side apply with the schemas of all built-in kinds, each made when it is first used.
+// TypeConverter is for server-side apply with the schemas of all built-in kinds, each made on first use.
 func TypeConverter() (managedfields.TypeConverter, error) {
 	unknown, err := managedfields.NewTypeConverter(nil, false)
 	if err != nil {
@@ -96,7 +95,7 @@ func TypeConverter() (managedfields.TypeConverter, error) {
 	return converter{unknown}, nil
 }
 
-// converter looks schemas up. unknown answers for kinds without one, with the error that managedfields knows.
+// converter looks up schemas. unknown handles kinds without one, with the error of package managedfields.
 type converter struct{ unknown managedfields.TypeConverter }
 
 func (c converter) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {

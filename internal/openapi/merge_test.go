@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// goldenObjects are the objects k8s.io/api keeps to show that its encoding does not change: each has all fields set.
+// goldenObjects are the golden files of k8s.io/api: objects with all fields set.
 func goldenObjects(t *testing.T) []*unstructured.Unstructured {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
@@ -60,7 +60,7 @@ func goldenObjects(t *testing.T) []*unstructured.Unstructured {
 	return objects
 }
 
-// Of the kinds outside k8s.io/api there are no golden objects.
+// There are no golden files of kinds outside k8s.io/api.
 const (
 	customResourceDefinition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},
 		"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"things","kind":"Thing","shortNames":["th"]},
@@ -107,7 +107,7 @@ func newConverter(t *testing.T) managedfields.TypeConverter {
 func TestTypeConverterKnowsEveryKind(t *testing.T) {
 	objects := goldenObjects(t)
 	merged := slices.DeleteFunc(kindsWithMetadata(), func(gvk schema.GroupVersionKind) bool {
-		return gvk.Group == "metrics.k8s.io" // nobody writes metrics
+		return gvk.Group == "metrics.k8s.io" // metrics are read-only
 	})
 	if missing := without(merged, objects); len(missing) > 0 {
 		t.Errorf("no object to try of %v", missing)
@@ -134,7 +134,7 @@ func TestTypeConverterKnowsEveryKind(t *testing.T) {
 		if !reflect.DeepEqual(back, u) {
 			t.Errorf("%s: changed on its way through", gvk)
 		}
-		// The Go type gives the same fields as the JSON.
+		// The Go type has the same fields as the JSON.
 		obj, err := all.New(gvk)
 		if err != nil {
 			t.Errorf("%s: %v", gvk, err)
@@ -159,7 +159,7 @@ func TestTypeConverterKnowsEveryKind(t *testing.T) {
 	}
 }
 
-// The kinds that are made one by one must merge like those of one schema for all.
+// Schemas made one by one must merge like one schema of all kinds.
 func TestTypeConverterAgreesWithWholeSchema(t *testing.T) {
 	for _, kind := range []string{"Pod", "Service", "Node", "ConfigMap"} {
 		gvk := schema.GroupVersionKind{Version: "v1", Kind: kind}

@@ -18,12 +18,12 @@ import (
 
 const metaPackage = "io.k8s.apimachinery.pkg.apis.meta.v1."
 
-// model names the definition of a body; a simple type names itself ("string").
+// model is the name of a body's definition; a simple type is its own name ("string").
 type model string
 
 func (m model) OpenAPIModelName() string { return string(m) }
 
-// route is one operation on one path, in the form kube-openapi builds both versions of the document from.
+// route is one operation on one path; kube-openapi builds both versions of the document from it.
 type route struct {
 	method, path   string
 	id, tag        string
@@ -99,7 +99,7 @@ func (p parameter) Kind() common.ParameterKind { return p.kind }
 func (p parameter) DataType() string           { return p.dataType }
 func (p parameter) AllowMultiple() bool        { return false }
 
-// routes is a list of them, as kube-openapi wants it.
+// routes implements kube-openapi's list of routes.
 type routes []*route
 
 func (routes) RootPath() string                   { return "/" }
@@ -112,8 +112,8 @@ func (rs routes) Routes() []common.Route {
 	return out
 }
 
-// What the server speaks: negotiate.go of the API server is the judge, this is what documents promise. Custom resources
-// have no protobuf and no strategic merge.
+// The media types of the documents; negotiate.go of the API server implements them. Custom resources have no protobuf and
+// no strategic merge patch.
 var (
 	mediaTypes        = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
 	streamTypes       = []string{"application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch"}
@@ -124,8 +124,8 @@ var (
 	anyType           = []string{"*/*"}
 )
 
-// answersObject are the resources whose deletion answers with the object rather than a Status.
-var answersObject = map[schema.GroupResource]bool{
+// deleteReturnsObject are the resources whose deletion responds with the object instead of a Status.
+var deleteReturnsObject = map[schema.GroupResource]bool{
 	{Resource: "persistentvolumeclaims"}: true, {Resource: "persistentvolumes"}: true, {Resource: "pods"}: true,
 	{Resource: "podtemplates"}: true, {Resource: "resourcequotas"}: true, {Resource: "serviceaccounts"}: true, {Resource: "services"}: true,
 	{Group: "resource.k8s.io", Resource: "deviceclasses"}: true, {Group: "resource.k8s.io", Resource: "resourceclaims"}: true,
@@ -135,7 +135,7 @@ var answersObject = map[schema.GroupResource]bool{
 	{Group: "storage.k8s.io", Resource: "volumeattributesclasses"}: true,
 }
 
-// connection is a subresource that hands the connection through.
+// connection is a subresource that upgrades or proxies the connection.
 type connection struct {
 	methods []string
 	options any
@@ -165,7 +165,7 @@ func query(name, description, dataType string) common.Parameter {
 	return parameter{name, description, dataType, common.QueryParameterKind, false}
 }
 
-// optionParameters are the fields of an options type as query parameters, described by the type itself.
+// optionParameters are the fields of an options type as query parameters, with the descriptions of the type.
 func optionParameters(options any, except ...string) []common.Parameter {
 	t := reflect.TypeOf(options).Elem()
 	var docs map[string]string
@@ -192,7 +192,7 @@ func queryType(t reflect.Type) string {
 		return "integer"
 	case reflect.String:
 		return "string"
-	case reflect.Pointer, reflect.Slice: // a list is the parameter repeated
+	case reflect.Pointer, reflect.Slice: // a list is a repeated parameter
 		return queryType(t.Elem())
 	}
 	return ""
@@ -213,7 +213,7 @@ func rootOf(gv schema.GroupVersion) string {
 	return "/apis/" + gv.Group + "/" + gv.Version + "/"
 }
 
-// groupVersionRoutes are the routes of all resources of a group version, and the list of them.
+// groupVersionRoutes are the routes of all resources of a group version, and of its resource list.
 func groupVersionRoutes(gv schema.GroupVersion, kinds []*kind.Kind) routes {
 	_, builtIn := packages()[gv]
 	b := &builder{gv: gv, root: rootOf(gv), custom: !builtIn}
@@ -238,7 +238,7 @@ func discoveryRoute(path, doc, operation, body string) *route {
 		writes: model(metaPackage + body)}
 }
 
-// operationParts are what the path's group and version add to an operation's id and tag.
+// operationParts are the prefixes of an operation's ID and tag that follow from the path's group and version.
 func operationParts(path string) (id, tag string) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if parts[0] == "api" {
@@ -259,7 +259,7 @@ func operationParts(path string) (id, tag string) {
 	return id, tag
 }
 
-// camel drops punctuation and capitalizes what follows it.
+// camel drops punctuation and capitalizes the next letter.
 func camel(s string, upper bool) string {
 	var out strings.Builder
 	for i, r := range s {
@@ -276,23 +276,32 @@ func camel(s string, upper bool) string {
 	return out.String()
 }
 
-// endpoint is what the routes of one resource or subresource share.
+// endpoint is what the routes of one resource or subresource have in common.
 type endpoint struct {
-	kind       string // in operations and texts; of a subresource, the parent's
+	kind       string // in operation IDs and texts; for a subresource that of the parent
 	gvk        schema.GroupVersionKind
 	body       model
 	sub        string
-	namespaced string // "Namespaced" in operations
+	namespaced string // "Namespaced" in operation IDs
 	path       string // of an item
 	parameters []common.Parameter
 }
 
-// op adds a route. verb begins the operation's id, name goes on after group and version.
-func (b *builder) op(e *endpoint, method, path, verb, name, doc, action string, parameters []common.Parameter) *route {
-	group, tag := operationParts(path)
-	r := &route{method: method, path: path, id: verb + group + camel(name, true), tag: tag, doc: doc, action: action,
+// operationSpec is what one operation adds to its endpoint. Its ID is verb, group and version, and name.
+type operationSpec struct {
+	method, path string
+	verb, name   string
+	action       string // x-kubernetes-action
+	doc          string
+	parameters   []common.Parameter
+}
+
+// op adds a route.
+func (b *builder) op(e *endpoint, o operationSpec) *route {
+	group, tag := operationParts(o.path)
+	r := &route{method: o.method, path: o.path, id: o.verb + group + camel(o.name, true), tag: tag, doc: o.doc, action: o.action,
 		gvk:      &metav1.GroupVersionKind{Group: e.gvk.Group, Version: e.gvk.Version, Kind: e.gvk.Kind},
-		consumes: anyType, produces: mediaTypes, writes: e.body, returns: []int{http.StatusOK}, parameters: parameters}
+		consumes: anyType, produces: mediaTypes, writes: e.body, returns: []int{http.StatusOK}, parameters: o.parameters}
 	if b.custom {
 		r.produces = customMediaTypes
 	}
@@ -307,7 +316,7 @@ func (b *builder) streamed() []string {
 	return slices.Concat(mediaTypes, streamTypes)
 }
 
-// with puts the parameters of an operation together: those of the path, pretty, and those of its options.
+// with concatenates the parameters of an operation: those of the path, pretty, and those of its options.
 func with(path []common.Parameter, options ...[]common.Parameter) []common.Parameter {
 	return append(append(slices.Clone(path), pretty), slices.Concat(options...)...)
 }
@@ -336,34 +345,42 @@ func (b *builder) resource(k *kind.Kind, gvk schema.GroupVersionKind) {
 
 	list, watch := k.Serves("list"), k.Serves("watch")
 	if list {
-		b.list(k, e, collection, scope, e.namespaced+e.kind, watch)
+		b.list(k, e, collection, scope, e.namespaced+e.kind)
 	}
 	if k.Serves("create") {
 		b.create(e, collection, scope)
 	}
 	if k.Serves("deletecollection") {
-		r := b.op(e, "DELETE", collection, "delete", "collection"+e.namespaced+e.kind, "delete collection of "+e.kind, "deletecollection",
-			with(scope, optionParameters(&metav1.DeleteOptions{}), optionParameters(&metav1.ListOptions{}, "watch", "allowWatchBookmarks")))
+		r := b.op(e, operationSpec{
+			method: "DELETE", path: collection, verb: "delete", name: "collection" + e.namespaced + e.kind, action: "deletecollection",
+			doc:        "delete collection of " + e.kind,
+			parameters: with(scope, optionParameters(&metav1.DeleteOptions{}), optionParameters(&metav1.ListOptions{}, "watch", "allowWatchBookmarks")),
+		})
 		r.reads, r.bodyIsOptional, r.writes = metaPackage+"DeleteOptions", true, metaPackage+"Status"
 	}
 	b.item(e, k.Verbs)
 	if k.Serves("delete") {
-		r := b.op(e, "DELETE", e.path, "delete", e.namespaced+e.kind, "delete"+article(e.kind)+e.kind, "delete",
-			with(e.parameters, optionParameters(&metav1.DeleteOptions{})))
+		r := b.op(e, operationSpec{
+			method: "DELETE", path: e.path, verb: "delete", name: e.namespaced + e.kind, action: "delete",
+			doc:        "delete" + article(e.kind) + e.kind,
+			parameters: with(e.parameters, optionParameters(&metav1.DeleteOptions{})),
+		})
 		r.reads, r.bodyIsOptional = metaPackage+"DeleteOptions", true
 		r.returns = append(r.returns, http.StatusAccepted)
-		if !answersObject[k.GroupResource()] {
+		if !deleteReturnsObject[k.GroupResource()] {
 			r.writes = metaPackage + "Status"
 		}
 	}
 	if watch {
-		r := b.op(e, "GET", b.watchPath(e.path), "watch", e.namespaced+e.kind, "watch changes to an object of kind "+e.kind+
-			". deprecated: use the 'watch' parameter with a list operation instead, filtered to a single item with the 'fieldSelector' parameter.",
-			"watch", with(e.parameters, optionParameters(&metav1.ListOptions{})))
+		r := b.op(e, operationSpec{
+			method: "GET", path: b.watchPath(e.path), verb: "watch", name: e.namespaced + e.kind, action: "watch",
+			doc:        "watch changes to an object of kind " + e.kind + ". deprecated: use the 'watch' parameter with a list operation instead, filtered to a single item with the 'fieldSelector' parameter.",
+			parameters: with(e.parameters, optionParameters(&metav1.ListOptions{})),
+		})
 		r.writes, r.produces = metaPackage+"WatchEvent", b.streamed()
 	}
 	if list && k.Namespaced {
-		b.list(k, e, b.root+k.Plural, nil, e.kind+"ForAllNamespaces", watch)
+		b.list(k, e, b.root+k.Plural, nil, e.kind+"ForAllNamespaces")
 	}
 }
 
@@ -371,14 +388,19 @@ func (b *builder) watchPath(path string) string {
 	return b.root + "watch/" + strings.TrimPrefix(path, b.root)
 }
 
-// list adds the list of a collection and the old path that watches it.
-func (b *builder) list(k *kind.Kind, e *endpoint, path string, scope []common.Parameter, name string, watch bool) {
+// list adds the list of a collection and the deprecated path to watch it.
+func (b *builder) list(k *kind.Kind, e *endpoint, path string, scope []common.Parameter, name string) {
+	watch := k.Serves("watch")
 	doc := "list objects of kind " + e.kind
 	if watch {
 		doc = "list or watch objects of kind " + e.kind
 	}
 	parameters := with(scope, optionParameters(&metav1.ListOptions{}))
-	r := b.op(e, "GET", path, "list", name, doc, "list", parameters)
+	r := b.op(e, operationSpec{
+		method: "GET", path: path, verb: "list", name: name, action: "list",
+		doc:        doc,
+		parameters: parameters,
+	})
 	r.writes, r.produces = model(Name(e.gvk.GroupVersion().WithKind(k.ListKind))), b.streamed()
 	if !watch {
 		return
@@ -387,8 +409,11 @@ func (b *builder) list(k *kind.Kind, e *endpoint, path string, scope []common.Pa
 	if rest, ok := strings.CutPrefix(name, e.kind+"For"); ok {
 		watchName = e.kind + "ListFor" + rest
 	}
-	r = b.op(e, "GET", b.watchPath(path), "watch", watchName,
-		"watch individual changes to a list of "+e.kind+". deprecated: use the 'watch' parameter with a list operation instead.", "watchlist", parameters)
+	r = b.op(e, operationSpec{
+		method: "GET", path: b.watchPath(path), verb: "watch", name: watchName, action: "watchlist",
+		doc:        "watch individual changes to a list of " + e.kind + ". deprecated: use the 'watch' parameter with a list operation instead.",
+		parameters: parameters,
+	})
 	r.writes, r.produces = metaPackage+"WatchEvent", b.streamed()
 }
 
@@ -397,11 +422,15 @@ func (b *builder) create(e *endpoint, path string, scope []common.Parameter) {
 	if e.sub != "" {
 		doc = "create " + e.sub + " of" + article(e.kind) + e.kind
 	}
-	r := b.op(e, "POST", path, "create", e.namespaced+e.kind+title(e.sub), doc, "post", with(scope, optionParameters(&metav1.CreateOptions{})))
+	r := b.op(e, operationSpec{
+		method: "POST", path: path, verb: "create", name: e.namespaced + e.kind + title(e.sub), action: "post",
+		doc:        doc,
+		parameters: with(scope, optionParameters(&metav1.CreateOptions{})),
+	})
 	r.reads, r.returns = e.body, []int{http.StatusOK, http.StatusCreated, http.StatusAccepted}
 }
 
-// item adds what can be done with one object or one of its subresources by get, update and patch.
+// item adds get, update and patch of one object or one of its subresources.
 func (b *builder) item(e *endpoint, verbs []string) {
 	object := "the specified " + e.kind
 	if e.sub != "" {
@@ -409,14 +438,26 @@ func (b *builder) item(e *endpoint, verbs []string) {
 	}
 	name := e.namespaced + e.kind + title(e.sub)
 	if slices.Contains(verbs, "get") {
-		b.op(e, "GET", e.path, "read", name, "read "+object, "get", with(e.parameters))
+		b.op(e, operationSpec{
+			method: "GET", path: e.path, verb: "read", name: name, action: "get",
+			doc:        "read " + object,
+			parameters: with(e.parameters),
+		})
 	}
 	if slices.Contains(verbs, "update") {
-		r := b.op(e, "PUT", e.path, "replace", name, "replace "+object, "put", with(e.parameters, optionParameters(&metav1.UpdateOptions{})))
+		r := b.op(e, operationSpec{
+			method: "PUT", path: e.path, verb: "replace", name: name, action: "put",
+			doc:        "replace " + object,
+			parameters: with(e.parameters, optionParameters(&metav1.UpdateOptions{})),
+		})
 		r.reads, r.returns = e.body, []int{http.StatusOK, http.StatusCreated}
 	}
 	if slices.Contains(verbs, "patch") {
-		r := b.op(e, "PATCH", e.path, "patch", name, "partially update "+object, "patch", with(e.parameters, optionParameters(&metav1.PatchOptions{})))
+		r := b.op(e, operationSpec{
+			method: "PATCH", path: e.path, verb: "patch", name: name, action: "patch",
+			doc:        "partially update " + object,
+			parameters: with(e.parameters, optionParameters(&metav1.PatchOptions{})),
+		})
 		r.reads, r.returns, r.consumes = metaPackage+"Patch", []int{http.StatusOK, http.StatusCreated}, patchTypes
 		if b.custom {
 			r.consumes = customPatchTypes
@@ -452,8 +493,11 @@ func (b *builder) subresource(k *kind.Kind, parent schema.GroupVersionKind, sub 
 	case connects:
 		b.connect(e, c)
 	case parent.Group == "" && k.Plural == "pods" && sub.Name == "log":
-		r := b.op(e, "GET", e.path, "read", e.namespaced+e.kind+"Log", "read log of the specified Pod", "get",
-			with(e.parameters, optionParameters(&corev1.PodLogOptions{})))
+		r := b.op(e, operationSpec{
+			method: "GET", path: e.path, verb: "read", name: e.namespaced + e.kind + "Log", action: "get",
+			doc:        "read log of the specified Pod",
+			parameters: with(e.parameters, optionParameters(&corev1.PodLogOptions{})),
+		})
 		r.writes, r.produces = "string", slices.Concat([]string{"text/plain"}, mediaTypes)
 	default:
 		verbs := sub.Verbs
@@ -474,10 +518,18 @@ func (b *builder) connect(e *endpoint, c connection) {
 		doc := "connect " + method + " requests to " + e.sub + " of " + e.kind
 		name := title(strings.ToLower(method)) + e.namespaced + e.kind + title(e.sub)
 		parameters := slices.Concat(e.parameters, optionParameters(c.options))
-		r := b.op(e, method, e.path, "connect", name, doc, "connect", parameters)
+		r := b.op(e, operationSpec{
+			method: method, path: e.path, verb: "connect", name: name, action: "connect",
+			doc:        doc,
+			parameters: parameters,
+		})
 		r.writes, r.produces, r.returns = "string", anyType, nil
 		if c.subpath {
-			r = b.op(e, method, e.path+"/{path}", "connect", name+"WithPath", doc, "connect", append(parameters, pathParam))
+			r = b.op(e, operationSpec{
+				method: method, path: e.path + "/{path}", verb: "connect", name: name + "WithPath", action: "connect",
+				doc:        doc,
+				parameters: append(parameters, pathParam),
+			})
 			r.writes, r.produces, r.returns = "string", anyType, nil
 		}
 	}

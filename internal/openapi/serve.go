@@ -24,7 +24,7 @@ var older = map[string]string{
 	protoV3: "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
 }
 
-// ServeHTTP answers all paths below /openapi.
+// ServeHTTP serves all paths below /openapi.
 func (d *Documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
 	case path == "/openapi/v2":
@@ -36,12 +36,12 @@ func (d *Documents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ServeV2 answers /openapi/v2.
+// ServeV2 serves /openapi/v2.
 func (d *Documents) ServeV2(w http.ResponseWriter, r *http.Request) {
 	d.state.Load().v2.serve(w, r, protoV2)
 }
 
-// ServeV3 answers /openapi/v3, the list of the documents, and the documents below it.
+// ServeV3 serves /openapi/v3, the list of documents, and the documents below it.
 func (d *Documents) ServeV3(w http.ResponseWriter, r *http.Request) {
 	s := d.state.Load()
 	path := strings.Trim(strings.TrimPrefix(r.URL.Path, "/openapi/v3"), "/")
@@ -67,7 +67,7 @@ func (d *Documents) ServeV3(w http.ResponseWriter, r *http.Request) {
 	doc.serve(w, r, protoV3)
 }
 
-// serve writes the document in the first form the client accepts.
+// serve writes the document in the first encoding that the client accepts.
 func (doc *document) serve(w http.ResponseWriter, r *http.Request, protoType string) {
 	contentType := acceptable(r.Header.Get("Accept"), protoType)
 	header := w.Header()
@@ -113,7 +113,7 @@ func expand(compressed []byte) ([]byte, error) {
 	return io.ReadAll(zip)
 }
 
-// acceptable picks the form: JSON for a client without wishes.
+// acceptable selects the encoding: JSON for a client without preference.
 func acceptable(accept, protoType string) string {
 	if accept == "" {
 		return jsonType

@@ -123,7 +123,7 @@ func TestDocumentV3(t *testing.T) {
 	if pod.Patch.RequestBody.Content["application/apply-patch+yaml"] == nil {
 		t.Error("apply is not offered")
 	}
-	// What kubectl looks for to know that the server validates fields.
+	// kubectl checks this parameter to find out whether the server validates fields.
 	if !slices.ContainsFunc(pod.Patch.Parameters, func(p *spec3.Parameter) bool { return p.Name == "fieldValidation" }) {
 		t.Error("no fieldValidation parameter")
 	}
@@ -199,7 +199,7 @@ func TestProtobuf(t *testing.T) {
 	if !proto.Equal(got, want) {
 		t.Error("v2: the pieces are not the whole")
 	}
-	// What kubectl explain and strategic merge of older clients build on.
+	// kubectl explain and strategic merge of older clients use this.
 	models, err := openapiproto.NewOpenAPIData(got)
 	if err != nil {
 		t.Fatal(err)
@@ -311,8 +311,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// layoutPin goes with layout: clients keep documents by a hash of what they are made from, so code that makes other
-// documents of the same kinds must change the hash.
+// layoutPin goes with layout: clients cache documents by a hash of their input, so code that makes other documents of the
+// same kinds must change the hash.
 const layoutPin = "1 575663153662aa7a"
 
 func TestLayoutIsRaisedWithDocuments(t *testing.T) {
@@ -323,7 +323,7 @@ func TestLayoutIsRaisedWithDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, gv := range []schema.GroupVersion{{Version: "v1"}, {Group: "apps", Version: "v1"}} {
-		v3, err := d.groupVersionContent(d.state.Load().parts[gv])
+		v3, err := d.groupVersionContent(d.state.Load().groupVersions[gv])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -336,7 +336,7 @@ func TestLayoutIsRaisedWithDocuments(t *testing.T) {
 	}
 }
 
-// A start must not pay for documents nobody asks for.
+// The start must not make documents that are not requested.
 func TestNewIsCheap(t *testing.T) {
 	kinds := testKinds()
 	var before, after runtime.MemStats

@@ -1,6 +1,6 @@
-// Command dump writes the OpenAPI documents that skiff would serve for the resources another server discovers, one file
-// each: v2.json, v2.pb, and v3/, where two underscores stand for the slashes of a path. Comparisons with that server read
-// them.
+// Command dump writes the OpenAPI documents that skiff would serve for the resources in another server's discovery, one
+// file each: v2.json, v2.pb, and v3/, where two underscores replace the slashes of a path. They are compared with that
+// server's documents.
 package main
 
 import (
@@ -75,7 +75,7 @@ func run(from, out, version string) error {
 	return nil
 }
 
-// kindsOf makes rows that say what discovery says.
+// kindsOf makes kinds from discovery documents.
 func kindsOf(dir string) ([]*kind.Kind, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "api*__v*.json"))
 	if err != nil {

@@ -28,8 +28,8 @@ func markers(lines []string) map[string][]string {
 	return found
 }
 
-// description turns comment lines into prose: lines of a paragraph are joined, indented lines and paragraphs kept,
-// markers and TODO lines dropped, and everything after --- is for developers only.
+// description turns comment lines into text: lines of a paragraph are joined, indented lines and paragraphs kept, markers
+// and TODO lines dropped, and everything after --- is dropped too.
 func description(lines []string) string {
 	out := ""
 	dropSeparator := func() { out = out[:max(0, len(out)-1)] }
@@ -54,7 +54,7 @@ func description(lines []string) string {
 	return strings.TrimSpace(out)
 }
 
-// extension is a marker that appears in the schema under its own name.
+// extension is a marker that becomes an extension of the schema.
 type extension struct {
 	name string
 	list bool
@@ -69,11 +69,11 @@ var extensions = map[string]extension{
 	"structType":    {name: "x-kubernetes-map-type"},
 }
 
-// addExtensions writes the extensions that a comment asks for into a schema.
+// addExtensions adds the extensions of a comment's markers to a schema.
 func addExtensions(schema map[string]any, lines []string) error {
 	for marker, values := range markers(lines) {
 		if strings.HasPrefix(marker, "k8s:validation:") || marker == "validations" {
-			return fmt.Errorf("marker +%s is not understood", marker)
+			return fmt.Errorf("marker +%s is not supported", marker)
 		}
 		e, ok := extensions[marker]
 		if !ok {

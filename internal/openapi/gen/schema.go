@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// simple are the Go types that are a type and format of OpenAPI, and the value that stands for an absent one.
+// simple are the Go types that correspond to an OpenAPI type and format, and their zero values.
 var simple = map[string]struct {
 	typ, format string
 	zero        any
@@ -27,14 +27,14 @@ var simple = map[string]struct {
 
 type groupVersion struct{ group, version string }
 
-// generator makes definitions of types, and of the types these refer to.
+// generator makes the definitions of types and of the types they refer to.
 type generator struct {
 	*sources
 	definitions map[string]map[string]any
 	queue       []*typeDecl
 }
 
-// all fills definitions and returns the group version of each package of definitions that is one.
+// all makes all definitions and returns the group versions by package of definitions.
 func (g *generator) all() (map[string]groupVersion, error) {
 	groups := map[string]groupVersion{}
 	kinds := map[string][]map[string]any{}
@@ -45,7 +45,7 @@ func (g *generator) all() (map[string]groupVersion, error) {
 		}
 		gv := groupVersion{p.group, path[strings.LastIndex(path, "/")+1:]}
 		if p.group == "" && path != "k8s.io/api/core/v1" {
-			// The constant stands in the package of the internal version.
+			// The constant is in the package of the internal version.
 			parent, err := g.load(path[:strings.LastIndex(path, "/")])
 			if err != nil {
 				return nil, err
@@ -92,7 +92,7 @@ func kindOf(gv groupVersion, kind string) map[string]any {
 	return map[string]any{"group": gv.group, "version": gv.version, "kind": kind}
 }
 
-// want puts a type into the queue once.
+// want enqueues a type once.
 func (g *generator) want(t *typeDecl) {
 	name := definitionName(t)
 	if _, ok := g.definitions[name]; !ok {
@@ -101,7 +101,7 @@ func (g *generator) want(t *typeDecl) {
 	}
 }
 
-// definitionPackage turns an import path into the package part of a definition's name: the host's labels reversed.
+// definitionPackage converts an import path to the package part of a definition's name: the host's labels reversed.
 func definitionPackage(path string) string {
 	parts := strings.Split(path, "/")
 	host := strings.Split(parts[0], ".")
@@ -145,7 +145,7 @@ func (g *generator) define(t *typeDecl) error {
 	return nil
 }
 
-// ownSchema reads the methods by which a type states its schema itself: they return literals.
+// ownSchema evaluates the methods with which a type defines its own schema: they return literals.
 func ownSchema(def map[string]any, t *typeDecl) error {
 	types, err := returned(t, "OpenAPISchemaType")
 	if err != nil {
@@ -176,12 +176,12 @@ func ownSchema(def map[string]any, t *typeDecl) error {
 	return nil
 }
 
-// returned evaluates a method of one return statement with string literals.
+// returned evaluates a method that consists of one return statement with string literals.
 func returned(t *typeDecl, method string) ([]string, error) {
 	body := t.methods[method].Body.List
 	ret, ok := body[len(body)-1].(*ast.ReturnStmt)
 	if !ok || len(body) != 1 || len(ret.Results) != 1 {
-		return nil, fmt.Errorf("method %s is more than one return", method)
+		return nil, fmt.Errorf("method %s is more than one return statement", method)
 	}
 	values := []ast.Expr{ret.Results[0]}
 	if lit, ok := values[0].(*ast.CompositeLit); ok {
@@ -204,7 +204,7 @@ func returned(t *typeDecl, method string) ([]string, error) {
 	return out, nil
 }
 
-// member is a struct field as JSON sees it.
+// member is a struct field in JSON.
 type member struct {
 	name      string // in JSON
 	goName    string
@@ -271,7 +271,7 @@ func embeddedName(e ast.Expr) string {
 	return ""
 }
 
-// optional follows +optional and +required, and omitempty where neither is said.
+// optional follows +optional and +required, and omitempty if there is neither.
 func (m *member) optional() bool {
 	found := markers(m.doc)
 	if found["required"] != nil {
@@ -280,7 +280,7 @@ func (m *member) optional() bool {
 	return found["optional"] != nil || m.omitEmpty
 }
 
-// members adds the properties of t, those of inlined structs included, and returns the required ones.
+// members adds the properties of t, including those of inlined structs, and returns the required ones.
 func (g *generator) members(t *typeDecl, properties map[string]any, required []string) ([]string, error) {
 	members, err := g.membersOf(t)
 	if err != nil {
@@ -347,7 +347,7 @@ func (g *generator) property(parent *typeDecl, m *member) (map[string]any, error
 	return schema, nil
 }
 
-// addType writes what the type itself says: type and format, enum, items, or a reference.
+// addType adds what the type itself determines: type and format, enum, items, or a reference.
 func (g *generator) addType(schema map[string]any, t *goType) error {
 	end := t
 	for {
@@ -401,7 +401,7 @@ func (t *goType) simpleName() string {
 	return ""
 }
 
-// defaultOf is the +default of the field or of its type; without one, fields that JSON always writes have their zero value.
+// defaultOf is the +default of the field or of its type; otherwise the zero value for fields that JSON always contains.
 func (g *generator) defaultOf(parent *typeDecl, m *member) (any, error) {
 	doc, pkg, t := m.doc, parent.pkg, m.typ
 	for {
@@ -433,7 +433,7 @@ func (g *generator) defaultOf(parent *typeDecl, m *member) (any, error) {
 	return g.zero(m.typ, m.omitEmpty)
 }
 
-// defaultValue reads a default: JSON, or ref(Name) for a constant.
+// defaultValue parses a default: JSON, or ref(Name) for a constant.
 func defaultValue(pkg *sourcePackage, tag string) (any, error) {
 	if name, ok := strings.CutPrefix(tag, "ref("); ok {
 		name = strings.TrimSuffix(name, ")")
@@ -480,7 +480,7 @@ func (g *generator) zero(t *goType, omitEmpty bool) (any, error) {
 	return nil, nil
 }
 
-// unions describes structs of which one field may be set, as +union marks them.
+// unions describes structs of which one field may be set, as marked by +union.
 func (g *generator) unions(t *typeDecl) ([]any, error) {
 	members, err := g.membersOf(t)
 	if err != nil {
@@ -513,7 +513,7 @@ func (g *generator) unions(t *typeDecl) ([]any, error) {
 	return out, nil
 }
 
-// writeDefinition writes JSON with one property to a line, so that a change of the API reads as a small difference.
+// writeDefinition writes JSON with one property per line, so that a change of the API is a small diff.
 func writeDefinition(w *bytes.Buffer, def map[string]any) error {
 	w.WriteByte('{')
 	for i, key := range slices.Sorted(mapKeys(def)) {

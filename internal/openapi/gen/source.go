@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// sources parses packages of the API modules when they are first asked for.
+// sources parses packages of the API modules on first use.
 type sources struct {
 	dirs     map[string]string
 	versions map[string]string
@@ -29,7 +29,7 @@ type sourcePackage struct {
 	group  string   // GroupName, where the package has one
 }
 
-// typeDecl is a type's declaration, with what is needed to resolve the names in it.
+// typeDecl is a type declaration with what is needed to resolve the names in it.
 type typeDecl struct {
 	pkg     *sourcePackage
 	imports map[string]string
@@ -39,7 +39,7 @@ type typeDecl struct {
 	methods map[string]*ast.FuncDecl
 }
 
-// constant is one string constant with an explicit type. Its value may be that of a constant elsewhere.
+// constant is a string constant with an explicit type. Its value may be another constant.
 type constant struct {
 	name, value           string
 	typeName              string
@@ -55,7 +55,7 @@ func newSources() (*sources, error) {
 	return &sources{dirs: dirs, versions: versions, packages: map[string]*sourcePackage{}}, nil
 }
 
-// versionOf names the module and version a package of definitions comes from.
+// versionOf returns the module and version of a package of definitions.
 func (s *sources) versionOf(definitions string) string {
 	for path := range s.packages {
 		if definitionPackage(path) == definitions {
@@ -112,7 +112,7 @@ func (s *sources) load(path string) (*sourcePackage, error) {
 	return p, nil
 }
 
-// addFile takes over the declarations of a file and returns its methods.
+// addFile adds the declarations of a file and returns its methods.
 func (p *sourcePackage) addFile(f *ast.File) (methods []*ast.FuncDecl) {
 	imports := map[string]string{}
 	for _, i := range f.Imports {
@@ -161,7 +161,7 @@ func (p *sourcePackage) addConstants(imports map[string]string, d *ast.GenDecl, 
 		if i >= len(s.Values) {
 			break
 		}
-		// The type stands before the value, or around it as a conversion.
+		// The type is before the value, or around it as a conversion.
 		expr, typ := s.Values[i], s.Type
 		if call, ok := expr.(*ast.CallExpr); ok && typ == nil && len(call.Args) == 1 {
 			expr, typ = call.Args[0], call.Fun
@@ -190,7 +190,7 @@ func (p *sourcePackage) addConstants(imports map[string]string, d *ast.GenDecl, 
 	}
 }
 
-// valueOf is the value of a constant, wherever it stands.
+// valueOf is the value of a constant, which may be declared in another package.
 func (s *sources) valueOf(c constant) (string, error) {
 	if c.fromPackage == "" {
 		return c.value, nil
@@ -207,7 +207,7 @@ func (s *sources) valueOf(c constant) (string, error) {
 	return "", fmt.Errorf("no constant %s in %s", c.fromName, c.fromPackage)
 }
 
-// addRegistered notes the kinds a function hands to Scheme.AddKnownTypes.
+// addRegistered records the kinds that a function passes to Scheme.AddKnownTypes.
 func (p *sourcePackage) addRegistered(f *ast.FuncDecl) {
 	if f.Body == nil {
 		return
@@ -265,7 +265,7 @@ const (
 	structure
 )
 
-// resolve gives the meaning of an expression in the file of decl.
+// resolve resolves a type expression in the file of decl.
 func (s *sources) resolve(decl *typeDecl, expr ast.Expr) (*goType, error) {
 	switch e := expr.(type) {
 	case *ast.Ident:
@@ -310,7 +310,7 @@ func (s *sources) resolveElem(decl *typeDecl, kind typeKind, expr ast.Expr) (*go
 	return &goType{kind: kind, elem: elem}, nil
 }
 
-// underlying follows named types that are not structs to what they stand for; a struct type stays its declaration.
+// underlying resolves named types that are not structs; a struct type remains its declaration.
 func (s *sources) underlying(t *goType) (*goType, error) {
 	for t.kind == named {
 		if _, ok := t.decl.expr.(*ast.StructType); ok {
@@ -322,7 +322,7 @@ func (s *sources) underlying(t *goType) (*goType, error) {
 		}
 		if next.kind == named {
 			if end, err := s.underlying(next); err != nil || end.kind == named {
-				// A type declared as another struct: the same fields, but its own name.
+				// A type declared as another struct type: the same fields, but its own name.
 				return t, err
 			}
 		}
@@ -331,7 +331,7 @@ func (s *sources) underlying(t *goType) (*goType, error) {
 	return t, nil
 }
 
-// fields are the struct fields of a declaration, and the declaration that wrote them down.
+// fields are the struct fields of a declaration, and the declaration that contains them.
 func (s *sources) fields(decl *typeDecl) ([]*ast.Field, *typeDecl, error) {
 	for {
 		if st, ok := decl.expr.(*ast.StructType); ok {

@@ -184,6 +184,38 @@ func BenchmarkTreeSet(b *testing.B) {
 	})
 }
 
+// Counting one namespace of 50, which a list needs for remainingItemCount: here, and with github.com/google/btree, which
+// must iterate.
+func BenchmarkTreeCount(b *testing.B) {
+	keys := benchmarkKeys()
+	const prefix = "/registry/pods/namespace-7/"
+	b.Run("tree", func(b *testing.B) {
+		e := tree{}.edit()
+		for _, key := range keys {
+			e.set(&Entry{key: key})
+		}
+		tr := e.done()
+		for b.Loop() {
+			if tr.count(prefix) != len(keys)/50 {
+				b.Fatal("wrong count")
+			}
+		}
+	})
+	b.Run("google", func(b *testing.B) {
+		tr := btree.NewG(16, func(a, b *Entry) bool { return a.key < b.key })
+		for _, key := range keys {
+			tr.ReplaceOrInsert(&Entry{key: key})
+		}
+		for b.Loop() {
+			n := 0
+			tr.AscendRange(&Entry{key: prefix}, &Entry{key: prefixEnd(prefix)}, func(*Entry) bool { n++; return true })
+			if n != len(keys)/50 {
+				b.Fatal("wrong count")
+			}
+		}
+	})
+}
+
 func BenchmarkTreeGet(b *testing.B) {
 	keys := benchmarkKeys()
 	e := tree{}.edit()
