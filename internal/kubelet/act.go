@@ -21,7 +21,7 @@ import (
 	kubeletstatus "skiff/internal/kubelet/status"
 )
 
-// startError says that containers could not be started. Their status tells why. progress says that others could.
+// startError reports that containers could not be started; their status has the reason. progress reports that others were started.
 type startError struct {
 	error
 	progress bool
@@ -30,13 +30,13 @@ type startError struct {
 // act carries out a plan.
 func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions) error {
 	k := w.k
-	// What the runtime has begun it finishes, even if the pod is to end meanwhile: only waiting is cut short.
-	firm := context.WithoutCancel(ctx)
+	// Calls to the runtime are completed even if the pod must terminate; only waiting is interrupted.
+	uncancelled := context.WithoutCancel(ctx)
 	if plan.NewSandbox && plan.Sandbox != "" {
 		k.podEvent(pod, corev1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
 	if plan.KillPod {
-		if err := k.killPod(firm, pod, runtime, nil); err != nil {
+		if err := k.killPod(uncancelled, pod, runtime, nil); err != nil {
 			return err
 		}
 		if !plan.NewSandbox {
@@ -45,18 +45,18 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 		for i := range pod.Spec.InitContainers {
 			for _, c := range runtime.Containers {
 				if c.Name == pod.Spec.InitContainers[i].Name {
-					_ = k.Runtime.RemoveContainer(firm, c.ID) // what stays is removed with the rest one day
+					_ = k.Runtime.RemoveContainer(uncancelled, c.ID) // retried by housekeeping
 				}
 			}
 		}
 	}
 	for _, kill := range plan.Kill {
-		c := find(runtime, kill.ID)
-		if err := k.killContainer(ctx, pod, runtime, c, kill.Message, kill.Why, nil, nil); err != nil {
+		stop := containerStop{container: find(runtime, kill.ID), message: kill.Message, reason: kill.Reason}
+		if err := k.killContainer(ctx, pod, runtime, stop); err != nil {
 			return err
 		}
 	}
-	if err := w.reset(firm, pod, runtime, plan.Reset); err != nil {
+	if err := w.reset(uncancelled, pod, runtime, plan.Reset); err != nil {
 		return err
 	}
 	var config *cri.SandboxConfig
@@ -67,11 +67,11 @@ func (w *worker) act(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, pla
 		}
 	}
 	if plan.NewSandbox {
-		// The containers start with the next look, which shows the sandbox's addresses to everybody first.
+		// Containers start in the next round, after the sandbox's addresses are in the pod's status.
 		return w.newSandbox(ctx, pod, config)
 	}
 	if len(plan.Resize) > 0 || plan.ResizePod {
-		w.applyResize(firm, pod, runtime, plan)
+		w.applyResize(uncancelled, pod, runtime, plan)
 	}
 	return w.startAll(ctx, pod, runtime, plan, config)
 }
@@ -85,12 +85,13 @@ func find(runtime *cri.Pod, id string) *cri.Container {
 	return &cri.Container{ID: id}
 }
 
-// reset removes containers so that they begin anew.
+// reset removes containers so that they are created again.
 func (w *worker) reset(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, resets []Reset) error {
 	zero := int64(0)
 	for _, r := range resets {
 		if r.Stop {
-			if err := w.k.killContainer(ctx, pod, runtime, find(runtime, r.ID), "killing", killUnknown, &zero, nil); err != nil {
+			stop := containerStop{container: find(runtime, r.ID), message: "killing", grace: &zero}
+			if err := w.k.killContainer(ctx, pod, runtime, stop); err != nil {
 				return err
 			}
 		}
@@ -101,13 +102,13 @@ func (w *worker) reset(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r
 	return nil
 }
 
-// sandboxConfig says what sandbox the pod wants.
+// sandboxConfig returns the configuration of the pod's sandbox.
 func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxConfig, error) {
 	k := w.k
 	dns := k.DNS
 	dns.NodeIPs = k.HostIPs()
 	dns.Warn = func(reason, message string, ofNode bool) {
-		w.tellOnce("dns/"+reason+message, message, func() {
+		w.eventOnce("dns/"+reason+message, message, func() {
 			if ofNode {
 				k.Events.Event(k.Node(), corev1.EventTypeWarning, reason, message)
 				return
@@ -133,7 +134,7 @@ func (w *worker) sandboxConfig(pod *corev1.Pod, attempt uint32) (*cri.SandboxCon
 	})
 }
 
-// newSandbox makes the pod's sandbox when its turn has come.
+// newSandbox creates the pod's sandbox when the semaphore allows.
 func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *cri.SandboxConfig) error {
 	handler := ""
 	if w.k.Handlers != nil {
@@ -142,11 +143,11 @@ func (w *worker) newSandbox(ctx context.Context, pod *corev1.Pod, config *cri.Sa
 			return w.sandboxFailed(pod, err)
 		}
 	}
-	done, err := w.k.turns.take(ctx)
+	release, err := w.k.sandboxes.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer release()
 	if _, err := w.k.Runtime.RunPodSandbox(context.WithoutCancel(ctx), config, handler); err != nil {
 		return w.sandboxFailed(pod, err)
 	}
@@ -163,8 +164,9 @@ func (w *worker) sandboxFailed(pod *corev1.Pod, err error) error {
 	return wrapped("create pod sandbox", err)
 }
 
-// startAll starts containers in order. An init container that cannot be started holds back those behind it; others do not.
+// startAll starts containers in order. If an init container cannot be started, later containers are not started either.
 func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions, config *cri.SandboxConfig) error {
+	starting := startingPod{pod: pod, runtime: runtime, sandbox: plan.Sandbox, config: config}
 	var failed error
 	progress := false
 	for _, start := range plan.Start {
@@ -175,8 +177,8 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 		if !start.Ended.IsZero() {
 			w.restarts.restarted(restartKey(c), start.Ended, time.Now())
 		}
-		reason := w.startContainer(ctx, pod, runtime, start, plan.Sandbox, config)
-		w.countContainer(start.Kind, reason)
+		reason := w.startContainer(ctx, starting, start)
+		w.recordContainerStart(start.Kind, reason)
 		if reason == nil {
 			delete(w.failed, c.Name)
 			progress = true
@@ -197,70 +199,78 @@ func (w *worker) startAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 	return nil
 }
 
-// startContainer starts one container, and says why not if it cannot.
-func (w *worker) startContainer(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, start Start, sandbox string, sandboxConfig *cri.SandboxConfig) *kubeletstatus.Reason {
-	k, c, ips := w.k, start.Container, runtime.IPs
+// startingPod is a pod whose containers are being started.
+type startingPod struct {
+	pod     *corev1.Pod
+	runtime *cri.Pod
+	// sandbox is the ID of the sandbox, config its configuration.
+	sandbox string
+	config  *cri.SandboxConfig
+}
+
+// startContainer starts one container. It returns the reason if that fails.
+func (w *worker) startContainer(ctx context.Context, s startingPod, start Start) *kubeletstatus.Reason {
+	k, pod, c := w.k, s.pod, start.Container
 	fail := func(reason string, err error) *kubeletstatus.Reason {
 		message := plainText(err)
 		k.containerEvent(pod, c, corev1.EventTypeWarning, "Failed", "Error: "+message)
 		return &kubeletstatus.Reason{Reason: reason, Message: message}
 	}
-	ref, err := k.Images.Ensure(ctx, pod, c, sandboxConfig)
+	ref, err := k.Images.Ensure(ctx, pod, c, s.config)
 	if err != nil {
-		var why interface {
+		var imageError interface {
 			ImageReason() (reason, message string)
 		}
-		if errors.As(err, &why) {
-			reason, message := why.ImageReason()
+		if errors.As(err, &imageError) {
+			reason, message := imageError.ImageReason()
 			k.containerEvent(pod, c, corev1.EventTypeWarning, "Failed", "Error: "+reason)
 			return &kubeletstatus.Reason{Reason: reason, Message: message}
 		}
 		return fail("ErrImagePull", err)
 	}
-	target := ""
+	settings := cri.ContainerSettings{Attempt: w.attempt(pod, s.runtime, c), ImageRef: ref}
 	if start.Target != "" {
-		found := runtime.Container(start.Target)
+		found := s.runtime.Container(start.Target)
 		if found == nil {
 			return fail("CreateContainerConfigError", fmt.Errorf("unable to find target container %v", start.Target))
 		}
-		target = found.ID
+		settings.TargetID = found.ID
 	}
-	attempt := w.attempt(pod, runtime, c)
-	config, release, err := w.containerConfig(ctx, pod, c, ref, attempt, target, ips)
+	config, release, err := w.containerConfig(ctx, s, c, settings)
 	if release != nil {
 		defer release()
 	}
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
-	firm := context.WithoutCancel(ctx)
-	id, err := k.Runtime.CreateContainer(firm, sandbox, config, sandboxConfig)
+	uncancelled := context.WithoutCancel(ctx)
+	id, err := k.Runtime.CreateContainer(uncancelled, s.sandbox, config, s.config)
 	if err != nil {
 		return fail("CreateContainerError", err)
 	}
 	w.setActuated(c)
 	k.containerEvent(pod, c, corev1.EventTypeNormal, "Created", "Container created")
-	if err := k.Runtime.StartContainer(firm, id); err != nil {
+	if err := k.Runtime.StartContainer(uncancelled, id); err != nil {
 		return fail("RunContainerError", err)
 	}
 	k.containerEvent(pod, c, corev1.EventTypeNormal, "Started", "Container started")
 	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
 		return nil
 	}
-	message, err := k.hook(ctx, pod, ips, c, id, c.Lifecycle.PostStart)
+	message, err := k.hook(ctx, hookTarget{pod: pod, ips: s.runtime.IPs, container: c, id: id}, c.Lifecycle.PostStart)
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	// The message stays out of the event: it may tell secrets.
+	// The message is not in the event, because it may contain secrets.
 	k.containerEvent(pod, c, corev1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
-	started := &cri.Container{ID: id, Name: c.Name, State: cri.Running}
-	if err := k.killContainer(firm, pod, runtime, started, "FailedPostStartHook", killUnknown, nil, nil); err != nil {
-		k.Log.Warn("a container whose postStart hook failed could not be stopped", "pod", describe(pod), "container", c.Name, "error", err)
+	stop := containerStop{container: &cri.Container{ID: id, Name: c.Name, State: cri.Running}, message: "FailedPostStartHook"}
+	if err := k.killContainer(uncancelled, pod, s.runtime, stop); err != nil {
+		k.Log.Warn("failed to stop container after failed postStart hook", "pod", describe(pod), "container", c.Name, "error", err)
 	}
 	return &kubeletstatus.Reason{Reason: "PostStartHookError", Message: message}
 }
 
-// plainText is the text of an error without what gRPC adds.
+// plainText is the text of an error without the gRPC status.
 func plainText(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()
@@ -268,7 +278,7 @@ func plainText(err error) string {
 	return err.Error()
 }
 
-// attempt counts the runs of a container. When the runtime has forgotten them all, its logs and its status still know.
+// attempt is the number of earlier starts of a container. If the runtime has no container of that name, it is taken from the log files.
 func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container) uint32 {
 	if found := runtime.Container(c.Name); found != nil {
 		return uint32(found.RestartCount) + 1
@@ -287,18 +297,20 @@ func (w *worker) attempt(pod *corev1.Pod, runtime *cri.Pod, c *corev1.Container)
 	return uint32(next)
 }
 
-// containerConfig says what container is to be made. release frees what is only needed until it is made.
-func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, ref string, attempt uint32, target string, ips []string) (*cri.ContainerConfig, func(), error) {
-	k := w.k
-	var given devices.RunContainerOptions
+// containerConfig completes the settings of a container and returns its configuration. release is called when the container has been
+// created, or could not be; it may be nil.
+func (w *worker) containerConfig(
+	ctx context.Context, s startingPod, c *corev1.Container, settings cri.ContainerSettings,
+) (config *cri.ContainerConfig, release func(), err error) {
+	k, pod := w.k, s.pod
+	var fromPlugins devices.RunContainerOptions
 	if k.Devices != nil {
-		var err error
-		if given, err = k.Devices.Prepare(ctx, pod, c); err != nil {
+		if fromPlugins, err = k.Devices.Prepare(ctx, pod, c); err != nil {
 			return nil, nil, err
 		}
 	}
 	hostIPs := k.HostIPs()
-	sorted := kubeletstatus.SortIPs(ips, hostIPs)
+	sorted := kubeletstatus.SortIPs(s.runtime.IPs, hostIPs)
 	if pod.Spec.HostNetwork {
 		sorted = hostIPs
 	}
@@ -310,7 +322,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if err != nil {
 		return nil, release, err
 	}
-	own, err := k.ownMounts(pod, c, sorted)
+	fixed, err := k.kubeletMounts(pod, c, sorted)
 	if err != nil {
 		return nil, release, err
 	}
@@ -318,30 +330,28 @@ func (w *worker) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1
 	if err != nil {
 		return nil, release, err
 	}
-	image, err := k.Runtime.ImageStatus(ctx, cri.ImageSpec{Image: ref, UserSpecifiedImage: c.Image})
+	image, err := k.Runtime.ImageStatus(ctx, cri.ImageSpec{Image: settings.ImageRef, UserSpecifiedImage: c.Image})
 	if err != nil {
-		return nil, release, wrapped("read image", err)
+		return nil, release, wrapped("get image status", err)
 	}
 	user, err := k.userNamespace(pod)
 	if err != nil {
 		return nil, release, err
 	}
-	settings := cri.ContainerSettings{
-		Host: k.Host, Attempt: attempt, Env: append(given.Env, env...), Mounts: slices.Concat(given.Mounts, mounts, own),
-		Devices: append(given.Devices, blocks...), CDIDevices: given.CDI, Annotations: given.Annotations, ImageRef: ref, TargetID: target,
-		ExtraGroups: k.Volumes.SupplementalGroups(pod.UID), UserNamespace: user,
-	}
+	settings.Host, settings.Env, settings.Mounts = k.Host, append(fromPlugins.Env, env...), slices.Concat(fromPlugins.Mounts, mounts, fixed)
+	settings.Devices, settings.CDIDevices, settings.Annotations = append(fromPlugins.Devices, blocks...), fromPlugins.CDI, fromPlugins.Annotations
+	settings.ExtraGroups, settings.UserNamespace = k.Volumes.SupplementalGroups(pod.UID), user
 	if image != nil {
 		settings.ImageUID, settings.ImageUser = image.UID, image.Username
 	}
 	if err := os.MkdirAll(filepath.Join(cri.PodLogDirectory(k.LogsDir(), pod), c.Name), 0o755); err != nil {
-		return nil, release, wrapped("make log directory", err)
+		return nil, release, wrapped("create log directory", err)
 	}
-	config, err := cri.NewContainerConfig(pod, c, settings)
+	config, err = cri.NewContainerConfig(pod, c, settings)
 	return config, release, err
 }
 
-// sources is where environment variables come from.
+// sources provides the sources of environment variables.
 type sources struct{ *Kubelet }
 
 func (s sources) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {

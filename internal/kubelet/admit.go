@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -22,7 +23,7 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// safeSysctls are those every pod may set.
+// safeSysctls are the sysctls that every pod may set.
 var safeSysctls = []string{
 	"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
 	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",
@@ -30,44 +31,44 @@ var safeSysctls = []string{
 	"net.ipv4.tcp_slow_start_after_idle", "net.ipv4.tcp_notsent_lowat",
 }
 
-// refusal is why a pod does not fit.
-type refusal struct {
+// rejection is the reason why a pod is not admitted.
+type rejection struct {
 	status.Reason
-	// resource and missing say how much of what is missing, when that is all that is wrong.
+	// resource and missing are set if the node has not enough of a resource.
 	resource corev1.ResourceName
 	missing  int64
 }
 
-// admit decides, once, whether the pod may run here. A pod that already runs here has been admitted before.
-func (w *worker) admit(ctx context.Context, pod *corev1.Pod, seen *cri.Pod) (bool, error) {
+// admit decides, once, whether the pod may run on this node. A pod that has containers was admitted before a restart of the kubelet.
+func (w *worker) admit(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod) (bool, error) {
 	w.mu.Lock()
 	admitted := w.allocated != nil
 	w.mu.Unlock()
 	if admitted {
 		return true, nil
 	}
-	if len(seen.Sandboxes) > 0 || len(seen.Containers) > 0 {
+	if len(runtime.Sandboxes) > 0 || len(runtime.Containers) > 0 {
 		w.allocate(allocationFromStatus(pod))
 		return true, nil
 	}
 	w.k.admission.Lock()
 	defer w.k.admission.Unlock()
-	why, err := w.k.refuses(ctx, pod, w.k.Active())
+	rejected, err := w.k.checkAdmission(ctx, pod, w.k.Active())
 	if err != nil {
 		return false, err
 	}
-	if why == nil {
+	if rejected == nil {
 		w.allocate(allocationOf(pod))
 		return true, nil
 	}
-	w.k.Metrics.Rejected(why.Reason.Reason)
-	w.k.podEvent(pod, corev1.EventTypeWarning, why.Reason.Reason, "%s", why.Message)
+	w.k.Metrics.Rejected(rejected.Reason.Reason)
+	w.k.podEvent(pod, corev1.EventTypeWarning, rejected.Reason.Reason, "%s", rejected.Message)
 	now := metav1.NewTime(time.Now())
 	w.mu.Lock()
 	w.rejected = true
 	w.mu.Unlock()
 	w.k.writer.Set(w.uid, &corev1.PodStatus{
-		QOSClass: qosClass(pod), Phase: corev1.PodFailed, Reason: why.Reason.Reason, Message: "Pod was rejected: " + why.Message,
+		QOSClass: qosClass(pod), Phase: corev1.PodFailed, Reason: rejected.Reason.Reason, Message: "Pod was rejected: " + rejected.Message,
 		StartTime: &now, ObservedGeneration: pod.Generation,
 	}, false)
 	return false, nil
@@ -79,65 +80,65 @@ func (w *worker) allocate(a *allocation) {
 	w.allocated = a
 }
 
-// refuses says why a pod cannot run here beside the others, or is nil. A critical pod makes itself room.
-func (k *Kubelet) refuses(ctx context.Context, pod *corev1.Pod, others []*corev1.Pod) (*refusal, error) {
-	if k.Refuse != nil {
-		if why := k.Refuse(pod); why != nil {
-			return &refusal{Reason: *why}, nil
+// checkAdmission returns why a pod cannot run on this node in addition to others, or nil. A critical pod preempts others if needed.
+func (k *Kubelet) checkAdmission(ctx context.Context, pod *corev1.Pod, others []*corev1.Pod) (*rejection, error) {
+	if k.Reject != nil {
+		if reason := k.Reject(pod); reason != nil {
+			return &rejection{Reason: *reason}, nil
 		}
 	}
 	node := k.Node()
 	if node == nil {
-		return nil, fmt.Errorf("this node is not known yet")
+		return nil, errors.New("Node object has not been read yet")
 	}
 	if k.Devices != nil && forbiddenSysctl(pod, k.AllowedSysctls) == "" {
 		if err := k.Devices.Allocate(ctx, pod); err != nil {
 			reason, message := devices.AdmissionFailure(err)
-			return &refusal{Reason: status.Reason{Reason: reason, Message: message}}, nil
+			return &rejection{Reason: status.Reason{Reason: reason, Message: message}}, nil
 		}
 	}
 	reasons := fits(pod, others, node, k.AllowedSysctls)
 	if len(reasons) == 0 {
-		return appArmorRefusal(pod, k.Host.AppArmor), nil
+		return appArmorRejection(pod, k.Host.AppArmor), nil
 	}
-	if critical(pod) {
+	if isCritical(pod) {
 		for i := range reasons {
 			if reasons[i].resource == "" {
 				return &reasons[i], nil
 			}
 		}
 		if err := k.preempt(pod, others, reasons); err != nil {
-			return &refusal{Reason: status.Reason{
+			return &rejection{Reason: status.Reason{
 				Reason: "UnexpectedAdmissionError", Message: fmt.Sprintf("Unexpected error while attempting to recover from admission failure: %v", err),
 			}}, nil
 		}
-		return appArmorRefusal(pod, k.Host.AppArmor), nil
+		return appArmorRejection(pod, k.Host.AppArmor), nil
 	}
 	return &reasons[0], nil
 }
 
-// fits lists what keeps a pod from running on a node, the most telling first.
-func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysctls []string) []refusal {
-	refuse := func(reason, message string) []refusal {
-		return []refusal{{Reason: status.Reason{Reason: reason, Message: message}}}
+// fits returns the reasons why a pod cannot run on a node, the most important first.
+func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysctls []string) []rejection {
+	reject := func(reason, message string) []rejection {
+		return []rejection{{Reason: status.Reason{Reason: reason, Message: message}}}
 	}
 	if message := forbiddenSysctl(pod, allowedSysctls); message != "" {
-		return refuse("SysctlForbidden", message)
+		return reject("SysctlForbidden", message)
 	}
 	if os := pod.Labels[corev1.LabelOSStable]; os != "" && os != runtime.GOOS {
-		return refuse("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
+		return reject("PodOSSelectorNodeLabelDoesNotMatch", "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
 	}
 	if pod.Spec.OS != nil && string(pod.Spec.OS.Name) != runtime.GOOS {
-		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+		return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 	}
 	if s := pod.Spec.SecurityContext; s != nil && s.SupplementalGroupsPolicy != nil && *s.SupplementalGroupsPolicy == corev1.SupplementalGroupsPolicyStrict {
 		if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
-			return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
+			return reject("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
 		}
 	}
 	reasons := insufficient(pod, others, node)
 	predicate := func(name, text string) {
-		reasons = append(reasons, refusal{Reason: status.Reason{Reason: name, Message: fmt.Sprintf("Predicate %s failed: %s", name, text)}})
+		reasons = append(reasons, rejection{Reason: status.Reason{Reason: name, Message: fmt.Sprintf("Predicate %s failed: %s", name, text)}})
 	}
 	if match, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !match {
 		predicate("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
@@ -145,7 +146,7 @@ func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysct
 	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
 		predicate("NodeName", "node(s) didn't match the requested node name")
 	}
-	if portsTaken(pod, others) {
+	if portsConflict(pod, others) {
 		predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports")
 	}
 	if !status.Static(pod) {
@@ -158,16 +159,16 @@ func fits(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node, allowedSysct
 	return reasons
 }
 
-// insufficient lists the resources of which the node has too little left.
-func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []refusal {
+// insufficient returns a rejection for each resource that the node has not enough of.
+func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []rejection {
 	used := corev1.ResourceList{}
 	for _, other := range others {
 		addTo(used, resourcehelper.PodRequests(other, resourcehelper.PodResourcesOptions{}))
 	}
-	var reasons []refusal
+	var reasons []rejection
 	check := func(name corev1.ResourceName, requested, used, capacity int64) {
 		if requested > capacity-used {
-			reasons = append(reasons, refusal{
+			reasons = append(reasons, rejection{
 				Reason: status.Reason{
 					Reason:  "OutOf" + string(name),
 					Message: fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", name, requested, used, capacity),
@@ -186,7 +187,7 @@ func insufficient(pod *corev1.Pod, others []*corev1.Pod, node *corev1.Node) []re
 		}
 	}
 	for name := range requests {
-		// Resources that the node does not have are the cluster's, not the node's.
+		// Extended resources that are not in the node's allocatable are cluster-level resources.
 		if _, has := node.Status.Allocatable[name]; has && name != corev1.ResourceCPU && name != corev1.ResourceMemory && name != corev1.ResourceEphemeralStorage {
 			check(name, amount(name, requests), amount(name, used), amount(name, node.Status.Allocatable))
 		}
@@ -210,7 +211,7 @@ func addTo(sum, list corev1.ResourceList) {
 	}
 }
 
-// hostPort is a port of the node that a pod takes.
+// hostPort is a port of the node that a pod uses.
 type hostPort struct {
 	protocol corev1.Protocol
 	port     int32
@@ -236,17 +237,17 @@ func hostPorts(pod *corev1.Pod) []hostPort {
 	return ports
 }
 
-// portsTaken reports whether another pod holds a port of the node that this one wants.
-func portsTaken(pod *corev1.Pod, others []*corev1.Pod) bool {
+// portsConflict reports whether another pod uses a host port of this one.
+func portsConflict(pod *corev1.Pod, others []*corev1.Pod) bool {
 	wanted := hostPorts(pod)
 	if len(wanted) == 0 {
 		return false
 	}
-	everywhere := func(ip string) bool { return ip == "" || net.ParseIP(ip).IsUnspecified() }
+	allAddresses := func(ip string) bool { return ip == "" || net.ParseIP(ip).IsUnspecified() }
 	for _, other := range others {
-		for _, held := range hostPorts(other) {
+		for _, used := range hostPorts(other) {
 			for _, p := range wanted {
-				if p.protocol == held.protocol && p.port == held.port && (p.ip == held.ip || everywhere(p.ip) || everywhere(held.ip)) {
+				if p.protocol == used.protocol && p.port == used.port && (p.ip == used.ip || allAddresses(p.ip) || allAddresses(used.ip)) {
 					return true
 				}
 			}
@@ -255,7 +256,7 @@ func portsTaken(pod *corev1.Pod, others []*corev1.Pod) bool {
 	return false
 }
 
-// forbiddenSysctl is empty if all sysctls of a pod are allowed.
+// forbiddenSysctl returns a message about a sysctl of a pod that is not allowed, or an empty one.
 func forbiddenSysctl(pod *corev1.Pod, allowed []string) string {
 	if pod.Spec.SecurityContext == nil {
 		return ""
@@ -268,8 +269,8 @@ func forbiddenSysctl(pod *corev1.Pod, allowed []string) string {
 		listed := false
 		for _, pattern := range append(safeSysctls[:len(safeSysctls):len(safeSysctls)], allowed...) {
 			pattern = strings.ReplaceAll(pattern, "/", ".")
-			prefix, open := strings.CutSuffix(pattern, "*")
-			listed = listed || pattern == name || open && strings.HasPrefix(name, prefix)
+			prefix, wildcard := strings.CutSuffix(pattern, "*")
+			listed = listed || pattern == name || wildcard && strings.HasPrefix(name, prefix)
 		}
 		ipc := strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || strings.HasPrefix(name, "fs.mqueue.") || name == "kernel.sem"
 		switch {
@@ -284,11 +285,11 @@ func forbiddenSysctl(pod *corev1.Pod, allowed []string) string {
 	return ""
 }
 
-// systemCritical is the lowest priority that only parts of the system itself have.
+// systemCritical is the lowest priority of system-critical pods.
 const systemCritical = 2_000_000_000
 
-// critical tells static pods, their mirrors and pods of the system's own priorities.
-func critical(pod *corev1.Pod) bool {
+// isCritical reports whether a pod is a static pod, a mirror pod or has a system-critical priority.
+func isCritical(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return status.Static(pod) || mirror || pod.Spec.Priority != nil && *pod.Spec.Priority >= systemCritical
 }

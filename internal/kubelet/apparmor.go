@@ -12,10 +12,10 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// appArmorRefusal says why a pod's AppArmor profiles cannot be enforced, or is nil. enabled says that the host has AppArmor.
-func appArmorRefusal(pod *corev1.Pod, enabled bool) *refusal {
+// appArmorRejection returns why a pod's AppArmor profiles cannot be enforced, or nil. enabled reports whether AppArmor is enabled on the host.
+func appArmorRejection(pod *corev1.Pod, enabled bool) *rejection {
 	if err := checkAppArmor(pod, enabled); err != nil {
-		return &refusal{Reason: status.Reason{Reason: "AppArmor", Message: fmt.Sprintf("Cannot enforce AppArmor: %v", err)}}
+		return &rejection{Reason: status.Reason{Reason: "AppArmor", Message: fmt.Sprintf("Cannot enforce AppArmor: %v", err)}}
 	}
 	return nil
 }
@@ -36,7 +36,7 @@ func checkAppArmor(pod *corev1.Pod, enabled bool) error {
 	return nil
 }
 
-// wantsAppArmor reports whether a pod names a profile that confines anything, in a field or in an annotation of old.
+// wantsAppArmor reports whether a pod has a profile other than Unconfined, in a field or in a deprecated annotation.
 func wantsAppArmor(pod *corev1.Pod) bool {
 	confines := func(p *corev1.AppArmorProfile) bool {
 		return p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined

@@ -58,7 +58,7 @@ func TestAppArmor(t *testing.T) {
 		},
 	} {
 		for enabled, want := range map[bool]string{false: row.without, true: row.with} {
-			got := appArmorRefusal(row.pod, enabled)
+			got := appArmorRejection(row.pod, enabled)
 			switch {
 			case want == "" && got != nil, want != "" && (got == nil || got.Reason.Reason != "AppArmor" || got.Message != want):
 				t.Errorf("%s, AppArmor %t: refused with %+v, want %q", row.name, enabled, got, want)
@@ -67,9 +67,9 @@ func TestAppArmor(t *testing.T) {
 	}
 }
 
-// TestAppArmorAdmission refuses a pod on a host without AppArmor.
+// TestAppArmorAdmission rejects a pod on a host without AppArmor.
 func TestAppArmorAdmission(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(confined(profile(corev1.AppArmorProfileTypeRuntimeDefault)), regular("a")), "refused", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	if want := "Pod was rejected: Cannot enforce AppArmor: AppArmor is not enabled on the host"; pod.Status.Reason != "AppArmor" || pod.Status.Message != want {
 		t.Errorf("%s: %s", pod.Status.Reason, pod.Status.Message)

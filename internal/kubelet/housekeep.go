@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	// housekeepPeriod is how often what was left behind is looked for.
+	// housekeepPeriod is the period of removing orphaned pods and dead containers.
 	housekeepPeriod = time.Minute
-	// logPeriod is how often the sizes of logs are looked at.
+	// logPeriod is the period of log rotation.
 	logPeriod = 10 * time.Second
-	// orphanGrace is what containers get whose pod nobody knows.
+	// orphanGrace is the grace period in seconds of orphaned containers.
 	orphanGrace = int64(1)
 )
 
-// uidOf is whose a sandbox or container is.
+// uidOf is the pod's UID in the labels of a sandbox or container.
 func uidOf(labels map[string]string) types.UID { return types.UID(labels[cri.LabelPodUID]) }
 
-// housekeep removes what nobody needs any more: at the start, as soon as all sources have told their pods, and then from time to time.
+// housekeep removes orphaned pods and dead containers: first when all sources have been listed, and then periodically.
 func (k *Kubelet) housekeep(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -35,7 +35,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		if !k.complete() {
+		if !k.allSourcesListed() {
 			timer.Reset(50 * time.Millisecond)
 			continue
 		}
@@ -45,8 +45,8 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 	}
 }
 
-// complete reports whether all sources have told their pods.
-func (k *Kubelet) complete() bool {
+// allSourcesListed reports whether all sources have listed their pods.
+func (k *Kubelet) allSourcesListed() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.apiListed && k.staticListed
@@ -58,7 +58,7 @@ func (k *Kubelet) has(uid types.UID) bool {
 	return k.workers[uid] != nil
 }
 
-// removeOrphans ends and removes the pods that the runtime, the volumes, the cgroups or the logs know, and nobody else.
+// removeOrphans terminates and removes pods that have containers, volumes, cgroups or logs but no worker.
 func (k *Kubelet) removeOrphans(ctx context.Context) {
 	orphans := map[types.UID]bool{}
 	add := func(uid types.UID) {
@@ -68,7 +68,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 	}
 	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, "")
 	if err != nil {
-		return // the runtime is away; the next time will do
+		return // the runtime is unavailable; retried after housekeepPeriod
 	}
 	containers, err := k.Runtime.ListContainers(ctx, "")
 	if err != nil {
@@ -83,7 +83,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 	for _, list := range []func() ([]types.UID, error){k.Volumes.Pods, k.Cgroups.Pods} {
 		uids, err := list()
 		if err != nil {
-			k.Log.Warn("leftovers of pods could not be listed", "error", err)
+			k.Log.Warn("failed to list orphaned pods", "error", err)
 		}
 		for _, uid := range uids {
 			add(uid)
@@ -93,7 +93,7 @@ func (k *Kubelet) removeOrphans(ctx context.Context) {
 	for uid := range orphans {
 		removing.Go(func() {
 			if err := k.removeOrphan(ctx, uid); err != nil && ctx.Err() == nil {
-				k.Log.Warn("the leftovers of a pod could not be removed", "uid", uid, "error", err)
+				k.Log.Warn("failed to remove orphaned pod", "uid", uid, "error", err)
 			}
 		})
 	}
@@ -122,7 +122,7 @@ func (k *Kubelet) removeOrphan(ctx context.Context, uid types.UID) error {
 	return os.RemoveAll(k.podDir(uid))
 }
 
-// removeOrphanLogs removes the logs of pods that are gone.
+// removeOrphanLogs removes the logs of pods without a worker.
 func (k *Kubelet) removeOrphanLogs() {
 	dirs, err := os.ReadDir(k.LogsDir())
 	if err != nil {
@@ -130,12 +130,12 @@ func (k *Kubelet) removeOrphanLogs() {
 	}
 	for _, dir := range dirs {
 		if i := strings.LastIndexByte(dir.Name(), '_'); i >= 0 && !k.has(types.UID(dir.Name()[i+1:])) {
-			_ = os.RemoveAll(filepath.Join(k.LogsDir(), dir.Name())) // what stays is tried again
+			_ = os.RemoveAll(filepath.Join(k.LogsDir(), dir.Name())) // retried by the next housekeeping
 		}
 	}
 }
 
-// removeContainers removes all containers and sandboxes of a pod, which have ended.
+// removeContainers removes all containers and sandboxes of a terminated pod.
 func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
 	containers, err := k.Runtime.ListContainers(ctx, uid)
 	if err != nil {
@@ -145,7 +145,7 @@ func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
 		if err := k.Runtime.RemoveContainer(ctx, c.ID); err != nil && !cri.NotFound(err) {
 			return wrapped("remove container", err)
 		}
-		k.killed.Delete(c.ID)
+		k.killing.Delete(c.ID)
 	}
 	sandboxes, err := k.Runtime.ListPodSandboxes(ctx, uid)
 	if err != nil {
@@ -159,8 +159,8 @@ func (k *Kubelet) removeContainers(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// removeDead keeps, of the containers of pods that live, those that run and the last dead one of each name, and of their sandboxes
-// the newest and those that still have containers.
+// removeDead removes dead containers and sandboxes of pods that have a worker. It keeps the newest dead container of each name, the newest
+// sandbox, and sandboxes that have containers.
 func (k *Kubelet) removeDead(ctx context.Context) {
 	containers, err := k.Runtime.ListContainers(ctx, "")
 	if err != nil {
@@ -199,7 +199,7 @@ func (k *Kubelet) removeDead(ctx context.Context) {
 	for _, s := range sandboxes {
 		uid := uidOf(s.Labels)
 		if uid != "" && !s.Ready && !inUse[s.ID] && s.CreatedAt.Before(latest[uid]) {
-			_ = k.Runtime.RemovePodSandbox(ctx, s.ID) // what stays is tried again
+			_ = k.Runtime.RemovePodSandbox(ctx, s.ID) // retried by the next housekeeping
 		}
 	}
 }
@@ -212,11 +212,11 @@ func (k *Kubelet) removeWithLog(ctx context.Context, id string) {
 			_ = os.Remove(log)
 		}
 	}
-	_ = k.Runtime.RemoveContainer(ctx, id) // what stays is tried again
-	k.killed.Delete(id)
+	_ = k.Runtime.RemoveContainer(ctx, id) // retried by the next housekeeping
+	k.killing.Delete(id)
 }
 
-// rotateLogs keeps logs short until ctx ends.
+// rotateLogs rotates container logs until ctx ends.
 func (k *Kubelet) rotateLogs(ctx context.Context) error {
 	if k.LogMaxSize <= 0 {
 		return nil
@@ -230,7 +230,7 @@ func (k *Kubelet) rotateLogs(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			if err := logs.Rotate(ctx); err != nil && ctx.Err() == nil {
-				k.Log.Warn("logs could not be rotated", "error", err)
+				k.Log.Warn("failed to rotate container logs", "error", err)
 			}
 		}
 	}

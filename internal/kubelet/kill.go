@@ -17,16 +17,16 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// killPod stops all containers of a pod at once, sidecars after those they serve, and then its sandboxes. pod is nil for a
-// pod of which only the runtime knows. grace overrides the pod's own.
+// killPod stops all containers of a pod concurrently, sidecars after the regular containers, and then its sandboxes. pod is nil for an
+// orphaned pod. grace, if set, overrides the pod's grace period.
 func (k *Kubelet) killPod(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, grace *int64) error {
 	running := runtime.Running()
-	order := newOrder(pod, running)
+	order := newStopOrder(pod, running)
 	errs := make([]error, len(running))
 	var stopping sync.WaitGroup
 	for i, c := range running {
 		stopping.Go(func() {
-			errs[i] = k.killContainer(ctx, pod, runtime, c, "", killUnknown, grace, order)
+			errs[i] = k.killContainer(ctx, pod, runtime, containerStop{container: c, grace: grace, order: order})
 		})
 	}
 	stopping.Wait()
@@ -41,32 +41,46 @@ func (k *Kubelet) killPod(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod
 	return errors.Join(errs...)
 }
 
-// killContainer stops one container: its preStop hook, its turn among the sidecars and its signal all share its grace period.
-func (k *Kubelet) killContainer(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, c *cri.Container, message string, why killReason, override *int64, order *order) error {
-	defer order.ended(c.Name)
+// containerStop is a container to stop.
+type containerStop struct {
+	container *cri.Container
+	// message is that of the event; empty for a default.
+	message string
+	reason  killReason
+	// grace, if set, overrides the container's grace period in seconds.
+	grace *int64
+	// order, if set, makes the container wait for others to stop.
+	order *stopOrder
+}
+
+// killContainer stops one container. Its preStop hook, waiting for other containers and its stop signal all share its grace period.
+func (k *Kubelet) killContainer(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, stop containerStop) error {
+	c := stop.container
+	defer stop.order.markStopped(c.Name)
 	if pod == nil {
-		pod = restored(c)
+		pod = podFromContainer(c)
 	}
 	spec := specOf(pod, c.Name)
 	if spec == nil {
-		spec = &restored(c).Spec.Containers[0]
+		spec = &podFromContainer(c).Spec.Containers[0]
 	}
-	grace := graceOf(pod, spec, why)
-	if override != nil {
-		grace = *override
+	grace := graceOf(pod, spec, stop.reason)
+	if stop.grace != nil {
+		grace = *stop.grace
 	}
+	message := stop.message
 	if message == "" {
 		message = fmt.Sprintf("Stopping container %s", c.Name)
 	}
-	if k.announce(c.ID) {
+	if k.markKilling(c.ID) {
 		k.containerEvent(pod, spec, corev1.EventTypeNormal, "Killing", message)
 	}
 	began := time.Now()
 	if spec.Lifecycle != nil && spec.Lifecycle.PreStop != nil && grace > 0 && c.State == cri.Running {
-		k.preStop(ctx, pod, runtime, spec, c.ID, time.Duration(grace)*time.Second)
+		k.preStop(ctx, hookTarget{pod: pod, ips: runtime.IPs, container: spec, id: c.ID}, time.Duration(grace)*time.Second)
 	}
 	left := time.Duration(grace)*time.Second - time.Since(began)
-	order.wait(ctx, c.Name, left)
+	stop.order.wait(ctx, c.Name, left)
 	seconds := max(grace-int64(time.Since(began).Seconds()), minKillGrace)
 	if err := k.Runtime.StopContainer(ctx, c.ID, seconds); err != nil && !cri.NotFound(err) {
 		return fmt.Errorf("stop container %s: %w", c.Name, err)
@@ -74,24 +88,33 @@ func (k *Kubelet) killContainer(ctx context.Context, pod *corev1.Pod, runtime *c
 	return nil
 }
 
-// minKillGrace is the least a container gets to end by itself.
+// minKillGrace is the shortest grace period of a container in seconds.
 const minKillGrace = 2
 
-// preStop runs a container's hook for as long as it may take.
-func (k *Kubelet) preStop(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, spec *corev1.Container, id string, most time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, most)
+// hookTarget is the container that a lifecycle hook runs for.
+type hookTarget struct {
+	pod       *corev1.Pod
+	ips       []string
+	container *corev1.Container
+	id        string
+}
+
+// preStop runs a container's preStop hook.
+func (k *Kubelet) preStop(ctx context.Context, t hookTarget, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if _, err := k.hook(ctx, pod, runtime.IPs, spec, id, spec.Lifecycle.PreStop); err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		k.containerEvent(pod, spec, corev1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
+	if _, err := k.hook(ctx, t, t.container.Lifecycle.PreStop); err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		k.containerEvent(t.pod, t.container, corev1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
 	}
 }
 
-// hook runs a lifecycle handler. message tells what went wrong, for the container's status.
-func (k *Kubelet) hook(ctx context.Context, pod *corev1.Pod, ips []string, c *corev1.Container, id string, h *corev1.LifecycleHandler) (message string, err error) {
+// hook runs a lifecycle hook. message describes a failure, for the container's status.
+func (k *Kubelet) hook(ctx context.Context, t hookTarget, h *corev1.LifecycleHandler) (message string, err error) {
+	pod, c, ips := t.pod, t.container, t.ips
 	where := fmt.Sprintf("for Container %q in Pod %q failed - error", c.Name, describe(pod))
 	switch {
 	case h.Exec != nil:
-		output, err := k.exec(ctx, id, h.Exec.Command, 0)
+		output, err := k.exec(ctx, t.id, h.Exec.Command, 0)
 		if err != nil {
 			return fmt.Sprintf("Exec lifecycle hook (%v) %s: %v, message: %q", h.Exec.Command, where, err, output), err
 		}
@@ -124,8 +147,8 @@ func (k *Kubelet) hook(ctx context.Context, pod *corev1.Pod, ips []string, c *co
 	return "", nil
 }
 
-// graceOf is how many seconds a container gets to end.
-func graceOf(pod *corev1.Pod, c *corev1.Container, why killReason) int64 {
+// graceOf is the grace period of a container in seconds.
+func graceOf(pod *corev1.Pod, c *corev1.Container, reason killReason) int64 {
 	if pod.DeletionGracePeriodSeconds != nil {
 		return *pod.DeletionGracePeriodSeconds
 	}
@@ -133,7 +156,7 @@ func graceOf(pod *corev1.Pod, c *corev1.Container, why killReason) int64 {
 		return minKillGrace
 	}
 	var p *corev1.Probe
-	switch why {
+	switch reason {
 	case killLiveness:
 		p = c.LivenessProbe
 	case killStartup:
@@ -145,8 +168,8 @@ func graceOf(pod *corev1.Pod, c *corev1.Container, why killReason) int64 {
 	return *pod.Spec.TerminationGracePeriodSeconds
 }
 
-// restored is as much of a container's pod as the runtime remembers: enough to stop it.
-func restored(c *cri.Container) *corev1.Pod {
+// podFromContainer restores the parts of a container's pod that are needed to stop it, from its labels and annotations.
+func podFromContainer(c *cri.Container) *corev1.Pod {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: c.Name}}}}
 	pod.Name, pod.Namespace = c.Labels[cri.LabelPodName], c.Labels[cri.LabelPodNamespace]
 	pod.UID = uidOf(c.Labels)
@@ -164,23 +187,23 @@ func restored(c *cri.Container) *corev1.Pod {
 		spec.Lifecycle = &corev1.Lifecycle{PreStop: &hook}
 	}
 	if text := c.Annotations[cri.AnnotationPorts]; text != "" {
-		_ = json.Unmarshal([]byte(text), &spec.Ports) // ports that cannot be read are only missed by a hook that names one
+		_ = json.Unmarshal([]byte(text), &spec.Ports) // only needed for hooks with named ports
 	}
 	return pod
 }
 
-// order lets sidecars end after the regular containers, and each after those that started behind it. A nil order has none.
-type order struct {
+// stopOrder makes sidecars stop after the regular containers, and in reverse order of their start. A nil stopOrder imposes no order.
+type stopOrder struct {
 	mu    sync.Mutex
 	done  map[string]chan struct{}
 	after map[string][]string
 }
 
-func newOrder(pod *corev1.Pod, running []*cri.Container) *order {
+func newStopOrder(pod *corev1.Pod, running []*cri.Container) *stopOrder {
 	if pod == nil {
 		return nil
 	}
-	o := &order{done: map[string]chan struct{}{}, after: map[string][]string{}}
+	o := &stopOrder{done: map[string]chan struct{}{}, after: map[string][]string{}}
 	for _, c := range running {
 		o.done[c.Name] = make(chan struct{})
 	}
@@ -205,19 +228,19 @@ func newOrder(pod *corev1.Pod, running []*cri.Container) *order {
 	return o
 }
 
-// wait returns when it is a container's turn to end, or when its time is up.
-func (o *order) wait(ctx context.Context, name string, most time.Duration) {
-	if o == nil || most <= 0 {
+// wait returns when a container may stop, or after the timeout.
+func (o *stopOrder) wait(ctx context.Context, name string, timeout time.Duration) {
+	if o == nil || timeout <= 0 {
 		return
 	}
-	timer := time.NewTimer(most)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for _, before := range o.after[name] {
 		o.mu.Lock()
 		done := o.done[before]
 		o.mu.Unlock()
 		if done == nil {
-			continue // it does not run
+			continue // it is not running
 		}
 		select {
 		case <-done:
@@ -229,8 +252,8 @@ func (o *order) wait(ctx context.Context, name string, most time.Duration) {
 	}
 }
 
-// ended notes that a container has ended.
-func (o *order) ended(name string) {
+// markStopped records that a container has stopped.
+func (o *stopOrder) markStopped(name string) {
 	if o == nil {
 		return
 	}

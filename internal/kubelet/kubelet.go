@@ -24,10 +24,10 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// Config is what a kubelet is made of.
+// Config has the settings and dependencies of a Kubelet.
 type Config struct {
 	NodeName string
-	// Root is the directory of everything the kubelet keeps.
+	// Root is the kubelet's directory, such as /var/lib/kubelet.
 	Root    string
 	Client  *client.Client
 	Runtime *cri.Runtime
@@ -35,37 +35,37 @@ type Config struct {
 	Images  Images
 	Cgroups Cgroups
 	Objects Objects
-	// Devices may be nil: then there are none.
+	// Devices may be nil if there are no device plugins.
 	Devices Devices
-	// Handlers may be nil: then there is but the runtime's own handler.
+	// Handlers may be nil if there are no RuntimeClasses.
 	Handlers Handlers
-	// Services are those of a namespace, for the variables that name them.
+	// Services lists the Services of a namespace, for environment variables.
 	Services func(namespace string) ([]*corev1.Service, error)
-	// Node is this node as the API has it; HostIPs are its addresses, the primary one first.
+	// Node returns the Node object, nil before it was read; HostIPs returns the node's addresses, the primary one first.
 	Node    func() *corev1.Node
 	HostIPs func() []string
 	Events  client.EventRecorder
 	Host    cri.Host
 	DNS     environment.DNSSettings
-	// LongestRestartDelay bounds the wait of a container that keeps ending; zero is upstream's five minutes.
-	LongestRestartDelay time.Duration
-	// StaticPods is the directory or file of static pods, StaticPodURL where others are read from; both may be empty.
+	// MaxContainerRestartPeriod is the maximum CrashLoopBackOff delay; zero means upstream's default of five minutes.
+	MaxContainerRestartPeriod time.Duration
+	// StaticPods is the directory or file of static pod manifests, StaticPodURL the URL of a manifest; both may be empty.
 	StaticPods, StaticPodURL string
 	StaticPodHeader          map[string][]string
-	// StaticPodPeriod and StaticPodURLPeriod are how often each is read; zero is upstream's 20 seconds.
+	// StaticPodPeriod and StaticPodURLPeriod are the periods of reading them; zero means upstream's default of 20 seconds.
 	StaticPodPeriod, StaticPodURLPeriod time.Duration
-	// LogMaxSize and LogMaxFiles bound the logs of a container.
+	// LogMaxSize (bytes) and LogMaxFiles bound the logs of a container.
 	LogMaxSize  int64
 	LogMaxFiles int
-	// AllowedSysctls are those a pod may set besides the safe ones; a * at the end stands for any.
+	// AllowedSysctls are the unsafe sysctls that pods may set; a trailing * matches any suffix.
 	AllowedSysctls []string
-	// Refuse, if set, may refuse a pod before anything else is looked at: a node under pressure, or shutting down.
-	Refuse func(pod *corev1.Pod) *status.Reason
-	// RuntimeChanged, if set, is called when RuntimeError has begun or ceased to be nil.
+	// Reject, if set, is called before all other admission checks, and may return the reason to reject a pod: node pressure or shutdown.
+	Reject func(pod *corev1.Pod) *status.Reason
+	// RuntimeChanged, if set, is called when RuntimeError becomes nil or non-nil.
 	RuntimeChanged func()
-	// RecursiveReadOnly says that the runtime can make mounts below a read-only mount read-only too.
+	// RecursiveReadOnly reports whether the runtime supports recursive read-only mounts.
 	RecursiveReadOnly bool
-	// Metrics counts what happens; nil does not.
+	// Metrics may be nil.
 	Metrics *metrics.Metrics
 	Log     *slog.Logger
 }
@@ -73,24 +73,22 @@ type Config struct {
 // Kubelet runs the pods of one node.
 type Kubelet struct {
 	Config
-	runtimeName string
-	writer      *status.Writer
-	probes      *probe.Probes
-	// users are the ids of pods that have users of their own.
-	users *cri.UserNamespaces
-	// killed has the containers of which an event said that they are being stopped.
-	killed sync.Map
+	runtimeName    string
+	writer         *status.Writer
+	probes         *probe.Probes
+	userNamespaces *cri.UserNamespaces
+	// killing has the IDs of containers for which a Killing event was recorded.
+	killing sync.Map
 
-	// turns are those in which sandboxes are made.
-	turns turns
-	// admission lets pods be admitted one at a time, each seeing those before it.
+	sandboxes sandboxSemaphore
+	// admission serializes admission and resizes, so that each check counts the resources of the pods admitted before.
 	admission sync.Mutex
 
 	mu      sync.Mutex
 	workers map[types.UID]*worker
-	// mirrors has the mirror pods the API has, by full name.
+	// mirrors are the mirror pods in the API.
 	mirrors map[types.NamespacedName]*corev1.Pod
-	// complete says that all sources have told all their pods: only then can something be known to be left over.
+	// apiListed and staticListed are set when that source of pods has been listed once. Only then can orphaned pods be recognised.
 	apiListed, staticListed bool
 	running                 sync.WaitGroup
 	ctx                     context.Context
@@ -101,9 +99,9 @@ type Kubelet struct {
 func New(c Config) *Kubelet {
 	k := &Kubelet{
 		Config: c, writer: status.NewWriter(c.Client, c.Log), workers: map[types.UID]*worker{}, mirrors: map[types.NamespacedName]*corev1.Pod{},
-		turns: newTurns(), runtimeError: errors.New("container runtime status check may not have completed yet"),
+		sandboxes: newSandboxSemaphore(), runtimeError: errors.New("container runtime status check may not have completed yet"),
 	}
-	k.users = cri.NewUserNamespaces(k.podsDir())
+	k.userNamespaces = cri.NewUserNamespaces(k.podsDir())
 	k.probes = probe.New(probe.Options{
 		Exec: k.exec, Changed: k.Changed, Answered: c.Metrics.Probed, Forgotten: c.Metrics.PodProbesRemoved, Log: c.Log,
 		Event: func(pod *corev1.Pod, c *corev1.Container, reason, message string) {
@@ -113,11 +111,11 @@ func New(c Config) *Kubelet {
 	return k
 }
 
-// Run runs the node's pods until ctx ends. The pods themselves go on: the next kubelet finds them again.
+// Run runs the node's pods until ctx ends. Containers keep running; a restarted kubelet finds them in the runtime.
 func (k *Kubelet) Run(ctx context.Context) error {
 	for _, dir := range []string{k.Root, k.podsDir(), k.LogsDir()} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return fmt.Errorf("make the kubelet's directories: %w", err)
+			return fmt.Errorf("create kubelet directories: %w", err)
 		}
 	}
 	if err := k.waitForRuntime(ctx); err != nil {
@@ -139,7 +137,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	return err
 }
 
-// waitForRuntime returns when the runtime answers.
+// waitForRuntime returns when the runtime responds.
 func (k *Kubelet) waitForRuntime(ctx context.Context) error {
 	for {
 		version, err := k.Runtime.Version(ctx)
@@ -165,7 +163,7 @@ func (k *Kubelet) runtimeHealth(err error) {
 	}
 }
 
-// RuntimeError says why the runtime did not answer when it was last asked, or is nil.
+// RuntimeError is the error of the last listing of the runtime's containers.
 func (k *Kubelet) RuntimeError() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -175,20 +173,20 @@ func (k *Kubelet) RuntimeError() error {
 func (k *Kubelet) podsDir() string             { return filepath.Join(k.Root, "pods") }
 func (k *Kubelet) podDir(uid types.UID) string { return filepath.Join(k.podsDir(), string(uid)) }
 
-// LogsDirectory is where the logs of all pods are.
+// LogsDir is the directory of the logs of all pods.
 func (k *Kubelet) LogsDir() string { return filepath.Join(k.Root, "logs") }
 
-// Changed wakes the worker of a pod: something about it has happened.
+// Changed wakes the worker of a pod.
 func (k *Kubelet) Changed(uid types.UID) {
 	k.mu.Lock()
 	w := k.workers[uid]
 	k.mu.Unlock()
 	if w != nil {
-		w.poke()
+		w.wakeUp()
 	}
 }
 
-// Pods are all pods of this node that have not been removed yet, static ones included, with the status said last.
+// Pods returns all pods of this node that have a worker, including static pods, with their latest status.
 func (k *Kubelet) Pods() []*corev1.Pod {
 	k.mu.Lock()
 	workers := make([]*worker, 0, len(k.workers))
@@ -203,7 +201,7 @@ func (k *Kubelet) Pods() []*corev1.Pod {
 	return pods
 }
 
-// Pod is one pod of this node by name.
+// Pod returns a pod of this node by name.
 func (k *Kubelet) Pod(namespace, name string) (*corev1.Pod, bool) {
 	for _, pod := range k.Pods() {
 		if pod.Namespace == namespace && pod.Name == name {
@@ -213,8 +211,8 @@ func (k *Kubelet) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return nil, false
 }
 
-// Active are the pods that have been admitted and have not ended, with their resources as allocated. One whose source no longer has it does
-// not count, though it may still be ending: whoever deleted it by force has its room given away already.
+// Active returns the pods that are admitted and not terminated, with their allocated resources. Pods that their source has removed are not
+// active even while they are terminating: after a force deletion the scheduler has already reassigned their resources.
 func (k *Kubelet) Active() []*corev1.Pod {
 	k.mu.Lock()
 	workers := make([]*worker, 0, len(k.workers))
@@ -224,7 +222,7 @@ func (k *Kubelet) Active() []*corev1.Pod {
 	k.mu.Unlock()
 	var pods []*corev1.Pod
 	for _, w := range workers {
-		if pod := w.active(); pod != nil && !w.forsaken() {
+		if pod := w.active(); pod != nil && !w.isRemoved() {
 			pods = append(pods, pod)
 		}
 	}
@@ -232,15 +230,16 @@ func (k *Kubelet) Active() []*corev1.Pod {
 	return pods
 }
 
-// Unfinished are the pods that their sources have, that have not ended and were not refused, admitted or not, and whether those are all.
-func (k *Kubelet) Unfinished() (pods []*corev1.Pod, all bool) {
+// ActiveOrPending returns the pods that are neither terminated, rejected nor removed from their source, admitted or not, and whether all
+// sources have been listed.
+func (k *Kubelet) ActiveOrPending() (pods []*corev1.Pod, all bool) {
 	k.mu.Lock()
 	all = k.apiListed && k.staticListed
 	workers := slices.Collect(maps.Values(k.workers))
 	k.mu.Unlock()
 	for _, w := range workers {
 		w.mu.Lock()
-		if w.stage != terminated && !w.rejected && !w.gone {
+		if w.stage != terminated && !w.rejected && !w.removed {
 			pods = append(pods, w.pod)
 		}
 		w.mu.Unlock()
@@ -249,52 +248,52 @@ func (k *Kubelet) Unfinished() (pods []*corev1.Pod, all bool) {
 }
 
 func (k *Kubelet) withStatus(pod *corev1.Pod) *corev1.Pod {
-	said, ok := k.writer.Get(pod.UID)
+	latest, ok := k.writer.Get(pod.UID)
 	if !ok {
 		return pod
 	}
-	shown := *pod
-	shown.Status = *said
-	return &shown
+	copied := *pod
+	copied.Status = *latest
+	return &copied
 }
 
-// Evict ends a pod with a reason. grace overrides the pod's own, if set. target, if set, is the condition that says who is to blame.
-func (k *Kubelet) Evict(uid types.UID, why status.Reason, grace *int64, target *corev1.PodCondition) bool {
+// Evict terminates a pod with a reason. grace, if set, overrides the pod's grace period. target, if set, is the condition DisruptionTarget.
+func (k *Kubelet) Evict(uid types.UID, reason status.Reason, grace *int64, target *corev1.PodCondition) bool {
 	k.mu.Lock()
 	w := k.workers[uid]
 	k.mu.Unlock()
 	if w == nil {
 		return false
 	}
-	w.evict(&eviction{Reason: why, grace: grace, target: target})
+	w.evict(&eviction{Reason: reason, grace: grace, target: target})
 	return true
 }
 
-// Freed is closed when a pod has ended and holds nothing of the node any more: no container, no volume, no group.
-func (k *Kubelet) Freed(uid types.UID) <-chan struct{} {
+// Released returns a channel that is closed when a pod has terminated and its containers, volumes and cgroup are released.
+func (k *Kubelet) Released(uid types.UID) <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if w := k.workers[uid]; w != nil {
-		return w.freed
+		return w.released
 	}
-	gone := make(chan struct{})
-	close(gone)
-	return gone
+	released := make(chan struct{})
+	close(released)
+	return released
 }
 
-// announce reports whether it has not been said yet that a container is being stopped.
-func (k *Kubelet) announce(id string) bool {
-	_, said := k.killed.LoadOrStore(id, true)
-	return !said
+// markKilling records that a container is being stopped, and reports whether that is new.
+func (k *Kubelet) markKilling(id string) bool {
+	_, recorded := k.killing.LoadOrStore(id, true)
+	return !recorded
 }
 
-// exec runs a command in a container and returns what it wrote.
+// exec runs a command in a container and returns its output.
 func (k *Kubelet) exec(ctx context.Context, id string, command []string, timeout time.Duration) ([]byte, error) {
 	stdout, stderr, err := k.Runtime.ExecSync(ctx, id, command, timeout)
 	return append(stdout, stderr...), err
 }
 
-// update brings a pod of the API or of a file to its worker.
+// update passes a new or changed pod to its worker, and starts the worker of a new pod.
 func (k *Kubelet) update(pod *corev1.Pod) {
 	k.mu.Lock()
 	w := k.workers[pod.UID]
@@ -308,7 +307,7 @@ func (k *Kubelet) update(pod *corev1.Pod) {
 	w.update(pod)
 }
 
-// remove tells a pod's worker that its source no longer has it.
+// remove notifies a pod's worker that the pod's source has removed it.
 func (k *Kubelet) remove(uid types.UID) {
 	k.mu.Lock()
 	w := k.workers[uid]
@@ -318,7 +317,7 @@ func (k *Kubelet) remove(uid types.UID) {
 	}
 }
 
-// forget drops a worker that has done its work.
+// forget removes the worker of a pod that is terminated and removed from its source.
 func (k *Kubelet) forget(w *worker) {
 	k.mu.Lock()
 	delete(k.workers, w.uid)
@@ -328,15 +327,15 @@ func (k *Kubelet) forget(w *worker) {
 	}
 	k.mu.Unlock()
 	k.writer.Forget(w.uid)
-	// A static pod that was changed waits for its predecessor to be gone.
+	// A changed static pod waits until its predecessor is removed.
 	for _, other := range waiting {
 		if name(other.current()) == name(w.current()) {
-			other.poke()
+			other.wakeUp()
 		}
 	}
 }
 
-// predecessor reports whether another pod of the same name is still on the node.
+// predecessor reports whether an older pod with the same name is still on the node.
 func (k *Kubelet) predecessor(pod *corev1.Pod) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -352,7 +351,7 @@ func name(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// describe is a pod in messages, as upstream writes it.
+// describe formats a pod for messages as upstream does.
 func describe(pod *corev1.Pod) string {
 	return fmt.Sprintf("%s_%s(%s)", pod.Name, pod.Namespace, pod.UID)
 }

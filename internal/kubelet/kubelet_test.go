@@ -27,78 +27,78 @@ import (
 	"skiff/test/inprocess"
 )
 
-// bench is a kubelet on a runtime in memory, against a real API server.
-type bench struct {
+// testKubelet is a kubelet on a runtime in memory, against a real API server.
+type testKubelet struct {
 	*testing.T
 	ctx     context.Context
 	client  *client.Client
 	pods    client.Resource[*corev1.Pod]
 	runtime *critest.Fake
-	parts   *fakeParts
+	fakes   *fakeDependencies
 	root    string
 	config  Config
 	kubelet *Kubelet
 	stop    func()
 }
 
-// fakeParts plays volumes, images, cgroups and objects, and remembers what was asked of them.
-type fakeParts struct {
-	mu     sync.Mutex
-	calls  []string
-	mounts error
-	left   []types.UID
+// fakeDependencies implements volumes, images, cgroups and objects, and records calls.
+type fakeDependencies struct {
+	mu      sync.Mutex
+	calls   []string
+	mounts  error
+	orphans []types.UID
 }
 
-func (f *fakeParts) note(format string, args ...any) {
+func (f *fakeDependencies) note(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls = append(f.calls, fmt.Sprintf(format, args...))
 }
 
-func (f *fakeParts) did(what string) bool {
+func (f *fakeDependencies) did(what string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Contains(f.calls, what)
 }
 
-func (f *fakeParts) Mount(_ context.Context, pod *corev1.Pod) error {
+func (f *fakeDependencies) Mount(_ context.Context, pod *corev1.Pod) error {
 	f.note("mount %s", pod.Name)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mounts
 }
-func (f *fakeParts) Mounts(*corev1.Pod, *corev1.Container, []corev1.EnvVar) ([]cri.Mount, func(), error) {
+func (f *fakeDependencies) Mounts(*corev1.Pod, *corev1.Container, []corev1.EnvVar) ([]cri.Mount, func(), error) {
 	return nil, nil, nil
 }
-func (f *fakeParts) Devices(*corev1.Pod, *corev1.Container) ([]cri.Device, error) {
+func (f *fakeDependencies) Devices(*corev1.Pod, *corev1.Container) ([]cri.Device, error) {
 	return nil, nil
 }
-func (f *fakeParts) RefreshAt(types.UID) time.Time        { return time.Time{} }
-func (f *fakeParts) SupplementalGroups(types.UID) []int64 { return nil }
-func (f *fakeParts) Unmount(_ context.Context, uid types.UID) error {
+func (f *fakeDependencies) RefreshAt(types.UID) time.Time        { return time.Time{} }
+func (f *fakeDependencies) SupplementalGroups(types.UID) []int64 { return nil }
+func (f *fakeDependencies) Unmount(_ context.Context, uid types.UID) error {
 	f.note("unmount %s", uid)
 	return nil
 }
-func (f *fakeParts) Pods() ([]types.UID, error) {
+func (f *fakeDependencies) Pods() ([]types.UID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.left, nil
+	return f.orphans, nil
 }
-func (f *fakeParts) ReadFile(*corev1.Pod, string, string) ([]byte, error) {
+func (f *fakeDependencies) ReadFile(*corev1.Pod, string, string) ([]byte, error) {
 	return nil, errors.New("no file")
 }
-func (f *fakeParts) Ensure(_ context.Context, _ *corev1.Pod, c *corev1.Container, _ *cri.SandboxConfig) (string, error) {
+func (f *fakeDependencies) Ensure(_ context.Context, _ *corev1.Pod, c *corev1.Container, _ *cri.SandboxConfig) (string, error) {
 	if strings.HasPrefix(c.Image, "missing") {
 		return "", imageError{}
 	}
 	return c.Image, nil
 }
-func (f *fakeParts) Register(*corev1.Pod) {}
-func (f *fakeParts) Unregister(types.UID) {}
-func (f *fakeParts) ConfigMap(_, name string) (*corev1.ConfigMap, error) {
+func (f *fakeDependencies) Register(*corev1.Pod) {}
+func (f *fakeDependencies) Unregister(types.UID) {}
+func (f *fakeDependencies) ConfigMap(_, name string) (*corev1.ConfigMap, error) {
 	return nil, apierrors.NewNotFound(corev1.Resource("configmaps"), name)
 }
-func (f *fakeParts) Secret(_, name string) (*corev1.Secret, error) {
+func (f *fakeDependencies) Secret(_, name string) (*corev1.Secret, error) {
 	return nil, apierrors.NewNotFound(corev1.Resource("secrets"), name)
 }
 
@@ -107,18 +107,18 @@ type imageError struct{}
 func (imageError) Error() string                 { return "no such image" }
 func (imageError) ImageReason() (string, string) { return "ErrImagePull", "no such image" }
 
-// fakeGroups plays cgroups.
-type fakeGroups struct{ *fakeParts }
+// fakeCgroups implements Cgroups.
+type fakeCgroups struct{ *fakeDependencies }
 
-func (g fakeGroups) Ensure(*corev1.Pod) (string, error) { return "/kubepods", nil }
-func (g fakeGroups) Grow(pod *corev1.Pod) error         { g.note("grow %s", pod.Name); return nil }
-func (g fakeGroups) Update(pod *corev1.Pod) error       { g.note("update %s", pod.Name); return nil }
-func (g fakeGroups) Remove(uid types.UID) error         { g.note("remove cgroup %s", uid); return nil }
+func (g fakeCgroups) Ensure(*corev1.Pod) (string, error) { return "/kubepods", nil }
+func (g fakeCgroups) Grow(pod *corev1.Pod) error         { g.note("grow %s", pod.Name); return nil }
+func (g fakeCgroups) Update(pod *corev1.Pod) error       { g.note("update %s", pod.Name); return nil }
+func (g fakeCgroups) Remove(uid types.UID) error         { g.note("remove cgroup %s", uid); return nil }
 
-func newBench(t *testing.T) *bench {
+func newTestKubelet(t *testing.T) *testKubelet {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := inprocess.Start(t, ctx)
-	b := &bench{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: critest.NewFake("image", "other"), parts: &fakeParts{}, root: t.TempDir()}
+	b := &testKubelet{T: t, ctx: ctx, client: c, pods: client.For[*corev1.Pod](c), runtime: critest.NewFake("image", "other"), fakes: &fakeDependencies{}, root: t.TempDir()}
 	node, err := client.For[*corev1.Node](c).Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, client.WriteOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func newBench(t *testing.T) *bench {
 		corev1.ResourceCPU: resource.MustParse("4"), corev1.ResourceMemory: resource.MustParse("8Gi"), corev1.ResourcePods: resource.MustParse("10"),
 	}
 	b.config = Config{
-		NodeName: "n1", Root: b.root, Client: c, Runtime: cri.New(b.runtime), Volumes: b.parts, Images: b.parts, Cgroups: fakeGroups{b.parts}, Objects: b.parts,
+		NodeName: "n1", Root: b.root, Client: c, Runtime: cri.New(b.runtime), Volumes: b.fakes, Images: b.fakes, Cgroups: fakeCgroups{b.fakes}, Objects: b.fakes,
 		Services: func(string) ([]*corev1.Service, error) { return nil, nil }, Node: func() *corev1.Node { return node },
 		HostIPs: func() []string { return []string{"192.0.2.1"} }, DNS: environment.DNSSettings{ClusterDomain: "cluster.local"},
 		Log: slog.New(slog.DiscardHandler),
@@ -138,8 +138,8 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// start runs a kubelet, after a stop a new one on what the old one left.
-func (b *bench) start() {
+// start runs a kubelet. After a stop it starts a new one with the old one's state.
+func (b *testKubelet) start() {
 	ctx, cancel := context.WithCancel(b.ctx)
 	k := New(b.config)
 	b.kubelet = k
@@ -153,7 +153,7 @@ func (b *bench) start() {
 	b.stop = sync.OnceFunc(func() { cancel(); <-done })
 }
 
-func (b *bench) create(options ...podOption) *corev1.Pod {
+func (b *testKubelet) create(options ...podOption) *corev1.Pod {
 	b.Helper()
 	pod := planned(options...)
 	pod.UID, pod.Namespace, pod.Spec.NodeName = "", "default", "n1"
@@ -168,8 +168,8 @@ func (b *bench) create(options ...podOption) *corev1.Pod {
 	return made
 }
 
-// until waits until a pod is as it should be.
-func (b *bench) until(pod *corev1.Pod, what string, is func(*corev1.Pod) bool) *corev1.Pod {
+// until waits until a pod meets a condition.
+func (b *testKubelet) until(pod *corev1.Pod, what string, is func(*corev1.Pod) bool) *corev1.Pod {
 	b.Helper()
 	var last *corev1.Pod
 	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -184,7 +184,7 @@ func (b *bench) until(pod *corev1.Pod, what string, is func(*corev1.Pod) bool) *
 	return nil
 }
 
-func (b *bench) gone(pod *corev1.Pod) {
+func (b *testKubelet) gone(pod *corev1.Pod) {
 	b.Helper()
 	b.eventually("pod deleted", func() bool {
 		_, err := b.pods.Get(b.ctx, pod.Namespace, pod.Name)
@@ -192,7 +192,7 @@ func (b *bench) gone(pod *corev1.Pod) {
 	})
 }
 
-func (b *bench) eventually(what string, is func() bool) {
+func (b *testKubelet) eventually(what string, is func() bool) {
 	b.Helper()
 	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if is() {
@@ -202,7 +202,7 @@ func (b *bench) eventually(what string, is func() bool) {
 	b.Fatalf("never: %s", what)
 }
 
-func (b *bench) delete(pod *corev1.Pod, grace int64) {
+func (b *testKubelet) delete(pod *corev1.Pod, grace int64) {
 	b.Helper()
 	if err := b.pods.Delete(b.ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace}); err != nil {
 		b.Fatal(err)
@@ -224,12 +224,12 @@ func waitingFor(reason string) func(*corev1.Pod) bool {
 	}
 }
 
-func (b *bench) id(pod *corev1.Pod, name string) string {
+func (b *testKubelet) id(pod *corev1.Pod, name string) string {
 	return b.runtime.ContainerID(string(pod.UID), name)
 }
 
 func TestPodRunsAndGoes(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(initial("i", command("exit 0")), regular("a"), regular("b")), "running", running)
 	if pod.Status.PodIP == "" || pod.Status.HostIP != "192.0.2.1" || pod.Status.ObservedGeneration != pod.Generation || pod.Status.StartTime == nil {
 		t.Errorf("status %+v", pod.Status)
@@ -240,7 +240,7 @@ func TestPodRunsAndGoes(t *testing.T) {
 	b.delete(pod, 5)
 	b.gone(pod)
 	for _, want := range []string{"unmount " + string(pod.UID), "remove cgroup " + string(pod.UID)} {
-		if !b.parts.did(want) {
+		if !b.fakes.did(want) {
 			t.Errorf("the pod was deleted from the API before %q", want)
 		}
 	}
@@ -270,7 +270,7 @@ func startsOf(calls []string) []string {
 }
 
 func TestPodsEnd(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	for _, row := range []struct {
 		name string
 		pod  *corev1.Pod
@@ -280,22 +280,22 @@ func TestPodsEnd(t *testing.T) {
 		{"failure", b.create(never, regular("a", command("exit 1"))), corev1.PodFailed},
 		{"one of two fails", b.create(never, regular("a", command("exit 0")), regular("b", command("exit 2"))), corev1.PodFailed},
 		{"init fails", b.create(never, initial("i", command("exit 1")), regular("a")), corev1.PodFailed},
-		{"sidecar beside", b.create(never, sidecar("s"), regular("a", command("exit 0"))), corev1.PodSucceeded},
+		{"with a sidecar", b.create(never, sidecar("s"), regular("a", command("exit 0"))), corev1.PodSucceeded},
 		{"own policy ends it", b.create(always, regular("a", command("exit 3"), own(ownNever))), corev1.PodFailed},
 	} {
 		pod := b.until(row.pod, string(row.want), func(p *corev1.Pod) bool { return p.Status.Phase == row.want })
 		if conditionTrue(pod, corev1.PodReady) {
 			t.Errorf("%s: ready in the end", row.name)
 		}
-		b.eventually(row.name+" cleaned up", func() bool { return b.parts.did("remove cgroup " + string(pod.UID)) })
-		// What has ended can still be deleted.
+		b.eventually(row.name+" cleaned up", func() bool { return b.fakes.did("remove cgroup " + string(pod.UID)) })
+		// A terminated pod can still be deleted.
 		b.delete(pod, 5)
 		b.gone(pod)
 	}
 }
 
 func TestCrashLoop(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a", command("exit 1"))), "in back-off", waitingFor("CrashLoopBackOff"))
 	s := pod.Status.ContainerStatuses[0]
 	if want := fmt.Sprintf("back-off 10s restarting failed container=a pod=%s_default(%s)", pod.Name, pod.UID); s.State.Waiting.Message != want {
@@ -307,7 +307,7 @@ func TestCrashLoop(t *testing.T) {
 }
 
 func TestRestartCountsSurvive(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a")), "running", running)
 	b.runtime.Exit(b.id(pod, "a"), 1)
 	pod = b.until(pod, "restarted", func(p *corev1.Pod) bool { return running(p) && p.Status.ContainerStatuses[0].RestartCount == 1 })
@@ -315,7 +315,7 @@ func TestRestartCountsSurvive(t *testing.T) {
 	b.stop()
 	b.runtime.Calls()
 	b.start()
-	// The new kubelet takes over what runs.
+	// The new kubelet adopts running containers.
 	other := b.until(b.create(regular("z")), "running", running)
 	pod = b.until(pod, "running", running)
 	if b.id(pod, "a") != id || pod.Status.ContainerStatuses[0].RestartCount != 1 {
@@ -324,7 +324,7 @@ func TestRestartCountsSurvive(t *testing.T) {
 	if got := startsOf(b.runtime.Calls()); len(got) != 1 || got[0] != "z" {
 		t.Errorf("started %v, want only the new pod's", got)
 	}
-	// What ends while no kubelet looks is noticed afterwards.
+	// A container that exits while no kubelet runs is detected afterwards.
 	b.stop()
 	b.runtime.Exit(id, 9)
 	b.start()
@@ -337,22 +337,22 @@ func TestRestartCountsSurvive(t *testing.T) {
 }
 
 func TestDeletedWhileAway(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a")), "running", running)
 	b.stop()
 	b.delete(pod, 0) // by force: nothing waits for the node
-	b.parts.mu.Lock()
-	b.parts.left = []types.UID{"left-over"}
-	b.parts.mu.Unlock()
+	b.fakes.mu.Lock()
+	b.fakes.orphans = []types.UID{"left-over"}
+	b.fakes.mu.Unlock()
 	b.start()
 	b.eventually("orphans removed", func() bool {
 		list, _ := b.runtime.ListPodSandbox(b.ctx, nil)
-		return len(list) == 0 && b.parts.did("unmount "+string(pod.UID)) && b.parts.did("unmount left-over") && b.parts.did("remove cgroup left-over")
+		return len(list) == 0 && b.fakes.did("unmount "+string(pod.UID)) && b.fakes.did("unmount left-over") && b.fakes.did("remove cgroup left-over")
 	})
 }
 
 func TestForcedDeletion(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.runtime.IgnoreStop = func(string) bool { return true }
 	pod := b.until(b.create(regular("a")), "running", running)
 	b.delete(pod, 0)
@@ -362,9 +362,9 @@ func TestForcedDeletion(t *testing.T) {
 	})
 }
 
-// TestRoomOfForcedDeletion: the scheduler gives the room away as soon as the pod is gone from the API, however long its containers take.
-func TestRoomOfForcedDeletion(t *testing.T) {
-	b := newBench(t)
+// After a force deletion the scheduler reassigns the pod's resources at once, however long its containers take to stop.
+func TestResourcesAfterForceDeletion(t *testing.T) {
+	b := newTestKubelet(t)
 	b.runtime.IgnoreStop = func(string) bool { return true }
 	pod := b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
 	b.delete(pod, 0)
@@ -373,7 +373,7 @@ func TestRoomOfForcedDeletion(t *testing.T) {
 }
 
 func TestGraceCanBeShortened(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.runtime.IgnoreStop = func(string) bool { return true }
 	pod := b.until(b.create(regular("a")), "running", running)
 	b.delete(pod, 600)
@@ -387,7 +387,7 @@ func TestGraceCanBeShortened(t *testing.T) {
 }
 
 func TestSandboxIsReplaced(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(initial("i", command("exit 0")), regular("a")), "running", running)
 	list, _ := b.runtime.ListPodSandbox(b.ctx, nil)
 	b.runtime.Calls()
@@ -396,7 +396,7 @@ func TestSandboxIsReplaced(t *testing.T) {
 	b.until(pod, "running again", running)
 }
 
-func (b *bench) sandboxOf(pod *corev1.Pod) string {
+func (b *testKubelet) sandboxOf(pod *corev1.Pod) string {
 	seen, err := cri.New(b.runtime).ReadPod(b.ctx, pod.UID)
 	if err != nil || len(seen.Sandboxes) == 0 {
 		return ""
@@ -405,7 +405,7 @@ func (b *bench) sandboxOf(pod *corev1.Pod) string {
 }
 
 func TestWhyContainersWait(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.runtime.Fail = func(call, what string) error {
 		if call == "CreateContainer" && what == "refused" {
 			return errors.New("no room")
@@ -417,18 +417,18 @@ func TestWhyContainersWait(t *testing.T) {
 	b.until(b.create(regular("a", func(c *corev1.Container) {
 		c.Env = []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "no"}, Key: "k"}}}}
 	})), "without its config map", waitingFor("CreateContainerConfigError"))
-	b.parts.mu.Lock()
-	b.parts.mounts = errors.New("no disk")
-	b.parts.mu.Unlock()
+	b.fakes.mu.Lock()
+	b.fakes.mounts = errors.New("no disk")
+	b.fakes.mu.Unlock()
 	pod := b.until(b.create(regular("a")), "without volumes", waitingFor("ContainerCreating"))
-	b.parts.mu.Lock()
-	b.parts.mounts = nil
-	b.parts.mu.Unlock()
+	b.fakes.mu.Lock()
+	b.fakes.mounts = nil
+	b.fakes.mu.Unlock()
 	b.until(pod, "running", running)
 }
 
 func TestProbes(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	var mu sync.Mutex
 	code := map[string]int32{"ready": 1}
 	b.runtime.Command = func(_ context.Context, _ string, command []string) (string, int32, error) {
@@ -459,7 +459,7 @@ func TestProbes(t *testing.T) {
 }
 
 func TestStopOrder(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(sidecar("s"), sidecar("u"), regular("a", func(c *corev1.Container) {
 		c.Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"bye"}}}}
 	})), "running", running)
@@ -478,7 +478,7 @@ func TestStopOrder(t *testing.T) {
 }
 
 func TestAdmission(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	first := b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
 	second := b.until(b.create(regular("a", needs("3", "", "", ""))), "rejected", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	if want := "Pod was rejected: Node didn't have enough resource: cpu, requested: 3000, used: 3000, capacity: 4000"; second.Status.Reason != "OutOfcpu" || second.Status.Message != want {
@@ -492,7 +492,7 @@ func TestAdmission(t *testing.T) {
 }
 
 func TestResize(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a", needs("1", "1", "1Gi", "1Gi"))), "running", running)
 	id := b.id(pod, "a")
 	resize := func(cpu string) {
@@ -528,7 +528,7 @@ func TestResize(t *testing.T) {
 }
 
 func TestImageChange(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a")), "running", running)
 	id := b.id(pod, "a")
 	if _, err := b.pods.Patch(b.ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, []byte(`{"spec":{"containers":[{"name":"a","image":"other"}]}}`)), client.WriteOptions{}); err != nil {
@@ -541,7 +541,7 @@ func TestImageChange(t *testing.T) {
 }
 
 func TestStaticPods(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.stop()
 	b.config.StaticPods = t.TempDir()
 	b.config.Node = func() *corev1.Node {
@@ -564,7 +564,7 @@ func TestStaticPods(t *testing.T) {
 	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || !status.Static(first) || len(first.OwnerReferences) != 1 {
 		t.Errorf("mirror %+v", first.ObjectMeta)
 	}
-	// A mirror that somebody deletes comes back; the pod goes on.
+	// A deleted mirror pod is created again; the pod keeps running.
 	if err := b.pods.Delete(b.ctx, "default", "web-n1", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 		t.Fatal(err)
 	}
@@ -584,7 +584,7 @@ func TestStaticPods(t *testing.T) {
 }
 
 func TestDeadline(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(deadline(1), regular("a")), "over its deadline", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	if pod.Status.Reason != "DeadlineExceeded" || pod.Status.Message != "Pod was active on the node longer than the specified deadline" {
 		t.Errorf("%s: %s", pod.Status.Reason, pod.Status.Message)
@@ -595,7 +595,7 @@ func TestDeadline(t *testing.T) {
 }
 
 func TestManyUpdates(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	pod := b.until(b.create(regular("a")), "running", running)
 	for i := range 100 {
 		patch := fmt.Sprintf(`{"spec":{"activeDeadlineSeconds":%d}}`, 5000-i)

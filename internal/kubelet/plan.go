@@ -14,53 +14,53 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// seen is what a plan is made from besides the pod: how things are on the node.
-type seen struct {
+// observedState is the state of a pod on the node, which a plan is computed from.
+type observedState struct {
 	Runtime *cri.Pod
-	// Liveness and Startup have the probe results by container id. What has no such probe, or has not been asked, is missing.
+	// Liveness and Startup are the probe results by container ID. Containers without a result are missing.
 	Liveness, Startup map[string]probe.Result
-	// Actuated has the resources that were last applied, by container, and those of the pod as a whole.
+	// Actuated are the resources last applied, by container name; ActuatedPod those of the pod-level resources.
 	Actuated    map[string]corev1.ResourceRequirements
 	ActuatedPod *corev1.ResourceRequirements
 	Restarts    *restarts
-	// RestartAll says that the whole pod begins anew.
+	// RestartAll is set while all containers of the pod are being restarted.
 	RestartAll bool
-	// StartedAt is when the pod began to be active on the node; zero if it has not.
+	// StartedAt is the pod's start time; zero if it has not started.
 	StartedAt time.Time
 }
 
-// Actions are what is to be done about a pod now, in the order of the fields.
+// Actions are the actions to take for a pod now, in the order of the fields.
 type Actions struct {
-	// Fail ends the pod: it has run for too long.
+	// Fail terminates the pod because its active deadline is exceeded.
 	Fail *status.Reason
 	// KillPod stops all containers and sandboxes.
 	KillPod bool
 	// Kill stops single containers.
 	Kill []Kill
-	// Reset removes containers, so that all of them begin anew. Those that run are stopped first, without grace.
+	// Reset removes containers, so that all of them are restarted. Running ones are stopped first, without a grace period.
 	Reset []Reset
-	// NewSandbox makes a sandbox, the Attempt'th. Otherwise containers start in Sandbox.
+	// NewSandbox creates a sandbox with the attempt number Attempt. Otherwise containers start in Sandbox.
 	NewSandbox bool
 	Attempt    uint32
 	Sandbox    string
-	// Resize changes limits of running containers, decreases before increases; ResizePod changes those of the pod around them.
+	// Resize changes limits of running containers, decreases before increases; ResizePod changes the limits of the pod's cgroup.
 	Resize    []Resize
 	ResizePod bool
 	// Start has the containers to start, in order.
 	Start []Start
-	// Wait has the containers that would be started if they had not ended so often.
+	// Wait has the containers in CrashLoopBackOff.
 	Wait []Wait
-	// Wake is when to plan again even if nothing happens.
+	// Wake is when to plan again if nothing wakes the worker before.
 	Wake time.Time
 }
 
 // Kill stops one container.
 type Kill struct {
 	ID, Name, Message string
-	Why               killReason
+	Reason            killReason
 }
 
-// killReason decides which grace period a container gets.
+// killReason determines the grace period of a container.
 type killReason int
 
 const (
@@ -79,9 +79,9 @@ type Reset struct {
 type Start struct {
 	Kind      container.Kind
 	Container *corev1.Container
-	// Target is the container whose processes an ephemeral container sees.
+	// Target is the container whose process namespace an ephemeral container shares.
 	Target string
-	// Ended is when the container's last run ended; zero for a first run.
+	// Ended is when the container last terminated; zero for its first start.
 	Ended time.Time
 }
 
@@ -100,20 +100,20 @@ type Resize struct {
 	Resource  corev1.ResourceName
 }
 
-// Nothing reports whether there is nothing to do now.
+// Nothing reports whether there are no actions.
 func (a *Actions) Nothing() bool {
 	return a.Fail == nil && !a.KillPod && len(a.Kill) == 0 && len(a.Reset) == 0 && !a.NewSandbox && len(a.Resize) == 0 && !a.ResizePod && len(a.Start) == 0
 }
 
-// The messages of a pod that has used up its time.
+// The status of a pod that exceeded its active deadline.
 const (
 	deadlineReason  = "DeadlineExceeded"
 	deadlineMessage = "Pod was active on the node longer than the specified deadline"
 )
 
-// planPod decides what is to be done about a pod that should run. The pod's spec has the resources as they are allocated.
-func planPod(pod *corev1.Pod, s seen, now time.Time) Actions {
-	p := &planner{pod: pod, seen: s, now: now}
+// planPod computes the actions for a pod that should run. The pod's spec has the allocated resources.
+func planPod(pod *corev1.Pod, s observedState, now time.Time) Actions {
+	p := &planner{pod: pod, observedState: s, now: now}
 	if seconds := pod.Spec.ActiveDeadlineSeconds; seconds != nil && !s.StartedAt.IsZero() {
 		deadline := s.StartedAt.Add(time.Duration(*seconds) * time.Second)
 		if !now.Before(deadline) {
@@ -121,26 +121,26 @@ func planPod(pod *corev1.Pod, s seen, now time.Time) Actions {
 		}
 		p.wake(deadline)
 	}
-	why, attempt, sandbox := s.Runtime.NeedsSandbox(pod.Spec.HostNetwork)
+	reason, attempt, sandbox := s.Runtime.NeedsSandbox(pod.Spec.HostNetwork)
 	p.Attempt, p.Sandbox = attempt, sandbox
 	switch {
 	case s.RestartAll:
 		p.resetAll()
-	case why != "":
+	case reason != "":
 		p.KillPod, p.NewSandbox = true, true
-		p.begin()
+		p.planNewSandbox()
 	default:
-		p.carryOn()
+		p.planRunning()
 	}
 	if p.KillPod && !p.NewSandbox {
-		p.Start = nil // the pod is over
+		p.Start = nil // the pod terminates
 	}
 	return p.Actions
 }
 
 type planner struct {
 	Actions
-	seen
+	observedState
 	pod *corev1.Pod
 	now time.Time
 	// init and regular are the containers to start, before back-off.
@@ -153,11 +153,11 @@ func (p *planner) wake(at time.Time) {
 	}
 }
 
-// resetAll removes all containers, those last that asked for it.
+// resetAll removes all containers, and last those whose exit code triggered the restart.
 func (p *planner) resetAll() {
-	var askers []Reset
+	var triggers []Reset
 	for _, kind := range []container.Kind{container.Regular, container.Init} {
-		var own []Reset
+		var ofKind []Reset
 		for k, c := range container.All(&p.pod.Spec) {
 			if k != kind {
 				continue
@@ -168,22 +168,22 @@ func (p *planner) resetAll() {
 				}
 				reset := Reset{ID: found.ID, Name: c.Name, Stop: found.State != cri.Exited}
 				if !reset.Stop && container.RestartsAllContainers(c, found.ExitCode) {
-					own = append(own, reset)
+					ofKind = append(ofKind, reset)
 				} else {
 					p.Reset = append(p.Reset, reset)
 				}
 			}
 		}
-		askers = append(askers, own...)
+		triggers = append(triggers, ofKind...)
 	}
-	p.Reset = append(p.Reset, askers...)
+	p.Reset = append(p.Reset, triggers...)
 }
 
-// begin plans a pod in a new sandbox.
-func (p *planner) begin() {
+// planNewSandbox plans a pod that needs a new sandbox.
+func (p *planner) planNewSandbox() {
 	restartable := p.pod.Spec.RestartPolicy != corev1.RestartPolicyNever
 	if !restartable && p.Attempt != 0 && len(p.Runtime.Containers) != 0 {
-		p.NewSandbox = false // it has had its only run
+		p.NewSandbox = false // it must not run again
 		return
 	}
 	for i := range p.pod.Spec.Containers {
@@ -201,7 +201,7 @@ func (p *planner) begin() {
 		found := p.Runtime.Container(c.Name)
 		return found != nil && found.State != cri.Unknown
 	}) {
-		p.NewSandbox = false // all is done; there is nothing to make a sandbox for
+		p.NewSandbox = false // all containers are completed
 		return
 	}
 	if len(p.pod.Spec.InitContainers) > 0 {
@@ -210,8 +210,8 @@ func (p *planner) begin() {
 	p.starts()
 }
 
-// carryOn plans a pod whose sandbox is ready.
-func (p *planner) carryOn() {
+// planRunning plans a pod whose sandbox is ready.
+func (p *planner) planRunning() {
 	for i := range p.pod.Spec.EphemeralContainers {
 		e := &p.pod.Spec.EphemeralContainers[i]
 		if p.Runtime.Container(e.Name) == nil {
@@ -224,14 +224,14 @@ func (p *planner) carryOn() {
 		p.starts()
 		return
 	}
-	keep := 0
+	running := 0
 	for i := range p.pod.Spec.Containers {
 		if p.planRegular(i) {
-			keep++
+			running++
 		}
 	}
-	if keep == 0 && len(p.regular) == 0 {
-		// Sidecars alone do not keep a pod alive.
+	if running == 0 && len(p.regular) == 0 {
+		// A pod with only sidecars left terminates.
 		p.KillPod, p.init = true, nil
 	}
 	if !equalAmounts(amountsOf(p.pod.Spec.Resources), amountsOf(p.ActuatedPod)) && p.ActuatedPod != nil {
@@ -240,7 +240,7 @@ func (p *planner) carryOn() {
 	p.starts()
 }
 
-// planRegular plans one regular container, and reports whether it goes on running as it is.
+// planRegular plans one regular container, and reports whether it keeps running unchanged.
 func (p *planner) planRegular(i int) bool {
 	c := &p.pod.Spec.Containers[i]
 	found := p.Runtime.Container(c.Name)
@@ -253,20 +253,20 @@ func (p *planner) planRegular(i int) bool {
 		}
 		return false
 	}
-	// A probe's failure is no exit, so there is no code that rules could match: policies alone count.
+	// A failed probe has no exit code that restart rules could match, so only the restart policy applies.
 	restart := p.pod.Spec.RestartPolicy != corev1.RestartPolicyNever
 	if c.RestartPolicy != nil {
 		restart = *c.RestartPolicy != corev1.ContainerRestartPolicyNever
 	}
 	var message string
-	why := killUnknown
+	reason := killUnknown
 	switch {
 	case found.Hash != cri.Hash(c):
 		message, restart = fmt.Sprintf("Container %s definition changed", c.Name), true
 	case p.Liveness[found.ID] == probe.Failed:
-		message, why = fmt.Sprintf("Container %s failed liveness probe", c.Name), killLiveness
+		message, reason = fmt.Sprintf("Container %s failed liveness probe", c.Name), killLiveness
 	case p.Startup[found.ID] == probe.Failed:
-		message, why = fmt.Sprintf("Container %s failed startup probe", c.Name), killStartup
+		message, reason = fmt.Sprintf("Container %s failed startup probe", c.Name), killStartup
 	case p.needsRestartToResize(found, c):
 		p.kill(found, fmt.Sprintf("Container %s resize requires restart", c.Name), killUnknown)
 		p.regular = append(p.regular, i)
@@ -278,16 +278,16 @@ func (p *planner) planRegular(i int) bool {
 		message += ", will be restarted"
 		p.regular = append(p.regular, i)
 	}
-	p.kill(found, message, why)
+	p.kill(found, message, reason)
 	return false
 }
 
-func (p *planner) kill(c *cri.Container, message string, why killReason) {
-	p.Kill = append(p.Kill, Kill{ID: c.ID, Name: c.Name, Message: message, Why: why})
+func (p *planner) kill(c *cri.Container, message string, reason killReason) {
+	p.Kill = append(p.Kill, Kill{ID: c.ID, Name: c.Name, Message: message, Reason: reason})
 }
 
-// planInit plans the init containers and reports whether the pod is initialized. It looks at them from the last to the first: those
-// that have done their work may have been removed, so the latest that is known tells how far the pod has come.
+// planInit plans the init containers and reports whether the pod is initialized. It goes from the last to the first: completed init
+// containers may have been removed, so the last one that exists determines the progress.
 func (p *planner) planInit() bool {
 	containers := p.pod.Spec.InitContainers
 	if len(containers) == 0 {
@@ -297,7 +297,7 @@ func (p *planner) planInit() bool {
 		found := p.Runtime.Active(c.Name)
 		return found != nil && (found.State == cri.Running || found.State == cri.Exited)
 	})
-	// passed says that an init container behind this one has been reached already, or is done.
+	// passed is set when a later init container exists or the pod is initialized.
 	passed := initialized
 	for i := len(containers) - 1; i >= 0; i-- {
 		c := &containers[i]
@@ -332,18 +332,18 @@ func (p *planner) planInit() bool {
 	return initialized
 }
 
-// planOneInit plans one init container that exists. done says that the next may start, failed that the pod has failed.
+// planOneInit plans one init container that exists. done reports that the next one may start, failed that the pod has failed.
 func (p *planner) planOneInit(i int, c *corev1.Container, found *cri.Container, sidecar bool) (done, failed bool) {
-	again := func() { p.init = append(p.init, i) }
+	start := func() { p.init = append(p.init, i) }
 	unknown := fmt.Sprintf("Init container is in %q state, try killing it before restart", found.State)
 	switch found.State {
 	case cri.Created:
-		again() // the runtime failed to start it
+		start() // an earlier start failed
 	case cri.Running:
 		if !sidecar {
 			if p.needsRestartToResize(found, c) {
 				p.kill(found, fmt.Sprintf("Container %s resize requires restart", c.Name), killUnknown)
-				again()
+				start()
 			}
 			return false, false
 		}
@@ -351,13 +351,13 @@ func (p *planner) planOneInit(i int, c *corev1.Container, found *cri.Container, 
 	case cri.Exited:
 		switch {
 		case sidecar:
-			again()
+			start()
 		case found.ExitCode == 0:
 			return true, false
 		case !status.Restarts(container.Init, c, p.pod, p.Runtime):
 			return false, true
 		default:
-			again()
+			start()
 		}
 	default:
 		restart := p.pod.Spec.RestartPolicy != corev1.RestartPolicyNever
@@ -368,36 +368,36 @@ func (p *planner) planOneInit(i int, c *corev1.Container, found *cri.Container, 
 			return false, true
 		}
 		p.kill(found, unknown, killUnknown)
-		again()
+		start()
 	}
 	return false, false
 }
 
-// planSidecar plans a sidecar that runs, and reports whether it has started, so that the next container may.
+// planSidecar plans a running sidecar, and reports whether it has started, so that the next container may start.
 func (p *planner) planSidecar(i int, c *corev1.Container, found *cri.Container) bool {
-	again := func(message string, why killReason) {
-		p.kill(found, message, why)
+	restart := func(message string, reason killReason) {
+		p.kill(found, message, reason)
 		p.init = append(p.init, i)
 	}
 	if c.StartupProbe != nil && p.Startup[found.ID] != probe.Passed {
 		if p.Startup[found.ID] == probe.Failed {
-			again(fmt.Sprintf("Init container %s failed startup probe", c.Name), killStartup)
+			restart(fmt.Sprintf("Init container %s failed startup probe", c.Name), killStartup)
 		}
 		return false
 	}
 	switch {
 	case found.Hash != cri.Hash(c):
-		again(fmt.Sprintf("Init container %s definition changed", c.Name), killUnknown)
+		restart(fmt.Sprintf("Init container %s definition changed", c.Name), killUnknown)
 	case c.LivenessProbe != nil && p.Liveness[found.ID] == probe.Failed:
-		again(fmt.Sprintf("Init container %s failed liveness probe", c.Name), killLiveness)
+		restart(fmt.Sprintf("Init container %s failed liveness probe", c.Name), killLiveness)
 	case p.needsRestartToResize(found, c):
-		again(fmt.Sprintf("Container %s resize requires restart", c.Name), killUnknown)
+		restart(fmt.Sprintf("Container %s resize requires restart", c.Name), killUnknown)
 	}
 	return true
 }
 
-// starts turns the containers to start into actions, holding back those that ended too often. An init container that is held back
-// holds back all behind it.
+// starts adds the actions for the containers to start, except those in CrashLoopBackOff. An init container in CrashLoopBackOff delays all
+// later containers.
 func (p *planner) starts() {
 	for _, i := range p.init {
 		c := &p.pod.Spec.InitContainers[i]
@@ -433,7 +433,7 @@ func (p *planner) start(kind container.Kind, c *corev1.Container) bool {
 	return true
 }
 
-// amounts are the resources that can be changed while a container runs.
+// amounts are the resources that can be resized in place.
 type amounts struct{ cpuRequest, cpuLimit, memoryRequest, memoryLimit int64 }
 
 func amountsOf(r *corev1.ResourceRequirements) amounts {
@@ -448,8 +448,8 @@ func amountsOf(r *corev1.ResourceRequirements) amounts {
 
 func equalAmounts(a, b amounts) bool { return a == b }
 
-// needsRestartToResize plans the resize of a running container if its allocated resources are not those it has. It reports true
-// if the container has to be restarted for it.
+// needsRestartToResize plans the resize of a running container if its allocated resources differ from the actuated ones. It reports
+// whether the container must be restarted to resize it.
 func (p *planner) needsRestartToResize(found *cri.Container, c *corev1.Container) bool {
 	actuated, ok := p.Actuated[c.Name]
 	if !ok {
@@ -481,7 +481,7 @@ func (p *planner) needsRestartToResize(found *cri.Container, c *corev1.Container
 		}
 		resize := Resize{ID: found.ID, Container: c, Resource: name}
 		if change[1] < change[0] {
-			p.Resize = slices.Insert(p.Resize, 0, resize) // what shrinks makes room for what grows
+			p.Resize = slices.Insert(p.Resize, 0, resize) // decreases first
 		} else {
 			p.Resize = append(p.Resize, resize)
 		}

@@ -15,30 +15,30 @@ import (
 
 const hostsPath = "/etc/hosts"
 
-// ownMounts are those of a container that are no volumes: the pod's hosts file and the file for its last words.
-func (k *Kubelet) ownMounts(pod *corev1.Pod, c *corev1.Container, ips []string) ([]cri.Mount, error) {
+// kubeletMounts are the mounts of a container that are not volumes: the pod's hosts file and the termination message file.
+func (k *Kubelet) kubeletMounts(pod *corev1.Pod, c *corev1.Container, ips []string) ([]cri.Mount, error) {
 	var mounts []cri.Mount
-	brings := func(path string) bool {
+	mounted := func(path string) bool {
 		return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return filepath.Clean(m.MountPath) == path })
 	}
-	if len(ips) > 0 && !brings(hostsPath) {
+	if len(ips) > 0 && !mounted(hostsPath) {
 		mount, err := k.hostsMount(pod, ips)
 		if err != nil {
-			return nil, wrapped("make /etc/hosts of the pod", err)
+			return nil, wrapped("create hosts file", err)
 		}
 		mounts = append(mounts, mount)
 	}
-	if path := c.TerminationMessagePath; path != "" && !brings(path) {
+	if path := c.TerminationMessagePath; path != "" && !mounted(path) {
 		mount, err := k.terminationMount(pod, c)
 		if err != nil {
-			return nil, wrapped("make the file for the termination message", err)
+			return nil, wrapped("create termination message file", err)
 		}
 		mounts = append(mounts, mount)
 	}
 	return mounts, nil
 }
 
-// hostsMount writes the pod's hosts file. It is written in place: containers that run have this very file mounted.
+// hostsMount writes the pod's hosts file. It is written in place because running containers have the same inode mounted.
 func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (cri.Mount, error) {
 	var node []byte
 	if pod.Spec.HostNetwork {
@@ -58,7 +58,7 @@ func (k *Kubelet) hostsMount(pod *corev1.Pod, ips []string) (cri.Mount, error) {
 	return cri.Mount{ContainerPath: hostsPath, HostPath: path}, os.Chmod(path, 0o644)
 }
 
-// terminationMount makes the file a container leaves its last words in, a new one for each start.
+// terminationMount creates the termination message file of a container, a new one for each start.
 func (k *Kubelet) terminationMount(pod *corev1.Pod, c *corev1.Container) (cri.Mount, error) {
 	dir := filepath.Join(k.podDir(pod.UID), "containers", c.Name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -68,10 +68,10 @@ func (k *Kubelet) terminationMount(pod *corev1.Pod, c *corev1.Container) (cri.Mo
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return cri.Mount{}, err
 	}
-	inside := c.TerminationMessagePath
-	if !filepath.IsAbs(inside) {
-		inside = "/" + inside
+	containerPath := c.TerminationMessagePath
+	if !filepath.IsAbs(containerPath) {
+		containerPath = "/" + containerPath
 	}
-	// Whoever the container runs as writes it.
-	return cri.Mount{ContainerPath: inside, HostPath: path}, os.Chmod(path, 0o666)
+	// The container may run as any user.
+	return cri.Mount{ContainerPath: containerPath, HostPath: path}, os.Chmod(path, 0o666)
 }

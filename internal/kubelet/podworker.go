@@ -15,7 +15,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// stage is how far a pod has come on this node. It only grows.
+// stage is the stage of a pod's life on this node. It never goes back.
 type stage int
 
 const (
@@ -24,93 +24,97 @@ const (
 	terminated
 )
 
-// The waits after something failed.
+// The bounds of the retry backoff of a worker.
 const (
 	firstRetry = 500 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// startRetry is how long a container that could not be started is left alone.
+	maxRetry   = 10 * time.Second
+	// startRetry is the delay before the start of a container is retried.
 	startRetry = 10 * time.Second
 )
 
-// eviction is a wish to end a pod that is not its owner's.
+// eviction is a request of the kubelet itself to terminate a pod.
 type eviction struct {
 	status.Reason
 	grace  *int64
 	target *corev1.PodCondition
 }
 
-// worker leads one pod through its life on this node.
+// worker manages one pod on this node until it is removed.
 type worker struct {
-	k    *Kubelet
-	uid  types.UID
-	born time.Time
-	wake chan struct{}
-	// freed is closed when the pod has ended and holds nothing of the node any more.
-	freed chan struct{}
+	k         *Kubelet
+	uid       types.UID
+	createdAt time.Time
+	wake      chan struct{}
+	// released is closed when the pod has terminated and its containers, volumes and cgroup are released.
+	released chan struct{}
 
 	mu  sync.Mutex
 	pod *corev1.Pod
-	// gone says that the pod's source no longer has it.
-	gone    bool
+	// removed is set when the pod's source has removed it.
+	removed bool
 	evicted *eviction
-	// cancelSync ends what the worker waits for while the pod should run; cancelKill ends a kill whose grace has become too long.
+	// cancelSync interrupts a sync when the pod must terminate; cancelKill interrupts a kill when its grace period was shortened.
 	cancelSync, cancelKill context.CancelFunc
 	killGrace              int64
 	stage                  stage
-	// rejected says that the pod was never admitted.
+	// rejected is set if the pod was not admitted.
 	rejected bool
-	// changed says that the pod was changed since the worker last looked.
+	// changed is set if the pod was updated since the last sync.
 	changed bool
-	// allocated are the resources the pod was admitted with; nil until then.
+	// allocated are the resources allocated to the pod; nil until it is admitted.
 	allocated *allocation
 
-	// The rest belongs to the worker's goroutine.
-	looked, counted bool
-	restarts        *restarts
-	failed          map[string]status.Reason
-	actuated        map[string]corev1.ResourceRequirements
-	resize          resizeState
-	retry           time.Duration
-	told            map[string]string // what events have said last, so that it is not said again
-	prepared        bool
-	cleaned         bool
-	cgroup          string
-	lastError       string
+	// The fields below are used by the worker's goroutine only.
+	synced, startRecorded bool
+	restarts              *restarts
+	// failed are the reasons why containers are waiting, by name.
+	failed   map[string]status.Reason
+	actuated map[string]corev1.ResourceRequirements
+	resize   resizeState
+	retry    time.Duration
+	// lastEvents has the text of the last event of each kind, so that it is not repeated at every sync.
+	lastEvents map[string]string
+	prepared   bool
+	cleaned    bool
+	cgroup     string
+	lastError  string
 }
 
 func newWorker(k *Kubelet, pod *corev1.Pod) *worker {
 	return &worker{
-		k: k, uid: pod.UID, born: time.Now(), pod: pod, wake: make(chan struct{}, 1), freed: make(chan struct{}), restarts: newRestarts(k.LongestRestartDelay),
-		failed: map[string]status.Reason{}, told: map[string]string{},
+		k: k, uid: pod.UID, createdAt: time.Now(), pod: pod, wake: make(chan struct{}, 1), released: make(chan struct{}), restarts: newRestarts(k.MaxContainerRestartPeriod),
+		failed: map[string]status.Reason{}, lastEvents: map[string]string{},
 	}
 }
 
-func (w *worker) olderThan(other *worker) bool { return other == nil || w.born.Before(other.born) }
+func (w *worker) olderThan(other *worker) bool {
+	return other == nil || w.createdAt.Before(other.createdAt)
+}
 
-// poke lets the worker look at its pod again.
-func (w *worker) poke() {
+// wakeUp makes the worker sync its pod.
+func (w *worker) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// update hands over a newer version of the pod.
+// update replaces the pod by a newer version.
 func (w *worker) update(pod *corev1.Pod) {
 	w.mu.Lock()
 	w.pod, w.changed = pod, true
 	w.interrupt()
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
-// remove says that the pod's source no longer has it.
+// remove records that the pod's source has removed it.
 func (w *worker) remove() {
 	w.mu.Lock()
-	w.gone = true
+	w.removed = true
 	w.interrupt()
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
 func (w *worker) evict(e *eviction) {
@@ -120,10 +124,10 @@ func (w *worker) evict(e *eviction) {
 	}
 	w.interrupt()
 	w.mu.Unlock()
-	w.poke()
+	w.wakeUp()
 }
 
-// interrupt ends what the worker is doing if the pod is to end sooner than it thought. mu is held.
+// interrupt cancels the worker's current operation if the pod must terminate now, or sooner than before. The caller holds mu.
 func (w *worker) interrupt() {
 	if !w.ending() {
 		return
@@ -136,15 +140,15 @@ func (w *worker) interrupt() {
 	}
 }
 
-// ending reports whether the pod is to end. mu is held.
+// ending reports whether the pod must terminate. The caller holds mu.
 func (w *worker) ending() bool {
-	return w.gone || w.evicted != nil || w.pod.DeletionTimestamp != nil || podstate.IsTerminal(w.pod)
+	return w.removed || w.evicted != nil || w.pod.DeletionTimestamp != nil || podstate.IsTerminal(w.pod)
 }
 
-// minGrace is what a pod whose source is gone gets.
+// minGrace is the shortest grace period in seconds, and that of a force-deleted pod.
 const minGrace = 1
 
-// grace is how many seconds the pod's containers get to end. mu is held.
+// grace is the grace period of the pod in seconds. The caller holds mu.
 func (w *worker) grace() int64 {
 	grace := int64(30)
 	switch {
@@ -156,8 +160,8 @@ func (w *worker) grace() int64 {
 	if w.evicted != nil && w.evicted.grace != nil {
 		grace = min(grace, *w.evicted.grace)
 	}
-	if w.gone && !status.Static(w.pod) {
-		grace = minGrace // it was deleted by force
+	if w.removed && !status.Static(w.pod) {
+		grace = minGrace // force-deleted
 	}
 	return max(grace, minGrace)
 }
@@ -169,7 +173,7 @@ func (w *worker) current() *corev1.Pod {
 	return w.pod
 }
 
-// active is the pod as it was admitted, or nil if it was not or has ended.
+// active returns the pod with its allocated resources, or nil if it is not admitted or has terminated.
 func (w *worker) active() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,19 +183,19 @@ func (w *worker) active() *corev1.Pod {
 	case w.allocated != nil:
 		return w.allocated.applied(w.pod)
 	case w.pod.Status.Phase == corev1.PodRunning:
-		return w.pod // after a restart of the kubelet: it holds its room before it has been looked at
+		return w.pod // after a restart of the kubelet, its resources count before its first sync
 	}
 	return nil
 }
 
-// forsaken reports whether the pod's source no longer has it.
-func (w *worker) forsaken() bool {
+// isRemoved reports whether the pod's source has removed it.
+func (w *worker) isRemoved() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.gone
+	return w.removed
 }
 
-// run leads the pod to its end, or until ctx ends.
+// run syncs the pod until it is removed or ctx ends.
 func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -216,8 +220,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step does what is to be done now. next is when to look again if nothing happens, zero for never; done says that the pod is gone
-// from the node and from its source.
+// step performs one sync of the pod's current stage. next is when to sync again if nothing wakes the worker, zero for never; done reports
+// that the pod is removed from the node and from its source.
 func (w *worker) step(ctx context.Context) (next time.Time, done bool) {
 	w.mu.Lock()
 	if w.stage == syncing && w.ending() {
@@ -255,7 +259,7 @@ func (w *worker) step(ctx context.Context) (next time.Time, done bool) {
 	return next, done
 }
 
-// retryAfter says when to try again what failed: soon at first, then ever later.
+// retryAfter returns when to retry after an error, with exponential backoff.
 func (w *worker) retryAfter(err error) time.Time {
 	if errors.Is(err, context.Canceled) {
 		return time.Now()
@@ -265,22 +269,22 @@ func (w *worker) retryAfter(err error) time.Time {
 	}
 	if text := err.Error(); text != w.lastError {
 		w.lastError = text
-		w.k.Log.Warn("a pod could not be brought to where it should be", "pod", describe(w.current()), "error", err)
+		w.k.Log.Warn("failed to sync pod", "pod", describe(w.current()), "error", err)
 	}
 	delay := w.retry + rand.N(w.retry/2)
-	w.retry = min(2*w.retry, lastRetry)
+	w.retry = min(2*w.retry, maxRetry)
 	return time.Now().Add(delay)
 }
 
-// tellOnce tells an event unless the same was the last to be told for its key.
-func (w *worker) tellOnce(key, text string, tell func()) {
-	if w.told[key] != text {
-		w.told[key] = text
-		tell()
+// eventOnce calls record unless the last call with the same key had the same text.
+func (w *worker) eventOnce(key, text string, record func()) {
+	if w.lastEvents[key] != text {
+		w.lastEvents[key] = text
+		record()
 	}
 }
 
-// wrapped adds what was being done.
+// wrapped wraps an error, if any, with the operation that failed.
 func wrapped(doing string, err error) error {
 	if err == nil {
 		return nil

@@ -13,17 +13,17 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// What a pod that made room for a critical one says.
+// The event and status of a preempted pod.
 const (
 	preemptReason  = "Preempting"
 	preemptMessage = "Preempted in order to admit critical pod"
-	// preemptWait is the least a pod is waited for that has to go.
-	preemptWait = 10 * time.Second
+	// minPreemptionTimeout is the shortest time to wait for a preempted pod.
+	minPreemptionTimeout = 10 * time.Second
 )
 
-// preempt ends pods until a critical one fits, and returns when they have ended.
-func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []refusal) error {
-	victims, err := choose(pod, others, missing)
+// preempt terminates pods until a critical one fits, and returns when they have terminated or timed out.
+func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) error {
+	victims, err := selectVictims(pod, others, missing)
 	if err != nil {
 		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
 	}
@@ -37,31 +37,31 @@ func (k *Kubelet) preempt(pod *corev1.Pod, others []*corev1.Pod, missing []refus
 	began := time.Now()
 	for _, victim := range victims {
 		select {
-		case <-k.Freed(victim.UID):
+		case <-k.Released(victim.UID):
 			k.Metrics.Preempted(missing[0].resource)
-		case <-time.After(time.Until(began.Add(patience(victim)))):
-			// Its end is under way, and the critical pod needs its room more.
-			k.Log.Warn("a pod that makes room has not ended in time", "pod", describe(victim), "for", describe(pod))
+		case <-time.After(time.Until(began.Add(preemptionTimeout(victim)))):
+			// It is terminating; the critical pod is admitted anyway.
+			k.Log.Warn("preempted pod did not terminate in time", "pod", describe(victim), "preemptor", describe(pod))
 		}
 	}
 	return nil
 }
 
-// patience is how long a pod that has to go is waited for: its own grace period and half of that again.
-func patience(victim *corev1.Pod) time.Duration {
+// preemptionTimeout is how long to wait for a preempted pod: one and a half times its grace period.
+func preemptionTimeout(victim *corev1.Pod) time.Duration {
 	grace := int64(30)
 	if own := victim.Spec.TerminationGracePeriodSeconds; own != nil {
 		grace = *own
 	}
-	return max(time.Duration(grace)*time.Second*3/2, preemptWait)
+	return max(time.Duration(grace)*time.Second*3/2, minPreemptionTimeout)
 }
 
-// choose picks the pods whose end makes room: as few of the better classes of service as possible, and among those of one class
-// the pods that free what is missing with the least waste.
-func choose(pod *corev1.Pod, others []*corev1.Pod, missing []refusal) ([]*corev1.Pod, error) {
-	var need shortage
+// selectVictims selects the pods to preempt: as few as possible of the higher QoS classes, and within a class those whose requests cover
+// the shortfalls with the least waste.
+func selectVictims(pod *corev1.Pod, others []*corev1.Pod, missing []rejection) ([]*corev1.Pod, error) {
+	var need shortfalls
 	for _, m := range missing {
-		need = append(need, lack{m.resource, m.missing})
+		need = append(need, shortfall{m.resource, m.missing})
 	}
 	classes := map[corev1.PodQOSClass][]*corev1.Pod{}
 	for _, other := range others {
@@ -74,15 +74,15 @@ func choose(pod *corev1.Pod, others []*corev1.Pod, missing []refusal) ([]*corev1
 	if left := need.without(best, burst, guaranteed); len(left) > 0 {
 		return nil, fmt.Errorf("no set of running pods found to reclaim resources: %s", left)
 	}
-	first := nearest(guaranteed, need.without(best, burst))
-	second := nearest(burst, need.without(best, first))
-	third := nearest(best, need.without(second, first))
+	first := selectClosest(guaranteed, need.without(best, burst))
+	second := selectClosest(burst, need.without(best, first))
+	third := selectClosest(best, need.without(second, first))
 	return slices.Concat(third, second, first), nil
 }
 
-// preemptable reports whether one pod may be ended for another.
+// preemptable reports whether a pod may be preempted by another.
 func preemptable(victim, pod *corev1.Pod) bool {
-	if critical(pod) && !critical(victim) {
+	if isCritical(pod) && !isCritical(victim) {
 		return true
 	}
 	return pod.Spec.Priority != nil && victim.Spec.Priority != nil && *pod.Spec.Priority > *victim.Spec.Priority
@@ -95,17 +95,17 @@ func requested(pod *corev1.Pod, name corev1.ResourceName) int64 {
 	return amount(name, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}))
 }
 
-// lack is how much of a resource is missing, shortage all that is.
+// shortfall is how much of a resource is missing, shortfalls those of several resources.
 type (
-	lack struct {
+	shortfall struct {
 		resource corev1.ResourceName
 		amount   int64
 	}
-	shortage []lack
+	shortfalls []shortfall
 )
 
-// String is the shortage as upstream writes it.
-func (s shortage) String() string {
+// String formats the shortfalls as upstream does.
+func (s shortfalls) String() string {
 	text := "["
 	for _, l := range s {
 		text += fmt.Sprintf("(res: %v, q: %d), ", l.resource, l.amount)
@@ -113,11 +113,11 @@ func (s shortage) String() string {
 	return text + "]"
 }
 
-// without is what is still missing when pods are gone.
-func (s shortage) without(gone ...[]*corev1.Pod) shortage {
-	var left shortage
+// without returns the shortfalls that remain when pods are preempted.
+func (s shortfalls) without(victims ...[]*corev1.Pod) shortfalls {
+	var left shortfalls
 	for _, l := range s {
-		for _, pod := range slices.Concat(gone...) {
+		for _, pod := range slices.Concat(victims...) {
 			l.amount -= requested(pod, l.resource)
 		}
 		if l.amount > 0 {
@@ -127,8 +127,8 @@ func (s shortage) without(gone ...[]*corev1.Pod) shortage {
 	return left
 }
 
-// distance is how far a pod's end is from covering the shortage; every resource counts the same.
-func (s shortage) distance(pod *corev1.Pod) (sum float64) {
+// distance is how far a pod's requests are from covering the shortfalls; all resources have the same weight.
+func (s shortfalls) distance(pod *corev1.Pod) (sum float64) {
 	for _, l := range s {
 		if short := float64(l.amount - requested(pod, l.resource)); short > 0 {
 			sum += (short / float64(l.amount)) * (short / float64(l.amount))
@@ -137,14 +137,15 @@ func (s shortage) distance(pod *corev1.Pod) (sum float64) {
 	return sum
 }
 
-// nearest picks pods one by one, each time the one that covers most of what is still missing, and of several the one that asks for least.
-func nearest(pods []*corev1.Pod, need shortage) []*corev1.Pod {
+// selectClosest selects pods one by one, each time the one that covers most of the remaining shortfalls, and of equal ones that with the
+// smallest requests.
+func selectClosest(pods []*corev1.Pod, need shortfalls) []*corev1.Pod {
 	pods = slices.Clone(pods)
 	var chosen []*corev1.Pod
 	for len(need) > 0 && len(pods) > 0 {
 		closest, distance := 0, float64(len(need)+1)
 		for i, pod := range pods {
-			if d := need.distance(pod); d < distance || d == distance && asksLess(pod, pods[closest]) {
+			if d := need.distance(pod); d < distance || d == distance && requestsLess(pod, pods[closest]) {
 				closest, distance = i, d
 			}
 		}
@@ -155,8 +156,8 @@ func nearest(pods []*corev1.Pod, need shortage) []*corev1.Pod {
 	return chosen
 }
 
-// asksLess reports whether one pod asks for no more than another: memory first, then CPU.
-func asksLess(a, b *corev1.Pod) bool {
+// requestsLess reports whether a pod requests at most as much as another, comparing memory first, then CPU.
+func requestsLess(a, b *corev1.Pod) bool {
 	return cmp.Or(
 		cmp.Compare(requested(a, corev1.ResourceMemory), requested(b, corev1.ResourceMemory)),
 		cmp.Compare(requested(a, corev1.ResourceCPU), requested(b, corev1.ResourceCPU)),

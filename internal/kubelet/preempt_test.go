@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// victim is a pod that runs: its class follows from what it asks for. limit makes it guaranteed.
+// victim is a running pod: its QoS class follows from its requests.
 func victim(name, cpu, memory string, more ...func(*corev1.Pod)) *corev1.Pod {
 	pod := planned(regular("a", needs(cpu, "", memory, "")))
 	pod.Name = name
@@ -38,8 +38,8 @@ func overhead(cpu string) func(*corev1.Pod) {
 	}
 }
 
-func lacking(name corev1.ResourceName, amount int64) refusal {
-	return refusal{resource: name, missing: amount}
+func lacking(name corev1.ResourceName, amount int64) rejection {
+	return rejection{resource: name, missing: amount}
 }
 
 func TestPreemptable(t *testing.T) {
@@ -72,54 +72,54 @@ func TestChooseVictims(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		running []*corev1.Pod
-		missing []refusal
+		missing []rejection
 		want    string
 		wrong   string
 	}{
-		{name: "nobody is there", missing: []refusal{lacking(cpu, 100)}, wrong: "no set of running pods found to reclaim resources: [(res: cpu, q: 100), ]"},
+		{name: "no other pods", missing: []rejection{lacking(cpu, 100)}, wrong: "no set of running pods found to reclaim resources: [(res: cpu, q: 100), ]"},
 		{
-			name: "all together are too little", running: []*corev1.Pod{victim("a", "50m", "")}, missing: []refusal{lacking(cpu, 100), lacking(memory, 5)},
+			name: "all pods together are not enough", running: []*corev1.Pod{victim("a", "50m", "")}, missing: []rejection{lacking(cpu, 100), lacking(memory, 5)},
 			wrong: "no set of running pods found to reclaim resources: [(res: cpu, q: 50), (res: memory, q: 5), ]",
 		},
 		{
-			name: "critical pods stay", running: []*corev1.Pod{victim("a", "200m", "", static)}, missing: []refusal{lacking(cpu, 100)},
+			name: "critical pods are not preempted", running: []*corev1.Pod{victim("a", "200m", "", static)}, missing: []rejection{lacking(cpu, 100)},
 			wrong: "no set of running pods found to reclaim resources: [(res: cpu, q: 100), ]",
 		},
-		{name: "exactly enough", running: []*corev1.Pod{victim("a", "100m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "a"},
-		{name: "room for one more pod", running: []*corev1.Pod{victim("burst", "1", ""), victim("best", "", "")}, missing: []refusal{lacking(corev1.ResourcePods, 1)}, want: "best"},
+		{name: "exactly enough", running: []*corev1.Pod{victim("a", "100m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "a"},
+		{name: "the number of pods", running: []*corev1.Pod{victim("burst", "1", ""), victim("best", "", "")}, missing: []rejection{lacking(corev1.ResourcePods, 1)}, want: "best"},
 		{
-			name: "the guaranteed stay if others suffice", running: []*corev1.Pod{victim("g", "100m", "10Mi", guaranteed), victim("b", "100m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "b",
+			name: "guaranteed pods are kept if others suffice", running: []*corev1.Pod{victim("g", "100m", "10Mi", guaranteed), victim("b", "100m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "b",
 		},
 		{
-			name: "a guaranteed one where others do not suffice", running: []*corev1.Pod{victim("g", "100m", "10Mi", guaranteed), victim("b", "50m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "g",
+			name: "a guaranteed one where others do not suffice", running: []*corev1.Pod{victim("g", "100m", "10Mi", guaranteed), victim("b", "50m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "g",
 		},
 		{
-			name: "one that covers all, not two that do together", running: []*corev1.Pod{victim("a", "60m", ""), victim("b", "60m", ""), victim("c", "100m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "c",
+			name: "one that covers all, not two that do together", running: []*corev1.Pod{victim("a", "60m", ""), victim("b", "60m", ""), victim("c", "100m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "c",
 		},
 		{
-			name: "of several that cover all, the one that asks for least", running: []*corev1.Pod{victim("a", "300m", ""), victim("b", "100m", ""), victim("c", "200m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "b",
+			name: "of several that cover all, the one with the smallest requests", running: []*corev1.Pod{victim("a", "300m", ""), victim("b", "100m", ""), victim("c", "200m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "b",
 		},
 		{
-			name: "memory counts before CPU", running: []*corev1.Pod{victim("a", "100m", "20Mi"), victim("b", "900m", "10Mi")}, missing: []refusal{lacking(cpu, 100)}, want: "b",
+			name: "memory counts before CPU", running: []*corev1.Pod{victim("a", "100m", "20Mi"), victim("b", "900m", "10Mi")}, missing: []rejection{lacking(cpu, 100)}, want: "b",
 		},
-		{name: "of equals the last", running: []*corev1.Pod{victim("a", "100m", ""), victim("b", "100m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "b"},
+		{name: "of equals the last", running: []*corev1.Pod{victim("a", "100m", ""), victim("b", "100m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "b"},
 		{
-			name: "the largest first where none covers all", running: []*corev1.Pod{victim("a", "60m", ""), victim("b", "90m", ""), victim("c", "10m", "")}, missing: []refusal{lacking(cpu, 100)}, want: "b c",
+			name: "the largest first where none covers all", running: []*corev1.Pod{victim("a", "60m", ""), victim("b", "90m", ""), victim("c", "10m", "")}, missing: []rejection{lacking(cpu, 100)}, want: "b c",
 		},
 		{
 			name: "resources weigh the same whatever their size", running: []*corev1.Pod{victim("a", "100m", ""), victim("b", "", "100Mi"), victim("c", "60m", "60Mi")},
-			missing: []refusal{lacking(cpu, 100), lacking(memory, 100*mebi)}, want: "c a b",
+			missing: []rejection{lacking(cpu, 100), lacking(memory, 100*mebi)}, want: "c a b",
 		},
 		{
-			name: "what a runtime class adds is freed too", running: []*corev1.Pod{victim("plain", "50m", ""), victim("boxed", "50m", "", overhead("60m"))}, missing: []refusal{lacking(cpu, 100)}, want: "boxed",
+			name: "the overhead of a RuntimeClass counts", running: []*corev1.Pod{victim("plain", "50m", ""), victim("boxed", "50m", "", overhead("60m"))}, missing: []rejection{lacking(cpu, 100)}, want: "boxed",
 		},
 		{
 			name: "classes from the least to the best", running: []*corev1.Pod{victim("g", "100m", "10Mi", guaranteed), victim("b", "100m", ""), victim("e", "", "")},
-			missing: []refusal{lacking(cpu, 200), lacking(corev1.ResourcePods, 3)}, want: "e b g",
+			missing: []rejection{lacking(cpu, 200), lacking(corev1.ResourcePods, 3)}, want: "e b g",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			chosen, err := choose(victim("critical", "", "", static), row.running, row.missing)
+			chosen, err := selectVictims(victim("critical", "", "", static), row.running, row.missing)
 			var names []string
 			for _, pod := range chosen {
 				names = append(names, pod.Name)
@@ -142,15 +142,15 @@ func TestPatience(t *testing.T) {
 	}{{nil, 45 * time.Second}, {new(int64(0)), 10 * time.Second}, {new(int64(6)), 10 * time.Second}, {new(int64(60)), 90 * time.Second}} {
 		pod := victim("v", "", "")
 		pod.Spec.TerminationGracePeriodSeconds = row.grace
-		if got := patience(pod); got != row.want {
+		if got := preemptionTimeout(pod); got != row.want {
 			t.Errorf("grace %v: %s, want %s", row.grace, got, row.want)
 		}
 	}
 }
 
-// TestPreemption lets a critical pod come to a node that is full.
+// TestPreemption admits a critical pod on a full node.
 func TestPreemption(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	full := b.until(b.create(regular("a", needs("3", "", "", ""))), "running", running)
 	small := b.until(b.create(regular("a", needs("500m", "", "", ""))), "running", running)
 	critical := b.create(prioritized(systemCritical), regular("a", needs("2", "", "", "")))
@@ -162,12 +162,12 @@ func TestPreemption(t *testing.T) {
 	if !conditionTrue(gone, corev1.DisruptionTarget) {
 		t.Errorf("it does not say who ended it: %+v", gone.Status.Conditions)
 	}
-	b.until(small, "left alone", running)
+	b.until(small, "not preempted", running)
 	hopeless := b.create(prioritized(systemCritical), regular("a", needs("40", "", "", "")))
 	refused := b.until(hopeless, "refused", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	const want = "Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: 38000), ]"
 	if refused.Status.Reason != "UnexpectedAdmissionError" || refused.Status.Message != want {
 		t.Errorf("%s: %s", refused.Status.Reason, refused.Status.Message)
 	}
-	b.until(small, "still left alone", running)
+	b.until(small, "still running", running)
 }

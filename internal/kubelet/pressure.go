@@ -6,10 +6,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Critical tells static pods, their mirrors and pods of the system's own priorities: they do not go when the node runs short.
-func Critical(pod *corev1.Pod) bool { return critical(pod) }
+// IsCritical reports whether a pod is a static pod, a mirror pod or has a system-critical priority. Such pods are not evicted.
+func IsCritical(pod *corev1.Pod) bool { return isCritical(pod) }
 
-// FreeContainers removes what is left of containers that have ended and that nobody asks about any more.
+// FreeContainers removes dead containers and orphaned pods.
 func (k *Kubelet) FreeContainers(ctx context.Context) {
 	k.removeOrphans(ctx)
 	k.removeDead(ctx)

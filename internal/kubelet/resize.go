@@ -17,16 +17,16 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// resizeRetry is how often a resize that had to wait is tried again, besides whenever a pod ends.
+// resizeRetry is the period of retrying a deferred resize, besides whenever a pod terminates.
 const resizeRetry = 3 * time.Minute
 
-// allocation is the resources that a pod holds on the node. They follow its spec when there is room.
+// allocation is the resources allocated to a pod. They follow its spec when the node has enough allocatable resources.
 type allocation struct {
 	containers map[string]corev1.ResourceRequirements
 	pod        *corev1.ResourceRequirements
 }
 
-// allocationOf are the resources a pod asks for.
+// allocationOf returns the resources in a pod's spec.
 func allocationOf(pod *corev1.Pod) *allocation {
 	a := &allocation{containers: map[string]corev1.ResourceRequirements{}, pod: pod.Spec.Resources.DeepCopy()}
 	for kind, c := range container.All(&pod.Spec) {
@@ -37,8 +37,8 @@ func allocationOf(pod *corev1.Pod) *allocation {
 	return a
 }
 
-// allocationFromStatus are the resources that a pod which already runs was said to hold. A resize that was asked for meanwhile shows
-// as a difference to its spec.
+// allocationFromStatus returns the allocated resources in the status of a running pod. They differ from its spec if a resize was requested
+// while the kubelet was down.
 func allocationFromStatus(pod *corev1.Pod) *allocation {
 	a := allocationOf(pod)
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
@@ -59,22 +59,22 @@ func allocationFromStatus(pod *corev1.Pod) *allocation {
 	return a
 }
 
-// applied is the pod with the resources it holds in place of those it asks for.
+// applied returns the pod with the allocated resources in its spec.
 func (a *allocation) applied(pod *corev1.Pod) *corev1.Pod {
 	if a.matches(pod) {
 		return pod
 	}
-	held := *pod
-	held.Spec.Resources = a.pod
-	held.Spec.Containers, held.Spec.InitContainers = slices.Clone(pod.Spec.Containers), slices.Clone(pod.Spec.InitContainers)
-	for _, list := range [][]corev1.Container{held.Spec.Containers, held.Spec.InitContainers} {
+	allocated := *pod
+	allocated.Spec.Resources = a.pod
+	allocated.Spec.Containers, allocated.Spec.InitContainers = slices.Clone(pod.Spec.Containers), slices.Clone(pod.Spec.InitContainers)
+	for _, list := range [][]corev1.Container{allocated.Spec.Containers, allocated.Spec.InitContainers} {
 		for i := range list {
 			if r, ok := a.containers[list[i].Name]; ok {
 				list[i].Resources = r
 			}
 		}
 	}
-	return &held
+	return &allocated
 }
 
 func (a *allocation) matches(pod *corev1.Pod) bool {
@@ -89,7 +89,7 @@ func (a *allocation) matches(pod *corev1.Pod) bool {
 	return true
 }
 
-// resizeState is how far a resize has come.
+// resizeState is the progress of a resize.
 type resizeState struct {
 	pending, progress *corev1.PodCondition
 	actuatedPod       *corev1.ResourceRequirements
@@ -106,7 +106,7 @@ func (r *resizeState) conditions() []corev1.PodCondition {
 	return list
 }
 
-// resizeCondition is a condition of a resize; one that says the same as before keeps its time.
+// resizeCondition returns a condition of a resize; an unchanged one keeps its times.
 func resizeCondition(kind corev1.PodConditionType, old *corev1.PodCondition, reason, message string, generation int64) *corev1.PodCondition {
 	now := metav1.NewTime(time.Now())
 	c := &corev1.PodCondition{
@@ -121,12 +121,12 @@ func resizeCondition(kind corev1.PodConditionType, old *corev1.PodCondition, rea
 	return c
 }
 
-// reallocate gives the pod the resources it asks for, if they are others than it has and there is room.
+// reallocate allocates the resources in the pod's spec if they have changed and the node has enough.
 func (w *worker) reallocate() {
 	w.mu.Lock()
-	pod, held := w.pod, w.allocated
+	pod, allocated := w.pod, w.allocated
 	w.mu.Unlock()
-	if held.matches(pod) {
+	if allocated.matches(pod) {
 		w.resize.pending = nil
 		return
 	}
@@ -151,7 +151,7 @@ func (w *worker) reallocate() {
 	w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeStarted", "%s", resizeMessage(pod, pod.Generation, "", "Pod resize started"))
 }
 
-// resizeMessage is what events about a resize say.
+// resizeMessage is the message of events about a resize.
 func resizeMessage(pod *corev1.Pod, generation int64, failure, text string) string {
 	type amount struct {
 		Name      string                      `json:"name,omitempty"`
@@ -178,20 +178,20 @@ func resizeMessage(pod *corev1.Pod, generation int64, failure, text string) stri
 	return text + ": " + string(encoded)
 }
 
-// resizeProgress notes whether a resize is under way, and tells when it is done.
+// resizeProgress updates the condition PodResizeInProgress, and records an event when a resize is complete.
 func (w *worker) resizeProgress(pod *corev1.Pod, plan *Actions) {
-	under := len(plan.Resize) > 0 || plan.ResizePod
+	inProgress := len(plan.Resize) > 0 || plan.ResizePod
 	switch {
-	case under && w.resize.progress == nil:
+	case inProgress && w.resize.progress == nil:
 		w.resize.progress = resizeCondition(corev1.PodResizeInProgress, nil, "", "", pod.Generation)
-	case !under && w.resize.progress != nil:
+	case !inProgress && w.resize.progress != nil:
 		w.k.podEvent(pod, corev1.EventTypeNormal, "ResizeCompleted", "%s", resizeMessage(pod, w.resize.progress.ObservedGeneration, "", "Pod resize completed"))
 		w.resize.progress = nil
 	}
 }
 
-// learnActuated takes over from the runtime what containers that this kubelet did not start have.
-func (w *worker) learnActuated(pod *corev1.Pod, runtime *cri.Pod) {
+// readActuated reads the resources of running containers that this kubelet did not start from the runtime.
+func (w *worker) readActuated(pod *corev1.Pod, runtime *cri.Pod) {
 	if w.actuated == nil {
 		w.actuated = map[string]corev1.ResourceRequirements{}
 		w.resize.actuatedPod = pod.Spec.Resources.DeepCopy()
@@ -205,8 +205,8 @@ func (w *worker) learnActuated(pod *corev1.Pod, runtime *cri.Pod) {
 			continue
 		}
 		has := *c.Resources.DeepCopy()
-		set := func(list corev1.ResourceList, name corev1.ResourceName, q *resource.Quantity, least int64) {
-			if old, ok := list[name]; ok && q != nil && (q.MilliValue() > least || old.MilliValue() > least) {
+		set := func(list corev1.ResourceList, name corev1.ResourceName, q *resource.Quantity, minimum int64) {
+			if old, ok := list[name]; ok && q != nil && (q.MilliValue() > minimum || old.MilliValue() > minimum) {
 				list[name] = *q
 			}
 		}
@@ -217,11 +217,11 @@ func (w *worker) learnActuated(pod *corev1.Pod, runtime *cri.Pod) {
 	}
 }
 
-// setActuated notes that a container has the resources allocated to it.
+// setActuated records that the allocated resources of a container were applied.
 func (w *worker) setActuated(c *corev1.Container) { w.actuated[c.Name] = *c.Resources.DeepCopy() }
 
-// applyResize changes limits: those of the pod before its containers' where they grow, after them where they shrink, memory before
-// CPU. What could not be changed is tried again.
+// applyResize changes cgroup limits: those of the pod before its containers' when they grow, after them when they shrink, memory before
+// CPU. Failures are retried at the next sync.
 func (w *worker) applyResize(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions) {
 	if err := w.resizeAll(ctx, pod, runtime, plan); err != nil {
 		old := w.resize.progress
@@ -237,15 +237,15 @@ func (w *worker) applyResize(ctx context.Context, pod *corev1.Pod, runtime *cri.
 
 func (w *worker) resizeAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, plan *Actions) error {
 	if err := w.k.Cgroups.Grow(pod); err != nil {
-		return fmt.Errorf("resize the pod's cgroup: %w", err)
+		return fmt.Errorf("resize pod cgroup: %w", err)
 	}
 	for _, r := range plan.Resize {
-		if err := w.resizeOne(ctx, pod, runtime, r); err != nil {
+		if err := w.resizeOne(ctx, pod, r); err != nil {
 			return err
 		}
 	}
 	if err := w.k.Cgroups.Update(pod); err != nil {
-		return fmt.Errorf("resize the pod's cgroup: %w", err)
+		return fmt.Errorf("resize pod cgroup: %w", err)
 	}
 	w.resize.actuatedPod = pod.Spec.Resources.DeepCopy()
 	if sandbox := runtime.Sandbox(); sandbox != "" {
@@ -257,8 +257,8 @@ func (w *worker) resizeAll(ctx context.Context, pod *corev1.Pod, runtime *cri.Po
 	return nil
 }
 
-// resizeOne changes one resource of a container and leaves the other as it is.
-func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, runtime *cri.Pod, r Resize) error {
+// resizeOne changes one resource of a container and leaves the other unchanged.
+func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, r Resize) error {
 	has := w.actuated[r.Container.Name]
 	target := r.Container.DeepCopy()
 	other := corev1.ResourceCPU
@@ -277,7 +277,7 @@ func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, runtime *cri.Po
 	}
 	keep(&target.Resources.Limits, has.Limits)
 	keep(&target.Resources.Requests, has.Requests)
-	if err := w.belowUse(ctx, runtime, r, &has, target); err != nil {
+	if err := w.checkMemoryUsage(ctx, r, &has, target); err != nil {
 		return err
 	}
 	err := w.k.Runtime.UpdateContainerResources(ctx, r.ID, cri.ContainerResources(pod, target, w.k.Host))
@@ -288,8 +288,8 @@ func (w *worker) resizeOne(ctx context.Context, pod *corev1.Pod, runtime *cri.Po
 	return nil
 }
 
-// belowUse refuses to lower a memory limit below what the container uses: it would be killed.
-func (w *worker) belowUse(ctx context.Context, _ *cri.Pod, r Resize, has *corev1.ResourceRequirements, target *corev1.Container) error {
+// checkMemoryUsage returns an error if the new memory limit is below the usage of the container, which would be OOM-killed.
+func (w *worker) checkMemoryUsage(ctx context.Context, r Resize, has *corev1.ResourceRequirements, target *corev1.Container) error {
 	limit := target.Resources.Limits.Memory().Value()
 	if r.Resource != corev1.ResourceMemory || limit == 0 {
 		return nil
@@ -299,7 +299,7 @@ func (w *worker) belowUse(ctx context.Context, _ *cri.Pod, r Resize, has *corev1
 	}
 	stats, err := w.k.Runtime.ContainerStats(ctx, r.ID)
 	if err != nil || stats.MemoryUsage == nil {
-		return nil // what cannot be measured is tried
+		return nil // the usage is unknown
 	}
 	if used := *stats.MemoryUsage; used >= uint64(limit) {
 		return fmt.Errorf("cannot decrease memory limits: attempting to set container %q memory limit (%d) below current usage (%d)", r.Container.Name, limit, used)
@@ -307,7 +307,7 @@ func (w *worker) belowUse(ctx context.Context, _ *cri.Pod, r Resize, has *corev1
 	return nil
 }
 
-// podResources are what the status says of the pod as a whole.
+// podResources are the pod-level resources in the status.
 func podResources(pod *corev1.Pod, actuated *corev1.ResourceRequirements) (*corev1.ResourceRequirements, corev1.ResourceList) {
 	options := resourcehelper.PodResourcesOptions{}
 	requests := resourcehelper.PodRequests(pod, options)
@@ -323,8 +323,8 @@ func podResources(pod *corev1.Pod, actuated *corev1.ResourceRequirements) (*core
 	return r, requests
 }
 
-// roomFreed lets pods whose resize had to wait try again: another has ended.
-func (k *Kubelet) roomFreed() {
+// retryDeferredResizes wakes the workers of pods with a deferred resize after another pod has released its resources.
+func (k *Kubelet) retryDeferredResizes() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, w := range k.workers {
@@ -332,7 +332,7 @@ func (k *Kubelet) roomFreed() {
 		waiting := w.allocated != nil && w.stage == syncing && !w.allocated.matches(w.pod)
 		w.mu.Unlock()
 		if waiting {
-			w.poke()
+			w.wakeUp()
 		}
 	}
 }

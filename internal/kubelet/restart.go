@@ -7,59 +7,58 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The delays between restarts of a container that keeps ending, if the configuration does not say otherwise.
+// The default initial and maximum CrashLoopBackOff delay.
 const (
-	firstDelay   = 10 * time.Second
-	longestDelay = 300 * time.Second
+	initialRestartDelay = 10 * time.Second
+	maxRestartDelay     = 300 * time.Second
 )
 
-// restarts remembers how often the containers of one pod were restarted lately, and from that how long each has to wait. It has
-// no clock of its own. A container that ran for twice the longest delay begins with a clean slate.
+// restarts is the CrashLoopBackOff state of the containers of one pod. The backoff of a container is reset when it has run for twice the
+// maximum delay.
 type restarts struct {
-	first, longest time.Duration
-	entries        map[string]restartEntry
+	initial, maximum time.Duration
+	entries          map[string]restartEntry
 }
 
 type restartEntry struct {
-	delay time.Duration
-	// at is when the container was started again.
-	at time.Time
+	delay       time.Duration
+	restartedAt time.Time
 }
 
-func newRestarts(longest time.Duration) *restarts {
-	if longest <= 0 {
-		longest = longestDelay
+func newRestarts(maximum time.Duration) *restarts {
+	if maximum <= 0 {
+		maximum = maxRestartDelay
 	}
-	return &restarts{first: min(firstDelay, longest), longest: longest, entries: map[string]restartEntry{}}
+	return &restarts{initial: min(initialRestartDelay, maximum), maximum: maximum, entries: map[string]restartEntry{}}
 }
 
-// restartKey changes with everything that gives a container another chance: its image and resources.
+// restartKey identifies a container. It contains the image and resources, so that changing them resets the backoff.
 func restartKey(c *corev1.Container) string {
 	return strings.Join([]string{c.Name, c.Image, c.Resources.String()}, "/")
 }
 
-// until says when a container that ended at a time may be started again, and after what delay. Zero is at once.
+// until returns when a container that terminated at a time may be restarted, and its current delay. Zero means now.
 func (r *restarts) until(key string, ended, now time.Time) (time.Time, time.Duration) {
 	e, ok := r.entries[key]
-	if !ok || r.forgotten(e, ended) || !now.Before(ended.Add(e.delay)) {
+	if !ok || r.expired(e, ended) || !now.Before(ended.Add(e.delay)) {
 		return time.Time{}, 0
 	}
 	return ended.Add(e.delay), e.delay
 }
 
-// restarted takes note that a container that ended at a time is started again now.
+// restarted records that a container that terminated at a time is restarted now.
 func (r *restarts) restarted(key string, ended, now time.Time) {
 	e, ok := r.entries[key]
 	switch {
-	case !ok || r.forgotten(e, ended):
-		e.delay = r.first
+	case !ok || r.expired(e, ended):
+		e.delay = r.initial
 	default:
-		e.delay = min(2*e.delay, r.longest)
+		e.delay = min(2*e.delay, r.maximum)
 	}
-	e.at = now
+	e.restartedAt = now
 	r.entries[key] = e
 }
 
-func (r *restarts) forgotten(e restartEntry, ended time.Time) bool {
-	return ended.Sub(e.at) > 2*r.longest
+func (r *restarts) expired(e restartEntry, ended time.Time) bool {
+	return ended.Sub(e.restartedAt) > 2*r.maximum
 }

@@ -9,12 +9,12 @@ import (
 	"skiff/internal/client"
 )
 
-// RuntimeClasses finds the handlers of RuntimeClasses.
+// RuntimeClasses resolves RuntimeClasses to runtime handlers.
 type RuntimeClasses struct {
 	Classes client.Informer[*nodev1.RuntimeClass]
 }
 
-// Handler is what the runtime calls a class; pods without a class have the runtime's own handler.
+// Handler returns the handler of a RuntimeClass; pods without a class have the default handler, which is empty.
 func (r RuntimeClasses) Handler(class *string) (string, error) {
 	if class == nil || *class == "" {
 		return "", nil
@@ -24,7 +24,7 @@ func (r RuntimeClasses) Handler(class *string) (string, error) {
 	case ok:
 		return found.Handler, nil
 	case !r.Classes.HasSynced():
-		return "", fmt.Errorf("failed to lookup RuntimeClass %s: classes have not been read yet", *class)
+		return "", fmt.Errorf("failed to lookup RuntimeClass %s: RuntimeClasses have not been listed yet", *class)
 	}
 	return "", apierrors.NewNotFound(nodev1.Resource("runtimeclasses"), *class)
 }

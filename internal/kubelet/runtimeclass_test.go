@@ -13,13 +13,13 @@ import (
 )
 
 func TestHandlers(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	if _, err := client.For[*nodev1.RuntimeClass](b.client).Create(b.ctx, &nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "boxed"}, Handler: "kata"}, client.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	informers := client.NewInformers(b.client)
 	classes := RuntimeClasses{Classes: client.InformerFor[*nodev1.RuntimeClass](informers)}
-	if _, err := classes.Handler(new("boxed")); err == nil || err.Error() != "failed to lookup RuntimeClass boxed: classes have not been read yet" {
+	if _, err := classes.Handler(new("boxed")); err == nil || err.Error() != "failed to lookup RuntimeClass boxed: RuntimeClasses have not been listed yet" {
 		t.Errorf("error %v before classes are known", err)
 	}
 	go func() { _ = informers.Run(b.ctx) }() // it ends with the test
@@ -42,7 +42,7 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
-// handlers is a node's table of classes.
+// handlers implements Handlers with a map of classes.
 type handlers map[string]string
 
 func (h handlers) Handler(class *string) (string, error) {
@@ -55,9 +55,9 @@ func (h handlers) Handler(class *string) (string, error) {
 	return "", apierrors.NewNotFound(nodev1.Resource("runtimeclasses"), *class)
 }
 
-// TestRuntimeClass starts pods of a class in its handler, and counts what the class adds to them.
+// TestRuntimeClass starts pods with the handler and the overhead of their RuntimeClass.
 func TestRuntimeClass(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.stop()
 	b.config.Handlers = handlers{"boxed": "kata"}
 	b.start()

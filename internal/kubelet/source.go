@@ -13,20 +13,20 @@ import (
 	"skiff/internal/client"
 )
 
-// retryWatch is how long an API server that is away is left alone.
-const retryWatch = 500 * time.Millisecond
+// watchRetry is the delay before a failed list or watch is retried.
+const watchRetry = 500 * time.Millisecond
 
-// watchPods follows the pods that the API has bound to this node until ctx ends. After every interruption all are listed anew.
+// watchPods watches the pods bound to this node until ctx ends. After every interruption it lists them again.
 func (k *Kubelet) watchPods(ctx context.Context) error {
 	pods := client.For[*corev1.Pod](k.Client)
 	match := client.Selector{Fields: fields.OneTermEqualSelector("spec.nodeName", k.NodeName)}
 	known := map[types.UID]*corev1.Pod{}
 	for ctx.Err() == nil {
 		if err := k.followPods(ctx, pods, match, known); err != nil && ctx.Err() == nil {
-			k.Log.Debug("the watch of this node's pods was interrupted", "error", err)
+			k.Log.Debug("watch of pods was interrupted", "error", err)
 			select {
 			case <-ctx.Done():
-			case <-time.After(retryWatch):
+			case <-time.After(watchRetry):
 			}
 		}
 	}
@@ -38,19 +38,19 @@ func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.P
 	if err != nil {
 		return err
 	}
-	there := map[types.UID]bool{}
+	listed := map[types.UID]bool{}
 	for _, pod := range list {
-		there[pod.UID] = true
+		listed[pod.UID] = true
 		known[pod.UID] = pod
 		k.observe(pod)
 	}
 	for uid, pod := range known {
-		if !there[uid] {
+		if !listed[uid] {
 			delete(known, uid)
-			k.vanished(pod)
+			k.podDeleted(pod)
 		}
 	}
-	k.listed(&k.apiListed)
+	k.markListed(&k.apiListed)
 	stream, err := pods.Watch(ctx, "", match, revision)
 	if err != nil {
 		return err
@@ -60,19 +60,19 @@ func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.P
 		pod, ok := event.Object.(*corev1.Pod)
 		switch {
 		case event.Type == watch.Error:
-			return errors.New("the server ended the watch")
+			return errors.New("watch ended with an error event")
 		case !ok || event.Type == watch.Bookmark:
 			continue
 		case event.Type == watch.Deleted:
 			delete(known, pod.UID)
-			k.vanished(pod)
+			k.podDeleted(pod)
 		default:
 			if old := known[pod.UID]; old == nil {
-				// A pod of the same name may have been replaced between two events.
+				// The pod may have replaced another with the same name between two events.
 				for uid, other := range known {
 					if name(other) == name(pod) {
 						delete(known, uid)
-						k.vanished(other)
+						k.podDeleted(other)
 					}
 				}
 			}
@@ -80,17 +80,17 @@ func (k *Kubelet) followPods(ctx context.Context, pods client.Resource[*corev1.P
 			k.observe(pod)
 		}
 	}
-	return errors.New("the watch has ended")
+	return errors.New("watch closed")
 }
 
-// listed notes that a source has told all its pods.
-func (k *Kubelet) listed(source *bool) {
+// markListed records that a source has listed all its pods.
+func (k *Kubelet) markListed(source *bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	*source = true
 }
 
-// observe takes note of a pod as the API has it.
+// observe handles a pod that was added or changed in the API.
 func (k *Kubelet) observe(pod *corev1.Pod) {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		k.observeMirror(pod)
@@ -100,10 +100,10 @@ func (k *Kubelet) observe(pod *corev1.Pod) {
 	k.update(pod)
 }
 
-// vanished takes note that the API no longer has a pod.
-func (k *Kubelet) vanished(pod *corev1.Pod) {
+// podDeleted handles a pod that was deleted from the API.
+func (k *Kubelet) podDeleted(pod *corev1.Pod) {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		k.mirrorVanished(pod)
+		k.mirrorDeleted(pod)
 		return
 	}
 	k.remove(pod.UID)

@@ -29,7 +29,7 @@ import (
 	"skiff/internal/kubelet/status"
 )
 
-// The annotations of static pods and their mirrors.
+// The annotations of static pods and mirror pods.
 const (
 	annotationHash   = "kubernetes.io/config.hash"
 	annotationSource = "kubernetes.io/config.source"
@@ -37,18 +37,18 @@ const (
 )
 
 const (
-	// defaultStaticPeriod is how often static pods are read if nobody says.
+	// defaultStaticPeriod is the default period of reading static pods.
 	defaultStaticPeriod = 20 * time.Second
-	// staticPoll is how often the directory of static pods is looked at for changes.
+	// staticPoll is how often the directory of static pods is checked for changes.
 	staticPoll = 2 * time.Second
-	// maxManifest bounds a manifest.
+	// maxManifest bounds the size of a manifest in bytes.
 	maxManifest = 10 << 20
 )
 
-// watchStatic follows the static pods of this node until ctx ends. A source that cannot be read keeps the pods it had.
+// watchStatic watches the static pod manifests until ctx ends. If a source cannot be read, its pods are kept.
 func (k *Kubelet) watchStatic(ctx context.Context) error {
 	if k.StaticPods == "" && k.StaticPodURL == "" {
-		k.listed(&k.staticListed)
+		k.markListed(&k.staticListed)
 		return nil
 	}
 	period := cmp.Or(max(k.StaticPodPeriod, 0), defaultStaticPeriod)
@@ -61,14 +61,14 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 		if now := dirStamp(k.StaticPods); k.StaticPods != "" && (now != stamp || stamp == "") {
 			stamp = now
 			pods, err := k.readManifests(k.StaticPods)
-			k.takeStatic(known, "file", pods, err)
+			k.updateStaticPods(known, "file", pods, err)
 		}
 		if k.StaticPodURL != "" && time.Since(lastURL) >= urlPeriod {
 			lastURL = time.Now()
 			pods, err := k.fetchManifest(ctx)
-			k.takeStatic(known, "http", pods, err)
+			k.updateStaticPods(known, "http", pods, err)
 		}
-		k.listed(&k.staticListed)
+		k.markListed(&k.staticListed)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -77,10 +77,10 @@ func (k *Kubelet) watchStatic(ctx context.Context) error {
 	}
 }
 
-// takeStatic compares what a source says now with what it said before.
-func (k *Kubelet) takeStatic(known map[string]map[types.UID]*corev1.Pod, source string, pods []*corev1.Pod, err error) {
+// updateStaticPods compares the pods of a source with those it had before, and starts and stops workers accordingly.
+func (k *Kubelet) updateStaticPods(known map[string]map[types.UID]*corev1.Pod, source string, pods []*corev1.Pod, err error) {
 	if err != nil {
-		k.Log.Warn("static pods could not all be read", "source", source, "error", err)
+		k.Log.Warn("failed to read static pods", "source", source, "error", err)
 		if pods == nil {
 			return
 		}
@@ -108,7 +108,7 @@ func (k *Kubelet) takeStatic(known map[string]map[types.UID]*corev1.Pod, source 
 	known[source] = now
 }
 
-// directoryStamp changes when a file below a directory does.
+// dirStamp is a string that changes when a file in a directory changes.
 func dirStamp(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -125,7 +125,7 @@ func dirStamp(path string) string {
 	return stamp.String()
 }
 
-// readManifests reads the pods of a file, or of all files of a directory.
+// readManifests reads the pods in a file, or in all files of a directory.
 func (k *Kubelet) readManifests(path string) ([]*corev1.Pod, error) {
 	pods := []*corev1.Pod{}
 	info, err := os.Stat(path)
@@ -163,7 +163,7 @@ func (k *Kubelet) readManifests(path string) ([]*corev1.Pod, error) {
 	return pods, errors.Join(errs...)
 }
 
-// fetchManifest reads the pods that a server has for this node.
+// fetchManifest reads the pods at StaticPodURL.
 func (k *Kubelet) fetchManifest(ctx context.Context) ([]*corev1.Pod, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, k.StaticPodURL, nil)
 	if err != nil {
@@ -217,7 +217,7 @@ func (k *Kubelet) decodeManifest(data []byte, source string) ([]*corev1.Pod, err
 	return []*corev1.Pod{pod}, nil
 }
 
-// staticPod makes a pod of a manifest one of this node's.
+// staticPod sets the UID, name, annotations and defaults of a pod from a manifest, and validates it.
 func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	if pod.Name == "" {
 		return errors.New("invalid pod: name is needed for the pod")
@@ -243,7 +243,7 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	}
 	pod.Annotations[annotationHash] = string(pod.UID)
 	if strings.HasPrefix(source, "file:") {
-		// Node problems do not evict it.
+		// Taints do not evict it.
 		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute})
 	}
 	pod.Status.Phase = corev1.PodPending
@@ -251,7 +251,7 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	if errs := podspec.ValidateNewPod(pod); len(errs) > 0 {
 		return fmt.Errorf("invalid pod: %w", errs.ToAggregate())
 	}
-	// It must be able to run without the API.
+	// It must be able to run without the API server.
 	referred, err := container.ReferredObject(&pod.Spec)
 	if err != nil {
 		return err
@@ -262,7 +262,7 @@ func (k *Kubelet) staticPod(pod *corev1.Pod, source string) error {
 	return nil
 }
 
-// observeMirror takes note of a mirror pod as the API has it.
+// observeMirror handles a mirror pod that was added or changed in the API.
 func (k *Kubelet) observeMirror(mirror *corev1.Pod) {
 	k.mu.Lock()
 	k.mirrors[name(mirror)] = mirror
@@ -270,13 +270,13 @@ func (k *Kubelet) observeMirror(mirror *corev1.Pod) {
 	k.mu.Unlock()
 	if w != nil {
 		k.writer.Observe(w.uid, mirror)
-		w.poke()
-	} else if k.complete() {
-		k.dropMirror(mirror)
+		w.wakeUp()
+	} else if k.allSourcesListed() {
+		k.deleteOrphanedMirror(mirror)
 	}
 }
 
-// staticOf is the worker of the static pod that a mirror stands for. mu is held.
+// staticOf returns the worker of the static pod of a mirror pod. The caller holds mu.
 func (k *Kubelet) staticOf(mirror *corev1.Pod) *worker {
 	for _, w := range k.workers {
 		if pod := w.current(); status.Static(pod) && name(pod) == name(mirror) {
@@ -286,8 +286,8 @@ func (k *Kubelet) staticOf(mirror *corev1.Pod) *worker {
 	return nil
 }
 
-// mirrorVanished lets a static pod whose mirror is gone make another.
-func (k *Kubelet) mirrorVanished(mirror *corev1.Pod) {
+// mirrorDeleted wakes the worker of a static pod to create its mirror pod again.
+func (k *Kubelet) mirrorDeleted(mirror *corev1.Pod) {
 	k.mu.Lock()
 	if known := k.mirrors[name(mirror)]; known != nil && known.UID == mirror.UID {
 		delete(k.mirrors, name(mirror))
@@ -295,18 +295,18 @@ func (k *Kubelet) mirrorVanished(mirror *corev1.Pod) {
 	w := k.staticOf(mirror)
 	k.mu.Unlock()
 	if w != nil {
-		w.poke()
+		w.wakeUp()
 	}
 }
 
-// dropMirror deletes a mirror pod whose static pod does not exist.
-func (k *Kubelet) dropMirror(mirror *corev1.Pod) {
+// deleteOrphanedMirror deletes a mirror pod without a static pod.
+func (k *Kubelet) deleteOrphanedMirror(mirror *corev1.Pod) {
 	k.mu.Lock()
 	ctx := k.ctx
 	k.mu.Unlock()
 	k.running.Go(func() {
 		if err := k.deletePod(ctx, mirror); err != nil && ctx.Err() == nil {
-			k.Log.Warn("a mirror pod without its static pod could not be deleted", "pod", describe(mirror), "error", err)
+			k.Log.Warn("failed to delete orphaned mirror pod", "pod", describe(mirror), "error", err)
 		}
 	})
 }
@@ -322,14 +322,14 @@ func (k *Kubelet) deletePod(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// mirrored reports whether the API shows a pod of this node: all but static pods whose mirror could not be made.
+// mirrored reports whether a pod is in the API. A static pod is if it has a mirror pod.
 func (k *Kubelet) mirrored(pod *corev1.Pod) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return !status.Static(pod) || k.mirrors[name(pod)] != nil
 }
 
-// ensureMirror makes the API show a static pod. An API that is away does not keep the pod from running.
+// ensureMirror creates the mirror pod of a static pod. The pod runs even if that fails.
 func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
 	if !status.Static(pod) {
 		return nil
@@ -342,7 +342,7 @@ func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
 	}
 	hash := pod.Annotations[annotationHash]
 	if mirror != nil && mirror.DeletionTimestamp == nil && mirror.Annotations[corev1.MirrorPodAnnotationKey] == hash {
-		k.writer.Observe(pod.UID, mirror) // it may have been seen before its static pod was
+		k.writer.Observe(pod.UID, mirror) // it may have been observed before its static pod
 		return nil
 	}
 	if mirror != nil {
@@ -354,21 +354,21 @@ func (k *Kubelet) ensureMirror(ctx context.Context, pod *corev1.Pod) error {
 	if node == nil || node.UID == "" {
 		return nil
 	}
-	made := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy(), Spec: *pod.Spec.DeepCopy()}
-	made.UID, made.ResourceVersion, made.Generation = "", "", 0
-	made.Annotations[corev1.MirrorPodAnnotationKey] = hash
+	created := &corev1.Pod{ObjectMeta: *pod.ObjectMeta.DeepCopy(), Spec: *pod.Spec.DeepCopy()}
+	created.UID, created.ResourceVersion, created.Generation = "", "", 0
+	created.Annotations[corev1.MirrorPodAnnotationKey] = hash
 	yes := true
-	made.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes}}
-	created, err := client.For[*corev1.Pod](k.Client).Create(ctx, made, client.WriteOptions{})
+	created.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes}}
+	created, err := client.For[*corev1.Pod](k.Client).Create(ctx, created, client.WriteOptions{})
 	if err == nil {
 		k.observeMirror(created)
 	} else if !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
-		k.Log.Warn("the mirror of a static pod could not be created", "pod", describe(pod), "error", err)
+		k.Log.Warn("failed to create mirror pod", "pod", describe(pod), "error", err)
 	}
 	return nil
 }
 
-// deleteMirror lets the API forget a static pod that is gone.
+// deleteMirror deletes the mirror pod of a removed static pod.
 func (k *Kubelet) deleteMirror(ctx context.Context, pod *corev1.Pod) error {
 	k.mu.Lock()
 	mirror := k.mirrors[name(pod)]
@@ -379,7 +379,7 @@ func (k *Kubelet) deleteMirror(ctx context.Context, pod *corev1.Pod) error {
 	return wrapped("delete mirror pod", k.deletePod(ctx, mirror))
 }
 
-// statusInAPI is the status of a pod as the API has it: for a static pod, that of its mirror.
+// statusInAPI returns the status of a pod in the API: for a static pod, that of its mirror pod.
 func (k *Kubelet) statusInAPI(pod *corev1.Pod) *corev1.PodStatus {
 	if status.Static(pod) {
 		k.mu.Lock()

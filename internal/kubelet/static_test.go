@@ -63,7 +63,7 @@ func TestDecodeManifest(t *testing.T) {
 	}
 }
 
-// TestTolerationsOfStaticPods: those of files stay whatever is wrong with the node, those of a server need not.
+// TestTolerationsOfStaticPods: static pods from files tolerate all NoExecute taints, those from a URL do not.
 func TestTolerationsOfStaticPods(t *testing.T) {
 	k := &Kubelet{Config: Config{NodeName: "n1"}}
 	for source, want := range map[string]int{"file:/x": 1, "url:http://x": 0} {
@@ -74,7 +74,7 @@ func TestTolerationsOfStaticPods(t *testing.T) {
 	}
 }
 
-// TestIdentityOfStaticPods: the same text at another place, or for another node, is another pod.
+// TestIdentityOfStaticPods: the same manifest in another file, or for another node, has another UID.
 func TestIdentityOfStaticPods(t *testing.T) {
 	seen := map[string]string{}
 	for _, row := range []struct{ node, source, text string }{
@@ -95,8 +95,8 @@ func TestIdentityOfStaticPods(t *testing.T) {
 	}
 }
 
-// TestStaticPodsOfAServer follows what a server says: pods come, change and go with it, and stay while it says nothing sensible.
-func TestStaticPodsOfAServer(t *testing.T) {
+// TestStaticPodsFromURL adds, changes and removes pods with the manifest, and keeps them while the manifest is invalid.
+func TestStaticPodsFromURL(t *testing.T) {
 	var mu sync.Mutex
 	code, body, asked := http.StatusOK, "", ""
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -116,7 +116,7 @@ func TestStaticPodsOfAServer(t *testing.T) {
 		return "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: a, image: " + image + "}]}\n"
 	}
 	say(http.StatusOK, text("image"))
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.stop()
 	b.config.StaticPodURL, b.config.StaticPodHeader, b.config.StaticPodURLPeriod = server.URL, map[string][]string{"X-Node": {"n1"}}, 20*time.Millisecond
 	b.config.Node = func() *corev1.Node {

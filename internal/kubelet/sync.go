@@ -17,14 +17,14 @@ import (
 	"skiff/internal/podstate"
 )
 
-// rounds bounds how often a worker looks and acts before it lets others have their turn.
+// rounds bounds how often one sync observes and acts before the worker waits for the next wake-up.
 const rounds = 8
 
-// sync brings a pod that should run to where it should be. over says that it has ended, or cannot run here.
+// sync drives a pod that should run towards its desired state. over reports that all its containers are done or it was rejected.
 func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error) {
 	pod := w.current()
 	if status.Static(pod) && w.k.predecessor(pod) {
-		return time.Time{}, false, nil // its predecessor's end will wake this worker
+		return time.Time{}, false, nil // forget wakes this worker when the predecessor is removed
 	}
 	runtime, err := w.k.Runtime.ReadPod(ctx, w.uid)
 	if err != nil {
@@ -51,8 +51,8 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 		return time.Now(), false, nil
 	}
 	for range rounds {
-		var again bool
-		if next, again, over, err = w.round(ctx, runtime); err != nil || over || !again {
+		var requeue bool
+		if next, requeue, over, err = w.syncOnce(ctx, runtime); err != nil || over || !requeue {
 			break
 		}
 		if runtime, err = w.k.Runtime.ReadPod(ctx, w.uid); err != nil {
@@ -68,15 +68,15 @@ func (w *worker) sync(ctx context.Context) (next time.Time, over bool, err error
 	return next, over, err
 }
 
-// round looks at the pod once and does what is to be done. again says that something was done, so that it is worth another look.
-func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, again, over bool, err error) {
+// syncOnce plans and acts once. requeue reports that it acted, so that the pod must be observed again.
+func (w *worker) syncOnce(ctx context.Context, runtime *cri.Pod) (next time.Time, requeue, over bool, err error) {
 	w.reallocate()
 	pod := w.active()
-	w.learnActuated(pod, runtime)
-	w.followProbes(pod, runtime)
+	w.readActuated(pod, runtime)
+	w.updateProbes(pod, runtime)
 	now := time.Now()
-	said := w.status(pod, runtime, false)
-	plan := planPod(pod, w.see(pod, runtime, said), now)
+	podStatus := w.status(pod, runtime, false)
+	plan := planPod(pod, w.observedState(pod, runtime, podStatus), now)
 	if plan.Fail != nil {
 		w.k.podEvent(pod, corev1.EventTypeNormal, plan.Fail.Reason, "%s", plan.Fail.Message)
 		w.mu.Lock()
@@ -84,41 +84,41 @@ func (w *worker) round(ctx context.Context, runtime *cri.Pod) (next time.Time, a
 		w.mu.Unlock()
 		return time.Time{}, false, true, nil
 	}
-	if w.holdBack(pod, plan.Wait) {
-		said = w.status(pod, runtime, false)
+	if w.recordBackOffs(pod, plan.Wait) {
+		podStatus = w.status(pod, runtime, false)
 	}
-	w.countStart(pod, said)
+	w.recordPodStart(pod, podStatus)
 	w.resizeProgress(pod, &plan)
-	if podstate.IsPhaseTerminal(said.Phase) {
-		w.k.writer.Set(w.uid, said, true)
+	if podstate.IsPhaseTerminal(podStatus.Phase) {
+		w.k.writer.Set(w.uid, podStatus, true)
 		return time.Time{}, false, true, nil
 	}
 	if plan.Nothing() {
-		w.k.writer.Set(w.uid, said, true)
+		w.k.writer.Set(w.uid, podStatus, true)
 	} else {
-		w.k.writer.SetSoon(w.uid, said, true)
+		w.k.writer.SetSoon(w.uid, podStatus, true)
 	}
 	if err := w.prepare(ctx, pod, &plan); err != nil {
 		return time.Time{}, false, false, err
 	}
 	if plan.Nothing() {
-		return w.nextLook(plan.Wake), false, false, nil
+		return w.nextSync(plan.Wake), false, false, nil
 	}
 	err = w.act(ctx, pod, runtime, &plan)
 	var start *startError
 	if errors.As(err, &start) {
-		// Why is in the container's status; the pod as a whole is well.
+		// The reason is in the container's status; it is not an error of the sync.
 		if fresh, readErr := w.k.Runtime.ReadPod(ctx, w.uid); readErr == nil {
 			runtime = fresh
 		}
-		w.followProbes(pod, runtime)
+		w.updateProbes(pod, runtime)
 		w.k.writer.Set(w.uid, w.status(pod, runtime, false), true)
 		return w.earlier(now.Add(startRetry), plan.Wake), start.progress, false, nil
 	}
 	return time.Time{}, true, false, err
 }
 
-// earlier is the earlier of two times, of which zero is never.
+// earlier is the earlier of two times; zero means never.
 func (w *worker) earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -126,22 +126,22 @@ func (w *worker) earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// nextLook is when to look at a pod again that is as it should be: when a volume wants to be refreshed, or when a resize or the making of
-// a mirror is to be tried again.
-func (w *worker) nextLook(wake time.Time) time.Time {
+// nextSync is when to sync a pod again that needs no actions: when a volume must be refreshed, or to retry a deferred resize or the creation
+// of a mirror pod.
+func (w *worker) nextSync(wake time.Time) time.Time {
 	wake = w.earlier(wake, w.k.Volumes.RefreshAt(w.uid))
 	if w.resize.pending != nil {
 		wake = w.earlier(wake, time.Now().Add(resizeRetry))
 	}
 	if !w.k.mirrored(w.current()) {
-		wake = w.earlier(wake, time.Now().Add(lastRetry))
+		wake = w.earlier(wake, time.Now().Add(maxRetry))
 	}
 	return wake
 }
 
-// see gathers what a plan is made from.
-func (w *worker) see(pod *corev1.Pod, runtime *cri.Pod, said *corev1.PodStatus) seen {
-	s := seen{
+// observedState returns the state that a plan is computed from.
+func (w *worker) observedState(pod *corev1.Pod, runtime *cri.Pod, podStatus *corev1.PodStatus) observedState {
+	s := observedState{
 		Runtime: runtime, Liveness: map[string]probe.Result{}, Startup: map[string]probe.Result{},
 		Actuated: w.actuated, ActuatedPod: w.resize.actuatedPod, Restarts: w.restarts,
 	}
@@ -153,24 +153,24 @@ func (w *worker) see(pod *corev1.Pod, runtime *cri.Pod, said *corev1.PodStatus) 
 			s.Startup[c.ID] = result
 		}
 	}
-	for _, c := range said.Conditions {
+	for _, c := range podStatus.Conditions {
 		if c.Type == corev1.AllContainersRestarting && c.Status == corev1.ConditionTrue {
 			s.RestartAll = true
 		}
 	}
-	if said.StartTime != nil {
-		s.StartedAt = said.StartTime.Time
+	if podStatus.StartTime != nil {
+		s.StartedAt = podStatus.StartTime.Time
 	}
 	return s
 }
 
-// status says how the pod is.
+// status computes the status of the pod.
 func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.PodStatus {
 	old, found := w.k.writer.Get(w.uid)
 	if !found {
 		old = w.k.statusInAPI(pod)
 	}
-	s := status.Seen{
+	s := status.Observed{
 		Runtime: runtime, RuntimeName: w.k.runtimeName, Old: old, Failed: w.failed, HostIPs: w.k.HostIPs(), Ended: over,
 		Started: func(c *corev1.Container, id string) bool {
 			if c.StartupProbe == nil {
@@ -198,17 +198,17 @@ func (w *worker) status(pod *corev1.Pod, runtime *cri.Pod, over bool) *corev1.Po
 		s.Evicted = &e.Reason
 	}
 	w.mu.Unlock()
-	said := status.Of(pod, s)
+	computed := status.Of(pod, s)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e := w.evicted; e != nil && e.target != nil && !slices.ContainsFunc(said.Conditions, func(c corev1.PodCondition) bool { return c.Type == e.target.Type }) {
-		said.Conditions = append(said.Conditions, *e.target)
+	if e := w.evicted; e != nil && e.target != nil && !slices.ContainsFunc(computed.Conditions, func(c corev1.PodCondition) bool { return c.Type == e.target.Type }) {
+		computed.Conditions = append(computed.Conditions, *e.target)
 	}
-	return &said
+	return &computed
 }
 
-// followProbes lets the containers that run now be probed.
-func (w *worker) followProbes(pod *corev1.Pod, runtime *cri.Pod) {
+// updateProbes starts the probes of running containers and stops those of others.
+func (w *worker) updateProbes(pod *corev1.Pod, runtime *cri.Pod) {
 	probed := probe.Probed(&pod.Spec)
 	ip := podIP(pod, runtime, w.k.HostIPs())
 	var running []probe.Running
@@ -244,25 +244,25 @@ func podIP(pod *corev1.Pod, runtime *cri.Pod, hostIPs []string) string {
 	return ips[0]
 }
 
-// holdBack notes which containers have to wait before they are started again. It reports whether that is news.
-func (w *worker) holdBack(pod *corev1.Pod, waits []Wait) bool {
-	news := false
+// recordBackOffs records which containers are in CrashLoopBackOff. It reports whether that has changed.
+func (w *worker) recordBackOffs(pod *corev1.Pod, waits []Wait) bool {
+	changed := false
 	for _, wait := range waits {
 		c := wait.Container
 		message := fmt.Sprintf("back-off %s restarting failed container=%s pod=%s", wait.Delay, c.Name, describe(pod))
 		reason := status.Reason{Reason: "CrashLoopBackOff", Message: message}
 		if w.failed[c.Name] != reason {
 			w.failed[c.Name] = reason
-			news = true
+			changed = true
 		}
-		w.tellOnce("backoff/"+c.Name, wait.Until.String(), func() {
+		w.eventOnce("backoff/"+c.Name, wait.Until.String(), func() {
 			w.k.containerEvent(pod, c, corev1.EventTypeWarning, "BackOff", fmt.Sprintf("Back-off restarting failed container %s in pod %s", c.Name, describe(pod)))
 		})
 	}
-	return news
+	return changed
 }
 
-// prepare makes what containers need besides a sandbox: the pod's group, its directories and its volumes.
+// prepare creates what containers need besides a sandbox: the pod's cgroup, directories and volumes.
 func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) error {
 	if plan.KillPod && !plan.NewSandbox {
 		return nil
@@ -299,7 +299,7 @@ func (w *worker) prepare(ctx context.Context, pod *corev1.Pod, plan *Actions) er
 	return nil
 }
 
-// split takes apart errors that were joined.
+// split returns the errors of a joined error.
 func split(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
@@ -313,13 +313,13 @@ func (w *worker) terminate(ctx context.Context) error {
 	rejected := w.rejected
 	w.mu.Unlock()
 	if rejected {
-		return nil // nothing of it was ever here
+		return nil // it has no containers
 	}
 	runtime, err := w.k.Runtime.ReadPod(ctx, w.uid)
 	if err != nil {
 		return err
 	}
-	pod := w.shown()
+	pod := w.allocatedPod()
 	if len(runtime.Containers) > 0 || len(runtime.Sandboxes) > 0 {
 		w.k.writer.Set(w.uid, w.status(pod, runtime, false), len(runtime.Running()) > 0)
 	}
@@ -336,9 +336,9 @@ func (w *worker) terminate(ctx context.Context) error {
 		case err = <-killed:
 			waiting = false
 		case <-w.wake:
-			// Meanwhile the pod's readiness and the ends of its containers are told.
+			// The status shows readiness and terminated containers while the others are being stopped.
 			if now, err := w.k.Runtime.ReadPod(ctx, w.uid); err == nil {
-				w.k.writer.Set(w.uid, w.status(w.shown(), now, false), true)
+				w.k.writer.Set(w.uid, w.status(w.allocatedPod(), now, false), true)
 			}
 		}
 	}
@@ -348,11 +348,11 @@ func (w *worker) terminate(ctx context.Context) error {
 	interrupted := killing.Err() != nil && ctx.Err() == nil
 	cancel()
 	if interrupted {
-		return context.Canceled // with less time, at once
+		return context.Canceled // retried at once with the shorter grace period
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			w.tellOnce("kill", err.Error(), func() {
+			w.eventOnce("kill", err.Error(), func() {
 				w.k.podEvent(pod, corev1.EventTypeWarning, "FailedKillPod", "error killing pod: %v", err)
 			})
 		}
@@ -364,15 +364,15 @@ func (w *worker) terminate(ctx context.Context) error {
 		return err
 	}
 	if left := runtime.Running(); len(left) > 0 {
-		return fmt.Errorf("container %s still runs after it was stopped", left[0].ID)
+		return fmt.Errorf("container %s is still running after it was stopped", left[0].ID)
 	}
 	runtime.IPs = ips
 	w.k.writer.Set(w.uid, w.status(pod, runtime, true), false)
 	return nil
 }
 
-// shown is the pod as it was admitted, or as it is if it was not.
-func (w *worker) shown() *corev1.Pod {
+// allocatedPod returns the pod with its allocated resources, or unchanged if it was not admitted.
+func (w *worker) allocatedPod() *corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.allocated == nil {
@@ -381,11 +381,11 @@ func (w *worker) shown() *corev1.Pod {
 	return w.allocated.applied(w.pod)
 }
 
-// cleanUp removes what is left of a pod that has ended. Once its source no longer has the pod, its containers and logs go too, and
-// done says that nothing is left.
+// cleanUp releases the volumes and cgroup of a terminated pod. Once its source has removed the pod, its containers and logs are removed too,
+// and done reports that nothing remains.
 func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 	w.mu.Lock()
-	pod, gone := w.pod, w.gone
+	pod, removed := w.pod, w.removed
 	w.mu.Unlock()
 	if !w.cleaned {
 		if err := w.k.Volumes.Unmount(ctx, w.uid); err != nil {
@@ -396,11 +396,11 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 			return false, wrapped("remove cgroup", err)
 		}
 		w.cleaned = true
-		close(w.freed)
+		close(w.released)
 		w.k.writer.Finish(pod)
-		w.k.roomFreed()
+		w.k.retryDeferredResizes()
 	}
-	if !gone {
+	if !removed {
 		return false, nil
 	}
 	if status.Static(pod) {
@@ -414,7 +414,7 @@ func (w *worker) cleanUp(ctx context.Context) (done bool, err error) {
 	return true, errors.Join(os.RemoveAll(w.k.podDir(w.uid)), os.RemoveAll(cri.PodLogDirectory(w.k.LogsDir(), pod)))
 }
 
-// specOf finds a container of a pod by name.
+// specOf returns a container of a pod's spec by name, or nil.
 func specOf(pod *corev1.Pod, name string) *corev1.Container {
 	for _, c := range container.All(&pod.Spec) {
 		if c.Name == name {

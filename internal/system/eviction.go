@@ -48,7 +48,7 @@ func (n *nodeParts) makeGuard(groups *cgroup.Groups, collector *images.Collector
 		},
 	}
 	n.guard = evict.New(evict.Config{
-		Thresholds: thresholds, PressureTransitionPeriod: n.settings.EvictionPressureTransitionPeriod.Duration, MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod), IsCritical: kubelet.Critical,
+		Thresholds: thresholds, PressureTransitionPeriod: n.settings.EvictionPressureTransitionPeriod.Duration, MaxPodGracePeriodSeconds: int64(n.settings.EvictionMaxPodGracePeriod), IsCritical: kubelet.IsCritical,
 	}, evict.Dependencies{
 		Actor: evictor{n, groups, collector}, Source: observer, Events: recorder, NodeEvent: n.node.Event, Changed: n.node.Changed, Log: n.log.With("part", "eviction"),
 	})
@@ -120,7 +120,7 @@ func (n *nodeParts) pressure() node.Pressure {
 
 // refuse says why a node under pressure, or one that is shutting down, does not take a pod, or is nil.
 func (n *nodeParts) refuse(pod *corev1.Pod) *status.Reason {
-	if ok, why := evict.Admits(n.guard.Conditions(), pod, podspec.QOSClass(pod), kubelet.Critical(pod)); !ok {
+	if ok, why := evict.Admits(n.guard.Conditions(), pod, podspec.QOSClass(pod), kubelet.IsCritical(pod)); !ok {
 		return &status.Reason{Reason: evict.Reason, Message: why}
 	}
 	if n.shutdown.ShuttingDown() {

@@ -246,11 +246,11 @@ func (n *nodeParts) make() error {
 			return services.List(namespace, nil), nil
 		},
 		Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: recorder, Host: host, DNS: resolver,
-		LongestRestartDelay: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
-		StaticPods:          cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
+		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
+		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
 		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
 		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
-		Refuse: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
+		Reject: n.refuse, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
 		Log: n.log.With("part", "kubelet"),
 	})
 	n.metrics.All.MustRegister(metrics.NodeCollector{
@@ -303,7 +303,7 @@ func (n *nodeParts) makeNode(recorder client.EventRecorder) error {
 		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("part", "shutdown"),
 	})
 	n.devices = devices.New(devices.Options{
-		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.Unfinished() },
+		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
 		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("part", "devices"),
 	})
 	resources := &podresources.Server{
@@ -327,7 +327,7 @@ func (n *nodeParts) problems() (errs []error) {
 
 // endForShutdown ends a pod because the host goes down.
 func (n *nodeParts) endForShutdown(pod *corev1.Pod, grace int64) <-chan struct{} {
-	freed := n.kubelet.Freed(pod.UID)
+	freed := n.kubelet.Released(pod.UID)
 	n.kubelet.Evict(pod.UID, status.Reason{Reason: shutdown.Reason, Message: shutdown.Message}, &grace, shutdown.Condition(pod, time.Now()))
 	return freed
 }

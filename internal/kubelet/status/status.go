@@ -23,8 +23,8 @@ type Reason struct {
 	Reason, Message string
 }
 
-// Seen is everything a status is made from besides the pod itself.
-type Seen struct {
+// Observed is everything a status is made from besides the pod itself.
+type Observed struct {
 	Runtime *cri.Pod
 	// RuntimeName stands before container ids: containerd://…
 	RuntimeName string
@@ -63,8 +63,8 @@ func Static(pod *corev1.Pod) bool {
 }
 
 // Of makes the status of a pod. The pod's spec has the resources as they are allocated.
-func Of(pod *corev1.Pod, s Seen) corev1.PodStatus {
-	b := &builder{pod: pod, Seen: s, restarting: allRestarting(pod, s.Runtime, s.Old)}
+func Of(pod *corev1.Pod, s Observed) corev1.PodStatus {
+	b := &builder{pod: pod, Observed: s, restarting: allRestarting(pod, s.Runtime, s.Old)}
 	status := corev1.PodStatus{
 		QOSClass: s.QOSClass, ObservedGeneration: max(pod.Generation, s.Old.ObservedGeneration), StartTime: s.Old.StartTime,
 		NominatedNodeName: s.Old.NominatedNodeName, Resources: s.PodResources, AllocatedResources: s.PodRequests,
@@ -107,7 +107,7 @@ func Of(pod *corev1.Pod, s Seen) corev1.PodStatus {
 
 type builder struct {
 	pod *corev1.Pod
-	Seen
+	Observed
 	restarting bool
 }
 

@@ -61,8 +61,8 @@ func runtimeOf(containers ...string) *cri.Pod {
 	return r
 }
 
-func look(runtime *cri.Pod) Seen {
-	return Seen{Runtime: runtime, RuntimeName: "containerd", Old: &corev1.PodStatus{}, HostIPs: []string{"192.0.2.1"}, Now: at}
+func look(runtime *cri.Pod) Observed {
+	return Observed{Runtime: runtime, RuntimeName: "containerd", Old: &corev1.PodStatus{}, HostIPs: []string{"192.0.2.1"}, Now: at}
 }
 
 const (

@@ -16,7 +16,7 @@ func probedReady(c *corev1.Container) {
 
 func missingImage(c *corev1.Container) { c.Image = "missing" }
 
-// counted is how often a metric was counted or timed, over all its labels.
+// counted is the sum of a counter or the number of observations of a histogram over all its labels.
 func counted(t *testing.T, from prometheus.Gatherer, name, labels string) (sum float64) {
 	t.Helper()
 	families, err := from.Gather()
@@ -37,9 +37,9 @@ func counted(t *testing.T, from prometheus.Gatherer, name, labels string) (sum f
 	return sum
 }
 
-// TestCounts follows a pod through its life by what is counted of it.
+// TestCounts checks the metrics of a pod from its start to its removal.
 func TestCounts(t *testing.T) {
-	b := newBench(t)
+	b := newTestKubelet(t)
 	b.stop()
 	m := metrics.New("n1")
 	b.config.Metrics = m
@@ -83,7 +83,7 @@ func TestCounts(t *testing.T) {
 		t.Errorf("probes of pods that are gone are shown: %g", got)
 	}
 
-	// A pod that runs already when the kubelet comes has not been started by it.
+	// A pod that ran before the kubelet started is not counted as started.
 	again := b.until(b.create(regular("a")), "running", running)
 	b.stop()
 	m = metrics.New("n1")

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// What a container says that ended where nobody saw it.
+// The status of a container whose exit was not observed.
 const (
 	lostWords    = "ContainerStatusUnknown 137 The container could not be located when the pod was deleted.  The container used to be Running"
 	unknownWords = "ContainerStatusUnknown 137 The container could not be located when the pod was terminated"
@@ -20,25 +20,25 @@ func lastWords(s corev1.ContainerState) string {
 	return fmt.Sprint(s.Terminated.Reason, " ", s.Terminated.ExitCode, " ", s.Terminated.Message)
 }
 
-// TestNobodySawTheEnd is a container that ends, or is taken away, while neither the kubelet nor the runtime looks. It counts as killed, and
-// whether it starts again is its policy's decision.
-func TestNobodySawTheEnd(t *testing.T) {
-	lose := map[string]func(b *bench, pod *corev1.Pod){
-		"the container is gone": func(b *bench, pod *corev1.Pod) {
+// TestUnobservedExit has a container that exits, or is removed, while neither the kubelet nor the runtime runs. It is reported as killed, and
+// restarted according to its policy.
+func TestUnobservedExit(t *testing.T) {
+	lose := map[string]func(b *testKubelet, pod *corev1.Pod){
+		"the container is gone": func(b *testKubelet, pod *corev1.Pod) {
 			if err := b.runtime.RemoveContainer(b.ctx, b.id(pod, "a")); err != nil {
 				b.Fatal(err)
 			}
 		},
-		"the whole pod is gone": func(b *bench, pod *corev1.Pod) {
+		"the whole pod is gone": func(b *testKubelet, pod *corev1.Pod) {
 			if err := b.runtime.RemovePodSandbox(b.ctx, b.sandboxOf(pod)); err != nil {
 				b.Fatal(err)
 			}
 		},
-		"the runtime does not know": func(b *bench, pod *corev1.Pod) { b.runtime.Lose(b.id(pod, "a")) },
+		"the runtime does not know": func(b *testKubelet, pod *corev1.Pod) { b.runtime.Lose(b.id(pod, "a")) },
 	}
 	for how, lost := range lose {
 		t.Run(how, func(t *testing.T) {
-			b := newBench(t)
+			b := newTestKubelet(t)
 			words, restarts := lostWords, int32(1)
 			unknown := how == "the runtime does not know"
 			if unknown {

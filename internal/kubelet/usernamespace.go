@@ -6,8 +6,8 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// userNamespace is the ids a pod has on this host: the host's own, or a range for a pod that wants users of its own, if its
-// runtime handler can do that.
+// userNamespace returns the user namespace of a pod, nil for the host's. It is an error if the pod needs one and its runtime handler does
+// not support them.
 func (k *Kubelet) userNamespace(pod *corev1.Pod) (*cri.UserNamespace, error) {
 	handler := ""
 	if k.Handlers != nil {
@@ -24,5 +24,5 @@ func (k *Kubelet) userNamespace(pod *corev1.Pod) (*cri.UserNamespace, error) {
 			}
 		}
 	}
-	return k.users.Of(pod, handler, supported)
+	return k.userNamespaces.Of(pod, handler, supported)
 }

@@ -1,0 +1,75 @@
+package kubelet
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/devices"
+)
+
+// Volumes sets up the volumes of pods.
+type Volumes interface {
+	// Mount sets up every volume of a pod and refreshes those with the content of API objects. It is called at every sync.
+	Mount(ctx context.Context, pod *corev1.Pod) error
+	// Mounts returns the mounts of a container. release is called when the container has been created; it may be nil.
+	Mounts(pod *corev1.Pod, c *corev1.Container, env []corev1.EnvVar) (mounts []cri.Mount, release func(), err error)
+	// RefreshAt is when a pod's volumes must be mounted again although nothing has changed, such as for expiring tokens; zero for never.
+	RefreshAt(uid types.UID) time.Time
+	// Devices are the block volumes a container uses.
+	Devices(pod *corev1.Pod, c *corev1.Container) ([]cri.Device, error)
+	// SupplementalGroups are the groups that a pod's volumes require.
+	SupplementalGroups(uid types.UID) []int64
+	// Unmount unmounts all volumes of a pod and removes their directories.
+	Unmount(ctx context.Context, uid types.UID) error
+	// Pods lists the pods that have directories on disk.
+	Pods() ([]types.UID, error)
+	// ReadFile reads a file of a pod's volume. The path cannot lead out of the volume.
+	ReadFile(pod *corev1.Pod, volume, path string) ([]byte, error)
+}
+
+// Images makes sure that images are present.
+type Images interface {
+	// Ensure pulls the image of a container if needed and returns its reference in the runtime. Errors have a method ImageReason() with
+	// the reason and message for the container's status.
+	Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *cri.SandboxConfig) (ref string, err error)
+}
+
+// Cgroups manages the cgroups of pods.
+type Cgroups interface {
+	// Ensure creates the cgroup of a pod with its limits and returns the cgroup parent for the runtime.
+	Ensure(pod *corev1.Pod) (parent string, err error)
+	// Grow raises the limits of a pod's cgroup to the allocated resources; Update also lowers them.
+	Grow(pod *corev1.Pod) error
+	Update(pod *corev1.Pod) error
+	// Remove kills the remaining processes in a pod's cgroup and removes it.
+	Remove(uid types.UID) error
+	// Pods lists the pods that have a cgroup.
+	Pods() ([]types.UID, error)
+}
+
+// Objects provides the ConfigMaps and Secrets that registered pods refer to.
+type Objects interface {
+	Register(pod *corev1.Pod)
+	Unregister(uid types.UID)
+	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
+	Secret(namespace, name string) (*corev1.Secret, error)
+}
+
+// Devices allocates the devices of device plugins to containers.
+type Devices interface {
+	// Allocate allocates the devices of a pod that is being admitted.
+	Allocate(ctx context.Context, pod *corev1.Pod) error
+	// Prepare prepares the devices of a container that is about to start.
+	Prepare(ctx context.Context, pod *corev1.Pod, c *corev1.Container) (devices.RunContainerOptions, error)
+	// Health returns the health of a container's devices.
+	Health(uid types.UID, container string) []corev1.ResourceStatus
+}
+
+// Handlers resolves RuntimeClasses to runtime handlers.
+type Handlers interface {
+	Handler(class *string) (string, error)
+}
