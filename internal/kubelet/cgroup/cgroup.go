@@ -1,16 +1,16 @@
-// Package cgroup keeps the control groups of a node's pods: what they may use, what they do use, and their end.
+// Package cgroup creates and removes the cgroups of a node's pods, sets their limits and reads their usage.
 //
-// Below the root stands kubepods, which holds what all pods together may have. Guaranteed pods are directly in it, the others in its
-// groups burstable and besteffort: <root>/kubepods[/burstable|/besteffort]/pod<uid>. The runtime makes a group for each container
-// below its pod's.
+// The cgroup kubepods, below the root cgroup, limits all pods together. Guaranteed pods are directly in it, the others in its children
+// burstable and besteffort: <root>/kubepods[/burstable|/besteffort]/pod<uid>. The runtime creates a cgroup for each container below its
+// pod's.
 //
-// Both versions of control groups are known. In version 2 there is one tree; in version 1 each controller has a tree of its own, and the same
-// path is made in all of them. What limits mean in files is computed as values (limits.go). Controllers that the host does not have
-// are left out and reported by Missing.
+// Both cgroup versions are supported. Version 2 has one hierarchy; in version 1 each controller has its own, and the same path is created
+// in all of them. The files and values of limits are computed by pure functions (limits.go). Controllers that the host does not have are
+// ignored and reported by Missing.
 package cgroup
 
 import (
-	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
@@ -30,51 +31,51 @@ import (
 )
 
 const (
-	podsGroup = "kubepods"
-	podPrefix = "pod"
+	podsCgroup = "kubepods"
+	podPrefix  = "pod"
 )
 
-// classGroups are the groups of the classes of service.
-var classGroups = map[corev1.PodQOSClass]string{
-	corev1.PodQOSGuaranteed: podsGroup,
-	corev1.PodQOSBurstable:  podsGroup + "/burstable",
-	corev1.PodQOSBestEffort: podsGroup + "/besteffort",
+// qosCgroups are the cgroups of the QoS classes.
+var qosCgroups = map[corev1.PodQOSClass]string{
+	corev1.PodQOSGuaranteed: podsCgroup,
+	corev1.PodQOSBurstable:  podsCgroup + "/burstable",
+	corev1.PodQOSBestEffort: podsCgroup + "/besteffort",
 }
 
-// Settings say how pods are held.
+// Settings configure the cgroups of pods.
 type Settings struct {
-	// Root is the group everything is below; "/" or empty is the host's own. Two nodes on one machine have two.
+	// Root is the parent of kubepods; "/" or empty is the root cgroup. Two nodes on one host need different ones.
 	Root string
-	// PodPids is how many processes a pod may have; none is set for 0 and below.
+	// PodPids is the maximum number of processes of a pod; unlimited if not positive.
 	PodPids int64
-	// NoCPUQuota leaves limits of CPU unenforced. CPUPeriod is over which time they are counted, 100 ms where it is zero.
+	// NoCPUQuota disables the enforcement of CPU limits. CPUPeriod is the CFS period; zero means 100 ms.
 	NoCPUQuota bool
 	CPUPeriod  time.Duration
-	// MountInfo tells where control groups are mounted; empty is that of this process.
+	// MountInfo is the mountinfo file to find cgroups with; empty means /proc/self/mountinfo.
 	MountInfo string
 }
 
-// Groups are the control groups of one node.
+// Groups manages the cgroups of one node.
 type Groups struct {
 	settings Settings
 	version  int
-	// trees has a directory for each controller, which in version 2 is the same. others are trees without a controller we use: the runtime
-	// makes groups there too.
-	trees   map[string]string
-	others  []string
-	missing []string
-	pages   []int64
-	write   func(path, value string) error
+	// hierarchies has the mount point of each controller, the same for all in version 2. otherHierarchies have no controller in use; the
+	// runtime creates cgroups there too.
+	hierarchies      map[string]string
+	otherHierarchies []string
+	missing          []string
+	pageSizes        []int64
+	write            func(path, value string) error
 
 	mu sync.Mutex
-	// burstable is the weight last set for all burstable pods.
-	burstable uint64
+	// burstableShares is the cpu.shares last set for the burstable QoS class.
+	burstableShares uint64
 }
 
-// controllers are those we set limits of or read from.
+// controllers are the controllers in use.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids", "hugetlb"}
 
-// New looks at what the host has. It makes no group.
+// New finds the host's cgroup hierarchies. It creates no cgroup.
 func New(s Settings) (*Groups, error) {
 	if s.MountInfo == "" {
 		s.MountInfo = "/proc/self/mountinfo"
@@ -83,63 +84,59 @@ func New(s Settings) (*Groups, error) {
 		s.CPUPeriod = 100 * time.Millisecond
 	}
 	s.Root = filepath.Join("/", s.Root)
-	g := &Groups{settings: s, trees: map[string]string{}, write: writeFile, pages: hugePageSizes()}
-	if err := g.findTrees(); err != nil {
-		return nil, fmt.Errorf("find control groups: %w", err)
+	g := &Groups{settings: s, hierarchies: map[string]string{}, write: writeFile, pageSizes: hugePageSizes()}
+	if err := g.findHierarchies(); err != nil {
+		return nil, fmt.Errorf("find cgroup hierarchies: %w", err)
 	}
 	for _, c := range controllers {
-		if _, ok := g.trees[c]; !ok && (g.version == 1 || c != "cpuacct") {
+		if _, ok := g.hierarchies[c]; !ok && (g.version == 1 || c != "cpuacct") {
 			g.missing = append(g.missing, c)
 		}
 	}
 	return g, nil
 }
 
-// Version is 1 or 2.
+// Version is the cgroup version, 1 or 2.
 func (g *Groups) Version() int { return g.version }
 
-// Missing are the controllers this host does not have: limits of their kind are not enforced.
+// Missing are the controllers that the host does not have; their limits are not enforced.
 func (g *Groups) Missing() []string { return g.missing }
 
-// findTrees reads where control groups are mounted.
-func (g *Groups) findTrees() error {
+// findHierarchies finds the mount points of cgroups.
+func (g *Groups) findHierarchies() error {
 	file, err := os.Open(g.settings.MountInfo)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
+	mounts, err := mountinfo.GetMountsFromReader(file, mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	if err != nil {
+		return err
+	}
 	unified := ""
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		before, after, ok := strings.Cut(lines.Text(), " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		if !ok || len(left) < 5 || len(right) < 3 {
+	for _, mount := range mounts {
+		if mount.FSType == "cgroup2" {
+			unified = cmp.Or(unified, mount.Mountpoint)
 			continue
 		}
-		switch at := left[4]; right[0] {
-		case "cgroup2":
-			if unified == "" {
-				unified = at
-			}
-		case "cgroup":
-			known := false
-			for _, option := range strings.Split(right[2], ",") {
-				if slices.Contains(controllers, option) {
-					if old, ok := g.trees[option]; !ok || len(at) < len(old) {
-						g.trees[option] = at
-					}
-					known = true
+		used := false
+		for option := range strings.SplitSeq(mount.VFSOptions, ",") {
+			if slices.Contains(controllers, option) {
+				if old, ok := g.hierarchies[option]; !ok || len(mount.Mountpoint) < len(old) {
+					g.hierarchies[option] = mount.Mountpoint
 				}
+				used = true
 			}
-			if !known {
-				g.others = append(g.others, at)
-			}
+		}
+		if !used {
+			g.otherHierarchies = append(g.otherHierarchies, mount.Mountpoint)
 		}
 	}
 	switch {
-	case len(g.trees) > 0:
+	case len(g.hierarchies) > 0:
 		g.version = 1
 		if unified != "" {
-			g.others = append(g.others, unified)
+			g.otherHierarchies = append(g.otherHierarchies, unified)
 		}
 	case unified != "":
 		g.version = 2
@@ -149,45 +146,45 @@ func (g *Groups) findTrees() error {
 		}
 		for _, c := range strings.Fields(string(available)) {
 			if slices.Contains(controllers, c) {
-				g.trees[c] = unified
+				g.hierarchies[c] = unified
 			}
 		}
-		if len(g.trees) == 0 {
-			g.others = []string{unified}
+		if len(g.hierarchies) == 0 {
+			g.otherHierarchies = []string{unified}
 		}
 	default:
-		return errors.New("none are mounted")
+		return errors.New("no cgroup filesystem is mounted")
 	}
 	return nil
 }
 
-// directories are the places of a group, one in each tree that fits.
-func (g *Groups) dirs(group string, everywhere bool) []string {
-	var all []string
-	for _, tree := range g.trees {
-		all = append(all, filepath.Join(tree, g.settings.Root, group))
+// dirs are the directories of a cgroup: one in each hierarchy with a controller in use, or in all hierarchies.
+func (g *Groups) dirs(group string, all bool) []string {
+	var dirs []string
+	for _, hierarchy := range g.hierarchies {
+		dirs = append(dirs, filepath.Join(hierarchy, g.settings.Root, group))
 	}
-	if everywhere {
-		for _, tree := range g.others {
-			all = append(all, filepath.Join(tree, g.settings.Root, group))
+	if all {
+		for _, hierarchy := range g.otherHierarchies {
+			dirs = append(dirs, filepath.Join(hierarchy, g.settings.Root, group))
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
 }
 
-// Setup makes the groups all pods are in. all is what they may have together: the node's allocatable resources where those are to be
-// enforced, and otherwise its capacity, because a new group's weight would starve them. "pid" in it bounds processes.
+// Setup creates kubepods and the cgroups of the QoS classes. all limits all pods together: the node's allocatable resources if they are
+// enforced, otherwise its capacity, because the default weight of a new cgroup would starve the pods. The resource "pid" limits processes.
 func (g *Groups) Setup(all corev1.ResourceList) error {
 	limits := NodeLimits(all)
-	unlimited := Limits{HugePages: g.allPages(1 << 62)}
-	weakest := unlimited
-	weakest.Shares = new(uint64(minShares))
+	unlimited := Limits{HugePages: g.hugePageLimits(1 << 62)}
+	minimal := unlimited
+	minimal.Shares = new(uint64(minShares))
 	for _, step := range []struct {
 		group  string
 		limits Limits
 	}{
-		{podsGroup, limits}, {classGroups[corev1.PodQOSBurstable], unlimited}, {classGroups[corev1.PodQOSBestEffort], weakest},
+		{podsCgroup, limits}, {qosCgroups[corev1.PodQOSBurstable], unlimited}, {qosCgroups[corev1.PodQOSBestEffort], minimal},
 	} {
 		if err := g.create(step.group); err != nil {
 			return err
@@ -199,32 +196,32 @@ func (g *Groups) Setup(all corev1.ResourceList) error {
 	return nil
 }
 
-// allPages bounds every size of huge pages the host has.
-func (g *Groups) allPages(limit int64) map[int64]int64 {
+// hugePageLimits returns the same limit for every huge page size of the host.
+func (g *Groups) hugePageLimits(limit int64) map[int64]int64 {
 	pages := map[int64]int64{}
-	for _, size := range g.pages {
+	for _, size := range g.pageSizes {
 		pages[size] = limit
 	}
 	return pages
 }
 
-// Path is a pod's group, as the runtime is told: below the trees' own roots.
+// Path is the path of a pod's cgroup below the mount points, as the runtime expects it.
 func (g *Groups) Path(pod *corev1.Pod) string {
-	return filepath.Join(g.settings.Root, podGroup(pod))
+	return filepath.Join(g.settings.Root, podCgroup(pod))
 }
 
-// podGroup is a pod's group below the root.
-func podGroup(pod *corev1.Pod) string {
+// podCgroup is the path of a pod's cgroup below Root.
+func podCgroup(pod *corev1.Pod) string {
 	class := pod.Status.QOSClass
 	if class == "" {
 		class = podspec.QOSClass(pod)
 	}
-	return filepath.Join(classGroups[class], podPrefix+string(pod.UID))
+	return filepath.Join(qosCgroups[class], podPrefix+string(pod.UID))
 }
 
-// Ensure makes a pod's group, if it is not there, and returns its path.
+// Ensure creates a pod's cgroup if it does not exist, and returns its path.
 func (g *Groups) Ensure(pod *corev1.Pod) (string, error) {
-	group := podGroup(pod)
+	group := podCgroup(pod)
 	if g.exists(group) {
 		return g.Path(pod), nil
 	}
@@ -234,7 +231,7 @@ func (g *Groups) Ensure(pod *corev1.Pod) (string, error) {
 	return g.Path(pod), g.apply(group, g.podLimits(pod))
 }
 
-func (g *Groups) podLimits(pod *corev1.Pod) Limits { return PodLimits(pod, g.settings, g.pages) }
+func (g *Groups) podLimits(pod *corev1.Pod) Limits { return PodLimits(pod, g.settings, g.pageSizes) }
 
 func (g *Groups) exists(group string) bool {
 	return !slices.ContainsFunc(g.dirs(group, false), func(dir string) bool {
@@ -243,25 +240,25 @@ func (g *Groups) exists(group string) bool {
 	})
 }
 
-// Grow raises the limits of a pod's group to what the pod may have now, and lowers none. A resize calls it before its containers
-// are changed, and Update after: a container's limits never exceed its pod's.
+// Grow raises the limits of a pod's cgroup to those of the pod, and lowers none. A resize calls it before the containers are changed, and
+// Update after: a container's limits never exceed its pod's.
 func (g *Groups) Grow(pod *corev1.Pod) error {
-	group := podGroup(pod)
-	now, err := g.read(group)
+	group := podCgroup(pod)
+	current, err := g.read(group)
 	if err != nil {
 		return err
 	}
-	return g.apply(group, larger(now, g.podLimits(pod)))
+	return g.apply(group, raised(current, g.podLimits(pod)))
 }
 
-// Update sets the limits of a pod's group to what the pod may have now.
-func (g *Groups) Update(pod *corev1.Pod) error { return g.apply(podGroup(pod), g.podLimits(pod)) }
+// Update sets the limits of a pod's cgroup to those of the pod.
+func (g *Groups) Update(pod *corev1.Pod) error { return g.apply(podCgroup(pod), g.podLimits(pod)) }
 
-// UpdateClasses weighs the burstable pods, all together, by what they request. pods are all that are active.
+// UpdateClasses sets the weight of the burstable QoS class to the sum of its pods' CPU requests. pods are all active pods.
 func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
 	var milli int64
 	for _, pod := range pods {
-		if podGroup(pod) == filepath.Join(classGroups[corev1.PodQOSBurstable], podPrefix+string(pod.UID)) {
+		if podCgroup(pod) == filepath.Join(qosCgroups[corev1.PodQOSBurstable], podPrefix+string(pod.UID)) {
 			requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 			milli += requests.Cpu().MilliValue()
 		}
@@ -269,21 +266,21 @@ func (g *Groups) UpdateClasses(pods []*corev1.Pod) error {
 	shares := sharesOf(milli)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if shares == g.burstable {
+	if shares == g.burstableShares {
 		return nil
 	}
-	if err := g.apply(classGroups[corev1.PodQOSBurstable], Limits{Shares: &shares}); err != nil {
+	if err := g.apply(qosCgroups[corev1.PodQOSBurstable], Limits{Shares: &shares}); err != nil {
 		return err
 	}
-	g.burstable = shares
+	g.burstableShares = shares
 	return nil
 }
 
-// create makes a group in all trees.
+// create creates a cgroup in all hierarchies.
 func (g *Groups) create(group string) error {
 	for _, dir := range g.dirs(group, false) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make control group %s: %w", group, err)
+			return fmt.Errorf("create cgroup %s: %w", group, err)
 		}
 	}
 	if g.version == 2 {
@@ -292,54 +289,54 @@ func (g *Groups) create(group string) error {
 	return nil
 }
 
-// delegate hands the controllers down to a group of version 2, and on to the groups below it.
+// delegate enables the controllers in cgroup.subtree_control of a cgroup and its ancestors (version 2).
 func (g *Groups) delegate(group string) error {
 	var wanted []string
-	for _, c := range slices.Sorted(maps.Keys(g.trees)) {
+	for _, c := range slices.Sorted(maps.Keys(g.hierarchies)) {
 		wanted = append(wanted, "+"+c)
 	}
 	if len(wanted) == 0 {
 		return nil
 	}
-	tree := g.trees[strings.TrimPrefix(wanted[0], "+")]
-	at := tree
+	hierarchy := g.hierarchies[strings.TrimPrefix(wanted[0], "+")]
+	at := hierarchy
 	for _, step := range append([]string{""}, strings.Split(strings.Trim(filepath.Join(g.settings.Root, group), "/"), "/")...) {
 		at = filepath.Join(at, step)
 		file := filepath.Join(at, "cgroup.subtree_control")
-		have, err := os.ReadFile(file)
+		content, err := os.ReadFile(file)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("hand controllers down: %w", err)
+			return fmt.Errorf("read cgroup.subtree_control: %w", err)
 		}
-		enabled := strings.Fields(string(have))
-		var lacking []string
+		enabled := strings.Fields(string(content))
+		var missing []string
 		for _, c := range wanted {
 			if !slices.Contains(enabled, c[1:]) {
-				lacking = append(lacking, c)
+				missing = append(missing, c)
 			}
 		}
-		if len(lacking) == 0 {
+		if len(missing) == 0 {
 			continue
 		}
-		if err := g.write(file, strings.Join(lacking, " ")); err != nil {
-			return fmt.Errorf("hand controllers down to control group %s: %w", group, err)
+		if err := g.write(file, strings.Join(missing, " ")); err != nil {
+			return fmt.Errorf("enable controllers for cgroup %s: %w", group, err)
 		}
 	}
 	return nil
 }
 
-// apply writes limits into a group.
+// apply sets the limits of a cgroup.
 func (g *Groups) apply(group string, l Limits) error {
 	for _, s := range l.settings(g.version) {
-		tree, ok := g.trees[s.controller]
+		hierarchy, ok := g.hierarchies[s.controller]
 		if !ok {
 			continue
 		}
-		path := filepath.Join(tree, g.settings.Root, group, s.file)
+		path := filepath.Join(hierarchy, g.settings.Root, group, s.file)
 		if err := g.write(path, s.value); err != nil {
 			if s.optional && errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			return fmt.Errorf("limit control group %s: set %s to %s: %w", group, s.file, s.value, err)
+			return fmt.Errorf("set cgroup %s of %s to %s: %w", s.file, group, s.value, err)
 		}
 	}
 	return nil
@@ -357,17 +354,17 @@ func writeFile(path, value string) error {
 	return err
 }
 
-// Pods are those that have a group in any tree.
+// Pods lists the pods that have a cgroup in any hierarchy.
 func (g *Groups) Pods() ([]types.UID, error) {
 	found := map[types.UID]bool{}
-	for _, class := range classGroups {
+	for _, class := range qosCgroups {
 		for _, dir := range g.dirs(class, true) {
 			entries, err := os.ReadDir(dir)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("list control groups of pods: %w", err)
+				return nil, fmt.Errorf("list cgroups of pods: %w", err)
 			}
 			for _, entry := range entries {
 				if uid, ok := strings.CutPrefix(entry.Name(), podPrefix); ok && entry.IsDir() && uid != "" {

@@ -167,7 +167,7 @@ func TestLarger(t *testing.T) {
 		"not asked":         {n(20), nil, nil},
 	}
 	for name, test := range tests {
-		got := larger(Limits{Memory: test.now, Quota: test.now}, Limits{Memory: test.wanted, Quota: test.wanted})
+		got := raised(Limits{Memory: test.now, Quota: test.now}, Limits{Memory: test.wanted, Quota: test.wanted})
 		for _, p := range []*int64{got.Memory, got.Quota} {
 			if (p == nil) != (test.want == nil) || p != nil && *p != *test.want {
 				t.Errorf("%s: got %v, want %v", name, p, test.want)
@@ -182,7 +182,7 @@ func TestGroupOfAClass(t *testing.T) {
 		"kubepods/burstable/podu":  podOf("u", ctr("cpu=1", "")),
 		"kubepods/besteffort/podu": podOf("u", ctr("", "")),
 	} {
-		if got := podGroup(pod); got != want {
+		if got := podCgroup(pod); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
@@ -206,7 +206,7 @@ func standIn(t *testing.T, available string) *Groups {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.pages = nil
+	g.pageSizes = nil
 	// In a plain directory files are not there before they are written, and what is switched on is not added up.
 	g.write = func(path, value string) error {
 		if strings.HasSuffix(path, "subtree_control") {
@@ -234,7 +234,7 @@ func TestVersion2(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func(path string) string {
-		text, _ := os.ReadFile(filepath.Join(g.trees["cpu"], path))
+		text, _ := os.ReadFile(filepath.Join(g.hierarchies["cpu"], path))
 		return string(text)
 	}
 	for path, want := range map[string]string{
@@ -277,7 +277,7 @@ func TestVersion2(t *testing.T) {
 		"memory.stat": "anon 4096\nfile 8192\nfile_mapped 100\ninactive_file 2048\npgfault 11\npgmajfault 2\n", "memory.current": "10240\n",
 		"memory.swap.current": "5\n", "pids.current": "3\n", "memory.events": "low 0\nmax 4\noom_kill 1\n", "memory.peak": "20480\n",
 	} {
-		if err := os.WriteFile(filepath.Join(g.trees["cpu"], parent, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(g.hierarchies["cpu"], parent, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -315,15 +315,15 @@ func TestMissingControllers(t *testing.T) {
 		t.Errorf("%+v, %v", stats, err)
 	}
 	if _, err := New(Settings{MountInfo: os.DevNull}); err == nil {
-		t.Error("a host without control groups was accepted")
+		t.Error("a host without cgroups was accepted")
 	}
 }
 
-// here makes groups on this host's own control groups, below a root of their own.
+// here makes groups on this host's own cgroups, below a root of their own.
 func here(t *testing.T) *Groups {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Fatal("control groups are root's")
+		t.Fatal("cgroups are root's")
 	}
 	g, err := New(Settings{Root: fmt.Sprintf("/skiff-test-%d-%d", os.Getpid(), time.Now().UnixNano()), PodPids: 20})
 	if err != nil {
@@ -357,7 +357,7 @@ func start(t *testing.T, g *Groups, parent, name string, command ...string) *exe
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	for _, tree := range slices.Compact(slices.Sorted(maps.Values(g.trees))) {
+	for _, tree := range slices.Compact(slices.Sorted(maps.Values(g.hierarchies))) {
 		dir := filepath.Join(tree, parent, name)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -383,7 +383,7 @@ func TestOnThisHost(t *testing.T) {
 	if again, err := g.Ensure(pod); err != nil || again != parent {
 		t.Errorf("%s, %v", again, err)
 	}
-	now, err := g.read(podGroup(pod))
+	now, err := g.read(podCgroup(pod))
 	if err != nil || *now.Memory != 128<<20 || *now.Shares != 256 && g.Version() == 1 || now.Quota != nil && *now.Quota != 50000 {
 		t.Errorf("%+v, %v", now, err)
 	}
@@ -418,13 +418,13 @@ func TestOnThisHost(t *testing.T) {
 	if err := g.Grow(pod); err != nil {
 		t.Fatal(err)
 	}
-	if now, err = g.read(podGroup(pod)); err != nil || *now.Memory != 256<<20 || now.Quota != nil && *now.Quota != 50000 {
+	if now, err = g.read(podCgroup(pod)); err != nil || *now.Memory != 256<<20 || now.Quota != nil && *now.Quota != 50000 {
 		t.Errorf("after growing: %+v, %v", now, err)
 	}
 	if err := g.Update(pod); err != nil {
 		t.Fatal(err)
 	}
-	if now, err = g.read(podGroup(pod)); err != nil || now.Quota != nil && *now.Quota != 40000 {
+	if now, err = g.read(podCgroup(pod)); err != nil || now.Quota != nil && *now.Quota != 40000 {
 		t.Errorf("after shrinking: %+v, %v", now, err)
 	}
 	if uids, err := g.Pods(); err != nil || !slices.Equal(uids, []types.UID{"11-22"}) {
@@ -477,7 +477,7 @@ func TestForkBomb(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	if err := writeFile(filepath.Join(g.trees["pids"], parent, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
+	if err := writeFile(filepath.Join(g.hierarchies["pids"], parent, "cgroup.procs"), fmt.Sprint(cmd.Process.Pid)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := in.Write([]byte("go\n")); err != nil {

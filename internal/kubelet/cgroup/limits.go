@@ -18,34 +18,34 @@ import (
 )
 
 const (
-	// The kernel's own bounds of weights.
+	// The kernel's bounds of cpu.shares.
 	minShares, maxShares = 2, 262144
 	sharesPerCPU         = 1024
-	// minQuota is the least time the kernel lets a group run in a period, in microseconds.
+	// minQuota is the kernel's minimum CFS quota in microseconds.
 	minQuota = 1000
-	// Unlimited is no limit.
+	// Unlimited means no limit.
 	Unlimited = -1
 )
 
-// Limits are what a group may use. What is nil is left as it is.
+// Limits are the limits of a cgroup. Those that are nil are not changed.
 type Limits struct {
-	// Shares is the weight of the group's CPU time, as version 1 counts it.
+	// Shares is the CPU weight, as cpu.shares of version 1.
 	Shares *uint64
-	// Quota is CPU time in a period, both in microseconds.
+	// Quota is the CPU time in each Period, both in microseconds.
 	Quota  *int64
 	Period int64
 	Memory *int64
 	Pids   *int64
-	// HugePages are bytes by page size.
+	// HugePages are limits in bytes by page size.
 	HugePages map[int64]int64
 }
 
-// sharesOf is the weight of requested thousandths of a CPU.
+// sharesOf converts a CPU request to cpu.shares.
 func sharesOf(milli int64) uint64 {
 	return uint64(min(max(milli*sharesPerCPU/1000, minShares), maxShares))
 }
 
-// quotaOf is the CPU time in a period of so many thousandths of a CPU.
+// quotaOf converts a CPU limit to the CFS quota in microseconds.
 func quotaOf(milli, period int64) int64 {
 	if milli == 0 {
 		return 0
@@ -53,36 +53,36 @@ func quotaOf(milli, period int64) int64 {
 	return max(milli*period/1000, minQuota)
 }
 
-// weightOf is a weight as version 2 counts it.
+// weightOf converts cpu.shares to cpu.weight.
 func weightOf(shares uint64) uint64 {
 	return 1 + (min(max(shares, minShares), maxShares)-minShares)*9999/(maxShares-minShares)
 }
 
-// sharesOfWeight is the way back, as near as it gets.
+// sharesOfWeight converts cpu.weight to cpu.shares, approximately.
 func sharesOfWeight(weight uint64) uint64 {
 	return minShares + (max(weight, 1)-1)*(maxShares-minShares)/9999
 }
 
-// PodLimits are those of a pod's group. A limit holds for the pod where every container has one, or the pod itself; pages are the sizes of huge
-// pages the host has, and sizes a pod does not ask for are closed to it.
+// PodLimits are the limits of a pod's cgroup. The pod has a limit if every container, or the pod itself, has one. pages are the huge page
+// sizes of the host; those that the pod does not request are limited to zero.
 func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
 	limits := resourcehelper.PodLimits(pod, resourcehelper.PodResourcesOptions{})
-	cpuBound, memoryBound := true, true
+	cpuLimited, memoryLimited := true, true
 	for kind, c := range container.All(&pod.Spec) {
 		if kind == container.Ephemeral {
-			continue // they have no resources of their own
+			continue // they have no resources
 		}
-		cpuBound = cpuBound && !c.Resources.Limits.Cpu().IsZero()
-		memoryBound = memoryBound && !c.Resources.Limits.Memory().IsZero()
+		cpuLimited = cpuLimited && !c.Resources.Limits.Cpu().IsZero()
+		memoryLimited = memoryLimited && !c.Resources.Limits.Memory().IsZero()
 	}
 	if resourcehelper.IsPodLevelResourcesSet(pod) {
-		cpuBound = cpuBound || !pod.Spec.Resources.Limits.Cpu().IsZero()
-		memoryBound = memoryBound || !pod.Spec.Resources.Limits.Memory().IsZero()
+		cpuLimited = cpuLimited || !pod.Spec.Resources.Limits.Cpu().IsZero()
+		memoryLimited = memoryLimited || !pod.Spec.Resources.Limits.Memory().IsZero()
 	}
 	l := Limits{Period: s.CPUPeriod.Microseconds(), HugePages: hugePages(requests)}
 	for _, size := range pages {
-		if _, asked := l.HugePages[size]; !asked {
+		if _, requested := l.HugePages[size]; !requested {
 			l.HugePages[size] = 0
 		}
 	}
@@ -95,12 +95,12 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 		l.Shares = new(uint64(minShares))
 		return l
 	}
-	if cpuBound && !s.NoCPUQuota {
+	if cpuLimited && !s.NoCPUQuota {
 		if quota := quotaOf(limits.Cpu().MilliValue(), l.Period); quota > 0 {
 			l.Quota = &quota
 		}
 	}
-	if memoryBound {
+	if memoryLimited {
 		if bytes := limits.Memory().Value(); bytes > 0 {
 			l.Memory = &bytes
 		}
@@ -108,7 +108,7 @@ func PodLimits(pod *corev1.Pod, s Settings, pages []int64) Limits {
 	return l
 }
 
-// NodeLimits are those of all pods together.
+// NodeLimits are the limits of all pods together.
 func NodeLimits(all corev1.ResourceList) Limits {
 	l := Limits{HugePages: hugePages(all)}
 	if cpu, ok := all[corev1.ResourceCPU]; ok {
@@ -135,14 +135,15 @@ func hugePages(list corev1.ResourceList) map[int64]int64 {
 	return pages
 }
 
-// setting is one file of a group.
+// setting is the value of one file of a cgroup.
 type setting struct {
 	controller, file, value string
-	// optional files may be absent where their controller is there.
+	// optional files may be missing although their controller is enabled.
 	optional bool
 }
 
-// settings are the limits as files of a version. A period stands before its quota, because the kernel judges them together.
+// settings converts the limits to the files of a cgroup version. The period comes before the quota, because the kernel validates them
+// together.
 func (l Limits) settings(version int) []setting {
 	var all []setting
 	add := func(controller, file, value string) {
@@ -204,7 +205,7 @@ func pageName(bytes int64) string {
 	return fmt.Sprintf("%d%s", bytes, units[unit])
 }
 
-// hugePageSizes are those the host has.
+// hugePageSizes are the huge page sizes of the host.
 func hugePageSizes() []int64 {
 	dirs, err := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
 	if err != nil {
@@ -220,17 +221,17 @@ func hugePageSizes() []int64 {
 	return sizes
 }
 
-// read reads the limits of a group that a resize may change.
+// read reads the limits of a cgroup that a resize may change.
 func (g *Groups) read(group string) (Limits, error) {
 	l := Limits{}
 	at := func(controller, file string) (string, bool, error) {
-		tree, ok := g.trees[controller]
+		hierarchy, ok := g.hierarchies[controller]
 		if !ok {
 			return "", false, nil
 		}
-		text, err := os.ReadFile(filepath.Join(tree, g.settings.Root, group, file))
+		text, err := os.ReadFile(filepath.Join(hierarchy, g.settings.Root, group, file))
 		if err != nil {
-			return "", false, fmt.Errorf("read limits of control group %s: %w", group, err)
+			return "", false, fmt.Errorf("read limits of cgroup %s: %w", group, err)
 		}
 		return strings.TrimSpace(string(text)), true, nil
 	}
@@ -250,7 +251,7 @@ func (g *Groups) read(group string) (Limits, error) {
 		if shares != nil {
 			l.Shares = new(uint64(*shares))
 		}
-		// A kernel without bandwidth control has no quota to grow.
+		// A kernel without CFS bandwidth control has no quota.
 		if l.Quota, err = number("cpu", "cpu.cfs_quota_us"); err != nil {
 			l.Quota = nil
 		}
@@ -272,10 +273,10 @@ func (g *Groups) read(group string) (Limits, error) {
 	return l, err
 }
 
-// noLimit is what version 1 shows where memory has no limit, at least.
+// noLimit is a lower bound of what version 1 reports for unlimited memory.
 const noLimit = 1 << 62
 
-// parseLimit reads a limit of either version.
+// parseLimit parses a limit of either version.
 func parseLimit(text string) int64 {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 || n >= noLimit {
@@ -284,19 +285,19 @@ func parseLimit(text string) int64 {
 	return n
 }
 
-// larger takes of wanted what is not less than now.
-func larger(now, wanted Limits) Limits {
-	grows := func(now, wanted *int64) bool {
-		return wanted != nil && (now == nil || *wanted == Unlimited || *now != Unlimited && *wanted >= *now)
+// raised returns the wanted limits that are not lower than the current ones.
+func raised(current, wanted Limits) Limits {
+	grows := func(current, wanted *int64) bool {
+		return wanted != nil && (current == nil || *wanted == Unlimited || *current != Unlimited && *wanted >= *current)
 	}
 	l := Limits{Period: wanted.Period}
-	if wanted.Shares != nil && (now.Shares == nil || *wanted.Shares >= *now.Shares) {
+	if wanted.Shares != nil && (current.Shares == nil || *wanted.Shares >= *current.Shares) {
 		l.Shares = wanted.Shares
 	}
-	if grows(now.Quota, wanted.Quota) {
+	if grows(current.Quota, wanted.Quota) {
 		l.Quota = wanted.Quota
 	}
-	if grows(now.Memory, wanted.Memory) {
+	if grows(current.Memory, wanted.Memory) {
 		l.Memory = wanted.Memory
 	}
 	return l

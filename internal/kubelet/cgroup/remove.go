@@ -14,40 +14,40 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Remove ends the processes that are left in a pod's group and removes the group, with those below it, from all trees.
+// Remove kills the remaining processes in a pod's cgroup and removes the cgroup and its children from all hierarchies.
 func (g *Groups) Remove(uid types.UID) error {
 	var problems []error
-	for _, class := range classGroups {
+	for _, class := range qosCgroups {
 		for _, dir := range g.dirs(filepath.Join(class, podPrefix+string(uid)), true) {
-			if err := removeTree(dir); err != nil {
-				problems = append(problems, fmt.Errorf("remove control group of pod %s: %w", uid, err))
+			if err := removeCgroup(dir); err != nil {
+				problems = append(problems, fmt.Errorf("remove cgroup of pod %s: %w", uid, err))
 			}
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// Teardown removes everything of this node. Processes of pods that still run are ended.
+// Teardown removes all cgroups of this node and kills the processes in them.
 func (g *Groups) Teardown() error {
 	var problems []error
-	for _, dir := range g.dirs(podsGroup, true) {
-		if err := removeTree(dir); err != nil {
-			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
+	for _, dir := range g.dirs(podsCgroup, true) {
+		if err := removeCgroup(dir); err != nil {
+			problems = append(problems, fmt.Errorf("remove cgroups of pods: %w", err))
 		}
 		if g.settings.Root == "/" {
 			continue
 		}
-		// The root itself goes if it is ours alone.
+		// The root is removed too if nothing else is in it.
 		if err := os.Remove(filepath.Dir(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.ENOTEMPTY) {
-			problems = append(problems, fmt.Errorf("remove control groups of pods: %w", err))
+			problems = append(problems, fmt.Errorf("remove cgroups of pods: %w", err))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// removeTree removes a group of one tree. A group can go only when its last process is gone from the kernel, which takes a moment
-// after it was killed, so it is tried for a while.
-func removeTree(dir string) error {
+// removeCgroup removes a cgroup from one hierarchy. That fails until its last process has exited, which takes a moment after it was
+// killed, so it is retried for about two seconds.
+func removeCgroup(dir string) error {
 	wait := time.Millisecond
 	for {
 		err := removeDirs(dir)
@@ -60,7 +60,7 @@ func removeTree(dir string) error {
 	}
 }
 
-// removeDirs removes a group and those below it, the innermost first.
+// removeDirs removes a cgroup and its children, the innermost first.
 func removeDirs(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -82,7 +82,7 @@ func removeDirs(dir string) error {
 	return nil
 }
 
-// kill ends all processes of a group and of those below it. What it misses is met the next time.
+// kill kills all processes in a cgroup and its children. Processes that are forked meanwhile are killed by the next call.
 func kill(dir string) {
 	if err := writeFile(filepath.Join(dir, "cgroup.kill"), "1"); err == nil {
 		return
@@ -96,7 +96,7 @@ func kill(dir string) {
 			return nil
 		}
 		for _, line := range strings.Fields(string(text)) {
-			// 0 stands for a process we cannot see, and would mean our own.
+			// 0 stands for a process in another PID namespace, and would signal our own process group.
 			if pid, err := strconv.Atoi(line); err == nil && pid > 1 {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}

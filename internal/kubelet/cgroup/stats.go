@@ -15,91 +15,91 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Stats are what a group has used and uses. Times are in nanoseconds, amounts in bytes; what the host does not count is zero.
+// Stats is the resource usage of a cgroup. Times are in nanoseconds, amounts in bytes; statistics that the host does not have are zero.
 type Stats struct {
 	Time   time.Time
 	CPU    CPUStats
 	Memory MemoryStats
-	// Processes is how many there are, threads counted, and ProcessLimit how many there may be, 0 for no limit.
+	// Processes is the number of tasks, and ProcessLimit the maximum, 0 for no limit.
 	Processes, ProcessLimit uint64
 }
 
-// CPUStats are times since the group was made.
+// CPUStats are totals since the cgroup was created.
 type CPUStats struct {
 	Usage, User, System uint64
-	// Periods have passed, Throttled of them with the quota used up, for ThrottledTime.
+	// Periods is the number of CFS periods, Throttled of them with the quota exhausted, for ThrottledTime in total.
 	Periods, Throttled, ThrottledTime uint64
 }
 
-// MemoryStats are of the group and those below it.
+// MemoryStats includes the children of the cgroup.
 type MemoryStats struct {
-	// WorkingSet is usage without what the kernel can drop at once. Limit is 0 where there is none.
+	// WorkingSet is Usage without inactive file pages. Limit is 0 if there is none.
 	Usage, WorkingSet, RSS, Cache, MappedFile, Swap, Limit, MaxUsage uint64
 	PageFaults, MajorPageFaults                                      uint64
-	// LimitHits counts how often the limit was met, Kills the processes that had to go for it.
+	// LimitHits is how often the limit was reached, Kills the number of OOM kills.
 	LimitHits, Kills uint64
 }
 
-// PodStats reads the use of a pod's group. It fails with fs.ErrNotExist when there is none.
+// PodStats reads the usage of a pod's cgroup. The error is fs.ErrNotExist if there is none.
 func (g *Groups) PodStats(uid types.UID) (Stats, error) {
-	for _, class := range classGroups {
+	for _, class := range qosCgroups {
 		group := filepath.Join(class, podPrefix+string(uid))
 		if g.exists(group) {
 			return g.stats(filepath.Join(g.settings.Root, group)), nil
 		}
 	}
-	return Stats{}, fmt.Errorf("control group of pod %s: %w", uid, fs.ErrNotExist)
+	return Stats{}, fmt.Errorf("cgroup of pod %s: %w", uid, fs.ErrNotExist)
 }
 
-// ContainerStats reads the use of a container's group, which the runtime made below its pod's: id is the runtime's.
+// ContainerStats reads the usage of a container's cgroup, which the runtime created below its pod's. id is the container's ID.
 func (g *Groups) ContainerStats(uid types.UID, id string) (Stats, error) {
-	for _, class := range classGroups {
+	for _, class := range qosCgroups {
 		group := filepath.Join(class, podPrefix+string(uid), id)
 		if g.exists(group) {
 			return g.stats(filepath.Join(g.settings.Root, group)), nil
 		}
 	}
-	return Stats{}, fmt.Errorf("control group of container %s: %w", id, fs.ErrNotExist)
+	return Stats{}, fmt.Errorf("cgroup of container %s: %w", id, fs.ErrNotExist)
 }
 
-// PodsStats reads the use of all pods together.
+// PodsStats reads the usage of all pods together.
 func (g *Groups) PodsStats() (Stats, error) {
-	if !g.exists(podsGroup) {
-		return Stats{}, fmt.Errorf("control group of all pods: %w", fs.ErrNotExist)
+	if !g.exists(podsCgroup) {
+		return Stats{}, fmt.Errorf("cgroup of all pods: %w", fs.ErrNotExist)
 	}
-	return g.stats(filepath.Join(g.settings.Root, podsGroup)), nil
+	return g.stats(filepath.Join(g.settings.Root, podsCgroup)), nil
 }
 
-// NodeStats reads the use of the whole machine.
+// NodeStats reads the usage of the whole node.
 func (g *Groups) NodeStats() (Stats, error) {
 	s := g.stats("/")
 	info, err := memoryInfo()
 	if err != nil {
 		return s, err
 	}
-	// The topmost group of version 2 does not count its use.
+	// The root cgroup of version 2 has no memory statistics.
 	if s.Memory.Usage == 0 {
 		s.Memory.Usage = info["MemTotal"] - info["MemFree"]
 		s.Memory.RSS = info["AnonPages"]
-		s.Memory.WorkingSet = saturating(s.Memory.Usage, info["Inactive(file)"])
+		s.Memory.WorkingSet = subtract(s.Memory.Usage, info["Inactive(file)"])
 	}
 	s.Memory.Limit = info["MemTotal"]
 	if s.CPU.Usage == 0 {
-		s.CPU.Usage, err = machineCPU()
+		s.CPU.Usage, err = nodeCPU()
 	}
 	return s, err
 }
 
-// stats reads the use of a group at a path below the trees.
+// stats reads the usage of a cgroup at a path below the mount points.
 func (g *Groups) stats(path string) Stats {
 	s := Stats{Time: time.Now()}
-	file := func(controller, name string) string { return filepath.Join(g.trees[controller], path, name) }
+	file := func(controller, name string) string { return filepath.Join(g.hierarchies[controller], path, name) }
 	if g.version == 2 {
 		g.readV2(&s, file)
 	} else {
 		g.readV1(&s, file)
 	}
-	if _, ok := g.trees["pids"]; ok {
+	if _, ok := g.hierarchies["pids"]; ok {
 		s.Processes = readNumber(file("pids", "pids.current"))
 		s.ProcessLimit = readNumber(file("pids", "pids.max"))
 	}
@@ -107,56 +107,57 @@ func (g *Groups) stats(path string) Stats {
 }
 
 func (g *Groups) readV1(s *Stats, file func(controller, name string) string) {
-	if _, ok := g.trees["cpuacct"]; ok {
+	if _, ok := g.hierarchies["cpuacct"]; ok {
 		s.CPU.Usage = readNumber(file("cpuacct", "cpuacct.usage"))
 		s.CPU.User = readNumber(file("cpuacct", "cpuacct.usage_user"))
 		s.CPU.System = readNumber(file("cpuacct", "cpuacct.usage_sys"))
 	}
-	if _, ok := g.trees["cpu"]; ok {
+	if _, ok := g.hierarchies["cpu"]; ok {
 		cpu := readTable(file("cpu", "cpu.stat"))
 		s.CPU.Periods, s.CPU.Throttled, s.CPU.ThrottledTime = cpu["nr_periods"], cpu["nr_throttled"], cpu["throttled_time"]
 	}
-	if _, ok := g.trees["memory"]; !ok {
+	if _, ok := g.hierarchies["memory"]; !ok {
 		return
 	}
 	table, m := readTable(file("memory", "memory.stat")), &s.Memory
 	m.Usage, m.MaxUsage = readNumber(file("memory", "memory.usage_in_bytes")), readNumber(file("memory", "memory.max_usage_in_bytes"))
 	m.Limit, m.LimitHits = readNumber(file("memory", "memory.limit_in_bytes")), readNumber(file("memory", "memory.failcnt"))
-	m.WorkingSet = saturating(m.Usage, table["total_inactive_file"])
+	m.WorkingSet = subtract(m.Usage, table["total_inactive_file"])
 	m.RSS, m.Cache, m.MappedFile, m.Swap = table["total_rss"], table["total_cache"], table["total_mapped_file"], table["total_swap"]
 	m.PageFaults, m.MajorPageFaults = table["total_pgfault"], table["total_pgmajfault"]
 	m.Kills = readTable(file("memory", "memory.oom_control"))["oom_kill"]
 }
 
 func (g *Groups) readV2(s *Stats, file func(controller, name string) string) {
-	if _, ok := g.trees["cpu"]; ok {
+	if _, ok := g.hierarchies["cpu"]; ok {
 		cpu := readTable(file("cpu", "cpu.stat"))
 		s.CPU = CPUStats{
 			Usage: cpu["usage_usec"] * 1000, User: cpu["user_usec"] * 1000, System: cpu["system_usec"] * 1000,
 			Periods: cpu["nr_periods"], Throttled: cpu["nr_throttled"], ThrottledTime: cpu["throttled_usec"] * 1000,
 		}
 	}
-	if _, ok := g.trees["memory"]; !ok {
+	if _, ok := g.hierarchies["memory"]; !ok {
 		return
 	}
 	table, m := readTable(file("memory", "memory.stat")), &s.Memory
 	m.Usage, m.MaxUsage = readNumber(file("memory", "memory.current")), readNumber(file("memory", "memory.peak"))
 	m.Limit, m.Swap = readNumber(file("memory", "memory.max")), readNumber(file("memory", "memory.swap.current"))
-	m.WorkingSet = saturating(m.Usage, table["inactive_file"])
+	m.WorkingSet = subtract(m.Usage, table["inactive_file"])
 	m.RSS, m.Cache, m.MappedFile = table["anon"], table["file"], table["file_mapped"]
 	m.PageFaults, m.MajorPageFaults = table["pgfault"], table["pgmajfault"]
 	events := readTable(file("memory", "memory.events"))
 	m.LimitHits, m.Kills = events["max"], events["oom_kill"]
 }
 
-func saturating(a, b uint64) uint64 {
+// subtract returns a-b, but at least 0.
+func subtract(a, b uint64) uint64 {
 	if b > a {
 		return 0
 	}
 	return a - b
 }
 
-// readNumber reads a file with a number. No limit, and no file, is 0.
+// readNumber reads a file with a number. It returns 0 for no limit and for a missing file.
 func readNumber(path string) uint64 {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -169,7 +170,7 @@ func readNumber(path string) uint64 {
 	return n
 }
 
-// readTable reads a file of names and numbers.
+// readTable reads a file with a name and a number in each line.
 func readTable(path string) map[string]uint64 {
 	table := map[string]uint64{}
 	text, err := os.ReadFile(path)
@@ -185,11 +186,11 @@ func readTable(path string) map[string]uint64 {
 	return table
 }
 
-// memoryInfo is what the kernel says about the machine's memory, in bytes.
+// memoryInfo reads /proc/meminfo, in bytes.
 func memoryInfo() (map[string]uint64, error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return nil, fmt.Errorf("read memory of the machine: %w", err)
+		return nil, fmt.Errorf("read node memory: %w", err)
 	}
 	info := map[string]uint64{}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
@@ -202,25 +203,25 @@ func memoryInfo() (map[string]uint64, error) {
 	return info, nil
 }
 
-// machineCPU is the time all processors have worked.
-func machineCPU() (uint64, error) {
+// nodeCPU is the CPU time of all CPUs in nanoseconds, without idle and iowait.
+func nodeCPU() (uint64, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return 0, fmt.Errorf("read CPU time of the machine: %w", err)
+		return 0, fmt.Errorf("read node CPU time: %w", err)
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	fields := strings.Fields(line)
 	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, errors.New("read CPU time of the machine: unknown format")
+		return 0, errors.New("read node CPU time: unknown format")
 	}
 	var ticks uint64
 	for i, field := range fields[1:9] {
 		if i == 3 || i == 4 {
-			continue // idle, and waiting for disks
+			continue // idle and iowait
 		}
 		n, err := strconv.ParseUint(field, 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read CPU time of the machine: %w", err)
+			return 0, fmt.Errorf("read node CPU time: %w", err)
 		}
 		ticks += n
 	}

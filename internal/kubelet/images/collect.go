@@ -19,7 +19,7 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// Store is what the collector needs of a runtime.
+// Store is the part of the runtime that the collector uses.
 type Store interface {
 	ListImages(ctx context.Context) ([]*cri.Image, error)
 	RemoveImage(ctx context.Context, id string) error
@@ -28,18 +28,18 @@ type Store interface {
 	ContainerStatus(ctx context.Context, id string) (*cri.Container, error)
 }
 
-// Policy says when images are removed.
+// Policy is when images are removed.
 type Policy struct {
-	// Above HighPercent of the disk in use, images are removed until LowPercent is reached.
+	// Images are removed when disk usage exceeds HighPercent, until it is below LowPercent.
 	HighPercent, LowPercent int
-	// MinAge is how long an image must have been here; MaxAge, if not 0, how long it may be here without being used.
+	// MinAge is the minimum age of images to remove; MaxAge, if not 0, how long an image may be unused before it is removed.
 	MinAge, MaxAge time.Duration
 }
 
-// DefaultPolicy is upstream's.
+// DefaultPolicy is upstream's default.
 func DefaultPolicy() Policy { return Policy{HighPercent: 85, LowPercent: 80, MinAge: 2 * time.Minute} }
 
-// Validate says what is wrong with a policy.
+// Validate returns an error if the policy is invalid.
 func (p Policy) Validate() error {
 	switch {
 	case p.HighPercent < 0 || p.HighPercent > 100:
@@ -52,41 +52,41 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-// collectPeriod is how often the collector looks.
+// collectPeriod is the period of garbage collection.
 const collectPeriod = 5 * time.Minute
 
-// Collector removes images that nobody uses when the disk they are on fills up. It never removes an image that a container has, running
-// or not, that a pod mounts, or that the runtime has pinned.
+// Collector removes unused images when their disk fills up. It never removes an image of a container, running or not, an image that a pod
+// mounts, or a pinned image.
 type Collector struct {
 	Store  Store
 	Policy Policy
-	// Images, if set, has its records of images that are gone dropped.
+	// Images, if set, drops its records of removed images.
 	Images *Images
-	// Events and Node, if set, let the collector tell that it could not free enough.
+	// Events and Node, if set, are used to record that not enough space could be freed.
 	Events Recorder
 	Node   func() kind.Object
-	// Disk returns size and free bytes of the file system at a path; without it, the kernel is asked.
+	// Disk returns the capacity and available bytes of the filesystem at a path; nil means statfs.
 	Disk func(path string) (capacity, available int64, err error)
 	Log  *slog.Logger
 
 	mu    sync.Mutex
 	began time.Time
-	seen  map[string]*sighting
+	usage map[string]*usageRecord
 }
 
-// sighting is what is remembered about an image between two looks.
-type sighting struct {
-	first, used time.Time
+// usageRecord is when an image was first detected and last used.
+type usageRecord struct {
+	firstDetected, lastUsed time.Time
 }
 
 // candidate is an image that could be removed.
 type candidate struct {
 	id   string
 	size int64
-	sighting
+	usageRecord
 }
 
-// Run collects every few minutes until ctx ends, for the first time when the runtime is there.
+// Run collects garbage periodically until ctx ends, starting when the runtime responds.
 func (c *Collector) Run(ctx context.Context) error {
 	for _, err := c.Store.ListImages(ctx); err != nil; _, err = c.Store.ListImages(ctx) {
 		select {
@@ -99,7 +99,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
-			c.Log.Error("image garbage collection failed", "err", err)
+			c.Log.Error("image garbage collection failed", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -109,7 +109,7 @@ func (c *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// Collect looks once, and removes what the policy says.
+// Collect removes images according to the policy once.
 func (c *Collector) Collect(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +121,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Before this process has run that long it cannot know that an image was not used.
+	// Usage is only known since this process started.
 	if c.Policy.MaxAge > 0 && now.Sub(c.began) > c.Policy.MaxAge {
 		if unused, err = c.removeOld(ctx, unused, now); err != nil {
 			return err
@@ -136,22 +136,22 @@ func (c *Collector) Collect(ctx context.Context) error {
 		return nil
 	}
 	need := capacity*int64(100-c.Policy.LowPercent)/100 - available
-	c.Log.Info("the disk of images is filling up; removing unused images", "used", used, "threshold", c.Policy.HighPercent, "bytes", need)
-	freed, err := c.free(ctx, unused, need, now)
+	c.Log.Info("disk usage on image filesystem is over the high threshold, removing unused images", "usagePercent", used, "highThresholdPercent", c.Policy.HighPercent, "bytes", need)
+	freed, err := c.freeSpace(ctx, unused, need, now)
 	if err != nil {
 		return fmt.Errorf("wanted to free %d bytes, but freed %d bytes space with errors in image deletion: %w", need, freed, err)
 	}
 	if freed < need {
 		message := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %s used). "+
 			"Failed to free sufficient space by deleting unused images (freed %d bytes). "+
-			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", used, formatSize(capacity), freed)
-		c.tell("FreeDiskSpaceFailed", message)
+			"Investigate disk usage, as it could be used by active images, logs, volumes, or other data.", used, formatBytes(capacity), freed)
+		c.event("FreeDiskSpaceFailed", message)
 		return errors.New(message)
 	}
 	return nil
 }
 
-// DeleteUnused removes every image that may be removed: what eviction does before it touches pods.
+// DeleteUnused removes all unused images. Eviction calls it before it evicts pods.
 func (c *Collector) DeleteUnused(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,11 +160,11 @@ func (c *Collector) DeleteUnused(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.free(ctx, unused, math.MaxInt64, now)
+	_, err = c.freeSpace(ctx, unused, math.MaxInt64, now)
 	return err
 }
 
-// unused returns the images nobody uses, those unused for longest first. The caller holds mu.
+// unused returns the unused images, least recently used first. The caller holds mu.
 func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, error) {
 	list, err := c.Store.ListImages(ctx)
 	if err != nil {
@@ -174,33 +174,33 @@ func (c *Collector) unused(ctx context.Context, now time.Time) ([]candidate, err
 	if err != nil {
 		return nil, err
 	}
-	seen := make(map[string]*sighting, len(list))
+	seen := make(map[string]*usageRecord, len(list))
 	var unused []candidate
 	for _, image := range list {
-		s := c.seen[image.ID]
+		s := c.usage[image.ID]
 		if s == nil {
-			s = &sighting{first: now}
+			s = &usageRecord{firstDetected: now}
 		}
 		seen[image.ID] = s
 		if inUse[image.ID] {
-			s.used = now
+			s.lastUsed = now
 		} else if !image.Pinned {
 			unused = append(unused, candidate{image.ID, int64(image.Size), *s})
 		}
 	}
-	c.seen = seen
+	c.usage = seen
 	if c.Images != nil {
 		if err := c.Images.records.forget(func(ref string) bool { return seen[ref] != nil }); err != nil {
-			c.Log.Error("cannot forget images that are gone", "err", err)
+			c.Log.Error("failed to drop records of removed images", "error", err)
 		}
 	}
 	slices.SortFunc(unused, func(a, b candidate) int {
-		return cmp.Or(a.used.Compare(b.used), a.first.Compare(b.first), cmp.Compare(a.id, b.id))
+		return cmp.Or(a.lastUsed.Compare(b.lastUsed), a.firstDetected.Compare(b.firstDetected), cmp.Compare(a.id, b.id))
 	})
 	return unused, nil
 }
 
-// inUse has the ids of the images of all containers, and of the images they mount.
+// inUse returns the IDs of the images of all containers, and of the images they mount.
 func (c *Collector) inUse(ctx context.Context) (map[string]bool, error) {
 	containers, err := c.Store.ListContainers(ctx, "")
 	if err != nil {
@@ -222,12 +222,12 @@ func (c *Collector) inUse(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// removeOld removes images that were not used for too long and returns the others.
+// removeOld removes images that were unused for longer than MaxAge and returns the others.
 func (c *Collector) removeOld(ctx context.Context, unused []candidate, now time.Time) ([]candidate, error) {
 	var left []candidate
 	var failures []error
 	for _, image := range unused {
-		if now.Sub(image.used) <= c.Policy.MaxAge {
+		if now.Sub(image.lastUsed) <= c.Policy.MaxAge {
 			left = append(left, image)
 		} else if err := c.remove(ctx, image); err != nil {
 			failures = append(failures, err)
@@ -240,14 +240,14 @@ func (c *Collector) removeOld(ctx context.Context, unused []candidate, now time.
 	return left, nil
 }
 
-// free removes images until so many bytes are free, as far as they are old enough: a new one may be about to be used.
-func (c *Collector) free(ctx context.Context, unused []candidate, need int64, now time.Time) (freed int64, err error) {
+// freeSpace removes images until the needed bytes are freed. Images younger than MinAge are kept, because they may be about to be used.
+func (c *Collector) freeSpace(ctx context.Context, unused []candidate, need int64, now time.Time) (freed int64, err error) {
 	var failures []error
 	for _, image := range unused {
 		if freed >= need {
 			break
 		}
-		if now.Sub(image.first) < c.Policy.MinAge {
+		if now.Sub(image.firstDetected) < c.Policy.MinAge {
 			continue
 		}
 		if err := c.remove(ctx, image); err != nil {
@@ -264,11 +264,11 @@ func (c *Collector) remove(ctx context.Context, image candidate) error {
 	if err := c.Store.RemoveImage(ctx, image.id); err != nil {
 		return err
 	}
-	delete(c.seen, image.id)
+	delete(c.usage, image.id)
 	return nil
 }
 
-// disk returns size and free bytes of the file system that images are on.
+// disk returns the capacity and available bytes of the image filesystem.
 func (c *Collector) disk(ctx context.Context) (capacity, available int64, err error) {
 	mountpoint, err := c.Store.ImageFilesystem(ctx)
 	if err != nil {
@@ -277,17 +277,17 @@ func (c *Collector) disk(ctx context.Context) (capacity, available int64, err er
 	if mountpoint == "" {
 		return 0, 0, errors.New("container runtime does not report its image filesystem")
 	}
-	ask := c.Disk
-	if ask == nil {
-		ask = statfs
+	stat := c.Disk
+	if stat == nil {
+		stat = statfs
 	}
-	capacity, available, err = ask(mountpoint)
+	capacity, available, err = stat(mountpoint)
 	if err != nil {
 		return 0, 0, err
 	}
 	if capacity == 0 {
 		err := errors.New("invalid capacity 0 on image filesystem")
-		c.tell("InvalidDiskCapacity", err.Error())
+		c.event("InvalidDiskCapacity", err.Error())
 		return 0, 0, err
 	}
 	return capacity, min(available, capacity), nil
@@ -296,19 +296,19 @@ func (c *Collector) disk(ctx context.Context) (capacity, available int64, err er
 func statfs(path string) (capacity, available int64, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
-		return 0, 0, fmt.Errorf("read the state of the file system at %s: %w", path, err)
+		return 0, 0, fmt.Errorf("statfs %s: %w", path, err)
 	}
 	return int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize, nil
 }
 
-func (c *Collector) tell(reason, message string) {
+func (c *Collector) event(reason, message string) {
 	if c.Events != nil && c.Node != nil {
 		c.Events.EventWithFieldPath(c.Node(), "", corev1.EventTypeWarning, reason, message)
 	}
 }
 
-// formatSize is a size for people.
-func formatSize(bytes int64) string {
+// formatBytes formats a size with a binary unit.
+func formatBytes(bytes int64) string {
 	if bytes < 1024 {
 		return fmt.Sprintf("%d B", bytes)
 	}

@@ -1,8 +1,8 @@
-// Package images makes sure that the images of pods are on the node: it finds them, or pulls them as their policy says, with what
-// credentials the pod has, some at a time, and ever more slowly while that fails. What it does is told as events of the pod.
+// Package images makes sure that the images of pods are present on the node. It pulls them according to their pull policy with the pod's
+// credentials, with bounded concurrency and with backoff after failures, and records events of the pod.
 //
-// An image that was pulled with a pod's secret is not for every pod: it is only used by pods that could have pulled it too
-// (records.go). Images that nobody uses are removed when the disk fills up (collect.go).
+// An image that was pulled with a pod's secret may only be used by pods that could have pulled it themselves (records.go). Unused images are
+// garbage-collected when the disk fills up (collect.go).
 package images
 
 import (
@@ -37,7 +37,7 @@ const (
 	ReasonBadSignature = "SignatureValidationFailed"
 )
 
-// Error says why an image is not there. Reason and Message are what the container's status shows.
+// Error is why an image is not present. Reason and Message are shown in the container's status.
 type Error struct {
 	Reason, Message string
 }
@@ -47,33 +47,33 @@ func (e *Error) Error() string { return e.Reason + ": " + e.Message }
 // ImageReason returns reason and message.
 func (e *Error) ImageReason() (reason, message string) { return e.Reason, e.Message }
 
-// Recorder tells events about an object or a part of it.
+// Recorder records events about an object or a field of it.
 type Recorder interface {
 	EventWithFieldPath(about kind.Object, fieldPath, eventType, reason, message string)
 }
 
-// Options are what images are ensured by.
+// Options configure Images.
 type Options struct {
 	Runtime *cri.Runtime
 	Events  Recorder
-	// Secret returns a secret that a pod names to pull with.
+	// Secret returns an image pull secret of a pod.
 	Secret func(namespace, name string) (*corev1.Secret, error)
-	// Plugins may be nil. ConfigFiles are docker configuration files of the node, of which the first that can be read counts.
+	// Plugins may be nil. ConfigFiles are docker configuration files of the node; the first that can be read is used.
 	Plugins     *credentials.Plugins
 	ConfigFiles []string
-	// Records is the file that remembers who may use which image; empty remembers nothing.
+	// Records is the file with the records of which pods may use which image; empty keeps them in memory.
 	Records string
-	// Verify says which images pods must have credentials for.
+	// Verify is the policy for which images pods must have credentials.
 	Verify Verify
-	// Parallel bounds the pulls that run at once; 0 is no bound.
+	// Parallel is the maximum number of concurrent pulls; 0 means unlimited.
 	Parallel int
-	// PullsPerSecond and Burst bound how often a registry is asked; 0 is no bound.
+	// PullsPerSecond and Burst limit the rate of pulls; 0 means unlimited.
 	PullsPerSecond float32
 	Burst          int
 	Log            *slog.Logger
 }
 
-// ConfigFiles are the places of the node's docker configuration: the kubelet's directory, then home.
+// ConfigFiles are the paths of the node's docker configuration: in the kubelet's directory, then in the home directory.
 func ConfigFiles(root string) []string {
 	files := []string{filepath.Join(root, "config.json")}
 	if home, err := os.UserHomeDir(); err == nil {
@@ -82,26 +82,27 @@ func ConfigFiles(root string) []string {
 	return append(files, "/.docker/config.json")
 }
 
-// Images ensures images. All methods may be called concurrently.
+// Images makes sure that images are present. All methods may be called concurrently.
 type Images struct {
 	Options
-	limit   *rate.Limiter
-	tokens  chan struct{} // nil: no bound
-	backoff backoff
-	records *records
+	limit *rate.Limiter
+	// semaphore bounds concurrent pulls; nil means unlimited.
+	semaphore chan struct{}
+	backoff   backoff
+	records   *records
 
-	mu      sync.Mutex
-	flights map[string]*flight
+	mu    sync.Mutex
+	pulls map[string]*inFlightPull
 }
 
-// New makes it. It starts nothing.
+// New makes Images. It starts nothing.
 func New(o Options) (*Images, error) {
-	i := &Images{Options: o, limit: rate.NewLimiter(rate.Inf, 0), flights: map[string]*flight{}}
+	i := &Images{Options: o, limit: rate.NewLimiter(rate.Inf, 0), pulls: map[string]*inFlightPull{}}
 	if o.PullsPerSecond > 0 {
 		i.limit = rate.NewLimiter(rate.Limit(o.PullsPerSecond), o.Burst)
 	}
 	if o.Parallel > 0 {
-		i.tokens = make(chan struct{}, o.Parallel)
+		i.semaphore = make(chan struct{}, o.Parallel)
 	}
 	i.backoff.entries = map[string]delay{}
 	if i.Log == nil {
@@ -115,27 +116,27 @@ func New(o Options) (*Images, error) {
 	return i, err
 }
 
-// want is one image wanted by a pod.
-type want struct {
+// request is one image needed by a pod.
+type request struct {
 	pod     *corev1.Pod
-	path    string // the part of the pod that events are about
-	name    string // as the pod has it
+	path    string // the field path of the container in events
+	name    string // as in the pod's spec
 	spec    cri.ImageSpec
 	policy  corev1.PullPolicy
 	sandbox *cri.SandboxConfig
 }
 
-// Ensure makes sure that the image of a container is there and returns what the runtime calls it. Errors are of type *Error.
+// Ensure makes sure that the image of a container is present and returns its reference in the runtime. Errors are of type *Error.
 func (i *Images) Ensure(ctx context.Context, pod *corev1.Pod, c *corev1.Container, sandbox *cri.SandboxConfig) (string, error) {
-	return i.ensure(ctx, want{pod: pod, path: container.FieldPath(&pod.Spec, c.Name), name: c.Image, policy: c.ImagePullPolicy, sandbox: sandbox})
+	return i.ensure(ctx, request{pod: pod, path: container.FieldPath(&pod.Spec, c.Name), name: c.Image, policy: c.ImagePullPolicy, sandbox: sandbox})
 }
 
-// EnsureVolume does the same for the image of a volume.
+// EnsureVolume makes sure that the image of a volume is present.
 func (i *Images) EnsureVolume(ctx context.Context, pod *corev1.Pod, volume *corev1.Volume) (string, error) {
-	return i.ensure(ctx, want{pod: pod, name: volume.Image.Reference, policy: volume.Image.PullPolicy, sandbox: cri.PullConfig(pod)})
+	return i.ensure(ctx, request{pod: pod, name: volume.Image.Reference, policy: volume.Image.PullPolicy, sandbox: cri.PullConfig(pod)})
 }
 
-func (i *Images) ensure(ctx context.Context, w want) (string, error) {
+func (i *Images) ensure(ctx context.Context, w request) (string, error) {
 	named, err := reference.ParseNormalizedNamed(w.name)
 	if err != nil {
 		return "", i.fail(w, ReasonInvalidName, "InspectFailed", fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name %q: %v", w.name, w.name, err))
@@ -155,8 +156,8 @@ func (i *Images) ensure(ctx context.Context, w want) (string, error) {
 	return i.pull(ctx, w, with)
 }
 
-// withTag adds the tag that a name without tag and digest stands for. The name is not made longer otherwise: which registry a short name
-// means is the runtime's to know.
+// withTag adds the default tag to a name without tag and digest. The name is not normalized otherwise: the runtime resolves the registry of
+// short names.
 func withTag(name string, named reference.Named) string {
 	if reference.IsNameOnly(named) {
 		return name + ":latest"
@@ -164,11 +165,12 @@ func withTag(name string, named reference.Named) string {
 	return name
 }
 
-// present looks for an image on the node that the pod may use. It returns neither reference nor error if there is none and it may be pulled.
-func (i *Images) present(ctx context.Context, w want, credentials func() ([]credentials.Credential, error)) (string, error) {
+// present returns the reference of an image that is on the node and that the pod may use. It returns neither reference nor error if the
+// image must be pulled.
+func (i *Images) present(ctx context.Context, w request, credentials func() ([]credentials.Credential, error)) (string, error) {
 	image, err := i.Runtime.ImageStatus(ctx, w.spec)
 	if err != nil {
-		// Between the quotes upstream has the reference, which is not known then.
+		// Upstream has the reference between the quotes, which is unknown in this case.
 		return "", i.fail(w, ReasonInspect, "InspectFailed", fmt.Sprintf(`Failed to inspect image "": %v`, err))
 	}
 	if image != nil && image.ID != "" {
@@ -178,49 +180,49 @@ func (i *Images) present(ctx context.Context, w want, credentials func() ([]cred
 			return "", &Error{ReasonPull, err.Error()}
 		}
 		if allowed {
-			i.tell(w, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", w.name))
+			i.event(w, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine and can be accessed by the pod", w.name))
 			return ref, nil
 		}
 	}
 	if w.policy == corev1.PullNever {
-		// The same for an image that is there but not for this pod, so that none learns of the other.
+		// The message is the same if the image is present but not for this pod, so that the pod does not learn about it.
 		return "", i.fail(w, ReasonNeverPull, ReasonNeverPull, fmt.Sprintf("Container image %q is not present with pull policy of Never", w.name))
 	}
 	return "", nil
 }
 
-// pull fetches an image, unless that failed a short time ago.
-func (i *Images) pull(ctx context.Context, w want, with []credentials.Credential) (string, error) {
+// pull pulls an image, unless it is in backoff.
+func (i *Images) pull(ctx context.Context, w request, with []credentials.Credential) (string, error) {
 	key := string(w.pod.UID) + "_" + w.name
 	if last, waiting := i.backoff.waiting(key); waiting {
 		message := fmt.Sprintf("Back-off pulling image %q", w.name)
-		i.tell(w, corev1.EventTypeNormal, "BackOff", message)
+		i.event(w, corev1.EventTypeNormal, "BackOff", message)
 		if last != "" {
 			message += ": " + last
 		}
 		return "", &Error{ReasonBackOff, message}
 	}
-	i.tell(w, corev1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", w.name))
+	i.event(w, corev1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", w.name))
 	began := time.Now()
-	got := i.join(ctx, w, with)
-	if got.err != nil {
+	result := i.join(ctx, w, with)
+	if result.err != nil {
 		if ctx.Err() != nil {
 			return "", &Error{ReasonPull, ctx.Err().Error()}
 		}
-		i.tell(w, corev1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", w.name, got.err))
-		failure := pullError(w.name, got.err)
+		i.event(w, corev1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", w.name, result.err))
+		failure := pullError(w.name, result.err)
 		i.backoff.failed(key, failure.Error())
 		return "", failure
 	}
-	// Who joined a pull under way has waited for the rest of it alone.
+	// A pod that joined a pull in progress has waited only for the rest of it.
 	waited := time.Since(began)
-	i.tell(w, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
-		w.name, min(got.took, waited).Truncate(time.Millisecond), waited.Truncate(time.Millisecond), got.size))
+	i.event(w, corev1.EventTypeNormal, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %v bytes.",
+		w.name, min(result.took, waited).Truncate(time.Millisecond), waited.Truncate(time.Millisecond), result.size))
 	i.backoff.succeeded(key)
-	return got.ref, nil
+	return result.ref, nil
 }
 
-// pullError gives a failed pull its reason. The runtime tells special ones by how their text begins.
+// pullError returns the reason of a failed pull. The runtime reports special reasons as a prefix of the message.
 func pullError(image string, err error) *Error {
 	for reason, because := range map[string]string{
 		ReasonUnavailable:  "the registry is unavailable",
@@ -233,8 +235,8 @@ func pullError(image string, err error) *Error {
 	return &Error{ReasonPull, err.Error()}
 }
 
-// credentials are what a pod may pull a repository with: its secrets, then the node's, then what plugins give.
-func (i *Images) credentials(ctx context.Context, w want, repository string) ([]credentials.Credential, error) {
+// credentials are the credentials of a pod for a repository: from its secrets, from the node's files, and from credential plugins.
+func (i *Images) credentials(ctx context.Context, w request, repository string) ([]credentials.Credential, error) {
 	var secrets []*corev1.Secret
 	var missing []string
 	for _, name := range w.pod.Spec.ImagePullSecrets {
@@ -261,12 +263,12 @@ func (i *Images) credentials(ctx context.Context, w want, repository string) ([]
 	return append(found, i.Plugins.Lookup(ctx, w.pod, repository)...), nil
 }
 
-func (i *Images) tell(w want, eventType, reason, message string) {
+func (i *Images) event(w request, eventType, reason, message string) {
 	i.Events.EventWithFieldPath(w.pod, w.path, eventType, reason, message)
 }
 
-// fail tells of a failure and returns it.
-func (i *Images) fail(w want, reason, event, message string) *Error {
-	i.tell(w, corev1.EventTypeWarning, event, message)
+// fail records an event about a failure and returns it.
+func (i *Images) fail(w request, reason, event, message string) *Error {
+	i.event(w, corev1.EventTypeWarning, event, message)
 	return &Error{reason, message}
 }

@@ -16,13 +16,13 @@ import (
 	"skiff/internal/kubelet/images/credentials"
 )
 
-// A pull that failed is tried again after the first of these, then after twice that, until the second.
+// The bounds of the backoff of failed pulls.
 const (
 	backoffMin = 10 * time.Second
 	backoffMax = 5 * time.Minute
 )
 
-// backoff remembers failures, by pod and image.
+// backoff is the backoff state of failed pulls, by pod and image.
 type backoff struct {
 	mu      sync.Mutex
 	entries map[string]delay
@@ -31,10 +31,10 @@ type backoff struct {
 type delay struct {
 	since  time.Time
 	length time.Duration
-	last   string // what went wrong
+	last   string // the last error
 }
 
-// waiting reports whether it is too early to try again, and what went wrong the last time.
+// waiting reports whether a pull is in backoff, and the last error.
 func (b *backoff) waiting(key string) (last string, yes bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -45,7 +45,7 @@ func (b *backoff) waiting(key string) (last string, yes bool) {
 	return d.last, true
 }
 
-// failed notes a failure and doubles the wait. Failures that are long past do not count, and are forgotten here.
+// failed records a failure and doubles the delay. Expired entries are removed.
 func (b *backoff) failed(key, message string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,7 +63,7 @@ func (b *backoff) succeeded(key string) {
 	delete(b.entries, key)
 }
 
-// pulled is how a pull went.
+// pulled is the result of a pull.
 type pulled struct {
 	ref  string
 	size uint64
@@ -71,24 +71,24 @@ type pulled struct {
 	err  error
 }
 
-// flight is a pull under way. Pods that want the same image with the same credentials share it; it ends early when none waits any more.
-type flight struct {
+// inFlightPull is a pull in progress. Pods that need the same image with the same credentials share it; it is cancelled when none waits for it.
+type inFlightPull struct {
 	done    chan struct{}
 	result  pulled
 	waiting int
 	cancel  context.CancelFunc
 }
 
-// join waits for a pull of the image, and starts it if there is none.
-func (i *Images) join(ctx context.Context, w want, with []credentials.Credential) pulled {
-	key := flightKey(w.spec.Image, with)
+// join waits for a pull of the image, and starts one if there is none.
+func (i *Images) join(ctx context.Context, w request, with []credentials.Credential) pulled {
+	key := pullKey(w.spec.Image, with)
 	i.mu.Lock()
-	f, ok := i.flights[key]
+	f, ok := i.pulls[key]
 	if !ok {
 		within, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		f = &flight{done: make(chan struct{}), cancel: cancel}
-		i.flights[key] = f
-		go i.fly(within, key, f, w, with)
+		f = &inFlightPull{done: make(chan struct{}), cancel: cancel}
+		i.pulls[key] = f
+		go i.runPull(within, f, w, with)
 	}
 	f.waiting++
 	i.mu.Unlock()
@@ -97,9 +97,9 @@ func (i *Images) join(ctx context.Context, w want, with []credentials.Credential
 		defer i.mu.Unlock()
 		if f.waiting--; f.waiting == 0 {
 			f.cancel()
-			// Nobody may join a pull that was given up.
-			if i.flights[key] == f {
-				delete(i.flights, key)
+			// A cancelled pull must not be joined.
+			if i.pulls[key] == f {
+				delete(i.pulls, key)
 			}
 		}
 	}()
@@ -111,7 +111,7 @@ func (i *Images) join(ctx context.Context, w want, with []credentials.Credential
 	}
 }
 
-func flightKey(image string, with []credentials.Credential) string {
+func pullKey(image string, with []credentials.Credential) string {
 	parts := []string{image}
 	for _, c := range with {
 		parts = append(parts, c.Hash(), fmt.Sprint(c.Source))
@@ -119,22 +119,24 @@ func flightKey(image string, with []credentials.Credential) string {
 	return strings.Join(parts, "\n")
 }
 
-// fly waits for its turn and pulls.
-func (i *Images) fly(ctx context.Context, key string, f *flight, w want, with []credentials.Credential) {
-	f.result = i.inTurn(ctx, w, with)
+// runPull pulls an image and publishes the result.
+func (i *Images) runPull(ctx context.Context, f *inFlightPull, w request, with []credentials.Credential) {
+	key := pullKey(w.spec.Image, with)
+	f.result = i.pullLimited(ctx, w, with)
 	i.mu.Lock()
-	if i.flights[key] == f {
-		delete(i.flights, key)
+	if i.pulls[key] == f {
+		delete(i.pulls, key)
 	}
 	i.mu.Unlock()
 	close(f.done)
 }
 
-func (i *Images) inTurn(ctx context.Context, w want, with []credentials.Credential) pulled {
-	if i.tokens != nil {
+// pullLimited pulls an image within the limits of concurrency and rate.
+func (i *Images) pullLimited(ctx context.Context, w request, with []credentials.Credential) pulled {
+	if i.semaphore != nil {
 		select {
-		case i.tokens <- struct{}{}:
-			defer func() { <-i.tokens }()
+		case i.semaphore <- struct{}{}:
+			defer func() { <-i.semaphore }()
 		case <-ctx.Done():
 			return pulled{err: ctx.Err()}
 		}
@@ -146,9 +148,9 @@ func (i *Images) inTurn(ctx context.Context, w want, with []credentials.Credenti
 	if err := i.records.begin(w.spec.Image); err != nil {
 		return pulled{err: fmt.Errorf("failed to record image pull intent: %w", err)}
 	}
-	ref, used, err := i.tryAll(ctx, w, with)
+	ref, used, err := i.pullWithCredentials(ctx, w, with)
 	if err := i.records.end(w.spec.Image, ref, used); err != nil {
-		i.Log.Error("cannot remember who may use an image", "image", w.spec.Image, "err", err)
+		i.Log.Error("failed to record image pull", "image", w.spec.Image, "error", err)
 	}
 	if err != nil {
 		return pulled{err: err}
@@ -160,11 +162,11 @@ func (i *Images) inTurn(ctx context.Context, w want, with []credentials.Credenti
 	return result
 }
 
-// tryAll pulls with each credential until one is accepted, and says which.
-func (i *Images) tryAll(ctx context.Context, w want, with []credentials.Credential) (ref string, used *credentials.Credential, err error) {
+// pullWithCredentials tries each credential until one is accepted, and returns it.
+func (i *Images) pullWithCredentials(ctx context.Context, w request, with []credentials.Credential) (ref string, used *credentials.Credential, err error) {
 	if len(with) == 0 {
 		ref, err = i.Runtime.PullImage(ctx, w.spec, nil, w.sandbox)
-		return ref, nil, plain(err)
+		return ref, nil, withoutStatus(err)
 	}
 	var failures []error
 	for _, c := range with {
@@ -172,20 +174,21 @@ func (i *Images) tryAll(ctx context.Context, w want, with []credentials.Credenti
 		if err == nil {
 			return ref, &c, nil
 		}
-		failures = append(failures, plain(err))
+		failures = append(failures, withoutStatus(err))
 	}
 	return "", nil, aggregate(failures)
 }
 
-// plain takes off what gRPC puts around an error of no particular code. Special failures are known by how their text begins.
-func plain(err error) error {
+// withoutStatus removes the gRPC status from an error with code Unknown, because special failures are recognised by the prefix of the
+// message.
+func withoutStatus(err error) error {
 	if s, ok := status.FromError(err); ok && s.Code() == codes.Unknown {
 		return errors.New(s.Message())
 	}
 	return err
 }
 
-// aggregate makes one error of several: one text for those that say the same.
+// aggregate combines errors, without duplicates.
 func aggregate(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]

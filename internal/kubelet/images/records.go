@@ -16,23 +16,23 @@ import (
 	"skiff/internal/kubelet/images/credentials"
 )
 
-// Verify says for which images on the node a pod must show that it could pull them. The zero value is the default policy.
+// Verify is the policy for which images on the node a pod must have credentials. The zero value is the default policy.
 type Verify struct {
 	Policy string
-	// Allowed are repositories, or with /* at the end all below a path, that need no credential under VerifyNotAllowed.
+	// Allowed are repositories, or prefixes that end with /*, that need no credentials with VerifyNotAllowed.
 	Allowed []string
 }
 
-// The policies, by the names they have in a KubeletConfiguration.
+// The policies, as named in a KubeletConfiguration.
 const (
-	// VerifyPulled is the default: images that this kubelet has pulled, not those that were brought in otherwise.
+	// VerifyPulled is the default: only images pulled by this kubelet are verified, not preloaded ones.
 	VerifyPulled     = "NeverVerifyPreloadedImages"
 	VerifyNone       = "NeverVerify"
 	VerifyNotAllowed = "NeverVerifyAllowlistedImages"
 	VerifyAll        = "AlwaysVerify"
 )
 
-// Validate says what is wrong with it.
+// Validate returns an error if the policy is invalid.
 func (v Verify) Validate() error {
 	if !slices.Contains([]string{"", VerifyPulled, VerifyNone, VerifyNotAllowed, VerifyAll}, v.Policy) {
 		return fmt.Errorf("unknown image pull credential verification policy: %v", v.Policy)
@@ -46,7 +46,7 @@ func (v Verify) Validate() error {
 	return nil
 }
 
-// needed reports whether a pod must show credentials for an image; pulled says that this kubelet has pulled it.
+// needed reports whether a pod must have credentials for an image; pulled reports whether this kubelet has pulled it.
 func (v Verify) needed(image string, pulled bool) bool {
 	switch v.Policy {
 	case VerifyNone:
@@ -63,38 +63,38 @@ func (v Verify) needed(image string, pulled bool) bool {
 	return pulled
 }
 
-// recordedMax bounds how many secrets are remembered for one image when they only turned up.
+// recordedMax bounds how many secrets are recorded for one image in addition to those it was pulled with.
 const recordedMax = 100
 
-// holder is someone who has pulled an image: the source of the credential, and the credential's hash.
+// holder identifies a credential that pulled an image, by its source and hash.
 type holder struct {
 	credentials.Source
 	Hash string `json:"hash,omitempty"`
 }
 
-// access says who may use an image that was pulled by one name.
+// access is which credentials give access to an image that was pulled from a repository.
 type access struct {
-	// Everyone: it was pulled without a credential, or with the node's.
+	// Everyone is set if the image was pulled without credentials, or with the node's.
 	Everyone bool     `json:"everyone,omitempty"`
 	Holders  []holder `json:"holders,omitempty"`
 }
 
-// records remember with whose credentials images were pulled, in a file that is written before and after each pull.
+// records has the credentials that images were pulled with, in a file that is written before and after each pull.
 type records struct {
 	path string
 
 	mu   sync.Mutex
 	data struct {
-		// Pulling counts the pulls under way by image. What is left here when the kubelet starts ended in an unknown way.
+		// Pulling is the number of pulls in progress by image. Pulls that are in progress when the kubelet starts have an unknown result.
 		Pulling map[string]int `json:"pulling,omitempty"`
-		// Pulled has, by image id and repository, who may use the image. An id without a repository was pulled by nobody knows whom.
+		// Pulled has the access to images by ID and repository.
 		Pulled map[string]map[string]access `json:"pulled,omitempty"`
 	}
-	// unfinished are images whose pull an earlier kubelet did not see end.
+	// unfinished are images whose pull was in progress when an earlier kubelet ended.
 	unfinished map[string]bool
 }
 
-// loadRecords reads the file, if there is one. With an empty path nothing is kept beyond this process.
+// loadRecords reads the file, if it exists. With an empty path the records are kept in memory only.
 func loadRecords(path string) (*records, error) {
 	r := &records{path: path, unfinished: map[string]bool{}}
 	if path != "" {
@@ -132,7 +132,7 @@ func (r *records) save() error {
 	return atomicfile.Write(r.path, data, 0o600)
 }
 
-// begin notes that an image is about to be pulled: should this process die, the image is not taken for one that was always there.
+// begin records that an image is about to be pulled, so that it is not taken for a preloaded one if this process dies.
 func (r *records) begin(image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +140,7 @@ func (r *records) begin(image string) error {
 	return r.save()
 }
 
-// end notes how a pull went: ref is empty if it failed, used nil if it needed no credential.
+// end records the result of a pull: ref is empty if it failed, used nil if it needed no credential.
 func (r *records) end(image, ref string, used *credentials.Credential) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,7 +154,7 @@ func (r *records) end(image, ref string, used *credentials.Credential) error {
 	return r.save()
 }
 
-// grant notes who may use an image. The caller holds mu.
+// grant records that a credential gives access to an image. The caller holds mu.
 func (r *records) grant(image, ref string, used *credentials.Credential) {
 	repository := repositoryOf(image)
 	if r.data.Pulled[ref] == nil {
@@ -162,7 +162,7 @@ func (r *records) grant(image, ref string, used *credentials.Credential) {
 	}
 	a := r.data.Pulled[ref][repository]
 	if used == nil || used.Source.Kind == "" {
-		// Whoever may use it, may; the single holders matter no more.
+		// Everyone has access, so single holders need not be recorded.
 		r.data.Pulled[ref][repository] = access{Everyone: true}
 		return
 	}
@@ -173,7 +173,7 @@ func (r *records) grant(image, ref string, used *credentials.Credential) {
 	if a.Everyone || slices.Contains(a.Holders, h) {
 		return
 	}
-	// A secret whose content has changed replaces itself.
+	// A changed secret replaces its old record.
 	a.Holders = slices.DeleteFunc(slices.Clone(a.Holders), func(old holder) bool { return old.Source == h.Source })
 	a.Holders = append(a.Holders, h)
 	r.data.Pulled[ref][repository] = a
@@ -191,7 +191,7 @@ func (r *records) allow(image, ref string, verify Verify, have func() ([]credent
 	if a.Everyone || len(a.Holders) == 0 {
 		return a.Everyone, nil
 	}
-	// Asking plugins takes time, and others need not wait for it.
+	// Credential plugins can be slow, so they are called without the lock.
 	r.mu.Unlock()
 	found, err := have()
 	r.mu.Lock()
@@ -202,7 +202,7 @@ func (r *records) allow(image, ref string, verify Verify, have func() ([]credent
 		if !a.admits(c) {
 			continue
 		}
-		// The same credential under another name, or a new one in the same secret: remember it too.
+		// The same credential in another secret, or a new one in the same secret, is recorded too.
 		if c.Source.Kind == credentials.KindSecret && len(a.Holders) < recordedMax {
 			r.grant(image, ref, &c)
 			return true, r.save()
@@ -212,14 +212,14 @@ func (r *records) allow(image, ref string, verify Verify, have func() ([]credent
 	return false, nil
 }
 
-// admits reports whether a credential is one that pulled the image: the same secret, the same content, or the same account.
+// admits reports whether a credential gives access: the same secret, the same content, or the same service account.
 func (a access) admits(c credentials.Credential) bool {
 	return slices.ContainsFunc(a.Holders, func(h holder) bool {
 		return h.Source == c.Source && c.Source.Kind != "" || h.Kind == credentials.KindSecret && c.Source.Kind == credentials.KindSecret && h.Hash == c.Hash()
 	})
 }
 
-// forget drops the records of images that are gone.
+// forget drops the records of images that are not present.
 func (r *records) forget(present func(ref string) bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -236,7 +236,7 @@ func (r *records) forget(present func(ref string) bool) error {
 	return r.save()
 }
 
-// repositoryOf is the name of an image without tag and digest, as the pod has it.
+// repositoryOf is the name of an image in a pod's spec without tag and digest.
 func repositoryOf(image string) string {
 	named, err := reference.ParseNormalizedNamed(image)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package probe finds out whether containers are well: by a command in them, by HTTP, by opening a port, by gRPC.
+// Package probe runs the liveness, readiness and startup probes of containers: exec, HTTP, TCP and gRPC.
 //
-// Once asks a single time; Probes asks again and again as long as a container runs, and says when the answer has been the same
-// often enough to count. Lifecycle hooks over HTTP use the same requests.
+// Once runs a probe a single time. Probes runs probes periodically while a container runs, and reports a change when the failure or
+// success threshold is reached. HTTP lifecycle hooks use the same requests.
 package probe
 
 import (
@@ -30,13 +30,13 @@ import (
 )
 
 const (
-	// maxOutput bounds what is read of an answer.
+	// maxOutput bounds the output of a probe in bytes.
 	maxOutput = 10 << 10
 	// maxRedirects is how many redirects on the same host are followed.
 	maxRedirects = 10
 )
 
-// Outcome is what a single probe found.
+// Outcome is the result of a single probe.
 type Outcome int
 
 // The outcomes. A warning counts as success.
@@ -46,17 +46,17 @@ const (
 	Warning
 )
 
-// Target is a container that is asked.
+// Target is the container to probe.
 type Target struct {
 	Container *corev1.Container
 	ID        string
 	PodIP     string
 }
 
-// Exec runs a command in a container and returns what it wrote.
+// Exec runs a command in a container and returns its output.
 type Exec func(ctx context.Context, id string, command []string, timeout time.Duration) ([]byte, error)
 
-// Once asks a container once. An error means that it could not be asked, which is no answer.
+// Once probes a container once. An error means that the probe could not be run and has no outcome.
 func Once(ctx context.Context, p *corev1.Probe, t Target, exec Exec) (Outcome, string, error) {
 	timeout := time.Duration(max(p.TimeoutSeconds, 1)) * time.Second
 	switch {
@@ -106,9 +106,9 @@ func runCommand(ctx context.Context, command []string, t Target, timeout time.Du
 	return Failure, "", err
 }
 
-// dialer closes connections at once, so that many probes do not leave many sockets waiting.
+// dialer makes connections whose sockets are released when they are closed.
 func dialer(timeout time.Duration) *net.Dialer {
-	return &net.Dialer{Timeout: timeout, Control: lingerNot}
+	return &net.Dialer{Timeout: timeout, Control: setLinger}
 }
 
 func connect(ctx context.Context, host string, port int, timeout time.Duration) (Outcome, string, error) {
@@ -120,7 +120,7 @@ func connect(ctx context.Context, host string, port int, timeout time.Duration) 
 	return Success, "", nil
 }
 
-// resolvePort finds the number of a port that may be given by name.
+// resolvePort returns the number of a port that may be given by name.
 func resolvePort(port intstr.IntOrString, c *corev1.Container) (int, error) {
 	number := port.IntValue()
 	if port.Type == intstr.String {
@@ -148,7 +148,7 @@ func NewRequest(ctx context.Context, get *corev1.HTTPGetAction, c *corev1.Contai
 	}
 	address, err := url.Parse(get.Path)
 	if err != nil {
-		// It is too late to refuse the path; it is sent as it is.
+		// Validation has accepted the path, so it is sent unparsed.
 		address = &url.URL{Path: get.Path}
 	}
 	address.Scheme = strings.ToLower(string(get.Scheme))
@@ -176,7 +176,8 @@ func NewRequest(ctx context.Context, get *corev1.HTTPGetAction, c *corev1.Contai
 	return request, nil
 }
 
-// transport asks without proxies, keeps no connections, and trusts any certificate: it is the container that is asked, not its name.
+// transport uses no proxy, keeps no connections and does not verify certificates: the request goes to the container's address, whatever
+// its name.
 var transport = &http.Transport{
 	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DisableCompression: true,
 	DialContext: dialer(0).DialContext, ForceAttemptHTTP2: true,
@@ -210,12 +211,12 @@ func get(request *http.Request, timeout time.Duration) (Outcome, string, error) 
 	case response.StatusCode >= http.StatusMultipleChoices && response.StatusCode < http.StatusBadRequest:
 		return Warning, fmt.Sprintf("Probe terminated redirects, Response body: %s", body), nil
 	}
-	// The body stays out of the message: whoever reads events may not be allowed to read it.
+	// The body is not in the message, because readers of events may not be allowed to read it.
 	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", response.StatusCode), nil
 }
 
-// Hook sends the request of a lifecycle hook; any answer will do. A server that answers HTTPS with HTTP is asked again without TLS;
-// fellBack says that this was needed.
+// Hook sends the request of a lifecycle hook; any response is a success. If the server responds to HTTPS with HTTP, the request is sent
+// again without TLS, and fellBack is set.
 func Hook(ctx context.Context, action *corev1.HTTPGetAction, c *corev1.Container, podIP string) (fellBack bool, err error) {
 	request, err := NewRequest(ctx, action, c, podIP, "lifecycle")
 	if err != nil {
@@ -263,12 +264,12 @@ func checkHealth(ctx context.Context, host string, port int, service string, tim
 			return Failure, fmt.Sprintf("timeout: failed to connect service %q within %v: %+v", address, timeout, context.Cause(ctx)), nil
 		}
 	}
-	answer, err := grpc_health_v1.NewHealthClient(connection).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
+	response, err := grpc_health_v1.NewHealthClient(connection).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
 	switch s, _ := status.FromError(err); {
-	case err == nil && answer.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING:
+	case err == nil && response.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING:
 		return Success, "service healthy", nil
 	case err == nil:
-		return Failure, fmt.Sprintf("service unhealthy (responded with %q)", answer.GetStatus()), nil
+		return Failure, fmt.Sprintf("service unhealthy (responded with %q)", response.GetStatus()), nil
 	case s.Code() == codes.Unimplemented:
 		return Failure, fmt.Sprintf("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): %s", s.Message()), nil
 	case s.Code() == codes.DeadlineExceeded:

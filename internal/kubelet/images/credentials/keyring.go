@@ -1,5 +1,5 @@
-// Package credentials finds what an image may be pulled with: the pull secrets of the pod, the node's own docker configuration, and the
-// plugins that an operator has configured, programs that are asked for each registry they know (CredentialProviderConfig).
+// Package credentials finds the credentials for pulling an image: in the image pull secrets of the pod, in the node's docker configuration,
+// and with credential plugins (CredentialProviderConfig).
 package credentials
 
 import (
@@ -18,13 +18,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Credential is a name and a password for some registry, and where they come from.
+// Credential is a username and password for a registry, and its source.
 type Credential struct {
 	Username, Password string
 	Source             Source
 }
 
-// Source says whose a credential is. The zero value is the node: every pod on it may use it.
+// Source is where a credential comes from. The zero value is the node, whose credentials all pods may use.
 type Source struct {
 	// Kind is Secret or ServiceAccount.
 	Kind      string `json:"kind,omitempty"`
@@ -39,13 +39,13 @@ const (
 	KindServiceAccount = "ServiceAccount"
 )
 
-// Hash tells credentials apart without telling them.
+// Hash identifies a credential without revealing it.
 func (c Credential) Hash() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(c.Username), c.Username, c.Password))
 	return hex.EncodeToString(sum[:])
 }
 
-// keyring has credentials by what they are for: a registry, or a path in one.
+// keyring has credentials by registry, or by a path in one.
 type keyring map[string][]Credential
 
 // dockerEntry is one registry in a docker configuration.
@@ -58,7 +58,7 @@ type dockerConfig struct {
 	Auths map[string]dockerEntry `json:"auths"`
 }
 
-// add puts the entries of a docker configuration on the ring.
+// add adds the entries of a docker configuration.
 func (k keyring) add(source Source, entries map[string]dockerEntry) error {
 	for registry, entry := range entries {
 		credential := Credential{Username: entry.Username, Password: entry.Password, Source: source}
@@ -70,14 +70,14 @@ func (k keyring) add(source Source, entries map[string]dockerEntry) error {
 		}
 		key, err := keyOf(registry)
 		if err != nil {
-			continue // what is not the address of a registry is for none
+			continue // not the address of a registry
 		}
 		k[key] = append(k[key], credential)
 	}
 	return nil
 }
 
-// keyOf makes the key of a registry: host and path, without the scheme and the version of the registry's API.
+// keyOf returns the key of a registry: host and path, without the scheme and the API version.
 func keyOf(registry string) (string, error) {
 	if !strings.HasPrefix(registry, "https://") && !strings.HasPrefix(registry, "http://") {
 		registry = "https://" + registry
@@ -113,7 +113,7 @@ func decodeAuth(auth string) (username, password string, err error) {
 	return username, password, nil
 }
 
-// defaultRegistry is where credentials for images without a registry stand.
+// defaultRegistry is the key of credentials for images without a registry.
 const defaultRegistry = "index.docker.io"
 
 // lookup returns the credentials for a repository, those with longer paths first.
@@ -147,8 +147,8 @@ func inDefaultRegistry(repository string) bool {
 	return !strings.ContainsAny(host, ".:")
 }
 
-// matches reports whether a repository is under a pattern: each part of the host matches, with * as a wild card, the ports are
-// the same, and the pattern's path begins the repository's.
+// matches reports whether a repository matches a pattern: each label of the host matches, with * as a wildcard, the ports are equal, and the
+// pattern's path is a prefix of the repository's.
 func matches(pattern, repository string) bool {
 	p, err := url.Parse("https://" + pattern)
 	if err != nil {
@@ -170,7 +170,7 @@ func matches(pattern, repository string) bool {
 	return true
 }
 
-// FromSecrets returns the credentials that pull secrets hold for a repository. Secrets of other types are left aside.
+// FromSecrets returns the credentials for a repository in image pull secrets. Secrets of other types are ignored.
 func FromSecrets(secrets []*corev1.Secret, repository string) ([]Credential, error) {
 	ring := keyring{}
 	for _, secret := range secrets {
@@ -205,7 +205,7 @@ func FromSecrets(secrets []*corev1.Secret, repository string) ([]Credential, err
 	return ring.lookup(repository), nil
 }
 
-// FromFiles returns the credentials of the first of some docker configuration files that can be read: those of the node itself.
+// FromFiles returns the node's credentials for a repository, from the first docker configuration file that can be read.
 func FromFiles(files []string, repository string) []Credential {
 	for _, file := range files {
 		data, err := os.ReadFile(file)

@@ -25,19 +25,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// pluginTimeout is how long a plugin may take for an answer.
+// pluginTimeout bounds a run of a plugin.
 const pluginTimeout = time.Minute
 
-// globalKey stands for answers that serve every image.
+// globalKey is the cache key of responses for all images.
 const globalKey = "<global>"
 
-// Accounts are what plugins that act for a service account need of the API.
+// Accounts provides service accounts and their tokens.
 type Accounts interface {
 	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
 	Token(ctx context.Context, namespace, name string, request *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error)
 }
 
-// Plugins are the configured programs. The zero value has none.
+// Plugins are the configured credential plugins. The zero value has none.
 type Plugins struct {
 	plugins []*plugin
 }
@@ -60,7 +60,7 @@ func LoadPlugins(config, bin string, accounts Accounts, log *slog.Logger) (*Plug
 		if _, err := exec.LookPath(program); err != nil {
 			return nil, fmt.Errorf("find credential plugin: %w", err)
 		}
-		p.plugins = append(p.plugins, &plugin{CredentialProvider: provider, program: program, accounts: accounts, log: log, cache: map[string]answer{}})
+		p.plugins = append(p.plugins, &plugin{CredentialProvider: provider, program: program, accounts: accounts, log: log, cache: map[string]cachedResponse{}})
 	}
 	return p, nil
 }
@@ -106,7 +106,7 @@ func readConfig(path string) ([]kubeletconfig.CredentialProvider, error) {
 	return providers, nil
 }
 
-// validate says everything that is wrong with the providers.
+// validate returns all errors in the providers.
 func validate(providers []kubeletconfig.CredentialProvider) error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -150,7 +150,7 @@ func validate(providers []kubeletconfig.CredentialProvider) error {
 	return errors.Join(problems...)
 }
 
-// Lookup asks the plugins that know a repository. One that fails is reported and left out: another credential may do.
+// Lookup returns the credentials of the plugins that match a repository. Failures are logged, because another credential may suffice.
 func (p *Plugins) Lookup(ctx context.Context, pod *corev1.Pod, repository string) []Credential {
 	if p == nil {
 		return nil
@@ -159,27 +159,27 @@ func (p *Plugins) Lookup(ctx context.Context, pod *corev1.Pod, repository string
 	for _, plugin := range p.plugins {
 		credentials, err := plugin.lookup(ctx, pod, repository)
 		if err != nil {
-			plugin.log.Error("credential plugin failed", "plugin", plugin.Name, "image", repository, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			plugin.log.Error("credential plugin failed", "plugin", plugin.Name, "image", repository, "pod", pod.Namespace+"/"+pod.Name, "error", err)
 		}
 		found = append(found, credentials...)
 	}
 	return found
 }
 
-// plugin is one program and the answers it gave.
+// plugin is one credential plugin and its cached responses.
 type plugin struct {
 	kubeletconfig.CredentialProvider
 	program  string
 	accounts Accounts
 	log      *slog.Logger
-	asking   singleflight.Group
+	requests singleflight.Group
 
 	mu    sync.Mutex
-	cache map[string]answer
+	cache map[string]cachedResponse
 }
 
-// answer is what a plugin said, and until when that holds.
-type answer struct {
+// cachedResponse is a response of a plugin, and when it expires.
+type cachedResponse struct {
 	entries map[string]dockerEntry
 	until   time.Time
 }
@@ -189,7 +189,7 @@ type identity struct {
 	source      Source
 	token       string
 	annotations map[string]string
-	key         string // tells the answers for this account from others
+	key         string // separates the cached responses of service accounts
 }
 
 func (p *plugin) lookup(ctx context.Context, pod *corev1.Pod, repository string) ([]Credential, error) {
@@ -202,8 +202,8 @@ func (p *plugin) lookup(ctx context.Context, pod *corev1.Pod, repository string)
 	}
 	entries, ok := p.cached(repository, who.key)
 	if !ok {
-		// Several pods that start with one image ask once.
-		given, err, _ := p.asking.Do(repository+"\n"+who.token, func() (any, error) { return p.ask(ctx, repository, who) })
+		// Concurrent requests for one image are made once.
+		given, err, _ := p.requests.Do(repository+"\n"+who.token, func() (any, error) { return p.request(ctx, repository, who) })
 		if err != nil {
 			return nil, err
 		}
@@ -216,8 +216,8 @@ func (p *plugin) lookup(ctx context.Context, pod *corev1.Pod, repository string)
 	return ring.lookup(repository), nil
 }
 
-// identify gets a token for the pod's service account, if the plugin wants one. It is not wanted for pods without an account, or
-// whose account lacks a required annotation, which is how workloads opt in.
+// identify requests a token of the pod's service account, if the plugin is configured to use one. wanted is false if the plugin must not be
+// run: for pods without a required service account, or whose service account lacks a required annotation.
 func (p *plugin) identify(ctx context.Context, pod *corev1.Pod) (who identity, wanted bool, err error) {
 	attributes, name := p.TokenAttributes, pod.Spec.ServiceAccountName
 	if attributes == nil {
@@ -269,12 +269,12 @@ func (p *plugin) identify(ctx context.Context, pod *corev1.Pod) (who identity, w
 	return who, true, nil
 }
 
-// cached returns an answer that still holds: for the image, its registry, or all.
+// cached returns an cachedResponse that has not expired: for the image, its registry, or all images.
 func (p *plugin) cached(repository, identity string) (map[string]dockerEntry, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(p.cache, func(_ string, a answer) bool { return now.After(a.until) })
+	maps.DeleteFunc(p.cache, func(_ string, a cachedResponse) bool { return now.After(a.until) })
 	registry, _, _ := strings.Cut(repository, "/")
 	for _, key := range []string{repository, registry, globalKey} {
 		if a, ok := p.cache[key+"\n"+identity]; ok {
@@ -284,8 +284,8 @@ func (p *plugin) cached(repository, identity string) (map[string]dockerEntry, bo
 	return nil, false
 }
 
-// ask runs the plugin and keeps its answer for as long as it says.
-func (p *plugin) ask(ctx context.Context, repository string, who identity) (map[string]dockerEntry, error) {
+// request runs the plugin and caches its response.
+func (p *plugin) request(ctx context.Context, repository string, who identity) (map[string]dockerEntry, error) {
 	response, err := p.run(ctx, credentialprovider.CredentialProviderRequest{
 		TypeMeta: metav1.TypeMeta{APIVersion: p.APIVersion, Kind: "CredentialProviderRequest"},
 		Image:    repository, ServiceAccountToken: who.token, ServiceAccountAnnotations: who.annotations,
@@ -311,13 +311,13 @@ func (p *plugin) ask(ctx context.Context, repository string, who identity) (map[
 	default:
 		return nil, fmt.Errorf("credential provider plugin did not return a valid cacheKeyType: %s", response.CacheKeyType)
 	}
-	lasts := p.DefaultCacheDuration.Duration
+	duration := p.DefaultCacheDuration.Duration
 	if response.CacheDuration != nil {
-		lasts = response.CacheDuration.Duration
+		duration = response.CacheDuration.Duration
 	}
-	if lasts > 0 {
+	if duration > 0 {
 		p.mu.Lock()
-		p.cache[key+"\n"+who.key] = answer{entries, time.Now().Add(lasts)}
+		p.cache[key+"\n"+who.key] = cachedResponse{entries, time.Now().Add(duration)}
 		p.mu.Unlock()
 	}
 	return entries, nil
@@ -347,7 +347,7 @@ func (p *plugin) run(ctx context.Context, request credentialprovider.CredentialP
 	}
 	var response credentialprovider.CredentialProviderResponse
 	if err := json.Unmarshal(stdout.Bytes(), &response); err != nil {
-		// The error itself may show what the plugin said: credentials.
+		// The error could contain the response, and so credentials.
 		return nil, errors.New("error decoding credential provider plugin response from stdout")
 	}
 	if response.APIVersion != p.APIVersion {
