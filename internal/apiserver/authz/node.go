@@ -12,15 +12,13 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-const (
-	nodeUserPrefix = "system:node:"
-	groupNodes     = "system:nodes"
-)
+// NodeUserPrefix is the prefix of the user names of nodes.
+const NodeUserPrefix = "system:node:"
 
 // NodeName is the node name of a node's user: it is system:node:NAME and a member of system:nodes.
 func NodeName(user *authn.User) (string, bool) {
-	name, ok := strings.CutPrefix(user.Username, nodeUserPrefix)
-	if !ok || !slices.Contains(user.Groups, groupNodes) {
+	name, ok := strings.CutPrefix(user.Username, NodeUserPrefix)
+	if !ok || !slices.Contains(user.Groups, authn.GroupNodes) {
 		return "", false
 	}
 	return name, true
