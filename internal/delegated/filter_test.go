@@ -21,7 +21,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// fakeReviewer knows tokens "alice" and "bob" and lets users do what stands in its list: "alice get /metrics".
+// fakeReviewer accepts the tokens "alice" and "bob" and allows what is in its list: "alice get /metrics".
 type fakeReviewer struct {
 	allowed        []string
 	tokens, access int
@@ -123,7 +123,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// issued is a new ca and the client certificate it signed.
+// issued returns a new CA and a client certificate it signed.
 func issued(t *testing.T, name string, groups ...string) (*pki.CA, *x509.Certificate) {
 	t.Helper()
 	ca, err := pki.NewCA(name+"-ca", time.Now())
@@ -161,7 +161,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// Answers are kept for a while, failures are not.
+// Results are cached, errors are not.
 func TestCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reviewer := &fakeReviewer{allowed: []string{"alice get /metrics"}}

@@ -143,7 +143,7 @@ func (ca *CA) Issue(leaf Leaf, now time.Time) (Pair, error) {
 	return pair, err
 }
 
-// crossSign signs the key of another CA, so that whoever trusts ca also trusts other.
+// crossSign signs the key of another CA, so that clients that trust ca also trust other.
 func (ca *CA) crossSign(other *CA) ([]byte, error) {
 	serial, err := serialNumber()
 	if err != nil {

@@ -21,7 +21,7 @@ func testCA(t *testing.T, dir string) *CA {
 	return ca
 }
 
-func TestAuthorityIsKept(t *testing.T) {
+func TestCAIsStored(t *testing.T) {
 	dir := t.TempDir()
 	first, second := testCA(t, dir), testCA(t, dir)
 	if string(first.Cert) != string(second.Cert) {

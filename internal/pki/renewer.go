@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// checkInterval is how often a Renewer looks: a machine that was asleep, or whose clock was set, must not miss the day, and who
-	// renews a certificate by hand wants to see it used.
+	// checkInterval is how often a Renewer checks its certificate. It is short so that suspends, clock changes and
+	// certificates replaced by an administrator are noticed.
 	checkInterval = 5 * time.Minute
 	// retryInterval is how soon a renewal that failed is tried again. There is a third of the certificate's life to succeed in.
 	retryInterval = 10 * time.Minute

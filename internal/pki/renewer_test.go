@@ -144,7 +144,7 @@ func TestKeeperTriesAgain(t *testing.T) {
 	})
 }
 
-func TestReplaceAuthority(t *testing.T) {
+func TestRotateCA(t *testing.T) {
 	dir := t.TempDir()
 	directory := Dir(dir)
 	old := testCA(t, dir)
@@ -219,7 +219,7 @@ func TestReplaceAuthority(t *testing.T) {
 }
 
 // After some time nothing of the old authority is needed; until then its leaves are renewed by the new one.
-func TestForgetAuthorities(t *testing.T) {
+func TestDropOldCAs(t *testing.T) {
 	dir := t.TempDir()
 	directory, old := Dir(dir), testCA(t, dir)
 	leaf := NodeServing("n1", []string{"n1.example.org"}, []net.IP{net.IPv4(10, 0, 0, 1)})

@@ -24,7 +24,7 @@ import (
 	"skiff/test/inprocess"
 )
 
-// signer answers every request: with a certificate, or as refuse says. It plays the controllers.
+// signer responds to every request with a certificate, or as refuse says. It stands for the controllers.
 type signer struct {
 	api       *client.Client
 	authority *pki.CA
@@ -75,8 +75,8 @@ func (s *signer) answer(ctx context.Context, requests client.Resource[*certifica
 	return err
 }
 
-// inBubble runs a test with a server, a signer and a clock of its own.
-func inBubble(t *testing.T, life time.Duration, test func(t *testing.T, ctx context.Context, s *signer)) {
+// withSigner runs a test with a server and a signer in a synctest bubble.
+func withSigner(t *testing.T, life time.Duration, test func(t *testing.T, ctx context.Context, s *signer)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		authority, err := pki.NewCA("test", time.Now())
@@ -93,7 +93,7 @@ func inBubble(t *testing.T, life time.Duration, test func(t *testing.T, ctx cont
 }
 
 func TestCertificateIsRenewedWhileRunning(t *testing.T) {
-	inBubble(t, 24*time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
+	withSigner(t, 24*time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
 		dir := t.TempDir()
 		c := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
 		if err := c.Load(); err != nil || c.Usable(time.Now()) {
@@ -130,7 +130,7 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		for _, test := range []struct {
 			signer  *pki.CA
 			renewed bool
-		}{{s.authority, false}, {authority(t, "next"), true}} {
+		}{{s.authority, false}, {newCA(t, "next"), true}} {
 			c.RenewUnlessSignedBy(test.signer.Certificate())
 			if due := !time.Now().Before(c.renewAt); due != test.renewed || !c.Usable(time.Now()) {
 				t.Errorf("due for renewal: %v, want %v", due, test.renewed)
@@ -151,8 +151,8 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 	})
 }
 
-func TestServingCertificateFollowsTheNode(t *testing.T) {
-	inBubble(t, 1000*time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
+func TestServingCertificateAddresses(t *testing.T) {
+	withSigner(t, 1000*time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
 		var node atomic.Pointer[corev1.Node]
 		addresses := func(ips ...string) {
 			n := &corev1.Node{}
@@ -192,8 +192,8 @@ func TestServingCertificateFollowsTheNode(t *testing.T) {
 	})
 }
 
-func TestRefusals(t *testing.T) {
-	inBubble(t, time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
+func TestDeniedRequest(t *testing.T) {
+	withSigner(t, time.Hour, func(t *testing.T, ctx context.Context, s *signer) {
 		c := NodeClient(t.TempDir(), "one", slog.New(slog.DiscardHandler))
 		denied := certificatesv1.CertificateDenied
 		s.refuse.Store(&denied)
@@ -218,7 +218,7 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-func TestNobodyApproves(t *testing.T) {
+func TestUnapprovedRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -237,7 +237,7 @@ func TestNobodyApproves(t *testing.T) {
 	})
 }
 
-func TestWhenRenewed(t *testing.T) {
+func TestRenewalTime(t *testing.T) {
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, test := range []struct {
 		life     time.Duration

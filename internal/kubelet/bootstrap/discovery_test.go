@@ -12,7 +12,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// serve lets a server on loopback show the certificates, and returns its URL.
+// serve runs a TLS server on loopback and returns its URL.
 func serve(t *testing.T, config *tls.Config) string {
 	t.Helper()
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
@@ -38,7 +38,7 @@ func serve(t *testing.T, config *tls.Config) string {
 	return "https://" + listener.Addr().String()
 }
 
-func authority(t *testing.T, name string) *pki.CA {
+func newCA(t *testing.T, name string) *pki.CA {
 	t.Helper()
 	a, err := pki.NewCA(name, time.Now())
 	if err != nil {
@@ -47,7 +47,7 @@ func authority(t *testing.T, name string) *pki.CA {
 	return a
 }
 
-// pair is a server's certificate, with others shown behind it.
+// pair is a server's certificate, followed by others.
 func pair(t *testing.T, a *pki.CA, leaf pki.Leaf, behind ...*pki.CA) *tls.Config {
 	t.Helper()
 	leaf.CommonName, leaf.Server = "kube-apiserver", true
@@ -65,8 +65,8 @@ func pair(t *testing.T, a *pki.CA, leaf pki.Leaf, behind ...*pki.CA) *tls.Config
 	return &tls.Config{Certificates: []tls.Certificate{cert}}
 }
 
-func TestFindAuthority(t *testing.T) {
-	ours, theirs := authority(t, "skiff-ca"), authority(t, "skiff-ca")
+func TestDiscoverCA(t *testing.T) {
+	ours, theirs := newCA(t, "skiff-ca"), newCA(t, "skiff-ca")
 	here := pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	dir := pki.Dir(t.TempDir())
 	keeper, err := dir.Renewer("apiserver", ours, pki.Leaf{CommonName: "kube-apiserver", IPs: here.IPs, Server: true})
@@ -114,8 +114,8 @@ func leafHash(t *testing.T, config *tls.Config) Hash {
 	return HashOf(leaf)
 }
 
-// An agent that knows an authority goes with its cluster to the next one, and with nobody else.
-func TestFollowAuthority(t *testing.T) {
+// A server's newer CAs are accepted if a known CA has cross-signed them, others are not.
+func TestRefreshCAs(t *testing.T) {
 	dir := pki.Dir(t.TempDir())
 	first, err := dir.CA("ca", "skiff-ca", time.Now())
 	if err != nil {
@@ -148,7 +148,7 @@ func TestFollowAuthority(t *testing.T) {
 	if again, err := RefreshCAs(t.Context(), server(second), known); err != nil || string(again) != string(known) {
 		t.Errorf("after the old one is forgotten: %q, %v", again, err)
 	}
-	otherCA := authority(t, "skiff-ca")
+	otherCA := newCA(t, "skiff-ca")
 	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, otherCA)), first.Cert); err != nil || string(known) != string(first.Cert) {
 		t.Errorf("somebody else's authority is believed: %q, %v", known, err)
 	}

@@ -38,7 +38,7 @@ func TestToken(t *testing.T) {
 	}
 }
 
-func TestTokenIsKept(t *testing.T) {
+func TestTokenSecret(t *testing.T) {
 	token := Token{ID: "abcdef", Secret: "0123456789abcdef"}
 	end := time.Date(2030, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	secret := token.ToSecret("for one", []string{NodeGroup}, end)

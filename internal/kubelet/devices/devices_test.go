@@ -26,7 +26,7 @@ import (
 
 const gpu = "example.com/gpu"
 
-// node is one whose pods the test decides.
+// node is a node whose pods the test sets.
 type node struct {
 	*Devices
 	dir  string
@@ -38,7 +38,7 @@ type node struct {
 	news []types.UID
 }
 
-// start runs Devices until the test ends, or is stoppedAt.
+// start runs Devices until the test ends, or is stopped.
 func start(t *testing.T, dir string) *node {
 	t.Helper()
 	n := &node{dir: dir}
@@ -100,7 +100,7 @@ func count(devices []*api.Device, health string) (number int) {
 	return number
 }
 
-// counts waits until a resource has so many devices, and so many that can be used.
+// counts waits until a resource has the given numbers of devices and of healthy devices.
 func (n *node) counts(t *testing.T, name corev1.ResourceName, all, usable int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d devices, %d usable", all, usable), func() bool {
@@ -119,10 +119,10 @@ func devices(ids ...string) []*api.Device {
 	return all
 }
 
-func sick(id string) *api.Device { return &api.Device{ID: id, Health: api.Unhealthy} }
+func unhealthy(id string) *api.Device { return &api.Device{ID: id, Health: api.Unhealthy} }
 
-// asking is a container that requested for so many devices.
-func asking(name string, number int64, of ...string) corev1.Container {
+// requesting returns a container that requests devices.
+func requesting(name string, number int64, of ...string) corev1.Container {
 	c := corev1.Container{Name: name}
 	if number > 0 {
 		c.Resources.Limits = corev1.ResourceList{}
@@ -143,8 +143,8 @@ func pod(uid string, containers ...corev1.Container) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), Name: uid}, Spec: corev1.PodSpec{Containers: containers}}
 }
 
-// held is who has what of the gpus.
-func (n *node) held(p *corev1.Pod) string {
+// allocated returns the allocated devices of a pod's containers.
+func (n *node) allocated(p *corev1.Pod) string {
 	var words []string
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		word := c.Name + ":"
@@ -202,7 +202,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-func TestExtended(t *testing.T) {
+func TestIsExtendedResource(t *testing.T) {
 	for name, want := range map[string]bool{
 		gpu: true, "a.b/c_d.e": true, "cpu": false, "memory": false, "kubernetes.io/gpu": false, "sub.kubernetes.io/gpu": false, "requests.example.com/gpu": false,
 		"example.com/": false, "/gpu": false, "example.com/a b": false, "": false,
@@ -214,7 +214,7 @@ func TestExtended(t *testing.T) {
 	}
 }
 
-func TestSettings(t *testing.T) {
+func TestRunContainerOptions(t *testing.T) {
 	response := func(a *api.ContainerAllocateResponse) *allocation { return &allocation{response: a} }
 	got := runContainerOptions(map[string]*allocation{
 		"b": response(&api.ContainerAllocateResponse{
@@ -258,11 +258,11 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-func TestHealthAndLoss(t *testing.T) {
+func TestHealthAndDisconnect(t *testing.T) {
 	n := start(t, t.TempDir())
 	p := &deviceplugin.Plugin{Resource: gpu}
-	n.plug(t, p, "gpu.sock", append(devices("a", "b"), sick("c"))...)
-	user := pod("user", asking("c", 1))
+	n.plug(t, p, "gpu.sock", append(devices("a", "b"), unhealthy("c"))...)
+	user := pod("user", requesting("c", 1))
 	n.pods = []*corev1.Pod{user}
 	if err := n.Allocate(t.Context(), user); err != nil {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ func TestHealthAndLoss(t *testing.T) {
 	if want := "[{example.com/gpu [{a Healthy <nil>}]}]"; update() != want {
 		t.Errorf("healths %s, want %s", update(), want)
 	}
-	p.Set(sick("a"), devices("b")[0])
+	p.Set(unhealthy("a"), devices("b")[0])
 	n.counts(t, gpu, 2, 1)
 	if want := "[{example.com/gpu [{a Unhealthy <nil>}]}]"; update() != want {
 		t.Errorf("healths %s, want %s", update(), want)
@@ -283,7 +283,7 @@ func TestHealthAndLoss(t *testing.T) {
 	})
 	p.Stop()
 	n.counts(t, gpu, 2, 0)
-	if err := n.Allocate(t.Context(), pod("next", asking("c", 1))); err == nil || err.Error() != "no healthy devices present; cannot allocate unhealthy devices "+gpu {
+	if err := n.Allocate(t.Context(), pod("next", requesting("c", 1))); err == nil || err.Error() != "no healthy devices present; cannot allocate unhealthy devices "+gpu {
 		t.Errorf("error %v", err)
 	}
 	now := time.Now()
@@ -296,12 +296,12 @@ func TestHealthAndLoss(t *testing.T) {
 	if _, _, removed := n.Capacity(now.Add(endpointGracePeriod + time.Minute)); len(removed) != 0 {
 		t.Errorf("removed %v a second time", removed)
 	}
-	if err := n.Allocate(t.Context(), pod("later", asking("c", 1))); err == nil || err.Error() != "cannot allocate unregistered device "+gpu {
+	if err := n.Allocate(t.Context(), pod("later", requesting("c", 1))); err == nil || err.Error() != "cannot allocate unregistered device "+gpu {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestPluginComesBack(t *testing.T) {
+func TestPluginReconnects(t *testing.T) {
 	n := start(t, t.TempDir())
 	first := &deviceplugin.Plugin{Resource: gpu}
 	n.plug(t, first, "one.sock", devices("a")...)
@@ -310,7 +310,7 @@ func TestPluginComesBack(t *testing.T) {
 	second.Stop()
 	third := &deviceplugin.Plugin{Resource: gpu}
 	n.plug(t, third, "two.sock", devices("a", "b", "c")...)
-	if err := n.Allocate(t.Context(), pod("p", asking("c", 3))); err != nil {
+	if err := n.Allocate(t.Context(), pod("p", requesting("c", 3))); err != nil {
 		t.Fatal(err)
 	}
 	if got := third.Asked(); !slices.Equal(got, []string{"give [a b c]"}) || len(first.Asked()) != 0 {
@@ -328,28 +328,28 @@ func TestAllocate(t *testing.T) {
 		want    string
 		wrong   string
 	}{
-		{name: "nothing is asked for", devices: devices("a"), pod: pod("p", asking("c", 0)), want: "c:"},
-		{name: "a resource that no plugin brings", devices: devices("a"), pod: pod("p", asking("c", 1, "example.com/other")), want: "c:"},
-		{name: "each container has its own", devices: devices("a", "b", "c"), pod: pod("p", asking("x", 1), asking("y", 2)), want: "x: a; y: b c"},
-		{name: "sick devices are not given", devices: append(devices("b"), sick("a")), pod: pod("p", asking("x", 1)), want: "x: b"},
-		{name: "all are sick", devices: []*api.Device{sick("a")}, pod: pod("p", asking("x", 1)), wrong: "no healthy devices present; cannot allocate unhealthy devices " + gpu},
-		{name: "those of others are not given", devices: devices("a", "b"), before: pod("o", asking("x", 1)), pod: pod("p", asking("x", 1)), want: "x: b"},
+		{name: "nothing is asked for", devices: devices("a"), pod: pod("p", requesting("c", 0)), want: "c:"},
+		{name: "a resource that no plugin brings", devices: devices("a"), pod: pod("p", requesting("c", 1, "example.com/other")), want: "c:"},
+		{name: "each container has its own", devices: devices("a", "b", "c"), pod: pod("p", requesting("x", 1), requesting("y", 2)), want: "x: a; y: b c"},
+		{name: "sick devices are not given", devices: append(devices("b"), unhealthy("a")), pod: pod("p", requesting("x", 1)), want: "x: b"},
+		{name: "all are sick", devices: []*api.Device{unhealthy("a")}, pod: pod("p", requesting("x", 1)), wrong: "no healthy devices present; cannot allocate unhealthy devices " + gpu},
+		{name: "those of others are not given", devices: devices("a", "b"), before: pod("o", requesting("x", 1)), pod: pod("p", requesting("x", 1)), want: "x: b"},
 		{
-			name: "too few are left", devices: devices("a", "b"), before: pod("o", asking("x", 1)), pod: pod("p", asking("x", 2)),
+			name: "too few are left", devices: devices("a", "b"), before: pod("o", requesting("x", 1)), pod: pod("p", requesting("x", 2)),
 			wrong: "requested number of devices unavailable for " + gpu + ". Requested: 2, Available: 1",
 		},
 		{
-			name: "what an init container had can be used again", devices: devices("a", "b"), pod: pod("p", asking("x", 1), asking("y", 1)),
-			init: []corev1.Container{asking("i", 2)}, want: "i: a b; x: a; y: b",
+			name: "what an init container had can be used again", devices: devices("a", "b"), pod: pod("p", requesting("x", 1), requesting("y", 1)),
+			init: []corev1.Container{requesting("i", 2)}, want: "i: a b; x: a; y: b",
 		},
-		{name: "init containers share", devices: devices("a"), pod: pod("p", asking("x", 1)), init: []corev1.Container{asking("i", 1), asking("j", 1)}, want: "i: a; j: a; x: a"},
-		{name: "a sidecar keeps its devices", devices: devices("a", "b"), pod: pod("p", asking("x", 1)), init: []corev1.Container{sidecar(asking("s", 1))}, want: "s: a; x: b"},
+		{name: "init containers share", devices: devices("a"), pod: pod("p", requesting("x", 1)), init: []corev1.Container{requesting("i", 1), requesting("j", 1)}, want: "i: a; j: a; x: a"},
+		{name: "a sidecar keeps its devices", devices: devices("a", "b"), pod: pod("p", requesting("x", 1)), init: []corev1.Container{sidecar(requesting("s", 1))}, want: "s: a; x: b"},
 		{
-			name: "a sidecar takes over what an init container had", devices: devices("a", "b"), pod: pod("p", asking("x", 1)),
-			init: []corev1.Container{asking("i", 1), sidecar(asking("s", 1))}, want: "i: a; s: a; x: b",
+			name: "a sidecar takes over what an init container had", devices: devices("a", "b"), pod: pod("p", requesting("x", 1)),
+			init: []corev1.Container{requesting("i", 1), sidecar(requesting("s", 1))}, want: "i: a; s: a; x: b",
 		},
 		{
-			name: "a sidecar leaves too few", devices: devices("a"), pod: pod("p", asking("x", 1)), init: []corev1.Container{sidecar(asking("s", 1))},
+			name: "a sidecar leaves too few", devices: devices("a"), pod: pod("p", requesting("x", 1)), init: []corev1.Container{sidecar(requesting("s", 1))},
 			wrong: "requested number of devices unavailable for " + gpu + ". Requested: 1, Available: 0",
 		},
 	} {
@@ -371,18 +371,18 @@ func TestAllocate(t *testing.T) {
 			if wrong != row.wrong {
 				t.Errorf("error %q, want %q", wrong, row.wrong)
 			}
-			if got := n.held(row.pod); row.wrong == "" && got != row.want {
+			if got := n.allocated(row.pod); row.wrong == "" && got != row.want {
 				t.Errorf("held %q, want %q", got, row.want)
 			}
 		})
 	}
 }
 
-func TestAgain(t *testing.T) {
+func TestAllocateTwice(t *testing.T) {
 	n := start(t, t.TempDir())
 	p := &deviceplugin.Plugin{Resource: gpu}
 	n.plug(t, p, "gpu.sock", devices("a", "b")...)
-	user := pod("p", asking("c", 1))
+	user := pod("p", requesting("c", 1))
 	n.pods = []*corev1.Pod{user}
 	for range 3 {
 		if err := n.Allocate(t.Context(), user); err != nil {
@@ -392,20 +392,20 @@ func TestAgain(t *testing.T) {
 	if got := p.Asked(); !slices.Equal(got, []string{"give [a]"}) {
 		t.Errorf("the plugin was asked for %q", got)
 	}
-	if err := n.Allocate(t.Context(), pod("p", asking("c", 2))); err == nil || err.Error() != `pod "p" container "c" changed request for resource "example.com/gpu" from 1 to 2` {
+	if err := n.Allocate(t.Context(), pod("p", requesting("c", 2))); err == nil || err.Error() != `pod "p" container "c" changed request for resource "example.com/gpu" from 1 to 2` {
 		t.Errorf("error %v", err)
 	}
-	p.Set(sick("a"), devices("b")[0])
+	p.Set(unhealthy("a"), devices("b")[0])
 	n.counts(t, gpu, 2, 1)
 	if err := n.Allocate(t.Context(), user); err == nil || err.Error() != "previously allocated devices are no longer healthy; cannot allocate unhealthy devices "+gpu {
 		t.Errorf("error %v", err)
 	}
 }
 
-func TestGoneIsFree(t *testing.T) {
+func TestDevicesOfRemovedPodsAreFree(t *testing.T) {
 	n := start(t, t.TempDir())
 	n.plug(t, &deviceplugin.Plugin{Resource: gpu}, "gpu.sock", devices("a")...)
-	gone, next := pod("gone", asking("c", 1)), pod("next", asking("c", 1))
+	gone, next := pod("gone", requesting("c", 1)), pod("next", requesting("c", 1))
 	n.pods = []*corev1.Pod{gone}
 	if err := n.Allocate(t.Context(), gone); err != nil {
 		t.Fatal(err)
@@ -419,16 +419,16 @@ func TestGoneIsFree(t *testing.T) {
 	n.mu.Lock()
 	n.some = false
 	n.mu.Unlock()
-	if err := n.Allocate(t.Context(), next); err != nil || n.held(next) != "c: a" || n.held(gone) != "c:" {
-		t.Errorf("error %v, held %q and %q", err, n.held(next), n.held(gone))
+	if err := n.Allocate(t.Context(), next); err != nil || n.allocated(next) != "c: a" || n.allocated(gone) != "c:" {
+		t.Errorf("error %v, held %q and %q", err, n.allocated(next), n.allocated(gone))
 	}
 }
 
-func TestClaimedElsewhere(t *testing.T) {
+func TestCoveredByResourceClaim(t *testing.T) {
 	n := start(t, t.TempDir())
 	p := &deviceplugin.Plugin{Resource: gpu}
 	n.plug(t, p, "gpu.sock", devices("a")...)
-	user := pod("p", asking("c", 1))
+	user := pod("p", requesting("c", 1))
 	user.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{RequestMappings: []corev1.ContainerExtendedResourceRequest{{ContainerName: "c", ResourceName: gpu}}}
 	if err := n.Allocate(t.Context(), user); err != nil || len(p.Asked()) != 0 {
 		t.Errorf("error %v, the plugin was asked for %q", err, p.Asked())
@@ -445,7 +445,7 @@ func TestPrepare(t *testing.T) {
 		},
 	}
 	n.plug(t, p, "gpu.sock", devices("a", "b")...)
-	user := pod("p", asking("c", 1), asking("d", 0))
+	user := pod("p", requesting("c", 1), requesting("d", 0))
 	n.pods = []*corev1.Pod{user}
 	if _, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0]); err == nil || err.Error() != "no devices found allocated in local cache for pod p, container c, resource example.com/gpu" {
 		t.Errorf("error %v", err)
@@ -469,33 +469,35 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestAdmittedBeforeThePlugin is a pod that was admitted when nobody knew its resource: it gets its devices when its container starts.
-func TestAdmittedBeforeThePlugin(t *testing.T) {
+// TestAdmittedBeforeRegistration: a pod that was admitted before its resource was known gets its devices when its
+// container starts.
+func TestAdmittedBeforeRegistration(t *testing.T) {
 	n := start(t, t.TempDir())
-	user := pod("p", asking("c", 1))
+	user := pod("p", requesting("c", 1))
 	n.pods = []*corev1.Pod{user}
 	if err := n.Allocate(t.Context(), user); err != nil {
 		t.Fatal(err)
 	}
 	n.plug(t, &deviceplugin.Plugin{Resource: gpu}, "gpu.sock", devices("a")...)
-	if _, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0]); err != nil || n.held(user) != "c: a" {
-		t.Errorf("error %v, held %q", err, n.held(user))
+	if _, err := n.Prepare(t.Context(), user, &user.Spec.Containers[0]); err != nil || n.allocated(user) != "c: a" {
+		t.Errorf("error %v, held %q", err, n.allocated(user))
 	}
 }
 
-func TestRefusal(t *testing.T) {
+func TestAdmissionFailure(t *testing.T) {
 	n := start(t, t.TempDir())
 	n.plug(t, &deviceplugin.Plugin{Resource: gpu, Give: func([]string) (*api.ContainerAllocateResponse, error) { return nil, errors.New("they are mine") }}, "gpu.sock", devices("a")...)
-	reason, message := AdmissionFailure(n.Allocate(t.Context(), pod("p", asking("c", 1))))
+	reason, message := AdmissionFailure(n.Allocate(t.Context(), pod("p", requesting("c", 1))))
 	if reason != "UnexpectedAdmissionError" || message != "Allocate failed due to rpc error: code = Unknown desc = they are mine, which is unexpected" {
 		t.Errorf("%s: %s", reason, message)
 	}
-	if got := n.held(pod("p", asking("c", 1))); got != "c:" {
+	if got := n.allocated(pod("p", requesting("c", 1))); got != "c:" {
 		t.Errorf("held %q", got)
 	}
 }
 
-// TestRestart is a kubelet that starts again: who has what is known before the plugin is back, and a container gets its own devices.
+// TestRestart: after a restart of the kubelet the allocations are known before the plugin registers, and a container
+// keeps its devices.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	n := start(t, dir)
@@ -504,7 +506,7 @@ func TestRestart(t *testing.T) {
 		return &api.ContainerAllocateResponse{Envs: map[string]string{"GPU": ids[0]}, Devices: []*api.DeviceSpec{{ContainerPath: "/dev/gpu", HostPath: "/dev/null", Permissions: "rw"}}}, nil
 	}
 	n.plug(t, &deviceplugin.Plugin{Resource: gpu, Give: give}, "gpu.sock", ids, devices("b")[0])
-	user := pod("p", asking("c", 2))
+	user := pod("p", requesting("c", 2))
 	n.pods = []*corev1.Pod{user}
 	if err := n.Allocate(t.Context(), user); err != nil {
 		t.Fatal(err)
@@ -542,8 +544,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestUpstreamsCheckpoint is a node whose kubelet was upstream's before.
-func TestUpstreamsCheckpoint(t *testing.T) {
+// TestUpstreamCheckpoint: a node that ran upstream's kubelet before.
+func TestUpstreamCheckpoint(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
 		want       int

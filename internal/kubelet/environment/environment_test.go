@@ -79,7 +79,7 @@ func of(pod *corev1.Pod, c *corev1.Container, s Sources) (string, error) {
 	return strings.Join(lines, "\n"), err
 }
 
-func TestValues(t *testing.T) {
+func TestVariables(t *testing.T) {
 	field := func(path string) *corev1.EnvVarSource {
 		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}
 	}
@@ -172,7 +172,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-func TestPodLimitsBeforeNode(t *testing.T) {
+func TestPodLevelLimits(t *testing.T) {
 	pod := testPod()
 	pod.Spec.Resources = &corev1.ResourceRequirements{Limits: corev1.ResourceList{"cpu": resource.MustParse("1")}}
 	c := &pod.Spec.Containers[0]

@@ -65,8 +65,8 @@ func memoryLeft(mib int64) Usage {
 	return Usage{Signals: map[Signal]Observation{MemoryAvailable: {Available: mib * mebi, Capacity: 1000 * mebi}}, Pods: map[types.UID]PodUsage{}}
 }
 
-// TestStory follows a node that runs short of memory and recovers.
-func TestStory(t *testing.T) {
+// TestMemoryPressure follows a node that gets under memory pressure and recovers.
+func TestMemoryPressure(t *testing.T) {
 	c := Config{
 		Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, map[string]string{"memory.available": "30%"}, map[string]string{"memory.available": "1m"},
 			map[string]string{"memory.available": "50Mi"}),
@@ -227,7 +227,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-func TestWhatIsFreedFirst(t *testing.T) {
+func TestReclaimBeforeEviction(t *testing.T) {
 	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100", "nodefs.available": "100", "imagefs.available": "100", "pid.available": "100"}, nil, nil, nil)}
 	tests := map[string]struct {
 		signals  []Signal
@@ -292,7 +292,7 @@ func TestOverLimit(t *testing.T) {
 	}
 }
 
-func TestCriticalPodsStay(t *testing.T) {
+func TestCriticalPodsAreNotEvicted(t *testing.T) {
 	c := Config{Thresholds: mustParse(t, map[string]string{"memory.available": "100Mi"}, nil, nil, nil), IsCritical: func(p *corev1.Pod) bool { return p.Name == "etcd" }}
 	_, d := Decide(c, State{}, memoryLeft(1), []*corev1.Pod{pod("etcd", "", ""), pod("p", "memory=1Gi", "")}, start)
 	if len(d.Candidates) != 1 || d.Candidates[0].Pod.Name != "p" {

@@ -19,13 +19,13 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// fakeNode is a node whose memory and disk the test sets. It is actor and source.
+// fakeNode is a node whose memory and disk the test sets. It is Actor and Source.
 type fakeNode struct {
 	mu      sync.Mutex
 	actions []string
 	pods    []*corev1.Pod
 	signal  map[Signal]Observation
-	// after is called when a pod goes or something is freed.
+	// after is called when a pod is evicted or something is freed.
 	after    func(p *fakeNode, what string)
 	why      []string
 	disks    map[types.UID]PodUsage
@@ -89,7 +89,7 @@ func (p *fakeNode) Usage(_ context.Context, pods []*corev1.Pod, disks func(*core
 	return u, nil
 }
 
-// runEvictor runs a guard over a fakeNode node for a time, and returns what was done and which conditions there are then.
+// runEvictor runs an Evictor on a fakeNode for a time, and returns its actions and the final conditions.
 func runEvictor(t *testing.T, p *fakeNode, c Config, passes time.Duration) (actions []string, conditions []corev1.NodeConditionType) {
 	synctest.Test(t, func(t *testing.T) {
 		changed := 0
@@ -118,7 +118,7 @@ func runEvictor(t *testing.T, p *fakeNode, c Config, passes time.Duration) (acti
 	return p.actions, conditions
 }
 
-// A look at a node that has enough of everything costs next to nothing, however many pods it runs.
+// A check of a node without pressure is cheap, however many pods it runs.
 func TestPodsAreMeasuredOnlyWhenNeeded(t *testing.T) {
 	short, plenty := Observation{1, 1000}, Observation{900, 1000}
 	for _, test := range []struct {

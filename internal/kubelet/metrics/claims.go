@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// volumeStat is one thing that is told of the file system of a claim's volume.
+// volumeStat is a metric of the file system of a claim's volume.
 type volumeStat struct {
 	name  string
 	desc  *prometheus.Desc

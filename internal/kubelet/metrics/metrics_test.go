@@ -21,7 +21,8 @@ import (
 	"skiff/internal/kubelet/cri/critest"
 )
 
-// lines are the samples a registry shows, sorted: histograms as their count and sum. What Go and the process say of themselves is left out.
+// lines returns the samples of a registry, sorted; histograms as their count and sum. Go and process metrics are left
+// out.
 func lines(t *testing.T, from prometheus.Gatherer) []string {
 	t.Helper()
 	families, err := from.Gather()
@@ -50,7 +51,7 @@ func lines(t *testing.T, from prometheus.Gatherer) []string {
 	return all
 }
 
-// shows compares what is shown beyond what a kubelet shows that has done nothing.
+// shows compares the samples beyond those of an idle kubelet.
 func shows(t *testing.T, from prometheus.Gatherer, idle []string, want ...string) {
 	t.Helper()
 	got := slices.DeleteFunc(lines(t, from), func(line string) bool { return slices.Contains(idle, line) })
@@ -60,7 +61,7 @@ func shows(t *testing.T, from prometheus.Gatherer, idle []string, want ...string
 	}
 }
 
-func TestWhatHappens(t *testing.T) {
+func TestMetrics(t *testing.T) {
 	idle := lines(t, New("n").All)
 	broken := errors.New("broken")
 	for _, row := range []struct {
@@ -133,7 +134,7 @@ func TestRelists(t *testing.T) {
 	}
 }
 
-func TestWorked(t *testing.T) {
+func TestPodSynced(t *testing.T) {
 	m := New("n")
 	for _, operation := range []string{"create", "sync", "sync"} {
 		m.PodSynced(operation, time.Now())
@@ -146,7 +147,7 @@ func TestWorked(t *testing.T) {
 	}
 }
 
-func TestProbesComeAndGo(t *testing.T) {
+func TestProbeMetricsAreRemoved(t *testing.T) {
 	m := New("n")
 	pod := func(uid string) *corev1.Pod {
 		p := &corev1.Pod{}
@@ -175,7 +176,7 @@ func TestProbesComeAndGo(t *testing.T) {
 	shows(t, m.Probes, nil, other...)
 }
 
-func TestNode(t *testing.T) {
+func TestNodeCollector(t *testing.T) {
 	fake := critest.NewFake("image")
 	for _, uid := range []string{"a", "b"} {
 		sandbox, err := fake.RunPodSandbox(t.Context(), &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Name: uid}}, "")
@@ -217,20 +218,20 @@ func TestNode(t *testing.T) {
 		"kubelet_running_pods{} 1", "kubelet_running_containers{container_state=running} 1", "kubelet_running_containers{container_state=created} 1",
 	}, rest...)...)
 
-	n.Runtime = away{}
+	n.Runtime = unresponsive{}
 	registry = prometheus.NewRegistry()
 	registry.MustRegister(n)
 	shows(t, registry, nil, rest...)
 }
 
-// away is a runtime that does not result.
-type away struct{}
+// unresponsive is a runtime that does not respond.
+type unresponsive struct{}
 
-func (away) ListPodSandboxes(context.Context, types.UID) ([]*cri.Sandbox, error) {
-	return nil, errors.New("away")
+func (unresponsive) ListPodSandboxes(context.Context, types.UID) ([]*cri.Sandbox, error) {
+	return nil, errors.New("unresponsive")
 }
-func (away) ListContainers(context.Context, types.UID) ([]*cri.Container, error) {
-	return nil, errors.New("away")
+func (unresponsive) ListContainers(context.Context, types.UID) ([]*cri.Container, error) {
+	return nil, errors.New("unresponsive")
 }
 
 func TestClaims(t *testing.T) {

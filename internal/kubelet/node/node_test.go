@@ -21,24 +21,24 @@ import (
 	"skiff/test/inprocess"
 )
 
-// playedRuntime is a runtime whose state the test sets.
-type playedRuntime struct {
+// fakeRuntime is a runtime whose state the test sets.
+type fakeRuntime struct {
 	mu          sync.Mutex
 	up, network bool
 	down        bool
 }
 
-func (r *playedRuntime) set(change func(*playedRuntime)) {
+func (r *fakeRuntime) set(change func(*fakeRuntime)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(r)
 }
 
-func (r *playedRuntime) Version(context.Context) (cri.Version, error) {
+func (r *fakeRuntime) Version(context.Context) (cri.Version, error) {
 	return cri.Version{Name: "played", Version: "1.0.0"}, nil
 }
 
-func (r *playedRuntime) Status(context.Context) (cri.Status, error) {
+func (r *fakeRuntime) Status(context.Context) (cri.Status, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.down {
@@ -47,15 +47,15 @@ func (r *playedRuntime) Status(context.Context) (cri.Status, error) {
 	return *runtimeStatus(r.up, r.network), nil
 }
 
-func (r *playedRuntime) ListImages(context.Context) ([]*cri.Image, error) {
+func (r *fakeRuntime) ListImages(context.Context) ([]*cri.Image, error) {
 	return []*cri.Image{{ID: "i", Size: 5, RepoTags: []string{"pause"}}}, nil
 }
 
-// stage is a node on an API server in the test's process.
-type stage struct {
+// testNode is a node on an API server in the test's process.
+type testNode struct {
 	t       *testing.T
 	client  *client.Client
-	runtime *playedRuntime
+	runtime *fakeRuntime
 	node    *Node
 
 	mu       sync.Mutex
@@ -64,9 +64,9 @@ type stage struct {
 	problems []error
 }
 
-func newStage(t *testing.T, ctx context.Context, before func(*client.Client)) *stage {
+func newTestNode(t *testing.T, ctx context.Context, before func(*client.Client)) *testNode {
 	t.Helper()
-	s := &stage{t: t, client: inprocess.Start(t, ctx), runtime: &playedRuntime{up: true}}
+	s := &testNode{t: t, client: inprocess.Start(t, ctx), runtime: &fakeRuntime{up: true}}
 	_, err := client.For[*corev1.Namespace](s.client).Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}, client.WriteOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -93,8 +93,8 @@ func newStage(t *testing.T, ctx context.Context, before func(*client.Client)) *s
 	return s
 }
 
-// until waits for the node to be as told.
-func (s *stage) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
+// until waits for the node to satisfy a condition.
+func (s *testNode) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
 	s.t.Helper()
 	var last *corev1.Node
 	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
@@ -108,7 +108,7 @@ func (s *stage) until(what string, ok func(*corev1.Node) bool) *corev1.Node {
 	return nil
 }
 
-func (s *stage) patch(subresource string, patch map[string]any) {
+func (s *testNode) patch(subresource string, patch map[string]any) {
 	s.t.Helper()
 	text, err := json.Marshal(patch)
 	if err == nil {
@@ -123,9 +123,9 @@ func ready(n *corev1.Node) bool {
 	return condition(n.Status, corev1.NodeReady).Status == corev1.ConditionTrue
 }
 
-func TestLifeOfANode(t *testing.T) {
+func TestNodeLifecycle(t *testing.T) {
 	ctx := t.Context()
-	s := newStage(t, ctx, nil)
+	s := newTestNode(t, ctx, nil)
 	node := s.until("registered, without a network", func(n *corev1.Node) bool {
 		return condition(n.Status, corev1.NodeReady).Message == "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
 	})
@@ -134,7 +134,7 @@ func TestLifeOfANode(t *testing.T) {
 		t.Errorf("%+v", node.ObjectMeta)
 	}
 	s.patch("", map[string]any{"spec": map[string]any{"podCIDR": "10.42.0.0/24", "podCIDRs": []string{"10.42.0.0/24"}}})
-	s.runtime.set(func(r *playedRuntime) { r.network = true })
+	s.runtime.set(func(r *fakeRuntime) { r.network = true })
 	node = s.until("ready", ready)
 	if node.Status.NodeInfo.ContainerRuntimeVersion != "played://1.0.0" || len(node.Status.Images) != 1 || len(node.Status.Addresses) < 2 {
 		t.Errorf("%+v", node.Status)
@@ -144,7 +144,7 @@ func TestLifeOfANode(t *testing.T) {
 		defer s.mu.Unlock()
 		return len(s.podCIDRs) == 1 && slices.Equal(s.podCIDRs[0], []string{"10.42.0.0/24"})
 	})
-	// Somebody adds an extended resource; the node makes it allocatable and leaves it.
+	// An administrator adds an extended resource; the node makes it allocatable and keeps it.
 	s.patch("status", map[string]any{"status": map[string]any{"capacity": map[string]string{"example.com/dongle": "5"}}})
 	s.until("with a dongle", func(n *corev1.Node) bool {
 		return n.Status.Allocatable["example.com/dongle"] == resource.MustParse("5") && n.Status.Capacity["example.com/dongle"] == resource.MustParse("5")
@@ -167,7 +167,7 @@ func TestLifeOfANode(t *testing.T) {
 	s.mu.Unlock()
 	s.until("ready again", ready)
 
-	// Nothing changes: nothing is written.
+	// Without a change nothing is written.
 	before := s.until("quiet", func(*corev1.Node) bool { return true })
 	time.Sleep(300 * time.Millisecond)
 	if after := s.until("quiet", func(*corev1.Node) bool { return true }); after.ResourceVersion != before.ResourceVersion {
@@ -177,15 +177,15 @@ func TestLifeOfANode(t *testing.T) {
 	s.wantEvents("Starting", "NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady", "NodeHasInsufficientMemory", "NodeNotReady")
 	s.checkLease(node)
 
-	// Somebody deletes the node; it comes back.
+	// The node is deleted and registers again.
 	if err := client.For[*corev1.Node](s.client).Delete(ctx, "", "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	s.until("back", func(n *corev1.Node) bool { return n.UID != node.UID && n.Labels["disk"] == "fast" })
 }
 
-// wantEvents waits until events with these reasons have been told.
-func (s *stage) wantEvents(desired ...string) {
+// wantEvents waits until events with these reasons have been recorded.
+func (s *testNode) wantEvents(desired ...string) {
 	s.t.Helper()
 	var missing []string
 	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
@@ -205,7 +205,7 @@ func (s *stage) wantEvents(desired ...string) {
 	s.t.Errorf("never told: %v", missing)
 }
 
-func (s *stage) checkLease(node *corev1.Node) {
+func (s *testNode) checkLease(node *corev1.Node) {
 	s.t.Helper()
 	leases := client.For[*coordinationv1.Lease](s.client)
 	first, err := leases.Get(s.t.Context(), corev1.NamespaceNodeLease, "a")
@@ -223,9 +223,10 @@ func (s *stage) checkLease(node *corev1.Node) {
 	s.t.Error("the lease is not renewed")
 }
 
-// TestTakeOver starts a node whose object exists: what an administrator has set stays, what is the node's own is set right.
-func TestTakeOver(t *testing.T) {
-	s := newStage(t, t.Context(), func(c *client.Client) {
+// TestExistingNodeObject starts a node whose object exists: the administrator's settings are kept, the kubelet's own are
+// corrected.
+func TestExistingNodeObject(t *testing.T) {
+	s := newTestNode(t, t.Context(), func(c *client.Client) {
 		_, err := client.For[*corev1.Node](c).Create(t.Context(), &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"mine": "yes", corev1.LabelHostname: "old"}},
 			Spec:       corev1.NodeSpec{Unschedulable: true, PodCIDR: "10.1.0.0/24", PodCIDRs: []string{"10.1.0.0/24"}},
@@ -235,7 +236,7 @@ func TestTakeOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	s.runtime.set(func(r *playedRuntime) { r.network = true })
+	s.runtime.set(func(r *fakeRuntime) { r.network = true })
 	node := s.until("ready", ready)
 	if node.Labels["mine"] != "yes" || node.Labels[corev1.LabelHostname] != "a" || node.Labels["disk"] != "" || !node.Spec.Unschedulable || len(node.Spec.Taints) > 1 {
 		t.Errorf("%+v %+v", node.ObjectMeta, node.Spec)
@@ -246,8 +247,8 @@ func TestTakeOver(t *testing.T) {
 	s.wantEvents("NodeNotSchedulable", "Rebooted")
 }
 
-// TestOldAnswers come after the watch has shown something newer: they change nothing.
-func TestOldAnswers(t *testing.T) {
+// TestOutdatedResponses: responses that arrive after the watch has delivered a newer revision change nothing.
+func TestOutdatedResponses(t *testing.T) {
 	n := New(Settings{Name: "a"}, Dependencies{Log: slog.New(slog.DiscardHandler)})
 	at := func(uid types.UID, version string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: uid, ResourceVersion: version}}

@@ -29,7 +29,7 @@ func list(text string) corev1.ResourceList {
 	return l
 }
 
-// text is the way back, in order.
+// text is the inverse of list, sorted.
 func text(l corev1.ResourceList) string {
 	var all []string
 	for name, q := range l {
@@ -39,7 +39,7 @@ func text(l corev1.ResourceList) string {
 	return strings.Join(all, " ")
 }
 
-// runtimeStatus is an answer of a runtime.
+// runtimeStatus is a status of a runtime.
 func runtimeStatus(up, network bool) *cri.Status {
 	return &cri.Status{Conditions: []cri.Condition{
 		{Type: "RuntimeReady", Status: up, Reason: "R", Message: "m"},
@@ -47,7 +47,7 @@ func runtimeStatus(up, network bool) *cri.Status {
 	}}
 }
 
-// healthy is the view of a node where all is well.
+// healthy is the input of a healthy node.
 func healthy() StatusInput {
 	return StatusInput{
 		Now: now, Settings: Settings{Name: "a", EvictionReserved: list("memory=100Mi")}.withDefaults(),
@@ -237,7 +237,7 @@ func TestResources(t *testing.T) {
 			if got := text(s.Allocatable); got != test.allocatable {
 				t.Errorf("allocatable\ngot  %s\nwant %s", got, test.allocatable)
 			}
-			// The same again changes nothing.
+			// Computing it again changes nothing.
 			in.Reported = s
 			again, _ := Status(in)
 			if statusChanged(&s, &again) {
@@ -250,7 +250,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-func TestRest(t *testing.T) {
+func TestNodeInfo(t *testing.T) {
 	in := healthy()
 	yes, no := true, false
 	in.Settings.DeclaredFeatures, in.Settings.MaxImages = []string{"A"}, 2
@@ -287,7 +287,7 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// TestStatusPatch applies the patch to what others have changed meanwhile.
+// TestStatusPatch applies the patch to an object that others have changed meanwhile.
 func TestStatusPatch(t *testing.T) {
 	in := healthy()
 	old, _ := Status(in)

@@ -33,7 +33,7 @@ func mapPod(uid string, configMaps ...string) *corev1.Pod {
 	return pod
 }
 
-func TestNames(t *testing.T) {
+func TestReferences(t *testing.T) {
 	env := func(references ...string) corev1.Container {
 		var c corev1.Container
 		for _, name := range references {
@@ -116,7 +116,7 @@ func drain(notified chan types.UID) []string {
 	return slices.Compact(all)
 }
 
-func TestFollow(t *testing.T) {
+func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, c, notified := start(t)
 		if _, err := o.ConfigMap("default", "a"); err == nil || err.Error() != `object "default"/"a" not registered` {
@@ -189,7 +189,7 @@ func TestImmutable(t *testing.T) {
 	})
 }
 
-// TestRegisteredBeforeRun keeps what is asked for until there is somebody to ask.
+// TestRegisteredBeforeRun: objects registered before Run are watched once it starts.
 func TestRegisteredBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -20,20 +20,20 @@ import (
 	"skiff/internal/kubelet/devices"
 )
 
-// given are the devices of a node, by container.
-type given struct {
-	of     map[string][]devices.Device
-	usable []devices.Device
-	freed  int
+// fakeDevices are the devices of a node, by container.
+type fakeDevices struct {
+	of          map[string][]devices.Device
+	allocatable []devices.Device
+	freed       int
 }
 
-func (g *given) FreeRemovedPods() { g.freed++ }
-func (g *given) Allocated(uid types.UID, container string) []devices.Device {
+func (g *fakeDevices) FreeRemovedPods() { g.freed++ }
+func (g *fakeDevices) Allocated(uid types.UID, container string) []devices.Device {
 	return g.of[string(uid)+"/"+container]
 }
-func (g *given) Allocatable() []devices.Device { return g.usable }
+func (g *fakeDevices) Allocatable() []devices.Device { return g.allocatable }
 
-// write is an answer in one line.
+// write formats a response in one line.
 func write(pods ...*api.PodResources) string {
 	var words []string
 	for _, p := range pods {
@@ -61,18 +61,18 @@ func writeDevices(list []*api.ContainerDevices) string {
 	return fmt.Sprint(words)
 }
 
-func TestAnswers(t *testing.T) {
+func TestResponses(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
 	user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "user", UID: "u"}, Spec: corev1.PodSpec{
 		InitContainers: []corev1.Container{{Name: "init"}, {Name: "sidecar", RestartPolicy: &always}}, Containers: []corev1.Container{{Name: "c"}, {Name: "plain"}},
 		EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}},
 	}}
 	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "ended", UID: "e"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
-	held := &given{
+	held := &fakeDevices{
 		of: map[string][]devices.Device{
 			"u/c": {{Resource: "x/gpu", ID: "1"}, {Resource: "x/nic", ID: "2", NUMANodes: []int64{0, 1}}}, "u/sidecar": {{Resource: "x/gpu", ID: "3"}}, "u/init": {{Resource: "x/gpu", ID: "3"}},
 		},
-		usable: []devices.Device{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", NUMANodes: []int64{1}}},
+		allocatable: []devices.Device{{Resource: "x/gpu", ID: "1"}, {Resource: "x/gpu", ID: "4", NUMANodes: []int64{1}}},
 	}
 	s := &Server{
 		Dir: t.TempDir(), Devices: held, Pods: func() []*corev1.Pod { return []*corev1.Pod{user} }, Log: slog.New(slog.DiscardHandler),
@@ -124,9 +124,9 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s/%s: %q, %v; want %q", row.namespace, row.name, got, err, row.want)
 		}
 	}
-	usable, err := lister.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
-	if got, want := writeDevices(usable.GetDevices()), "[x/gpu=1 x/gpu=4@1]"; err != nil || got != want {
-		t.Errorf("usable: %q, %v; want %q", got, err, want)
+	allocatable, err := lister.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
+	if got, want := writeDevices(allocatable.GetDevices()), "[x/gpu=1 x/gpu=4@1]"; err != nil || got != want {
+		t.Errorf("allocatable: %q, %v; want %q", got, err, want)
 	}
 	refused := false
 	for range 20 * burst {

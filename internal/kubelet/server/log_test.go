@@ -86,7 +86,7 @@ func TestTailOfLongLines(t *testing.T) {
 	}
 }
 
-// shared is a buffer for one who writes and one who looks.
+// shared is a buffer with a concurrent writer and reader.
 type shared struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -104,7 +104,7 @@ func (s *shared) String() string {
 	return s.text.String()
 }
 
-// TestFollow: a log is followed through half lines and a change of files, until the container has ended.
+// TestFollow: a log is followed across partial lines and rotation, until the container has exited.
 func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	file, err := os.Create(path)
@@ -154,7 +154,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-func TestLoggedContainer(t *testing.T) {
+func TestLogContainerID(t *testing.T) {
 	ended := func(id string) corev1.ContainerState {
 		return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ContainerID: id}}
 	}

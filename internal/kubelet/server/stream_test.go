@@ -30,7 +30,8 @@ import (
 	"skiff/internal/kubelet/cri/critest"
 )
 
-// commands serves sessions as a runtime does: `cat` copies its input, `size` tells the terminal's size, `fail` exits with 3.
+// commands serves sessions like a runtime: `cat` copies its input, `size` prints the terminal's size, `fail` exits with
+// 3.
 type commands struct{}
 
 func (commands) Exec(_ context.Context, _ string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan streamcommand.TerminalSize) error {
@@ -141,7 +142,7 @@ func newKubelet(t *testing.T) (*rest.Config, string) {
 	return &rest.Config{Host: front.URL}, container
 }
 
-// executors reach a session by each protocol.
+// executors returns an executor for each protocol.
 func executors(t *testing.T, config *rest.Config, path string) map[string]remotecommand.Executor {
 	t.Helper()
 	at, err := url.Parse(config.Host + path)
@@ -200,8 +201,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestClientLeaves: a session whose client has gone ends, whatever the command still does.
-func TestClientLeaves(t *testing.T) {
+// TestClientDisconnects: a session ends with its client, even if the command is still running.
+func TestClientDisconnects(t *testing.T) {
 	config, _ := newKubelet(t)
 	for protocol, executor := range executors(t, config, "/exec/ns/p/c?command=cat&input=1&output=1") {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -215,7 +216,7 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-func TestSessionsAreRefused(t *testing.T) {
+func TestSessionErrors(t *testing.T) {
 	config, _ := newKubelet(t)
 	for path, want := range map[string]string{
 		"/exec/ns/p/c?command=ls":                  "400 you must specify at least 1 of stdin, stdout, stderr",

@@ -69,7 +69,7 @@ func TestPeriods(t *testing.T) {
 	}
 }
 
-func TestGroups(t *testing.T) {
+func TestGroupPods(t *testing.T) {
 	usual := periods(0, 20, systemCriticalPriority, 10)
 	fine := periods(-100, 1, 0, 2, 1000, 3, systemCriticalPriority, 4)
 	for _, row := range []struct {
@@ -117,8 +117,8 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// machine is a node whose machine is about to go down.
-type machine struct {
+// testNode is a node that is about to shut down.
+type testNode struct {
 	*Shutdown
 	bus *played.Logind
 	dir string
@@ -129,37 +129,37 @@ type machine struct {
 	pods []*corev1.Pod
 }
 
-func (m *machine) note(format string, args ...any) {
+func (m *testNode) note(format string, args ...any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.log = append(m.log, fmt.Sprintf(format, args...))
 }
 
-func (m *machine) story() string {
+func (m *testNode) history() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return strings.Join(m.log, "; ")
 }
 
-func (m *machine) await(t *testing.T, story string) {
+func (m *testNode) await(t *testing.T, story string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); m.story() != story; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); m.history() != story; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("story: %s\nwant:  %s", m.story(), story)
+			t.Fatalf("story: %s\nwant:  %s", m.history(), story)
 		}
 	}
 }
 
-func (m *machine) end(name string) {
+func (m *testNode) end(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	close(m.ends[name])
 }
 
 // start runs the node until the test ends.
-func start(t *testing.T, delay time.Duration, periods []Period, pods ...*corev1.Pod) *machine {
+func start(t *testing.T, delay time.Duration, periods []Period, pods ...*corev1.Pod) *testNode {
 	t.Helper()
-	m := &machine{dir: t.TempDir(), ends: map[string]chan struct{}{}, pods: pods}
+	m := &testNode{dir: t.TempDir(), ends: map[string]chan struct{}{}, pods: pods}
 	for _, p := range pods {
 		m.ends[p.Name] = make(chan struct{})
 	}
@@ -206,7 +206,7 @@ const (
 	called = "Normal NodeShutdown Shutdown manager detected shutdown cancellation; now false"
 )
 
-func TestPodsEndBeforeTheMachine(t *testing.T) {
+func TestPodsTerminateBeforeShutdown(t *testing.T) {
 	m := start(t, time.Minute, periods(0, 20, systemCriticalPriority, 10), pod("system", new(int32(systemCriticalPriority)), 30), pod("a", nil, 5), pod("b", new(int32(7))))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
@@ -222,7 +222,7 @@ func TestPodsEndBeforeTheMachine(t *testing.T) {
 	}
 	m.await(t, down+"; end a in 5; end b in 20")
 	m.end("a")
-	if m.bus.Released(1, 50*time.Millisecond) || strings.Contains(m.story(), "system") {
+	if m.bus.Released(1, 50*time.Millisecond) || strings.Contains(m.history(), "system") {
 		t.Error("the others did not wait for a pod of the first group")
 	}
 	m.end("b")
@@ -244,7 +244,7 @@ func TestPodsEndBeforeTheMachine(t *testing.T) {
 	}
 }
 
-func TestGroupThatTakesTooLong(t *testing.T) {
+func TestGroupExceedsGracePeriod(t *testing.T) {
 	m := start(t, time.Minute, periods(0, 1, 100, 1), pod("stuck", nil), pod("next", new(int32(100))))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
@@ -258,7 +258,7 @@ func TestGroupThatTakesTooLong(t *testing.T) {
 	}
 }
 
-func TestShutdownCalledOff(t *testing.T) {
+func TestShutdownCancelled(t *testing.T) {
 	m := start(t, time.Minute, periods(0, 5))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
@@ -277,7 +277,7 @@ func TestShutdownCalledOff(t *testing.T) {
 	}
 }
 
-func TestLogindWaitsLonger(t *testing.T) {
+func TestMaxDelayIsRaised(t *testing.T) {
 	m := start(t, 5*time.Second, periods(0, 20, systemCriticalPriority, 10))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
@@ -291,7 +291,7 @@ func TestLogindWaitsLonger(t *testing.T) {
 	}
 }
 
-func TestLogindThatDoesNotListen(t *testing.T) {
+func TestMaxDelayIsNotRaised(t *testing.T) {
 	dir := t.TempDir()
 	bus, err := played.Start(dir, time.Second)
 	if err != nil {
@@ -309,7 +309,7 @@ func TestLogindThatDoesNotListen(t *testing.T) {
 	}
 }
 
-func TestConnectionIsMadeAgain(t *testing.T) {
+func TestReconnect(t *testing.T) {
 	m := start(t, time.Minute, periods(0, 5), pod("a", nil))
 	if !m.bus.Taken(1, 10*time.Second) {
 		t.Fatal("no lock is taken")
@@ -328,7 +328,7 @@ func TestConnectionIsMadeAgain(t *testing.T) {
 	m.end("a")
 }
 
-func TestMachineWithoutBus(t *testing.T) {
+func TestWithoutDBus(t *testing.T) {
 	s := New(Options{
 		Periods: periods(0, 5), Connect: func() (*dbus.Conn, error) { return dbus.Connect("unix:path=" + t.TempDir() + "/none") }, Log: slog.New(slog.DiscardHandler),
 	})

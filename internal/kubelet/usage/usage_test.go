@@ -18,41 +18,41 @@ import (
 	"skiff/internal/kubelet/cri"
 )
 
-// groups are control groups whose CPU time runs at a core each.
-type groups struct {
+// fakeCgroups are cgroups that each use one core.
+type fakeCgroups struct {
 	at   time.Time
 	used time.Duration
 }
 
-func (g *groups) stats() (cgroup.Stats, error) {
+func (g *fakeCgroups) stats() (cgroup.Stats, error) {
 	s := cgroup.Stats{Time: g.at, Processes: 4}
 	s.CPU.Usage = uint64(g.used)
 	s.Memory = cgroup.MemoryStats{Usage: 300, WorkingSet: 200, RSS: 100, Limit: 1000}
 	return s, nil
 }
 
-func (g *groups) NodeStats() (cgroup.Stats, error) { return g.stats() }
-func (g *groups) PodsStats() (cgroup.Stats, error) { return g.stats() }
+func (g *fakeCgroups) NodeStats() (cgroup.Stats, error) { return g.stats() }
+func (g *fakeCgroups) PodsStats() (cgroup.Stats, error) { return g.stats() }
 
-func (g *groups) PodStats(uid types.UID) (cgroup.Stats, error) {
+func (g *fakeCgroups) PodStats(uid types.UID) (cgroup.Stats, error) {
 	if uid == "pending" {
 		return cgroup.Stats{}, fs.ErrNotExist
 	}
 	return g.stats()
 }
 
-func (g *groups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
+func (g *fakeCgroups) ContainerStats(uid types.UID, _ string) (cgroup.Stats, error) {
 	return g.PodStats(uid)
 }
 
-// layered is a runtime that reports the writable layers of containers.
-type layered struct{}
+// fakeRuntime is a runtime that reports the writable layers of containers.
+type fakeRuntime struct{}
 
-func (layered) ListContainerStats(context.Context) ([]cri.ContainerStats, error) {
+func (fakeRuntime) ListContainerStats(context.Context) ([]cri.ContainerStats, error) {
 	return []cri.ContainerStats{{ID: "id", WritableLayer: &cri.FilesystemUsage{Time: time.Unix(0, 1), UsedBytes: 77, InodesUsed: 7}}}, nil
 }
 
-func newUsage(t *testing.T) (*Usage, *groups) {
+func newUsage(t *testing.T) (*Usage, *fakeCgroups) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Unix(50, 0)}}
 	pod := func(name string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}, Status: corev1.PodStatus{
@@ -63,9 +63,9 @@ func newUsage(t *testing.T) (*Usage, *groups) {
 			},
 		}}
 	}
-	g := &groups{at: time.Unix(1000, 0), used: time.Minute}
+	g := &fakeCgroups{at: time.Unix(1000, 0), used: time.Minute}
 	return &Usage{
-		NodeName: "n", Cgroups: g, Runtime: layered{}, Root: t.TempDir(),
+		NodeName: "n", Cgroups: g, Runtime: fakeRuntime{}, Root: t.TempDir(),
 		Pods: func() []*corev1.Pod { return []*corev1.Pod{pod("p"), pod("pending")} },
 	}, g
 }
@@ -91,7 +91,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestRates: how much is used is known from the second reading on, and forgotten with what used it.
+// TestRates: rates are known from the second sample on, and removed with their cgroup.
 func TestRates(t *testing.T) {
 	u, g := newUsage(t)
 	nanoCores := func() *uint64 {
@@ -108,7 +108,7 @@ func TestRates(t *testing.T) {
 	if got := nanoCores(); got == nil || *got != uint64(500*time.Millisecond) {
 		t.Errorf("half a core: %v", got)
 	}
-	// A reading that follows at once says nothing new.
+	// A sample that follows immediately does not change the rate.
 	g.at, g.used = g.at.Add(10*time.Millisecond), g.used+10*time.Millisecond
 	if got := nanoCores(); got == nil || *got != uint64(500*time.Millisecond) {
 		t.Errorf("right after: %v", got)
@@ -123,8 +123,9 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestOnlyWhoIsAskedMeasures: the first who asks waits for a second reading, the next do not, and a node nobody asks takes none.
-func TestOnlyWhoIsAskedMeasures(t *testing.T) {
+// TestSamplingOnlyOnRequest: the first request waits for a second sample, later ones do not, and without requests nothing
+// is sampled.
+func TestSamplingOnlyOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u, g := newUsage(t)
 		read := 0

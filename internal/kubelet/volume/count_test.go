@@ -51,7 +51,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-func TestFileSystemsOfClaims(t *testing.T) {
+func TestClaimPaths(t *testing.T) {
 	claim := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}
 	for _, row := range []struct {
 		name   string

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// issuer answers token requests with numbered tokens.
+// issuer responds to token requests with numbered tokens.
 type issuer struct {
 	issued int
 	fails  error
@@ -189,7 +189,7 @@ func TestKeyTypes(t *testing.T) {
 	}
 }
 
-// signer plays the API and a signer that answers as it is told.
+// signer is a fake API with a signer whose result the test sets.
 type signer struct {
 	requests  []*certificatesv1.PodCertificateRequest
 	condition string
@@ -243,7 +243,7 @@ func TestPodCertificates(t *testing.T) {
 		if again, _, _ := get(); !bytes.Equal(again, key) || len(api.requests) != 1 {
 			t.Error("a certificate that is good is replaced")
 		}
-		// Due, and the signer takes its time: the old one is used.
+		// Renewal is due, but not signed yet: the old one is used.
 		api.condition = ""
 		time.Sleep(2 * time.Hour)
 		if old, _, err := get(); err != nil || !bytes.Equal(old, key) || len(api.requests) != 2 {

@@ -18,8 +18,7 @@ import (
 // raceTime is how long each race below runs.
 const raceTime = 400 * time.Millisecond
 
-// swap keeps exchanging a directory with a symlink to somewhere else, as a container would that waits for the kubelet to look away. It
-// returns what ends it.
+// swap keeps exchanging a directory with a symlink, as a malicious container would. It returns a function that stops it.
 func swap(t *testing.T, path, target string) (stop func()) {
 	t.Helper()
 	other := path + ".other"
@@ -41,7 +40,7 @@ func swap(t *testing.T, path, target string) (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// outside makes a directory no volume may reach, with a file of a mode that must not change.
+// outside creates a directory that no volume may reach, with a file whose mode must not change.
 func outside(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,8 +53,8 @@ func outside(t *testing.T) string {
 	return dir
 }
 
-// unharmed checks that a directory is as outside made it.
-func unharmed(t *testing.T, dir string) {
+// checkUntouched checks that a directory of outside is unchanged.
+func checkUntouched(t *testing.T, dir string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 1 {
@@ -108,7 +107,7 @@ func TestSubPathRace(t *testing.T) {
 	}
 }
 
-func TestOwnRace(t *testing.T) {
+func TestSetGroupRace(t *testing.T) {
 	volume, secret := t.TempDir(), outside(t)
 	for i := range 20 {
 		if err := os.MkdirAll(filepath.Join(volume, "a", fmt.Sprint(i)), 0o755); err != nil {
@@ -122,7 +121,7 @@ func TestOwnRace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	unharmed(t, secret)
+	checkUntouched(t, secret)
 }
 
 func TestRemoveRace(t *testing.T) {
@@ -134,13 +133,13 @@ func TestRemoveRace(t *testing.T) {
 		stop := swap(t, filepath.Join(parent, "volume", "a"), secret)
 		err := removeTree(parent, "volume")
 		stop()
-		// A container that keeps writing can make it fail, which is tried again; what it must not is reach outside.
+		// A container that keeps writing can make removal fail, which is retried; it must not reach outside.
 		if err != nil {
 			if err := removeTree(parent, "volume"); err != nil {
 				t.Fatal(err)
 			}
 		}
-		unharmed(t, secret)
+		checkUntouched(t, secret)
 	}
 }
 
@@ -162,7 +161,7 @@ func TestRemoveTree(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(deep, "last"), nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	// What an earlier attempt has moved up and left.
+	// Left by an earlier, interrupted attempt.
 	if err := os.MkdirAll(filepath.Join(parent, "volume"+movedDirMark+"1", "x"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -172,13 +171,13 @@ func TestRemoveTree(t *testing.T) {
 	if entries, _ := os.ReadDir(parent); len(entries) != 0 {
 		t.Errorf("left: %v", entries)
 	}
-	unharmed(t, secret)
+	checkUntouched(t, secret)
 	if err := removeTree(parent, "volume"); err != nil {
 		t.Errorf("what is not there is removed already: %v", err)
 	}
 }
 
-// TestRemoveDeep removes directories nested deeper than any path can name or than there are descriptors for.
+// TestRemoveDeep removes directories nested deeper than the maximum path length and the number of descriptors.
 func TestRemoveDeep(t *testing.T) {
 	parent := t.TempDir()
 	at, err := unix.Open(parent, unix.O_DIRECTORY|unix.O_RDONLY, 0)
@@ -205,7 +204,7 @@ func TestRemoveDeep(t *testing.T) {
 	}
 }
 
-// TestRemoveStopsAtMounts refuses to delete what is mounted inside a directory, however deep.
+// TestRemoveStopsAtMounts: a directory with a mount inside, however deep, is not deleted.
 func TestRemoveStopsAtMounts(t *testing.T) {
 	root := privateMounts(t)
 	source := filepath.Join(root, "source")
@@ -235,7 +234,7 @@ func TestRemoveStopsAtMounts(t *testing.T) {
 	}
 }
 
-// TestUnmountFollowsNoLinks leaves a mount alone that is reached only through a symlink.
+// TestUnmountFollowsNoLinks: a mount that is only reached through a symlink is not unmounted.
 func TestUnmountFollowsNoLinks(t *testing.T) {
 	root := privateMounts(t)
 	target, link := filepath.Join(root, "target"), filepath.Join(root, "link")
@@ -254,7 +253,7 @@ func TestUnmountFollowsNoLinks(t *testing.T) {
 	if mounted, err := isMounted(target); err != nil || !mounted {
 		t.Errorf("the mount is gone, %v", err)
 	}
-	// Several on one place go all.
+	// All of several mounts on one path are unmounted.
 	if err := mountTmpfs(target, 0); err != nil {
 		t.Fatal(err)
 	}

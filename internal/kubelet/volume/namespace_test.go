@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privateMounts gives the calling test a mount namespace of its own: its thread is locked, unshared and ends with the test. What it
-// mounts, nobody else sees.
+// privateMounts runs the calling test in a mount namespace of its own: its thread is locked, unshared and ends with the
+// test.
 func privateMounts(t *testing.T) string {
 	t.Helper()
 	runtime.LockOSThread()

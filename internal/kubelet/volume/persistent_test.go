@@ -26,7 +26,7 @@ import (
 	"skiff/test/inprocess"
 )
 
-// clusterVolumes are volumes of a node of an API server in this process.
+// clusterVolumes are the volumes of a node of an in-process API server.
 func clusterVolumes(t *testing.T, root string) *Volumes {
 	t.Helper()
 	v := testVolumes(root, &fakeObjects{})
@@ -44,7 +44,7 @@ func put[T kind.Object](t *testing.T, v *Volumes, object T) T {
 	return created
 }
 
-// bound makes a claim that is bound to a volume of the given source, and a pod that uses it.
+// bound creates a claim that is bound to a volume with the given source, and a pod that uses it.
 func bound(t *testing.T, v *Volumes, name string, source corev1.PersistentVolumeSource, change func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *corev1.Pod {
 	t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
@@ -152,8 +152,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// storage is a CSI driver that makes directories, and its registrar.
-type storage struct {
+// fakeDriver is a CSI driver that creates directories, and its registrar.
+type fakeDriver struct {
 	csi.UnimplementedNodeServer
 	registration.UnimplementedRegistrationServer
 	socket string
@@ -164,42 +164,42 @@ type storage struct {
 	registered *registration.RegistrationStatus
 }
 
-func (s *storage) called(what string) {
+func (s *fakeDriver) called(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls = append(s.calls, what)
 }
 
-func (s *storage) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+func (s *fakeDriver) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{Type: registration.CSIPlugin, Name: "disk.example.com", Endpoint: s.socket, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-func (s *storage) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+func (s *fakeDriver) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registered = status
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-func (s *storage) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (s *fakeDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: "id", MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"example.com/zone": "z"}}}, nil
 }
 
-func (s *storage) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (s *fakeDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}}}}}, nil
 }
 
-func (s *storage) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (s *fakeDriver) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	s.called("stage " + r.VolumeId + " " + r.PublishContext["where"])
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-func (s *storage) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (s *fakeDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	s.called("unstage " + r.VolumeId)
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-func (s *storage) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (s *fakeDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	s.called("publish " + r.VolumeId)
 	s.mu.Lock()
 	s.published = r
@@ -207,19 +207,19 @@ func (s *storage) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeR
 	return &csi.NodePublishVolumeResponse{}, os.MkdirAll(r.TargetPath, 0o755)
 }
 
-func (s *storage) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (s *fakeDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	s.called("unpublish " + r.VolumeId)
 	return &csi.NodeUnpublishVolumeResponse{}, os.RemoveAll(r.TargetPath)
 }
 
-// plugIn starts the driver and puts its socket where the kubelet looks.
-func plugIn(t *testing.T, root string) *storage {
+// startDriver starts the driver and registers its socket with the kubelet.
+func startDriver(t *testing.T, root string) *fakeDriver {
 	t.Helper()
 	registry := filepath.Join(root, "plugins_registry")
 	if err := os.MkdirAll(registry, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	s := &storage{socket: filepath.Join(root, "disk.sock")}
+	s := &fakeDriver{socket: filepath.Join(root, "disk.sock")}
 	for _, path := range []string{s.socket, filepath.Join(registry, "disk-reg.sock")} {
 		listener, err := net.Listen("unix", path)
 		if err != nil {
@@ -243,7 +243,7 @@ func TestCSI(t *testing.T) {
 		VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral},
 	}})
 	v.tokens.request = (&issuer{}).request
-	driver := plugIn(t, root)
+	driver := startDriver(t, root)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- v.Run(ctx) }()

@@ -33,7 +33,7 @@ func objectsWithMap(data map[string]string) *fakeObjects {
 	}
 }
 
-// TestFileErrors has the texts that events about volumes made of objects carry.
+// TestFileErrors has the event messages of volumes with content from API objects.
 func TestFileErrors(t *testing.T) {
 	mode := pointer(int32(0o644))
 	for name, test := range map[string]struct {
@@ -167,8 +167,9 @@ func TestFileVolumes(t *testing.T) {
 	}
 }
 
-// TestLiveUpdate follows a config map, keeps what it has when that goes away, and picks it up again.
-func TestLiveUpdate(t *testing.T) {
+// TestConfigMapUpdate: the volume follows its config map, keeps its content when that is deleted, and follows it again
+// when it is recreated.
+func TestConfigMapUpdate(t *testing.T) {
 	root := t.TempDir()
 	objects := objectsWithMap(map[string]string{"key": "one"})
 	v := testVolumes(root, objects)
@@ -225,7 +226,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-func TestOwnPolicy(t *testing.T) {
+func TestFSGroupChangePolicy(t *testing.T) {
 	onMismatch := pointer(corev1.FSGroupChangeOnRootMismatch)
 	for name, test := range map[string]struct {
 		rootMode os.FileMode
@@ -418,7 +419,7 @@ func TestNestedMountPoints(t *testing.T) {
 	}
 }
 
-func TestUIDsStayInside(t *testing.T) {
+func TestInvalidUIDs(t *testing.T) {
 	v := testVolumes(t.TempDir(), &fakeObjects{})
 	for _, uid := range []string{"", ".", "..", "../x", "a/b"} {
 		pod := testPod()
@@ -429,7 +430,7 @@ func TestUIDsStayInside(t *testing.T) {
 	}
 }
 
-// directoryName makes a name of a directory.
+// dirName returns a valid directory name.
 func dirName(s string) string { return strings.NewReplacer(" ", "", ",", "").Replace(s) }
 
 func errorText(err error) string {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// tree is what a user of a volume sees: path to content, without the writer's own names.
+// tree returns what a user of a volume sees: paths and contents, without the writer's own names.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	seen := map[string]string{}
@@ -89,7 +89,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-func TestWriteRefusesPaths(t *testing.T) {
+func TestWriteRejectsPaths(t *testing.T) {
 	for path, want := range map[string]string{
 		"":                       "must not be empty",
 		"/etc/passwd":            "must be relative",
@@ -104,7 +104,7 @@ func TestWriteRefusesPaths(t *testing.T) {
 	}
 }
 
-// TestWriteAfterCrash finds a volume as a kubelet left it that died between two steps.
+// TestWriteAfterCrash writes to a volume that a kubelet left between two steps.
 func TestWriteAfterCrash(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := write(dir, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
@@ -125,7 +125,7 @@ func TestWriteAfterCrash(t *testing.T) {
 	}
 }
 
-// TestFailedFinish leaves the volume as it was when a version cannot be given its owners.
+// TestFailedFinish: the volume is unchanged if finish fails.
 func TestFailedFinish(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := write(dir, payload{"a": {data: []byte("old"), mode: 0o644}}, nil); err != nil {
@@ -140,8 +140,9 @@ func TestFailedFinish(t *testing.T) {
 	}
 }
 
-// TestReadersSeeOneVersion reads a volume while it is rewritten with random contents. Every file carries the number of its version and
-// of how many there are: a reader that has one version in hand never finds another's file in it, nor one missing.
+// TestReadersSeeOneVersion reads a volume while it is rewritten with random contents. Every file contains the number of
+// its version and of that version's files: a reader that has opened one version never finds a file of another, or one
+// missing.
 func TestReadersSeeOneVersion(t *testing.T) {
 	dir := t.TempDir()
 	versionOf := func(n int) payload {
@@ -178,7 +179,8 @@ func TestReadersSeeOneVersion(t *testing.T) {
 	t.Logf("%d whole versions read", total)
 }
 
-// readOnce reads the current version. It counts only if that was still current afterwards: old ones are removed file by file.
+// readOnce reads the current version. It only counts if that is still current afterwards: old versions are removed file
+// by file.
 func readOnce(t *testing.T, dir string) int {
 	before, err := os.Readlink(filepath.Join(dir, currentLink))
 	if err != nil {
