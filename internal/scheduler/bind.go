@@ -18,6 +18,10 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"skiff/internal/client"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // writer is how decisions reach the API server. Tests have their own.
@@ -132,13 +136,13 @@ func retried(ctx context.Context, write func() error) error {
 }
 
 // assume takes a decision for granted and has it written. The caller holds s.mu.
-func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision, began time.Time) {
-	info := p.info
-	done := s.metrics.timed("Reserve", d.profile)
+func (s *Scheduler) assume(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, began time.Time) {
+	info := p.PodInfo
+	done := s.metrics.timed("Reserve", d.Profile)
 	plan, err := s.reserve(d)
 	done(err)
 	if err != nil {
-		s.metrics.tried(info.Pod, err, began)
+		s.metrics.attempted(info.Pod, err, began)
 		s.failed(ctx, p, d, err)
 		return
 	}
@@ -149,45 +153,45 @@ func (s *Scheduler) assume(ctx context.Context, p *queued, d *Decision, began ti
 		err := s.bind(ctx, d, plan)
 		if err == nil {
 			s.metrics.bound(p, began)
-			s.tell(d.profile, info.Pod, corev1.EventTypeNormal, "Scheduled",
+			s.recordEvent(d.Profile, info.Pod, corev1.EventTypeNormal, "Scheduled",
 				fmt.Sprintf("Successfully assigned %v/%v to %v", info.Pod.Namespace, info.Pod.Name, d.Node))
 			return nil
 		}
-		s.metrics.tried(info.Pod, err, began)
-		return func() { s.unbound(ctx, p, d, plan, err) }
+		s.metrics.attempted(info.Pod, err, began)
+		return func() { s.bindingFailed(ctx, p, d, plan, err) }
 	})
 }
 
 // reservation is what a pod needs besides the node itself.
 type reservation struct {
-	volumes volumePlan
-	devices []claimGrant
+	volumes snapshot.PodVolumes
+	devices []snapshot.ClaimAllocation
 }
 
-func (r *reservation) empty() bool { return r.volumes.empty() && len(r.devices) == 0 }
+func (r *reservation) empty() bool { return r.volumes.Empty() && len(r.devices) == 0 }
 
 // reserve decides which volumes and devices the pod gets on its node.
-func (s *Scheduler) reserve(d *Decision) (*reservation, error) {
+func (s *Scheduler) reserve(d *decision.Decision) (*reservation, error) {
 	r := &reservation{}
 	if err := s.reserveDevices(d, r); err != nil {
-		return nil, fmt.Errorf("running Reserve plugin %q: %w", dynamicResourcesName, err)
+		return nil, fmt.Errorf("running Reserve plugin %q: %w", plugins.DynamicResourcesName, err)
 	}
-	if d.profile.binding == nil || len(claimNames(d.Pod.Pod)) == 0 {
+	if d.Profile.VolumeBinding == nil || len(snapshot.ClaimNames(d.Pod.Pod)) == 0 {
 		return r, nil
 	}
 	if err := s.reserveVolumes(d, r); err != nil {
 		s.release(r)
-		return nil, fmt.Errorf("running Reserve plugin %q: %w", volumeBindingName, err)
+		return nil, fmt.Errorf("running Reserve plugin %q: %w", plugins.VolumeBindingName, err)
 	}
 	return r, nil
 }
 
-func (s *Scheduler) reserveVolumes(d *Decision, r *reservation) error {
-	claims, err := s.snapshot.volumes.claimsOf(d.Pod.Pod)
+func (s *Scheduler) reserveVolumes(d *decision.Decision, r *reservation) error {
+	claims, err := s.snapshot.Volumes.PodVolumeClaims(d.Pod.Pod)
 	if err != nil {
 		return err
 	}
-	plan, reasons, err := s.snapshot.volumes.plan(claims, s.snapshot.nodes[d.number].object, s.snapshot.nodes[d.number].csi)
+	plan, reasons, err := s.snapshot.Volumes.FindPodVolumes(claims, s.snapshot.NodeInfos[d.NodeNumber].Node, s.snapshot.NodeInfos[d.NodeNumber].CSINode)
 	if err != nil {
 		return err
 	}
@@ -195,36 +199,36 @@ func (s *Scheduler) reserveVolumes(d *Decision, r *reservation) error {
 		return fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
 	}
 	r.volumes = plan
-	return s.snapshot.volumes.assume(&r.volumes, d.Node)
+	return s.snapshot.Volumes.AssumePodVolumes(&r.volumes, d.Node)
 }
 
 // release takes back what reserve decided.
 func (s *Scheduler) release(r *reservation) {
-	s.snapshot.volumes.revert(&r.volumes)
-	s.snapshot.devices.revert(r.devices)
+	s.snapshot.Volumes.RevertAssumedPodVolumes(&r.volumes)
+	s.snapshot.Devices.RevertAllocations(r.devices)
 }
 
 // bind writes a decision: volumes first, then the binding itself.
-func (s *Scheduler) bind(ctx context.Context, d *Decision, r *reservation) error {
+func (s *Scheduler) bind(ctx context.Context, d *decision.Decision, r *reservation) error {
 	pod := d.Pod.Pod
 	if !r.empty() {
 		// This may take long. Others should know meanwhile where the pod is going.
 		s.nominate(ctx, pod, d.Node)
-		done := s.metrics.timed("PreBind", d.profile)
+		done := s.metrics.timed("PreBind", d.Profile)
 		err := s.prepare(ctx, d, r)
 		done(err)
 		if err != nil {
 			return err
 		}
 	}
-	done := s.metrics.timed("Bind", d.profile)
+	done := s.metrics.timed("Bind", d.Profile)
 	err := s.bindPod(ctx, d)
 	done(err)
 	return err
 }
 
 // prepare binds what the pod needs besides the node itself, unless somebody preempts it meanwhile.
-func (s *Scheduler) prepare(ctx context.Context, d *Decision, r *reservation) error {
+func (s *Scheduler) prepare(ctx context.Context, d *decision.Decision, r *reservation) error {
 	uid := d.Pod.Pod.UID
 	ctx, callOff := context.WithCancelCause(ctx)
 	defer callOff(nil)
@@ -242,7 +246,7 @@ func (s *Scheduler) prepare(ctx context.Context, d *Decision, r *reservation) er
 }
 
 // prepareNode binds volumes and devices at once, for either may take long.
-func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation) error {
+func (s *Scheduler) prepareNode(ctx context.Context, d *decision.Decision, r *reservation) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var failed error
@@ -254,16 +258,16 @@ func (s *Scheduler) prepareNode(ctx context.Context, d *Decision, r *reservation
 		}
 	}
 	var volumes sync.WaitGroup
-	if !r.volumes.empty() {
-		volumes.Go(func() { prepare(volumeBindingName, s.bindVolumes(ctx, d, &r.volumes)) })
+	if !r.volumes.Empty() {
+		volumes.Go(func() { prepare(plugins.VolumeBindingName, s.bindVolumes(ctx, d, &r.volumes)) })
 	}
-	prepare(dynamicResourcesName, s.prepareDevices(ctx, d, r.devices))
+	prepare(plugins.DynamicResourcesName, s.prepareDevices(ctx, d, r.devices))
 	volumes.Wait()
 	return failed
 }
 
 // bindPod writes the binding, or lets an extender do it.
-func (s *Scheduler) bindPod(ctx context.Context, d *Decision) error {
+func (s *Scheduler) bindPod(ctx context.Context, d *decision.Decision) error {
 	pod := d.Pod.Pod
 	for _, e := range s.extenders {
 		if e.config.BindVerb == "" || !e.interested(pod) {
@@ -279,52 +283,52 @@ func (s *Scheduler) bindPod(ctx context.Context, d *Decision) error {
 	return nil
 }
 
-// unbound takes back a decision that could not be written.
-func (s *Scheduler) unbound(ctx context.Context, p *queued, d *Decision, r *reservation, err error) {
-	pod := p.info.Pod
+// bindingFailed takes back a decision that could not be written.
+func (s *Scheduler) bindingFailed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, r *reservation, err error) {
+	pod := p.PodInfo.Pod
 	s.release(r)
-	s.giveBackDevices(ctx, pod, r.devices)
+	s.releaseDevices(ctx, pod, r.devices)
 	if !s.snapshot.Forget(pod.UID) {
 		return // deleted, or on a node by somebody else's hand
 	}
-	s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
-	s.awake()
+	s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: placed(pod)})
+	s.wakeUp()
 	current, ok := s.lists.pods(pod.Namespace, pod.Name)
 	if !ok || current.UID != pod.UID || current.Spec.NodeName != "" || current.DeletionTimestamp != nil {
 		return
 	}
-	if info := s.read(current); info != nil {
-		p.info = info
+	if info := s.readPod(current); info != nil {
+		p.PodInfo = info
 	}
 	if ctx.Err() != nil {
-		s.queue.Add(p.info, time.Now()) // for the next Run
+		s.queue.Add(p.PodInfo, time.Now()) // for the next Run
 		return
 	}
-	s.log.Warn("binding failed", "pod", keyOf(pod), "node", d.Node, "error", err)
-	s.queue.all[pod.UID] = p
-	p.place = nowhere
+	s.log.Warn("binding failed", "pod", snapshot.ObjectKey(pod), "node", d.Node, "error", err)
+	s.queue.All[pod.UID] = p
+	p.Location = queue.NotQueued
 	s.failed(ctx, p, d, err)
 }
 
 // bindVolumes writes a volume plan and waits until the volume controller has carried it out.
-func (s *Scheduler) bindVolumes(ctx context.Context, d *Decision, plan *volumePlan) error {
-	for i := range plan.bindings {
-		b := &plan.bindings[i]
-		pv, err := s.writer.updateVolume(ctx, b.volume)
+func (s *Scheduler) bindVolumes(ctx context.Context, d *decision.Decision, plan *snapshot.PodVolumes) error {
+	for i := range plan.StaticBindings {
+		b := &plan.StaticBindings[i]
+		pv, err := s.writer.updateVolume(ctx, b.Volume)
 		if err != nil {
 			return err
 		}
-		b.volume = pv
+		b.Volume = pv
 	}
-	for i := range plan.provisions {
-		p := &plan.provisions[i]
-		claim, err := s.writer.updateClaim(ctx, p.claim)
+	for i := range plan.DynamicProvisions {
+		p := &plan.DynamicProvisions[i]
+		claim, err := s.writer.updateClaim(ctx, p.Claim)
 		if err != nil {
 			return err
 		}
-		p.claim = claim
+		p.Claim = claim
 	}
-	deadline := time.NewTimer(time.Duration(d.profile.binding.timeoutSeconds) * time.Second)
+	deadline := time.NewTimer(time.Duration(d.Profile.VolumeBinding.TimeoutSeconds) * time.Second)
 	defer deadline.Stop()
 	for {
 		s.mu.Lock()
@@ -347,33 +351,33 @@ func (s *Scheduler) bindVolumes(ctx context.Context, d *Decision, plan *volumePl
 }
 
 // volumesBound reports whether a plan has been carried out. An error means that it never will be.
-func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
-	v := &s.snapshot.volumes
-	number, known := s.snapshot.nodeNumber[d.Node]
-	if !known || s.snapshot.nodes[number].object == nil {
+func (s *Scheduler) volumesBound(d *decision.Decision, plan *snapshot.PodVolumes) (bool, error) {
+	v := &s.snapshot.Volumes
+	number, known := s.snapshot.NodeNumbers[d.Node]
+	if !known || s.snapshot.NodeInfos[number].Node == nil {
 		return false, fmt.Errorf("failed to get node %q: %w", d.Node, apierrors.NewNotFound(corev1.Resource("node"), d.Node))
 	}
-	if s.snapshot.pods[d.Pod.Pod.UID] == nil {
+	if s.snapshot.PodEntries[d.Pod.Pod.UID] == nil {
 		return false, fmt.Errorf("pod does not exist any more: %w", apierrors.NewNotFound(corev1.Resource("pod"), d.Pod.Pod.Name))
 	}
 	reach := func(pv *corev1.PersistentVolume) error {
-		seen, err := asOnNode(pv, s.snapshot.nodes[number].csi)
+		seen, err := snapshot.TranslateForNode(pv, s.snapshot.NodeInfos[number].CSINode)
 		if err != nil {
 			return fmt.Errorf("failed to translate pv to csi: %w", err)
 		}
-		if err := volume.CheckNodeAffinity(seen, s.snapshot.nodes[number].object.Labels); err != nil {
+		if err := volume.CheckNodeAffinity(seen, s.snapshot.NodeInfos[number].Node.Labels); err != nil {
 			return fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, d.Node, err)
 		}
 		return nil
 	}
-	for _, b := range plan.bindings {
-		pv, claim := v.volumes[b.volume.Name], v.claims[keyOf(b.claim)]
+	for _, b := range plan.StaticBindings {
+		pv, claim := v.Volumes[b.Volume.Name], v.Claims[snapshot.ObjectKey(b.Claim)]
 		switch {
 		case pv == nil:
-			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumes"), b.volume.Name))
+			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumes"), b.Volume.Name))
 		case claim == nil:
-			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), keyOf(b.claim)))
-		case newer(b.volume, pv):
+			return false, fmt.Errorf("failed to check binding: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), snapshot.ObjectKey(b.Claim)))
+		case snapshot.IsNewer(b.Volume, pv):
 			return false, nil
 		}
 		if err := reach(pv); err != nil {
@@ -382,16 +386,16 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 		if pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == "" {
 			return false, fmt.Errorf("ClaimRef got reset for pv %q", pv.Name)
 		}
-		if !fullyBound(claim) {
+		if !snapshot.FullyBound(claim) {
 			return false, nil
 		}
 	}
-	for _, p := range plan.provisions {
-		claim := v.claims[keyOf(p.claim)]
+	for _, p := range plan.DynamicProvisions {
+		claim := v.Claims[snapshot.ObjectKey(p.Claim)]
 		switch {
 		case claim == nil:
-			return false, fmt.Errorf("failed to check provisioning pvc: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), keyOf(p.claim)))
-		case newer(p.claim, claim):
+			return false, fmt.Errorf("failed to check provisioning pvc: %w", apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), snapshot.ObjectKey(p.Claim)))
+		case snapshot.IsNewer(p.Claim, claim):
 			return false, nil
 		case claim.Annotations == nil:
 			return false, fmt.Errorf("selectedNode annotation reset for PVC %q", claim.Name)
@@ -399,7 +403,7 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 			return false, fmt.Errorf("provisioning failed for PVC %q", claim.Name)
 		}
 		if claim.Spec.VolumeName != "" {
-			pv := v.volumes[claim.Spec.VolumeName]
+			pv := v.Volumes[claim.Spec.VolumeName]
 			if pv == nil {
 				return false, nil // it will be told of, or the claim be freed from it
 			}
@@ -407,7 +411,7 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 				return false, err
 			}
 		}
-		if !fullyBound(claim) {
+		if !snapshot.FullyBound(claim) {
 			return false, nil
 		}
 	}
@@ -415,18 +419,18 @@ func (s *Scheduler) volumesBound(d *Decision, plan *volumePlan) (bool, error) {
 }
 
 // evict tells the victims of a preemption to go. The caller holds s.mu.
-func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
+func (s *Scheduler) evict(ctx context.Context, info *snapshot.PodInfo, way *plugins.Preemption) {
 	pod := info.Pod
 	victims := slices.DeleteFunc(slices.Clone(way.Victims), func(v *corev1.Pod) bool { return v.DeletionTimestamp != nil })
 	if len(victims) == 0 {
-		s.queue.Release(pod.UID, time.Now(), false)
+		s.queue.Unblock(pod.UID, time.Now(), false)
 		return
 	}
 	var weaker []*corev1.Pod
-	if number, ok := s.snapshot.nodeNumber[way.Node]; ok {
-		for _, p := range s.snapshot.nominated[number] {
-			if priorityOf(p.info.Pod) < priorityOf(pod) {
-				weaker = append(weaker, p.info.Pod)
+	if number, ok := s.snapshot.NodeNumbers[way.Node]; ok {
+		for _, p := range s.snapshot.NominatedPods[number] {
+			if snapshot.PriorityOf(p.Info.Pod) < snapshot.PriorityOf(pod) {
+				weaker = append(weaker, p.Info.Pod)
 			}
 		}
 	}
@@ -437,45 +441,45 @@ func (s *Scheduler) evict(ctx context.Context, info *PodInfo, way *Preemption) {
 		}
 		for _, victim := range victims {
 			if err := s.evictOne(ctx, info, victim, way.Node); err != nil && !apierrors.IsNotFound(err) {
-				s.log.Warn("preemption failed", "pod", keyOf(pod), "victim", keyOf(victim), "error", err)
+				s.log.Warn("preemption failed", "pod", snapshot.ObjectKey(pod), "victim", snapshot.ObjectKey(victim), "error", err)
 				failed = true
 				break // without this one's room, that of the others is of no use
 			}
 		}
 		return func() {
-			s.queue.Release(pod.UID, time.Now(), failed)
-			s.awake()
+			s.queue.Unblock(pod.UID, time.Now(), failed)
+			s.wakeUp()
 		}
 	})
 }
 
 // evictOne tells one victim to go. One whose volumes or devices are not ready yet is not on its node: it only waits again.
-func (s *Scheduler) evictOne(ctx context.Context, by *PodInfo, victim *corev1.Pod, node string) error {
+func (s *Scheduler) evictOne(ctx context.Context, by *snapshot.PodInfo, victim *corev1.Pod, node string) error {
 	message := fmt.Sprintf("Preempted by pod %v on node %v", by.Pod.UID, node)
-	if s.callOff(victim.UID) {
+	if s.cancelBinding(victim.UID) {
 		message += " (in kube-scheduler memory)."
 	} else if err := s.deleteVictim(ctx, by, victim); err != nil {
 		return err
 	}
 	if profile := s.profiles[by.Pod.Spec.SchedulerName]; profile != nil {
-		s.tell(profile, victim, corev1.EventTypeNormal, "Preempted", message)
+		s.recordEvent(profile, victim, corev1.EventTypeNormal, "Preempted", message)
 	}
 	return nil
 }
 
-// callOff ends the binding of a pod that is not ready for it yet. It reports false when it is too late for that.
-func (s *Scheduler) callOff(uid types.UID) bool {
+// cancelBinding ends the binding of a pod that is not ready for it yet. It reports false when it is too late for that.
+func (s *Scheduler) cancelBinding(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cancel := s.preparing[uid]
 	if cancel == nil {
 		return false
 	}
-	cancel(errors.New("preempted by " + defaultPreemptionName))
+	cancel(errors.New("preempted by " + plugins.DefaultPreemptionName))
 	return true
 }
 
-func (s *Scheduler) deleteVictim(ctx context.Context, by *PodInfo, victim *corev1.Pod) error {
+func (s *Scheduler) deleteVictim(ctx context.Context, by *snapshot.PodInfo, victim *corev1.Pod) error {
 	condition := corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonPreemptionByScheduler,
 		Message: fmt.Sprintf("%s: preempting to accommodate a higher priority pod", by.Pod.Spec.SchedulerName),
@@ -500,7 +504,7 @@ func (s *Scheduler) setCondition(ctx context.Context, pod *corev1.Pod, reason, m
 	}
 	s.background(func() {
 		if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-			s.log.Warn("pod status not written", "pod", keyOf(pod), "error", err)
+			s.log.Warn("pod status not written", "pod", snapshot.ObjectKey(pod), "error", err)
 		}
 	})
 }
@@ -512,7 +516,7 @@ func (s *Scheduler) nominate(ctx context.Context, pod *corev1.Pod, node string) 
 	}
 	patch := statusPatch(pod, map[string]any{"nominatedNodeName": orNull(node)})
 	if err := s.writer.patchStatus(ctx, pod, patch); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.log.Warn("nominated node not written", "pod", keyOf(pod), "node", node, "error", err)
+		s.log.Warn("nominated node not written", "pod", snapshot.ObjectKey(pod), "node", node, "error", err)
 	}
 }
 

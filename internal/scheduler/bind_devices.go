@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -10,30 +9,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 )
 
-var (
-	errDevicesFailed = errors.New("device binding failed")
-	errDevicesLate   = errors.New("device binding timeout")
-)
-
-func (s *Scheduler) reserveDevices(d *Decision, r *reservation) error {
-	rule := d.profile.devices
-	if rule == nil || !s.snapshot.wantsDevices(d.Pod) {
+func (s *Scheduler) reserveDevices(d *decision.Decision, r *reservation) error {
+	rule := d.Profile.DynamicResources
+	if rule == nil || !s.snapshot.WantsDevices(d.Pod) {
 		return nil
 	}
-	request, refusal := rule.request(s.snapshot, d.Pod)
+	request, refusal := rule.PodDevices(s.snapshot, d.Pod)
 	if refusal == nil {
-		var grants []claimGrant
-		if grants, refusal = request.on(s.snapshot, d.number); refusal == nil {
-			for _, claim := range request.held {
-				grants = append(grants, claimGrant{claim: claim})
+		var grants []snapshot.ClaimAllocation
+		if grants, refusal = request.AllocateOn(s.snapshot, d.NodeNumber); refusal == nil {
+			for _, claim := range request.Allocated {
+				grants = append(grants, snapshot.ClaimAllocation{Claim: claim})
 			}
 			r.devices = grants
-			s.snapshot.devices.assume(r.devices)
+			s.snapshot.Devices.AssumeAllocations(r.devices)
 			return nil
 		}
 	}
@@ -44,7 +41,7 @@ func (s *Scheduler) reserveDevices(d *Decision, r *reservation) error {
 }
 
 // prepareDevices writes down which devices the pod has, and waits until they are there.
-func (s *Scheduler) prepareDevices(ctx context.Context, d *Decision, grants []claimGrant) error {
+func (s *Scheduler) prepareDevices(ctx context.Context, d *decision.Decision, grants []snapshot.ClaimAllocation) error {
 	for i := range grants {
 		if err := s.bindDevices(ctx, d.Pod.Pod, &grants[i]); err != nil {
 			return err
@@ -54,32 +51,32 @@ func (s *Scheduler) prepareDevices(ctx context.Context, d *Decision, grants []cl
 }
 
 // bindDevices writes down that a claim has its devices, and that the pod uses it.
-func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *claimGrant) error {
-	if resourceclaim.IsReservedForPod(pod, g.claim, false) {
+func (s *Scheduler) bindDevices(ctx context.Context, pod *corev1.Pod, g *snapshot.ClaimAllocation) error {
+	if resourceclaim.IsReservedForPod(pod, g.Claim, false) {
 		return nil
 	}
-	if g.extended != nil {
+	if g.Extended != nil {
 		if err := s.makeExtendedClaim(ctx, g); err != nil {
 			return err
 		}
 	}
-	answer, err := s.changeClaim(ctx, g.claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-		return s.grant(ctx, claim, g.allocation, pod)
+	answer, err := s.changeClaim(ctx, g.Claim, func(claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+		return s.grant(ctx, claim, g.Allocation, pod)
 	})
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.snapshot.devices.write(g, answer)
+	s.snapshot.Devices.AllocationWritten(g, answer)
 	s.mu.Unlock()
-	if g.extended == nil {
+	if g.Extended == nil {
 		return nil
 	}
 	patch := statusPatch(pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
-		RequestMappings: g.extended.mappings, ResourceClaimName: answer.Name,
+		RequestMappings: g.Extended.Mappings, ResourceClaimName: answer.Name,
 	}})
 	if err := s.writer.patchStatus(ctx, pod, patch); err != nil {
-		return fmt.Errorf("update pod %s ExtendedResourceClaimStatus: %w", keyOf(pod), err)
+		return fmt.Errorf("update pod %s ExtendedResourceClaimStatus: %w", snapshot.ObjectKey(pod), err)
 	}
 	return nil
 }
@@ -89,17 +86,17 @@ func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, 
 	what := "reservation"
 	switch {
 	case claim.DeletionTimestamp != nil:
-		return nil, fmt.Errorf("claim %s got deleted in the meantime", keyOf(claim))
+		return nil, fmt.Errorf("claim %s got deleted in the meantime", snapshot.ObjectKey(claim))
 	case allocation != nil && claim.Status.Allocation != nil:
-		return nil, fmt.Errorf("claim %s got allocated elsewhere in the meantime", keyOf(claim))
+		return nil, fmt.Errorf("claim %s got allocated elsewhere in the meantime", snapshot.ObjectKey(claim))
 	case allocation == nil && claim.Status.Allocation == nil:
-		return nil, fmt.Errorf("claim %s got deallocated elsewhere in the meantime", keyOf(claim))
+		return nil, fmt.Errorf("claim %s got deallocated elsewhere in the meantime", snapshot.ObjectKey(claim))
 	case allocation != nil:
 		if !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 			claim.Finalizers = append(claim.Finalizers, resourcev1.Finalizer)
 			updated, err := s.writer.updateDeviceClaim(ctx, claim)
 			if err != nil {
-				return nil, fmt.Errorf("add finalizer to claim %s: %w", keyOf(claim), err)
+				return nil, fmt.Errorf("add finalizer to claim %s: %w", snapshot.ObjectKey(claim), err)
 			}
 			claim = updated.DeepCopy()
 		}
@@ -112,7 +109,7 @@ func (s *Scheduler) grant(ctx context.Context, claim *resourcev1.ResourceClaim, 
 	}
 	answer, err := s.writer.updateDeviceClaimStatus(ctx, claim)
 	if err != nil {
-		return nil, fmt.Errorf("add %s to claim %s: %w", what, keyOf(claim), err)
+		return nil, fmt.Errorf("add %s to claim %s: %w", what, snapshot.ObjectKey(claim), err)
 	}
 	return answer, nil
 }
@@ -136,27 +133,27 @@ func (s *Scheduler) changeClaim(ctx context.Context, claim *resourcev1.ResourceC
 }
 
 // makeExtendedClaim makes the claim that stands for a pod's extended resources.
-func (s *Scheduler) makeExtendedClaim(ctx context.Context, g *claimGrant) error {
-	claim := g.claim.DeepCopy()
+func (s *Scheduler) makeExtendedClaim(ctx context.Context, g *snapshot.ClaimAllocation) error {
+	claim := g.Claim.DeepCopy()
 	claim.Name = ""
 	made, err := s.writer.createDeviceClaim(ctx, claim)
 	if err != nil {
-		return fmt.Errorf("create claim for extended resources %s: %w", keyOf(g.claim), err)
+		return fmt.Errorf("create claim for extended resources %s: %w", snapshot.ObjectKey(g.Claim), err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.snapshot.devices.revert([]claimGrant{*g})
-	g.claim, g.made = made, true
-	s.snapshot.devices.assume([]claimGrant{*g})
+	s.snapshot.Devices.RevertAllocations([]snapshot.ClaimAllocation{*g})
+	g.Claim, g.Created = made, true
+	s.snapshot.Devices.AssumeAllocations([]snapshot.ClaimAllocation{*g})
 	return nil
 }
 
-// giveBackDevices takes back what was written for a pod that could not be bound after all.
-func (s *Scheduler) giveBackDevices(ctx context.Context, pod *corev1.Pod, grants []claimGrant) {
+// releaseDevices takes back what was written for a pod that could not be bound after all.
+func (s *Scheduler) releaseDevices(ctx context.Context, pod *corev1.Pod, grants []snapshot.ClaimAllocation) {
 	for i := range grants {
-		claim := grants[i].claim
+		claim := grants[i].Claim
 		switch {
-		case grants[i].made:
+		case grants[i].Created:
 			s.background(func() { s.deleteClaim(ctx, claim) })
 		case resourceclaim.IsReservedForPod(pod, claim, false):
 			s.background(func() { s.dropReservation(ctx, pod, claim) })
@@ -176,7 +173,7 @@ func (s *Scheduler) dropReservation(ctx context.Context, pod *corev1.Pod, claim 
 // warn tells of a claim that could not be written, unless it is gone or everything ends anyway.
 func (s *Scheduler) warn(ctx context.Context, err error, what string, claim *resourcev1.ResourceClaim) {
 	if err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
-		s.log.Warn(what, "claim", keyOf(claim), "error", err)
+		s.log.Warn(what, "claim", snapshot.ObjectKey(claim), "error", err)
 	}
 }
 
@@ -192,20 +189,20 @@ func (s *Scheduler) deleteClaim(ctx context.Context, claim *resourcev1.ResourceC
 	s.warn(ctx, err, "claim for extended resources is not deleted", claim)
 }
 
-// freeIdleDevices gives back the devices of a claim that nobody but this pod uses and that keeps it from a node it could run on.
+// deallocateUnusedClaims gives back the devices of a claim that nobody but this pod uses and that keeps it from a node it could run on.
 // It tells what it did: then the pod is tried again when the claim is free.
-func (s *Scheduler) freeIdleDevices(ctx context.Context, d *Decision) string {
-	rule, pod := d.profile.devices, d.Pod.Pod
-	if rule == nil || d.refusal != nil || !s.snapshot.wantsDevices(d.Pod) {
+func (s *Scheduler) deallocateUnusedClaims(ctx context.Context, d *decision.Decision) string {
+	rule, pod := d.Profile.DynamicResources, d.Pod.Pod
+	if rule == nil || d.Refusal != nil || !s.snapshot.WantsDevices(d.Pod) {
 		return ""
 	}
-	request, refusal := rule.request(s.snapshot, d.Pod)
+	request, refusal := rule.PodDevices(s.snapshot, d.Pod)
 	if refusal != nil {
 		return ""
 	}
 	others := func(r resourcev1.ResourceClaimConsumerReference) bool { return r.UID != pod.UID }
-	for i, claim := range request.held {
-		if slices.ContainsFunc(claim.Status.ReservedFor, others) || !request.keepsAway(d, i) {
+	for i, claim := range request.Allocated {
+		if slices.ContainsFunc(claim.Status.ReservedFor, others) || !decision.ClaimBlocksNode(request, d, i) {
 			continue
 		}
 		free := claim.DeepCopy()
@@ -216,96 +213,22 @@ func (s *Scheduler) freeIdleDevices(ctx context.Context, d *Decision) string {
 		})
 		return "deallocation of ResourceClaim completed"
 	}
-	if request.extended == nil || request.extended.stale == nil {
+	if request.Extended == nil || request.Extended.Stale == nil {
 		return ""
 	}
-	if stale := request.extended.stale; stale.DeletionTimestamp == nil {
+	if stale := request.Extended.Stale; stale.DeletionTimestamp == nil {
 		s.background(func() { s.deleteClaim(ctx, stale) })
 	}
 	return "deletion of ResourceClaim completed"
 }
 
-// keepsAway reports whether a held claim keeps the pod from a node that nothing else keeps it from.
-func (q *deviceRequest) keepsAway(d *Decision, held int) bool {
-	verdicts, _ := d.Explain()
-	return slices.ContainsFunc(verdicts, func(v Verdict) bool {
-		return v.Refusal == refusedClaimElsewhere && q.unavailable(held, d.snapshot.nodeNumber[v.Node])
-	})
-}
-
-// devicesReady reports whether the devices of a claim say that a pod may be bound. An error means that they never will.
-func devicesReady(claim *resourcev1.ResourceClaim) (bool, error) {
-	if claim.Status.Allocation == nil {
-		return false, nil
-	}
-	for i := range claim.Status.Allocation.Devices.Results {
-		r := &claim.Status.Allocation.Devices.Results[i]
-		if len(r.BindingConditions) == 0 {
-			continue
-		}
-		conditions, told := deviceConditions(claim, r)
-		if !told {
-			return false, nil
-		}
-		for _, name := range r.BindingFailureConditions {
-			if c := meta.FindStatusCondition(conditions, name); c != nil && c.Status == metav1.ConditionTrue {
-				return false, fmt.Errorf("%w: claim=%s, reason=%s, message=%q", errDevicesFailed, claim.Name, c.Reason, c.Message)
-			}
-		}
-		for _, name := range r.BindingConditions {
-			if !meta.IsStatusConditionTrue(conditions, name) {
-				return false, nil
-			}
-		}
-	}
-	return true, nil
-}
-
-// deviceConditions are what a driver has told of an allocated device.
-func deviceConditions(claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequestAllocationResult) (conditions []metav1.Condition, told bool) {
-	for i := range claim.Status.Devices {
-		d := &claim.Status.Devices[i]
-		share := ""
-		if r.ShareID != nil {
-			share = string(*r.ShareID)
-		}
-		known := ""
-		if d.ShareID != nil {
-			known = *d.ShareID
-		}
-		if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device && share == known {
-			return d.Conditions, true
-		}
-	}
-	return nil, false
-}
-
-// waitsForDevices reports whether devices of a claim have conditions to be met before a pod is bound.
-func waitsForDevices(claim *resourcev1.ResourceClaim) bool {
-	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {
-		return len(r.BindingConditions) > 0
-	})
-}
-
-// late reports whether a claim has waited for its devices for longer than the profile allows.
-func (r *dynamicResources) late(claim *resourcev1.ResourceClaim) bool {
-	a := claim.Status.Allocation
-	return waitsForDevices(claim) && a.AllocationTimestamp != nil && time.Since(a.AllocationTimestamp.Time) > r.bindingTimeout
-}
-
-// usable reports whether the devices of an allocated claim are ready or may still become so.
-func (r *dynamicResources) usable(claim *resourcev1.ResourceClaim) bool {
-	ready, err := devicesReady(claim)
-	return err == nil && (ready || !r.late(claim))
-}
-
 // awaitDevices waits until drivers say that the pod's devices are there.
-func (s *Scheduler) awaitDevices(ctx context.Context, d *Decision, grants []claimGrant) error {
-	if !slices.ContainsFunc(grants, func(g claimGrant) bool { return waitsForDevices(g.claim) }) {
+func (s *Scheduler) awaitDevices(ctx context.Context, d *decision.Decision, grants []snapshot.ClaimAllocation) error {
+	if !slices.ContainsFunc(grants, func(g snapshot.ClaimAllocation) bool { return plugins.HasBindingConditions(g.Claim) }) {
 		return nil
 	}
-	s.tell(d.profile, d.Pod.Pod, corev1.EventTypeNormal, "BindingConditionsPending", "waiting for binding conditions for device on node "+d.Node)
-	deadline := time.NewTimer(d.profile.devices.bindingTimeout)
+	s.recordEvent(d.Profile, d.Pod.Pod, corev1.EventTypeNormal, "BindingConditionsPending", "waiting for binding conditions for device on node "+d.Node)
+	deadline := time.NewTimer(d.Profile.DynamicResources.BindingTimeout)
 	defer deadline.Stop()
 	for {
 		s.mu.Lock()
@@ -318,24 +241,24 @@ func (s *Scheduler) awaitDevices(ctx context.Context, d *Decision, grants []clai
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-deadline.C:
-			return fmt.Errorf("%w: %w", errDevicesLate, context.DeadlineExceeded)
+			return fmt.Errorf("%w: %w", plugins.ErrDeviceBindingTimeout, context.DeadlineExceeded)
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
 
-func (s *Scheduler) allDevicesReady(d *Decision, grants []claimGrant) (bool, error) {
-	if s.snapshot.pods[d.Pod.Pod.UID] == nil {
-		return false, fmt.Errorf("pod does not exist any more: %s", keyOf(d.Pod.Pod))
+func (s *Scheduler) allDevicesReady(d *decision.Decision, grants []snapshot.ClaimAllocation) (bool, error) {
+	if s.snapshot.PodEntries[d.Pod.Pod.UID] == nil {
+		return false, fmt.Errorf("pod does not exist any more: %s", snapshot.ObjectKey(d.Pod.Pod))
 	}
 	for _, g := range grants {
-		claim := s.snapshot.devices.claim(keyOf(g.claim))
+		claim := s.snapshot.Devices.Claim(snapshot.ObjectKey(g.Claim))
 		if claim == nil {
-			return false, fmt.Errorf("could not find ResourceClaim %q", keyOf(g.claim))
+			return false, fmt.Errorf("could not find ResourceClaim %q", snapshot.ObjectKey(g.Claim))
 		}
-		ready, err := devicesReady(claim)
-		if err == nil && !ready && d.profile.devices.late(claim) {
-			err = fmt.Errorf("%w: claim=%s", errDevicesLate, claim.Name)
+		ready, err := plugins.BindingConditionsMet(claim)
+		if err == nil && !ready && d.Profile.DynamicResources.BindingTimedOut(claim) {
+			err = fmt.Errorf("%w: claim=%s", plugins.ErrDeviceBindingTimeout, claim.Name)
 		}
 		if !ready || err != nil {
 			return false, err

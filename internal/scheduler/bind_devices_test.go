@@ -13,15 +13,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // onlyClaim is the one claim there is; nil when there is none.
 func (f *fakeServer) onlyClaim() (found *resourcev1.ResourceClaim) {
 	f.tell(func() {
-		if n := len(f.scheduler.snapshot.devices.claims); n > 1 {
+		if n := len(f.scheduler.snapshot.Devices.Claims); n > 1 {
 			f.t.Errorf("there are %d claims", n)
 		}
-		for _, claim := range f.scheduler.snapshot.devices.claims {
+		for _, claim := range f.scheduler.snapshot.Devices.Claims {
 			found = claim.DeepCopy()
 		}
 	})
@@ -39,10 +44,10 @@ func (f *fakeServer) know(objects ...metav1.Object) {
 // Who asks for an extended resource gets a claim for devices, written before the pod is bound.
 func TestExtendedResourceClaimIsMade(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.know(deviceSlice("a", 1), classStandingFor("class", string(gpu), 0))
-		f.addPod(testPod("p", asks(gpu, "1")))
-		f.addPod(testPod("q", asks(gpu, "1")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0))
+		f.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")))
+		f.addPod(schedulertest.TestPod("q", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.pass(10 * time.Second)
 		first, second := "p", "q"
 		if f.nodeOf("p") == "" {
@@ -53,14 +58,14 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 		}
 		claim := f.onlyClaim()
 		if claim == nil || claim.GenerateName != first+"-extended-resources-" || claim.Status.Allocation == nil || claim.Status.Allocation.AllocationTimestamp == nil ||
-			len(claim.Status.ReservedFor) != 1 || len(claim.Finalizers) != 1 || !standsForExtended(claim) || claim.OwnerReferences[0].Name != first {
+			len(claim.Status.ReservedFor) != 1 || len(claim.Finalizers) != 1 || !snapshot.IsExtendedResourceClaim(claim) || claim.OwnerReferences[0].Name != first {
 			t.Errorf("claim %+v", claim)
 		}
 		if told := strings.Join(f.told(first), " "); !strings.Contains(told, `"resourceClaimName":"`+claim.Name+`"`) || !strings.Contains(told, `"requestName":"container-0-request-0"`) {
 			t.Errorf("the pod is told %s", told)
 		}
 		f.tell(func() {
-			if n := len(f.scheduler.snapshot.devices.assumed); n != 0 {
+			if n := len(f.scheduler.snapshot.Devices.Assumed); n != 0 {
 				t.Errorf("%d claims are still assumed", n)
 			}
 		})
@@ -79,8 +84,8 @@ func TestExtendedResourceClaimIsMade(t *testing.T) {
 // A claim that was made for a pod that could not be bound goes, and the pod gets another.
 func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.know(deviceSlice("a", 1), classStandingFor("class", string(gpu), 0))
+		f.addNode(schedulertest.TestNode("a"))
+		f.know(schedulertest.DeviceSlice("a", 1), schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0))
 		tries := 0
 		f.mu.Lock()
 		f.refuse = func(*corev1.Pod, string) error {
@@ -90,7 +95,7 @@ func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 			return nil
 		}
 		f.mu.Unlock()
-		f.addPod(testPod("p", asks(gpu, "1")))
+		f.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")))
 		f.pass(2 * time.Minute)
 		if f.nodeOf("p") != "a" {
 			t.Errorf("the pod is on %q: %v", f.nodeOf("p"), f.told("p"))
@@ -105,15 +110,15 @@ func TestExtendedResourceClaimIsTakenBack(t *testing.T) {
 func conditionStory(t *testing.T, tell func(f *fakeServer)) {
 	t.Helper()
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		slice := deviceSlice("a", 2)
+		f.addNode(schedulertest.TestNode("a"))
+		slice := schedulertest.DeviceSlice("a", 2)
 		for i := range slice.Spec.Devices {
 			slice.Spec.Devices[i].BindingConditions, slice.Spec.Devices[i].BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
 		}
-		claim := deviceClaim("claim", 1)
+		claim := schedulertest.DeviceClaim("claim", 1)
 		claim.UID, claim.ResourceVersion = "claim", "1"
-		f.know(slice, classStandingFor("class", "", 0), claim)
-		f.addPod(testPod("p", claiming("claim")))
+		f.know(slice, schedulertest.ClassStandingFor("class", "", 0), claim)
+		f.addPod(schedulertest.TestPod("p", schedulertest.Claiming("claim")))
 		f.pass(10 * time.Second)
 		if f.nodeOf("p") != "" {
 			t.Fatal("the pod was bound before its device was attached")
@@ -234,7 +239,7 @@ func (d *deviceServer) createDeviceClaim(ctx context.Context, claim *resourcev1.
 
 func (d *deviceServer) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
 	if strings.Contains(string(patch), "extendedResourceClaimStatus") {
-		if err := d.try("pod", devicesClaim(pod.Name)); err != nil {
+		if err := d.try("pod", schedulertest.DevicesClaim(pod.Name)); err != nil {
 			return err
 		}
 	}
@@ -257,7 +262,7 @@ func (d *deviceServer) getDeviceClaim(ctx context.Context, claim *resourcev1.Res
 
 // claimNow is a claim as the server has it.
 func (d *deviceServer) claimNow(name string) (found *resourcev1.ResourceClaim) {
-	d.tell(func() { found = d.scheduler.snapshot.devices.claims["default/"+name] })
+	d.tell(func() { found = d.scheduler.snapshot.Devices.Claims["default/"+name] })
 	return found
 }
 
@@ -273,13 +278,13 @@ func (d *deviceServer) users(name string) string {
 }
 
 // deviceStory is a story with a class and a node a that has two devices.
-func deviceStory(t *testing.T, known objects, tell func(*deviceServer)) {
+func deviceStory(t *testing.T, known schedulertest.Objects, tell func(*deviceServer)) {
 	t.Helper()
 	story(t, nil, func(f *fakeServer) {
 		d := &deviceServer{fakeServer: f}
 		f.tell(func() { f.scheduler.writer = d })
-		f.addNode(testNode("a"))
-		f.know(append(objects{classStandingFor("class", string(gpu), 0), deviceSlice("a", 2)}, known...)...)
+		f.addNode(schedulertest.TestNode("a"))
+		f.know(append(schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 2)}, known...)...)
 		tell(d)
 	})
 }
@@ -302,8 +307,8 @@ func times(n int, write string, fail func(*resourcev1.ResourceClaim) error) func
 // What is written for a claim, in order, and what the claim is then.
 func TestDevicesAreBound(t *testing.T) {
 	finalized := func(c *resourcev1.ResourceClaim) { c.Finalizers = []string{resourcev1.Finalizer} }
-	open := func(options ...deviceClaimOption) *resourcev1.ResourceClaim {
-		return devicesClaim("x", append([]deviceClaimOption{exactly("r", "class", 1, "")}, options...)...)
+	open := func(options ...schedulertest.DeviceClaimOption) *resourcev1.ResourceClaim {
+		return schedulertest.DevicesClaim("x", append([]schedulertest.DeviceClaimOption{schedulertest.Exactly("r", "class", 1, "")}, options...)...)
 	}
 	for _, test := range []struct {
 		what   string
@@ -314,17 +319,17 @@ func TestDevicesAreBound(t *testing.T) {
 	}{
 		{"a claim without devices gets a finalizer, devices and a user", open(), nil, "update x, status x", "p"},
 		{"a finalizer it has already is not written again", open(finalized), nil, "status x", "p"},
-		{"a claim with devices gets a user", open(holds("r", "a", "device-0"), onlyOn("a")), nil, "status x", "p"},
-		{"beside others", open(holds("r", "a", "device-0"), usedBy("q", "s")), nil, "status x", "q s p"},
-		{"a user it has already is not written again", open(holds("r", "a", "device-0"), usedBy("q", "p")), nil, "", "q p"},
+		{"a claim with devices gets a user", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")), nil, "status x", "p"},
+		{"beside others", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "s")), nil, "status x", "q s p"},
+		{"a user it has already is not written again", open(schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "p")), nil, "", "q p"},
 		{"somebody was faster with the finalizer", open(), times(1, "update", conflict), "update x, get x, update x, status x", "p"},
 		{"somebody was faster with the status", open(), times(1, "status", conflict), "update x, status x, get x, status x", "p"},
-		{"somebody was faster four times", open(holds("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
+		{"somebody was faster four times", open(schedulertest.Holds("r", "a", "device-0")), times(4, "status", conflict), "status x, get x, status x, get x, status x, get x, status x, get x, status x", "p"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail)
-				d.addPod(testPod("p", claiming("x")))
+				d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x")))
 				d.pass(500 * time.Millisecond)
 				if d.nodeOf("p") != "a" || d.boundTimes("p") != 1 {
 					t.Errorf("the pod is on %q: %v", d.nodeOf("p"), d.told("p"))
@@ -352,8 +357,8 @@ func TestDevicesAreBound(t *testing.T) {
 
 // What keeps a claim from being written keeps the pod from its node, is told, and is tried again.
 func TestDevicesAreNotBound(t *testing.T) {
-	open := devicesClaim("x", exactly("r", "class", 1, ""))
-	held := devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"))
+	open := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
+	held := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"))
 	no := func(*resourcev1.ResourceClaim) error { return errors.New("no") }
 	for _, test := range []struct {
 		what  string
@@ -384,7 +389,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 		}, `get updated claim after conflict: gone`},
 		{"somebody else has given it devices", open, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "update", func(claim *resourcev1.ResourceClaim) error {
-				go d.storeClaim(devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-1")))
+				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-1")))
 				return conflict(claim)
 			})
 		}, `claim default/x got allocated elsewhere in the meantime`},
@@ -392,7 +397,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
 				go func() {
 					leaving := held.DeepCopy()
-					leavingDevices(leaving)
+					schedulertest.LeavingDevices(leaving)
 					d.storeClaim(leaving)
 					time.Sleep(time.Second)
 					_ = d.fakeServer.deleteDeviceClaim(context.Background(), leaving) // it has no way to fail
@@ -405,15 +410,15 @@ func TestDevicesAreNotBound(t *testing.T) {
 		}, `claim default/x got deleted in the meantime`},
 		{"somebody else has taken its devices", held, func(d *deviceServer) func(string, *resourcev1.ResourceClaim) error {
 			return times(1, "status", func(claim *resourcev1.ResourceClaim) error {
-				go d.storeClaim(devicesClaim("x", exactly("r", "class", 1, "")))
+				go d.storeClaim(schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")))
 				return conflict(claim)
 			})
 		}, `claim default/x got deallocated elsewhere in the meantime`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail(d))
-				d.addPod(testPod("p", claiming("x")))
+				d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x")))
 				d.pass(400 * time.Millisecond)
 				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
 					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
@@ -424,7 +429,7 @@ func TestDevicesAreNotBound(t *testing.T) {
 					t.Errorf("the pod is on %q: %v; the claim is used by %q", d.nodeOf("p"), d.told("p"), d.users("x"))
 				}
 				d.tell(func() {
-					if n := len(d.scheduler.snapshot.devices.assumed); n != 0 {
+					if n := len(d.scheduler.snapshot.Devices.Assumed); n != 0 {
 						t.Errorf("%d claims are still assumed", n)
 					}
 				})
@@ -441,18 +446,18 @@ func TestReservationsAreDropped(t *testing.T) {
 		fail  func(string, *resourcev1.ResourceClaim) error
 		want  string
 	}{
-		{"given now", devicesClaim("x", exactly("r", "class", 1, "")), nil, ""},
-		{"given before", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("p")), nil, ""},
-		{"beside others", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("q", "p", "s")), nil, "q s"},
-		{"though somebody was faster", devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), usedBy("p", "q")), times(1, "status", conflict), "q"},
+		{"given now", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")), nil, ""},
+		{"given before", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("p")), nil, ""},
+		{"beside others", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("q", "p", "s")), nil, "q s"},
+		{"though somebody was faster", schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.UsedBy("p", "q")), times(1, "status", conflict), "q"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, objects{test.claim}, func(d *deviceServer) {
+			deviceStory(t, schedulertest.Objects{test.claim}, func(d *deviceServer) {
 				d.failing(test.fail)
 				d.mu.Lock()
 				d.refuse = func(*corev1.Pod, string) error { return errors.New("not now") }
 				d.mu.Unlock()
-				d.addPod(testPod("p", claiming("x")))
+				d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x")))
 				d.pass(500 * time.Millisecond)
 				if got := d.users("x"); got != test.want || d.nodeOf("p") != "" {
 					t.Errorf("users %q, want %q; the pod is on %q", got, test.want, d.nodeOf("p"))
@@ -468,49 +473,49 @@ func TestReservationsAreDropped(t *testing.T) {
 // Devices that keep a pod from where it could run are given back when nobody else uses them, and no others.
 func TestIdleDevicesAreFreed(t *testing.T) {
 	const freed, deleted = "deallocation of ResourceClaim completed", "deletion of ResourceClaim completed"
-	full := testPod("full", on("a"), asksCPU("4"))
-	at := func(node string, options ...deviceClaimOption) *resourcev1.ResourceClaim {
-		return devicesClaim("x", append([]deviceClaimOption{exactly("r", "class", 1, ""), holds("r", node, "device-0"), onlyOn(node)}, options...)...)
+	full := schedulertest.TestPod("full", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))
+	at := func(node string, options ...schedulertest.DeviceClaimOption) *resourcev1.ResourceClaim {
+		return schedulertest.DevicesClaim("x", append([]schedulertest.DeviceClaimOption{schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", node, "device-0"), schedulertest.OnlyOn(node)}, options...)...)
 	}
-	wants := testPod("p", claiming("x"), asksCPU("1"))
+	wants := schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.RequestingCPU("1"))
 	for _, test := range []struct {
 		what    string
-		known   objects
+		known   schedulertest.Objects
 		running []*corev1.Pod
 		pod     *corev1.Pod
 		told    string // what was done
 		held    bool   // the claim x still has devices
 	}{
-		{"of a full node, and another is free", objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
-		{"of the pod's own, of an earlier attempt", objects{at("a", usedBy("p"))}, []*corev1.Pod{full}, wants, freed, false},
-		{"but others use them", objects{at("a", usedBy("q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but others use them too", objects{at("a", usedBy("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
-		{"but they can be had everywhere", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"))}, []*corev1.Pod{full, testPod("2", on("b"), asksCPU("4"))}, wants, "", true},
-		{"but every node is full anyway", objects{at("a")}, []*corev1.Pod{full, testPod("2", on("b"), asksCPU("4"))}, wants, "", true},
-		{"but it is another claim that cannot be had", objects{at("a"), devicesClaim("y", exactly("r", "class", 9, ""))}, nil, testPod("p", claiming("x"), claiming("y")), "", true},
-		{"of the claim that keeps it away, not of the other", objects{at("a"), devicesClaim("y", exactly("r", "class", 1, ""), holds("r", "b", "device-0"), onlyOn("a", "b"))}, []*corev1.Pod{full}, testPod("p", claiming("y"), claiming("x"), asksCPU("1")), freed, false},
-		{"that failed", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(0, "Broken"))}, nil, wants, freed, false},
-		{"that come too late", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
-		{"that failed, but others use them", objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), awaits(0, "Broken"), usedBy("q"))}, nil, wants, "", true},
-		{"another of its claims is missing", objects{at("a")}, []*corev1.Pod{full}, testPod("p", claiming("x"), claiming("missing")), "", true},
-		{"a claim of an earlier attempt for resources", objects{at("a"), devicesClaim("p-old", exactly("r", "class", 1, ""), ownedBy("p"), standingForExtended)}, nil, testPod("p", asks(gpu, "1")), deleted, true},
-		{"a claim of an earlier attempt that holds devices", objects{at("a"), devicesClaim("p-old", exactly("r", "class", 1, ""), holds("r", "b", "device-1"), onlyOn("b"), ownedBy("p"), standingForExtended)}, nil, testPod("p", asks(gpu, "1")), deleted, true},
-		{"a claim of another pod's attempt", objects{at("a"), devicesClaim("q-old", exactly("r", "class", 1, ""), ownedBy("q"), standingForExtended)}, nil, testPod("p", asks(gpu, "9")), "", true},
+		{"of a full node, and another is free", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, wants, freed, false},
+		{"of the pod's own, of an earlier attempt", schedulertest.Objects{at("a", schedulertest.UsedBy("p"))}, []*corev1.Pod{full}, wants, freed, false},
+		{"but others use them", schedulertest.Objects{at("a", schedulertest.UsedBy("q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but others use them too", schedulertest.Objects{at("a", schedulertest.UsedBy("p", "q"))}, []*corev1.Pod{full}, wants, "", true},
+		{"but they can be had everywhere", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"))}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
+		{"but every node is full anyway", schedulertest.Objects{at("a")}, []*corev1.Pod{full, schedulertest.TestPod("2", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"))}, wants, "", true},
+		{"but it is another claim that cannot be had", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 9, ""))}, nil, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")), "", true},
+		{"of the claim that keeps it away, not of the other", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("y", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-0"), schedulertest.OnlyOn("a", "b"))}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("y"), schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")), freed, false},
+		{"that failed", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(0, "Broken"))}, nil, wants, freed, false},
+		{"that come too late", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(50*365*24*time.Hour))}, nil, wants, freed, false}, // the story begins in 2000
+		{"that failed, but others use them", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.Awaits(0, "Broken"), schedulertest.UsedBy("q"))}, nil, wants, "", true},
+		{"another of its claims is missing", schedulertest.Objects{at("a")}, []*corev1.Pod{full}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("missing")), "", true},
+		{"a claim of an earlier attempt for resources", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
+		{"a claim of an earlier attempt that holds devices", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("p-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "b", "device-1"), schedulertest.OnlyOn("b"), schedulertest.OwnedBy("p"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1")), deleted, true},
+		{"a claim of another pod's attempt", schedulertest.Objects{at("a"), schedulertest.DevicesClaim("q-old", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("q"), schedulertest.StandingForExtended)}, nil, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "9")), "", true},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			deviceStory(t, append(objects{deviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
-				d.addNode(testNode("b"))
+			deviceStory(t, append(schedulertest.Objects{schedulertest.DeviceSlice("b", 2)}, test.known...), func(d *deviceServer) {
+				d.addNode(schedulertest.TestNode("b"))
 				for _, p := range test.running {
 					d.addPod(p)
 				}
 				// Nothing is done with what was freed: the pod is only looked at.
 				d.tell(func() {
-					decision, err := Schedule(d.scheduler.snapshot, infoOf(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
+					decision, err := decision.Schedule(d.scheduler.snapshot, infoOf(t, test.pod), d.scheduler.profiles[corev1.DefaultSchedulerName])
 					if err == nil {
 						t.Errorf("goes to %s", decision.Node)
 						return
 					}
-					if got := d.scheduler.freeIdleDevices(t.Context(), decision); got != test.told {
+					if got := d.scheduler.deallocateUnusedClaims(t.Context(), decision); got != test.told {
 						t.Errorf("%q was done, want %q", got, test.told)
 					}
 				})
@@ -529,10 +534,10 @@ func TestIdleDevicesAreFreed(t *testing.T) {
 
 // The whole way: a pod whose devices are on a full node gets others on another.
 func TestPodMovesToOtherDevices(t *testing.T) {
-	deviceStory(t, objects{deviceSlice("b", 1), devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"))}, func(d *deviceServer) {
-		d.addNode(testNode("b"))
-		d.addPod(testPod("full", on("a"), asksCPU("4")))
-		d.addPod(testPod("p", claiming("x"), asksCPU("1")))
+	deviceStory(t, schedulertest.Objects{schedulertest.DeviceSlice("b", 1), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"))}, func(d *deviceServer) {
+		d.addNode(schedulertest.TestNode("b"))
+		d.addPod(schedulertest.TestPod("full", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")))
+		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.RequestingCPU("1")))
 		d.pass(time.Minute)
 		c := d.claimNow("x")
 		if d.nodeOf("p") != "b" || c.Status.Allocation.Devices.Results[0].Pool != "b" || d.users("x") != "p" {
@@ -554,7 +559,7 @@ func TestExtendedClaimFails(t *testing.T) {
 		t.Run(test.write, func(t *testing.T) {
 			deviceStory(t, nil, func(d *deviceServer) {
 				d.failing(times(1, test.write, no))
-				d.addPod(testPod("p", asks(gpu, "2")))
+				d.addPod(schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "2")))
 				d.pass(500 * time.Millisecond)
 				if told := strings.Join(d.told("p"), " "); !strings.Contains(told, test.told) || d.nodeOf("p") != "" {
 					t.Errorf("the pod is on %q and told %s", d.nodeOf("p"), told)
@@ -573,7 +578,7 @@ func TestExtendedClaimFails(t *testing.T) {
 
 // Two pods that share a claim are bound at once, though both write to it.
 func TestSharedClaim(t *testing.T) {
-	deviceStory(t, objects{devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"))}, func(d *deviceServer) {
+	deviceStory(t, schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"))}, func(d *deviceServer) {
 		seen := map[string]bool{}
 		// As a server would: only who knows the claim as it is now may write it.
 		d.failing(func(write string, claim *resourcev1.ResourceClaim) error {
@@ -587,7 +592,7 @@ func TestSharedClaim(t *testing.T) {
 			return nil
 		})
 		for _, name := range []string{"p", "q", "s"} {
-			d.addPod(testPod(name, claiming("x")))
+			d.addPod(schedulertest.TestPod(name, schedulertest.Claiming("x")))
 		}
 		d.pass(500 * time.Millisecond)
 		users := strings.Fields(d.users("x"))
@@ -601,10 +606,10 @@ func TestSharedClaim(t *testing.T) {
 // A pod waits for all its devices, and is told that it does.
 func TestPodWaitsForAllItsDevices(t *testing.T) {
 	waiting := func(name, device string) *resourcev1.ResourceClaim {
-		return devicesClaim(name, exactly("r", "class", 1, ""), holds("r", "a", device), awaits(0))
+		return schedulertest.DevicesClaim(name, schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", device), schedulertest.Awaits(0))
 	}
-	deviceStory(t, objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
-		d.addPod(testPod("p", claiming("x"), claiming("y")))
+	deviceStory(t, schedulertest.Objects{waiting("x", "device-0"), waiting("y", "device-1")}, func(d *deviceServer) {
+		d.addPod(schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.Claiming("y")))
 		d.pass(2 * time.Second)
 		ready := func(name string) {
 			c := d.claimNow(name).DeepCopy()
@@ -649,43 +654,43 @@ func TestPodGoesWhileItWaits(t *testing.T) {
 
 // A pod whose claims are still to be made is not tried, and nothing is said of it: it waits for them, as it would for gates.
 func TestPodWaitsForItsClaims(t *testing.T) {
-	made := devicesClaim("p-d", exactly("r", "class", 1, ""), ownedBy("p"))
+	made := schedulertest.DevicesClaim("p-d", schedulertest.Exactly("r", "class", 1, ""), schedulertest.OwnedBy("p"))
 	for _, test := range []struct {
 		what  string
-		known objects
+		known schedulertest.Objects
 		pod   *corev1.Pod
 		then  func(d *deviceServer)
 	}{
-		{"a claim of its own", nil, testPod("p", claimingMade("d", "")), func(d *deviceServer) {
+		{"a claim of its own", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), func(d *deviceServer) {
 			d.storeClaim(made)
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
 		}},
-		{"a claim of its own, told of in the other order", nil, testPod("p", claimingMade("d", "")), func(d *deviceServer) {
+		{"a claim of its own, told of in the other order", nil, schedulertest.TestPod("p", schedulertest.ClaimingMade("d", "")), func(d *deviceServer) {
 			d.change("p", func(p *corev1.Pod) {
 				p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "d", ResourceClaimName: &made.Name}}
 			})
 			d.tell(func() {
 				d.scheduler.snapshot.SetObject(made)
-				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: made})
+				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: made})
 			})
 		}},
-		{"a claim it names", nil, testPod("p", claiming("x")), func(d *deviceServer) {
-			x := devicesClaim("x", exactly("r", "class", 1, ""))
+		{"a claim it names", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
+			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))
 			d.tell(func() {
 				d.scheduler.snapshot.SetObject(x)
-				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: x})
+				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
 		}},
-		{"a claim on its way out", objects{devicesClaim("x", exactly("r", "class", 1, ""), leavingDevices)}, testPod("p", claiming("x")), func(d *deviceServer) {
+		{"a claim on its way out", schedulertest.Objects{schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.LeavingDevices)}, schedulertest.TestPod("p", schedulertest.Claiming("x")), func(d *deviceServer) {
 			if err := d.fakeServer.deleteDeviceClaim(t.Context(), d.claimNow("x")); err != nil {
 				t.Fatal(err)
 			}
-			x := devicesClaim("x", exactly("r", "class", 1, ""), func(c *resourcev1.ResourceClaim) { c.UID = "new" })
+			x := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), func(c *resourcev1.ResourceClaim) { c.UID = "new" })
 			d.tell(func() {
 				d.scheduler.snapshot.SetObject(x)
-				d.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Add, New: x})
+				d.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: x})
 			})
 		}},
 	} {
@@ -697,7 +702,7 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 					t.Errorf("the pod is on %q and told %v", d.nodeOf("p"), told)
 				}
 				d.tell(func() {
-					if active, backoff, waiting, flying := d.scheduler.queue.Len(); active+backoff+flying != 0 || waiting != 1 || d.scheduler.queue.all["p"].attempts != 0 {
+					if active, backoff, waiting, flying := d.scheduler.queue.Len(); active+backoff+flying != 0 || waiting != 1 || d.scheduler.queue.All["p"].Attempts != 0 {
 						t.Errorf("%d active, %d in backoff, %d waiting, %d flying", active, backoff, waiting, flying)
 					}
 				})
@@ -714,15 +719,15 @@ func TestPodWaitsForItsClaims(t *testing.T) {
 // Who has turned the rules off has pods bound without a look at their claims.
 func TestPodsAreBoundWithoutTheRules(t *testing.T) {
 	off := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{Plugins: &configv1.Plugins{MultiPoint: configv1.PluginSet{}}}}}
-	for _, name := range []string{dynamicResourcesName, volumeBindingName, volumeRestrictionsName, volumeZoneName, nodeVolumeLimitsName} {
+	for _, name := range []string{plugins.DynamicResourcesName, plugins.VolumeBindingName, plugins.VolumeRestrictionsName, plugins.VolumeZoneName, plugins.NodeVolumeLimitsName} {
 		set := &off.Profiles[0].Plugins.MultiPoint
 		set.Disabled = append(set.Disabled, configv1.Plugin{Name: name})
 	}
 	story(t, off, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.know(storageClaim("late"), lateClass("late", csiName))
-		for name, option := range map[string]podOption{"p": claiming("missing"), "q": claimingMade("d", ""), "r": usingClaim("missing"), "s": usingClaim("late")} {
-			f.addPod(testPod(name, option))
+		f.addNode(schedulertest.TestNode("a"))
+		f.know(schedulertest.StorageClaim("late"), schedulertest.LateClass("late", schedulertest.CsiName))
+		for name, option := range map[string]schedulertest.PodOption{"p": schedulertest.Claiming("missing"), "q": schedulertest.ClaimingMade("d", ""), "r": schedulertest.UsingClaim("missing"), "s": schedulertest.UsingClaim("late")} {
+			f.addPod(schedulertest.TestPod(name, option))
 		}
 		f.pass(time.Second)
 		for _, name := range []string{"p", "q", "r", "s"} {
@@ -731,7 +736,7 @@ func TestPodsAreBoundWithoutTheRules(t *testing.T) {
 			}
 		}
 		f.tell(func() {
-			if n := len(f.scheduler.snapshot.volumes.assumedClaim); n != 0 {
+			if n := len(f.scheduler.snapshot.Volumes.AssumedClaim); n != 0 {
 				t.Errorf("%d claims are assumed", n)
 			}
 		})

@@ -26,6 +26,10 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"skiff/internal/podstate"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // told are the events about a pod, in order.
@@ -70,8 +74,8 @@ func (f *fakeServer) nominationOf(pod string) (written, known string) {
 	f.mu.Unlock()
 	f.scheduler.mu.Lock()
 	defer f.scheduler.mu.Unlock()
-	if p := f.scheduler.snapshot.nominatedAt[types.UID(pod)]; p != nil {
-		known = f.scheduler.snapshot.nodes[p.node].name
+	if p := f.scheduler.snapshot.Nominations[types.UID(pod)]; p != nil {
+		known = f.scheduler.snapshot.NodeInfos[p.Node].Name
 	}
 	return written, known
 }
@@ -105,9 +109,9 @@ func (f *fakeServer) expectOn(node string, pods ...string) {
 // crowd fills nodes with pods of a processor each, of priorities 0, 1, 2 and 3, that have run the longer the more they matter.
 func (f *fakeServer) crowd(nodes ...string) {
 	for _, node := range nodes {
-		f.addNode(testNode(node))
+		f.addNode(schedulertest.TestNode(node))
 		for i := range 4 {
-			f.addPod(testPod(fmt.Sprint(node, i), on(node), asksCPU("1"), priority(int32(i)), started(i)))
+			f.addPod(schedulertest.TestPod(fmt.Sprint(node, i), schedulertest.OnNode(node), schedulertest.RequestingCPU("1"), schedulertest.Priority(int32(i)), schedulertest.Started(i)))
 		}
 	}
 }
@@ -122,8 +126,8 @@ func found(victims int) string {
 	return fmt.Sprintf("%s preemption: found a potential placement for pod on node a, preempting %d victims", noRoom, victims)
 }
 
-func urgentPod(cpu string, options ...podOption) *corev1.Pod {
-	return testPod("urgent", append([]podOption{asksCPU(cpu), priority(100)}, options...)...)
+func urgentPod(cpu string, options ...schedulertest.PodOption) *corev1.Pod {
+	return schedulertest.TestPod("urgent", append([]schedulertest.PodOption{schedulertest.RequestingCPU(cpu), schedulertest.Priority(100)}, options...)...)
 }
 
 func TestPreemptionStories(t *testing.T) {
@@ -158,12 +162,12 @@ func TestPreemptionStories(t *testing.T) {
 			f.grace = time.Minute
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
-			f.addNode(testNode("b", cordoned))
-			f.addPod(testPod("x", on("b")))
+			f.addNode(schedulertest.TestNode("b", schedulertest.Cordoned))
+			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("b")))
 			f.pass(time.Second)
 			f.removePod("x")
 			f.tell(func() {
-				f.scheduler.nodeChanged(testNode("b", cordoned), testNode("b", nodeHas(corev1.ResourceCPU, "1")))
+				f.scheduler.nodeChanged(schedulertest.TestNode("b", schedulertest.Cordoned), schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "1")))
 			})
 			f.pass(10 * time.Second)
 			f.expectVictims("a0", "a1")
@@ -179,7 +183,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.grace = time.Hour
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
-			f.addNode(testNode("b"))
+			f.addNode(schedulertest.TestNode("b"))
 			f.pass(5 * time.Second)
 			f.expectOn("b", "urgent")
 			if _, known := f.nominationOf("urgent"); known != "" {
@@ -189,7 +193,7 @@ func TestPreemptionStories(t *testing.T) {
 		"the room is kept from less important pods": func(f *fakeServer) {
 			f.crowd("a")
 			f.addPod(urgentPod("2"))
-			f.addPod(testPod("greedy", asksCPU("2"), priority(5), neverPreempting))
+			f.addPod(schedulertest.TestPod("greedy", schedulertest.RequestingCPU("2"), schedulertest.Priority(5), schedulertest.NeverPreempting))
 			f.pass(20 * time.Second)
 			f.expectOn("a", "urgent")
 			f.expectOn("", "greedy")
@@ -198,14 +202,14 @@ func TestPreemptionStories(t *testing.T) {
 			f.crowd("a")
 			f.addPod(urgentPod("2"))
 			f.pass(time.Second)
-			f.addPod(testPod("boss", asksCPU("2"), priority(1000)))
+			f.addPod(schedulertest.TestPod("boss", schedulertest.RequestingCPU("2"), schedulertest.Priority(1000)))
 			f.pass(20 * time.Second)
 			f.expectOn("a", "boss")
 		},
 		"a pod that is deleted needs its room no more": func(f *fakeServer) {
 			f.crowd("a")
 			f.addPod(urgentPod("2"))
-			f.addPod(testPod("other", asksCPU("2"), priority(5), neverPreempting))
+			f.addPod(schedulertest.TestPod("other", schedulertest.RequestingCPU("2"), schedulertest.Priority(5), schedulertest.NeverPreempting))
 			f.pass(time.Second)
 			f.expectNominated("urgent", "a")
 			f.removePod("urgent")
@@ -215,7 +219,7 @@ func TestPreemptionStories(t *testing.T) {
 		},
 		"a pod that never preempts waits": func(f *fakeServer) {
 			f.crowd("a")
-			f.addPod(urgentPod("2", neverPreempting))
+			f.addPod(urgentPod("2", schedulertest.NeverPreempting))
 			f.pass(time.Minute)
 			f.expectVictims()
 			f.expectEvents("urgent", "Warning FailedScheduling: "+noRoom+" preemption: not eligible due to preemptionPolicy=Never.")
@@ -233,11 +237,11 @@ func TestPreemptionStories(t *testing.T) {
 		},
 		"budgets decide who goes": func(f *fakeServer) {
 			f.crowd("a")
-			f.budgets = []*policyv1.PodDisruptionBudget{budgetFor(0, "color", "green")}
-			f.addPod(testPod("b0", on("b"), asksCPU("4"), priority(50)))
-			f.addNode(testNode("b"))
+			f.budgets = []*policyv1.PodDisruptionBudget{schedulertest.BudgetFor(0, "color", "green")}
+			f.addPod(schedulertest.TestPod("b0", schedulertest.OnNode("b"), schedulertest.RequestingCPU("4"), schedulertest.Priority(50)))
+			f.addNode(schedulertest.TestNode("b"))
 			for i := range 4 {
-				f.change(fmt.Sprint("a", i), labelled("color", "green"))
+				f.change(fmt.Sprint("a", i), schedulertest.Labelled("color", "green"))
 			}
 			f.addPod(urgentPod("2"))
 			f.pass(time.Minute)
@@ -247,7 +251,7 @@ func TestPreemptionStories(t *testing.T) {
 		"victims that all go already are waited for": func(f *fakeServer) {
 			f.crowd("a")
 			for _, v := range []string{"a0", "a1"} {
-				f.change(v, isGoing)
+				f.change(v, schedulertest.Terminating)
 			}
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -261,7 +265,7 @@ func TestPreemptionStories(t *testing.T) {
 		},
 		"only those that stay yet are told": func(f *fakeServer) {
 			f.crowd("a")
-			f.change("a0", isGoing)
+			f.change("a0", schedulertest.Terminating)
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
 			f.expectVictims("a1")
@@ -327,7 +331,7 @@ func TestPreemptionStories(t *testing.T) {
 		"less important pods that wait for the node are told to look elsewhere": func(f *fakeServer) {
 			f.crowd("a")
 			f.grace = time.Hour
-			f.addPod(testPod("first", asksCPU("2"), priority(50)))
+			f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("2"), schedulertest.Priority(50)))
 			f.pass(2 * time.Second)
 			f.expectNominated("first", "a")
 			f.addPod(urgentPod("4"))
@@ -339,7 +343,7 @@ func TestPreemptionStories(t *testing.T) {
 		"equals that wait for the node keep their claim": func(f *fakeServer) {
 			f.crowd("a")
 			f.grace = time.Hour
-			f.addPod(testPod("first", asksCPU("2"), priority(100)))
+			f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("2"), schedulertest.Priority(100)))
 			f.pass(2 * time.Second)
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
@@ -349,8 +353,8 @@ func TestPreemptionStories(t *testing.T) {
 		},
 		"two pods make room for two": func(f *fakeServer) {
 			f.crowd("a", "b")
-			f.addPod(testPod("one", asksCPU("4"), priority(100)))
-			f.addPod(testPod("two", asksCPU("4"), priority(100)))
+			f.addPod(schedulertest.TestPod("one", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
+			f.addPod(schedulertest.TestPod("two", schedulertest.RequestingCPU("4"), schedulertest.Priority(100)))
 			f.pass(20 * time.Second)
 			f.expectVictims("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3")
 			if f.nodeOf("one")+f.nodeOf("two") != "ab" && f.nodeOf("one")+f.nodeOf("two") != "ba" {
@@ -363,7 +367,7 @@ func TestPreemptionStories(t *testing.T) {
 			f.addPod(urgentPod("2"))
 			f.pass(2 * time.Second)
 			f.crowd("b")
-			f.tell(func() { f.scheduler.nodeDeleted(testNode("a")) })
+			f.tell(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
 			f.pass(10 * time.Minute)
 			f.expectNominated("urgent", "b")
 			f.expectVictims("a0", "a1", "b0", "b1")
@@ -376,8 +380,8 @@ func TestPreemptionStories(t *testing.T) {
 // A pod that waits for its volume is not on its node yet: who preempts it calls its binding off instead of deleting it.
 func TestPreemptionCallsBindingsOff(t *testing.T) {
 	volumeStory(t, volumeServer{lazy: true}, "example.com/disks", func(v *volumeServer) {
-		v.tell(func() { v.scheduler.nodeDeleted(testNode("b")) })
-		v.addPod(testPod("slow", asksCPU("3"), usingClaim("claim")))
+		v.tell(func() { v.scheduler.nodeDeleted(schedulertest.TestNode("b")) })
+		v.addPod(schedulertest.TestPod("slow", schedulertest.RequestingCPU("3"), schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		if v.podsKnown() != 1 || v.boundTimes("slow") != 0 {
 			t.Fatalf("the pod is not on its way: %d known", v.podsKnown())
@@ -417,8 +421,8 @@ func (f *fakeServer) expectNominatedOnServer(pod, want string) {
 func TestBindingStories(t *testing.T) {
 	for name, tell := range map[string]func(f *fakeServer){
 		"a pod is bound and told so": func(f *fakeServer) {
-			f.addNode(testNode("a"))
-			f.addPod(testPod("p", asksCPU("1")))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 			f.pass(time.Second)
 			f.expectOn("a", "p")
 			f.expectEvents("p", "Normal Scheduled: Successfully assigned default/p to a")
@@ -430,9 +434,9 @@ func TestBindingStories(t *testing.T) {
 			}
 		},
 		"a binding that fails is told, forgotten and tried again": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.refuse = func(*corev1.Pod, string) error { return errors.New("no luck") }
-			f.addPod(testPod("p", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
 			const text = `running Bind plugin "DefaultBinder": no luck`
 			f.expectEvents("p", "Warning FailedScheduling: "+text)
@@ -453,7 +457,7 @@ func TestBindingStories(t *testing.T) {
 			}
 		},
 		"a failed binding gives its room to others": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.refuse = func(p *corev1.Pod, _ string) error {
 				if p.Name == "p" {
 					return errors.New("no luck")
@@ -461,8 +465,8 @@ func TestBindingStories(t *testing.T) {
 				return nil
 			}
 			f.delay = 200 * time.Millisecond
-			f.addPod(testPod("p", asksCPU("4")))
-			f.addPod(testPod("q", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
+			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
 			f.expectEvents("q", "Warning FailedScheduling: "+noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 			f.pass(5 * time.Second)
@@ -470,31 +474,31 @@ func TestBindingStories(t *testing.T) {
 			f.expectOn("", "p")
 		},
 		"a pod bound by somebody else is left where it is": func(f *fakeServer) {
-			f.addNode(testNode("a"))
-			f.addNode(testNode("b"))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addNode(schedulertest.TestNode("b"))
 			f.refuse = func(p *corev1.Pod, node string) error {
 				if p.Name != "p" {
 					return nil
 				}
-				go f.change(p.Name, on(map[string]string{"a": "b", "b": "a"}[node]))
+				go f.change(p.Name, schedulertest.OnNode(map[string]string{"a": "b", "b": "a"}[node]))
 				return apierrors.NewConflict(corev1.Resource("pods"), p.Name, errors.New("already assigned"))
 			}
-			f.addPod(testPod("p", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(10 * time.Second)
 			if f.boundTimes("p") != 0 || f.nodeOf("p") == "" {
 				f.t.Errorf("bound %d times, on %q", f.boundTimes("p"), f.nodeOf("p"))
 			}
-			f.addPod(testPod("q", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(10 * time.Second)
 			if f.nodeOf("q") == f.nodeOf("p") || f.nodeOf("q") == "" {
 				f.t.Errorf("q is on %q", f.nodeOf("q"))
 			}
 		},
 		"a pod deleted while it is bound is forgotten, and its room used at once": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
-			f.addPod(testPod("p", asksCPU("4")))
-			f.addPod(testPod("q", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
+			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
 			if node, _ := f.assumed("p"); node != "a" {
 				f.t.Fatalf("assumed on %q", node)
@@ -505,19 +509,19 @@ func TestBindingStories(t *testing.T) {
 			f.expectEvents("p")
 		},
 		"so is one that is told to go while it is bound": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
-			f.addPod(testPod("p", asksCPU("4")))
-			f.addPod(testPod("q", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
+			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.change("p", isGoing)
+			f.change("p", schedulertest.Terminating)
 			f.pass(10 * time.Second)
 			f.expectOn("a", "q")
 			f.expectOn("", "p")
 			f.expectEvents("p")
 		},
 		"and one that has failed while it is bound": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.refuse = func(p *corev1.Pod, _ string) error {
 				if p.Name == "p" {
@@ -525,31 +529,31 @@ func TestBindingStories(t *testing.T) {
 				}
 				return nil
 			}
-			f.addPod(testPod("p", asksCPU("4")))
-			f.addPod(testPod("q", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
+			f.addPod(schedulertest.TestPod("q", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.change("p", inPhase(corev1.PodFailed))
+			f.change("p", schedulertest.InPhase(corev1.PodFailed))
 			f.pass(10 * time.Second)
 			f.expectOn("a", "q")
 			f.expectEvents("p")
 		},
 		"a pod made anew under its name is another pod": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
-			f.addPod(testPod("p", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
 			f.removePod("p")
-			f.addPod(testPod("p", asksCPU("3"), func(p *corev1.Pod) { p.UID = "second" }))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("3"), func(p *corev1.Pod) { p.UID = "second" }))
 			f.pass(10 * time.Second)
 			f.expectOn("a", "p")
 			f.scheduler.mu.Lock()
 			defer f.scheduler.mu.Unlock()
-			if f.scheduler.snapshot.pods["p"] != nil || f.scheduler.snapshot.pods["second"] == nil {
-				f.t.Errorf("known: %v", slices.Collect(maps.Keys(f.scheduler.snapshot.pods)))
+			if f.scheduler.snapshot.PodEntries["p"] != nil || f.scheduler.snapshot.PodEntries["second"] == nil {
+				f.t.Errorf("known: %v", slices.Collect(maps.Keys(f.scheduler.snapshot.PodEntries)))
 			}
 		},
 		"a changed pod is tried as it is now": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = 500 * time.Millisecond
 			fails := 1
 			f.refuse = func(*corev1.Pod, string) error {
@@ -558,19 +562,19 @@ func TestBindingStories(t *testing.T) {
 				}
 				return nil
 			}
-			f.addPod(testPod("p", asksCPU("1")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("1")))
 			f.pass(100 * time.Millisecond)
-			f.change("p", labelled("color", "green"))
+			f.change("p", schedulertest.Labelled("color", "green"))
 			f.pass(10 * time.Second)
 			f.expectOn("a", "p")
 			f.scheduler.mu.Lock()
 			defer f.scheduler.mu.Unlock()
-			if f.scheduler.snapshot.pods["p"].info.Pod.Labels["color"] != "green" {
+			if f.scheduler.snapshot.PodEntries["p"].Info.Pod.Labels["color"] != "green" {
 				f.t.Error("the old state is known")
 			}
 		},
 		"a node that goes while a pod is bound to it": func(f *fakeServer) {
-			f.addNode(testNode("a"))
+			f.addNode(schedulertest.TestNode("a"))
 			f.delay = time.Second
 			f.refuse = func(_ *corev1.Pod, node string) error {
 				if node == "a" {
@@ -578,20 +582,20 @@ func TestBindingStories(t *testing.T) {
 				}
 				return nil
 			}
-			f.addPod(testPod("p", asksCPU("4")))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 			f.pass(100 * time.Millisecond)
-			f.tell(func() { f.scheduler.nodeDeleted(testNode("a")) })
-			f.addNode(testNode("b"))
+			f.tell(func() { f.scheduler.nodeDeleted(schedulertest.TestNode("a")) })
+			f.addNode(schedulertest.TestNode("b"))
 			f.pass(20 * time.Second)
 			f.expectOn("b", "p")
 		},
 		"many are bound at a time, but not more than may be": func(f *fakeServer) {
 			for i := range 10 {
-				f.addNode(testNode(fmt.Sprint("n", i)))
+				f.addNode(schedulertest.TestNode(fmt.Sprint("n", i)))
 			}
 			f.delay = 10 * time.Second
 			for i := range maxInFlight + 100 {
-				f.addPod(testPod(fmt.Sprint("p", i)))
+				f.addPod(schedulertest.TestPod(fmt.Sprint("p", i)))
 			}
 			f.pass(5 * time.Second)
 			if n := f.podsKnown(); n != maxInFlight+1 || len(f.scheduler.inFlight) != maxInFlight {
@@ -605,19 +609,23 @@ func TestBindingStories(t *testing.T) {
 			}
 		},
 		"a pod that is on its way out is not tried": func(f *fakeServer) {
-			f.addNode(testNode("a"))
-			f.addPod(testPod("p", isGoing))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addPod(schedulertest.TestPod("p", schedulertest.Terminating))
 			f.pass(time.Second)
 			f.expectOn("", "p")
 			f.expectEvents("p", "Warning FailedScheduling: skip schedule deleting pod: default/p")
 		},
 		"what is not written is said once only": func(f *fakeServer) {
-			f.addNode(testNode("a"))
-			f.addPod(testPod("p", asksCPU("9")))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("9")))
 			for range 5 {
 				f.pass(20 * time.Second)
-				f.tell(func() { f.scheduler.nodeChanged(testNode("a"), testNode("a", nodeHas(corev1.ResourceCPU, "10"))) })
-				f.tell(func() { f.scheduler.nodeChanged(testNode("a", nodeHas(corev1.ResourceCPU, "10")), testNode("a")) })
+				f.tell(func() {
+					f.scheduler.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "10")))
+				})
+				f.tell(func() {
+					f.scheduler.nodeChanged(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "10")), schedulertest.TestNode("a"))
+				})
 			}
 			if told := f.told("p"); len(told) != 1 {
 				f.t.Errorf("written %d times: %v", len(told), told)
@@ -702,7 +710,7 @@ func TestBindingInAStorm(t *testing.T) {
 				f.refuse = storm.check
 				f.tell(func() { f.scheduler.writer = storm })
 				for i := range 4 {
-					n := testNode(fmt.Sprint("n", i), nodeHas(corev1.ResourceCPU, "4"), nodeHas(corev1.ResourcePods, []string{"5", "20"}[i%2]))
+					n := schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.NodeHas(corev1.ResourceCPU, "4"), schedulertest.NodeHas(corev1.ResourcePods, []string{"5", "20"}[i%2]))
 					f.mu.Lock()
 					storm.nodes[n.Name] = n
 					f.mu.Unlock()
@@ -717,13 +725,13 @@ func TestBindingInAStorm(t *testing.T) {
 				for i := range 150 {
 					name := fmt.Sprint("p", i)
 					names = append(names, name)
-					f.addPod(testPod(name, asksCPU(pick([]string{"100m", "500m", "1", "2"})), priority(int32(i%4)), labelled("color", pick([]string{"green", "red"}))))
+					f.addPod(schedulertest.TestPod(name, schedulertest.RequestingCPU(pick([]string{"100m", "500m", "1", "2"})), schedulertest.Priority(int32(i%4)), schedulertest.Labelled("color", pick([]string{"green", "red"}))))
 					f.pass(time.Duration(i%7) * 20 * time.Millisecond)
 					if i%3 == 0 {
 						f.removePod(pick(names))
 					}
 					if i%10 == 0 {
-						f.change(pick(names), labelled("color", "blue"))
+						f.change(pick(names), schedulertest.Labelled("color", "blue"))
 					}
 				}
 				storm.calm.Store(true)
@@ -743,7 +751,7 @@ func TestBindingInAStorm(t *testing.T) {
 					}
 				}
 				f.mu.Unlock()
-				fresh := NewSnapshot()
+				fresh := snapshot.NewSnapshot()
 				for _, n := range storm.nodes {
 					fresh.SetNode(n)
 				}
@@ -753,23 +761,23 @@ func TestBindingInAStorm(t *testing.T) {
 				f.scheduler.mu.Lock()
 				defer f.scheduler.mu.Unlock()
 				known := f.scheduler.snapshot
-				for uid := range maps.Clone(known.nominatedAt) {
+				for uid := range maps.Clone(known.Nominations) {
 					if waiting[uid] == nil {
 						t.Errorf("room is kept for %s, which does not wait", uid)
 					}
 					known.Nominate(nil, uid, "")
 				}
-				for _, key := range slices.Collect(maps.Keys(known.columns)) {
-					fresh.column(key)
+				for _, key := range slices.Collect(maps.Keys(known.LabelColumns)) {
+					fresh.LabelColumn(key)
 				}
 				onlyNodes := func(dump string) string {
 					return strings.Join(slices.DeleteFunc(strings.Split(dump, "\n"), func(line string) bool { return strings.HasPrefix(line, "counter") }), "\n")
 				}
-				if got, want := onlyNodes(dumpOf(known)), onlyNodes(dumpOf(fresh)); got != want {
+				if got, want := onlyNodes(known.Dump()), onlyNodes(fresh.Dump()); got != want {
 					t.Errorf("the scheduler knows\n%s\nthe server\n%s", got, want)
 				}
 				for _, p := range waiting {
-					if _, err := Schedule(fresh, infoOf(t, p), worldProfile); err == nil {
+					if _, err := decision.Schedule(fresh, infoOf(t, p), plugins.DefaultProfile()); err == nil {
 						t.Errorf("pod %s waits, though there is room", p.Name)
 					}
 				}
@@ -786,12 +794,12 @@ func TestBindingInAStorm(t *testing.T) {
 
 func TestConditionPatch(t *testing.T) {
 	long := metav1.NewTime(time.Unix(1000, 0).UTC())
-	is := func(status corev1.ConditionStatus, reason, message string, generation int64) podOption {
+	is := func(status corev1.ConditionStatus, reason, message string, generation int64) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: status, Reason: reason, Message: message, ObservedGeneration: generation, LastTransitionTime: long})
 		}
 	}
-	generation := func(n int64) podOption { return func(p *corev1.Pod) { p.Generation = n } }
+	generation := func(n int64) schedulertest.PodOption { return func(p *corev1.Pod) { p.Generation = n } }
 	to := func(node string) *string { return &node }
 	const now = "2000-01-01T00:00:00Z"
 	written := func(reason, message, at string, generation int) string {
@@ -803,30 +811,30 @@ func TestConditionPatch(t *testing.T) {
 	}
 	const then = "1970-01-01T00:16:40Z"
 	for name, test := range map[string]struct {
-		pod       []podOption
+		pod       []schedulertest.PodOption
 		nominated *string
 		want      string // of status; "" is no patch at all
 	}{
 		"a first condition":                     {nil, nil, written("R", "m", now, 0)},
-		"with the pod's generation":             {[]podOption{generation(7)}, nil, written("R", "m", now, 7)},
-		"the same again":                        {[]podOption{is("False", "R", "m", 0)}, nil, ""},
-		"the same of another generation":        {[]podOption{is("False", "R", "m", 3), generation(7)}, nil, ""},
-		"another message":                       {[]podOption{is("False", "R", "n", 0)}, nil, written("R", "m", then, 0)},
-		"another reason":                        {[]podOption{is("False", "S", "m", 3), generation(7)}, nil, written("R", "m", then, 7)},
-		"another status":                        {[]podOption{is("True", "R", "m", 0)}, nil, written("R", "m", now, 0)},
-		"a condition of another type":           {[]podOption{disruptionTarget("False", "R")}, nil, written("R", "m", now, 0)},
-		"no nomination, as before":              {[]podOption{is("False", "R", "m", 0)}, to(""), ""},
-		"a nomination":                          {[]podOption{is("False", "R", "m", 0)}, to("a"), `"nominatedNodeName":"a"`},
-		"the same nomination":                   {[]podOption{is("False", "R", "m", 0), nominatedTo("a")}, to("a"), ""},
-		"another nomination":                    {[]podOption{is("False", "R", "m", 0), nominatedTo("a")}, to("b"), `"nominatedNodeName":"b"`},
-		"its end":                               {[]podOption{is("False", "R", "m", 0), nominatedTo("a")}, to(""), `"nominatedNodeName":null`},
-		"nothing said of it":                    {[]podOption{is("False", "R", "m", 0), nominatedTo("a")}, nil, ""},
+		"with the pod's generation":             {[]schedulertest.PodOption{generation(7)}, nil, written("R", "m", now, 7)},
+		"the same again":                        {[]schedulertest.PodOption{is("False", "R", "m", 0)}, nil, ""},
+		"the same of another generation":        {[]schedulertest.PodOption{is("False", "R", "m", 3), generation(7)}, nil, ""},
+		"another message":                       {[]schedulertest.PodOption{is("False", "R", "n", 0)}, nil, written("R", "m", then, 0)},
+		"another reason":                        {[]schedulertest.PodOption{is("False", "S", "m", 3), generation(7)}, nil, written("R", "m", then, 7)},
+		"another status":                        {[]schedulertest.PodOption{is("True", "R", "m", 0)}, nil, written("R", "m", now, 0)},
+		"a condition of another type":           {[]schedulertest.PodOption{schedulertest.DisruptionTarget("False", "R")}, nil, written("R", "m", now, 0)},
+		"no nomination, as before":              {[]schedulertest.PodOption{is("False", "R", "m", 0)}, to(""), ""},
+		"a nomination":                          {[]schedulertest.PodOption{is("False", "R", "m", 0)}, to("a"), `"nominatedNodeName":"a"`},
+		"the same nomination":                   {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to("a"), ""},
+		"another nomination":                    {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to("b"), `"nominatedNodeName":"b"`},
+		"its end":                               {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, to(""), `"nominatedNodeName":null`},
+		"nothing said of it":                    {[]schedulertest.PodOption{is("False", "R", "m", 0), schedulertest.NominatedTo("a")}, nil, ""},
 		"a condition and a nomination":          {nil, to("a"), written("R", "m", now, 0) + `,"nominatedNodeName":"a"`},
-		"quotes and lines are kept as they are": {[]podOption{is("False", "R", "\"x\"\n<y>", 0)}, nil, written("R", "m", then, 0)},
+		"quotes and lines are kept as they are": {[]schedulertest.PodOption{is("False", "R", "\"x\"\n<y>", 0)}, nil, written("R", "m", then, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				got := string(conditionPatch(testPod("p", test.pod...), corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "R", Message: "m"}, test.nominated))
+				got := string(conditionPatch(schedulertest.TestPod("p", test.pod...), corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "R", Message: "m"}, test.nominated))
 				want := ""
 				if test.want != "" {
 					want = `{"metadata":{"uid":"p"},"status":{` + test.want + `}}`
@@ -967,12 +975,12 @@ func TestBindIsKnown(t *testing.T) {
 		"another was faster":                     {func(s *realServer) { s.bind("p", "b") }, nil, true, "b", 1, 1},
 		"another was faster, with the same node": {func(s *realServer) { s.bind("p", "a") }, nil, false, "a", 1, 1},
 		"there is no such pod":                   {func(s *realServer) { s.delete("p") }, nil, true, "", 1, 1},
-		"there is another pod of its name":       {func(s *realServer) { s.delete("p"); s.create(testPod("p")) }, nil, true, "", 1, 1},
+		"there is another pod of its name":       {func(s *realServer) { s.delete("p"); s.create(schedulertest.TestPod("p")) }, nil, true, "", 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := newRealServer(t)
-			server.create(testPod("p"))
+			server.create(schedulertest.TestPod("p"))
 			p := server.pod("p")
 			if test.before != nil {
 				test.before(server)
@@ -1001,7 +1009,7 @@ func TestAPIWriter(t *testing.T) {
 	server := newRealServer(t)
 	w := newAPIWriter(server.clientThrough(server.local.Transport()))
 	ctx := t.Context()
-	server.create(testPod("p", func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64) }))
+	server.create(schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = new(int64) }))
 	p := server.pod("p")
 	condition := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "no \"room\""}
 	node := "a"
@@ -1067,10 +1075,10 @@ func (l lateCaller) updateClaim(_ context.Context, claim *corev1.PersistentVolum
 	claim = claim.DeepCopy()
 	claim.ResourceVersion = l.next()
 	l.tell(func() {
-		l.scheduler.snapshot.SetObject(volumeFor("made", claim.Namespace, claim.Name))
+		l.scheduler.snapshot.SetObject(schedulertest.VolumeFor("made", claim.Namespace, claim.Name))
 		l.bindClaim(claim.DeepCopy(), "made")
 	})
-	if !l.scheduler.callOff("slow") {
+	if !l.scheduler.cancelBinding("slow") {
 		l.t.Error("it is too late to call it off")
 	}
 	return claim, nil
@@ -1079,7 +1087,7 @@ func (l lateCaller) updateClaim(_ context.Context, claim *corev1.PersistentVolum
 func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
 	volumeStory(t, volumeServer{}, "example.com/disks", func(v *volumeServer) {
 		v.tell(func() { v.scheduler.writer = lateCaller{v} })
-		v.addPod(testPod("slow", usingClaim("claim")))
+		v.addPod(schedulertest.TestPod("slow", schedulertest.UsingClaim("claim")))
 		v.pass(500 * time.Millisecond)
 		if v.boundTimes("slow") != 0 {
 			t.Error("a pod is bound whose binding was called off")
@@ -1087,7 +1095,7 @@ func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
 		if events := v.eventsOf("slow"); !slices.Contains(events, "Warning FailedScheduling: preempted by DefaultPreemption") {
 			t.Errorf("events %v", events)
 		}
-		if v.scheduler.callOff("slow") || v.podsKnown() != 0 {
+		if v.scheduler.cancelBinding("slow") || v.podsKnown() != 0 {
 			t.Error("it is still on its way")
 		}
 		v.pass(10 * time.Second)
@@ -1099,20 +1107,20 @@ func TestBindingCalledOffAtTheLastMoment(t *testing.T) {
 
 // A pod that is in the queue though it has been given a node is not given another.
 func TestPodWithANodeIsNotTried(t *testing.T) {
-	for what, give := range map[string]func(s *Snapshot){
-		"assumed":   func(s *Snapshot) { s.Assume(infoOf(t, testPod("p")), "a") },
-		"confirmed": func(s *Snapshot) { s.SetPod(infoOf(t, testPod("p", on("a")))) },
+	for what, give := range map[string]func(s *snapshot.Snapshot){
+		"assumed":   func(s *snapshot.Snapshot) { s.Assume(infoOf(t, schedulertest.TestPod("p")), "a") },
+		"confirmed": func(s *snapshot.Snapshot) { s.SetPod(infoOf(t, schedulertest.TestPod("p", schedulertest.OnNode("a")))) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			f := newFakeServer(t, nil)
-			f.addNode(testNode("a"))
-			f.addNode(testNode("b"))
-			f.addPod(testPod("p"))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addNode(schedulertest.TestNode("b"))
+			f.addPod(schedulertest.TestPod("p"))
 			f.scheduler.mu.Lock()
 			give(f.scheduler.snapshot)
 			p, _ := f.scheduler.queue.Pop(time.Now())
 			f.scheduler.scheduleOne(t.Context(), p)
-			left := len(f.scheduler.queue.all)
+			left := len(f.scheduler.queue.All)
 			f.scheduler.mu.Unlock()
 			f.scheduler.writing.Wait()
 			if f.boundTimes("p") != 0 || left != 0 || f.podsKnown() != 1 || len(f.eventsOf("p")) != 0 {

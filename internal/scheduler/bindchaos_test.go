@@ -17,6 +17,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/storage/volume"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // roughServer is an API server with a volume controller and a device driver behind it, all of which fail now and then. It keeps
@@ -36,7 +40,7 @@ type roughServer struct {
 }
 
 // roughStory runs a story on a rough server and, when it is told, lets everything come to rest without trouble.
-func roughStory(t *testing.T, seed uint64, trouble int, known objects, nodes []*corev1.Node, tell func(*roughServer)) {
+func roughStory(t *testing.T, seed uint64, trouble int, known schedulertest.Objects, nodes []*corev1.Node, tell func(*roughServer)) {
 	t.Helper()
 	story(t, nil, func(f *fakeServer) {
 		r := &roughServer{
@@ -118,7 +122,7 @@ func (r *roughServer) setVolume(pv *corev1.PersistentVolume) {
 	r.volumes[pv.Name] = pv
 	r.feed <- func() {
 		r.scheduler.snapshot.SetObject(pv)
-		r.scheduler.happened(Event{Resource: PersistentVolumeResource, Action: addOrUpdate(old != nil), Old: old, New: pv})
+		r.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.PersistentVolumeResource, Action: addOrUpdate(old != nil), Old: old, New: pv})
 	}
 }
 
@@ -128,7 +132,7 @@ func (r *roughServer) setClaim(claim *corev1.PersistentVolumeClaim) {
 	r.claims[claim.Name] = claim
 	r.feed <- func() {
 		r.scheduler.snapshot.SetObject(claim)
-		r.scheduler.happened(Event{Resource: PersistentVolumeClaim, Action: addOrUpdate(old != nil), Old: old, New: claim})
+		r.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.PersistentVolumeClaim, Action: addOrUpdate(old != nil), Old: old, New: claim})
 	}
 }
 
@@ -137,20 +141,20 @@ func (r *roughServer) setDevices(claim *resourcev1.ResourceClaim) {
 	r.next(claim)
 	r.devices[claim.Name] = claim
 	r.feed <- func() {
-		event := Event{Resource: ResourceClaimResource, Action: Add, New: claim}
+		event := plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Add, New: claim}
 		if old != nil {
-			event.Action, event.Old = updateOther, old
+			event.Action, event.Old = plugins.UpdateOther, old
 		}
 		r.scheduler.snapshot.SetObject(claim)
-		r.scheduler.happened(event)
+		r.scheduler.moveQueuedPods(event)
 	}
 }
 
-func addOrUpdate(known bool) Action {
+func addOrUpdate(known bool) plugins.Action {
 	if known {
-		return updateOther
+		return plugins.UpdateOther
 	}
-	return Add
+	return plugins.Add
 }
 
 func (r *roughServer) updateVolume(_ context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
@@ -176,7 +180,7 @@ func (r *roughServer) bindClaimTo(name, pv string) {
 	if claim.Spec.VolumeName != "" && claim.Spec.VolumeName != pv {
 		return
 	}
-	claimHas(pv)(claim)
+	schedulertest.ClaimHas(pv)(claim)
 	r.setClaim(claim)
 }
 
@@ -210,8 +214,8 @@ func (r *roughServer) provide(name string) {
 		r.setClaim(claim)
 		return
 	}
-	r.setVolume(storageVolume("made-"+name, volumeAt(node), volumeOf("default", name, claim.UID), volumePhase(corev1.VolumeBound)))
-	claimHas("made-" + name)(claim)
+	r.setVolume(schedulertest.StorageVolume("made-"+name, schedulertest.VolumeAt(node), schedulertest.VolumeOf("default", name, claim.UID), schedulertest.VolumePhase(corev1.VolumeBound)))
+	schedulertest.ClaimHas("made-" + name)(claim)
 	r.setClaim(claim)
 }
 
@@ -262,7 +266,7 @@ func (r *roughServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.Res
 	delete(r.devices, claim.Name)
 	r.feed <- func() {
 		r.scheduler.snapshot.DeleteObject(old)
-		r.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Delete, Old: old})
+		r.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Delete, Old: old})
 	}
 	return nil
 }
@@ -297,10 +301,10 @@ func (r *roughServer) restsWell(round int) {
 	r.t.Helper()
 	r.tell(func() {
 		s := r.scheduler.snapshot
-		if n := len(s.volumes.assumedPV) + len(s.volumes.assumedClaim) + len(s.devices.assumed); n != 0 {
+		if n := len(s.Volumes.AssumedPV) + len(s.Volumes.AssumedClaim) + len(s.Devices.Assumed); n != 0 {
 			r.t.Errorf("round %d: %d objects are still assumed", round, n)
 		}
-		for uid := range s.pods {
+		for uid := range s.PodEntries {
 			if _, assumed := s.Assumed(uid); assumed {
 				r.t.Errorf("round %d: pod %s is still assumed", round, uid)
 			}
@@ -312,24 +316,24 @@ func (r *roughServer) restsWell(round int) {
 func TestVolumesInRoughWeather(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(61, uint64(round)))
-		nodes := []*corev1.Node{testNode("a"), testNode("b"), testNode("c")}
-		known := objects{lateClass("late", volume.NotSupportedProvisioner), lateClass("made", csiName)}
+		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
+		known := schedulertest.Objects{schedulertest.LateClass("late", volume.NotSupportedProvisioner), schedulertest.LateClass("made", schedulertest.CsiName)}
 		const claims = 10
 		for i := range claims {
 			name := fmt.Sprint("c", i)
 			if i%2 == 0 {
-				known = append(known, storageClaim(name), storageVolume("v"+name, volumeNear(corev1.LabelHostname, []string{"a", "b", "c"}[random.IntN(3)], "a")))
+				known = append(known, schedulertest.StorageClaim(name), schedulertest.StorageVolume("v"+name, schedulertest.VolumeNear(corev1.LabelHostname, []string{"a", "b", "c"}[random.IntN(3)], "a")))
 			} else {
-				known = append(known, storageClaim(name, claimClass("made")))
+				known = append(known, schedulertest.StorageClaim(name, schedulertest.ClaimClass("made")))
 			}
 		}
 		roughStory(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *roughServer) {
 			for i := range claims {
-				options := []podOption{usingClaim(fmt.Sprint("c", i))}
+				options := []schedulertest.PodOption{schedulertest.UsingClaim(fmt.Sprint("c", i))}
 				if random.IntN(3) == 0 {
-					options = append(options, usingClaim(fmt.Sprint("c", (i+1)%claims)))
+					options = append(options, schedulertest.UsingClaim(fmt.Sprint("c", (i+1)%claims)))
 				}
-				r.addPod(testPod(fmt.Sprint("p", i), options...))
+				r.addPod(schedulertest.TestPod(fmt.Sprint("p", i), options...))
 				r.pass(time.Duration(random.IntN(400)) * time.Millisecond)
 				if random.IntN(6) == 0 {
 					r.removePod(fmt.Sprint("p", i))
@@ -365,7 +369,7 @@ func TestVolumesInRoughWeather(t *testing.T) {
 					}
 					continue
 				}
-				for _, claim := range claimNames(p) {
+				for _, claim := range snapshot.ClaimNames(p) {
 					pv := r.volumes[r.claims[claim].Spec.VolumeName]
 					if pv == nil || volume.CheckNodeAffinity(pv, map[string]string{corev1.LabelHostname: p.Spec.NodeName}) != nil {
 						t.Errorf("round %d: %s is on %s, and %s has %v", round, name, p.Spec.NodeName, claim, pv)
@@ -381,17 +385,17 @@ func TestVolumesInRoughWeather(t *testing.T) {
 func TestDevicesInRoughWeather(t *testing.T) {
 	for round := range 12 {
 		random := rand.New(rand.NewPCG(62, uint64(round)))
-		nodes := []*corev1.Node{testNode("a"), testNode("b")}
-		known := objects{classStandingFor("class", string(gpu), 0), deviceSlice("a", 3), deviceSlice("b", 3)}
+		nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
+		known := schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 3), schedulertest.DeviceSlice("b", 3)}
 		for i := range 4 {
-			known = append(known, devicesClaim(fmt.Sprint("c", i), exactly("r", "class", int64(1+i%2), "")))
+			known = append(known, schedulertest.DevicesClaim(fmt.Sprint("c", i), schedulertest.Exactly("r", "class", int64(1+i%2), "")))
 		}
 		roughStory(t, uint64(round), []int{0, 10, 30}[round%3], known, nodes, func(r *roughServer) {
 			for i := range 12 {
 				name := fmt.Sprint("p", i)
-				pod := testPod(name, claiming(fmt.Sprint("c", random.IntN(4))))
+				pod := schedulertest.TestPod(name, schedulertest.Claiming(fmt.Sprint("c", random.IntN(4))))
 				if random.IntN(3) == 0 {
-					pod = testPod(name, asks(gpu, "1"))
+					pod = schedulertest.TestPod(name, schedulertest.Requesting(schedulertest.Gpu, "1"))
 				}
 				r.addPod(pod)
 				r.pass(time.Duration(random.IntN(300)) * time.Millisecond)

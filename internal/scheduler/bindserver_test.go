@@ -12,6 +12,9 @@ import (
 
 	"skiff/internal/client"
 	"skiff/internal/kind"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 	"skiff/test/inprocess"
 )
 
@@ -44,35 +47,35 @@ func created[T interface {
 func TestVolumesAreWrittenToTheServer(t *testing.T) {
 	s, c := onServer(t)
 	n := s.snapshot
-	n.SetNode(testNode("a"))
-	n.SetObject(lateClass("late", csiName))
-	for _, o := range (objects{created(t, c, storageClaim("bind")), created(t, c, storageClaim("make", claimSize("9Gi"))), created(t, c, storageVolume("v"))}) {
+	n.SetNode(schedulertest.TestNode("a"))
+	n.SetObject(schedulertest.LateClass("late", schedulertest.CsiName))
+	for _, o := range (schedulertest.Objects{created(t, c, schedulertest.StorageClaim("bind")), created(t, c, schedulertest.StorageClaim("make", schedulertest.ClaimSize("9Gi"))), created(t, c, schedulertest.StorageVolume("v"))}) {
 		n.SetObject(o)
 	}
-	n.volumes.volumes["v"].Status.Phase = corev1.VolumeAvailable
-	plan, reasons := planFor(t, n, testPod("p", usingClaim("bind"), usingClaim("make")), "a")
+	n.Volumes.Volumes["v"].Status.Phase = corev1.VolumeAvailable
+	plan, reasons := planFor(t, n, schedulertest.TestPod("p", schedulertest.UsingClaim("bind"), schedulertest.UsingClaim("make")), "a")
 	if got := planned(&plan); got != "bind=v make+" || len(reasons) > 0 {
 		t.Fatalf("plan %s, %v", got, reasons)
 	}
-	if err := n.volumes.assume(&plan, "a"); err != nil {
+	if err := n.Volumes.AssumePodVolumes(&plan, "a"); err != nil {
 		t.Fatal(err)
 	}
-	pv, err := s.writer.updateVolume(t.Context(), plan.bindings[0].volume)
+	pv, err := s.writer.updateVolume(t.Context(), plan.StaticBindings[0].Volume)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ref := pv.Spec.ClaimRef; ref == nil || ref.Name != "bind" || ref.UID != n.volumes.claims["default/bind"].UID || pv.Annotations[volume.AnnBoundByController] != "yes" || !newer(pv, plan.bindings[0].volume) {
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.Name != "bind" || ref.UID != n.Volumes.Claims["default/bind"].UID || pv.Annotations[volume.AnnBoundByController] != "yes" || !snapshot.IsNewer(pv, plan.StaticBindings[0].Volume) {
 		t.Errorf("volume %+v", pv)
 	}
-	claim, err := s.writer.updateClaim(t.Context(), plan.provisions[0].claim)
-	if err != nil || claim.Annotations[volume.AnnSelectedNode] != "a" || !newer(claim, plan.provisions[0].claim) {
+	claim, err := s.writer.updateClaim(t.Context(), plan.DynamicProvisions[0].Claim)
+	if err != nil || claim.Annotations[volume.AnnSelectedNode] != "a" || !snapshot.IsNewer(claim, plan.DynamicProvisions[0].Claim) {
 		t.Errorf("claim %+v, %v", claim, err)
 	}
 	// Who did not know of these writes cannot write over them.
-	if _, err := s.writer.updateVolume(t.Context(), plan.bindings[0].volume); !apierrors.IsConflict(err) {
+	if _, err := s.writer.updateVolume(t.Context(), plan.StaticBindings[0].Volume); !apierrors.IsConflict(err) {
 		t.Errorf("the volume was written twice: %v", err)
 	}
-	if _, err := s.writer.updateClaim(t.Context(), plan.provisions[0].claim); !apierrors.IsConflict(err) {
+	if _, err := s.writer.updateClaim(t.Context(), plan.DynamicProvisions[0].Claim); !apierrors.IsConflict(err) {
 		t.Errorf("the claim was written twice: %v", err)
 	}
 }
@@ -95,25 +98,25 @@ func TestDevicesAreWrittenToTheServer(t *testing.T) {
 		}
 		return names
 	}
-	first := created(t, c, devicesClaim("x", exactly("r", "class", 1, "")))
-	p, q := testPod("p", claiming("x")), testPod("q", claiming("x"))
-	grant := claimGrant{claim: first, allocation: devicesClaim("x", holds("r", "a", "device-0"), onlyOn("a")).Status.Allocation}
+	first := created(t, c, schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")))
+	p, q := schedulertest.TestPod("p", schedulertest.Claiming("x")), schedulertest.TestPod("q", schedulertest.Claiming("x"))
+	grant := snapshot.ClaimAllocation{Claim: first, Allocation: schedulertest.DevicesClaim("x", schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a")).Status.Allocation}
 	s.snapshot.SetObject(first)
-	s.snapshot.devices.assume([]claimGrant{grant})
+	s.snapshot.Devices.AssumeAllocations([]snapshot.ClaimAllocation{grant})
 	if err := s.bindDevices(t.Context(), p, &grant); err != nil {
 		t.Fatal(err)
 	}
 	x := now("x")
-	if !slices.Equal(x.Finalizers, []string{resourcev1.Finalizer}) || x.Status.Allocation == nil || x.Status.Allocation.AllocationTimestamp == nil || !slices.Equal(users(x), []string{"pods/p"}) || grant.claim.ResourceVersion != x.ResourceVersion {
+	if !slices.Equal(x.Finalizers, []string{resourcev1.Finalizer}) || x.Status.Allocation == nil || x.Status.Allocation.AllocationTimestamp == nil || !slices.Equal(users(x), []string{"pods/p"}) || grant.Claim.ResourceVersion != x.ResourceVersion {
 		t.Fatalf("claim %+v", x)
 	}
 	// The other pod's knowledge is old: the claim as it was before p came to use it.
-	second := claimGrant{claim: x}
-	third := claimGrant{claim: x}
+	second := snapshot.ClaimAllocation{Claim: x}
+	third := snapshot.ClaimAllocation{Claim: x}
 	if err := s.bindDevices(t.Context(), q, &second); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.bindDevices(t.Context(), testPod("s", claiming("x")), &third); err != nil {
+	if err := s.bindDevices(t.Context(), schedulertest.TestPod("s", schedulertest.Claiming("x")), &third); err != nil {
 		t.Fatalf("who was slower gave up: %v", err)
 	}
 	if got := users(now("x")); !slices.Equal(got, []string{"pods/p", "pods/q", "pods/s"}) {
@@ -125,8 +128,8 @@ func TestDevicesAreWrittenToTheServer(t *testing.T) {
 		t.Errorf("users %v", got)
 	}
 	// A claim that has devices by now is not given others.
-	late := claimGrant{claim: first, allocation: grant.allocation}
-	if err := s.bindDevices(t.Context(), testPod("u"), &late); err == nil || err.Error() != "claim default/x got allocated elsewhere in the meantime" {
+	late := snapshot.ClaimAllocation{Claim: first, Allocation: grant.Allocation}
+	if err := s.bindDevices(t.Context(), schedulertest.TestPod("u"), &late); err == nil || err.Error() != "claim default/x got allocated elsewhere in the meantime" {
 		t.Errorf("given twice: %v", err)
 	}
 }
@@ -134,32 +137,32 @@ func TestDevicesAreWrittenToTheServer(t *testing.T) {
 // The claim for extended resources is made under a name the server gives it, and goes with its finalizer.
 func TestExtendedClaimOnTheServer(t *testing.T) {
 	s, c := onServer(t)
-	pod := created(t, c, testPod("p", asks(gpu, "1"), func(p *corev1.Pod) {
+	pod := created(t, c, schedulertest.TestPod("p", schedulertest.Requesting(schedulertest.Gpu, "1"), func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Limits = p.Spec.Containers[0].Resources.Requests
 	}))
-	s.snapshot.SetNode(testNode("a"))
-	for _, o := range (objects{classStandingFor("class", string(gpu), 0), deviceSlice("a", 1)}) {
+	s.snapshot.SetNode(schedulertest.TestNode("a"))
+	for _, o := range (schedulertest.Objects{schedulertest.ClassStandingFor("class", string(schedulertest.Gpu), 0), schedulertest.DeviceSlice("a", 1)}) {
 		s.snapshot.SetObject(o)
 	}
-	request, refusal := devicesRule(t).request(s.snapshot, infoOf(t, pod))
+	request, refusal := plugins.DefaultProfile().DynamicResources.PodDevices(s.snapshot, infoOf(t, pod))
 	if refusal != nil {
 		t.Fatal(refusal)
 	}
-	grants, refusal := request.on(s.snapshot, 0)
+	grants, refusal := request.AllocateOn(s.snapshot, 0)
 	if refusal != nil || len(grants) != 1 {
 		t.Fatalf("%v, %v", grants, refusal)
 	}
-	s.snapshot.devices.assume(grants)
+	s.snapshot.Devices.AssumeAllocations(grants)
 	if err := s.bindDevices(t.Context(), pod, &grants[0]); err != nil {
 		t.Fatal(err)
 	}
-	made := grants[0].claim
+	made := grants[0].Claim
 	stored, err := client.For[*corev1.Pod](c).Get(t.Context(), "default", "p")
 	if err != nil {
 		t.Fatal(err)
 	}
 	status := stored.Status.ExtendedResourceClaimStatus
-	if status == nil || status.ResourceClaimName != made.Name || len(status.RequestMappings) != 1 || status.RequestMappings[0].RequestName != "container-0-request-0" || status.RequestMappings[0].ContainerName != "c" || status.RequestMappings[0].ResourceName != string(gpu) {
+	if status == nil || status.ResourceClaimName != made.Name || len(status.RequestMappings) != 1 || status.RequestMappings[0].RequestName != "container-0-request-0" || status.RequestMappings[0].ContainerName != "c" || status.RequestMappings[0].ResourceName != string(schedulertest.Gpu) {
 		t.Errorf("the pod says %+v, the claim is %s", status, made.Name)
 	}
 	if made.Status.Allocation == nil || len(made.Status.ReservedFor) != 1 || !metav1.IsControlledBy(made, pod) {
@@ -170,7 +173,7 @@ func TestExtendedClaimOnTheServer(t *testing.T) {
 		t.Errorf("the claim is still there: %v", err)
 	}
 	// Another claim of that name would not be deleted in its place.
-	other := created(t, c, devicesClaim("other", exactly("r", "class", 1, "")))
+	other := created(t, c, schedulertest.DevicesClaim("other", schedulertest.Exactly("r", "class", 1, "")))
 	other.UID = "somebody-else"
 	if err := s.writer.deleteDeviceClaim(t.Context(), other); !apierrors.IsConflict(err) {
 		t.Errorf("deleted by its name alone: %v", err)

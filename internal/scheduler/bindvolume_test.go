@@ -15,9 +15,13 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // volumeServer is a fakeServer with a volume controller behind it.
@@ -53,7 +57,7 @@ func (v *volumeServer) updateVolume(_ context.Context, pv *corev1.PersistentVolu
 	pv.ResourceVersion = v.next()
 	v.scheduler.mu.Lock()
 	defer v.scheduler.mu.Unlock()
-	claim := v.scheduler.snapshot.volumes.claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name].DeepCopy()
+	claim := v.scheduler.snapshot.Volumes.Claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name].DeepCopy()
 	v.hear(pv)
 	v.finish(func() { v.bindClaim(claim, pv.Name) })
 	return pv, nil
@@ -70,7 +74,7 @@ func (v *volumeServer) updateClaim(_ context.Context, claim *corev1.PersistentVo
 			v.scheduler.snapshot.SetObject(claim)
 			return
 		}
-		v.scheduler.snapshot.SetObject(volumeFor("made", claim.Namespace, claim.Name))
+		v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("made", claim.Namespace, claim.Name))
 		v.bindClaim(claim.DeepCopy(), "made")
 	})
 	return claim, nil
@@ -102,21 +106,6 @@ func (v *volumeServer) finish(work func()) {
 	}()
 }
 
-func volumeFor(name, namespace, claim string) *corev1.PersistentVolume {
-	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"},
-		Spec: corev1.PersistentVolumeSpec{
-			StorageClassName: "late", Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("5Gi")}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			VolumeMode: ptr.To(corev1.PersistentVolumeFilesystem),
-		},
-		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable},
-	}
-	if claim != "" {
-		pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: namespace, Name: claim, UID: types.UID(claim)}
-	}
-	return pv
-}
-
 // volumeStory is a story with a class that waits for its first consumer and a claim of it.
 func volumeStory(t *testing.T, server volumeServer, provisioner string, tell func(v *volumeServer)) {
 	t.Helper()
@@ -135,32 +124,26 @@ func volumeStory(t *testing.T, server volumeServer, provisioner string, tell fun
 				},
 			})
 		})
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
 		tell(v)
 	})
-}
-
-func usingClaim(name string) podOption {
-	return func(p *corev1.Pod) {
-		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
-	}
 }
 
 // A claim that waits for its first consumer gets a volume the pod's node reaches, before the pod is bound.
 func TestVolumeIsBoundBeforeThePod(t *testing.T) {
 	volumeStory(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
-		pv := volumeFor("disk", "", "")
-		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "b")}}}
+		pv := schedulertest.VolumeFor("disk", "", "")
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{schedulertest.Expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "b")}}}
 		v.tell(func() { v.scheduler.snapshot.SetObject(pv) })
-		v.addPod(testPod("p", usingClaim("claim")))
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		if v.nodeOf("p") != "" {
 			t.Error("the pod was bound before its volume")
 		}
 		// Who else wants the disk finds it taken.
 		v.tell(func() {
-			if got := refusalsOf(t, v.scheduler.snapshot, testPod("q", usingClaim("claim")), DefaultProfile()); len(got) != 1 || got["a"] == "" {
+			if got := refusalsOf(t, v.scheduler.snapshot, schedulertest.TestPod("q", schedulertest.UsingClaim("claim")), plugins.DefaultProfile()); len(got) != 1 || got["a"] == "" {
 				t.Errorf("refused: %v", got)
 			}
 		})
@@ -174,7 +157,7 @@ func TestVolumeIsBoundBeforeThePod(t *testing.T) {
 // A volume that is still to be made is asked for on the pod's node, and waited for.
 func TestVolumeIsMade(t *testing.T) {
 	volumeStory(t, volumeServer{}, "csi.example.com", func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim")))
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(20 * time.Second)
 		if v.nodeOf("p") == "" || v.boundTimes("p") != 1 {
 			t.Errorf("the pod is on %q", v.nodeOf("p"))
@@ -185,7 +168,7 @@ func TestVolumeIsMade(t *testing.T) {
 // A controller that cannot make the volume takes the node back: the pod is tried again, not left.
 func TestVolumeIsNotMade(t *testing.T) {
 	volumeStory(t, volumeServer{failing: true}, "csi.example.com", func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim")))
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(5 * time.Second)
 		if v.nodeOf("p") != "" {
 			t.Fatal("a pod without its volume was bound")
@@ -201,7 +184,7 @@ func TestVolumeIsNotMade(t *testing.T) {
 // Nobody waits for ever, and what was assumed meanwhile is given back.
 func TestVolumeNeverComes(t *testing.T) {
 	volumeStory(t, volumeServer{lazy: true}, "csi.example.com", func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim"), asksCPU("3")))
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.RequestingCPU("3")))
 		v.pass(11 * time.Minute)
 		if v.nodeOf("p") != "" {
 			t.Error("a pod without its volume was bound")
@@ -210,7 +193,7 @@ func TestVolumeNeverComes(t *testing.T) {
 		v.pass(time.Minute)
 		v.scheduler.mu.Lock()
 		defer v.scheduler.mu.Unlock()
-		if n := len(v.scheduler.snapshot.volumes.assumedClaim) + v.scheduler.snapshot.Pods(); n != 0 {
+		if n := len(v.scheduler.snapshot.Volumes.AssumedClaim) + v.scheduler.snapshot.NumPods(); n != 0 {
 			t.Errorf("%d things are still assumed", n)
 		}
 	})
@@ -218,8 +201,8 @@ func TestVolumeNeverComes(t *testing.T) {
 
 func TestVolumeWriteFails(t *testing.T) {
 	volumeStory(t, volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, func(v *volumeServer) {
-		v.tell(func() { v.scheduler.snapshot.SetObject(volumeFor("disk", "", "")) })
-		v.addPod(testPod("p", usingClaim("claim")))
+		v.tell(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(10 * time.Second)
 		if v.nodeOf("p") != "" {
 			t.Error("bound without a volume")
@@ -237,36 +220,36 @@ func TestOwners(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}
 	meta := metav1.ObjectMeta{Namespace: "default", Name: "own"}
 	owned := func(apiVersion, kind string) *corev1.Pod {
-		return testPod("p", labelled("app", "x"), func(p *corev1.Pod) {
+		return schedulertest.TestPod("p", schedulertest.Labelled("app", "x"), func(p *corev1.Pod) {
 			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "own", Controller: ptr.To(true)}}
 		})
 	}
 	for _, test := range []struct {
 		what        string
-		set, delete func(s *Snapshot)
+		set, delete func(s *snapshot.Snapshot)
 		pod         *corev1.Pod
 	}{
-		{"service", func(s *Snapshot) {
+		{"service", func(s *snapshot.Snapshot) {
 			s.SetService(&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Selector: selector.MatchLabels}})
 		},
-			func(s *Snapshot) { s.DeleteService("default", "own") }, testPod("p", labelled("app", "x"))},
-		{"replication controller", func(s *Snapshot) {
+			func(s *snapshot.Snapshot) { s.DeleteService("default", "own") }, schedulertest.TestPod("p", schedulertest.Labelled("app", "x"))},
+		{"replication controller", func(s *snapshot.Snapshot) {
 			s.SetReplicationController(&corev1.ReplicationController{ObjectMeta: meta, Spec: corev1.ReplicationControllerSpec{Selector: selector.MatchLabels}})
 		},
-			func(s *Snapshot) { s.DeleteController("v1", "ReplicationController", "default", "own") }, owned("v1", "ReplicationController")},
-		{"replica set", func(s *Snapshot) {
+			func(s *snapshot.Snapshot) { s.DeleteController("v1", "ReplicationController", "default", "own") }, owned("v1", "ReplicationController")},
+		{"replica set", func(s *snapshot.Snapshot) {
 			s.SetReplicaSet(&appsv1.ReplicaSet{ObjectMeta: meta, Spec: appsv1.ReplicaSetSpec{Selector: selector}})
 		},
-			func(s *Snapshot) { s.DeleteController("apps/v1", "ReplicaSet", "default", "own") }, owned("apps/v1", "ReplicaSet")},
-		{"stateful set", func(s *Snapshot) {
+			func(s *snapshot.Snapshot) { s.DeleteController("apps/v1", "ReplicaSet", "default", "own") }, owned("apps/v1", "ReplicaSet")},
+		{"stateful set", func(s *snapshot.Snapshot) {
 			s.SetStatefulSet(&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Selector: selector}})
 		},
-			func(s *Snapshot) { s.DeleteController("apps/v1", "StatefulSet", "default", "own") }, owned("apps/v1", "StatefulSet")},
+			func(s *snapshot.Snapshot) { s.DeleteController("apps/v1", "StatefulSet", "default", "own") }, owned("apps/v1", "StatefulSet")},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			s := cluster(t, []*corev1.Node{testNode("a", nodeHas(corev1.ResourceCPU, "64")), testNode("b")}, testPod("x", on("a"), labelled("app", "x")), testPod("y", on("b"), labelled("app", "z"), asksCPU("1")))
+			s := cluster(t, []*corev1.Node{schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "64")), schedulertest.TestNode("b")}, schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.Labelled("app", "x")), schedulertest.TestPod("y", schedulertest.OnNode("b"), schedulertest.Labelled("app", "z"), schedulertest.RequestingCPU("1")))
 			goes := func() string {
-				d, err := Schedule(s, infoOf(t, test.pod.DeepCopy()), DefaultProfile())
+				d, err := decision.Schedule(s, infoOf(t, test.pod.DeepCopy()), plugins.DefaultProfile())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -287,120 +270,92 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// Counts nobody asks for any more are forgotten, and made again when somebody does.
-func TestManyCounters(t *testing.T) {
-	s := cluster(t, nodesNamed(4, func(i int) nodeOption { return zone(fmt.Sprint(i % 2)) }))
-	for i := range maxCounters + 100 {
-		pod := testPod(fmt.Sprint("p", i), labelled("app", fmt.Sprint(i)), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", fmt.Sprint(i)))
-		info := infoOf(t, pod)
-		d, err := Schedule(s, info, DefaultProfile())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i%100 == 0 {
-			s.Assume(info, d.Node)
-		}
-	}
-	if len(s.counters) > maxCounters {
-		t.Errorf("there are %d counters", len(s.counters))
-	}
-	// The first pod's kind was forgotten; its count is right all the same.
-	first := s.pods["p0"]
-	got := refusalsOf(t, s, testPod("again", labelled("app", "0"), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "0")), DefaultProfile())
-	for i := range s.nodes {
-		same := s.nodes[i].object.Labels[corev1.LabelTopologyZone] == s.nodes[first.node].object.Labels[corev1.LabelTopologyZone]
-		if (got[s.nodes[i].name] != "") != same {
-			t.Errorf("node %s: %q", s.nodes[i].name, got[s.nodes[i].name])
-		}
-	}
-}
-
 // Whether a plan has been carried out, by what the API server has told.
 func TestVolumesBound(t *testing.T) {
 	const wait, done = "wait", "done"
-	claimed := func(options ...volumeOption) *corev1.PersistentVolume {
-		return storageVolume("v", append([]volumeOption{volumeOf("default", "c", "c"), volumeVersion("11")}, options...)...)
+	claimed := func(options ...schedulertest.VolumeOption) *corev1.PersistentVolume {
+		return schedulertest.StorageVolume("v", append([]schedulertest.VolumeOption{schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeVersion("11")}, options...)...)
 	}
-	bound := storageClaim("c", claimHas("v"))
-	sent := func(options ...claimOption) *corev1.PersistentVolumeClaim {
-		return storageClaim("m", append([]claimOption{claimFor("a"), claimVersion("11")}, options...)...)
+	bound := schedulertest.StorageClaim("c", schedulertest.ClaimHas("v"))
+	sent := func(options ...schedulertest.ClaimOption) *corev1.PersistentVolumeClaim {
+		return schedulertest.StorageClaim("m", append([]schedulertest.ClaimOption{schedulertest.ClaimFor("a"), schedulertest.ClaimVersion("11")}, options...)...)
 	}
-	moved := func(zone string) objects {
-		return objects{storageVolume("v", volumeVersion("11"), volumeOf("default", "c", "c"), volumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), volumeNear(corev1.LabelTopologyZone, zone)),
-			bound, driversOn("a", nil, "kubernetes.io/aws-ebs")}
+	moved := func(zone string) schedulertest.Objects {
+		return schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "vol-1"}}), schedulertest.VolumeNear(corev1.LabelTopologyZone, zone)),
+			bound, schedulertest.DriversOn("a", nil, "kubernetes.io/aws-ebs")}
 	}
-	unreadable := storageVolume("v", volumeVersion("11"), volumeOf("default", "c", "c"), volumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws:///x/"}}))
+	unreadable := schedulertest.StorageVolume("v", schedulertest.VolumeVersion("11"), schedulertest.VolumeOf("default", "c", "c"), schedulertest.VolumeSource(corev1.PersistentVolumeSource{AWSElasticBlockStore: &corev1.AWSElasticBlockStoreVolumeSource{VolumeID: "aws:///x/"}}))
 	for _, test := range []struct {
 		what  string
 		bind  bool // the plan binds c to v
 		make  bool // the plan has a volume made for m
-		known objects
+		known schedulertest.Objects
 		node  string // a, unless something else is said
 		gone  bool   // the pod is
 		want  string
 	}{
 		{"nothing was planned", false, false, nil, "", false, done},
-		{"the node is gone", true, false, objects{claimed(), bound}, "z", false, `failed to get node "z": node "z" not found`},
-		{"the node is only spoken of", true, false, objects{claimed(), bound, driversOn("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
-		{"the pod is gone", true, false, objects{claimed(), bound}, "", true, `pod does not exist any more: pod "p" not found`},
+		{"the node is gone", true, false, schedulertest.Objects{claimed(), bound}, "z", false, `failed to get node "z": node "z" not found`},
+		{"the node is only spoken of", true, false, schedulertest.Objects{claimed(), bound, schedulertest.DriversOn("z", nil)}, "z", false, `failed to get node "z": node "z" not found`},
+		{"the pod is gone", true, false, schedulertest.Objects{claimed(), bound}, "", true, `pod does not exist any more: pod "p" not found`},
 		{"the node is told before the pod", true, false, nil, "z", true, `failed to get node "z": node "z" not found`},
-		{"the volume is gone", true, false, objects{bound}, "", false, `failed to check binding: persistentvolumes "v" not found`},
-		{"the claim is gone", true, false, objects{claimed()}, "", false, `failed to check binding: persistentvolumeclaims "default/c" not found`},
+		{"the volume is gone", true, false, schedulertest.Objects{bound}, "", false, `failed to check binding: persistentvolumes "v" not found`},
+		{"the claim is gone", true, false, schedulertest.Objects{claimed()}, "", false, `failed to check binding: persistentvolumeclaims "default/c" not found`},
 		{"both are gone", true, false, nil, "", false, `failed to check binding: persistentvolumes "v" not found`},
-		{"our write has not been told", true, false, objects{storageVolume("v"), bound}, "", false, wait},
-		{"our write has been told", true, false, objects{claimed(), storageClaim("c")}, "", false, wait},
-		{"the claim names the volume, and is not complete", true, false, objects{claimed(), storageClaim("c", claimWants("v"))}, "", false, wait},
-		{"bound", true, false, objects{claimed(), bound}, "", false, done},
-		{"bound, and changed since", true, false, objects{claimed(volumeVersion("99")), bound}, "", false, done},
-		{"the volume was taken back", true, false, objects{storageVolume("v", volumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
-		{"the volume is only kept for the claim", true, false, objects{storageVolume("v", volumeOf("default", "c", ""), volumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
-		{"the volume cannot be reached any more", true, false, objects{claimed(volumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"which is told before it was taken back", true, false, objects{storageVolume("v", volumeVersion("12"), volumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"our write has not been told", true, false, schedulertest.Objects{schedulertest.StorageVolume("v"), bound}, "", false, wait},
+		{"our write has been told", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c")}, "", false, wait},
+		{"the claim names the volume, and is not complete", true, false, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c", schedulertest.ClaimWants("v"))}, "", false, wait},
+		{"bound", true, false, schedulertest.Objects{claimed(), bound}, "", false, done},
+		{"bound, and changed since", true, false, schedulertest.Objects{claimed(schedulertest.VolumeVersion("99")), bound}, "", false, done},
+		{"the volume was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
+		{"the volume is only kept for the claim", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeOf("default", "c", ""), schedulertest.VolumeVersion("12")), bound}, "", false, `ClaimRef got reset for pv "v"`},
+		{"the volume cannot be reached any more", true, false, schedulertest.Objects{claimed(schedulertest.VolumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"which is told before it was taken back", true, false, schedulertest.Objects{schedulertest.StorageVolume("v", schedulertest.VolumeVersion("12"), schedulertest.VolumeAt("b")), bound}, "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 		{"a moved volume, in a zone of the driver's", true, false, moved("driver-zone"), "", false, done},
 		{"a moved volume, in a zone the driver does not know", true, false, moved("za"), "", false, `pv "v" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"a moved volume that cannot be read", true, false, objects{unreadable, bound, driversOn("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
-		{"which does not matter where it has not moved", true, false, objects{unreadable, bound}, "", false, done},
+		{"a moved volume that cannot be read", true, false, schedulertest.Objects{unreadable, bound, schedulertest.DriversOn("a", nil, "kubernetes.io/aws-ebs")}, "", false, `failed to translate pv to csi: could not translate pv: failed to translate Kubernetes ID to EBS Volume ID Invalid format for AWS volume (aws:///x/)`},
+		{"which does not matter where it has not moved", true, false, schedulertest.Objects{unreadable, bound}, "", false, done},
 
 		{"the claim to be served is gone", false, true, nil, "", false, `failed to check provisioning pvc: persistentvolumeclaims "default/m" not found`},
-		{"our order has not been told", false, true, objects{storageClaim("m")}, "", false, wait},
-		{"our order has been told", false, true, objects{sent()}, "", false, wait},
-		{"the order was refused", false, true, objects{storageClaim("m", claimVersion("12"), claimNote("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
-		{"the order was wiped out", false, true, objects{storageClaim("m", claimVersion("12"))}, "", false, `selectedNode annotation reset for PVC "m"`},
-		{"the order is for another node now", false, true, objects{storageClaim("m", claimVersion("12"), claimFor("b"))}, "", false, `provisioning failed for PVC "m"`},
-		{"it has a volume we do not know yet", false, true, objects{sent(claimHas("w"))}, "", false, wait},
-		{"it has a volume, and is not complete", false, true, objects{sent(claimWants("w")), storageVolume("w")}, "", false, wait},
-		{"it has a volume", false, true, objects{sent(claimHas("w")), storageVolume("w")}, "", false, done},
-		{"it has a volume of this node", false, true, objects{sent(claimHas("w")), storageVolume("w", volumeAt("a"))}, "", false, done},
-		{"it has a volume of another node", false, true, objects{sent(claimHas("w")), storageVolume("w", volumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
-		{"it is to have a volume of another node", false, true, objects{sent(claimWants("w")), storageVolume("w", volumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"our order has not been told", false, true, schedulertest.Objects{schedulertest.StorageClaim("m")}, "", false, wait},
+		{"our order has been told", false, true, schedulertest.Objects{sent()}, "", false, wait},
+		{"the order was refused", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimNote("other", "x"))}, "", false, `provisioning failed for PVC "m"`},
+		{"the order was wiped out", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"))}, "", false, `selectedNode annotation reset for PVC "m"`},
+		{"the order is for another node now", false, true, schedulertest.Objects{schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimFor("b"))}, "", false, `provisioning failed for PVC "m"`},
+		{"it has a volume we do not know yet", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w"))}, "", false, wait},
+		{"it has a volume, and is not complete", false, true, schedulertest.Objects{sent(schedulertest.ClaimWants("w")), schedulertest.StorageVolume("w")}, "", false, wait},
+		{"it has a volume", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w")}, "", false, done},
+		{"it has a volume of this node", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("a"))}, "", false, done},
+		{"it has a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
+		{"it is to have a volume of another node", false, true, schedulertest.Objects{sent(schedulertest.ClaimWants("w")), schedulertest.StorageVolume("w", schedulertest.VolumeAt("b"))}, "", false, `pv "w" node affinity doesn't match node "a": no matching NodeSelectorTerms`},
 
-		{"one is bound and one is not made", true, true, objects{claimed(), bound, sent()}, "", false, wait},
-		{"one is not bound and one is refused", true, true, objects{claimed(), storageClaim("c"), storageClaim("m", claimVersion("12"), claimNote("other", "x"))}, "", false, wait},
-		{"both are there", true, true, objects{claimed(), bound, sent(claimHas("w")), storageVolume("w")}, "", false, done},
+		{"one is bound and one is not made", true, true, schedulertest.Objects{claimed(), bound, sent()}, "", false, wait},
+		{"one is not bound and one is refused", true, true, schedulertest.Objects{claimed(), schedulertest.StorageClaim("c"), schedulertest.StorageClaim("m", schedulertest.ClaimVersion("12"), schedulertest.ClaimNote("other", "x"))}, "", false, wait},
+		{"both are there", true, true, schedulertest.Objects{claimed(), bound, sent(schedulertest.ClaimHas("w")), schedulertest.StorageVolume("w")}, "", false, done},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			f := newFakeServer(t, nil)
 			s := f.scheduler.snapshot
-			for _, n := range []*corev1.Node{testNode("a", zone("za"), nodeLabel("topology.ebs.csi.aws.com/zone", "driver-zone")), testNode("b")} {
+			for _, n := range []*corev1.Node{schedulertest.TestNode("a", schedulertest.Zone("za"), schedulertest.NodeLabel("topology.ebs.csi.aws.com/zone", "driver-zone")), schedulertest.TestNode("b")} {
 				s.SetNode(n)
 			}
 			for _, o := range test.known {
 				s.SetObject(o)
 			}
-			info := infoOf(t, testPod("p", usingClaim("c"), usingClaim("m")))
+			info := infoOf(t, schedulertest.TestPod("p", schedulertest.UsingClaim("c"), schedulertest.UsingClaim("m")))
 			if !test.gone {
 				s.Assume(info, "a")
 			}
-			d := &Decision{Pod: info, Node: "a", snapshot: s}
+			d := &decision.Decision{Pod: info, Node: "a", Snapshot: s}
 			if test.node != "" {
 				d.Node = test.node
 			}
-			plan := &volumePlan{}
+			plan := &snapshot.PodVolumes{}
 			if test.bind {
-				plan.bindings = []volumeMatch{{volume: claimed(), claim: storageClaim("c")}}
+				plan.StaticBindings = []snapshot.StaticBinding{{Volume: claimed(), Claim: schedulertest.StorageClaim("c")}}
 			}
 			if test.make {
-				plan.provisions = []provision{{claim: sent()}}
+				plan.DynamicProvisions = []snapshot.DynamicProvision{{Claim: sent()}}
 			}
 			bound, err := f.scheduler.volumesBound(d, plan)
 			got := wait
@@ -418,9 +373,9 @@ func TestVolumesBound(t *testing.T) {
 
 // A pod that shares a claim with one that is being bound goes where that one goes.
 func TestSharedClaimKeepsPodsTogether(t *testing.T) {
-	volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim")))
-		v.addPod(testPod("q", usingClaim("claim")))
+	volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
+		v.addPod(schedulertest.TestPod("q", schedulertest.UsingClaim("claim")))
 		v.pass(time.Minute)
 		if v.nodeOf("p") == "" || v.nodeOf("p") != v.nodeOf("q") {
 			t.Errorf("p is on %q, q on %q: %v", v.nodeOf("p"), v.nodeOf("q"), v.told("q"))
@@ -432,20 +387,20 @@ func TestSharedClaimKeepsPodsTogether(t *testing.T) {
 func TestOneVolumeForTwoPods(t *testing.T) {
 	volumeStory(t, volumeServer{}, volume.NotSupportedProvisioner, func(v *volumeServer) {
 		v.tell(func() {
-			other := storageClaim("other", claimVersion("3"))
+			other := schedulertest.StorageClaim("other", schedulertest.ClaimVersion("3"))
 			v.scheduler.snapshot.SetObject(other)
-			v.scheduler.snapshot.SetObject(volumeFor("disk", "", ""))
+			v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", ""))
 		})
-		v.addPod(testPod("p", usingClaim("claim")))
-		v.addPod(testPod("q", usingClaim("other")))
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
+		v.addPod(schedulertest.TestPod("q", schedulertest.UsingClaim("other")))
 		v.pass(10 * time.Second)
 		if (v.nodeOf("p") == "") == (v.nodeOf("q") == "") {
 			t.Fatalf("p is on %q, q on %q", v.nodeOf("p"), v.nodeOf("q"))
 		}
-		second := volumeFor("second", "", "")
+		second := schedulertest.VolumeFor("second", "", "")
 		v.tell(func() {
 			v.scheduler.snapshot.SetObject(second)
-			v.scheduler.happened(Event{Resource: PersistentVolumeResource, Action: Add, New: second})
+			v.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.PersistentVolumeResource, Action: plugins.Add, New: second})
 		})
 		v.pass(30 * time.Second)
 		if v.nodeOf("p") == "" || v.nodeOf("q") == "" {
@@ -465,25 +420,25 @@ func TestVolumeFailuresAreTold(t *testing.T) {
 		told        string
 	}{
 		{"the volume is not written", volumeServer{refused: errors.New("no")}, volume.NotSupportedProvisioner, nil, time.Second, `running PreBind plugin \"VolumeBinding\": no`},
-		{"the volume is not made", volumeServer{failing: true}, csiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
-		{"nobody makes it", volumeServer{lazy: true}, csiName, nil, 601 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded`},
+		{"the volume is not made", volumeServer{failing: true}, schedulertest.CsiName, nil, 3 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`},
+		{"nobody makes it", volumeServer{lazy: true}, schedulertest.CsiName, nil, 601 * time.Second, `running PreBind plugin \"VolumeBinding\": binding volumes: context deadline exceeded`},
 		{"the volume goes", volumeServer{lazy: true}, volume.NotSupportedProvisioner, func(v *volumeServer) {
-			v.scheduler.snapshot.DeleteObject(volumeFor("disk", "", ""))
+			v.scheduler.snapshot.DeleteObject(schedulertest.VolumeFor("disk", "", ""))
 		}, 2 * time.Second, `binding volumes: failed to check binding: persistentvolumes \"disk\" not found`},
-		{"the claim goes", volumeServer{lazy: true}, csiName, func(v *volumeServer) {
-			v.scheduler.snapshot.DeleteObject(storageClaim("claim"))
+		{"the claim goes", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+			v.scheduler.snapshot.DeleteObject(schedulertest.StorageClaim("claim"))
 		}, 2 * time.Second, `binding volumes: failed to check provisioning pvc: persistentvolumeclaims \"default/claim\" not found`},
-		{"the node goes", volumeServer{lazy: true}, csiName, func(v *volumeServer) {
-			v.scheduler.nodeDeleted(testNode("a"))
-			v.scheduler.nodeDeleted(testNode("b"))
+		{"the node goes", volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+			v.scheduler.nodeDeleted(schedulertest.TestNode("a"))
+			v.scheduler.nodeDeleted(schedulertest.TestNode("b"))
 		}, 2 * time.Second, `binding volumes: failed to get node \"`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			volumeStory(t, test.server, test.provisioner, func(v *volumeServer) {
 				if test.provisioner == volume.NotSupportedProvisioner {
-					v.tell(func() { v.scheduler.snapshot.SetObject(volumeFor("disk", "", "")) })
+					v.tell(func() { v.scheduler.snapshot.SetObject(schedulertest.VolumeFor("disk", "", "")) })
 				}
-				v.addPod(testPod("p", usingClaim("claim")))
+				v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 				v.pass(100 * time.Millisecond)
 				if test.meanwhile != nil {
 					v.tell(func() { test.meanwhile(v) })
@@ -499,18 +454,18 @@ func TestVolumeFailuresAreTold(t *testing.T) {
 
 // A pod that goes while its volume is made lets go of what was decided for it.
 func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
-	volumeStory(t, volumeServer{lazy: true}, csiName, func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim")))
+	volumeStory(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		v.tell(func() {
-			if v.scheduler.snapshot.Pods() != 1 {
+			if v.scheduler.snapshot.NumPods() != 1 {
 				t.Error("the pod is not assumed while its volume is made")
 			}
 		})
 		v.removePod("p")
 		v.pass(time.Second)
 		v.tell(func() {
-			if n := v.scheduler.snapshot.Pods() + len(v.scheduler.snapshot.volumes.assumedClaim); n != 0 {
+			if n := v.scheduler.snapshot.NumPods() + len(v.scheduler.snapshot.Volumes.AssumedClaim); n != 0 {
 				t.Errorf("%d things are still assumed", n)
 			}
 		})
@@ -522,8 +477,8 @@ func TestPodGoesWhileItsVolumeIsMade(t *testing.T) {
 
 // While its volume is made, others can see where the pod goes.
 func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
-	volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
-		v.addPod(testPod("p", usingClaim("claim")))
+	volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
+		v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim")))
 		v.pass(time.Second)
 		v.mu.Lock()
 		nominated := v.pods["p"].Status.NominatedNodeName
@@ -537,39 +492,39 @@ func TestPodIsNominatedWhileItsVolumeIsMade(t *testing.T) {
 
 // What cannot be reserved is told as upstream's Reserve does, and leaves nothing assumed.
 func TestReserveFails(t *testing.T) {
-	static := lateClass("late", volume.NotSupportedProvisioner)
+	static := schedulertest.LateClass("late", volume.NotSupportedProvisioner)
 	for _, test := range []struct {
 		what  string
-		known objects
+		known schedulertest.Objects
 		pod   *corev1.Pod
 		fail  string
 	}{
-		{"nothing to reserve", nil, testPod("p"), ""},
-		{"a bound volume", objects{storageClaim("c", claimHas("v")), storageVolume("v")}, testPod("p", usingClaim("c")), ""},
-		{"a volume to bind", objects{static, storageClaim("c"), storageVolume("v")}, testPod("p", usingClaim("c")), ""},
-		{"a claim that is gone", nil, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": error getting PVC "default/c": persistentvolumeclaim "c" not found`},
-		{"a volume that is gone", objects{static, storageClaim("c")}, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
-		{"a class that lost its mode", objects{modelessClass("late"), storageClaim("c")}, testPod("p", usingClaim("c")), `running Reserve plugin "VolumeBinding": VolumeBindingMode not set for StorageClass "late"`},
-		{"a resource claim that is gone", nil, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [could not find ResourceClaim "default/x"]`},
-		{"devices that are gone", objects{deviceClass("class"), devicesClaim("x", exactly("r", "class", 1, ""))}, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [cannot allocate all claims]`},
-		{"devices that cannot be read", objects{deviceSlice("a", 1), deviceClass("class", "device."), devicesClaim("x", exactly("r", "class", 1, ""))}, testPod("p", claiming("x")), `running Reserve plugin "DynamicResources": `},
-		{"devices, but no volume", objects{deviceSlice("a", 1), deviceClass("class"), devicesClaim("x", exactly("r", "class", 1, "")), static, storageClaim("c")}, testPod("p", claiming("x"), usingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
+		{"nothing to reserve", nil, schedulertest.TestPod("p"), ""},
+		{"a bound volume", schedulertest.Objects{schedulertest.StorageClaim("c", schedulertest.ClaimHas("v")), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), ""},
+		{"a volume to bind", schedulertest.Objects{static, schedulertest.StorageClaim("c"), schedulertest.StorageVolume("v")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), ""},
+		{"a claim that is gone", nil, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": error getting PVC "default/c": persistentvolumeclaim "c" not found`},
+		{"a volume that is gone", schedulertest.Objects{static, schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
+		{"a class that lost its mode", schedulertest.Objects{schedulertest.ModelessClass("late"), schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": VolumeBindingMode not set for StorageClass "late"`},
+		{"a resource claim that is gone", nil, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [could not find ResourceClaim "default/x"]`},
+		{"devices that are gone", schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": devices on node a: [cannot allocate all claims]`},
+		{"devices that cannot be read", schedulertest.Objects{schedulertest.DeviceSlice("a", 1), schedulertest.DeviceClass("class", "device."), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""))}, schedulertest.TestPod("p", schedulertest.Claiming("x")), `running Reserve plugin "DynamicResources": `},
+		{"devices, but no volume", schedulertest.Objects{schedulertest.DeviceSlice("a", 1), schedulertest.DeviceClass("class"), schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, "")), static, schedulertest.StorageClaim("c")}, schedulertest.TestPod("p", schedulertest.Claiming("x"), schedulertest.UsingClaim("c")), `running Reserve plugin "VolumeBinding": volumes on node a: [node(s) didn't find available persistent volumes to bind]`},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			f := newFakeServer(t, nil)
 			s := f.scheduler.snapshot
-			s.SetNode(testNode("a"))
+			s.SetNode(schedulertest.TestNode("a"))
 			for _, o := range test.known {
 				s.SetObject(o)
 			}
-			r, err := f.scheduler.reserve(&Decision{Pod: infoOf(t, test.pod), Node: "a", number: s.nodeNumber["a"], snapshot: s, profile: f.scheduler.profiles[corev1.DefaultSchedulerName]})
+			r, err := f.scheduler.reserve(&decision.Decision{Pod: infoOf(t, test.pod), Node: "a", NodeNumber: s.NodeNumbers["a"], Snapshot: s, Profile: f.scheduler.profiles[corev1.DefaultSchedulerName]})
 			if (err != nil) != (test.fail != "") || err != nil && !strings.HasPrefix(err.Error(), test.fail) {
 				t.Fatalf("%v, want %q", err, test.fail)
 			}
 			if err == nil {
 				f.scheduler.release(r)
 			}
-			if n := len(s.volumes.assumedPV) + len(s.volumes.assumedClaim) + len(s.devices.assumed); n != 0 {
+			if n := len(s.Volumes.AssumedPV) + len(s.Volumes.AssumedClaim) + len(s.Devices.Assumed); n != 0 {
 				t.Errorf("%d things are still assumed", n)
 			}
 		})
@@ -578,8 +533,8 @@ func TestReserveFails(t *testing.T) {
 
 // Volumes and devices are prepared at once; what fails first ends the wait for the other.
 func TestVolumesAndDevicesAtOnce(t *testing.T) {
-	waiting := devicesClaim("x", exactly("r", "class", 1, ""), holds("r", "a", "device-0"), onlyOn("a"), awaits(0))
-	known := objects{deviceClass("class"), deviceSlice("a", 1), waiting}
+	waiting := schedulertest.DevicesClaim("x", schedulertest.Exactly("r", "class", 1, ""), schedulertest.Holds("r", "a", "device-0"), schedulertest.OnlyOn("a"), schedulertest.Awaits(0))
+	known := schedulertest.Objects{schedulertest.DeviceClass("class"), schedulertest.DeviceSlice("a", 1), waiting}
 	ready := func(v *volumeServer, condition string) {
 		c := v.onlyClaim()
 		c.Status.Devices[0].Conditions = []metav1.Condition{{Type: condition, Status: metav1.ConditionTrue, Reason: "Why"}}
@@ -587,12 +542,12 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 		v.pass(time.Second)
 	}
 	t.Run("both come", func(t *testing.T) {
-		volumeStory(t, volumeServer{}, csiName, func(v *volumeServer) {
+		volumeStory(t, volumeServer{}, schedulertest.CsiName, func(v *volumeServer) {
 			v.know(known...)
-			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(5 * time.Second)
 			v.tell(func() {
-				if !fullyBound(v.scheduler.snapshot.volumes.claims["default/claim"]) {
+				if !snapshot.FullyBound(v.scheduler.snapshot.Volumes.Claims["default/claim"]) {
 					t.Error("the volume waits for the device")
 				}
 			})
@@ -606,9 +561,9 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 		})
 	})
 	t.Run("the volume fails", func(t *testing.T) {
-		volumeStory(t, volumeServer{failing: true}, csiName, func(v *volumeServer) {
+		volumeStory(t, volumeServer{failing: true}, schedulertest.CsiName, func(v *volumeServer) {
 			v.know(known...)
-			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(3 * time.Second)
 			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"claim\"`) || strings.Contains(told, "DynamicResources") {
 				t.Errorf("the pod is told %s", told)
@@ -616,9 +571,9 @@ func TestVolumesAndDevicesAtOnce(t *testing.T) {
 		})
 	})
 	t.Run("the device fails", func(t *testing.T) {
-		volumeStory(t, volumeServer{lazy: true}, csiName, func(v *volumeServer) {
+		volumeStory(t, volumeServer{lazy: true}, schedulertest.CsiName, func(v *volumeServer) {
 			v.know(known...)
-			v.addPod(testPod("p", usingClaim("claim"), claiming("x")))
+			v.addPod(schedulertest.TestPod("p", schedulertest.UsingClaim("claim"), schedulertest.Claiming("x")))
 			v.pass(time.Second)
 			ready(v, "Broken")
 			if told := fmt.Sprint(v.told("p")); !strings.Contains(told, `running PreBind plugin \"DynamicResources\": device binding failed: claim=x, reason=Why`) || strings.Contains(told, "VolumeBinding") {

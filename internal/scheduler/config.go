@@ -10,6 +10,8 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
+
+	"skiff/internal/scheduler/plugins"
 )
 
 // The longest a scheduler backs off from a pod, and the first time, in seconds, unless its file says otherwise.
@@ -51,18 +53,18 @@ func ParseConfiguration(data []byte) (*configv1.KubeSchedulerConfiguration, erro
 }
 
 // profilesOf makes the profiles a valid configuration describes, by name.
-func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*Profile, error) {
+func profilesOf(c *configv1.KubeSchedulerConfiguration) (map[string]*plugins.Profile, error) {
 	files := c.Profiles
 	if len(files) == 0 {
 		files = []configv1.KubeSchedulerProfile{{}}
 	}
-	profiles := map[string]*Profile{}
+	profiles := map[string]*plugins.Profile{}
 	for i := range files {
-		p, err := newProfile(&files[i])
+		p, err := plugins.NewProfile(&files[i])
 		if err != nil {
 			return nil, err
 		}
-		p.ignore(ignoredResources(c))
+		p.IgnoreResources(ignoredResources(c))
 		profiles[p.Name] = p
 	}
 	return profiles, nil

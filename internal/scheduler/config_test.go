@@ -11,6 +11,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 )
 
 func TestConfiguration(t *testing.T) {
@@ -44,13 +48,13 @@ profiles:
 		t.Fatal(err)
 	}
 	packing := profiles["packing"]
-	if packing.preemption != nil || profiles["default-scheduler"].preemption == nil {
+	if packing.Preemption != nil || profiles["default-scheduler"].Preemption == nil {
 		t.Error("preemption is not switched off, or for all")
 	}
 	s := cluster(t, []*corev1.Node{
-		testNode("full", nodeLabel("pool", "batch"), taint("k", "", corev1.TaintEffectNoSchedule)), testNode("empty", nodeLabel("pool", "batch")), testNode("other"),
-	}, testPod("1", on("full"), asksCPU("2")))
-	d, err := Schedule(s, infoOf(t, testPod("p", asksCPU("1"), near(corev1.LabelHostname, "nobody", "there"))), packing)
+		schedulertest.TestNode("full", schedulertest.NodeLabel("pool", "batch"), schedulertest.Taint("k", "", corev1.TaintEffectNoSchedule)), schedulertest.TestNode("empty", schedulertest.NodeLabel("pool", "batch")), schedulertest.TestNode("other"),
+	}, schedulertest.TestPod("1", schedulertest.OnNode("full"), schedulertest.RequestingCPU("2")))
+	d, err := decision.Schedule(s, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.WithAffinity(corev1.LabelHostname, "nobody", "there"))), packing)
 	if err != nil || d.Node != "full" {
 		t.Errorf("packing chose %q, %v", d.Node, err)
 	}
@@ -59,12 +63,12 @@ profiles:
 		if v.Node == "other" && (v.Refusal == nil || v.Refusal.Reasons[0] != "node(s) didn't match scheduler-enforced node affinity") {
 			t.Errorf("other: %+v", v.Refusal)
 		}
-		if _, has := v.Scores[balancedAllocationName]; has {
+		if _, has := v.Scores[plugins.BalancedAllocationName]; has {
 			t.Error("a rule that is switched off scores")
 		}
 		// (25+0)/2 for the pod alone: memory is hardly asked for.
-		if v.Node == "empty" && v.Scores[nodeResourcesFitName] != 7*12 {
-			t.Errorf("weight 7 gives %d", v.Scores[nodeResourcesFitName])
+		if v.Node == "empty" && v.Scores[plugins.NodeResourcesFitName] != 7*12 {
+			t.Errorf("weight 7 gives %d", v.Scores[plugins.NodeResourcesFitName])
 		}
 	}
 	initial, most := backoffOf(c)
@@ -86,18 +90,13 @@ extenders: [{urlPrefix: "http://localhost", managedResources: [{name: example.co
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := cluster(t, []*corev1.Node{testNode("a")})
-	if got := refusalsOf(t, s, testPod("p", asks("example.com/theirs", "1")), profiles["default-scheduler"]); len(got) != 0 {
+	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a")})
+	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.Requesting("example.com/theirs", "1")), profiles["default-scheduler"]); len(got) != 0 {
 		t.Errorf("refused by %v", got)
 	}
-	if got := refusalsOf(t, s, testPod("p", asks("example.com/ours", "1")), profiles["default-scheduler"]); got["a"] != "Insufficient example.com/ours" {
+	if got := refusalsOf(t, s, schedulertest.TestPod("p", schedulertest.Requesting("example.com/ours", "1")), profiles["default-scheduler"]); got["a"] != "Insufficient example.com/ours" {
 		t.Errorf("refused by %v", got)
 	}
-}
-
-// configuration is the text of a file with the given fields.
-func configuration(fields string) []byte {
-	return []byte("apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n" + fields)
 }
 
 func TestConfigurationOfAnotherKind(t *testing.T) {
@@ -116,7 +115,7 @@ func TestReadConfiguration(t *testing.T) {
 	if _, err := ReadConfiguration(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}
-	if err := os.WriteFile(path, configuration("podInitialBackoffSeconds: 3"), 0o600); err != nil {
+	if err := os.WriteFile(path, schedulertest.Configuration("podInitialBackoffSeconds: 3"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := ReadConfiguration(path); err != nil || *c.PodInitialBackoffSeconds != 3 {
@@ -129,7 +128,7 @@ func TestSchedulerRefusesBadConfigurations(t *testing.T) {
 	zero := int32(0)
 	for _, c := range []*configv1.KubeSchedulerConfiguration{
 		{Parallelism: &zero},
-		{Profiles: []configv1.KubeSchedulerProfile{{PluginConfig: []configv1.PluginConfig{{Name: nodeResourcesFitName, Args: runtime.RawExtension{Object: &configv1.NodeResourcesFitArgs{ScoringStrategy: &configv1.ScoringStrategy{Type: "Best"}}}}}}}},
+		{Profiles: []configv1.KubeSchedulerProfile{{PluginConfig: []configv1.PluginConfig{{Name: plugins.NodeResourcesFitName, Args: runtime.RawExtension{Object: &configv1.NodeResourcesFitArgs{ScoringStrategy: &configv1.ScoringStrategy{Type: "Best"}}}}}}}},
 		{Extenders: []configv1.Extender{{TLSConfig: &configv1.ExtenderTLSConfig{CAFile: "/does/not/exist"}}}},
 	} {
 		if _, err := newScheduler(c, nil); err == nil {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"skiff/internal/scheduler/plugins"
 )
 
 // extenderName stands for extenders among the rules that refused a pod.
@@ -112,7 +114,7 @@ func (e *extender) arguments(pod *corev1.Pod, nodes []*corev1.Node) *extenderv1.
 }
 
 // filter returns the nodes the extender lets a pod run on, and the refusals of the others.
-func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*Refusal, error) {
+func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
 	if e.config.FilterVerb == "" {
 		return nodes, nil, nil
 	}
@@ -140,12 +142,12 @@ func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*corev1.
 		}
 		kept = append(kept, nodes[i])
 	}
-	refusals := map[string]*Refusal{}
+	refusals := map[string]*plugins.Refusal{}
 	for name, reason := range result.FailedNodes {
-		refusals[name] = refuse(extenderName, false, reason)
+		refusals[name] = plugins.Refuse(extenderName, false, reason)
 	}
 	for name, reason := range result.FailedAndUnresolvableNodes {
-		refusals[name] = refuse(extenderName, true, reason)
+		refusals[name] = plugins.Refuse(extenderName, true, reason)
 	}
 	return kept, refusals, nil
 }
@@ -161,13 +163,13 @@ func (e *extender) scores(ctx context.Context, pod *corev1.Pod, nodes []*corev1.
 	}
 	all := map[string]int64{}
 	for _, h := range result {
-		all[h.Host] += h.Score * e.config.Weight * (MaxScore / extenderv1.MaxExtenderPriority)
+		all[h.Host] += h.Score * e.config.Weight * (plugins.MaxScore / extenderv1.MaxExtenderPriority)
 	}
 	return all, nil
 }
 
 // preempt lets the extender narrow the ways to make room. It may name other victims too: any pods of the nodes, which podsOn tells.
-func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Preemption, podsOn func(node string) ([]*corev1.Pod, bool)) ([]Preemption, error) {
+func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []plugins.Preemption, podsOn func(node string) ([]*corev1.Pod, bool)) ([]plugins.Preemption, error) {
 	arguments := &extenderv1.ExtenderPreemptionArgs{Pod: pod}
 	if e.config.NodeCacheCapable {
 		arguments.NodeNameToMetaVictims = map[string]*extenderv1.MetaVictims{}
@@ -188,11 +190,11 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Pr
 	if err := e.send(ctx, e.config.PreemptVerb, arguments, &result); err != nil {
 		return nil, err
 	}
-	var kept []Preemption
+	var kept []plugins.Preemption
 	for _, node := range slices.Sorted(maps.Keys(result.NodeNameToMetaVictims)) {
 		pods, known := podsOn(node)
 		// The node and the victims we sent may have gone meanwhile, and are still an answer.
-		if i := slices.IndexFunc(candidates, func(c Preemption) bool { return c.Node == node }); i >= 0 {
+		if i := slices.IndexFunc(candidates, func(c plugins.Preemption) bool { return c.Node == node }); i >= 0 {
 			pods, known = slices.Concat(candidates[i].Victims, pods), true
 		}
 		if !known {
@@ -205,7 +207,7 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Pr
 			}
 			return nil, fmt.Errorf("expected at least one victim pod on node %q", node)
 		}
-		way := Preemption{Node: node, Violations: int(meta.NumPDBViolations)}
+		way := plugins.Preemption{Node: node, Violations: int(meta.NumPDBViolations)}
 		for _, m := range meta.Pods {
 			i := slices.IndexFunc(pods, func(p *corev1.Pod) bool { return string(p.UID) == m.UID })
 			if i < 0 {
@@ -213,7 +215,7 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, candidates []Pr
 			}
 			way.Victims = append(way.Victims, pods[i])
 		}
-		slices.SortStableFunc(way.Victims, byImportance)
+		slices.SortStableFunc(way.Victims, plugins.ByImportance)
 		kept = append(kept, way)
 	}
 	return kept, nil

@@ -23,6 +23,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 )
 
 const oneMinute = time.Minute
@@ -30,7 +34,7 @@ const oneMinute = time.Minute
 // parsed reads a configuration's fields.
 func parsed(t testing.TB, fields string) *configv1.KubeSchedulerConfiguration {
 	t.Helper()
-	c, err := ParseConfiguration(configuration(fields))
+	c, err := ParseConfiguration(schedulertest.Configuration(fields))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,20 +87,20 @@ func (v *voice) extender(config configv1.Extender) *extender {
 func nodeList(names ...string) *corev1.NodeList {
 	list := &corev1.NodeList{}
 	for _, name := range names {
-		list.Items = append(list.Items, *testNode(name))
+		list.Items = append(list.Items, *schedulertest.TestNode(name))
 	}
 	return list
 }
 
 func TestExtenderFilter(t *testing.T) {
-	nodes := []*corev1.Node{testNode("a"), testNode("b"), testNode("c")}
-	pod := testPod("p")
+	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
+	pod := schedulertest.TestPod("p")
 	for _, test := range []struct {
 		rule   string
 		config configv1.Extender
 		answer any
 		want   []string
-		refuse map[string]Refusal
+		refuse map[string]plugins.Refusal
 		fails  string
 		asked  string // what the question contains
 	}{
@@ -109,10 +113,10 @@ func TestExtenderFilter(t *testing.T) {
 		{rule: "an empty list of names leaves none", config: configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true}, answer: extenderv1.ExtenderFilterResult{NodeNames: &[]string{}}},
 		{rule: "refusals", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
 			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "broken"}},
-			refuse: map[string]Refusal{"b": {Rule: extenderName, Reasons: []string{"full"}}, "c": {Rule: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+			refuse: map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"full"}}, "c": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
 		{rule: "what cannot be resolved goes before what can", config: configv1.Extender{FilterVerb: "filter"}, want: []string{"a"},
 			answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), FailedNodes: extenderv1.FailedNodesMap{"b": "full"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"b": "broken"}},
-			refuse: map[string]Refusal{"b": {Rule: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
+			refuse: map[string]plugins.Refusal{"b": {Plugin: extenderName, Reasons: []string{"broken"}, Unresolvable: true}}},
 		{rule: "an error", config: configv1.Extender{FilterVerb: "filter"}, answer: extenderv1.ExtenderFilterResult{Nodes: nodeList("a"), Error: "out of order"}, fails: "out of order"},
 		{rule: "a code", config: configv1.Extender{FilterVerb: "filter"}, answer: 500, fails: "failed filter with extender at URL URL/scheduler/filter, code 500"},
 		{rule: "another good code is none", config: configv1.Extender{FilterVerb: "filter"}, answer: 202, fails: "code 202"},
@@ -133,7 +137,7 @@ func TestExtenderFilter(t *testing.T) {
 			for _, n := range kept {
 				names = append(names, n.Name)
 			}
-			got := map[string]Refusal{}
+			got := map[string]plugins.Refusal{}
 			for name, r := range refusals {
 				got[name] = *r
 			}
@@ -153,7 +157,7 @@ func TestExtenderFilter(t *testing.T) {
 }
 
 func TestExtenderScores(t *testing.T) {
-	nodes := []*corev1.Node{testNode("a"), testNode("b")}
+	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}
 	for _, test := range []struct {
 		rule   string
 		config configv1.Extender
@@ -173,7 +177,7 @@ func TestExtenderScores(t *testing.T) {
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			v := newVoice(t, map[string]any{"prioritize": test.answer})
-			got, err := v.extender(test.config).scores(t.Context(), testPod("p"), nodes)
+			got, err := v.extender(test.config).scores(t.Context(), schedulertest.TestPod("p"), nodes)
 			if test.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), test.fails) {
 					t.Errorf("error %v, want %s", err, test.fails)
@@ -188,10 +192,10 @@ func TestExtenderScores(t *testing.T) {
 }
 
 func TestExtenderPreempts(t *testing.T) {
-	low, lower := testPod("low", on("a"), priority(2)), testPod("lower", on("a"), priority(1))
-	other, spared := testPod("other", on("b")), testPod("spared", on("b"), priority(7))
-	pods := map[string][]*corev1.Pod{"a": {lower, low}, "b": {spared, other}, "c": {testPod("third", on("c"))}, "d": nil}
-	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}, {Node: "gone", Victims: []*corev1.Pod{testPod("left")}}}
+	low, lower := schedulertest.TestPod("low", schedulertest.OnNode("a"), schedulertest.Priority(2)), schedulertest.TestPod("lower", schedulertest.OnNode("a"), schedulertest.Priority(1))
+	other, spared := schedulertest.TestPod("other", schedulertest.OnNode("b")), schedulertest.TestPod("spared", schedulertest.OnNode("b"), schedulertest.Priority(7))
+	pods := map[string][]*corev1.Pod{"a": {lower, low}, "b": {spared, other}, "c": {schedulertest.TestPod("third", schedulertest.OnNode("c"))}, "d": nil}
+	candidates := []plugins.Preemption{{Node: "a", Victims: []*corev1.Pod{low, lower}, Violations: 1}, {Node: "b", Victims: []*corev1.Pod{other}}, {Node: "gone", Victims: []*corev1.Pod{schedulertest.TestPod("left")}}}
 	meta := func(violations int64, uids ...string) *extenderv1.MetaVictims {
 		m := &extenderv1.MetaVictims{NumPDBViolations: violations}
 		for _, uid := range uids {
@@ -229,7 +233,7 @@ func TestExtenderPreempts(t *testing.T) {
 		t.Run(test.rule, func(t *testing.T) {
 			v := newVoice(t, map[string]any{"preempt": extenderv1.ExtenderPreemptionResult{NodeNameToMetaVictims: test.answer}})
 			test.config.PreemptVerb = "preempt"
-			kept, err := v.extender(test.config).preempt(t.Context(), testPod("p"), candidates, func(node string) ([]*corev1.Pod, bool) {
+			kept, err := v.extender(test.config).preempt(t.Context(), schedulertest.TestPod("p"), candidates, func(node string) ([]*corev1.Pod, bool) {
 				all, known := pods[node]
 				return all, known
 			})
@@ -266,7 +270,7 @@ func TestExtenderBinds(t *testing.T) {
 		{"well", extenderv1.ExtenderBindingResult{}, ""}, {"not", extenderv1.ExtenderBindingResult{Error: "no room"}, "no room"}, {"not at all", 503, "failed bind with extender"},
 	} {
 		v := newVoice(t, map[string]any{"bind": test.answer})
-		err := v.extender(configv1.Extender{BindVerb: "bind"}).bind(t.Context(), testPod("p"), "a")
+		err := v.extender(configv1.Extender{BindVerb: "bind"}).bind(t.Context(), schedulertest.TestPod("p"), "a")
 		if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
 			t.Errorf("%s: %v, want %q", test.rule, err, test.fails)
 		}
@@ -285,7 +289,7 @@ func TestExtenderInterest(t *testing.T) {
 	for _, test := range []struct {
 		rule    string
 		managed []string
-		change  podOption
+		change  schedulertest.PodOption
 		want    bool
 	}{
 		{"who manages nothing wants to know everything", nil, func(*corev1.Pod) {}, true},
@@ -306,7 +310,7 @@ func TestExtenderInterest(t *testing.T) {
 			managed = append(managed, configv1.ExtenderManagedResource{Name: name})
 		}
 		e := &extender{config: &configv1.Extender{ManagedResources: managed}}
-		if got := e.interested(testPod("p", test.change)); got != test.want {
+		if got := e.interested(schedulertest.TestPod("p", test.change)); got != test.want {
 			t.Errorf("%s: interested %t, want %t", test.rule, got, test.want)
 		}
 	}
@@ -347,7 +351,7 @@ func TestExtenderTLS(t *testing.T) {
 		t.Run(test.rule, func(t *testing.T) {
 			presented = 0
 			test.config.FilterVerb = "filter"
-			kept, _, err := v.extender(test.config).filter(t.Context(), testPod("p"), []*corev1.Node{testNode("a")})
+			kept, _, err := v.extender(test.config).filter(t.Context(), schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a")})
 			if test.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), test.fails) {
 					t.Errorf("error %v, want %s", err, test.fails)
@@ -385,7 +389,7 @@ func TestExtenderTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := e.filter(t.Context(), testPod("p"), nil); err == nil || !strings.Contains(err.Error(), "Client.Timeout") {
+	if _, _, err := e.filter(t.Context(), schedulertest.TestPod("p"), nil); err == nil || !strings.Contains(err.Error(), "Client.Timeout") {
 		t.Errorf("waited until %v", err)
 	}
 	usual, err := newExtender(&configv1.Extender{})
@@ -410,7 +414,7 @@ func TestExtendersInOrder(t *testing.T) {
 	v := newVoice(t, map[string]any{"filter": extenderv1.ExtenderFilterResult{}})
 	e := v.extender(configv1.Extender{FilterVerb: "filter"})
 	e.config.URLPrefix += "//"
-	if _, _, err := e.filter(t.Context(), testPod("p"), nil); err != nil || v.asked[0] != "POST /scheduler/filter application/json" {
+	if _, _, err := e.filter(t.Context(), schedulertest.TestPod("p"), nil); err != nil || v.asked[0] != "POST /scheduler/filter application/json" {
 		t.Errorf("asked %v, %v", v.asked, err)
 	}
 }
@@ -445,7 +449,7 @@ func TestNarrow(t *testing.T) {
 				v := newVoice(t, map[string]any{"filter": answer})
 				voices, all = append(voices, v), append(all, v.extender(configv1.Extender{FilterVerb: "filter", NodeCacheCapable: true, Ignorable: test.ignore[i]}))
 			}
-			nodes, refusals, err := narrow(t.Context(), all, testPod("p"), []*corev1.Node{testNode("a"), testNode("b"), testNode("c")})
+			nodes, refusals, err := narrow(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")})
 			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
 				t.Fatalf("error %v, want %q", err, test.fails)
 			}
@@ -490,20 +494,20 @@ func TestSchedulerWithExtenders(t *testing.T) {
 		{rule: "an extender that does not bind", fields: "bindVerb: bind", answers: map[string]any{"bind": extenderv1.ExtenderBindingResult{Error: "no"}}, node: map[string]string{"p": ""}, message: "no"},
 		{rule: "an extender that need not bind", fields: "bindVerb: bind, ignorable: true", answers: map[string]any{"bind": 500}, node: map[string]string{"p": "*"}, bound: 1},
 		{rule: "an extender of resources is asked about those who want them", fields: "filterVerb: filter, managedResources: [{name: a.b/c, ignoredByScheduler: true}]", answers: map[string]any{"filter": extenderv1.ExtenderFilterResult{Nodes: nodeList("b")}},
-			pods: []*corev1.Pod{testPod("p", asks("a.b/c", "1")), testPod("plain", selecting(corev1.LabelHostname, "c"))}, node: map[string]string{"p": "b", "plain": "c"}, bound: 2},
+			pods: []*corev1.Pod{schedulertest.TestPod("p", schedulertest.Requesting("a.b/c", "1")), schedulertest.TestPod("plain", schedulertest.Selecting(corev1.LabelHostname, "c"))}, node: map[string]string{"p": "b", "plain": "c"}, bound: 2},
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			v := newVoice(t, test.answers)
 			c := parsed(t, "extenders: [{urlPrefix: '"+v.URL+"/scheduler', "+test.fields+"}]")
 			pods := test.pods
 			if pods == nil {
-				pods = []*corev1.Pod{testPod("p")}
+				pods = []*corev1.Pod{schedulertest.TestPod("p")}
 			}
 			f := newFakeServer(t, c)
 			f.delay = time.Millisecond
-			f.scheduler.nodeAdded(testNode("a"))
-			f.scheduler.nodeAdded(testNode("b"))
-			f.scheduler.nodeAdded(testNode("c"))
+			f.scheduler.nodeAdded(schedulertest.TestNode("a"))
+			f.scheduler.nodeAdded(schedulertest.TestNode("b"))
+			f.scheduler.nodeAdded(schedulertest.TestNode("c"))
 			for _, p := range pods {
 				f.pods[p.Name] = p
 				f.scheduler.mu.Lock()
@@ -543,19 +547,19 @@ func TestSchedulerWithExtenders(t *testing.T) {
 func TestTheClusterChangesWhileExtendersAreAsked(t *testing.T) {
 	f := newFakeServer(t, nil)
 	s := f.scheduler
-	s.nodeAdded(testNode("a"))
-	s.nodeAdded(testNode("b"))
-	d, err := Schedule(s.snapshot, infoOf(t, testPod("p", asksCPU("3"))), s.profiles[corev1.DefaultSchedulerName])
+	s.nodeAdded(schedulertest.TestNode("a"))
+	s.nodeAdded(schedulertest.TestNode("b"))
+	d, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("3"))), s.profiles[corev1.DefaultSchedulerName])
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b := s.snapshot.nodes[0].object, s.snapshot.nodes[1].object
-	s.podAdded(testPod("first", on("a"), asksCPU("2")))
+	a, b := s.snapshot.NodeInfos[0].Node, s.snapshot.NodeInfos[1].Node
+	s.podAdded(schedulertest.TestPod("first", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")))
 	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err != nil || d.Node != "b" {
 		t.Errorf("took %q, %v; the better node is full", d.Node, err)
 	}
 	s.nodeDeleted(b)
-	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err == nil || errors.As(err, new(*FitError)) {
+	if err := s.takeBest(d, []*corev1.Node{a, b}, map[string]int64{"a": 100, "b": 1}); err == nil || errors.As(err, new(*decision.FitError)) {
 		t.Errorf("took %q, %v; nothing is left", d.Node, err)
 	}
 }
@@ -610,16 +614,16 @@ func TestExtendersReviewPreemption(t *testing.T) {
 			}
 			s := newFakeServer(t, parsed(t, "extenders: ["+strings.Join(fields, ", ")+"]")).scheduler
 			for _, node := range []string{"a", "b"} {
-				s.nodeAdded(testNode(node))
-				s.podAdded(testPod(node+"0", on(node), asksCPU("2")))
-				s.podAdded(testPod(node+"1", on(node), asksCPU("2"), priority(1)))
+				s.nodeAdded(schedulertest.TestNode(node))
+				s.podAdded(schedulertest.TestPod(node+"0", schedulertest.OnNode(node), schedulertest.RequestingCPU("2")))
+				s.podAdded(schedulertest.TestPod(node+"1", schedulertest.OnNode(node), schedulertest.RequestingCPU("2"), schedulertest.Priority(1)))
 			}
-			d, err := Schedule(s.snapshot, infoOf(t, testPod("p", asksCPU("2"), priority(9))), s.profiles[corev1.DefaultSchedulerName])
-			if !IsUnschedulable(err) {
+			d, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.Priority(9))), s.profiles[corev1.DefaultSchedulerName])
+			if !decision.IsUnschedulable(err) {
 				t.Fatal(err)
 			}
 			s.mu.Lock()
-			way, told, hopeless := s.makeRoom(t.Context(), d)
+			way, told, hopeless := s.preempt(t.Context(), d)
 			s.mu.Unlock()
 			var node string
 			var gone []string
@@ -659,7 +663,7 @@ func TestExtendersWeighTogether(t *testing.T) {
 		for _, answer := range test.answers {
 			all = append(all, newVoice(t, map[string]any{"prioritize": answer}).extender(configv1.Extender{PrioritizeVerb: "prioritize", Weight: 1}))
 		}
-		newFakeServer(t, nil).scheduler.weigh(t.Context(), all, testPod("p"), []*corev1.Node{testNode("a"), testNode("b")}, totals)
+		newFakeServer(t, nil).scheduler.weigh(t.Context(), all, schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, totals)
 		if !reflect.DeepEqual(totals, test.want) {
 			t.Errorf("%s: %v, want %v", test.rule, totals, test.want)
 		}
@@ -668,8 +672,8 @@ func TestExtendersWeighTogether(t *testing.T) {
 
 // Every question is put in one of two forms, never in both; a scheduler that ends waits for no answer.
 func TestExtenderQuestions(t *testing.T) {
-	pod, nodes := testPod("p"), []*corev1.Node{testNode("b"), testNode("a", cordoned)}
-	candidates := []Preemption{{Node: "a", Victims: []*corev1.Pod{testPod("v")}, Violations: 3}}
+	pod, nodes := schedulertest.TestPod("p"), []*corev1.Node{schedulertest.TestNode("b"), schedulertest.TestNode("a", schedulertest.Cordoned)}
+	candidates := []plugins.Preemption{{Node: "a", Victims: []*corev1.Pod{schedulertest.TestPod("v")}, Violations: 3}}
 	none := func(string) ([]*corev1.Pod, bool) { return nil, false }
 	for _, cached := range []bool{false, true} {
 		v := newVoice(t, map[string]any{"f": extenderv1.ExtenderFilterResult{}, "s": extenderv1.HostPriorityList{}, "e": extenderv1.ExtenderPreemptionResult{}, "b": extenderv1.ExtenderBindingResult{}})

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/scheduler/schedulertest"
 )
 
 // slowServer takes its time to bind, and gives up when nobody waits for it any more.
@@ -28,9 +30,9 @@ func (s slowServer) bind(ctx context.Context, pod *corev1.Pod, node string) erro
 
 // manyPods adds pods that all fit, more than may be in flight.
 func (f *fakeServer) manyPods(n int) {
-	f.addNode(testNode("a", nodeHas(corev1.ResourcePods, fmt.Sprint(n))))
+	f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, fmt.Sprint(n))))
 	for i := range n {
-		f.addPod(testPod(fmt.Sprint("p", i)))
+		f.addPod(schedulertest.TestPod(fmt.Sprint("p", i)))
 	}
 }
 
@@ -78,7 +80,7 @@ func TestRunAgain(t *testing.T) {
 			}
 		}
 		f.manyPods(n)
-		f.addPod(testPod("giant", asksCPU("5")))
+		f.addPod(schedulertest.TestPod("giant", schedulertest.RequestingCPU("5")))
 		run(1500 * time.Millisecond)
 		bound := 0
 		for i := range n {
@@ -102,12 +104,12 @@ func TestRunAgain(t *testing.T) {
 func TestFollowingWhileAnotherLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer(t, nil)
-		f.addNode(testNode("a", nodeHas(corev1.ResourceCPU, "2")))
-		f.addPod(testPod("theirs", asksCPU("1")))
-		f.addPod(testPod("gone", asksCPU("1")))
-		f.addPod(testPod("left", asksCPU("1")))
+		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "2")))
+		f.addPod(schedulertest.TestPod("theirs", schedulertest.RequestingCPU("1")))
+		f.addPod(schedulertest.TestPod("gone", schedulertest.RequestingCPU("1")))
+		f.addPod(schedulertest.TestPod("left", schedulertest.RequestingCPU("1")))
 		time.Sleep(time.Second)
-		f.addPod(testPod("late", asksCPU("1")))
+		f.addPod(schedulertest.TestPod("late", schedulertest.RequestingCPU("1")))
 		f.change("theirs", func(p *corev1.Pod) { p.Spec.NodeName = "a" })
 		f.removePod("gone")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

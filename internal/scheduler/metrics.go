@@ -8,17 +8,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
 )
 
 // Metrics counts what a scheduler does, under upstream's names and labels. A nil Metrics counts nothing.
 type Metrics struct {
-	registry                         prometheus.Registerer
-	attempts, incoming               *prometheus.CounterVec
-	preemptions                      prometheus.Counter
-	attemptDuration, untilBound      *prometheus.HistogramVec
-	points, rules                    *prometheus.HistogramVec
-	algorithm, triesPerPod, victims  prometheus.Histogram
-	pending, cached, refusing, flows *prometheus.Desc
+	registry                                      prometheus.Registerer
+	attempts, incoming                            *prometheus.CounterVec
+	preemptions                                   prometheus.Counter
+	attemptDuration, untilBound                   *prometheus.HistogramVec
+	extensionPointDuration, pluginDuration        *prometheus.HistogramVec
+	algorithm, podAttempts, victims               prometheus.Histogram
+	pending, cacheSize, unschedulable, goroutines *prometheus.Desc
 }
 
 // NewMetrics makes the metrics and registers them.
@@ -43,21 +47,21 @@ func NewMetrics(registry prometheus.Registerer) (*Metrics, error) {
 			"Scheduling attempt latency in seconds (scheduling algorithm + binding)", doubling(0.001, 2, 15), "result", "profile"),
 		untilBound: histogram("scheduler_pod_scheduling_sli_duration_seconds",
 			"E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling attempts.", doubling(0.01, 2, 20), "attempts"),
-		points: histogram("scheduler_framework_extension_point_duration_seconds",
+		extensionPointDuration: histogram("scheduler_framework_extension_point_duration_seconds",
 			"Latency for running all plugins of a specific extension point.", doubling(0.0001, 2, 12), "extension_point", "status", "profile"),
-		rules: histogram("scheduler_plugin_execution_duration_seconds",
+		pluginDuration: histogram("scheduler_plugin_execution_duration_seconds",
 			"Duration for running a plugin at a specific extension point.", doubling(0.00001, 1.5, 20), "plugin", "extension_point", "status"),
 		algorithm:   plain("scheduler_scheduling_algorithm_duration_seconds", "Scheduling algorithm latency in seconds", doubling(0.001, 2, 15)),
-		triesPerPod: plain("scheduler_pod_scheduling_attempts", "Number of attempts to successfully schedule a pod.", doubling(1, 2, 5)),
+		podAttempts: plain("scheduler_pod_scheduling_attempts", "Number of attempts to successfully schedule a pod.", doubling(1, 2, 5)),
 		victims:     plain("scheduler_preemption_victims", "Number of selected preemption victims for preemption initiated by a single pod", doubling(1, 2, 7)),
 		pending: prometheus.NewDesc("scheduler_pending_pods",
 			"Number of pending pods, by the queue type: active, backoff, unschedulable (tried in vain) and gated (never tried, because of scheduling gates).", []string{"queue"}, nil),
-		cached: prometheus.NewDesc("scheduler_cache_size", "Number of nodes, pods, and assumed (bound) pods in the scheduler cache.", []string{"type"}, nil),
-		refusing: prometheus.NewDesc("scheduler_unschedulable_pods",
+		cacheSize: prometheus.NewDesc("scheduler_cache_size", "Number of nodes, pods, and assumed (bound) pods in the scheduler cache.", []string{"type"}, nil),
+		unschedulable: prometheus.NewDesc("scheduler_unschedulable_pods",
 			"The number of unschedulable pods broken down by plugin name. A pod counts for all plugins that caused it to not schedule.", []string{"plugin", "profile"}, nil),
-		flows: prometheus.NewDesc("scheduler_goroutines", "Number of running goroutines split by the work they do such as binding.", []string{"operation"}, nil),
+		goroutines: prometheus.NewDesc("scheduler_goroutines", "Number of running goroutines split by the work they do such as binding.", []string{"operation"}, nil),
 	}
-	for _, c := range []prometheus.Collector{m.attempts, m.incoming, m.preemptions, m.attemptDuration, m.untilBound, m.points, m.rules, m.algorithm, m.triesPerPod, m.victims} {
+	for _, c := range []prometheus.Collector{m.attempts, m.incoming, m.preemptions, m.attemptDuration, m.untilBound, m.extensionPointDuration, m.pluginDuration, m.algorithm, m.podAttempts, m.victims} {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -75,8 +79,8 @@ func (m *Metrics) observe(s *Scheduler) error {
 	if err := m.registry.Register(gauges{s}); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
-	queues := map[place]string{isActive: "active", isBackoff: "backoff", isWaiting: "unschedulable"}
-	s.queue.came = func(to place, gated bool, event string) {
+	queues := map[queue.Location]string{queue.InActiveQ: "active", queue.InBackoffQ: "backoff", queue.InUnschedulablePods: "unschedulable"}
+	s.queue.OnAdd = func(to queue.Location, gated bool, event string) {
 		queue := queues[to]
 		if gated {
 			queue = "gated"
@@ -92,7 +96,7 @@ type gauges struct{ s *Scheduler }
 // Describe names the gauges.
 func (g gauges) Describe(descriptions chan<- *prometheus.Desc) {
 	m := g.s.metrics
-	for _, d := range []*prometheus.Desc{m.pending, m.cached, m.refusing, m.flows} {
+	for _, d := range []*prometheus.Desc{m.pending, m.cacheSize, m.unschedulable, m.goroutines} {
 		descriptions <- d
 	}
 }
@@ -109,12 +113,12 @@ func (g gauges) Collect(values chan<- prometheus.Metric) {
 	gated := 0
 	type refuser struct{ rule, profile string }
 	refused := map[refuser]int{}
-	for _, p := range s.queue.waiting {
-		if p.gated || p.incomplete {
+	for _, p := range s.queue.UnschedulablePods {
+		if p.Gated || p.WaitsForClaims {
 			gated++
 		}
-		for _, rule := range p.rules {
-			refused[refuser{rule, p.info.Pod.Spec.SchedulerName}]++
+		for _, rule := range p.RejectedBy {
+			refused[refuser{rule, p.PodInfo.Pod.Spec.SchedulerName}]++
 		}
 	}
 	tell(m.pending, active, "active")
@@ -122,18 +126,18 @@ func (g gauges) Collect(values chan<- prometheus.Metric) {
 	tell(m.pending, waiting-gated, "unschedulable")
 	tell(m.pending, gated, "gated")
 	for r, n := range refused {
-		tell(m.refusing, n, r.rule, r.profile)
+		tell(m.unschedulable, n, r.rule, r.profile)
 	}
 	assumed := 0
-	for _, p := range s.snapshot.pods {
-		if p.assumed {
+	for _, p := range s.snapshot.PodEntries {
+		if p.Assumed {
 			assumed++
 		}
 	}
-	tell(m.cached, s.snapshot.count, "nodes")
-	tell(m.cached, len(s.snapshot.pods), "pods")
-	tell(m.cached, assumed, "assumed_pods")
-	tell(m.flows, len(s.inFlight), "binding")
+	tell(m.cacheSize, s.snapshot.NodeCount, "nodes")
+	tell(m.cacheSize, len(s.snapshot.PodEntries), "pods")
+	tell(m.cacheSize, assumed, "assumed_pods")
+	tell(m.goroutines, len(s.inFlight), "binding")
 }
 
 // The results of a try.
@@ -143,14 +147,14 @@ const (
 	resultError         = "error"
 )
 
-// tried counts the end of a try that began at a time.
-func (m *Metrics) tried(pod *corev1.Pod, err error, began time.Time) {
+// attempted counts the end of a try that began at a time.
+func (m *Metrics) attempted(pod *corev1.Pod, err error, began time.Time) {
 	if m == nil {
 		return
 	}
 	result := resultScheduled
 	if err != nil {
-		if result = resultError; IsUnschedulable(err) {
+		if result = resultError; decision.IsUnschedulable(err) {
 			result = resultUnschedulable
 		}
 	}
@@ -159,20 +163,20 @@ func (m *Metrics) tried(pod *corev1.Pod, err error, began time.Time) {
 }
 
 // bound counts a pod that has got its node.
-func (m *Metrics) bound(p *queued, began time.Time) {
+func (m *Metrics) bound(p *queue.QueuedPod, began time.Time) {
 	if m == nil {
 		return
 	}
-	m.tried(p.info.Pod, nil, began)
-	m.triesPerPod.Observe(float64(p.attempts))
+	m.attempted(p.PodInfo.Pod, nil, began)
+	m.podAttempts.Observe(float64(p.Attempts))
 	label := "15+"
-	if p.attempts < 15 {
-		label = strconv.Itoa(p.attempts)
+	if p.Attempts < 15 {
+		label = strconv.Itoa(p.Attempts)
 	}
-	m.untilBound.WithLabelValues(label).Observe(time.Since(p.firstTry).Seconds())
+	m.untilBound.WithLabelValues(label).Observe(time.Since(p.FirstAttempt).Seconds())
 }
 
-func (m *Metrics) preempted(way *Preemption) {
+func (m *Metrics) preempted(way *plugins.Preemption) {
 	if m == nil {
 		return
 	}
@@ -183,49 +187,36 @@ func (m *Metrics) preempted(way *Preemption) {
 }
 
 // timed measures a step of a try from now on until the function it returns is called with the step's outcome.
-func (m *Metrics) timed(point string, profile *Profile) func(error) {
+func (m *Metrics) timed(point string, profile *plugins.Profile) func(error) {
 	if m == nil {
 		return func(error) {}
 	}
 	began := time.Now()
 	return func(err error) {
-		m.points.WithLabelValues(point, statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
+		m.extensionPointDuration.WithLabelValues(point, statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
 	}
 }
 
-// timeRules makes Schedule measure the rules it asks about one pod.
-func (m *Metrics) timeRules(s *Snapshot) {
+// pluginTimer measures plugins; nil when nothing is counted.
+func (m *Metrics) pluginTimer() func(plugin, extensionPoint string) func(*plugins.Refusal) {
 	if m == nil {
-		return
+		return nil
 	}
-	s.timed = func(rule, point string) func(*Refusal) {
+	return func(plugin, extensionPoint string) func(*plugins.Refusal) {
 		began := time.Now()
-		return func(r *Refusal) {
-			m.rules.WithLabelValues(rule, point, r.status()).Observe(time.Since(began).Seconds())
+		return func(r *plugins.Refusal) {
+			m.pluginDuration.WithLabelValues(plugin, extensionPoint, r.Status()).Observe(time.Since(began).Seconds())
 		}
 	}
 }
 
-// status is how upstream names what a rule says.
-func (r *Refusal) status() string {
-	switch {
-	case r == nil:
-		return "Success"
-	case r.Err != nil:
-		return "Error"
-	case r.Unresolvable:
-		return "UnschedulableAndUnresolvable"
-	}
-	return "Unschedulable"
-}
-
 // statusOf is how upstream names an outcome.
 func statusOf(err error) string {
-	var fit *FitError
+	var fit *decision.FitError
 	switch {
 	case err == nil:
 		return "Success"
-	case errors.As(err, &fit), errors.Is(err, ErrNoNodes), errors.Is(err, ErrHopeless):
+	case errors.As(err, &fit), errors.Is(err, decision.ErrNoNodes), errors.Is(err, decision.ErrPreemptionNotHelpful):
 		return "Unschedulable"
 	}
 	return "Error"

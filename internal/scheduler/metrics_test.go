@@ -11,6 +11,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
+	"skiff/internal/scheduler/schedulertest"
 )
 
 // numbers reads what a registry has: "name{label=value,...}" and the value, or the count of a histogram.
@@ -54,14 +59,14 @@ func TestMetrics(t *testing.T) {
 			if err := metrics.observe(f.scheduler); err != nil {
 				t.Error(err)
 			}
-			metrics.timeRules(f.scheduler.snapshot)
+			decision.SetOptions(f.scheduler.snapshot, decision.Options{Timed: metrics.pluginTimer()})
 		})
-		f.addNode(testNode("a"))
-		f.addPod(testPod("weak", asksCPU("3")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("weak", schedulertest.RequestingCPU("3")))
 		f.pass(time.Second)
-		f.addPod(testPod("strong", asksCPU("3"), priority(10)))
-		f.addPod(testPod("giant", asksCPU("30")))
-		f.addPod(testPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
+		f.addPod(schedulertest.TestPod("strong", schedulertest.RequestingCPU("3"), schedulertest.Priority(10)))
+		f.addPod(schedulertest.TestPod("giant", schedulertest.RequestingCPU("30")))
+		f.addPod(schedulertest.TestPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
 		f.pass(time.Minute)
 		f.refuse = func(pod *corev1.Pod, _ string) error {
 			if pod.Name == "unlucky" && f.bound["unlucky"] == 0 {
@@ -70,7 +75,7 @@ func TestMetrics(t *testing.T) {
 			}
 			return nil
 		}
-		f.addPod(testPod("unlucky", asksCPU("100m")))
+		f.addPod(schedulertest.TestPod("unlucky", schedulertest.RequestingCPU("100m")))
 		f.pass(time.Minute)
 		got := numbers(t, registry)
 		for name, want := range map[string]float64{
@@ -118,8 +123,10 @@ func TestMetricsAreOptional(t *testing.T) {
 	if err := none.observe(nil); err != nil {
 		t.Error(err)
 	}
-	none.timeRules(nil)
-	none.tried(nil, nil, time.Time{})
+	if none.pluginTimer() != nil {
+		t.Error("plugins are timed")
+	}
+	none.attempted(nil, nil, time.Time{})
 	none.bound(nil, time.Time{})
 	none.preempted(nil)
 	none.timed("Bind", nil)(nil)
@@ -133,23 +140,23 @@ func TestMetricsAreOptional(t *testing.T) {
 }
 
 func TestEventLabels(t *testing.T) {
-	for want, e := range map[string]Event{
-		"NodeAdd":                {Resource: NodeResource, Action: Add},
-		"NodeUpdateNodeTaint":    {Resource: NodeResource, Action: UpdateNodeTaint},
-		"AssignedPodDelete":      {Resource: AssignedPod, Action: Delete},
-		"TargetPodUpdate":        {Resource: TargetPod, Action: updateOther},
-		"PersistentVolumeUpdate": {Resource: PersistentVolumeResource, Action: UpdateNodeLabel | UpdateNodeTaint},
+	for want, e := range map[string]plugins.Event{
+		"NodeAdd":                {Resource: plugins.NodeResource, Action: plugins.Add},
+		"NodeUpdateNodeTaint":    {Resource: plugins.NodeResource, Action: plugins.UpdateNodeTaint},
+		"AssignedPodDelete":      {Resource: plugins.AssignedPod, Action: plugins.Delete},
+		"TargetPodUpdate":        {Resource: plugins.TargetPod, Action: plugins.UpdateOther},
+		"PersistentVolumeUpdate": {Resource: plugins.PersistentVolumeResource, Action: plugins.UpdateNodeLabel | plugins.UpdateNodeTaint},
 	} {
-		if got := e.label(); got != want {
+		if got := e.Label(); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	for want, err := range map[string]error{"Success": nil, "Unschedulable": &FitError{}, "Error": errors.New("x")} {
+	for want, err := range map[string]error{"Success": nil, "Unschedulable": &decision.FitError{}, "Error": errors.New("x")} {
 		if got := statusOf(err); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	if statusOf(fmt.Errorf("x: %w", ErrNoNodes)) != "Unschedulable" {
+	if statusOf(fmt.Errorf("x: %w", decision.ErrNoNodes)) != "Unschedulable" {
 		t.Error("a cluster without nodes is an error")
 	}
 }
@@ -173,21 +180,21 @@ func TestMetricsAreUpstreams(t *testing.T) {
 	if err := metrics.observe(s); err != nil {
 		t.Fatal(err)
 	}
-	metrics.timeRules(s.snapshot)
+	decision.SetOptions(s.snapshot, decision.Options{Timed: metrics.pluginTimer()})
 	profile := s.profiles[corev1.DefaultSchedulerName]
-	s.nodeAdded(testNode("a"))
-	if _, err := Schedule(s.snapshot, infoOf(t, testPod("p")), profile); err != nil {
+	s.nodeAdded(schedulertest.TestNode("a"))
+	if _, err := decision.Schedule(s.snapshot, infoOf(t, schedulertest.TestPod("p")), profile); err != nil {
 		t.Fatal(err)
 	}
-	s.podAdded(testPod("q"))
+	s.podAdded(schedulertest.TestPod("q"))
 	began := time.Now()
-	p := &queued{info: infoOf(t, testPod("p")), attempts: 2, firstTry: began}
+	p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: 2, FirstAttempt: began}
 	metrics.bound(p, began)
-	metrics.preempted(&Preemption{Victims: []*corev1.Pod{testPod("v"), testPod("w")}})
+	metrics.preempted(&plugins.Preemption{Victims: []*corev1.Pod{schedulertest.TestPod("v"), schedulertest.TestPod("w")}})
 	metrics.preempted(nil)
 	metrics.timed("Bind", profile)(nil)
-	waiting := &queued{info: infoOf(t, testPod("r")), rules: []string{nodeResourcesFitName}}
-	s.queue.all["r"], s.queue.waiting["r"] = waiting, waiting
+	waiting := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("r")), RejectedBy: []string{plugins.NodeResourcesFitName}}
+	s.queue.All["r"], s.queue.UnschedulablePods["r"] = waiting, waiting
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +260,7 @@ func TestTriesAreLabelled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		metrics.bound(&queued{info: infoOf(t, testPod("p")), attempts: tries, firstTry: time.Now()}, time.Now())
+		metrics.bound(&queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: tries, FirstAttempt: time.Now()}, time.Now())
 		if got := numbers(t, registry); got["pod_scheduling_sli_duration_seconds{attempts="+label+"}"] != 1 || got["schedule_attempts_total{profile=default-scheduler,result=scheduled}"] != 1 {
 			t.Errorf("%d tries: %v", tries, got)
 		}
@@ -266,14 +273,14 @@ func TestResultsOfTries(t *testing.T) {
 		err  error
 		want string
 	}{
-		{nil, "scheduled"}, {&FitError{}, "unschedulable"}, {ErrNoNodes, "unschedulable"}, {fmt.Errorf("x: %w", &FitError{}), "unschedulable"}, {errors.New("x"), "error"}, {ErrHopeless, "error"},
+		{nil, "scheduled"}, {&decision.FitError{}, "unschedulable"}, {decision.ErrNoNodes, "unschedulable"}, {fmt.Errorf("x: %w", &decision.FitError{}), "unschedulable"}, {errors.New("x"), "error"}, {decision.ErrPreemptionNotHelpful, "error"},
 	} {
 		registry := prometheus.NewRegistry()
 		metrics, err := NewMetrics(registry)
 		if err != nil {
 			t.Fatal(err)
 		}
-		metrics.tried(testPod("p", func(p *corev1.Pod) { p.Spec.SchedulerName = "own" }), test.err, time.Now())
+		metrics.attempted(schedulertest.TestPod("p", func(p *corev1.Pod) { p.Spec.SchedulerName = "own" }), test.err, time.Now())
 		got := numbers(t, registry)
 		if got["schedule_attempts_total{profile=own,result="+test.want+"}"] != 1 || got["scheduling_attempt_duration_seconds{profile=own,result="+test.want+"}"] != 1 {
 			t.Errorf("%v: %v, want %s", test.err, got, test.want)
@@ -295,7 +302,7 @@ func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	before.nodeAdded(testNode("old"))
+	before.nodeAdded(schedulertest.TestNode("old"))
 	expect := func(what string, want map[string]float64) {
 		t.Helper()
 		got := numbers(t, registry)
@@ -314,28 +321,28 @@ func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 		}
 	}
 	expect("at first", map[string]float64{})
-	s.nodeAdded(testNode("a"))
-	s.nodeAdded(testNode("b"))
-	s.podAdded(testPod("runs", on("a")))
-	s.podAdded(testPod("lost", on("ghost"))) // its node is none
-	s.snapshot.Assume(infoOf(t, testPod("decided")), "b")
+	s.nodeAdded(schedulertest.TestNode("a"))
+	s.nodeAdded(schedulertest.TestNode("b"))
+	s.podAdded(schedulertest.TestPod("runs", schedulertest.OnNode("a")))
+	s.podAdded(schedulertest.TestPod("lost", schedulertest.OnNode("ghost"))) // its node is none
+	s.snapshot.Assume(infoOf(t, schedulertest.TestPod("decided")), "b")
 	expect("nodes and pods", map[string]float64{"cache_size{type=nodes}": 2, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
-	s.nodeDeleted(testNode("b"))
+	s.nodeDeleted(schedulertest.TestNode("b"))
 	expect("a node less", map[string]float64{"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "cache_size{type=assumed_pods}": 1})
-	s.podAdded(testPod("decided", on("b")))
-	wait := func(name, profile string, change func(*queued), rules ...string) {
-		p := &queued{info: infoOf(t, testPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), rules: rules, place: isWaiting}
+	s.podAdded(schedulertest.TestPod("decided", schedulertest.OnNode("b")))
+	wait := func(name, profile string, change func(*queue.QueuedPod), rules ...string) {
+		p := &queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod(name, func(p *corev1.Pod) { p.Spec.SchedulerName = profile })), RejectedBy: rules, Location: queue.InUnschedulablePods}
 		change(p)
-		s.queue.all[p.info.Pod.UID], s.queue.waiting[p.info.Pod.UID] = p, p
+		s.queue.All[p.PodInfo.Pod.UID], s.queue.UnschedulablePods[p.PodInfo.Pod.UID] = p, p
 	}
-	wait("1", "default-scheduler", func(*queued) {}, nodeResourcesFitName, nodeAffinityName)
-	wait("2", "default-scheduler", func(*queued) {}, nodeResourcesFitName)
-	wait("3", "other", func(*queued) {}, nodeResourcesFitName)
-	wait("4", "other", func(*queued) {})
-	wait("5", "other", func(p *queued) { p.gated = true }, "SchedulingGates")
-	wait("6", "other", func(p *queued) { p.incomplete = true }, dynamicResourcesName)
-	wait("7", "other", func(p *queued) { p.gated, p.incomplete = true, true })
-	s.podAdded(testPod("new"))
+	wait("1", "default-scheduler", func(*queue.QueuedPod) {}, plugins.NodeResourcesFitName, plugins.NodeAffinityName)
+	wait("2", "default-scheduler", func(*queue.QueuedPod) {}, plugins.NodeResourcesFitName)
+	wait("3", "other", func(*queue.QueuedPod) {}, plugins.NodeResourcesFitName)
+	wait("4", "other", func(*queue.QueuedPod) {})
+	wait("5", "other", func(p *queue.QueuedPod) { p.Gated = true }, "SchedulingGates")
+	wait("6", "other", func(p *queue.QueuedPod) { p.WaitsForClaims = true }, plugins.DynamicResourcesName)
+	wait("7", "other", func(p *queue.QueuedPod) { p.Gated, p.WaitsForClaims = true, true })
+	s.podAdded(schedulertest.TestPod("new"))
 	expect("those who wait", map[string]float64{
 		"cache_size{type=nodes}": 1, "cache_size{type=pods}": 3, "pending_pods{queue=active}": 1, "pending_pods{queue=unschedulable}": 4, "pending_pods{queue=gated}": 3,
 		"unschedulable_pods{plugin=NodeResourcesFit,profile=default-scheduler}": 2, "unschedulable_pods{plugin=NodeAffinity,profile=default-scheduler}": 1,
@@ -346,10 +353,10 @@ func TestGaugesAreAsTheSchedulerIs(t *testing.T) {
 // Pods that come to a place of the queue are counted under its name; those with gates under theirs, wherever they are.
 func TestIncomingPods(t *testing.T) {
 	for _, test := range []struct {
-		to    place
+		to    queue.Location
 		gated bool
 		want  string
-	}{{isActive, false, "active"}, {isBackoff, false, "backoff"}, {isWaiting, false, "unschedulable"}, {isWaiting, true, "gated"}} {
+	}{{queue.InActiveQ, false, "active"}, {queue.InBackoffQ, false, "backoff"}, {queue.InUnschedulablePods, false, "unschedulable"}, {queue.InUnschedulablePods, true, "gated"}} {
 		registry := prometheus.NewRegistry()
 		metrics, err := NewMetrics(registry)
 		if err != nil {
@@ -360,9 +367,9 @@ func TestIncomingPods(t *testing.T) {
 		if err := metrics.observe(s); err != nil {
 			t.Fatal(err)
 		}
-		s.queue.came(test.to, test.gated, "NodeAdd")
-		s.queue.came(test.to, test.gated, "NodeAdd")
-		s.queue.came(test.to, test.gated, "NodeDelete")
+		s.queue.OnAdd(test.to, test.gated, "NodeAdd")
+		s.queue.OnAdd(test.to, test.gated, "NodeAdd")
+		s.queue.OnAdd(test.to, test.gated, "NodeDelete")
 		got := numbers(t, registry)
 		if got["queue_incoming_pods_total{event=NodeAdd,queue="+test.want+"}"] != 2 || got["queue_incoming_pods_total{event=NodeDelete,queue="+test.want+"}"] != 1 {
 			t.Errorf("%v, want them in %s", got, test.want)
@@ -378,20 +385,19 @@ func TestTimes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		profile, s := &Profile{Name: "own"}, NewSnapshot()
-		metrics.timeRules(s)
+		profile := &plugins.Profile{Name: "own"}
 		began := time.Now()
-		for i, outcome := range []error{nil, ErrHopeless, ErrNoNodes, fmt.Errorf("x: %w", &FitError{}), errors.New("x")} {
+		for i, outcome := range []error{nil, decision.ErrPreemptionNotHelpful, decision.ErrNoNodes, fmt.Errorf("x: %w", &decision.FitError{}), errors.New("x")} {
 			done := metrics.timed("Bind", profile)
 			time.Sleep(time.Second << i)
 			done(outcome)
 		}
-		for i, r := range []*Refusal{nil, refuse("x", false, "y"), refuse("x", true, "y"), {Rule: "x", Err: errors.New("z")}} {
-			done := s.timed("Rule", "Filter")
+		for i, r := range []*plugins.Refusal{nil, plugins.Refuse("x", false, "y"), plugins.Refuse("x", true, "y"), {Plugin: "x", Err: errors.New("z")}} {
+			done := metrics.pluginTimer()("Rule", "Filter")
 			time.Sleep(time.Second << i)
 			done(r)
 		}
-		metrics.bound(&queued{info: infoOf(t, testPod("p")), attempts: 3, firstTry: began.Add(-time.Minute)}, time.Now().Add(-2*time.Second))
+		metrics.bound(&queue.QueuedPod{PodInfo: infoOf(t, schedulertest.TestPod("p")), Attempts: 3, FirstAttempt: began.Add(-time.Minute)}, time.Now().Add(-2*time.Second))
 		families, err := registry.Gather()
 		if err != nil {
 			t.Fatal(err)

@@ -11,12 +11,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // profileOf is the profile that a file with these plugins has.
-func profileOf(t testing.TB, plugins string) *Profile {
+func profileOf(t testing.TB, plugins string) *plugins.Profile {
 	t.Helper()
-	c, err := ParseConfiguration(configuration("profiles: [{plugins: " + plugins + "}]"))
+	c, err := ParseConfiguration(schedulertest.Configuration("profiles: [{plugins: " + plugins + "}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,45 +32,15 @@ func profileOf(t testing.TB, plugins string) *Profile {
 	return profiles[corev1.DefaultSchedulerName]
 }
 
-// filtering names the rules that filter, in order.
-func (p *Profile) filtering() (names []string) {
-	for i, rule := range p.filters {
-		switch {
-		case i == p.spreadOrder:
-			names = append(names, podTopologySpreadName)
-		case i == p.affinityOrder:
-			names = append(names, interPodAffinityName)
-		default:
-			names = append(names, rule.Name())
-		}
-	}
-	return names
-}
-
-// scoring has the weights of the rules that score.
-func (p *Profile) scoring() map[string]int64 {
-	weights := map[string]int64{}
-	for _, x := range p.scorers {
-		weights[x.rule.Name()] = x.weight
-	}
-	if p.spreadWeight != 0 {
-		weights[podTopologySpreadName] = p.spreadWeight
-	}
-	if p.affinityWeight != 0 {
-		weights[interPodAffinityName] = p.affinityWeight
-	}
-	return weights
-}
-
 // usualFilters and usualWeights are upstream's.
 var (
 	usualFilters = []string{
-		nodeNameName, nodeUnschedulableName, taintTolerationName, nodeAffinityName, nodePortsName, nodeResourcesFitName, volumeRestrictionsName, nodeVolumeLimitsName,
-		volumeBindingName, volumeZoneName, podTopologySpreadName, interPodAffinityName, dynamicResourcesName, nodeDeclaredFeaturesName,
+		plugins.NodeNameName, plugins.NodeUnschedulableName, plugins.TaintTolerationName, plugins.NodeAffinityName, plugins.NodePortsName, plugins.NodeResourcesFitName, plugins.VolumeRestrictionsName, plugins.NodeVolumeLimitsName,
+		plugins.VolumeBindingName, plugins.VolumeZoneName, plugins.PodTopologySpreadName, plugins.InterPodAffinityName, plugins.DynamicResourcesName, plugins.NodeDeclaredFeaturesName,
 	}
 	usualWeights = map[string]int64{
-		taintTolerationName: 3, nodeAffinityName: 2, nodeResourcesFitName: 1, volumeBindingName: 1, podTopologySpreadName: 2, interPodAffinityName: 2, dynamicResourcesName: 2,
-		balancedAllocationName: 1, imageLocalityName: 1,
+		plugins.TaintTolerationName: 3, plugins.NodeAffinityName: 2, plugins.NodeResourcesFitName: 1, plugins.VolumeBindingName: 1, plugins.PodTopologySpreadName: 2, plugins.InterPodAffinityName: 2, plugins.DynamicResourcesName: 2,
+		plugins.BalancedAllocationName: 1, plugins.ImageLocalityName: 1,
 	}
 )
 
@@ -91,32 +66,32 @@ func TestProfiles(t *testing.T) {
 		gates, preemption, devices, frees bool
 	}{
 		{"the usual", "{}", usualFilters, usualWeights, true, true, true, true},
-		{"a filter is left out", "{filter: {disabled: [{name: NodePorts}]}}", leaving(usualFilters, nodePortsName), usualWeights, true, true, true, true},
+		{"a filter is left out", "{filter: {disabled: [{name: NodePorts}]}}", leaving(usualFilters, plugins.NodePortsName), usualWeights, true, true, true, true},
 		{"all filters are left out", "{filter: {disabled: [{name: '*'}]}}", nil, usualWeights, true, true, true, true},
-		{"all filters but one", "{filter: {disabled: [{name: '*'}], enabled: [{name: NodeName}]}}", []string{nodeNameName}, usualWeights, true, true, true, true},
+		{"all filters but one", "{filter: {disabled: [{name: '*'}], enabled: [{name: NodeName}]}}", []string{plugins.NodeNameName}, usualWeights, true, true, true, true},
 		{"filters in an order of their own", "{filter: {disabled: [{name: '*'}], enabled: [{name: InterPodAffinity}, {name: NodeName}, {name: PodTopologySpread}]}}",
-			[]string{interPodAffinityName, nodeNameName, podTopologySpreadName}, usualWeights, true, true, true, true},
+			[]string{plugins.InterPodAffinityName, plugins.NodeNameName, plugins.PodTopologySpreadName}, usualWeights, true, true, true, true},
 		{"a filter that is named again comes first", "{filter: {enabled: [{name: NodePorts}, {name: PodTopologySpread}]}}",
-			append([]string{nodePortsName, podTopologySpreadName}, leaving(usualFilters, nodePortsName, podTopologySpreadName)...), usualWeights, true, true, true, true},
-		{"a filter that is left out and named again comes last", "{filter: {disabled: [{name: NodeName}], enabled: [{name: NodeName}]}}", append(leaving(usualFilters, nodeNameName), nodeNameName), usualWeights, true, true, true, true},
+			append([]string{plugins.NodePortsName, plugins.PodTopologySpreadName}, leaving(usualFilters, plugins.NodePortsName, plugins.PodTopologySpreadName)...), usualWeights, true, true, true, true},
+		{"a filter that is left out and named again comes last", "{filter: {disabled: [{name: NodeName}], enabled: [{name: NodeName}]}}", append(leaving(usualFilters, plugins.NodeNameName), plugins.NodeNameName), usualWeights, true, true, true, true},
 		{"a rule that is left out everywhere but for filtering comes last", "{multiPoint: {disabled: [{name: NodeAffinity}]}, filter: {enabled: [{name: NodeAffinity}]}}",
-			append(leaving(usualFilters, nodeAffinityName), nodeAffinityName), changed(usualWeights, nodeAffinityName, 0), true, true, true, true},
-		{"a rule that is left out everywhere", "{multiPoint: {disabled: [{name: TaintToleration}]}}", leaving(usualFilters, taintTolerationName), changed(usualWeights, taintTolerationName, 0), true, true, true, true},
-		{"a rule that is left out everywhere and named again comes last", "{multiPoint: {disabled: [{name: NodePorts}], enabled: [{name: NodePorts}]}}", append(leaving(usualFilters, nodePortsName), nodePortsName), usualWeights, true, true, true, true},
-		{"naming a rule everywhere keeps its place", "{multiPoint: {enabled: [{name: TaintToleration, weight: 9}]}}", usualFilters, changed(usualWeights, taintTolerationName, 9), true, true, true, true},
-		{"a score is left out", "{score: {disabled: [{name: ImageLocality}]}}", usualFilters, changed(usualWeights, imageLocalityName, 0), true, true, true, true},
-		{"the scores about neighbours are left out", "{score: {disabled: [{name: PodTopologySpread}, {name: InterPodAffinity}]}}", usualFilters, changed(changed(usualWeights, podTopologySpreadName, 0), interPodAffinityName, 0), true, true, true, true},
+			append(leaving(usualFilters, plugins.NodeAffinityName), plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 0), true, true, true, true},
+		{"a rule that is left out everywhere", "{multiPoint: {disabled: [{name: TaintToleration}]}}", leaving(usualFilters, plugins.TaintTolerationName), changed(usualWeights, plugins.TaintTolerationName, 0), true, true, true, true},
+		{"a rule that is left out everywhere and named again comes last", "{multiPoint: {disabled: [{name: NodePorts}], enabled: [{name: NodePorts}]}}", append(leaving(usualFilters, plugins.NodePortsName), plugins.NodePortsName), usualWeights, true, true, true, true},
+		{"naming a rule everywhere keeps its place", "{multiPoint: {enabled: [{name: TaintToleration, weight: 9}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 9), true, true, true, true},
+		{"a score is left out", "{score: {disabled: [{name: ImageLocality}]}}", usualFilters, changed(usualWeights, plugins.ImageLocalityName, 0), true, true, true, true},
+		{"the scores about neighbours are left out", "{score: {disabled: [{name: PodTopologySpread}, {name: InterPodAffinity}]}}", usualFilters, changed(changed(usualWeights, plugins.PodTopologySpreadName, 0), plugins.InterPodAffinityName, 0), true, true, true, true},
 		{"all scores are left out", "{score: {disabled: [{name: '*'}]}}", usualFilters, map[string]int64{}, true, true, true, true},
-		{"a weight", "{score: {enabled: [{name: ImageLocality, weight: 50}]}}", usualFilters, changed(usualWeights, imageLocalityName, 50), true, true, true, true},
-		{"a weight of neighbours", "{score: {enabled: [{name: InterPodAffinity, weight: 7}, {name: PodTopologySpread, weight: 8}]}}", usualFilters, changed(changed(usualWeights, interPodAffinityName, 7), podTopologySpreadName, 8), true, true, true, true},
-		{"who names a rule and no weight means 1", "{score: {enabled: [{name: TaintToleration}]}}", usualFilters, changed(usualWeights, taintTolerationName, 1), true, true, true, true},
-		{"a weight of 0 means 1", "{score: {enabled: [{name: TaintToleration, weight: 0}]}}", usualFilters, changed(usualWeights, taintTolerationName, 1), true, true, true, true},
-		{"everywhere no weight means 1", "{multiPoint: {enabled: [{name: NodeAffinity}]}}", usualFilters, changed(usualWeights, nodeAffinityName, 1), true, true, true, true},
-		{"the weight of scoring goes before that of everywhere", "{multiPoint: {enabled: [{name: NodeAffinity, weight: 5}]}, score: {enabled: [{name: NodeAffinity, weight: 6}]}}", usualFilters, changed(usualWeights, nodeAffinityName, 6), true, true, true, true},
+		{"a weight", "{score: {enabled: [{name: ImageLocality, weight: 50}]}}", usualFilters, changed(usualWeights, plugins.ImageLocalityName, 50), true, true, true, true},
+		{"a weight of neighbours", "{score: {enabled: [{name: InterPodAffinity, weight: 7}, {name: PodTopologySpread, weight: 8}]}}", usualFilters, changed(changed(usualWeights, plugins.InterPodAffinityName, 7), plugins.PodTopologySpreadName, 8), true, true, true, true},
+		{"who names a rule and no weight means 1", "{score: {enabled: [{name: TaintToleration}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 1), true, true, true, true},
+		{"a weight of 0 means 1", "{score: {enabled: [{name: TaintToleration, weight: 0}]}}", usualFilters, changed(usualWeights, plugins.TaintTolerationName, 1), true, true, true, true},
+		{"everywhere no weight means 1", "{multiPoint: {enabled: [{name: NodeAffinity}]}}", usualFilters, changed(usualWeights, plugins.NodeAffinityName, 1), true, true, true, true},
+		{"the weight of scoring goes before that of everywhere", "{multiPoint: {enabled: [{name: NodeAffinity, weight: 5}]}, score: {enabled: [{name: NodeAffinity, weight: 6}]}}", usualFilters, changed(usualWeights, plugins.NodeAffinityName, 6), true, true, true, true},
 		{"a weight for filtering means nothing", "{filter: {enabled: [{name: NodeName}, {name: TaintToleration, weight: 50}]}}",
-			append([]string{nodeNameName, taintTolerationName}, leaving(usualFilters, nodeNameName, taintTolerationName)...), usualWeights, true, true, true, true},
-		{"left out everywhere, a rule may still score", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity, weight: 4}]}}", leaving(usualFilters, nodeAffinityName), changed(usualWeights, nodeAffinityName, 4), true, true, true, true},
-		{"left out everywhere, a rule scores with 1", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity}]}}", leaving(usualFilters, nodeAffinityName), changed(usualWeights, nodeAffinityName, 1), true, true, true, true},
+			append([]string{plugins.NodeNameName, plugins.TaintTolerationName}, leaving(usualFilters, plugins.NodeNameName, plugins.TaintTolerationName)...), usualWeights, true, true, true, true},
+		{"left out everywhere, a rule may still score", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity, weight: 4}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 4), true, true, true, true},
+		{"left out everywhere, a rule scores with 1", "{multiPoint: {disabled: [{name: NodeAffinity}]}, score: {enabled: [{name: NodeAffinity}]}}", leaving(usualFilters, plugins.NodeAffinityName), changed(usualWeights, plugins.NodeAffinityName, 1), true, true, true, true},
 		{"nobody makes room", "{postFilter: {disabled: [{name: DefaultPreemption}]}}", usualFilters, usualWeights, true, false, true, true},
 		{"nobody makes room or frees devices, but gates hold", "{postFilter: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, false, true, false},
 		{"only devices are freed", "{postFilter: {disabled: [{name: '*'}], enabled: [{name: DynamicResources}]}}", usualFilters, usualWeights, true, false, true, true},
@@ -124,21 +99,21 @@ func TestProfiles(t *testing.T) {
 		{"gates do not hold", "{preEnqueue: {disabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, false, true, true, true},
 		{"gates are no rule at all", "{multiPoint: {disabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, false, true, true, true},
 		{"gates hold by themselves", "{multiPoint: {disabled: [{name: SchedulingGates}]}, preEnqueue: {enabled: [{name: SchedulingGates}]}}", usualFilters, usualWeights, true, true, true, true},
-		{"no devices", "{multiPoint: {disabled: [{name: DynamicResources}]}}", leaving(usualFilters, dynamicResourcesName), changed(usualWeights, dynamicResourcesName, 0), true, true, false, false},
+		{"no devices", "{multiPoint: {disabled: [{name: DynamicResources}]}}", leaving(usualFilters, plugins.DynamicResourcesName), changed(usualWeights, plugins.DynamicResourcesName, 0), true, true, false, false},
 		{"the least", "{" + least + "]}}", nil, map[string]int64{}, false, false, false, false},
-		{"a few", "{" + least + ", {name: NodeResourcesFit, weight: 3}, {name: NodeName}]}}", []string{nodeResourcesFitName, nodeNameName}, map[string]int64{nodeResourcesFitName: 3}, false, false, false, false},
+		{"a few", "{" + least + ", {name: NodeResourcesFit, weight: 3}, {name: NodeName}]}}", []string{plugins.NodeResourcesFitName, plugins.NodeNameName}, map[string]int64{plugins.NodeResourcesFitName: 3}, false, false, false, false},
 		{"points nobody is asked at are taken", "{preFilter: {enabled: [{name: NodePorts}]}, reserve: {disabled: [{name: VolumeBinding}]}, permit: {disabled: [{name: '*'}]}}", usualFilters, usualWeights, true, true, true, true},
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			p := profileOf(t, test.plugins)
-			if got := p.filtering(); !slices.Equal(got, test.filters) {
+			if got := filtering(p); !slices.Equal(got, test.filters) {
 				t.Errorf("filters %v\nwant %v", got, test.filters)
 			}
-			if got := p.scoring(); !reflect.DeepEqual(got, test.weights) {
+			if got := scoringWeights(p); !reflect.DeepEqual(got, test.weights) {
 				t.Errorf("weights %v\nwant %v", got, test.weights)
 			}
-			if p.gates != test.gates || (p.preemption != nil) != test.preemption || (p.devices != nil) != test.devices || p.freesDevices != test.frees {
-				t.Errorf("gates %t, preemption %t, devices %t, freed %t", p.gates, p.preemption != nil, p.devices != nil, p.freesDevices)
+			if p.SchedulingGates != test.gates || (p.Preemption != nil) != test.preemption || (p.DynamicResources != nil) != test.devices || p.DeallocatesClaims != test.frees {
+				t.Errorf("gates %t, preemption %t, devices %t, freed %t", p.SchedulingGates, p.Preemption != nil, p.DynamicResources != nil, p.DeallocatesClaims)
 			}
 		})
 	}
@@ -146,26 +121,26 @@ func TestProfiles(t *testing.T) {
 
 // The first rule in a profile's order that refuses a node is the one that is told.
 func TestProfileOrderIsTold(t *testing.T) {
-	nodes := []*corev1.Node{testNode("a", cordoned, taint("k", "v", corev1.TaintEffectNoSchedule))}
-	pod := testPod("p", port(80, "", corev1.ProtocolTCP), selecting("x", "y"), asksCPU("9"), spread("rack", 1, corev1.DoNotSchedule, "app", "x"), near("rack", "app", "x"))
-	running := testPod("r", on("a"), port(80, "", corev1.ProtocolTCP))
+	nodes := []*corev1.Node{schedulertest.TestNode("a", schedulertest.Cordoned, schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))}
+	pod := schedulertest.TestPod("p", schedulertest.Port(80, "", corev1.ProtocolTCP), schedulertest.Selecting("x", "y"), schedulertest.RequestingCPU("9"), schedulertest.Spread("rack", 1, corev1.DoNotSchedule, "app", "x"), schedulertest.WithAffinity("rack", "app", "x"))
+	running := schedulertest.TestPod("r", schedulertest.OnNode("a"), schedulertest.Port(80, "", corev1.ProtocolTCP))
 	for plugins, want := range map[string]string{
-		"{}": nodeUnschedulableName,
-		"{filter: {disabled: [{name: NodeUnschedulable}]}}":                                                   taintTolerationName,
-		"{filter: {disabled: [{name: NodeUnschedulable}, {name: TaintToleration}]}}":                          nodeAffinityName,
-		"{filter: {enabled: [{name: NodePorts}]}}":                                                            nodePortsName,
-		"{filter: {enabled: [{name: NodeResourcesFit}, {name: NodePorts}]}}":                                  nodeResourcesFitName,
-		"{filter: {enabled: [{name: PodTopologySpread}]}}":                                                    podTopologySpreadName,
-		"{filter: {enabled: [{name: InterPodAffinity}, {name: PodTopologySpread}]}}":                          interPodAffinityName,
-		"{filter: {disabled: [{name: '*'}], enabled: [{name: InterPodAffinity}, {name: NodeUnschedulable}]}}": interPodAffinityName,
+		"{}": plugins.NodeUnschedulableName,
+		"{filter: {disabled: [{name: NodeUnschedulable}]}}":                                                   plugins.TaintTolerationName,
+		"{filter: {disabled: [{name: NodeUnschedulable}, {name: TaintToleration}]}}":                          plugins.NodeAffinityName,
+		"{filter: {enabled: [{name: NodePorts}]}}":                                                            plugins.NodePortsName,
+		"{filter: {enabled: [{name: NodeResourcesFit}, {name: NodePorts}]}}":                                  plugins.NodeResourcesFitName,
+		"{filter: {enabled: [{name: PodTopologySpread}]}}":                                                    plugins.PodTopologySpreadName,
+		"{filter: {enabled: [{name: InterPodAffinity}, {name: PodTopologySpread}]}}":                          plugins.InterPodAffinityName,
+		"{filter: {disabled: [{name: '*'}], enabled: [{name: InterPodAffinity}, {name: NodeUnschedulable}]}}": plugins.InterPodAffinityName,
 	} {
-		d, err := Schedule(cluster(t, nodes, running), infoOf(t, pod), profileOf(t, plugins))
+		d, err := decision.Schedule(cluster(t, nodes, running), infoOf(t, pod), profileOf(t, plugins))
 		if err == nil {
 			t.Errorf("%s: the pod fits", plugins)
 			continue
 		}
-		if verdicts, _ := d.Explain(); verdicts[0].Refusal.Rule != want {
-			t.Errorf("%s: refused by %s, want %s", plugins, verdicts[0].Refusal.Rule, want)
+		if verdicts, _ := d.Explain(); verdicts[0].Refusal.Plugin != want {
+			t.Errorf("%s: refused by %s, want %s", plugins, verdicts[0].Refusal.Plugin, want)
 		}
 	}
 }
@@ -173,11 +148,11 @@ func TestProfileOrderIsTold(t *testing.T) {
 // Without gates a gated pod is scheduled; without preemption nobody has to go.
 func TestProfilePointsMatter(t *testing.T) {
 	story(t, parsed(t, "profiles: [{plugins: {preEnqueue: {disabled: [{name: '*'}]}, postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addPod(testPod("weak", asksCPU("3")))
-		f.addPod(testPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("weak", schedulertest.RequestingCPU("3")))
+		f.addPod(schedulertest.TestPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
 		f.pass(oneMinute)
-		f.addPod(testPod("strong", asksCPU("3"), priority(10)))
+		f.addPod(schedulertest.TestPod("strong", schedulertest.RequestingCPU("3"), schedulertest.Priority(10)))
 		f.pass(oneMinute)
 		if f.nodeOf("gated") != "a" || f.nodeOf("weak") != "a" || f.nodeOf("strong") != "" || len(f.victims()) != 0 {
 			t.Errorf("gated on %q, weak on %q, strong on %q, victims %v", f.nodeOf("gated"), f.nodeOf("weak"), f.nodeOf("strong"), f.victims())
@@ -192,14 +167,14 @@ func TestProfilePointsMatter(t *testing.T) {
 func TestRulesAtTheirPoints(t *testing.T) {
 	const filters, scores = "preFilter filter", " preScore score"
 	where := map[string]string{
-		schedulingGatesName: "preEnqueue", nodeNameName: filters, nodeUnschedulableName: filters, taintTolerationName: filters + scores, nodeAffinityName: filters + scores,
-		nodePortsName: filters, nodeResourcesFitName: filters + scores + " placementScore", volumeRestrictionsName: filters, nodeVolumeLimitsName: filters,
-		volumeBindingName: filters + scores + " reserve preBind", volumeZoneName: filters, podTopologySpreadName: filters + scores, interPodAffinityName: filters + scores,
-		dynamicResourcesName:  "preEnqueue preFilter filter postFilter podGroupPostFilter score reserve preBind",
-		defaultPreemptionName: "preEnqueue postFilter podGroupPostFilter", balancedAllocationName: "preScore score", imageLocalityName: "score", nodeDeclaredFeaturesName: filters,
+		plugins.SchedulingGatesName: "preEnqueue", plugins.NodeNameName: filters, plugins.NodeUnschedulableName: filters, plugins.TaintTolerationName: filters + scores, plugins.NodeAffinityName: filters + scores,
+		plugins.NodePortsName: filters, plugins.NodeResourcesFitName: filters + scores + " placementScore", plugins.VolumeRestrictionsName: filters, plugins.NodeVolumeLimitsName: filters,
+		plugins.VolumeBindingName: filters + scores + " reserve preBind", plugins.VolumeZoneName: filters, plugins.PodTopologySpreadName: filters + scores, plugins.InterPodAffinityName: filters + scores,
+		plugins.DynamicResourcesName:  "preEnqueue preFilter filter postFilter podGroupPostFilter score reserve preBind",
+		plugins.DefaultPreemptionName: "preEnqueue postFilter podGroupPostFilter", plugins.BalancedAllocationName: "preScore score", plugins.ImageLocalityName: "score", plugins.NodeDeclaredFeaturesName: filters,
 		"PrioritySort": "queueSort", "DefaultBinder": "bind",
 	}
-	for _, maker := range Rules {
+	for _, maker := range plugins.Registry {
 		if where[maker.Name] == "" {
 			t.Errorf("%s is nowhere", maker.Name)
 		}
@@ -207,7 +182,7 @@ func TestRulesAtTheirPoints(t *testing.T) {
 	for _, point := range strings.Fields("preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind placementGenerate placementScore podGroupPostFilter") {
 		kind := strings.ToUpper(point[:1]) + point[1:] + "Plugin"
 		parse := func(set string) string {
-			_, err := ParseConfiguration(configuration("profiles: [{schedulerName: s, plugins: {" + point + ": " + set + "}}]"))
+			_, err := ParseConfiguration(schedulertest.Configuration("profiles: [{schedulerName: s, plugins: {" + point + ": " + set + "}}]"))
 			return strings.TrimPrefix(fmt.Sprint(err), "creating profile for scheduler name s: ")
 		}
 		for rule, points := range where {
@@ -244,45 +219,45 @@ type ownRule struct {
 
 func (r *ownRule) Name() string { return r.name }
 
-func (r *ownRule) Filter(s *Snapshot, _ *PodInfo) (Filter, *Refusal) {
-	return Filter{Check: func(node int32) *Refusal {
+func (r *ownRule) Filter(s *snapshot.Snapshot, _ *snapshot.PodInfo) (plugins.Filter, *plugins.Refusal) {
+	return plugins.Filter{Check: func(node int32) *plugins.Refusal {
 		if s.Node(node).Name == r.refuses {
-			return refuse(r.name, true, fmt.Sprintf("%s does not like it, with %d pods there", r.name, len(s.PodsOn(node))))
+			return plugins.Refuse(r.name, true, fmt.Sprintf("%s does not like it, with %d pods there", r.name, len(s.PodsOn(node))))
 		}
 		return nil
 	}}, nil
 }
 
-func (r *ownRule) Score(s *Snapshot, _ *PodInfo) Scorer {
-	return Scorer{Of: func(node int32) int64 {
+func (r *ownRule) Score(s *snapshot.Snapshot, _ *snapshot.PodInfo) plugins.Scorer {
+	return plugins.Scorer{Of: func(node int32) int64 {
 		if s.Node(node).Name == r.likes {
-			return MaxScore
+			return plugins.MaxScore
 		}
 		return 0
 	}}
 }
 
-func withRules(t *testing.T, more ...RuleMaker) {
+func withRules(t *testing.T, more ...plugins.Factory) {
 	t.Helper()
-	before := Rules
-	Rules = append(slices.Clone(Rules), more...)
-	t.Cleanup(func() { Rules = before })
+	before := plugins.Registry
+	plugins.Registry = append(slices.Clone(plugins.Registry), more...)
+	t.Cleanup(func() { plugins.Registry = before })
 }
 
 // A rule of one's own is a line in the list: it takes part at once, or when a profile asks for it.
 func TestOwnRules(t *testing.T) {
 	made := 0
-	maker := func(name string, optional bool) RuleMaker {
-		return RuleMaker{Name: name, Weight: 5, Optional: optional, Make: with(func(args *struct{ Refuses, Likes string }) Rule {
+	maker := func(name string, optional bool) plugins.Factory {
+		return plugins.Factory{Name: name, Weight: 5, Optional: optional, Make: plugins.WithArgs(func(args *struct{ Refuses, Likes string }) plugins.Plugin {
 			made++
 			return &ownRule{name: name, refuses: args.Refuses, likes: args.Likes}
 		})}
 	}
 	withRules(t, maker("Mine", false), maker("Yours", true))
-	nodes := []*corev1.Node{testNode("a"), testNode("b"), testNode("c")}
-	decide := func(fields string) (*Decision, error) {
+	nodes := []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b"), schedulertest.TestNode("c")}
+	decide := func(fields string) (*decision.Decision, error) {
 		t.Helper()
-		c, err := ParseConfiguration(configuration(fields))
+		c, err := ParseConfiguration(schedulertest.Configuration(fields))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,7 +265,7 @@ func TestOwnRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return Schedule(cluster(t, nodes, testPod("r", on("a"))), infoOf(t, testPod("p")), profiles[corev1.DefaultSchedulerName])
+		return decision.Schedule(cluster(t, nodes, schedulertest.TestPod("r", schedulertest.OnNode("a"))), infoOf(t, schedulertest.TestPod("p")), profiles[corev1.DefaultSchedulerName])
 	}
 	const likes = "pluginConfig: [{name: Mine, args: {refuses: a, likes: c}}, {name: Yours, args: {refuses: b, likes: b}}]"
 	d, err := decide("profiles: [{" + likes + "}]")
@@ -298,7 +273,7 @@ func TestOwnRules(t *testing.T) {
 		t.Fatalf("went to %q, %v", d.Node, err)
 	}
 	verdicts, _ := d.Explain()
-	if v := verdicts[0]; v.Node != "c" || v.Scores["Mine"] != 5*MaxScore {
+	if v := verdicts[0]; v.Node != "c" || v.Scores["Mine"] != 5*plugins.MaxScore {
 		t.Errorf("the best is %+v", v)
 	}
 	if v := verdicts[2]; v.Node != "a" || v.Refusal.Reasons[0] != "Mine does not like it, with 1 pods there" {
@@ -306,18 +281,18 @@ func TestOwnRules(t *testing.T) {
 	}
 	// Rules that are optional take part where they are enabled only, and in the order of the file.
 	d, err = decide("profiles: [{plugins: {multiPoint: {enabled: [{name: Yours, weight: 2}]}}, " + likes + "}]")
-	if verdicts, _ = d.Explain(); err != nil || d.Feasible != 1 || verdicts[1].Refusal.Rule != "Mine" || verdicts[2].Refusal.Rule != "Yours" {
+	if verdicts, _ = d.Explain(); err != nil || d.Feasible != 1 || verdicts[1].Refusal.Plugin != "Mine" || verdicts[2].Refusal.Plugin != "Yours" {
 		t.Errorf("%+v, %v", verdicts, err)
 	}
 	d, err = decide("profiles: [{plugins: {score: {enabled: [{name: Yours, weight: 20}]}}, " + likes + "}]")
-	if verdicts, _ = d.Explain(); err != nil || d.Node != "b" || verdicts[0].Scores["Yours"] != 20*MaxScore {
+	if verdicts, _ = d.Explain(); err != nil || d.Node != "b" || verdicts[0].Scores["Yours"] != 20*plugins.MaxScore {
 		t.Errorf("%+v, %v", verdicts, err)
 	}
 	// Each file is read twice here: one of Mine for three files, one of Yours for two.
 	if made != 2*(3+2) {
 		t.Errorf("rules were made %d times", made)
 	}
-	if _, err := ParseConfiguration(configuration("profiles: [{pluginConfig: [{name: Mine, args: {loves: a}}]}]")); err == nil || !strings.Contains(err.Error(), `initializing plugin "Mine": read arguments: json: unknown field "loves"`) {
+	if _, err := ParseConfiguration(schedulertest.Configuration("profiles: [{pluginConfig: [{name: Mine, args: {loves: a}}]}]")); err == nil || !strings.Contains(err.Error(), `initializing plugin "Mine": read arguments: json: unknown field "loves"`) {
 		t.Errorf("arguments of its own are read as %v", err)
 	}
 }
@@ -325,22 +300,22 @@ func TestOwnRules(t *testing.T) {
 // There is room for so many scores and no more.
 func TestTooManyScores(t *testing.T) {
 	var names []string
-	for i := range maxLocalScores {
+	for i := range plugins.MaxLocalScores {
 		name := fmt.Sprint("Extra", i)
 		names = append(names, "{name: "+name+"}")
-		withRules(t, RuleMaker{Name: name, Optional: true, Make: fixed(&ownRule{name: name})})
+		withRules(t, plugins.Factory{Name: name, Optional: true, Make: plugins.WithoutArgs(&ownRule{name: name})})
 	}
 	// NodeResourcesFit, its balance, ImageLocality and VolumeBinding take room already.
 	const taken = 4
 	enable := func(n int) error {
-		_, err := ParseConfiguration(configuration("profiles: [{plugins: {score: {disabled: [{name: PodTopologySpread}, {name: TaintToleration}], enabled: [" + strings.Join(names[:n], ", ") + "]}}}]"))
+		_, err := ParseConfiguration(schedulertest.Configuration("profiles: [{plugins: {score: {disabled: [{name: PodTopologySpread}, {name: TaintToleration}], enabled: [" + strings.Join(names[:n], ", ") + "]}}}]"))
 		return err
 	}
-	if err := enable(maxLocalScores - taken); err != nil {
-		t.Errorf("%d more do not fit: %v", maxLocalScores-taken, err)
+	if err := enable(plugins.MaxLocalScores - taken); err != nil {
+		t.Errorf("%d more do not fit: %v", plugins.MaxLocalScores-taken, err)
 	}
-	if err := enable(maxLocalScores - taken + 1); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d rules score nodes", maxLocalScores)) {
-		t.Errorf("%d more: %v", maxLocalScores-taken+1, err)
+	if err := enable(plugins.MaxLocalScores - taken + 1); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d rules score nodes", plugins.MaxLocalScores)) {
+		t.Errorf("%d more: %v", plugins.MaxLocalScores-taken+1, err)
 	}
 }
 
@@ -353,8 +328,38 @@ func TestRawArguments(t *testing.T) {
 		{runtime.RawExtension{}, ""}, {runtime.RawExtension{Raw: []byte("{}")}, "{}"}, {runtime.RawExtension{Raw: []byte("1"), Object: object}, "1"},
 		{runtime.RawExtension{Object: object}, `{"ignoredResources":["a.b/c"]}`},
 	} {
-		if got := string(rawArguments(test.args)); got != test.want {
+		if got := string(plugins.RawArguments(test.args)); got != test.want {
 			t.Errorf("%+v: %s, want %s", test.args, got, test.want)
 		}
 	}
+}
+
+// filtering names the rules that filter, in order.
+func filtering(p *plugins.Profile) (names []string) {
+	for i, rule := range p.Filters {
+		switch {
+		case i == p.SpreadOrder:
+			names = append(names, plugins.PodTopologySpreadName)
+		case i == p.AffinityOrder:
+			names = append(names, plugins.InterPodAffinityName)
+		default:
+			names = append(names, rule.Name())
+		}
+	}
+	return names
+}
+
+// scoringWeights has the weights of the rules that score.
+func scoringWeights(p *plugins.Profile) map[string]int64 {
+	weights := map[string]int64{}
+	for _, x := range p.Scorers {
+		weights[x.Plugin.Name()] = x.Weight
+	}
+	if p.SpreadWeight != 0 {
+		weights[plugins.PodTopologySpreadName] = p.SpreadWeight
+	}
+	if p.AffinityWeight != 0 {
+		weights[plugins.InterPodAffinityName] = p.AffinityWeight
+	}
+	return weights
 }

@@ -15,6 +15,10 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"skiff/internal/client"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // maxInFlight bounds the writes on their way to the API server: bindings, conditions, evictions. When it is reached, deciding waits.
@@ -37,7 +41,7 @@ type Config struct {
 // Scheduler gives nodes to pods. New makes it follow the cluster; Run makes it act.
 type Scheduler struct {
 	log       *slog.Logger
-	profiles  map[string]*Profile
+	profiles  map[string]*plugins.Profile
 	extenders []*extender
 	// record tells users what happened to a pod; nil tells nobody.
 	record   func(component string, pod *corev1.Pod, eventType, reason, message string)
@@ -49,11 +53,11 @@ type Scheduler struct {
 	writing  sync.WaitGroup
 
 	mu       sync.Mutex
-	snapshot *Snapshot
-	queue    *Queue
+	snapshot *snapshot.Snapshot
+	queue    *queue.Queue
 	// preparing pods wait for volumes and devices before they are bound; who preempts one calls it off.
 	preparing map[types.UID]context.CancelCauseFunc
-	decisions DecisionLog
+	decisions decision.Log
 }
 
 // New makes a scheduler and registers what it wants to know of the cluster.
@@ -69,7 +73,7 @@ func New(config Config) (*Scheduler, error) {
 	if err := s.metrics.observe(s); err != nil {
 		return nil, err
 	}
-	s.metrics.timeRules(s.snapshot)
+	decision.SetOptions(s.snapshot, decision.Options{Timed: s.metrics.pluginTimer(), Log: &s.decisions})
 	s.writer = newAPIWriter(config.Client)
 	if err := s.watch(config.Informers); err != nil {
 		return nil, err
@@ -109,11 +113,11 @@ func newScheduler(configuration *configv1.KubeSchedulerConfiguration, log *slog.
 	s := &Scheduler{
 		log: log, profiles: profiles, extenders: extenders,
 		wake: make(chan struct{}, 1), inFlight: make(chan struct{}, maxInFlight),
-		snapshot: NewSnapshot(), queue: NewQueue(profiles, initial, most), preparing: map[types.UID]context.CancelCauseFunc{},
+		snapshot: snapshot.NewSnapshot(), queue: queue.New(profiles, initial, most), preparing: map[types.UID]context.CancelCauseFunc{},
 	}
-	s.snapshot.dropped = s.decisions.dropped
-	s.queue.curious = s.queue.curious || len(extenders) > 0
-	s.queue.incomplete = s.lacksClaims
+	decision.SetOptions(s.snapshot, decision.Options{Log: &s.decisions})
+	s.queue.KeepAllEvents = s.queue.KeepAllEvents || len(extenders) > 0
+	s.queue.ClaimsMissing = s.lacksClaims
 	return s, nil
 }
 
@@ -145,8 +149,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return nil
 }
 
-// awake makes Run look at the queue again.
-func (s *Scheduler) awake() {
+// wakeUp makes Run look at the queue again.
+func (s *Scheduler) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -181,35 +185,35 @@ func (s *Scheduler) backgroundThen(write func() (then func())) {
 }
 
 // scheduleOne decides about one pod and has the decision carried out. The caller holds s.mu.
-func (s *Scheduler) scheduleOne(ctx context.Context, p *queued) {
-	pod := p.info.Pod
+func (s *Scheduler) scheduleOne(ctx context.Context, p *queue.QueuedPod) {
+	pod := p.PodInfo.Pod
 	profile := s.profiles[pod.Spec.SchedulerName]
 	if profile == nil || pod.DeletionTimestamp != nil {
 		if profile != nil {
-			s.tell(profile, pod, corev1.EventTypeWarning, "FailedScheduling", fmt.Sprintf("skip schedule deleting pod: %v/%v", pod.Namespace, pod.Name))
+			s.recordEvent(profile, pod, corev1.EventTypeWarning, "FailedScheduling", fmt.Sprintf("skip schedule deleting pod: %v/%v", pod.Namespace, pod.Name))
 		}
 		s.queue.Done(pod.UID)
 		return
 	}
-	if s.snapshot.pods[pod.UID] != nil {
+	if s.snapshot.PodEntries[pod.UID] != nil {
 		s.queue.Done(pod.UID) // it has a node, or we have given it one
 		return
 	}
 	began := time.Now()
-	d, err := Schedule(s.snapshot, p.info, profile)
+	d, err := decision.Schedule(s.snapshot, p.PodInfo, profile)
 	if s.metrics != nil {
 		s.metrics.algorithm.Observe(time.Since(began).Seconds())
-		s.metrics.points.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
+		s.metrics.extensionPointDuration.WithLabelValues("Filter", statusOf(err), profile.Name).Observe(time.Since(began).Seconds())
 	}
 	if err == nil {
 		err = s.askExtenders(ctx, d)
 	}
-	if s.queue.all[pod.UID] != p {
+	if s.queue.All[pod.UID] != p {
 		return // deleted while an extender was asked
 	}
 	s.decisions.Remember(d, err, began)
 	if err != nil {
-		s.metrics.tried(pod, err, began)
+		s.metrics.attempted(pod, err, began)
 		s.failed(ctx, p, d, err)
 		return
 	}
@@ -217,17 +221,17 @@ func (s *Scheduler) scheduleOne(ctx context.Context, p *queued) {
 }
 
 // askExtenders lets extenders narrow and weigh the choice. s.mu is let go meanwhile, so the chosen node is checked once more.
-func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
+func (s *Scheduler) askExtenders(ctx context.Context, d *decision.Decision) error {
 	pod := d.Pod.Pod
 	interested := slices.DeleteFunc(slices.Clone(s.extenders), func(e *extender) bool { return !e.interested(pod) })
 	if len(interested) == 0 {
 		return nil
 	}
-	if d.nominated {
+	if d.Nominated {
 		if s.keepNominated(ctx, interested, d) {
 			return nil
 		}
-		again, err := decide(s.snapshot, d.Pod, d.profile, false)
+		again, err := decision.Decide(s.snapshot, d.Pod, d.Profile, false)
 		if *d = *again; err != nil {
 			return err
 		}
@@ -238,7 +242,7 @@ func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
 	for _, v := range verdicts {
 		if v.Refusal == nil {
 			totals[v.Node] = v.Total
-			nodes = append(nodes, s.snapshot.nodes[s.snapshot.nodeNumber[v.Node]].object)
+			nodes = append(nodes, s.snapshot.NodeInfos[s.snapshot.NodeNumbers[v.Node]].Node)
 		}
 	}
 	s.mu.Unlock()
@@ -257,16 +261,16 @@ func (s *Scheduler) askExtenders(ctx context.Context, d *Decision) error {
 }
 
 // keepNominated reports whether extenders leave the pod the node that was kept for it. s.mu is let go meanwhile.
-func (s *Scheduler) keepNominated(ctx context.Context, extenders []*extender, d *Decision) bool {
-	node := s.snapshot.nodes[d.number].object
+func (s *Scheduler) keepNominated(ctx context.Context, extenders []*extender, d *decision.Decision) bool {
+	node := s.snapshot.NodeInfos[d.NodeNumber].Node
 	s.mu.Unlock()
 	left, _, err := narrow(ctx, extenders, d.Pod.Pod, []*corev1.Node{node})
 	s.mu.Lock()
 	return err == nil && len(left) == 1 && s.takeBest(d, left, nil) == nil
 }
 
-func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*Refusal, error) {
-	all := map[string]*Refusal{}
+func narrow(ctx context.Context, extenders []*extender, pod *corev1.Pod, nodes []*corev1.Node) ([]*corev1.Node, map[string]*plugins.Refusal, error) {
+	all := map[string]*plugins.Refusal{}
 	for _, e := range extenders {
 		if len(nodes) == 0 {
 			break
@@ -290,7 +294,7 @@ func (s *Scheduler) weigh(ctx context.Context, extenders []*extender, pod *corev
 	for _, e := range extenders {
 		scores, err := e.scores(ctx, pod, nodes)
 		if err != nil {
-			s.log.Warn("extender does not score", "extender", e.config.URLPrefix, "pod", keyOf(pod), "error", err)
+			s.log.Warn("extender does not score", "extender", e.config.URLPrefix, "pod", snapshot.ObjectKey(pod), "error", err)
 			continue
 		}
 		for name, score := range scores {
@@ -300,38 +304,38 @@ func (s *Scheduler) weigh(ctx context.Context, extenders []*extender, pod *corev
 }
 
 // refusedByExtenders adds the extenders' refusals to those of the rules.
-func (s *Scheduler) refusedByExtenders(d *Decision, refusals map[string]*Refusal) error {
-	if d.overrides == nil {
-		d.overrides = map[int32]*Refusal{}
+func (s *Scheduler) refusedByExtenders(d *decision.Decision, refusals map[string]*plugins.Refusal) error {
+	if d.Overrides == nil {
+		d.Overrides = map[int32]*plugins.Refusal{}
 	}
 	for name, r := range refusals {
-		if node, ok := s.snapshot.nodeNumber[name]; ok {
-			d.overrides[node] = r
-			if d.limited != nil {
-				d.limited[node] = r
+		if node, ok := s.snapshot.NodeNumbers[name]; ok {
+			d.Overrides[node] = r
+			if d.Limited != nil {
+				d.Limited[node] = r
 			}
 		}
 	}
-	d.Node, d.number, d.Feasible = "", none, 0
-	e := d.fitError()
-	if !slices.Contains(e.Rules, extenderName) {
-		e.Rules = append(e.Rules, extenderName)
+	d.Node, d.NodeNumber, d.Feasible = "", snapshot.NoValue, 0
+	e := d.FitError()
+	if !slices.Contains(e.Plugins, extenderName) {
+		e.Plugins = append(e.Plugins, extenderName)
 	}
 	return e
 }
 
 // takeBest takes the best of the nodes that still can take the pod.
-func (s *Scheduler) takeBest(d *Decision, nodes []*corev1.Node, totals map[string]int64) error {
-	near, err := s.snapshot.neighbourhoodFor(d.Pod, d.profile)
+func (s *Scheduler) takeBest(d *decision.Decision, nodes []*corev1.Node, totals map[string]int64) error {
+	topo, err := decision.TopologyFor(s.snapshot, d.Pod, d.Profile)
 	if err != nil {
 		return err
 	}
-	d.alone = near.alone()
+	d.SkipAffinity = topo.Affinity.FiltersNothing()
 	slices.SortStableFunc(nodes, func(a, b *corev1.Node) int { return int(totals[b.Name] - totals[a.Name]) })
 	for _, n := range nodes {
-		number, ok := s.snapshot.nodeNumber[n.Name]
-		if ok && s.snapshot.nodes[number].object != nil && d.checkWithNominated(near, number) == nil {
-			d.Node, d.number, d.Feasible = n.Name, number, len(nodes)
+		number, ok := s.snapshot.NodeNumbers[n.Name]
+		if ok && s.snapshot.NodeInfos[number].Node != nil && d.CheckWithNominated(topo, number) == nil {
+			d.Node, d.NodeNumber, d.Feasible = n.Name, number, len(nodes)
 			return nil
 		}
 	}
@@ -339,31 +343,31 @@ func (s *Scheduler) takeBest(d *Decision, nodes []*corev1.Node, totals map[strin
 }
 
 // failed puts a pod back and tells why, after trying to make room for it.
-func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err error) {
-	pod := p.info.Pod
+func (s *Scheduler) failed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, err error) {
+	pod := p.PodInfo.Pod
 	reason := corev1.PodReasonSchedulerError
 	var rules []string
-	var preemption *Preemption
+	var preemption *plugins.Preemption
 	nominated := pod.Status.NominatedNodeName
-	var fit *FitError
+	var fit *decision.FitError
 	switch {
-	case errors.Is(err, ErrNoNodes):
+	case errors.Is(err, decision.ErrNoNodes):
 		reason = corev1.PodReasonUnschedulable
 		// Any node helps.
-		rules, nominated = []string{nodeNameName}, ""
+		rules, nominated = []string{plugins.NodeNameName}, ""
 	case errors.As(err, &fit):
-		reason, rules = corev1.PodReasonUnschedulable, fit.Rules
+		reason, rules = corev1.PodReasonUnschedulable, fit.Plugins
 		freed := func() bool {
-			fit.Preemption = s.freeIdleDevices(ctx, d)
+			fit.Preemption = s.deallocateUnusedClaims(ctx, d)
 			return fit.Preemption != ""
 		}
 		switch {
-		case d.profile.freesDevices && freed():
-		case d.profile.preemption == nil:
+		case d.Profile.DeallocatesClaims && freed():
+		case d.Profile.Preemption == nil:
 			nominated = ""
 		default:
 			var hopeless bool
-			if preemption, fit.Preemption, hopeless = s.makeRoom(ctx, d); preemption != nil {
+			if preemption, fit.Preemption, hopeless = s.preempt(ctx, d); preemption != nil {
 				nominated = preemption.Node
 			} else if hopeless {
 				nominated = ""
@@ -371,27 +375,27 @@ func (s *Scheduler) failed(ctx context.Context, p *queued, d *Decision, err erro
 		}
 	default:
 		nominated = ""
-		s.log.Error("scheduling failed", "pod", keyOf(pod), "error", err)
+		s.log.Error("scheduling failed", "pod", snapshot.ObjectKey(pod), "error", err)
 	}
-	if s.queue.all[pod.UID] != p {
+	if s.queue.All[pod.UID] != p {
 		return // deleted, or given a node by somebody else, while an extender was asked
 	}
-	s.snapshot.Nominate(p.info, pod.UID, nominated)
+	s.snapshot.Nominate(p.PodInfo, pod.UID, nominated)
 	if preemption != nil {
-		s.queue.Hold(p)
+		s.queue.Block(p)
 	}
-	s.queue.Return(s.snapshot, p, rules, time.Now())
+	s.queue.AddUnschedulable(s.snapshot, p, rules, time.Now())
 	if preemption != nil {
-		s.evict(ctx, p.info, preemption)
+		s.evict(ctx, p.PodInfo, preemption)
 	}
 	message := err.Error()
-	s.tell(d.profile, pod, corev1.EventTypeWarning, "FailedScheduling", truncated(message))
+	s.recordEvent(d.Profile, pod, corev1.EventTypeWarning, "FailedScheduling", truncated(message))
 	s.setCondition(ctx, pod, reason, message, nominated)
 }
 
-// makeRoom looks for pods to move away. Extenders are asked without holding s.mu.
-func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption, message string, hopeless bool) {
-	review := func(candidates []Preemption) ([]Preemption, error) {
+// preempt looks for pods to move away. Extenders are asked without holding s.mu.
+func (s *Scheduler) preempt(ctx context.Context, d *decision.Decision) (way *plugins.Preemption, message string, hopeless bool) {
+	review := func(candidates []plugins.Preemption) ([]plugins.Preemption, error) {
 		for _, e := range s.extenders {
 			if e.config.PreemptVerb == "" || !e.interested(d.Pod.Pod) || len(candidates) == 0 {
 				continue
@@ -409,32 +413,32 @@ func (s *Scheduler) makeRoom(ctx context.Context, d *Decision) (way *Preemption,
 		}
 		return candidates, nil
 	}
-	done := s.metrics.timed("PostFilter", d.profile)
-	way, message, err := Preempt(d, s.lists.budgets(), review)
+	done := s.metrics.timed("PostFilter", d.Profile)
+	way, message, err := decision.Preempt(d, s.lists.budgets(), review)
 	done(err)
 	s.metrics.preempted(way)
 	if message != "" {
 		message = "preemption: " + message
 	}
-	return way, message, errors.Is(err, ErrHopeless)
+	return way, message, errors.Is(err, decision.ErrPreemptionNotHelpful)
 }
 
 // podsOn are the pods of a node, if there is such a node.
 func (s *Scheduler) podsOn(name string) (pods []*corev1.Pod, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	number, known := s.snapshot.nodeNumber[name]
-	if !known || s.snapshot.nodes[number].object == nil {
+	number, known := s.snapshot.NodeNumbers[name]
+	if !known || s.snapshot.NodeInfos[number].Node == nil {
 		return nil, false
 	}
-	for _, p := range s.snapshot.nodes[number].pods {
-		pods = append(pods, p.info.Pod)
+	for _, p := range s.snapshot.NodeInfos[number].Pods {
+		pods = append(pods, p.Info.Pod)
 	}
 	return pods, true
 }
 
-// tell records an event about a pod in the name of its profile.
-func (s *Scheduler) tell(profile *Profile, pod *corev1.Pod, eventType, reason, message string) {
+// recordEvent records an event about a pod in the name of its profile.
+func (s *Scheduler) recordEvent(profile *plugins.Profile, pod *corev1.Pod, eventType, reason, message string) {
 	if s.record != nil {
 		s.record(profile.Name, pod, eventType, reason, message)
 	}
@@ -451,3 +455,13 @@ func truncated(message string) string {
 
 // jitter spreads out retries.
 func jitter(d time.Duration) time.Duration { return d + rand.N(d/2+1) }
+
+// lacksClaims reports whether resource claims of a pod are still to be made, or on their way out.
+func (s *Scheduler) lacksClaims(pod *corev1.Pod) bool {
+	profile := s.profiles[pod.Spec.SchedulerName]
+	if len(pod.Spec.ResourceClaims) == 0 || profile == nil || profile.DynamicResources == nil {
+		return false
+	}
+	_, err := s.snapshot.Devices.PodResourceClaims(pod)
+	return err != nil
+}

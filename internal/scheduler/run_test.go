@@ -25,6 +25,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // fakeServer is the API server as the scheduler sees it: it takes writes and, a moment later, tells what has changed.
@@ -75,7 +81,7 @@ func (f *fakeServer) tell(change func()) {
 	f.scheduler.mu.Lock()
 	change()
 	f.scheduler.mu.Unlock()
-	f.scheduler.awake()
+	f.scheduler.wakeUp()
 }
 
 func (f *fakeServer) addNode(n *corev1.Node) { f.tell(func() { f.scheduler.nodeAdded(n) }) }
@@ -213,7 +219,7 @@ func (f *fakeServer) updateClaim(_ context.Context, claim *corev1.PersistentVolu
 func (f *fakeServer) podsKnown() int {
 	f.scheduler.mu.Lock()
 	defer f.scheduler.mu.Unlock()
-	return f.scheduler.snapshot.Pods()
+	return f.scheduler.snapshot.NumPods()
 }
 
 // told are the patches written about a pod.
@@ -238,7 +244,7 @@ func (f *fakeServer) boundTimes(pod string) int {
 }
 
 func (f *fakeServer) getDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) (found *resourcev1.ResourceClaim, err error) {
-	f.tell(func() { found = f.scheduler.snapshot.devices.claims[keyOf(claim)] })
+	f.tell(func() { found = f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)] })
 	if found == nil {
 		return nil, apierrors.NewNotFound(resourcev1.Resource("resourceclaims"), claim.Name)
 	}
@@ -254,9 +260,9 @@ func (f *fakeServer) createDeviceClaim(_ context.Context, claim *resourcev1.Reso
 
 func (f *fakeServer) deleteDeviceClaim(_ context.Context, claim *resourcev1.ResourceClaim) error {
 	f.tell(func() {
-		old := f.scheduler.snapshot.devices.claims[keyOf(claim)]
+		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
 		f.scheduler.snapshot.DeleteObject(claim)
-		f.scheduler.happened(Event{Resource: ResourceClaimResource, Action: Delete, Old: old})
+		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.Delete, Old: old})
 	})
 	return nil
 }
@@ -274,9 +280,9 @@ func (f *fakeServer) storeClaim(claim *resourcev1.ResourceClaim) *resourcev1.Res
 	version, _ := strconv.Atoi(claim.ResourceVersion)
 	claim.ResourceVersion = strconv.Itoa(version + 1)
 	f.tell(func() {
-		old := f.scheduler.snapshot.devices.claims[keyOf(claim)]
+		old := f.scheduler.snapshot.Devices.Claims[snapshot.ObjectKey(claim)]
 		f.scheduler.snapshot.SetObject(claim)
-		f.scheduler.happened(Event{Resource: ResourceClaimResource, Action: updateOther, Old: old, New: claim})
+		f.scheduler.moveQueuedPods(plugins.Event{Resource: plugins.ResourceClaimResource, Action: plugins.UpdateOther, Old: old, New: claim})
 	})
 	return claim
 }
@@ -308,10 +314,10 @@ func story(t *testing.T, configuration *configv1.KubeSchedulerConfiguration, tel
 func TestSchedulerBindsEachPodOnce(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
 		for i := range 10 {
-			f.addNode(testNode(fmt.Sprint("n", i)))
+			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i)))
 		}
 		for i := range 400 {
-			f.addPod(testPod(fmt.Sprint("p", i), asksCPU("100m")))
+			f.addPod(schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU("100m")))
 		}
 		f.pass(time.Minute)
 		byNode := map[string]int{}
@@ -332,7 +338,7 @@ func TestSchedulerBindsEachPodOnce(t *testing.T) {
 
 func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("n"))
+		f.addNode(schedulertest.TestNode("n"))
 		fails := 3
 		f.refuse = func(*corev1.Pod, string) error {
 			if fails--; fails >= 0 {
@@ -340,7 +346,7 @@ func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
 			}
 			return nil
 		}
-		f.addPod(testPod("p", asksCPU("4")))
+		f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("4")))
 		f.pass(500 * time.Millisecond)
 		if f.podsKnown() != 0 {
 			t.Error("the room of a pod that was not bound is still taken")
@@ -357,17 +363,17 @@ func TestSchedulerForgetsAndRetriesWhatWasNotBound(t *testing.T) {
 
 func TestSchedulerWakesPodsWhenThereIsRoom(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addPod(testPod("first", asksCPU("3")))
+		f.addPod(schedulertest.TestPod("first", schedulertest.RequestingCPU("3")))
 		f.pass(time.Second)
 		if p := f.told("first"); len(p) != 1 || !strings.Contains(p[0], "no nodes available to schedule pods") {
 			t.Errorf("patches %v", p)
 		}
-		f.addNode(testNode("n"))
+		f.addNode(schedulertest.TestNode("n"))
 		f.pass(10 * time.Second)
 		if f.nodeOf("first") != "n" {
 			t.Error("the pod is not scheduled when a node comes")
 		}
-		f.addPod(testPod("second", asksCPU("3")))
+		f.addPod(schedulertest.TestPod("second", schedulertest.RequestingCPU("3")))
 		f.pass(time.Minute)
 		if f.nodeOf("second") != "" {
 			t.Fatal("the node is over its allocatable")
@@ -385,14 +391,14 @@ func TestSchedulerWakesPodsWhenThereIsRoom(t *testing.T) {
 
 func TestSchedulerPreempts(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
 		for _, node := range []string{"a", "b"} {
 			for i := range 3 {
-				f.addPod(testPod(fmt.Sprint(node, i), on(node), asksCPU("1"), priority(int32(i))))
+				f.addPod(schedulertest.TestPod(fmt.Sprint(node, i), schedulertest.OnNode(node), schedulertest.RequestingCPU("1"), schedulertest.Priority(int32(i))))
 			}
 		}
-		f.addPod(testPod("urgent", asksCPU("2"), priority(100)))
+		f.addPod(schedulertest.TestPod("urgent", schedulertest.RequestingCPU("2"), schedulertest.Priority(100)))
 		f.pass(time.Second)
 		// The least important pod of one node had to go, and no other.
 		if len(f.victims()) != 1 || f.victims()[0] != "a0" && f.victims()[0] != "b0" {
@@ -410,7 +416,7 @@ func TestSchedulerPreempts(t *testing.T) {
 			t.Errorf("the pod is told %v", p)
 		}
 		// Somebody less important does not take the room meanwhile.
-		f.addPod(testPod("greedy", asksCPU("2")))
+		f.addPod(schedulertest.TestPod("greedy", schedulertest.RequestingCPU("2")))
 		f.pass(30 * time.Second)
 		if f.nodeOf("urgent") != node || f.nodeOf("greedy") != "" {
 			t.Errorf("urgent is on %q, greedy on %q", f.nodeOf("urgent"), f.nodeOf("greedy"))
@@ -423,9 +429,9 @@ func TestSchedulerPreempts(t *testing.T) {
 
 func TestSchedulerLeavesOthersPodsAlone(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("n"))
-		f.addPod(testPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
-		f.addPod(testPod("gone", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }))
+		f.addNode(schedulertest.TestNode("n"))
+		f.addPod(schedulertest.TestPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.addPod(schedulertest.TestPod("gone", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }))
 		f.pass(time.Minute)
 		if f.boundTimes("theirs")+f.boundTimes("gone") != 0 {
 			t.Error("a pod was bound that is not ours to bind")
@@ -435,17 +441,17 @@ func TestSchedulerLeavesOthersPodsAlone(t *testing.T) {
 
 func TestWhyAndWhatIf(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a", taint("k", "v", corev1.TaintEffectNoSchedule)))
-		f.addNode(testNode("b"))
-		f.addPod(testPod("there", on("b"), asksCPU("3")))
-		f.addPod(testPod("waits", asksCPU("2")))
-		f.addPod(testPod("runs", asksCPU("500m")))
+		f.addNode(schedulertest.TestNode("a", schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule)))
+		f.addNode(schedulertest.TestNode("b"))
+		f.addPod(schedulertest.TestPod("there", schedulertest.OnNode("b"), schedulertest.RequestingCPU("3")))
+		f.addPod(schedulertest.TestPod("waits", schedulertest.RequestingCPU("2")))
+		f.addPod(schedulertest.TestPod("runs", schedulertest.RequestingCPU("500m")))
 		f.pass(time.Second)
 		e, err := f.scheduler.Why("default", "waits")
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []Change{
+		want := []decision.Suggestion{
 			{Node: "a", Steps: []string{"tolerate the taint k=v:NoSchedule, or remove it"}},
 			{Node: "b", Steps: []string{"request 1500m less cpu, or free as much: 3500m of 4 are requested already"}},
 		}
@@ -453,11 +459,11 @@ func TestWhyAndWhatIf(t *testing.T) {
 			t.Errorf("changes %v, want %v", e.Changes, want)
 		}
 		e, err = f.scheduler.Why("default", "runs")
-		if err != nil || e.Node != "b" || e.Decided == nil || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[nodeResourcesFitName] == 0 {
+		if err != nil || e.Node != "b" || e.Decided == nil || len(e.Verdicts) != 2 || e.Verdicts[0].Scores[plugins.NodeResourcesFitName] == 0 {
 			t.Errorf("%+v, %v", e, err)
 		}
 		before := f.podsKnown()
-		answers, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("x", asksCPU("400m")), testPod("y", asksCPU("400m"))}, false)
+		answers, err := f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("x", schedulertest.RequestingCPU("400m")), schedulertest.TestPod("y", schedulertest.RequestingCPU("400m"))}, false)
 		if err != nil || answers[0].Node != "b" || answers[1].Node != "" || len(answers[1].Changes) == 0 {
 			t.Errorf("%+v, %v", answers, err)
 		}
@@ -500,11 +506,11 @@ extenders:
 	}
 	f := newFakeServer(t, config)
 	for _, name := range []string{"a", "b", "c"} {
-		f.scheduler.snapshot.SetNode(testNode(name))
+		f.scheduler.snapshot.SetNode(schedulertest.TestNode(name))
 	}
-	info := infoOf(t, testPod("p"))
+	info := infoOf(t, schedulertest.TestPod("p"))
 	f.scheduler.mu.Lock()
-	d, err := Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
+	d, err := decision.Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
 	if err == nil {
 		err = f.scheduler.askExtenders(t.Context(), d)
 	}
@@ -519,7 +525,7 @@ extenders:
 		f.scheduler.snapshot.DeleteNode(name)
 	}
 	f.scheduler.mu.Lock()
-	d, _ = Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
+	d, _ = decision.Schedule(f.scheduler.snapshot, info, f.scheduler.profiles["default-scheduler"])
 	err = f.scheduler.askExtenders(t.Context(), d)
 	f.scheduler.mu.Unlock()
 	if err == nil || err.Error() != "0/1 nodes are available: 1 not this one." {
@@ -545,7 +551,7 @@ func TestDevices(t *testing.T) {
 			}}}},
 		}
 	}
-	claiming := func(names ...string) podOption {
+	claiming := func(names ...string) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
 			for _, name := range names {
 				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
@@ -553,9 +559,9 @@ func TestDevices(t *testing.T) {
 		}
 	}
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
-		f.addPod(testPod("early", claiming("one")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
+		f.addPod(schedulertest.TestPod("early", claiming("one")))
 		f.pass(time.Second)
 		if told := f.told("early"); len(told) != 0 {
 			t.Errorf("the pod whose claim is missing was tried, and told %v", told)
@@ -563,8 +569,8 @@ func TestDevices(t *testing.T) {
 		for _, o := range []metav1.Object{slice("a", "x"), slice("b", "y", "z"), claim("two", 2), claim("many", 3), &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}} {
 			f.tell(func() { f.scheduler.snapshot.SetObject(o) })
 		}
-		f.addPod(testPod("pair", claiming("two")))
-		f.addPod(testPod("greedy", claiming("many")))
+		f.addPod(schedulertest.TestPod("pair", claiming("two")))
+		f.addPod(schedulertest.TestPod("greedy", claiming("many")))
 		f.pass(time.Second)
 		if f.nodeOf("pair") != "b" || f.nodeOf("greedy") != "" {
 			t.Errorf("pair is on %q, greedy on %q", f.nodeOf("pair"), f.nodeOf("greedy"))
@@ -578,7 +584,7 @@ func TestDevices(t *testing.T) {
 			t.Errorf("the pod whose claim came late is on %q", f.nodeOf("early"))
 		}
 		f.tell(func() {
-			given := f.scheduler.snapshot.devices.claims["default/two"]
+			given := f.scheduler.snapshot.Devices.Claims["default/two"]
 			if given.Status.Allocation == nil || len(given.Status.Allocation.Devices.Results) != 2 || len(given.Status.ReservedFor) != 1 || len(given.Finalizers) != 1 {
 				t.Errorf("claim %+v", given)
 			}
@@ -614,18 +620,18 @@ func TestJitter(t *testing.T) {
 func TestLongMessages(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
 		for i := range 40 {
-			f.addNode(testNode(fmt.Sprint("n", i), taint(fmt.Sprint("taint-", i, strings.Repeat("x", 20)), "", corev1.TaintEffectNoSchedule)))
+			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.Taint(fmt.Sprint("taint-", i, strings.Repeat("x", 20)), "", corev1.TaintEffectNoSchedule)))
 		}
 		profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
 		f.tell(func() {
 			// Every node refuses for a reason of its own.
-			profile.filters = append([]FilterRule{oddRule{func(node int32) *Refusal {
-				return refuse("Odd", true, "node(s) had a long reason of their own, "+f.scheduler.snapshot.nodes[node].name)
-			}}}, profile.filters...)
-			profile.spreadOrder++
-			profile.affinityOrder++
+			profile.Filters = append([]plugins.FilterPlugin{oddPlugin{func(node int32) *plugins.Refusal {
+				return plugins.Refuse("Odd", true, "node(s) had a long reason of their own, "+f.scheduler.snapshot.NodeInfos[node].Name)
+			}}}, profile.Filters...)
+			profile.SpreadOrder++
+			profile.AffinityOrder++
 		})
-		f.addPod(testPod("p"))
+		f.addPod(schedulertest.TestPod("p"))
 		f.pass(time.Second)
 		events := f.eventsOf("p")
 		condition := f.conditionOf("p", corev1.PodScheduled)
@@ -648,8 +654,8 @@ func TestRunFinishesItsWrites(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- f.scheduler.Run(ctx) }()
-		f.addNode(testNode("a"))
-		f.addPod(testPod("p"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("p"))
 		f.pass(time.Second)
 		cancel()
 		synctest.Wait()
@@ -698,7 +704,7 @@ func TestBackgroundWaitsForRoom(t *testing.T) {
 func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
 	for what, change := range map[string]func(f *fakeServer){
 		"it is deleted":     func(f *fakeServer) { f.removePod("urgent") },
-		"it is bound":       func(f *fakeServer) { f.change("urgent", on("b")) },
+		"it is bound":       func(f *fakeServer) { f.change("urgent", schedulertest.OnNode("b")) },
 		"nothing":           func(*fakeServer) {},
 		"its victim leaves": func(f *fakeServer) { f.removePod("x") },
 	} {
@@ -712,9 +718,9 @@ func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
 			}))
 			defer server.Close()
 			f = newFakeServer(t, &configv1.KubeSchedulerConfiguration{Extenders: []configv1.Extender{{URLPrefix: server.URL, PreemptVerb: "preempt", NodeCacheCapable: true}}})
-			f.addNode(testNode("a"))
-			f.addPod(testPod("x", on("a"), asksCPU("4")))
-			f.addPod(testPod("urgent", asksCPU("4"), priority(5)))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4")))
+			f.addPod(schedulertest.TestPod("urgent", schedulertest.RequestingCPU("4"), schedulertest.Priority(5)))
 			f.scheduler.mu.Lock()
 			p, _ := f.scheduler.queue.Pop(time.Now())
 			f.scheduler.scheduleOne(t.Context(), p)
@@ -744,52 +750,52 @@ func TestPodGoesWhileExtendersAreAsked(t *testing.T) {
 func TestFailures(t *testing.T) {
 	odd := errors.New("no idea")
 	noPreemption := &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{
-		Plugins: &configv1.Plugins{PostFilter: configv1.PluginSet{Disabled: []configv1.Plugin{{Name: defaultPreemptionName}}}},
+		Plugins: &configv1.Plugins{PostFilter: configv1.PluginSet{Disabled: []configv1.Plugin{{Name: plugins.DefaultPreemptionName}}}},
 	}}}
 	for name, test := range map[string]struct {
 		configuration *configv1.KubeSchedulerConfiguration
 		nodes         []*corev1.Node
 		running       []*corev1.Pod
-		rule          FilterRule // besides the usual ones
+		rule          plugins.FilterPlugin // besides the usual ones
 		pod           *corev1.Pod
 		nominated     string // afterwards
-		place         place
+		place         queue.Location
 		condition     string
 	}{
 		"no nodes end it": {
-			pod: testPod("p", nominatedTo("a")), place: isWaiting, condition: "False Unschedulable no nodes available to schedule pods",
+			pod: schedulertest.TestPod("p", schedulertest.NominatedTo("a")), place: queue.InUnschedulablePods, condition: "False Unschedulable no nodes available to schedule pods",
 		},
 		"a fault ends it": {
-			nodes: []*corev1.Node{testNode("a")}, rule: preRule{&Refusal{Rule: "Pre", Err: odd}}, pod: testPod("p", nominatedTo("a")), place: isBackoff,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, rule: preFilterPlugin{&plugins.Refusal{Plugin: "Pre", Err: odd}}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("a")), place: queue.InBackoffQ,
 			condition: `False SchedulerError running PreFilter plugin "Pre": no idea`,
 		},
 		"a fault about a node ends it": {
-			nodes: []*corev1.Node{testNode("a")}, rule: oddRule{func(int32) *Refusal { return &Refusal{Rule: "Odd", Err: odd} }}, pod: testPod("p", nominatedTo("b")), place: isBackoff,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, rule: oddPlugin{func(int32) *plugins.Refusal { return &plugins.Refusal{Plugin: "Odd", Err: odd} }}, pod: schedulertest.TestPod("p", schedulertest.NominatedTo("b")), place: queue.InBackoffQ,
 			condition: `False SchedulerError running "Odd" filter plugin: no idea`,
 		},
 		"that nothing helps ends it": {
-			nodes: []*corev1.Node{testNode("a")}, pod: testPod("p", asksCPU("9"), nominatedTo("a")), place: isWaiting,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("9"), schedulertest.NominatedTo("a")), place: queue.InUnschedulablePods,
 			condition: "False Unschedulable 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
 		},
 		"that the pod may not preempt keeps it": {
-			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), neverPreempting, nominatedTo("a")), nominated: "a", place: isWaiting,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NeverPreempting, schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
 			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to preemptionPolicy=Never.",
 		},
 		"that its victims are leaving keeps it": {
-			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"), leavingPreempted)}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("a")), nominated: "a", place: isWaiting,
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"), schedulertest.LeavingPreempted)}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), nominated: "a", place: queue.InUnschedulablePods,
 			condition: "False Unschedulable " + noRoom + " preemption: not eligible due to a terminating pod on the nominated node.",
 		},
 		"a profile that does not preempt ends it": {
-			configuration: noPreemption, nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("a")), place: isWaiting,
+			configuration: noPreemption, nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("a")), place: queue.InUnschedulablePods,
 			condition: "False Unschedulable " + noRoom,
 		},
 		"a fault while preempting keeps it": {
-			nodes: []*corev1.Node{testNode("a")}, running: []*corev1.Pod{testPod("x", on("a"), asksCPU("4"))}, pod: testPod("p", asksCPU("1"), priority(1), nominatedTo("b")), nominated: "b", place: isWaiting,
-			rule: oddRule{func() func(int32) *Refusal {
+			nodes: []*corev1.Node{schedulertest.TestNode("a")}, running: []*corev1.Pod{schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("4"))}, pod: schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.Priority(1), schedulertest.NominatedTo("b")), nominated: "b", place: queue.InUnschedulablePods,
+			rule: oddPlugin{func() func(int32) *plugins.Refusal {
 				asked := 0
-				return func(int32) *Refusal {
+				return func(int32) *plugins.Refusal {
 					if asked++; asked > 1 {
-						return &Refusal{Rule: "Odd", Err: odd}
+						return &plugins.Refusal{Plugin: "Odd", Err: odd}
 					}
 					return nil
 				}
@@ -797,7 +803,7 @@ func TestFailures(t *testing.T) {
 			condition: "False Unschedulable " + noRoom + ` preemption: running "Odd" filter plugin: no idea`,
 		},
 		"all nodes refused at once": {
-			nodes: []*corev1.Node{testNode("a"), testNode("b")}, rule: preRule{refuse("Pre", true, "not today")}, pod: testPod("p"), place: isWaiting,
+			nodes: []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")}, rule: preFilterPlugin{plugins.Refuse("Pre", true, "not today")}, pod: schedulertest.TestPod("p"), place: queue.InUnschedulablePods,
 			condition: "False Unschedulable 0/2 nodes are available: not today. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
 		},
 	} {
@@ -805,9 +811,9 @@ func TestFailures(t *testing.T) {
 			f := newFakeServer(t, test.configuration)
 			profile := f.scheduler.profiles[corev1.DefaultSchedulerName]
 			if test.rule != nil {
-				profile.filters = append([]FilterRule{test.rule}, profile.filters...)
-				profile.spreadOrder++
-				profile.affinityOrder++
+				profile.Filters = append([]plugins.FilterPlugin{test.rule}, profile.Filters...)
+				profile.SpreadOrder++
+				profile.AffinityOrder++
 			}
 			for _, n := range test.nodes {
 				f.addNode(n)
@@ -818,7 +824,7 @@ func TestFailures(t *testing.T) {
 			f.scheduler.mu.Lock()
 			p, _ := f.scheduler.queue.Pop(time.Now())
 			f.scheduler.scheduleOne(t.Context(), p)
-			where := p.place
+			where := p.Location
 			f.scheduler.mu.Unlock()
 			f.scheduler.writing.Wait()
 			f.expectNominated("p", test.nominated)
@@ -838,12 +844,12 @@ func TestFailures(t *testing.T) {
 func TestProfilesTellUnderTheirNames(t *testing.T) {
 	first, other := corev1.DefaultSchedulerName, "other"
 	story(t, &configv1.KubeSchedulerConfiguration{Profiles: []configv1.KubeSchedulerProfile{{SchedulerName: &first}, {SchedulerName: &other}}}, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addPod(testPod("p"))
-		f.addPod(testPod("q", schedulerOf("other"), asksCPU("9"), priority(3)))
-		f.addPod(testPod("r", schedulerOf("other"), asksCPU("4"), priority(2)))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("p"))
+		f.addPod(schedulertest.TestPod("q", schedulerOf("other"), schedulertest.RequestingCPU("9"), schedulertest.Priority(3)))
+		f.addPod(schedulertest.TestPod("r", schedulerOf("other"), schedulertest.RequestingCPU("4"), schedulertest.Priority(2)))
 		f.pass(time.Second)
-		f.addPod(testPod("s", schedulerOf("other"), asksCPU("4"), priority(9)))
+		f.addPod(schedulertest.TestPod("s", schedulerOf("other"), schedulertest.RequestingCPU("4"), schedulertest.Priority(9)))
 		f.pass(20 * time.Second)
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -872,12 +878,12 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 		asked   string // about which nodes, one question after another
 		err     string
 	}{
-		"the nominated node will do":           {testPod("p", asksCPU("1"), nominatedTo("a")), nil, "a", "[a]", ""},
-		"the extender refuses it":              {testPod("p", asksCPU("1"), nominatedTo("a")), []string{"a"}, "b", "[a][a b]", ""},
-		"the extender refuses all":             {testPod("p", asksCPU("1"), nominatedTo("a")), []string{"a", "b"}, "", "[a][a b]", "0/2 nodes are available: 2 not this one."},
-		"it is full":                           {testPod("p", asksCPU("2"), nominatedTo("a")), nil, "b", "[b]", ""},
-		"without a nomination the best is":     {testPod("p", asksCPU("1")), nil, "b", "[a b]", ""},
-		"one of the pod's own that is refused": {testPod("p", asksCPU("1"), nominatedTo("a"), requiresNodes(named("a"), named("b"))), []string{"a"}, "b", "[a][a b]", ""},
+		"the nominated node will do":           {schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")), nil, "a", "[a]", ""},
+		"the extender refuses it":              {schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")), []string{"a"}, "b", "[a][a b]", ""},
+		"the extender refuses all":             {schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")), []string{"a", "b"}, "", "[a][a b]", "0/2 nodes are available: 2 not this one."},
+		"it is full":                           {schedulertest.TestPod("p", schedulertest.RequestingCPU("2"), schedulertest.NominatedTo("a")), nil, "b", "[b]", ""},
+		"without a nomination the best is":     {schedulertest.TestPod("p", schedulertest.RequestingCPU("1")), nil, "b", "[a b]", ""},
+		"one of the pod's own that is refused": {schedulertest.TestPod("p", schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a"), schedulertest.RequiresNodes(schedulertest.Named("a"), schedulertest.Named("b"))), []string{"a"}, "b", "[a][a b]", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := ""
@@ -897,13 +903,13 @@ func TestNominatedNodeAndExtenders(t *testing.T) {
 			}))
 			defer server.Close()
 			f := newFakeServer(t, &configv1.KubeSchedulerConfiguration{Extenders: []configv1.Extender{{URLPrefix: server.URL, FilterVerb: "filter", NodeCacheCapable: true}}})
-			f.addNode(testNode("a"))
-			f.addNode(testNode("b"))
-			f.addPod(testPod("x", on("a"), asksCPU("3"), asksMemory("16Gi")))
+			f.addNode(schedulertest.TestNode("a"))
+			f.addNode(schedulertest.TestNode("b"))
+			f.addPod(schedulertest.TestPod("x", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3"), schedulertest.RequestingMemory("16Gi")))
 			s := f.scheduler
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			d, err := Schedule(s.snapshot, infoOf(t, test.pod), s.profiles[corev1.DefaultSchedulerName])
+			d, err := decision.Schedule(s.snapshot, infoOf(t, test.pod), s.profiles[corev1.DefaultSchedulerName])
 			if err == nil {
 				err = s.askExtenders(t.Context(), d)
 			}

@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // GroupVersion is the API under which a scheduler answers questions, wherever it is served:
@@ -35,25 +38,25 @@ const (
 // WhatIf asks where pods would go if they were created one after another.
 type WhatIf struct {
 	metav1.TypeMeta `json:",inline"`
-	Pods            []Supposed `json:"pods"`
+	Pods            []HypotheticalPod `json:"pods"`
 	// Verdicts asks for what is said of every node.
-	Verdicts bool          `json:"verdicts,omitempty"`
-	Results  []Explanation `json:"results,omitempty"`
+	Verdicts bool                   `json:"verdicts,omitempty"`
+	Results  []decision.Explanation `json:"results,omitempty"`
 }
 
-// Supposed is a pod that does not exist, so many times.
-type Supposed struct {
+// HypotheticalPod is a pod that does not exist, so many times.
+type HypotheticalPod struct {
 	Pod corev1.Pod `json:"pod"`
 	// Copies are told apart by a number behind the name. 0 means one.
 	Copies int `json:"copies,omitempty"`
 	// EveryNode supposes one for each node, as a DaemonSet makes them.
 	EveryNode bool `json:"everyNode,omitempty"`
 	// Owner is the controller the pods would have. It matters to how they are spread by default.
-	Owner *SupposedOwner `json:"owner,omitempty"`
+	Owner *HypotheticalOwner `json:"owner,omitempty"`
 }
 
-// SupposedOwner is a controller of pods that does not exist.
-type SupposedOwner struct {
+// HypotheticalOwner is a controller of pods that does not exist.
+type HypotheticalOwner struct {
 	APIVersion string               `json:"apiVersion"`
 	Kind       string               `json:"kind"`
 	Selector   metav1.LabelSelector `json:"selector"`
@@ -119,9 +122,9 @@ func (s *Scheduler) answerWhy(namespace, name string) (any, error) {
 	}
 	e, err := s.Why(namespace, name)
 	switch {
-	case errors.Is(err, ErrUnknownPod):
+	case errors.Is(err, decision.ErrPodNotFound):
 		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, name)
-	case errors.Is(err, ErrNotOurs):
+	case errors.Is(err, decision.ErrOtherScheduler):
 		return nil, apierrors.NewBadRequest(err.Error())
 	case err != nil:
 		return nil, err
@@ -176,32 +179,32 @@ func (s *Scheduler) answerWhatIf(w http.ResponseWriter, r *http.Request, namespa
 }
 
 // owner makes the supposed controller the pod's, under a name no object can have.
-func (x *Supposed) owner(i int) (owner, error) {
+func (x *HypotheticalPod) owner(i int) (owner, error) {
 	selector, err := metav1.LabelSelectorAsSelector(&x.Owner.Selector)
 	name, controls := fmt.Sprintf("what-if/%d", i), true
 	x.Pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: x.Owner.APIVersion, Kind: x.Owner.Kind, Name: name, Controller: &controls}}
-	return owner{ownerKey{x.Owner.APIVersion, x.Owner.Kind, x.Pod.Namespace, name}, selector}, err
+	return owner{snapshot.OwnerKey{APIVersion: x.Owner.APIVersion, Kind: x.Owner.Kind, Namespace: x.Pod.Namespace, Name: name}, selector}, err
 }
 
 // owner is a controller of pods and which pods it selects.
 type owner struct {
-	key      ownerKey
+	key      snapshot.OwnerKey
 	selector labels.Selector
 }
 
 // whatIfOwned is WhatIf with controllers that exist only meanwhile.
-func (s *Scheduler) whatIfOwned(owners []owner, pods []*corev1.Pod, verdicts bool) ([]Explanation, error) {
+func (s *Scheduler) whatIfOwned(owners []owner, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, o := range owners {
-		s.snapshot.setController(o.key, o.selector)
-		defer s.snapshot.deleteController(o.key)
+		s.snapshot.SetOwner(o.key, o.selector)
+		defer s.snapshot.DeleteOwner(o.key)
 	}
 	return s.whatIfAll(pods, verdicts)
 }
 
 // suppose writes out the pods that are meant.
-func (s *Scheduler) suppose(supposed *Supposed) (pods []*corev1.Pod) {
+func (s *Scheduler) suppose(supposed *HypotheticalPod) (pods []*corev1.Pod) {
 	if supposed.EveryNode {
 		for _, node := range s.nodeNames() {
 			pod := supposed.Pod.DeepCopy()
@@ -226,9 +229,9 @@ func (s *Scheduler) suppose(supposed *Supposed) (pods []*corev1.Pod) {
 func (s *Scheduler) nodeNames() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range s.snapshot.nodes {
-		if s.snapshot.nodes[i].object != nil {
-			names = append(names, s.snapshot.nodes[i].name)
+	for i := range s.snapshot.NodeInfos {
+		if s.snapshot.NodeInfos[i].Node != nil {
+			names = append(names, s.snapshot.NodeInfos[i].Name)
 		}
 	}
 	return names

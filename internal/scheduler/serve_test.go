@@ -15,6 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // request asks a scheduler over HTTP.
@@ -28,7 +31,7 @@ func (f *fakeServer) request(method, path, body string) (int, string) {
 	return w.Code, string(data)
 }
 
-func supposing(t testing.TB, all ...Supposed) string {
+func supposing(t testing.TB, all ...HypotheticalPod) string {
 	t.Helper()
 	data, err := json.Marshal(WhatIf{Pods: all})
 	if err != nil {
@@ -40,12 +43,12 @@ func supposing(t testing.TB, all ...Supposed) string {
 func TestHandler(t *testing.T) {
 	const pods = "/apis/scheduling.skiff.io/v1/namespaces/default/pods/"
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b", cordoned))
-		f.addPod(testPod("runs", asksCPU("1")))
-		f.addPod(testPod("waits", asksCPU("9")))
-		f.addPod(testPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
-		f.addPod(testPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b", schedulertest.Cordoned))
+		f.addPod(schedulertest.TestPod("runs", schedulertest.RequestingCPU("1")))
+		f.addPod(schedulertest.TestPod("waits", schedulertest.RequestingCPU("9")))
+		f.addPod(schedulertest.TestPod("theirs", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.addPod(schedulertest.TestPod("gated", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }))
 		f.pass(time.Second)
 		for _, test := range []struct {
 			what, method, path, body string
@@ -65,17 +68,17 @@ func TestHandler(t *testing.T) {
 			{"another version", "GET", "/apis/scheduling.skiff.io/v2/namespaces/default/pods/runs/why", "", 404, "could not find"},
 			{"no writing", "POST", pods + "runs/why", "", 405, `"reason":"MethodNotAllowed"`},
 			{"discovery", "GET", "/apis/scheduling.skiff.io/v1", "", 200, `"name":"pods/why"`},
-			{"what if", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", asksCPU("2")), Copies: 2}), 200, `"name":"x-0","node":"a"`},
-			{"what if in all namespaces", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("other"))}), 200, `"namespace":"other","name":"x","node":"a"`},
-			{"a pod of another namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("other"))}), 400, `namespace \"other\" is not that of the request`},
-			{"a pod of no namespace", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace(""))}), 400, "is not that of the request"},
-			{"a pod of nobody's profile", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" })}), 400, "another scheduler"},
-			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: maxAsked + 1}), 413, "at most 20000 pods"},
-			{"more pods than can be counted", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x")}, Supposed{Pod: *testPod("y"), Copies: math.MaxInt}), 413, "at most 20000 pods"},
-			{"fewer than no pods are one", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: -7}), 200, `"name":"x","node":"a"`},
-			{"one copy has no number", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: 1}), 200, `"name":"x","node":"a"`},
-			{"the second pod's namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x")}, Supposed{Pod: *testPod("y", namespace("other"))}), 400, `pods[1]: namespace \"other\"`},
-			{"a bad selector", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Owner: &SupposedOwner{Selector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}), 400, "pods[0].owner.selector"},
+			{"what if", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.RequestingCPU("2")), Copies: 2}), 200, `"name":"x-0","node":"a"`},
+			{"what if in all namespaces", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace("other"))}), 200, `"namespace":"other","name":"x","node":"a"`},
+			{"a pod of another namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace("other"))}), 400, `namespace \"other\" is not that of the request`},
+			{"a pod of no namespace", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace(""))}), 400, "is not that of the request"},
+			{"a pod of nobody's profile", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" })}), 400, "another scheduler"},
+			{"too many pods", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxAsked + 1}), 413, "at most 20000 pods"},
+			{"more pods than can be counted", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")}, HypotheticalPod{Pod: *schedulertest.TestPod("y"), Copies: math.MaxInt}), 413, "at most 20000 pods"},
+			{"fewer than no pods are one", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: -7}), 200, `"name":"x","node":"a"`},
+			{"one copy has no number", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: 1}), 200, `"name":"x","node":"a"`},
+			{"the second pod's namespace", "POST", "/apis/scheduling.skiff.io/v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")}, HypotheticalPod{Pod: *schedulertest.TestPod("y", schedulertest.Namespace("other"))}), 400, `pods[1]: namespace \"other\"`},
+			{"a bad selector", "POST", "/apis/scheduling.skiff.io/v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Owner: &HypotheticalOwner{Selector: metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}), 400, "pods[0].owner.selector"},
 			{"not JSON", "POST", "/apis/scheduling.skiff.io/v1/whatifs", "{", 400, "read the question"},
 			{"too long", "POST", "/apis/scheduling.skiff.io/v1/whatifs", `{"x":"` + strings.Repeat("x", maxQuestion), 400, "read the question"},
 			{"reading what is only written", "GET", "/apis/scheduling.skiff.io/v1/whatifs", "", 405, "MethodNotAllowed"},
@@ -89,7 +92,7 @@ func TestHandler(t *testing.T) {
 
 func TestHandlerBeforeTheFirstLists(t *testing.T) {
 	f := newFakeServer(t, nil)
-	f.scheduler.lists.followers = []follower{{name: "pods", synced: func() bool { return false }}}
+	f.scheduler.lists.informers = []syncedInformer{{name: "pods", synced: func() bool { return false }}}
 	for _, test := range [][2]string{{http.MethodGet, "namespaces/x/pods/y/why"}, {http.MethodPost, "whatifs"}} {
 		if code, body := f.request(test[0], Root+"v1/"+test[1], ""); code != http.StatusServiceUnavailable {
 			t.Errorf("%v: %d %s", test, code, body)
@@ -98,7 +101,7 @@ func TestHandlerBeforeTheFirstLists(t *testing.T) {
 	if f.scheduler.Synced(t.Context()) == nil {
 		t.Error("it says that it has seen everything")
 	}
-	f.scheduler.lists.followers = nil
+	f.scheduler.lists.informers = nil
 	if err := f.scheduler.Synced(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -108,21 +111,21 @@ func TestHandlerBeforeTheFirstLists(t *testing.T) {
 func TestWhatIfLeavesNoTrace(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
 		for i := range 6 {
-			f.addNode(testNode(fmt.Sprint("n", i), zone(fmt.Sprint("z", i%2))))
+			f.addNode(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.Zone(fmt.Sprint("z", i%2))))
 		}
 		for i := range 9 {
-			f.addPod(testPod(fmt.Sprint("p", i), asksCPU("300m"), labelled("app", "web")))
+			f.addPod(schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU("300m"), schedulertest.Labelled("app", "web")))
 		}
 		f.pass(time.Second)
 		pods := []*corev1.Pod{
-			testPod("a", asksCPU("1"), labelled("app", "web"), away(corev1.LabelHostname, "app", "web")),
-			testPod("b", asksCPU("2"), spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web")), testPod("c", asksCPU("50")),
+			schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Labelled("app", "web"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "web")),
+			schedulertest.TestPod("b", schedulertest.RequestingCPU("2"), schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "app", "web")), schedulertest.TestPod("c", schedulertest.RequestingCPU("50")),
 		}
 		state := func() string {
 			f.scheduler.mu.Lock()
 			defer f.scheduler.mu.Unlock()
 			s := f.scheduler.snapshot
-			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods), s.claimUsers)
+			return fmt.Sprint(s.Requested, s.NonZeroRequested, s.LastPlacement, s.Placements, len(s.PodEntries), s.ClaimUsers)
 		}
 		before := state()
 		first, err := f.scheduler.WhatIf(pods, true)
@@ -145,11 +148,11 @@ func TestWhatIfLeavesNoTrace(t *testing.T) {
 // Pods of one controller are spread by default, also when the controller is only supposed.
 func TestWhatIfOwned(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a", nodeHas(corev1.ResourceCPU, "64")))
-		f.addNode(testNode("b", nodeHas(corev1.ResourceCPU, "8")))
+		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "64")))
+		f.addNode(schedulertest.TestNode("b", schedulertest.NodeHas(corev1.ResourceCPU, "8")))
 		f.pass(time.Second)
-		question := Supposed{Pod: *testPod("x", labelled("app", "web"), asksCPU("100m")), Copies: 4}
-		on := func(owner *SupposedOwner) map[string]int {
+		question := HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Labelled("app", "web"), schedulertest.RequestingCPU("100m")), Copies: 4}
+		on := func(owner *HypotheticalOwner) map[string]int {
 			question.Owner = owner
 			code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, question))
 			var answer WhatIf
@@ -165,11 +168,11 @@ func TestWhatIfOwned(t *testing.T) {
 		if alone := on(nil); alone["a"] != 4 {
 			t.Errorf("without an owner they go to %v, want all on the large node", alone)
 		}
-		owner := &SupposedOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}
+		owner := &HypotheticalOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}
 		if spread := on(owner); spread["a"] != 2 || spread["b"] != 2 {
 			t.Errorf("with an owner they go to %v, want two on each", spread)
 		}
-		if len(f.scheduler.snapshot.owners.controllers) != 0 {
+		if len(f.scheduler.snapshot.Owners.Controllers) != 0 {
 			t.Error("the supposed owner is still there")
 		}
 	})
@@ -177,12 +180,12 @@ func TestWhatIfOwned(t *testing.T) {
 
 func TestWhatIfOnEveryNode(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b", nodeLabel("disk", "ssd")))
-		f.addNode(testNode("c", nodeLabel("disk", "ssd"), nodeHas(corev1.ResourceCPU, "100m")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b", schedulertest.NodeLabel("disk", "ssd")))
+		f.addNode(schedulertest.TestNode("c", schedulertest.NodeLabel("disk", "ssd"), schedulertest.NodeHas(corev1.ResourceCPU, "100m")))
 		f.pass(time.Second)
-		pod := testPod("d", asksCPU("1"), requiresNodes(expression("disk", corev1.NodeSelectorOpIn, "ssd")))
-		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, Supposed{Pod: *pod, EveryNode: true}))
+		pod := schedulertest.TestPod("d", schedulertest.RequestingCPU("1"), schedulertest.RequiresNodes(schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "ssd")))
+		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, HypotheticalPod{Pod: *pod, EveryNode: true}))
 		var answer WhatIf
 		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK {
 			t.Fatal(code, body, err)
@@ -200,10 +203,10 @@ func TestWhatIfOnEveryNode(t *testing.T) {
 // Every answer is JSON with its kind, and every refusal a Status that says so.
 func TestAnswersAreAPIObjects(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addPod(testPod("p"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("p"))
 		f.pass(time.Second)
-		question := supposing(t, Supposed{Pod: *testPod("x")})
+		question := supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x")})
 		for _, test := range []struct {
 			rule, method, path, body string
 			code                     int
@@ -226,7 +229,7 @@ func TestAnswersAreAPIObjects(t *testing.T) {
 			{"no question", "POST", Root + "v1/whatifs", "", 400, "Status", "v1", "BadRequest"},
 			{"a question that is a list", "POST", Root + "v1/whatifs", "[]", 400, "Status", "v1", "BadRequest"},
 			{"a pod that cannot be read", "POST", Root + "v1/whatifs", `{"pods":[{"pod":{"metadata":{"namespace":7}}}]}`, 400, "Status", "v1", "BadRequest"},
-			{"too many at once, together", "POST", Root + "v1/whatifs", supposing(t, Supposed{Pod: *testPod("x"), Copies: maxAsked}, Supposed{Pod: *testPod("y")}), 413, "Status", "v1", "RequestEntityTooLarge"},
+			{"too many at once, together", "POST", Root + "v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x"), Copies: maxAsked}, HypotheticalPod{Pod: *schedulertest.TestPod("y")}), 413, "Status", "v1", "RequestEntityTooLarge"},
 		} {
 			code, body := f.request(test.method, test.path, test.body)
 			var is struct {
@@ -244,9 +247,9 @@ func TestAnswersAreAPIObjects(t *testing.T) {
 // As many as may be asked about at once are.
 func TestWhatIfOfTheMost(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a", nodeHas(corev1.ResourcePods, "100")))
+		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourcePods, "100")))
 		f.pass(time.Second)
-		code, body := f.request(http.MethodPost, Root+"v1/namespaces/default/whatifs", supposing(t, Supposed{Pod: *testPod("x", namespace("")), Copies: 101}))
+		code, body := f.request(http.MethodPost, Root+"v1/namespaces/default/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.Namespace("")), Copies: 101}))
 		var answer WhatIf
 		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || len(answer.Results) != 101 {
 			t.Fatal(code, len(answer.Results), err)
@@ -264,13 +267,13 @@ func TestWhatIfOfTheMost(t *testing.T) {
 
 // Owners that are supposed are apart from each other and from those that exist.
 func TestSupposedOwners(t *testing.T) {
-	x := Supposed{Pod: *testPod("p", namespace("n")), Owner: &SupposedOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
+	x := HypotheticalPod{Pod: *schedulertest.TestPod("p", schedulertest.Namespace("n")), Owner: &HypotheticalOwner{APIVersion: "apps/v1", Kind: "ReplicaSet", Selector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}}
 	first, err := x.owner(0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	second, err := x.owner(1)
-	if err != nil || first.key == second.key || first.key != (ownerKey{"apps/v1", "ReplicaSet", "n", "what-if/0"}) || first.selector.String() != "app=x" {
+	if err != nil || first.key == second.key || first.key != (snapshot.OwnerKey{APIVersion: "apps/v1", Kind: "ReplicaSet", Namespace: "n", Name: "what-if/0"}) || first.selector.String() != "app=x" {
 		t.Errorf("%+v, %+v, %v", first, second, err)
 	}
 	if r := x.Pod.OwnerReferences; len(r) != 1 || r[0].Name != "what-if/1" || r[0].Kind != "ReplicaSet" || r[0].Controller == nil || !*r[0].Controller {
@@ -280,7 +283,7 @@ func TestSupposedOwners(t *testing.T) {
 
 // What a DaemonSet's pod asks of its node holds beside being kept to one.
 func TestKeepTo(t *testing.T) {
-	ssd, hdd := expression("disk", corev1.NodeSelectorOpIn, "ssd"), expression("disk", corev1.NodeSelectorOpIn, "hdd")
+	ssd, hdd := schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "ssd"), schedulertest.Expression("disk", corev1.NodeSelectorOpIn, "hdd")
 	both := func(a, b corev1.NodeSelectorTerm) corev1.NodeSelectorTerm {
 		return corev1.NodeSelectorTerm{MatchExpressions: append(a.MatchExpressions, b.MatchExpressions...), MatchFields: append(a.MatchFields, b.MatchFields...)}
 	}
@@ -294,25 +297,25 @@ func TestKeepTo(t *testing.T) {
 		{"a disk", []corev1.NodeSelectorTerm{ssd}, "b"},
 		{"one of two disks", []corev1.NodeSelectorTerm{ssd, hdd}, "b c"},
 		{"two disks at once", []corev1.NodeSelectorTerm{both(ssd, hdd)}, ""},
-		{"a node by its name", []corev1.NodeSelectorTerm{named("b")}, "b"},
-		{"two nodes by their names", []corev1.NodeSelectorTerm{named("b"), named("a")}, "a b"},
-		{"a node that has no such disk", []corev1.NodeSelectorTerm{both(hdd, named("b"))}, ""},
+		{"a node by its name", []corev1.NodeSelectorTerm{schedulertest.Named("b")}, "b"},
+		{"two nodes by their names", []corev1.NodeSelectorTerm{schedulertest.Named("b"), schedulertest.Named("a")}, "a b"},
+		{"a node that has no such disk", []corev1.NodeSelectorTerm{both(hdd, schedulertest.Named("b"))}, ""},
 		{"any node but one", []corev1.NodeSelectorTerm{other}, "a c"},
 		{"a term that matches nothing", []corev1.NodeSelectorTerm{{}}, ""},
 		{"a term that matches nothing, and one that does", []corev1.NodeSelectorTerm{{}, hdd}, "c"},
 	} {
 		t.Run(test.rule, func(t *testing.T) {
 			f := newFakeServer(t, nil)
-			for _, n := range []*corev1.Node{testNode("a"), testNode("b", nodeLabel("disk", "ssd")), testNode("c", nodeLabel("disk", "hdd"))} {
+			for _, n := range []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b", schedulertest.NodeLabel("disk", "ssd")), schedulertest.TestNode("c", schedulertest.NodeLabel("disk", "hdd"))} {
 				f.scheduler.nodeAdded(n)
 			}
-			f.scheduler.podAdded(testPod("lost", on("ghost"))) // a node that only a pod speaks of gets none
-			pod := testPod("d", prefersNear(1, "zone", "x", "y"))
+			f.scheduler.podAdded(schedulertest.TestPod("lost", schedulertest.OnNode("ghost"))) // a node that only a pod speaks of gets none
+			pod := schedulertest.TestPod("d", schedulertest.WithPreferredAffinity(1, "zone", "x", "y"))
 			if test.terms != nil {
-				requiresNodes(test.terms...)(pod)
+				schedulertest.RequiresNodes(test.terms...)(pod)
 			}
 			before := pod.DeepCopy()
-			pods := f.scheduler.suppose(&Supposed{Pod: *pod, EveryNode: true, Copies: 5})
+			pods := f.scheduler.suppose(&HypotheticalPod{Pod: *pod, EveryNode: true, Copies: 5})
 			results, err := f.scheduler.WhatIf(pods, false)
 			if err != nil || len(results) != 3 {
 				t.Fatal(len(results), err)
@@ -342,8 +345,8 @@ func TestKeepTo(t *testing.T) {
 // An answer is JSON whatever it says, and tells of every node only those who ask.
 func TestWhatIfVerdicts(t *testing.T) {
 	f := newFakeServer(t, nil)
-	f.scheduler.nodeAdded(testNode("a"))
-	f.scheduler.nodeAdded(testNode("b", cordoned))
+	f.scheduler.nodeAdded(schedulertest.TestNode("a"))
+	f.scheduler.nodeAdded(schedulertest.TestNode("b", schedulertest.Cordoned))
 	for _, test := range []struct {
 		question string
 		verdicts [][]string // by pod, the nodes it is told of
@@ -377,7 +380,7 @@ func TestWhatIfVerdicts(t *testing.T) {
 // Of all paths made of the API's own words only those that the API has are answered, and the method decides how.
 func TestPathsOfTheAPI(t *testing.T) {
 	f := newFakeServer(t, nil)
-	f.scheduler.nodeAdded(testNode("a"))
+	f.scheduler.nodeAdded(schedulertest.TestNode("a"))
 	want := map[string]string{ // the method that is answered, by path
 		"": http.MethodGet, "whatifs": http.MethodPost, "namespaces/pods/whatifs": http.MethodPost, "namespaces/why/whatifs": http.MethodPost,
 		"namespaces/whatifs/whatifs": http.MethodPost, "namespaces/namespaces/whatifs": http.MethodPost,

@@ -18,6 +18,8 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/utils/ptr"
+
+	"skiff/internal/scheduler/plugins"
 )
 
 // validateConfiguration finds everything that is wrong with a configuration, at once, by upstream's rules and under its field paths.
@@ -121,10 +123,10 @@ func removed(path *field.Path, name string) (all field.ErrorList) {
 	return all
 }
 
-func validatePlugins(plugins *configv1.Plugins, path *field.Path) (all field.ErrorList) {
-	for _, point := range pointsOf(plugins) {
-		for i, plugin := range point.set.Enabled {
-			path := path.Child(point.field, "enabled").Index(i)
+func validatePlugins(file *configv1.Plugins, path *field.Path) (all field.ErrorList) {
+	for _, point := range plugins.ExtensionPointsOf(file) {
+		for i, plugin := range point.Set.Enabled {
+			path := path.Child(point.Field, "enabled").Index(i)
 			all = append(all, removed(path, plugin.Name)...)
 			if w := plugin.Weight; w != nil && *w < 0 {
 				all = append(all, field.Invalid(path.Child("weight"), *w, "must not be negative"))
@@ -145,7 +147,7 @@ func validateCommonQueueSort(profiles []configv1.KubeSchedulerProfile, path *fie
 	argumentsOf := func(p *configv1.KubeSchedulerProfile, name string) (data []byte, given bool) {
 		for _, c := range p.PluginConfig {
 			if c.Name == name {
-				data, given = rawArguments(c.Args), true
+				data, given = plugins.RawArguments(c.Args), true
 			}
 		}
 		return data, given
@@ -196,7 +198,7 @@ func validatePluginConfig(configs []configv1.PluginConfig, path *field.Path) (al
 		seen[name] = true
 		all = append(all, removed(path, name)...)
 		if validate := argumentRules[name]; validate != nil {
-			all = append(all, validate(path.Child("args"), name, rawArguments(configs[i].Args))...)
+			all = append(all, validate(path.Child("args"), name, plugins.RawArguments(configs[i].Args))...)
 		}
 	}
 	return all
@@ -204,14 +206,14 @@ func validatePluginConfig(configs []configv1.PluginConfig, path *field.Path) (al
 
 // argumentRules say what is wrong with the arguments of a rule.
 var argumentRules = map[string]func(path *field.Path, name string, arguments []byte) field.ErrorList{
-	nodeAffinityName:       arguments(validateNodeAffinity),
-	nodeResourcesFitName:   arguments(validateNodeResourcesFit),
-	volumeBindingName:      arguments(validateVolumeBinding),
-	podTopologySpreadName:  arguments(validatePodTopologySpread),
-	interPodAffinityName:   arguments(validateInterPodAffinity),
-	dynamicResourcesName:   arguments(validateDynamicResources),
-	defaultPreemptionName:  arguments(validateDefaultPreemption),
-	balancedAllocationName: arguments(validateBalancedAllocation),
+	plugins.NodeAffinityName:       arguments(validateNodeAffinity),
+	plugins.NodeResourcesFitName:   arguments(validateNodeResourcesFit),
+	plugins.VolumeBindingName:      arguments(validateVolumeBinding),
+	plugins.PodTopologySpreadName:  arguments(validatePodTopologySpread),
+	plugins.InterPodAffinityName:   arguments(validateInterPodAffinity),
+	plugins.DynamicResourcesName:   arguments(validateDynamicResources),
+	plugins.DefaultPreemptionName:  arguments(validateDefaultPreemption),
+	plugins.BalancedAllocationName: arguments(validateBalancedAllocation),
 }
 
 // arguments reads arguments into upstream's type for them before they are looked at.
@@ -333,8 +335,8 @@ func validateShape(shape []configv1.UtilizationShapePoint, path *field.Path) (al
 		if point.Utilization < 0 || point.Utilization > 100 {
 			all = append(all, field.Invalid(path.Index(i).Child("utilization"), point.Utilization, "not in valid range [0, 100]"))
 		}
-		if point.Score < 0 || point.Score > maxCustomScore {
-			all = append(all, field.Invalid(path.Index(i).Child("score"), point.Score, fmt.Sprintf("not in valid range [0, %d]", maxCustomScore)))
+		if point.Score < 0 || point.Score > plugins.MaxCustomScore {
+			all = append(all, field.Invalid(path.Index(i).Child("score"), point.Score, fmt.Sprintf("not in valid range [0, %d]", plugins.MaxCustomScore)))
 		}
 	}
 	return all

@@ -8,6 +8,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 )
 
 // argumentError is what is said of a rule's arguments, under paths from there; empty when they are accepted.
@@ -186,7 +189,7 @@ func TestConfigurationErrors(t *testing.T) {
 		{"weights beyond all bounds", "profiles: [{plugins: {score: {enabled: [{name: ImageLocality, weight: 21474836}, {name: NodeResourcesFit, weight: 1}]}}}]", []string{"total score of Score plugins could overflow"}},
 	} {
 		t.Run(test.rule, func(t *testing.T) {
-			_, err := ParseConfiguration(configuration(test.fields))
+			_, err := ParseConfiguration(schedulertest.Configuration(test.fields))
 			if len(test.want) == 0 {
 				if err != nil {
 					t.Error(err)
@@ -244,7 +247,7 @@ func TestNodeAffinityArguments(t *testing.T) {
 			"preferredDuringSchedulingIgnoredDuringExecution":[{"weight":1,"preference":{"matchFields":[{"key":"metadata.name","operator":"In"}]}}]}}`,
 			"[" + requiredPath + `[0].matchFields[0].values: Invalid value: null: must have one element, ` + preferredPath + `[0].matchFields[0].values: Invalid value: null: must have one element]`},
 	} {
-		if got := argumentError(t, nodeAffinityName, test.arguments); got != test.fail {
+		if got := argumentError(t, plugins.NodeAffinityName, test.arguments); got != test.fail {
 			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
 		}
 	}
@@ -277,7 +280,7 @@ func TestNodeResourcesFitArguments(t *testing.T) {
 		{"two things wrong", `{"ignoredResourceGroups":["a/b"],"scoringStrategy":{"type":"Best"}}`,
 			`[ignoredResourceGroups[0]: Invalid value: "a/b": resource group name can't contain '/', scoringStrategy.type: Unsupported value: "Best": supported values: "LeastAllocated", "MostAllocated", "RequestedToCapacityRatio"]`},
 	} {
-		if got := argumentError(t, nodeResourcesFitName, test.arguments); got != test.fail {
+		if got := argumentError(t, plugins.NodeResourcesFitName, test.arguments); got != test.fail {
 			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
 		}
 	}
@@ -288,7 +291,7 @@ func TestNodeResourcesFitArguments(t *testing.T) {
 		{"one resource twice", `{"resources":[{"name":"cpu"},{"name":"memory"},{"name":"cpu"}]}`, `resources[2].name: Duplicate value: "cpu"`},
 		{"one resource twice with a weight", `{"resources":[{"name":"cpu"},{"name":"cpu","weight":-1}]}`, `[resources[1].name: Duplicate value: "cpu", resources[1].weight: Invalid value: -1: must be 1]`},
 	} {
-		if got := argumentError(t, balancedAllocationName, test.arguments); got != test.fail {
+		if got := argumentError(t, plugins.BalancedAllocationName, test.arguments); got != test.fail {
 			t.Errorf("balance, %s: %s, want %s", test.what, got, test.fail)
 		}
 	}
@@ -319,7 +322,7 @@ func TestPodTopologySpreadArguments(t *testing.T) {
 		{"one constraint twice", list(good + "," + good), `defaultConstraints[1]: Duplicate value: "{zone, ScheduleAnyway}"`},
 		{"two things wrong", list(`{"topologyKey":"zone"}`), `[defaultConstraints[0].maxSkew: Invalid value: 0: not in valid range (0, inf), defaultConstraints[0].whenUnsatisfiable: Required value: can not be empty]`},
 	} {
-		if got := argumentError(t, podTopologySpreadName, test.arguments); got != test.fail {
+		if got := argumentError(t, plugins.PodTopologySpreadName, test.arguments); got != test.fail {
 			t.Errorf("%s: %s, want %s", test.what, got, test.fail)
 		}
 	}
@@ -363,34 +366,34 @@ func TestArgumentBounds(t *testing.T) {
 		bothZero                     = "[minCandidateNodesPercentage: Invalid value: 0: cannot be zero at the same time as minCandidateNodesAbsolute, minCandidateNodesAbsolute: Invalid value: 0: cannot be zero at the same time as minCandidateNodesPercentage]"
 	)
 	for _, test := range []struct{ rule, arguments, fail string }{
-		{interPodAffinityName, ``, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":null}`, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":0}`, ""},
-		{interPodAffinityName, `{"hardPodAffinityWeight":1}`, ""}, {interPodAffinityName, `{"hardPodAffinityWeight":100}`, ""},
-		{interPodAffinityName, `{"hardPodAffinityWeight":-1}`, weight + ": Invalid value: -1: " + share},
-		{interPodAffinityName, `{"hardPodAffinityWeight":101}`, weight + ": Invalid value: 101: " + share},
-		{interPodAffinityName, `{"hardPodAffinityWeight":2147483647}`, weight + ": Invalid value: 2147483647: " + share},
+		{plugins.InterPodAffinityName, ``, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":null}`, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":0}`, ""},
+		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":1}`, ""}, {plugins.InterPodAffinityName, `{"hardPodAffinityWeight":100}`, ""},
+		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":-1}`, weight + ": Invalid value: -1: " + share},
+		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":101}`, weight + ": Invalid value: 101: " + share},
+		{plugins.InterPodAffinityName, `{"hardPodAffinityWeight":2147483647}`, weight + ": Invalid value: 2147483647: " + share},
 
-		{defaultPreemptionName, ``, ""}, {defaultPreemptionName, `{"minCandidateNodesPercentage":0}`, ""}, {defaultPreemptionName, `{"minCandidateNodesAbsolute":0}`, ""},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":1,"minCandidateNodesAbsolute":0}`, ""}, {defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":1}`, ""},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":100,"minCandidateNodesAbsolute":2147483647}`, ""},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":101}`, percentage + ": Invalid value: 101: " + share},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":-1}`, percentage + ": Invalid value: -1: " + share},
-		{defaultPreemptionName, `{"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":-1,"minCandidateNodesAbsolute":-2}`, "[" + percentage + ": Invalid value: -1: " + share + ", " + absolute + ": Invalid value: -2: " + count + "]"},
-		{defaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":0}`, bothZero},
+		{plugins.DefaultPreemptionName, ``, ""}, {plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":0}`, ""}, {plugins.DefaultPreemptionName, `{"minCandidateNodesAbsolute":0}`, ""},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":1,"minCandidateNodesAbsolute":0}`, ""}, {plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":1}`, ""},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":100,"minCandidateNodesAbsolute":2147483647}`, ""},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":101}`, percentage + ": Invalid value: 101: " + share},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":-1}`, percentage + ": Invalid value: -1: " + share},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":-1}`, absolute + ": Invalid value: -1: " + count},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":-1,"minCandidateNodesAbsolute":-2}`, "[" + percentage + ": Invalid value: -1: " + share + ", " + absolute + ": Invalid value: -2: " + count + "]"},
+		{plugins.DefaultPreemptionName, `{"minCandidateNodesPercentage":0,"minCandidateNodesAbsolute":0}`, bothZero},
 
-		{volumeBindingName, ``, ""}, {volumeBindingName, `{"bindTimeoutSeconds":0,"shape":[]}`, ""}, {volumeBindingName, `{"bindTimeoutSeconds":9223372036854775807}`, ""},
-		{volumeBindingName, `{"bindTimeoutSeconds":-1}`, "bindTimeoutSeconds: Invalid value: -1: invalid BindTimeoutSeconds, should not be a negative value"},
-		{volumeBindingName, `{"shape":[{"utilization":0,"score":0},{"utilization":100,"score":10}]}`, ""},
-		{volumeBindingName, `{"shape":[{"utilization":0,"score":11}]}`, "shape[0].score: Invalid value: 11: not in valid range [0, 10]"},
-		{volumeBindingName, `{"bindTimeoutSeconds":-2,"shape":[{"utilization":101,"score":0}]}`,
+		{plugins.VolumeBindingName, ``, ""}, {plugins.VolumeBindingName, `{"bindTimeoutSeconds":0,"shape":[]}`, ""}, {plugins.VolumeBindingName, `{"bindTimeoutSeconds":9223372036854775807}`, ""},
+		{plugins.VolumeBindingName, `{"bindTimeoutSeconds":-1}`, "bindTimeoutSeconds: Invalid value: -1: invalid BindTimeoutSeconds, should not be a negative value"},
+		{plugins.VolumeBindingName, `{"shape":[{"utilization":0,"score":0},{"utilization":100,"score":10}]}`, ""},
+		{plugins.VolumeBindingName, `{"shape":[{"utilization":0,"score":11}]}`, "shape[0].score: Invalid value: 11: not in valid range [0, 10]"},
+		{plugins.VolumeBindingName, `{"bindTimeoutSeconds":-2,"shape":[{"utilization":101,"score":0}]}`,
 			"[bindTimeoutSeconds: Invalid value: -2: invalid BindTimeoutSeconds, should not be a negative value, shape[0].utilization: Invalid value: 101: " + share + "]"},
 
-		{dynamicResourcesName, ``, ""}, {dynamicResourcesName, `{"filterTimeout":"0s","bindingTimeout":"1s"}`, ""}, {dynamicResourcesName, `{"filterTimeout":"1ns","bindingTimeout":"1h"}`, ""},
-		{dynamicResourcesName, `{"filterTimeout":"-1ns"}`, `filterTimeout: Invalid value: "-1ns": must be zero or positive`},
-		{dynamicResourcesName, `{"bindingTimeout":"999999999ns"}`, `bindingTimeout: Invalid value: "999.999999ms": must be at least 1 second`},
-		{dynamicResourcesName, `{"bindingTimeout":"0s"}`, `bindingTimeout: Invalid value: "0s": must be at least 1 second`},
-		{dynamicResourcesName, `{"filterTimeout":"-1m","bindingTimeout":"-1s"}`, `[filterTimeout: Invalid value: "-1m0s": must be zero or positive, bindingTimeout: Invalid value: "-1s": must be at least 1 second]`},
+		{plugins.DynamicResourcesName, ``, ""}, {plugins.DynamicResourcesName, `{"filterTimeout":"0s","bindingTimeout":"1s"}`, ""}, {plugins.DynamicResourcesName, `{"filterTimeout":"1ns","bindingTimeout":"1h"}`, ""},
+		{plugins.DynamicResourcesName, `{"filterTimeout":"-1ns"}`, `filterTimeout: Invalid value: "-1ns": must be zero or positive`},
+		{plugins.DynamicResourcesName, `{"bindingTimeout":"999999999ns"}`, `bindingTimeout: Invalid value: "999.999999ms": must be at least 1 second`},
+		{plugins.DynamicResourcesName, `{"bindingTimeout":"0s"}`, `bindingTimeout: Invalid value: "0s": must be at least 1 second`},
+		{plugins.DynamicResourcesName, `{"filterTimeout":"-1m","bindingTimeout":"-1s"}`, `[filterTimeout: Invalid value: "-1m0s": must be zero or positive, bindingTimeout: Invalid value: "-1s": must be at least 1 second]`},
 	} {
 		if got := argumentError(t, test.rule, test.arguments); got != test.fail {
 			t.Errorf("%s %s: %s, want %s", test.rule, test.arguments, got, test.fail)
@@ -411,7 +414,7 @@ func TestArgumentsAreOfTheRule(t *testing.T) {
 			"{magic: 1}":                  `decoding args for plugin ` + rule + `: strict decoding error: unknown field "magic"`,
 			"{" + typed + other + "Args}": "args for plugin " + rule + " were not of type " + rule + "Args.kubescheduler.config.k8s.io, got " + other + "Args.kubescheduler.config.k8s.io",
 		} {
-			_, err := ParseConfiguration(configuration(withArguments(rule, arguments)))
+			_, err := ParseConfiguration(schedulertest.Configuration(withArguments(rule, arguments)))
 			if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), "profiles[0].pluginConfig[0].args: Invalid value: ") || !strings.HasSuffix(err.Error(), ": "+want)) {
 				t.Errorf("%s %s: %v, want %s", rule, arguments, err, want)
 			}
@@ -423,11 +426,11 @@ func TestRemovedPlugins(t *testing.T) {
 	const why = ` was invalid in version "kubescheduler.config.k8s.io/v1" (KubeSchedulerConfiguration is version "kubescheduler.config.k8s.io/v1")`
 	for _, name := range []string{"AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"} {
 		for _, point := range strings.Fields("preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind podGroupPostFilter") {
-			_, err := ParseConfiguration(configuration("profiles: [{plugins: {" + point + ": {enabled: [{name: " + name + "}]}}}]"))
+			_, err := ParseConfiguration(schedulertest.Configuration("profiles: [{plugins: {" + point + ": {enabled: [{name: " + name + "}]}}}]"))
 			if want := "profiles[0].plugins." + point + `.enabled[0]: Invalid value: "` + name + `":` + why; err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
 			}
-			if _, err := ParseConfiguration(configuration("profiles: [{plugins: {" + point + ": {disabled: [{name: " + name + "}]}}}]")); err != nil {
+			if _, err := ParseConfiguration(schedulertest.Configuration("profiles: [{plugins: {" + point + ": {disabled: [{name: " + name + "}]}}}]")); err != nil {
 				t.Errorf("%s left out at %s: %v", name, point, err)
 			}
 		}
@@ -467,7 +470,7 @@ func TestConfigurationErrorsWhole(t *testing.T) {
 		{"a percentage of each profile", "profiles: [{schedulerName: a, percentageOfNodesToScore: -1}, {schedulerName: b, percentageOfNodesToScore: 100}, {schedulerName: c, percentageOfNodesToScore: 101}]",
 			"[profiles[0].percentageOfNodesToScore: Invalid value: -1: not in valid range [0-100], profiles[2].percentageOfNodesToScore: Invalid value: 101: not in valid range [0-100]]"},
 	} {
-		_, err := ParseConfiguration(configuration(test.fields))
+		_, err := ParseConfiguration(schedulertest.Configuration(test.fields))
 		if got := fmt.Sprint(err); got != test.want && (err != nil || test.want != "") {
 			t.Errorf("%s: %s\nwant %s", test.rule, got, test.want)
 		}

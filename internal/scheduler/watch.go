@@ -17,17 +17,19 @@ import (
 	"skiff/internal/client"
 	"skiff/internal/kind"
 	"skiff/internal/podstate"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // lists is what the scheduler reads from informers directly, and how it knows that it has seen everything once.
 type lists struct {
 	pods      func(namespace, name string) (*corev1.Pod, bool)
 	budgets   func() []*policyv1.PodDisruptionBudget
-	followers []follower
+	informers []syncedInformer
 }
 
-// follower is one kind of object being followed.
-type follower struct {
+// syncedInformer is one kind of object being followed.
+type syncedInformer struct {
 	name string
 	// synced reports whether what was there at first has been handled.
 	synced func() bool
@@ -35,7 +37,7 @@ type follower struct {
 
 // synced reports whether everything that was there at first has arrived in the snapshot.
 func (l *lists) synced() bool {
-	return !slices.ContainsFunc(l.followers, func(f follower) bool { return !f.synced() })
+	return !slices.ContainsFunc(l.informers, func(f syncedInformer) bool { return !f.synced() })
 }
 
 // Synced fails until the scheduler has seen everything that was there when it began to follow the cluster.
@@ -49,7 +51,7 @@ func (s *Scheduler) Synced(context.Context) error {
 // waitForSync returns when everything that was there at first has arrived in the snapshot: deciding earlier would put pods
 // on nodes that seem empty.
 func (l *lists) waitForSync(ctx context.Context) error {
-	for _, f := range l.followers {
+	for _, f := range l.informers {
 		for !f.synced() {
 			select {
 			case <-ctx.Done():
@@ -69,7 +71,7 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 		s.mu.Lock()
 		do()
 		s.mu.Unlock()
-		s.awake()
+		s.wakeUp()
 	}
 	handled, err := informer.AddEventHandlerWithSync(
 		func(now T) { locked(func() { added(now) }) },
@@ -79,7 +81,7 @@ func follow[T kind.Object](s *Scheduler, informers *client.Informers, added func
 	if err != nil {
 		return fmt.Errorf("follow %s: %w", name, err)
 	}
-	s.lists.followers = append(s.lists.followers, follower{name: name, synced: handled})
+	s.lists.informers = append(s.lists.informers, syncedInformer{name: name, synced: handled})
 	return nil
 }
 
@@ -112,37 +114,37 @@ func (s *Scheduler) watch(informers *client.Informers) error {
 			return followSimply(s, informers, "", n.SetStatefulSet, func(o *appsv1.StatefulSet) { n.DeleteController("apps/v1", "StatefulSet", o.Namespace, o.Name) })
 		},
 		func() error {
-			return followSimply(s, informers, PersistentVolumeClaim, setObject[*corev1.PersistentVolumeClaim](n), deleteObject[*corev1.PersistentVolumeClaim](n))
+			return followSimply(s, informers, plugins.PersistentVolumeClaim, setObject[*corev1.PersistentVolumeClaim](n), deleteObject[*corev1.PersistentVolumeClaim](n))
 		},
 		func() error {
-			return followSimply(s, informers, PersistentVolumeResource, setObject[*corev1.PersistentVolume](n), deleteObject[*corev1.PersistentVolume](n))
+			return followSimply(s, informers, plugins.PersistentVolumeResource, setObject[*corev1.PersistentVolume](n), deleteObject[*corev1.PersistentVolume](n))
 		},
 		func() error {
-			return followSimply(s, informers, StorageClassResource, setObject[*storagev1.StorageClass](n), deleteObject[*storagev1.StorageClass](n))
+			return followSimply(s, informers, plugins.StorageClassResource, setObject[*storagev1.StorageClass](n), deleteObject[*storagev1.StorageClass](n))
 		},
 		func() error {
-			return followSimply(s, informers, CSINodeResource, setObject[*storagev1.CSINode](n), deleteObject[*storagev1.CSINode](n))
+			return followSimply(s, informers, plugins.CSINodeResource, setObject[*storagev1.CSINode](n), deleteObject[*storagev1.CSINode](n))
 		},
 		func() error {
-			return followSimply(s, informers, CSIDriverResource, setObject[*storagev1.CSIDriver](n), deleteObject[*storagev1.CSIDriver](n))
+			return followSimply(s, informers, plugins.CSIDriverResource, setObject[*storagev1.CSIDriver](n), deleteObject[*storagev1.CSIDriver](n))
 		},
 		func() error {
-			return followSimply(s, informers, CSIStorageCapacityResource, setObject[*storagev1.CSIStorageCapacity](n), deleteObject[*storagev1.CSIStorageCapacity](n))
+			return followSimply(s, informers, plugins.CSIStorageCapacityResource, setObject[*storagev1.CSIStorageCapacity](n), deleteObject[*storagev1.CSIStorageCapacity](n))
 		},
 		func() error {
-			return followSimply(s, informers, VolumeAttachmentResource, setObject[*storagev1.VolumeAttachment](n), deleteObject[*storagev1.VolumeAttachment](n))
+			return followSimply(s, informers, plugins.VolumeAttachmentResource, setObject[*storagev1.VolumeAttachment](n), deleteObject[*storagev1.VolumeAttachment](n))
 		},
 		func() error {
-			return followSimply(s, informers, ResourceClaimResource, setObject[*resourcev1.ResourceClaim](n), deleteObject[*resourcev1.ResourceClaim](n))
+			return followSimply(s, informers, plugins.ResourceClaimResource, setObject[*resourcev1.ResourceClaim](n), deleteObject[*resourcev1.ResourceClaim](n))
 		},
 		func() error {
-			return followSimply(s, informers, ResourceSliceResource, setObject[*resourcev1.ResourceSlice](n), deleteObject[*resourcev1.ResourceSlice](n))
+			return followSimply(s, informers, plugins.ResourceSliceResource, setObject[*resourcev1.ResourceSlice](n), deleteObject[*resourcev1.ResourceSlice](n))
 		},
 		func() error {
-			return followSimply(s, informers, DeviceClassResource, setObject[*resourcev1.DeviceClass](n), deleteObject[*resourcev1.DeviceClass](n))
+			return followSimply(s, informers, plugins.DeviceClassResource, setObject[*resourcev1.DeviceClass](n), deleteObject[*resourcev1.DeviceClass](n))
 		},
 		func() error {
-			return followSimply(s, informers, DeviceTaintRuleResource, setObject[*resourcev1.DeviceTaintRule](n), deleteObject[*resourcev1.DeviceTaintRule](n))
+			return followSimply(s, informers, plugins.DeviceTaintRuleResource, setObject[*resourcev1.DeviceTaintRule](n), deleteObject[*resourcev1.DeviceTaintRule](n))
 		},
 	} {
 		if err := register(); err != nil {
@@ -152,47 +154,55 @@ func (s *Scheduler) watch(informers *client.Informers) error {
 	return nil
 }
 
-func setObject[T kind.Object](n *Snapshot) func(T)    { return func(o T) { n.SetObject(o) } }
-func deleteObject[T kind.Object](n *Snapshot) func(T) { return func(o T) { n.DeleteObject(o) } }
+func setObject[T kind.Object](n *snapshot.Snapshot) func(T) { return func(o T) { n.SetObject(o) } }
+func deleteObject[T kind.Object](n *snapshot.Snapshot) func(T) {
+	return func(o T) { n.DeleteObject(o) }
+}
 
 // followSimply keeps the snapshot up to date with a kind of object, and wakes pods its changes may help.
-func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, resource Resource, set, remove func(T)) error {
+func followSimply[T kind.Object](s *Scheduler, informers *client.Informers, resource plugins.Resource, set, remove func(T)) error {
 	return follow(s, informers,
-		func(now T) { set(now); s.happened(Event{Resource: resource, Action: Add, New: now}) },
+		func(now T) {
+			set(now)
+			s.moveQueuedPods(plugins.Event{Resource: resource, Action: plugins.Add, New: now})
+		},
 		func(old, now T) {
 			set(now)
-			s.happened(Event{Resource: resource, Action: updateOther, Old: old, New: now})
+			s.moveQueuedPods(plugins.Event{Resource: resource, Action: plugins.UpdateOther, Old: old, New: now})
 		},
-		func(old T) { remove(old); s.happened(Event{Resource: resource, Action: Delete, Old: old}) },
+		func(old T) {
+			remove(old)
+			s.moveQueuedPods(plugins.Event{Resource: resource, Action: plugins.Delete, Old: old})
+		},
 	)
 }
 
-// happened wakes the pods a change may help.
-func (s *Scheduler) happened(e Event) {
-	for _, part := range e.parts() {
-		s.queue.Move(s.snapshot, part, time.Now(), nil)
+// moveQueuedPods wakes the pods a change may help.
+func (s *Scheduler) moveQueuedPods(e plugins.Event) {
+	for _, part := range e.Split() {
+		s.queue.MoveToActiveOrBackoff(s.snapshot, part, time.Now(), nil)
 	}
 }
 
 func (s *Scheduler) nodeAdded(node *corev1.Node) {
 	s.snapshot.SetNode(node)
-	s.happened(Event{Resource: NodeResource, Action: Add, New: node})
+	s.moveQueuedPods(plugins.Event{Resource: plugins.NodeResource, Action: plugins.Add, New: node})
 }
 
 func (s *Scheduler) nodeChanged(old, now *corev1.Node) {
 	s.snapshot.SetNode(now)
-	if a := nodeChanges(old, now); a != 0 {
-		s.happened(Event{Resource: NodeResource, Action: a, Old: old, New: now})
+	if a := plugins.NodeUpdateActions(old, now); a != 0 {
+		s.moveQueuedPods(plugins.Event{Resource: plugins.NodeResource, Action: a, Old: old, New: now})
 	}
 }
 
 func (s *Scheduler) nodeDeleted(node *corev1.Node) {
 	s.snapshot.DeleteNode(node.Name)
-	s.happened(Event{Resource: NodeResource, Action: Delete, Old: node})
+	s.moveQueuedPods(plugins.Event{Resource: plugins.NodeResource, Action: plugins.Delete, Old: node})
 }
 
 func (s *Scheduler) podAdded(pod *corev1.Pod) {
-	info := s.read(pod)
+	info := s.readPod(pod)
 	if info == nil {
 		return
 	}
@@ -210,7 +220,7 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 		s.podAdded(now)
 		return
 	}
-	info := s.read(now)
+	info := s.readPod(now)
 	if info == nil {
 		return
 	}
@@ -221,9 +231,9 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 			return // it has held nothing for a while
 		}
 		if podstate.IsTerminal(now) {
-			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: old})
+			s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: old})
 		} else {
-			s.happened(Event{Resource: AssignedPod, Action: podChanges(old, now), Old: old, New: now})
+			s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.PodUpdateActions(old, now), Old: old, New: now})
 		}
 	case now.Spec.NodeName != "":
 		s.queue.Done(now.UID)
@@ -234,16 +244,16 @@ func (s *Scheduler) podChanged(old, now *corev1.Pod) {
 }
 
 // assigned takes over a pod that has a node.
-func (s *Scheduler) assigned(info *PodInfo) {
+func (s *Scheduler) assigned(info *snapshot.PodInfo) {
 	s.snapshot.Nominate(nil, info.Pod.UID, "")
 	s.snapshot.SetPod(info)
 	if !podstate.IsTerminal(info.Pod) {
-		s.happened(Event{Resource: AssignedPod, Action: Add, New: info.Pod})
+		s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Add, New: info.Pod})
 	}
 }
 
 // pending takes over a pod that has no node yet.
-func (s *Scheduler) pending(old *corev1.Pod, info *PodInfo) {
+func (s *Scheduler) pending(old *corev1.Pod, info *snapshot.PodInfo) {
 	pod := info.Pod
 	if podstate.IsTerminal(pod) {
 		if old != nil && !podstate.IsTerminal(old) {
@@ -254,7 +264,7 @@ func (s *Scheduler) pending(old *corev1.Pod, info *PodInfo) {
 	if _, assumed := s.snapshot.Assumed(pod.UID); assumed {
 		if pod.DeletionTimestamp != nil && (old == nil || old.DeletionTimestamp == nil) {
 			s.snapshot.Forget(pod.UID)
-			s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
+			s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: placed(pod)})
 		}
 		return
 	}
@@ -281,8 +291,8 @@ func nominatedName(pod *corev1.Pod) string {
 
 // freed wakes pods that may use what was kept for a nominated pod.
 func (s *Scheduler) freed(pod *corev1.Pod) {
-	s.queue.Move(s.snapshot, Event{Resource: AssignedPod, Action: Delete, Old: pod}, time.Now(), func(other *corev1.Pod) bool {
-		return priorityOf(other) <= priorityOf(pod)
+	s.queue.MoveToActiveOrBackoff(s.snapshot, plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: pod}, time.Now(), func(other *corev1.Pod) bool {
+		return snapshot.PriorityOf(other) <= snapshot.PriorityOf(pod)
 	})
 }
 
@@ -300,9 +310,9 @@ func (s *Scheduler) podDeleted(pod *corev1.Pod) {
 	switch {
 	case podstate.IsTerminal(pod):
 	case pod.Spec.NodeName != "":
-		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: pod})
+		s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: pod})
 	case assumed:
-		s.happened(Event{Resource: AssignedPod, Action: Delete, Old: placed(pod)})
+		s.moveQueuedPods(plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: placed(pod)})
 	case pod.Status.NominatedNodeName != "" && s.responsible(pod):
 		s.freed(pod)
 	}
@@ -312,19 +322,19 @@ func (s *Scheduler) responsible(pod *corev1.Pod) bool {
 	return s.profiles[pod.Spec.SchedulerName] != nil
 }
 
-// read reads a pod. One on a node takes its room even if nobody can tell which neighbours it wants.
-func (s *Scheduler) read(pod *corev1.Pod) *PodInfo {
-	info, err := NewPodInfo(pod)
+// readPod reads a pod. One on a node takes its room even if nobody can tell which neighbours it wants.
+func (s *Scheduler) readPod(pod *corev1.Pod) *snapshot.PodInfo {
+	info, err := snapshot.NewPodInfo(pod)
 	if err == nil {
 		return info
 	}
-	s.log.Error("pod cannot be read", "pod", keyOf(pod), "error", err)
+	s.log.Error("pod cannot be read", "pod", snapshot.ObjectKey(pod), "error", err)
 	if pod.Spec.NodeName == "" {
 		return nil
 	}
 	plain := *pod
 	plain.Spec.Affinity = nil
-	if info, err = NewPodInfo(&plain); err != nil {
+	if info, err = snapshot.NewPodInfo(&plain); err != nil {
 		return nil
 	}
 	return info

@@ -29,6 +29,10 @@ import (
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/client"
 	"skiff/internal/openapi"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/queue"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
 	"skiff/internal/store/cache"
 	memorystore "skiff/internal/store/memory"
 )
@@ -135,7 +139,7 @@ func newWatchStory(t *testing.T) *watchStory {
 	}
 	w := &watchStory{s, t}
 	// A pod that is being tried makes the queue remember what happens.
-	s.queue.Add(infoOf(t, testPod("flying")), time.Now())
+	s.queue.Add(infoOf(t, schedulertest.TestPod("flying")), time.Now())
 	if p, _ := s.queue.Pop(time.Now()); p == nil {
 		t.Fatal("nobody flies")
 	}
@@ -153,301 +157,301 @@ func (w *watchStory) assumes(pod *corev1.Pod, node string) {
 func (w *watchStory) is(want ...string) {
 	w.t.Helper()
 	var got []string
-	for uid, p := range w.snapshot.pods {
-		text := fmt.Sprint(uid, " on ", w.snapshot.nodes[p.node].name)
-		if p.assumed {
+	for uid, p := range w.snapshot.PodEntries {
+		text := fmt.Sprint(uid, " on ", w.snapshot.NodeInfos[p.Node].Name)
+		if p.Assumed {
 			text += " assumed"
 		}
 		got = append(got, text)
 	}
-	for uid, p := range w.snapshot.nominatedAt {
-		got = append(got, fmt.Sprint(uid, " to ", w.snapshot.nodes[p.node].name))
+	for uid, p := range w.snapshot.Nominations {
+		got = append(got, fmt.Sprint(uid, " to ", w.snapshot.NodeInfos[p.Node].Name))
 	}
-	for uid, p := range w.queue.all {
+	for uid, p := range w.queue.All {
 		if uid != "flying" {
-			got = append(got, fmt.Sprint(uid, " ", map[place]string{isActive: "active", isBackoff: "backoff", isWaiting: "waits", isFlying: "flies"}[p.place]))
+			got = append(got, fmt.Sprint(uid, " ", map[queue.Location]string{queue.InActiveQ: "active", queue.InBackoffQ: "backoff", queue.InUnschedulablePods: "waits", queue.IsInFlight: "flies"}[p.Location]))
 		}
 	}
 	slices.Sort(got)
-	for _, e := range w.queue.happened {
-		got = append(got, e.label())
+	for _, e := range w.queue.InFlightEvents {
+		got = append(got, e.Label())
 	}
-	w.queue.happened = nil
+	w.queue.InFlightEvents = nil
 	if !slices.Equal(got, want) {
 		w.t.Fatalf("%q, want %q", got, want)
 	}
 }
 
-func schedulerOf(name string) podOption {
+func schedulerOf(name string) schedulertest.PodOption {
 	return func(p *corev1.Pod) { p.Spec.SchedulerName = name }
 }
 
 // unreadable has an affinity nobody can make sense of.
 func unreadable(p *corev1.Pod) {
-	affinityOf(p).PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+	schedulertest.AffinityOf(p).PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 		TopologyKey: "x", LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Likes"}}},
 	}}}
 }
 
 func TestWatch(t *testing.T) {
-	green, red := labelled("color", "green"), labelled("color", "red")
-	later := func(o ...podOption) *corev1.Pod {
-		return testPod("p", append(o, func(p *corev1.Pod) { p.ResourceVersion = "2" })...)
+	green, red := schedulertest.Labelled("color", "green"), schedulertest.Labelled("color", "red")
+	later := func(o ...schedulertest.PodOption) *corev1.Pod {
+		return schedulertest.TestPod("p", append(o, func(p *corev1.Pod) { p.ResourceVersion = "2" })...)
 	}
 	for name, tell := range map[string]func(w *watchStory){
 		// Pods that have a node.
 		"a pod on a node": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
 		"of another scheduler": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a"), schedulerOf("another")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulerOf("another")))
 			w.is("p on a", "AssignedPodAdd")
 		},
 		"that has ended": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a"), inPhase(corev1.PodSucceeded)))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
-			w.podChanged(testPod("p", on("a"), inPhase(corev1.PodSucceeded)), later(on("a"), inPhase(corev1.PodSucceeded), green))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded), green))
 			w.is()
-			w.podDeleted(testPod("p", on("a"), inPhase(corev1.PodSucceeded)))
+			w.podDeleted(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 		},
 		"that ends": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a")), later(on("a"), inPhase(corev1.PodFailed)))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
 		"that is deleted": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
-			w.podDeleted(testPod("p", on("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
+			w.podDeleted(schedulertest.TestPod("p", schedulertest.OnNode("a")))
 			w.is("AssignedPodAdd", "AssignedPodDelete")
 		},
 		"with other labels": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a"), green))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a"), green), later(on("a"), red))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), green))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), green), later(schedulertest.OnNode("a"), red))
 			w.is("p on a", "AssignedPodUpdatePodLabel")
 		},
 		"that asks less and has other labels": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a"), green, asksCPU("2")))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a"), green, asksCPU("2")), later(on("a"), red, asksCPU("1")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), green, schedulertest.RequestingCPU("2")))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a"), green, schedulertest.RequestingCPU("2")), later(schedulertest.OnNode("a"), red, schedulertest.RequestingCPU("1")))
 			w.is("p on a", "AssignedPodUpdatePodLabel", "AssignedPodUpdatePodScaleDown")
 		},
 		"whose status changes": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a")), later(on("a"), inPhase(corev1.PodRunning)))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodRunning)))
 			w.is("p on a")
 		},
 		"that begins to go": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a")), later(on("a"), isGoing))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), later(schedulertest.OnNode("a"), schedulertest.Terminating))
 			w.is("p on a")
 		},
 		"that cannot be read takes its room": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a"), unreadable, asksCPU("1")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a"), unreadable, schedulertest.RequestingCPU("1")))
 			w.is("p on a", "AssignedPodAdd")
-			if w.snapshot.requested[cpu][0] != 1000 {
-				w.t.Errorf("requested %d", w.snapshot.requested[cpu][0])
+			if w.snapshot.Requested[snapshot.ResourceCPU][0] != 1000 {
+				w.t.Errorf("requested %d", w.snapshot.Requested[snapshot.ResourceCPU][0])
 			}
-			w.podDeleted(testPod("p", on("a"), unreadable))
+			w.podDeleted(schedulertest.TestPod("p", schedulertest.OnNode("a"), unreadable))
 			w.is("AssignedPodDelete")
 		},
 
 		// Pods that have none.
 		"a pod that wants a node": func(w *watchStory) {
-			w.podAdded(testPod("p"))
+			w.podAdded(schedulertest.TestPod("p"))
 			w.is("p active")
 		},
 		"of another scheduler is not ours": func(w *watchStory) {
-			w.podAdded(testPod("p", schedulerOf("another"), nominatedTo("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("a")))
 			w.is()
-			w.podChanged(testPod("p", schedulerOf("another"), nominatedTo("a")), later(schedulerOf("another"), nominatedTo("b")))
+			w.podChanged(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("a")), later(schedulerOf("another"), schedulertest.NominatedTo("b")))
 			w.is()
-			w.podDeleted(testPod("p", schedulerOf("another"), nominatedTo("b")))
+			w.podDeleted(schedulertest.TestPod("p", schedulerOf("another"), schedulertest.NominatedTo("b")))
 			w.is()
 		},
 		"that cannot be read is not tried": func(w *watchStory) {
-			w.podAdded(testPod("p", unreadable))
+			w.podAdded(schedulertest.TestPod("p", unreadable))
 			w.is()
 		},
 		"that has ended without one": func(w *watchStory) {
-			w.podAdded(testPod("p", inPhase(corev1.PodFailed)))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.InPhase(corev1.PodFailed)))
 			w.is()
 		},
 		"that ends without one": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.podChanged(testPod("p"), later(inPhase(corev1.PodFailed)))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.InPhase(corev1.PodFailed)))
 			w.is()
-			w.podChanged(later(inPhase(corev1.PodFailed)), later(inPhase(corev1.PodFailed), green))
+			w.podChanged(later(schedulertest.InPhase(corev1.PodFailed)), later(schedulertest.InPhase(corev1.PodFailed), green))
 			w.is()
 		},
 		"that waited for room and ends": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
-			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("a"), inPhase(corev1.PodFailed)))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("a"), schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
 		"that is deleted without one": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.podDeleted(testPod("p"))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.podDeleted(schedulertest.TestPod("p"))
 			w.is()
 		},
 		"that changes": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.podChanged(testPod("p"), later(green))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active")
-			if w.queue.all["p"].info.Pod.Labels["color"] != "green" {
+			if w.queue.All["p"].PodInfo.Pod.Labels["color"] != "green" {
 				w.t.Error("the old state is kept")
 			}
 		},
 		"that was not known": func(w *watchStory) {
-			w.podChanged(testPod("p"), later(green))
+			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active")
 		},
 		"that gets one": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("b")))
-			w.podChanged(testPod("p", nominatedTo("b")), later(on("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("b")))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("b")), later(schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
 		"that gets one and has ended at once": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.podChanged(testPod("p"), later(on("a"), inPhase(corev1.PodSucceeded)))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 		},
 		"that is another pod of the same name": func(w *watchStory) {
-			w.podAdded(testPod("p", on("a")))
-			w.queue.happened = nil
-			w.podChanged(testPod("p", on("a")), testPod("p", func(p *corev1.Pod) { p.UID = "q" }))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.OnNode("a")))
+			w.queue.InFlightEvents = nil
+			w.podChanged(schedulertest.TestPod("p", schedulertest.OnNode("a")), schedulertest.TestPod("p", func(p *corev1.Pod) { p.UID = "q" }))
 			w.is("q active", "AssignedPodDelete")
 		},
 		"gated": func(w *watchStory) {
-			w.podAdded(testPod("p", gatedBy("x")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.GatedBy("x")))
 			w.is("p waits")
-			w.podChanged(testPod("p", gatedBy("x")), later())
+			w.podChanged(schedulertest.TestPod("p", schedulertest.GatedBy("x")), later())
 			w.is("p active")
 		},
 
 		// Room kept for pods.
 		"a pod waits for a node": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
 		},
 		"it is told to wait for one": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.podChanged(testPod("p"), later(nominatedTo("a")))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.NominatedTo("a")))
 			w.is("p active", "p to a")
 		},
 		"it waits for another one": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
-			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("b")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("b")))
 			w.is("p active", "p to b", "AssignedPodDelete")
 		},
 		"it waits no more": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
-			w.podChanged(testPod("p", nominatedTo("a")), later())
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later())
 			w.is("p active", "AssignedPodDelete")
 		},
 		"it changes while it waits": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
-			w.podChanged(testPod("p", nominatedTo("a")), later(nominatedTo("a"), green))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
+			w.podChanged(schedulertest.TestPod("p", schedulertest.NominatedTo("a")), later(schedulertest.NominatedTo("a"), green))
 			w.is("p active", "p to a")
-			if w.snapshot.nominatedAt["p"].info.Pod.Labels["color"] != "green" {
+			if w.snapshot.Nominations["p"].Info.Pod.Labels["color"] != "green" {
 				w.t.Error("the old state waits")
 			}
 		},
 		"what is not written yet is not forgotten": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.snapshot.Nominate(infoOf(w.t, testPod("p")), "p", "a")
-			w.podChanged(testPod("p"), later(green))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.snapshot.Nominate(infoOf(w.t, schedulertest.TestPod("p")), "p", "a")
+			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.is("p active", "p to a")
 		},
 		"it is deleted": func(w *watchStory) {
-			w.podAdded(testPod("p", nominatedTo("a")))
-			w.podDeleted(testPod("p", nominatedTo("a")))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
+			w.podDeleted(schedulertest.TestPod("p", schedulertest.NominatedTo("a")))
 			w.is("AssignedPodDelete")
 		},
 
 		// Assumed pods.
 		"an assumed pod is confirmed": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
 			w.is("p on a assumed")
-			w.podChanged(testPod("p"), later(on("a")))
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a")))
 			w.is("p on a", "AssignedPodAdd")
 		},
 		"an assumed pod changes": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(green))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podChanged(schedulertest.TestPod("p"), later(green))
 			w.podAdded(later(green))
 			w.is("p on a assumed")
 		},
 		"an assumed pod is on another node": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(on("b")))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("b")))
 			w.is("p on b", "AssignedPodAdd")
 		},
 		"an assumed pod begins to go": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(isGoing))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.Terminating))
 			w.is("AssignedPodDelete")
 		},
 		"an assumed pod that was going goes on": func(w *watchStory) {
-			w.podAdded(testPod("p", isGoing))
-			w.assumes(testPod("p", isGoing), "a")
-			w.podChanged(testPod("p", isGoing), later(isGoing, green))
+			w.podAdded(schedulertest.TestPod("p", schedulertest.Terminating))
+			w.assumes(schedulertest.TestPod("p", schedulertest.Terminating), "a")
+			w.podChanged(schedulertest.TestPod("p", schedulertest.Terminating), later(schedulertest.Terminating, green))
 			w.is("p on a assumed")
 		},
 		"an assumed pod is deleted": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podDeleted(testPod("p"))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podDeleted(schedulertest.TestPod("p"))
 			w.is("AssignedPodDelete")
 		},
 		"an assumed pod has ended": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(inPhase(corev1.PodFailed)))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.InPhase(corev1.PodFailed)))
 			w.is("AssignedPodDelete")
 		},
 		"an assumed pod has run and ended": func(w *watchStory) {
-			w.podAdded(testPod("p"))
-			w.assumes(testPod("p"), "a")
-			w.podChanged(testPod("p"), later(on("a"), inPhase(corev1.PodSucceeded)))
+			w.podAdded(schedulertest.TestPod("p"))
+			w.assumes(schedulertest.TestPod("p"), "a")
+			w.podChanged(schedulertest.TestPod("p"), later(schedulertest.OnNode("a"), schedulertest.InPhase(corev1.PodSucceeded)))
 			w.is()
 		},
 
 		// Nodes.
 		"a node": func(w *watchStory) {
-			w.nodeAdded(testNode("a"))
+			w.nodeAdded(schedulertest.TestNode("a"))
 			w.is("NodeAdd")
-			w.nodeChanged(testNode("a"), testNode("a"))
+			w.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a"))
 			w.is()
-			w.nodeChanged(testNode("a"), testNode("a", zone("1")))
+			w.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a", schedulertest.Zone("1")))
 			w.is("NodeUpdateNodeLabel")
-			w.nodeChanged(testNode("a", zone("1"), cordoned), testNode("a", nodeHas(corev1.ResourceCPU, "9")))
+			w.nodeChanged(schedulertest.TestNode("a", schedulertest.Zone("1"), schedulertest.Cordoned), schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "9")))
 			w.is("NodeUpdateNodeAllocatable", "NodeUpdateNodeLabel", "NodeUpdateNodeTaint")
-			if n := w.snapshot.nodeNumber["a"]; w.snapshot.allocatable[cpu][n] != 9000 || w.snapshot.Nodes() != 1 {
-				w.t.Errorf("%d nodes with %d", w.snapshot.Nodes(), w.snapshot.allocatable[cpu][n])
+			if n := w.snapshot.NodeNumbers["a"]; w.snapshot.Allocatable[snapshot.ResourceCPU][n] != 9000 || w.snapshot.NumNodes() != 1 {
+				w.t.Errorf("%d nodes with %d", w.snapshot.NumNodes(), w.snapshot.Allocatable[snapshot.ResourceCPU][n])
 			}
-			w.nodeDeleted(testNode("a"))
+			w.nodeDeleted(schedulertest.TestNode("a"))
 			w.is("NodeDelete")
-			if w.snapshot.Nodes() != 0 {
+			if w.snapshot.NumNodes() != 0 {
 				w.t.Error("the node is still there")
 			}
 		},
 		"a node is closed": func(w *watchStory) {
-			w.nodeAdded(testNode("a"))
-			w.queue.happened = nil
-			w.nodeChanged(testNode("a"), testNode("a", cordoned))
+			w.nodeAdded(schedulertest.TestNode("a"))
+			w.queue.InFlightEvents = nil
+			w.nodeChanged(schedulertest.TestNode("a"), schedulertest.TestNode("a", schedulertest.Cordoned))
 			w.is()
-			if !w.snapshot.closed[0] {
+			if !w.snapshot.Unschedulable[0] {
 				w.t.Error("nobody has noticed")
 			}
 		},
@@ -460,14 +464,14 @@ func TestWatch(t *testing.T) {
 func TestFreedRoomWakesTheWeaker(t *testing.T) {
 	w := newWatchStory(t)
 	for i, n := range []int32{4, 5, 6} {
-		info := infoOf(t, testPod(fmt.Sprint("p", n), priority(n), asksCPU("1")))
+		info := infoOf(t, schedulertest.TestPod(fmt.Sprint("p", n), schedulertest.Priority(n), schedulertest.RequestingCPU("1")))
 		w.queue.Add(info, time.Unix(int64(i), 0))
 		p, _ := w.queue.Pop(time.Now())
-		w.queue.Return(w.snapshot, p, []string{nodeResourcesFitName}, time.Now())
+		w.queue.AddUnschedulable(w.snapshot, p, []string{plugins.NodeResourcesFitName}, time.Now())
 	}
-	w.podAdded(testPod("kept", priority(5), asksCPU("1"), nominatedTo("a")))
+	w.podAdded(schedulertest.TestPod("kept", schedulertest.Priority(5), schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")))
 	w.is("kept active", "kept to a", "p4 waits", "p5 waits", "p6 waits")
-	w.podDeleted(testPod("kept", priority(5), asksCPU("1"), nominatedTo("a")))
+	w.podDeleted(schedulertest.TestPod("kept", schedulertest.Priority(5), schedulertest.RequestingCPU("1"), schedulertest.NominatedTo("a")))
 	w.is("p4 backoff", "p5 backoff", "p6 waits", "AssignedPodDelete")
 }
 
@@ -481,7 +485,7 @@ func TestSyncComesFirst(t *testing.T) {
 		var mu sync.Mutex
 		seen := map[string]bool{}
 		for _, name := range []string{"Node", "Pod"} {
-			s.lists.followers = append(s.lists.followers, follower{name: name, synced: func() bool {
+			s.lists.informers = append(s.lists.informers, syncedInformer{name: name, synced: func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return seen[name]
@@ -580,15 +584,15 @@ func eventually(t testing.TB, what string, happened func() bool) {
 func TestSchedulerOnRealServer(t *testing.T) {
 	server := newRealServer(t)
 	ctx := context.Background()
-	server.create(testPod("before", asksCPU("1")))
+	server.create(schedulertest.TestPod("before", schedulertest.RequestingCPU("1")))
 	server.runReal(server.client)
 	eventually(t, "a pod that was there before is told that there are no nodes", func() bool {
 		p := server.pod("before")
 		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == "no nodes available to schedule pods"
 	})
-	server.node(testNode("a"))
+	server.node(schedulertest.TestNode("a"))
 	eventually(t, "it is bound when a node comes", func() bool { return server.pod("before").Spec.NodeName == "a" })
-	server.create(testPod("big", asksCPU("4"), priority(0)))
+	server.create(schedulertest.TestPod("big", schedulertest.RequestingCPU("4"), schedulertest.Priority(0)))
 	eventually(t, "a pod that does not fit is told", func() bool {
 		p := server.pod("big")
 		return len(p.Status.Conditions) == 1 && p.Status.Conditions[0].Message == noRoom+" preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."
@@ -612,7 +616,7 @@ func TestSchedulerOnRealServer(t *testing.T) {
 	// A claim, a class and their likes are followed too.
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: new(storagev1.VolumeBindingMode)}
 	*class.VolumeBindingMode = storagev1.VolumeBindingWaitForFirstConsumer
-	server.create(testPod("claims", usingClaim("missing")))
+	server.create(schedulertest.TestPod("claims", schedulertest.UsingClaim("missing")))
 	eventually(t, "a pod whose claim is missing is told", func() bool {
 		p := server.pod("claims")
 		return len(p.Status.Conditions) == 1 && strings.Contains(p.Status.Conditions[0].Message, `persistentvolumeclaim "missing" not found`)
@@ -622,7 +626,7 @@ func TestSchedulerOnRealServer(t *testing.T) {
 	}
 	server.delete("before")
 	eventually(t, "room that is given back is used", func() bool { return server.pod("big").Spec.NodeName == "a" })
-	urgent := testPod("urgent", asksCPU("4"))
+	urgent := schedulertest.TestPod("urgent", schedulertest.RequestingCPU("4"))
 	server.createWithPriority(urgent, 1000)
 	eventually(t, "the victim is marked and told to go", func() bool {
 		p := server.pod("big")
@@ -645,7 +649,7 @@ func TestSchedulerOnRealServer(t *testing.T) {
 
 func (s *realServer) createWithPriority(pod *corev1.Pod, n int32) {
 	s.t.Helper()
-	priority(n)(pod)
+	schedulertest.Priority(n)(pod)
 	s.create(pod)
 }
 
@@ -664,13 +668,13 @@ func TestSchedulerWithLostWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 4 {
-		server.node(testNode(fmt.Sprint("n", i), nodeHas(corev1.ResourceCPU, "2"), nodeHas(corev1.ResourcePods, "8")))
+		server.node(schedulertest.TestNode(fmt.Sprint("n", i), schedulertest.NodeHas(corev1.ResourceCPU, "2"), schedulertest.NodeHas(corev1.ResourcePods, "8")))
 	}
 	s := server.runReal(c)
 	const pods = 40 // as many as just fit: whoever takes room twice keeps another out
 	var bound sync.Map
 	for i := range pods {
-		server.create(testPod(fmt.Sprint("p", i), asksCPU("200m")))
+		server.create(schedulertest.TestPod(fmt.Sprint("p", i), schedulertest.RequestingCPU("200m")))
 	}
 	watched := client.For[*corev1.Pod](server.client)
 	look := func() (on map[string][]string) {
@@ -705,11 +709,11 @@ func TestSchedulerWithLostWrites(t *testing.T) {
 	eventually(t, "the scheduler knows who is where", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, p := range s.snapshot.pods {
-			if on, _ := bound.Load(p.info.Pod.UID); p.assumed || on != s.snapshot.nodes[p.node].name {
+		for _, p := range s.snapshot.PodEntries {
+			if on, _ := bound.Load(p.Info.Pod.UID); p.Assumed || on != s.snapshot.NodeInfos[p.Node].Name {
 				return false
 			}
 		}
-		return len(s.snapshot.pods) == 32
+		return len(s.snapshot.PodEntries) == 32
 	})
 }

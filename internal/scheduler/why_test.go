@@ -11,12 +11,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
 )
 
 // What is told of a pod, by where it is in its life.
 func TestWhy(t *testing.T) {
-	gate := func(names ...string) podOption {
+	gate := func(names ...string) schedulertest.PodOption {
 		return func(p *corev1.Pod) {
 			for _, name := range names {
 				p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
@@ -24,17 +27,17 @@ func TestWhy(t *testing.T) {
 		}
 	}
 	story(t, parsed(t, "profiles: [{schedulerName: default-scheduler}, {schedulerName: quiet, plugins: {postFilter: {disabled: [{name: '*'}]}}}]"), func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b", cordoned))
-		f.addPod(testPod("placed", asksCPU("3")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b", schedulertest.Cordoned))
+		f.addPod(schedulertest.TestPod("placed", schedulertest.RequestingCPU("3")))
 		f.pass(time.Second)
-		f.addPod(testPod("static", on("a")))
-		f.addPod(testPod("waiting", asksCPU("2")))
-		f.addPod(testPod("quiet", asksCPU("2"), priority(5), func(p *corev1.Pod) { p.Spec.SchedulerName = "quiet" }))
-		f.addPod(testPod("gated", gate("example.com/g", "example.com/h")))
-		f.addPod(testPod("placed-gated", gate("example.com/g"), on("a")))
-		f.addPod(testPod("giant", asksCPU("30")))
-		f.addPod(testPod("other", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
+		f.addPod(schedulertest.TestPod("static", schedulertest.OnNode("a")))
+		f.addPod(schedulertest.TestPod("waiting", schedulertest.RequestingCPU("2")))
+		f.addPod(schedulertest.TestPod("quiet", schedulertest.RequestingCPU("2"), schedulertest.Priority(5), func(p *corev1.Pod) { p.Spec.SchedulerName = "quiet" }))
+		f.addPod(schedulertest.TestPod("gated", gate("example.com/g", "example.com/h")))
+		f.addPod(schedulertest.TestPod("placed-gated", gate("example.com/g"), schedulertest.OnNode("a")))
+		f.addPod(schedulertest.TestPod("giant", schedulertest.RequestingCPU("30")))
+		f.addPod(schedulertest.TestPod("other", func(p *corev1.Pod) { p.Spec.SchedulerName = "another" }))
 		f.pass(time.Second)
 		for _, test := range []struct {
 			pod, node, message string
@@ -71,7 +74,7 @@ func TestWhy(t *testing.T) {
 				t.Errorf("%s: nobody has to go, but %+v", test.pod, e.Preemption)
 			}
 		}
-		for name, want := range map[string]error{"nobody": ErrUnknownPod, "other": ErrNotOurs} {
+		for name, want := range map[string]error{"nobody": decision.ErrPodNotFound, "other": decision.ErrOtherScheduler} {
 			if _, err := f.scheduler.Why("default", name); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", name, err, want)
 			}
@@ -82,17 +85,17 @@ func TestWhy(t *testing.T) {
 // Who could get room by preemption is told how many would have to go, and not who.
 func TestWhyTellsOfRoom(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addPod(testPod("low-1", on("a"), asksCPU("2")))
-		f.addPod(testPod("low-2", on("a"), asksCPU("2")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addPod(schedulertest.TestPod("low-1", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")))
+		f.addPod(schedulertest.TestPod("low-2", schedulertest.OnNode("a"), schedulertest.RequestingCPU("2")))
 		f.pass(time.Second)
-		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, Supposed{Pod: *testPod("x", asksCPU("4"), priority(1))}, Supposed{Pod: *testPod("y", asksCPU("4"))},
-			Supposed{Pod: *testPod("z", asksCPU("4"), priority(1), func(p *corev1.Pod) { never := corev1.PreemptNever; p.Spec.PreemptionPolicy = &never })}))
+		code, body := f.request(http.MethodPost, Root+"v1/whatifs", supposing(t, HypotheticalPod{Pod: *schedulertest.TestPod("x", schedulertest.RequestingCPU("4"), schedulertest.Priority(1))}, HypotheticalPod{Pod: *schedulertest.TestPod("y", schedulertest.RequestingCPU("4"))},
+			HypotheticalPod{Pod: *schedulertest.TestPod("z", schedulertest.RequestingCPU("4"), schedulertest.Priority(1), func(p *corev1.Pod) { never := corev1.PreemptNever; p.Spec.PreemptionPolicy = &never })}))
 		var answer WhatIf
 		if err := json.Unmarshal([]byte(body), &answer); err != nil || code != http.StatusOK || len(answer.Results) != 3 {
 			t.Fatal(code, body, err)
 		}
-		if room := answer.Results[0].Preemption; room == nil || *room != (Room{Node: "a", Victims: 2}) {
+		if room := answer.Results[0].Preemption; room == nil || *room != (decision.PreemptionPreview{Node: "a", Victims: 2}) {
 			t.Errorf("x: %+v", room)
 		}
 		for _, e := range answer.Results[1:] {
@@ -109,14 +112,14 @@ func TestWhyTellsOfRoom(t *testing.T) {
 // A question about a pod on a node is answered as if the pod were not there, and leaves everything as it was.
 func TestWhyLeavesNoTrace(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
-		f.addPod(testPod("p", on("a"), asksCPU("3")))
-		f.addPod(testPod("q", on("b"), asksCPU("1")))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
+		f.addPod(schedulertest.TestPod("p", schedulertest.OnNode("a"), schedulertest.RequestingCPU("3")))
+		f.addPod(schedulertest.TestPod("q", schedulertest.OnNode("b"), schedulertest.RequestingCPU("1")))
 		f.pass(time.Second)
 		state := func() string {
 			s := f.scheduler.snapshot
-			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods), f.scheduler.queue.all)
+			return fmt.Sprint(s.Requested, s.NonZeroRequested, s.LastPlacement, s.Placements, len(s.PodEntries), f.scheduler.queue.All)
 		}
 		before := state()
 		for _, name := range []string{"p", "q", "p"} {
@@ -134,10 +137,10 @@ func TestWhyLeavesNoTrace(t *testing.T) {
 // A record about a pod that went elsewhere, by somebody else's hand, is not told as the reason.
 func TestWhyOfAPodBoundByOthers(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a", nodeHas(corev1.ResourceCPU, "1")))
-		f.addNode(testNode("b"))
+		f.addNode(schedulertest.TestNode("a", schedulertest.NodeHas(corev1.ResourceCPU, "1")))
+		f.addNode(schedulertest.TestNode("b"))
 		f.refuse = func(*corev1.Pod, string) error { return errors.New("somebody was faster") }
-		f.addPod(testPod("p", asksCPU("2")))
+		f.addPod(schedulertest.TestPod("p", schedulertest.RequestingCPU("2")))
 		f.pass(time.Second)
 		f.change("p", func(p *corev1.Pod) { p.Spec.NodeName = "a" })
 		f.pass(time.Second)
@@ -151,13 +154,13 @@ func TestWhyOfAPodBoundByOthers(t *testing.T) {
 // Pods that are supposed see each other, in their order.
 func TestWhatIfOneAfterAnother(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
 		f.pass(time.Second)
 		pods := []*corev1.Pod{
-			testPod("1", asksCPU("3"), labelled("app", "x")), testPod("2", asksCPU("3"), labelled("app", "y")), testPod("3", asksCPU("3")), testPod("4", asksCPU("1"), near(corev1.LabelHostname, "app", "y")),
-			testPod("5", away(corev1.LabelHostname, "app", "x"), away(corev1.LabelHostname, "app", "y")), testPod("6", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }),
-			testPod("7", on("b"), nominatedTo("b"), func(p *corev1.Pod) { p.Spec.SchedulerName = "" }),
+			schedulertest.TestPod("1", schedulertest.RequestingCPU("3"), schedulertest.Labelled("app", "x")), schedulertest.TestPod("2", schedulertest.RequestingCPU("3"), schedulertest.Labelled("app", "y")), schedulertest.TestPod("3", schedulertest.RequestingCPU("3")), schedulertest.TestPod("4", schedulertest.RequestingCPU("1"), schedulertest.WithAffinity(corev1.LabelHostname, "app", "y")),
+			schedulertest.TestPod("5", schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "x"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "app", "y")), schedulertest.TestPod("6", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }),
+			schedulertest.TestPod("7", schedulertest.OnNode("b"), schedulertest.NominatedTo("b"), func(p *corev1.Pod) { p.Spec.SchedulerName = "" }),
 		}
 		results, err := f.scheduler.WhatIf(pods, true)
 		if err != nil || len(results) != len(pods) {
@@ -174,7 +177,7 @@ func TestWhatIfOneAfterAnother(t *testing.T) {
 		if err != nil || fmt.Sprint(again) == "" || len(again) != len(results) || again[0].Node != results[0].Node || again[3].Node != results[3].Node {
 			t.Errorf("%+v, %v", again, err)
 		}
-		if _, err := f.scheduler.WhatIf([]*corev1.Pod{testPod("bad", func(p *corev1.Pod) {
+		if _, err := f.scheduler.WhatIf([]*corev1.Pod{schedulertest.TestPod("bad", func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "x", Operator: "?"}}}}}}}
 		})}, false); err == nil || !strings.HasPrefix(err.Error(), "pod default/bad: ") {
 			t.Errorf("a pod that cannot be read: %v", err)
@@ -182,51 +185,11 @@ func TestWhatIfOneAfterAnother(t *testing.T) {
 	})
 }
 
-// The log keeps the records of the last decisions with records of their own, and of pods of one make as long as their table is there.
-func TestDecisionLogFades(t *testing.T) {
-	s := cluster(t, []*corev1.Node{testNode("a", nodeHas(corev1.ResourcePods, "5000"), nodeHas(corev1.ResourceCPU, "1000"))})
-	var log DecisionLog
-	var plain, beside []*Decision
-	for i := range 3 * maxDetailed {
-		d, err := Schedule(s, infoOf(t, testPod(fmt.Sprint("plain", i))), DefaultProfile())
-		if err != nil {
-			t.Fatal(err)
-		}
-		log.Remember(d, nil, time.Time{})
-		plain = append(plain, d)
-		if d, err = Schedule(s, infoOf(t, testPod(fmt.Sprint("near", i), labelled("app", "x"), near(corev1.LabelHostname, "app", "x"))), DefaultProfile()); err != nil {
-			t.Fatal(err)
-		}
-		log.Remember(d, nil, time.Time{})
-		beside = append(beside, d)
-	}
-	for i, d := range plain {
-		if d.faded {
-			t.Fatalf("plain decision %d has faded", i)
-		}
-	}
-	kept := 0
-	for i, d := range beside {
-		if !d.faded {
-			kept++
-		} else if i >= len(beside)-maxDetailed/2 {
-			t.Errorf("decision %d of %d has faded", i, len(beside))
-		}
-	}
-	if kept < maxDetailed/2 || kept > maxDetailed {
-		t.Errorf("%d records are kept, want at most %d", kept, maxDetailed)
-	}
-	log.dropped(plain[0].table)
-	if last := log.last(types.UID("plain0")); last == nil || !last.decision.faded {
-		t.Errorf("%+v is told from a table that is gone", last)
-	}
-}
-
 func TestIsUnschedulable(t *testing.T) {
 	for err, want := range map[error]bool{
-		nil: false, errors.New("x"): false, ErrNoNodes: true, fmt.Errorf("x: %w", ErrNoNodes): true, error(&FitError{}): true, fmt.Errorf("x: %w", &FitError{}): true,
+		nil: false, errors.New("x"): false, decision.ErrNoNodes: true, fmt.Errorf("x: %w", decision.ErrNoNodes): true, error(&decision.FitError{}): true, fmt.Errorf("x: %w", &decision.FitError{}): true,
 	} {
-		if got := IsUnschedulable(err); got != want {
+		if got := decision.IsUnschedulable(err); got != want {
 			t.Errorf("%v: %t", err, got)
 		}
 	}
@@ -234,19 +197,19 @@ func TestIsUnschedulable(t *testing.T) {
 
 func TestSupposedPods(t *testing.T) {
 	story(t, nil, func(f *fakeServer) {
-		f.addNode(testNode("a"))
-		f.addNode(testNode("b"))
+		f.addNode(schedulertest.TestNode("a"))
+		f.addNode(schedulertest.TestNode("b"))
 		f.pass(time.Second)
 		for _, test := range []struct {
 			rule     string
-			supposed Supposed
+			supposed HypotheticalPod
 			want     string
 		}{
-			{"one", Supposed{Pod: *testPod("p")}, "p"},
-			{"one that is told", Supposed{Pod: *testPod("p"), Copies: 1}, "p"},
-			{"less than one", Supposed{Pod: *testPod("p"), Copies: -3}, "p"},
-			{"several", Supposed{Pod: *testPod("p"), Copies: 3}, "p-0 p-1 p-2"},
-			{"on every node, whatever the copies", Supposed{Pod: *testPod("p"), EveryNode: true, Copies: 7}, "p-a p-b"},
+			{"one", HypotheticalPod{Pod: *schedulertest.TestPod("p")}, "p"},
+			{"one that is told", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: 1}, "p"},
+			{"less than one", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: -3}, "p"},
+			{"several", HypotheticalPod{Pod: *schedulertest.TestPod("p"), Copies: 3}, "p-0 p-1 p-2"},
+			{"on every node, whatever the copies", HypotheticalPod{Pod: *schedulertest.TestPod("p"), EveryNode: true, Copies: 7}, "p-a p-b"},
 		} {
 			var names []string
 			for _, p := range f.scheduler.suppose(&test.supposed) {
@@ -267,14 +230,14 @@ func TestKeptToANode(t *testing.T) {
 		pod  *corev1.Pod
 		want []corev1.NodeSelectorTerm
 	}{
-		{"a pod without affinity", testPod("p"), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
-		{"a pod with affinity to pods", testPod("p", near("z", "a", "b")), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
-		{"a pod that prefers nodes", testPod("p", func(p *corev1.Pod) { affinityOf(p).NodeAffinity = &corev1.NodeAffinity{} }), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
-		{"no alternative", testPod("p", requiresNodes()), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
-		{"alternatives", testPod("p", requiresNodes(expression("a", corev1.NodeSelectorOpExists), expression("b", corev1.NodeSelectorOpExists))), []corev1.NodeSelectorTerm{
-			{MatchExpressions: expression("a", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}, {MatchExpressions: expression("b", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}}},
-		{"fields of its own hold too", testPod("p", requiresNodes(named("other"))), []corev1.NodeSelectorTerm{{MatchFields: append(named("other").MatchFields, byName...)}}},
-		{"an alternative that matches nothing", testPod("p", requiresNodes(corev1.NodeSelectorTerm{})), []corev1.NodeSelectorTerm{{}}},
+		{"a pod without affinity", schedulertest.TestPod("p"), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"a pod with affinity to pods", schedulertest.TestPod("p", schedulertest.WithAffinity("z", "a", "b")), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"a pod that prefers nodes", schedulertest.TestPod("p", func(p *corev1.Pod) { schedulertest.AffinityOf(p).NodeAffinity = &corev1.NodeAffinity{} }), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"no alternative", schedulertest.TestPod("p", schedulertest.RequiresNodes()), []corev1.NodeSelectorTerm{{MatchFields: byName}}},
+		{"alternatives", schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Expression("a", corev1.NodeSelectorOpExists), schedulertest.Expression("b", corev1.NodeSelectorOpExists))), []corev1.NodeSelectorTerm{
+			{MatchExpressions: schedulertest.Expression("a", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}, {MatchExpressions: schedulertest.Expression("b", corev1.NodeSelectorOpExists).MatchExpressions, MatchFields: byName}}},
+		{"fields of its own hold too", schedulertest.TestPod("p", schedulertest.RequiresNodes(schedulertest.Named("other"))), []corev1.NodeSelectorTerm{{MatchFields: append(schedulertest.Named("other").MatchFields, byName...)}}},
+		{"an alternative that matches nothing", schedulertest.TestPod("p", schedulertest.RequiresNodes(corev1.NodeSelectorTerm{})), []corev1.NodeSelectorTerm{{}}},
 	} {
 		keepTo(test.pod, "n")
 		if got := test.pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; fmt.Sprint(got) != fmt.Sprint(test.want) {
@@ -285,76 +248,57 @@ func TestKeptToANode(t *testing.T) {
 
 // The log tells the last decision about a pod, until as many as it holds have come after it.
 func TestLastDecision(t *testing.T) {
-	s := cluster(t, []*corev1.Node{testNode("a"), testNode("b")})
-	var log DecisionLog
-	remember := func(name string, at int64) *Decision {
-		d, err := Schedule(s, infoOf(t, testPod(name)), DefaultProfile())
+	s := cluster(t, []*corev1.Node{schedulertest.TestNode("a"), schedulertest.TestNode("b")})
+	var log decision.Log
+	remember := func(name string, at int64) *decision.Decision {
+		d, err := decision.Schedule(s, infoOf(t, schedulertest.TestPod(name)), plugins.DefaultProfile())
 		if err != nil {
 			t.Fatal(err)
 		}
 		log.Remember(d, nil, time.Unix(at, 0))
 		return d
 	}
-	if log.last("p") != nil {
+	if log.Last("p") != nil {
 		t.Error("an empty log knows a pod")
 	}
 	remember("p", 1)
 	remember("q", 2)
 	second := remember("p", 3)
-	if last := log.last("p"); last == nil || last.decision != second || last.at.Unix() != 3 {
+	if last := log.Last("p"); last == nil || last.Decision != second || last.At.Unix() != 3 {
 		t.Errorf("%+v is not the last decision", last)
 	}
-	if last := log.last("q"); last == nil || last.at.Unix() != 2 {
+	if last := log.Last("q"); last == nil || last.At.Unix() != 2 {
 		t.Errorf("%+v is not the last decision", last)
 	}
 	// The last decision about p leaves when as many as the log holds have come after it, and not before.
-	for i := range int64(maxRemembered - 1) {
+	for i := range int64(decision.MaxRemembered - 1) {
 		remember("other", 4+i)
 	}
-	if log.last("p") == nil || log.last("q") != nil {
-		t.Errorf("p is %+v, q is %+v", log.last("p"), log.last("q"))
+	if log.Last("p") == nil || log.Last("q") != nil {
+		t.Errorf("p is %+v, q is %+v", log.Last("p"), log.Last("q"))
 	}
 	remember("other", 0)
-	if log.last("p") != nil || log.last("other") == nil || log.last("other").at.Unix() != 0 {
-		t.Errorf("p is %+v, other is %+v", log.last("p"), log.last("other"))
-	}
-}
-
-// A decision has a record of its own unless it is nothing but a place in a shared table.
-func TestOwnRecord(t *testing.T) {
-	for _, test := range []struct {
-		rule     string
-		decision Decision
-		want     bool
-	}{
-		{"a place in a shared table", Decision{table: &table{shared: true}}, false},
-		{"a table of its own", Decision{table: &table{}}, true},
-		{"no table", Decision{}, true},
-		{"what neighbours said, beside a shared table", Decision{table: &table{shared: true}, beside: &besideRecord{}}, true},
-		{"what neighbours said, and a table of its own", Decision{table: &table{}, beside: &besideRecord{}}, true},
-	} {
-		if got := test.decision.ownRecord(); got != test.want {
-			t.Errorf("%s: %t", test.rule, got)
-		}
+	if log.Last("p") != nil || log.Last("other") == nil || log.Last("other").At.Unix() != 0 {
+		t.Errorf("p is %+v, other is %+v", log.Last("p"), log.Last("other"))
 	}
 }
 
 // What would happen to pods is what happens: asked about in one go, they go where they go one after another.
 func TestWhatIfComesTrue(t *testing.T) {
 	const seed = 97
-	w := newWorld(t, seed)
+	w := schedulertest.NewRandomObjects(seed)
 	story(t, nil, func(f *fakeServer) {
 		for i := range 6 {
-			f.addNode(w.randomNode(fmt.Sprint("n", i)))
+			f.addNode(w.RandomNode(fmt.Sprint("n", i)))
 		}
 		f.pass(time.Second)
 		var pods []*corev1.Pod
 		for range 40 {
-			pods = append(pods, w.randomPod())
+			pods = append(pods, w.RandomPod())
 		}
 		state := func() string {
 			s := f.scheduler.snapshot
-			return fmt.Sprint(s.requested, s.assumed, s.served, s.services, len(s.pods))
+			return fmt.Sprint(s.Requested, s.NonZeroRequested, s.LastPlacement, s.Placements, len(s.PodEntries))
 		}
 		before := state()
 		supposed, err := f.scheduler.WhatIf(pods, false)
@@ -367,7 +311,7 @@ func TestWhatIfComesTrue(t *testing.T) {
 		s, placed := f.scheduler.snapshot, 0
 		for i, pod := range pods {
 			info := infoOf(t, pod)
-			d, err := Schedule(s, info, f.scheduler.profiles[pod.Spec.SchedulerName])
+			d, err := decision.Schedule(s, info, f.scheduler.profiles[pod.Spec.SchedulerName])
 			e := supposed[i]
 			if e.Namespace != pod.Namespace || e.Name != pod.Name || e.Node != d.Node || e.Feasible != d.Feasible || e.Nodes != d.Nodes || (e.Message == "") != (err == nil) || len(e.Verdicts) != 0 {
 				t.Fatalf("seed %d: pod %d went to %q of %d, %v; supposed was %+v", seed, i, d.Node, d.Feasible, err, e)

@@ -20,7 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clientset "k8s.io/client-go/kubernetes"
 
-	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 	"skiff/test/cluster"
 	"skiff/test/workloads"
 )
@@ -211,16 +213,16 @@ func upstreamAlgorithm() ([]Row, error) {
 
 // decide places pods on nodes and returns how many a second.
 func decide(w *workloads.Workload, nodes int) (float64, error) {
-	s, profile := scheduler.NewSnapshot(), scheduler.DefaultProfile()
+	s, profile := snapshot.NewSnapshot(), plugins.DefaultProfile()
 	for i := range nodes {
 		s.SetNode(workloads.Node(i))
 	}
 	place := func(i int) error {
-		info, err := scheduler.NewPodInfo(w.Pod(i))
+		info, err := snapshot.NewPodInfo(w.Pod(i))
 		if err != nil {
 			return err
 		}
-		d, err := scheduler.Schedule(s, info, profile)
+		d, err := decision.Schedule(s, info, profile)
 		if err != nil {
 			return err
 		}
@@ -246,24 +248,24 @@ func decide(w *workloads.Workload, nodes int) (float64, error) {
 // tenth of the turns where the one was slowest against the other, either way, does not count: there something else happened.
 func recordCost(w *workloads.Workload) (float64, error) {
 	const batch, rounds = 200, 10
-	infos := make([]*scheduler.PodInfo, w.First+w.Pods)
+	infos := make([]*snapshot.PodInfo, w.First+w.Pods)
 	for i := range infos {
 		var err error
-		if infos[i], err = scheduler.NewPodInfo(w.Pod(i)); err != nil {
+		if infos[i], err = snapshot.NewPodInfo(w.Pod(i)); err != nil {
 			return 0, err
 		}
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	profile := scheduler.DefaultProfile()
+	profile := plugins.DefaultProfile()
 	var pairs [][2]time.Duration // without the record, with it
 	for range rounds {
-		snapshots := [2]*scheduler.Snapshot{scheduler.NewSnapshot(), scheduler.NewSnapshot()}
-		snapshots[0].KeepNoRecord()
+		snapshots := [2]*snapshot.Snapshot{snapshot.NewSnapshot(), snapshot.NewSnapshot()}
+		decision.SetOptions(snapshots[0], decision.Options{NoRecord: true})
 		for i := range schedulerNodes {
 			snapshots[0].SetNode(workloads.Node(i))
 			snapshots[1].SetNode(workloads.Node(i))
 		}
-		var log scheduler.DecisionLog
+		var log decision.Log
 		for first := 0; first < len(infos); first += batch {
 			runtime.GC()
 			var used [2]time.Duration
@@ -276,7 +278,7 @@ func recordCost(w *workloads.Workload) (float64, error) {
 					return 0, err
 				}
 				for _, info := range infos[first:min(first+batch, len(infos))] {
-					d, err := scheduler.Schedule(s, info, profile)
+					d, err := decision.Schedule(s, info, profile)
 					if err != nil {
 						return 0, err
 					}
@@ -325,17 +327,17 @@ func schedulerMemory() (float64, error) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	s, profile := scheduler.NewSnapshot(), scheduler.DefaultProfile()
+	s, profile := snapshot.NewSnapshot(), plugins.DefaultProfile()
 	for _, n := range nodes {
 		s.SetNode(n)
 	}
 	for _, p := range objects {
-		info, err := scheduler.NewPodInfo(p)
+		info, err := snapshot.NewPodInfo(p)
 		if err != nil {
 			return 0, err
 		}
-		d, err := scheduler.Schedule(s, info, profile)
-		var full *scheduler.FitError
+		d, err := decision.Schedule(s, info, profile)
+		var full *decision.FitError
 		if errors.As(err, &full) {
 			continue // anti-affinity leaves no room for more of its kind
 		}

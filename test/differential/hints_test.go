@@ -12,21 +12,21 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
-	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/plugins"
 )
 
 // hinted are the rules whose hints are compared: those about nodes, resources and neighbours.
 var hinted = []string{"NodeName", "NodeUnschedulable", "TaintToleration", "NodeAffinity", "NodePorts", "NodeResourcesFit", "PodTopologySpread", "InterPodAffinity", "NodeDeclaredFeatures", "SchedulingGates"}
 
 // ourActions are upstream's kinds of change by our names.
-var ourActions = map[fwk.ActionType]scheduler.Action{
-	fwk.Add: scheduler.Add, fwk.Delete: scheduler.Delete, fwk.UpdateNodeAllocatable: scheduler.UpdateNodeAllocatable, fwk.UpdateNodeLabel: scheduler.UpdateNodeLabel,
-	fwk.UpdateNodeTaint: scheduler.UpdateNodeTaint, fwk.UpdateNodeDeclaredFeature: scheduler.UpdateNodeFeature, fwk.UpdatePodLabel: scheduler.UpdatePodLabel,
-	fwk.UpdatePodScaleDown: scheduler.UpdatePodScaleDown, fwk.UpdatePodToleration: scheduler.UpdatePodToleration, fwk.UpdatePodSchedulingGatesEliminated: scheduler.UpdatePodGates,
-	fwk.UpdatePodGeneratedResourceClaim: scheduler.UpdatePodClaims, fwk.Update: scheduler.Update,
+var ourActions = map[fwk.ActionType]plugins.Action{
+	fwk.Add: plugins.Add, fwk.Delete: plugins.Delete, fwk.UpdateNodeAllocatable: plugins.UpdateNodeAllocatable, fwk.UpdateNodeLabel: plugins.UpdateNodeLabel,
+	fwk.UpdateNodeTaint: plugins.UpdateNodeTaint, fwk.UpdateNodeDeclaredFeature: plugins.UpdateNodeFeature, fwk.UpdatePodLabel: plugins.UpdatePodLabel,
+	fwk.UpdatePodScaleDown: plugins.UpdatePodScaleDown, fwk.UpdatePodToleration: plugins.UpdatePodToleration, fwk.UpdatePodSchedulingGatesEliminated: plugins.UpdatePodGates,
+	fwk.UpdatePodGeneratedResourceClaim: plugins.UpdatePodClaims, fwk.Update: plugins.Update,
 }
 
-var ourResources = map[fwk.EventResource]scheduler.Resource{fwk.Node: scheduler.NodeResource, fwk.AssignedPod: scheduler.AssignedPod, fwk.TargetPod: scheduler.TargetPod}
+var ourResources = map[fwk.EventResource]plugins.Resource{fwk.Node: plugins.NodeResource, fwk.AssignedPod: plugins.AssignedPod, fwk.TargetPod: plugins.TargetPod}
 
 // change is something that happens in a cluster.
 type change struct {
@@ -133,13 +133,13 @@ func choosesNamespaces(object any) bool {
 // TestHintsAreUpstreams asks both sides which changes may help a pod that a rule has refused.
 func TestHintsAreUpstreams(t *testing.T) {
 	klog.SetLogger(logr.Discard())
-	ours := map[string][]scheduler.Hint{}
-	for _, maker := range scheduler.Rules {
+	ours := map[string][]plugins.QueueingHint{}
+	for _, maker := range plugins.Registry {
 		rule, err := maker.Make(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h, ok := rule.(scheduler.HintRule); ok {
+		if h, ok := rule.(plugins.HintPlugin); ok {
 			ours[maker.Name] = h.Hints()
 		}
 	}
@@ -179,7 +179,7 @@ func TestHintsAreUpstreams(t *testing.T) {
 						hint, err := h.QueueingHintFn(logr.Discard(), pod, c.old, c.now)
 						return err != nil || hint == fwk.Queue
 					})
-					got := slices.ContainsFunc(ours[rule], func(h scheduler.Hint) bool {
+					got := slices.ContainsFunc(ours[rule], func(h plugins.QueueingHint) bool {
 						return h.Resource == ourResources[c.event.Resource] && h.Action&ourActions[c.event.ActionType] != 0 && (h.Helps == nil || h.Helps(snapshot, pod, c.old, c.now))
 					})
 					asked[rule]++

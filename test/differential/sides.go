@@ -28,7 +28,9 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/kubernetes/pkg/scheduler/profile"
 
-	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 )
 
 // answer is what one side says about a pod.
@@ -229,8 +231,8 @@ func (t *theirs) makeRoom(state fwk.CycleState, pod *corev1.Pod, statuses *frame
 var _ preemption.Interface = &defaultpreemption.DefaultPreemption{}
 
 // ours is skiff's scheduler on a world.
-func newOurs(w *world, pods []*corev1.Pod) (*scheduler.Snapshot, error) {
-	s := scheduler.NewSnapshot()
+func newOurs(w *world, pods []*corev1.Pod) (*snapshot.Snapshot, error) {
+	s := snapshot.NewSnapshot()
 	for _, n := range w.nodes {
 		s.SetNode(n)
 	}
@@ -251,7 +253,7 @@ func newOurs(w *world, pods []*corev1.Pod) (*scheduler.Snapshot, error) {
 		}
 	}
 	for _, p := range w.pods {
-		info, err := scheduler.NewPodInfo(p)
+		info, err := snapshot.NewPodInfo(p)
 		if err != nil {
 			return nil, err
 		}
@@ -259,7 +261,7 @@ func newOurs(w *world, pods []*corev1.Pod) (*scheduler.Snapshot, error) {
 	}
 	// Upstream's queue learns from the pods themselves where they are nominated.
 	for _, p := range append(slices.Clone(w.waiting), pods...) {
-		info, err := scheduler.NewPodInfo(p)
+		info, err := snapshot.NewPodInfo(p)
 		if err != nil {
 			return nil, err
 		}
@@ -268,14 +270,14 @@ func newOurs(w *world, pods []*corev1.Pod) (*scheduler.Snapshot, error) {
 	return s, nil
 }
 
-func decideOurs(s *scheduler.Snapshot, w *world, pod *corev1.Pod) (*answer, string, error) {
+func decideOurs(s *snapshot.Snapshot, w *world, pod *corev1.Pod) (*answer, string, error) {
 	a := &answer{refused: map[string]string{}, scores: map[string]int64{}, written: map[string]string{}, victims: map[string]string{}, helpless: map[string]string{}}
-	info, err := scheduler.NewPodInfo(pod)
+	info, err := snapshot.NewPodInfo(pod)
 	if err != nil {
 		return nil, "", err
 	}
-	d, err := scheduler.Schedule(s, info, scheduler.DefaultProfile())
-	var fit *scheduler.FitError
+	d, err := decision.Schedule(s, info, plugins.DefaultProfile())
+	var fit *decision.FitError
 	if err != nil && !errors.As(err, &fit) {
 		a.failed = "error"
 		return a, "", nil
@@ -284,7 +286,7 @@ func decideOurs(s *scheduler.Snapshot, w *world, pod *corev1.Pod) (*answer, stri
 	verdicts, _ := d.Explain()
 	for _, v := range verdicts {
 		if v.Refusal != nil {
-			a.refused[v.Node] = refusalText(v.Refusal.Rule, v.Refusal.Reasons)
+			a.refused[v.Node] = refusalText(v.Refusal.Plugin, v.Refusal.Reasons)
 			if !v.Refusal.Unresolvable {
 				a.resolvable = append(a.resolvable, v.Node)
 			}
@@ -301,7 +303,7 @@ func decideOurs(s *scheduler.Snapshot, w *world, pod *corev1.Pod) (*answer, stri
 		a.written[v.Node] = strings.Join(texts, " ")
 	}
 	if fit != nil {
-		way, _, err := scheduler.Preempt(d, w.budgets, func(all []scheduler.Preemption) ([]scheduler.Preemption, error) {
+		way, _, err := decision.Preempt(d, w.budgets, func(all []plugins.Preemption) ([]plugins.Preemption, error) {
 			for _, p := range all {
 				a.victims[p.Node] = namesOf(p.Victims)
 			}

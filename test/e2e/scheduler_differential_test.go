@@ -19,7 +19,9 @@ import (
 
 	"skiff/internal/api"
 	"skiff/internal/client"
-	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
 	"skiff/test/cluster"
 )
 
@@ -238,9 +240,9 @@ func (d *differential) addSpreading(p *corev1.Pod, color string) {
 }
 
 // snapshot is the cluster without one pod.
-func (d *differential) snapshot(without string) *scheduler.Snapshot {
+func (d *differential) snapshot(without string) *snapshot.Snapshot {
 	d.t.Helper()
-	s := scheduler.NewSnapshot()
+	s := snapshot.NewSnapshot()
 	nodes, _, err := d.nodes.List(d.ctx, "", client.Selector{})
 	if err != nil {
 		d.t.Fatal(err)
@@ -263,7 +265,7 @@ func (d *differential) snapshot(without string) *scheduler.Snapshot {
 		if p.Name == without || p.Spec.NodeName == "" {
 			continue
 		}
-		info, err := scheduler.NewPodInfo(p)
+		info, err := snapshot.NewPodInfo(p)
 		if err != nil {
 			d.t.Fatal(err)
 		}
@@ -280,13 +282,13 @@ func (d *differential) one(pod *corev1.Pod) bool {
 		d.t.Fatal(err)
 	}
 	node, message := d.decided(pod.Name)
-	info, err := scheduler.NewPodInfo(made)
+	info, err := snapshot.NewPodInfo(made)
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	decision, err := scheduler.Schedule(d.snapshot(pod.Name), info, scheduler.DefaultProfile())
+	found, err := decision.Schedule(d.snapshot(pod.Name), info, plugins.DefaultProfile())
 	if node == "" {
-		if got := d.message(decision, err); got != message {
+		if got := d.message(found, err); got != message {
 			d.t.Errorf("%s: upstream says\n%s\nskiff says\n%s", pod.Name, message, got)
 		}
 		if err := d.pods.Delete(d.ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -294,8 +296,8 @@ func (d *differential) one(pod *corev1.Pod) bool {
 		}
 		return false
 	}
-	verdicts, _ := decision.Explain()
-	i := slices.IndexFunc(verdicts, func(v scheduler.Verdict) bool { return v.Node == node })
+	verdicts, _ := found.Explain()
+	i := slices.IndexFunc(verdicts, func(v decision.Verdict) bool { return v.Node == node })
 	switch {
 	case err != nil:
 		d.t.Errorf("%s: upstream takes %s, skiff none: %v", pod.Name, node, err)
@@ -330,12 +332,12 @@ func (d *differential) decided(name string) (node, message string) {
 }
 
 // message is what skiff tells about a pod that finds no place.
-func (d *differential) message(decision *scheduler.Decision, err error) string {
-	var fit *scheduler.FitError
+func (d *differential) message(found *decision.Decision, err error) string {
+	var fit *decision.FitError
 	if !errors.As(err, &fit) {
-		return fmt.Sprintf("(placed on %q, %v)", decision.Node, err)
+		return fmt.Sprintf("(placed on %q, %v)", found.Node, err)
 	}
-	_, message, _ := scheduler.Preempt(decision, nil, nil)
+	_, message, _ := decision.Preempt(found, nil, nil)
 	fit.Preemption = "preemption: " + message
 	return fit.Error()
 }

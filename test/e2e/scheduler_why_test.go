@@ -24,6 +24,7 @@ import (
 
 	"skiff/internal/pki"
 	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
 	"skiff/test/cluster"
 )
 
@@ -195,7 +196,7 @@ func (a *asking) answers() {
 		}
 	}
 	out, err := a.skiff(asker, "", "why", "pod/small", "-o", "json")
-	var e scheduler.Explanation
+	var e decision.Explanation
 	if err != nil || json.Unmarshal([]byte(out), &e) != nil || e.Kind != "Explanation" || len(e.Verdicts) != 4 || e.Verdicts[0].Node != e.Node {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -31,7 +31,7 @@ func (r *persistentVolumeClaimResize) Validate(ctx context.Context, a *Attribute
 		return nil
 	}
 	if old.Status.Phase != corev1.ClaimBound {
-		return forbid(a, "Only bound persistent volume claims can be expanded") //nolint:staticcheck // upstream's text
+		return forbid(a, "Only bound persistent volume claims can be expanded") //nolint:staticcheck // clients know the text
 	}
 	if !r.expandable(ctx, claim, old) {
 		return forbid(a, "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize")

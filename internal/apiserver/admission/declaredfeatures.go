@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-helpers/nodedeclaredfeatures"
 )
@@ -32,9 +33,16 @@ func (*nodeDeclaredFeatureValidator) Handles(a *Attributes) bool {
 }
 
 func (r *nodeDeclaredFeatureValidator) Validate(ctx context.Context, a *Attributes) error {
-	pod, old, err := scheduledPodUpdate(a)
-	if err != nil || old == nil {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
 		return err
+	}
+	old, err := oldOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	if pod.Spec.NodeName == "" || pod.Generation == old.Generation {
+		return nil
 	}
 	framework := nodedeclaredfeatures.DefaultFramework
 	requirements, err := framework.InferForPodUpdate(

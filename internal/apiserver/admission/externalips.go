@@ -10,8 +10,7 @@ import (
 // denyServiceExternalIPs rejects new external IPs of services: with them, a user who may write services could intercept traffic to
 // any address (CVE-2020-8554). Existing ones may be kept or removed.
 //
-// Upstream disables this plugin by default for existing clusters that use external IPs. skiff enables it by default;
-// --disable-admission-plugins=DenyServiceExternalIPs disables it.
+// Upstream disables this plugin by default for existing clusters that use external IPs. skiff enables it by default; --disable-admission-plugins=DenyServiceExternalIPs disables it.
 type denyServiceExternalIPs struct{}
 
 func (denyServiceExternalIPs) Name() string { return "DenyServiceExternalIPs" }
@@ -29,7 +28,7 @@ func (denyServiceExternalIPs) Validate(_ context.Context, a *Attributes) error {
 	}
 	for _, address := range service.Spec.ExternalIPs {
 		if !slices.Contains(old, address) {
-			return forbid(a, "Use of external IPs is denied by admission control") //nolint:staticcheck // upstream's text
+			return forbid(a, "Use of external IPs is denied by admission control") //nolint:staticcheck // clients know the text
 		}
 	}
 	return nil

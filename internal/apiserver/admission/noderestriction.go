@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/diff"
 
+	"skiff/internal/apiserver/authn"
 	"skiff/internal/apiserver/authz"
 	"skiff/internal/container"
 	"skiff/internal/kind"
@@ -27,16 +28,23 @@ type nodeRestriction struct {
 	authorizer authz.Authorizer
 }
 
+const (
+	nodeUserPrefix = "system:node:"
+	nodesGroup     = "system:nodes"
+)
+
 func (*nodeRestriction) Name() string { return "NodeRestriction" }
 
 // Handles writes of nodes, which are recognised by user name and group.
 func (*nodeRestriction) Handles(a *Attributes) bool {
-	_, isNode := authz.NodeName(&a.User)
-	return a.Operation != Connect && isNode
+	return a.Operation != Connect && strings.HasPrefix(a.User.Username, nodeUserPrefix) && slices.Contains(a.User.Groups, nodesGroup)
 }
 
+// nodeName is the node name of a node's user.
+func nodeName(user authn.User) string { return strings.TrimPrefix(user.Username, nodeUserPrefix) }
+
 func (r *nodeRestriction) Mutate(ctx context.Context, a *Attributes) error {
-	node, _ := authz.NodeName(&a.User)
+	node := nodeName(a.User)
 	if node == "" {
 		return forbid(a, "could not determine node from user %q", a.User.Username)
 	}
@@ -369,7 +377,7 @@ func admitSigningRequest(a *Attributes, node string) error {
 	if err != nil {
 		return forbid(a, "unable to parse csr: %w", err)
 	}
-	if wanted := authz.NodeUserPrefix + node; parsed.Subject.CommonName != wanted {
+	if wanted := nodeUserPrefix + node; parsed.Subject.CommonName != wanted {
 		return forbid(a, "can only create a node CSR with CN=%s", wanted)
 	}
 	return nil

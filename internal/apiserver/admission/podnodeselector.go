@@ -32,23 +32,37 @@ func (*podNodeSelector) Name() string { return "PodNodeSelector" }
 func (*podNodeSelector) Handles(a *Attributes) bool { return a.Operation == Create && a.isPlain(pods) }
 
 func (r *podNodeSelector) Mutate(ctx context.Context, a *Attributes) error {
-	pod, selector, err := r.check(ctx, a)
+	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
 	}
-	if len(selector) > 0 {
+	wanted, err := r.selectorOf(ctx, a.Namespace)
+	if err != nil {
+		return err
+	}
+	if labels.Conflicts(wanted, pod.Spec.NodeSelector) {
+		return errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
+	}
+	if len(wanted) > 0 {
 		if pod.Spec.NodeSelector == nil {
 			pod.Spec.NodeSelector = map[string]string{}
 		}
-		maps.Copy(pod.Spec.NodeSelector, selector)
+		maps.Copy(pod.Spec.NodeSelector, wanted)
 	}
 	return r.Validate(ctx, a)
 }
 
 func (r *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
-	pod, _, err := r.check(ctx, a)
+	pod, err := objectOf[*corev1.Pod](a)
 	if err != nil {
 		return err
+	}
+	wanted, err := r.selectorOf(ctx, a.Namespace)
+	if err != nil {
+		return err
+	}
+	if labels.Conflicts(wanted, pod.Spec.NodeSelector) {
+		return errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
 	}
 	allowed, err := labels.ConvertSelectorToLabelsMap(r.selectors[a.Namespace])
 	if err != nil || len(allowed) == 0 {
@@ -60,22 +74,6 @@ func (r *podNodeSelector) Validate(ctx context.Context, a *Attributes) error {
 		}
 	}
 	return nil
-}
-
-// check returns the pod and the node selector of its namespace, or an error if they conflict.
-func (r *podNodeSelector) check(ctx context.Context, a *Attributes) (*corev1.Pod, labels.Set, error) {
-	pod, err := objectOf[*corev1.Pod](a)
-	if err != nil {
-		return nil, nil, err
-	}
-	selector, err := r.selectorOf(ctx, a.Namespace)
-	if err != nil {
-		return nil, nil, err
-	}
-	if labels.Conflicts(selector, pod.Spec.NodeSelector) {
-		return nil, nil, errSelector(pod, "pod node label selector conflicts with its namespace node label selector")
-	}
-	return pod, selector, nil
 }
 
 func errSelector(pod *corev1.Pod, text string) error {

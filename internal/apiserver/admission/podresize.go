@@ -22,9 +22,16 @@ func (*podResizeValidator) Handles(a *Attributes) bool {
 }
 
 func (r *podResizeValidator) Validate(ctx context.Context, a *Attributes) error {
-	pod, old, err := scheduledPodUpdate(a)
-	if err != nil || old == nil {
+	pod, err := objectOf[*corev1.Pod](a)
+	if err != nil {
 		return err
+	}
+	old, err := oldOf[*corev1.Pod](a)
+	if err != nil {
+		return err
+	}
+	if pod.Spec.NodeName == "" || pod.Generation == old.Generation {
+		return nil
 	}
 	node, err := nodeOf(ctx, r.client, a, pod)
 	if err != nil {
@@ -37,21 +44,6 @@ func (r *podResizeValidator) Validate(ctx context.Context, a *Attributes) error 
 		return withCause("NodeCapacity", forbidden(a, err))
 	}
 	return nil
-}
-
-// scheduledPodUpdate returns both states of a pod whose spec an update changes. old is nil if the pod is not scheduled yet or its
-// generation does not change.
-func scheduledPodUpdate(a *Attributes) (pod, old *corev1.Pod, err error) {
-	if pod, err = objectOf[*corev1.Pod](a); err != nil {
-		return nil, nil, err
-	}
-	if old, err = oldOf[*corev1.Pod](a); err != nil {
-		return nil, nil, err
-	}
-	if pod.Spec.NodeName == "" || pod.Generation == old.Generation {
-		return pod, nil, nil
-	}
-	return pod, old, nil
 }
 
 // nodeOf gets the node of a pod.

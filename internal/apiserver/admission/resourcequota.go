@@ -22,7 +22,7 @@ import (
 //
 // Invariant: the charges minus the refunds never exceed a quota, with any number of writers. A refund must keep it: if the quota
 // controller has recalculated the usage since the charge, the failed write is not included, and refunding it would allow too
-// much. So a charge is refunded only if no other client has written the quota since (epoch); otherwise the next recalculation
+// much. So a charge is refunded only if nobody else has written the quota since (epoch); otherwise the next recalculation
 // corrects it.
 //
 // The writers of a namespace are processed in batches (queue): all that wait together cost one write per quota.
@@ -348,7 +348,7 @@ func apply(q *corev1.ResourceQuota, deltas []*delta, epoch int) error {
 	return nil
 }
 
-// epochOf is the epoch of a state of a quota: a new one if another client has written it.
+// epochOf is the epoch of a state of a quota: a new one if somebody else has written it.
 func (r *resourceQuota) epochOf(key string, q *corev1.ResourceQuota) epoch {
 	if last, ok := r.epochs.Get(key); ok {
 		if last := last.(epoch); last.resourceVersion == q.ResourceVersion {

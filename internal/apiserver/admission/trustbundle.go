@@ -4,8 +4,10 @@ import (
 	"context"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
 
-	"skiff/internal/apiserver/authz"
+	"skiff/internal/kind"
 )
 
 // clusterTrustBundleAttest requires the verb attest on the signer for writing its ClusterTrustBundles.
@@ -20,12 +22,24 @@ func (r clusterTrustBundleAttest) Validate(ctx context.Context, a *Attributes) e
 	if err != nil {
 		return forbidden(a, err)
 	}
-	old, _ := a.Old.(*certificatesv1.ClusterTrustBundle)
-	if bundle.Spec.SignerName == "" || authz.OnlyOwnershipChanges(bundle, old) {
+	if bundle.Spec.SignerName == "" || a.Operation == Update && onlyOwnershipChanges(a.Object, a.Old) {
 		return nil
 	}
 	if !r.allow(ctx, a.User, "attest", bundle.Spec.SignerName) {
 		return forbid(a, "user not permitted to attest for signerName %q", bundle.Spec.SignerName)
 	}
 	return nil
+}
+
+// onlyOwnershipChanges reports whether an update changes only owner references and finalizers, as the garbage collector does.
+func onlyOwnershipChanges(obj, old runtime.Object) bool {
+	copied, ok := obj.DeepCopyObject().(kind.Object)
+	before, wasObject := old.(kind.Object)
+	if !ok || !wasObject {
+		return false
+	}
+	copied.SetOwnerReferences(before.GetOwnerReferences())
+	copied.SetFinalizers(before.GetFinalizers())
+	copied.SetManagedFields(before.GetManagedFields())
+	return equality.Semantic.DeepEqual(copied, before)
 }

@@ -8,11 +8,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"skiff/internal/apiserver/authn"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
@@ -45,11 +46,22 @@ type webhook struct {
 }
 
 func newWebhook(c Webhook, a *Auditor) (*webhook, error) {
-	client, serverURL, err := authn.NewWebhookClient(c.Kubeconfig, webhookTimeout)
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("audit webhook: %w", err)
 	}
-	w := &webhook{auditor: a, url: serverURL, client: client, backoff: c.InitialBackoff, mode: c.Delivery.Mode}
+	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
+		return nil, fmt.Errorf("audit webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
+	}
+	config.Timeout = webhookTimeout
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("audit webhook: %w", err)
+	}
+	// Following a redirect would send the events to another server.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	w := &webhook{auditor: a, url: config.Host, client: client, backoff: c.InitialBackoff, mode: c.Delivery.Mode}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.sending.SetLimit(webhookConcurrency)
 	w.queue = newQueue(&c.Delivery, c.Delivery.MaxWait, ',')

@@ -58,31 +58,23 @@ func NewWebhook(c WebhookConfig) (TokenAuthenticator, error) {
 	if c.CacheTTL == 0 {
 		c.CacheTTL = webhookCacheTTL
 	}
-	client, serverURL, err := NewWebhookClient(c.Kubeconfig, webhookTimeout)
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}
-	hook := &Webhook{url: serverURL, client: client, version: c.Version, audiences: c.Audiences}
-	return newTokenCache(hook, c.CacheTTL, c.CacheTTL), nil
-}
-
-// NewWebhookClient makes an HTTP client from a kubeconfig file. It does not follow redirects, which would send the request and the
-// credentials to another server.
-func NewWebhookClient(kubeconfig string, timeout time.Duration) (client *http.Client, serverURL string, err error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err != nil {
-		return nil, "", err
-	}
 	if u, err := url.Parse(config.Host); err != nil || u.Scheme != "https" && u.Scheme != "http" {
-		return nil, "", fmt.Errorf("kubeconfig %s has no http or https server URL", kubeconfig)
+		return nil, fmt.Errorf("authentication webhook: kubeconfig %s has no http or https server URL", c.Kubeconfig)
 	}
-	config.Timeout = timeout
-	if client, err = rest.HTTPClientFor(config); err != nil {
-		return nil, "", err
+	config.Timeout = webhookTimeout
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("authentication webhook: %w", err)
 	}
+	// Following a redirect would send the token to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return client, config.Host, nil
+	hook := &Webhook{url: config.Host, client: client, version: c.Version, audiences: c.Audiences}
+	return newTokenCache(hook, c.CacheTTL, c.CacheTTL), nil
 }
 
 // IdentifyToken implements TokenAuthenticator.

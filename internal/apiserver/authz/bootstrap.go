@@ -113,7 +113,7 @@ func (r *policyParser) read(line string) error {
 	case strings.HasPrefix(line, " "):
 		return r.rule(fields)
 	case len(fields) < 2:
-		return fmt.Errorf("%q has no name", line)
+		return fmt.Errorf("%q lacks a name", line)
 	}
 	switch fields[0] {
 	case "clusterrole":
@@ -128,7 +128,7 @@ func (r *policyParser) read(line string) error {
 		return r.clusterRoleBinding(fields[1], fields[2:])
 	}
 	if len(fields) < 3 {
-		return fmt.Errorf("%q has no name", line)
+		return fmt.Errorf("%q lacks a name", line)
 	}
 	switch fields[0] {
 	case "role":
@@ -138,7 +138,7 @@ func (r *policyParser) read(line string) error {
 	case "rolebinding":
 		return r.roleBinding(fields[1], fields[2], fields[3:])
 	}
-	return fmt.Errorf("unknown keyword %q", fields[0])
+	return fmt.Errorf("%q is none of the known words", fields[0])
 }
 
 func bootstrapMeta(namespace, name string) metav1.ObjectMeta {
@@ -174,7 +174,7 @@ func (r *policyParser) rule(fields []string) error {
 		}
 		rule.Resources = strings.Split(fields[2], ",")
 	default:
-		return fmt.Errorf("unexpected number of fields in a rule: %d", len(fields))
+		return fmt.Errorf("a rule of %d words", len(fields))
 	}
 	*r.rules = append(*r.rules, rule)
 	return nil
@@ -192,7 +192,7 @@ func (r *policyParser) clusterRole(name string, options []string) error {
 				{MatchLabels: map[string]string{aggregateLabelPrefix + value: "true"}},
 			}}
 		default:
-			return fmt.Errorf("unknown option %q of a cluster role", option)
+			return fmt.Errorf("%q is no option of a cluster role", option)
 		}
 	}
 	r.policy.ClusterRoles, r.rules = append(r.policy.ClusterRoles, role), &role.Rules
@@ -235,7 +235,7 @@ func readSubjects(words []string) ([]rbacv1.Subject, error) {
 			namespace, account, _ := strings.Cut(name, "/")
 			subjects = append(subjects, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account})
 		default:
-			return nil, fmt.Errorf("invalid subject %q", word)
+			return nil, fmt.Errorf("%q is no subject", word)
 		}
 	}
 	return subjects, nil

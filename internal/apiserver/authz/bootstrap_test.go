@@ -74,13 +74,13 @@ func TestBootstrapDecisions(t *testing.T) {
 func TestReadPolicyErrors(t *testing.T) {
 	for table, want := range map[string]string{
 		"  get core pods":                              "line 1: a rule without a role",
-		"clusterrole a\n  get":                         "line 2: unexpected number of fields in a rule: 1",
+		"clusterrole a\n  get":                         "line 2: a rule of 1 words",
 		"clusterrole a\n  get core pods x":             `line 2: "x" should begin with names=`,
-		"clusterrole a b=c":                            `line 1: unknown option "b=c" of a cluster role`,
-		"clusterrolebinding a dog:rex":                 `line 1: invalid subject "dog:rex"`,
-		"something else again":                         `line 1: unknown keyword "something"`,
-		"role x":                                       `line 1: "role x" has no name`,
-		"# fine\n\nclusterrole\n":                      `line 3: "clusterrole" has no name`,
+		"clusterrole a b=c":                            `line 1: "b=c" is no option of a cluster role`,
+		"clusterrolebinding a dog:rex":                 `line 1: "dog:rex" is no subject`,
+		"something else again":                         `line 1: "something" is none of the known words`,
+		"role x":                                       `line 1: "role x" lacks a name`,
+		"# fine\n\nclusterrole\n":                      `line 3: "clusterrole" lacks a name`,
 		"clusterrole a\n  get core pods,":              `unterminated rule "  get core pods,"`,
 		"clusterrole a\n  get core pods,\n      nodes": "",
 	} {

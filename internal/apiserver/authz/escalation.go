@@ -37,22 +37,22 @@ func (e *Escalation) Check(ctx context.Context, a *Attributes, obj, old kind.Obj
 	}
 	switch obj := obj.(type) {
 	case *rbacv1.Role:
-		if e.mayEscalate(ctx, a) || OnlyOwnershipChanges(obj, old) {
+		if e.mayEscalate(ctx, a) || onlyOwnersChange(obj, old) {
 			return nil
 		}
 		return forbidden("roles", obj.Name, e.checkRules(a, obj.Rules, a.Namespace))
 	case *rbacv1.ClusterRole:
-		if e.mayEscalate(ctx, a) || OnlyOwnershipChanges(obj, old) {
+		if e.mayEscalate(ctx, a) || onlyOwnersChange(obj, old) {
 			return nil
 		}
 		return forbidden("clusterroles", obj.Name, e.checkClusterRole(a, obj, old))
 	case *rbacv1.RoleBinding:
-		if OnlyOwnershipChanges(obj, old) {
+		if onlyOwnersChange(obj, old) {
 			return nil
 		}
 		return e.checkBinding(ctx, a, boundRole{"rolebindings", obj.Name, obj.RoleRef, a.Namespace})
 	case *rbacv1.ClusterRoleBinding:
-		if OnlyOwnershipChanges(obj, old) {
+		if onlyOwnersChange(obj, old) {
 			return nil
 		}
 		return e.checkBinding(ctx, a, boundRole{"clusterrolebindings", obj.Name, obj.RoleRef, ""})
@@ -67,9 +67,8 @@ func forbidden(resource, name string, err error) error {
 	return apierrors.NewForbidden(rbacv1.Resource(resource), name, err)
 }
 
-// OnlyOwnershipChanges reports whether only owner references and finalizers change, as the garbage collector does. old is nil
-// on create.
-func OnlyOwnershipChanges(obj, old kind.Object) bool {
+// onlyOwnersChange reports whether only owner references and finalizers change, which garbage collection does.
+func onlyOwnersChange(obj, old kind.Object) bool {
 	if old == nil || reflect.ValueOf(old).IsNil() {
 		return false
 	}

@@ -12,13 +12,15 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// NodeUserPrefix is the prefix of the user names of nodes.
-const NodeUserPrefix = "system:node:"
+const (
+	nodeUserPrefix = "system:node:"
+	groupNodes     = "system:nodes"
+)
 
 // NodeName is the node name of a node's user: it is system:node:NAME and a member of system:nodes.
 func NodeName(user *authn.User) (string, bool) {
-	name, ok := strings.CutPrefix(user.Username, NodeUserPrefix)
-	if !ok || !slices.Contains(user.Groups, authn.GroupNodes) {
+	name, ok := strings.CutPrefix(user.Username, nodeUserPrefix)
+	if !ok || !slices.Contains(user.Groups, groupNodes) {
 		return "", false
 	}
 	return name, true

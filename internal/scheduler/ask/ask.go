@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
 )
 
 // Client asks as one user.
@@ -66,8 +67,8 @@ func restClient(config *rest.Config) (rest.Interface, error) {
 }
 
 // Why asks why a pod is where it is, or nowhere.
-func (c *Client) Why(ctx context.Context, namespace, name string) (*scheduler.Explanation, error) {
-	var e scheduler.Explanation
+func (c *Client) Why(ctx context.Context, namespace, name string) (*decision.Explanation, error) {
+	var e decision.Explanation
 	path := scheduler.Root + scheduler.GroupVersion.Version + "/namespaces/" + namespace + "/pods/" + name + "/why"
 	if err := into(c.scheduler.Get().AbsPath(path).Do(ctx), &e); err != nil {
 		return nil, fmt.Errorf("why pod %s/%s: %w", namespace, name, err)
@@ -77,7 +78,7 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (*scheduler.Ex
 
 // WhatIf asks where the pods of workloads would go. Pods of one namespace are asked about there; those of several need the right
 // to ask about all.
-func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool) ([]scheduler.Explanation, error) {
+func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool) ([]decision.Explanation, error) {
 	question := scheduler.WhatIf{
 		TypeMeta: metav1.TypeMeta{Kind: "WhatIf", APIVersion: scheduler.GroupVersion.String()}, Verdicts: verdicts,
 	}
@@ -89,9 +90,9 @@ func (c *Client) WhatIf(ctx context.Context, workloads []Workload, verdicts bool
 			return nil, fmt.Errorf("%s: %w", workloads[i].Origin, err)
 		}
 		namespaces[pod.Namespace] = true
-		supposed := workloads[i].Supposed
-		supposed.Pod = *pod
-		question.Pods = append(question.Pods, supposed)
+		hypothetical := workloads[i].HypotheticalPod
+		hypothetical.Pod = *pod
+		question.Pods = append(question.Pods, hypothetical)
 	}
 	if len(namespaces) == 1 {
 		path += "/namespaces/" + question.Pods[0].Pod.Namespace

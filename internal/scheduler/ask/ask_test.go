@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
+	"skiff/internal/scheduler/plugins"
 )
 
 func TestReadManifest(t *testing.T) {
@@ -108,7 +110,7 @@ func newServer(t *testing.T) *server {
 			t.Error(err)
 		}
 		s.asked, s.bodies = append(s.asked, r.Method+" "+r.URL.RequestURI()), append(s.bodies, string(body))
-		var answer any = scheduler.Explanation{Name: "p", Node: "n"}
+		var answer any = decision.Explanation{Name: "p", Node: "n"}
 		switch {
 		case s.refuse != nil && s.refuse(r.URL.Path) != nil:
 			status := s.refuse(r.URL.Path).(apierrors.APIStatus).Status()
@@ -124,7 +126,7 @@ func newServer(t *testing.T) *server {
 			pod.Name, pod.Spec.SchedulerName = pod.GenerateName+"12345", "default-scheduler"
 			answer = pod
 		case strings.HasSuffix(r.URL.Path, "/whatifs"):
-			answer = scheduler.WhatIf{Results: []scheduler.Explanation{{Name: "p", Node: "n"}}}
+			answer = scheduler.WhatIf{Results: []decision.Explanation{{Name: "p", Node: "n"}}}
 		}
 		_ = json.NewEncoder(w).Encode(answer)
 	}))
@@ -143,7 +145,7 @@ func TestClient(t *testing.T) {
 		t.Errorf("%+v, %v", e, err)
 	}
 	workload := func(namespace string) Workload {
-		w := Workload{Origin: "Pod " + namespace + "/p", Supposed: scheduler.Supposed{Copies: 2}}
+		w := Workload{Origin: "Pod " + namespace + "/p", HypotheticalPod: scheduler.HypotheticalPod{Copies: 2}}
 		w.Pod.Namespace, w.Pod.Name = namespace, "p"
 		return w
 	}
@@ -212,13 +214,13 @@ func TestClientOfASchedulerElsewhere(t *testing.T) {
 
 func TestPrint(t *testing.T) {
 	decided := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
-	refused := &scheduler.Refusal{Rule: "TaintToleration", Reasons: []string{"node(s) had untolerated taint(s)"}}
+	refused := &plugins.Refusal{Plugin: "TaintToleration", Reasons: []string{"node(s) had untolerated taint(s)"}}
 	for _, test := range []struct {
 		what string
-		e    scheduler.Explanation
+		e    decision.Explanation
 		want string
 	}{
-		{"placed", scheduler.Explanation{Namespace: "default", Name: "p", Node: "b", Decided: &decided, Feasible: 2, Nodes: 3, Verdicts: []scheduler.Verdict{
+		{"placed", decision.Explanation{Namespace: "default", Name: "p", Node: "b", Decided: &decided, Feasible: 2, Nodes: 3, Verdicts: []decision.Verdict{
 			{Node: "b", Total: 12, Scores: map[string]int64{"X": 10, "Y": 2}}, {Node: "a", Total: 5, Scores: map[string]int64{"X": 5}}, {Node: "c", Refusal: refused},
 		}}, `Pod default/p goes to node b
 Decided 2026-01-02T03:04:05Z; of 3 nodes 2 could take it.
@@ -228,9 +230,9 @@ b     chosen   12     10  2
 a     fits     5      5   0
 c     refused by TaintToleration: node(s) had untolerated taint(s)
 `},
-		{"waiting", scheduler.Explanation{Namespace: "default", Name: "p", Message: "0/1 nodes are available.", Nodes: 1, Verdicts: []scheduler.Verdict{{Node: "c", Refusal: refused}},
-			Changes:    []scheduler.Change{{Node: "c", Steps: []string{"do this", "do that"}}, {Node: "d", Others: 1, Steps: []string{"x"}}, {Node: "e", Others: 7, Steps: []string{"y"}}, {Steps: []string{"z"}}},
-			Preemption: &scheduler.Room{Node: "c", Victims: 1}}, `Pod default/p has no node: 0/1 nodes are available.
+		{"waiting", decision.Explanation{Namespace: "default", Name: "p", Message: "0/1 nodes are available.", Nodes: 1, Verdicts: []decision.Verdict{{Node: "c", Refusal: refused}},
+			Changes:    []decision.Suggestion{{Node: "c", Steps: []string{"do this", "do that"}}, {Node: "d", Others: 1, Steps: []string{"x"}}, {Node: "e", Others: 7, Steps: []string{"y"}}, {Steps: []string{"z"}}},
+			Preemption: &decision.PreemptionPreview{Node: "c", Victims: 1}}, `Pod default/p has no node: 0/1 nodes are available.
 The decision's record is gone; this is how it would be decided now: of 1 nodes 0 could take it.
 
 NODE  VERDICT  TOTAL
@@ -251,7 +253,7 @@ The smallest changes that would let it run:
 		}
 	}
 	var text strings.Builder
-	err := PrintWhatIf(&text, []scheduler.Explanation{{Namespace: "default", Name: "p-0", Node: "n", Feasible: 1, Nodes: 2}, {Namespace: "default", Name: "p-1", Message: "none", Nodes: 2}})
+	err := PrintWhatIf(&text, []decision.Explanation{{Namespace: "default", Name: "p-0", Node: "n", Feasible: 1, Nodes: 2}, {Namespace: "default", Name: "p-1", Message: "none", Nodes: 2}})
 	const want = `NAMESPACE  POD  NODE    COULD TAKE IT
 default    p-0  n       1 of 2
 default    p-1  <none>  0 of 2

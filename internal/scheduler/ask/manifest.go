@@ -19,7 +19,7 @@ import (
 type Workload struct {
 	// Origin names the object: "Deployment default/web".
 	Origin string
-	scheduler.Supposed
+	scheduler.HypotheticalPod
 }
 
 // ReadManifest finds the pods that the objects of a manifest would have, YAML or JSON, in order. Objects without pods are passed over.
@@ -65,11 +65,11 @@ func workloadsOf(raw []byte, namespace string) ([]Workload, error) {
 		}
 		return all, nil
 	}
-	supposed, err := supposedBy(object.APIVersion+" "+object.Kind, raw)
-	if supposed == nil || err != nil {
+	hypothetical, err := hypotheticalPodOf(object.APIVersion+" "+object.Kind, raw)
+	if hypothetical == nil || err != nil {
 		return nil, err
 	}
-	pod := &supposed.Pod
+	pod := &hypothetical.Pod
 	pod.Namespace = object.Metadata.Namespace
 	if pod.Namespace == "" {
 		pod.Namespace = namespace
@@ -77,17 +77,17 @@ func workloadsOf(raw []byte, namespace string) ([]Workload, error) {
 	if pod.Name = object.Metadata.Name; pod.Name == "" {
 		pod.Name = object.Metadata.GenerateName
 	}
-	return []Workload{{Origin: fmt.Sprintf("%s %s/%s", object.Kind, pod.Namespace, pod.Name), Supposed: *supposed}}, nil
+	return []Workload{{Origin: fmt.Sprintf("%s %s/%s", object.Kind, pod.Namespace, pod.Name), HypotheticalPod: *hypothetical}}, nil
 }
 
-// supposedBy reads an object of a kind that has pods; nil for the others.
-func supposedBy(kind string, raw []byte) (*scheduler.Supposed, error) {
+// hypotheticalPodOf reads an object of a kind that has pods; nil for the others.
+func hypotheticalPodOf(kind string, raw []byte) (*scheduler.HypotheticalPod, error) {
 	var err error
 	read := func(object any) { err = json.Unmarshal(raw, object) }
-	var s *scheduler.Supposed
+	var s *scheduler.HypotheticalPod
 	switch kind {
 	case "v1 Pod":
-		s = &scheduler.Supposed{}
+		s = &scheduler.HypotheticalPod{}
 		read(&s.Pod)
 	case "v1 ReplicationController":
 		var o corev1.ReplicationController
@@ -140,21 +140,21 @@ func supposedBy(kind string, raw []byte) (*scheduler.Supposed, error) {
 const none = -1
 
 // replicated are the pods of a controller; by default one.
-func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, replicas *int32, selector *metav1.LabelSelector) *scheduler.Supposed {
-	s := &scheduler.Supposed{Pod: corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, Copies: 1}
+func replicated(apiVersion, kind string, template *corev1.PodTemplateSpec, replicas *int32, selector *metav1.LabelSelector) *scheduler.HypotheticalPod {
+	s := &scheduler.HypotheticalPod{Pod: corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, Copies: 1}
 	if replicas != nil {
 		if s.Copies = int(*replicas); s.Copies <= 0 {
 			s.Copies = none
 		}
 	}
 	if selector != nil {
-		s.Owner = &scheduler.SupposedOwner{APIVersion: apiVersion, Kind: kind, Selector: *selector}
+		s.Owner = &scheduler.HypotheticalOwner{APIVersion: apiVersion, Kind: kind, Selector: *selector}
 	}
 	return s
 }
 
 // job are the pods a Job has at once, when it begins.
-func job(spec *batchv1.JobSpec) *scheduler.Supposed {
+func job(spec *batchv1.JobSpec) *scheduler.HypotheticalPod {
 	s := replicated("", "", &spec.Template, spec.Parallelism, nil)
 	if spec.Completions != nil {
 		s.Copies = min(s.Copies, int(*spec.Completions))

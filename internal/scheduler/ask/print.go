@@ -9,11 +9,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"skiff/internal/scheduler"
+	"skiff/internal/scheduler/decision"
 )
 
 // PrintWhy writes an explanation as a person reads it: the outcome, a table of all nodes, and what would help.
-func PrintWhy(w io.Writer, e *scheduler.Explanation) error {
+func PrintWhy(w io.Writer, e *decision.Explanation) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Pod %s/%s %s\n", e.Namespace, e.Name, outcome(e))
 	if e.Decided != nil {
@@ -28,7 +28,7 @@ func PrintWhy(w io.Writer, e *scheduler.Explanation) error {
 }
 
 // PrintWhatIf writes where each pod would go.
-func PrintWhatIf(w io.Writer, all []scheduler.Explanation) error {
+func PrintWhatIf(w io.Writer, all []decision.Explanation) error {
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NAMESPACE\tPOD\tNODE\tCOULD TAKE IT")
@@ -57,7 +57,7 @@ func PrintWhatIf(w io.Writer, all []scheduler.Explanation) error {
 	return err
 }
 
-func outcome(e *scheduler.Explanation) string {
+func outcome(e *decision.Explanation) string {
 	if e.Node != "" {
 		return "goes to node " + e.Node
 	}
@@ -65,7 +65,7 @@ func outcome(e *scheduler.Explanation) string {
 }
 
 // printVerdicts writes the table of nodes: a column for each rule that scored, and the refusal of those that cannot take the pod.
-func printVerdicts(w io.Writer, e *scheduler.Explanation) {
+func printVerdicts(w io.Writer, e *decision.Explanation) {
 	if len(e.Verdicts) == 0 {
 		return
 	}
@@ -81,7 +81,7 @@ func printVerdicts(w io.Writer, e *scheduler.Explanation) {
 	fmt.Fprintln(table, strings.Join(append([]string{"NODE", "VERDICT", "TOTAL"}, rules...), "\t"))
 	for _, v := range e.Verdicts {
 		if v.Refusal != nil {
-			fmt.Fprintf(table, "%s\trefused by %s: %s\n", v.Node, v.Refusal.Rule, strings.Join(v.Refusal.Reasons, ", "))
+			fmt.Fprintf(table, "%s\trefused by %s: %s\n", v.Node, v.Refusal.Plugin, strings.Join(v.Refusal.Reasons, ", "))
 			continue
 		}
 		verdict := "fits"
@@ -97,7 +97,7 @@ func printVerdicts(w io.Writer, e *scheduler.Explanation) {
 	table.Flush()
 }
 
-func printHelp(w io.Writer, e *scheduler.Explanation) {
+func printHelp(w io.Writer, e *decision.Explanation) {
 	if e.Preemption != nil {
 		fmt.Fprintf(w, "\nIt would get room on node %s if %s lower priority made way.\n", e.Preemption.Node, counted(e.Preemption.Victims, "pod of", "pods of"))
 	}

@@ -1,0 +1,187 @@
+package decision
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
+)
+
+// ErrPreemptionNotHelpful says that no pod's going away would help.
+var ErrPreemptionNotHelpful = errors.New("preemption does not help")
+
+// Preempt looks for room that a pod would have if pods of lower priority went away, after Schedule found none. Extenders may
+// narrow the choice by review, which may be nil. The message is what the pod's condition tells about it; the error, if there is
+// no way, is ErrHopeless or what else is in the way. The snapshot is as before when Preempt returns.
+func Preempt(d *Decision, budgets []*policyv1.PodDisruptionBudget, review func([]plugins.Preemption) ([]plugins.Preemption, error)) (way *plugins.Preemption, message string, err error) {
+	if ok, message := d.mayPreempt(); !ok {
+		return nil, message, errors.New(message)
+	}
+	topo, err := TopologyFor(d.Snapshot, d.Pod, d.Profile)
+	if err != nil {
+		return nil, err.Error(), err
+	}
+	candidates, statuses, err := d.candidates(topo, budgets)
+	switch {
+	case err != nil:
+		return nil, err.Error(), err
+	case len(candidates) == 0:
+		return nil, d.preemptionNotHelpful(statuses).Error(), ErrPreemptionNotHelpful
+	}
+	if review != nil {
+		if candidates, err = review(candidates); err != nil {
+			return nil, err.Error(), err
+		}
+	}
+	best := plugins.ChooseCandidate(candidates)
+	if best == nil {
+		const message = "no candidate node for preemption"
+		return nil, message, errors.New(message)
+	}
+	return best, fmt.Sprintf("found a potential placement for pod on node %v, preempting %d victims", best.Node, len(best.Victims)), nil
+}
+
+// mayPreempt reports whether the pod may move others away now.
+func (d *Decision) mayPreempt() (bool, string) {
+	pod, s := d.Pod.Pod, d.Snapshot
+	if pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == corev1.PreemptNever {
+		return false, "not eligible due to preemptionPolicy=Never."
+	}
+	node, known := s.NodeNumbers[pod.Status.NominatedNodeName]
+	if pod.Status.NominatedNodeName == "" || !known || s.NodeInfos[node].Node == nil {
+		return true, ""
+	}
+	if r := d.refusalAt(node); r != nil && r.Unresolvable {
+		return true, ""
+	}
+	for _, p := range s.NodeInfos[node].Pods {
+		if snapshot.PriorityOf(p.Info.Pod) < snapshot.PriorityOf(pod) && plugins.TerminatingByPreemption(p.Info.Pod) {
+			return false, "not eligible due to a terminating pod on the nominated node."
+		}
+	}
+	return true, ""
+}
+
+// preemptionNotHelpful tells why moving pods away would not help.
+func (d *Decision) preemptionNotHelpful(statuses map[int32]*plugins.Refusal) *FitError {
+	e := &FitError{Nodes: d.Nodes, Reasons: map[string]int{}}
+	for _, r := range statuses {
+		for _, reason := range r.Reasons {
+			e.Reasons[reason]++
+		}
+	}
+	if rest := d.Nodes - len(statuses); rest > 0 {
+		e.Reasons["Preemption is not helpful for scheduling"] += rest
+	}
+	return e
+}
+
+// candidates are the nodes where moving pods away would help, and what was said of those where it would not. The error is what kept
+// rules from deciding, if there are no candidates.
+func (d *Decision) candidates(topo *topology, budgets []*policyv1.PodDisruptionBudget) ([]plugins.Preemption, map[int32]*plugins.Refusal, error) {
+	s := d.Snapshot
+	statuses := map[int32]*plugins.Refusal{}
+	var nodes []int32
+	for i := range s.NodeInfos {
+		if s.NodeInfos[i].Node == nil || d.Limited == nil && d.Table != nil && i >= len(d.Table.cells) {
+			continue
+		}
+		if r := d.refusalAt(int32(i)); r != nil && !r.Unresolvable && d.Table != nil {
+			nodes = append(nodes, int32(i))
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, statuses, nil
+	}
+	enough := min(max(len(nodes)*d.Profile.Preemption.Percentage/100, d.Profile.Preemption.Absolute), len(nodes))
+	offset := int(s.Placements) % len(nodes)
+	var safe, violating []plugins.Preemption
+	var failures []error
+	for i := range nodes {
+		node := nodes[(offset+i)%len(nodes)]
+		found, refusal := d.victims(topo, node, budgets)
+		switch {
+		case refusal != nil:
+			statuses[node] = refusal
+			if refusal.Err != nil {
+				failures = append(failures, filterError(refusal))
+			}
+			continue
+		case found.Violations == 0:
+			safe = append(safe, *found)
+		default:
+			violating = append(violating, *found)
+		}
+		if len(safe) > 0 && len(safe)+len(violating) >= enough {
+			break
+		}
+	}
+	if len(safe)+len(violating) == 0 && len(failures) > 0 {
+		return nil, statuses, utilerrors.NewAggregate(failures)
+	}
+	return append(safe, violating...), statuses, nil
+}
+
+// victims finds the fewest and least important pods that must leave a node for the pod to fit there: it takes all away that may
+// be, then lets them back one by one, the most important first and those a budget protects before the others, as long as the
+// pod still fits.
+func (d *Decision) victims(topo *topology, node int32, budgets []*policyv1.PodDisruptionBudget) (found *plugins.Preemption, refusal *plugins.Refusal) {
+	s := d.Snapshot
+	var weaker []*snapshot.PodEntry
+	for _, p := range s.NodeInfos[node].Pods {
+		if snapshot.PriorityOf(p.Info.Pod) < snapshot.PriorityOf(d.Pod.Pod) {
+			weaker = append(weaker, p)
+		}
+	}
+	if len(weaker) == 0 {
+		return nil, plugins.NoPreemptionVictims
+	}
+	slices.SortStableFunc(weaker, func(a, b *snapshot.PodEntry) int { return plugins.ByImportance(a.Info.Pod, b.Info.Pod) })
+	s.Simulate(func(sim *snapshot.Simulation) {
+		for _, p := range weaker {
+			sim.Remove(p)
+		}
+		if refusal = d.CheckWithNominated(topo, node); refusal == nil {
+			found = d.reprieve(topo, node, sim, weaker, budgets)
+		}
+	})
+	if found != nil && len(found.Victims) == 0 {
+		return nil, &plugins.Refusal{Err: fmt.Errorf("expected at least one victim pod on node %q", found.Node)}
+	}
+	return found, refusal
+}
+
+// reprieve puts pods back on the node, the most important first, as long as the pod still fits. The others are the victims.
+func (d *Decision) reprieve(topo *topology, node int32, sim *snapshot.Simulation, weaker []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudget) *plugins.Preemption {
+	found := &plugins.Preemption{Node: d.Snapshot.NodeInfos[node].Name}
+	var victims []*snapshot.PodEntry
+	protected, others := plugins.SplitByPDB(weaker, budgets)
+	reprieved := func(p *snapshot.PodEntry) bool {
+		sim.Add(p)
+		if d.CheckWithNominated(topo, node) == nil {
+			return true
+		}
+		sim.Remove(p)
+		victims = append(victims, p)
+		return false
+	}
+	for _, p := range protected {
+		if !reprieved(p) {
+			found.Violations++
+		}
+	}
+	for _, p := range others {
+		reprieved(p)
+	}
+	slices.SortStableFunc(victims, func(a, b *snapshot.PodEntry) int { return plugins.ByImportance(a.Info.Pod, b.Info.Pod) })
+	for _, p := range victims {
+		found.Victims = append(found.Victims, p.Info.Pod)
+	}
+	return found
+}

@@ -1,0 +1,357 @@
+package decision
+
+import (
+	"fmt"
+	"slices"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
+)
+
+// Schedule decides where a pod goes. It changes nothing but what the snapshot remembers of its own work: the same snapshot, pod and
+// profile give the same decision. The error is ErrNoNodes, a *FitError that tells why no node can take the pod, or what kept
+// a rule from deciding.
+func Schedule(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*Decision, error) {
+	return Decide(s, p, profile, true)
+}
+
+// Decide is Schedule, which may take the pod's nominated node without looking at others.
+func Decide(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile, nominated bool) (*Decision, error) {
+	d := &Decision{Pod: p, Nodes: s.NodeCount, Snapshot: s, Profile: profile, NodeNumber: snapshot.NoValue, nodeGeneration: s.NodeGeneration}
+	if s.NodeCount == 0 {
+		return d, ErrNoNodes
+	}
+	t, refusal := tableFor(s, p, profile)
+	if refusal != nil {
+		d.Refusal = refusal
+		if refusal.Err != nil {
+			return d, fmt.Errorf("running PreFilter plugin %q: %w", refusal.Plugin, refusal.Err)
+		}
+		return d, d.FitError()
+	}
+	d.Table = t
+	topo, err := TopologyFor(s, p, profile)
+	if err != nil {
+		return d, err
+	}
+	d.SkipAffinity = topo.Affinity.FiltersNothing()
+	if nominated && d.useNominatedNode(topo) {
+		return d, nil
+	}
+	switch {
+	case t.limitedToNames:
+		d.amongNamedNodes(topo)
+	case topo.inactive() && t.normalizedScoresEqual():
+		d.byTree(topo)
+	default:
+		d.byAllNodes(topo)
+	}
+	if err := d.pluginError(); err != nil {
+		return d, err
+	}
+	// As in upstream, nodes are compared only where there is a choice.
+	if d.Feasible > 1 && t.scoreError != nil {
+		return d, t.scoreError
+	}
+	if d.NodeNumber == snapshot.NoValue {
+		return d, d.FitError()
+	}
+	d.Node = s.NodeInfos[d.NodeNumber].Name
+	if t.noRecord {
+		d.dropRecord()
+	}
+	return d, nil
+}
+
+// pluginError is what kept a rule from deciding about some node.
+func (d *Decision) pluginError() error {
+	for _, r := range d.Limited {
+		if r != nil && r.Err != nil {
+			return filterError(r)
+		}
+	}
+	for code, r := range d.Table.refusals {
+		if r != nil && r.Err != nil && d.Table.refused[code] > 0 {
+			return filterError(r)
+		}
+	}
+	return nil
+}
+
+// filterError tells which rule could not decide about a node.
+func filterError(r *plugins.Refusal) error {
+	if r.Plugin == "" {
+		return r.Err
+	}
+	return fmt.Errorf("running %q filter plugin: %w", r.Plugin, r.Err)
+}
+
+// useNominatedNode takes the node other pods were moved away from for this pod, if it fits there now.
+func (d *Decision) useNominatedNode(topo *topology) bool {
+	name := d.Pod.Pod.Status.NominatedNodeName
+	if name == "" {
+		return false
+	}
+	s := d.Snapshot
+	node, ok := s.NodeNumbers[name]
+	if !ok || s.NodeInfos[node].Node == nil || d.Table.limitedToNames && !slices.Contains(d.Table.nodeNames, name) {
+		return false
+	}
+	if d.CheckWithNominated(topo, node) != nil {
+		return false
+	}
+	d.Node, d.NodeNumber, d.Feasible, d.Nominated = name, node, 1, true
+	d.position = d.Table.position()
+	if d.Table.limitedToNames {
+		d.Limited = map[int32]*plugins.Refusal{node: nil}
+	}
+	return true
+}
+
+// check asks all rules about one node, as it is now. Refusals come in the profile's order.
+func (d *Decision) check(topo *topology, node int32) *plugins.Refusal {
+	t := d.Table
+	spread, affinity := d.Profile.SpreadOrder, d.Profile.AffinityOrder
+	if d.SkipAffinity {
+		affinity = -1
+	}
+	for i := range t.filters {
+		f := &t.filters[i]
+		if spread >= 0 && f.order > spread {
+			if code := topo.check(node, true, false); code != 0 {
+				return plugins.TopologyRefusals[code]
+			}
+			spread = -1
+		}
+		if affinity >= 0 && f.order > affinity {
+			if code := topo.check(node, false, true); code != 0 {
+				return plugins.TopologyRefusals[code]
+			}
+			affinity = -1
+		}
+		if r := f.check(node); r != nil {
+			return r
+		}
+	}
+	if code := topo.check(node, spread >= 0, affinity >= 0); code != 0 {
+		return plugins.TopologyRefusals[code]
+	}
+	return nil
+}
+
+// CheckWithNominated asks about a node both as it is and as it will be when the pods nominated to it, of the same or higher
+// priority, have arrived: the pod must fit in either case, for it cannot be known whether they will.
+func (d *Decision) CheckWithNominated(topo *topology, node int32) *plugins.Refusal {
+	s := d.Snapshot
+	if coming := d.nominatedBefore(node); len(coming) > 0 {
+		var refusal *plugins.Refusal
+		s.Simulate(func(sim *snapshot.Simulation) {
+			for _, p := range coming {
+				sim.Add(p)
+			}
+			refusal = d.check(topo, node)
+		})
+		if refusal != nil {
+			return refusal
+		}
+	}
+	return d.check(topo, node)
+}
+
+// nominatedBefore are the pods nominated to a node that go before this one.
+func (d *Decision) nominatedBefore(node int32) (coming []*snapshot.PodEntry) {
+	for _, p := range d.Snapshot.NominatedPods[node] {
+		if p.Info.Pod.UID != d.Pod.Pod.UID && snapshot.PriorityOf(p.Info.Pod) >= snapshot.PriorityOf(d.Pod.Pod) && d.Snapshot.PodEntries[p.Info.Pod.UID] == nil {
+			coming = append(coming, &snapshot.PodEntry{Info: p.Info, Node: node})
+		}
+	}
+	return coming
+}
+
+// overrideNominated refuses the nodes that have room only until the pods nominated to them arrive. A node that is refused anyway
+// is refused as it will be then.
+func (d *Decision) overrideNominated(topo *topology) {
+	s := d.Snapshot
+	for node := range s.NominatedPods {
+		if s.NodeInfos[node].Node == nil || len(d.nominatedBefore(node)) == 0 {
+			continue
+		}
+		if r := d.CheckWithNominated(topo, node); r != nil {
+			if d.Overrides == nil {
+				d.Overrides = map[int32]*plugins.Refusal{}
+			}
+			d.Overrides[node] = r
+		}
+	}
+}
+
+// amongNamedNodes decides among nodes the pod names itself, as pods of a DaemonSet do.
+func (d *Decision) amongNamedNodes(topo *topology) {
+	s, t := d.Snapshot, d.Table
+	d.Limited = map[int32]*plugins.Refusal{}
+	var list []int32
+	for _, name := range t.nodeNames {
+		node, ok := s.NodeNumbers[name]
+		if !ok || s.NodeInfos[node].Node == nil {
+			continue
+		}
+		r := d.CheckWithNominated(topo, node)
+		if d.Limited[node] = r; r == nil {
+			list = append(list, node)
+		}
+	}
+	if d.Feasible = len(list); len(list) == 0 {
+		return
+	}
+	totals := make([]int64, len(list))
+	if len(list) > 1 {
+		d.scoreNamedNodes(topo, list, totals)
+	}
+	best := int64(refusedKey)
+	for i, node := range list {
+		if key := orderKey(totals[i], s.LastPlacement[node]); key > best {
+			best, d.NodeNumber = key, node
+		}
+	}
+}
+
+// scoreNamedNodes adds up what all rules say in favour of some nodes, and remembers it.
+func (d *Decision) scoreNamedNodes(topo *topology, list []int32, totals []int64) {
+	t := d.Table
+	d.limitedScores = map[int32]map[string]int64{}
+	for i, node := range list {
+		d.limitedScores[node] = map[string]int64{}
+		for x := range t.scorers {
+			score := t.scorers[x].weight * min(max(t.scorers[x].of(node), 0), plugins.MaxScore)
+			d.limitedScores[node][t.scorers[x].name] = score
+			totals[i] += score
+		}
+	}
+	for x := range t.normalized {
+		scale := &t.normalized[x]
+		raw, largest := make([]int64, len(list)), int64(0)
+		for i, node := range list {
+			raw[i] = scale.of(node)
+			largest = max(largest, raw[i])
+		}
+		for i, node := range list {
+			score := scale.weight * scale.normalization.Normalize(raw[i], largest)
+			d.limitedScores[node][scale.name] = score
+			totals[i] += score
+		}
+	}
+	d.topology = memoOf(d.Snapshot).topologyRecord(len(d.Snapshot.NodeInfos))
+	d.addTopologyScores(topo, list, totals)
+}
+
+// byTree takes the best cell of the table: nothing but the node itself matters to the pod.
+func (d *Decision) byTree(topo *topology) {
+	s, t := d.Snapshot, d.Table
+	d.position = t.position()
+	if len(s.NominatedPods) > 0 {
+		d.overrideNominated(topo)
+	}
+	if t.tree.size == 0 {
+		t.tree.grow(t, s)
+	}
+	d.Feasible = t.feasible
+	for node := range d.Overrides {
+		if t.cells[node].refusal == 0 {
+			d.Feasible--
+		}
+		t.tree.set(node, refusedKey)
+	}
+	if best, ok := t.tree.best(); ok {
+		d.NodeNumber = best
+	}
+	for node := range d.Overrides {
+		t.tree.update(t, s, node)
+	}
+}
+
+// byAllNodes looks at all nodes, because what counts for one depends on the others.
+func (d *Decision) byAllNodes(topo *topology) {
+	s, t := d.Snapshot, d.Table
+	d.topology = memoOf(s).topologyRecord(len(t.cells))
+	first := d.Profile.FirstTopologyPlugin()
+	list := s.List(len(t.cells))
+	refused := false
+	for node := range t.cells {
+		code := t.cells[node].refusal
+		if code == 0 {
+			list = append(list, int32(node))
+		} else if code != nodeAbsent && t.pluginOrder[code] > first {
+			// A node refused by a rule that comes after those about neighbours is still asked, to name the first refusal.
+			list, refused = append(list, int32(node)), true
+		}
+	}
+	list = topo.filter(list, d.topology.refusals)
+	if refused {
+		list = slices.DeleteFunc(list, func(node int32) bool { return t.cells[node].refusal != 0 })
+	}
+	d.position = t.position()
+	if len(s.NominatedPods) > 0 {
+		d.overrideNominated(topo)
+		list = slices.DeleteFunc(list, func(node int32) bool { return d.Overrides[node] != nil })
+	}
+	d.Feasible = len(list)
+	if len(list) == 0 {
+		return
+	}
+	totals := s.Totals(len(list))
+	for i, node := range list {
+		totals[i] = t.weightedScores[node]
+	}
+	d.addNormalizedScores(list, totals)
+	d.addTopologyScores(topo, list, totals)
+	best := int64(refusedKey)
+	for i, node := range list {
+		if key := orderKey(totals[i], s.LastPlacement[node]); key > best {
+			best, d.NodeNumber = key, node
+		}
+	}
+}
+
+func (d *Decision) addNormalizedScores(list []int32, totals []int64) {
+	for x := range d.Table.normalized {
+		scale := &d.Table.normalized[x]
+		if scale.nonzero == 0 {
+			continue
+		}
+		var largest int64
+		for _, node := range list {
+			largest = max(largest, scale.raw[node])
+		}
+		for i, node := range list {
+			totals[i] += scale.weight * scale.normalization.Normalize(scale.raw[node], largest)
+		}
+	}
+}
+
+func (d *Decision) addTopologyScores(topo *topology, list []int32, totals []int64) {
+	record := d.topology
+	if d.Table.noRecord {
+		record = nil
+	}
+	add := func(plugin string, weight int64) plugins.Scoring {
+		x := plugins.Scoring{Nodes: list, Totals: totals, Weight: weight, Record: record.slot(len(d.topologyScores))}
+		d.topologyScores = append(d.topologyScores, recordedScore{plugin, weight})
+		return x
+	}
+	if weight := d.Profile.SpreadWeight; len(topo.spread.Preferred) > 0 && weight > 0 {
+		topo.spread.AddScores(d.Snapshot, add(plugins.PodTopologySpreadName, weight))
+	}
+	if weight := d.Profile.AffinityWeight; len(topo.Affinity.Preferred) > 0 && weight > 0 {
+		if !topo.Affinity.AddScores(d.Snapshot, add(plugins.InterPodAffinityName, weight)) {
+			d.topologyScores = d.topologyScores[:len(d.topologyScores)-1]
+		}
+	}
+}
+
+// ClaimBlocksNode reports whether a held claim keeps the pod from a node that nothing else keeps it from.
+func ClaimBlocksNode(q *plugins.PodDevices, d *Decision, held int) bool {
+	verdicts, _ := d.Explain()
+	return slices.ContainsFunc(verdicts, func(v Verdict) bool {
+		return v.Refusal == plugins.ClaimNotAvailable && q.Unavailable(held, d.Snapshot.NodeNumbers[v.Node])
+	})
+}

@@ -1,0 +1,397 @@
+package decision
+
+import (
+	"fmt"
+	"slices"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
+)
+
+// maxTables bounds what is kept for pods that may come again.
+const maxTables = 128
+
+// maxHistory bounds how far back a decision can be explained from its table.
+const maxHistory = 4096
+
+// nodeAbsent is the refusal code of a node that does not exist. 0 is no refusal.
+const nodeAbsent uint16 = 1
+
+// cell is what the rules that look at one node alone say of it.
+type cell struct {
+	refusal uint16
+	scores  [plugins.MaxLocalScores]uint8
+}
+
+// table is the outcome of the node-local rules for all pods of one make: a cell for each node, and a tree of winners above them.
+// It follows the snapshot by the log of changed nodes, so that a pod like the last one costs one cell and one path of the tree.
+type table struct {
+	profile        *plugins.Profile
+	filters        []boundFilter
+	scorers        []boundScorer
+	normalized     []normalizedScorer
+	nodeNames      []string
+	limitedToNames bool
+	// volatile tables serve one pod; shared ones all pods of one make.
+	volatile, shared bool
+	noRecord         bool
+
+	cells          []cell
+	weightedScores []int64 // by node: weighted sum of the cell's scores
+	refusals       []*plugins.Refusal
+	pluginOrder    []int   // by refusal code: place of the rule in the profile
+	refused        []int32 // by refusal code: nodes
+	feasible       int
+
+	tree tree
+	// scoreError is why the pod's nodes cannot be compared.
+	scoreError error
+
+	history      []cellChange
+	historyStart uint64
+
+	followed uint64
+	images   plugins.ImageVersions
+	lastUsed uint64
+}
+
+type boundFilter struct {
+	order int
+	check func(int32) *plugins.Refusal
+}
+
+type boundScorer struct {
+	name   string
+	weight int64
+	of     func(int32) int64
+}
+
+// normalizedScorer has numbers that mean something only beside those of the other nodes.
+type normalizedScorer struct {
+	boundScorer
+	normalization plugins.Normalization
+	raw           []int64
+	nonzero       int
+}
+
+// cellChange is what a cell was before a change.
+type cellChange struct {
+	node int32
+	old  cell
+}
+
+// newTable asks the profile's plugins about a pod. A Refusal is against all nodes.
+func (m *memo) newTable(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*table, *plugins.Refusal) {
+	t := &table{profile: profile, noRecord: m.NoRecord, refusals: []*plugins.Refusal{nil, nil}, pluginOrder: []int{-1, -1}, refused: []int32{0, 0}}
+	for order, rule := range profile.Filters {
+		if rule == nil {
+			continue // PodTopologySpread or InterPodAffinity
+		}
+		done := m.timing(rule, "PreFilter")
+		f, refusal := rule.Filter(s, p)
+		done(refusal)
+		if refusal != nil {
+			return nil, refusal
+		}
+		if f.LimitedToNames {
+			if t.limitedToNames {
+				f.NodeNames = slices.DeleteFunc(f.NodeNames, func(name string) bool { return !slices.Contains(t.nodeNames, name) })
+			}
+			t.nodeNames, t.limitedToNames = f.NodeNames, true
+		}
+		if f.Check != nil {
+			t.filters = append(t.filters, boundFilter{order: order, check: f.Check})
+		}
+		t.volatile = t.volatile || f.Volatile
+	}
+	for _, rule := range profile.Scorers {
+		done := m.timing(rule.Plugin, "PreScore")
+		x := rule.Plugin.Score(s, p)
+		done(nil)
+		if x.Err != nil && t.scoreError == nil {
+			t.scoreError = fmt.Errorf("running PreScore plugin %q: %w", rule.Plugin.Name(), x.Err)
+		}
+		if x.Of == nil {
+			continue
+		}
+		bound := boundScorer{name: rule.Plugin.Name(), weight: rule.Weight, of: x.Of}
+		if x.Normalization == plugins.NotNormalized {
+			t.scorers = append(t.scorers, bound)
+		} else {
+			t.normalized = append(t.normalized, normalizedScorer{boundScorer: bound, normalization: x.Normalization})
+		}
+		t.volatile = t.volatile || x.Volatile
+	}
+	return t, nil
+}
+
+// timing measures a rule, if anybody wants to know.
+func (m *memo) timing(rule plugins.Plugin, point string) func(*plugins.Refusal) {
+	if m.Timed == nil {
+		return func(*plugins.Refusal) {}
+	}
+	return m.Timed(rule.Name(), point)
+}
+
+// tableFor returns the table of a pod, up to date with the snapshot.
+func tableFor(s *snapshot.Snapshot, p *snapshot.PodInfo, profile *plugins.Profile) (*table, *plugins.Refusal) {
+	m := memoOf(s)
+	s.UseClock++
+	key := profile.Name + "\x00" + p.LocalKey()
+	// What the key does not cover makes a pod one of its own.
+	cacheable := !p.HasVolumes && !s.WantsDevices(p) && !p.NeedsFeatures
+	if cacheable {
+		if t := m.tables[key]; t != nil {
+			t.lastUsed = s.UseClock
+			t.follow(s)
+			return t, nil
+		}
+	}
+	t, refusal := m.newTable(s, p, profile)
+	if refusal != nil {
+		return nil, refusal
+	}
+	t.lastUsed = s.UseClock
+	if t.limitedToNames {
+		return t, nil
+	}
+	t.images = plugins.NewImageVersions(s, p)
+	t.fill(s)
+	if cacheable && !t.volatile {
+		if len(m.tables) >= maxTables {
+			m.dropTable()
+		}
+		t.shared = true
+		m.tables[key] = t
+	}
+	return t, nil
+}
+
+// dropTable forgets the table unused longest.
+func (m *memo) dropTable() {
+	oldest := ""
+	for key, t := range m.tables {
+		if oldest == "" || t.lastUsed < m.tables[oldest].lastUsed {
+			oldest = key
+		}
+	}
+	m.Log.tableDropped(m.tables[oldest])
+	delete(m.tables, oldest)
+}
+
+// fill makes all cells anew.
+func (t *table) fill(s *snapshot.Snapshot) {
+	n := len(s.NodeInfos)
+	t.cells, t.weightedScores = make([]cell, n), make([]int64, n)
+	for i := range t.normalized {
+		t.normalized[i].raw, t.normalized[i].nonzero = make([]int64, n), 0
+	}
+	clear(t.refused)
+	// Positions before are of another history.
+	t.historyStart = t.position() + 1
+	t.feasible, t.tree, t.history = 0, tree{}, nil
+	for node := range int32(n) {
+		c := t.evaluate(s, node)
+		t.cells[node] = c
+		t.countCell(c, 1)
+		t.weightedScores[node] = t.weightedScore(c)
+		t.updateNormalized(s, node)
+	}
+	t.followed = s.ChangesEnd()
+}
+
+// follow brings the table up to date with the nodes changed since it was last used.
+func (t *table) follow(s *snapshot.Snapshot) {
+	if t.followed < s.ChangesFrom || s.ChangesEnd()-t.followed > uint64(len(s.NodeInfos)) || !t.images.Current(s) {
+		t.images.Refresh(s)
+		t.fill(s)
+		return
+	}
+	for _, node := range s.Changes[t.followed-s.ChangesFrom:] {
+		for int(node) >= len(t.cells) {
+			t.cells, t.weightedScores = append(t.cells, cell{refusal: nodeAbsent}), append(t.weightedScores, 0)
+			t.refused[nodeAbsent]++
+			for i := range t.normalized {
+				t.normalized[i].raw = append(t.normalized[i].raw, 0)
+			}
+			t.tree = tree{}
+		}
+		t.update(s, node)
+	}
+	t.followed = s.ChangesEnd()
+}
+
+func (t *table) update(s *snapshot.Snapshot, node int32) {
+	c := t.evaluate(s, node)
+	if old := t.cells[node]; c != old {
+		if !t.noRecord {
+			if len(t.history) >= 2*maxHistory {
+				t.history = append(t.history[:0], t.history[maxHistory:]...)
+				t.historyStart += maxHistory
+			}
+			t.history = append(t.history, cellChange{node: node, old: old})
+		}
+		t.countCell(old, -1)
+		t.countCell(c, 1)
+		t.cells[node] = c
+		t.weightedScores[node] = t.weightedScore(c)
+	}
+	t.updateNormalized(s, node)
+	t.tree.update(t, s, node)
+}
+
+// evaluate asks the node-local rules about one node.
+func (t *table) evaluate(s *snapshot.Snapshot, node int32) (c cell) {
+	if !s.Exists[node] {
+		c.refusal = nodeAbsent
+		return c
+	}
+	for i := range t.filters {
+		if r := t.filters[i].check(node); r != nil {
+			c.refusal = t.code(r, t.filters[i].order)
+			return c
+		}
+	}
+	for i := range t.scorers {
+		c.scores[i] = uint8(min(max(t.scorers[i].of(node), 0), plugins.MaxScore))
+	}
+	return c
+}
+
+// code gives a refusal its number.
+func (t *table) code(r *plugins.Refusal, order int) uint16 {
+	for i := 2; i < len(t.refusals); i++ {
+		if other := t.refusals[i]; other == r || other.Plugin == r.Plugin && other.Unresolvable == r.Unresolvable && slices.Equal(other.Reasons, r.Reasons) && other.Err == r.Err {
+			return uint16(i)
+		}
+	}
+	t.refusals, t.pluginOrder, t.refused = append(t.refusals, r), append(t.pluginOrder, order), append(t.refused, 0)
+	return uint16(len(t.refusals) - 1)
+}
+
+func (t *table) countCell(c cell, delta int32) {
+	if c.refusal == 0 {
+		t.feasible += int(delta)
+	} else {
+		t.refused[c.refusal] += delta
+	}
+}
+
+func (t *table) weightedScore(c cell) (sum int64) {
+	if c.refusal != 0 {
+		return 0
+	}
+	for i := range t.scorers {
+		sum += t.scorers[i].weight * int64(c.scores[i])
+	}
+	return sum
+}
+
+func (t *table) updateNormalized(s *snapshot.Snapshot, node int32) {
+	for i := range t.normalized {
+		x := &t.normalized[i]
+		var raw int64
+		if s.Exists[node] {
+			raw = x.of(node)
+		}
+		if x.raw[node] != 0 {
+			x.nonzero--
+		}
+		if raw != 0 {
+			x.nonzero++
+		}
+		x.raw[node] = raw
+	}
+}
+
+// normalizedScoresEqual reports whether normalized plugins score all nodes the same, so that they do not change the order.
+func (t *table) normalizedScoresEqual() bool {
+	for i := range t.normalized {
+		if t.normalized[i].nonzero > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// position is the point in the table's history a decision was made at.
+func (t *table) position() uint64 { return t.historyStart + uint64(len(t.history)) }
+
+// restore returns the cells as they were at a position, or false when that is too long ago.
+func (t *table) restore(position uint64) ([]cell, bool) {
+	if position < t.historyStart || position > t.position() {
+		return nil, false
+	}
+	cells := slices.Clone(t.cells)
+	for i := len(t.history) - 1; i >= int(position-t.historyStart); i-- {
+		cells[t.history[i].node] = t.history[i].old
+	}
+	return cells, true
+}
+
+// tree finds the best node in one step, and takes in a changed node in as many steps as the number of nodes has digits.
+type tree struct {
+	size    int     // a power of two, 0 while the tree is not grown
+	winners []int32 // wins[1] is the best node; the children of i are 2i and 2i+1
+	keys    []int64 // by node
+}
+
+const refusedKey = -1
+
+// key orders nodes: the better score first, then the node that waited longest for a pod.
+func (t *table) key(s *snapshot.Snapshot, node int32) int64 {
+	if t.cells[node].refusal != 0 {
+		return refusedKey
+	}
+	return orderKey(t.weightedScores[node], s.LastPlacement[node])
+}
+
+func orderKey(score int64, served uint32) int64 { return score<<32 | int64(^served) }
+
+func (x *tree) grow(t *table, s *snapshot.Snapshot) {
+	n := len(t.cells)
+	x.size = 1
+	for x.size < n {
+		x.size *= 2
+	}
+	x.winners, x.keys = make([]int32, 2*x.size), make([]int64, x.size)
+	for i := range x.size {
+		x.winners[x.size+i] = int32(i)
+		x.keys[i] = refusedKey
+		if i < n {
+			x.keys[i] = t.key(s, int32(i))
+		}
+	}
+	for i := x.size - 1; i > 0; i-- {
+		x.winners[i] = x.better(x.winners[2*i], x.winners[2*i+1])
+	}
+}
+
+func (x *tree) better(a, b int32) int32 {
+	if x.keys[b] > x.keys[a] {
+		return b
+	}
+	return a
+}
+
+func (x *tree) update(t *table, s *snapshot.Snapshot, node int32) {
+	if x.size > 0 {
+		x.set(node, t.key(s, node))
+	}
+}
+
+func (x *tree) set(node int32, key int64) {
+	if x.keys[node] == key {
+		return
+	}
+	x.keys[node] = key
+	for i := (x.size + int(node)) / 2; i > 0; i /= 2 {
+		x.winners[i] = x.better(x.winners[2*i], x.winners[2*i+1])
+	}
+}
+
+// best is the best node, or false when all are refused.
+func (x *tree) best() (int32, bool) {
+	best := x.winners[1]
+	return best, x.keys[best] != refusedKey
+}

@@ -1,0 +1,154 @@
+package plugins
+
+import (
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/snapshot"
+)
+
+// DefaultPreemption makes room for a pod by moving away pods of lower priority.
+type DefaultPreemption struct {
+	// candidates looked at are this share of the nodes in question, but at least so many.
+	Percentage, Absolute int
+}
+
+func NewDefaultPreemption(args *configv1.DefaultPreemptionArgs) Plugin {
+	r := &DefaultPreemption{Percentage: 10, Absolute: 100}
+	if args.MinCandidateNodesPercentage != nil {
+		r.Percentage = int(*args.MinCandidateNodesPercentage)
+	}
+	if args.MinCandidateNodesAbsolute != nil {
+		r.Absolute = int(*args.MinCandidateNodesAbsolute)
+	}
+	return r
+}
+
+func (*DefaultPreemption) Name() string { return DefaultPreemptionName }
+
+// Preemption is a way to make room: the pods to move away from a node.
+type Preemption struct {
+	Node string
+	// Victims are ordered by importance, the most important first.
+	Victims []*corev1.Pod
+	// Violations counts victims a disruption budget would protect.
+	Violations int
+}
+
+func TerminatingByPreemption(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonPreemptionByScheduler
+	})
+}
+
+var NoPreemptionVictims = Refuse(DefaultPreemptionName, true, "No preemption victims found for incoming pod")
+
+// startTime is when a pod began to run. One that has not begun counts as the latest.
+func startTime(pod *corev1.Pod) int64 {
+	if pod.Status.StartTime == nil {
+		return math.MaxInt64
+	}
+	return pod.Status.StartTime.UnixNano()
+}
+
+// ByImportance puts the pod of higher priority first, then the one that runs longer.
+func ByImportance(a, b *corev1.Pod) int {
+	if x, y := snapshot.PriorityOf(a), snapshot.PriorityOf(b); x != y {
+		return int(int64(y) - int64(x))
+	}
+	switch x, y := startTime(a), startTime(b); {
+	case x < y:
+		return -1
+	case x > y:
+		return 1
+	}
+	return 0
+}
+
+// SplitByPDB tells apart the pods whose leaving a disruption budget would not allow.
+func SplitByPDB(all []*snapshot.PodEntry, budgets []*policyv1.PodDisruptionBudget) (protected, others []*snapshot.PodEntry) {
+	allowed := make([]int32, len(budgets))
+	selectors := make([]labels.Selector, len(budgets))
+	for i, b := range budgets {
+		allowed[i] = b.Status.DisruptionsAllowed
+		if selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && !selector.Empty() {
+			selectors[i] = selector
+		}
+	}
+	for _, p := range all {
+		pod := p.Info.Pod
+		violates := false
+		for i, b := range budgets {
+			if len(pod.Labels) == 0 || b.Namespace != pod.Namespace || selectors[i] == nil || !selectors[i].Matches(labels.Set(pod.Labels)) {
+				continue
+			}
+			if _, counted := b.Status.DisruptedPods[pod.Name]; counted {
+				continue
+			}
+			if allowed[i]--; allowed[i] < 0 {
+				violates = true
+				break
+			}
+		}
+		if violates {
+			protected = append(protected, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return protected, others
+}
+
+// ChooseCandidate picks the way that hurts least: fewest violated budgets, then the least important most important victim, the smallest sum
+// of priorities, the fewest victims, and the victim that has run shortest.
+func ChooseCandidate(candidates []Preemption) *Preemption {
+	measures := []func(*Preemption) int64{
+		func(c *Preemption) int64 { return int64(c.Violations) },
+		func(c *Preemption) int64 { return int64(snapshot.PriorityOf(c.Victims[0])) },
+		func(c *Preemption) (sum int64) {
+			for _, v := range c.Victims {
+				sum += int64(snapshot.PriorityOf(v)) + math.MaxInt32 + 1
+			}
+			return sum
+		},
+		func(c *Preemption) int64 { return int64(len(c.Victims)) },
+		func(c *Preemption) int64 { return -earliestStart(c.Victims) },
+	}
+	left := make([]*Preemption, 0, len(candidates))
+	for i := range candidates {
+		if len(candidates[i].Victims) > 0 {
+			left = append(left, &candidates[i])
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	for _, measure := range measures {
+		least := int64(math.MaxInt64)
+		for _, c := range left {
+			least = min(least, measure(c))
+		}
+		left = slices.DeleteFunc(left, func(c *Preemption) bool { return measure(c) != least })
+	}
+	return left[0]
+}
+
+// earliestStart is when the first of the most important victims began to run.
+func earliestStart(victims []*corev1.Pod) int64 {
+	highest, earliest := snapshot.PriorityOf(victims[0]), startTime(victims[0])
+	for _, v := range victims[1:] {
+		switch p := snapshot.PriorityOf(v); {
+		case p > highest:
+			highest, earliest = p, startTime(v)
+		case p == highest:
+			earliest = min(earliest, startTime(v))
+		}
+	}
+	return earliest
+}

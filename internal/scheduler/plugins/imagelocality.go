@@ -1,0 +1,99 @@
+package plugins
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/scheduler/snapshot"
+)
+
+// The sizes between which an image's score grows.
+const (
+	minImageThreshold int64 = 23 * 1024 * 1024
+	maxImageThreshold int64 = 1000 * 1024 * 1024
+)
+
+// imageLocality prefers nodes that hold the pod's images, more so the larger and the more widespread they are.
+type imageLocality struct{}
+
+func (imageLocality) Name() string { return ImageLocalityName }
+
+// imagesOfPod are the images a pod needs, one entry for each use.
+func imagesOfPod(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.InitContainers {
+		names = append(names, snapshot.NormalizedImageName(pod.Spec.InitContainers[i].Image))
+	}
+	for i := range pod.Spec.Containers {
+		names = append(names, snapshot.NormalizedImageName(pod.Spec.Containers[i].Image))
+	}
+	for i := range pod.Spec.Volumes {
+		if v := pod.Spec.Volumes[i].Image; v != nil {
+			names = append(names, snapshot.NormalizedImageName(v.Reference))
+		}
+	}
+	return names
+}
+
+func (imageLocality) Score(s *snapshot.Snapshot, p *snapshot.PodInfo) Scorer {
+	names := imagesOfPod(p.Pod)
+	if len(names) == 0 {
+		return Scorer{}
+	}
+	most := maxImageThreshold * int64(len(names))
+	// Mostly no node holds any of them; that is found out once, not node by node.
+	var version uint64
+	known := false
+	return Scorer{Of: func(node int32) int64 {
+		if version != s.ImagesVersion {
+			version = s.ImagesVersion
+			known = slices.ContainsFunc(names, func(name string) bool { return s.Images[name] != nil })
+		}
+		if !known {
+			return 0
+		}
+		held := s.NodeInfos[node].Images
+		var sum int64
+		for _, name := range names {
+			if _, has := held[name]; has {
+				i := s.Images[name]
+				sum += int64(float64(i.Size) * (float64(i.Nodes) / float64(s.NodeCount)))
+			}
+		}
+		sum = min(max(sum, minImageThreshold), most)
+		return MaxScore * (sum - minImageThreshold) / (most - minImageThreshold)
+	}}
+}
+
+// ImageVersions tells a table when the worth of its pod's images has changed on nodes that did not change themselves.
+type ImageVersions struct {
+	names    []string
+	versions []uint64
+	nodes    int
+}
+
+func NewImageVersions(s *snapshot.Snapshot, p *snapshot.PodInfo) ImageVersions {
+	x := ImageVersions{names: imagesOfPod(p.Pod)}
+	x.versions = make([]uint64, len(x.names))
+	x.Refresh(s)
+	return x
+}
+
+func (x *ImageVersions) Refresh(s *snapshot.Snapshot) {
+	x.nodes = s.NodeCount
+	for i, name := range x.names {
+		x.versions[i] = s.ImageVersion(name)
+	}
+}
+
+func (x *ImageVersions) Current(s *snapshot.Snapshot) bool {
+	held := false
+	for i, name := range x.names {
+		version := s.ImageVersion(name)
+		if version != x.versions[i] {
+			return false
+		}
+		held = held || version != 0
+	}
+	return !held || x.nodes == s.NodeCount
+}

@@ -1,0 +1,336 @@
+package plugins
+
+import (
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/snapshot"
+)
+
+// interPodAffinity places pods with, or apart from, pods their affinity and anti-affinity terms select.
+type interPodAffinity struct {
+	// hardWeight is the weight of required affinity terms of pods on nodes that match the pod.
+	hardWeight int64
+	// ignoreExistingPreferred ignores preferred terms of pods on nodes when the pod itself has none.
+	ignoreExistingPreferred bool
+}
+
+func newInterPodAffinity(args *configv1.InterPodAffinityArgs) Plugin {
+	r := &interPodAffinity{hardWeight: 1, ignoreExistingPreferred: args.IgnorePreferredTermsOfExistingPods}
+	if weight := args.HardPodAffinityWeight; weight != nil {
+		r.hardWeight = int64(*weight)
+	}
+	return r
+}
+
+func (*interPodAffinity) Name() string { return InterPodAffinityName }
+
+// AffinityState is what affinity and anti-affinity mean to one pod: the counts that decide where it may and should go. It points at
+// counters and holders of the snapshot, which follow the cluster by themselves.
+type AffinityState struct {
+	// required has one counter for each required affinity term; all count pods that match all terms.
+	required []*snapshot.Counter
+	// matchesSelf is set when the pod matches its own required affinity, so it may be the first of its group.
+	matchesSelf  bool
+	antiAffinity []*snapshot.Counter
+	// existingAntiAffinity is the anti-affinity of pods on nodes against the pod.
+	existingAntiAffinity []*snapshot.ExistingTerm
+	Preferred            []preferredTerm
+}
+
+// preferredTerm adds weight for each pod of a domain, or takes it away. Either counter or holder is set.
+type preferredTerm struct {
+	counter *snapshot.Counter
+	holder  *snapshot.ExistingTerm
+	weight  int64
+}
+
+func (t *preferredTerm) counts() (pods []int32, column *snapshot.LabelColumn, total int) {
+	if t.counter != nil {
+		return t.counter.Pods, t.counter.Column, t.counter.Total
+	}
+	return t.holder.Pods, t.holder.Column, t.holder.Total
+}
+
+// State reads a pod's affinity.
+func (r *interPodAffinity) State(s *snapshot.Snapshot, p *snapshot.PodInfo) (a AffinityState) {
+	if len(p.Affinity) > 0 {
+		resolved := make([]snapshot.Term, len(p.Affinity))
+		for i := range p.Affinity {
+			resolved[i] = s.ResolveNamespaces(p.Affinity[i])
+		}
+		for i := range resolved {
+			a.required = append(a.required, s.CounterFor(snapshot.CounterSpec{Terms: resolved, Column: s.LabelColumn(resolved[i].TopologyKey)}))
+		}
+		a.matchesSelf = s.MatchesAll(resolved, p.Pod)
+	}
+	for i := range p.AntiAffinity {
+		a.antiAffinity = append(a.antiAffinity, s.TermCounter(p.AntiAffinity[i]))
+	}
+	for i := range p.PreferredAffinity {
+		t := &p.PreferredAffinity[i]
+		a.Preferred = append(a.Preferred, preferredTerm{counter: s.TermCounter(t.Term), weight: t.Weight})
+	}
+	for i := range p.PreferredAntiAffinity {
+		t := &p.PreferredAntiAffinity[i]
+		a.Preferred = append(a.Preferred, preferredTerm{counter: s.TermCounter(t.Term), weight: -t.Weight})
+	}
+	r.addExisting(s, p.Pod, &a)
+	return a
+}
+
+// addExisting adds the terms that pods on nodes have about the pod.
+func (r *interPodAffinity) addExisting(s *snapshot.Snapshot, pod *corev1.Pod, a *AffinityState) {
+	scoreExisting := !r.ignoreExistingPreferred || len(a.Preferred) > 0
+	s.ExistingTermIndex.Candidates(pod, func(h *snapshot.ExistingTerm) {
+		if !s.Matches(&h.Term, pod) {
+			return
+		}
+		switch h.Key.Kind {
+		case snapshot.RequiredAntiAffinityTerm:
+			a.existingAntiAffinity = append(a.existingAntiAffinity, h)
+		case snapshot.RequiredAffinityTerm:
+			if scoreExisting && r.hardWeight > 0 {
+				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: r.hardWeight})
+			}
+		case snapshot.PreferredAffinityTerm:
+			if scoreExisting {
+				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: h.Key.Weight})
+			}
+		case snapshot.PreferredAntiAffinityTerm:
+			if scoreExisting {
+				a.Preferred = append(a.Preferred, preferredTerm{holder: h, weight: -h.Key.Weight})
+			}
+		}
+	})
+}
+
+// DisableFilter and disableScore drop what the profile does not use.
+func (a *AffinityState) DisableFilter() {
+	a.required, a.antiAffinity, a.existingAntiAffinity = nil, nil, nil
+}
+
+func (a *AffinityState) DisableScore() { a.Preferred = nil }
+
+// Inactive reports whether affinity neither filters nor scores any node now.
+func (a *AffinityState) Inactive() bool {
+	return len(a.required) == 0 &&
+		!slices.ContainsFunc(a.antiAffinity, func(c *snapshot.Counter) bool { return c.Total > 0 }) &&
+		!slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool { return h.Total > 0 }) &&
+		!slices.ContainsFunc(a.Preferred, func(t preferredTerm) bool { _, _, total := t.counts(); return total > 0 })
+}
+
+// FiltersNothing reports whether no affinity, neither the pod's own nor that of pods on nodes, keeps the pod from any node.
+func (a *AffinityState) FiltersNothing() bool {
+	return len(a.required)+len(a.antiAffinity) == 0 && !slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool {
+		return slices.ContainsFunc(h.Pods, func(pods int32) bool { return pods > 0 })
+	})
+}
+
+// Check returns the code of the first refusal of a node, or 0.
+func (a *AffinityState) Check(node int32) uint8 {
+	switch {
+	case len(a.required) > 0 && !a.satisfied(node, a.isFirst()):
+		return AffinityMismatch
+	case a.antiAffinityViolated(node):
+		return AntiAffinityMismatch
+	case a.existingAntiAffinityViolated(node):
+		return ExistingAntiAffinityMismatch
+	}
+	return 0
+}
+
+// Refusals are all refusals of a node, where check returns the first.
+func (a *AffinityState) Refusals(node int32) (codes []uint8) {
+	if len(a.required) > 0 && !a.satisfied(node, a.isFirst()) {
+		codes = append(codes, AffinityMismatch)
+	}
+	if a.antiAffinityViolated(node) {
+		codes = append(codes, AntiAffinityMismatch)
+	}
+	if a.existingAntiAffinityViolated(node) {
+		codes = append(codes, ExistingAntiAffinityMismatch)
+	}
+	return codes
+}
+
+func (a *AffinityState) antiAffinityViolated(node int32) bool {
+	return slices.ContainsFunc(a.antiAffinity, func(c *snapshot.Counter) bool {
+		pods, _ := snapshot.PodsInDomain(c.Pods, c.Column, node)
+		return pods > 0
+	})
+}
+
+func (a *AffinityState) existingAntiAffinityViolated(node int32) bool {
+	return slices.ContainsFunc(a.existingAntiAffinity, func(h *snapshot.ExistingTerm) bool {
+		pods, _ := snapshot.PodsInDomain(h.Pods, h.Column, node)
+		return pods > 0
+	})
+}
+
+// isFirst reports whether the pod may be the first of its group: no pod matches its affinity yet, but it matches itself.
+func (a *AffinityState) isFirst() bool {
+	return a.matchesSelf && !slices.ContainsFunc(a.required, func(c *snapshot.Counter) bool { return c.Total > 0 })
+}
+
+func (a *AffinityState) satisfied(node int32, first bool) bool {
+	present := true
+	for _, c := range a.required {
+		pods, has := snapshot.PodsInDomain(c.Pods, c.Column, node)
+		if !has {
+			return false
+		}
+		present = present && pods > 0
+	}
+	return present || first
+}
+
+// Filter leaves in list the nodes affinity allows, and notes the refusals of the others. The loops run over columns, one term after
+// another.
+func (a *AffinityState) Filter(list []int32, refusals []uint8) []int32 {
+	if len(a.required) > 0 {
+		first := a.isFirst()
+		kept := list[:0]
+		for _, node := range list {
+			if a.satisfied(node, first) {
+				kept = append(kept, node)
+			} else {
+				refusals[node] = AffinityMismatch
+			}
+		}
+		list = kept
+	}
+	for _, c := range a.antiAffinity {
+		if c.Total > 0 {
+			list = removeDomainsWithPods(list, refusals, c.Pods, c.Column, AntiAffinityMismatch)
+		}
+	}
+	for _, h := range a.existingAntiAffinity {
+		if h.Total > 0 {
+			list = removeDomainsWithPods(list, refusals, h.Pods, h.Column, ExistingAntiAffinityMismatch)
+		}
+	}
+	return list
+}
+
+// removeDomainsWithPods leaves out the nodes of domains that have pods.
+func removeDomainsWithPods(list []int32, refusals []uint8, pods []int32, column *snapshot.LabelColumn, code uint8) []int32 {
+	kept := list[:0]
+	for _, node := range list {
+		if domain := column.Of[node]; domain != snapshot.NoValue && int(domain) < len(pods) && pods[domain] > 0 {
+			refusals[node] = code
+		} else {
+			kept = append(kept, node)
+		}
+	}
+	return kept
+}
+
+// AddScores scores nodes. It reports false when no term counts any pod.
+func (a *AffinityState) AddScores(s *snapshot.Snapshot, x Scoring) bool {
+	list, totals := x.Nodes, x.Totals
+	raw := s.Scratch(len(list))
+	clear(raw)
+	any := false
+	for t := range a.Preferred {
+		pods, column, total := a.Preferred[t].counts()
+		if total == 0 {
+			continue
+		}
+		any = true
+		worth := a.Preferred[t].weight
+		for i, node := range list {
+			if domain := column.Of[node]; domain != snapshot.NoValue && int(domain) < len(pods) {
+				raw[i] += worth * int64(pods[domain])
+			}
+		}
+	}
+	if !any {
+		return false
+	}
+	kept := x.Record.ByNode(len(s.NodeInfos))
+	clear(kept)
+	least, most := int64(math.MaxInt64), int64(math.MinInt64)
+	for i := range list {
+		least, most = min(least, raw[i]), max(most, raw[i])
+	}
+	if most == least {
+		return true
+	}
+	for i, node := range list {
+		if raw[i] == least {
+			continue // its score is 0
+		}
+		score := int64(float64(MaxScore) * (float64(raw[i]-least) / float64(most-least)))
+		totals[i] += x.Weight * score
+		if kept != nil {
+			kept[node] = uint8(score)
+		}
+	}
+	return true
+}
+
+func (r *interPodAffinity) Hints() []QueueingHint {
+	return []QueueingHint{
+		{Resource: AssignedPod, Action: Add | UpdatePodLabel | Delete, Helps: r.podHelps},
+		{Resource: TargetPod, Action: UpdatePodLabel},
+		{Resource: NodeResource, Action: Add | UpdateNodeLabel, Helps: r.nodeHelps},
+	}
+}
+
+func (r *interPodAffinity) podHelps(s *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
+	before, after := asPod(old), asPod(now)
+	if before != nil && !occupiesNode(before) || after != nil && !occupiesNode(after) {
+		return false
+	}
+	info, err := snapshot.NewPodInfo(pod)
+	if err != nil {
+		return true
+	}
+	wanted := func(p *corev1.Pod) bool { return p != nil && s.MatchesAll(info.Affinity, p) }
+	feared := func(p *corev1.Pod) bool { return p != nil && s.MatchesAny(info.AntiAffinity, p) }
+	if !wanted(before) && wanted(after) || feared(before) && !feared(after) {
+		return true
+	}
+	if before != nil && after == nil {
+		gone, err := snapshot.NewPodInfo(before)
+		return err != nil || s.MatchesAny(gone.AntiAffinity, pod)
+	}
+	return false
+}
+
+func (r *interPodAffinity) nodeHelps(_ *snapshot.Snapshot, pod *corev1.Pod, old, now any) bool {
+	before, after := asNode(old), asNode(now)
+	info, err := snapshot.NewPodInfo(pod)
+	if err != nil {
+		return true
+	}
+	for i := range info.Affinity {
+		key := info.Affinity[i].TopologyKey
+		value, has := after.Labels[key]
+		if !has {
+			continue
+		}
+		if before == nil {
+			return true
+		}
+		if was, had := before.Labels[key]; !had || was != value {
+			return true
+		}
+	}
+	for i := range info.AntiAffinity {
+		if before == nil {
+			return true
+		}
+		key := info.AntiAffinity[i].TopologyKey
+		was, had := before.Labels[key]
+		value, has := after.Labels[key]
+		if had && (!has || was != value) {
+			return true
+		}
+	}
+	return false
+}

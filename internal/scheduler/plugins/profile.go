@@ -1,0 +1,197 @@
+package plugins
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/snapshot"
+)
+
+// Profile is a set of rules under a scheduler's name. Pods choose it by spec.schedulerName.
+type Profile struct {
+	Name string
+
+	// Filters are in order; a nil entry stands for PodTopologySpread or InterPodAffinity.
+	Filters         []FilterPlugin
+	Scorers         []WeightedScorePlugin
+	Hints           map[string][]QueueingHint
+	SchedulingGates bool
+
+	Spread                       *podTopologySpread
+	Affinity                     *interPodAffinity
+	SpreadOrder, AffinityOrder   int // -1 when the rule does not filter
+	SpreadWeight, AffinityWeight int64
+	Preemption                   *DefaultPreemption
+	VolumeBinding                *volumeBinding
+	DynamicResources             *dynamicResources
+	DeallocatesClaims            bool // of claims nobody uses, for pods that fit nowhere
+}
+
+type WeightedScorePlugin struct {
+	Plugin ScorePlugin
+	Weight int64
+}
+
+// DefaultProfile has all rules with their usual weights.
+func DefaultProfile() *Profile {
+	p, err := NewProfile(&configv1.KubeSchedulerProfile{})
+	if err != nil {
+		panic(fmt.Sprintf("scheduler: the default profile: %v", err))
+	}
+	return p
+}
+
+// IgnoreResources leaves resources to others to account for.
+func (p *Profile) IgnoreResources(resources []string) {
+	for _, rule := range p.Filters {
+		if fit, ok := rule.(*NodeResourcesFit); ok {
+			fit.ignored = append(fit.ignored, resources...)
+		}
+	}
+}
+
+// FirstTopologyPlugin is the place of the first of PodTopologySpread and InterPodAffinity.
+func (p *Profile) FirstTopologyPlugin() int {
+	if p.SpreadOrder < 0 || p.AffinityOrder >= 0 && p.AffinityOrder < p.SpreadOrder {
+		return p.AffinityOrder
+	}
+	return p.SpreadOrder
+}
+
+// maxTotal bounds the sum of all scores of a node, so that it fits into the keys nodes are ordered by.
+const maxTotal = 1 << 31
+
+// pluginsWithoutCell rules score without room in a cell: the first three are scaled, the others about neighbours.
+var pluginsWithoutCell = []string{TaintTolerationName, NodeAffinityName, DynamicResourcesName, PodTopologySpreadName, InterPodAffinityName}
+
+// NewProfile makes a profile as a configuration file describes it.
+func NewProfile(file *configv1.KubeSchedulerProfile) (*Profile, error) {
+	p := &Profile{Name: corev1.DefaultSchedulerName, Hints: map[string][]QueueingHint{}, SpreadOrder: -1, AffinityOrder: -1}
+	if file.SchedulerName != nil {
+		p.Name = *file.SchedulerName
+	}
+	if err := p.build(file); err != nil {
+		return nil, fmt.Errorf("creating profile for scheduler name %s: %w", p.Name, err)
+	}
+	return p, nil
+}
+
+func (p *Profile) build(file *configv1.KubeSchedulerProfile) error {
+	arguments := map[string][]byte{}
+	for _, c := range file.PluginConfig {
+		if _, twice := arguments[c.Name]; twice {
+			return fmt.Errorf("repeated config for plugin %s", c.Name)
+		}
+		arguments[c.Name] = RawArguments(c.Args)
+	}
+	plugins := file.Plugins
+	if plugins == nil {
+		plugins = &configv1.Plugins{}
+	}
+	order, parts, err := arrange(plugins)
+	if err != nil {
+		return err
+	}
+	local, total := 0, int64(0)
+	made := map[string]Plugin{}
+	for _, maker := range order {
+		rule, err := maker.Make(arguments[maker.Name])
+		if err != nil {
+			return fmt.Errorf("initializing plugin %q: %w", maker.Name, err)
+		}
+		made[maker.Name] = rule
+		if part := parts[maker.Name]; part.score && extends(rule, "score") {
+			total += part.weight * MaxScore
+			if !slices.Contains(pluginsWithoutCell, maker.Name) {
+				local++
+			}
+		}
+	}
+	if err := checkExtensionPoints(plugins, made, p.Name); err != nil {
+		return err
+	}
+	if local > MaxLocalScores {
+		return fmt.Errorf("more than %d rules score nodes beside %v", MaxLocalScores, pluginsWithoutCell)
+	}
+	if total >= maxTotal {
+		return errors.New("total score of Score plugins could overflow")
+	}
+	for _, maker := range order {
+		p.add(made[maker.Name], parts[maker.Name])
+	}
+	for _, name := range filterOrder(plugins, order, parts) {
+		p.addFilter(made[name])
+	}
+	return nil
+}
+
+func (p *Profile) add(rule Plugin, part extensionPoints) {
+	if h, ok := rule.(HintPlugin); ok {
+		p.Hints[rule.Name()] = h.Hints()
+	}
+	switch r := rule.(type) {
+	case *podTopologySpread:
+		if p.Spread = r; part.score {
+			p.SpreadWeight = part.weight
+		}
+	case *interPodAffinity:
+		if p.Affinity = r; part.score {
+			p.AffinityWeight = part.weight
+		}
+	case *DefaultPreemption:
+		if part.postFilter {
+			p.Preemption = r
+		}
+	case schedulingGates:
+		p.SchedulingGates = part.preEnqueue
+	case *volumeBinding:
+		p.VolumeBinding = r
+	case *dynamicResources:
+		p.DynamicResources, p.DeallocatesClaims = r, part.postFilter
+	}
+	if x, ok := rule.(ScorePlugin); ok && part.score {
+		p.Scorers = append(p.Scorers, WeightedScorePlugin{Plugin: x, Weight: part.weight})
+	}
+}
+
+// addFilter lets a rule filter, after those that do already.
+func (p *Profile) addFilter(rule Plugin) {
+	switch r := rule.(type) {
+	case *podTopologySpread:
+		p.SpreadOrder = len(p.Filters)
+		p.Filters = append(p.Filters, nil)
+	case *interPodAffinity:
+		p.AffinityOrder = len(p.Filters)
+		p.Filters = append(p.Filters, nil)
+	case FilterPlugin:
+		p.Filters = append(p.Filters, r)
+	}
+}
+
+// MaxLocalScores is how many scores of 0 to MaxScore a cell has room for.
+const MaxLocalScores = 6
+
+// MayHelp asks the plugins that rejected a pod whether a change may make it schedulable.
+func (p *Profile) MayHelp(s *snapshot.Snapshot, pod *corev1.Pod, rejectedBy []string, e *Event) bool {
+	// A change of another pod does not concern the hints about the pod itself.
+	if e.Resource == TargetPod && asPod(e.New).UID != pod.UID {
+		return false
+	}
+	for _, plugin := range rejectedBy {
+		hints, known := p.Hints[plugin]
+		if !known {
+			return true // an extender, or a plugin that gives no hints
+		}
+		for i := range hints {
+			h := &hints[i]
+			if h.Resource == e.Resource && h.Action&e.Action != 0 && (h.Helps == nil || h.Helps(s, pod, e.Old, e.New)) {
+				return true
+			}
+		}
+	}
+	return false
+}

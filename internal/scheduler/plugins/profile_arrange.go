@@ -1,0 +1,194 @@
+package plugins
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+)
+
+// builtIn are the names upstream's files use for what here is not a rule but the way things are, and the points these are at.
+var builtIn = map[string]string{"PrioritySort": "queueSort", "DefaultBinder": "bind"}
+
+// extensionPoints is where a rule takes part, and with what weight.
+type extensionPoints struct {
+	filter, score, postFilter, preEnqueue bool
+	weight                                int64
+}
+
+// extensionPoint is a place where rules take part, as configuration files name it: by a field, and by upstream's type in what is said of mistakes.
+type extensionPoint struct {
+	Field, kind string
+	Set         configv1.PluginSet
+}
+
+func ExtensionPointsOf(file *configv1.Plugins) []extensionPoint {
+	if file == nil {
+		return nil
+	}
+	return []extensionPoint{
+		{"multiPoint", "PreFilterPlugin", file.MultiPoint},
+		{"preFilter", "PreFilterPlugin", file.PreFilter}, {"filter", "FilterPlugin", file.Filter}, {"postFilter", "PostFilterPlugin", file.PostFilter},
+		{"reserve", "ReservePlugin", file.Reserve}, {"preScore", "PreScorePlugin", file.PreScore}, {"score", "ScorePlugin", file.Score},
+		{"preBind", "PreBindPlugin", file.PreBind}, {"bind", "BindPlugin", file.Bind}, {"postBind", "PostBindPlugin", file.PostBind},
+		{"permit", "PermitPlugin", file.Permit}, {"preEnqueue", "PreEnqueuePlugin", file.PreEnqueue}, {"queueSort", "QueueSortPlugin", file.QueueSort},
+		{"placementGenerate", "PlacementGeneratePlugin", file.PlacementGenerate}, {"placementScore", "PlacementScorePlugin", file.PlacementScore},
+		{"podGroupPostFilter", "PodGroupPostFilterPlugin", file.PodGroupPostFilter},
+	}
+}
+
+// extends reports whether a rule has something to do at a point: where upstream's plugin of that name has, and a rule of one's own where it filters
+// and scores.
+func extends(rule Plugin, field string) bool {
+	_, spreads := rule.(*podTopologySpread)
+	_, attracts := rule.(*interPodAffinity)
+	_, filters := rule.(FilterPlugin)
+	_, scores := rule.(ScorePlugin)
+	isOne := func(names ...string) bool { return slices.Contains(names, rule.Name()) }
+	switch field {
+	case "preFilter", "filter":
+		return filters || spreads || attracts
+	case "preScore":
+		return (scores || spreads || attracts) && !isOne(ImageLocalityName, DynamicResourcesName)
+	case "score":
+		return scores || spreads || attracts
+	case "postFilter", "podGroupPostFilter":
+		return isOne(DefaultPreemptionName, DynamicResourcesName)
+	case "preEnqueue":
+		return isOne(SchedulingGatesName, DefaultPreemptionName, DynamicResourcesName)
+	case "reserve", "preBind":
+		return isOne(VolumeBindingName, DynamicResourcesName)
+	case "placementScore":
+		return isOne(NodeResourcesFitName)
+	}
+	return false
+}
+
+// checkExtensionPoints looks for rules at points where they have nothing to do, and for points that nobody serves.
+func checkExtensionPoints(file *configv1.Plugins, made map[string]Plugin, profile string) error {
+	for _, at := range ExtensionPointsOf(file)[1:] {
+		for _, plugin := range at.Set.Enabled {
+			fits := at.Field == builtIn[plugin.Name]
+			if rule := made[plugin.Name]; rule != nil {
+				fits = extends(rule, at.Field)
+			}
+			if !fits {
+				return fmt.Errorf("plugin %q does not extend %s plugin", plugin.Name, at.kind)
+			}
+		}
+	}
+	switch {
+	case !isEnabled(file, file.QueueSort, "PrioritySort"):
+		return fmt.Errorf("only one queue sort plugin required for profile with scheduler name %q, but got 0", profile)
+	case !isEnabled(file, file.Bind, "DefaultBinder"):
+		return fmt.Errorf("at least one bind plugin is needed for profile with scheduler name %q", profile)
+	}
+	return nil
+}
+
+// isEnabled reports whether what is always done here is also wanted by the file.
+func isEnabled(file *configv1.Plugins, own configv1.PluginSet, name string) bool {
+	everywhere := contains(file.MultiPoint.Enabled, name) || !isDisabled(file.MultiPoint, name)
+	return contains(own.Enabled, name) || everywhere && !isDisabled(own, name)
+}
+
+func contains(plugins []configv1.Plugin, name string) bool {
+	return slices.ContainsFunc(plugins, func(p configv1.Plugin) bool { return p.Name == name })
+}
+
+func isDisabled(set configv1.PluginSet, name string) bool {
+	return contains(set.Disabled, name) || contains(set.Disabled, "*")
+}
+
+// weightIn is a rule's weight where a file enables it: without a number, 1.
+func weightIn(plugins []configv1.Plugin, name string) int64 {
+	i := slices.IndexFunc(plugins, func(p configv1.Plugin) bool { return p.Name == name })
+	if w := plugins[i].Weight; w != nil && *w != 0 {
+		return int64(*w)
+	}
+	return 1
+}
+
+// arrange finds which rules a profile has, in order, and where each takes part. As in upstream, multiPoint enables a rule
+// wherever it can take part, and the sets of single points add to that or take away from it.
+func arrange(file *configv1.Plugins) ([]Factory, map[string]extensionPoints, error) {
+	makers := map[string]Factory{}
+	var order []Factory
+	for _, m := range Registry {
+		makers[m.Name] = m
+		if !m.Optional && !isDisabled(file.MultiPoint, m.Name) {
+			order = append(order, m)
+		}
+	}
+	for _, at := range ExtensionPointsOf(file) {
+		for i, plugin := range at.Set.Enabled {
+			m, known := makers[plugin.Name]
+			if _, here := builtIn[plugin.Name]; !known && !here {
+				return nil, nil, fmt.Errorf("%s %q does not exist", at.kind, plugin.Name)
+			}
+			if contains(at.Set.Enabled[:i], plugin.Name) {
+				return nil, nil, fmt.Errorf("plugin %q already registered as %q", plugin.Name, at.kind)
+			}
+			if known && !slices.ContainsFunc(order, func(other Factory) bool { return other.Name == m.Name }) {
+				order = append(order, m)
+			}
+		}
+	}
+	parts := map[string]extensionPoints{}
+	for _, m := range order {
+		everywhere := contains(file.MultiPoint.Enabled, m.Name) || !m.Optional && !isDisabled(file.MultiPoint, m.Name)
+		at := func(set configv1.PluginSet) bool {
+			return contains(set.Enabled, m.Name) || everywhere && !isDisabled(set, m.Name)
+		}
+		part := extensionPoints{
+			filter: at(file.Filter), score: at(file.Score), postFilter: at(file.PostFilter), preEnqueue: at(file.PreEnqueue), weight: max(m.Weight, 1),
+		}
+		switch {
+		case contains(file.Score.Enabled, m.Name):
+			part.weight = weightIn(file.Score.Enabled, m.Name)
+		case contains(file.MultiPoint.Enabled, m.Name):
+			part.weight = weightIn(file.MultiPoint.Enabled, m.Name)
+		}
+		parts[m.Name] = part
+	}
+	return order, parts, nil
+}
+
+// filterOrder is the order in which rules filter: first those that stand everywhere and are named for filtering once more, as named there; then
+// the others that stand everywhere; then those that only filter.
+func filterOrder(file *configv1.Plugins, order []Factory, parts map[string]extensionPoints) (names []string) {
+	everywhere := func(name string) bool {
+		i := slices.IndexFunc(order, func(m Factory) bool { return m.Name == name })
+		return i >= 0 && !isDisabled(file.Filter, name) && (contains(file.MultiPoint.Enabled, name) || !order[i].Optional && !isDisabled(file.MultiPoint, name))
+	}
+	for _, plugin := range file.Filter.Enabled {
+		if everywhere(plugin.Name) {
+			names = append(names, plugin.Name)
+		}
+	}
+	for _, m := range order {
+		if everywhere(m.Name) && !contains(file.Filter.Enabled, m.Name) {
+			names = append(names, m.Name)
+		}
+	}
+	for _, plugin := range file.Filter.Enabled {
+		if !everywhere(plugin.Name) && parts[plugin.Name].filter {
+			names = append(names, plugin.Name)
+		}
+	}
+	return names
+}
+
+func RawArguments(args runtime.RawExtension) []byte {
+	if len(args.Raw) > 0 {
+		return args.Raw
+	}
+	if args.Object == nil {
+		return nil
+	}
+	// Arguments given as objects, by code, are of types that always encode.
+	data, _ := json.Marshal(args.Object)
+	return data
+}

@@ -1,0 +1,29 @@
+package plugins
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// schedulingGates hold a pod back until somebody removes them. The queue asks; no node is looked at.
+type schedulingGates struct{}
+
+func (schedulingGates) Name() string { return SchedulingGatesName }
+
+func (schedulingGates) Hints() []QueueingHint {
+	return []QueueingHint{{Resource: TargetPod, Action: UpdatePodGates}}
+}
+
+// GateMessage says what a pod waits for; it is empty for a pod without gates.
+func GateMessage(pod *corev1.Pod) string {
+	if len(pod.Spec.SchedulingGates) == 0 {
+		return ""
+	}
+	names := make([]string, len(pod.Spec.SchedulingGates))
+	for i, gate := range pod.Spec.SchedulingGates {
+		names[i] = gate.Name
+	}
+	return fmt.Sprintf("waiting for scheduling gates: [%s]", strings.Join(names, " "))
+}

@@ -1,0 +1,429 @@
+package queue
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/snapshot"
+)
+
+// maxUnschedulableDuration is how long a pod that was refused waits at most: then it is tried again even if nothing seems to have helped.
+const maxUnschedulableDuration = 5 * time.Minute
+
+// Queue holds the pods that want a node. A pod is in one of four places:
+//
+//   - active: to be tried next, the highest priority first, then the one that came first;
+//   - backoff: tried in vain a moment ago, and something has changed that may help, or the try itself failed;
+//   - waiting: refused, until a change that may help; gated pods wait too, for their gates to be removed;
+//   - flying: taken out to be tried. Changes are remembered meanwhile, for they may help if the try fails.
+//
+// A Queue is not safe for use by several goroutines at once, and has no clock.
+type Queue struct {
+	profiles       map[string]*plugins.Profile
+	initialBackoff time.Duration
+	maxBackoff     time.Duration
+	activeQ        podHeap
+	// backoffQ holds pods that were refused, which need not wait when nobody else wants to be tried; erred those whose try failed.
+	backoffQ, errorBackoffQ podHeap
+	UnschedulablePods       map[types.UID]*QueuedPod
+	All                     map[types.UID]*QueuedPod
+	inFlight                int
+	InFlightEvents          []plugins.Event // since the oldest flying pod was taken out
+	registeredEvents        map[plugins.Resource]plugins.Action
+	// KeepAllEvents queues remember every change: there is somebody, a rule without hints or an extender, whom any may make think again.
+	KeepAllEvents bool
+	nextFlush     time.Time
+	// ClaimsMissing reports that something a pod names is not there yet: then it is not tried at all. It may be nil.
+	ClaimsMissing func(pod *corev1.Pod) bool
+	// OnAdd is told of every pod that comes to a place, and which event brought it; it may be nil.
+	OnAdd func(to Location, gated bool, event string)
+}
+
+// Location is where a pod is.
+type Location uint8
+
+const (
+	NotQueued Location = iota
+	InActiveQ
+	InBackoffQ
+	InUnschedulablePods
+	IsInFlight
+)
+
+// QueuedPod is a pod in the queue.
+type QueuedPod struct {
+	PodInfo *snapshot.PodInfo
+	// timestamp orders pods of equal priority: when the pod came, or last came back.
+	timestamp    time.Time
+	arrived      time.Time
+	FirstAttempt time.Time
+	Attempts     int
+	// unschedulableCount and errors count failed tries; they make the backoff longer.
+	unschedulableCount, consecutiveErrors int
+	backoffEnd                            time.Time // end of backoff
+	RejectedBy                            []string  // that refused the pod when it was last tried
+	Gated                                 bool
+	// blocked pods wait whatever happens; helped is the event that would have woken one meanwhile.
+	blocked        bool
+	pendingEvent   string
+	Location       Location
+	heap           *podHeap // active or in backoff
+	index          int      // in its heap
+	firstEvent     int      // flying: place in Queue.happened when taken out
+	WaitsForClaims bool     // it waits, without a try, for what it names
+}
+
+// New makes an empty queue for the profiles. Backoff doubles from initial to most.
+func New(profiles map[string]*plugins.Profile, initial, most time.Duration) *Queue {
+	q := &Queue{
+		profiles: profiles, initialBackoff: initial, maxBackoff: most,
+		UnschedulablePods: map[types.UID]*QueuedPod{}, All: map[types.UID]*QueuedPod{}, registeredEvents: map[plugins.Resource]plugins.Action{},
+	}
+	q.activeQ.before = func(a, b *QueuedPod) bool {
+		if x, y := snapshot.PriorityOf(a.PodInfo.Pod), snapshot.PriorityOf(b.PodInfo.Pod); x != y {
+			return x > y
+		}
+		return a.timestamp.Before(b.timestamp)
+	}
+	q.backoffQ.before = func(a, b *QueuedPod) bool {
+		if !a.backoffEnd.Equal(b.backoffEnd) {
+			return a.backoffEnd.Before(b.backoffEnd)
+		}
+		return q.activeQ.before(a, b)
+	}
+	q.errorBackoffQ.before = q.backoffQ.before
+	for _, p := range profiles {
+		q.KeepAllEvents = q.KeepAllEvents || slices.ContainsFunc(p.Filters, func(r plugins.FilterPlugin) bool {
+			_, hints := r.(plugins.HintPlugin)
+			return r != nil && !hints
+		})
+		for _, hints := range p.Hints {
+			for _, h := range hints {
+				q.registeredEvents[h.Resource] |= h.Action
+			}
+		}
+	}
+	return q
+}
+
+// Len counts the pods by place.
+func (q *Queue) Len() (active, backoff, waiting, flying int) {
+	return len(q.activeQ.pods), len(q.backoffQ.pods) + len(q.errorBackoffQ.pods), len(q.UnschedulablePods), q.inFlight
+}
+
+// Add takes in a pod that has no node yet.
+func (q *Queue) Add(info *snapshot.PodInfo, now time.Time) {
+	if old := q.All[info.Pod.UID]; old != nil {
+		old.PodInfo = info
+		return
+	}
+	p := &QueuedPod{PodInfo: info, timestamp: now, arrived: now}
+	q.All[info.Pod.UID] = p
+	q.put(p, InActiveQ, eventPodAdded)
+}
+
+// What brings a pod to a place besides changes in the cluster, by upstream's names.
+const (
+	eventPodAdded       = "UnscheduledPodAdd"
+	eventFailed         = "ScheduleAttemptFailure"
+	eventBackoffOver    = "BackoffComplete"
+	eventPopFromBackoff = "PopFromBackoffQ"
+	eventTimeout        = "UnschedulableTimeout"
+	eventActivated      = "ForceActivate"
+)
+
+// put moves a pod to a place. A pod with gates always waits, as does one that is incomplete.
+func (q *Queue) put(p *QueuedPod, to Location, event string) {
+	q.take(p)
+	p.Gated = q.isGated(p.PodInfo.Pod)
+	if p.Gated && to != IsInFlight {
+		to = InUnschedulablePods
+		if !slices.Contains(p.RejectedBy, plugins.SchedulingGatesName) {
+			p.RejectedBy = append(p.RejectedBy, plugins.SchedulingGatesName)
+		}
+	}
+	p.WaitsForClaims = (to == InActiveQ || to == InBackoffQ) && q.ClaimsMissing != nil && q.ClaimsMissing(p.PodInfo.Pod)
+	if p.WaitsForClaims {
+		to = InUnschedulablePods
+		if !slices.Contains(p.RejectedBy, plugins.DynamicResourcesName) {
+			p.RejectedBy = append(p.RejectedBy, plugins.DynamicResourcesName)
+		}
+	}
+	p.Location = to
+	if q.OnAdd != nil && to != IsInFlight {
+		q.OnAdd(to, p.Gated || p.WaitsForClaims, event)
+	}
+	switch to {
+	case InActiveQ:
+		q.push(&q.activeQ, p)
+	case InBackoffQ:
+		if len(p.RejectedBy) > 0 {
+			q.push(&q.backoffQ, p)
+		} else {
+			q.push(&q.errorBackoffQ, p)
+		}
+	case InUnschedulablePods:
+		q.UnschedulablePods[p.PodInfo.Pod.UID] = p
+	case IsInFlight:
+		q.inFlight++
+	}
+}
+
+func (q *Queue) push(to *podHeap, p *QueuedPod) {
+	p.heap = to
+	heap.Push(to, p)
+}
+
+// take removes a pod from where it is.
+func (q *Queue) take(p *QueuedPod) {
+	switch p.Location {
+	case InActiveQ, InBackoffQ:
+		heap.Remove(p.heap, p.index)
+	case InUnschedulablePods:
+		delete(q.UnschedulablePods, p.PodInfo.Pod.UID)
+	case IsInFlight:
+		if q.inFlight--; q.inFlight == 0 {
+			q.InFlightEvents = nil
+		}
+	}
+	p.Location = NotQueued
+}
+
+func (q *Queue) isGated(pod *corev1.Pod) bool {
+	profile := q.profiles[pod.Spec.SchedulerName]
+	return profile != nil && profile.SchedulingGates && len(pod.Spec.SchedulingGates) > 0
+}
+
+// Update takes over a pod's new state. A pod that waits is tried again if the change may help it.
+func (q *Queue) Update(s *snapshot.Snapshot, old *corev1.Pod, info *snapshot.PodInfo, now time.Time) {
+	p := q.All[info.Pod.UID]
+	if p == nil {
+		q.Add(info, now)
+		return
+	}
+	p.PodInfo = info
+	event := plugins.Event{Resource: plugins.TargetPod, Action: plugins.PodUpdateActions(old, info.Pod), Old: old, New: info.Pod}
+	switch p.Location {
+	case InActiveQ, InBackoffQ:
+		heap.Fix(p.heap, p.index)
+	case IsInFlight:
+		q.InFlightEvents = append(q.InFlightEvents, event)
+	case InUnschedulablePods:
+		if p.Gated && !q.isGated(info.Pod) {
+			event.Action = plugins.UpdatePodGates
+			q.put(p, InActiveQ, event.Label())
+			return
+		}
+		for _, part := range event.Split() {
+			if q.mayHelp(s, p, &part) {
+				q.requeue(p, now, part.Label())
+				return
+			}
+		}
+	}
+}
+
+// Delete forgets a pod.
+func (q *Queue) Delete(uid types.UID) {
+	if p := q.All[uid]; p != nil {
+		q.take(p)
+		delete(q.All, uid)
+	}
+}
+
+// Pop takes out the next pod to try. When there is none, it tells when to look again at the latest.
+func (q *Queue) Pop(now time.Time) (*QueuedPod, time.Duration) {
+	q.flush(now)
+	for _, h := range []*podHeap{&q.backoffQ, &q.errorBackoffQ} {
+		for len(h.pods) > 0 && !h.pods[0].backoffEnd.After(now) {
+			q.put(h.pods[0], InActiveQ, eventBackoffOver)
+		}
+	}
+	var p *QueuedPod
+	switch {
+	case len(q.activeQ.pods) > 0:
+		p = q.activeQ.pods[0]
+	case len(q.backoffQ.pods) > 0:
+		// Nobody else wants to be tried, and something has changed that may help: there is no reason to wait.
+		p = q.backoffQ.pods[0]
+		if q.OnAdd != nil {
+			q.OnAdd(InActiveQ, false, eventPopFromBackoff)
+		}
+	default:
+		wait := q.nextFlush.Sub(now)
+		if len(q.errorBackoffQ.pods) > 0 {
+			wait = min(wait, q.errorBackoffQ.pods[0].backoffEnd.Sub(now))
+		}
+		return nil, max(wait, time.Millisecond)
+	}
+	q.put(p, IsInFlight, "")
+	p.firstEvent = len(q.InFlightEvents)
+	if p.Attempts++; p.Attempts == 1 {
+		p.FirstAttempt = now
+	}
+	return p, 0
+}
+
+// flush wakes pods that have waited too long.
+func (q *Queue) flush(now time.Time) {
+	if now.Before(q.nextFlush) {
+		return
+	}
+	q.nextFlush = now.Add(30 * time.Second)
+	for _, p := range q.UnschedulablePods {
+		if !p.Gated && now.Sub(p.timestamp) > maxUnschedulableDuration {
+			q.requeue(p, now, eventTimeout)
+		}
+	}
+}
+
+// Done forgets a pod that was taken out: it has a node now, or is gone.
+func (q *Queue) Done(uid types.UID) { q.Delete(uid) }
+
+// AddUnschedulable takes back a pod that was tried in vain. rules are those that refused it; without any the try itself failed.
+func (q *Queue) AddUnschedulable(s *snapshot.Snapshot, p *QueuedPod, rules []string, now time.Time) {
+	if q.All[p.PodInfo.Pod.UID] != p {
+		return // deleted meanwhile
+	}
+	p.RejectedBy = rules
+	if len(rules) == 0 {
+		p.consecutiveErrors++
+	} else {
+		p.unschedulableCount++
+		p.consecutiveErrors = 0
+	}
+	p.timestamp = now
+	p.backoffEnd = backoffEndOf(now, q.backoffOf(p))
+	var missed []plugins.Event
+	if p.Location == IsInFlight {
+		missed = slices.Clone(q.InFlightEvents[min(p.firstEvent, len(q.InFlightEvents)):])
+	}
+	switch {
+	case len(rules) == 0:
+		q.put(p, InBackoffQ, eventFailed)
+	case slices.ContainsFunc(missed, func(e plugins.Event) bool { return q.mayHelp(s, p, &e) }):
+		q.requeue(p, now, eventFailed)
+	default:
+		q.put(p, InUnschedulablePods, eventFailed)
+	}
+}
+
+// backoffEndOf is when a backoff that begins now is over: at a full second, so that pods whose time comes within the same one are tried by
+// their priority.
+func backoffEndOf(now time.Time, backoff time.Duration) time.Time {
+	if backoff == 0 {
+		return now
+	}
+	end := now.Add(backoff)
+	if whole := end.Truncate(time.Second); whole.Before(end) {
+		return whole.Add(time.Second)
+	}
+	return end
+}
+
+// backoffOf is how long a pod waits after a failed try.
+func (q *Queue) backoffOf(p *QueuedPod) time.Duration {
+	tries := p.unschedulableCount
+	if p.consecutiveErrors > 0 {
+		tries = p.consecutiveErrors
+	}
+	if tries == 0 {
+		return 0
+	}
+	if shift := tries - 1; q.initialBackoff <= q.maxBackoff>>shift {
+		return q.initialBackoff << shift
+	}
+	return q.maxBackoff
+}
+
+// requeue moves a pod that something may have helped to where it is tried again.
+func (q *Queue) requeue(p *QueuedPod, now time.Time, event string) {
+	switch {
+	case p.blocked:
+		p.pendingEvent = event
+		if p.Location != InUnschedulablePods {
+			q.put(p, InUnschedulablePods, event)
+		}
+	case p.backoffEnd.After(now):
+		q.put(p, InBackoffQ, event)
+	default:
+		q.put(p, InActiveQ, event)
+	}
+}
+
+// Block lets a pod that is being tried wait until Release, once it is back: what its try has set going is not finished.
+func (q *Queue) Block(p *QueuedPod) { p.blocked, p.pendingEvent = true, "" }
+
+// Unblock lets a held pod be tried again: at once if retry is set, or else when a change may help it, or has done so meanwhile.
+func (q *Queue) Unblock(uid types.UID, now time.Time, retry bool) {
+	p := q.All[uid]
+	if p == nil || !p.blocked {
+		return
+	}
+	p.blocked = false
+	switch {
+	case p.Location != InUnschedulablePods:
+	case retry:
+		q.put(p, InActiveQ, eventActivated)
+	case p.pendingEvent != "":
+		q.requeue(p, now, p.pendingEvent)
+	}
+}
+
+// MoveToActiveOrBackoff wakes the waiting pods a change may help. only, if set, limits which. It reports whether it woke any.
+func (q *Queue) MoveToActiveOrBackoff(s *snapshot.Snapshot, e plugins.Event, now time.Time, only func(*corev1.Pod) bool) bool {
+	if e.Resource == "" || !q.KeepAllEvents && q.registeredEvents[e.Resource]&e.Action == 0 {
+		return false
+	}
+	if q.inFlight > 0 {
+		q.InFlightEvents = append(q.InFlightEvents, e)
+	}
+	var woken []*QueuedPod
+	for _, p := range q.UnschedulablePods {
+		if !p.Gated && (only == nil || only(p.PodInfo.Pod)) && q.mayHelp(s, p, &e) {
+			woken = append(woken, p)
+		}
+	}
+	for _, p := range woken {
+		q.requeue(p, now, e.Label())
+	}
+	return len(woken) > 0
+}
+
+// mayHelp asks the rules that refused a pod whether a change may help it.
+func (q *Queue) mayHelp(s *snapshot.Snapshot, p *QueuedPod, e *plugins.Event) bool {
+	if len(p.RejectedBy) == 0 {
+		return true
+	}
+	profile := q.profiles[p.PodInfo.Pod.Spec.SchedulerName]
+	return profile == nil || profile.MayHelp(s, p.PodInfo.Pod, p.RejectedBy, e)
+}
+
+// podHeap is a heap of pods for container/heap.
+type podHeap struct {
+	pods   []*QueuedPod
+	before func(a, b *QueuedPod) bool
+}
+
+func (h *podHeap) Len() int           { return len(h.pods) }
+func (h *podHeap) Less(i, j int) bool { return h.before(h.pods[i], h.pods[j]) }
+func (h *podHeap) Swap(i, j int) {
+	h.pods[i], h.pods[j] = h.pods[j], h.pods[i]
+	h.pods[i].index, h.pods[j].index = i, j
+}
+func (h *podHeap) Push(x any) {
+	p := x.(*QueuedPod)
+	p.index = len(h.pods)
+	h.pods = append(h.pods, p)
+}
+func (h *podHeap) Pop() any {
+	last := h.pods[len(h.pods)-1]
+	h.pods[len(h.pods)-1] = nil
+	h.pods = h.pods[:len(h.pods)-1]
+	return last
+}

@@ -1,0 +1,1239 @@
+package queue
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+
+	"skiff/internal/scheduler/plugins"
+	"skiff/internal/scheduler/schedulertest"
+	"skiff/internal/scheduler/snapshot"
+)
+
+func testQueue() *Queue {
+	p := plugins.DefaultProfile()
+	return New(map[string]*plugins.Profile{p.Name: p}, time.Second, 10*time.Second)
+}
+
+// queueStory is a queue and what has come to its places.
+type queueStory struct {
+	t      *testing.T
+	q      *Queue
+	s      *snapshot.Snapshot
+	now    time.Time
+	flying map[string]*QueuedPod
+	came   []string
+}
+
+func newQueueStory(t *testing.T) *queueStory {
+	w := &queueStory{t: t, q: testQueue(), s: snapshot.NewSnapshot(), now: time.Unix(1000, 0), flying: map[string]*QueuedPod{}}
+	w.listen()
+	return w
+}
+
+func (w *queueStory) listen() {
+	names := map[Location]string{InActiveQ: "active", InBackoffQ: "backoff", InUnschedulablePods: "waiting"}
+	w.q.OnAdd = func(to Location, gated bool, event string) {
+		name := names[to]
+		if gated {
+			name = "gated"
+		}
+		w.came = append(w.came, name+":"+event)
+	}
+}
+
+// after lets time go by.
+func (w *queueStory) after(d time.Duration) { w.now = w.now.Add(d) }
+
+// add lets pods come, a millisecond apart.
+func (w *queueStory) add(pods ...*corev1.Pod) {
+	w.t.Helper()
+	for _, p := range pods {
+		w.q.Add(infoOf(w.t, p), w.now)
+		w.after(time.Millisecond)
+	}
+}
+
+// pop takes out pods and expects these, in order; "" stands for none.
+func (w *queueStory) pop(names ...string) {
+	w.t.Helper()
+	for _, want := range names {
+		p, wait := w.q.Pop(w.now)
+		got := ""
+		if p != nil {
+			got = p.PodInfo.Pod.Name
+			w.flying[got] = p
+		} else if wait <= 0 || wait > 30*time.Second {
+			w.t.Errorf("look again after %v", wait)
+		}
+		if got != want {
+			w.t.Fatalf("popped %q, want %q", got, want)
+		}
+	}
+}
+
+// back returns a pod that was taken out; without rules the try failed by itself.
+func (w *queueStory) back(name string, rules ...string) {
+	w.q.AddUnschedulable(w.s, w.flying[name], rules, w.now)
+	delete(w.flying, name)
+}
+
+// refused tries a pod in vain.
+func (w *queueStory) refused(name string, rules ...string) {
+	w.t.Helper()
+	w.pop(name)
+	w.back(name, rules...)
+}
+
+func (w *queueStory) happens(e plugins.Event) bool {
+	return w.q.MoveToActiveOrBackoff(w.s, e, w.now, nil)
+}
+
+func (w *queueStory) update(old, now *corev1.Pod) {
+	w.t.Helper()
+	w.q.Update(w.s, old, infoOf(w.t, now), w.now)
+}
+
+// is compares where the pods are. Pods whose try failed are marked !, gated ones *, held ones #.
+func (w *queueStory) is(want string) {
+	w.t.Helper()
+	if got := placesOf(w.q); got != want {
+		w.t.Fatalf("%s, want %s", got, want)
+	}
+}
+
+// told compares what has come to the places since the last time.
+func (w *queueStory) told(want ...string) {
+	w.t.Helper()
+	if !slices.Equal(w.came, want) {
+		w.t.Fatalf("came %v, want %v", w.came, want)
+	}
+	w.came = nil
+}
+
+func placesOf(q *Queue) string {
+	var parts []string
+	tell := func(place string, names []string) {
+		if len(names) > 0 {
+			parts = append(parts, place+"["+strings.Join(names, " ")+"]")
+		}
+	}
+	ordered := func(h *podHeap, mark string) (names []string) {
+		pods := slices.Clone(h.pods)
+		slices.SortFunc(pods, func(a, b *QueuedPod) int {
+			switch {
+			case h.before(a, b):
+				return -1
+			case h.before(b, a):
+				return 1
+			}
+			return 0
+		})
+		for _, p := range pods {
+			names = append(names, p.PodInfo.Pod.Name+mark)
+		}
+		return names
+	}
+	tell("active", ordered(&q.activeQ, ""))
+	tell("backoff", append(ordered(&q.backoffQ, ""), ordered(&q.errorBackoffQ, "!")...))
+	var waiting, flying []string
+	for _, p := range q.All {
+		name := p.PodInfo.Pod.Name
+		if p.Gated {
+			name += "*"
+		}
+		if p.blocked {
+			name += "#"
+		}
+		switch p.Location {
+		case InUnschedulablePods:
+			waiting = append(waiting, name)
+		case IsInFlight:
+			flying = append(flying, name)
+		}
+	}
+	slices.Sort(waiting)
+	slices.Sort(flying)
+	tell("waiting", waiting)
+	tell("flying", flying)
+	active, backoff, waits, flies := q.Len()
+	if active != len(q.activeQ.pods) || backoff != len(q.backoffQ.pods)+len(q.errorBackoffQ.pods) || waits != len(waiting) || flies != len(flying) || len(q.All) != active+backoff+waits+flies {
+		parts = append(parts, fmt.Sprint("but counted ", active, backoff, waits, flies, " of ", len(q.All)))
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestQueue(t *testing.T) {
+	const fit, byName, byTaint = plugins.NodeResourcesFitName, plugins.NodeNameName, plugins.TaintTolerationName
+	for name, tell := range map[string]func(w *queueStory){
+		// Order.
+		"the highest priority first, then who came first": func(w *queueStory) {
+			w.add(schedulertest.TestPod("low-1", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(5)), schedulertest.TestPod("low-2", schedulertest.Priority(1)), schedulertest.TestPod("none"))
+			w.is("active[high low-1 low-2 none]")
+			w.pop("high", "low-1", "low-2", "none", "")
+		},
+		"priorities from the lowest to the highest": func(w *queueStory) {
+			w.add(schedulertest.TestPod("least", schedulertest.Priority(math.MinInt32)), schedulertest.TestPod("minus", schedulertest.Priority(-1)), schedulertest.TestPod("none"), schedulertest.TestPod("zero", schedulertest.Priority(0)), schedulertest.TestPod("most", schedulertest.Priority(math.MaxInt32)))
+			w.pop("most", "none", "zero", "minus", "least", "")
+		},
+		"who comes back goes behind those who came meanwhile": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byName)
+			w.after(time.Millisecond)
+			w.add(schedulertest.TestPod("b"))
+			w.after(time.Minute)
+			w.happens(aNodeCame)
+			w.add(schedulertest.TestPod("c"))
+			w.is("active[a b c]")
+			w.pop("a", "b", "c")
+		},
+		"a try counts as coming anew": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.add(schedulertest.TestPod("b"))
+			w.after(time.Second)
+			w.back("a", byName)
+			w.after(time.Minute)
+			w.happens(aNodeCame)
+			w.is("active[b a]")
+		},
+		"a more important pod goes first even if it comes back": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)))
+			w.refused("a", byName)
+			w.add(schedulertest.TestPod("b"))
+			w.after(time.Minute)
+			w.happens(aNodeCame)
+			w.pop("a", "b")
+		},
+		"a pod that comes twice is there once, with its last state": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("new", "yes")))
+			w.is("active[a]")
+			w.pop("a", "")
+			if w.flying["a"].PodInfo.Pod.Labels["new"] != "yes" {
+				w.t.Error("the old state is tried")
+			}
+		},
+
+		// Backoff.
+		"a refused pod waits, and is tried a second later when something helps": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.now = time.Unix(1001, 0)
+			w.refused("a", byName)
+			w.pop("b")
+			w.is("waiting[a] flying[b]")
+			w.happens(aNodeCame)
+			w.is("backoff[a] flying[b]")
+			w.now = time.Unix(1002, 0).Add(-1)
+			w.add(schedulertest.TestPod("c"))
+			w.now = time.Unix(1002, 0).Add(-1)
+			w.pop("c")
+			w.is("backoff[a] flying[b c]")
+			w.now = time.Unix(1002, 0)
+			w.add(schedulertest.TestPod("d"))
+			w.pop("a", "d")
+		},
+		"after its backoff a pod is woken right to the active ones": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byName)
+			w.after(2 * time.Second)
+			w.happens(aNodeCame)
+			w.is("active[a]")
+		},
+		"a backoff ends at a full second": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(1000, 300e6)
+			w.pop("a")
+			w.back("a")
+			w.now = time.Unix(1002, -1)
+			w.pop("")
+			w.now = time.Unix(1002, 0)
+			w.pop("a")
+		},
+		"pods whose backoff ends within the same second come by priority": func(w *queueStory) {
+			w.add(schedulertest.TestPod("low", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(9)))
+			w.now = time.Unix(1000, 900e6)
+			w.refused("high", byName)
+			w.now = time.Unix(1000, 100e6)
+			w.refused("low", byName)
+			w.happens(aNodeCame)
+			w.is("backoff[high low]")
+			w.pop("high", "low")
+		},
+		"but not before those of an earlier second": func(w *queueStory) {
+			w.add(schedulertest.TestPod("low", schedulertest.Priority(1)), schedulertest.TestPod("high", schedulertest.Priority(9)))
+			w.pop("high", "low")
+			w.now = time.Unix(1000, 900e6)
+			w.back("low", byName)
+			w.now = time.Unix(1001, 100e6)
+			w.back("high", byName)
+			w.happens(aNodeCame)
+			w.is("backoff[low high]")
+			w.pop("low", "high")
+		},
+		"nobody waits for the end of a backoff while nobody else wants to be tried": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byName)
+			w.pop("")
+			w.happens(aNodeCame)
+			w.is("backoff[a]")
+			w.pop("a")
+			w.is("flying[a]")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd", "active:PopFromBackoffQ")
+		},
+		"who is active goes before the most important in backoff": func(w *queueStory) {
+			w.add(schedulertest.TestPod("high", schedulertest.Priority(9)))
+			w.refused("high", byName)
+			w.happens(aNodeCame)
+			w.add(schedulertest.TestPod("low"))
+			w.pop("low", "high")
+		},
+		"a try that failed by itself waits its time out": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a")
+			w.is("backoff[a!]")
+			w.happens(aNodeCame)
+			w.pop("")
+			w.now = time.Unix(1003, 0)
+			w.pop("a")
+			w.told("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure", "active:BackoffComplete")
+		},
+		"and does not keep others from being tried early": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a")
+			w.after(5 * time.Second)
+			w.add(schedulertest.TestPod("b"))
+			w.pop("a", "b")
+			w.back("a")
+			w.after(time.Second)
+			w.back("b", byName)
+			w.happens(aNodeCame)
+			w.is("backoff[b a!]")
+			w.pop("b", "")
+		},
+		"without a longest backoff there is none": func(w *queueStory) {
+			w.q = New(w.q.profiles, time.Second, 0)
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(1000, 5e6)
+			w.refused("a", byName)
+			w.happens(aNodeCame)
+			w.is("active[a]")
+			w.refused("a")
+			w.pop("a")
+		},
+		"a refusal makes the failures before it forgotten": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			for range 4 {
+				w.after(time.Minute)
+				w.refused("a")
+			}
+			w.now = time.Unix(2000, 0)
+			w.refused("a", byName)
+			w.happens(aNodeCame)
+			w.is("backoff[a]")
+			w.add(schedulertest.TestPod("b"))
+			w.now = time.Unix(2001, 0)
+			w.pop("b", "a")
+		},
+		"a failure after refusals is the first": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			for range 4 {
+				w.after(time.Minute)
+				w.refused("a", byName)
+				w.after(time.Minute)
+				w.happens(aNodeCame)
+			}
+			w.now = time.Unix(3000, 0)
+			w.refused("a")
+			w.now = time.Unix(3001, -1)
+			w.pop("")
+			w.now = time.Unix(3001, 0)
+			w.pop("a")
+		},
+
+		// Waiting.
+		"nobody waits longer than five minutes": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(2000, 0)
+			w.refused("a", byName)
+			w.now = time.Unix(2300, 0)
+			w.pop("")
+			w.now = time.Unix(2330, 0)
+			w.pop("a")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:UnschedulableTimeout")
+		},
+		"who has waited too long is looked for every half minute": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(2000, 0)
+			w.refused("a", byName)
+			w.now = time.Unix(2290, 0)
+			w.pop("")
+			w.now = time.Unix(2320, -1)
+			w.pop("")
+			w.now = time.Unix(2320, 0)
+			w.pop("a")
+		},
+		"the five minutes begin anew with every try": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byName)
+			w.after(4 * time.Minute)
+			w.happens(aNodeCame)
+			w.refused("a", byName)
+			w.after(4 * time.Minute)
+			w.pop("")
+			w.after(2 * time.Minute)
+			w.pop("a")
+		},
+		"a change nobody cares about is not remembered": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a")
+			w.happens(plugins.Event{Resource: "Secret", Action: plugins.Add})
+			w.happens(plugins.Event{Resource: plugins.CSIDriverResource, Action: plugins.Delete})
+			if len(w.q.InFlightEvents) != 0 {
+				w.t.Errorf("remembered: %v", w.q.InFlightEvents)
+			}
+		},
+		"a change that helps one of the rules is enough": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
+			w.refused("a", byTaint, fit)
+			if !w.happens(aPodWent) {
+				w.t.Error("it woke nobody")
+			}
+			w.is("backoff[a]")
+		},
+		"a change may be for some pods only": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Priority(2)), schedulertest.TestPod("b", schedulertest.RequestingCPU("1"), schedulertest.Priority(1)))
+			w.refused("a", fit)
+			w.refused("b", fit)
+			w.q.MoveToActiveOrBackoff(w.s, aPodWent, w.now, func(p *corev1.Pod) bool { return snapshot.PriorityOf(p) <= 1 })
+			w.is("backoff[b] waiting[a]")
+		},
+		"a rule without hints is helped by everything": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", "Extender")
+			w.happens(aPodCame)
+			w.is("backoff[a]")
+		},
+		"whom an extender has refused everything may help, also what no rule cares about": func(w *queueStory) {
+			for _, e := range []plugins.Event{
+				{Resource: plugins.NodeResource, Action: plugins.UpdateNodeCondition, Old: schedulertest.TestNode("n"), New: schedulertest.TestNode("n")},
+				{Resource: plugins.NodeResource, Action: plugins.UpdateNodeAnnotation, Old: schedulertest.TestNode("n"), New: schedulertest.TestNode("n")},
+				{Resource: plugins.CSIDriverResource, Action: plugins.Delete},
+				{Resource: plugins.AssignedPod, Action: plugins.UpdateOther, Old: schedulertest.TestPod("x", schedulertest.OnNode("n")), New: schedulertest.TestPod("x", schedulertest.OnNode("n"))},
+			} {
+				w.q = testQueue()
+				w.add(schedulertest.TestPod("a"))
+				w.refused("a", "Extender")
+				if w.happens(e) {
+					w.t.Errorf("without extenders %s is heard", e.Label())
+				}
+				w.q = testQueue()
+				w.q.KeepAllEvents = true // as with extenders
+				w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+				w.refused("a", "Extender")
+				w.refused("b", byTaint)
+				w.happens(e)
+				w.is("backoff[a] waiting[b]")
+				// Nobody ever looks at what has no name.
+				if w.happens(plugins.Event{Action: plugins.Add}) {
+					w.t.Error("what is of no kind is heard")
+				}
+			}
+		},
+		"so for a rule of one's own that gives no hints": func(w *queueStory) {
+			profile := plugins.DefaultProfile()
+			profile.Filters = append(profile.Filters, silentPlugin{})
+			w.q = New(map[string]*plugins.Profile{profile.Name: profile}, time.Second, time.Second)
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", "Odd")
+			w.happens(plugins.Event{Resource: plugins.CSIDriverResource, Action: plugins.Delete})
+			w.is("backoff[a]")
+		},
+		"a pod of an unknown profile is woken by everything": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", func(p *corev1.Pod) { p.Spec.SchedulerName = "gone" }))
+			w.refused("a", byTaint)
+			w.happens(aPodCame)
+			w.is("backoff[a]")
+		},
+
+		// Being tried.
+		"a change during the try counts": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.happens(aNodeCame)
+			w.back("a", byName)
+			w.is("backoff[a]")
+			w.told("active:UnscheduledPodAdd", "backoff:ScheduleAttemptFailure")
+		},
+		"a change during the try that does not help counts in vain": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
+			w.pop("a")
+			w.happens(aPodCame)
+			w.back("a", fit)
+			w.is("waiting[a]")
+		},
+		"a change before the try does not count": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a")
+			w.happens(aNodeCame)
+			w.pop("b")
+			w.back("b", byName)
+			w.back("a", byName)
+			w.is("backoff[a] waiting[b]")
+		},
+		"changes are forgotten when nobody is being tried": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a", "b")
+			w.happens(aNodeCame)
+			w.q.Done("a")
+			if len(w.q.InFlightEvents) != 1 {
+				w.t.Errorf("remembered: %v", w.q.InFlightEvents)
+			}
+			w.q.Done("b")
+			if len(w.q.InFlightEvents) != 0 {
+				w.t.Errorf("remembered: %v", w.q.InFlightEvents)
+			}
+			w.is("")
+		},
+		"the pod's own change during the try counts": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
+			w.back("a", byTaint)
+			w.is("backoff[a]")
+			if len(w.q.All["a"].PodInfo.Pod.Spec.Tolerations) != 1 {
+				w.t.Error("the old state is kept")
+			}
+		},
+		"another pod's own change does not": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a", "b")
+			w.update(schedulertest.TestPod("b"), schedulertest.TestPod("b", schedulertest.ToleratesAll))
+			w.back("a", byTaint)
+			w.back("b", byTaint)
+			w.is("backoff[b] waiting[a]")
+		},
+		"a pod deleted during its try does not come back": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.q.Delete("a")
+			w.back("a", byName)
+			w.is("")
+		},
+		"nor does it replace one that was made anew": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.q.Delete("a")
+			w.add(schedulertest.TestPod("a"))
+			w.back("a", byName)
+			w.is("active[a]")
+		},
+		"tries are counted, and the first is remembered": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			first := w.now
+			for range 3 {
+				w.refused("a", byName)
+				w.after(time.Minute)
+				w.happens(aNodeCame)
+			}
+			w.pop("a")
+			if p := w.flying["a"]; p.Attempts != 4 || !p.FirstAttempt.Equal(first) || !p.arrived.Equal(time.Unix(1000, 0)) {
+				w.t.Errorf("%d tries, the first at %v", p.Attempts, p.FirstAttempt)
+			}
+		},
+
+		// Updates.
+		"an update of an active pod keeps the order right": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("b", schedulertest.Priority(2)), schedulertest.TestPod("c", schedulertest.Priority(3)))
+			w.update(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("a", schedulertest.Priority(9)))
+			w.is("active[a c b]")
+			w.pop("a", "c", "b")
+		},
+		"and so does one of pods in backoff": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("b", schedulertest.Priority(2)), schedulertest.TestPod("c", schedulertest.Priority(3)))
+			w.pop("c", "b", "a")
+			w.happens(aNodeCame)
+			for _, name := range []string{"a", "b", "c"} {
+				w.back(name, byName)
+			}
+			w.update(schedulertest.TestPod("a", schedulertest.Priority(1)), schedulertest.TestPod("a", schedulertest.Priority(9)))
+			w.pop("a", "c", "b")
+		},
+		"an update of a pod in backoff leaves it there": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.refused("a", byTaint, byName)
+			w.refused("b")
+			w.happens(aNodeCame)
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
+			w.update(schedulertest.TestPod("b"), schedulertest.TestPod("b", schedulertest.ToleratesAll))
+			w.is("backoff[a b!]")
+			if len(w.q.All["a"].PodInfo.Pod.Spec.Tolerations) != 1 {
+				w.t.Error("the old state is kept")
+			}
+		},
+		"an update that helps wakes the pod": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byTaint)
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
+			w.is("backoff[a]")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:TargetPodUpdatePodToleration")
+		},
+		"of an update's parts the one that helps is named": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("2")))
+			w.refused("a", byTaint)
+			w.after(time.Minute)
+			w.update(schedulertest.TestPod("a", schedulertest.RequestingCPU("2")), schedulertest.TestPod("a", schedulertest.RequestingCPU("1"), schedulertest.Labelled("x", "y"), schedulertest.ToleratesAll))
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
+		},
+		"an update that does not help leaves the pod waiting, but is taken over": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", byTaint)
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("x", "y")))
+			w.is("waiting[a]")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure")
+			if w.q.All["a"].PodInfo.Pod.Labels["x"] != "y" {
+				w.t.Error("the old state is kept")
+			}
+		},
+		"an update of a pod that is not there brings it": func(w *queueStory) {
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.Labelled("x", "y")))
+			w.is("active[a]")
+			w.told("active:UnscheduledPodAdd")
+		},
+
+		// Gates.
+		"a gated pod waits": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
+			w.is("waiting[a*]")
+			w.told("gated:UnscheduledPodAdd")
+			w.pop("")
+			w.happens(aNodeCame)
+			w.happens(aPodWent)
+			w.after(time.Hour)
+			w.pop("")
+			w.is("waiting[a*]")
+		},
+		"until its last gate is gone": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x", "y")))
+			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("x", "y")), schedulertest.TestPod("a", schedulertest.GatedBy("y")))
+			w.is("waiting[a*]")
+			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("y")), schedulertest.TestPod("a", schedulertest.GatedBy("y"), schedulertest.Labelled("l", "v"), schedulertest.ToleratesAll))
+			w.is("waiting[a*]")
+			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("y")), schedulertest.TestPod("a", schedulertest.Labelled("l", "v")))
+			w.is("active[a]")
+			w.told("gated:UnscheduledPodAdd", "active:TargetPodUpdatePodSchedulingGatesEliminated")
+			w.pop("a")
+			w.back("a", byName)
+			w.is("waiting[a]")
+		},
+		"a gated pod counts as refused by its gates, once": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
+			w.update(schedulertest.TestPod("a", schedulertest.GatedBy("x")), schedulertest.TestPod("a", schedulertest.GatedBy("x"), schedulertest.Labelled("l", "v")))
+			if rules := w.q.All["a"].RejectedBy; !slices.Equal(rules, []string{plugins.SchedulingGatesName}) {
+				w.t.Errorf("refused by %v", rules)
+			}
+		},
+		"a profile without the rule knows no gates": func(w *queueStory) {
+			profile, err := plugins.NewProfile(&configv1.KubeSchedulerProfile{Plugins: &configv1.Plugins{PreEnqueue: configv1.PluginSet{Disabled: []configv1.Plugin{{Name: plugins.SchedulingGatesName}}}}})
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			w.q = New(map[string]*plugins.Profile{profile.Name: profile}, time.Second, time.Second)
+			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")))
+			w.is("active[a]")
+		},
+
+		// Pods held until their preemption is through.
+		"a held pod is not woken before it is released": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", byName)
+			w.happens(aNodeCame)
+			w.is("waiting[a#]")
+			w.pop("")
+			w.q.Unblock("a", w.now, false)
+			w.is("backoff[a]")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "backoff:NodeAdd")
+		},
+		"nor by what happened during its try": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.happens(aNodeCame)
+			w.q.Block(w.flying["a"])
+			w.back("a", byName)
+			w.is("waiting[a#]")
+			w.after(time.Minute)
+			w.q.Unblock("a", w.now, false)
+			w.is("active[a]")
+		},
+		"nor by having waited too long, or by its own update": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", byTaint)
+			w.after(time.Hour)
+			w.pop("")
+			w.update(schedulertest.TestPod("a"), schedulertest.TestPod("a", schedulertest.ToleratesAll))
+			w.is("waiting[a#]")
+			w.q.Unblock("a", w.now, false)
+			w.is("active[a]")
+			w.told("active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:TargetPodUpdatePodToleration")
+		},
+		"released without help it goes on waiting": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.RequestingCPU("1")))
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", fit)
+			w.happens(aPodCame)
+			w.q.Unblock("a", w.now, false)
+			w.is("waiting[a]")
+			w.happens(aPodWent)
+			w.is("backoff[a]")
+		},
+		"what helped before it was held does not count again": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			for range 2 {
+				w.pop("a")
+				w.q.Block(w.flying["a"])
+				w.back("a", byName)
+				w.happens(aNodeCame)
+				w.q.Unblock("a", w.now, false)
+			}
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", byName)
+			w.q.Unblock("a", w.now, false)
+			w.is("waiting[a]")
+		},
+		"released to be retried it does not wait for its backoff": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", byName)
+			w.q.Unblock("a", w.now, true)
+			w.is("active[b a]")
+			w.told("active:UnscheduledPodAdd", "active:UnscheduledPodAdd", "waiting:ScheduleAttemptFailure", "active:ForceActivate")
+		},
+		"a release of nobody, or of a pod that is not held, changes nothing": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.refused("a", byName)
+			w.q.Unblock("a", w.now, true)
+			w.q.Unblock("b", w.now, true)
+			w.q.Unblock("c", w.now, true)
+			w.is("active[b] waiting[a]")
+		},
+		"a held pod can be deleted": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.pop("a")
+			w.q.Block(w.flying["a"])
+			w.back("a", byName)
+			w.q.Delete("a")
+			w.q.Unblock("a", w.now, true)
+			w.is("")
+		},
+	} {
+		t.Run(name, func(t *testing.T) { tell(newQueueStory(t)) })
+	}
+}
+
+// A pod is forgotten wherever it is, and forgetting it again, or one nobody knows, does no harm.
+func TestQueueDelete(t *testing.T) {
+	for where, bring := range map[string]func(w *queueStory){
+		"active[a b] flying[]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")) },
+		"waiting[a b]": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.refused("a", plugins.NodeNameName)
+			w.refused("b", plugins.NodeNameName)
+		},
+		"backoff[a b]": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.pop("a", "b")
+			w.happens(aNodeCame)
+			w.back("a", plugins.NodeNameName)
+			w.back("b", plugins.NodeNameName)
+		},
+		"backoff[a! b!]": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.refused("a")
+			w.refused("b")
+		},
+		"waiting[a* b*]": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a", schedulertest.GatedBy("x")), schedulertest.TestPod("b", schedulertest.GatedBy("x")))
+		},
+		"flying[a b]": func(w *queueStory) { w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b")); w.pop("a", "b") },
+		"backoff[a] waiting[b]": func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.refused("a", plugins.NodeNameName)
+			w.refused("b", plugins.TaintTolerationName)
+			w.happens(plugins.Event{Resource: plugins.NodeResource, Action: plugins.Add, New: schedulertest.TestNode("n", schedulertest.Taint("k", "v", corev1.TaintEffectNoSchedule))})
+		},
+	} {
+		t.Run(where, func(t *testing.T) {
+			w := newQueueStory(t)
+			bring(w)
+			w.is(strings.TrimSuffix(where, " flying[]"))
+			for _, uid := range []types.UID{"b", "b", "nobody"} {
+				w.q.Delete(uid)
+			}
+			if _, there := w.q.All["b"]; there || len(w.q.All) != 1 {
+				t.Errorf("left: %s", placesOf(w.q))
+			}
+			w.q.Delete("a")
+			w.is("")
+			if len(w.q.InFlightEvents) != 0 {
+				t.Errorf("remembered: %v", w.q.InFlightEvents)
+			}
+		})
+	}
+}
+
+// Backoff doubles from the initial one to the longest.
+func TestQueueBackoff(t *testing.T) {
+	for _, test := range []struct {
+		initial, most time.Duration
+		want          []time.Duration // of the tries, one after another
+	}{
+		{time.Second, 10 * time.Second, []time.Duration{1e9, 2e9, 4e9, 8e9, 10e9, 10e9}},
+		{time.Second, 8 * time.Second, []time.Duration{1e9, 2e9, 4e9, 8e9, 8e9}},
+		{time.Second, time.Second, []time.Duration{1e9, 1e9}},
+		{5 * time.Second, time.Second, []time.Duration{1e9, 1e9}},
+		{3 * time.Second, 7 * time.Second, []time.Duration{3e9, 6e9, 7e9}},
+		{1, 9, []time.Duration{1, 2, 4, 8, 9}},
+		{time.Second, 0, []time.Duration{0, 0}},
+		{0, 10 * time.Second, []time.Duration{0, 0, 0}},
+		{time.Nanosecond, math.MaxInt64, []time.Duration{1, 2, 4, 8}},
+	} {
+		q := New(nil, test.initial, test.most)
+		for i, want := range test.want {
+			if got := q.backoffOf(&QueuedPod{unschedulableCount: i + 1}); got != want {
+				t.Errorf("%v to %v: after %d refusals %v, want %v", test.initial, test.most, i+1, got, want)
+			}
+			if got := q.backoffOf(&QueuedPod{unschedulableCount: 40, consecutiveErrors: i + 1}); got != want {
+				t.Errorf("%v to %v: after %d failures %v, want %v", test.initial, test.most, i+1, got, want)
+			}
+		}
+		if got := q.backoffOf(&QueuedPod{}); got != 0 {
+			t.Errorf("%v to %v: before the first try %v", test.initial, test.most, got)
+		}
+		for _, tries := range []int{31, 32, 33, 63, 64, 65, 1000} {
+			if got := q.backoffOf(&QueuedPod{consecutiveErrors: tries}); test.initial > time.Millisecond && got != test.most || got < 0 {
+				t.Errorf("%v to %v: after %d failures %v", test.initial, test.most, tries, got)
+			}
+		}
+	}
+	for _, test := range []struct{ now, backoff, end time.Duration }{
+		{0, 0, 0},
+		{5e8, 0, 5e8},
+		{0, 1e9, 1e9},
+		{1, 1e9, 2e9},
+		{999999999, 1e9, 2e9},
+		{1e9, 1e9, 2e9},
+		{0, 1, 1e9},
+	} {
+		if got := backoffEndOf(time.Unix(0, int64(test.now)), test.backoff).Sub(time.Unix(0, 0)); got != test.end {
+			t.Errorf("a backoff of %v from %v ends at %v, want %v", test.backoff, test.now, got, test.end)
+		}
+	}
+}
+
+// When there is nobody to try, the queue tells when to look again: when the first failed try may be repeated, or to see who has waited too long.
+func TestQueueTellsWhenToLookAgain(t *testing.T) {
+	for name, test := range map[string]struct {
+		tell func(w *queueStory)
+		want time.Duration
+	}{
+		"an empty queue":  {func(*queueStory) {}, 30 * time.Second},
+		"half a look ago": {func(w *queueStory) { w.pop(""); w.after(10 * time.Second) }, 20 * time.Second},
+		"a pod that waits": {func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.refused("a", plugins.NodeNameName)
+			w.now = time.Unix(1010, 0)
+		}, 20 * time.Second},
+		"a failed try": {func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(1005, 0)
+			w.refused("a")
+			w.after(300 * time.Millisecond)
+		}, 700 * time.Millisecond},
+		"two failed tries": {func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"), schedulertest.TestPod("b"))
+			w.now = time.Unix(1005, 0)
+			w.pop("a", "b")
+			w.back("b")
+			w.after(500 * time.Millisecond)
+			w.back("a")
+		}, 500 * time.Millisecond},
+		"a failed try long ago": {func(w *queueStory) {
+			w.add(schedulertest.TestPod("a"))
+			w.now = time.Unix(1005, 0)
+			for range 6 {
+				w.refused("a")
+				w.after(10 * time.Second)
+			}
+			w.pop("a")
+			w.now = time.Unix(1100, 0)
+			w.back("a")
+			w.now = time.Unix(1110, -1)
+		}, time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newQueueStory(t)
+			w.now = time.Unix(1000, 0)
+			w.pop("")
+			if name == "an empty queue" {
+				w = newQueueStory(t)
+			}
+			test.tell(w)
+			if p, wait := w.q.Pop(w.now); p != nil || wait != test.want && name != "an empty queue" || wait > test.want {
+				t.Errorf("look again after %v, want %v", wait, test.want)
+			}
+		})
+	}
+}
+
+func TestQueueWakesOnlyPodsAChangeMayHelp(t *testing.T) {
+	green := schedulertest.Labelled("color", "green")
+	small, big := schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "1")), schedulertest.TestNode("n", schedulertest.NodeHas(corev1.ResourceCPU, "8"))
+	tainted := schedulertest.TestNode("n", schedulertest.Taint("k", "", corev1.TaintEffectNoSchedule))
+	tests := map[string]struct {
+		pod   *corev1.Pod
+		rule  string
+		event plugins.Event
+		wakes bool
+	}{
+		"room: a pod goes":                    {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), true},
+		"room: a pod comes":                   {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
+		"room: a large node comes":            {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, big), true},
+		"room: a small node comes":            {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
+		"room: a node grows":                  {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeAllocatable, small, big), true},
+		"room: a node is relabelled":          {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, big), false},
+		"room: a pod shrinks":                 {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("2")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingCPU("1"))), true},
+		"room: a pod shrinks in memory":       {schedulertest.TestPod("p", schedulertest.RequestingCPU("2")), plugins.NodeResourcesFitName, eventOf(plugins.AssignedPod, plugins.UpdatePodScaleDown, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("2Gi")), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.RequestingMemory("1Gi"))), false},
+		"taint: removed":                      {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, tainted, small), true},
+		"taint: a tainted node comes":         {schedulertest.TestPod("p"), plugins.TaintTolerationName, eventOf(plugins.NodeResource, plugins.Add, nil, tainted), false},
+		"cordon: lifted":                      {schedulertest.TestPod("p"), plugins.NodeUnschedulableName, eventOf(plugins.NodeResource, plugins.UpdateNodeTaint, schedulertest.TestNode("n", schedulertest.Cordoned), small), true},
+		"node affinity: the label comes":      {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "b"))), true},
+		"node affinity: another label comes":  {schedulertest.TestPod("p", schedulertest.Selecting("a", "b")), plugins.NodeAffinityName, eventOf(plugins.NodeResource, plugins.UpdateNodeLabel, small, schedulertest.TestNode("n", schedulertest.NodeLabel("a", "c"))), false},
+		"ports: freed":                        {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(80, "", "TCP")), nil), true},
+		"ports: another freed":                {schedulertest.TestPod("p", schedulertest.Port(80, "", "TCP")), plugins.NodePortsName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Port(81, "", "TCP")), nil), false},
+		"affinity: the friend comes":          {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"), green)), true},
+		"affinity: a stranger comes":          {schedulertest.TestPod("p", schedulertest.WithAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Add, nil, schedulertest.TestPod("o", schedulertest.OnNode("n"))), false},
+		"affinity: the enemy goes":            {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
+		"affinity: one who hated us goes":     {schedulertest.TestPod("p", green), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), nil), true},
+		"affinity: the enemy changes color":   {schedulertest.TestPod("p", schedulertest.WithAntiAffinity(corev1.LabelHostname, "color", "green")), plugins.InterPodAffinityName, eventOf(plugins.AssignedPod, plugins.UpdatePodLabel, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), schedulertest.TestPod("o", schedulertest.OnNode("n"), schedulertest.Labelled("color", "red"))), true},
+		"spread: one of ours goes":            {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n"), green), nil), true},
+		"spread: a stranger goes":             {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelHostname, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.AssignedPod, plugins.Delete, schedulertest.TestPod("o", schedulertest.OnNode("n")), nil), false},
+		"spread: a node without the key":      {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, small), false},
+		"spread: a node with the key":         {schedulertest.TestPod("p", green, schedulertest.Spread(corev1.LabelTopologyZone, 1, corev1.DoNotSchedule, "color", "green")), plugins.PodTopologySpreadName, eventOf(plugins.NodeResource, plugins.Add, nil, schedulertest.TestNode("n", schedulertest.Zone("1"))), true},
+		"an extender's refusal: any change":   {schedulertest.TestPod("p"), "Extender", eventOf(plugins.NodeResource, plugins.Add, nil, small), true},
+		"no interest in what nobody asks for": {schedulertest.TestPod("p"), "Extender", eventOf(plugins.Resource("Secret"), plugins.Add, nil, small), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			q, s, now := testQueue(), snapshot.NewSnapshot(), time.Unix(1000, 0)
+			info := infoOf(t, test.pod)
+			q.Add(info, now)
+			p, _ := q.Pop(now)
+			q.AddUnschedulable(s, p, []string{test.rule}, now)
+			if woke := q.MoveToActiveOrBackoff(s, test.event, now, nil); woke != test.wakes {
+				t.Errorf("woken: %v, want %v", woke, test.wakes)
+			}
+			// The same change while the pod is being tried counts just as well.
+			q = testQueue()
+			q.Add(info, now)
+			p, _ = q.Pop(now)
+			q.MoveToActiveOrBackoff(s, test.event, now, nil)
+			q.AddUnschedulable(s, p, []string{test.rule}, now)
+			if waits := p.Location == InUnschedulablePods; waits == test.wakes {
+				t.Errorf("the change during the try is lost, or counts in vain: place %d", p.Location)
+			}
+		})
+	}
+}
+
+// queueModel is the queue as a list that is searched anew for every question. Times are in milliseconds.
+type queueModel struct {
+	pods []*modelPod
+	now  int64
+	next int64 // when those who have waited too long are looked for
+}
+
+type modelPod struct {
+	name                      string
+	priority                  int32
+	place                     Location
+	since, until              int64
+	refusals, failures, tries int
+	rules                     []string
+	heard                     []string // while it is being tried
+	gated, held, helped       bool
+}
+
+// before is the order of equals in place: of active pods by priority and time, of those in backoff by the second it ends first.
+func (m *queueModel) before(a, b *modelPod) int {
+	if a.place == InBackoffQ {
+		if c := cmp.Compare(a.until, b.until); c != 0 {
+			return c
+		}
+	}
+	return cmp.Or(-cmp.Compare(a.priority, b.priority), cmp.Compare(a.since, b.since))
+}
+
+func (m *queueModel) in(places ...Location) (all []*modelPod) {
+	for _, p := range m.pods {
+		if slices.Contains(places, p.place) {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, m.before)
+	return all
+}
+
+func (m *queueModel) String() string {
+	var parts []string
+	for _, place := range []struct {
+		name string
+		of   Location
+	}{{"active", InActiveQ}, {"backoff", InBackoffQ}, {"waiting", InUnschedulablePods}, {"flying", IsInFlight}} {
+		var names, erred []string
+		for _, p := range m.in(place.of) {
+			name := p.name
+			if p.gated {
+				name += "*"
+			}
+			if p.held {
+				name += "#"
+			}
+			if place.of == InBackoffQ && len(p.rules) == 0 {
+				erred = append(erred, name+"!")
+			} else {
+				names = append(names, name)
+			}
+		}
+		if place.of == InUnschedulablePods || place.of == IsInFlight {
+			slices.Sort(names)
+		}
+		if names = append(names, erred...); len(names) > 0 {
+			parts = append(parts, place.name+"["+strings.Join(names, " ")+"]")
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+func (m *queueModel) wake(p *modelPod) {
+	switch {
+	case p.held:
+		p.helped, p.place = true, InUnschedulablePods
+	case p.until > m.now:
+		p.place = InBackoffQ
+	default:
+		p.place = InActiveQ
+	}
+}
+
+func (m *queueModel) pop() *modelPod {
+	if m.now >= m.next {
+		m.next = m.now + 30000
+		for _, p := range m.in(InUnschedulablePods) {
+			if !p.gated && m.now-p.since > 300000 {
+				m.wake(p)
+			}
+		}
+	}
+	var first *modelPod
+	for _, p := range m.in(InBackoffQ) {
+		if p.until <= m.now {
+			p.place = InActiveQ
+		} else if first == nil && len(p.rules) > 0 {
+			first = p
+		}
+	}
+	if active := m.in(InActiveQ); len(active) > 0 {
+		first = active[0]
+	}
+	if first != nil {
+		first.place, first.heard = IsInFlight, nil
+		first.tries++
+	}
+	return first
+}
+
+func (m *queueModel) back(p *modelPod, rules []string) {
+	tries := 0
+	if p.rules = rules; len(rules) == 0 {
+		p.failures++
+		tries = p.failures
+	} else {
+		p.refusals++
+		p.failures = 0
+		tries = p.refusals
+	}
+	p.since = m.now
+	wait := int64(1000)
+	for range tries - 1 {
+		wait = min(2*wait, 10000)
+	}
+	p.until = (m.now + wait + 999) / 1000 * 1000
+	switch {
+	case len(rules) == 0:
+		p.place = InBackoffQ
+	case slices.ContainsFunc(p.heard, func(rule string) bool { return slices.Contains(rules, rule) }):
+		m.wake(p)
+	default:
+		p.place = InUnschedulablePods
+	}
+}
+
+// happens tells of a change that helps those a rule has refused.
+func (m *queueModel) happens(rule string) {
+	for _, p := range m.in(InUnschedulablePods, IsInFlight) {
+		if p.place == IsInFlight {
+			p.heard = append(p.heard, rule)
+		} else if !p.gated && slices.Contains(p.rules, rule) {
+			m.wake(p)
+		}
+	}
+}
+
+// TestQueueEqualsModel does random things to a queue and to the model of it.
+func TestQueueEqualsModel(t *testing.T) {
+	helping := map[string]plugins.Event{plugins.NodeNameName: aNodeCame, plugins.NodeResourcesFitName: aPodWent, plugins.InterPodAffinityName: aPodCame}
+	rules := []string{plugins.NodeNameName, plugins.NodeResourcesFitName, plugins.InterPodAffinityName}
+	seen := map[string]int{}
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		m, w := &queueModel{now: 1000000}, newQueueStory(t)
+		step := func(name string) {
+			seen[name]++
+			if got, want := placesOf(w.q), m.String(); got != want {
+				t.Fatalf("seed %d, after %s at %d: %s, want %s", seed, name, m.now, got, want)
+			}
+		}
+		for i := range 400 {
+			m.now += 1 + random.Int64N(300)
+			if random.IntN(60) == 0 {
+				m.now += 330000
+			}
+			w.now = time.UnixMilli(m.now)
+			someone := func(places ...Location) (*modelPod, *QueuedPod) {
+				all := m.in(places...)
+				if len(all) == 0 {
+					return nil, nil
+				}
+				p := all[random.IntN(len(all))]
+				return p, w.q.All[types.UID(p.name)]
+			}
+			switch k := random.IntN(12); {
+			case k < 2:
+				p := &modelPod{name: fmt.Sprint("p", i), priority: random.Int32N(3), since: m.now, place: InActiveQ}
+				pod := queueModelPod(p)
+				if random.IntN(8) == 0 {
+					p.place, p.gated = InUnschedulablePods, true
+					schedulertest.GatedBy("x")(pod)
+				}
+				m.pods = append(m.pods, p)
+				w.q.Add(infoOf(t, pod), w.now)
+				step("add")
+			case k < 6:
+				p := m.pop()
+				got, _ := w.q.Pop(w.now)
+				if (p == nil) != (got == nil) || p != nil && (got.PodInfo.Pod.Name != p.name || got.Attempts != p.tries) {
+					t.Fatalf("seed %d: popped %+v, want %+v", seed, got, p)
+				}
+				step("pop")
+			case k < 9:
+				p, real := someone(IsInFlight)
+				if p == nil {
+					continue
+				}
+				var by []string
+				for _, rule := range rules {
+					if random.IntN(3) == 0 {
+						by = append(by, rule)
+					}
+				}
+				if random.IntN(4) == 0 && len(by) > 0 {
+					p.held, p.helped = true, false
+					w.q.Block(real)
+				}
+				m.back(p, by)
+				w.q.AddUnschedulable(w.s, real, by, w.now)
+				step("return")
+			case k == 9:
+				rule := rules[random.IntN(len(rules))]
+				m.happens(rule)
+				w.happens(helping[rule])
+				step("change")
+			case k == 10:
+				p, _ := someone(InActiveQ, InBackoffQ, InUnschedulablePods, IsInFlight)
+				if p == nil {
+					continue
+				}
+				if random.IntN(2) == 0 || !p.gated {
+					m.pods = slices.DeleteFunc(m.pods, func(other *modelPod) bool { return other == p })
+					w.q.Delete(types.UID(p.name))
+					step("delete")
+					continue
+				}
+				p.gated, p.place = false, InActiveQ
+				w.update(schedulertest.TestPod(p.name, schedulertest.GatedBy("x")), queueModelPod(p))
+				step("open gates")
+			case k == 11:
+				p, _ := someone(InUnschedulablePods)
+				if p == nil || !p.held {
+					continue
+				}
+				retry := random.IntN(3) == 0
+				p.held = false
+				switch {
+				case retry:
+					p.place = InActiveQ
+				case p.helped:
+					m.wake(p)
+				}
+				w.q.Unblock(types.UID(p.name), w.now, retry)
+				step("release")
+			}
+		}
+	}
+	for _, what := range []string{"add", "pop", "return", "change", "delete", "open gates", "release"} {
+		if seen[what] < 50 {
+			t.Errorf("%s happened %d times only", what, seen[what])
+		}
+	}
+}
+
+// queueModelPod is a pod that each of the changes helps past one rule only: no node is large enough for it, and none has racks.
+func queueModelPod(p *modelPod) *corev1.Pod {
+	return schedulertest.TestPod(p.name, schedulertest.Priority(p.priority), schedulertest.RequestingCPU("9"), func(pod *corev1.Pod) {
+		schedulertest.AffinityOf(pod).PodAffinity = &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{schedulertest.PodTermOf("rack", nil)}}
+	})
+}
+
+// silentPlugin gives no hints.
+type silentPlugin struct{}
+
+func (silentPlugin) Name() string { return "Odd" }
+
+func (silentPlugin) Filter(*snapshot.Snapshot, *snapshot.PodInfo) (plugins.Filter, *plugins.Refusal) {
+	return plugins.Filter{}, nil
+}
+
+var (
+	aNodeCame = plugins.Event{Resource: plugins.NodeResource, Action: plugins.Add, New: schedulertest.TestNode("n")}
+	aPodWent  = plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Delete, Old: schedulertest.TestPod("gone", schedulertest.OnNode("n"), schedulertest.RequestingCPU("1"))}
+	aPodCame  = plugins.Event{Resource: plugins.AssignedPod, Action: plugins.Add, New: schedulertest.TestPod("new", schedulertest.OnNode("n"))}
+)
+
+func eventOf(resource plugins.Resource, action plugins.Action, old, now any) plugins.Event {
+	return plugins.Event{Resource: resource, Action: action, Old: old, New: now}
+}

@@ -1,0 +1,89 @@
+package snapshot
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
+)
+
+// AttachedVolume is a volume of a driver.
+type AttachedVolume struct{ Driver, Handle string }
+
+// AttachableVolumes are the volumes a pod needs attached. Claims of pods that run already may be gone; those of a new pod must be there.
+// Volumes of built-in kinds count where drivers have moved in: on nodes that tell of their drivers.
+func (s *Snapshot) AttachableVolumes(pod *corev1.Pod, isNew, moved bool) (map[AttachedVolume]bool, error) {
+	all := map[AttachedVolume]bool{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		var name string
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			name = v.PersistentVolumeClaim.ClaimName
+		case v.Ephemeral != nil:
+			name = ephemeral.VolumeClaimName(pod, v)
+		case moved && IsMigratedInline(v):
+			a, err := MigratedInlineVolume(v, pod.Namespace)
+			if err != nil {
+				return nil, err
+			}
+			all[a] = true
+			continue
+		default:
+			continue
+		}
+		claim := s.Volumes.Claim(pod.Namespace, name)
+		if claim == nil {
+			if isNew {
+				return nil, fmt.Errorf("looking up PVC %s/%s: %w", pod.Namespace, name, ClaimNotFound(name))
+			}
+			continue
+		}
+		if v.Ephemeral != nil {
+			if err := ephemeral.VolumeIsForPod(pod, claim); err != nil {
+				return nil, err
+			}
+		}
+		if a, ok := s.volumeOfClaim(claim, moved); ok {
+			all[a] = true
+		}
+	}
+	return all, nil
+}
+
+func (s *Snapshot) volumeOfClaim(claim *corev1.PersistentVolumeClaim, moved bool) (AttachedVolume, bool) {
+	if pv := s.Volumes.Volume(claim.Spec.VolumeName); pv != nil {
+		switch {
+		case pv.Spec.CSI != nil:
+			return AttachedVolume{pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle}, pv.Spec.CSI.Driver != "" && pv.Spec.CSI.VolumeHandle != ""
+		case moved:
+			return MigratedVolume(pv)
+		}
+		return AttachedVolume{}, false
+	}
+	// The volume is still to be made: it will be a new one of the class's driver.
+	class := s.Volumes.Classes[volume.GetPersistentVolumeClaimClass(claim)]
+	if class == nil || class.Provisioner == "" {
+		return AttachedVolume{}, false
+	}
+	driver, counts := MigratedProvisioner(class.Provisioner)
+	if !counts || driver != class.Provisioner && !moved {
+		return AttachedVolume{}, false
+	}
+	return AttachedVolume{driver, "\x00" + ObjectKey(claim)}, true
+}
+
+// AttachedAt are the volumes of drivers that are attached to a node.
+func (v *volumeObjects) AttachedAt(node string) map[AttachedVolume]bool {
+	all := map[AttachedVolume]bool{}
+	for _, a := range v.attachedTo[node] {
+		if a.Spec.Attacher == "" || a.Spec.Source.PersistentVolumeName == nil {
+			continue
+		}
+		if pv := v.Volume(*a.Spec.Source.PersistentVolumeName); pv != nil && pv.Spec.CSI != nil {
+			all[AttachedVolume{a.Spec.Attacher, pv.Spec.CSI.VolumeHandle}] = true
+		}
+	}
+	return all
+}

@@ -1,0 +1,273 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// MaxCounters bounds the counts kept for pods that may come again. Beyond it the ones unused longest are dropped.
+const MaxCounters = 4096
+
+// Counter counts, in every domain of one topology key, the pods that match some terms. It is made when a pod first needs it and
+// from then on follows every pod that comes and goes, so that the next pod finds the answer ready.
+type Counter struct {
+	key   string
+	terms []Term // a pod counts when it matches all of them
+	// skipTerminating leaves out pods that are on their way out (spreading does; affinity does not).
+	skipTerminating bool
+	Column          *LabelColumn
+	// eligible limits the nodes that count; nil lets all count.
+	eligible      func(node int32) bool
+	eligibleNodes []bool // by node: eligible, when eligible is set
+
+	Pods          []int32 // by domain
+	Domains       []int32 // by domain: nodes that count, to know which domains exist
+	Total         int     // pods counted in domains
+	WithoutDomain int32   // pods on nodes that count and are in no domain
+	lastUsed      uint64
+}
+
+// ExistingTerm counts, in every domain of a term's topology key, the pods that carry that term: what they demand of newcomers.
+type ExistingTerm struct {
+	Key    existingTermKey
+	Term   Term
+	Column *LabelColumn
+	Pods   []int32 // by domain
+	Total  int     // pods that carry the term, in domains or not
+}
+
+type existingTermKey struct {
+	Kind              termKind
+	Weight            int64
+	term, topologyKey string
+}
+
+type termKind uint8
+
+const (
+	RequiredAntiAffinityTerm termKind = iota
+	RequiredAffinityTerm
+	PreferredAffinityTerm
+	PreferredAntiAffinityTerm
+)
+
+func grow(counts []int32, domain int32) []int32 {
+	for int(domain) >= len(counts) {
+		counts = append(counts, 0)
+	}
+	return counts
+}
+
+// PodsInDomain is the number of pods in a node's domain, and whether the node is in one.
+func PodsInDomain(pods []int32, column *LabelColumn, node int32) (int32, bool) {
+	domain := column.Of[node]
+	if domain == NoValue {
+		return 0, false
+	}
+	if int(domain) >= len(pods) {
+		return 0, true
+	}
+	return pods[domain], true
+}
+
+// CounterSpec says what a counter counts.
+type CounterSpec struct {
+	Terms           []Term // a pod counts when it matches all of them
+	Column          *LabelColumn
+	SkipTerminating bool
+	// eligible limits the nodes that count; nil lets all count. eligibleKey tells apart counters that differ only in eligible.
+	EligibleKey string
+	Eligible    func(node int32) bool
+}
+
+// CounterFor returns the counter of a spec. It is made from the pods on nodes when it is first needed.
+func (s *Snapshot) CounterFor(spec CounterSpec) *Counter {
+	var key strings.Builder
+	for i := range spec.Terms {
+		key.WriteString(spec.Terms[i].key + "\x00")
+	}
+	key.WriteString("\x01" + spec.Column.Key + "\x01" + spec.EligibleKey)
+	if spec.SkipTerminating {
+		key.WriteString("\x01t")
+	}
+	s.UseClock++
+	if c := s.Counters[key.String()]; c != nil {
+		c.lastUsed = s.UseClock
+		return c
+	}
+	if len(s.Counters) >= MaxCounters {
+		s.dropCounters()
+	}
+	c := &Counter{
+		key: key.String(), terms: slices.Clone(spec.Terms), Column: spec.Column, skipTerminating: spec.SkipTerminating,
+		eligible: spec.Eligible, lastUsed: s.UseClock,
+	}
+	s.Counters[c.key] = c
+	s.counterIndex.add(&c.terms[0], c)
+	for i := range s.NodeInfos {
+		c.addNode(s, int32(i))
+	}
+	for _, p := range s.podsOfTerms(&c.terms[0]) {
+		if c.matches(s, p.Info.Pod) {
+			p.counters = append(p.counters, c)
+			c.add(p.Node, 1)
+		}
+	}
+	return c
+}
+
+// podsOfTerms are the pods a term may speak of, by its namespaces.
+func (s *Snapshot) podsOfTerms(t *Term) []*PodEntry {
+	if t.allNamespaces() || len(t.namespaces) == 0 {
+		var all []*PodEntry
+		for _, pods := range s.podsByNamespace {
+			all = append(all, pods...)
+		}
+		return all
+	}
+	var all []*PodEntry
+	for _, namespace := range t.namespaces {
+		all = append(all, s.podsByNamespace[namespace]...)
+	}
+	return all
+}
+
+func (c *Counter) matches(s *Snapshot, pod *corev1.Pod) bool {
+	if c.skipTerminating && pod.DeletionTimestamp != nil {
+		return false
+	}
+	return s.MatchesAll(c.terms, pod)
+}
+
+// addNode takes note of a node's domain and of whether the node counts. The node's pods must not be counted at this time.
+func (c *Counter) addNode(s *Snapshot, node int32) {
+	if c.eligible != nil {
+		for int(node) >= len(c.eligibleNodes) {
+			c.eligibleNodes = append(c.eligibleNodes, false)
+		}
+		c.eligibleNodes[node] = s.NodeInfos[node].Node != nil && c.eligible(node)
+	}
+	c.countDomain(s, node, 1)
+}
+
+func (c *Counter) countDomain(s *Snapshot, node, delta int32) {
+	domain := c.Column.Of[node]
+	if domain == NoValue || s.NodeInfos[node].Node == nil || c.eligible != nil && !c.eligibleNodes[node] {
+		return
+	}
+	c.Domains = grow(c.Domains, domain)
+	c.Domains[domain] += delta
+}
+
+// add counts a pod in, or out, on a node.
+func (c *Counter) add(node, delta int32) {
+	domain := c.Column.Of[node]
+	if c.eligible != nil && !c.eligibleNodes[node] {
+		return
+	}
+	if domain == NoValue {
+		c.WithoutDomain += delta
+		return
+	}
+	c.Pods = grow(c.Pods, domain)
+	c.Pods[domain] += delta
+	c.Total += int(delta)
+}
+
+// MinPods is the smallest count of any domain, and how many domains there are.
+func (c *Counter) MinPods() (least int32, domains int) {
+	least = 1<<31 - 1
+	for d, nodes := range c.Domains {
+		if nodes == 0 {
+			continue
+		}
+		domains++
+		var n int32
+		if d < len(c.Pods) {
+			n = c.Pods[d]
+		}
+		least = min(least, n)
+	}
+	return least, domains
+}
+
+// dropCounters forgets the half of the counters that nobody asked for longest.
+func (s *Snapshot) dropCounters() {
+	all := make([]*Counter, 0, len(s.Counters))
+	for _, c := range s.Counters {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b *Counter) int { return int(a.lastUsed) - int(b.lastUsed) })
+	dropped := map[*Counter]bool{}
+	for _, c := range all[:len(all)/2] {
+		dropped[c] = true
+		delete(s.Counters, c.key)
+		s.counterIndex.remove(&c.terms[0], func(other *Counter) bool { return other == c })
+	}
+	for _, p := range s.PodEntries {
+		p.counters = slices.DeleteFunc(p.counters, func(c *Counter) bool { return dropped[c] })
+	}
+	s.TopologyVersion++
+}
+
+// countTerms counts the terms a pod carries in, or out, on its node.
+func (s *Snapshot) countTerms(p *PodEntry, delta int32) {
+	info := p.Info
+	if len(info.Affinity)+len(info.AntiAffinity)+len(info.PreferredAffinity)+len(info.PreferredAntiAffinity) == 0 {
+		return
+	}
+	for i := range info.AntiAffinity {
+		s.countTerm(p.Node, RequiredAntiAffinityTerm, &info.AntiAffinity[i], 0, delta)
+	}
+	for i := range info.Affinity {
+		s.countTerm(p.Node, RequiredAffinityTerm, &info.Affinity[i], 0, delta)
+	}
+	for i := range info.PreferredAffinity {
+		t := &info.PreferredAffinity[i]
+		s.countTerm(p.Node, PreferredAffinityTerm, &t.Term, t.Weight, delta)
+	}
+	for i := range info.PreferredAntiAffinity {
+		t := &info.PreferredAntiAffinity[i]
+		s.countTerm(p.Node, PreferredAntiAffinityTerm, &t.Term, t.Weight, delta)
+	}
+}
+
+func (s *Snapshot) countTerm(node int32, kind termKind, t *Term, weight int64, delta int32) {
+	key := existingTermKey{Kind: kind, Weight: weight, term: t.key, topologyKey: t.TopologyKey}
+	h := s.ExistingTerms[key]
+	if h == nil {
+		h = &ExistingTerm{Key: key, Term: *t, Column: s.LabelColumn(t.TopologyKey)}
+		s.ExistingTerms[key] = h
+		s.ExistingTermIndex.add(&h.Term, h)
+		s.TopologyVersion++
+	}
+	h.Total += int(delta)
+	if domain := h.Column.Of[node]; domain != NoValue {
+		h.Pods = grow(h.Pods, domain)
+		h.Pods[domain] += delta
+	}
+}
+
+// DropUnusedTerms forgets terms that no pod carries any more, when there are many. A holder stays until then: what was learned
+// about a pod points at it.
+func (s *Snapshot) DropUnusedTerms() {
+	if len(s.ExistingTerms) < s.MaxExistingTerms {
+		return
+	}
+	for key, h := range s.ExistingTerms {
+		if h.Total == 0 {
+			delete(s.ExistingTerms, key)
+			s.ExistingTermIndex.remove(&h.Term, func(other *ExistingTerm) bool { return other == h })
+		}
+	}
+	s.TopologyVersion++
+	s.MaxExistingTerms = 2*len(s.ExistingTerms) + 1024
+}
+
+// TermCounter is the counter of one term about other pods.
+func (s *Snapshot) TermCounter(t Term) *Counter {
+	t = s.ResolveNamespaces(t)
+	return s.CounterFor(CounterSpec{Terms: []Term{t}, Column: s.LabelColumn(t.TopologyKey)})
+}

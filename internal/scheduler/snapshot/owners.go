@@ -1,0 +1,110 @@
+package snapshot
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// ownerSelectors knows which pods belong together: those of one service, and those of one controller.
+type ownerSelectors struct {
+	services map[string]map[string]map[string]string // by namespace, name: the selector
+	sets     map[OwnerKey]labels.Set                 // of replication controllers
+	// Controllers are those with a selector of several kinds of demands.
+	Controllers map[OwnerKey]labels.Selector
+}
+
+type OwnerKey struct{ APIVersion, Kind, Namespace, Name string }
+
+func newOwnerSelectors() ownerSelectors {
+	return ownerSelectors{services: map[string]map[string]map[string]string{}, sets: map[OwnerKey]labels.Set{}, Controllers: map[OwnerKey]labels.Selector{}}
+}
+
+// SetService takes over the selector of a service.
+func (s *Snapshot) SetService(service *corev1.Service) {
+	space := s.Owners.services[service.Namespace]
+	if space == nil {
+		space = map[string]map[string]string{}
+		s.Owners.services[service.Namespace] = space
+	}
+	if old, known := space[service.Name]; !known || !SameLabels(old, service.Spec.Selector) {
+		s.TopologyVersion++
+	}
+	space[service.Name] = service.Spec.Selector
+}
+
+// DeleteService forgets a service.
+func (s *Snapshot) DeleteService(namespace, name string) {
+	delete(s.Owners.services[namespace], name)
+	s.TopologyVersion++
+}
+
+// SetReplicationController takes over the selector of a replication controller.
+func (s *Snapshot) SetReplicationController(rc *corev1.ReplicationController) {
+	key := OwnerKey{"v1", "ReplicationController", rc.Namespace, rc.Name}
+	if old, known := s.Owners.sets[key]; !known || !SameLabels(old, rc.Spec.Selector) {
+		s.TopologyVersion++
+	}
+	s.Owners.sets[key] = rc.Spec.Selector
+}
+
+// SetReplicaSet takes over the selector of a replica set.
+func (s *Snapshot) SetReplicaSet(rs *appsv1.ReplicaSet) {
+	s.setLabelSelector("ReplicaSet", rs.Namespace, rs.Name, rs.Spec.Selector)
+}
+
+// SetStatefulSet takes over the selector of a stateful set.
+func (s *Snapshot) SetStatefulSet(ss *appsv1.StatefulSet) {
+	s.setLabelSelector("StatefulSet", ss.Namespace, ss.Name, ss.Spec.Selector)
+}
+
+func (s *Snapshot) setLabelSelector(kind, namespace, name string, selector *metav1.LabelSelector) {
+	read, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		// A selector that cannot be read adds nothing.
+		read = labels.Nothing()
+	}
+	s.SetOwner(OwnerKey{appsv1.SchemeGroupVersion.String(), kind, namespace, name}, read)
+}
+
+func (s *Snapshot) SetOwner(key OwnerKey, selector labels.Selector) {
+	if old := s.Owners.Controllers[key]; old == nil || old.String() != selector.String() {
+		s.TopologyVersion++
+	}
+	s.Owners.Controllers[key] = selector
+}
+
+// DeleteController forgets a controller of pods.
+func (s *Snapshot) DeleteController(apiVersion, kind, namespace, name string) {
+	s.DeleteOwner(OwnerKey{apiVersion, kind, namespace, name})
+}
+
+func (s *Snapshot) DeleteOwner(key OwnerKey) {
+	delete(s.Owners.sets, key)
+	delete(s.Owners.Controllers, key)
+	s.TopologyVersion++
+}
+
+// OwnerSelector selects the pods that belong with a pod. It is empty for a pod that stands alone.
+func (s *Snapshot) OwnerSelector(pod *corev1.Pod) labels.Selector {
+	set := labels.Set{}
+	for _, selector := range s.Owners.services[pod.Namespace] {
+		if selector != nil && labels.SelectorFromValidatedSet(selector).Matches(labels.Set(pod.Labels)) {
+			set = labels.Merge(set, selector)
+		}
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return set.AsSelector()
+	}
+	key := OwnerKey{owner.APIVersion, owner.Kind, pod.Namespace, owner.Name}
+	// A replication controller has the last word on a label that services name too; other controllers add to what services demand.
+	selector := labels.Merge(set, s.Owners.sets[key]).AsSelector()
+	if own := s.Owners.Controllers[key]; own != nil {
+		if requirements, selectable := own.Requirements(); selectable {
+			selector = selector.Add(requirements...)
+		}
+	}
+	return selector
+}

@@ -1,0 +1,89 @@
+package snapshot
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+)
+
+// taintSet is a combination of taints that some nodes have. Clusters have few, so that rules look at each once per pod.
+type taintSet struct {
+	Taints []corev1.Taint
+}
+
+// taintSetNumberFor returns the number of a combination of taints; 0 is that of nodes without taints.
+func (s *Snapshot) taintSetNumberFor(taints []corev1.Taint) int32 {
+	if len(taints) == 0 {
+		return 0
+	}
+	var key strings.Builder
+	for _, t := range taints {
+		key.WriteString(t.Key + "\x00" + t.Value + "\x00" + string(t.Effect) + "\x01")
+	}
+	n, ok := s.taintSetNumber[key.String()]
+	if !ok {
+		n = int32(len(s.TaintSets))
+		s.taintSetNumber[key.String()] = n
+		s.TaintSets = append(s.TaintSets, taintSet{Taints: slices.Clone(taints)})
+	}
+	return n
+}
+
+// TaintMatcher answers, for one pod, what the nodes' taints mean to it. Answers are kept by combination of taints.
+type TaintMatcher struct {
+	Snapshot    *Snapshot
+	Tolerations []corev1.Toleration
+	results     []taintResult
+}
+
+type taintResult struct {
+	computed bool
+	// Untolerated is a taint that keeps the pod away.
+	Untolerated *corev1.Taint
+	// PreferNoSchedule counts PreferNoSchedule taints the pod does not tolerate.
+	PreferNoSchedule int64
+}
+
+func (t *TaintMatcher) Of(node int32) *taintResult {
+	set := t.Snapshot.NodeTaintSets[node]
+	for int(set) >= len(t.results) {
+		t.results = append(t.results, taintResult{})
+	}
+	answer := &t.results[set]
+	if answer.computed {
+		return answer
+	}
+	answer.computed = true
+	taints := t.Snapshot.TaintSets[set].Taints
+	for i := range taints {
+		taint := &taints[i]
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
+			if !Tolerates(preferTolerations(t.Tolerations), taint) {
+				answer.PreferNoSchedule++
+			}
+		} else if PreventsScheduling(taint) && answer.Untolerated == nil && !Tolerates(t.Tolerations, taint) {
+			answer.Untolerated = taint
+		}
+	}
+	return answer
+}
+
+// PreventsScheduling reports whether a taint is one that pods must tolerate.
+func PreventsScheduling(taint *corev1.Taint) bool {
+	return taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
+}
+
+func Tolerates(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
+	return slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool {
+		return t.ToleratesTaint(klog.Background(), taint, false)
+	})
+}
+
+// preferTolerations are those that speak of PreferNoSchedule, by name or by naming no effect.
+func preferTolerations(all []corev1.Toleration) []corev1.Toleration {
+	return slices.DeleteFunc(slices.Clone(all), func(t corev1.Toleration) bool {
+		return t.Effect != "" && t.Effect != corev1.TaintEffectPreferNoSchedule
+	})
+}

@@ -1,0 +1,432 @@
+package snapshot
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/component-helpers/storage/ephemeral"
+	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
+)
+
+// volumeObjects is what the snapshot knows of storage.
+type volumeObjects struct {
+	Claims       map[string]*corev1.PersistentVolumeClaim // by namespace/name
+	Volumes      map[string]*corev1.PersistentVolume
+	Classes      map[string]*storagev1.StorageClass
+	Drivers      map[string]*storagev1.CSIDriver
+	capacities   map[string]*storagev1.CSIStorageCapacity // by namespace/name
+	attachments  map[string]*storagev1.VolumeAttachment
+	attachedTo   map[string]map[string]*storagev1.VolumeAttachment // by node, name
+	AssumedClaim map[string]*corev1.PersistentVolumeClaim
+	AssumedPV    map[string]*corev1.PersistentVolume
+}
+
+func newVolumeObjects() volumeObjects {
+	return volumeObjects{
+		Claims: map[string]*corev1.PersistentVolumeClaim{}, Volumes: map[string]*corev1.PersistentVolume{},
+		Classes: map[string]*storagev1.StorageClass{}, Drivers: map[string]*storagev1.CSIDriver{},
+		capacities: map[string]*storagev1.CSIStorageCapacity{}, attachments: map[string]*storagev1.VolumeAttachment{},
+		attachedTo:   map[string]map[string]*storagev1.VolumeAttachment{},
+		AssumedClaim: map[string]*corev1.PersistentVolumeClaim{}, AssumedPV: map[string]*corev1.PersistentVolume{},
+	}
+}
+
+func ObjectKey(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// SetObject takes over an object of storage or of devices as it is now. Other objects are ignored.
+func (s *Snapshot) SetObject(object metav1.Object) {
+	v := &s.Volumes
+	switch o := object.(type) {
+	case *corev1.PersistentVolumeClaim:
+		v.Claims[ObjectKey(o)] = o
+		if assumed := v.AssumedClaim[ObjectKey(o)]; assumed != nil && IsNewer(o, assumed) {
+			delete(v.AssumedClaim, ObjectKey(o))
+		}
+	case *corev1.PersistentVolume:
+		v.Volumes[o.Name] = o
+		if assumed := v.AssumedPV[o.Name]; assumed != nil && IsNewer(o, assumed) {
+			delete(v.AssumedPV, o.Name)
+		}
+	case *storagev1.StorageClass:
+		v.Classes[o.Name] = o
+	case *storagev1.CSIDriver:
+		v.Drivers[o.Name] = o
+	case *storagev1.CSIStorageCapacity:
+		v.capacities[ObjectKey(o)] = o
+	case *storagev1.VolumeAttachment:
+		s.DeleteObject(o)
+		v.attachments[o.Name] = o
+		if v.attachedTo[o.Spec.NodeName] == nil {
+			v.attachedTo[o.Spec.NodeName] = map[string]*storagev1.VolumeAttachment{}
+		}
+		v.attachedTo[o.Spec.NodeName][o.Name] = o
+	case *storagev1.CSINode:
+		s.NodeInfos[s.nodeNumberFor(o.Name)].CSINode = o
+	default:
+		s.Devices.SetObject(object)
+	}
+}
+
+// DeleteObject forgets an object of storage or of devices.
+func (s *Snapshot) DeleteObject(object metav1.Object) {
+	v := &s.Volumes
+	switch o := object.(type) {
+	case *corev1.PersistentVolumeClaim:
+		delete(v.Claims, ObjectKey(o))
+		delete(v.AssumedClaim, ObjectKey(o))
+	case *corev1.PersistentVolume:
+		delete(v.Volumes, o.Name)
+		delete(v.AssumedPV, o.Name)
+	case *storagev1.StorageClass:
+		delete(v.Classes, o.Name)
+	case *storagev1.CSIDriver:
+		delete(v.Drivers, o.Name)
+	case *storagev1.CSIStorageCapacity:
+		delete(v.capacities, ObjectKey(o))
+	case *storagev1.VolumeAttachment:
+		if old := v.attachments[o.Name]; old != nil {
+			delete(v.attachments, o.Name)
+			delete(v.attachedTo[old.Spec.NodeName], o.Name)
+			if len(v.attachedTo[old.Spec.NodeName]) == 0 {
+				delete(v.attachedTo, old.Spec.NodeName)
+			}
+		}
+	case *storagev1.CSINode:
+		if n, ok := s.NodeNumbers[o.Name]; ok {
+			s.NodeInfos[n].CSINode = nil
+			s.releaseNumber(n)
+		}
+	default:
+		s.Devices.DeleteObject(object)
+	}
+}
+
+// IsNewer reports whether an object from the API server is newer than the one our assumption was made from.
+func IsNewer(now, assumed metav1.Object) bool {
+	order, err := resourceversion.CompareResourceVersion(now.GetResourceVersion(), assumed.GetResourceVersion())
+	return err != nil || order > 0
+}
+
+// Claim returns a claim as the API server has it or, if we have decided about it since, as it will be.
+func (v *volumeObjects) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
+	key := namespace + "/" + name
+	if assumed := v.AssumedClaim[key]; assumed != nil {
+		return assumed
+	}
+	return v.Claims[key]
+}
+
+func (v *volumeObjects) Volume(name string) *corev1.PersistentVolume {
+	if assumed := v.AssumedPV[name]; assumed != nil {
+		return assumed
+	}
+	return v.Volumes[name]
+}
+
+// ClaimNames are the names of the claims a pod uses, made for it or not.
+func ClaimNames(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.PersistentVolumeClaim != nil {
+			names = append(names, v.PersistentVolumeClaim.ClaimName)
+		} else if v.Ephemeral != nil {
+			names = append(names, ephemeral.VolumeClaimName(pod, v))
+		}
+	}
+	return names
+}
+
+func UsesClaim(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
+	return claim != nil && claim.Namespace == pod.Namespace && slices.Contains(ClaimNames(pod), claim.Name)
+}
+
+// ClaimNotFound reads as the API server's own answer.
+func ClaimNotFound(name string) error {
+	return apierrors.NewNotFound(corev1.Resource("persistentvolumeclaim"), name)
+}
+
+// podClaims are a pod's claims, by what is to be done about them.
+type podClaims struct {
+	bound []*corev1.PersistentVolumeClaim
+	// DelayBinding claims are bound when a pod that uses them has a node.
+	DelayBinding []*corev1.PersistentVolumeClaim
+	// UnboundImmediate claims should have been bound already.
+	UnboundImmediate bool
+	volumesByClass   map[string][]*corev1.PersistentVolume
+}
+
+func FullyBound(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName != "" && metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted)
+}
+
+// CheckPodClaims says why a pod's claims cannot be used by any pod now.
+func (v *volumeObjects) CheckPodClaims(pod *corev1.Pod) (has bool, err error) {
+	for i := range pod.Spec.Volumes {
+		source := &pod.Spec.Volumes[i]
+		var name string
+		switch {
+		case source.PersistentVolumeClaim != nil:
+			name = source.PersistentVolumeClaim.ClaimName
+		case source.Ephemeral != nil:
+			name = ephemeral.VolumeClaimName(pod, source)
+		default:
+			continue
+		}
+		has = true
+		claim := v.Claim(pod.Namespace, name)
+		switch {
+		case claim == nil && source.Ephemeral != nil:
+			return has, fmt.Errorf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", name)
+		case claim == nil:
+			return has, ClaimNotFound(name)
+		case claim.Status.Phase == corev1.ClaimLost:
+			return has, fmt.Errorf("persistentvolumeclaim %q bound to non-existent persistentvolume %q", claim.Name, claim.Spec.VolumeName)
+		case claim.DeletionTimestamp != nil:
+			return has, fmt.Errorf("persistentvolumeclaim %q is being deleted", claim.Name)
+		}
+		if source.Ephemeral != nil {
+			if err := ephemeral.VolumeIsForPod(pod, claim); err != nil {
+				return has, err
+			}
+		}
+	}
+	return has, nil
+}
+
+func (v *volumeObjects) PodVolumeClaims(pod *corev1.Pod) (*podClaims, error) {
+	p := &podClaims{volumesByClass: map[string][]*corev1.PersistentVolume{}}
+	for _, name := range ClaimNames(pod) {
+		claim := v.Claim(pod.Namespace, name)
+		if claim == nil {
+			return nil, fmt.Errorf("error getting PVC %q: %w", pod.Namespace+"/"+name, ClaimNotFound(name))
+		}
+		if FullyBound(claim) {
+			p.bound = append(p.bound, claim)
+			continue
+		}
+		class := volume.GetPersistentVolumeClaimClass(claim)
+		waits, err := v.waitsForConsumer(class)
+		if err != nil {
+			return nil, err
+		}
+		if !waits || claim.Spec.VolumeName != "" {
+			p.UnboundImmediate = true
+			continue
+		}
+		p.DelayBinding = append(p.DelayBinding, claim)
+		if p.volumesByClass[class] == nil {
+			p.volumesByClass[class] = v.volumesOfClass(class)
+		}
+	}
+	return p, nil
+}
+
+func (v *volumeObjects) waitsForConsumer(className string) (bool, error) {
+	class := v.Classes[className]
+	if className == "" || class == nil {
+		return false, nil
+	}
+	if class.VolumeBindingMode == nil {
+		return false, fmt.Errorf("VolumeBindingMode not set for StorageClass %q", className)
+	}
+	return *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer, nil
+}
+
+func (v *volumeObjects) volumesOfClass(class string) (all []*corev1.PersistentVolume) {
+	for name := range v.Volumes {
+		if pv := v.Volume(name); volume.GetPersistentVolumeClass(pv) == class {
+			all = append(all, pv)
+		}
+	}
+	slices.SortFunc(all, func(a, b *corev1.PersistentVolume) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// PodVolumes is what has to be done about a pod's claims once it has a node.
+type PodVolumes struct {
+	StaticBindings    []StaticBinding
+	DynamicProvisions []DynamicProvision
+}
+
+type StaticBinding struct {
+	Volume *corev1.PersistentVolume
+	Claim  *corev1.PersistentVolumeClaim
+}
+
+// DynamicProvision asks for a new volume on the node.
+type DynamicProvision struct {
+	Claim    *corev1.PersistentVolumeClaim
+	Capacity *storagev1.CSIStorageCapacity // nil when the driver does not publish any
+}
+
+func (p *PodVolumes) Empty() bool { return len(p.StaticBindings)+len(p.DynamicProvisions) == 0 }
+
+const (
+	ReasonBindConflict   = "node(s) didn't find available persistent volumes to bind"
+	ReasonNodeConflict   = "node(s) didn't match PersistentVolume's node affinity"
+	ReasonNotEnoughSpace = "node(s) did not have enough free storage"
+	ReasonVolumeMissing  = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+)
+
+// FindPodVolumes finds how a pod's claims can be had on a node, or the reasons why not.
+func (v *volumeObjects) FindPodVolumes(claims *podClaims, node *corev1.Node, csi *storagev1.CSINode) (plan PodVolumes, reasons []string, err error) {
+	missing := false
+	defer func() {
+		if missing && err == nil {
+			reasons = append(reasons, ReasonVolumeMissing)
+		}
+	}()
+	for _, claim := range claims.bound {
+		pv := v.Volume(claim.Spec.VolumeName)
+		if missing = pv == nil; missing {
+			break
+		}
+		if pv, err = TranslateForNode(pv, csi); err != nil {
+			return plan, nil, err
+		}
+		if volume.CheckNodeAffinity(pv, node.Labels) != nil {
+			reasons = append(reasons, ReasonNodeConflict)
+			break
+		}
+	}
+	var match, make []*corev1.PersistentVolumeClaim
+	for _, claim := range claims.DelayBinding {
+		if selected, has := claim.Annotations[volume.AnnSelectedNode]; has {
+			if selected != node.Name {
+				return plan, append(reasons, ReasonBindConflict), nil
+			}
+			make = append(make, claim)
+		} else {
+			match = append(match, claim)
+		}
+	}
+	slices.SortFunc(match, func(a, b *corev1.PersistentVolumeClaim) int {
+		return a.Spec.Resources.Requests.Storage().Cmp(*b.Spec.Resources.Requests.Storage())
+	})
+	chosen := map[string]*corev1.PersistentVolume{}
+	for _, claim := range match {
+		pv, err := volume.FindMatchingVolume(claim, claims.volumesByClass[volume.GetPersistentVolumeClaimClass(claim)], node, chosen, true, true)
+		if err != nil {
+			return plan, nil, err
+		}
+		if pv == nil {
+			make = append(make, claim)
+			continue
+		}
+		chosen[pv.Name] = pv
+		plan.StaticBindings = append(plan.StaticBindings, StaticBinding{Volume: pv, Claim: claim})
+	}
+	for _, claim := range make {
+		capacity, reason, err := v.canProvision(claim, node)
+		if err != nil {
+			return plan, nil, err
+		}
+		if reason != "" {
+			return plan, append(reasons, reason), nil
+		}
+		plan.DynamicProvisions = append(plan.DynamicProvisions, DynamicProvision{Claim: claim, Capacity: capacity})
+	}
+	return plan, reasons, nil
+}
+
+// canProvision tells whether a volume for a claim can be made on a node.
+func (v *volumeObjects) canProvision(claim *corev1.PersistentVolumeClaim, node *corev1.Node) (capacity *storagev1.CSIStorageCapacity, reason string, err error) {
+	name := volume.GetPersistentVolumeClaimClass(claim)
+	if name == "" {
+		return nil, "", fmt.Errorf("no class for claim %q", ObjectKey(claim))
+	}
+	class := v.Classes[name]
+	if class == nil {
+		return nil, "", fmt.Errorf("failed to find storage class %q", name)
+	}
+	if class.Provisioner == "" || class.Provisioner == volume.NotSupportedProvisioner || !topologyAllows(class.AllowedTopologies, node.Labels) {
+		return nil, ReasonBindConflict, nil
+	}
+	size, asks := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	if !asks || !TracksCapacity(v.Drivers[class.Provisioner]) {
+		return nil, "", nil
+	}
+	for _, c := range v.capacities {
+		limit := c.MaximumVolumeSize
+		if limit == nil {
+			limit = c.Capacity
+		}
+		if c.StorageClassName != name || limit == nil || limit.Value() < size.Value() || c.NodeTopology == nil {
+			continue
+		}
+		if reach, err := metav1.LabelSelectorAsSelector(c.NodeTopology); err == nil && reach.Matches(labels.Set(node.Labels)) {
+			return c, "", nil
+		}
+	}
+	return nil, ReasonNotEnoughSpace, nil
+}
+
+// TracksCapacity reports whether a driver tells how much room there is for new volumes.
+func TracksCapacity(driver *storagev1.CSIDriver) bool {
+	return driver != nil && ptr.Deref(driver.Spec.StorageCapacity, false)
+}
+
+// topologyAllows reports whether a class may have volumes on a node with these labels.
+func topologyAllows(terms []corev1.TopologySelectorTerm, set map[string]string) bool {
+	if len(terms) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(terms, func(t corev1.TopologySelectorTerm) bool {
+		if len(t.MatchLabelExpressions) == 0 {
+			return false
+		}
+		return !slices.ContainsFunc(t.MatchLabelExpressions, func(e corev1.TopologySelectorLabelRequirement) bool {
+			value, has := set[e.Key]
+			return !has || !slices.Contains(e.Values, value)
+		})
+	})
+}
+
+// AssumePodVolumes decides a plan: from now on its volumes are taken and its claims are for the node.
+func (v *volumeObjects) AssumePodVolumes(plan *PodVolumes, nodeName string) error {
+	for i := range plan.StaticBindings {
+		b := &plan.StaticBindings[i]
+		pv, changed, err := volume.GetBindVolumeToClaim(b.Volume, b.Claim)
+		if err != nil {
+			v.RevertAssumedPodVolumes(plan)
+			return fmt.Errorf("bind volume %s to claim %s: %w", b.Volume.Name, ObjectKey(b.Claim), err)
+		}
+		if changed {
+			v.AssumedPV[pv.Name] = pv
+		}
+		b.Volume = pv
+	}
+	for i := range plan.DynamicProvisions {
+		p := &plan.DynamicProvisions[i]
+		_, sent := p.Claim.Annotations[volume.AnnSelectedNode]
+		p.Claim = p.Claim.DeepCopy()
+		if sent {
+			continue // to this node: another pod's plan, which stays when this one is taken back
+		}
+		metav1.SetMetaDataAnnotation(&p.Claim.ObjectMeta, volume.AnnSelectedNode, nodeName)
+		v.AssumedClaim[ObjectKey(p.Claim)] = p.Claim
+	}
+	return nil
+}
+
+// RevertAssumedPodVolumes takes back what assume decided. What has been written since stands: the API server will tell of it.
+func (v *volumeObjects) RevertAssumedPodVolumes(plan *PodVolumes) {
+	for _, b := range plan.StaticBindings {
+		if v.AssumedPV[b.Volume.Name] == b.Volume {
+			delete(v.AssumedPV, b.Volume.Name)
+		}
+	}
+	for _, p := range plan.DynamicProvisions {
+		if v.AssumedClaim[ObjectKey(p.Claim)] == p.Claim {
+			delete(v.AssumedClaim, ObjectKey(p.Claim))
+		}
+	}
+}
