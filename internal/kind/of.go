@@ -97,26 +97,6 @@ func Of[T Object](s Definition[T]) *Kind {
 		Prepare:                  erasePrepare(s.Prepare),
 		Validate:                 eraseValidate(s.Validate),
 	}
-	if k.Singular == "" {
-		k.Singular = strings.ToLower(s.GVK.Kind)
-	}
-	if k.Verbs == nil {
-		k.Verbs = AllVerbs
-		if s.Action != nil {
-			k.Verbs = []string{"create"}
-		} else if s.Virtual != nil {
-			k.Verbs = []string{"get", "list"}
-		}
-	}
-	if k.Prefix == "" {
-		k.Prefix = s.Plural
-	}
-	if k.Versions == nil {
-		k.Versions = []Version{{GVK: s.GVK}}
-	}
-	if k.ValidateName == nil {
-		k.ValidateName = validation.NameIsDNSSubdomain
-	}
 	if s.List != nil {
 		listType := reflect.TypeOf(s.List).Elem()
 		k.NewList = func() runtime.Object { return reflect.New(listType).Interface().(runtime.Object) }
@@ -133,21 +113,7 @@ func Of[T Object](s Definition[T]) *Kind {
 			k.Fields[label] = func(obj Object) string { return get(obj.(T)) }
 		}
 	}
-	if s.Row != nil {
-		k.Row = func(obj Object, now time.Time) []any { return s.Row(obj.(T), now) }
-	}
-	if s.RowConditions != nil {
-		k.RowConditions = func(obj Object) []metav1.TableRowCondition { return s.RowConditions(obj.(T)) }
-	}
-	if s.ListRows != nil {
-		k.ListRows = func(objs []Object, rows [][]any) {
-			typed := make([]T, len(objs))
-			for i, obj := range objs {
-				typed[i] = obj.(T)
-			}
-			s.ListRows(typed, rows)
-		}
-	}
+	setRows(k, s)
 	k.Delete = deletionOf(s)
 	k.Hooks = hooksOf(s)
 	if s.Status != nil {
@@ -169,7 +135,51 @@ func Of[T Object](s Definition[T]) *Kind {
 			return objs, err
 		}
 	}
+	k.setDefaults()
 	return k
+}
+
+// setDefaults sets the names, verbs and versions that a definition leaves out.
+func (k *Kind) setDefaults() {
+	if k.Singular == "" {
+		k.Singular = strings.ToLower(k.GVK.Kind)
+	}
+	if k.Verbs == nil {
+		k.Verbs = AllVerbs
+		if k.Action != nil {
+			k.Verbs = []string{"create"}
+		} else if k.Virtual != nil {
+			k.Verbs = []string{"get", "list"}
+		}
+	}
+	if k.Prefix == "" {
+		k.Prefix = k.Plural
+	}
+	if k.Versions == nil {
+		k.Versions = []Version{{GVK: k.GVK}}
+	}
+	if k.ValidateName == nil {
+		k.ValidateName = validation.NameIsDNSSubdomain
+	}
+}
+
+// setRows sets the functions that make the rows of tables.
+func setRows[T Object](k *Kind, s Definition[T]) {
+	if s.Row != nil {
+		k.Row = func(obj Object, now time.Time) []any { return s.Row(obj.(T), now) }
+	}
+	if s.RowConditions != nil {
+		k.RowConditions = func(obj Object) []metav1.TableRowCondition { return s.RowConditions(obj.(T)) }
+	}
+	if s.ListRows != nil {
+		k.ListRows = func(objs []Object, rows [][]any) {
+			typed := make([]T, len(objs))
+			for i, obj := range objs {
+				typed[i] = obj.(T)
+			}
+			s.ListRows(typed, rows)
+		}
+	}
 }
 
 // UpdateStrategyOf makes an UpdateStrategy from typed functions. prepare must reset the fields of obj that clients may not write.

@@ -41,9 +41,3 @@ func warnNameOnUpdate(name string, update bool) []string {
 	}
 	return nil
 }
-
-func setDefault[T any](at **T, value T) {
-	if *at == nil {
-		*at = &value
-	}
-}

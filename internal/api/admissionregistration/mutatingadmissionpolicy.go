@@ -22,7 +22,7 @@ var MutatingAdmissionPolicy = kind.Of(kind.Definition[*mutatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("MutatingAdmissionPolicy"), Plural: "mutatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.MutatingAdmissionPolicyList{},
 	Default: func(policy *mutatingPolicy) {
-		setDefault(&policy.Spec.FailurePolicy, admissionregistrationv1.Fail)
+		kind.SetDefault(&policy.Spec.FailurePolicy, admissionregistrationv1.Fail)
 		defaultMatchResources(policy.Spec.MatchConstraints)
 	},
 	Validate: validateMutatingPolicy,

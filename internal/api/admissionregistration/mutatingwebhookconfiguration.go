@@ -21,7 +21,7 @@ var MutatingWebhookConfiguration = kind.Of(kind.Definition[*mutatingConfiguratio
 		for i := range config.Webhooks {
 			hook := &config.Webhooks[i]
 			defaultWebhook(&hook.FailurePolicy, &hook.MatchPolicy, &hook.NamespaceSelector, &hook.ObjectSelector, &hook.TimeoutSeconds, &hook.ClientConfig, hook.Rules)
-			setDefault(&hook.ReinvocationPolicy, admissionregistrationv1.NeverReinvocationPolicy)
+			kind.SetDefault(&hook.ReinvocationPolicy, admissionregistrationv1.NeverReinvocationPolicy)
 		}
 	},
 	Validate: func(_ *kind.Request, config, old *mutatingConfiguration) field.ErrorList {

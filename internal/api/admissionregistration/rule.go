@@ -11,6 +11,8 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
 )
 
 var (
@@ -34,16 +36,16 @@ func validateOneOf[T ~string](value *T, allowed []T, required bool, path *field.
 }
 
 func defaultRule(rule *admissionregistrationv1.Rule) {
-	setDefault(&rule.Scope, admissionregistrationv1.AllScopes)
+	kind.SetDefault(&rule.Scope, admissionregistrationv1.AllScopes)
 }
 
 func defaultMatchResources(match *admissionregistrationv1.MatchResources) {
 	if match == nil {
 		return
 	}
-	setDefault(&match.MatchPolicy, admissionregistrationv1.Equivalent)
-	setDefault(&match.NamespaceSelector, metav1.LabelSelector{})
-	setDefault(&match.ObjectSelector, metav1.LabelSelector{})
+	kind.SetDefault(&match.MatchPolicy, admissionregistrationv1.Equivalent)
+	kind.SetDefault(&match.NamespaceSelector, metav1.LabelSelector{})
+	kind.SetDefault(&match.ObjectSelector, metav1.LabelSelector{})
 	for i := range match.ResourceRules {
 		defaultRule(&match.ResourceRules[i].Rule)
 	}

@@ -26,7 +26,7 @@ var ValidatingAdmissionPolicy = kind.Of(kind.Definition[*validatingPolicy]{
 	GVK: admissionregistrationv1.SchemeGroupVersion.WithKind("ValidatingAdmissionPolicy"), Plural: "validatingadmissionpolicies", Categories: categories,
 	List: &admissionregistrationv1.ValidatingAdmissionPolicyList{},
 	Default: func(policy *validatingPolicy) {
-		setDefault(&policy.Spec.FailurePolicy, admissionregistrationv1.Fail)
+		kind.SetDefault(&policy.Spec.FailurePolicy, admissionregistrationv1.Fail)
 		defaultMatchResources(policy.Spec.MatchConstraints)
 	},
 	Validate: validateValidatingPolicy,

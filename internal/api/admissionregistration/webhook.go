@@ -15,6 +15,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
+
+	"skiff/internal/kind"
 )
 
 // The two types of webhooks differ in one field. The validation is written for the one that has it.
@@ -22,13 +24,13 @@ type webhook = admissionregistrationv1.MutatingWebhook
 
 func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match **admissionregistrationv1.MatchPolicyType,
 	namespaces, objects **metav1.LabelSelector, timeout **int32, client *admissionregistrationv1.WebhookClientConfig, rules []admissionregistrationv1.RuleWithOperations) {
-	setDefault(failure, admissionregistrationv1.Fail)
-	setDefault(match, admissionregistrationv1.Equivalent)
-	setDefault(namespaces, metav1.LabelSelector{})
-	setDefault(objects, metav1.LabelSelector{})
-	setDefault(timeout, 10)
+	kind.SetDefault(failure, admissionregistrationv1.Fail)
+	kind.SetDefault(match, admissionregistrationv1.Equivalent)
+	kind.SetDefault(namespaces, metav1.LabelSelector{})
+	kind.SetDefault(objects, metav1.LabelSelector{})
+	kind.SetDefault(timeout, 10)
 	if client.Service != nil {
-		setDefault(&client.Service.Port, 443)
+		kind.SetDefault(&client.Service.Port, 443)
 	}
 	for i := range rules {
 		defaultRule(&rules[i].Rule)

@@ -78,11 +78,11 @@ func defaultDaemonSet(set *appsv1.DaemonSet) {
 		strategy.Type = appsv1.RollingUpdateDaemonSetStrategyType
 	}
 	if strategy.Type == appsv1.RollingUpdateDaemonSetStrategyType {
-		setDefault(&strategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
-		setDefault(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
-		setDefault(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
+		kind.SetDefault(&strategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{})
+		kind.SetDefault(&strategy.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
+		kind.SetDefault(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
-	setDefault(&set.Spec.RevisionHistoryLimit, 10)
+	kind.SetDefault(&set.Spec.RevisionHistoryLimit, 10)
 	podspec.DefaultTemplate(&set.Spec.Template)
 }
 

@@ -78,24 +78,18 @@ func deploymentChanged(d, old *appsv1.Deployment) bool {
 
 func defaultDeployment(d *appsv1.Deployment) {
 	spec := &d.Spec
-	setDefault(&spec.Replicas, 1)
+	kind.SetDefault(&spec.Replicas, 1)
 	if spec.Strategy.Type == "" {
 		spec.Strategy.Type = appsv1.RollingUpdateDeploymentStrategyType
 	}
 	if spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType {
-		setDefault(&spec.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
-		setDefault(&spec.Strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
-		setDefault(&spec.Strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
+		kind.SetDefault(&spec.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{})
+		kind.SetDefault(&spec.Strategy.RollingUpdate.MaxUnavailable, intstr.FromString("25%"))
+		kind.SetDefault(&spec.Strategy.RollingUpdate.MaxSurge, intstr.FromString("25%"))
 	}
-	setDefault(&spec.RevisionHistoryLimit, 10)
-	setDefault(&spec.ProgressDeadlineSeconds, 600)
+	kind.SetDefault(&spec.RevisionHistoryLimit, 10)
+	kind.SetDefault(&spec.ProgressDeadlineSeconds, 600)
 	podspec.DefaultTemplate(&spec.Template)
-}
-
-func setDefault[T any](value **T, to T) {
-	if *value == nil {
-		*value = &to
-	}
 }
 
 func validateDeployment(_ *kind.Request, d, old *appsv1.Deployment) field.ErrorList {

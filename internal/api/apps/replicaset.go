@@ -20,7 +20,7 @@ var ReplicaSet = kind.Of(kind.Definition[*appsv1.ReplicaSet]{
 	GVK: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), Plural: "replicasets", Short: []string{"rs"}, Categories: []string{"all"}, Namespaced: true,
 	List: &appsv1.ReplicaSetList{},
 	Default: func(rs *appsv1.ReplicaSet) {
-		setDefault(&rs.Spec.Replicas, 1)
+		kind.SetDefault(&rs.Spec.Replicas, 1)
 		podspec.DefaultTemplate(&rs.Spec.Template)
 	},
 	Prepare: func(_ *kind.Request, rs, old *appsv1.ReplicaSet) {

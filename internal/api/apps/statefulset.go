@@ -69,13 +69,13 @@ func defaultStatefulSet(set *appsv1.StatefulSet) {
 	}
 	if spec.UpdateStrategy.Type == "" {
 		spec.UpdateStrategy.Type = appsv1.RollingUpdateStatefulSetStrategyType
-		setDefault(&spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
+		kind.SetDefault(&spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateStatefulSetStrategy{})
 	}
 	if rolling := spec.UpdateStrategy.RollingUpdate; spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType && rolling != nil {
-		setDefault(&rolling.Partition, 0)
-		setDefault(&rolling.MaxUnavailable, intstr.FromInt32(1))
+		kind.SetDefault(&rolling.Partition, 0)
+		kind.SetDefault(&rolling.MaxUnavailable, intstr.FromInt32(1))
 	}
-	setDefault(&spec.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
+	kind.SetDefault(&spec.PersistentVolumeClaimRetentionPolicy, appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{})
 	for _, policy := range []*appsv1.PersistentVolumeClaimRetentionPolicyType{
 		&spec.PersistentVolumeClaimRetentionPolicy.WhenDeleted, &spec.PersistentVolumeClaimRetentionPolicy.WhenScaled,
 	} {
@@ -83,8 +83,8 @@ func defaultStatefulSet(set *appsv1.StatefulSet) {
 			*policy = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
 		}
 	}
-	setDefault(&spec.Replicas, 1)
-	setDefault(&spec.RevisionHistoryLimit, 10)
+	kind.SetDefault(&spec.Replicas, 1)
+	kind.SetDefault(&spec.RevisionHistoryLimit, 10)
 	podspec.DefaultTemplate(&spec.Template)
 	for i := range spec.VolumeClaimTemplates {
 		defaultClaim(&spec.VolumeClaimTemplates[i])
@@ -97,7 +97,7 @@ func defaultClaim(claim *corev1.PersistentVolumeClaim) {
 	if claim.Status.Phase == "" {
 		claim.Status.Phase = corev1.ClaimPending
 	}
-	setDefault(&claim.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
+	kind.SetDefault(&claim.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	for _, list := range []corev1.ResourceList{claim.Spec.Resources.Limits, claim.Spec.Resources.Requests, claim.Status.Capacity, claim.Status.AllocatedResources} {
 		podspec.RoundUp(list)
 	}

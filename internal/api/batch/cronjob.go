@@ -66,9 +66,9 @@ func defaultCronJob(cronJob *batchv1.CronJob) {
 	if spec.ConcurrencyPolicy == "" {
 		spec.ConcurrencyPolicy = batchv1.AllowConcurrent
 	}
-	setDefault(&spec.Suspend, false)
-	setDefault(&spec.SuccessfulJobsHistoryLimit, 3)
-	setDefault(&spec.FailedJobsHistoryLimit, 1)
+	kind.SetDefault(&spec.Suspend, false)
+	kind.SetDefault(&spec.SuccessfulJobsHistoryLimit, 3)
+	kind.SetDefault(&spec.FailedJobsHistoryLimit, 1)
 	defaultJobTemplate(&spec.JobTemplate.Spec)
 }
 

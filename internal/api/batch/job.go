@@ -91,21 +91,21 @@ func defaultJob(job *batchv1.Job) {
 	if spec.Completions == nil && spec.Parallelism == nil {
 		spec.Completions = ptr.To[int32](1)
 	}
-	setDefault(&spec.Parallelism, 1)
+	kind.SetDefault(&spec.Parallelism, 1)
 	if spec.BackoffLimitPerIndex != nil {
-		setDefault(&spec.BackoffLimit, math.MaxInt32)
+		kind.SetDefault(&spec.BackoffLimit, math.MaxInt32)
 	}
-	setDefault(&spec.BackoffLimit, 6)
+	kind.SetDefault(&spec.BackoffLimit, 6)
 	if len(job.Labels) == 0 {
 		job.Labels = maps.Clone(spec.Template.Labels)
 	}
-	setDefault(&spec.CompletionMode, batchv1.NonIndexedCompletion)
-	setDefault(&spec.Suspend, false)
+	kind.SetDefault(&spec.CompletionMode, batchv1.NonIndexedCompletion)
+	kind.SetDefault(&spec.Suspend, false)
 	if spec.PodFailurePolicy != nil {
-		setDefault(&spec.PodReplacementPolicy, batchv1.Failed)
+		kind.SetDefault(&spec.PodReplacementPolicy, batchv1.Failed)
 	}
-	setDefault(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
-	setDefault(&spec.ManualSelector, false)
+	kind.SetDefault(&spec.PodReplacementPolicy, batchv1.TerminatingOrFailed)
+	kind.SetDefault(&spec.ManualSelector, false)
 	defaultJobTemplate(spec)
 }
 
@@ -122,12 +122,6 @@ func defaultJobTemplate(spec *batchv1.JobSpec) {
 		}
 	}
 	podspec.DefaultTemplate(&spec.Template)
-}
-
-func setDefault[T any](value **T, to T) {
-	if *value == nil {
-		*value = &to
-	}
 }
 
 func prepareJob(_ *kind.Request, job, old *batchv1.Job) {

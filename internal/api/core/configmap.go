@@ -50,14 +50,14 @@ func validateConfigMap(_ *kind.Request, obj, old *corev1.ConfigMap) (errs field.
 	size := 0
 	for key, value := range obj.Data {
 		path := field.NewPath("data").Key(key)
-		errs = append(errs, invalid(path, key, validation.IsConfigMapKey(key))...)
+		errs = append(errs, kind.Invalid(path, key, validation.IsConfigMapKey(key))...)
 		if _, twice := obj.BinaryData[key]; twice {
 			errs = append(errs, field.Invalid(path, key, "duplicate of key present in binaryData"))
 		}
 		size += len(value)
 	}
 	for key, value := range obj.BinaryData {
-		errs = append(errs, invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
+		errs = append(errs, kind.Invalid(field.NewPath("binaryData").Key(key), key, validation.IsConfigMapKey(key))...)
 		size += len(value)
 	}
 	if size > corev1.MaxSecretSize {

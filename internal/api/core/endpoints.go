@@ -74,24 +74,24 @@ func validateEndpoints(_ *kind.Request, obj, old *corev1.Endpoints) (errs field.
 func validateEndpointAddress(address *corev1.EndpointAddress, path *field.Path) field.ErrorList {
 	errs := validation.IsValidIPForLegacyField(path.Child("ip"), address.IP, true, nil)
 	if address.Hostname != "" {
-		errs = append(errs, invalid(path.Child("hostname"), address.Hostname, validation.IsDNS1123Label(address.Hostname))...)
+		errs = append(errs, kind.Invalid(path.Child("hostname"), address.Hostname, validation.IsDNS1123Label(address.Hostname))...)
 	}
 	if address.NodeName != nil {
-		errs = append(errs, invalid(path.Child("nodeName"), *address.NodeName, apivalidation.NameIsDNSSubdomain(*address.NodeName, false))...)
+		errs = append(errs, kind.Invalid(path.Child("nodeName"), *address.NodeName, apivalidation.NameIsDNSSubdomain(*address.NodeName, false))...)
 	}
 	return append(errs, ValidateEndpointIP(address.IP, path.Child("ip"))...)
 }
 
 func validateEndpointPort(port *corev1.EndpointPort, requireName bool, path *field.Path) (errs field.ErrorList) {
 	if port.Name != "" {
-		errs = append(errs, invalid(path.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
+		errs = append(errs, kind.Invalid(path.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
 	} else if requireName {
 		errs = append(errs, field.Required(path.Child("name"), ""))
 	}
-	errs = append(errs, invalid(path.Child("port"), port.Port, validation.IsValidPortNum(int(port.Port)))...)
+	errs = append(errs, kind.Invalid(path.Child("port"), port.Port, validation.IsValidPortNum(int(port.Port)))...)
 	errs = append(errs, validateProtocol(port.Protocol, path.Child("protocol"))...)
 	if port.AppProtocol != nil {
-		errs = append(errs, invalid(path.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
+		errs = append(errs, kind.Invalid(path.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
 	}
 	return errs
 }

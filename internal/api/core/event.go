@@ -136,7 +136,7 @@ func validateEventLegacy(obj *corev1.Event, strict bool) (errs field.ErrorList) 
 		controller = "reportingController"
 	}
 	errs = append(errs, required(field.NewPath(controller), obj.ReportingController)...)
-	errs = append(errs, invalid(field.NewPath(controller), obj.ReportingController, validation.IsQualifiedName(obj.ReportingController))...)
+	errs = append(errs, kind.Invalid(field.NewPath(controller), obj.ReportingController, validation.IsQualifiedName(obj.ReportingController))...)
 	atMost := func(name, value string, most int) {
 		if len(value) > most {
 			errs = append(errs, field.Invalid(field.NewPath(name), "", fmt.Sprintf("can have at most %v characters", most)))
@@ -152,7 +152,7 @@ func validateEventLegacy(obj *corev1.Event, strict bool) (errs field.ErrorList) 
 
 // validateNewEvent requires the new fields and refuses the deprecated ones.
 func validateNewEvent(obj *corev1.Event) field.ErrorList {
-	errs := invalid(field.NewPath("metadata", "name"), obj.Name, apivalidation.NameIsDNSSubdomain(obj.Name, false))
+	errs := kind.Invalid(field.NewPath("metadata", "name"), obj.Name, apivalidation.NameIsDNSSubdomain(obj.Name, false))
 	errs = append(errs, validateEventSeries(obj)...)
 	if obj.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))

@@ -76,7 +76,7 @@ func validateLimitRange(_ *kind.Request, obj, _ *corev1.LimitRange) (errs field.
 }
 
 func validateLimitType(limit corev1.LimitType, path *field.Path) field.ErrorList {
-	if errs := invalid(path, limit, validation.IsQualifiedName(string(limit))); len(errs) > 0 {
+	if errs := kind.Invalid(path, limit, validation.IsQualifiedName(string(limit))); len(errs) > 0 {
 		return errs
 	}
 	if !strings.Contains(string(limit), "/") && !limitTypes.Has(limit) {
@@ -157,7 +157,7 @@ func validateLimitOrder(item *corev1.LimitRangeItem, name corev1.ResourceName, p
 			errs = append(errs, field.Invalid(ratioPath, ratio, fmt.Sprintf("ratio %s is greater than max/min = %f", ratio.String(), most)))
 		}
 	}
-	overcommit := isNative(name) && !podspec.IsHugePages(name)
+	overcommit := podspec.IsNativeResource(name) && !podspec.IsHugePages(name)
 	if !overcommit && hasLimit && hasRequest && limit.Cmp(request) != 0 {
 		errs = append(errs, field.Invalid(path.Child("defaultRequest").Key(key), request,
 			fmt.Sprintf("default value %s must equal to defaultRequest value %s in %s", limit.String(), request.String(), key)))

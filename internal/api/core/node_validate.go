@@ -220,7 +220,7 @@ func validateConfigSource(source *corev1.NodeConfigSource, path *field.Path, res
 		if value == "" {
 			errs = append(errs, field.Required(path.Child(name), ""))
 		} else {
-			errs = append(errs, invalid(path.Child(name), value, messages())...)
+			errs = append(errs, kind.Invalid(path.Child(name), value, messages())...)
 		}
 	}
 	checked("namespace", ref.Namespace, func() []string { return apivalidation.ValidateNamespaceName(ref.Namespace, false) })

@@ -68,7 +68,7 @@ func validatePersistentVolumeSpec(spec *corev1.PersistentVolumeSpec, name string
 	}
 	if !inline {
 		if spec.StorageClassName != "" {
-			errs = append(errs, invalid(at.Child("storageClassName"), spec.StorageClassName, apivalidation.NameIsDNSSubdomain(spec.StorageClassName, false))...)
+			errs = append(errs, kind.Invalid(at.Child("storageClassName"), spec.StorageClassName, apivalidation.NameIsDNSSubdomain(spec.StorageClassName, false))...)
 		}
 		if spec.VolumeMode != nil {
 			errs = append(errs, supported(at.Child("volumeMode"), *spec.VolumeMode, volumeModes)...)
@@ -78,7 +78,7 @@ func validatePersistentVolumeSpec(spec *corev1.PersistentVolumeSpec, name string
 		if *class == "" {
 			errs = append(errs, field.Required(at.Child("volumeAttributesClassName"), "an empty string is disallowed"))
 		} else {
-			errs = append(errs, invalid(at.Child("volumeAttributesClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
+			errs = append(errs, kind.Invalid(at.Child("volumeAttributesClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
 		}
 		if spec.CSI == nil {
 			errs = append(errs, field.Required(at.Child("csi"), "has to be specified when using volumeAttributesClassName"))

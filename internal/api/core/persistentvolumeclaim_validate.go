@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"skiff/internal/api/podspec"
 	"skiff/internal/kind"
 )
 
@@ -42,14 +43,14 @@ func validateClaimSpec(spec *corev1.PersistentVolumeClaimSpec, old *corev1.Persi
 		errs = append(errs, validatePositive(storage, storagePath)...)
 	}
 	if class := spec.StorageClassName; class != nil && *class != "" {
-		errs = append(errs, invalid(path.Child("storageClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
+		errs = append(errs, kind.Invalid(path.Child("storageClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
 	}
 	if spec.VolumeMode != nil {
 		errs = append(errs, supported(path.Child("volumeMode"), *spec.VolumeMode, volumeModes)...)
 	}
 	errs = append(errs, validateDataSources(spec, old, path)...)
 	if class := spec.VolumeAttributesClassName; class != nil && *class != "" {
-		errs = append(errs, invalid(path.Child("volumeAttributesClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
+		errs = append(errs, kind.Invalid(path.Child("volumeAttributesClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
 	}
 	return errs
 }
@@ -65,7 +66,7 @@ func validateDataSources(spec *corev1.PersistentVolumeClaimSpec, old *corev1.Per
 	}
 	errs = append(errs, validateDataSource(ref.APIGroup, ref.Kind, ref.Name, anyGroup, path.Child("dataSourceRef"))...)
 	if ref.Namespace != nil && *ref.Namespace != "" {
-		errs = append(errs, invalid(path.Child("dataSourceRef", "namespace"), *ref.Namespace, apivalidation.ValidateNamespaceName(*ref.Namespace, false))...)
+		errs = append(errs, kind.Invalid(path.Child("dataSourceRef", "namespace"), *ref.Namespace, apivalidation.ValidateNamespaceName(*ref.Namespace, false))...)
 		if source != nil {
 			errs = append(errs, field.Invalid(path, path.Child("dataSource"), "may not be specified when dataSourceRef.namespace is specified"))
 		}
@@ -83,7 +84,7 @@ func validateDataSource(apiGroup *string, sourceKind, name string, anyGroup bool
 			errs = append(errs, field.Invalid(path, sourceKind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup"))
 		}
 	} else if !anyGroup {
-		errs = append(errs, invalid(path.Child("apiGroup"), *apiGroup, validation.IsDNS1123Subdomain(*apiGroup))...)
+		errs = append(errs, kind.Invalid(path.Child("apiGroup"), *apiGroup, validation.IsDNS1123Subdomain(*apiGroup))...)
 	}
 	return errs
 }
@@ -189,10 +190,10 @@ func validateClaimStatus(_ *kind.Request, obj, _ *corev1.PersistentVolumeClaim) 
 }
 
 func validateClaimResource(name corev1.ResourceName, path *field.Path) field.ErrorList {
-	if errs := invalid(path, name, validation.IsQualifiedName(string(name))); len(errs) > 0 {
+	if errs := kind.Invalid(path, name, validation.IsQualifiedName(string(name))); len(errs) > 0 {
 		return errs
 	}
-	if isNative(name) && name != corev1.ResourceStorage {
+	if podspec.IsNativeResource(name) && name != corev1.ResourceStorage {
 		return field.ErrorList{field.NotSupported(path, name, []corev1.ResourceName{corev1.ResourceStorage})}
 	}
 	return nil

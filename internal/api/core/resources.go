@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"skiff/internal/api/podspec"
+	"skiff/internal/kind"
 )
 
 const (
@@ -37,25 +38,12 @@ func isQuotaHugePages(name corev1.ResourceName) bool {
 	return podspec.IsHugePages(name) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
 }
 
-// isNative reports whether the resource is one of Kubernetes itself, not an extended resource.
-func isNative(name corev1.ResourceName) bool {
-	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
-}
-
-func isExtended(name corev1.ResourceName) bool {
-	if isNative(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
-		return false
-	}
-	// The name must be valid in a quota, with the prefix for requests.
-	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
-}
-
 func isQuotaResource(name corev1.ResourceName) bool {
 	return quotaResources.Has(name) || isQuotaHugePages(name)
 }
 
 func validateResourceName(name corev1.ResourceName, path *field.Path) field.ErrorList {
-	if errs := invalid(path, name, validation.IsQualifiedName(string(name))); len(errs) > 0 {
+	if errs := kind.Invalid(path, name, validation.IsQualifiedName(string(name))); len(errs) > 0 {
 		return errs
 	}
 	if !strings.Contains(string(name), "/") && !standardResources.Has(name) && !isQuotaHugePages(name) {
@@ -77,7 +65,7 @@ func validateQuantity(name corev1.ResourceName, quantity resource.Quantity, path
 	if quantity.Sign() < 0 {
 		errs = append(errs, field.Invalid(path, quantity.String(), apivalidation.IsNegativeErrorMsg))
 	}
-	if (countedResources.Has(name) || isExtended(name)) && quantity.MilliValue()%1000 != 0 {
+	if (countedResources.Has(name) || podspec.IsExtendedResource(name)) && quantity.MilliValue()%1000 != 0 {
 		errs = append(errs, field.Invalid(path, quantity, notInteger))
 	}
 	return errs
@@ -88,14 +76,6 @@ func validatePositive(quantity resource.Quantity, path *field.Path) field.ErrorL
 		return field.ErrorList{field.Invalid(path, quantity.String(), notPositive)}
 	}
 	return nil
-}
-
-// invalid makes an error of each message.
-func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
-	for _, message := range messages {
-		errs = append(errs, field.Invalid(path, value, message))
-	}
-	return errs
 }
 
 // supported returns an error if value is not among the allowed ones.

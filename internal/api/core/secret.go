@@ -63,7 +63,7 @@ func validateSecret(_ *kind.Request, obj, old *corev1.Secret) (errs field.ErrorL
 	}
 	data, size := field.NewPath("data"), 0
 	for key, value := range obj.Data {
-		errs = append(errs, invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
+		errs = append(errs, kind.Invalid(data.Key(key), key, validation.IsConfigMapKey(key))...)
 		size += len(value)
 	}
 	if size > corev1.MaxSecretSize {

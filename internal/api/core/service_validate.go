@@ -84,7 +84,7 @@ func validateServiceByType(obj *corev1.Service) (errs field.ErrorList) {
 		forbid(len(spec.IPFamilies) > 0, "ipFamilies")
 		forbid(spec.IPFamilyPolicy != nil, "ipFamilyPolicy")
 		if name := strings.TrimSuffix(spec.ExternalName, "."); name != "" {
-			errs = append(errs, invalid(path.Child("externalName"), name, validation.IsDNS1123Subdomain(name))...)
+			errs = append(errs, kind.Invalid(path.Child("externalName"), name, validation.IsDNS1123Subdomain(name))...)
 		} else {
 			errs = append(errs, field.Required(path.Child("externalName"), ""))
 		}
@@ -138,19 +138,19 @@ func validateServicePorts(obj *corev1.Service) (errs field.ErrorList) {
 
 func validateServicePort(port *corev1.ServicePort, requireName bool, path *field.Path) (errs field.ErrorList) {
 	if port.Name != "" {
-		errs = append(errs, invalid(path.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
+		errs = append(errs, kind.Invalid(path.Child("name"), port.Name, validation.IsDNS1123Label(port.Name))...)
 	} else if requireName {
 		errs = append(errs, field.Required(path.Child("name"), ""))
 	}
-	errs = append(errs, invalid(path.Child("port"), port.Port, validation.IsValidPortNum(int(port.Port)))...)
+	errs = append(errs, kind.Invalid(path.Child("port"), port.Port, validation.IsValidPortNum(int(port.Port)))...)
 	errs = append(errs, validateProtocol(port.Protocol, path.Child("protocol"))...)
 	if target := port.TargetPort; target.Type == intstr.Int {
-		errs = append(errs, invalid(path.Child("targetPort"), target.IntValue(), validation.IsValidPortNum(target.IntValue()))...)
+		errs = append(errs, kind.Invalid(path.Child("targetPort"), target.IntValue(), validation.IsValidPortNum(target.IntValue()))...)
 	} else {
-		errs = append(errs, invalid(path.Child("targetPort"), target.StrVal, validation.IsValidPortName(target.StrVal))...)
+		errs = append(errs, kind.Invalid(path.Child("targetPort"), target.StrVal, validation.IsValidPortName(target.StrVal))...)
 	}
 	if port.AppProtocol != nil {
-		errs = append(errs, invalid(path.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
+		errs = append(errs, kind.Invalid(path.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
 	}
 	return errs
 }
@@ -375,7 +375,7 @@ func validateLoadBalancerClass(obj *corev1.Service) field.ErrorList {
 	case obj.Spec.Type != corev1.ServiceTypeLoadBalancer:
 		return field.ErrorList{field.Forbidden(path, onlyLoadBalancer)}
 	}
-	return invalid(path, *class, validation.IsQualifiedName(*class))
+	return kind.Invalid(path, *class, validation.IsQualifiedName(*class))
 }
 
 func validateTraffic(obj *corev1.Service) (errs field.ErrorList) {
@@ -396,7 +396,7 @@ func validateTraffic(obj *corev1.Service) (errs field.ErrorList) {
 	case needsHealthCheckPort(obj) && port == 0:
 		errs = append(errs, field.Required(health, ""))
 	case port != 0:
-		errs = append(errs, invalid(health, port, validation.IsValidPortNum(int(port)))...)
+		errs = append(errs, kind.Invalid(health, port, validation.IsValidPortNum(int(port)))...)
 	}
 	internal := path.Child("internalTrafficPolicy")
 	if policy := spec.InternalTrafficPolicy; policy != nil {
@@ -435,7 +435,7 @@ func validateLoadBalancerStatus(obj *corev1.Service, old *corev1.LoadBalancerSta
 			errs = append(errs, field.NotSupported(at.Child("ipMode"), mode, sets.List(loadBalancerIPModes)))
 		}
 		if ingress.Hostname != "" {
-			errs = append(errs, invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
+			errs = append(errs, kind.Invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
 			if netutils.ParseIPSloppy(ingress.Hostname) != nil {
 				errs = append(errs, field.Invalid(at.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
 			}

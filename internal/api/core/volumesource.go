@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
 )
 
 // validateVolumeSources requires exactly one source and validates the first.
@@ -149,7 +151,7 @@ func validateGlusterfs(source *corev1.GlusterfsPersistentVolumeSource, at *field
 		if *namespace == "" {
 			errs = append(errs, field.Invalid(at, *namespace, "if the endpointnamespace is set, it must be a valid namespace name"))
 		} else {
-			errs = append(errs, invalid(at, *namespace, apivalidation.ValidateNamespaceName(*namespace, false))...)
+			errs = append(errs, kind.Invalid(at, *namespace, apivalidation.ValidateNamespaceName(*namespace, false))...)
 		}
 	}
 	return errs
@@ -304,10 +306,10 @@ func validateStorageOS(source *corev1.StorageOSPersistentVolumeSource, at *field
 	if source.VolumeName == "" {
 		errs = append(errs, field.Required(at.Child("volumeName"), ""))
 	} else {
-		errs = append(errs, invalid(at.Child("volumeName"), source.VolumeName, validation.IsDNS1123Label(source.VolumeName))...)
+		errs = append(errs, kind.Invalid(at.Child("volumeName"), source.VolumeName, validation.IsDNS1123Label(source.VolumeName))...)
 	}
 	if source.VolumeNamespace != "" {
-		errs = append(errs, invalid(at.Child("volumeNamespace"), source.VolumeNamespace, validation.IsDNS1123Label(source.VolumeNamespace))...)
+		errs = append(errs, kind.Invalid(at.Child("volumeNamespace"), source.VolumeNamespace, validation.IsDNS1123Label(source.VolumeNamespace))...)
 	}
 	if ref := source.SecretRef; ref != nil {
 		errs = append(errs, requiredRef(ref.Name, ref.Namespace, at.Child("secretRef"))...)
@@ -332,10 +334,10 @@ func validateCSI(source *corev1.CSIPersistentVolumeSource, at *field.Path) field
 		}
 		at := at.Child(secret.name)
 		if errs = append(errs, requiredRef(secret.ref.Name, secret.ref.Namespace, at)...); secret.ref.Name != "" {
-			errs = append(errs, invalid(at.Child("name"), secret.ref.Name, validation.IsDNS1123Subdomain(secret.ref.Name))...)
+			errs = append(errs, kind.Invalid(at.Child("name"), secret.ref.Name, validation.IsDNS1123Subdomain(secret.ref.Name))...)
 		}
 		if secret.ref.Namespace != "" {
-			errs = append(errs, invalid(at.Child("namespace"), secret.ref.Namespace, validation.IsDNS1123Label(secret.ref.Namespace))...)
+			errs = append(errs, kind.Invalid(at.Child("namespace"), secret.ref.Namespace, validation.IsDNS1123Label(secret.ref.Namespace))...)
 		}
 	}
 	return errs
@@ -348,5 +350,5 @@ func validateDriverName(name string, at *field.Path) (errs field.ErrorList) {
 	if len(name) > 63 {
 		errs = append(errs, field.TooLong(at, "", 63))
 	}
-	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
+	return append(errs, kind.Invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
 }

@@ -177,7 +177,7 @@ func validateEndpoint(endpoint *discoveryv1.Endpoint, addressType discoveryv1.Ad
 		errs = append(errs, validateAddress(address, addressType, addresses, i)...)
 	}
 	if endpoint.NodeName != nil {
-		errs = append(errs, invalid(path.Child("nodeName"), *endpoint.NodeName, apivalidation.NameIsDNSSubdomain(*endpoint.NodeName, false))...)
+		errs = append(errs, kind.Invalid(path.Child("nodeName"), *endpoint.NodeName, apivalidation.NameIsDNSSubdomain(*endpoint.NodeName, false))...)
 	}
 	topology := path.Child("deprecatedTopology")
 	if len(endpoint.DeprecatedTopology) > maxTopologyLabels {
@@ -188,7 +188,7 @@ func validateEndpoint(endpoint *discoveryv1.Endpoint, addressType discoveryv1.Ad
 		errs = append(errs, field.InternalError(topology.Key(corev1.LabelTopologyZone), fmt.Errorf("reserved key was not removed in conversion")))
 	}
 	if endpoint.Hostname != nil {
-		errs = append(errs, invalid(path.Child("hostname"), *endpoint.Hostname, validation.IsDNS1123Label(*endpoint.Hostname))...)
+		errs = append(errs, kind.Invalid(path.Child("hostname"), *endpoint.Hostname, validation.IsDNS1123Label(*endpoint.Hostname))...)
 	}
 	if endpoint.Hints != nil {
 		errs = append(errs, validateHints(endpoint.Hints, path.Child("hints"))...)
@@ -232,7 +232,7 @@ func validatePorts(ports []discoveryv1.EndpointPort, path *field.Path) (errs fie
 			name = *port.Name
 		}
 		if name != "" {
-			errs = append(errs, invalid(at.Child("name"), name, validation.IsDNS1123Label(name))...)
+			errs = append(errs, kind.Invalid(at.Child("name"), name, validation.IsDNS1123Label(name))...)
 		}
 		if slices.Contains(names, name) {
 			errs = append(errs, field.Duplicate(at.Child("name"), port.Name))
@@ -245,7 +245,7 @@ func validatePorts(ports []discoveryv1.EndpointPort, path *field.Path) (errs fie
 			errs = append(errs, field.NotSupported(at.Child("protocol"), *port.Protocol, sets.List(protocols)))
 		}
 		if port.AppProtocol != nil {
-			errs = append(errs, invalid(at.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
+			errs = append(errs, kind.Invalid(at.Child("appProtocol"), *port.AppProtocol, validation.IsQualifiedName(*port.AppProtocol))...)
 		}
 	}
 	return errs
@@ -275,16 +275,8 @@ func validateHints(hints *discoveryv1.EndpointHints, path *field.Path) (errs fie
 			if slices.Contains(list.names[:i], name) {
 				errs = append(errs, field.Duplicate(at, name))
 			}
-			errs = append(errs, invalid(at, name, list.validate(name))...)
+			errs = append(errs, kind.Invalid(at, name, list.validate(name))...)
 		}
-	}
-	return errs
-}
-
-// invalid makes an error of each message.
-func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
-	for _, message := range messages {
-		errs = append(errs, field.Invalid(path, value, message))
 	}
 	return errs
 }

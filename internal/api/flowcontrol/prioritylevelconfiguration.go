@@ -55,8 +55,8 @@ func priorityLevelRow(level *flowcontrolv1.PriorityLevelConfiguration, now time.
 
 func defaultPriorityLevel(level *flowcontrolv1.PriorityLevelConfiguration) {
 	if limited := level.Spec.Limited; limited != nil {
-		setDefault(&limited.NominalConcurrencyShares, 30)
-		setDefault(&limited.LendablePercent, 0)
+		kind.SetDefault(&limited.NominalConcurrencyShares, 30)
+		kind.SetDefault(&limited.LendablePercent, 0)
 		if queuing := limited.LimitResponse.Queuing; queuing != nil {
 			if queuing.HandSize == 0 {
 				queuing.HandSize = 8
@@ -70,14 +70,8 @@ func defaultPriorityLevel(level *flowcontrolv1.PriorityLevelConfiguration) {
 		}
 	}
 	if exempt := level.Spec.Exempt; exempt != nil {
-		setDefault(&exempt.NominalConcurrencyShares, 0)
-		setDefault(&exempt.LendablePercent, 0)
-	}
-}
-
-func setDefault(at **int32, value int32) {
-	if *at == nil {
-		*at = &value
+		kind.SetDefault(&exempt.NominalConcurrencyShares, 0)
+		kind.SetDefault(&exempt.LendablePercent, 0)
 	}
 }
 

@@ -137,7 +137,7 @@ func validateIngressSpec(spec *networkingv1.IngressSpec, excused ingressRules, p
 			if netutils.ParseIPSloppy(rule.Host) != nil {
 				errs = append(errs, field.Invalid(at.Child("host"), rule.Host, "must be a DNS name, not an IP address"))
 			}
-			errs = append(errs, invalid(at.Child("host"), rule.Host, validateHost(rule.Host))...)
+			errs = append(errs, kind.Invalid(at.Child("host"), rule.Host, validateHost(rule.Host))...)
 		}
 		if !wildcard || !excused.uncheckedWildcards {
 			errs = append(errs, validateHTTP(rule.HTTP, at.Child("http"))...)
@@ -146,14 +146,14 @@ func validateIngressSpec(spec *networkingv1.IngressSpec, excused ingressRules, p
 	for i, tls := range spec.TLS {
 		at := path.Child("tls").Index(i)
 		for j, host := range tls.Hosts {
-			errs = append(errs, invalid(at.Child("hosts").Index(j), host, validateHost(host))...)
+			errs = append(errs, kind.Invalid(at.Child("hosts").Index(j), host, validateHost(host))...)
 		}
 		if !excused.anySecretName {
-			errs = append(errs, invalid(at.Child("secretName"), tls.SecretName, validateSecretName(tls.SecretName))...)
+			errs = append(errs, kind.Invalid(at.Child("secretName"), tls.SecretName, validateSecretName(tls.SecretName))...)
 		}
 	}
 	if class := spec.IngressClassName; class != nil {
-		errs = append(errs, invalid(path.Child("ingressClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
+		errs = append(errs, kind.Invalid(path.Child("ingressClassName"), *class, apivalidation.NameIsDNSSubdomain(*class, false))...)
 	}
 	return errs
 }
@@ -232,7 +232,7 @@ func validateBackend(backend *networkingv1.IngressBackend, path *field.Path) fie
 
 func validateResourceBackend(ref *corev1.TypedLocalObjectReference, path *field.Path) (errs field.ErrorList) {
 	if ref.APIGroup != nil {
-		errs = append(errs, invalid(path.Child("apiGroup"), *ref.APIGroup, validation.IsDNS1123Subdomain(*ref.APIGroup))...)
+		errs = append(errs, kind.Invalid(path.Child("apiGroup"), *ref.APIGroup, validation.IsDNS1123Subdomain(*ref.APIGroup))...)
 	}
 	errs = append(errs, required(path.Child("kind"), ref.Kind, content.IsPathSegmentName)...)
 	return append(errs, required(path.Child("name"), ref.Name, content.IsPathSegmentName)...)
@@ -245,9 +245,9 @@ func validateServiceBackend(service *networkingv1.IngressServiceBackend, path *f
 	case name != "" && number != 0:
 		errs = append(errs, field.Invalid(path, "", "cannot set both port name & port number"))
 	case name != "":
-		errs = append(errs, invalid(path.Child("service", "port", "name"), name, validation.IsValidPortName(name))...)
+		errs = append(errs, kind.Invalid(path.Child("service", "port", "name"), name, validation.IsValidPortName(name))...)
 	case number != 0:
-		errs = append(errs, invalid(path.Child("service", "port", "number"), number, validation.IsValidPortNum(int(number)))...)
+		errs = append(errs, kind.Invalid(path.Child("service", "port", "number"), number, validation.IsValidPortNum(int(number)))...)
 	default:
 		errs = append(errs, field.Required(path, "port name or number is required"))
 	}
@@ -267,7 +267,7 @@ func validateIngressStatus(_ *kind.Request, obj, old *networkingv1.Ingress) (err
 			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), ingress.IP, true, stored)...)
 		}
 		if ingress.Hostname != "" {
-			errs = append(errs, invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
+			errs = append(errs, kind.Invalid(at.Child("hostname"), ingress.Hostname, validation.IsDNS1123Subdomain(ingress.Hostname))...)
 			if netutils.ParseIPSloppy(ingress.Hostname) != nil {
 				errs = append(errs, field.Invalid(at.Child("hostname"), ingress.Hostname, "must be a DNS name, not an IP address"))
 			}

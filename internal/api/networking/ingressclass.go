@@ -71,7 +71,7 @@ func validateIngressClass(_ *kind.Request, obj, old *networkingv1.IngressClass) 
 
 func validateParameters(ref *networkingv1.IngressClassParametersReference, path *field.Path) (errs field.ErrorList) {
 	if ref.APIGroup != nil {
-		errs = append(errs, invalid(path.Child("apiGroup"), *ref.APIGroup, validation.IsDNS1123Subdomain(*ref.APIGroup))...)
+		errs = append(errs, kind.Invalid(path.Child("apiGroup"), *ref.APIGroup, validation.IsDNS1123Subdomain(*ref.APIGroup))...)
 	}
 	errs = append(errs, required(path.Child("kind"), ref.Kind, content.IsPathSegmentName)...)
 	errs = append(errs, required(path.Child("name"), ref.Name, content.IsPathSegmentName)...)
@@ -88,7 +88,7 @@ func validateParameters(ref *networkingv1.IngressClassParametersReference, path 
 		if ref.Namespace == nil {
 			errs = append(errs, field.Required(namespace, "`parameters.scope` is set to 'Namespace'"))
 		} else {
-			errs = append(errs, invalid(namespace, *ref.Namespace, apivalidation.ValidateNamespaceName(*ref.Namespace, false))...)
+			errs = append(errs, kind.Invalid(namespace, *ref.Namespace, apivalidation.ValidateNamespaceName(*ref.Namespace, false))...)
 		}
 	default:
 		errs = append(errs, field.NotSupported(path.Child("scope"), *ref.Scope,

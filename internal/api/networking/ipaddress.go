@@ -53,12 +53,12 @@ func validateIPAddress(_ *kind.Request, obj, old *networkingv1.IPAddress) (errs 
 		errs = append(errs, field.Required(path, ""))
 	} else {
 		if ref.Group != "" {
-			errs = append(errs, invalid(path.Child("group"), ref.Group, validation.IsDNS1123Subdomain(ref.Group))...)
+			errs = append(errs, kind.Invalid(path.Child("group"), ref.Group, validation.IsDNS1123Subdomain(ref.Group))...)
 		}
 		errs = append(errs, required(path.Child("resource"), ref.Resource, content.IsPathSegmentName)...)
 		errs = append(errs, required(path.Child("name"), ref.Name, content.IsPathSegmentName)...)
 		if ref.Namespace != "" {
-			errs = append(errs, invalid(path.Child("namespace"), ref.Namespace, content.IsPathSegmentName(ref.Namespace))...)
+			errs = append(errs, kind.Invalid(path.Child("namespace"), ref.Namespace, content.IsPathSegmentName(ref.Namespace))...)
 		}
 	}
 	if old != nil && !equality.Semantic.DeepEqual(obj.Spec.ParentRef, old.Spec.ParentRef) {

@@ -18,18 +18,10 @@ func Kinds() []*kind.Kind {
 	}
 }
 
-// invalid makes an error of each message.
-func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
-	for _, message := range messages {
-		errs = append(errs, field.Invalid(path, value, message))
-	}
-	return errs
-}
-
 // required requires a value and validates it if it is set.
 func required(path *field.Path, value string, validate func(string) []string) field.ErrorList {
 	if value == "" {
 		return field.ErrorList{field.Required(path, "")}
 	}
-	return invalid(path, value, validate(value))
+	return kind.Invalid(path, value, validate(value))
 }

@@ -135,19 +135,19 @@ func validatePolicyPort(port *networkingv1.NetworkPolicyPort, path *field.Path) 
 			errs = append(errs, field.Invalid(end, *port.EndPort, "may not be specified when `port` is not specified"))
 		}
 	case port.Port.Type == intstr.Int:
-		errs = append(errs, invalid(path.Child("port"), port.Port.IntVal, validation.IsValidPortNum(int(port.Port.IntVal)))...)
+		errs = append(errs, kind.Invalid(path.Child("port"), port.Port.IntVal, validation.IsValidPortNum(int(port.Port.IntVal)))...)
 		if port.EndPort == nil {
 			break
 		}
 		if *port.EndPort < port.Port.IntVal {
 			errs = append(errs, field.Invalid(end, *port.EndPort, "must be greater than or equal to `port`"))
 		}
-		errs = append(errs, invalid(end, *port.EndPort, validation.IsValidPortNum(int(*port.EndPort)))...)
+		errs = append(errs, kind.Invalid(end, *port.EndPort, validation.IsValidPortNum(int(*port.EndPort)))...)
 	default:
 		if port.EndPort != nil {
 			errs = append(errs, field.Invalid(end, *port.EndPort, "may not be specified when `port` is non-numeric"))
 		}
-		errs = append(errs, invalid(path.Child("port"), port.Port.StrVal, validation.IsValidPortName(port.Port.StrVal))...)
+		errs = append(errs, kind.Invalid(path.Child("port"), port.Port.StrVal, validation.IsValidPortName(port.Port.StrVal))...)
 	}
 	return errs
 }

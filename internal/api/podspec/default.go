@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
+
+	"skiff/internal/kind"
 )
 
 // Default sets the defaults of a pod specification that apply to templates too.
@@ -25,7 +27,7 @@ func Default(spec *corev1.PodSpec) {
 	if spec.SecurityContext == nil {
 		spec.SecurityContext = &corev1.PodSecurityContext{}
 	}
-	defaultPointer(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
+	kind.SetDefault(&spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 
 	for i := range spec.Volumes {
 		defaultVolume(&spec.Volumes[i])
@@ -65,7 +67,7 @@ func defaultContainer(c *corev1.Container) {
 		if from := c.Env[i].ValueFrom; from != nil {
 			defaultFieldRef(from.FieldRef)
 			if from.FileKeyRef != nil {
-				defaultPointer(&from.FileKeyRef.Optional, false)
+				kind.SetDefault(&from.FileKeyRef.Optional, false)
 			}
 		}
 	}
@@ -110,7 +112,7 @@ func defaultProbe(probe *corev1.Probe) {
 	setDefault(&probe.FailureThreshold, 3)
 	defaultHTTPGet(probe.HTTPGet)
 	if probe.GRPC != nil {
-		defaultPointer(&probe.GRPC.Service, "")
+		kind.SetDefault(&probe.GRPC.Service, "")
 	}
 }
 
@@ -135,16 +137,16 @@ func defaultVolume(v *corev1.Volume) {
 		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
 	}
 	if v.HostPath != nil {
-		defaultPointer(&v.HostPath.Type, corev1.HostPathUnset)
+		kind.SetDefault(&v.HostPath.Type, corev1.HostPathUnset)
 	}
 	if v.Secret != nil {
-		defaultPointer(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
+		kind.SetDefault(&v.Secret.DefaultMode, corev1.SecretVolumeSourceDefaultMode)
 	}
 	if v.ConfigMap != nil {
-		defaultPointer(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
+		kind.SetDefault(&v.ConfigMap.DefaultMode, corev1.ConfigMapVolumeSourceDefaultMode)
 	}
 	if v.DownwardAPI != nil {
-		defaultPointer(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
+		kind.SetDefault(&v.DownwardAPI.DefaultMode, corev1.DownwardAPIVolumeSourceDefaultMode)
 		for i := range v.DownwardAPI.Items {
 			defaultFieldRef(v.DownwardAPI.Items[i].FieldRef)
 		}
@@ -154,7 +156,7 @@ func defaultVolume(v *corev1.Volume) {
 	}
 	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
 		claim := &v.Ephemeral.VolumeClaimTemplate.Spec
-		defaultPointer(&claim.VolumeMode, corev1.PersistentVolumeFilesystem)
+		kind.SetDefault(&claim.VolumeMode, corev1.PersistentVolumeFilesystem)
 		RoundUp(claim.Resources.Limits)
 		RoundUp(claim.Resources.Requests)
 	}
@@ -162,7 +164,7 @@ func defaultVolume(v *corev1.Volume) {
 }
 
 func defaultProjected(p *corev1.ProjectedVolumeSource) {
-	defaultPointer(&p.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
+	kind.SetDefault(&p.DefaultMode, corev1.ProjectedVolumeSourceDefaultMode)
 	for i := range p.Sources {
 		source := &p.Sources[i]
 		if source.DownwardAPI != nil {
@@ -171,7 +173,7 @@ func defaultProjected(p *corev1.ProjectedVolumeSource) {
 			}
 		}
 		if source.ServiceAccountToken != nil {
-			defaultPointer(&source.ServiceAccountToken.ExpirationSeconds, 60*60)
+			kind.SetDefault(&source.ServiceAccountToken.ExpirationSeconds, 60*60)
 		}
 	}
 }
@@ -187,10 +189,10 @@ func defaultRemovedVolume(v *corev1.Volume) {
 		setDefault(&v.RBD.Keyring, "/etc/ceph/keyring")
 	}
 	if v.AzureDisk != nil {
-		defaultPointer(&v.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
-		defaultPointer(&v.AzureDisk.FSType, "ext4")
-		defaultPointer(&v.AzureDisk.ReadOnly, false)
-		defaultPointer(&v.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
+		kind.SetDefault(&v.AzureDisk.CachingMode, corev1.AzureDataDiskCachingReadWrite)
+		kind.SetDefault(&v.AzureDisk.FSType, "ext4")
+		kind.SetDefault(&v.AzureDisk.ReadOnly, false)
+		kind.SetDefault(&v.AzureDisk.Kind, corev1.AzureSharedBlobDisk)
 	}
 	if v.ScaleIO != nil {
 		setDefault(&v.ScaleIO.StorageMode, "ThinProvisioned")
@@ -202,11 +204,5 @@ func setDefault[T comparable](value *T, to T) {
 	var zero T
 	if *value == zero {
 		*value = to
-	}
-}
-
-func defaultPointer[T any](value **T, to T) {
-	if *value == nil {
-		*value = &to
 	}
 }

@@ -35,14 +35,14 @@ func IsHugePages(name corev1.ResourceName) bool {
 	return strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// isNative reports whether the resource is one of Kubernetes itself.
-func isNative(name corev1.ResourceName) bool {
+// IsNativeResource reports whether the resource is one of Kubernetes itself.
+func IsNativeResource(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// isExtended reports whether the resource is an extended resource.
-func isExtended(name corev1.ResourceName) bool {
-	if isNative(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
+// IsExtendedResource reports whether the resource is an extended resource.
+func IsExtendedResource(name corev1.ResourceName) bool {
+	if IsNativeResource(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
 		return false
 	}
 	// The name must be valid in a quota, with the prefix for requests.
@@ -50,7 +50,9 @@ func isExtended(name corev1.ResourceName) bool {
 }
 
 // canOvercommit reports whether requests may be smaller than limits.
-func canOvercommit(name corev1.ResourceName) bool { return isNative(name) && !IsHugePages(name) }
+func canOvercommit(name corev1.ResourceName) bool {
+	return IsNativeResource(name) && !IsHugePages(name)
+}
 
 // isPageMultiple reports whether quantity is a multiple of the page size in name.
 func isPageMultiple(name corev1.ResourceName, quantity resource.Quantity) bool {
@@ -84,7 +86,7 @@ func (val *validator) containerResourceName(name corev1.ResourceName, path *fiel
 		default:
 			val.invalid(path, name, "must be a standard resource for containers")
 		}
-	} else if !isNative(name) && !isExtended(name) {
+	} else if !IsNativeResource(name) && !IsExtendedResource(name) {
 		val.invalid(path, name, "doesn't follow extended resource name standard")
 	}
 }
@@ -101,7 +103,7 @@ func (val *validator) quantity(name corev1.ResourceName, value resource.Quantity
 	if value.Sign() < 0 {
 		val.invalid(path, value.String(), validation.IsNegativeErrorMsg)
 	}
-	if (countedResources.Has(name) || isExtended(name)) && value.MilliValue()%1000 != 0 {
+	if (countedResources.Has(name) || IsExtendedResource(name)) && value.MilliValue()%1000 != 0 {
 		val.invalid(path, value, "must be an integer")
 	}
 	if IsHugePages(name) && !val.allow.indivisibleHugePages && !isPageMultiple(name, value) {

@@ -14,36 +14,30 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"skiff/internal/kind"
 )
 
 const longestQualifiedName = resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength
 
-func invalid(value string, messages []string, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, message := range messages {
-		errs = append(errs, field.Invalid(path, value, message))
-	}
-	return errs
-}
-
 // validateLabel validates names of requests, devices and counters.
 func validateLabel(name string, path *field.Path) field.ErrorList {
-	return invalid(name, utilvalidation.IsDNS1123Label(name), path)
+	return kind.Invalid(path, name, utilvalidation.IsDNS1123Label(name))
 }
 
 func validateLabelValue(value string, path *field.Path) field.ErrorList {
-	return invalid(value, utilvalidation.IsValidLabelValue(value), path)
+	return kind.Invalid(path, value, utilvalidation.IsValidLabelValue(value))
 }
 
 func validateNodeName(name string, path *field.Path) field.ErrorList {
-	return invalid(name, validation.NameIsDNSSubdomain(name, false), path)
+	return kind.Invalid(path, name, validation.NameIsDNSSubdomain(name, false))
 }
 
 func validateClassName(name string, path *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(path, "")}
 	}
-	return invalid(name, utilvalidation.IsDNS1123Subdomain(name), path)
+	return kind.Invalid(path, name, utilvalidation.IsDNS1123Subdomain(name))
 }
 
 func validateDriverName(name string, path *field.Path) field.ErrorList {
@@ -54,7 +48,7 @@ func validateDriverName(name string, path *field.Path) field.ErrorList {
 	if len(name) > resourcev1.DriverNameMaxLength {
 		errs = append(errs, field.TooLong(path, "", resourcev1.DriverNameMaxLength))
 	}
-	return append(errs, invalid(name, utilvalidation.IsDNS1123Subdomain(strings.ToLower(name)), path)...)
+	return append(errs, kind.Invalid(path, name, utilvalidation.IsDNS1123Subdomain(strings.ToLower(name)))...)
 }
 
 func validatePoolName(name string, path *field.Path) field.ErrorList {
@@ -66,7 +60,7 @@ func validatePoolName(name string, path *field.Path) field.ErrorList {
 		errs = append(errs, field.TooLong(path, "", resourcev1.PoolNameMaxLength))
 	}
 	for _, part := range strings.Split(name, "/") {
-		errs = append(errs, invalid(part, utilvalidation.IsDNS1123Subdomain(part), path)...)
+		errs = append(errs, kind.Invalid(path, part, utilvalidation.IsDNS1123Subdomain(part))...)
 	}
 	return errs
 }
@@ -98,7 +92,7 @@ func validateIdentifier(name string, path *field.Path) field.ErrorList {
 	if len(name) > resourcev1.DeviceMaxIDLength {
 		errs = append(errs, field.TooLong(path, "", resourcev1.DeviceMaxIDLength))
 	}
-	return append(errs, invalid(name, content.IsCIdentifier(name), path)...)
+	return append(errs, kind.Invalid(path, name, content.IsCIdentifier(name))...)
 }
 
 func validateFullyQualifiedName(name *resourcev1.FullyQualifiedName, path *field.Path) field.ErrorList {

@@ -49,16 +49,16 @@ var CSIDriver = kind.Of(kind.Definition[*storagev1.CSIDriver]{
 
 func defaultCSIDriver(driver *storagev1.CSIDriver) {
 	spec := &driver.Spec
-	setDefault(&spec.AttachRequired, true)
-	setDefault(&spec.PodInfoOnMount, false)
-	setDefault(&spec.StorageCapacity, false)
-	setDefault(&spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
+	kind.SetDefault(&spec.AttachRequired, true)
+	kind.SetDefault(&spec.PodInfoOnMount, false)
+	kind.SetDefault(&spec.StorageCapacity, false)
+	kind.SetDefault(&spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
 	if len(spec.VolumeLifecycleModes) == 0 {
 		spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	}
-	setDefault(&spec.RequiresRepublish, false)
-	setDefault(&spec.SELinuxMount, false)
-	setDefault(&spec.PreventPodSchedulingIfMissing, false)
+	kind.SetDefault(&spec.RequiresRepublish, false)
+	kind.SetDefault(&spec.SELinuxMount, false)
+	kind.SetDefault(&spec.PreventPodSchedulingIfMissing, false)
 }
 
 func validateCSIDriver(_ *kind.Request, driver, old *storagev1.CSIDriver) field.ErrorList {

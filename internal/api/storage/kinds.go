@@ -87,9 +87,3 @@ func immutable(changed bool, path *field.Path) field.ErrorList {
 	}
 	return field.ErrorList{field.Invalid(path, nil, "field is immutable")}
 }
-
-func setDefault[T any](value **T, to T) {
-	if *value == nil {
-		*value = &to
-	}
-}

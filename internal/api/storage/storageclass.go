@@ -30,8 +30,8 @@ var StorageClass = kind.Of(kind.Definition[*storagev1.StorageClass]{
 	GVK: storagev1.SchemeGroupVersion.WithKind("StorageClass"), Plural: "storageclasses", Short: []string{"sc"},
 	List: &storagev1.StorageClassList{},
 	Default: func(class *storagev1.StorageClass) {
-		setDefault(&class.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
-		setDefault(&class.VolumeBindingMode, storagev1.VolumeBindingImmediate)
+		kind.SetDefault(&class.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
+		kind.SetDefault(&class.VolumeBindingMode, storagev1.VolumeBindingImmediate)
 	},
 	Validate: validateStorageClass,
 	Warn:     func(class, _ *storagev1.StorageClass) []string { return warnTopologies(class.AllowedTopologies) },
