@@ -35,7 +35,7 @@ type world struct {
 	objects  map[schema.GroupResource]map[string]kind.Object
 	revision int
 	writes   int
-	// before is called before each update, without the lock: another writer can come in between.
+	// before is called before each update without the lock, to simulate another writer.
 	before func(name string)
 }
 
@@ -92,7 +92,7 @@ func (w *world) Delete(context.Context, schema.GroupResource, string, string, *m
 	return errors.New("no plugin deletes objects")
 }
 
-// Update is optimistic as the server's is: it changes a copy and starts again when the object has changed.
+// Update has optimistic concurrency like the server's: it changes a copy and retries when the object has changed.
 func (w *world) Update(ctx context.Context, gr schema.GroupResource, namespace, name string, change func(kind.Object) error) (kind.Object, error) {
 	for {
 		live, err := w.Get(ctx, gr, namespace, name)
@@ -216,7 +216,7 @@ func by(name string, groups ...string) func(*Attributes) {
 
 func byNode(name string) func(*Attributes) { return by("system:node:"+name, "system:nodes") }
 
-// other puts another body below the object's path: a binding, an eviction.
+// other sets another body for the object's path: a binding, an eviction.
 func other(resource schema.GroupResource, subresource string, body runtime.Object) func(*Attributes) {
 	return func(a *Attributes) {
 		a.Resource, a.Subresource, a.Object = resource.WithVersion("v1"), subresource, body
@@ -225,7 +225,7 @@ func other(resource schema.GroupResource, subresource string, body runtime.Objec
 
 const unhandled = "not handled"
 
-// try shows the write to a plugin as a chain would, and returns the refusal, "" or unhandled.
+// try runs a plugin as a chain would, and returns the error, "" or unhandled.
 func try(r Plugin, a *Attributes) string {
 	if !r.Handles(a) {
 		return unhandled
@@ -241,7 +241,7 @@ func try(r Plugin, a *Attributes) string {
 	return err.Error()
 }
 
-// want compares an outcome: "" and unhandled exactly, else a part of the refusal.
+// want compares the result of try: "" and unhandled exactly, else part of the error.
 func want(t *testing.T, got, wanted string) {
 	t.Helper()
 	if wanted == "" || wanted == unhandled {
@@ -292,7 +292,7 @@ func pod(change ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// everyKind gives the pod a container of each kind.
+// everyKind adds a container of each kind to the pod.
 func everyKind(p *corev1.Pod) {
 	p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: "prepare:1"}}
 	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "debug:1"}}}
@@ -302,7 +302,7 @@ func mirror(p *corev1.Pod) {
 	p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 }
 
-// list reads a resource list: "cpu=1 memory=1Gi".
+// list parses a resource list: "cpu=1 memory=1Gi".
 func amounts(text string) corev1.ResourceList {
 	l := corev1.ResourceList{}
 	for _, part := range strings.Fields(text) {
@@ -312,7 +312,7 @@ func amounts(text string) corev1.ResourceList {
 	return l
 }
 
-// asks sets requests and limits of the i-th container.
+// asks sets the requests and limits of the i-th container.
 func asks(i int, requests, limits string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.Containers[i].Resources = corev1.ResourceRequirements{Requests: amounts(requests), Limits: amounts(limits)}
@@ -323,7 +323,7 @@ func on(node string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Spec.Nod
 
 func ptr[T any](v T) *T { return &v }
 
-// allow allows what it lists, as "verb resource/name".
+// allow allows requests listed as "verb resource/name".
 type allow []string
 
 func (l allow) Authorize(_ context.Context, a *authz.Attributes) (authz.Decision, string, error) {

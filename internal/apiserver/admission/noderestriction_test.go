@@ -33,7 +33,7 @@ func labelled(key string) func(*corev1.Node) {
 	return func(n *corev1.Node) { n.Labels = map[string]string{key: "x"} }
 }
 
-func TestNodeRestrictionOfPods(t *testing.T) {
+func TestNodeRestrictionPods(t *testing.T) {
 	mine, theirs := pod(on("n1")), pod(on("n2"), func(p *corev1.Pod) { p.Name = "theirs" })
 	r := &nodeRestriction{newWorld(node("n1"), mine.DeepCopy(), theirs.DeepCopy()).env, allow{}}
 	owner := func(change ...func(*metav1.OwnerReference)) func(*corev1.Pod) {
@@ -101,7 +101,7 @@ func TestNodeRestrictionOfPods(t *testing.T) {
 	}
 }
 
-func TestNodeRestrictionOfNodes(t *testing.T) {
+func TestNodeRestrictionNodes(t *testing.T) {
 	r := &nodeRestriction{newWorld().env, allow{}}
 	tainted := func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "x"}} }
 	config := func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} }
@@ -171,7 +171,7 @@ func TestNodeRestrictionOfNodes(t *testing.T) {
 	}
 }
 
-func TestNodeRestrictionOfTokens(t *testing.T) {
+func TestNodeRestrictionTokens(t *testing.T) {
 	token := func(audience string) corev1.VolumeProjection {
 		return corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: audience}}
 	}

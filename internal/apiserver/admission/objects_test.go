@@ -22,7 +22,7 @@ func TestTaintNodesByCondition(t *testing.T) {
 	want(t, try(taintNodesByCondition{}, creating(n, sub("status"))), unhandled)
 }
 
-// class makes a storage class that is so many seconds old.
+// class makes a storage class of an age in seconds.
 func class(name string, age int, annotations ...string) *storagev1.StorageClass {
 	c := &storagev1.StorageClass{ObjectMeta: cluster(name)}
 	c.CreationTimestamp = metav1.Unix(1000000-int64(age), 0)

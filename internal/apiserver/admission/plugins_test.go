@@ -32,12 +32,12 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	if got := ruleNames(mustList(t, Options{})); !slices.Equal(got, byDefault) {
-		t.Errorf("on by default:\n%v\nlisted as such:\n%v", got, byDefault)
+		t.Errorf("enabled by default:\n%v\nwant:\n%v", got, byDefault)
 	}
 	off := []string{"AlwaysPullImages", "PodNodeSelector", "EventRateLimit", "ExtendedResourceToleration", "OwnerReferencesPermissionEnforcement"}
 	for _, name := range off {
 		if slices.Contains(byDefault, name) {
-			t.Errorf("%s is on", name)
+			t.Errorf("%s is enabled", name)
 		}
 	}
 	for _, e := range all {
@@ -137,11 +137,11 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	if _, err := readConfig(filepath.Join(dir, "absent")); err == nil {
-		t.Error("a file that is not there was read")
+		t.Error("a file that does not exist was read")
 	}
 }
 
-// TestChainUndoes: a plugin that has reserved something gives it back when a later plugin refuses.
+// TestChainUndoes: a reservation is undone when a later plugin rejects the write.
 func TestChainUndoes(t *testing.T) {
 	w := newWorld(newQuota("q", "pods=5", "pods=1"))
 	quotas := newResourceQuota(w.env, nil)
@@ -161,8 +161,8 @@ func (refusing) Name() string                                { return "refusing"
 func (refusing) Handles(*Attributes) bool                    { return true }
 func (refusing) Validate(context.Context, *Attributes) error { return errors.New("no") }
 
-// TestNothingIsShared: plugins put copies of other objects into the written one, never their own maps and pointers.
-func TestNothingIsShared(t *testing.T) {
+// TestMutateCopies: plugins copy maps and pointers of other objects into the written one.
+func TestMutateCopies(t *testing.T) {
 	w := fullWorld()
 	chain := mustList(t, Options{Client: w.env})
 	first := pod(func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr("sandboxed") })
@@ -190,7 +190,7 @@ func TestNothingIsShared(t *testing.T) {
 	}
 }
 
-// FuzzHandles: no combination of names makes a plugin panic before it looks at the object.
+// FuzzHandles: Handles does not panic for any combination of names.
 func FuzzHandles(f *testing.F) {
 	f.Add("", "pods", "ephemeralcontainers", "UPDATE", "team")
 	f.Add("certificates.k8s.io", "certificatesigningrequests", "approval", "CREATE", "")

@@ -31,7 +31,7 @@ func account(name string, change ...func(*corev1.ServiceAccount)) *corev1.Servic
 	return a
 }
 
-// fullWorld has something of everything that plugins look at.
+// fullWorld has objects of all kinds that plugins read.
 func fullWorld() *world {
 	return newWorld(
 		namespace("team"),
@@ -93,7 +93,7 @@ func limitRange(items ...corev1.LimitRangeItem) *corev1.LimitRange {
 	return &corev1.LimitRange{ObjectMeta: named("limits"), Spec: corev1.LimitRangeSpec{Limits: items}}
 }
 
-func TestLimitRangerFillsIn(t *testing.T) {
+func TestLimitRangerDefaults(t *testing.T) {
 	r := &limitRanger{newWorld(limitRange(corev1.LimitRangeItem{
 		Type: corev1.LimitTypeContainer, DefaultRequest: amounts("cpu=100m memory=1Mi"), Default: amounts("cpu=200m"),
 	}, corev1.LimitRangeItem{Type: corev1.LimitTypePod, Default: amounts("cpu=9")})).env}
@@ -222,7 +222,7 @@ func TestServiceAccountDefaults(t *testing.T) {
 	}
 }
 
-// TestServiceAccountSecrets covers CVE-2023-2728 and CVE-2024-3177: every kind of container and every way to name a secret.
+// TestServiceAccountSecrets covers CVE-2023-2728 and CVE-2024-3177: every kind of container and every kind of reference to a secret.
 func TestServiceAccountSecrets(t *testing.T) {
 	w := newWorld(account("strict", func(a *corev1.ServiceAccount) {
 		a.Annotations = map[string]string{enforceMountableSecrets: "true"}
@@ -286,8 +286,8 @@ func TestServiceAccountSecrets(t *testing.T) {
 	}
 }
 
-// TestDefaultAccountIsWaitedFor: a pod that comes right after its namespace waits for the account a controller makes.
-func TestDefaultAccountIsWaitedFor(t *testing.T) {
+// TestWaitForDefaultAccount: a pod in a new namespace waits for the account that a controller creates.
+func TestWaitForDefaultAccount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		go func() {
@@ -358,7 +358,7 @@ func TestPriority(t *testing.T) {
 	want(t, try(r, creating(pod(), sub("binding"))), unhandled)
 }
 
-func TestTolerationSecondsAreGiven(t *testing.T) {
+func TestTolerationSecondsAreSet(t *testing.T) {
 	zero := int64(0)
 	for _, o := range []struct {
 		options               Options

@@ -86,7 +86,7 @@ func TestPodSecurity(t *testing.T) {
 	}
 }
 
-func TestPodSecurityOfWorkloads(t *testing.T) {
+func TestPodSecurityPodTemplates(t *testing.T) {
 	w := newWorld(namespace("base", psapi.EnforceLevelLabel, "baseline"))
 	r := security(t, w)
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Namespace: "base"}}
@@ -96,7 +96,7 @@ func TestPodSecurityOfWorkloads(t *testing.T) {
 	var warnings []string
 	a.Warn = func(text string) { warnings = append(warnings, text) }
 	want(t, try(r, a), "")
-	// Who enforces a level warns of it, too.
+	// The enforced level is also warned of.
 	if len(warnings) != 1 || !strings.Contains(warnings[0], `would violate PodSecurity "baseline:latest": privileged`) {
 		t.Errorf("warnings %q", warnings)
 	}
@@ -104,7 +104,7 @@ func TestPodSecurityOfWorkloads(t *testing.T) {
 	want(t, try(r, a), unhandled)
 }
 
-func TestPodSecurityOfNamespaces(t *testing.T) {
+func TestPodSecurityNamespaces(t *testing.T) {
 	owned := func(name, owner string) *corev1.Pod {
 		return pod(in("team"), privileged, func(p *corev1.Pod) {
 			p.Name = name

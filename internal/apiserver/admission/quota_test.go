@@ -21,7 +21,7 @@ func newQuota(name, hard, used string, scopes ...corev1.ResourceQuotaScope) *cor
 	}
 }
 
-// used shows what a quota says is used.
+// used is the usage in the status of a quota.
 func (w *world) used(name string) string {
 	obj, err := w.Get(context.Background(), resourceQuotas, "team", name)
 	if err != nil {
@@ -117,10 +117,10 @@ func TestResourceQuota(t *testing.T) {
 			if got := w.used(c.quotas[0].Name); got != c.used {
 				t.Errorf("used %s, want %s", got, c.used)
 			}
-			// Whatever was taken can be given back.
+			// Every charge can be refunded.
 			r.Undo(context.Background(), c.a)
 			if got, had := w.used(c.quotas[0].Name), quota.Format(c.quotas[0].Status.Used); got != had {
-				t.Errorf("after giving back %s, had %s", got, had)
+				t.Errorf("after the refund %s, before the charge %s", got, had)
 			}
 		})
 	}
@@ -151,7 +151,7 @@ func TestLimitedResources(t *testing.T) {
 	}
 }
 
-// TestQuotaIsNeverExceeded: many writers at once, some of whom fail and give back, while others get in between.
+// TestQuotaIsNeverExceeded: concurrent writers, some of which fail and are refunded.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	const hard, writers, rounds = 20, 16, 40
 	w := newWorld(newQuota("a", fmt.Sprintf("pods=%d", hard), "pods=0"), newQuota("b", "requests.cpu=15", "requests.cpu=0"))
@@ -186,9 +186,9 @@ func TestQuotaIsNeverExceeded(t *testing.T) {
 	}
 	wg.Wait()
 	if most > 15 || refused == 0 {
-		t.Errorf("%d stored, %d refused", most, refused)
+		t.Errorf("%d stored, %d rejected", most, refused)
 	}
-	// Two servers break one another's turns, so some charges stay; none is lost.
+	// Two servers end one another's epochs, so some charges are not refunded; none is lost.
 	for _, name := range []string{"a", "b"} {
 		obj, err := w.Get(context.Background(), resourceQuotas, "team", name)
 		if err != nil {
@@ -203,7 +203,7 @@ func TestQuotaIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// TestUndoRestores: on one server everything that fails is given back, to the last unit.
+// TestUndoRestores: on one server every failed write is refunded completely.
 func TestUndoRestores(t *testing.T) {
 	w := newWorld(newQuota("a", "pods=50 count/pods=60", "pods=3 count/pods=4"), newQuota("b", "requests.cpu=100 limits.cpu=100", "requests.cpu=1 limits.cpu=500m"))
 	r := newResourceQuota(w.env, nil)
@@ -215,7 +215,7 @@ func TestUndoRestores(t *testing.T) {
 				t.Error(err)
 			}
 			r.Undo(context.Background(), a)
-			r.Undo(context.Background(), a) // a second time gives nothing back
+			r.Undo(context.Background(), a) // a second call refunds nothing
 		})
 	}
 	wg.Wait()
@@ -227,23 +227,23 @@ func TestUndoRestores(t *testing.T) {
 	}
 }
 
-// TestUndoAfterRecount: what the controller has not counted must not be given back.
-func TestUndoAfterRecount(t *testing.T) {
+// TestUndoAfterRecalculation: what the controller has not counted must not be refunded.
+func TestUndoAfterRecalculation(t *testing.T) {
 	w := newWorld(newQuota("q", "pods=5", "pods=3"))
 	r := newResourceQuota(w.env, nil)
 	a := creating(pod())
 	if err := r.Validate(context.Background(), a); err != nil {
 		t.Fatal(err)
 	}
-	w.put(newQuota("q", "pods=5", "pods=3")) // the controller adds up three pods
+	w.put(newQuota("q", "pods=5", "pods=3")) // the controller counts three pods
 	r.Undo(context.Background(), a)
 	if got := w.used("q"); got != "pods=3" {
-		t.Errorf("used %s: a pod that was not counted was given back", got)
+		t.Errorf("used %s: a pod that was not counted was refunded", got)
 	}
 }
 
-// TestQuotaChangesInBetween: a charge that fitted when it was planned is judged again on what the quota has become.
-func TestQuotaChangesInBetween(t *testing.T) {
+// TestConcurrentQuotaChange: a planned charge is checked again with the latest state of the quota.
+func TestConcurrentQuotaChange(t *testing.T) {
 	w := newWorld(newQuota("a", "count/pods=9", "count/pods=0"), newQuota("b", "pods=3", "pods=2"))
 	once := sync.Once{}
 	w.before = func(name string) {
@@ -261,7 +261,7 @@ func TestQuotaChangesInBetween(t *testing.T) {
 	}
 }
 
-// TestQuotaBatches: those who wait together cost one write.
+// TestQuotaBatches: writers that wait together cost one write.
 func TestQuotaBatches(t *testing.T) {
 	w := newWorld(newQuota("q", "pods=1000", "pods=0"))
 	r := newResourceQuota(w.env, nil)
@@ -294,7 +294,7 @@ func TestQuotaBatches(t *testing.T) {
 	}
 }
 
-// TestQuotaSurvivesAPanic: who panics while deciding must not let the others in, nor lock the namespace.
+// TestQuotaSurvivesAPanic: a panic must neither admit the other writers nor block the namespace.
 func TestQuotaSurvivesAPanic(t *testing.T) {
 	w := newWorld(newQuota("q", "pods=3", "pods=0"))
 	r := newResourceQuota(w.env, nil)

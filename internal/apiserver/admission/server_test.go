@@ -72,7 +72,7 @@ func newServer(t testing.TB, withRules bool) *server {
 	return s
 }
 
-// create stores an object past admission.
+// create stores an object without admission.
 func (s *server) create(resource string, obj kind.Object) {
 	s.t.Helper()
 	if _, err := s.env.Create(context.Background(), schema.ParseGroupResource(resource), obj); err != nil {
@@ -117,9 +117,9 @@ func podBody(name string) string {
 	return fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"app":"web"}},"spec":{"containers":[{"name":"main","image":"busybox"}]}}`, name)
 }
 
-// TestOnTheServer follows pods through the real server with all plugins: what is added, what is refused, and that quota
-// ends where the number of pods does.
-func TestOnTheServer(t *testing.T) {
+// TestWithServer creates pods on a real server with all plugins: what is added, what is rejected, and that the quota's usage is
+// the number of pods.
+func TestWithServer(t *testing.T) {
 	s := newServer(t, true)
 	s.limitPods("5")
 	if code, body := s.send("POST", podsPath, podBody("web")); code != http.StatusCreated ||
@@ -155,7 +155,7 @@ func TestOnTheServer(t *testing.T) {
 	}
 	wg.Wait()
 	if made != 5 || refused != 16 || s.quota("q") != "5" {
-		t.Errorf("%d made, %d refused, %s used", made, refused, s.quota("q"))
+		t.Errorf("%d created, %d rejected, %s used", made, refused, s.quota("q"))
 	}
 	if code, body := s.send("DELETE", "/api/v1/namespaces/team/pods/web-x", ""); code != http.StatusNotFound {
 		t.Errorf("%d %s", code, body)
@@ -165,14 +165,14 @@ func TestOnTheServer(t *testing.T) {
 	}
 }
 
-// nowhere is a client that keeps nothing.
+// nowhere is a client without objects.
 type nowhere struct{ header http.Header }
 
 func (n nowhere) Header() http.Header         { return n.header }
 func (n nowhere) WriteHeader(int)             {}
 func (n nowhere) Write(p []byte) (int, error) { return len(p), nil }
 
-// BenchmarkCreate is the whole way of a create, without the store's disk, with and without plugins.
+// BenchmarkCreate measures a create request with and without plugins, on a store in memory.
 func BenchmarkCreate(b *testing.B) {
 	for _, test := range []struct {
 		name          string
@@ -200,7 +200,7 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-// BenchmarkChain is what the plugins alone cost a pod: changing and judging it, without reading or storing it.
+// BenchmarkChain measures Mutate and Validate of all plugins for a pod.
 func BenchmarkChain(b *testing.B) {
 	s := newServer(b, false)
 	chain, err := admission.List(admission.Options{Client: func() kind.Client { return s.env }, Authorizer: authz.Chain{}})

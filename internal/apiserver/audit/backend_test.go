@@ -26,7 +26,7 @@ import (
 
 const everything = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
 
-// open makes an Auditor of a whole configuration and runs it until stop is called.
+// open makes an Auditor and runs it until stop is called.
 func open(t *testing.T, c Config) (a *Auditor, stop func()) {
 	t.Helper()
 	c.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")
@@ -82,7 +82,7 @@ func readLog(t *testing.T, path string) (ids []string) {
 	return ids
 }
 
-func TestLogKeepsAllInOrder(t *testing.T) {
+func TestLogOrder(t *testing.T) {
 	for _, mode := range []string{ModeBlocking, ModeBlockingStrict} {
 		path := filepath.Join(t.TempDir(), "logs", "audit.log")
 		a, stop := open(t, Config{Log: Log{Path: path, Delivery: Delivery{Mode: mode}}})
@@ -119,23 +119,23 @@ func TestLogKeepsAllInOrder(t *testing.T) {
 	}
 }
 
-func TestLogIsSoonWritten(t *testing.T) {
+func TestLogBatchWait(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	a, _ := open(t, Config{Log: Log{Path: path, Delivery: Delivery{Mode: ModeBlocking}}})
 	one(a, "1")
 	for deadline := time.Now().Add(5 * time.Second); len(readLog(t, path)) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("nothing is in the file")
+			t.Fatal("the file is empty")
 		}
 	}
 }
 
-func TestStrictModeRefusesWhatItCannotWrite(t *testing.T) {
+func TestStrictModeRejects(t *testing.T) {
 	a, _ := newAuditor(t, "rules: [{level: Metadata}]")
 	file := &logFile{auditor: a, strict: true, out: brokenWriter{}}
 	a.outputs = []output{{backend: file}}
 	if one(a, "1") {
-		t.Error("the request may go on")
+		t.Error("the request was not rejected")
 	}
 	if counted(a.metrics.rejected) != 1 || counted(a.metrics.errors.WithLabelValues("log")) != 2 {
 		t.Error("it was not counted")
@@ -163,7 +163,7 @@ func TestFullQueue(t *testing.T) {
 	}
 	q.put([]byte("late"))
 	if lost != 3 {
-		t.Error("an event after the end is not counted as lost")
+		t.Error("an event after shutdown is not counted as lost")
 	}
 }
 
@@ -206,7 +206,7 @@ func TestRotation(t *testing.T) {
 	}
 	f.maxBytes = 20
 	for i := range 6 {
-		// Lines are kept whole, also when several come at once and when one is longer than a file.
+		// Lines are not split, also when several are written at once or one is longer than a file.
 		text := fmt.Sprintf("line %d\nline %d again\n", i, i)
 		if i == 3 {
 			text += strings.Repeat("x", 30) + "\n"
@@ -232,7 +232,7 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil || len(left) != 5 { // the log, two backups, and two files that are not ours
+	if err != nil || len(left) != 5 { // the log, two backups, and two other files
 		t.Errorf("%v %v", left, err)
 	}
 	packed, err := f.backups()
@@ -258,7 +258,7 @@ type receiver struct {
 	mu     sync.Mutex
 	sizes  []int
 	ids    map[string]bool
-	failed atomic.Int32 // how many requests to refuse
+	failed atomic.Int32 // how many requests to fail
 }
 
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -314,7 +314,7 @@ func TestWebhookBatches(t *testing.T) {
 	}
 }
 
-func TestWebhookThatFails(t *testing.T) {
+func TestWebhookFailures(t *testing.T) {
 	r, kubeconfig := newReceiver(t)
 	r.failed.Store(1000)
 	for _, mode := range []string{ModeBlocking, ModeBlockingStrict} {
@@ -330,7 +330,7 @@ func TestWebhookThatFails(t *testing.T) {
 	}
 }
 
-func TestNewWithoutPolicyOrOutput(t *testing.T) {
+func TestNewWithoutPolicyOrBackend(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	if a, err := New(Config{Log: Log{Path: "-"}}, log); a != nil || err != nil {
 		t.Error(a, err)
@@ -347,8 +347,7 @@ func TestNewWithoutPolicyOrOutput(t *testing.T) {
 	}
 }
 
-// BenchmarkMetadata is what audit costs a request at level Metadata, with both its events, up to
-// the disk, whose speed is another question.
+// BenchmarkMetadata measures both events of a request at level Metadata, without the disk.
 func BenchmarkMetadata(b *testing.B) {
 	a, err := benchmarkAuditor(b)
 	if err != nil {
@@ -381,7 +380,7 @@ func BenchmarkMetadata(b *testing.B) {
 	b.ReportMetric(float64(processorTime(b)-began)/float64(b.N), "cpu-ns/op")
 }
 
-// processorTime is what this process has used, on a busy machine a better measure than the clock.
+// processorTime is the CPU time of this process, which on a busy host is a better measure than wall time.
 func processorTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {

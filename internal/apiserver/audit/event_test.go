@@ -20,7 +20,7 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// kept is a back end that remembers.
+// kept is a backend that keeps the events.
 type kept struct {
 	backend
 	lines  [][]byte
@@ -39,7 +39,7 @@ func (k *kept) events(t testing.TB) (events []auditv1.Event) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		// The type's own encoding is what clients expect, to the byte.
+		// The encoding must be identical to that of the API type.
 		again, err := json.Marshal(e)
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +69,7 @@ func newRequest(method, target string, headers ...string) *http.Request {
 	return r
 }
 
-func TestEventInAllItsParts(t *testing.T) {
+func TestEventFields(t *testing.T) {
 	a, out := newAuditor(t, "rules: [{level: RequestResponse}]")
 	attributes := ask("tim update apps:deployments/scale prod web")
 	attributes.Version = "v1"
@@ -84,7 +84,7 @@ func TestEventInAllItsParts(t *testing.T) {
 	e.Annotate("z", "2")
 	e.Annotate("m", "3")
 	if !e.Received(false) {
-		t.Error("refused")
+		t.Error("rejected")
 	}
 	e.Impersonated(authn.User{Username: "bob"}, "impersonate:user-info")
 	e.SetObject(&metav1.ObjectMeta{Name: "other", Namespace: "other", UID: "u", ResourceVersion: "9"})
@@ -106,7 +106,7 @@ func TestEventInAllItsParts(t *testing.T) {
 	}
 	got := events[1]
 	if got.StageTimestamp.Before(&got.RequestReceivedTimestamp) {
-		t.Error("it ended before it began")
+		t.Error("the end is before the beginning")
 	}
 	got.StageTimestamp = metav1.MicroTime{}
 	want := auditv1.Event{
@@ -167,7 +167,7 @@ func TestStages(t *testing.T) {
 
 func itoa(n int32) string { b, _ := json.Marshal(n); return string(b) }
 
-func TestNothingIsRecordedAtNone(t *testing.T) {
+func TestLevelNone(t *testing.T) {
 	a, out := newAuditor(t, "rules: [{level: None}]")
 	e := a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim get /x"))
 	if e != nil {
@@ -190,15 +190,15 @@ func TestNothingIsRecordedAtNone(t *testing.T) {
 	}
 	var none *Auditor
 	if none.Begin(nil, "", time.Now(), nil) != nil || none.Run(t.Context()) != nil {
-		t.Error("no auditor does something")
+		t.Error("a nil auditor records something")
 	}
 }
 
-func TestStrictRefusal(t *testing.T) {
+func TestStrictRejection(t *testing.T) {
 	a, out := newAuditor(t, "rules: [{level: Metadata}]")
 	out.refuse = true
 	if a.Begin(newRequest("GET", "/x"), "1", time.Now(), ask("tim get /x")).Received(false) {
-		t.Error("it may go on")
+		t.Error("the request was not rejected")
 	}
 }
 
@@ -231,7 +231,7 @@ func TestBodiesByLevel(t *testing.T) {
 	}
 }
 
-func TestWhereFrom(t *testing.T) {
+func TestSourceIPs(t *testing.T) {
 	for _, tt := range []struct {
 		remote  string
 		headers []string
@@ -303,7 +303,7 @@ func TestLegacyLine(t *testing.T) {
 	}
 }
 
-func TestStringsLikeJSON(t *testing.T) {
+func TestAppendString(t *testing.T) {
 	var all []byte
 	for c := range 256 {
 		all = append(all, byte(c))

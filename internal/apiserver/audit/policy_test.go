@@ -101,7 +101,7 @@ rules:
 	}
 }
 
-func TestCredentialsAreNotForTheLog(t *testing.T) {
+func TestCredentialsAreNotRecorded(t *testing.T) {
 	policy := parse(t, "rules: [{level: RequestResponse}]")
 	for question, want := range map[string]level{
 		"tim create secrets ns a":                             levelMetadata,
@@ -120,7 +120,7 @@ func TestCredentialsAreNotForTheLog(t *testing.T) {
 	}
 }
 
-func TestBadPolicies(t *testing.T) {
+func TestInvalidPolicies(t *testing.T) {
 	const head = "apiVersion: audit.k8s.io/v1\nkind: Policy\n"
 	for _, tt := range []struct{ text, want string }{
 		{"kind: Policy", "apiVersion and kind must be"},

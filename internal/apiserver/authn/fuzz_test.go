@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzToken: no token but the one that was issued counts, whatever is done to it, and reading it never panics.
+// FuzzToken: only issued tokens are accepted, no modification of them is, and parsing never panics.
 func FuzzToken(f *testing.F) {
 	w := newWorld(f, testKey)
 	good := w.issue(f, nil)
@@ -25,7 +25,7 @@ func FuzzToken(f *testing.F) {
 	known := map[string]bool{good: true, strings.Join(other, "."): true}
 	f.Fuzz(func(t *testing.T, token string) {
 		if parsed, err := parseToken(token); err == nil && encoded(t, token, parsed) != token {
-			t.Errorf("the token reads back as another")
+			t.Errorf("the token has another encoding")
 		}
 		if id, ok, err := w.accounts.IdentifyToken(t.Context(), token, nil); ok && !known[token] {
 			t.Errorf("accepted as %+v, %v", id, err)
@@ -46,8 +46,8 @@ func encoded(t *testing.T, token string, parsed *unverifiedToken) string {
 	return encode(raw) + "." + encode(parsed.claims) + "." + encode(parsed.jws.Signatures[0].Signature)
 }
 
-// FuzzClaims: whatever claims our own key has signed, reading them never panics, and without a service account that exists
-// nobody comes of them.
+// FuzzClaims: decoding the claims of correctly signed tokens never panics, and no token is accepted without an existing service
+// account.
 func FuzzClaims(f *testing.F) {
 	w := newWorld(f, testKey)
 	w.objects.remove(w.account)
@@ -71,10 +71,10 @@ func FuzzClaims(f *testing.F) {
 	})
 }
 
-// FuzzHeaders: without a certificate and without a token that is known, nobody comes of any headers.
+// FuzzHeaders: without a certificate or a valid token, no headers authenticate a user.
 func FuzzHeaders(f *testing.F) {
 	w := newWorld(f, testKey)
-	proxies := newAuthority(f, "proxies")
+	proxies := newTestCA(f, "proxies")
 	a, err := New(Config{
 		Audiences: []string{"api"}, FrontProxy: &FrontProxyConfig{CAs: proxies.Pool}, ClientCAs: proxies.Pool,
 		ServiceAccounts: w.accounts, BootstrapTokens: NewBootstrapTokens(w.objects), Anonymous: &AnonymousUser{},

@@ -33,7 +33,7 @@ func mustKey() *ecdsa.PrivateKey {
 	return key
 }
 
-// fakeObjects is a store of a few objects.
+// fakeObjects are Objects in memory.
 type fakeObjects struct {
 	mu      sync.Mutex
 	objects map[string]kind.Object

@@ -244,7 +244,7 @@ func TestProviderKeys(t *testing.T) {
 		return err
 	}
 	if n := p.fetches.Load(); n != 0 {
-		t.Errorf("keys were fetched %d times before anybody came", n)
+		t.Errorf("keys were fetched %d times before the first token", n)
 	}
 	old := p.token(t, nil)
 	for range 3 {
@@ -255,7 +255,7 @@ func TestProviderKeys(t *testing.T) {
 	if n := p.fetches.Load(); n != 1 {
 		t.Errorf("keys were fetched %d times", n)
 	}
-	// Tokens of keys nobody knows make us look, but not more often than every few seconds.
+	// Tokens with unknown keys cause a fetch, but not more than one per minFetchInterval.
 	forged := other.token(t, map[string]any{"iss": p.URL})
 	for range 5 {
 		if err := find(forged); err == nil || !strings.Contains(err.Error(), "failed to verify id token signature") {
@@ -263,13 +263,13 @@ func TestProviderKeys(t *testing.T) {
 		}
 	}
 	if n := p.fetches.Load(); n > 2 {
-		t.Errorf("forged tokens made us fetch the keys %d times", n)
+		t.Errorf("forged tokens caused %d fetches", n)
 	}
 	// The provider changes its key.
 	p.sign(t)
 	fresh := p.token(t, nil)
 	if err := find(fresh); err == nil {
-		t.Error("a new key was fetched within the pause")
+		t.Error("keys were fetched twice within minFetchInterval")
 	}
 	keys := (*providers.providers.Load())[0].keys
 	keys.mu.Lock()
@@ -279,16 +279,16 @@ func TestProviderKeys(t *testing.T) {
 		t.Error(err)
 	}
 	if err := find(old); err == nil {
-		t.Error("the key that was withdrawn still counts")
+		t.Error("a withdrawn key is still accepted")
 	}
-	// The provider is away: the keys at hand go on counting.
+	// The provider is unreachable: the cached keys are used.
 	p.CloseClientConnections()
 	p.Close()
 	keys.mu.Lock()
 	keys.attempted, keys.fetched = keys.attempted.Add(-2*maxKeyAge), keys.fetched.Add(-2*maxKeyAge)
 	keys.mu.Unlock()
 	if err := find(fresh); err != nil {
-		t.Errorf("provider away: %v", err)
+		t.Errorf("provider unreachable: %v", err)
 	}
 }
 
@@ -303,12 +303,12 @@ func TestProviderMetadata(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	// The document may be found elsewhere.
+	// The discovery document may have another URL.
 	providers := p.providers(t, "\n    discoveryURL: "+p.URL+"/elsewhere", bySub)
 	if _, ok, err := providers.authenticate(t.Context(), p.token(t, nil)); !ok {
 		t.Error(err)
 	}
-	// A provider whose certificate nobody vouches for is not listened to.
+	// A provider whose certificate no trusted CA has signed is rejected.
 	c := (*providers.providers.Load())[0].config
 	c.Issuer.CertificateAuthority = ""
 	bare, err := NewIdentityProviders(&Configuration{JWT: []apiserver.JWTAuthenticator{c}}, IdentityProvidersOptions{})
@@ -347,7 +347,7 @@ func TestDistributedClaims(t *testing.T) {
 	}
 }
 
-func TestConfigurationRefuses(t *testing.T) {
+func TestInvalidConfigurations(t *testing.T) {
 	const head = "apiVersion: apiserver.config.k8s.io/v1beta1\nkind: AuthenticationConfiguration\n"
 	for name, test := range map[string]struct{ text, err string }{
 		"empty":           {"", "empty config data"},
@@ -372,8 +372,8 @@ func TestConfigurationRefuses(t *testing.T) {
 	}
 }
 
-// The file is followed: a good change is taken over, a bad one is not.
-func TestFollow(t *testing.T) {
+// TestWatchFile: a valid change of the file is applied, an invalid one is not.
+func TestWatchFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text := func(url string) string {
 			return "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: \"" + url +

@@ -25,21 +25,21 @@ import (
 	"skiff/internal/pki"
 )
 
-// authority signs client certificates for tests.
-type authority struct {
+// testCA is a CA for client certificates.
+type testCA struct {
 	*pki.CA
 }
 
-func newAuthority(t testing.TB, name string) authority {
+func newTestCA(t testing.TB, name string) testCA {
 	t.Helper()
 	a, err := pki.NewCA(name, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return authority{a}
+	return testCA{a}
 }
 
-func (a authority) issue(t testing.TB, leaf pki.Leaf) *tls.ConnectionState {
+func (a testCA) issue(t testing.TB, leaf pki.Leaf) *tls.ConnectionState {
 	t.Helper()
 	pair, err := a.Issue(leaf, time.Now())
 	if err != nil {
@@ -62,7 +62,7 @@ func writeFile(t testing.TB, content string) string {
 }
 
 func TestRequests(t *testing.T) {
-	clients, proxies, strangers := newAuthority(t, "clients"), newAuthority(t, "front-proxies"), newAuthority(t, "strangers")
+	clients, proxies, otherCA := newTestCA(t, "clients"), newTestCA(t, "front-proxies"), newTestCA(t, "otherCA")
 	w := newWorld(t, testKey)
 	token := w.issue(t, nil)
 	w.objects.put(&corev1.Secret{
@@ -89,13 +89,13 @@ func TestRequests(t *testing.T) {
 		name    string
 		tls     *tls.ConnectionState
 		headers []string
-		user    string // "" when refused
+		user    string // "" when rejected
 		groups  []string
 		err     string
 	}{
 		{name: "nothing", user: Anonymous, groups: []string{GroupUnauthenticated}},
 		{name: "certificate", tls: admin, user: "admin", groups: []string{"ops", GroupMasters, GroupAuthenticated}},
-		{name: "certificate of strangers", tls: strangers.issue(t, pki.User("admin", "system:masters")), err: "certificate signed by unknown authority"},
+		{name: "certificate of another CA", tls: otherCA.issue(t, pki.User("admin", "system:masters")), err: "certificate signed by unknown authority"},
 		{name: "certificate for servers", tls: clients.issue(t, pki.Leaf{CommonName: "admin", Server: true}), err: "incompatible key usage"},
 		{name: "certificate without a name", tls: clients.issue(t, pki.Leaf{Organizations: []string{"system:masters"}, Client: true}), user: Anonymous, groups: []string{GroupUnauthenticated}},
 
@@ -103,7 +103,7 @@ func TestRequests(t *testing.T) {
 		{name: "front-proxy headers without a certificate", headers: remote, user: Anonymous, groups: []string{GroupUnauthenticated}},
 		{name: "front-proxy headers with a user's certificate", tls: clients.issue(t, pki.User("mallory")), headers: remote, user: "mallory", groups: []string{GroupAuthenticated}},
 		{name: "front-proxy headers with a user's certificate of the proxy's name", tls: clients.issue(t, pki.FrontProxyClient()), headers: remote, user: "front-proxy-client", groups: []string{GroupAuthenticated}},
-		{name: "front-proxy headers with another certificate of the proxies' authority", tls: proxies.issue(t, pki.User("other")), headers: remote, err: "x509: subject with cn=other is not in the allowed list"},
+		{name: "front-proxy headers with another certificate of the front-proxy CA", tls: proxies.issue(t, pki.User("other")), headers: remote, err: "x509: subject with cn=other is not in the allowed list"},
 		{name: "front-proxy headers with a token", headers: append([]string{"Authorization", "Bearer file-token"}, remote...), user: "bob", groups: []string{"a", "b", GroupAuthenticated}},
 		{name: "a proxy without a user", tls: proxy, err: "certificate signed by unknown authority"},
 
@@ -148,7 +148,7 @@ func TestRequests(t *testing.T) {
 }
 
 func TestFrontProxyUser(t *testing.T) {
-	proxies := newAuthority(t, "front-proxies")
+	proxies := newTestCA(t, "front-proxies")
 	p, err := NewFrontProxy(FrontProxyConfig{CAs: proxies.Pool, Headers: ProxyHeaders{
 		User: []string{"x-user", "x-other-user"}, Group: []string{"X-Group", "X-More-Groups"}, ExtraPrefix: []string{"X-Extra-"},
 	}})
@@ -174,9 +174,9 @@ func TestFrontProxyUser(t *testing.T) {
 	}
 }
 
-func TestCertificateExpiresOnAStandingConnection(t *testing.T) {
+func TestCertificateExpiresOnOpenConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		clients := newAuthority(t, "clients")
+		clients := newTestCA(t, "clients")
 		c := NewCertificates(clients.Pool)
 		r := mustRequest(t, "/")
 		r.TLS = clients.issue(t, pki.Leaf{CommonName: "jane", Client: true, Lifetime: time.Hour})
@@ -194,8 +194,8 @@ func TestCertificateExpiresOnAStandingConnection(t *testing.T) {
 	})
 }
 
-func TestAuthoritiesChange(t *testing.T) {
-	old, next := newAuthority(t, "old"), newAuthority(t, "next")
+func TestClientCAsChange(t *testing.T) {
+	old, next := newTestCA(t, "old"), newTestCA(t, "next")
 	pool := old.Pool()
 	c := NewCertificates(func() *x509.CertPool { return pool })
 	r := mustRequest(t, "/")
@@ -205,11 +205,11 @@ func TestAuthoritiesChange(t *testing.T) {
 	}
 	pool = next.Pool()
 	if _, ok, err := c.Authenticate(r); ok || !strings.HasPrefix(err.Error(), "verifying certificate SN=") {
-		t.Fatalf("a certificate of an authority that is gone: %v, %v", ok, err)
+		t.Fatalf("a certificate of a removed CA: %v, %v", ok, err)
 	}
 	pool = nil
 	if _, ok, _ := c.Authenticate(r); ok {
-		t.Fatal("no authorities, and a certificate was accepted")
+		t.Fatal("without CAs a certificate was accepted")
 	}
 }
 
@@ -366,7 +366,7 @@ func TestPasswords(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %v", test.name, user, ok, err)
 		}
 	}
-	// A hash that is not one would be refused at once, and the time would tell who exists.
+	// An invalid hash would fail fast, and the time would reveal which users exist.
 	if err := bcrypt.CompareHashAndPassword([]byte(unknownUserHash), []byte("x")); !errors.Is(err, bcrypt.ErrMismatchedHashAndPassword) {
 		t.Error(err)
 	}
@@ -407,7 +407,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-func TestTokenFileRefuses(t *testing.T) {
+func TestInvalidTokenFiles(t *testing.T) {
 	path := writeFile(t, "token,user\n")
 	if _, err := ReadTokenFile(path); err == nil || err.Error() != "token file '"+path+"' must have at least 3 columns (token, user name, user uid), found 2" {
 		t.Error(err)
@@ -417,7 +417,7 @@ func TestTokenFileRefuses(t *testing.T) {
 	}
 }
 
-// The reviews of tokens: audiences, and errors that name the fault but not the token.
+// TestTokenReviews covers audiences, and errors that do not contain the token.
 func TestTokenReviews(t *testing.T) {
 	w := newWorld(t, testKey)
 	a, err := New(Config{Audiences: []string{"api", testIssuer}, ServiceAccounts: w.accounts, Tokens: NewTokens(map[string]User{"fixed": {Username: "jane"}}), Anonymous: &AnonymousUser{}})
@@ -476,14 +476,14 @@ func TestTokenCache(t *testing.T) {
 		for i, step := range steps {
 			time.Sleep(step.wait)
 			ok, err := ask(step.token, step.audience)
-			if ok != step.ok || (err != nil) != step.fails || fake.asked.Load() != step.asked {
-				t.Fatalf("step %d: %v, %v, asked %d times", i, ok, err, fake.asked.Load())
+			if ok != step.ok || (err != nil) != step.fails || fake.calls.Load() != step.asked {
+				t.Fatalf("step %d: %v, %v, called %d times", i, ok, err, fake.calls.Load())
 			}
 		}
-		// Many ask at once, and one is impatient.
+		// Concurrent lookups, one of which is cancelled.
 		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		fake.asked.Store(0)
+		fake.calls.Store(0)
 		results := make(chan error, 11)
 		for range 10 {
 			go func() { _, err := ask("slow", ""); results <- err }()
@@ -491,7 +491,7 @@ func TestTokenCache(t *testing.T) {
 		go func() {
 			_, _, err := c.IdentifyToken(impatient, "slow", []string{""})
 			if err == nil {
-				t.Error("the impatient one got an answer")
+				t.Error("the cancelled lookup got a result")
 			}
 			results <- nil
 		}()
@@ -500,8 +500,8 @@ func TestTokenCache(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if n := fake.asked.Load(); n != 1 {
-			t.Errorf("asked %d times", n)
+		if n := fake.calls.Load(); n != 1 {
+			t.Errorf("called %d times", n)
 		}
 	})
 }
@@ -535,10 +535,10 @@ func TestDigestCacheIsBounded(t *testing.T) {
 	})
 }
 
-type countingTokens struct{ asked atomic.Int32 }
+type countingTokens struct{ calls atomic.Int32 }
 
 func (c *countingTokens) IdentifyToken(_ context.Context, token string, wanted []string) (Identity, bool, error) {
-	c.asked.Add(1)
+	c.calls.Add(1)
 	switch token {
 	case "good":
 		return Identity{User: User{Username: "jane"}, Audiences: wanted}, true, nil
@@ -554,7 +554,7 @@ func (c *countingTokens) IdentifyToken(_ context.Context, token string, wanted [
 }
 
 func BenchmarkCertificate(b *testing.B) {
-	clients := newAuthority(b, "clients")
+	clients := newTestCA(b, "clients")
 	a, err := New(Config{ClientCAs: clients.Pool, FrontProxy: &FrontProxyConfig{CAs: clients.Pool}})
 	if err != nil {
 		b.Fatal(err)

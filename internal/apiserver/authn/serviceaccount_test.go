@@ -28,7 +28,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// world is an issuer, an authenticator for what it issues, and the objects they know.
+// world is an issuer, an authenticator of its tokens, and their objects.
 type world struct {
 	issuer   *Issuer
 	accounts *ServiceAccounts
@@ -116,7 +116,7 @@ func TestBoundTokens(t *testing.T) {
 		}, err: "pod UID (other) does not match service account pod ref claim (pod-uid)"},
 		{name: "pod ending, within its grace period", claims: pod, then: func(w *world) {
 			p := w.pod.DeepCopy()
-			p.DeletionTimestamp = deleted(-20 * time.Second) // the timestamp is when the period ends
+			p.DeletionTimestamp = deleted(-20 * time.Second) // the timestamp is the end of the grace period
 			w.objects.put(p)
 		}},
 		{name: "pod ending, just past its grace period", claims: pod, then: func(w *world) {
@@ -145,7 +145,7 @@ func TestBoundTokens(t *testing.T) {
 					change = test.claims(w)
 				}
 				token := w.issue(t, change)
-				// Once before, so that the signature is known already: what is remembered must not outlive the objects.
+				// Once before, so that the signature is cached: the cache must not outlive the objects.
 				_, _, _ = w.accounts.IdentifyToken(t.Context(), token, test.wanted)
 				if test.then != nil {
 					test.then(w)
@@ -189,21 +189,21 @@ func TestTokenUser(t *testing.T) {
 
 func TestExpirationIsExtended(t *testing.T) {
 	for _, test := range []struct {
-		name            string
-		config          IssuerConfig
-		asked           int64
-		audiences       []string
-		noPod           bool
-		told, life      int64
-		warned, invalid bool
+		name               string
+		config             IssuerConfig
+		asked              int64
+		audiences          []string
+		noPod              bool
+		reported, lifetime int64
+		warned, invalid    bool
 	}{
-		{name: "mounted", asked: 3607, told: 3607, life: 365 * 24 * 3600, warned: true},
-		{name: "mounted, switched off", config: IssuerConfig{KeepExpiration: true}, asked: 3607, told: 3607, life: 3607},
-		{name: "mounted for another audience", asked: 3607, audiences: []string{"api", "vault"}, told: 3607, life: 3607},
-		{name: "not of a pod", asked: 3607, noPod: true, told: 3607, life: 3607},
-		{name: "another time", asked: 3600, told: 3600, life: 3600},
-		{name: "too long", config: IssuerConfig{MaxExpiration: 2 * time.Hour}, asked: 86400, told: 7200, life: 7200},
-		{name: "mounted, shortened first", config: IssuerConfig{MaxExpiration: time.Hour}, asked: 3607, told: 3600, life: 3600},
+		{name: "mounted", asked: 3607, reported: 3607, lifetime: 365 * 24 * 3600, warned: true},
+		{name: "mounted, switched off", config: IssuerConfig{KeepExpiration: true}, asked: 3607, reported: 3607, lifetime: 3607},
+		{name: "mounted for another audience", asked: 3607, audiences: []string{"api", "vault"}, reported: 3607, lifetime: 3607},
+		{name: "not of a pod", asked: 3607, noPod: true, reported: 3607, lifetime: 3607},
+		{name: "another time", asked: 3600, reported: 3600, lifetime: 3600},
+		{name: "too long", config: IssuerConfig{MaxExpiration: 2 * time.Hour}, asked: 86400, reported: 7200, lifetime: 7200},
+		{name: "mounted, shortened first", config: IssuerConfig{MaxExpiration: time.Hour}, asked: 3607, reported: 3600, lifetime: 3600},
 		{name: "limit too low", config: IssuerConfig{MaxExpiration: time.Minute}, invalid: true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -228,13 +228,13 @@ func TestExpirationIsExtended(t *testing.T) {
 					c.Pod = nil
 				}
 				now := time.Now()
-				token, told, err := issuer.IssueToken(t.Context(), c)
+				token, reported, err := issuer.IssueToken(t.Context(), c)
 				if err != nil {
 					t.Fatal(err)
 				}
 				_, claims := decodeToken(t, token)
-				if life := int64(claims["exp"].(float64)) - now.Unix(); told != test.told || life != test.life {
-					t.Errorf("told %d, life %d", told, life)
+				if lifetime := int64(claims["exp"].(float64)) - now.Unix(); reported != test.reported || lifetime != test.lifetime {
+					t.Errorf("reported %d, lifetime %d", reported, lifetime)
 				}
 				if _, warned := claims["kubernetes.io"].(map[string]any)["warnafter"]; warned != test.warned {
 					t.Errorf("warnafter: %v", warned)
@@ -390,7 +390,7 @@ func TestForgedTokens(t *testing.T) {
 		{"empty", "", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			for range 2 { // also when it was seen before
+			for range 2 { // also when it is cached
 				id, ok, err := w.accounts.IdentifyToken(t.Context(), test.token, nil)
 				if ok != test.ok || ok && err != nil {
 					t.Fatalf("%+v, %v, %v", id, ok, err)
@@ -422,7 +422,7 @@ func TestKeyKinds(t *testing.T) {
 		if _, ok, err := w.accounts.IdentifyToken(t.Context(), token, nil); err != nil || !ok {
 			t.Errorf("%T: %v", key, err)
 		}
-		// What we publish must verify what we sign.
+		// The published keys must verify the tokens.
 		d, err := NewDiscovery(testIssuer, "", "api.example.org:6443", w.keys)
 		if err != nil {
 			t.Fatal(err)
@@ -490,7 +490,7 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// The key is replaced: tokens of the old one count as long as it is kept, and not a moment longer.
+// TestKeyRotation: tokens of the old key are accepted as long as it is in the set.
 func TestKeyRotation(t *testing.T) {
 	w := newWorld(t, testKey)
 	old := w.issue(t, nil)
@@ -592,7 +592,7 @@ func (w *world) label(key, value string) {
 	w.objects.put(s)
 }
 
-// A token that says its issuer is the legacy one must not pass as a bound one, nor the other way round.
+// TestLegacyClaimsDoNotMix: a legacy token is not accepted as a bound one, nor the other way round.
 func TestLegacyClaimsDoNotMix(t *testing.T) {
 	w := newWorld(t, testKey)
 	sign := signES256(t, testKey)
@@ -647,7 +647,7 @@ func TestDeferredObjects(t *testing.T) {
 	}
 }
 
-func TestDiscoveryRefuses(t *testing.T) {
+func TestInvalidDiscovery(t *testing.T) {
 	w := newWorld(t, testKey)
 	for _, test := range []struct{ issuer, keysURL, address, err string }{
 		{"http://x", "", "a", "issuer URL must use https scheme, got: http://x"},

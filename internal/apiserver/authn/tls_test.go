@@ -12,7 +12,7 @@ import (
 	"skiff/internal/pki"
 )
 
-// TestOverTLS goes the whole way: a server that asks for certificates without judging them, and clients of all kinds.
+// TestOverTLS uses a server that requests client certificates without verifying them, and clients with all kinds of credentials.
 func TestOverTLS(t *testing.T) {
 	directory := pki.Dir(t.TempDir())
 	now := time.Now()
@@ -77,7 +77,7 @@ func TestOverTLS(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Sent whatever the server says it would like to see.
+				// Sent even if the server does not list its CA.
 				config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
 			}
 			client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}

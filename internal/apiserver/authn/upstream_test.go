@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "record upstream's tokens again; starts 
 
 const recordingFile = "testdata/upstream.json"
 
-// recording is what an upstream API server issued and published, and what it made of its own tokens.
+// recording has the tokens and documents of an upstream API server, and its reviews of the tokens.
 type recording struct {
 	Issuer, Address     string
 	PublicKey           string
@@ -50,7 +50,7 @@ type recordedToken struct {
 	Review  authenticationv1.TokenReviewStatus
 }
 
-// TestUpstreamTokens holds our tokens, our reading of tokens and our discovery documents against upstream's.
+// TestUpstreamTokens compares issued tokens, reviews and discovery documents with upstream's.
 func TestUpstreamTokens(t *testing.T) {
 	if *update {
 		record(t)
@@ -177,7 +177,7 @@ func decodeToken(t *testing.T, token string) (header string, claims map[string]a
 	return string(h), claims
 }
 
-// record starts an upstream API server and asks it for tokens.
+// record starts an upstream API server and requests tokens.
 func record(t *testing.T) {
 	dir := t.TempDir()
 	up, err := cluster.UpstreamAPI(dir, "", "--disable-admission-plugins=ServiceAccount")

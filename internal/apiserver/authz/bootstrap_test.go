@@ -40,7 +40,7 @@ func TestBootstrapPolicy(t *testing.T) {
 	if view := s.ClusterRole("view"); view.Labels["rbac.authorization.k8s.io/aggregate-to-edit"] != "true" || view.AggregationRule == nil {
 		t.Errorf("view: %+v", view.ObjectMeta)
 	}
-	// What is handed out is the caller's.
+	// The caller owns the objects.
 	p.ClusterRoles[0].Rules[0].Verbs[0] = "spoilt"
 	if BootstrapPolicy().ClusterRoles[0].Rules[0].Verbs[0] == "spoilt" {
 		t.Error("the policy is shared")

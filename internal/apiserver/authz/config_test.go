@@ -36,14 +36,14 @@ func TestChain(t *testing.T) {
 	}
 	master := on(user("u", "system:masters"), "get", "pods", "n")
 	if got, _, _ := (Chain{Masters{}, AlwaysDeny{}}).Authorize(ctx, master); got != Allow {
-		t.Error("a master is stopped")
+		t.Error("a member of system:masters is denied")
 	}
 	rules, err := Chain{Masters{}, Named{"a", AlwaysAllow{}}, Named{"n", NewNode(NewNodeGraph())}}.RulesFor(ctx, node("n"), "ns")
 	if err == nil || !rules.Incomplete || len(rules.Resources) != 1 || len(rules.Paths) != 1 {
 		t.Errorf("rules %+v, error %v", rules, err)
 	}
 	if got, _, _ := (AlwaysAllowPaths{"/healthz"}).Authorize(ctx, at(user("u"), "get", "/healthz")); got != Allow {
-		t.Error("a public path is closed")
+		t.Error("a public path is denied")
 	}
 }
 
@@ -199,7 +199,7 @@ func TestConfigurationReload(t *testing.T) {
 	}
 }
 
-func TestConfigurationIsLookedAtAgain(t *testing.T) {
+func TestRunReloadsConfiguration(t *testing.T) {
 	path := write(t, "config.yaml", configFile)
 	c, err := New(Config{File: path}, NewStaticPolicy(PolicyObjects{}), NewNodeGraph(), slog.Default())
 	if err != nil {
@@ -215,7 +215,7 @@ func TestConfigurationIsLookedAtAgain(t *testing.T) {
 		before := c.chain.Load()
 		time.Sleep(2 * reloadInterval)
 		if c.chain.Load() == before {
-			t.Error("the change was not seen")
+			t.Error("the change was not reloaded")
 		}
 		cancel()
 		if err := <-done; err != nil {

@@ -125,6 +125,6 @@ func TestEscalation(t *testing.T) {
 		})
 	}
 	if err := check.Check(context.Background(), &Attributes{User: reader, Group: rbacv1.GroupName, Resource: "clusterroles"}, clusterRole(everything...), nil); !apierrors.IsForbidden(err) {
-		t.Errorf("%v is not a refusal", err)
+		t.Errorf("%v is not Forbidden", err)
 	}
 }

@@ -90,7 +90,7 @@ func TestFieldAuthorizer(t *testing.T) {
 		user     authn.User
 		sub      string
 		obj, old kind.Object
-		want     string // part of the error; empty: nothing is wrong
+		want     string // part of the error; empty: no error
 	}{
 		{"signer", authn.User{Username: "signer"}, "status", request("a"), request("b"), ""},
 		{"signer of the domain", authn.User{Username: "domain-signer"}, "status", request("a"), request("b"), ""},

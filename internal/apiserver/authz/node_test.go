@@ -28,7 +28,7 @@ func named(namespace, name string) metav1.ObjectMeta {
 
 func local(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
 
-// fullPod refers to something in every way there is.
+// fullPod has every kind of reference.
 func fullPod() *corev1.Pod {
 	env := func(name string) []corev1.EnvVar {
 		return []corev1.EnvVar{
@@ -207,7 +207,7 @@ func TestNode(t *testing.T) {
 		{on(n1, "patch", "pods/status pod", "ns"), Allow, ""},
 		{on(n1, "create", "pods/eviction pod", "ns"), Allow, ""},
 		{on(n1, "get", "pods/log pod", "ns"), NoOpinion, ""},
-		// What is not divided among the nodes.
+		// Resources that are the same for all nodes.
 		{on(n1, "list", "services", ""), Allow, ""},
 		{on(n1, "create", "events", "ns"), Allow, ""},
 		{on(n1, "delete", "services s", "ns"), NoOpinion, ""},
@@ -244,14 +244,14 @@ func TestNode(t *testing.T) {
 		}
 	}
 	if rules, err := authorizer.RulesFor(context.Background(), n1, "ns"); err == nil || !rules.Incomplete {
-		t.Error("the rules of a node look complete")
+		t.Error("the rules of a node are not incomplete")
 	}
 	if rules, err := authorizer.RulesFor(context.Background(), user("jane"), "ns"); err != nil || rules.Incomplete {
-		t.Error("there are rules for those who are no nodes")
+		t.Error("there are rules for a user that is not a node")
 	}
 }
 
-func TestNodeGraphForgets(t *testing.T) {
+func TestNodeGraphDelete(t *testing.T) {
 	g := testGraph()
 	for _, obj := range []kind.Object{
 		fullPod(), &corev1.Pod{ObjectMeta: named("ns", "mirror")}, &corev1.PersistentVolume{ObjectMeta: named("", "pv")}, &corev1.PersistentVolume{ObjectMeta: named("", "ceph")},
@@ -266,7 +266,7 @@ func TestNodeGraphForgets(t *testing.T) {
 	}
 }
 
-// TestNodeGraphAgainstRebuild lets objects come, change and go at random and compares with a graph made anew of those that are left.
+// TestNodeGraphAgainstRebuild adds, changes and deletes objects at random and compares with a new graph of the remaining ones.
 func TestNodeGraphAgainstRebuild(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	name := func(prefix string, n int) string { return fmt.Sprint(prefix, r.IntN(n)) }
@@ -305,7 +305,7 @@ func TestNodeGraphAgainstRebuild(t *testing.T) {
 		fresh.Set(obj)
 	}
 	if got, want := fmt.Sprint(g.references, g.nodes, len(g.pods), len(g.volumes), len(g.volumesByClaim)), fmt.Sprint(fresh.references, fresh.nodes, len(fresh.pods), len(fresh.volumes), len(fresh.volumesByClaim)); got != want {
-		t.Errorf("after many changes:\n%s\nmade anew:\n%s", got, want)
+		t.Errorf("after many changes:\n%s\nrebuilt:\n%s", got, want)
 	}
 }
 

@@ -21,12 +21,12 @@ func user(name string, groups ...string) authn.User {
 	return authn.User{Username: name, Groups: groups}
 }
 
-// account is a service account as the server knows it.
+// account is the user of a service account.
 func account(namespace, name string) authn.User {
 	return user("system:serviceaccount:"+namespace+":"+name, "system:serviceaccounts", "system:serviceaccounts:"+namespace, "system:authenticated")
 }
 
-// on asks about a resource written as [group/]resource[.subresource], with the name behind a space.
+// on makes attributes of a resource written as [group/]resource[.subresource], followed by a space and a name.
 func on(u authn.User, verb, what, namespace string) *Attributes {
 	resource, name, _ := strings.Cut(what, " ")
 	a := &Attributes{User: u, Verb: verb, ResourceRequest: true, Version: "v1", Namespace: namespace, Name: name}
@@ -116,7 +116,7 @@ func TestRBAC(t *testing.T) {
 		{at(user("prometheus"), "get", "/healthz/etcd"), Allow, `RBAC: allowed by ClusterRoleBinding "metrics" of ClusterRole "metrics" to User "prometheus"`},
 		{at(user("prometheus"), "get", "/healthz"), NoOpinion, ""},
 		{at(user("prometheus"), "post", "/rooted"), Allow, `RBAC: allowed by ClusterRoleBinding "metrics" of ClusterRole "metrics" to User "prometheus"`},
-		// Only a leading star stands for anything: pods/* is a subresource named *.
+		// Only a leading star is a wildcard: pods/* is a subresource named *.
 		{on(user("starry"), "get", "pods/log", "x"), NoOpinion, ""},
 		{on(user("starry"), "get", "pods/*", "x"), Allow, `RBAC: allowed by ClusterRoleBinding "star-name" of ClusterRole "star-name" to User "starry"`},
 		{on(user("odd"), "use", "policy:podsecuritypolicies p", ""), Allow, `RBAC: allowed by ClusterRoleBinding "odd-verbs" of ClusterRole "odd-verbs" to User "odd"`},
@@ -125,10 +125,10 @@ func TestRBAC(t *testing.T) {
 		{on(user("bob"), "create", "configmaps", "dev"), NoOpinion, ""},
 		{on(user("bob"), "create", "configmaps", ""), NoOpinion, ""},
 		{on(account("prod", "builder"), "update", "configmaps c", "prod"), Allow, `RBAC: allowed by RoleBinding "writer/prod" of Role "writer" to ServiceAccount "builder/prod"`},
-		// A service account without a namespace is one of the binding's.
+		// A service account without a namespace is in that of the binding.
 		{on(account("dev", "local"), "get", "apps:deployments", "dev"), Allow, `RBAC: allowed by RoleBinding "readers/dev" of ClusterRole "all-of-apps" to ServiceAccount "local/dev"`},
 		{on(account("prod", "local"), "get", "apps:deployments", "dev"), NoOpinion, ""},
-		// The first subject that the user is, whichever way the binding was found.
+		// The first subject that matches the user, however the binding was found.
 		{on(user("both", "dev"), "get", "apps:deployments", "dev"), Allow, `RBAC: allowed by RoleBinding "readers/dev" of ClusterRole "all-of-apps" to Group "dev"`},
 		{on(lost, "get", "pods", ""), NoOpinion, `RBAC: clusterrole.rbac.authorization.k8s.io "gone" not found`},
 		{on(lost, "get", "pods", "prod"), NoOpinion, `RBAC: [clusterrole.rbac.authorization.k8s.io "gone" not found, role.rbac.authorization.k8s.io "gone" not found]`},
@@ -154,20 +154,20 @@ func TestRBACRulesFor(t *testing.T) {
 		t.Errorf("rules of prometheus: %+v %v", rules, err)
 	}
 	if _, err = rbac.RulesFor(context.Background(), user("lost"), "prod"); err == nil {
-		t.Error("nothing is said about the role that does not exist")
+		t.Error("no error about the role that does not exist")
 	}
 }
 
-// changing is a policy that changes.
-type changing struct {
+// mutablePolicy is a policy that changes.
+type mutablePolicy struct {
 	*StaticPolicy
 	revisions PolicyRevisions
 }
 
-func (c *changing) Revisions() PolicyRevisions { return c.revisions }
+func (c *mutablePolicy) Revisions() PolicyRevisions { return c.revisions }
 
-func TestRBACFollowsThePolicy(t *testing.T) {
-	policy := &changing{StaticPolicy: NewStaticPolicy(PolicyObjects{})}
+func TestRBACPolicyChanges(t *testing.T) {
+	policy := &mutablePolicy{StaticPolicy: NewStaticPolicy(PolicyObjects{})}
 	rbac := NewRBAC(policy)
 	allowed := func(a *Attributes) bool {
 		d, _, _ := rbac.Authorize(context.Background(), a)
@@ -200,11 +200,11 @@ func TestRBACFollowsThePolicy(t *testing.T) {
 		}
 	}
 	if len(rbac.compiled)+len(rbac.previous) > 1 {
-		t.Errorf("roles that are gone are kept: %v %v", rbac.compiled, rbac.previous)
+		t.Errorf("deleted roles are kept: %v %v", rbac.compiled, rbac.previous)
 	}
 }
 
-// naive answers by the letter of the policy, without any index.
+// naive authorizes by the policy without an index.
 func naive(p PolicyObjects, a *Attributes) bool {
 	isOne := func(subjects []rbacv1.Subject, namespace string) bool {
 		for _, s := range subjects {
@@ -287,7 +287,7 @@ func naiveRule(r rbacv1.PolicyRule, a *Attributes) bool {
 		(len(r.ResourceNames) == 0 || slices.Contains(r.ResourceNames, a.Name))
 }
 
-// words from which random policies and requests are made: few, so that they meet.
+// Names of random policies and requests: few, so that they match often.
 var (
 	someVerbs      = []string{"get", "list", "watch", "create", "update", "delete", "deletecollection", "use", "bind", "*"}
 	someGroups     = []string{"", "apps", "batch", "*"}
@@ -396,7 +396,7 @@ func TestRBACAgainstNaive(t *testing.T) {
 		}
 	}
 	if allowed < 1000 || allowed > 19000 {
-		t.Errorf("%d of 20000 are allowed: the test asks too little", allowed)
+		t.Errorf("%d of 20000 are allowed: the test is too weak", allowed)
 	}
 }
 
@@ -442,7 +442,7 @@ func TestRBACDoesNotAllocate(t *testing.T) {
 	rbac := NewRBAC(NewStaticPolicy(benchmarkPolicy()))
 	for name, a := range benchmarkRequests() {
 		if d, why, _ := rbac.Authorize(context.Background(), a); d != Allow {
-			t.Errorf("%s is refused: %v %s", name, d, why)
+			t.Errorf("%s is denied: %v %s", name, d, why)
 		}
 		if n := testing.AllocsPerRun(100, func() { _, _, _ = rbac.Authorize(context.Background(), a) }); n > 0 {
 			t.Errorf("%s allocates %v times", name, n)
@@ -465,7 +465,7 @@ func BenchmarkRBAC(b *testing.B) {
 }
 
 func BenchmarkRBACRebuild(b *testing.B) {
-	policy := &changing{StaticPolicy: NewStaticPolicy(benchmarkPolicy())}
+	policy := &mutablePolicy{StaticPolicy: NewStaticPolicy(benchmarkPolicy())}
 	rbac := NewRBAC(policy)
 	a := on(account("kube-system", "replicaset-controller"), "create", "pods", "default")
 	for b.Loop() {
@@ -474,7 +474,7 @@ func BenchmarkRBACRebuild(b *testing.B) {
 	}
 }
 
-// alternating is a policy that turns from one to another and back.
+// alternating is a policy that alternates between two.
 type alternating struct {
 	policies [2]*StaticPolicy
 	count    atomic.Int64
@@ -506,7 +506,7 @@ func TestRBACWhileThePolicyChanges(t *testing.T) {
 		wg.Go(func() {
 			for range 2000 {
 				if d, _, _ := rbac.Authorize(context.Background(), on(user("u"), "get", "pods", "n")); d != Allow {
-					t.Error("refused what is always allowed")
+					t.Error("denied a request that is always allowed")
 					return
 				}
 				_, _, _ = rbac.Authorize(context.Background(), on(user("u"), "get", "configmaps", "n"))

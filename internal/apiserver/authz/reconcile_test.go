@@ -18,7 +18,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// memory is a store for tests. It notes what is written.
+// memory is a store that records writes.
 type memory struct {
 	objects map[string]kind.Object
 	writes  []string
@@ -193,7 +193,7 @@ func TestReconcile(t *testing.T) {
 			check: func(t *testing.T, m *memory) {
 				rules := m.objects["clusterroles /admin"].(*rbacv1.ClusterRole).Rules
 				if len(rules) == 0 || !strings.Contains(fmt.Sprint(rules), fmt.Sprint(secrets)) {
-					t.Errorf("admin has not got the rule: %v", rules)
+					t.Errorf("admin does not have the rule: %v", rules)
 				}
 			},
 		},
@@ -222,7 +222,7 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-func TestReconcileGoesOnAfterAFailure(t *testing.T) {
+func TestReconcileContinuesAfterError(t *testing.T) {
 	m := &memory{objects: make(map[string]kind.Object), fail: "roles"}
 	err := Reconcile(context.Background(), m, BootstrapPolicy())
 	if err == nil || !strings.Contains(err.Error(), "create roles.rbac.authorization.k8s.io kube-system/system:controller:cloud-provider: the store is full") {

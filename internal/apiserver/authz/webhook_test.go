@@ -23,30 +23,30 @@ import (
 	"skiff/internal/apiserver/authn"
 )
 
-// judge is a webhook for tests.
+// webhookServer is an authorization webhook.
 type webhookServer struct {
 	*httptest.Server
-	calls  atomic.Int32
-	last   atomic.Pointer[string]
-	answer func(call int, review map[string]any, w http.ResponseWriter)
+	calls   atomic.Int32
+	last    atomic.Pointer[string]
+	respond func(call int, review map[string]any, w http.ResponseWriter)
 }
 
-func newWebhookServer(t *testing.T, answer func(call int, review map[string]any, w http.ResponseWriter)) *webhookServer {
+func newWebhookServer(t *testing.T, respond func(call int, review map[string]any, w http.ResponseWriter)) *webhookServer {
 	t.Helper()
-	j := &webhookServer{answer: answer}
+	j := &webhookServer{respond: respond}
 	j.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		data, _ := io.ReadAll(r.Body)
 		text := r.Method + " " + r.URL.Path + " " + string(data)
 		j.last.Store(&text)
 		var review map[string]any
 		_ = json.Unmarshal(data, &review)
-		j.answer(int(j.calls.Add(1)), review, w)
+		j.respond(int(j.calls.Add(1)), review, w)
 	}))
 	t.Cleanup(j.Close)
 	return j
 }
 
-// status answers a review in the version it was asked in.
+// status responds to a review in its version.
 func status(review map[string]any, w http.ResponseWriter, fields string) {
 	fmt.Fprintf(w, `{"apiVersion":%q,"kind":"SubjectAccessReview","status":{%s}}`, review["apiVersion"], fields)
 }
@@ -85,7 +85,7 @@ func (j *webhookServer) webhook(t *testing.T, change func(c *apiserver.WebhookCo
 	return w
 }
 
-func TestWebhookAnswers(t *testing.T) {
+func TestWebhookDecisions(t *testing.T) {
 	for _, test := range []struct {
 		fields string
 		want   Decision
@@ -107,13 +107,13 @@ func TestWebhookAnswers(t *testing.T) {
 				}
 			}
 			if j.calls.Load() != 1 {
-				t.Errorf("%s %s: asked %d times", version, test.fields, j.calls.Load())
+				t.Errorf("%s %s: called %d times", version, test.fields, j.calls.Load())
 			}
 		}
 	}
 }
 
-func TestWebhookQuestion(t *testing.T) {
+func TestWebhookRequest(t *testing.T) {
 	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
 	a := on(authn.User{Username: "u", UID: "1", Groups: []string{"g"}, Extra: map[string]authenticationv1.ExtraValue{"k": {"v"}}}, "list", "apps:deployments", "n")
 	a.FieldSelector, a.LabelSelector = "metadata.name=x,spec.a!=b", "l in (v),!m"
@@ -138,7 +138,7 @@ func TestWebhookQuestion(t *testing.T) {
 	}
 }
 
-func TestWebhookRemembers(t *testing.T) {
+func TestWebhookCache(t *testing.T) {
 	j := newWebhookServer(t, func(_ int, review map[string]any, w http.ResponseWriter) { status(review, w, `"allowed":true`) })
 	ask := func(hook *Webhook, a *Attributes) int32 {
 		t.Helper()
@@ -150,18 +150,18 @@ func TestWebhookRemembers(t *testing.T) {
 	}
 	hook := j.webhook(t, nil)
 	if ask(hook, on(user("u"), "get", "pods", "n")) != 1 || ask(hook, on(user("u"), "get", "pods", "n")) != 0 || ask(hook, on(user("v"), "get", "pods", "n")) != 1 {
-		t.Error("the same question is asked twice, or another is not")
+		t.Error("the same request is sent twice, or another is not sent")
 	}
 	long := on(user("u"), "get", "pods "+strings.Repeat("x", maxCachedKeyBytes), "n")
 	for range 2 {
 		if ask(hook, long) != 1 {
-			t.Error("what is too long is remembered")
+			t.Error("a response to a too large request is cached")
 		}
 	}
 	forgetful := j.webhook(t, func(c *apiserver.WebhookConfiguration) { c.CacheAuthorizedRequests = false })
 	for range 2 {
 		if ask(forgetful, on(user("u"), "get", "pods", "n")) != 1 {
-			t.Error("answers are remembered although they should not be")
+			t.Error("responses are cached with caching disabled")
 		}
 	}
 }
@@ -171,10 +171,10 @@ func TestWebhookFailures(t *testing.T) {
 		return func(_ int, _ map[string]any, w http.ResponseWriter) { w.WriteHeader(code) }
 	}
 	for _, test := range []struct {
-		name   string
-		answer func(int, map[string]any, http.ResponseWriter)
-		calls  int32
-		want   Decision
+		name    string
+		respond func(int, map[string]any, http.ResponseWriter)
+		calls   int32
+		want    Decision
 	}{
 		{"500 is tried again", fail(500), 5, Deny},
 		{"429 is tried again", fail(429), 5, Deny},
@@ -199,7 +199,7 @@ func TestWebhookFailures(t *testing.T) {
 		}, 3, Allow},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			j := newWebhookServer(t, test.answer)
+			j := newWebhookServer(t, test.respond)
 			hook := j.webhook(t, func(c *apiserver.WebhookConfiguration) { c.FailurePolicy = apiserver.FailurePolicyDeny })
 			got, _, err := hook.Authorize(context.Background(), on(user("u"), "get", "pods", "n"))
 			if got != test.want || (err == nil) != (test.want == Allow) || j.calls.Load() != test.calls {
@@ -237,17 +237,17 @@ func TestWebhookMatchConditions(t *testing.T) {
 		}
 	}
 	if j.calls.Load() != 1 {
-		t.Errorf("asked %d times", j.calls.Load())
+		t.Errorf("called %d times", j.calls.Load())
 	}
 	path := j.kubeconfig(t)
 	if _, err := NewWebhook(&apiserver.WebhookConfiguration{
 		SubjectAccessReviewVersion: "v1", MatchConditions: []apiserver.WebhookMatchCondition{{Expression: "1 +"}},
 		ConnectionInfo: apiserver.WebhookConnectionInfo{KubeConfigFile: &path},
 	}, compiler); err == nil {
-		t.Error("an expression that is none is compiled")
+		t.Error("an invalid expression is compiled")
 	}
 	if _, err := NewWebhook(&apiserver.WebhookConfiguration{SubjectAccessReviewVersion: "v7"}, compiler); err == nil {
-		t.Error("an unknown version is spoken")
+		t.Error("an unknown version is accepted")
 	}
 }
 
@@ -270,13 +270,13 @@ func TestReviewAttributesRoundTrip(t *testing.T) {
 	if string(got) != string(want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	// What cannot be read is left out, and said.
+	// Requirements that cannot be parsed are dropped and reported.
 	spec.FieldSelector.Requirements[0].Operator, spec.LabelSelector.Requirements[0].Values = metav1.FieldSelectorOpExists, nil
 	a, err = ReviewAttributes(user("u"), &spec, nil)
 	if err == nil || len(a.Fields) != 1 || len(a.Labels) != 1 {
 		t.Errorf("%v %v %v", a.Fields, a.Labels, err)
 	}
-	// Selectors as clients write them.
+	// Selectors as strings.
 	a, err = ReviewAttributes(user("u"), &authorizationv1.ResourceAttributes{
 		FieldSelector: &authorizationv1.FieldSelectorAttributes{RawSelector: "a=b"}, LabelSelector: &authorizationv1.LabelSelectorAttributes{RawSelector: "c!=d"},
 	}, nil)

@@ -17,12 +17,12 @@ import (
 	"skiff/internal/apiserver/authz"
 )
 
-// rules allow what is listed, as "verb group/resource/subresource namespace name"; the fields that end a line may be left out.
+// rules allow requests listed as "verb group/resource/subresource namespace name"; trailing fields are optional.
 type rules struct {
-	allowed []string
-	asked   []string
-	users   []authn.User
-	err     error
+	allowed  []string
+	requests []string
+	users    []authn.User
+	err      error
 }
 
 func (r *rules) Authorize(_ context.Context, a *authz.Attributes) (authz.Decision, string, error) {
@@ -31,7 +31,7 @@ func (r *rules) Authorize(_ context.Context, a *authz.Attributes) (authz.Decisio
 		resource += "/" + a.Subresource
 	}
 	question := strings.Join([]string{a.Verb, a.Group + "/" + resource, a.Namespace, a.Name}, " ")
-	r.asked, r.users = append(r.asked, question), append(r.users, a.User)
+	r.requests, r.users = append(r.requests, question), append(r.users, a.User)
 	for _, allowed := range r.allowed {
 		if question == allowed || strings.HasPrefix(question, allowed+" ") {
 			return authz.Allow, "", r.err
@@ -56,20 +56,20 @@ func TestImpersonate(t *testing.T) {
 	agent := authn.User{Username: "system:serviceaccount:ns:agent", Extra: map[string]authenticationv1.ExtraValue{authn.ExtraNodeName: {"n1"}, "other": {"x"}}}
 	admin := authn.User{Username: "admin", Groups: []string{"ops"}}
 	for _, test := range []struct {
-		name    string
-		sender  authn.User
-		headers http.Header
-		allowed []string
-		want    authn.User
-		err     string
-		asked   []string // when given, exactly these
+		name     string
+		sender   authn.User
+		headers  http.Header
+		allowed  []string
+		want     authn.User
+		err      string
+		requests []string // when given, exactly these are authorized
 	}{
-		{name: "nobody", sender: admin, want: admin, asked: []string{}},
+		{name: "nobody", sender: admin, want: admin, requests: []string{}},
 		{
 			name: "a user, the old way", sender: admin, headers: headers("Impersonate-User", "jane"),
-			allowed: []string{"impersonate /users  jane"},
-			want:    authn.User{Username: "jane", Groups: []string{authn.GroupAuthenticated}},
-			asked:   []string{"impersonate-on:user-info:get /pods ns p", "impersonate /users  jane"},
+			allowed:  []string{"impersonate /users  jane"},
+			want:     authn.User{Username: "jane", Groups: []string{authn.GroupAuthenticated}},
+			requests: []string{"impersonate-on:user-info:get /pods ns p", "impersonate /users  jane"},
 		},
 		{
 			name: "a user, the old way, with everything", sender: admin,
@@ -79,7 +79,7 @@ func TestImpersonate(t *testing.T) {
 				"impersonate authentication.k8s.io/userextras/scopes", "impersonate authentication.k8s.io/userextras/acme.com/project"},
 			want: authn.User{Username: "jane", UID: "u1", Groups: []string{"a", "b", authn.GroupAuthenticated},
 				Extra: map[string]authenticationv1.ExtraValue{"scopes": {"view"}, "acme.com/project": {"p1"}}},
-			asked: []string{"impersonate-on:user-info:get /pods ns p", "impersonate /users  jane", "impersonate authentication.k8s.io/uids  u1",
+			requests: []string{"impersonate-on:user-info:get /pods ns p", "impersonate /users  jane", "impersonate authentication.k8s.io/uids  u1",
 				"impersonate /groups  a", "impersonate /groups  b",
 				"impersonate authentication.k8s.io/userextras/acme.com/project  p1", "impersonate authentication.k8s.io/userextras/scopes  view"},
 		},
@@ -198,8 +198,8 @@ func TestImpersonate(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(got, test.want) {
 				t.Fatalf("%+v, %v", got, err)
 			}
-			if test.asked != nil && !slices.Equal(r.asked, test.asked) {
-				t.Errorf("asked %q, want %q", r.asked, test.asked)
+			if test.requests != nil && !slices.Equal(r.requests, test.requests) {
+				t.Errorf("authorized %q, want %q", r.requests, test.requests)
 			}
 			for name := range request.Header {
 				if strings.HasPrefix(name, "Impersonate-") {
@@ -210,8 +210,8 @@ func TestImpersonate(t *testing.T) {
 	}
 }
 
-// The authorizer is asked about the sender; about its own node it is asked without what tells its pods apart.
-func TestWhoIsAskedAbout(t *testing.T) {
+// TestAuthorizedUser: the requestor is authorized; for its own node without the extra values that identify its pod.
+func TestAuthorizedUser(t *testing.T) {
 	sender := authn.User{Username: "system:serviceaccount:ns:agent", Extra: map[string]authenticationv1.ExtraValue{authn.ExtraNodeName: {"n1"}, "b": {"x"}}}
 	r := &rules{allowed: []string{"impersonate-on:associated-node:get", "impersonate:associated-node"}}
 	request := &http.Request{Header: headers("Impersonate-User", "system:node:n1")}
@@ -221,11 +221,11 @@ func TestWhoIsAskedAbout(t *testing.T) {
 	want := authn.User{Username: sender.Username, Extra: map[string]authenticationv1.ExtraValue{associatedNodeKeys: {authn.ExtraNodeName, "b"}}}
 	for _, user := range r.users {
 		if !reflect.DeepEqual(user, want) {
-			t.Errorf("asked about %+v", user)
+			t.Errorf("authorized %+v", user)
 		}
 	}
 	if len(r.users) != 2 {
-		t.Errorf("asked %d times", len(r.users))
+		t.Errorf("authorized %d times", len(r.users))
 	}
 }
 
