@@ -89,23 +89,23 @@ func TestFilter(t *testing.T) {
 		code                              int
 		body                              string
 	}{
-		{what: "an open path needs nobody", path: "/healthz", code: 200, body: "hello"},
-		{what: "nor does what is below an open prefix", path: "/livez/ping", code: 200, body: "hello"},
-		{what: "an open path is no prefix", path: "/healthz/ping", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/healthz/ping)"},
-		{what: "a path that climbs out of an open prefix is not open", path: "/livez/../metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/livez/../metrics)"},
-		{what: "a token that may; the secret stays outside", path: "/metrics", authorization: "Bearer alice", code: 200, body: "hello alice"},
+		{what: "an always-allowed path needs no user", path: "/healthz", code: 200, body: "hello"},
+		{what: "a path below an always-allowed prefix needs none", path: "/livez/ping", code: 200, body: "hello"},
+		{what: "an always-allowed path is not a prefix", path: "/healthz/ping", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/healthz/ping)"},
+		{what: "a path that leaves an always-allowed prefix is not allowed", path: "/livez/../metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/livez/../metrics)"},
+		{what: "an allowed token; it is not passed on", path: "/metrics", authorization: "Bearer alice", code: 200, body: "hello alice"},
 		{what: "the scheme's case does not matter", path: "/metrics", authorization: "bearer  alice", code: 200, body: "hello alice"},
 		{what: "the method decides the verb", method: http.MethodPost, path: "/metrics", authorization: "Bearer alice", code: 200, body: "hello alice"},
 		{what: "another verb", method: http.MethodDelete, path: "/metrics", authorization: "Bearer alice", code: 403, body: "Forbidden (user=alice, verb=delete, path=/metrics)"},
-		{what: "a token that may not", path: "/metrics", authorization: "Bearer bob", code: 403, body: "Forbidden (user=bob, verb=get, path=/metrics)"},
+		{what: "a token without access", path: "/metrics", authorization: "Bearer bob", code: 403, body: "Forbidden (user=bob, verb=get, path=/metrics)"},
 		{what: "a bad token is not anonymous", path: "/public", authorization: "Bearer eve", code: 401, body: "Unauthorized"},
-		{what: "nor is a password", path: "/public", authorization: "Basic YTpi", code: 401, body: "Unauthorized"},
-		{what: "anonymous may", path: "/public", code: 200, body: "hello system:anonymous"},
-		{what: "anonymous may not", path: "/metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/metrics)"},
-		{what: "nobody is anonymous", path: "/public", strict: true, code: 401, body: "Unauthorized"},
+		{what: "a password is not anonymous", path: "/public", authorization: "Basic YTpi", code: 401, body: "Unauthorized"},
+		{what: "anonymous with access", path: "/public", code: 200, body: "hello system:anonymous"},
+		{what: "anonymous without access", path: "/metrics", code: 403, body: "Forbidden (user=system:anonymous, verb=get, path=/metrics)"},
+		{what: "anonymous is disabled", path: "/public", strict: true, code: 401, body: "Unauthorized"},
 		{what: "a certificate", path: "/metrics", certificate: certificate, code: 200, body: "hello carol"},
-		{what: "a certificate of another ca is not anonymous", path: "/public", certificate: untrusted, code: 401, body: "Unauthorized"},
-		{what: "but a token beside it counts", path: "/metrics", certificate: untrusted, authorization: "Bearer alice", code: 200, body: "hello alice"},
+		{what: "a certificate of another CA is not anonymous", path: "/public", certificate: untrusted, code: 401, body: "Unauthorized"},
+		{what: "a token is used if the certificate is invalid", path: "/metrics", certificate: untrusted, authorization: "Bearer alice", code: 200, body: "hello alice"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			var certificates []*x509.Certificate
@@ -169,12 +169,12 @@ func TestCache(t *testing.T) {
 		times := func(tokens, access int) {
 			t.Helper()
 			if reviewer.tokens != tokens || reviewer.access != access {
-				t.Errorf("asked %d times about tokens, %d about access; want %d and %d", reviewer.tokens, reviewer.access, tokens, access)
+				t.Errorf("%d token reviews, %d access reviews; want %d and %d", reviewer.tokens, reviewer.access, tokens, access)
 			}
 		}
 		reviewer.down = true
 		if code, _ := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 401 {
-			t.Errorf("%d while nobody could say who it is", code)
+			t.Errorf("%d while the reviewer is unavailable", code)
 		}
 		reviewer.down = false
 		for range 3 {
@@ -186,7 +186,7 @@ func TestCache(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		reviewer.down = true
 		if code, _ := request(h, http.MethodGet, "/metrics", "Bearer alice"); code != 500 {
-			t.Errorf("%d while nobody could say whether alice may", code)
+			t.Errorf("%d while the reviewer is unavailable", code)
 		}
 		times(2, 2)
 		reviewer.down = false

@@ -25,7 +25,7 @@ func TestCAIsStored(t *testing.T) {
 	dir := t.TempDir()
 	first, second := testCA(t, dir), testCA(t, dir)
 	if string(first.Cert) != string(second.Cert) {
-		t.Fatal("a second start made another ca")
+		t.Fatal("a second start created another CA")
 	}
 	info, err := os.Stat(filepath.Join(dir, "ca.key"))
 	if err != nil {

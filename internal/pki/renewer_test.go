@@ -66,8 +66,8 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var told []string
-		if err := client.OnRenew(func(p Pair) error { told = append(told, string(p.Cert)); return nil }); err != nil {
+		var notified []string
+		if err := client.OnRenew(func(p Pair) error { notified = append(notified, string(p.Cert)); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -97,8 +97,8 @@ func TestKeeperRenewsWhileRunning(t *testing.T) {
 		if serving.Certificate().Equal(first) {
 			t.Fatal("the certificate was never renewed")
 		}
-		if len(told) != 3 || told[2] != string(client.Pair().Cert) {
-			t.Fatalf("told %d times of new certificates", len(told))
+		if len(notified) != 3 || notified[2] != string(client.Pair().Cert) {
+			t.Fatalf("notified %d times of new certificates", len(notified))
 		}
 		kept, err := os.ReadFile(filepath.Join(string(directory), "apiserver.crt"))
 		if err != nil || string(kept) != string(serving.Pair().Cert) {
@@ -137,7 +137,7 @@ func TestKeeperTriesAgain(t *testing.T) {
 		time.Sleep(LeafLifetime*2/3 + 2*time.Hour)
 		synctest.Wait()
 		if calls != 3 {
-			t.Errorf("told %d times, want 3: now, failing, again", calls)
+			t.Errorf("notified %d times, want 3: initially, failing, retried", calls)
 		}
 		cancel()
 		<-stopped
@@ -168,9 +168,10 @@ func TestRotateCA(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(newLeaf.Cert) == string(oldLeaf.Cert) {
-		t.Error("a leaf of the old ca was not issued again")
+		t.Error("a leaf certificate of the old CA was not reissued")
 	}
-	// Who knows the old authority current believes the new one's leaves, by what comes with them.
+	// Clients that trust only the old CA can verify the new CA's leaf certificates, because the cross-signed certificate
+	// is sent with them.
 	chain, err := ParseCertificates(newLeaf.Cert)
 	if err != nil || len(chain) != 2 {
 		t.Fatalf("%d certificates, %v", len(chain), err)
@@ -178,7 +179,7 @@ func TestRotateCA(t *testing.T) {
 	crossSigned := x509.NewCertPool()
 	crossSigned.AddCert(chain[1])
 	if _, err := chain[0].Verify(x509.VerifyOptions{Roots: old.Pool(), Intermediates: crossSigned, CurrentTime: later, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		t.Errorf("known by the old ca current: %v", err)
+		t.Errorf("verify with only the old CA: %v", err)
 	}
 	for name, leaf := range map[string]Pair{"old": oldLeaf, "new": newLeaf} {
 		cert, err := parseCert(leaf.Cert)
@@ -218,7 +219,7 @@ func TestRotateCA(t *testing.T) {
 	}
 }
 
-// After some time nothing of the old authority is needed; until then its leaves are renewed by the new one.
+// Eventually the old CA is not needed any more; until then the new one renews its leaf certificates.
 func TestDropOldCAs(t *testing.T) {
 	dir := t.TempDir()
 	directory, old := Dir(dir), testCA(t, dir)
@@ -231,7 +232,7 @@ func TestDropOldCAs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := directory.Renew("ca", start); err == nil {
-		t.Error("an ca was renewed")
+		t.Error("a CA was renewed")
 	}
 	if err := directory.Renew("kubelet", start.Add(time.Hour)); err != nil {
 		t.Fatal(err)
@@ -261,7 +262,7 @@ func TestDropOldCAs(t *testing.T) {
 	}
 }
 
-// What somebody renews by hand is used soon, by a program that runs.
+// A certificate that an administrator renews is used by a running program.
 func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		directory := Dir(t.TempDir())
@@ -273,8 +274,8 @@ func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := 0
-		if err := renewer.OnRenew(func(Pair) error { told++; return nil }); err != nil {
+		notified := 0
+		if err := renewer.OnRenew(func(Pair) error { notified++; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -287,15 +288,15 @@ func TestKeeperTakesUpWhatIsWritten(t *testing.T) {
 		}
 		time.Sleep(2 * checkInterval)
 		synctest.Wait()
-		if renewer.Certificate().Equal(before) || told != 2 {
-			t.Errorf("the new certificate is not used, or nobody was told (%d)", told)
+		if renewer.Certificate().Equal(before) || notified != 2 {
+			t.Errorf("the new certificate is not used, or OnRenew was not called (%d)", notified)
 		}
 		cancel()
 		<-stopped
 	})
 }
 
-// A crash between writing key and certificate leaves a pair that does not fit; it is made anew, not used.
+// A crash between writing key and certificate leaves a mismatched pair, which is replaced.
 func TestLeafWithForeignKey(t *testing.T) {
 	dir := t.TempDir()
 	ca := testCA(t, dir)

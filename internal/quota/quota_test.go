@@ -145,7 +145,7 @@ func TestPodScopes(t *testing.T) {
 		})
 	}
 	if _, err := podInScope(scope("PriorityClass", "Near"), pod()); err == nil {
-		t.Error("an operator nobody knows selects")
+		t.Error("an unknown operator selects")
 	}
 	if _, err := podInScope(scope("PriorityClass", "Exists"), &corev1.Service{}); err == nil {
 		t.Error("a service is a pod")

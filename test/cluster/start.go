@@ -17,9 +17,9 @@ const startTimeout = 90 * time.Second
 
 // keys are the certificates of an upstream control plane.
 type keys struct {
-	dir       string
-	authority *pki.CA
-	proxy     *pki.CA
+	dir   string
+	ca    *pki.CA
+	proxy *pki.CA
 }
 
 // Skiff starts skiff's API server from bin/ with its state below dir, without controllers and scheduler unless the flags
@@ -206,7 +206,7 @@ func (c *Cluster) signingFiles() (string, error) {
 func newKeys(dir string) (*keys, error) {
 	now := time.Now()
 	directory := pki.Dir(dir)
-	authority, err := directory.CA("ca", "kubernetes", now)
+	ca, err := directory.CA("ca", "kubernetes", now)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +217,7 @@ func newKeys(dir string) (*keys, error) {
 	if _, err := directory.SigningKey("service-account"); err != nil {
 		return nil, err
 	}
-	if _, err := directory.Leaf("apiserver", authority, pki.Leaf{
+	if _, err := directory.Leaf("apiserver", ca, pki.Leaf{
 		CommonName: "kube-apiserver", DNSNames: []string{"localhost", "kubernetes", "kubernetes.default"},
 		IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)}, Server: true,
 	}, now); err != nil {
@@ -226,15 +226,15 @@ func newKeys(dir string) (*keys, error) {
 	if _, err := directory.Leaf("front-proxy-client", proxy, pki.Leaf{CommonName: "front-proxy-client", Client: true}, now); err != nil {
 		return nil, err
 	}
-	return &keys{dir: dir, authority: authority, proxy: proxy}, nil
+	return &keys{dir: dir, ca: ca, proxy: proxy}, nil
 }
 
 func (k *keys) kubeconfig(path, url, user string, groups ...string) error {
-	pair, err := k.authority.Issue(pki.Leaf{CommonName: user, Organizations: groups, Client: true}, time.Now())
+	pair, err := k.ca.Issue(pki.Leaf{CommonName: user, Organizations: groups, Client: true}, time.Now())
 	if err != nil {
 		return err
 	}
-	return writeKubeconfig(path, url, k.authority.Cert, pair.Cert, pair.Key)
+	return writeKubeconfig(path, url, k.ca.Cert, pair.Cert, pair.Key)
 }
 
 // keptPort returns the port stored in file, or stores a free one.

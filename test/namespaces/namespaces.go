@@ -100,7 +100,7 @@ func first() (int, error) {
 		name string
 		do   func() error
 	}{
-		{"enter control groups", func() error { return enterGroups(os.Getenv(groupVariable)) }},
+		{"enter cgroups", func() error { return enterGroups(os.Getenv(groupVariable)) }},
 		{"mount file systems", mountAll},
 		{"set up network", setUpNetwork},
 	} {

@@ -48,14 +48,14 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-func TestControlGroupsBelongToTheRun(t *testing.T) {
+func TestCgroupsBelongToTheRun(t *testing.T) {
 	hierarchies, err := mountedGroups()
 	if err != nil || len(hierarchies) == 0 {
-		t.Fatalf("no control groups: %v", err)
+		t.Fatalf("no cgroup hierarchies: %v", err)
 	}
 	for _, h := range hierarchies {
 		if stale, _ := os.ReadDir(h.path + "/" + groupPrefix + "1"); stale != nil {
-			t.Errorf("%s shows the machine's groups", h.path)
+			t.Errorf("%s shows the host's cgroups", h.path)
 		}
 		procs, err := os.ReadFile(h.path + "/cgroup.procs")
 		if err != nil || strings.TrimSpace(string(procs)) == "" {
@@ -106,7 +106,7 @@ func TestAnotherHost(t *testing.T) {
 	}
 	// /run is empty, and each cgroup hierarchy is mounted once, including their parent directory.
 	if want := strconv.Itoa(len(hierarchies) + 1); strings.TrimSpace(out.String()) != want {
-		t.Errorf("/run and the number of control group mounts: %q, want %s", out, want)
+		t.Errorf("/run and the number of cgroup mounts: %q, want %s", out, want)
 	}
 }
 

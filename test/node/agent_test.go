@@ -177,7 +177,7 @@ func TestAgentAfterCARotation(t *testing.T) {
 	if agent, _, err = first.StartAgent(2, ""); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the node has its certificates from the new authority", func() bool {
+	eventually(t, "the node has certificates of the new CA", func() bool {
 		after, err := os.ReadFile(file)
 		return err == nil && string(after) != string(before) &&
 			strings.Count(kubectl(t, first, "", "get", "csr", "-o", "jsonpath={.items[*].status.conditions[*].type}"), "Approved") == 4

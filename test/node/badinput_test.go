@@ -143,7 +143,7 @@ func TestBadInput(t *testing.T) {
 			files, err = filepath.Glob("/sys/fs/cgroup/kubepods/*/pod" + uid + "/pids.max")
 		}
 		if err != nil || len(files) != 1 {
-			t.Fatalf("the pod's control group is in %v, %v", files, err)
+			t.Fatalf("the pod's cgroup is in %v, %v", files, err)
 		}
 		if limit, err := os.ReadFile(files[0]); err != nil || strings.TrimSpace(string(limit)) != "40" {
 			t.Errorf("pids.max is %s, %v", limit, err)
@@ -170,10 +170,10 @@ func (bad badPod) check(t *testing.T, c *cluster.Cluster) {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		pod = podNow(t, c, bad.name)
 		missing = bad.differs(pod)
-		told := eventLines(t, c, bad.name)
+		events := eventLines(t, c, bad.name)
 		for _, want := range bad.events {
-			if missing == "" && !slices.ContainsFunc(told, func(line string) bool { return strings.HasPrefix(line, want) }) {
-				missing = fmt.Sprintf("no event %q among\n%s", want, strings.Join(told, "\n"))
+			if missing == "" && !slices.ContainsFunc(events, func(line string) bool { return strings.HasPrefix(line, want) }) {
+				missing = fmt.Sprintf("no event %q among\n%s", want, strings.Join(events, "\n"))
 			}
 		}
 		if missing == "" {

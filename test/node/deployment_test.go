@@ -361,7 +361,7 @@ func (r *deploymentTest) checkEvents(pod corev1.Pod) {
 				r.Errorf("%s: %s", pod.Name, e.Message)
 			}
 		}
-		if e.Reason != "Pulling" { // not told by those who came when the image was there
+		if e.Reason != "Pulling" { // only recorded by pods that started before the image was present
 			reasons = append(reasons, e.Reason+" "+e.InvolvedObject.FieldPath)
 		}
 	}

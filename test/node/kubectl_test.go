@@ -99,7 +99,7 @@ func TestKubectl(t *testing.T) {
 		}
 		for _, line := range eventLines(t, c, "twice") {
 			if strings.HasPrefix(line, "Warning MissingClusterDNS kubelet does not have") {
-				t.Errorf("an event of the node's is told of the pod: %s", line)
+				t.Errorf("an event of the node is listed for the pod: %s", line)
 			}
 		}
 	})
@@ -251,7 +251,7 @@ func testTerminal(t *testing.T, c *cluster.Cluster) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(&seen, outer) // ends with an error when nobody holds the other side any more
+		_, _ = io.Copy(&seen, outer) // ends with an error when the other side is closed
 	}()
 	// A line written before it is read is buffered by the terminal.
 	if _, err := outer.WriteString("hello\r"); err != nil {

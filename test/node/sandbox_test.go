@@ -51,7 +51,7 @@ func TestSandboxesAreConfined(t *testing.T) {
 				t.Fatal(err)
 			}
 			var status []byte
-			eventually(t, "the sandbox's process is pause", func() bool { // runc has told it to begin, no more
+			eventually(t, "the sandbox's process is pause", func() bool { // runc has only signalled it to start
 				status, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", info.Pid))
 				return err == nil && strings.HasPrefix(string(status), "Name:\tpause\n")
 			})

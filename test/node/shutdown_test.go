@@ -73,7 +73,7 @@ func TestGracefulShutdown(t *testing.T) {
 			pod.Status.Message == "Pod was rejected: Pod was rejected as the node is shutting down."
 	})
 	if !bus.Released(1, 40*time.Second) {
-		t.Fatal("the machine is held though all pods have had their time")
+		t.Fatal("the inhibitor lock is held though all grace periods are over")
 	}
 	var ended []time.Time
 	for _, at := range [][2]string{{"default", "ordinary"}, {"kube-system", "system"}} {

@@ -101,7 +101,7 @@ func traces(t *testing.T) (found []string) {
 	groups, err := filepath.Glob("/sys/fs/cgroup/*/kubepods")
 	check(err)
 	for _, g := range groups {
-		found = append(found, "control group "+g)
+		found = append(found, "cgroup "+g)
 	}
 	spaces, err := filepath.Glob("/run/netns/*")
 	check(err)

@@ -76,11 +76,11 @@ spec:
 // startKubelet starts `skiff kubelet` as a node of the cluster until the test ends, and returns its log.
 func startKubelet(t *testing.T, c *cluster.Cluster, name string) string {
 	t.Helper()
-	authority, err := pki.Dir(filepath.Join(c.Dir, "pki")).CA("ca", "kubernetes", time.Now())
+	ca, err := pki.Dir(filepath.Join(c.Dir, "pki")).CA("ca", "kubernetes", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := authority.Issue(pki.NodeClient(name), time.Now())
+	pair, err := ca.Issue(pki.NodeClient(name), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

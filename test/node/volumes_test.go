@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"golang.org/x/sys/unix"
 
 	"skiff/internal/client"
 	"skiff/internal/kubelet/cri"
@@ -174,11 +174,11 @@ func (n *storageNode) run(pod *corev1.Pod) (shell func(string) string, end func(
 		remove(t, n.runtime, sandbox)
 		fatal(n.volumes.Unmount(ctx, pod.UID))
 		n.objects.Unregister(pod.UID)
-		text, err := os.ReadFile("/proc/self/mountinfo")
+		mounts, err := mountinfo.GetMounts(nil)
 		fatal(err)
-		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, "/pods/"+string(pod.UID)+"/") {
-				t.Errorf("still mounted: %s", line)
+		for _, mount := range mounts {
+			if strings.Contains(mount.Mountpoint, "/pods/"+string(pod.UID)+"/") {
+				t.Errorf("still mounted: %s", mount.Mountpoint)
 			}
 		}
 	}
@@ -273,10 +273,10 @@ func TestVolumesInContainers(t *testing.T) {
 	select {
 	case uid := <-n.changed:
 		if uid != pod.UID {
-			t.Errorf("told of %s", uid)
+			t.Errorf("notified of %s", uid)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("nobody was told of the change")
+		t.Fatal("the change was not reported")
 	}
 	pod.Labels["app"] = "db"
 	if err := n.volumes.Mount(t.Context(), pod); err != nil {

@@ -37,8 +37,8 @@ func (w *World) Play(nodes int) {
 	informers := client.NewInformers(w.Client)
 	pods := client.InformerFor[*corev1.Pod](informers)
 	changed := make(chan *corev1.Pod, 10000)
-	told := func(pod *corev1.Pod) { changed <- pod }
-	if err := pods.AddEventHandler(told, func(_, pod *corev1.Pod) { told(pod) }, nil); err != nil {
+	enqueue := func(pod *corev1.Pod) { changed <- pod }
+	if err := pods.AddEventHandler(enqueue, func(_, pod *corev1.Pod) { enqueue(pod) }, nil); err != nil {
 		w.T.Fatal(err)
 	}
 	go func() { _ = informers.Run(w.Ctx) }()

@@ -26,11 +26,11 @@ import (
 
 // signer responds to every request with a certificate, or as refuse says. It stands for the controllers.
 type signer struct {
-	api       *client.Client
-	authority *pki.CA
-	life      time.Duration
-	refuse    atomic.Pointer[certificatesv1.RequestConditionType]
-	asked     atomic.Int32
+	api    *client.Client
+	ca     *pki.CA
+	life   time.Duration
+	refuse atomic.Pointer[certificatesv1.RequestConditionType]
+	asked  atomic.Int32
 }
 
 func (s *signer) run(ctx context.Context) {
@@ -64,7 +64,7 @@ func (s *signer) answer(ctx context.Context, requests client.Resource[*certifica
 	}
 	now := time.Now()
 	r = r.DeepCopy()
-	r.Status.Certificate, err = s.authority.Sign(x509.Certificate{
+	r.Status.Certificate, err = s.ca.Sign(x509.Certificate{
 		Subject: parsed.Subject, DNSNames: parsed.DNSNames, IPAddresses: parsed.IPAddresses, KeyUsage: x509.KeyUsageDigitalSignature,
 		NotBefore: now, NotAfter: now.Add(s.life), BasicConstraintsValid: true,
 	}, parsed.PublicKey, now)
@@ -79,11 +79,11 @@ func (s *signer) answer(ctx context.Context, requests client.Resource[*certifica
 func withSigner(t *testing.T, life time.Duration, test func(t *testing.T, ctx context.Context, s *signer)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		authority, err := pki.NewCA("test", time.Now())
+		ca, err := pki.NewCA("test", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &signer{api: inprocess.Start(t, ctx), authority: authority, life: life}
+		s := &signer{api: inprocess.Start(t, ctx), ca: ca, life: life}
 		var running sync.WaitGroup
 		running.Go(func() { s.run(ctx) })
 		defer running.Wait()
@@ -130,13 +130,13 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		for _, test := range []struct {
 			signer  *pki.CA
 			renewed bool
-		}{{s.authority, false}, {newCA(t, "next"), true}} {
+		}{{s.ca, false}, {newCA(t, "next"), true}} {
 			c.RenewUnlessSignedBy(test.signer.Certificate())
 			if due := !time.Now().Before(c.renewAt); due != test.renewed || !c.Usable(time.Now()) {
 				t.Errorf("due for renewal: %v, want %v", due, test.renewed)
 			}
 		}
-		// Whoever starts again goes on with what is kept.
+		// After a restart the stored certificate is used.
 		again := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
 		if err := again.Load(); err != nil || !again.current.Load().Leaf.Equal(kept) {
 			t.Errorf("what was kept is not found again: %v", err)

@@ -28,9 +28,9 @@ func serve(t *testing.T, config *tls.Config) string {
 			}
 			go func() {
 				defer conn.Close()
-				// A machine that does not know the server yet must not tell it anything.
+				// A host that has not verified the server yet must not send anything.
 				if n, _ := conn.Read(make([]byte, 1)); n > 0 {
-					t.Error("the server was logged something")
+					t.Error("the server received data")
 				}
 			}()
 		}
@@ -82,8 +82,8 @@ func TestDiscoverCA(t *testing.T) {
 		{"the API server's own configuration", pki.ServerTLS(keeper, ours), HashOf(ours.Certificate()), true},
 		{"the right server", pair(t, ours, here, ours), HashOf(ours.Certificate()), true},
 		{"another server", pair(t, theirs, here, theirs), HashOf(ours.Certificate()), false},
-		{"another server that shows our authority", pair(t, theirs, here, theirs, ours), HashOf(ours.Certificate()), false},
-		{"a server that does not show its authority", pair(t, ours, here), HashOf(ours.Certificate()), false},
+		{"another server that presents our CA", pair(t, theirs, here, theirs, ours), HashOf(ours.Certificate()), false},
+		{"a server that does not present its CA", pair(t, ours, here), HashOf(ours.Certificate()), false},
 		{"a server of ours with another address", pair(t, ours, pki.Leaf{IPs: []net.IP{net.IPv4(127, 0, 0, 2)}}, ours), HashOf(ours.Certificate()), false},
 		{"the key of the server itself", pair(t, ours, here, ours), leafHash(t, pair(t, ours, here, ours)), false},
 	} {
@@ -139,7 +139,7 @@ func TestRefreshCAs(t *testing.T) {
 	}
 	known, err := RefreshCAs(t.Context(), server(second), first.Cert)
 	if certs, parseErr := pki.ParseCertificates(known); err != nil || parseErr != nil || len(certs) != 2 || !certs[1].Equal(second.Certificate()) {
-		t.Fatalf("the new authority is not learned: %q, %v", known, err)
+		t.Fatalf("the new CA is missing: %q, %v", known, err)
 	}
 	second, err = dir.DropOldCAs("ca")
 	if err != nil {
@@ -150,7 +150,7 @@ func TestRefreshCAs(t *testing.T) {
 	}
 	otherCA := newCA(t, "skiff-ca")
 	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, otherCA)), first.Cert); err != nil || string(known) != string(first.Cert) {
-		t.Errorf("somebody else's authority is believed: %q, %v", known, err)
+		t.Errorf("another cluster's CA is trusted: %q, %v", known, err)
 	}
 	if _, err := RefreshCAs(t.Context(), serve(t, pair(t, otherCA, leaf, otherCA)), first.Cert); err == nil {
 		t.Error("another server is followed")

@@ -21,7 +21,7 @@ func TestToken(t *testing.T) {
 		good bool
 	}{
 		{"abcdef.0123456789abcdef." + hash, true},
-		{"abcdef.0123456789abcdef", false}, // by it alone nobody knows the server
+		{"abcdef.0123456789abcdef", false}, // it does not identify the server
 		{"abcdef.0123456789abcdef.", false},
 		{"abcdef.0123456789abcdef." + hash[2:], false},
 		{"abcdef.0123456789abcdef." + hash + "00", false},
@@ -55,7 +55,7 @@ func TestTokenSecret(t *testing.T) {
 		}
 	}
 	if _, ok := token.ToSecret("", nil, time.Time{}).Data["expiration"]; ok {
-		t.Error("a token for ever ends")
+		t.Error("a token without expiration expires")
 	}
 }
 

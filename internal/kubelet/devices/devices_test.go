@@ -242,7 +242,7 @@ func TestRunContainerOptions(t *testing.T) {
 func TestRegistration(t *testing.T) {
 	n := start(t, t.TempDir())
 	for _, row := range []struct{ name, version, resource, wrong string }{
-		{"a version nobody knows", "v1alpha", gpu, `requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]`},
+		{"an unknown version", "v1alpha", gpu, `requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]`},
 		{"no version", "", gpu, "is not supported by kubelet"},
 		{"a resource that is not the plugin's to bring", api.Version, "cpu", `the ResourceName "cpu" is invalid`},
 	} {

@@ -108,7 +108,7 @@ func runEvictor(t *testing.T, p *fakeNode, c Config, passes time.Duration) (acti
 		synctest.Wait()
 		conditions = e.Conditions()
 		if changed == 0 && len(conditions) > 0 {
-			t.Error("nobody was told of the pressure")
+			t.Error("Changed was not called")
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -214,7 +214,7 @@ func TestEvictor(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", got, test.want)
 			}
 			if slices.Contains(test.node.why, "") {
-				t.Error("a pod is not told why it has to go")
+				t.Error("an evicted pod has no message")
 			}
 		})
 	}

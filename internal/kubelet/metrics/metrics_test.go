@@ -118,8 +118,8 @@ func TestRelists(t *testing.T) {
 	m := New("n")
 	m.Relisted(time.Second)
 	m.Relisted(time.Second)
-	var nobody *Metrics
-	nobody.Relisted(time.Second)
+	var none *Metrics
+	none.Relisted(time.Second)
 	got := lines(t, m.All)
 	if !slices.Contains(got, "kubelet_pleg_relist_duration_seconds{} 2 in 2") {
 		t.Errorf("shows %q", got)

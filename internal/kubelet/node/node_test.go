@@ -139,7 +139,7 @@ func TestNodeLifecycle(t *testing.T) {
 	if node.Status.NodeInfo.ContainerRuntimeVersion != "played://1.0.0" || len(node.Status.Images) != 1 || len(node.Status.Addresses) < 2 {
 		t.Errorf("%+v", node.Status)
 	}
-	s.until("its podCIDRs are told", func(*corev1.Node) bool {
+	s.until("its pod CIDRs are reported", func(*corev1.Node) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.podCIDRs) == 1 && slices.Equal(s.podCIDRs[0], []string{"10.42.0.0/24"})
@@ -202,7 +202,7 @@ func (s *testNode) wantEvents(desired ...string) {
 			return
 		}
 	}
-	s.t.Errorf("never told: %v", missing)
+	s.t.Errorf("missing events: %v", missing)
 }
 
 func (s *testNode) checkLease(node *corev1.Node) {

@@ -149,7 +149,7 @@ func TestConditionsAndEvents(t *testing.T) {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 			if got := fmt.Sprint(reasons(events)); got != test.events {
-				t.Errorf("told %s, want %s", got, test.events)
+				t.Errorf("events %s, want %s", got, test.events)
 			}
 			if !c.LastHeartbeatTime.Time.Equal(in.Now) {
 				t.Error("the heartbeat is old")
@@ -203,12 +203,12 @@ func TestResources(t *testing.T) {
 			},
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},
-		"an extended resource somebody has put there": {
+		"an extended resource that an administrator added": {
 			func(in *StatusInput) { in.Reported.Capacity = list("example.com/dongle=4") },
 			"cpu=4 ephemeral-storage=100Gi example.com/dongle=4 memory=8Gi pods=110",
 			"cpu=4 ephemeral-storage=100Gi example.com/dongle=4 memory=8092Mi pods=110",
 		},
-		"an extended resource somebody has taken away": {
+		"an extended resource that an administrator removed": {
 			func(in *StatusInput) { in.Reported.Allocatable = list("example.com/dongle=4") },
 			"cpu=4 ephemeral-storage=100Gi memory=8Gi pods=110", "cpu=4 ephemeral-storage=100Gi memory=8092Mi pods=110",
 		},

@@ -138,6 +138,6 @@ func TestResponses(t *testing.T) {
 		}
 	}
 	if !refused {
-		t.Error("somebody who asks without end is not slowed down")
+		t.Error("requests are not rate limited")
 	}
 }

@@ -273,7 +273,7 @@ func TestShutdownCancelled(t *testing.T) {
 		t.Fatal("the lock was not taken again after the shutdown was cancelled")
 	}
 	if m.bus.Released(2, 50*time.Millisecond) || m.ShuttingDown() {
-		t.Error("the node believes that the machine goes down")
+		t.Error("the node is still shutting down")
 	}
 }
 

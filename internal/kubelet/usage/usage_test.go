@@ -140,7 +140,7 @@ func TestSamplingOnlyOnRequest(t *testing.T) {
 		go func() { done <- u.Run(ctx) }()
 		time.Sleep(time.Hour)
 		if read != 0 {
-			t.Errorf("%d readings that nobody lastQuery for", read)
+			t.Errorf("%d samples without a request", read)
 		}
 		for _, want := range []time.Duration{minRatePeriod, 0, 0} {
 			began := time.Now()

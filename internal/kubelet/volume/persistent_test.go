@@ -320,7 +320,7 @@ func TestCSI(t *testing.T) {
 		t.Errorf("the driver was asked to %q", driver.calls)
 	}
 	if driver.registered == nil || !driver.registered.PluginRegistered {
-		t.Errorf("the driver was told %v", driver.registered)
+		t.Errorf("registration status %v", driver.registered)
 	}
 	if entries, _ := os.ReadDir(filepath.Join(root, "plugins/kubernetes.io/csi/disk.example.com")); len(entries) != 0 {
 		t.Errorf("left %v", entries)
