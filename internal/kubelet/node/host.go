@@ -29,13 +29,13 @@ type Host struct {
 // storage.
 func ReadHost(root string) (Host, error) {
 	h := Host{CPUs: processors(), HugePages: hugePages(), OSImage: osImage()}
-	for _, path := range []string{"/etc/host-id", "/var/lib/dbus/host-id"} {
+	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
 		if h.MachineID = firstLine(path); h.MachineID != "" {
 			break
 		}
 	}
 	h.BootID = firstLine("/proc/sys/kernel/random/boot_id")
-	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/proc/device-tree/system-id", "/proc/device-tree/vm,uuid", "/etc/host-id"} {
+	for _, path := range []string{"/sys/class/dmi/id/product_uuid", "/proc/device-tree/system-id", "/proc/device-tree/vm,uuid", "/etc/machine-id"} {
 		if h.SystemUUID = strings.TrimRight(firstLine(path), "\x00"); h.SystemUUID != "" {
 			break
 		}

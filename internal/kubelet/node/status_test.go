@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -328,6 +329,9 @@ func TestReadHost(t *testing.T) {
 	}
 	if h.CPUs < 1 || h.Memory < 1<<20 || h.Storage < 1<<20 || h.BootID == "" || h.KernelVersion == "" || h.OSImage == "" {
 		t.Errorf("%+v", h)
+	}
+	if id, err := os.ReadFile("/etc/machine-id"); err == nil && h.MachineID != strings.TrimSpace(string(id)) {
+		t.Errorf("machine ID %q, want %q", h.MachineID, id)
 	}
 	for given, want := range map[string]string{
 		"127.0.0.1": "can't be loopback", "224.0.0.1": "can't be a multicast", "fe80::1": "can't be a link-local", "0.0.0.0": "all zeros",
