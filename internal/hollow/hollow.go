@@ -1,9 +1,8 @@
-// Package hollow plays nodes that do not exist: thousands of them in one small process.
+// Package hollow simulates nodes: thousands of them in one small process.
 //
-// To the API server they look like nodes with a kubelet. They register, renew their leases, and lead the pods that the scheduler
-// gives them from Pending over Running to their end, without ever running a container. That is enough to test and measure a
-// control plane: controllers, scheduler, API server and store cannot tell the difference. There is one watch for all nodes, and
-// what is written about a pod is decided by a pure function, plan.
+// To the API server they are nodes with a kubelet. They register, renew their leases, and move the pods that are bound to them from Pending
+// to Running to their termination, without running containers. That is enough to test and measure a control plane. All nodes share one
+// watch, and a pure function, plan, decides what is written about a pod.
 package hollow
 
 import (
@@ -30,31 +29,31 @@ import (
 const (
 	leaseNamespace = "kube-node-lease"
 	leaseSeconds   = 40
-	// writers bounds the writes on their way to the API server.
+	// writers is the number of concurrent writes to the API server.
 	writers = 32
 )
 
 // Config describes the nodes.
 type Config struct {
 	Client *client.Client
-	// Nodes is how many there are, named NamePrefix and a number from First on.
+	// Nodes is the number of nodes. Their names are NamePrefix and a number, starting with First.
 	Nodes      int
 	First      int
 	NamePrefix string
-	// CPU, Memory, Storage and Pods are what each node has.
+	// CPU, Memory, Storage and Pods are the allocatable resources of each node.
 	CPU, Memory, Storage, Pods string
 	Labels                     map[string]string
-	// Zones spreads the nodes over so many zones by label. 0 leaves the label out.
+	// Zones is the number of topology zones of the nodes; 0 sets no zone label.
 	Zones  int
 	Taints []corev1.Taint
-	// LeasePeriod and StatusPeriod are how often a node says that it is alive.
+	// LeasePeriod and StatusPeriod are the periods of renewing a node's lease and status.
 	LeasePeriod, StatusPeriod time.Duration
-	// StartDelay is how long a pod takes to run, FinishDelay how long the pods of jobs run, StopDelay how long pods take to go.
+	// StartDelay is how long a pod takes to start, FinishDelay how long the pods of Jobs run, StopDelay how long pods take to terminate.
 	StartDelay, FinishDelay, StopDelay time.Duration
 	Log                                *slog.Logger
 }
 
-// Defaults fills in what a Config leaves out.
+// withDefaults sets defaults.
 func (c Config) withDefaults() Config {
 	text := func(s *string, value string) {
 		if *s == "" {
@@ -86,23 +85,23 @@ type fleet struct {
 	nodes  client.Resource[*corev1.Node]
 	leases client.Resource[*coordinationv1.Lease]
 	pods   client.Resource[*corev1.Pod]
-	// number is a node's place among the nodes, by name.
-	number map[string]int
-	seen   client.Informer[*corev1.Pod]
-	queue  workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	// number is the index of a node by name.
+	number   map[string]int
+	informer client.Informer[*corev1.Pod]
+	queue    workqueue.TypedRateLimitingInterface[types.NamespacedName]
 
 	mu   sync.Mutex
-	next uint32 // addresses given out
+	next uint32 // the number of allocated addresses
 }
 
-// Run plays the nodes until ctx ends.
+// Run simulates the nodes until ctx ends.
 func Run(ctx context.Context, config Config) error {
 	config = config.withDefaults()
 	informers := client.NewInformers(config.Client)
 	f := &fleet{
 		Config: config, number: map[string]int{},
 		nodes: client.For[*corev1.Node](config.Client), leases: client.For[*coordinationv1.Lease](config.Client), pods: client.For[*corev1.Pod](config.Client),
-		seen: client.InformerFor[*corev1.Pod](informers),
+		informer: client.InformerFor[*corev1.Pod](informers),
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](20*time.Millisecond, 10*time.Second)),
 	}
@@ -135,10 +134,10 @@ func Run(ctx context.Context, config Config) error {
 
 func (f *fleet) name(i int) string { return fmt.Sprintf("%s%d", f.NamePrefix, f.First+i) }
 
-// nodeAddress is a node's address; it is never reached.
+// nodeAddress is a node's address. Nothing listens there.
 func nodeAddress(i int) string { return fmt.Sprintf("10.%d.%d.%d", 128+i>>16&31, i>>8&255, i&255) }
 
-// podAddress gives out an address for a pod; it is never reached.
+// podAddress allocates an address for a pod. Nothing listens there.
 func (f *fleet) podAddress() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +145,7 @@ func (f *fleet) podAddress() string {
 	return fmt.Sprintf("10.%d.%d.%d", f.next>>16&127, f.next>>8&255, f.next&255)
 }
 
-// inParallel calls do for the numbers 0 to n-1, some at a time, and returns the first error.
+// inParallel calls do for 0 to n-1 with bounded concurrency and returns the first error.
 func inParallel(ctx context.Context, n int, do func(i int) error) error {
 	var group sync.WaitGroup
 	numbers := make(chan int)
@@ -181,7 +180,7 @@ func inParallel(ctx context.Context, n int, do func(i int) error) error {
 	}
 }
 
-// register creates the nodes and their leases. Nodes that exist already, from an earlier run, are taken over.
+// register creates the nodes and their leases. Nodes that exist already, from an earlier run, are reused.
 func (f *fleet) register(ctx context.Context) error {
 	return inParallel(ctx, f.Nodes, func(i int) error {
 		node := f.node(i)
@@ -193,24 +192,25 @@ func (f *fleet) register(ctx context.Context) error {
 			return fmt.Errorf("register node %s: %w", node.Name, err)
 		}
 		if made.Status.Allocatable.Cpu().IsZero() || !ready(made) {
-			// A patch: controllers write the node too, as soon as they see it.
+			// A patch, because controllers write the node too.
 			patch, err := json.Marshal(map[string]any{"status": node.Status})
 			if err != nil {
 				return err
 			}
 			if made, err = f.nodes.Patch(ctx, "", node.Name, client.RawPatch(client.MergePatch, patch), client.WriteOptions{Subresource: "status"}); err != nil {
-				return fmt.Errorf("report status of node %s: %w", node.Name, err)
+				return fmt.Errorf("patch status of node %s: %w", node.Name, err)
 			}
 		}
-		if err := f.open(ctx, made); err != nil {
-			return fmt.Errorf("open node %s: %w", node.Name, err)
+		if err := f.removeNotReadyTaint(ctx, made); err != nil {
+			return fmt.Errorf("remove not-ready taint of node %s: %w", node.Name, err)
 		}
 		return f.renewLease(ctx, i)
 	})
 }
 
-// open takes off the taint every new node has until the node controller has seen it ready: these are, and there may be no controller.
-func (f *fleet) open(ctx context.Context, node *corev1.Node) error {
+// removeNotReadyTaint removes the taint that every new node has until the node lifecycle controller removes it: there may be no such
+// controller.
+func (f *fleet) removeNotReadyTaint(ctx context.Context, node *corev1.Node) error {
 	left := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady })
 	if len(left) == len(node.Spec.Taints) {
 		return nil
@@ -270,7 +270,7 @@ func (f *fleet) node(i int) *corev1.Node {
 	}
 }
 
-// each calls do for every node once a period, evenly over time.
+// each calls do for every node once per period, spread evenly.
 func (f *fleet) each(ctx context.Context, period time.Duration, do func(context.Context, int) error) {
 	const steps = 50
 	ticker := time.NewTicker(max(period/steps, time.Millisecond))
@@ -283,12 +283,12 @@ func (f *fleet) each(ctx context.Context, period time.Duration, do func(context.
 		}
 		from, to := f.Nodes*step/steps, f.Nodes*(step+1)/steps
 		if err := inParallel(ctx, to-from, func(i int) error { return do(ctx, from+i) }); err != nil && ctx.Err() == nil {
-			f.Log.Warn("hollow node does not report", "error", err)
+			f.Log.Warn("failed to renew hollow node", "error", err)
 		}
 	}
 }
 
-// renewLease says that a node is alive.
+// renewLease renews the lease of a node, and creates it if needed.
 func (f *fleet) renewLease(ctx context.Context, i int) error {
 	name, now := f.name(i), metav1.NowMicro()
 	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, now.UTC().Format(metav1.RFC3339Micro))
@@ -313,7 +313,7 @@ func (f *fleet) renewStatus(ctx context.Context, i int) error {
 		time.Now().UTC().Format(time.RFC3339))
 	_, err := f.nodes.Patch(ctx, "", f.name(i), client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 	if apierrors.IsNotFound(err) {
-		return nil // somebody has removed the node
+		return nil // the node was deleted
 	}
 	return err
 }

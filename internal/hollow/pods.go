@@ -18,24 +18,24 @@ import (
 	"skiff/internal/podstate"
 )
 
-// watchPods queues the pods of our nodes whenever they change.
+// watchPods enqueues the pods of hollow nodes when they change.
 func (f *fleet) watchPods() error {
-	look := func(pod *corev1.Pod) {
-		if _, ours := f.number[pod.Spec.NodeName]; ours {
+	enqueue := func(pod *corev1.Pod) {
+		if _, hollow := f.number[pod.Spec.NodeName]; hollow {
 			f.queue.Add(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
 		}
 	}
-	return f.seen.AddEventHandler(look, func(_, pod *corev1.Pod) { look(pod) }, nil)
+	return f.informer.AddEventHandler(enqueue, func(_, pod *corev1.Pod) { enqueue(pod) }, nil)
 }
 
-// work carries out the plan of one pod. It reports false when the queue has ended.
+// work syncs one pod. It returns false when the queue is shut down.
 func (f *fleet) work(ctx context.Context) bool {
 	key, ended := f.queue.Get()
 	if ended {
 		return false
 	}
 	defer f.queue.Done(key)
-	pod, ok := f.seen.Get(key.Namespace, key.Name)
+	pod, ok := f.informer.Get(key.Namespace, key.Name)
 	if !ok {
 		f.queue.Forget(key)
 		return true
@@ -46,8 +46,8 @@ func (f *fleet) work(ctx context.Context) bool {
 		return true
 	}
 	f.queue.Forget(key)
-	if p.again > 0 {
-		f.queue.AddAfter(key, p.again)
+	if p.requeueAfter > 0 {
+		f.queue.AddAfter(key, p.requeueAfter)
 	}
 	return true
 }
@@ -65,47 +65,47 @@ func (f *fleet) carryOut(ctx context.Context, pod *corev1.Pod, p *podPlan) error
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": p.status})
 		_, err := f.pods.Patch(ctx, pod.Namespace, pod.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 		if err != nil {
-			return fmt.Errorf("report pod: %w", err)
+			return fmt.Errorf("patch pod status: %w", err)
 		}
 	}
 	if p.remove {
 		zero := int64(0)
 		err := f.pods.Delete(ctx, pod.Namespace, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 		if err != nil {
-			return fmt.Errorf("remove pod: %w", err)
+			return fmt.Errorf("delete pod: %w", err)
 		}
 	}
 	return nil
 }
 
-// podPlan is what to do about a pod now.
+// podPlan is the actions for a pod.
 type podPlan struct {
 	// status is a patch of the pod's status.
 	status *corev1.PodStatus
 	remove bool
-	// again is when to look at the pod next, if nothing changes.
-	again time.Duration
+	// requeueAfter is when to sync the pod again if nothing changes; 0 for never.
+	requeueAfter time.Duration
 }
 
-// plan decides what to do about a pod: the whole life of a pod on a node that has no containers.
+// plan computes the actions for a pod.
 func (f *fleet) plan(pod *corev1.Pod, now time.Time) podPlan {
 	status := &pod.Status
 	terminal := podstate.IsTerminal(pod)
 	switch {
 	case pod.DeletionTimestamp != nil:
-		return f.planEnd(pod, now, terminal)
+		return f.planTermination(pod, now, terminal)
 	case terminal:
 		return podPlan{}
 	case status.Phase != corev1.PodRunning:
 		if wait := f.StartDelay - now.Sub(scheduledAt(pod)); wait > 0 {
-			return podPlan{again: wait}
+			return podPlan{requeueAfter: wait}
 		}
-		return podPlan{status: f.running(pod, now), again: f.untilFinished(pod, now)}
+		return podPlan{status: f.running(pod, now), requeueAfter: f.untilFinished(pod, now)}
 	case status.ObservedGeneration != pod.Generation && pod.Generation > 0 || !conditionsCurrent(pod):
 		return podPlan{status: f.running(pod, now)}
 	}
 	if wait := f.untilFinished(pod, now); wait > 0 {
-		return podPlan{again: wait}
+		return podPlan{requeueAfter: wait}
 	} else if wait < 0 {
 		return podPlan{}
 	}
@@ -116,23 +116,23 @@ func (f *fleet) plan(pod *corev1.Pod, now time.Time) podPlan {
 	return podPlan{} // it would be restarted and fail again
 }
 
-// planEnd lets a pod that is being deleted go.
-func (f *fleet) planEnd(pod *corev1.Pod, now time.Time, over bool) podPlan {
+// planTermination computes the actions for a pod that is being deleted.
+func (f *fleet) planTermination(pod *corev1.Pod, now time.Time, over bool) podPlan {
 	stop := f.StopDelay
 	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
 		stop = min(stop, time.Duration(*grace)*time.Second)
-		// The deletion's time is when the grace ends.
+		// The deletion timestamp is when the grace period ends.
 		began := pod.DeletionTimestamp.Add(-time.Duration(*grace) * time.Second)
 		if wait := stop - now.Sub(began); wait > 0 && !over {
-			return podPlan{again: wait}
+			return podPlan{requeueAfter: wait}
 		}
 	}
-	// Whoever holds the pod back by a finalizer wants to know how it ended.
+	// The owner of a finalizer expects a terminal phase.
 	if len(pod.Finalizers) > 0 && !over {
 		return podPlan{status: finished(pod, now, 137)}
 	}
 	if pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0 {
-		return podPlan{} // only finalizers keep it
+		return podPlan{} // only finalizers are left
 	}
 	return podPlan{remove: true}
 }
@@ -146,7 +146,7 @@ func scheduledAt(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// untilFinished is how long a pod still runs; negative for one that runs on and on.
+// untilFinished is how long a pod still runs; negative for one that does not terminate.
 func (f *fleet) untilFinished(pod *corev1.Pod, now time.Time) time.Duration {
 	runs, _, ends := behaviour(pod)
 	if !ends {
@@ -159,8 +159,8 @@ func (f *fleet) untilFinished(pod *corev1.Pod, now time.Time) time.Duration {
 	return max(0, max(runs, f.FinishDelay)-now.Sub(started))
 }
 
-// behaviour is what the pod's containers would do: how long they run, and with which code they end. Only pods of jobs end: others are
-// servers, as far as a hollow node can know. Sleeps and exits are understood, because tests are written with them.
+// behaviour returns how long the pod's containers would run, and their exit code. Only pods of Jobs terminate. The commands sleep and exit
+// are simulated, because tests use them.
 func behaviour(pod *corev1.Pod) (runs time.Duration, code int32, ends bool) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil || owner.Kind != "Job" || pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
@@ -261,8 +261,8 @@ func containerStatus(pod *corev1.Pod, c *corev1.Container, state corev1.Containe
 	}
 }
 
-// gatesOpen reports whether all conditions the pod's readiness depends on are true.
-func gatesOpen(pod *corev1.Pod) bool {
+// readinessGatesTrue reports whether all conditions the pod's readiness depends on are true.
+func readinessGatesTrue(pod *corev1.Pod) bool {
 	return !slices.ContainsFunc(pod.Spec.ReadinessGates, func(g corev1.PodReadinessGate) bool {
 		return !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == g.ConditionType && c.Status == corev1.ConditionTrue
@@ -276,7 +276,7 @@ func conditionsCurrent(pod *corev1.Pod) bool {
 		return true
 	}
 	want := corev1.ConditionFalse
-	if gatesOpen(pod) {
+	if readinessGatesTrue(pod) {
 		want = corev1.ConditionTrue
 	}
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == want })
@@ -299,7 +299,7 @@ func conditions(pod *corev1.Pod, now time.Time, running bool, reason string) []c
 	}
 	add(corev1.PodReadyToStartContainers, running, "")
 	add(corev1.PodInitialized, true, "")
-	gates := gatesOpen(pod)
+	gates := readinessGatesTrue(pod)
 	if running && !gates {
 		reason = "ReadinessGatesNotReady"
 	}

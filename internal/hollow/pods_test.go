@@ -46,7 +46,7 @@ func TestPlan(t *testing.T) {
 	ended := func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }
 	tests := map[string]struct {
 		pod  *corev1.Pod
-		want string // phase written, whether removed, when to look again
+		want string // phase written, whether removed, when to requeue
 	}{
 		"a new pod runs":                        {pod(), "Running false -1ns"},
 		"a running pod is left alone":           {pod(running), " false 0s"},
@@ -73,7 +73,7 @@ func TestPlan(t *testing.T) {
 			if p.status != nil {
 				phase = p.status.Phase
 			}
-			if got := fmt.Sprint(phase, " ", p.remove, " ", p.again); got != test.want {
+			if got := fmt.Sprint(phase, " ", p.remove, " ", p.requeueAfter); got != test.want {
 				t.Errorf("plan %q, want %q", got, test.want)
 			}
 		})

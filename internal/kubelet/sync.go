@@ -96,7 +96,7 @@ func (w *worker) syncOnce(ctx context.Context, runtime *cri.Pod) (next time.Time
 	if plan.Nothing() {
 		w.k.writer.Set(w.uid, podStatus, true)
 	} else {
-		w.k.writer.SetSoon(w.uid, podStatus, true)
+		w.k.writer.SetDeferred(w.uid, podStatus, true)
 	}
 	if err := w.prepare(ctx, pod, &plan); err != nil {
 		return time.Time{}, false, false, err

@@ -33,10 +33,10 @@ func (k Kind) of(c *corev1.Container) *corev1.Probe {
 	return [...]*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe}[k]
 }
 
-// retries is how often a container that could not be asked is asked again at once.
+// retries is how often a probe that could not be run is retried at once.
 const retries = 3
 
-// Result is what counts of a probe: after enough equal answers.
+// Result is the result of a probe after its thresholds.
 type Result int
 
 // The results.
@@ -46,31 +46,31 @@ const (
 	Failed
 )
 
-// Options are what probes need.
+// Options configure Probes.
 type Options struct {
 	Exec Exec
-	// Event tells of an answer that matters.
+	// Event records an event about a failed probe.
 	Event func(pod *corev1.Pod, c *corev1.Container, reason, message string)
 	// Changed is called when a result has changed. It must not block.
 	Changed func(uid types.UID)
-	// Answered, if set, is told of every answer and how long it took, Forgotten of every pod that is asked no more.
+	// Answered, if set, is called after every probe with its duration, Forgotten when a pod is no longer probed.
 	Answered  func(pod *corev1.Pod, c *corev1.Container, kind string, success bool, took time.Duration)
 	Forgotten func(uid types.UID)
 	Log       *slog.Logger
 }
 
-// Probes asks the containers of a node's pods. There is one goroutine for each probe of a container that runs, and none otherwise.
+// Probes runs the probes of a node's pods. There is one goroutine for each probe of a running container.
 type Probes struct {
 	Options
 	start time.Time
 
 	mu   sync.Mutex
-	pods map[types.UID]map[string]*watch // by id of the container
+	pods map[types.UID]map[string]*probedContainer // by container ID
 	wait sync.WaitGroup
 }
 
-// watch is one running container that is being asked.
-type watch struct {
+// probedContainer is a running container with probes.
+type probedContainer struct {
 	cancel [kinds]context.CancelFunc
 	// results are guarded by Probes.mu.
 	results [kinds]Result
@@ -79,23 +79,23 @@ type watch struct {
 
 // New makes the probes of a node.
 func New(o Options) *Probes {
-	return &Probes{Options: o, start: time.Now(), pods: map[types.UID]map[string]*watch{}}
+	return &Probes{Options: o, start: time.Now(), pods: map[types.UID]map[string]*probedContainer{}}
 }
 
 // Wait returns when all probes have ended, which they do with the contexts they were started with.
 func (p *Probes) Wait() { p.wait.Wait() }
 
-// Running is a container that runs now.
+// Running is a running container.
 type Running struct {
 	Container *corev1.Container
 	ID        string
 	StartedAt time.Time
-	// WasStarted and WasReady are what the pod's status said of this container before this kubelet began to ask.
+	// WasStarted and WasReady are the container's state in the pod's status before this kubelet started.
 	WasStarted, WasReady bool
 }
 
-// Follow asks exactly these containers of a pod from now on: new ones are asked, those that are gone no longer. It is cheap to
-// call again with the same ones. The probes end with ctx.
+// Follow starts the probes of new containers of a pod and stops those of containers that are not in the list. It is cheap to call with the
+// same containers again. The probes end with ctx.
 func (p *Probes) Follow(ctx context.Context, pod *corev1.Pod, podIP string, running []Running) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *Probes) Follow(ctx context.Context, pod *corev1.Pod, podIP string, runn
 		now[r.ID] = true
 		if watches[r.ID] == nil {
 			if watches == nil {
-				watches = map[string]*watch{}
+				watches = map[string]*probedContainer{}
 				p.pods[pod.UID] = watches
 			}
 			watches[r.ID] = p.begin(ctx, pod, podIP, r)
@@ -125,7 +125,7 @@ func (p *Probes) Follow(ctx context.Context, pod *corev1.Pod, podIP string, runn
 	}
 }
 
-// StopLivenessAndStartup is called when a pod is to end: only its readiness still matters.
+// StopLivenessAndStartup stops the liveness and startup probes of a terminating pod.
 func (p *Probes) StopLivenessAndStartup(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +134,7 @@ func (p *Probes) StopLivenessAndStartup(uid types.UID) {
 	}
 }
 
-// Forget asks no container of a pod any more.
+// Forget stops all probes of a pod.
 func (p *Probes) Forget(uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +147,7 @@ func (p *Probes) Forget(uid types.UID) {
 	}
 }
 
-// Result is what counts now for a container. found is false when the container has no such probe, or is not asked.
+// Result returns the current result for a container. found is false if the container has no such probe, or is not probed.
 func (p *Probes) Result(uid types.UID, id string, k Kind) (result Result, found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +158,7 @@ func (p *Probes) Result(uid types.UID, id string, k Kind) (result Result, found 
 	return w.results[k], true
 }
 
-func (w *watch) stop(which ...Kind) {
+func (w *probedContainer) stop(which ...Kind) {
 	for _, k := range which {
 		if w.cancel[k] != nil {
 			w.cancel[k]()
@@ -166,10 +166,9 @@ func (w *watch) stop(which ...Kind) {
 	}
 }
 
-// begin starts to ask a container. Containers that were running before the kubelet started keep what was said of them until they
-// have been asked.
-func (p *Probes) begin(ctx context.Context, pod *corev1.Pod, podIP string, r Running) *watch {
-	w := &watch{}
+// begin starts the probes of a container. Containers that were running before the kubelet started keep their state until the first result.
+func (p *Probes) begin(ctx context.Context, pod *corev1.Pod, podIP string, r Running) *probedContainer {
+	w := &probedContainer{}
 	found := r.StartedAt.Before(p.start)
 	w.results[Liveness] = Passed
 	started := make(chan struct{})
@@ -192,7 +191,7 @@ func (p *Probes) begin(ctx context.Context, pod *corev1.Pod, podIP string, r Run
 		}
 		var asking context.Context
 		asking, w.cancel[k] = context.WithCancel(ctx)
-		a := &asker{p: p, w: w, kind: k, spec: spec, pod: pod, target: Target{Container: r.Container, ID: r.ID, PodIP: podIP}, running: r, found: found}
+		a := &worker{p: p, w: w, kind: k, spec: spec, pod: pod, target: Target{Container: r.Container, ID: r.ID, PodIP: podIP}, running: r, found: found}
 		p.wait.Go(func() {
 			if k == Startup {
 				if a.run(asking) == Passed {
@@ -210,10 +209,10 @@ func (p *Probes) begin(ctx context.Context, pod *corev1.Pod, podIP string, r Run
 	return w
 }
 
-// asker asks one container by one probe.
-type asker struct {
+// worker runs one probe of one container.
+type worker struct {
 	p       *Probes
-	w       *watch
+	w       *probedContainer
 	kind    Kind
 	spec    *corev1.Probe
 	pod     *corev1.Pod
@@ -222,13 +221,13 @@ type asker struct {
 	found   bool
 }
 
-// run asks until ctx ends, or until the answer is final: a startup probe is over with its first result, a liveness probe
-// when it has failed, because the container will be replaced. It returns the last result.
-func (a *asker) run(ctx context.Context) Result {
+// run probes until ctx ends or the result is final: a startup probe ends with its first result, a liveness probe when it has failed, because
+// the container will be restarted. It returns the last result.
+func (a *worker) run(ctx context.Context) Result {
 	period := time.Duration(max(a.spec.PeriodSeconds, 1)) * time.Second
 	delay := time.Until(a.running.StartedAt.Add(time.Duration(a.spec.InitialDelaySeconds) * time.Second))
 	if a.found {
-		// After a restart of the kubelet not all containers are to be asked in the same moment.
+		// After a restart of the kubelet, containers are not all probed at the same time.
 		delay = max(delay, 0) + rand.N(period)
 	}
 	timer := time.NewTimer(max(delay, 0))
@@ -242,7 +241,7 @@ func (a *asker) run(ctx context.Context) Result {
 		case <-timer.C:
 		}
 		timer.Reset(period)
-		outcome, ok := a.ask(ctx)
+		outcome, ok := a.probe(ctx)
 		if !ok {
 			continue
 		}
@@ -264,8 +263,8 @@ func (a *asker) run(ctx context.Context) Result {
 	}
 }
 
-// ask asks once, with retries while there is no answer, and tells of answers that matter.
-func (a *asker) ask(ctx context.Context) (Outcome, bool) {
+// probe probes once, with retries if the probe could not be run, and records events about failures.
+func (a *worker) probe(ctx context.Context) (Outcome, bool) {
 	var outcome Outcome
 	var output string
 	var err error
@@ -297,7 +296,7 @@ func (a *asker) ask(ctx context.Context) (Outcome, bool) {
 	return outcome, true
 }
 
-func (a *asker) set(result Result) {
+func (a *worker) set(result Result) {
 	a.p.mu.Lock()
 	changed := a.w.results[a.kind] != result
 	a.w.results[a.kind] = result
@@ -307,7 +306,7 @@ func (a *asker) set(result Result) {
 	}
 }
 
-// Probed are the containers of a pod that probes are for: regular ones and sidecars.
+// Probed returns the containers of a pod that can have probes: regular containers and sidecars.
 func Probed(spec *corev1.PodSpec) map[string]*corev1.Container {
 	probed := map[string]*corev1.Container{}
 	for kind, c := range container.All(spec) {

@@ -13,21 +13,21 @@ import (
 	"github.com/distribution/reference"
 )
 
-// archived is an image in an archive: a name, and the digest of its configuration, by which the CRI knows an image.
+// archived is an image in an archive: its name, and the digest of its configuration, which is its ID in the CRI.
 type archived struct {
 	name, id string
 }
 
-// errUnknownForm says that an archive is not of a kind whose contents can be told without importing it.
+// errUnknownForm means that the images of an archive cannot be listed without importing it.
 var errUnknownForm = errors.New("neither a docker nor an OCI archive")
 
 // importRepository is the repository of images whose archive names only a tag.
 const importRepository = "localhost/import"
 
-// Small files of an archive that say what is in it; none is larger than this.
+// documentMax is the maximum size of an index or manifest in an archive.
 const documentMax = 4 << 20
 
-// readArchive tells what images are in an archive, as far as names are given. A docker archive has them in manifest.json, an OCI
+// readArchive lists the named images in an archive. A docker archive has them in manifest.json, an OCI
 // archive in index.json; one with both is read as OCI, as containerd does.
 func readArchive(file string) ([]archived, error) {
 	f, err := os.Open(file)
@@ -36,7 +36,7 @@ func readArchive(file string) ([]archived, error) {
 	}
 	defer f.Close()
 	documents := map[string][]byte{}
-	// The tar reader skips over what is not read, so that large layers cost a seek.
+	// The tar reader seeks over entries that are not read, such as layers.
 	for r := tar.NewReader(f); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -64,7 +64,7 @@ func readArchive(file string) ([]archived, error) {
 	return nil, errUnknownForm
 }
 
-// mayBeDocument picks the index, the manifest list and blobs that are small enough to be a manifest.
+// mayBeDocument reports whether an entry is the index, the manifest list or a blob small enough to be a manifest.
 func mayBeDocument(name string, size int64) bool {
 	return name == "index.json" || name == "manifest.json" || strings.HasPrefix(name, "blobs/") && size < 64<<10
 }
@@ -84,21 +84,22 @@ func readIndex(documents map[string][]byte) ([]archived, error) {
 	for _, m := range index.Manifests {
 		name := importedName(m.Annotations)
 		if name == "" {
-			continue // containerd does not store what has no name
+			continue // containerd does not store images without a name
 		}
 		var manifest struct {
 			Config struct{ Digest string }
 		}
 		blob := documents["blobs/"+strings.Replace(m.Digest, ":", "/", 1)]
 		if json.Unmarshal(blob, &manifest) != nil || manifest.Config.Digest == "" {
-			return nil, errUnknownForm // an index of several platforms: containerd chooses
+			return nil, errUnknownForm // an index of several platforms, of which containerd chooses one
 		}
 		images = append(images, archived{name: name, id: manifest.Config.Digest})
 	}
 	return images, nil
 }
 
-// importedName is the name containerd gives an image by the annotations it has in an index. One that is only a tag gets our repository.
+// importedName is the name that containerd gives an image with these annotations. A name that is only a tag is prefixed with
+// importRepository.
 func importedName(annotations map[string]string) string {
 	full := func(name string) bool { return strings.ContainsAny(name, "/:@") }
 	if name := annotations["io.containerd.image.name"]; name != "" {

@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directories are the places containerd works in.
+// directories are the directories of containerd.
 type directories struct {
-	dir     string // all but the sockets
+	dir     string // everything except sockets
 	sockets string // sockets of containerd and of the shims
-	data    string // skiff's data directory, for what an operator puts there
+	data    string // skiff's data directory
 }
 
-// socketDirectoryMax is the longest directory for a shim's socket: its name adds a digest, and the kernel bounds the whole.
+// socketDirMax is the maximum length of the path of the socket directory: shims add a digest, and the kernel limits socket paths.
 const socketDirMax = 42
 
-// directoriesBelow decides on the directories of a data directory. The path of a socket has to be short; where the data directory's is not, the
-// sockets go to /run under a name made from it.
-func dirsBelow(dataDir string) directories {
+// newDirectories returns the directories below a data directory. If its path is too long for sockets, they are in a directory below /run
+// whose name is a hash of it.
+func newDirectories(dataDir string) directories {
 	f := directories{dir: filepath.Join(dataDir, "containerd"), data: dataDir}
 	f.sockets = filepath.Join(f.dir, "s")
 	if len(f.sockets) > socketDirMax {
@@ -44,43 +44,42 @@ func (f directories) pidFile() string    { return filepath.Join(f.dir, "pid") }
 func (f directories) profile() string    { return filepath.Join(f.dir, "sandbox.json") }
 func (f directories) socket() string     { return filepath.Join(f.sockets, "containerd.sock") }
 
-// registries holds a hosts.toml for each registry that is not to be reached in the usual way.
+// registries is the directory with a hosts.toml for each registry with special settings.
 func (f directories) registries() string { return filepath.Join(f.data, "registries") }
 
-// forgetOldBoot removes the state of containers that ran before the machine was started: what would lie in /run, which a reboot
-// empties. What is in the store stays.
-func (f directories) forgetOldBoot() error {
+// removeStateOfEarlierBoot removes the state of containers that ran before the host was rebooted, as it would be in /run. Images are kept.
+func (f directories) removeStateOfEarlierBoot() error {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return err
 	}
-	note := filepath.Join(f.dir, "boot")
-	noted, err := os.ReadFile(note)
+	bootFile := filepath.Join(f.dir, "boot")
+	recorded, err := os.ReadFile(bootFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if string(noted) == string(boot) {
+	if string(recorded) == string(boot) {
 		return nil
 	}
 	if err := os.RemoveAll(f.state()); err != nil {
-		return fmt.Errorf("forget containers of before the reboot: %w", err)
+		return fmt.Errorf("remove container state of an earlier boot: %w", err)
 	}
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(note, boot, 0o600)
+	return os.WriteFile(bootFile, boot, 0o600)
 }
 
-// settings are what the configuration is made from.
+// settings are the input of the configuration file.
 type settings struct {
 	directories             directories
 	shim, runc              string
 	networkBin, networkConf string
-	// privileged says that processes may be made less likely to be ended when memory runs out, which takes a capability.
+	// privileged is set if oom_score_adj can be lowered, which needs CAP_SYS_RESOURCE.
 	privileged bool
 }
 
-// disabled are plugins of containerd that a node has no use for, or that would reach outside the directory.
+// disabled are containerd plugins that a node does not need, or that would use files outside the directory.
 var disabled = []string{
 	"io.containerd.differ.v1.erofs",
 	"io.containerd.image-verifier.v1.bindir",
@@ -96,11 +95,11 @@ var disabled = []string{
 	"io.containerd.tracing.processor.v1.otlp",
 }
 
-// text is containerd's configuration file, in version 3 of its format, which every containerd 2 reads.
+// text is containerd's configuration file in version 3 of its format, which every containerd 2 supports.
 func (s settings) text() string {
 	oomScore := 0
 	if s.privileged {
-		// As its own service file has it: the runtime is the last to go.
+		// As in containerd's systemd unit: the runtime is the last process to be OOM-killed.
 		oomScore = -999
 	}
 	var quoted []string
@@ -140,10 +139,10 @@ func (s settings) text() string {
 	return b.String()
 }
 
-// quote writes a string as TOML wants it. Go's own quoting is the same for all but control characters, which no path of ours has.
+// quote formats a TOML string. Go's quoting is the same except for control characters, which these paths do not contain.
 func quote(s string) string { return strconv.Quote(s) }
 
-// mayLowerOOMScore reports whether this process may make others less likely to be ended when memory runs out.
+// mayLowerOOMScore reports whether this process may lower oom_score_adj.
 func mayLowerOOMScore() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

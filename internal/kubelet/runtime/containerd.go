@@ -1,13 +1,11 @@
-// Package runtime runs containerd as a child of skiff, so that a node needs nothing installed.
+// Package runtime runs containerd as a child process of skiff, so that a node needs no installed container runtime.
 //
-// All containerd has lies in one directory below skiff's own: its configuration (config.go), written anew at every start, its store,
-// its state and its socket. Run starts it, waits until it answers, brings in the images that must be there without any registry (the
-// pause image, and the archives an operator has laid ready), starts it again when it dies, and ends it when skiff ends.
+// containerd's configuration (config.go), which is written at every start, its images, state and socket are in one directory below skiff's
+// data directory. Run starts containerd, waits until it is ready, imports the images that must be present without a registry (the pause
+// image, and archives that an operator provides), restarts it when it exits, and stops it when skiff stops.
 //
-// Containers do not end with it: each pod is held by a shim, a process of its own, and a containerd that starts on the same directory
-// finds them again. A containerd left over from a skiff that was killed is ended first, so that never two work on one directory.
-//
-// This is the one place from which skiff starts another program to do its work.
+// Containers keep running without containerd: each pod has a shim, a separate process, to which a new containerd reconnects. An orphaned
+// containerd of a skiff that was killed is stopped first, so that two never use one directory.
 package runtime
 
 import (
@@ -33,24 +31,24 @@ import (
 )
 
 const (
-	// SandboxImage holds the namespaces of every pod. It is built from our own source and imported, never pulled.
+	// SandboxImage is the pause image of every pod. It is built from skiff's source and imported, never pulled.
 	SandboxImage = "localhost/skiff/pause:1"
-	// readyTimeout bounds a start; a store with many images takes its time on a slow disk.
+	// readyTimeout bounds a start; with many images on a slow disk it is slow.
 	readyTimeout = time.Minute
-	// stopTimeout is how long containerd may take to end.
+	// stopTimeout is how long containerd may take to stop before it is killed.
 	stopTimeout = 10 * time.Second
-	// A containerd that died is started again at once; one that keeps dying, ever more slowly.
+	// The bounds of the backoff of restarts.
 	restartMin, restartMax = 500 * time.Millisecond, 30 * time.Second
 )
 
-// Options say where containerd is and where it keeps things.
+// Options configure containerd.
 type Options struct {
-	// DataDir is skiff's data directory. containerd's own is containerd below it; archives in images below it are imported.
+	// DataDir is skiff's data directory. containerd's directory is containerd below it; archives in images below it are imported.
 	DataDir string
-	// Programs is the directory with containerd, containerd-shim-runc-v2, runc and pause.tar: the one skiff itself is in. What is
-	// not there is looked for in PATH.
+	// Programs is the directory with containerd, containerd-shim-runc-v2, runc and pause.tar: the one of skiff itself. Missing programs
+	// are searched in PATH.
 	Programs string
-	// NetworkBin and NetworkConf are where containerd looks for CNI plugins and their configuration. The default is cni/bin and
+	// NetworkBin and NetworkConf are the directories of CNI plugins and their configuration. The default is cni/bin and
 	// cni/net.d below DataDir.
 	NetworkBin, NetworkConf string
 	Log                     *slog.Logger
@@ -69,7 +67,7 @@ type Containerd struct {
 	readyOnce sync.Once
 }
 
-// New finds the programs and decides on the directories. It starts nothing.
+// New finds the programs and directories. It starts nothing.
 func New(o Options) (*Containerd, error) {
 	dir, err := filepath.Abs(o.DataDir)
 	if err != nil {
@@ -85,7 +83,7 @@ func New(o Options) (*Containerd, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	c := &Containerd{options: o, directories: dirsBelow(dir), pause: filepath.Join(o.Programs, "pause.tar"), log: o.Log, ready: make(chan struct{})}
+	c := &Containerd{options: o, directories: newDirectories(dir), pause: filepath.Join(o.Programs, "pause.tar"), log: o.Log, ready: make(chan struct{})}
 	p := settings{directories: c.directories, networkBin: o.NetworkBin, networkConf: o.NetworkConf, privileged: mayLowerOOMScore()}
 	for name, path := range map[string]*string{"containerd": &c.program, "containerd-shim-runc-v2": &p.shim, "runc": &p.runc} {
 		if *path, err = find(o.Programs, name); err != nil {
@@ -96,7 +94,7 @@ func New(o Options) (*Containerd, error) {
 	return c, nil
 }
 
-// find looks for a program in a directory, then in PATH.
+// find searches a program in a directory, then in PATH.
 func find(directory, name string) (string, error) {
 	path := filepath.Join(directory, name)
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
@@ -109,44 +107,44 @@ func find(directory, name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// Endpoint is where the runtime answers, as the CRI's clients want it.
+// Endpoint is the CRI endpoint of containerd.
 func (c *Containerd) Endpoint() string { return "unix://" + c.directories.socket() }
 
-// Endpoint is where a skiff with this data directory has its containerd.
+// Endpoint is the CRI endpoint of the containerd of a skiff with this data directory.
 func Endpoint(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
-	return "unix://" + dirsBelow(dir).socket(), err
+	return "unix://" + newDirectories(dir).socket(), err
 }
 
-// SandboxProfile is the file with the seccomp profile that fits the pause image of this containerd.
+// SandboxProfile is the file of the seccomp profile for the pause image.
 func (c *Containerd) SandboxProfile() string { return c.directories.profile() }
 
-// Ready is closed when containerd has answered for the first time and the images are in.
+// Ready is closed when containerd is ready for the first time and the images are imported.
 func (c *Containerd) Ready() <-chan struct{} { return c.ready }
 
-// Run keeps containerd running until ctx ends, and ends it then. It returns an error when containerd cannot be started at all; one
-// that dies later is started again.
+// Run runs containerd until ctx ends, and then stops it. It returns an error if containerd cannot be started at first; if it exits later it
+// is restarted.
 func (c *Containerd) Run(ctx context.Context) error {
 	if err := c.prepare(); err != nil {
-		return fmt.Errorf("prepare containerd's directory: %w", err)
+		return fmt.Errorf("prepare containerd directory: %w", err)
 	}
-	if err := endLeftover(ctx, c.directories.pidFile(), c.directories.configFile()); err != nil {
-		return fmt.Errorf("end the containerd of an earlier skiff: %w", err)
+	if err := stopOrphan(ctx, c.directories.pidFile(), c.directories.configFile()); err != nil {
+		return fmt.Errorf("stop orphaned containerd: %w", err)
 	}
 	delay := restartMin
 	for first := true; ; first = false {
 		began := time.Now()
-		err := c.live(ctx)
+		err := c.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if first && !c.answered() {
+		if first && !c.wasReady() {
 			return err
 		}
 		if time.Since(began) > restartMax {
 			delay = restartMin
 		}
-		c.log.Error("containerd ended; starting it again", "err", err, "after", delay)
+		c.log.Error("containerd exited, restarting", "error", err, "delay", delay)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -156,7 +154,7 @@ func (c *Containerd) Run(ctx context.Context) error {
 	}
 }
 
-func (c *Containerd) answered() bool {
+func (c *Containerd) wasReady() bool {
 	select {
 	case <-c.ready:
 		return true
@@ -165,9 +163,9 @@ func (c *Containerd) answered() bool {
 	}
 }
 
-// prepare makes the directories and writes the configuration.
+// prepare creates the directories and writes the configuration.
 func (c *Containerd) prepare() error {
-	if err := c.directories.forgetOldBoot(); err != nil {
+	if err := c.directories.removeStateOfEarlierBoot(); err != nil {
 		return err
 	}
 	for _, dir := range []string{c.directories.root(), c.directories.state(), c.directories.sockets, c.options.NetworkConf, c.directories.registries()} {
@@ -175,7 +173,8 @@ func (c *Containerd) prepare() error {
 			return err
 		}
 	}
-	// The roots of containers are in here, and those with users of their own have to pass through. What is secret says so itself.
+	// The root filesystems of containers are below these directories, and containers with a user namespace must be able to traverse them.
+	// Secret files have their own permissions.
 	for _, dir := range []string{c.directories.data, c.directories.dir, c.directories.state()} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
@@ -187,8 +186,8 @@ func (c *Containerd) prepare() error {
 	return atomicfile.Write(c.directories.configFile(), []byte(c.config), 0o600)
 }
 
-// live starts containerd and returns when it has ended, or when ctx has and it was ended.
-func (c *Containerd) live(ctx context.Context) error {
+// runOnce starts containerd and returns when it has exited, or was stopped because ctx has ended.
+func (c *Containerd) runOnce(ctx context.Context) error {
 	began := time.Now()
 	child, err := c.start()
 	if err != nil {
@@ -212,12 +211,12 @@ func (c *Containerd) live(ctx context.Context) error {
 	}
 	<-served
 	if cause := context.Cause(within); cause != nil && !errors.Is(cause, context.Canceled) {
-		return fmt.Errorf("%w; its log ends:\n%s", cause, tail(c.directories.logFile()))
+		return fmt.Errorf("%w; end of its log:\n%s", cause, tail(c.directories.logFile()))
 	}
-	return fmt.Errorf("containerd ended: %v; its log ends:\n%s", child.err, tail(c.directories.logFile()))
+	return fmt.Errorf("containerd exited: %v; end of its log:\n%s", child.err, tail(c.directories.logFile()))
 }
 
-// serve makes a containerd that has just been started useful: it waits for it and brings in images.
+// serve waits until a started containerd is ready and imports images.
 func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	connection, err := dial(c.Endpoint())
 	if err != nil {
@@ -226,12 +225,12 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	defer connection.Close()
 	version, err := waitReady(ctx, connection)
 	if err != nil {
-		return ignoreEnd(ctx, err)
+		return ignoreCancelled(ctx, err)
 	}
 	c.log.Info("containerd is ready", "version", version, "took", time.Since(began).Round(time.Millisecond))
 	importer := Importer{connection: connection}
 	if err := importer.ensure(ctx, c.pause, true); err != nil {
-		return ignoreEnd(ctx, fmt.Errorf("import the pause image: %w", err))
+		return ignoreCancelled(ctx, fmt.Errorf("import pause image: %w", err))
 	}
 	c.importDir(ctx, importer)
 	if ctx.Err() == nil {
@@ -240,26 +239,25 @@ func (c *Containerd) serve(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// ignoreEnd drops errors that say only that we are ending.
-func ignoreEnd(ctx context.Context, err error) error {
+// ignoreCancelled drops errors after ctx has ended.
+func ignoreCancelled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-// importDir imports the archives laid ready by the operator. One that cannot be read is reported and left out: it must not keep the
-// node from starting.
+// importDir imports the archives that an operator provides. Failures are logged: they must not keep the node from starting.
 func (c *Containerd) importDir(ctx context.Context, importer Importer) {
 	archives, err := filepath.Glob(filepath.Join(c.options.DataDir, "images/*.tar"))
 	if err != nil {
-		c.log.Error("cannot look for images to import", "err", err)
+		c.log.Error("failed to list image archives", "error", err)
 		return
 	}
 	for _, archive := range archives {
 		began := time.Now()
 		if err := importer.ensure(ctx, archive, true); err != nil && ctx.Err() == nil {
-			c.log.Error("cannot import images", "archive", archive, "err", err)
+			c.log.Error("failed to import images", "archive", archive, "error", err)
 			continue
 		}
 		c.log.Info("images are present", "archive", archive, "took", time.Since(began).Round(time.Millisecond))
@@ -270,11 +268,11 @@ func (c *Containerd) importDir(ctx context.Context, importer Importer) {
 type child struct {
 	process *os.Process
 	ended   chan struct{}
-	err     error // why it ended; to be read after ended is closed
+	err     error // valid after ended is closed
 }
 
-// start runs containerd in a session of its own, so that a signal meant for skiff's terminal does not reach it. It is told to end
-// when skiff dies in whatever way, by the kernel.
+// start starts containerd in its own session, so that it does not receive signals of skiff's terminal. The kernel sends it SIGTERM when
+// skiff dies.
 func (c *Containerd) start() (*child, error) {
 	log, err := openLog(c.directories.logFile())
 	if err != nil {
@@ -284,13 +282,13 @@ func (c *Containerd) start() (*child, error) {
 	cmd := exec.Command(c.program, "--config", c.directories.configFile())
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = c.directories.dir
-	// The shim and runc are given by their full paths; CNI plugins and hooks may want more.
+	// The shim and runc are configured with full paths; CNI plugins and hooks may need PATH.
 	cmd.Env = append(os.Environ(), "PATH="+c.options.Programs+":"+os.Getenv("PATH"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
 	result := &child{ended: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel sends the signal when the thread that started the child ends, so that thread is kept for it.
+		// The kernel sends Pdeathsig when the thread that started the child exits, so this goroutine keeps the thread.
 		goruntime.LockOSThread()
 		defer goruntime.UnlockOSThread()
 		err := cmd.Start()
@@ -311,7 +309,7 @@ func (c *Containerd) start() (*child, error) {
 	return result, nil
 }
 
-// stop asks containerd to end, and after a while makes it.
+// stop sends containerd SIGTERM, and SIGKILL after stopTimeout.
 func (c *child) stop() {
 	_ = c.process.Signal(syscall.SIGTERM)
 	select {
@@ -322,7 +320,7 @@ func (c *child) stop() {
 	}
 }
 
-// openLog opens containerd's log to append to it; one that has grown large is put aside first.
+// openLog opens containerd's log for appending. A large one is renamed first.
 func openLog(path string) (*os.File, error) {
 	const large = 10 << 20
 	if info, err := os.Stat(path); err == nil && info.Size() > large {
@@ -352,7 +350,7 @@ func tail(path string) string {
 	return string(data)
 }
 
-// dial connects to containerd, also to one that is only about to listen.
+// dial makes a connection to containerd, which may not listen yet.
 func dial(endpoint string) (*grpc.ClientConn, error) {
 	return grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -360,7 +358,7 @@ func dial(endpoint string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// waitReady waits until containerd answers and says that it can run containers, and returns its version.
+// waitReady waits until containerd reports the condition RuntimeReady, and returns its version.
 func waitReady(ctx context.Context, connection *grpc.ClientConn) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

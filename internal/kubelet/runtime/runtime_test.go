@@ -22,7 +22,7 @@ func TestSocketPathsAreShort(t *testing.T) {
 		{"/var/lib/skiff", "/var/lib/skiff/containerd/s"},
 		{long, "/run/skiff/"},
 	} {
-		f := dirsBelow(row.dataDir)
+		f := newDirectories(row.dataDir)
 		if !strings.HasPrefix(f.sockets, row.sockets) {
 			t.Errorf("sockets of %s are in %s, want %s", row.dataDir, f.sockets, row.sockets)
 		}
@@ -30,7 +30,7 @@ func TestSocketPathsAreShort(t *testing.T) {
 			t.Errorf("%s is too long for a shim's socket", f.sockets)
 		}
 	}
-	if dirsBelow(long).sockets == dirsBelow(long+"x").sockets {
+	if newDirectories(long).sockets == newDirectories(long+"x").sockets {
 		t.Error("two data directories share their sockets")
 	}
 }
@@ -46,7 +46,7 @@ func TestConfiguration(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := settings{
-				directories: dirsBelow("/data"), shim: "/bin/shim", runc: "/bin/runc", networkBin: "/data/cni/bin", networkConf: "/data/cni/net.d",
+				directories: newDirectories("/data"), shim: "/bin/shim", runc: "/bin/runc", networkBin: "/data/cni/bin", networkConf: "/data/cni/net.d",
 				privileged: row.privileged,
 			}
 			got := s.text()
@@ -81,7 +81,7 @@ func TestProgramsAreLookedForBesideSkiffFirst(t *testing.T) {
 }
 
 func TestStateOfAnEarlierBootIsForgotten(t *testing.T) {
-	f := dirsBelow(t.TempDir())
+	f := newDirectories(t.TempDir())
 	write := func(path, data string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -96,14 +96,14 @@ func TestStateOfAnEarlierBootIsForgotten(t *testing.T) {
 	write(kept, "")
 	write(lost, "")
 	write(filepath.Join(f.dir, "boot"), "another boot\n")
-	if err := f.forgetOldBoot(); err != nil {
+	if err := f.removeStateOfEarlierBoot(); err != nil {
 		t.Fatal(err)
 	}
 	if !exists(kept) || exists(lost) {
 		t.Errorf("store kept: %t, state kept: %t; want true, false", exists(kept), exists(lost))
 	}
 	write(lost, "")
-	if err := f.forgetOldBoot(); err != nil {
+	if err := f.removeStateOfEarlierBoot(); err != nil {
 		t.Fatal(err)
 	}
 	if !exists(lost) {
@@ -189,14 +189,14 @@ func TestLeftoverIsEnded(t *testing.T) {
 		}
 	}
 	ours, other := start(dir+"/config.toml"), (*exec.Cmd)(nil)
-	if err := endLeftover(context.Background(), pidFile, dir+"/config.toml"); err != nil {
+	if err := stopOrphan(context.Background(), pidFile, dir+"/config.toml"); err != nil {
 		t.Fatal(err)
 	}
 	if !ended(ours) {
 		t.Error("the containerd of an earlier skiff still runs")
 	}
 	other = start(dir + "/unrelated")
-	if err := endLeftover(context.Background(), pidFile, dir+"/config.toml"); err != nil {
+	if err := stopOrphan(context.Background(), pidFile, dir+"/config.toml"); err != nil {
 		t.Fatal(err)
 	}
 	if ended(other) {
@@ -206,7 +206,7 @@ func TestLeftoverIsEnded(t *testing.T) {
 		if err := os.WriteFile(pidFile, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := endLeftover(context.Background(), pidFile, "x"); err != nil {
+		if err := stopOrphan(context.Background(), pidFile, "x"); err != nil {
 			t.Errorf("pid file %q: %v", content, err)
 		}
 		if _, err := os.Stat(pidFile); err == nil {

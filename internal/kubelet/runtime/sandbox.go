@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// sandboxCalls are the system calls of a sandbox's own process: the few of pause, and those of runc on the way there, from the moment the
-// filter is set: it drops capabilities, changes to the pod's user and group, closes files, waits for its start and executes pause. Calls
-// that an architecture does not have are ignored.
+// sandboxCalls are the system calls of a sandbox's process: those of pause, and those of runc after it has set the filter: it drops
+// capabilities, changes to the pod's user and group, closes files, waits for the start and executes pause. Calls that an architecture does
+// not have are ignored.
 const sandboxCalls = `
 	rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait sigaltstack pause wait4 waitid exit exit_group restart_syscall
 	execve execveat prctl capget capset setuid setgid setgroups setresuid setresgid setsid getuid getgid geteuid getegid getgroups getpid getppid gettid getpgrp
@@ -17,9 +17,9 @@ const sandboxCalls = `
 	set_robust_list set_tid_address tgkill uname clock_gettime clock_nanosleep nanosleep timer_create timer_settime timer_delete
 	epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 eventfd2 poll ppoll`
 
-// sandboxProfile is the seccomp profile of sandboxes, in the form of the OCI runtime specification. It allows a quarter of the calls that
-// the runtime's default does, on the machine's own architecture only. That is safer, and quicker: to turn the default into a filter takes
-// runc longer than to start the process.
+// sandboxProfile is the seccomp profile of sandboxes, in the format of the OCI runtime specification. It allows a quarter of the calls of
+// the runtime's default profile, on the host's architecture only. That is safer, and faster: compiling the default profile takes runc
+// longer than starting the process.
 func sandboxProfile() []byte {
 	type rule struct {
 		Names  []string `json:"names"`

@@ -25,18 +25,18 @@ import (
 )
 
 const (
-	// namespace is where containerd's CRI keeps its images.
+	// namespace is the containerd namespace of the CRI.
 	namespace = "k8s.io"
-	// pinned is the label by which the CRI knows images that garbage collection leaves alone.
+	// pinnedLabel marks images that are not garbage-collected.
 	pinnedLabel, pinnedValue = "io.cri-containerd.pinned", "pinned"
-	// chunk is what is sent at once; containerd's window is twice that.
+	// chunk is the size of a message; containerd's window is twice that.
 	chunk = 32 << 10
-	// presentTimeout is how long the CRI may take to hear of an imported image.
+	// presentTimeout is how long it may take until the CRI lists an imported image.
 	presentTimeout = 10 * time.Second
 )
 
-// Importer brings archives of images into containerd, through its transfer service: containerd reads the archive from a stream,
-// stores what is new and unpacks it for this machine.
+// Importer imports image archives into containerd through its transfer service: containerd reads the archive from a stream, stores new
+// content and unpacks it for the host's platform.
 type Importer struct {
 	connection *grpc.ClientConn
 }
@@ -47,11 +47,10 @@ func NewImporter(endpoint string) (Importer, error) {
 	return Importer{connection: connection}, err
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (i Importer) Close() error { return i.connection.Close() }
 
-// Import reads an archive of one of the usual kinds (docker save, OCI layout; plain or compressed) and stores its images under the names
-// they have in it.
+// Import imports an archive (docker save or OCI layout; plain or compressed) and stores its images under the names in it.
 func (i Importer) Import(ctx context.Context, archive string) error {
 	return i.transfer(ctx, archive, nil)
 }
@@ -61,7 +60,7 @@ func (i Importer) List(ctx context.Context) ([]*cri.Image, error) {
 	return cri.New(cri.NewClient(i.connection)).ListImages(ctx)
 }
 
-// ensure imports an archive whose images are not all there already. With keep they are never collected: no registry may have them.
+// ensure imports an archive unless all its images are present. With keep they are pinned, because no registry may have them.
 func (i Importer) ensure(ctx context.Context, archive string, keep bool) error {
 	if i.present(ctx, archive) {
 		return nil
@@ -73,7 +72,7 @@ func (i Importer) ensure(ctx context.Context, archive string, keep bool) error {
 	return i.transfer(ctx, archive, labels)
 }
 
-// present reports whether the runtime has every image of an archive. When in doubt it says no.
+// present reports whether the runtime has every image of an archive. It returns false if that cannot be determined.
 func (i Importer) present(ctx context.Context, archive string) bool {
 	images, err := readArchive(archive)
 	return err == nil && len(images) > 0 && i.have(ctx, images)
@@ -103,7 +102,7 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 	id := "import-" + rand.Text()
 	ctx, release, err := i.lease(ctx, id)
 	if err != nil {
-		return fmt.Errorf("hold what is imported: %w", err)
+		return fmt.Errorf("create containerd lease: %w", err)
 	}
 	defer release()
 	stream, err := openStream(ctx, i.connection, id)
@@ -128,11 +127,11 @@ func (i Importer) transfer(ctx context.Context, archive string, labels map[strin
 	return i.waitPresent(ctx, archive)
 }
 
-// leaseTime is how long what an import has begun is kept at most, should nobody release it.
+// leaseTime is when the containerd lease of an import expires if it is not released.
 const leaseTime = 24 * time.Hour
 
-// lease keeps containerd from collecting what is made by requests with the context, which no image holds yet: the stream, and what has been
-// read from it.
+// lease creates a containerd lease, which protects the stream and content of requests with the context from garbage collection until an
+// image refers to it.
 func (i Importer) lease(ctx context.Context, id string) (context.Context, func(), error) {
 	client := leases.NewLeasesClient(i.connection)
 	_, err := client.Create(ctx, &leases.CreateRequest{ID: id, Labels: map[string]string{"containerd.io/gc.expire": time.Now().Add(leaseTime).Format(time.RFC3339)}})
@@ -140,33 +139,33 @@ func (i Importer) lease(ctx context.Context, id string) (context.Context, func()
 		return nil, nil, err
 	}
 	release := func() {
-		_, _ = client.Delete(context.WithoutCancel(ctx), &leases.DeleteRequest{ID: id}) // it ends by itself one day
+		_, _ = client.Delete(context.WithoutCancel(ctx), &leases.DeleteRequest{ID: id}) // it expires after leaseTime
 	}
 	return metadata.AppendToOutgoingContext(ctx, "containerd-lease", id), release, nil
 }
 
-// waitPresent waits until the CRI has heard of the images that containerd has stored, which it does by an event.
+// waitPresent waits until the CRI lists the images that containerd has stored, which it learns about by an event.
 func (i Importer) waitPresent(ctx context.Context, archive string) error {
 	images, err := readArchive(archive)
 	if err != nil {
-		return nil // its images cannot be told from outside; containerd could read it
+		return nil // containerd could read it, but its images cannot be listed
 	}
 	if len(images) == 0 {
-		return fmt.Errorf("import %s: no image in it has a name", archive)
+		return fmt.Errorf("import %s: archive has no named images", archive)
 	}
 	ctx, cancel := context.WithTimeout(ctx, presentTimeout)
 	defer cancel()
 	for !i.have(ctx, images) {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("import %s: containerd does not show its images", archive)
+			return fmt.Errorf("import %s: timed out waiting for images to be listed", archive)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	return nil
 }
 
-// importRequest asks containerd to read the stream and to store what it finds.
+// importRequest is the request to import images from a stream.
 func importRequest(stream string, labels map[string]string) (*transfer.TransferRequest, error) {
 	platform := &types.Platform{OS: "linux", Architecture: goruntime.GOARCH}
 	source, err := pack(&transfertypes.ImageImportStream{Stream: stream})
@@ -175,39 +174,39 @@ func importRequest(stream string, labels map[string]string) (*transfer.TransferR
 	}
 	destination, err := pack(&transfertypes.ImageStore{
 		Labels: labels, Platforms: []*types.Platform{platform}, Unpacks: []*transfertypes.UnpackConfiguration{{Platform: platform}},
-		// A name without a repository gets this one; a full name stands.
+		// The prefix for names without a repository.
 		ExtraReferences: []*transfertypes.ImageReference{{Name: importRepository, IsPrefix: true, AllowOverwrite: true}},
 	})
 	return &transfer.TransferRequest{Source: source, Destination: destination, Options: &transfer.TransferOptions{}}, err
 }
 
-// openStream opens a stream that containerd will know by its id.
+// openStream opens a stream with an ID.
 func openStream(ctx context.Context, connection *grpc.ClientConn, id string) (streaming.Streaming_StreamClient, error) {
 	stream, err := streaming.NewStreamingClient(connection).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
-	hello, err := pack(&streaming.StreamInit{ID: id})
+	init, err := pack(&streaming.StreamInit{ID: id})
 	if err != nil {
 		return nil, err
 	}
-	if err := stream.Send(hello); err != nil && !errors.Is(err, io.EOF) {
+	if err := stream.Send(init); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	// An answer says that the stream is registered.
+	// The response confirms that the stream is registered.
 	_, err = stream.Recv()
 	return stream, err
 }
 
-// send sends all of r, never more than containerd has made room for.
+// send sends all of r within the window of containerd.
 func send(stream streaming.Streaming_StreamClient, r io.Reader) error {
 	buffer := make([]byte, chunk)
-	room := 0
+	window := 0
 	for {
-		for room <= 0 {
+		for window <= 0 {
 			message, err := stream.Recv()
 			if errors.Is(err, io.EOF) {
-				return nil // containerd has all it wants
+				return nil // containerd has read enough
 			}
 			if err != nil {
 				return err
@@ -216,9 +215,9 @@ func send(stream streaming.Streaming_StreamClient, r io.Reader) error {
 			if err := message.UnmarshalTo(&update); err != nil {
 				return err
 			}
-			room += int(update.Update)
+			window += int(update.Update)
 		}
-		n, err := r.Read(buffer[:min(len(buffer), room)])
+		n, err := r.Read(buffer[:min(len(buffer), window)])
 		if n > 0 {
 			data, err := pack(&transfertypes.Data{Data: buffer[:n]})
 			if err != nil {
@@ -229,7 +228,7 @@ func send(stream streaming.Streaming_StreamClient, r io.Reader) error {
 			} else if err != nil {
 				return err
 			}
-			room -= n
+			window -= n
 		}
 		if errors.Is(err, io.EOF) {
 			return stream.CloseSend()
@@ -240,7 +239,7 @@ func send(stream streaming.Streaming_StreamClient, r io.Reader) error {
 	}
 }
 
-// pack wraps a message with its plain name, as containerd wants it, where protobuf's own way puts a host before it.
+// pack wraps a message with its plain type name, as containerd expects it, without protobuf's host prefix.
 func pack(message proto.Message) (*anypb.Any, error) {
 	packed, err := anypb.New(message)
 	if err != nil {

@@ -22,7 +22,7 @@ const (
 	restartAllStarted        = "RestartAllContainersStarted"
 )
 
-// owned are the conditions that are the kubelet's to write. DisruptionTarget it shares with others.
+// owned are the conditions that the kubelet writes. DisruptionTarget is also written by others.
 var owned = []corev1.PodConditionType{
 	corev1.PodScheduled, corev1.PodReady, corev1.PodInitialized, corev1.ContainersReady, corev1.PodResizeInProgress, corev1.PodResizePending,
 	corev1.PodReadyToStartContainers, corev1.AllContainersRestarting,
@@ -37,7 +37,7 @@ func condition(list []corev1.PodCondition, kind corev1.PodConditionType) *corev1
 	return nil
 }
 
-// conditions are those of others as they were, and the kubelet's own.
+// conditions returns the unchanged conditions of others and the kubelet's own.
 func (b *builder) conditions(status *corev1.PodStatus) []corev1.PodCondition {
 	var all []corev1.PodCondition
 	for _, c := range b.pod.Status.Conditions {
@@ -113,7 +113,7 @@ func (b *builder) containersReady(status *corev1.PodStatus) corev1.PodCondition 
 	return c
 }
 
-// gates is the condition Ready of a pod whose containers are ready: now its readiness gates count.
+// gates computes the condition Ready of a pod whose containers are ready from its readiness gates.
 func (b *builder) gates(conditions []corev1.PodCondition) corev1.PodCondition {
 	c := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
 	var closed []string
@@ -131,7 +131,7 @@ func (b *builder) gates(conditions []corev1.PodCondition) corev1.PodCondition {
 	return c
 }
 
-// initialized is true when all init containers have done their work, and stays so when sidecars restart.
+// initialized is true when all init containers are completed, and stays true when sidecars restart.
 func (b *builder) initialized(status *corev1.PodStatus) corev1.PodCondition {
 	c := corev1.PodCondition{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}
 	if status.Phase == corev1.PodSucceeded {

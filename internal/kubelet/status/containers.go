@@ -21,11 +21,11 @@ const (
 	lostWhenDeleted   = "The container could not be located when the pod was deleted.  The container used to be Running"
 	lostWhenEnded     = "The container could not be located when the pod was terminated"
 	initAssumedDone   = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally"
-	// killedCode is reported for containers of which nobody knows how they ended.
+	// killedCode is the exit code reported for containers whose exit was not observed.
 	killedCode = 137
 )
 
-// containers makes the statuses of all containers of one kind.
+// containers computes the statuses of all containers of one kind.
 func (b *builder) containers(kind container.Kind, before []corev1.ContainerStatus) []corev1.ContainerStatus {
 	var statuses []corev1.ContainerStatus
 	for k, c := range container.All(&b.pod.Spec) {
@@ -48,7 +48,7 @@ func find(statuses []corev1.ContainerStatus, name string) *corev1.ContainerStatu
 	return nil
 }
 
-// container makes the status of one container.
+// container computes the status of one container.
 func (b *builder) container(kind container.Kind, c *corev1.Container, old *corev1.ContainerStatus) corev1.ContainerStatus {
 	var seen []*cri.Container // the newest and the one before
 	for _, candidate := range b.Runtime.Containers {
@@ -58,7 +58,7 @@ func (b *builder) container(kind container.Kind, c *corev1.Container, old *corev
 	}
 	var status corev1.ContainerStatus
 	if len(seen) == 0 {
-		status = b.unseen(c, old)
+		status = b.missing(c, old)
 	} else {
 		status = b.convert(c, seen[0], old)
 		if len(seen) > 1 {
@@ -71,8 +71,8 @@ func (b *builder) container(kind container.Kind, c *corev1.Container, old *corev
 	return b.waiting(kind, c, seen, status)
 }
 
-// fresh is the status of a container of which nothing is known yet.
-func (b *builder) fresh(c *corev1.Container) corev1.ContainerStatus {
+// initialStatus is the status of a container that has not been created.
+func (b *builder) initialStatus(c *corev1.Container) corev1.ContainerStatus {
 	reason := Creating
 	if len(b.pod.Spec.InitContainers) > 0 {
 		reason = Initializing
@@ -82,9 +82,9 @@ func (b *builder) fresh(c *corev1.Container) corev1.ContainerStatus {
 	}
 }
 
-// unseen is the status of a container that the runtime does not know. If it ran before, it has ended in a way nobody saw.
-func (b *builder) unseen(c *corev1.Container, old *corev1.ContainerStatus) corev1.ContainerStatus {
-	status := b.fresh(c)
+// missing is the status of a container that the runtime does not have. If it ran before, its exit was not observed.
+func (b *builder) missing(c *corev1.Container, old *corev1.ContainerStatus) corev1.ContainerStatus {
+	status := b.initialStatus(c)
 	if old == nil {
 		return status
 	}
@@ -108,14 +108,14 @@ func (b *builder) unseen(c *corev1.Container, old *corev1.ContainerStatus) corev
 	return status
 }
 
-// convert turns what the runtime reports into a status.
+// convert converts the runtime's report to a status.
 func (b *builder) convert(c *corev1.Container, seen *cri.Container, old *corev1.ContainerStatus) corev1.ContainerStatus {
 	id := b.RuntimeName + "://" + seen.ID
 	status := corev1.ContainerStatus{
 		Name: c.Name, RestartCount: seen.RestartCount, Image: first(seen.Image, c.Image), ImageID: seen.ImageRef, ContainerID: id, VolumeMounts: b.mounts(c),
 	}
 	if old != nil {
-		// The count of the last restarts survives containers that are gone.
+		// The restart count is kept when containers are removed.
 		status.RestartCount = max(status.RestartCount, old.RestartCount)
 		if old.ContainerID != id && old.State.Terminated != nil {
 			status.LastTerminationState.Terminated = old.State.Terminated.DeepCopy()
@@ -156,13 +156,13 @@ func (b *builder) convert(c *corev1.Container, seen *cri.Container, old *corev1.
 	return status
 }
 
-// minMilliCPU is the least CPU that cgroups can express, as a request and as a limit. Below, what was asked for is reported.
+// minMilliCPU is the smallest CPU request and limit that cgroups can express. Below it, the value in the spec is reported.
 const (
 	minMilliRequest = 2
 	minMilliLimit   = 10
 )
 
-// resources are those a container has: what the runtime reports, else what was applied last, else what is allocated.
+// resources are a container's resources: as reported by the runtime, else as last applied, else as allocated.
 func (b *builder) resources(c *corev1.Container, seen *cri.Container, old *corev1.ContainerStatus, id string) *corev1.ResourceRequirements {
 	r := c.Resources.DeepCopy()
 	if seen.State != cri.Running {
@@ -204,7 +204,7 @@ func (b *builder) resources(c *corev1.Container, seen *cri.Container, old *corev
 	return r
 }
 
-// mounts are the container's volumes and how they are read-only.
+// mounts are the container's volume mounts and their read-only modes.
 func (b *builder) mounts(c *corev1.Container) []corev1.VolumeMountStatus {
 	var mounts []corev1.VolumeMountStatus
 	for _, m := range c.VolumeMounts {
@@ -222,7 +222,7 @@ func (b *builder) mounts(c *corev1.Container) []corev1.VolumeMountStatus {
 	return mounts
 }
 
-// waiting turns a container that will be started again into one that waits, if there is a reason to tell.
+// waiting changes the state of a container that will be restarted to Waiting, if there is a reason to show.
 func (b *builder) waiting(kind container.Kind, c *corev1.Container, seen []*cri.Container, status corev1.ContainerStatus) corev1.ContainerStatus {
 	if kind == container.Init {
 		if len(seen) > 0 && seen[0].State == cri.Exited && seen[0].ExitCode == 0 && !container.IsSidecar(c) {
@@ -254,7 +254,7 @@ func anyRegularCreated(pod *corev1.Pod, seen *cri.Pod) bool {
 	})
 }
 
-// Restarts reports whether a container that does not run is to be started. Ephemeral containers are started once.
+// Restarts reports whether a container that is not running must be started. Ephemeral containers are started once.
 func Restarts(kind container.Kind, c *corev1.Container, pod *corev1.Pod, seen *cri.Pod) bool {
 	if pod.DeletionTimestamp != nil {
 		return false
@@ -271,7 +271,7 @@ func Restarts(kind container.Kind, c *corev1.Container, pod *corev1.Pod, seen *c
 	return container.ShouldRestart(c, &pod.Spec, found.ExitCode)
 }
 
-// allRestarting reports whether the whole pod begins anew because a container ended in a way that its rules ask for it.
+// allRestarting reports whether all containers of the pod are being restarted because of a container's restart rules.
 func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
 	if !container.HasRestartAllRule(&pod.Spec) {
 		return false
@@ -303,7 +303,7 @@ func allRestarting(pod *corev1.Pod, seen *cri.Pod, old *corev1.PodStatus) bool {
 	return false
 }
 
-// probes fills in what the probes say: whether containers have started, and are ready.
+// probes sets whether containers are started and ready, according to their probes.
 func (b *builder) probes(status *corev1.PodStatus) {
 	kinds := map[string]container.Kind{}
 	specs := map[string]*corev1.Container{}
@@ -336,7 +336,7 @@ func pointers(list []corev1.ContainerStatus) []*corev1.ContainerStatus {
 	return out
 }
 
-// idOf is a container's id without the name of the runtime.
+// idOf is a container's ID without the name of the runtime.
 func idOf(id string) string {
 	for i := range id {
 		if i+3 <= len(id) && id[i:i+3] == "://" {

@@ -6,16 +6,16 @@ import (
 	"skiff/internal/container"
 )
 
-// tally counts in what states the containers of a pod are.
+// tally counts the containers of a pod by state.
 type tally struct {
 	pendingInit, pendingSidecars int
-	initFailed                   bool // for good
+	initFailed                   bool // and is not restarted
 	running, waiting, stopped    int
 	stoppedForGood, succeeded    int
 	unknown                      int
 }
 
-// phase is where a pod stands in its life.
+// phase computes the phase of a pod.
 func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) corev1.PodPhase {
 	var t tally
 	for kind, c := range container.All(&pod.Spec) {
@@ -36,9 +36,9 @@ func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) c
 	case t.running > 0 && t.unknown == 0:
 		return corev1.PodRunning
 	case t.running == 0 && t.stopped > 0 && t.unknown == 0:
-		forGood := t.stopped == t.stoppedForGood || ended && !Static(pod)
+		finalTermination := t.stopped == t.stoppedForGood || ended && !Static(pod)
 		switch {
-		case !forGood:
+		case !finalTermination:
 			return corev1.PodRunning // about to be restarted
 		case t.stopped == t.succeeded:
 			return corev1.PodSucceeded
@@ -48,7 +48,7 @@ func phase(pod *corev1.Pod, status *corev1.PodStatus, ended, initialized bool) c
 	return corev1.PodPending
 }
 
-// ended is how a container ended last, or nil.
+// ended returns the last termination of a container, or nil.
 func ended(s *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	if s.State.Terminated != nil {
 		return s.State.Terminated
@@ -59,8 +59,8 @@ func ended(s *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	return nil
 }
 
-// forGood reports whether a container that ended so will not be restarted.
-func forGood(c *corev1.Container, spec *corev1.PodSpec, end *corev1.ContainerStateTerminated) bool {
+// finalTermination reports whether a terminated container will not be restarted.
+func finalTermination(c *corev1.Container, spec *corev1.PodSpec, end *corev1.ContainerStateTerminated) bool {
 	return !container.ShouldRestart(c, spec, end.ExitCode) && end.Reason != RestartingAll
 }
 
@@ -69,7 +69,7 @@ func (t *tally) init(c *corev1.Container, spec *corev1.PodSpec, s *corev1.Contai
 	switch {
 	case end == nil:
 		t.pendingInit++
-	case end.ExitCode != 0 && forGood(c, spec, end):
+	case end.ExitCode != 0 && finalTermination(c, spec, end):
 		t.initFailed = true
 	}
 }
@@ -82,7 +82,7 @@ func (t *tally) sidecar(s *corev1.ContainerStatus) {
 		}
 		t.running++
 	case ended(s) != nil:
-		// Sidecars that have ended say nothing about the pod.
+		// Terminated sidecars do not affect the phase.
 	case s.State.Waiting != nil:
 		t.pendingSidecars++
 		t.waiting++
@@ -99,7 +99,7 @@ func (t *tally) regular(c *corev1.Container, spec *corev1.PodSpec, s *corev1.Con
 		t.running++
 	case end != nil:
 		t.stopped++
-		if forGood(c, spec, end) {
+		if finalTermination(c, spec, end) {
 			t.stoppedForGood++
 		}
 		if s.State.Terminated != nil && end.ExitCode == 0 {

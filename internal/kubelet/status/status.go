@@ -1,8 +1,8 @@
-// Package status says how a pod is, and tells the API.
+// Package status computes the statuses of pods and writes them to the API.
 //
-// Of is pure: from a pod's spec, what the runtime reports and what was said before, it makes the pod's whole status, with
-// upstream's reasons and messages. Writer sends statuses, each only when it differs from what the API has, never lets a pod that
-// has ended come back to life, and deletes a pod from the API once everything about it is gone from the node.
+// Of is a pure function: from a pod's spec, the state in the runtime and the previous status it computes the pod's status, with
+// upstream's reasons and messages. Writer writes a status only if it differs from the one in the API, never changes a terminal phase back,
+// and deletes a terminated pod from the API once its resources are released.
 package status
 
 import (
@@ -18,51 +18,51 @@ import (
 	"skiff/internal/podstate"
 )
 
-// Reason is why a container does not run, as its state shows it.
+// Reason is why a container or pod is not running, as in its status.
 type Reason struct {
 	Reason, Message string
 }
 
-// Observed is everything a status is made from besides the pod itself.
+// Observed is the input of Of besides the pod.
 type Observed struct {
 	Runtime *cri.Pod
-	// RuntimeName stands before container ids: containerd://…
+	// RuntimeName is the prefix of container IDs, such as containerd.
 	RuntimeName string
-	// Old is the status said last, or the API's when none was said yet.
+	// Old is the previous status, or the one in the API at first.
 	Old *corev1.PodStatus
-	// Failed has, by container, why it could not be started last time.
+	// Failed is why the last start of a container failed, by container name.
 	Failed map[string]Reason
-	// Started and Ready have the results of probes for a container; a container without the probe is started, and ready, as soon
-	// as it runs. nil means that there are no probes.
+	// Started and Ready return the probe results of a container; a container without the probe is started and ready as soon as it runs.
+	// nil means that there are no probes.
 	Started, Ready func(c *corev1.Container, id string) bool
 	// HostIPs are the node's addresses, the primary one first.
 	HostIPs []string
-	// Ended says that all containers have stopped for good, whatever the restart policies say.
+	// Ended is set when all containers have stopped and will not be restarted, whatever the restart policy.
 	Ended bool
 	// Evicted, if set, makes the pod failed with its reason and message.
 	Evicted *Reason
-	// Resize has the conditions of a resize under way.
+	// Resize has the conditions of a resize in progress.
 	Resize []corev1.PodCondition
-	// Actuated has, by container, the resources as they were last applied. The runtime's own report goes before.
+	// Actuated are the resources last applied, by container name. What the runtime reports takes precedence.
 	Actuated map[string]corev1.ResourceRequirements
-	// Devices tells how the devices of a container are; nil where there are none.
+	// Devices returns the health of a container's devices; nil if there are none.
 	Devices func(container string) []corev1.ResourceStatus
-	// PodResources are the resources of the pod as a whole, for the status.
+	// PodResources and PodRequests are the pod-level resources.
 	PodResources *corev1.ResourceRequirements
 	PodRequests  corev1.ResourceList
-	// RecursiveReadOnly says that the runtime can make mounts below a read-only mount read-only too.
+	// RecursiveReadOnly reports whether the runtime supports recursive read-only mounts.
 	RecursiveReadOnly bool
 	QOSClass          corev1.PodQOSClass
 	Now               time.Time
 }
 
-// Static reports whether a pod comes from a file of this node and not from the API.
+// Static reports whether a pod is a static pod.
 func Static(pod *corev1.Pod) bool {
 	source := pod.Annotations["kubernetes.io/config.source"]
 	return source != "" && source != "api"
 }
 
-// Of makes the status of a pod. The pod's spec has the resources as they are allocated.
+// Of computes the status of a pod. The pod's spec has the allocated resources.
 func Of(pod *corev1.Pod, s Observed) corev1.PodStatus {
 	b := &builder{pod: pod, Observed: s, restarting: allRestarting(pod, s.Runtime, s.Old)}
 	status := corev1.PodStatus{
@@ -94,10 +94,10 @@ func Of(pod *corev1.Pod, s Observed) corev1.PodStatus {
 		status.Phase, status.Reason, status.Message = corev1.PodFailed, s.Evicted.Reason, s.Evicted.Message
 	}
 	if podstate.IsTerminal(pod) {
-		status.Phase = pod.Status.Phase // the API has said it: it cannot be taken back
+		status.Phase = pod.Status.Phase // a terminal phase never changes
 	}
 	if podstate.IsPhaseTerminal(status.Phase) && status.PodIP == "" {
-		// The runtime forgets the addresses of a sandbox that has stopped; the status does not.
+		// The runtime does not report the addresses of a stopped sandbox; the status keeps them.
 		status.PodIP, status.PodIPs = s.Old.PodIP, s.Old.PodIPs
 	}
 	status.Conditions = b.conditions(&status)
@@ -118,8 +118,8 @@ func first(a, b string) string {
 	return b
 }
 
-// anyRegularStarted reports whether a regular container has been started in the sandbox there is now: then all init containers
-// are done, whether or not the runtime still knows them.
+// anyRegularStarted reports whether a regular container was started in the current sandbox. Then all init containers are completed, even if
+// the runtime no longer has them.
 func anyRegularStarted(pod *corev1.Pod, seen *cri.Pod) bool {
 	for i := range pod.Spec.Containers {
 		if c := seen.Active(pod.Spec.Containers[i].Name); c != nil && (c.State == cri.Running || c.State == cri.Exited) {
@@ -129,7 +129,7 @@ func anyRegularStarted(pod *corev1.Pod, seen *cri.Pod) bool {
 	return false
 }
 
-// addresses fills in those of pod and node, the primary family first.
+// addresses sets the addresses of pod and node, the primary family first.
 func (b *builder) addresses(status *corev1.PodStatus) {
 	for _, ip := range b.HostIPs {
 		status.HostIPs = append(status.HostIPs, corev1.HostIP{IP: ip})
@@ -153,7 +153,7 @@ func (b *builder) addresses(status *corev1.PodStatus) {
 	}
 }
 
-// SortIPs picks one address of each family, that of the node's primary address first.
+// SortIPs returns one address of each family, that of the node's primary address first.
 func SortIPs(ips, hostIPs []string) []string {
 	six := func(ip string) bool { return strings.Contains(ip, ":") }
 	primary := len(hostIPs) > 0 && six(hostIPs[0])
@@ -169,7 +169,7 @@ func SortIPs(ips, hostIPs []string) []string {
 // maxMessages bounds the termination messages of one pod.
 const maxMessages = 12 << 10
 
-// normalize cuts what the API would cut: times to seconds, messages to a share of what a pod may say.
+// normalize truncates times to seconds, as the API does, and termination messages to their share of maxMessages.
 func normalize(pod *corev1.Pod, status *corev1.PodStatus) {
 	share := maxMessages
 	if n := len(pod.Spec.Containers) + len(pod.Spec.InitContainers) + len(pod.Spec.EphemeralContainers); n > 0 {

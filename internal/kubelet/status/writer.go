@@ -24,12 +24,12 @@ import (
 	"skiff/internal/podstate"
 )
 
-// writers bounds the statuses that are on their way at once.
+// writers is the number of concurrent writes.
 const writers = 16
 
-// Writer tells the API how the pods of this node are. For each pod it holds the status said last and the pod as the API has it,
-// and sends the difference. The API's version is the newest of those the node's watch brought and those its own writes returned, so
-// nothing has to be read before it is written.
+// Writer writes the statuses of this node's pods to the API. For each pod it has the latest status and the pod in the API, and sends the
+// difference as a patch. The pod in the API is the newest version from the node's watch and from its own writes, so nothing has to be read
+// before a write.
 type Writer struct {
 	pods  client.Resource[*corev1.Pod]
 	log   *slog.Logger
@@ -43,9 +43,9 @@ type Writer struct {
 type entry struct {
 	api    *corev1.Pod
 	status *corev1.PodStatus
-	// mayRun says that containers may be running: then the pod cannot be reported as ended yet.
+	// mayRun is set while containers may be running. Then the pod cannot be reported in a terminal phase.
 	mayRun bool
-	// finished says that nothing of the pod is left on the node but its dead containers.
+	// finished is set when the pod's resources on the node are released.
 	finished bool
 }
 
@@ -57,7 +57,7 @@ func NewWriter(c *client.Client, log *slog.Logger) *Writer {
 	}
 }
 
-// Run sends statuses until ctx ends.
+// Run writes statuses until ctx ends.
 func (w *Writer) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	for range writers {
@@ -87,7 +87,7 @@ func (w *Writer) next(ctx context.Context) bool {
 	return true
 }
 
-// Get returns the status said last.
+// Get returns the latest status of a pod.
 func (w *Writer) Get(uid types.UID) (*corev1.PodStatus, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,24 +97,24 @@ func (w *Writer) Get(uid types.UID) (*corev1.PodStatus, bool) {
 	return nil, false
 }
 
-// Set says how a pod is. mayRun tells whether containers of it may still be running. It returns at once.
+// Set sets the status of a pod. mayRun reports whether its containers may still be running. It does not block.
 func (w *Writer) Set(uid types.UID, status *corev1.PodStatus, mayRun bool) {
 	if w.set(uid, status, mayRun) {
 		w.queue.Add(uid)
 	}
 }
 
-// soon is how long a status waits that is about to be replaced by another.
-const soon = 200 * time.Millisecond
+// deferDelay is how long SetDeferred delays a write.
+const deferDelay = 200 * time.Millisecond
 
-// SetSoon is Set for a status that will not last: it is sent only if no other follows for a moment.
-func (w *Writer) SetSoon(uid types.UID, status *corev1.PodStatus, mayRun bool) {
+// SetDeferred is Set for a status that is about to be replaced: it is written only if no other follows within deferDelay.
+func (w *Writer) SetDeferred(uid types.UID, status *corev1.PodStatus, mayRun bool) {
 	if w.set(uid, status, mayRun) {
-		w.queue.AddAfter(uid, soon)
+		w.queue.AddAfter(uid, deferDelay)
 	}
 }
 
-// set reports whether the status is news.
+// set reports whether the status has changed.
 func (w *Writer) set(uid types.UID, status *corev1.PodStatus, mayRun bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -127,8 +127,8 @@ func (w *Writer) set(uid types.UID, status *corev1.PodStatus, mayRun bool) bool 
 	return news
 }
 
-// Finish says that everything of a pod but its dead containers is gone from the node. A pod that was asked to go is now deleted from
-// the API.
+// Finish reports that a pod is terminated and its resources on the node are released. If it has a deletion timestamp it is now deleted
+// from the API.
 func (w *Writer) Finish(pod *corev1.Pod) {
 	w.mu.Lock()
 	e := w.entry(pod.UID)
@@ -141,11 +141,11 @@ func (w *Writer) Finish(pod *corev1.Pod) {
 	w.queue.Add(pod.UID)
 }
 
-// Observe takes note of a pod as the API has it. uid is that of the pod on this node: for a mirror pod, that of its static pod.
+// Observe records a pod in the API. uid is that of the pod on this node: for a mirror pod, that of its static pod.
 func (w *Writer) Observe(uid types.UID, api *corev1.Pod) {
 	w.mu.Lock()
 	e := w.entry(uid)
-	e.see(api)
+	e.update(api)
 	send := e.status != nil
 	w.mu.Unlock()
 	if send {
@@ -153,7 +153,7 @@ func (w *Writer) Observe(uid types.UID, api *corev1.Pod) {
 	}
 }
 
-// Forget drops a pod that the API no longer has.
+// Forget removes a pod that was deleted from the API.
 func (w *Writer) Forget(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,8 +169,8 @@ func (w *Writer) entry(uid types.UID) *entry {
 	return e
 }
 
-// see keeps the newer of two versions of the API's pod.
-func (e *entry) see(api *corev1.Pod) {
+// update keeps the newer of two versions of the pod in the API.
+func (e *entry) update(api *corev1.Pod) {
 	if e.api == nil || e.api.UID != api.UID || revision(api) >= revision(e.api) {
 		e.api = api
 	}
@@ -181,7 +181,7 @@ func revision(pod *corev1.Pod) uint64 {
 	return n
 }
 
-// send brings the API's status of a pod up to date, and deletes the pod when its time has come.
+// send updates the status of a pod in the API, and deletes the pod when it is terminated.
 func (w *Writer) send(ctx context.Context, uid types.UID) error {
 	w.mu.Lock()
 	e := w.entries[uid]
@@ -201,13 +201,13 @@ func (w *Writer) send(ctx context.Context, uid types.UID) error {
 		written, err := w.pods.Patch(ctx, api.Namespace, api.Name, client.RawPatch(client.StrategicPatch, patch), client.WriteOptions{Subresource: "status"})
 		switch {
 		case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-			return nil // the pod is gone, or is another one by now
+			return nil // the pod was deleted or replaced
 		case err != nil:
-			return fmt.Errorf("patch status of %s/%s: %w", api.Namespace, api.Name, err)
+			return fmt.Errorf("patch status of pod %s/%s: %w", api.Namespace, api.Name, err)
 		}
 		w.mu.Lock()
 		if e.api == api || e.api.UID == written.UID {
-			e.see(written)
+			e.update(written)
 		}
 		w.mu.Unlock()
 		api = written
@@ -218,12 +218,12 @@ func (w *Writer) send(ctx context.Context, uid types.UID) error {
 	zero := int64(0)
 	err := w.pods.Delete(ctx, api.Namespace, api.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &api.UID}})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete %s/%s: %w", api.Namespace, api.Name, err)
+		return fmt.Errorf("delete pod %s/%s: %w", api.Namespace, api.Name, err)
 	}
 	return nil
 }
 
-// merge is the status to be: the kubelet's, with what others have written kept.
+// merge returns the status to write: the kubelet's, with the conditions of others kept.
 func merge(api *corev1.Pod, status *corev1.PodStatus, mayRun bool) *corev1.PodStatus {
 	merged := status.DeepCopy()
 	ending := !podstate.IsTerminal(api) && podstate.IsPhaseTerminal(status.Phase)
@@ -268,7 +268,7 @@ func merge(api *corev1.Pod, status *corev1.PodStatus, mayRun bool) *corev1.PodSt
 	return merged
 }
 
-// statusPatch changes the status of one pod and no other that may have its name.
+// statusPatch is a patch of the status that only applies to a pod with the same UID.
 func statusPatch(api *corev1.Pod, status *corev1.PodStatus) ([]byte, error) {
 	before, err1 := json.Marshal(&corev1.Pod{Status: api.Status})
 	after, err2 := json.Marshal(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: api.UID}, Status: *status})
@@ -277,12 +277,12 @@ func statusPatch(api *corev1.Pod, status *corev1.PodStatus) ([]byte, error) {
 	}
 	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, &corev1.Pod{})
 	if err != nil {
-		return nil, fmt.Errorf("make patch of status: %w", err)
+		return nil, fmt.Errorf("create status patch: %w", err)
 	}
 	return patch, nil
 }
 
-// final is the status of a pod that has ended: whatever nobody saw the end of counts as failed.
+// final is the status of a terminated pod: containers whose exit was not observed are reported as failed.
 func final(pod *corev1.Pod, status *corev1.PodStatus) *corev1.PodStatus {
 	last := status.DeepCopy()
 	lost := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: StatusUnknown, Message: lostWhenEnded, ExitCode: killedCode}}
@@ -293,7 +293,7 @@ func final(pod *corev1.Pod, status *corev1.PodStatus) *corev1.PodStatus {
 			}
 		}
 	}
-	// All init containers up to the last that was ever tried, at least the first.
+	// All init containers up to the last one that was started, at least the first.
 	tried := min(1, len(last.InitContainerStatuses))
 	for i, s := range last.InitContainerStatuses {
 		if s.State.Waiting == nil || s.LastTerminationState.Terminated != nil {

@@ -20,7 +20,7 @@ type Identity struct {
 	Interface string
 }
 
-// attach joins a pod to the network: an address, a link, its ports.
+// attach connects a pod to the network: addresses, a veth pair, host ports.
 func attach(s Settings, want Attachment, namespace string) (Attachment, netlink.Link, error) {
 	plan := planHost(s)
 	var made Attachment
@@ -38,16 +38,16 @@ func attach(s Settings, want Attachment, namespace string) (Attachment, netlink.
 	if err != nil {
 		return made, nil, err
 	}
-	// Links are made without the lock: many pods start at once.
+	// The veth pair is created without the lock, because many pods start concurrently.
 	bridge, err := link(s, made, namespace)
 	if err != nil {
 		return made, nil, errors.Join(err, detach(s, made.Container, made.Interface))
 	}
-	forgetFlows(made)
+	deleteFlows(made)
 	return made, bridge, nil
 }
 
-// link makes the veth pair, one end on the bridge, the other in the pod's network namespace.
+// link creates the veth pair, one end on the bridge, the other in the pod's network namespace.
 func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 	bridge, err := netlink.LinkByName(s.Bridge)
 	if err != nil {
@@ -68,14 +68,14 @@ func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 	veth.PeerName, veth.PeerHardwareAddr, veth.PeerMTU = a.Interface, plan.mac, uint32(attrs.MTU)
 	veth.PeerNamespace = netlink.NsFd(int(target.Fd()))
 	if err := netlink.LinkAdd(veth); err != nil {
-		return nil, fmt.Errorf("make link %s to %s of the pod: %w", name, a.Interface, err)
+		return nil, fmt.Errorf("create veth pair %s, %s: %w", name, a.Interface, err)
 	}
 	host, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil, fmt.Errorf("find link %s: %w", name, err)
 	}
-	// Where the kernel shows bridged packets to the rules (bridge-nf-call-iptables), a packet that they lead to a pod of the same bridge is
-	// bridged there, and not routed. A pod that reaches itself must then be reached by the port it came from.
+	// With bridge-nf-call-iptables, a packet that is translated to a pod on the same bridge is bridged, not routed. A pod that connects to
+	// itself must then be reached through the bridge port the packet came from.
 	if err := netlink.LinkSetHairpin(host, true); err != nil {
 		return nil, fmt.Errorf("set hairpin on %s: %w", name, err)
 	}
@@ -83,12 +83,12 @@ func link(s Settings, a Attachment, namespace string) (netlink.Link, error) {
 		return nil, fmt.Errorf("set %s up: %w", name, err)
 	}
 	if err := inNamespace(target, func() error { return plan.carryOut(a.Interface) }); err != nil {
-		return nil, fmt.Errorf("set up the pod's network: %w", err)
+		return nil, fmt.Errorf("configure pod interface: %w", err)
 	}
 	return bridge, nil
 }
 
-// carryOut sets the pod's interface up. It runs in the pod's network namespace.
+// carryOut configures the pod's interface. It runs in the pod's network namespace.
 func (p podPlan) carryOut(ifname string) error {
 	for _, s := range p.sysctls {
 		if err := s.set(); err != nil {
@@ -111,8 +111,8 @@ func (p podPlan) carryOut(ifname string) error {
 		return fmt.Errorf("set %s up: %w", ifname, err)
 	}
 	for _, g := range p.gateways {
-		near := &netlink.Route{LinkIndex: eth.Attrs().Index, Dst: netOf(netip.PrefixFrom(g, g.BitLen())), Scope: netlink.SCOPE_LINK}
-		if err := netlink.RouteReplace(near); err != nil {
+		onLink := &netlink.Route{LinkIndex: eth.Attrs().Index, Dst: netOf(netip.PrefixFrom(g, g.BitLen())), Scope: netlink.SCOPE_LINK}
+		if err := netlink.RouteReplace(onLink); err != nil {
 			return fmt.Errorf("add route to gateway %s: %w", g, err)
 		}
 		if err := netlink.RouteReplace(&netlink.Route{LinkIndex: eth.Attrs().Index, Dst: defaultNet(g), Gw: g.AsSlice()}); err != nil {
@@ -137,7 +137,7 @@ func loopbackUp() error {
 	return nil
 }
 
-// detach undoes attach, whatever of it there is.
+// detach reverts attach, also after a partial failure.
 func detach(s Settings, container, ifname string) error {
 	var gone Attachment
 	err := locked(s.DataDir, func(state *State) error {
@@ -147,18 +147,18 @@ func detach(s Settings, container, ifname string) error {
 			return nil
 		}
 		if _, ok := ready(planHost(s)); !ok {
-			return nil // no rules, no ports in them
+			return nil // without the table there are no host ports
 		}
 		return updatePorts(s, before, state)
 	})
 	if err != nil {
 		return err
 	}
-	forgetFlows(gone)
+	deleteFlows(gone)
 	return removeLink(vethName(container, ifname))
 }
 
-// removeLink removes an interface of the host, if there is one.
+// removeLink deletes an interface of the host if it exists.
 func removeLink(name string) error {
 	old, err := netlink.LinkByName(name)
 	if err == nil {
@@ -170,9 +170,8 @@ func removeLink(name string) error {
 	return nil
 }
 
-// forgetFlows makes the kernel forget the UDP flows of an attachment's ports. They have no end of their own, and would go on to where
-// the port led before.
-func forgetFlows(a Attachment) {
+// deleteFlows deletes the conntrack entries of UDP flows of an attachment's host ports. Otherwise they would keep the old destination.
+func deleteFlows(a Attachment) {
 	for _, port := range a.Ports {
 		if !strings.EqualFold(port.Protocol, "udp") {
 			continue
@@ -186,18 +185,18 @@ func forgetFlows(a Attachment) {
 			if address.Is6() {
 				family = unix.AF_INET6
 			}
-			// Where there is no list of flows there are none to forget.
+			// Without conntrack there are no entries to delete.
 			_, _ = netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter)
 		}
 	}
 }
 
-// check says what is missing of an attachment.
+// check returns an error if a part of an attachment is missing.
 func check(s Settings, container, ifname, namespace string) error {
 	plan := planHost(s)
 	bridge, ok := ready(plan)
 	if !ok {
-		return fmt.Errorf("the host's side of the network is not as configured")
+		return errors.New("the host network is not configured")
 	}
 	var found *Attachment
 	err := locked(s.DataDir, func(state *State) error {
@@ -211,7 +210,7 @@ func check(s Settings, container, ifname, namespace string) error {
 		return err
 	}
 	if found == nil {
-		return errors.New("the attachment is not known")
+		return errors.New("the attachment does not exist")
 	}
 	name := vethName(container, ifname)
 	host, err := netlink.LinkByName(name)
@@ -244,7 +243,7 @@ func (p podPlan) check(ifname string) error {
 	}
 	for _, want := range p.addresses {
 		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return prefixOf(a.IPNet) == want }) {
-			return fmt.Errorf("%s has lost its address %s", ifname, want)
+			return fmt.Errorf("%s is missing address %s", ifname, want)
 		}
 	}
 	routes, err := netlink.RouteList(eth, netlink.FAMILY_ALL)
@@ -253,13 +252,13 @@ func (p podPlan) check(ifname string) error {
 	}
 	for _, g := range p.gateways {
 		if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Gw.Equal(g.AsSlice()) }) {
-			return fmt.Errorf("%s has lost its default route via %s", ifname, g)
+			return fmt.Errorf("%s is missing the default route via %s", ifname, g)
 		}
 	}
 	return nil
 }
 
-// Collect removes every attachment that is not among those that live, with its link and its ports, and returns the removed ones.
+// Collect removes every attachment that is not in live, with its link and host ports, and returns the removed ones.
 func Collect(s Settings, live []Identity) ([]Attachment, error) {
 	s = s.WithDefaults()
 	var gone []Attachment
@@ -272,17 +271,17 @@ func Collect(s Settings, live []Identity) ([]Attachment, error) {
 		return updatePorts(s, before, state)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("collect leftovers of the pod network: %w", err)
+		return nil, fmt.Errorf("collect orphaned attachments: %w", err)
 	}
 	for _, a := range gone {
-		forgetFlows(a)
+		deleteFlows(a)
 	}
 	bridge, err := netlink.LinkByName(s.Bridge)
 	if err != nil {
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
 			return gone, nil
 		}
-		return gone, fmt.Errorf("collect leftovers of the pod network: %w", err)
+		return gone, fmt.Errorf("collect orphaned attachments: %w", err)
 	}
 	var keep []string
 	for _, id := range live {
@@ -291,7 +290,7 @@ func Collect(s Settings, live []Identity) ([]Attachment, error) {
 	return gone, removePorts(bridge, keep)
 }
 
-// removePorts removes the links of a bridge that we made, but those to keep.
+// removePorts deletes the veth links of a bridge that skiff created, except those to keep.
 func removePorts(bridge netlink.Link, keep []string) error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -307,11 +306,11 @@ func removePorts(bridge netlink.Link, keep []string) error {
 	return errors.Join(problems...)
 }
 
-// inNamespace calls do in another network namespace. The thread that went there is not used again.
+// inNamespace calls do in another network namespace, on a thread that is not used again.
 func inNamespace(namespace *os.File, do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("enter network namespace: %w", err)
 			return

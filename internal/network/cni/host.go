@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Setup makes the host ready for pods: the bridge with its addresses, routes, sysctls and rules. It changes nothing where all
-// is as it should be, and repairs what is not.
+// Setup configures the host for pods: the bridge with its addresses, routes, sysctls and nftables rules. It is idempotent and repairs
+// differences.
 func Setup(s Settings) error {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
@@ -25,7 +25,7 @@ func Setup(s Settings) error {
 	return locked(s.DataDir, func(state *State) error { return setup(planHost(s), state) })
 }
 
-// ready reports whether the host is as the plan wants it, and returns the bridge.
+// ready reports whether the host matches the plan, and returns the bridge.
 func ready(plan hostPlan) (netlink.Link, bool) {
 	bridge, err := netlink.LinkByName(plan.settings.Bridge)
 	if err != nil || bridge.Attrs().Flags&net.FlagUp == 0 {
@@ -36,7 +36,7 @@ func ready(plan hostPlan) (netlink.Link, bool) {
 		return nil, false
 	}
 	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
-	if _, err := rules.ListChain(table, plan.mark()); err != nil {
+	if _, err := rules.ListChain(table, plan.markerChain()); err != nil {
 		return nil, false
 	}
 	return bridge, true
@@ -62,7 +62,7 @@ func setup(plan hostPlan, state *State) error {
 	if err := setupRoutes(plan, bridge); err != nil {
 		return err
 	}
-	// Last, because it carries the mark that all is done.
+	// Last, because the table has the marker that the setup is complete.
 	return setupRules(plan, state)
 }
 
@@ -74,7 +74,7 @@ func setupBridge(plan hostPlan) (netlink.Link, error) {
 	bridge, err := netlink.LinkByName(plan.settings.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		attrs := netlink.NewLinkAttrs()
-		// The address is fixed: by itself a bridge takes that of one of its ports, and changes it when the port goes.
+		// The hardware address is fixed: otherwise a bridge takes that of one of its ports, and changes it when the port is removed.
 		attrs.Name, attrs.HardwareAddr, attrs.MTU = plan.settings.Bridge, plan.mac, mtu
 		snooping := false
 		if err = netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}); err == nil || errors.Is(err, unix.EEXIST) {
@@ -97,7 +97,7 @@ func setupBridge(plan hostPlan) (netlink.Link, error) {
 			return nil, fmt.Errorf("set hardware address: %w", err)
 		}
 	}
-	// Before the addresses: where IPv6 is off by default, it must be on for them.
+	// Before the addresses: IPv6 may be disabled by default.
 	for _, s := range plan.sysctls {
 		if strings.HasSuffix(s.name, "/disable_ipv6") || strings.HasSuffix(s.name, "/accept_dad") {
 			if err := s.set(); err != nil {
@@ -111,7 +111,7 @@ func setupBridge(plan hostPlan) (netlink.Link, error) {
 	return bridge, netlink.LinkSetUp(bridge)
 }
 
-// setupAddresses gives the bridge its addresses and takes away those of ranges the node no longer has.
+// setupAddresses adds the bridge's addresses and removes those of former pod CIDRs.
 func setupAddresses(plan hostPlan, bridge netlink.Link) error {
 	have, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
 	if err != nil {
@@ -142,7 +142,7 @@ func setupAddresses(plan hostPlan, bridge netlink.Link) error {
 	return nil
 }
 
-// addAddress gives an interface an address that is usable at once.
+// addAddress adds an address without duplicate address detection.
 func addAddress(link netlink.Link, p netip.Prefix) error {
 	address := &netlink.Addr{IPNet: netOf(p)}
 	if p.Addr().Is6() {
@@ -154,7 +154,7 @@ func addAddress(link netlink.Link, p netip.Prefix) error {
 	return nil
 }
 
-// uplinkMTU is that of the interface of the default route.
+// uplinkMTU is the MTU of the interface with the default route.
 func uplinkMTU() int {
 	const usual = 1500
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -174,8 +174,8 @@ func uplinkMTU() int {
 	return usual
 }
 
-// keepRouterAdvertisements makes interfaces that learn their routes from routers go on doing so: by default a host that forwards stops
-// listening, and would lose its way out.
+// keepRouterAdvertisements keeps interfaces accepting router advertisements: by default a host with forwarding enabled ignores them, and
+// would lose its default route.
 func keepRouterAdvertisements(plan hostPlan) error {
 	if _, ok := plan.settings.rangeOf(false); !ok {
 		return nil
@@ -198,7 +198,7 @@ func keepRouterAdvertisements(plan hostPlan) error {
 	return nil
 }
 
-// set writes a kernel setting, if it is another now: /proc/sys may be read-only where all is right already.
+// set writes a sysctl if its value differs: /proc/sys may be read-only.
 func (s sysctl) set() error {
 	path := filepath.Join("/proc/sys", s.name)
 	if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == s.value {
@@ -210,8 +210,8 @@ func (s sysctl) set() error {
 	return nil
 }
 
-// ours lists the routes we have made.
-func ours() ([]netlink.Route, error) {
+// ownRoutes lists the routes that skiff created.
+func ownRoutes() ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
@@ -224,12 +224,12 @@ func ours() ([]netlink.Route, error) {
 }
 
 func setupRoutes(plan hostPlan, bridge netlink.Link) error {
-	old, err := ours()
+	old, err := ownRoutes()
 	if err != nil {
 		return err
 	}
 	for _, r := range old {
-		// Routes of another bridge are those of another node, and so may be unreachable ones.
+		// Routes to another bridge, and unreachable routes, may be those of another node.
 		if r.LinkIndex != bridge.Attrs().Index || r.Type == unix.RTN_UNREACHABLE {
 			continue
 		}
@@ -254,27 +254,27 @@ func setupRoutes(plan hostPlan, bridge netlink.Link) error {
 	return nil
 }
 
-// setupRules replaces our table in one transaction.
+// setupRules replaces the nftables table in one transaction.
 func setupRules(plan hostPlan, state *State) error {
 	connection, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("set up rules: %w", err)
+		return fmt.Errorf("set up nftables rules: %w", err)
 	}
 	table := &nftables.Table{Name: plan.settings.Table, Family: nftables.TableFamilyINet}
-	connection.AddTable(table) // so that there is one to delete
+	connection.AddTable(table) // deleting a missing table would fail
 	connection.DelTable(table)
 	connection.AddTable(table)
 	sets, err := portSets(table)
 	if err != nil {
-		return fmt.Errorf("set up rules: %w", err)
+		return fmt.Errorf("set up nftables rules: %w", err)
 	}
 	for _, set := range sets {
 		if err := connection.AddSet(set, nil); err != nil {
-			return fmt.Errorf("set up rules: %w", err)
+			return fmt.Errorf("set up nftables rules: %w", err)
 		}
 	}
-	connection.AddChain(&nftables.Chain{Name: plan.mark(), Table: table})
-	// Chains that are jumped to must be there first.
+	connection.AddChain(&nftables.Chain{Name: plan.markerChain(), Table: table})
+	// Chains that are jumped to must be created first.
 	for _, base := range []bool{false, true} {
 		for _, c := range plan.rules.chains {
 			if (c.hook != "") != base {
@@ -288,18 +288,18 @@ func setupRules(plan hostPlan, state *State) error {
 	}
 	elements, err := planPorts(state.Attachments)
 	if err != nil {
-		return fmt.Errorf("set up rules: %w", err)
+		return fmt.Errorf("set up nftables rules: %w", err)
 	}
 	if err := addElements(connection, sets, elements); err != nil {
 		return err
 	}
 	if err := connection.Flush(); err != nil {
-		return fmt.Errorf("set up rules: %w", err)
+		return fmt.Errorf("set up nftables rules: %w", err)
 	}
 	return nil
 }
 
-// updatePorts makes the rules follow a change of the attachments. Where they are not what we left there, they are written anew.
+// updatePorts updates the host ports after a change of the attachments. If the table is not as expected it is replaced.
 func updatePorts(s Settings, before []Attachment, state *State) error {
 	if changePorts(s, before, state.Attachments) == nil {
 		return nil
@@ -307,8 +307,8 @@ func updatePorts(s Settings, before []Attachment, state *State) error {
 	return setupRules(planHost(s), state)
 }
 
-// changePorts sends what changes in the maps of host ports, in one transaction, and no more: to take something out of a map takes the
-// kernel far longer than to put something in.
+// changePorts applies the changes to the maps of host ports in one transaction. It sends only changes, because the kernel is slow at
+// deleting elements.
 func changePorts(s Settings, before, after []Attachment) error {
 	old, err := planPorts(before)
 	if err != nil {
@@ -353,7 +353,7 @@ func addElements(connection *nftables.Conn, sets map[string]*nftables.Set, eleme
 	return nil
 }
 
-// Remove takes the pod network away: links, routes, rules and the state. Sysctls stay, others may count on them by now.
+// Remove removes the pod network: links, routes, rules and state. Sysctls are kept, because others may depend on them.
 func Remove(s Settings) error {
 	s = s.WithDefaults()
 	return locked(s.DataDir, func(state *State) error {
@@ -366,7 +366,7 @@ func Remove(s Settings) error {
 		} else if !errors.As(err, &netlink.LinkNotFoundError{}) {
 			problems = append(problems, err)
 		}
-		routes, err := ours()
+		routes, err := ownRoutes()
 		problems = append(problems, err)
 		for _, r := range routes {
 			mine := slices.ContainsFunc(slices.Concat(s.ClusterCIDRs, s.ServiceCIDRs), func(p netip.Prefix) bool { return r.Dst != nil && prefixOf(r.Dst) == p.Masked() })

@@ -11,19 +11,18 @@ import (
 	"strings"
 )
 
-// The plan is what the host must look like for pods to have a network. It is a value: computed from the settings alone,
-// compared in tests, carried out by host.go.
+// The plan is the desired configuration of the host. It is a value: computed from the settings only, compared in tests, applied by host.go.
 
-// routeMetric puts our routes behind everybody's: they say what happens to addresses nobody else has claimed.
+// routeMetric gives skiff's routes the lowest preference, so that all other routes take precedence.
 const routeMetric = 1 << 20
 
-// routeProtocol marks our routes, so that those no longer wanted are found.
+// routeProtocol marks skiff's routes, so that obsolete ones can be found.
 const routeProtocol = 83
 
 // route is a route of the host.
 type route struct {
 	to netip.Prefix
-	// unreachable routes answer at once that there is no such host; the others lead to the bridge.
+	// unreachable routes reject packets; the others lead to the bridge.
 	unreachable bool
 }
 
@@ -34,10 +33,10 @@ func (r route) String() string {
 	return "bridge " + r.to.String()
 }
 
-// sysctl is a kernel setting, named as below /proc/sys.
+// sysctl is a sysctl, named by its path below /proc/sys.
 type sysctl struct{ name, value string }
 
-// hostPlan is the host's side of the pod network.
+// hostPlan is the desired configuration of the host.
 type hostPlan struct {
 	settings  Settings
 	addresses []netip.Prefix // of the bridge: the pods' gateways
@@ -47,10 +46,10 @@ type hostPlan struct {
 	rules     ruleset
 }
 
-// gateway is the first address of a range; the bridge has it.
+// gateway is the first address of a pod CIDR, which is the bridge's.
 func gateway(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
 
-// rangeOf is the node's range of a family.
+// rangeOf is the node's pod CIDR of a family.
 func (s Settings) rangeOf(is4 bool) (netip.Prefix, bool) {
 	i := slices.IndexFunc(s.PodCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() == is4 })
 	if i < 0 {
@@ -59,7 +58,7 @@ func (s Settings) rangeOf(is4 bool) (netip.Prefix, bool) {
 	return s.PodCIDRs[i].Masked(), true
 }
 
-// planHost computes what the host needs.
+// planHost computes the desired configuration of the host.
 func planHost(s Settings) hostPlan {
 	plan := hostPlan{settings: s, rules: planRules(s)}
 	for _, p := range s.PodCIDRs {
@@ -70,8 +69,8 @@ func planHost(s Settings) hostPlan {
 		plan.routes = append(plan.routes, route{to: p.Masked(), unreachable: true})
 	}
 	for _, p := range s.ServiceCIDRs {
-		// A host's own packet is routed before it is translated to a pod's address, so a service's address must have a route. It leads to the
-		// bridge, where the source address is one that every pod can answer to. What is not translated is rejected by the rules.
+		// The host's own packets are routed before they are translated, so Service addresses need a route. It leads to the bridge, whose
+		// address every pod can reply to. Packets that are not translated are rejected by the rules.
 		_, known := s.rangeOf(p.Addr().Is4())
 		plan.routes = append(plan.routes, route{to: p.Masked(), unreachable: !known})
 	}
@@ -85,10 +84,10 @@ func planSysctls(s Settings) []sysctl {
 		conf := "net/ipv4/conf/" + s.Bridge + "/"
 		all = append(all,
 			sysctl{"net/ipv4/ip_forward", "1"},
-			// Pods reach each other through the host, and must not be told of a shorter way. Either setting would turn redirects on.
+			// Pods reach each other through the host, so ICMP redirects would be wrong. Either setting would enable them.
 			sysctl{"net/ipv4/conf/all/send_redirects", "0"},
 			sysctl{conf + "send_redirects", "0"},
-			// A connection to 127.0.0.1 that a host port leads to a pod leaves by the bridge. The rules see that nothing else does.
+			// A connection to a host port on 127.0.0.1 leaves through the bridge. The rules drop other packets with loopback addresses.
 			sysctl{conf + "route_localnet", "1"},
 		)
 	}
@@ -104,15 +103,14 @@ func planSysctls(s Settings) []sysctl {
 	return all
 }
 
-// mark is the name of a chain without rules in our table. It is there as long as the host is as this plan wants it, so one look
-// tells that nothing is to be done.
-func (p hostPlan) mark() string {
+// markerChain is the name of an empty chain in the table. It exists while the host matches this plan, which makes checking that cheap.
+func (p hostPlan) markerChain() string {
 	text := fmt.Sprintf("%v\n%v\n%v\n%v\n%d\n%s", p.addresses, p.mac, p.routes, p.sysctls, p.settings.MTU, p.rules)
 	sum := sha256.Sum256([]byte(text))
 	return "plan-" + hex.EncodeToString(sum[:8])
 }
 
-// hardwareAddress belongs to an address, so that a neighbour that remembers the last owner of the address is not wrong.
+// hardwareAddress is derived from an IP address, so that neighbor caches stay valid when the address is reused.
 func hardwareAddress(a netip.Addr) net.HardwareAddr {
 	mac := net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 0}
 	if a.Is4() {
@@ -126,13 +124,13 @@ func hardwareAddress(a netip.Addr) net.HardwareAddr {
 	return mac
 }
 
-// vethName is the host's end of a pod's link. It follows from the attachment, so that it is found without a memory.
+// vethName is the name of the host's end of a veth pair. It is a hash of the attachment, so that it can be found without state.
 func vethName(container, ifname string) string {
 	sum := sha256.Sum256([]byte(container + "\x00" + ifname))
 	return "veth" + hex.EncodeToString(sum[:4])
 }
 
-// podPlan is a pod's side of the network.
+// podPlan is the desired configuration of a pod's interface.
 type podPlan struct {
 	addresses []netip.Prefix
 	gateways  []netip.Addr
@@ -140,7 +138,7 @@ type podPlan struct {
 	sysctls   []sysctl
 }
 
-// planPod computes a pod's side from the addresses it was given.
+// planPod computes the configuration of a pod's interface from its addresses.
 func planPod(s Settings, ifname string, addresses []netip.Addr) podPlan {
 	plan := podPlan{mac: hardwareAddress(addresses[0])}
 	for _, a := range addresses {
@@ -149,7 +147,7 @@ func planPod(s Settings, ifname string, addresses []netip.Addr) podPlan {
 		plan.gateways = append(plan.gateways, gateway(own))
 		if a.Is6() {
 			conf := "net/ipv6/conf/" + ifname + "/"
-			// The address is ours alone: nobody is asked whether it is taken, and no router is listened to.
+			// The address is unique, so duplicate address detection and router advertisements are disabled.
 			plan.sysctls = append(plan.sysctls, sysctl{conf + "disable_ipv6", "0"}, sysctl{conf + "accept_dad", "0"},
 				sysctl{conf + "accept_ra", "0"}, sysctl{conf + "accept_redirects", "0"})
 		}
@@ -157,7 +155,7 @@ func planPod(s Settings, ifname string, addresses []netip.Addr) podPlan {
 	return plan
 }
 
-// Port is a port of the host that leads to a pod.
+// Port is a host port of a pod.
 type Port struct {
 	HostPort      uint16 `json:"hostPort"`
 	ContainerPort uint16 `json:"containerPort"`
@@ -175,7 +173,7 @@ type element struct {
 	text     string
 }
 
-// planPorts computes the maps of host ports. Where two pods have the same port, the newer one gets it: the older one is on its way out.
+// planPorts computes the maps of host ports. If two pods have the same port, the newer one gets it: the older one is terminating.
 func planPorts(attachments []Attachment) ([]element, error) {
 	newest := map[string]element{}
 	sorted := slices.SortedFunc(slices.Values(attachments), func(a, b Attachment) int { return int(a.Sequence) - int(b.Sequence) })
@@ -198,7 +196,7 @@ func planPorts(attachments []Attachment) ([]element, error) {
 	return all, nil
 }
 
-// portChanges compares two states of the maps: what to take out and what to put in.
+// portChanges returns the elements to delete from and to add to the maps.
 func portChanges(before, after []element) (out, in []element) {
 	same := func(e element) func(element) bool { return func(other element) bool { return other.text == e.text } }
 	for _, e := range before {
@@ -214,7 +212,7 @@ func portChanges(before, after []element) (out, in []element) {
 	return out, in
 }
 
-// elements of a port: one for each address of the pod whose family the port's host address has.
+// elements are the map elements of a port: one for each pod address of the same family as the host address.
 func (p Port) elements(addresses []netip.Addr) ([]element, error) {
 	name := strings.ToLower(p.Protocol)
 	if name == "" {
@@ -257,5 +255,5 @@ func (p Port) elements(addresses []netip.Addr) ([]element, error) {
 	return all, nil
 }
 
-// padded is a port as it stands in a register of four bytes.
+// padded is a port padded to a register of four bytes.
 func padded(port uint16) []byte { return append(binary.BigEndian.AppendUint16(nil, port), 0, 0) }

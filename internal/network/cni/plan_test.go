@@ -107,7 +107,7 @@ chain outbound (nat postrouting 100)
 	}
 	other := s
 	other.ServiceCIDRs = nil
-	if first, again := planHost(s).mark(), planHost(s).mark(); first != again || first == planHost(other).mark() {
+	if first, again := planHost(s).markerChain(), planHost(s).markerChain(); first != again || first == planHost(other).markerChain() {
 		t.Error("the mark does not tell plans apart")
 	}
 }

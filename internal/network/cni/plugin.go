@@ -13,10 +13,10 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// loopbackName is the plugin that sets up a pod's loopback interface. Some runtimes call it beside the network's own.
+// loopbackName is the plugin that sets up a pod's loopback interface. Some runtimes call it in addition to the network's plugin.
 const loopbackName = "loopback"
 
-// configuration is what the runtime sends: our settings and what belongs to one call.
+// configuration is the input of the plugin: the settings and the arguments of one call.
 type configuration struct {
 	CNIVersion string `json:"cniVersion"`
 	Type       string `json:"type"`
@@ -28,14 +28,14 @@ type configuration struct {
 	Prev json.RawMessage      `json:"prevResult"`
 }
 
-// Is reports whether a program was started under one of the plugin's names.
+// Is reports whether a program has one of the plugin's names.
 func Is(program string) bool {
 	base := filepath.Base(program)
 	return base == Name || base == loopbackName
 }
 
-// Main is the plugin: the runtime gives a command in the environment and a configuration on standard input, and reads the
-// result or the error from standard output. It returns the exit code.
+// Main runs the plugin: the runtime passes a command in the environment and a configuration on standard input, and reads the result or the
+// error from standard output. It returns the exit code.
 func Main() int {
 	err := skel.PluginMainFuncsWithError(skel.CNIFuncs{Add: add, Del: del, Check: checkCommand, GC: collect, Status: status},
 		version.All, Name+" joins pods to the network of a skiff node")
@@ -62,7 +62,7 @@ func read(args *skel.CmdArgs) (configuration, error) {
 	return c, nil
 }
 
-// podArgs are what the runtime tells about the pod.
+// podArgs are the runtime's arguments about the pod.
 type podArgs struct {
 	types.CommonArgs
 	K8S_POD_NAMESPACE types.UnmarshallableString
@@ -104,7 +104,7 @@ func add(args *skel.CmdArgs) error {
 	return types.PrintResult(result, c.CNIVersion)
 }
 
-// addLoopback sets up the loopback interface; the addresses are the kernel's.
+// addLoopback sets the loopback interface up; the kernel adds its addresses.
 func addLoopback(c configuration, args *skel.CmdArgs) error {
 	namespace, err := os.Open(args.Netns)
 	if err != nil {
@@ -163,7 +163,7 @@ func collect(args *skel.CmdArgs) error {
 	return err
 }
 
-// status says whether a pod could be added now.
+// status reports whether pods can be added.
 func status(args *skel.CmdArgs) error {
 	c, err := read(args)
 	if err == nil && c.Type != loopbackName {
@@ -175,7 +175,7 @@ func status(args *skel.CmdArgs) error {
 	return nil
 }
 
-// Status sets the host up if it is not, and says what is in the way.
+// Status configures the host if needed, and returns the error if that fails.
 func Status(s Settings) error {
 	s = s.WithDefaults()
 	if _, ok := ready(planHost(s)); ok {

@@ -87,7 +87,7 @@ func newWorld(t testing.TB, change func(*Settings)) *world {
 		if left := w.links(); left != 0 {
 			t.Errorf("%d links left", left)
 		}
-		if routes, err := ours(); err != nil || len(routes) != 0 {
+		if routes, err := ownRoutes(); err != nil || len(routes) != 0 {
 			t.Errorf("routes left: %v, %v", routes, err)
 		}
 		connection, err := nftables.New()
@@ -366,7 +366,7 @@ func TestPodsReachEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.call("CHECK", "a", a.ns, nil); err == nil || !strings.Contains(err.Error(), "lost its address") {
+	if _, err := w.call("CHECK", "a", a.ns, nil); err == nil || !strings.Contains(err.Error(), "is missing address") {
 		t.Errorf("CHECK of a pod without its address: %v", err)
 	}
 	if _, err := w.call("CHECK", "c", a.ns, nil); err == nil {

@@ -18,24 +18,24 @@ const (
 	portsAddress = "ports-address"
 )
 
-// hostPortMark is set on packets that a host port leads to a pod.
+// hostPortMark is set on packets that are translated from a host port.
 const hostPortMark = 0x2000
 
-// Registers of four bytes. A key is built from keyRegister on; what a map answers stands from valueRegister on.
+// Registers of four bytes. A map key starts at keyRegister, the result of a lookup at valueRegister.
 const (
 	keyRegister   = unix.NFT_REG32_00
 	valueRegister = unix.NFT_REG32_08
 	scratch       = unix.NFT_REG_1
 )
 
-// ruleset is all rules of our table, in order.
+// ruleset is all rules of the table, in order.
 type ruleset struct {
 	chains []chain
 }
 
 type chain struct {
 	name string
-	// hook is empty for chains others jump to.
+	// hook is empty for chains that are only jumped to.
 	hook     string
 	kind     nftables.ChainType
 	at       *nftables.ChainHook
@@ -43,13 +43,13 @@ type chain struct {
 	rules    []clause
 }
 
-// clause is a rule or a part of one: for people as nft would print it, for the kernel as expressions.
+// clause is a rule or a part of one, as text in nft's syntax and as expressions for the kernel.
 type clause struct {
 	text  string
 	exprs []expr.Any
 }
 
-// String is the ruleset for people; tests compare it.
+// String is the ruleset in nft's syntax, for tests.
 func (r ruleset) String() string {
 	var b strings.Builder
 	for _, c := range r.chains {
@@ -77,7 +77,7 @@ func rule(clauses ...clause) clause {
 	return whole
 }
 
-// planRules computes the table: who is masqueraded, which ports lead where, and what is not let through.
+// planRules computes the table: masquerading, host ports and rejected packets.
 func planRules(s Settings) ruleset {
 	hook := func(name, hookName string, kind nftables.ChainType, at *nftables.ChainHook, priority nftables.ChainPriority, rules ...clause) chain {
 		return chain{name: name, hook: hookName, kind: kind, at: at, priority: &priority, rules: rules}
@@ -88,7 +88,7 @@ func planRules(s Settings) ruleset {
 	}
 	toPorts := rule(toThisHost(), jump("host-ports"))
 	chains := []chain{
-		// The bridge routes loopback addresses for the sake of host ports. Nobody else may send to them or in their name.
+		// route_localnet is enabled for host ports. Other packets from or to loopback addresses are dropped.
 		hook("guard", "prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, -300,
 			rule(from(s.Bridge), destination(loopback), drop()), rule(from(s.Bridge), source(loopback), drop())),
 		hook("ports-in", "prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, -100, toPorts),
@@ -98,8 +98,7 @@ func planRules(s Settings) ruleset {
 	}
 	ports := chain{name: "host-ports"}
 	outbound := []chain{}
-	// A pod that reaches itself through a host port would see its own address as the source; the loopback address means
-	// somebody else to the pod.
+	// A pod that connects to itself through a host port would see its own address, or the loopback address, as the source.
 	masquerade4And6 := []clause{rule(throughHostPort(), source(loopback), masquerade())}
 	var leaving []clause
 	for _, own := range s.PodCIDRs {
@@ -131,7 +130,7 @@ var (
 	multicast6   = netip.MustParsePrefix("ff00::/8")
 )
 
-// inside lists the ranges that see a pod's own address: the cluster's.
+// inside lists the CIDRs that see a pod's own address.
 func inside(s Settings, own netip.Prefix) []netip.Prefix {
 	ranges := []netip.Prefix{own}
 	for _, p := range slices.Concat(s.ClusterCIDRs, s.NonMasqueradeCIDRs, []netip.Prefix{multicast4, multicast6}) {
@@ -144,7 +143,7 @@ func inside(s Settings, own netip.Prefix) []netip.Prefix {
 
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// family restricts a rule to IPv4 or IPv6: our table has both.
+// family restricts a rule to IPv4 or IPv6: the table has family inet.
 func family(is4 bool) []expr.Any {
 	protocol := byte(unix.NFPROTO_IPV6)
 	if is4 {
@@ -156,7 +155,7 @@ func family(is4 bool) []expr.Any {
 	}
 }
 
-// addressField is where the source or destination address stands in the network header.
+// addressField is the offset and length of the source or destination address in the network header.
 func addressField(is4, isSource bool) (offset, length uint32) {
 	switch {
 	case is4 && isSource:
@@ -172,7 +171,7 @@ func addressField(is4, isSource bool) (offset, length uint32) {
 func source(p netip.Prefix) clause      { return within(p, true, "saddr") }
 func destination(p netip.Prefix) clause { return within(p, false, "daddr") }
 
-// within matches packets whose address lies in a range.
+// within matches packets whose address is in a CIDR.
 func within(p netip.Prefix, isSource bool, word string) clause {
 	p = p.Masked()
 	is4 := p.Addr().Is4()
@@ -192,7 +191,7 @@ func within(p netip.Prefix, isSource bool, word string) clause {
 	)}
 }
 
-// from matches packets that came in by an interface.
+// from matches packets that arrived through an interface.
 func from(link string) clause {
 	name := make([]byte, 16)
 	copy(name, link)
@@ -210,7 +209,7 @@ func toThisHost() clause {
 	}}
 }
 
-// throughHostPort matches what translate has marked.
+// throughHostPort matches packets that translate has marked.
 func throughHostPort() clause {
 	return clause{fmt.Sprintf("meta mark & %#x != 0", hostPortMark), []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: scratch},
@@ -219,11 +218,11 @@ func throughHostPort() clause {
 	}}
 }
 
-// translate looks a packet's port up and, where there is a pod for it, marks the packet and sends it there.
+// translate looks up a packet's port in a map and, if there is a pod for it, marks the packet and translates its destination.
 func translate(is4, byAddress bool) clause {
 	word, name, set := "ip6", "6", portsAny
 	nfproto := uint32(unix.NFPROTO_IPV6)
-	words := uint32(4) // registers an address takes
+	words := uint32(4) // registers of an address
 	if is4 {
 		word, name, nfproto, words = "ip", "4", unix.NFPROTO_IPV4, 1
 	}
@@ -260,12 +259,12 @@ func masquerade() clause {
 	return clause{"masquerade fully-random", []expr.Any{&expr.Masq{FullyRandom: true}}}
 }
 
-// reject answers that there is no such host, in the packet's own family.
+// reject responds with ICMP host unreachable in the packet's family.
 func reject() clause {
 	return clause{"reject with icmpx host-unreachable", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_HOST_UNREACH}}}
 }
 
-// portSets are the maps the rules look ports up in.
+// portSets are the maps of host ports.
 func portSets(table *nftables.Table) (map[string]*nftables.Set, error) {
 	sets := map[string]*nftables.Set{}
 	for family, address := range map[string]nftables.SetDatatype{"4": nftables.TypeIPAddr, "6": nftables.TypeIP6Addr} {

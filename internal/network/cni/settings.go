@@ -1,13 +1,13 @@
-// Package cni is the network of the pods of one node: the CNI plugin the container runtime starts for every pod, and what
-// the kubelet calls to configure it, to prepare the host and to clear away what was left behind.
+// Package cni is the pod network of one node: the CNI plugin that the container runtime runs for every pod, and the functions that the
+// kubelet calls to configure it, to prepare the host and to remove orphaned attachments.
 //
-// A pod is joined to the node's bridge by a veth pair. It has an address of the node's range, as a host of its own (/32, /128)
-// whose only neighbour is the bridge, so that every packet passes the host's routing: network address translation, services and
-// policies work between two pods of one node as they do between any two hosts, and no pod can speak for another on the wire.
+// A pod is connected to the node's bridge by a veth pair. It has an address of the node's pod CIDR with a /32 or /128 prefix, whose only
+// neighbor is the bridge, so that every packet is routed by the host: NAT, Services and network policies work between two pods of one node
+// as between any two hosts, and no pod can use another's address.
 //
-// What the host needs is computed as values (plan.go, rules.go: addresses, routes, sysctls, nftables rules), what belongs to
-// which pod is one file behind a lock (state.go), and both are carried out over netlink (host.go, attach.go). The nftables rules
-// are one table of our own that changes in one transaction. No other program is started.
+// The desired configuration is computed by pure functions (plan.go, rules.go: addresses, routes, sysctls, nftables rules), the attachments
+// of pods are in one file protected by a lock (state.go), and both are applied with netlink (host.go, attach.go). The nftables rules are in
+// one table, which is changed in one transaction. No other program is run.
 package cni
 
 import (
@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// Name is the plugin's: the program the runtime looks for, and the type in the configuration.
+	// Name is the name of the plugin: of its program, and the type in the configuration.
 	Name = "skiff-cni"
 	// Version is the version of the CNI specification the configuration is written for.
 	Version = "1.1.0"
 	// NetworkName is the network's name towards the runtime.
 	NetworkName = "skiff"
-	// fileName sorts before what others call their configuration; a runtime takes the first it finds.
+	// fileName sorts before the usual names of other configurations; a runtime uses the first one.
 	fileName = "10-skiff.conflist"
 )
 
@@ -43,19 +43,19 @@ type Settings struct {
 	Table  string `json:"table,omitempty"`
 	// MTU of the pods' interfaces; 0 takes that of the interface of the default route.
 	MTU int `json:"mtu,omitempty"`
-	// DataDir is where the plugin remembers which address belongs to whom.
+	// DataDir is the directory of the state file.
 	DataDir string `json:"dataDir"`
-	// PodCIDRs are the ranges of this node, at most one of each family.
+	// PodCIDRs are the pod CIDRs of this node, at most one of each family.
 	PodCIDRs []netip.Prefix `json:"podCIDRs"`
-	// ClusterCIDRs are the ranges of all pods: what goes there keeps its source address, and what has no owner there is unreachable.
+	// ClusterCIDRs are the CIDRs of all pods: packets to them keep their source address; unassigned addresses are unreachable.
 	ClusterCIDRs []netip.Prefix `json:"clusterCIDRs,omitempty"`
-	// ServiceCIDRs are the ranges of service addresses: what no service has claimed there is rejected.
+	// ServiceCIDRs are the CIDRs of Services: packets to unassigned addresses are rejected.
 	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
-	// NonMasqueradeCIDRs are further ranges that see the pods' own addresses.
+	// NonMasqueradeCIDRs are further CIDRs to which packets keep their source address.
 	NonMasqueradeCIDRs []netip.Prefix `json:"nonMasqueradeCIDRs,omitempty"`
 }
 
-// WithDefaults fills in names.
+// WithDefaults sets default names.
 func (s Settings) WithDefaults() Settings {
 	if s.Bridge == "" {
 		s.Bridge = "skiff0"
@@ -66,7 +66,7 @@ func (s Settings) WithDefaults() Settings {
 	return s
 }
 
-// Validate says what is wrong with settings.
+// Validate returns all errors in the settings.
 func (s Settings) Validate() error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -103,8 +103,8 @@ func (s Settings) Validate() error {
 	return errors.Join(problems...)
 }
 
-// Configure writes the runtime's network configuration into dir. A file that says the same already is left alone: the
-// runtime reads it again whenever it is written.
+// Configure writes the runtime's network configuration to dir. An unchanged file is not written, because the runtime reloads it after every
+// write.
 func Configure(dir string, s Settings) error {
 	s = s.WithDefaults()
 	if err := s.Validate(); err != nil {
@@ -132,8 +132,8 @@ func Configure(dir string, s Settings) error {
 	return atomicfile.Write(path, text, 0o600)
 }
 
-// Install puts the plugin where the runtime looks for it: a link to the program of that name beside this one, or to this one. Runtimes that
-// want a plugin for the loopback interface find it there, too.
+// Install links the plugin into the runtime's plugin directory: to the program of that name in the directory of this one, or to this one. It
+// also links the loopback plugin, which some runtimes need.
 func Install(dir string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -151,8 +151,8 @@ func Install(dir string) error {
 		if at, err := os.Readlink(path); err == nil && at == program {
 			continue
 		}
-		// In one step, because a runtime may be at work. What is there and no link of ours is replaced as well: the directory is skiff's.
-		_ = os.Remove(path + ".new") // of an attempt that was cut off
+		// Atomically, because a runtime may be running the plugin. Existing files are replaced too: the directory is skiff's.
+		_ = os.Remove(path + ".new") // of an interrupted attempt
 		if err := os.Symlink(program, path+".new"); err != nil {
 			return fmt.Errorf("install network plugin: %w", err)
 		}
@@ -163,7 +163,7 @@ func Install(dir string) error {
 	return nil
 }
 
-// Read returns the settings that Configure wrote into dir, if it did.
+// Read returns the settings that Configure wrote to dir, if any.
 func Read(dir string) (s Settings, configured bool, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, fileName))
 	if errors.Is(err, os.ErrNotExist) {
@@ -174,12 +174,12 @@ func Read(dir string) (s Settings, configured bool, err error) {
 	}
 	var list struct{ Plugins []Settings }
 	if err := json.Unmarshal(text, &list); err != nil || len(list.Plugins) == 0 {
-		return s, false, fmt.Errorf("read pod network configuration: %s is not what was written: %w", fileName, err)
+		return s, false, fmt.Errorf("read pod network configuration: invalid %s: %w", fileName, err)
 	}
 	return list.Plugins[0], true, nil
 }
 
-// Unconfigure takes the configuration out of dir again.
+// Unconfigure removes the configuration from dir.
 func Unconfigure(dir string) error {
 	if err := os.Remove(filepath.Join(dir, fileName)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove pod network configuration: %w", err)
@@ -187,14 +187,14 @@ func Unconfigure(dir string) error {
 	return nil
 }
 
-// Others lists the network configurations in dir that are not skiff's. Where there is one, its owner runs the pod network.
+// Others lists the network configurations in dir that are not skiff's. If there is one, its owner runs the pod network.
 func Others(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for network configurations: %w", err)
+		return nil, fmt.Errorf("list network configurations: %w", err)
 	}
 	var names []string
 	for _, entry := range entries {

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attachment is a pod's place in the network.
+// Attachment is a pod's connection to the network.
 type Attachment struct {
 	Container string `json:"container"`
 	Interface string `json:"interface"`
-	// Namespace and Pod are the API's names, for people who read the file.
+	// Namespace and Pod are the pod's namespace and name, for readers of the file.
 	Namespace string       `json:"namespace,omitempty"`
 	Pod       string       `json:"pod,omitempty"`
 	Addresses []netip.Addr `json:"addresses"`
@@ -31,17 +31,17 @@ func (a Attachment) is(container, ifname string) bool {
 	return a.Container == container && a.Interface == ifname
 }
 
-// State is who has which address, as it stands in the state file. Its methods are the whole of address management and touch nothing else.
+// State is the content of the state file. Its methods implement address management and have no side effects.
 type State struct {
-	// Boot is the kernel's name for this run of the machine: after the next one no attachment exists.
+	// Boot is the kernel's boot ID: attachments do not survive a reboot.
 	Boot        string       `json:"boot"`
 	Sequence    uint64       `json:"sequence"`
 	Attachments []Attachment `json:"attachments"`
-	// Last is the address given out last, by range: a released address is not given to the next pod at once.
+	// Last is the last allocated address by CIDR, so that a released address is not reused at once.
 	Last map[string]netip.Addr `json:"last,omitempty"`
 }
 
-// errExhausted means that a range has no free address.
+// errExhausted means that a CIDR has no free address.
 var errExhausted = errors.New("no address is free")
 
 // find returns the attachment of a container's interface, nil when there is none.
@@ -54,7 +54,7 @@ func (s *State) find(container, ifname string) *Attachment {
 	return nil
 }
 
-// reserve gives an attachment one address of each range. An attachment that exists already keeps its addresses if they fit the ranges.
+// reserve allocates one address of each CIDR to an attachment. An existing attachment keeps its addresses if they are in the CIDRs.
 func (s *State) reserve(a Attachment, ranges []netip.Prefix) (Attachment, error) {
 	if old := s.find(a.Container, a.Interface); old != nil {
 		a.Addresses = old.Addresses
@@ -82,7 +82,8 @@ func (s *State) reserve(a Attachment, ranges []netip.Prefix) (Attachment, error)
 	return a, nil
 }
 
-// next finds a free address, going round from the last one given out. The range's own address, the gateway and IPv4's broadcast address are nobody's.
+// next returns a free address after the last allocated one, cyclically. The network address, the gateway and the IPv4 broadcast address are
+// never allocated.
 func (s *State) next(p netip.Prefix) (netip.Addr, error) {
 	taken := map[netip.Addr]bool{}
 	for _, a := range s.Attachments {
@@ -98,7 +99,7 @@ func (s *State) next(p netip.Prefix) (netip.Addr, error) {
 	if !candidate.IsValid() || !p.Contains(candidate) {
 		candidate = gateway(p)
 	}
-	// One more than are taken must contain a free one, if there is one at all.
+	// Of one more than the allocated addresses at least one is free, if there is any.
 	for range len(taken) + 1 {
 		if candidate = candidate.Next(); !usable(candidate) {
 			candidate = first
@@ -110,7 +111,7 @@ func (s *State) next(p netip.Prefix) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("range %s: %w", p, errExhausted)
 }
 
-// release forgets an attachment and returns what it was.
+// release removes an attachment and returns it.
 func (s *State) release(container, ifname string) (Attachment, bool) {
 	i := slices.IndexFunc(s.Attachments, func(a Attachment) bool { return a.is(container, ifname) })
 	if i < 0 {
@@ -121,7 +122,7 @@ func (s *State) release(container, ifname string) (Attachment, bool) {
 	return gone, true
 }
 
-// keep forgets every attachment that is not among those that live, and returns the forgotten ones.
+// keep removes every attachment that is not in live, and returns the removed ones.
 func (s *State) keep(live []Identity) []Attachment {
 	var gone []Attachment
 	s.Attachments = slices.DeleteFunc(s.Attachments, func(a Attachment) bool {
@@ -134,7 +135,7 @@ func (s *State) keep(live []Identity) []Attachment {
 	return gone
 }
 
-// locked runs a change of the state behind the lock, which other processes heed, and keeps what it did unless it fails.
+// locked calls change with the state while it holds the file lock, and writes the state unless change fails.
 func locked(dataDir string, change func(*State) error) error {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return fmt.Errorf("open network state: %w", err)
@@ -158,7 +159,7 @@ func locked(dataDir string, change func(*State) error) error {
 	return writeState(path, state)
 }
 
-// waitForLock waits until nobody else has the lock. Who has it keeps it for milliseconds, and loses it when it dies.
+// waitForLock acquires the lock. It is held for milliseconds, and the kernel releases it when its holder dies.
 func waitForLock(fd int) error {
 	for {
 		if err := unix.Flock(fd, unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
@@ -167,8 +168,8 @@ func waitForLock(fd int) error {
 	}
 }
 
-// readState reads the file. What is left of an earlier run of the machine, or of a write that a crash cut off, counts for nothing:
-// the attachments it speaks of ended with that run.
+// readState reads the file. The state of an earlier boot, or a file truncated by a crash of the host, is ignored: its attachments no longer
+// exist.
 func readState(path string) (State, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -189,7 +190,7 @@ func readState(path string) (State, error) {
 	return state, nil
 }
 
-// writeState replaces the file in one step. It does not wait for the disk: a crash of the machine ends every attachment.
+// writeState replaces the file atomically. It does not sync to disk: a crash of the host ends every attachment.
 func writeState(path string, state State) error {
 	text, err := json.Marshal(state)
 	if err != nil {

@@ -20,9 +20,9 @@ func writePID(path string, pid int) error {
 	return atomicfile.Write(path, []byte(strconv.Itoa(pid)), 0o600)
 }
 
-// endLeftover ends the containerd noted in a file, if it still runs with the given configuration: that of a skiff that was killed.
-// The kernel has told it to end, too, but it may not have got that far.
-func endLeftover(ctx context.Context, pidFile, config string) error {
+// stopOrphan stops the containerd in a PID file if it still runs with the given configuration: that of a skiff that was killed. It has
+// received Pdeathsig, but may not have exited yet.
+func stopOrphan(ctx context.Context, pidFile, config string) error {
 	data, err := os.ReadFile(pidFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -34,7 +34,7 @@ func endLeftover(ctx context.Context, pidFile, config string) error {
 	if err != nil || pid <= 1 {
 		return os.Remove(pidFile)
 	}
-	// A handle of the process, so that what is signalled is what was looked at: numbers are used again.
+	// A pidfd makes sure that the checked process is the one that is signalled: PIDs are reused.
 	handle, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return os.Remove(pidFile)
@@ -47,13 +47,13 @@ func endLeftover(ctx context.Context, pidFile, config string) error {
 		if err := unix.PidfdSendSignal(handle, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
-		if err := waitEnd(ctx, handle, stopTimeout); err == nil {
+		if err := waitExit(ctx, handle, stopTimeout); err == nil {
 			return os.Remove(pidFile)
 		} else if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	return fmt.Errorf("process %d does not end", pid)
+	return fmt.Errorf("process %d does not exit", pid)
 }
 
 // runsWith reports whether a process was started with the given argument.
@@ -70,8 +70,8 @@ func runsWith(pid int, argument string) bool {
 	return false
 }
 
-// waitEnd waits until the process behind a handle has ended.
-func waitEnd(ctx context.Context, handle int, timeout time.Duration) error {
+// waitExit waits until the process of a pidfd has exited.
+func waitExit(ctx context.Context, handle int, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for time.Now().Before(deadline) && ctx.Err() == nil {
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 50)
