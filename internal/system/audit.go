@@ -7,7 +7,7 @@ import (
 	"skiff/internal/config"
 )
 
-// newAuditor makes what records requests; nil when nothing is to be recorded.
+// newAuditor makes the auditor; nil when nothing is audited.
 func newAuditor(c config.Audit, log *slog.Logger) (*audit.Auditor, error) {
 	return audit.New(audit.Config{
 		PolicyFile: c.PolicyFile,

@@ -22,33 +22,33 @@ import (
 // adminKubeconfig is the administrator's kubeconfig, below the data directory.
 const adminKubeconfig = "admin.kubeconfig"
 
-// frontProxyName is the common name of the certificate the server shows to API servers behind it.
+// frontProxyName is the common name of the client certificate that the server presents to aggregated API servers.
 const frontProxyName = pki.FrontProxyClientName
 
-// certificates are what the server proves itself and others by.
+// certificates are the keys and certificates of the server.
 type certificates struct {
-	authority  *pki.CA
-	frontProxy *pki.CA
-	signingKey *ecdsa.PrivateKey
-	serving    *tls.Config
-	// kubeletClient proves the server to kubelets.
+	ca           *pki.CA
+	frontProxyCA *pki.CA
+	signingKey   *ecdsa.PrivateKey
+	serving      *tls.Config
+	// kubeletClient is the client certificate that the server presents to kubelets.
 	kubeletClient *pki.Renewer
-	// keepers renew the leaves while the server runs.
-	keepers pki.Renewers
+	// renewers renew the certificates while the server runs.
+	renewers pki.Renewers
 }
 
-// newCertificates loads the keys below the data directory, makes what is missing, and writes the administrator's kubeconfig.
-func newCertificates(c config.Server, now time.Time) (*certificates, error) {
-	directory := pki.Dir(filepath.Join(c.DataDir, "pki"))
-	authority, err := directory.CA("ca", "skiff-ca", now)
+// newCertificates loads the keys and certificates in the data directory, creates those that are missing, and writes the admin kubeconfig.
+func newCertificates(c config.APIServer, now time.Time) (*certificates, error) {
+	dir := pki.Dir(filepath.Join(c.DataDir, "pki"))
+	ca, err := dir.CA("ca", "skiff-ca", now)
 	if err != nil {
-		return nil, fmt.Errorf("cluster authority: %w", err)
+		return nil, fmt.Errorf("cluster CA: %w", err)
 	}
-	frontProxy, err := directory.CA("front-proxy-ca", "skiff-front-proxy-ca", now)
+	frontProxyCA, err := dir.CA("front-proxy-ca", "skiff-front-proxy-ca", now)
 	if err != nil {
-		return nil, fmt.Errorf("front-proxy authority: %w", err)
+		return nil, fmt.Errorf("front-proxy CA: %w", err)
 	}
-	signingKey, err := directory.SigningKey("service-account")
+	signingKey, err := dir.SigningKey("service-account")
 	if err != nil {
 		return nil, fmt.Errorf("service-account key: %w", err)
 	}
@@ -56,69 +56,67 @@ func newCertificates(c config.Server, now time.Time) (*certificates, error) {
 	if err != nil {
 		return nil, err
 	}
-	serving, err := directory.Renewer("apiserver", authority, leaf)
+	serving, err := dir.Renewer("apiserver", ca, leaf)
 	if err != nil {
 		return nil, err
 	}
-	kubeletClient, err := directory.Renewer("apiserver-kubelet-client", authority, pki.KubeletClient())
+	kubeletClient, err := dir.Renewer("apiserver-kubelet-client", ca, pki.KubeletClient())
 	if err != nil {
 		return nil, err
 	}
-	admin, err := directory.Renewer("admin", authority, pki.User("admin", "system:masters"))
+	admin, err := dir.Renewer("admin", ca, pki.User("admin", "system:masters"))
 	if err != nil {
 		return nil, err
 	}
-	proxyClient, err := directory.Renewer("front-proxy-client", frontProxy, pki.FrontProxyClient())
+	proxyClient, err := dir.Renewer("front-proxy-client", frontProxyCA, pki.FrontProxyClient())
 	if err != nil {
 		return nil, err
 	}
-	etcd, err := etcdKeepers(directory, leaf.IPs, now)
+	etcd, err := etcdRenewers(dir, leaf.IPs, now)
 	if err != nil {
 		return nil, err
 	}
-	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, authority, pair) }); err != nil {
+	if err := admin.OnRenew(func(pair pki.Pair) error { return writeAdminKubeconfig(c, ca, pair) }); err != nil {
 		return nil, err
 	}
 	return &certificates{
-		authority:  authority,
-		frontProxy: frontProxy,
-		signingKey: signingKey,
-		serving:    pki.ServerTLS(serving, authority, frontProxy),
-		keepers:    append(etcd, serving, admin, kubeletClient, proxyClient),
-
+		ca:            ca,
+		frontProxyCA:  frontProxyCA,
+		signingKey:    signingKey,
+		serving:       pki.ServerTLS(serving, ca, frontProxyCA),
 		kubeletClient: kubeletClient,
+		renewers:      append(etcd, serving, admin, kubeletClient, proxyClient),
 	}, nil
 }
 
-// etcdKeepers make and keep the certificates of etcd, which has an authority of its own: whom the cluster knows may not therefore
-// read its store.
-func etcdKeepers(directory pki.Dir, addresses []net.IP, now time.Time) (pki.Renewers, error) {
-	authority, err := directory.CA("etcd-ca", "skiff-etcd-ca", now)
+// etcdRenewers create and renew the certificates of etcd. It has a CA of its own, because clients of the cluster must not read its store.
+func etcdRenewers(dir pki.Dir, addresses []net.IP, now time.Time) (pki.Renewers, error) {
+	ca, err := dir.CA("etcd-ca", "skiff-etcd-ca", now)
 	if err != nil {
-		return nil, fmt.Errorf("etcd authority: %w", err)
+		return nil, fmt.Errorf("etcd CA: %w", err)
 	}
-	member, err := directory.Renewer("etcd-server", authority, pki.EtcdMember("skiff-etcd", addresses))
+	member, err := dir.Renewer("etcd-server", ca, pki.EtcdMember("skiff-etcd", addresses))
 	if err != nil {
 		return nil, err
 	}
-	client, err := directory.Renewer("etcd-client", authority, pki.EtcdClient())
+	client, err := dir.Renewer("etcd-client", ca, pki.EtcdClient())
 	return pki.Renewers{member, client}, err
 }
 
-// etcdFiles are what the embedded etcd proves itself by and knows its clients by, at an https address.
-func etcdFiles(c config.Server) (authority, cert, key string, err error) {
+// etcdFiles are the CA, certificate and key with which the embedded etcd serves an https URL.
+func etcdFiles(c config.APIServer) (ca, cert, key string, err error) {
 	if e := &c.Etcd; e.CertFile != "" || e.CAFile != "" {
 		if e.CAFile == "" {
-			return "", "", "", errors.New("--etcd-cafile: without it everybody could read the store through --etcd-listen-client-url")
+			return "", "", "", errors.New("--etcd-cafile: required with --etcd-listen-client-url, because without it any client could read the store")
 		}
 		return e.CAFile, e.CertFile, e.KeyFile, nil
 	}
-	directory := filepath.Join(c.DataDir, "pki")
-	return filepath.Join(directory, "etcd-ca.crt"), filepath.Join(directory, "etcd-server.crt"), filepath.Join(directory, "etcd-server.key"), nil
+	dir := filepath.Join(c.DataDir, "pki")
+	return filepath.Join(dir, "etcd-ca.crt"), filepath.Join(dir, "etcd-server.crt"), filepath.Join(dir, "etcd-server.key"), nil
 }
 
-// servingLeaf lists every name and address the API may be reached by.
-func servingLeaf(c config.Server) (pki.Leaf, error) {
+// servingLeaf is the serving certificate, with every name and address of the API server.
+func servingLeaf(c config.APIServer) (pki.Leaf, error) {
 	leaf := pki.Leaf{
 		CommonName: "kube-apiserver",
 		DNSNames:   []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + c.ClusterDomain},
@@ -142,7 +140,7 @@ func servingLeaf(c config.Server) (pki.Leaf, error) {
 	}
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
-		return leaf, fmt.Errorf("list the machine's addresses: %w", err)
+		return leaf, fmt.Errorf("list the host's addresses: %w", err)
 	}
 	for _, a := range addresses {
 		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
@@ -152,8 +150,18 @@ func servingLeaf(c config.Server) (pki.Leaf, error) {
 	return leaf, nil
 }
 
-// advertised is the address other parts reach the API at.
-func advertised(c config.Server) net.IP {
+// serverNames are the names and addresses of the API server.
+func serverNames(c config.APIServer) ([]string, error) {
+	leaf, err := servingLeaf(c)
+	names := leaf.DNSNames
+	for _, ip := range leaf.IPs {
+		names = append(names, ip.String())
+	}
+	return names, err
+}
+
+// advertisedAddress is the address at which other members of the cluster reach the API.
+func advertisedAddress(c config.APIServer) net.IP {
 	for _, text := range []string{c.AdvertiseAddress, c.BindAddress} {
 		if ip := net.ParseIP(text); ip != nil && !ip.IsUnspecified() {
 			return ip
@@ -168,7 +176,7 @@ func advertised(c config.Server) net.IP {
 	return net.IPv4(127, 0, 0, 1)
 }
 
-func writeAdminKubeconfig(c config.Server, authority *pki.CA, admin pki.Pair) error {
+func writeAdminKubeconfig(c config.APIServer, ca *pki.CA, admin pki.Pair) error {
 	host := c.BindAddress
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
 		host = "127.0.0.1"
@@ -176,7 +184,7 @@ func writeAdminKubeconfig(c config.Server, authority *pki.CA, admin pki.Pair) er
 	k := clientcmdapi.NewConfig()
 	k.Clusters["skiff"] = &clientcmdapi.Cluster{
 		Server:                   "https://" + net.JoinHostPort(host, strconv.Itoa(c.SecurePort)),
-		CertificateAuthorityData: authority.Cert,
+		CertificateAuthorityData: ca.Cert,
 	}
 	k.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: admin.Cert, ClientKeyData: admin.Key}
 	k.Contexts["skiff"] = &clientcmdapi.Context{Cluster: "skiff", AuthInfo: "admin"}

@@ -75,7 +75,7 @@ func removePods(ctx context.Context, dataDir string) (int, error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "containerd")); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
-	own, err := ownRuntime(dataDir, slog.New(slog.DiscardHandler))
+	own, err := newContainerd(dataDir, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}

@@ -10,27 +10,27 @@ import (
 	"skiff/internal/kind"
 )
 
-// connectObjects are what connectors look up. The server that holds it is made after them and before the first request.
-type connectObjects struct{ *gate }
+// proxiedObjects are the objects that connectors look up. The server that holds them is made after the connectors.
+type proxiedObjects struct{ *accessControl }
 
 // Get implements connect.Objects.
-func (o connectObjects) Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
-	return o.env.Get(ctx, resource, namespace, name)
+func (o proxiedObjects) Get(ctx context.Context, resource schema.GroupResource, namespace, name string) (kind.Object, error) {
+	return o.client.Get(ctx, resource, namespace, name)
 }
 
 // List implements connect.Objects.
-func (o connectObjects) List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
-	return o.env.List(ctx, resource, namespace)
+func (o proxiedObjects) List(ctx context.Context, resource schema.GroupResource, namespace string) ([]kind.Object, error) {
+	return o.client.List(ctx, resource, namespace)
 }
 
-// connection is how the server reaches kubelets, which know it by a certificate of its own and are known by the cluster's
-// authority, and pods and services.
-func connection(g *gate, certs *certificates) streams.Config {
+// proxyConfig is how the API server reaches kubelets, pods and services. Kubelets present certificates of the cluster's CA, and the server
+// its own client certificate.
+func proxyConfig(a *accessControl, certs *certificates) streams.Config {
 	return streams.Config{
-		Objects: connectObjects{g},
+		Objects: proxiedObjects{a},
 		Kubelet: &tls.Config{
 			MinVersion:           tls.VersionTLS12,
-			RootCAs:              certs.authority.Pool(),
+			RootCAs:              certs.ca.Pool(),
 			GetClientCertificate: certs.kubeletClient.GetClientCertificate,
 		},
 	}

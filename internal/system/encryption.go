@@ -11,19 +11,19 @@ import (
 	"skiff/internal/store/encryption"
 )
 
-// newEncryption makes what seals objects in the store; nil when they are stored as they are.
+// newEncryption makes the encryption at rest; nil when objects are not encrypted.
 func newEncryption(c config.Encryption, log *slog.Logger) (*encryption.Encryption, error) {
 	if c.File == "" {
 		return nil, nil
 	}
-	return encryption.New(c.File, c.Reload, log.With("part", "encryption"))
+	return encryption.New(c.File, c.Reload, log.With("component", "encryption"))
 }
 
-// storeDir is the directory of the store that holds all objects.
+// storeDir is the key prefix of all objects in the store.
 const storeDir = "/registry/"
 
-// resourceOfKey tells which resource a key of the store belongs to. Custom resources, which nobody knows beforehand, lie below
-// their group and name.
+// resourceOfKey returns the function that maps a key of the store to its resource. The keys of custom resources begin with their group and
+// resource name.
 func resourceOfKey() func(key string) schema.GroupResource {
 	known := map[string]schema.GroupResource{}
 	for _, k := range api.Kinds(api.Settings{}) {

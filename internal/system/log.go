@@ -9,18 +9,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// newLogger writes to standard error. What libraries say goes the same way.
+// newLogger returns the logger to standard error, which libraries use too.
 func newLogger(level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("--log-level: %w", err)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
-	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("part", "library"))
+	klog.SetSlogLogger(slog.New(libraryHandler{log.Handler()}).With("component", "library"))
 	return log, nil
 }
 
-// libraryHandler takes the log of libraries: what they find worth telling is for those who look for a fault.
+// libraryHandler handles the log messages of libraries: their info messages become debug messages.
 type libraryHandler struct{ slog.Handler }
 
 func lowered(l slog.Level) slog.Level {

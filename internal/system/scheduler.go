@@ -21,23 +21,23 @@ import (
 	"skiff/internal/apiserver"
 	"skiff/internal/client"
 	"skiff/internal/config"
+	"skiff/internal/controller"
 	"skiff/internal/delegated"
 	"skiff/internal/health"
 	"skiff/internal/scheduler"
 	"skiff/internal/scheduler/ask"
 )
 
-// schedulerDoor is where the API server lets questions to the scheduler in: it serves before there is a scheduler to ask.
-type schedulerDoor struct {
+// deferredHandler is the HTTP handler of a component that starts after the server it is a path of.
+type deferredHandler struct {
 	handler atomic.Pointer[http.Handler]
 }
 
-func (d *schedulerDoor) open(s *scheduler.Scheduler) {
-	h := s.Handler()
-	d.handler.Store(&h)
-}
+// set begins to serve requests.
+func (d *deferredHandler) set(h http.Handler) { d.handler.Store(&h) }
 
-func (d *schedulerDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements http.Handler.
+func (d *deferredHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h := d.handler.Load(); h != nil {
 		(*h).ServeHTTP(w, r)
 		return
@@ -45,8 +45,7 @@ func (d *schedulerDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "the scheduler has not started yet", http.StatusServiceUnavailable)
 }
 
-// RunScheduler runs the scheduler alone, against an API server elsewhere, until ctx ends. It follows the cluster and answers questions
-// also while another scheduler leads.
+// RunScheduler runs the scheduler alone until ctx ends. It follows the cluster and answers queries also while another scheduler leads.
 func RunScheduler(ctx context.Context, c config.Scheduler) error {
 	file := &configv1.KubeSchedulerConfiguration{}
 	if c.ConfigFile != "" {
@@ -56,47 +55,56 @@ func RunScheduler(ctx context.Context, c config.Scheduler) error {
 		}
 	}
 	if c.Kubeconfig = cmp.Or(c.Kubeconfig, file.ClientConnection.Kubeconfig); c.Kubeconfig == "" {
-		return errors.New("--kubeconfig: neither the flag nor --config says where the API server is")
+		return errors.New("--kubeconfig: required unless --config names a kubeconfig")
 	}
 	log, remote, err := connect(c.ClientConnection)
 	if err != nil {
 		return err
 	}
 	informers, events := client.NewInformers(remote), client.NewEventBroadcaster(remote)
-	post := &watchpost{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
-	metrics, err := scheduler.NewMetrics(post.registry)
+	endpoint := &componentServer{config: c.Serving, registry: newRegistry(), remote: remote, kubeconfig: c.Kubeconfig, log: log}
+	metrics, err := scheduler.NewMetrics(endpoint.registry)
 	if err != nil {
 		return err
 	}
-	if err := client.RegisterMetrics(post.registry); err != nil {
+	if err := client.RegisterMetrics(endpoint.registry); err != nil {
 		return err
 	}
 	s, err := scheduler.New(scheduler.Config{Client: remote, Informers: informers, Events: events, Configuration: file, Metrics: metrics, Log: log})
 	if err != nil {
 		return err
 	}
-	post.paths, post.access = map[string]http.Handler{scheduler.Root: s.Handler()}, requestAccess
-	post.checks = []health.Check{{Name: "sched-handler-sync", ReadinessOnly: true, Check: s.Synced}}
+	endpoint.paths, endpoint.access = map[string]http.Handler{scheduler.Root: s.Handler()}, requestAccess
+	endpoint.checks = []health.Check{{Name: "sched-handler-sync", ReadinessOnly: true, Check: s.Synced}}
 	run := s.Run
-	if elected := file.LeaderElection.LeaderElect; c.LeaderElect && (elected == nil || *elected) {
-		leader, err := election(cmp.Or(file.LeaderElection.ResourceName, "kube-scheduler"))
+	if elect := file.LeaderElection.LeaderElect; c.LeaderElect && (elect == nil || *elect) {
+		election, err := schedulerElection(file)
 		if err != nil {
 			return err
 		}
-		leader.Namespace = cmp.Or(file.LeaderElection.ResourceNamespace, leader.Namespace)
-		leader.LeaseDuration, leader.RenewDeadline = file.LeaderElection.LeaseDuration.Duration, file.LeaderElection.RenewDeadline.Duration
-		leader.RetryPeriod = file.LeaderElection.RetryPeriod.Duration
-		post.checks = append(post.checks, health.Check{Name: "leaderElection", Check: leader.Check})
-		run = func(ctx context.Context) error { return leader.Run(ctx, remote, nil, s.Run) }
+		endpoint.checks = append(endpoint.checks, health.Check{Name: "leaderElection", Check: election.Check})
+		run = func(ctx context.Context) error { return election.Run(ctx, remote, nil, s.Run) }
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range []func(context.Context) error{post.run, informers.Run, events.Run, run} {
+	for _, run := range []func(context.Context) error{endpoint.run, informers.Run, events.Run, run} {
 		group.Go(func() error { return wrap("scheduler", run(ctx)) })
 	}
 	return group.Wait()
 }
 
-// requestAccess is what a request asks for: a resource where its path names one, or else the path.
+// schedulerElection is the leader election of a configuration file.
+func schedulerElection(file *configv1.KubeSchedulerConfiguration) (*controller.LeaderElection, error) {
+	c := file.LeaderElection
+	election, err := newLeaderElection(cmp.Or(c.ResourceName, "kube-scheduler"))
+	if err != nil {
+		return nil, err
+	}
+	election.Namespace = cmp.Or(c.ResourceNamespace, election.Namespace)
+	election.LeaseDuration, election.RenewDeadline, election.RetryPeriod = c.LeaseDuration.Duration, c.RenewDeadline.Duration, c.RetryPeriod.Duration
+	return election, nil
+}
+
+// requestAccess is the access that a request needs: to a resource if its path names one, otherwise to the path.
 func requestAccess(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 	a := apiserver.RequestAttributes(r)
 	if !a.ResourceRequest {
@@ -107,36 +115,36 @@ func requestAccess(r *http.Request) []authorizationv1.SubjectAccessReviewSpec {
 	}}}
 }
 
-// Why asks about a pod, named as NAME, pod/NAME or pods/NAME, and writes the answer.
+// Why writes the explanation of a pod's placement. target is NAME, pod/NAME or pods/NAME.
 func Why(ctx context.Context, c config.SchedulerQuery, target string, out io.Writer) error {
 	kind, name, typed := strings.Cut(target, "/")
 	if !typed {
 		kind, name = "pod", target
 	}
 	if (kind != "pod" && kind != "pods" && kind != "po") || name == "" {
-		return fmt.Errorf("%q is not a pod: name it pod/NAME", target)
+		return fmt.Errorf("%q is not a pod: expected pod/NAME", target)
 	}
-	asker, namespace, err := newAsker(c)
+	client, namespace, err := newQueryClient(c)
 	if err != nil {
 		return err
 	}
-	e, err := asker.Why(ctx, namespace, name)
+	e, err := client.Why(ctx, namespace, name)
 	if err != nil {
 		return err
 	}
-	return show(c.Output, out, e, func() error { return ask.PrintWhy(out, e) })
+	return printResult(c.Output, out, e, func() error { return ask.PrintWhy(out, e) })
 }
 
-// WhatIf asks where the pods of a manifest would go and writes the answer.
+// WhatIf writes where the pods of a manifest would be placed.
 func WhatIf(ctx context.Context, c config.SchedulerQuery, in io.Reader, out io.Writer) error {
-	asker, namespace, err := newAsker(c)
+	client, namespace, err := newQueryClient(c)
 	if err != nil {
 		return err
 	}
 	if c.File != "-" {
 		file, err := os.Open(c.File)
 		if err != nil {
-			return fmt.Errorf("-f: %w", err)
+			return fmt.Errorf("--filename: %w", err)
 		}
 		defer file.Close()
 		in = file
@@ -146,16 +154,16 @@ func WhatIf(ctx context.Context, c config.SchedulerQuery, in io.Reader, out io.W
 		return err
 	}
 	if len(workloads) == 0 {
-		return fmt.Errorf("-f: nothing in %s has pods", c.File)
+		return fmt.Errorf("--filename: %s has no pods or workloads", c.File)
 	}
-	results, err := asker.WhatIf(ctx, workloads, c.Nodes)
+	results, err := client.WhatIf(ctx, workloads, c.Nodes)
 	if err != nil {
 		return err
 	}
-	return show(c.Output, out, results, func() error { return ask.PrintWhatIf(out, results) })
+	return printResult(c.Output, out, results, func() error { return ask.PrintWhatIf(out, results) })
 }
 
-func newAsker(c config.SchedulerQuery) (*ask.Client, string, error) {
+func newQueryClient(c config.SchedulerQuery) (*ask.Client, string, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.Kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.Context})
@@ -167,19 +175,19 @@ func newAsker(c config.SchedulerQuery) (*ask.Client, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("--kubeconfig: %w", err)
 	}
-	asker, err := ask.New(settings, ask.Elsewhere{URL: c.Scheduler, CAFile: c.SchedulerCA})
-	return asker, cmp.Or(c.Namespace, namespace), err
+	client, err := ask.New(settings, ask.Elsewhere{URL: c.Scheduler, CAFile: c.SchedulerCA})
+	return client, cmp.Or(c.Namespace, namespace), err
 }
 
-// show writes an answer in the form that was asked for.
-func show(form string, out io.Writer, answer any, table func() error) error {
-	switch form {
+// printResult writes a result in an output format.
+func printResult(format string, out io.Writer, result any, table func() error) error {
+	switch format {
 	case "json":
 		encoder := json.NewEncoder(out)
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(answer)
+		return encoder.Encode(result)
 	case "yaml":
-		text, err := yaml.Marshal(answer)
+		text, err := yaml.Marshal(result)
 		if err != nil {
 			return err
 		}

@@ -1,277 +1,287 @@
-// Package system puts the parts together and runs them. It is the only package that knows all of them; nobody but
-// cmd imports it.
+// Package system puts the components together and runs them. It is the only package that imports all of them; only cmd imports it.
 package system
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/pprof"
-	"os"
+	"net/netip"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"skiff/internal/api"
+	"skiff/internal/api/bootstrap"
+	"skiff/internal/api/core"
 	"skiff/internal/apiserver"
-	"skiff/internal/apiserver/authn"
-	streams "skiff/internal/apiserver/connect"
+	"skiff/internal/apiserver/authz"
+	"skiff/internal/apiserver/fairness"
+	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/controllers"
+	"skiff/internal/controllers/flowcontrol"
 	"skiff/internal/controllers/volume"
-	"skiff/internal/http2"
-	"skiff/internal/kind"
-	"skiff/internal/openapi"
+	kubeletbootstrap "skiff/internal/kubelet/bootstrap"
 	"skiff/internal/scheduler"
+	"skiff/internal/store"
 	"skiff/internal/store/cache"
-	"skiff/internal/version"
+	"skiff/internal/store/encryption"
 )
 
-// shutdownGrace is how long running requests may take to finish when the server stops.
-const shutdownGrace = 5 * time.Second
+// The post-start hooks, with upstream's names.
+const (
+	hookSystemNamespaces   = "start-system-namespaces-controller"
+	hookBootstrapRoles     = "rbac/bootstrap-roles"
+	hookNodeAuthorizer     = "node-authorizer"
+	hookFlowControlObjects = "priority-and-fairness-config-producer"
+	hookFlowControlConfig  = "priority-and-fairness-config-consumer"
+)
 
 // RunAPIServer runs the API server without the other components until ctx ends.
 func RunAPIServer(ctx context.Context, c config.APIServer) error {
 	return RunServer(ctx, config.Server{APIServer: c, NoNode: true, Without: []string{config.ComponentControllers, config.ComponentScheduler}})
 }
 
-// RunServer runs a control plane until ctx ends. It returns after everything it started has ended.
+// RunServer runs a cluster until ctx ends: API server, controllers, scheduler and a node, as configured. It returns after everything it
+// started has ended.
 func RunServer(ctx context.Context, c config.Server) error {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
-		return fmt.Errorf("make data directory: %w", err)
-	}
-	unlock, err := lockDir(c.DataDir)
+	unlock, err := openDataDir(c.DataDir)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	began := time.Now()
+	started := time.Now()
+	s, err := newServer(ctx, c, log)
+	defer s.close()
+	if err != nil {
+		return err
+	}
+	return s.run(ctx, started)
+}
 
-	listener, err := net.Listen("tcp", net.JoinHostPort(c.BindAddress, strconv.Itoa(c.SecurePort)))
-	if err != nil {
-		return fmt.Errorf("listen for the API: %w", err)
-	}
-	defer listener.Close()
-	// Port 0 asks for any free port; from here on the one that was given counts.
-	c.SecurePort = listener.Addr().(*net.TCPAddr).Port
+// server is a control plane, and perhaps a node, in one process.
+type server struct {
+	config     config.Server
+	listener   net.Listener
+	certs      *certificates
+	encryption *encryption.Encryption // nil: objects are stored unencrypted
+	store      store.Store
+	cache      *cache.Cache
+	access     *accessControl
+	hooks      *apiserver.PostStartHooks
+	registry   *prometheus.Registry
+	// queries serves the queries to the scheduler once it has started.
+	queries *deferredHandler
+	api     *apiserver.Server
+	log     *slog.Logger
+}
 
-	certs, err := newCertificates(c, time.Now())
-	if err != nil {
-		return err
+// newServer makes the server and opens its listener and store. It starts nothing. The result must be closed, also after an error.
+func newServer(ctx context.Context, c config.Server, log *slog.Logger) (s *server, err error) {
+	s = &server{config: c, registry: newRegistry(), queries: &deferredHandler{}, log: log}
+	if s.listener, err = net.Listen("tcp", net.JoinHostPort(c.BindAddress, strconv.Itoa(c.SecurePort))); err != nil {
+		return s, fmt.Errorf("listen for the API: %w", err)
 	}
-	sealing, err := newEncryption(c.Encryption, log)
-	if err != nil {
-		return err
+	// Port 0 chooses a free port; everything from here on uses the one that was chosen.
+	s.config.SecurePort = s.listener.Addr().(*net.TCPAddr).Port
+	if s.certs, err = newCertificates(s.config.APIServer, time.Now()); err != nil {
+		return s, err
 	}
-	storage, err := openStore(ctx, c, sealing, log)
-	if err != nil {
-		return err
+	if s.encryption, err = newEncryption(c.Encryption, log); err != nil {
+		return s, err
 	}
-	defer func() {
-		if err := storage.Close(); err != nil {
-			log.Error("closing the store failed", "error", err)
+	if s.store, err = openStore(ctx, s.config.APIServer, s.encryption, log); err != nil {
+		return s, err
+	}
+	s.cache = cache.New(s.store, log.With("component", "cache"))
+	if s.access, err = newAccessControl(s.config.APIServer, s.certs, log); err != nil {
+		return s, err
+	}
+	hooks := []string{hookFlowControlObjects}
+	if s.access.fairness != nil {
+		hooks = append(hooks, hookFlowControlConfig)
+	}
+	s.hooks = apiserver.NewPostStartHooks(append(hooks, hookSystemNamespaces, hookBootstrapRoles, hookNodeAuthorizer)...)
+	s.api, err = newAPIServer(s.config.APIServer, s.apiServerOptions(), log)
+	return s, err
+}
+
+func (s *server) apiServerOptions() apiServerOptions {
+	checks := append(s.hooks.Checks(), apiserver.HealthCheck{Name: "etcd", Check: s.store.Healthy})
+	if name := s.encryption.HealthCheck(); name != "" {
+		checks = append(checks, apiserver.HealthCheck{Name: name, Check: s.encryption.Healthy})
+	}
+	paths := map[string]http.Handler{}
+	if s.config.Runs(config.ComponentScheduler) {
+		paths[scheduler.Root] = s.queries
+	}
+	return apiServerOptions{
+		cache: s.cache, access: s.access, proxy: proxyConfig(s.access, s.certs), storeHealthy: s.store.Healthy, checks: checks, paths: paths, registry: s.registry,
+	}
+}
+
+// close releases what newServer has opened.
+func (s *server) close() {
+	if s.listener != nil {
+		s.listener.Close()
+	}
+	if s.store != nil {
+		if err := s.store.Close(); err != nil {
+			s.log.Error("failed to close the store", "error", err)
 		}
-	}()
+	}
+}
 
-	objects := cache.New(storage, log.With("part", "cache"))
-	gate, err := newGate(c, certs, log)
-	if err != nil {
-		return err
-	}
-	started := newSteps(append(fairnessSteps(gate.fairness), "start-system-namespaces-controller", "rbac/bootstrap-roles", "node-authorizer")...)
-	checks := append(started.checks(), apiserver.HealthCheck{Name: "etcd", Check: storage.Healthy})
-	if name := sealing.HealthCheck(); name != "" {
-		checks = append(checks, apiserver.HealthCheck{Name: name, Check: sealing.Healthy})
-	}
-	registry := newRegistry()
-	why := &schedulerDoor{}
-	server, err := newAPIServer(c, objects, gate, connection(gate, certs), registry, why, log, storage.Healthy, checks)
-	if err != nil {
-		return err
-	}
+// run runs the server until ctx ends.
+func (s *server) run(ctx context.Context, started time.Time) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return wrap("cache", objects.Run(ctx)) })
-	// The audit and the keys of the store are needed until the last request.
-	recording, recorded := context.WithCancel(context.WithoutCancel(ctx))
-	group.Go(func() error {
-		defer recorded()
-		return wrap("API server", serve(ctx, listener, newHTTPServer(server.Handler(), certs.serving.Clone()), c.HTTP2Server))
+	start := starter(ctx, group)
+	// Audit and encryption are needed until the last request has ended.
+	untilServed, served := context.WithCancel(context.WithoutCancel(ctx))
+	start("API server", func(ctx context.Context) error {
+		defer served()
+		s.log.Info("serving API", "component", "apiserver", "address", s.listener.Addr().String())
+		return serve(ctx, s.listener, newHTTPServer(s.api.Handler(), s.certs.serving.Clone()), s.config.HTTP2Server)
 	})
-	group.Go(func() error { return wrap("audit", gate.auditor.Run(recording)) })
-	group.Go(func() error { return wrap("encryption", sealing.Run(recording)) })
-	group.Go(func() error { return certs.keepers.Run(ctx, log.With("part", "certificates")) })
-	group.Go(func() error { return wrap("authorization", gate.run(ctx, objects.Ready(), started)) })
-	group.Go(func() error {
+	start("audit", func(context.Context) error { return s.access.auditor.Run(untilServed) })
+	start("encryption", func(context.Context) error { return s.encryption.Run(untilServed) })
+	start("cache", s.cache.Run)
+	start("certificates", func(ctx context.Context) error {
+		return s.certs.renewers.Run(ctx, s.log.With("component", "certificates"))
+	})
+	start("access control", s.access.run)
+	start("cluster", func(ctx context.Context) error {
 		select {
-		case <-objects.Ready():
+		case <-s.cache.Ready():
+			return s.runCluster(ctx, started)
 		case <-ctx.Done():
 			return nil
 		}
-		group.Go(func() error { return wrap("fairness", runFlowControl(ctx, server, gate.fairness, started, log)) })
-		if err := prepareCluster(ctx, server.Env(), c, started); err != nil {
-			return wrap("create the system's own objects", err)
-		}
-		group.Go(func() error { repairServices(ctx, server.Env(), c, log); return nil })
-		settings := controllers.Settings{
-			RootCA: certs.authority.Cert, TokenSigner: gate.issuer, Signing: signingAuthorities(certs.authority),
-			NodeLifecycle: nodeLifecycle(c.NodeLifecycle),
-			LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(c.DataDir, "volumes")},
-		}
-		var err error
-		if settings.ServerNames, err = serverNames(c); err != nil {
+	})
+	return group.Wait()
+}
+
+// runCluster runs what reads the cache. Controllers, scheduler and node start when the bootstrap objects exist.
+func (s *server) runCluster(ctx context.Context, started time.Time) error {
+	group, ctx := errgroup.WithContext(ctx)
+	start := starter(ctx, group)
+	start("node authorizer", func(ctx context.Context) error {
+		return s.access.syncNodeGraph(ctx, func() { s.hooks.Done(hookNodeAuthorizer) })
+	})
+	start("flow control", s.runFlowControl)
+	start("bootstrap", func(ctx context.Context) error {
+		if err := s.bootstrap(ctx); err != nil {
 			return err
 		}
-		if settings.ServiceRanges, err = c.ServiceCIDRs(); err != nil {
-			return err
-		}
-		if settings.PodRanges, err = podRanges(c.PodCIDRs); err != nil {
-			return err
-		}
-		if !storage.Shared() {
-			// No other API server has to hear of a deleted namespace first.
-			settings.NamespaceGrace = new(time.Duration)
-		}
-		group.Go(func() error {
-			return wrap("controllers and scheduler", runParts(ctx, c, server, settings, registry, why, log))
+		start("service repair", func(ctx context.Context) error {
+			core.RunRepair(ctx, s.api.Env(), s.config.NodePortRange, s.log.With("component", "service-repair"))
+			return nil
 		})
-		if !c.NoNode {
-			group.Go(func() error { return wrap("node", runServerNode(ctx, c, certs, server, log)) })
+		start("controllers and scheduler", s.runComponents)
+		if !s.config.NoNode {
+			start("node", s.runNode)
 		}
-		if started.wait(ctx) {
-			log.Info("the API is ready", "address", listener.Addr().String(), "took", time.Since(began).Round(time.Millisecond).String(),
-				"kubeconfig", filepath.Join(c.DataDir, adminKubeconfig))
+		if s.hooks.Wait(ctx) {
+			s.log.Info("API server ready", "component", "apiserver", "address", s.listener.Addr().String(),
+				"duration", time.Since(started).Round(time.Millisecond).String(), "kubeconfig", filepath.Join(s.config.DataDir, adminKubeconfig))
 		}
 		return nil
 	})
 	return group.Wait()
 }
 
-// newAPIServer makes the API server with all built-in kinds.
-func newAPIServer(c config.Server, objects *cache.Cache, gate *gate, others streams.Config, registry *prometheus.Registry, why http.Handler, log *slog.Logger, storeHealthy func(context.Context) error, checks []apiserver.HealthCheck) (*apiserver.Server, error) {
-	kinds := api.Kinds(api.Settings{EventTTL: c.EventTTL, Authenticator: gate.authenticator, Authorizer: accessReviews{gate.authorizer}, Metrics: streams.NewMetrics(others)})
-	documents := openapi.New(kinds, version.Info().GitVersion)
-	paths := map[string]http.Handler{
-		authn.OpenIDConfigurationPath: gate.discovery,
-		authn.JWKSPath:                gate.discovery,
-	}
-	if c.Runs(config.ComponentScheduler) {
-		paths[scheduler.Root] = why
-	}
-	if c.Profiling {
-		addProfiling(paths)
-	}
-	server, err := apiserver.New(apiserver.Config{
-		Kinds:         kinds,
-		Scheme:        api.Scheme(),
-		Cache:         objects,
-		Authenticator: gate.authenticator,
-		Authorizer:    gate.authorizer,
-		Impersonate:   gate.impersonation.Impersonate,
-		CheckWrite:    gate.escalation.Check,
-		JudgeWrite:    gate.fieldAccess.Check,
-		Tokens:        gate.issuer,
-		Components: func(ctx context.Context) []kind.ComponentHealth {
-			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: storeHealthy(ctx)}}
-		},
-		Connectors:    streams.New(others),
-		Paths:         paths,
-		Admission:     gate.admission,
-		OpenAPI:       documents,
-		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
-		Version:       version.Info(),
-		Limits:        apiserver.Limits{ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight)},
-		Fairness:      gate.fairness,
-		Audit:         gate.auditor,
-		Checks:        checks,
-		Registry:      registry,
-		Log:           log.With("part", "apiserver"),
-	})
+// bootstrap creates the objects and the RBAC policy that every cluster has from the start.
+func (s *server) bootstrap(ctx context.Context) error {
+	cidrs, err := s.config.ServiceCIDRs()
 	if err != nil {
-		return nil, err
-	}
-	gate.attach(server, kinds)
-	return server, nil
-}
-
-// unlimited is a limit in the words of the API server: where the flag says zero, there is none.
-func unlimited(limit int) int {
-	if limit == 0 {
-		return -1
-	}
-	return limit
-}
-
-// addProfiling adds the paths of net/http/pprof, which like all others are for those whom the authorizer allows them.
-// Nothing else reaches that package: it also registers with the default mux, which nobody serves.
-func addProfiling(paths map[string]http.Handler) {
-	paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
-	paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
-	paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
-	paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
-	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
-}
-
-// newHTTPServer is the HTTP server of the API.
-func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
-	// Small first records let a browser show something sooner. API clients only pay for more records.
-	secure.DynamicRecordSizingDisabled = true
-	return &http.Server{
-		Handler:           handler,
-		TLSConfig:         secure,
-		ReadHeaderTimeout: 30 * time.Second,
-		IdleTimeout:       3 * time.Minute,
-		MaxHeaderBytes:    1 << 20,
-		// Errors of clients while they connect are not the server's.
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
-	}
-}
-
-// serve answers requests on the listener until ctx ends, then lets running ones finish.
-func serve(ctx context.Context, listener net.Listener, h *http.Server, http2Server string) error {
-	// Long-running requests end with this context, so that shutting down need not wait for watchers.
-	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	h.BaseContext = func(net.Listener) context.Context { return base }
-	// Without Configure net/http serves HTTP/2 itself, because the TLS configuration offers it.
-	if http2Server == config.HTTP2Skiff {
-		http2.Configure(h)
-		listener = http2.Listener(listener)
-	}
-	done := make(chan error, 1)
-	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-	}
-	cancel()
-	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
-	defer stop()
-	if err := h.Shutdown(grace); err != nil {
-		_ = h.Close()
-	}
-	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return nil
+	address, ok := netip.AddrFromSlice(advertisedAddress(s.config.APIServer))
+	if !ok {
+		return fmt.Errorf("advertised address %v is not an IP address", advertisedAddress(s.config.APIServer))
+	}
+	cluster := bootstrap.Cluster{
+		ServiceCIDRs: cidrs, APIServer: netip.AddrPortFrom(address.Unmap(), uint16(s.config.SecurePort)), NodeGroup: kubeletbootstrap.NodeGroup,
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := bootstrap.EnsureObjects(ctx, s.api.Env(), cluster); err != nil {
+			return err
+		}
+		s.hooks.Done(hookSystemNamespaces)
+		return nil
+	})
+	group.Go(func() error {
+		if err := authz.Reconcile(ctx, s.api.Env(), authz.BootstrapPolicy()); err != nil {
+			return fmt.Errorf("reconcile RBAC policy: %w", err)
+		}
+		s.hooks.Done(hookBootstrapRoles)
+		return nil
+	})
+	return group.Wait()
 }
 
-func wrap(part string, err error) error {
+// runFlowControl keeps the objects of priority and fairness and, if it is enabled, applies them.
+func (s *server) runFlowControl(ctx context.Context) error {
+	local, err := client.NewLocal(s.api.Local(apiServerUser), api.Scheme(), api.Named())
+	if err != nil {
+		return err
+	}
+	c := flowcontrol.Config{
+		Client: local, OnBootstrapped: func() { s.hooks.Done(hookFlowControlObjects) }, WaitReady: s.hooks.Wait, Log: s.log.With("component", "flow-control"),
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	if f := s.access.fairness; f != nil {
+		c.Configure, c.DanglingCondition = f.Configure, fairness.Dangling
+		c.OnConfigured = func() { s.hooks.Done(hookFlowControlConfig) }
+		group.Go(func() error { return f.Run(ctx) })
+	}
+	group.Go(func() error { return flowcontrol.New(c).Run(ctx) })
+	return group.Wait()
+}
+
+// controllerSettings are the settings of the controllers inside the server.
+func (s *server) controllerSettings() (settings controllers.Settings, err error) {
+	settings = controllers.Settings{
+		RootCA: s.certs.ca.Cert, TokenSigner: s.access.issuer, Signing: signingCAs(s.certs.ca),
+		NodeLifecycle: nodeLifecycle(s.config.NodeLifecycle),
+		LocalPath:     &volume.LocalPathSettings{Dir: filepath.Join(s.config.DataDir, "volumes")},
+	}
+	if settings.ServerNames, err = serverNames(s.config.APIServer); err != nil {
+		return settings, err
+	}
+	if settings.ServiceRanges, err = s.config.ServiceCIDRs(); err != nil {
+		return settings, err
+	}
+	if !s.store.Shared() {
+		// No other API server has to observe the deletion of a namespace first.
+		settings.NamespaceGrace = new(time.Duration)
+	}
+	settings.PodRanges, err = podRanges(s.config.PodCIDRs)
+	return settings, err
+}
+
+// starter returns a function that runs a component in a group until ctx ends; its errors name the component.
+func starter(ctx context.Context, group *errgroup.Group) func(component string, run func(context.Context) error) {
+	return func(component string, run func(context.Context) error) {
+		group.Go(func() error { return wrap(component, run(ctx)) })
+	}
+}
+
+// wrap adds the name of a component to its error. That ctx has ended is not an error.
+func wrap(component string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", part, err)
+	return fmt.Errorf("%s: %w", component, err)
 }

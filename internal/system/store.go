@@ -12,13 +12,12 @@ import (
 	"skiff/internal/store/etcd"
 )
 
-// openStore opens the embedded etcd below the data directory, or connects to the one that was configured. What is kept there is
-// sealed when that is wanted.
-func openStore(ctx context.Context, c config.Server, sealing *encryption.Encryption, log *slog.Logger) (store.Store, error) {
+// openStore opens the embedded etcd in the data directory, or connects to an external one. Objects are encrypted if that is configured.
+func openStore(ctx context.Context, c config.APIServer, encrypt *encryption.Encryption, log *slog.Logger) (store.Store, error) {
 	settings := etcd.Config{
 		CAFile: c.Etcd.CAFile, CertFile: c.Etcd.CertFile, KeyFile: c.Etcd.KeyFile,
 		CompactionInterval: c.Etcd.CompactionInterval,
-		Log:                log.With("part", "store"),
+		Log:                log.With("component", "etcd"),
 	}
 	if len(c.Etcd.Servers) > 0 {
 		settings.Servers = c.Etcd.Servers
@@ -34,11 +33,11 @@ func openStore(ctx context.Context, c config.Server, sealing *encryption.Encrypt
 	}
 	s, err := etcd.Open(ctx, settings)
 	if err != nil {
-		return nil, fmt.Errorf("open the store: %w", err)
+		return nil, fmt.Errorf("open store: %w", err)
 	}
-	if sealing == nil {
+	if encrypt == nil {
 		return s, nil
 	}
-	sealing.ProbeProviders(ctx)
-	return sealing.Wrap(s, resourceOfKey()), nil
+	encrypt.ProbeProviders(ctx)
+	return encrypt.Wrap(s, resourceOfKey()), nil
 }

@@ -242,7 +242,7 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cluster.Skiff(filepath.Join(t.TempDir()), "--data-dir="+filepath.Join(dir, "data")); err == nil || !strings.Contains(err.Error(), "another skiff uses") {
+	if _, err := cluster.Skiff(filepath.Join(t.TempDir()), "--data-dir="+filepath.Join(dir, "data")); err == nil || !strings.Contains(err.Error(), "used by another skiff") {
 		t.Fatalf("a second server on the same directory: %v", err)
 	}
 	first.Stop()

@@ -31,6 +31,26 @@ type Repair struct {
 	suspects map[int32]int // ports without a service, and in how many passes they were found
 }
 
+// repairInterval is the time between two passes.
+const repairInterval = 3 * time.Minute
+
+// RunRepair repairs the allocations of services at the start and every few minutes until ctx ends.
+func RunRepair(ctx context.Context, client kind.Client, portRange string, log *slog.Logger) {
+	var repair Repair
+	ticker := time.NewTicker(repairInterval)
+	defer ticker.Stop()
+	for {
+		if err := repair.Run(ctx, client, portRange, time.Now()); err != nil && ctx.Err() == nil {
+			log.Warn("failed to repair the allocations of service IPs and node ports", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
 // Run makes one pass. portRange is the configured range of node ports, such as 30000-32767; an allocation with another
 // range is changed to it.
 func (r *Repair) Run(ctx context.Context, client kind.Client, portRange string, now time.Time) error {

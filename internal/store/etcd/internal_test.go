@@ -130,7 +130,7 @@ func TestLogBridge(t *testing.T) {
 	if strings.Contains(got, "chatter") {
 		t.Errorf("etcd is not quiet: %s", got)
 	}
-	for _, want := range []string{`level=WARN msg=trouble component=etcd key=value`, `level=ERROR msg=failure component=etcd member=1`} {
+	for _, want := range []string{`level=WARN msg=trouble key=value`, `level=ERROR msg=failure member=1`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("log has no %q: %s", want, got)
 		}

@@ -10,7 +10,7 @@ import (
 
 // newLogger forwards etcd's log from level warning up to skiff's. Lower levels are of interest only to etcd's developers.
 func newLogger(log *slog.Logger) *zap.Logger {
-	return zap.New(&core{handler: log.With("component", "etcd").Handler()})
+	return zap.New(&core{handler: log.Handler()})
 }
 
 // core is a zapcore.Core on a slog.Handler.

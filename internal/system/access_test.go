@@ -3,11 +3,13 @@ package system
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -20,18 +22,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"skiff/internal/api/bootstrap"
 	"skiff/internal/api/flowcontrol"
 	"skiff/internal/apiserver/admission"
+	"skiff/internal/apiserver/authz"
 	"skiff/internal/config"
+	"skiff/internal/kind"
 	"skiff/internal/store/cache"
 	"skiff/internal/store/memory"
 )
 
-// gatekeeping says which parts of the gate a benchmark has.
-type gatekeeping struct{ rbac, admission, audit, fairness bool }
+// benchmarked are the filters that a benchmark enables.
+type benchmarked struct{ rbac, admission, audit, fairness bool }
 
-// guardedHandler is the whole server without network and disk.
-func guardedHandler(b *testing.B, with gatekeeping) http.Handler {
+// benchmarkHandler is the whole API server without network and disk.
+func benchmarkHandler(b *testing.B, with benchmarked) http.Handler {
 	b.Helper()
 	dir := b.TempDir()
 	write := func(name, text string) string {
@@ -56,63 +61,68 @@ func guardedHandler(b *testing.B, with gatekeeping) http.Handler {
 		c.Audit.Log.Path = os.DevNull
 	}
 	log := slog.New(slog.DiscardHandler)
-	certs, err := newCertificates(c, time.Now())
+	certs, err := newCertificates(c.APIServer, time.Now())
 	if err != nil {
 		b.Fatal(err)
 	}
-	gate, err := newGate(c, certs, log)
+	access, err := newAccessControl(c.APIServer, certs, log)
 	if err != nil {
 		b.Fatal(err)
 	}
 	objects := cache.New(memory.New(), log)
-	healthy := func(context.Context) error { return nil }
-	server, err := newAPIServer(c, objects, gate, connection(gate, certs), newRegistry(), http.NotFoundHandler(), log, healthy, nil)
+	server, err := newAPIServer(c.APIServer, apiServerOptions{
+		cache: objects, access: access, proxy: proxyConfig(access, certs), storeHealthy: func(context.Context) error { return nil }, registry: newRegistry(),
+	}, log)
 	if err != nil {
 		b.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = objects.Run(ctx) })
-	running.Go(func() { _ = gate.auditor.Run(ctx) })
+	running.Go(func() { _ = access.auditor.Run(ctx) })
 	b.Cleanup(func() { cancel(); running.Wait() })
 	<-objects.Ready()
-	if err := prepareCluster(ctx, server.Env(), c, newSteps("start-system-namespaces-controller", "rbac/bootstrap-roles")); err != nil {
+	cluster := bootstrap.Cluster{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, APIServer: netip.MustParseAddrPort("127.0.0.1:6443"), NodeGroup: "nodes"}
+	if err := errors.Join(bootstrap.EnsureObjects(ctx, server.Env(), cluster), authz.Reconcile(ctx, server.Env(), authz.BootstrapPolicy())); err != nil {
 		b.Fatal(err)
 	}
-	if gate.fairness != nil {
+	if access.fairness != nil {
 		mandatory, suggested := flowcontrol.Mandatory(), flowcontrol.Suggested()
-		gate.fairness.Configure(append(mandatory.PriorityLevels, suggested.PriorityLevels...), append(mandatory.FlowSchemas, suggested.FlowSchemas...))
+		access.fairness.Configure(append(mandatory.PriorityLevels, suggested.PriorityLevels...), append(mandatory.FlowSchemas, suggested.FlowSchemas...))
 	}
-	for _, w := range []wanted{
+	for _, o := range []struct {
+		resource schema.GroupResource
+		object   kind.Object
+	}{
 		{schema.GroupResource{Group: "rbac.authorization.k8s.io", Resource: "rolebindings"}, &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: "jane", Namespace: "default"}, Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "jane"}},
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
 		}},
 		{schema.GroupResource{Resource: "serviceaccounts"}, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}},
 	} {
-		if err := ensure(ctx, server.Env(), w); err != nil {
+		if err := bootstrap.Ensure(ctx, server.Env(), o.resource, o.object); err != nil {
 			b.Fatal(err)
 		}
 	}
 	return server.Handler()
 }
 
-// BenchmarkGate is a create by a plain user, with each part of the gate, with all of it and with none.
-func BenchmarkGate(b *testing.B) {
+// BenchmarkFilterChain is a create by a user without special rights, with each filter, with all of them and with none.
+func BenchmarkFilterChain(b *testing.B) {
 	for _, test := range []struct {
 		name string
-		with gatekeeping
+		with benchmarked
 	}{
-		{"none", gatekeeping{}},
-		{"rbac", gatekeeping{rbac: true}},
-		{"admission", gatekeeping{admission: true}},
-		{"audit", gatekeeping{audit: true}},
-		{"fairness", gatekeeping{fairness: true}},
-		{"all", gatekeeping{true, true, true, true}},
+		{"none", benchmarked{}},
+		{"rbac", benchmarked{rbac: true}},
+		{"admission", benchmarked{admission: true}},
+		{"audit", benchmarked{audit: true}},
+		{"fairness", benchmarked{fairness: true}},
+		{"all", benchmarked{true, true, true, true}},
 	} {
 		for _, what := range []string{"configmaps", "pods"} {
 			b.Run(what+"/"+test.name, func(b *testing.B) {
-				handler := guardedHandler(b, test.with)
+				handler := benchmarkHandler(b, test.with)
 				body := `{"metadata":{"name":"x%d","labels":{"app":"bench"}},"data":{"a":"b"}}`
 				if what == "pods" {
 					body = `{"metadata":{"name":"x%d","labels":{"app":"bench"}},"spec":{"automountServiceAccountToken":false,"containers":[{"name":"c","image":"i"}]}}`
@@ -136,7 +146,7 @@ func BenchmarkGate(b *testing.B) {
 	}
 }
 
-// processorTime is what this process has used: on a busy machine a better measure than the clock.
+// processorTime is the CPU time of this process, which is a better measure than the clock on a busy host.
 func processorTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {

@@ -1,0 +1,142 @@
+package authz
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"skiff/internal/kind"
+)
+
+// Cache is the API server's own cache, from which the authorizers read.
+type Cache interface {
+	Get(ctx context.Context, gvr schema.GroupVersionResource, namespace, name string) (kind.Object, error)
+	List(ctx context.Context, gvr schema.GroupVersionResource, namespace string, ls labels.Selector, fs fields.Selector) ([]kind.Object, string, error)
+	Watch(ctx context.Context, gvr schema.GroupVersionResource, namespace string, options *internalversion.ListOptions) (watch.Interface, error)
+	// LastChange is the revision of the last change of a resource.
+	LastChange(gvr schema.GroupVersionResource) int64
+}
+
+// CachedPolicy is the Policy of the roles and bindings in the server's cache. It is created before the server: Cache must be set before the
+// first request.
+type CachedPolicy struct {
+	Cache Cache
+}
+
+// ClusterRole implements Policy.
+func (p *CachedPolicy) ClusterRole(name string) *rbacv1.ClusterRole {
+	return getCached[*rbacv1.ClusterRole](p, clusterRoles, "", name)
+}
+
+// Role implements Policy.
+func (p *CachedPolicy) Role(namespace, name string) *rbacv1.Role {
+	return getCached[*rbacv1.Role](p, roles, namespace, name)
+}
+
+// ClusterRoleBindings implements Policy.
+func (p *CachedPolicy) ClusterRoleBindings() []*rbacv1.ClusterRoleBinding {
+	return listCached[*rbacv1.ClusterRoleBinding](p, clusterRoleBindings, "")
+}
+
+// RoleBindings implements Policy.
+func (p *CachedPolicy) RoleBindings(namespace string) []*rbacv1.RoleBinding {
+	return listCached[*rbacv1.RoleBinding](p, roleBindings, namespace)
+}
+
+// Revisions implements Policy.
+func (p *CachedPolicy) Revisions() PolicyRevisions {
+	last := func(resource schema.GroupResource) int64 { return p.Cache.LastChange(resource.WithVersion("v1")) }
+	return PolicyRevisions{
+		ClusterRoles: last(clusterRoles), ClusterRoleBindings: last(clusterRoleBindings), Roles: last(roles), RoleBindings: last(roleBindings),
+	}
+}
+
+// getCached returns an object of the policy, or nil. Reads of the cache fail only for objects that do not exist.
+func getCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, namespace, name string) T {
+	obj, err := p.Cache.Get(context.Background(), resource.WithVersion("v1"), namespace, name)
+	if err != nil {
+		return *new(T)
+	}
+	return obj.(T)
+}
+
+func listCached[T kind.Object](p *CachedPolicy, resource schema.GroupResource, namespace string) []T {
+	objs, _, err := p.Cache.List(context.Background(), resource.WithVersion("v1"), namespace, nil, nil)
+	if err != nil {
+		return nil
+	}
+	typed := make([]T, len(objs))
+	for i, obj := range objs {
+		typed[i] = obj.(T)
+	}
+	return typed
+}
+
+// SyncNodeGraph keeps the Node authorizer's graph in step with the cache until ctx ends. synced is called once, when the graph has all objects
+// that existed at the start.
+func SyncNodeGraph(ctx context.Context, cache Cache, graph *NodeGraph, log *slog.Logger, synced func()) error {
+	remaining := len(NodeResources)
+	listed := make(chan struct{})
+	ended := make(chan error, remaining)
+	for _, gr := range NodeResources {
+		go func() {
+			onList := func() { listed <- struct{}{} }
+			for ctx.Err() == nil {
+				if err := watchIntoGraph(ctx, cache, gr.WithVersion("v1"), graph, onList); err != nil {
+					ended <- err
+					return
+				}
+				// The watch has expired or was closed; the next one begins with a list.
+				onList = func() {}
+				log.Debug("node authorizer restarts watch", "resource", gr.String())
+			}
+			ended <- nil
+		}()
+	}
+	var result error
+	for count := 0; count < len(NodeResources); {
+		select {
+		case <-listed:
+			if remaining--; remaining == 0 {
+				synced()
+			}
+		case err := <-ended:
+			count++
+			if err != nil && result == nil && ctx.Err() == nil {
+				result = err
+			}
+		}
+	}
+	return result
+}
+
+// watchIntoGraph applies the changes of one resource to the graph until the watch ends. onList is called after the objects that existed at
+// the start.
+func watchIntoGraph(ctx context.Context, cache Cache, gvr schema.GroupVersionResource, graph *NodeGraph, onList func()) error {
+	w, err := cache.Watch(ctx, gvr, "", &internalversion.ListOptions{SendInitialEvents: new(true)})
+	if err != nil {
+		return fmt.Errorf("watch %s for the node authorizer: %w", gvr.Resource, err)
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		obj, ok := event.Object.(kind.Object)
+		switch {
+		case event.Type == watch.Bookmark:
+			onList()
+		case !ok:
+			return nil
+		case event.Type == watch.Deleted:
+			graph.Delete(obj)
+		default:
+			graph.Set(obj)
+		}
+	}
+	return nil
+}

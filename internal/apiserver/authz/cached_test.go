@@ -1,0 +1,79 @@
+package authz
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"skiff/internal/kind"
+)
+
+// fakeCache is a Cache of one cluster role and of no changes.
+type fakeCache struct{ role *rbacv1.ClusterRole }
+
+func (c fakeCache) Get(_ context.Context, gvr schema.GroupVersionResource, _, name string) (kind.Object, error) {
+	if gvr.Resource == "clusterroles" && name == c.role.Name {
+		return c.role, nil
+	}
+	return nil, apierrors.NewNotFound(gvr.GroupResource(), name)
+}
+
+func (c fakeCache) List(context.Context, schema.GroupVersionResource, string, labels.Selector, fields.Selector) ([]kind.Object, string, error) {
+	return nil, "", nil
+}
+
+func (c fakeCache) Watch(ctx context.Context, gvr schema.GroupVersionResource, _ string, _ *internalversion.ListOptions) (watch.Interface, error) {
+	w := watch.NewFakeWithChanSize(1, false)
+	w.Action(watch.Bookmark, &corev1.Pod{})
+	context.AfterFunc(ctx, w.Stop)
+	return w, nil
+}
+
+func (c fakeCache) LastChange(gvr schema.GroupVersionResource) int64 {
+	if gvr == rbacv1.SchemeGroupVersion.WithResource("roles") {
+		return 7
+	}
+	return 0
+}
+
+func TestCachedPolicy(t *testing.T) {
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "view"}}
+	p := &CachedPolicy{Cache: fakeCache{role}}
+	if got := p.ClusterRole("view"); got != role {
+		t.Errorf("cluster role %v, want that of the cache", got)
+	}
+	if got := p.Role("default", "view"); got != nil {
+		t.Errorf("role %v, want none", got)
+	}
+	if got := p.RoleBindings("default"); len(got) != 0 {
+		t.Errorf("role bindings %v, want none", got)
+	}
+	if got := p.Revisions(); got.Roles != 7 || got.ClusterRoles != 0 {
+		t.Errorf("revisions %+v", got)
+	}
+}
+
+// The graph is synced when every watch has sent its bookmark; the sync ends with ctx.
+func TestSyncNodeGraph(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	synced := make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- SyncNodeGraph(ctx, fakeCache{}, NewNodeGraph(), slog.New(slog.DiscardHandler), func() { close(synced) })
+	}()
+	<-synced
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

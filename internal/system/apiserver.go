@@ -1,0 +1,156 @@
+package system
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/apiserver/authz"
+	streams "skiff/internal/apiserver/connect"
+	"skiff/internal/config"
+	"skiff/internal/http2"
+	"skiff/internal/kind"
+	"skiff/internal/openapi"
+	"skiff/internal/store/cache"
+	"skiff/internal/version"
+)
+
+// shutdownGrace is how long running requests may take to finish when the server stops.
+const shutdownGrace = 5 * time.Second
+
+// apiServerOptions are what the API server is made of.
+type apiServerOptions struct {
+	cache  *cache.Cache
+	access *accessControl
+	// proxy is how the server reaches kubelets, pods and services.
+	proxy        streams.Config
+	storeHealthy func(context.Context) error
+	checks       []apiserver.HealthCheck
+	// paths are served besides the API.
+	paths    map[string]http.Handler
+	registry *prometheus.Registry
+}
+
+// newAPIServer makes the API server with all built-in kinds.
+func newAPIServer(c config.APIServer, o apiServerOptions, log *slog.Logger) (*apiserver.Server, error) {
+	kinds := api.Kinds(api.Settings{
+		EventTTL: c.EventTTL, Authenticator: o.access.authenticator, Authorizer: authz.AccessReviewer{Authorizers: o.access.authorizer},
+		Metrics: streams.NewMetrics(o.proxy),
+	})
+	paths := map[string]http.Handler{
+		authn.OpenIDConfigurationPath: o.access.discovery,
+		authn.JWKSPath:                o.access.discovery,
+	}
+	for path, handler := range o.paths {
+		paths[path] = handler
+	}
+	if c.Profiling {
+		addProfiling(paths)
+	}
+	server, err := apiserver.New(apiserver.Config{
+		Kinds:         kinds,
+		Scheme:        api.Scheme(),
+		Cache:         o.cache,
+		Authenticator: o.access.authenticator,
+		Authorizer:    o.access.authorizer,
+		Impersonate:   o.access.impersonation.Impersonate,
+		CheckWrite:    o.access.escalation.Check,
+		JudgeWrite:    o.access.fieldAccess.Check,
+		Tokens:        o.access.issuer,
+		Components: func(ctx context.Context) []kind.ComponentHealth {
+			return []kind.ComponentHealth{{Name: "etcd-0", Message: "ok", Err: o.storeHealthy(ctx)}}
+		},
+		Connectors:    streams.New(o.proxy),
+		Paths:         paths,
+		Admission:     o.access.admission,
+		OpenAPI:       openapi.New(kinds, version.Info().GitVersion),
+		TypeConverter: sync.OnceValues(func() (managedfields.TypeConverter, error) { return openapi.TypeConverter() }),
+		Version:       version.Info(),
+		Limits:        apiserver.Limits{ReadOnly: unlimited(c.Limits.MaxRequestsInflight), Mutating: unlimited(c.Limits.MaxMutatingRequestsInflight)},
+		Fairness:      o.access.fairness,
+		Audit:         o.access.auditor,
+		Checks:        o.checks,
+		Registry:      o.registry,
+		Log:           log.With("component", "apiserver"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.access.attach(server, kinds)
+	return server, nil
+}
+
+// unlimited turns the limit of a flag, where 0 means none, into one of the API server, where that is -1.
+func unlimited(limit int) int {
+	if limit == 0 {
+		return -1
+	}
+	return limit
+}
+
+// addProfiling adds the paths of net/http/pprof, which are authorized like all others. The package also registers them with
+// http.DefaultServeMux, which nothing serves.
+func addProfiling(paths map[string]http.Handler) {
+	paths["/debug/pprof/"] = http.HandlerFunc(pprof.Index)
+	paths["/debug/pprof/cmdline"] = http.HandlerFunc(pprof.Cmdline)
+	paths["/debug/pprof/profile"] = http.HandlerFunc(pprof.Profile)
+	paths["/debug/pprof/symbol"] = http.HandlerFunc(pprof.Symbol)
+	paths["/debug/pprof/trace"] = http.HandlerFunc(pprof.Trace)
+}
+
+// newHTTPServer is the HTTP server of the API.
+func newHTTPServer(handler http.Handler, secure *tls.Config) *http.Server {
+	// Small first records let a browser show something sooner. API clients only pay for more records.
+	secure.DynamicRecordSizingDisabled = true
+	return &http.Server{
+		Handler:           handler,
+		TLSConfig:         secure,
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       3 * time.Minute,
+		MaxHeaderBytes:    1 << 20,
+		// Errors of clients while they connect are not the server's.
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+}
+
+// serve serves requests on the listener until ctx ends, then waits for running ones to finish.
+func serve(ctx context.Context, listener net.Listener, h *http.Server, http2Server string) error {
+	// Long-running requests end with this context, so that shutting down need not wait for watchers.
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	h.BaseContext = func(net.Listener) context.Context { return base }
+	// Without Configure net/http serves HTTP/2 itself, because the TLS configuration offers it.
+	if http2Server == config.HTTP2Skiff {
+		http2.Configure(h)
+		listener = http2.Listener(listener)
+	}
+	done := make(chan error, 1)
+	go func() { done <- h.Serve(tls.NewListener(listener, h.TLSConfig)) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	cancel()
+	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
+	defer stop()
+	if err := h.Shutdown(grace); err != nil {
+		_ = h.Close()
+	}
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

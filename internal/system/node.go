@@ -1,0 +1,506 @@
+package system
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+
+	"skiff/internal/api"
+	"skiff/internal/apiserver/authn"
+	"skiff/internal/client"
+	"skiff/internal/config"
+	"skiff/internal/kubelet"
+	"skiff/internal/kubelet/cgroup"
+	"skiff/internal/kubelet/cri"
+	"skiff/internal/kubelet/devices"
+	"skiff/internal/kubelet/environment"
+	"skiff/internal/kubelet/evict"
+	"skiff/internal/kubelet/images"
+	"skiff/internal/kubelet/metrics"
+	"skiff/internal/kubelet/node"
+	"skiff/internal/kubelet/objects"
+	"skiff/internal/kubelet/podresources"
+	"skiff/internal/kubelet/runtime"
+	"skiff/internal/kubelet/shutdown"
+	"skiff/internal/kubelet/status"
+	"skiff/internal/kubelet/usage"
+	"skiff/internal/kubelet/volume"
+	"skiff/internal/network/cni"
+	"skiff/internal/pki"
+)
+
+// nodeOptions are what the node of this host is made from.
+type nodeOptions struct {
+	config.Node
+	// dataDir holds the state of containerd and of the pod network, root the kubelet's.
+	dataDir, root string
+	// staticPods is the directory of static pods, if the configuration file names none.
+	staticPods string
+	// clusterCIDRs and serviceCIDRs are the cluster's, as far as they are configured here.
+	clusterCIDRs, serviceCIDRs []netip.Prefix
+	clusterDomain              string
+	// identity returns the serving certificate of the kubelet's server and its client CAs; nil: those of the kubelet's own configuration.
+	identity func(name string, addresses []string) (*nodeIdentity, error)
+	// certificateDir is the directory of the certificates that the cluster issues to the node.
+	certificateDir string
+	// sandboxProfile is the seccomp profile of sandboxes; empty with a container runtime that skiff does not run.
+	sandboxProfile string
+	// caFile holds the CA of the cluster that the node has joined with a token; empty: it has not joined with a token.
+	caFile string
+}
+
+// kubeletConfiguration is the KubeletConfiguration of the node.
+func (o *nodeOptions) kubeletConfiguration() (*kubeletconfig.KubeletConfiguration, error) {
+	settings, err := o.KubeletConfiguration()
+	if err == nil && o.caFile != "" {
+		settings.ServerTLSBootstrap = true
+		if settings.Authentication.X509.ClientCAFile == "" {
+			settings.Authentication.X509.ClientCAFile = o.caFile
+		}
+	}
+	return settings, err
+}
+
+// runNode runs the node inside `skiff server`. It acts as the user of its node, with no more rights than any other node has.
+func (s *server) runNode(ctx context.Context) error {
+	c := s.config
+	name, err := c.Node.NodeName()
+	if err != nil {
+		return err
+	}
+	user := authn.User{Username: "system:node:" + name, Groups: []string{"system:nodes", "system:authenticated"}}
+	local, err := client.NewLocal(s.api.Local(user), api.Scheme(), api.Named())
+	if err != nil {
+		return err
+	}
+	options := nodeOptions{Node: c.Node, dataDir: c.DataDir, root: filepath.Join(c.DataDir, "kubelet"), clusterDomain: c.ClusterDomain}
+	options.identity = func(name string, addresses []string) (*nodeIdentity, error) {
+		return serverNodeIdentity(pki.Dir(filepath.Join(c.DataDir, "pki")), s.certs.ca, name, addresses, s.log)
+	}
+	if options.serviceCIDRs, err = c.ServiceCIDRs(); err != nil {
+		return err
+	}
+	for text := range strings.SplitSeq(c.PodCIDRs.ClusterCIDR, ",") {
+		if prefix, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil {
+			options.clusterCIDRs = append(options.clusterCIDRs, prefix)
+		}
+	}
+	return runNode(ctx, local, options, s.log)
+}
+
+// runNode runs the components of a node until ctx ends.
+func runNode(ctx context.Context, c *client.Client, o nodeOptions, log *slog.Logger) error {
+	group, ctx := errgroup.WithContext(ctx)
+	start := starter(ctx, group)
+	runtime, err := o.containerRuntime(log)
+	if err != nil {
+		return err
+	}
+	n, err := newNodeComponents(c, o, log)
+	if err != nil {
+		return err
+	}
+	connection, err := cri.Dial(runtime.endpoint, n.metrics.Operation)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	n.runtime = cri.New(connection)
+	if err := n.build(); err != nil {
+		return err
+	}
+	if runtime.run != nil {
+		start("containerd", runtime.run)
+	}
+	for component, run := range n.runs {
+		start(component, run)
+	}
+	start("kubelet server", n.serve)
+	start("kubelet certificates", n.proof.run)
+	start("kubelet", func(ctx context.Context) error {
+		if err := n.setUpPodNetwork(ctx, runtime.cniBinDir, runtime.cniConfDir); err != nil {
+			return err
+		}
+		select {
+		case <-runtime.ready:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := n.collectPodNetwork(ctx); err != nil {
+			n.log.Warn("failed to remove the network of pods that no longer exist", "error", err)
+		}
+		return n.kubelet.Run(ctx)
+	})
+	return group.Wait()
+}
+
+// containerRuntime is the container runtime of a node.
+type containerRuntime struct {
+	endpoint string
+	// run runs the runtime until its context ends; nil: it is run by something else.
+	run func(context.Context) error
+	// ready is closed when the runtime serves and has the images in the data directory.
+	ready <-chan struct{}
+	// cniBinDir and cniConfDir are where the runtime looks for CNI plugins and their configuration.
+	cniBinDir, cniConfDir string
+}
+
+// containerRuntime is the configured runtime, or skiff's own containerd.
+func (o *nodeOptions) containerRuntime(log *slog.Logger) (*containerRuntime, error) {
+	if o.ContainerRuntimeEndpoint != "" {
+		ready := make(chan struct{})
+		close(ready)
+		return &containerRuntime{endpoint: o.ContainerRuntimeEndpoint, ready: ready, cniBinDir: "/opt/cni/bin", cniConfDir: "/etc/cni/net.d"}, nil
+	}
+	own, err := newContainerd(o.dataDir, log)
+	if err != nil {
+		return nil, err
+	}
+	o.sandboxProfile = own.SandboxProfile()
+	return &containerRuntime{
+		endpoint: own.Endpoint(), run: own.Run, ready: own.Ready(),
+		cniBinDir: filepath.Join(o.dataDir, "cni/bin"), cniConfDir: filepath.Join(o.dataDir, "cni/net.d"),
+	}, nil
+}
+
+// nodeComponents are the components of a node.
+type nodeComponents struct {
+	nodeOptions
+	settings  *kubeletconfig.KubeletConfiguration
+	name      string
+	addresses []string
+	client    *client.Client
+	runtime   *cri.Runtime
+	metrics   *metrics.Metrics
+	// podCIDRs receives the node's pod CIDRs once they are allocated.
+	podCIDRs chan []string
+	log      *slog.Logger
+
+	events    *client.EventBroadcaster
+	recorder  client.EventRecorder
+	informers *client.Informers
+	objects   *objects.Objects
+	cgroups   *cgroup.Groups
+	host      cri.Host
+	kubelet   *kubelet.Kubelet
+	node      *node.Node
+	proof     *nodeIdentity
+	usage     *usage.Usage
+	volumes   *volume.Volumes
+	puller    *images.Images
+	collector *images.Collector
+	evictor   *evict.Evictor
+	devices   *devices.Devices
+	// shutdown terminates pods before the host shuts down.
+	shutdown *shutdown.Shutdown
+	// network is the pod network, if skiff's own CNI plugin sets it up.
+	network *cni.Settings
+	// runs are what runs besides the kubelet, by name of the component.
+	runs map[string]func(context.Context) error
+}
+
+// newNodeComponents reads the configuration of a node and makes its state directory.
+func newNodeComponents(c *client.Client, o nodeOptions, log *slog.Logger) (*nodeComponents, error) {
+	n := &nodeComponents{nodeOptions: o, client: c, podCIDRs: make(chan []string, 1), log: log, runs: map[string]func(context.Context) error{}}
+	var err error
+	if n.settings, err = n.kubeletConfiguration(); err != nil {
+		return nil, err
+	}
+	if n.name, err = n.NodeName(); err != nil {
+		return nil, err
+	}
+	n.metrics = metrics.New(n.name)
+	var configured []string
+	if n.IP != "" {
+		configured = strings.Split(n.IP, ",")
+	}
+	if n.addresses, err = node.Addresses(configured); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(n.root, 0o750); err != nil {
+		return nil, fmt.Errorf("create the kubelet's directory: %w", err)
+	}
+	return n, nil
+}
+
+// build makes the components, and what they need on this host. It starts nothing. The order matters: each step uses what the steps before it
+// have made.
+func (n *nodeComponents) build() error {
+	n.events = client.NewEventBroadcaster(n.client)
+	n.recorder = n.events.NewRecorder("kubelet").WithHost(n.name)
+	n.informers = client.NewInformers(n.client)
+	n.objects = objects.New(n.client, func(uid types.UID) { n.kubelet.Changed(uid) }, n.log.With("component", "objects"))
+	n.runs["events"], n.runs["informers"], n.runs["objects"] = n.events.Run, n.informers.Run, n.objects.Run
+	for _, step := range []func() error{
+		n.buildIdentity, n.buildNode, n.buildShutdownAndDevices, n.buildCgroups, n.buildImages, n.buildEviction, n.buildVolumes, n.buildKubelet,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	// Before the first pod mounts or starts anything.
+	return errors.Join(n.volumes.Prepare(), n.setUpCgroups())
+}
+
+// buildCgroups makes the cgroups of pods and what reads their usage.
+func (n *nodeComponents) buildCgroups() (err error) {
+	n.host = cri.DetectHost(filepath.Join(n.root, "seccomp"))
+	n.host.CPUQuota, n.host.CPUPeriod = *n.settings.CPUCFSQuota, n.settings.CPUCFSQuotaPeriod.Duration.Microseconds()
+	n.host.SeccompDefault, n.host.SandboxSeccomp = *n.settings.SeccompDefault, n.sandboxProfile
+	n.cgroups, err = cgroup.New(cgroup.Settings{
+		Root: n.settings.CgroupRoot, PodPids: *n.settings.PodPidsLimit, NoCPUQuota: !n.host.CPUQuota, CPUPeriod: n.settings.CPUCFSQuotaPeriod.Duration,
+	})
+	n.usage = &usage.Usage{
+		NodeName: n.name, Cgroups: n.cgroups, Runtime: n.runtime, Pods: func() []*corev1.Pod { return n.kubelet.Pods() }, Root: n.root, Started: time.Now(),
+	}
+	n.runs["usage"] = n.usage.Run
+	return err
+}
+
+// buildVolumes makes what mounts the volumes of pods.
+func (n *nodeComponents) buildVolumes() error {
+	n.volumes = volume.New(volume.Options{
+		Root: n.root, Client: n.client, Objects: n.objects, NodeName: n.name, Node: n.node.Node, Image: n.puller.EnsureVolume, Events: n.recorder,
+		RecursiveReadOnly: func(*corev1.Pod) bool { return true }, Log: n.log.With("component", "volumes"),
+	})
+	n.runs["volumes"] = n.volumes.Run
+	return nil
+}
+
+// buildKubelet makes the kubelet itself.
+func (n *nodeComponents) buildKubelet() error {
+	services := client.InformerFor[*corev1.Service](n.informers)
+	classes := kubelet.RuntimeClasses{Classes: client.InformerFor[*nodev1.RuntimeClass](n.informers)}
+	resolver, err := n.resolver()
+	if err != nil {
+		return err
+	}
+	logSize := resource.MustParse(n.settings.ContainerLogMaxSize)
+	n.kubelet = kubelet.New(kubelet.Config{
+		NodeName: n.name, Root: n.root, Client: n.client, Runtime: n.runtime, Volumes: n.volumes, Images: n.puller, Cgroups: n.cgroups, Objects: n.objects,
+		Devices: n.devices, Handlers: classes,
+		Services: func(namespace string) ([]*corev1.Service, error) {
+			if !services.HasSynced() {
+				return nil, errors.New("services have not yet been read at least once, cannot construct envvars")
+			}
+			return services.List(namespace, nil), nil
+		},
+		Node: n.node.Node, HostIPs: func() []string { return n.addresses }, Events: n.recorder, Host: n.host, DNS: resolver,
+		MaxContainerRestartPeriod: n.settings.CrashLoopBackOff.MaxContainerRestartPeriod.Duration,
+		StaticPods:                cmp.Or(n.settings.StaticPodPath, n.staticPods), StaticPodURL: n.settings.StaticPodURL,
+		StaticPodHeader: n.settings.StaticPodURLHeader, StaticPodPeriod: n.settings.FileCheckFrequency.Duration, StaticPodURLPeriod: n.settings.HTTPCheckFrequency.Duration,
+		LogMaxSize: logSize.Value(), LogMaxFiles: int(*n.settings.ContainerLogMaxFiles), AllowedSysctls: n.settings.AllowedUnsafeSysctls,
+		Reject: n.rejectPod, RuntimeChanged: n.node.Changed, RecursiveReadOnly: true, Metrics: n.metrics,
+		Log: n.log.With("component", "kubelet"),
+	})
+	n.metrics.All.MustRegister(metrics.NodeCollector{
+		Pods: n.kubelet.Pods, Active: n.kubelet.Active, Runtime: n.runtime, Volumes: n.volumes.Count, Claims: n.volumes.Claims, Shutdown: n.shutdown.Times,
+	})
+	return nil
+}
+
+// buildNode makes what registers the node and reports its status.
+func (n *nodeComponents) buildNode() error {
+	thresholds, err := n.thresholds()
+	if err != nil {
+		return err
+	}
+	host, err := node.ReadHost(n.root)
+	if err != nil {
+		return err
+	}
+	labels := map[string]string{}
+	for _, label := range n.Labels {
+		key, value, _ := strings.Cut(label, "=")
+		labels[key] = value
+	}
+	n.node = node.New(node.Settings{
+		Name: n.name, IPs: n.addresses, Labels: labels, Taints: n.settings.RegisterWithTaints, Port: n.settings.Port, MaxPods: int64(n.settings.MaxPods),
+		PodsPerCore: int64(n.settings.PodsPerCore), Root: n.root, LeaseDurationSeconds: n.settings.NodeLeaseDurationSeconds, ProviderID: n.settings.ProviderID,
+		StatusUpdateFrequency: n.settings.NodeStatusUpdateFrequency.Duration, StatusReportFrequency: n.settings.NodeStatusReportFrequency.Duration,
+		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
+		EvictionReserved: evict.Reserved(thresholds, node.Capacity(host, node.Settings{})),
+	}, node.Dependencies{
+		Client: n.client, Runtime: n.runtime, Events: n.recorder, Pressure: n.pressure,
+		Problems: n.notReadyErrors,
+		Devices: func() (d node.Devices) {
+			d.Capacity, d.Allocatable, d.Removed = n.devices.Capacity(time.Now())
+			return d
+		},
+		PodCIDRs: func(cidrs []string) {
+			select {
+			case n.podCIDRs <- cidrs:
+			default:
+			}
+		},
+		Log: n.log.With("component", "node"),
+	})
+	n.runs["node"] = n.node.Run
+	return nil
+}
+
+// buildShutdownAndDevices makes what handles the shutdown of the host, the device plugins, and the server of pod resources.
+func (n *nodeComponents) buildShutdownAndDevices() error {
+	n.shutdown = shutdown.New(shutdown.Options{
+		Periods: shutdown.Periods(n.settings), Pods: func() []*corev1.Pod { return n.kubelet.Active() }, KillPod: n.killForShutdown,
+		NodeEvent: n.node.Event, Changed: n.node.Changed, StateFile: filepath.Join(n.root, "graceful_node_shutdown_state"), Log: n.log.With("component", "shutdown"),
+	})
+	n.devices = devices.New(devices.Options{
+		Dir: filepath.Join(n.root, "device-plugins"), ActivePods: func() ([]*corev1.Pod, bool) { return n.kubelet.ActiveOrPending() },
+		Changed: n.node.Changed, PodChanged: func(uid types.UID) { n.kubelet.Changed(uid) }, Log: n.log.With("component", "devices"),
+	})
+	resources := &podresources.Server{
+		Dir: filepath.Join(n.root, "pod-resources"), Devices: n.devices, Log: n.log.With("component", "pod resources"),
+		Pods: func() []*corev1.Pod { return n.kubelet.Active() }, Pod: func(namespace, name string) (*corev1.Pod, bool) { return n.kubelet.Pod(namespace, name) },
+	}
+	n.runs["shutdown"], n.runs["devices"], n.runs["pod resources"] = n.shutdown.Run, n.devices.Run, resources.Run
+	return nil
+}
+
+// notReadyErrors are the reasons why the node is not ready, besides the status of its container runtime.
+func (n *nodeComponents) notReadyErrors() (errs []error) {
+	if err := n.kubelet.RuntimeError(); err != nil {
+		errs = append(errs, err)
+	}
+	if n.shutdown.ShuttingDown() {
+		errs = append(errs, node.ErrShuttingDown)
+	}
+	return errs
+}
+
+// killForShutdown terminates a pod because the host shuts down.
+func (n *nodeComponents) killForShutdown(pod *corev1.Pod, grace int64) <-chan struct{} {
+	freed := n.kubelet.Released(pod.UID)
+	n.kubelet.Evict(pod.UID, status.Reason{Reason: shutdown.Reason, Message: shutdown.Message}, &grace, shutdown.Condition(pod, time.Now()))
+	return freed
+}
+
+// reserved parses the resources that are reserved for the system.
+func reserved(amounts map[string]string) corev1.ResourceList {
+	list := corev1.ResourceList{}
+	for name, text := range amounts {
+		if q, err := resource.ParseQuantity(text); err == nil {
+			list[corev1.ResourceName(name)] = q
+		}
+	}
+	return list
+}
+
+// resolver is the DNS configuration of pods.
+func (n *nodeComponents) resolver() (environment.DNSSettings, error) {
+	s := environment.DNSSettings{ClusterDNS: n.settings.ClusterDNS, ClusterDomain: cmp.Or(n.settings.ClusterDomain, n.clusterDomain)}
+	path := *n.settings.ResolverConfig
+	if path == "" {
+		return s, nil
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		s.Host, err = environment.ParseResolver(string(text))
+	}
+	if err != nil {
+		return s, fmt.Errorf("resolvConf: %w", err)
+	}
+	return s, nil
+}
+
+// setUpCgroups makes the cgroups that all pods are in.
+func (n *nodeComponents) setUpCgroups() error {
+	host, err := node.ReadHost(n.root)
+	if err != nil {
+		return err
+	}
+	settings := node.Settings{MaxPods: int64(n.settings.MaxPods), PodsPerCore: int64(n.settings.PodsPerCore)}
+	err = n.cgroups.Setup(node.EnforcedAllocatable(node.Capacity(host, settings), node.Settings{
+		SystemReserved: reserved(n.settings.SystemReserved), KubeReserved: reserved(n.settings.KubeReserved),
+	}))
+	if err != nil {
+		n.node.Event(corev1.EventTypeWarning, "FailedNodeAllocatableEnforcement", fmt.Sprintf("Failed to update Node Allocatable Limits %q: %v", n.settings.CgroupRoot, err))
+		return err
+	}
+	if missing := n.cgroups.Missing(); len(missing) > 0 {
+		n.log.Warn("cgroup controllers are missing on this host, their limits are not enforced", "missing", missing)
+	}
+	n.node.Event(corev1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	return nil
+}
+
+// newContainerd is the containerd in the directory of this program.
+func newContainerd(dataDir string, log *slog.Logger) (*runtime.Containerd, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return runtime.New(runtime.Options{DataDir: dataDir, Programs: filepath.Dir(program), Log: log.With("component", "containerd")})
+}
+
+// setUpPodNetwork waits until the node has its pod CIDRs and then configures the pod network, unless another network plugin is configured.
+func (n *nodeComponents) setUpPodNetwork(ctx context.Context, binDir, confDir string) error {
+	others, err := cni.Others(confDir)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		n.log.Info("pod network is configured by another network plugin", "files", others)
+		return nil
+	}
+	var texts []string
+	for len(texts) == 0 {
+		select {
+		case texts = <-n.podCIDRs:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	settings := cni.Settings{DataDir: filepath.Join(n.dataDir, "cni/state"), ClusterCIDRs: n.clusterCIDRs, ServiceCIDRs: n.serviceCIDRs}
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return fmt.Errorf("parse the node's pod CIDR: %w", err)
+		}
+		settings.PodCIDRs = append(settings.PodCIDRs, prefix)
+	}
+	if len(settings.ClusterCIDRs) == 0 {
+		settings.ClusterCIDRs = slices.Clone(settings.PodCIDRs)
+	}
+	if err := cni.Install(binDir); err != nil {
+		return err
+	}
+	settings = settings.WithDefaults()
+	if err := cni.Setup(settings); err != nil {
+		return fmt.Errorf("set up the pod network: %w", err)
+	}
+	n.network = &settings
+	return cni.Configure(confDir, settings)
+}
+
+// collectPodNetwork removes the network of pods that ended while skiff was not running. It runs before the kubelet does.
+func (n *nodeComponents) collectPodNetwork(ctx context.Context) error {
+	if n.network == nil {
+		return nil
+	}
+	sandboxes, err := n.runtime.ListPodSandboxes(ctx, "")
+	if err != nil {
+		return err
+	}
+	var live []cni.Identity
+	for _, s := range sandboxes {
+		live = append(live, cni.Identity{Container: s.ID, Interface: "eth0"})
+	}
+	_, err = cni.Collect(*n.network, live)
+	return err
+}

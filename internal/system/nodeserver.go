@@ -1,0 +1,140 @@
+package system
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"skiff/internal/delegated"
+	"skiff/internal/kubelet/bootstrap"
+	kubeletserver "skiff/internal/kubelet/server"
+	"skiff/internal/pki"
+)
+
+// kubeletPort is the default port of the kubelet's server.
+const kubeletPort = 10250
+
+// nodeIdentity is the serving certificate of the kubelet's server, and the CAs of its clients.
+type nodeIdentity struct {
+	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	clientCAs   func() *x509.CertPool
+	// run renews the certificate until ctx ends.
+	run func(ctx context.Context) error
+}
+
+// serverNodeIdentity is the identity of the node inside `skiff server`, whose certificate the cluster's CA issues directly.
+func serverNodeIdentity(dir pki.Dir, ca *pki.CA, name string, addresses []string, log *slog.Logger) (*nodeIdentity, error) {
+	renewer, err := dir.Renewer("kubelet-serving", ca, pki.NodeServing(name, nil, parseIPs(addresses)))
+	if err != nil {
+		return nil, err
+	}
+	return &nodeIdentity{certificate: renewer.GetCertificate, clientCAs: ca.Pool, run: renewing(renewer, log)}, nil
+}
+
+// renewing renews a certificate of a CA in the data directory.
+func renewing(renewer *pki.Renewer, log *slog.Logger) func(context.Context) error {
+	return func(ctx context.Context) error { return renewer.Run(ctx, log.With("component", "certificates")) }
+}
+
+// buildIdentity makes the identity of the kubelet's server.
+func (n *nodeComponents) buildIdentity() (err error) {
+	if n.identity != nil {
+		n.proof, err = n.identity(n.name, n.addresses)
+	} else {
+		n.proof, err = n.configuredIdentity()
+	}
+	return err
+}
+
+// configuredIdentity is the identity of a kubelet outside `skiff server`: the files of its configuration, a certificate that the cluster
+// issues, or a self-signed one.
+func (n *nodeComponents) configuredIdentity() (*nodeIdentity, error) {
+	id := &nodeIdentity{clientCAs: func() *x509.CertPool { return nil }, run: func(context.Context) error { return nil }}
+	if file := n.settings.Authentication.X509.ClientCAFile; file != "" {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("authentication.x509.clientCAFile: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("authentication.x509.clientCAFile: %s has no certificate", file)
+		}
+		id.clientCAs = func() *x509.CertPool { return pool }
+	}
+	if n.settings.TLSCertFile != "" {
+		pair, err := tls.LoadX509KeyPair(n.settings.TLSCertFile, n.settings.TLSPrivateKeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("tlsCertFile: %w", err)
+		}
+		id.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &pair, nil }
+		return id, nil
+	}
+	if n.settings.ServerTLSBootstrap {
+		serving := bootstrap.NodeServing(n.certificateDir, n.name, n.registered, n.log.With("component", "certificates"))
+		if err := serving.Load(); err != nil {
+			return nil, fmt.Errorf("serverTLSBootstrap: %w", err)
+		}
+		bootstrap.RenewForNewestCA(serving, n.caFile)
+		id.certificate = serving.GetCertificate
+		id.run = func(ctx context.Context) error { return serving.Run(ctx, n.client) }
+		return id, nil
+	}
+	dir := pki.Dir(filepath.Join(n.root, "pki"))
+	ca, err := dir.CA("kubelet-ca", n.name+"-ca", time.Now())
+	if err != nil {
+		return nil, err
+	}
+	renewer, err := dir.Renewer("kubelet", ca, pki.NodeServing(n.name, nil, parseIPs(n.addresses)))
+	if err != nil {
+		return nil, err
+	}
+	id.certificate, id.run = renewer.GetCertificate, renewing(renewer, n.log)
+	return id, nil
+}
+
+// registered is the node as the API server has it, or nil before it has registered.
+func (n *nodeComponents) registered() *corev1.Node {
+	object := n.node.Node()
+	if object == nil || object.UID == "" {
+		return nil
+	}
+	return object
+}
+
+func parseIPs(texts []string) (ips []net.IP) {
+	for _, text := range texts {
+		if ip := net.ParseIP(text); ip != nil {
+			ips = append(ips, ip)
+		}
+	}
+	return ips
+}
+
+// serve serves the kubelet's API.
+func (n *nodeComponents) serve(ctx context.Context) error {
+	port := int(n.settings.Port)
+	if port == 0 {
+		port = kubeletPort
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(n.settings.Address, strconv.Itoa(port)))
+	if err != nil {
+		return fmt.Errorf("listen for the kubelet's API: %w", err)
+	}
+	pods := &kubeletserver.Server{Pods: n.kubelet, Runtime: n.runtime, Usage: n.usage, Probes: n.metrics.Probes, Log: n.log.With("component", "kubelet-server")}
+	s := &delegated.Server{
+		Listener: listener, Certificate: n.proof.certificate, Metrics: n.metrics.All, Paths: pods.Paths(),
+		Filter: &delegated.Filter{
+			Reviewer: delegated.Reviews(n.client), ClientCAs: n.proof.clientCAs, Access: kubeletserver.Access(n.name), Log: n.log.With("component", "kubelet-server"),
+		},
+	}
+	return s.Run(ctx)
+}
