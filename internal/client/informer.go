@@ -111,7 +111,7 @@ func (s *Informers) Check(context.Context) error {
 		}
 	}
 	if unsynced > 0 {
-		return fmt.Errorf("%d informers not started yet", unsynced)
+		return fmt.Errorf("%d informers not synced", unsynced)
 	}
 	return nil
 }

@@ -100,10 +100,18 @@ func groupOf(apiVersion string) string {
 	return gv.Group
 }
 
+// Claimer is the owner on whose behalf Claim adopts and releases objects.
+type Claimer struct {
+	Owner kind.Object
+	Kind  schema.GroupVersionKind
+	// Finalizers, if any, are added to adopted objects and removed from released ones.
+	Finalizers []string
+}
+
 // Claim returns the objects the owner controls or will adopt, and adds steps to the plan that adopt matching orphans and release
-// objects that no longer match. An owner that is being deleted neither adopts nor releases. The finalizers, if any, are added to
-// adopted objects and removed from released ones.
-func Claim[T kind.Object](plan *Plan, owner kind.Object, ownerKind schema.GroupVersionKind, matches func(T) bool, objs []T, finalizers ...string) []T {
+// objects that no longer match. An owner that is being deleted neither adopts nor releases.
+func Claim[T kind.Object](plan *Plan, claimer Claimer, matches func(T) bool, objs []T) []T {
+	owner, finalizers := claimer.Owner, claimer.Finalizers
 	var claimed []T
 	var adopt, release []Write
 	deleting := owner.GetDeletionTimestamp() != nil
@@ -119,7 +127,7 @@ func Claim[T kind.Object](plan *Plan, owner kind.Object, ownerKind schema.GroupV
 				Ignoring(metav1.StatusReasonNotFound, metav1.StatusReasonInvalid))
 		case matches(obj) && obj.GetDeletionTimestamp() == nil && obj.GetNamespace() == owner.GetNamespace():
 			claimed = append(claimed, obj)
-			adopt = append(adopt, Patching(obj, client.StrategicPatch, adoptPatch(obj, owner, ownerKind, finalizers)).
+			adopt = append(adopt, Patching(obj, client.StrategicPatch, adoptPatch(obj, owner, claimer.Kind, finalizers)).
 				Ignoring(metav1.StatusReasonNotFound))
 		}
 	}

@@ -48,7 +48,7 @@ func TestClaim(t *testing.T) {
 		{"a leaving owner does not adopt", leaving, dependent("", "web"), false, ""},
 	} {
 		var plan Plan
-		mine := Claim(&plan, test.owner, nodeKind, func(p *corev1.Pod) bool { return p.Labels["app"] == "web" }, []*corev1.Pod{test.pod})
+		mine := Claim(&plan, Claimer{Owner: test.owner, Kind: nodeKind}, func(p *corev1.Pod) bool { return p.Labels["app"] == "web" }, []*corev1.Pod{test.pod})
 		if slices.Contains(mine, test.pod) != test.mine {
 			t.Errorf("%s: mine %v", test.what, mine)
 		}
@@ -64,7 +64,7 @@ func TestClaim(t *testing.T) {
 		}
 	}
 	var plan Plan
-	Claim(&plan, owner, nodeKind, func(p *corev1.Pod) bool { return p.Labels["app"] == "web" }, []*corev1.Pod{dependent("", "web"), dependent("owner", "db")}, "f")
+	Claim(&plan, Claimer{Owner: owner, Kind: nodeKind, Finalizers: []string{"f"}}, func(p *corev1.Pod) bool { return p.Labels["app"] == "web" }, []*corev1.Pod{dependent("", "web"), dependent("owner", "db")})
 	if got := string(plan.Steps[0].Writes[0].Patch); got != `{"metadata":{"$deleteFromPrimitiveList/finalizers":["f"],"ownerReferences":[{"$patch":"delete","uid":"owner"}],"uid":"uid-p"}}` {
 		t.Errorf("release with a finalizer: %s", got)
 	}

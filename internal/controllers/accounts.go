@@ -1,8 +1,9 @@
 package controllers
 
-// accounts are the service accounts in kube-system that controllers act as, when they are to: upstream's names, for which the API server
-// has a role each. Controllers that are not here act as the manager itself: the one that makes the tokens of all accounts, those that
-// upstream's manager does not have, and those that patch objects of volumes, which their roles let them replace only.
+// accounts maps controllers to the service accounts in kube-system they use, if enabled. The names are upstream's, for which the
+// API server has a role each. Controllers without an entry use the credentials of the controller manager: the one that creates the
+// service accounts' tokens, those that upstream does not have, and those that patch volumes, for which upstream's roles allow
+// updates only.
 var accounts = map[string]string{
 	"replicaset-controller":                                          "replicaset-controller",
 	"replicationcontroller-controller":                               "replication-controller",

@@ -1,6 +1,6 @@
-// Package controllers is the list of controllers and runs those that are wanted, inside the server's process or alone. The
-// controllers stand in directories by what they look after; each is one file, or a few for the large ones. The loop they share is
-// package controller.
+// Package controllers lists all controllers and runs the enabled ones, inside the API server's process or in a process of their
+// own. The controllers are grouped in directories; each is one file, or a few for the large ones. The loop they share is package
+// controller.
 package controllers
 
 import (
@@ -25,7 +25,7 @@ import (
 	"skiff/internal/controllers/workload"
 )
 
-// All is the list. The names are upstream's, as --controllers has them.
+// All returns all controllers. The names are upstream's, as in --controllers.
 func All(settings Settings) []controller.Definition {
 	return []controller.Definition{
 		workload.ReplicaSet,
@@ -76,37 +76,38 @@ func All(settings Settings) []controller.Definition {
 	}
 }
 
-// Config says which controllers run, and how.
+// Config configures which controllers run, and how.
 type Config struct {
 	Client *client.Client
-	// Informers may be shared with other parts of the process; their owner runs them after New. nil: Run makes its own.
+	// Informers may be shared with other components of the process; their owner runs them after New. If nil, Run creates its own.
 	Informers *client.Informers
-	// Events may be shared; nil: Run makes its own.
+	// Events may be shared. If nil, Run creates its own.
 	Events *client.EventBroadcaster
-	// Enabled names controllers: "*" is all that are on by default, "name" one more, "-name" one less. Empty means "*".
+	// Enabled is the value of --controllers: "*" enables all that are on by default, "name" enables and "-name" disables one.
+	// Empty means "*".
 	Enabled []string
-	// Accounts lets each controller act as its own service account (accounts.go). Informers and leadership stay the client's own, as
-	// with upstream.
+	// Accounts makes each controller use its own service account (accounts.go). Informers and leader election use the credentials
+	// of Client, as upstream.
 	Accounts bool
-	// Workers overrides how many keys a controller works on at once, by name.
+	// Workers overrides the number of workers by controller name.
 	Workers map[string]int
-	// Settings are what single controllers must be told.
+	// Settings are the settings of single controllers.
 	Settings Settings
-	// LeaderElection, if set, lets only one of several processes work.
+	// LeaderElection, if set, lets only one of several processes run the controllers.
 	LeaderElection *controller.LeaderElection
 	// Metrics may be nil.
 	Metrics *controller.Metrics
 	Log     *slog.Logger
 }
 
-// Set is a number of controllers, wired and ready to run.
+// Set is a set of controllers that are ready to run.
 type Set struct {
 	config Config
 	loops  []*controller.Loop
-	events []*client.EventBroadcaster // those of accounts
+	events []*client.EventBroadcaster // of the service accounts
 }
 
-// New wires the controllers that are wanted. Run the informers after it, then the set.
+// New sets up the enabled controllers. Run the informers after it, then the set.
 func New(c Config) (*Set, error) {
 	definitions, err := Select(All(c.Settings), c.Enabled)
 	if err != nil {
@@ -134,7 +135,7 @@ func New(c Config) (*Set, error) {
 	return s, nil
 }
 
-// Run works until ctx ends or leadership is lost. The informers must run.
+// Run runs the controllers until ctx ends or leadership is lost. The informers must be running.
 func (s *Set) Run(ctx context.Context) error {
 	if err := s.config.Informers.WaitForSync(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -163,7 +164,7 @@ func (s *Set) work(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Run runs the controllers that are wanted until ctx ends, with informers and events of their own where none are given.
+// Run runs the enabled controllers until ctx ends, with its own informers and event broadcaster if none are configured.
 func Run(ctx context.Context, c Config) error {
 	group, ctx := errgroup.WithContext(ctx)
 	ownInformers := c.Informers == nil
@@ -186,7 +187,7 @@ func Run(ctx context.Context, c Config) error {
 	return group.Wait()
 }
 
-// Select returns the definitions that are wanted. A name that is no controller's is an error.
+// Select returns the enabled controllers. An unknown name is an error.
 func Select(all []controller.Definition, wanted []string) ([]controller.Definition, error) {
 	if len(wanted) == 0 {
 		wanted = []string{"*"}
@@ -210,7 +211,7 @@ func Select(all []controller.Definition, wanted []string) ([]controller.Definiti
 	return selected, nil
 }
 
-// enabled reports whether a controller is wanted. What is said of it by name counts more than "*", the first of them most.
+// enabled reports whether a controller is enabled. Its name takes precedence over "*", and the first match wins.
 func enabled(d controller.Definition, wanted []string) bool {
 	for _, name := range wanted {
 		if bare, not := strings.CutPrefix(name, "-"); named(d, bare) {

@@ -11,44 +11,44 @@ import (
 	"skiff/internal/controllers/volume"
 )
 
-// Settings are what controllers must be told. The zero value is good for all but those that need keys: they are off.
+// Settings are the settings of controllers. With the zero value, controllers that need keys are disabled.
 type Settings struct {
-	// NamespaceGrace is how long a deleted namespace is left alone at first, so that all API servers hear of it. Nil:
-	// cleanup.NamespaceGrace. A server that is alone with its store needs none.
+	// NamespaceGrace is the delay before the content of a deleted namespace is deleted. Nil: cleanup.NamespaceDeletionDelay. A
+	// single API server needs none.
 	NamespaceGrace *time.Duration
-	// TerminatedPods is how many pods that have ended are kept. Nil: cleanup.TerminatedPods. Zero: all.
+	// TerminatedPods is the number of terminated pods that are kept. Nil: cleanup.DefaultTerminatedPods. Zero: all.
 	TerminatedPods *int
-	// LegacyTokenLife is how long a token in a secret may go unused. Nil: cleanup.LegacyTokenLife.
+	// LegacyTokenLife is the time after which an unused token secret becomes invalid. Nil: cleanup.DefaultLegacyTokenUnusedPeriod.
 	LegacyTokenLife *time.Duration
-	// RootCA are the certificates, as PEM, by which clients know the API server. They are published in every namespace.
+	// RootCA are the PEM certificates that verify the API server. They are published in every namespace.
 	RootCA []byte
-	// TokenSigner signs the tokens that are kept in secrets.
+	// TokenSigner signs the tokens in secrets.
 	TokenSigner identity.TokenSigner
-	// Signing are the authorities that sign approved certificate requests.
+	// Signing are the CAs that sign approved certificate requests.
 	Signing identity.SigningCAs
-	// ServerNames are names and addresses of the API server, which no node gets a certificate for without a person's approval.
+	// ServerNames are names and addresses of the API server. Certificates of nodes for them require manual approval.
 	ServerNames []string
-	// EndpointsPerSlice is how many endpoints a slice holds. Nil: network.DefaultEndpointsPerSlice.
+	// EndpointsPerSlice is the maximum number of endpoints per slice. Nil: network.DefaultEndpointsPerSlice.
 	EndpointsPerSlice *int
-	// MirroredPerSubset is how many addresses of an Endpoints subset are mirrored. Nil: network.DefaultMirroredPerSubset.
+	// MirroredPerSubset is the maximum number of addresses mirrored per Endpoints subset. Nil: network.DefaultMirroredPerSubset.
 	MirroredPerSubset *int
-	// ReservedPorts are the nodes' own, which no service gets from the load balancer. Nil: network.DefaultReservedPorts.
+	// ReservedPorts are ports of the nodes that the load balancer does not assign. Nil: network.DefaultReservedPorts.
 	ReservedPorts *[]int32
-	// NodeLifecycle says when nodes count as lost. Nil: node.DefaultLifecycle.
+	// NodeLifecycle configures when nodes are unhealthy. Nil: node.DefaultLifecycle.
 	NodeLifecycle *node.LifecycleSettings
-	// PodRanges are cut into the nodes' pod CIDRs. None: nodes get none from here.
+	// PodRanges are divided into the nodes' pod CIDRs. None: pod CIDRs are not allocated.
 	PodRanges []node.PodRange
-	// ServiceRanges are never given to nodes.
+	// ServiceRanges are never allocated to nodes.
 	ServiceRanges []netip.Prefix
-	// LocalPath says where volumes are made on nodes. Nil: in volume.DefaultLocalPathDirectory, and their directories stay.
+	// LocalPath configures volumes on nodes. Nil: in volume.DefaultLocalPathDir, and their directories are kept.
 	LocalPath *volume.LocalPathSettings
-	// UnmountWait is how long a lost node may keep a volume. Nil: volume.DefaultUnmountWait. Zero: for ever.
+	// UnmountWait is the time an unreachable node may keep a volume attached. Nil: volume.DefaultMaxUnmountWait. Zero: forever.
 	UnmountWait *time.Duration
-	// Autoscaler says how workloads are scaled. Nil: scaling.DefaultAutoscaler.
+	// Autoscaler configures the horizontal pod autoscaler. Nil: scaling.DefaultAutoscaler.
 	Autoscaler *scaling.AutoscalerSettings
 }
 
-// or returns what was set, or else the default.
+// or returns the value that is set, or the default.
 func or[T any](set *T, otherwise T) T {
 	if set != nil {
 		return *set

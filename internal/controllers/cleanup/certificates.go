@@ -13,8 +13,8 @@ import (
 	"skiff/internal/controller"
 )
 
-// How long requests for certificates are kept: an hour after they were answered, a day when nothing answers. Those of pods are
-// answered within minutes or never.
+// How long CertificateSigningRequests are kept: an hour after they were decided, a day if they are pending. PodCertificateRequests
+// are decided within minutes or never.
 const (
 	decidedTTL         = time.Hour
 	pendingTTL         = 24 * time.Hour
@@ -24,7 +24,7 @@ const (
 	podRequestCheckPeriod = 5 * time.Minute
 )
 
-// CertificateRequests deletes certificate signing requests that have served or were never served.
+// CertificateRequests deletes CertificateSigningRequests that are decided or abandoned.
 var CertificateRequests = controller.Definition{
 	Name: "certificatesigningrequest-cleaner-controller", Aliases: []string{"csrcleaner"}, Queue: "certificate-csrcleaner",
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -63,7 +63,7 @@ func requestExpired(request *certificatesv1.CertificateSigningRequest, now time.
 	return false
 }
 
-// certificateExpired reports whether a certificate, as PEM, is past. What is no certificate is not.
+// certificateExpired reports whether a PEM certificate has expired. It is false for invalid certificates.
 func certificateExpired(certificate []byte, now time.Time) bool {
 	block, _ := pem.Decode(certificate)
 	if block == nil {
@@ -73,7 +73,7 @@ func certificateExpired(certificate []byte, now time.Time) bool {
 	return err == nil && now.After(parsed.NotAfter)
 }
 
-// PodCertificateRequests deletes requests for pod certificates that are older than any request takes.
+// PodCertificateRequests deletes PodCertificateRequests older than podRequestTTL.
 var PodCertificateRequests = controller.Definition{
 	Name: "podcertificaterequest-cleaner-controller", Queue: "podcertificaterequest_cleaner",
 	New: func(s *controller.Setup) (controller.Syncer, error) {

@@ -13,10 +13,10 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// absentOwners bounds how many owners are remembered as gone.
+// absentOwners is the size of the cache of absent owners.
 const absentOwners = 500
 
-// identity names one object of any kind.
+// identity identifies an object of any kind.
 type identity struct {
 	apiVersion, kind, namespace, name string
 	uid                               types.UID
@@ -26,12 +26,12 @@ func (id identity) String() string {
 	return fmt.Sprintf("[%s/%s, namespace: %s, name: %s, uid: %s]", id.apiVersion, id.kind, id.namespace, id.name, id.uid)
 }
 
-// identityOf is what a reference in an object of the namespace names, if the owner is namespaced.
+// identityOf returns the identity a reference refers to, assuming a namespaced owner.
 func identityOf(ref metav1.OwnerReference, namespace string) identity {
 	return identity{apiVersion: ref.APIVersion, kind: ref.Kind, namespace: namespace, name: ref.Name, uid: ref.UID}
 }
 
-// named reports whether a reference means the object, namespaces apart.
+// named reports whether a reference matches the object, ignoring namespaces.
 func (id identity) named(ref metav1.OwnerReference) bool { return identityOf(ref, id.namespace) == id }
 
 // node is one object in the graph.
@@ -39,35 +39,35 @@ type node struct {
 	identity
 	owners     []metav1.OwnerReference
 	dependents map[*node]struct{}
-	// virtual: nothing has seen the object yet; somebody's reference names it.
+	// virtual: the object was only seen in owner references so far.
 	virtual bool
-	// deleting: it has a deletion timestamp. foreground: and waits until its dependents are gone. orphaning: and waits until its
-	// dependents have let go of it.
+	// deleting: it has a deletion timestamp. foreground: it also waits for the deletion of its dependents. orphaning: it also
+	// waits until its dependents are orphaned.
 	deleting, foreground, orphaning bool
-	// attempts counts how often the object was there while it was still virtual.
+	// attempts counts the syncs in which the object existed but was still virtual.
 	attempts int
 }
 
-// graph knows which object belongs to which. Every object of the cluster is a node; an owner that is named but was not seen
-// yet is a virtual one. References are claims that may be wrong: they can name the right UID with the wrong kind, name or
-// namespace. The graph therefore only finds candidates; whether an owner exists is asked of the server itself.
+// graph tracks the ownership of all objects. An owner that was only seen in references is a virtual node. References can be wrong:
+// they may have the right UID with a wrong kind, name or namespace. So the graph only finds candidates; whether an owner exists is
+// checked with the live object.
 type graph struct {
 	mu     sync.Mutex
 	nodes  map[types.UID]*node
-	absent *lru.Cache // of identity: owners known not to exist
+	absent *lru.Cache // identities of owners known not to exist
 }
 
 func newGraph() *graph {
 	return &graph{nodes: map[types.UID]*node{}, absent: lru.New(absentOwners)}
 }
 
-// graphWork is what a change in the graph asks for.
+// graphWork is the work that results from a change of the graph.
 type graphWork struct {
-	// attemptDelete are objects that may have to be deleted, or let go.
+	// attemptDelete are objects to delete if they have no owner left.
 	attemptDelete []types.UID
-	// attemptDeleteLater is the same without hurry.
+	// attemptDeleteLater are the same, after a delay.
 	attemptDeleteLater []types.UID
-	// orphanDependents are objects whose dependents are to be released.
+	// orphanDependents are objects whose dependents are to be orphaned.
 	orphanDependents []types.UID
 	// invalid are references to owners in other namespaces.
 	invalid []invalidReference
@@ -78,12 +78,12 @@ type invalidReference struct {
 	owner     identity
 }
 
-// isAbsent reports whether an owner is remembered as gone.
+// isAbsent reports whether an owner is cached as absent.
 func (g *graph) isAbsent(id identity) bool { _, ok := g.absent.Get(id); return ok }
 
 func (g *graph) markAbsent(id identity) { g.absent.Add(id, nil) }
 
-// observe takes in the newest state of an object.
+// observe updates the graph with the state of an object.
 func (g *graph) observe(id identity, obj metav1.Object) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -113,7 +113,7 @@ func (g *graph) observe(id identity, obj metav1.Object) (w graphWork) {
 	return w
 }
 
-// makeReal makes a virtual node real. Dependents that had imagined another object under the UID are looked at again.
+// makeReal makes a virtual node real. Dependents whose reference does not match the object are enqueued.
 func (g *graph) makeReal(n *node, id identity, w *graphWork) {
 	if n.virtual && n.identity != id {
 		_, mismatched := n.partition(id)
@@ -127,7 +127,7 @@ func (g *graph) makeReal(n *node, id identity, w *graphWork) {
 	n.identity, n.virtual = id, false
 }
 
-// updateOwners takes in that a node's owners have changed. An owner that is no longer blocked is looked at.
+// updateOwners updates the owners of a node. Owners that are no longer blocked by it are enqueued.
 func (g *graph) updateOwners(n *node, owners []metav1.OwnerReference, w *graphWork) {
 	if reflect.DeepEqual(n.owners, owners) {
 		return
@@ -156,8 +156,8 @@ func (g *graph) updateOwners(n *node, owners []metav1.OwnerReference, w *graphWo
 	g.addDependent(n, added, w)
 }
 
-// addDependent makes n a dependent of its owners. An owner nothing has seen becomes a virtual node, to be looked for. If a reference
-// does not fit the owner of that UID, the dependent itself is looked at.
+// addDependent adds n as a dependent of its owners. An unknown owner becomes a virtual node and is enqueued. If a reference does
+// not match the owner with that UID, the dependent is enqueued.
 func (g *graph) addDependent(n *node, owners []metav1.OwnerReference, w *graphWork) {
 	mismatch := false
 	for _, ref := range owners {
@@ -168,7 +168,7 @@ func (g *graph) addDependent(n *node, owners []metav1.OwnerReference, w *graphWo
 			w.attemptDelete = append(w.attemptDelete, ref.UID)
 		}
 		owner.dependents[n] = struct{}{}
-		// The owner may have begun to leave before this dependent was seen.
+		// The owner may have been deleted before this dependent was observed.
 		if owner.foreground {
 			w.attemptDelete = append(w.attemptDelete, n.uid)
 		}
@@ -185,7 +185,7 @@ func (g *graph) addDependent(n *node, owners []metav1.OwnerReference, w *graphWo
 		case !owner.named(ref):
 			mismatch = true
 		case owner.namespace == "" && n.namespace != "" && owner.virtual:
-			// The one who named it first had no namespace; whether the owner has one is not known yet.
+			// The virtual owner came from a cluster-scoped dependent; its scope is not known yet.
 			mismatch = true
 		}
 	}
@@ -194,7 +194,7 @@ func (g *graph) addDependent(n *node, owners []metav1.OwnerReference, w *graphWo
 	}
 }
 
-// objectDeleted takes in that an object was deleted.
+// objectDeleted removes a deleted object.
 func (g *graph) objectDeleted(uid types.UID) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -204,8 +204,8 @@ func (g *graph) objectDeleted(uid types.UID) (w graphWork) {
 	return w
 }
 
-// objectNotFound takes in that the server has no object of this identity. If others name the same UID in other ways, theirs may
-// still exist: then only those who named this one are looked at, and a virtual node tries the next of its possible identities.
+// objectNotFound handles that the server has no object of this identity. If other references use the same UID with another
+// identity, only the dependents that refer to this one are enqueued, and a virtual node gets the next candidate identity.
 func (g *graph) objectNotFound(id identity) (w graphWork) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -233,7 +233,7 @@ func (g *graph) objectNotFound(id identity) (w graphWork) {
 	return w
 }
 
-// remove takes a node out. Its dependents may have lost their last owner; its owners may have waited for it.
+// remove removes a node and enqueues its dependents, which may have lost their last owner, and owners that waited for it.
 func (g *graph) remove(n *node, id identity, w *graphWork) {
 	delete(g.nodes, n.uid)
 	for _, ref := range n.owners {
@@ -254,7 +254,7 @@ func (g *graph) remove(n *node, id identity, w *graphWork) {
 	}
 }
 
-// partition divides a node's dependents into those whose reference means this identity and those that mean another one.
+// partition splits a node's dependents into those whose reference matches the identity and others.
 func (n *node) partition(id identity) (matching, others []*node) {
 	for dependent := range n.dependents {
 		if id.namespace != "" && dependent.namespace != id.namespace {
@@ -277,15 +277,14 @@ func (n *node) partition(id identity) (matching, others []*node) {
 	return matching, others
 }
 
-// nextIdentity is the identity to try after one that was not found: the next in order that a dependent names, from the
-// beginning again after the last.
+// nextIdentity returns the next candidate identity, in order and cyclic, that a dependent refers to.
 func nextIdentity(dependents []*node, absent identity) (identity, bool) {
 	var candidates []identity
 	for _, dependent := range dependents {
 		for _, ref := range dependent.owners {
 			id := identityOf(ref, dependent.namespace)
 			if absent.namespace == "" && id.apiVersion == absent.apiVersion && id.kind == absent.kind {
-				id.namespace = "" // the kind is known to have no namespace
+				id.namespace = "" // the kind is known to be cluster-scoped
 			}
 			if ref.UID == absent.uid && id != absent {
 				candidates = append(candidates, id)
@@ -319,19 +318,18 @@ func (w *graphWork) addInvalid(dependent *node, owner types.UID) {
 	}
 }
 
-// nodeSnapshot is a node as it was when it was looked at.
+// nodeSnapshot is a copy of a node's state.
 type nodeSnapshot struct {
 	identity
 	virtual, deleting, foreground bool
 	dependents                    []identity
-	// blockers are the dependents that must be gone before it may go; waiting are those of them that do not themselves wait
-	// for others.
+	// blockers are the dependents that block the deletion; blockersToDelete are those not themselves in foreground deletion.
 	blockers, blockersToDelete []types.UID
-	// mayBeCircular: a dependent waits until its own dependents are gone, so the item may be waiting for itself.
+	// mayBeCircular: a dependent is in foreground deletion, so there may be a cycle.
 	mayBeCircular bool
 }
 
-// snapshot returns the node of a UID.
+// snapshot returns the state of the node with the UID.
 func (g *graph) snapshot(uid types.UID) (nodeSnapshot, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -353,8 +351,8 @@ func (g *graph) snapshot(uid types.UID) (nodeSnapshot, bool) {
 	return it, true
 }
 
-// virtualRetryDelay is how long to wait until a virtual node is looked at again, though the server has the object: until it is seen, or
-// for as long as nothing watches its kind.
+// virtualRetryDelay is the delay until a virtual node is checked again although the object exists: its kind may not be watched
+// yet.
 func (g *graph) virtualRetryDelay(uid types.UID) (time.Duration, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

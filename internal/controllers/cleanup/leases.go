@@ -17,7 +17,7 @@ const (
 	serverLeaseHolder = "kube-apiserver"
 )
 
-// ServerLeases deletes the leases of API servers that no longer run. Each start of a server makes a new one.
+// ServerLeases deletes the expired leases of API servers. Each start of a server creates a new one.
 var ServerLeases = controller.Definition{
 	Name: "apiserver-lease-cleaner-controller", Queue: "apiserver_lease_cleaner",
 	New: func(s *controller.Setup) (controller.Syncer, error) {

@@ -13,24 +13,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// How often discovery is requested resources that have come or gone, how long to let changes gather that tell of new ones, and
-// how long to wait for the first lists: a resource whose server is away must not stop all others.
+// The period of discovery, the delay that batches discovery after changes of CRDs and APIServices, and the timeout for the initial
+// lists: an unavailable API group must not block all others.
 const (
 	discoveryPeriod   = 30 * time.Second
 	discoveryDebounce = 200 * time.Millisecond
 	firstListTimeout  = 30 * time.Second
 )
 
-// monitor follows the objects of one resource.
+// monitor is the metadata informer of one resource.
 type monitor struct {
 	cancel context.CancelFunc
 	synced func() bool
 }
 
-// ignoredResources are resources whose objects own nothing and are owned by nothing, and are many.
+// ignoredResources are frequent resources without owners and dependents.
 var ignoredResources = map[schema.GroupResource]bool{{Resource: "events"}: true, {Group: "events.k8s.io", Resource: "events"}: true}
 
-// Run follows every resource there is, also those that come later, until ctx ends.
+// Run monitors all resources, including those added later, until ctx ends.
 func (g *garbageCollector) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -58,7 +58,7 @@ func (g *garbageCollector) Run(ctx context.Context) error {
 func (g *garbageCollector) syncMonitors(ctx context.Context, running *sync.WaitGroup) {
 	resources, err := g.resources(ctx)
 	if err != nil && ctx.Err() == nil {
-		g.setup.Log.Warn("discovery failed for some groups", "error", err)
+		g.setup.Log.Warn("failed to discover some API groups", "error", err)
 	}
 	if len(resources) == 0 {
 		return
@@ -76,7 +76,7 @@ func (g *garbageCollector) syncMonitors(ctx context.Context, running *sync.WaitG
 		}
 	}
 	for gvr, m := range g.monitors {
-		// A group that is away for a while keeps what it had.
+		// Keep the monitors of groups whose discovery failed.
 		if unavailable := failed[gvr.GroupVersion()] != nil && m.synced(); !desired[gvr] && !unavailable {
 			m.cancel()
 			delete(g.monitors, gvr)
@@ -96,11 +96,11 @@ func (g *garbageCollector) waitForSync(ctx context.Context) {
 		synced = append(synced, m.synced)
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) && ctx.Err() == context.DeadlineExceeded {
-		g.setup.Log.Warn("not all resources could be listed, proceeding without them")
+		g.setup.Log.Warn("failed to list all resources in time, continuing without them")
 	}
 }
 
-// startMonitor follows a resource and tells the graph.
+// startMonitor starts an informer that updates the graph.
 func (g *garbageCollector) startMonitor(ctx context.Context, r resource, running *sync.WaitGroup) *monitor {
 	apiVersion := r.GroupVersion().String()
 	onResourceChange := func() {}
@@ -121,16 +121,16 @@ func (g *garbageCollector) startMonitor(ctx context.Context, r resource, running
 	return &monitor{cancel: cancel, synced: informer.HasSynced}
 }
 
-// metadataHandler is notified of changes; any function may be nil.
+// metadataHandler handles changes; any function may be nil.
 type metadataHandler struct {
 	onAdd, onUpdate, onDelete func(*metav1.PartialObjectMetadata)
 }
 
-// newMonitor makes an informer of the metadata of one resource.
+// newMonitor creates a metadata informer of one resource.
 func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) cache.Controller {
 	objects := s.in(gvr, "")
 	handle := func(f func(*metav1.PartialObjectMetadata), obj any) {
-		// A deletion the watch missed arrives as the last state known.
+		// A deletion that the watch missed arrives as a tombstone with the last known state.
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = tombstone.Obj
 		}
@@ -158,7 +158,7 @@ func newMonitor(s *server, gvr schema.GroupVersionResource, h metadataHandler) c
 	return informer
 }
 
-// requestDiscovery has discovery asked soon.
+// requestDiscovery triggers discovery soon.
 func (g *garbageCollector) requestDiscovery() {
 	select {
 	case g.rediscover <- struct{}{}:
@@ -166,7 +166,7 @@ func (g *garbageCollector) requestDiscovery() {
 	}
 }
 
-// stripToOwnership drops the metadata that ownership has nothing to do with: every object of the cluster is kept.
+// stripToOwnership drops unused metadata to save memory: all objects of the cluster are cached.
 func stripToOwnership(obj any) (any, error) {
 	m, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {

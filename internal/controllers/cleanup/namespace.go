@@ -18,20 +18,20 @@ import (
 	"skiff/internal/podstate"
 )
 
-// NamespaceDeletionDelay is how long a deleted namespace is left alone at first, where several API servers share a store: all must
-// have heard that nothing may be created in it any more.
+// NamespaceDeletionDelay is the time before the content of a deleted namespace is deleted, if several API servers share a store:
+// all of them must have stopped creating objects in it.
 const NamespaceDeletionDelay = 5 * time.Second
 
-// finalizerRetryDelay is how long finalizers of unknown controllers are expected to take.
+// finalizerRetryDelay is the assumed time that finalizers take.
 const finalizerRetryDelay = 15 * time.Second
 
-// maxConcurrentResources bounds the requests under way for one namespace.
+// maxConcurrentResources is the maximum number of concurrent requests for one namespace.
 const maxConcurrentResources = 10
 
 var podResource = corev1.SchemeGroupVersion.WithResource("pods")
 
-// Namespace empties namespaces that are being deleted, pods first, and then lets them go. grace is how long it waits before it
-// begins: NamespaceGrace, or less for a server that is alone with its store.
+// Namespace deletes the content of terminating namespaces, pods first, and then finalizes them. grace is the delay before it
+// starts: NamespaceDeletionDelay, or less for a single API server.
 func Namespace(grace time.Duration) controller.Definition {
 	return controller.Definition{
 		Name: "namespace-controller", Aliases: []string{"namespace"}, Queue: "namespace", Workers: 10,
@@ -65,7 +65,7 @@ type namespaces struct {
 	informer client.Informer[*corev1.Namespace]
 }
 
-// enqueueWhenPodsGone looks at a namespace as soon as its last pod is gone: everything else waits for that.
+// enqueueWhenPodsGone enqueues a namespace when its last pod is deleted, because all other content waits for that.
 func (n *namespaces) enqueueWhenPodsGone(pods client.Informer[*corev1.Pod], name string) {
 	namespace, ok := n.informer.Get("", name)
 	if !ok || namespace.DeletionTimestamp == nil || len(pods.List(name, nil)) > 0 {
@@ -74,7 +74,7 @@ func (n *namespaces) enqueueWhenPodsGone(pods client.Informer[*corev1.Pod], name
 	n.setup.EnqueueAfter(controller.KeyOf(namespace), max(0, time.Until(namespace.DeletionTimestamp.Add(n.grace))))
 }
 
-// Sync empties a namespace as far as possible now, reports, and finalizes it when it is empty.
+// Sync deletes the content of a namespace as far as possible, updates the status, and finalizes the namespace when it is empty.
 func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
 	if seen, ok := n.informer.Get("", key.Name); !ok || seen.DeletionTimestamp == nil {
 		return nil
@@ -93,7 +93,7 @@ func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
 		return errors.Join(ignoreNotFound(err), found.err())
 	}
 	if err := found.err(); err != nil {
-		return fmt.Errorf("empty the namespace: %w", err)
+		return fmt.Errorf("delete content of namespace: %w", err)
 	}
 	if found.delay > 0 {
 		n.setup.EnqueueAfter(key, found.delay/2+time.Second)
@@ -105,7 +105,7 @@ func (n *namespaces) Sync(ctx context.Context, key controller.Key) error {
 	return ignoreNotFound(err)
 }
 
-// updateStatus writes the conditions, and the phase where the server has not set it.
+// updateStatus updates the conditions and the phase.
 func (n *namespaces) updateStatus(ctx context.Context, namespace *corev1.Namespace, found namespaceContent) (*corev1.Namespace, error) {
 	conditions, changed := found.conditions(namespace.Status.Conditions, metav1.Now())
 	if !changed && namespace.Status.Phase == corev1.NamespaceTerminating {
@@ -116,8 +116,8 @@ func (n *namespaces) updateStatus(ctx context.Context, namespace *corev1.Namespa
 	return client.For[*corev1.Namespace](n.setup.Client).UpdateStatus(ctx, next)
 }
 
-// deleteContent deletes what the namespace contains: pods, and when there are none left, the rest. Objects may be written by pods, and
-// what a pod needs must outlive it.
+// deleteContent deletes the content of the namespace: first the pods, and when none are left, the rest. Pods may create objects,
+// and may need objects until they terminate.
 func (n *namespaces) deleteContent(ctx context.Context, namespace *corev1.Namespace) (namespaceContent, error) {
 	var found namespaceContent
 	all, err := n.resources(ctx)
@@ -158,7 +158,7 @@ func (n *namespaces) deleteContent(ctx context.Context, namespace *corev1.Namesp
 	return found, ctx.Err()
 }
 
-// podTerminationGrace is the longest time a running pod may take to end, zero when it is over already.
+// podTerminationGrace is the maximum termination grace period of running pods, zero if it has passed already.
 func (n *namespaces) podTerminationGrace(ctx context.Context, namespace *corev1.Namespace) (time.Duration, error) {
 	pods, _, err := client.For[*corev1.Pod](n.setup.Client).List(ctx, namespace.Name, client.Selector{})
 	if err != nil {
@@ -176,8 +176,8 @@ func (n *namespaces) podTerminationGrace(ctx context.Context, namespace *corev1.
 	return longest, nil
 }
 
-// deleteResource deletes the objects of one resource. It returns what remains of them, and an error when something remains that
-// nothing explains: neither a grace period nor a finalizer.
+// deleteResource deletes the objects of one resource. It returns the remaining objects, and an error if some remain without a
+// grace period or finalizer.
 func (n *namespaces) deleteResource(ctx context.Context, r resource, namespace string, grace time.Duration) (remainingContent, error) {
 	items, listed, err := n.listResource(ctx, r, namespace)
 	if err != nil || listed && len(items) == 0 {
@@ -235,7 +235,7 @@ func (n *namespaces) deleteEach(ctx context.Context, r resource, namespace strin
 	return nil
 }
 
-// isUnsupported reports whether a request failed because the server does not serve it, or no longer.
+// isUnsupported reports whether the server does not, or no longer, support the request.
 func isUnsupported(err error) bool {
 	return apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err)
 }
@@ -247,15 +247,15 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// remainingContent is what is left of one resource in a namespace.
+// remainingContent describes the remaining objects of one resource in a namespace.
 type remainingContent struct {
 	objects    int
 	finalizers map[string]int
-	// delay is how long it may take until they are gone.
+	// delay is the expected time until they are gone.
 	delay time.Duration
 }
 
-// namespaceContent is what was found in a namespace, all resources together.
+// namespaceContent describes the remaining content of a namespace.
 type namespaceContent struct {
 	discovery, parsing error
 	failures           []error
@@ -291,7 +291,7 @@ func (c *namespaceContent) add(gvr schema.GroupVersionResource, left remainingCo
 	}
 }
 
-// err is why the namespace cannot be known to be empty.
+// err is why it is unknown whether the namespace is empty.
 func (c *namespaceContent) err() error {
 	return errors.Join(append([]error{c.discovery, c.parsing}, c.failures...)...)
 }

@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// conditions are those a terminating namespace shows, all of them always, and whether they differ from the old ones. Those of
-// other controllers are kept.
+// conditions returns all conditions of a terminating namespace, and whether they changed. Conditions of other controllers are
+// kept.
 func (c *namespaceContent) conditions(old []corev1.NamespaceCondition, now metav1.Time) ([]corev1.NamespaceCondition, bool) {
 	result, changed := slices.Clone(old), false
 	for _, want := range []corev1.NamespaceCondition{
@@ -39,7 +39,7 @@ func (c *namespaceContent) conditions(old []corev1.NamespaceCondition, now metav
 	return result, changed
 }
 
-// condition is true with what is wrong, or false with the words for all being well.
+// condition returns a true condition with the problem, or a false one with okReason and okMessage.
 func condition(of corev1.NamespaceConditionType, problem, problemReason, okReason, okMessage string) corev1.NamespaceCondition {
 	if problem == "" {
 		return corev1.NamespaceCondition{Type: of, Status: corev1.ConditionFalse, Reason: okReason, Message: okMessage}
@@ -90,7 +90,7 @@ func (c *namespaceContent) finalizersMessage() string {
 	return sentence("Some content in the namespace has finalizers remaining: ", texts)
 }
 
-// sentence lists texts in a stable order, or says nothing when there are none.
+// sentence joins texts in sorted order; "" if there are none.
 func sentence(beginning string, texts []string) string {
 	if len(texts) == 0 {
 		return ""

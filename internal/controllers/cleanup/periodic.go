@@ -9,8 +9,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// periodically makes a Syncer that does its work at once, and again whenever the period is over. Work that fails comes again
-// after a backoff.
+// periodically returns a Syncer that calls do immediately and then once per period. Failures are retried with backoff.
 func periodically(s *controller.Setup, period time.Duration, do func(ctx context.Context, key controller.Key) error) controller.Syncer {
 	s.Enqueue(controller.Key{Name: "everything"})
 	return controller.SyncFunc(func(ctx context.Context, key controller.Key) error {
@@ -22,7 +21,7 @@ func periodically(s *controller.Setup, period time.Duration, do func(ctx context
 	})
 }
 
-// deletingAll is a plan that deletes all objects that are over. One that cannot be deleted does not save the others.
+// deletingAll is a plan that deletes all expired objects. A failed delete does not prevent the others.
 func deletingAll[T kind.Object](objects client.Informer[T], expired func(T) bool) controller.Plan {
 	var plan controller.Plan
 	var writes []controller.Write

@@ -21,15 +21,15 @@ import (
 
 const (
 	podCheckPeriod = 20 * time.Second
-	// missingNodeQuarantine is how long a node must be missing before its pods are given up.
+	// missingNodeQuarantine is the time a node must be missing before its pods are deleted.
 	missingNodeQuarantine = 40 * time.Second
-	// DefaultTerminatedPods is how many pods that have ended are kept by default.
+	// DefaultTerminatedPods is the default number of terminated pods that are kept.
 	DefaultTerminatedPods = 12500
 	maxConcurrentDeletes  = 20
 )
 
-// Pods deletes pods that nothing else will: those of nodes that are gone or out of service, those that were deleted before they
-// had a node, and of those that have ended the oldest, beyond a number that is kept. Zero keeps all of them.
+// Pods deletes pods of nodes that are deleted or out of service, pods deleted before they were scheduled, and the oldest
+// terminated pods above keepTerminated. Zero keeps all terminated pods.
 func Pods(keepTerminated int) controller.Definition {
 	return controller.Definition{
 		Name: "pod-garbage-collector-controller", Aliases: []string{"podgc"}, Queue: "pod_garbage_collector",
@@ -48,7 +48,7 @@ type podGC struct {
 	terminatedThreshold int
 	pods                client.Informer[*corev1.Pod]
 	nodes               client.Informer[*corev1.Node]
-	missingSince        map[string]time.Time // nodes that pods name and that are not there, since when
+	missingSince        map[string]time.Time // nodes that pods refer to and that do not exist
 }
 
 func (c *podGC) gc(ctx context.Context, key controller.Key) error {
@@ -68,12 +68,12 @@ func (c *podGC) gc(ctx context.Context, key controller.Key) error {
 			return nil
 		})
 	}
-	_ = group.Wait() // the failures are kept
+	_ = group.Wait() // errors are in failures
 	return errors.Join(append(failures, unclear)...)
 }
 
-// findDeletedNodes are nodes that have been missing for long enough, also for the server itself. One that cannot be requested does not save the
-// pods of others.
+// findDeletedNodes returns the nodes that have been missing for the quarantine period, confirmed by a live read. A failed read
+// does not affect other nodes.
 func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time) (map[string]bool, error) {
 	named := map[string]bool{}
 	for _, pod := range v.pods {
@@ -96,7 +96,7 @@ func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time)
 		}
 		_, err := client.For[*corev1.Node](c.setup.Client).Get(ctx, "", name)
 		if err != nil && !apierrors.IsNotFound(err) {
-			failures = append(failures, fmt.Errorf("look for node %s: %w", name, err))
+			failures = append(failures, fmt.Errorf("get node %s: %w", name, err))
 			continue
 		}
 		gone[name] = err != nil
@@ -104,7 +104,7 @@ func (c *podGC) findDeletedNodes(ctx context.Context, v podsView, now time.Time)
 	return gone, errors.Join(failures...)
 }
 
-// podsView is what decides which pods go.
+// podsView is the observed state of pods and nodes.
 type podsView struct {
 	pods                []*corev1.Pod
 	nodes               map[string]*corev1.Node
@@ -112,13 +112,13 @@ type podsView struct {
 	terminatedThreshold int
 }
 
-// podDeletion is a pod that must go.
+// podDeletion is a pod to delete.
 type podDeletion struct {
 	pod       *corev1.Pod
-	condition *corev1.PodCondition // why, where users want to know
+	condition *corev1.PodCondition // the DisruptionTarget condition, if any
 }
 
-// podsToDelete are the pods that must go, each once.
+// podsToDelete returns the pods to delete, without duplicates.
 func (v podsView) podsToDelete() []podDeletion {
 	var all []podDeletion
 	var terminated []*corev1.Pod
@@ -140,7 +140,7 @@ func (v podsView) podsToDelete() []podDeletion {
 	if v.terminatedThreshold <= 0 || len(terminated) <= v.terminatedThreshold {
 		return all
 	}
-	// Evicted ones first, then the oldest.
+	// Evicted pods first, then the oldest.
 	slices.SortFunc(terminated, func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(evictedFirst(a), evictedFirst(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
@@ -159,7 +159,7 @@ func evictedFirst(pod *corev1.Pod) int {
 	return 1
 }
 
-// outOfService: an administrator says that nothing runs on the node any more.
+// outOfService reports whether a node that is not ready has the out-of-service taint.
 func outOfService(node *corev1.Node) bool {
 	tainted := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 	return tainted && !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -167,7 +167,8 @@ func outOfService(node *corev1.Node) bool {
 	})
 }
 
-// plan marks a pod failed, if it has not ended, and deletes it at once: nothing is there to end it.
+// plan sets the phase of a pod to Failed, unless it is terminal, and deletes it without a grace period: there is no kubelet to
+// terminate it.
 func (d podDeletion) plan() controller.Plan {
 	var plan controller.Plan
 	if !podstate.IsTerminal(d.pod) {
@@ -184,7 +185,7 @@ func (d podDeletion) plan() controller.Plan {
 		}
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": d.pod.UID}, "status": status})
 		if err != nil {
-			panic(err) // strings and conditions can be written
+			panic(err) // marshalling strings and conditions cannot fail
 		}
 		plan.AddStep(controller.Write{Verb: controller.PatchStatus, Object: d.pod, PatchType: client.StrategicPatch, Patch: patch}.
 			Ignoring(metav1.StatusReasonNotFound))

@@ -274,7 +274,7 @@ func TestANodeThatCannotBeAskedFor(t *testing.T) {
 	cleaner := &podGC{setup: &controller.Setup{Client: c}, missingSince: map[string]time.Time{"unclear": noon, "lost": noon}}
 	v := podsView{pods: []*corev1.Pod{aPod("a", onNode("unclear")), aPod("b", onNode("lost"))}}
 	gone, err := cleaner.findDeletedNodes(t.Context(), v, noon.Add(time.Hour))
-	if !maps.Equal(gone, map[string]bool{"lost": true}) || err == nil || err.Error() != "look for node unclear: no answer" {
+	if !maps.Equal(gone, map[string]bool{"lost": true}) || err == nil || err.Error() != "get node unclear: no answer" {
 		t.Errorf("%v, %v", gone, err)
 	}
 }

@@ -23,8 +23,8 @@ import (
 	"skiff/internal/quota"
 )
 
-// When quotas are added up again: soon after something was freed, a while after something was created, because the sum may
-// have missed what was being stored just then, and all of them now and then.
+// Delays of recalculations: short after usage was freed, longer after an object was created, because the calculation could miss
+// objects being written, and a periodic resync.
 const (
 	recalculateAfterFree   = 50 * time.Millisecond
 	recalculateAfterCreate = 5 * time.Second
@@ -32,8 +32,7 @@ const (
 	resyncPeriod           = 5 * time.Minute
 )
 
-// ResourceQuota adds up what the objects of a namespace use of its quotas. Admission only ever adds; whoever frees something
-// is given it back here.
+// ResourceQuota recalculates the usage of quotas. Admission only adds usage; this controller releases it.
 var ResourceQuota = controller.Definition{
 	Name: "resourcequota-controller", Aliases: []string{"resourcequota"}, Queue: "resourcequota_primary", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -52,7 +51,7 @@ var ResourceQuota = controller.Definition{
 			claims:  client.InformerFor[*resourcev1.ResourceClaim](s.Informers),
 		})
 		changed := func(old, quota *corev1.ResourceQuota) {
-			// What admission charges is no news.
+			// Ignore the status updates of admission.
 			if !equality.Semantic.DeepEqual(old.Spec, quota.Spec) || !equality.Semantic.DeepEqual(old.Status.Hard, quota.Status.Hard) {
 				s.Enqueue(controller.KeyOf(quota))
 			}
@@ -73,13 +72,13 @@ type quotas struct {
 	mapper   *restmapper.DeferredDiscoveryRESTMapper
 	registry *quota.Registry
 	informer client.Informer[*corev1.ResourceQuota]
-	// typed are the resources of which more is counted than how many there are: their objects must be read whole.
+	// typed are the resources whose usage depends on the whole object, not only on the number of objects.
 	typed map[schema.GroupResource]func(ctx context.Context, namespace string) ([]runtime.Object, error)
-	// monitorRequests are resources that a quota counts and nothing watches yet.
+	// monitorRequests are resources that a quota counts and that may have no monitor yet.
 	monitorRequests chan schema.GroupResource
 }
 
-// watchTyped watches a resource whose objects are read whole.
+// watchTyped watches a resource whose whole objects are needed.
 func watchTyped[T kind.Object](q *quotas, group, name string) error {
 	gr := schema.GroupResource{Group: group, Resource: name}
 	q.typed[gr] = func(ctx context.Context, namespace string) ([]runtime.Object, error) {
@@ -107,7 +106,7 @@ func watchTyped[T kind.Object](q *quotas, group, name string) error {
 	return nil
 }
 
-// enqueueQuotas has the quotas of a namespace added up that count the resource; of all namespaces, for an empty one.
+// enqueueQuotas enqueues the quotas of a namespace, or of all namespaces, that count the resource.
 func (q *quotas) enqueueQuotas(gr schema.GroupResource, namespace string, after time.Duration) {
 	evaluator := q.registry.For(gr)
 	if evaluator == nil {
@@ -120,7 +119,7 @@ func (q *quotas) enqueueQuotas(gr schema.GroupResource, namespace string, after 
 	}
 }
 
-// Sync adds up one quota.
+// Sync recalculates one quota.
 func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	found, ok := q.informer.Get(key.Namespace, key.Name)
 	if !ok {
@@ -153,7 +152,7 @@ func (q *quotas) Sync(ctx context.Context, key controller.Key) error {
 	return err
 }
 
-// calculatedStatus is the status of a quota after a count. What could not be counted keeps the number it had.
+// calculatedStatus is the new status of a quota. Resources that could not be counted keep their usage.
 func calculatedStatus(found *corev1.ResourceQuota, sum corev1.ResourceList) (corev1.ResourceQuotaStatus, bool) {
 	used := corev1.ResourceList{}
 	for name := range found.Spec.Hard {
@@ -167,8 +166,8 @@ func calculatedStatus(found *corev1.ResourceQuota, sum corev1.ResourceList) (cor
 	return corev1.ResourceQuotaStatus{Hard: found.Spec.Hard.DeepCopy(), Used: used}, changed
 }
 
-// objects reads the objects of a namespace from the server itself: informers may be behind, and a sum that is too small lets
-// in too much.
+// objects lists the live objects of a namespace: with a stale cache, the usage could be too low and admission would allow too
+// much.
 func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace string) ([]runtime.Object, error) {
 	if list := q.typed[gr]; list != nil {
 		return list(ctx, namespace)
@@ -188,7 +187,7 @@ func (q *quotas) objects(ctx context.Context, gr schema.GroupResource, namespace
 	return objects, nil
 }
 
-// isOnlyUnknownKinds reports whether all that failed was that the server does not know a resource.
+// isOnlyUnknownKinds reports whether all errors are about unknown resources.
 func isOnlyUnknownKinds(err error) bool {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -202,7 +201,7 @@ func isOnlyUnknownKinds(err error) bool {
 	return true
 }
 
-// Run adds up all quotas now and then, and watches the resources that quotas count and nothing else tells us of.
+// Run recalculates all quotas periodically, and monitors the resources that quotas count.
 func (q *quotas) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -224,12 +223,12 @@ func (q *quotas) Run(ctx context.Context) error {
 			}
 			gvr, err := q.mapper.ResourceFor(gr.WithVersion(""))
 			if err != nil {
-				continue // the server does not know it; the quota asks again
+				continue // unknown resource: the quota is retried
 			}
 			watched[gr] = true
 			monitor := q.monitor(gr, gvr)
 			running.Go(func() { monitor.RunWithContext(ctx) })
-			// What came or went before the first list was seen by nothing.
+			// Recalculate after the initial list: earlier changes were not observed.
 			running.Go(func() {
 				if cache.WaitForCacheSync(ctx.Done(), monitor.HasSynced) {
 					q.enqueueQuotas(gr, "", 0)
@@ -239,7 +238,7 @@ func (q *quotas) Run(ctx context.Context) error {
 	}
 }
 
-// monitor has quotas added up when objects of a resource come or go.
+// monitor creates an informer that enqueues quotas when objects of a resource are created or deleted.
 func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResource) cache.Controller {
 	return newMonitor(q.server, gvr, metadataHandler{
 		onAdd:    func(obj *metav1.PartialObjectMetadata) { q.enqueueQuotas(gr, obj.Namespace, recalculateAfterCreate) },
@@ -247,7 +246,7 @@ func (q *quotas) monitor(gr schema.GroupResource, gvr schema.GroupVersionResourc
 	})
 }
 
-// deviceLister answers what the use of resource claims depends on.
+// deviceLister lists the objects that the usage of resource claims depends on.
 type deviceLister struct {
 	classes client.Informer[*resourcev1.DeviceClass]
 	pods    client.Informer[*corev1.Pod]

@@ -1,6 +1,6 @@
-// Package cleanup holds the controllers that take away what is no longer needed: what remains of deleted namespaces, objects
-// whose owners are gone, pods that nothing runs, tokens that nothing uses. They work on every resource the server has, custom
-// ones included, and therefore on metadata alone.
+// Package cleanup contains the controllers that delete what is no longer needed: the content of deleted namespaces, objects whose
+// owners are gone, orphaned and terminated pods, unused tokens. They handle all resources of the server, including custom ones,
+// through their metadata.
 package cleanup
 
 import (
@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// resource is one resource of the server, in the version the server prefers.
+// resource is a resource of the server in its preferred version.
 type resource struct {
 	schema.GroupVersionResource
 	kind       string
@@ -33,7 +33,7 @@ func (r resource) can(verbs ...string) bool {
 	return true
 }
 
-// server is the API as far as it concerns objects of unknown types.
+// server is a client for objects of unknown types.
 type server struct {
 	discovery *discovery.DiscoveryClient
 	metadata  metadata.Interface
@@ -41,27 +41,26 @@ type server struct {
 
 func newServer(config *rest.Config) (*server, error) {
 	config = rest.CopyConfig(config)
-	// Old versions of resources are read because they are there; nothing is to be warned of that.
+	// Deprecated versions are read only because they are served: suppress the warnings.
 	config.WarningHandler = rest.NoWarnings{}
 	d, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make discovery client: %w", err)
+		return nil, fmt.Errorf("create discovery client: %w", err)
 	}
 	m, err := metadata.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make metadata client: %w", err)
+		return nil, fmt.Errorf("create metadata client: %w", err)
 	}
 	return &server{discovery: d, metadata: m}, nil
 }
 
-// parseError is the failure to understand what discovery answered, as opposed to the failure to get an answer.
+// parseError is an invalid discovery response, as opposed to a failed discovery request.
 type parseError struct{ err error }
 
 func (m *parseError) Error() string { return m.err.Error() }
 func (m *parseError) Unwrap() error { return m.err }
 
-// resources asks the server what it has. Beside an error there may still be resources: groups fail one by one, when the
-// server behind one of them is away.
+// resources discovers the resources of the server. It may return both resources and an error: API groups fail independently.
 func (s *server) resources(ctx context.Context) ([]resource, error) {
 	lists, err := s.discovery.ServerPreferredResourcesWithContext(ctx)
 	var all []resource
@@ -73,7 +72,7 @@ func (s *server) resources(ctx context.Context) ([]resource, error) {
 			continue
 		}
 		for _, r := range list.APIResources {
-			// A resource may name another group or version for its objects; the path it is served at counts.
+			// A resource may specify another group or version for its objects; use the one it is served at.
 			all = append(all, resource{GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced, verbs: r.Verbs})
 		}
 	}
@@ -86,7 +85,7 @@ func (s *server) resources(ctx context.Context) ([]resource, error) {
 	return all, errors.Join(err, &parseError{errors.Join(unread...)})
 }
 
-// in returns the client of a resource, in a namespace or, for an empty one, in the whole cluster.
+// in returns the client of a resource in a namespace, or in all namespaces if it is empty.
 func (s *server) in(gvr schema.GroupVersionResource, namespace string) metadata.ResourceInterface {
 	if namespace == "" {
 		return s.metadata.Resource(gvr)
@@ -94,7 +93,7 @@ func (s *server) in(gvr schema.GroupVersionResource, namespace string) metadata.
 	return s.metadata.Resource(gvr).Namespace(namespace)
 }
 
-// list reads the metadata of all objects of a resource in a namespace.
+// list lists the metadata of all objects of a resource in a namespace.
 func (s *server) list(ctx context.Context, gvr schema.GroupVersionResource, namespace string) ([]metav1.PartialObjectMetadata, error) {
 	var all []metav1.PartialObjectMetadata
 	options := metav1.ListOptions{Limit: 500}

@@ -18,19 +18,19 @@ import (
 const (
 	day              = 24 * time.Hour
 	tokenCheckPeriod = day
-	// DefaultLegacyTokenUnusedPeriod is how long a token in a secret may go unused by default.
+	// DefaultLegacyTokenUnusedPeriod is the default time after which an unused token secret becomes invalid.
 	DefaultLegacyTokenUnusedPeriod = 365 * day
 
 	lastUsedLabel     = "kubernetes.io/legacy-token-last-used"
 	invalidSinceLabel = "kubernetes.io/legacy-token-invalid-since"
 
-	// The API server writes there since when it notes the use of tokens.
+	// The ConfigMap in which the API server records since when it tracks the use of tokens.
 	trackingMap = "kube-apiserver-legacy-service-account-token-tracking"
 	trackingKey = "since"
 )
 
-// LegacyTokens declares tokens invalid that were made automatically for service accounts, long ago, and that nothing has used
-// for life; after another such time they are deleted.
+// LegacyTokens marks auto-generated service account token secrets as invalid if they have not been used for life, and deletes them
+// after the same period again.
 func LegacyTokens(life time.Duration) controller.Definition {
 	return controller.Definition{
 		Name: "legacy-serviceaccount-token-cleaner-controller", Aliases: []string{"legacy-service-account-token-cleaner"}, Queue: "legacy_serviceaccount_token_cleaner",
@@ -57,7 +57,7 @@ func LegacyTokens(life time.Duration) controller.Definition {
 	}
 }
 
-// trackedFor reports whether the use of tokens has been noted for that long. The day it began may be any hour of that day.
+// trackedFor reports whether the use of tokens has been tracked for that long. The start is known to the day only.
 func trackedFor(tracking *corev1.ConfigMap, life time.Duration, now time.Time) bool {
 	if tracking == nil {
 		return false
@@ -68,7 +68,7 @@ func trackedFor(tracking *corev1.ConfigMap, life time.Duration, now time.Time) b
 
 type tokenView struct {
 	secret       *corev1.Secret
-	account      *corev1.ServiceAccount // nil: none of that name
+	account      *corev1.ServiceAccount // nil if it does not exist
 	unusedPeriod time.Duration
 	now          time.Time
 }
@@ -81,7 +81,7 @@ const (
 	deleteToken
 )
 
-// action says what is to become of a secret. Only those that the account itself names were made automatically.
+// action decides what to do with a secret. Only secrets listed in the service account are auto-generated.
 func (v tokenView) action() tokenAction {
 	s := v.secret
 	unusedSince := v.now.Add(-v.unusedPeriod)
@@ -122,19 +122,19 @@ func (v tokenView) plan(verdict tokenAction) controller.Plan {
 		plan.AddStep(controller.Patching(v.secret, client.MergePatch, patch).Ignoring(metav1.StatusReasonNotFound))
 	case deleteToken:
 		deletion := controller.Deleting(v.secret).Ignoring(metav1.StatusReasonConflict)
-		// It may be in use again since we looked.
+		// Do not delete it if it has been used meanwhile.
 		deletion.DeleteOptions.Preconditions.ResourceVersion = &v.secret.ResourceVersion
 		plan.AddStep(deletion)
 	}
 	return plan
 }
 
-// isReferenced reports whether a pod names the secret.
+// isReferenced reports whether a pod refers to the secret.
 func isReferenced(pods []*corev1.Pod, secret string) bool {
 	return slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return slices.Contains(secretsOf(pod), secret) })
 }
 
-// secretsOf are the secrets a pod names, wherever that is.
+// secretsOf returns the names of all secrets a pod refers to.
 func secretsOf(pod *corev1.Pod) []string {
 	var names []string
 	for _, ref := range pod.Spec.ImagePullSecrets {

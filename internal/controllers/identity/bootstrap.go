@@ -17,7 +17,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// How bootstrap tokens are kept in secrets.
+// The format of bootstrap token secrets.
 const (
 	bootstrapSecretType   = "bootstrap.kubernetes.io/token"
 	bootstrapSecretPrefix = "bootstrap-token-"
@@ -33,8 +33,8 @@ const (
 
 var clusterInfo = controller.Key{Namespace: metav1.NamespacePublic, Name: clusterInfoName}
 
-// BootstrapSigner signs the public description of the cluster with every bootstrap token, so that a machine that has nothing
-// but a token can tell whether it speaks to the right cluster.
+// BootstrapSigner signs the cluster-info ConfigMap with every bootstrap token, so that a joining node that has only a token can
+// verify the cluster.
 var BootstrapSigner = controller.Definition{
 	Name: "bootstrap-signer-controller", Aliases: []string{"bootstrapsigner"}, Queue: "bootstrap_signer_queue", DisabledByDefault: true,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -72,13 +72,13 @@ type bootstrapView struct {
 	now     time.Time
 }
 
-// Observe gathers the description and the tokens.
+// Observe gathers the ConfigMap and the tokens.
 func (c *bootstrapSigner) Observe(key controller.Key) (bootstrapView, bool) {
 	info, ok := c.maps.Get(key.Namespace, key.Name)
 	return bootstrapView{info: info, secrets: c.secrets.List(metav1.NamespaceSystem, nil), now: time.Now()}, ok
 }
 
-// Reconcile makes the signatures those of the tokens there are.
+// Reconcile updates the signatures to those of the existing tokens.
 func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
 	var plan controller.Plan
 	content, ok := v.info.Data[clusterInfoKey]
@@ -104,7 +104,7 @@ func (c *bootstrapSigner) Reconcile(v bootstrapView) controller.Plan {
 	return plan
 }
 
-// signingToken returns id and secret of a token that may sign.
+// signingToken returns the ID and secret of a token that is valid for signing.
 func signingToken(secret *corev1.Secret, now time.Time) (id, key string, ok bool) {
 	id, key = string(secret.Data[tokenIDKey]), string(secret.Data[tokenSecretKey])
 	if !isBootstrapToken(secret) || !isTokenID(id) || key == "" || secret.Name != bootstrapSecretPrefix+id || string(secret.Data[tokenSigningKey]) != "true" {
@@ -116,12 +116,12 @@ func signingToken(secret *corev1.Secret, now time.Time) (id, key string, ok bool
 	return id, key, true
 }
 
-// isTokenID: six lower-case letters and digits.
+// isTokenID reports whether id has six lower-case letters or digits.
 func isTokenID(id string) bool {
 	return len(id) == 6 && !strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
 }
 
-// timeLeft returns how long a token still lives, zero for ever. A time that cannot be read is past.
+// timeLeft returns the time until a token expires, zero if it never does. A malformed time counts as expired.
 func timeLeft(secret *corev1.Secret, now time.Time) (left time.Duration, expired bool) {
 	text := string(secret.Data[tokenExpirationKey])
 	if text == "" {
@@ -134,14 +134,14 @@ func timeLeft(secret *corev1.Secret, now time.Time) (left time.Duration, expired
 	return end.Sub(now), false
 }
 
-// detachedSignature is a JSON Web Signature (HS256) of the content without the content, RFC 7515 appendix F.
+// detachedSignature is a JSON Web Signature (HS256) with detached content, RFC 7515 appendix F.
 func detachedSignature(content, id, key string) string {
 	header, err := json.Marshal(struct {
 		Algorithm string `json:"alg"`
 		KeyID     string `json:"kid"`
 	}{"HS256", id})
 	if err != nil {
-		panic(err) // two strings can be written
+		panic(err) // marshalling strings cannot fail
 	}
 	encoded := base64.RawURLEncoding.EncodeToString(header)
 	mac := hmac.New(sha256.New, []byte(key))
@@ -149,7 +149,7 @@ func detachedSignature(content, id, key string) string {
 	return encoded + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// BootstrapTokenCleaner deletes bootstrap tokens that are past.
+// BootstrapTokenCleaner deletes expired bootstrap tokens.
 var BootstrapTokenCleaner = controller.Definition{
 	Name: "token-cleaner-controller", Aliases: []string{"tokencleaner"}, Queue: "token_cleaner", DisabledByDefault: true,
 	New: func(s *controller.Setup) (controller.Syncer, error) {

@@ -14,11 +14,11 @@ import (
 	"skiff/internal/controller"
 )
 
-// approvalRetryDelay is how long a request waits whose author may not have it approved: roles may change.
+// approvalRetryDelay is the delay before a request of an unauthorized user is checked again: roles may change.
 const approvalRetryDelay = 30 * time.Second
 
-// CertificateApproving approves the client certificates of kubelets for those who may have them: a node for itself, and who
-// may speak for any node, such as a bootstrap token.
+// CertificateApproving approves kubelet client certificates for authorized users: a node for itself, or a user that may request
+// them for any node, such as a bootstrap token.
 var CertificateApproving = controller.Definition{
 	Name: "certificatesigningrequest-approving-controller", Aliases: []string{"csrapproving"}, Queue: "certificate-csrapproving", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -45,7 +45,7 @@ type approver struct {
 	retryLater func(controller.Key)
 }
 
-// Sync approves one request, if its author may have it approved.
+// Sync approves one request if its user is authorized.
 func (a *approver) Sync(ctx context.Context, key controller.Key) error {
 	request, ok := a.requests.Get("", key.Name)
 	if !ok || len(request.Status.Certificate) > 0 || hasCondition(request, certificatesv1.CertificateApproved) || hasCondition(request, certificatesv1.CertificateDenied) {
@@ -59,7 +59,7 @@ func (a *approver) Sync(ctx context.Context, key controller.Key) error {
 	for _, recognizer := range recognizers {
 		allowed, err := a.authorize(ctx, review(request, recognizer.subresource))
 		if err != nil {
-			return fmt.Errorf("ask whether %s may have it: %w", request.Spec.Username, err)
+			return fmt.Errorf("check access of %s: %w", request.Spec.Username, err)
 		}
 		if !allowed {
 			continue
@@ -77,7 +77,7 @@ func (a *approver) Sync(ctx context.Context, key controller.Key) error {
 	return nil
 }
 
-// recognizer is a reason to approve a request: a right its author may have.
+// recognizer is a permission that allows automatic approval, and the message of the approval.
 type recognizer struct{ subresource, message string }
 
 func recognizersFor(request *certificatesv1.CertificateSigningRequest, parsed *x509.CertificateRequest) []recognizer {

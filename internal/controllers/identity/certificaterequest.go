@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The rules of the certificates that Kubernetes itself signs.
+// Validation of requests for the signers of Kubernetes.
 
 const (
 	legacyUnknownSigner = "kubernetes.io/legacy-unknown"
@@ -20,7 +20,7 @@ const (
 	nodeUserPrefix      = "system:node:"
 )
 
-// parseRequest reads the request inside a CertificateSigningRequest.
+// parseRequest parses the X.509 request of a CertificateSigningRequest.
 func parseRequest(request *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(request.Spec.Request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -33,14 +33,14 @@ func parseRequest(request *certificatesv1.CertificateSigningRequest) (*x509.Cert
 	return parsed, nil
 }
 
-// hasCondition reports whether a request has a condition that is true. An approval or denial counts by its presence.
+// hasCondition reports whether a request has a condition with status True. For approvals and denials any status counts.
 func hasCondition(request *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) bool {
 	return slices.ContainsFunc(request.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		return c.Type == condition && (condition != certificatesv1.CertificateFailed || c.Status == corev1.ConditionTrue || c.Status == "")
 	})
 }
 
-// validateForSigner reports whether a signer may sign what is requested of it, and why not.
+// validateForSigner returns an error if the signer must not sign the request.
 func validateForSigner(signer string, request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	switch signer {
 	case certificatesv1.KubeletServingSignerName:
@@ -55,7 +55,7 @@ func validateForSigner(signer string, request *x509.CertificateRequest, usages [
 	return fmt.Errorf("unrecognized signerName: %q", signer)
 }
 
-// kubeletClient is how a kubelet shows the API server who it is.
+// kubeletClient validates a request for a kubelet's client certificate.
 func kubeletClient(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	switch {
 	case !slices.Equal(request.Subject.Organization, []string{nodesGroup}):
@@ -74,7 +74,7 @@ func kubeletClient(request *x509.CertificateRequest, usages []certificatesv1.Key
 	return exactUsages(usages, certificatesv1.UsageClientAuth)
 }
 
-// kubeletServing is how a kubelet shows who it is to those who ask it for logs.
+// kubeletServing validates a request for a kubelet's serving certificate.
 func kubeletServing(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	switch {
 	case !slices.Equal(request.Subject.Organization, []string{nodesGroup}):
@@ -98,11 +98,11 @@ func kubeletServing(request *x509.CertificateRequest, usages []certificatesv1.Ke
 var (
 	errNotNodes = errors.New("subject organization is not system:nodes")
 	errNotNode  = errors.New("subject common name does not begin with system:node:")
-	errEmail    = errors.New("Email subjectAltNames are not allowed") //nolint:staticcheck // users know these words
+	errEmail    = errors.New("Email subjectAltNames are not allowed") //nolint:staticcheck // upstream's message
 	errURI      = errors.New("URI subjectAltNames are not allowed")
 )
 
-// exactUsages: digital signature and the purpose, with or without key encipherment, which only RSA keys need.
+// exactUsages requires digital signature and the purpose; key encipherment is optional, as only RSA keys need it.
 func exactUsages(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) error {
 	wanted := []certificatesv1.KeyUsage{purpose, certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
 	slices.Sort(wanted)
@@ -128,7 +128,7 @@ func apiServerClient(usages []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// The usages as X.509 has them.
+// Key usages of the API and of X.509.
 var (
 	keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
 		certificatesv1.UsageSigning:           x509.KeyUsageDigitalSignature,
@@ -159,7 +159,7 @@ var (
 	}
 )
 
-// translateUsages turns usages into those of X.509.
+// translateUsages converts usages to X.509.
 func translateUsages(usages []certificatesv1.KeyUsage) (x509.KeyUsage, []x509.ExtKeyUsage, error) {
 	var plain x509.KeyUsage
 	var extended []x509.ExtKeyUsage

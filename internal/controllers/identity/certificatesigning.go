@@ -18,23 +18,23 @@ import (
 
 const (
 	minCertificateTTL = 10 * time.Minute
-	// backdating allows for clocks that are behind. Short lives are not shortened by it.
+	// backdating allows for clock skew. Certificates with a short TTL are not shortened by it.
 	backdating = 5 * time.Minute
 	shortTTL   = 8 * time.Hour
-	// DefaultCertificateTTL is how long certificates live by default.
+	// DefaultCertificateTTL is the default maximum lifetime of certificates.
 	DefaultCertificateTTL = 365 * 24 * time.Hour
 )
 
-// CA signs certificates. pki.CA is one.
+// CA signs certificates. pki.CA implements it.
 type CA interface {
-	// Sign makes a certificate of the template and the key, as PEM, that ends no later than the authority itself.
+	// Sign returns a PEM certificate of the template and the key, which expires no later than the CA.
 	Sign(template x509.Certificate, key crypto.PublicKey, now time.Time) ([]byte, error)
 }
 
-// SigningCAs say who signs for which signer name. One that is nil leaves its requests to others.
+// SigningCAs are the CAs by signer name. Requests for a signer whose CA is nil are ignored.
 type SigningCAs struct {
 	KubeletServing, KubeletClient, APIServerClient, LegacyUnknown CA
-	// MaxTTL is the longest a certificate may live; requests may ask for less. Zero: CertificateLife.
+	// MaxTTL is the maximum lifetime of certificates; requests may ask for less. Zero: DefaultCertificateTTL.
 	MaxTTL time.Duration
 }
 
@@ -52,7 +52,7 @@ func (s SigningCAs) forSigner(signer string) CA {
 	return nil
 }
 
-// CertificateSigning signs what has been approved, for the signers of Kubernetes itself.
+// CertificateSigning signs approved requests for the signers of Kubernetes.
 func CertificateSigning(cas SigningCAs) controller.Definition {
 	if cas.MaxTTL == 0 {
 		cas.MaxTTL = DefaultCertificateTTL
@@ -79,7 +79,7 @@ func CertificateSigning(cas SigningCAs) controller.Definition {
 	}
 }
 
-// signRequest is the request with its certificate, or with the reason why it gets none; nil when there is nothing to say.
+// signRequest returns the request with its certificate or with a Failed condition; nil if there is nothing to do.
 func (s SigningCAs) signRequest(request *certificatesv1.CertificateSigningRequest, now time.Time) (*certificatesv1.CertificateSigningRequest, error) {
 	authority := s.forSigner(request.Spec.SignerName)
 	if authority == nil || len(request.Status.Certificate) > 0 || !hasCondition(request, certificatesv1.CertificateApproved) ||

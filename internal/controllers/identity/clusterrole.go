@@ -13,12 +13,12 @@ import (
 	"skiff/internal/rbacrules"
 )
 
-// ClusterRoleAggregation gives every aggregated role the rules of the roles it selects.
+// ClusterRoleAggregation sets the rules of aggregated ClusterRoles.
 var ClusterRoleAggregation = controller.Definition{
 	Name: "clusterrole-aggregation-controller", Aliases: []string{"clusterrole-aggregation"}, Queue: "ClusterRoleAggregator", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
 		roles := client.InformerFor[*rbacv1.ClusterRole](s.Informers)
-		// Any role may be selected by any other.
+		// Any role may be selected by any aggregated role.
 		err := controller.Watch(s, func(*rbacv1.ClusterRole) []controller.Key {
 			var keys []controller.Key
 			for _, role := range roles.List("", nil) {
@@ -40,7 +40,7 @@ var ClusterRoleAggregation = controller.Definition{
 			if err != nil || equality.Semantic.DeepEqual(rules, role.Rules) {
 				return err
 			}
-			// Applied, so that others who apply the role do not fight over its rules.
+			// Use server-side apply, so that others who apply the role do not conflict over its rules.
 			written, err := client.For[*rbacv1.ClusterRole](s.Client).Patch(ctx, "", role.Name, client.RawPatch(client.ApplyPatch, applyRules(role.Name, rules)),
 				client.WriteOptions{FieldManager: "clusterrole-aggregation-controller", Force: true})
 			if err != nil {
@@ -52,7 +52,7 @@ var ClusterRoleAggregation = controller.Definition{
 	},
 }
 
-// applyRules is a role of which only the rules are said.
+// applyRules is an apply configuration with the rules only.
 func applyRules(name string, rules []rbacv1.PolicyRule) []byte {
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": rbacv1.SchemeGroupVersion.String(), "kind": "ClusterRole",

@@ -19,10 +19,10 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// errNoCA: what is to be published is missing.
-var errNoCA = errors.New("there is no certificate authority to publish")
+// errNoCA is returned if there is nothing to publish.
+var errNoCA = errors.New("no CA certificates to publish")
 
-// RootCA publishes in every namespace the certificates, as PEM, by which pods know the API server. Without any it is off.
+// RootCA publishes the PEM certificates that verify the API server in every namespace. It is disabled without certificates.
 func RootCA(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "root-ca-certificate-publisher-controller", Aliases: []string{"root-ca-cert-publisher"}, Queue: "root_ca_cert_publisher",
@@ -60,10 +60,10 @@ type rootCA struct {
 
 type rootCAView struct {
 	namespace *corev1.Namespace
-	published *corev1.ConfigMap // nil: not yet
+	published *corev1.ConfigMap // nil if missing
 }
 
-// Observe gathers the namespace and what is published in it.
+// Observe gathers the namespace and its ConfigMap.
 func (c *rootCA) Observe(key controller.Key) (rootCAView, bool) {
 	namespace, ok := c.namespaces.Get("", key.Name)
 	if !ok {
@@ -73,12 +73,12 @@ func (c *rootCA) Observe(key controller.Key) (rootCAView, bool) {
 	return rootCAView{namespace: namespace, published: published}, true
 }
 
-// Reconcile creates or corrects the ConfigMap. Other annotations and labels on it are left alone.
+// Reconcile creates or updates the ConfigMap. Other annotations and labels are kept.
 func (c *rootCA) Reconcile(v rootCAView) controller.Plan {
 	var plan controller.Plan
 	data := map[string]string{rootCAKey: c.bundle}
 	switch {
-	case v.published == nil && v.namespace.Status.Phase != corev1.NamespaceActive: // nothing can be made there any more
+	case v.published == nil && v.namespace.Status.Phase != corev1.NamespaceActive: // the namespace is terminating
 	case v.published == nil:
 		plan.AddStep(controller.Creating(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v.namespace.Name, Name: rootCAName, Annotations: map[string]string{descriptionAnnotation: rootCADescription}},

@@ -1,5 +1,5 @@
-// Package identity holds the controllers that give users and programs what they need to prove who they are and to know whom
-// they speak to: service accounts and their tokens, certificates, the authorities to trust, and the rules of aggregated roles.
+// Package identity contains the controllers of credentials and trust: service accounts and their tokens, certificates, published
+// CA bundles, and the aggregation of ClusterRoles.
 package identity
 
 import (
@@ -12,7 +12,7 @@ import (
 
 const defaultAccount = "default"
 
-// ServiceAccount keeps the account called default in every active namespace: pods that name no other run as it.
+// ServiceAccount creates the service account "default" in every active namespace.
 var ServiceAccount = controller.Definition{
 	Name: "serviceaccount-controller", Aliases: []string{"serviceaccount"}, Queue: "serviceaccount", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -38,7 +38,7 @@ type accountView struct {
 	exists    bool
 }
 
-// Observe looks whether the account exists.
+// Observe checks whether the account exists.
 func (c *accounts) Observe(key controller.Key) (accountView, bool) {
 	namespace, ok := c.namespaces.Get("", key.Name)
 	if !ok {
@@ -48,7 +48,7 @@ func (c *accounts) Observe(key controller.Key) (accountView, bool) {
 	return accountView{namespace: namespace, exists: exists}, true
 }
 
-// Reconcile creates the account where it is missing.
+// Reconcile creates the account if it is missing.
 func (c *accounts) Reconcile(v accountView) controller.Plan {
 	var plan controller.Plan
 	if !v.exists && v.namespace.Status.Phase == corev1.NamespaceActive {

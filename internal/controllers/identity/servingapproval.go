@@ -19,17 +19,17 @@ import (
 	"skiff/internal/controller"
 )
 
-// ServingApprovingName is the name of the controller that approves what kubelets serve with. It is off by default, as upstream has none:
-// whoever runs the controllers alone, with another server, decides.
+// ServingApprovingName is the name of the controller that approves kubelet serving certificates. It is disabled by default, since
+// upstream has none: when the controllers run with another API server, the operator decides.
 const ServingApprovingName = "kubelet-serving-approving-controller"
 
-// ServingApproving approves the certificates that kubelets serve with, for the names and addresses of their own nodes.
+// ServingApproving approves kubelet serving certificates for the names and addresses of their own nodes.
 //
-// A node writes its addresses itself, so they prove little. The authority that signs here signs for the API server too: a node that got
-// a certificate for the API server's address could stand in for it. Hence nothing is approved that the API server is known by, or
-// another node; what is left is the node's own name and addresses that nothing else claims. The rest is for a person to approve.
+// Nodes write their own addresses, so these prove little. The CA also signs the API server's certificate: a node with a
+// certificate for the API server's address could impersonate it. So nothing is approved that belongs to the API server or to
+// another node; only the node's own name and addresses that no other node has. Everything else requires manual approval.
 //
-// server has names and addresses of the API server, besides those of the service kubernetes.
+// server are names and addresses of the API server, in addition to those of the service kubernetes.
 func ServingApproving(server []string) controller.Definition {
 	return controller.Definition{
 		Name: ServingApprovingName, Queue: "kubelet_serving_approving", DisabledByDefault: true,
@@ -46,7 +46,7 @@ type servingApprover struct {
 	server   []string
 }
 
-// Sync approves one request, if it may be.
+// Sync approves one request if there is no objection.
 func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 	request, ok := a.requests.Get("", key.Name)
 	if !ok || request.Spec.SignerName != certificatesv1.KubeletServingSignerName || len(request.Status.Certificate) > 0 ||
@@ -58,12 +58,12 @@ func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 		return err
 	}
 	view := servingView{}
-	// Read, not watched: requests are few, and the node may have registered its addresses a moment ago.
+	// Read live: requests are rare, and the node may have registered its addresses just now.
 	if view.nodes, _, err = client.For[*corev1.Node](a.setup.Client).List(ctx, "", client.Selector{}); err != nil {
-		return fmt.Errorf("list the nodes: %w", err)
+		return fmt.Errorf("list nodes: %w", err)
 	}
 	if view.server, err = a.serverNames(ctx); err != nil {
-		return fmt.Errorf("find out what the API server is known by: %w", err)
+		return fmt.Errorf("get names of the API server: %w", err)
 	}
 	if objection := view.objection(request, parsed); objection != nil {
 		a.setup.Events.Event(request, corev1.EventTypeWarning, "NotAutoApproved", objection.Error())
@@ -79,7 +79,7 @@ func (a *servingApprover) Sync(ctx context.Context, key controller.Key) error {
 	return err
 }
 
-// serverNames are the names and addresses of the API server.
+// serverNames returns the names and addresses of the API server.
 func (a *servingApprover) serverNames(ctx context.Context) ([]string, error) {
 	names := slices.Clone(a.server)
 	service, err := client.For[*corev1.Service](a.setup.Client).Get(ctx, metav1.NamespaceDefault, "kubernetes")
@@ -98,19 +98,19 @@ func (a *servingApprover) serverNames(ctx context.Context) ([]string, error) {
 	return names, err
 }
 
-// servingView is what a decision about a serving certificate is made from.
+// servingView is the state that the decision about a serving certificate depends on.
 type servingView struct {
 	nodes  []*corev1.Node
 	server []string
 }
 
-// objection is why a request is not approved without a person; nil when it may be.
+// objection returns why a request requires manual approval; nil if it does not.
 func (v servingView) objection(request *certificatesv1.CertificateSigningRequest, parsed *x509.CertificateRequest) error {
 	if err := kubeletServing(parsed, request.Spec.Usages); err != nil {
 		return err
 	}
 	if request.Spec.Username != parsed.Subject.CommonName || !slices.Contains(request.Spec.Groups, nodesGroup) {
-		return fmt.Errorf("%s asks for a certificate of %s: only the node itself may", request.Spec.Username, parsed.Subject.CommonName)
+		return fmt.Errorf("%s requests a certificate of %s: only the node itself may", request.Spec.Username, parsed.Subject.CommonName)
 	}
 	name := strings.TrimPrefix(parsed.Subject.CommonName, nodeUserPrefix)
 	i := slices.IndexFunc(v.nodes, func(n *corev1.Node) bool { return n.Name == name })
@@ -130,7 +130,7 @@ func (v servingView) objection(request *certificatesv1.CertificateSigningRequest
 		case !hasAddress(v.nodes[i], ip):
 			return fmt.Errorf("%s is not an address that the node has registered", ip)
 		case !ip.IsGlobalUnicast():
-			return fmt.Errorf("%s is not an address of one machine alone", ip)
+			return fmt.Errorf("%s is not a unicast address of a single host", ip)
 		case v.isServer(ip.String()):
 			return fmt.Errorf("%s is an address of the API server", ip)
 		case other != "":
@@ -140,8 +140,7 @@ func (v servingView) objection(request *certificatesv1.CertificateSigningRequest
 	return nil
 }
 
-// isServer reports whether the API server is known by a name or address. Names of the service kubernetes count in every domain, for nothing
-// else may look like it.
+// isServer reports whether a name or address belongs to the API server. Names of the service kubernetes match in every domain.
 func (v servingView) isServer(name string) bool {
 	if name == "localhost" || name == "kubernetes" || name == "kubernetes.default" || strings.HasPrefix(name, "kubernetes.default.") {
 		return true
@@ -152,7 +151,7 @@ func (v servingView) isServer(name string) bool {
 	})
 }
 
-// otherWith is another node that has registered the address.
+// otherWith returns another node that has the address.
 func (v servingView) otherWith(name string, ip net.IP) string {
 	for _, n := range v.nodes {
 		if n.Name != name && hasAddress(n, ip) {

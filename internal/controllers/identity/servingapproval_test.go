@@ -65,7 +65,7 @@ func TestWhichServingCertificatesAreApproved(t *testing.T) {
 		{what: "the API server's address, claimed", subject: "one", ips: ips("10.0.0.9"), objected: "10.0.0.9 is an address of the API server"},
 		{what: "the service's address, claimed", subject: "one", ips: ips("10.96.0.1"), objected: "is an address of the API server"},
 		{what: "the API server's address, written otherwise", subject: "one", ips: ips("::ffff:10.0.0.9"), objected: "is an address of the API server"},
-		{what: "loopback, claimed", subject: "one", ips: ips("127.0.0.1"), objected: "not an address of one machine"},
+		{what: "loopback, claimed", subject: "one", ips: ips("127.0.0.1"), objected: "not a unicast address"},
 		{what: "a node named like the service", subject: "kubernetes.default.svc", names: []string{"kubernetes.default.svc"}, objected: "name of the API server"},
 		{what: "a node named like the server's machine", subject: "master", names: []string{"master"}, ips: ips("10.0.0.5"), objected: "name of the API server"},
 		{what: "a node named localhost", subject: "localhost", names: []string{"localhost"}, objected: "name of the API server"},
@@ -123,7 +123,7 @@ func TestServingCertificateIsLeftToAPerson(t *testing.T) {
 			t.Fatalf("nobody says why it is not approved: %v", err)
 		}
 		if len(events) > 0 {
-			if e := events[0]; e.Reason != "NotAutoApproved" || e.InvolvedObject.Name != "request" || !strings.Contains(e.Message, "test asks for a certificate of system:node:one") {
+			if e := events[0]; e.Reason != "NotAutoApproved" || e.InvolvedObject.Name != "request" || !strings.Contains(e.Message, "test requests a certificate of system:node:one") {
 				t.Errorf("%+v", e)
 			}
 			break

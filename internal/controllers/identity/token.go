@@ -17,26 +17,26 @@ import (
 	"skiff/internal/controller"
 )
 
-// TokenSigner signs the tokens that are kept in secrets. The API server's issuer is one.
+// TokenSigner signs the tokens in secrets. The API server's token issuer implements it.
 type TokenSigner interface {
 	LegacyToken(account *corev1.ServiceAccount, secret *corev1.Secret) (string, error)
 }
 
-// Tokens fills secrets of type kubernetes.io/service-account-token that users make by hand, and deletes them with their
-// account. rootCA, as PEM, is put beside the token; it may be empty. Without a signer it is off.
+// Tokens fills secrets of type kubernetes.io/service-account-token that users create, and deletes them with their service account.
+// rootCA, as PEM, is stored with the token; it may be empty. It is disabled without a signer.
 func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	return controller.Definition{
 		Name: "serviceaccount-token-controller", Aliases: []string{"serviceaccount-token"}, Queue: "serviceaccount_tokens_service", Workers: 5,
 		DisabledByDefault: signer == nil,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if signer == nil {
-				return nil, errors.New("there is no key to sign tokens with")
+				return nil, errors.New("no key to sign service account tokens")
 			}
 			c := &tokens{
 				setup: s, signer: signer, rootCA: rootCA,
 				accounts: client.InformerFor[*corev1.ServiceAccount](s.Informers), secrets: client.InformerFor[*corev1.Secret](s.Informers),
 			}
-			look := func(secret *corev1.Secret) {
+			enqueue := func(secret *corev1.Secret) {
 				if secret.Type == corev1.SecretTypeServiceAccountToken {
 					s.Enqueue(controller.KeyOf(secret))
 				}
@@ -46,13 +46,13 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 					s.Enqueue(forgetting(secret))
 				}
 			}
-			if err := c.secrets.AddEventHandler(look, func(_, secret *corev1.Secret) { look(secret) }, gone); err != nil {
+			if err := c.secrets.AddEventHandler(enqueue, func(_, secret *corev1.Secret) { enqueue(secret) }, gone); err != nil {
 				return nil, fmt.Errorf("watch secrets: %w", err)
 			}
 			ofAccount := func(account *corev1.ServiceAccount) {
 				for _, secret := range c.secrets.List(account.Namespace, nil) {
 					if secret.Annotations[corev1.ServiceAccountNameKey] == account.Name {
-						look(secret)
+						enqueue(secret)
 					}
 				}
 			}
@@ -64,11 +64,11 @@ func Tokens(signer TokenSigner, rootCA []byte) controller.Definition {
 	}
 }
 
-// forgetPrefix marks keys that ask to remove a deleted secret from its account: the prefix, the account's name and UID, and the secret's
-// name, with slashes between. No name has a slash.
+// forgetPrefix marks keys for the removal of a deleted secret from its service account: the prefix, the account's name and UID,
+// and the secret's name, separated by slashes, which names do not contain.
 const forgetPrefix = "forget/"
 
-// forgetting is the key that asks to remove a deleted secret from its account.
+// forgetting returns the key for the removal of a deleted secret from its service account.
 func forgetting(secret *corev1.Secret) controller.Key {
 	parts := []string{secret.Annotations[corev1.ServiceAccountNameKey], secret.Annotations[corev1.ServiceAccountUIDKey], secret.Name}
 	return controller.Key{Namespace: secret.Namespace, Name: forgetPrefix + strings.Join(parts, "/")}
@@ -82,7 +82,7 @@ type tokens struct {
 	secrets  client.Informer[*corev1.Secret]
 }
 
-// Sync fills a secret, deletes it when its account is gone, or removes the trace of one that was deleted.
+// Sync fills a secret, deletes it if its account does not exist, or removes a deleted secret from its account.
 func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
 	if rest, ok := strings.CutPrefix(key.Name, forgetPrefix); ok {
 		parts := strings.SplitN(rest, "/", 3)
@@ -109,8 +109,8 @@ func (c *tokens) Sync(ctx context.Context, key controller.Key) error {
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// account is the one a secret belongs to, nil when there is none. What the informer does not know is asked of the server:
-// a token must not be deleted because the account is new.
+// account returns the service account of a secret, nil if it does not exist. If it is not in the cache it is read live: the
+// account may be new.
 func (c *tokens) account(ctx context.Context, secret *corev1.Secret) (*corev1.ServiceAccount, error) {
 	name, uid := secret.Annotations[corev1.ServiceAccountNameKey], types.UID(secret.Annotations[corev1.ServiceAccountUIDKey])
 	if account, ok := c.accounts.Get(secret.Namespace, name); ok && (uid == "" || uid == account.UID) {
@@ -123,7 +123,7 @@ func (c *tokens) account(ctx context.Context, secret *corev1.Secret) (*corev1.Se
 	return account, err
 }
 
-// fill returns the secret with what it lacks, nil when it lacks nothing.
+// fill returns the secret with the missing data, nil if nothing is missing.
 func (c *tokens) fill(secret *corev1.Secret, account *corev1.ServiceAccount) (*corev1.Secret, error) {
 	needsCA := len(c.rootCA) > 0 && !bytes.Equal(secret.Data[corev1.ServiceAccountRootCAKey], c.rootCA)
 	needsNamespace := len(secret.Data[corev1.ServiceAccountNamespaceKey]) == 0
@@ -153,7 +153,7 @@ func (c *tokens) fill(secret *corev1.Secret, account *corev1.ServiceAccount) (*c
 	return next, nil
 }
 
-// forget removes a secret from the list its account keeps. A successor of the account keeps its own list.
+// forget removes a secret from the list of its service account, unless the account was recreated.
 func (c *tokens) forget(ctx context.Context, namespace, name string, uid types.UID, secret string) error {
 	named := func(ref corev1.ObjectReference) bool { return ref.Name == secret }
 	if _, again := c.secrets.Get(namespace, secret); again {

@@ -14,8 +14,8 @@ import (
 
 const apiServerServingSigner = "kubernetes.io/kube-apiserver-serving"
 
-// TrustBundle publishes the certificates, as PEM, by which everybody knows the API server, as a ClusterTrustBundle. Its name
-// has a hash of the content; bundles of former content are deleted. Without any it is off.
+// TrustBundle publishes the PEM certificates that verify the API server as a ClusterTrustBundle. Its name contains a hash of the
+// content; bundles with other content are deleted. It is disabled without certificates.
 func TrustBundle(bundle []byte) controller.Definition {
 	return controller.Definition{
 		Name: "kube-apiserver-serving-clustertrustbundle-publisher-controller", Queue: "ca_cert_publisher_cluster_trust_bundles",
@@ -58,7 +58,7 @@ func (c *trustBundle) Observe(controller.Key) ([]*certificatesv1.ClusterTrustBun
 	return own, true
 }
 
-// Reconcile makes the one bundle, and then deletes the others.
+// Reconcile creates the current bundle and then deletes the others.
 func (c *trustBundle) Reconcile(bundles []*certificatesv1.ClusterTrustBundle) controller.Plan {
 	var plan controller.Plan
 	var others []controller.Write

@@ -17,13 +17,13 @@ import (
 	"skiff/internal/podstate"
 )
 
-// endpointsManagedBy signs the Endpoints of this controller.
+// endpointsManagedBy is the label of the Endpoints of this controller.
 const (
 	endpointsManagedBy = "endpoints.kubernetes.io/managed-by"
 	endpointsManager   = "endpoint-controller"
 )
 
-// Endpoints publishes the pods of every service that has a selector in the older form: one object with all addresses.
+// Endpoints publishes the pods of every service with a selector as Endpoints, the older API: one object with all addresses.
 var Endpoints = controller.Definition{
 	Name: "endpoints-controller", Aliases: []string{"endpoint"}, Component: endpointsManager, Queue: "endpoint", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -40,8 +40,8 @@ var Endpoints = controller.Definition{
 		if err := watchPods(s); err != nil {
 			return nil, err
 		}
-		// Only a deletion matters: Endpoints may be written before their service, and those of services without a selector
-		// are their owner's business.
+		// Only deletions matter: Endpoints may be created before their service, and those of services without a selector are
+		// managed by users.
 		gone := func(e *corev1.Endpoints) {
 			if _, ok := c.services.Get(e.Namespace, e.Name); ok {
 				s.Enqueue(controller.KeyOf(e))
@@ -62,7 +62,7 @@ type endpoints struct {
 	triggerTimes *endpointsliceutil.TriggerTimeTracker
 }
 
-// endpointsSyncer adds a sync, once at the start, at Endpoints whose service went while nothing was looking.
+// endpointsSyncer also enqueues all Endpoints once at the start, to delete those whose service was deleted meanwhile.
 type endpointsSyncer struct {
 	controller.Syncer
 	endpoints *endpoints
@@ -80,9 +80,9 @@ func (s endpointsSyncer) Run(ctx context.Context) error {
 
 // endpointsView is the observed state for the Endpoints of one service.
 type endpointsView struct {
-	service     *corev1.Service // nil: gone
+	service     *corev1.Service // nil if deleted
 	pods        []*corev1.Pod
-	current     *corev1.Endpoints // nil: none
+	current     *corev1.Endpoints // nil if missing
 	triggerTime time.Time
 }
 
@@ -101,7 +101,7 @@ func (c *endpoints) Observe(key controller.Key) (v endpointsView, ok bool) {
 	return v, true
 }
 
-// Reconcile decides what the Endpoints should be.
+// Reconcile decides the content of the Endpoints.
 func (c *endpoints) Reconcile(v endpointsView) controller.Plan { return v.reconcile() }
 
 func (v endpointsView) reconcile() (plan controller.Plan) {
@@ -151,12 +151,12 @@ func (v endpointsView) upToDate(subsets []corev1.EndpointSubset, labels map[stri
 		addresses += len(s.Addresses) + len(s.NotReadyAddresses)
 	}
 	_, truncated := v.current.Annotations[corev1.EndpointsOverCapacity]
-	ignored := corev1.IsHeadlessService // written, but not worth a write of its own
+	ignored := corev1.IsHeadlessService // does not cause an update on its own
 	return addresses <= maxAddresses && !truncated && maps.Equal(withoutKeys(v.current.Labels, ignored), withoutKeys(labels, ignored)) &&
 		apiequality.Semantic.DeepEqual(clearResourceVersions(repack(v.current.Subsets)), subsets)
 }
 
-// clearResourceVersions forgets at which revision pods were seen.
+// clearResourceVersions clears the resource versions of the target references.
 func clearResourceVersions(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	for i := range subsets {
 		for _, list := range [][]corev1.EndpointAddress{subsets[i].Addresses, subsets[i].NotReadyAddresses} {
@@ -172,7 +172,7 @@ func clearResourceVersions(subsets []corev1.EndpointSubset) []corev1.EndpointSub
 	return subsets
 }
 
-// subsets are the addresses the service should have.
+// subsets returns the desired addresses of the service.
 func (v endpointsView) subsets() []corev1.EndpointSubset {
 	var subsets []corev1.EndpointSubset
 	for _, pod := range v.pods {
@@ -205,7 +205,7 @@ func (v endpointsView) subsets() []corev1.EndpointSubset {
 	return repack(subsets)
 }
 
-// address is the address of a pod in the service's first family; Endpoints have but one.
+// address returns the address of a pod in the service's primary IP family.
 func (v endpointsView) address(pod *corev1.Pod) (corev1.EndpointAddress, bool) {
 	family := discoveryv1.AddressTypeIPv4
 	if len(v.service.Spec.IPFamilies) > 0 {

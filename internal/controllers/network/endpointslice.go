@@ -23,15 +23,15 @@ import (
 	"skiff/internal/podstate"
 )
 
-// sliceManager signs the slices of this controller.
+// sliceManager is the managed-by label of the slices of this controller.
 const sliceManager = "endpointslice-controller.k8s.io"
 
-// DefaultEndpointsPerSlice is how many endpoints a slice holds.
+// DefaultEndpointsPerSlice is the default maximum number of endpoints per slice.
 const DefaultEndpointsPerSlice = 100
 
 var serviceKind = corev1.SchemeGroupVersion.WithKind("Service")
 
-// EndpointSlice publishes the pods of every service that has a selector, at most endpointsPerSlice of them in one slice.
+// EndpointSlice publishes the pods of every service with a selector as EndpointSlices of at most endpointsPerSlice endpoints.
 func EndpointSlice(endpointsPerSlice int) controller.Definition {
 	return controller.Definition{
 		Name: "endpointslice-controller", Aliases: []string{"endpointslice"}, Component: "endpoint-slice-controller", Queue: "endpoint_slice", Workers: 5,
@@ -58,8 +58,8 @@ type endpointSlices struct {
 	nodes        client.Informer[*corev1.Node]
 	slices       client.Informer[*discoveryv1.EndpointSlice]
 	triggerTimes *endpointsliceutil.TriggerTimeTracker
-	// topology knows how CPUs and endpoints are spread over zones, for services that ask for topology aware hints. It has a
-	// memory on purpose: hints move only when the imbalance is large.
+	// topology tracks the CPUs and endpoints of zones for topology aware hints. It is stateful: hints change only when the
+	// imbalance is large.
 	topology *topologycache.TopologyCache
 }
 
@@ -91,11 +91,11 @@ func (c *endpointSlices) watch() error {
 	return nil
 }
 
-// enqueueForNode looks at the services with pods on a node: they may have waited for it, or show its zone.
+// enqueueForNode enqueues the services with pods on a node, since their endpoints depend on its existence and zone.
 func (c *endpointSlices) enqueueForNode(node *corev1.Node) {
 	pods, err := c.pods.ByIndex(podsOnNode, node.Name)
 	if err != nil {
-		return // the index exists: watch made it
+		return // the index exists: watch added it
 	}
 	for _, pod := range pods {
 		for _, service := range c.services.List(pod.Namespace, nil) {
@@ -107,7 +107,7 @@ func (c *endpointSlices) enqueueForNode(node *corev1.Node) {
 	c.updateTopology()
 }
 
-// updateTopology looks at the services whose hints no longer fit the zones.
+// updateTopology enqueues the services whose hints no longer fit the zones.
 func (c *endpointSlices) updateTopology() {
 	c.topology.SetNodes(klog.Background(), c.nodes.List("", nil))
 	for _, key := range c.topology.GetOverloadedServices() {
@@ -116,7 +116,7 @@ func (c *endpointSlices) updateTopology() {
 	}
 }
 
-// serviceKeyOf is the key of the service a slice belongs to, if manager keeps it.
+// serviceKeyOf returns the key of the service of a slice, if the slice is managed by manager.
 func serviceKeyOf(slice *discoveryv1.EndpointSlice, manager string) []controller.Key {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	if slice.Labels[discoveryv1.LabelManagedBy] != manager || name == "" {
@@ -137,7 +137,7 @@ func nodeReady(node *corev1.Node) bool {
 type slicesView struct {
 	service      *corev1.Service
 	pods         []*corev1.Pod
-	nodes        map[string]*corev1.Node // those of the pods
+	nodes        map[string]*corev1.Node // the nodes of the pods
 	slices       []*discoveryv1.EndpointSlice
 	maxEndpoints int
 	triggerTime  time.Time
@@ -149,7 +149,7 @@ func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
 	service, ok := c.services.Get(key.Namespace, key.Name)
 	if !ok {
 		c.triggerTimes.DeleteService(key.Namespace, key.Name)
-		return slicesView{}, false // the slices go with their owner
+		return slicesView{}, false // the garbage collector deletes the slices
 	}
 	if !hasManagedEndpoints(service) {
 		return slicesView{}, false
@@ -165,7 +165,7 @@ func (c *endpointSlices) Observe(key controller.Key) (slicesView, bool) {
 	return v, true
 }
 
-// slicesOf returns the slices of a service that manager keeps, by name, without those that are being deleted.
+// slicesOf returns the slices of a service with the managed-by label, sorted by name, without those being deleted.
 func slicesOf(all client.Informer[*discoveryv1.EndpointSlice], namespace, service, manager string) []*discoveryv1.EndpointSlice {
 	found := all.List(namespace, labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: manager}))
 	found = slices.DeleteFunc(found, func(s *discoveryv1.EndpointSlice) bool { return s.DeletionTimestamp != nil })
@@ -195,7 +195,7 @@ func (v slicesView) reconcile() controller.Plan {
 		plan.Events = append(plan.Events, events...)
 	}
 	if v.service.DeletionTimestamp != nil {
-		all.create = nil // the garbage collector is about to delete what we would make
+		all.create = nil // the garbage collector would delete them
 	}
 	for _, slice := range slices.Concat(all.create, all.update) {
 		slice.Annotations = setOrDelete(slice.Annotations, corev1.EndpointsLastChangeTriggerTime, triggerTimeAnnotation(v.triggerTime))
@@ -214,7 +214,7 @@ func (v slicesView) failureEvent(message string) controller.Event {
 		Message: fmt.Sprintf("Error updating Endpoint Slices for Service %s: %s", v.key(), message)}
 }
 
-// missingNodeErrors tells of the pods that are left out because nothing knows their nodes; nil if there are none.
+// missingNodeErrors returns an error for the pods that are skipped because their nodes do not exist, or nil.
 func (v slicesView) missingNodeErrors() error {
 	var missing []error
 	for _, pod := range v.pods {
@@ -225,14 +225,14 @@ func (v slicesView) missingNodeErrors() error {
 	return utilerrors.NewAggregate(missing)
 }
 
-// isOnUnknownNode reports whether a pod is on a node nothing knows: the pod garbage collector removes it, or the node comes. A service that
-// publishes what is not ready publishes it anyway.
+// isOnUnknownNode reports whether a pod is skipped because its node does not exist. Services with publishNotReadyAddresses include
+// it.
 func (v slicesView) isOnUnknownNode(pod *corev1.Pod) bool {
 	return v.nodes[pod.Spec.NodeName] == nil && !v.service.Spec.PublishNotReadyAddresses
 }
 
-// addSteps writes slices: first those that are new, last those that go, so that no address is missing in between. failed makes the
-// event of a write that fails; nil: nothing is reported.
+// addSteps plans creates first and deletes last, so that no address is missing in between. failureEvent returns the event of a
+// failed write; nil: no events.
 func addSteps(plan *controller.Plan, changes sliceChanges, failureEvent func(what string) controller.Event) {
 	withEvent := func(w controller.Write, what string) controller.Write {
 		if failureEvent == nil {
@@ -257,7 +257,7 @@ func addSteps(plan *controller.Plan, changes sliceChanges, failureEvent func(wha
 
 func (v slicesView) key() string { return v.service.Namespace + "/" + v.service.Name }
 
-// reconcileFamily decides about the slices with addresses of one family.
+// reconcileFamily reconciles the slices of one IP family.
 func (v slicesView) reconcileFamily(family discoveryv1.AddressType) (changes sliceChanges, events []controller.Event) {
 	var existing []*discoveryv1.EndpointSlice
 	byPorts := map[string][]*discoveryv1.EndpointSlice{}
@@ -270,7 +270,7 @@ func (v slicesView) reconcileFamily(family discoveryv1.AddressType) (changes sli
 			key := portsKey(slice.Ports)
 			byPorts[key] = append(byPorts[key], slice)
 		} else {
-			changes.remove = append(changes.remove, slice) // of an earlier service with this name
+			changes.remove = append(changes.remove, slice) // of a former service of that name
 		}
 	}
 	groups := v.desiredEndpoints(family)
@@ -287,7 +287,7 @@ func (v slicesView) reconcileFamily(family discoveryv1.AddressType) (changes sli
 			changes.remove = append(changes.remove, slice)
 		}
 	}
-	// A service without endpoints has one empty slice: watchers see that the answer is "none", not "not yet known".
+	// A service without endpoints has one empty slice, so that watchers can tell "no endpoints" from "not yet known".
 	if len(existing) == len(changes.remove) && len(changes.create) == 0 {
 		placeholder := v.newSlice([]discoveryv1.EndpointPort{}, family)
 		if len(changes.remove) == 1 && isPlaceholder(changes.remove[0], placeholder) {
@@ -299,14 +299,14 @@ func (v slicesView) reconcileFamily(family discoveryv1.AddressType) (changes sli
 	return v.addHints(family, existing, changes)
 }
 
-// portGroup are the endpoints that listen on the same ports.
+// portGroup is a group of endpoints with the same ports.
 type portGroup struct {
 	key       string
 	ports     []discoveryv1.EndpointPort
 	endpoints endpointSet
 }
 
-// desiredEndpoints returns the endpoints the service should have in a family, by ports.
+// desiredEndpoints returns the desired endpoints of a family, grouped by ports.
 func (v slicesView) desiredEndpoints(family discoveryv1.AddressType) (groups []*portGroup) {
 	for _, pod := range v.pods {
 		if !isReachable(pod) {
@@ -329,7 +329,7 @@ func (v slicesView) desiredEndpoints(family discoveryv1.AddressType) (groups []*
 	return groups
 }
 
-// ports are the service's ports on a pod. Named ports may differ from pod to pod.
+// ports resolves the service's ports on a pod. Named ports may differ between pods.
 func (v slicesView) ports(pod *corev1.Pod) []discoveryv1.EndpointPort {
 	ports := []discoveryv1.EndpointPort{}
 	for i := range v.service.Spec.Ports {
@@ -365,7 +365,7 @@ func (v slicesView) endpoint(pod *corev1.Pod, node *corev1.Node, family discover
 	return e
 }
 
-// addHints tells proxies which endpoints to prefer, if the service asks for that, and takes hints away if it no longer does.
+// addHints adds topology hints if the service requests them, and removes them otherwise.
 func (v slicesView) addHints(family discoveryv1.AddressType, existing []*discoveryv1.EndpointSlice, changes sliceChanges) (sliceChanges, []controller.Event) {
 	var events []controller.Event
 	annotated := topologyAnnotation(v.service)
@@ -402,7 +402,7 @@ func isKnownTrafficDistribution(distribution *string) bool {
 		corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode}, *distribution)
 }
 
-// topologyAnnotation reports whether a service asks for hints by annotation. The older annotation counts more.
+// topologyAnnotation reports whether a service requests hints by annotation. The deprecated annotation takes precedence.
 func topologyAnnotation(service *corev1.Service) bool {
 	value, ok := service.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	if !ok {
@@ -411,7 +411,7 @@ func topologyAnnotation(service *corev1.Service) bool {
 	return value == "Auto" || value == "auto"
 }
 
-// newSlice makes a slice without endpoints.
+// newSlice returns a slice without endpoints.
 func (v slicesView) newSlice(ports []discoveryv1.EndpointPort, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -424,7 +424,7 @@ func (v slicesView) newSlice(ports []discoveryv1.EndpointPort, family discoveryv
 	return slice
 }
 
-// reservedLabels labels of a slice are the controller's; all others mirror the service's.
+// reservedLabels are set by the controller; all other labels are copied from the service.
 var reservedLabels = []string{discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy, corev1.IsHeadlessService}
 
 func (v slicesView) labels(slice *discoveryv1.EndpointSlice) (map[string]string, bool) {
@@ -437,14 +437,14 @@ func (v slicesView) labels(slice *discoveryv1.EndpointSlice) (map[string]string,
 	return desired, changed
 }
 
-// isPlaceholder reports whether a slice is the empty one a service without endpoints should have.
+// isPlaceholder reports whether a slice is the empty slice of a service without endpoints.
 func isPlaceholder(slice, placeholder *discoveryv1.EndpointSlice) bool {
 	return len(slice.Endpoints) == 0 && len(slice.Ports) == 0 && maps.Equal(slice.Labels, placeholder.Labels) &&
 		apiequality.Semantic.DeepEqual(slice.OwnerReferences, placeholder.OwnerReferences)
 }
 
-// addressTypes are the families of a service's addresses. A service of a server that knows no families shows it in its cluster
-// IP; without one it may have both.
+// addressTypes returns the IP families of a service. Without spec.ipFamilies it is derived from the cluster IP; headless services
+// may have both.
 func addressTypes(service *corev1.Service) []discoveryv1.AddressType {
 	var types []discoveryv1.AddressType
 	for _, family := range service.Spec.IPFamilies {

@@ -19,17 +19,16 @@ import (
 
 const (
 	balancerFinalizer = "service.kubernetes.io/load-balancer-cleanup"
-	// BalancerClass is the class of services that ask for this load balancer by name; those without a class get it too.
+	// BalancerClass is the loadBalancerClass of this controller. It also handles services without a class.
 	BalancerClass = "skiff.io/node-address"
 )
 
-// DefaultReservedPorts are the ports on which nodes themselves answer: the API, the kubelet, the proxy's health, etcd. A service
-// that took one of them would take the cluster from its owner.
+// DefaultReservedPorts are ports used by nodes: API server, kubelet, proxy health checks, etcd. No service may take them over.
 var DefaultReservedPorts = []int32{2379, 2380, 6443, 10250, 10256}
 
-// LoadBalancer gives services of type LoadBalancer the addresses of the nodes. The proxy on every node takes what arrives there at
-// the service's ports, so no machine besides the nodes is needed. A port can be had once: of two services that want it, the
-// older has it. Services with another load balancer's class are left alone.
+// LoadBalancer assigns node addresses to services of type LoadBalancer. The proxy on every node accepts traffic to them at the
+// service's ports, so no other hosts are needed. Each port can be used by one service: the oldest one. Services with another
+// loadBalancerClass are ignored.
 func LoadBalancer(reservedPorts []int32) controller.Definition {
 	return controller.Definition{
 		Name: "service-lb-controller", Aliases: []string{"service"}, Component: "service-controller", Queue: "service", Workers: 1,
@@ -83,7 +82,7 @@ func (c *loadBalancers) watch(s *controller.Setup) error {
 	if err := c.nodes.AddEventHandler(func(*corev1.Node) { enqueueAll() }, onNodeUpdate, func(*corev1.Node) { enqueueAll() }); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
-	// Where traffic stays on the node it reached, the addresses follow the pods.
+	// With externalTrafficPolicy Local, the addresses depend on the nodes of the endpoints.
 	return controller.Watch(s, func(slice *discoveryv1.EndpointSlice) []controller.Key {
 		key := controller.Key{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
 		if service, ok := c.services.Get(key.Namespace, key.Name); ok && isBalanced(service) && hasLocalPolicy(service) {
@@ -93,7 +92,7 @@ func (c *loadBalancers) watch(s *controller.Setup) error {
 	})
 }
 
-// isBalanced reports whether a service is this load balancer's business.
+// isBalanced reports whether this controller handles the service.
 func isBalanced(service *corev1.Service) bool {
 	class := service.Spec.LoadBalancerClass
 	return service.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == BalancerClass)
@@ -103,7 +102,7 @@ func hasLocalPolicy(service *corev1.Service) bool {
 	return service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// isEligible nodes take traffic from outside.
+// isEligible reports whether a node accepts external traffic.
 func isEligible(node *corev1.Node) bool {
 	if _, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]; excluded || node.DeletionTimestamp != nil {
 		return false
@@ -116,18 +115,18 @@ type loadBalancerView struct {
 	service  *corev1.Service
 	others   []*corev1.Service // other balanced services, the oldest first
 	nodes    []*corev1.Node
-	serving  map[string]bool // nodes with a ready endpoint; nil: all are good
+	serving  map[string]bool // nodes with a ready endpoint; nil: all nodes
 	reserved []int32
 }
 
-// Observe gathers a service, those that may hold its ports, and the nodes.
+// Observe gathers a service, other services that may use its ports, and the nodes.
 func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
 	service, ok := c.services.Get(key.Namespace, key.Name)
 	if !ok || !isBalanced(service) && !slices.Contains(service.Finalizers, balancerFinalizer) {
 		return loadBalancerView{}, false
 	}
 	if class := service.Spec.LoadBalancerClass; class != nil && *class != BalancerClass {
-		return loadBalancerView{}, false // the finalizer is another's
+		return loadBalancerView{}, false // the finalizer of another controller
 	}
 	v := loadBalancerView{service: service, nodes: c.nodes.List("", nil), reserved: c.reserved}
 	for _, other := range c.services.List("", nil) {
@@ -149,7 +148,7 @@ func (c *loadBalancers) Observe(key controller.Key) (loadBalancerView, bool) {
 	return v, true
 }
 
-// Reconcile decides which addresses a service has.
+// Reconcile decides the addresses of a service.
 func (c *loadBalancers) Reconcile(v loadBalancerView) controller.Plan { return v.reconcile() }
 
 func (v loadBalancerView) reconcile() (plan controller.Plan) {
@@ -198,20 +197,20 @@ func (v loadBalancerView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// patchStatus replaces the addresses and nothing else of the status.
+// patchStatus replaces the ingress addresses of the status.
 func (v loadBalancerView) patchStatus(ingress []corev1.LoadBalancerIngress) controller.Write {
-	// A list of strings and numbers always encodes.
+	// Marshalling strings and numbers cannot fail.
 	list, _ := json.Marshal(ingress)
 	w := controller.Patching(v.service, client.MergePatch, []byte(`{"status":{"loadBalancer":{"ingress":`+string(list)+`}}}`))
 	w.Verb = controller.PatchStatus
 	return w
 }
 
-// portConflict says why the service cannot have its ports, "" if it can.
+// portConflict returns why the service cannot use its ports, "" if it can.
 func (v loadBalancerView) portConflict() string {
 	for _, p := range v.service.Spec.Ports {
 		if p.Protocol == corev1.ProtocolTCP && slices.Contains(v.reserved, p.Port) {
-			return fmt.Sprintf("port %d/%s is a node's own", p.Port, p.Protocol)
+			return fmt.Sprintf("port %d/%s is reserved on nodes", p.Port, p.Protocol)
 		}
 		for _, other := range v.others {
 			if !v.isOlder(other) {
@@ -231,8 +230,7 @@ func (v loadBalancerView) isOlder(other *corev1.Service) bool {
 	return both[0] == kind.Object(other)
 }
 
-// ingress are the addresses of the nodes in the service's families: what is reachable from outside, if they say so, and what they
-// have otherwise.
+// ingress returns the addresses of the nodes in the service's families: external addresses, or internal ones if there are none.
 func (v loadBalancerView) ingress() (list []corev1.LoadBalancerIngress) {
 	families := addressTypes(v.service)
 	nodes := slices.Clone(v.nodes)

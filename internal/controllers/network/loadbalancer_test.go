@@ -222,9 +222,9 @@ func TestBalancerPorts(t *testing.T) {
 		{"of the same age, the last by name has not", balancer(), list(balancer(dated("zzz", time.Hour))), nil, ""},
 		{"an older one has another", balancer(), list(balancer(dated("older", 2*time.Hour), onPort(81, corev1.ProtocolTCP))), nil, ""},
 		{"an older one has it by another protocol", balancer(), list(balancer(dated("older", 2*time.Hour), onPort(80, corev1.ProtocolUDP))), nil, ""},
-		{"a node's own", balancer(), nil, []int32{443, 80}, "port 80/TCP is a node's own"},
+		{"a node's own", balancer(), nil, []int32{443, 80}, "port 80/TCP is reserved on nodes"},
 		{"a node's own by another protocol", balancer(onPort(80, corev1.ProtocolUDP)), nil, []int32{80}, ""},
-		{"the second of two ports", balancer(alsoPort("x", 443, intstr.FromInt32(1), corev1.ProtocolTCP, nil)), nil, []int32{443}, "port 443/TCP is a node's own"},
+		{"the second of two ports", balancer(alsoPort("x", 443, intstr.FromInt32(1), corev1.ProtocolTCP, nil)), nil, []int32{443}, "port 443/TCP is reserved on nodes"},
 		{"no ports", balancer(portless), list(older), []int32{80}, ""},
 	} {
 		if got := (loadBalancerView{service: test.service, others: test.others, reserved: test.reserved}).portConflict(); got != test.want {
@@ -261,9 +261,9 @@ func TestBalancerWrites(t *testing.T) {
 		{"the last node goes", loadBalancerView{service: balancer(has("192.0.2.1"))}, []string{none, "Warning UnAvailableLoadBalancer: There are no available nodes for LoadBalancer"}},
 		{"at rest", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, nil},
 		{"the finalizer went", loadBalancerView{service: balancer(has("192.0.2.1"), func(s *corev1.Service) { s.Finalizers = nil }), nodes: []*corev1.Node{n1}}, []string{hold}},
-		{"a port it cannot have, from the start", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{hold, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"a port it cannot have, from the start", loadBalancerView{service: balancer(), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{hold, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is reserved on nodes"}},
 		{"a port it cannot have, known", loadBalancerView{service: balancer(has()), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, nil},
-		{"a port it can no longer have", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{none, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is a node's own"}},
+		{"a port it can no longer have", loadBalancerView{service: balancer(has("192.0.2.1")), nodes: []*corev1.Node{n1}, reserved: []int32{80}}, []string{none, "Warning SyncLoadBalancerFailed: Error syncing load balancer: port 80/TCP is reserved on nodes"}},
 		{"leaving", loadBalancerView{service: balancer(has("192.0.2.1"), goingAway), nodes: []*corev1.Node{n1}}, []string{release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},
 		{"leaving, let go already", loadBalancerView{service: balancer(goingAway), nodes: []*corev1.Node{n1}}, nil},
 		{"another type now", loadBalancerView{service: aService(has("192.0.2.1")), nodes: []*corev1.Node{n1}}, []string{none, release, "Normal DeletingLoadBalancer: Deleting load balancer", "Normal DeletedLoadBalancer: Deleted load balancer"}},

@@ -13,16 +13,16 @@ import (
 	"skiff/internal/controller"
 )
 
-// mirrorManager signs the slices of this controller.
+// mirrorManager is the managed-by label of the slices of this controller.
 const mirrorManager = "endpointslicemirroring-controller.k8s.io"
 
-// DefaultMirroredPerSubset is how many addresses of a subset are mirrored.
+// DefaultMirroredPerSubset is the default maximum number of addresses mirrored per subset.
 const DefaultMirroredPerSubset = 1000
 
 var endpointsKind = corev1.SchemeGroupVersion.WithKind("Endpoints")
 
-// EndpointSliceMirroring makes slices of the Endpoints that people write themselves, for services without a selector: proxies read
-// slices only. At most perSubset addresses of a subset are mirrored.
+// EndpointSliceMirroring creates slices for the Endpoints that users create for services without a selector: proxies read slices
+// only. At most perSubset addresses of a subset are mirrored.
 func EndpointSliceMirroring(perSubset int) controller.Definition {
 	return controller.Definition{
 		Name: "endpointslice-mirroring-controller", Aliases: []string{"endpointslicemirroring"}, Queue: "endpoint_slice_mirroring", Workers: 5,
@@ -64,12 +64,12 @@ type mirroring struct {
 
 // mirrorView is the observed state for the mirror of one Endpoints object.
 type mirrorView struct {
-	endpoints    *corev1.Endpoints // nil: gone, or not to be mirrored
+	endpoints    *corev1.Endpoints // nil if deleted or not to be mirrored
 	slices       []*discoveryv1.EndpointSlice
 	maxPerSubset int
 }
 
-// Observe gathers Endpoints and their mirror.
+// Observe gathers Endpoints and their slices.
 func (c *mirroring) Observe(key controller.Key) (mirrorView, bool) {
 	v := mirrorView{slices: slicesOf(c.slices, key.Namespace, key.Name, mirrorManager), maxPerSubset: c.maxPerSubset}
 	service, found := c.services.Get(key.Namespace, key.Name)
@@ -79,7 +79,7 @@ func (c *mirroring) Observe(key controller.Key) (mirrorView, bool) {
 	return v, v.endpoints != nil || len(v.slices) > 0
 }
 
-// shouldMirror reports whether Endpoints want a mirror. Locks do not, nor do those that say so.
+// shouldMirror reports whether Endpoints are mirrored: not if they are leader election locks or have the skip-mirror label.
 func shouldMirror(e *corev1.Endpoints) bool {
 	_, lock := e.Annotations[leaderElectionAnnotation]
 	return !lock && e.Labels[discoveryv1.LabelSkipMirror] != "true"
@@ -119,7 +119,7 @@ func (v mirrorView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// mirrorGroup are the endpoints of one slice: same family, same ports.
+// mirrorGroup is the group of endpoints of one slice: same family, same ports.
 type mirrorGroup struct {
 	family    discoveryv1.AddressType
 	key       string
@@ -131,7 +131,7 @@ func (g *mirrorGroup) matches(slice *discoveryv1.EndpointSlice) bool {
 	return slice.AddressType == g.family && portsKey(slice.Ports) == g.key
 }
 
-// desiredGroups returns what the slices should hold, how many addresses are none, and how many do not fit.
+// desiredGroups returns the desired content of the slices, and the number of invalid and of skipped addresses.
 func (v mirrorView) desiredGroups() (groups []*mirrorGroup, invalid, skipped int) {
 	for _, subset := range repack(v.endpoints.Subsets) {
 		ports := []discoveryv1.EndpointPort{}
@@ -183,7 +183,7 @@ func mirrorAddress(a *corev1.EndpointAddress, ready bool) (*discoveryv1.Endpoint
 	return e, family, true
 }
 
-// reconcileGroup brings the slices of a group down to one that holds its endpoints.
+// reconcileGroup reduces the slices of a group to one with the desired endpoints.
 func (v mirrorView) reconcileGroup(group *mirrorGroup, changes *sliceChanges) {
 	var existing []*discoveryv1.EndpointSlice
 	for _, slice := range v.slices {
@@ -223,7 +223,7 @@ func (v mirrorView) upToDate(slice, want *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// newSlice makes the slice of a group, with the labels and annotations of the Endpoints.
+// newSlice returns the slice of a group, with the labels and annotations of the Endpoints.
 func (v mirrorView) newSlice(group *mirrorGroup) *discoveryv1.EndpointSlice {
 	e := v.endpoints
 	slice := &discoveryv1.EndpointSlice{

@@ -1,9 +1,8 @@
-// Package network holds the controllers behind Services: those that publish which pods answer for a service, as endpoint
-// slices and as the older Endpoints, the one that looks after the ranges of cluster IPs, and a load balancer that needs no
-// cloud.
+// Package network contains the controllers of Services: EndpointSlice, Endpoints and EndpointSlice mirroring, the ServiceCIDR
+// controller, and a load balancer that uses node addresses.
 //
-// What upstream's controllers write, these write: labels, owners, annotations, conditions, events. Either can take over
-// from the other in a running cluster.
+// Labels, owners, annotations, conditions and events are those of upstream's controllers, so that either implementation can take
+// over from the other in a running cluster.
 package network
 
 import (
@@ -29,25 +28,25 @@ import (
 	"skiff/internal/podstate"
 )
 
-// podsOnNode finds pods by their node.
+// podsOnNode is the index of pods by node.
 const podsOnNode = "node"
 
-// leaderElectionAnnotation marks an Endpoints object that is a lock, not a list of addresses.
+// leaderElectionAnnotation marks Endpoints that are leader election locks.
 const leaderElectionAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
-// hasManagedEndpoints reports whether a controller keeps the endpoints of a service: it has a selector and is not just a name elsewhere.
+// hasManagedEndpoints reports whether a service has a selector and is not an ExternalName.
 func hasManagedEndpoints(service *corev1.Service) bool {
 	return service.Spec.Selector != nil && service.Spec.Type != corev1.ServiceTypeExternalName
 }
 
-// podsOf returns the pods a service selects, by name.
+// podsOf returns the pods a service selects, sorted by name.
 func podsOf(pods client.Informer[*corev1.Pod], service *corev1.Service) []*corev1.Pod {
 	selected := pods.List(service.Namespace, labels.Set(service.Spec.Selector).AsSelectorPreValidated())
 	slices.SortFunc(selected, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return selected
 }
 
-// watchPods enqueues the services that select a pod when it changes in a way that endpoints show.
+// watchPods enqueues the services that select a pod when it changes in a way that affects endpoints.
 func watchPods(s *controller.Setup) error {
 	services := client.InformerFor[*corev1.Service](s.Informers)
 	enqueue := func(pod *corev1.Pod) {
@@ -72,19 +71,19 @@ func watchPods(s *controller.Setup) error {
 	return nil
 }
 
-// endpointsDiffer reports whether a change of a pod may show in the endpoints of a service.
+// endpointsDiffer reports whether a change of a pod affects endpoints.
 func endpointsDiffer(old, pod *corev1.Pod) bool {
 	return !maps.Equal(old.Labels, pod.Labels) || old.Spec.Hostname != pod.Spec.Hostname || old.Spec.Subdomain != pod.Spec.Subdomain ||
 		(old.DeletionTimestamp == nil) != (pod.DeletionTimestamp == nil) || podstate.IsReady(old) != podstate.IsReady(pod) || podstate.IsTerminal(old) != podstate.IsTerminal(pod) ||
 		old.Spec.NodeName != pod.Spec.NodeName || old.Status.PodIP != pod.Status.PodIP || !slices.Equal(old.Status.PodIPs, pod.Status.PodIPs)
 }
 
-// isReachable reports whether a pod can be an endpoint at all: it has an address and has not ended.
+// isReachable reports whether a pod can be an endpoint: it has an address and is not terminal.
 func isReachable(pod *corev1.Pod) bool {
 	return !podstate.IsTerminal(pod) && (pod.Status.PodIP != "" || len(pod.Status.PodIPs) > 0)
 }
 
-// hostname is the name under which DNS shall know a pod of a service, "" if it has none.
+// hostname is the DNS hostname of a pod in a service, "" if it has none.
 func hostname(pod *corev1.Pod, service *corev1.Service) string {
 	if pod.Spec.Subdomain == service.Name && pod.Namespace == service.Namespace {
 		return pod.Spec.Hostname
@@ -92,7 +91,7 @@ func hostname(pod *corev1.Pod, service *corev1.Service) string {
 	return ""
 }
 
-// targetPort finds the port of a pod that a service's port leads to. Sidecars' ports count, other init containers' do not.
+// targetPort resolves a service port on a pod. Ports of sidecars count, those of other init containers do not.
 func targetPort(pod *corev1.Pod, port *corev1.ServicePort) (int32, bool) {
 	if port.TargetPort.Type == intstr.Int {
 		return port.TargetPort.IntVal, true
@@ -127,7 +126,7 @@ func isHeadless(service *corev1.Service) bool {
 	return service.Spec.ClusterIP == corev1.ClusterIPNone || service.Spec.ClusterIP == ""
 }
 
-// canonicalIP parses an address the way old objects may hold it (leading zeros) and writes it in the one form slices have.
+// canonicalIP parses an address, which in old objects may have leading zeros, and returns its canonical form.
 func canonicalIP(address string) (text string, family discoveryv1.AddressType, ok bool) {
 	ip := netutils.ParseIPSloppy(address)
 	if ip == nil {
@@ -139,7 +138,7 @@ func canonicalIP(address string) (text string, family discoveryv1.AddressType, o
 	return ip.String(), discoveryv1.AddressTypeIPv4, true
 }
 
-// namePrefix is the name and a dash, unless that is no good start of a name.
+// namePrefix is the name and a dash, unless that is not a valid prefix.
 func namePrefix(name string) string {
 	if prefix := name + "-"; len(validation.NameIsDNSSubdomain(prefix, true)) == 0 {
 		return prefix
@@ -147,7 +146,7 @@ func namePrefix(name string) string {
 	return name
 }
 
-// triggerTimeAnnotation is the value of the annotation that says when the change happened that made us write; "" if unknown.
+// triggerTimeAnnotation is the value of the last-change-trigger-time annotation; "" if unknown.
 func triggerTimeAnnotation(at time.Time) string {
 	if at.IsZero() {
 		return ""
@@ -187,7 +186,7 @@ func sortByAge[T kind.Object](objs []T) {
 	})
 }
 
-// prefixes parses the ranges of a ServiceCIDR; what cannot be parsed is left out.
+// prefixes parses the CIDRs of a ServiceCIDR and skips invalid ones.
 func prefixes(cidrs []string) (parsed []netip.Prefix) {
 	for _, cidr := range cidrs {
 		if p, err := netip.ParsePrefix(cidr); err == nil {
@@ -197,7 +196,7 @@ func prefixes(cidrs []string) (parsed []netip.Prefix) {
 	return parsed
 }
 
-// ownedBy reports whether one of the owners of an object is this one.
+// ownedBy reports whether owner is one of the owners of obj.
 func ownedBy(obj, owner kind.Object) bool {
 	return slices.ContainsFunc(obj.GetOwnerReferences(), func(ref metav1.OwnerReference) bool { return ref.UID == owner.GetUID() })
 }

@@ -11,7 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 )
 
-// endpointKey is what makes two endpoints the same one; the rest of it may change.
+// endpointKey identifies an endpoint; its other fields may change.
 type endpointKey struct{ addresses, hostname, namespace, name string }
 
 func keyOfEndpoint(e *discoveryv1.Endpoint) endpointKey {
@@ -26,7 +26,7 @@ func keyOfEndpoint(e *discoveryv1.Endpoint) endpointKey {
 	return key
 }
 
-// endpointSet are endpoints that need a place in a slice, in the order they were added.
+// endpointSet is the set of endpoints to place into slices, in the order they were added.
 type endpointSet struct {
 	order []endpointKey
 	byKey map[endpointKey]*discoveryv1.Endpoint
@@ -45,7 +45,7 @@ func (s *endpointSet) add(e *discoveryv1.Endpoint) {
 
 func (s *endpointSet) len() int { return len(s.byKey) }
 
-// take removes and returns the endpoint that is the same as e, or nil.
+// take removes and returns the endpoint with the key of e, or nil.
 func (s *endpointSet) take(e *discoveryv1.Endpoint) *discoveryv1.Endpoint {
 	key := keyOfEndpoint(e)
 	found := s.byKey[key]
@@ -53,7 +53,7 @@ func (s *endpointSet) take(e *discoveryv1.Endpoint) *discoveryv1.Endpoint {
 	return found
 }
 
-// fill moves endpoints into a slice until it has most of them.
+// fill moves endpoints into a slice until it has maxEndpoints.
 func (s *endpointSet) fill(slice *discoveryv1.EndpointSlice, maxEndpoints int) {
 	for len(s.order) > 0 && len(slice.Endpoints) < maxEndpoints {
 		if e := s.byKey[s.order[0]]; e != nil {
@@ -64,21 +64,21 @@ func (s *endpointSet) fill(slice *discoveryv1.EndpointSlice, maxEndpoints int) {
 	}
 }
 
-// sameEndpoint compares what may change of an endpoint. Hints are somebody else's.
+// sameEndpoint compares the mutable fields of an endpoint, without hints.
 func sameEndpoint(a, b *discoveryv1.Endpoint) bool {
 	reference := func(r *corev1.ObjectReference) corev1.ObjectReference {
 		if r == nil {
 			return corev1.ObjectReference{}
 		}
 		plain := *r
-		plain.ResourceVersion = "" // a pod that changed otherwise is the same endpoint
+		plain.ResourceVersion = "" // irrelevant changes of the pod
 		return plain
 	}
 	return apiequality.Semantic.DeepEqual(a.NodeName, b.NodeName) && apiequality.Semantic.DeepEqual(a.Zone, b.Zone) &&
 		apiequality.Semantic.DeepEqual(a.Conditions, b.Conditions) && reference(a.TargetRef) == reference(b.TargetRef)
 }
 
-// portsKey is equal for equal sets of ports, in whatever order.
+// portsKey is a key for a set of ports, independent of their order.
 func portsKey(ports []discoveryv1.EndpointPort) string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {
@@ -88,7 +88,7 @@ func portsKey(ports []discoveryv1.EndpointPort) string {
 	return strings.Join(texts, ";")
 }
 
-// formatPointer writes what a pointer leads to; nothing is not the same as empty.
+// formatPointer formats the value of a pointer; nil differs from empty.
 func formatPointer[T any](p *T) string {
 	if p == nil {
 		return "-"
@@ -96,12 +96,12 @@ func formatPointer[T any](p *T) string {
 	return fmt.Sprintf("%q", fmt.Sprint(*p))
 }
 
-// sliceChanges are what has to be done to slices.
+// sliceChanges are the slices to create, update and delete.
 type sliceChanges struct {
 	create, update, remove []*discoveryv1.EndpointSlice
 }
 
-// recycle turns a creation and a deletion into an update, where the address type allows it and mine says that the slice may be used again.
+// recycle turns a create and a delete into an update, if the address types match and the slice is reusable.
 func (c *sliceChanges) recycle(reusable func(*discoveryv1.EndpointSlice) bool) {
 	var remove []*discoveryv1.EndpointSlice
 	for _, old := range c.remove {
@@ -120,7 +120,7 @@ func (c *sliceChanges) recycle(reusable func(*discoveryv1.EndpointSlice) bool) {
 	c.remove = remove
 }
 
-// unchanged returns the slices that neither change nor go.
+// unchanged returns the slices that are neither updated nor removed.
 func (c *sliceChanges) unchanged(all []*discoveryv1.EndpointSlice) (rest []*discoveryv1.EndpointSlice) {
 	for _, slice := range all {
 		same := func(s *discoveryv1.EndpointSlice) bool { return s.Name == slice.Name }
@@ -131,20 +131,20 @@ func (c *sliceChanges) unchanged(all []*discoveryv1.EndpointSlice) (rest []*disc
 	return rest
 }
 
-// slicePacker distributes endpoints over slices so that few slices change.
+// slicePacker distributes endpoints over slices with as few changed slices as possible.
 type slicePacker struct {
-	maxEndpoints int // endpoints per slice
-	// relabel returns the labels a slice should have, and whether they differ from those it has.
+	maxEndpoints int // per slice
+	// relabel returns the desired labels of a slice, and whether they differ from the current ones.
 	relabel func(*discoveryv1.EndpointSlice) (map[string]string, bool)
-	// newSlice makes an empty slice.
+	// newSlice returns an empty slice.
 	newSlice func() *discoveryv1.EndpointSlice
 }
 
-// pack brings the slices, which all have the same ports, to hold exactly the wanted endpoints.
+// pack changes the slices, which all have the same ports, to contain exactly the desired endpoints.
 //
-// First endpoints that stay are updated where they are and the others are removed; slices that lose all go. Then the slices that
-// change anyway are filled up, the fullest first. What is left goes into the one unchanged slice that is the fullest afterwards,
-// if all of it fits there, and into new slices otherwise.
+// First, remaining endpoints are updated in place and others are removed; slices that become empty are deleted. Then the slices
+// that change anyway are filled up, the fullest first. The rest is added to the unchanged slice that is fullest afterwards, if all
+// of it fits, and to new slices otherwise.
 func (p slicePacker) pack(existing []*discoveryv1.EndpointSlice, want *endpointSet) (changes sliceChanges) {
 	var unchanged []*discoveryv1.EndpointSlice
 	for _, slice := range existing {
@@ -181,7 +181,7 @@ func (p slicePacker) pack(existing []*discoveryv1.EndpointSlice, want *endpointS
 	return changes
 }
 
-// keep returns the endpoints of a slice that stay, as they should be, and whether that is another list than the slice has.
+// keep returns the desired endpoints that are in a slice already, and whether the slice changes.
 func keep(slice *discoveryv1.EndpointSlice, want *endpointSet) (kept []discoveryv1.Endpoint, changed bool) {
 	for i := range slice.Endpoints {
 		old := &slice.Endpoints[i]
@@ -196,7 +196,7 @@ func keep(slice *discoveryv1.EndpointSlice, want *endpointSet) (kept []discovery
 	return kept, changed
 }
 
-// bestFit finds the slice that has room for n more endpoints and the least room beyond, or -1.
+// bestFit returns the index of the slice with the least free space that n more endpoints fit into, or -1.
 func (p slicePacker) bestFit(n int, all []*discoveryv1.EndpointSlice) int {
 	best, leastFree := -1, p.maxEndpoints
 	for i, slice := range all {

@@ -18,13 +18,14 @@ import (
 
 const (
 	cidrFinalizer = "networking.k8s.io/service-cidr-finalizer"
-	// addressManager signs the IPAddress objects of the API server.
+	// addressManager is the managed-by label of IPAddresses of the API server.
 	addressManager = "ipallocator.k8s.io"
-	// cidrDeletionDelay is how long a range that is being deleted stays: every API server must have heard that it allocates no more from it.
+	// cidrDeletionDelay is the time a ServiceCIDR is kept after its deletion, until all API servers have stopped allocating from
+	// it.
 	cidrDeletionDelay = 10 * time.Second
 )
 
-// ServiceCIDR says which ranges of cluster IPs are ready, and keeps a range from going while addresses of services hang on it.
+// ServiceCIDR maintains the Ready condition of ServiceCIDRs and keeps a finalizer on them while IPAddresses depend on them.
 var ServiceCIDR = controller.Definition{
 	Name: "service-cidr-controller", Queue: "ipaddresses", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -32,7 +33,7 @@ var ServiceCIDR = controller.Definition{
 			cidrs:     client.InformerFor[*networkingv1.ServiceCIDR](s.Informers),
 			addresses: client.InformerFor[*networkingv1.IPAddress](s.Informers),
 		}
-		// A range that comes or goes may let an overlapping one go, or hold it.
+		// A change of a ServiceCIDR affects whether overlapping ones can be deleted.
 		if err := controller.Watch(s, func(cidr *networkingv1.ServiceCIDR) (keys []controller.Key) {
 			for _, other := range c.cidrs.List("", nil) {
 				if overlap(cidr, other) {
@@ -43,7 +44,7 @@ var ServiceCIDR = controller.Definition{
 		}); err != nil {
 			return nil, err
 		}
-		// So may an address; its changes are of no interest.
+		// So do creations and deletions of addresses.
 		enqueue := func(address *networkingv1.IPAddress) {
 			for _, cidr := range containing(c.cidrs.List("", nil), address) {
 				s.Enqueue(controller.KeyOf(cidr))
@@ -65,11 +66,11 @@ type serviceCIDRs struct {
 type cidrView struct {
 	cidr      *networkingv1.ServiceCIDR
 	all       []*networkingv1.ServiceCIDR
-	addresses []*networkingv1.IPAddress // only for a range that is being deleted
+	addresses []*networkingv1.IPAddress // only if it is being deleted
 	now       time.Time
 }
 
-// Observe gathers a range; when it is to go, all others and all addresses.
+// Observe gathers a ServiceCIDR; if it is being deleted, also all others and all addresses.
 func (c *serviceCIDRs) Observe(key controller.Key) (cidrView, bool) {
 	cidr, ok := c.cidrs.Get("", key.Name)
 	if !ok {
@@ -82,7 +83,7 @@ func (c *serviceCIDRs) Observe(key controller.Key) (cidrView, bool) {
 	return v, true
 }
 
-// Reconcile decides whether a range is ready, or may go.
+// Reconcile decides whether a ServiceCIDR is ready or can be deleted.
 func (c *serviceCIDRs) Reconcile(v cidrView) controller.Plan { return v.reconcile() }
 
 func (v cidrView) reconcile() (plan controller.Plan) {
@@ -111,7 +112,7 @@ func (v cidrView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// readyCondition returns the status with a Ready condition, unless it has it. After other writes it is left to the next sync, which comes with them.
+// readyCondition returns the status update for the Ready condition, if it differs. After other writes it is left to the next sync.
 func (v cidrView) readyCondition(status metav1.ConditionStatus, reason, message string) func(controller.ApplyResult) kind.Object {
 	return func(result controller.ApplyResult) kind.Object {
 		current := meta.FindStatusCondition(v.cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
@@ -126,7 +127,7 @@ func (v cidrView) readyCondition(status metav1.ConditionStatus, reason, message 
 	}
 }
 
-// canDelete reports whether no address would be left outside of all ranges.
+// canDelete reports whether every address would still be covered by another ServiceCIDR.
 func (v cidrView) canDelete() bool {
 	covered := true
 	for _, prefix := range prefixes(v.cidr.Spec.CIDRs) {
@@ -147,7 +148,7 @@ func (v cidrView) canDelete() bool {
 	})
 }
 
-// hasFamily reports whether the range has addresses of a family, as the server labels them.
+// hasFamily reports whether the ServiceCIDR contains the family of an IPAddress label.
 func (v cidrView) hasFamily(label string) bool {
 	return slices.ContainsFunc(prefixes(v.cidr.Spec.CIDRs), func(p netip.Prefix) bool {
 		if p.Addr().Is4() {
@@ -157,7 +158,7 @@ func (v cidrView) hasFamily(label string) bool {
 	})
 }
 
-// containing returns the ranges an address of a service lies in; none for addresses that are not the server's.
+// containing returns the ServiceCIDRs that contain an address allocated by the API server.
 func containing(all []*networkingv1.ServiceCIDR, address *networkingv1.IPAddress) (ranges []*networkingv1.ServiceCIDR) {
 	ip, err := netip.ParseAddr(address.Name)
 	if err != nil || address.Labels[networkingv1.LabelManagedBy] != addressManager {
@@ -171,8 +172,8 @@ func containing(all []*networkingv1.ServiceCIDR, address *networkingv1.IPAddress
 	return ranges
 }
 
-// isAllocatable reports whether a service's address can come from a range. The first address of a range never does, nor the last one of IPv4:
-// they are the network's own.
+// isAllocatable reports whether an address can be allocated from a prefix: not the network address, nor the IPv4 broadcast
+// address.
 func isAllocatable(p netip.Prefix, ip netip.Addr) bool {
 	return p.Contains(ip) && ip != p.Masked().Addr() && !(ip.Is4() && !p.Contains(ip.Next()))
 }

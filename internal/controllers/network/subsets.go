@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// portKey is an EndpointPort as a value that can be compared. The zero value stands for addresses without ports.
+// portKey is a comparable EndpointPort. The zero value stands for addresses without ports.
 type portKey struct {
 	name, appProtocol string
 	protocol          corev1.Protocol
@@ -39,7 +39,7 @@ func comparePorts(a, b portKey) int {
 	return cmp.Or(strings.Compare(a.name, b.name), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol), strings.Compare(a.appProtocol, b.appProtocol))
 }
 
-// addressID tells addresses apart: pods that use their node's network share its IP.
+// addressID identifies an address: pods on the host network share the IP of their node.
 type addressID struct {
 	ip  string
 	uid types.UID
@@ -57,8 +57,8 @@ func compareAddresses(a, b addressID) int {
 	return cmp.Or(strings.Compare(a.ip, b.ip), cmp.Compare(a.uid, b.uid))
 }
 
-// repack brings subsets into the one form in which they can be compared: addresses with the same ports stand in one subset, each
-// once, and everything is sorted. An address that is ready in one place and not in another counts as not ready.
+// repack converts subsets to a canonical form: addresses with the same ports are in one subset, without duplicates and sorted. An
+// address that is both ready and not ready counts as not ready.
 func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	addresses := map[addressID]corev1.EndpointAddress{}
 	byPort := map[portKey]map[addressID]bool{} // true: ready
@@ -89,7 +89,7 @@ func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 			add(port, subsets[i].NotReadyAddresses, false)
 		}
 	}
-	// Ports with the same addresses belong together.
+	// Merge ports with the same addresses.
 	byAddresses := map[string]*corev1.EndpointSubset{}
 	for _, port := range slices.SortedFunc(maps.Keys(byPort), comparePorts) {
 		ids := slices.SortedFunc(maps.Keys(byPort[port]), compareAddresses)
@@ -120,11 +120,11 @@ func repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	return packed
 }
 
-// maxAddresses is how many addresses an Endpoints object holds. More would make it too large to be stored and watched.
+// maxAddresses is the maximum number of addresses of an Endpoints object.
 const maxAddresses = 1000
 
-// truncate cuts the subsets down to mostAddresses, each by its share; addresses that are not ready go first. It reports whether
-// something was cut. The subsets must be the caller's own.
+// truncate reduces the subsets to maxAddresses in proportion to their size, addresses that are not ready first. It reports whether
+// it removed any. It modifies the subsets.
 func truncate(subsets []corev1.EndpointSubset) bool {
 	ready, notReady := 0, 0
 	for _, s := range subsets {
@@ -146,7 +146,7 @@ func truncate(subsets []corev1.EndpointSubset) bool {
 		if cutReady {
 			list, s.NotReadyAddresses = &s.Addresses, nil
 		}
-		n := min((len(*list)*limit+total-1)/total, remaining, len(*list)) // rounded up; the last gets what is left
+		n := min((len(*list)*limit+total-1)/total, remaining, len(*list)) // rounded up, limited by what remains
 		*list = (*list)[:n]
 		remaining -= n
 	}

@@ -20,19 +20,19 @@ import (
 	"skiff/internal/kind"
 )
 
-// LifecycleSettings say when a node counts as lost and how fast pods are taken from lost nodes.
+// LifecycleSettings configure when a node is unhealthy and how fast pods are evicted from unhealthy nodes.
 type LifecycleSettings struct {
-	// Grace is how long a node may be silent: --node-monitor-grace-period.
+	// Grace is the time after which a node without heartbeats is unhealthy: --node-monitor-grace-period.
 	Grace time.Duration
-	// StartupGrace is how long a node may take until it says anything: --node-startup-grace-period.
+	// StartupGrace is the same for a node that has never reported its status: --node-startup-grace-period.
 	StartupGrace time.Duration
-	// EvictionRate is how many nodes per second and zone are tainted so that their pods go: --node-eviction-rate.
+	// EvictionRate is the number of nodes per second and zone whose pods are evicted: --node-eviction-rate.
 	EvictionRate float64
-	// SecondaryRate is the rate in a zone where many nodes are lost: --secondary-node-eviction-rate. It is zero in small zones.
+	// SecondaryRate is the rate in a disrupted zone: --secondary-node-eviction-rate. In small zones it is zero.
 	SecondaryRate float64
-	// LargeZone is how many nodes a zone needs not to be small: --large-cluster-size-threshold.
+	// LargeZone is the number of nodes above which a zone is large: --large-cluster-size-threshold.
 	LargeZone int
-	// UnhealthyZone is the share of lost nodes from which a zone counts as disrupted: --unhealthy-zone-threshold.
+	// UnhealthyZone is the fraction of unhealthy nodes above which a zone is disrupted: --unhealthy-zone-threshold.
 	UnhealthyZone float64
 }
 
@@ -41,12 +41,13 @@ var DefaultLifecycle = LifecycleSettings{
 	Grace: 50 * time.Second, StartupGrace: time.Minute, EvictionRate: 0.1, SecondaryRate: 0.01, LargeZone: 50, UnhealthyZone: 0.55,
 }
 
-// Lifecycle watches over nodes. A node is heard when it writes its status or renews its lease; one that is silent for too long gets
-// its conditions set to Unknown. What the conditions say stands in taints as well: at once as taints that keep new pods away, and,
-// no faster than the zone's state allows, as taints that drive pods off.
+// Lifecycle monitors the health of nodes. A heartbeat is a status update or a lease renewal; without one for the grace period, the
+// conditions of a node are set to Unknown. Conditions are reflected in taints: NoSchedule taints immediately, NoExecute taints as
+// fast as the state of the zone allows.
 //
-// A key without a namespace is a node. A key with one is a pod that has come to a node that is not ready, or whose node fell silent: it is
-// made not ready. Pods on a node that says itself that it is not ready, as one does while its kubelet starts, stay as they are.
+// A key without a namespace is a node. A key with one is a pod that was bound to a node that is not ready, or whose node became
+// unreachable: its Ready condition is set to False. When a kubelet itself reports that the node is not ready, as during its
+// startup, the pods are not changed.
 func Lifecycle(settings LifecycleSettings) controller.Definition {
 	return controller.Definition{
 		Name: "node-lifecycle-controller", Aliases: []string{"nodelifecycle"}, Component: "node-controller", Queue: "node_lifecycle_controller", Workers: 8,
@@ -74,14 +75,14 @@ type lifecycle struct {
 
 	mu       sync.Mutex
 	health   map[string]*nodeHealth
-	renewals map[string]time.Time // when the lease of a node was last seen renewed
+	renewals map[string]time.Time // when the last lease renewal of a node was observed
 }
 
-// nodeHealth is what is remembered of a node. Times are of our own clock: those of nodes may be wrong.
+// nodeHealth is the tracked state of a node. Times are of the local clock.
 type nodeHealth struct {
 	uid       types.UID
-	lastSeen  time.Time // the last sign of life
-	hasReady  bool      // it had a Ready condition when we last looked
+	lastSeen  time.Time // the last heartbeat
+	hasReady  bool      // it had a Ready condition at the last sync
 	heartbeat metav1.Time
 }
 
@@ -104,7 +105,7 @@ func (c *lifecycle) watch() error {
 		return fmt.Errorf("watch nodes: %w", err)
 	}
 	onPodBound := func(pod *corev1.Pod) {
-		if c.isKnown(pod.Spec.NodeName) { // pods that were there before us did not arrive
+		if c.isKnown(pod.Spec.NodeName) { // only for pods bound after the node was first observed
 			enqueueReadyPod(c.setup, pod)
 		}
 	}
@@ -116,7 +117,7 @@ func (c *lifecycle) watch() error {
 	if err := c.pods.AddEventHandler(onPodBound, onPodUpdate, nil); err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
-	// A renewal is noted, no more: most nodes are well, and looked at again only when they could have been silent for too long.
+	// Only record renewals: a node is synced again when its grace period could be over.
 	recordRenewal := func(lease *coordinationv1.Lease) {
 		if lease.Namespace == corev1.NamespaceNodeLease {
 			c.mu.Lock()
@@ -135,7 +136,7 @@ func (c *lifecycle) watch() error {
 	return nil
 }
 
-// Sync looks at one node, or at one pod.
+// Sync reconciles one node or one pod.
 func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	now := time.Now()
 	if key.Namespace != "" {
@@ -153,7 +154,7 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	}
 	v, isNew := c.observe(node, now)
 	if isNew && readiness(node) == corev1.ConditionUnknown {
-		c.enqueuePods(node) // whoever found it silent may not have marked them all
+		c.enqueuePods(node) // an earlier leader may not have updated all of them
 	}
 	if v.unknownStatus() != nil {
 		if err := c.confirmUnreachable(ctx, node.Name); err != nil {
@@ -174,7 +175,7 @@ func (c *lifecycle) Sync(ctx context.Context, key controller.Key) error {
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// syncPod makes a pod not ready if its node is not.
+// syncPod sets the Ready condition of a pod to False if its node is not ready.
 func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Time) error {
 	pod, ok := c.pods.Get(key.Namespace, key.Name)
 	if !ok {
@@ -191,35 +192,36 @@ func (c *lifecycle) syncPod(ctx context.Context, key controller.Key, now time.Ti
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// isKnown reports whether a node was looked at before.
+// isKnown reports whether a node has been synced before.
 func (c *lifecycle) isKnown(node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.health[node] != nil
 }
 
-// enqueuePods enqueues the pods of a node that fell silent.
+// enqueuePods enqueues the pods of an unreachable node.
 func (c *lifecycle) enqueuePods(node *corev1.Node) {
 	for _, pod := range podsOfNode(c.pods, node.Name) {
 		enqueueReadyPod(c.setup, pod)
 	}
 }
 
-// enqueueReadyPod enqueues a pod that is on a node and not marked.
+// enqueueReadyPod enqueues a bound pod whose Ready condition is not False.
 func enqueueReadyPod(s *controller.Setup, pod *corev1.Pod) {
 	if pod.Spec.NodeName != "" && readyConditionIndex(pod) >= 0 {
 		s.Enqueue(controller.KeyOf(pod))
 	}
 }
 
-// readyConditionIndex finds the Ready condition of a pod that is not False. It is -1 when there is none.
+// readyConditionIndex returns the index of a Ready condition that is not False, or -1.
 func readyConditionIndex(pod *corev1.Pod) int {
 	return slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status != corev1.ConditionFalse
 	})
 }
 
-// markPodNotReady makes a pod on a node that says it is not ready, or was found silent, not ready, so that no service leads to it.
+// markPodNotReady sets the Ready condition of a pod to False if its node is not ready or unreachable, so that services do not use
+// it.
 func markPodNotReady(pod *corev1.Pod, node *corev1.Node, now time.Time) (controller.Write, bool) {
 	i := readyConditionIndex(pod)
 	if status := readiness(node); i < 0 || status == "" || status == corev1.ConditionTrue {
@@ -236,7 +238,7 @@ func nodeEvent(node *corev1.Node, reason, message string) controller.Event {
 		Message: fmt.Sprintf("Node %s event: %s", node.Name, fmt.Sprintf(message, node.Name))}
 }
 
-// forgetNode tells that a node is gone, once.
+// forgetNode drops the state of a deleted node and records an event.
 func (c *lifecycle) forgetNode(name string) {
 	c.mu.Lock()
 	state := c.health[name]
@@ -249,7 +251,7 @@ func (c *lifecycle) forgetNode(name string) {
 	}
 }
 
-// observe notes signs of life and gathers the view. It reports whether the node was not known before.
+// observe updates the heartbeat of a node and gathers the view. It reports whether the node is new.
 func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, isNew bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,14 +259,14 @@ func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, isNew
 	ready := nodeCondition(node, corev1.NodeReady)
 	switch {
 	case h == nil:
-		// A node we do not know may have spoken just before we began. One that never spoke counts from its creation.
+		// A new node may have sent a heartbeat just before. Without a status, count from its creation.
 		isNew = true
 		h = &nodeHealth{lastSeen: now}
 		if ready == nil {
 			h.lastSeen = node.CreationTimestamp.Time
 		}
 		c.health[node.Name] = h
-	case ready != nil && ready.Reason == neverUpdatedReason: // our own word
+	case ready != nil && ready.Reason == neverUpdatedReason: // set by this controller, not a heartbeat
 	case h.hasReady != (ready != nil), ready != nil && !ready.LastHeartbeatTime.Equal(&h.heartbeat):
 		h.lastSeen = now
 	}
@@ -284,7 +286,7 @@ func (c *lifecycle) observe(node *corev1.Node, now time.Time) (v nodeView, isNew
 	return v, isNew
 }
 
-// confirmUnreachable asks the server itself whether the lease was renewed: a watch that hangs must not empty the cluster.
+// confirmUnreachable reads the live lease: a stuck watch must not make all nodes unreachable.
 func (c *lifecycle) confirmUnreachable(ctx context.Context, name string) error {
 	cached, _ := c.leases.Get(corev1.NamespaceNodeLease, name)
 	live, err := c.setup.Client.GetLive(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: name}})
@@ -292,21 +294,21 @@ func (c *lifecycle) confirmUnreachable(ctx context.Context, name string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look up the lease of node %s: %w", name, err)
+		return fmt.Errorf("get lease of node %s: %w", name, err)
 	}
 	if cached == nil || cached.ResourceVersion != live.GetResourceVersion() {
-		return fmt.Errorf("the lease of node %s has changed and we have not heard of it yet", name)
+		return fmt.Errorf("the cached lease of node %s is stale", name)
 	}
 	return nil
 }
 
-// evictionMode reports whether pods may be driven off a node that is lost.
+// evictionMode decides whether pods may be evicted from an unhealthy node.
 type evictionMode int
 
 const (
-	evictRateLimited evictionMode = iota // by turns
-	evictNone                            // not now
-	// driveStopped: no zone has a node that answers. Then it is more likely us who are cut off, and taints that are there already go.
+	evictRateLimited evictionMode = iota // as the rate limiter of the zone allows
+	evictNone                            // no evictions for now
+	// evictStopped: no zone has a healthy node. Then this process is probably disconnected, and existing taints are removed.
 	evictStopped
 )
 
@@ -321,8 +323,7 @@ type nodeView struct {
 
 func (v nodeView) isUnresponsive() bool { return v.now.After(v.lastSeen.Add(v.grace)) }
 
-// reconcile decides. When the node falls silent, the conditions are written first; the taints follow with the next sync, which
-// sees them.
+// reconcile writes the conditions of a node that became unresponsive; the next sync updates the taints.
 func (v nodeView) reconcile() (plan controller.Plan) {
 	if unresponsive := v.unknownStatus(); unresponsive != nil {
 		write := controller.UpdatingStatus(unresponsive)
@@ -341,13 +342,13 @@ func (v nodeView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// neverUpdatedReason is the reason of conditions that no kubelet has ever written.
+// neverUpdatedReason is the reason of conditions that no kubelet has written.
 const neverUpdatedReason = "NodeStatusNeverUpdated"
 
-// kubeletConditions are the conditions a kubelet answers for. NetworkUnavailable is somebody else's.
+// kubeletConditions are the conditions that kubelets maintain. NetworkUnavailable is set by others.
 var kubeletConditions = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
 
-// unknownStatus returns the node with its conditions set to Unknown, if it is silent and not known to be.
+// unknownStatus returns the node with its conditions set to Unknown if it is unresponsive and they are not Unknown already.
 func (v nodeView) unknownStatus() kind.Object {
 	if !v.isUnresponsive() || readiness(v.node) == corev1.ConditionUnknown {
 		return nil
@@ -368,7 +369,8 @@ func (v nodeView) unknownStatus() kind.Object {
 	return changed
 }
 
-// patch corrects taints and labels. It is nil when they are right. The revision guards taints that others set meanwhile.
+// patch returns the patch for taints and labels, nil if they are up to date. The resource version protects concurrent changes of
+// taints.
 func (v nodeView) patch() []byte {
 	metadata := map[string]any{"resourceVersion": v.node.ResourceVersion}
 	body := map[string]any{"metadata": metadata}
@@ -383,12 +385,12 @@ func (v nodeView) patch() []byte {
 	if taints == nil && len(labels) == 0 {
 		return nil
 	}
-	// Taints and strings always encode.
+	// Marshalling taints and strings cannot fail.
 	patch, _ := json.Marshal(body)
 	return patch
 }
 
-// labels are the older names of labels that must follow the newer ones.
+// labels returns the beta labels that differ from the stable ones.
 func (v nodeView) labels() map[string]string {
 	betaLabels := map[string]string{corev1.LabelOSStable: "beta.kubernetes.io/os", corev1.LabelArchStable: "beta.kubernetes.io/arch"}
 	changed := map[string]string{}
@@ -400,7 +402,7 @@ func (v nodeView) labels() map[string]string {
 	return changed
 }
 
-// conditionTaints says which condition in which status stands for which taint.
+// conditionTaints maps conditions and their status to taints.
 var conditionTaints = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
 	corev1.NodeReady:              {corev1.ConditionFalse: corev1.TaintNodeNotReady, corev1.ConditionUnknown: corev1.TaintNodeUnreachable},
 	corev1.NodeMemoryPressure:     {corev1.ConditionTrue: corev1.TaintNodeMemoryPressure},
@@ -409,7 +411,7 @@ var conditionTaints = map[corev1.NodeConditionType]map[corev1.ConditionStatus]st
 	corev1.NodePIDPressure:        {corev1.ConditionTrue: corev1.TaintNodePIDPressure},
 }
 
-// taints returns the taints the node should have, or nil when it has them. Foreign taints stay.
+// taints returns the desired taints, or nil if they are up to date. Other taints are kept.
 func (v nodeView) taints() []corev1.Taint {
 	want := map[corev1.Taint]bool{}
 	for _, c := range v.node.Status.Conditions {
@@ -444,8 +446,8 @@ func (v nodeView) taints() []corev1.Taint {
 	return taints
 }
 
-// noExecuteTaint is the taint that drives pods off the node, "" for none. A node that has one of the two keeps one, whatever its turn: the
-// key follows the condition.
+// noExecuteTaint is the key of the NoExecute taint the node should have, "" for none. A node that has one already keeps one,
+// without regard to rate limits; its key follows the condition.
 func (v nodeView) noExecuteTaint() string {
 	if v.evictions == evictStopped || v.evictions == evictNone && !v.hasNoExecuteTaint() {
 		return ""
@@ -453,17 +455,17 @@ func (v nodeView) noExecuteTaint() string {
 	return conditionTaints[corev1.NodeReady][readiness(v.node)]
 }
 
-// hasNoExecuteTaint reports whether pods are driven off the node already.
+// hasNoExecuteTaint reports whether the node has a NoExecute taint of this controller.
 func (v nodeView) hasNoExecuteTaint() bool {
 	return slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Effect == corev1.TaintEffectNoExecute && isConditionTaint(t) })
 }
 
-// needsEvictionToken reports whether pods are going to be driven off the node that were not so far.
+// needsEvictionToken reports whether the node is about to get a NoExecute taint, which is rate limited.
 func (v nodeView) needsEvictionToken() bool {
 	return v.unknownStatus() == nil && v.noExecuteTaint() != "" && !v.hasNoExecuteTaint()
 }
 
-// isConditionTaint reports whether a taint is one that follows conditions.
+// isConditionTaint reports whether a taint is managed by this controller.
 func isConditionTaint(t corev1.Taint) bool {
 	switch t.Effect {
 	case corev1.TaintEffectNoExecute:

@@ -1,6 +1,5 @@
-// Package node holds the controllers that look after nodes: the one that notices when a node no longer answers and taints it, the
-// one that takes pods from tainted nodes, the one that gives each node a range of pod addresses, and the one that tells
-// kubelets how long they may keep secrets in memory.
+// Package node contains the controllers of nodes: node lifecycle, taint-based eviction, the allocation of pod CIDRs, and the TTL
+// controller.
 package node
 
 import (
@@ -12,10 +11,10 @@ import (
 	"skiff/internal/client"
 )
 
-// podsOnNode finds pods by their node.
+// podsOnNode is the index of pods by node.
 const podsOnNode = "node"
 
-// indexPods lets pods be found by their node.
+// indexPods adds the index of pods by node.
 func indexPods(pods client.Informer[*corev1.Pod]) error {
 	if err := pods.EnsureIndex(podsOnNode, func(pod *corev1.Pod) []string { return []string{pod.Spec.NodeName} }); err != nil {
 		return fmt.Errorf("index pods by node: %w", err)
@@ -25,7 +24,7 @@ func indexPods(pods client.Informer[*corev1.Pod]) error {
 
 // podsOfNode returns the pods of a node.
 func podsOfNode(pods client.Informer[*corev1.Pod], node string) []*corev1.Pod {
-	// The index exists: indexPods made it.
+	// The index exists: indexPods added it.
 	found, _ := pods.ByIndex(podsOnNode, node)
 	return found
 }
@@ -48,8 +47,8 @@ func readiness(node *corev1.Node) corev1.ConditionStatus {
 	return ""
 }
 
-// setPodCondition returns the conditions with one changed or added. The transition time moves only with the status. It returns
-// false when nothing changes.
+// setPodCondition returns the conditions with one replaced or added, and whether they changed. The transition time changes only
+// with the status.
 func setPodCondition(conditions []corev1.PodCondition, c corev1.PodCondition) ([]corev1.PodCondition, bool) {
 	i := slices.IndexFunc(conditions, func(old corev1.PodCondition) bool { return old.Type == c.Type })
 	if i < 0 {

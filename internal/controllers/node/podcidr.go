@@ -15,15 +15,15 @@ import (
 	"skiff/internal/controller"
 )
 
-// PodRange is a range of pod addresses that is cut into one piece per node.
+// PodRange is a range of pod addresses that is divided into one subnet per node.
 type PodRange struct {
-	// Prefix is the whole: --cluster-cidr.
+	// Prefix is the whole range: --cluster-cidr.
 	Prefix netip.Prefix
-	// NodeBits is the length of a node's prefix: --node-cidr-mask-size, 24 or 64 unless told otherwise.
+	// NodeBits is the prefix length of a node's subnet: --node-cidr-mask-size, by default 24 or 64.
 	NodeBits int
 }
 
-// ParsePodRanges reads --cluster-cidr: one range, or one of each family. Lengths of zero mean 24 and 64.
+// ParsePodRanges parses --cluster-cidr: one range, or one of each family. Prefix lengths of zero mean 24 and 64.
 func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 	var ranges []PodRange
 	for text := range strings.SplitSeq(cidrs, ",") {
@@ -41,7 +41,7 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 			r.NodeBits = 24
 		}
 		if r.NodeBits < prefix.Bits() || r.NodeBits > prefix.Addr().BitLen() || !prefix.Addr().Is4() && r.NodeBits-prefix.Bits() > 16 {
-			return nil, fmt.Errorf("cluster CIDR %s cannot be cut into nodes' ranges of /%d: the difference must not be negative, nor above 16 bits of IPv6", prefix, r.NodeBits)
+			return nil, fmt.Errorf("cluster CIDR %s cannot be divided into node CIDRs of /%d: the difference must not be negative, nor more than 16 bits for IPv6", prefix, r.NodeBits)
 		}
 		if len(ranges) == 1 && ranges[0].Prefix.Addr().Is4() == prefix.Addr().Is4() || len(ranges) == 2 {
 			return nil, fmt.Errorf("cluster CIDR %q: one range, or one of each family", cidrs)
@@ -51,18 +51,18 @@ func ParsePodRanges(cidrs string, bits4, bits6 int) ([]PodRange, error) {
 	return ranges, nil
 }
 
-// PodCIDR gives every node its own range of pod addresses, of each family one. taken are ranges nothing may have, such as those of
-// services. Without ranges it is off.
+// PodCIDR allocates a subnet of each range to every node. reserved ranges are never allocated, such as those of services. It is
+// disabled without ranges.
 //
-// All nodes are looked at together, under one key: what one node gets depends on what all others have, and the loop does not look
-// again before it has seen what it gave.
+// All nodes are reconciled under one key: an allocation depends on all others, and the key is not synced again before the informer
+// has observed the previous allocations.
 func PodCIDR(ranges []PodRange, reserved []netip.Prefix) controller.Definition {
 	return controller.Definition{
 		Name: "node-ipam-controller", Aliases: []string{"nodeipam"}, Component: "cidrAllocator", Queue: "cidrallocator_node", Workers: 1,
 		DisabledByDefault: len(ranges) == 0,
 		New: func(s *controller.Setup) (controller.Syncer, error) {
 			if len(ranges) == 0 {
-				return nil, errors.New("no range of pod addresses is set")
+				return nil, errors.New("no cluster CIDR is set")
 			}
 			c := &podCIDRs{ranges: ranges, reserved: reserved, candidates: make([]uint64, len(ranges)), nodes: client.InformerFor[*corev1.Node](s.Informers)}
 			all := controller.Key{Name: "nodes"}
@@ -71,7 +71,7 @@ func PodCIDR(ranges []PodRange, reserved []netip.Prefix) controller.Definition {
 					s.Enqueue(all)
 				}
 			}
-			gone := func(*corev1.Node) { s.Enqueue(all) } // a range is free
+			gone := func(*corev1.Node) { s.Enqueue(all) } // a subnet becomes free
 			if err := c.nodes.AddEventHandler(need, func(_, node *corev1.Node) { need(node) }, gone); err != nil {
 				return nil, fmt.Errorf("watch nodes: %w", err)
 			}
@@ -84,10 +84,10 @@ type podCIDRs struct {
 	ranges     []PodRange
 	reserved   []netip.Prefix
 	nodes      client.Informer[*corev1.Node]
-	candidates []uint64 // the piece behind the one given last, per range; only the one worker uses it
+	candidates []uint64 // next subnet to try, per range; used by the only worker
 }
 
-// podCIDRView is what decides who gets what.
+// podCIDRView is the observed state of all nodes.
 type podCIDRView struct {
 	nodes      []*corev1.Node
 	ranges     []PodRange
@@ -100,15 +100,15 @@ func (c *podCIDRs) Observe(controller.Key) (podCIDRView, bool) {
 	return podCIDRView{nodes: c.nodes.List("", nil), ranges: c.ranges, reserved: c.reserved, candidates: c.candidates}, true
 }
 
-// Reconcile gives ranges to the nodes without.
+// Reconcile allocates subnets to nodes without one.
 func (c *podCIDRs) Reconcile(v podCIDRView) controller.Plan {
 	plan, candidates := v.reconcile()
 	c.candidates = candidates
 	return plan
 }
 
-// reconcile returns the plan and where to look for a free piece next. Pieces are given in turn, so that one that became free is not in use
-// again at once: routes to it may linger.
+// reconcile returns the plan and the next candidates. Subnets are allocated round-robin, so that a released one is not reused
+// immediately: routes to it may still exist.
 func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 	used := make([]map[uint64]bool, len(v.ranges))
 	for i, r := range v.ranges {
@@ -149,7 +149,7 @@ func (v podCIDRView) reconcile() (plan controller.Plan, candidates []uint64) {
 		for i, index := range indexes {
 			used[i][index], candidates[i] = true, (index+1)%v.ranges[i].subnetCount()
 		}
-		// Strings always encode.
+		// Marshalling strings cannot fail.
 		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": node.UID}, "spec": map[string]any{"podCIDR": cidrs[0], "podCIDRs": cidrs}})
 		writes = append(writes, controller.Patching(node, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound).
 			OnFailure(statusChangeEvent(node, "CIDRAssignmentFailed")))
@@ -162,10 +162,10 @@ func statusChangeEvent(node *corev1.Node, status string) controller.Event {
 	return controller.Event{Object: node, Type: corev1.EventTypeNormal, Reason: status, Message: fmt.Sprintf("Node %s status is now: %s", node.Name, status)}
 }
 
-// subnetCount is how many nodes the range is enough for.
+// subnetCount is the number of subnets in the range.
 func (r PodRange) subnetCount() uint64 { return 1 << (r.NodeBits - r.Prefix.Bits()) }
 
-// subnet returns the n-th part of the range.
+// subnet returns the n-th subnet.
 func (r PodRange) subnet(n uint64) netip.Prefix {
 	bytes := r.Prefix.Addr().AsSlice()
 	for i := 0; i < 64 && n>>i > 0; i++ {
@@ -174,12 +174,12 @@ func (r PodRange) subnet(n uint64) netip.Prefix {
 			bytes[bit/8] |= 1 << (7 - bit%8)
 		}
 	}
-	// The bytes are those of an address, so they are one.
+	// The slice has the length of an address.
 	address, _ := netip.AddrFromSlice(bytes)
 	return netip.PrefixFrom(address, r.NodeBits)
 }
 
-// subnetIndex says which part of the range an address lies in.
+// subnetIndex returns the index of the subnet that contains an address.
 func (r PodRange) subnetIndex(address netip.Addr) (n uint64) {
 	bytes := address.AsSlice()
 	for bit := r.Prefix.Bits(); bit < r.NodeBits; bit++ {
@@ -188,7 +188,7 @@ func (r PodRange) subnetIndex(address netip.Addr) (n uint64) {
 	return n
 }
 
-// markUsed marks the parts that a prefix touches.
+// markUsed marks the subnets that overlap with a prefix.
 func (r PodRange) markUsed(prefix netip.Prefix, used map[uint64]bool) {
 	if !r.Prefix.Overlaps(prefix) {
 		return
@@ -209,7 +209,7 @@ func (r PodRange) markUsed(prefix netip.Prefix, used map[uint64]bool) {
 	}
 }
 
-// nextFree finds a free part, from the candidate on and from the start again at the end.
+// nextFree finds a free subnet, starting at the candidate and wrapping around.
 func (r PodRange) nextFree(candidate uint64, used map[uint64]bool) (uint64, bool) {
 	for i := range r.subnetCount() {
 		if n := (candidate + i) % r.subnetCount(); !used[n] {

@@ -18,7 +18,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// TaintEviction takes pods from nodes with a NoExecute taint that they do not tolerate, or no longer.
+// TaintEviction deletes pods from nodes with NoExecute taints that they do not, or no longer, tolerate.
 var TaintEviction = controller.Definition{
 	Name: "taint-eviction-controller", Queue: "noexec_taint_pod", Workers: 8,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -64,7 +64,7 @@ var TaintEviction = controller.Definition{
 	},
 }
 
-// noExecuteTaints are the taints of a node that drive pods off it.
+// noExecuteTaints returns the NoExecute taints of a node.
 func noExecuteTaints(node *corev1.Node) (taints []corev1.Taint) {
 	for _, t := range node.Spec.Taints {
 		if t.Effect == corev1.TaintEffectNoExecute {
@@ -80,10 +80,10 @@ type taintEviction struct {
 	nodes client.Informer[*corev1.Node]
 
 	mu        sync.Mutex
-	scheduled map[controller.Key]scheduledEviction // of pods that tolerate their node for a while
+	scheduled map[controller.Key]scheduledEviction // pods that tolerate their node for a limited time
 }
 
-// scheduledEviction is when which pod goes.
+// scheduledEviction is the pending eviction of a pod.
 type scheduledEviction struct {
 	uid types.UID
 	at  time.Time
@@ -93,11 +93,11 @@ type scheduledEviction struct {
 type evictionView struct {
 	pod         *corev1.Pod
 	taints      []corev1.Taint
-	scheduledAt time.Time // zero: it was not to go
+	scheduledAt time.Time // zero if no eviction is scheduled
 	now         time.Time
 }
 
-// Observe gathers a pod, the taints of its node, and what was decided about it before.
+// Observe gathers a pod, the taints of its node, and its scheduled eviction.
 func (c *taintEviction) Observe(key controller.Key) (evictionView, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,13 +119,13 @@ func (c *taintEviction) Observe(key controller.Key) (evictionView, bool) {
 	v := evictionView{pod: pod, scheduledAt: pending.at, now: now}
 	node, ok := c.nodes.Get("", pod.Spec.NodeName)
 	if !ok {
-		return evictionView{}, false // what is on a node that is gone is the garbage collector's
+		return evictionView{}, false // the pod garbage collector handles pods of deleted nodes
 	}
 	v.taints = noExecuteTaints(node)
 	return v, true
 }
 
-// Reconcile decides and remembers when the pod is to go.
+// Reconcile reconciles and updates the scheduled eviction.
 func (c *taintEviction) Reconcile(v evictionView) controller.Plan {
 	plan, due := v.reconcile()
 	c.mu.Lock()
@@ -139,8 +139,8 @@ func (c *taintEviction) Reconcile(v evictionView) controller.Plan {
 	return plan
 }
 
-// reconcile returns what to do, and when the pod is to go if not now. A pod that was given a time keeps it, however the taints change,
-// as long as it tolerates all of them and one of them not for ever.
+// reconcile returns the plan, and the time of the eviction if it is not due yet. A scheduled eviction keeps its time when taints
+// change, as long as all taints are tolerated and one of them for a limited time.
 func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 	patience, tolerated := v.minTolerationTime()
 	if v.isPending() && (!tolerated || patience == infiniteToleration) {
@@ -163,7 +163,7 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 	mark, unmarked := v.markDisruptionTarget()
 	deleted := v.pod.DeletionTimestamp != nil
 	if deleted && !unmarked {
-		return plan, due // it is on its way
+		return plan, due // already being deleted
 	}
 	plan.Events = append(plan.Events, v.event("Marking for deletion Pod "))
 	if unmarked {
@@ -175,7 +175,7 @@ func (v evictionView) reconcile() (plan controller.Plan, due time.Time) {
 	return plan, due
 }
 
-// isPending reports whether the pod has a time to go that is still ahead.
+// isPending reports whether the pod has a scheduled eviction in the future.
 func (v evictionView) isPending() bool { return v.scheduledAt.After(v.now) }
 
 func (v evictionView) cancelEvent() controller.Event { return v.event("Cancelling deletion of Pod ") }
@@ -184,10 +184,10 @@ func (v evictionView) event(message string) controller.Event {
 	return controller.Event{Object: v.pod, Type: corev1.EventTypeNormal, Reason: "TaintManagerEviction", Message: message + v.pod.Namespace + "/" + v.pod.Name}
 }
 
-// infiniteToleration is the patience of a pod that need not go.
+// infiniteToleration is the toleration time of a pod that need not be evicted.
 const infiniteToleration time.Duration = math.MaxInt64
 
-// minTolerationTime is how long the pod tolerates its node from when it is first asked. It is false when a taint is not tolerated at all.
+// minTolerationTime is the time for which the pod tolerates all taints of its node. It is false if a taint is not tolerated.
 func (v evictionView) minTolerationTime() (time.Duration, bool) {
 	patience := infiniteToleration
 	for i := range v.taints {
@@ -204,7 +204,7 @@ func (v evictionView) minTolerationTime() (time.Duration, bool) {
 	return patience, true
 }
 
-// markDisruptionTarget says in the pod's status why it goes.
+// markDisruptionTarget adds the DisruptionTarget condition.
 func (v evictionView) markDisruptionTarget() (controller.Write, bool) {
 	c := corev1.PodCondition{
 		Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByTaintManager",
@@ -215,7 +215,7 @@ func (v evictionView) markDisruptionTarget() (controller.Write, bool) {
 		return controller.Write{}, false
 	}
 	c = conditions[slices.IndexFunc(conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })]
-	// Conditions and strings always encode.
+	// Marshalling conditions and strings cannot fail.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": v.pod.UID}, "status": map[string]any{"conditions": []corev1.PodCondition{c}}})
 	w := controller.Patching(v.pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus

@@ -13,7 +13,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// TTL tells kubelets how many seconds they may keep ConfigMaps and Secrets before they ask again: the more nodes, the longer.
+// TTL annotates nodes with the time for which kubelets may cache ConfigMaps and Secrets: the more nodes, the longer.
 var TTL = controller.Definition{
 	Name: "ttl-controller", Aliases: []string{"ttl"}, Queue: "ttlcontroller", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -34,7 +34,7 @@ var TTL = controller.Definition{
 	},
 }
 
-// ttlSteps by cluster size. They overlap, so that a node that comes and goes does not change all others each time.
+// ttlSteps are the TTLs by cluster size. They overlap, so that adding and removing a node does not change all nodes each time.
 var ttlSteps = []struct{ from, to, seconds int }{
 	{0, 100, 0}, {90, 500, 15}, {450, 1000, 30}, {900, 2000, 60}, {1800, math.MaxInt32, 300},
 }
@@ -46,7 +46,7 @@ type ttl struct {
 	step int
 }
 
-// updateStep moves to the step of a cluster size, and says whether that is another one.
+// updateStep selects the step for a cluster size and reports whether it changed.
 func (c *ttl) updateStep(size int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ type ttlView struct {
 	seconds int
 }
 
-// Observe gathers a node and what it should say.
+// Observe gathers a node and its desired TTL.
 func (c *ttl) Observe(key controller.Key) (ttlView, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,32 +13,33 @@ import (
 // zoneOf is the failure zone of a node.
 func zoneOf(node *corev1.Node) string { return nodetopology.GetZoneKey(node) }
 
-// isExcluded nodes do not count when the state of a zone is judged.
+// isExcluded reports whether a node is ignored when the state of its zone is computed.
 func isExcluded(node *corev1.Node) bool {
 	_, out := node.Labels["node.kubernetes.io/exclude-disruption"]
 	return out
 }
 
-// zoneState says how a zone is.
+// zoneState is the health of a zone.
 type zoneState int
 
 const (
 	zoneNormal zoneState = iota
-	// zonePartial: a large part of the nodes is lost. Something else than the nodes may be broken; pods are moved slowly, if at all.
+	// zonePartial: a large fraction of the nodes is unhealthy. The cause may not be the nodes, so evictions are slowed down or
+	// stopped.
 	zonePartial
-	// zoneFull: all nodes are lost.
+	// zoneFull: all nodes are unhealthy.
 	zoneFull
 )
 
-// zones knows how every zone is and how fast pods may be driven off its lost nodes.
+// zones tracks the state of all zones and their eviction rate limiters.
 type zones struct {
 	settings LifecycleSettings
 
 	mu        sync.Mutex
 	dirty     bool
 	byName    map[string]*zone
-	allDown   bool      // no zone has a node that answers
-	recovered time.Time // when some node answered again after none had
+	allDown   bool      // no zone has a healthy node
+	recovered time.Time // when a node became healthy after all had been unhealthy
 }
 
 type zone struct {
@@ -51,14 +52,14 @@ func newZones(settings LifecycleSettings) *zones {
 	return &zones{settings: settings, dirty: true, byName: map[string]*zone{}}
 }
 
-// markDirty reports whether a node changed in a way that counts.
+// markDirty requests a recomputation because the health or zone of a node changed.
 func (z *zones) markDirty() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.dirty = true
 }
 
-// update judges the zones again if a node changed, and says whether the judgement did.
+// update recomputes the zone states if a node changed, and reports whether one of them did.
 func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now time.Time) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -99,14 +100,14 @@ func (z *zones) update(list func(string, labels.Selector) []*corev1.Node, now ti
 		}
 	}
 	if z.allDown && !allDown {
-		z.recovered = now // those that were silent while nothing was heard get another chance
+		z.recovered = now // give all nodes a new grace period
 	}
 	changed = changed || allDown != z.allDown
 	z.allDown = allDown
 	return changed
 }
 
-// computeZoneState says how a zone with so many ready and so many lost nodes is. One or two lost nodes are no disruption.
+// computeZoneState returns the state of a zone. One or two unhealthy nodes are not a disruption.
 func computeZoneState(ready, lost int, threshold float64) zoneState {
 	switch {
 	case ready == 0 && lost > 0:
@@ -118,7 +119,7 @@ func computeZoneState(ready, lost int, threshold float64) zoneState {
 	}
 }
 
-// limit is how many nodes per second of a zone may be tainted.
+// limit is the eviction rate of a zone in nodes per second.
 func (z *zones) limit(of *zone) rate.Limit {
 	if of.state != zonePartial {
 		return rate.Limit(z.settings.EvictionRate)
@@ -129,7 +130,7 @@ func (z *zones) limit(of *zone) rate.Limit {
 	return 0
 }
 
-// evictionMode reports whether pods may be driven off the lost nodes of a zone.
+// evictionMode decides whether pods may be evicted from unhealthy nodes of a zone.
 func (z *zones) evictionMode(name string) evictionMode {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -144,7 +145,7 @@ func (z *zones) evictionMode(name string) evictionMode {
 	}
 }
 
-// tryAcquire asks for a turn. It is false when another node of the zone had one just now.
+// tryAcquire takes a token of the zone's rate limiter, if there is one.
 func (z *zones) tryAcquire(name string, now time.Time) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -152,7 +153,7 @@ func (z *zones) tryAcquire(name string, now time.Time) bool {
 	return current != nil && current.limiter.AllowN(now, 1)
 }
 
-// retryDelay is when to ask again.
+// retryDelay is the delay before trying again.
 func (z *zones) retryDelay(name string) time.Duration {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -162,7 +163,7 @@ func (z *zones) retryDelay(name string) time.Duration {
 	return 5 * time.Second
 }
 
-// recoveredAt is when nodes were heard again after none had been.
+// recoveredAt is when a node became healthy after all had been unhealthy.
 func (z *zones) recoveredAt() time.Time {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package scaling holds the controllers that decide how many pods there must and may be: the one that keeps the status of
-// disruption budgets, and the one that scales workloads by what they use.
+// Package scaling contains the controllers for the number of pods: the disruption controller, which maintains the status of
+// PodDisruptionBudgets, and the horizontal pod autoscaler.
 package scaling
 
 import (
@@ -22,7 +22,7 @@ import (
 	"skiff/internal/client"
 )
 
-// api reaches what has no Go type here: the scale of any resource, custom ones too, and the metrics APIs. It speaks JSON.
+// api is a JSON client for resources without a Go type here: the scale subresource of any resource and the metrics APIs.
 type api struct {
 	rest rest.Interface
 
@@ -30,7 +30,7 @@ type api struct {
 	lists map[string]cachedDiscovery // by group and version
 }
 
-// cachedDiscovery is what a server said it serves. It is asked again after a while, and when something is missed.
+// cachedDiscovery is a cached discovery response. It expires after discoveryTTL, or earlier if a kind is missing in it.
 type cachedDiscovery struct {
 	resources []metav1.APIResource
 	at        time.Time
@@ -48,7 +48,7 @@ func newAPI(c *client.Client) (*api, error) {
 	config.NegotiatedSerializer = serializer.NewCodecFactory(c.Scheme).WithoutConversion()
 	restClient, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("make REST client: %w", err)
+		return nil, fmt.Errorf("create REST client: %w", err)
 	}
 	return &api{rest: restClient, lists: map[string]cachedDiscovery{}}, nil
 }
@@ -72,7 +72,7 @@ func decode(result rest.Result, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// apiPath is the path of a group and version.
+// apiPath is the URL path of a group and version.
 func apiPath(gv schema.GroupVersion) []string {
 	if gv.Group == "" {
 		return []string{"api", gv.Version}
@@ -80,7 +80,7 @@ func apiPath(gv schema.GroupVersion) []string {
 	return []string{"apis", gv.Group, gv.Version}
 }
 
-// resources lists what a group and version has. missed asks for a fresh answer.
+// resources returns the resources of a group and version. missed requests a fresh response.
 func (a *api) resources(ctx context.Context, gv schema.GroupVersion, missed bool) ([]metav1.APIResource, error) {
 	a.mu.Lock()
 	known, ok := a.lists[gv.String()]
@@ -99,13 +99,13 @@ func (a *api) resources(ctx context.Context, gv schema.GroupVersion, missed bool
 	return list.APIResources, nil
 }
 
-// scaleTarget is where the scale of an object lives.
+// scaleTarget is a resource and whether it has a scale subresource.
 type scaleTarget struct {
 	schema.GroupVersionResource
 	namespaced, scalable bool
 }
 
-// find returns the resource of a kind. When the version is not served, the group's preferred one is taken.
+// find returns the resource of a kind. If the version is not served, it uses the group's preferred version.
 func (a *api) find(ctx context.Context, gvk schema.GroupVersionKind) (scaleTarget, error) {
 	versions := []string{gvk.Version}
 	for i := 0; i < len(versions); i++ {
@@ -146,7 +146,7 @@ func (t scaleTarget) path(namespace, name string) []string {
 	return append(path, t.Resource, name, "scale")
 }
 
-// scale reads how many pods an object should have and has.
+// scale reads the scale subresource.
 func (a *api) scale(ctx context.Context, t scaleTarget, namespace, name string) (*autoscalingv1.Scale, error) {
 	scale := &autoscalingv1.Scale{}
 	if err := a.get(ctx, t.path(namespace, name), nil, scale); err != nil {
@@ -155,7 +155,7 @@ func (a *api) scale(ctx context.Context, t scaleTarget, namespace, name string) 
 	return scale, nil
 }
 
-// setScale writes how many pods an object should have.
+// setScale updates the scale subresource.
 func (a *api) setScale(ctx context.Context, t scaleTarget, scale *autoscalingv1.Scale) error {
 	body := scale.DeepCopy()
 	body.TypeMeta = metav1.TypeMeta{APIVersion: autoscalingv1.SchemeGroupVersion.String(), Kind: "Scale"}

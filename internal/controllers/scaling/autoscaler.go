@@ -23,14 +23,14 @@ import (
 
 // AutoscalerSettings are the flags --horizontal-pod-autoscaler-*.
 type AutoscalerSettings struct {
-	// SyncPeriod is how often each target is looked at.
+	// SyncPeriod is the interval between syncs of each autoscaler.
 	SyncPeriod time.Duration
-	// DownscaleStabilization is for how long the highest advice counts before pods are taken away.
+	// DownscaleStabilization is the window in which the highest recommendation prevents scaling down.
 	DownscaleStabilization time.Duration
-	// Tolerance is how far usage may be from its target.
+	// Tolerance is the allowed deviation of the usage ratio from 1.
 	Tolerance float64
-	// CPUInitialization is how long a pod's CPU usage may be that of its start; InitialReadiness, how long it may take to be
-	// ready for the first time.
+	// CPUInitialization is the period after a pod's start in which its CPU samples may be ignored; InitialReadiness, the period in
+	// which it may become ready for the first time.
 	CPUInitialization, InitialReadiness time.Duration
 }
 
@@ -39,12 +39,12 @@ var DefaultAutoscaler = AutoscalerSettings{
 	SyncPeriod: 15 * time.Second, DownscaleStabilization: 5 * time.Minute, Tolerance: 0.1, CPUInitialization: 5 * time.Minute, InitialReadiness: 30 * time.Second,
 }
 
-// Autoscaler gives workloads as many pods as their metrics ask for, within the bounds of their HorizontalPodAutoscaler.
+// Autoscaler scales workloads by their metrics, within the bounds of their HorizontalPodAutoscaler.
 func Autoscaler(settings AutoscalerSettings) controller.Definition {
 	return newAutoscaler(settings, nil)
 }
 
-// newAutoscaler asks another meter than the metrics APIs.
+// newAutoscaler allows another metrics client than the metrics APIs, for tests.
 func newAutoscaler(settings AutoscalerSettings, metrics metricsClient) controller.Definition {
 	return controller.Definition{
 		Name: "horizontal-pod-autoscaler-controller", Aliases: []string{"horizontalpodautoscaling"}, Component: "horizontal-pod-autoscaler",
@@ -64,7 +64,7 @@ func newAutoscaler(settings AutoscalerSettings, metrics metricsClient) controlle
 				c.metrics = c.api
 			}
 			enqueue := func(scaler *autoscalingv2.HorizontalPodAutoscaler) { s.Enqueue(controller.KeyOf(scaler)) }
-			// Its status changes with every sync; only a change of what is wanted asks for another before its time.
+			// Every sync changes the status; only a change of the spec requires another sync before the period is over.
 			onUpdate := func(old, scaler *autoscalingv2.HorizontalPodAutoscaler) {
 				if !apiequality.Semantic.DeepEqual(old.Spec, scaler.Spec) {
 					enqueue(scaler)
@@ -91,10 +91,10 @@ type autoscaler struct {
 	selectors map[controller.Key]labels.Selector
 }
 
-// Sync looks at one autoscaler, and again after the period, whatever came of it: what fails is reported as an event and stands in
-// the conditions.
+// Sync reconciles one autoscaler and requeues it after the period, whatever the result: failures are reported in events and
+// conditions.
 func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
-	scaler, ok := c.autoscalers.Get(key.Namespace, key.Name)
+	cached, ok := c.autoscalers.Get(key.Namespace, key.Name)
 	if !ok {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -103,19 +103,19 @@ func (c *autoscaler) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	defer c.setup.EnqueueAfter(key, c.settings.SyncPeriod)
-	look := &autoscalerSync{controller: c, ctx: ctx, key: key, metrics: c.metrics, cached: scaler, scaler: scaler.DeepCopy(), now: time.Now(), history: c.historyOf(key)}
-	if err := look.reconcile(); err != nil {
-		c.setup.Log.Debug("cannot scale", "autoscaler", key.String(), "error", err)
+	run := &autoscalerSync{controller: c, ctx: ctx, key: key, metrics: c.metrics, cached: cached, scaler: cached.DeepCopy(), now: time.Now(), history: c.historyOf(key)}
+	if err := run.reconcile(); err != nil {
+		c.setup.Log.Debug("failed to scale", "autoscaler", key.String(), "error", err)
 	}
-	if apiequality.Semantic.DeepEqual(scaler.Status, look.scaler.Status) {
+	if apiequality.Semantic.DeepEqual(cached.Status, run.scaler.Status) {
 		return nil
 	}
-	written, err := client.For[*autoscalingv2.HorizontalPodAutoscaler](c.setup.Client).UpdateStatus(ctx, look.scaler)
+	written, err := client.For[*autoscalingv2.HorizontalPodAutoscaler](c.setup.Client).UpdateStatus(ctx, run.scaler)
 	if err != nil {
 		if !apierrors.IsConflict(err) {
-			look.recordEvent(corev1.EventTypeWarning, "FailedUpdateStatus", err.Error())
+			run.recordEvent(corev1.EventTypeWarning, "FailedUpdateStatus", err.Error())
 		}
-		return fmt.Errorf("write status: %w", err)
+		return fmt.Errorf("update status: %w", err)
 	}
 	c.setup.RecordWrite(key, written)
 	return nil
@@ -130,14 +130,14 @@ func (c *autoscaler) historyOf(key controller.Key) *scaleHistory {
 	return c.histories[key]
 }
 
-// autoscalerSync is one sync at an autoscaler.
+// autoscalerSync is the state of one sync of an autoscaler.
 type autoscalerSync struct {
 	controller *autoscaler
-	ctx        context.Context // of this one sync
+	ctx        context.Context // of this sync
 	key        controller.Key
 	metrics    metricsClient
-	cached     *autoscalingv2.HorizontalPodAutoscaler // as it was seen: events are about it, and are reported while the copy is written
-	scaler     *autoscalingv2.HorizontalPodAutoscaler // our copy: the status is written into it
+	cached     *autoscalingv2.HorizontalPodAutoscaler // the cached object, for events, which are recorded concurrently with the status update
+	scaler     *autoscalingv2.HorizontalPodAutoscaler // a copy with the new status
 	history    *scaleHistory
 	now        time.Time
 
@@ -149,7 +149,7 @@ func (l *autoscalerSync) recordEvent(eventType, reason, message string) {
 	l.controller.setup.Events.Event(l.cached, eventType, reason, message)
 }
 
-// setCondition sets a condition. Its transition time moves with its status.
+// setCondition sets a condition. The transition time changes with the status.
 func (l *autoscalerSync) setCondition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
 	list := &l.scaler.Status.Conditions
 	i := slices.IndexFunc(*list, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool { return c.Type == t })
@@ -214,7 +214,7 @@ func (l *autoscalerSync) scale() (scaleTarget, *autoscalingv1.Scale, error) {
 	return t, scale, err
 }
 
-// decision is how many pods there shall be, and why.
+// decision is the desired number of replicas and the reason.
 type decision struct {
 	replicas int32
 	reason   string
@@ -224,10 +224,10 @@ type decision struct {
 
 func (l *autoscalerSync) minReplicas() int32 { return valueOrOne(l.scaler.Spec.MinReplicas) }
 
-// decide returns how many pods there shall be. It may return a decision and an error: some metrics were there.
+// decide returns the desired replicas. It may return both a decision and an error, if only some metrics are available.
 func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
 	current, minReplicas, maxReplicas := scale.Spec.Replicas, l.minReplicas(), l.scaler.Spec.MaxReplicas
-	scaledToZero := l.isConditionTrue(autoscalingv2.ScaledToZero) // it was us who took the last pod
+	scaledToZero := l.isConditionTrue(autoscalingv2.ScaledToZero) // this controller scaled it to zero
 	switch {
 	case current == 0 && !(scaledToZero && (minReplicas != 0 || l.hasMetricWithoutPods())):
 		l.setCondition(autoscalingv2.ScalingActive, corev1.ConditionFalse, "ScalingDisabled", "scaling is disabled since the replica count of the target is zero")
@@ -260,14 +260,14 @@ func (l *autoscalerSync) decide(scale *autoscalingv1.Scale) (*decision, error) {
 	return d, err
 }
 
-// hasMetricWithoutPods reports whether a metric can be had without pods.
+// hasMetricWithoutPods reports whether there is a metric that does not need pods.
 func (l *autoscalerSync) hasMetricWithoutPods() bool {
 	return slices.ContainsFunc(l.scaler.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
 	})
 }
 
-// normalize applies windows and limits to what the metrics propose.
+// normalize applies stabilization windows and rate limits to the proposed replicas.
 func (l *autoscalerSync) normalize(current, proposed int32) int32 {
 	b := replicaBounds{min: l.minReplicas(), max: l.scaler.Spec.MaxReplicas}
 	behavior, window := l.scaler.Spec.Behavior, l.controller.settings.DownscaleStabilization
@@ -297,7 +297,7 @@ func (l *autoscalerSync) normalize(current, proposed int32) int32 {
 	return limited
 }
 
-// rescale writes the decision, again with a fresh scale if someone else wrote meanwhile.
+// rescale updates the scale. On a conflict it retries with the live scale.
 func (l *autoscalerSync) rescale(t scaleTarget, scale *autoscalingv1.Scale, d *decision) error {
 	previous := scale.Spec.Replicas
 	var err error
@@ -338,8 +338,8 @@ func (l *autoscalerSync) setStatus(current, desired int32, metrics []autoscaling
 	}
 }
 
-// computeReplicas asks all metrics and takes the highest answer. If some do not answer, pods are only added, never taken away. It
-// returns -1 when nothing can be said.
+// computeReplicas evaluates all metrics and takes the highest proposal. If some fail, it only scales up. It returns -1 if no
+// proposal can be made.
 func (l *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas int32, metric string, statuses []autoscalingv2.MetricStatus, err error) {
 	if err := l.selectPods(scale.Status.Selector); err != nil {
 		return -1, "", nil, err
@@ -374,7 +374,7 @@ func (l *autoscalerSync) computeReplicas(scale *autoscalingv1.Scale) (replicas i
 	return replicas, metric, statuses, err
 }
 
-// selectPods finds the pods of the target. They must be no other autoscaler's: the two would fight.
+// selectPods lists the pods of the target. It fails if another autoscaler selects one of them.
 func (l *autoscalerSync) selectPods(selector string) error {
 	fail := func(event, reason, message, text string) error {
 		l.recordEvent(corev1.EventTypeWarning, event, message)

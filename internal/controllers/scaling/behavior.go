@@ -8,34 +8,34 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// recommendation is what the metrics said at a time.
+// recommendation is a number of replicas proposed by the metrics at a time.
 type recommendation struct {
 	replicas int32
 	at       time.Time
 }
 
-// scaleEvent is a change that was made.
+// scaleEvent is a change of the scale.
 type scaleEvent struct {
 	change int32 // positive when pods were added
 	at     time.Time
 }
 
-// scaleHistory is what is remembered of one autoscaler.
+// scaleHistory is the history of one autoscaler.
 type scaleHistory struct {
 	recommendations []recommendation
 	scaleEvents     []scaleEvent
 }
 
-// prune forgets what no window reaches back to.
+// prune drops entries older than the window.
 func (h *scaleHistory) prune(window time.Duration, now time.Time) {
 	h.recommendations = slices.DeleteFunc(h.recommendations, func(a recommendation) bool { return a.at.Before(now.Add(-window)) })
 	h.scaleEvents = slices.DeleteFunc(h.scaleEvents, func(s scaleEvent) bool { return s.at.Before(now.Add(-window)) })
 }
 
-// maxStabilizationWindow is the longest that the API allows, for windows and periods.
+// maxStabilizationWindow is the maximum the API allows for windows and periods.
 const maxStabilizationWindow = time.Hour
 
-// replicaBounds are what limits a change. Reasons and messages are those of the ScalingLimited condition.
+// replicaBounds are the minimum and maximum replicas. Reasons and messages are those of the ScalingLimited condition.
 type replicaBounds struct{ min, max int32 }
 
 const (
@@ -51,7 +51,7 @@ const (
 	tooFewText  = "the desired replica count is less than the minimum replica count"
 )
 
-// limit applies the limits of an autoscaler without a behavior: pods at most double, or become four.
+// limit applies the limits of an autoscaler without behavior: at most twice the current replicas, or four.
 func (b replicaBounds) limit(current, desired int32) (replicas int32, reason, message string) {
 	most, reason, message := b.max, tooMany, tooManyText
 	if fast := bounded(max(2*float64(current), 4)); b.max > fast {
@@ -91,7 +91,7 @@ func (b replicaBounds) limitBy(behavior *autoscalingv2.HorizontalPodAutoscalerBe
 	return desired, inRange, inRangeText
 }
 
-// rate is how far the policies allow to go: the furthest of them, or the nearest, as the rules say.
+// rate is the number of replicas the policies allow: the largest or smallest change, according to selectPolicy.
 func rate(rules *autoscalingv2.HPAScalingRules, current int32, steps []scaleEvent, now time.Time, up bool) int32 {
 	choice := autoscalingv2.MaxChangePolicySelect
 	if rules.SelectPolicy != nil {
@@ -121,8 +121,8 @@ func rate(rules *autoscalingv2.HPAScalingRules, current int32, steps []scaleEven
 	return result
 }
 
-// allowed is how far one policy allows to go from where its period began. Shares are rounded towards more pods: a small
-// target could never grow otherwise.
+// allowed is the number of replicas one policy allows from the start of its period. Percentages are rounded up when scaling up: a
+// small target could never grow otherwise.
 func allowed(policy autoscalingv2.HPAScalingPolicy, start int32, up bool) int32 {
 	switch {
 	case policy.Type == autoscalingv2.PodsScalingPolicy && up:
@@ -143,7 +143,7 @@ const (
 	upStableText   = "recent recommendations were lower than current one, applying the lowest recent recommendation"
 )
 
-// stabilize keeps to the highest recent advice, so that pods do not go as soon as they may.
+// stabilize returns the highest recommendation of the window, to avoid scaling down too early.
 func (h *scaleHistory) stabilize(desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
 	replicas = desired
 	for _, a := range h.recommendations {
@@ -154,7 +154,7 @@ func (h *scaleHistory) stabilize(desired int32, window time.Duration, now time.T
 	return replicas, downStable, downStableText
 }
 
-// stabilizeBy does it with the windows of a behavior, in both directions.
+// stabilizeBy applies the stabilization windows of a behavior in both directions.
 func (h *scaleHistory) stabilizeBy(behavior *autoscalingv2.HorizontalPodAutoscalerBehavior, current, desired int32, window time.Duration, now time.Time) (replicas int32, reason, message string) {
 	seconds := func(rules *autoscalingv2.HPAScalingRules, otherwise time.Duration) time.Duration {
 		if rules.StabilizationWindowSeconds != nil {

@@ -28,18 +28,18 @@ import (
 )
 
 const (
-	// deletionTimeout is how long an evicted pod may take until it is seen to be going. After it, it is taken to stay.
+	// deletionTimeout is the time an evicted pod may take to be deleted. After that it counts as healthy again.
 	deletionTimeout = 2 * time.Minute
-	// staleTimeout is how long a pod may be said to be a target of disruption without going.
+	// staleTimeout is the time after which the DisruptionTarget condition of a pod that is not deleted is cleared.
 	staleTimeout = 2 * time.Minute
-	// podKeyPrefix marks a key as that of a pod. No name has a slash.
+	// podKeyPrefix marks keys of pods. Object names contain no slash.
 	podKeyPrefix = "pod/"
-	// noPods is the reason of the events that say so, or that it is not known.
+	// noPods is the event reason for budgets without pods, or whose pods could not be listed.
 	noPods = "NoPods"
 )
 
-// Disruption keeps the status of disruption budgets: how many of the pods they cover are healthy, and how many may be evicted now. It
-// also takes back the mark of pods that were to be disrupted and were not.
+// Disruption maintains the status of PodDisruptionBudgets: how many of their pods are healthy and how many disruptions are
+// allowed. It also clears stale DisruptionTarget conditions of pods.
 var Disruption = controller.Definition{
 	Name: "disruption-controller", Aliases: []string{"disruption"}, Component: "controllermanager", Queue: "disruption", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -77,7 +77,7 @@ type disruption struct {
 	statefulSets client.Informer[*appsv1.StatefulSet]
 }
 
-// enqueueForPod looks at the budgets that cover a pod, and at the pod if its mark may have to go.
+// enqueueForPod enqueues the budgets that select a pod, and the pod itself if its DisruptionTarget condition may become stale.
 func (c *disruption) enqueueForPod(pod *corev1.Pod) {
 	var covering []*policyv1.PodDisruptionBudget
 	for _, budget := range c.budgets.List(pod.Namespace, nil) {
@@ -95,7 +95,7 @@ func (c *disruption) enqueueForPod(pod *corev1.Pod) {
 	}
 }
 
-// Sync looks at a budget, or at a pod that was marked.
+// Sync reconciles a budget, or a pod with a DisruptionTarget condition.
 func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 	if name, isPod := strings.CutPrefix(key.Name, podKeyPrefix); isPod {
 		if pod, ok := c.pods.Get(key.Namespace, name); ok {
@@ -118,7 +118,7 @@ func (c *disruption) Sync(ctx context.Context, key controller.Key) error {
 	return c.setup.Apply(ctx, key, v.reconcile())
 }
 
-// countExpectedPods counts the pods there should be, where the budget is a share of them.
+// countExpectedPods sums up the scale of the pods' controllers, if the budget is relative to it.
 func (c *disruption) countExpectedPods(ctx context.Context, v *budgetView) {
 	if v.budget.Spec.MaxUnavailable == nil && (v.budget.Spec.MinAvailable == nil || v.budget.Spec.MinAvailable.Type == intstr.Int) {
 		return
@@ -149,8 +149,8 @@ func (c *disruption) countExpectedPods(ctx context.Context, v *budgetView) {
 	}
 }
 
-// scaleOf returns how many pods the controller of a pod wants, and who that is: for a ReplicaSet, its Deployment. It returns no UID when
-// the controller is gone.
+// scaleOf returns the UID and desired replicas of a pod's controller: for a ReplicaSet, those of its Deployment. The UID is empty
+// if the controller does not exist.
 func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	gv, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
@@ -181,7 +181,7 @@ func (c *disruption) scaleOf(ctx context.Context, namespace string, owner *metav
 	return c.scaleFromSubresource(ctx, namespace, gv.WithKind(owner.Kind), owner)
 }
 
-// scaleFromSubresource asks the scale subresource, which every kind of controller may have.
+// scaleFromSubresource reads the scale subresource of a controller.
 func (c *disruption) scaleFromSubresource(ctx context.Context, namespace string, gvk schema.GroupVersionKind, owner *metav1.OwnerReference) (types.UID, int32, error) {
 	target, err := c.api.find(ctx, gvk)
 	if meta.IsNoMatchError(err) {
@@ -214,7 +214,7 @@ func valueOrOne(n *int32) int32 {
 type budgetView struct {
 	budget       *policyv1.PodDisruptionBudget
 	pods         []*corev1.Pod
-	scale        int32 // the pods that the controllers of the pods want
+	scale        int32 // desired replicas of the pods' controllers
 	unmanaged    []string
 	err          error // why the pods could not be counted
 	failureEvent controller.Event
@@ -253,7 +253,7 @@ func (v budgetView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// podCounts returns how many pods there should be and how many of them must be healthy.
+// podCounts returns the expected number of pods and how many of them must be healthy.
 func (v budgetView) podCounts() (expected, desired int32, err error) {
 	spec := v.budget.Spec
 	switch {
@@ -269,7 +269,7 @@ func (v budgetView) podCounts() (expected, desired int32, err error) {
 	return 0, 0, nil
 }
 
-// disrupted are the evicted pods that are still to be seen going. Those that take too long are taken to stay.
+// disrupted returns the evicted pods that have not been deleted yet, without those past the deletion timeout.
 func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
 	pending := map[string]metav1.Time{}
 	for _, pod := range v.pods {
@@ -288,7 +288,7 @@ func (v budgetView) disrupted(plan *controller.Plan) map[string]metav1.Time {
 	return pending
 }
 
-// healthy counts the pods that are ready and not about to go.
+// healthy counts the pods that are ready and neither deleted nor about to be.
 func (v budgetView) healthy(disrupted map[string]metav1.Time) (n int32) {
 	for _, pod := range v.pods {
 		at, evicted := disrupted[pod.Name]
@@ -314,7 +314,7 @@ func (v budgetView) changedStatus(status policyv1.PodDisruptionBudgetStatus) kin
 	return changed
 }
 
-// failSafeStatus returns the budget with no disruption allowed: what cannot be counted must not be disrupted.
+// failSafeStatus returns the budget with no disruptions allowed, because the pods could not be counted.
 func (v budgetView) failSafeStatus() kind.Object {
 	changed := v.budget.DeepCopy()
 	changed.Status.DisruptionsAllowed = 0
@@ -327,8 +327,8 @@ func (v budgetView) failSafeStatus() kind.Object {
 	return changed
 }
 
-// staleDisruptionTarget reports whether a pod is marked as a target of disruption without going, and when that mark is to be taken back. What kubelets
-// mark they end themselves, however long it takes.
+// staleDisruptionTarget reports whether a pod has a DisruptionTarget condition without being deleted, and when it becomes stale.
+// Conditions set by kubelets are excluded.
 func staleDisruptionTarget(pod *corev1.Pod, now time.Time) (time.Duration, bool) {
 	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })
 	if i < 0 || pod.DeletionTimestamp != nil || podstate.IsTerminal(pod) {
@@ -341,7 +341,7 @@ func staleDisruptionTarget(pod *corev1.Pod, now time.Time) (time.Duration, bool)
 	return max(0, staleTimeout-now.Sub(c.LastTransitionTime.Time)), true
 }
 
-// clearDisruptionTarget takes the mark back when its time has come.
+// clearDisruptionTarget sets a stale condition to False.
 func clearDisruptionTarget(pod *corev1.Pod, now time.Time) (plan controller.Plan) {
 	delay, stale := staleDisruptionTarget(pod, now)
 	if !stale {
@@ -353,7 +353,7 @@ func clearDisruptionTarget(pod *corev1.Pod, now time.Time) (plan controller.Plan
 	}
 	c := map[string]any{"type": corev1.DisruptionTarget, "status": corev1.ConditionFalse, "lastTransitionTime": metav1.NewTime(now), "reason": nil, "message": nil,
 		"observedGeneration": pod.Generation}
-	// Strings and times always encode.
+	// Marshalling strings and times cannot fail.
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": map[string]any{"conditions": []any{c}}})
 	w := controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 	w.Verb = controller.PatchStatus

@@ -18,29 +18,29 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// sample is what one pod used, in thousandths.
+// sample is the usage of one pod in milli-units.
 type sample struct {
 	value  int64
 	at     time.Time
 	window time.Duration
 }
 
-// defaultWindow is the span of a custom metric that does not say it.
+// defaultWindow is the window of custom metrics that have none.
 const defaultWindow = time.Minute
 
-// metricsClient reads metrics. api is one; tables have their own.
+// metricsClient reads metrics. api implements it, and fakes in tests.
 type metricsClient interface {
-	// usage returns what pods, or one container of each, use of a resource. Pods without a complete answer are missing.
+	// usage returns the resource usage of pods, or of one container of each. Pods with incomplete metrics are missing.
 	usage(ctx context.Context, namespace string, selector labels.Selector, resource corev1.ResourceName, container string) (map[string]sample, error)
 	// podMetric returns a custom metric of each pod.
 	podMetric(ctx context.Context, namespace string, pods labels.Selector, metric string, selector labels.Selector) (map[string]sample, error)
 	// objectMetric returns a custom metric of an object.
 	objectMetric(ctx context.Context, namespace string, object autoscalingv2.CrossVersionObjectReference, metric string, selector labels.Selector) (int64, error)
-	// externalMetric returns the sum of a metric from outside.
+	// externalMetric returns the sum of an external metric.
 	externalMetric(ctx context.Context, namespace, metric string, selector labels.Selector) (int64, error)
 }
 
-// podMetrics is metrics.k8s.io's PodMetricsList as far as it is needed.
+// podMetrics is the part of metrics.k8s.io's PodMetricsList that is used.
 type podMetrics struct {
 	Items []struct {
 		Metadata   metav1.ObjectMeta
@@ -53,7 +53,7 @@ type podMetrics struct {
 	}
 }
 
-// isNotServed reports whether nothing serves the path, not that there is nothing at it.
+// isNotServed reports whether the API does not exist, as opposed to an object in it.
 func isNotServed(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
@@ -68,7 +68,7 @@ func (a *api) usage(ctx context.Context, namespace string, selector labels.Selec
 	path := []string{"apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"}
 	if err := a.get(ctx, path, url.Values{"labelSelector": {selector.String()}}, &list); err != nil {
 		if isNotServed(err) {
-			// As who asks for a resource by name, not by a path, is reported.
+			// Return the error that a typed client would get.
 			err = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Group: "metrics.k8s.io", Resource: "pods"}, "", "", 0, true)
 		}
 		return nil, fmt.Errorf("unable to fetch metrics from resource metrics API: %w", err)
@@ -96,7 +96,7 @@ func (a *api) usage(ctx context.Context, namespace string, selector labels.Selec
 	return samples, nil
 }
 
-// metricValues is a MetricValueList of custom.metrics.k8s.io, in either of its versions.
+// metricValues is a MetricValueList of custom.metrics.k8s.io, in either version.
 type metricValues struct {
 	Items []struct {
 		DescribedObject       struct{ Name string }

@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// podsOnNode finds pods by their node.
+	// podsOnNode is the index of pods by node.
 	podsOnNode = "node"
-	// managedAttachAnnotation is a kubelet's word that volumes are attached from here.
+	// managedAttachAnnotation is set by kubelets whose volumes are attached by this controller.
 	managedAttachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
-	// DefaultMaxUnmountWait is how long a node that does not answer may keep a volume nothing needs there any more.
+	// DefaultMaxUnmountWait is the time an unreachable node may keep a volume attached that no pod on it uses.
 	DefaultMaxUnmountWait = 6 * time.Minute
 )
 
-// AttachDetach has CSI volumes attached to the nodes whose pods need them, and detached when none does. The CSI driver's attacher
-// does the work: it watches the VolumeAttachments that are made here. unmountWait is for nodes that are lost; a node that answers is
-// waited for.
+// AttachDetach creates VolumeAttachments for the CSI volumes used by pods on a node, and deletes unused ones. The external
+// attacher of the CSI driver does the attaching. maxUnmountWait applies to unreachable nodes; for reachable ones it waits until
+// the volume is unmounted.
 func AttachDetach(maxUnmountWait time.Duration) controller.Definition {
 	return controller.Definition{
 		Name: "persistentvolume-attach-detach-controller", Aliases: []string{"attachdetach"}, Component: "attachdetach-controller", Queue: "attachdetach", Workers: 5,
@@ -61,7 +61,7 @@ type attachDetach struct {
 	drivers        client.Informer[*storagev1.CSIDriver]
 
 	mu            sync.Mutex
-	unneededSince map[string]time.Time // since when attachments are no longer needed, by name
+	unneededSince map[string]time.Time // since when attachments are unused, by name
 }
 
 func nodeKey(name string) []controller.Key {
@@ -105,7 +105,7 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	}); err != nil {
 		return err
 	}
-	// An attachment that goes may be what another node waits for.
+	// Another node may be waiting for the detach.
 	return controller.Watch(s, func(a *storagev1.VolumeAttachment) []controller.Key {
 		keys := nodeKey(a.Spec.NodeName)
 		if volume, ok := c.volumes.Get("", deref(a.Spec.Source.PersistentVolumeName)); ok {
@@ -115,7 +115,7 @@ func (c *attachDetach) watch(s *controller.Setup) error {
 	})
 }
 
-// nodesOf are the nodes with pods that use a claim, nodesOfVolume those with pods that use a volume.
+// nodesOf returns the nodes with pods that use a claim, nodesOfVolume those with pods that use a volume.
 func (c *attachDetach) nodesOf(namespace, claim string) (keys []controller.Key) {
 	for _, pod := range podsUsing(c.pods, namespace, claim) {
 		keys = append(keys, nodeKey(pod.Spec.NodeName)...)
@@ -133,13 +133,13 @@ func (c *attachDetach) nodesOfVolume(volume *corev1.PersistentVolume) []controll
 // attachView is the observed state for the volumes of one node.
 type attachView struct {
 	name string
-	node *corev1.Node // nil: gone
-	// needed are the volumes that pods of the node need, by name, with those pods.
+	node *corev1.Node // nil if deleted
+	// needed are the volumes used by pods on the node, by name.
 	needed map[string]neededVolume
-	// attachedHere are the attachments of the node, elsewhere those of the needed volumes on other nodes.
+	// attachedHere are the attachments on the node, attachedElsewhere those of needed volumes on other nodes.
 	attachedHere, attachedElsewhere []*storagev1.VolumeAttachment
-	volumes                         map[string]*corev1.PersistentVolume // those of the attachments, by name
-	users                           map[string][]string                 // pods that use the needed volumes where they are attached elsewhere, by volume
+	volumes                         map[string]*corev1.PersistentVolume // of the attachments, by name
+	users                           map[string][]string                 // pods that use needed volumes on other nodes, by volume
 	unneededSince                   map[string]time.Time
 	maxUnmountWait                  time.Duration
 	now                             time.Time
@@ -150,11 +150,11 @@ type neededVolume struct {
 	pods   []*corev1.Pod
 }
 
-// Observe gathers a node, what its pods need, and what is attached.
+// Observe gathers a node, the volumes its pods use, and its attachments.
 func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 	v := attachView{name: key.Name, needed: map[string]neededVolume{}, volumes: map[string]*corev1.PersistentVolume{}, users: map[string][]string{}, maxUnmountWait: c.maxUnmountWait, now: time.Now()}
 	v.node, _ = c.nodes.Get("", key.Name)
-	// The index exists: watch made it.
+	// The index exists: watch added it.
 	pods, _ := c.pods.ByIndex(podsOnNode, key.Name)
 	for _, pod := range pods {
 		if isPodTerminated(pod) {
@@ -188,7 +188,7 @@ func (c *attachDetach) Observe(key controller.Key) (attachView, bool) {
 	return v, v.node != nil || len(v.attachedHere) > 0
 }
 
-// usersOn are the pods on a node that use a volume.
+// usersOn returns the pods on a node that use a volume.
 func (c *attachDetach) usersOn(node string, volume *corev1.PersistentVolume) (names []string) {
 	for _, pod := range podsUsing(c.pods, volume.Spec.ClaimRef.Namespace, volume.Spec.ClaimRef.Name) {
 		if pod.Spec.NodeName == node && !isPodTerminated(pod) {
@@ -218,7 +218,7 @@ func (c *attachDetach) volumesOf(pod *corev1.Pod) (volumes []*corev1.PersistentV
 	return volumes
 }
 
-// Reconcile decides and remembers since when attachments are no longer needed.
+// Reconcile reconciles and updates since when attachments are unused.
 func (c *attachDetach) Reconcile(v attachView) controller.Plan {
 	plan, unneeded := v.reconcile()
 	c.mu.Lock()
@@ -233,19 +233,19 @@ func (c *attachDetach) Reconcile(v attachView) controller.Plan {
 	return plan
 }
 
-// attachmentName is upstream's, so that attachers and either's controllers find each other's.
+// attachmentName is upstream's, so that both implementations and external attachers agree.
 func attachmentName(volume *corev1.PersistentVolume, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(volume.Spec.CSI.VolumeHandle+volume.Spec.CSI.Driver+node)))
 }
 
-// uniqueName is how nodes call a volume in their status.
+// uniqueName is the name of a volume in a node's status.
 func uniqueName(volume *corev1.PersistentVolume) corev1.UniqueVolumeName {
 	return corev1.UniqueVolumeName("kubernetes.io/csi/" + volume.Spec.CSI.Driver + "^" + volume.Spec.CSI.VolumeHandle)
 }
 
-// reconcile returns the plan, and since when which attachments are no longer needed.
+// reconcile returns the plan, and since when attachments are unused.
 //
-// A node is reported in its status what is attached, before anything is detached: what is not told there, a kubelet does not mount.
+// The node's status is updated before anything is detached: kubelets only mount volumes listed there.
 func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.Time) {
 	unneeded = map[string]time.Time{}
 	var attach, detach []controller.Write
@@ -281,25 +281,25 @@ func (v attachView) reconcile() (plan controller.Plan, unneeded map[string]time.
 	return plan, unneeded
 }
 
-// isNeeded reports whether an attachment is to stay: pods need it, or others made it for reasons of their own.
+// isNeeded reports whether an attachment is kept: a pod uses the volume, or the attachment was created by others.
 func (v attachView) isNeeded(a *storagev1.VolumeAttachment) bool {
 	_, needed := v.needed[deref(a.Spec.Source.PersistentVolumeName)]
 	return needed || !v.isManagedAttachment(a)
 }
 
-// attachmentNamePattern is the form of the names of attachments that this controller, upstream's or ours, makes.
+// attachmentNamePattern matches the names of attachments created by this controller or upstream's.
 var attachmentNamePattern = regexp.MustCompile("^csi-[0-9a-f]{64}$")
 
-// isManagedAttachment tells the attachments this controller makes from those of others, by their names.
+// isManagedAttachment reports whether this controller created the attachment, by its name.
 func (v attachView) isManagedAttachment(a *storagev1.VolumeAttachment) bool {
 	if volume := v.volumes[deref(a.Spec.Source.PersistentVolumeName)]; volume != nil && volume.Spec.CSI != nil {
 		return a.Name == attachmentName(volume, v.name)
 	}
-	return deref(a.Spec.Source.PersistentVolumeName) != "" && attachmentNamePattern.MatchString(a.Name) // the volume is gone
+	return deref(a.Spec.Source.PersistentVolumeName) != "" && attachmentNamePattern.MatchString(a.Name) // the volume no longer exists
 }
 
-// canDetach reports whether a volume may be detached, or when to look again. A node that is up must have unmounted it first; one that is
-// gone may still run, and is waited for.
+// canDetach reports whether a volume can be detached, or when to check again. A ready node must have unmounted it first; a deleted
+// node may still be running, so maxUnmountWait applies.
 func (v attachView) canDetach(a *storagev1.VolumeAttachment, since time.Time) (bool, time.Duration) {
 	if v.node != nil {
 		volume := v.volumes[deref(a.Spec.Source.PersistentVolumeName)]
@@ -307,20 +307,20 @@ func (v attachView) canDetach(a *storagev1.VolumeAttachment, since time.Time) (b
 			return true, 0
 		}
 		if slices.ContainsFunc(v.node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService }) {
-			return true, 0 // its owner says that it is off
+			return true, 0 // an administrator declared the node shut down
 		}
 	}
 	ready := v.node != nil && slices.ContainsFunc(v.node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	if ready || v.maxUnmountWait <= 0 {
-		return false, 0 // the change of its status enqueues it
+		return false, 0 // a change of its status enqueues the node
 	}
 	delay := since.Add(v.maxUnmountWait).Sub(v.now)
 	return delay <= 0, max(delay, 0)
 }
 
-// attach makes the attachment of a volume, if it is missing and may be made.
+// attach plans the attachment of a volume, if it is missing and allowed.
 func (v attachView) attach(n neededVolume, plan *controller.Plan) (controller.Write, bool) {
 	if !v.isManaged() {
 		return controller.Write{}, false
@@ -347,12 +347,12 @@ func (v attachView) attach(n neededVolume, plan *controller.Plan) (controller.Wr
 	return w.OnFailure(warning(n.pods[0], "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %%s", n.volume.Name))), true
 }
 
-// isManaged reports whether volumes of the node are attached from here. Its kubelet says so by an annotation, whatever its value.
+// isManaged reports whether this controller attaches the volumes of the node: its kubelet has set the annotation, with any value.
 func (v attachView) isManaged() bool {
 	return v.node != nil && metav1.HasAnnotation(v.node.ObjectMeta, managedAttachAnnotation)
 }
 
-// isExclusivelyAttachedElsewhere reports whether another node has a volume which only one may have.
+// isExclusivelyAttachedElsewhere reports whether another node has a volume that only one node may use.
 func (v attachView) isExclusivelyAttachedElsewhere(volume *corev1.PersistentVolume) bool {
 	if len(volume.Spec.AccessModes) == 0 || slices.ContainsFunc(volume.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
@@ -364,14 +364,14 @@ func (v attachView) isExclusivelyAttachedElsewhere(volume *corev1.PersistentVolu
 	})
 }
 
-// attachedStatus returns the node with what is attached, or nil when its status says it already. It tells the pods whose volumes came,
-// and those whose did not.
+// attachedStatus returns the node with its attached volumes, or nil if they are up to date. It also adds events about successful
+// and failed attachments.
 func (v attachView) attachedStatus(detaching map[string]bool, plan *controller.Plan) kind.Object {
 	if !v.isManaged() {
 		return nil
 	}
 	var list []corev1.AttachedVolume
-	// What is not ours to attach stays in the list.
+	// Keep volumes that are not managed by this controller.
 	for _, a := range v.node.Status.VolumesAttached {
 		if !strings.HasPrefix(string(a.Name), "kubernetes.io/csi/") {
 			list = append(list, a)

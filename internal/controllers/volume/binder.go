@@ -17,13 +17,13 @@ import (
 	"skiff/internal/controller"
 )
 
-// resyncPeriod is how often pending claims are looked at although nothing changed: their events should not vanish.
+// resyncPeriod is the period in which pending claims are synced, so that their events do not expire.
 const resyncPeriod = time.Minute
 
-// Binder binds claims to volumes, says what became of either, and reclaims volumes whose claims are gone.
+// Binder binds claims to volumes, updates the phase of both, and reclaims volumes whose claims are deleted.
 //
-// It has two kinds of keys: claims, which have a namespace, and volumes, which have none. A binding is written to the volume first;
-// should two claims want one volume, the second write fails on the revision, and the claim looks for another.
+// It has two kinds of keys: claims, with a namespace, and volumes, without one. A binding is written to the volume first; if two
+// claims want the same volume, the second write conflicts, and that claim gets another volume.
 var Binder = controller.Definition{
 	Name: "persistentvolume-binder-controller", Aliases: []string{"persistentvolume-binder"}, Component: "persistentvolume-controller", Queue: "claims", Workers: 4,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -59,7 +59,7 @@ func (b *binder) watch() error {
 	}); err != nil {
 		return err
 	}
-	// A claim that goes releases its volume, whether it knew of it or not.
+	// A deleted claim releases all volumes that refer to it.
 	if err := b.claims.AddEventHandler(nil, nil, func(claim *corev1.PersistentVolumeClaim) {
 		for _, volume := range b.volumes.List("", nil) {
 			if ref := volume.Spec.ClaimRef; ref != nil && ref.UID == claim.UID {
@@ -74,7 +74,7 @@ func (b *binder) watch() error {
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			return append(keys, controller.Key{Namespace: ref.Namespace, Name: ref.Name})
 		}
-		return append(keys, b.pending()...) // one of them may have waited for it
+		return append(keys, b.pending()...) // one of them may match
 	}); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (b *binder) watch() error {
 	return nil
 }
 
-// pending are the claims that are not bound yet, those that name the volume they want included: it may come after them.
+// pending returns the claims that are not bound, including those that request a volume by name, which may be created later.
 func (b *binder) pending() (keys []controller.Key) {
 	for _, claim := range b.claims.List("", nil) {
 		if !metav1.HasAnnotation(claim.ObjectMeta, bindCompleted) {
@@ -94,7 +94,7 @@ func (b *binder) pending() (keys []controller.Key) {
 	return keys
 }
 
-// Run looks at all pending claims from time to time.
+// Run enqueues all pending claims periodically.
 func (b *binder) Run(ctx context.Context) error {
 	ticker := time.NewTicker(resyncPeriod)
 	defer ticker.Stop()
@@ -110,7 +110,7 @@ func (b *binder) Run(ctx context.Context) error {
 	}
 }
 
-// Sync looks at a claim or at a volume.
+// Sync reconciles a claim or a volume.
 func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 	if key.Namespace == "" {
 		volume, ok := b.volumes.Get("", key.Name)
@@ -121,7 +121,7 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 		if ref := volume.Spec.ClaimRef; ref != nil {
 			v.claim, _ = b.claims.Get(ref.Namespace, ref.Name)
 			if v.wouldRelease() {
-				// Data are about to be given up: ask the server itself whether the claim is really gone.
+				// Data may be lost: confirm with a live read that the claim is deleted.
 				live, err := client.For[*corev1.PersistentVolumeClaim](b.setup.Client).Get(ctx, ref.Namespace, ref.Name)
 				if err != nil && !apierrors.IsNotFound(err) {
 					return fmt.Errorf("get claim %s/%s: %w", ref.Namespace, ref.Name, err)
@@ -152,7 +152,7 @@ func (b *binder) Sync(ctx context.Context, key controller.Key) error {
 	return b.setup.Apply(ctx, key, v.reconcile())
 }
 
-// unscheduled are the names of pods that wait for a node.
+// unscheduled returns the names of pods without a node.
 func unscheduled(pods []*corev1.Pod) (names []string) {
 	for _, pod := range pods {
 		if pod.Spec.NodeName == "" && !isPodTerminated(pod) {
@@ -166,9 +166,9 @@ func unscheduled(pods []*corev1.Pod) (names []string) {
 // claimView is the observed state of one claim.
 type claimView struct {
 	claim           *corev1.PersistentVolumeClaim
-	volume          *corev1.PersistentVolume // the one it has or asks for by name, or the best match; nil: none
+	volume          *corev1.PersistentVolume // the bound or requested volume, or the best match; nil if there is none
 	classes         []*storagev1.StorageClass
-	unscheduledPods []string // pods with the claim that wait for a node
+	unscheduledPods []string // pods that use the claim and have no node
 }
 
 // class is the storage class of the claim, or nil.
@@ -192,7 +192,7 @@ func (v claimView) reconcile() controller.Plan {
 	return v.unbound()
 }
 
-// checkBound checks that a binding still holds.
+// checkBound checks that a binding is still valid.
 func (v claimView) checkBound() controller.Plan {
 	switch {
 	case v.claim.Spec.VolumeName == "":
@@ -213,10 +213,10 @@ func (v claimView) lost(reason, message string) (plan controller.Plan) {
 	return plan
 }
 
-// bindRequestedVolume handles a claim that names its volume.
+// bindRequestedVolume handles a claim with spec.volumeName.
 func (v claimView) bindRequestedVolume() (plan controller.Plan) {
 	switch {
-	case v.volume == nil: // it may come
+	case v.volume == nil: // it may be created later
 	case v.volume.Spec.ClaimRef == nil:
 		err := checkSatisfies(v.volume, v.claim)
 		if err == nil {
@@ -232,7 +232,7 @@ func (v claimView) bindRequestedVolume() (plan controller.Plan) {
 	return plan
 }
 
-// unbound handles a claim for which there is no volume.
+// unbound handles a claim without a matching volume.
 func (v claimView) unbound() (plan controller.Plan) {
 	if name := v.defaultClassName(); name != "" {
 		changed := v.claim.DeepCopy()
@@ -264,8 +264,8 @@ func (v claimView) unbound() (plan controller.Plan) {
 	return plan
 }
 
-// defaultClassName is the default class, for a claim that says nothing about a class and came before there was a default. Of several
-// defaults the newest counts.
+// defaultClassName returns the default class for a claim without a class that was created before there was a default. Of several
+// defaults the newest is used.
 func (v claimView) defaultClassName() string {
 	if _, old := v.claim.Annotations[corev1.BetaStorageClassAnnotation]; old || v.claim.Spec.StorageClassName != nil {
 		return ""
@@ -286,7 +286,7 @@ func (v claimView) defaultClassName() string {
 	return newest.Name
 }
 
-// provision calls for the provisioner of a class: it watches for its name.
+// provision requests provisioning: the external provisioner watches for its name in the annotation.
 func (v claimView) provision(class *storagev1.StorageClass) (plan controller.Plan) {
 	if v.claim.Annotations[storageProvisioner] != class.Provisioner {
 		changed := v.claim.DeepCopy()
@@ -300,7 +300,7 @@ func (v claimView) provision(class *storagev1.StorageClass) (plan controller.Pla
 	return plan
 }
 
-// phase writes a phase of a claim without a volume, if it is another.
+// phase writes the phase of a claim without a volume, if it differs.
 func (v claimView) phase(phase corev1.PersistentVolumeClaimPhase) []controller.Write {
 	s := v.claim.Status
 	if s.Phase == phase && len(s.AccessModes) == 0 && len(s.Capacity) == 0 && s.CurrentVolumeAttributesClassName == nil {
@@ -309,7 +309,7 @@ func (v claimView) phase(phase corev1.PersistentVolumeClaimPhase) []controller.W
 	return []controller.Write{patchStatus(v.claim, map[string]any{"phase": phase, "accessModes": nil, "capacity": nil, "currentVolumeAttributesClassName": nil})}
 }
 
-// bind makes the claim and its volume each other's: first the volume says so, last the claim's status.
+// bind binds the claim and the volume to each other: the volume first, the claim's status last.
 func (v claimView) bind() (plan controller.Plan) {
 	if volume := v.boundVolume(); volume != nil {
 		plan.AddStep(controller.Updating(volume))
@@ -326,7 +326,7 @@ func (v claimView) bind() (plan controller.Plan) {
 	return plan
 }
 
-// boundVolume is the volume with the claim's reference, nil if it has it.
+// boundVolume returns the volume with the claim reference, nil if it has it already.
 func (v claimView) boundVolume() *corev1.PersistentVolume {
 	ref := v.volume.Spec.ClaimRef
 	if ref != nil && ref.Name == v.claim.Name && ref.Namespace == v.claim.Namespace && ref.UID == v.claim.UID {
@@ -342,7 +342,7 @@ func (v claimView) boundVolume() *corev1.PersistentVolume {
 	return changed
 }
 
-// boundClaim is the claim with its volume's name, nil if it has it.
+// boundClaim returns the claim with the volume name, nil if it has it already.
 func (v claimView) boundClaim() *corev1.PersistentVolumeClaim {
 	changed := v.claim.DeepCopy()
 	if v.claim.Spec.VolumeName != v.volume.Name {
@@ -355,7 +355,7 @@ func (v claimView) boundClaim() *corev1.PersistentVolumeClaim {
 	return changed
 }
 
-// boundStatus is what changes of the status of a bound claim. Its capacity is set once; from then on resizing has it.
+// boundStatus returns the changed status fields of a bound claim. The capacity is set once; later it is updated by resizing.
 func (v claimView) boundStatus() map[string]any {
 	status := map[string]any{}
 	if !slices.Equal(v.claim.Status.AccessModes, v.volume.Spec.AccessModes) {
@@ -377,10 +377,10 @@ func (v claimView) boundStatus() map[string]any {
 // volumeView is the observed state of one volume.
 type volumeView struct {
 	volume *corev1.PersistentVolume
-	claim  *corev1.PersistentVolumeClaim // the one its reference names; nil: gone
+	claim  *corev1.PersistentVolumeClaim // the claim of its reference; nil if deleted
 }
 
-// wouldRelease reports whether the volume would be released: its claim is gone, or another one has its name.
+// wouldRelease reports whether the volume would be released: its claim is deleted or was recreated.
 func (v volumeView) wouldRelease() bool {
 	ref := v.volume.Spec.ClaimRef
 	if ref.UID == "" || v.claim != nil && v.claim.UID == ref.UID {
@@ -392,7 +392,7 @@ func (v volumeView) wouldRelease() bool {
 func (v volumeView) reconcile() (plan controller.Plan) {
 	ref := v.volume.Spec.ClaimRef
 	switch {
-	case ref == nil || ref.UID == "": // nothing's, or reserved for a claim that has not come
+	case ref == nil || ref.UID == "": // available, or reserved for a claim that does not exist yet
 		plan.AddStep(v.phase(corev1.VolumeAvailable)...)
 	case v.claim == nil || v.claim.UID != ref.UID:
 		return v.release()
@@ -404,16 +404,16 @@ func (v volumeView) reconcile() (plan controller.Plan) {
 				warning(v.volume, "VolumeMismatch", fmt.Sprintf("Cannot bind PersistentVolume to requested PersistentVolumeClaim %q due to incompatible volumeMode.", v.claim.Name)),
 				warning(v.claim, "VolumeMismatch", fmt.Sprintf("Cannot bind PersistentVolume %q to requested PersistentVolumeClaim due to incompatible volumeMode.", v.volume.Name)))
 		}
-		// The claim's own key finishes the binding; the change of the volume has enqueued it.
+		// The sync of the claim completes the binding; the change of the volume has enqueued it.
 	case metav1.HasAnnotation(v.volume.ObjectMeta, provisionedBy) && v.volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
-		return v.release() // made for a claim that took another
+		return v.release() // provisioned for a claim that was bound to another volume
 	default:
 		return v.unbind()
 	}
 	return plan
 }
 
-// unbind takes the claim, which has another volume, from this one. A reservation by a user stays, without the UID.
+// unbind removes a claim that is bound to another volume. A reservation by a user is kept, without the UID.
 func (v volumeView) unbind() (plan controller.Plan) {
 	changed := v.volume.DeepCopy()
 	if metav1.HasAnnotation(v.volume.ObjectMeta, boundByController) {
@@ -434,7 +434,7 @@ func (v volumeView) phase(phase corev1.PersistentVolumePhase) []controller.Write
 	return []controller.Write{patchStatus(v.volume, map[string]any{"phase": phase, "message": nil})}
 }
 
-// release gives a volume up: what happens to it is the reclaim policy's to say.
+// release releases a volume and applies the reclaim policy.
 func (v volumeView) release() (plan controller.Plan) {
 	failed := v.volume.Status.Phase == corev1.VolumeFailed
 	if !failed {
@@ -457,7 +457,7 @@ func (v volumeView) release() (plan controller.Plan) {
 		case strings.HasPrefix(by, "kubernetes.io/"):
 			return fail("VolumeFailedDelete", "no volume plugin matched name: "+by)
 		case by != "" || v.volume.Spec.CSI != nil || metav1.HasAnnotation(v.volume.ObjectMeta, migratedTo):
-			return plan // what a provisioner or a CSI driver made, it deletes itself
+			return plan // deleted by the provisioner or CSI driver
 		case v.volume.Spec.HostPath != nil || v.volume.Spec.NFS != nil:
 			return fail("VolumeFailedDelete", fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", v.volume.Name))
 		}

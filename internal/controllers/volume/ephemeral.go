@@ -13,7 +13,7 @@ import (
 
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// Ephemeral makes the claims of pods with ephemeral volumes. A claim belongs to its pod and goes with it.
+// Ephemeral creates the claims of pods with ephemeral volumes. A claim is owned by its pod.
 var Ephemeral = controller.Definition{
 	Name: "ephemeral-volume-controller", Aliases: []string{"ephemeral-volume"}, Component: "ephemeral_volume", Queue: "ephemeral_volume", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -48,7 +48,7 @@ type ephemeral struct {
 
 type ephemeralView struct {
 	pod    *corev1.Pod
-	claims map[string]*corev1.PersistentVolumeClaim // those that are there, by name
+	claims map[string]*corev1.PersistentVolumeClaim // the existing ones, by name
 }
 
 // Observe gathers a pod and its claims.
@@ -67,7 +67,7 @@ func (c *ephemeral) Observe(key controller.Key) (ephemeralView, bool) {
 	return v, true
 }
 
-// Reconcile creates what is missing. A claim with the name of ours that is not ours stays, and the pod with it.
+// Reconcile creates the missing claims. If a claim of that name has another owner, it records an event.
 func (c *ephemeral) Reconcile(v ephemeralView) (plan controller.Plan) {
 	for i := range v.pod.Spec.Volumes {
 		volume := &v.pod.Spec.Volumes[i]

@@ -10,8 +10,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// Expand tells the owner of a claim that asks for more than it has who is going to enlarge it. No volume is enlarged from here: that
-// is the CSI driver's resizer.
+// Expand records an event for claims that request more capacity than they have. The resizer of the CSI driver does the expansion.
 var Expand = controller.Definition{
 	Name: "persistentvolume-expander-controller", Aliases: []string{"persistentvolume-expander"}, Component: "volume_expand", Queue: "volume_expand", Workers: 2,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -52,7 +51,7 @@ func (c expand) Observe(key controller.Key) (v expandView, ok bool) {
 	return v, ok && v.volume.Spec.ClaimRef != nil && v.volume.Spec.ClaimRef.UID == v.claim.UID
 }
 
-// Reconcile tells.
+// Reconcile records the event.
 func (c expand) Reconcile(v expandView) (plan controller.Plan) {
 	if storageOf(v.claim.Spec.Resources.Requests) <= storageOf(v.claim.Status.Capacity) && !metav1.HasAnnotation(v.volume.ObjectMeta, preResizeCapacity) {
 		return plan

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	// LocalPathProvisioner is the provisioner's name in storage classes.
+	// LocalPathProvisioner is the name of the provisioner in storage classes.
 	LocalPathProvisioner = "skiff.io/local-path"
-	// LocalPathClass is the storage class it comes with.
+	// LocalPathClass is the storage class that Run creates.
 	LocalPathClass = "local-path"
 	// localPathFinalizer keeps a volume until its node has removed the directory.
 	localPathFinalizer = "skiff.io/local-path"
-	// localPathNode names a volume's node, for the one that removes the directory.
+	// localPathNode is the annotation with the name of the volume's node.
 	localPathNode = "skiff.io/local-path-node"
 )
 
-// LocalPathSettings say where volumes are made.
+// LocalPathSettings configure the provisioner.
 type LocalPathSettings struct {
-	// Directory is where the directories of volumes are made, on every node.
+	// Dir is the parent of the volumes' directories on every node.
 	Dir string
-	// Cleaned reports whether every node runs LocalPathCleaner. Then volumes wait for it, and their data go with them. Otherwise the
-	// directories stay.
+	// Cleaned: every node runs LocalPathCleaner. Then the deletion of a volume waits until its directory is removed. Otherwise
+	// directories are kept.
 	Cleaned bool
-	// NoClass: no storage class is created at the start.
+	// NoClass disables the creation of the storage class.
 	NoClass bool
 }
 
-// DefaultLocalPathDirectory is the directory of volumes unless told otherwise.
+// DefaultLocalPathDir is the default of LocalPathSettings.Dir.
 const DefaultLocalPathDir = "/var/lib/skiff/volumes"
 
-// LocalPath makes volumes of directories on nodes: for a claim whose pod has been given a node, a directory there. The kubelet creates the
-// directory when the pod comes. The pod, and all that use the claim later, stay on that node.
+// LocalPath provisions directories on nodes: when the pod of a claim is scheduled, a volume on that node. The kubelet creates the
+// directory when the pod starts. All pods that use the claim are bound to that node.
 func LocalPath(settings LocalPathSettings) controller.Definition {
 	return controller.Definition{
 		Name: "local-path-provisioner", Component: LocalPathProvisioner, Queue: "local_path", Workers: 2,
@@ -62,7 +62,7 @@ func LocalPath(settings LocalPathSettings) controller.Definition {
 			if err := controller.WatchPrimary[*corev1.PersistentVolume](s); err != nil {
 				return nil, err
 			}
-			// A node that is gone removes no directories.
+			// A deleted node cannot remove directories.
 			if err := c.nodes.AddEventHandler(nil, nil, func(node *corev1.Node) {
 				for _, volume := range c.volumes.List("", nil) {
 					if volume.Annotations[localPathNode] == node.Name {
@@ -86,7 +86,7 @@ type localPath struct {
 	nodes    client.Informer[*corev1.Node]
 }
 
-// Run creates the storage class if it is not there. It is the default one unless there is a default already.
+// Run creates the storage class if it does not exist. It is the default class unless there is one already.
 func (c *localPath) Run(ctx context.Context) error {
 	for !c.settings.NoClass {
 		if _, there := c.classes.Get("", LocalPathClass); there {
@@ -96,7 +96,7 @@ func (c *localPath) Run(ctx context.Context) error {
 		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
 			break
 		}
-		c.setup.Log.Warn("cannot create the storage class", "class", LocalPathClass, "error", err)
+		c.setup.Log.Warn("failed to create storage class", "class", LocalPathClass, "error", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(5 * time.Second):
@@ -119,7 +119,7 @@ func newLocalPathClass(others []*storagev1.StorageClass) *storagev1.StorageClass
 	return class
 }
 
-// Sync looks at a claim, which has a namespace, or at a volume.
+// Sync reconciles a claim, which has a namespace, or a volume.
 func (c *localPath) Sync(ctx context.Context, key controller.Key) error {
 	if key.Namespace == "" {
 		volume, ok := c.volumes.Get("", key.Name)
@@ -138,7 +138,7 @@ func (c *localPath) Sync(ctx context.Context, key controller.Key) error {
 		return nil
 	}
 	if _, ok := c.volumes.Get("", "pvc-"+string(claim.UID)); ok {
-		return nil // made already; the binder has it
+		return nil // provisioned already
 	}
 	v.nodeName = claim.Annotations[selectedNode]
 	v.node, _ = c.nodes.Get("", v.nodeName)
@@ -160,7 +160,7 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 		return plan
 	}
 	if v.nodeName == "" {
-		return plan // no pod needs it yet
+		return plan // no pod uses it yet
 	}
 	volume := v.volume()
 	plan.AddStep(controller.Creating(volume).Ignoring(metav1.StatusReasonAlreadyExists).
@@ -169,17 +169,17 @@ func (v localPathView) reconcile() (plan controller.Plan) {
 	return plan
 }
 
-// refuse says why a claim cannot be served, "" if it can.
+// refuse returns why a claim cannot be provisioned, "" if it can.
 func (v localPathView) refuse() string {
 	switch {
 	case !waitsForFirstConsumer(v.class):
-		return "a directory on a node needs to know the node: the class must have volumeBindingMode WaitForFirstConsumer"
+		return "the storage class must have volumeBindingMode WaitForFirstConsumer"
 	case modeOf(v.claim.Spec.VolumeMode) != corev1.PersistentVolumeFilesystem:
-		return "directories are no block devices"
+		return "volumeMode Block is not supported"
 	case slices.ContainsFunc(v.claim.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m != corev1.ReadWriteOnce && m != corev1.ReadWriteOncePod
 	}):
-		return "a directory on a node can only be used there: ReadWriteOnce or ReadWriteOncePod"
+		return "only access modes ReadWriteOnce and ReadWriteOncePod are supported"
 	case v.claim.Spec.Selector != nil:
 		return "claim Selector is not supported"
 	case v.claim.Spec.DataSource != nil || v.claim.Spec.DataSourceRef != nil:
@@ -218,13 +218,13 @@ func (v localPathView) volume() *corev1.PersistentVolume {
 	return volume
 }
 
-// directoryName tells a person who looks into the directory what is what. It is one element of a path: names have no slash.
+// dirName is a readable directory name. It is a single path element: object names have no slash.
 func dirName(volume string, claim *corev1.PersistentVolumeClaim) string {
 	name := volume + "_" + claim.Namespace + "_" + claim.Name
 	return name[:min(len(name), 255)]
 }
 
-// reclaimLocalPath deletes a volume that was released, and lets go of one whose node is gone.
+// reclaimLocalPath deletes a released volume, and removes the finalizer if the node is deleted.
 func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan controller.Plan) {
 	released := volume.Status.Phase == corev1.VolumeReleased && volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
 	switch {
@@ -236,7 +236,7 @@ func reclaimLocalPath(volume *corev1.PersistentVolume, nodeThere bool) (plan con
 	return plan
 }
 
-// LocalPathCleaner removes, on one node, the directories of volumes that are being deleted. It runs on every node, with rights to patch
+// LocalPathCleaner removes the directories of deleted volumes on one node. It runs on every node and needs the permission to patch
 // volumes.
 func LocalPathCleaner(node, directory string) controller.Definition {
 	return controller.Definition{
@@ -250,7 +250,7 @@ func LocalPathCleaner(node, directory string) controller.Definition {
 				volume, ok := volumes.Get("", key.Name)
 				if !ok || volume.Annotations[localPathNode] != node || volume.DeletionTimestamp == nil ||
 					!slices.Equal(volume.Finalizers, []string{localPathFinalizer}) {
-					return nil // not ours, not to go, or held by others
+					return nil // of another node, not deleted, or with other finalizers
 				}
 				if err := removeDir(directory, volume); err != nil {
 					return err
@@ -263,11 +263,11 @@ func LocalPathCleaner(node, directory string) controller.Definition {
 	}
 }
 
-// removeDir removes the directory of a volume with all that is in it. It must lie directly below directory; no link leads out of it.
+// removeDir removes the directory of a volume. It must be a child of directory, and symbolic links are not followed out of it.
 func removeDir(directory string, volume *corev1.PersistentVolume) error {
 	source := volume.Spec.HostPath
 	if source == nil || path.Dir(source.Path) != path.Clean(directory) || !strings.HasPrefix(path.Base(source.Path), volume.Name) {
-		return fmt.Errorf("volume %s does not lie in %s: nothing is removed", volume.Name, directory)
+		return fmt.Errorf("path of volume %s is not in %s: not removed", volume.Name, directory)
 	}
 	root, err := os.OpenRoot(directory)
 	if os.IsNotExist(err) {

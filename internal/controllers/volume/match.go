@@ -11,14 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// isBoundTo reports whether a volume is a claim's, or reserved for it by name.
+// isBoundTo reports whether a volume is bound to or reserved for a claim.
 func isBoundTo(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	ref := volume.Spec.ClaimRef
 	return ref != nil && ref.Name == claim.Name && ref.Namespace == claim.Namespace && (ref.UID == "" || ref.UID == claim.UID)
 }
 
-// match finds the volume for a claim, among those with as few access modes as possible: one that is reserved for it, or else the
-// smallest that is large enough. When binding waits for a consumer, only a reserved one counts: the scheduler chooses.
+// match finds the volume for a claim, among those with the fewest access modes: one that is reserved for it, or else the smallest
+// that is large enough. With WaitForFirstConsumer only a reserved one is used: the scheduler chooses.
 func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, delayed bool) (*corev1.PersistentVolume, error) {
 	selector := labels.Everything()
 	if claim.Spec.Selector != nil {
@@ -43,21 +43,21 @@ func match(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolu
 	return best, nil
 }
 
-// fits reports whether a volume could serve a claim at all.
+// fits reports whether a volume satisfies the basic requirements of a claim.
 func fits(claim *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume) bool {
 	return volume.DeletionTimestamp == nil && storageOf(volume.Spec.Capacity) >= storageOf(claim.Spec.Resources.Requests) &&
 		modeOf(volume.Spec.VolumeMode) == modeOf(claim.Spec.VolumeMode) && allows(volume, claim) &&
 		deref(volume.Spec.VolumeAttributesClassName) == deref(claim.Spec.VolumeAttributesClassName)
 }
 
-// allows reports whether a volume has all access modes a claim asks for.
+// allows reports whether a volume has all requested access modes.
 func allows(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
 	return !slices.ContainsFunc(claim.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {
 		return !slices.Contains(volume.Spec.AccessModes, mode)
 	})
 }
 
-// better prefers fewer access modes, then what is reserved for the claim, then a smaller volume, then the name.
+// better prefers fewer access modes, then a reserved volume, then a smaller one, then the name.
 func better(claim *corev1.PersistentVolumeClaim, a, b *corev1.PersistentVolume) bool {
 	if len(a.Spec.AccessModes) != len(b.Spec.AccessModes) {
 		return len(a.Spec.AccessModes) < len(b.Spec.AccessModes)
@@ -71,7 +71,7 @@ func better(claim *corev1.PersistentVolumeClaim, a, b *corev1.PersistentVolume) 
 	return strings.Compare(a.Name, b.Name) < 0
 }
 
-// checkSatisfies says why a volume that a claim asks for by name cannot be its own, nil if it can.
+// checkSatisfies returns why a requested volume cannot be bound to the claim, nil if it can.
 func checkSatisfies(volume *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) error {
 	switch {
 	case volume.DeletionTimestamp != nil:

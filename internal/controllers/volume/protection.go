@@ -15,14 +15,14 @@ import (
 	"skiff/internal/kind"
 )
 
-// The finalizers that keep what is in use.
+// The finalizers that protect objects in use.
 const (
 	claimFinalizer  = "kubernetes.io/pvc-protection"
 	volumeFinalizer = "kubernetes.io/pv-protection"
 	classFinalizer  = "kubernetes.io/vac-protection"
 )
 
-// protect adds the finalizer to what may be used, and removes it from what is being deleted and is not used.
+// protect adds the finalizer to an object, and removes it when the object is being deleted and not used.
 func protect(obj kind.Object, finalizer string, used func() bool) (plan controller.Plan) {
 	held := slices.Contains(obj.GetFinalizers(), finalizer)
 	switch {
@@ -34,7 +34,7 @@ func protect(obj kind.Object, finalizer string, used func() bool) (plan controll
 	return plan
 }
 
-// ClaimProtection keeps claims that pods use, and notes on every bound claim whether and since when none does.
+// ClaimProtection protects claims used by pods, and maintains the Unused condition of bound claims.
 var ClaimProtection = controller.Definition{
 	Name: "persistentvolumeclaim-protection-controller", Aliases: []string{"pvc-protection"}, Component: "pvc-protection-controller", Queue: "pvcprotection", Workers: 2,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -57,7 +57,7 @@ type claimProtection struct {
 	pods   client.Informer[*corev1.Pod]
 }
 
-// Sync protects one claim. Before it lets go, it asks the server itself for pods: a cache that lags must not cost data.
+// Sync protects one claim. Before it removes the finalizer, it lists the pods live: a stale cache must not cause data loss.
 func (c *claimProtection) Sync(ctx context.Context, key controller.Key) error {
 	claim, ok := c.claims.Get(key.Namespace, key.Name)
 	if !ok {
@@ -80,7 +80,7 @@ func (c *claimProtection) Sync(ctx context.Context, key controller.Key) error {
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// noteUse writes the condition that says whether a bound claim is unused.
+// noteUse writes the Unused condition of a bound claim.
 func noteUse(claim *corev1.PersistentVolumeClaim, pods []*corev1.Pod, now time.Time) (controller.Write, bool) {
 	if claim.DeletionTimestamp != nil || claim.Status.Phase != corev1.ClaimBound {
 		return controller.Write{}, false
@@ -108,7 +108,7 @@ func refers(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// holds reports whether a pod keeps a claim from going. A pod without a node does not: no kubelet starts a pod whose claim is going.
+// holds reports whether a pod prevents the deletion of a claim. An unscheduled pod does not: it cannot start with a deleted claim.
 func holds(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if pod.Spec.NodeName == "" {
 		return false
@@ -122,7 +122,7 @@ func holds(pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// VolumeProtection keeps volumes that are bound.
+// VolumeProtection protects bound volumes.
 var VolumeProtection = controller.Definition{
 	Name: "persistentvolume-protection-controller", Aliases: []string{"pv-protection"}, Component: "pv-protection-controller", Queue: "pvprotection",
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -140,12 +140,12 @@ func (c volumeProtection) Observe(key controller.Key) (*corev1.PersistentVolume,
 	return c.volumes.Get("", key.Name)
 }
 
-// Reconcile protects it.
+// Reconcile protects the volume.
 func (c volumeProtection) Reconcile(volume *corev1.PersistentVolume) controller.Plan {
 	return protect(volume, volumeFinalizer, func() bool { return volume.Status.Phase == corev1.VolumeBound })
 }
 
-// AttributesClassProtection keeps VolumeAttributesClasses that claims or volumes have or want.
+// AttributesClassProtection protects VolumeAttributesClasses used by claims or volumes.
 var AttributesClassProtection = controller.Definition{
 	Name: "volumeattributesclass-protection-controller", Component: "vac-protection-controller", Queue: "vacprotection",
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -182,7 +182,7 @@ func classKeys(names []string) (keys []controller.Key) {
 	return keys
 }
 
-// classesOfClaim are the attributes classes a claim wants, has and is on its way to.
+// classesOfClaim returns the desired, current and target attributes classes of a claim.
 func classesOfClaim(claim *corev1.PersistentVolumeClaim) []string {
 	names := []string{deref(claim.Spec.VolumeAttributesClassName), deref(claim.Status.CurrentVolumeAttributesClassName)}
 	if s := claim.Status.ModifyVolumeStatus; s != nil {
@@ -200,7 +200,7 @@ type classView struct {
 	used  bool
 }
 
-// Observe gathers a class and, when it is to go, whether it is used.
+// Observe gathers a class and, if it is being deleted, whether it is used.
 func (c attributesClassProtection) Observe(key controller.Key) (v classView, ok bool) {
 	if v.class, ok = c.classes.Get("", key.Name); !ok || v.class.DeletionTimestamp == nil {
 		return v, ok
@@ -214,7 +214,7 @@ func (c attributesClassProtection) Observe(key controller.Key) (v classView, ok 
 	return v, true
 }
 
-// Reconcile protects it.
+// Reconcile protects the class.
 func (c attributesClassProtection) Reconcile(v classView) controller.Plan {
 	return protect(v.class, classFinalizer, func() bool { return v.used })
 }

@@ -1,6 +1,5 @@
-// Package volume holds the controllers behind storage: the one that binds claims to volumes and reclaims volumes nothing claims, those
-// that keep what is in use from being deleted, the one that makes claims for pods, the one that has volumes attached to nodes,
-// and a provisioner that makes volumes of directories on nodes.
+// Package volume contains the controllers of storage: the persistent volume binder, protection of objects in use, ephemeral
+// volumes, expansion, attach/detach, and a provisioner of local directories.
 package volume
 
 import (
@@ -18,7 +17,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// Annotations by which binders, provisioners and the scheduler speak to each other.
+// Annotations shared by binder, provisioners and scheduler.
 const (
 	bindCompleted         = "pv.kubernetes.io/bind-completed"
 	boundByController     = "pv.kubernetes.io/bound-by-controller"
@@ -32,10 +31,10 @@ const (
 	oldDefaultClass       = "storageclass.beta.kubernetes.io/is-default-class"
 )
 
-// podsByClaim finds pods by the claims they use.
+// podsByClaim is the index of pods by claim.
 const podsByClaim = "claim"
 
-// indexPods lets pods be found by the claims they use.
+// indexPods adds the index of pods by claim.
 func indexPods(pods client.Informer[*corev1.Pod]) error {
 	if err := pods.EnsureIndex(podsByClaim, claimsOf); err != nil {
 		return fmt.Errorf("index pods by claim: %w", err)
@@ -66,7 +65,7 @@ func claimName(pod *corev1.Pod, volume *corev1.Volume) string {
 
 // podsUsing returns the pods that use a claim.
 func podsUsing(pods client.Informer[*corev1.Pod], namespace, name string) []*corev1.Pod {
-	// The index exists: indexPods made it.
+	// The index exists: indexPods added it.
 	found, _ := pods.ByIndex(podsByClaim, namespace+"/"+name)
 	return found
 }
@@ -81,7 +80,7 @@ func claimKeys(pod *corev1.Pod) (keys []controller.Key) {
 	return keys
 }
 
-// isPodTerminated reports whether a pod no longer uses its volumes: it is over, or being deleted with no container left.
+// isPodTerminated reports whether a pod no longer uses its volumes: it is terminal, or being deleted without running containers.
 func isPodTerminated(pod *corev1.Pod) bool {
 	if podstate.IsTerminal(pod) {
 		return true
@@ -92,7 +91,7 @@ func isPodTerminated(pod *corev1.Pod) bool {
 	return !slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Terminated == nil && s.State.Waiting == nil })
 }
 
-// classOfClaim is the storage class a claim asks for. The older annotation counts more.
+// classOfClaim is the storage class of a claim. The beta annotation takes precedence.
 func classOfClaim(claim *corev1.PersistentVolumeClaim) string {
 	if class, ok := claim.Annotations[corev1.BetaStorageClassAnnotation]; ok {
 		return class
@@ -107,7 +106,7 @@ func classOfVolume(volume *corev1.PersistentVolume) string {
 	return volume.Spec.StorageClassName
 }
 
-// deref is what a pointer leads to, or the zero value.
+// deref returns the value of a pointer, or the zero value.
 func deref[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -115,7 +114,7 @@ func deref[T any](p *T) (v T) {
 	return v
 }
 
-// modeOf is the volume mode, which is Filesystem unless it says otherwise.
+// modeOf is the volume mode, Filesystem by default.
 func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
 	if mode == nil {
 		return corev1.PersistentVolumeFilesystem
@@ -123,12 +122,12 @@ func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
 	return *mode
 }
 
-// waitsForFirstConsumer reports whether claims of a class are bound only when a pod needs them.
+// waitsForFirstConsumer reports whether a class has volumeBindingMode WaitForFirstConsumer.
 func waitsForFirstConsumer(class *storagev1.StorageClass) bool {
 	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// isDefault reports whether a class is the one of claims that name none.
+// isDefault reports whether a class is a default class.
 func isDefault(class *storagev1.StorageClass) bool {
 	return class.Annotations[defaultClass] == "true" || class.Annotations[oldDefaultClass] == "true"
 }
@@ -138,7 +137,7 @@ func storageOf(resources corev1.ResourceList) int64 {
 	return quantity.Value()
 }
 
-// addFinalizer and removeFinalizer change the finalizers of an object and nothing else.
+// addFinalizer and removeFinalizer are writes that change one finalizer.
 func addFinalizer(obj kind.Object, finalizer string) controller.Write {
 	return controller.Patching(obj, client.StrategicPatch, finalizerPatch(obj, "finalizers", finalizer)).Ignoring(metav1.StatusReasonNotFound)
 }
@@ -151,14 +150,14 @@ func finalizerPatch(obj kind.Object, key, finalizer string) []byte {
 	return encode(map[string]any{"metadata": map[string]any{"uid": obj.GetUID(), key: []string{finalizer}}})
 }
 
-// patchStatus is a write that changes fields of a status.
+// patchStatus is a write that patches fields of the status.
 func patchStatus(obj kind.Object, status map[string]any) controller.Write {
 	w := controller.Patching(obj, client.MergePatch, encode(map[string]any{"metadata": map[string]any{"uid": obj.GetUID()}, "status": status}))
 	w.Verb = controller.PatchStatus
 	return w
 }
 
-// encode writes JSON of what is made of strings, lists and maps and cannot fail.
+// encode marshals maps, lists and strings, which cannot fail.
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

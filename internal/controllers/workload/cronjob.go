@@ -24,9 +24,9 @@ import (
 var cronJobKind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
 const (
-	// nextScheduleDelta is how long after the scheduled time a sync is taken: clocks and timers are not exact.
+	// nextScheduleDelta is added to the requeue delay, because clocks and timers are not exact.
 	nextScheduleDelta = 100 * time.Millisecond
-	// missedSchedulesWarning is how many missed times are worth a warning.
+	// missedSchedulesWarning is the number of missed start times above which a warning event is recorded.
 	missedSchedulesWarning = 100
 )
 
@@ -53,7 +53,7 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 			enqueue(cronJob)
 			return
 		}
-		// A new schedule begins now: what it would have missed before is nothing's loss.
+		// A changed schedule takes effect from now on; times it would have had before are not missed ones.
 		schedule, err := parseSchedule(cronJob)
 		if err != nil {
 			s.Events.Eventf(cronJob, corev1.EventTypeWarning, "UnParseableCronJobSchedule", "unparseable schedule for cronjob: %s", cronJob.Spec.Schedule)
@@ -73,8 +73,8 @@ func newCronJobs(s *controller.Setup) (controller.Syncer, error) {
 // cronJobView is the observed state of one cron job.
 type cronJobView struct {
 	cronJob *batchv1.CronJob
-	jobs    []*batchv1.Job // those it controls
-	// jobByName returns the job of a name, whatever its owner; nil: there is none.
+	jobs    []*batchv1.Job // jobs it controls
+	// jobByName returns the job of that name, whatever its owner, or nil. The function may be nil.
 	jobByName func(name string) *batchv1.Job
 	now       time.Time
 }
@@ -91,13 +91,13 @@ func (c *cronJobs) Observe(key controller.Key) (cronJobView, bool) {
 	}}, true
 }
 
-// Reconcile removes old jobs, takes note of finished ones and starts the one that is due.
+// Reconcile deletes old jobs, updates the list of active ones and starts the job that is due.
 func (c *cronJobs) Reconcile(v cronJobView) controller.Plan { return v.reconcile() }
 
-// schedule tells the next time after a given one.
+// schedule returns the next scheduled time after a given time.
 type schedule interface{ Next(time.Time) time.Time }
 
-// parseSchedule reads the schedule in the cron job's time zone.
+// parseSchedule parses the schedule in the cron job's time zone.
 func parseSchedule(cronJob *batchv1.CronJob) (schedule, error) {
 	text := cronJob.Spec.Schedule
 	if zone := cronJob.Spec.TimeZone; zone != nil && !strings.Contains(text, "TZ") {
@@ -108,15 +108,15 @@ func parseSchedule(cronJob *batchv1.CronJob) (schedule, error) {
 	return batch.ParseSchedule(text)
 }
 
-// scheduleTimes is what a schedule says of a moment.
+// scheduleTimes are the scheduled times of a cron job up to now.
 type scheduleTimes struct {
-	earliest time.Time // from when on times count
-	last     time.Time // the last scheduled time that counts, zero if none has come
-	missed   int64     // how many times came and went
+	earliest time.Time // times before are not considered
+	last     time.Time // the most recent scheduled time, zero if there is none
+	missed   int64     // number of scheduled times since earliest
 }
 
-// mostRecentScheduleTime finds the last scheduled time. It goes near it in one step, by the distance of the first two: a controller that was off
-// for a year does not count a year of minutes.
+// mostRecentScheduleTime finds the most recent scheduled time. It estimates it from the interval of the first two times, so that a
+// controller that was down for a year does not iterate over a year of minutes.
 func mostRecentScheduleTime(cronJob *batchv1.CronJob, now time.Time, s schedule, withDeadline bool) (scheduleTimes, error) {
 	d := scheduleTimes{earliest: cronJob.CreationTimestamp.Time}
 	if cronJob.Status.LastScheduleTime != nil {
@@ -161,12 +161,12 @@ func untilNext(cronJob *batchv1.CronJob, now time.Time, s schedule) time.Duratio
 	return s.Next(from).Add(nextScheduleDelta).Sub(now)
 }
 
-// cronJobSync is a cron job during one sync.
+// cronJobSync is the state of one sync of a cron job.
 type cronJobSync struct {
 	cronJobView
 	plan   *controller.Plan
-	status batchv1.CronJobStatus // as it is going to be
-	// deleted are jobs that leave the list of active ones when their deletion has succeeded.
+	status batchv1.CronJobStatus // the new status
+	// deleted are jobs to remove from the list of active ones if their deletion succeeds.
 	deleted []types.UID
 }
 
@@ -246,7 +246,7 @@ func (l *cronJobSync) updateActive() {
 		case l.isActive(job.UID):
 			l.deactivate(job.UID)
 			if slices.Contains(l.deleted, job.UID) {
-				break // its deletion is reported
+				break // the deletion records its own event
 			}
 			condition := batchv1.JobComplete
 			if isTrue(job.Status.Conditions, batchv1.JobFailed) {
@@ -267,7 +267,7 @@ func (l *cronJobSync) updateActive() {
 	}
 }
 
-// jobStart is a job that is started, or was and is missing in the status.
+// jobStart is a job to start, or one that was started but is missing in the status.
 type jobStart struct {
 	name      string
 	scheduled time.Time
@@ -311,7 +311,7 @@ func (l *cronJobSync) startDueJob() *jobStart {
 	return l.startJob(d.last, zone)
 }
 
-// startJob plans the job of a scheduled time, unless something speaks against it.
+// startJob plans the job of a scheduled time, unless its deadline or the concurrency policy prevents it.
 func (l *cronJobSync) startJob(at time.Time, zone *time.Location) *jobStart {
 	spec := l.cronJob.Spec
 	if spec.StartingDeadlineSeconds != nil && at.Add(seconds(*spec.StartingDeadlineSeconds)).Before(l.now) {
@@ -346,7 +346,7 @@ func (l *cronJobSync) startJob(at time.Time, zone *time.Location) *jobStart {
 			OnSuccess(controller.Event{Object: l.cronJob, Type: corev1.EventTypeNormal, Reason: "SuccessfulCreate", Message: "Created job %s"}).
 			OnFailure(controller.Event{Object: l.cronJob, Type: corev1.EventTypeWarning, Reason: "FailedCreate", Message: "Error creating job: %s"}))
 	case !metav1.IsControlledBy(existing, l.cronJob):
-		return nil // someone else has the name
+		return nil // a job of another owner has the name
 	}
 	return start
 }
@@ -364,7 +364,7 @@ func (l *cronJobSync) newJob(name string, at time.Time, zone *time.Location) *ba
 	return job
 }
 
-// changedStatus writes what was found, and the job that was started.
+// changedStatus returns the cron job with the new status, including a started job, or nil if it is unchanged.
 func (l *cronJobSync) changedStatus(start *jobStart, result controller.ApplyResult) kind.Object {
 	status := *l.status.DeepCopy()
 	if result.FailedVerb() != controller.Delete {

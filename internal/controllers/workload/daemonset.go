@@ -23,13 +23,13 @@ import (
 
 var daemonSetKind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 
-// DaemonSet keeps one pod on every node that fits.
+// DaemonSet runs one pod on every eligible node.
 var DaemonSet = controller.Definition{
 	Name: "daemonset-controller", Aliases: []string{"daemonset"}, Queue: "daemonset", Workers: 2,
 	New: newDaemonSets,
 }
 
-// A daemon pod that failed is replaced, but not faster than this.
+// The backoff for replacing failed daemon pods.
 const (
 	minDaemonBackoff = time.Second
 	maxDaemonBackoff = 15 * time.Minute
@@ -40,7 +40,7 @@ type daemonSets struct {
 	nodes     client.Informer[*corev1.Node]
 	pods      controller.Dependents[*corev1.Pod]
 	revisions controller.Dependents[*appsv1.ControllerRevision]
-	// failures remembers, by set, generation and node, when a failed pod was last replaced. Nothing in the API tells.
+	// failures tracks the backoff of failed pods by set, generation and node. It is not stored in the API.
 	failures *flowcontrol.Backoff
 }
 
@@ -74,7 +74,7 @@ func newDaemonSets(s *controller.Setup) (controller.Syncer, error) {
 	return controller.NewSyncer(s, c), nil
 }
 
-// watchNodes enqueues the sets to which a change of a node makes a difference. Nodes report often; labels and taints change seldom.
+// watchNodes enqueues the sets affected by a change of a node. Nodes update their status often, labels and taints rarely.
 func (c *daemonSets) watchNodes(s *controller.Setup) error {
 	enqueueSets := func(differs func(*appsv1.DaemonSet) bool) {
 		for _, set := range c.sets.List("", nil) {
@@ -108,11 +108,11 @@ func (c *daemonSets) watchNodes(s *controller.Setup) error {
 type daemonSetView struct {
 	set       *appsv1.DaemonSet
 	nodes     []*corev1.Node
-	pods      []*corev1.Pod                // its own and the orphans of its namespace
+	pods      []*corev1.Pod                // those it controls and the orphans of its namespace
 	revisions []*appsv1.ControllerRevision // likewise
-	// revisionOfSameName has the name the next revision will be given, whatever its owner.
+	// revisionOfSameName is an existing revision, of any owner, with the name of the next revision.
 	revisionOfSameName *appsv1.ControllerRevision
-	// backoff is how long a failed pod on a node has to wait for its replacement; nil: no pod has to.
+	// backoff returns the remaining backoff of failed pods on a node; nil: no backoff.
 	backoff func(node string) time.Duration
 	now     time.Time
 }
@@ -134,7 +134,7 @@ func (c *daemonSets) Observe(key controller.Key) (daemonSetView, bool) {
 	return v, true
 }
 
-// Reconcile decides, and remembers which failed pods are replaced.
+// Reconcile reconciles and updates the backoff of the failed pods it deletes.
 func (c *daemonSets) Reconcile(v daemonSetView) controller.Plan {
 	plan := v.reconcile()
 	for _, step := range plan.Steps {
@@ -152,7 +152,7 @@ func failureKey(set *appsv1.DaemonSet, node string) string {
 	return fmt.Sprintf("%s/%d/%s", set.UID, set.Status.ObservedGeneration, node)
 }
 
-// placement says on which nodes the pods of a set belong, by the scheduler's own rules.
+// placement decides on which nodes the pods of a set should run, as the scheduler would.
 type placement struct {
 	nodeName    string
 	affinity    nodeaffinity.RequiredNodeAffinity
@@ -167,7 +167,7 @@ func placementOf(set *appsv1.DaemonSet) placement {
 	}
 }
 
-// shouldRun reports whether a pod should be started on the node, and whether one that is there may stay.
+// shouldRun reports whether a pod should be created on the node, and whether an existing one should keep running.
 func (p placement) shouldRun(node *corev1.Node) (run, keep bool) {
 	if p.nodeName != "" && p.nodeName != node.Name {
 		return false, false
@@ -184,7 +184,7 @@ func (p placement) shouldRun(node *corev1.Node) (run, keep bool) {
 	return keep && tolerates(corev1.TaintEffectNoSchedule), keep
 }
 
-// daemonTolerations are the template's tolerations and those every daemon has: a node in trouble needs its daemons most.
+// daemonTolerations are the tolerations of the template and those every daemon pod gets.
 func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
 	type taint struct {
 		key    string
@@ -204,7 +204,7 @@ func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
 		exists := false
 		for i := range tolerations {
 			if toleration.MatchToleration(&tolerations[i]) {
-				tolerations[i] = toleration // one that only holds for a while gives way
+				tolerations[i] = toleration // replaces one limited by tolerationSeconds
 				exists = true
 			}
 		}
@@ -215,7 +215,7 @@ func daemonTolerations(spec *corev1.PodSpec) []corev1.Toleration {
 	return tolerations
 }
 
-// targetNode is the node a pod is on or made for.
+// targetNode is the node a pod runs on or is pinned to.
 func targetNode(pod *corev1.Pod) string {
 	if pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
@@ -234,7 +234,7 @@ func targetNode(pod *corev1.Pod) string {
 	return ""
 }
 
-// withRequiredNode returns the affinity with the required node replaced by the one named.
+// withRequiredNode returns the affinity with the required node affinity replaced by the node's name.
 func withRequiredNode(affinity *corev1.Affinity, node string) *corev1.Affinity {
 	a := affinity.DeepCopy()
 	if a == nil {
@@ -248,13 +248,13 @@ func withRequiredNode(affinity *corev1.Affinity, node string) *corev1.Affinity {
 	return a
 }
 
-// templateGeneration is how often the template changed, as older clients count it; false if nothing does.
+// templateGeneration is the deprecated generation of the template; false if there is none.
 func templateGeneration(set *appsv1.DaemonSet) (string, bool) {
 	generation, err := strconv.ParseInt(set.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
 	return strconv.FormatInt(generation, 10), err == nil
 }
 
-// daemonPod is the pod of a set for a node.
+// daemonPod returns the pod of a set for a node.
 func daemonPod(set *appsv1.DaemonSet, node, hash string) *corev1.Pod {
 	pod := newPodFromTemplate(&set.Spec.Template, set, daemonSetKind)
 	pod.Labels = maps.Clone(pod.Labels)

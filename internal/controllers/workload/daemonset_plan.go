@@ -20,13 +20,13 @@ import (
 	"skiff/internal/podstate"
 )
 
-// daemonSetSync is a set during one sync.
+// daemonSetSync is the state of one sync of a DaemonSet.
 type daemonSetSync struct {
 	daemonSetView
 	plan      *controller.Plan
 	placement placement
-	pods      []*corev1.Pod            // all that are the set's
-	onNode    map[string][]*corev1.Pod // the same by node, without those that ended and are going
+	pods      []*corev1.Pod            // claimed by the set
+	onNode    map[string][]*corev1.Pod // the same by node, without deleted terminal pods
 	hash      string                   // of the current template
 	old       []*appsv1.ControllerRevision
 
@@ -46,8 +46,8 @@ func (v daemonSetView) reconcile() controller.Plan {
 		return plan
 	}
 	l := &daemonSetSync{daemonSetView: v, plan: &plan, placement: placementOf(v.set), onNode: map[string][]*corev1.Pod{}}
-	history := controller.Claim(&plan, v.set, daemonSetKind, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
-	l.pods = controller.Claim(&plan, v.set, daemonSetKind, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
+	history := controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: daemonSetKind}, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) }, v.revisions)
+	l.pods = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: daemonSetKind}, func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }, v.pods)
 	for _, pod := range l.pods {
 		if node := targetNode(pod); node != "" && !(podstate.IsTerminal(pod) && pod.DeletionTimestamp != nil) {
 			l.onNode[node] = append(l.onNode[node], pod)
@@ -67,7 +67,7 @@ func (v daemonSetView) reconcile() controller.Plan {
 	return plan
 }
 
-// ensureRevision finds or makes the revision of the set's template. It reports whether there is one to go on with.
+// ensureRevision finds or creates the revision of the set's template. It returns false if the sync cannot continue.
 func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) bool {
 	patch, err := templatePatch(&l.set.Spec.Template)
 	if err != nil {
@@ -76,7 +76,7 @@ func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) boo
 	}
 	var writes []controller.Write
 	for i, r := range history {
-		// Revisions of an age before the label are named by it all the same.
+		// Revisions created before the label existed use their name as the hash.
 		if r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == "" {
 			c := r.DeepCopy()
 			metav1.SetMetaDataLabel(&c.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, r.Name)
@@ -95,7 +95,7 @@ func (l *daemonSetSync) ensureRevision(history []*appsv1.ControllerRevision) boo
 	l.hash = current.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
 	if duplicates := equal[:len(equal)-1]; len(duplicates) > 0 {
 		l.mergeRevisions(duplicates)
-		return false // the pods in view still have the labels of before
+		return false // the cached pods still have the old labels
 	}
 	if next := nextRevision(l.old); current.Revision < next {
 		l.plan.AddStep(controller.Updating(withRevisionNumber(current, next)))
@@ -108,9 +108,9 @@ func (l *daemonSetSync) newRevision(patch []byte) bool {
 	l.hash = templateHash(&l.set.Spec.Template, l.set.Status.CollisionCount)
 	if l.revisionOfSameName != nil {
 		if bytes.Equal(l.revisionOfSameName.Data.Raw, patch) {
-			return true // the same template: a set of this name that was here before has left it, or its labels were changed
+			return true // same template: left by a former set of this name, or its labels were changed
 		}
-		// The name is another template's: with the count in the hash the next one is another.
+		// Hash collision with another template: increase the collision count, which is part of the hash.
 		l.plan.Status = func(controller.ApplyResult) kind.Object {
 			changed := *l.set
 			changed.Status.CollisionCount = new(valueOrZero(l.set.Status.CollisionCount) + 1)
@@ -131,7 +131,7 @@ func (l *daemonSetSync) newRevision(patch []byte) bool {
 	return true
 }
 
-// mergeRevisions removes doubles of the current revision; pods made from one are counted as made from the other.
+// mergeRevisions deletes duplicates of the current revision and relabels their pods.
 func (l *daemonSetSync) mergeRevisions(duplicates []*appsv1.ControllerRevision) {
 	var relabel, remove []controller.Write
 	for _, pod := range l.pods {
@@ -156,13 +156,13 @@ func (l *daemonSetSync) available(pod *corev1.Pod) bool {
 	return available(pod, l.set.Spec.MinReadySeconds, l.now)
 }
 
-// allowsSurge reports whether a new pod may run beside the old one.
+// allowsSurge reports whether a new pod may run on a node together with the old one.
 func (l *daemonSetSync) allowsSurge() bool {
 	rolling := l.set.Spec.UpdateStrategy.RollingUpdate
 	return l.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType && rolling != nil && scaledValue(rolling.MaxSurge, 1, true) > 0
 }
 
-// manage sees that every node that should has one pod, and no other node any.
+// manage creates pods on nodes that should have one and deletes pods from nodes that should not.
 func (l *daemonSetSync) manage() {
 	known := map[string]bool{}
 	for _, node := range l.nodes {
@@ -178,7 +178,7 @@ func (l *daemonSetSync) manage() {
 			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil })...)
 		}
 	}
-	// A pod that waits for a node that is gone would wait for ever.
+	// Pods pinned to a deleted node would stay pending forever.
 	for node, pods := range l.onNode {
 		if !known[node] {
 			l.deletes = append(l.deletes, filter(pods, func(pod *corev1.Pod) bool { return pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil })...)
@@ -186,7 +186,7 @@ func (l *daemonSetSync) manage() {
 	}
 }
 
-// manageNode keeps the right pod on a node that may have one.
+// manageNode keeps one running pod on an eligible node.
 func (l *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
 	var running []*corev1.Pod
 	deleteWithEvent := func(eventType, reason, text string, pod *corev1.Pod) {
@@ -225,7 +225,8 @@ func (l *daemonSetSync) manageNode(node string, run bool, pods []*corev1.Pod) {
 	l.manageSurge(running)
 }
 
-// manageSurge leaves at most one old and one new pod on a node; the old one goes when the new one is available, or is of no use itself.
+// manageSurge keeps at most one old and one new pod on a node. The old one is deleted when the new one is available or the old one
+// is not ready.
 func (l *daemonSetSync) manageSurge(running []*corev1.Pod) {
 	if len(running) <= 1 {
 		return
@@ -250,7 +251,7 @@ func scheduledThenOlder(a, b *corev1.Pod) int {
 	return cmp.Or(falseFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// rollingUpdate replaces pods of old templates, within what may be unavailable or doubled.
+// rollingUpdate replaces pods of old templates, limited by maxUnavailable or maxSurge.
 func (l *daemonSetSync) rollingUpdate() {
 	desired := int32(0)
 	shouldRun := map[string]bool{}
@@ -280,7 +281,7 @@ func (l *daemonSetSync) rollingUpdate() {
 	}
 }
 
-// podsByRevision returns the updated and the outdated pod of a node; false if there are several of a kind.
+// podsByRevision returns the updated and the outdated pod of a node; false if there is more than one of either.
 func (l *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, ok bool) {
 	for _, pod := range l.onNode[node] {
 		if pod.DeletionTimestamp != nil {
@@ -298,7 +299,7 @@ func (l *daemonSetSync) podsByRevision(node string) (current, old *corev1.Pod, o
 	return current, old, true
 }
 
-// rollWithoutSurge deletes old pods: those that are unavailable anyway, and as many more as may be.
+// rollWithoutSurge deletes old pods: the unavailable ones, and available ones as long as maxUnavailable allows.
 func (l *daemonSetSync) rollWithoutSurge(nodes []string, budget int32) {
 	var candidates []*corev1.Pod
 	for _, node := range nodes {
@@ -320,7 +321,7 @@ func (l *daemonSetSync) rollWithoutSurge(nodes []string, budget int32) {
 	l.deletes = append(l.deletes, candidates[:max(0, min(int(budget), len(candidates)))]...)
 }
 
-// rollWithSurge starts new pods beside old ones, as many as surge allows, and deletes the old ones when the new are available.
+// rollWithSurge creates new pods on nodes with old ones, as maxSurge allows, and deletes old pods whose replacement is available.
 func (l *daemonSetSync) rollWithSurge(nodes []string, shouldRun map[string]bool, desired, surge int32) {
 	var candidates []string
 	var unwanted []*corev1.Pod
@@ -362,12 +363,12 @@ func (l *daemonSetSync) addWrites() {
 	for _, pod := range l.deletes[:min(len(l.deletes), burstReplicas)] {
 		deletes = append(deletes, deletingPod(pod, l.set))
 	}
-	// Deletions first: where creations are refused, what is too much must still go.
+	// Delete first: deletions must happen even if creates are rejected.
 	l.plan.AddStep(deletes...)
 	l.plan.AddStep(creates...)
 }
 
-// truncateHistory deletes the oldest revisions no pod is made from, beyond the history limit.
+// truncateHistory deletes the oldest revisions without pods beyond the history limit.
 func (l *daemonSetSync) truncateHistory() {
 	limit := 10
 	if l.set.Spec.RevisionHistoryLimit != nil {
@@ -387,7 +388,7 @@ func (l *daemonSetSync) truncateHistory() {
 	l.plan.AddStep(deletes...)
 }
 
-// planStatus counts nodes, not pods.
+// planStatus plans the status, which counts nodes, not pods.
 func (l *daemonSetSync) planStatus() {
 	status := l.set.Status
 	status.ObservedGeneration = l.set.Generation

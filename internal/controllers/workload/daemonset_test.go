@@ -44,7 +44,7 @@ func daemonRevision(t *testing.T, n int) *appsv1.ControllerRevision {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRevision(aDaemonSet(), daemonSetKind, tmpl.Labels, patch, int64(n), 0)
+	r := newRevision(aDaemonSet(), daemonSetKind, revisionContent{labels: tmpl.Labels, patch: patch, number: int64(n), collisions: 0})
 	r.Name, r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = "log-"+daemonHash(n), daemonHash(n)
 	return r
 }

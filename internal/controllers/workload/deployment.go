@@ -24,7 +24,7 @@ import (
 
 var deploymentKind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
-// Deployment moves pods from one template to the next, through a ReplicaSet for each.
+// Deployment rolls pods from one template to the next, with a ReplicaSet for each.
 var Deployment = controller.Definition{
 	Name: "deployment-controller", Aliases: []string{"deployment"}, Queue: "deployment", Workers: 5,
 	New: newDeployments,
@@ -54,7 +54,7 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 	if err := controller.WatchDependents[*appsv1.ReplicaSet](s, deploymentKind, selector); err != nil {
 		return nil, err
 	}
-	// When the last pod of a set goes, a deployment that recreates may go on.
+	// A Recreate deployment continues when the last old pod has terminated.
 	enqueueRecreate := func(pod *corev1.Pod) {
 		ref := metav1.GetControllerOfNoCopy(pod)
 		if ref == nil || ref.Kind != replicaSetKind.Kind {
@@ -87,9 +87,9 @@ func newDeployments(s *controller.Setup) (controller.Syncer, error) {
 type deploymentView struct {
 	deployment *appsv1.Deployment
 	sets       []*appsv1.ReplicaSet // those it controls and the orphans of its namespace
-	// setOfSameName has the name the next set will be given, whatever its owner.
+	// setOfSameName is an existing set, of any owner, with the name of the next set.
 	setOfSameName *appsv1.ReplicaSet
-	// pods of the sets, for deployments that recreate.
+	// pods of the sets, only for the Recreate strategy.
 	pods map[types.UID][]*corev1.Pod
 	now  time.Time
 }
@@ -135,7 +135,7 @@ func (v deploymentView) reconcile() controller.Plan {
 		return plan
 	}
 	matches := func(set *appsv1.ReplicaSet) bool { return selector.Matches(labels.Set(set.Labels)) }
-	r := newRollout(v, &plan, controller.Claim(&plan, d, deploymentKind, matches, v.sets))
+	r := newRollout(v, &plan, controller.Claim(&plan, controller.Claimer{Owner: d, Kind: deploymentKind}, matches, v.sets))
 	switch to, wanted := rollbackTo(d); {
 	case d.DeletionTimestamp != nil:
 		r.updateRevision()
@@ -168,14 +168,14 @@ func (v deploymentView) reconcile() controller.Plan {
 	return plan
 }
 
-// rollout is a deployment and its sets while one step is decided. Sets are changed in copies; updates turns them into writes.
+// rollout is the state of one sync of a deployment. Sets are changed in copies; updates turns them into writes.
 type rollout struct {
 	deploymentView
 	plan    *controller.Plan
 	current *appsv1.ReplicaSet   // the set of the deployment's template, nil before it is created
 	old     []*appsv1.ReplicaSet // all others, the oldest first
 	changed map[types.UID]*appsv1.ReplicaSet
-	// What the deployment is going to say of itself.
+	// The new status.
 	conditions []appsv1.DeploymentCondition
 	revision   string
 	collisions *int32
@@ -187,7 +187,7 @@ func newRollout(v deploymentView, plan *controller.Plan, sets []*appsv1.ReplicaS
 		revision:   v.deployment.Annotations[revisionAnnotation], collisions: v.deployment.Status.CollisionCount}
 	slices.SortFunc(sets, olderSetFirst)
 	for _, set := range sets {
-		// In rare cases two sets have the template; the older one counts.
+		// If two sets have the template, the older one is used.
 		if r.current == nil && sameTemplate(&set.Spec.Template, &v.deployment.Spec.Template) {
 			r.current = set
 		} else {
@@ -214,7 +214,7 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 
 func (r *rollout) desiredReplicas() int32 { return valueOrOne(r.deployment.Spec.Replicas) }
 
-// effective is a set with what this step has decided.
+// effective returns a set with the changes of this sync.
 func (r *rollout) effective(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	if c := r.changed[set.UID]; c != nil {
 		return c
@@ -222,7 +222,7 @@ func (r *rollout) effective(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return set
 }
 
-// replicasOf is what a set is scaled to, with what this step has decided.
+// replicasOf is the number of replicas of a set, with the changes of this sync.
 func (r *rollout) replicasOf(set *appsv1.ReplicaSet) int32 {
 	return valueOrOne(r.effective(set).Spec.Replicas)
 }
@@ -234,12 +234,12 @@ func (r *rollout) totalReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
-// activeSets are the sets that have, or ought to have, pods.
+// activeSets returns the sets that are scaled above zero.
 func (r *rollout) activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return filter(sets, func(set *appsv1.ReplicaSet) bool { return r.replicasOf(set) > 0 })
 }
 
-// mutableCopy returns the copy of a set that is going to be written.
+// mutableCopy returns the copy of a set that this sync writes.
 func (r *rollout) mutableCopy(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	c := r.changed[set.UID]
 	if c == nil {
@@ -252,7 +252,7 @@ func (r *rollout) mutableCopy(set *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return c
 }
 
-// scaleSet scales a set. It reports whether that changes its size.
+// scaleSet scales a set. It reports whether the number of replicas changes.
 func (r *rollout) scaleSet(set *appsv1.ReplicaSet, size int32) bool {
 	if r.replicasOf(set) == size {
 		return false
@@ -263,13 +263,13 @@ func (r *rollout) scaleSet(set *appsv1.ReplicaSet, size int32) bool {
 	return true
 }
 
-// annotateReplicas writes into a set for which size of deployment it was scaled.
+// annotateReplicas stores the desired and maximum replicas of the deployment in a set.
 func (r *rollout) annotateReplicas(set *appsv1.ReplicaSet) {
 	set.Annotations[desiredReplicasAnnotation] = strconv.Itoa(int(r.desiredReplicas()))
 	set.Annotations[maxReplicasAnnotation] = strconv.Itoa(int(r.desiredReplicas() + r.maxSurge()))
 }
 
-// updates turns the changed sets into writes, the oldest set first.
+// updates returns the writes of the changed sets, the oldest set first.
 func (r *rollout) updates() (writes []controller.Write) {
 	for _, set := range r.all() {
 		c := r.changed[set.UID]
@@ -294,10 +294,10 @@ func (r *rollout) scalingEvent(name string, from, to int32) controller.Event {
 		Message: fmt.Sprintf("Scaled %s replica set %s from %d to %d", direction, name, from, to)}
 }
 
-// maxSurge is how many pods there may be beyond the wanted ones.
+// maxSurge is the number of pods allowed above the desired replicas.
 func (r *rollout) maxSurge() int32 { surge, _ := resolveFenceposts(r.deployment); return surge }
 
-// maxUnavailable is how many of the wanted pods may be unavailable.
+// maxUnavailable is the number of desired replicas that may be unavailable.
 func (r *rollout) maxUnavailable() int32 {
 	if r.desiredReplicas() == 0 {
 		return 0
@@ -306,7 +306,8 @@ func (r *rollout) maxUnavailable() int32 {
 	return min(unavailable, r.desiredReplicas())
 }
 
-// resolveFenceposts resolves surge and unavailability. Both zero would never move; then one pod may be missing.
+// resolveFenceposts resolves maxSurge and maxUnavailable. If both are zero, the rollout could not progress, and maxUnavailable is
+// one.
 func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return 0, 0
@@ -321,7 +322,8 @@ func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	return surge, unavailable
 }
 
-// rollingUpdate is one step of a rolling update: the new set grows as far as surge allows, else the old ones shrink as far as availability does.
+// rollingUpdate is one step of a rolling update: scale up the new set as far as maxSurge allows, else scale down old sets as far
+// as maxUnavailable allows.
 func (r *rollout) rollingUpdate() {
 	if !r.ensureCurrentSet() {
 		return
@@ -342,7 +344,7 @@ func (r *rollout) scaleUpCurrent() bool {
 	return r.scaleSet(r.current, r.newSetReplicas(r.replicasOf(r.current), r.totalReplicas(r.all())))
 }
 
-// newSetReplicas is the size the current set may have, when it has one and there are total pods.
+// newSetReplicas is the size to which the current set may be scaled, given its size and the total number of pods.
 func (r *rollout) newSetReplicas(size, total int32) int32 {
 	if r.deployment.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return r.desiredReplicas()
@@ -357,7 +359,7 @@ func (r *rollout) newSetReplicas(size, total int32) int32 {
 	return size + min(r.desiredReplicas()+surge-total, r.desiredReplicas()-size)
 }
 
-// scaleDownOld scales down old sets: first what is not available anyway, then as much as may be missing.
+// scaleDownOld scales down old sets: first their unavailable pods, then as many as maxUnavailable allows.
 func (r *rollout) scaleDownOld() bool {
 	old := r.activeSets(r.old)
 	if len(old) == 0 {
@@ -376,7 +378,7 @@ func (r *rollout) scaleDownOld() bool {
 		}
 		unhealthy := r.replicasOf(set) - set.Status.AvailableReplicas
 		if unhealthy < 0 {
-			return false // what it says of itself is older than its size: counting on its pods could take too many
+			return false // its status is older than its spec: counting its available pods could scale down too far
 		}
 		by := min(budget-scaledDown, unhealthy)
 		r.scaleSet(set, r.replicasOf(set)-by)
@@ -396,7 +398,7 @@ func (r *rollout) scaleDownOld() bool {
 	return scaledDown > 0
 }
 
-// recreate is one step of a rollout that lets all old pods end before the first new one starts.
+// recreate is one step of a rollout that waits until all old pods have terminated before it creates new ones.
 func (r *rollout) recreate() {
 	scaledDown := false
 	for _, set := range r.activeSets(r.old) {
@@ -428,7 +430,7 @@ func all[T any](elements []T, is func(T) bool) bool {
 	return !slices.ContainsFunc(elements, func(element T) bool { return !is(element) })
 }
 
-// isScalingEvent reports whether the user changed the number of replicas since the sets were last scaled.
+// isScalingEvent reports whether spec.replicas changed since the sets were last scaled.
 func (r *rollout) isScalingEvent() bool {
 	return slices.ContainsFunc(r.activeSets(r.all()), func(set *appsv1.ReplicaSet) bool {
 		desired, ok := annotatedReplicas(set, desiredReplicasAnnotation)
@@ -436,13 +438,12 @@ func (r *rollout) isScalingEvent() bool {
 	})
 }
 
-// canScale reports whether scale knows what to do. With several sets of a deployment that recreates, changed in the middle of a rollout, only
-// the rollout itself leads on.
+// canScale reports whether scale can handle a scaling event. It cannot for a Recreate deployment with several active sets.
 func (r *rollout) canScale() bool {
 	return r.deployment.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType || r.activeOrLatest() != nil || r.isSaturated()
 }
 
-// scale brings the sets to a new number of replicas without moving the rollout: each set gets its share.
+// scale applies a new number of replicas without progressing the rollout. Each set keeps its proportion.
 func (r *rollout) scale() {
 	if only := r.activeOrLatest(); only != nil {
 		r.scaleSet(only, r.desiredReplicas())
@@ -459,7 +460,7 @@ func (r *rollout) scale() {
 	}
 }
 
-// activeOrLatest is the one set that has pods; if none has, the current set or the youngest; nil if several have.
+// activeOrLatest returns the only active set; if there is none, the current set or the newest; nil if there are several.
 func (r *rollout) activeOrLatest() *appsv1.ReplicaSet {
 	switch active := r.activeSets(r.all()); {
 	case len(active) == 1:
@@ -474,7 +475,7 @@ func (r *rollout) activeOrLatest() *appsv1.ReplicaSet {
 	return nil
 }
 
-// isSaturated reports whether the current set alone has all the pods the deployment wants, available.
+// isSaturated reports whether the current set alone has all desired replicas available.
 func (r *rollout) isSaturated() bool {
 	if r.current == nil {
 		return false
@@ -490,7 +491,7 @@ func (r *rollout) scaleProportionally() {
 		allowed = r.desiredReplicas() + r.maxSurge()
 	}
 	change := allowed - r.totalReplicas(sets)
-	// Larger sets first; among equals, grow the younger and shrink the older.
+	// Larger sets first; of equal ones, scale up the newer and scale down the older first.
 	slices.SortFunc(sets, func(a, b *appsv1.ReplicaSet) int {
 		age := olderSetFirst(a, b)
 		if change > 0 {
@@ -513,7 +514,7 @@ func (r *rollout) scaleProportionally() {
 		}
 	}
 	if len(sets) > 0 && change != 0 {
-		sizes[0] = max(0, sizes[0]+change-changed) // what rounding left over goes to the largest
+		sizes[0] = max(0, sizes[0]+change-changed) // the largest set gets the rounding remainder
 	}
 	for i, set := range sets {
 		if !r.scaleSet(set, sizes[i]) {
@@ -522,7 +523,7 @@ func (r *rollout) scaleProportionally() {
 	}
 }
 
-// proportion is by how much a set grows, to keep its part of all pods.
+// proportion is the number of replicas to add to a set so that it keeps its proportion of all pods.
 func (r *rollout) proportion(set *appsv1.ReplicaSet) int32 {
 	if r.desiredReplicas() == 0 {
 		return -r.replicasOf(set)
@@ -537,7 +538,7 @@ func (r *rollout) proportion(set *appsv1.ReplicaSet) int32 {
 	return int32(math.Round(scaled)) - r.replicasOf(set)
 }
 
-// cleanUpHistory deletes the oldest sets beyond the history limit, if nothing is left of them.
+// cleanUpHistory deletes the oldest sets beyond the history limit that are scaled to zero and have no pods.
 func (r *rollout) cleanUpHistory() {
 	limit := r.deployment.Spec.RevisionHistoryLimit
 	if limit == nil || *limit == math.MaxInt32 {
@@ -561,13 +562,13 @@ func (r *rollout) cleanUpHistory() {
 	r.plan.AddStep(deletes...)
 }
 
-// rollbackTo reads the annotation that asks for an older revision; zero means the one before.
+// rollbackTo parses the annotation that requests a rollback; zero means the previous revision.
 func rollbackTo(d *appsv1.Deployment) (revision int64, wanted bool) {
 	revision, err := strconv.ParseInt(d.Annotations[appsv1.DeprecatedRollbackTo], 10, 64)
 	return revision, err == nil
 }
 
-// rollback gives the deployment the template of an older revision.
+// rollback replaces the deployment's template by that of an older revision.
 func (r *rollout) rollback(revision int64) {
 	if !r.ensureCurrentSet() {
 		return
@@ -579,7 +580,7 @@ func (r *rollout) rollback(revision int64) {
 	}
 	sets := r.all()
 	for i, set := range sets {
-		sets[i] = r.effective(set) // the current set may have become the newest revision in this very step
+		sets[i] = r.effective(set) // this sync may have made the current set the newest revision
 	}
 	if revision == 0 {
 		if revision = previousRevision(sets); revision == 0 {

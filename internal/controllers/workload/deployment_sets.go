@@ -24,7 +24,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// What a deployment writes into its sets. kubectl reads the revision, the rest is for the controller itself.
+// Annotations of ReplicaSets and Deployments. kubectl reads the revision; the others are used by the controller only.
 const (
 	revisionAnnotation        = "deployment.kubernetes.io/revision"
 	revisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
@@ -32,10 +32,11 @@ const (
 	maxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
 )
 
-// maxRevisionHistoryChars bounds the list of revisions a set has had.
+// maxRevisionHistoryChars limits the length of the revision history annotation.
 const maxRevisionHistoryChars = 2000
 
-// isControllerAnnotation reports whether an annotation belongs to the controller or to kubectl apply and is not handed from a deployment to its sets.
+// isControllerAnnotation reports whether an annotation is not copied from a deployment to its sets: it belongs to the controller
+// or to kubectl apply.
 func isControllerAnnotation(key string) bool {
 	switch key {
 	case corev1.LastAppliedConfigAnnotation, revisionAnnotation, revisionHistoryAnnotation,
@@ -45,8 +46,8 @@ func isControllerAnnotation(key string) bool {
 	return false
 }
 
-// templateHash names a template. It is upstream's, so that sets made by either controller are found by both: FNV of
-// the template as the spew library dumps it, and of the collisions, in an alphabet without vowels.
+// templateHash is upstream's hash of a template, so that both controllers find each other's sets: FNV of the template as the spew
+// library dumps it and of the collision count, in an alphabet without vowels.
 func templateHash(template *corev1.PodTemplateSpec, collisions *int32) string {
 	hash := fnv.New32a()
 	_, _ = fmt.Fprintf(hash, "%v", dump.ForHash(*template))
@@ -58,13 +59,13 @@ func templateHash(template *corev1.PodTemplateSpec, collisions *int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
 }
 
-// replicaSetName is the name of a set, cut to fit.
+// replicaSetName is the name of a set, truncated to the maximum length.
 func replicaSetName(deployment, hash string) string {
 	maxLength := validation.DNS1123SubdomainMaxLength - 1 - len(hash)
 	return deployment[:min(len(deployment), maxLength)] + "-" + hash
 }
 
-// sameTemplate compares templates, the hash label apart.
+// sameTemplate compares templates without the hash label.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	return apiequality.Semantic.DeepEqual(withoutHash(a), withoutHash(b))
 }
@@ -79,7 +80,7 @@ func withoutHash(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 	return &clone
 }
 
-// revisionOf reads a set's revision; without the annotation it is zero, and false means it cannot be read.
+// revisionOf parses a set's revision. It is zero without the annotation; false means that it is malformed.
 func revisionOf(set *appsv1.ReplicaSet) (int64, bool) {
 	value, ok := set.Annotations[revisionAnnotation]
 	if !ok {
@@ -98,7 +99,7 @@ func highestRevision(sets []*appsv1.ReplicaSet) (highest int64) {
 	return highest
 }
 
-// previousRevision is the one before the highest.
+// previousRevision is the second highest revision.
 func previousRevision(sets []*appsv1.ReplicaSet) (second int64) {
 	highest := int64(0)
 	for _, set := range sets {
@@ -127,7 +128,7 @@ func scaledValue(value *intstr.IntOrString, total int32, roundUp bool) int32 {
 	return int32(n)
 }
 
-// updateRevision makes the current set the newest revision and lets the deployment say so.
+// updateRevision gives the current set the highest revision and copies it to the deployment.
 func (r *rollout) updateRevision() {
 	if r.current == nil {
 		return
@@ -147,7 +148,7 @@ func (r *rollout) updateRevision() {
 	}
 }
 
-// annotate gives the current set the deployment's annotations and the next revision. It reports whether anything changed.
+// annotate copies the deployment's annotations to the set and sets the next revision. It reports whether anything changed.
 func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	for key, value := range r.deployment.Annotations {
 		if previous, ok := set.Annotations[key]; !isControllerAnnotation(key) && (!ok || previous != value) {
@@ -159,7 +160,7 @@ func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	previous, had := set.Annotations[revisionAnnotation]
 	revision, ok := revisionOf(set)
 	if !ok && previous != "" {
-		return false // whoever wrote that keeps the set as it is
+		return false // malformed: leave the set as it is
 	}
 	if revision >= next {
 		return changed
@@ -171,7 +172,7 @@ func (r *rollout) annotate(set *appsv1.ReplicaSet) (changed bool) {
 	return true
 }
 
-// appendRevisionHistory adds a revision the set has had before to its list, and drops the oldest if the list gets too long.
+// appendRevisionHistory appends a former revision of the set to its history and drops the oldest ones if it gets too long.
 func appendRevisionHistory(set *appsv1.ReplicaSet, revision string) {
 	history := strings.Split(set.Annotations[revisionHistoryAnnotation], ",")
 	if history[0] == "" {
@@ -185,15 +186,15 @@ func appendRevisionHistory(set *appsv1.ReplicaSet, revision string) {
 	set.Annotations[revisionHistoryAnnotation] = strings.Join(history, ",")
 }
 
-// ensureCurrentSet makes sure there is a set for the deployment's template. It reports whether there is one already; if not, the plan
-// creates it and the next sync goes on from there.
+// ensureCurrentSet reports whether a set for the deployment's template exists; if not, the plan creates it and the next sync
+// continues.
 func (r *rollout) ensureCurrentSet() bool {
 	if r.current != nil {
 		r.updateRevision()
 		return true
 	}
 	if r.setOfSameName != nil {
-		// The name is taken by another template: a hash collision. With the count in the hash the next name is another.
+		// Hash collision with another template: increase the collision count, which is part of the hash.
 		collisions := int32(1)
 		if r.collisions != nil {
 			collisions = *r.collisions + 1
@@ -214,7 +215,7 @@ func (r *rollout) ensureCurrentSet() bool {
 	return false
 }
 
-// newSet is the set for the deployment's template, as large as the strategy allows at once.
+// newSet returns the set of the deployment's template with the initial number of replicas.
 func (r *rollout) newSet() *appsv1.ReplicaSet {
 	d := r.deployment
 	hash := templateHash(&d.Spec.Template, d.Status.CollisionCount)
@@ -241,11 +242,11 @@ func (r *rollout) newSet() *appsv1.ReplicaSet {
 	return set
 }
 
-// statusAfterCreate tells in the status that the set was created, or why not.
+// statusAfterCreate returns the deployment with a condition that the set was created, or why not.
 func (r *rollout) statusAfterCreate(set *appsv1.ReplicaSet, result controller.ApplyResult) kind.Object {
 	switch {
 	case result.Err == nil && !slices.ContainsFunc(result.Written, func(obj kind.Object) bool { return obj.GetName() == set.Name }):
-		return nil // the namespace is ending
+		return nil // the namespace is terminating
 	case result.Err == nil:
 		r.revision = set.Annotations[revisionAnnotation]
 		if r.hasDeadline() {

@@ -16,7 +16,7 @@ import (
 	"skiff/internal/kind"
 )
 
-// hasDeadline reports whether the rollout is to be judged by its progress.
+// hasDeadline reports whether the deployment has a progress deadline.
 func (r *rollout) hasDeadline() bool {
 	deadline := r.deployment.Spec.ProgressDeadlineSeconds
 	return deadline != nil && *deadline != math.MaxInt32
@@ -31,7 +31,7 @@ func (r *rollout) condition(t appsv1.DeploymentConditionType) *appsv1.Deployment
 	return nil
 }
 
-// setCondition replaces a condition if its status or reason changed. The transition time is kept while the status is.
+// setCondition replaces a condition if its status or reason changed. The transition time changes with the status only.
 func (r *rollout) setCondition(t appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
 	r.putCondition(appsv1.DeploymentCondition{Type: t, Status: status, Reason: reason, Message: message,
 		LastUpdateTime: metav1.NewTime(r.now), LastTransitionTime: metav1.NewTime(r.now)})
@@ -54,7 +54,8 @@ func (r *rollout) removeCondition(t appsv1.DeploymentConditionType) {
 	r.conditions = filter(r.conditions, func(c appsv1.DeploymentCondition) bool { return c.Type != t })
 }
 
-// updatePausedCondition says in the conditions that the rollout was paused or goes on. A rollout that goes on has its whole deadline again.
+// updatePausedCondition records in the conditions that the rollout was paused or resumed. A resumed rollout starts with a new
+// deadline.
 func (r *rollout) updatePausedCondition() {
 	progressing := r.condition(appsv1.DeploymentProgressing)
 	if !r.hasDeadline() || progressing != nil && progressing.Reason == "ProgressDeadlineExceeded" {
@@ -69,7 +70,7 @@ func (r *rollout) updatePausedCondition() {
 	}
 }
 
-// planStatus decides the status from what the sets say of themselves. During a rollout it also judges progress.
+// planStatus plans the status from the status of the sets. During a rollout it also updates the progress conditions.
 func (r *rollout) planStatus(rolling bool) {
 	status := r.calculateStatus()
 	if rolling {
@@ -87,13 +88,13 @@ func (r *rollout) planStatus(rolling bool) {
 	}
 }
 
-// planUnchangedStatus writes what changed besides the counts.
+// planUnchangedStatus writes conditions, revision and collision count, but keeps the replica counts.
 func (r *rollout) planUnchangedStatus() {
 	changed := r.changedDeployment(r.deployment.Status)
 	r.plan.Status = func(controller.ApplyResult) kind.Object { return changed }
 }
 
-// calculateStatus fills the numbers of the status and the condition of availability, from the sets as they are before this step.
+// calculateStatus calculates the replica counts and the Available condition from the sets before this sync.
 func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 	sets := r.all()
 	status := appsv1.DeploymentStatus{ObservedGeneration: r.deployment.Generation}
@@ -107,7 +108,7 @@ func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 		case set.Status.TerminatingReplicas != nil:
 			terminating += *set.Status.TerminatingReplicas
 		case set.Status.ObservedGeneration != 0:
-			allReported = false // a set kept by a controller that does not count them
+			allReported = false // a controller that does not report terminating replicas
 		}
 	}
 	if r.current != nil {
@@ -125,13 +126,13 @@ func (r *rollout) calculateStatus() appsv1.DeploymentStatus {
 	return status
 }
 
-// complete reports whether all wanted pods are of the new template and available, and nothing else is left.
+// complete reports whether all desired replicas have the new template and are available, and no old pods are left.
 func complete(d *appsv1.Deployment, status *appsv1.DeploymentStatus) bool {
 	want := valueOrOne(d.Spec.Replicas)
 	return status.UpdatedReplicas == want && status.Replicas == want && status.AvailableReplicas == want && status.ObservedGeneration >= d.Generation
 }
 
-// updateProgress sets the conditions of progress and of failing pods.
+// updateProgress updates the Progressing and ReplicaFailure conditions.
 func (r *rollout) updateProgress(status *appsv1.DeploymentStatus) {
 	if !r.hasDeadline() {
 		r.removeCondition(appsv1.DeploymentProgressing)
@@ -142,7 +143,7 @@ func (r *rollout) updateProgress(status *appsv1.DeploymentStatus) {
 		subject = fmt.Sprintf("ReplicaSet %q", r.current.Name)
 	}
 	available := progressing != nil && progressing.Reason == "NewReplicaSetAvailable"
-	// What is said of another set was said before this one was made, by a controller that ended before it could say so.
+	// The condition may still refer to the previous set, if a controller stopped before it could update it.
 	stale := available && r.current != nil && strings.HasPrefix(progressing.Message, "ReplicaSet ") && !strings.HasPrefix(progressing.Message, subject)
 	done := status.Replicas == status.UpdatedReplicas && available && !stale
 	if r.hasDeadline() && !done {
@@ -165,7 +166,7 @@ func (r *rollout) updateProgress(status *appsv1.DeploymentStatus) {
 	}
 }
 
-// renewProgressing renews the condition even if it said so before: the deadline runs from the last progress.
+// renewProgressing updates the condition even if it is unchanged: the deadline counts from the last progress.
 func (r *rollout) renewProgressing(previous *appsv1.DeploymentCondition, message string) {
 	condition := appsv1.DeploymentCondition{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionTrue, Reason: "ReplicaSetUpdated", Message: message,
 		LastUpdateTime: metav1.NewTime(r.now), LastTransitionTime: metav1.NewTime(r.now)}
@@ -176,7 +177,7 @@ func (r *rollout) renewProgressing(previous *appsv1.DeploymentCondition, message
 	r.conditions = append(r.conditions, condition)
 }
 
-// progressed reports whether there are more new pods, fewer old ones, or more that are ready or available, than last reported.
+// progressed reports whether, compared to the last status, there are more updated, fewer old, or more ready or available pods.
 func (r *rollout) progressed(status *appsv1.DeploymentStatus) bool {
 	previous := r.deployment.Status
 	return status.UpdatedReplicas > previous.UpdatedReplicas ||
@@ -196,7 +197,7 @@ func (r *rollout) deadline(progressing *appsv1.DeploymentCondition) time.Time {
 	return progressing.LastUpdateTime.Add(seconds(*r.deployment.Spec.ProgressDeadlineSeconds))
 }
 
-// replicaFailure is the failure the current set reports, or else an old one.
+// replicaFailure returns the failure condition of the current set, or of an old one.
 func (r *rollout) replicaFailure() *appsv1.DeploymentCondition {
 	sets := r.all()
 	if r.current != nil {
@@ -213,7 +214,7 @@ func (r *rollout) replicaFailure() *appsv1.DeploymentCondition {
 	return nil
 }
 
-// requeueAtDeadline requeues the key when the deadline of a rollout that has not ended passes.
+// requeueAtDeadline requeues the key for when the progress deadline passes.
 func (r *rollout) requeueAtDeadline(status *appsv1.DeploymentStatus) {
 	progressing := r.condition(appsv1.DeploymentProgressing)
 	if !r.hasDeadline() || progressing == nil || complete(r.deployment, status) || progressing.Reason == "ProgressDeadlineExceeded" {

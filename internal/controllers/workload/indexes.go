@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// indexSet is a set of a job's completion indexes: runs in ascending order that neither touch nor overlap.
+// indexSet is a set of completion indexes: ranges in ascending order that neither touch nor overlap.
 type indexSet []indexRange
 
-// indexRange is the indexes from first to last, both included.
+// indexRange is a range of indexes, both ends included.
 type indexRange struct{ first, last int }
 
-// parseIndexes reads "1,3-5,7" and leaves out what is not below limit or cannot be read.
+// parseIndexes parses "1,3-5,7" and ignores malformed indexes and those not below limit.
 func parseIndexes(text string, limit int) indexSet {
 	var runs []indexRange
 	for part := range strings.SplitSeq(text, ",") {
@@ -32,7 +32,7 @@ func parseIndexes(text string, limit int) indexSet {
 	return indexSet(nil).union(runs)
 }
 
-// String writes "1,3-5,7"; two neighbours are written "3,4".
+// String formats the set as "1,3-5,7"; a range of two is written "3,4".
 func (s indexSet) String() string {
 	var parts []string
 	for _, r := range s {
@@ -62,7 +62,7 @@ func (s indexSet) union(other []indexRange) indexSet {
 	return union
 }
 
-// withIndexes returns the set with single indexes added.
+// withIndexes returns the set with the indexes added.
 func (s indexSet) withIndexes(single []int) indexSet {
 	runs := make([]indexRange, len(single))
 	for i, index := range single {
@@ -83,7 +83,7 @@ func (s indexSet) size() (n int) {
 	return n
 }
 
-// overlap is how many indexes are in both sets.
+// overlap is the number of indexes in both sets.
 func (s indexSet) overlap(other indexSet) (n int) {
 	for i, j := 0, 0; i < len(s) && j < len(other); {
 		n += max(0, min(s[i].last, other[j].last)-max(s[i].first, other[j].first)+1)

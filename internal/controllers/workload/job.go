@@ -20,14 +20,14 @@ var jobKind = batchv1.SchemeGroupVersion.WithKind("Job")
 
 // Job runs pods until enough of them have succeeded.
 //
-// Pods carry a finalizer until they are counted, so that none gets lost: a finished pod's UID first goes into the status
-// (uncountedTerminatedPods), then the finalizer is removed, and when that is seen the UID moves into the counters.
+// Pods have a finalizer until they are counted, so that none is missed: the UID of a finished pod is first added to the status
+// (uncountedTerminatedPods), then the finalizer is removed, and when the cache shows that, the pod is counted.
 var Job = controller.Definition{
 	Name: "job-controller", Aliases: []string{"job"}, Queue: "job", Workers: 5,
 	New: newJobs,
 }
 
-// orphanKeyPrefix marks keys that name a pod which may have lost its job, and with it whoever would remove its finalizer.
+// orphanKeyPrefix marks keys of pods with the tracking finalizer whose job may be gone.
 const orphanKeyPrefix = "pod/"
 
 type jobs struct {
@@ -77,14 +77,14 @@ func newJobs(s *controller.Setup) (controller.Syncer, error) {
 	}), nil
 }
 
-// enqueueOrphanPod enqueues a pod that has the finalizer but seems to have nothing who would remove it.
+// enqueueOrphanPod enqueues a pod that has the finalizer but no job that would remove it.
 func (c *jobs) enqueueOrphanPod(pod *corev1.Pod) {
 	if isTracked(pod) && c.isOrphanPod(pod) {
 		c.setup.Enqueue(controller.Key{Namespace: pod.Namespace, Name: orphanKeyPrefix + pod.Name})
 	}
 }
 
-// isOrphanPod reports whether no job counts this pod any more.
+// isOrphanPod reports whether no job tracks the pod.
 func (c *jobs) isOrphanPod(pod *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(pod)
 	if ref == nil {
@@ -110,18 +110,18 @@ func (c *jobs) syncOrphanPod(ctx context.Context, key controller.Key, name strin
 	return c.setup.Apply(ctx, key, plan)
 }
 
-// isTracked reports whether a pod carries the finalizer.
+// isTracked reports whether a pod has the tracking finalizer.
 func isTracked(pod *corev1.Pod) bool {
 	return slices.Contains(pod.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
-// removingFinalizer removes the finalizer.
+// removingFinalizer is a write that removes the tracking finalizer.
 func removingFinalizer(pod *corev1.Pod) controller.Write {
 	patch := fmt.Appendf(nil, `{"metadata":{"$deleteFromPrimitiveList/finalizers":[%q]}}`, batchv1.JobTrackingFinalizer)
 	return controller.Patching(pod, client.StrategicPatch, patch).Ignoring(metav1.StatusReasonNotFound)
 }
 
-// managedByExternalController reports whether another controller than the built-in one looks after the job.
+// managedByExternalController reports whether spec.managedBy names another controller.
 func managedByExternalController(job *batchv1.Job) bool {
 	return job.Spec.ManagedBy != nil && *job.Spec.ManagedBy != batchv1.JobControllerName
 }
@@ -151,7 +151,7 @@ type jobView struct {
 	now  time.Time
 }
 
-// Observe gathers the job and its pods. A finished job, or another controller's, is none of our business.
+// Observe gathers the job and its pods. Finished jobs and those of external controllers are ignored.
 func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 	job, ok := c.jobs.Get(key.Namespace, key.Name)
 	if !ok || managedByExternalController(job) || jobFinished(job) {
@@ -160,5 +160,5 @@ func (c *jobs) Observe(key controller.Key) (jobView, bool) {
 	return jobView{job: job, pods: c.pods.Claimable(job), now: time.Now()}, true
 }
 
-// Reconcile counts, creates and deletes pods until the job is done.
+// Reconcile counts, creates and deletes pods until the job is finished.
 func (c *jobs) Reconcile(v jobView) controller.Plan { return v.reconcile() }

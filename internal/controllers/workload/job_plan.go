@@ -19,29 +19,30 @@ import (
 )
 
 const (
-	// maxUncounted bounds the UIDs in the status.
+	// maxUncounted limits the number of UIDs in the status.
 	maxUncounted = 500
-	// maxGeneratedName is how long a generated name's fixed part may be.
+	// maxGeneratedName is the maximum length of a generateName.
 	maxGeneratedName = 58
 )
 
-// jobSync is a job and its pods during one sync.
+// jobSync is the state of one sync of a job.
 type jobSync struct {
 	jobView
 	plan        *controller.Plan
-	status      batchv1.JobStatus // as it is going to be
-	pods        []*corev1.Pod     // the job's own
+	status      batchv1.JobStatus // the new status
+	pods        []*corev1.Pod     // claimed by the job
 	adopted     map[types.UID]bool
 	active      []*corev1.Pod
 	terminating int32
 	indexed     bool
 	completions int // of an indexed job
 
-	succeeded, failed                                    int32 // with those not yet counted
+	succeeded, failed                                    int32 // including uncounted pods
 	previouslyCompleted, completedIndexes, failedIndexes indexSet
-	// delayedFinalizers are failed pods whose index will be tried again: the finalizer stays until the next pod has taken over the count.
+	// delayedFinalizers are failed pods whose index is retried: the finalizer is kept until the next pod carries the failure
+	// count.
 	delayedFinalizers map[int]*corev1.Pod
-	// finishing is why the job ends: an interim condition, SuccessCriteriaMet or FailureTarget.
+	// finishing is the interim condition of a job that is about to finish: SuccessCriteriaMet or FailureTarget.
 	finishing *batchv1.JobCondition
 }
 
@@ -59,7 +60,7 @@ func (v jobView) reconcile() controller.Plan {
 	}
 	l := &jobSync{jobView: v, plan: &plan, adopted: map[types.UID]bool{}, indexed: mode != nil && *mode == batchv1.IndexedCompletion}
 	matches := func(pod *corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }
-	l.pods = controller.Claim(&plan, v.job, jobKind, matches, v.pods, batchv1.JobTrackingFinalizer)
+	l.pods = controller.Claim(&plan, controller.Claimer{Owner: v.job, Kind: jobKind, Finalizers: []string{batchv1.JobTrackingFinalizer}}, matches, v.pods)
 	for _, pod := range l.pods {
 		if metav1.GetControllerOfNoCopy(pod) == nil {
 			l.adopted[pod.UID] = true
@@ -71,18 +72,18 @@ func (v jobView) reconcile() controller.Plan {
 	return plan
 }
 
-// tracked reports whether a pod carries the finalizer, or is given it with its adoption.
+// tracked reports whether a pod has the finalizer or gets it with its adoption.
 func (l *jobSync) tracked(pod *corev1.Pod) bool { return isTracked(pod) || l.adopted[pod.UID] }
 
 func (l *jobSync) suspended() bool { return l.job.Spec.Suspend != nil && *l.job.Spec.Suspend }
 
-// validIndex reports whether a pod of an indexed job works on one of its indexes.
+// validIndex reports whether a pod of an indexed job has a valid completion index.
 func (l *jobSync) validIndex(pod *corev1.Pod) bool {
 	index := completionIndex(pod)
 	return !l.indexed || index >= 0 && index < l.completions
 }
 
-// countPods finds out how far the job has come.
+// countPods counts active, terminating, succeeded and failed pods.
 func (l *jobSync) countPods() {
 	l.status = *l.job.Status.DeepCopy()
 	if l.status.UncountedTerminatedPods == nil {
@@ -116,7 +117,7 @@ func (l *jobSync) countPods() {
 	}
 }
 
-// countIndexes finds out which indexes are done and which have failed for good.
+// countIndexes determines the completed and the failed indexes.
 func (l *jobSync) countIndexes() {
 	var succeeded, failed []int
 	for _, pod := range l.pods {
@@ -143,7 +144,7 @@ func (l *jobSync) countIndexes() {
 	l.delayFinalizers()
 }
 
-// indexFailed reports whether a pod's failure is the last its index may have.
+// indexFailed reports whether a pod's failure makes its index fail.
 func (l *jobSync) indexFailed(pod *corev1.Pod) bool {
 	if !jobPodFailed(pod, l.job) {
 		return false
@@ -153,7 +154,7 @@ func (l *jobSync) indexFailed(pod *corev1.Pod) bool {
 	return match.action == batchv1.PodFailurePolicyActionFailIndex || match.countsAsFailure() && counted >= *l.job.Spec.BackoffLimitPerIndex
 }
 
-// delayFinalizers finds, for each index that will be tried again, the failed pod that carries its count.
+// delayFinalizers finds, for each index that is retried, the failed pod that carries the failure count.
 func (l *jobSync) delayFinalizers() {
 	l.delayedFinalizers = map[int]*corev1.Pod{}
 	running := podIndexes(l.active)
@@ -182,7 +183,7 @@ func podIndexes(pods []*corev1.Pod) (all []int) {
 	return all
 }
 
-// decideFinish decides whether the job ends, and why. What was decided before stands.
+// decideFinish decides whether the job is about to finish, and why. An earlier decision is final.
 func (l *jobSync) decideFinish() {
 	spec := l.job.Spec
 	fail := func(reason, message string) { l.finishing = l.condition(batchv1.JobFailureTarget, reason, message) }
@@ -229,7 +230,7 @@ func (l *jobSync) condition(t batchv1.JobConditionType, reason, message string) 
 	return &batchv1.JobCondition{Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastProbeTime: at, LastTransitionTime: at}
 }
 
-// restartedTooOften counts restarts in place, of jobs whose containers are restarted.
+// restartedTooOften reports whether container restarts exceed the backoff limit, for pods with restartPolicy OnFailure.
 func (l *jobSync) restartedTooOften() bool {
 	if l.job.Spec.Template.Spec.RestartPolicy != corev1.RestartPolicyOnFailure {
 		return false
@@ -245,8 +246,8 @@ func (l *jobSync) restartedTooOften() bool {
 	return total > 0 && total >= *l.job.Spec.BackoffLimit
 }
 
-// planWrites turns what was found out into a plan: pods that must go, then what has to stand in the status before finalizers go, then the
-// finalizers, then new pods, and at last the status.
+// planWrites builds the plan: delete pods, write the uncounted pods to the status, remove finalizers, create pods, and finally
+// update the status.
 func (l *jobSync) planWrites() {
 	var creates []controller.Write
 	var deletes []*corev1.Pod
@@ -263,12 +264,12 @@ func (l *jobSync) planWrites() {
 				untrack = append(untrack, removingFinalizer(pod))
 			}
 		}
-		// A pod the job itself gives up is not counted.
+		// Pods deleted by the job itself are not counted.
 		l.plan.AddStep(untrack...)
 		l.plan.AddStep(l.deletingPods(deletes)...)
 	}
 	complete := l.finishing == nil && l.isComplete(len(l.active)-len(deletes)+len(creates))
-	// A job that went on and ended before anyone could say so went on all the same.
+	// A job that completed before its suspension was recorded is not reported as suspended.
 	if managed && !(complete && l.suspended()) {
 		l.updateSuspendedCondition()
 	}
@@ -305,7 +306,7 @@ func (l *jobSync) managePods() (deletes []*corev1.Pod, creates []controller.Writ
 	case l.job.Spec.Completions != nil:
 		want = max(0, min(want, *l.job.Spec.Completions-l.succeeded))
 	case l.succeeded > 0:
-		want = running // one has found the work done; the others finish
+		want = running // one pod has succeeded: no more pods are created
 	}
 	if deletes = l.podsToDelete(int(max(0, running-want))); len(deletes) > 0 {
 		return deletes[:min(len(deletes), burstReplicas)], nil
@@ -320,7 +321,7 @@ func (l *jobSync) managePods() (deletes []*corev1.Pod, creates []controller.Writ
 	return nil, l.creatingPods(int(min(missing, burstReplicas)))
 }
 
-// podsToDelete chooses at least n active pods to delete; of an indexed job also those with no, a foreign or a doubled index.
+// podsToDelete chooses at least n active pods to delete; of an indexed job also those with an invalid or duplicate index.
 func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
 	var chosen, remaining []*corev1.Pod
 	if l.indexed {
@@ -350,7 +351,7 @@ func (l *jobSync) podsToDelete(n int) []*corev1.Pod {
 	return chosen
 }
 
-// creatingPods makes n pods, unless it is too early after a failure.
+// creatingPods plans n pods, unless the backoff after a failure has not expired.
 func (l *jobSync) creatingPods(n int) []controller.Write {
 	perIndex := l.job.Spec.BackoffLimitPerIndex != nil
 	if !perIndex {
@@ -381,12 +382,12 @@ func (l *jobSync) creatingPods(n int) []controller.Write {
 		}
 		writes = append(writes, creatingPod(l.indexedPod(pod, index, last), l.job))
 	}
-	// Also when some pods can start now, the others must not be forgotten.
+	// Requeue for the pods still in backoff, even if others are created now.
 	l.plan.Requeue(next)
 	return writes
 }
 
-// consecutiveFailures counts the failures since the last success, for pause.
+// consecutiveFailures counts the failures since the last success, as arguments of remainingBackoff.
 func (l *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
 	var lastSuccess time.Time
 	for _, pod := range l.pods {
@@ -395,7 +396,7 @@ func (l *jobSync) consecutiveFailures() (failures int32, last, now time.Time) {
 		}
 	}
 	for _, pod := range l.pods {
-		// A pod the job itself gave up has lost its finalizer and is terminating.
+		// Pods deleted by the job itself have no finalizer and are terminating.
 		if !jobPodFailed(pod, l.job) || !l.validIndex(pod) || pod.DeletionTimestamp != nil && !l.tracked(pod) {
 			continue
 		}
@@ -434,7 +435,7 @@ func addIndexVariable(c *corev1.Container) {
 		FieldRef: &corev1.ObjectFieldSelector{FieldPath: fmt.Sprintf("metadata.labels['%s']", batchv1.JobCompletionIndexAnnotation)}}})
 }
 
-// indexedPod is the pod for one index. last is the failed pod it replaces, whose failures it carries on.
+// indexedPod returns the pod of one index. last is the failed pod it replaces, whose failure count it continues.
 func (l *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *corev1.Pod {
 	p := *pod
 	number := strconv.Itoa(index)
@@ -462,7 +463,7 @@ func (l *jobSync) indexedPod(pod *corev1.Pod, index int, last *corev1.Pod) *core
 	return &p
 }
 
-// updateSuspendedCondition says in the conditions that the job was suspended or goes on.
+// updateSuspendedCondition records in the conditions that the job was suspended or resumed.
 func (l *jobSync) updateSuspendedCondition() {
 	recordEvent := func(reason, message string) {
 		l.plan.Events = append(l.plan.Events, controller.Event{Object: l.job, Type: corev1.EventTypeNormal, Reason: reason, Message: message})

@@ -13,33 +13,33 @@ import (
 	"skiff/internal/podstate"
 )
 
-// A pod that failed is replaced after a pause that doubles with every failure since the last success.
+// The backoff for replacing failed pods. It doubles with every failure since the last success.
 const (
 	minPodBackoff = 10 * time.Second
 	maxPodBackoff = 10 * time.Minute
 )
 
-// onlyReplaceFailed reports whether a pod terminating must have ended before another takes its place.
+// onlyReplaceFailed reports whether a terminating pod is replaced only after it has reached a terminal phase.
 func onlyReplaceFailed(job *batchv1.Job) bool {
 	return job.Spec.PodReplacementPolicy != nil && *job.Spec.PodReplacementPolicy == batchv1.Failed
 }
 
-// jobPodFailed reports whether a pod counts as failed: it has failed, or is terminating and nothing waits for it.
+// jobPodFailed reports whether a pod counts as failed: it has failed, or it is terminating and may be replaced already.
 func jobPodFailed(pod *corev1.Pod, job *batchv1.Job) bool {
 	return pod.Status.Phase == corev1.PodFailed || !onlyReplaceFailed(job) && pod.DeletionTimestamp != nil && pod.Status.Phase != corev1.PodSucceeded
 }
 
-// policyMatch is what the failure policy says of a failed pod.
+// policyMatch is the result of the pod failure policy for a failed pod.
 type policyMatch struct {
 	action batchv1.PodFailurePolicyAction // "" when no rule matches
-	// reason is the message when the whole job is to fail.
+	// reason is the condition message if the whole job fails.
 	reason string
 }
 
 // countsAsFailure reports whether the failure counts towards the backoff limit.
 func (v policyMatch) countsAsFailure() bool { return v.action != batchv1.PodFailurePolicyActionIgnore }
 
-// matchPodFailurePolicy applies the failure policy: the first rule that matches decides.
+// matchPodFailurePolicy returns the action of the first rule that matches.
 func matchPodFailurePolicy(policy *batchv1.PodFailurePolicy, pod *corev1.Pod) policyMatch {
 	if policy == nil {
 		return policyMatch{}
@@ -96,7 +96,7 @@ func matchOnPodConditions(pod *corev1.Pod, patterns []batchv1.PodFailurePolicyOn
 	return nil
 }
 
-// matchSuccessPolicy says which rule of the success policy the succeeded indexes satisfy, if any.
+// matchSuccessPolicy returns the message of the first success policy rule that the succeeded indexes satisfy, if any.
 func matchSuccessPolicy(policy *batchv1.SuccessPolicy, completions int, succeeded indexSet) (message string, met bool) {
 	if policy == nil {
 		return "", false
@@ -118,7 +118,7 @@ func matchSuccessPolicy(policy *batchv1.SuccessPolicy, completions int, succeede
 	return "", false
 }
 
-// remainingBackoff is how long to wait before the next pod, after so many failures in a row.
+// remainingBackoff is the time until the next pod may be created after that many consecutive failures.
 func remainingBackoff(failures int32, last, now time.Time) time.Duration {
 	if failures == 0 {
 		return 0
@@ -130,7 +130,7 @@ func remainingBackoff(failures int32, last, now time.Time) time.Duration {
 	return max(0, min(backoff, maxPodBackoff)-now.Sub(last))
 }
 
-// endTime is when a pod ended, as well as can be told.
+// endTime is the best known time at which a pod finished.
 func endTime(pod *corev1.Pod) time.Time {
 	if t, ok := containersEnded(pod); ok {
 		return t
@@ -148,7 +148,7 @@ func endTime(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// containersEnded is when the last container or sidecar ended; false if one has not, or nothing knows when.
+// containersEnded is the time at which the last container or sidecar finished; false if one has not, or its time is unknown.
 func containersEnded(pod *corev1.Pod) (last time.Time, ok bool) {
 	statuses := slices.Clone(pod.Status.ContainerStatuses)
 	for _, c := range pod.Spec.InitContainers {
@@ -167,7 +167,7 @@ func containersEnded(pod *corev1.Pod) (last time.Time, ok bool) {
 	return last, len(statuses) > 0
 }
 
-// completionIndex is the index a pod works on, or -1.
+// completionIndex is the completion index of a pod, or -1.
 func completionIndex(pod *corev1.Pod) int {
 	index, err := strconv.Atoi(pod.Annotations[batchv1.JobCompletionIndexAnnotation])
 	if err != nil || index < 0 {
@@ -176,7 +176,7 @@ func completionIndex(pod *corev1.Pod) int {
 	return index
 }
 
-// indexFailures is how often the pod's index had failed before it, and how often that was ignored.
+// indexFailures returns the counted and the ignored failures of the pod's index before this pod.
 func indexFailures(pod *corev1.Pod) (counted, ignored int32) {
 	read := func(key string) int32 {
 		n, err := strconv.Atoi(pod.Annotations[key])

@@ -13,9 +13,8 @@ import (
 	"skiff/internal/podstate"
 )
 
-// trackFinishedPods counts finished pods in three moves, of which each sync makes what is due: UIDs of finished pods go into the status; then their
-// finalizers are removed; UIDs whose finalizer is gone go into the counters. At last, when nothing is left to count and no pod on its
-// way out, the job is declared finished.
+// trackFinishedPods counts finished pods in three phases: their UIDs are added to the status, then their finalizers are removed,
+// then the UIDs of pods without the finalizer are counted. When no pod is left to count or terminating, the job is finished.
 func (l *jobSync) trackFinishedPods() {
 	l.flushUncounted()
 	toUntrack := l.recordUncounted()
@@ -44,7 +43,7 @@ func (l *jobSync) trackFinishedPods() {
 	l.plan.AddStep(writes...)
 }
 
-// flushUncounted moves UIDs whose pod has lost its finalizer, or is gone, into the counters.
+// flushUncounted counts the UIDs whose pod no longer has the finalizer or no longer exists.
 func (l *jobSync) flushUncounted() {
 	tracked := map[types.UID]bool{}
 	for _, pod := range l.pods {
@@ -60,7 +59,7 @@ func (l *jobSync) flushUncounted() {
 	uncounted.Succeeded, uncounted.Failed = succeeded, failed
 }
 
-// recordUncounted writes finished pods into the status and returns those whose finalizer can go once it stands there.
+// recordUncounted adds finished pods to the status and returns those whose finalizer can be removed after the status is written.
 func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
 	uncounted := l.status.UncountedTerminatedPods
 	uncountedTotal := len(uncounted.Succeeded) + len(uncounted.Failed)
@@ -93,7 +92,7 @@ func (l *jobSync) recordUncounted() (toUntrack []*corev1.Pod) {
 	return toUntrack
 }
 
-// canRemoveFinalizer reports whether a pod's fate is decided.
+// canRemoveFinalizer reports whether the pod needs no further tracking.
 func (l *jobSync) canRemoveFinalizer(pod *corev1.Pod) bool {
 	if l.job.DeletionTimestamp != nil || l.finishing != nil || pod.Status.Phase == corev1.PodSucceeded {
 		return true
@@ -105,10 +104,10 @@ func (l *jobSync) canRemoveFinalizer(pod *corev1.Pod) bool {
 	return delayed == nil || delayed.UID != pod.UID
 }
 
-// planStatus writes the status when the steps are done.
+// planStatus plans the status update after the steps.
 func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 	finish := l.finishedCondition(len(deleted))
-	// Events of the end belong to the plan that writes it.
+	// Record the finish events only with the plan that writes the condition.
 	if finish != nil {
 		l.recordFinishEvents(finish)
 	}
@@ -123,7 +122,7 @@ func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 			case *batchv1.Job:
 				base = written
 			case *corev1.Pod:
-				// Adopted and untracked pods are written too; a new one is not among those seen.
+				// Adopted and untracked pods are written too; only unknown UIDs are new pods.
 				if !slices.ContainsFunc(l.jobView.pods, func(p *corev1.Pod) bool { return p.UID == written.UID }) {
 					created++
 				}
@@ -150,13 +149,13 @@ func (l *jobSync) planStatus(deleted []*corev1.Pod, creating int) {
 	}
 }
 
-// finishedCondition returns the last condition of the job if there is nothing left to wait for.
+// finishedCondition returns the final condition, or nil while there are pods to wait for.
 func (l *jobSync) finishedCondition(deleting int) *batchv1.JobCondition {
 	uncounted := l.status.UncountedTerminatedPods
 	if l.finishing == nil || l.terminating > 0 || deleting > 0 || len(uncounted.Succeeded)+len(uncounted.Failed) > 0 {
 		return nil
 	}
-	// A pod that was finished but not counted yet would be lost.
+	// A finished pod that is not counted yet would be missed.
 	if slices.ContainsFunc(l.pods, func(pod *corev1.Pod) bool { return l.tracked(pod) }) {
 		return nil
 	}

@@ -1,9 +1,9 @@
-// Package workload holds the controllers that keep pods running: ReplicaSet and ReplicationController, Deployment,
-// StatefulSet, DaemonSet, Job, CronJob and the one that removes finished jobs.
+// Package workload contains the controllers of pods: ReplicaSet and ReplicationController, Deployment, StatefulSet, DaemonSet,
+// Job, CronJob and TTL-after-finished.
 //
-// Each controller is Observe, which gathers a view, and a pure Reconcile, which turns it into a plan; package controller carries
-// it out. What upstream's controllers write, these write: names, hashes, annotations, conditions, reasons and
-// messages are the same, so that either can take over from the other in a running cluster.
+// Each controller has an Observe, which gathers a view, and a pure Reconcile, which turns it into a plan; package controller
+// applies it. Names, hashes, annotations, conditions, reasons and messages are those of upstream's controllers, so that either
+// implementation can take over from the other in a running cluster.
 package workload
 
 import (
@@ -25,7 +25,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// available pods have been ready for a while.
+// available reports whether a pod has been ready for minReadySeconds.
 func available(pod *corev1.Pod, minReadySeconds int32, now time.Time) bool {
 	if !podstate.IsReady(pod) {
 		return false
@@ -33,7 +33,7 @@ func available(pod *corev1.Pod, minReadySeconds int32, now time.Time) bool {
 	return minReadySeconds == 0 || untilAvailable(pod, minReadySeconds, now) == 0 && !podstate.Condition(pod, corev1.PodReady).LastTransitionTime.IsZero()
 }
 
-// untilAvailable is how long a ready pod needs until it is available; zero for pods that are, or are not ready.
+// untilAvailable is the time until a ready pod becomes available; zero if it is available or not ready.
 func untilAvailable(pod *corev1.Pod, minReadySeconds int32, now time.Time) time.Duration {
 	c := podstate.Condition(pod, corev1.PodReady)
 	if minReadySeconds <= 0 || c == nil || c.Status != corev1.ConditionTrue || c.LastTransitionTime.IsZero() {
@@ -42,7 +42,7 @@ func untilAvailable(pod *corev1.Pod, minReadySeconds int32, now time.Time) time.
 	return max(0, c.LastTransitionTime.Add(seconds(minReadySeconds)).Sub(now))
 }
 
-// nextAvailable is how long until the next of the pods becomes available, zero if none is going to.
+// nextAvailable is the time until the next pod becomes available, zero if there is none.
 func nextAvailable(pods []*corev1.Pod, minReadySeconds int32, now time.Time) (next time.Duration) {
 	for _, pod := range pods {
 		if d := untilAvailable(pod, minReadySeconds, now); d > 0 && (next == 0 || d < next) {
@@ -74,7 +74,8 @@ func count[T any](all []T, is func(T) bool) (n int32) {
 	return n
 }
 
-// newPodFromTemplate makes a pod of a template, controlled by owner and named after it. Pods from one template may share it: nothing changes what is sent.
+// newPodFromTemplate returns a pod of the template, controlled by owner. It may be created several times: requests do not modify
+// it.
 func newPodFromTemplate(template *corev1.PodTemplateSpec, owner kind.Object, ownerKind schema.GroupVersionKind) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -97,7 +98,7 @@ func podNamePrefix(owner string) string {
 	return owner
 }
 
-// The events all controllers of pods tell about them.
+// creatingPod and deletingPod are writes with the events that all controllers of pods record.
 
 func creatingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
 	return controller.Creating(pod).
@@ -111,14 +112,14 @@ func deletingPod(pod *corev1.Pod, owner kind.Object) controller.Write {
 		OnFailure(controller.Event{Object: owner, Type: corev1.EventTypeWarning, Reason: "FailedDelete", Message: "Error deleting: %s"})
 }
 
-// phaseOrder: the further a pod has come, the more it is worth.
+// phaseOrder ranks phases: pods with a lower rank are deleted first.
 var phaseOrder = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown: 1, corev1.PodRunning: 2}
 
-// sortForDeletion puts the pods that are the least loss first. doubled says how many related pods share a pod's node.
+// sortForDeletion sorts pods so that those to delete come first. podsOnSameNode returns how many related pods are on a pod's node.
 //
-// In order: without a node before with one; pending before unknown before running; not ready before ready; lower deletion cost before higher; on a
-// crowded node before alone; ready for a short time before a long one; more restarts before fewer; younger before older. Times are
-// compared by their binary logarithm, and pods that are equal so far by UID: a random choice, but the same each time.
+// The order: unassigned before assigned; pending before unknown before running; not ready before ready; lower deletion cost before
+// higher; more related pods on the node before fewer; ready for a shorter time before longer; more restarts before fewer; newer
+// before older. Times are compared by their binary logarithm, and equal pods by UID.
 func sortForDeletion(pods []*corev1.Pod, podsOnSameNode func(*corev1.Pod) int, now time.Time) {
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
 		if c := compareProgress(a, b); c != 0 {
@@ -133,8 +134,8 @@ func sortForDeletion(pods []*corev1.Pod, podsOnSameNode func(*corev1.Pod) int, n
 	})
 }
 
-// sortByProgress puts the pods first that have come least far. It is sortForDeletion without costs and crowds, and by the exact times: a job has
-// no pods that are as good as each other.
+// sortByProgress sorts pods of a job so that those to delete come first. Unlike sortForDeletion it ignores deletion cost and
+// nodes, and compares exact times.
 func sortByProgress(pods []*corev1.Pod) {
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
 		if c := compareProgress(a, b); c != 0 {
@@ -144,13 +145,14 @@ func sortByProgress(pods []*corev1.Pod) {
 	})
 }
 
-// compareProgress compares how far two pods have come.
+// compareProgress compares two pods by assignment, phase and readiness.
 func compareProgress(a, b *corev1.Pod) int {
 	return cmp.Or(falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""), cmp.Compare(phaseOrder[a.Status.Phase], phaseOrder[b.Status.Phase]),
 		falseFirst(podstate.IsReady(a), podstate.IsReady(b)))
 }
 
-// compareHistory compares two pods that have come equally far, both ready or neither, by how long and how well they have run. later compares two different times.
+// compareHistory compares two pods, both ready or both not, by ready time, restarts and age. compareDifferent compares two
+// different times.
 func compareHistory(a, b *corev1.Pod, compareDifferent func(timeA, timeB metav1.Time) int) int {
 	compare := func(timeA, timeB metav1.Time) int {
 		switch {
@@ -190,7 +192,7 @@ func log2Age(age time.Duration) int64 {
 	return int64(math.Log2(float64(age)))
 }
 
-// deletionCost is what the user says a pod is worth. A malformed value counts as zero.
+// deletionCost is the value of the pod-deletion-cost annotation. A malformed value counts as zero.
 func deletionCost(pod *corev1.Pod) int32 {
 	value := pod.Annotations[corev1.PodDeletionCost]
 	if value == "" || value[0] == '+' || len(value) > 1 && value[0] == '0' {
@@ -203,7 +205,7 @@ func deletionCost(pod *corev1.Pod) int32 {
 	return int32(cost)
 }
 
-// restarts are the most restarts of a container, and of a sidecar.
+// restarts returns the maximum restart count of a container and of a sidecar.
 func restarts(pod *corev1.Pod) (regular, sidecar int32) {
 	for _, c := range pod.Status.ContainerStatuses {
 		regular = max(regular, c.RestartCount)

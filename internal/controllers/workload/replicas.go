@@ -16,7 +16,7 @@ import (
 	"skiff/internal/podstate"
 )
 
-// burstReplicas bounds the pods created or deleted in one sync.
+// burstReplicas is the maximum number of pods created or deleted in one sync.
 const burstReplicas = 500
 
 var (
@@ -24,7 +24,7 @@ var (
 	replicationControllerKind = corev1.SchemeGroupVersion.WithKind("ReplicationController")
 )
 
-// ReplicaSet keeps as many pods of one template as a ReplicaSet says.
+// ReplicaSet maintains the desired number of pods of a ReplicaSet.
 var ReplicaSet = controller.Definition{
 	Name: "replicaset-controller", Aliases: []string{"replicaset"}, Queue: "replicaset", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -41,7 +41,7 @@ var ReplicaSet = controller.Definition{
 	},
 }
 
-// ReplicationController does the same for the older kind.
+// ReplicationController is the same for ReplicationControllers.
 var ReplicationController = controller.Definition{
 	Name: "replicationcontroller-controller", Aliases: []string{"replicationcontroller"}, Component: "replication-controller",
 	Queue: "replicationmanager", Workers: 5,
@@ -50,7 +50,7 @@ var ReplicationController = controller.Definition{
 	},
 }
 
-// replicas is a ReplicaSet or ReplicationController as this controller sees it.
+// replicas is the common form of a ReplicaSet and a ReplicationController.
 type replicas struct {
 	object          kind.Object
 	kind            schema.GroupVersionKind
@@ -59,7 +59,7 @@ type replicas struct {
 	selector        labels.Selector
 	template        *corev1.PodTemplateSpec
 	status          appsv1.ReplicaSetStatus
-	// withStatus returns a copy of the object with another status.
+	// withStatus returns a copy of the object with the status.
 	withStatus func(appsv1.ReplicaSetStatus) kind.Object
 }
 
@@ -114,12 +114,12 @@ func valueOrOne(n *int32) int32 {
 	return *n
 }
 
-// replicasController serves both kinds.
+// replicasController reconciles both kinds.
 type replicasController[T kind.Object] struct {
 	owners   client.Informer[T]
 	pods     controller.Dependents[*corev1.Pod]
 	convert  func(T) (replicas, error)
-	siblings func(T) []T // the sets with the same owner; nil: a kind that has none
+	siblings func(T) []T // the sets with the same owner; nil for ReplicationControllers
 }
 
 func newReplicasController[T kind.Object](s *controller.Setup, ownerKind schema.GroupVersionKind, convert func(T) (replicas, error), siblings func(T) []T) (controller.Syncer, error) {
@@ -141,8 +141,8 @@ func newReplicasController[T kind.Object](s *controller.Setup, ownerKind schema.
 // replicasView is the observed state of one set.
 type replicasView struct {
 	replicas
-	pods []*corev1.Pod // the set's own and the orphans of its namespace
-	// related are the pods of all sets with the same owner. They matter only when pods are too many.
+	pods []*corev1.Pod // those it controls and the orphans of its namespace
+	// related are the pods of all sets with the same owner. They are only needed for scaling down.
 	related []*corev1.Pod
 	now     time.Time
 }
@@ -155,7 +155,7 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 	}
 	r, err := c.convert(owner)
 	if err != nil {
-		return replicasView{}, false // a selector that cannot be read selects nothing; rejected by validation
+		return replicasView{}, false // an invalid selector, rejected by validation
 	}
 	v := replicasView{replicas: r, pods: c.pods.Claimable(owner), now: time.Now()}
 	if c.siblings != nil && count(v.pods, podstate.IsActive) > r.desired {
@@ -166,13 +166,13 @@ func (c *replicasController[T]) Observe(key controller.Key) (replicasView, bool)
 	return v, true
 }
 
-// Reconcile adopts and releases, creates what is missing, deletes what is too much and reports.
+// Reconcile adopts and releases pods, creates or deletes pods, and updates the status.
 func (c *replicasController[T]) Reconcile(v replicasView) controller.Plan { return v.reconcile() }
 
 func (v replicasView) reconcile() controller.Plan {
 	var plan controller.Plan
 	matches := func(pod *corev1.Pod) bool { return v.selector.Matches(labels.Set(pod.Labels)) }
-	claimed := controller.Claim(&plan, v.object, v.kind, matches, filter(v.pods, podstate.IsActive))
+	claimed := controller.Claim(&plan, controller.Claimer{Owner: v.object, Kind: v.kind}, matches, filter(v.pods, podstate.IsActive))
 	if v.object.GetDeletionTimestamp() == nil {
 		plan.AddStep(v.manageReplicas(claimed)...)
 	}
@@ -188,7 +188,7 @@ func (v replicasView) reconcile() controller.Plan {
 	return plan
 }
 
-// manageReplicas creates or deletes pods until there are as many as wanted.
+// manageReplicas creates or deletes pods to reach the desired number.
 func (v replicasView) manageReplicas(pods []*corev1.Pod) []controller.Write {
 	missing := int(v.desired) - len(pods)
 	var writes []controller.Write
@@ -219,7 +219,7 @@ func (v replicasView) podsToDelete(pods []*corev1.Pod, n int) []*corev1.Pod {
 	return pods[:n]
 }
 
-// calculateStatus fills the numbers of the status.
+// calculateStatus calculates the replica counts of the status.
 func (v replicasView) calculateStatus(pods []*corev1.Pod, terminating int32) appsv1.ReplicaSetStatus {
 	status := v.status
 	template := labels.Set(v.template.Labels).AsSelectorPreValidated()
@@ -234,11 +234,11 @@ func (v replicasView) calculateStatus(pods []*corev1.Pod, terminating int32) app
 	return status
 }
 
-// changedStatus sets or clears the condition that pods could not be created or deleted, and returns the object if its status changed.
+// changedStatus sets or clears the ReplicaFailure condition and returns the object if its status changed.
 func (v replicasView) changedStatus(status appsv1.ReplicaSetStatus, result controller.ApplyResult) kind.Object {
 	reason := map[controller.Verb]string{controller.Create: "FailedCreate", controller.Delete: "FailedDelete"}[result.FailedVerb()]
 	if result.Err != nil && reason == "" {
-		return nil // whose the pods are is not settled: the numbers would be a guess
+		return nil // adoption failed: the counts would be wrong
 	}
 	others := filter(status.Conditions, func(c appsv1.ReplicaSetCondition) bool { return c.Type != appsv1.ReplicaSetReplicaFailure })
 	switch {

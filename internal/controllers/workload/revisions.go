@@ -21,8 +21,8 @@ import (
 	"skiff/internal/kind"
 )
 
-// StatefulSets and DaemonSets keep the templates they have had in ControllerRevisions, as a patch that would restore the template.
-// The bytes are upstream's: equal templates are found by comparing them.
+// StatefulSets and DaemonSets keep former templates in ControllerRevisions, as a patch that restores the template. The encoding is
+// upstream's: equal templates are found by comparing the bytes.
 
 // templatePatch is the data of a revision.
 func templatePatch(template *corev1.PodTemplateSpec) ([]byte, error) {
@@ -30,7 +30,7 @@ func templatePatch(template *corev1.PodTemplateSpec) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Through a map, because the keys must be in order.
+	// Encode through a map, which sorts the keys.
 	var fields map[string]any
 	if err := json.Unmarshal(data, &fields); err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func templatePatch(template *corev1.PodTemplateSpec) ([]byte, error) {
 	return json.Marshal(map[string]any{"spec": map[string]any{"template": fields}})
 }
 
-// templateOf reads the template back.
+// templateOf decodes the template of a revision.
 func templateOf(revision *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	var patch struct {
 		Spec struct {
@@ -52,28 +52,36 @@ func templateOf(revision *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, e
 	return &patch.Spec.Template, nil
 }
 
-// compareRevisions puts the oldest revision first.
+// compareRevisions sorts the oldest revision first.
 func compareRevisions(a, b *appsv1.ControllerRevision) int {
 	return cmp.Or(cmp.Compare(a.Revision, b.Revision), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// newRevision makes the revision of a template, named by a hash of its data.
-func newRevision(owner kind.Object, ownerKind schema.GroupVersionKind, labels map[string]string, patch []byte, number int64, collisions int32) *appsv1.ControllerRevision {
-	hash := revisionHash(patch, collisions)
+// revisionContent is the content of a new revision.
+type revisionContent struct {
+	labels     map[string]string
+	patch      []byte // of the template
+	number     int64
+	collisions int32
+}
+
+// newRevision returns the revision of a template, named by a hash of its data.
+func newRevision(owner kind.Object, ownerKind schema.GroupVersionKind, content revisionContent) *appsv1.ControllerRevision {
+	hash := revisionHash(content.patch, content.collisions)
 	name := owner.GetName()
 	r := &appsv1.ControllerRevision{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name[:min(len(name), 223)] + "-" + hash, Namespace: owner.GetNamespace(),
-			Labels: maps.Clone(labels), Annotations: maps.Clone(owner.GetAnnotations()),
+			Labels: maps.Clone(content.labels), Annotations: maps.Clone(owner.GetAnnotations()),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, ownerKind)},
 		},
-		Data: runtime.RawExtension{Raw: patch}, Revision: number,
+		Data: runtime.RawExtension{Raw: content.patch}, Revision: content.number,
 	}
 	metav1.SetMetaDataLabel(&r.ObjectMeta, "controller.kubernetes.io/hash", hash)
 	return r
 }
 
-// revisionHash is upstream's: FNV of the data and of the collisions as a number in text.
+// revisionHash is upstream's: FNV of the data and of the decimal collision count.
 func revisionHash(patch []byte, collisions int32) string {
 	hash := fnv.New32()
 	_, _ = hash.Write(patch)
@@ -81,7 +89,7 @@ func revisionHash(patch []byte, collisions int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(hash.Sum32()), 10))
 }
 
-// isInconclusive reports whether the steps ended before it was clear whose the pods are and which revision they should have: nothing can be reported.
+// isInconclusive reports whether a step failed that adopts pods or writes revisions. Then the status cannot be calculated.
 func isInconclusive(result controller.ApplyResult) bool {
 	var writeErr *controller.WriteError
 	if !errors.As(result.Err, &writeErr) {
@@ -91,7 +99,7 @@ func isInconclusive(result controller.ApplyResult) bool {
 	return writeErr.Verb == controller.Patch || isRevision && writeErr.Verb != controller.Delete
 }
 
-// revisionsWithData selects the revisions with the same data.
+// revisionsWithData returns the revisions with the same data.
 func revisionsWithData(revisions []*appsv1.ControllerRevision, patch []byte) []*appsv1.ControllerRevision {
 	return filter(revisions, func(r *appsv1.ControllerRevision) bool { return bytes.Equal(r.Data.Raw, patch) })
 }
@@ -103,7 +111,7 @@ func withRevisionNumber(r *appsv1.ControllerRevision, number int64) *appsv1.Cont
 	return &c
 }
 
-// nextRevision is the number after the last of sorted revisions.
+// nextRevision is the number after the highest revision.
 func nextRevision(revisions []*appsv1.ControllerRevision) int64 {
 	if len(revisions) == 0 {
 		return 1

@@ -45,8 +45,8 @@ func TestHashesAreUpstreams(t *testing.T) {
 			t.Fatal(err)
 		}
 		set := aStatefulSet(1)
-		one := newRevision(set, statefulSetKind, tmpl.Labels, patch, 1, 0)
-		two := newRevision(set, statefulSetKind, tmpl.Labels, patch, 1, 1)
+		one := newRevision(set, statefulSetKind, revisionContent{labels: tmpl.Labels, patch: patch, number: 1, collisions: 0})
+		two := newRevision(set, statefulSetKind, revisionContent{labels: tmpl.Labels, patch: patch, number: 1, collisions: 1})
 		if got := one.Name + " " + two.Name; got != test.revisions {
 			t.Errorf("%s\nrevisions %s, upstream's are %s", test.template, got, test.revisions)
 		}
@@ -90,7 +90,7 @@ func TestNewRevision(t *testing.T) {
 	}{{"db", 2}, {long[:222], 222}, {long[:223], 223}, {long[:224], 223}, {long, 223}} {
 		set := aStatefulSet(1, func(s *appsv1.StatefulSet) { s.Name = test.name; s.Annotations = map[string]string{"a": "1"} })
 		labels := map[string]string{"app": "web"}
-		r := newRevision(set, statefulSetKind, labels, []byte("{}"), 7, 0)
+		r := newRevision(set, statefulSetKind, revisionContent{labels: labels, patch: []byte("{}"), number: 7, collisions: 0})
 		hash := r.Labels["controller.kubernetes.io/hash"]
 		if r.Name != test.name[:test.want]+"-"+hash || r.Revision != 7 || r.Namespace != "default" || r.Labels["app"] != "web" || r.Annotations["a"] != "1" || !metav1.IsControlledBy(r, set) || !bytes.Equal(r.Data.Raw, []byte("{}")) {
 			t.Errorf("%d characters: %+v", len(test.name), r)

@@ -17,7 +17,7 @@ import (
 
 var statefulSetKind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
 
-// StatefulSet keeps pods that have names and storage of their own, and changes them one after the other.
+// StatefulSet manages pods with stable names and storage, and updates them in order.
 var StatefulSet = controller.Definition{
 	Name: "statefulset-controller", Aliases: []string{"statefulset"}, Queue: "statefulset", Workers: 5,
 	New: newStatefulSets,
@@ -57,11 +57,11 @@ func newStatefulSets(s *controller.Setup) (controller.Syncer, error) {
 // statefulSetView is the observed state of one set.
 type statefulSetView struct {
 	set       *appsv1.StatefulSet
-	pods      []*corev1.Pod                // its own and the orphans of its namespace
+	pods      []*corev1.Pod                // those it controls and the orphans of its namespace
 	revisions []*appsv1.ControllerRevision // likewise
-	// claims are those the set's pods have or will have, by name.
+	// claims are the existing PersistentVolumeClaims of the set's pods, by name.
 	claims map[string]*corev1.PersistentVolumeClaim
-	// revisionByName are revisions by name, whatever their owner; nil: no name is taken.
+	// revisionByName returns the revision of that name, whatever its owner, or nil. The function may be nil.
 	revisionByName func(name string) *appsv1.ControllerRevision
 	now            time.Time
 }
@@ -114,7 +114,7 @@ func parentAndOrdinal(pod *corev1.Pod) (string, int) {
 	}
 	ordinal, err := strconv.ParseInt(digits, 10, 32)
 	if err != nil {
-		return pod.Name[:cut], -1 // a number no set ever counts to
+		return pod.Name[:cut], -1 // out of the range of ordinals
 	}
 	return pod.Name[:cut], int(ordinal)
 }
@@ -128,7 +128,7 @@ func startOrdinal(set *appsv1.StatefulSet) int {
 	return 0
 }
 
-// endOrdinal is the first ordinal behind the set's.
+// endOrdinal is the first ordinal after the set's range.
 func endOrdinal(set *appsv1.StatefulSet) int {
 	return startOrdinal(set) + int(valueOrOne(set.Spec.Replicas))
 }

@@ -17,7 +17,7 @@ import (
 
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// claimsOf are the claims a pod of the set uses.
+// claimsOf returns the claims of a pod of the set.
 func (l *statefulSetSync) claimsOf(pod *corev1.Pod) (claims []*corev1.PersistentVolumeClaim) {
 	for i := range l.set.Spec.VolumeClaimTemplates {
 		claim := l.set.Spec.VolumeClaimTemplates[i].DeepCopy()
@@ -31,8 +31,8 @@ func (l *statefulSetSync) claimsOf(pod *corev1.Pod) (claims []*corev1.Persistent
 	return claims
 }
 
-// hasStaleClaim reports whether a claim a new pod needs still belongs to a pod that was here before: the garbage collector removes it, and it is
-// not to be used again.
+// hasStaleClaim reports whether a claim of a new pod is still owned by a former pod of that name: the garbage collector will
+// delete it.
 func (l *statefulSetSync) hasStaleClaim(pod *corev1.Pod) bool {
 	if l.retentionPolicy().WhenScaled == appsv1.RetainPersistentVolumeClaimRetentionPolicyType {
 		return false
@@ -43,8 +43,8 @@ func (l *statefulSetSync) hasStaleClaim(pod *corev1.Pod) bool {
 	})
 }
 
-// ensureClaims plans the claims of a pod that do not exist. It returns those that are terminating and have to be made anew when they are
-// gone, which nothing tells: the key is requeued after a while.
+// ensureClaims plans the missing claims of a pod. It returns those that are being deleted and must be recreated later; their
+// deletion triggers no sync, so the key is requeued.
 func (l *statefulSetSync) ensureClaims(pod *corev1.Pod) (deleting []string) {
 	for _, claim := range l.claimsOf(pod) {
 		if existing := l.claims[claim.Name]; existing != nil {
@@ -65,7 +65,7 @@ func (l *statefulSetSync) ensureClaims(pod *corev1.Pod) (deleting []string) {
 	return deleting
 }
 
-// claimsBeingDeleted says which claims keep a pod from being made.
+// claimsBeingDeleted is the error message for claims that are being deleted.
 func claimsBeingDeleted(names []string) string {
 	var all []string
 	for _, name := range names {
@@ -77,7 +77,7 @@ func claimsBeingDeleted(names []string) string {
 	return "[" + strings.Join(all, ", ") + "]"
 }
 
-// retentionPolicy says what becomes of claims when the set is scaled down or deleted.
+// retentionPolicy is the claim retention policy, Retain by default.
 func (l *statefulSetSync) retentionPolicy() appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy {
 	if p := l.set.Spec.PersistentVolumeClaimRetentionPolicy; p != nil {
 		return *p
@@ -86,12 +86,12 @@ func (l *statefulSetSync) retentionPolicy() appsv1.StatefulSetPersistentVolumeCl
 		WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType, WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType}
 }
 
-// updatingClaimOwners plans updates of the claims whose owners are not as the policy wants them.
+// updatingClaimOwners plans updates of claims whose owner references differ from what the policy requires.
 func (l *statefulSetSync) updatingClaimOwners(pod *corev1.Pod) (writes []controller.Write) {
 	for _, claim := range l.claimsOf(pod) {
 		existing := l.claims[claim.Name]
 		if existing == nil || hasStaleOwnerRef(existing, l.set, statefulSetKind) || hasStaleOwnerRef(existing, pod, podKind) {
-			continue // a claim of a set or pod of the same name that is gone belongs to the garbage collector
+			continue // owned by a former set or pod of that name: left to the garbage collector
 		}
 		if l.hasConflictingController(existing, pod) {
 			if !owns(l.set, existing) && !owns(pod, existing) {
@@ -109,8 +109,8 @@ func (l *statefulSetSync) updatingClaimOwners(pod *corev1.Pod) (writes []control
 	return writes
 }
 
-// desiredOwners are the owner references a claim should have. The owner decides its end: the set, when claims go with the set; the pod, when
-// they go with a pod that was scaled down.
+// desiredOwners returns the owner references a claim should have: the set, if claims are deleted with the set; the pod, if they
+// are deleted when scaled down.
 func (l *statefulSetSync) desiredOwners(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) []metav1.OwnerReference {
 	refs := filter(claim.OwnerReferences, func(ref metav1.OwnerReference) bool {
 		return !refersTo(ref, l.set, statefulSetKind) && !refersTo(ref, pod, podKind)
@@ -129,7 +129,7 @@ func (l *statefulSetSync) desiredOwners(claim *corev1.PersistentVolumeClaim, pod
 	return refs
 }
 
-// hasConflictingController reports whether someone else controls the claim: the policy does not apply to it.
+// hasConflictingController reports whether another controller owns the claim. Then the policy does not apply.
 func (l *statefulSetSync) hasConflictingController(claim *corev1.PersistentVolumeClaim, pod *corev1.Pod) bool {
 	const retain = appsv1.RetainPersistentVolumeClaimRetentionPolicyType
 	if policy := l.retentionPolicy(); policy.WhenScaled == retain && policy.WhenDeleted == retain {
@@ -146,12 +146,12 @@ func (l *statefulSetSync) hasConflictingController(claim *corev1.PersistentVolum
 	})
 }
 
-// refersTo reports whether a reference has an object's kind and name, though perhaps not its UID.
+// refersTo reports whether a reference has the kind and name of an object, though perhaps another UID.
 func refersTo(ref metav1.OwnerReference, obj kind.Object, of schema.GroupVersionKind) bool {
 	return ref.APIVersion == of.GroupVersion().String() && ref.Kind == of.Kind && ref.Name == obj.GetName()
 }
 
-// hasStaleOwnerRef reports whether a claim names an owner that was here before this one.
+// hasStaleOwnerRef reports whether a claim refers to a former object with the owner's name.
 func hasStaleOwnerRef(claim *corev1.PersistentVolumeClaim, owner kind.Object, of schema.GroupVersionKind) bool {
 	return slices.ContainsFunc(claim.OwnerReferences, func(ref metav1.OwnerReference) bool { return refersTo(ref, owner, of) && ref.UID != owner.GetUID() })
 }
@@ -160,7 +160,7 @@ func owns(owner kind.Object, claim *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(claim.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == owner.GetUID() })
 }
 
-// sameOwnerRefs compares references by what matters here: who, and whether it controls. Their order does not.
+// sameOwnerRefs compares references by UID and controller flag, in any order.
 func sameOwnerRefs(a, b []metav1.OwnerReference) bool {
 	controls := func(ref metav1.OwnerReference) bool { return ref.Controller != nil && *ref.Controller }
 	return len(a) == len(b) && all(a, func(one metav1.OwnerReference) bool {

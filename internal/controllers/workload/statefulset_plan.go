@@ -21,25 +21,25 @@ import (
 	"skiff/internal/podstate"
 )
 
-// claimRequeueDelay is how long a pod waits for a claim of its name that is being deleted.
+// claimRequeueDelay is the delay before a claim that is being deleted is checked again.
 const claimRequeueDelay = 2 * time.Second
 
-// statefulSetSync is a set during one sync.
+// statefulSetSync is the state of one sync of a StatefulSet.
 type statefulSetSync struct {
 	statefulSetView
 	plan *controller.Plan
-	// ordered: one pod after the other, each only when those before it are available.
+	// ordered: pods are created one after the other, each when its predecessors are available.
 	ordered         bool
 	current, update *appsv1.ControllerRevision
 	history         []*appsv1.ControllerRevision // the oldest first
 	collisions      int32
-	replicas        []*corev1.Pod // by ordinal; nil where there is none
-	condemned       []*corev1.Pod // beyond the set's ordinals, the highest first
+	replicas        []*corev1.Pod // by ordinal; nil where the pod is missing
+	condemned       []*corev1.Pod // outside of the set's ordinals, the highest first
 
-	// outdated are the pods of an old revision this sync deletes.
+	// outdated are the pods of an old revision that this sync deletes.
 	outdated []*corev1.Pod
 
-	// The writes of this sync. Claims come before the pods that need them.
+	// The writes of this sync. Claims are created before the pods that use them.
 	claimCreates, podCreates, updates, deletes []controller.Write
 }
 
@@ -51,9 +51,9 @@ func (v statefulSetView) reconcile() controller.Plan {
 	}
 	l := &statefulSetSync{statefulSetView: v, plan: &plan, ordered: v.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement}
 	ours := filter(v.revisions, func(r *appsv1.ControllerRevision) bool { return selector.Matches(labels.Set(r.Labels)) })
-	l.history = controller.Claim(&plan, v.set, statefulSetKind, func(*appsv1.ControllerRevision) bool { return true }, ours)
+	l.history = controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: statefulSetKind}, func(*appsv1.ControllerRevision) bool { return true }, ours)
 	slices.SortStableFunc(l.history, compareRevisions)
-	pods := controller.Claim(&plan, v.set, statefulSetKind, func(pod *corev1.Pod) bool {
+	pods := controller.Claim(&plan, controller.Claimer{Owner: v.set, Kind: statefulSetKind}, func(pod *corev1.Pod) bool {
 		parent, _ := parentAndOrdinal(pod)
 		return parent == v.set.Name && selector.Matches(labels.Set(pod.Labels))
 	}, v.pods)
@@ -74,14 +74,14 @@ func (v statefulSetView) reconcile() controller.Plan {
 	return plan
 }
 
-// resolveRevisions finds or makes the revision of the set's template, and the one pods have been at so far.
+// resolveRevisions finds or creates the update revision, and finds the current revision.
 func (l *statefulSetSync) resolveRevisions() error {
 	if l.set.Status.CollisionCount != nil {
 		l.collisions = *l.set.Status.CollisionCount
 	}
 	patch, err := templatePatch(&l.set.Spec.Template)
 	if err != nil {
-		return fmt.Errorf("write down the template: %w", err)
+		return fmt.Errorf("encode template: %w", err)
 	}
 	nextNumber := nextRevision(l.history)
 	equal := revisionsWithData(l.history, patch)
@@ -89,7 +89,7 @@ func (l *statefulSetSync) resolveRevisions() error {
 	case newest != nil && bytes.Equal(newest.Data.Raw, patch), newest != nil && len(equal) == 0 && l.sameWhenDefaulted(newest, patch):
 		l.update = newest
 	case len(equal) > 0:
-		// Back to a template of old: its revision becomes the newest.
+		// The template equals an older revision, which becomes the newest.
 		l.update = withRevisionNumber(last(equal), nextNumber)
 		l.plan.AddStep(controller.Updating(l.update))
 	default:
@@ -104,10 +104,10 @@ func (l *statefulSetSync) resolveRevisions() error {
 	return nil
 }
 
-// newRevision plans a new revision under a name that is free.
+// newRevision plans a new revision with an unused name.
 func (l *statefulSetSync) newRevision(patch []byte, number int64) *appsv1.ControllerRevision {
 	for {
-		r := newRevision(l.set, statefulSetKind, l.set.Spec.Template.Labels, patch, number, l.collisions)
+		r := newRevision(l.set, statefulSetKind, revisionContent{labels: l.set.Spec.Template.Labels, patch: patch, number: number, collisions: l.collisions})
 		var other *appsv1.ControllerRevision
 		if l.revisionByName != nil {
 			other = l.revisionByName(r.Name)
@@ -123,8 +123,8 @@ func (l *statefulSetSync) newRevision(patch []byte, number int64) *appsv1.Contro
 	}
 }
 
-// sameWhenDefaulted reports whether the newest revision is the set's template but for fields that got a default since it was written: a
-// new version of the API must not restart all pods.
+// sameWhenDefaulted reports whether the newest revision equals the set's template after defaulting: new API defaults must not
+// restart all pods.
 func (l *statefulSetSync) sameWhenDefaulted(newest *appsv1.ControllerRevision, patch []byte) bool {
 	template, err := templateOf(newest)
 	if err != nil {
@@ -144,7 +144,7 @@ func last[T any](all []*T) *T {
 	return all[len(all)-1]
 }
 
-// sortPods sorts the pods into those the set wants and those it does not.
+// sortPods splits the pods into replicas and condemned pods.
 func (l *statefulSetSync) sortPods(pods []*corev1.Pod) {
 	l.replicas = make([]*corev1.Pod, valueOrOne(l.set.Spec.Replicas))
 	for _, pod := range pods {
@@ -162,7 +162,7 @@ func (l *statefulSetSync) available(pod *corev1.Pod) bool {
 	return pod != nil && pod.DeletionTimestamp == nil && available(pod, l.set.Spec.MinReadySeconds, l.now)
 }
 
-// processReplicas brings the wanted pods into being, in order if so asked. It reports whether there is nothing to wait for.
+// processReplicas creates and updates the set's replicas, in order if required. It returns false if it has to wait.
 func (l *statefulSetSync) processReplicas() bool {
 	for i, pod := range l.replicas {
 		if !l.processReplica(i, pod) && l.ordered {
@@ -172,7 +172,7 @@ func (l *statefulSetSync) processReplicas() bool {
 	return true
 }
 
-// processReplica does what one replica needs. It reports whether the replica is as it should be.
+// processReplica reconciles one replica. It reports whether the replica is up to date.
 func (l *statefulSetSync) processReplica(i int, pod *corev1.Pod) bool {
 	switch {
 	case pod == nil:
@@ -217,7 +217,7 @@ func (l *statefulSetSync) create(ordinal int) {
 	l.podCreates = append(l.podCreates, l.withEvents(controller.Creating(pod).WithoutEventOn(metav1.StatusReasonAlreadyExists), "Create", pod))
 }
 
-// newPod is the pod of an ordinal. Below the partition, or where the old revision still stands, it is made from the old template.
+// newPod returns the pod of an ordinal. Below the partition it has the current revision, otherwise the update revision.
 func (l *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
 	revision := l.update
 	if strategy := l.set.Spec.UpdateStrategy; strategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
@@ -233,7 +233,7 @@ func (l *statefulSetSync) newPod(ordinal int) (*corev1.Pod, error) {
 	if revision != l.update {
 		var err error
 		if template, err = templateOf(revision); err != nil {
-			return nil, fmt.Errorf("read revision %s: %w", revision.Name, err)
+			return nil, fmt.Errorf("decode revision %s: %w", revision.Name, err)
 		}
 	}
 	pod := newPodFromTemplate(template, l.set, statefulSetKind)
@@ -253,14 +253,14 @@ func valueOrZero(n *int32) int32 {
 	return *n
 }
 
-// updateIdentity gives a pod the labels of its place.
+// updateIdentity sets the pod's name and index labels.
 func (l *statefulSetSync) updateIdentity(pod *corev1.Pod) {
 	pod.Labels = maps.Clone(pod.Labels)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.StatefulSetPodNameLabel, pod.Name)
 	metav1.SetMetaDataLabel(&pod.ObjectMeta, appsv1.PodIndexLabel, strconv.Itoa(ordinalOf(pod)))
 }
 
-// updateStorage gives a pod the volumes of its claims; a volume of the template with the same name gives way.
+// updateStorage adds the volumes of the claims, which replace volumes of the same name.
 func (l *statefulSetSync) updateStorage(pod *corev1.Pod) {
 	var volumes []corev1.Volume
 	isClaim := map[string]bool{}
@@ -290,7 +290,7 @@ func (l *statefulSetSync) storageMatches(pod *corev1.Pod) bool {
 	return true
 }
 
-// updatePod brings back a pod's labels, volumes and the owners of its claims.
+// updatePod restores a pod's labels, volumes and the owners of its claims.
 func (l *statefulSetSync) updatePod(pod *corev1.Pod) {
 	claims := l.updatingClaimOwners(pod)
 	if !l.identityMatches(pod) || !l.storageMatches(pod) {
@@ -311,19 +311,19 @@ func (l *statefulSetSync) delete(pod *corev1.Pod) {
 	l.deletes = append(l.deletes, l.withEvents(controller.Deleting(pod), "Delete", pod))
 }
 
-// withEvents adds the events of a write to a pod.
+// withEvents adds the events of a write about a pod.
 func (l *statefulSetSync) withEvents(w controller.Write, verb string, pod *corev1.Pod) controller.Write {
 	subject := fmt.Sprintf("%s Pod %s in StatefulSet %s", verb, pod.Name, l.set.Name)
 	return w.OnSuccess(controller.Event{Object: l.set, Type: corev1.EventTypeNormal, Reason: "Successful" + verb, Message: subject + " successful"}).
 		OnFailure(controller.Event{Object: l.set, Type: corev1.EventTypeWarning, Reason: "Failed" + verb, Message: subject + " failed error: %s"})
 }
 
-// processCondemned deletes the pods beyond the set's ordinals, the highest first. It reports whether there is nothing to wait for.
+// processCondemned deletes the condemned pods, the highest ordinal first. It returns false if it has to wait.
 func (l *statefulSetSync) processCondemned() bool {
 	for _, pod := range l.condemned {
 		l.updates = append(l.updates, l.updatingClaimOwners(pod)...)
 	}
-	// An unavailable pod at the front is no reason to keep it: only those behind it wait for it.
+	// The first unhealthy condemned pod may be deleted although it is unavailable.
 	var firstUnhealthy *corev1.Pod
 	for _, pod := range slices.Backward(l.condemned) {
 		if !l.available(pod) {
@@ -346,7 +346,7 @@ func (l *statefulSetSync) processCondemned() bool {
 	return true
 }
 
-// rollingUpdate replaces pods of an old revision, the highest ordinal first, as many as may be unavailable.
+// rollingUpdate replaces pods of an old revision, the highest ordinal first, as maxUnavailable allows.
 func (l *statefulSetSync) rollingUpdate() {
 	strategy := l.set.Spec.UpdateStrategy
 	if strategy.Type != appsv1.RollingUpdateStatefulSetStrategyType && strategy.Type != "" {
@@ -372,7 +372,7 @@ func (l *statefulSetSync) rollingUpdate() {
 		}
 	}
 	if !l.ordered {
-		// What is unavailable anyway costs nothing.
+		// Replacing unavailable pods does not reduce availability.
 		for i := len(l.replicas) - 1; i >= partition; i-- {
 			if pod := l.replicas[i]; isOld(pod) && !l.available(pod) && !podstate.IsTerminal(pod) {
 				replace(pod)
@@ -387,7 +387,7 @@ func (l *statefulSetSync) rollingUpdate() {
 	}
 }
 
-// planStatus decides the status from the pods as they are. A pod that is deleted to be replaced is no longer one of the current revision.
+// planStatus calculates the status. A pod this sync deletes for the update no longer counts as a current replica.
 func (l *statefulSetSync) planStatus() {
 	status := appsv1.StatefulSetStatus{
 		ObservedGeneration: l.set.Generation, CurrentRevision: l.current.Name, UpdateRevision: l.update.Name,
@@ -433,7 +433,7 @@ func (l *statefulSetSync) planStatus() {
 	}
 }
 
-// truncateHistory deletes the oldest revisions nothing refers to, beyond the history limit.
+// truncateHistory deletes the oldest unreferenced revisions beyond the history limit.
 func (l *statefulSetSync) truncateHistory(pods []*corev1.Pod) {
 	live := map[string]bool{l.current.Name: true, l.update.Name: true}
 	for _, pod := range pods {

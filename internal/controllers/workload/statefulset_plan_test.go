@@ -272,7 +272,7 @@ func TestStatefulTemplate(t *testing.T) {
 	broken.Data.Raw = []byte("{")
 	set := aStatefulSet(1, atImage(2), partition(1), func(s *appsv1.StatefulSet) { s.Status.CurrentRevision = broken.Name })
 	plan := statefulSetView{set: set, revisions: []*appsv1.ControllerRevision{broken, revisionFor(t, set, 2)}, now: now}.reconcile()
-	if got := events(plan); orders(plan) != "" || len(got) != 1 || !strings.HasPrefix(got[0], "FailedCreate: read revision "+broken.Name) {
+	if got := events(plan); orders(plan) != "" || len(got) != 1 || !strings.HasPrefix(got[0], "FailedCreate: decode revision "+broken.Name) {
 		t.Errorf("a revision nobody can read: %s, %q", told(plan), got)
 	}
 }

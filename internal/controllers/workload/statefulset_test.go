@@ -24,7 +24,7 @@ func revisionFor(t *testing.T, set *appsv1.StatefulSet, n int) *appsv1.Controlle
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRevision(set, statefulSetKind, tmpl.Labels, patch, int64(n), 0)
+	r := newRevision(set, statefulSetKind, revisionContent{labels: tmpl.Labels, patch: patch, number: int64(n), collisions: 0})
 	return r
 }
 

@@ -14,7 +14,7 @@ import (
 	"skiff/internal/controller"
 )
 
-// TTLAfterFinished deletes finished jobs when the time they were given is over.
+// TTLAfterFinished deletes finished jobs when their TTL has expired.
 var TTLAfterFinished = controller.Definition{
 	Name: "ttl-after-finished-controller", Aliases: []string{"ttl-after-finished"}, Queue: "ttl_jobs_to_delete", Workers: 5,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -44,7 +44,7 @@ func syncTTL(ctx context.Context, s *controller.Setup, key controller.Key, job *
 		s.EnqueueAfter(key, left)
 		return nil
 	}
-	// The time may have been changed a moment ago: what is gone is gone, so the server is asked.
+	// Read the live job: its TTL may have changed, and the deletion is final.
 	live, err := client.For[*batchv1.Job](s.Client).Get(ctx, key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -66,7 +66,7 @@ func syncTTL(ctx context.Context, s *controller.Setup, key controller.Key, job *
 	return s.Apply(ctx, key, plan)
 }
 
-// expiry is when a job is to be deleted; false if it is not, or not yet known.
+// expiry is the time at which a job is to be deleted; false if it has no TTL or is not finished.
 func expiry(job *batchv1.Job) (time.Time, bool) {
 	if job.Spec.TTLSecondsAfterFinished == nil || job.DeletionTimestamp != nil {
 		return time.Time{}, false

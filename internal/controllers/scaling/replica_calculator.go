@@ -13,23 +13,23 @@ import (
 	"skiff/internal/podstate"
 )
 
-// tolerance is how far usage may be from its target before anything is done.
+// tolerance is the allowed deviation of the usage ratio from 1.
 type tolerance struct{ down, up float64 }
 
 func (t tolerance) contains(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// podSamples are the pods of a target and what they use.
+// podSamples are the pods of a target and their usage.
 type podSamples struct {
 	pods    []*corev1.Pod
 	samples map[string]sample
-	// resource decides whose samples count: CPU usage during start-up says little. "" for other metrics.
+	// resource is the resource of the samples, "" for other metrics. CPU samples of initializing pods are ignored.
 	resource corev1.ResourceName
-	// cpuInitialization and delay are when the CPU usage of a young pod counts.
+	// cpuInitialization and initialReadiness are the periods of AutoscalerSettings.
 	cpuInitialization, initialReadiness time.Duration
 	now                                 time.Time
 }
 
-// groupPods says which pods count as they are, which are not ready, and which have no sample. Samples of others are dropped.
+// groupPods returns the samples that count, the number of ready pods, and the pods that are unready or have no sample.
 func (c podSamples) groupPods() (counted map[string]sample, ready int, unready, missing []string) {
 	counted = map[string]sample{}
 	ignored := map[string]bool{}
@@ -56,7 +56,7 @@ func (c podSamples) groupPods() (counted map[string]sample, ready int, unready, 
 	return counted, ready, unready, missing
 }
 
-// isInitializing reports whether a pod is still starting, so that its CPU usage must not count.
+// isInitializing reports whether a pod is initializing, so that its CPU usage is ignored.
 func (c podSamples) isInitializing(pod *corev1.Pod, s sample) bool {
 	condition := podstate.Condition(pod, corev1.PodReady)
 	if condition == nil || pod.Status.StartTime == nil {
@@ -69,14 +69,14 @@ func (c podSamples) isInitializing(pod *corev1.Pod, s sample) bool {
 	return condition.Status == corev1.ConditionFalse && startTime.Add(c.initialReadiness).After(condition.LastTransitionTime.Time)
 }
 
-// usageMetric judges samples: the ratio of usage to target.
+// usageMetric compares samples to a target.
 type usageMetric interface {
 	ratio(samples map[string]sample) (float64, error)
-	// assumedUsage is what a pod without a sample is taken to use when fewer pods are considered.
+	// assumedUsage is the usage assumed for a pod without a sample when scaling down.
 	assumedUsage(pod string) int64
 }
 
-// countedSamples returns the samples that count. There must be some.
+// countedSamples returns the samples that count, or an error if there are none.
 func (c podSamples) countedSamples() (map[string]sample, error) {
 	if len(c.pods) == 0 {
 		return nil, errors.New("no pods returned by selector while calculating replica count")
@@ -88,9 +88,8 @@ func (c podSamples) countedSamples() (map[string]sample, error) {
 	return counted, nil
 }
 
-// propose returns how many pods there should be by what they use. Pods of which nothing is known count against a change: as using
-// nothing when there should be more pods, as using their full share when there should be fewer. So do pods that are not ready, when
-// there should be more.
+// propose computes the desired replicas. Pods without a sample count conservatively: as using nothing when scaling up, as using
+// assumedUsage when scaling down. Unready pods count as using nothing when scaling up.
 func (c podSamples) propose(current int32, m usageMetric, t tolerance) (int32, error) {
 	if _, err := c.countedSamples(); err != nil {
 		return 0, err
@@ -129,12 +128,12 @@ func (c podSamples) propose(current int32, m usageMetric, t tolerance) (int32, e
 	}
 	proposed := int32(math.Ceil(adjusted * float64(len(samples))))
 	if adjusted < 1 && proposed > current || adjusted > 1 && proposed < current {
-		return current, nil // the direction must not turn
+		return current, nil // the direction must not reverse
 	}
 	return proposed, nil
 }
 
-// averageValue measures against a value per pod.
+// averageValue compares to a value per pod.
 type averageValue struct{ target int64 }
 
 func (m averageValue) assumedUsage(string) int64 { return m.target }
@@ -151,7 +150,7 @@ func mean(samples map[string]sample) int64 {
 	return sum / int64(len(samples))
 }
 
-// utilization measures against a share of what pods request, in percent.
+// utilization compares to a percentage of the pods' requests.
 type utilization struct {
 	target   int32
 	requests map[string]int64
@@ -166,7 +165,7 @@ func (m utilization) ratio(samples map[string]sample) (float64, error) {
 	return float64(percent) / float64(m.target), err
 }
 
-// of returns how many percent of their requests pods use, and how much on average.
+// of returns the utilization in percent and the average usage.
 func (m utilization) of(samples map[string]sample) (percent int32, mean int64, err error) {
 	var used, requested, n int64
 	for name, s := range samples {
@@ -180,8 +179,8 @@ func (m utilization) of(samples map[string]sample) (percent int32, mean int64, e
 	return int32(used * 100 / requested), used / n, nil
 }
 
-// requestsOf returns what pods, or one container of each, request of a resource. Pods that request as a whole are asked as the scheduler
-// asks them: overhead included, and what the whole says nothing about, its containers say.
+// requestsOf returns the resource requests of pods, or of one container of each. Pod-level requests are computed as in the
+// scheduler.
 func requestsOf(pods []*corev1.Pod, name corev1.ResourceName, container string) (map[string]int64, error) {
 	requests := map[string]int64{}
 	for _, pod := range pods {
@@ -220,7 +219,7 @@ func requestsOf(pods []*corev1.Pod, name corev1.ResourceName, container string) 
 	return requests, nil
 }
 
-// replicasForRatio returns how many pods there should be when a metric of the whole is a multiple of its target.
+// replicasForRatio computes the replicas for the ratio of a metric to its target value.
 func (c podSamples) replicasForRatio(current int32, ratio float64, t tolerance) (int32, error) {
 	if current == 0 {
 		return bounded(math.Ceil(ratio)), nil
@@ -240,7 +239,7 @@ func (c podSamples) replicasForRatio(current int32, ratio float64, t tolerance) 
 	return bounded(math.Ceil(ratio * float64(ready))), nil
 }
 
-// replicasForAverage returns how many pods there should be when each takes its share of a metric, and what each takes now.
+// replicasForAverage computes the replicas for a target average value, and returns the current average.
 func replicasForAverage(current int32, usage, target int64, t tolerance) (replicas int32, each int64) {
 	replicas = current
 	if !t.contains(float64(usage) / (float64(target) * float64(current))) {

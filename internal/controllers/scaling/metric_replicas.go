@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// metricProposal is what one metric asks for.
+// metricProposal is the number of replicas that one metric proposes.
 type metricProposal struct {
 	replicas int32
-	metric   string // how people call it
+	metric   string // description for events and conditions
 }
 
-// metricError says why a metric has no answer: reason is that of events and conditions, inner their text. Where all metrics are reported
-// of together, the text says more of which one it was.
+// metricError is a failure to get a metric: reason and inner are used in events and conditions. The prefix names the metric in the
+// error that joins those of all metrics.
 type metricError struct {
 	reason, prefix string
 	inner          error
@@ -28,7 +28,7 @@ type metricError struct {
 func (e *metricError) Error() string { return e.prefix + e.inner.Error() }
 func (e *metricError) Unwrap() error { return e.inner }
 
-// computeForMetric asks one metric how many pods there should be, and notes what it is now.
+// computeForMetric computes the replicas proposed by one metric and fills its status.
 func (l *autoscalerSync) computeForMetric(spec autoscalingv2.MetricSpec, scale *autoscalingv1.Scale, status *autoscalingv2.MetricStatus) (metricProposal, *metricError) {
 	status.Type = spec.Type
 	var a metricProposal
@@ -93,7 +93,7 @@ func (l *autoscalerSync) podMetricsFor(samples map[string]sample, name corev1.Re
 	return podSamples{pods: l.pods, samples: samples, resource: name, cpuInitialization: l.controller.settings.CPUInitialization, initialReadiness: l.controller.settings.InitialReadiness, now: l.now}
 }
 
-// quantity writes thousandths as the metrics API does: memory in powers of two.
+// quantity converts milli-units as the metrics API does: memory has a binary suffix.
 func quantity(name corev1.ResourceName, milli int64) *resource.Quantity {
 	if name == corev1.ResourceMemory {
 		return resource.NewMilliQuantity(milli, resource.BinarySI)
@@ -221,7 +221,7 @@ func (l *autoscalerSync) computeForExternal(scale *autoscalingv1.Scale, source *
 	return metricProposal{replicas, name}, nil
 }
 
-// targetsValue and targetsAverage say what the target of an object's metric is. Its type decides, and the value must be there.
+// targetsValue and targetsAverage report the target type of an object metric. The value must be set, too.
 func targetsValue(target autoscalingv2.MetricTarget) bool {
 	return target.Type == autoscalingv2.ValueMetricType && target.Value != nil
 }
@@ -230,7 +230,7 @@ func targetsAverage(target autoscalingv2.MetricTarget) bool {
 	return target.Type == autoscalingv2.AverageValueMetricType && target.AverageValue != nil
 }
 
-// metricSelector selects among the series of a metric; without one, all are meant.
+// metricSelector returns the selector of a metric's series; without one, all are selected.
 func metricSelector(selector *metav1.LabelSelector) (labels.Selector, error) {
 	if selector == nil {
 		return labels.Everything(), nil

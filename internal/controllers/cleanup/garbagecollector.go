@@ -25,21 +25,21 @@ import (
 	"skiff/internal/controller"
 )
 
-// What the garbage collector is requested about an object. A key has one of these as its namespace and a UID as its name.
+// The operations of the garbage collector. A key has the operation as its namespace and the UID of an object as its name.
 const (
-	deleteKey = "delete" // delete it if its owners are gone; if it waits for its dependents, see whether they are
-	orphanKey = "orphan" // release its dependents
+	deleteKey = "delete" // delete the object if its owners are gone, or finish its foreground deletion
+	orphanKey = "orphan" // orphan its dependents
 )
 
-// unknownKindDelay is how long an object waits whose owner has a kind that the server does not know.
+// unknownKindDelay is the retry delay for objects whose owner has an unknown kind.
 const unknownKindDelay = 10 * time.Second
 
-// maxConcurrentReleases bounds the dependents of one owner that are being released.
+// maxConcurrentReleases is the maximum number of dependents of one owner that are orphaned concurrently.
 const maxConcurrentReleases = 20
 
-// GarbageCollector deletes objects whose owners are gone, deletes dependents before an owner that waits for them, and releases
-// dependents of an owner that is to leave them behind. It knows all objects by their metadata (monitors.go) and who belongs to
-// whom (graph.go); before it acts it asks the server itself.
+// GarbageCollector deletes objects whose owners are gone, deletes dependents before an owner in foreground deletion, and orphans
+// the dependents of owners that require it. It watches the metadata of all objects (monitors.go) and tracks ownership (graph.go);
+// before it writes, it reads the live objects.
 var GarbageCollector = controller.Definition{
 	Name: "garbage-collector-controller", Aliases: []string{"garbagecollector"}, Queue: "garbage_collector_attempt_to_delete", Workers: 20,
 	New: func(s *controller.Setup) (controller.Syncer, error) {
@@ -61,21 +61,21 @@ type garbageCollector struct {
 	*graph
 	setup  *controller.Setup
 	mapper *restmapper.DeferredDiscoveryRESTMapper
-	// synced is closed when all objects have been seen once. Before that, dependents may be missing in the graph, and an owner
-	// that waits for them would be let go too early.
+	// synced is closed when all resources have been listed once. Before that, dependents may be missing in the graph, and the
+	// foreground deletion of an owner would finish too early.
 	synced chan struct{}
-	// rediscover enqueues discovery, ahead of time.
+	// rediscover triggers discovery before the period is over.
 	rediscover chan struct{}
 	monitors   map[schema.GroupVersionResource]*monitor
 }
 
-// errUnknownKind: the server has no such kind. A custom resource may still bring it, so the object is looked at again later.
+// errUnknownKind: the server does not serve the kind. A CRD may add it later, so the object is retried.
 var errUnknownKind = errors.New("unable to get REST mapping")
 
-// errNoNamespace: an object without a namespace names an owner that needs one. Such an owner cannot be found.
+// errNoNamespace: a cluster-scoped object refers to a namespaced owner, which is invalid.
 var errNoNamespace = errors.New("cluster-scoped objects cannot refer to namespaced owners")
 
-// Sync does what a key asks for.
+// Sync performs the operation of a key.
 func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	select {
 	case <-g.synced:
@@ -107,7 +107,7 @@ func (g *garbageCollector) Sync(ctx context.Context, key controller.Key) error {
 	return nil
 }
 
-// enqueueWork passes on the work that a change in the graph has made.
+// enqueueWork enqueues the work that results from a change of the graph.
 func (g *garbageCollector) enqueueWork(w graphWork) {
 	for _, uid := range w.attemptDelete {
 		g.setup.Enqueue(controller.Key{Namespace: deleteKey, Name: string(uid)})
@@ -128,7 +128,7 @@ func (g *garbageCollector) enqueueWork(w graphWork) {
 	}
 }
 
-// attemptToDelete decides about one object.
+// attemptToDelete deletes an object if it has no owner left.
 func (g *garbageCollector) attemptToDelete(ctx context.Context, it nodeSnapshot) error {
 	if it.deleting && !it.foreground {
 		return nil
@@ -174,19 +174,19 @@ func (g *garbageCollector) attemptToDelete(ctx context.Context, it nodeSnapshot)
 	}
 }
 
-// decision is what is to become of an object.
+// decision is what to do with an object that has owner references.
 type decision int
 
 const (
-	keep             decision = iota // it has an owner, and no others
-	release                          // it has an owner, and references to others that are to go
-	unblockAndDelete                 // its owner waits for it, and its dependents may wait for that owner
+	keep             decision = iota // it has a live owner and no dangling references
+	release                          // it has a live owner and dangling references
+	unblockAndDelete                 // its owner waits for it, and there may be a cycle
 	deleteForeground
 	deleteOrphan
 	deleteBackground
 )
 
-// decide says what is to become of an object with owner references.
+// decide returns what to do with an object.
 func decide(owners ownerStates, it nodeSnapshot, latest metav1.Object) decision {
 	switch {
 	case owners.solid && len(owners.absent)+len(owners.waiting) == 0:
@@ -205,10 +205,10 @@ func decide(owners ownerStates, it nodeSnapshot, latest metav1.Object) decision 
 	return deleteBackground
 }
 
-// ownerStates is how an object's owners are.
+// ownerStates are the states of an object's owners.
 type ownerStates struct {
-	solid           bool        // one of them exists and stays
-	absent, waiting []types.UID // those that do not exist, and those that wait until their dependents are gone
+	solid           bool        // one of them exists and is not waiting for its dependents
+	absent, waiting []types.UID // owners that do not exist, and owners in foreground deletion
 }
 
 func (g *garbageCollector) classify(ctx context.Context, of identity, refs []metav1.OwnerReference) (ownerStates, error) {
@@ -229,7 +229,7 @@ func (g *garbageCollector) classify(ctx context.Context, of identity, refs []met
 	return owners, nil
 }
 
-// owner asks the server for the owner that a reference names, nil when there is none.
+// owner reads the live owner of a reference, nil if it does not exist.
 func (g *garbageCollector) owner(ctx context.Context, of identity, ref metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
 	id := identityOf(ref, of.namespace)
 	anywhere := id
@@ -261,7 +261,7 @@ func (g *garbageCollector) mapping(id identity) (*meta.RESTMapping, error) {
 	return mapping, nil
 }
 
-// at returns where an object lives.
+// at returns the client for an object's resource and namespace.
 func (g *garbageCollector) at(id identity) (metadata.ResourceInterface, error) {
 	mapping, err := g.mapping(id)
 	if err != nil {
@@ -284,8 +284,8 @@ func (g *garbageCollector) get(ctx context.Context, id identity) (*metav1.Partia
 	return objects.Get(ctx, id.name, metav1.GetOptions{})
 }
 
-// delete deletes this very object. If seen is given, it must still have the owners it had: somebody may have given it a new
-// one. Other changes do not matter.
+// delete deletes the object with its UID as a precondition. If seen is set, its owner references must not have changed since;
+// other changes do not matter.
 func (g *garbageCollector) delete(ctx context.Context, id identity, seen *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation) error {
 	objects, err := g.at(id)
 	if err != nil {
@@ -312,7 +312,7 @@ func (g *garbageCollector) delete(ctx context.Context, id identity, seen *metav1
 	return err
 }
 
-// releaseDependents lets all dependents of an owner go, and then the owner.
+// releaseDependents orphans all dependents of an owner and then removes its finalizer.
 func (g *garbageCollector) releaseDependents(ctx context.Context, it nodeSnapshot) error {
 	failures := make([]error, len(it.dependents))
 	slots := make(chan struct{}, maxConcurrentReleases)
@@ -333,7 +333,7 @@ func (g *garbageCollector) releaseDependents(ctx context.Context, it nodeSnapsho
 	return g.removeFinalizer(ctx, it.identity, metav1.FinalizerOrphanDependents)
 }
 
-// release takes references to owners out of an object. One that is gone needs none.
+// release removes owner references from an object, if it still exists.
 func (g *garbageCollector) release(ctx context.Context, id identity, owners []types.UID) error {
 	var removals []map[string]any
 	for _, uid := range owners {
@@ -345,7 +345,7 @@ func (g *garbageCollector) release(ctx context.Context, id identity, owners []ty
 	return ignoreNotFound(err)
 }
 
-// unblock lets the owners of an object go before it. It returns the object as it is then.
+// unblock sets blockOwnerDeletion to false in the object's owner references. It returns the updated object.
 func (g *garbageCollector) unblock(ctx context.Context, id identity, latest *metav1.PartialObjectMetadata) (*metav1.PartialObjectMetadata, error) {
 	var changes []map[string]any
 	for _, ref := range latest.OwnerReferences {
@@ -367,8 +367,8 @@ func (g *garbageCollector) unblock(ctx context.Context, id identity, latest *met
 	})
 }
 
-// changeReferences changes the owner references of an object: by a strategic patch, which meets no conflict, and for custom
-// resources, which know none, by one that replaces the whole list as it was read.
+// changeReferences changes the owner references of an object with a strategic merge patch, which cannot conflict. Custom resources
+// do not support it: their list is replaced by a merge patch with the resource version.
 func (g *garbageCollector) changeReferences(ctx context.Context, id identity, strategic any, change func([]metav1.OwnerReference) []metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
 	objects, err := g.at(id)
 	if err != nil {
@@ -391,7 +391,7 @@ func (g *garbageCollector) changeReferences(ctx context.Context, id identity, st
 	return changed, err
 }
 
-// removeFinalizer lets an object go that was held for us.
+// removeFinalizer removes a finalizer of the garbage collector.
 func (g *garbageCollector) removeFinalizer(ctx context.Context, id identity, finalizer string) error {
 	objects, err := g.at(id)
 	if err != nil {
@@ -409,7 +409,7 @@ func (g *garbageCollector) removeFinalizer(ctx context.Context, id identity, fin
 	})
 }
 
-// metadataPatch encodes a patch of metadata, which is made of strings, lists and maps and cannot fail.
+// metadataPatch encodes a patch of metadata. Marshalling strings, lists and maps cannot fail.
 func metadataPatch(metadata map[string]any) []byte {
 	data, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
