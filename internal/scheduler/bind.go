@@ -139,7 +139,7 @@ func retried(ctx context.Context, write func() error) error {
 func (s *Scheduler) assume(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, began time.Time) {
 	info := p.PodInfo
 	done := s.metrics.timed("Reserve", d.Profile)
-	plan, err := s.reserve(d)
+	plan, err := reserve(s.snapshot, d)
 	done(err)
 	if err != nil {
 		s.metrics.attempted(info.Pod, err, began)
@@ -171,27 +171,27 @@ type reservation struct {
 func (r *reservation) empty() bool { return r.volumes.Empty() && len(r.devices) == 0 }
 
 // reserve decides which volumes and devices the pod gets on its node.
-func (s *Scheduler) reserve(d *decision.Decision) (*reservation, error) {
+func reserve(cluster *snapshot.Snapshot, d *decision.Decision) (*reservation, error) {
 	r := &reservation{}
-	if err := s.reserveDevices(d, r); err != nil {
+	if err := reserveDevices(cluster, d, r); err != nil {
 		return nil, fmt.Errorf("running Reserve plugin %q: %w", plugins.DynamicResourcesName, err)
 	}
 	if d.Profile.VolumeBinding == nil || len(snapshot.ClaimNames(d.Pod.Pod)) == 0 {
 		return r, nil
 	}
-	if err := s.reserveVolumes(d, r); err != nil {
-		s.release(r)
+	if err := reserveVolumes(cluster, d, r); err != nil {
+		release(cluster, r)
 		return nil, fmt.Errorf("running Reserve plugin %q: %w", plugins.VolumeBindingName, err)
 	}
 	return r, nil
 }
 
-func (s *Scheduler) reserveVolumes(d *decision.Decision, r *reservation) error {
-	claims, err := s.snapshot.Volumes.PodVolumeClaims(d.Pod.Pod)
+func reserveVolumes(cluster *snapshot.Snapshot, d *decision.Decision, r *reservation) error {
+	claims, err := cluster.Volumes.PodVolumeClaims(d.Pod.Pod)
 	if err != nil {
 		return err
 	}
-	plan, reasons, err := s.snapshot.Volumes.FindPodVolumes(claims, s.snapshot.NodeInfos[d.NodeNumber].Node, s.snapshot.NodeInfos[d.NodeNumber].CSINode)
+	plan, reasons, err := cluster.Volumes.FindPodVolumes(claims, cluster.NodeInfos[d.NodeNumber].Node, cluster.NodeInfos[d.NodeNumber].CSINode)
 	if err != nil {
 		return err
 	}
@@ -199,13 +199,13 @@ func (s *Scheduler) reserveVolumes(d *decision.Decision, r *reservation) error {
 		return fmt.Errorf("volumes on node %s: %v", d.Node, reasons)
 	}
 	r.volumes = plan
-	return s.snapshot.Volumes.AssumePodVolumes(&r.volumes, d.Node)
+	return cluster.Volumes.AssumePodVolumes(&r.volumes, d.Node)
 }
 
 // release takes back what reserve decided.
-func (s *Scheduler) release(r *reservation) {
-	s.snapshot.Volumes.RevertAssumedPodVolumes(&r.volumes)
-	s.snapshot.Devices.RevertAllocations(r.devices)
+func release(cluster *snapshot.Snapshot, r *reservation) {
+	cluster.Volumes.RevertAssumedPodVolumes(&r.volumes)
+	cluster.Devices.RevertAllocations(r.devices)
 }
 
 // bind writes a decision: volumes first, then the binding itself.
@@ -286,7 +286,7 @@ func (s *Scheduler) bindPod(ctx context.Context, d *decision.Decision) error {
 // bindingFailed takes back a decision that could not be written.
 func (s *Scheduler) bindingFailed(ctx context.Context, p *queue.QueuedPod, d *decision.Decision, r *reservation, err error) {
 	pod := p.PodInfo.Pod
-	s.release(r)
+	release(s.snapshot, r)
 	s.releaseDevices(ctx, pod, r.devices)
 	if !s.snapshot.Forget(pod.UID) {
 		return // deleted, or on a node by somebody else's hand

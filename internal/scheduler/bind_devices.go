@@ -17,20 +17,20 @@ import (
 	"skiff/internal/scheduler/snapshot"
 )
 
-func (s *Scheduler) reserveDevices(d *decision.Decision, r *reservation) error {
+func reserveDevices(cluster *snapshot.Snapshot, d *decision.Decision, r *reservation) error {
 	rule := d.Profile.DynamicResources
-	if rule == nil || !s.snapshot.WantsDevices(d.Pod) {
+	if rule == nil || !cluster.WantsDevices(d.Pod) {
 		return nil
 	}
-	request, refusal := rule.PodDevices(s.snapshot, d.Pod)
+	request, refusal := rule.PodDevices(cluster, d.Pod)
 	if refusal == nil {
 		var grants []snapshot.ClaimAllocation
-		if grants, refusal = request.AllocateOn(s.snapshot, d.NodeNumber); refusal == nil {
+		if grants, refusal = request.AllocateOn(cluster, d.NodeNumber); refusal == nil {
 			for _, claim := range request.Allocated {
 				grants = append(grants, snapshot.ClaimAllocation{Claim: claim})
 			}
 			r.devices = grants
-			s.snapshot.Devices.AssumeAllocations(r.devices)
+			cluster.Devices.AssumeAllocations(r.devices)
 			return nil
 		}
 	}

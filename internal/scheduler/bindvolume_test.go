@@ -517,12 +517,12 @@ func TestReserveFails(t *testing.T) {
 			for _, o := range test.known {
 				s.SetObject(o)
 			}
-			r, err := f.scheduler.reserve(&decision.Decision{Pod: infoOf(t, test.pod), Node: "a", NodeNumber: s.NodeNumbers["a"], Snapshot: s, Profile: f.scheduler.profiles[corev1.DefaultSchedulerName]})
+			r, err := reserve(f.scheduler.snapshot, &decision.Decision{Pod: infoOf(t, test.pod), Node: "a", NodeNumber: s.NodeNumbers["a"], Snapshot: s, Profile: f.scheduler.profiles[corev1.DefaultSchedulerName]})
 			if (err != nil) != (test.fail != "") || err != nil && !strings.HasPrefix(err.Error(), test.fail) {
 				t.Fatalf("%v, want %q", err, test.fail)
 			}
 			if err == nil {
-				f.scheduler.release(r)
+				release(f.scheduler.snapshot, r)
 			}
 			if n := len(s.Volumes.AssumedPV) + len(s.Volumes.AssumedClaim) + len(s.Devices.Assumed); n != 0 {
 				t.Errorf("%d things are still assumed", n)

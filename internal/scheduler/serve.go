@@ -171,7 +171,11 @@ func (s *Scheduler) answerWhatIf(w http.ResponseWriter, r *http.Request, namespa
 	if len(pods) > maxAsked {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("at most %d pods at a time", maxAsked))
 	}
-	results, err := s.whatIfOwned(owners, pods, question.Verdicts)
+	cluster := s.fork()
+	for _, o := range owners {
+		cluster.SetOwner(o.key, o.selector)
+	}
+	results, err := s.whatIf(cluster, pods, question.Verdicts)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
@@ -190,17 +194,6 @@ func (x *HypotheticalPod) owner(i int) (owner, error) {
 type owner struct {
 	key      snapshot.OwnerKey
 	selector labels.Selector
-}
-
-// whatIfOwned is WhatIf with controllers that exist only meanwhile.
-func (s *Scheduler) whatIfOwned(owners []owner, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, o := range owners {
-		s.snapshot.SetOwner(o.key, o.selector)
-		defer s.snapshot.DeleteOwner(o.key)
-	}
-	return s.whatIfAll(pods, verdicts)
 }
 
 // suppose writes out the pods that are meant.

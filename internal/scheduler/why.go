@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,17 +18,25 @@ func (s *Scheduler) Why(namespace, name string) (*decision.Explanation, error) {
 	if !ok {
 		return nil, decision.ErrPodNotFound
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	profile := s.profiles[pod.Spec.SchedulerName]
 	if profile == nil {
 		return nil, fmt.Errorf("%w: its schedulerName is %q", decision.ErrOtherScheduler, pod.Spec.SchedulerName)
 	}
 	e := &decision.Explanation{Namespace: namespace, Name: name, Node: pod.Spec.NodeName}
+	if s.explainRecorded(e, pod, profile) {
+		return e, nil
+	}
+	return e, s.explainNow(e, pod, profile)
+}
+
+// explainRecorded explains a pod from what is recorded. It reports false when what would be decided now belongs to the explanation.
+func (s *Scheduler) explainRecorded(e *decision.Explanation, pod *corev1.Pod, profile *plugins.Profile) (complete bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if message := plugins.GateMessage(pod); message != "" && profile.SchedulingGates && pod.Spec.NodeName == "" {
 		e.Message, e.Nodes = message, s.snapshot.NodeCount
 		e.Changes = []decision.Suggestion{{Steps: []string{"remove the pod's scheduling gates"}}}
-		return e, nil
+		return true
 	}
 	last := s.decisions.Last(pod.UID)
 	if last != nil && !last.Decision.RecordDropped && (pod.Spec.NodeName == "" || last.Decision.Node == pod.Spec.NodeName) {
@@ -38,52 +45,48 @@ func (s *Scheduler) Why(namespace, name string) (*decision.Explanation, error) {
 			e.Verdicts, e.Decided = verdicts, &metav1.Time{Time: last.At}
 		}
 	}
-	if e.Decided != nil && e.Node != "" {
-		return e, nil
-	}
-	return e, s.explainNow(e, pod, profile)
+	return e.Decided != nil && e.Node != ""
 }
 
-// explainNow adds what would be decided now, and for a pod that has no place what would have to change.
+// fork makes a private copy of the snapshot for one query, so that queries never change the scheduler's own. The lock is held only
+// while the columns are copied.
+func (s *Scheduler) fork() *snapshot.Snapshot {
+	begin := func() *snapshot.Fork {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.snapshot.Fork()
+	}
+	return begin().Snapshot()
+}
+
+// explainNow adds what would be decided now, and for a pod that has no node what would have to change.
 func (s *Scheduler) explainNow(e *decision.Explanation, pod *corev1.Pod, profile *plugins.Profile) error {
-	asked := *pod
-	asked.Spec.NodeName = ""
-	info, err := snapshot.NewPodInfo(&asked)
+	pending := *pod
+	pending.Spec.NodeName = ""
+	info, err := snapshot.NewPodInfo(&pending)
 	if err != nil {
 		return err
 	}
-	s.without(pod.UID, func() {
-		d, failure := decision.Schedule(s.snapshot, info, profile)
-		if e.Decided == nil {
-			e.Describe(d, failure)
-			e.Verdicts, _ = d.Explain()
-		}
-		if pod.Spec.NodeName != "" {
-			// What would be decided now is not where the pod is.
-			e.Node, e.Message = pod.Spec.NodeName, ""
-		} else if failure != nil {
-			s.helpOut(e, d)
-		}
-	})
+	cluster := s.fork()
+	if p := cluster.PodEntries[pod.UID]; p != nil {
+		cluster.RemovePod(p)
+	}
+	d, failure := decision.Schedule(cluster, info, profile)
+	if e.Decided == nil {
+		e.Describe(d, failure)
+		e.Verdicts, _ = d.Explain()
+	}
+	if pod.Spec.NodeName != "" {
+		// What would be decided now is not where the pod is.
+		e.Node, e.Message = pod.Spec.NodeName, ""
+	} else if failure != nil {
+		s.suggest(e, d)
+	}
 	return nil
 }
 
-// without looks at the cluster as if a pod were not there.
-func (s *Scheduler) without(uid types.UID, do func()) {
-	p := s.snapshot.PodEntries[uid]
-	if p == nil {
-		do()
-		return
-	}
-	services, served := s.snapshot.Placements, s.snapshot.LastPlacement[p.Node]
-	s.snapshot.RemovePod(p)
-	do()
-	s.snapshot.AddPod(p)
-	s.snapshot.Placements, s.snapshot.LastPlacement[p.Node] = services, served
-}
-
-// helpOut tells how a pod that fits nowhere could run.
-func (s *Scheduler) helpOut(e *decision.Explanation, d *decision.Decision) {
+// suggest adds how a pod that fits nowhere could run.
+func (s *Scheduler) suggest(e *decision.Explanation, d *decision.Decision) {
 	e.Changes = d.Suggestions()
 	if d.Profile.Preemption == nil || d.Table == nil {
 		return
@@ -93,76 +96,62 @@ func (s *Scheduler) helpOut(e *decision.Explanation, d *decision.Decision) {
 	}
 }
 
-// WhatIf decides about pods as if they were created now, one after another, and changes nothing. Verdicts about every node are
-// added if wanted.
+// WhatIf decides about pods as if they were created now, one after another, on a private copy of the snapshot. Verdicts about every
+// node are added if wanted.
 func (s *Scheduler) WhatIf(pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.whatIfAll(pods, verdicts)
+	return s.whatIf(s.fork(), pods, verdicts)
 }
 
-// whatIfAll is WhatIf for callers that hold s.mu.
-func (s *Scheduler) whatIfAll(pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
+// whatIf decides about pods on a copy of the snapshot.
+func (s *Scheduler) whatIf(cluster *snapshot.Snapshot, pods []*corev1.Pod, verdicts bool) ([]decision.Explanation, error) {
 	all := make([]decision.Explanation, 0, len(pods))
-	var undo []func()
-	defer func() {
-		for _, back := range slices.Backward(undo) {
-			back()
-		}
-	}()
-	services, served := s.snapshot.Placements, slices.Clone(s.snapshot.LastPlacement)
-	undo = append(undo, func() { s.snapshot.Placements = services; copy(s.snapshot.LastPlacement, served) })
 	for i, pod := range pods {
-		e, back, err := s.whatIf(i, pod, verdicts)
+		e, err := s.whatIfPod(cluster, i, pod, verdicts)
 		if err != nil {
 			return nil, err
-		}
-		if back != nil {
-			undo = append(undo, back)
 		}
 		all = append(all, *e)
 	}
 	return all, nil
 }
 
-// whatIf decides about one pod and assumes that it is there from now on, until back is called.
-func (s *Scheduler) whatIf(i int, pod *corev1.Pod, verdicts bool) (e *decision.Explanation, back func(), err error) {
+// whatIfPod decides about one pod and assumes that it is there from now on.
+func (s *Scheduler) whatIfPod(cluster *snapshot.Snapshot, i int, pod *corev1.Pod, verdicts bool) (*decision.Explanation, error) {
 	pod = pod.DeepCopy()
 	if pod.Spec.SchedulerName == "" {
 		pod.Spec.SchedulerName = corev1.DefaultSchedulerName
 	}
-	// A name of its own, so that it is not taken for a pod that exists.
+	// A UID of its own, so that it is not taken for a pod that exists.
 	pod.UID = types.UID(fmt.Sprintf("what-if/%d/%s", i, snapshot.ObjectKey(pod)))
 	pod.Spec.NodeName, pod.Status = "", corev1.PodStatus{}
 	profile := s.profiles[pod.Spec.SchedulerName]
 	if profile == nil {
-		return nil, nil, fmt.Errorf("pod %s: %w: its schedulerName is %q", snapshot.ObjectKey(pod), decision.ErrOtherScheduler, pod.Spec.SchedulerName)
+		return nil, fmt.Errorf("pod %s: %w: its schedulerName is %q", snapshot.ObjectKey(pod), decision.ErrOtherScheduler, pod.Spec.SchedulerName)
 	}
-	e = &decision.Explanation{Namespace: pod.Namespace, Name: pod.Name}
+	e := &decision.Explanation{Namespace: pod.Namespace, Name: pod.Name}
 	if message := plugins.GateMessage(pod); message != "" && profile.SchedulingGates {
-		e.Message, e.Nodes = message, s.snapshot.NodeCount
-		return e, nil, nil
+		e.Message, e.Nodes = message, cluster.NodeCount
+		return e, nil
 	}
 	info, err := snapshot.NewPodInfo(pod)
 	if err != nil {
-		return nil, nil, fmt.Errorf("pod %s: %w", snapshot.ObjectKey(pod), err)
+		return nil, fmt.Errorf("pod %s: %w", snapshot.ObjectKey(pod), err)
 	}
-	d, failure := decision.Schedule(s.snapshot, info, profile)
+	d, failure := decision.Schedule(cluster, info, profile)
 	e.Describe(d, failure)
 	if verdicts {
 		e.Verdicts, _ = d.Explain()
 	}
 	if failure != nil {
-		s.helpOut(e, d)
-		return e, nil, nil
+		s.suggest(e, d)
+		return e, nil
 	}
-	plan, err := s.reserve(d)
-	if err != nil {
+	if _, err := reserve(cluster, d); err != nil {
 		e.Node, e.Message = "", err.Error()
-		return e, nil, nil
+		return e, nil
 	}
-	s.snapshot.Assume(info, d.Node)
-	return e, func() { s.snapshot.Forget(pod.UID); s.release(plan) }, nil
+	cluster.Assume(info, d.Node)
+	return e, nil
 }
 
 // Pending counts the pods that want a node, by place in the queue.
