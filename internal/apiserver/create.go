@@ -91,7 +91,7 @@ func (w *write) attributesFor(operation admission.Operation, obj, old runtime.Ob
 const textInvalidManagedFields = ".metadata.managedFields was in an invalid state after admission; this could be caused by an " +
 	"outdated mutating admission controller; please fix your requests: %v"
 
-// mutate runs the mutating admission rules and returns the object they leave.
+// mutate runs the mutating admission plugins and returns the object they leave.
 func (w *write) mutate(operation admission.Operation, obj, old kind.Object, options runtime.Object) (kind.Object, error) {
 	if len(w.chain) == 0 {
 		dropDuplicateOwners(obj, w.warn, textDuplicateOwners)
@@ -120,7 +120,7 @@ func (w *write) mutate(operation admission.Operation, obj, old kind.Object, opti
 	return changed, nil
 }
 
-// admit runs the validating admission rules. What they reserve is given back by undo when the write fails.
+// admit runs the validating admission plugins. What they reserve is given back by undo when the write fails.
 func (w *write) admit(operation admission.Operation, obj, old runtime.Object, options runtime.Object) (undo func(), err error) {
 	if len(w.chain) == 0 {
 		return func() {}, nil
