@@ -27,7 +27,7 @@ func TestEveryDefinition(t *testing.T) {
 		for name := range f.blocks {
 			total++
 			if name[:len(pkg)] != pkg {
-				t.Errorf("%s stands in the file of %s", name, pkg)
+				t.Errorf("%s is in the file of %s", name, pkg)
 			}
 			// It can be parsed, and everything it refers to exists.
 			if _, err := Definitions(name); err != nil {
@@ -85,7 +85,7 @@ func TestValues(t *testing.T) {
 	}
 	resources := container.Properties["resources"]
 	if len(resources.AllOf) != 1 || !reflect.DeepEqual(resources.Default, map[string]any{}) {
-		t.Errorf("a struct that is always written defaults to an empty one, beside its reference: %+v", resources.SchemaProps)
+		t.Errorf("a struct that is always written defaults to an empty one, next to its reference: %+v", resources.SchemaProps)
 	}
 	port := get(t, "io.k8s.apimachinery.pkg.util.intstr.IntOrString")
 	if port.Format != "int-or-string" || len(port.OneOf) != 2 {

@@ -31,7 +31,7 @@ var MutatingWebhookConfiguration = kind.Of(kind.Definition[*mutatingConfiguratio
 		return append(validateWebhooks(config.Webhooks, nil, false), validateNameOnCreate(config.Name)...)
 	},
 	Warn: func(config, old *mutatingConfiguration) []string {
-		return append(warnNameOnUpdate(config.Name, old != nil), warnUnhooked(config.Webhooks)...)
+		return append(warnNameOnUpdate(config.Name, old != nil), warnExcludedResources(config.Webhooks)...)
 	},
 	SpecChanged: func(config, old *mutatingConfiguration) bool {
 		return !reflect.DeepEqual(config.Webhooks, old.Webhooks)

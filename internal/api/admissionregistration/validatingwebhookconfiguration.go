@@ -29,7 +29,7 @@ var ValidatingWebhookConfiguration = kind.Of(kind.Definition[*validatingConfigur
 		return append(validateWebhooks(asWebhooks(config), nil, false), validateNameOnCreate(config.Name)...)
 	},
 	Warn: func(config, old *validatingConfiguration) []string {
-		return append(warnNameOnUpdate(config.Name, old != nil), warnUnhooked(asWebhooks(config))...)
+		return append(warnNameOnUpdate(config.Name, old != nil), warnExcludedResources(asWebhooks(config))...)
 	},
 	SpecChanged: func(config, old *validatingConfiguration) bool {
 		return !reflect.DeepEqual(config.Webhooks, old.Webhooks)

@@ -37,8 +37,8 @@ func defaultWebhook(failure **admissionregistrationv1.FailurePolicyType, match *
 	}
 }
 
-// tolerance is what stored webhooks may keep although new ones may not have it.
-type tolerance struct {
+// allowances is what stored webhooks may keep although new ones may not have it.
+type allowances struct {
 	conditions  bool
 	sideEffects bool
 	versions    bool
@@ -47,14 +47,14 @@ type tolerance struct {
 	stored      sets.Set[string]
 }
 
-func toleranceFor(hooks, old []webhook) tolerance {
-	t := tolerance{conditions: len(hooks) == len(old), stored: sets.New[string]()}
+func allowancesFor(hooks, old []webhook) allowances {
+	t := allowances{conditions: len(hooks) == len(old), stored: sets.New[string]()}
 	names := sets.New[string]()
 	for i := range old {
 		hook := &old[i]
 		t.conditions = t.conditions && reflect.DeepEqual(hooks[i].MatchConditions, hook.MatchConditions)
-		t.sideEffects = t.sideEffects || hook.SideEffects == nil || !slices.Contains(harmless, *hook.SideEffects)
-		t.versions = t.versions || len(hook.AdmissionReviewVersions) > 0 && !slices.ContainsFunc(hook.AdmissionReviewVersions, understood)
+		t.sideEffects = t.sideEffects || hook.SideEffects == nil || !slices.Contains(allowedSideEffects, *hook.SideEffects)
+		t.versions = t.versions || len(hook.AdmissionReviewVersions) > 0 && !slices.ContainsFunc(hook.AdmissionReviewVersions, isReviewVersion)
 		t.sameNames = t.sameNames || names.Has(hook.Name)
 		names.Insert(hook.Name)
 		for _, selector := range []*metav1.LabelSelector{hook.NamespaceSelector, hook.ObjectSelector} {
@@ -70,16 +70,16 @@ func toleranceFor(hooks, old []webhook) tolerance {
 // validateWebhooks validates the webhooks of a configuration; with update, old is the stored list.
 func validateWebhooks(hooks, old []webhook, update bool) field.ErrorList {
 	var errs field.ErrorList
-	var may tolerance
+	var allow allowances
 	if update {
-		may = toleranceFor(hooks, old)
+		allow = allowancesFor(hooks, old)
 	}
 	names := sets.New[string]()
 	for i := range hooks {
 		hook, path := &hooks[i], field.NewPath("webhooks").Index(i)
-		errs = append(errs, validateWebhook(hook, may, path)...)
-		errs = append(errs, validateReviewVersions(hook.AdmissionReviewVersions, may.versions, path.Child("admissionReviewVersions"))...)
-		if hook.Name != "" && names.Has(hook.Name) && !may.sameNames {
+		errs = append(errs, validateWebhook(hook, allow, path)...)
+		errs = append(errs, validateReviewVersions(hook.AdmissionReviewVersions, allow.versions, path.Child("admissionReviewVersions"))...)
+		if hook.Name != "" && names.Has(hook.Name) && !allow.sameNames {
 			errs = append(errs, field.Duplicate(path.Child("name"), hook.Name))
 		}
 		names.Insert(hook.Name)
@@ -87,10 +87,10 @@ func validateWebhooks(hooks, old []webhook, update bool) field.ErrorList {
 	return errs
 }
 
-// harmless are the allowed side effects: none that persist after a dry run.
-var harmless = []admissionregistrationv1.SideEffectClass{admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.SideEffectClassNoneOnDryRun}
+// allowedSideEffects are the allowed side effects: none that persist after a dry run.
+var allowedSideEffects = []admissionregistrationv1.SideEffectClass{admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.SideEffectClassNoneOnDryRun}
 
-func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.ErrorList {
+func validateWebhook(hook *webhook, allow allowances, path *field.Path) field.ErrorList {
 	errs := utilvalidation.IsFullyQualifiedName(path.Child("name"), hook.Name)
 	for i := range hook.Rules {
 		errs = append(errs, validateRule(&hook.Rules[i], path.Child("rules").Index(i))...)
@@ -98,9 +98,9 @@ func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.Error
 	errs = append(errs, validateOneOf(hook.FailurePolicy, failurePolicies, false, path.Child("failurePolicy"))...)
 	errs = append(errs, validateOneOf(hook.MatchPolicy, matchPolicies, false, path.Child("matchPolicy"))...)
 	errs = append(errs, validateOneOf(hook.ReinvocationPolicy, reinvocationPolicies, false, path.Child("reinvocationPolicy"))...)
-	allowed := harmless
-	if may.sideEffects {
-		allowed = append(slices.Clone(harmless), admissionregistrationv1.SideEffectClassSome, admissionregistrationv1.SideEffectClassUnknown)
+	allowed := allowedSideEffects
+	if allow.sideEffects {
+		allowed = append(slices.Clone(allowedSideEffects), admissionregistrationv1.SideEffectClassSome, admissionregistrationv1.SideEffectClassUnknown)
 	}
 	if hook.SideEffects == nil {
 		names := make([]string, len(allowed))
@@ -113,7 +113,7 @@ func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.Error
 	if seconds := hook.TimeoutSeconds; seconds != nil && (*seconds > 30 || *seconds < 1) {
 		errs = append(errs, field.Invalid(path.Child("timeoutSeconds"), *seconds, "the timeout value must be between 1 and 30 seconds"))
 	}
-	options := metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: may.labels}
+	options := metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: allow.labels}
 	if hook.NamespaceSelector != nil {
 		errs = append(errs, metavalidation.ValidateLabelSelector(hook.NamespaceSelector, options, path.Child("namespaceSelector"))...)
 	}
@@ -121,15 +121,15 @@ func validateWebhook(hook *webhook, may tolerance, path *field.Path) field.Error
 		errs = append(errs, metavalidation.ValidateLabelSelector(hook.ObjectSelector, options, path.Child("objectSelector"))...)
 	}
 	errs = append(errs, validateClientConfig(&hook.ClientConfig, path.Child("clientConfig"))...)
-	if !may.conditions {
-		errs = append(errs, validateMatchConditions(hook.MatchConditions, may.stored, false, path.Child("matchConditions"))...)
+	if !allow.conditions {
+		errs = append(errs, validateMatchConditions(hook.MatchConditions, allow.stored, false, path.Child("matchConditions"))...)
 	}
 	return errs
 }
 
 var reviewVersions = []string{"v1", "v1beta1"}
 
-func understood(version string) bool { return slices.Contains(reviewVersions, version) }
+func isReviewVersion(version string) bool { return slices.Contains(reviewVersions, version) }
 
 func validateReviewVersions(versions []string, mayBeUnknown bool, path *field.Path) field.ErrorList {
 	if len(versions) == 0 {
@@ -145,7 +145,7 @@ func validateReviewVersions(versions []string, mayBeUnknown bool, path *field.Pa
 			errs = append(errs, field.Invalid(path.Index(i), version, message))
 		}
 	}
-	if !mayBeUnknown && !slices.ContainsFunc(versions, understood) {
+	if !mayBeUnknown && !slices.ContainsFunc(versions, isReviewVersion) {
 		errs = append(errs, field.Invalid(path, versions, "must include at least one of "+strings.Join(reviewVersions, ", ")))
 	}
 	return errs
@@ -224,8 +224,8 @@ func validateServicePath(text string, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// unhooked are the resources for which no webhook is called, because webhooks themselves depend on them.
-var unhooked = []schema.GroupResource{
+// excludedResources are the resources for which no webhook is called, because webhooks themselves depend on them.
+var excludedResources = []schema.GroupResource{
 	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
 	{Group: "authentication.k8s.io", Resource: "tokenreviews"},
 	{Group: "authorization.k8s.io", Resource: "localsubjectaccessreviews"},
@@ -234,8 +234,8 @@ var unhooked = []schema.GroupResource{
 	{Group: "authorization.k8s.io", Resource: "subjectaccessreviews"},
 }
 
-// warnUnhooked lists the rules that never match. Wildcards are not listed: they cover everything that can be intercepted.
-func warnUnhooked(hooks []webhook) []string {
+// warnExcludedResources lists the rules that never match. Wildcards are not listed: they cover everything that can be intercepted.
+func warnExcludedResources(hooks []webhook) []string {
 	var warnings []string
 	for i := range hooks {
 		for j, rule := range hooks[i].Rules {
@@ -246,7 +246,7 @@ func warnUnhooked(hooks []webhook) []string {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
 					named := schema.GroupResource{Group: group, Resource: resource}
-					if slices.Contains(unhooked, named) && !seen.Has(named) {
+					if slices.Contains(excludedResources, named) && !seen.Has(named) {
 						seen.Insert(named)
 						warnings = append(warnings, fmt.Sprintf("webhooks[%d].rules[%d]: %s is excluded from admission webhooks; this rule will have no effect", i, j, named))
 					}

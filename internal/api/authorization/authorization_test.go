@@ -125,7 +125,7 @@ func TestWhatTheAuthorizerIsAsked(t *testing.T) {
 		t.Errorf("user = %+v, want %+v", f.user, want)
 	}
 	if f.resource.Version != "*" || got.(*authorizationv1.SubjectAccessReview).Spec.ResourceAttributes.Version != "" {
-		t.Error("an absent version means every version to the authorizer and stays absent in the answer")
+		t.Error("an absent version means every version to the authorizer and stays absent in the response")
 	}
 }
 
@@ -169,7 +169,7 @@ func TestSelfSubjectAccessReview(t *testing.T) {
 	f := &fake{}
 	got, err := ask(t, f, "selfsubjectaccessreviews", &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: resource("get")}})
 	if err != nil || !got.(*authorizationv1.SelfSubjectAccessReview).Status.Allowed || f.user.Username != "me" {
-		t.Errorf("answer %v, error %v, asked for %v", got, err, f.user)
+		t.Errorf("response %v, error %v, user %v", got, err, f.user)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestLocalSubjectAccessReview(t *testing.T) {
 	}
 	got, err := ask(t, &fake{}, "localsubjectaccessreviews", local("ns", authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: resource("get")}))
 	if err != nil || !got.(*authorizationv1.LocalSubjectAccessReview).Status.Allowed {
-		t.Errorf("answer %v, error %v", got, err)
+		t.Errorf("response %v, error %v", got, err)
 	}
 	_, err = ask(t, &fake{}, "localsubjectaccessreviews", local("other", authorizationv1.SubjectAccessReviewSpec{ResourceAttributes: resource("get")}))
 	checkInvalid(t, err, []string{"spec.resourceAttributes.namespace: Invalid value", "must match metadata.namespace"})
@@ -209,6 +209,6 @@ func TestSelfSubjectRulesReview(t *testing.T) {
 	}
 	got, err = ask(t, &fake{}, "selfsubjectrulesreviews", review("ns"))
 	if err != nil || len(got.(*authorizationv1.SelfSubjectRulesReview).Status.ResourceRules) != 1 {
-		t.Errorf("answer %v, error %v", got, err)
+		t.Errorf("response %v, error %v", got, err)
 	}
 }

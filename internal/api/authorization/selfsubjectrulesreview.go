@@ -19,15 +19,15 @@ func selfSubjectRulesReview(a Authorizer) *kind.Kind {
 			}
 			resources, nonResources, incomplete, err := a.RulesFor(ctx, req.User, review.Spec.Namespace)
 			// The schema requires the lists: empty, never null.
-			answer := &authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{
+			response := &authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{
 				ResourceRules:    append([]authorizationv1.ResourceRule{}, resources...),
 				NonResourceRules: append([]authorizationv1.NonResourceRule{}, nonResources...),
 				Incomplete:       incomplete,
 			}}
 			if err != nil {
-				answer.Status.EvaluationError = err.Error()
+				response.Status.EvaluationError = err.Error()
 			}
-			return answer, nil
+			return response, nil
 		},
 	})
 }

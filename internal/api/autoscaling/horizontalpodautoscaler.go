@@ -49,7 +49,7 @@ var HorizontalPodAutoscaler = kind.Of(kind.Definition[*autoscalingv2.HorizontalP
 	Default: defaultAutoscaler,
 	// The annotations are for v1 only; in v2 they would contradict the fields they represent.
 	Prepare: func(_ *kind.Request, hpa, _ *autoscalingv2.HorizontalPodAutoscaler) {
-		hpa.Annotations = withoutCarried(hpa.Annotations)
+		hpa.Annotations = withoutV1Annotations(hpa.Annotations)
 	},
 	Validate:       validateAutoscaler,
 	Status:         func(to, from *autoscalingv2.HorizontalPodAutoscaler) { to.Status = from.Status },

@@ -20,16 +20,16 @@ const (
 	behaviorAnnotation       = "autoscaling.alpha.kubernetes.io/behavior"
 )
 
-// carried are the annotations that no v2 object may have: the ones above, and two that older servers wrote.
-var carried = []string{
+// v1Annotations are the annotations that no v2 object may have: the ones above, and two that older servers wrote.
+var v1Annotations = []string{
 	metricsAnnotation, currentMetricsAnnotation, conditionsAnnotation, behaviorAnnotation,
 	"autoscaling.alpha.kubernetes.io/scale-down-tolerance", "autoscaling.alpha.kubernetes.io/scale-up-tolerance",
 }
 
-// withoutCarried returns annotations without the carried ones; the same map if it has none of them.
-func withoutCarried(annotations map[string]string) map[string]string {
+// withoutV1Annotations returns annotations without v1Annotations; the same map if it has none of them.
+func withoutV1Annotations(annotations map[string]string) map[string]string {
 	kept := annotations
-	for _, name := range carried {
+	for _, name := range v1Annotations {
 		if _, has := kept[name]; has {
 			if len(kept) == len(annotations) {
 				kept = maps.Clone(annotations)
@@ -40,34 +40,34 @@ func withoutCarried(annotations map[string]string) map[string]string {
 	return kept
 }
 
-// carriedBehavior is the behavior as encoded in the annotation: with Go's capitalization and without omitempty.
-type carriedBehavior struct {
-	ScaleUp, ScaleDown *carriedRules
+// encodedBehavior is the behavior as encoded in the annotation: with Go's capitalization and without omitempty.
+type encodedBehavior struct {
+	ScaleUp, ScaleDown *encodedRules
 }
 
-type carriedRules struct {
+type encodedRules struct {
 	StabilizationWindowSeconds *int32
 	SelectPolicy               *autoscalingv2.ScalingPolicySelect
-	Policies                   []carriedPolicy
+	Policies                   []encodedPolicy
 	Tolerance                  *resource.Quantity
 }
 
-type carriedPolicy struct {
+type encodedPolicy struct {
 	Type          autoscalingv2.HPAScalingPolicyType
 	Value         int32
 	PeriodSeconds int32
 }
 
-func carryRules(rules *autoscalingv2.HPAScalingRules) *carriedRules {
+func encodeRules(rules *autoscalingv2.HPAScalingRules) *encodedRules {
 	if rules == nil {
 		return nil
 	}
-	out := &carriedRules{StabilizationWindowSeconds: rules.StabilizationWindowSeconds, SelectPolicy: rules.SelectPolicy, Tolerance: rules.Tolerance}
+	out := &encodedRules{StabilizationWindowSeconds: rules.StabilizationWindowSeconds, SelectPolicy: rules.SelectPolicy, Tolerance: rules.Tolerance}
 	if rules.Policies != nil {
-		out.Policies = make([]carriedPolicy, len(rules.Policies)) // nil and an empty list are encoded differently
+		out.Policies = make([]encodedPolicy, len(rules.Policies)) // nil and an empty list are encoded differently
 	}
 	for i, policy := range rules.Policies {
-		out.Policies[i] = carriedPolicy(policy)
+		out.Policies[i] = encodedPolicy(policy)
 	}
 	return out
 }
@@ -121,8 +121,8 @@ func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizon
 		})
 	}
 
-	hpa.Annotations = withoutCarried(hpa.Annotations)
-	carry := func(annotation string, present bool, value any) error {
+	hpa.Annotations = withoutV1Annotations(hpa.Annotations)
+	annotate := func(annotation string, present bool, value any) error {
 		if !present {
 			return nil
 		}
@@ -136,18 +136,18 @@ func toV1(stored *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.Horizon
 		hpa.Annotations[annotation] = string(text)
 		return nil
 	}
-	if err := carry(metricsAnnotation, len(others) > 0, others); err != nil {
+	if err := annotate(metricsAnnotation, len(others) > 0, others); err != nil {
 		return nil, err
 	}
-	if err := carry(currentMetricsAnnotation, len(current) > 0, current); err != nil {
+	if err := annotate(currentMetricsAnnotation, len(current) > 0, current); err != nil {
 		return nil, err
 	}
 	if behavior := stored.Spec.Behavior; behavior != nil {
-		if err := carry(behaviorAnnotation, true, carriedBehavior{carryRules(behavior.ScaleUp), carryRules(behavior.ScaleDown)}); err != nil {
+		if err := annotate(behaviorAnnotation, true, encodedBehavior{encodeRules(behavior.ScaleUp), encodeRules(behavior.ScaleDown)}); err != nil {
 			return nil, err
 		}
 	}
-	if err := carry(conditionsAnnotation, len(conditions) > 0, conditions); err != nil {
+	if err := annotate(conditionsAnnotation, len(conditions) > 0, conditions); err != nil {
 		return nil, err
 	}
 	return hpa, nil
@@ -208,7 +208,7 @@ func fromV1(hpa *autoscalingv1.HorizontalPodAutoscaler) *autoscalingv2.Horizonta
 			})
 		}
 	}
-	stored.Annotations = withoutCarried(annotations)
+	stored.Annotations = withoutV1Annotations(annotations)
 	return stored
 }
 

@@ -50,8 +50,8 @@ func (v *statusValidator) condition(refused bool, detail string) {
 	}
 }
 
-// turned reports whether a condition became true or stopped being true.
-func (v *statusValidator) turned(condition batchv1.JobConditionType) bool {
+// changed reports whether a condition became true or stopped being true.
+func (v *statusValidator) changed(condition batchv1.JobConditionType) bool {
 	return isTrue(v.job, condition) != isTrue(v.old, condition)
 }
 
@@ -97,13 +97,13 @@ func (v *statusValidator) uncounted() {
 func (v *statusValidator) conditions() {
 	complete, failed := isTrue(v.job, batchv1.JobComplete), isTrue(v.job, batchv1.JobFailed)
 	target, met := isTrue(v.job, batchv1.JobFailureTarget), isTrue(v.job, batchv1.JobSuccessCriteriaMet)
-	completeTurned, failedTurned := v.turned(batchv1.JobComplete), v.turned(batchv1.JobFailed)
+	completeChanged, failedChanged := v.changed(batchv1.JobComplete), v.changed(batchv1.JobFailed)
 	failedIndexesChanged := !ptr.Equal(v.old.Status.FailedIndexes, v.job.Status.FailedIndexes)
 
-	v.condition((completeTurned || failedTurned) && complete && failed, "cannot set Complete=True and Failed=true conditions")
-	v.condition((completeTurned || v.turned(batchv1.JobFailureTarget)) && complete && target, "cannot set Complete=True and FailureTarget=true conditions")
-	v.condition((failedTurned || failedIndexesChanged) && failed && !target, "cannot set Failed=True condition without the FailureTarget=true condition")
-	v.condition((completeTurned || v.turned(batchv1.JobSuccessCriteriaMet)) && complete && !met, "cannot set Complete=True condition without the SuccessCriteriaMet=true condition")
+	v.condition((completeChanged || failedChanged) && complete && failed, "cannot set Complete=True and Failed=true conditions")
+	v.condition((completeChanged || v.changed(batchv1.JobFailureTarget)) && complete && target, "cannot set Complete=True and FailureTarget=true conditions")
+	v.condition((failedChanged || failedIndexesChanged) && failed && !target, "cannot set Failed=True condition without the FailureTarget=true condition")
+	v.condition((completeChanged || v.changed(batchv1.JobSuccessCriteriaMet)) && complete && !met, "cannot set Complete=True condition without the SuccessCriteriaMet=true condition")
 	v.condition(met && failed, "cannot set SuccessCriteriaMet=True and Failed=true conditions")
 	v.condition(met && target, "cannot set SuccessCriteriaMet=True and FailureTarget=true conditions")
 	v.condition(v.job.Spec.SuccessPolicy != nil && !met && complete, "cannot set Complete=True for Job with SuccessPolicy unless SuccessCriteriaMet=True")
@@ -113,7 +113,7 @@ func (v *statusValidator) times() {
 	status, before := &v.job.Status, &v.old.Status
 	complete := isTrue(v.job, batchv1.JobComplete)
 	startChanged, endChanged := !status.StartTime.Equal(before.StartTime), !status.CompletionTime.Equal(before.CompletionTime)
-	if v.turned(batchv1.JobComplete) || endChanged {
+	if v.changed(batchv1.JobComplete) || endChanged {
 		if status.CompletionTime != nil && !complete {
 			v.invalid("completionTime", status.CompletionTime, "cannot set completionTime when there is no Complete=True condition")
 		}
@@ -139,19 +139,19 @@ func (v *statusValidator) finished() {
 		return
 	}
 	status, before := &v.job.Status, &v.old.Status
-	turned := !isFinished(v.old)
-	if (turned || status.Active != before.Active) && status.Active > 0 {
+	changed := !isFinished(v.old)
+	if (changed || status.Active != before.Active) && status.Active > 0 {
 		v.invalid("active", status.Active, "active>0 is invalid for finished job")
 	}
-	if (turned || !ptr.Equal(status.Terminating, before.Terminating)) && ptr.Deref(status.Terminating, 0) > 0 {
+	if (changed || !ptr.Equal(status.Terminating, before.Terminating)) && ptr.Deref(status.Terminating, 0) > 0 {
 		v.invalid("terminating", status.Terminating, "terminating>0 is invalid for finished job")
 	}
 	neverRuns := ptr.Deref(v.job.Spec.Suspend, false) && ptr.Equal(v.job.Spec.Completions, ptr.To[int32](0))
-	if (turned || !status.StartTime.Equal(before.StartTime)) && status.StartTime == nil && !neverRuns {
+	if (changed || !status.StartTime.Equal(before.StartTime)) && status.StartTime == nil && !neverRuns {
 		v.required("startTime", "startTime is required for finished job")
 	}
 	uncounted := status.UncountedTerminatedPods
-	if (turned || !equality.Semantic.DeepEqual(uncounted, before.UncountedTerminatedPods)) &&
+	if (changed || !equality.Semantic.DeepEqual(uncounted, before.UncountedTerminatedPods)) &&
 		uncounted != nil && len(uncounted.Failed)+len(uncounted.Succeeded) > 0 {
 		v.invalid("uncountedTerminatedPods", uncounted, "must be empty for finished job")
 	}

@@ -57,8 +57,8 @@ func subresource(k *kind.Kind, name string) kind.Subresource {
 }
 
 // succeeded reports whether the response to an action is a success.
-func succeeded(answer runtime.Object) bool {
-	status, ok := answer.(*metav1.Status)
+func succeeded(response runtime.Object) bool {
+	status, ok := response.(*metav1.Status)
 	return ok && status.Status == metav1.StatusSuccess
 }
 
@@ -69,9 +69,9 @@ func TestBinding(t *testing.T) {
 		b.Annotations = map[string]string{"a": "b", "pod.beta.kubernetes.io/init-containers": "x"}
 		b.Labels = map[string]string{"topology.kubernetes.io/zone": "z"}
 	})
-	answer, err := subresource(Pod, "binding").Create(context.Background(), client, testNow, types.NamespacedName{Namespace: "default", Name: "p"}, binding)
-	if err != nil || !succeeded(answer) {
-		t.Fatalf("%v, %v", answer, err)
+	response, err := subresource(Pod, "binding").Create(context.Background(), client, testNow, types.NamespacedName{Namespace: "default", Name: "p"}, binding)
+	if err != nil || !succeeded(response) {
+		t.Fatalf("%v, %v", response, err)
 	}
 	pod := storedPod(t, client)
 	if pod.Spec.NodeName != "node-1" || pod.Status.NominatedNodeName != "" {
@@ -119,14 +119,14 @@ func TestBindingRefuses(t *testing.T) {
 func TestBindingDryRun(t *testing.T) {
 	client := clientWith(t, testPod())
 	dry := &kind.Request{Now: testNow.Now, DryRun: true}
-	if answer, err := Binding.Action(context.Background(), client, dry, bindingTo("node-1")); err != nil || !succeeded(answer) {
-		t.Fatalf("%v, %v", answer, err)
+	if response, err := Binding.Action(context.Background(), client, dry, bindingTo("node-1")); err != nil || !succeeded(response) {
+		t.Fatalf("%v, %v", response, err)
 	}
 	if pod := storedPod(t, client); pod.Spec.NodeName != "" {
 		t.Errorf("a dry run bound the pod to %s", pod.Spec.NodeName)
 	}
-	if answer, err := Binding.Action(context.Background(), client, testNow, bindingTo("node-1")); err != nil || !succeeded(answer) {
-		t.Fatalf("%v, %v", answer, err)
+	if response, err := Binding.Action(context.Background(), client, testNow, bindingTo("node-1")); err != nil || !succeeded(response) {
+		t.Fatalf("%v, %v", response, err)
 	}
 	if _, err := Binding.Action(context.Background(), client, dry, bindingTo("node-2")); !apierrors.IsConflict(err) {
 		t.Errorf("a dry run of what cannot be: %v", err)

@@ -71,7 +71,7 @@ func TestKinds(t *testing.T) {
 	for plural, prefix := range map[string]string{"nodes": "/registry/minions/", "services": "/registry/services/specs/", "endpoints": "/registry/services/endpoints/", "rangeallocations": "/registry/ranges/", "events": "/registry/events/"} {
 		for _, k := range Kinds() {
 			if k.Plural == plural && k.KeyPrefix("") != prefix {
-				t.Errorf("%s lies at %s", plural, k.KeyPrefix(""))
+				t.Errorf("%s is stored at %s", plural, k.KeyPrefix(""))
 			}
 		}
 	}

@@ -41,9 +41,9 @@ func defaultLimitRange(obj *corev1.LimitRange) {
 			if item.DefaultRequest == nil {
 				item.DefaultRequest = corev1.ResourceList{}
 			}
-			fillIn(item.Default, item.Max)
-			fillIn(item.DefaultRequest, item.Default)
-			fillIn(item.DefaultRequest, item.Min)
+			setMissing(item.Default, item.Max)
+			setMissing(item.DefaultRequest, item.Default)
+			setMissing(item.DefaultRequest, item.Min)
 		}
 		for _, list := range []corev1.ResourceList{item.Max, item.Min, item.Default, item.DefaultRequest, item.MaxLimitRequestRatio} {
 			podspec.RoundUp(list)
@@ -51,7 +51,7 @@ func defaultLimitRange(obj *corev1.LimitRange) {
 	}
 }
 
-func fillIn(to, from corev1.ResourceList) {
+func setMissing(to, from corev1.ResourceList) {
 	for name, quantity := range from {
 		if _, set := to[name]; !set {
 			to[name] = quantity.DeepCopy()

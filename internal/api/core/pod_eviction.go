@@ -69,8 +69,8 @@ type evictionRun struct {
 
 func (e *evictionRun) dryRun() bool { return len(e.options.DryRun) > 0 }
 
-// pinned reports whether the client set the resourceVersion of the pod to evict.
-func (e *evictionRun) pinned() bool {
+// hasResourceVersion reports whether the client set the resourceVersion of the pod to evict.
+func (e *evictionRun) hasResourceVersion() bool {
 	return e.options.Preconditions != nil && e.options.Preconditions.ResourceVersion != nil
 }
 
@@ -88,13 +88,13 @@ func (e *evictionRun) run(ctx context.Context) error {
 		if unhealthy = mayEvictUnhealthy(pod, budget); unhealthy {
 			// The budget is not charged as long as the pod has not become healthy meanwhile.
 			options = withVersion(options, pod.ResourceVersion)
-		} else if err := e.spend(ctx, budget); err != nil {
+		} else if err := e.takeDisruption(ctx, budget); err != nil {
 			return err
 		}
 	}
 	err = e.markAndDelete(ctx, options)
-	if unhealthy && apierrors.IsConflict(err) && !e.pinned() {
-		return stillProcessed(budget.Name)
+	if unhealthy && apierrors.IsConflict(err) && !e.hasResourceVersion() {
+		return budgetNotReady(budget.Name)
 	}
 	return err
 }
@@ -115,11 +115,11 @@ func (e *evictionRun) deleteUnguarded(ctx context.Context) (pod *corev1.Pod, del
 			return pod, false, nil
 		}
 		options := e.options
-		if !ending && !e.pinned() {
+		if !ending && !e.hasResourceVersion() {
 			options = withVersion(options, pod.ResourceVersion) // the pod must not have started meanwhile
 		}
 		err = e.markAndDelete(ctx, options)
-		if !apierrors.IsConflict(err) || e.pinned() || attempt == evictionAttempts {
+		if !apierrors.IsConflict(err) || e.hasResourceVersion() || attempt == evictionAttempts {
 			return pod, err == nil, err
 		}
 		select {
@@ -167,7 +167,7 @@ func checkPreconditions(pod *corev1.Pod, wanted *metav1.Preconditions) error {
 		return err
 	}
 	if version := ptr.Deref(wanted.ResourceVersion, ""); version != "" && version != pod.ResourceVersion {
-		return podDiffers(pod, "the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", version, pod.ResourceVersion)
+		return preconditionConflict(pod, "the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", version, pod.ResourceVersion)
 	}
 	return nil
 }
@@ -176,10 +176,10 @@ func checkUID(pod *corev1.Pod, wanted *metav1.Preconditions) error {
 	if wanted == nil || ptr.Deref(wanted.UID, "") == "" || *wanted.UID == pod.UID {
 		return nil
 	}
-	return podDiffers(pod, "the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *wanted.UID, pod.UID)
+	return preconditionConflict(pod, "the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *wanted.UID, pod.UID)
 }
 
-func podDiffers(pod *corev1.Pod, format string, args ...any) error {
+func preconditionConflict(pod *corev1.Pod, format string, args ...any) error {
 	return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, pod.Name, fmt.Errorf(format, args...))
 }
 
@@ -215,13 +215,13 @@ func mayEvictUnhealthy(pod *corev1.Pod, budget *policyv1.PodDisruptionBudget) bo
 		status.CurrentHealthy >= status.DesiredHealthy && status.DesiredHealthy > 0
 }
 
-// spend takes one disruption from the budget.
-func (e *evictionRun) spend(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
+// takeDisruption takes one disruption from the budget.
+func (e *evictionRun) takeDisruption(ctx context.Context, budget *policyv1.PodDisruptionBudget) error {
 	if e.dryRun() {
-		return spendOne(budget.DeepCopy(), e.name, e.now)
+		return takeFromBudget(budget.DeepCopy(), e.name, e.now)
 	}
 	_, err := e.client.Update(ctx, budgetResource, e.namespace, budget.Name, func(obj kind.Object) error {
-		return spendOne(obj.(*policyv1.PodDisruptionBudget), e.name, e.now)
+		return takeFromBudget(obj.(*policyv1.PodDisruptionBudget), e.name, e.now)
 	})
 	if apierrors.IsConflict(err) {
 		return apierrors.NewTimeoutError(fmt.Sprintf("couldn't update PodDisruptionBudget %q due to conflicts", budget.Name), 10)
@@ -229,20 +229,20 @@ func (e *evictionRun) spend(ctx context.Context, budget *policyv1.PodDisruptionB
 	return err
 }
 
-// spendOne refuses when the budget is used up or not yet computed. It records the pod, so that the disruption controller does
+// takeFromBudget refuses when the budget is used up or not yet computed. It records the pod, so that the disruption controller does
 // not count it as available until it is deleted.
-func spendOne(budget *policyv1.PodDisruptionBudget, pod string, now metav1.Time) error {
+func takeFromBudget(budget *policyv1.PodDisruptionBudget, pod string, now metav1.Time) error {
 	status := &budget.Status
 	switch {
 	case status.ObservedGeneration < budget.Generation:
-		return stillProcessed(budget.Name)
+		return budgetNotReady(budget.Name)
 	case status.DisruptionsAllowed < 0:
 		return budgetForbids(budget.Name, "pdb disruptions allowed is negative", "pdb disruptions allowed is negative")
 	case len(status.DisruptedPods) > disruptedPodsLimit:
 		return budgetForbids(budget.Name, "DisruptedPods map too big - too many evictions not confirmed by PDB controller",
 			"too many pending evictions not confirmed by PDB controller")
 	case status.DisruptionsAllowed == 0:
-		return withCause(apierrors.NewTooManyRequests(wouldViolate, 0), whySpent(budget))
+		return withCause(apierrors.NewTooManyRequests(wouldViolate, 0), budgetMessage(budget))
 	}
 	status.DisruptionsAllowed--
 	if status.DisruptionsAllowed == 0 {
@@ -260,7 +260,7 @@ func withCause(err *apierrors.StatusError, message string) error {
 	return err
 }
 
-func stillProcessed(budget string) error {
+func budgetNotReady(budget string) error {
 	return withCause(apierrors.NewTooManyRequests(wouldViolate, 10),
 		fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget))
 }
@@ -270,7 +270,7 @@ func budgetForbids(budget, reason, cause string) error {
 		fmt.Sprintf("The disruption budget %s does not allow evicting pods currently: %s", budget, cause))
 }
 
-func whySpent(budget *policyv1.PodDisruptionBudget) string {
+func budgetMessage(budget *policyv1.PodDisruptionBudget) string {
 	status := &budget.Status
 	condition := meta.FindStatusCondition(status.Conditions, policyv1.DisruptionAllowedCondition)
 	explained := condition != nil && condition.Status == metav1.ConditionFalse && condition.Message != ""

@@ -73,8 +73,8 @@ var unready = podStatus(`conditions: [{type: Ready, status: "False"}]`)
 
 func evict(client kind.Client, req *kind.Request, options *metav1.DeleteOptions) error {
 	eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, DeleteOptions: options}
-	answer, err := subresource(Pod, "eviction").Create(context.Background(), client, req, types.NamespacedName{Namespace: "default", Name: "p"}, eviction)
-	if err == nil && !succeeded(answer) {
+	response, err := subresource(Pod, "eviction").Create(context.Background(), client, req, types.NamespacedName{Namespace: "default", Name: "p"}, eviction)
+	if err == nil && !succeeded(response) {
 		return errors.New("no success")
 	}
 	return err
@@ -110,7 +110,7 @@ func TestEviction(t *testing.T) {
 		{name: "a spent budget, healthy", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", allowed(0))}, code: 429, cause: "The disruption budget b does not allow evicting pods currently"},
 		{name: "a spent budget that says why", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", allowed(0), condition("Why", "because"))}, code: 429, cause: "The disruption budget b does not allow evicting pods currently (Why): because"},
 		{name: "a budget that failed", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", allowed(0), unhealthy, condition(policyv1.SyncFailedReason, "broken"))}, code: 429, cause: "The disruption budget b does not allow evicting pods currently because it failed sync: broken"},
-		{name: "a budget nobody has counted", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 })}, code: 429, cause: "The disruption budget b is still being processed by the server.", left: 2},
+		{name: "a budget that is not computed yet", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 })}, code: 429, cause: "The disruption budget b is still being processed by the server.", left: 2},
 		{name: "less than nothing", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", allowed(-1))}, code: 403, cause: "The disruption budget b does not allow evicting pods currently: pdb disruptions allowed is negative", left: -1},
 		{name: "too many at once", pod: readyPod(), budgets: []*policyv1.PodDisruptionBudget{budget("b", func(b *policyv1.PodDisruptionBudget) {
 			b.Status.DisruptedPods = map[string]metav1.Time{}

@@ -212,7 +212,7 @@ func TestPodGrace(t *testing.T) {
 	running := `{phase: Running}`
 	for _, c := range []struct {
 		name, spec, status string
-		asked              *int64
+		requested          *int64
 		want               int64
 	}{
 		{"the pod's own", `{nodeName: node, terminationGracePeriodSeconds: 30}`, running, nil, 30},
@@ -224,7 +224,7 @@ func TestPodGrace(t *testing.T) {
 		{"succeeded", `{nodeName: node, terminationGracePeriodSeconds: 30}`, `{phase: Succeeded}`, nil, 0},
 		{"negative", `{nodeName: node, terminationGracePeriodSeconds: -3}`, running, nil, 1},
 	} {
-		options := &metav1.DeleteOptions{GracePeriodSeconds: c.asked}
+		options := &metav1.DeleteOptions{GracePeriodSeconds: c.requested}
 		if !Pod.Delete.CheckGraceful(testPod(podSpec(c.spec), podStatus(c.status)), options) || *options.GracePeriodSeconds != c.want {
 			t.Errorf("%s: %d, want %d", c.name, *options.GracePeriodSeconds, c.want)
 		}

@@ -77,9 +77,9 @@ func TestTokenRequest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			answer := got.(*authenticationv1.TokenRequest)
-			if answer.Status.Token != "token" || *answer.Spec.ExpirationSeconds != test.seconds || answer.Status.ExpirationTimestamp.Sub(request.Now.Time).Seconds() != float64(test.seconds) || answer.UID != "u" {
-				t.Errorf("%+v", answer)
+			response := got.(*authenticationv1.TokenRequest)
+			if response.Status.Token != "token" || *response.Spec.ExpirationSeconds != test.seconds || response.Status.ExpirationTimestamp.Sub(request.Now.Time).Seconds() != float64(test.seconds) || response.UID != "u" {
+				t.Errorf("%+v", response)
 			}
 			if shortened := test.seconds == 7200; shortened != (len(warnings) == 1 && warnings[0] == "requested expiration of 86400 seconds shortened to 7200 seconds") {
 				t.Errorf("warnings %q", warnings)

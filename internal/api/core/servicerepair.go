@@ -28,7 +28,7 @@ const (
 // Repair releases what crashes leave behind: addresses and ports without a service, and allocates the addresses and ports
 // of services that are not recorded. The server runs it at start and every few minutes. It is not for concurrent use.
 type Repair struct {
-	suspects map[int32]int // ports without a service, and in how many passes they were found
+	leakedPorts map[int32]int // ports without a service, and in how many passes they were found
 }
 
 // repairInterval is the time between two passes.
@@ -73,18 +73,18 @@ func (r *Repair) repairPorts(ctx context.Context, client kind.Client, portRange 
 	if err != nil {
 		return err
 	}
-	suspects := map[int32]int{}
+	leakedPorts := map[int32]int{}
 	for i := range stored.ports.Size {
 		if port := int32(stored.ports.Base + i); stored.has(port) && !used.has(port) {
-			suspects[port] = r.suspects[port] + 1
+			leakedPorts[port] = r.leakedPorts[port] + 1
 		}
 	}
-	r.suspects = suspects
+	r.leakedPorts = leakedPorts
 	return changePorts(ctx, client, func(m *portMap) error {
 		next := &portMap{ports: used.ports, taken: new(big.Int).Set(used.taken)}
 		for i := range m.ports.Size {
 			port := int32(m.ports.Base + i)
-			if m.has(port) && suspects[port] < leakedPasses {
+			if m.has(port) && leakedPorts[port] < leakedPasses {
 				next.set(port, true)
 			}
 		}

@@ -80,36 +80,36 @@ func warnNetworkPolicy(obj, _ *networkingv1.NetworkPolicy) (warnings []string) {
 	return warnings
 }
 
-// leniency is what a stored policy may keep although a new one may not have it.
-type leniency struct {
+// allowances is what a stored policy may keep although a new one may not have it.
+type allowances struct {
 	selector metavalidation.LabelSelectorValidationOptions
 	cidrs    []string
 }
 
-func leniencyFor(old *networkingv1.NetworkPolicy) (lenient leniency) {
+func allowancesFor(old *networkingv1.NetworkPolicy) (allow allowances) {
 	if old == nil {
-		return lenient
+		return allow
 	}
-	lenient.selector.AllowInvalidLabelValueInSelector = len(metavalidation.ValidateLabelSelector(&old.Spec.PodSelector, metavalidation.LabelSelectorValidationOptions{}, nil)) > 0
+	allow.selector.AllowInvalidLabelValueInSelector = len(metavalidation.ValidateLabelSelector(&old.Spec.PodSelector, metavalidation.LabelSelectorValidationOptions{}, nil)) > 0
 	eachRule(&old.Spec, func(_ []networkingv1.NetworkPolicyPort, peers []networkingv1.NetworkPolicyPeer, _, _ *field.Path) {
 		for _, peer := range peers {
 			if peer.IPBlock != nil {
-				lenient.cidrs = append(append(lenient.cidrs, peer.IPBlock.CIDR), peer.IPBlock.Except...)
+				allow.cidrs = append(append(allow.cidrs, peer.IPBlock.CIDR), peer.IPBlock.Except...)
 			}
 		}
 	})
-	return lenient
+	return allow
 }
 
 func validateNetworkPolicy(_ *kind.Request, obj, old *networkingv1.NetworkPolicy) field.ErrorList {
-	lenient := leniencyFor(old)
-	errs := metavalidation.ValidateLabelSelector(&obj.Spec.PodSelector, lenient.selector, field.NewPath("spec", "podSelector"))
+	allow := allowancesFor(old)
+	errs := metavalidation.ValidateLabelSelector(&obj.Spec.PodSelector, allow.selector, field.NewPath("spec", "podSelector"))
 	eachRule(&obj.Spec, func(ports []networkingv1.NetworkPolicyPort, peers []networkingv1.NetworkPolicyPeer, portsPath, peersPath *field.Path) {
 		for i := range ports {
 			errs = append(errs, validatePolicyPort(&ports[i], portsPath.Index(i))...)
 		}
 		for i := range peers {
-			errs = append(errs, validatePeer(&peers[i], lenient, peersPath.Index(i))...)
+			errs = append(errs, validatePeer(&peers[i], allow, peersPath.Index(i))...)
 		}
 	})
 	types := field.NewPath("spec", "policyTypes")
@@ -152,21 +152,21 @@ func validatePolicyPort(port *networkingv1.NetworkPolicyPort, path *field.Path) 
 	return errs
 }
 
-func validatePeer(peer *networkingv1.NetworkPolicyPeer, lenient leniency, path *field.Path) (errs field.ErrorList) {
+func validatePeer(peer *networkingv1.NetworkPolicyPeer, allow allowances, path *field.Path) (errs field.ErrorList) {
 	selects := false
 	if peer.PodSelector != nil {
 		selects = true
-		errs = append(errs, metavalidation.ValidateLabelSelector(peer.PodSelector, lenient.selector, path.Child("podSelector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(peer.PodSelector, allow.selector, path.Child("podSelector"))...)
 	}
 	if peer.NamespaceSelector != nil {
 		selects = true
-		errs = append(errs, metavalidation.ValidateLabelSelector(peer.NamespaceSelector, lenient.selector, path.Child("namespaceSelector"))...)
+		errs = append(errs, metavalidation.ValidateLabelSelector(peer.NamespaceSelector, allow.selector, path.Child("namespaceSelector"))...)
 	}
 	switch {
 	case peer.IPBlock == nil && !selects:
 		errs = append(errs, field.Required(path, "must specify a peer"))
 	case peer.IPBlock != nil:
-		errs = append(errs, validateIPBlock(peer.IPBlock, lenient, path.Child("ipBlock"))...)
+		errs = append(errs, validateIPBlock(peer.IPBlock, allow, path.Child("ipBlock"))...)
 		if selects {
 			errs = append(errs, field.Forbidden(path, "may not specify both ipBlock and another peer"))
 		}
@@ -174,11 +174,11 @@ func validatePeer(peer *networkingv1.NetworkPolicyPeer, lenient leniency, path *
 	return errs
 }
 
-func validateIPBlock(block *networkingv1.IPBlock, lenient leniency, path *field.Path) field.ErrorList {
+func validateIPBlock(block *networkingv1.IPBlock, allow allowances, path *field.Path) field.ErrorList {
 	if block.CIDR == "" {
 		return field.ErrorList{field.Required(path.Child("cidr"), "")}
 	}
-	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), block.CIDR, true, lenient.cidrs)
+	errs := validation.IsValidCIDRForLegacyField(path.Child("cidr"), block.CIDR, true, allow.cidrs)
 	_, whole, err := netutils.ParseCIDRSloppy(block.CIDR)
 	if err != nil {
 		return errs
@@ -186,7 +186,7 @@ func validateIPBlock(block *networkingv1.IPBlock, lenient leniency, path *field.
 	wholeBits, _ := whole.Mask.Size()
 	for i, text := range block.Except {
 		at := path.Child("except").Index(i)
-		errs = append(errs, validation.IsValidCIDRForLegacyField(at, text, true, lenient.cidrs)...)
+		errs = append(errs, validation.IsValidCIDRForLegacyField(at, text, true, allow.cidrs)...)
 		_, except, err := netutils.ParseCIDRSloppy(text)
 		if err != nil {
 			continue

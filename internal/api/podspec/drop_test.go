@@ -84,7 +84,7 @@ func TestVisitContainers(t *testing.T) {
 	}
 	VisitContainers(spec, nil, func(_ *corev1.Container, _ ContainerKind, path *field.Path) {
 		if path != nil {
-			t.Error("a path nobody asked for")
+			t.Error("an unexpected path")
 		}
 	})
 }

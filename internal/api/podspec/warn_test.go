@@ -29,7 +29,7 @@ func TestWarnPod(t *testing.T) {
 	}{
 		{"annotation alone", nil, nil, 1},
 		{"annotation that was adopted", nil, unconfined, 1},
-		{"annotation beside another field", nil, &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeRuntimeDefault}, 0},
+		{"annotation with another field value", nil, &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeRuntimeDefault}, 0},
 		{"annotation that repeats the pod's", unconfined, nil, 0},
 	} {
 		pod := &corev1.Pod{Spec: corev1.PodSpec{

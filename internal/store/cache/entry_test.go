@@ -106,7 +106,7 @@ func TestObjectDecodedOnceAndHeldWeakly(t *testing.T) {
 	clear(objects)
 	runtime.GC()
 	if obj := entry.object.Load().value(); obj != nil {
-		t.Error("an object nobody uses is kept")
+		t.Error("an unused object is kept")
 	}
 	if obj, err := entry.Object(); err != nil || obj.GetName() != "a" {
 		t.Errorf("decoding again: %v, %v", obj, err)

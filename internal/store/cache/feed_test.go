@@ -217,7 +217,7 @@ func TestStoreWentBack(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if _, _, err := cursor.Poll(); !errors.Is(err, ErrExpired) {
-			t.Errorf("a watch goes on over a store that went back: %v", err)
+			t.Errorf("a watch continues after the store was restored: %v", err)
 		}
 		if c.Revision() != 2 || !maps.Equal(content(pods.Snapshot()), listed(t, other, 0)) {
 			t.Errorf("the cache is at %d with %v", c.Revision(), content(pods.Snapshot()))
@@ -343,14 +343,14 @@ func TestSweep(t *testing.T) {
 		time.Sleep(memoEpoch)
 		ask()
 		if made != 1 {
-			t.Error("a memo went while it was used")
+			t.Error("a used memo was dropped")
 		}
 		time.Sleep(3 * memoEpoch)
 		if c.memoBytes.Load() != 0 || entry.memos.Load() != nil {
 			t.Errorf("%d bytes are kept", c.memoBytes.Load())
 		}
 		if _, err := pods.Watch(begin); err != nil {
-			t.Errorf("history went early: %v", err)
+			t.Errorf("history expired too early: %v", err)
 		}
 		time.Sleep(historyAge)
 		if _, err := pods.Watch(begin); !errors.Is(err, ErrExpired) {

@@ -200,7 +200,7 @@ func TestBeforeReady(t *testing.T) {
 			t.Errorf("the watcher who waited got %v, %v", lines(got), err)
 		}
 		if _, _, err := expired.Poll(); !errors.Is(err, ErrExpired) {
-			t.Errorf("the watcher who came too late: %v", err)
+			t.Errorf("a watch from an expired revision: %v", err)
 		}
 	})
 }

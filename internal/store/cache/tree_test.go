@@ -142,7 +142,7 @@ func TestTreeRanges(t *testing.T) {
 	n := 0
 	Snapshot{tree: tr}.Ascend("", "", func(*Entry) bool { n++; return n < 10 })
 	if n != 10 {
-		t.Errorf("Ascend went on to %d after it was told to stop at 10", n)
+		t.Errorf("Ascend continued to %d after yield returned false at 10", n)
 	}
 }
 

@@ -162,7 +162,8 @@ func (e *Encryption) parse(content []byte) (*transformers, error) {
 	return r, nil
 }
 
-// ProbeProviders gets the current keys of the KMS plugins, so that the first writes can be encrypted. It returns after the plugins' timeout at the latest.
+// ProbeProviders gets the current keys of the KMS plugins, so that the first writes can be encrypted. It returns after the
+// plugins' timeout at the latest.
 func (e *Encryption) ProbeProviders(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, s := range e.transformers.Load().providers {

@@ -187,7 +187,7 @@ func TestKeyOfServiceChanges(t *testing.T) {
 		t.Error(stale, err)
 	}
 	if p.decrypt.Load() != 0 {
-		t.Error("the service was asked for a key that we had")
+		t.Error("the plugin was called for a cached key")
 	}
 	// A seed whose key the plugin has not confirmed for too long is used to decrypt but not to encrypt.
 	current := *kms.current.Load()
@@ -217,7 +217,7 @@ func TestServiceThatIsDown(t *testing.T) {
 	p.down.Store(true)
 	kvs, _, _, err := s.List(ctx, "/registry/", "", 0, 0)
 	if err != nil || len(kvs) != 3 || p.decrypt.Load() != 1 {
-		t.Fatalf("%d values, asked %d times: %v", len(kvs), p.decrypt.Load(), err)
+		t.Fatalf("%d values, %d calls: %v", len(kvs), p.decrypt.Load(), err)
 	}
 	if _, err := s.Decrypt(ctx, kvs[0].Key, kvs[0].Value); err == nil || !strings.Contains(err.Error(), "failed to decrypt DEK") {
 		t.Error(err)
