@@ -183,9 +183,9 @@ func (r reader) Watch(ctx context.Context, gvr schema.GroupVersionResource, name
 		return nil, err
 	}
 	w := &faultyWatch{source: source, events: make(chan watch.Event), ended: make(chan struct{})}
-	late := make(chan lateEvent, 10000)
-	go w.receive(late, r.faults, options.SendInitialEvents != nil && *options.SendInitialEvents)
-	go w.deliver(late)
+	delayed := make(chan delayedEvent, 10000)
+	go w.receive(delayed, r.faults, options.SendInitialEvents != nil && *options.SendInitialEvents)
+	go w.deliver(delayed)
 	return w, nil
 }
 
@@ -204,30 +204,30 @@ func (w *faultyWatch) Stop() {
 	w.source.Stop()
 }
 
-type lateEvent struct {
+type delayedEvent struct {
 	event watch.Event
-	due   time.Time
+	at    time.Time
 }
 
 // receive receives events from the server and drops those to be missed. Initial events are never dropped, or nothing
 // would ever be listed.
-func (w *faultyWatch) receive(late chan<- lateEvent, faults *Faults, initial bool) {
-	defer close(late)
+func (w *faultyWatch) receive(delayed chan<- delayedEvent, faults *Faults, initial bool) {
+	defer close(delayed)
 	defer w.source.Stop()
-	seen := 0
+	received := 0
 	for event := range w.source.ResultChan() {
 		switch {
 		case event.Type == watch.Bookmark:
 			initial = false
 		case !initial:
-			seen++
+			received++
 		}
-		if faults.MissEvery > 0 && seen >= faults.MissEvery {
+		if faults.MissEvery > 0 && received >= faults.MissEvery {
 			expired := apierrors.NewResourceExpired("too old resource version").Status()
 			event = watch.Event{Type: watch.Error, Object: &expired}
 		}
 		select {
-		case late <- lateEvent{event, time.Now().Add(faults.Lag)}:
+		case delayed <- delayedEvent{event, time.Now().Add(faults.Lag)}:
 		case <-w.ended:
 			return
 		}
@@ -238,16 +238,16 @@ func (w *faultyWatch) receive(late chan<- lateEvent, faults *Faults, initial boo
 }
 
 // deliver delivers events after their delay.
-func (w *faultyWatch) deliver(late <-chan lateEvent) {
+func (w *faultyWatch) deliver(delayed <-chan delayedEvent) {
 	defer close(w.events)
-	for l := range late {
+	for e := range delayed {
 		select {
-		case <-time.After(time.Until(l.due)):
+		case <-time.After(time.Until(e.at)):
 		case <-w.ended:
 			return
 		}
 		select {
-		case w.events <- l.event:
+		case w.events <- e.event:
 		case <-w.ended:
 			return
 		}

@@ -122,7 +122,7 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		}
 		time.Sleep(10 * 24 * time.Hour)
 		if !c.Usable(time.Now()) || s.asked.Load() < 10 || s.asked.Load() > 16 {
-			t.Errorf("after eleven days it has asked %d times, and is usable: %v", s.asked.Load(), c.Usable(time.Now()))
+			t.Errorf("after eleven days: %d requests, usable %v", s.asked.Load(), c.Usable(time.Now()))
 		}
 		stop()
 		running.Wait()
@@ -139,14 +139,14 @@ func TestCertificateIsRenewedWhileRunning(t *testing.T) {
 		// After a restart the stored certificate is used.
 		again := NodeClient(dir, "one", slog.New(slog.DiscardHandler))
 		if err := again.Load(); err != nil || !again.current.Load().Leaf.Equal(kept) {
-			t.Errorf("what was kept is not found again: %v", err)
+			t.Errorf("the stored certificate is not loaded: %v", err)
 		}
 		if other := NodeClient(dir, "two", slog.New(slog.DiscardHandler)); other.Load() != nil || other.Usable(time.Now()) {
 			t.Error("a node uses the certificate of another")
 		}
 		time.Sleep(24 * time.Hour)
 		if again.Usable(time.Now()) {
-			t.Error("a certificate that is past counts as usable")
+			t.Error("an expired certificate is usable")
 		}
 	})
 }
@@ -211,7 +211,7 @@ func TestDeniedRequest(t *testing.T) {
 		s.refuse.Store(nil)
 		time.Sleep(16 * time.Minute)
 		if !c.Usable(time.Now()) {
-			t.Error("no certificate after the cluster has become willing")
+			t.Error("no certificate after requests are approved")
 		}
 		stop()
 		running.Wait()

@@ -146,7 +146,7 @@ func TestRefreshCAs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := RefreshCAs(t.Context(), server(second), known); err != nil || string(again) != string(known) {
-		t.Errorf("after the old one is forgotten: %q, %v", again, err)
+		t.Errorf("after the old CA is dropped: %q, %v", again, err)
 	}
 	otherCA := newCA(t, "skiff-ca")
 	if known, err := RefreshCAs(t.Context(), serve(t, pair(t, first, leaf, first, otherCA)), first.Cert); err != nil || string(known) != string(first.Cert) {

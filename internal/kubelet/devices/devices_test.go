@@ -314,7 +314,7 @@ func TestPluginReconnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := third.Asked(); !slices.Equal(got, []string{"give [a b c]"}) || len(first.Asked()) != 0 {
-		t.Errorf("the newest was asked for %q, the oldest for %q", got, first.Asked())
+		t.Errorf("calls of the newest plugin %q, of the oldest %q", got, first.Asked())
 	}
 }
 
@@ -390,7 +390,7 @@ func TestAllocateTwice(t *testing.T) {
 		}
 	}
 	if got := p.Asked(); !slices.Equal(got, []string{"give [a]"}) {
-		t.Errorf("the plugin was asked for %q", got)
+		t.Errorf("calls of the plugin: %q", got)
 	}
 	if err := n.Allocate(t.Context(), pod("p", requesting("c", 2))); err == nil || err.Error() != `pod "p" container "c" changed request for resource "example.com/gpu" from 1 to 2` {
 		t.Errorf("error %v", err)

@@ -243,7 +243,7 @@ func TestObserve(t *testing.T) {
 		t.Errorf("%+v, %v", other, err)
 	}
 	if _, err := Observe(filepath.Join(dir, "none"), dir); err == nil {
-		t.Error("a directory that is not there was looked at")
+		t.Error("observing a missing directory succeeds")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
 		t.Fatal(err)

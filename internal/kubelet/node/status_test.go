@@ -116,7 +116,7 @@ func TestReady(t *testing.T) {
 func TestConditionsAndEvents(t *testing.T) {
 	first, events := Status(healthy())
 	if got := fmt.Sprint(reasons(events)); got != "[NodeHasSufficientMemory NodeHasNoDiskPressure NodeHasSufficientPID]" {
-		t.Errorf("a new node tells %s", got)
+		t.Errorf("a new node has the events %s", got)
 	}
 	tests := map[string]struct {
 		change func(*StatusInput)
@@ -242,7 +242,7 @@ func TestResources(t *testing.T) {
 			in.Reported = s
 			again, _ := Status(in)
 			if statusChanged(&s, &again) {
-				t.Errorf("it never settles: %s, %s", text(again.Capacity), text(again.Allocatable))
+				t.Errorf("a second computation differs: %s, %s", text(again.Capacity), text(again.Allocatable))
 			}
 		})
 	}

@@ -78,9 +78,6 @@ func (a CadvisorMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (a CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
-	emit := func(name, help string, kind prometheus.ValueType, value float64, at time.Time, labels []string) {
-		to <- prometheus.NewMetricWithTimestamp(at, prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, cadvisorLabels, nil), kind, value, labels...))
-	}
 	for _, pod := range a.Pods() {
 		for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 			for _, status := range list {
@@ -93,12 +90,14 @@ func (a CadvisorMetrics) Collect(to chan<- prometheus.Metric) {
 					continue
 				}
 				labels := []string{status.Name, "/kubepods/pod" + string(pod.UID) + "/" + id, status.Image, id, pod.Namespace, pod.Name}
+				emit := func(name, help string, valueType prometheus.ValueType, value float64) {
+					desc := prometheus.NewDesc(name, help, cadvisorLabels, nil)
+					to <- prometheus.NewMetricWithTimestamp(s.Time, prometheus.MustNewConstMetric(desc, valueType, value, labels...))
+				}
 				counter := func(name, help string, value uint64, unit float64) {
-					emit(name, help, prometheus.CounterValue, float64(value)/unit, s.Time, labels)
+					emit(name, help, prometheus.CounterValue, float64(value)/unit)
 				}
-				gauge := func(name, help string, value uint64) {
-					emit(name, help, prometheus.GaugeValue, float64(value), s.Time, labels)
-				}
+				gauge := func(name, help string, value uint64) { emit(name, help, prometheus.GaugeValue, float64(value)) }
 				const second = float64(time.Second)
 				counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds.", s.CPU.Usage, second)
 				counter("container_cpu_user_seconds_total", "Cumulative user cpu time consumed in seconds.", s.CPU.User, second)

@@ -148,7 +148,7 @@ func TestClaims(t *testing.T) {
 	}
 	info, _ := os.Stat(filepath.Join(local, "file"))
 	if info.Sys().(*syscall.Stat_t).Gid != 4321 {
-		t.Error("the volume was not given to the group")
+		t.Error("the fsGroup was not applied")
 	}
 }
 
@@ -301,7 +301,7 @@ func TestCSI(t *testing.T) {
 		t.Errorf("at %s", m.path)
 	}
 	if info, err := os.Stat(target); err != nil || info.Sys().(*syscall.Stat_t).Gid != 4321 {
-		t.Errorf("not the group's: %v", err)
+		t.Errorf("the fsGroup was not applied: %v", err)
 	}
 	var data map[string]any
 	if err := json.Unmarshal([]byte(read(t, filepath.Dir(target), dataFile)), &data); err != nil || data["volumeHandle"] != "h" || data["driverName"] != "disk.example.com" || data["attachmentID"] != attachment.Name || data["fsGroupApplied"] != true {
@@ -317,7 +317,7 @@ func TestCSI(t *testing.T) {
 	}
 	want := []string{"stage h slot", "publish h", "stage h slot", "publish h", "publish " + handle, "publish " + handle, "unpublish h", "unpublish h", "unstage h", "unpublish " + handle}
 	if !reflect.DeepEqual(driver.calls, want) {
-		t.Errorf("the driver was asked to %q", driver.calls)
+		t.Errorf("calls of the driver: %q", driver.calls)
 	}
 	if driver.registered == nil || !driver.registered.PluginRegistered {
 		t.Errorf("registration status %v", driver.registered)
