@@ -41,11 +41,11 @@ func ShowCertificates(c config.Cert, out io.Writer) error {
 	return w.Flush()
 }
 
-// RenewCertificates issues certificates anew, by their names or all.
+// RenewCertificates renews certificates by their names, or all.
 func RenewCertificates(c config.Cert, names []string, out io.Writer) error {
-	directory := certificateDir(c)
+	dir := certificateDir(c)
 	if len(names) == 1 && names[0] == "all" {
-		entries, err := directory.List()
+		entries, err := dir.List()
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func RenewCertificates(c config.Cert, names []string, out io.Writer) error {
 		}
 	}
 	for _, name := range names {
-		if err := directory.Renew(name, time.Now()); err != nil {
+		if err := dir.Renew(name, time.Now()); err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "%s renewed\n", name)
@@ -65,22 +65,22 @@ func RenewCertificates(c config.Cert, names []string, out io.Writer) error {
 	return nil
 }
 
-// RotateCA puts a new authority in the place of one, which is trusted beside it.
+// RotateCA replaces a CA by a new one. The old one stays trusted.
 func RotateCA(c config.Cert, name string, out io.Writer) error {
-	a, err := certificateDir(c).RotateCA(name, "", time.Now())
+	ca, err := certificateDir(c).RotateCA(name, "", time.Now())
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s is now %s; restart the server to use it\n", name, a.Certificate().Subject.CommonName)
+	fmt.Fprintf(out, "%s is now %s; restart the server to use it\n", name, ca.Certificate().Subject.CommonName)
 	return nil
 }
 
-// ForgetAuthorities ends the trust in the authorities before the one that signs now.
+// ForgetCAs ends the trust in the predecessors of a CA.
 func ForgetCAs(c config.Cert, name string, out io.Writer) error {
-	a, err := certificateDir(c).DropOldCAs(name)
+	ca, err := certificateDir(c).DropOldCAs(name)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "only %s is trusted now; restart the server to make it so\n", a.Certificate().Subject.CommonName)
+	fmt.Fprintf(out, "only %s is trusted now; restart the server to make it so\n", ca.Certificate().Subject.CommonName)
 	return nil
 }

@@ -22,14 +22,14 @@ import (
 	"skiff/internal/network/cni"
 )
 
-// cleanTimeout is how long the runtime may take to end all pods.
+// cleanTimeout is how long the container runtime may take to stop all pods.
 const cleanTimeout = 2 * time.Minute
 
-// Clean takes away what a node of this machine leaves behind when skiff stops, so that pods outlive it: pods, links, routes, rules,
-// control groups and mounts. The state of the cluster and the images stay.
+// Clean removes what a node leaves on its host when skiff stops, because pods keep running without it: pods, links, routes, nftables rules,
+// cgroups and mounts. The state of the cluster and the images are kept.
 func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if _, err := os.Stat(c.DataDir); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("--data-dir: there is no %s", c.DataDir)
+		return fmt.Errorf("--data-dir: %s does not exist", c.DataDir)
 	}
 	unlock, err := lockDir(c.DataDir)
 	if err != nil {
@@ -66,11 +66,11 @@ func Clean(ctx context.Context, c config.Clean, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "removed %d pods, %d mounts, the pod network and the control groups of %s\n", pods, mounts, c.DataDir)
+	fmt.Fprintf(out, "removed %d pods, %d mounts, the pod network and the cgroups of %s\n", pods, mounts, c.DataDir)
 	return nil
 }
 
-// removePods has the runtime end and remove all pods.
+// removePods stops and removes all pods.
 func removePods(ctx context.Context, dataDir string) (int, error) {
 	if _, err := os.Stat(filepath.Join(dataDir, "containerd")); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -87,15 +87,15 @@ func removePods(ctx context.Context, dataDir string) (int, error) {
 		case <-own.Ready():
 		case err := <-done:
 			done <- err
-			return 0, fmt.Errorf("start the runtime: %w", err)
+			return 0, fmt.Errorf("start containerd: %w", err)
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
 		return removeSandboxes(ctx, own.Endpoint())
 	}()
 	cancel()
-	if ended := <-done; err == nil && ended != nil && !errors.Is(ended, context.Canceled) {
-		err = ended
+	if exit := <-done; err == nil && exit != nil && !errors.Is(exit, context.Canceled) {
+		err = exit
 	}
 	return removed, err
 }
@@ -122,14 +122,14 @@ func removeSandboxes(ctx context.Context, endpoint string) (int, error) {
 	return len(sandboxes), nil
 }
 
-// unmountBelow takes down all mounts at and below a directory, the innermost first.
-func unmountBelow(directory string) (int, error) {
-	directory, err := filepath.EvalSymlinks(directory)
+// unmountBelow unmounts everything at and below a directory, the innermost mounts first.
+func unmountBelow(dir string) (int, error) {
+	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return 0, err
 	}
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Mountpoint != directory && !strings.HasPrefix(m.Mountpoint, directory+"/"), false
+		return m.Mountpoint != dir && !strings.HasPrefix(m.Mountpoint, dir+"/"), false
 	})
 	if err != nil {
 		return 0, fmt.Errorf("list mounts: %w", err)

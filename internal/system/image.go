@@ -13,7 +13,7 @@ import (
 	"skiff/internal/kubelet/runtime"
 )
 
-// ImportImages brings archives of images into a node's runtime.
+// ImportImages imports image archives into a node's container runtime.
 func ImportImages(ctx context.Context, c config.Image, archives []string, out io.Writer) error {
 	return withImages(c, func(images runtime.Importer) error {
 		for _, archive := range archives {
@@ -26,7 +26,7 @@ func ImportImages(ctx context.Context, c config.Image, archives []string, out io
 	})
 }
 
-// ListImages prints the images of a node's runtime, one line for each name.
+// ListImages writes the images of a node's container runtime, one line per name.
 func ListImages(ctx context.Context, c config.Image, out io.Writer) error {
 	return withImages(c, func(images runtime.Importer) error {
 		list, err := images.List(ctx)
@@ -42,7 +42,7 @@ func ListImages(ctx context.Context, c config.Image, out io.Writer) error {
 	})
 }
 
-// imageLines has one line for each name of each image, in order of names; an image without a name shows its digest.
+// imageLines is one line per name of each image, sorted by name. An image without a tag shows its digest.
 func imageLines(images []*cri.Image) []string {
 	var lines []string
 	for _, image := range images {
@@ -58,12 +58,13 @@ func imageLines(images []*cri.Image) []string {
 	return lines
 }
 
-// shortID is what tells images apart for a reader: the algorithm and twelve digits.
+// shortID is an image ID cut to the algorithm and twelve digits.
 func shortID(id string) string {
 	const length = len("sha256:") + 12
 	return id[:min(len(id), length)]
 }
 
+// withImages calls a function with a client of the container runtime.
 func withImages(c config.Image, do func(runtime.Importer) error) error {
 	own, err := runtime.Endpoint(c.DataDir)
 	if err != nil {
@@ -71,7 +72,7 @@ func withImages(c config.Image, do func(runtime.Importer) error) error {
 	}
 	images, err := runtime.NewImporter(cmp.Or(c.ContainerRuntimeEndpoint, own))
 	if err != nil {
-		return fmt.Errorf("reach the container runtime: %w", err)
+		return fmt.Errorf("connect to the container runtime: %w", err)
 	}
 	defer images.Close()
 	return do(images)

@@ -17,71 +17,70 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"skiff/internal/api"
 	"skiff/internal/client"
 	"skiff/internal/config"
 	"skiff/internal/kubelet/bootstrap"
 	"skiff/internal/pki"
 )
 
-// administrator connects to the API server as `skiff token` does.
-func administrator(c config.Token) (*rest.Config, client.Resource[*corev1.Secret], error) {
+// adminSecrets connects to the API server as administrator. It returns the connection and the client of secrets.
+func adminSecrets(c config.Token) (*rest.Config, client.Resource[*corev1.Secret], error) {
 	path := cmp.Or(c.Kubeconfig, filepath.Join(c.DataDir, adminKubeconfig))
 	connection, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
-		return nil, client.Resource[*corev1.Secret]{}, fmt.Errorf("read the administrator's kubeconfig: %w", err)
+		return nil, client.Resource[*corev1.Secret]{}, fmt.Errorf("read the admin kubeconfig: %w", err)
 	}
-	remote, err := client.New(connection, api.Scheme(), api.Named())
+	remote, err := newClient(connection)
 	if err != nil {
 		return nil, client.Resource[*corev1.Secret]{}, err
 	}
 	return connection, client.For[*corev1.Secret](remote), nil
 }
 
-// CreateToken makes a token by which machines can join, and writes the word for `skiff agent --token`.
+// CreateToken creates a token with which nodes join, and writes it in the form of `skiff agent --token`.
 func CreateToken(ctx context.Context, c config.Token, out io.Writer) error {
-	connection, secrets, err := administrator(c)
+	connection, secrets, err := adminSecrets(c)
 	if err != nil {
 		return err
 	}
 	if err := rest.LoadTLSFiles(connection); err != nil {
 		return err
 	}
-	// The first is the one that signs.
-	authorities, err := pki.ParseCertificates(connection.CAData)
-	if err != nil || len(authorities) == 0 {
-		return errors.Join(errors.New("the kubeconfig holds no authority by which a new machine could know the server"), err)
+	// The first CA is the one that signs.
+	cas, err := pki.ParseCertificates(connection.CAData)
+	if err != nil || len(cas) == 0 {
+		return errors.Join(errors.New("the kubeconfig has no CA with which a new node could verify the server"), err)
 	}
-	token := bootstrap.NewToken(bootstrap.HashOf(authorities[0]))
+	token := bootstrap.NewToken(bootstrap.HashOf(cas[0]))
 	groups := c.Groups
 	if len(groups) == 0 {
 		groups = []string{bootstrap.NodeGroup}
 	}
-	var end time.Time
+	var expiration time.Time
 	if c.TTL > 0 {
-		end = time.Now().Add(c.TTL)
+		expiration = time.Now().Add(c.TTL)
 	}
-	if _, err := secrets.Create(ctx, token.ToSecret(c.Description, groups, end), client.WriteOptions{}); err != nil {
-		return fmt.Errorf("keep the token: %w", err)
+	if _, err := secrets.Create(ctx, token.ToSecret(c.Description, groups, expiration), client.WriteOptions{}); err != nil {
+		return fmt.Errorf("create the token: %w", err)
 	}
 	_, err = fmt.Fprintln(out, token)
 	return err
 }
 
-// ListTokens shows the tokens of the cluster, without what is secret in them.
+// ListTokens writes the tokens of the cluster, without their secrets.
 func ListTokens(ctx context.Context, c config.Token, out io.Writer) error {
-	_, secrets, err := administrator(c)
+	_, secrets, err := adminSecrets(c)
 	if err != nil {
 		return err
 	}
-	kept, _, err := secrets.List(ctx, metav1.NamespaceSystem, client.Selector{Fields: fields.OneTermEqualSelector("type", string(bootstrap.SecretType))})
+	tokens, _, err := secrets.List(ctx, metav1.NamespaceSystem, client.Selector{Fields: fields.OneTermEqualSelector("type", string(bootstrap.SecretType))})
 	if err != nil {
-		return fmt.Errorf("list the tokens: %w", err)
+		return fmt.Errorf("list tokens: %w", err)
 	}
-	slices.SortFunc(kept, func(a, b *corev1.Secret) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(tokens, func(a, b *corev1.Secret) int { return cmp.Compare(a.Name, b.Name) })
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "ID\tEXPIRES\tLEFT\tGROUPS\tDESCRIPTION")
-	for _, secret := range kept {
+	for _, secret := range tokens {
 		text := func(key string) string { return string(secret.Data[key]) }
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", text("token-id"), cmp.Or(text("expiration"), "never"), timeLeft(text("expiration"), time.Now()),
 			text("auth-extra-groups"), text("description"))
@@ -100,9 +99,9 @@ func timeLeft(expiration string, now time.Time) string {
 	return end.Sub(now).Round(time.Second).String()
 }
 
-// DeleteTokens deletes tokens: nobody can join by them any more. Nodes that have joined stay.
+// DeleteTokens deletes tokens. Nodes that have joined with them are not affected.
 func DeleteTokens(ctx context.Context, c config.Token, tokens []string, out io.Writer) error {
-	_, secrets, err := administrator(c)
+	_, secrets, err := adminSecrets(c)
 	if err != nil {
 		return err
 	}

@@ -12,19 +12,19 @@ import (
 // Kubernetes is the Kubernetes release that skiff conforms to.
 const Kubernetes = "v1.37.1"
 
-// Set by the linker: skiff is the output of `git describe --tags`.
+// Set by the linker: skiff is the output of `git describe --tags`, with or without the leading v.
 var (
 	skiff  = "v0.1.0"
 	commit = "unknown"
 	date   = "1970-01-01T00:00:00Z"
 )
 
-// Skiff is skiff's own version.
-func Skiff() string { return skiff }
+// Skiff is skiff's own version, such as v0.1.0.
+func Skiff() string { return "v" + strings.TrimPrefix(skiff, "v") }
 
 // String is the version as `skiff --version` shows it.
 func String() string {
-	return fmt.Sprintf("%s (Kubernetes %s, commit %s, %s, %s/%s)", skiff, Kubernetes, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s (Kubernetes %s, commit %s, %s, %s/%s)", Skiff(), Kubernetes, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // Info is the response of /version.
